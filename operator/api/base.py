@@ -6,8 +6,9 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 from pydantic.alias_generators import to_camel
+from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
 from specdecode_operator.untrusted import inner_values
@@ -61,6 +62,15 @@ VERSION_LABEL = "app.kubernetes.io/version"
 
 Body = dict[str, Any]
 """An object of the Kubernetes API, as the API server has it."""
+
+
+def map_by(key: str) -> JsonDict:
+    """Return the schema entries of a list whose items server-side apply merges by a key."""
+    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
+
+
+TimeText = Annotated[str, StringConstraints(max_length=64)]
+Timestamp = Annotated[TimeText, Field(json_schema_extra={"format": "date-time"})]
 
 
 class ApiModel(BaseModel):

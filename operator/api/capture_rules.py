@@ -15,15 +15,22 @@ from specdecode_operator.api.capture import (
     Storage,
 )
 from specdecode_operator.api.deployment import CaptureSchedule
-from specdecode_operator.api.deployment_rules import INSIDE_A_VOLUME, NAME_MAX_LENGTH, NGRAM, SPECULATION, Reason, Rule
+from specdecode_operator.api.deployment_rules import (
+    INSIDE_A_VOLUME,
+    NAME_MAX_LENGTH,
+    NGRAM,
+    SPECULATION,
+    Rule,
+    forbidden,
+    required,
+    rule,
+)
 from specdecode_operator.api.speculation import Ngram
 
-JOB_NAME = Rule(
-    field="metadata.name",
-    holds="self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')"
-    f" && self.metadata.name.size() <= {NAME_MAX_LENGTH}",
-    message=f"is %s, which cannot name a Job and a folder: use at most {NAME_MAX_LENGTH} of a-z, 0-9 and -",
-    values=("self.metadata.name",),
+JOB_NAME = rule(
+    f"self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$') && self.metadata.name.size() <= {NAME_MAX_LENGTH}",
+    f"metadata.name: is {{self.metadata.name}}, which cannot name a Job and a folder: use at most {NAME_MAX_LENGTH}"
+    " of a-z, 0-9 and -",
 )
 
 _FIELDS_BY_PATTERN: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -35,7 +42,7 @@ _FIELDS_BY_PATTERN: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "Multiturn": (("concurrency", "turns"), ("thinkSeconds",)),
     "Recorded": ((), ()),
 }
-"""Fields that a pattern needs, and those that it may have, beside those of every phase."""
+"""Required and optional fields of a pattern, beyond those of every phase."""
 
 _EXAMPLES: Mapping[str, str] = {
     "concurrency": "16",
@@ -49,73 +56,53 @@ _EXAMPLES: Mapping[str, str] = {
 
 
 def _immutable(field: str, message: str = "another run is another object: create one with another name") -> Rule:
-    """Return the rule that a field stays as it was made."""
-    return Rule(
-        field=field,
-        holds=f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || self.{field} == oldSelf.{field})",
-        message=f"cannot be changed: {message}",
-        reason=Reason.FORBIDDEN,
+    return forbidden(
+        f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || self.{field} == oldSelf.{field})",
+        f"{field}: cannot be changed: {message}",
     )
 
 
-def _patterns_with(field: str) -> str:
-    """Return the CEL list of the patterns that use a field."""
-    return str([name for name, (needed, possible) in _FIELDS_BY_PATTERN.items() if field in needed + possible])
-
-
-def _patterns_that_need(field: str) -> str:
-    return str([name for name, (needed, _) in _FIELDS_BY_PATTERN.items() if field in needed])
-
-
 def _needed(field: str) -> Rule:
-    return Rule(
-        field=field,
-        holds=f"!(self.pattern in {_patterns_that_need(field)}) || has(self.{field})",
-        message=f"pattern %s needs it: set it, to {_EXAMPLES[field]} for example",
-        values=("self.pattern",),
-        reason=Reason.REQUIRED,
+    patterns = [name for name, (needed, _) in _FIELDS_BY_PATTERN.items() if field in needed]
+    return required(
+        f"!(self.pattern in {patterns}) || has(self.{field})",
+        f"{field}: pattern {{self.pattern}} needs it: set it, to {_EXAMPLES[field]} for example",
     )
 
 
 def _foreign(field: str) -> Rule:
-    return Rule(
-        field=field,
-        holds=f"self.pattern in {_patterns_with(field)} || !has(self.{field})",
-        message="pattern %s does not use it: remove it",
-        values=("self.pattern",),
-        reason=Reason.FORBIDDEN,
+    patterns = [name for name, (needed, possible) in _FIELDS_BY_PATTERN.items() if field in needed + possible]
+    return forbidden(
+        f"self.pattern in {patterns} || !has(self.{field})",
+        f"{field}: pattern {{self.pattern}} does not use it: remove it",
     )
 
 
 PHASE = (
     *map(_needed, _EXAMPLES),
     *map(_foreign, (*_EXAMPLES, "thinkSeconds")),
-    Rule(
-        field="name",
-        holds="self.name != 'warmup'",
-        message="is warmup, which is what the requests before the first phase are called: take another name",
+    rule(
+        "self.name != 'warmup'",
+        "name: is warmup, which is what the requests before the first phase are called: take another name",
     ),
-    Rule(
-        field="durationSeconds",
-        holds="has(self.durationSeconds) != has(self.requests)",
-        message="a phase ends after a time or after so many requests: set one of durationSeconds and requests",
+    rule(
+        "has(self.durationSeconds) != has(self.requests)",
+        "durationSeconds: a phase ends after a time or after so many requests: set one of durationSeconds and requests",
     ),
     replace(INSIDE_A_VOLUME, holds=f"!has(self.path) || {INSIDE_A_VOLUME.holds}"),
 )
 
 PROMPTS = (
-    Rule(
-        field="synthetic",
-        holds="has(self.synthetic) != has(self.dataset)",
-        message="prompts come from one place: set one of synthetic and dataset",
+    rule(
+        "has(self.synthetic) != has(self.dataset)",
+        "synthetic: prompts come from one place: set one of synthetic and dataset",
     ),
 )
 
 DATASET = (
-    Rule(
-        field="configMap",
-        holds="has(self.configMap) != has(self.persistentVolumeClaim)",
-        message="the file is in one place: set one of configMap and persistentVolumeClaim",
+    rule(
+        "has(self.configMap) != has(self.persistentVolumeClaim)",
+        "configMap: the file is in one place: set one of configMap and persistentVolumeClaim",
     ),
     INSIDE_A_VOLUME,
 )
@@ -125,8 +112,11 @@ _IS_TRACE = f"{_HAS_DATASET} && self.prompts.dataset.format == 'Trace'"
 
 
 def _every_phase(holds: str, message: str, *, unless: str = "false") -> Rule:
-    """Return the rule that something holds of each phase ``p``, unless something holds of the workload."""
-    return Rule(field="phases", holds=f"!has(self.phases) || {unless} || self.phases.all(p, {holds})", message=message)
+    """Return a rule on each phase ``p``, unless a condition on the workload holds."""
+    return rule(
+        f"!has(self.phases) || {unless} || self.phases.all(p, {holds})",
+        f"phases: {message}",
+    )
 
 
 WORKLOAD = (
@@ -163,26 +153,22 @@ WORKLOAD = (
         " pattern",
         unless=_IS_TRACE,
     ),
-    Rule(
-        field="temperatures",
-        holds="!has(self.temperatures) || self.temperatures.map(t, t.sharePercent).sum() == 100",
-        message="the shares add up to %d: make their sharePercent 100 in all",
-        values=("self.temperatures.map(t, t.sharePercent).sum()",),
+    rule(
+        "!has(self.temperatures) || self.temperatures.map(t, t.sharePercent).sum() == 100",
+        "temperatures: the shares add up to {self.temperatures.map(t, t.sharePercent).sum():d}: make their"
+        " sharePercent 100 in all",
     ),
-    Rule(
-        field="prompts.synthetic.sharedPrefixTokens",
-        holds="!has(self.prompts) || !has(self.prompts.synthetic)"
+    rule(
+        "!has(self.prompts) || !has(self.prompts.synthetic)"
         " || self.prompts.synthetic.sharedPrefixTokens <= self.prompts.synthetic.promptTokens",
-        message="is %d, longer than the prompts with promptTokens %d: lower it, or raise promptTokens",
-        values=("self.prompts.synthetic.sharedPrefixTokens", "self.prompts.synthetic.promptTokens"),
+        "prompts.synthetic.sharedPrefixTokens: is {self.prompts.synthetic.sharedPrefixTokens:d}, longer than the"
+        " prompts with promptTokens {self.prompts.synthetic.promptTokens:d}: lower it, or raise promptTokens",
     ),
 )
 
-_ONE_CLAIM = Rule(
-    field="existingClaim",
-    holds="!has(self.existingClaim) || !has(self.size) && !has(self.storageClassName)",
-    message="nothing is created where a claim is given: remove it, or size and storageClassName",
-    reason=Reason.FORBIDDEN,
+_ONE_CLAIM = forbidden(
+    "!has(self.existingClaim) || !has(self.size) && !has(self.storageClassName)",
+    "existingClaim: nothing is created where a claim is given: remove it, or size and storageClassName",
 )
 
 STORAGE = (_ONE_CLAIM, *map(_immutable, ("size", "storageClassName", "existingClaim")))
@@ -191,31 +177,26 @@ _SEVERAL_ARMS = "has(self.arms) && self.arms.size() > 1"
 
 
 def _compares(field: str) -> Rule:
-    return Rule(
-        field=field,
-        holds=f"!has(self.{field}) || {_SEVERAL_ARMS}",
-        message="is for comparing arms: remove it, or list two arms or more",
-        reason=Reason.FORBIDDEN,
+    return forbidden(
+        f"!has(self.{field}) || {_SEVERAL_ARMS}",
+        f"{field}: is for comparing arms: remove it, or list two arms or more",
     )
 
 
 RUN = (
-    Rule(
-        field="arms",
-        holds="!has(self.arms) || self.arms.all(a, self.arms.exists_one(b, b.name == a.name))",
-        message="two arms have one name: rename one",
+    rule(
+        "!has(self.arms) || self.arms.all(a, self.arms.exists_one(b, b.name == a.name))",
+        "arms: two arms have one name: rename one",
     ),
-    Rule(
-        field="repetitions",
-        holds=f"!({_SEVERAL_ARMS}) || !has(self.repetitions) || self.repetitions > 1",
-        message="is 1, and no two starts of an engine are quite the same: arms need at least two, or one arm alone",
+    rule(
+        f"!({_SEVERAL_ARMS}) || !has(self.repetitions) || self.repetitions > 1",
+        "repetitions: is 1, and no two starts of an engine are quite the same: arms need at least two, or one arm"
+        " alone",
     ),
     *map(_compares, ("slo", "checks")),
-    Rule(
-        field="against",
-        holds=f"!has(self.against) || !({_SEVERAL_ARMS})",
-        message="judges one engine, and there are several arms: remove it, or all arms but one",
-        reason=Reason.FORBIDDEN,
+    forbidden(
+        f"!has(self.against) || !({_SEVERAL_ARMS})",
+        "against: judges one engine, and there are several arms: remove it, or all arms but one",
     ),
 )
 
@@ -231,13 +212,11 @@ SPEC = (
 )
 
 SCHEDULE = (
-    Rule(
-        field="retention",
-        holds="!has(self.template.storage.existingClaim) || !has(self.retention)"
+    forbidden(
+        "!has(self.template.storage.existingClaim) || !has(self.retention)"
         " || !has(self.retention.count) && !has(self.retention.failedCount) && !has(self.retention.days)",
-        message="is for claims that are created, and template.storage.existingClaim %s is not: remove one of them",
-        values=("self.template.storage.existingClaim",),
-        reason=Reason.FORBIDDEN,
+        "retention: is for claims that are created, and template.storage.existingClaim"
+        " {self.template.storage.existingClaim} is not: remove one of them",
     ),
 )
 

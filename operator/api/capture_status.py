@@ -4,11 +4,11 @@ Each arm is compared with the baseline at each load step.
 """
 
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
-from specdecode_operator.api.base import ApiModel
+from specdecode_operator.api.base import ApiModel, TimeText, map_by
 from specdecode_operator.api.capture import RegressionStatus
 from specdecode_operator.api.deployment_status import Conditions, Sentence, Word
 
@@ -102,10 +102,7 @@ class ComparisonStatus(ApiModel):
     baseline_acceptance_percent: int | None = None
     """Accepted share of the tokens that the baseline drafted in percent; absent where it drafted none."""
 
-    arms: list[ComparedArm] = Field(
-        max_length=8,
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
-    )
+    arms: list[ComparedArm] = Field(max_length=8, json_schema_extra=map_by("name"))
     """The other arms."""
 
     crossover_running: Word | None = None
@@ -242,27 +239,20 @@ class CaptureSummary(ApiModel):
     """Folder of the files on the volume."""
 
 
-Time = Annotated[str, StringConstraints(max_length=64)]
-
-
-def _time() -> Any:
-    return Field(default=None, json_schema_extra={"format": "date-time"})
-
-
 class BorrowStatus(ApiModel):
     """The GPUs that the deployment's engines give to the capture, with deploymentDuringCapture: Suspend."""
 
-    since: Time | None = _time()
+    since: TimeText | None = None
     """When the engines last made room for the capture, RFC 3339."""
 
-    idle_since: Time | None = _time()
+    idle_since: TimeText | None = None
     """Since when the GPUs have been free of engines without the capture's engine running on them, RFC 3339. Absent
     while either runs."""
 
-    returned_at: Time | None = _time()
+    returned_at: TimeText | None = None
     """When the capture last gave the GPUs back, RFC 3339. Absent while it has them."""
 
-    served_at: Time | None = _time()
+    served_at: TimeText | None = None
     """When an engine of the deployment first served after that, RFC 3339."""
 
     seconds_without_serving: int = 0
@@ -275,7 +265,7 @@ class BorrowStatus(ApiModel):
     last_failure: Sentence | None = None
     """Why it had not started the last time: reason and message."""
 
-    next_attempt_at: Time | None = _time()
+    next_attempt_at: TimeText | None = None
     """When it may borrow the GPUs again, RFC 3339. The deployment must serve by then."""
 
 
@@ -304,10 +294,10 @@ class SpecDecodeCaptureStatus(ApiModel):
     path: Path | None = None
     """Folder of its files on the volume, from when they are validated; partial files are beside it."""
 
-    started_at: Time | None = _time()
+    started_at: TimeText | None = None
     """When its pod began, RFC 3339."""
 
-    finished_at: Time | None = _time()
+    finished_at: TimeText | None = None
     """When it ended, RFC 3339."""
 
     borrow: BorrowStatus | None = None

@@ -20,7 +20,7 @@ from specdecode_operator.api.capture_rules import JOB_NAME, RUN, SCHEDULE_RULES
 from specdecode_operator.api.deployment_rules import RULES, SERVICE_NAME, Rule
 from specdecode_operator.problems import MISSING, Problem, shown, shown_or_missing
 
-# The package loads a command line of its own, whose toolkit for terminals takes a third of the time of ours.
+# The package's own command line loads a terminal toolkit, which takes a third of the start time of ours.
 _LEFT_OUT: Final = "cel.cli"
 _is_stand_in = _LEFT_OUT not in sys.modules
 sys.modules.setdefault(_LEFT_OUT, ModuleType(_LEFT_OUT))
@@ -37,20 +37,19 @@ _KUBERNETES: Final[Mapping[str, Callable[..., Any]]] = {
     "upperAscii": str.upper,
     "join": lambda items, separator: separator.join(items),
 }
-"""Functions of lists and texts that the API server has and CEL has not."""
+"""CEL functions of the API server, beyond the language."""
 
 
 class CelError(Exception):
-    """An expression that cannot be read, or has no value."""
+    """An expression that is invalid, or has no value."""
 
 
 def evaluator(self: Any = None, /, **others: Any) -> Callable[[str], Any]:
-    """Return what evaluates expressions; ``self``, and others, are what their variables of these names stand for.
+    """Return a function that evaluates expressions with these variables, or raises CelError.
 
-    It raises CelError where one is no CEL, or has no value: a field is missing, for example, which ``has`` is there to
-    ask.
+    An expression has no value if, for example, it reads a missing field without ``has``.
     """
-    # It takes longer to hand over a value than to evaluate most expressions.
+    # Converting a value takes longer than evaluating most expressions.
     context = cel.Context({"self": self, **others}, dict(_KUBERNETES))
 
     def evaluate(text: str) -> Any:
@@ -68,22 +67,22 @@ def _compiled(text: str) -> cel.Program:
 
 
 DEPLOYMENT_RULES: Final[Mapping[type[ApiModel], Sequence[Rule]]] = {**RULES, **SCHEDULE_RULES}
-"""The rules of a SpecDecodeDeployment's spec, and those of a SpecDecodeCapture's that compare nothing with before."""
+"""Rules without those of a SpecDecodeCapture about changes."""
 
 _KEYS: Final = "x-kubernetes-list-map-keys"
 _LONGEST_SHOWN: Final = 64
 
 
 def object_problems(spec: ApiModel, metadata: Any = None) -> list[Problem]:
-    """Return what the API server refuses in an object with this spec, in the order of its fields.
+    """Return what the API server rejects in an object with this spec, in the order of its fields.
 
-    ``metadata`` is the object's; a name that it lacks is none of our business.
+    A missing name in ``metadata`` is ignored.
     """
     return [*broken_rules(spec, "spec"), *name_refusals(type(spec), metadata)]
 
 
 def name_refusals(kind: type[ApiModel], metadata: Any) -> list[Problem]:
-    """Return what the API server refuses in the name of an object with a spec of this kind."""
+    """Return what the API server rejects in the name of an object with a spec of this kind."""
     if not isinstance(metadata, dict) or not isinstance(metadata.get("name"), str):
         return []
     rule = JOB_NAME if issubclass(kind, SpecDecodeCaptureSpec) else SERVICE_NAME
@@ -91,7 +90,7 @@ def name_refusals(kind: type[ApiModel], metadata: Any) -> list[Problem]:
 
 
 def metadata_problems(metadata: Any) -> list[Problem]:
-    """Return what the API server refuses in the metadata of any object that somebody writes into a file."""
+    """Return what the API server rejects in the metadata of any object in a file."""
     given = metadata if isinstance(metadata, dict) else {}
     problems = [
         Problem(f"metadata.{field}", json.dumps(given[field], default=str), "must be text: write it in quotes")
@@ -109,7 +108,7 @@ def as_stored(model: ApiModel) -> Body:
     for name, field in type(model).model_fields.items():
         value, given = getattr(model, name, None), name in model.model_fields_set
         if not given and isinstance(value, ApiModel):
-            # An object that is absent gets the defaults of its fields, whatever stands for it here.
+            # An absent object gets the defaults of its fields, whatever the model's own default is.
             value = type(value).model_construct()
         plain = _plain(value)
         if value is not None and (given or (plain not in ("", [], {}) and field.default_factory is None)):
@@ -118,26 +117,18 @@ def as_stored(model: ApiModel) -> Body:
 
 
 def _judged(stored: Body, rules: Sequence[Rule], place: str) -> Iterator[Problem]:
-    """What one part of an object breaks, said as the API server says it."""
+    """Yield the rules that one part of an object breaks, as the API server words them."""
     evaluate = evaluator(stored)
     for rule in rules:
         if not evaluate(rule.holds):
-            value = _shown(stored, rule.field)
+            blamed: Any = stored
+            for name in rule.field.split("."):
+                blamed = blamed.get(name) if isinstance(blamed, dict) else None
+            value = shown_or_missing(blamed, _LONGEST_SHOWN)
             message = rule.words(shown(evaluate(each)) for each in rule.values)
-            yield Problem(f"{place}{rule.field}", value, _after_value(message, value))
-
-
-def _after_value(message: str, value: str) -> str:
-    """Return a message that stands alone, as the API server says it, as it stands after the value."""
-    return re.sub(rf"^is {re.escape(value)}(: |, (which |but |and )?)", "", message)
-
-
-def _shown(stored: Body, field: str) -> str:
-    """The value of the field that is blamed."""
-    value: Any = stored
-    for name in field.split("."):
-        value = value.get(name) if isinstance(value, dict) else None
-    return shown_or_missing(value, _LONGEST_SHOWN)
+            # The API server's message stands alone; a problem already has the value.
+            message = re.sub(rf"^is {re.escape(value)}(: |, (which |but |and )?)", "", message)
+            yield Problem(f"{place}{rule.field}", value, message)
 
 
 def _plain(value: Any) -> Any:
@@ -154,12 +145,11 @@ def _plain(value: Any) -> Any:
 
 
 def broken_rules(model: ApiModel, place: str, left_out: Collection[str] = ()) -> Iterator[Problem]:
-    """Return what a model breaks of the CRD's rules, then its parts; ``place`` is its path in the object.
+    """Yield the CRD's rules that a model and its parts break; ``place`` is its path in the object.
 
-    ``left_out`` are fields that were left out of the model itself because they are wrong: rules that read one are not
-    judged.
+    ``left_out`` are wrong fields that the model lacks: rules that read one are skipped.
     """
-    # Of a capture's own rules the others are about changes.
+    # The other rules of a capture are about changes.
     rules = RUN if isinstance(model, SpecDecodeCaptureSpec) else DEPLOYMENT_RULES.get(type(model), ())
     if rules := [rule for rule in rules if not any(rule.reads(field) for field in left_out)]:
         yield from _judged(as_stored(model), rules, f"{place}.")
@@ -176,7 +166,7 @@ def broken_rules(model: ApiModel, place: str, left_out: Collection[str] = ()) ->
 
 
 def _repeated(items: list[Any], keys: Any, path: str) -> Iterator[Problem]:
-    """Entries of a list that have the keys of an earlier one."""
+    """Yield the entries of a list with the keys of an earlier one."""
     seen = set()
     for index, item in enumerate(items if isinstance(keys, list) else []):
         own = tuple(str(_plain(item).get(key, "")) for key in keys)

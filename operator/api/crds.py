@@ -8,7 +8,6 @@ import ast
 import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
@@ -50,15 +49,7 @@ _KEPT_AS_IS = frozenset(
 
 
 def structural_schema(model: type[ApiModel], rules: RulesByModel) -> Schema:
-    """Return the structural schema of a model.
-
-    Parameters
-    ----------
-    model
-        What to describe; its docstrings become descriptions.
-    rules
-        CEL rules to attach wherever one of these models appears.
-    """
+    """Return the structural schema of a model, with CEL rules wherever one of their models appears."""
     source = model.model_json_schema(by_alias=True, schema_generator=_Described)
     definitions = {**source.get("$defs", {}), model.__name__: source}
     rules_by_name = {owner.__name__: list(owned) for owner, owned in rules.items()}
@@ -68,7 +59,7 @@ def structural_schema(model: type[ApiModel], rules: RulesByModel) -> Schema:
 class _Described(GenerateJsonSchema):
     """Pydantic's JSON schema, with the docstrings of fields as their descriptions.
 
-    Pydantic could read them itself, but whenever a model is imported, which most commands would pay for in vain.
+    Pydantic itself would read them at each import of a model, which slows all commands down.
     """
 
     def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
@@ -83,7 +74,7 @@ class _Described(GenerateJsonSchema):
 
 
 def _docstrings(model: type[ApiModel]) -> Iterator[tuple[str, str]]:
-    """Return the fields that a class itself has, each with the text below it."""
+    """Yield the fields that a class itself has, each with its docstring."""
     statements = ast.walk(ast.parse(inspect.getsource(model)))
     body = next(each.body for each in statements if isinstance(each, ast.ClassDef))
     for field, below in pairwise(body):
@@ -93,7 +84,7 @@ def _docstrings(model: type[ApiModel]) -> Iterator[tuple[str, str]]:
 
 
 class _Translation:
-    """One model's JSON schema, being turned into a structural one."""
+    """Translation of one model's JSON schema into a structural one."""
 
     def __init__(self, definitions: Mapping[str, Schema], rules: Mapping[str, Sequence[Rule]]) -> None:
         self._definitions = definitions
@@ -110,11 +101,15 @@ class _Translation:
         if "$ref" in source:
             return self._with_siblings(self.of_model(source["$ref"].rpartition("/")[2]), source)
         if "anyOf" in source:
-            return self._with_siblings(self._of(_the_one_that_is_not_null(source["anyOf"])), source)
+            (alternative,) = (each for each in source["anyOf"] if each != {"type": "null"})
+            return self._with_siblings(self._of(alternative), source)
         schema = {key: value for key, value in source.items() if key in _KEPT_AS_IS}
         match source["type"]:
             case "object":
-                schema |= self._of_object(source)
+                if source.get("additionalProperties") is True:
+                    schema |= {"x-kubernetes-preserve-unknown-fields": True}
+                else:
+                    schema["properties"] = {name: self._of(child) for name, child in source["properties"].items()}
             case "array":
                 # A list without a key belongs to one manager as a whole: its order means something.
                 schema.setdefault("x-kubernetes-list-type", "atomic")
@@ -124,14 +119,9 @@ class _Translation:
                 schema["format"] = "int64"
         return self._with_siblings(schema, source)
 
-    def _of_object(self, source: Schema) -> Schema:
-        if source.get("additionalProperties") is True:
-            return {"x-kubernetes-preserve-unknown-fields": True}
-        return {"properties": {name: self._of(child) for name, child in source["properties"].items()}}
-
     @staticmethod
     def _with_siblings(schema: Schema, source: Schema) -> Schema:
-        """Add what the field itself says to what its type says."""
+        """Add the description and default of the field to the schema of its type."""
         if description := source.get("description"):
             schema["description"] = description
         if "default" in source:
@@ -142,10 +132,9 @@ class _Translation:
 
 
 def _in_reading_order(schema: Schema) -> Schema:
-    """Return the schema with what it is first, what it holds next and rules last."""
-    ordered: Schema = {
-        key: schema[key] for key in ("description", "type", "format", "default", "required") if key in schema
-    }
+    """Return the schema with its type first, its fields next and its rules last."""
+    first = ("description", "type", "format", "default", "required")
+    ordered: Schema = {key: schema[key] for key in first if key in schema}
     ordered |= {key: value for key, value in schema.items() if key not in ("properties", "items", _RULES_KEY)}
     if "properties" in schema:
         ordered["properties"] = {name: _in_reading_order(child) for name, child in schema["properties"].items()}
@@ -156,16 +145,11 @@ def _in_reading_order(schema: Schema) -> Schema:
     return ordered
 
 
-def _the_one_that_is_not_null(alternatives: Sequence[Schema]) -> Schema:
-    (schema,) = (alternative for alternative in alternatives if alternative != {"type": "null"})
-    return schema
-
-
 def _without_defaults(schema: Schema) -> Schema:
-    """Return the schema of an atomic list's items, in which the API server fills in nothing: defaults are words there.
+    """Return the schema of an atomic list's items, with defaults as text in their descriptions.
 
-    Server-side apply compares such a list as a whole with what was applied: one with values filled in differs each
-    time, so an apply of the same file writes the object again.
+    Server-side apply compares such a list as a whole. If the API server filled in defaults, each apply of the same file
+    would write the object again.
     """
     bare = {key: value for key, value in schema.items() if key != "default"}
     if "default" in schema and schema["type"] != "object":
@@ -179,12 +163,10 @@ def _without_defaults(schema: Schema) -> Schema:
 
 
 def _default_worth_storing(schema: Schema, default: Any) -> Any:
-    """Return the default that the API server shall fill in, or None for none.
+    """Return the default that the API server shall fill in, or None.
 
-    Filled-in values show up in every ``kubectl get -o yaml``, so only those
-    that say something are: no empty lists, texts or objects. An object gets
-    the defaults of its fields, for those apply only inside an object that
-    exists; they are spelled out because CEL rules see a default as it stands.
+    Defaults show up in every ``kubectl get -o yaml``, so empty lists, texts and objects are left out. An object has the
+    defaults of its fields, because those apply only inside an object that exists, and CEL rules see the default as is.
     """
     if default in ("", [], None):
         return None
@@ -199,67 +181,42 @@ _KEPT: Final = {
     "kustomize.toolkit.fluxcd.io/prune": "disabled",
     "argocd.argoproj.io/sync-options": "Prune=false,Delete=false",
 }
-"""Annotations by which Flux and Argo CD leave a CRD where it goes from their files: its objects would go with it."""
+"""Annotations that keep Flux and Argo CD from deleting a CRD, and all objects with it."""
 
 
-@dataclass(frozen=True)
-class _Kind:
-    """What a CRD needs to know of a kind beside its fields."""
-
-    kind: str
-    plural: str
-    short_name: str
-    categories: tuple[str, ...]
-    description: str
-    spec: type[ApiModel]
-    status: type[ApiModel]
-    rules: RulesByModel
-    name: Rule
-    columns: list[dict[str, Any]]
-    scale: dict[str, str] | None = None
+_Column = tuple[str, str, str, str] | tuple[str, str, str, str, int]
+"""Name, type, path, description and priority of a column of ``kubectl get``; 1 shows it with -o wide only."""
 
 
 def deployment_crd() -> dict[str, Any]:
-    """Return the CRD of SpecDecodeDeployment as a Kubernetes object."""
-    return _crd(
-        _Kind(
-            kind=deployment.KIND,
-            plural=deployment.PLURAL,
-            short_name="sdd",
-            # `all` too: who cleans up with `kubectl delete all --all` must not see the children come back.
-            categories=("all", "specdecode"),
-            description="A model served by vLLM with speculative decoding: sized, launched and watched.",
-            spec=deployment.SpecDecodeDeploymentSpec,
-            status=SpecDecodeDeploymentStatus,
-            rules={**RULES, **SCHEDULE_RULES},
-            name=SERVICE_NAME,
-            columns=_deployment_columns(),
-            scale={
-                "specReplicasPath": ".spec.replicas",
-                "statusReplicasPath": ".status.replicas",
-                "labelSelectorPath": ".status.selector",
-            },
-        )
+    """Return the CRD of SpecDecodeDeployment."""
+    schema = _object_schema(
+        "A model served by vLLM with speculative decoding: sized, launched and watched.",
+        structural_schema(deployment.SpecDecodeDeploymentSpec, {**RULES, **SCHEDULE_RULES}),
+        structural_schema(SpecDecodeDeploymentStatus, rules={}),
+        SERVICE_NAME,
     )
+    scale = {
+        "specReplicasPath": ".spec.replicas",
+        "statusReplicasPath": ".status.replicas",
+        "labelSelectorPath": ".status.selector",
+    }
+    # `all` too: children would come back after `kubectl delete all --all`.
+    names = {"kind": deployment.KIND, "plural": deployment.PLURAL, "short": "sdd", "categories": ["all", "specdecode"]}
+    return _crd(names, {"status": {}, "scale": scale}, _DEPLOYMENT_COLUMNS, schema)
 
 
 def capture_crd() -> dict[str, Any]:
-    """Return the CRD of SpecDecodeCapture as a Kubernetes object."""
-    return _crd(
-        _Kind(
-            kind=capture.KIND,
-            plural=capture.PLURAL,
-            short_name="sdc",
-            # Not `all`: what was captured is evidence, which nobody deletes in passing.
-            categories=("specdecode",),
-            description="Traces and step statistics of a SpecDecodeDeployment under load, written to a volume.",
-            spec=capture.SpecDecodeCaptureSpec,
-            status=SpecDecodeCaptureStatus,
-            rules=CAPTURE_RULES,
-            name=JOB_NAME,
-            columns=_capture_columns(),
-        )
+    """Return the CRD of SpecDecodeCapture."""
+    schema = _object_schema(
+        "Traces and step statistics of a SpecDecodeDeployment under load, written to a volume.",
+        structural_schema(capture.SpecDecodeCaptureSpec, CAPTURE_RULES),
+        structural_schema(SpecDecodeCaptureStatus, rules={}),
+        JOB_NAME,
     )
+    # Not `all`: captures are evidence, which is not to be deleted in passing.
+    names = {"kind": capture.KIND, "plural": capture.PLURAL, "short": "sdc", "categories": ["specdecode"]}
+    return _crd(names, {"status": {}}, _CAPTURE_COLUMNS, schema)
 
 
 def crds() -> list[dict[str, Any]]:
@@ -285,152 +242,107 @@ class _NoAliases(yaml.SafeDumper):
         return True
 
 
-def _crd(kind: _Kind) -> dict[str, Any]:
+def _crd(names: dict[str, Any], subresources: Schema, columns: Sequence[_Column], schema: Schema) -> dict[str, Any]:
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
         "metadata": {
-            "name": f"{kind.plural}.{GROUP}",
+            "name": f"{names['plural']}.{GROUP}",
             "labels": {PART_OF_LABEL: PART_OF, VERSION_LABEL: __version__},
             "annotations": dict(_KEPT),
         },
         "spec": {
             "group": GROUP,
             "names": {
-                "kind": kind.kind,
-                "listKind": f"{kind.kind}List",
-                "plural": kind.plural,
-                "singular": kind.kind.lower(),
-                "shortNames": [kind.short_name],
-                "categories": list(kind.categories),
+                "kind": names["kind"],
+                "listKind": f"{names['kind']}List",
+                "plural": names["plural"],
+                "singular": names["kind"].lower(),
+                "shortNames": [names["short"]],
+                "categories": names["categories"],
             },
             "scope": "Namespaced",
-            "versions": [_version(kind)],
+            "versions": [
+                {
+                    "name": VERSION,
+                    "served": True,
+                    "storage": True,
+                    "subresources": subresources,
+                    "additionalPrinterColumns": [_printer_column(*column) for column in columns],
+                    "schema": {"openAPIV3Schema": schema},
+                }
+            ],
         },
     }
 
 
-def _version(kind: _Kind) -> dict[str, Any]:
-    return {
-        "name": VERSION,
-        "served": True,
-        "storage": True,
-        "subresources": {"status": {}} | ({"scale": kind.scale} if kind.scale else {}),
-        "additionalPrinterColumns": kind.columns,
-        "schema": {"openAPIV3Schema": _object_schema(kind)},
-    }
-
-
-def _object_schema(kind: _Kind) -> Schema:
-    status = structural_schema(kind.status, rules={})
-    # kopf keeps what it handled last here; without a place of its own it would be pruned and handled for ever.
+def _object_schema(description: str, spec: Schema, status: Schema, name: Rule) -> Schema:
+    # kopf keeps its state here; without a schema it would be pruned, and the object handled for ever.
     status["properties"]["kopf"] = {
         "description": "State of the operator's framework; of no interest to people.",
         "type": "object",
         "maxProperties": 64,
         "x-kubernetes-preserve-unknown-fields": True,
     }
-    # An object that no operator has looked at would be in order to whoever waits for it: kstatus asks for no more
-    # than that nothing is said against it. No spec has this generation.
+    # kstatus takes an object without conditions for ready, even before an operator has seen it. No spec has this
+    # generation.
     status["default"] = {"observedGeneration": -1}
     return {
-        "description": kind.description,
+        "description": description,
         "type": "object",
         "required": ["spec"],
         "properties": {
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},
             "metadata": {"type": "object", "properties": {"name": {"type": "string", "maxLength": 253}}},
-            "spec": structural_schema(kind.spec, kind.rules),
+            "spec": spec,
             "status": status,
         },
-        "x-kubernetes-validations": [kind.name.as_validation()],
+        _RULES_KEY: [name.as_validation()],
     }
 
 
-def _deployment_columns() -> list[dict[str, Any]]:
-    return [
-        _column(
-            "Ready",
-            "string",
-            '.status.conditions[?(@.type=="Ready")].status',
-            "Whether all wanted engines serve.",
-        ),
-        _column("Plan", "string", ".status.plan.verdict", "Fits, Tight or DoesNotFit."),
-        _column("Method", "string", ".spec.speculation.method", "Who proposes tokens."),
-        _column("K", "integer", ".spec.speculation.numSpeculativeTokens", "Tokens proposed a step."),
-        _column("TP", "integer", ".status.plan.tensor", "GPUs over which a replica is spread."),
-        _column("Acceptance", "string", ".status.acceptance.text", "Accepted share of the proposed tokens."),
-        _column("Age", "date", ".metadata.creationTimestamp", "Time since creation."),
-        _column(
-            "Reason", "string", '.status.conditions[?(@.type=="Ready")].reason', "Why it is ready or not.", priority=1
-        ),
-        _column(
-            "Stale",
-            "date",
-            ".status.acceptance.saidUntil",
-            "Time since engines last said the acceptance; empty while they do.",
-            priority=1,
-        ),
-        _column(
-            "Precision",
-            "string",
-            ".status.plan.targetQuantization",
-            "Precision that the target is served at.",
-            priority=1,
-        ),
-        _column("Product", "string", ".status.plan.product", "What GPUs they are.", priority=1),
-        _column(
-            "Tokens",
-            "integer",
-            ".status.plan.kvCacheTokens",
-            "Tokens that the KV cache of each copy should hold.",
-            priority=1,
-        ),
-        _column("Target", "string", ".spec.target.model", "The model that is served.", priority=1),
-        _column("Draft", "string", ".spec.speculation.draft.model", "The model that proposes tokens.", priority=1),
-    ]
-
-
-def _capture_columns() -> list[dict[str, Any]]:
-    return [
-        _column("Phase", "string", ".status.phase", "How far it is."),
-        _column("Deployment", "string", ".spec.deployment", "Whose engine is captured."),
-        _column("Requests", "integer", ".status.summary.requests.completed", "Requests that were answered."),
-        _column("Acceptance", "string", ".status.summary.acceptance", "Accepted share of the proposed tokens."),
-        _column(
-            "Verdict",
-            "string",
-            '.status.conditions[?(@.type=="Pays")].reason',
-            "Of several arms: whether the second pays, compared with the first.",
-        ),
-        _column("Age", "date", ".metadata.creationTimestamp", "Time since creation."),
-        _column(
-            "Reason",
-            "string",
-            '.status.conditions[?(@.type=="Succeeded")].reason',
-            "Why it is where it is.",
-            priority=1,
-        ),
-        _column("Claim", "string", ".status.claim", "The claim that holds its files.", priority=1),
-        _column("Path", "string", ".status.path", "Their folder on it.", priority=1),
-    ]
-
-
-def _column(name: str, kind: str, path: str, description: str, priority: int = 0) -> dict[str, Any]:
-    """Return a column of ``kubectl get``; priority 1 shows it with -o wide only.
-
-    The API server stores no 0: with one, a CRD that somebody else applies again never equals what is stored.
-    """
+def _printer_column(name: str, kind: str, path: str, description: str, priority: int = 0) -> dict[str, Any]:
     column = {"name": name, "type": kind, "jsonPath": path, "description": description}
+    # The API server drops a priority of 0: with one, the stored CRD would never equal the applied one.
     return column | ({"priority": priority} if priority else {})
 
+
+_STALE = "Time since engines last said the acceptance; empty while they do."
+_VERDICT = "Of several arms: whether the second pays, compared with the first."
+_DEPLOYMENT_COLUMNS: Final[Sequence[_Column]] = (
+    ("Ready", "string", '.status.conditions[?(@.type=="Ready")].status', "Whether all wanted engines serve."),
+    ("Plan", "string", ".status.plan.verdict", "Fits, Tight or DoesNotFit."),
+    ("Method", "string", ".spec.speculation.method", "Who proposes tokens."),
+    ("K", "integer", ".spec.speculation.numSpeculativeTokens", "Tokens proposed a step."),
+    ("TP", "integer", ".status.plan.tensor", "GPUs over which a replica is spread."),
+    ("Acceptance", "string", ".status.acceptance.text", "Accepted share of the proposed tokens."),
+    ("Age", "date", ".metadata.creationTimestamp", "Time since creation."),
+    ("Reason", "string", '.status.conditions[?(@.type=="Ready")].reason', "Why it is ready or not.", 1),
+    ("Stale", "date", ".status.acceptance.saidUntil", _STALE, 1),
+    ("Precision", "string", ".status.plan.targetQuantization", "Precision that the target is served at.", 1),
+    ("Product", "string", ".status.plan.product", "What GPUs they are.", 1),
+    ("Tokens", "integer", ".status.plan.kvCacheTokens", "Tokens that the KV cache of each copy should hold.", 1),
+    ("Target", "string", ".spec.target.model", "The model that is served.", 1),
+    ("Draft", "string", ".spec.speculation.draft.model", "The model that proposes tokens.", 1),
+)
+_CAPTURE_COLUMNS: Final[Sequence[_Column]] = (
+    ("Phase", "string", ".status.phase", "How far it is."),
+    ("Deployment", "string", ".spec.deployment", "Whose engine is captured."),
+    ("Requests", "integer", ".status.summary.requests.completed", "Requests that were answered."),
+    ("Acceptance", "string", ".status.summary.acceptance", "Accepted share of the proposed tokens."),
+    ("Verdict", "string", '.status.conditions[?(@.type=="Pays")].reason', _VERDICT),
+    ("Age", "date", ".metadata.creationTimestamp", "Time since creation."),
+    ("Reason", "string", '.status.conditions[?(@.type=="Succeeded")].reason', "Why it is where it is.", 1),
+    ("Claim", "string", ".status.claim", "The claim that holds its files.", 1),
+    ("Path", "string", ".status.path", "Their folder on it.", 1),
+)
 
 INSTALL_CRD: Final = "specdecode crds | kubectl apply --server-side -f -"
 
 
 def crd_skew(body: Body) -> str | None:
-    """Say how an installed CRD and this version go together; None where they are of one version."""
+    """Return how the version of an installed CRD differs from this one; None if it does not."""
     name, said = body["metadata"]["name"], (body["metadata"].get("labels") or {}).get(VERSION_LABEL)
     if said == __version__:
         return None

@@ -8,7 +8,6 @@ from enum import StrEnum
 from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, Field, StrictBool, StrictInt, StringConstraints
-from pydantic.config import JsonDict
 
 from specdecode_operator.api.base import (
     BOUNDED,
@@ -27,7 +26,10 @@ from specdecode_operator.api.base import (
     ObjectName,
     PersistentVolumeClaimRef,
     SecretKey,
+    Timestamp,
+    TimeText,
     TlsSecret,
+    map_by,
 )
 from specdecode_operator.api.capture import Against, CaptureRun
 from specdecode_operator.api.speculation import Models, ShortText, Speculation, Target
@@ -133,17 +135,13 @@ class ScheduleStatus(ApiModel):
     schedule: str = Field(max_length=256)
     """Schedule and time zone that the times speak of."""
 
-    since: str = Field(max_length=64, json_schema_extra={"format": "date-time"})
+    since: Timestamp
     """When the operator first saw this schedule; earlier times are not made up for."""
 
-    last_schedule_time: Annotated[str, StringConstraints(max_length=64)] | None = Field(
-        default=None, json_schema_extra={"format": "date-time"}
-    )
+    last_schedule_time: TimeText | None = None
     """The last time that was due, whether a capture was started for it or it was missed."""
 
-    next_schedule_time: Annotated[str, StringConstraints(max_length=64)] | None = Field(
-        default=None, json_schema_extra={"format": "date-time"}
-    )
+    next_schedule_time: TimeText | None = None
     """When the next capture is due; absent while suspended."""
 
 
@@ -234,11 +232,7 @@ class Replay(ApiModel):
     unmatched: Unmatched = Unmatched.REPEAT
     """What comes when no record is left: the first again, an answer of 409, or tokens as in mode Modelled."""
 
-    acceptance: list[AcceptanceFrom] = Field(
-        default=[],
-        max_length=64,
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["fromSeconds"]},
-    )
+    acceptance: list[AcceptanceFrom] = Field(default=[], max_length=64, json_schema_extra=map_by("fromSeconds"))
     """Acceptance over time in place of the recorded one; the first holds from second 0."""
 
     time_scale_percent: StrictInt = Field(default=100, ge=1, le=10_000)
@@ -260,11 +254,6 @@ MOST_RESTARTS: Final = 24
 _Name = Annotated[str, StringConstraints(max_length=253), AfterValidator(printable)]
 _Text = Annotated[str, StringConstraints(max_length=1024), AfterValidator(printable)]
 _Decimal = Annotated[str, StringConstraints(max_length=32), AfterValidator(printable)]
-_Moment = Annotated[
-    str,
-    StringConstraints(max_length=64),
-    Field(json_schema_extra={"format": "date-time"}),
-]
 
 
 class AcceptanceRule(StrEnum):
@@ -316,7 +305,7 @@ class Policy(ApiModel):
 class PolicyDecision(ApiModel):
     """Something that was advised or done."""
 
-    at: _Moment
+    at: Timestamp
     """When, RFC 3339."""
 
     action: PolicyAction
@@ -360,7 +349,7 @@ class PolicyStatus(ApiModel):
     arm: _Name | None = None
     """The arm in force, by its name there."""
 
-    since: _Moment | None = None
+    since: Timestamp | None = None
     """Since when it is, by the policy; absent where it is what the spec says."""
 
     speculation: Speculation | None = None
@@ -382,14 +371,13 @@ class PolicyStatus(ApiModel):
     """Arms whose engines never served here, as NAME@DIGEST of their speculation, the newest last: none of them is
     taken again for this spec, by whatever name. An arm that was changed is another one."""
 
-    restarts: list[_Moment] = Field(default=[], max_length=MOST_RESTARTS)
+    restarts: list[Timestamp] = Field(default=[], max_length=MOST_RESTARTS)
     """When engines were started anew in the last 24 hours."""
 
     decisions: list[PolicyDecision] = Field(default=[], max_length=MOST_DECISIONS)
     """What was advised or done last, newest first."""
 
 
-_BY_NAME: JsonDict = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
 KIND = "SpecDecodeDeployment"
 PLURAL = "specdecodedeployments"
 
@@ -525,11 +513,7 @@ class Engine(ApiModel):
     )
     """Further vLLM arguments, for what has no field here."""
 
-    env: list[EnvVar] = Field(
-        default=[],
-        max_length=256,
-        json_schema_extra=_BY_NAME,
-    )
+    env: list[EnvVar] = Field(default=[], max_length=256, json_schema_extra=map_by("name"))
     """Further environment variables of the engine container."""
 
     replay: Replay | None = None
@@ -655,11 +639,7 @@ class SpecDecodeDeploymentSpec(ApiModel):
     policy: Policy | None = None
     """What is done about speculation by measured goodput and the load now. Absent: nothing."""
 
-    captures: list[CaptureSchedule] = Field(
-        default=[],
-        max_length=8,
-        json_schema_extra=_BY_NAME,
-    )
+    captures: list[CaptureSchedule] = Field(default=[], max_length=8, json_schema_extra=map_by("name"))
     """Captures of this deployment that are started by the clock."""
 
     pod_template: PodTemplate | None = None

@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import chain
 from typing import Final
 
 from specdecode_operator.api.base import ApiModel
@@ -43,105 +42,114 @@ from specdecode_operator.enums import (
 
 
 class Reason(StrEnum):
-    """How the API server introduces a message. Its fourth word, duplicate, drops the message."""
+    """Prefix that the API server puts before a message. Its fourth value, duplicate, drops the message."""
 
     INVALID = "FieldValueInvalid"
     REQUIRED = "FieldValueRequired"
     FORBIDDEN = "FieldValueForbidden"
 
 
+_VALUE: Final = re.compile(r"\{([^{}:]+)(:d)?\}")
+
+
 @dataclass(frozen=True)
 class Rule:
-    """What must hold inside one model, and what to say where it does not."""
+    """A condition on one model, and the message if it does not hold."""
 
     field: str
-    """The field to blame, relative to the model: ``serving.port``."""
+    """Path of the field to blame, relative to the model: ``serving.port``."""
     holds: str
-    """CEL expression that is true for a good object; ``self`` is the model."""
+    """CEL expression that is true for a valid object; ``self`` is the model."""
     message: str
-    """What is wrong, then what to write instead. The API server puts the field's full path in front of it. ``%s`` and
-    ``%d`` stand for values."""
-    values: tuple[str, ...] = ()
-    """CEL expressions of the values in the message."""
+    """What is wrong, then what to write instead, after the field's path. ``{…}`` has a CEL expression of a value, with
+    with ``:d`` for a number."""
     reason: Reason = Reason.INVALID
-    """How the API server introduces the message."""
+
+    @property
+    def values(self) -> list[str]:
+        """CEL expressions of the values in the message."""
+        return [found[1] for found in _VALUE.finditer(self.message)]
 
     def as_validation(self) -> dict[str, str]:
         """Return the rule as an entry of ``x-kubernetes-validations``."""
         validation = {"rule": self.holds, "fieldPath": f".{self.field}", "reason": self.reason.value}
-        # Also where there is an expression: of one with a line break in it the API server shows neither, but this, and
-        # without this the rule.
+        # Needed with an expression, too: if its result has a line break, the API server shows the message instead.
         validation["message"] = self.words("…" for _ in self.values)
         if self.values:
             # format() and not string(): the API server cannot bound the cost of the latter.
-            validation["messageExpression"] = f"'{self.message}'.format([{', '.join(self.values)}])"
+            text = _VALUE.sub(lambda found: "%d" if found[2] else "%s", self.message)
+            validation["messageExpression"] = f"'{text}'.format([{', '.join(self.values)}])"
         return validation
 
     def reads(self, field: str) -> bool:
-        """Return whether the rule depends on a field of its model, or on what is in that field."""
+        """Return whether the rule depends on a field of its model."""
         return any(re.search(rf"\bself\.{re.escape(field)}\b", text) for text in (self.holds, *self.values))
 
     def words(self, values: Iterable[str]) -> str:
-        """Return the message with these values in it."""
-        return "".join(chain.from_iterable(zip(re.split("%[sd]", self.message), [*values, ""], strict=True)))
+        """Return the message with these values."""
+        given = iter(values)
+        return _VALUE.sub(lambda _: next(given), self.message)
+
+
+def rule(holds: str, message: str, reason: Reason = Reason.INVALID) -> Rule:
+    """Return a rule from its CEL expression and a message that begins with the field: ``port: is taken: choose …``."""
+    field, _, text = message.partition(": ")
+    return Rule(field, holds, text, reason)
+
+
+def required(holds: str, message: str) -> Rule:
+    """Return a rule about a missing field."""
+    return rule(holds, message, Reason.REQUIRED)
+
+
+def forbidden(holds: str, message: str) -> Rule:
+    """Return a rule about a field that must be absent."""
+    return rule(holds, message, Reason.FORBIDDEN)
 
 
 MODELS = (
-    Rule(
-        field="hubTokenSecret",
-        holds="!has(self.volume) || !has(self.hubTokenSecret)",
-        message="nothing is downloaded when models.volume is given: remove one of the two",
-        reason=Reason.FORBIDDEN,
+    forbidden(
+        "!has(self.volume) || !has(self.hubTokenSecret)",
+        "hubTokenSecret: nothing is downloaded when models.volume is given: remove one of the two",
     ),
-    Rule(
-        field="cache.persistentVolumeClaim.claimName",
-        holds="!has(self.cache) || !has(self.volume) || !has(self.volume.persistentVolumeClaim)"
+    rule(
+        "!has(self.cache) || !has(self.volume) || !has(self.volume.persistentVolumeClaim)"
         " || self.volume.persistentVolumeClaim.claimName != self.cache.persistentVolumeClaim.claimName",
-        message="is %s, the claim of models.volume, which is mounted read-only: name another, or remove models.volume",
-        values=("self.cache.persistentVolumeClaim.claimName",),
+        "cache.persistentVolumeClaim.claimName: is {self.cache.persistentVolumeClaim.claimName}, the claim of"
+        " models.volume, which is mounted read-only: name another, or remove models.volume",
     ),
 )
 
 MODEL_VOLUME = (
-    Rule(
-        field="persistentVolumeClaim",
-        holds="has(self.persistentVolumeClaim) || has(self.hostPath)",
-        message="is missing: name a claim, or a hostPath",
-        reason=Reason.REQUIRED,
+    required(
+        "has(self.persistentVolumeClaim) || has(self.hostPath)",
+        "persistentVolumeClaim: is missing: name a claim, or a hostPath",
     ),
-    Rule(
-        field="hostPath",
-        holds="!has(self.hostPath) || !has(self.persistentVolumeClaim)",
-        message="models are in one place: remove it, or persistentVolumeClaim",
-        reason=Reason.FORBIDDEN,
+    forbidden(
+        "!has(self.hostPath) || !has(self.persistentVolumeClaim)",
+        "hostPath: models are in one place: remove it, or persistentVolumeClaim",
     ),
 )
 
 HOST_PATH = (
-    Rule(
-        field="path",
-        holds=r"self.path.matches('^/[^/]') && !self.path.matches('(^|/)\\.\\.?(/|$)')",
-        message="is %s: write a directory of the nodes in full, beginning with / and without . or ..",
-        values=("self.path",),
+    rule(
+        r"self.path.matches('^/[^/]') && !self.path.matches('(^|/)\\.\\.?(/|$)')",
+        "path: is {self.path}: write a directory of the nodes in full, beginning with / and without . or ..",
     ),
 )
 
 ROPE_SCALING = (
-    Rule(
-        field="originalMaxPositionEmbeddings",
-        holds="self.type == 'yarn' || !has(self.originalMaxPositionEmbeddings)",
-        message="type %s multiplies the length that the config.json says: remove it, or use type: yarn",
-        values=("self.type",),
-        reason=Reason.FORBIDDEN,
+    forbidden(
+        "self.type == 'yarn' || !has(self.originalMaxPositionEmbeddings)",
+        "originalMaxPositionEmbeddings: type {self.type} multiplies the length that the config.json says: remove it,"
+        " or use type: yarn",
     ),
 )
 
 ASSUMED_MODEL = (
-    Rule(
-        field="weightsGiB",
-        holds="has(self.weightsGiB) || has(self.kvBytesPerToken) || has(self.stateMiBPerRequest)",
-        message="is missing, as are kvBytesPerToken and stateMiBPerRequest: set at least one, or remove assume",
-        reason=Reason.REQUIRED,
+    required(
+        "has(self.weightsGiB) || has(self.kvBytesPerToken) || has(self.stateMiBPerRequest)",
+        "weightsGiB: is missing, as are kvBytesPerToken and stateMiBPerRequest: set at least one, or remove assume",
     ),
 )
 
@@ -154,38 +162,27 @@ _PARENT_FOLDER = r"(^|/)\\.\\.(/|$)"
 
 
 def _source_of(model: str, absent: str) -> tuple[Rule, ...]:
-    """Return the rules on where a target or draft comes from.
+    """Return the rules on the source of a target or draft.
 
-    Parameters
-    ----------
-    model
-        Path of the target or draft from the spec.
-    absent
-        Beginning of a CEL expression that passes where there is none.
+    ``model`` is its path in the spec; ``absent`` is the beginning of a CEL expression that passes if there is none.
     """
     name, revision = f"self.{model}.model", f"self.{model}.revision"
     return (
-        Rule(
-            field=f"{model}.model",
-            holds=f"{absent}({_HAS_VOLUME}) || {name}.matches('{_HUB_ID}')",
-            message="is %s, which is not a hub ID: write OWNER/NAME,"
-            " or copy the folder to a volume and set models.volume",
-            values=(name,),
+        rule(
+            f"{absent}({_HAS_VOLUME}) || {name}.matches('{_HUB_ID}')",
+            f"{model}.model: is {{{name}}}, which is not a hub ID: write OWNER/NAME, or copy the folder to a volume"
+            " and set models.volume",
         ),
-        Rule(
-            field=f"{model}.model",
-            holds=f"{absent}!({_HAS_VOLUME})"
+        rule(
+            f"{absent}!({_HAS_VOLUME})"
             f" || !({name}.matches('{_ABSOLUTE_OR_OPTION}') || {name}.matches('{_PARENT_FOLDER}'))",
-            message="is %s, which is no path inside models.volume:"
-            " write it from the root of the volume, without leading / or - and without ..",
-            values=(name,),
+            f"{model}.model: is {{{name}}}, which is no path inside models.volume: write it from the root of the"
+            " volume, without leading / or - and without ..",
         ),
-        Rule(
-            field=f"{model}.revision",
-            holds=f"{absent}!({_HAS_VOLUME}) || !has({revision})",
-            message="nothing is downloaded when models.volume is given, so there is no revision to choose:"
+        forbidden(
+            f"{absent}!({_HAS_VOLUME}) || !has({revision})",
+            f"{model}.revision: nothing is downloaded when models.volume is given, so there is no revision to choose:"
             " remove one of the two",
-            reason=Reason.FORBIDDEN,
         ),
     )
 
@@ -195,25 +192,21 @@ def _checkpoints_of(model: str, absent: str) -> tuple[Rule, ...]:
     checkpoints = f"self.{model}.checkpoints"
     none = f"{absent}!has({checkpoints})"
     return (
-        Rule(
-            field=f"{model}.checkpoints",
-            holds=f"{none} || {_HAS_VOLUME} || {checkpoints}.all(c, c.model.matches('{_HUB_ID}'))",
-            message="a model in it is not a hub ID: write OWNER/NAME,"
-            " or copy the folder to a volume and set models.volume",
+        rule(
+            f"{none} || {_HAS_VOLUME} || {checkpoints}.all(c, c.model.matches('{_HUB_ID}'))",
+            f"{model}.checkpoints: a model in it is not a hub ID: write OWNER/NAME, or copy the folder to a volume"
+            " and set models.volume",
         ),
-        Rule(
-            field=f"{model}.checkpoints",
-            holds=f"{none} || !({_HAS_VOLUME}) || {checkpoints}.all(c,"
+        rule(
+            f"{none} || !({_HAS_VOLUME}) || {checkpoints}.all(c,"
             f" !(c.model.matches('{_ABSOLUTE_OR_OPTION}') || c.model.matches('{_PARENT_FOLDER}')))",
-            message="a model in it is no path inside models.volume:"
-            " write it from the root of the volume, without leading / or - and without ..",
+            f"{model}.checkpoints: a model in it is no path inside models.volume: write it from the root of the"
+            " volume, without leading / or - and without ..",
         ),
-        Rule(
-            field=f"{model}.checkpoints",
-            holds=f"{none} || !({_HAS_VOLUME}) || !{checkpoints}.exists(c, has(c.revision))",
-            message="nothing is downloaded when models.volume is given, so there is no revision to choose:"
-            " remove one of the two",
-            reason=Reason.FORBIDDEN,
+        forbidden(
+            f"{none} || !({_HAS_VOLUME}) || !{checkpoints}.exists(c, has(c.revision))",
+            f"{model}.checkpoints: nothing is downloaded when models.volume is given, so there is no revision to"
+            " choose: remove one of the two",
         ),
     )
 
@@ -226,11 +219,9 @@ SOURCES = (
 )
 """Rules of the whole spec."""
 
-INSIDE_A_VOLUME = Rule(
-    field="path",
-    holds=r"!(self.path.matches('^/') || self.path.matches('(^|/)\\.\\.(/|$)'))",
-    message="is %s, which is no path inside the volume: write it without leading / and without ..",
-    values=("self.path",),
+INSIDE_A_VOLUME = rule(
+    r"!(self.path.matches('^/') || self.path.matches('(^|/)\\.\\.(/|$)'))",
+    "path: is {self.path}, which is no path inside the volume: write it without leading / and without ..",
 )
 """The rule on a file, or a folder, of a volume or a ConfigMap."""
 
@@ -245,226 +236,164 @@ _NO_SCHEDULE = f"!has({_SCHEDULE})"
 _IS_LOSSY = "has(self.rejectionSampling) && self.rejectionSampling == 'fly'"
 
 SPECULATION = (
-    Rule(
-        field="numSpeculativeTokens",
-        holds="self.method == 'none' || has(self.numSpeculativeTokens)",
-        message="method %s needs it: set it to 1 to 32; 5 is a good start",
-        values=("self.method",),
-        reason=Reason.REQUIRED,
+    required(
+        "self.method == 'none' || has(self.numSpeculativeTokens)",
+        "numSpeculativeTokens: method {self.method} needs it: set it to 1 to 32; 5 is a good start",
     ),
-    Rule(
-        field="numSpeculativeTokens",
-        holds="self.method == 'none' || !has(self.numSpeculativeTokens) || self.numSpeculativeTokens > 0",
-        message="is 0, which proposes nothing: use 1 to 32, or method: none",
+    rule(
+        "self.method == 'none' || !has(self.numSpeculativeTokens) || self.numSpeculativeTokens > 0",
+        "numSpeculativeTokens: is 0, which proposes nothing: use 1 to 32, or method: none",
     ),
-    Rule(
-        field="numSpeculativeTokens",
-        holds="self.method == 'suffix' || !has(self.numSpeculativeTokens) || self.numSpeculativeTokens <= 32",
-        message="is %d, which is more than 32: method %s takes at most 32",
-        values=("self.numSpeculativeTokens", "self.method"),
+    rule(
+        "self.method == 'suffix' || !has(self.numSpeculativeTokens) || self.numSpeculativeTokens <= 32",
+        "numSpeculativeTokens: is {self.numSpeculativeTokens:d}, which is more than 32: method {self.method} takes at"
+        " most 32",
     ),
-    Rule(
-        field="numSpeculativeTokens",
-        holds="self.method != 'none' || !has(self.numSpeculativeTokens)",
-        message="method none proposes nothing: remove it, or choose another method",
-        reason=Reason.FORBIDDEN,
+    forbidden(
+        "self.method != 'none' || !has(self.numSpeculativeTokens)",
+        "numSpeculativeTokens: method none proposes nothing: remove it, or choose another method",
     ),
-    Rule(
-        field="draft",
-        holds=f"!({is_one_of(METHODS_NEEDING_DRAFT)}) || has(self.draft)",
-        message="method %s needs one: set draft.model, or use method: ngram, which needs none",
-        values=("self.method",),
-        reason=Reason.REQUIRED,
+    required(
+        f"!({is_one_of(METHODS_NEEDING_DRAFT)}) || has(self.draft)",
+        "draft: method {self.method} needs one: set draft.model, or use method: ngram, which needs none",
     ),
-    Rule(
-        field="draft",
-        holds=f"{is_one_of(METHODS_TAKING_DRAFT)} || !has(self.draft)",
-        message="method %s uses no draft model: remove it, or use the method that it is for, such as draft_model",
-        values=("self.method",),
-        reason=Reason.FORBIDDEN,
+    forbidden(
+        f"{is_one_of(METHODS_TAKING_DRAFT)} || !has(self.draft)",
+        "draft: method {self.method} uses no draft model: remove it, or use the method that it is for, such as"
+        " draft_model",
     ),
-    Rule(
-        field="draft.quantization",
-        # The draft's default is there as soon as the draft is.
-        holds="self.method == 'draft_model' || !has(self.draft) || !has(self.draft.quantization)"
+    forbidden(
+        "self.method == 'draft_model' || !has(self.draft) || !has(self.draft.quantization)"
         " || self.draft.quantization == 'AsCheckpoint'",
-        message="is %s, but the head of method %s is served as it was stored: remove it",
-        values=("self.draft.quantization", "self.method"),
-        reason=Reason.FORBIDDEN,
+        "draft.quantization: is {self.draft.quantization}, but the head of method {self.method} is served as it was"
+        " stored: remove it",
     ),
-    Rule(
-        field="draft.checkpoints",
-        holds="!has(self.draft) || self.method == 'draft_model' || !has(self.draft.checkpoints)"
+    forbidden(
+        "!has(self.draft) || self.method == 'draft_model' || !has(self.draft.checkpoints)"
         " || self.draft.checkpoints.size() == 0",
-        message="the head of method %s is served as it was stored: remove them",
-        values=("self.method",),
-        reason=Reason.FORBIDDEN,
+        "draft.checkpoints: the head of method {self.method} is served as it was stored: remove them",
     ),
-    Rule(
-        field="useHeterogeneousVocab",
-        # Its default is there as soon as speculation is.
-        holds="self.method == 'draft_model' || !has(self.useHeterogeneousVocab) || !self.useHeterogeneousVocab",
-        message="method %s drafts in the vocabulary of the target: remove it, or use method: draft_model",
-        values=("self.method",),
-        reason=Reason.FORBIDDEN,
+    forbidden(
+        "self.method == 'draft_model' || !has(self.useHeterogeneousVocab) || !self.useHeterogeneousVocab",
+        "useHeterogeneousVocab: method {self.method} drafts in the vocabulary of the target: remove it, or use"
+        " method: draft_model",
     ),
-    Rule(
-        field="draftSampling",
-        holds="!has(self.useHeterogeneousVocab) || !self.useHeterogeneousVocab || !has(self.draftSampling)"
+    forbidden(
+        "!has(self.useHeterogeneousVocab) || !self.useHeterogeneousVocab || !has(self.draftSampling)"
         " || self.draftSampling == 'greedy'",
-        message="a draft of another vocabulary proposes the likeliest tokens: remove it, or useHeterogeneousVocab",
-        reason=Reason.FORBIDDEN,
+        "draftSampling: a draft of another vocabulary proposes the likeliest tokens: remove it, or"
+        " useHeterogeneousVocab",
     ),
-    Rule(
-        field="ngram",
-        holds=f"{is_one_of(METHODS_WITH_LOOKUP)} || !has(self.ngram)",
-        message="method %s looks nothing up in the prompt: remove it, or use method: ngram",
-        values=("self.method",),
-        reason=Reason.FORBIDDEN,
+    forbidden(
+        f"{is_one_of(METHODS_WITH_LOOKUP)} || !has(self.ngram)",
+        "ngram: method {self.method} looks nothing up in the prompt: remove it, or use method: ngram",
     ),
-    Rule(
-        field="suffix",
-        holds="self.method == 'suffix' || !has(self.suffix)",
-        message="method %s looks nothing up in earlier answers: remove it, or use method: suffix",
-        values=("self.method",),
-        reason=Reason.FORBIDDEN,
+    forbidden(
+        "self.method == 'suffix' || !has(self.suffix)",
+        "suffix: method {self.method} looks nothing up in earlier answers: remove it, or use method: suffix",
     ),
-    Rule(
-        field="rejectionSampling",
-        holds="self.method != 'none' || !has(self.rejectionSampling)",
-        message="method none proposes nothing to check: remove it, or choose another method",
-        reason=Reason.FORBIDDEN,
+    forbidden(
+        "self.method != 'none' || !has(self.rejectionSampling)",
+        "rejectionSampling: method none proposes nothing to check: remove it, or choose another method",
     ),
-    Rule(
-        field="lossy",
-        holds=f"!({_IS_LOSSY}) || has(self.lossy)",
-        message="with rejectionSampling fly answers are others than those of the target itself:"
-        " write Accepted if they may be, or use rejectionSampling: block",
-        reason=Reason.REQUIRED,
+    required(
+        f"!({_IS_LOSSY}) || has(self.lossy)",
+        "lossy: with rejectionSampling fly answers are others than those of the target itself: write Accepted if they"
+        " may be, or use rejectionSampling: block",
     ),
-    Rule(
-        field="lossy",
-        holds=f"{_IS_LOSSY} || !has(self.lossy)",
-        message="nothing is lost without rejectionSampling fly: remove it, or use rejectionSampling: fly",
-        reason=Reason.FORBIDDEN,
+    forbidden(
+        f"{_IS_LOSSY} || !has(self.lossy)",
+        "lossy: nothing is lost without rejectionSampling fly: remove it, or use rejectionSampling: fly",
     ),
-    Rule(
-        field="rejectionSampling",
-        holds=f"!({_IS_LOSSY}) || !has(self.numSpeculativeTokens) || self.numSpeculativeTokens != 1",
-        message="fly looks at the tokens after a rejected one, and there is one: set numSpeculativeTokens to 2 or more",
+    rule(
+        f"!({_IS_LOSSY}) || !has(self.numSpeculativeTokens) || self.numSpeculativeTokens != 1",
+        "rejectionSampling: fly looks at the tokens after a rejected one, and there is one: set numSpeculativeTokens"
+        " to 2 or more",
     ),
-    Rule(
-        field="draftSampling",
-        holds=f"{is_one_of(METHODS_WITH_SAMPLING)} || !has(self.draftSampling)",
-        message="method %s has no draft that could sample: remove it, or choose a method with a draft",
-        values=("self.method",),
-        reason=Reason.FORBIDDEN,
+    forbidden(
+        f"{is_one_of(METHODS_WITH_SAMPLING)} || !has(self.draftSampling)",
+        "draftSampling: method {self.method} has no draft that could sample: remove it, or choose a method with a"
+        " draft",
     ),
-    Rule(
-        field="adaptiveVerification",
-        holds=f"{is_one_of(METHODS_WITH_SAMPLING)} || !has(self.adaptiveVerification) || !self.adaptiveVerification",
-        message="method %s has no draft that says how sure it is: remove it, or choose a method with a draft",
-        values=("self.method",),
-        reason=Reason.FORBIDDEN,
+    forbidden(
+        f"{is_one_of(METHODS_WITH_SAMPLING)} || !has(self.adaptiveVerification) || !self.adaptiveVerification",
+        "adaptiveVerification: method {self.method} has no draft that says how sure it is: remove it, or choose a"
+        " method with a draft",
     ),
-    Rule(
-        field="draftLmHeadQuantization",
-        holds=f"{is_one_of(METHODS_WITH_TARGETS_HEAD)} || !has(self.draftLmHeadQuantization)",
-        message="method %s has no copy of the output head of the target: remove it, or use method: eagle or mtp",
-        values=("self.method",),
-        reason=Reason.FORBIDDEN,
+    forbidden(
+        f"{is_one_of(METHODS_WITH_TARGETS_HEAD)} || !has(self.draftLmHeadQuantization)",
+        "draftLmHeadQuantization: method {self.method} has no copy of the output head of the target: remove it, or"
+        " use method: eagle or mtp",
     ),
-    Rule(
-        field="xpressTopC",
-        holds="self.method == 'dflash' || !has(self.xpressTopC)",
-        message="method %s has no XPress head: remove it, or use method: dflash with such a head",
-        values=("self.method",),
-        reason=Reason.FORBIDDEN,
+    forbidden(
+        "self.method == 'dflash' || !has(self.xpressTopC)",
+        "xpressTopC: method {self.method} has no XPress head: remove it, or use method: dflash with such a head",
     ),
-    Rule(
-        field="extraConfig",
-        holds="self.method != 'none' || !has(self.extraConfig)",
-        message="method none reads no further keys: remove it, or choose another method",
-        reason=Reason.FORBIDDEN,
+    forbidden(
+        "self.method != 'none' || !has(self.extraConfig)",
+        "extraConfig: method none reads no further keys: remove it, or choose another method",
     ),
-    Rule(
-        field="numSpeculativeTokensByBatchSize",
-        holds=f"self.method != 'none' || {_NO_SCHEDULE}",
-        message="method none proposes nothing: remove it, or choose another method",
-        reason=Reason.FORBIDDEN,
+    forbidden(
+        f"self.method != 'none' || {_NO_SCHEDULE}",
+        "numSpeculativeTokensByBatchSize: method none proposes nothing: remove it, or choose another method",
     ),
-    Rule(
-        field="numSpeculativeTokensByBatchSize",
-        holds=f"{_NO_SCHEDULE} || {_SCHEDULE}.all(r, r.from <= r.to)",
-        message="a range ends before it begins: its from must not be above its to",
+    rule(
+        f"{_NO_SCHEDULE} || {_SCHEDULE}.all(r, r.from <= r.to)",
+        "numSpeculativeTokensByBatchSize: a range ends before it begins: its from must not be above its to",
     ),
-    Rule(
-        field="numSpeculativeTokensByBatchSize",
-        # Sorted starts, and each range that is one touches only itself.
-        holds=f"{_NO_SCHEDULE} || ({_SCHEDULE}.map(r, r.from).isSorted()"
+    rule(
+        f"{_NO_SCHEDULE} || ({_SCHEDULE}.map(r, r.from).isSorted()"
         f" && {_SCHEDULE}.all(a, a.from > a.to || {_SCHEDULE}.exists_one(b, a.from <= b.to && b.from <= a.to)))",
-        message="ranges overlap or are out of order: sort them by from, and begin each after the to of the one before",
+        "numSpeculativeTokensByBatchSize: ranges overlap or are out of order: sort them by from, and begin each after"
+        " the to of the one before",
     ),
-    Rule(
-        field="numSpeculativeTokensByBatchSize",
-        holds=f"{_NO_SCHEDULE} || !has(self.numSpeculativeTokens)"
+    rule(
+        f"{_NO_SCHEDULE} || !has(self.numSpeculativeTokens)"
         f" || {_SCHEDULE}.all(r, r.numSpeculativeTokens <= self.numSpeculativeTokens)",
-        message="a range asks for more than numSpeculativeTokens %d: lower that range, or raise numSpeculativeTokens",
-        values=("self.numSpeculativeTokens",),
+        "numSpeculativeTokensByBatchSize: a range asks for more than numSpeculativeTokens"
+        " {self.numSpeculativeTokens:d}: lower that range, or raise numSpeculativeTokens",
     ),
 )
 
 NGRAM = (
-    Rule(
-        field="promptLookupMin",
-        holds="!has(self.promptLookupMin) || !has(self.promptLookupMax)"
-        " || self.promptLookupMin <= self.promptLookupMax",
-        message="is %d, above promptLookupMax %d: lower it, or raise promptLookupMax",
-        values=("self.promptLookupMin", "self.promptLookupMax"),
+    rule(
+        "!has(self.promptLookupMin) || !has(self.promptLookupMax) || self.promptLookupMin <= self.promptLookupMax",
+        "promptLookupMin: is {self.promptLookupMin:d}, above promptLookupMax {self.promptLookupMax:d}: lower it, or"
+        " raise promptLookupMax",
     ),
 )
 
 
 POLICY = (
-    Rule(
-        field="cooldownSeconds",
-        # Their defaults are there as soon as a policy is.
-        holds="self.cooldownSeconds >= self.windowSeconds",
-        message="is %d, less than windowSeconds, in which the engines have to be seen after each change:"
-        " write %d or more, or lower windowSeconds",
-        values=("self.cooldownSeconds", "self.windowSeconds"),
+    rule(
+        "self.cooldownSeconds >= self.windowSeconds",
+        "cooldownSeconds: is {self.cooldownSeconds:d}, less than windowSeconds, in which the engines have to be seen"
+        " after each change: write {self.windowSeconds:d} or more, or lower windowSeconds",
     ),
 )
 
 
 RECORDING_SOURCE = (
-    Rule(
-        field="configMap",
-        holds="has(self.configMap) != has(self.persistentVolumeClaim)",
-        message="the recording is in one place: set one of configMap and persistentVolumeClaim",
+    rule(
+        "has(self.configMap) != has(self.persistentVolumeClaim)",
+        "configMap: the recording is in one place: set one of configMap and persistentVolumeClaim",
     ),
     INSIDE_A_VOLUME,
 )
 
 
 def _of_records(field: str, default: str) -> Rule:
-    """Return the rule that a field says how records are found, which only one mode does."""
-    return Rule(
-        field=field,
-        holds=f"self.mode == 'Steps' || self.{field} == '{default}'",
-        message="is %s, but mode %s looks for no record: remove it, or use mode: Steps",
-        values=(f"self.{field}", "self.mode"),
-        reason=Reason.FORBIDDEN,
+    return forbidden(
+        f"self.mode == 'Steps' || self.{field} == '{default}'",
+        f"{field}: is {{self.{field}}}, but mode {{self.mode}} looks for no record: remove it, or use mode: Steps",
     )
 
 
 def _not_of_vllm(field: str, absent: str) -> Rule:
-    """Return the rule that a field changes what is replayed, and not what vLLM does."""
-    return Rule(
-        field=field,
-        holds=f"self.mode != 'Emulated' || {absent}",
-        message="is not for mode Emulated, in which vLLM itself serves: remove it, or use another mode",
-        reason=Reason.FORBIDDEN,
+    # The field changes what is replayed, and not what vLLM does.
+    return forbidden(
+        f"self.mode != 'Emulated' || {absent}",
+        f"{field}: is not for mode Emulated, in which vLLM itself serves: remove it, or use another mode",
     )
 
 
@@ -479,50 +408,39 @@ REPLAY = (
         "self.failures.startSeconds == 0 && self.failures.errorPercent == 0"
         " && !has(self.failures.hangAfterSeconds) && !has(self.failures.crashAfterSeconds)",
     ),
-    Rule(
-        field="acceptance",
-        holds="!has(self.acceptance) || self.acceptance.size() == 0 || self.acceptance[0].fromSeconds == 0"
+    rule(
+        "!has(self.acceptance) || self.acceptance.size() == 0 || self.acceptance[0].fromSeconds == 0"
         " && self.acceptance.map(a, a.fromSeconds).isSorted()",
-        message="is not in the order of time: begin with fromSeconds 0, and sort by it",
+        "acceptance: is not in the order of time: begin with fromSeconds 0, and sort by it",
     ),
 )
 
 _REPLAYS: Final = "has(self.engine.replay)"
 
 REPLAYING_SPEC = (
-    Rule(
-        field="serving.tlsSecret",
-        holds=f"!{_REPLAYS} || !has(self.serving.tlsSecret)",
-        message="a replay (engine.replay) speaks plain HTTP: remove one of the two",
-        reason=Reason.FORBIDDEN,
+    forbidden(
+        f"!{_REPLAYS} || !has(self.serving.tlsSecret)",
+        "serving.tlsSecret: a replay (engine.replay) speaks plain HTTP: remove one of the two",
     ),
-    Rule(
-        field="captures",
-        holds=f"!{_REPLAYS} || !has(self.captures) || self.captures.size() == 0",
-        message="a capture of a replay (engine.replay) would measure nothing: remove one of the two",
-        reason=Reason.FORBIDDEN,
+    forbidden(
+        f"!{_REPLAYS} || !has(self.captures) || self.captures.size() == 0",
+        "captures: a capture of a replay (engine.replay) would measure nothing: remove one of the two",
     ),
 )
 """Rules between engine.replay and the rest of a spec."""
 
 
 def _only_for(accelerator_type: str, field: str) -> Rule:
-    """Return the rule that a field belongs to one type of accelerator."""
-    return Rule(
-        field=field,
-        holds=f"self.type == '{accelerator_type}' || !has(self.{field})",
-        message=f"is for type {accelerator_type}: remove it, or use type: {accelerator_type}",
-        reason=Reason.FORBIDDEN,
+    return forbidden(
+        f"self.type == '{accelerator_type}' || !has(self.{field})",
+        f"{field}: is for type {accelerator_type}: remove it, or use type: {accelerator_type}",
     )
 
 
 def _needed_on_cpu(field: str, example: int, what: str) -> Rule:
-    """Return the rule that type CPU needs a field."""
-    return Rule(
-        field=field,
-        holds=f"self.type != 'CPU' || has(self.{field})",
-        message=f"type CPU needs the {what}: set it, to {example} for example",
-        reason=Reason.REQUIRED,
+    return required(
+        f"self.type != 'CPU' || has(self.{field})",
+        f"{field}: type CPU needs the {what}: set it, to {example} for example",
     )
 
 
@@ -536,73 +454,55 @@ ACCELERATOR = (
     _only_for("GPU", "product"),
     _only_for("GPU", "perNode"),
     _only_for("GPU", "memoryGiBPerGPU"),
-    Rule(
-        field="product",
-        holds="!has(self.memoryGiBPerGPU) || has(self.product) && size(self.product) > 0",
-        message="memoryGiBPerGPU needs the products whose GPUs have so much: name their labels nvidia.com/gpu.product",
-        reason=Reason.REQUIRED,
+    required(
+        "!has(self.memoryGiBPerGPU) || has(self.product) && size(self.product) > 0",
+        "product: memoryGiBPerGPU needs the products whose GPUs have so much: name their labels nvidia.com/gpu.product",
     ),
-    Rule(
-        field="kvCacheGiB",
-        holds="!has(self.kvCacheGiB) || !has(self.memoryGiB) || self.kvCacheGiB < self.memoryGiB",
-        message="is %d, which leaves nothing of memoryGiB %d for weights: lower it, or raise memoryGiB",
-        values=("self.kvCacheGiB", "self.memoryGiB"),
+    rule(
+        "!has(self.kvCacheGiB) || !has(self.memoryGiB) || self.kvCacheGiB < self.memoryGiB",
+        "kvCacheGiB: is {self.kvCacheGiB:d}, which leaves nothing of memoryGiB {self.memoryGiB:d} for weights: lower"
+        " it, or raise memoryGiB",
     ),
-    Rule(
-        field="product",
-        holds="!has(self.product) || self.product.all(p, self.product.exists_one(q, q == p))",
-        message="names a product twice: remove one",
+    rule(
+        "!has(self.product) || self.product.all(p, self.product.exists_one(q, q == p))",
+        "product: names a product twice: remove one",
     ),
 )
 
 SERVING = (
-    Rule(
-        field="cudagraphMode",
-        holds="!self.enforceEager || !has(self.cudagraphMode)",
-        message="there are no CUDA graphs with enforceEager: remove one of the two",
-        reason=Reason.FORBIDDEN,
+    forbidden(
+        "!self.enforceEager || !has(self.cudagraphMode)",
+        "cudagraphMode: there are no CUDA graphs with enforceEager: remove one of the two",
     ),
-    Rule(
-        field="maxCudagraphCaptureSize",
-        holds="!has(self.maxCudagraphCaptureSize) || !has(self.cudagraphMode) || self.cudagraphMode != 'NONE'",
-        message="there are no CUDA graphs with cudagraphMode NONE: remove one of the two",
-        reason=Reason.FORBIDDEN,
+    forbidden(
+        "!has(self.maxCudagraphCaptureSize) || !has(self.cudagraphMode) || self.cudagraphMode != 'NONE'",
+        "maxCudagraphCaptureSize: there are no CUDA graphs with cudagraphMode NONE: remove one of the two",
     ),
-    Rule(
-        field="maxCudagraphCaptureSize",
-        holds="!self.enforceEager || !has(self.maxCudagraphCaptureSize)",
-        message="there are no CUDA graphs with enforceEager: remove one of the two",
-        reason=Reason.FORBIDDEN,
+    forbidden(
+        "!self.enforceEager || !has(self.maxCudagraphCaptureSize)",
+        "maxCudagraphCaptureSize: there are no CUDA graphs with enforceEager: remove one of the two",
     ),
-    Rule(
-        field="maxNumBatchedTokens",
-        holds="self.maxNumBatchedTokens >= self.maxNumSeqs",
-        message="is %d, below maxNumSeqs %d: raise it, or lower maxNumSeqs",
-        values=("self.maxNumBatchedTokens", "self.maxNumSeqs"),
+    rule(
+        "self.maxNumBatchedTokens >= self.maxNumSeqs",
+        "maxNumBatchedTokens: is {self.maxNumBatchedTokens:d}, below maxNumSeqs {self.maxNumSeqs:d}: raise it, or"
+        " lower maxNumSeqs",
     ),
-    Rule(
-        field="minConcurrency",
-        holds="self.minConcurrency <= self.maxNumSeqs",
-        message="is %d, above maxNumSeqs %d, the requests that may run at once: lower it, or raise maxNumSeqs",
-        values=("self.minConcurrency", "self.maxNumSeqs"),
+    rule(
+        "self.minConcurrency <= self.maxNumSeqs",
+        "minConcurrency: is {self.minConcurrency:d}, above maxNumSeqs {self.maxNumSeqs:d}, the requests that may run"
+        " at once: lower it, or raise maxNumSeqs",
     ),
-    Rule(
-        field="servedModelNames",
-        holds="!has(self.servedModelNames)"
-        " || self.servedModelNames.all(n, self.servedModelNames.exists_one(m, m == n))",
-        message="has a name twice: remove one",
+    rule(
+        "!has(self.servedModelNames) || self.servedModelNames.all(n, self.servedModelNames.exists_one(m, m == n))",
+        "servedModelNames: has a name twice: remove one",
     ),
 )
 
 ENGINE = (
-    Rule(
-        field="image",
-        # After the last slash, or the port of a registry would pass for a tag.
-        # [:space:] and not \s, which is ASCII for the API server and Unicode for the command line.
-        holds=r"!has(self.image) || self.image.matches('^[^[:space:]/][^[:space:]]*$') &&"
+    rule(
+        r"!has(self.image) || self.image.matches('^[^[:space:]/][^[:space:]]*$') &&"
         r" (self.image.matches(':[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$') || self.image.matches('@sha256:[0-9a-f]{64}$'))",
-        message="is %s, which names no exact image: add a tag (:v1) or a digest (@sha256:…)",
-        values=("self.image",),
+        "image: is {self.image}, which names no exact image: add a tag (:v1) or a digest (@sha256:…)",
     ),
 )
 
@@ -616,78 +516,59 @@ _RANGES = "self.speculation.numSpeculativeTokensByBatchSize"
 SPEC = (
     *SOURCES,
     *REPLAYING_SPEC,
-    Rule(
-        field="speculation.draft.maxModelLen",
-        holds=f"!({HAS_DRAFT}) || !has({_DRAFT_LENGTH}) || !has(self.serving.maxModelLen)"
+    rule(
+        f"!({HAS_DRAFT}) || !has({_DRAFT_LENGTH}) || !has(self.serving.maxModelLen)"
         f" || {_DRAFT_LENGTH} <= self.serving.maxModelLen",
-        message="is %d, above serving.maxModelLen %d: lower it, or raise serving.maxModelLen",
-        values=(_DRAFT_LENGTH, "self.serving.maxModelLen"),
+        "speculation.draft.maxModelLen: is {self.speculation.draft.maxModelLen:d}, above serving.maxModelLen"
+        " {self.serving.maxModelLen:d}: lower it, or raise serving.maxModelLen",
     ),
-    Rule(
-        field="speculation.numSpeculativeTokensByBatchSize",
-        holds=f"!has(self.speculation) || !has({_RANGES}) || {_RANGES}.all(r, r.to <= self.serving.maxNumSeqs)",
-        message="a range goes beyond serving.maxNumSeqs %d, so many requests never run at once:"
-        " lower its to, or raise serving.maxNumSeqs",
-        values=("self.serving.maxNumSeqs",),
+    rule(
+        f"!has(self.speculation) || !has({_RANGES}) || {_RANGES}.all(r, r.to <= self.serving.maxNumSeqs)",
+        "speculation.numSpeculativeTokensByBatchSize: a range goes beyond serving.maxNumSeqs"
+        " {self.serving.maxNumSeqs:d}, so many requests never run at once: lower its to, or raise serving.maxNumSeqs",
     ),
-    Rule(
-        field="serving.dtype",
-        holds="self.target.quantization != 'BF16' || self.serving.dtype in ['auto', 'bfloat16']",
-        message="is %s, and target.quantization BF16 asks for bfloat16: remove one of the two",
-        values=("self.serving.dtype",),
-        reason=Reason.FORBIDDEN,
+    forbidden(
+        "self.target.quantization != 'BF16' || self.serving.dtype in ['auto', 'bfloat16']",
+        "serving.dtype: is {self.serving.dtype}, and target.quantization BF16 asks for bfloat16: remove one of the two",
     ),
-    Rule(
-        field="parallelism",
-        holds="self.accelerator.type != 'CPU'"
+    rule(
+        "self.accelerator.type != 'CPU'"
         " || self.parallelism.pipeline * self.parallelism.data == 1 && !self.parallelism.expert",
-        message="a replica on CPU is split by tensor alone: remove the others",
+        "parallelism: a replica on CPU is split by tensor alone: remove the others",
     ),
-    Rule(
-        field="accelerator.kvCacheGiB",
-        holds=f"!has(self.accelerator.kvCacheGiB) || !has({_TENSOR}) || self.accelerator.kvCacheGiB % {_TENSOR} == 0",
-        message="is %d, of which each of the %d ranks of parallelism.tensor gets no whole number of GiB:"
-        " make it a multiple",
-        values=("self.accelerator.kvCacheGiB", _TENSOR),
+    rule(
+        f"!has(self.accelerator.kvCacheGiB) || !has({_TENSOR}) || self.accelerator.kvCacheGiB % {_TENSOR} == 0",
+        "accelerator.kvCacheGiB: is {self.accelerator.kvCacheGiB:d}, of which each of the {self.parallelism.tensor:d}"
+        " ranks of parallelism.tensor gets no whole number of GiB: make it a multiple",
     ),
-    Rule(
-        field="parallelism.draftTensor",
-        holds=f"!has({_DRAFT_TENSOR}) || {_HAS_METHOD} && {is_one_of(METHODS_WITH_LAYERS, _METHOD)}",
-        message="there is no draft to split: remove it, or choose a method with a draft",
-        reason=Reason.FORBIDDEN,
+    forbidden(
+        f"!has({_DRAFT_TENSOR}) || {_HAS_METHOD} && {is_one_of(METHODS_WITH_LAYERS, _METHOD)}",
+        "parallelism.draftTensor: there is no draft to split: remove it, or choose a method with a draft",
     ),
-    Rule(
-        field="parallelism.draftTensor",
-        holds=f"!has({_DRAFT_TENSOR}) || {_DRAFT_TENSOR} == 1 || has({_TENSOR}) && {_DRAFT_TENSOR} == {_TENSOR}",
-        message="is %d, but vLLM takes 1 or that of the target: write 1, or set parallelism.tensor to the same",
-        values=(_DRAFT_TENSOR,),
+    rule(
+        f"!has({_DRAFT_TENSOR}) || {_DRAFT_TENSOR} == 1 || has({_TENSOR}) && {_DRAFT_TENSOR} == {_TENSOR}",
+        "parallelism.draftTensor: is {self.parallelism.draftTensor:d}, but vLLM takes 1 or that of the target: write"
+        " 1, or set parallelism.tensor to the same",
     ),
-    Rule(
-        field="parallelism.pipeline",
-        holds=f"self.parallelism.pipeline == 1 || !({_HAS_METHOD}) || {_METHOD} != 'draft_model'",
-        message="is %d, but with method draft_model vLLM would build the draft from the layers of one stage:"
-        " remove it, or use another method",
-        values=("self.parallelism.pipeline",),
+    rule(
+        f"self.parallelism.pipeline == 1 || !({_HAS_METHOD}) || {_METHOD} != 'draft_model'",
+        "parallelism.pipeline: is {self.parallelism.pipeline:d}, but with method draft_model vLLM would build the"
+        " draft from the layers of one stage: remove it, or use another method",
     ),
-    Rule(
-        field="speculation.numSpeculativeTokensByBatchSize",
-        holds=f"self.parallelism.data == 1 || !({_HAS_METHOD}) || !has({_RANGES}) || {_RANGES}.size() == 0",
-        message="vLLM ignores it with parallelism.data %d, whose copies must draft alike:"
-        " remove it, or use replicas instead of data",
-        values=("self.parallelism.data",),
+    rule(
+        f"self.parallelism.data == 1 || !({_HAS_METHOD}) || !has({_RANGES}) || {_RANGES}.size() == 0",
+        "speculation.numSpeculativeTokensByBatchSize: vLLM ignores it with parallelism.data"
+        " {self.parallelism.data:d}, whose copies must draft alike: remove it, or use replicas instead of data",
     ),
 )
 
 NAME_MAX_LENGTH = 52
 """Longest name of an object. A Service's name ends at 63 (RFC 1035); as for a CronJob, 11 are left for suffixes."""
 
-SERVICE_NAME = Rule(
-    field="metadata.name",
-    holds="self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')"
-    f" && self.metadata.name.size() <= {NAME_MAX_LENGTH}",
-    message="is %s, which cannot name a Service:"
-    f" use at most {NAME_MAX_LENGTH} of a-z, 0-9 and -, beginning with a letter",
-    values=("self.metadata.name",),
+SERVICE_NAME = rule(
+    f"self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$') && self.metadata.name.size() <= {NAME_MAX_LENGTH}",
+    f"metadata.name: is {{self.metadata.name}}, which cannot name a Service: use at most {NAME_MAX_LENGTH} of a-z,"
+    " 0-9 and -, beginning with a letter",
 )
 """The rule on the name of a SpecDecodeDeployment."""
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, StringConstraints
 
-from specdecode_operator.api.base import ApiModel
+from specdecode_operator.api.base import ApiModel, Timestamp, TimeText, map_by
 from specdecode_operator.api.deployment import PolicyStatus, ScheduleStatus
 from specdecode_operator.problems import printable
 
@@ -39,17 +39,11 @@ class Condition(ApiModel):
     observed_generation: int
     """Generation of the spec that this speaks of."""
 
-    last_transition_time: str = Field(max_length=64, json_schema_extra={"format": "date-time"})
+    last_transition_time: Timestamp
     """When status last changed, RFC 3339."""
 
 
-Conditions = Annotated[
-    list[Condition],
-    Field(
-        max_length=32,
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
-    ),
-]
+Conditions = Annotated[list[Condition], Field(max_length=32, json_schema_extra=map_by("type"))]
 
 
 class GpuMemory(ApiModel):
@@ -237,11 +231,7 @@ class FiguresStatus(ApiModel):
     over_seconds: int
     """Time that they are of."""
 
-    values: list[FigureStatus] = Field(
-        default=[],
-        max_length=32,
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
-    )
+    values: list[FigureStatus] = Field(default=[], max_length=32, json_schema_extra=map_by("name"))
     """Figures that engines say something of."""
 
 
@@ -276,9 +266,7 @@ class AcceptanceStatus(ApiModel):
     measured_with: Word
     """Method, K and models that it is of."""
 
-    said_until: Annotated[str, StringConstraints(max_length=64)] | None = Field(
-        default=None, json_schema_extra={"format": "date-time"}
-    )
+    said_until: TimeText | None = None
     """When engines last said so, RFC 3339; absent while they do."""
 
 
@@ -310,11 +298,7 @@ class SpecDecodeDeploymentStatus(ApiModel):
     acceptance: AcceptanceStatus | None = None
     """Acceptance as it is, or as it last was: engines that ended or began anew report none."""
 
-    speculation: list[SpeculationFeature] = Field(
-        default=[],
-        max_length=32,
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["feature"]},
-    )
+    speculation: list[SpeculationFeature] = Field(default=[], max_length=32, json_schema_extra=map_by("feature"))
     """What was asked of speculation, and whether it is in force."""
 
     figures: FiguresStatus | None = None
@@ -326,11 +310,7 @@ class SpecDecodeDeploymentStatus(ApiModel):
     policy: PolicyStatus | None = None
     """What the policy does about speculation, and why."""
 
-    captures: list[ScheduleStatus] = Field(
-        default=[],
-        max_length=8,
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
-    )
+    captures: list[ScheduleStatus] = Field(default=[], max_length=8, json_schema_extra=map_by("name"))
     """Schedules of captures."""
 
     kept: list[KeptEntry] = Field(default=[], max_length=64)

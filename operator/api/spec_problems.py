@@ -24,10 +24,10 @@ _Spec = TypeVar("_Spec", bound=ApiModel)
 
 _SHOWN_CHARACTERS: Final = 64
 _MOST_PROBLEMS: Final = 50
-"""Nobody reads more, and what is close to a misspelt name takes a while to find."""
+"""Limit of the report, because finding names close to misspelt ones takes time."""
 
 UNKNOWN_FIELD: Final = "extra_forbidden"
-"""Pydantic's type of the error about a field that a model does not have."""
+"""Pydantic's error type for an unknown field."""
 
 _NOT_TEXT: Final = ("bool_type", "int_type", "float_type")
 
@@ -53,17 +53,11 @@ _WORDS: Final = {
     "enum": "use one of {expected}",
     "literal_error": "use one of {expected}",
 }
-"""What to say by pydantic's type of error; others in pydantic's own words."""
+"""Messages by pydantic's error type; others keep pydantic's own message."""
 
 
 def parsed_spec(kind: type[_Spec], document: Any, *, newer: bool = False) -> _Spec:
-    """Return the spec of an object; ``newer``: fields of a newer CRD are passed over, as the operator does.
-
-    Raises
-    ------
-    InvalidSpecError
-        With what is wrong with it.
-    """
+    """Return the spec of an object, or raise InvalidSpecError; ``newer`` ignores fields of a newer CRD."""
     if isinstance(document, dict) and TOO_LARGE in document:
         message = f"has more than {MOST_VALUES:,} values: leave out what is not needed"
         raise InvalidSpecError([Problem("the object", document[TOO_LARGE], message)])
@@ -74,7 +68,7 @@ def parsed_spec(kind: type[_Spec], document: Any, *, newer: bool = False) -> _Sp
 
 
 def spec_problems(error: ValidationError, spec: type[BaseModel] = SpecDecodeDeploymentSpec) -> list[Problem]:
-    """Return what is wrong with a spec, each with its field, its value and what to write instead."""
+    """Return the problems of a spec, each with its field, its value and what to write instead."""
     found = error.errors(include_url=False)
     problems = [_problem(detail, spec) for detail in found[:_MOST_PROBLEMS]]
     if len(found) > _MOST_PROBLEMS:
@@ -92,12 +86,14 @@ def _problem(detail: ErrorDetails, spec: type[BaseModel]) -> Problem:
         return Problem(field, MISSING, MISSING)
     value = shown_or_missing(detail["input"], _SHOWN_CHARACTERS)
     if detail["type"] == UNKNOWN_FIELD:
-        return Problem(field, value, _unknown_field(place, spec))
+        fields = [info.alias or name for name, info in _model_at(spec, place[:-1]).model_fields.items()]
+        meant = difflib.get_close_matches(str(place[-1]), fields, n=1)
+        known = f"did you mean {meant[0]}?" if meant else f"use one of {', '.join(fields)}"
+        return Problem(field, value, f"is no field of {_path(place[:-1])}: {known}")
     return Problem(field, value, _quotes_problem(detail, _field_at(place, spec)) or _message(detail))
 
 
 def _message(detail: ErrorDetails) -> str:
-    """Return what is wrong with a value, without the value."""
     words = _WORDS.get(detail["type"])
     context = {key: f"{value:,}" if isinstance(value, int) else value for key, value in detail.get("ctx", {}).items()}
     if "pattern" in context:
@@ -108,10 +104,7 @@ def _message(detail: ErrorDetails) -> str:
 
 
 def _quotes_problem(detail: ErrorDetails, field: FieldInfo | None) -> str | None:
-    """Return what is wrong with a value that has quotes, or lacks them: these alone, or also the value itself.
-
-    None if the problem is another one.
-    """
+    """Return the message about a value with missing or superfluous quotes, and perhaps a wrong value; else None."""
     given, message = detail["input"], _message(detail)
     if isinstance(given, str) and detail["type"] in _NOT_TEXT:
         try:
@@ -134,15 +127,8 @@ def _quotes_problem(detail: ErrorDetails, field: FieldInfo | None) -> str | None
 
 
 def _path(place: tuple[int | str, ...]) -> str:
-    """Return a place of the spec as people write it: target.checkpoints[0].model."""
+    """Return a place in the notation of users: target.checkpoints[0].model."""
     return "spec" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
-
-
-def _unknown_field(place: tuple[int | str, ...], spec: type[BaseModel]) -> str:
-    fields = _fields_of(spec, place[:-1])
-    meant = difflib.get_close_matches(str(place[-1]), fields, n=1)
-    known = f"did you mean {meant[0]}?" if meant else f"use one of {', '.join(fields)}"
-    return f"is no field of {_path(place[:-1])}: {known}"
 
 
 def _field_at(place: tuple[int | str, ...], spec: type[BaseModel]) -> FieldInfo | None:
@@ -153,13 +139,8 @@ def _field_at(place: tuple[int | str, ...], spec: type[BaseModel]) -> FieldInfo 
     return next((info for name, info in fields.items() if (info.alias or name) == place[-1]), None)
 
 
-def _fields_of(model: type[BaseModel], place: tuple[int | str, ...]) -> list[str]:
-    """Return the fields that the object at a place may have."""
-    return [info.alias or name for name, info in _model_at(model, place).model_fields.items()]
-
-
 def _model_at(model: type[BaseModel], place: tuple[int | str, ...]) -> type[BaseModel]:
-    # The number of an entry stands in the place of a list, whose model has been found already.
+    # Skip numbers of list entries: the model of a list is that of its entries.
     for name in filter(lambda part: isinstance(part, str), place):
         inner = inner_model(model, str(name))
         model = model if inner is None else inner
@@ -167,7 +148,7 @@ def _model_at(model: type[BaseModel], place: tuple[int | str, ...]) -> type[Base
 
 
 def inner_model(model: type[BaseModel], name: str) -> type[BaseModel] | None:
-    """Return the model of the object in a field, or of the entries of its list; None for other fields."""
+    """Return the model of a field, or of the entries of its list; None for other types."""
     for info in model.model_fields.values():
         if info.alias == name:
             return next((each for each in _types_in(info.annotation) if issubclass(each, BaseModel)), None)
@@ -182,35 +163,17 @@ def _types_in(annotation: Any) -> list[type]:
 
 
 def admitted_spec(spec: Any, metadata: Any = None) -> SpecDecodeDeploymentSpec:
-    """Return a spec that an API server would admit; a misspelt field is an error, as it is for `kubectl apply`.
-
-    Raises
-    ------
-    InvalidSpecError
-        With what it would refuse.
-    """
+    """Return a spec that an API server would admit, without unknown fields, or raise InvalidSpecError."""
     return _admitted(SpecDecodeDeploymentSpec, spec, metadata)
 
 
 def admitted_object(body: Mapping[str, Any]) -> SpecDecodeDeploymentSpec:
-    """Return the spec of a SpecDecodeDeployment that an API server would admit.
-
-    Raises
-    ------
-    InvalidSpecError
-        With what it would refuse in metadata and spec.
-    """
+    """Return the spec of a SpecDecodeDeployment that an API server would admit, or raise InvalidSpecError."""
     return _admitted_object(SpecDecodeDeploymentSpec, body)
 
 
 def admitted_capture(body: Mapping[str, Any]) -> SpecDecodeCaptureSpec:
-    """Return the spec of a SpecDecodeCapture that an API server would admit.
-
-    Raises
-    ------
-    InvalidSpecError
-        With what it would refuse in metadata and spec.
-    """
+    """Return the spec of a SpecDecodeCapture that an API server would admit, or raise InvalidSpecError."""
     return _admitted_object(SpecDecodeCaptureSpec, body)
 
 
@@ -218,9 +181,8 @@ def _admitted(kind: type[_Spec], spec: Any, metadata: Any) -> _Spec:
     try:
         admitted = parsed_spec(kind, spec)
     except InvalidSpecError as error:
-        rules = [] if not isinstance(spec, dict) else [*_rules_of_sound_parts(kind, spec, "spec")]
-        rules += name_refusals(kind, metadata)
-        raise InvalidSpecError([*error.problems, *rules], error.reason) from error
+        rules = [*_rules_of_sound_parts(kind, spec, "spec")] if isinstance(spec, dict) else []
+        raise InvalidSpecError([*error.problems, *rules, *name_refusals(kind, metadata)], error.reason) from error
     if problems := object_problems(admitted, metadata):
         raise InvalidSpecError(problems)
     return admitted
@@ -238,12 +200,17 @@ def _admitted_object(kind: type[_Spec], body: Mapping[str, Any]) -> _Spec:
 
 
 def _rules_of_sound_parts(kind: type[ApiModel], document: Any, place: str) -> Iterator[Problem]:
-    """Yield the rules that a document breaks whatever its wrong fields are meant to be.
+    """Yield the rules that a document breaks, without rules that read a wrong field.
 
-    Rules that read a wrong field are not judged. Nor are those of an object with an unknown field, which may be a
-    misspelt one, and of an object that lacks a required field.
+    Rules of an object with an unknown field, which may be misspelt, or without a required field are skipped.
     """
-    wrong = _wrong_fields(kind, document)
+    wrong: set[str] = set()
+    try:
+        kind.parse(document)
+    except ValidationError as error:
+        details = error.errors(include_url=False)
+        unknown = any(detail["type"] == UNKNOWN_FIELD and len(detail["loc"]) == 1 for detail in details)
+        wrong = set(document) if unknown else {str(detail["loc"][0]) for detail in details if detail["loc"]}
     try:
         sound = kind.parse({name: value for name, value in document.items() if name not in wrong})
     except ValidationError:
@@ -258,14 +225,3 @@ def _rules_of_sound_parts(kind: type[ApiModel], document: Any, place: str) -> It
         for part, item in parts.items():
             if isinstance(item, dict):
                 yield from _rules_of_sound_parts(inner, item, f"{place}.{name}{part}")
-
-
-def _wrong_fields(kind: type[ApiModel], document: Mapping[str, Any]) -> set[str]:
-    """Return the fields of an object in which something is wrong; all of them if it has an unknown one."""
-    try:
-        kind.parse(document)
-    except ValidationError as error:
-        details = error.errors(include_url=False)
-        unknown = any(detail["type"] == UNKNOWN_FIELD and len(detail["loc"]) == 1 for detail in details)
-        return set(document) if unknown else {str(detail["loc"][0]) for detail in details if detail["loc"]}
-    return set()

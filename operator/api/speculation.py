@@ -4,7 +4,15 @@ from typing import Annotated, Any
 
 from pydantic import Field, StrictBool, StrictInt, StringConstraints
 
-from specdecode_operator.api.base import BOUNDED, GIBIBYTES, STRETCH, ApiModel, PersistentVolumeClaimRef, SecretKey
+from specdecode_operator.api.base import (
+    BOUNDED,
+    GIBIBYTES,
+    STRETCH,
+    ApiModel,
+    PersistentVolumeClaimRef,
+    SecretKey,
+    map_by,
+)
 from specdecode_operator.enums import (
     DraftHeadQuantization,
     DraftSampling,
@@ -38,13 +46,7 @@ class ModelCheckpoint(ApiModel):
     """Content of its config.json, for checkpoints that the catalogue does not know."""
 
 
-Checkpoints = Annotated[
-    list[ModelCheckpoint],
-    Field(
-        max_length=6,
-        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["quantization"]},
-    ),
-]
+Checkpoints = Annotated[list[ModelCheckpoint], Field(max_length=6, json_schema_extra=map_by("quantization"))]
 
 
 class AssumedModel(ApiModel):

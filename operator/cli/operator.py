@@ -134,8 +134,8 @@ def operator_command(  # noqa: PLR0913  each is an option
     from specdecode_operator.cli.input_files import read_nodes  # noqa: PLC0415
     from specdecode_operator.cluster.observed_figures import Prometheus  # noqa: PLC0415
     from specdecode_operator.handlers.main import run_operator  # noqa: PLC0415
-    from specdecode_operator.handlers.mounted_files import FactsFolder  # noqa: PLC0415
-    from specdecode_operator.handlers.operator_state import Settings, Webhook  # noqa: PLC0415
+    from specdecode_operator.handlers.mounted_files import CalibrationFile, FactsFolder  # noqa: PLC0415
+    from specdecode_operator.handlers.settings import Settings, Webhook  # noqa: PLC0415
 
     namespaces = tuple(dict.fromkeys(namespace or ()))
     for each in namespaces:
@@ -165,8 +165,8 @@ def operator_command(  # noqa: PLR0913  each is an option
     with ended(DocumentError):
         given_nodes = None if nodes is None else read_nodes(nodes)
     settings = Settings(
-        calibration=calibration,
-        facts=None if facts is None else FactsFolder(facts),
+        calibration=CalibrationFile(calibration),
+        facts=FactsFolder(facts),
         host_paths=allowed_paths(allow_host_path),
         pod_template=allowed_names(allow_pod_template),
         prometheus=None if prometheus is None else Prometheus(prometheus, prometheus_token_file),
@@ -193,7 +193,7 @@ def _lease(name: str | None, duration_s: int | None) -> "LeaseName | None":
         allowed = f"give {_SHORTEST_LEASE_S} to {_LONGEST_LEASE_S} seconds"
         raise typer.BadParameter(f"{duration_s}: {allowed}", param_hint="--lease-duration")
     from specdecode_operator.handlers.leadership import LeaseName  # noqa: PLC0415
-    from specdecode_operator.handlers.operator_state import own_name  # noqa: PLC0415
+    from specdecode_operator.handlers.settings import own_name  # noqa: PLC0415
 
     namespace = os.environ.get("POD_NAMESPACE")
     if not namespace or not name:

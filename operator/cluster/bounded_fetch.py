@@ -8,6 +8,7 @@ import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Final, TypeVar
 
 import httpx
@@ -22,44 +23,36 @@ T = TypeVar("T")
 
 
 class NoAnswerError(Exception):
-    """Nothing usable came; the message says what, and what to do."""
+    """No usable response; the message says why, and what to do."""
 
 
 class WrongAnswerError(NoAnswerError):
-    """It answered, but not what it was asked: another question may be answered."""
+    """The response cannot be used, but other requests may succeed."""
 
 
 def place_of(url: str) -> str:
-    """Return a URL as it may be shown: without a user and a password."""
+    """Return a URL without user and password."""
     return shown(_USER.sub("", url))
 
 
 def unreachable(url: str, error: BaseException) -> NoAnswerError:
-    """Return what is said of a URL where nobody answers."""
+    """Return the error about a URL that does not answer."""
     said = printable(_USER.sub("", str(error)))
     return NoAnswerError(f"{place_of(url)}: does not answer: {said}: is it up, and is this its URL?")
 
 
 def in_time(url: str, ask: Callable[[int], T], deadline_s: int | None = None) -> T:
-    """Return what a function returns that is given the seconds it has.
-
-    A timeout of sockets is not enough: it begins anew with each byte, and no look-up of a name has one.
-
-    Raises
-    ------
-    NoAnswerError
-        When it takes longer.
-    """
+    """Call a function with a deadline in seconds, and return its result; raise NoAnswerError if it takes longer."""
     answer: Future[T] = Future()
     seconds = deadline_s or DEADLINE_S
 
     def wait() -> None:
         try:
             answer.set_result(ask(seconds))
-        except Exception as error:  # noqa: BLE001  raised where it is waited for
+        except Exception as error:  # noqa: BLE001  raised by the caller
             answer.set_exception(error)
 
-    # One that takes longer is left behind, and may not hold up the end of the process.
+    # A daemon thread that takes longer does not hold up the end of the process.
     threading.Thread(target=wait, daemon=True).start()
     try:
         return answer.result(seconds)
@@ -68,14 +61,8 @@ def in_time(url: str, ask: Callable[[int], T], deadline_s: int | None = None) ->
 
 
 def fetch(url: str) -> bytes:
-    """Return what a URL answers; no redirection is followed, and nothing is unpacked.
-
-    Raises
-    ------
-    NoAnswerError
-        When it does not answer with 200 in time, or with more than it has to say.
-    """
-    return in_time(url, lambda seconds: _read(url, seconds))
+    """Return the content of a URL, without redirections or decompression, or raise NoAnswerError."""
+    return in_time(url, partial(_read, url))
 
 
 def _read(url: str, seconds: int) -> bytes:

@@ -35,14 +35,14 @@ Member = TypeVar("Member", bound=Hashable)
 
 
 class OwnerIndex(Generic[Member]):
-    """Members by their owner; each has one at most."""
+    """Members by their owner; each has at most one."""
 
     def __init__(self) -> None:
         self._owners: dict[Member, Key] = {}
         self._members: defaultdict[Key, set[Member]] = defaultdict(set)
 
     def put(self, member: Member, owner: Key | None) -> None:
-        """Set the owner of a member, in place of any before; None: it has none."""
+        """Set the owner of a member, or remove it for None."""
         if self._owners.get(member) == owner:
             return
         self.drop(member)
@@ -51,7 +51,7 @@ class OwnerIndex(Generic[Member]):
             self._members[owner].add(member)
 
     def drop(self, member: Member) -> None:
-        """Remove a member, which need not be there."""
+        """Remove a member if it exists."""
         owner = self._owners.pop(member, None)
         if owner is None:
             return
@@ -60,7 +60,7 @@ class OwnerIndex(Generic[Member]):
             del self._members[owner]
 
     def owner(self, member: Member) -> Key | None:
-        """Return the owner of a member, if it has one."""
+        """Return the owner of a member, or None."""
         return self._owners.get(member)
 
     def members(self, owner: Key) -> frozenset[Member]:
@@ -69,13 +69,13 @@ class OwnerIndex(Generic[Member]):
 
 
 _MOST_BYTES: Final = 4 * 2**20
-"""Of the texts that are known: what only one object says goes again, and hostile ones fill no memory with it."""
+"""Limit of the shared texts, so that untrusted ones cannot fill the memory."""
 _ENTRY_BYTES: Final = 150
-"""What a short text takes in a table, beside its characters."""
+"""Size of a short text in a table, without its characters."""
 
 
 class SharedTexts:
-    """Texts that were seen before."""
+    """Interned texts: equal strings of different objects share memory."""
 
     def __init__(self) -> None:
         self._known: dict[str, str] = {}
@@ -83,11 +83,11 @@ class SharedTexts:
 
     @property
     def known_bytes(self) -> int:
-        """What the texts that are known take, were each character a byte."""
+        """Size of the interned texts, at one byte per character."""
         return self._bytes
 
     def share(self, value: Any) -> Any:
-        """Return an equal value of which every text that is known is the known one."""
+        """Return an equal value with interned texts."""
         if isinstance(value, str):
             return self._shared(value)
         if isinstance(value, dict):
@@ -114,15 +114,14 @@ class SharedTexts:
 _REMEMBERED_DELETIONS = 10_000
 
 _COMPARED_DATA: Final = frozenset({"plan.json", "matrix.csv"})
-"""Entries of a plan's ConfigMap: a change of them is seen, but what they say is never read back."""
+"""Entries of a plan's ConfigMap: only changes matter, because they are never read back."""
 
 
 class Cache:
     """Latest bodies of our objects and of their children and pods, and facts of the nodes.
 
-    Events may come late, twice or not at all: an older version never replaces
-    a newer one, what was deleted does not come back, and `retain` drops what a
-    full list no longer has.
+    Events may come late, twice or not at all: an older version never replaces a newer one, a deleted object does not
+    come back, and `retain` drops what a full list lacks.
     """
 
     def __init__(self) -> None:
@@ -130,23 +129,23 @@ class Cache:
         self._parents: defaultdict[str, dict[Key, Body]] = defaultdict(dict)
         self._children: defaultdict[Key, dict[tuple[str, str], Body]] = defaultdict(dict)
         self._owners: OwnerIndex[tuple[str, str, str]] = OwnerIndex()
-        """Under whom each child lies, by its kind, namespace and name: whoever may write labels may change it."""
+        """Children as (kind, namespace, name). Clients that may write labels may change their owner."""
         self._captures: OwnerIndex[Key] = OwnerIndex()
         """Captures by the deployment that they name."""
         self._captured_claims: OwnerIndex[tuple[Key, str]] = OwnerIndex()
-        """Claims of captures, each by its capture and its own name, by the deployment of their label."""
+        """Claims as (capture, name), by the deployment of their label."""
         self._model_facts: dict[str, Body] = {}
         self._nodes: dict[str, tuple[NodeFacts, int]] = {}
         self._sorted_nodes: tuple[NodeFacts, ...] | None = None
-        """The same tuple until a node changes: thousands of them are in each question for a plan."""
+        """The same tuple until a node changes, because it is part of the key of each cached decision."""
         self.has_groups = False
         """Whether the cluster has LeaderWorkerSets."""
         self._deleted: OrderedDict[str, int] = OrderedDict()
-        """In which version objects were gone, at the latest; one without our label for a while comes in a later one."""
+        """Version by which an object was gone, by UID. One that gets our label back comes in a later version."""
         self.on_change: Callable[[Key], None] = lambda _: None
-        """Called with a deployment of which the object, a child, a capture or a child of one is another now."""
+        """Called with a deployment if the object, a child, a capture or a child of a capture changed."""
         self.on_seen: Callable[[str, Body], None] = lambda *_: None
-        """Called with the kind and body of all that is stored, wherever it was seen."""
+        """Called with the kind and body of each object that is stored."""
 
     def put_parent(self, kind: str, body: Body) -> Key:
         """Store an object of one of our kinds; return its key."""
@@ -158,13 +157,14 @@ class Cache:
             before = self._about(key)
             self._parents[kind][key] = newest if newest is known else self._texts.share(newest)
             if kind == capture.KIND:
-                self._captures.put(key, _deployment_named(newest))
+                name = (newest.get("spec") or {}).get("deployment")
+                self._captures.put(key, Key(key.namespace, str(name)) if name else None)
             for about in {before, self._about(key)}:
                 self._tell(about)
         return key
 
     def drop_parent(self, kind: str, body: Body, version: int | None = None) -> Key:
-        """Remove an object that is gone, but not one made anew under its name; return its key."""
+        """Remove an object that is gone, but not a new one of its name; return its key."""
         key = _key(kind, body)
         self._remember_deletion(body, version)
         if _uid(self._parents[kind].get(key)) == _uid(body):
@@ -175,28 +175,28 @@ class Cache:
         return key
 
     def parent(self, key: Key) -> Body | None:
-        """Latest body of an object."""
+        """Return the latest body of an object."""
         return self._parents[key.kind].get(key)
 
     def parents(self, kind: str | None = None) -> tuple[Key, ...]:
-        """Keys of all objects, or of those of one kind."""
+        """Return the keys of all objects, or of one kind."""
         # Each copy is one step of the interpreter: metrics are collected in a thread, while watches go on.
         kinds = tuple(self._parents) if kind is None else (kind,)
         return tuple(chain.from_iterable([tuple(self._parents[each]) for each in kinds]))
 
     def captures_of(self, deployment_key: Key) -> list[Body]:
-        """SpecDecodeCaptures of a SpecDecodeDeployment, by name."""
+        """Return the captures of a deployment, by name."""
         keys = sorted(self._captures.members(deployment_key), key=lambda key: key.name)
         return [self._parents[capture.KIND][key] for key in keys]
 
     def claims_captured_from(self, deployment_key: Key) -> list[Body]:
-        """Claims of captures of a SpecDecodeDeployment, also of captures that are gone, by name."""
+        """Return the claims of captures of a deployment, even of deleted captures, by name."""
         found = sorted(self._captured_claims.members(deployment_key), key=lambda member: member[1])
         return [self._children[key][PERSISTENT_VOLUME_CLAIM.kind, name] for key, name in found]
 
     def put(self, kind: str, body: Body) -> list[Key]:
-        """Store a labelled child or pod; return the keys of its owner, and of the one before where labels changed."""
-        if (body["metadata"].get("labels") or {}).get(MANAGED_BY_LABEL) == MANAGER:  # of others no watch tells
+        """Store a labelled child or pod; return its owner, and the former one if labels changed."""
+        if (body["metadata"].get("labels") or {}).get(MANAGED_BY_LABEL) == MANAGER:  # others are not watched
             self.on_seen(kind, body)
         if is_model_facts(kind, body):
             namespace = body["metadata"]["namespace"]
@@ -208,7 +208,7 @@ class Cache:
         known = None if former is None else self._children[former][kind, member[2]]
         newest = self._newest(known, slim(kind, body))
         if newest is None or newest is known:
-            return [key for key in (former,) if key is not None]
+            return [] if former is None else [former]
         if former is not None and former != owner:
             self._remove(member, former)
             if owner is None:
@@ -217,12 +217,13 @@ class Cache:
             self._children[owner][kind, member[2]] = self._texts.share(newest)
             self._owners.put(member, owner)
             if owner.kind == capture.KIND and kind == PERSISTENT_VOLUME_CLAIM.kind:
-                self._captured_claims.put((owner, member[2]), _deployment_labelled(newest))
+                name = newest["metadata"]["labels"].get(CAPTURED_DEPLOYMENT_LABEL)
+                self._captured_claims.put((owner, member[2]), Key(owner.namespace, name) if name else None)
             self._tell(self._about(owner))
         return list(dict.fromkeys(key for key in (owner, former) if key is not None))
 
     def drop(self, kind: str, body: Body, version: int | None = None) -> Key | None:
-        """Remove a labelled child or pod that is gone, in a version at the latest; return the key of its owner."""
+        """Remove a labelled child or pod that was gone by a version; return its owner."""
         self._remember_deletion(body, version)
         namespace, member = body["metadata"]["namespace"], _member(kind, body)
         if kind == CONFIG_MAP.kind and _uid(self._model_facts.get(namespace)) == _uid(body):
@@ -245,27 +246,27 @@ class Cache:
         self._tell(self._about(owner))
 
     def children_of(self, key: Key, kind: str) -> list[Body]:
-        """Bodies of one kind that carry the label of this object, by name."""
+        """Return the objects of one kind that carry the label of this object, by name."""
         found = self._children.get(key, {})
         names = sorted(name for found_kind, name in found if found_kind == kind)
         return [found[kind, name] for name in names]
 
     def all_children(self, key: Key) -> list[Body]:
-        """Bodies of all that carries the label of this object: the same bodies until one is another."""
+        """Return all objects that carry the label of this object; identical bodies until one changes."""
         return [*self._children.get(key, {}).values()]
 
     def model_facts(self, namespace: str) -> dict[str, str]:
-        """Facts of the models that were read in a namespace: the data of their ConfigMap."""
+        """Return the data of the ConfigMap with facts about models of a namespace."""
         facts: dict[str, str] = self._model_facts.get(namespace, {}).get("data") or {}
         return facts
 
     def put_node(self, body: Body) -> bool:
-        """Store a node; return whether anything changed that plans depend on."""
+        """Store a node; return whether plans may change."""
         self.on_seen(NODE.kind, body)
         name, facts = body["metadata"]["name"], node_facts(body)
         known, version = self._nodes.get(name), _version(body)
         told = max(self._deleted.get(str(_uid(body)), -1), -1 if known is None else known[1])
-        if version < told:  # a list that is older than what a watch has told
+        if version < told:  # a list that is older than a watch event
             return False
         if facts is None:
             return self._remove_node(name)
@@ -276,7 +277,7 @@ class Cache:
         return is_news
 
     def drop_node(self, body: Body) -> bool:
-        """Remove a node that is gone, but not one made anew under its name; return whether plans may depend on it."""
+        """Remove a node that is gone, but not a new one of its name; return whether plans may change."""
         self._remember_deletion(body)
         name = body["metadata"]["name"]
         known = self._nodes.get(name)
@@ -289,22 +290,22 @@ class Cache:
         return is_news
 
     def nodes(self) -> tuple[NodeFacts, ...]:
-        """Nodes with GPUs, by name."""
+        """Return the nodes with GPUs, by name."""
         if self._sorted_nodes is None:
             self._sorted_nodes = tuple(self._nodes[name][0] for name in sorted(self._nodes))
         return self._sorted_nodes
 
     def give_nodes(self, nodes: Iterable[NodeFacts]) -> None:
-        """Take nodes from the operator's configuration, where it may not look at those of the cluster."""
+        """Set the nodes from the operator's configuration, if it may not list those of the cluster."""
         self._nodes = {node.name: (node, 0) for node in nodes}
         self._sorted_nodes = None
 
     def knows_parent(self, kind: str, body: Body) -> bool:
-        """Whether an object of ours was seen in this version or in a later one."""
+        """Return whether an object of ours is stored in this version or a later one."""
         return _is_as_new(self._parents[kind].get(_key(kind, body)), body)
 
     def knows(self, kind: str, body: Body) -> bool:
-        """Whether a labelled child or pod was seen in this version or in a later one."""
+        """Return whether a labelled child or pod is stored in this version or a later one."""
         if is_model_facts(kind, body):
             return _is_as_new(self._model_facts.get(body["metadata"]["namespace"]), body)
         owner = self._owners.owner(_member(kind, body))
@@ -313,15 +314,15 @@ class Cache:
     def retain_parents(
         self, kind: str, present: Iterable[str], version: int, namespace: str | None = None
     ) -> list[Key]:
-        """Drop the objects of a kind that a full list of this version lacks: their deletion was missed; return them.
+        """Drop the objects of a kind that a full list of this version lacks, and return them.
 
-        ``present`` are the UIDs of those that it has; one of a namespace tells of no other.
+        ``present`` are the UIDs in the list, which is of one namespace or of all.
         """
         missed = _missed([*self._parents[kind].values()], present, version, namespace)
         return [self.drop_parent(kind, body, version) for body in missed]
 
     def retain(self, kind: str, present: Iterable[str], version: int, namespace: str | None = None) -> list[Key]:
-        """Drop the children or pods of a kind whose UIDs such a list lacks; return their owners."""
+        """Drop the children or pods of a kind that such a list lacks; return their owners."""
         known = [
             body for bodies in self._children.values() for (found_kind, _), body in bodies.items() if found_kind == kind
         ]
@@ -338,10 +339,9 @@ class Cache:
                 self._remove_node(name)
 
     def _newest(self, known: Body | None, seen: Body) -> Body | None:
-        """The later of two versions: the answer to a write may overtake older watch events.
+        """Return the later of two versions: the response to a write may overtake older watch events.
 
-        What is said late of an object replaces none that was made anew under its name either: resource versions of one
-        kind are ordered numbers.
+        Resource versions of one kind are ordered, even of different objects of one name.
         https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions
         """
         if _version(seen) <= self._deleted.get(str(_uid(seen)), -1):
@@ -349,7 +349,7 @@ class Cache:
         return known if known is not None and _version(known) > _version(seen) else seen
 
     def _about(self, key: Key) -> Key | None:
-        """Return the deployment that an object of ours is, or is a capture of."""
+        """Return the deployment that an object is, or is a capture of."""
         return self._captures.owner(key) if key.kind == capture.KIND else key
 
     def _tell(self, about: Key | None) -> None:
@@ -357,7 +357,7 @@ class Cache:
             self.on_change(about)
 
     def _remember_deletion(self, body: Body, version: int | None = None) -> None:
-        if version is None:  # an object that the API server says is not there comes in no version
+        if version is None:  # the API server has said that it does not exist
             version = _version(body) if "resourceVersion" in body["metadata"] else sys.maxsize
         self._deleted[str(_uid(body))] = version
         while len(self._deleted) > _REMEMBERED_DELETIONS:
@@ -365,14 +365,14 @@ class Cache:
 
 
 def _missed(known: Iterable[Body], present: Iterable[str], version: int, namespace: str | None) -> list[Body]:
-    """Return what a full list of this version, of a namespace or of all, should have and lacks."""
+    """Return the known objects that a full list of this version, of a namespace or of all, lacks."""
     uids = set(present)
     within = (body for body in known if namespace in (None, body["metadata"]["namespace"]))
     return [body for body in within if _version(body) <= version and _uid(body) not in uids]
 
 
 def is_model_facts(kind: str, body: Body) -> bool:
-    """Whether this is the ConfigMap of a namespace that holds what was read of models."""
+    """Return whether this is the ConfigMap of a namespace with facts about models."""
     if kind != CONFIG_MAP.kind or body["metadata"]["name"] != MODEL_FACTS_NAME:
         return False
     return MODEL_FACTS_LABEL in (body["metadata"].get("labels") or {})
@@ -387,7 +387,6 @@ def _member(kind: str, body: Body) -> tuple[str, str, str]:
 
 
 def _owner(kind: str, body: Body) -> Key | None:
-    """Return the key of the object that a child or a pod is labelled with."""
     if is_model_facts(kind, body):
         return None
     labels = body["metadata"].get("labels") or {}
@@ -397,44 +396,30 @@ def _owner(kind: str, body: Body) -> Key | None:
     return Key(body["metadata"]["namespace"], name) if name else None
 
 
-def _deployment_named(body: Body) -> Key | None:
-    """Return the key of the deployment that a capture names."""
-    name = (body.get("spec") or {}).get("deployment")
-    return Key(body["metadata"]["namespace"], str(name)) if name else None
-
-
-def _deployment_labelled(claim: Body) -> Key | None:
-    """Return the key of the deployment whose engine was captured on a claim."""
-    name = claim["metadata"]["labels"].get(CAPTURED_DEPLOYMENT_LABEL)
-    return Key(claim["metadata"]["namespace"], name) if name else None
-
-
 def without_managed_fields(body: Body) -> Body:
-    """Leave out who wrote what, which is as long as what was written."""
+    """Return a body without `managedFields`, which are as long as the rest."""
     return {**body, "metadata": {name: value for name, value in body["metadata"].items() if name != "managedFields"}}
 
 
 def slim(kind: str, body: Body) -> Body:
-    """Leave out what no decision reads: with thousands of objects it is most of the memory."""
+    """Return what decisions read of an object; the rest would be most of the memory of thousands of objects."""
     kept = ("metadata", "status") if kind == POD.kind else tuple(body)
     slimmed = {field: body[field] for field in kept if field in body}
     slimmed |= without_managed_fields(slimmed)
     if foreign := foreign_entries(kind, body["metadata"]):
         slimmed["metadata"]["managedFields"] = foreign
     if kind == POD.kind:
-        slimmed["spec"] = _slim_pod_spec(body.get("spec") or {})
+        # Its node, variables from Secrets, and GPUs.
+        spec = body.get("spec") or {}
+        containers = map(_slim_container, [*(spec.get("initContainers") or []), *(spec.get("containers") or [])])
+        node = {"nodeName": spec["nodeName"]} if spec.get("nodeName") else {}
+        slimmed["spec"] = node | {"containers": [each for each in containers if each]}
     if kind == CONFIG_MAP.kind:
         slimmed["data"] = {
-            key: _digest(text) if key in _COMPARED_DATA else text for key, text in (body.get("data") or {}).items()
+            key: hashlib.sha256(text.encode()).hexdigest() if key in _COMPARED_DATA else text
+            for key, text in (body.get("data") or {}).items()
         }
     return slimmed
-
-
-def _slim_pod_spec(spec: Body) -> Body:
-    """Leave of a pod's spec its node, which variables ask for which Secrets, and the GPUs that it takes."""
-    containers = map(_slim_container, [*(spec.get("initContainers") or []), *(spec.get("containers") or [])])
-    node = {"nodeName": spec["nodeName"]} if spec.get("nodeName") else {}
-    return node | {"containers": [each for each in containers if each]}
 
 
 def _slim_container(container: Body) -> Body:
@@ -442,10 +427,6 @@ def _slim_container(container: Body) -> Body:
     limits = (container.get("resources") or {}).get("limits") or {}
     gpus = {"resources": {"limits": {GPU_RESOURCE: limits[GPU_RESOURCE]}}} if GPU_RESOURCE in limits else {}
     return ({"env": env} if env else {}) | gpus
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _uid(body: Body | None) -> str | None:

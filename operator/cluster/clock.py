@@ -17,13 +17,13 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.problems import printable
 
 _HEADER_CUTS_S: Final = 1.0
-"""The header has whole seconds."""
+"""Precision of the header."""
 
 _ALIKE_S: Final = 10.0
-"""API servers whose clocks differ by less agree."""
+"""Maximum difference of clocks that agree."""
 
 _STANDS_S: Final = 300.0
-"""How long the known time outlives the last answer that confirms it, against answers that tell another time."""
+"""How long responses with another time are ignored after the last one that confirmed the known time."""
 
 _WORTH_A_WARNING_S: Final = 60.0
 
@@ -40,24 +40,24 @@ class _Offset(NamedTuple):
         return self.least - _ALIKE_S <= other.most and other.least - _ALIKE_S <= self.most
 
     def narrowed(self, other: "_Offset") -> "_Offset":
-        """Return what both allow; if they exclude each other, a clock has drifted, and the other is newer."""
+        # If they exclude each other, a clock has drifted, and the other is newer.
         both = _Offset(max(self.least, other.least), min(self.most, other.most))
         return both if both.least <= both.most else other
 
 
 class ServerTime:
-    """Tells the API server's time, as learned from its answers.
+    """The API server's time, learned from its responses; for one event loop.
 
-    API servers behind one address may have different clocks. While answers confirm the known time, answers that tell
-    another time change nothing, so that time does not jump back and forth. They are disputes, though, and whoever
-    deletes by age asks for them. One event loop uses an instance.
+    API servers behind one address may have different clocks. While responses confirm the known time, a response with
+    another time changes nothing, so that time does not jump back and forth. It counts as a dispute, which prevents
+    deletions by age.
 
     Parameters
     ----------
     steady
-        A clock in seconds that is never set.
+        A monotonic clock in seconds.
     local
-        The clock of this machine as Unix time. It counts only until the first answer.
+        The clock of this machine as Unix time, used until the first response.
     """
 
     def __init__(self, steady: Callable[[], float] = time.monotonic, local: Callable[[], float] = time.time) -> None:
@@ -68,14 +68,15 @@ class ServerTime:
         self._disputed_s: float | None = None
 
     def hear(self, date: str | None, asked_s: float) -> None:
-        """Learn from the `Date` header of an answer that was asked for at ``asked_s`` on the steady clock.
-
-        A missing or unreadable header teaches nothing.
-        """
-        told_s, heard_s = _unix_seconds(date), self.steady_s()
+        """Learn from the `Date` header of a response to a request that was sent at ``asked_s`` on the steady clock."""
+        try:
+            told_s = parsedate_to_datetime(date).timestamp() if date else None
+        except (ValueError, OverflowError, OSError):
+            told_s = None
         if told_s is None:
             return
-        # The server wrote the header between question and answer.
+        heard_s = self.steady_s()
+        # The server wrote the header between request and response.
         offset = _Offset(told_s - heard_s, told_s + _HEADER_CUTS_S - asked_s)
         if self._offset is None:
             self._first_s = heard_s
@@ -95,26 +96,23 @@ class ServerTime:
         self._confirmed_s = heard_s
 
     def now(self) -> datetime:
-        """Return the API server's time: the earliest that its answers allow, so that no age is overrated.
-
-        Until the first answer it is the time of this machine.
-        """
+        """Return the earliest time that the responses allow, so that no age is overestimated."""
         known = self._offset
         return datetime.fromtimestamp(self._local() if known is None else self.steady_s() + known.least, UTC)
 
     def agreed_s(self) -> float:
-        """Return for how many seconds all answers have told one time; 0 before the first answer."""
+        """Return for how many seconds all responses have agreed; 0 before the first one."""
         if self._offset is None:
             return 0.0
         return self.steady_s() - max(self._first_s, self._disputed_s or self._first_s)
 
     def disputed_within(self, seconds: float) -> bool:
-        """Whether an answer of the last so many seconds told another time than was known."""
+        """Return whether a response of the last ``seconds`` had another time."""
         return self._disputed_s is not None and self.steady_s() - self._disputed_s < seconds
 
     @property
     def is_known(self) -> bool:
-        """Whether an answer has told the time."""
+        """Whether a response had the time."""
         return self._offset is not None
 
     def _adopt(self, offset: _Offset) -> None:
@@ -128,18 +126,11 @@ class ServerTime:
             )
 
 
-def _unix_seconds(date: str | None) -> float | None:
-    try:
-        return parsedate_to_datetime(date).timestamp() if date else None
-    except (ValueError, OverflowError, OSError):
-        return None
-
-
 AHEAD: Final = timedelta(minutes=1)
-"""Clocks that differ by less are usual; a time so near in the future is left as it is."""
+"""Usual difference of clocks: a time so near in the future is left as it is."""
 
 TIME_IN_FUTURE: Final = "TimeInFuture"
-"""Reason of the Event that tells of one."""
+"""Reason of the Event about a past time in the future."""
 
 _PAST_FIELDS: Final = frozenset(
     {
@@ -156,22 +147,22 @@ _PAST_FIELDS: Final = frozenset(
         "startedAt",
     }
 )
-"""Fields of our statuses with times of what has happened. Others, such as nextScheduleTime, are meant to be ahead."""
+"""Status fields with times of past events. Others, such as nextScheduleTime, may be in the future."""
 
 _FORMAT: Final = "%Y-%m-%dT%H:%M:%SZ"
 _LONGEST: Final = 64
 
 
 def is_ahead(text: str | None, now: datetime) -> bool:
-    """Whether a text is a time that lies in the future."""
-    moment = _moment(text)
-    return moment is not None and moment > now + AHEAD
+    """Return whether a text is a time in the future."""
+    time_ = _parsed(text)
+    return time_ is not None and time_ > now + AHEAD
 
 
 def told_ahead(field: str, text: str, now: datetime) -> str:
-    """Return the message about a time of the past that lies in the future."""
-    moment = _moment(text)
-    by_s = 0 if moment is None else (moment - now).total_seconds()
+    """Return the message about a past event with a time in the future."""
+    time_ = _parsed(text)
+    by_s = 0 if time_ is None else (time_ - now).total_seconds()
     return (
         f"{field}: {printable(text)} lies {by_s:.0f} s in the future, so a clock was ahead when it was written; it"
         " counts as now: check the clocks of the API server and of the operator's node"
@@ -179,10 +170,7 @@ def told_ahead(field: str, text: str, now: datetime) -> str:
 
 
 def without_times_ahead(status: Body, now: datetime | None) -> tuple[Body, tuple[str, ...]]:
-    """Return a status in which times of the past that lie in the future are now, and a message for each of them.
-
-    A status without any is returned as it is, and so is every status if ``now`` is None.
-    """
+    """Return a status with future times of past events set to ``now``, and a message for each; None changes nothing."""
     if now is None:
         return status, ()
     found = tuple(_found(status, "status", now))
@@ -208,9 +196,9 @@ def _corrected(value: Any, now: datetime, *, is_past: bool = False) -> Any:
     return now.strftime(_FORMAT) if is_past and isinstance(value, str) and is_ahead(value, now) else value
 
 
-def _moment(text: str | None) -> datetime | None:
+def _parsed(text: str | None) -> datetime | None:
     try:
-        moment = datetime.fromisoformat(text) if text and len(text) <= _LONGEST else None
+        found = datetime.fromisoformat(text) if text and len(text) <= _LONGEST else None
     except ValueError:
         return None
-    return moment.replace(tzinfo=UTC) if moment is not None and moment.tzinfo is None else moment
+    return found.replace(tzinfo=UTC) if found is not None and found.tzinfo is None else found

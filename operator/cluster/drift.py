@@ -16,44 +16,37 @@ from specdecode_operator.cluster.resources import APPLIED_HASH_ANNOTATION, JOB, 
 
 _FIELDS_NAMED: Final = 5
 _KEYS: Final = ("name", "uid")
-"""What elements of a list are told apart by, where they are objects."""
+"""Keys of list elements that are objects."""
 
 
 def needs_apply(desired: Body, live: Body, applied: str | None) -> bool:
-    """Whether applying the desired object would change the live one.
+    """Return whether applying the desired object would change the live one.
 
-    ``applied`` is the `content_digest` of the API server's answer when it was last
-    applied: values come back in other words (1024Mi as 1Gi), so the live
-    object is compared with that answer and not with what was sent. Without an
-    answer it is applied once; that changes nothing.
+    ``applied`` is the `content_digest` of the response to the last apply: values are normalized (1024Mi to 1Gi), so the
+    live object is compared with that response. Without one it is applied once, which changes nothing.
     """
     return not is_same_wish(desired, live) or applied is None or content_digest(live, desired) != applied
 
 
 def is_same_wish(desired: Body, live: Body) -> bool:
-    """Whether the live object was applied for just what is desired now: then a difference is drift."""
+    """Return whether the live object was applied for the same desired object: then a difference is drift."""
     annotations = live["metadata"].get("annotations") or {}
     wish: str = desired["metadata"]["annotations"][APPLIED_HASH_ANNOTATION]
     return annotations.get(APPLIED_HASH_ANNOTATION) == wish
 
 
 def changed_fields(before: Body, after: Body) -> str:
-    """Name the fields of an object in which two versions of it differ, the first few of them; empty for none."""
-    paths = [
-        path for name in _compared(before, after) for path in differing_paths(name, before.get(name), after.get(name))
-    ]
+    """Return the first few fields in which two versions of an object differ, as text; empty for none."""
+    names = sorted({*before, *after} - {"apiVersion", "kind", "metadata", "status"})
+    paths = [path for name in names for path in differing_paths(name, before.get(name), after.get(name))]
     owners = [each["metadata"].get("ownerReferences") for each in (before, after)]
     paths += differing_paths("metadata.ownerReferences", *owners)
     more = len(paths) - _FIELDS_NAMED
     return ", ".join(paths[:_FIELDS_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _compared(*bodies: Body) -> list[str]:
-    return sorted({*bodies[0], *bodies[1]} - {"apiVersion", "kind", "metadata", "status"})
-
-
 def differing_paths(path: str, before: Any, after: Any) -> Iterator[str]:
-    """Yield the paths at which two values differ; of something that only one has, its own path."""
+    """Yield the paths at which two values differ, or that only one has."""
     if before == after:
         return
     one, other = _by_key(before), _by_key(after)
@@ -69,7 +62,7 @@ def differing_paths(path: str, before: Any, after: Any) -> Iterator[str]:
 
 
 def _by_key(value: Any) -> dict[str, Any] | None:
-    """Return what a value has, by name; None for one that is compared as a whole."""
+    """Return the members of a value by key; None for one that is compared as a whole."""
     if isinstance(value, dict):
         return value
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
@@ -80,9 +73,9 @@ def _by_key(value: Any) -> dict[str, Any] | None:
 
 
 def content_digest(body: Body, desired: Body) -> str:
-    """Digest of what a person could change of an object: all but its status, its book-keeping and labels of others.
+    """Return the digest of what a person could change of an object: no status, bookkeeping, or labels of others.
 
-    It is compared and never read, and of thousands of children the content itself is much memory.
+    The content itself would take much memory for thousands of children.
     """
     metadata = body["metadata"]
     kept = {field: value for field, value in body.items() if field not in {"apiVersion", "kind", "metadata", "status"}}
@@ -97,34 +90,33 @@ Identity = tuple[str, str]
 
 
 def identity(body: Body) -> Identity:
-    """Return kind and name of a child."""
+    """Return the identity of a child."""
     return body["kind"], body["metadata"]["name"]
 
 
 def is_owned(body: Body, uid: str) -> bool:
-    """Whether an object of this UID owns a child."""
+    """Return whether an object of this UID owns a child."""
     return any(owner["uid"] == uid for owner in body["metadata"].get("ownerReferences") or [])
 
 
 _LEFT_TO_OTHERS: Final = frozenset({JOB.kind, PERSISTENT_VOLUME_CLAIM.kind, POD.kind})
-"""Kinds of which nothing is taken back: queues such as Kueue suspend and place Jobs, whose pods nobody can change once
-they are made; claims are bound by a controller and grown by people."""
+"""Kinds without repair: queues such as Kueue suspend and place Jobs, whose pods are immutable; claims are bound by a
+controller and grown by people."""
 
 _OF_OTHERS: Final = ("f:labels", "f:annotations", "f:finalizers")
-"""Metadata of the object itself that start nothing: tools put their marks there."""
+"""Metadata of other tools, which starts nothing."""
 
 _RESTARTED: Final = ("f:spec", "f:template", "f:metadata", "f:annotations", "f:kubectl.kubernetes.io/restartedAt")
-"""What `kubectl rollout restart` writes: a restart is asked for, and nothing else is changed."""
+"""Field of `kubectl rollout restart`, which is no drift."""
 
 Fields = dict[str, Any]
-"""A tree of fields as the API server writes it (FieldsV1); a leaf is an empty one."""
+"""A tree of FieldsV1; a leaf is empty."""
 
 
 def foreign_entries(kind: str, metadata: Body) -> list[Body]:
-    """Return what others have written of an object that is the operator's to say, by field manager.
+    """Return the entries of `managedFields` of other managers, reduced to fields that only the operator may set.
 
-    ``metadata`` is that of the live object. Entries are those of `metadata.managedFields`, less what the operator
-    applied too, the status, and what is left to others.
+    Fields that the operator applied too, the status, and `_OF_OTHERS` are left out.
     """
     if kind in _LEFT_TO_OTHERS:
         return []
@@ -135,18 +127,25 @@ def foreign_entries(kind: str, metadata: Body) -> list[Body]:
 
 
 def foreign_managers(live: Body, kept: Collection[str] = ()) -> list[str]:
-    """Return the field managers that have written what is the operator's to say, less those whose fields are kept."""
+    """Return the managers of the fields of `foreign_entries`, without those whose fields are kept."""
     entries = foreign_entries(live["kind"], live["metadata"])
     return sorted({str(entry.get("manager")) for entry in entries} - {*kept})
 
 
 def with_fields_taken_over(live: Body, kept: Collection[str]) -> list[Body]:
-    """Return the object's `managedFields` with what others wrote as written by the operator's own applies.
+    """Return the object's `managedFields` with foreign fields moved to the operator's entry.
 
-    The next apply then removes what it does not hold.
+    The next apply then removes those that it lacks.
     """
     entries = live["metadata"].get("managedFields") or []
-    ours = next((entry for entry in entries if _is_ours(entry)), _first_entry(live["apiVersion"]))
+    first = {
+        "manager": MANAGER,
+        "operation": "Apply",
+        "apiVersion": live["apiVersion"],
+        "time": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "fieldsType": "FieldsV1",
+    }
+    ours = next((entry for entry in entries if _is_ours(entry)), first)
     taken, others = _fields(ours), []
     for entry in entries:
         fields = _fields(entry)
@@ -160,10 +159,7 @@ def with_fields_taken_over(live: Body, kept: Collection[str]) -> list[Body]:
 
 
 def without_kept_fields(desired: Body, live: Body, kept: Collection[str]) -> Body:
-    """Return what is to be applied without the fields that managers have written whose fields are kept.
-
-    An apply that held them would take them back.
-    """
+    """Return the desired object without fields of kept managers, which an apply would take back."""
     body = desired
     for entry in foreign_entries(live["kind"], live["metadata"]):
         if entry.get("manager") in kept:
@@ -176,17 +172,13 @@ def _pruned(value: Any, fields: Fields) -> Any:
         inner = {name: fields.get(f"f:{name}") for name in value}
         return {name: _pruned(value[name], inner[name] or {}) for name in value if inner[name] != {}}
     if isinstance(value, list):
-        return [_pruned(each, _fields_of_element(each, fields)) for each in value]
+        # Elements are found by their keys: k:{"name":"engine"}.
+        keyed = [(json.loads(name[2:]).items(), inner) for name, inner in fields.items() if name.startswith("k:")]
+        return [
+            _pruned(each, next((inner for keys, inner in keyed if isinstance(each, dict) and keys <= each.items()), {}))
+            for each in value
+        ]
     return value
-
-
-def _fields_of_element(element: Any, fields: Fields) -> Fields:
-    """Return the fields of one element of a list, which are found by its keys: k:{"name":"engine"}."""
-    for name, inner in fields.items():
-        if name.startswith("k:") and isinstance(element, dict) and json.loads(name[2:]).items() <= element.items():
-            found: Fields = inner
-            return found
-    return {}
 
 
 def _is_ours(entry: Body) -> bool:
@@ -198,25 +190,14 @@ def _fields(entry: Body) -> Fields:
     return fields
 
 
-def _first_entry(api_version: str) -> Body:
-    return {
-        "manager": MANAGER,
-        "operation": "Apply",
-        "apiVersion": api_version,
-        "time": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "fieldsType": "FieldsV1",
-    }
-
-
 def _contested(fields: Fields, ours: Fields) -> Fields:
-    """Return the fields of an entry that are neither ours too nor left to others."""
     metadata = {name: value for name, value in fields.get("f:metadata", {}).items() if name not in _OF_OTHERS}
     rest = {name: value for name, value in fields.items() if name not in {"f:metadata", "f:status"}}
     return _less(rest | ({"f:metadata": metadata} if metadata else {}), ours, _RESTARTED)
 
 
 def _less(fields: Fields, ours: Fields, left: tuple[str, ...] = ()) -> Fields:
-    """Return a tree without what another one holds, and without the one field at a path."""
+    """Subtract another tree, and the one field at a path."""
     found = {}
     for name, value in fields.items():
         if name == "." or left == (name,):
@@ -233,7 +214,7 @@ def _union(one: Fields, other: Fields) -> Fields:
 
 
 def _without(fields: Fields, taken: Fields) -> Fields:
-    """Return a tree without the leaves of another one, and without what that leaves empty."""
+    """Subtract the leaves of another tree, and the nodes that this empties."""
     found = {}
     for name, value in fields.items():
         if name not in taken:

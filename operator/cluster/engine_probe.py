@@ -34,48 +34,47 @@ from specdecode_operator.vllm.profiles import EngineProfile
 from specdecode_operator.vllm.versions import read_version
 
 MOST_FRAMING_BYTES: Final = 2**14
-"""Of status lines, headers and what is around chunks: that of 2 MiB in chunks of 1 KiB. vLLM's uvicorn needs some 150
-bytes. As costly to read as can be, it takes some 5 ms of CPU time."""
+"""Limit of status lines, headers and chunk framing: that of 2 MiB in chunks of 1 KiB. vLLM's uvicorn needs some 150
+bytes. The most costly framing takes some 5 ms of CPU time."""
 
 _PIECE_BYTES: Final = 2**12
-"""After so many it is counted again: the event loop hands over up to 256 KiB."""
+"""Interval of the check: the event loop hands over up to 256 KiB."""
 
 
 class FramingError(aiohttp.ClientPayloadError):
-    """An answer has more beside its page than HTTP needs."""
+    """A response has more framing than HTTP needs."""
 
 
 def engine_session(most_bytes: int) -> aiohttp.ClientSession:
-    """Return a session for pages of up to so many bytes: nothing is unpacked, or kept as a cookie.
+    """Return a session for pages of up to ``most_bytes``, without decompression or cookies.
 
-    An engine is reached at its pod address: proxies of the environment do not apply. Its certificate is for the
-    Service's name, by an authority that only its Secret knows, and Secrets are not read: so it is not verified.
-    Nothing secret is sent, and figures of a pod are no more to be trusted than the pod.
+    An engine is reached at its pod address, without a proxy. Its certificate is not verified: it is for the Service's
+    name, by an authority that only its Secret has, and Secrets are not read. No secret is sent, and figures of a pod
+    deserve no more trust than the pod.
     """
     return aiohttp.ClientSession(
         connector=_Connector(),
         headers={"Accept-Encoding": "identity"},
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
-        read_bufsize=most_bytes,  # aiohttp holds up a connection at twice as much: never, as _Answer needs it
+        read_bufsize=most_bytes,  # aiohttp pauses a connection at twice as much, which _Answer does not expect
     )
 
 
 class _Connector(aiohttp.TCPConnector):
-    """Connects for one question: between two looks a connection would be idle for longer than engines keep one."""
+    """One connection per request: engines close idle ones before the next scrape."""
 
     def __init__(self) -> None:
         super().__init__(ssl=False, limit=0, force_close=True)
-        # aiohttp offers no other way to see what comes. Where it does not use this, tests of endless answers fail.
+        # aiohttp has no public hook for received bytes. If it ignores this, tests of endless responses fail.
         answer: type[ResponseHandler] = _Answer
         self._factory = functools.partial(answer, loop=asyncio.get_running_loop())
 
 
 class _Answer(ResponseHandler):
-    """What comes on one connection, counted as it is read.
+    """Counts the bytes of one connection.
 
-    Not counted is how often little comes, which the sender's speed and the time for an answer bound. Beneath TLS
-    asyncio unpacks records of whatever size.
+    The number of small packets is not limited here, but by the timeout. Below TLS asyncio unpacks records of any size.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -84,14 +83,14 @@ class _Answer(ResponseHandler):
         self._page: aiohttp.StreamReader | None = None
 
     def feed_data(self, data: tuple[RawResponseMessage, aiohttp.StreamReader], size: int = 0) -> None:
-        """Take an answer whose head was read: others, of status 1xx, may come before the one that has the page."""
+        """Handle a response head; interim responses of status 1xx may come before the one with the page."""
         message, page = data
         if self._page is None and message.code >= HTTPStatus.OK:
             self._page = page
         super().feed_data(data, size)
 
     def data_received(self, data: bytes) -> None:
-        """Read what came, unless the question is answered meanwhile, or it is too much."""
+        """Parse received bytes until the response ends or exceeds the limit."""
         for start in range(0, len(data), _PIECE_BYTES):
             if self.transport is None:
                 return
@@ -100,37 +99,29 @@ class _Answer(ResponseHandler):
             self._came_bytes += len(piece)
             page_bytes = 0 if self._page is None else self._page.total_bytes
             if self._came_bytes - page_bytes > MOST_FRAMING_BYTES:
-                self._refuse()
-
-    def _refuse(self) -> None:
-        self.abort()
-        error = FramingError()
-        self.set_exception(error)
-        if self._page is not None:
-            self._page.set_exception(error)
+                self.abort()
+                error = FramingError()
+                self.set_exception(error)
+                if self._page is not None:
+                    self._page.set_exception(error)
 
 
 _TIMEOUT_S = 5.0
 _VERSION_TIMEOUT_S = 1.0
 _MOST_BYTES = 2 * 2**20
-"""That of 46 data-parallel ranks: one of vLLM 0.33 says some 45 kB."""
+"""Page of 46 data-parallel ranks: one of vLLM 0.33 takes some 45 kB."""
 _MOST_VERSION_BYTES = 2**14
 _MOST_VERSIONS = 10_000
 _AT_ONCE = 4
-"""Engines of one object that are read at the same time: what hostile ones send must fit into the operator's memory.
-
-With 16 objects at work it is 128 MiB.
-"""
+"""Engines of one object that are scraped at once: with 16 workers, hostile ones take 128 MiB of memory."""
 
 
 class _NoPageError(Exception):
-    """What came in place of a page, in words that follow the page's name."""
+    """The page could not be read; the message follows its name."""
 
 
 @dataclass(frozen=True)
 class _Question:
-    """How the engines of one object are asked."""
-
     scheme: str
     port: int
     profile: EngineProfile
@@ -139,10 +130,10 @@ class _Question:
 
 
 class EngineProbe:
-    """Reads the metrics of engine pods, and asks each once which version it is."""
+    """Scrapes the metrics of engine pods, and reads the version of each once."""
 
     def __init__(self) -> None:
-        self._versions: dict[Hashable, str | None] = {}  # What was said, by start of a pod's containers
+        self._versions: dict[Hashable, str | None] = {}  # By start of a pod's containers
         self._session: aiohttp.ClientSession | None = None
         self._reads = asyncio.Lock()
 
@@ -160,10 +151,7 @@ class EngineProbe:
         *,
         tls: bool = False,
     ) -> Mapping[str, Reading]:
-        """One reading for each ready pod, by pod name; ``tls`` says whether engines speak HTTPS.
-
-        ``looks`` gets what they say, for figures.
-        """
+        """Return a reading of each ready pod, by pod name; ``looks`` gets samples for figures."""
         question = _Question("https" if tls else "http", port, profile, asyncio.Semaphore(_AT_ONCE), looks)
         ready = [pod for pod in pods if is_ready(pod)]
         with client.for_engines():
@@ -177,14 +165,14 @@ class EngineProbe:
         host = f"[{address}]" if ":" in address else address
         place = f"{question.scheme}://{host}:{question.port}"
         try:
-            # The time holds for all of an object's engines together: slow ones must not hold up other objects.
+            # One timeout for all engines of an object: slow ones must not hold up other objects.
             async with asyncio.timeout(_TIMEOUT_S) as limit, question.turns:
                 page = await self._page(f"{place}/metrics", _MOST_BYTES, _TIMEOUT_S)
-                limit.reschedule(None)  # it came in time, however many others are to be read
+                limit.reschedule(None)  # it came in time, however long parsing waits for others
                 async with self._reads:
-                    await asyncio.sleep(0)  # one that is full takes a tenth of a second: between two the loop turns
+                    await asyncio.sleep(0)  # a full page takes 0.1 s to parse: let the loop turn between two
                     reading = _reading(pod, page.decode(errors="replace"), question)
-                del page  # While others are asked, and this one for its version, it need not take memory
+                del page  # frees memory while others are scraped
         except _NoPageError as error:
             return Unreachable(f"/metrics {error}")
         except TimeoutError:
@@ -194,8 +182,10 @@ class EngineProbe:
         return replace(reading, version=await self._version(pod, f"{place}/version"))
 
     async def _version(self, pod: Mapping[str, Any], url: str) -> str | None:
-        """Return the version that an engine says, if it does at once: no figures wait for it, and no other engine."""
-        start = _start_of(pod)
+        """Return the version of an engine if it answers within 1 s: figures and other engines do not wait for it."""
+        # Identifies a start of a pod's containers; None if the kubelet has not reported it.
+        containers = [each.get("containerID") for each in objects(mapping(pod, "status"), "containerStatuses")]
+        start = (pod["metadata"].get("uid"), *map(str, containers)) if all(containers) and containers else None
         if start in self._versions:
             return self._versions[start]
         try:
@@ -210,10 +200,11 @@ class EngineProbe:
         return version
 
     async def _page(self, url: str, most_bytes: int, timeout_s: float) -> bytearray:
-        """Return a page as it was sent: nothing is unpacked, kept as a cookie, or followed elsewhere."""
+        if self._session is None:  # a session needs a running loop
+            self._session = engine_session(_MOST_BYTES)
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         try:
-            async with self._connected().get(url, allow_redirects=False, timeout=timeout) as response:
+            async with self._session.get(url, allow_redirects=False, timeout=timeout) as response:
                 if response.status != HTTPStatus.OK:
                     raise _NoPageError(f"answered {response.status}")
                 page = bytearray()
@@ -227,44 +218,26 @@ class EngineProbe:
         except aiohttp.ClientError as error:
             raise _NoPageError(f"did not answer ({type(error).__name__})") from error
 
-    def _connected(self) -> aiohttp.ClientSession:
-        """Return the session, which a loop has to run for."""
-        if self._session is None:
-            self._session = engine_session(_MOST_BYTES)
-        return self._session
-
 
 def _reading(pod: Mapping[str, Any], text: str, question: _Question) -> EngineReading:
-    """Return what a page says, and keep it for figures."""
+    """Parse a page, and add its samples to those for figures."""
     engine, now_s, looks = str(pod["metadata"].get("uid")), time.monotonic(), question.looks
+    names = names_read(question.profile)
     due = frozenset() if looks is None else looks.names_due(engine, now_s)
-    page, of_figures = _pages(text, names_read(question.profile), due)
+    of_figures: Exposition | None = None
+    try:
+        page = read_exposition(text, names | due)
+        of_figures = page if due else None
+    except ExpositionError:  # an engine whose figures are invalid is still read
+        page = read_exposition(text, names)
     reading = reading_of(page, question.profile)
     if looks is not None and of_figures is not None:
         looks.hear(engine, of_figures, now_s)
     return reading
 
 
-def _pages(text: str, names: frozenset[str], due: frozenset[str]) -> tuple[Exposition, Exposition | None]:
-    """Return what a page says for a reading, and for figures where they are due and can be read.
-
-    It is read once for both, unless that cannot be: an engine whose figures are broken answers all the same.
-    """
-    try:
-        both = read_exposition(text, names | due)
-    except ExpositionError:
-        return read_exposition(text, names), None
-    return both, both if due else None
-
-
-def _start_of(pod: Mapping[str, Any]) -> Hashable | None:
-    """Return what no other start of a pod's containers has; None where the kubelet does not say."""
-    containers = [each.get("containerID") for each in objects(mapping(pod, "status"), "containerStatuses")]
-    return (pod["metadata"].get("uid"), *map(str, containers)) if all(containers) and containers else None
-
-
 def is_ready(pod: Mapping[str, Any]) -> bool:
-    """Whether a pod is ready and stays."""
+    """Return whether a pod is ready and not being deleted."""
     conditions = pod.get("status", {}).get("conditions") or []
     ready = any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
     return ready and "deletionTimestamp" not in pod["metadata"]

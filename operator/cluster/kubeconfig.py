@@ -21,24 +21,22 @@ _MESSAGE_LIMIT: Final = 300
 
 
 class ClusterView:
-    """What a kubeconfig lets a person see."""
+    """Read-only client with the rights of a kubeconfig's user."""
 
     def __init__(self, api: client.ApiClient, namespace: str) -> None:
         self._api = api
         self.namespace = namespace
-        """Namespace of the context."""
         self.server = str(api.configuration.host)
-        """Address of the API server."""
 
     async def get(self, resource: Resource, namespace: str | None, name: str) -> Body | None:
-        """Return an object; None where it, or its kind, does not exist."""
+        """Return an object; None if it, or its kind, does not exist."""
         try:
             return await self._ask("GET", resource.path(namespace, name), f"get {resource.qualified_plural} {name}")
         except NotFoundError:
             return None
 
     async def list(self, resource: Resource, namespace: str | None = None, selector: str = "") -> list[Body]:
-        """Return the objects of a kind, of one namespace or of the cluster."""
+        """Return the objects of a kind in one namespace or the cluster."""
         what = f"list {resource.qualified_plural}" + (f" in namespace {namespace}" if namespace else "")
         query = {"labelSelector": selector} if selector else {}
         answer = await self._ask("GET", resource.path(namespace), what, query=query)
@@ -46,7 +44,7 @@ class ClusterView:
         return items
 
     async def review(self, resource: Resource, body: Body) -> Body:
-        """Ask a question that is put as an object, such as a SubjectAccessReview; nothing is stored."""
+        """Create a review object, such as a SubjectAccessReview, which is not stored."""
         return await self._ask("POST", resource.path(), f"create {resource.qualified_plural}", body)
 
     async def version(self) -> str:
@@ -54,7 +52,7 @@ class ClusterView:
         return str((await self._ask("GET", "/version", "get /version")).get("gitVersion"))
 
     async def groups(self) -> Mapping[str, Sequence[str]]:
-        """Return the API groups that are served, with their versions."""
+        """Return the versions of each API group."""
         found = await self._ask("GET", "/apis", "get /apis")
         return {
             each["name"]: [version["version"] for version in each["versions"]] for each in found.get("groups") or []
@@ -82,7 +80,6 @@ class ClusterView:
 
 
 def _why(error: Exception) -> str:
-    """Return in the system's words why nobody answers."""
     if isinstance(error, TimeoutError):
         return f"no answer within {_TIMEOUT_S} s"
     if isinstance(error, aiohttp.ClientConnectorCertificateError | aiohttp.ClientSSLError):
@@ -95,12 +92,9 @@ def _why(error: Exception) -> str:
 
 @asynccontextmanager
 async def open_cluster(context: str | None) -> AsyncIterator[ClusterView]:
-    """Connect as a kubeconfig says: to a context of it, or to its current one; in a pod without one, as that pod.
+    """Connect to a context of the kubeconfig, or its current one; in a pod without a kubeconfig, as that pod.
 
-    Raises
-    ------
-    ClusterError
-        When there is no usable kubeconfig.
+    Raises ClusterError without a usable kubeconfig.
     """
     in_pod = "KUBECONFIG" not in os.environ and "KUBERNETES_SERVICE_HOST" in os.environ
     if in_pod and context is None:
@@ -116,10 +110,10 @@ async def open_cluster(context: str | None) -> AsyncIterator[ClusterView]:
 
 
 async def _load_kubeconfig(context: str | None) -> str:
-    """Load it; return the namespace of the context."""
+    """Load the kubeconfig; return the namespace of the context."""
     file = os.environ.get("KUBECONFIG") or "~/.kube/config"
     where = f"KUBECONFIG: {file}"
-    # The client itself would log a missing file, and then speak of its content.
+    # The client would log a missing file, and then complain about its content.
     if not _is_there(file):
         raise ClusterError(f"{where}: there is no such file: name a kubeconfig")
     try:
@@ -127,7 +121,6 @@ async def _load_kubeconfig(context: str | None) -> str:
     except config.ConfigException as error:
         raise ClusterError(f"{where}: names no cluster ({error}): name a kubeconfig") from error
     except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
-        # The client takes for granted that it is YAML, and a mapping.
         why = getattr(error, "strerror", None) or getattr(error, "problem", None) or "is no kubeconfig"
         raise ClusterError(f"{where}: cannot be read ({why}): name a kubeconfig") from error
     names = [each["name"] for each in contexts]
@@ -142,7 +135,6 @@ async def _load_kubeconfig(context: str | None) -> str:
 
 
 def _is_there(kubeconfig: str) -> bool:
-    """Return whether one of the files that KUBECONFIG may list exists."""
     return any(Path(each).expanduser().exists() for each in kubeconfig.split(os.pathsep) if each)
 
 

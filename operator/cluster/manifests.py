@@ -44,17 +44,13 @@ _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def _to_yaml(value: Any) -> str:
-    """Return a value as JSON that is YAML too: other characters than ASCII by YAML's own escape."""
+    """Return a value as JSON that is valid YAML: characters beyond ASCII get YAML's escape."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=False)
     return _BEYOND_ASCII.sub(lambda char: f"\\U{ord(char[0]):08x}", text)
 
 
 def _literally(arguments: Sequence[str]) -> list[str]:
-    """Return arguments that reach a container as they are, but for our own references to its variables.
-
-    The kubelet puts variables of the container in for ``$(NAME)``, so that a model's name could bring the hub's
-    token into a message, and makes one dollar of two (third_party/forked/golang/expansion in Kubernetes).
-    """
+    # The kubelet expands $(NAME), so that a model's name could put the hub token into a message, and $$ to $.
     return [
         argument if isinstance(argument, ContainerVariable) else argument.replace("$", "$$") for argument in arguments
     ]
@@ -73,7 +69,7 @@ def render_template(template: str, values: dict[str, Any]) -> Body:
 
 
 def _read(text: str) -> str:
-    """Return YAML as JSON, which is read a hundred times as fast, and objects of one spec have most of it alike."""
+    # The cache holds JSON, which parses a hundred times as fast; objects of one spec are mostly alike.
     return json.dumps(yaml.load(text, Loader=_Loader))  # noqa: S506
 
 
@@ -81,12 +77,12 @@ _short_read = lru_cache(maxsize=_TEXTS_KEPT)(_read)
 
 
 def secret_key(reference: SecretKey | None) -> Body | None:
-    """Return the key of a Secret as pods refer to it."""
+    """Return a reference to the key of a Secret for a pod."""
     return {"name": reference.name, "key": reference.key} if reference else None
 
 
 def owned(body: Body, key: Key, uid: str) -> Body:
-    """Mark a child as ours, and with the hash of what was asked for."""
+    """Add labels, owner and the hash of the desired content to a child."""
     metadata = body["metadata"]
     metadata["namespace"] = key.namespace
     metadata["labels"] = {**metadata.get("labels", {}), **child_labels(key)}
@@ -96,20 +92,20 @@ def owned(body: Body, key: Key, uid: str) -> Body:
 
 
 def with_new_hash(body: Body) -> Body:
-    """Return a child of `owned` whose content was changed since, with the hash of what it asks for now."""
+    """Return a child of `owned` with the hash of its present content."""
     metadata = {name: value for name, value in body["metadata"].items() if name != "annotations"}
     annotations = {APPLIED_HASH_ANNOTATION: content_hash({**body, "metadata": metadata})}
     return {**body, "metadata": {**metadata, "annotations": annotations}}
 
 
 def child_labels(key: Key) -> dict[str, str]:
-    """Return the labels by which a child is found."""
+    """Return the labels of a child."""
     label = CAPTURE_LABEL if key.kind == capture.KIND else DEPLOYMENT_LABEL
     return {PART_OF_LABEL: "specdecode", MANAGED_BY_LABEL: MANAGER, label: key.name}
 
 
 def owner_reference(key: Key, uid: str) -> Body:
-    """Return what makes a child go with the object that owns it."""
+    """Return the owner reference of a child."""
     return {
         "apiVersion": base.API_VERSION,
         "kind": key.kind,
@@ -121,5 +117,5 @@ def owner_reference(key: Key, uid: str) -> Body:
 
 
 def content_hash(body: Body) -> str:
-    """Return what tells one content from another, for objects whose fields are JSON."""
+    """Return a short hash of an object."""
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]

@@ -19,22 +19,21 @@ _PREFIX: Final = "nvidia.com/"
 _REPLICAS_LABEL: Final = "nvidia.com/gpu.replicas"
 _SHARING_LABEL: Final = "nvidia.com/gpu.sharing-strategy"
 _RENAMED_RESOURCE: Final = "nvidia.com/gpu.shared"
-"""What time-slicing calls its slices when it is told to rename them."""
+"""Name of slices of time-slicing with renameByDefault."""
 
 _MIG_RESOURCE: Final = re.compile(r"nvidia\.com/mig-\S+")
-"""What the device plugin calls slices under mig.strategy mixed."""
+"""Name of slices with mig.strategy mixed."""
 
 _MIG_PRODUCT: Final = re.compile(r"(?P<product>.+)-MIG-(?P<profile>.+?)(-SHARED)?")
 _SHARED_PRODUCT: Final = re.compile(r"(?P<product>.+)-SHARED")
 
 
 class NodesFrom(Enum):
-    """Where the operator knows nodes from."""
+    """Source of the nodes."""
 
     CLUSTER = auto()
     FILE = auto()
-    """Its configuration: one that serves named namespaces may not look at nodes."""
-
+    """A file, because an operator of named namespaces may not list nodes."""
     NOWHERE = auto()
     """The same without a file."""
 
@@ -45,40 +44,39 @@ class NodeFacts:
 
     name: str
     product: str
-    """Exact GPU product as its label has it; empty when the label is missing."""
+    """Exact GPU product of its label; empty if the label is missing."""
     gpus: int
-    """That pods may take."""
+    """Allocatable GPUs."""
     schedulable: bool = True
-    """False while the node is cordoned: what runs there stays, nothing new comes."""
+    """False while the node is cordoned."""
     refusal: str | None = None
-    """Why its GPUs cannot be planned for, whatever their product; None when they can."""
+    """Why its GPUs cannot be planned for, or None."""
 
 
 def node_facts(body: Mapping[str, Any]) -> NodeFacts | None:
     """Return the facts of a node with GPUs of any form; None for one without."""
     labels = body["metadata"].get("labels") or {}
-    resources = _nvidia_resources(body)
+    allocatable = body.get("status", {}).get("allocatable") or {}
+    counts = {name: _count(quantity) for name, quantity in allocatable.items() if name.startswith(_PREFIX)}
+    resources = {name: count for name, count in counts.items() if count > 0}
     product = labels.get(PRODUCT_LABEL) or ""
     if not resources and not product:
         return None
-    gpus = resources.get(GPU_RESOURCE, 0)
-    return NodeFacts(
-        body["metadata"]["name"],
-        product,
-        gpus,
-        schedulable=not body.get("spec", {}).get("unschedulable", False),
-        refusal=_refusal(product, labels, resources),
-    )
+    refusal = product_refusal(product) or _sharing_refusal(labels, resources) or _missing_gpus(resources)
+    if not product:
+        refusal = f"it has GPUs but no label {PRODUCT_LABEL}: install GPU-feature-discovery, or set the label"
+    schedulable = not body.get("spec", {}).get("unschedulable", False)
+    return NodeFacts(body["metadata"]["name"], product, resources.get(GPU_RESOURCE, 0), schedulable, refusal)
 
 
 def gpus_of(pod: Mapping[str, Any]) -> int:
-    """Return how many GPUs the containers of a pod ask for."""
+    """Return the number of GPUs that a pod requests."""
     limits = (mapping(mapping(each, "resources"), "limits") for each in objects(mapping(pod, "spec"), "containers"))
     return sum(_count(each.get(GPU_RESOURCE, "0")) for each in limits)
 
 
 def product_refusal(product: str) -> str | None:
-    """Return why a product label names no whole GPU of one owner; None when it may."""
+    """Return why a product label is not that of a whole, unshared GPU, or None."""
     mig = _MIG_PRODUCT.fullmatch(product)
     if mig and mig["profile"] == "INVALID":
         return "its MIG slices differ, which mig.strategy single cannot name: switch MIG off on this node"
@@ -92,14 +90,8 @@ def product_refusal(product: str) -> str | None:
     return None
 
 
-def _refusal(product: str, labels: Mapping[str, str], resources: Mapping[str, int]) -> str | None:
-    if not product:
-        return f"it has GPUs but no label {PRODUCT_LABEL}: install GPU-feature-discovery, or set the label"
-    return product_refusal(product) or _sharing_refusal(labels, resources) or _missing_gpus(resources)
-
-
 def _sharing_refusal(labels: Mapping[str, str], resources: Mapping[str, int]) -> str | None:
-    """Sharing leaves the product as it is when its resource is renamed, so other labels tell of it too."""
+    # With a renamed resource the product has no suffix.
     strategy = labels.get(_SHARING_LABEL, "none")
     if _count(labels.get(_REPLICAS_LABEL, "1")) > 1 or strategy != "none" or _RENAMED_RESOURCE in resources:
         return _shared("sharing" if strategy == "none" else strategy)
@@ -122,13 +114,5 @@ def _shared(how: str) -> str:
     )
 
 
-def _nvidia_resources(body: Mapping[str, Any]) -> dict[str, int]:
-    """Resources of the device plugin that the node offers, those of count 0 left out."""
-    allocatable = body.get("status", {}).get("allocatable") or {}
-    counts = {name: _count(quantity) for name, quantity in allocatable.items() if name.startswith(_PREFIX)}
-    return {name: count for name, count in counts.items() if count > 0}
-
-
 def _count(quantity: object) -> int:
-    """Return a count of a device plugin; 0 for anything but a plain number."""
     return whole_number(quantity) or 0

@@ -17,13 +17,13 @@ from specdecode_operator.stats.measures import Scope, Values
 
 _DEADLINE_S: Final = 5
 _REST_S: Final = 60.0
-"""Where it does not answer or fails nobody asks it: reconciles of other objects wait for no Prometheus that is slow."""
+"""Pause after an error or a timeout, so that a slow Prometheus does not hold up other objects."""
 
 _ASKS_FOR: Final = "--prometheus-token-file"
 _LONGEST_TOKEN: Final = 16 * 1024
 _LONGEST_WHY: Final = 400
 _MOVED: Final = 0.02
-"""The part by which a figure has moved at least, when it is shown anew."""
+"""Minimum relative change of a figure that is written."""
 
 
 @dataclass(frozen=True)
@@ -32,21 +32,21 @@ class Prometheus:
 
     url: str
     token_file: Path | None = None
-    """Read at each question, for tokens are renewed."""
+    """Read at each request, because tokens are renewed."""
 
 
 @dataclass
 class KeptFigures:
-    """What is known of one object's figures from one look to the next."""
+    """Figures of one object between reconciles."""
 
     looks: SampleBuffer = field(default_factory=SampleBuffer)
     shown: FiguresStatus | None = None
     taken_s: float | None = None
-    """When, on the monotonic clock; None while an earlier process's are shown."""
+    """On the monotonic clock; None while an earlier process's figures are shown."""
 
 
 class FiguresReader:
-    """Takes figures, the same ones from either source."""
+    """Reads the same figures from Prometheus or from engine samples."""
 
     def __init__(self, prometheus: Prometheus | None = None) -> None:
         self._prometheus = prometheus
@@ -56,7 +56,7 @@ class FiguresReader:
     async def keep(
         self, key: Key, kept: KeptFigures, before: FiguresStatus | None, now_s: float
     ) -> FiguresStatus | None:
-        """Return the figures to show, taken anew only so often, and only where one moved: each write wakes others."""
+        """Return the figures to show; they change once per window, if one moved, because each write causes events."""
         if kept.taken_s is None or now_s - kept.taken_s >= WINDOW_S:
             taken, known = await self.read(key, kept.looks), kept.shown or before
             kept.shown = taken if taken is not None and (known is None or _moved(known, taken)) else known
@@ -64,7 +64,7 @@ class FiguresReader:
         return kept.shown
 
     async def read(self, key: Key, looks: SampleBuffer) -> FiguresStatus | None:
-        """Return the figures of an object; None where neither source has any yet."""
+        """Return the figures of an object; None if neither source has any yet."""
         why = None
         if self._prometheus is not None:
             try:
@@ -76,16 +76,10 @@ class FiguresReader:
         return None if found is None else _status(FiguresSource.PODS, *found, why)
 
     async def _ask(self, prometheus: Prometheus, key: Key) -> Mapping[str, Values]:
-        """Ask for all figures of an object.
-
-        Raises
-        ------
-        NoAnswerError
-            It does not answer, did not lately, or knows nothing of the object.
-        """
+        """Query all figures; raise NoAnswerError if it does not answer, did not lately, or lacks the object."""
         if time.monotonic() < self._silent_until_s:
             raise NoAnswerError(self._why)
-        # It takes a moment to load, which who has no Prometheus need not wait for.
+        # It takes a second to import.
         from specdecode_operator.cluster.prometheus import ask_prometheus  # noqa: PLC0415
 
         scope = Scope(window=f"{WINDOW_S}s", namespace=key.namespace, deployment=key.name)
@@ -98,7 +92,7 @@ class FiguresReader:
                 _DEADLINE_S,
             )
         except WrongAnswerError:
-            raise  # engines write what is wrong with their own series: others' are asked for all the same
+            raise  # engines write their own series: queries for other objects may work
         except NoAnswerError as error:
             self._silent_until_s, self._why = time.monotonic() + _REST_S, str(error)
             raise
@@ -135,7 +129,6 @@ def _status(
 
 
 def _moved(before: FiguresStatus, now: FiguresStatus) -> bool:
-    """Whether figures say something new: that they are of more seconds by now is nothing that anybody waits for."""
     if (before.source, before.message) != (now.source, now.message):
         return True
     known = {each.name: each.value.split() for each in before.values}
@@ -144,7 +137,6 @@ def _moved(before: FiguresStatus, now: FiguresStatus) -> bool:
 
 
 def _differ(before: list[str], now: list[str]) -> bool:
-    """Whether texts that are numbers differ by more than is worth a write; what is none differs from all."""
     try:
         pairs = [(float(one), float(other)) for one, other in zip(before, now, strict=True)]
     except ValueError:
@@ -153,6 +145,6 @@ def _differ(before: list[str], now: list[str]) -> bool:
 
 
 def _text(values: Values) -> str:
-    """Return the value, or those by position in their order; empty where it says nothing."""
+    """Return the value, or the values by position in order; empty without a finite one."""
     ordered = sorted(values.items(), key=lambda each: (len(each[0]), each[0]))
     return " ".join(f"{value:.4g}" for _, value in ordered if math.isfinite(value))[:256]

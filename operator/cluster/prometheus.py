@@ -28,17 +28,11 @@ _MOST_SERIES: Final = 1000
 
 
 class UnusableAnswerError(ValueError):
-    """A Prometheus did not answer what it was asked."""
+    """The response of a Prometheus cannot be used."""
 
 
 def check_answer(text: bytes) -> None:
-    """Refuse what is no answer of a Prometheus to an instant query.
-
-    Raises
-    ------
-    UnusableAnswerError
-        It is something else, or an error.
-    """
+    """Raise UnusableAnswerError unless a text is the response to an instant query."""
     try:
         answer = parse_json(text, MOST_BYTES)
     except UnreadableTextError as error:
@@ -53,13 +47,7 @@ def check_answer(text: bytes) -> None:
 
 
 def read_series(result: list[Any], scope: Scope) -> Values:
-    """Return the values of the series of an answer, which are of one deployment; NaN and infinity say nothing.
-
-    Raises
-    ------
-    UnusableAnswerError
-        A series has no value, or is about something else.
-    """
+    """Return the finite values of series of one deployment by label, or raise UnusableAnswerError."""
     values: Values = {}
     for series in result:
         label, value = _sample(series, scope)
@@ -69,7 +57,6 @@ def read_series(result: list[Any], scope: Scope) -> Values:
 
 
 def _sample(series: Any, scope: Scope) -> tuple[str, float]:
-    """Return the value of a series, and the label that tells it from others of the figure."""
     try:
         labels, (_, text) = dict(series["metric"]), series["value"]
         value = float(text)
@@ -91,19 +78,13 @@ _TIMEOUTS: Final = (requests.Timeout, urllib3.exceptions.TimeoutError)
 
 
 class _ServerFailureError(UnusableAnswerError):
-    """The server itself fails, such as under load: it answers no other question either."""
+    """The server fails, for example under load, and so do other queries."""
 
 
 def ask_prometheus(
     url: str, token: str | None, scope: Scope, figures: Sequence[Figure], *, asks_for: str = "--token-file"
 ) -> dict[str, Values]:
-    """Return figures as a Prometheus knows them.
-
-    Raises
-    ------
-    NoAnswerError
-        When it does not answer, or not what it was asked.
-    """
+    """Return the figures of a Prometheus, or raise NoAnswerError."""
     values: dict[str, Values] = {}
     asked = f"{url.rstrip('/')}/api/v1/query"
     try:
@@ -124,14 +105,14 @@ def _client(url: str, token: str | None, asks_for: str) -> PrometheusConnect:
     if not url.lower().startswith(("http://", "https://")):
         raise ValueError("it begins with neither http:// nor https://")
     session = requests.Session()
-    # Of the environment all but ~/.netrc, whose password would take the token's place.
+    # Settings of the environment but ~/.netrc, whose password would replace the token.
     session.trust_env = False
     session.proxies = get_environ_proxies(url)
     session.verify = os.environ.get("SSL_CERT_FILE") or True
     session.stream = True
     session.hooks["response"] = [partial(_check, asks_for)]
     headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {token}"} if token else {})
-    # Asked once; what it does not say in time is told as that, and not as a retry too many.
+    # Without retries, so that a timeout is reported as one.
     return PrometheusConnect(url.rstrip("/"), headers=headers, retry=urllib3.Retry(0, read=False), session=session)
 
 
@@ -145,7 +126,7 @@ def _ask(client: PrometheusConnect, query: str, seconds: int) -> Any:
 
 
 def _check(asks_for: str, response: requests.Response, **_: Any) -> None:
-    """Let an answer pass before a redirection is followed, or anything read that is not bounded."""
+    """Check a response before redirections are followed, or unbounded content is read."""
     status = response.status_code
     try:
         content = _read(status, response, asks_for)
@@ -162,7 +143,7 @@ def _read(status: int, response: requests.Response, asks_for: str) -> bytes:
     content: bytes = response.raw.read(MOST_BYTES + 1, decode_content=False)
     if len(content) > MOST_BYTES:
         raise UnusableAnswerError(f"answers with more than {MOST_BYTES} bytes")
-    # Prometheus says in a body what is wrong with a query.
+    # The body explains what is wrong with a query.
     if status != HTTPStatus.OK and not content.startswith(b'{"status":"error"'):
         raise UnusableAnswerError(f"answers with HTTP {status}: is this its URL?")
     check_answer(content)
@@ -170,6 +151,6 @@ def _read(status: int, response: requests.Response, asks_for: str) -> bytes:
 
 
 def _first(error: BaseException) -> BaseException:
-    """Return what an error began with: the others tell the query, and names of Python's."""
+    """Return the root cause: the other messages have the query, and Python names."""
     inner = error.__cause__ or error.__context__ or (error.args[-1] if error.args else None)
     return _first(inner) if isinstance(inner, BaseException) and str(inner) else error

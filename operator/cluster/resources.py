@@ -68,12 +68,12 @@ OWNED_SELECTOR = f"{MANAGED_BY_LABEL}={MANAGER}"
 
 
 def worker_labels(name: str) -> dict[str, str]:
-    """Labels of the pods that only compute for the engines of one SpecDecodeDeployment."""
+    """Return the labels of pods that only compute for the engines of one deployment."""
     return {MANAGED_BY_LABEL: MANAGER, COMPUTES_FOR_LABEL: name}
 
 
 def selector_labels(name: str) -> dict[str, str]:
-    """Labels that single out the engine pods of one SpecDecodeDeployment."""
+    """Return the labels that select the engine pods of one deployment."""
     return {MANAGED_BY_LABEL: MANAGER, DEPLOYMENT_LABEL: name}
 
 
@@ -86,7 +86,7 @@ class Resource:
     plural: str
 
     def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
-        """URL path of one object, or of the whole collection of a namespace or of the cluster."""
+        """Return the URL path of one object, or of the collection of a namespace or the cluster."""
         root = "/apis" if "/" in self.api_version else "/api"
         within = ("namespaces", namespace) if namespace else ()
         parts = (root, self.api_version, *within, self.plural, name, subresource)
@@ -134,7 +134,7 @@ _BY_KIND = {resource.kind: resource for resource in (*CHILDREN, *CAPTURE_CHILDRE
 
 
 def written_resource(kind: str) -> Resource:
-    """Resource of a kind that the operator writes."""
+    """Return the resource of a kind that the operator writes."""
     return _BY_KIND[kind]
 
 

@@ -30,10 +30,7 @@ class StorageClasses:
         )
 
     def missing(self, name: str | None) -> str | None:
-        """Return why no class provides a volume for a claim; None if one does.
-
-        ``name`` is the class that the claim names. None means the default one.
-        """
+        """Return why no class provides a volume for a claim of a class, or None; no name means the default class."""
         known = ", ".join(shown(each) for each in sorted(self.binding_modes)[:_MOST_NAMES])
         has = f"the cluster has {known}" if known else "the cluster has none"
         if name is None:
@@ -41,13 +38,13 @@ class StorageClasses:
         return None if name in self.binding_modes else f"there is no StorageClass {shown(name)} ({has})"
 
     def binds_at_once(self, name: str | None) -> bool:
-        """Whether a claim of a class is bound before a pod uses it."""
+        """Return whether a claim of a class is bound before a pod uses it."""
         chosen = name if name is not None else next(iter(self.defaults), None)
         return self.binding_modes.get(chosen or "") != WAIT_FOR_FIRST_CONSUMER
 
 
 def is_default(body: Mapping[str, Any]) -> bool:
-    """Whether a StorageClass is the cluster's default."""
+    """Return whether a StorageClass is the cluster's default."""
     return mapping(mapping(body, "metadata"), "annotations").get(_DEFAULT) == "true"
 
 

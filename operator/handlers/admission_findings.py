@@ -5,9 +5,10 @@ therefore agree. `Policies` evaluates ValidatingAdmissionPolicies offline as the
 https://kubernetes.io/docs/reference/access-authn-authz/validating-admission-policy/
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import Any, Final
 
 from specdecode_operator.api.base import Body
@@ -44,13 +45,13 @@ from specdecode_operator.untrusted import mapping, objects, texts
 
 PLAN_WARNING: Final = "PlanWarning"
 PLAN_NOTE: Final = "PlanNote"
-"""Rules that are no reason of a condition: what `Planned` mentions."""
+"""Rules without a condition's reason."""
 
 _ASSUMED: Final = f"looked at for nodes of {ASSUMED_GPUS_PER_NODE} GPUs, as nobody says which there are: "
 
 
 class Level(StrEnum):
-    """How bad it is, in SARIF's words."""
+    """Severity, as SARIF names it."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -59,42 +60,35 @@ class Level(StrEnum):
 
 @dataclass(frozen=True)
 class Remark:
-    """One thing that is wrong with an object, or worth knowing of it."""
+    """A finding about an object."""
 
     level: Level
     rule: str  # The reason that the condition would have
-    problem: Problem  # Without field and value where none is meant
+    problem: Problem  # Field and value may be empty
 
     @property
     def sentence(self) -> str:
-        """What to tell, on one line and without a full stop."""
+        """One line without a full stop."""
         return str(self.problem) if self.problem.field else self.problem.message
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What whoever runs the operator says of all objects."""
+    """Settings of the operator that apply to all objects."""
 
     host_paths: tuple[str, ...] = ()
     """Directories of nodes that may be mounted."""
-
     pod_template: frozenset[str] = NONE_ALLOWED
     """What podTemplate may ask for beyond `deployment/pod_security.py`, by name."""
-
     does_not_fit: bool = True
-    """What fits nowhere is told; else it is refused."""
-
+    """Whether a plan that does not fit is a warning, and not an error."""
     nodes: tuple[NodeFacts, ...] | None = None
-    """The fleet. None: nodes of the products that an object names, or of all that are known."""
-
+    """The fleet. None: nodes of the products that an object names, or of all known products."""
     calibration: Calibration = UNCALIBRATED
-    """What measurements say of the estimates."""
-
     site_facts: Mapping[str, SiteFacts] = field(default_factory=dict)
     """Facts about models that the catalogue lacks, by model id."""
-
     storage_classes: StorageClasses | None = None
-    """Those of the cluster. None: unknown, so that no claim is warned of."""
+    """StorageClasses of the cluster. None: unknown."""
 
 
 def deployment_remarks(
@@ -105,16 +99,22 @@ def deployment_remarks(
     *,
     unknown: Mapping[str, ModelSource] | None = None,
 ) -> Iterator[Remark]:
-    """What the operator would refuse in a SpecDecodeDeployment or mention of it, errors first.
+    """Yield what the operator would reject in a SpecDecodeDeployment or mention about it, errors first.
 
-    ``known`` are models that were read, ``unknown`` those that could not be, by field; None: all that neither the spec,
-    the catalogue nor the operator's facts files describe.
+    ``known`` are models that were read, ``unknown`` those that could not be, by field. None: all models that neither
+    the spec, the catalogue nor the operator's facts files describe.
     """
     for schedule in spec.captures:
         where = f"spec.captures[name={schedule.name}].template.storage"
         yield from _of_storage(schedule.template.storage, where, terms)
-    yield from _refused(lambda: refuse_host_paths(spec, terms.host_paths))
-    yield from _refused(lambda: refuse_pod_template(spec, terms.pod_template, key.namespace))
+    for check in (
+        partial(refuse_host_paths, spec, terms.host_paths),
+        partial(refuse_pod_template, spec, terms.pod_template, key.namespace),
+    ):
+        try:
+            check()
+        except InvalidSpecError as error:
+            yield from refusals(error)
     try:
         known = {**known, **known_checkpoints(spec, {}, site_facts_of(spec, terms.site_facts))}
         if unknown is None:
@@ -123,21 +123,20 @@ def deployment_remarks(
             profile = check_without_models(spec, unknown)
             yield from (Remark(Level.WARNING, PLAN_WARNING, doubt) for doubt in version_doubts(spec, profile))
             return
-        facts = valid_facts(spec, known, terms.calibration)
-        yield from _of_plan(key, facts, terms, known)
+        yield from _of_plan(key, valid_facts(spec, known, terms.calibration), terms, known)
     except InvalidSpecError as error:
         yield from refusals(error)
 
 
 def capture_remarks(spec: SpecDecodeCaptureSpec, terms: Terms) -> Iterator[Remark]:
-    """Yield what the operator would refuse in a SpecDecodeCapture or warn of, whatever deployment it is of."""
+    """Yield what the operator would reject in a SpecDecodeCapture of any deployment, or warn about."""
     if blocked := workload_blocked(spec):
         yield Remark(Level.ERROR, blocked.reason, Problem("", "", blocked.message))
     yield from _of_storage(spec.storage, "spec.storage", terms)
 
 
 def _of_storage(storage: Storage, where: str, terms: Terms) -> Iterator[Remark]:
-    """Yield that the cluster lacks the StorageClass of a claim that a capture creates. It may still be created."""
+    """Yield a warning if the cluster lacks the StorageClass of a claim that a capture creates."""
     if terms.storage_classes is None or storage.existing_claim is not None:
         return
     missing = terms.storage_classes.missing(storage.storage_class_name)
@@ -148,15 +147,8 @@ def _of_storage(storage: Storage, where: str, terms: Terms) -> Iterator[Remark]:
         yield Remark(Level.WARNING, "StorageClassNotFound", problem)
 
 
-def _refused(check: Callable[[], None]) -> Iterator[Remark]:
-    try:
-        check()
-    except InvalidSpecError as error:
-        yield from refusals(error)
-
-
 def refusals(error: InvalidSpecError) -> Iterator[Remark]:
-    """Each problem of a spec as a remark."""
+    """Return each problem of a spec as a remark."""
     return (Remark(Level.ERROR, error.reason, problem) for problem in error.problems)
 
 
@@ -167,7 +159,7 @@ def _of_plan(key: Key, facts: Facts, terms: Terms, known: KnownModels) -> Iterat
     plan = make_plan(facts, nodes, None, groups=True)
     too_large = Level.WARNING if terms.does_not_fit else Level.ERROR
     if isinstance(plan, Blocked):
-        # Nodes may come: only what is certain is refused.
+        # Nodes may be added, so this is no error.
         assumed = _ASSUMED if terms.nodes is None else ""
         yield Remark(Level.WARNING, plan.reason, Problem("", "", f"{assumed}{plan.message}"))
         tensor = facts.spec.parallelism.tensor or facts.spec.parallelism.draft_tensor or 1
@@ -179,7 +171,7 @@ def _of_plan(key: Key, facts: Facts, terms: Terms, known: KnownModels) -> Iterat
             level = too_large if verdict.reason == Verdict.DOES_NOT_FIT else Level.WARNING
             yield Remark(level, verdict.reason, Problem("", "", verdict.message))
         facts = facts.at(*plan.chosen.served)
-    # Those that have a field have a line, too.
+    # Doubts have a field, and so a line in the file.
     doubts = {str(doubt): doubt for doubt in version_doubts(facts.spec, facts.profile)}
     for warning in plan_warnings(facts, known, tensor):
         yield Remark(Level.WARNING, PLAN_WARNING, doubts.get(warning, Problem("", "", warning)))
@@ -193,12 +185,10 @@ _LEVELS: Final = {"Deny": Level.ERROR, "Warn": Level.WARNING, "Audit": Level.NOT
 _POLICY: Final = "ValidatingAdmissionPolicy"
 _BINDING: Final = "ValidatingAdmissionPolicyBinding"
 
-_Evaluate = Callable[[str], Any]
-
 
 @dataclass(frozen=True)
 class Policies:
-    """Policies with all that they refer to, as the chart makes them or a cluster has them."""
+    """ValidatingAdmissionPolicies with the objects that they refer to, of a chart or a cluster."""
 
     policies: Mapping[str, Body]
     bindings: Sequence[Body]
@@ -209,7 +199,7 @@ class Policies:
 
     @classmethod
     def of(cls, found: Sequence[Body]) -> "Policies":
-        """Return those among some objects; others are passed over."""
+        """Return the policies among some objects; ignore other kinds."""
         kinds: dict[str, list[Body]] = {}
         for each in found:
             kinds.setdefault(str(each.get("kind")), []).append(each)
@@ -221,13 +211,13 @@ class Policies:
         )
 
     def remarks(self, body: Body, resource: str) -> Iterator[Remark]:
-        """What they say of an object that is created; ``resource`` is its kind as URLs have it, such as pods."""
+        """Yield the findings about an object that is created; ``resource`` is its kind in URLs, such as pods."""
         for binding in self.bindings:
             spec = mapping(binding, "spec")
             policy = self.policies.get(str(spec.get("policyName")))
             if policy is None:
                 continue
-            # A binding narrows what its policy is about.
+            # A binding narrows the matches of its policy.
             matches = [mapping(mapping(policy, "spec"), "matchConstraints"), mapping(spec, "matchResources")]
             if not (objects(matches[0], "resourceRules") and all(_is_about(each, body, resource) for each in matches)):
                 continue
@@ -236,7 +226,7 @@ class Policies:
                 yield from self._judged(policy, spec, body, certain=None not in selected)
 
     def _selects(self, match: Body, namespace: Any) -> bool | None:
-        """Whether a binding is for a namespace; None where its labels would tell, and are not known."""
+        """Return whether a binding selects a namespace; None if that depends on unknown labels."""
         wanted = _requirements(mapping(match, "namespaceSelector"))
         known = self.namespaces.get(str(namespace))
         labels = {_NAME_LABEL: namespace} if namespace else {}
@@ -268,32 +258,32 @@ class Policies:
 
 
 def _broken(spec: Body, body: Body, parameters: Body | None) -> Iterator[str]:
-    """What of a policy does not hold, in its words."""
+    """Yield the messages of a policy's validations that fail."""
     given = {"object": body, "oldObject": None, "params": parameters}
     evaluate = evaluator(None, **given)
     if not all(evaluate(str(each.get("expression"))) for each in objects(spec, "matchConditions")):
         return
     variables: Body = {}
     for each in objects(spec, "variables"):
-        # Those that fail are missed by whoever asks for them, as the API server evaluates none before.
+        # The API server evaluates variables when they are used, so one that fails is only missing.
         try:
-            variables[_name_of(each)] = evaluator(None, **given, variables=variables)(str(each.get("expression")))
+            variables[str(each.get("name"))] = evaluator(None, **given, variables=variables)(
+                str(each.get("expression"))
+            )
         except CelError:
             continue
     evaluate = evaluator(None, **given, variables=variables)
     for each in objects(spec, "validations"):
-        if not evaluate(str(each.get("expression"))):
-            yield _words(each, evaluate)
-
-
-def _words(validation: Body, evaluate: _Evaluate) -> str:
-    if expression := validation.get("messageExpression"):
-        return str(evaluate(str(expression)))
-    return str(validation.get("message") or f"failed expression: {validation.get('expression')}")
+        if evaluate(str(each.get("expression"))):
+            continue
+        if expression := each.get("messageExpression"):
+            yield str(evaluate(str(expression)))
+        else:
+            yield str(each.get("message") or f"failed expression: {each.get('expression')}")
 
 
 def _is_about(match: Body, body: Body, resource: str) -> bool:
-    """Whether an object is among those meant, but for its namespace; without rules all are."""
+    """Return whether a match selects an object, whatever its namespace; without rules it does."""
     rules, labels = objects(match, "resourceRules"), mapping(mapping(body, "metadata"), "labels")
     return (
         (not rules or any(_is_of(rule, body, resource) for rule in rules))
@@ -315,7 +305,6 @@ def _is_of(rule: Body, body: Body, resource: str) -> bool:
 
 
 def _requirements(selector: Body) -> list[Body]:
-    """What a selector of labels asks for."""
     labels = mapping(selector, "matchLabels").items()
     return [
         *({"key": key, "operator": "In", "values": [value]} for key, value in labels),
@@ -341,7 +330,7 @@ def _holds(requirement: Body, labels: Mapping[str, Any]) -> bool:
 
 
 def _remark(level: Level, message: str, doubt: str = "") -> Remark:
-    """Messages of ours have the form of a problem, whose field has a line."""
+    # Messages of ours have the form of a problem, whose field has a line in the file.
     field, _, rest = message.partition(": ")
     value, _, words = rest.partition(": ")
     if field.startswith("spec.") and words:
@@ -355,7 +344,3 @@ def _name(body: Body) -> str:
 
 def _namespace(body: Body) -> str:
     return str(mapping(body, "metadata").get("namespace"))
-
-
-def _name_of(variable: Body) -> str:
-    return str(variable.get("name"))

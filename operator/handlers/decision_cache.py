@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any, overload
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.speculation import Speculation
 from specdecode_operator.deployment.decision import decide
 from specdecode_operator.deployment.desired_state import ClusterState, DesiredState
 from specdecode_operator.deployment.parsed_deployment import ParsedDeployment
@@ -17,20 +16,15 @@ from specdecode_operator.deployment.rollout.engine_workload import pack_object, 
 from specdecode_operator.problems import InvalidSpecError
 
 
-def _speculation(parent: ParsedDeployment) -> Speculation | None:
-    """Return how engines speculate: what a policy put in force is no part of the spec, whose generation stays."""
-    return None if isinstance(parent.spec, InvalidSpecError) else parent.spec.speculation
-
-
 class PackedChildren(Sequence[Body]):
-    """Children as packed text, each read when it is looked at: the plan alone is tens of kilobytes, written once."""
+    """Packed children, each unpacked when it is used: the plan alone is tens of kilobytes."""
 
     def __init__(self, packed: Sequence[bytes]) -> None:
         self._packed = packed
         self._read: dict[int, Body] = {}
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return the number of children."""
         return len(self._packed)
 
     @overload
@@ -38,7 +32,7 @@ class PackedChildren(Sequence[Body]):
     @overload
     def __getitem__(self, index: slice) -> Sequence[Body]: ...
     def __getitem__(self, index: int | slice) -> Body | Sequence[Body]:
-        """Return one of them, the same one each time, or several."""
+        """Return one child, the same object each time, or several."""
         if isinstance(index, slice):
             return [self[each] for each in range(*index.indices(len(self)))]
         place = range(len(self))[index]
@@ -57,9 +51,11 @@ class DecisionCache:
 
     def decide(self, parent: ParsedDeployment, cluster: ClusterState) -> DesiredState:
         """Return what `decision.decide` returns."""
+        # A policy may put another speculation in force without a new generation of the spec.
+        speculation = None if isinstance(parent.spec, InvalidSpecError) else parent.spec.speculation
         asked = (
             *(parent.uid, parent.generation, parent.raw_spec, parent.suspended_for, parent.status.plan),
-            *(_speculation(parent), parent.by_policy, cluster),
+            *(speculation, parent.by_policy, cluster),
         )
         if self._latest is not None and self._asked == asked:
             return replace(self._latest, children=PackedChildren(self._packed))

@@ -9,27 +9,26 @@ from threading import Lock, Thread, Timer
 from typing import Any, Final, Self
 
 TIMEOUT_S: Final = 10.0
-"""Of a connection from its first byte to its last, as long as the API server waits unless told otherwise."""
+"""Limit of a connection: the API server's default timeout of webhooks."""
 
 _MOST_CONNECTIONS: Final = 32
 _HEAD_BYTES: Final = 16 * 2**10
-"""Of a request before its body: Python's own bound is 6 MiB, which it parses into many times that."""
+"""Limit of a request before its body: Python's own is 6 MiB, which it parses into many times that."""
 
 
 class Places:
-    """A bounded number of connections: the oldest that has not asked yet gives way to the one that comes.
+    """A bounded number of connections: a new one replaces the oldest without a complete request.
 
-    So whoever connects and is silent keeps nobody out who asks at once.
+    So silent clients cannot block others.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._has_asked: dict[socket.socket, bool] = {}
-        """Of each connection, the oldest first."""
         self._lock = Lock()
 
     def take(self, connection: socket.socket) -> bool:
-        """Return whether there is a place; one that is taken from another ends that one."""
+        """Return whether the connection gets a place, possibly of a silent one, which is closed."""
         with self._lock:
             if len(self._has_asked) >= self._most:
                 silent = next((each for each, has_asked in self._has_asked.items() if not has_asked), None)
@@ -41,19 +40,19 @@ class Places:
             return True
 
     def keep(self, connection: socket.socket) -> None:
-        """Have a connection that has sent its whole request give way to none."""
+        """Protect a connection with a complete request from replacement."""
         with self._lock:
             if connection in self._has_asked:
                 self._has_asked[connection] = True
 
     def leave(self, connection: socket.socket) -> None:
-        """Free the place of a connection, if it has one still."""
+        """Free the place of a connection, if it has one."""
         with self._lock:
             self._has_asked.pop(connection, None)
 
 
 class BoundedHandler(BaseHTTPRequestHandler):
-    """One request. It says by ``keep_place`` when it has the whole of it."""
+    """Handler of one request, which calls ``keep_place`` once the request is complete."""
 
     server: "BoundedServer"
 
@@ -63,15 +62,15 @@ class BoundedHandler(BaseHTTPRequestHandler):
         self.rfile = _BoundedHead(self.rfile)
 
     def keep_place(self) -> None:
-        """Give way to nobody from now on."""
+        """Protect the connection from replacement."""
         self.server.places.keep(self.connection)
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing of each request."""
+        """Log no requests."""
 
 
 class _BoundedHead(BufferedIOBase):
-    """A request whose lines before the body are bounded together."""
+    """Request with a limit on the total size of its head."""
 
     def __init__(self, request: BufferedIOBase) -> None:
         self._request, self._left_bytes = request, _HEAD_BYTES
@@ -92,7 +91,7 @@ class _BoundedHead(BufferedIOBase):
 
 
 class BoundedServer(ThreadingHTTPServer):
-    """A thread for each connection, of which there are a bounded number."""
+    """HTTP server with a thread for each of a bounded number of connections."""
 
     daemon_threads = True
     request_queue_size = 64
@@ -114,7 +113,7 @@ class BoundedServer(ThreadingHTTPServer):
             self.shutdown_request(request)
 
     def finish_request(self, request: Any, client_address: Any) -> None:
-        """Serve a connection, within its time: who sends a byte now and then would stay for ever."""
+        """Serve a connection with a total timeout, which slow bytes do not extend."""
         request.settimeout(TIMEOUT_S)
         end = Timer(TIMEOUT_S, _hang_up, [request])
         end.start()
@@ -129,10 +128,10 @@ class BoundedServer(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: socket.socket | tuple[bytes, socket.socket], client_address: Any) -> None:
-        """Say nothing of clients that hang up, or trust another certificate."""
+        """Ignore clients that hang up, or trust another certificate."""
 
 
 def _hang_up(connection: socket.socket) -> None:
-    """End what is read from a connection and written to it; its thread closes it."""
+    """Shut a connection down, TLS without close_notify; its thread closes it."""
     with suppress(OSError):
-        socket.socket.shutdown(connection, socket.SHUT_RDWR)  # of TLS, too: without a last word
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)

@@ -29,12 +29,12 @@ from specdecode_operator.untrusted import mapping
 
 _LONGEST_LEASE_S: Final = 600
 _MOST_TRANSITIONS: Final = 2**31 - 1
-"""The API server takes no more, and a Lease whose counter is full could not be taken by anybody."""
+"""Limit of the API server: a Lease with a higher count could not be taken."""
 
 
 @dataclass(frozen=True)
 class LeaseName:
-    """Which Lease, who asks for it, and after how long without a renewal others may take it."""
+    """A Lease, its candidate, and how long it lasts without a renewal."""
 
     namespace: str
     name: str
@@ -43,10 +43,10 @@ class LeaseName:
 
 
 class Silence:
-    """How long a Lease of another has not been renewed, from when that was seen: clocks of nodes may differ.
+    """Time since the holder of a Lease last renewed it, by this process's clock: clocks of nodes may differ.
 
-    The time between two looks counts for no more than half of the Lease: while the API server answers nobody,
-    nobody can renew one.
+    The time between two checks counts for at most half of the duration: while the API server is down, no holder can
+    renew its Lease.
     """
 
     def __init__(self, clock: Callable[[], float], duration_s: int) -> None:
@@ -54,7 +54,7 @@ class Silence:
         self._version, self._silent_s, self._looked_s = "", 0.0, 0.0
 
     def lasts_s(self, lease: Body) -> float:
-        """Return it in seconds, as of this look at the Lease."""
+        """Return the silence in seconds, as of this read of the Lease."""
         before_s, self._looked_s = self._looked_s, self._clock()
         self._silent_s += min(self._looked_s - before_s, self._most_s)
         if (version := str(lease["metadata"]["resourceVersion"])) != self._version:
@@ -63,33 +63,27 @@ class Silence:
 
 
 class Candidate:
-    """Asks for the Lease and renews it: one look each time. A container that was started anew has its pod's Lease."""
+    """Takes and renews a Lease; each call is one attempt. A restarted container has its pod's Lease."""
 
     def __init__(self, cluster: Cluster, lease: LeaseName, clock: Callable[[], float] = time.monotonic) -> None:
         self._cluster, self._lease = cluster, lease
         self._silence = Silence(clock, lease.duration_s)
         self._held: Body | None = None
-        """The Lease as this candidate has written it last."""
+        """The Lease as this candidate wrote it last."""
         self.holder = ""
         self.transitions = 0
-        """How many times it changed hands."""
 
     async def take(self, *, only_renew: bool = False) -> bool:
-        """Take the Lease or renew it, and return whether this candidate has it.
+        """Take or renew the Lease; return whether this candidate has it.
 
-        With ``only_renew`` it is not taken where another has had it since.
-
-        Raises
-        ------
-        ClusterError
-            When that cannot be told.
+        With ``only_renew`` it is not taken if another candidate has had it since. A ClusterError means unknown.
         """
         if self._held is not None:
             held, self._held = self._held, None
             try:
                 return await self._write(held)
             except (ConflictError, NotFoundError):
-                pass  # somebody wrote it in between: who?
+                pass  # another client wrote it in between
         live = await self._cluster.get(LEASE, self._lease.namespace, self._lease.name)
         if live is None:
             name = {"namespace": self._lease.namespace, "name": self._lease.name}
@@ -100,14 +94,14 @@ class Candidate:
         return await self._write(live) if self._may_take(live, only_renew=only_renew) else False
 
     async def release(self) -> None:
-        """Give the Lease back, so that the next one need not wait for its end."""
+        """Give the Lease back, so that the next holder need not wait."""
         live = await self._cluster.get(LEASE, self._lease.namespace, self._lease.name)
         if live is not None and mapping(live, "spec").get("holderIdentity") == self._lease.identity:
             version = {"metadata": {"resourceVersion": live["metadata"]["resourceVersion"]}}
             await self._cluster.merge(live, version | {"spec": {"holderIdentity": ""}})
 
     async def _write(self, live: Body) -> bool:
-        """Write the Lease, unless it is another by now than it was seen."""
+        """Write the Lease, unless its version changed."""
         version = {"metadata": {"resourceVersion": live["metadata"]["resourceVersion"]}}
         self._held = await self._cluster.merge(live, version | self._spec(mapping(live, "spec")))
         return True
@@ -136,29 +130,29 @@ class Candidate:
 
 
 def _transitions(spec: Body) -> int:
-    """Return how many times a Lease changed hands, as it says; others may have written it."""
+    # The Lease is untrusted input.
     found = spec.get("leaseTransitions")
     return found if isinstance(found, int) and 0 <= found < _MOST_TRANSITIONS else 0
 
 
 _RENEW_WITHIN: Final = 2 / 3
-"""Of the Lease: who could not renew it for so long writes nothing, well before another may take it."""
+"""Share of the duration after which a holder that cannot renew stops writing, well before another may take over."""
 
 _RETRY_AFTER: Final = 1 / 6
-"""Of the Lease: how often it is renewed, and how often who waits looks at it."""
+"""Share of the duration between two attempts."""
 
 _STOP_S: Final = 10.0
 
 EXIT_STATUS: Final = 3
-"""Of a process whose Lease another has taken."""
+"""Exit status of a process whose Lease another one took."""
 
 _logger = logging.getLogger(__name__)
 
 
 class Leadership:
-    """A thread that holds the Lease while the operator works, however busy its event loop is.
+    """Thread that holds the Lease while the operator works, however busy its event loop is.
 
-    ``lost`` is called, with the reason, when another has had it: what this process knows is of before then.
+    ``lost`` is called with the reason when another replica has had it: the state of this process is out of date then.
     """
 
     def __init__(self, lease: LeaseName, lost: Callable[[str], None]) -> None:
@@ -168,15 +162,15 @@ class Leadership:
         self._loop = asyncio.new_event_loop()
         self._ends = asyncio.Event()
         self._led: Future[None] = Future()
-        self._led.set_running_or_notify_cancel()  # whoever waits for it may give up, and it comes about all the same
+        self._led.set_running_or_notify_cancel()  # a waiter that is cancelled does not cancel it
         self._until_s = -math.inf
         """Until when this process may write, as `_now_s` counts."""
         self.stands_by = False
-        """Whether the API server has said that another one works."""
+        """Whether another replica holds the Lease, by the last read."""
         self._failure = ""
-        """Why the last look told nothing."""
+        """Error of the last read, or empty."""
         self.transitions: int | None = None
-        """How many times the Lease changed hands; None before the first look at it."""
+        """How many times the Lease changed hands; None before the first read."""
         self._thread = Thread(target=self._run, name="leadership", daemon=True)
 
     def start(self) -> None:
@@ -184,7 +178,7 @@ class Leadership:
         self._thread.start()
 
     def may_write(self) -> bool:
-        """Whether this process holds the Lease now; any thread may ask."""
+        """Return whether this process holds the Lease now; thread-safe."""
         return _now_s() < self._until_s
 
     async def led(self) -> None:
@@ -192,7 +186,7 @@ class Leadership:
         await asyncio.wrap_future(self._led)
 
     def stop(self) -> None:
-        """Give the Lease back, if this process has it: nothing may be written after that. Twice is once."""
+        """Give the Lease back, if this process has it: nothing may be written after that. Idempotent."""
         with suppress(RuntimeError):  # the loop has ended by itself
             self._loop.call_soon_threadsafe(self._ends.set)
         self._thread.join(timeout=_STOP_S)
@@ -219,7 +213,7 @@ class Leadership:
             await cluster.close()
 
     async def _renew(self, candidate: Candidate) -> bool:
-        """Ask for the Lease and renew it until the end is asked for; return whether it is to be given back."""
+        """Take and renew the Lease until the process ends; return whether it is to be given back."""
         led = False
         while not self._ends.is_set():
             asked_s = _now_s()
@@ -231,22 +225,29 @@ class Leadership:
                 self._until_s = -math.inf
                 self._lost(why)
                 return False
-            led = self._say(led, why)
+            before, led = led, self.may_write()
+            if before and not led:
+                _logger.warning("nothing is written until the Lease can be renewed: %s", why)
+            elif led and not self._led.done():
+                _logger.info("this one works: it has the Lease %s/%s", self._lease.namespace, self._lease.name)
+                self._led.set_result(None)
+            elif led and not before:
+                _logger.info("the Lease is renewed, and nobody else had it: this one goes on")
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._ends.wait(), max(0.0, asked_s + self._retry_s - _now_s()))
         self._until_s = -math.inf
         return self._led.done()
 
     async def _look(self, candidate: Candidate) -> tuple[bool | None, str]:
-        """Return whether the Lease is held, None where that cannot be told, and why not."""
+        """Return whether the Lease is held, None if unknown, and why not."""
         has_led = self._led.done()
         try:
-            # Half of what there is: a connection that hangs leaves time for another. Then the server is slow.
+            # At first half of the time: a connection that hangs leaves time for another. Then the server is slow.
             async with asyncio.timeout(self._lease.duration_s if self._failure else self._renew_within_s / 2):
                 holds = await candidate.take(only_renew=has_led)
         except (ClusterError, TimeoutError) as error:
             why = str(error) or "the API server did not answer in time"
-            if why != self._failure and not isinstance(error, ConflictError):  # of which the next look tells more
+            if why != self._failure and not isinstance(error, ConflictError):  # the next read tells more about those
                 _logger.warning("Lease %s/%s: %s", self._lease.namespace, self._lease.name, why)
             self.stands_by, self._failure = False, why
             return None, why
@@ -256,27 +257,15 @@ class Leadership:
         self.stands_by = not holds
         return holds, f"{candidate.holder or 'nobody'} has it"
 
-    def _say(self, led: bool, why: str) -> bool:
-        """Tell, where it changed, whether this process may write, and return it."""
-        leads = self.may_write()
-        if led and not leads:
-            _logger.warning("nothing is written until the Lease can be renewed: %s", why)
-        elif leads and not self._led.done():
-            _logger.info("this one works: it has the Lease %s/%s", self._lease.namespace, self._lease.name)
-            self._led.set_result(None)
-        elif leads and not led:
-            _logger.info("the Lease is renewed, and nobody else had it: this one goes on")
-        return leads
-
 
 class LeaderCollector(Collector):
-    """What /metrics says of it, by what is served: the whole ``Cluster``, or named namespaces (``Namespaced``)."""
+    """Metrics of the Lease, by scope: the whole ``Cluster``, or named namespaces (``Namespaced``)."""
 
     def __init__(self, leadership: Leadership | None = None, scope: str = "Cluster") -> None:
         self._leadership, self._scope = leadership, scope
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yield the samples of one scrape; who works alone leads."""
+        """Yield the samples of one scrape; a single replica leads."""
         leads = self._leadership is None or self._leadership.may_write()
         transitions = None if self._leadership is None else self._leadership.transitions
         for name, text, value in (
@@ -290,7 +279,7 @@ class LeaderCollector(Collector):
 
 
 def end_at_once(why: str) -> None:
-    """End the process, whatever it is about: another one works."""
+    """End the process immediately, because another one works."""
     _logger.critical("the Lease is lost, and this process ends: %s", why)
     logging.shutdown()
     os._exit(EXIT_STATUS)
@@ -298,7 +287,7 @@ def end_at_once(why: str) -> None:
 
 @contextmanager
 def holding(leadership: Leadership | None) -> Iterator[None]:
-    """Ask for the Lease while the block runs, and give it back."""
+    """Hold the Lease while the block runs."""
     if leadership is None:
         yield
         return
@@ -310,20 +299,18 @@ def holding(leadership: Leadership | None) -> Iterator[None]:
 
 
 def _now_s() -> float:
-    """Seconds on a clock that nobody sets, and that goes on while the machine is suspended."""
+    # A clock that is never set, and that goes on while the machine is suspended.
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 CLAIM_S: Final = 30
-"""A namespace whose Lease nobody has renewed for so long is served by others; it is renewed each 15 s."""
+"""Duration of a claim, which is renewed each 15 s."""
 
 _RELEASE_S: Final = 2.0
 
-_NOBODY: Final = ""
-
 
 class Claims:
-    """Leases of namespaces, as they are at the last look."""
+    """Claims on namespaces, as of the last read of their Leases."""
 
     def __init__(
         self, cluster: Cluster, namespaces: Sequence[str], identity: str, clock: Callable[[], float] = time.monotonic
@@ -332,16 +319,15 @@ class Claims:
         leases = {each: LeaseName(each, SERVES, identity, CLAIM_S) for each in namespaces}
         self._candidates = {each: Candidate(cluster, lease, clock) for each, lease in leases.items()}
         self._silences: dict[str, Silence] = {}
-        """Of the Lease of each namespace that has one."""
         self._others: dict[str, str] = {}
-        """Who serves namespaces that this one leaves alone."""
+        """Holders of the namespaces that another operator serves."""
 
     def serves(self, namespace: str) -> bool:
-        """Whether objects of a namespace are this operator's to carry out."""
+        """Return whether this operator reconciles objects of a namespace."""
         return namespace not in self._others
 
     async def look(self) -> None:
-        """Renew the claims, or see those of others; what cannot be told stays as it was."""
+        """Renew the claims, or read those of other operators; keep the last answer if it cannot be read."""
         others = await (self._claim() if self._candidates else self._claimed_by_others())
         for namespace, holder in others.items():
             if self._others.get(namespace) != holder:
@@ -351,7 +337,7 @@ class Claims:
         self._others = others
 
     async def release(self) -> None:
-        """Give the claims back, so that another need not wait for their end; who waits for the Lease is not kept."""
+        """Give the claims back, for at most 2 s, so that another operator need not wait for their end."""
         until_s = asyncio.get_running_loop().time() + _RELEASE_S
         for candidate in self._candidates.values():
             try:
@@ -361,7 +347,7 @@ class Claims:
                 _logger.warning("the claim of a namespace ends by itself: %s", error)
 
     async def _claim(self) -> dict[str, str]:
-        """Return the namespaces whose Lease another has; each is asked for, whatever comes of the others."""
+        """Claim each namespace; return the holders of those that another operator has."""
         found = {}
         for namespace, candidate in self._candidates.items():
             try:
@@ -374,7 +360,6 @@ class Claims:
         return found
 
     async def _claimed_by_others(self) -> dict[str, str]:
-        """Return who renews the Lease of a namespace."""
         try:
             bodies, _ = await self._cluster.list(LEASE, name=SERVES)
         except ClusterError as error:
@@ -383,9 +368,9 @@ class Claims:
         found, silences = {}, {}
         for body in bodies:
             namespace = body["metadata"]["namespace"]
-            holder = printable(str(mapping(body, "spec").get("holderIdentity") or _NOBODY))
+            holder = printable(str(mapping(body, "spec").get("holderIdentity") or ""))
             silences[namespace] = self._silences.get(namespace, Silence(self._clock, CLAIM_S))
-            if silences[namespace].lasts_s(body) < CLAIM_S and holder not in (_NOBODY, self._identity):
+            if silences[namespace].lasts_s(body) < CLAIM_S and holder not in ("", self._identity):
                 found[namespace] = holder
         self._silences = silences
         return found

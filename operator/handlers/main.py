@@ -9,7 +9,6 @@ writes neither annotations nor finalizers. Create, update, resume and child even
 """
 
 import asyncio
-import dataclasses
 import gc
 import logging
 import os
@@ -35,7 +34,8 @@ from specdecode_operator.handlers.admission_findings import Terms
 from specdecode_operator.handlers.http_server import BoundedHandler, BoundedServer
 from specdecode_operator.handlers.leadership import LeaderCollector, Leadership, end_at_once, holding
 from specdecode_operator.handlers.metrics import AdmissionCollector, serve_metrics
-from specdecode_operator.handlers.operator_state import OperatorState, OperatorStuckError, Settings
+from specdecode_operator.handlers.operator_state import OperatorState, OperatorStuckError
+from specdecode_operator.handlers.settings import Settings
 from specdecode_operator.handlers.webhook import VALIDATE, answer, serve_admission
 from specdecode_operator.handlers.webhook_certificate import CertificateFolder
 from specdecode_operator.problems import OneLine
@@ -43,86 +43,82 @@ from specdecode_operator.untrusted import bounded_event, read_answer
 
 
 async def on_deployment(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> None:
-    """Look at an object that appeared, changed or went away."""
+    """Queue a SpecDecodeDeployment that was created, changed or deleted, and its captures."""
     is_echo = memo.cache.knows_parent(deployment.KIND, dict(event["object"]))
-    key = _seen(event, deployment.KIND, memo)
+    key = _store(event, deployment.KIND, memo)
     if key is not None:
-        ask = memo.queue.add_soon if is_echo else _asking(event, memo)
-        ask(key)  # also for one that is gone, so that the reconciler forgets it
+        ask = memo.queue.add_soon if is_echo else _queueing(event, memo)
+        ask(key)  # also if it is deleted, so that the reconciler forgets it
         memo.add_related(key, ask)
 
 
 async def on_capture(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> None:
-    """Look at a capture that appeared, changed or went away, and at the deployment that may lend it its GPUs."""
-    key = _seen(event, capture.KIND, memo)
+    """Queue a SpecDecodeCapture that was created, changed or deleted, and the deployment that may lend it GPUs."""
+    key = _store(event, capture.KIND, memo)
     if key is None:
         return
-    _asking(event, memo)(key)  # also for one that is gone
-    name = (event["object"].get("spec") or {}).get("deployment")
-    if name:
-        memo.add_related(Key(key.namespace, name), _asking(event, memo))
-    if borrows(event["object"].get("spec") or {}):
-        memo.add_keeping_captures()  # they make room for engines that lend their GPUs, and for their coming back
+    ask, spec = _queueing(event, memo), event["object"].get("spec") or {}
+    ask(key)  # also if it is deleted
+    if name := spec.get("deployment"):
+        memo.add_related(Key(key.namespace, name), ask)
+    if borrows(spec):
+        memo.add_keeping_captures()  # they make room for engines that lend their GPUs, and for their return
 
 
-def _seen(event: kopf.RawEvent, kind: str, memo: OperatorState) -> Key | None:
-    """Remember an object of ours as it is now; return its key, or None where it was listed already as it is."""
+def _store(event: kopf.RawEvent, kind: str, memo: OperatorState) -> Key | None:
+    """Store an object of ours; return its key, or None if it is listed in a version that is known."""
     memo.relist.watched.add(kind)
-    body = _brought(event, kind, memo)
+    body = _body(event, kind, memo)
     if event["type"] is None and memo.cache.knows_parent(kind, body):
         return None
-    if event["type"] == "DELETED":
-        key = memo.cache.drop_parent(kind, body)
-        memo.queue.forget(key)
-    else:
-        key = memo.cache.put_parent(kind, body)
+    if event["type"] != "DELETED":
+        return memo.cache.put_parent(kind, body)
+    key = memo.cache.drop_parent(kind, body)
+    memo.queue.forget(key)
     return key
 
 
-def _brought(event: kopf.RawEvent, kind: str, memo: OperatorState) -> dict[str, Any]:
-    """Return what a watch has brought, and note that it did."""
+def _body(event: kopf.RawEvent, kind: str, memo: OperatorState) -> dict[str, Any]:
+    """Return the object of an event, and record the progress of its watch."""
     body: dict[str, Any] = dict(event["object"])
     memo.progress.brings(kind, body)
-    if event["type"] is None:  # it began anew, and listed what there is
+    if event["type"] is None:  # the watch restarted with a list, which lacks deleted objects
         memo.relist.due.add(kind)
     return body
 
 
-def _asking(event: kopf.RawEvent, memo: OperatorState) -> Callable[[Key], None]:
-    """Return how to ask for a look: of what is only listed, such as at the start, nothing need have changed."""
+def _queueing(event: kopf.RawEvent, memo: OperatorState) -> Callable[[Key], None]:
+    """Return how to queue: an object that is only listed, such as at the start, need not have changed."""
     return memo.queue.add_calmly if event["type"] is None else memo.queue.add
 
 
 async def on_node(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> None:
-    """Plan anew when the GPUs of the cluster changed."""
-    body = _brought(event, NODE.kind, memo)
+    """Queue all deployments if the GPUs of the cluster changed."""
+    body = _body(event, NODE.kind, memo)
     if memo.cache.drop_node(body) if event["type"] == "DELETED" else memo.cache.put_node(body):
         memo.add_all()
 
 
 async def on_child(event: kopf.RawEvent, resource: kopf.Resource, memo: OperatorState, **_: Any) -> None:
-    """Look at the object that a child or a pod belongs to, or at all that share what is known of models."""
-    body = _brought(event, resource.kind or "", memo)
-    if event["type"] is None and memo.cache.knows(resource.kind or "", body):
+    """Queue the owner of a child or a pod, or all deployments that share facts about models."""
+    kind = resource.kind or ""
+    body = _body(event, kind, memo)
+    if event["type"] is None and memo.cache.knows(kind, body):
         return
-    if event["type"] == "DELETED":
-        owner = memo.cache.drop(resource.kind or "", body)
-        owners = [] if owner is None else [owner]
-    else:
-        owners = memo.cache.put(resource.kind or "", body)
+    owners = [memo.cache.drop(kind, body)] if event["type"] == "DELETED" else memo.cache.put(kind, body)
     for key in owners:
-        if memo.cache.parent(key) is None:
+        if key is None or memo.cache.parent(key) is None:
             continue
         if key.kind == deployment.KIND:
             memo.add_related(key, memo.queue.add_calmly if event["type"] is None else memo.queue.add_soon)
         else:
-            _asking(event, memo)(key)
-    if is_model_facts(resource.kind or "", body):
+            _queueing(event, memo)(key)
+    if is_model_facts(kind, body):
         memo.add_all(body["metadata"]["namespace"])
 
 
 def register_watches(registry: kopf.OperatorRegistry, *, nodes: bool) -> None:
-    """Have all of them called; of nodes where they may be looked at."""
+    """Register the event handlers; nodes only if the operator may list them."""
     kopf.on.event(base.GROUP, base.VERSION, deployment.PLURAL, registry=registry)(on_deployment)
     kopf.on.event(base.GROUP, base.VERSION, capture.PLURAL, registry=registry)(on_capture)
     if nodes:
@@ -133,24 +129,21 @@ def register_watches(registry: kopf.OperatorRegistry, *, nodes: bool) -> None:
 
 
 _ERROR: Final = b'{"type":"ERROR"'
-_LIST_ANEW: Final = b'{"type":"ERROR","object":{"code":410}}'
-"""The one error after which kopf lists and watches anew; at any other its watch ends, and with it the operator."""
+_RELIST: Final = b'{"type":"ERROR","object":{"code":410}}'
+"""The only error after which kopf lists and watches again; any other ends the operator."""
 
 
 async def login(**kwargs: Any) -> kopf.AiohttpSession | None:
     """Log in as the pod's service account, or as KUBECONFIG says outside a cluster."""
-    account = kopf.login_with_service_account(**kwargs)
-    if account is None:
-        person = kopf.login_with_kubeconfig(**kwargs)
-        return None if person is None else _session(person)
-    # By address, as every client library does: kopf's name for it needs a cluster DNS.
-    host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
-    server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
-    return _session(dataclasses.replace(account, server=server))
-
-
-def _session(info: kopf.ConnectionInfo) -> kopf.AiohttpSession:
-    """Return what kopf would make of it, but that it reads objects of any depth and size, at which it would end."""
+    info = kopf.login_with_service_account(**kwargs)
+    if info is not None:
+        # By address, as client libraries do: kopf's host name needs a cluster DNS.
+        host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
+        info = replace(info, server=f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}")
+    else:
+        info = kopf.login_with_kubeconfig(**kwargs)
+    if info is None:
+        return None
     return kopf.AiohttpSession(
         server=info.server,
         priority=info.priority,
@@ -167,7 +160,7 @@ def _session(info: kopf.ConnectionInfo) -> kopf.AiohttpSession:
 
 
 class _Answer(aiohttp.ClientResponse):
-    """An answer of the API server, as kopf reads them: an object or a list at once, and watches line by line."""
+    """Response as kopf reads it: JSON with limits on depth and size, or a watch line by line."""
 
     async def start(self, connection: Any) -> "_Answer":
         await super().start(connection)
@@ -179,7 +172,7 @@ class _Answer(aiohttp.ClientResponse):
 
 
 class _Lines:
-    """A stream of watch events that anybody can read as JSON."""
+    """Stream of watch events within the limits of kopf's JSON parser."""
 
     def __init__(self, content: aiohttp.StreamReader) -> None:
         self._content = content
@@ -188,36 +181,33 @@ class _Lines:
         return getattr(self._content, name)
 
     async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
-        """Yield whole lines, whatever their length; what a connection that ends leaves of one says nothing."""
+        """Yield whole lines of any length; drop the incomplete one of a connection that ends."""
         rest = bytearray()
         async for chunk in self._content.iter_chunked(size):
             rest += chunk
             if b"\n" in chunk:
                 *lines, tail = bytes(rest).split(b"\n")
                 rest = bytearray(tail)
-                yield b"".join(_event(line) + b"\n" for line in lines)
-
-
-def _event(line: bytes) -> bytes:
-    return _LIST_ANEW if line.startswith(_ERROR) else bounded_event(line)
+                events = (_RELIST if line.startswith(_ERROR) else bounded_event(line) for line in lines)
+                yield b"".join(event + b"\n" for event in events)
 
 
 _RETRY_S = 5
 _LAST_S: Final = 10.0
-"""After a task of kopf has failed: others of its may wait for ever for a session that it has closed."""
+"""Exit timeout after a task of kopf failed: others may wait for ever for a session that it has closed."""
 _HEALTH_PATHS = ("/livez", "/readyz", "/healthz")
 
 
 async def start(settings: kopf.OperatorSettings, memo: OperatorState, **_: Any) -> None:
     """Set up kopf, connect and begin to work."""
     configure(settings)
-    # In named namespaces nothing is asked of the cluster as a whole: kinds that come later are listed, not watched.
+    # No cluster-wide requests with named namespaces: kinds that are installed later are listed, not watched.
     settings.scanning.disabled = bool(memo.namespaces)
     try:
         await memo.start()
     except ClusterError as error:
         raise kopf.TemporaryError(str(error), delay=_RETRY_S) from error
-    # In place of kopf's own, which it has set by now: it ends watches and workers first, and somebody waits.
+    # Instead of kopf's own handlers, which end watches and workers first, while another replica waits for the Lease.
     for each in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(each, memo.end)
 
@@ -228,7 +218,7 @@ async def stop(memo: OperatorState, **_: Any) -> None:
 
 
 def register_lifecycle(registry: kopf.OperatorRegistry) -> None:
-    """Have all of them called."""
+    """Register start, stop and login."""
     kopf.on.startup(registry=registry)(start)
     kopf.on.cleanup(registry=registry)(stop)
     kopf.on.login(registry=registry)(login)
@@ -236,7 +226,7 @@ def register_lifecycle(registry: kopf.OperatorRegistry) -> None:
 
 def configure(settings: kopf.OperatorSettings) -> None:
     """Set what the handlers rely on."""
-    # Should a handler ever keep its progress, it lies in the status: metadata stays as Git has it.
+    # If a handler ever stores its progress, that is in the status: metadata stays as Git has it.
     settings.persistence.finalizer = "specdecode.io/kopf"
     settings.persistence.progress_storage = kopf.StatusProgressStorage(field="status.kopf.progress")
     settings.persistence.diffbase_storage = _NothingCompared()
@@ -257,9 +247,9 @@ def configure(settings: kopf.OperatorSettings) -> None:
 
 
 class _Backoffs:
-    """Seconds between tries of a list or a watch that is refused or fails, without an end.
+    """Endless backoff, in seconds, of a list or a watch that fails.
 
-    After the last one kopf would end the operator: for all namespaces, should it lose its rights in one of them.
+    After the last one kopf would end the operator: for all namespaces, if it lost its rights in one of them.
     """
 
     def __iter__(self) -> Iterator[float]:
@@ -268,7 +258,7 @@ class _Backoffs:
 
 
 class _NothingCompared(kopf.DiffBaseStorage):
-    """No handler asks what changed of an object: kopf would copy each one for it, twice an event."""
+    """Disables diffs, for which kopf would copy each object twice per event."""
 
     def build(self, **_: Any) -> kopf.BodyEssence:
         return kopf.BodyEssence()
@@ -281,19 +271,19 @@ class _NothingCompared(kopf.DiffBaseStorage):
 
 
 def serve_health(port: int, state: OperatorState, leadership: Leadership | None = None) -> None:
-    """Answer the kubelet from a thread of its own, from the first moment on, until the process ends.
+    """Answer /livez, /readyz and /healthz from a separate thread until the process ends.
 
-    kopf would answer in the event loop, after the start: a loop that plans for hundreds of objects, or a process that
-    the machine leaves little time, would look like one that hangs, and be killed for it again and again.
+    kopf would answer in the event loop, after the start. A loop that plans for hundreds of objects, or a process that
+    gets little CPU, would fail its probe and be restarted again and again.
     """
 
     class Answers(BoundedHandler):
         def do_GET(self) -> None:
             """Answer /livez, whether the process hangs, and /readyz and /healthz, whether it works."""
             self.keep_place()
-            status, words = (
-                _health(state, leadership) if self.path in _HEALTH_PATHS else (HTTPStatus.NOT_FOUND, "no such path")
-            )
+            status, words = HTTPStatus.NOT_FOUND, "no such path"
+            if self.path in _HEALTH_PATHS:
+                status, words = _health(state, leadership)
             if self.path == "/livez" and status is HTTPStatus.SERVICE_UNAVAILABLE:
                 status = HTTPStatus.OK  # It starts, or the API server is down: a restart would not help.
             self.send_response(status)
@@ -318,12 +308,11 @@ def _health(state: OperatorState, leadership: Leadership | None) -> tuple[HTTPSt
 
 
 _CHATTY_LOGGERS = ("kopf.objects", "aiohttp.access", "httpx")
-"""They speak of every watch event and every request; what changed is logged by the reconciler."""
+"""They log every watch event and every request."""
 
 _GARBAGE_THRESHOLDS = (700, 10, 100)
-"""As `gc.set_threshold` takes them. The last is 10 by itself: so many collections of what is young are followed by one
-that looks through all that is kept. With 1,000 deployments that took a quarter of a second, in which nothing else is
-done, and a fifth of the CPU time of an idle operator (Python 3.11)."""
+"""For `gc.set_threshold`. With the default of 10 as the last, full collections with 1,000 deployments paused the
+operator for 0.25 s each, and took a fifth of the CPU time of an idle one (Python 3.11)."""
 
 
 def run_operator(settings: Settings, *, health_port: int, metrics_port: int, verbose: bool = False) -> None:
@@ -358,7 +347,7 @@ def run_operator(settings: Settings, *, health_port: int, metrics_port: int, ver
 
 
 def _serve_webhook(settings: Settings, state: OperatorState) -> tuple[Collector, ...]:
-    """Answer the API server's reviews, if asked to, with the terms of the reconcile; return what is said of them."""
+    """Start the admission webhook, if it is configured; return its collector."""
     webhook = settings.webhook
     if webhook is None:
         return ()
@@ -374,8 +363,8 @@ def _serve_webhook(settings: Settings, state: OperatorState) -> tuple[Collector,
     def validate(review: object) -> Body:
         now = replace(
             terms,
-            calibration=state.calibration.read(),
-            site_facts=state.facts.read(),
+            calibration=settings.calibration.read(),
+            site_facts=settings.facts.read(),
             storage_classes=state.relist.storage_classes,
         )
         return answer(review, now)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from itertools import product
 from typing import Final
 
 import prometheus_client
@@ -64,145 +65,40 @@ _LABELS: Final = ("product", "engine_version", "runner", "tensor")
 """Each has few values: known products and versions, two runners, powers of two."""
 
 _ENDED: Final = (CapturePhase.SUCCEEDED, CapturePhase.FAILED)
-"""For good: one that was cancelled may go on."""
+"""Final phases: a cancelled capture may go on."""
 
 _MOST_CONDITIONS: Final = 200
-"""Series of conditions: more than there are reasons. A reason of a pod's own is a word that others may write."""
+"""Series of conditions: more than there are reasons. A pod's own reason is untrusted text."""
 
 _logger = logging.getLogger(__name__)
 
 _RECONCILE_BUCKETS_S: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 
 
-class ResidualCollector(Collector):
-    """The residuals of all objects, the worst of each kind of engine.
+class OperatorMetrics(Collector):
+    """Metrics of objects and reconciles. No series is per object, which is what kubectl is for.
 
-    Not a series an object: what errs are the estimates for a device, a vLLM
-    version, a runner and a tensor parallelism, whoever uses them.
+    Reconciles that take ``told_from_s`` or longer are logged.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, cache: Cache, told_from_s: float | None = None) -> None:
+        self._cache, self._told_from_s = cache, told_from_s
         self._residuals: dict[Key, BudgetResidual] = {}
-
-    def set(self, key: Key, residual: BudgetResidual | None) -> None:
-        """Remember the residual of one object; None when its engines no longer tell."""
-        if residual is None:
-            self._residuals.pop(key, None)
-        else:
-            self._residuals[key] = residual
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yield the samples of one scrape."""
-        family = GaugeMetricFamily(
-            "specdecode_budget_residual_bytes",
-            "Predicted less reported KV cache on one GPU, the largest of all objects:"
-            " positive where engines got less than was predicted.",
-            labels=_LABELS,
-        )
-        worst: dict[tuple[str, ...], int] = {}
-        for residual in list(self._residuals.values()):
-            labels = (residual.product, residual.engine_version, residual.runner, str(residual.tensor))
-            worst[labels] = max(residual.residual_bytes, worst.get(labels, residual.residual_bytes))
-        for kind, value in sorted(worst.items()):
-            family.add_metric(kind, value)
-        yield family
-
-
-class CaptureCollector(Collector):
-    """How many captures there are in each phase."""
-
-    def __init__(self, cache: Cache) -> None:
-        self._cache = cache
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yield the samples of one scrape."""
-        family = GaugeMetricFamily("specdecode_captures", "SpecDecodeCaptures by phase.", labels=("phase",))
-        bodies = [self._cache.parent(key) or {} for key in self._cache.parents(capture.KIND)]
-        phases = Counter((body.get("status") or {}).get("phase") for body in bodies)
-        for phase in CapturePhase:
-            family.add_metric((phase.value,), phases[phase.value])
-        yield family
-
-
-class DeploymentCollector(Collector):
-    """How many SpecDecodeDeployments say what: not a series an object, for which there is kubectl."""
-
-    def __init__(self, cache: Cache) -> None:
-        self._cache = cache
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yield the samples of one scrape."""
-        bodies = [self._cache.parent(key) or {} for key in self._cache.parents(deployment.KIND)]
-        statuses: list[Body] = [body.get("status") or {} for body in bodies]
-        conditions = GaugeMetricFamily(
-            "specdecode_deployments",
-            "SpecDecodeDeployments by what their conditions say.",
-            labels=("condition", "status", "reason"),
-        )
-        said = Counter(
-            (str(each.get("type")), str(each.get("status")), str(each.get("reason")))
-            for status in statuses
-            for each in status.get("conditions") or []
-        )
-        for labels, count in said.most_common(_MOST_CONDITIONS):
-            conditions.add_metric(labels, count)
-        yield conditions
-        plans = GaugeMetricFamily("specdecode_plans", "SpecDecodeDeployments by their plan.", labels=("verdict",))
-        verdicts = Counter((status.get("plan") or {}).get("verdict") for status in statuses)
-        for verdict in Verdict:
-            plans.add_metric((verdict.value,), verdicts[verdict.value])
-        yield plans
-
-
-class EndedCaptures(Collector):
-    """How many captures ended since the operator started, by how."""
-
-    def __init__(self) -> None:
+        # Known series begin at 0, or the first increase would not be seen.
         self._ended = prometheus_client.Counter(
             "specdecode_captures_ended", "SpecDecodeCaptures that ended.", ["phase"], registry=None
         )
-        for phase in _ENDED:  # from 0, or the first would not be seen to come
+        for phase in _ENDED:
             self._ended.labels(phase.value)
-
-    def count(self, before: CapturePhase | None, now: CapturePhase | None) -> None:
-        """Count a capture whose status has a phase, if it had not ended before."""
-        if now in _ENDED and before not in _ENDED:
-            self._ended.labels(now.value).inc()
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield the samples of one scrape."""
-        yield from self._ended.collect()
-
-
-class PolicyDecisions(Collector):
-    """What policies decided since the operator started, and what became of it; what is kept is not counted."""
-
-    def __init__(self) -> None:
         self._decisions = prometheus_client.Counter(
             "specdecode_policy_decisions",
             "Decisions of policies that are news, by what is best and what came of it.",
             ["action", "outcome"],
             registry=None,
         )
-        for action in PolicyAction:
-            for outcome in PolicyOutcome:
-                if action is not PolicyAction.KEEP and outcome is not PolicyOutcome.KEPT:
-                    self._decisions.labels(action.value, outcome.value)
-
-    def count(self, action: PolicyAction, outcome: PolicyOutcome) -> None:
-        """Count one."""
-        self._decisions.labels(action.value, outcome.value).inc()
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield the samples of one scrape."""
-        yield from self._decisions.collect()
-
-
-class ReconcileTimes(Collector):
-    """How long reconciles take, and how many of them fail; those that take long are told in the log, if asked for."""
-
-    def __init__(self, told_from_s: float | None = None) -> None:
-        self._told_from_s = told_from_s
+        for action, outcome in product(PolicyAction, PolicyOutcome):
+            if action is not PolicyAction.KEEP and outcome is not PolicyOutcome.KEPT:
+                self._decisions.labels(action.value, outcome.value)
         self._seconds = prometheus_client.Histogram(
             "specdecode_reconcile_duration_seconds",
             "Time of one look at one object; one that failed is tried again.",
@@ -210,13 +106,28 @@ class ReconcileTimes(Collector):
             buckets=_RECONCILE_BUCKETS_S,
             registry=None,
         )
-        for kind in (deployment.KIND, capture.KIND):
-            for outcome in ("done", "failed"):
-                self._seconds.labels(kind, outcome)
+        for labels in product((deployment.KIND, capture.KIND), ("done", "failed")):
+            self._seconds.labels(*labels)
+
+    def set_residual(self, key: Key, residual: BudgetResidual | None) -> None:
+        """Store the residual of one deployment; None removes it."""
+        if residual is None:
+            self._residuals.pop(key, None)
+        else:
+            self._residuals[key] = residual
+
+    def count_capture(self, before: CapturePhase | None, now: CapturePhase | None) -> None:
+        """Count a capture that has ended, unless it had before."""
+        if now in _ENDED and before not in _ENDED:
+            self._ended.labels(now.value).inc()
+
+    def count_policy_decision(self, action: PolicyAction, outcome: PolicyOutcome) -> None:
+        """Count a policy decision that is news."""
+        self._decisions.labels(action.value, outcome.value).inc()
 
     @contextmanager
     def measured(self, key: Key) -> Iterator[None]:
-        """Measure the block as one reconcile; an error is its failure, and goes on."""
+        """Measure the block as one reconcile, which fails if it raises."""
         started_s, outcome = time.perf_counter(), "done"
         with counted_waits() as waits:
             try:
@@ -232,11 +143,53 @@ class ReconcileTimes(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the samples of one scrape."""
-        yield from self._seconds.collect()
+        # Residuals by kind of engine: estimates err for a device, vLLM version, runner and tensor parallelism.
+        residuals = GaugeMetricFamily(
+            "specdecode_budget_residual_bytes",
+            "Predicted less reported KV cache on one GPU, the largest of all objects:"
+            " positive where engines got less than was predicted.",
+            labels=_LABELS,
+        )
+        worst: dict[tuple[str, ...], int] = {}
+        for residual in list(self._residuals.values()):
+            labels = (residual.product, residual.engine_version, residual.runner, str(residual.tensor))
+            worst[labels] = max(residual.residual_bytes, worst.get(labels, residual.residual_bytes))
+        for kind, value in sorted(worst.items()):
+            residuals.add_metric(kind, value)
+        yield residuals
+        for counter in (self._ended, self._decisions, self._seconds):
+            yield from counter.collect()
+        captures = GaugeMetricFamily("specdecode_captures", "SpecDecodeCaptures by phase.", labels=("phase",))
+        phases = Counter(status.get("phase") for status in self._statuses(capture.KIND))
+        for phase in CapturePhase:
+            captures.add_metric((phase.value,), phases[phase.value])
+        yield captures
+        statuses = self._statuses(deployment.KIND)
+        conditions = GaugeMetricFamily(
+            "specdecode_deployments",
+            "SpecDecodeDeployments by what their conditions say.",
+            labels=("condition", "status", "reason"),
+        )
+        counts = Counter(
+            (str(each.get("type")), str(each.get("status")), str(each.get("reason")))
+            for status in statuses
+            for each in status.get("conditions") or []
+        )
+        for values, count in counts.most_common(_MOST_CONDITIONS):
+            conditions.add_metric(values, count)
+        yield conditions
+        plans = GaugeMetricFamily("specdecode_plans", "SpecDecodeDeployments by their plan.", labels=("verdict",))
+        verdicts = Counter((status.get("plan") or {}).get("verdict") for status in statuses)
+        for verdict in Verdict:
+            plans.add_metric((verdict.value,), verdicts[verdict.value])
+        yield plans
+
+    def _statuses(self, kind: str) -> list[Body]:
+        return [(self._cache.parent(key) or {}).get("status") or {} for key in self._cache.parents(kind)]
 
 
 def told(key: Key, outcome: str, took_s: float, waits: Waits) -> str:
-    """Return what one reconcile was busy with, as the log has it."""
+    """Return the log line about one reconcile: its time, and what it waited for."""
     api, engines = waits.api_server, waits.engines
     rest_s = took_s - api.seconds - engines.seconds
     return (
@@ -247,13 +200,13 @@ def told(key: Key, outcome: str, took_s: float, waits: Waits) -> str:
 
 
 def serve_metrics(port: int, *collectors: Collector) -> int:
-    """Serve collectors at /metrics from a thread of its own; return the port, which 0 leaves to the system."""
+    """Serve collectors at /metrics from a separate thread; return the port, which the system chooses for 0."""
     registry = CollectorRegistry()
     for collector in collectors:
         registry.register(collector)
 
     class Scrape(BoundedHandler, MetricsHandler):
-        """One scrape; who scrapes takes none from another, however many connect and are silent."""
+        """One scrape. Its connection is kept, however many clients connect and are silent."""
 
         def do_GET(self) -> None:
             """Answer it."""

@@ -11,6 +11,7 @@ import logging
 import stat
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -27,58 +28,45 @@ _logger = logging.getLogger(__name__)
 
 
 class CalibrationFile:
-    """Follows a calibration file: what changes in it counts without a restart.
+    """Follows a calibration file, which may be absent.
 
-    The file may be absent, for the ConfigMap that holds it is optional. It is
-    read whole each time: it is small, and a mounted ConfigMap changes by links
-    whose times say little.
+    It is small and read whole each time, because a mounted ConfigMap changes by links whose times say little.
     """
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None = None) -> None:
         self._path = path
         self._seen: str | None = None
-        """What was last read or went wrong: each is told once."""
+        """Last content or error, so that each is logged once."""
         self._calibration = UNCALIBRATED
 
     def read(self) -> Calibration:
-        """Return what the file holds; empty where there is none, and the last good one where it is broken."""
+        """Return the content: empty if there is no file, the last valid one if it is invalid."""
         if self._path is None:
             return UNCALIBRATED
+        text: str | None = None
         try:
-            text = self._path.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            self._take(self._path, None)
-        except (OSError, UnicodeDecodeError) as error:
-            self._refuse(self._path, str(error))
-        else:
-            self._take(self._path, text)
-        return self._calibration
-
-    def _take(self, path: Path, text: str | None) -> None:
-        if text == self._seen:
-            return
-        try:
+            with suppress(FileNotFoundError):
+                text = self._path.read_text(encoding="utf-8")
+            if text == self._seen:
+                return self._calibration
             self._calibration = UNCALIBRATED if text is None else parse_calibration(text)
-        except CalibrationError as error:
-            self._refuse(path, str(error), seen=text)
-            return
+        except (OSError, UnicodeDecodeError, CalibrationError) as error:
+            seen = text if isinstance(error, CalibrationError) else str(error)
+            if seen != self._seen:
+                self._seen = seen
+                _logger.warning("%s: %s; what it held before stays in force", self._path, error)
+            return self._calibration
         self._seen = text
         if text is None:
-            _logger.info("%s is gone: estimates are no longer corrected", path)
+            _logger.info("%s is gone: estimates are no longer corrected", self._path)
         else:
-            _logger.info("%s corrects estimates by %d measurements", path, len(self._calibration.entries))
-
-    def _refuse(self, path: Path, why: str, seen: str | None = None) -> None:
-        """Say once why the file as it is now is not used."""
-        seen = seen or why
-        if seen != self._seen:
-            self._seen = seen
-            _logger.warning("%s: %s; what it held before stays in force", path, why)
+            _logger.info("%s corrects estimates by %d measurements", self._path, len(self._calibration.entries))
+        return self._calibration
 
 
 MOST_FILES: Final = 1_000
 MOST_FILE_BYTES: Final = 2**20
-"""As large as a ConfigMap can be."""
+"""Maximum size of a ConfigMap."""
 
 MOST_BYTES: Final = 8 * 2**20
 """Total size of the files that are read: eight full ConfigMaps."""
@@ -87,18 +75,15 @@ _LONGEST_PROBLEM: Final = 500
 _MOST_PROBLEMS: Final = 20
 """Problems that are logged at a time."""
 
-
 ReadFacts = Callable[[Path], Mapping[str, Checkpoint]]
 """Returns the facts in one file by model id; raises FactsFileError, or OSError if the file cannot be read."""
 
 _Stamp = tuple[str, int, int, int]
-"""Name, inode, time of change in ns and size in bytes of one file: what tells whether it has changed."""
+"""Name, inode, mtime in ns and size in bytes of one file, to detect changes."""
 
 
 @dataclass(frozen=True)
 class _File:
-    """What was last read of one file."""
-
     stamp: _Stamp
     facts: Mapping[str, SiteFacts] | None = None  # The last valid ones; None if there never were any
     problem: str | None = None
@@ -106,15 +91,7 @@ class _File:
 
 
 def read_facts_file(path: Path) -> Mapping[str, Checkpoint]:
-    """Return the facts in one file by the rules of ``specdecode plan --facts``.
-
-    Raises
-    ------
-    FactsFileError
-        If it holds no facts, or facts that cannot be used.
-    OSError
-        If it cannot be read.
-    """
+    """Return the facts in one file as ``specdecode plan --facts`` does; raise FactsFileError or OSError."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -126,12 +103,10 @@ def read_facts_file(path: Path) -> Mapping[str, Checkpoint]:
 
 
 class FactsFolder:
-    """Follows a folder of facts files: changes count without a restart. Several threads may read it.
+    """Follows a folder of facts files, which may be absent; thread-safe.
 
-    The event loop looks at it in a thread, because files of 8 MiB may take seconds to parse, and takes what it found.
-
-    The folder may be absent, because the ConfigMap that is mounted there is optional. A broken file is logged once.
-    It affects no other file, and its last valid facts stay in force.
+    The event loop reads it in a thread, because files of 8 MiB may take seconds to parse. An invalid file affects no
+    other file.
     """
 
     def __init__(self, folder: Path | None = None, read_file: ReadFacts = read_facts_file) -> None:
@@ -141,21 +116,20 @@ class FactsFolder:
         self._stamps: tuple[_Stamp, ...] = ()
         self._facts: Mapping[str, SiteFacts] = {}
         self._told: frozenset[str] = frozenset()
-        # The threads of event loop and admission webhook read it.
         self._lock = threading.Lock()
 
     @property
     def known(self) -> Mapping[str, SiteFacts]:
-        """Facts that the last look found, by model id without outer slashes; reads nothing."""
+        """Facts of the last read, by model id without outer slashes."""
         return self._facts
 
     async def look(self) -> None:
-        """Look at the folder in another thread."""
+        """Read the folder in another thread."""
         if self._folder is not None:
             await asyncio.to_thread(self.read)
 
     def read(self) -> Mapping[str, SiteFacts]:
-        """Look at the folder, and return the facts that it holds, by model id without outer slashes."""
+        """Read the folder; return its facts by model id without outer slashes."""
         if self._folder is None:
             return self._facts
         with self._lock:
@@ -177,7 +151,7 @@ class FactsFolder:
         self._tell(problems)
 
     def _take(self, folder: Path, stamps: tuple[_Stamp, ...]) -> Iterator[str]:
-        """Read the files that have changed; yield what is wrong with each that is not used."""
+        """Read the files that have changed; yield the problem of each that is not used."""
         files: dict[str, _File] = {}
         facts: dict[str, SiteFacts] = {}
         left_bytes = MOST_BYTES
@@ -201,7 +175,6 @@ class FactsFolder:
         self._files, self._facts = files, facts
 
     def _read(self, path: Path, stamp: _Stamp, left_bytes: int) -> _File:
-        """Return what a file holds; its last valid facts where it is broken."""
         before = self._files.get(path.name)
         last = None if before is None else before.facts
         if stamp[-1] > min(MOST_FILE_BYTES, left_bytes):
@@ -209,8 +182,7 @@ class FactsFolder:
                 f"{_place(path)}: {stamp[-1]:,} bytes exceed the limit of {MOST_FILE_BYTES:,} per file or"
                 f" {MOST_BYTES:,} in total; create the file again with specdecode models add, or remove other files"
             )
-            # It may be small enough when others are removed.
-            return _File(("", 0, 0, 0), last, problem)
+            return _File(("", 0, 0, 0), last, problem)  # the stamp changes: it may fit when others are removed
         if before is not None and before.stamp == stamp and not before.try_again:
             return before
         try:
@@ -228,16 +200,14 @@ class FactsFolder:
             )
 
     def _tell(self, problems: list[str]) -> None:
-        """Log problems that the folder did not have before."""
-        told = self._told
+        """Log new problems."""
+        new = [each for each in problems if each not in self._told]
         self._told = frozenset(problems)
-        new = [each for each in problems if each not in told]
         for each in new[:_MOST_PROBLEMS]:
             _logger.warning("facts file not used: %s", clip(printable(each), _LONGEST_PROBLEM))
         if len(new) > _MOST_PROBLEMS:
-            _logger.warning(
-                "facts files not used: %d more problems are not shown; fix these first", len(new) - _MOST_PROBLEMS
-            )
+            more = len(new) - _MOST_PROBLEMS
+            _logger.warning("facts files not used: %d more problems are not shown; fix these first", more)
 
 
 def _place(path: Path) -> str:
@@ -249,22 +219,20 @@ def _place(path: Path) -> str:
 
 
 def _stamps(folder: Path) -> tuple[_Stamp, ...]:
-    """Return the files of a folder; a mounted ConfigMap changes by links to new files."""
     found = []
     try:
         names = sorted(path.name for path in folder.iterdir())
     except FileNotFoundError:
         return ()
     for name in names:
-        if name.startswith("."):  # Kubelet's own links and folders
+        if name.startswith("."):  # links and folders of the kubelet
             continue
         try:
             known = (folder / name).stat()
         except FileNotFoundError:  # removed meanwhile
             continue
         except OSError:
-            # Reading it tells what is wrong.
-            found.append((name, 0, 0, 0))
+            found.append((name, 0, 0, 0))  # reading it reports the error
             continue
         if stat.S_ISREG(known.st_mode):
             found.append((name, known.st_ino, known.st_mtime_ns, known.st_size))
@@ -272,7 +240,6 @@ def _stamps(folder: Path) -> tuple[_Stamp, ...]:
 
 
 def _not_used(model: str, facts: Mapping[str, SiteFacts]) -> str | None:
-    """Return why facts about a model are not used; None if they are."""
     if find_entry(model) is not None:
         return "the catalogue takes precedence for this model; remove the file"
     if (other := facts.get(model.strip("/"))) is not None:

@@ -15,64 +15,55 @@ _FIRST_RETRY_S = 1.0
 _LAST_RETRY_S = 60.0
 _MOST_DOUBLINGS = 10
 _LEAST_OF_DELAY = 0.75
-"""Of a delay, drawn for each: what failed at one moment, for one cause, does not all come back at one moment."""
+"""Minimum share of a delay, which is drawn at random: keys that failed together do not come back together."""
 
 _REST_S = 0.5
-"""Between two looks at an object whose children change: of one that starts, ten things are told in a second or two."""
+"""Between two reconciles of an object whose children change: a start causes ten events in a second or two."""
 
 _CALM_TURN = 4
-"""Each so many turns are of keys that have time, of namespaces in which nobody has changed anything."""
+"""Every 4th turn is for keys that can wait, of namespaces without user changes."""
 
 _ANY_TURN = 20
-"""Each so many are of such keys, whatever else there is in their namespaces."""
+"""Every 20th turn is for keys that can wait, of any namespace."""
 
 _logger = logging.getLogger(__name__)
 
 
 class _Line:
-    """Keys that wait, taken from each namespace in turn: who fills one of them holds up no other."""
+    """Keys taken from each namespace in turn, so that one with many keys does not hold up others."""
 
     def __init__(self) -> None:
-        self._namespaces: OrderedDict[str, dict[Key, None]] = OrderedDict()
-
-    def __bool__(self) -> bool:
-        return bool(self._namespaces)
+        self.namespaces: OrderedDict[str, dict[Key, None]] = OrderedDict()
 
     def __contains__(self, key: Key) -> bool:
-        return key in self._namespaces.get(key.namespace, ())
+        return key in self.namespaces.get(key.namespace, ())
 
     def add(self, key: Key) -> None:
-        self._namespaces.setdefault(key.namespace, {})[key] = None
-
-    @property
-    def namespaces(self) -> Container[str]:
-        """Those of its keys."""
-        return self._namespaces
+        self.namespaces.setdefault(key.namespace, {})[key] = None
 
     def take(self, but_not_in: Container[str] = ()) -> Key | None:
-        """Return the oldest key of the namespace whose turn it is, of those that may have it."""
-        namespace = next((each for each in self._namespaces if each not in but_not_in), None)
+        """Return the oldest key of the namespace whose turn it is."""
+        namespace = next((each for each in self.namespaces if each not in but_not_in), None)
         if namespace is None:
             return None
-        key = next(iter(self._namespaces[namespace]))
+        key = next(iter(self.namespaces[namespace]))
         self.discard(key)
-        if namespace in self._namespaces:
-            self._namespaces.move_to_end(namespace)
+        if namespace in self.namespaces:
+            self.namespaces.move_to_end(namespace)
         return key
 
     def discard(self, key: Key) -> None:
-        keys = self._namespaces.get(key.namespace, {})
+        keys = self.namespaces.get(key.namespace, {})
         keys.pop(key, None)
         if not keys:
-            self._namespaces.pop(key.namespace, None)
+            self.namespaces.pop(key.namespace, None)
 
 
 class WorkQueue:
-    """Runs one coroutine a key, again after a failure, and again when the key came back meanwhile.
+    """Runs one coroutine per key, again after a failure, and again if the key was added meanwhile.
 
-    What somebody changed goes ahead of what comes of it, and of what is only looked at once more: a change that is made
-    while a thousand objects start, or are looked at after a start of the operator, need not wait for the last of them.
-    Who changes much holds up what comes of changes in that namespace, and in no other.
+    User changes go ahead of changed children, and those of resyncs: a change need not wait for a thousand objects that
+    start or are resynced. Many user changes in one namespace delay only what follows in that namespace.
     """
 
     def __init__(self, workers: int = 16) -> None:
@@ -83,17 +74,17 @@ class WorkQueue:
         self._waiting: dict[Key, float] = {}
         self._running: set[Key] = set()
         self._again: dict[Key, Callable[[Key], None]] = {}
-        """How to ask for what came while it was worked on."""
+        """How to add keys that came while they were worked on."""
         self._resting: dict[Key, asyncio.TimerHandle] = {}
         self._after_rest: set[Key] = set()
         self._failures: dict[Key, int] = {}
         self._retries: dict[Key, asyncio.TimerHandle] = {}
         self._last_done_s = time.monotonic()
         self.is_open = True
-        """Whether it takes keys. A replica that waits for the Lease lets them pass: when it leads, it adds all."""
+        """Whether it accepts keys. A standby replica drops them, and adds all when it leads."""
 
     def add(self, key: Key) -> None:
-        """Ask for work on a key; asking twice before it starts is asking once."""
+        """Add a key that a user changed; idempotent until work on it starts."""
         if not self.is_open:
             return
         if key in self._running:
@@ -105,7 +96,7 @@ class WorkQueue:
         self._count(key)
 
     def add_soon(self, key: Key) -> None:
-        """Ask for work on a key whose children changed: behind what people change, and not right after a look."""
+        """Add a key whose children changed: behind user changes, and not right after a reconcile."""
         if not self.is_open:
             return
         if key in self._running:
@@ -124,7 +115,7 @@ class WorkQueue:
             self._count(key)
 
     def add_calmly(self, key: Key) -> None:
-        """Ask for work on a key of which nobody has changed anything, as far as is known."""
+        """Add a key without a known change."""
         if not self.is_open:
             return
         if key in self._running:
@@ -134,7 +125,7 @@ class WorkQueue:
             self._count(key)
 
     def add_unless_failing(self, key: Key) -> None:
-        """Ask for such work, but leave a key that keeps failing to its own slower rhythm."""
+        """Add a key without a known change, unless it backs off after failures."""
         if key not in self._retries:
             self.add_calmly(key)
 
@@ -144,19 +135,19 @@ class WorkQueue:
             self._to_take.release()
 
     def forget(self, key: Key) -> None:
-        """Drop what is remembered of a key that is gone."""
+        """Drop the state of a key that is gone."""
         self._failures.pop(key, None)
         self._again.pop(key, None)
         self._after_rest.discard(key)
         self._cancel_retry(key)
 
     def longest_wait_s(self) -> float:
-        """How long the oldest key has waited for a worker."""
+        """Return how long the oldest key has waited for a worker."""
         oldest = next(iter([*self._waiting.values()]), None)  # a copy, for another thread asks
         return 0.0 if oldest is None else time.monotonic() - oldest
 
     def idle_s(self) -> float:
-        """How long no work was done."""
+        """Return the time since work was last done."""
         return time.monotonic() - self._last_done_s
 
     async def run(self, work: Work) -> None:
@@ -185,13 +176,13 @@ class WorkQueue:
                 self._last_done_s = time.monotonic()
             if ask := self._again.pop(key, None):
                 ask(key)
-            await asyncio.sleep(0)  # work that waits for nothing, and is never over, would hold up all else
+            await asyncio.sleep(0)  # endless work that awaits nothing would block the event loop
 
     def _take(self) -> tuple[Key, Callable[[Key], None]]:
-        """Return the key whose turn it is, and how it was asked for: a change stays urgent if it fails."""
+        """Return the key whose turn it is, and how to add it again: a change stays urgent if it fails."""
         self._turns += 1
         news, calm = (self._news, self.add_soon), (self._calm, self.add_calmly)
-        if self._turns % _CALM_TURN == 0:  # the others come to their turns, too, one after the other
+        if self._turns % _CALM_TURN == 0:
             busy = () if self._turns % _ANY_TURN == 0 else self._urgent.namespaces
             for line, ask in (news, calm) if self._turns % (2 * _CALM_TURN) == 0 else (calm, news):
                 if key := line.take(but_not_in=busy):

@@ -8,14 +8,15 @@ will have room once borrowed engines have stopped. The quota arithmetic reads th
 import logging
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from decimal import Decimal, InvalidOperation
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from pydantic import ValidationError
 
-from specdecode_operator.api import base, capture, deployment
+from specdecode_operator.api import base, deployment
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import KIND, SpecDecodeCaptureSpec
 from specdecode_operator.api.deployment import Key
@@ -58,7 +59,6 @@ from specdecode_operator.cluster.client import (
     RefusedForNowError,
     UntriableError,
 )
-from specdecode_operator.cluster.clock import ServerTime
 from specdecode_operator.cluster.drift import is_owned
 from specdecode_operator.cluster.manifests import child_labels
 from specdecode_operator.cluster.resources import (
@@ -75,11 +75,12 @@ from specdecode_operator.cluster.storage_classes import StorageClasses
 from specdecode_operator.deployment.conditions import Blocked
 from specdecode_operator.deployment.desired_state import DesiredState
 from specdecode_operator.deployment.models.model_jobs import is_model_pod
-from specdecode_operator.deployment.parsed_deployment import ParsedDeployment, engine_spec_hash
-from specdecode_operator.handlers.apply_children import BlockedError, Inventory, what_blocks
+from specdecode_operator.deployment.parsed_deployment import engine_spec_hash
+from specdecode_operator.handlers.apply_children import BlockedError, Children, what_blocks
 from specdecode_operator.handlers.decision_cache import DecisionCache
-from specdecode_operator.handlers.metrics import EndedCaptures
-from specdecode_operator.handlers.status_writer import Reporter
+from specdecode_operator.handlers.metrics import OperatorMetrics
+from specdecode_operator.handlers.reconcile_deployment import Reconciler
+from specdecode_operator.handlers.settings import Settings
 from specdecode_operator.problems import InvalidSpecError
 from specdecode_operator.untrusted import mapping, objects
 
@@ -113,10 +114,7 @@ def quantity(text: object) -> Decimal | None:
 
 
 def quota_usage(pod_spec: Mapping[str, Any]) -> dict[str, Decimal]:
-    """Return what a pod counts for in a quota.
-
-    What init containers and overhead add is left out, so it is a little less than the pod frees.
-    """
+    """Return the quota usage of a pod, without init containers and overhead: a little less than it frees."""
     found = {"pods": Decimal(1), "count/pods": Decimal(1)}
     for container in objects(pod_spec, "containers"):
         resources = mapping(container, "resources")
@@ -131,10 +129,7 @@ def quota_usage(pod_spec: Mapping[str, Any]) -> dict[str, Decimal]:
 
 
 def has_room_without(refusal: str, freed: Amounts) -> bool | None:
-    """Return whether a quota would take a pod that it refused, once some others have ended.
-
-    None if the refusal does not say what is used, so that nobody can tell.
-    """
+    """Return whether a quota would accept a rejected pod once others have ended; None if the message does not tell."""
     found = _EXCEEDED.search(refusal)
     if found is None:
         return None
@@ -145,14 +140,14 @@ def has_room_without(refusal: str, freed: Amounts) -> bool | None:
 
 
 def _amounts(text: str) -> dict[str, Decimal]:
-    """Read amounts as a refusal lists them: ``pods=3,requests.nvidia.com/gpu=8``."""
+    """Parse amounts of a rejection: ``pods=3,requests.nvidia.com/gpu=8``."""
     pairs = (each.partition("=") for each in text.split(","))
     read = {name: quantity(value) for name, _, value in pairs}
     return {name: value for name, value in read.items() if value is not None}
 
 
 class Servings:
-    """Read anew only of what changed: each of a thousand captures that wait would else read a thousand deployments."""
+    """What each deployment has, read again only if it changed: a thousand captures may wait for a thousand of them."""
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
@@ -161,28 +156,25 @@ class Servings:
         cache.on_change = self._note
 
     def now(self) -> Sequence[Serving]:
-        """Return what each deployment has, of those that are not being removed."""
+        """Return what each deployment has that is not being removed."""
         while self._changed:
             key = self._changed.pop()
             body = self._cache.parent(key)
             if body is None or "deletionTimestamp" in body["metadata"]:
                 self._servings.pop(key, None)
-            else:
-                self._servings[key] = self._read(key, body)
+                continue
+            captures = self._cache.captures_of(key)
+            owners = [Key(key.namespace, each["metadata"]["name"], KIND) for each in captures]
+            capture_pods = [pod for owner in owners for pod in self._cache.children_of(owner, POD.kind)]
+            self._servings[key] = read_serving(body, engine_pods(self._cache, key), captures, capture_pods)
         return tuple(self._servings.values())
 
     def _note(self, key: Key) -> None:
         if self._cache.parent(key) is not None:
             self._changed.add(key)
-        else:  # of what is gone, nothing is kept, although its pods end later
+        else:  # its pods end later, but nothing of it is kept
             self._changed.discard(key)
             self._servings.pop(key, None)
-
-    def _read(self, key: Key, body: Body) -> Serving:
-        captures = self._cache.captures_of(key)
-        owners = [Key(key.namespace, each["metadata"]["name"], capture.KIND) for each in captures]
-        capture_pods = [pod for owner in owners for pod in self._cache.children_of(owner, POD.kind)]
-        return read_serving(body, engine_pods(self._cache, key), captures, capture_pods)
 
 
 def engine_pods(cache: Cache, key: Key) -> list[Body]:
@@ -193,62 +185,44 @@ def engine_pods(cache: Cache, key: Key) -> list[Body]:
 _logger = logging.getLogger(__name__)
 
 _UNSEEN: Final[Body] = {}
-"""In the place of an object that the operator may not look at."""
+"""Stands for an object that the operator may not read."""
 
 
-class Deployments(Protocol):
-    """What SpecDecodeDeployments come to."""
+@dataclass
+class Record:
+    """In-memory state of one capture between reconciles."""
 
-    def desired_state_of(self, body: Body) -> tuple[ParsedDeployment, DesiredState]:
-        """Return one as it is written, and what should exist for it."""
-
-    def decider_of_arms(self, namespace: str) -> Callable[[Body, DecisionCache], DesiredState]:
-        """Return what says what one of a namespace would come to with an arm's settings, which nobody wrote."""
+    children: Children
+    arms: defaultdict[int, DecisionCache] = field(default_factory=lambda: defaultdict(DecisionCache))
+    """Decisions about each arm, by its number, while the capture is still to start."""
 
 
 class CaptureReconciler:
-    """One reconcile of captures for create, update, resume and resync."""
+    """Reconciles captures for create, update, resume and resync."""
 
-    def __init__(  # noqa: PLR0913  what one process has one of
-        self,
-        cluster: Cluster,
-        cache: Cache,
-        deployments: Deployments,
-        ended: EndedCaptures,
-        operator_image: str | None,
-        *,
-        clock: ServerTime | None = None,
-        clusterwide: bool = True,
+    def __init__(
+        self, cluster: Cluster, cache: Cache, deployments: Reconciler, metrics: OperatorMetrics, settings: Settings
     ) -> None:
-        self._clock = clock or ServerTime()
-        self._clusterwide = clusterwide
-        self._cluster = cluster
-        self._cache = cache
-        self._deployments = deployments
-        self._ended = ended
-        self._operator_image = operator_image
+        self._cluster, self._cache = cluster, cache
+        self._deployments, self._metrics, self._settings = deployments, metrics, settings
         self._servings = Servings(cache)
-        self._inventory = Inventory(cluster, cache, CAPTURE_CHILDREN)
-        self._reporter = Reporter(cluster, cache, self._clock)
-        self._arms: defaultdict[Key, defaultdict[int, DecisionCache]] = defaultdict(lambda: defaultdict(DecisionCache))
-        """What each arm comes to, by its number, of captures that are still to start."""
+        self._records: dict[Key, Record] = {}
 
     async def reconcile(self, key: Key) -> None:
-        """Bring one SpecDecodeCapture and what belongs to it in line.
+        """Bring one SpecDecodeCapture and its children in line.
 
         Raises
         ------
         ClusterError
-            When the status cannot say what hinders; the queue tries again.
+            If the status cannot say what blocks it; the queue retries.
         """
         body = self._cache.parent(key)
         if body is None or "deletionTimestamp" in body["metadata"]:
-            self._inventory.forget(key)
-            self._arms.pop(key, None)
+            self._records.pop(key, None)
             return
-        now = self._clock.now()
+        now = self._cluster.clock.now()
         capture = read_capture(body, now)
-        if is_outlived(capture, now, self._clock.agreed_s()):
+        if is_outlived(capture, now, self._cluster.clock.agreed_s()):
             await self._cluster.delete({**body, "apiVersion": base.API_VERSION, "kind": key.kind})
             return
         try:
@@ -267,23 +241,33 @@ class CaptureReconciler:
             decision = blocked_by_cluster(capture, decision, readiness)
         await self._report(capture, decision)
 
+    def _record(self, capture: Capture) -> Record:
+        record = self._records.get(capture.key)
+        if record is None or record.children.uid != capture.uid:
+            children = Children(self._cluster, self._cache, capture.key, capture.uid, CAPTURE_CHILDREN)
+            record = self._records[capture.key] = Record(children)
+        return record
+
     async def _observe(self, capture: Capture) -> CaptureObservation:
-        """Observe what a capture depends on; what carries no label of ours is asked for only before it starts."""
+        """Observe what a capture depends on; objects without our labels are read only before it starts."""
         job = self._job(capture)
         if job is None and capture.status.job is not None and capture.ended is None:
             job = await self._found_again(capture)
         claims = self._cache.children_of(capture.key, PERSISTENT_VOLUME_CLAIM.kind)
         pods = self._cache.children_of(capture.key, POD.kind)
         if job is not None or capture.ended is not None:
-            self._arms.pop(capture.key, None)
+            self._record(capture).arms.clear()
         is_of_interest = capture.ended is None or is_unsettled(capture.status.borrow)
+        goes_first = None
+        if is_to_start(job, pods) and not borrows(capture.spec) and capture.ended is None:
+            goes_first = serving_goes_first(_deployment_of(capture), self._servings.now(), self._cluster.clock.now())
         observed = CaptureObservation(
             deployment=self._deployment(capture, starts=job is None) if is_of_interest else None,
             job=job,
             pods=pods,
             claim=next((claim for claim in claims if claim["metadata"]["name"] == capture.job_name), None),
-            goes_first=self._goes_first(capture) if is_to_start(job, pods) else None,
-            operator_image=self._operator_image,
+            goes_first=goes_first,
+            operator_image=self._settings.operator_image,
         )
         if capture.ended is not None:
             return observed
@@ -307,36 +291,29 @@ class CaptureReconciler:
             claim_names, map_names = mounted_names(mapping(mapping(job["spec"], "template"), "spec"))
         claims = {name: await self._seen(capture, PERSISTENT_VOLUME_CLAIM, name) for name in claim_names}
         config_maps = {name: await self._seen(capture, CONFIG_MAP, name) for name in map_names}
+        classes = None  # an operator of named namespaces may not list them
+        if not self._settings.namespaces:
+            with suppress(ForbiddenError):
+                classes = StorageClasses.of((await self._cluster.list(STORAGE_CLASS))[0])
         return MountedObjects(
             {name: body for name, body in claims.items() if body is not _UNSEEN and (body or job is not None)},
             {name: body for name, body in config_maps.items() if body is not _UNSEEN},
-            await self._storage_classes(),
+            classes,
         )
 
     async def _seen(self, capture: Capture, resource: Resource, name: str) -> Body | None:
-        """Return an object, None where there is none, or that it may not be looked at."""
         try:
             return await self._get(capture, resource, name)
         except ForbiddenError:
             return _UNSEEN
 
-    async def _storage_classes(self) -> StorageClasses | None:
-        """Return the StorageClasses of the cluster; None if the operator may not list them."""
-        if not self._clusterwide:
-            return None
-        try:
-            bodies, _ = await self._cluster.list(STORAGE_CLASS)
-        except ForbiddenError:
-            return None
-        return StorageClasses.of(bodies)
-
     def _job(self, capture: Capture) -> Body | None:
-        return self._inventory.owned(capture.key, capture.uid).get((JOB.kind, capture.job_name))
+        return self._record(capture).children.owned().get((JOB.kind, capture.job_name))
 
     async def _found_again(self, capture: Capture) -> Body | None:
-        """Return the Job of a capture whose status names one, where it is there and no watch shows it.
+        """Return the Job that the status names, if it exists although no watch shows it: its labels were removed.
 
-        Somebody took its labels off. It gets them back, and runs or waits on as it did.
+        It gets them back, and runs or waits on as it did.
         """
         live = await self._get(capture, JOB, capture.job_name)
         if live is None or not is_owned(live, capture.uid):
@@ -349,23 +326,22 @@ class CaptureReconciler:
         return await self._cluster.get(resource, capture.key.namespace, name) if name else None
 
     def _deployment(self, capture: Capture, *, starts: bool) -> ObservedDeployment | None:
-        key = Key(capture.key.namespace, str(capture.spec.get("deployment")))
+        key = _deployment_of(capture)
         body = self._cache.parent(key)
         if body is None or "deletionTimestamp" in body["metadata"]:
             return None
         parent, desired = self._deployments.desired_state_of(body)
-        now, spec = self._clock.now(), mapping(body, "spec")
+        now, spec = self._cluster.clock.now(), mapping(body, "spec")
         holder = preempting_capture(self._cache.captures_of(key))
         engines = [each for each in self._cache.children_of(key, DEPLOYMENT.kind) if is_owned(each, parent.uid)]
+        plan, own = desired.outcome.plan_status, parent.spec
         return ObservedDeployment(
             key=key,
             uid=parent.uid,
             generation=parent.generation,
             desired=desired,
             arms=self._arm_states(capture, body, desired) if starts else (),
-            engine=None
-            if isinstance(parent.spec, InvalidSpecError)
-            else engine_spec_hash(parent.spec, desired.outcome.plan_status),
+            engine=None if isinstance(own, InvalidSpecError) else engine_spec_hash(own, plan),
             engines_wanted=sum(each["spec"].get("replicas", 1) for each in engines),
             pods=[pod for pod in engine_pods(self._cache, key) if holds_gpus(pod, now)],
             wants_engines=not spec.get("suspend") and spec.get("replicas", 1) != 0,
@@ -374,60 +350,50 @@ class CaptureReconciler:
         )
 
     def _arm_states(self, capture: Capture, body: Body, desired: DesiredState) -> list[DesiredState]:
-        """Return what the deployment would come to with each arm; nothing for an invalid spec."""
+        """Return the desired state of the deployment with each arm; nothing for an invalid spec."""
         try:
             spec = SpecDecodeCaptureSpec.parse(capture.spec, newer=True)
         except ValidationError:
             return []
         if not asked_arms(spec):
             return []
-        decide_on, decisions = self._deployments.decider_of_arms(capture.key.namespace), self._arms[capture.key]
+        decide_on, decisions = self._deployments.decider_of_arms(capture.key.namespace), self._record(capture).arms
         return arm_states(spec, body, desired.outcome, lambda arm, changed: decide_on(changed, decisions[arm]))
-
-    def _goes_first(self, capture: Capture) -> str | None:
-        """Return for whom a capture that keeps its deployment's engines has to wait."""
-        if borrows(capture.spec) or capture.ended is not None:
-            return None
-        own = Key(capture.key.namespace, str(capture.spec.get("deployment")))
-        return serving_goes_first(own, self._servings.now(), self._clock.now())
 
     async def _write(self, capture: Capture, writes: Writes) -> None:
         """Create, start, stop and remove what is decided."""
-        key = capture.key
+        children = self._record(capture).children
         if writes.trial_pod is not None:
             await self._try(capture, writes.trial_pod)
         if writes.job is not None:
             # Before the first write, so that nothing is half-created.
-            await self._inventory.check_names(key, capture.uid, [writes.job])
+            await children.check_names([writes.job])
         if writes.claim is not None:
             self._cache.put(PERSISTENT_VOLUME_CLAIM.kind, await self._cluster.apply_new(writes.claim))
         if writes.claim_metadata:
-            metadata = {"namespace": key.namespace, "name": capture.job_name}
+            metadata = {"namespace": capture.key.namespace, "name": capture.job_name}
             claim = {"kind": PERSISTENT_VOLUME_CLAIM.kind, "metadata": metadata}
             changed = await self._cluster.merge(claim, {"metadata": writes.claim_metadata})
             self._cache.put(PERSISTENT_VOLUME_CLAIM.kind, changed)
         if writes.job is not None:
-            await self._inventory.create(key, capture.uid, writes.job)
+            await children.create(writes.job)
         live = self._job(capture)
         if live is not None and writes.job_suspended is not None:
             self._cache.put(JOB.kind, await self._cluster.merge(live, {"spec": {"suspend": writes.job_suspended}}))
         if live is not None and writes.remove_job:
-            await self._inventory.delete(key, live)
+            await children.delete(live)
         if writes.image_id is not None:
-            await self._write_image_id(capture, writes.image_id)
+            try:
+                await children.apply([writes.image_id])
+            except (ClusterError, BlockedError) as error:
+                message = "%s: the manifest may not name the digest of the engine's image: %s"
+                _logger.warning(message, capture.key, error)
 
     async def _try(self, capture: Capture, pod: Body) -> None:
-        """Ask the API server whether it would take the pod of a capture, with all its policies and quotas.
+        """Check by a dry run whether the API server would accept the pod of a capture, with all policies and quotas.
 
-        What it cannot be asked is left to the time-out. A quota that the engines use up counts without them, for they
-        end before the pod comes.
-
-        Raises
-        ------
-        BlockedError
-            When it would not.
-        ClusterError
-            When it cannot say so now.
+        What it cannot check is left to the time-out. Quota that the engines use counts as free, because they end before
+        the pod comes. Raises BlockedError if the pod would be rejected.
         """
         try:
             await self._cluster.try_create(POD, pod)
@@ -436,42 +402,34 @@ class CaptureReconciler:
         except (ForbiddenError, UntriableError) as error:
             _logger.info("%s: whether its pod would be accepted is not known: %s", capture.key, error)
         except RefusedForNowError as error:
-            if has_room_without(str(error), self._freed(capture)) is False:
+            freed = defaultdict[str, Decimal](Decimal)
+            for engines in self._cache.children_of(_deployment_of(capture), DEPLOYMENT.kind):
+                engine_pod = mapping(mapping(mapping(engines, "spec"), "template"), "spec")
+                for name, amount in quota_usage(engine_pod).items():
+                    freed[name] += amount * mapping(engines, "status").get("replicas", 0)
+            if has_room_without(str(error), freed) is False:
                 raise _refused("RefusedForNow", str(error)) from error
         except InvalidObjectError as error:
             raise _refused("PodRefused", str(error)) from error
 
-    def _freed(self, capture: Capture) -> dict[str, Decimal]:
-        """Return what the engines of a capture's deployment count for in quotas."""
-        key, freed = Key(capture.key.namespace, str(capture.spec.get("deployment"))), defaultdict[str, Decimal](Decimal)
-        for engines in self._cache.children_of(key, DEPLOYMENT.kind):
-            pod = mapping(mapping(mapping(engines, "spec"), "template"), "spec")
-            for name, amount in quota_usage(pod).items():
-                freed[name] += amount * mapping(engines, "status").get("replicas", 0)
-        return freed
-
-    async def _write_image_id(self, capture: Capture, note: Body) -> None:
-        """Tell the load generator what image the engine runs; a capture goes on where that cannot be told."""
-        try:
-            await self._inventory.apply(capture.key, capture.uid, [note])
-        except (ClusterError, BlockedError) as error:
-            _logger.warning("%s: the manifest may not name the digest of the engine's image: %s", capture.key, error)
-
     async def _report(self, capture: Capture, decision: Decision) -> None:
-        """Write the status where it says something new, and tell of it in Events."""
-        status = compose_status(capture, decision, self._clock.now())
+        """Write the status if it changed, and post Events."""
+        status = compose_status(capture, decision, self._cluster.clock.now())
         if status == capture.status and not capture.times_ahead:
             return
-        if await self._reporter.write(capture.key, capture.uid, status):
-            self._ended.count(capture.status.phase, status.phase)
-            ahead = (*capture.times_ahead, *decision.times_ahead)
-            await self._reporter.post_times_ahead(capture.key, capture.uid, ahead)
-            old = capture.status.conditions
-            await self._reporter.post_changes(capture.key, capture.uid, old, status.conditions)
+        children = self._record(capture).children
+        if await children.write_status(status):
+            self._metrics.count_capture(capture.status.phase, status.phase)
+            await children.post_times_ahead((*capture.times_ahead, *decision.times_ahead))
+            await children.post_changes(capture.status.conditions, status.conditions)
+
+
+def _deployment_of(capture: Capture) -> Key:
+    return Key(capture.key.namespace, str(capture.spec.get("deployment")))
 
 
 def _serves(engines: Body) -> bool:
-    """Whether engines of a Deployment serve, as its controller sees it since the last change."""
+    """Whether engines of a Deployment serve, as its controller reports since the last change."""
     status = mapping(engines, "status")
     is_current = status.get("observedGeneration", 0) >= engines["metadata"].get("generation", 0)
     return bool(is_current and engines["spec"].get("replicas", 1) and status.get("availableReplicas"))

@@ -1,6 +1,6 @@
 """Reconcile one SpecDecodeDeployment: read, decide, write, observe, report.
 
-`Record` holds the in-memory state of one object between reconciles. It is lost when the process ends.
+`Record` holds all in-memory state of one object between reconciles. It is lost when the process ends.
 """
 
 import time
@@ -13,22 +13,19 @@ from specdecode_operator.api import capture, deployment
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import Key, PolicyStatus, ScheduleStatus
 from specdecode_operator.api.speculation import Speculation
-from specdecode_operator.attestation.keys import SigningKey
 from specdecode_operator.capture.borrowing import lending_to
 from specdecode_operator.capture.gpu_sharing import preempting_capture
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster, ClusterError
-from specdecode_operator.cluster.clock import ServerTime
 from specdecode_operator.cluster.drift import identity, is_owned
 from specdecode_operator.cluster.engine_probe import EngineProbe
-from specdecode_operator.cluster.nodes import NodesFrom
 from specdecode_operator.cluster.observed_figures import FiguresReader, KeptFigures
 from specdecode_operator.cluster.resources import CONFIG_MAP, JOB, MODEL_FACTS_NAME, POD
 from specdecode_operator.deployment.decision import internal_error, newly_read_models
 from specdecode_operator.deployment.desired_state import ClusterState, DesiredState, Launch
-from specdecode_operator.deployment.models.model_facts import SiteFacts, believed_entries, site_facts_of
+from specdecode_operator.deployment.models.model_facts import believed_entries, site_facts_of
 from specdecode_operator.deployment.models.model_jobs import downloads_name, is_model_pod, read_downloads
-from specdecode_operator.deployment.models.model_locations import ModelSource, claims_named
+from specdecode_operator.deployment.models.model_locations import claims_named
 from specdecode_operator.deployment.observed.decay import NOTHING_DECAYED, Decay, newest_measured, update_decay
 from specdecode_operator.deployment.observed.observation import (
     Observation,
@@ -38,7 +35,6 @@ from specdecode_operator.deployment.observed.observation import (
 )
 from specdecode_operator.deployment.parsed_deployment import ParsedDeployment, parse_deployment
 from specdecode_operator.deployment.planning import plan_change
-from specdecode_operator.deployment.pod_security import NONE_ALLOWED
 from specdecode_operator.deployment.policy_state import refusal, why_not_plannable, with_speculation
 from specdecode_operator.deployment.requeue import Requeue, requeue_for
 from specdecode_operator.deployment.rollout.blocked_pods import waits_for_claim
@@ -48,13 +44,12 @@ from specdecode_operator.deployment.rollout.rollback import LastGood, last_good_
 from specdecode_operator.deployment.rollout.rollout_progress import NO_GROUP_HISTORY, GroupHistory, current_pods
 from specdecode_operator.deployment.status import compose_status
 from specdecode_operator.deployment.tamper_check import believed, digests, kept_entries, own_proofs, proofs_in
-from specdecode_operator.handlers.apply_children import Launcher, what_blocks
+from specdecode_operator.handlers.apply_children import EngineChildren, what_blocks
 from specdecode_operator.handlers.decision_cache import DecisionCache
-from specdecode_operator.handlers.metrics import PolicyDecisions, ResidualCollector
-from specdecode_operator.handlers.mounted_files import CalibrationFile, FactsFolder
-from specdecode_operator.handlers.scheduled_captures import ScheduleKeeper
+from specdecode_operator.handlers.metrics import OperatorMetrics
+from specdecode_operator.handlers.scheduled_captures import keep_gate, keep_schedules, seen_gate
+from specdecode_operator.handlers.settings import Settings
 from specdecode_operator.handlers.speculation_policy import PolicyKeeper
-from specdecode_operator.handlers.status_writer import Reporter
 from specdecode_operator.problems import InvalidSpecError
 from specdecode_operator.stats.engine_window import NOTHING_RECENT, Recent, update_recent
 from specdecode_operator.vllm.engine_metrics import Reading, Unreachable
@@ -62,126 +57,92 @@ from specdecode_operator.vllm.engine_metrics import Reading, Unreachable
 
 @dataclass
 class Record:
-    """What the operator remembers of one object from one look to the next; it is lost with the process."""
+    """In-memory state of one object between reconciles. Times are on the monotonic clock."""
 
-    uid: str
+    children: EngineChildren
+    policy: PolicyKeeper
     decisions: DecisionCache = field(default_factory=DecisionCache)
     written: DecisionCache = field(default_factory=DecisionCache)
-    """Those for the spec as it is written, where a policy has put another speculation in force."""
-
+    """Decisions for the spec as it is written, if a policy has put another speculation in force."""
     candidates: DecisionCache = field(default_factory=DecisionCache)
-    """Those for what its policy would put in force."""
-
+    """Decisions for the speculations that the policy may put in force."""
     figures_written_s: float | None = None
-    """When the status got its observed figures, on the monotonic clock."""
-
     silent_since_s: float | None = None
-    """When no engine answered any more, on the monotonic clock; None where one does."""
-
+    """When the last engine stopped answering; None while one answers."""
     recent: Recent = NOTHING_RECENT
     decay: Decay = NOTHING_DECAYED
     figures: KeptFigures = field(default_factory=KeptFigures)
     groups: GroupHistory | None = None
-
     kept: dict[str, str] | None = None
-    """Digests of what is kept in ConfigMaps; None before the first look, when only the status knows them."""
-
+    """Digests of the entries in ConfigMaps; None before the first reconcile, when only the status has them."""
     last_good: LastGood | None = None
-    """What is kept of earlier engines, should somebody take its ConfigMap away."""
-
+    """Copy of the ConfigMap about earlier engines, in case it is deleted."""
     last_good_digests: dict[str, str] = field(default_factory=dict)
-    """Those of its entries: to write it as text takes a millisecond, at every look at every object."""
-
+    """Kept because rendering takes a millisecond, at each reconcile of each object."""
     last_good_due: bool = True
-    """Whether another workload may serve, or fail, since it was last looked at for that."""
+    """Whether another workload may serve, or fail, since the last check."""
 
 
 _FIGURES_REST_S = 60.0
-"""Observed figures are written at most this often."""
+"""Minimum interval between writes of observed figures."""
 
 
 class Reconciler:
-    """One reconcile for create, update, resume and resync."""
+    """Reconciles deployments for create, update, resume and resync."""
 
-    def __init__(  # noqa: PLR0913  what one process has one of
-        self,
-        cluster: Cluster,
-        cache: Cache,
-        probe: EngineProbe,
-        residuals: ResidualCollector,
-        calibration: CalibrationFile,
-        *,
-        facts: FactsFolder | None = None,
-        policy_decisions: PolicyDecisions | None = None,
-        clock: ServerTime | None = None,
-        host_paths: tuple[str, ...] = (),
-        pod_template: frozenset[str] = NONE_ALLOWED,
-        operator_image: str | None = None,
-        figures: FiguresReader | None = None,
-        nodes_from: NodesFrom = NodesFrom.CLUSTER,
-        signing_key: SigningKey | None = None,
+    def __init__(
+        self, cluster: Cluster, cache: Cache, probe: EngineProbe, metrics: OperatorMetrics, settings: Settings
     ) -> None:
-        self._figures = figures or FiguresReader()
-        self._clock = clock or ServerTime()
-        self._cache = cache
-        self._probe = probe
-        self._residuals = residuals
-        self._calibration = calibration
-        self._facts = facts or FactsFolder()
-        self._launcher = Launcher(cluster, cache, self._clock, signing_key)
-        self._reporter = Reporter(cluster, cache, self._clock)
-        self._schedules = ScheduleKeeper(cluster, cache, self._reporter, self._clock)
-        self._policies = PolicyKeeper(
-            cluster, cache, self._reporter, policy_decisions or PolicyDecisions(), self._clock.now
-        )
-        self._host_paths, self._pod_template = host_paths, pod_template
-        self._operator_image, self._nodes_from = operator_image, nodes_from
+        self._cluster, self._cache, self._probe, self._metrics = cluster, cache, probe, metrics
+        self._settings = settings
+        self._figures = FiguresReader(settings.prometheus)
         self._records: dict[Key, Record] = {}
 
     async def reconcile(self, key: Key) -> Requeue:
-        """Bring one SpecDecodeDeployment and its children in line; return when it is to be looked at again.
+        """Bring one SpecDecodeDeployment and its children in line; return when to requeue it.
 
         Raises
         ------
         ClusterError
-            When the status cannot say what blocks it; the queue tries again.
+            If the status cannot say what blocks it; the queue retries.
         """
         body = self._cache.parent(key)
         if body is None or "deletionTimestamp" in body["metadata"]:
             self._forget(key)
             return Requeue(is_close=False)
         parent, refused = self._read(body), ""
+        record = self._record(parent)
         try:
-            blocked = await self._keep_what_was_read(parent)
+            blocked = await self._keep_what_was_read(parent, record)
             cluster = self._cluster_state(parent)
-            desired = self._record(parent).decisions.decide(parent, cluster)
+            desired = record.decisions.decide(parent, cluster)
             if parent.written_spec is not None and (refused := refusal(desired)):
-                # What a policy put in force: the spec as it is written serves in its place.
+                # The speculation that a policy put in force is rejected: the spec as it is written is used.
                 parent, desired = self.desired_state_of(body)
         except ClusterError:
             raise
         except Exception as error:
             await self._report(parent, internal_error(parent, error), Observation(), policy=parent.status.policy)
             raise
-        await self._schedules.gates.keep(parent, desired)
-        groups = self._record(parent).groups or NO_GROUP_HISTORY
-        self._record(parent).last_good_due |= not self._launcher.is_in_line(parent, desired)
-        blocked = blocked or await self._write(parent, self._launcher.carry_out(parent, desired, groups))
-        for repair in self._launcher.repairs(parent).untold():
-            await self._reporter.post_event(parent.key, parent.uid, "DriftRepaired", repair, warns=True)
+        await keep_gate(record.children, parent, desired)
+        record.last_good_due |= not record.children.is_in_line(parent, desired)
+        groups = record.groups or NO_GROUP_HISTORY
+        blocked = blocked or await self._write(parent, record.children.carry_out(parent, desired, groups))
+        for repair in record.children.repairs.untold():
+            await record.children.post_event("DriftRepaired", repair, warns=True)
         observation = await self._observe(parent, desired, cluster.last_good, blocked)
-        if observation.silent_s is None:  # an engine that misses a question holds what it held
-            self._residuals.set(key, observed_residual(desired, observation))
+        if observation.silent_s is None:  # an engine that misses a scrape keeps its residual
+            self._metrics.set_residual(key, observed_residual(desired, observation))
         blocked = await self._keep_last_good(parent, desired, observation, cluster.last_good)
-        self._record(parent).kept = self._kept(parent, desired, cluster.model_facts)
-        kept = await self._schedules.keep(parent, parent.schedules)
+        record.kept = self._kept(parent, desired, cluster.model_facts)
+        schedules = await keep_schedules(record.children, parent, parent.schedules)
         observation = replace(observation, blocked=blocked or observation.blocked)
-        policy = await self._policies.keep(parent, desired, observation, partial(self._not_had, parent), refused)
-        await self._report(parent, desired, observation, kept, policy)
-        return requeue_for(parent, desired, observation, kept or ())
+        policy = await record.policy.keep(parent, desired, observation, partial(self._not_had, parent), refused)
+        await self._report(parent, desired, observation, schedules, policy)
+        return requeue_for(parent, desired, observation, schedules or ())
 
     def _not_had(self, parent: ParsedDeployment, speculation: Speculation) -> str:
-        """Return why a speculation cannot take the place of the one in force; an empty text where it can."""
+        """Return why a speculation cannot take the place of the one in force; an empty text if it can."""
         changed = with_speculation(parent, speculation)
         if isinstance(changed, str):
             return changed
@@ -189,19 +150,26 @@ class Reconciler:
         return why_not_plannable(desired, parent.status.plan)
 
     def desired_state_of(self, body: Body) -> tuple[ParsedDeployment, DesiredState]:
-        """Return an object as it is written and what should exist for it now, for a capture of it."""
+        """Return an object as it is written and its desired state, for a capture of it."""
         parent = self._read(body, as_written=True)
         record = self._record(parent)
         decisions = record.written if parent.status.policy else record.decisions
         return parent, decisions.decide(parent, self._cluster_state(parent))
 
     def decider_of_arms(self, namespace: str) -> Callable[[Body, DecisionCache], DesiredState]:
-        """Return what decides on specs that nobody wrote, of objects of a namespace, for a capture's arms.
+        """Return what decides on specs of a capture's arms, for objects of a namespace.
 
-        It is given a cache, for decisions on them would push out the object's own. Models that its own cache lacks may
-        be there for others.
+        It is given a cache, because such decisions would evict the object's own. Models that the object's own cache
+        lacks may have been downloaded for others.
         """
-        downloads = self._downloads_in(namespace)
+        downloads: dict[str, str] = {}
+        for key in self._keys_in(namespace):
+            name = downloads_name(key)
+            for each in self._cache.children_of(key, CONFIG_MAP.kind):
+                if each["metadata"]["name"] == name:
+                    # Of a neighbour only this is read: it may be as large as it likes.
+                    proofs = proofs_in(self._cache.parent(key) or {})
+                    downloads |= read_downloads({"data": believed(name, each.get("data") or {}, proofs)})
 
         def decide(body: Body, decisions: DecisionCache) -> DesiredState:
             parent = self._read(body, as_written=True)
@@ -212,50 +180,49 @@ class Reconciler:
         return decide
 
     def _record(self, parent: ParsedDeployment) -> Record:
-        """Return what is remembered of an object; nothing of an earlier one of its name."""
+        """Return the record of this very object, not that of an earlier one of its name."""
         record = self._records.get(parent.key)
-        if record is None or record.uid != parent.uid:
-            record = self._records[parent.key] = Record(parent.uid)
+        if record is None or record.children.uid != parent.uid:
+            key = self._settings.signing_key
+            children = EngineChildren(self._cluster, self._cache, parent.key, parent.uid, key)
+            record = self._records[parent.key] = Record(children, PolicyKeeper(children, self._metrics))
         return record
 
     def _read(self, body: Body, *, as_written: bool = False) -> ParsedDeployment:
         """Parse an object; it wants no engines while a capture has their GPUs."""
         key = Key(body["metadata"]["namespace"], body["metadata"]["name"])
         preempted_by = preempting_capture(self._cache.captures_of(key))
-        return parse_deployment(body, preempted_by=preempted_by, as_written=as_written, now=self._clock.now())
+        now = self._cluster.clock.now()
+        return parse_deployment(body, preempted_by=preempted_by, as_written=as_written, now=now)
 
     def _cluster_state(self, parent: ParsedDeployment) -> ClusterState:
-        """Return what a decision for an object depends on; of what lies in ConfigMaps only what the operator wrote."""
+        """Return the inputs of a decision; ConfigMaps count as far as the operator wrote them."""
+        settings, spec = self._settings, parent.spec
         return ClusterState(
             nodes=self._cache.nodes(),
-            nodes_from=self._nodes_from,
+            nodes_from=settings.nodes_from,
             model_facts=self._model_facts(parent),
-            site_facts=self._site_facts(parent),
+            site_facts={} if isinstance(spec, InvalidSpecError) else site_facts_of(spec, settings.facts.known),
             model_pods=self._model_pods(parent),
             downloads=read_downloads(self._believed(parent, downloads_name(parent.key))),
             last_good=self._record(parent).last_good
             or read_last_good(self._believed(parent, last_good_name(parent.key))),
-            gate=self._schedules.gates.state(parent),
-            calibration=self._calibration.read(),
-            host_paths=self._host_paths,
-            pod_template=self._pod_template,
+            gate=seen_gate(self._cache, parent),
+            calibration=settings.calibration.read(),
+            host_paths=settings.host_paths,
+            pod_template=settings.pod_template,
             has_leader_worker_sets=self._cache.has_groups,
-            operator_image=self._operator_image,
+            operator_image=settings.operator_image,
         )
 
-    def _downloads_in(self, namespace: str) -> dict[str, str]:
-        """Return what was downloaded for any object of a namespace, which goes by claim, too."""
-        found: dict[str, str] = {}
-        for key in self._cache.parents(deployment.KIND):
-            body = self._cache.parent(key)
-            if body is None or key.namespace != namespace:
-                continue
-            name = downloads_name(key)
-            for each in self._cache.children_of(key, CONFIG_MAP.kind):
-                if each["metadata"]["name"] == name:
-                    # Of a neighbour nothing else is looked at: it may be as large as it likes.
-                    found |= read_downloads({"data": believed(name, each.get("data") or {}, proofs_in(body))})
-        return found
+    def _keys_in(self, namespace: str) -> list[Key]:
+        return [key for key in self._cache.parents(deployment.KIND) if key.namespace == namespace]
+
+    def _neighbours(self, parent: ParsedDeployment) -> list[Key]:
+        return [key for key in self._keys_in(parent.key.namespace) if key != parent.key]
+
+    def _model_pods(self, parent: ParsedDeployment) -> list[Body]:
+        return [pod for pod in self._cache.children_of(parent.key, POD.kind) if is_model_pod(pod)]
 
     def _proofs(self, parent: ParsedDeployment) -> Mapping[str, str]:
         """Return the digests of what the operator keeps in ConfigMaps for an object."""
@@ -264,7 +231,7 @@ class Reconciler:
 
     def _believed(self, parent: ParsedDeployment, name: str) -> Body:
         """Return a ConfigMap of an object as far as the operator wrote it."""
-        body = self._launcher.owned(parent).get((CONFIG_MAP.kind, name)) or {}
+        body = self._record(parent).children.owned().get((CONFIG_MAP.kind, name)) or {}
         return {**body, "data": believed(name, body.get("data") or {}, self._proofs(parent))}
 
     def _model_facts(self, parent: ParsedDeployment) -> dict[str, str]:
@@ -275,56 +242,37 @@ class Reconciler:
         neighbours = (proofs_in(self._cache.parent(key) or {}) for key in self._neighbours(parent))
         return believed_entries(parent.spec, entries, chain([self._proofs(parent)], neighbours))
 
-    def _site_facts(self, parent: ParsedDeployment) -> dict[ModelSource, SiteFacts]:
-        """Return what the operator's facts files say of an object's models."""
-        return {} if isinstance(parent.spec, InvalidSpecError) else site_facts_of(parent.spec, self._facts.known)
-
     def _kept(self, parent: ParsedDeployment, desired: DesiredState, model_facts: Mapping[str, str]) -> dict[str, str]:
-        """Return the digests of all that is kept for an object now, as far as it will be read again."""
+        """Return the digests of all ConfigMap entries that will be read again."""
         if isinstance(parent.spec, InvalidSpecError):
             return dict(self._proofs(parent))
-        name = downloads_name(parent.key)
-        if self._launcher.is_in_line(parent, desired):  # it is as it was
+        name, record = downloads_name(parent.key), self._record(parent)
+        if record.children.is_in_line(parent, desired):  # it is as it was
             downloads = {entry: each for entry, each in self._proofs(parent).items() if entry.startswith(f"{name}/")}
         else:
             rendered = (child for child in desired.children if identity(child) == (CONFIG_MAP.kind, name))
             downloads = digests(name, next(rendered, self._believed(parent, name))["data"])
-        return {**digests(MODEL_FACTS_NAME, model_facts), **downloads, **self._record(parent).last_good_digests}
-
-    def _neighbours(self, parent: ParsedDeployment) -> list[Key]:
-        """Return the other objects of its namespace."""
-        keys = self._cache.parents(deployment.KIND)
-        return [key for key in keys if key.namespace == parent.key.namespace and key.name != parent.key.name]
-
-    def _model_pods(self, parent: ParsedDeployment) -> list[Body]:
-        """Return the pods of an object that read a model or download one."""
-        return [pod for pod in self._cache.children_of(parent.key, POD.kind) if is_model_pod(pod)]
+        return {**digests(MODEL_FACTS_NAME, model_facts), **downloads, **record.last_good_digests}
 
     def _forget(self, key: Key) -> None:
-        """Drop what is remembered of an object that is gone."""
-        self._launcher.forget(key)
-        self._residuals.set(key, None)
-        self._policies.forget(key)
+        self._metrics.set_residual(key, None)
         self._records.pop(key, None)
 
-    async def _keep_what_was_read(self, parent: ParsedDeployment) -> Readiness | None:
-        """Keep what pods have read of models before their Jobs go; return what blocks that."""
+    async def _keep_what_was_read(self, parent: ParsedDeployment, record: Record) -> Readiness | None:
+        """Store what pods have read of models before their Jobs are deleted; return what blocks that."""
         readers = self._model_pods(parent)
-        if not readers:
-            return None
-        namespace = parent.key.namespace
-        entries = newly_read_models(parent, self._model_facts(parent), readers)
+        entries = newly_read_models(parent, self._model_facts(parent), readers) if readers else {}
         if not entries:
             return None
-        self._record(parent).kept = {**self._proofs(parent), **digests(MODEL_FACTS_NAME, entries)}
-        return await self._write(parent, self._launcher.keep_model_facts(namespace, entries))
+        record.kept = {**self._proofs(parent), **digests(MODEL_FACTS_NAME, entries)}
+        return await self._write(parent, record.children.keep_model_facts(entries))
 
     async def _keep_last_good(
         self, parent: ParsedDeployment, desired: DesiredState, observation: Observation, before: LastGood | None
     ) -> Readiness | None:
-        """Write down which workload served last, and which failed; return what blocks that.
+        """Store which workload served last, and which failed; return what blocks that.
 
-        The ConfigMap's own event brings the next reconcile, which puts the earlier workload back.
+        The event of the ConfigMap triggers the next reconcile, which rolls back.
         """
         record = self._record(parent)
         if not record.last_good_due:
@@ -333,7 +281,7 @@ class Reconciler:
         blocked = None
         if now is not None and now != before:
             rendered = render_last_good(parent.key, parent.uid, now)
-            blocked = await self._write(parent, self._launcher.keep(parent, rendered))
+            blocked = await self._write(parent, record.children.apply([rendered], parent.kept_managers))
         kept = before if blocked else now
         if kept != record.last_good:
             entries = render_last_good(parent.key, parent.uid, kept)["data"] if kept else {}
@@ -341,7 +289,7 @@ class Reconciler:
         record.last_good_due = blocked is not None
         return blocked
 
-    async def _write(self, parent: ParsedDeployment, writing: Awaitable[None]) -> Readiness | None:
+    async def _write(self, parent: ParsedDeployment, writing: Awaitable[object]) -> Readiness | None:
         """Write to the cluster; return what blocks that."""
         hint = "; spec.podTemplate is merged into it, and the engine's container there is called engine"
         return await what_blocks(
@@ -353,54 +301,40 @@ class Reconciler:
     async def _observe(
         self, parent: ParsedDeployment, desired: DesiredState, last_good: LastGood | None, blocked: Readiness | None
     ) -> Observation:
-        """Look at workload and pods, and ask the engines."""
-        record, now_s, unix_s = self._record(parent), time.monotonic(), self._clock.now().timestamp()
-        workload, replaced = self._launcher.workloads(parent, desired if blocked is None else None)
-        pods = current_pods(self._cache.children_of(parent.key, POD.kind), workload)
-        readings = await self._ask_engines(parent, desired, pods) if blocked is None else {}
+        """Observe workload and pods, and scrape the engines."""
+        record, now_s, key = self._record(parent), time.monotonic(), parent.key
+        workload, replaced = record.children.workloads(desired if blocked is None else None)
+        pods = current_pods(self._cache.children_of(key, POD.kind), workload)
+        facts = desired.outcome.facts if isinstance(desired.outcome, Launch) else None
+        record.figures = record.figures if facts else KeptFigures()
+        readings: Mapping[str, Reading] = {}
+        if blocked is None and facts is not None:
+            serving, looks = facts.spec.serving, record.figures.looks
+            tls = serving.tls_secret is not None
+            readings = await self._probe.read_all(serving_pods(pods), serving.port, facts.profile, looks, tls=tls)
         unanswered = bool(readings) and all(isinstance(reading, Unreachable) for reading in readings.values())
         record.silent_since_s = (record.silent_since_s or now_s) if unanswered else None
         record.recent = update_recent(record.recent, readings, now_s)
-        facts = desired.outcome.facts if isinstance(desired.outcome, Launch) else None
-        record.figures = record.figures if facts else KeptFigures()
-        captures = self._cache.captures_of(parent.key)
-        record.decay = update_decay(
-            record.decay,
-            record.recent,
-            facts,
-            partial(newest_measured, captures, parent.spec, desired.outcome.plan_status),
-        )
+        measured = partial(newest_measured, self._cache.captures_of(key), parent.spec, desired.outcome.plan_status)
+        record.decay = update_decay(record.decay, record.recent, facts, measured)
         observation = Observation(
             workload,
             pods,
             readings,
             recent=record.recent,
             decay=record.decay,
-            figures=await self._figures.keep(parent.key, record.figures, parent.status.figures, now_s)
-            if facts
-            else None,
+            figures=await self._figures.keep(key, record.figures, parent.status.figures, now_s) if facts else None,
             figures_due=record.figures_written_s is None or now_s - record.figures_written_s >= _FIGURES_REST_S,
             silent_s=None if record.silent_since_s is None else now_s - record.silent_since_s,
             lending=self._lending(parent),
             claim_users=self._claim_users(parent),
             replaced_workload=replaced,
             blocked=blocked,
-            contested=tuple(self._launcher.repairs(parent).contested(now_s)),
+            contested=tuple(record.children.repairs.contested(now_s)),
         )
+        unix_s = self._cluster.clock.now().timestamp()
         record.groups = update_group_history(record.groups, desired, observation, last_good, unix_s)
         return replace(observation, groups=record.groups)
-
-    async def _ask_engines(
-        self, parent: ParsedDeployment, desired: DesiredState, pods: list[Body]
-    ) -> Mapping[str, Reading]:
-        """Return what the engines of a plan in force say of themselves, by pod."""
-        if not isinstance(desired.outcome, Launch):
-            return {}
-        facts = desired.outcome.facts
-        serving = facts.spec.serving
-        tls = serving.tls_secret is not None
-        looks = self._record(parent).figures.looks
-        return await self._probe.read_all(serving_pods(pods), serving.port, facts.profile, looks, tls=tls)
 
     def _lending(self, parent: ParsedDeployment) -> Lending | None:
         """Return the capture that has the GPUs of an object's engines, and when it should give them back."""
@@ -415,11 +349,10 @@ class Reconciler:
         return lending_to(body, next(jobs, None), pods, lent_since(parent.status.conditions))
 
     def _claim_users(self, parent: ParsedDeployment) -> tuple[str, ...]:
-        """Other objects with models on a claim of this one, where one of its pods waits for such a claim."""
+        """Return the other objects with models on a claim of this one, if one of its pods waits for such a claim."""
         if not any(map(waits_for_claim, self._cache.children_of(parent.key, POD.kind))):
             return ()
-        claims = claims_named(parent.raw_spec)
-        others = self._neighbours(parent)
+        claims, others = claims_named(parent.raw_spec), self._neighbours(parent)
         found = {key.name for key in others if claims & claims_named((self._cache.parent(key) or {}).get("spec"))}
         return tuple(sorted(found))
 
@@ -431,18 +364,20 @@ class Reconciler:
         schedules: Sequence[ScheduleStatus] | None = None,
         policy: PolicyStatus | None = None,
     ) -> None:
-        """Write the status where it says something new, and tell of it in Events."""
-        status = compose_status(parent, desired, observation, self._clock.now(), schedules, policy=policy)
-        proofs = {**self._proofs(parent), **self._launcher.proofs(parent)}
+        """Write the status if it changed, and post Events."""
+        record = self._record(parent)
+        children = record.children
+        status = compose_status(parent, desired, observation, self._cluster.clock.now(), schedules, policy=policy)
+        proofs = {**self._proofs(parent), **children.proofs()}
         status = status.model_copy(update={"kept": kept_entries(proofs)})
         if status == parent.status and not parent.times_ahead:
             return
-        if not await self._reporter.write(parent.key, parent.uid, status):
+        if not await children.write_status(status):
             self._forget(parent.key)
             return
         if status.observed != parent.status.observed:
-            self._record(parent).figures_written_s = time.monotonic()
-        await self._reporter.post_times_ahead(parent.key, parent.uid, parent.times_ahead)
+            record.figures_written_s = time.monotonic()
+        await children.post_times_ahead(parent.times_ahead)
         if change := plan_change(parent.status.plan, status.plan):
-            await self._reporter.post_event(parent.key, parent.uid, "PlanChanged", change)
-        await self._reporter.post_changes(parent.key, parent.uid, parent.status.conditions, status.conditions)
+            await children.post_event("PlanChanged", change)
+        await children.post_changes(parent.status.conditions, status.conditions)

@@ -5,13 +5,11 @@ no events although the API server has newer objects. `ResyncOrder` picks the obj
 state does not trigger watches. With more objects, the interval grows, and the work of a round stays the same.
 """
 
-import itertools
 import logging
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from heapq import nsmallest
@@ -27,7 +25,7 @@ from specdecode_operator.api.base import PART_OF, PART_OF_LABEL, Body
 from specdecode_operator.api.crds import INSTALL_CRD, crd_skew
 from specdecode_operator.api.deployment import Key
 from specdecode_operator.cluster.cache import Cache
-from specdecode_operator.cluster.client import Cluster, ClusterError, ForbiddenError, NotFoundError, Page
+from specdecode_operator.cluster.client import Cluster, ClusterError, ForbiddenError, NotFoundError
 from specdecode_operator.cluster.nodes import NodeFacts
 from specdecode_operator.cluster.resources import (
     CUSTOM_RESOURCE_DEFINITION,
@@ -54,9 +52,9 @@ _logger = logging.getLogger(__name__)
 
 
 class Relist:
-    """Lists what watches may have missed, and asks for a look at what is new or gone.
+    """Lists what watches may have missed, and queues what is new or gone. Lists raise `ClusterError`.
 
-    ``nodes`` are those that are given; None where they are the cluster's.
+    ``nodes`` are the configured nodes; None for those of the cluster.
     """
 
     def __init__(
@@ -66,223 +64,147 @@ class Relist:
         self._is_clusterwide = not namespaces
         self._lists = Lists(cache, namespaces)
         self.watched: set[str] = set()
-        """Kinds of which a watch has brought an object. kopf may miss a CRD that is made after its
-        start, when the API server serves it later than it says so: until then objects are listed."""
+        """Kinds whose watch has delivered an object. kopf may miss a CRD that is created after its start, if the API
+        server serves it later than it announces it: until then objects are listed."""
         self.due: set[str] = set()
-        """Kinds to list in the next round: a watch that begins anew lists what there is, and not what went before."""
+        """Kinds to list in the next round: a watch that restarts does not report deleted objects."""
         self._put_off: set[str] = set()
-        """Kinds whose list failed, which may have taken half a minute: in the next round the others have their turn."""
-        self._said_of_crds: set[str] = set()
+        """Kinds whose list failed, possibly after half a minute: the other kinds are listed first."""
+        self._reported_skews: set[str] = set()
         self.storage_classes: StorageClasses | None = None
-        """Those of the cluster, for warnings of the webhook; None while they are unknown."""
+        """StorageClasses for warnings of the webhook; None while they are unknown."""
 
     async def everything(self, cluster: Cluster) -> None:
-        """See nodes, children, pods and objects in full.
+        """List everything: at the start, and now and then, because a watch that restarts misses deletions.
 
-        At the start, because watches bring them in any order, and a serving
-        object would look like one whose nodes and engines are gone. Later,
-        because a watch that starts anew does not tell what was deleted
-        meanwhile.
-
-        Raises
-        ------
-        ClusterError
-            When the API server refuses or cannot be reached.
+        At the start watches deliver in any order, and a serving object would seem to have lost its nodes and engines.
         """
         self.due.update(resource.kind for resource in _SEEN)
-        await self._what_is_due(cluster)
-        await self._look_at_crds(cluster)
-        await self._see_storage_classes(cluster)
+        await self._list_due(cluster)
+        if self._is_clusterwide:
+            bodies, _ = await cluster.list(CUSTOM_RESOURCE_DEFINITION, f"{PART_OF_LABEL}={PART_OF}")
+            skews = {skew for body in bodies if (skew := crd_skew(body))}
+            for skew in sorted(skews - self._reported_skews):
+                _logger.warning("%s: install CRDs and operator of one version (%s)", skew, INSTALL_CRD)
+            self._reported_skews = skews
+        await self._list_storage_classes(cluster)
 
     async def in_round(self, number: int, cluster: Cluster) -> None:
-        """See what is due in a round; in the first that is all, for watches began after the start's own lists.
-
-        Raises
-        ------
-        ClusterError
-            When the API server refuses or cannot be reached: what is left is due in the next round.
-        """
+        """List what is due in a round; everything in the first, because watches began after the lists of the start."""
         if number % _ROUNDS_TO_RETRY == 0:
             self.due |= self._put_off
             self._put_off.clear()
-            await self._see_storage_classes(cluster)
+            await self._list_storage_classes(cluster)
         if number % _ROUNDS_TO_RELIST == 0:
             await self.everything(cluster)
         else:
-            await self._what_is_due(cluster)
+            await self._list_due(cluster)
 
-    async def _what_is_due(self, cluster: Cluster) -> None:
+    async def _list_due(self, cluster: Cluster) -> None:
         for resource in _SEEN:
             is_watched = resource.kind in self.watched if resource in _OUR_KINDS else resource != LEADER_WORKER_SET
             if is_watched and resource.kind not in self.due:
                 continue
-            self.due.discard(resource.kind)  # before, for its watch may begin anew meanwhile
+            self.due.discard(resource.kind)  # before, because its watch may restart meanwhile
             try:
-                await self._see(cluster, resource)
+                for key in await self._list(cluster, resource):
+                    self._ask(key)
             except ClusterError:
                 self._put_off.add(resource.kind)
                 raise
 
-    async def _see(self, cluster: Cluster, resource: Resource) -> None:
-        """See all of one kind."""
+    async def _list(self, cluster: Cluster, resource: Resource) -> Iterable[Key]:
+        """List one kind; return the objects to reconcile."""
         if resource == NODE:
-            await self._see_nodes(cluster)
-        elif resource == LEADER_WORKER_SET:
-            await self._see_groups(cluster)
-        elif resource in _OUR_KINDS:
-            with suppress(NotFoundError):  # without its CRD there is no such kind
-                for key in await self._lists.objects(cluster, resource):
-                    self._ask(key)
-        else:
-            await self._see_children(cluster, resource)
-
-    async def _see_nodes(self, cluster: Cluster) -> None:
-        if self._nodes is not None:
-            self._cache.give_nodes(self._nodes)
-            return
-        nodes, version = await cluster.list(NODE)
-        before = self._cache.nodes()
-        for node in nodes:
-            self._cache.put_node(node)
-        self._cache.retain_nodes(nodes, version)
-        if self._cache.nodes() != before:
-            for key in self._cache.parents(deployment.KIND):
-                self._ask(key)
-
-    async def _see_children(self, cluster: Cluster, resource: Resource) -> None:
-        for key in await self._lists.children(cluster, resource):
-            if self._cache.parent(key) is not None:
-                self._ask(key)
-
-    async def _see_groups(self, cluster: Cluster) -> None:
-        """See the LeaderWorkerSets, where the cluster has them; they may come at any time."""
+            if self._nodes is not None:
+                self._cache.give_nodes(self._nodes)
+                return ()
+            nodes, version = await cluster.list(NODE)
+            before = self._cache.nodes()
+            for node in nodes:
+                self._cache.put_node(node)
+            self._cache.retain_nodes(nodes, version)
+            return self._cache.parents(deployment.KIND) if self._cache.nodes() != before else ()
         try:
-            await self._see_children(cluster, LEADER_WORKER_SET)
+            keys = await self._lists.changes(cluster, resource)
+        except (NotFoundError, ForbiddenError) as error:
+            if resource == LEADER_WORKER_SET:
+                self._cache.has_groups = False  # they may be installed at any time
+            elif resource not in _OUR_KINDS or not isinstance(error, NotFoundError):  # without its CRD
+                raise
+            return ()
+        if resource == LEADER_WORKER_SET:
             self._cache.has_groups = True
-        except (NotFoundError, ForbiddenError):
-            self._cache.has_groups = False
+        return keys if resource in _OUR_KINDS else [key for key in keys if self._cache.parent(key) is not None]
 
-    async def _see_storage_classes(self, cluster: Cluster) -> None:
-        """See the StorageClasses, which an operator of named namespaces may not list."""
-        if not self._is_clusterwide:
+    async def _list_storage_classes(self, cluster: Cluster) -> None:
+        if not self._is_clusterwide:  # an operator of named namespaces may not list them
             return
         try:
-            bodies, _ = await cluster.list(STORAGE_CLASS)
+            self.storage_classes = StorageClasses.of((await cluster.list(STORAGE_CLASS))[0])
         except ForbiddenError:
             self.storage_classes = None
-        else:
-            self.storage_classes = StorageClasses.of(bodies)
-
-    async def _look_at_crds(self, cluster: Cluster) -> None:
-        """Say what of our CRDs is of another version; an operator of named namespaces may not look."""
-        if not self._is_clusterwide:
-            return
-        bodies, _ = await cluster.list(CUSTOM_RESOURCE_DEFINITION, f"{PART_OF_LABEL}={PART_OF}")
-        said = {skew for body in bodies if (skew := crd_skew(body))}
-        for skew in sorted(said - self._said_of_crds):
-            _logger.warning("%s: install CRDs and operator of one version (%s)", skew, INSTALL_CRD)
-        self._said_of_crds = said
 
 
 class Lists:
     """Lists of the whole cluster, or of each namespace that is served.
 
-    A namespace in which the operator may not list is passed over, and what is known of it stays: whoever has the say
-    there stops the work in no other. Where it may list in none, that is an error.
+    A namespace in which the operator may not list is skipped, and its cache stays. It is an error if it may list in
+    none.
     """
 
     def __init__(self, cache: Cache, namespaces: Sequence[str]) -> None:
         self._cache = cache
         self._places: tuple[str | None, ...] = tuple(namespaces) or (None,)
-        self._passed_over: set[tuple[Resource, str | None]] = set()
+        self._skipped: set[tuple[Resource, str | None]] = set()
 
-    async def children(self, cluster: Cluster, resource: Resource) -> set[Key]:
-        """See all children or pods of a kind; return whose are new or gone.
-
-        Raises
-        ------
-        ClusterError
-            When the API server refuses or cannot be reached.
-        """
-        cache, kind = self._cache, resource.kind
-
-        async def look(place: str | None) -> set[Key]:
-            pages = cluster.pages(resource, OWNED_SELECTOR, namespace=place, is_known=partial(cache.knows, kind))
-            return await _news(pages, partial(cache.put, kind), partial(cache.retain, kind, namespace=place))
-
-        return await self._in_each_place(resource, look)
-
-    async def objects(self, cluster: Cluster, resource: Resource) -> set[Key]:
-        """See all objects of one of our kinds; return which are new or gone.
-
-        Raises
-        ------
-        ClusterError
-            When the API server refuses or cannot be reached.
-        """
-        cache, kind = self._cache, resource.kind
-
-        def put(body: Body) -> list[Key]:
-            return [cache.put_parent(kind, body)]
-
-        async def look(place: str | None) -> set[Key]:
-            pages = cluster.pages(resource, namespace=place, is_known=partial(cache.knows_parent, kind))
-            return await _news(pages, put, partial(cache.retain_parents, kind, namespace=place))
-
-        return await self._in_each_place(resource, look)
-
-    async def _in_each_place(self, resource: Resource, look: Callable[[str | None], Awaitable[set[Key]]]) -> set[Key]:
+    async def changes(self, cluster: Cluster, resource: Resource) -> set[Key]:
+        """List a kind; return the objects of ours, or the owners of children and pods, that are new or gone."""
+        cache, kind, is_ours = self._cache, resource.kind, resource in _OUR_KINDS
+        knows, retain = (cache.knows_parent, cache.retain_parents) if is_ours else (cache.knows, cache.retain)
+        selector = None if is_ours else OWNED_SELECTOR
         news: set[Key] = set()
-        refusals: dict[str | None, ForbiddenError] = {}
+        errors: dict[str | None, ForbiddenError] = {}
         for place in self._places:
+            present, versions = [], []
             try:
-                news |= await look(place)
+                async for page in cluster.pages(resource, selector, namespace=place, is_known=partial(knows, kind)):
+                    for body in page.bodies:
+                        news.update([cache.put_parent(kind, body)] if is_ours else cache.put(kind, body))
+                    present += [*page.known, *(body["metadata"]["uid"] for body in page.bodies)]
+                    versions.append(page.version)
             except ForbiddenError as error:
-                refusals[place] = error
-        if len(refusals) == len(self._places):
-            raise refusals[self._places[0]]
-        for place in self._places:
-            at = (resource, place)
-            if place in refusals and at not in self._passed_over:
-                _logger.warning("namespace %s is passed over: %s", place, refusals[place])
-            (self._passed_over.add if place in refusals else self._passed_over.discard)(at)
+                errors[place] = error
+            else:
+                news.update(retain(kind, present, min(versions), place))
+                self._skipped.discard((resource, place))
+        if len(errors) == len(self._places):
+            raise errors[self._places[0]]
+        for place, denied in errors.items():
+            if (resource, place) not in self._skipped:
+                self._skipped.add((resource, place))
+                _logger.warning("namespace %s is passed over: %s", place, denied)
         return news
 
 
-async def _news(
-    pages: AsyncIterator[Page],
-    put: Callable[[Body], Iterable[Key]],
-    retain: Callable[[Iterable[str], int], Iterable[Key]],
-) -> set[Key]:
-    """Bring the cache up to a full list; return the keys of what it did not know, and of what is gone."""
-    present, versions = [], []
-    news: set[Key] = set()
-    async for page in pages:
-        news.update(itertools.chain.from_iterable(put(body) for body in page.bodies))
-        present += [*page.known, *(body["metadata"]["uid"] for body in page.bodies)]
-        versions.append(page.version)
-    return news | set(retain(present, min(versions)))
-
-
 STALLED_S: Final = 120.0
-"""kopf opens a watch anew that was silent for 70 s."""
+"""kopf reopens a watch that was silent for 70 s."""
 
 
 @dataclass
 class _Watch:
-    """One watch: the newest version that it has brought, the newest that is known, and since when it is behind."""
-
-    brought: int
+    delivered: int
+    """Newest resourceVersion that the watch has delivered."""
     known: int
+    """Newest resourceVersion that is known from any source."""
     behind_since_s: float = 0.0
 
 
 class WatchProgress:
-    """What the watch of each kind has brought, beside what lists and answers to writes have shown of it.
+    """Compares what the watch of each kind has delivered with what lists and responses have shown.
 
-    A watch has stalled where a version that is known does not come for long, and nothing else of it either: one that
-    brings much, slowly, is at work. Of a watch that has never brought anything nothing is said: what it would bring is
-    listed.
+    A watch has stalled if it lacks a known version for long, and has delivered nothing meanwhile. A watch that never
+    delivered anything cannot stall: its objects are listed.
     """
 
     def __init__(self, *, by_namespace: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
@@ -290,66 +212,65 @@ class WatchProgress:
         self._watches: dict[tuple[str, str], _Watch] = {}
 
     def brings(self, kind: str, body: Body) -> None:
-        """Note an object that a watch has brought."""
+        """Record an object that a watch has delivered."""
         version = int(body["metadata"]["resourceVersion"])
         watch = self._watches.setdefault(self._place(kind, body), _Watch(version, version))
-        watch.brought = max(watch.brought, version)
+        watch.delivered = max(watch.delivered, version)
         watch.behind_since_s = self._clock()
 
     def knows(self, kind: str, body: Body) -> None:
-        """Note an object that was seen, wherever."""
+        """Record an object from any source."""
         watch, version = self._watches.get(self._place(kind, body)), int(body["metadata"]["resourceVersion"])
         if watch is not None and version > watch.known:
-            if watch.known <= watch.brought:
+            if watch.known <= watch.delivered:
                 watch.behind_since_s = self._clock()
             watch.known = version
 
     def stalled(self) -> str | None:
-        """Return which watch has stalled, if any has; any thread may ask."""
+        """Return which watch has stalled, if any; thread-safe."""
         for (kind, namespace), watch in [*self._watches.items()]:
-            if watch.known > watch.brought and self._clock() - watch.behind_since_s > STALLED_S:
+            if watch.known > watch.delivered and self._clock() - watch.behind_since_s > STALLED_S:
                 where = f" in {namespace}" if namespace else ""
                 return f"the watch of {kind}{where} has brought nothing for {STALLED_S:.0f} s, though there is news"
         return None
 
     def _place(self, kind: str, body: Body) -> tuple[str, str]:
-        """Return which watch an object comes by: in named namespaces each has its own."""
         return kind, body["metadata"].get("namespace", "") if self._by_namespace else ""
 
 
 _MOST_LOOKS: Final = 64
-"""In one round: a look asks engines, so that the interval grows with the objects, and not the work. So many take 1.5 %
-of a core on a slow machine."""
+"""Reconciles per round, each of which scrapes engines: with more objects the interval grows, and not the work. 64 take
+1.5 % of a core on a slow machine."""
 
 _LEAST_LOOKS: Final = 20
-"""Of those in one round for objects without a policy, however many there are with one."""
+"""Reconciles per round for objects without a policy, however many have one."""
 
 _ROUNDS_OF_POLICIES: Final = 3
 """Rounds in which each object with a policy is resynced: a sample expires after a minute (stats/engine_window.py)."""
 
 _ROUNDS_OF_ALL: Final = 20
-"""So many rounds after the last look at it, an object that waits for nothing is looked at all the same."""
+"""Rounds in which each object that waits for nothing is resynced, in case a watch has missed an event."""
 
 
 class ResyncOrder(Collector):
-    """All objects in three lines, in each the one first that was looked at longest ago.
+    """Order of resyncs: three lines, each with the object first that was reconciled longest ago.
 
-    In two are those that change by themselves: their engines are asked, or they wait for a time. With a policy they are
-    asked often enough for it, as many as there are. Of the others watches tell all there is to know, and a look that is
-    due only finds what a watch has missed.
+    Objects of two lines change by themselves: their engines are scraped, or they wait for a time. All with a policy are
+    resynced often enough for it.
     """
 
     def __init__(self, round_s: float) -> None:
         self._round_s = round_s
         self._measured: dict[Key, None] = {}
-        """Those with a policy."""
+        """Objects with a policy."""
         self._close: dict[Key, None] = {}
         self._quiet: dict[Key, None] = {}
+        self._lines = (self._measured, self._close, self._quiet)
         self._due_at_s: dict[Key, float] = {}
-        """When an object is due in any case, in Unix time."""
+        """Unix time at which an object is due in any case."""
 
     def looked(self, key: Key, asked: Requeue) -> None:
-        """Take down that an object was looked at, and what it asks for."""
+        """Record that an object was reconciled, and when to requeue it."""
         self.forget(key)
         line = self._quiet if not asked.is_close else self._measured if asked.has_policy else self._close
         line[key] = None
@@ -363,10 +284,7 @@ class ResyncOrder(Collector):
         self._due_at_s.pop(key, None)
 
     def next(self, present: Collection[Key], now_s: float) -> list[Key]:
-        """Return what is to be looked at in this round of all that there are.
-
-        These are new objects, objects that are due at ``now_s`` (Unix time), and those whose turn it is.
-        """
+        """Return the objects of this round: new ones, those due at ``now_s`` (Unix time), the first of each line."""
         there = set(present)
         for gone in {key for line in self._lines for key in line} - there:
             self.forget(gone)
@@ -378,9 +296,9 @@ class ResyncOrder(Collector):
         return list(dict.fromkeys(chain(new, due, *turns)))
 
     def _shared(self, looks: int) -> Iterable[Key]:
-        """Return so many objects without a policy, one half by time alone, the other for each namespace in turn.
+        """Return objects without a policy, one half by time alone, the other for each namespace in turn.
 
-        By turns of namespaces alone, the objects of a large one would wait for hours where there are many small ones.
+        By namespaces alone, the objects of a large one would wait for hours beside many small ones.
         """
         if looks >= len(self._close):
             return self._close
@@ -393,12 +311,8 @@ class ResyncOrder(Collector):
         return chain(oldest, (key for _, key in nsmallest(looks // 2, ranked, key=itemgetter(0))))
 
     @property
-    def _lines(self) -> tuple[dict[Key, None], ...]:
-        return self._measured, self._close, self._quiet
-
-    @property
     def _looks(self) -> tuple[int, int]:
-        """How many objects with a policy, and of the others that change by themselves, are looked at in one round."""
+        """Numbers of objects with a policy, and of others that change by themselves, in one round."""
         if len(self._measured) + len(self._close) <= _MOST_LOOKS:
             return len(self._measured), len(self._close)
         measured = math.ceil(len(self._measured) / _ROUNDS_OF_POLICIES)
@@ -406,7 +320,7 @@ class ResyncOrder(Collector):
 
     @property
     def interval_s(self) -> float:
-        """How often an object without a policy that changes by itself is looked at, on average of all."""
+        """Mean interval at which an object without a policy that changes by itself is resynced."""
         _, looks = self._looks
         return self._round_s * max(1, math.ceil(len(self._close) / max(1, looks)))
 

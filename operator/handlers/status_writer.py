@@ -9,7 +9,7 @@ from specdecode_operator.api.deployment import Key
 from specdecode_operator.api.deployment_status import Condition, ConditionStatus
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster, ClusterError, NotFoundError
-from specdecode_operator.cluster.clock import TIME_IN_FUTURE, ServerTime
+from specdecode_operator.cluster.clock import TIME_IN_FUTURE
 from specdecode_operator.cluster.resources import SPECDECODE_CAPTURE, SPECDECODE_DEPLOYMENT
 from specdecode_operator.deployment.conditions import SUSPENDED_FOR_CAPTURE, changed_conditions
 from specdecode_operator.problems import printable
@@ -17,77 +17,71 @@ from specdecode_operator.redaction import clip
 
 _MESSAGE_LIMIT = 1024
 _NOTHING_WRONG = frozenset({"Starting", "Disabled", "NotAccepted", "DoesNotPay", SUSPENDED_FOR_CAPTURE})
-"""Reasons of conditions that are False without anything being wrong, most of them for a while."""
+"""Reasons of conditions that are False without anything being wrong."""
 
 _BAD_WHILE_TRUE = frozenset({"Decayed", "DriftContested", "EngineDiffers", "EngineUntested", "OutputsDiffer"})
-"""Types of conditions that are there only while something is wrong, or not as people take for granted."""
+"""Types of conditions that are True only while something is wrong."""
 
 _logger = logging.getLogger(__name__)
 
 
 class Reporter:
-    """Writes status and Events of SpecDecodeDeployments and SpecDecodeCaptures."""
+    """Writes the status and Events of one SpecDecodeDeployment or SpecDecodeCapture."""
 
-    def __init__(self, cluster: Cluster, cache: Cache, clock: ServerTime | None = None) -> None:
-        self._cluster = cluster
-        self._cache = cache
-        self._clock = clock or ServerTime()
+    def __init__(self, cluster: Cluster, cache: Cache, key: Key, uid: str) -> None:
+        self.cluster, self.cache = cluster, cache
+        self.key, self.uid = key, uid
 
-    async def write(self, key: Key, uid: str, status: ApiModel) -> bool:
-        """Write a status; return False where the object is gone.
-
-        Raises
-        ------
-        ClusterError
-            When the API server refuses or cannot be reached.
-        """
-        said = status.model_dump(by_alias=True, mode="json", exclude_none=True)
+    async def write_status(self, status: ApiModel) -> bool:
+        """Write a status; return False if the object is gone."""
+        fields = status.model_dump(by_alias=True, mode="json", exclude_none=True)
         body = {
             "apiVersion": base.API_VERSION,
-            "kind": key.kind,
-            "metadata": {"namespace": key.namespace, "name": key.name, "uid": uid},
+            "kind": self.key.kind,
+            "metadata": {"namespace": self.key.namespace, "name": self.key.name, "uid": self.uid},
             # The API server keeps an empty list, but may drop one that an apply empties: so none is ever written.
-            "status": {name: value for name, value in said.items() if value != []},
+            "status": {name: value for name, value in fields.items() if value != []},
         }
-        resource = SPECDECODE_CAPTURE if key.kind == capture.KIND else SPECDECODE_DEPLOYMENT
+        resource = SPECDECODE_CAPTURE if self.key.kind == capture.KIND else SPECDECODE_DEPLOYMENT
         try:
-            self._cache.put_parent(key.kind, await self._cluster.apply_status(resource, body))
+            self.cache.put_parent(self.key.kind, await self.cluster.apply_status(resource, body))
         except NotFoundError:
-            # Deleted meanwhile, though no event said so: the garbage collector removes what it owned.
-            self._cache.drop_parent(key.kind, body)
+            # Deleted meanwhile, although no event reported it: the garbage collector removes its children.
+            self.cache.drop_parent(self.key.kind, body)
             return False
         return True
 
-    async def post_changes(self, key: Key, uid: str, old: list[Condition], new: list[Condition]) -> None:
+    async def post_changes(self, old: list[Condition], new: list[Condition]) -> None:
         """Log the conditions that changed, and post an Event for each."""
-        for condition in changed_conditions(old, new):
-            _logger.info(
-                "%s: %s is %s: %s: %s", key, condition.type, condition.status, condition.reason, condition.message
-            )
-            message = f"{condition.type} is {condition.status}: {condition.message}"
-            await self.post_event(key, uid, condition.reason, message, warns=_is_bad(condition))
+        for each in changed_conditions(old, new):
+            _logger.info("%s: %s is %s: %s: %s", self.key, each.type, each.status, each.reason, each.message)
+            if each.type in _BAD_WHILE_TRUE:
+                warns = each.status is ConditionStatus.TRUE
+            else:
+                warns = each.status is ConditionStatus.FALSE and each.reason not in _NOTHING_WRONG
+            await self.post_event(each.reason, f"{each.type} is {each.status}: {each.message}", warns=warns)
 
-    async def post_times_ahead(self, key: Key, uid: str, told: Sequence[str]) -> None:
+    async def post_times_ahead(self, messages: Sequence[str]) -> None:
         """Post an Event for each time that lay in the future, once the status no longer has it."""
-        for message in told:
-            await self.post_event(key, uid, TIME_IN_FUTURE, message, warns=True)
+        for message in messages:
+            await self.post_event(TIME_IN_FUTURE, message, warns=True)
 
-    async def post_event(self, key: Key, uid: str, reason: str, message: str, *, warns: bool = False) -> None:
-        """Post an Event; one that cannot be posted is only logged."""
-        now = self._clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")
+    async def post_event(self, reason: str, message: str, *, warns: bool = False) -> None:
+        """Post an Event; only log one that cannot be posted."""
+        now = self.cluster.clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")
         event = {
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"generateName": f"{key.name}-", "namespace": key.namespace},
+            "metadata": {"generateName": f"{self.key.name}-", "namespace": self.key.namespace},
             "type": "Warning" if warns else "Normal",
             "reason": reason,
             "message": clip(printable(message), _MESSAGE_LIMIT),
             "involvedObject": {
                 "apiVersion": base.API_VERSION,
-                "kind": key.kind,
-                "namespace": key.namespace,
-                "name": key.name,
-                "uid": uid,
+                "kind": self.key.kind,
+                "namespace": self.key.namespace,
+                "name": self.key.name,
+                "uid": self.uid,
             },
             "source": {"component": "specdecode-operator"},
             "firstTimestamp": now,
@@ -95,13 +89,6 @@ class Reporter:
             "count": 1,
         }
         try:
-            await self._cluster.post_event(key.namespace, event)
+            await self.cluster.post_event(self.key.namespace, event)
         except ClusterError as error:
-            _logger.warning("%s: no Event could be posted: %s", key, error)
-
-
-def _is_bad(condition: Condition) -> bool:
-    """Whether a condition is worth a Warning."""
-    if condition.type in _BAD_WHILE_TRUE:
-        return condition.status is ConditionStatus.TRUE
-    return condition.status is ConditionStatus.FALSE and condition.reason not in _NOTHING_WRONG
+            _logger.warning("%s: no Event could be posted: %s", self.key, error)

@@ -47,7 +47,7 @@ from specdecode_operator.untrusted import UnreadableTextError, mapping, parse_js
 API_VERSION: Final = "admission.k8s.io/v1"
 _JUDGED: Final = ("CREATE", "UPDATE")
 _MOST_REFUSALS: Final = 32
-"""An object may have thousands of what is refused, and nobody reads four megabytes."""
+"""Limit of the message: an object may have thousands of errors."""
 
 _MOST_WARNINGS: Final = 8
 _REASONS: Final = {
@@ -55,24 +55,18 @@ _REASONS: Final = {
     HTTPStatus.UNPROCESSABLE_ENTITY: "Invalid",
     HTTPStatus.SERVICE_UNAVAILABLE: "ServiceUnavailable",
 }
-"""As the API server calls them."""
+"""Reasons of the API server."""
 
 _LONGEST_WARNING: Final = 250
-"""Of a warning the API server shows 256 characters where there are many, and of all together 4,096."""
+"""If there are many, the API server shows 256 characters of each warning, and 4,096 in all."""
 
 
 class NoReviewError(Exception):
-    """A request that is no AdmissionReview."""
+    """A request that is not an AdmissionReview."""
 
 
 def answer(review: Any, terms: Terms) -> Body:
-    """Return the answer to an AdmissionReview; nothing is asked of anybody for it.
-
-    Raises
-    ------
-    NoReviewError
-        When it is none.
-    """
+    """Return the response to an AdmissionReview, without any request to others; raise NoReviewError."""
     request = request_of(review)
     remarks = [*_remarks(request, terms)]
     warned = [each.sentence for each in remarks if each.level is Level.WARNING]
@@ -86,13 +80,7 @@ def answer(review: Any, terms: Terms) -> Body:
 
 
 def request_of(review: Any) -> Body:
-    """Return what an AdmissionReview asks.
-
-    Raises
-    ------
-    NoReviewError
-        When it is none.
-    """
+    """Return the request of an AdmissionReview; raise NoReviewError."""
     request = mapping(review, "request") if isinstance(review, dict) else {}
     if not request or review.get("apiVersion") != API_VERSION or not isinstance(request.get("uid"), str):
         raise NoReviewError(f"send an AdmissionReview of {API_VERSION}")
@@ -100,12 +88,12 @@ def request_of(review: Any) -> Body:
 
 
 def allowed(request: Body, warnings: Sequence[str] = ()) -> Body:
-    """Return the answer that lets a request through."""
+    """Return the response that admits a request."""
     return _answered(request, warnings, {"allowed": True})
 
 
 def refused(request: Body, status: HTTPStatus, message: str, warnings: Sequence[str] = ()) -> Body:
-    """Return the answer that does not."""
+    """Return the response that rejects a request."""
     told = {"code": status.value, "reason": _REASONS[status], "message": message}
     return _answered(request, warnings, {"allowed": False, "status": told})
 
@@ -116,56 +104,38 @@ def _answered(request: Body, warnings: Sequence[str], said: Body) -> Body:
 
 
 def _remarks(request: Body, terms: Terms) -> Iterator[Remark]:
-    """What is to be said of the object of a request; nothing of one that goes, or whose spec stays."""
+    """Yield the findings about the object of a request; none if it is deleted, or its spec stays the same."""
     body, before = mapping(request, "object"), mapping(request, "oldObject")
-    spec, metadata = body.get("spec"), mapping(body, "metadata")
-    kind = _KINDS.get((body.get("apiVersion"), body.get("kind")))
-    if kind is None or request.get("operation") not in _JUDGED or metadata.get("deletionTimestamp"):
+    document, metadata = body.get("spec"), mapping(body, "metadata")
+    if request.get("operation") not in _JUDGED or metadata.get("deletionTimestamp"):
         return
-    if before and before.get("spec") == spec:
+    if body.get("apiVersion") != base.API_VERSION or (before and before.get("spec") == document):
         return
-    key = Key(str(request.get("namespace") or "default"), str(metadata.get("name") or ""))
     try:
-        yield from kind(key, spec, terms)
+        if body.get("kind") == deployment.KIND:
+            key = Key(str(request.get("namespace") or "default"), str(metadata.get("name") or ""))
+            yield from deployment_remarks(key, parsed_spec(SpecDecodeDeploymentSpec, document, newer=True), terms)
+        elif body.get("kind") == capture.KIND:
+            yield from capture_remarks(parsed_spec(SpecDecodeCaptureSpec, document, newer=True), terms)
     except InvalidSpecError as error:
         yield from refusals(error)
 
 
-def _of_deployment(key: Key, document: Any, terms: Terms) -> Iterator[Remark]:
-    yield from deployment_remarks(key, parsed_spec(SpecDecodeDeploymentSpec, document, newer=True), terms)
-
-
-def _of_capture(_key: Key, document: Any, terms: Terms) -> Iterator[Remark]:
-    yield from capture_remarks(parsed_spec(SpecDecodeCaptureSpec, document, newer=True), terms)
-
-
-_KINDS: Final[Mapping[tuple[Any, Any], Callable[[Key, Any, Terms], Iterator[Remark]]]] = {
-    (base.API_VERSION, deployment.KIND): _of_deployment,
-    (base.API_VERSION, capture.KIND): _of_capture,
-}
-
-
 Read = Callable[[Key], Body | None]
-"""Returns the ConfigMap with the attestations of a deployment, as it is now; None where there is none."""
+"""Returns the ConfigMap with the attestations of a deployment, or None."""
 
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
-"""Of an object. It becomes part of a path at the API server, and the labels of a pod are anybody's."""
+"""Name of an object. It becomes part of a URL path, and labels of a pod are untrusted."""
 
 _BORN: Final = (
     "a pod is an engine's from its creation or never:"
     f" its labels {DEPLOYMENT_LABEL} and {COMPUTES_FOR_LABEL} stay as they are; delete it"
 )
-"""What ran before in one that becomes an engine's was not asked about, and its files are there still."""
+"""Programs that ran in a pod before it became an engine's were not attested, and their files stay."""
 
 
 def answer_pod(review: Any, gate: Gate, read: Read) -> Body:
-    """Return the answer to an AdmissionReview of a pod that is created or changed.
-
-    Raises
-    ------
-    NoReviewError
-        When it is none, or of another kind.
-    """
+    """Return the response to an AdmissionReview of a pod that is created or changed; raise NoReviewError."""
     request = request_of(review)
     pod, before = mapping(request, "object"), mapping(request, "oldObject")
     if (pod.get("apiVersion"), pod.get("kind")) != (POD.api_version, POD.kind):
@@ -182,7 +152,7 @@ def _judged(request: Body, gate: Gate, read: Read) -> Body:
     owner, namespace = owner_of(pod), request.get("namespace")
     if owner is None:
         return refused(request, HTTPStatus.FORBIDDEN, f"only engines with an attestation start here: {_stranger(pod)}")
-    if not _is_name(owner) or not _is_name(namespace):
+    if not all(isinstance(each, str) and _NAME.fullmatch(each) for each in (owner, namespace)):
         message = f"{shown(owner)} in {shown(namespace)}: is no name of a SpecDecodeDeployment and its namespace"
         return refused(request, HTTPStatus.FORBIDDEN, message)
     key = Key(str(namespace), str(owner))
@@ -198,7 +168,7 @@ def _judged(request: Body, gate: Gate, read: Read) -> Body:
 
 
 def _stranger(pod: Body) -> str:
-    """Return why a pod that says to be no engine's is none, and what helps where it is one of the operator's own."""
+    """Return why a pod is no engine's, and what helps if it is another pod of the operator."""
     labels = mapping(mapping(pod, "metadata"), "labels")
     let_in = f"label the namespace {ATTESTED_PODS_LABEL}=engines"
     if CAPTURE_LABEL in labels:
@@ -211,24 +181,20 @@ def _stranger(pod: Body) -> str:
     return f"the pod has no label {DEPLOYMENT_LABEL}"
 
 
-def _is_name(value: Any) -> bool:
-    return isinstance(value, str) and bool(_NAME.fullmatch(value))
-
-
 VALIDATE: Final = "/validate"
 
 _MOST_BYTES: Final = 8 * 2**20
-"""A review has an object and what it was before; the API server takes 3 MiB of each."""
+"""A review has the new and the old object; the API server accepts 3 MiB of each."""
 
 _MOST_VALUES: Final = 400_000
-"""Of a review: an object has 1.5 MiB at most, says etcd, and with what it was before not half as many."""
+"""Values in a review: both objects have at most 1.5 MiB in etcd, and not half as many."""
 
 _LARGE_BYTES: Final = 256 * 2**10
 _MOST_LARGE: Final = 4
-"""Reviews of more than that are held by so few at once: 32 of the largest would take more memory than there is."""
+"""Large reviews at once: 32 of the largest would exceed the memory."""
 
 Answer = Callable[[Any], Body]
-"""Makes the answer to an AdmissionReview, or raises NoReviewError."""
+"""Returns the response to an AdmissionReview, or raises NoReviewError."""
 
 _logger = logging.getLogger(__name__)
 
@@ -236,13 +202,13 @@ _logger = logging.getLogger(__name__)
 def serve_admission(
     port: int, certificate: CertificateFolder, answers: Mapping[str, Answer], collector: AdmissionCollector
 ) -> int:
-    """Answer reviews by path until the process ends; return the port, which 0 leaves to the system."""
-    certificate.context()  # what is wrong with it is told now, not when somebody asks
+    """Answer reviews by path until the process ends; return the port, which the system chooses for 0."""
+    certificate.context()  # log its errors now, and not at the first request
     return int(_Server(port, certificate, answers, collector).serve("admission").server_port)
 
 
 class _Server(BoundedServer):
-    """HTTPS, and no more reviews in memory than it can bear."""
+    """HTTPS server with a bounded number of large reviews in memory."""
 
     def __init__(
         self, port: int, certificate: CertificateFolder, answers: Mapping[str, Answer], collector: AdmissionCollector
@@ -252,7 +218,7 @@ class _Server(BoundedServer):
         self._certificate = certificate
         self.large = Places(_MOST_LARGE)
         self.judging = Lock()
-        """One at a time: side by side they are no sooner done, and take the memory of all at once."""
+        """One review at a time: parallel ones end no sooner, and take more memory."""
 
     def get_request(self) -> tuple[Any, Any]:
         """Accept a connection."""
@@ -270,20 +236,18 @@ class _Server(BoundedServer):
 
 
 class _Answering(BoundedHandler):
-    """One request a connection."""
-
     server: _Server
 
     def setup(self) -> None:
-        """Shake hands in the thread of the connection: whoever is slow there delays nobody else."""
+        """Shake hands in the connection's thread: a slow client delays no other."""
         self.request.do_handshake()
         super().setup()
 
     def do_POST(self) -> None:
-        """Answer a review. Where the operator itself fails, failurePolicy says what comes of the object."""
+        """Answer a review; if the operator fails, failurePolicy decides."""
         started_s, outcome = time.perf_counter(), "failed"
         try:
-            # Read first: who is answered before it has sent all may not see the answer.
+            # Read first: a client that still sends may not see the response.
             text = self._body()
             with self.server.judging:
                 status, body = HTTPStatus.OK, self._answer()(parse_json(text, _MOST_BYTES))
@@ -296,11 +260,15 @@ class _Answering(BoundedHandler):
             status = HTTPStatus.INTERNAL_SERVER_ERROR
             body = {"error": f"the operator failed on this object ({type(error).__name__}); its log tells more"}
         self.server.collector.observe(outcome, time.perf_counter() - started_s)
-        self._send(status, body)
+        content = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
 
     def _answer(self) -> Answer:
-        answers = self.server.answers
-        path = self.path.partition("?")[0]
+        answers, path = self.server.answers, self.path.partition("?")[0]
         if path not in answers:
             raise NoReviewError(f"there is nothing at this path: use {', '.join(answers)}")
         return answers[path]
@@ -318,15 +286,7 @@ class _Answering(BoundedHandler):
             raise NoReviewError(f"send all of it within {TIMEOUT_S:.0f} s") from error
         self.keep_place()
         self.server.large.keep(self.connection)
-        # Counted before they are made: each takes many times the memory of its text.
+        # Counted before parsing: each value takes many times the memory of its text.
         if sum(map(text.count, (b"[", b"{", b","))) > _MOST_VALUES:
             raise NoReviewError(f"send at most {_MOST_VALUES:,} values: no object has more")
         return text
-
-    def _send(self, status: HTTPStatus, body: Body) -> None:
-        text = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text)

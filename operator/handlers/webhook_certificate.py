@@ -9,6 +9,7 @@ import logging
 import ssl
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -32,68 +33,58 @@ from specdecode_operator.cluster.resources import Resource
 
 CERTIFICATE_FILE: Final = "tls.crt"
 KEY_FILE: Final = "tls.key"
-"""As Secrets of type kubernetes.io/tls have them."""
 
 _logger = logging.getLogger(__name__)
 
 
 class CertificateFolder:
-    """Follows a mounted Secret: a certificate that is renewed there counts from the next connection on.
-
-    The Secret may come later than the pod, and one that cannot be used changes nothing.
-    """
+    """Follows a mounted Secret, which may come later than the pod; an invalid one is ignored."""
 
     def __init__(self, folder: Path) -> None:
         self._files = (folder / CERTIFICATE_FILE, folder / KEY_FILE)
         self._seen: object = None
-        """What was last looked at, or went wrong: each is told once."""
+        """Last files or error, so that each is logged once."""
         self._context: ssl.SSLContext | None = None
         self._expires: datetime | None = None
         self._lock = Lock()
 
     @property
     def expires(self) -> datetime | None:
-        """When the certificate ends that is shown; None while there is none."""
+        """End of the current certificate; None without one."""
         return self._expires
 
     def context(self) -> ssl.SSLContext | None:
-        """Return what the next connection is secured with; None while there is no certificate."""
+        """Return the TLS context of the next connection; None without a certificate."""
         with self._lock:
             try:
-                # A mounted Secret changes by a link: other files, whatever their times say.
+                # A mounted Secret changes by a link to other files.
                 seen = [(status.st_ino, status.st_mtime_ns) for status in (file.stat() for file in self._files)]
                 if seen != self._seen:
-                    self._load()
-                    self._seen = seen
-            except (OSError, ValueError) as error:  # ssl's errors are of the one kind, those of PEM of the other
-                self._refuse(str(error))
+                    certificate, key = self._files
+                    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+                    context.minimum_version = ssl.TLSVersion.TLSv1_2
+                    context.load_cert_chain(certificate, key)
+                    expires = x509.load_pem_x509_certificates(certificate.read_bytes())[0].not_valid_after_utc
+                    self._context, self._expires, self._seen = context, expires, seen
+                    if expires < datetime.now(UTC):
+                        message = "%s has expired on %s: the API server refuses it"
+                        _logger.warning(message, certificate, expires.isoformat())
+                    else:
+                        message = "%s is shown to the API server; it expires on %s"
+                        _logger.info(message, certificate, expires.isoformat())
+            except (OSError, ValueError) as error:  # of ssl, and of PEM
+                why = str(error)
+                if why != self._seen:
+                    self._seen = why
+                    kept = "that of before is shown on" if self._context else "no object can be judged"
+                    _logger.warning("webhook certificate: %s; %s", why, kept)
             return self._context
-
-    def _load(self) -> None:
-        from cryptography import x509  # noqa: PLC0415  only who serves needs it
-
-        certificate, key = self._files
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.load_cert_chain(certificate, key)
-        expires = x509.load_pem_x509_certificates(certificate.read_bytes())[0].not_valid_after_utc
-        self._context, self._expires = context, expires
-        if expires < datetime.now(UTC):
-            _logger.warning("%s has expired on %s: the API server refuses it", certificate, expires.isoformat())
-        else:
-            _logger.info("%s is shown to the API server; it expires on %s", certificate, expires.isoformat())
-
-    def _refuse(self, why: str) -> None:
-        if why != self._seen:
-            self._seen = why
-            kept = "that of before is shown on" if self._context else "no object can be judged"
-            _logger.warning("webhook certificate: %s; %s", why, kept)
 
 
 TRUST_FILE: Final = "ca.crt"
 LASTS: Final = timedelta(days=90)
 RENEWED_BEFORE: Final = timedelta(days=30)
-"""A certificate this near to its end is made anew: it is looked at each week."""
+"""Remaining lifetime at which a certificate is renewed; it is checked each week."""
 
 _CLOCKS_DIFFER_BY: Final = timedelta(hours=1)
 _LONGEST_COMMON_NAME: Final = 64
@@ -101,23 +92,24 @@ _LONGEST_COMMON_NAME: Final = 64
 
 @dataclass(frozen=True)
 class ServerCertificate:
-    """What a Secret holds."""
+    """Content of a Secret of type kubernetes.io/tls."""
 
     certificate: bytes
     key: bytes
     trust: bytes
-    """The certificate, and the one before it while that has not ended: pods show it until they have the new one."""
+    """The certificate, and the one before it until it expires: pods present it until they have the new one."""
 
     @property
     def files(self) -> dict[str, bytes]:
-        """As a Secret of type kubernetes.io/tls has them."""
+        """Entries of the Secret."""
         return {CERTIFICATE_FILE: self.certificate, KEY_FILE: self.key, TRUST_FILE: self.trust}
 
 
 def kept_or_renewed(files: Mapping[str, bytes], hosts: Sequence[str], now: datetime | None = None) -> ServerCertificate:
-    """Return what the files hold while it is good for these hosts, else a new certificate."""
-    now = now or datetime.now(UTC)
-    current = _readable(files.get(CERTIFICATE_FILE, b""))
+    """Return the certificate in the files if it is valid for these hosts, else a new one."""
+    now, current = now or datetime.now(UTC), None
+    with suppress(ValueError):
+        current = x509.load_pem_x509_certificate(files.get(CERTIFICATE_FILE, b""))
     key, trust = files.get(KEY_FILE, b""), files.get(TRUST_FILE, b"")
     if current is not None and _is_good(current, key, hosts, now):
         certificate = current.public_bytes(Encoding.PEM)
@@ -125,13 +117,6 @@ def kept_or_renewed(files: Mapping[str, bytes], hosts: Sequence[str], now: datet
     certificate, key = _made(hosts, now)
     before = b"" if current is None or current.not_valid_after_utc < now else current.public_bytes(Encoding.PEM)
     return ServerCertificate(certificate, key, certificate + before)
-
-
-def _readable(pem: bytes) -> x509.Certificate | None:
-    try:
-        return x509.load_pem_x509_certificate(pem)
-    except ValueError:
-        return None
 
 
 def _is_good(certificate: x509.Certificate, key: bytes, hosts: Sequence[str], now: datetime) -> bool:
@@ -176,23 +161,18 @@ _CONFIGURATION: Final = Resource(
 async def write_certificate(
     cluster: Cluster, files: Mapping[str, bytes], trust: bytes, secret: tuple[str, str], webhook: tuple[str, str]
 ) -> None:
-    """Have a webhook trusted by ``trust``, then write the files to a Secret, which goes with the webhook.
+    """Set the CA bundle of a webhook, then write the files to a Secret that the webhook's configuration owns.
 
-    ``secret`` is namespace and name, ``webhook`` the name of its configuration and its own in there.
-
-    Raises
-    ------
-    ClusterError
-        When the API server refuses or cannot be reached.
+    ``secret`` is namespace and name; ``webhook`` is the name of its configuration, and its own.
     """
     configuration, name = webhook
+    kind = {"apiVersion": _CONFIGURATION.api_version, "kind": _CONFIGURATION.kind}
     trusting = {
-        "apiVersion": _CONFIGURATION.api_version,
-        "kind": _CONFIGURATION.kind,
+        **kind,
         "metadata": {"name": configuration},
         "webhooks": [{"name": name, "clientConfig": {"caBundle": b64encode(trust).decode()}}],
     }
-    owner = await cluster.apply_to(_CONFIGURATION, trusting)
+    owner = await cluster.apply(trusting, _CONFIGURATION)
     namespace, secret_name = secret
     body = {
         "apiVersion": _SECRET.api_version,
@@ -202,15 +182,8 @@ async def write_certificate(
             "namespace": namespace,
             "name": secret_name,
             "labels": {"app.kubernetes.io/part-of": "specdecode"},
-            "ownerReferences": [
-                {
-                    "apiVersion": _CONFIGURATION.api_version,
-                    "kind": _CONFIGURATION.kind,
-                    "name": configuration,
-                    "uid": owner["metadata"]["uid"],
-                }
-            ],
+            "ownerReferences": [{**kind, "name": configuration, "uid": owner["metadata"]["uid"]}],
         },
         "data": {file: b64encode(content).decode() for file, content in files.items()},
     }
-    await cluster.apply_to(_SECRET, body)
+    await cluster.apply(body, _SECRET)

@@ -51,10 +51,13 @@ class DrivenServerTime(ServerTime):
         super().__init__(steady=lambda: self._passed_s)
         self.answer(now)
 
+    def hear(self, date: str | None, asked_s: float) -> None:
+        """Ignore answers but those of `answer`."""
+
     def answer(self, now: datetime) -> None:
         """Let an answer tell the time."""
         self._told = now
-        self.hear(format_datetime(now, usegmt=True), self._passed_s)
+        super().hear(format_datetime(now, usegmt=True), self._passed_s)
 
     def advance(self, seconds: float) -> None:
         """Let time pass while the API server's clock runs evenly and an answer comes each minute."""

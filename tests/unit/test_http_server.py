@@ -9,9 +9,10 @@ from contextlib import suppress
 import pytest
 
 from devcluster.cluster.settings import free_ports
+from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.handlers import main
 from specdecode_operator.handlers.http_server import BoundedHandler, BoundedServer, Places
-from specdecode_operator.handlers.metrics import ReconcileTimes, serve_metrics
+from specdecode_operator.handlers.metrics import OperatorMetrics, serve_metrics
 from specdecode_operator.handlers.operator_state import OperatorState
 
 MANY = 100
@@ -32,7 +33,7 @@ def is_hung_up_on(connection: socket.socket) -> bool:
 
 
 def metrics_port() -> int:
-    return serve_metrics(0, ReconcileTimes())
+    return serve_metrics(0, OperatorMetrics(Cache()))
 
 
 def health_port() -> int:

@@ -25,6 +25,7 @@ from specdecode_operator.cli.command_groups import run_to_its_end
 from specdecode_operator.cli.kubectl import one_line
 from specdecode_operator.cli.terminal import say, say_line
 from specdecode_operator.cluster.client import error_message as api_message
+from specdecode_operator.cluster.clock import ServerTime
 from specdecode_operator.deployment.conditions import Blocked, ConditionUpdate, stamp
 from specdecode_operator.deployment.models.checkpoint_reader import CheckpointError, pack_error
 from specdecode_operator.deployment.models.model_jobs import DOWNLOADER, READER
@@ -59,8 +60,9 @@ def _event(text: str) -> str:
     async def post(_: str, event: dict[str, Any]) -> None:
         posted.append(event["message"])
 
-    reporter = Reporter(cast("Any", SimpleNamespace(post_event=post)), cast("Any", None))
-    asyncio.run(reporter.post_event(KEY, "uid", "Bad", text))
+    cluster = cast("Any", SimpleNamespace(post_event=post, clock=ServerTime()))
+    reporter = Reporter(cluster, cast("Any", None), Key("team", "a", KIND), "uid")
+    asyncio.run(reporter.post_event("Bad", text))
     return posted[0]
 
 

@@ -70,7 +70,7 @@ def _run(kubeconfig: str, log: str, circumstances: Circumstances, clock_s: "Sync
     from kubernetes.aio.config import kube_config
 
     from specdecode_operator.handlers.main import run_operator
-    from specdecode_operator.handlers.operator_state import Settings
+    from specdecode_operator.handlers.settings import Settings
 
     with Path(log).open("ab") as file:
         for stream in (sys.stdout, sys.stderr):

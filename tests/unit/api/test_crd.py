@@ -125,7 +125,7 @@ def test_rule_says_what_to_do(rule: Rule) -> None:
     assert "%" not in validation["message"], "it stands alone where a value has a line break"
     assert ("messageExpression" in validation) is bool(rule.values)
     assert ":" in rule.message, "a message is what is wrong, a colon, what to write instead"
-    assert rule.message.count("%") == len(rule.values)
+    assert rule.message.count("{") == len(rule.values)
     assert "'" not in rule.message, "it would end the CEL text"
 
 

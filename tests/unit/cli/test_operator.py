@@ -7,7 +7,7 @@ import yaml
 
 from specdecode_operator.cluster.nodes import NodeFacts
 from specdecode_operator.handlers import main
-from specdecode_operator.handlers.operator_state import Settings
+from specdecode_operator.handlers.settings import Settings
 from tests.support.objects import H100
 from tests.unit.cli.conftest import Specdecode
 
@@ -43,4 +43,4 @@ def test_named_namespaces_are_served_with_the_nodes_of_a_file(
     options = ("--namespace=a", "--namespace=b", "--namespace=a", f"--nodes={tmp_path / 'nodes.yaml'}")
     assert specdecode("operator", *options).exit_code == 0
     assert specdecode("operator").exit_code == 0
-    assert started == [Settings(namespaces=("a", "b"), nodes=(NodeFacts("n", H100, 8),)), Settings()]
+    assert [(each.namespaces, each.nodes) for each in started] == [(("a", "b"), (NodeFacts("n", H100, 8),)), ((), None)]

@@ -23,7 +23,7 @@ def write(path: Path, *entries: object) -> None:
 
 
 def test_without_a_file_nothing_is_corrected(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert CalibrationFile(None).read() is UNCALIBRATED
+    assert CalibrationFile().read() is UNCALIBRATED
     assert CalibrationFile(path).read() == UNCALIBRATED
     assert not caplog.records, "an optional file that is not there is nothing to tell"
 

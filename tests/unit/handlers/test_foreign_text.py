@@ -11,6 +11,7 @@ import pytest
 
 from specdecode_operator.api.deployment import KIND, Key
 from specdecode_operator.api.deployment_status import ConditionStatus
+from specdecode_operator.cluster.clock import ServerTime
 from specdecode_operator.deployment.conditions import ConditionUpdate, stamp
 from specdecode_operator.handlers.status_writer import Reporter
 from specdecode_operator.problems import OneLine
@@ -65,9 +66,10 @@ def test_conditions_and_events_are_one_line() -> None:
     async def post(_: str, event: dict[str, Any]) -> None:
         posted.append(event)
 
-    reporter = Reporter(cast("Any", SimpleNamespace(post_event=post)), cast("Any", None))
-    asyncio.run(reporter.post_changes(Key("team", "a", KIND), "uid", [], [condition]))
-    asyncio.run(reporter.post_event(Key("team", "a", KIND), "uid", "PlanChanged", FOREIGN))
+    cluster = cast("Any", SimpleNamespace(post_event=post, clock=ServerTime()))
+    reporter = Reporter(cluster, cast("Any", None), Key("team", "a", KIND), "uid")
+    asyncio.run(reporter.post_changes([], [condition]))
+    asyncio.run(reporter.post_event("PlanChanged", FOREIGN))
     assert [event["message"] for event in posted] == [f"Ready is False: {ESCAPED}", ESCAPED]
 
 
@@ -81,8 +83,9 @@ def test_a_token_in_the_last_words_of_a_program_is_told_nobody(log: tuple[loggin
     said = f"403 Forbidden for request with Authorization: Bearer {TOKEN}"
     update = ConditionUpdate("Ready", ConditionStatus.FALSE, "DownloadFailed", said)
     conditions = stamp([update], [], 1, datetime(2026, 1, 1, tzinfo=UTC))
-    reporter = Reporter(cast("Any", SimpleNamespace(post_event=post)), cast("Any", None))
-    asyncio.run(reporter.post_changes(Key("team", "a", KIND), "uid", [], conditions))
+    cluster = cast("Any", SimpleNamespace(post_event=post, clock=ServerTime()))
+    reporter = Reporter(cluster, cast("Any", None), Key("team", "a", KIND), "uid")
+    asyncio.run(reporter.post_changes([], conditions))
     logger, stream = log
     logger.error("%s", said, exc_info=OSError(said))
     for told in (conditions[0].message, posted[0]["message"], stream.getvalue()):

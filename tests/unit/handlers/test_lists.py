@@ -11,8 +11,8 @@ from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster, ClusterError, ForbiddenError, Page
 from specdecode_operator.cluster.manifests import child_labels
 from specdecode_operator.cluster.resources import POD, SPECDECODE_DEPLOYMENT
-from specdecode_operator.handlers.operator_state import Settings
 from specdecode_operator.handlers.resync import Lists
+from specdecode_operator.handlers.settings import Settings
 from tests.support.api_server import ApiServer
 from tests.support.embedded_operator import embedded_operator, until
 from tests.support.objects import tiny_cpu
@@ -39,8 +39,8 @@ async def test_what_is_known_of_a_namespace_that_is_barred_stays_and_the_others_
     for namespace in NAMESPACES:
         add(api, namespace)
         add_pod(api, namespace)
-    assert await lists.objects(cluster, SPECDECODE_DEPLOYMENT) == {Key(each, "llama") for each in NAMESPACES}
-    assert await lists.children(cluster, POD) == {Key(each, "llama") for each in NAMESPACES}
+    assert await lists.changes(cluster, SPECDECODE_DEPLOYMENT) == {Key(each, "llama") for each in NAMESPACES}
+    assert await lists.changes(cluster, POD) == {Key(each, "llama") for each in NAMESPACES}
 
     api.barred = {"gone"}
     for namespace in NAMESPACES:
@@ -48,14 +48,14 @@ async def test_what_is_known_of_a_namespace_that_is_barred_stays_and_the_others_
     add(api, "team", "second")
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            seen = await lists.objects(cluster, SPECDECODE_DEPLOYMENT), await lists.children(cluster, POD)
+            seen = await lists.changes(cluster, SPECDECODE_DEPLOYMENT), await lists.changes(cluster, POD)
             assert seen in [({Key("team", "second")}, {Key("team", "llama")}), (set(), set())]
     assert set(cache.parents(KIND)) == {*(Key(each, "llama") for each in NAMESPACES), Key("team", "second")}
     assert [len(cache.children_of(Key(each, "llama"), POD.kind)) for each in NAMESPACES] == [0, 1]
     assert caplog.text.count("namespace gone is passed over") == 2, "once for each kind"
 
     api.barred = set()
-    assert await lists.children(cluster, POD) == {Key("gone", "llama")}
+    assert await lists.changes(cluster, POD) == {Key("gone", "llama")}
 
 
 async def test_a_namespace_that_is_barred_again_is_told_again(
@@ -64,7 +64,7 @@ async def test_a_namespace_that_is_barred_again_is_told_again(
     lists = Lists(Cache(), NAMESPACES)
     with caplog.at_level(logging.WARNING):
         for api.barred in ({"gone"}, set(), {"gone"}):
-            await lists.objects(cluster, SPECDECODE_DEPLOYMENT)
+            await lists.changes(cluster, SPECDECODE_DEPLOYMENT)
     assert caplog.text.count("namespace gone is passed over") == 2
 
 
@@ -76,14 +76,14 @@ async def test_what_was_made_between_two_pages_is_not_taken_for_gone() -> None:
 
     cache = Cache()
     cache.put(POD.kind, body("a", 7))
-    await Lists(cache, ()).children(cast("Cluster", Paged()), POD)
+    await Lists(cache, ()).changes(cast("Cluster", Paged()), POD)
     assert versions(cache, POD.kind) == ["7"]
 
 
 async def test_who_may_list_nowhere_is_told_so(api: ApiServer, cluster: Cluster) -> None:
     api.barred = {*NAMESPACES}
     with pytest.raises(ForbiddenError, match="specdecodedeployments"):
-        await Lists(Cache(), NAMESPACES).objects(cluster, SPECDECODE_DEPLOYMENT)
+        await Lists(Cache(), NAMESPACES).changes(cluster, SPECDECODE_DEPLOYMENT)
 
 
 async def test_a_failure_in_one_namespace_is_no_bar(api: ApiServer, cluster: Cluster) -> None:
@@ -94,7 +94,7 @@ async def test_a_failure_in_one_namespace_is_no_bar(api: ApiServer, cluster: Clu
 
     api.before[pods] = lambda: api.before.update({pods: fails})
     with pytest.raises(ClusterError, match="etcd is slow"):
-        await Lists(Cache(), NAMESPACES).children(cluster, POD)
+        await Lists(Cache(), NAMESPACES).changes(cluster, POD)
 
 
 async def test_a_namespace_that_is_barred_stops_the_work_in_no_other(

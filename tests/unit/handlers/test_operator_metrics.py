@@ -16,9 +16,10 @@ from specdecode_operator.cluster import client
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster, for_api_server, for_engines
 from specdecode_operator.cluster.resources import SPECDECODE_DEPLOYMENT
-from specdecode_operator.handlers.metrics import DeploymentCollector, EndedCaptures, ReconcileTimes
-from specdecode_operator.handlers.operator_state import OperatorState, Settings
+from specdecode_operator.handlers.metrics import OperatorMetrics
+from specdecode_operator.handlers.operator_state import OperatorState
 from specdecode_operator.handlers.reconcile_capture import CaptureReconciler
+from specdecode_operator.handlers.settings import Settings
 from tests.support.api_server import ApiServer
 from tests.support.captures import JOB_UID, KEY, job
 from tests.support.captures import capture as captured
@@ -49,7 +50,8 @@ def test_deployments_are_counted_by_condition_and_verdict() -> None:
     for name, said in (("a", serving), ("b", serving), ("c", waiting)):
         cache.put_parent(deployment.KIND, saying(name, conditions=[said], plan={"verdict": "Tight"}))
     cache.put_parent(deployment.KIND, {**saying("d"), "status": None})
-    assert samples(DeploymentCollector(cache)) == {
+    names = {"specdecode_deployments", "specdecode_plans"}
+    assert {key: value for key, value in samples(OperatorMetrics(cache)).items() if key[0] in names} == {
         ("specdecode_deployments", "Ready", "True", "Serving"): 2,
         ("specdecode_deployments", "Ready", "False", "Unschedulable"): 1,
         ("specdecode_plans", "Fits"): 0,
@@ -63,13 +65,14 @@ def test_reasons_that_others_write_make_no_more_series_than_a_few() -> None:
     for number in range(1000):
         said = [condition("Ready", "False", f"Reason{number}"), condition("Accepted", "True", "Valid")]
         cache.put_parent(deployment.KIND, saying(f"d{number}", conditions=said))
-    said_by_all = samples(DeploymentCollector(cache))
+    found = samples(OperatorMetrics(cache))
+    said_by_all = {key: value for key, value in found.items() if key[0] == "specdecode_deployments"}
     assert len(said_by_all) < 300
     assert said_by_all["specdecode_deployments", "Accepted", "True", "Valid"] == 1000, "what most say is never left out"
 
 
 def test_a_capture_is_counted_once_when_it_ends() -> None:
-    ended = EndedCaptures()
+    ended = OperatorMetrics(Cache())
     assert samples(ended)["specdecode_captures_ended_total", "Failed"] == 0, "from 0, or an increase would not be seen"
     for before, now in (
         (CapturePhase.LOADING, CapturePhase.FAILED),
@@ -78,13 +81,13 @@ def test_a_capture_is_counted_once_when_it_ends() -> None:
         (CapturePhase.STARTING, CapturePhase.CANCELLED),
         (CapturePhase.CANCELLED, CapturePhase.SUCCEEDED),
     ):
-        ended.count(before, now)
-    counts = {key[1]: value for key, value in samples(ended).items() if key[0].endswith("_total")}
+        ended.count_capture(before, now)
+    counts = {key[1]: value for key, value in samples(ended).items() if key[0] == "specdecode_captures_ended_total"}
     assert counts == {"Succeeded": 1, "Failed": 1}, "one that was cancelled may go on"
 
 
 def test_reconciles_are_measured_by_outcome() -> None:
-    times = ReconcileTimes()
+    times = OperatorMetrics(Cache())
     with times.measured(Key("team", "llama")):
         pass
     with pytest.raises(OSError, match="gone"), times.measured(Key("team", "night", capture.KIND)):
@@ -107,7 +110,7 @@ async def test_a_reconcile_is_told_with_what_it_waited_for_where_that_is_asked_f
             await asyncio.sleep(0)
 
     caplog.set_level(logging.INFO)
-    with for_api_server(), ReconcileTimes(from_s).measured(Key("team", "llama")):
+    with for_api_server(), OperatorMetrics(Cache(), from_s).measured(Key("team", "llama")):
         await asyncio.gather(ask(), ask())
         with for_engines():
             pass
@@ -132,10 +135,12 @@ def test_questions_side_by_side_are_waited_for_once(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_capture_whose_job_failed_is_counted_at_its_first_look_and_not_again() -> None:
-    cluster, cache, ended = FakeCluster(), Cache(), EndedCaptures()
+    cluster, cache, ended = FakeCluster(), Cache(), OperatorMetrics(Cache())
     cache.put_parent(capture.KIND, captured())
     cache.put("Job", labelled(job("Failed"), JOB_UID, ownerReferences=[OWNER]))
-    reconciler = CaptureReconciler(cast("Cluster", cluster), cache, cast("Any", None), ended, "operator:1")
+    reconciler = CaptureReconciler(
+        cast("Cluster", cluster), cache, cast("Any", None), ended, Settings(operator_image="operator:1")
+    )
     for version in ("2", "3"):
         asyncio.run(reconciler.reconcile(KEY))
         cache.put_parent(capture.KIND, captured(status=cluster.status, resourceVersion=version))
@@ -152,7 +157,7 @@ async def test_a_running_operator_measures_its_looks(api: ApiServer, caplog: pyt
         await state.start()
         state.add_all()
         looks = ("specdecode_reconcile_duration_seconds_count", deployment.KIND, "done")
-        await until(lambda: samples(state.reconcile_times)[looks] > 0, lambda: "it was looked at")
+        await until(lambda: samples(state.metrics)[looks] > 0, lambda: "it was looked at")
     finally:
         await state.stop()
     assert re.search(r"team/llama: reconcile done in .* for [1-9]\d* calls of the API server", caplog.text)

@@ -7,13 +7,14 @@ import pytest
 
 from specdecode_operator.api.deployment import Key
 from specdecode_operator.api.deployment_status import ObservedStatus, SpecDecodeDeploymentStatus
+from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.nodes import NodeFacts
 from specdecode_operator.deployment.desired_state import Launch
 from specdecode_operator.deployment.observed.engine_reports import BudgetResidual, steady
 from specdecode_operator.deployment.observed.observation import Observation, observed_residual
 from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from specdecode_operator.deployment.status import compose_status
-from specdecode_operator.handlers.metrics import ResidualCollector, serve_metrics
+from specdecode_operator.handlers.metrics import OperatorMetrics, serve_metrics
 from specdecode_operator.sizing.arithmetic import GIB
 from specdecode_operator.vllm.engine_metrics import EngineReading, Reading, Unreachable
 from tests.support.decisions import NOW, desired_state
@@ -164,12 +165,12 @@ def test_cpu_engines_run_the_other_runner() -> None:
     assert (residual.product, residual.runner) == ("CPU", "V1")
 
 
-def scrape(collector: ResidualCollector) -> list[str]:
+def scrape(collector: OperatorMetrics) -> list[str]:
     port = serve_metrics(0, collector)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(f"http://127.0.0.1:{port}/metrics", timeout=120) as response:
         text = response.read().decode()
-    return [line for line in text.splitlines() if not line.startswith("#")]
+    return [line for line in text.splitlines() if line.startswith("specdecode_budget_residual_bytes")]
 
 
 def residual_of(reported: int, tensor: int = 2) -> BudgetResidual:
@@ -177,13 +178,13 @@ def residual_of(reported: int, tensor: int = 2) -> BudgetResidual:
 
 
 def test_the_metric_has_a_series_for_each_kind_of_engine_and_not_for_each_object() -> None:
-    collector = ResidualCollector()
+    collector = OperatorMetrics(Cache())
     for name, residual in (("a", residual_of(900)), ("b", residual_of(1100)), ("c", residual_of(2000, tensor=4))):
-        collector.set(Key("default", name), residual)
+        collector.set_residual(Key("default", name), residual)
     labels = f'engine_version="0.33",product="{H200}",runner="V2"'
     assert scrape(collector) == [
         f'specdecode_budget_residual_bytes{{{labels},tensor="2"}} 1600.0',
         f'specdecode_budget_residual_bytes{{{labels},tensor="4"}} -16000.0',
     ]
-    collector.set(Key("default", "a"), None)
+    collector.set_residual(Key("default", "a"), None)
     assert scrape(collector)[0].endswith(" -1600.0"), "what is gone no longer counts"

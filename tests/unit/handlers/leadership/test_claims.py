@@ -10,7 +10,8 @@ from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.resources import DEPLOYMENT, LEASE, SPECDECODE_DEPLOYMENT
 from specdecode_operator.cluster.rights import SERVES
 from specdecode_operator.handlers.leadership import CLAIM_S, Claims, Leadership
-from specdecode_operator.handlers.operator_state import OperatorState, Settings
+from specdecode_operator.handlers.operator_state import OperatorState
+from specdecode_operator.handlers.settings import Settings
 from tests.support.api_server import ApiServer
 from tests.support.embedded_operator import embedded_operator, until
 from tests.support.objects import tiny_cpu

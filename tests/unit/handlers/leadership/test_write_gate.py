@@ -14,7 +14,6 @@ BODY: Body = {"apiVersion": "v1", "kind": "Service", "metadata": {**METADATA, "u
 WRITES: dict[str, Callable[[Cluster], Awaitable[object]]] = {
     "apply": lambda cluster: cluster.apply(BODY),
     "apply_new": lambda cluster: cluster.apply_new(BODY),
-    "apply_to": lambda cluster: cluster.apply_to(SPECDECODE_DEPLOYMENT, BODY),
     "apply_status": lambda cluster: cluster.apply_status(SPECDECODE_DEPLOYMENT, BODY),
     "create": lambda cluster: cluster.create(BODY),
     "delete": lambda cluster: cluster.delete(BODY),

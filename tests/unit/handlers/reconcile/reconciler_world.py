@@ -16,9 +16,10 @@ from specdecode_operator.cluster.resources import (
     SPECDECODE_DEPLOYMENT,
     Resource,
 )
-from specdecode_operator.handlers.metrics import ResidualCollector
+from specdecode_operator.handlers.metrics import OperatorMetrics
 from specdecode_operator.handlers.mounted_files import CalibrationFile
 from specdecode_operator.handlers.reconcile_deployment import Reconciler
+from specdecode_operator.handlers.settings import Settings
 from tests.support.api_server import ApiServer
 from tests.support.decisions import OPERATOR_IMAGE
 from tests.support.objects import H200, Body, pair_70b
@@ -30,18 +31,21 @@ class World:
     def __init__(self, api: ApiServer, cluster: Cluster) -> None:
         self.api = api
         self._cluster = cluster
-        self.calibration = CalibrationFile(None)
+        self.calibration = CalibrationFile()
         self.clock = ServerTime()
         self.restart()
 
-    def restart(self) -> None:
+    def restart(self, **settings: Any) -> None:
         """Let another process take over."""
-        self.cache, self.residuals, self.probe = Cache(), ResidualCollector(), EngineProbe()
-        self.reconciler = Reconciler(
-            *(self._cluster, self.cache, self.probe, self.residuals, self.calibration),
-            operator_image=OPERATOR_IMAGE,
-            clock=self.clock,
-        )
+        self.cache, self.probe = Cache(), EngineProbe()
+        self.metrics = OperatorMetrics(self.cache)
+        self.settings = Settings(calibration=self.calibration, operator_image=OPERATOR_IMAGE, **settings)
+        self.begin()
+
+    def begin(self) -> None:
+        """Let another process take over that knows what is in the cache."""
+        self._cluster.clock = self.clock
+        self.reconciler = Reconciler(self._cluster, self.cache, self.probe, self.metrics, self.settings)
 
     def add(self, spec: Body, name: str = "llama", **more: Any) -> Body:
         return self.api.create(
@@ -105,7 +109,8 @@ class World:
 
     def measured(self) -> list[float]:
         """The residuals in the metrics."""
-        return [sample.value for family in self.residuals.collect() for sample in family.samples]
+        samples = (sample for family in self.metrics.collect() for sample in family.samples)
+        return [sample.value for sample in samples if sample.name == "specdecode_budget_residual_bytes"]
 
     def serve(self, engines: int = 1) -> None:
         """Let the Deployment's controller count engines that serve."""

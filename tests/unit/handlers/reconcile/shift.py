@@ -10,8 +10,6 @@ from specdecode_operator.api import capture
 from specdecode_operator.api.deployment_status import PlanStatus
 from specdecode_operator.cluster.resources import DEPLOYMENT, NODE, POD, SPECDECODE_DEPLOYMENT
 from specdecode_operator.deployment.parsed_deployment import engine_spec_hash, parse_deployment
-from specdecode_operator.handlers.metrics import PolicyDecisions
-from specdecode_operator.handlers.reconcile_deployment import Reconciler
 from specdecode_operator.vllm.engine_metrics import EngineReading, SpeculationReading
 from tests.support.driven_clock import DrivenServerTime
 from tests.support.objects import H200, Body, pair_70b
@@ -32,7 +30,6 @@ class Shift:
     def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         self.world = world
         self.clock = DrivenServerTime(datetime(2026, 1, 1, tzinfo=UTC))
-        self.decisions = PolicyDecisions()
         self.drafted: dict[str, list[int]] = {}
         self.said = AsyncMock(return_value={})
         monkeypatch.setattr(world.probe, "read_all", self.said)
@@ -40,12 +37,8 @@ class Shift:
 
     def begin(self) -> None:
         """Let another process take over."""
-        world = self.world
-        world.reconciler = Reconciler(
-            *(world._cluster, world.cache, world.probe, world.residuals, world.calibration),
-            policy_decisions=self.decisions,
-            clock=self.clock,
-        )
+        self.world.clock = self.clock
+        self.world.begin()
 
     async def serve(
         self, *, evidence: Body | None = None, engines: int = 1, spec: Body | None = None, **policy: Any

@@ -8,7 +8,6 @@ from specdecode_operator.attestation.keys import PublicKey, SigningKey
 from specdecode_operator.attestation.statement import opened, read_statement
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.resources import CONFIG_MAP, SPECDECODE_CAPTURE, SPECDECODE_DEPLOYMENT
-from specdecode_operator.handlers.reconcile_deployment import Reconciler
 from tests.support.api_server import ApiServer
 from tests.support.attestations import IMAGE_DIGEST, key_pair
 from tests.support.objects import tiny_cpu
@@ -26,10 +25,7 @@ async def world(api: ApiServer, cluster: Cluster) -> World:
 
 def start(world: World, cluster: Cluster, key: SigningKey) -> None:
     """Let an operator with this key take over."""
-    world.restart()
-    world.reconciler = Reconciler(
-        cluster, world.cache, world.probe, world.residuals, world.calibration, signing_key=key
-    )
+    world.restart(signing_key=key)
 
 
 def signed(world: World) -> dict[str, str]:

@@ -20,8 +20,9 @@ from specdecode_operator.cluster.resources import Resource
 from specdecode_operator.deployment.desired_state import DesiredState
 from specdecode_operator.deployment.parsed_deployment import ParsedDeployment, parse_deployment
 from specdecode_operator.handlers.decision_cache import DecisionCache
-from specdecode_operator.handlers.metrics import EndedCaptures
+from specdecode_operator.handlers.metrics import OperatorMetrics
 from specdecode_operator.handlers.reconcile_capture import CaptureReconciler
+from specdecode_operator.handlers.settings import Settings
 from tests.support.captures import KEY, capture, capture_spec, golden
 from tests.support.decisions import desired_state
 from tests.support.objects import parent, tiny_cpu
@@ -105,7 +106,13 @@ class Deployments:
 @pytest.mark.parametrize(("late", "written"), [(False, []), (True, ["PersistentVolumeClaim"])])
 def test_a_strangers_job_is_left_alone_and_before_it_nothing_is_written(late: bool, written: list[str]) -> None:
     cluster = Taken(late=late)
-    reconciler = CaptureReconciler(cast("Cluster", cluster), to_start(), Deployments(), EndedCaptures(), "operator:1")
+    reconciler = CaptureReconciler(
+        cast("Cluster", cluster),
+        to_start(),
+        Deployments(),
+        OperatorMetrics(Cache()),
+        Settings(operator_image="operator:1"),
+    )
     asyncio.run(reconciler.reconcile(KEY))
     (ready,) = (each for each in cluster.status["conditions"] if each["type"] == "Ready")
     assert (ready["reason"], cluster.written) == ("ChildNameConflict", written)
@@ -122,7 +129,7 @@ def test_a_job_of_its_own_whose_labels_were_taken_off_gets_them_back_and_runs_on
         else {"job": "demo-capture"}
     )
     cache = to_start(status=status, **spec)
-    reconciler = CaptureReconciler(cast("Cluster", cluster), cache, Deployments(), EndedCaptures(), None)
+    reconciler = CaptureReconciler(cast("Cluster", cluster), cache, Deployments(), OperatorMetrics(Cache()), Settings())
     asyncio.run(reconciler.reconcile(KEY))
     (change,) = cluster.changes
     assert change == {"metadata": {"labels": child_labels(KEY)}}
@@ -134,7 +141,9 @@ def test_a_job_of_its_own_whose_labels_were_taken_off_gets_them_back_and_runs_on
 def test_a_strangers_job_that_a_status_names_gets_no_labels() -> None:
     cluster = Unlabelled(THEIRS)
     cache = to_start(status={"job": "demo-capture"})
-    reconciler = CaptureReconciler(cast("Cluster", cluster), cache, Deployments(), EndedCaptures(), "operator:1")
+    reconciler = CaptureReconciler(
+        cast("Cluster", cluster), cache, Deployments(), OperatorMetrics(Cache()), Settings(operator_image="operator:1")
+    )
     asyncio.run(reconciler.reconcile(KEY))
     assert "Job" in cluster.asked
     assert (cluster.changes, cluster.applied) == ([], 0)
@@ -143,14 +152,18 @@ def test_a_strangers_job_that_a_status_names_gets_no_labels() -> None:
 def test_the_job_of_a_capture_that_ended_is_not_asked_for() -> None:
     cluster, cache, done = Unlabelled(THEIRS), to_start(), golden(job="golden-capture")
     cache.put_parent(KIND, done)
-    reconciler = CaptureReconciler(cast("Cluster", cluster), cache, Deployments(), EndedCaptures(), "operator:1")
+    reconciler = CaptureReconciler(
+        cast("Cluster", cluster), cache, Deployments(), OperatorMetrics(Cache()), Settings(operator_image="operator:1")
+    )
     asyncio.run(reconciler.reconcile(Key("default", "golden", KIND)))
     assert cluster.asked == []
 
 
 def test_of_a_capture_that_went_before_it_started_no_decisions_are_kept() -> None:
     cluster, cache, deployments = cast("Cluster", Taken(late=False)), to_start(), Deployments()
-    reconciler = CaptureReconciler(cluster, cache, deployments, EndedCaptures(), "operator:1")
+    reconciler = CaptureReconciler(
+        cluster, cache, deployments, OperatorMetrics(Cache()), Settings(operator_image="operator:1")
+    )
     asyncio.run(reconciler.reconcile(KEY))
     gc.collect()
     assert len(deployments.given) == 2, "one for each arm"

@@ -6,6 +6,7 @@ from typing import Any, cast
 import pytest
 
 from specdecode_operator.api.base import Body
+from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import (
     Cluster,
     ClusterError,
@@ -16,8 +17,9 @@ from specdecode_operator.cluster.client import (
     UntriableError,
 )
 from specdecode_operator.cluster.resources import POD, Resource
-from specdecode_operator.handlers.metrics import EndedCaptures
+from specdecode_operator.handlers.metrics import OperatorMetrics
 from specdecode_operator.handlers.reconcile_capture import CaptureReconciler
+from specdecode_operator.handlers.settings import Settings
 from tests.support.captures import KEY
 from tests.unit.handlers.reconcile.test_capture_names import Deployments, to_start
 from tests.unit.handlers.reconcile.test_image_note import FakeCluster
@@ -58,7 +60,9 @@ def looked(cluster: Asked) -> Body:
     """The conditions of a capture after one look."""
     cache = to_start(deploymentDuringCapture="Suspend")
     cache.put("Deployment", engines())
-    reconciler = CaptureReconciler(cast("Cluster", cluster), cache, Deployments(), EndedCaptures(), "operator:1")
+    reconciler = CaptureReconciler(
+        cast("Cluster", cluster), cache, Deployments(), OperatorMetrics(Cache()), Settings(operator_image="operator:1")
+    )
     asyncio.run(reconciler.reconcile(KEY))
     return {each["type"]: each for each in cluster.status["conditions"]}
 

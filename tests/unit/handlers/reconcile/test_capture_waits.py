@@ -12,8 +12,9 @@ from specdecode_operator.api.capture import KIND
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.deployment.parsed_deployment import parse_deployment
-from specdecode_operator.handlers.metrics import EndedCaptures
+from specdecode_operator.handlers.metrics import OperatorMetrics
 from specdecode_operator.handlers.reconcile_capture import CaptureReconciler
+from specdecode_operator.handlers.settings import Settings
 from tests.support.captures import JOB_UID, KEY, capture, capture_pod, job
 from tests.support.decisions import desired_state
 from tests.support.objects import parent, tiny_cpu
@@ -57,7 +58,13 @@ def reconcile(cluster: Jobs, pod: Body, *, lent: bool, placed: bool = True, susp
     cache.put("Pod", labelled(pod, "pod-uid"))
     owner = parse_deployment(body)
     states = SimpleNamespace(desired_state_of=lambda _: (owner, desired_state(owner, ())))
-    reconciler = CaptureReconciler(cast("Cluster", cluster), cache, cast("Any", states), EndedCaptures(), "operator:1")
+    reconciler = CaptureReconciler(
+        cast("Cluster", cluster),
+        cache,
+        cast("Any", states),
+        OperatorMetrics(Cache()),
+        Settings(operator_image="operator:1"),
+    )
     asyncio.run(reconciler.reconcile(KEY))
     (ready,) = (each for each in cluster.status["conditions"] if each["type"] == "Ready")
     return str(ready["reason"])

@@ -11,6 +11,7 @@ from specdecode_operator.api import capture
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import Key
 from specdecode_operator.capture.observation import read_capture
+from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.clock import TIME_IN_FUTURE, ServerTime
 from specdecode_operator.cluster.manifests import owner_reference
 from specdecode_operator.cluster.resources import (
@@ -26,8 +27,9 @@ from specdecode_operator.cluster.resources import (
     SPECDECODE_DEPLOYMENT,
 )
 from specdecode_operator.deployment.parsed_deployment import parse_deployment
-from specdecode_operator.handlers.metrics import EndedCaptures
+from specdecode_operator.handlers.metrics import OperatorMetrics
 from specdecode_operator.handlers.reconcile_capture import CaptureReconciler
+from specdecode_operator.handlers.settings import Settings
 from tests.support.captures import capture as capture_with
 from tests.support.captures import capture_spec
 from tests.support.driven_clock import DrivenServerTime
@@ -323,8 +325,9 @@ Looks = Callable[[], Any]
 
 def looking(world: World, clock: ServerTime, key: Key) -> Looks:
     """Return what reconciles a capture once, and returns its object."""
+    world._cluster.clock = clock
     reconciler = CaptureReconciler(
-        world._cluster, world.cache, world.reconciler, EndedCaptures(), "operator:1", clock=clock
+        world._cluster, world.cache, world.reconciler, OperatorMetrics(Cache()), Settings(operator_image="operator:1")
     )
 
     async def look() -> Body | None:

@@ -9,8 +9,10 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import KIND
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster, ForbiddenError
-from specdecode_operator.handlers.metrics import EndedCaptures
+from specdecode_operator.cluster.clock import ServerTime
+from specdecode_operator.handlers.metrics import OperatorMetrics
 from specdecode_operator.handlers.reconcile_capture import CaptureReconciler
+from specdecode_operator.handlers.settings import Settings
 from tests.support.captures import JOB_UID, KEY, capture, capture_pod, job, running
 
 LABELS = {"specdecode.io/capture": "demo"}
@@ -19,6 +21,8 @@ OWNER = {"kind": KIND, "name": "demo", "uid": "capture-uid"}
 
 class FakeCluster:
     """Holds the ConfigMap of the capture's name, and the last status."""
+
+    clock = ServerTime()
 
     def __init__(self) -> None:
         self.config_map: Body | None = None
@@ -65,7 +69,13 @@ def reconcile(cluster: FakeCluster, *, times: int = 1) -> None:
     engine = {**running("engine"), "imageID": "i@sha256:1"}
     pod = capture_pod(initContainerStatuses=[engine], containerStatuses=[running("load")])
     cache.put("Pod", labelled(pod, "pod-uid"))
-    reconciler = CaptureReconciler(cast("Cluster", cluster), cache, cast("Any", None), EndedCaptures(), "operator:1")
+    reconciler = CaptureReconciler(
+        cast("Cluster", cluster),
+        cache,
+        cast("Any", None),
+        OperatorMetrics(Cache()),
+        Settings(operator_image="operator:1"),
+    )
     for _ in range(times):
         asyncio.run(reconciler.reconcile(KEY))
     assert cluster.status["phase"] == "Loading"

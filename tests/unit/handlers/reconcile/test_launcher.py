@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from specdecode_operator.api.base import Body
+from specdecode_operator.api.deployment import Key
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.clock import ServerTime
@@ -19,16 +20,20 @@ from specdecode_operator.deployment.models.model_facts import facts_config_map
 from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from specdecode_operator.deployment.rollout.blocked_pods import POD_REJECTED
 from specdecode_operator.deployment.rollout.rollout_progress import NO_GROUP_HISTORY, GroupHistory
-from specdecode_operator.handlers.apply_children import ChildNameTakenError, Launcher
+from specdecode_operator.handlers.apply_children import ChildNameTakenError, EngineChildren
 from tests.support.decisions import desired_state
 from tests.support.model_caches import cached
 from tests.support.objects import parent
 from tests.unit.deployment.objects.test_multi_node import FOUR_H100
 from tests.unit.deployment.pods.groups import WIDE, spec_at
 
+OWNER = (Key("default", "llama"), "uid-1")
+
 
 class FakeCluster:
     """Stores what is written; one version and one UID for each object."""
+
+    clock = ServerTime()
 
     def __init__(self) -> None:
         self.stored: dict[tuple[str, str], Body] = {}
@@ -74,7 +79,7 @@ def cluster() -> FakeCluster:
 def launch(cluster: FakeCluster, *specs: Body, nodes: Sequence[tuple[NodeFacts, ...]] = ()) -> None:
     """Launch one spec after the other, each on its nodes."""
     cache = Cache()
-    launcher = Launcher(cast("Cluster", cluster), cache, ServerTime())
+    launcher = EngineChildren(cast("Cluster", cluster), cache, *OWNER)
     for spec, present in zip_longest(specs, nodes, fillvalue=FOUR_H100):
         owner = parse_deployment(parent(cast("Body", spec)))
         asyncio.run(
@@ -114,7 +119,7 @@ def test_groups_that_nodes_refuse_rest_and_come_back_though_neither_children_nor
 ) -> None:
     owner, asked = parse_deployment(parent(spec_at(WIDE))), []
     desired = desired_state(owner, FOUR_H100, has_leader_worker_sets=True)
-    launcher = Launcher(cast("Cluster", cluster), Cache(), ServerTime())
+    launcher = EngineChildren(cast("Cluster", cluster), Cache(), *OWNER)
     crashed = frozenset(("0", "0", str(number)) for number in range(3))
     refused = GroupHistory(crashed=crashed, blocked=Blocked(POD_REJECTED, "no"), rejected_s=time.time())
     for groups in (NO_GROUP_HISTORY, NO_GROUP_HISTORY, NO_GROUP_HISTORY, refused, NO_GROUP_HISTORY):
@@ -124,13 +129,13 @@ def test_groups_that_nodes_refuse_rest_and_come_back_though_neither_children_nor
 
 
 def test_engines_that_were_in_line_are_those_that_others_replace(cluster: FakeCluster) -> None:
-    launcher = Launcher(cast("Cluster", cluster), Cache(), ServerTime())
+    launcher = EngineChildren(cast("Cluster", cluster), Cache(), *OWNER)
     before, after = (parse_deployment(parent(cast("Body", spec))) for spec in (ONE_NODE, spec_at(WIDE)))
     desired = desired_state(before, FOUR_H100, has_leader_worker_sets=True)
     for _ in range(3):
         asyncio.run(launcher.carry_out(before, desired))
     assert launcher.is_in_line(before, desired)
-    live, replaced = launcher.workloads(after, desired_state(after, FOUR_H100, has_leader_worker_sets=True))
+    live, replaced = launcher.workloads(desired_state(after, FOUR_H100, has_leader_worker_sets=True))
     assert live is None
     assert replaced is not None
     assert replaced["kind"] == "Deployment"
@@ -184,7 +189,7 @@ def test_what_is_read_of_a_model_goes_into_the_very_config_map_that_was_seen_or_
         cache, cluster = Cache(), Facts(there)
         if is_known:  # by a watch that is late
             cache.put("ConfigMap", {**ours, "metadata": {**ours["metadata"], "uid": "of before"}})
-        asyncio.run(Launcher(cast("Cluster", cluster), cache, ServerTime()).keep_model_facts("default", {"b": "{}"}))
+        asyncio.run(EngineChildren(cast("Cluster", cluster), cache, *OWNER).keep_model_facts({"b": "{}"}))
         assert cluster.written == [written]
 
 
@@ -194,5 +199,5 @@ def test_a_config_map_that_is_not_ours_any_more_is_left_alone_though_a_watch_sti
     cache, cluster = Cache(), Facts({"metadata": {**ours["metadata"], "uid": "theirs", "labels": {}}})
     cache.put("ConfigMap", ours)
     with pytest.raises(ChildNameTakenError):
-        asyncio.run(Launcher(cast("Cluster", cluster), cache, ServerTime()).keep_model_facts("default", {"b": "{}"}))
+        asyncio.run(EngineChildren(cast("Cluster", cluster), cache, *OWNER).keep_model_facts({"b": "{}"}))
     assert not cluster.written

@@ -9,6 +9,7 @@ import pytest
 
 from specdecode_operator.api.deployment import KIND, Key
 from specdecode_operator.api.deployment_status import ConditionStatus, SpecDecodeDeploymentStatus
+from specdecode_operator.cluster.clock import ServerTime
 from specdecode_operator.deployment.conditions import ConditionUpdate, stamp
 from specdecode_operator.handlers.status_writer import Reporter
 
@@ -31,9 +32,10 @@ def test_what_is_wrong_is_a_warning(type_: str, status: str, kind: str) -> None:
     async def post(_: str, event: dict[str, Any]) -> None:
         posted.append(event)
 
-    reporter = Reporter(cast("Any", SimpleNamespace(post_event=post)), cast("Any", None))
+    cluster = cast("Any", SimpleNamespace(post_event=post, clock=ServerTime()))
+    reporter = Reporter(cluster, cast("Any", None), Key("team", "a", KIND), "uid")
     said = stamp([ConditionUpdate(type_, ConditionStatus(status), "Why", "")], [], 1, datetime(2026, 1, 1, tzinfo=UTC))
-    asyncio.run(reporter.post_changes(Key("team", "a", KIND), "uid", [], said))
+    asyncio.run(reporter.post_changes([], said))
     assert [event["type"] for event in posted] == [kind]
 
 
@@ -45,7 +47,7 @@ def test_a_list_that_is_empty_is_left_out_whatever_was_in_it_before() -> None:
         return body
 
     cluster, cache = SimpleNamespace(apply_status=apply), SimpleNamespace(put_parent=lambda *_: None)
-    reporter = Reporter(cast("Any", cluster), cast("Any", cache))
+    reporter = Reporter(cast("Any", cluster), cast("Any", cache), Key("team", "a", KIND), "uid")
     status = SpecDecodeDeploymentStatus(observed_generation=1, replicas=0, ready_replicas=0)
-    assert asyncio.run(reporter.write(Key("team", "a", KIND), "uid", status))
+    assert asyncio.run(reporter.write_status(status))
     assert written[0]["status"] == {"observedGeneration": 1, "replicas": 0, "readyReplicas": 0}

@@ -8,7 +8,7 @@ import pytest
 
 from specdecode_operator.api import capture
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.deployment import CaptureSchedule, Key, ScheduleStatus
+from specdecode_operator.api.deployment import CaptureSchedule, ScheduleStatus
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster, ClusterError
 from specdecode_operator.cluster.clock import ServerTime
@@ -21,7 +21,7 @@ from specdecode_operator.cluster.resources import (
 from specdecode_operator.deployment.observed.observation import Observation
 from specdecode_operator.deployment.parsed_deployment import ParsedDeployment, parse_deployment
 from specdecode_operator.deployment.status import compose_status
-from specdecode_operator.handlers.scheduled_captures import GateKeeper, ScheduleKeeper
+from specdecode_operator.handlers.scheduled_captures import keep_schedules, seen_gate
 from specdecode_operator.handlers.status_writer import Reporter
 from tests.support.decisions import desired_state
 from tests.support.objects import pair_70b, parent
@@ -33,9 +33,14 @@ RETENTION = {"count": 1}
 class FakeCluster:
     """Remembers what was written to it; refuses what has some letters in its name."""
 
+    clock = ServerTime()
+
     def __init__(self, *, refuses: str = " ") -> None:
         self.written: list[tuple[str, str]] = []
         self._refuses = refuses
+
+    async def post_event(self, *_: object) -> None:
+        pass
 
     async def delete(self, body: Body) -> None:
         self._write("delete", body)
@@ -48,16 +53,6 @@ class FakeCluster:
         if self._refuses in body["metadata"]["name"]:
             raise ClusterError("no")
         self.written.append((verb, f"{body['kind']} {body['metadata']['name']}"))
-
-
-class Mute(Reporter):
-    """Tells nobody."""
-
-    def __init__(self) -> None:
-        pass
-
-    async def post_event(self, key: Key, uid: str, reason: str, message: str, *, warns: bool) -> None:
-        """Say nothing."""
 
 
 def labelled(name: str, schedule: str, day: int, **labels: str) -> Body:
@@ -96,7 +91,8 @@ def owner(*schedules: str, status_of: str, **fields: object) -> ParsedDeployment
 
 def keep(cluster: FakeCluster, cache: Cache, owner: ParsedDeployment) -> list[ScheduleStatus]:
     schedules = [CaptureSchedule.model_validate(each) for each in owner.raw_spec["captures"]]
-    return asyncio.run(ScheduleKeeper(cast("Cluster", cluster), cache, Mute(), ServerTime()).keep(owner, schedules))
+    reporter = Reporter(cast("Cluster", cluster), cache, owner.key, owner.uid)
+    return asyncio.run(keep_schedules(reporter, owner, schedules)) or []
 
 
 def status(owner: ParsedDeployment, kept: list[ScheduleStatus]) -> Any:
@@ -153,7 +149,7 @@ def test_a_capture_of_another_deployment_in_the_place_of_the_one_that_judges_is_
     cache = Cache()
     metadata = {"namespace": "default", "name": name, "uid": "u", "generation": 1, "resourceVersion": "1"}
     cache.put_parent(capture.KIND, {"metadata": metadata, "spec": {"deployment": "other"}})
-    judging = GateKeeper(cast("Cluster", FakeCluster()), cache, Mute()).state(holder).captures
+    judging = seen_gate(cache, holder).captures
     if name.endswith("nightly"):
         assert judging == {}, "no capture that judges has such a name"
     else:

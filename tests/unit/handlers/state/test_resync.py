@@ -18,8 +18,9 @@ from specdecode_operator.deployment.models.model_facts import CONFIG_MAP_NAME, f
 from specdecode_operator.deployment.requeue import Requeue
 from specdecode_operator.handlers import main, queue, resync
 from specdecode_operator.handlers import operator_state as module
-from specdecode_operator.handlers.mounted_files import FactsFolder, read_facts_file
-from specdecode_operator.handlers.operator_state import OperatorState, Settings
+from specdecode_operator.handlers.mounted_files import CalibrationFile, FactsFolder, read_facts_file
+from specdecode_operator.handlers.operator_state import OperatorState
+from specdecode_operator.handlers.settings import Settings
 from specdecode_operator.sizing.calibration import Calibration, serialize_calibration
 from tests.support.api_server import ApiServer
 from tests.support.captures import capture_spec
@@ -322,7 +323,7 @@ class TestResync:
     async def test_a_calibration_that_comes_is_news_for_all(
         self, api: ApiServer, tmp_path: Path, rounds: Rounds, looked: list[str]
     ) -> None:
-        state = OperatorState(Settings(calibration=tmp_path / "calibration.json"))
+        state = OperatorState(Settings(calibration=CalibrationFile(tmp_path / "calibration.json")))
         names = ("a", "b", "c")
         for name in names:
             add(api, name)

@@ -1,0 +1,67 @@
+"""Options of one operator process, as the command line gives them."""
+
+import os
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from specdecode_operator.attestation.keys import SigningKey
+from specdecode_operator.cluster.nodes import NodeFacts, NodesFrom
+from specdecode_operator.cluster.observed_figures import Prometheus
+from specdecode_operator.deployment.pod_security import NONE_ALLOWED
+from specdecode_operator.handlers.leadership import LeaseName
+from specdecode_operator.handlers.mounted_files import CalibrationFile, FactsFolder
+
+
+def own_name() -> str:
+    """Return the name of this pod, or of this process outside a pod."""
+    return os.environ.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}"
+
+
+@dataclass(frozen=True)
+class Webhook:
+    """Options of the admission webhook, which also answers while another replica leads."""
+
+    port: int
+    certificate: Path
+    """Folder with tls.crt and tls.key, which may come later and change."""
+    refuses_what_does_not_fit: bool = False
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What one operator serves, and by which terms."""
+
+    calibration: CalibrationFile = field(default_factory=CalibrationFile)
+    facts: FactsFolder = field(default_factory=FactsFolder)
+    host_paths: tuple[str, ...] = ()
+    """Directories of nodes that objects may have their models in."""
+    pod_template: frozenset[str] = NONE_ALLOWED
+    """What podTemplate of objects may ask for beyond the policy."""
+    prometheus: Prometheus | None = None
+    """Source of figures instead of the engines."""
+    webhook: Webhook | None = None
+    lease: LeaseName | None = None
+    """Lease for leader election; None for a single replica."""
+    namespaces: tuple[str, ...] = ()
+    """Namespaces to serve; empty for all."""
+    nodes: tuple[NodeFacts, ...] | None = None
+    """Nodes to plan for if namespaces are named: then the cluster's own nodes are not listed."""
+    signing_key: SigningKey | None = None
+    """Signs the attestation of each rollout."""
+    reconciles_told_from_s: float | None = None
+    """Minimum duration of reconciles that are logged."""
+    operator_image: str | None = None
+    """Image of this operator, which Jobs run; known once it is connected."""
+
+    @property
+    def identity(self) -> str:
+        """Holder of claims on namespaces: one for all replicas of an installation."""
+        return own_name() if self.lease is None else f"{self.lease.namespace}/{self.lease.name}"
+
+    @property
+    def nodes_from(self) -> NodesFrom:
+        """Source of the nodes to plan for."""
+        if not self.namespaces:
+            return NodesFrom.CLUSTER
+        return NodesFrom.NOWHERE if self.nodes is None else NodesFrom.FILE
