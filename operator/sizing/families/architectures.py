@@ -1,6 +1,7 @@
 """Read a config.json as a geometry: choose the reader for its architecture."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
@@ -21,7 +22,7 @@ from specdecode_operator.sizing.geometry import GeometryError, ModelGeometry, St
 from specdecode_operator.sizing.registered_classes import may_be_served
 from specdecode_operator.sizing.result_cache import ContentMemo
 
-Reader = Callable[[Fields, str, Tower | None], ModelGeometry]
+Reader = Callable[[Fields, str], ModelGeometry]
 
 _HEADS: Final[Mapping[str, Reader]] = {
     "EagleLlamaForCausalLM": draft_heads.eagle,
@@ -213,7 +214,10 @@ def _exact_or_estimated(fields: Fields, method: str | None, stored: StoredWeight
         try:
             if method in METHODS_WITH_HIDDEN_STATES:
                 return estimated_head(fields, architecture, method, because, stored)
-            return estimated_geometry(fields, architecture, because, stored, _known_tower(fields, architecture))
+            tower = None
+            with suppress(GeometryError):
+                tower = TOWERS[architecture](_flattened(fields)) if architecture in TOWERS else None
+            return estimated_geometry(fields, architecture, because, stored, tower)
         except GeometryError:
             if may_be_served(architecture):
                 raise
@@ -223,26 +227,29 @@ def _exact_or_estimated(fields: Fields, method: str | None, stored: StoredWeight
             ) from None
 
 
-def _known_tower(fields: Fields, architecture: str) -> Tower | None:
-    """Return the encoder if sizing implements it."""
-    if architecture not in TOWERS:
-        return None
-    try:
-        return TOWERS[architecture](_flattened(fields))
-    except GeometryError:
-        return None
-
-
 def _geometry(fields: Fields, stored: StoredWeights | None) -> ModelGeometry:
-    architecture = _architecture(fields)
+    architecture = _named_architecture(fields)
+    if architecture in _UNKNOWN_TO_ENGINE:
+        raise fields.error("architectures", _UNKNOWN_TO_ENGINE[architecture])
+    if architecture not in ARCHITECTURES:
+        raise fields.unmodelled("architectures", "sizing does not implement this class")
     flat = _flattened(fields)
     tower = TOWERS[architecture](flat) if architecture in TOWERS else None
     if architecture in _ANY_LANGUAGE_MODEL:
-        return _inner_model(with_defaults(flat, _ANY_LANGUAGE_MODEL[architecture]), architecture, tower)
-    model = draft_heads.in_parallel(with_prediction(READERS[architecture](flat, architecture, tower), flat), flat)
+        flat = with_defaults(flat, _ANY_LANGUAGE_MODEL[architecture])
+        inner = _BY_MODEL_TYPE.get(flat.text("model_type", default=""))
+        if inner is None:
+            raise flat.unmodelled("model_type", "sizing does not implement this language model")
+        return _with_tower(replace(READERS[inner](flat, inner), architecture=architecture), tower)
+    model = _with_tower(READERS[architecture](flat, architecture), tower)
+    model = draft_heads.in_parallel(with_prediction(model, flat), flat)
     if architecture in _ENCODERS_UNKNOWN:
         model = with_estimated_encoders(model, fields, stored)
     return draft_heads.with_verifier(model, flat)
+
+
+def _with_tower(model: ModelGeometry, tower: Tower | None) -> ModelGeometry:
+    return model if tower is None else replace(model, tower=tower, ropes=model.ropes + tower.ropes)
 
 
 def head_from_config(
@@ -283,15 +290,6 @@ def _named_architecture(fields: Fields) -> str:
     return architectures[0]
 
 
-def _architecture(fields: Fields) -> str:
-    architecture = _named_architecture(fields)
-    if architecture in ARCHITECTURES:
-        return architecture
-    if architecture in _UNKNOWN_TO_ENGINE:
-        raise fields.error("architectures", _UNKNOWN_TO_ENGINE[architecture])
-    raise fields.unmodelled("architectures", "sizing does not implement this class")
-
-
 def _flattened(fields: Fields) -> Fields:
     """Return the fields with those of the language model, which wrappers keep in a section, on top."""
     section = fields.section("text_config")
@@ -303,15 +301,6 @@ def _flattened(fields: Fields) -> Fields:
     tied = {key: value for key, value in outer.items() if key == "tie_word_embeddings" and value is not None}
     names = {key: section.path(key) for key in inner if key not in tied}
     return fields.having({**outer, **inner, **tied}, names)
-
-
-def _inner_model(fields: Fields, architecture: str, tower: Tower | None) -> ModelGeometry:
-    """Return a model whose wrapper takes any language model: the section says which."""
-    kind = fields.text("model_type", default="")
-    inner = _BY_MODEL_TYPE.get(kind)
-    if inner is None:
-        raise fields.unmodelled("model_type", "sizing does not implement this language model")
-    return replace(READERS[inner](fields, inner, tower), architecture=architecture)
 
 
 __all__ = ["ARCHITECTURES", "READERS", "GeometryError", "geometry_from_config"]
