@@ -14,7 +14,8 @@ from specdecode_operator.sizing.arithmetic import GIB, format_gib
 from specdecode_operator.sizing.devices import Device
 from specdecode_operator.sizing.errors import PlanError
 from specdecode_operator.sizing.kernel_support import served_precision
-from specdecode_operator.sizing.memory.budget import Budget, estimate, runtime_overrun_bytes
+from specdecode_operator.sizing.memory.activation import verification_bytes
+from specdecode_operator.sizing.memory.budget import Budget, estimate
 from specdecode_operator.sizing.memory.kv_cache import cache_layout, pool_capacity
 from specdecode_operator.sizing.memory.prefix_cache import Loss, prefix_tax_of, unread_layers
 from specdecode_operator.sizing.pair import Pair, Parallelism, without_speculation
@@ -449,7 +450,7 @@ def _fitting_sequences(case: _Case) -> int:
     while bad - good > 1:
         middle = (good + bad) // 2
         limits = replace(case.pair.limits, max_num_seqs=middle)
-        fits = runtime_overrun_bytes(replace(case.pair, limits=limits), case.split.tensor) <= case.budget.slack_bytes
+        fits = verification_bytes(replace(case.pair, limits=limits), case.split.tensor) <= case.budget.slack_bytes
         good, bad = (middle, bad) if fits else (good, middle)
     return good
 

@@ -254,8 +254,8 @@ def stablelm(fields: Fields, architecture: str) -> ModelGeometry:
         raise fields.unmodelled("qk_layernorm", "sizing lacks the norms a head of StableLM 2 12B")
     fields = with_defaults(fields, {"partial_rotary_factor": 0.25})
     mixer = attention(fields, qkv_bias=fields.flag("use_qkv_bias"))
-    everywhere = {"tables_on_every_stage": True, "norm_on_every_stage": True}
-    return _model(fields, architecture, mixer, norms=4, final_norms=2, **everywhere)
+    model = _model(fields, architecture, mixer, norms=4, final_norms=2)
+    return replace(model, tables_on_every_stage=True, norm_on_every_stage=True)
 
 
 def internlm2(fields: Fields, architecture: str) -> ModelGeometry:

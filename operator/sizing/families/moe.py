@@ -124,7 +124,8 @@ def hunyuan_moe(fields: Fields, architecture: str) -> ModelGeometry:
                 raise fields.unmodelled(key, "sizing lacks layers of unequal experts")
             value = value[0]
         sizes.append(fields.having({key: value}).size(key))
-    experts = Experts(*sizes, shared_intermediate_size=fields.size("intermediate_size"))
+    count, top_k, expert_width = sizes
+    experts = Experts(count, top_k, expert_width, shared_intermediate_size=fields.size("intermediate_size"))
     return assemble(fields, architecture, Decoder(lambda _: mixer, lambda _: experts, ()))
 
 
@@ -181,14 +182,13 @@ def glm4_moe(fields: Fields, architecture: str) -> ModelGeometry:
 def glm4_moe_lite(fields: Fields, architecture: str) -> ModelGeometry:
     """GLM-4.7-Flash: DeepSeek's layers with GLM's router (vLLM, glm4_moe_lite.py)."""
     model = deepseek(fields, architecture)
-    router = {"router_in_float32": True, "score_bias_bytes": FLOAT32_BYTES}
-    layers = tuple(
-        replace(layer, feed_forward=replace(layer.feed_forward, **router))
-        if isinstance(layer.feed_forward, Experts)
-        else layer
-        for layer in model.layers
-    )
-    return replace(model, layers=layers)
+    layers = []
+    for layer in model.layers:
+        experts = layer.feed_forward
+        if isinstance(experts, Experts):
+            experts = replace(experts, router_in_float32=True, score_bias_bytes=FLOAT32_BYTES)
+        layers.append(replace(layer, feed_forward=experts))
+    return replace(model, layers=tuple(layers))
 
 
 def bailing_moe(fields: Fields, architecture: str) -> ModelGeometry:
