@@ -35,7 +35,7 @@ _HEADS: Final[Mapping[str, Reader]] = {
     "Qwen3XPressForCausalLM": draft_heads.xpress,
     "Qwen3DSparkForCausalLM": draft_heads.dspark,
 }
-"""Who reads the config.json of a draft head, by the class that vLLM's registry maps it to."""
+"""Readers of a draft head's config.json, by the class that vLLM's registry maps it to."""
 
 READERS: Final[Mapping[str, Reader]] = {
     "LlamaForCausalLM": dense.llama,
@@ -123,12 +123,12 @@ READERS: Final[Mapping[str, Reader]] = {
     # With a file of type qwen3 it is Qwen3DSparkModel (vLLM, config/speculative.py, __post_init__).
     "DSparkDraftModel": draft_heads.dspark,
 }
-"""Who reads the config.json of an architecture. Inner models of the wrappers are read by the same functions."""
+"""Readers of config.json, by architecture."""
 
 _ANY_LANGUAGE_MODEL: Final[Mapping[str, Mapping[str, object]]] = {
     "InternVLForConditionalGeneration": {"tie_word_embeddings": True},
 }
-"""Wrappers around a language model of any family, with what their class in transformers fills in."""
+"""Wrappers around a language model of any family, with the defaults of their class in transformers."""
 
 ARCHITECTURES: Final = (*READERS, *_ANY_LANGUAGE_MODEL)
 """Every architecture that sizing knows, as files name it."""
@@ -171,19 +171,18 @@ _BY_MODEL_TYPE: Final[Mapping[str, str]] = {
     "jamba": "JambaForCausalLM",
     "mamba2": "Mamba2ForCausalLM",
 }
-"""What files without ``architectures`` are served as."""
+"""Architecture of files without ``architectures``, by model type."""
 
 _ENCODERS_UNKNOWN: Final = frozenset({"MiMoV2ForCausalLM"})
-"""Classes of which sizing implements the language model alone (vLLM, mimo_v2_omni.py)."""
+"""Classes of which sizing implements only the language model (vLLM, mimo_v2_omni.py)."""
 
 _UNKNOWN_TO_ENGINE: Final[Mapping[str, str]] = {
     "DominoDraftModel": "vLLM does not know this draft head and would not start; use an eagle3 or dflash head",
 }
-"""What is published but cannot be served, and why."""
-
+"""Published classes that vLLM cannot serve, with the reason."""
 
 _MADE: Final = ContentMemo[ModelGeometry]()
-"""Geometries are told apart as objects: what was worked out of one holds for the next of an equal file."""
+"""Equal files share one geometry object, because other caches are keyed by it."""
 
 
 def geometry_from_config(name: str, config: Mapping[str, object], stored: StoredWeights | None = None) -> ModelGeometry:
@@ -255,10 +254,10 @@ def _with_tower(model: ModelGeometry, tower: Tower | None) -> ModelGeometry:
 def head_from_config(
     name: str, config: Mapping[str, object], method: str, stored: StoredWeights | None = None
 ) -> ModelGeometry:
-    """Return the geometry of what a method drafts with.
+    """Return the geometry of a draft for a method.
 
-    EAGLE heads are often published with the architecture of the model they
-    were cut from; the method says what they are, as it does for vLLM.
+    EAGLE heads are often published with the architecture of the model they were cut from; the method identifies them,
+    as in vLLM.
 
     Raises
     ------
@@ -280,7 +279,7 @@ def _head(fields: Fields, method: str) -> ModelGeometry:
 
 
 def _named_architecture(fields: Fields) -> str:
-    """Return what the engine looks up: the first of ``architectures``, or what its model_type is served as."""
+    """Return the architecture that the engine looks up: the first of ``architectures``, or that of its model_type."""
     architectures = fields.strings("architectures")
     if not architectures:
         by_type = _BY_MODEL_TYPE.get(fields.text("model_type", default=""))

@@ -39,7 +39,7 @@ from specdecode_operator.sizing.registered_classes import Unregistered, is_regis
 from specdecode_operator.vllm.versions import LAUNCHED_VERSIONS, SIZED_VERSIONS, version_facts
 
 _EAGLE3_AUXILIARY_STATES: Final = 3
-"""Hidden states of the target that an EAGLE-3 head joins: an early, a middle and a late layer's."""
+"""Default number of the target's hidden states that an EAGLE-3 head joins: an early, a middle and a late layer's."""
 
 XPRESS: Final = ("Qwen3XPressModel", "DFlashQwen3XPressModel")
 """DFlash heads with a refiner, as files name them and as vLLM renames them (config/speculative.py)."""
@@ -90,10 +90,10 @@ _MEDUSA_VOCABULARY: Final = 32_001
 
 
 def method_of_head(model: ModelGeometry) -> Method | None:
-    """Return how a model proposes if it is a draft head, and None if it is a model of its own.
+    """Return the method of a draft head; None for a model of its own.
 
-    EAGLE's are often published as the single layer of the model that they were cut from: then the name tells, as it
-    does to vLLM.
+    EAGLE's are often published as the single layer of the model that they were cut from: then the name decides, as in
+    vLLM.
     """
     if model.head is not None:
         kind = draft_class(model)
@@ -141,9 +141,9 @@ def registered_name(architecture: str, method: str) -> str:
 
 
 def missing_class(architecture: str, method: str, version: str) -> str | None:
-    """Return what to do about a head that a version of vLLM does not find in its registry; None if it finds it.
+    """Return the remedy for a head whose class a version of vLLM lacks; None if its registry has the class.
 
-    Heads in the format of the speculators library are renamed otherwise, and so are those of no registry at all.
+    Heads in the speculators library's format, or of no registry at all, are renamed by other rules.
     """
     known = version_facts(version).get("draft_classes", {})
     kind, name = DRAFT_CLASSES.get(architecture), registered_name(architecture, method)
@@ -158,9 +158,9 @@ def missing_class(architecture: str, method: str, version: str) -> str | None:
 
 
 def unregistered_model(model: ModelGeometry, version: str) -> Unregistered | None:
-    """Return why a version of vLLM does not have the class of a model; None if it does.
+    """Return the reason why a version of vLLM lacks the class of a model; None if it has it.
 
-    None, too, for heads, which ``missing_class`` answers for, and for names that vLLM replaces before it looks them up.
+    Also None for heads, see ``missing_class``, and for names that vLLM replaces before the lookup.
     """
     name = model.architecture
     replaced = not is_registered(name) and model.estimated_because != "architectures"
@@ -229,7 +229,7 @@ def _eagle3(model: ModelGeometry, fields: Fields, states: int) -> ModelGeometry:
 
 
 def _auxiliary_states(fields: Fields) -> int:
-    """Return how many hidden states of the target it joins (llama_eagle3.py, num_aux_hidden_states)."""
+    """Return the number of the target's hidden states that it joins (llama_eagle3.py, num_aux_hidden_states)."""
     eagle_config = fields.section("eagle_config") or Fields(fields.model, {})
     layers = eagle_config.values.get("eagle_aux_hidden_state_layer_ids")
     named = len(layers) if isinstance(layers, list | tuple) and layers else _EAGLE3_AUXILIARY_STATES
@@ -339,7 +339,7 @@ def medusa(fields: Fields, architecture: str) -> ModelGeometry:
 
 
 _SIDES: Final = 2
-"""A convolution of DFlash 2 works on what goes into half a layer, and on what comes out."""
+"""A convolution of DFlash 2 works on the input and on the output of half a layer."""
 
 _SELECTOR_RANK: Final = 256
 """Width of the selector of the published DFlash 2 heads, for files that were shortened; vLLM itself wants the key."""
@@ -609,7 +609,7 @@ def _module(model: ModelGeometry, fields: Fields) -> Layer:
 
 
 def mtp_head(target: ModelGeometry) -> ModelGeometry:
-    """Return the draft that a target's modules for multi-token prediction make.
+    """Return the draft of a target's modules for multi-token prediction.
 
     Each is a layer behind a projection of token and hidden state (vLLM, deepseek_mtp.py, mimo_mtp.py,
     qwen3_next_mtp.py, nemotron_h_mtp.py, ernie_mtp.py). Embedding and output head are built and

@@ -390,7 +390,7 @@ class _Step:
 @lru_cache(maxsize=MEMO_SIZE)
 def _step(model: ModelGeometry, stage: Stage, precision: Precision, split: Parallelism) -> _Step:
     layers = [layer for layer, _ in stage.distinct_layers]
-    widths = [sum(_alive_inside(mixer, split.tensor) for mixer in layer.mixers) for layer in layers]
+    widths = [sum(_widths(mixer, split.tensor)[0] for mixer in layer.mixers) for layer in layers]
     experts = [layer.feed_forward for layer in layers if isinstance(layer.feed_forward, Experts)]
     return _Step(
         attention_bytes=(model.hidden_size + max(widths, default=0)) * model.dtype_bytes,
@@ -409,47 +409,35 @@ def _context_width(layer: Layer, tensor: int) -> int:
     return sum(ceil_div(mixer.num_heads, tensor) * (mixer.nope_head_dim + mixer.value_head_dim) for mixer in latent)
 
 
-def _alive_inside(mixer: SingleMixer, tensor: int) -> int:
-    """Return the width of a mixer's inputs and outputs; Mamba 2 copies what it convolves twice.
+def _widths(mixer: SingleMixer, tensor: int) -> tuple[int, int]:
+    """Return the width alive inside a mixer on one rank, and the width that it passes to the next piece.
 
-    vLLM, model_executor/layers/mamba/mamba_mixer2.py, conv_ssm_forward, where the profiling run turns back.
+    Inside are the outputs of its projections in, and its own. Linear mixers also pass the gate of their norm. Mamba 2
+    copies what it convolves twice (vLLM, model_executor/layers/mamba/mamba_mixer2.py, conv_ssm_forward, where the
+    profiling run turns back).
     """
-    alive = _inputs(mixer, tensor)
-    if isinstance(mixer, StateSpace):
-        convolved = mixer.width + 2 * mixer.num_groups * mixer.state_size
-        return alive + ceil_div(mixer.width, tensor) + 2 * ceil_div(convolved, tensor)
-    return alive + _outputs(mixer, tensor)
-
-
-def _inputs(mixer: SingleMixer, tensor: int) -> int:
-    """Return the output width of the projections into a mixer on one rank."""
     match mixer:
         case SelfAttention():
-            queries = ceil_div(mixer.num_heads, tensor) * mixer.head_dim * (2 if mixer.gated else 1)
-            return queries + kv_heads_per_rank(mixer.num_kv_heads, tensor) * (mixer.head_dim + mixer.value_dim)
+            heads = ceil_div(mixer.num_heads, tensor)
+            keys_and_values = kv_heads_per_rank(mixer.num_kv_heads, tensor) * (mixer.head_dim + mixer.value_dim)
+            inputs = heads * mixer.head_dim * (2 if mixer.gated else 1) + keys_and_values
+            outputs = heads * mixer.value_dim
         case LatentAttention():
             heads = ceil_div(mixer.num_heads, tensor)
-            return heads * (mixer.nope_head_dim + mixer.rope_head_dim) + mixer.kv_rank + mixer.rope_head_dim
+            inputs = heads * (mixer.nope_head_dim + mixer.rope_head_dim) + mixer.kv_rank + mixer.rope_head_dim
+            outputs = heads * mixer.value_head_dim
         case DeltaNet():
-            return ceil_div(mixer.conv_width + mixer.num_value_heads * mixer.value_head_dim, tensor)
+            values = mixer.num_value_heads * mixer.value_head_dim
+            inputs, outputs = ceil_div(mixer.conv_width + values, tensor), ceil_div(2 * values, tensor)
         case StateSpace():
             groups = groups_per_rank(mixer.num_groups, tensor)
-            return ceil_div(2 * mixer.width + mixer.num_heads, tensor) + 2 * groups * mixer.state_size
+            inputs = ceil_div(2 * mixer.width + mixer.num_heads, tensor) + 2 * groups * mixer.state_size
+            convolved = mixer.width + 2 * mixer.num_groups * mixer.state_size
+            inside = inputs + ceil_div(mixer.width, tensor) + 2 * ceil_div(convolved, tensor)
+            return inside, ceil_div(2 * mixer.width, tensor)
         case SelectiveScan():
-            return ceil_div(2 * mixer.width, tensor)
-
-
-def _outputs(mixer: SingleMixer, tensor: int) -> int:
-    """Return the width that a mixer passes to the next piece; linear ones also pass the gate of their norm."""
-    match mixer:
-        case SelfAttention():
-            return ceil_div(mixer.num_heads, tensor) * mixer.value_dim
-        case LatentAttention():
-            return ceil_div(mixer.num_heads, tensor) * mixer.value_head_dim
-        case DeltaNet():
-            return ceil_div(2 * mixer.num_value_heads * mixer.value_head_dim, tensor)
-        case StateSpace() | SelectiveScan():
-            return ceil_div(2 * mixer.width, tensor)
+            inputs = outputs = ceil_div(2 * mixer.width, tensor)
+    return inputs + outputs, outputs
 
 
 def _row_bytes(model: ModelGeometry, layer: Layer, split: Parallelism) -> int:
@@ -469,7 +457,7 @@ def _row_bytes(model: ModelGeometry, layer: Layer, split: Parallelism) -> int:
 
 def _beside_rows_bytes(model: ModelGeometry, layer: Layer, precision: Precision, split: Parallelism) -> int:
     """Return the bytes alive with the rows: the mixers' outputs, and copies of the inputs in eight bits."""
-    returned = sum(_outputs(mixer, split.tensor) for mixer in layer.mixers) * model.dtype_bytes
+    returned = sum(_widths(mixer, split.tensor)[1] for mixer in layer.mixers) * model.dtype_bytes
     if precision not in _COPIES_ACTIVATIONS or layer.feed_forward is None:
         return returned
     match layer.feed_forward:
