@@ -206,7 +206,7 @@ def eagle3_latent(fields: Fields, architecture: str) -> ModelGeometry:
 
 
 def _eagle3(model: ModelGeometry, fields: Fields, states: int) -> ModelGeometry:
-    """Return a model with the parts of an EAGLE-3 head, which joins so many hidden states of the target."""
+    """Return a model with the parts of an EAGLE-3 head, which joins this number of hidden states of the target."""
     target_size = fields.size("target_hidden_size", default=model.hidden_size)
     rows = fields.size("draft_vocab_size", default=model.vocab_size)
     first, *rest = model.layers

@@ -133,7 +133,7 @@ def _v1_rejection_bytes(pair: Pair, bonus_rows: int, target_rows: int) -> int:
 
     Kept: all rows and the bonus rows as computed, the bonus rows as float32 for log probabilities. The target's rows:
     raw, cloned, softmax. For each request the noise and its reciprocal (sample_recovered_tokens, q and inv_q). The
-    profiling run has one of each per request, whatever K is.
+    profiling run has one of each per request for any K.
     """
     kept = (2 * bonus_rows + target_rows) * pair.target.dtype_bytes + bonus_rows * FLOAT32_BYTES
     return (kept + (3 * target_rows + 2 * bonus_rows) * FLOAT32_BYTES) * pair.target.vocab_size

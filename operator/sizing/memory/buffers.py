@@ -20,7 +20,7 @@ _LARGEST_GRAPH: Final = 512
 
 _GPT_OSS: Final = "GptOss"
 _LARGEST_GRAPH_OF_GPT_OSS: Final = 1024
-"""Default for gpt-oss, whatever max_num_seqs is (model_executor/models/config.py, GptOssForCausalLMConfig)."""
+"""Default for gpt-oss for any max_num_seqs (model_executor/models/config.py, GptOssForCausalLMConfig)."""
 
 
 def further_graphs(pair: Pair) -> int:

@@ -32,7 +32,7 @@ class CacheKind(StrEnum):
     """The tokens of the chunk that is being filled."""
 
     STATE = "state"
-    """A state of fixed size, whatever the length (Mamba, linear attention)."""
+    """A state of fixed size for any length (Mamba, linear attention)."""
 
 
 @dataclass(frozen=True)
