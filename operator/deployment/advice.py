@@ -13,7 +13,8 @@ from specdecode_operator.sizing.arithmetic import GIB, format_gib
 from specdecode_operator.sizing.devices import Device
 from specdecode_operator.sizing.errors import PlanError
 from specdecode_operator.sizing.kernel_support import served_precision
-from specdecode_operator.sizing.memory.budget import Budget, estimate, runtime_overrun_bytes
+from specdecode_operator.sizing.memory.activation import verification_bytes
+from specdecode_operator.sizing.memory.budget import Budget, estimate
 from specdecode_operator.sizing.memory.kv_cache import cache_layout, pool_capacity
 from specdecode_operator.sizing.memory.prefix_cache import Loss, prefix_tax_of, unread_layers
 from specdecode_operator.sizing.pair import Pair, Parallelism, without_speculation
@@ -271,7 +272,7 @@ def _sampler_logits(case: _Case) -> Iterator[Advice]:
     while bad - fitting > 1:
         middle = (fitting + bad) // 2
         pair = replace(case.pair, limits=replace(case.pair.limits, max_num_seqs=middle))
-        fits = runtime_overrun_bytes(pair, case.split.tensor) <= budget.slack_bytes
+        fits = verification_bytes(pair, case.split.tensor) <= budget.slack_bytes
         fitting, bad = (middle, bad) if fits else (fitting, middle)
     remedy = f"lower maxNumSeqs to {fitting}, or K" if fitting else "lower memoryUtilizationPercent"
     yield Advice(

@@ -1,6 +1,7 @@
 """Read a config.json as a geometry: choose the reader for its architecture."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
@@ -21,7 +22,7 @@ from specdecode_operator.sizing.geometry import ModelGeometry, StoredWeights, To
 from specdecode_operator.sizing.registered_classes import may_be_served
 from specdecode_operator.sizing.result_cache import ContentMemo
 
-Reader = Callable[[Fields, str, Tower | None], ModelGeometry]
+Reader = Callable[[Fields, str], ModelGeometry]
 
 _HEADS: Final[Mapping[str, Reader]] = {
     "EagleLlamaForCausalLM": draft_heads.eagle,
@@ -34,7 +35,7 @@ _HEADS: Final[Mapping[str, Reader]] = {
     "Qwen3XPressForCausalLM": draft_heads.xpress,
     "Qwen3DSparkForCausalLM": draft_heads.dspark,
 }
-"""Who reads the config.json of a draft head, by the class that vLLM's registry maps it to."""
+"""Readers of a draft head's config.json, by the class that vLLM's registry maps it to."""
 
 READERS: Final[Mapping[str, Reader]] = {
     "LlamaForCausalLM": dense.llama,
@@ -122,12 +123,12 @@ READERS: Final[Mapping[str, Reader]] = {
     # With a file of type qwen3 it is Qwen3DSparkModel (vLLM, config/speculative.py, __post_init__).
     "DSparkDraftModel": draft_heads.dspark,
 }
-"""Who reads the config.json of an architecture. Inner models of the wrappers are read by the same functions."""
+"""Readers of config.json, by architecture."""
 
 _ANY_LANGUAGE_MODEL: Final[Mapping[str, Mapping[str, object]]] = {
     "InternVLForConditionalGeneration": {"tie_word_embeddings": True},
 }
-"""Wrappers around a language model of any family, with what their class in transformers fills in."""
+"""Wrappers around a language model of any family, with the defaults of their class in transformers."""
 
 ARCHITECTURES: Final = (*READERS, *_ANY_LANGUAGE_MODEL)
 """Every architecture that sizing knows, as files name it."""
@@ -170,19 +171,18 @@ _BY_MODEL_TYPE: Final[Mapping[str, str]] = {
     "jamba": "JambaForCausalLM",
     "mamba2": "Mamba2ForCausalLM",
 }
-"""What files without ``architectures`` are served as."""
+"""Architecture of files without ``architectures``, by model type."""
 
 _ENCODERS_UNKNOWN: Final = frozenset({"MiMoV2ForCausalLM"})
-"""Classes of which sizing implements the language model alone (vLLM, mimo_v2_omni.py)."""
+"""Classes of which sizing implements only the language model (vLLM, mimo_v2_omni.py)."""
 
 _UNKNOWN_TO_ENGINE: Final[Mapping[str, str]] = {
     "DominoDraftModel": "vLLM does not know this draft head and would not start; use an eagle3 or dflash head",
 }
-"""What is published but cannot be served, and why."""
-
+"""Published classes that vLLM cannot serve, with the reason."""
 
 _MADE: Final = ContentMemo[ModelGeometry]()
-"""Geometries are told apart as objects: what was worked out of one holds for the next of an equal file."""
+"""Equal files share one geometry object, because other caches are keyed by it."""
 
 
 def geometry_from_config(name: str, config: Mapping[str, object], stored: StoredWeights | None = None) -> ModelGeometry:
@@ -213,7 +213,10 @@ def _exact_or_estimated(fields: Fields, method: str | None, stored: StoredWeight
         try:
             if method in METHODS_WITH_HIDDEN_STATES:
                 return estimated_head(fields, architecture, method, because, stored)
-            return estimated_geometry(fields, architecture, because, stored, _known_tower(fields, architecture))
+            tower = None
+            with suppress(GeometryError):
+                tower = TOWERS[architecture](_flattened(fields)) if architecture in TOWERS else None
+            return estimated_geometry(fields, architecture, because, stored, tower)
         except GeometryError:
             if may_be_served(architecture):
                 raise
@@ -223,35 +226,38 @@ def _exact_or_estimated(fields: Fields, method: str | None, stored: StoredWeight
             ) from None
 
 
-def _known_tower(fields: Fields, architecture: str) -> Tower | None:
-    """Return the encoder if sizing implements it."""
-    if architecture not in TOWERS:
-        return None
-    try:
-        return TOWERS[architecture](_flattened(fields))
-    except GeometryError:
-        return None
-
-
 def _geometry(fields: Fields, stored: StoredWeights | None) -> ModelGeometry:
-    architecture = _architecture(fields)
+    architecture = _named_architecture(fields)
+    if architecture in _UNKNOWN_TO_ENGINE:
+        raise fields.error("architectures", _UNKNOWN_TO_ENGINE[architecture])
+    if architecture not in ARCHITECTURES:
+        raise fields.unmodelled("architectures", "sizing does not implement this class")
     flat = _flattened(fields)
     tower = TOWERS[architecture](flat) if architecture in TOWERS else None
     if architecture in _ANY_LANGUAGE_MODEL:
-        return _inner_model(with_defaults(flat, _ANY_LANGUAGE_MODEL[architecture]), architecture, tower)
-    model = draft_heads.in_parallel(with_prediction(READERS[architecture](flat, architecture, tower), flat), flat)
+        flat = with_defaults(flat, _ANY_LANGUAGE_MODEL[architecture])
+        inner = _BY_MODEL_TYPE.get(flat.text("model_type", default=""))
+        if inner is None:
+            raise flat.unmodelled("model_type", "sizing does not implement this language model")
+        return _with_tower(replace(READERS[inner](flat, inner), architecture=architecture), tower)
+    model = _with_tower(READERS[architecture](flat, architecture), tower)
+    model = draft_heads.in_parallel(with_prediction(model, flat), flat)
     if architecture in _ENCODERS_UNKNOWN:
         model = with_estimated_encoders(model, fields, stored)
     return draft_heads.with_verifier(model, flat)
 
 
+def _with_tower(model: ModelGeometry, tower: Tower | None) -> ModelGeometry:
+    return model if tower is None else replace(model, tower=tower, ropes=model.ropes + tower.ropes)
+
+
 def head_from_config(
     name: str, config: Mapping[str, object], method: str, stored: StoredWeights | None = None
 ) -> ModelGeometry:
-    """Return the geometry of what a method drafts with.
+    """Return the geometry of a draft for a method.
 
-    EAGLE heads are often published with the architecture of the model they
-    were cut from; the method says what they are, as it does for vLLM.
+    EAGLE heads are often published with the architecture of the model they were cut from; the method identifies them,
+    as in vLLM.
 
     Raises
     ------
@@ -273,7 +279,7 @@ def _head(fields: Fields, method: str) -> ModelGeometry:
 
 
 def _named_architecture(fields: Fields) -> str:
-    """Return what the engine looks up: the first of ``architectures``, or what its model_type is served as."""
+    """Return the architecture that the engine looks up: the first of ``architectures``, or that of its model_type."""
     architectures = fields.strings("architectures")
     if not architectures:
         by_type = _BY_MODEL_TYPE.get(fields.text("model_type", default=""))
@@ -281,15 +287,6 @@ def _named_architecture(fields: Fields) -> str:
             return by_type
         raise fields.error("architectures", "is missing; copy it from the model's config.json")
     return architectures[0]
-
-
-def _architecture(fields: Fields) -> str:
-    architecture = _named_architecture(fields)
-    if architecture in ARCHITECTURES:
-        return architecture
-    if architecture in _UNKNOWN_TO_ENGINE:
-        raise fields.error("architectures", _UNKNOWN_TO_ENGINE[architecture])
-    raise fields.unmodelled("architectures", "sizing does not implement this class")
 
 
 def _flattened(fields: Fields) -> Fields:
@@ -303,15 +300,6 @@ def _flattened(fields: Fields) -> Fields:
     tied = {key: value for key, value in outer.items() if key == "tie_word_embeddings" and value is not None}
     names = {key: section.path(key) for key in inner if key not in tied}
     return fields.having({**outer, **inner, **tied}, names)
-
-
-def _inner_model(fields: Fields, architecture: str, tower: Tower | None) -> ModelGeometry:
-    """Return a model whose wrapper takes any language model: the section says which."""
-    kind = fields.text("model_type", default="")
-    inner = _BY_MODEL_TYPE.get(kind)
-    if inner is None:
-        raise fields.unmodelled("model_type", "sizing does not implement this language model")
-    return replace(READERS[inner](fields, inner, tower), architecture=architecture)
 
 
 __all__ = ["ARCHITECTURES", "READERS", "GeometryError", "geometry_from_config"]

@@ -26,7 +26,7 @@ _VOCABULARY: Final = 262_144
 
 @dataclass(frozen=True)
 class Assumption:
-    """Numbers that a user gives for a whole model, as on one GPU; None for those that follow from its files."""
+    """User-supplied sizes of a whole model on one GPU; None for those that follow from its files."""
 
     weights_bytes: int | None = None
     kv_bytes_per_token: int | None = None
@@ -34,17 +34,17 @@ class Assumption:
 
     @property
     def is_complete(self) -> bool:
-        """Whether a model can be sized with nothing read of it."""
+        """Whether a model can be sized without any of its files."""
         return self.weights_bytes is not None and self.kv_bytes_per_token is not None
 
 
 def usual_config(
     given: Assumption, like: ModelGeometry | None = None, *, is_head: bool = False, is_draft: bool = False
 ) -> Mapping[str, Any]:
-    """Return a config.json for a model of which only the assumption is known.
+    """Return a config.json of usual shape for a model of which only the assumption is known.
 
-    ``like`` is the other model of a pair. Its vocabulary holds for both, the width of a head's target for the target
-    and the head, and a draft's longest sequence is the target's.
+    ``like`` is the other model of a pair. Both share its vocabulary; a head and its target share the target's width; a
+    draft's longest sequence is the target's.
     """
     size = given.weights_bytes or 0
     width = next((width for most, width in _WIDTHS if size <= most), _WIDEST)
@@ -71,12 +71,12 @@ def usual_config(
 
 @lru_cache(maxsize=MEMO_SIZE)
 def assumed_geometry(model: ModelGeometry, given: Assumption) -> ModelGeometry:
-    """Return a model with the numbers that its user gives; one that sizing knows exactly stays as it is.
+    """Return a model with the user-supplied sizes; an exactly known model stays as it is.
 
     Raises
     ------
     GeometryError
-        If it has no layer that keeps tokens, or a state, though the user says how many bytes that takes.
+        If it has no layer for tokens, or for states, whose bytes the user supplies.
     """
     if model.knowledge is Knowledge.EXACT:
         return model
@@ -84,30 +84,24 @@ def assumed_geometry(model: ModelGeometry, given: Assumption) -> ModelGeometry:
         raise GeometryError(
             "kvBytesPerToken", given.kv_bytes_per_token, f"no layer of {model.name} keeps keys and values: remove it"
         )
-    if given.state_bytes_per_request is not None and not _has_states(model):
+    mixers = (mixer for layer, _ in model.distinct_layers for mixer in layer.mixers)
+    has_states = any(isinstance(mixer, DeltaNet | StateSpace | SelectiveScan) for mixer in mixers)
+    if given.state_bytes_per_request is not None and not has_states:
         raise GeometryError(
             "stateMiBPerRequest",
             given.state_bytes_per_request // MIB,
             f"no layer of {model.name} keeps a state, by its config.json: remove it",
         )
+    layer_scale = model.layer_scale
+    if given.weights_bytes is not None:
+        whole = model.unscaled
+        parts = weight_parts(whole, model.checkpoint_precision or Precision.BF16, Split(1), whole_model(whole))
+        beside = sum(parts.values()) - parts["layers"]
+        layer_scale = max(given.weights_bytes - beside, 0), max(int(parts["layers"]), 1)
     return replace(
         model,
         knowledge=Knowledge.ASSUMED,
-        layer_scale=_layer_scale(model, given.weights_bytes),
+        layer_scale=layer_scale,
         assumed_token_bytes=given.kv_bytes_per_token,
         assumed_state_bytes=given.state_bytes_per_request,
     )
-
-
-def _layer_scale(model: ModelGeometry, weights_bytes: int | None) -> tuple[int, int]:
-    if weights_bytes is None:
-        return model.layer_scale
-    whole = model.unscaled
-    parts = weight_parts(whole, model.checkpoint_precision or Precision.BF16, Split(1), whole_model(whole))
-    beside = sum(parts.values()) - parts["layers"]
-    return max(weights_bytes - beside, 0), max(int(parts["layers"]), 1)
-
-
-def _has_states(model: ModelGeometry) -> bool:
-    mixers = (mixer for layer, _ in model.distinct_layers for mixer in layer.mixers)
-    return any(isinstance(mixer, DeltaNet | StateSpace | SelectiveScan) for mixer in mixers)

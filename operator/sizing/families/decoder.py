@@ -4,10 +4,10 @@ Draft heads and mixtures of experts of other families use latent attention too, 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
-from specdecode_operator.enums import FLOAT32_BYTES
+from specdecode_operator.enums import FLOAT32_BYTES, SIXTEEN_BIT_BYTES
 from specdecode_operator.sizing.config_fields import Fields
 from specdecode_operator.sizing.geometry import (
     DenseMlp,
@@ -21,13 +21,9 @@ from specdecode_operator.sizing.geometry import (
     QuantizationMethod,
     RopeTable,
     SelfAttention,
-    Tower,
     rope_table,
 )
-from specdecode_operator.sizing.quantization import Checkpoint, read_checkpoint
-
-_SIXTEEN_BIT: Final = 2
-"""Bytes an element. vLLM's dtype auto loads float32 checkpoints as bfloat16 (config/model.py, _resolve_auto_dtype)."""
+from specdecode_operator.sizing.quantization import read_checkpoint
 
 SLIDING: Final = "sliding_attention"
 FULL: Final = "full_attention"
@@ -36,19 +32,10 @@ LINEAR: Final = "linear_attention"
 
 
 @dataclass(frozen=True)
-class Heads:
-    """Sizes of the attention, checked against each other."""
-
-    count: int
-    kv_count: int
-    dim: int
-
-
-@dataclass(frozen=True)
 class Decoder:
     """How a family arranges its layers."""
 
-    # What the layer of an index is made of; None for a half that it lacks
+    # The two halves of the layer of an index; None for a half that it lacks
     mixer: Callable[[int], Mixer | None]
     feed_forward: Callable[[int], FeedForward | None]
     ropes: tuple[RopeTable, ...]  # The rotary tables it loads
@@ -57,7 +44,6 @@ class Decoder:
     final_norms: int = 1
     # Whether files that say nothing tie output head and embedding (the family's class in transformers does)
     tied: bool = False
-    tower: Tower = field(default_factory=Tower)  # Encoder in front of it
     # What the engine's class makes on every pipeline stage
     tables_on_every_stage: bool = False
     embedding_on_every_stage: bool = False
@@ -66,54 +52,45 @@ class Decoder:
 
 
 def assemble(fields: Fields, architecture: str, decoder: Decoder) -> ModelGeometry:
-    """Return the geometry of a model whose layers a family has described."""
+    """Return the geometry of a model whose layers a family has described; layers of the same parts are one object."""
     checkpoint = read_checkpoint(fields)
     size = fields.size("hidden_size")
-    layers = _layers(decoder, checkpoint, fields.size("num_hidden_layers"))
-    # Latent attention does not read what compressed-tensors says of the cache (vLLM, mla_attention.py).
-    has_heads = any(isinstance(mixer, SelfAttention) for layer in layers for mixer in layer.mixers)
-    follows = (
-        has_heads or checkpoint.format is None or checkpoint.format.method is not QuantizationMethod.COMPRESSED_TENSORS
-    )
-    return ModelGeometry(
-        name=fields.model,
-        architecture=architecture,
-        hidden_size=size,
-        vocab_size=fields.size("vocab_size"),
-        layers=layers,
-        tie_word_embeddings=fields.flag("tie_word_embeddings", default=decoder.tied),
-        max_position_embeddings=fields.size("max_position_embeddings"),
-        ropes=decoder.ropes + decoder.tower.ropes,
-        dtype_bytes=dtype_bytes(fields),
-        checkpoint=checkpoint.format,
-        cache_element_bytes=checkpoint.cache_element_bytes if follows else None,
-        tower=decoder.tower,
-        final_norms=decoder.final_norms,
-        tables_on_every_stage=decoder.tables_on_every_stage,
-        embedding_on_every_stage=decoder.embedding_on_every_stage,
-        norm_on_every_stage=decoder.norm_on_every_stage,
-    )
-
-
-def _layers(decoder: Decoder, checkpoint: Checkpoint, count: int) -> tuple[Layer, ...]:
-    """Return the layers from first to last; those that a family makes of the same parts are one object."""
     made: dict[tuple[int, int, frozenset[str]], Layer] = {}
     layers = []
-    for index in range(count):
+    for index in range(fields.size("num_hidden_layers")):
         mixer, feed_forward = decoder.mixer(index), decoder.feed_forward(index)
         unquantized = checkpoint.unquantized_modules(index)
         # A layer keeps its parts, so that no other part gets their place in memory.
         key = (id(mixer), id(feed_forward), unquantized)
         if key not in made:
-            made[key] = Layer(
-                mixer,
-                feed_forward,
-                decoder.norms,
-                unquantized=unquantized,
-                own_input_size=decoder.own_input_size,
-            )
+            own_input = decoder.own_input_size
+            made[key] = Layer(mixer, feed_forward, decoder.norms, unquantized=unquantized, own_input_size=own_input)
         layers.append(made[key])
-    return tuple(layers)
+    # Latent attention does not read what compressed-tensors says of the cache (vLLM, mla_attention.py).
+    has_heads = any(isinstance(mixer, SelfAttention) for layer in made.values() for mixer in layer.mixers)
+    method = None if checkpoint.format is None else checkpoint.format.method
+    reads_cache_type = has_heads or method is not QuantizationMethod.COMPRESSED_TENSORS
+    # vLLM's dtype auto loads float32 checkpoints as bfloat16 (config/model.py, _resolve_auto_dtype).
+    dtype = "dtype" if fields.is_set("dtype") else "torch_dtype"
+    if fields.text(dtype, default="bfloat16") not in ("bfloat16", "float16", "float32"):
+        raise fields.error(dtype, "must be bfloat16, float16 or float32")
+    return ModelGeometry(
+        name=fields.model,
+        architecture=architecture,
+        hidden_size=size,
+        vocab_size=fields.size("vocab_size"),
+        layers=tuple(layers),
+        tie_word_embeddings=fields.flag("tie_word_embeddings", default=decoder.tied),
+        max_position_embeddings=fields.size("max_position_embeddings"),
+        ropes=decoder.ropes,
+        dtype_bytes=SIXTEEN_BIT_BYTES,
+        checkpoint=checkpoint.format,
+        cache_element_bytes=checkpoint.cache_element_bytes if reads_cache_type else None,
+        final_norms=decoder.final_norms,
+        tables_on_every_stage=decoder.tables_on_every_stage,
+        embedding_on_every_stage=decoder.embedding_on_every_stage,
+        norm_on_every_stage=decoder.norm_on_every_stage,
+    )
 
 
 def with_defaults(fields: Fields, defaults: Mapping[str, object]) -> Fields:
@@ -122,24 +99,22 @@ def with_defaults(fields: Fields, defaults: Mapping[str, object]) -> Fields:
     return fields.having({**defaults, **present})
 
 
-def heads(fields: Fields, *, default_kv: bool = False, default_dim: int | None = None) -> Heads:
-    """Return the sizes of the attention.
+def attention(
+    fields: Fields, *, default_kv: bool = False, default_dim: int | None = None, **features: bool | int | None
+) -> SelfAttention:
+    """Return self-attention with the heads of a file, checked against each other, and further fields.
 
     Parameters
     ----------
     default_kv
         Whether a file without key/value heads means as many as query heads.
     default_dim
-        Width of a head where the file has none; None: the hidden size shared out.
+        Width of a head if the file has none; None: the hidden size divided by the heads.
     """
     count = fields.size("num_attention_heads")
     kv_count = fields.size("num_key_value_heads", default=count if default_kv else None)
     if count % kv_count:
         raise fields.error("num_key_value_heads", f"must divide num_attention_heads, which is {count}")
-    return Heads(count, kv_count, _head_dim(fields, count, default_dim))
-
-
-def _head_dim(fields: Fields, count: int, default_dim: int | None) -> int:
     hidden = fields.size("hidden_size")
     if fields.is_set("head_dim") or default_dim is not None:
         dim = fields.size("head_dim", default=default_dim)
@@ -150,22 +125,21 @@ def _head_dim(fields: Fields, count: int, default_dim: int | None) -> int:
     if dim % 2:
         key = "head_dim" if fields.is_set("head_dim") else "num_attention_heads"
         raise fields.error(key, f"heads are {dim} wide, but rotary embeddings need an even width")
-    return dim
+    return SelfAttention(count, kv_count, dim, **features)  # type: ignore[arg-type]
 
 
 def layer_types(fields: Fields, default: Callable[[int], str]) -> tuple[str, ...]:
-    """Return what kind of attention each layer has, as the file says or as its family's class would."""
+    """Return the kind of attention of each layer, as the file or else the family's class has it."""
     count = fields.size("num_hidden_layers")
     given = fields.strings("layer_types")
     if not given:
-        return tuple(default(index) for index in range(count))
+        return tuple(map(default, range(count)))
     if len(given) != count:
         raise fields.error("layer_types", f"must name one type a layer, {count} in all")
     for kind in given:
         if kind not in (SLIDING, FULL, CHUNKED, LINEAR):
-            raise fields.unmodelled(
-                "layer_types", f"sizing lacks {kind}; known are {FULL}, {SLIDING}, {CHUNKED}, {LINEAR}"
-            )
+            known = f"known are {FULL}, {SLIDING}, {CHUNKED}, {LINEAR}"
+            raise fields.unmodelled("layer_types", f"sizing lacks {kind}; {known}")
     return given
 
 
@@ -191,55 +165,39 @@ def model_rope(fields: Fields, head_dim: int, *, follows_tokens: bool = False) -
     return rope_table(fields, head_dim, fields.size("max_position_embeddings"), follows_tokens=follows_tokens)
 
 
-def attention(sizes: Heads, **features: bool | int | None) -> SelfAttention:
-    """Return self-attention of these sizes."""
-    return SelfAttention(sizes.count, sizes.kv_count, sizes.dim, **features)  # type: ignore[arg-type]
+def mlp(fields: Fields, *, bias: bool = False, gated: bool = True) -> DenseMlp:
+    """Return the feed-forward layer of a dense model."""
+    return DenseMlp(fields.size("intermediate_size"), bias, gated)
 
 
-def mlp(fields: Fields, *, bias: bool = False) -> DenseMlp:
-    """Return the gated feed-forward layer of a dense model."""
-    return DenseMlp(fields.size("intermediate_size"), bias)
+def number_or_zero(fields: Fields, key: str) -> int:
+    """Return a number that may be zero, or absent, which means zero."""
+    return 0 if fields.values.get(key) in (0, None) else fields.size(key)
 
-
-def dtype_bytes(fields: Fields) -> int:
-    """Return the bytes of an element that no quantization touches."""
-    key = "dtype" if fields.is_set("dtype") else "torch_dtype"
-    if fields.text(key, default="bfloat16") not in ("bfloat16", "float16", "float32"):
-        raise fields.error(key, "must be bfloat16, float16 or float32")
-    return _SIXTEEN_BIT
-
-
-_BALANCED_ROUTING: Final = "noaux_tc"
-"""Routing with a learned bias an expert (vLLM, deepseek_v2.py, e_score_correction_bias)."""
 
 _FIRST_SHARED_INDEX: Final = 2
-"""Layer from which indices are shared where files do not say (vLLM, DeepseekV32Attention, index_skip_topk_offset)."""
-
-_SHARES_INDICES: Final = "S"
-"""Mark of a layer without an indexer in index_topk_pattern."""
+"""Layer from which indices are shared if files do not say (vLLM, DeepseekV32Attention, index_skip_topk_offset)."""
 
 
-def deepseek(fields: Fields, architecture: str, tower: Tower | None = None) -> ModelGeometry:
+def deepseek(fields: Fields, architecture: str) -> ModelGeometry:
     """DeepSeek V2, V3 and R1, Kimi K2: the first layers are dense, the rest experts."""
     mixer = latent_attention(fields)
-    decoder = Decoder(
-        lambda _: mixer,
-        lambda index: _feed_forward(fields, index),
-        (model_rope(fields, mixer.rope_head_dim),),
-        tower=tower or Tower(),
-    )
-    return assemble(fields, architecture, decoder)
+    ropes = (model_rope(fields, mixer.rope_head_dim),)
+    return assemble(fields, architecture, Decoder(lambda _: mixer, lambda index: _feed_forward(fields, index), ropes))
 
 
-def sparse_deepseek(fields: Fields, architecture: str, _tower: Tower | None = None) -> ModelGeometry:
+def sparse_deepseek(fields: Fields, architecture: str) -> ModelGeometry:
     """DeepSeek V3.2 and GLM-5: an indexer chooses the tokens that a layer reads (vLLM, models/deepseek_v32)."""
     indexer = Indexer(fields.size("index_n_heads"), fields.size("index_head_dim"))
     shared = replace(latent_attention(fields), sparse_tokens=fields.size("index_topk"))
     indexed = replace(shared, indexer=indexer)
+    rope = model_rope(fields, shared.rope_head_dim)
+    # The indexer has a table of its own unless its positions are interleaved.
+    own = () if fields.flag("indexer_rope_interleave") else (("is_neox_style", "true"),)
     decoder = Decoder(
         lambda index: indexed if has_indexer(fields, index) else shared,
         lambda index: _feed_forward(fields, index),
-        _sparse_ropes(fields, shared.rope_head_dim),
+        (rope, replace(rope, parameters=(*rope.parameters, *own))) if own else (rope,),
     )
     return assemble(fields, architecture, decoder)
 
@@ -260,30 +218,22 @@ def has_indexer(fields: Fields, index: int) -> bool:
     """Decide whether a layer chooses tokens itself; GLM-5.2 lets three of four take those of a layer before."""
     pattern = fields.text("index_topk_pattern", default="")
     if pattern:
-        return index >= len(pattern) or pattern[index] != _SHARES_INDICES
+        return index >= len(pattern) or pattern[index] != "S"  # Shared
     since = max(index - fields.size("index_skip_topk_offset", default=_FIRST_SHARED_INDEX) + 1, 0)
     return since % fields.size("index_topk_freq", default=1) == 0
 
 
-def _sparse_ropes(fields: Fields, head_dim: int) -> tuple[RopeTable, ...]:
-    """Return the table of the attention, and that of the indexer where its positions are not interleaved."""
-    rope = model_rope(fields, head_dim)
-    if fields.flag("indexer_rope_interleave"):
-        return (rope,)
-    return rope, replace(rope, parameters=(*rope.parameters, ("is_neox_style", "true")))
-
-
 def _feed_forward(fields: Fields, index: int) -> FeedForward:
-    dense = DenseMlp(fields.size("intermediate_size"))
+    dense = mlp(fields)
     if not fields.is_set("n_routed_experts"):
         return dense
-    first = "first_k_dense_replace"
-    first_dense = fields.size(first) if fields.values.get(first) not in (0, None) else 0
+    first_dense = number_or_zero(fields, "first_k_dense_replace")
     if index < first_dense or index % fields.size("moe_layer_freq", default=1):
         return dense
     width = fields.size("moe_intermediate_size")
     shared = fields.size("n_shared_experts") if fields.is_set("n_shared_experts") else 0
-    balanced = fields.text("topk_method", default="") == _BALANCED_ROUTING
+    # A learned bias an expert (vLLM, deepseek_v2.py, e_score_correction_bias).
+    balanced = fields.text("topk_method", default="") == "noaux_tc"
     return Experts(
         fields.size("n_routed_experts"),
         fields.size("num_experts_per_tok"),

@@ -16,10 +16,8 @@ from specdecode_operator.sizing.errors import PlanError
 from specdecode_operator.sizing.families.decoder import (
     SLIDING,
     Decoder,
-    Heads,
     assemble,
     attention,
-    heads,
     latent_attention,
     mlp,
     model_rope,
@@ -41,7 +39,7 @@ from specdecode_operator.sizing.registered_classes import Unregistered, is_regis
 from specdecode_operator.vllm.versions import LAUNCHED_VERSIONS, SIZED_VERSIONS, version_facts
 
 _EAGLE3_AUXILIARY_STATES: Final = 3
-"""Hidden states of the target that an EAGLE-3 head joins: an early, a middle and a late layer's."""
+"""Default number of the target's hidden states that an EAGLE-3 head joins: an early, a middle and a late layer's."""
 
 XPRESS: Final = ("Qwen3XPressModel", "DFlashQwen3XPressModel")
 """DFlash heads with a refiner, as files name them and as vLLM renames them (config/speculative.py)."""
@@ -66,8 +64,7 @@ _METHODS_OF_CLASSES: Final = (
     ("Eagle3", Method.EAGLE3),
     ("Eagle", Method.EAGLE),
 )
-"""How heads propose whose class has the word in its name; the first word that fits decides."""
-
+"""Method of heads whose class has the word in its name; the first word that fits decides."""
 
 _OUTSIDE_THE_LAYER: Final = ("draft_vocab_size", "target_hidden_size", "norm_before_fc", "fc_norm")
 """Keys of the speculators library's format beside the section of the layers (vLLM, configs/speculators/algos.py)."""
@@ -79,7 +76,9 @@ _NEVER_RENAMED: Final = ("LiLiCorrDraftModel",)
 _TAKEN_FOR_MTP: Final = ("deepseek_mtp", "deepseek_v3", "deepseek_v32", "glm_moe_dsa")
 """Types of files that vLLM rewrites to DeepSeek's modules for multi-token prediction, whatever class they name."""
 
-_SPECULATORS_PEAGLE: Final = "peagle"
+_FROZEN_SINCE: Final = (0, 5)
+"""First release of the speculators library whose heads keep a frozen copy of the target's output head: its rows for the
+draft's vocabulary, and all rows if that is the target's (model.py, DraftVocabMixin)."""
 
 _PLACE_TOKENS: Final = ("pard_token", "ptd_token_id")
 """Keys of PARD's and P-EAGLE's config.json: the token that stands in the places of tokens to propose."""
@@ -87,14 +86,14 @@ _PLACE_TOKENS: Final = ("pard_token", "ptd_token_id")
 _MEDUSA_HEADS: Final = 5
 _MEDUSA_WIDTH: Final = 4096
 _MEDUSA_VOCABULARY: Final = 32_001
-"""What files of Medusa mean that do not say (vLLM, transformers_utils/configs/medusa.py)."""
+"""Defaults of Medusa (vLLM, transformers_utils/configs/medusa.py)."""
 
 
 def method_of_head(model: ModelGeometry) -> Method | None:
-    """Return how a model proposes if it is a draft head, and None if it is a model of its own.
+    """Return the method of a draft head; None for a model of its own.
 
-    EAGLE's are often published as the single layer of the model that they were cut from: then the name tells, as it
-    does to vLLM.
+    EAGLE's are often published as the single layer of the model that they were cut from: then the name decides, as in
+    vLLM.
     """
     if model.head is not None:
         kind = draft_class(model)
@@ -105,7 +104,7 @@ def method_of_head(model: ModelGeometry) -> Method | None:
     return Method.EAGLE3 if "eagle3" in name else Method.EAGLE
 
 
-def eagle(fields: Fields, architecture: str, _tower: Tower | None = None) -> ModelGeometry:
+def eagle(fields: Fields, architecture: str) -> ModelGeometry:
     """EAGLE: one or more Llama layers behind a projection of token and hidden state (vLLM, llama_eagle.py)."""
     model = _llama_like(fields, architecture)
     size = model.hidden_size
@@ -142,9 +141,9 @@ def registered_name(architecture: str, method: str) -> str:
 
 
 def missing_class(architecture: str, method: str, version: str) -> str | None:
-    """Return what to do about a head that a version of vLLM does not find in its registry; None if it finds it.
+    """Return the remedy for a head whose class a version of vLLM lacks; None if its registry has the class.
 
-    Heads in the format of the speculators library are renamed otherwise, and so are those of no registry at all.
+    Heads in the speculators library's format, or of no registry at all, are renamed by other rules.
     """
     known = version_facts(version).get("draft_classes", {})
     kind, name = DRAFT_CLASSES.get(architecture), registered_name(architecture, method)
@@ -159,32 +158,31 @@ def missing_class(architecture: str, method: str, version: str) -> str | None:
 
 
 def unregistered_model(model: ModelGeometry, version: str) -> Unregistered | None:
-    """Return why a version of vLLM does not have the class of a model; None if it does.
+    """Return the reason why a version of vLLM lacks the class of a model; None if it has it.
 
-    None, too, for heads, which ``missing_class`` answers for, and for names that vLLM replaces before it looks them up.
+    Also None for heads, see ``missing_class``, and for names that vLLM replaces before the lookup.
     """
     name = model.architecture
     replaced = not is_registered(name) and model.estimated_because != "architectures"
     return None if name in DRAFT_CLASSES or replaced else unregistered(name, version)
 
 
-def eagle3(fields: Fields, architecture: str, _tower: Tower | None = None) -> ModelGeometry:
+def eagle3(fields: Fields, architecture: str) -> ModelGeometry:
     """EAGLE-3: reads three hidden states of the target, proposes from a vocabulary of its own (llama_eagle3.py)."""
     return _eagle3(_llama_like(fields, architecture), fields, _auxiliary_states(fields))
 
 
-def eagle3_qwen3(fields: Fields, architecture: str, _tower: Tower | None = None) -> ModelGeometry:
+def eagle3_qwen3(fields: Fields, architecture: str) -> ModelGeometry:
     """EAGLE-3 on Qwen3: queries and keys are normed, layers may have windows (vLLM, qwen3_eagle3.py)."""
-    sizes, feed_forward = heads(fields), mlp(fields)
-    bias = fields.flag("attention_bias")
-    plain = attention(sizes, qkv_bias=bias, output_bias=bias, qk_norm=True)
+    feed_forward, bias = mlp(fields), fields.flag("attention_bias")
+    plain = attention(fields, qkv_bias=bias, output_bias=bias, qk_norm=True)
     kinds = fields.strings("layer_types")
 
     def mixer(index: int) -> SelfAttention:
         windowed = index < len(kinds) and kinds[index] == SLIDING and fields.is_set("sliding_window")
         return replace(plain, window_tokens=fields.size("sliding_window")) if windowed else plain
 
-    rope = model_rope(fields, sizes.dim)
+    rope = model_rope(fields, plain.head_dim)
     model = assemble(fields, architecture, Decoder(mixer, lambda _: feed_forward, (rope,)))
     named = fields.values.get("eagle_aux_hidden_state_layer_ids")
     states = len(named) if isinstance(named, list | tuple) and named else _auxiliary_states(fields)
@@ -192,7 +190,7 @@ def eagle3_qwen3(fields: Fields, architecture: str, _tower: Tower | None = None)
     return _eagle3(model, fields, fields.size("num_aux_layers", default=default))
 
 
-def eagle3_latent(fields: Fields, architecture: str, _tower: Tower | None = None) -> ModelGeometry:
+def eagle3_latent(fields: Fields, architecture: str) -> ModelGeometry:
     """EAGLE-3 with latent attention, for DeepSeek and Kimi K2: dense layers alone (vLLM, deepseek_eagle3.py)."""
     kind = fields.text("model_type", default="")
     if kind in _TAKEN_FOR_MTP:
@@ -208,7 +206,7 @@ def eagle3_latent(fields: Fields, architecture: str, _tower: Tower | None = None
 
 
 def _eagle3(model: ModelGeometry, fields: Fields, states: int) -> ModelGeometry:
-    """Return a model with the parts of an EAGLE-3 head, which joins so many hidden states of the target."""
+    """Return a model with the parts of an EAGLE-3 head, which joins this number of hidden states of the target."""
     target_size = fields.size("target_hidden_size", default=model.hidden_size)
     rows = fields.size("draft_vocab_size", default=model.vocab_size)
     first, *rest = model.layers
@@ -231,14 +229,14 @@ def _eagle3(model: ModelGeometry, fields: Fields, states: int) -> ModelGeometry:
 
 
 def _auxiliary_states(fields: Fields) -> int:
-    """Return how many hidden states of the target it joins (llama_eagle3.py, num_aux_hidden_states)."""
+    """Return the number of the target's hidden states that it joins (llama_eagle3.py, num_aux_hidden_states)."""
     eagle_config = fields.section("eagle_config") or Fields(fields.model, {})
     layers = eagle_config.values.get("eagle_aux_hidden_state_layer_ids")
     named = len(layers) if isinstance(layers, list | tuple) and layers else _EAGLE3_AUXILIARY_STATES
     return fields.size("num_aux_hidden_states", default=named)
 
 
-def speculators_eagle3(fields: Fields, architecture: str, _tower: Tower | None = None) -> ModelGeometry:
+def speculators_eagle3(fields: Fields, architecture: str) -> ModelGeometry:
     """The same head in the format of vLLM's speculators library: its layer is described in a section of its own."""
     section = fields.section("transformer_layer_config")
     if section is None:
@@ -246,29 +244,18 @@ def speculators_eagle3(fields: Fields, architecture: str, _tower: Tower | None =
     outer = {key: fields.values[key] for key in _OUTSIDE_THE_LAYER if fields.is_set(key)}
     layers = {"num_hidden_layers": section.size("num_hidden_layers", default=1)}
     model = eagle3(section.having({**section.values, **outer, **layers}, {key: key for key in outer}), architecture)
-    if model.head is None or not _keeps_output_head(fields, model, model.head):
-        return model
-    return replace(model, head=replace(model.head, shares_output=True))
-
-
-_FROZEN_SINCE: Final = (0, 5)
-"""Release of the speculators library from which on its heads are trained with the target's output head."""
-
-
-def _keeps_output_head(fields: Fields, model: ModelGeometry, head: HeadParts) -> bool:
-    """Whether a head stores the target's own output head, which vLLM finds equal and shares.
-
-    Speculators, model.py, DraftVocabMixin: it is a frozen copy of the target's rows for the draft's vocabulary, and of
-    all rows if that is the target's. vLLM, v1/spec_decode/llm_base_proposer.py, _maybe_share_lm_head: torch.equal.
-    """
-    version = re.match(r"(\d+)\.(\d+)", fields.text("speculators_version", default=""))
+    head, version = model.head, re.match(r"(\d+)\.(\d+)", fields.text("speculators_version", default=""))
     frozen = version is not None and (int(version[1]), int(version[2])) >= _FROZEN_SINCE
-    return frozen and head.output_rows == model.vocab_size and head.shares_embedding
+    if head is None or not (frozen and head.output_rows == model.vocab_size and head.shares_embedding):
+        return model
+    # It stores the target's own output head, which vLLM finds equal and shares (v1/spec_decode/llm_base_proposer.py,
+    # _maybe_share_lm_head: torch.equal).
+    return replace(model, head=replace(head, shares_output=True))
 
 
-def peagle(fields: Fields, architecture: str, _tower: Tower | None = None) -> ModelGeometry:
+def peagle(fields: Fields, architecture: str) -> ModelGeometry:
     """P-EAGLE: an EAGLE-3 head that proposes all tokens in one pass, in the format of vLLM's speculators library."""
-    if fields.text("speculators_model_type", default="") != _SPECULATORS_PEAGLE:
+    if fields.text("speculators_model_type", default="") != "peagle":
         raise fields.error(
             "architectures",
             "vLLM does not start with a P-EAGLE head as it was trained: convert it to the format of vLLM's speculators "
@@ -306,22 +293,23 @@ def in_parallel(model: ModelGeometry, fields: Fields) -> ModelGeometry:
 
 
 def _llama_like(fields: Fields, architecture: str) -> ModelGeometry:
-    sizes = heads(fields)
     bias = fields.flag("attention_bias")
-    mixer = attention(sizes, qkv_bias=bias, output_bias=bias)
+    mixer = attention(fields, qkv_bias=bias, output_bias=bias)
     feed_forward = mlp(fields, bias=fields.flag("mlp_bias"))
-    rope = model_rope(fields, sizes.dim)
+    rope = model_rope(fields, mixer.head_dim)
     return assemble(fields, architecture, Decoder(lambda _: mixer, lambda _: feed_forward, (rope,)))
 
 
-def medusa(fields: Fields, architecture: str, _tower: Tower | None = None) -> ModelGeometry:
+def medusa(fields: Fields, architecture: str) -> ModelGeometry:
     """Medusa: residual blocks and an output head for each token ahead, no attention (vLLM, medusa.py).
 
     The vocabulary is the target's, whatever the file says (config/speculative.py), so a file need not name it.
     """
     size = fields.size("hidden_size", default=_MEDUSA_WIDTH)
-    count = _first_size(fields, ("num_heads", "medusa_num_heads"), default=_MEDUSA_HEADS)
-    depth = _first_size(fields, ("num_hidden_layers", "medusa_num_layers"), default=1)
+    # Old files name them otherwise.
+    count = fields.size("num_heads" if fields.is_set("num_heads") else "medusa_num_heads", default=_MEDUSA_HEADS)
+    depth_key = "num_hidden_layers" if fields.is_set("num_hidden_layers") else "medusa_num_layers"
+    depth = fields.size(depth_key, default=1)
     vocabulary = fields.size("vocab_size", default=_MEDUSA_VOCABULARY)
     one_output = fields.flag("original_lm_head")
     return ModelGeometry(
@@ -350,13 +338,8 @@ def medusa(fields: Fields, architecture: str, _tower: Tower | None = None) -> Mo
     )
 
 
-def _first_size(fields: Fields, keys: tuple[str, ...], default: int) -> int:
-    """Return the size under the first of the keys that is set: old files of Medusa name them otherwise."""
-    return fields.size(next((key for key in keys if fields.is_set(key)), keys[0]), default=default)
-
-
 _SIDES: Final = 2
-"""A convolution of DFlash 2 works on what goes into half a layer, and on what comes out."""
+"""A convolution of DFlash 2 works on the input and on the output of half a layer."""
 
 _SELECTOR_RANK: Final = 256
 """Width of the selector of the published DFlash 2 heads, for files that were shortened; vLLM itself wants the key."""
@@ -365,8 +348,7 @@ _RANK: Final = 256
 _MLP_WIDTH: Final = 512
 _CANDIDATES: Final = 512
 _STEPS: Final = 15
-"""What files of XPress heads mean that do not say (vLLM, qwen3_xpress.py, Qwen3XPressModel)."""
-
+"""Defaults of XPress heads (vLLM, qwen3_xpress.py, Qwen3XPressModel)."""
 
 _SPECULATORS: Final[Mapping[str, str]] = {
     "dflash": "DFlashDraftModel",
@@ -411,7 +393,7 @@ def as_engine_reads(fields: Fields) -> Fields:
     return fields.having(values, {**paths, **{key: key for key in outer}})
 
 
-def dflash(fields: Fields, architecture: str, _tower: Tower | None = None) -> ModelGeometry:
+def dflash(fields: Fields, architecture: str) -> ModelGeometry:
     """DFlash: Qwen3 layers that read the target's hidden states as their context (vLLM, qwen3_dflash.py).
 
     All its layers keep keys and values of the context. One place of a block
@@ -425,7 +407,7 @@ def dflash(fields: Fields, architecture: str, _tower: Tower | None = None) -> Mo
     return _block_head(fields, options, architecture, _parts(fields, options, most_tokens=most_tokens))
 
 
-def dflash2(fields: Fields, architecture: str, _tower: Tower | None = None) -> ModelGeometry:
+def dflash2(fields: Fields, architecture: str) -> ModelGeometry:
     """DFlash 2: DFlash with convolutions around both halves of each layer, and a selector (vLLM, qwen3_dflash2.py).
 
     A convolution (DFlashGroupedConv) has two sides: for each its taps a channel, and a projection of the hidden state
@@ -447,7 +429,7 @@ def dflash2(fields: Fields, architecture: str, _tower: Tower | None = None) -> M
     return _block_head(fields, options, architecture, parts)
 
 
-def xpress(fields: Fields, architecture: str, _tower: Tower | None = None) -> ModelGeometry:
+def xpress(fields: Fields, architecture: str) -> ModelGeometry:
     """XPress: DFlash whose blocks are refined before they are verified (vLLM, qwen3_xpress.py, XPressRefinerHead).
 
     The refiner is two tables of ``xpress_rank`` columns, projections into
@@ -464,26 +446,21 @@ def xpress(fields: Fields, architecture: str, _tower: Tower | None = None) -> Mo
     rank, width = fields.size("xpress_rank", _RANK), fields.size("xpress_mlp_hidden", _MLP_WIDTH)
     places = fields.size("xpress_block_size", fields.size("num_speculative_steps", _STEPS) + 1)
     copied = rank * (3 * rank + places * places + 3 * width + vocabulary)
+    # Tokens that it chooses from; 0 for all (config/speculative.py, xpress_topc).
+    of_all = fields.values.get("xpress_topc") == 0
+    candidates = 0 if of_all else fields.size("xpress_topc", min(_CANDIDATES, vocabulary))
+    if candidates > vocabulary:
+        raise fields.error("xpress_topc", f"vLLM refuses more than the vocabulary of {vocabulary}")
     parts = _parts(fields, options, most_tokens=places - 1)
     parts = replace(
         parts,
         whole_elements=parts.whole_elements + copied + rank * (vocabulary + 2 * size),
-        refiner=Refiner(rank, places, _candidates(fields, vocabulary), copied),
+        refiner=Refiner(rank, places, candidates, copied),
     )
     return _block_head(fields, options, architecture, parts)
 
 
-def _candidates(fields: Fields, vocabulary: int) -> int:
-    """Return from how many tokens it chooses; 0 for all (config/speculative.py, xpress_topc)."""
-    if fields.values.get("xpress_topc") == 0:
-        return 0
-    candidates = fields.size("xpress_topc", min(_CANDIDATES, vocabulary))
-    if candidates > vocabulary:
-        raise fields.error("xpress_topc", f"vLLM refuses more than the vocabulary of {vocabulary}")
-    return candidates
-
-
-def dspark(fields: Fields, architecture: str, _tower: Tower | None = None) -> ModelGeometry:
+def dspark(fields: Fields, architecture: str) -> ModelGeometry:
     """DSpark on Qwen3: DFlash with heads for transitions and confidence, whole on every rank (vLLM, qwen3_dspark.py).
 
     The transitions are two tables of ``markov_rank`` columns; vLLM pads only the second.
@@ -510,33 +487,34 @@ def dspark(fields: Fields, architecture: str, _tower: Tower | None = None) -> Mo
 
 
 def _block_head(fields: Fields, options: Fields, architecture: str, parts: HeadParts) -> ModelGeometry:
-    sizes = heads(fields)
-    feed_forward = mlp(fields)
+    bias, feed_forward = fields.flag("attention_bias"), mlp(fields)
+    sinks = options.flag("attention_sink_bias", default=fields.flag("add_swa_attention_sink_bias"))
+    plain = attention(fields, qkv_bias=bias, output_bias=bias, qk_norm=True, sinks=sinks)
     kinds = fields.strings("layer_types")
 
     def mixer(index: int) -> SelfAttention:
-        return _attention(fields, options, sizes, kinds, index)
+        # use_swa gives all layers a window if the file marks none (qwen3_dflash.py).
+        marked = SLIDING in kinds and index < len(kinds)
+        if not (kinds[index] == SLIDING if marked else options.flag("use_swa")):
+            return plain
+        own = options.is_set("swa_window_size")
+        return replace(plain, window_tokens=options.size("swa_window_size") if own else fields.size("sliding_window"))
 
-    decoder = Decoder(mixer, lambda _: feed_forward, (model_rope(fields, sizes.dim),))
+    decoder = Decoder(mixer, lambda _: feed_forward, (model_rope(fields, plain.head_dim),))
     return replace(assemble(fields, architecture, decoder), head=parts)
-
-
-def _attention(fields: Fields, options: Fields, sizes: Heads, kinds: tuple[str, ...], index: int) -> SelfAttention:
-    """Return the attention of one layer; use_swa gives all a window where the file marks none (qwen3_dflash.py)."""
-    marked = SLIDING in kinds
-    windowed = kinds[index] == SLIDING if marked and index < len(kinds) else options.flag("use_swa")
-    window = None
-    if windowed:
-        home = options if options.is_set("swa_window_size") else fields
-        window = home.size("swa_window_size" if home is options else "sliding_window")
-    bias = fields.flag("attention_bias")
-    sinks = options.flag("attention_sink_bias", default=fields.flag("add_swa_attention_sink_bias"))
-    return attention(sizes, qkv_bias=bias, output_bias=bias, qk_norm=True, sinks=sinks, window_tokens=window)
 
 
 def _parts(fields: Fields, options: Fields, *, most_tokens: int | None) -> HeadParts:
     size = fields.size("hidden_size")
-    states = _joined_states(fields, options)
+    # One state for each layer named, or as many as it has layers (eagle3_utils.py, get_eagle3_aux_layers_from_config).
+    named = (
+        fields.values.get("eagle_aux_hidden_state_layer_ids"),
+        options.values.get("target_layer_ids"),
+        fields.values.get("dspark_target_layer_ids"),
+        fields.values.get("target_layer_ids"),
+    )
+    layers = next((ids for ids in named if isinstance(ids, list | tuple) and ids), None)
+    states = fields.size("num_hidden_layers") if layers is None else len(layers)
     reads_width = fields.size("target_hidden_size", default=size)
     rows = _draft_vocabulary(fields)
     token_map_bytes = 0 if rows == fields.size("vocab_size") else rows * TOKEN_ID_BYTES
@@ -557,21 +535,6 @@ def _parts(fields: Fields, options: Fields, *, most_tokens: int | None) -> HeadP
 
 def _draft_vocabulary(fields: Fields) -> int:
     return fields.size("draft_vocab_size", default=fields.size("vocab_size"))
-
-
-def _joined_states(fields: Fields, options: Fields) -> int:
-    """Return how many hidden states of the target it reads: one for each layer named, or as many as it has layers.
-
-    vLLM, eagle3_utils.py, get_eagle3_aux_layers_from_config.
-    """
-    named = (
-        fields.values.get("eagle_aux_hidden_state_layer_ids"),
-        options.values.get("target_layer_ids"),
-        fields.values.get("dspark_target_layer_ids"),
-        fields.values.get("target_layer_ids"),
-    )
-    layers = next((ids for ids in named if isinstance(ids, list | tuple) and ids), None)
-    return fields.size("num_hidden_layers") if layers is None else len(layers)
 
 
 _COUNT_KEYS: Final = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
@@ -597,29 +560,39 @@ def with_prediction(model: ModelGeometry, fields: Fields) -> ModelGeometry:
     """Return the model with the modules for multi-token prediction that its checkpoint holds."""
     if not model.architecture.startswith(_FAMILIES):
         return model
-    count = model.mtp_layers or _count(fields, model.architecture)
+    key = next((key for key in _COUNT_KEYS if fields.values.get(key)), None)
+    stated = int(model.architecture.startswith(_ALWAYS_ONE)) if key is None else fields.size(key)
+    count = model.mtp_layers or stated
     if not count:
         return model
     return replace(model, mtp_layers=count, mtp_block=model.mtp_block or (_module(model, fields),))
 
 
-def _count(fields: Fields, architecture: str) -> int:
-    key = next((key for key in _COUNT_KEYS if fields.values.get(key)), None)
-    if key is not None:
-        return fields.size(key)
-    return 1 if architecture.startswith(_ALWAYS_ONE) else 0
-
-
 def _module(model: ModelGeometry, fields: Fields) -> Layer:
     """Return the layer of one module.
 
-    Like the model's last one, but with an indexer of its own where attention
-    is sparse. A quantized checkpoint names it after the last layer.
+    Like the model's last one with attention, but with an indexer of its own if attention is sparse. MiMo V2's has a
+    window and a dense feed-forward, its output projection in 16 bits (mimo_v2_mtp.py); ERNIE's is a Llama layer of the
+    model's sizes (ernie_mtp.py). A quantized checkpoint names it after the last layer.
     """
+    dense = next((each for each in model.layers if isinstance(each.feed_forward, DenseMlp)), None)
     if model.architecture.startswith(_MIMO_V2):
-        return _mimo_v2_module(model, fields)
+        mixed = (each for each in model.layers if isinstance(each.mixer, SelfAttention) and each.mixer.window_tokens)
+        windowed = next(mixed, None)
+        if windowed is None or dense is None:
+            key, what = ("hybrid_layer_pattern", "a window") if windowed is None else ("moe_layer_freq", "no experts")
+            raise fields.error(
+                key, f"no layer has {what}, as its module for multi-token prediction has: copy it from the config.json"
+            )
+        return replace(windowed, feed_forward=dense.feed_forward, unquantized=frozenset({"self_attn.o_proj"}))
+    unquantized = read_checkpoint(fields).unquantized_prediction_modules(model.num_layers)
     if model.architecture.startswith(_ERNIE):
-        return _ernie_module(model, fields)
+        if dense is None:
+            raise fields.error(
+                "moe_layer_start_index",
+                "no layer is dense, as its module for multi-token prediction is: copy it from the config.json",
+            )
+        return replace(dense, unquantized=unquantized)
     attending = (layer for layer in reversed(model.layers) if isinstance(layer.mixer, SelfAttention | LatentAttention))
     layer = next(attending, None)
     if layer is None:
@@ -632,44 +605,15 @@ def _module(model: ModelGeometry, fields: Fields) -> Layer:
     if isinstance(mixer, LatentAttention) and mixer.sparse_tokens:
         attentions = (one for one in model.attentions if isinstance(one, LatentAttention))
         mixer = replace(mixer, indexer=next(one.indexer for one in attentions if one.indexer is not None))
-    unquantized = read_checkpoint(fields).unquantized_prediction_modules(model.num_layers)
     return replace(layer, mixer=mixer, unquantized=unquantized)
 
 
-def _mimo_v2_module(model: ModelGeometry, fields: Fields) -> Layer:
-    """Return a layer with a window and a dense feed-forward, its output projection in 16 bits (mimo_v2_mtp.py)."""
-    windowed = next((each for each in model.layers if _has_window(each)), None)
-    dense = next((each for each in model.layers if isinstance(each.feed_forward, DenseMlp)), None)
-    if windowed is None or dense is None:
-        key, what = ("hybrid_layer_pattern", "a window") if windowed is None else ("moe_layer_freq", "no experts")
-        raise fields.error(
-            key, f"no layer has {what}, as its module for multi-token prediction has: copy it from the config.json"
-        )
-    return replace(windowed, feed_forward=dense.feed_forward, unquantized=frozenset({"self_attn.o_proj"}))
-
-
-def _ernie_module(model: ModelGeometry, fields: Fields) -> Layer:
-    """Return a layer with a dense feed-forward: a Llama layer of the model's sizes (vLLM, ernie_mtp.py)."""
-    dense = next((each for each in model.layers if isinstance(each.feed_forward, DenseMlp)), None)
-    if dense is None:
-        raise fields.error(
-            "moe_layer_start_index",
-            "no layer is dense, as its module for multi-token prediction is: copy it from the config.json",
-        )
-    unquantized = read_checkpoint(fields).unquantized_prediction_modules(model.num_layers)
-    return replace(dense, unquantized=unquantized)
-
-
-def _has_window(layer: Layer) -> bool:
-    return isinstance(layer.mixer, SelfAttention) and bool(layer.mixer.window_tokens)
-
-
 def mtp_head(target: ModelGeometry) -> ModelGeometry:
-    """Return the draft that a target's modules for multi-token prediction make.
+    """Return the draft of a target's modules for multi-token prediction.
 
-    Each is a layer behind a projection of token and hidden state (vLLM,
-    deepseek_mtp.py, mimo_mtp.py, qwen3_next_mtp.py, nemotron_h_mtp.py, ernie_mtp.py).
-    Embedding and output head are built and then replaced by the target's.
+    Each is a layer behind a projection of token and hidden state (vLLM, deepseek_mtp.py, mimo_mtp.py,
+    qwen3_next_mtp.py, nemotron_h_mtp.py, ernie_mtp.py). Embedding and output head are built and
+    then replaced by the target's.
 
     Raises
     ------
@@ -682,28 +626,11 @@ def mtp_head(target: ModelGeometry) -> ModelGeometry:
             "eagle3 or draft_model with a draft, or ngram"
         )
         raise PlanError("speculation.method", "mtp", message)
-    return replace(
-        target,
-        name=f"MTP layers of {target.name}",
-        layers=target.mtp_block * target.mtp_layers,
-        layer_scale=target.layer_scale if target.mtp_scale == (1, 1) else target.mtp_scale,
-        ropes=(),
-        tower=Tower(),
-        mtp_layers=0,
-        mtp_block=(),
-        tie_word_embeddings=True,
-        final_norms=0,
-        head=_head_parts(target),
-    )
-
-
-def _head_parts(target: ModelGeometry) -> HeadParts:
-    """Return what lies around the layers: projections, norms and output heads."""
     size, count = target.hidden_size, target.mtp_layers
     # Norms of both inputs, and the one before the output head, which ERNIE's class does without.
     projection, norms = 2 * size * size, (2 if target.architecture.startswith(_ERNIE) else 3) * size
     once = target.architecture.startswith(_SPLIT_PROJECTION)
-    return HeadParts(
+    head = HeadParts(
         output_rows=target.vocab_size,
         output_heads=1 if once else count,
         shares_embedding=True,
@@ -712,4 +639,17 @@ def _head_parts(target: ModelGeometry) -> HeadParts:
         whole_elements=norms if once else count * (projection + norms),
         split_elements=projection if once else 0,
         embeds_images=target.architecture.startswith(_EMBEDDING_IMAGES) and bool(target.tower.item_tokens),
+    )
+    return replace(
+        target,
+        name=f"MTP layers of {target.name}",
+        layers=target.mtp_block * count,
+        layer_scale=target.layer_scale if target.mtp_scale == (1, 1) else target.mtp_scale,
+        ropes=(),
+        tower=Tower(),
+        mtp_layers=0,
+        mtp_block=(),
+        tie_word_embeddings=True,
+        final_norms=0,
+        head=head,
     )

@@ -6,7 +6,8 @@ an untied output head. If the headers of the files were read, layers are scaled 
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from typing import Final
 
 from specdecode_operator.enums import FLOAT32_BYTES, Knowledge, Method, Precision
@@ -49,35 +50,35 @@ from specdecode_operator.sizing.quantization import in_16_bits_for_prediction, r
 from specdecode_operator.sizing.rank_layers import Split, whole_model
 from specdecode_operator.sizing.weights import expected_file_bytes, weight_parts
 
-LAYERS: Final = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "num_decoder_layers")
-WIDTH: Final = ("hidden_size", "n_embd", "d_model", "dim", "model_dim")
-HEADS: Final = ("num_attention_heads", "n_head", "n_heads", "num_heads")
-KV_HEADS: Final = (
+_LAYERS: Final = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "num_decoder_layers")
+_WIDTH: Final = ("hidden_size", "n_embd", "d_model", "dim", "model_dim")
+_HEADS: Final = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+_KV_HEADS: Final = (
     *("num_key_value_heads", "num_kv_heads", "n_head_kv", "n_kv_heads", "multi_query_group_num"),
     *("num_attention_groups", "num_query_groups"),
 )
-HEAD_DIM: Final = ("head_dim", "kv_channels", "attention_head_dim", "head_size", "qk_head_dim")
-EXPERTS: Final = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "num_moe_experts")
-EXPERTS_A_TOKEN: Final = (
+_HEAD_DIM: Final = ("head_dim", "kv_channels", "attention_head_dim", "head_size", "qk_head_dim")
+_EXPERTS: Final = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "num_moe_experts")
+_EXPERTS_A_TOKEN: Final = (
     *("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k", "moe_k"),
     *("experts_per_token", "num_selected_experts"),
 )
-LAYER_KINDS: Final = ("layer_types", "layers_block_type", "block_types", "layer_kinds")
-VOCABULARY: Final = ("vocab_size", "padded_vocab_size", "n_vocab")
-LENGTH: Final = (
+_LAYER_KINDS: Final = ("layer_types", "layers_block_type", "block_types", "layer_kinds")
+_VOCABULARY: Final = ("vocab_size", "padded_vocab_size", "n_vocab")
+_LENGTH: Final = (
     *("max_position_embeddings", "seq_length", "n_positions", "max_seq_len", "max_sequence_length"),
     *("model_max_length", "max_seq_length"),
 )
 """Names of one size in different files, the most specific first."""
 
-_ONE_SIZE: Final = (LAYERS, WIDTH, HEADS[:-1], HEAD_DIM[:-1], KV_HEADS, EXPERTS, EXPERTS_A_TOKEN)
+_ONE_SIZE: Final = (_LAYERS, _WIDTH, _HEADS[:-1], _HEAD_DIM[:-1], _KV_HEADS, _EXPERTS, _EXPERTS_A_TOKEN)
 """Names of one size that a file needs only once. Other names have fallbacks, or also count the heads of a state."""
 
 _MOST_DIGITS: Final = 18
-"""Of a number that a file writes as text."""
+"""Maximum length of a number that a file writes as text."""
 
 
-def settled(fields: Fields, levels: Iterable[Fields]) -> tuple[Fields, tuple[str, ...]]:
+def _settled(fields: Fields, levels: Iterable[Fields]) -> tuple[Fields, tuple[str, ...]]:
     """Return the fields with one value for each size, and a sentence for each size that has several values.
 
     ``levels`` are the sections of the file that may hold them. Which one the engine reads depends on its class, so the
@@ -88,8 +89,8 @@ def settled(fields: Fields, levels: Iterable[Fields]) -> tuple[Fields, tuple[str
         found = {level.path(key): size for level in levels for key in keys if (size := _size(level.values.get(key)))}
         if len(set(found.values())) <= 1:
             continue
-        listed = {len(kinds) for key in LAYER_KINDS if isinstance(kinds := fields.values.get(key), list)}
-        taken = max(listed & set(found.values()) if keys is LAYERS else (), default=max(found.values()))
+        listed = {len(kinds) for key in _LAYER_KINDS if isinstance(kinds := fields.values.get(key), list)}
+        taken = max(listed & set(found.values()) if keys is _LAYERS else (), default=max(found.values()))
         where = next(path for path, size in found.items() if size == taken)
         for key in filter(fields.is_set, keys):
             values[key], names[key] = taken, where
@@ -107,7 +108,7 @@ def _size(value: object) -> int | None:
     return value if type(value) is int else None
 
 
-def number(fields: Fields, keys: tuple[str, ...], default: int) -> int:
+def _number(fields: Fields, keys: tuple[str, ...], default: int) -> int:
     """Return the size under the first key that is set and not zero; the largest if it is a list with one per layer."""
     for key in keys:
         value = fields.values.get(key)
@@ -117,9 +118,9 @@ def number(fields: Fields, keys: tuple[str, ...], default: int) -> int:
     return default
 
 
-def required(fields: Fields, keys: tuple[str, ...]) -> int:
-    """Return a size as number does, or raise GeometryError if no key is set."""
-    found = number(fields, keys, 0)
+def _required(fields: Fields, keys: tuple[str, ...]) -> int:
+    """Return a size as _number does, or raise GeometryError if no key is set."""
+    found = _number(fields, keys, 0)
     if not found:
         raise fields.error(keys[0], "is missing; copy it from the model's config.json")
     return found
@@ -130,7 +131,6 @@ _STATE_HEAD_DIM: Final = ("mamba_head_dim", "mamba_d_head", "ssm_head_dim")
 _STATE_GROUPS: Final = ("n_groups", "mamba_n_groups", "mamba_num_groups", "ssm_n_groups")
 _STATE_SIZE: Final = ("ssm_state_size", "mamba_d_state", "mamba_state_dim", "state_size", "d_state")
 _STATE_KERNEL: Final = ("conv_kernel", "mamba_d_conv", "mamba_conv_kernel", "d_conv", "conv_L_cache")
-"""Names of one size in different files, the most specific first."""
 
 _PATTERN: Final = "hybrid_override_pattern"
 _LETTERS: Final = {"M": LINEAR, "*": FULL, "E": "moe", "-": "mlp"}
@@ -138,53 +138,39 @@ _LETTERS: Final = {"M": LINEAR, "*": FULL, "E": "moe", "-": "mlp"}
 _STATE_WORDS: Final = ("linear", "mamba", "ssm", "recurrent", "lightning", "conv", "delta", "kda", "rwkv")
 _WIDE_WORDS: Final = ("sliding", "swa", "local", "window")
 _SHARED_LAYERS: Final = "num_kv_shared_layers"
-NO_MIXER: Final = ("mlp", "moe", "ffn", "feed_forward")
+_NO_MIXER: Final = ("mlp", "moe", "ffn", "feed_forward")
 
 _DEFAULT_LATENT_DIM: Final = 128
 _STEP_SHARE: Final = 16
 
 
-@dataclass(frozen=True)
-class _Sizes:
-    heads: int
-    kv_heads: int
-    head_dim: int
-
-
-def kinds(fields: Fields) -> tuple[str, ...]:
+def _kinds(fields: Fields) -> tuple[str, ...]:
     """Return the kind of each layer, in words of layer_types or as the file calls it."""
-    listed: tuple[str, ...] = ()
-    for key in LAYER_KINDS:
-        listed = listed or fields.strings(key)
+    listed = next((names for key in _LAYER_KINDS if (names := fields.strings(key))), ())
     pattern = fields.values.get(_PATTERN)
     if isinstance(pattern, str) and pattern and not listed:
         listed = tuple(_LETTERS.get(letter, FULL) for letter in pattern)
-    count = number(fields, LAYERS, len(listed))
+    count = _number(fields, _LAYERS, len(listed))
     if not count:
-        raise fields.error(LAYERS[0], "is missing; copy it from the model's config.json")
-    if listed:
-        # Files may name more than there are: modules for multi-token prediction come after.
-        if len(listed) < count:
-            raise fields.error(
-                next(key for key in (*LAYER_KINDS, _PATTERN) if fields.is_set(key)), f"must name {count} layers"
-            )
-        found = tuple(map(_kind, listed[:count]))
-    else:
-        found = tuple(_unlisted_kind(fields, index) for index in range(count))
-    if set(found) <= set(NO_MIXER):
-        key = next(key for key in (*LAYER_KINDS, _PATTERN) if fields.is_set(key))
+        raise fields.error(_LAYERS[0], "is missing; copy it from the model's config.json")
+    key = next((key for key in (*_LAYER_KINDS, _PATTERN) if fields.is_set(key)), _PATTERN)
+    # Files may name more than there are: modules for multi-token prediction come after.
+    if listed and len(listed) < count:
+        raise fields.error(key, f"must name {count} layers")
+    found = tuple(map(_kind, listed[:count])) or tuple(_unlisted_kind(fields, index) for index in range(count))
+    if set(found) <= set(_NO_MIXER):
         raise fields.error(key, "lists no layer with attention or a state; correct the file")
     return found
 
 
-def attention_doubts(fields: Fields, kinds: tuple[str, ...], architecture: str) -> Iterator[str]:
+def _attention_doubts(fields: Fields, kinds: tuple[str, ...], architecture: str) -> Iterator[str]:
     """Yield a warning for each KV cache saving in the file that is unusual or that vLLM does not implement."""
-    shared = number(fields, (_SHARED_LAYERS,), 0)
+    shared = _number(fields, (_SHARED_LAYERS,), 0)
     if shared and not _shares_layers(architecture):
         path = fields.path(_SHARED_LAYERS)
         yield f"{path}: {shared} is ignored, because in vLLM no layer of {architecture} shares the KV cache of another"
-    heads = next((key for key in HEADS[:-1] if fields.is_set(key)), None)
-    if heads is not None and set(kinds) <= {LINEAR, *NO_MIXER}:
+    heads = next((key for key in _HEADS[:-1] if fields.is_set(key)), None)
+    if heads is not None and set(kinds) <= {LINEAR, *_NO_MIXER}:
         yield f"in its config.json, no layer has a KV cache, but {fields.path(heads)} is set; check its layers"
 
 
@@ -201,15 +187,25 @@ def _kind(name: str) -> str:
         return CHUNKED
     if any(word in lowered for word in _STATE_WORDS):
         return LINEAR
-    return lowered if lowered in NO_MIXER else FULL
+    return lowered if lowered in _NO_MIXER else FULL
 
 
 def _unlisted_kind(fields: Fields, index: int) -> str:
-    """Return the kind of a layer by the keys with which files say it in numbers."""
-    found = _marked_kind(fields, index) or _periodic_kind(fields, index) or _windowed_kind(fields, index)
+    """Return the kind of a layer by lists of marks, by periods, or by windows."""
+    found = _marked_kind(fields, index) or _periodic_kind(fields, index)
     if found:
         return found
-    has_attention = any(fields.is_set(key) for key in HEADS[:3])
+    # Every Nth layer sees everything, or all have a window that no sequence fills.
+    every = fields.values.get("sliding_window_pattern") or fields.values.get("_sliding_window_pattern")
+    window = _number(fields, ("sliding_window",), 0)
+    if window and isinstance(every, int) and every > 1:
+        return SLIDING if (index + 1) % every else FULL
+    if window and isinstance(every, str) and every:
+        return SLIDING if every[index % len(every)] == "L" else FULL
+    if fields.values.get("use_sliding_window") is not False and window >= _number(fields, _LENGTH, MAX_TOKENS):
+        # Such a window takes a block more than none.
+        return SLIDING
+    has_attention = any(fields.is_set(key) for key in _HEADS[:3])
     return FULL if has_attention else LINEAR
 
 
@@ -226,13 +222,10 @@ def _marked_kind(fields: Fields, index: int) -> str | None:
 
 
 def _periodic_kind(fields: Fields, index: int) -> str | None:
-    """Return the kind of a layer if one in N has attention (Jamba, Qwen3-Next, Ring)."""
+    """Return the kind of a layer if every Nth has attention (Jamba, Qwen3-Next, Ring)."""
     if fields.is_set("attn_layer_period"):
-        return (
-            FULL
-            if index % fields.size("attn_layer_period") == (fields.values.get("attn_layer_offset") or 0)
-            else LINEAR
-        )
+        offset = fields.values.get("attn_layer_offset") or 0
+        return FULL if index % fields.size("attn_layer_period") == offset else LINEAR
     if fields.is_set("linear_num_value_heads") or fields.is_set("full_attention_interval"):
         return LINEAR if (index + 1) % fields.size("full_attention_interval", default=4) else FULL
     if fields.is_set("layer_group_size") and "group_norm_size" in fields.values:
@@ -240,106 +233,83 @@ def _periodic_kind(fields: Fields, index: int) -> str | None:
     return None
 
 
-def _windowed_kind(fields: Fields, index: int) -> str | None:
-    """Return the kind of a layer if every Nth sees everything, or all have a window that no sequence fills."""
-    every = fields.values.get("sliding_window_pattern") or fields.values.get("_sliding_window_pattern")
-    window = number(fields, ("sliding_window",), 0)
-    if window and isinstance(every, int) and every > 1:
-        return SLIDING if (index + 1) % every else FULL
-    if window and isinstance(every, str) and every:
-        return SLIDING if every[index % len(every)] == "L" else FULL
-    if fields.values.get("use_sliding_window") is not False and window >= number(fields, LENGTH, MAX_TOKENS):
-        # Such a window takes a block more than none.
-        return SLIDING
-    return None
-
-
-def mixers(fields: Fields, kinds: tuple[str, ...], architecture: str) -> tuple[Callable[[int], Mixer | None], int]:
+def _mixers(fields: Fields, kinds: tuple[str, ...], architecture: str) -> tuple[Callable[[int], Mixer | None], int]:
     """Return the mixer of each layer, and the width of a head's rotated part; zero for none."""
     states = _states(fields, kinds) if LINEAR in kinds else None
-    beside = _states_beside(fields, kinds)
-    if set(kinds) <= {LINEAR, *NO_MIXER}:
+    beside = None
+    if LINEAR not in kinds and fields.is_set("mamba_d_ssm"):
+        # States stand beside the attention of each layer (Falcon-H1, Hymba).
+        found = _states(fields, kinds)
+        beside = found if isinstance(found, StateSpace) else None
+    if set(kinds) <= {LINEAR, *_NO_MIXER}:
         return (lambda index: states if kinds[index] == LINEAR else None), 0
     if fields.is_set("kv_lora_rank"):
         return _latent_mixers(fields, kinds, states)
-    sizes = _attention_sizes(fields)
-    full = _attention(fields, sizes)
+    heads, kv_heads, head_dim = _attention_sizes(fields)
+    biases = ("attention_bias", "qkv_bias", "add_qkv_bias", "use_bias")
+    full = SelfAttention(
+        heads,
+        kv_heads,
+        head_dim,
+        qkv_bias=any(fields.values.get(key) is True for key in biases),
+        output_bias=fields.values.get("attention_bias") is True,
+        qk_norm=True,
+        gated=fields.values.get("attn_output_gate") is True,
+        value_head_dim=_number(fields, ("v_head_dim",), 0) or None,
+    )
     wide = replace(
         full,
-        num_kv_heads=number(fields, ("num_global_key_value_heads",), full.num_kv_heads),
-        head_dim=number(fields, ("global_head_dim",), full.head_dim),
+        num_kv_heads=_number(fields, ("num_global_key_value_heads",), kv_heads),
+        head_dim=_number(fields, ("global_head_dim",), head_dim),
     )
-    near = _windowed(fields, full) if {SLIDING, CHUNKED} & set(kinds) else {}
-    shared = number(fields, (_SHARED_LAYERS,), 0) if _shares_layers(architecture) else 0
+    by_kind: dict[str, Mixer | None] = {FULL: wide, LINEAR: states}
+    if {SLIDING, CHUNKED} & set(kinds):
+        near = replace(
+            full,
+            num_heads=_number(fields, ("swa_num_attention_heads",), heads),
+            num_kv_heads=_number(fields, ("swa_num_key_value_heads",), kv_heads),
+            head_dim=_number(fields, ("swa_head_dim",), head_dim),
+            value_head_dim=_number(fields, ("swa_v_head_dim", "v_head_dim"), 0) or None,
+        )
+        windows = ("sliding_window", "sliding_window_size", "attention_window_size", "window_size")
+        by_kind[SLIDING] = replace(near, window_tokens=_number(fields, windows, 0) or None)
+        by_kind[CHUNKED] = replace(near, chunk_tokens=_number(fields, ("attention_chunk_size",), 0) or None)
+    shared = _number(fields, (_SHARED_LAYERS,), 0) if _shares_layers(architecture) else 0
     first_borrower = first_that_borrows(fields, kinds, shared)
-    by_kind: dict[str, Mixer | None] = {FULL: wide, LINEAR: states, **near}
 
     def mixer(index: int) -> Mixer | None:
-        kind = kinds[index]
-        found = by_kind.get(kind)
+        found = by_kind.get(kinds[index])
         if isinstance(found, SelfAttention):
             if index >= first_borrower:
                 found = replace(found, borrows_cache=True)
             return ParallelMixers(found, beside) if beside is not None else found
         return found
 
-    return mixer, max(sizes.head_dim, wide.head_dim)
+    return mixer, max(head_dim, wide.head_dim)
 
 
-def _windowed(fields: Fields, full: SelfAttention) -> dict[str, Mixer | None]:
-    """Return the attention of layers with a window or a chunk."""
-    heads = number(fields, ("swa_num_attention_heads",), full.num_heads)
-    near = replace(
-        full,
-        num_heads=heads,
-        num_kv_heads=number(fields, ("swa_num_key_value_heads",), full.num_kv_heads),
-        head_dim=number(fields, ("swa_head_dim",), full.head_dim),
-        value_head_dim=number(fields, ("swa_v_head_dim", "v_head_dim"), 0) or None,
-    )
-    window = number(fields, ("sliding_window", "sliding_window_size", "attention_window_size", "window_size"), 0)
-    chunk = number(fields, ("attention_chunk_size",), 0)
-    return {
-        SLIDING: replace(near, window_tokens=window or None),
-        CHUNKED: replace(near, chunk_tokens=chunk or None),
-    }
-
-
-def _attention_sizes(fields: Fields) -> _Sizes:
-    count = required(fields, HEADS)
-    kv_heads = 1 if fields.values.get("multi_query") is True else count
-    kv_heads = number(fields, KV_HEADS, kv_heads)
+def _attention_sizes(fields: Fields) -> tuple[int, int, int]:
+    """Return query heads, key/value heads, and the width of a head."""
+    count = _required(fields, _HEADS)
+    kv_heads = _number(fields, _KV_HEADS, 1 if fields.values.get("multi_query") is True else count)
     if count % kv_heads:
-        key = next(key for key in KV_HEADS if fields.is_set(key))
+        key = next(key for key in _KV_HEADS if fields.is_set(key))
         raise fields.error(key, f"must divide the {count} attention heads")
-    return _Sizes(count, kv_heads, number(fields, HEAD_DIM, 0) or max(fields.size("hidden_size") // count, 1))
-
-
-def _attention(fields: Fields, sizes: _Sizes) -> SelfAttention:
-    biased = any(fields.values.get(key) is True for key in ("attention_bias", "qkv_bias", "add_qkv_bias", "use_bias"))
-    return SelfAttention(
-        sizes.heads,
-        sizes.kv_heads,
-        sizes.head_dim,
-        qkv_bias=biased,
-        output_bias=fields.values.get("attention_bias") is True,
-        qk_norm=True,
-        gated=fields.values.get("attn_output_gate") is True,
-        value_head_dim=number(fields, ("v_head_dim",), 0) or None,
-    )
+    return count, kv_heads, _number(fields, _HEAD_DIM, 0) or max(fields.size("hidden_size") // count, 1)
 
 
 def _latent_mixers(
     fields: Fields, kinds: tuple[str, ...], states: SingleMixer | None
 ) -> tuple[Callable[[int], Mixer | None], int]:
-    rope_dim = number(fields, ("qk_rope_head_dim",), 64)
-    sparse = number(fields, ("index_topk",), 0)
+    rope_dim = _number(fields, ("qk_rope_head_dim",), 64)
+    sparse = _number(fields, ("index_topk",), 0)
     latent = LatentAttention(
-        num_heads=required(fields, HEADS),
-        query_rank=number(fields, ("q_lora_rank",), 0) or None,
+        num_heads=_required(fields, _HEADS),
+        query_rank=_number(fields, ("q_lora_rank",), 0) or None,
         kv_rank=fields.size("kv_lora_rank"),
-        nope_head_dim=number(fields, ("qk_nope_head_dim",), _DEFAULT_LATENT_DIM),
+        nope_head_dim=_number(fields, ("qk_nope_head_dim",), _DEFAULT_LATENT_DIM),
         rope_head_dim=rope_dim,
-        value_head_dim=number(fields, ("v_head_dim",), _DEFAULT_LATENT_DIM),
+        value_head_dim=_number(fields, ("v_head_dim",), _DEFAULT_LATENT_DIM),
         sparse_tokens=sparse,
     )
     indexed = latent
@@ -349,7 +319,7 @@ def _latent_mixers(
     def mixer(index: int) -> Mixer | None:
         if kinds[index] == LINEAR:
             return states
-        if kinds[index] in NO_MIXER:
+        if kinds[index] in _NO_MIXER:
             return None
         return indexed if sparse and has_indexer(fields, index) else latent
 
@@ -360,7 +330,7 @@ def _states(fields: Fields, kinds: tuple[str, ...]) -> SingleMixer:
     """Return a layer with a state of fixed size: a delta rule, Mamba 2 or Mamba 1, or else linear attention."""
     hidden = fields.size("hidden_size")
     if fields.is_set("linear_num_value_heads"):
-        keys = number(fields, ("linear_num_key_heads",), fields.size("linear_num_value_heads"))
+        keys = _number(fields, ("linear_num_key_heads",), fields.size("linear_num_value_heads"))
         return DeltaNet(
             keys,
             fields.size("linear_num_value_heads"),
@@ -373,39 +343,31 @@ def _states(fields: Fields, kinds: tuple[str, ...]) -> SingleMixer:
     if section is not None:
         count, dim = section.size("num_heads"), section.size("head_dim")
         return DeltaNet(count, count, dim, dim, section.size("short_conv_kernel_size", default=4), FLOAT32_BYTES)
-    state, kernel = number(fields, _STATE_SIZE, 0), number(fields, _STATE_KERNEL, 4)
+    state, kernel = _number(fields, _STATE_SIZE, 0), _number(fields, _STATE_KERNEL, 4)
     if state:
         alone = () if FULL in kinds else ("num_heads",)
-        count = number(fields, (*_STATE_HEADS, *alone), 0)
-        width = number(fields, ("mamba_d_ssm", "mamba_intermediate_size"), 0)
-        width = width or number(fields, ("mamba_expand", "expand"), 2) * hidden
+        count = _number(fields, (*_STATE_HEADS, *alone), 0)
+        width = _number(fields, ("mamba_d_ssm", "mamba_intermediate_size"), 0)
+        width = width or _number(fields, ("mamba_expand", "expand"), 2) * hidden
         if count:
             alone_dim = () if FULL in kinds else ("head_dim",)
-            dim = number(fields, (*_STATE_HEAD_DIM, *alone_dim), 0) or max(width // count, 1)
+            dim = _number(fields, (*_STATE_HEAD_DIM, *alone_dim), 0) or max(width // count, 1)
             return StateSpace(
                 count,
                 dim,
-                number(fields, _STATE_GROUPS, 8 if alone else 1),
+                _number(fields, _STATE_GROUPS, 8 if alone else 1),
                 state,
                 kernel,
                 projection_bias=fields.values.get("mamba_proj_bias") is True,
                 state_element_bytes=_state_bytes(fields),
             )
-        step = number(fields, ("mamba_dt_rank", "time_step_rank"), max(hidden // _STEP_SHARE, 1))
+        step = _number(fields, ("mamba_dt_rank", "time_step_rank"), max(hidden // _STEP_SHARE, 1))
         return SelectiveScan(width, state, step, kernel)
     if fields.is_set("conv_L_cache"):
         # A short convolution keeps its columns alone.
         return SelectiveScan(fields.size("conv_dim", default=hidden), 1, 1, kernel)
-    sizes = _attention_sizes(fields)
-    return DeltaNet(sizes.heads, sizes.heads, sizes.head_dim, sizes.head_dim, kernel, FLOAT32_BYTES)
-
-
-def _states_beside(fields: Fields, kinds: tuple[str, ...]) -> StateSpace | None:
-    """Return the states that stand beside the attention of each layer (Falcon-H1, Hymba); None for none."""
-    if LINEAR in kinds or not fields.is_set("mamba_d_ssm"):
-        return None
-    states = _states(fields, kinds)
-    return states if isinstance(states, StateSpace) else None
+    heads, _, dim = _attention_sizes(fields)
+    return DeltaNet(heads, heads, dim, dim, kernel, FLOAT32_BYTES)
 
 
 def _state_bytes(fields: Fields) -> int:
@@ -428,10 +390,7 @@ _SHARED_WIDTH: Final = (
 )
 _SHARED_EXPERTS: Final = ("n_shared_experts", "num_shared_experts", "num_shared_expert", "moe_num_shared_experts")
 _DENSE_FIRST: Final = (
-    "first_k_dense_replace",
-    "num_dense_layers",
-    "moe_layer_start_index",
-    "moe_first_k_dense_replace",
+    *("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index", "moe_first_k_dense_replace"),
     "dense_mlp_idx",
 )
 """Names of one size in different files, the most specific first."""
@@ -443,42 +402,43 @@ _NO_GATE: Final = ("relu2", "gelu_new", "gelu_fast", "squared_relu")
 _WIDENS: Final = 4
 
 
-def feed_forwards(fields: Fields, kinds: tuple[str, ...]) -> Callable[[int], FeedForward | None]:
-    """Return the second half of each layer."""
+def _feed_forwards(fields: Fields, kinds: tuple[str, ...]) -> Callable[[int], FeedForward | None]:
     gated = not any(
         fields.values.get(key) in _NO_GATE for key in ("hidden_act", "mlp_hidden_act", "activation_function")
     )
-    width = number(fields, _INNER_WIDTH, 0)
+    width = _number(fields, _INNER_WIDTH, 0)
     dense = DenseMlp(width or _WIDENS * fields.size("hidden_size"), gated=gated)
     experts = _experts(fields, gated=gated)
-    apart = bool(set(kinds) & set(NO_MIXER))
-    has_experts = _where_experts(fields, len(kinds))
+    apart = bool(set(kinds) & set(_NO_MIXER))
+    has_experts = _named_experts(fields)
+    # A file that names experts and no layer for them is wrong: experts in all layers take most memory.
+    everywhere = not _has_some(has_experts, len(kinds))
 
     def feed_forward(index: int) -> FeedForward | None:
         kind = kinds[index]
         if apart:
-            return (experts if kind == "moe" and experts else dense) if kind in NO_MIXER else None
+            return (experts if kind == "moe" and experts else dense) if kind in _NO_MIXER else None
         if not width and experts is None and kinds[index] == LINEAR:
             # Mamba alone has no feed-forward layer.
             return None
-        return experts if experts is not None and has_experts(index) else dense
+        return experts if experts is not None and (everywhere or has_experts(index)) else dense
 
     return feed_forward
 
 
 def _experts(fields: Fields, *, gated: bool) -> Experts | None:
-    count = number(fields, EXPERTS, 0)
+    count = _number(fields, _EXPERTS, 0)
     if count <= 1:
         return None
-    width = required(fields, _EXPERT_WIDTH)
-    shared = number(fields, _SHARED_WIDTH, 0)
-    times = number(fields, _SHARED_EXPERTS, 0)
+    width = _required(fields, _EXPERT_WIDTH)
+    shared = _number(fields, _SHARED_WIDTH, 0)
+    times = _number(fields, _SHARED_EXPERTS, 0)
     if shared and times:
         shared *= times
-    latent = number(fields, ("moe_latent_size", "routed_expert_hidden_size"), 0)
+    latent = _number(fields, ("moe_latent_size", "routed_expert_hidden_size"), 0)
     return Experts(
         count,
-        min(number(fields, EXPERTS_A_TOKEN, 1), count),
+        min(_number(fields, _EXPERTS_A_TOKEN, 1), count),
         width,
         score_bias_bytes=FLOAT32_BYTES,
         shared_intermediate_size=shared or times * width,
@@ -487,10 +447,10 @@ def _experts(fields: Fields, *, gated: bool) -> Experts | None:
     )
 
 
-def expert_doubts(fields: Fields, kinds: tuple[str, ...]) -> Iterator[str]:
+def _expert_doubts(fields: Fields, kinds: tuple[str, ...]) -> Iterator[str]:
     """Yield a warning for each key that puts experts into layers that the model does not have."""
-    count = number(fields, EXPERTS, 0)
-    if count <= 1 or set(kinds) & set(NO_MIXER):
+    count = _number(fields, _EXPERTS, 0)
+    if count <= 1 or set(kinds) & set(_NO_MIXER):
         return
     if not _has_some(_named_experts(fields), len(kinds)):
         yield f"its config.json has {count} experts but no layer for them; the plan counts experts in all layers"
@@ -499,17 +459,8 @@ def expert_doubts(fields: Fields, kinds: tuple[str, ...]) -> Iterator[str]:
             yield f"{fields.path(key)} lists layer {beyond[0]}, but the last layer is {len(kinds) - 1}; check both"
 
 
-def _where_experts(fields: Fields, layers: int) -> Callable[[int], bool]:
-    """Return which layers have experts; all others are dense.
-
-    A file that names experts and no layer for them is wrong: with experts in all layers the model takes most memory.
-    """
-    has_experts = _named_experts(fields)
-    return has_experts if _has_some(has_experts, layers) else lambda _: True
-
-
 def _has_some(has_experts: Callable[[int], bool], layers: int) -> bool:
-    return any(has_experts(index) for index in range(layers))
+    return any(map(has_experts, range(layers)))
 
 
 def _places(fields: Fields, key: str) -> list[int]:
@@ -518,17 +469,16 @@ def _places(fields: Fields, key: str) -> list[int]:
 
 
 def _named_experts(fields: Fields) -> Callable[[int], bool]:
-    """Return which layers have experts by the keys with which files say it."""
+    """Return a test whether a layer has experts, by the keys of different files."""
     values = fields.values
-    first = number(fields, _DENSE_FIRST, 0)
+    first = _number(fields, _DENSE_FIRST, 0)
     marks = values.get("moe_layer_freq")
     dense_only = values.get("mlp_only_layers")
     named = next((key for key in _EXPERT_LAYERS if values.get(key)), None)
     places = set() if named is None else set(_places(fields, named))
-    step = 1
-    for key in ("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval", "expert_layer_period"):
-        step = max(step, number(fields, (key,), 1))
-    offset = number(fields, ("expert_layer_offset",), -1)
+    steps = ("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval", "expert_layer_period")
+    step = max(_number(fields, (key,), 1) for key in steps)
+    offset = _number(fields, ("expert_layer_offset",), -1)
 
     def has_experts(index: int) -> bool:
         if places:
@@ -560,13 +510,13 @@ _TOWER_PROJECTIONS: Final = 3
 
 _PREDICTS: Final = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers", "num_mtp_modules")
 _MORE_IN_FILES_PERCENT: Final = 5
-"""By how much files may exceed what a config.json describes before the plan counts the files."""
+"""Excess of the files over their config.json above which the plan counts the files."""
 
 MORE_IN_FILES: Final = "weights"
-"""Why a model of a known class is estimated: what `ModelGeometry.estimated_because` says of `as_in_files`."""
+"""Value of `ModelGeometry.estimated_because` for a model of a known class that `as_in_files` estimates."""
 
 SCALE_TOLERANCE_PERCENT: Final = 25
-"""How far the layers in the files may be from those that a config.json describes before a plan warns.
+"""Difference between the layers in the files and those of a config.json above which a plan warns.
 
 By config.json alone, `estimated_geometry` finds the layers of the 301 exact models of the catalogue within 3 % for 299,
 and within 7 % for 300.
@@ -597,10 +547,10 @@ def estimated_geometry(
     GeometryError
         If a size is missing, of the wrong type, out of range, or contradicts another.
     """
-    text, doubts = settled(_language_model(fields), _levels(fields))
+    text, doubts = _settled(_language_model(fields), _levels(fields))
     model = _decoder(text, architecture, stored, doubts)
     model = replace(model, tower=tower or _tower(fields, stored, model.dtype_bytes))
-    count = number(text, _PREDICTS, 0)
+    count = _number(text, _PREDICTS, 0)
     if count and model.layers:
         block = model.layers[-1] if model.checkpoint is None else in_16_bits_for_prediction(model.layers[-1], text)
         model = replace(model, mtp_layers=count, mtp_block=(block,))
@@ -632,7 +582,7 @@ def estimated_head(
     fields: Fields, architecture: str, method: str, because: UnmodelledError, stored: StoredWeights | None
 ) -> ModelGeometry:
     """Return the geometry of a draft head that sizing does not implement; parameters and errors as above."""
-    text, doubts = settled(_language_model(fields), _levels(fields))
+    text, doubts = _settled(_language_model(fields), _levels(fields))
     model = _decoder(text, architecture, stored, doubts)
     model = replace(model, head=_head_parts(text, model, method, stored))
     if method == Method.EAGLE3 and model.layers:
@@ -660,31 +610,28 @@ def _language_model(fields: Fields) -> Fields:
 
 
 def _decoder(fields: Fields, architecture: str, stored: StoredWeights | None, doubts: tuple[str, ...]) -> ModelGeometry:
-    of_layers = kinds(fields)
-    hidden = required(fields, WIDTH)
+    of_layers = _kinds(fields)
+    hidden = _required(fields, _WIDTH)
     checkpoint, fields = _checkpoint(fields)
-    tied = fields.flag("tie_word_embeddings") or (stored is not None and not stored.output_head)
     found = {
         "hidden_size": hidden,
         "num_hidden_layers": len(of_layers),
-        "vocab_size": required(fields, VOCABULARY),
-        "max_position_embeddings": number(fields, LENGTH, MAX_TOKENS),
-        "tie_word_embeddings": tied,
+        "vocab_size": _required(fields, _VOCABULARY),
+        "max_position_embeddings": _number(fields, _LENGTH, MAX_TOKENS),
+        "tie_word_embeddings": fields.flag("tie_word_embeddings") or (stored is not None and not stored.output_head),
         "dtype": "bfloat16",
     }
     fields = fields.having({**fields.values, **found})
-    mixer, rope_dim = mixers(fields, of_layers, architecture)
-    feed_forward = feed_forwards(fields, of_layers)
-    decoder = Decoder(
-        mixer,
-        feed_forward,
-        _ropes(fields, rope_dim),
-        norms=_NORMS,
-        tables_on_every_stage=True,
-        norm_on_every_stage=True,
-    )
+    mixer, rope_dim = _mixers(fields, of_layers, architecture)
+    feed_forward = _feed_forwards(fields, of_layers)
+    ropes: tuple[RopeTable, ...] = ()
+    if rope_dim and found["max_position_embeddings"] != MAX_TOKENS:
+        # Its table is small, and covered by the margin.
+        with suppress(GeometryError):
+            ropes = (model_rope(fields, rope_dim),)
+    decoder = Decoder(mixer, feed_forward, ropes, tables_on_every_stage=True, norm_on_every_stage=True)
     model = assemble(fields, architecture, decoder)
-    doubts = (*doubts, *attention_doubts(fields, of_layers, architecture), *expert_doubts(fields, of_layers))
+    doubts = (*doubts, *_attention_doubts(fields, of_layers, architecture), *_expert_doubts(fields, of_layers))
     stored_as = _with_experts(model.checkpoint if checkpoint is None else checkpoint, fields, architecture)
     return replace(model, checkpoint=stored_as, doubts=doubts)
 
@@ -703,29 +650,23 @@ def _with_experts(checkpoint: WeightFormat | None, fields: Fields, architecture:
 
 
 def _checkpoint(fields: Fields) -> tuple[WeightFormat | None, Fields]:
-    """Return the format of a checkpoint that sizing does not implement, and the fields without it."""
+    """Return the format of a checkpoint that sizing does not implement, and the fields without it.
+
+    It is that of most weights, by the words and bits that a quantization_config names.
+    """
     try:
         read_checkpoint(fields.having({"num_hidden_layers": 1, **fields.values}))
     except UnmodelledError:
-        section = fields.values.get("quantization_config") or fields.values.get("compression_config")
-        rest = {
-            key: value
-            for key, value in fields.values.items()
-            if key not in ("quantization_config", "compression_config")
-        }
-        return _guessed_format(section), fields.having(rest)
+        keys = ("quantization_config", "compression_config")
+        section = fields.values.get(keys[0]) or fields.values.get(keys[1])
+        words = str(section).lower()
+        bits = [str(value) for key, value in _leaves(section) if key in ("bits", "num_bits", "w_bit", "weight_bits")]
+        by_word = {"nvfp4": Precision.NVFP4, "mxfp4": Precision.MXFP4, "fp8": Precision.FP8, "nf4": Precision.INT4}
+        of_bits = Precision.INT4 if "4" in bits or "load_in_4bit': true" in words else Precision.FP8
+        precision = next((each for word, each in by_word.items() if word in words), of_bits)
+        rest = {key: value for key, value in fields.values.items() if key not in keys}
+        return DEFAULT_FORMATS[precision], fields.having(rest)
     return None, fields
-
-
-def _guessed_format(section: object) -> WeightFormat:
-    """Return the format of most weights by the words and bits that a quantization_config names."""
-    words = str(section).lower()
-    bits = [str(value) for key, value in _leaves(section) if key in ("bits", "num_bits", "w_bit", "weight_bits")]
-    by_word = {"nvfp4": Precision.NVFP4, "mxfp4": Precision.MXFP4, "fp8": Precision.FP8, "nf4": Precision.INT4}
-    precision = next((each for word, each in by_word.items() if word in words), None)
-    if precision is None:
-        precision = Precision.INT4 if "4" in bits or "load_in_4bit': true" in words else Precision.FP8
-    return DEFAULT_FORMATS[precision]
 
 
 def _leaves(value: object, key: str = "") -> Iterable[tuple[str, object]]:
@@ -736,16 +677,6 @@ def _leaves(value: object, key: str = "") -> Iterable[tuple[str, object]]:
         yield key, value
 
 
-def _ropes(fields: Fields, head_dim: int) -> tuple[RopeTable, ...]:
-    if not head_dim or fields.size("max_position_embeddings") == MAX_TOKENS:
-        return ()
-    try:
-        return (model_rope(fields, head_dim),)
-    except GeometryError:
-        # Its table is small, and covered by the margin.
-        return ()
-
-
 def _tower(fields: Fields, stored: StoredWeights | None, dtype_bytes: int) -> Tower:
     """Return the encoders: their bytes in the files, or else by the sizes of their sections.
 
@@ -754,9 +685,9 @@ def _tower(fields: Fields, stored: StoredWeights | None, dtype_bytes: int) -> To
     elements = 0
     sections = list(_encoder_sections(fields))
     for _, section in sections:
-        width = number(section, _TOWER_WIDTH, 0)
-        inner = number(section, _TOWER_INNER, _TOWER_WIDENS * width)
-        elements += number(section, _TOWER_LAYERS, 0) * width * (_TOWER_WIDENS * width + _TOWER_PROJECTIONS * inner)
+        width = _number(section, _TOWER_WIDTH, 0)
+        inner = _number(section, _TOWER_INNER, _TOWER_WIDENS * width)
+        elements += _number(section, _TOWER_LAYERS, 0) * width * (_TOWER_WIDENS * width + _TOWER_PROJECTIONS * inner)
     if stored is not None and stored.bytes_by_part:
         elements = stored.encoder_bytes // dtype_bytes
     return Tower(split_elements=elements, unknown_items=True) if elements or sections else Tower()
@@ -782,20 +713,27 @@ def _object(fields: Fields, key: str) -> Fields | None:
 
 
 def _head_parts(fields: Fields, model: ModelGeometry, method: str, stored: StoredWeights | None) -> HeadParts:
-    """Return what a head of a method holds beside its layers; an output head that its files lack is the target's."""
+    """Return the parts of a head beside its layers; an output head that its files lack is the target's."""
     size = model.hidden_size
-    width = number(fields, ("target_hidden_size",), size)
-    rows = number(fields, ("draft_vocab_size",), model.vocab_size)
+    width = _number(fields, ("target_hidden_size",), size)
+    rows = _number(fields, ("draft_vocab_size",), model.vocab_size)
     no_output = stored is not None and not stored.output_head
-    joins = method in (Method.EAGLE3, Method.DFLASH, Method.DSPARK)
-    states = _joined(fields, method) if joins else 0
     blocks = method in (Method.DFLASH, Method.DSPARK)
+    joins = blocks or method == Method.EAGLE3
+    states = 0
+    if joins:
+        sections = (fields, *(_object(fields, key) for key in ("eagle_config", "dflash_config")))
+        keys = ("eagle_aux_hidden_state_layer_ids", "target_layer_ids")
+        lists = (section.values.get(key) for section in sections if section for key in keys)
+        ids = next((each for each in lists if isinstance(each, list) and each), None)
+        states = _AUXILIARY_STATES if ids is None else len(ids)
+        if ids is None and blocks:
+            states = fields.size("num_hidden_layers", default=_AUXILIARY_STATES)
     mapped = rows * TOKEN_ID_BYTES if rows != model.vocab_size else 0
-    shares_output = method in (Method.EAGLE, Method.MTP) or blocks or no_output
     return HeadParts(
         output_rows=rows,
         shares_embedding=width == size,
-        shares_output=shares_output,
+        shares_output=method in (Method.EAGLE, Method.MTP) or blocks or no_output,
         whole_elements=(states * width if joins else 2 * size) * size + _NORMS * size,
         whole_bytes=mapped,
         token_map_bytes=mapped,
@@ -803,15 +741,6 @@ def _head_parts(fields: Fields, model: ModelGeometry, method: str, stored: Store
         copies_keys_and_values=blocks,
         reads_width=width,
     )
-
-
-def _joined(fields: Fields, method: str) -> int:
-    for section in (fields, *(found for key in ("eagle_config", "dflash_config") if (found := _object(fields, key)))):
-        for key in ("eagle_aux_hidden_state_layer_ids", "target_layer_ids"):
-            ids = section.values.get(key)
-            if isinstance(ids, list) and ids:
-                return len(ids)
-    return _AUXILIARY_STATES if method == Method.EAGLE3 else fields.size("num_hidden_layers", default=_AUXILIARY_STATES)
 
 
 def _scaled(model: ModelGeometry, stored: StoredWeights | None) -> ModelGeometry:
@@ -828,10 +757,8 @@ def _scaled(model: ModelGeometry, stored: StoredWeights | None) -> ModelGeometry
         by_vocabulary = next((int(size) for part, size in parts.items() if part.startswith("embedding")), 0)
         tables = min(tables * loaded // stored.total_bytes, by_vocabulary)
     else:
-        count = (
-            1 if model.head is None else int(model.head.embeds and not model.head.shares_embedding)
-        ) + stored.output_head
-        tables = count * model.vocab_size * model.hidden_size * model.dtype_bytes
+        embeds = model.head is None or (model.head.embeds and not model.head.shares_embedding)
+        tables = (embeds + stored.output_head) * model.vocab_size * model.hidden_size * model.dtype_bytes
     beside = parts["encoder"] + parts.get("joining layers", 0)
     unused = stored.unused_bytes * loaded // stored.total_bytes
     in_files = loaded - tables - beside - unused

@@ -16,7 +16,6 @@ from specdecode_operator.sizing.families.decoder import (
     Decoder,
     assemble,
     attention,
-    heads,
     layer_types,
     mlp,
     model_rope,
@@ -34,29 +33,27 @@ from specdecode_operator.sizing.geometry import (
     ParallelMixers,
     SelectiveScan,
     StateSpace,
-    Tower,
 )
 from specdecode_operator.sizing.quantization import read_checkpoint
 
 _FULL_EVERY: Final = 4
-"""One layer in so many has full attention where the file says nothing (full_attention_interval)."""
-
+"""Default of full_attention_interval: every Nth layer has full attention."""
 
 _STATE_TYPES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
-def qwen_hybrid(fields: Fields, architecture: str, tower: Tower | None = None) -> ModelGeometry:
+def qwen_hybrid(fields: Fields, architecture: str) -> ModelGeometry:
     """Three layers of gated delta rule, then one of gated attention."""
     newer = architecture.startswith("Qwen3_5")
-    sizes = heads(fields)
-    mixer = attention(sizes, qkv_bias=fields.flag("attention_bias"), qk_norm=True, gated=True)
+    mixer = attention(fields, qkv_bias=fields.flag("attention_bias"), qk_norm=True, gated=True)
     linear = DeltaNet(
         num_key_heads=fields.size("linear_num_key_heads"),
         num_value_heads=fields.size("linear_num_value_heads"),
         key_head_dim=fields.size("linear_key_head_dim"),
         value_head_dim=fields.size("linear_value_head_dim"),
         conv_kernel=fields.size("linear_conv_kernel_dim"),
-        state_element_bytes=_state_element_bytes(fields),
+        # vLLM, models/config.py, Qwen3_5ForConditionalGenerationConfig.
+        state_element_bytes=_state_type(fields, "mamba_ssm_dtype"),
     )
     every = fields.size("full_attention_interval", default=_FULL_EVERY)
     kinds = layer_types(fields, lambda index: LINEAR if (index + 1) % every else FULL)
@@ -64,19 +61,18 @@ def qwen_hybrid(fields: Fields, architecture: str, tower: Tower | None = None) -
     decoder = Decoder(
         lambda index: linear if kinds[index] == LINEAR else mixer,
         lambda index: mlp(fields) if experts is None else qwen_feed_forward(fields, experts, index),
-        (model_rope(fields, sizes.dim, follows_tokens=True),),
-        tower=tower or Tower(),
+        (model_rope(fields, mixer.head_dim, follows_tokens=True),),
         tables_on_every_stage=not newer,
         embedding_on_every_stage=newer,
     )
     return assemble(fields, architecture, decoder)
 
 
-def _state_element_bytes(fields: Fields) -> int | None:
-    """Return the bytes of a number in the state (vLLM, models/config.py, Qwen3_5ForConditionalGenerationConfig)."""
-    name = fields.text("mamba_ssm_dtype", default="")
+def _state_type(fields: Fields, key: str, default: str = "") -> int | None:
+    """Return the bytes of a number in the state; None if the file does not say."""
+    name = fields.text(key, default=default)
     if name and name not in _STATE_TYPES:
-        raise fields.error("mamba_ssm_dtype", f"must be one of {', '.join(_STATE_TYPES)}")
+        raise fields.error(key, f"must be one of {', '.join(_STATE_TYPES)}")
     return _STATE_TYPES.get(name)
 
 
@@ -87,11 +83,10 @@ _NEMOTRON_LETTERS: Final = {"M": LINEAR, "*": FULL, "E": _EXPERTS, "-": _DENSE}
 """Letters of hybrid_override_pattern (transformers, NemotronHConfig, _pattern_to_list)."""
 
 _OLD_NAMES: Final = {"mamba": LINEAR, "attention": FULL}
-"""What files of before transformers 5 call these layers."""
+"""Names of these layers in files of before transformers 5."""
 
 _NEMOTRON_DEFAULTS: Final = {"head_dim": 128, "mamba_ssm_cache_dtype": "float32", "n_shared_experts": 1}
-"""What NemotronHConfig of transformers, and NemotronHForCausalLMConfig of vLLM, fill in."""
-
+"""Defaults of transformers' NemotronHConfig and of vLLM's NemotronHForCausalLMConfig."""
 
 _JAMBA_DEFAULTS: Final = {
     "num_experts": 16,
@@ -103,13 +98,13 @@ _JAMBA_DEFAULTS: Final = {
     "mamba_expand": 2,
     "max_position_embeddings": 262_144,
 }
-"""What JambaConfig of transformers fills in."""
+"""Defaults of transformers' JambaConfig."""
 
 _JAMBA_STEP_SHARE: Final = 16
 """mamba_dt_rank "auto" is the hidden size over it."""
 
 
-def nemotron_h(fields: Fields, architecture: str, tower: Tower | None = None) -> ModelGeometry:
+def nemotron_h(fields: Fields, architecture: str) -> ModelGeometry:
     """Nemotron-H and Nemotron 3: each layer is Mamba 2, attention, a feed-forward layer or experts, and one norm.
 
     vLLM, nemotron_h.py: no gates, no rotary positions, an output head of its own even where the file ties it.
@@ -120,8 +115,18 @@ def nemotron_h(fields: Fields, architecture: str, tower: Tower | None = None) ->
     found = {"num_hidden_layers": len(kinds), "tie_word_embeddings": False}
     fields = with_defaults(fields.having({**fields.values, **found}), _NEMOTRON_DEFAULTS)
     window = fields.size("sliding_window") if fields.is_set("sliding_window") else None
-    attends = attention(heads(fields), window_tokens=window)
-    mixers: dict[str, Mixer] = {LINEAR: _nemotron_states(fields), FULL: attends}
+    attends = attention(fields, window_tokens=window)
+    states = StateSpace(
+        num_heads=fields.size("mamba_num_heads"),
+        head_dim=fields.size("mamba_head_dim"),
+        num_groups=fields.size("n_groups"),
+        state_size=fields.size("ssm_state_size"),
+        conv_kernel=fields.size("conv_kernel", default=4),
+        conv_bias=fields.flag("use_conv_bias", default=True),
+        projection_bias=fields.flag("use_bias"),
+        state_element_bytes=_state_type(fields, "mamba_ssm_cache_dtype", default="float32"),
+    )
+    mixers: dict[str, Mixer] = {LINEAR: states, FULL: attends}
     others: dict[str, FeedForward] = {}
     if _DENSE in kinds:
         others[_DENSE] = DenseMlp(fields.size("intermediate_size"), fields.flag("mlp_bias"), gated=False)
@@ -132,7 +137,6 @@ def nemotron_h(fields: Fields, architecture: str, tower: Tower | None = None) ->
         lambda index: others.get(kinds[index]),
         (),
         norms=1,
-        tower=tower or Tower(),
         tables_on_every_stage=True,
         norm_on_every_stage=True,
     )
@@ -143,16 +147,11 @@ def nemotron_h(fields: Fields, architecture: str, tower: Tower | None = None) ->
     if not set(predicts) <= {FULL, _EXPERTS}:
         raise fields.error("mtp_layers_block_type", f"sizing knows {FULL} and {_EXPERTS} here, and so does the engine")
     stored = read_checkpoint(fields)
-    block = tuple(
-        Layer(
-            mixers.get(kind),
-            others.get(kind),
-            norms=1,
-            unquantized=stored.unquantized_prediction_modules(model.num_layers, index),
-        )
-        for index, kind in enumerate(predicts)
-    )
-    return replace(model, mtp_block=block)
+    block = []
+    for index, kind in enumerate(predicts):
+        unquantized = stored.unquantized_prediction_modules(model.num_layers, index)
+        block.append(Layer(mixers.get(kind), others.get(kind), norms=1, unquantized=unquantized))
+    return replace(model, mtp_block=tuple(block))
 
 
 def _kinds(fields: Fields, list_key: str, pattern_key: str) -> tuple[str, ...]:
@@ -175,22 +174,6 @@ def _known(key: str, given: Sequence[str], fields: Fields, kinds: Sequence[str])
     return named
 
 
-def _nemotron_states(fields: Fields) -> StateSpace:
-    state_type = fields.text("mamba_ssm_cache_dtype", default="float32")
-    if state_type not in _STATE_TYPES:
-        raise fields.error("mamba_ssm_cache_dtype", f"must be one of {', '.join(_STATE_TYPES)}")
-    return StateSpace(
-        num_heads=fields.size("mamba_num_heads"),
-        head_dim=fields.size("mamba_head_dim"),
-        num_groups=fields.size("n_groups"),
-        state_size=fields.size("ssm_state_size"),
-        conv_kernel=fields.size("conv_kernel", default=4),
-        conv_bias=fields.flag("use_conv_bias", default=True),
-        projection_bias=fields.flag("use_bias"),
-        state_element_bytes=_STATE_TYPES[state_type],
-    )
-
-
 def _nemotron_experts(fields: Fields) -> Experts:
     # Zero shared experts are a value that a size may not have.
     shared = 0
@@ -208,24 +191,22 @@ def _nemotron_experts(fields: Fields) -> Experts:
     )
 
 
-def granite_hybrid(fields: Fields, architecture: str, tower: Tower | None = None) -> ModelGeometry:
+def granite_hybrid(fields: Fields, architecture: str) -> ModelGeometry:
     """Granite 4.0: Mamba 2 or attention, then experts beside a feed-forward layer that every token visits."""
     count = fields.size("num_hidden_layers")
     given = fields.strings("layer_types") or fields.strings("layers_block_type") or (LINEAR,) * count
     kinds = _known("layer_types", given, fields, (LINEAR, FULL))
     if len(kinds) != count:
         raise fields.error("layer_types", f"must name one type a layer, {count} in all")
-    sizes = heads(fields, default_kv=True)
     bias = fields.flag("attention_bias")
-    attends = attention(sizes, qkv_bias=bias, output_bias=bias)
+    attends = attention(fields, default_kv=True, qkv_bias=bias, output_bias=bias)
     states = _mamba2(fields, fields.size("mamba_expand", default=2) * fields.size("hidden_size"))
     feed_forward = _granite_feed_forward(fields)
     rotates = fields.text("position_embedding_type", default="") == "rope"
     decoder = Decoder(
         lambda index: states if kinds[index] == LINEAR else attends,
         lambda _: feed_forward,
-        (model_rope(fields, sizes.dim),) if rotates and FULL in kinds else (),
-        tower=tower or Tower(),
+        (model_rope(fields, attends.head_dim),) if rotates and FULL in kinds else (),
         tables_on_every_stage=True,
         norm_on_every_stage=True,
     )
@@ -247,21 +228,16 @@ def _granite_feed_forward(fields: Fields) -> FeedForward | None:
     )
 
 
-def falcon_h1(fields: Fields, architecture: str, tower: Tower | None = None) -> ModelGeometry:
+def falcon_h1(fields: Fields, architecture: str) -> ModelGeometry:
     """Falcon-H1: attention and Mamba 2 side by side in every layer."""
-    sizes = heads(fields, default_kv=True)
+    attends = attention(fields, default_kv=True)
     # Null means that the width follows from mamba_expand (vLLM, falcon_h1.py).
     expanded = fields.size("mamba_expand", default=2) * fields.size("hidden_size")
     width = fields.size("mamba_d_ssm", default=expanded)
     states = _mamba2(fields, width, output_norm=fields.flag("mamba_rms_norm"))
-    mixer = ParallelMixers(attention(sizes), states)
-    decoder = Decoder(
-        lambda _: mixer,
-        lambda _: mlp(fields),
-        (model_rope(fields, sizes.dim),),
-        tower=tower or Tower(),
-    )
-    return assemble(fields, architecture, decoder)
+    mixer = ParallelMixers(attends, states)
+    rope = model_rope(fields, attends.head_dim)
+    return assemble(fields, architecture, Decoder(lambda _: mixer, lambda _: mlp(fields), (rope,)))
 
 
 def _mamba2(fields: Fields, width: int, *, output_norm: bool = True) -> StateSpace:
@@ -282,7 +258,7 @@ def _mamba2(fields: Fields, width: int, *, output_norm: bool = True) -> StateSpa
     )
 
 
-def mamba2(fields: Fields, architecture: str, tower: Tower | None = None) -> ModelGeometry:
+def mamba2(fields: Fields, architecture: str) -> ModelGeometry:
     """Mamba 2 alone: no attention, no feed-forward layers, one norm a layer."""
     # Files state no longest sequence, since nothing limits it.
     fields = with_defaults(fields, {"max_position_embeddings": MAX_TOKENS})
@@ -300,14 +276,13 @@ def mamba2(fields: Fields, architecture: str, tower: Tower | None = None) -> Mod
         lambda _: None,
         (),
         norms=1,
-        tower=tower or Tower(),
         tables_on_every_stage=True,
         norm_on_every_stage=True,
     )
     return assemble(fields, architecture, decoder)
 
 
-def jamba(fields: Fields, architecture: str, tower: Tower | None = None) -> ModelGeometry:
+def jamba(fields: Fields, architecture: str) -> ModelGeometry:
     """Jamba: Mamba 1 with attention in every eighth layer, experts in every other; no rotary positions."""
     # The engine's class has an output head of its own even where the file ties it (vLLM, jamba.py).
     fields = with_defaults(fields.having({**fields.values, "tie_word_embeddings": False}), _JAMBA_DEFAULTS)
@@ -321,7 +296,7 @@ def jamba(fields: Fields, architecture: str, tower: Tower | None = None) -> Mode
         conv_bias=fields.flag("mamba_conv_bias", default=True),
         projection_bias=fields.flag("mamba_proj_bias"),
     )
-    attends = attention(heads(fields, default_kv=True))
+    attends = attention(fields, default_kv=True)
     width, count = fields.size("intermediate_size"), fields.size("num_experts")
     experts = Experts(count, fields.size("num_experts_per_tok"), width) if count > 1 else DenseMlp(width)
     has_experts, has_attention = _every(fields, "expert_layer", first=1), _every(fields, "attn_layer", first=4)
@@ -329,7 +304,6 @@ def jamba(fields: Fields, architecture: str, tower: Tower | None = None) -> Mode
         lambda index: attends if has_attention(index) else scan,
         lambda index: experts if has_experts(index) else DenseMlp(width),
         (),
-        tower=tower or Tower(),
         tables_on_every_stage=True,
         norm_on_every_stage=True,
     )
@@ -337,7 +311,7 @@ def jamba(fields: Fields, architecture: str, tower: Tower | None = None) -> Mode
 
 
 def _every(fields: Fields, key: str, first: int) -> Callable[[int], bool]:
-    """Return which layers are those of every so many, from an offset on that may be zero."""
+    """Return whether a layer is one of every N, counted from an offset that may be zero."""
     period = fields.size(f"{key}_period")
     given = fields.values.get(f"{key}_offset", first)
     offset = 0 if given == 0 else fields.size(f"{key}_offset", default=first)

@@ -17,62 +17,76 @@ from specdecode_operator.sizing.families.decoder import (
     assemble,
     attention,
     deepseek,
-    heads,
     layer_types,
     mlp,
     model_rope,
+    number_or_zero,
     with_defaults,
 )
-from specdecode_operator.sizing.geometry import (
-    DenseMlp,
-    Experts,
-    FeedForward,
-    Layer,
-    ModelGeometry,
-    SelfAttention,
-    Tower,
-)
+from specdecode_operator.sizing.geometry import DenseMlp, Experts, FeedForward, ModelGeometry, SelfAttention
 
 _LLAMA4_DEFAULTS: Final = {"attention_chunk_size": 8192, "interleave_moe_layer_step": 1, "head_dim": 128}
-"""What Llama4TextConfig of transformers fills in."""
+"""Defaults of transformers' Llama4TextConfig."""
 
 _LLAMA4_FULL_EVERY: Final = 4
-"""One layer in so many sees everything (no_rope_layer_interval)."""
+"""Every Nth layer has full attention (no_rope_layer_interval)."""
 
 
-def mixtral(fields: Fields, architecture: str, tower: Tower | None = None) -> ModelGeometry:
+def mixtral(fields: Fields, architecture: str) -> ModelGeometry:
     """Mixtral: eight experts in every layer."""
-    sizes = heads(fields)
     window = fields.size("sliding_window") if fields.is_set("sliding_window") else None
-    mixer = attention(sizes, window_tokens=window)
-    experts = Experts(
-        fields.size("num_local_experts"), fields.size("num_experts_per_tok"), fields.size("intermediate_size")
-    )
-    rope = model_rope(fields, sizes.dim)
-    decoder = Decoder(
-        lambda _: mixer,
-        lambda _: experts,
-        (rope,),
-        tower=tower or Tower(),
-        tables_on_every_stage=True,
-        norm_on_every_stage=True,
-    )
-    return assemble(fields, architecture, decoder)
+    model = _equal_layers(fields, architecture, attention(fields, window_tokens=window), _experts(fields))
+    return replace(model, tables_on_every_stage=True, norm_on_every_stage=True)
 
 
-def qwen_moe(fields: Fields, architecture: str, tower: Tower | None = None) -> ModelGeometry:
+def olmoe(fields: Fields, architecture: str) -> ModelGeometry:
+    """OLMoE: queries and keys normed over all heads (vLLM, olmoe.py)."""
+    mixer = attention(fields, norm_over_heads=True, whole_norms=True)
+    model = _equal_layers(fields, architecture, mixer, _experts(fields, "num_experts"))
+    return replace(model, tables_on_every_stage=True, norm_on_every_stage=True)
+
+
+def granite_moe(fields: Fields, architecture: str) -> ModelGeometry:
+    """Granite 3, mixtures: experts in every layer (vLLM, granitemoe.py)."""
+    bias = fields.flag("attention_bias")
+    shared = fields.size("shared_intermediate_size") if "Shared" in architecture else 0
+    experts = _experts(fields, shared_intermediate_size=shared)
+    mixer = attention(fields, qkv_bias=bias, output_bias=bias)
+    return replace(_equal_layers(fields, architecture, mixer, experts), norm_on_every_stage=True)
+
+
+def minimax_m2(fields: Fields, architecture: str) -> ModelGeometry:
+    """MiniMax M2: norms over all heads, a router in float32 (vLLM, minimax_m2.py; its MTP layers are not served)."""
+    mixer = attention(fields, qkv_bias=fields.flag("attention_bias"), norm_over_heads=True)
+    bias_bytes = FLOAT32_BYTES if fields.flag("use_routing_bias") else 0
+    experts = _experts(fields, score_bias_bytes=bias_bytes, router_in_float32=True)
+    partial = fields.size("rotary_dim", default=mixer.head_dim) / mixer.head_dim
+    return _equal_layers(with_defaults(fields, {"partial_rotary_factor": partial}), architecture, mixer, experts)
+
+
+def _equal_layers(fields: Fields, architecture: str, mixer: SelfAttention, experts: Experts) -> ModelGeometry:
+    rope = model_rope(fields, mixer.head_dim)
+    return assemble(fields, architecture, Decoder(lambda _: mixer, lambda _: experts, (rope,)))
+
+
+def _experts(
+    fields: Fields, count: str = "num_local_experts", width: str = "intermediate_size", **features: bool | int
+) -> Experts:
+    """Return the experts by the keys of their number and width, with further fields."""
+    sizes = (fields.size(count), fields.size("num_experts_per_tok"), fields.size(width))
+    return Experts(*sizes, **features)  # type: ignore[arg-type]
+
+
+def qwen_moe(fields: Fields, architecture: str) -> ModelGeometry:
     """Qwen2-MoE (biases, a shared expert) and Qwen3-MoE (norms a head)."""
     newer = "Qwen3" in architecture
-    sizes = heads(fields)
-    mixer = attention(sizes, qkv_bias=fields.flag("attention_bias", default=not newer), qk_norm=newer)
-    rope = model_rope(fields, sizes.dim, follows_tokens=tower is not None)
+    mixer = attention(fields, qkv_bias=fields.flag("attention_bias", default=not newer), qk_norm=newer)
     # vLLM gives the router of qwen3_moe.py the checkpoint's quantization, that of qwen2_moe.py none.
     experts = replace(qwen_experts(fields), quantizable_router=newer)
     decoder = Decoder(
         lambda _: mixer,
         lambda index: qwen_feed_forward(fields, experts, index),
-        (rope,),
-        tower=tower or Tower(),
+        (model_rope(fields, mixer.head_dim, follows_tokens=architecture.startswith("Qwen3VL")),),
         tables_on_every_stage=True,
         norm_on_every_stage=True,
     )
@@ -81,19 +95,10 @@ def qwen_moe(fields: Fields, architecture: str, tower: Tower | None = None) -> M
 
 def qwen_experts(fields: Fields) -> Experts:
     """Return the experts of a Qwen model."""
-    shared = fields.size("shared_expert_intermediate_size", default=0) if _positive(fields) else 0
-    return Experts(
-        fields.size("num_experts"),
-        fields.size("num_experts_per_tok"),
-        fields.size("moe_intermediate_size"),
-        shared_intermediate_size=shared,
-        shared_gate=shared > 0,
-    )
-
-
-def _positive(fields: Fields) -> bool:
     # Qwen3-MoE files may hold a zero for a shared expert that they do not have.
-    return fields.values.get("shared_expert_intermediate_size") not in (None, 0)
+    shared = number_or_zero(fields, "shared_expert_intermediate_size")
+    features = {"shared_intermediate_size": shared, "shared_gate": shared > 0}
+    return _experts(fields, "num_experts", "moe_intermediate_size", **features)
 
 
 def qwen_feed_forward(fields: Fields, experts: Experts, index: int) -> FeedForward:
@@ -105,228 +110,139 @@ def qwen_feed_forward(fields: Fields, experts: Experts, index: int) -> FeedForwa
     return experts
 
 
-def olmoe(fields: Fields, architecture: str, tower: Tower | None = None) -> ModelGeometry:
-    """OLMoE: queries and keys normed over all heads (vLLM, olmoe.py)."""
-    sizes = heads(fields)
-    mixer = attention(sizes, norm_over_heads=True, whole_norms=True)
-    experts = Experts(fields.size("num_experts"), fields.size("num_experts_per_tok"), fields.size("intermediate_size"))
-    rope = model_rope(fields, sizes.dim)
-    return assemble(
-        fields,
-        architecture,
-        Decoder(
-            lambda _: mixer,
-            lambda _: experts,
-            (rope,),
-            tower=tower or Tower(),
-            tables_on_every_stage=True,
-            norm_on_every_stage=True,
-        ),
-    )
-
-
-def hunyuan_moe(fields: Fields, architecture: str, tower: Tower | None = None) -> ModelGeometry:
+def hunyuan_moe(fields: Fields, architecture: str) -> ModelGeometry:
     """Hunyuan A13B, through transformers' class: queries and keys normed a head, a shared feed-forward layer."""
-    sizes = heads(fields)
     bias = fields.flag("attention_bias")
-    mixer = attention(sizes, qkv_bias=bias, output_bias=bias, qk_norm=True)
-    width_key = "moe_intermediate_size" if fields.is_set("moe_intermediate_size") else "intermediate_size"
-    experts = Experts(
-        _one_for_all(fields, "num_experts"),
-        _one_for_all(fields, "moe_topk"),
-        _one_for_all(fields, width_key),
-        shared_intermediate_size=fields.size("intermediate_size"),
-    )
-    return assemble(fields, architecture, Decoder(lambda _: mixer, lambda _: experts, (), tower=tower or Tower()))
+    mixer = attention(fields, qkv_bias=bias, output_bias=bias, qk_norm=True)
+    sizes = []
+    width = "moe_intermediate_size" if fields.is_set("moe_intermediate_size") else "intermediate_size"
+    for key in ("num_experts", "moe_topk", width):
+        value = fields.values.get(key)
+        if isinstance(value, list | tuple):
+            # Files write a size once, or once for each layer.
+            if not value or any(size != value[0] for size in value):
+                raise fields.unmodelled(key, "sizing lacks layers of unequal experts")
+            value = value[0]
+        sizes.append(fields.having({key: value}).size(key))
+    count, top_k, expert_width = sizes
+    experts = Experts(count, top_k, expert_width, shared_intermediate_size=fields.size("intermediate_size"))
+    return assemble(fields, architecture, Decoder(lambda _: mixer, lambda _: experts, ()))
 
 
-def _one_for_all(fields: Fields, key: str) -> int:
-    """Return a size that files write once, or once a layer."""
-    value = fields.values.get(key)
-    if not isinstance(value, list | tuple):
-        return fields.size(key)
-    if not value or any(size != value[0] for size in value):
-        raise fields.unmodelled(key, "sizing lacks layers of unequal experts")
-    return fields.having({key: value[0]}).size(key)
-
-
-def granite_moe(fields: Fields, architecture: str, tower: Tower | None = None) -> ModelGeometry:
-    """Granite 3, mixtures: experts in every layer (vLLM, granitemoe.py)."""
-    sizes = heads(fields)
-    bias = fields.flag("attention_bias")
-    mixer = attention(sizes, qkv_bias=bias, output_bias=bias)
-    experts = Experts(
-        fields.size("num_local_experts"),
-        fields.size("num_experts_per_tok"),
-        fields.size("intermediate_size"),
-        shared_intermediate_size=fields.size("shared_intermediate_size") if "Shared" in architecture else 0,
-    )
-    rope = model_rope(fields, sizes.dim)
-    decoder = Decoder(lambda _: mixer, lambda _: experts, (rope,), tower=tower or Tower(), norm_on_every_stage=True)
-    return assemble(fields, architecture, decoder)
-
-
-def gpt_oss(fields: Fields, architecture: str, tower: Tower | None = None) -> ModelGeometry:
+def gpt_oss(fields: Fields, architecture: str) -> ModelGeometry:
     """gpt-oss: biases everywhere, sinks, every other layer sees a window."""
-    sizes = heads(fields)
-    mixer = attention(sizes, qkv_bias=True, output_bias=True, sinks=True)
+    mixer = attention(fields, qkv_bias=True, output_bias=True, sinks=True)
     windowed = replace(mixer, window_tokens=fields.size("sliding_window"))
     kinds = layer_types(fields, lambda index: FULL if index % 2 else SLIDING)
-    experts = Experts(
-        fields.size("num_local_experts"),
-        fields.size("num_experts_per_tok"),
-        fields.size("intermediate_size"),
-        bias=True,
-    )
-    # The class asks for its table in float32 (vLLM, gpt_oss.py).
-    rope = replace(model_rope(fields, sizes.dim), element_bytes=4)
+    experts = _experts(fields, bias=True)
     decoder = Decoder(
         lambda index: windowed if kinds[index] == SLIDING else mixer,
         lambda _: experts,
-        (rope,),
-        tower=tower or Tower(),
+        # The class asks for its table in float32 (vLLM, gpt_oss.py).
+        (replace(model_rope(fields, mixer.head_dim), element_bytes=FLOAT32_BYTES),),
         tables_on_every_stage=True,
         norm_on_every_stage=True,
     )
     return assemble(fields, architecture, decoder)
 
 
-def llama4(fields: Fields, architecture: str, tower: Tower | None = None) -> ModelGeometry:
+def llama4(fields: Fields, architecture: str) -> ModelGeometry:
     """Llama 4: chunked attention but in every fourth layer, one shared expert."""
     fields = with_defaults(fields, _LLAMA4_DEFAULTS)
-    sizes = heads(fields)
-    mixer = attention(sizes)
+    mixer = attention(fields)
     chunked = replace(mixer, chunk_tokens=fields.size("attention_chunk_size"))
     kinds = layer_types(fields, lambda index: CHUNKED if (index + 1) % _LLAMA4_FULL_EVERY else FULL)
     width = fields.size("intermediate_size")
-    experts = Experts(
-        fields.size("num_local_experts"), fields.size("num_experts_per_tok"), width, shared_intermediate_size=width
-    )
+    experts = _experts(fields, shared_intermediate_size=width)
     step = fields.size("interleave_moe_layer_step")
     dense = DenseMlp(fields.size("intermediate_size_mlp", default=width))
     decoder = Decoder(
         lambda index: chunked if kinds[index] == CHUNKED else mixer,
         lambda index: dense if (index + 1) % step else experts,
-        (model_rope(fields, sizes.dim),),
-        tower=tower or Tower(),
+        (model_rope(fields, mixer.head_dim),),
     )
     return assemble(fields, architecture, decoder)
 
 
-def glm4_moe(fields: Fields, architecture: str, tower: Tower | None = None) -> ModelGeometry:
+def glm4_moe(fields: Fields, architecture: str) -> ModelGeometry:
     """GLM-4.5 and later: the first layers dense, a router in float32 with a balancing bias (vLLM, glm4_moe.py)."""
     fields = with_defaults(fields, {"partial_rotary_factor": 0.5})
-    mixer = attention(heads(fields), qkv_bias=fields.flag("attention_bias"), qk_norm=fields.flag("use_qk_norm"))
-    width = fields.size("moe_intermediate_size")
-    experts = Experts(
-        fields.size("n_routed_experts"),
-        fields.size("num_experts_per_tok"),
-        width,
+    mixer = attention(fields, qkv_bias=fields.flag("attention_bias"), qk_norm=fields.flag("use_qk_norm"))
+    experts = _experts(
+        fields,
+        "n_routed_experts",
+        "moe_intermediate_size",
         score_bias_bytes=FLOAT32_BYTES,
-        shared_intermediate_size=width * _count(fields, "n_shared_experts"),
+        shared_intermediate_size=fields.size("moe_intermediate_size") * number_or_zero(fields, "n_shared_experts"),
         router_in_float32=True,
     )
-    return assemble(fields, architecture, _dense_first(fields, mixer, experts, tower))
+    return assemble(fields, architecture, _dense_first(fields, mixer, experts))
 
 
-def _dense_first(fields: Fields, mixer: SelfAttention, experts: Experts, tower: Tower | None) -> Decoder:
-    """Return layers of which the first are dense and all others mixtures of experts."""
-    first_dense = _count(fields, "first_k_dense_replace")
-    dense = mlp(fields)
-    return Decoder(
-        lambda _: mixer,
-        lambda index: dense if index < first_dense else experts,
-        (model_rope(fields, mixer.head_dim),),
-        tower=tower or Tower(),
-    )
-
-
-def glm4_moe_lite(fields: Fields, architecture: str, tower: Tower | None = None) -> ModelGeometry:
+def glm4_moe_lite(fields: Fields, architecture: str) -> ModelGeometry:
     """GLM-4.7-Flash: DeepSeek's layers with GLM's router (vLLM, glm4_moe_lite.py)."""
-    model = deepseek(fields, architecture, tower)
-    return replace(model, layers=tuple(_with_exact_router(layer) for layer in model.layers))
+    model = deepseek(fields, architecture)
+    layers = []
+    for layer in model.layers:
+        experts = layer.feed_forward
+        if isinstance(experts, Experts):
+            experts = replace(experts, router_in_float32=True, score_bias_bytes=FLOAT32_BYTES)
+        layers.append(replace(layer, feed_forward=experts))
+    return replace(model, layers=tuple(layers))
 
 
-def _with_exact_router(layer: Layer) -> Layer:
-    """Return the layer with a router in float32 that has a balancing bias."""
-    if not isinstance(layer.feed_forward, Experts):
-        return layer
-    experts = replace(layer.feed_forward, router_in_float32=True, score_bias_bytes=FLOAT32_BYTES)
-    return replace(layer, feed_forward=experts)
-
-
-def bailing_moe(fields: Fields, architecture: str, tower: Tower | None = None) -> ModelGeometry:
+def bailing_moe(fields: Fields, architecture: str) -> ModelGeometry:
     """Ling and Ring 2.0: the first layers dense, a router in float32 (vLLM, bailing_moe.py)."""
     bias = fields.flag("use_bias")
-    mixer = attention(
-        heads(fields),
-        qkv_bias=bias or fields.flag("use_qkv_bias"),
-        output_bias=bias,
-        qk_norm=fields.flag("use_qk_norm"),
-    )
-    width = fields.size("moe_intermediate_size")
-    experts = Experts(
-        fields.size("num_experts"),
-        fields.size("num_experts_per_tok"),
-        width,
+    qkv_bias, norm = bias or fields.flag("use_qkv_bias"), fields.flag("use_qk_norm")
+    mixer = attention(fields, qkv_bias=qkv_bias, output_bias=bias, qk_norm=norm)
+    experts = _experts(
+        fields,
+        "num_experts",
+        "moe_intermediate_size",
         score_bias_bytes=FLOAT32_BYTES if fields.flag("moe_router_enable_expert_bias") else 0,
-        shared_intermediate_size=width * _count(fields, "num_shared_experts"),
+        shared_intermediate_size=fields.size("moe_intermediate_size") * number_or_zero(fields, "num_shared_experts"),
         router_in_float32=fields.text("router_dtype", default="") == "fp32",
     )
-    return assemble(fields, architecture, _dense_first(fields, mixer, experts, tower))
+    return assemble(fields, architecture, _dense_first(fields, mixer, experts))
 
 
-def ernie_moe(fields: Fields, architecture: str, tower: Tower | None = None) -> ModelGeometry:
+def _dense_first(fields: Fields, mixer: SelfAttention, experts: Experts) -> Decoder:
+    first_experts = number_or_zero(fields, "first_k_dense_replace")
+    dense, ropes = mlp(fields), (model_rope(fields, mixer.head_dim),)
+    return Decoder(lambda _: mixer, lambda index: dense if index < first_experts else experts, ropes)
+
+
+def ernie_moe(fields: Fields, architecture: str) -> ModelGeometry:
     """ERNIE 4.5: experts from one layer to another, a router in float32 (vLLM, ernie45_moe.py)."""
-    sizes = heads(fields)
     bias = fields.flag("use_bias")
-    mixer = attention(sizes, qkv_bias=bias)
+    mixer = attention(fields, qkv_bias=bias)
     width = fields.size("moe_intermediate_size")
     experts = Experts(
         fields.size("moe_num_experts"),
         fields.size("moe_k", default=2),
         width,
         score_bias_bytes=FLOAT32_BYTES,
-        shared_intermediate_size=width * _count(fields, "moe_num_shared_experts"),
+        shared_intermediate_size=width * number_or_zero(fields, "moe_num_shared_experts"),
         router_in_float32=True,
     )
-    first = _count(fields, "moe_layer_start_index")
+    first = number_or_zero(fields, "moe_layer_start_index")
     last = fields.size("moe_layer_end_index", default=fields.size("num_hidden_layers") - 1)
     interval = fields.size("moe_layer_interval", default=1)
     dense = mlp(fields, bias=bias)
     decoder = Decoder(
         lambda _: mixer,
         lambda index: experts if first <= index <= last and (index + 1) % interval == 0 else dense,
-        (model_rope(fields, sizes.dim),),
+        (model_rope(fields, mixer.head_dim),),
         tied=True,
-        tower=tower or Tower(),
     )
     return assemble(fields, architecture, decoder)
 
 
-def minimax_m2(fields: Fields, architecture: str, tower: Tower | None = None) -> ModelGeometry:
-    """MiniMax M2: norms over all heads, a router in float32 (vLLM, minimax_m2.py; its MTP layers are not served)."""
-    sizes = heads(fields)
-    mixer = attention(sizes, qkv_bias=fields.flag("attention_bias"), norm_over_heads=True)
-    experts = Experts(
-        fields.size("num_local_experts"),
-        fields.size("num_experts_per_tok"),
-        fields.size("intermediate_size"),
-        score_bias_bytes=FLOAT32_BYTES if fields.flag("use_routing_bias") else 0,
-        router_in_float32=True,
-    )
-    partial = fields.size("rotary_dim", default=sizes.dim) / sizes.dim
-    rope = model_rope(with_defaults(fields, {"partial_rotary_factor": partial}), sizes.dim)
-    return assemble(fields, architecture, Decoder(lambda _: mixer, lambda _: experts, (rope,), tower=tower or Tower()))
-
-
-def mimo_v2(fields: Fields, architecture: str, tower: Tower | None = None) -> ModelGeometry:
+def mimo_v2(fields: Fields, architecture: str) -> ModelGeometry:
     """MiMo V2: windows with sinks in most layers, values narrower than keys, a router in float32 (vLLM, mimo_v2.py)."""
-    full = attention(
-        heads(fields),
-        qkv_bias=fields.flag("attention_bias"),
-        value_head_dim=fields.size("v_head_dim", default=fields.size("head_dim")),
-    )
+    value_dim = fields.size("v_head_dim", default=fields.size("head_dim"))
+    full = attention(fields, qkv_bias=fields.flag("attention_bias"), value_head_dim=value_dim)
     windowed = replace(
         full,
         num_heads=fields.size("swa_num_attention_heads"),
@@ -336,32 +252,19 @@ def mimo_v2(fields: Fields, architecture: str, tower: Tower | None = None) -> Mo
         window_tokens=fields.size("sliding_window_size"),
         sinks=fields.flag("add_swa_attention_sink_bias"),
     )
-    in_windows = _marks(fields, "hybrid_layer_pattern")
-    has_experts = _marks(fields, "moe_layer_freq")
-    experts = Experts(
-        fields.size("n_routed_experts"),
-        fields.size("num_experts_per_tok"),
-        fields.size("moe_intermediate_size"),
-        score_bias_bytes=FLOAT32_BYTES,
-        router_in_float32=fields.text("moe_router_dtype", default="float32") == "float32",
-    )
+    in_windows, has_experts = (_marks(fields, key) for key in ("hybrid_layer_pattern", "moe_layer_freq"))
+    router = fields.text("moe_router_dtype", default="float32") == "float32"
+    features = {"score_bias_bytes": FLOAT32_BYTES, "router_in_float32": router}
+    experts = _experts(fields, "n_routed_experts", "moe_intermediate_size", **features)
     dense = mlp(fields)
-    local = with_defaults(
-        fields.having({**fields.values, "rope_theta": fields.values.get("swa_rope_theta")}), fields.values
-    )
+    local = fields.having({**fields.values, "rope_theta": fields.values.get("swa_rope_theta")})
     decoder = Decoder(
         lambda index: windowed if in_windows[index] else full,
         lambda index: experts if has_experts[index] else dense,
-        (model_rope(fields, full.head_dim), model_rope(local, windowed.head_dim)),
-        tower=tower or Tower(),
+        (model_rope(fields, full.head_dim), model_rope(with_defaults(local, fields.values), windowed.head_dim)),
     )
     # Its files name no layers for multi-token prediction; the engine reads one (mimo_v2_mtp.py).
     return replace(assemble(fields, architecture, decoder), mtp_layers=1)
-
-
-def _count(fields: Fields, key: str) -> int:
-    """Return a number that may be zero, which it also is where the file has none."""
-    return fields.size(key) if fields.values.get(key) else 0
 
 
 def _marks(fields: Fields, key: str) -> tuple[bool, ...]:

@@ -1,11 +1,11 @@
 """Encoders in front of language models: their parameters, and which of them are split over ranks.
 
 Counts follow vLLM's classes: projections are split over the ranks; embeddings, norms, biases of row-parallel layers
-and projectors are replicated.
+and projectors are replicated. While an image is encoded, each patch takes the residual and its normed copy
+(``item_state_elements``), and the inputs and outputs of the activation, with a gate (``item_inner_elements``).
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from specdecode_operator.sizing.config_fields import Fields
@@ -30,7 +30,6 @@ _MOONVIT_SIDE: Final = 924
 _MOONVIT_TABLE_ROWS: Final = 512
 """Rows and columns of its table of rotary positions (vLLM, moonvit.py, Rope2DPosEmb)."""
 
-
 _QWEN_IMAGE_TOKENS: Final = 16_384
 """Of the largest image (preprocessor_config.json): 12,845,056 pixels by 28 x 28; of Qwen3-VL 16,777,216 by 32 x 32."""
 
@@ -45,151 +44,126 @@ _GEMMA4_FRAME_MARKS: Final = 8
 _QWEN_VISION_POSITIONS: Final = 8192
 """Rows of the rotary table of Qwen's encoders (vLLM, qwen2_vl.py, qwen3_vl.py)."""
 
-_CLIP: Final = "clip_vision_model"
-
-
-@dataclass(frozen=True)
-class _Vision:
-    """Sizes that all vision encoders have."""
-
-    hidden: int
-    intermediate: int
-    layers: int
-    patch: int
-
 
 def siglip_for_gemma3(fields: Fields) -> Tower:
     """SigLIP and the projection of Gemma 3 (vLLM, siglip.py and gemma3_mm.py)."""
-    size = _read(fields)
-    tower = _siglip(size, _section(fields), layers=size.layers)
-    text = fields.size("hidden_size")
-    projector = size.hidden + size.hidden * text
-    side = _section(fields).size("image_size")
+    section = _section(fields)
+    hidden, inner, layers, patch = _sizes(section)
+    split, whole = _siglip(section, layers)
+    projector = hidden + hidden * fields.size("hidden_size")
+    side = section.size("image_size")
+    patches = (side // patch) ** 2
     return Tower(
-        tower.split_elements,
-        tower.whole_elements + projector,
+        split,
+        whole + projector,
         item_tokens=fields.size("mm_tokens_per_image", default=256),
         whole_items=True,
         item_elements=_RGB * side**2,
-        item_state_elements=_states(size.hidden, (side // size.patch) ** 2),
-        item_inner_elements=_rows(size.intermediate, (side // size.patch) ** 2),
+        item_state_elements=2 * hidden * patches,
+        item_inner_elements=2 * inner * patches,
     )
 
 
 def siglip_for_llava_next(fields: Fields) -> Tower:
     """SigLIP or CLIP of LLaVA-NeXT up to the last layer it reads, a projector of two, the newline (llava_next.py)."""
-    size = _read(fields)
+    section = _section(fields)
+    hidden, inner, layers, patch = _sizes(section)
     wanted = fields.values.get("vision_feature_layer")
     features = list(wanted) if isinstance(wanted, list | tuple) else [wanted if isinstance(wanted, int) else -1]
-    deepest = max(size.layers + layer + 1 if layer < 0 else layer for layer in features)
+    deepest = max(layers + layer + 1 if layer < 0 else layer for layer in features)
     # The post-layernorm is only there when every layer is.
-    tower = _siglip(size, _section(fields), layers=deepest, post_norm=len(features) == 1 and deepest == size.layers)
-    text = fields.size("hidden_size")
-    split = tower.split_elements + size.hidden * len(features) * text + text + text * text
-    side = _section(fields).size("image_size")
-    tiles = _LLAVA_NEXT_TILES
+    split, whole = _siglip(section, deepest, post_norm=len(features) == 1 and deepest == layers)
+    text, side = fields.size("hidden_size"), section.size("image_size")
+    patches = _LLAVA_NEXT_TILES * (side // patch) ** 2
     return Tower(
-        split,
-        tower.whole_elements + text + text,
-        item_tokens=tiles * (side // size.patch) ** 2,
-        item_elements=tiles * _RGB * side**2,
-        item_state_elements=_states(size.hidden, tiles * (side // size.patch) ** 2),
-        item_inner_elements=_rows(size.intermediate, tiles * (side // size.patch) ** 2),
+        split + hidden * len(features) * text + text + text * text,
+        whole + text + text,
+        item_tokens=patches,
+        item_elements=_LLAVA_NEXT_TILES * _RGB * side**2,
+        item_state_elements=2 * hidden * patches,
+        item_inner_elements=2 * inner * patches,
     )
 
 
 def pixtral_for_mistral3(fields: Fields) -> Tower:
     """Pixtral, patch merger and projector of Mistral Small 3.1 (vLLM, pixtral.py and mistral3.py)."""
-    size = _read(fields)
+    section = _section(fields)
+    hidden, inner, layers, patch = _sizes(section)
     text = fields.size("hidden_size")
     merge = fields.size("spatial_merge_size", default=2)
-    attention = 4 * size.hidden * size.hidden
-    feed_forward = 3 * size.hidden * size.intermediate
-    split = size.layers * (attention + feed_forward) + size.hidden * text + text * text
-    norms = size.layers * 2 * size.hidden + size.hidden + size.hidden
-    patches = size.hidden * _RGB * size.patch**2
-    merger = size.hidden * size.hidden * merge**2
+    split = layers * (4 * hidden * hidden + 3 * hidden * inner) + hidden * text + text * text
+    norms = (2 * layers + 2) * hidden
+    merger = hidden * hidden * merge**2
     bias = 2 * text if fields.flag("multimodal_projector_bias") else 0
-    side = _section(fields).size("image_size")
+    side = section.size("image_size")
+    patches = (side // patch) ** 2
     return Tower(
         split,
-        norms + patches + merger + bias,
-        item_tokens=(side // (size.patch * merge)) ** 2,
+        norms + hidden * _RGB * patch**2 + merger + bias,
+        item_tokens=(side // (patch * merge)) ** 2,
         item_elements=_RGB * side**2,
-        item_state_elements=_states(size.hidden, (side // size.patch) ** 2),
-        item_inner_elements=_rows(size.intermediate, (side // size.patch) ** 2, gated=True),
+        item_state_elements=2 * hidden * patches,
+        item_inner_elements=3 * inner * patches,
     )
 
 
 def moonvit_for_kimi(fields: Fields) -> Tower:
     """MoonViT and the projector of Kimi-VL (vLLM, moonvit.py and kimi_vl.py)."""
-    size = _read(fields)
     section = _section(fields)
-    text = fields.size("hidden_size")
-    split = size.layers * (
-        4 * size.hidden * size.hidden + 3 * size.hidden + 2 * size.hidden * size.intermediate + size.intermediate
-    )
-    whole = size.layers * (2 * size.hidden + 4 * size.hidden)
-    positions = section.size("init_pos_emb_height") * section.size("init_pos_emb_width") * size.hidden
-    patches = size.hidden * _RGB * size.patch**2 + size.hidden
-    merged = size.hidden * 4
-    projector = 2 * size.hidden + merged * merged + merged + merged * text + text
-    patch_count = (_MOONVIT_SIDE // size.patch) ** 2
+    hidden, inner, layers, patch = _sizes(section)
+    split, whole = _moonvit(section, hidden, inner, layers, patch)
+    merged, text = hidden * _MERGED_PATCHES, fields.size("hidden_size")
+    patches = (_MOONVIT_SIDE // patch) ** 2
     return Tower(
         split,
-        whole + positions + patches + 2 * size.hidden + projector,
-        item_tokens=patch_count // 4,
-        item_elements=patch_count * _RGB * size.patch**2,
-        item_state_elements=_states(size.hidden, patch_count),
-        item_inner_elements=_rows(size.intermediate, patch_count),
-        table_bytes=_MOONVIT_TABLE_ROWS**2 * (size.hidden // section.size("num_attention_heads") // 2) * 8,
+        whole + merged * merged + merged + merged * text + text,
+        item_tokens=patches // _MERGED_PATCHES,
+        item_elements=patches * _RGB * patch**2,
+        item_state_elements=2 * hidden * patches,
+        item_inner_elements=2 * inner * patches,
+        table_bytes=_MOONVIT_TABLE_ROWS**2 * (hidden // section.size("num_attention_heads") // 2) * _COMPLEX_BYTES,
     )
 
 
 def moonvit_for_kimi_k25(fields: Fields) -> Tower:
     """MoonViT for images and video, and the projector of Kimi K2.5 (vLLM, kimi_k25_vit.py and kimi_k25.py)."""
     section = _section(fields)
-    hidden, inner = section.size("vt_hidden_size"), section.size("vt_intermediate_size")
-    layers, patch = section.size("vt_num_hidden_layers"), section.size("patch_size")
-    text = fields.size("hidden_size")
-    split = layers * (4 * hidden * hidden + 3 * hidden + 2 * hidden * inner + inner)
-    # Biases of the two row-split layers and both norms with their biases.
-    whole = layers * (2 * hidden + 4 * hidden)
+    keys = ("vt_hidden_size", "vt_intermediate_size", "vt_num_hidden_layers", "patch_size")
+    hidden, inner, layers, patch = _sizes(section, keys)
+    split, whole = _moonvit(section, hidden, inner, layers, patch)
+    merged, text = hidden * _MERGED_PATCHES, fields.size("hidden_size")
+    return Tower(split, whole + merged * merged + merged + merged * text + text)
+
+
+def _moonvit(section: Fields, hidden: int, inner: int, layers: int, patch: int) -> tuple[int, int]:
+    """Return split and whole elements of MoonViT, with the final norm and the norm of its projector."""
+    split, whole = _layers(layers, hidden, inner)
     positions = section.size("init_pos_emb_height") * section.size("init_pos_emb_width") * hidden
-    patches = hidden * _RGB * patch**2 + hidden
-    merged = hidden * _MERGED_PATCHES
-    projector = 2 * hidden + merged * merged + merged + merged * text + text
-    return Tower(split, whole + positions + patches + 2 * hidden + projector)
+    return split, whole + positions + hidden * _RGB * patch**2 + hidden + 4 * hidden
 
 
 def llama4_vision(fields: Fields) -> Tower:
     """The vision model and projector of Llama 4 (vLLM, mllama4.py)."""
-    size = _read(fields)
     section = _section(fields)
+    hidden, inner, layers, patch = _sizes(section)
     text = fields.size("hidden_size")
     ratio = section.number("pixel_shuffle_ratio", default=0.5)
-    shuffled = round(size.hidden / ratio**2)
-    inner = section.size("projector_input_dim")
-    output = section.size("projector_output_dim")
-    split = size.layers * (
-        4 * size.hidden * size.hidden + 3 * size.hidden + 2 * size.hidden * size.intermediate + size.intermediate
-    )
-    split += shuffled * inner + inner * output + size.hidden * _RGB * size.patch**2
-    grid = section.size("image_size") // size.patch
-    positions = grid**2 + 1
-    whole = size.layers * (2 * size.hidden + 4 * size.hidden)
-    whole += size.hidden + positions * size.hidden + 4 * size.hidden
-    head_dim = size.hidden // section.size("num_attention_heads")
-    vision_output = section.size("vision_output_dim")
-    split += vision_output * text
-    tile_tokens = round(grid**2 * ratio**2)
+    shuffled = round(hidden / ratio**2)
+    projected, output = _sizes(section, ("projector_input_dim", "projector_output_dim"))
+    split, whole = _layers(layers, hidden, inner)
+    split += shuffled * projected + projected * output + hidden * _RGB * patch**2
+    side = section.size("image_size")
+    patches = (side // patch) ** 2
+    positions = patches + 1
+    head_dim = hidden // section.size("num_attention_heads")
+    split += section.size("vision_output_dim") * text
     return Tower(
         split,
-        whole,
-        item_tokens=_LLAMA4_TILES * tile_tokens,
-        item_elements=_LLAMA4_TILES * _RGB * section.size("image_size") ** 2,
-        item_state_elements=_states(size.hidden, _LLAMA4_TILES * grid**2),
-        item_inner_elements=_rows(size.intermediate, _LLAMA4_TILES * grid**2),
+        whole + hidden + positions * hidden + 4 * hidden,
+        item_tokens=_LLAMA4_TILES * round(patches * ratio**2),
+        item_elements=_LLAMA4_TILES * _RGB * side**2,
+        item_state_elements=2 * hidden * _LLAMA4_TILES * patches,
+        item_inner_elements=2 * inner * _LLAMA4_TILES * patches,
         # One complex number for each pair of a head (vLLM, llama4_vision_rope.py).
         ropes=(RopeTable(head_dim, head_dim // 2, positions, (("rope_type", '"llama4_vision"'),), _COMPLEX_BYTES),),
     )
@@ -199,81 +173,72 @@ def qwen_vl(fields: Fields) -> Tower:
     """The vision model of Qwen2-VL and Qwen2.5-VL with its merger (vLLM, qwen2_vl.py and qwen2_5_vl.py)."""
     section = _section(fields)
     # Qwen2-VL names the width embed_dim and the language model's width hidden_size.
-    named_embed = section.is_set("embed_dim")
-    hidden = section.size("embed_dim" if named_embed else "hidden_size")
+    hidden = section.size("embed_dim" if section.is_set("embed_dim") else "hidden_size")
     layers = section.size("depth")
-    inner = section.size("intermediate_size", default=4 * hidden)
+    inner, gated = section.size("intermediate_size", default=4 * hidden), section.is_set("intermediate_size")
     text = fields.size("hidden_size")
-    merged = hidden * section.size("spatial_merge_size", default=2) ** 2
-    gated = section.is_set("intermediate_size")
-    split = layers * (
-        4 * hidden * hidden + 3 * hidden + (3 if gated else 2) * hidden * inner + (2 if gated else 1) * inner
-    )
+    merge = section.size("spatial_merge_size", default=2)
+    merged = hidden * merge**2
+    widening = 2 if gated else 1  # Gate and up, or up alone
     norm = hidden if gated else 2 * hidden
-    whole = layers * (2 * norm + hidden + hidden)
+    split = layers * (4 * hidden * hidden + 3 * hidden + (widening + 1) * hidden * inner + widening * inner)
     temporal = section.size("temporal_patch_size", default=2)
     patch_elements = section.size("in_channels", default=_RGB) * temporal * section.size("patch_size") ** 2
-    merger = merged * merged + merged + merged * text
-    patch_count = _QWEN_IMAGE_TOKENS * section.size("spatial_merge_size", default=2) ** 2
+    patches = _QWEN_IMAGE_TOKENS * merge**2
     return Tower(
-        split + merger,
-        whole + hidden * patch_elements + norm + text,
+        split + merged * merged + merged + merged * text,
+        layers * (2 * norm + 2 * hidden) + hidden * patch_elements + norm + text,
         item_tokens=_QWEN_IMAGE_TOKENS,
-        item_elements=patch_count * patch_elements,
-        item_state_elements=_states(hidden, patch_count),
-        item_inner_elements=_rows(inner, patch_count, gated=gated),
+        item_elements=patches * patch_elements,
+        item_state_elements=2 * hidden * patches,
+        item_inner_elements=(widening + 1) * inner * patches,
         longest_item=_QWEN_VIDEO_IMAGES,
-        ropes=(_vision_rope(hidden // section.size("num_heads") // 2),),
+        ropes=(_qwen_rope(section, hidden),),
     )
 
 
 def qwen3_vl(fields: Fields) -> Tower:
     """The vision model of Qwen3-VL and Qwen3.5, with a merger for each level it hands on (vLLM, qwen3_vl.py)."""
     section = _section(fields)
-    hidden, inner = section.size("hidden_size"), section.size("intermediate_size")
-    layers = section.size("depth")
-    split = layers * (4 * hidden * hidden + 3 * hidden + 2 * hidden * inner + inner)
-    # Biases of the two row-split layers and both norms with their biases.
-    whole = layers * (2 * hidden + 4 * hidden)
+    hidden, inner, layers = _sizes(section, ("hidden_size", "intermediate_size", "depth"))
+    split, whole = _layers(layers, hidden, inner)
     temporal = section.size("temporal_patch_size", default=2)
     patch_elements = section.size("in_channels", default=_RGB) * temporal * section.size("patch_size") ** 2
     positions = section.size("num_position_embeddings") * hidden
-    merged = hidden * section.size("spatial_merge_size", default=2) ** 2
+    merge = section.size("spatial_merge_size", default=2)
+    merged = hidden * merge**2
     text = section.size("out_hidden_size", default=fields.size("hidden_size"))
-    levels = section.values.get("deepstack_visual_indexes") or ()
-    deeper = len(levels) if isinstance(levels, list | tuple) else 0
-    split += (1 + deeper) * (merged * merged + merged + merged * text)
+    indexes = section.values.get("deepstack_visual_indexes") or ()
+    levels = 1 + (len(indexes) if isinstance(indexes, list | tuple) else 0)
     # The last merger norms before it merges, the others after.
-    norms = 2 * hidden + deeper * 2 * merged
-    rope_width = hidden // section.size("num_heads") // 2
-    patch_count = _QWEN_IMAGE_TOKENS * section.size("spatial_merge_size", default=2) ** 2
+    norms = 2 * hidden + (levels - 1) * 2 * merged
+    patches = _QWEN_IMAGE_TOKENS * merge**2
     return Tower(
-        split,
-        whole + hidden * patch_elements + hidden + positions + norms + (1 + deeper) * text,
+        split + levels * (merged * merged + merged + merged * text),
+        whole + hidden * patch_elements + hidden + positions + norms + levels * text,
         item_tokens=_QWEN_IMAGE_TOKENS,
-        item_elements=patch_count * patch_elements,
-        item_state_elements=_states(hidden, patch_count),
-        item_inner_elements=_rows(inner, patch_count),
-        output_levels=1 + deeper,
-        ropes=(_vision_rope(rope_width),),
+        item_elements=patches * patch_elements,
+        item_state_elements=2 * hidden * patches,
+        item_inner_elements=2 * inner * patches,
+        output_levels=levels,
+        ropes=(_qwen_rope(section, hidden),),
     )
 
 
 def internvl(fields: Fields) -> Tower:
     """InternViT with its projector (vLLM, interns1_vit.py and interns1.py): only its feed-forward layers are split."""
     section = _section(fields)
-    hidden, inner = section.size("hidden_size"), section.size("intermediate_size")
-    layers, patch, side = section.size("num_hidden_layers"), _side(section, "patch_size"), _side(section, "image_size")
+    hidden, inner, layers = _sizes(section, ("hidden_size", "intermediate_size", "num_hidden_layers"))
+    patch, side = _side(section, "patch_size"), _side(section, "image_size")
     text = fields.size("hidden_size")
     norm = hidden * (1 if section.text("norm_type", default="layer_norm") == "rms_norm" else 2)
     attention = 4 * hidden * hidden + hidden + 3 * hidden * section.flag("attention_bias")
     norms = 2 * norm + 2 * hidden * section.flag("use_qk_norm") + 2 * hidden
-    whole = layers * (attention + hidden + norms)
-    patches = hidden * _RGB * patch**2 + hidden
+    whole = layers * (attention + hidden + norms) + hidden * _RGB * patch**2 + hidden
     positions = ((side // patch) ** 2 + 2) * hidden
     merged = round(hidden / fields.number("downsample_ratio", default=0.5) ** 2)
     projector = 2 * merged + merged * text + text + text * text + text
-    return Tower(layers * (2 * hidden * inner + inner), whole + patches + positions + projector)
+    return Tower(layers * (2 * hidden * inner + inner), whole + positions + projector)
 
 
 def _side(section: Fields, key: str) -> int:
@@ -286,18 +251,16 @@ def gemma4_vision(fields: Fields) -> Tower:
     """The vision model and projection of Gemma 4, whole on every rank (vLLM, gemma4_mm.py builds transformers')."""
     if fields.section("audio_config") is not None:
         raise fields.unmodelled("audio_config", "sizing lacks the audio tower of Gemma 4")
-    size = _read(fields)
     section = _section(fields)
-    heads, kv_heads = section.size("num_attention_heads"), section.size("num_key_value_heads")
-    width = section.size("head_dim")
-    attention = (2 * heads + 2 * kv_heads) * width * size.hidden + 2 * width
-    layer = attention + 3 * size.hidden * size.intermediate + 4 * size.hidden
-    patches = size.hidden * _RGB * size.patch**2
-    positions = 2 * section.size("position_embedding_size") * size.hidden
+    hidden, inner, layers, patch = _sizes(section)
+    heads, kv_heads, width = _sizes(section, ("num_attention_heads", "num_key_value_heads", "head_dim"))
+    attention = (2 * heads + 2 * kv_heads) * width * hidden + 2 * width
+    layer = attention + 3 * hidden * inner + 4 * hidden
+    positions = 2 * section.size("position_embedding_size") * hidden
     # Frames are encoded one by one, so the peak of one is not worth counting.
-    frame = _GEMMA4_FRAME_TOKENS * section.size("pooling_kernel_size", default=3) ** 2 * _RGB * size.patch**2
+    frame = _GEMMA4_FRAME_TOKENS * section.size("pooling_kernel_size", default=3) ** 2 * _RGB * patch**2
     return Tower(
-        whole_elements=size.layers * layer + patches + positions + size.hidden * fields.size("hidden_size"),
+        whole_elements=layers * layer + hidden * _RGB * patch**2 + positions + hidden * fields.size("hidden_size"),
         item_tokens=_GEMMA4_FRAMES * (_GEMMA4_FRAME_TOKENS + _GEMMA4_FRAME_MARKS),
         item_elements=_GEMMA4_FRAMES * frame,
         # vllm/transformers_utils/model_arch_config_convertor.py, Gemma4ModelArchConfigConvertor.
@@ -305,42 +268,32 @@ def gemma4_vision(fields: Fields) -> Tower:
     )
 
 
-def _states(width: int, patches: int) -> int:
-    """Return residual and normed input of all patches: what stands beside the widest layer of an encoder."""
-    return 2 * width * patches
-
-
-def _rows(inner: int, patches: int, *, gated: bool = False) -> int:
-    """Return what its feed-forward layer makes of them: before and after the activation, and a gate."""
-    return (3 if gated else 2) * inner * patches
-
-
-def _vision_rope(width: int) -> RopeTable:
+def _qwen_rope(section: Fields, hidden: int) -> RopeTable:
+    width = hidden // section.size("num_heads") // 2
     return RopeTable(2 * width, width, _QWEN_VISION_POSITIONS, (("rope_type", '"qwen_vision"'),))
 
 
-def _siglip(size: _Vision, section: Fields, *, layers: int, post_norm: bool = True) -> Tower:
-    split = layers * (
-        4 * size.hidden * size.hidden + 3 * size.hidden + 2 * size.hidden * size.intermediate + size.intermediate
-    )
-    # Biases of the two row-split layers and both norms with their biases.
-    whole = layers * (2 * size.hidden + 4 * size.hidden)
-    patches = size.hidden * _RGB * size.patch**2 + size.hidden
-    positions = (section.size("image_size") // size.patch) ** 2 * size.hidden
-    if section.text("model_type", default="") == _CLIP:
+def _siglip(section: Fields, layers: int, *, post_norm: bool = True) -> tuple[int, int]:
+    """Return split and whole elements of SigLIP, or of CLIP, cut off after a number of layers."""
+    hidden, inner, _, patch = _sizes(section)
+    split, whole = _layers(layers, hidden, inner)
+    whole += hidden * _RGB * patch**2 + hidden + (section.size("image_size") // patch) ** 2 * hidden
+    if section.text("model_type", default="") == "clip_vision_model":
         # A class token with a position and a norm before the layers, but no bias of the patches (vLLM, clip.py).
-        whole += 3 * size.hidden
-    return Tower(split, whole + positions + patches + (2 * size.hidden if post_norm else 0))
+        whole += 3 * hidden
+    return split, whole + 2 * hidden * post_norm
 
 
-def _read(fields: Fields) -> _Vision:
-    section = _section(fields)
-    return _Vision(
-        hidden=section.size("hidden_size"),
-        intermediate=section.size("intermediate_size"),
-        layers=section.size("num_hidden_layers"),
-        patch=section.size("patch_size"),
-    )
+def _layers(count: int, hidden: int, inner: int) -> tuple[int, int]:
+    """Return split and whole elements of layers: whole are the biases of the row-split halves, and two LayerNorms."""
+    return count * (4 * hidden * hidden + 3 * hidden + 2 * hidden * inner + inner), count * 6 * hidden
+
+
+_USUAL_SIZES: Final = ("hidden_size", "intermediate_size", "num_hidden_layers", "patch_size")
+
+
+def _sizes(section: Fields, keys: tuple[str, ...] = _USUAL_SIZES) -> tuple[int, ...]:
+    return tuple(section.size(key) for key in keys)
 
 
 def _section(fields: Fields) -> Fields:

@@ -39,7 +39,6 @@ from specdecode_operator.sizing.geometry import (
     padded_vocabulary,
 )
 from specdecode_operator.sizing.pair import (
-    EngineLimits,
     Pair,
     Parallelism,
     block_places,
@@ -52,43 +51,59 @@ from specdecode_operator.sizing.result_cache import MEMO_SIZE
 from specdecode_operator.sizing.version_rules import Runner, Sampler, sizing_facts
 
 _FLOAT32_COPIES: Final = 3
-"""What the sampler makes of the logits, each as large as they are in float32."""
+"""Float32 tensors as large as the logits that the sampler makes."""
 
 _LARGEST_PIECE_BYTES: Final = Named(GIB, "of a piece in float32")
-"""V2 copies logits to float32 in pieces of at most so much (v1/worker/gpu/spec_decode/rejection_sampler.py)."""
+"""Maximum piece of logits that V2 copies to float32 at once (v1/worker/gpu/spec_decode/rejection_sampler.py)."""
 
 
 def profiled_sampling_bytes(pair: Pair, tensor: int) -> int:
-    """Return hidden states of a full step, the rows to sample from, and what the profiling run's sampler makes.
+    """Return the bytes of the profiling run's sampling: hidden states of a full step, sampled rows and logits.
 
-    vLLM, v1/worker/gpu_model_runner.py and v1/worker/gpu/model_runner.py, _dummy_sampler_run.
+    vLLM, v1/worker/gpu_model_runner.py and v1/worker/gpu/model_runner.py, _dummy_sampler_run. V2 selects the rows once;
+    V1 also fills a second tensor with random numbers. Logits stand as computed, gathered over the ranks, and in float32
+    (a copy even of float32, as a log of vLLM 0.19 with --dtype float32 shows).
     """
     target, tokens, requests = pair.target, pair.limits.max_num_batched_tokens, profiled_requests(pair)
-    state_bytes = target.hidden_size * target.dtype_bytes
+    state_bytes, vocabulary = target.hidden_size * target.dtype_bytes, target.vocab_size
+    logits = requests * padded_vocabulary(vocabulary) * target.dtype_bytes
     if pair.era.runner is Runner.V2:
-        # The rows are picked out once.
-        return (tokens + requests) * state_bytes + _v2_sampler_bytes(pair, requests, tensor)
-    # Picked out, and filled with random numbers in a tensor of their own.
-    return (tokens + 2 * requests) * state_bytes + _v1_sampler_bytes(pair, requests)
+        # v1/worker/gpu/sample/sampler.py: up to 0.32 the run filters nothing; later it makes a second pass with all
+        # that a request can ask for: in float32, masked, and their softmax.
+        sampling = _gathered_bytes(logits, tensor)
+        if pair.era.copies_logits_to_float32:
+            copies = _FLOAT32_COPIES if pair.era.sampler is Sampler.FLASHINFER else 1
+            sampling = max(sampling, logits + copies * requests * vocabulary * FLOAT32_BYTES)
+        return (tokens + requests) * state_bytes + sampling
+    # v1/sample/sampler.py and topk_topp_sampler.py: the softmax, and the noise of the draw or, with FlashInfer, the
+    # masked logits. The Triton kernel keeps a row for each multiprocessor. A draft's rejection sampler runs after it.
+    sampling = logits + _FLOAT32_COPIES * (requests * vocabulary) * FLOAT32_BYTES
+    if pair.num_speculative_tokens:
+        sampling = _v1_rejection_bytes(pair, requests, requests) + _v1_probabilities_bytes(pair, requests)
+    if pair.era.sampler is Sampler.TRITON:
+        sampling += min(memory_coefficients().multiprocessors, requests) * vocabulary * FLOAT32_BYTES
+    return (tokens + 2 * requests) * state_bytes + sampling
 
 
 def verification_bytes(pair: Pair, tensor: int) -> int:
-    """Return what verifying K + 1 rows a request takes that no profiling run has seen; 0 without a draft.
+    """Return the bytes of verifying K + 1 rows per request beyond the profiling run; 0 without a draft.
 
-    V2 (v1/worker/gpu/spec_decode/rejection_sampler.py): this rank's logits,
-    the gathered rows and their copy, and a float32 piece of at most 1 GiB
-    (MAX_CHUNK_BYTES). V1: its profiling run verified one proposed token a
-    request. A draft that samples leaves its probabilities there, through the
-    whole next step (v1/worker/gpu_model_runner.py, _draft_probs), and those of
-    the rows that are verified are gathered (_get_spec_decode_draft_probs); V2
-    keeps logits, which are part of its state. Entropy (v1/spec_decode/fly.py,
-    compute_fly_entropy) copies such a piece once more, in logsumexp; on V1 it
-    reads the softmax that is there.
+    V2 (v1/worker/gpu/spec_decode/rejection_sampler.py): this rank's logits, the gathered rows and their copy, and a
+    float32 piece of at most 1 GiB (MAX_CHUNK_BYTES). V1: its profiling run verified one proposed token per request. A
+    draft that samples leaves its probabilities there through the whole next step (v1/worker/gpu_model_runner.py,
+    _draft_probs), and those of the verified rows are gathered (_get_spec_decode_draft_probs); V2 keeps logits, which
+    are part of its state. Entropy (v1/spec_decode/fly.py, compute_fly_entropy) copies such a piece once more, in
+    logsumexp; on V1 it reads the existing softmax.
     """
-    vocabulary, proposed = pair.target.vocab_size, pair.num_speculative_tokens
+    vocabulary, proposed, limits = pair.target.vocab_size, pair.num_speculative_tokens, pair.limits
     if not proposed:
         return 0
-    rows = named(_verified_rows(pair), "rows")
+    all_requests = min(limits.max_num_seqs, limits.max_num_batched_tokens)
+    most = min(limits.max_num_seqs * (proposed + 1), limits.max_num_batched_tokens)
+    if pair.adaptive_verification:
+        # No more than one float32 piece holds, or one row per request (get_num_tokens).
+        most = min(most, max(all_requests, _LARGEST_PIECE_BYTES // (vocabulary * FLOAT32_BYTES)))
+    rows = named(most, "rows")
     logits = rows * vocabulary * pair.target.dtype_bytes
     if pair.era.runner is Runner.V2:
         gathered = 2 * logits if tensor > 1 else logits
@@ -97,52 +112,16 @@ def verification_bytes(pair: Pair, tensor: int) -> int:
     requests = ceil_div(rows, proposed + 1)
     verified = _v1_rejection_bytes(pair, requests, proposed * requests)
     gathered = _v1_probabilities_bytes(pair, proposed * requests)
-    profiled = _v1_rejection_bytes(pair, _requests(pair), _requests(pair))
-    profiled += _v1_probabilities_bytes(pair, _requests(pair))
-    return _v1_probabilities_bytes(pair, proposed * _requests(pair)) + max(0, verified + gathered - profiled)
-
-
-def _verified_rows(pair: Pair) -> int:
-    """Return the rows of logits of a full step: K + 1 a request.
-
-    Adaptive verification takes no more than one float32 piece holds, or one a request (get_num_tokens).
-    """
-    limits = pair.limits
-    rows = min(limits.max_num_seqs * (pair.num_speculative_tokens + 1), limits.max_num_batched_tokens)
-    if not pair.adaptive_verification:
-        return rows
-    return min(rows, max(_requests(pair), _LARGEST_PIECE_BYTES // (pair.target.vocab_size * FLOAT32_BYTES)))
-
-
-def _requests(pair: Pair) -> int:
-    return min(pair.limits.max_num_seqs, pair.limits.max_num_batched_tokens)
-
-
-def _v1_sampler_bytes(pair: Pair, requests: int) -> int:
-    """Return the logits and what the sampler makes of them (vLLM, v1/sample/sampler.py, topk_topp_sampler.py).
-
-    Logits as computed, gathered over the ranks; as float32 (a copy even of
-    float32, as a log of vLLM 0.19 with --dtype float32 shows); their softmax,
-    and the noise of the draw or, with FlashInfer, the masked logits. The Triton kernel keeps a row for each
-    multiprocessor. With a draft the rejection sampler runs after it.
-    """
-    vocabulary = pair.target.vocab_size
-    entries = requests * vocabulary
-    buffer = 0
-    if pair.era.sampler is Sampler.TRITON:
-        buffer = min(memory_coefficients().multiprocessors, requests) * vocabulary * FLOAT32_BYTES
-    if pair.num_speculative_tokens:
-        return _v1_rejection_bytes(pair, requests, requests) + _v1_probabilities_bytes(pair, requests) + buffer
-    logits = requests * padded_vocabulary(vocabulary) * pair.target.dtype_bytes
-    return logits + _FLOAT32_COPIES * entries * FLOAT32_BYTES + buffer
+    profiled = _v1_rejection_bytes(pair, all_requests, all_requests) + _v1_probabilities_bytes(pair, all_requests)
+    return _v1_probabilities_bytes(pair, proposed * all_requests) + max(0, verified + gathered - profiled)
 
 
 def _v1_probabilities_bytes(pair: Pair, rows: int) -> int:
-    """Return the distributions that a draft which samples took its tokens from; 0 where it takes the likeliest.
+    """Return the bytes of the distributions that a sampling draft drew its tokens from; 0 for a greedy draft.
 
     As wide as the target's logits, in float32 (vLLM, v1/spec_decode/llm_base_proposer.py,
-    compute_probs_and_sample_next_token). Heads with a smaller vocabulary
-    spread their logits over the target's (llama_eagle3.py, compute_logits).
+    compute_probs_and_sample_next_token). Heads with a smaller vocabulary spread their logits over the target's
+    (llama_eagle3.py, compute_logits).
     """
     if not pair.samples_drafts or loaded_draft(pair) is None:
         return 0
@@ -152,38 +131,23 @@ def _v1_probabilities_bytes(pair: Pair, rows: int) -> int:
 def _v1_rejection_bytes(pair: Pair, bonus_rows: int, target_rows: int) -> int:
     """Return the peak of the rejection sampler (vLLM, v1/sample/rejection_sampler.py, RejectionSampler.forward).
 
-    Kept: all rows and the bonus rows as computed, the bonus rows as float32
-    for log probabilities. The target's rows: raw, cloned, softmax. For each
-    request the noise and its reciprocal (sample_recovered_tokens, q and
-    inv_q). The profiling run has one of each a request, whatever K is.
+    Kept: all rows and the bonus rows as computed, the bonus rows as float32 for log probabilities. The target's rows:
+    raw, cloned, softmax. For each request the noise and its reciprocal (sample_recovered_tokens, q and inv_q). The
+    profiling run has one of each per request for any K.
     """
     kept = (2 * bonus_rows + target_rows) * pair.target.dtype_bytes + bonus_rows * FLOAT32_BYTES
     return (kept + (3 * target_rows + 2 * bonus_rows) * FLOAT32_BYTES) * pair.target.vocab_size
 
 
-def _v2_sampler_bytes(pair: Pair, requests: int, tensor: int) -> int:
-    """Return the logits under V2 (v1/worker/gpu/sample/sampler.py).
+def _gathered_bytes(logits_bytes: int, tensor: int) -> int:
+    """Return the peak of gathering logits: this rank's part, the gathered rows, and their copy in order.
 
-    The profiling run filters nothing up to 0.32; then it takes a second pass
-    with all that a request can ask for: in float32, masked, and their softmax.
-    """
-    vocabulary = pair.target.vocab_size
-    logits = requests * padded_vocabulary(vocabulary) * pair.target.dtype_bytes
-    gathering = gathered_logits_bytes(logits, tensor)
-    if pair.era.copies_logits_to_float32:
-        copies = _FLOAT32_COPIES if pair.era.sampler is Sampler.FLASHINFER else 1
-        return max(gathering, logits + copies * requests * vocabulary * FLOAT32_BYTES)
-    return gathering
-
-
-def gathered_logits_bytes(logits_bytes: int, tensor: int) -> int:
-    """Return what logits take while they are gathered: this rank's part, the gathered rows and their copy in order.
-
-    vLLM, distributed/device_communicators/base_device_communicator.py, all_gather; a rank alone has nothing to gather.
+    vLLM, distributed/device_communicators/base_device_communicator.py, all_gather; a single rank gathers nothing.
     """
     return 2 * logits_bytes + ceil_div(logits_bytes, tensor) if tensor > 1 else logits_bytes
 
 
+_GPT_OSS: Final = "GptOss"
 _TRITON: Final = "TRITON_MLA"
 _SCALED_TOGETHER: Final = 128
 _CONTEXT_OF_A_PART: Final = 512
@@ -193,56 +157,45 @@ _MOST_PARTS: Final = 2 * 108
 GPUs stands for the rest."""
 
 
-def on_product(pair: Pair, product: str) -> Pair:
-    """Return the pair with the kernels that the engine takes on a product, if they are not those of any product.
+_WITHOUT_NVLINK: Final = frozenset({"Ada", "Blackwell RTX"})
+"""Generations whose cards have no connector for it (NVIDIA's data sheets)."""
 
-    Of latent attention Ampere, Ada and Blackwell RTX have Triton's alone (vllm/platforms/cuda.py); a kernel that was
-    asked for stays. Sparse attention has kernels of its own: on Blackwell FlashInfer's reads a plain FP8 cache
-    (v1/attention/backends/mla/flashinfer_mla_sparse.py). On Hopper Triton's kernel runs the experts of gpt-oss, which
-    pads their scales and not their weights.
+
+def on_product(pair: Pair, product: str) -> Pair:
+    """Return the pair with the kernels that the engine selects on a GPU product.
+
+    For latent attention, Ampere, Ada and Blackwell RTX have Triton's only (vllm/platforms/cuda.py); a requested kernel
+    stays. Sparse attention has its own kernels: on Blackwell vLLM prefers FlashInfer's for an FP8 cache
+    (platforms/cuda.py, _get_backend_priorities; v1/attention/backends/mla/flashinfer_mla_sparse.py), which reads it
+    plain; FlashMLA's, of Hopper, makes it fp8_ds_mla (mla_attention.py, _canonicalize_sparse_mla_kv_cache_dtype). On
+    Hopper vLLM prefers Triton to Marlin for the experts of gpt-oss (fused_moe/oracle/mxfp4.py,
+    _get_priority_backends_for_gpt_oss; experts/gpt_oss_triton_kernels_moe.py), which pads their scales, not their
+    weights.
     """
-    generation = generation_of(product)
+    generation, stored = generation_of(product), pair.target.checkpoint
     if generation in _WITHOUT_NVLINK and pair.limits.has_nvlink:
         pair = replace(pair, limits=replace(pair.limits, has_nvlink=False))
-    if generation == _TRITON_GENERATION and _runs_in_triton(pair.target):
+    is_gpt_oss = pair.target.architecture.startswith(_GPT_OSS)
+    if generation == "Hopper" and is_gpt_oss and stored is not None and stored.precision is Precision.MXFP4:
         keeps = sizing_facts(pair.limits.engine_version)["keeps_stored_expert_scales"]
         kernel = ExpertKernel.TRITON_BESIDE_SCALES if keeps else ExpertKernel.TRITON
         pair = replace(pair, target=_with_kernel(pair.target, kernel))
     if pair.target.has_sparse_attention:
-        return replace(pair, target=_with_plain_cache(pair.target)) if generation == _PLAIN_CACHE_GENERATION else pair
+        return replace(pair, target=_with_plain_cache(pair.target)) if generation == "Blackwell" else pair
     chosen = pair.limits.attention_backend is not None or generation not in _TRITON_ALONE
     if chosen or not any(isinstance(mixer, LatentAttention) for mixer in pair.target.attentions):
         return pair
     return replace(pair, limits=replace(pair.limits, attention_backend=_TRITON))
 
 
-_WITHOUT_NVLINK: Final = frozenset({"Ada", "Blackwell RTX"})
-"""Generations whose cards have no connector for it (NVIDIA's data sheets)."""
-
-_TRITON_GENERATION: Final = "Hopper"
-"""Where vLLM prefers Triton to Marlin for gpt-oss (fused_moe/oracle/mxfp4.py, _get_priority_backends_for_gpt_oss), and
-Triton supports the device (experts/gpt_oss_triton_kernels_moe.py)."""
-
-
-def _runs_in_triton(model: ModelGeometry) -> bool:
-    stored = model.checkpoint
-    return stored is not None and stored.precision is Precision.MXFP4 and model.architecture.startswith("GptOss")
-
-
-_PLAIN_CACHE_GENERATION: Final = "Blackwell"
-"""Where FlashInfer's kernel is preferred for an FP8 cache (platforms/cuda.py, _get_backend_priorities); FlashMLA's, of
-Hopper, makes it fp8_ds_mla (mla_attention.py, _canonicalize_sparse_mla_kv_cache_dtype)."""
-
-
 @lru_cache(maxsize=MEMO_SIZE)
 def _with_plain_cache(model: ModelGeometry) -> ModelGeometry:
-    layers = tuple(
-        replace(layer, mixer=replace(layer.mixer, packs_cache=False))
-        if isinstance(layer.mixer, LatentAttention)
-        else layer
-        for layer in model.layers
-    )
-    return replace(model, layers=layers)
+    layers = []
+    for layer in model.layers:
+        if isinstance(mixer := layer.mixer, LatentAttention):
+            mixer = replace(mixer, packs_cache=False)
+        layers.append(replace(layer, mixer=mixer))
+    return replace(model, layers=tuple(layers))
 
 
 @lru_cache(maxsize=MEMO_SIZE)
@@ -252,7 +205,7 @@ def _with_kernel(model: ModelGeometry, kernel: ExpertKernel) -> ModelGeometry:
 
 
 def latent_parts_bytes(pair: Pair, tensor: int) -> int:
-    """Return what Triton's kernel reserves on each GPU; 0 with other kernels.
+    """Return the bytes that Triton's kernel reserves on each GPU for parts of a context; 0 with other kernels.
 
     vLLM, v1/attention/backends/mla/triton_mla.py, _compute_num_kv_splits and _reserve_attn_logits_workspace.
     """
@@ -270,18 +223,18 @@ def latent_parts_bytes(pair: Pair, tensor: int) -> int:
 _INDEXED_LENGTHS: Final = 40
 _LONG_INDEXED_LENGTHS: Final = 16
 _LONG_FROM: Final = 256 * 1024
-"""How many of the longest requests the indexer gathers keys of, and how many beyond this length from 0.33 on: eight
+"""Number of longest requests of which the indexer gathers keys, and their number beyond this length from 0.33 on: eight
 times the workspace factor of FlashMLA (v1/attention/backends/mla/indexer.py, get_max_prefill_buffer_size)."""
 
 _TOP_K_BYTES: Final = 1 << 20
 """Workspace of the kernel that chooses (sparse_attn_indexer.py, RADIX_TOPK_WORKSPACE_SIZE)."""
 
-INDEX_LOGITS_BYTES: Final = 512 << 20
+_INDEX_LOGITS_BYTES: Final = 512 << 20
 """Tensor that stands for an indexer's logits in the profiling run (VLLM_SPARSE_INDEXER_MAX_LOGITS_MB)."""
 
 
 def index_workspace_bytes(pair: Pair) -> int:
-    """Return what indexers of sparse attention reserve for gathered keys in the profiling run; 0 without them.
+    """Return the bytes that indexers of sparse attention reserve for gathered keys; 0 without indexers.
 
     vLLM, model_executor/layers/sparse_attn_indexer.py, sparse_attn_indexer: FP8 keys with their scales.
     """
@@ -296,23 +249,24 @@ def index_workspace_bytes(pair: Pair) -> int:
     return named(lengths, "requests", like=length) * length * key_bytes + _TOP_K_BYTES
 
 
-def profiles_latent_parts(pair: Pair) -> bool:
-    """Whether the profiling run reserves them (mla_attention.py, forward_impl); else what comes after it."""
+def _profiles_latent_parts(pair: Pair) -> bool:
+    """Whether the profiling run reserves the parts (mla_attention.py, forward_impl), or the run after it."""
     return bool(sizing_facts(pair.limits.engine_version)["profiles_latent_parts"])
 
 
 _TRANSITIONS: Final = 3
-"""Logits of a place that DSpark has beside all: of the place before, the bias, and their sum (_sample_sequential)."""
+"""Logits of a place in DSpark beside all others: of the place before, the bias, and their sum (_sample_sequential)."""
 
 
 def proposing_bytes(pair: Pair, draft: ModelGeometry, tensor: int) -> int:
-    """Return the states that a draft's layers return, the rows picked out of them, and their logits at the peak.
+    """Return the peak of proposing: the states that a draft's layers return, the rows selected from them, their logits.
 
     Heads that propose blocks take all places of all requests at once (dflash/speculator.py, _generate_draft), others
-    one a request (target_dependent_ar/speculator.py and standalone_ar/speculator.py, _prefill). EAGLE-3 returns two
-    tensors, and holds what it joined the target's states to.
+    one per request (target_dependent_ar/speculator.py and standalone_ar/speculator.py, _prefill). EAGLE-3 returns two
+    tensors, and holds what it joined the target's states to. Logits of a smaller vocabulary are spread over the
+    target's (qwen3_dflash.py and llama_eagle3.py, compute_logits).
     """
-    tokens, requests = pair.limits.max_num_batched_tokens, profiled_requests(pair)
+    tokens, requests, head = pair.limits.max_num_batched_tokens, profiled_requests(pair), draft.head
     rows = requests
     if pair.method in METHODS_OF_BLOCKS:
         rows = named(requests * pair.num_speculative_tokens, "proposed tokens", like=requests)
@@ -320,54 +274,33 @@ def proposing_bytes(pair: Pair, draft: ModelGeometry, tensor: int) -> int:
     elif pair.method == Method.EAGLE3:
         tokens *= 3
     states = (tokens + rows) * draft.hidden_size
-    if draft.head and draft.head.returns_width:
+    if head and head.returns_width:
         # Beside its own states it returns those of the target's width (gemma4_mtp.py).
-        states += tokens * draft.head.returns_width
-    return states * draft.dtype_bytes + _logits_bytes(pair, draft, requests, rows, tensor)
-
-
-def joining_bytes(pair: Pair, draft: ModelGeometry) -> int:
-    """Return a step's states of several layers side by side, and what a head makes of them; 0 where it joins none.
-
-    vLLM, combine_hidden_states, called with their torch.cat while the states themselves are still held.
-    """
-    states = draft.head.auxiliary_states if draft.head else 0
-    if not states:
-        return 0
-    width = states * pair.target.hidden_size * pair.target.dtype_bytes + draft.hidden_size * draft.dtype_bytes
-    return pair.limits.max_num_batched_tokens * width
-
-
-def _logits_bytes(pair: Pair, draft: ModelGeometry, requests: int, rows: int, tensor: int) -> int:
-    """Return the logits while they are gathered over the ranks, or what is made of them then.
-
-    Those of a smaller vocabulary are spread over the target's (qwen3_dflash.py and llama_eagle3.py, compute_logits).
-    """
-    vocabulary = (draft.head.output_rows if draft.head else 0) or draft.vocab_size
+        states += tokens * head.returns_width
+    vocabulary = (head.output_rows if head else 0) or draft.vocab_size
     padded = padded_vocabulary(vocabulary) * draft.dtype_bytes
     made = 0
     if pair.method == Method.DSPARK:
         made = _TRANSITIONS * requests * padded
-    elif draft.head and draft.head.copied_rows:
-        made = rows * draft.head.copied_rows * draft.hidden_size * draft.dtype_bytes
+    elif head and head.copied_rows:
+        made = rows * head.copied_rows * draft.hidden_size * draft.dtype_bytes
     elif vocabulary != draft.vocab_size:
         made = rows * draft.vocab_size * draft.dtype_bytes
-    return max(gathered_logits_bytes(rows * padded, tensor), rows * padded + made)
+    return states * draft.dtype_bytes + max(_gathered_bytes(rows * padded, tensor), rows * padded + made)
 
 
 _INT64_BYTES: Final = 8
 
 _CHUNK_TOKENS: Final = 4096
 _CHUNK_BYTES: Final = 4 + _INT64_BYTES
-"""Where all tokens are looked at, the best of so many is kept, with its score (_scratch_buffers)."""
+"""Without a limit on candidates the best of each chunk of tokens is kept, with its score (_scratch_buffers)."""
 
 
 def refining_bytes(pair: Pair, draft: ModelGeometry, tensor: int) -> int:
-    """Return the peak while the blocks of a full step are refined; 0 for drafts whose blocks stay as proposed.
+    """Return the peak of refining the blocks of a full step; 0 for drafts without a refiner.
 
-    The states and logits of all places, and beside them first a copy of the
-    logits of those to fill, then for each the rows of its candidates in the
-    second table, their logits before and after, and their ids.
+    The states and logits of all places, and beside them first a copy of the logits of those to fill, then for each the
+    rows of its candidates in the second table, their logits before and after, and their ids.
     """
     refiner = draft.head.refiner if draft.head else None
     if refiner is None:
@@ -383,7 +316,7 @@ def refining_bytes(pair: Pair, draft: ModelGeometry, tensor: int) -> int:
 
 
 def refining_scratch_bytes(pair: Pair, draft: ModelGeometry) -> int:
-    """Return what its first pass makes and keeps: logits twice, for all requests, where it looks at all tokens."""
+    """Return the bytes that the first refining pass keeps: logits twice for all requests, if it chooses from all."""
     refiner = draft.head.refiner if draft.head else None
     if refiner is None or _candidates(pair, refiner):
         return 0
@@ -397,9 +330,9 @@ def _candidates(pair: Pair, refiner: Refiner) -> int:
 
 
 _COPIES_ACTIVATIONS: Final = (Precision.INT8,)
-"""Precisions whose inputs are copied to eight bits by an operator of their own (scaled_int8_quant).
+"""Precisions whose inputs a separate operator copies to eight bits (scaled_int8_quant).
 
-FP8 is written by the kernel that makes the input, in place of 16 bits (config/vllm.py, enable_act_fusion).
+For FP8, the kernel that makes the input writes it in place of 16 bits (config/vllm.py, enable_act_fusion).
 """
 
 _CONTEXT_TOKENS_MOST: Final = 64 * 1024
@@ -411,14 +344,18 @@ _CONTEXT_BLOCKS_PER_REQUEST: Final = 4
 def forward_bytes(pair: Pair, model: ModelGeometry, stage: Stage, precision: Precision, split: Parallelism) -> int:
     """Return the peak of a full step in one pipeline stage of the pair's target or draft.
 
-    A kernel that is tuned at its first launch flushes the L2 cache with a
-    buffer of its size; engines that do not compile tune none.
+    Latent attention sets up one chunk of context whole for the profile (vLLM,
+    model_executor/layers/attention/mla_attention.py, forward_impl and determine_chunked_prefill_workspace_size). A
+    kernel that is tuned at its first launch flushes the L2 cache with a buffer of its size; engines that do not compile
+    tune none.
     """
     step = _step(model, stage, precision, split)
     limits, tokens = pair.limits, pair.limits.max_num_batched_tokens
     around_attention = tokens * step.attention_bytes
     if step.context_width:
-        around_attention += _context_tokens(limits) * step.context_width * model.dtype_bytes
+        by_requests = _CONTEXT_BLOCKS_PER_REQUEST * limits.max_num_seqs * limits.block_size
+        context_tokens = min(max(_CONTEXT_REQUESTS * limits.max_model_len, by_requests), _CONTEXT_TOKENS_MOST)
+        around_attention += context_tokens * step.context_width * model.dtype_bytes
     if not pair.era.peaks_in_pieces:
         return max(around_attention, tokens * step.row_bytes)
     tuning = 0 if limits.enforce_eager else memory_coefficients().l2_bytes
@@ -430,18 +367,17 @@ def expert_workspace_bytes(
 ) -> int:
     """Return the two workspaces of the fused-expert kernels (vLLM, fused_moe/modular_kernel.py, _allocate_buffers).
 
-    Each row is a token at one of its experts: the hidden state or what comes
-    out of the activation, and the hidden state or gate and up together. Triton,
-    Marlin and CUTLASS (FP8) ask for the same sum (workspace_shapes); FlashInfer's
-    CUTLASS kernels take it themselves (cutlass_fused_moe_kernels.cuh,
-    getWorkspaceDeviceBufferSizes). Data-parallel ranks compute all ranks' tokens.
+    Each row is a token at one of its experts: the hidden state or the output of the activation, and the hidden state or
+    gate and up together. Triton, Marlin and CUTLASS (FP8) ask for the same sum (workspace_shapes); FlashInfer's CUTLASS
+    kernels take it themselves (cutlass_fused_moe_kernels.cuh, getWorkspaceDeviceBufferSizes). Data-parallel ranks
+    compute all ranks' tokens.
     """
     return tokens * split.data * _step(model, stage, precision, split).expert_bytes
 
 
 @dataclass(frozen=True)
 class _Step:
-    """What one token takes on one rank of a stage."""
+    """Bytes of one token on one rank of a stage."""
 
     attention_bytes: int  # Around the widest attention: the residual, what it reads and what it returns
     feed_forward_bytes: int  # Around the widest feed-forward layer
@@ -454,7 +390,7 @@ class _Step:
 @lru_cache(maxsize=MEMO_SIZE)
 def _step(model: ModelGeometry, stage: Stage, precision: Precision, split: Parallelism) -> _Step:
     layers = [layer for layer, _ in stage.distinct_layers]
-    widths = [sum(_alive_inside(mixer, split.tensor) for mixer in layer.mixers) for layer in layers]
+    widths = [sum(_widths(mixer, split.tensor)[0] for mixer in layer.mixers) for layer in layers]
     experts = [layer.feed_forward for layer in layers if isinstance(layer.feed_forward, Experts)]
     return _Step(
         attention_bytes=(model.hidden_size + max(widths, default=0)) * model.dtype_bytes,
@@ -468,65 +404,44 @@ def _step(model: ModelGeometry, stage: Stage, precision: Precision, split: Paral
     )
 
 
-def _context_tokens(limits: EngineLimits) -> int:
-    """Return the tokens of one context chunk, which latent attention sets up whole for the profile.
-
-    vLLM, model_executor/layers/attention/mla_attention.py, forward_impl and determine_chunked_prefill_workspace_size.
-    """
-    by_requests = _CONTEXT_BLOCKS_PER_REQUEST * limits.max_num_seqs * limits.block_size
-    return min(max(_CONTEXT_REQUESTS * limits.max_model_len, by_requests), _CONTEXT_TOKENS_MOST)
-
-
 def _context_width(layer: Layer, tensor: int) -> int:
     latent = [mixer for mixer in layer.mixers if isinstance(mixer, LatentAttention)]
     return sum(ceil_div(mixer.num_heads, tensor) * (mixer.nope_head_dim + mixer.value_head_dim) for mixer in latent)
 
 
-def _alive_inside(mixer: SingleMixer, tensor: int) -> int:
-    """Return the width of what a mixer reads and what it returns; Mamba 2 copies what it convolves twice.
+def _widths(mixer: SingleMixer, tensor: int) -> tuple[int, int]:
+    """Return the width alive inside a mixer on one rank, and the width that it passes to the next piece.
 
-    vLLM, model_executor/layers/mamba/mamba_mixer2.py, conv_ssm_forward, where the profiling run turns back.
+    Inside are the outputs of its projections in, and its own. Linear mixers also pass the gate of their norm. Mamba 2
+    copies what it convolves twice (vLLM, model_executor/layers/mamba/mamba_mixer2.py, conv_ssm_forward, where the
+    profiling run turns back).
     """
-    alive = _inputs(mixer, tensor)
-    if isinstance(mixer, StateSpace):
-        convolved = mixer.width + 2 * mixer.num_groups * mixer.state_size
-        return alive + ceil_div(mixer.width, tensor) + 2 * ceil_div(convolved, tensor)
-    return alive + _outputs(mixer, tensor)
-
-
-def _inputs(mixer: SingleMixer, tensor: int) -> int:
-    """Return the width of what the projections into a mixer make on one rank."""
     match mixer:
         case SelfAttention():
-            queries = ceil_div(mixer.num_heads, tensor) * mixer.head_dim * (2 if mixer.gated else 1)
-            return queries + kv_heads_per_rank(mixer.num_kv_heads, tensor) * (mixer.head_dim + mixer.value_dim)
+            heads = ceil_div(mixer.num_heads, tensor)
+            keys_and_values = kv_heads_per_rank(mixer.num_kv_heads, tensor) * (mixer.head_dim + mixer.value_dim)
+            inputs = heads * mixer.head_dim * (2 if mixer.gated else 1) + keys_and_values
+            outputs = heads * mixer.value_dim
         case LatentAttention():
             heads = ceil_div(mixer.num_heads, tensor)
-            return heads * (mixer.nope_head_dim + mixer.rope_head_dim) + mixer.kv_rank + mixer.rope_head_dim
+            inputs = heads * (mixer.nope_head_dim + mixer.rope_head_dim) + mixer.kv_rank + mixer.rope_head_dim
+            outputs = heads * mixer.value_head_dim
         case DeltaNet():
-            return ceil_div(mixer.conv_width + mixer.num_value_heads * mixer.value_head_dim, tensor)
+            values = mixer.num_value_heads * mixer.value_head_dim
+            inputs, outputs = ceil_div(mixer.conv_width + values, tensor), ceil_div(2 * values, tensor)
         case StateSpace():
             groups = groups_per_rank(mixer.num_groups, tensor)
-            return ceil_div(2 * mixer.width + mixer.num_heads, tensor) + 2 * groups * mixer.state_size
+            inputs = ceil_div(2 * mixer.width + mixer.num_heads, tensor) + 2 * groups * mixer.state_size
+            convolved = mixer.width + 2 * mixer.num_groups * mixer.state_size
+            inside = inputs + ceil_div(mixer.width, tensor) + 2 * ceil_div(convolved, tensor)
+            return inside, ceil_div(2 * mixer.width, tensor)
         case SelectiveScan():
-            return ceil_div(2 * mixer.width, tensor)
-
-
-def _outputs(mixer: SingleMixer, tensor: int) -> int:
-    """Return the width of what a mixer hands to the piece after it; linear ones also hand on the gate of their norm."""
-    match mixer:
-        case SelfAttention():
-            return ceil_div(mixer.num_heads, tensor) * mixer.value_dim
-        case LatentAttention():
-            return ceil_div(mixer.num_heads, tensor) * mixer.value_head_dim
-        case DeltaNet():
-            return ceil_div(2 * mixer.num_value_heads * mixer.value_head_dim, tensor)
-        case StateSpace() | SelectiveScan():
-            return ceil_div(2 * mixer.width, tensor)
+            inputs = outputs = ceil_div(2 * mixer.width, tensor)
+    return inputs + outputs, outputs
 
 
 def _row_bytes(model: ModelGeometry, layer: Layer, split: Parallelism) -> int:
-    """Return the residual before and after, and the rows of the feed-forward layer."""
+    """Return the bytes of the residual before and after, and of the feed-forward layer's rows."""
     states, inner = 2, 0
     match layer.feed_forward:
         case DenseMlp() as mlp:
@@ -541,8 +456,8 @@ def _row_bytes(model: ModelGeometry, layer: Layer, split: Parallelism) -> int:
 
 
 def _beside_rows_bytes(model: ModelGeometry, layer: Layer, precision: Precision, split: Parallelism) -> int:
-    """Return what is alive with the rows: what the mixers returned, and copies of their inputs in eight bits."""
-    returned = sum(_outputs(mixer, split.tensor) for mixer in layer.mixers) * model.dtype_bytes
+    """Return the bytes alive with the rows: the mixers' outputs, and copies of the inputs in eight bits."""
+    returned = sum(_widths(mixer, split.tensor)[1] for mixer in layer.mixers) * model.dtype_bytes
     if precision not in _COPIES_ACTIVATIONS or layer.feed_forward is None:
         return returned
     match layer.feed_forward:
@@ -566,8 +481,6 @@ def _expert_width(experts: Experts, split: Parallelism) -> int:
     return experts.intermediate_size if split.expert else experts.intermediate_size // (split.tensor * split.data)
 
 
-_GPT_OSS: Final = "GptOss"
-
 _Draft = tuple[ModelGeometry, Precision]
 """A draft that is loaded, and its precision."""
 
@@ -576,20 +489,21 @@ _METHODS_PROFILED: Final = (Method.DRAFT_MODEL, *METHODS_WITH_HIDDEN_STATES)
 
 
 def activation_bytes(pair: Pair, split: Parallelism, stage: Stage | None = None) -> int:
-    """Return the peak of one step beyond what stays allocated, on one pipeline stage; by default the last.
+    """Return the peak of one step and the allocations that it keeps, on one pipeline stage; by default the last.
 
-    Only the last stage samples and runs the draft.
+    Only the last stage samples and runs the draft. The draft runs while the target's hidden states are held
+    (dummy_run); V1 leaves out of the profiling run what proposing takes before and after the draft's pass.
     """
     if stage is None:
         stage = stages(pair.target, split.pipeline)[-1]
     draft = loaded_draft(pair)
     kept, scratch = _expert_bytes(pair, draft, split, stage)
-    if (reserved := latent_parts_bytes(pair, split.tensor)) and profiles_latent_parts(pair):
+    if (reserved := latent_parts_bytes(pair, split.tensor)) and _profiles_latent_parts(pair):
         # Both are served from one workspace (v1/worker/workspace.py).
         kept = max(kept, described(reserved, "of parts of the context"))
     if gathered := index_workspace_bytes(pair):
         kept = max(kept, described(gathered, "of gathered keys of indexers"))
-        scratch = max(scratch, INDEX_LOGITS_BYTES)
+        scratch = max(scratch, _INDEX_LOGITS_BYTES)
     if pair.era.peaks_in_pieces and not pair.era.cublas_before_snapshot:
         kept += memory_coefficients().cublas_workspace_bytes
     target, limits = pair.target, pair.limits
@@ -623,7 +537,7 @@ def activation_bytes(pair: Pair, split: Parallelism, stage: Stage | None = None)
 
 
 def compiling_bytes(pair: Pair, model: ModelGeometry, tensor: int) -> int:
-    """Return what compiling a model takes at a start without a compile cache; 0 if the start compiles nothing.
+    """Return the peak of compiling a model at a start without a compile cache; 0 if the start compiles nothing.
 
     vLLM sets benchmark_combo_kernel (config/compilation.py, CompilationConfig.__post_init__): torch times the kernels
     that it may join, and fills tensors with random numbers for all that they read and write
@@ -642,36 +556,42 @@ def compiling_bytes(pair: Pair, model: ModelGeometry, tensor: int) -> int:
 
 
 def _draft_pass_bytes(pair: Pair, draft: _Draft | None, split: Parallelism) -> int:
-    """Return the peak of the draft's pass, which runs while the target's hidden states are held (dummy_run)."""
     if draft is None or pair.method not in _METHODS_PROFILED:
         return 0
-    geometry, precision = draft
-    return forward_bytes(pair, geometry, whole_model(geometry), precision, split)
+    return forward_bytes(pair, draft[0], whole_model(draft[0]), draft[1], split)
 
 
 def unprofiled_latent_bytes(pair: Pair, split: Parallelism) -> int:
-    """Return by how much the workspace grows after the profiling run for parts of the context."""
+    """Return the growth of the workspace after the profiling run for parts of the context, in bytes."""
     reserved = latent_parts_bytes(pair, split.tensor)
-    if not reserved or profiles_latent_parts(pair):
+    if not reserved or _profiles_latent_parts(pair):
         return 0
     kept, _ = _expert_bytes(pair, loaded_draft(pair), split, stages(pair.target, split.pipeline)[-1])
     return max(0, reserved - kept)
 
 
 def _proposing_bytes(pair: Pair, draft: ModelGeometry, tensor: int) -> int:
-    """Return what proposing takes before and after the draft's pass, which V1 leaves out of the profiling run."""
-    if draft.head is None:
+    """Return the peak of joining the target's states, and of proposing or refining.
+
+    A head joins a step's states of several layers side by side, while the states themselves are still held (vLLM,
+    combine_hidden_states, called with their torch.cat).
+    """
+    head = draft.head
+    if head is None:
         return proposing_bytes(pair, draft, tensor)
-    refines = draft.head.refiner is not None
+    refines = head.refiner is not None
     proposing = refining_bytes(pair, draft, tensor) if refines else proposing_bytes(pair, draft, tensor)
-    return max(joining_bytes(pair, draft), proposing)
+    if not head.auxiliary_states:
+        return proposing
+    width = head.auxiliary_states * pair.target.hidden_size * pair.target.dtype_bytes
+    return max(pair.limits.max_num_batched_tokens * (width + draft.hidden_size * draft.dtype_bytes), proposing)
 
 
 def _expert_bytes(pair: Pair, draft: _Draft | None, split: Parallelism, stage: Stage) -> tuple[int, int]:
-    """Return the workspace of the experts that stays, and what they take for a moment.
+    """Return the workspace of the experts that stays, and their temporary scratch, in bytes.
 
-    All layers, the draft's too, share one workspace (v1/worker/workspace.py).
-    Where the kernel takes it, only the experts' output stays.
+    All layers, the draft's too, share one workspace (v1/worker/workspace.py). If the kernel allocates it, only the
+    experts' output stays.
     """
     if not (pair.target.has_experts or (draft is not None and draft[0].has_experts)):
         return 0, 0
@@ -698,10 +618,9 @@ def _expert_bytes(pair: Pair, draft: _Draft | None, split: Parallelism, stage: S
 def _kernel_takes_scratch(pair: Pair, model: ModelGeometry, precision: Precision, split: Parallelism) -> bool:
     """Whether FlashInfer's CUTLASS kernels run the experts on Hopper (vLLM, fused_moe/oracle).
 
-    Unquantized ones in some versions, not with data parallelism; FP8 with one
-    scale a tensor for weights and inputs in all (FlashInferExperts,
-    _supports_quant_scheme). Block FP8 with whole experts a rank too, but what
-    it takes is not known: it is counted as kept.
+    Unquantized ones in some versions, not with data parallelism; FP8 with one scale per tensor for weights and inputs
+    in all (FlashInferExperts, _supports_quant_scheme). They also run block FP8 with whole experts per rank, whose
+    scratch is unknown: it counts as kept.
     """
     if precision is Precision.BF16:
         return pair.era.experts_scratch_in_kernel and split.data == 1
@@ -710,10 +629,10 @@ def _kernel_takes_scratch(pair: Pair, model: ModelGeometry, precision: Precision
 
 
 def _encoder_bytes(pair: Pair, split: Parallelism, stage: Stage) -> tuple[int, int]:
-    """Return the encoder's peak in the profiling run, and its inputs and outputs, alive through the text's run.
+    """Return the encoder's peak in the profiling run, and its inputs and outputs, which stay through the text's run.
 
-    As many of the largest items as a step holds tokens of (vLLM, multimodal/encoder_budget.py);
-    V2 encodes on the first stage only.
+    It encodes as many of the largest items as fit into a step (vLLM, multimodal/encoder_budget.py); V2 encodes on the
+    first stage only.
     """
     tower, width, era = pair.target.tower, pair.target.dtype_bytes, pair.era
     if not era.profiles_encoder or (era.runner is Runner.V2 and not stage.is_first):
@@ -726,7 +645,7 @@ def _encoder_bytes(pair: Pair, split: Parallelism, stage: Stage) -> tuple[int, i
 
 
 def encoder_items(pair: Pair) -> int:
-    """Return with how many of the largest images vLLM profiles the encoder (_get_max_items); a video is several."""
+    """Return the number of largest images with which vLLM profiles the encoder (_get_max_items); a video is several."""
     limits, tower = pair.limits, pair.target.tower
     images = max(1, min(tower.longest_item, limits.max_model_len // tower.item_tokens))
     tokens = images * tower.item_tokens

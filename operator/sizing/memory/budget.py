@@ -1,6 +1,6 @@
 """The memory budget of one GPU, or of a CPU engine, term by term, and whether the pair fits.
 
-`engine_footprint` holds the terms that do not depend on the GPU product. It is cached, because searches and
+`Footprint` holds the terms that do not depend on the GPU product. It is cached, because searches and
 matrices call it repeatedly. Overhead is engine memory outside torch's tensors: libraries, CUDA graphs and memory
 that the engine needs outside the budget. On CPU, the KV cache size is given; on a GPU, it is the remainder.
 """
@@ -72,19 +72,20 @@ _QUANTIZATION_STEPS: Final = {Precision.FP8: 1, Precision.INT8: 2}
 """Kernels that quantize activations before each projection."""
 
 _STACK_BYTES: Final = {0: 768, 4: 880, 2: 1504, 3: 1888, 1: 1696}
-"""Stack a thread of the Triton top-k kernel, compiled for sm90, by how far the vocabulary can be read in vectors.
+"""Stack per thread of the Triton top-k kernel, compiled for sm90, by how far the vocabulary can be read in vectors.
 
 Keys: 0 for a multiple of 16, 4 of 4, 2 of 2, else the remainder by 4 (Triton 3.6, ptxas -v).
 """
 
 
 def non_torch_bytes(pair: Pair, split: Parallelism) -> int:
-    """Return NCCL, workspaces and modules inside the budget."""
-    era = pair.era
-    sizes = memory_coefficients().non_torch
-    # Over PCIe NCCL's buffers are the host's (its transport SHM) or small, and vLLM has neither symmetric memory nor a
-    # fused all-reduce there: public logs of such cards have no more than those of one GPU.
-    alone = shares_no_layer(pair, split) or not pair.limits.has_nvlink
+    """Return the bytes of NCCL, workspaces and modules inside the budget."""
+    era, coefficients = pair.era, memory_coefficients()
+    sizes = coefficients.non_torch
+    # No other GPU has a part in its layers, or over PCIe: there NCCL's buffers are the host's (its transport SHM) or
+    # small, and vLLM has neither symmetric memory nor a fused all-reduce; public logs show no more than for one GPU.
+    shares_no_layer = split.tensor == 1 and (split.data == 1 or not pair.target.has_experts)
+    alone = shares_no_layer or not pair.limits.has_nvlink
     if era.runner is Runner.V2:
         return sizes.v2_one_gpu if alone else sizes.v2_several_gpus
     layers = named(ceil_div(pair.target.num_layers, split.pipeline), "layers", like=split.tensor)
@@ -98,27 +99,15 @@ def non_torch_bytes(pair: Pair, split: Parallelism) -> int:
         base = sizes.eight_gpus + sizes.eight_gpus_per_layer * layers
     if era.sampler is not Sampler.TRITON:
         return base
-    return base + named(_local_memory_bytes(pair.target.vocab_size), "of stacks of the top-k kernel", like=split.tensor)
-
-
-def shares_no_layer(pair: Pair, split: Parallelism) -> bool:
-    """Whether no other GPU has a part in a GPU's layers: not by tensor parallelism, nor by experts of its copies."""
-    return split.tensor == 1 and (split.data == 1 or not pair.target.has_experts)
-
-
-def _local_memory_bytes(vocabulary: int) -> int:
-    """Return what the driver reserves for the stacks of the top-k kernel beyond the default.
-
-    Only vocabularies that are no multiple of four need more: Granite's 49,155.
-    """
-    coefficients = memory_coefficients()
-    remainder = vocabulary % 4
-    key = 0 if vocabulary % 16 == 0 else remainder or 4
-    return coefficients.resident_threads * max(0, _STACK_BYTES[key] - coefficients.default_stack_bytes)
+    # The driver reserves stacks beyond the default; only vocabularies that are no multiple of four need them (Granite).
+    vocabulary = pair.target.vocab_size
+    stack_bytes = _STACK_BYTES[0 if vocabulary % 16 == 0 else vocabulary % 4 or 4]
+    reserved = coefficients.resident_threads * max(0, stack_bytes - coefficients.default_stack_bytes)
+    return base + named(reserved, "of stacks of the top-k kernel", like=split.tensor)
 
 
 def graph_bytes(pair: Pair, split: Parallelism) -> int:
-    """Return what the engine charges to the budget for CUDA graphs, target and drafter together.
+    """Return the bytes that the engine charges to the budget for CUDA graphs, target and drafter together.
 
     Measured in vLLM's usual mode, FULL_AND_PIECEWISE, which captures most: for the others it is an upper bound.
     """
@@ -128,15 +117,17 @@ def graph_bytes(pair: Pair, split: Parallelism) -> int:
     sizes = memory_coefficients().graphs
     if era.runner is Runner.V2:
         of_sizes = (capture_sizes(pair) - 1 + further_graphs(pair) + adaptive_graphs(pair)) * sizes.v2_size
-        of_sizes += _timed_steps_bytes(pair, split)
+        if pair.adaptive_verification and sizing_facts(pair.limits.engine_version)["charges_timed_steps"]:
+            # Up to 0.32 the steps that time adaptive verification run in the estimate, up to a full step, and what
+            # they leave in torch's cache is taken for graphs (v1/worker/gpu/model_runner.py, capture_model).
+            of_sizes += described(activation_bytes(pair, split), "of steps that are timed")
         if pair.method not in METHODS_WITH_HIDDEN_STATES:
             return sizes.v2 + of_sizes
         # A head's decoding is captured for each number above 1 (spec_decode/target_dependent_ar/cudagraph_utils.py).
         lengths = 1 + len(pair.other_draft_lengths - {0, 1})
         return sizes.v2 + of_sizes + named(sizes.v2_draft_head * lengths, "of the drafter", like=of_sizes)
     per_layer = sizes.v1_layer + (sizes.v1_expert_layer if pair.target.has_experts else 0)
-    full = sum(graph_layers(pair, split)) * per_layer + quantization_steps(pair) * sizes.v1_quantization_step
-    of_sizes = full * (capture_sizes(pair) - 1) // (sizes.v1_sizes - 1)
+    of_sizes = _v1_graph_bytes(pair, split, per_layer, sizes.v1_quantization_step)
     if not pair.drafts_in_parallel:
         return of_sizes
     # The second size that is captured opens a segment of torch's allocator, and the estimate takes that for what each
@@ -144,62 +135,33 @@ def graph_bytes(pair: Pair, split: Parallelism) -> int:
     return of_sizes + named((capture_sizes(pair) - 1) * sizes.v2_size, "of the parallel drafter", like=of_sizes)
 
 
-def _timed_steps_bytes(pair: Pair, split: Parallelism) -> int:
-    """Return what the estimate for graphs has of the steps by which adaptive verification learns their costs.
-
-    Up to 0.32 they run in the estimate, too, up to a full step, and what they leave in torch's cache is taken for
-    graphs (v1/worker/gpu/model_runner.py, capture_model).
-    """
-    if not pair.adaptive_verification or not sizing_facts(pair.limits.engine_version)["charges_timed_steps"]:
-        return 0
-    return described(activation_bytes(pair, split), "of steps that are timed")
-
-
 def graph_pool_bytes(pair: Pair, split: Parallelism) -> int:
-    """Return what CUDA graphs really take after the start, charged to the budget or not."""
+    """Return the bytes of CUDA graphs after the start, charged to the budget or not."""
     if not pair.limits.captures_graphs:
         return 0
     sizes = memory_coefficients().graphs
     if pair.era.runner is Runner.V2:
         return sizes.v2_pool
     per_layer = sizes.v1_pool_layer + (sizes.v1_pool_expert_layer if pair.target.has_experts else 0)
-    full = sum(graph_layers(pair, split)) * per_layer + quantization_steps(pair) * sizes.v1_pool_quantization_step
-    return sizes.v1_pool + full * (capture_sizes(pair) - 1) // (sizes.v1_sizes - 1)
+    return sizes.v1_pool + _v1_graph_bytes(pair, split, per_layer, sizes.v1_pool_quantization_step)
 
 
-def graph_layers(pair: Pair, split: Parallelism) -> tuple[int, int]:
-    """Return the layers of target and draft captured by V1: each twice, whole and in pieces; a draft's in pieces only.
-
-    So a draft's count half.
-    """
+def _v1_graph_bytes(pair: Pair, split: Parallelism, per_layer: int, per_step: int) -> int:
+    """Return the bytes of V1's graphs: each layer twice, whole and in pieces; a draft's, in pieces only, count half."""
     draft = loaded_draft(pair)
-    layers, drafting = (
-        ceil_div(pair.target.num_layers, split.pipeline),
-        ceil_div(draft[0].num_layers, 2) if draft else 0,
-    )
-    return (
-        named(layers, "layers of the target", like=split.tensor),
-        named(drafting, "of the drafter", like=split.tensor),
-    )
-
-
-def quantization_steps(pair: Pair) -> int:
-    """Return the kernels before each projection that quantize what it reads."""
-    return _QUANTIZATION_STEPS.get(pair.target_precision, 0)
-
-
-def runtime_overrun_bytes(pair: Pair, tensor: int) -> int:
-    """Return what verification takes at run time that no profiling run has seen."""
-    return verification_bytes(pair, tensor)
+    layers = named(ceil_div(pair.target.num_layers, split.pipeline), "layers of the target", like=split.tensor)
+    drafting = named(ceil_div(draft[0].num_layers, 2) if draft else 0, "of the drafter", like=split.tensor)
+    full = (layers + drafting) * per_layer + _QUANTIZATION_STEPS.get(pair.target_precision, 0) * per_step
+    return full * (capture_sizes(pair) - 1) // (memory_coefficients().graphs.v1_sizes - 1)
 
 
 def slack_bytes(pair: Pair, total_bytes: int, requested_bytes: int, split: Parallelism) -> int:
-    """Return what stays outside the budget once the CUDA context, what is not charged, and a reserve are there."""
-    return free_outside_bytes(total_bytes, requested_bytes, uncharged_bytes(pair, split))
+    """Return the bytes outside the budget that stay free beside CUDA's context, uncharged allocations and a reserve."""
+    return _free_outside_bytes(total_bytes, requested_bytes, _uncharged_bytes(pair, split))
 
 
-def uncharged_bytes(pair: Pair, split: Parallelism) -> int:
-    """Return what the engine takes outside the budget."""
+def _uncharged_bytes(pair: Pair, split: Parallelism) -> int:
+    """Return the bytes that the engine takes outside the budget."""
     era = pair.era
     uncharged = confidence_tables_bytes(pair) + (0 if era.charges_state else state_bytes(pair, split))
     uncharged += memory_coefficients().cublas_workspace_bytes if era.cublas_before_snapshot else 0
@@ -209,15 +171,14 @@ def uncharged_bytes(pair: Pair, split: Parallelism) -> int:
     return uncharged
 
 
-def free_outside_bytes(total_bytes: int, requested_bytes: int, uncharged_bytes: int) -> int:
-    """Return what is left of a GPU beside the budget and what is not charged to it."""
+def _free_outside_bytes(total_bytes: int, requested_bytes: int, uncharged_bytes: int) -> int:
     coefficients = memory_coefficients()
     free = total_bytes - requested_bytes - coefficients.context_bytes - coefficients.slack_reserve_bytes
     return free - named(uncharged_bytes, "that is not charged") if uncharged_bytes else free
 
 
 class Rank(NamedTuple):
-    """What one GPU holds beside the KV cache: the sum of these."""
+    """Bytes that one GPU holds beside the KV cache: the sum of these."""
 
     target_bytes: int
     draft_bytes: int
@@ -227,26 +188,25 @@ class Rank(NamedTuple):
     non_torch_bytes: int
     correction_bytes: int = 0  # What measurements change in the three before
 
+    @property
+    def estimated_bytes(self) -> int:
+        """The terms that no source gives exactly."""
+        return self.activation_bytes + self.graphs_bytes + self.non_torch_bytes
+
 
 class Footprint(NamedTuple):
-    """What of an engine's memory its models, its settings and its split decide."""
+    """The part of an engine's memory that its models, its settings and its split decide."""
 
     era: VersionRules
     ranks: tuple[Rank, ...]  # A GPU of each pipeline stage
-    cached: CachedLayers  # What its KV cache is for
+    cached: CachedLayers
     effective_batch: int
     overrun_bytes: int
     uncharged_bytes: int
 
 
-def engine_footprint(pair: Pair, split: Parallelism) -> Footprint:
-    """Return what a pair holds that is split so, remembered for pairs that differ in nothing that it depends on.
-
-    Raises
-    ------
-    PlanError
-        When the models cannot be split so.
-    """
+def _engine_footprint(pair: Pair, split: Parallelism) -> Footprint:
+    """Return the footprint of a split pair, from the cache for pairs that differ in fields that it ignores."""
     limits = pair.limits
     reads_length = _reads_length(pair.target, pair.draft, pair.method, limits.engine_version)
     key = (split, limits.max_model_len if reads_length else None, _of_pair(pair), _of_limits(limits))
@@ -259,7 +219,7 @@ _CHANGE_NOTHING: Final = (
     *("calibration", "limits", "max_model_len", "memory_utilization_percent", "min_concurrency"),
     "kv_cache_element_bytes",
 )
-"""Fields of pairs and limits that no footprint depends on as they are."""
+"""Fields of pairs and limits that no footprint depends on directly."""
 
 _of_pair: Final = attrgetter(*(each.name for each in fields(Pair) if each.name not in _CHANGE_NOTHING))
 _of_limits: Final = attrgetter(*(each.name for each in fields(EngineLimits) if each.name not in _CHANGE_NOTHING))
@@ -267,9 +227,9 @@ _of_limits: Final = attrgetter(*(each.name for each in fields(EngineLimits) if e
 
 @lru_cache(maxsize=MEMO_SIZE)
 def _reads_length(target: ModelGeometry, draft: ModelGeometry | None, method: str, version: str) -> bool:
-    """Whether anything beside the KV cache depends on the longest request.
+    """Whether a term beside the KV cache depends on the longest request.
 
-    Images that fit into it, contexts of latent attention, tables of tokens, and rotary tables of heads.
+    These are images that fit into it, contexts of latent attention, tables of tokens, and rotary tables of heads.
     """
     attentions = [*target.attentions, *(() if draft is None else draft.attentions)]
     latent = any(isinstance(mixer, LatentAttention) for mixer in attentions)
@@ -279,29 +239,18 @@ def _reads_length(target: ModelGeometry, draft: ModelGeometry | None, method: st
 
 def _footprint(pair: Pair, split: Parallelism) -> Footprint:
     refuse_bad_split(pair, split)
+    graphs, non_torch = graph_bytes(pair, split), non_torch_bytes(pair, split)
+    ranks = []
+    for stage, weights in zip(stages(pair.target, split.pipeline), stage_weights(pair, split), strict=True):
+        state, activation = charged_state_bytes(pair, split, stage), activation_bytes(pair, split, stage)
+        ranks.append(Rank(weights.target_bytes, weights.draft_bytes, state, activation, graphs, non_torch))
     return Footprint(
         era=pair.era,
-        ranks=_ranks(pair, split),
+        ranks=tuple(ranks),
         cached=layers_of_pair(pair, split),
         effective_batch=effective_batch(pair),
-        overrun_bytes=runtime_overrun_bytes(pair, split.tensor),
-        uncharged_bytes=uncharged_bytes(pair, split),
-    )
-
-
-def _ranks(pair: Pair, split: Parallelism) -> tuple[Rank, ...]:
-    graphs, non_torch = graph_bytes(pair, split), non_torch_bytes(pair, split)
-    loaded = zip(stages(pair.target, split.pipeline), stage_weights(pair, split), strict=True)
-    return tuple(
-        Rank(
-            weights.target_bytes,
-            weights.draft_bytes,
-            charged_state_bytes(pair, split, stage),
-            activation_bytes(pair, split, stage),
-            graphs,
-            non_torch,
-        )
-        for stage, weights in loaded
+        overrun_bytes=verification_bytes(pair, split.tensor),
+        uncharged_bytes=_uncharged_bytes(pair, split),
     )
 
 
@@ -342,10 +291,10 @@ _WEIGHTS_MARGIN_PERCENT: Final = 15
 _STORED_WEIGHTS_MARGIN_PERCENT: Final = 3
 _ACTIVATION_MARGIN_PERCENT: Final = 25
 _UNKNOWN_ENCODER_BYTES: Final = 3 * GIB // 2
-"""What estimated models keep back; tools/bench/sizing/estimated.py compares with models that sizing knows exactly."""
+"""Margins of estimated models; tools/bench/sizing/estimated.py compares with models that sizing knows exactly."""
 
 _FEW_SEQUENCES: Final = 32
-"""Requests at once below which a doubt about blocks is no reason to run fewer: our own choice."""
+"""Concurrent requests from which a doubt about blocks is a reason to run fewer: our own choice."""
 
 
 class Verdict(StrEnum):
@@ -365,16 +314,16 @@ class Term(StrEnum):
     """The term of a budget that does not fit."""
 
     WEIGHTS = "weights"
-    """The weights alone take all that the engine may use."""
+    """The weights alone exceed the engine's share."""
 
     OVERHEAD = "overhead"
-    """Weights fit, but what the engine needs to run leaves nothing for the KV cache."""
+    """Weights fit, but the engine's overhead leaves no memory for the KV cache."""
 
     KV_CACHE = "kv_cache"
-    """What is left for the KV cache holds too few requests."""
+    """The remaining KV cache holds too few requests."""
 
     SEQUENCES = "max_num_seqs"
-    """The KV cache has fewer blocks than the requests that may run at once, of which each keeps its states in one."""
+    """The KV cache has fewer blocks than concurrent requests, each of which keeps its states in one."""
 
     UTILIZATION = "memory_utilization_percent"
     """The engine asks for more than is free when it starts."""
@@ -442,13 +391,12 @@ class Budget:
 def estimate(pair: Pair, device: Device, split: Parallelism | int) -> Budget:
     """Return the budget of each GPU when the pair is spread so; a whole number is a tensor parallelism.
 
-    The rules are those of vLLM's gpu_worker.py: a share of the device, less
-    weights, buffers, the profiled peak, non-torch memory and graphs, is the
-    KV cache. With pipeline stages it is the budget of the GPU that has the
-    least blocks: all stages get as many.
+    The rules are those of vLLM's gpu_worker.py: a share of the device, less weights, buffers, the profiled peak,
+    non-torch memory and graphs, is the KV cache. With pipeline stages it is the budget of the GPU with the fewest
+    blocks: all stages get as many.
 
-    Of a model with states the requests that may run at once are halved until each has a block, if the limits leave
-    their number open: to that number it starts for sure, and beyond 32 also if the estimate errs by its margin.
+    For a model with states, the number of concurrent requests is halved until each has a block, if the limits leave it
+    open. Above 32 requests it is halved also if only the margin is missing.
 
     Raises
     ------
@@ -478,55 +426,50 @@ def _is_short_of_blocks(pair: Pair, split: Parallelism, budget: Budget, sequence
 
 def _estimate(pair: Pair, device: Device, split: Parallelism) -> Budget:
     pair = on_product(pair, device.product)
-    footprint = engine_footprint(pair, split)
+    footprint, limits = _engine_footprint(pair, split), pair.limits
     # As vLLM rounds it (v1/worker/utils.py, request_memory).
-    requested = math.ceil(device.total_bytes * pair.limits.memory_utilization_percent / 100)
-    correction = find_correction(pair, device, split)
-    ranks = _corrected(footprint.ranks, correction)
-    layout = footprint.cached.layout(pair.limits.kv_cache_element_bytes)
-    available = [requested - sum(rank) for rank in ranks]
-    tightest = _tightest(layout, available)
-    engine = _Engine(pair, device, footprint, requested, available[tightest], correction)
-    return _budget(engine, ranks[tightest], layout[tightest], pool_blocks(layout, available))
-
-
-class _Engine(NamedTuple):
-    """What is estimated: the pair on its GPUs, what it claims of each and keeps for its cache, what was measured."""
-
-    pair: Pair
-    device: Device
-    footprint: Footprint
-    requested_bytes: int
-    available_bytes: int
-    correction: Correction | None
-
-
-def _corrected(ranks: tuple[Rank, ...], correction: Correction | None) -> tuple[Rank, ...]:
-    """Return the ranks with what measurements add to the estimated terms; one cannot give more than they take."""
-    if correction is None:
-        return ranks
-    estimated = [rank.activation_bytes + rank.graphs_bytes + rank.non_torch_bytes for rank in ranks]
-    return tuple(
-        rank._replace(correction_bytes=max(correction.residual_bytes, -size_bytes))
-        for rank, size_bytes in zip(ranks, estimated, strict=True)
-    )
-
-
-def _budget(engine: _Engine, rank: Rank, grouping: KvGrouping, blocks: int) -> Budget:
-    """Return the budget of the GPU with the least blocks."""
-    pair, device, footprint, requested, available, correction = engine
-    limits = pair.limits
+    requested = math.ceil(device.total_bytes * limits.memory_utilization_percent / 100)
+    correction, ranks = find_correction(pair, device, split), footprint.ranks
+    if correction is not None:
+        # A correction cannot give back more than the estimated terms.
+        residual = correction.residual_bytes
+        ranks = tuple(rank._replace(correction_bytes=max(residual, -rank.estimated_bytes)) for rank in ranks)
+    layout = footprint.cached.layout(limits.kv_cache_element_bytes)
+    all_available = [requested - sum(rank) for rank in ranks]
+    blocks = pool_blocks(layout, all_available)
+    # The stage with the fewest blocks, the last one of equals: it samples and holds the draft.
+    by_blocks = [
+        (size // each.bytes_per_block, -stage)
+        for stage, (size, each) in enumerate(zip(all_available, layout, strict=True))
+    ]
+    tightest = -min(by_blocks)[1]
+    rank, grouping, available = ranks[tightest], layout[tightest], all_available[tightest]
     capacity = pool_capacity(grouping, blocks, limits.max_model_len)
     full_length = blocks_for(grouping, limits.max_model_len, limits.min_concurrency) * grouping.bytes_per_block
     sequences = limits.max_num_seqs * grouping.bytes_per_block if keeps_states_in_graphs(pair) else 0
-    # What lacks first is told.
+    # The first shortage is reported.
     needed = full_length if available < full_length else max(full_length, sequences)
-    estimated = estimated_margin_bytes(pair, rank.target_bytes, rank.draft_bytes, rank.activation_bytes)
+    estimated = _estimated_margin_bytes(pair, rank.target_bytes, rank.draft_bytes, rank.activation_bytes)
     margin = _margin_bytes(footprint.era, device, rank, correction) + estimated
-    slack = free_outside_bytes(device.total_bytes, requested, footprint.uncharged_bytes)
-    term = _broken_term(engine, rank, available - needed, margin, slack - footprint.overrun_bytes)
-    if term is Term.KV_CACHE and needed > full_length:
-        term = Term.SEQUENCES
+    slack = _free_outside_bytes(device.total_bytes, requested, footprint.uncharged_bytes)
+    weights_fit = rank.target_bytes + rank.draft_bytes < requested
+    starts = requested <= device.total_bytes - memory_coefficients().context_bytes
+    kv_term = Term.SEQUENCES if needed > full_length else Term.KV_CACHE
+    term = next(
+        (
+            term
+            for term, fits in (
+                (Term.WEIGHTS, weights_fit),
+                (Term.OVERHEAD, available > 0),
+                (kv_term, available >= needed),
+                (Term.UTILIZATION, starts),
+                (Term.MARGIN, available - needed >= margin),
+                (Term.SLACK, slack >= footprint.overrun_bytes),
+            )
+            if not fits
+        ),
+        None,
+    )
     return Budget(
         total_bytes=device.total_bytes,
         requested_bytes=requested,
@@ -548,7 +491,7 @@ def _budget(engine: _Engine, rank: Rank, grouping: KvGrouping, blocks: int) -> B
         overrun_bytes=footprint.overrun_bytes,
         slack_bytes=slack,
         calibrated=footprint.era.calibrated and device.calibrated,
-        verdict=verdict_of(term),
+        verdict=_verdict_of(term),
         binding_term=term,
         correction_bytes=rank.correction_bytes,
         calibration=None if correction is None else correction.sentence,
@@ -556,29 +499,11 @@ def _budget(engine: _Engine, rank: Rank, grouping: KvGrouping, blocks: int) -> B
     )
 
 
-def _broken_term(
-    engine: _Engine, rank: Rank, spare_bytes: int, margin_bytes: int, spare_outside_bytes: int
-) -> Term | None:
-    """Return the first thing that keeps the budget from fitting; None when it fits."""
-    if rank.target_bytes + rank.draft_bytes >= engine.requested_bytes:
-        return Term.WEIGHTS
-    if engine.available_bytes <= 0:
-        return Term.OVERHEAD
-    if spare_bytes < 0:
-        return Term.KV_CACHE
-    if engine.requested_bytes > engine.device.total_bytes - memory_coefficients().context_bytes:
-        return Term.UTILIZATION
-    if spare_bytes < margin_bytes:
-        return Term.MARGIN
-    return Term.SLACK if spare_outside_bytes < 0 else None
-
-
 def find_correction(pair: Pair, device: Device, split: Parallelism) -> Correction | None:
-    """Return what the calibration knows of engines like this; None when nothing.
+    """Return the calibration's correction for engines like this; None without one.
 
-    Measured are engines with tensor parallelism alone, the engine's own
-    graphs and 16 bits: what pipeline stages, data-parallel copies, spread experts and
-    other graphs or types take is not known from them.
+    It measured engines with tensor parallelism only, the engine's own graphs and 16 bits. Pipeline stages,
+    data-parallel copies, spread experts, and other graphs or types are not corrected.
     """
     if not pair.calibration.entries:
         return None
@@ -590,7 +515,7 @@ def find_correction(pair: Pair, device: Device, split: Parallelism) -> Correctio
 
 
 def engine_kind(pair: Pair, product: str, tensor: int) -> EngineKind:
-    """Return what a measurement of the pair on so many GPUs of a product is told apart by."""
+    """Return the key of a measurement of the pair on N GPUs of a product."""
     limits = pair.limits
     draft = loaded_draft(pair)
     return EngineKind(
@@ -619,13 +544,12 @@ def _margin_bytes(era: VersionRules, device: Device, rank: Rank, correction: Cor
         return min(era.margin_bytes, measured_bytes)
     if device.calibrated:
         return era.margin_bytes
-    estimated_bytes = rank.activation_bytes + rank.graphs_bytes + rank.non_torch_bytes
-    share_bytes = round(memory_coefficients().uncalibrated_gpu_share * estimated_bytes)
+    share_bytes = round(memory_coefficients().uncalibrated_gpu_share * rank.estimated_bytes)
     return max(era.margin_bytes, find_version_rules(NEWEST_VERSION).margin_bytes) + share_bytes
 
 
-def estimated_margin_bytes(pair: Pair, target_bytes: int, draft_bytes: int, activation_bytes: int) -> int:
-    """Return what one GPU keeps back because sizing estimates a model; zero if it knows both exactly.
+def _estimated_margin_bytes(pair: Pair, target_bytes: int, draft_bytes: int, activation_bytes: int) -> int:
+    """Return the margin of one GPU for estimated models; zero if sizing knows both exactly.
 
     A share of the weights, smaller if the headers of the files were read, a share of the activation, and for an encoder
     that sizing does not implement 1.5 GiB and its weights.
@@ -647,41 +571,22 @@ def estimated_margin_bytes(pair: Pair, target_bytes: int, draft_bytes: int, acti
     return margin
 
 
-def pair_kv_bytes_per_token(pair: Pair, tensor: int) -> int:
-    """Return the KV cache of one token in the layers of target and draft."""
-    return kv_bytes_per_token(pair, Parallelism(tensor))
-
-
-def needed_kv_bytes(pair: Pair, tensor: int) -> int:
-    """Return the KV cache that min_concurrency requests of full length take, with the null block."""
-    grouping = cache_layout(pair, Parallelism(tensor))[0]
-    return blocks_for(grouping, pair.limits.max_model_len, pair.limits.min_concurrency) * grouping.bytes_per_block
-
-
 def tightest_grouping(pair: Pair, split: Parallelism, budget: Budget) -> KvGrouping:
-    """Return the KV cache groups of the pipeline stage whose GPU a budget is of."""
+    """Return the KV cache groups of the budget's pipeline stage."""
     return cache_layout(pair, split)[tightest_stage(pair, split, budget)]
 
 
 def tightest_stage(pair: Pair, split: Parallelism, budget: Budget) -> int:
-    """Return the number of the pipeline stage whose GPU a budget is of."""
+    """Return the index of the pipeline stage that a budget belongs to."""
     by_stage = enumerate(cache_layout(pair, split))
     found = [n for n, each in by_stage if budget.available_kv_bytes // each.bytes_per_block == budget.num_blocks]
     return found[-1] if found else split.pipeline - 1
 
 
-def verdict_of(term: Term | None) -> Verdict:
-    """Return the verdict that follows from what breaks the budget."""
+def _verdict_of(term: Term | None) -> Verdict:
     if term is None:
         return Verdict.FITS
     return Verdict.TIGHT if term in (Term.MARGIN, Term.SLACK) else Verdict.DOES_NOT_FIT
-
-
-def _tightest(layout: tuple[KvGrouping, ...], available: list[int]) -> int:
-    """Return the stage with the least blocks, the last one of equals: it samples and holds the draft."""
-    if len(available) == 1:
-        return 0
-    return min(range(len(available)), key=lambda stage: (available[stage] // layout[stage].bytes_per_block, -stage))
 
 
 __all__ = ["Budget", "EngineLimits", "Pair", "Parallelism", "Term", "Verdict", "estimate", "loaded_draft"]
@@ -690,21 +595,27 @@ __all__ = ["Budget", "EngineLimits", "Pair", "Parallelism", "Term", "Verdict", "
 def estimate_on_cpu(pair: Pair, memory_bytes: int, kv_cache_bytes: int, tensor: int = 1) -> Budget:
     """Return the budget of one rank on CPU; ``memory_bytes`` and ``kv_cache_bytes`` are those of all ranks.
 
-    Blocks and tokens follow exactly from the KV space that each rank is
-    given (VLLM_CPU_KVCACHE_SPACE; vllm/v1/worker/cpu_worker.py,
-    determine_available_memory, takes it in every rank). Weights, KV space and
-    the engine's own processes must fit into the memory.
+    Blocks and tokens follow exactly from the KV space of each rank (VLLM_CPU_KVCACHE_SPACE;
+    vllm/v1/worker/cpu_worker.py, determine_available_memory). Weights, KV space and the engine's own processes must
+    fit into the memory.
     """
     memory_bytes, kv_cache_bytes = memory_bytes // tensor, kv_cache_bytes // tensor
-    weights = parameter_weights(pair, tensor)
-    overhead, margin = _overhead_and_margin_bytes(tensor)
-    estimated = estimated_margin_bytes(pair, weights.target_bytes, weights.draft_bytes, 0)
-    margin += estimated
+    weights, coefficients = parameter_weights(pair, tensor), memory_coefficients()
+    # Each rank has its share of the engine's own processes, and of the margin.
+    further_ranks = (tensor - 1) * coefficients.cpu_rank_overhead_bytes
+    overhead = ceil_div(coefficients.cpu_overhead_bytes + further_ranks, tensor)
+    estimated = _estimated_margin_bytes(pair, weights.target_bytes, weights.draft_bytes, 0)
+    margin = ceil_div(coefficients.cpu_margin_bytes, tensor) + estimated
     requested = weights.target_bytes + weights.draft_bytes + kv_cache_bytes + overhead
-    grouping = cache_layout(pair, Parallelism(tensor))[0]
-    capacity = pool_capacity(grouping, pool_blocks([grouping], [kv_cache_bytes]), pair.limits.max_model_len)
-    needed = needed_kv_bytes(pair, tensor)
-    term = _cpu_broken_term(kv_cache_bytes - needed, memory_bytes - requested, margin)
+    limits, split = pair.limits, Parallelism(tensor)
+    grouping = cache_layout(pair, split)[0]
+    capacity = pool_capacity(grouping, pool_blocks([grouping], [kv_cache_bytes]), limits.max_model_len)
+    needed = blocks_for(grouping, limits.max_model_len, limits.min_concurrency) * grouping.bytes_per_block
+    spare, term = memory_bytes - requested, None
+    if kv_cache_bytes < needed:
+        term = Term.KV_CACHE
+    elif spare < margin:
+        term = Term.MEMORY if spare < 0 else Term.MARGIN
     return Budget(
         total_bytes=memory_bytes,
         requested_bytes=requested,
@@ -718,7 +629,7 @@ def estimate_on_cpu(pair: Pair, memory_bytes: int, kv_cache_bytes: int, tensor: 
         needed_kv_bytes=needed,
         margin_bytes=margin,
         estimated_margin_bytes=estimated,
-        kv_bytes_per_token=pair_kv_bytes_per_token(pair, tensor),
+        kv_bytes_per_token=kv_bytes_per_token(pair, split),
         num_blocks=capacity.num_blocks,
         kv_cache_tokens=capacity.tokens,
         max_concurrency=capacity.max_concurrency,
@@ -726,7 +637,7 @@ def estimate_on_cpu(pair: Pair, memory_bytes: int, kv_cache_bytes: int, tensor: 
         overrun_bytes=0,
         slack_bytes=0,
         calibrated=True,
-        verdict=verdict_of(term),
+        verdict=_verdict_of(term),
         binding_term=term,
     )
 

@@ -10,7 +10,7 @@ from typing import Final
 from specdecode_operator.enums import FLOAT32_BYTES, METHODS_OF_BLOCKS, METHODS_WITH_HIDDEN_STATES, Method
 from specdecode_operator.sizing.arithmetic import Named, ceil_div, described, named
 from specdecode_operator.sizing.families.draft_heads import DFLASH2, draft_class
-from specdecode_operator.sizing.pair import Pair, Parallelism, loaded_draft
+from specdecode_operator.sizing.pair import GRAPHS_IN_PIECES, Pair, Parallelism, loaded_draft
 from specdecode_operator.sizing.rank_layers import Stage, stages
 from specdecode_operator.sizing.result_cache import MEMO_SIZE
 from specdecode_operator.sizing.version_rules import Runner, sizing_facts
@@ -20,15 +20,15 @@ _LARGEST_GRAPH: Final = 512
 
 _GPT_OSS: Final = "GptOss"
 _LARGEST_GRAPH_OF_GPT_OSS: Final = 1024
-"""Default for gpt-oss, whatever max_num_seqs is (model_executor/models/config.py, GptOssForCausalLMConfig)."""
+"""Default for gpt-oss for any max_num_seqs (model_executor/models/config.py, GptOssForCausalLMConfig)."""
 
 
 def further_graphs(pair: Pair) -> int:
-    """Return the graphs that V2 captures beside those of K: of decoding alone, for each other number of tokens.
+    """Return the number of V2's graphs beside those of K: of decoding, for each other number of proposed tokens.
 
-    v1/worker/gpu/cudagraph_utils.py, _init_candidates. Each is counted like a size of K's, which has a graph in
-    pieces as well: an upper bound. V1 captures in pieces alone then (config/vllm.py,
-    _maybe_override_dynamic_sd_cudagraph_mode), so that what is counted for it is one, too.
+    v1/worker/gpu/cudagraph_utils.py, _init_candidates. Each counts like a size of K's, which has a graph in pieces as
+    well: an upper bound. V1 then captures in pieces only (config/vllm.py, _maybe_override_dynamic_sd_cudagraph_mode),
+    so its count is an upper bound, too.
     """
     if pair.adaptive_verification or not pair.other_draft_lengths:
         return 0  # Graphs of adaptive verification take any mix of tokens.
@@ -37,19 +37,19 @@ def further_graphs(pair: Pair) -> int:
 
 
 def decode_graphs(pair: Pair) -> int:
-    """Return the graphs of decoding alone with K + 1 tokens a request."""
+    """Return the number of graphs of decoding with K + 1 tokens per request."""
     return _whole_requests(pair, pair.num_speculative_tokens, captured_sizes(pair))
 
 
 def _whole_requests(pair: Pair, tokens: int, sizes: tuple[int, ...]) -> int:
-    """Return to how many batches of whole requests, of a number of proposed tokens, sizes are rounded up."""
+    """Return the number of batches of whole requests that sizes are rounded up to, for a number of proposed tokens."""
     largest, verified = _largest_graph(pair), tokens + 1
     rounded = {ceil_div(size, verified) for size in sizes}
     return sum(each * verified <= largest and each <= pair.limits.max_num_seqs for each in rounded)
 
 
 def capture_sizes(pair: Pair) -> int:
-    """Return for how many batch sizes graphs are captured (config/vllm.py, _set_cudagraph_sizes)."""
+    """Return the number of batch sizes with captured graphs (config/vllm.py, _set_cudagraph_sizes)."""
     return named(len(_sizes(_largest_graph(pair))), "sizes", like=pair.limits.max_num_seqs)
 
 
@@ -68,9 +68,9 @@ def _sizes(top: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=MEMO_SIZE)
 def captured_sizes(pair: Pair) -> tuple[int, ...]:
-    """Return the sizes in tokens for which graphs are captured, those of whole requests and a full step among them.
+    """Return the sizes in tokens of captured graphs, including whole requests and a full step.
 
-    ``capture_sizes`` counts the steps of 8 and 16 alone, as measured estimates do.
+    ``capture_sizes`` counts only the steps of 8 and 16, as measured estimates do.
     """
     limits, largest = pair.limits, _largest_graph(pair)
     if not limits.captures_graphs:
@@ -86,40 +86,29 @@ def captured_sizes(pair: Pair) -> tuple[int, ...]:
 
 
 _NUMBER_BYTES: Final = 4
-"""A float32 or an int32: all that these tables have."""
+"""All tables of adaptive verification hold float32 or int32."""
 
 _TABLES_OF_ESTIMATOR: Final = 2
-"""What it saw of each proposed token and what it said of it (OnlineAcceptanceEstimator)."""
+"""Outcomes and predictions of each proposed token (OnlineAcceptanceEstimator)."""
 
 _TABLES_OF_MANAGER: Final = 3
-"""Confidences as they are, and two copies on their way to the host (AdaptiveVerificationManager)."""
+"""Confidences, and two copies on their way to the host (AdaptiveVerificationManager)."""
 
 _ROWS_OF_MANAGER: Final = 3
-"""Numbers of each request: what it may have verified, what else it computes, where its logits begin."""
+"""Per request: tokens that may be verified, other computed tokens, and the offset of its logits."""
 
 _STEPS_OF_A_SIZE: Final = 5
-"""Steps by which each size is timed (_PROFILE_REPLAYS)."""
+"""Timed steps per size (_PROFILE_REPLAYS)."""
 
 _STEP_OF_MEMORY_S: Final = 0.1
-"""In which any GPU reads its whole memory: 24 GB at 0.3 TB/s, 80 at 3.3. No step of decoding reads more."""
+"""Time in which any GPU reads its whole memory: 24 GB at 0.3 TB/s, 80 at 3.3. No step of decoding reads more."""
 
 _WEIGHTS_BYTES_PER_S: Final = 50e12
 """Bytes of 16-bit weights that a GPU multiplies with a token in a second: two operations each, at 50 TFLOP/s."""
 
 
-def confidence_state_bytes(pair: Pair) -> int:
-    """Return the tables that estimate what will be accepted; they are made with the draft, before the profiling run.
-
-    A DSpark head that says so itself needs none: a few KiB too much.
-    """
-    if not pair.adaptive_verification:
-        return 0
-    tables = named(_TABLES_OF_ESTIMATOR, "tables", like=pair.num_speculative_tokens)
-    return described(tables * _confidences(pair), "of an estimate of acceptance")
-
-
 def confidence_tables_bytes(pair: Pair) -> int:
-    """Return the tables that choose what is verified; they are made after the KV cache, out of the slack."""
+    """Return the bytes of the tables that select verified tokens, allocated after the KV cache, out of the slack."""
     if not pair.adaptive_verification:
         return 0
     rows = _ROWS_OF_MANAGER * pair.limits.max_num_seqs + 1
@@ -131,7 +120,7 @@ def _confidences(pair: Pair) -> int:
 
 
 def adaptive_graphs(pair: Pair) -> int:
-    """Return the graphs that are captured beyond those of a fixed K.
+    """Return the number of captured graphs beyond those of a fixed K.
 
     A fixed K has one for each multiple of K + 1 that a size is rounded up to, adaptive verification one for each size
     (v1/worker/gpu/cudagraph_utils.py, _init_candidates).
@@ -143,7 +132,7 @@ def adaptive_graphs(pair: Pair) -> int:
 
 
 def profiled_steps(pair: Pair) -> tuple[int, ...]:
-    """Return the tokens of each step that is timed at the start, before the engine serves: captured sizes and larger.
+    """Return the tokens of each step that the engine times before it serves: captured sizes and larger.
 
     Beyond the largest captured: half as many again, and doubled up to a full step (batches_to_profile).
     """
@@ -171,33 +160,28 @@ def cost_profile_s(pair: Pair, weights_bytes: int) -> int:
     return ceil_div(round(10 * (len(steps) * _STEP_OF_MEMORY_S + computing_s)), 10)
 
 
-INT32_BYTES: Final = 4
-INT64_BYTES: Final = 8
+_INT32_BYTES: Final = 4
+_INT64_BYTES: Final = 8
 
-BITS_PER_MASK_WORD: Final = 32
+_BITS_PER_MASK_WORD: Final = 32
 """Vocabulary entries in one int32 of a bit mask."""
 
-SAMPLER_BYTES_PER_REQUEST: Final = Named(1024 * 12 + 128 * 4 + 1024 * 4 + 129 * 4 + 128 * 4, "of tables")
+_SAMPLER_BYTES_PER_REQUEST: Final = Named(1024 * 12 + 128 * 4 + 1024 * 4 + 129 * 4 + 128 * 4, "of tables")
 """Logit biases, allowed ids, stop ids, bad words and ids to log of one request (vLLM, v1/worker/gpu/sample)."""
 
-NGRAM_PAGE_TOKENS: Final = 256
-NGRAM_PAGE_BYTES: Final = 8
-"""The token table of ngram keeps a pointer for so many tokens (vLLM, spec_decode/ngram/speculator.py)."""
+_NGRAM_PAGE_TOKENS: Final = 256
+_NGRAM_PAGE_BYTES: Final = 8
+"""The token table of ngram keeps a pointer per page of tokens (vLLM, spec_decode/ngram/speculator.py)."""
 
 METHODS_WITH_TOKEN_TABLE: Final = (Method.NGRAM, Method.NGRAM_GPU)
 
-_PIECES: Final = "PIECEWISE"
-"""The mode without graphs of whole steps (config/compilation.py, CUDAGraphMode)."""
-
 
 def state_bytes(pair: Pair, split: Parallelism, stage: Stage | None = None) -> int:
-    """Return the buffers that stand before the profiling run, on one pipeline stage; by default the last.
+    """Return the bytes of buffers that exist before the profiling run, on one pipeline stage; by default the last.
 
-    Hidden states and residual that a stage receives (V1 makes them later),
-    embeddings that images are put into (V1 has room for them with any model),
-    what each level of an encoder adds to them, and on the last stage the
-    buffers of sampler and drafter. Whether they are charged depends on the
-    version.
+    Hidden states and residual that a stage receives (V1 makes them later), embeddings that images are put into (V1 has
+    room for them with any model), the addition of each level of an encoder, and on the last stage the buffers of
+    sampler and drafter. Whether they are charged depends on the version.
     """
     if stage is None:
         stage = stages(pair.target, split.pipeline)[-1]
@@ -212,8 +196,12 @@ def state_bytes(pair: Pair, split: Parallelism, stage: Stage | None = None) -> i
         size_bytes += (
             _vocabulary_map_bytes(pair)
             + (_hidden_state_bytes(pair) if v2 else _v1_drafter_bytes(pair))
-            + (_draft_logits_bytes(pair) + confidence_state_bytes(pair) if v2 else 0)
+            + (_draft_logits_bytes(pair) if v2 else 0)
         )
+    if stage.is_last and v2 and pair.adaptive_verification:
+        # Made with the draft. A DSpark head that predicts acceptance itself needs none: a few KiB too much.
+        tables = named(_TABLES_OF_ESTIMATOR, "tables", like=pair.num_speculative_tokens)
+        size_bytes += described(tables * _confidences(pair), "of an estimate of acceptance")
     return size_bytes
 
 
@@ -222,12 +210,12 @@ def _step_states_bytes(pair: Pair) -> int:
 
 
 def charged_state_bytes(pair: Pair, split: Parallelism, stage: Stage) -> int:
-    """Return what of these buffers the version takes from the KV cache (utils/mem_utils.py, memory_profiling)."""
+    """Return the part of the buffers that the version charges to the budget (utils/mem_utils.py, memory_profiling)."""
     return state_bytes(pair, split, stage) if pair.era.charges_state else _level_bytes(pair)
 
 
 def _level_bytes(pair: Pair) -> int:
-    """Return what is made with the model for further levels of its encoder (qwen3_vl.py, deepstack_input_embeds)."""
+    """Return the buffers for further levels of the encoder (qwen3_vl.py, deepstack_input_embeds)."""
     levels = pair.target.tower.output_levels - 1
     return described(levels * _step_states_bytes(pair), "of levels of the encoder") if levels else 0
 
@@ -235,29 +223,27 @@ def _level_bytes(pair: Pair) -> int:
 def _sampler_bytes(pair: Pair) -> int:
     """Return the buffers of V2's sampler (vLLM, v1/worker/gpu/sample, structured_outputs.py and states.py).
 
-    Penalty counts, prompt mask, one grammar mask a proposed token and one
-    more, and per-request tables; with ngram also its table of tokens.
-    V1 makes its own when they are first needed.
+    Penalty counts, prompt mask, one grammar mask per proposed token and one more, and per-request tables; with ngram
+    also its table of tokens. V1 allocates its own on first use.
     """
     requests = pair.limits.max_num_seqs
     vocabulary = pair.target.vocab_size
-    mask = ceil_div(vocabulary, BITS_PER_MASK_WORD) * INT32_BYTES
+    mask = ceil_div(vocabulary, _BITS_PER_MASK_WORD) * _INT32_BYTES
     masks = named(1 + (pair.num_speculative_tokens + 1), "masks")
-    size_bytes = requests * (vocabulary * INT32_BYTES + masks * mask + SAMPLER_BYTES_PER_REQUEST)
+    size_bytes = requests * (vocabulary * _INT32_BYTES + masks * mask + _SAMPLER_BYTES_PER_REQUEST)
     if pair.method in METHODS_WITH_TOKEN_TABLE:
         length = pair.limits.max_model_len
-        tables = requests * (length * INT32_BYTES + ceil_div(length, NGRAM_PAGE_TOKENS) * NGRAM_PAGE_BYTES)
+        tables = requests * (length * _INT32_BYTES + ceil_div(length, _NGRAM_PAGE_TOKENS) * _NGRAM_PAGE_BYTES)
         size_bytes += described(tables, "of token tables")
     return size_bytes
 
 
 def _draft_logits_bytes(pair: Pair) -> int:
-    """Return the logits that a draft which samples keeps until they are checked.
+    """Return the logits that a sampling draft keeps until they are verified.
 
-    vLLM, v1/worker/gpu/spec_decode/speculator.py: draft_logits of every
-    request, proposed token and vocabulary entry, in the head's type; where
-    DSpark has a vocabulary of its own one place more, in which its logits are
-    spread over the target's (dspark/speculator.py, _draft_scatter_buf).
+    vLLM, v1/worker/gpu/spec_decode/speculator.py: draft_logits of every request, proposed token and vocabulary entry,
+    in the head's type; one place more if DSpark has its own vocabulary, in which its logits are spread over the
+    target's (dspark/speculator.py, _draft_scatter_buf).
     """
     draft = loaded_draft(pair) if pair.samples_drafts else None
     if draft is None:
@@ -272,18 +258,18 @@ def _draft_logits_bytes(pair: Pair) -> int:
 
 
 def _vocabulary_map_bytes(pair: Pair) -> int:
-    """Return the tables from each vocabulary to the other, and what of the draft's both have (vocab_mapping.py)."""
+    """Return the tables from each vocabulary to the other, and the mask of common tokens (vocab_mapping.py)."""
     if pair.draft is None or not pair.maps_vocabulary:
         return 0
     tokens = pair.draft.vocab_size
-    return described((tokens + pair.target.vocab_size) * INT64_BYTES + tokens, "of maps between vocabularies")
+    return described((tokens + pair.target.vocab_size) * _INT64_BYTES + tokens, "of maps between vocabularies")
 
 
 def _hidden_state_bytes(pair: Pair) -> int:
     """Return the target's hidden states of one step that a head reads (speculator.py).
 
-    Heads that propose a block hold, for their graphs, the states of several
-    layers of all requests that are verified (dflash/speculator.py, _aux_staging).
+    If the version captures graphs of whole drafting steps, heads that propose a block also hold, at a fixed place, the
+    states of several layers of all verified requests (dflash/speculator.py, _aux_staging).
     """
     draft = loaded_draft(pair) if pair.method in METHODS_WITH_HIDDEN_STATES else None
     if draft is None:
@@ -296,7 +282,9 @@ def _hidden_state_bytes(pair: Pair) -> int:
     if geometry.head is not None and geometry.head.embeds_images:
         # vLLM, target_dependent_ar/speculator.py, load_model.
         states += described(_step_states_bytes(pair), "of embeddings for the draft")
-    if pair.method not in METHODS_OF_BLOCKS or geometry.head is None or not _stages_states(pair):
+    captured = limits.captures_graphs and limits.graph_mode != GRAPHS_IN_PIECES
+    stages_states = captured and sizing_facts(limits.engine_version)["stages_auxiliary_states"]
+    if pair.method not in METHODS_OF_BLOCKS or geometry.head is None or not stages_states:
         return states
     rows = named(min(limits.max_num_seqs * (pair.num_speculative_tokens + 1), limits.max_num_batched_tokens), "rows")
     staged = rows * geometry.head.auxiliary_states * pair.target.hidden_size * pair.target.dtype_bytes
@@ -304,18 +292,12 @@ def _hidden_state_bytes(pair: Pair) -> int:
 
 
 def _v1_drafter_bytes(pair: Pair) -> int:
-    """Return hidden states and embeddings of one step, which V1 holds for a draft of any kind.
+    """Return hidden states and embeddings of one step, which V1 holds for any draft but Medusa's heads.
 
-    vLLM, v1/spec_decode/llm_base_proposer.py, __init__; the heads of Medusa have a class of their own, without them.
+    vLLM, v1/spec_decode/llm_base_proposer.py, __init__.
     """
     draft = loaded_draft(pair) if pair.method != Method.MEDUSA else None
     if draft is None:
         return 0
     step = pair.limits.max_num_batched_tokens * draft[0].hidden_size * pair.target.dtype_bytes
     return described(2 * step, "of hidden states and embeddings for the draft")
-
-
-def _stages_states(pair: Pair) -> bool:
-    """Whether the version copies them to a fixed place for graphs of whole drafting steps, and captures such."""
-    captured = pair.limits.captures_graphs and pair.limits.graph_mode != _PIECES
-    return captured and bool(sizing_facts(pair.limits.engine_version)["stages_auxiliary_states"])

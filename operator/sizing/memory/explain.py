@@ -1,17 +1,15 @@
 """Terms of a budget with their formulas and sources, as `specdecode explain` prints them."""
 
-from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from specdecode_operator.sizing.arithmetic import ceil_div, formula, traced
 from specdecode_operator.sizing.geometry import precision_name
-from specdecode_operator.sizing.memory.activation import activation_bytes
+from specdecode_operator.sizing.memory.activation import activation_bytes, verification_bytes
 from specdecode_operator.sizing.memory.budget import (
     Budget,
     graph_bytes,
     graph_pool_bytes,
     non_torch_bytes,
-    runtime_overrun_bytes,
     slack_bytes,
     tightest_grouping,
     tightest_stage,
@@ -31,13 +29,13 @@ _WORDS: Final = {
     "element_bytes": "bytes",
     "cache_element_bytes": "byte (fp8 from the checkpoint)",
 }
-"""What a number is, by the field of models and settings that holds it."""
+"""Unit of a number, by the field of models and settings that holds it."""
 
 _MEASURED: Final = "measured, sizing/data/memory.json"
 
 
 class Term(NamedTuple):
-    """One term of a budget: what it is, its bytes, how they come about, and where the rule is from."""
+    """One term of a budget: its name, bytes, formula and source."""
 
     name: str
     size_bytes: int
@@ -46,7 +44,7 @@ class Term(NamedTuple):
 
 
 class Figure(NamedTuple):
-    """One figure of what the KV cache holds: its name, its formula and the result."""
+    """One figure of the KV cache's capacity."""
 
     name: str
     formula: str
@@ -54,7 +52,7 @@ class Figure(NamedTuple):
 
 
 def charged_terms(pair: Pair, split: Parallelism, budget: Budget) -> list[Term]:
-    """Return what is taken off a GPU's budget before the KV cache."""
+    """Return the terms that are charged to a GPU's budget before the KV cache."""
     number = tightest_stage(pair, split, budget)
     pair, split = _traced(pair, split)
     stage = stages(pair.target, split.pipeline)[number]
@@ -72,26 +70,26 @@ def charged_terms(pair: Pair, split: Parallelism, budget: Budget) -> list[Term]:
 
 
 def cpu_terms(pair: Pair, tensor: int, budget: Budget) -> list[Term]:
-    """Return what a rank on CPU needs beside the KV cache."""
+    """Return the terms of a rank on CPU beside the KV cache."""
     weights = _weight_terms(*_traced(pair, Parallelism(tensor)), 0)
     engine = Term("engine", budget.non_torch_bytes, "Python, torch and vLLM's processes", _MEASURED)
     return [*(term for term in weights if not term.name.endswith(ALLOCATOR)), engine]
 
 
 def outside_terms(pair: Pair, split: Parallelism, budget: Budget) -> list[Term]:
-    """Return what lies outside the budget: what is free there, what verification may take, what graphs really take."""
+    """Return the terms outside the budget: free memory, the overrun of verification, and the pool of CUDA graphs."""
     pair, split = _traced(pair, split)
     total, requested = traced((budget.total_bytes, budget.requested_bytes), _WORDS)
     slack, pool = slack_bytes(pair, total, requested, split), graph_pool_bytes(pair, split)
     terms = [_term("slack: free outside the budget", slack, _MEASURED)]
     if pair.num_speculative_tokens:
-        verified = runtime_overrun_bytes(pair, split.tensor)
+        verified = verification_bytes(pair, split.tensor)
         terms.append(_term("overrun: verification", verified, "vLLM, its rejection samplers"))
     return [*terms, *([_term("CUDA graphs' pool", pool, _MEASURED)] if pool else [])]
 
 
 def capacity_figures(pair: Pair, split: Parallelism, budget: Budget) -> list[Figure]:
-    """Return what the KV cache holds, step by step (vLLM, v1/core/kv_cache_utils.py)."""
+    """Return the capacity of the KV cache, step by step (vLLM, v1/core/kv_cache_utils.py)."""
     length, block_size = pair.limits.max_model_len, pair.limits.block_size
     grouping = tightest_grouping(pair, split, budget)
     available, blocks, block_bytes = max(0, budget.available_kv_bytes), budget.num_blocks, grouping.bytes_per_block
@@ -103,14 +101,13 @@ def capacity_figures(pair: Pair, split: Parallelism, budget: Budget) -> list[Fig
     of_request = f"({' + '.join(f'{each:,}' for each in each_group)}) for {length:,} tokens"
     if ceil_div(length, block_size) == per_request:
         of_request = f"ceil({length:,} / {block_size})"
-    each = split.each_copy
     of_token = formula(kv_bytes_per_token(*_traced(pair, split)))
     return [
         Figure("bytes of a token", of_token, f"{token_bytes:,}"),
         Figure("bytes of a block", of_block, f"{block_bytes:,}"),
         Figure("blocks", f"floor({available:,} / {block_bytes:,})", f"{blocks:,}"),
         Figure("blocks of a request", of_request, f"{per_request:,}"),
-        Figure(f"full requests{each}", f"{blocks:,} / {per_request:,}", f"{budget.max_concurrency:,.2f}"),
+        Figure(f"full requests{split.each_copy}", f"{blocks:,} / {per_request:,}", f"{budget.max_concurrency:,.2f}"),
         Figure(
             f"tokens{split.each_copy}",
             f"floor({blocks:,} / {per_request:,} x {length:,})",
@@ -130,18 +127,16 @@ def _term(name: str, size_bytes: int, source: str) -> Term:
 
 
 def _weight_terms(pair: Pair, split: Parallelism, number: int) -> list[Term]:
-    """Return the parts of target and draft, of those that there are; layers are named with their precision."""
     of_target, of_draft = stage_parts(pair, split, number)
     draft = loaded_draft(pair)
     width = pair.limits.dtype_bytes
-    terms = _model_terms("target", of_target, precision_name(pair.target_precision, width))
-    return terms + (_model_terms("draft", of_draft, precision_name(draft[1], width)) if draft else [])
-
-
-def _model_terms(role: str, parts: Mapping[str, int], precision: str) -> list[Term]:
-    names = {"layers": f"layers in {precision}"}
-    source = "vLLM's model classes; config.json"
-    return [_term(f"{role}: {names.get(name, name)}", size, source) for name, size in parts.items() if size]
+    models = [("target", of_target, pair.target_precision), *([("draft", of_draft, draft[1])] if draft else [])]
+    terms = []
+    for role, parts, precision in models:
+        for name, size in parts.items():
+            words = f"layers in {precision_name(precision, width)}" if name == "layers" else name
+            terms += [_term(f"{role}: {words}", size, "vLLM's model classes; config.json")] if size else []
+    return terms
 
 
 def _graphs(pair: Pair, size_bytes: int) -> Term:

@@ -11,13 +11,19 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from specdecode_operator.enums import FLOAT32_BYTES, FP8_ELEMENT_BYTES, METHODS_WITH_HIDDEN_STATES, Knowledge, Precision
+from specdecode_operator.enums import (
+    FLOAT32_BYTES,
+    FP8_ELEMENT_BYTES,
+    METHODS_WITH_HIDDEN_STATES,
+    SIXTEEN_BIT_BYTES,
+    Knowledge,
+    Precision,
+)
 from specdecode_operator.sizing.arithmetic import ceil_div, named, round_up
 from specdecode_operator.sizing.errors import PlanError, SizingError
 from specdecode_operator.sizing.geometry import (
     BLOCK_TOKENS,
     DeltaNet,
-    HeadParts,
     Indexer,
     IndexRows,
     LatentAttention,
@@ -59,8 +65,6 @@ from specdecode_operator.sizing.weights import (
     weight_parts,
 )
 
-_SIXTEEN_BIT_BYTES: Final = 2
-
 _SCALED_TOGETHER: Final = 128
 """Numbers of an FP8 vector that share a scale (vLLM, DeepseekV32Indexer.quant_block_size)."""
 
@@ -69,16 +73,23 @@ _SCALED_TOGETHER: Final = 128
 def cached_layers(
     target: ModelGeometry, draft: ModelGeometry | None, tensor: int, pipeline: int, element_bytes: int | None
 ) -> tuple[tuple[LayerRun, ...], ...]:
-    """Return what each pipeline stage keeps; the draft sits on the last one.
+    """Return the cached layers of each pipeline stage; the draft sits on the last one.
 
-    Without bytes of a number in the cache it is what the checkpoint asks for, or else the model's own type. The draft
+    Without ``element_bytes`` the cache has the type that the checkpoint asks for, or else the model's own. The draft
     follows the target: vLLM gives both the same cache_dtype.
     """
     element_bytes = element_bytes or target.cache_element_bytes
-    if any(_is_severed(stage) for stage in stages(target, pipeline)):
-        message = f"cuts layers of {target.name} off from those whose keys and values they read; use 1"
-        raise SizingError("parallelism.pipeline", pipeline, message)
-    kept = [_runs(stage, target, tensor, element_bytes, of_draft=False) for stage in stages(target, pipeline)]
+    of_target = stages(target, pipeline)
+    for stage in of_target:
+        # Layers cannot borrow keys and values of one that lies on another stage (vLLM refuses: attention.py).
+        mixers = [
+            each for layer, _ in stage.distinct_layers for each in layer.mixers if isinstance(each, SelfAttention)
+        ]
+        lent = {mixer.window_tokens for mixer in mixers if not mixer.borrows_cache}
+        if any(mixer.borrows_cache and mixer.window_tokens not in lent for mixer in mixers):
+            message = f"cuts layers of {target.name} off from those whose keys and values they read; use 1"
+            raise SizingError("parallelism.pipeline", pipeline, message)
+    kept = [_runs(stage, target, tensor, element_bytes, of_draft=False) for stage in of_target]
     if draft is not None and draft.layers:
         kept[-1] += _runs(stages(draft, 1)[0], draft, tensor, element_bytes, of_draft=True)
     return tuple(kept)
@@ -88,40 +99,28 @@ def _runs(
     stage: Stage, geometry: ModelGeometry, tensor: int, element_bytes: int | None, *, of_draft: bool
 ) -> tuple[LayerRun, ...]:
     width = element_bytes or geometry.dtype_bytes
+    tokens, states = geometry.assumed_token_bytes, geometry.assumed_state_bytes
+    by_shape = whole_cache(geometry) if tokens is not None or states is not None else None
     runs = []
     for layer, count in stage.distinct_layers:
         for mixer in _keeping(layer):
-            kept = _kv_layer(mixer, tensor, width, geometry.dtype_bytes, of_draft=of_draft)
-            kept = _as_assumed(kept, geometry)
+            kept = replace(_kv_layer(mixer, tensor, width, geometry.dtype_bytes), of_draft=of_draft)
+            # Scaled to what the user says that all layers take on one GPU.
+            if by_shape is not None and kept.kind is CacheKind.STATE and states is not None:
+                speculated = kept.state_bytes_per_speculated_token
+                kept = replace(
+                    kept,
+                    state_bytes=max(ceil_div(kept.state_bytes * states, by_shape.state_bytes), 1),
+                    state_bytes_per_speculated_token=ceil_div(speculated * states, by_shape.state_bytes),
+                )
+            elif by_shape is not None and kept.kind is not CacheKind.STATE and tokens is not None:
+                kept = replace(kept, token_bytes=max(ceil_div(kept.token_bytes * tokens, by_shape.token_bytes), 1))
             runs.append(LayerRun(kept, named(count, f"{kept.kind.value} layers", like=geometry.hidden_size)))
     return tuple(runs)
 
 
-def _as_assumed(layer: KvLayer, geometry: ModelGeometry) -> KvLayer:
-    """Return the cache of a layer, scaled to what the user says that those of all layers take on one GPU."""
-    of_tokens, of_states = geometry.assumed_token_bytes, geometry.assumed_state_bytes
-    if of_tokens is None and of_states is None:
-        return layer
-    by_shape = whole_cache(geometry)
-    if layer.kind is CacheKind.STATE:
-        return layer if of_states is None else _scaled_state(layer, of_states, by_shape.state_bytes)
-    return layer if of_tokens is None else _scaled_tokens(layer, of_tokens, by_shape.token_bytes)
-
-
-def _scaled_tokens(layer: KvLayer, given: int, by_shape: int) -> KvLayer:
-    return replace(layer, token_bytes=max(ceil_div(layer.token_bytes * given, by_shape), 1))
-
-
-def _scaled_state(layer: KvLayer, given: int, by_shape: int) -> KvLayer:
-    return replace(
-        layer,
-        state_bytes=max(ceil_div(layer.state_bytes * given, by_shape), 1),
-        state_bytes_per_speculated_token=ceil_div(layer.state_bytes_per_speculated_token * given, by_shape),
-    )
-
-
 class WholeCache(NamedTuple):
-    """What all layers of a model keep on one GPU, by their shapes."""
+    """Bytes of all layers of a model on one GPU, by their shapes."""
 
     token_bytes: int
     state_bytes: int
@@ -129,32 +128,24 @@ class WholeCache(NamedTuple):
 
 @lru_cache(maxsize=MEMO_SIZE)
 def whole_cache(geometry: ModelGeometry) -> WholeCache:
-    """Return the bytes of a token and of a request's states, in the model's own type, whatever the user assumes."""
-    width = geometry.dtype_bytes
-    kept = [
-        (_kv_layer(mixer, 1, width, width, of_draft=False), count)
-        for layer, count in geometry.distinct_layers
-        for mixer in _keeping(layer)
-    ]
-    tokens = sum(count * layer.token_bytes for layer, count in kept)
-    return WholeCache(tokens, sum(count * layer.state_bytes for layer, count in kept))
-
-
-def _is_severed(stage: Stage) -> bool:
-    """Decide whether layers borrow keys and values of one that lies on another stage (vLLM refuses: attention.py)."""
-    mixers = [mixer for layer, _ in stage.distinct_layers for mixer in layer.mixers if isinstance(mixer, SelfAttention)]
-    lent = {mixer.window_tokens for mixer in mixers if not mixer.borrows_cache}
-    return any(mixer.borrows_cache and mixer.window_tokens not in lent for mixer in mixers)
+    """Return the bytes of a token and of a request's states in the model's own type, before any assumption."""
+    tokens = states = 0
+    for layer, count in geometry.distinct_layers:
+        for mixer in _keeping(layer):
+            kept = _kv_layer(mixer, 1, geometry.dtype_bytes, geometry.dtype_bytes)
+            tokens += count * kept.token_bytes
+            states += count * kept.state_bytes
+    return WholeCache(tokens, states)
 
 
 def _keeping(layer: Layer) -> tuple[SingleMixer | Indexer, ...]:
-    """Return what of a layer keeps something of a sequence."""
+    """Return the parts of a layer that keep tokens or states of a sequence."""
     indexers = [mixer.indexer for mixer in layer.mixers if isinstance(mixer, LatentAttention) and mixer.indexer]
     own = (mixer for mixer in layer.mixers if not (isinstance(mixer, SelfAttention) and mixer.borrows_cache))
     return (*own, *indexers)
 
 
-def _kv_layer(mixer: SingleMixer | Indexer, tensor: int, width: int, state_width: int, *, of_draft: bool) -> KvLayer:
+def _kv_layer(mixer: SingleMixer | Indexer, tensor: int, width: int, state_width: int) -> KvLayer:
     match mixer:
         case SelfAttention():
             token = kv_heads_per_rank(mixer.num_kv_heads, tensor) * (mixer.head_dim + mixer.value_dim) * width
@@ -163,40 +154,47 @@ def _kv_layer(mixer: SingleMixer | Indexer, tensor: int, width: int, state_width
                 kind, reach = CacheKind.SLIDING, mixer.window_tokens
             elif mixer.chunk_tokens is not None:
                 kind, reach = CacheKind.CHUNKED, mixer.chunk_tokens
-            return KvLayer(kind, token, reach, head_width=mixer.head_dim, element_bytes=width, of_draft=of_draft)
+            return KvLayer(kind, token, reach, head_width=mixer.head_dim, element_bytes=width)
         case LatentAttention():
-            return _latent(mixer, width, of_draft=of_draft)
+            # One vector for all heads, whole on every rank (MLAAttentionSpec). In FP8, sparse attention keeps its
+            # rotary part in 16 bits and a scale for each 128 of the rest (fp8_ds_mla, v1/kv_cache_interface.py): 656
+            # bytes instead of 576 with DeepSeek V3.2 and GLM-5. Kernels of Blackwell do not.
+            latent = mixer.kv_rank + mixer.rope_head_dim
+            token = latent * width
+            if mixer.sparse_tokens and mixer.packs_cache and width == FP8_ELEMENT_BYTES:
+                token = mixer.kv_rank + _scale_bytes(mixer.kv_rank) + mixer.rope_head_dim * SIXTEEN_BIT_BYTES
+            return KvLayer(CacheKind.LATENT, token, head_width=latent, element_bytes=width)
         case Indexer():
-            return _index_keys(mixer, of_draft=of_draft)
+            # One FP8 key per token with its scales, whatever the type of the other layers: 132 bytes with a width of
+            # 128 (models/deepseek_v32/attention.py, DeepseekV32Indexer).
+            token = mixer.head_dim + _scale_bytes(mixer.head_dim)
+            return KvLayer(CacheKind.LATENT, token, head_width=token, element_bytes=FP8_ELEMENT_BYTES)
         case DeltaNet():
-            return _delta_net(mixer, tensor, state_width, of_draft=of_draft)
+            # vLLM, mamba_utils.py, gated_delta_net_state_shape.
+            convolution = mixer.conv_width // tensor * state_width
+            temporal = mixer.num_value_heads // tensor * mixer.value_head_dim * mixer.key_head_dim
+            return KvLayer(
+                CacheKind.STATE,
+                state_bytes=convolution * (mixer.conv_kernel - 1)
+                + temporal * (mixer.state_element_bytes or state_width),
+                state_bytes_per_speculated_token=convolution,
+                delta_rule=True,
+            )
         case StateSpace():
-            return _state_space(mixer, tensor, state_width, of_draft=of_draft)
+            # Mamba 2 (vLLM, mamba_utils.py, mamba2_state_shape and mamba2_state_dtype).
+            groups = groups_per_rank(mixer.num_groups, tensor)
+            convolution = (mixer.width // tensor + 2 * groups * mixer.state_size) * state_width
+            temporal = mixer.width // tensor * mixer.state_size * (mixer.state_element_bytes or state_width)
+            return KvLayer(
+                CacheKind.STATE,
+                state_bytes=convolution * (mixer.conv_kernel - 1) + temporal,
+                state_bytes_per_speculated_token=convolution,
+                exports_checkpoint=True,
+            )
         case SelectiveScan():
-            return _selective_scan(mixer, tensor, state_width, of_draft=of_draft)
-
-
-def _latent(mixer: LatentAttention, width: int, *, of_draft: bool) -> KvLayer:
-    """Return the cache of latent attention: one vector for all heads, whole on every rank (MLAAttentionSpec).
-
-    In FP8, sparse attention keeps its rotary part in 16 bits and a scale for
-    each 128 of the rest (fp8_ds_mla, v1/kv_cache_interface.py): 656 bytes in
-    the place of 576 with DeepSeek V3.2 and GLM-5. Kernels of Blackwell do not.
-    """
-    latent = mixer.kv_rank + mixer.rope_head_dim
-    token = latent * width
-    if mixer.sparse_tokens and mixer.packs_cache and width == FP8_ELEMENT_BYTES:
-        token = mixer.kv_rank + _scale_bytes(mixer.kv_rank) + mixer.rope_head_dim * _SIXTEEN_BIT_BYTES
-    return KvLayer(CacheKind.LATENT, token, head_width=latent, element_bytes=width, of_draft=of_draft)
-
-
-def _index_keys(indexer: Indexer, *, of_draft: bool) -> KvLayer:
-    """Return the cache of an indexer: one FP8 key a token with its scales, whatever the type of the other layers.
-
-    models/deepseek_v32/attention.py, DeepseekV32Indexer: 132 bytes with a width of 128.
-    """
-    token = indexer.head_dim + _scale_bytes(indexer.head_dim)
-    return KvLayer(CacheKind.LATENT, token, head_width=token, element_bytes=FP8_ELEMENT_BYTES, of_draft=of_draft)
+            # Mamba 1 has no room for speculated tokens (mamba1_state_shape).
+            columns = mixer.conv_kernel - 1 + mixer.state_size
+            return KvLayer(CacheKind.STATE, state_bytes=mixer.width // tensor * columns * state_width)
 
 
 def _scale_bytes(width: int) -> int:
@@ -204,46 +202,12 @@ def _scale_bytes(width: int) -> int:
     return width // _SCALED_TOGETHER * FLOAT32_BYTES
 
 
-def _delta_net(mixer: DeltaNet, tensor: int, width: int, *, of_draft: bool) -> KvLayer:
-    """Return the state of a linear layer (vLLM, mamba_utils.py, gated_delta_net_state_shape)."""
-    convolution = mixer.conv_width // tensor * width
-    state_width = mixer.state_element_bytes or width
-    temporal = mixer.num_value_heads // tensor * mixer.value_head_dim * mixer.key_head_dim * state_width
-    return KvLayer(
-        CacheKind.STATE,
-        state_bytes=convolution * (mixer.conv_kernel - 1) + temporal,
-        state_bytes_per_speculated_token=convolution,
-        delta_rule=True,
-        of_draft=of_draft,
-    )
-
-
-def _state_space(mixer: StateSpace, tensor: int, width: int, *, of_draft: bool) -> KvLayer:
-    """Return the state of a Mamba 2 layer (vLLM, mamba_utils.py, mamba2_state_shape and mamba2_state_dtype)."""
-    groups = groups_per_rank(mixer.num_groups, tensor)
-    convolution = (mixer.width // tensor + 2 * groups * mixer.state_size) * width
-    temporal = mixer.width // tensor * mixer.state_size * (mixer.state_element_bytes or width)
-    return KvLayer(
-        CacheKind.STATE,
-        state_bytes=convolution * (mixer.conv_kernel - 1) + temporal,
-        state_bytes_per_speculated_token=convolution,
-        exports_checkpoint=True,
-        of_draft=of_draft,
-    )
-
-
-def _selective_scan(mixer: SelectiveScan, tensor: int, width: int, *, of_draft: bool) -> KvLayer:
-    """Return the state of a Mamba 1 layer, which has no room for speculated tokens (mamba1_state_shape)."""
-    columns = mixer.conv_kernel - 1 + mixer.state_size
-    return KvLayer(CacheKind.STATE, state_bytes=mixer.width // tensor * columns * width, of_draft=of_draft)
-
-
 Layers = tuple[LayerRun, ...]
 """The layers of one pipeline stage in the engine's order: the target's, then the draft's."""
 
 _TOLERANCE: Final = 1.5
 _TOLERANCE_BEFORE: Final = 1.25
-"""Up to how many times the layers of the rarest kind still make one group (see rule groups_tolerate_half)."""
+"""Ratio to the rarest kind below which layers still make one group (see rule groups_tolerate_half)."""
 
 
 @dataclass(frozen=True)
@@ -275,15 +239,12 @@ class KvGrouping:
 
     @property
     def groups_of_draft(self) -> int:
-        """Over how many groups the draft's layers are spread; 1 where there is no draft, or one group for all."""
+        """Number of groups with layers of the draft; 1 without a draft, or if one group holds all."""
         return max(1, sum(group.of_draft for group in self.groups))
 
     def blocks_per_request(self, max_model_len: int) -> int:
         """Return the blocks that one request of this length takes in all groups."""
-        groups = self.groups
-        if len(groups) == 1:
-            return groups[0].blocks_per_request(max_model_len)
-        return sum(group.blocks_per_request(max_model_len) for group in groups)
+        return sum(group.blocks_per_request(max_model_len) for group in self.groups)
 
 
 @lru_cache(maxsize=MEMO_SIZE)
@@ -302,109 +263,74 @@ def stage_groups(stages: tuple[Layers, ...], settings: KvSettings) -> tuple[KvGr
             f"no layer of stage {first + 1} keeps keys, values or states, and each stage needs one: use fewer stages"
         )
         raise PlanError(PIPELINE_FIELD, len(stages), message)
-    pages = layer_pages([run.layer for run, _ in runs], settings)
-    if not _manages_hybrids(runs, settings):
-        pages = _one_type(pages)
-    stage_of_layer = [stage for _, stage in runs]
-    counts = [run.count for run, _ in runs]
-    if is_uniform(pages):
-        return _single_group(pages, counts, stage_of_layer, len(stages), settings)
-    of_draft = [run.layer.of_draft for run, _ in runs]
-    raised = equal_pages(pages, settings)
-    kept = keep_all_tokens(pages) if raised is None and falls_back_to_full(pages, settings) else None
-    if kept is not None:
-        return _single_group(kept, counts, stage_of_layer, len(stages), settings)
-    if raised is None and settings.layout_known:
-        raise _unequal_blocks(pages, settings, drafts=any(of_draft))
-    return _several_groups(raised or padded_pages(pages), counts, stage_of_layer, of_draft, len(stages), settings)
-
-
-def _unequal_blocks(pages: Sequence[Page], settings: KvSettings, *, drafts: bool) -> SizingError:
-    """Return the error for layers between which the engine cannot divide one pool."""
+    pages, of_draft = layer_pages([run.layer for run, _ in runs], settings), [run.layer.of_draft for run, _ in runs]
     kinds = ", ".join(sorted({page.layer.kind for page in pages}))
-    field, remedy = ("speculation.draft", "another draft") if drafts else ("target.model", "another model")
-    message = f"vLLM {settings.version} cannot give layers of these kinds ({kinds}) blocks of one size: use {remedy}"
-    return SizingError(field, kinds, message)
-
-
-def _manages_hybrids(runs: Sequence[tuple[LayerRun, int]], settings: KvSettings) -> bool:
-    """Decide whether windows and chunks free what they forget (config/vllm.py, __post_init__)."""
-    chunked = any(run.layer.kind is CacheKind.CHUNKED for run, _ in runs)
+    # Windows and chunks free what they forget unless the hybrid manager is off (config/vllm.py, __post_init__).
+    chunked = any(page.layer.kind is CacheKind.CHUNKED for page in pages)
     allowed = settings.chunked_hybrid and not settings.draft_reads_hidden_states
-    return settings.hybrid_manager and (allowed or not chunked)
+    if not (settings.hybrid_manager and (allowed or not chunked)):
+        kept = keep_all_tokens(pages)  # unify_hybrid_kv_cache_specs
+        if kept is None:
+            raise SizingError("layers", kinds, "these kinds of attention need the hybrid KV cache manager: leave it on")
+        pages = kept
+    if not is_uniform(pages):
+        raised = equal_pages(pages, settings)
+        kept = keep_all_tokens(pages) if raised is None and falls_back_to_full(pages, settings) else None
+        if kept is None and raised is None and settings.layout_known:
+            field, remedy = (
+                ("speculation.draft", "another draft") if any(of_draft) else ("target.model", "another model")
+            )
+            message = f"cannot give layers of these kinds ({kinds}) blocks of one size: use {remedy}"
+            raise SizingError(field, kinds, f"vLLM {settings.version} {message}")
+        if kept is None:
+            pages = raised or padded_pages(pages)
+            placed = [(run.count, stage, drafts) for (run, stage), drafts in zip(runs, of_draft, strict=True)]
+            return _several_groups(pages, placed, len(stages), settings)
+        pages = kept
+    # One group a stage, of layers that may differ in width.
+    num_layers, block_bytes = [0] * len(stages), [0] * len(stages)
+    for page, (run, stage) in zip(pages, runs, strict=True):
+        num_layers[stage] += run.count
+        block_bytes[stage] += run.count * page.page_bytes
+    by_stage = zip(num_layers, block_bytes, strict=True)
+    return tuple(KvGrouping((_group(pages[0], layers, size, settings),), size) for layers, size in by_stage)
 
 
-def _one_type(pages: list[Page]) -> list[Page]:
-    """Return the pages as managed without the hybrid manager (unify_hybrid_kv_cache_specs)."""
-    kept = keep_all_tokens(pages)
-    if kept is None:
-        kinds = ", ".join(sorted({page.layer.kind for page in pages}))
-        raise SizingError("layers", kinds, "these kinds of attention need the hybrid KV cache manager: leave it on")
-    return kept
-
-
-def _single_group(
-    pages: Sequence[Page], counts: Sequence[int], stage_of: Sequence[int], num_stages: int, settings: KvSettings
-) -> tuple[KvGrouping, ...]:
-    """Return one group a stage, of layers that may differ in width."""
-    num_layers = [0] * num_stages
-    block_bytes = [0] * num_stages
-    for page, count, stage in zip(pages, counts, stage_of, strict=True):
-        num_layers[stage] += count
-        block_bytes[stage] += count * page.page_bytes
-    return tuple(
-        _grouping((_group(pages[0], layers, size, settings),))
-        for layers, size in zip(num_layers, block_bytes, strict=True)
-    )
-
-
-def _several_groups(  # noqa: PLR0913, PLR0917 (what is known of each run of layers)
-    pages: Sequence[Page],
-    counts: Sequence[int],
-    stage_of: Sequence[int],
-    of_draft: Sequence[bool],
-    num_stages: int,
-    settings: KvSettings,
+def _several_groups(
+    pages: Sequence[Page], placed: Sequence[tuple[int, int, bool]], num_stages: int, settings: KvSettings
 ) -> tuple[KvGrouping, ...]:
     """Return the groups of layers of several types and one page size (_get_kv_cache_groups_uniform_page_size).
 
-    The rarest type gives the layers of a group; a type with more layers makes
-    several groups, dealt out in turn so that each stage holds some of each.
+    ``placed`` has the count, the stage and the mark of the draft of each run of layers. The rarest type gives the
+    layers of a group, or the commonest if it is hardly commoner; a type with more layers makes several groups, dealt
+    out in turn so that each stage holds some of each.
     """
     types: dict[Page, list[tuple[int, bool]]] = {}
-    for page, count, stage, drafts in zip(pages, counts, stage_of, of_draft, strict=True):
+    for page, (count, stage, drafts) in zip(pages, placed, strict=True):
         types.setdefault(page, []).extend([(stage, drafts)] * count)
-    layers_per_group = _layers_per_group([len(layers) for layers in types.values()], settings)
+    tolerance = _TOLERANCE if kv_rules(settings.version).groups_tolerate_half else _TOLERANCE_BEFORE
+    fewest, most = min(map(len, types.values())), max(map(len, types.values()))
+    layers_per_group = most if most < fewest * tolerance else fewest
     dealt: list[tuple[Page, list[int], bool]] = []
     for page, layers in types.items():
         number = ceil_div(len(layers), layers_per_group)
         groups = (layers[index::number] for index in range(number))
         dealt.extend((page, [stage for stage, _ in group], any(drafts for _, drafts in group)) for group in groups)
-    return tuple(
-        _grouping(
-            tuple(
-                replace(
-                    _group(page, stages.count(stage), stages.count(stage) * page.page_bytes, settings), of_draft=drafts
-                )
-                for page, stages, drafts in dealt
-            )
-        )
-        for stage in range(num_stages)
-    )
-
-
-def _layers_per_group(layers_of_type: Sequence[int], settings: KvSettings) -> int:
-    """Return the layers of a full group: those of the rarest type, or of the commonest where it is hardly commoner."""
-    tolerance = _TOLERANCE if kv_rules(settings.version).groups_tolerate_half else _TOLERANCE_BEFORE
-    fewest, most = min(layers_of_type), max(layers_of_type)
-    return most if most < fewest * tolerance else fewest
+    result = []
+    for stage in range(num_stages):
+        held = [
+            replace(_group(page, own.count(stage), own.count(stage) * page.page_bytes, settings), of_draft=drafts)
+            for page, own, drafts in dealt
+        ]
+        result.append(KvGrouping(tuple(held), max(group.block_bytes for group in held)))
+    return tuple(result)
 
 
 def _group(page: Page, num_layers: int, block_bytes: int, settings: KvSettings) -> KvGroup:
-    """Return the group of layers with this page, and what one request holds in it.
+    """Return the group of layers with this page.
 
-    A window may begin inside a block, so it takes one block more; what is in
-    flight cannot be freed yet (kv_cache_interface.py, max_admission_blocks_per_request).
+    A window may begin inside a block, so it takes one block more; tokens in flight cannot be freed yet
+    (kv_cache_interface.py, max_admission_blocks_per_request).
     """
     held: int | None = None
     extra = 0
@@ -419,16 +345,12 @@ def _group(page: Page, num_layers: int, block_bytes: int, settings: KvSettings) 
     return KvGroup(page.layer.kind, num_layers, page.block_size, block_bytes, held, extra)
 
 
-def _grouping(groups: tuple[KvGroup, ...]) -> KvGrouping:
-    return KvGrouping(groups, max(group.block_bytes for group in groups))
-
-
 NULL_BLOCKS: Final = 1
-"""Blocks that the pool holds back for itself (block_pool.py, null_block): no request gets them."""
+"""Blocks that the pool reserves for itself (block_pool.py, null_block)."""
 
 
 class KvCapacity(NamedTuple):
-    """What fits into the space for the KV cache, in whole blocks."""
+    """Capacity of the KV cache, in whole blocks."""
 
     num_blocks: int
     tokens: int
@@ -437,12 +359,12 @@ class KvCapacity(NamedTuple):
 
 
 def pool_blocks(stages: Sequence[KvGrouping], available_bytes: Sequence[int]) -> int:
-    """Return the blocks of the pool: what the smallest of the ranks holds (get_kv_cache_configs)."""
+    """Return the blocks of the pool: those of the smallest rank (get_kv_cache_configs)."""
     return min(max(0, size // stage.bytes_per_block) for stage, size in zip(stages, available_bytes, strict=True))
 
 
 def pool_capacity(grouping: KvGrouping, num_blocks: int, max_model_len: int) -> KvCapacity:
-    """Return what a pool of this many blocks holds.
+    """Return the capacity of a pool of this many blocks.
 
     Floats as in vLLM (get_kv_cache_capacity), so that tokens equal the number that its log prints from 0.21 on. With
     pipeline stages any stage's grouping gives the same.
@@ -459,13 +381,12 @@ def request_blocks(grouping: KvGrouping, max_model_len: int) -> int:
 
 
 def blocks_for(grouping: KvGrouping, max_model_len: int, requests: int) -> int:
-    """Return the blocks that hold this many requests of the full length, with the block the pool holds back."""
+    """Return the blocks that hold this many requests of the full length, with the block that the pool reserves."""
     return requests * request_blocks(grouping, max_model_len) + NULL_BLOCKS
 
 
 ALLOCATOR: Final = "allocator"
 """Part of the target's weights that only a GPU has."""
-
 
 _INDEX_BUFFERS: Final = "tokens that indexers chose"
 
@@ -479,7 +400,7 @@ class StageWeights:
 
 
 def stage_weights(pair: Pair, split: Parallelism) -> tuple[StageWeights, ...]:
-    """Return what a rank of each pipeline stage loads, and makes with it; the draft sits on the last stage."""
+    """Return the bytes that a rank of each pipeline stage loads, with its buffers; the draft sits on the last stage."""
     draft, draft_precision = loaded_draft(pair) or (None, None)
     loaded = _stage_weights(pair.target, pair.target_precision, draft, draft_precision, split, _loading(pair))
     if pair.draft_head_quantization is not None:
@@ -497,7 +418,7 @@ def stage_weights(pair: Pair, split: Parallelism) -> tuple[StageWeights, ...]:
 
 
 def stage_parts(pair: Pair, split: Parallelism, number: int) -> tuple[dict[str, int], dict[str, int]]:
-    """Return what stage_weights counts for one pipeline stage, part by part: the target's and the draft's."""
+    """Return the parts of stage_weights for one pipeline stage: the target's and the draft's."""
     stage, rows = stages(pair.target, split.pipeline)[number], _index_rows(pair)
     of_target = target_parts(pair.target, pair.target_precision, split, stage, _loading(pair))
     of_target[_INDEX_BUFFERS] = index_buffer_bytes(stage.layers, rows)
@@ -520,14 +441,14 @@ def _index_rows(pair: Pair) -> IndexRows:
 
 
 def parameter_weights(pair: Pair, tensor: int) -> StageWeights:
-    """Return the weights of one rank without what a GPU's allocator adds."""
+    """Return the weights of one rank without the overhead of a GPU's allocator."""
     loaded = stage_weights(pair, Parallelism(tensor))[0]
     added = allocation_bytes(pair.target, pair.target_precision, Split(tensor))
     return StageWeights(loaded.target_bytes - added, loaded.draft_bytes)
 
 
 class Loading(NamedTuple):
-    """What of loading a model depends on the engine's version."""
+    """Rules of loading a model that depend on the engine's version."""
 
     encoder_everywhere: bool  # Whether each pipeline stage loads the encoder
     stretches_all_positions: bool  # Whether rotary tables of images are stretched that need not be
@@ -539,13 +460,8 @@ def loads_encoder_everywhere(pair: Pair) -> bool:
 
 
 def _loading(pair: Pair) -> Loading:
-    return _version_loading(pair.limits.engine_version, pair.era.runner)
-
-
-@lru_cache(maxsize=MEMO_SIZE)
-def _version_loading(version: str, runner: Runner) -> Loading:
-    facts = sizing_facts(version)
-    everywhere = runner is Runner.V1 or bool(facts["encoder_on_every_stage"])
+    facts = sizing_facts(pair.limits.engine_version)
+    everywhere = pair.era.runner is Runner.V1 or bool(facts["encoder_on_every_stage"])
     return Loading(everywhere, bool(facts["stretches_all_positions"]))
 
 
@@ -568,7 +484,7 @@ def _stage_weights(  # noqa: PLR0913, PLR0917 (the key of the cache: all that it
 
 @lru_cache(maxsize=MEMO_SIZE)
 def _target_bytes(target: ModelGeometry, precision: Precision, split: Parallelism, loading: Loading) -> tuple[int, ...]:
-    """Return the target's part of each stage, whatever draft stands beside it."""
+    """Return the bytes of the target on each stage, for any draft."""
     parts = (target_parts(target, precision, split, stage, loading) for stage in stages(target, split.pipeline))
     return tuple(sum(each.values()) for each in parts)
 
@@ -583,7 +499,7 @@ def _draft_bytes(
 def target_parts(
     target: ModelGeometry, precision: Precision, split: Parallelism, stage: Stage, loading: Loading
 ) -> dict[str, int]:
-    """Return what a rank of one pipeline stage loads of the target, by what people call it."""
+    """Return the bytes of the target that a rank of one pipeline stage loads, by the name of the part."""
     added = allocation_bytes(target, precision, split.layer_split, stage=stage)
     return {
         **weight_parts(target, precision, split.layer_split, stage, encoder_everywhere=loading.encoder_everywhere),
@@ -595,10 +511,14 @@ def target_parts(
 def draft_parts(
     target: ModelGeometry, draft: ModelGeometry, precision: Precision, split: Parallelism, loading: Loading
 ) -> dict[str, int]:
-    """Return what a rank loads of the draft beside its target, by what people call it."""
+    """Return the bytes of the draft that a rank loads beside its target, by the name of the part."""
     tables = Tables.OWN
     if draft.head is not None:
-        tables = Tables.SHARED if _reaches_embedding(target, draft.head, split) else Tables.OWN_EMBEDDING
+        # If the target's embedding lies on another stage, the head brings its own, or the engine makes the target a
+        # second one (vLLM, models/utils.py, spec_decode_needs_target_embed): the same bytes.
+        on_last = target.tables_on_every_stage or target.embedding_on_every_stage or target.tie_word_embeddings
+        reaches = split.pipeline == 1 or (draft.head.shares_on_last_stage and on_last)
+        tables = Tables.SHARED if reaches else Tables.OWN_EMBEDDING
     return {
         **weight_parts(draft, precision, split.layer_split, whole_model(draft), tables),
         "second copies": copied_bytes(draft, split.tensor),
@@ -611,19 +531,8 @@ def _table_bytes(model: ModelGeometry, ropes: Iterable[RopeTable], loading: Load
     return sum(rope.size_bytes(model.dtype_bytes, stretched=loading.stretches_all_positions) for rope in ropes)
 
 
-def _reaches_embedding(target: ModelGeometry, head: HeadParts, split: Parallelism) -> bool:
-    """Decide whether the target's embedding lies where the head does.
-
-    Where it does not, the head brings its own, or the engine makes the target
-    a second one (vLLM, models/utils.py, spec_decode_needs_target_embed): the
-    same bytes.
-    """
-    on_last = target.tables_on_every_stage or target.embedding_on_every_stage or target.tie_word_embeddings
-    return split.pipeline == 1 or (head.shares_on_last_stage and on_last)
-
-
 class CachedLayers(NamedTuple):
-    """Whose layers keep something, on how many GPUs, and what the engine was told: all but the type of the cache."""
+    """Models, tensor parallelism and settings that decide the KV cache: all but its type."""
 
     target: ModelGeometry
     draft: ModelGeometry | None
@@ -631,27 +540,27 @@ class CachedLayers(NamedTuple):
     settings: KvSettings
 
     def layout(self, element_bytes: int | None) -> tuple[KvGrouping, ...]:
-        """Return how each stage divides its KV cache of numbers with so many bytes."""
+        """Return the division of each stage's KV cache with elements of this size."""
         return _layout(self.target, self.draft, self.tensor, element_bytes, self.settings)
 
     def bytes_per_token(self, element_bytes: int | None) -> int:
-        """Return what kv_bytes_per_token says of numbers with so many bytes."""
+        """Return the bytes of a token with elements of this size, as kv_bytes_per_token."""
         return _kv_bytes_per_token(self.target, self.draft, self.tensor, self.settings.pipeline, element_bytes)
 
 
 def layers_of_pair(pair: Pair, split: Parallelism) -> CachedLayers:
-    """Return the layers of target and draft that keep something."""
+    """Return the models, the split and the settings that decide a pair's KV cache."""
     draft = loaded_draft(pair)
     return CachedLayers(pair.target, draft[0] if draft else None, split.tensor, _kv_settings(pair, split.pipeline))
 
 
 def cache_layout(pair: Pair, split: Parallelism) -> tuple[KvGrouping, ...]:
-    """Return how each stage divides its KV cache among the layers of target and draft."""
+    """Return the division of each stage's KV cache among the layers of target and draft."""
     return layers_of_pair(pair, split).layout(pair.limits.kv_cache_element_bytes)
 
 
 def cache_pages(pair: Pair, tensor: int) -> tuple[tuple[LayerRun, Page], ...]:
-    """Return the layers that keep something on one rank without stages, and their pages as vLLM starts from them."""
+    """Return the cached layers on one rank without stages, and their pages as vLLM starts from them."""
     draft = loaded_draft(pair)
     (runs,) = cached_layers(pair.target, draft[0] if draft else None, tensor, 1, pair.limits.kv_cache_element_bytes)
     pages = layer_pages([run.layer for run in runs], _kv_settings(pair, 1))
@@ -696,8 +605,8 @@ def kv_bytes_per_token(pair: Pair, split: Parallelism) -> int:
 def _kv_bytes_per_token(
     target: ModelGeometry, draft: ModelGeometry | None, tensor: int, pipeline: int, element_bytes: int | None
 ) -> int:
-    return max(_token_bytes(stage) for stage in cached_layers(target, draft, tensor, pipeline, element_bytes))
-
-
-def _token_bytes(stage: tuple[LayerRun, ...]) -> int:
-    return sum(run.count * run.layer.token_bytes for run in stage if run.layer.kind is not CacheKind.STATE)
+    runs = cached_layers(target, draft, tensor, pipeline, element_bytes)
+    return max(
+        sum(run.count * run.layer.token_bytes for run in stage if run.layer.kind is not CacheKind.STATE)
+        for stage in runs
+    )

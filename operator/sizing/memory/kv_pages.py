@@ -32,7 +32,7 @@ class CacheKind(StrEnum):
     """The tokens of the chunk that is being filled."""
 
     STATE = "state"
-    """A state of fixed size, whatever the length (Mamba, linear attention)."""
+    """A state of fixed size for any length (Mamba, linear attention)."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class KvSettings(NamedTuple):
 
 
 def concurrent_batches(settings: KvSettings) -> int:
-    """Return how many steps may be under way at once (config/vllm.py, max_concurrent_batches)."""
+    """Return the maximum number of concurrent steps (config/vllm.py, max_concurrent_batches)."""
     if settings.async_scheduling and settings.v2_runner:
         return settings.pipeline + 1
     if settings.async_scheduling and settings.pipeline == 1:
@@ -143,14 +143,14 @@ def states_per_request(layer: KvLayer, settings: KvSettings) -> int:
     ``align``) the one at the last block's end and the one that a prefill exports.
     """
     states = 1 + settings.num_speculative_tokens
-    return states + 1 + exports_checkpoint(layer, settings) if settings.prefix_caching else states
+    return states + 1 + _exports_checkpoint(layer, settings) if settings.prefix_caching else states
 
 
-def exports_checkpoint(layer: KvLayer, settings: KvSettings) -> bool:
+def _exports_checkpoint(layer: KvLayer, settings: KvSettings) -> bool:
     """Decide whether a state is stored from inside a prefill, which takes one more.
 
-    Of a gated delta net by FlashInfer, which vLLM chooses on Hopper
-    (gdn/qwen_gdn_linear_attn.py); counted on other GPUs too.
+    FlashInfer, which vLLM selects on Hopper (gdn/qwen_gdn_linear_attn.py), does so for a gated delta net; counted on
+    other GPUs too.
     """
     rules = kv_rules(settings.version)
     exports = (layer.exports_checkpoint and rules.exports_checkpoints) or (
@@ -159,17 +159,17 @@ def exports_checkpoint(layer: KvLayer, settings: KvSettings) -> bool:
     return settings.prefix_caching and exports
 
 
-WHOLE: Final = frozenset({CacheKind.FULL, CacheKind.LATENT})
+_WHOLE: Final = frozenset({CacheKind.FULL, CacheKind.LATENT})
 """Kinds that keep every token."""
 
-LOCAL: Final = frozenset({CacheKind.SLIDING, CacheKind.CHUNKED})
+_LOCAL: Final = frozenset({CacheKind.SLIDING, CacheKind.CHUNKED})
 """Kinds that forget."""
 
-LATENT_BLOCK_ALIGNMENT: Final = 128
-"""Tokens of which blocks beside states are multiples with latent attention (interface.py, _align_hybrid_block_size)."""
+_LATENT_BLOCK_ALIGNMENT: Final = 128
+"""Multiple in tokens of blocks beside states with latent attention (interface.py, _align_hybrid_block_size)."""
 
-EXPORTED_TOKENS: Final = 64
-"""Tokens on whose multiples FlashInfer exports states (gdn_attn.py, FLASHINFER_GDN_CHECKPOINT_ALIGNMENT)."""
+_EXPORTED_TOKENS: Final = 64
+"""Multiple in tokens at which FlashInfer exports states (gdn_attn.py, FLASHINFER_GDN_CHECKPOINT_ALIGNMENT)."""
 
 
 @dataclass(frozen=True)
@@ -186,31 +186,54 @@ class Page:
 def layer_pages(layers: Sequence[KvLayer], settings: KvSettings) -> list[Page]:
     """Return the page of each layer as the engine starts from it, without the mark of the draft.
 
-    Where the target has states, blocks are raised until attention's page holds
-    one, and every state is padded to that page (platforms/interface.py,
-    _align_hybrid_block_size). A state has room for the speculated tokens.
+    If the target has states, blocks are raised until attention's page holds one, and every state is padded to that page
+    (platforms/interface.py, _align_hybrid_block_size). A state has room for the speculated tokens. States that a
+    prefill exports lie on a grid, and so do blocks (get_mamba_prefill_checkpoint_alignment).
     """
-    unmarked = [replace(layer, of_draft=False) for layer in layers]
-    states = [_state_bytes(layer, settings) for layer in layers if layer.kind is CacheKind.STATE]
-    of_target = [layer for layer in layers if layer.kind is CacheKind.STATE and not layer.of_draft]
+    states = {layer: _state_bytes(layer, settings) for layer in layers if layer.kind is CacheKind.STATE}
+    of_target = [layer for layer in states if not layer.of_draft]
     attention = next((layer for layer in layers if layer.kind is not CacheKind.STATE and not layer.of_draft), None)
-    if attention is None or not of_target:
-        return [_page(layer, settings.block_size, _state_bytes(layer, settings)) for layer in unmarked]
-    block_size = _raised_block_size(attention, of_target, settings)
-    page_bytes = block_size * attention.token_bytes
-    if max(states) > page_bytes:
-        # The engine stops at an assertion (kv_cache_interface.py, MambaSpec.page_size_bytes).
-        message = f"its states do not fit the target's blocks of {page_bytes} bytes a layer; use a draft without states"
-        raise SizingError("draft", max(states), message)
-    return [_page(layer, block_size, page_bytes) for layer in unmarked]
+    block_size, page_bytes = settings.block_size, None
+    if attention is not None and of_target:
+        alignment = settings.block_size
+        if attention.kind is CacheKind.LATENT and kv_rules(settings.version).aligns_latent_blocks:
+            alignment = max(alignment, _LATENT_BLOCK_ALIGNMENT)
+        if all(layer.delta_rule and _exports_checkpoint(layer, settings) for layer in of_target):
+            alignment = math.lcm(alignment, _EXPORTED_TOKENS)
+        largest = max(states[layer] for layer in of_target)
+        block_size = alignment * ceil_div(largest, alignment * attention.token_bytes)
+        page_bytes = block_size * attention.token_bytes
+        if max(states.values()) > page_bytes:
+            # The engine stops at an assertion (kv_cache_interface.py, MambaSpec.page_size_bytes).
+            message = (
+                f"its states do not fit the target's blocks of {page_bytes} bytes a layer; use a draft without states"
+            )
+            raise SizingError("draft", max(states.values()), message)
+    pages = []
+    for layer in layers:
+        unmarked = replace(layer, of_draft=False)
+        if layer.kind is CacheKind.STATE:
+            pages.append(Page(unmarked, 0, states[layer] if page_bytes is None else page_bytes))
+        elif layer.token_bytes <= 0:
+            message = f"a layer that keeps {layer.kind} attention needs bytes"
+            raise SizingError("token_bytes", layer.token_bytes, message)
+        else:
+            pages.append(Page(unmarked, block_size, block_size * layer.token_bytes))
+    return pages
+
+
+def _state_bytes(layer: KvLayer, settings: KvSettings) -> int:
+    if layer.state_bytes <= 0:
+        raise SizingError("state_bytes", layer.state_bytes, "a layer with a state needs its bytes")
+    return layer.state_bytes + settings.num_speculative_tokens * layer.state_bytes_per_speculated_token
 
 
 def is_uniform(pages: Sequence[Page]) -> bool:
     """Decide whether one table of blocks serves all layers, however wide (UniformTypeKVCacheSpecs.is_uniform_type)."""
     first = pages[0]
-    if first.layer.kind in WHOLE:
-        return all(page.layer.kind in WHOLE for page in pages)
-    if first.layer.kind in LOCAL:
+    if first.layer.kind in _WHOLE:
+        return all(page.layer.kind in _WHOLE for page in pages)
+    if first.layer.kind in _LOCAL:
         wanted = (first.layer.kind, first.layer.reach_tokens)
         return all((page.layer.kind, page.layer.reach_tokens) == wanted for page in pages)
     wanted_state = _state_type(first)
@@ -222,17 +245,17 @@ def _state_type(page: Page) -> tuple[CacheKind, bool, bool, int]:
 
 
 def keep_all_tokens(pages: list[Page]) -> list[Page] | None:
-    """Return the pages with windows and chunks managed as full attention; None where that makes them no one type.
+    """Return the pages with windows and chunks managed as full attention; None if they still have several types.
 
     kv_cache_utils.py, _promote_local_kv_cache_specs.
     """
     if is_uniform(pages):
         return pages
-    if not any(page.layer.kind in WHOLE for page in pages) or _unequal_reaches(pages):
+    if not any(page.layer.kind in _WHOLE for page in pages) or _unequal_reaches(pages):
         return None
     kept = [
         replace(page, layer=replace(page.layer, kind=CacheKind.FULL, reach_tokens=0))
-        if page.layer.kind in LOCAL
+        if page.layer.kind in _LOCAL
         else page
         for page in pages
     ]
@@ -240,10 +263,9 @@ def keep_all_tokens(pages: list[Page]) -> list[Page] | None:
 
 
 def equal_pages(pages: list[Page], settings: KvSettings) -> list[Page] | None:
-    """Return the pages raised to the largest; None where the engine cannot.
+    """Return the pages raised to the largest; None if the engine cannot.
 
-    kv_cache_utils.py, unify_kv_cache_spec_page_size: more tokens where the
-    page divides the largest, padding where not.
+    kv_cache_utils.py, unify_kv_cache_spec_page_size: more tokens if the page divides the largest, else padding.
     """
     largest = max(page.page_bytes for page in pages)
     raised = []
@@ -281,40 +303,12 @@ def falls_back_to_full(pages: Sequence[Page], settings: KvSettings) -> bool:
     return known and {CacheKind.LATENT, CacheKind.SLIDING} <= kinds and CacheKind.CHUNKED not in kinds
 
 
-def _page(layer: KvLayer, block_size: int, state_page_bytes: int) -> Page:
-    if layer.kind is CacheKind.STATE:
-        return Page(layer, 0, state_page_bytes)
-    if layer.token_bytes <= 0:
-        raise SizingError("token_bytes", layer.token_bytes, f"a layer that keeps {layer.kind} attention needs bytes")
-    return Page(layer, block_size, block_size * layer.token_bytes)
-
-
-def _state_bytes(layer: KvLayer, settings: KvSettings) -> int:
-    if layer.kind is CacheKind.STATE and layer.state_bytes <= 0:
-        raise SizingError("state_bytes", layer.state_bytes, "a layer with a state needs its bytes")
-    return layer.state_bytes + settings.num_speculative_tokens * layer.state_bytes_per_speculated_token
-
-
-def _raised_block_size(attention: KvLayer, states: list[KvLayer], settings: KvSettings) -> int:
-    """Return the tokens of a block that holds one state, no fewer than were asked for.
-
-    States that a prefill exports lie on a grid, and blocks on it, too (get_mamba_prefill_checkpoint_alignment).
-    """
-    state_bytes = max(_state_bytes(layer, settings) for layer in states)
-    alignment = settings.block_size
-    if attention.kind is CacheKind.LATENT and kv_rules(settings.version).aligns_latent_blocks:
-        alignment = max(alignment, LATENT_BLOCK_ALIGNMENT)
-    if all(layer.delta_rule and exports_checkpoint(layer, settings) for layer in states):
-        alignment = math.lcm(alignment, EXPORTED_TOKENS)
-    return alignment * ceil_div(state_bytes, alignment * attention.token_bytes)
-
-
 def _unequal_reaches(pages: Sequence[Page]) -> bool:
-    """Decide whether the engine refuses to manage several windows, or several chunks, as full attention.
+    """Decide whether the engine rejects several windows, or several chunks, managed as full attention.
 
-    FullAttentionSpec.merge_window_sizes raises; with a latent cache among them it is not asked.
+    FullAttentionSpec.merge_window_sizes raises; with a latent cache among them vLLM does not call it.
     """
-    if any(page.layer.kind not in LOCAL and page.layer.kind is not CacheKind.FULL for page in pages):
+    if any(page.layer.kind not in _LOCAL and page.layer.kind is not CacheKind.FULL for page in pages):
         return False
     windows = {page.layer.reach_tokens for page in pages if page.layer.kind is CacheKind.SLIDING}
     chunks = {page.layer.reach_tokens for page in pages if page.layer.kind is CacheKind.CHUNKED}

@@ -15,61 +15,53 @@ _UNREAD: Final[Mapping[CacheKind, str]] = {
     CacheKind.STATE: "states of a fixed size (Mamba, linear attention)",
     CacheKind.CHUNKED: "chunked attention",
 }
-"""Layers for which a prefix is found by rules of their own."""
+"""Layers whose rules for finding a prefix were not read."""
 
 
 class Loss(StrEnum):
-    """What a version of vLLM does with a prefix for a draft that reads hidden states."""
+    """How a version of vLLM shortens a found prefix for a draft that reads hidden states."""
 
     DROPS_BLOCK = "drops_block"
     """The last block that agrees is computed again: the draft's cache of its last token was made with the next one."""
 
     HASHES_AHEAD = "hashes_ahead"
-    """A block agrees only where the tokens after it that the draft reads do, too."""
+    """A block agrees only if the following tokens that the draft reads agree, too."""
 
 
 @dataclass(frozen=True)
 class PrefixTax:
-    """What is lost of each prefix, for models whose layers all keep every token or a window of them."""
+    """Loss of each prefix, for models whose layers all keep every token or a window of tokens."""
 
     loss: Loss | None  # None where the draft loses nothing
     block_tokens: int  # Tokens in a block; prefixes are found in whole ones
     ahead_tokens: int = 0  # After a block, that must agree
 
     def found(self, shared_tokens: int) -> int:
-        """Return the tokens that are found of a prefix, where both prompts go on behind it."""
+        """Return the tokens found of a prefix that both prompts continue."""
         blocks = max(0, shared_tokens - self.ahead_tokens) // self.block_tokens
         if self.loss is Loss.DROPS_BLOCK:
             blocks = max(0, blocks - 1)
         return blocks * self.block_tokens
 
     def lost(self, shared_tokens: int) -> int:
-        """Return the tokens that are found without speculation, and not with it."""
+        """Return the tokens that are found only without speculation."""
         return PrefixTax(None, self.block_tokens).found(shared_tokens) - self.found(shared_tokens)
 
     @property
     def mean_lost(self) -> float:
-        """Tokens that a prefix loses on average over all lengths of at least a block.
+        """Mean loss in tokens over all prefix lengths of at least a block.
 
-        A dropped block costs all of its tokens. Of L tokens behind a block, L of its block's many lengths lack one, and
-        each of those loses the block.
+        A dropped block costs all of its tokens. If L tokens behind a block must agree, L of the B lengths of the last
+        block lack one, and each of those loses the B tokens of the block.
         """
         return self.block_tokens if self.loss is Loss.DROPS_BLOCK else self.ahead_tokens
 
 
 def prefix_tax(version: str, method: str, block_tokens: int, chained_tokens: int = 1) -> PrefixTax | None:
-    """Return what a method costs in a version of vLLM; None where that version was not read for it.
+    """Return the loss by a method in a version of vLLM; None if that version's source was not read for it.
 
-    Parameters
-    ----------
-    version
-        Such as ``0.33.0``.
-    method
-        A Method.
-    block_tokens
-        Tokens of a block.
-    chained_tokens
-        K for MTP modules that read one after the other, else 1 (config/vllm.py, num_prefill_lookahead_tokens).
+    ``chained_tokens`` is K for MTP modules that read one after the other, else 1 (config/vllm.py,
+    num_prefill_lookahead_tokens).
     """
     methods: Mapping[str, str] | None = sizing_facts(version).get("prefix_cache")
     if methods is None:
@@ -79,7 +71,7 @@ def prefix_tax(version: str, method: str, block_tokens: int, chained_tokens: int
 
 
 def unread_layers(pair: Pair, split: Parallelism) -> str:
-    """Return the layers whose rules for prefixes were not read, where a pair may lose some by them; else nothing."""
+    """Return the layers whose rules for prefixes were not read, if they may shorten a pair's prefixes; else empty."""
     usual = prefix_tax(pair.limits.engine_version, pair.method, block_tokens=1)
     # Without attention no prefixes are cached by default.
     caches = pair.limits.prefix_caching and bool(pair.target.attentions)
@@ -94,11 +86,11 @@ def _unread(pair: Pair, split: Parallelism) -> list[CacheKind]:
 
 
 def prefix_tax_of(pair: Pair, split: Parallelism) -> PrefixTax | None:
-    """Return what a pair costs; None without prefix caching, and for states and chunks, whose rules were not read."""
+    """Return the loss of a pair; None without prefix caching, and for states and chunks, whose rules were not read."""
     if not pair.limits.prefix_caching or _unread(pair, split):
         return None
     groups = [group for stage in cache_layout(pair, split) for group in stage.groups]
-    # Where groups have blocks of several sizes, all of them begin anew at their least common multiple alone
+    # Groups with blocks of several sizes share a boundary only at the least common multiple
     # (v1/core/kv_cache_utils.py, resolve_kv_cache_block_sizes).
     block_tokens = math.lcm(*(group.block_size for group in groups))
     chained = min(pair.prediction_modules, pair.num_speculative_tokens) > 1

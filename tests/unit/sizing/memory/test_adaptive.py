@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from specdecode_operator.sizing.arithmetic import GIB
-from specdecode_operator.sizing.memory.activation import activation_bytes
-from specdecode_operator.sizing.memory.budget import graph_bytes, runtime_overrun_bytes, slack_bytes
+from specdecode_operator.sizing.memory.activation import activation_bytes, verification_bytes
+from specdecode_operator.sizing.memory.budget import graph_bytes, slack_bytes
 from specdecode_operator.sizing.memory.buffers import (
     adaptive_graphs,
     captured_sizes,
@@ -62,13 +62,13 @@ def test_graphs_of_any_mix_serve_every_length(adaptive: Pair) -> None:
 def test_no_more_is_verified_than_one_piece_holds(adaptive: Pair) -> None:
     many = replace(adaptive, limits=replace(adaptive.limits, max_num_seqs=1024))
     rows = 2**30 // (128_256 * 4)
-    assert runtime_overrun_bytes(many, 1) == rows * 128_256 * (2 + 2 + 4)
-    assert runtime_overrun_bytes(replace(many, adaptive_verification=False), 1) == 8192 * 128_256 * (2 + 2) + GIB
+    assert verification_bytes(many, 1) == rows * 128_256 * (2 + 2 + 4)
+    assert verification_bytes(replace(many, adaptive_verification=False), 1) == 8192 * 128_256 * (2 + 2) + GIB
     few = replace(adaptive, limits=replace(adaptive.limits, max_num_seqs=16))
-    assert runtime_overrun_bytes(few, 1) == 16 * 8 * 128_256 * (2 + 2 + 4)
+    assert verification_bytes(few, 1) == 16 * 8 * 128_256 * (2 + 2 + 4)
     # One row a request is always verified.
     most = replace(adaptive, limits=replace(adaptive.limits, max_num_seqs=4096))
-    assert runtime_overrun_bytes(most, 1) == 4096 * 128_256 * (2 + 2) + GIB
+    assert verification_bytes(most, 1) == 4096 * 128_256 * (2 + 2) + GIB
 
 
 def test_each_size_is_timed_five_times_and_doubled_up_to_a_full_step(adaptive: Pair) -> None:

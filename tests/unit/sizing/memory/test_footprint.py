@@ -14,12 +14,11 @@ from specdecode_operator.sizing.calibration import Calibration, CalibrationEntry
 from specdecode_operator.sizing.catalogue import find_geometry, known_models
 from specdecode_operator.sizing.devices import Device, find_device
 from specdecode_operator.sizing.errors import SizingError
-from specdecode_operator.sizing.memory.activation import activation_bytes, on_product
+from specdecode_operator.sizing.memory.activation import activation_bytes, on_product, verification_bytes
 from specdecode_operator.sizing.memory.budget import (
     estimate,
     graph_bytes,
     non_torch_bytes,
-    runtime_overrun_bytes,
     slack_bytes,
     tightest_grouping,
     tightest_stage,
@@ -84,7 +83,7 @@ def assert_every_term_is_its_own(pair: Pair, product: str = PRODUCTS[0], split: 
     assert budget.state_bytes == charged_state_bytes(pair, split, stage)
     assert (budget.activation_bytes, budget.cuda_graphs_bytes) == estimated
     assert budget.non_torch_bytes == non_torch_bytes(pair, split) + budget.correction_bytes
-    assert budget.overrun_bytes == runtime_overrun_bytes(pair, split.tensor)
+    assert budget.overrun_bytes == verification_bytes(pair, split.tensor)
     assert budget.slack_bytes == slack_bytes(pair, budget.total_bytes, budget.requested_bytes, split)
     assert budget.kv_bytes_per_token == kv_bytes_per_token(pair, split)
     assert budget.effective_batch == effective_batch(pair)
