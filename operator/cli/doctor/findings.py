@@ -103,27 +103,27 @@ def gpu_findings(nodes: Reading[Sequence[Body]], pods: Reading[Sequence[Body]]) 
         fix = "install NVIDIA's GPU operator, or device plugin and GPU-feature-discovery (type CPU needs neither)"
         return [fail("gpus", f"none of {len(nodes)} nodes offers {GPU_RESOURCE}", fix)]
     usable = [each for each in facts if each.refusal is None and each.schedulable and find_device(each.product)]
-    found = []
+    lines: list[Finding] = []
     for (product, gpus), count in sorted(Counter((each.product, each.gpus) for each in usable).items()):
         device = find_device(product)
         label = "" if device is None or device.calibrated else ", sized uncalibrated"
-        found.append(ok("gpus", f"{count} node{'s' if count > 1 else ''} with {gpus} x {product}{label}"))
+        lines.append(ok("gpus", f"{count} node{'s' if count > 1 else ''} with {gpus} x {product}{label}"))
     if not usable:
-        found.append(fail("gpus", "no node has GPUs that can be planned for", "mend one of the nodes below"))
+        lines.append(fail("gpus", "no node has GPUs that can be planned for", "mend one of the nodes below"))
     by_reason: dict[tuple[str, str], list[str]] = defaultdict(list)
     for each in facts:
-        if (reason := _unusable(each)) is not None:
-            by_reason[reason].append(each.name)
+        if (why := _unusable(each)) is not None:
+            by_reason[why].append(each.name)
     for (reason, fix), names in sorted(by_reason.items()):
-        found.append(warn("gpus", f"{listed(sorted(names))}: {reason}", fix))
+        lines.append(warn("gpus", f"{listed(sorted(names))}: {reason}", fix))
     with_gpus, by_driver = {each.name for each in facts}, defaultdict(list)
     for body in nodes:
         labels, name = mapping(body["metadata"], "labels"), body["metadata"]["name"]
         if name in with_gpus:
             driver = next((str(labels[label]) for label in _DRIVER_LABELS if labels.get(label)), "")
             by_driver[driver].append(name)
-    found += [_driver_finding(driver, names) for driver, names in sorted(by_driver.items())]
-    return [*found, *([_free_finding(usable, pods)] if usable else [])]
+    lines += [_driver_finding(driver, names) for driver, names in sorted(by_driver.items())]
+    return [*lines, *([_free_finding(usable, pods)] if usable else [])]
 
 
 def _unusable(node: NodeFacts) -> tuple[str, str] | None:
