@@ -116,13 +116,13 @@ def _from_file(file: str, kind: str | None, name: str | None, namespace: str | N
             each.body["metadata"] = {**mapping(each.body, "metadata"), "namespace": namespace}
     document, workload = _chosen(file, found, kind, name)
     services = [each.body for each in found if each.kind == "Service"]
-    for each in (each.body for each in found if each.kind in ("HorizontalPodAutoscaler", "ScaledObject")):
+    for scaler in (each.body for each in found if each.kind in ("HorizontalPodAutoscaler", "ScaledObject")):
         # An autoscaler goes on with the old server alone.
-        scaled = mapping(mapping(each, "spec"), "scaleTargetRef")
+        scaled = mapping(mapping(scaler, "spec"), "scaleTargetRef")
         if (scaled.get("name"), scaled.get("kind", workload.kind)) == (workload.name, workload.kind):
             message = "scales the old server: point it at the new object (SpecDecodeDeployment), or remove it"
-            scaler = clip(printable(str(mapping(each, "metadata").get("name"))), 64)
-            workload.remarks.decide("spec.replicas", f"{each['kind']} {scaler}", message)
+            shown = clip(printable(str(mapping(scaler, "metadata").get("name"))), 64)
+            workload.remarks.decide("spec.replicas", f"{scaler['kind']} {shown}", message)
     near = [each for each in services if mapping(each, "metadata").get("namespace") in (None, workload.namespace)]
     return Source(f"{document.place} ({workload.kind} {workload.name})", workload, tuple(near))
 

@@ -128,7 +128,7 @@ def drafts_command(
 
     A draft without an id is the target's own layers for multi-token prediction. Exits with 5 when none is known here.
     """
-    rows = []
+    rows: list[dict[str, Any]] = []
     for each in catalogue.known_drafts(model):
         entry = None if each.draft is None else catalogue.find_entry(each.draft)
         geometry = None if entry is None else _geometry(entry)[0]

@@ -51,11 +51,12 @@ def curve_of(text: str, option: str) -> Curve:
     parts = text.split(",")
     with refused(option, PayoffError):
         if ":" not in text and len(parts) == 1:
-            return Curve(((1.0, *_numbers(text, option)),))
+            (ms,) = _numbers(text, option)
+            return Curve(((1.0, ms),))
         if lacking := [part for part in parts[:MOST_NUMBERS] if ":" not in part]:
             raise typer.BadParameter(f"{shown(lacking[0])}: write TOKENS:MS, such as 64:21.5", param_hint=option)
-        tokens, ms = (",".join(part.partition(":")[side] for part in parts) for side in (0, 2))
-        return Curve(tuple(zip(_numbers(tokens, option), _numbers(ms, option), strict=True)))
+        tokens, times = (",".join(part.partition(":")[side] for part in parts) for side in (0, 2))
+        return Curve(tuple(zip(_numbers(tokens, option), _numbers(times, option), strict=True)))
 
 
 def _numbers(text: str, option: str) -> list[float]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from specdecode_operator.cli.plan.answers import (
     DOES_NOT_FIT,
@@ -177,8 +177,10 @@ def _draw_bars(axes: "Axes", budgets: Sequence[Budget]) -> None:
             if height > _LABEL_SHARE * top:
                 # Numbers cover the lines that cross them.
                 box = {"facecolor": colour, "edgecolor": "none", "pad": 0.3}
-                style = {"ha": "center", "va": "center", "color": ink, "fontsize": "small"}
-                axes.text(place, bottom + height / 2, f"{height:.1f}", bbox=box, zorder=5, **style)
+                style: Any = {"ha": "center", "va": "center", "color": ink, "fontsize": "small"}
+                axes.text(
+                    place, middle, text, ha="center", va="center", color=ink, fontsize="small", bbox=box, zorder=5
+                )
         bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
     rest = [max(0.0, whole - taken) for whole, taken in zip(memory, used, strict=True)]
     axes.bar(places, rest, bottom=bottoms, width=_BAR_WIDTH, color=_OUTSIDE, label="outside the budget", zorder=0)
@@ -186,7 +188,7 @@ def _draw_bars(axes: "Axes", budgets: Sequence[Budget]) -> None:
     margins = [min(max(0, each.available_kv_bytes), each.margin_bytes) / GIB for each in budgets]
     if any(margins):
         bottoms = [end - margin for end, margin in zip(requested, margins, strict=True)]
-        hatched = {"color": _PARTS[-1][1], "hatch": _HATCH, "edgecolor": "white", "linewidth": 0}
+        hatched: Any = {"color": _PARTS[-1][1], "hatch": _HATCH, "edgecolor": "white", "linewidth": 0}
         axes.bar(places, margins, bottom=bottoms, width=_BAR_WIDTH, label="margin", **hatched)
     axes.hlines(memory, *reach, colors="black", linestyles="solid", linewidth=1.4, label="memory")
     axes.hlines(requested, *reach, colors="black", linestyles="dashed", linewidth=1.4, label="budget")
@@ -195,7 +197,7 @@ def _draw_bars(axes: "Axes", budgets: Sequence[Budget]) -> None:
     ends = {place: requested[place] + lacking[place] / GIB for place in places if lacking[place] > 0}
     if ends:
         left, right = [place - _LINE_REACH for place in ends], [place + _LINE_REACH for place in ends]
-        style = {"colors": _TOO_MUCH, "linestyles": "dotted", "linewidth": 1.8, "label": "needed"}
+        style: Any = {"colors": _TOO_MUCH, "linestyles": "dotted", "linewidth": 1.8, "label": "needed"}
         axes.hlines([*ends.values()], left, right, **style)
     top = max(top, *ends.values(), 0.0)
     for place, budget in enumerate(budgets):
@@ -213,8 +215,10 @@ def _lengths_of(bars: Sequence[tuple[Answer, Candidate]], *, several: bool) -> l
     lines = []
     for answer, candidate in bars:
         facts = answer.facts
-        device = facts and find_device(candidate.product, facts.spec.accelerator.memory_gib_per_gpu)
-        if facts is None or device is None or facts.on_cpu:
+        if facts is None or facts.on_cpu:
+            continue
+        device = find_device(candidate.product, facts.spec.accelerator.memory_gib_per_gpu)
+        if device is None:
             continue
         pair = facts.at(candidate.target_precision, candidate.draft_precision, candidate.budget.fewer_seqs).pair
         own, held = pair.limits.max_model_len, []
@@ -246,8 +250,8 @@ def _draw_lengths(axes: "Axes", lines: Sequence[_Line]) -> None:
                 axes.plot(length, tokens, marker="o", markersize=12, fillstyle="none", color=colour)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    lengths, tokens = zip(*(each for line in lines for each in line.held), strict=True)
-    ends, low, high = (min(lengths), max(lengths)), min(lengths), 3 * max(tokens)
+    lengths, held = zip(*(each for line in lines for each in line.held), strict=True)
+    ends, low, high = (min(lengths), max(lengths)), min(lengths), 3 * max(held)
     for requests in _AT_ONCE:
         # Where a candidate's line crosses a guide, no more requests of that length fit.
         axes.plot(ends, [requests * each for each in ends], color=_GUIDE, linewidth=0.8, linestyle=(0, (1, 2)))

@@ -10,7 +10,7 @@ from typing import Final
 from specdecode_operator.enums import FLOAT32_BYTES, METHODS_OF_BLOCKS, METHODS_WITH_HIDDEN_STATES, Method
 from specdecode_operator.sizing.arithmetic import Named, ceil_div, described, named
 from specdecode_operator.sizing.families.draft_heads import DFLASH2, draft_class
-from specdecode_operator.sizing.pair import GRAPHS_IN_PIECES, Pair, Parallelism, loaded_draft
+from specdecode_operator.sizing.pair import Pair, Parallelism, loaded_draft
 from specdecode_operator.sizing.rank_layers import Stage, stages
 from specdecode_operator.sizing.result_cache import MEMO_SIZE
 from specdecode_operator.sizing.version_rules import Runner, sizing_facts
@@ -282,7 +282,7 @@ def _hidden_state_bytes(pair: Pair) -> int:
     if geometry.head is not None and geometry.head.embeds_images:
         # vLLM, target_dependent_ar/speculator.py, load_model.
         states += described(_step_states_bytes(pair), "of embeddings for the draft")
-    captured = limits.captures_graphs and limits.graph_mode != GRAPHS_IN_PIECES
+    captured = limits.captures_graphs and limits.graph_mode != "PIECEWISE"
     stages_states = captured and sizing_facts(limits.engine_version)["stages_auxiliary_states"]
     if pair.method not in METHODS_OF_BLOCKS or geometry.head is None or not stages_states:
         return states
