@@ -178,9 +178,7 @@ def _draw_bars(axes: "Axes", budgets: Sequence[Budget]) -> None:
                 # Numbers cover the lines that cross them.
                 box = {"facecolor": colour, "edgecolor": "none", "pad": 0.3}
                 style: Any = {"ha": "center", "va": "center", "color": ink, "fontsize": "small"}
-                axes.text(
-                    place, middle, text, ha="center", va="center", color=ink, fontsize="small", bbox=box, zorder=5
-                )
+                axes.text(place, bottom + height / 2, f"{height:.1f}", bbox=box, zorder=5, **style)
         bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
     rest = [max(0.0, whole - taken) for whole, taken in zip(memory, used, strict=True)]
     axes.bar(places, rest, bottom=bottoms, width=_BAR_WIDTH, color=_OUTSIDE, label="outside the budget", zorder=0)
@@ -197,8 +195,8 @@ def _draw_bars(axes: "Axes", budgets: Sequence[Budget]) -> None:
     ends = {place: requested[place] + lacking[place] / GIB for place in places if lacking[place] > 0}
     if ends:
         left, right = [place - _LINE_REACH for place in ends], [place + _LINE_REACH for place in ends]
-        style: Any = {"colors": _TOO_MUCH, "linestyles": "dotted", "linewidth": 1.8, "label": "needed"}
-        axes.hlines([*ends.values()], left, right, **style)
+        dotted: Any = {"colors": _TOO_MUCH, "linestyles": "dotted", "linewidth": 1.8, "label": "needed"}
+        axes.hlines([*ends.values()], left, right, **dotted)
     top = max(top, *ends.values(), 0.0)
     for place, budget in enumerate(budgets):
         words = f"{lacking[place] / GIB:.1f} too little KV cache" if lacking[place] > 0 else ""
