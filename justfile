@@ -108,7 +108,7 @@ typing: setup
 test *arguments: setup
     @if [ $# = 0 ]; then exec {{ python }} -m tests.parts; else exec {{ python }} -m pytest "$@"; fi
 
-# Run some parts of `test`: serving, operator, fleet, admission, lint, typing, devcluster, unit, replay, engine
+# Run some parts of `test`: serving, operator, faults, fleet, admission, lint, typing, devcluster, unit, replay, engine
 [group('checks')]
 parts *names: setup
     @{{ python }} -m tests.parts "$@"
@@ -126,7 +126,7 @@ test-all: test engine-versions && (test-kubernetes "1.30") (test-kubernetes "1.3
 # Run the component tests on another Kubernetes MINOR: 1.30, the oldest that the charts install on, or 1.37, the newest
 [group('checks')]
 test-kubernetes minor: setup
-    SPECDECODE_KUBERNETES="$1" {{ python }} -m tests.parts operator admission
+    SPECDECODE_KUBERNETES="$1" {{ python }} -m tests.parts operator faults admission
 
 # Install what long tests ask beside the newest vLLM: parsers of older versions, suffix decoding, guidellm (5 GB)
 [group('checks')]

@@ -85,36 +85,39 @@ class Outcome:
         return None
 
 
-def tests(folder: str, budget_cpu_s: float, *needs: Callable[[], object]) -> Part:
-    """Return the part of one folder of tests."""
-    command = (sys.executable, "-m", "pytest", "-m", "not long", "--color=no", f"tests/{folder}")
-    return Part(folder.rpartition("/")[2], command, budget_cpu_s, needs)
+def _pytest(*paths: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", "pytest", "-m", "not long", "--color=no", *paths)
+
+
+def part_of(folder: str, budget_cpu_s: float, *needs: Callable[[], object], without: Iterable[str] = ()) -> Part:
+    """Return the part of one folder of tests, without some that run as another part."""
+    ignored = (f"--ignore=tests/{folder}/{each}" for each in without)
+    return Part(folder.rpartition("/")[2], _pytest(f"tests/{folder}", *ignored), budget_cpu_s, needs)
 
 
 _REPLAY = ("capture/report", "replay")
-"""Rooms whose unit tests are a part of their own: the longest lane was too long by that much."""
-
-UNIT = Part("unit", (*tests("unit", 0).command, *(f"--ignore=tests/unit/{room}" for room in _REPLAY)), 600)
-REPLAY = Part(
-    "replay",
-    (*tests("unit", 0).command[:-1], *(f"tests/unit/{room}" for room in _REPLAY)),
-    150,
-    (browser.provide,),
+_FAULTS = ("faults", "policy")
+# Parts of their own, or one lane would take much longer than the others.
+REPLAY = Part("replay", _pytest(*(f"tests/unit/{each}" for each in _REPLAY)), 150, (browser.provide,))
+# Rights are checked on the API server of each session.
+FAULTS = Part(
+    "faults", _pytest(*(f"tests/component/operator/{each}" for each in (*_FAULTS, "test_rights.py"))), 250, (programs,)
 )
 
 LANES = (
-    (tests("e2e/serving", 700, programs, prepare_images),),
-    (tests("component/operator", 500, programs), REPLAY),
+    (part_of("e2e/serving", 700, programs, prepare_images),),
+    (part_of("component/operator", 400, programs, without=_FAULTS),),
+    (FAULTS, REPLAY),
     (
-        tests("e2e/fleet", 200, programs, prepare_images),
-        tests("component/admission", 250, programs, prometheus.provide),
+        part_of("e2e/fleet", 200, programs, prepare_images),
+        part_of("component/admission", 250, programs, prometheus.provide),
     ),
     (
         Part("lint", (str(REPOSITORY / "just"), "lint"), 40),
         Part("typing", (str(REPOSITORY / "just"), "typing"), 200),
-        UNIT,
-        tests("engine", 500, install_engine_environment),  # late: its clients want a processor when they leave
-        tests("devcluster", 60, programs),  # when no other cluster comes: it looks for what one of its own has left
+        part_of("unit", 600, without=_REPLAY),
+        part_of("engine", 500, install_engine_environment),  # late: its clients want a processor when they leave
+        part_of("devcluster", 60, programs),  # when no other cluster comes: it looks for what one of its own has left
     ),
 )
 """What stands in one lane runs one after another: what computes in one, what mostly waits in the others."""
