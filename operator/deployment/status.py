@@ -27,7 +27,7 @@ from specdecode_operator.deployment.observed.speculation_in_force import (
     with_last_acceptance,
 )
 from specdecode_operator.deployment.parsed_deployment import ParsedDeployment
-from specdecode_operator.deployment.policy_state import policy_condition
+from specdecode_operator.deployment.policy import policy_condition
 from specdecode_operator.deployment.rollout.readiness import (
     CAPTURE_OVERDUE,
     ROLLED_BACK,

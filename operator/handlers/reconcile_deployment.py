@@ -35,7 +35,7 @@ from specdecode_operator.deployment.observed.observation import (
 )
 from specdecode_operator.deployment.parsed_deployment import ParsedDeployment, parse_deployment
 from specdecode_operator.deployment.planning import plan_change
-from specdecode_operator.deployment.policy_state import refusal, why_not_plannable, with_speculation
+from specdecode_operator.deployment.policy import refusal, why_not_plannable, with_speculation
 from specdecode_operator.deployment.requeue import Requeue, requeue_for
 from specdecode_operator.deployment.rollout.blocked_pods import waits_for_claim
 from specdecode_operator.deployment.rollout.engine_workload import serving_pods

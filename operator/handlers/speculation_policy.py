@@ -11,7 +11,7 @@ from specdecode_operator.cluster.resources import POD
 from specdecode_operator.deployment.desired_state import DesiredState, RolledBack
 from specdecode_operator.deployment.observed.observation import Observation
 from specdecode_operator.deployment.parsed_deployment import ParsedDeployment, engine_spec_hash
-from specdecode_operator.deployment.policy_state import (
+from specdecode_operator.deployment.policy import (
     Measured,
     PolicyInputs,
     Remembered,

@@ -6,8 +6,14 @@ from typing import Final
 
 from specdecode_operator.api.deployment import Policy, PolicyStatus
 from specdecode_operator.api.speculation import Speculation
-from specdecode_operator.deployment.policy_decision import Seen
-from specdecode_operator.deployment.policy_state import PolicyInputs, Remembered, judge, policy_status, read_measured
+from specdecode_operator.deployment.policy import (
+    PolicyInputs,
+    Remembered,
+    Seen,
+    judge,
+    policy_status,
+    read_measured,
+)
 from specdecode_operator.enums import PolicyAction, PolicyOutcome
 from specdecode_operator.stats.engine_window import Sample, Window, Work
 from tests.support.field_cases import FieldCase, at

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specdecode_operator.deployment.policy_decision import (
+from specdecode_operator.deployment.policy import (
     Evidence,
     Memory,
     NoEvidence,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specdecode_operator.deployment.policy_decision import Evidence, Memory, Point, Rules, Seen, Setting, decide
+from specdecode_operator.deployment.policy import Evidence, Memory, Point, Rules, Seen, Setting, decide
 from specdecode_operator.enums import PolicyAction, PolicyMode, PolicyOutcome
 from specdecode_operator.stats.engine_window import Sample, Window
 

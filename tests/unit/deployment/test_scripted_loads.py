@@ -2,7 +2,7 @@
 
 import pytest
 
-from specdecode_operator.deployment.policy_decision import Rules
+from specdecode_operator.deployment.policy import Rules
 from specdecode_operator.enums import PolicyMode, PolicyOutcome
 from tests.support.policy_loads import SCRIPTS, Script, live, measured
 

@@ -8,7 +8,7 @@ import pytest
 from specdecode_operator.api.deployment import PolicyStatus
 from specdecode_operator.cluster.client import Cluster, ForbiddenError
 from specdecode_operator.cluster.resources import DEPLOYMENT, POD, SPECDECODE_DEPLOYMENT
-from specdecode_operator.deployment.policy_state import given_up
+from specdecode_operator.deployment.policy import given_up
 from tests.support.objects import Body, ended, pair_70b
 from tests.support.policy_field_cases import OFF_ARM, measured_capture
 from tests.unit.handlers.reconcile.reconciler_world import World

@@ -20,7 +20,7 @@ from specdecode_operator.replay.emulated.engine_model import (
     acceptance_from_json,
     from_rates,
 )
-from specdecode_operator.replay.fit_acceptance import fit_acceptance
+from specdecode_operator.replay.fit import fit_acceptance
 from specdecode_operator.replay.model_file import Limits
 from specdecode_operator.replay.synthetic_load import Lengths, Prompts, parse_arrivals
 from specdecode_operator.replay.virtual_run import GivenBehaviour, VirtualRun
