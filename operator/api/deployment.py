@@ -415,8 +415,8 @@ class Accelerator(ApiModel):
     type: AcceleratorType = AcceleratorType.GPU
     """GPU, or CPU for trying things out without one."""
 
-    product: list[LabelValue] = Field(default=[], max_length=16)
-    """Exact nvidia.com/gpu.product labels that may be used. Empty: any that fits."""
+    products: list[LabelValue] = Field(default=[], max_length=16)
+    """Allowed values of the node label nvidia.com/gpu.product. If empty, any supported GPU that fits."""
 
     per_node: StrictInt | None = Field(default=None, ge=1, le=64)
     """GPUs a node, where nodes cannot be asked."""

@@ -164,7 +164,7 @@ def _spec(settings: LoggedSettings, version: str, given: Given) -> SpecDecodeDep
     body: Body = {
         "target": model(settings.model or "", settings.quantization),
         "parallelism": {"tensor": settings.tensor},
-        "accelerator": {"product": [given.product], "perNode": settings.tensor},
+        "accelerator": {"products": [given.product], "perNode": settings.tensor},
         "serving": {
             "maxModelLen": settings.max_model_len,
             "maxNumSeqs": settings.max_num_seqs,

@@ -112,7 +112,7 @@ def assumed_nodes(facts: Facts, products: Sequence[str] = ()) -> tuple[NodeFacts
     """Return nodes of these products, of those that a spec names, or of H100 and H200."""
     accelerator = facts.spec.accelerator
     gpus = accelerator.per_node or ASSUMED_GPUS_PER_NODE
-    products = products or accelerator.product or ASSUMED_PRODUCTS
+    products = products or accelerator.products or ASSUMED_PRODUCTS
     return tuple(
         NodeFacts(f"{product}-{number}", product, gpus) for product in products for number in range(_ASSUMED_NODES)
     )
@@ -242,7 +242,7 @@ def _plan(facts: Facts, pools: Sequence[GpuPool], admit: Admit | None) -> Plan:
 
 
 def _pools(facts: Facts, nodes: Iterable[NodeFacts]) -> list[GpuPool]:
-    wanted = facts.spec.accelerator.product
+    wanted = facts.spec.accelerator.products
     sizes: dict[str, list[int]] = {}
     for node in nodes:
         if _problem(facts, node) is None and (not wanted or node.product in wanted):
@@ -262,7 +262,7 @@ def passed_over(facts: Facts, nodes: tuple[NodeFacts, ...]) -> str:
     """Return which nodes cannot be planned for and why, without those of products that the spec does not ask for."""
     if facts.on_cpu or facts.replay is not None:
         return ""
-    wanted = facts.spec.accelerator.product
+    wanted = facts.spec.accelerator.products
     named: dict[str, list[str]] = {}
     for node in nodes:
         problem = _problem(facts, node)
@@ -281,18 +281,18 @@ def _problem(facts: Facts, node: NodeFacts) -> str | None:
     if node.refusal:
         return node.refusal
     given = facts.spec.accelerator
-    if find_device(node.product, given.memory_gib_per_gpu if node.product in given.product else None) is not None:
+    if find_device(node.product, given.memory_gib_per_gpu if node.product in given.products else None) is not None:
         return None
     base = next((product for product in known_products() if node.product.startswith(f"{product}-")), None)
     if base is not None:
         suffix = node.product.removeprefix(base)
         return f"{suffix} says that it is no plain {base}, and not what it is: {UNKNOWN_MEMORY}"
-    return f"{UNKNOWN_MEMORY}: name it in spec.accelerator.product and set spec.{MEMORY_FIELD}"
+    return f"{UNKNOWN_MEMORY}: name it in spec.accelerator.products and set spec.{MEMORY_FIELD}"
 
 
 def _no_node_message(facts: Facts, nodes: tuple[NodeFacts, ...], nodes_from: NodesFrom) -> str:
-    wanted = ", ".join(facts.spec.accelerator.product or known_products())
-    missing = "spec.accelerator.perNode" if facts.spec.accelerator.product else "spec.accelerator.product and perNode"
+    wanted = ", ".join(facts.spec.accelerator.products or known_products())
+    missing = "spec.accelerator.perNode" if facts.spec.accelerator.products else "spec.accelerator.products and perNode"
     if nodes_from is NodesFrom.NOWHERE:
         administrator = "have its administrator name the nodes (fleet.nodes of the chart, --nodes)"
         return f"this operator serves named namespaces and may not look at nodes: set {missing}, or {administrator}"

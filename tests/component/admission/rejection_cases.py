@@ -163,8 +163,8 @@ BAD = {
     "memory on GPU": Bad("accelerator: {memoryGiB: 4}", "spec.accelerator.memoryGiB", "use type: CPU"),
     "KV cache on GPU": Bad("accelerator: {kvCacheGiB: 4}", "spec.accelerator.kvCacheGiB", "use type: CPU"),
     "product on CPU": Bad(
-        "accelerator: {type: CPU, cpuCores: 4, memoryGiB: 16, kvCacheGiB: 4, product: [NVIDIA-H200]}",
-        "spec.accelerator.product",
+        "accelerator: {type: CPU, cpuCores: 4, memoryGiB: 16, kvCacheGiB: 4, products: [NVIDIA-H200]}",
+        "spec.accelerator.products",
         "use type: GPU",
     ),
     "GPUs a node on CPU": Bad(
@@ -178,7 +178,7 @@ BAD = {
         "use type: GPU",
     ),
     "memory of no product": Bad(
-        "accelerator: {memoryGiBPerGPU: 48}", "spec.accelerator.product", "memoryGiBPerGPU needs the products"
+        "accelerator: {memoryGiBPerGPU: 48}", "spec.accelerator.products", "memoryGiBPerGPU needs the products"
     ),
     "KV cache takes all memory": Bad(
         "accelerator: {type: CPU, cpuCores: 4, memoryGiB: 4, kvCacheGiB: 4}",
@@ -186,9 +186,13 @@ BAD = {
         "leaves nothing of memoryGiB 4 for weights: lower it",
     ),
     "product twice": Bad(
-        "accelerator: {product: [NVIDIA-H200, NVIDIA-H100-NVL, NVIDIA-H200]}", "spec.accelerator.product", "remove one"
+        "accelerator: {products: [NVIDIA-H200, NVIDIA-H100-NVL, NVIDIA-H200]}",
+        "spec.accelerator.products",
+        "remove one",
     ),
-    "product with a blank": Bad("accelerator: {product: [NVIDIA H200]}", "spec.accelerator.product[0]", "should match"),
+    "product with a blank": Bad(
+        "accelerator: {products: [NVIDIA H200]}", "spec.accelerator.products[0]", "should match"
+    ),
     "stages on CPU": Bad(
         "parallelism: {pipeline: 2}\naccelerator: {type: CPU, cpuCores: 8, memoryGiB: 16, kvCacheGiB: 4}",
         "spec.parallelism",

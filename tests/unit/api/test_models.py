@@ -27,7 +27,7 @@ PRODUCT = Path(__file__).parents[3] / "operator"
         ("modle", {"modle": "typo"}),
         ("serving.port", {"serving": {"port": 80}}),
         ("serving.memoryUtilizationPercent", {"serving": {"memoryUtilizationPercent": 101}}),
-        ("accelerator.product.0", {"accelerator": {"product": ["NVIDIA H200"]}}),
+        ("accelerator.products.0", {"accelerator": {"products": ["NVIDIA H200"]}}),
         ("engine.version", {"engine": {"version": "latest"}}),
         ("engine.env.0.name", {"engine": {"env": [{"name": "A B"}]}}),
         ("serving.apiKeySecret.name", {"serving": {"apiKeySecret": {"name": "My_Secret", "key": "key"}}}),

@@ -227,7 +227,7 @@ def test_what_is_no_review_is_refused(broken: Any) -> None:
 
 def test_a_long_warning_is_cut_where_the_api_server_would_drop_its_end() -> None:
     spec = {"target": {"model": "meta-llama/Llama-3.1-405B-Instruct"}, "parallelism": {"tensor": 4}}
-    (warning,) = asked(deployment({**spec, "accelerator": {"product": [H100]}}))["warnings"]
+    (warning,) = asked(deployment({**spec, "accelerator": {"products": [H100]}}))["warnings"]
     assert (len(warning), warning[-1]) == (250, "…")
 
 

@@ -198,7 +198,7 @@ def test_a_job_runs_where_and_as_whom_engines_do() -> None:
     [([], {"operator": "Exists"}), ([H200], {"operator": "In", "values": [H200]})],
 )
 def test_a_download_prefers_the_zone_of_the_engines(products: list[str], nodes: Body) -> None:
-    pod_spec = jobs(decide(cached(accelerator={"product": products})))[0]["spec"]["template"]["spec"]
+    pod_spec = jobs(decide(cached(accelerator={"products": products})))[0]["spec"]["template"]["spec"]
     (preferred,) = pod_spec["affinity"]["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
     assert preferred["preference"]["matchExpressions"] == [{"key": "nvidia.com/gpu.product", **nodes}]
     tiny = tiny_cpu(models=CACHE)

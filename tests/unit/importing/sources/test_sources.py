@@ -118,7 +118,7 @@ EXPECTED: dict[str, tuple[dict[str, Any], list[str]]] = {
         {
             "target": {"model": LLAMA_70B},
             "parallelism": {"tensor": 2},
-            "accelerator": {"product": ["NVIDIA-H200"]},
+            "accelerator": {"products": ["NVIDIA-H200"]},
             "serving": {"servedModelNames": [LLAMA_70B], "port": 8080},
         },
         [],
@@ -137,7 +137,7 @@ EXPECTED: dict[str, tuple[dict[str, Any], list[str]]] = {
         {
             "target": {"model": LLAMA_8B},
             "parallelism": {"tensor": 1},
-            "accelerator": {"product": ["NVIDIA-H100-80GB-HBM3"]},
+            "accelerator": {"products": ["NVIDIA-H100-80GB-HBM3"]},
             "serving": {
                 "maxModelLen": 8192,
                 "maxNumBatchedTokens": 8192,

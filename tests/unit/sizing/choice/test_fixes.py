@@ -61,7 +61,7 @@ def test_least_harm_comes_first(make_pair: PairFactory, llama_1b: ModelGeometry)
         "serving.minConcurrency",
         "serving.maxModelLen",
         "parallelism.tensor",
-        "accelerator.product",
+        "accelerator.products",
         "speculation.draft.model",
         "speculation.method",
     ]
