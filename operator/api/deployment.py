@@ -458,8 +458,8 @@ class Serving(ApiModel):
     block_size: StrictInt | None = Field(default=None, ge=1, le=1024)
     """Tokens in one KV cache block. Absent: vLLM's own on that accelerator, 16 on GPU and 128 on CPU."""
 
-    memory_utilization_percent: StrictInt = Field(default=92, ge=1, le=100)
-    """Share of the GPU's memory that the engine may use."""
+    gpu_memory_utilization_percent: StrictInt = Field(default=92, ge=1, le=100)
+    """Share of each GPU's memory that the engine may use, in percent (vLLM's gpu_memory_utilization)."""
 
     enforce_eager: StrictBool = False
     """Run without CUDA graphs and compilation."""

@@ -85,7 +85,7 @@ def engine_settings(
         max_num_batched_tokens=limits.max_num_batched_tokens,
         kv_cache_dtype=serving.kv_cache_dtype.value,
         block_size=limits.block_size,
-        memory_utilization_percent=serving.memory_utilization_percent,
+        memory_utilization_percent=serving.gpu_memory_utilization_percent,
         tensor_parallel_size=tensor,
         pipeline_parallel_size=spec.parallelism.pipeline,
         data_parallel_size=spec.parallelism.data,

@@ -281,7 +281,7 @@ def note_defaults(builder: SpecBuilder, platform: Platform) -> None:
     compared = {
         "maxNumSeqs": (engine.max_num_seqs, ours.max_num_seqs),
         "maxNumBatchedTokens": (engine.max_num_batched_tokens, ours.max_num_batched_tokens),
-        "memoryUtilizationPercent": (engine.utilization_percent, ours.memory_utilization_percent),
+        "gpuMemoryUtilizationPercent": (engine.utilization_percent, ours.gpu_memory_utilization_percent),
         "blockSize": (engine.block_size, find_profile(version).default_block_sizes[platform]),
     }
     for field, (theirs, written) in compared.items():

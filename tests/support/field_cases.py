@@ -180,7 +180,7 @@ DEPLOYMENT_FIELDS: Mapping[str, FieldCase] = {
     "serving.dtype": at("float32"),
     "serving.kvCacheDtype": at("fp8"),
     "serving.blockSize": at(32),
-    "serving.memoryUtilizationPercent": at(90),
+    "serving.gpuMemoryUtilizationPercent": at(90),
     "serving.enforceEager": at(value=True),
     "serving.cudagraphMode": at("PIECEWISE"),
     "serving.maxCudagraphCaptureSize": at(64),

@@ -151,7 +151,7 @@ serving:
   maxNumBatchedTokens: 256
   kvCacheDtype: fp8_e4m3
   blockSize: 32
-  memoryUtilizationPercent: 100
+  gpuMemoryUtilizationPercent: 100
   minConcurrency: 256
   servedModelNames: [one, org/two]
   apiKeySecret: {name: api, key: KEY_1}

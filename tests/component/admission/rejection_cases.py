@@ -316,7 +316,9 @@ BAD = {
     ),
     # Serving
     "memory over 100 %": Bad(
-        "serving: {memoryUtilizationPercent: 101}", "spec.serving.memoryUtilizationPercent", "less than or equal to 100"
+        "serving: {gpuMemoryUtilizationPercent: 101}",
+        "spec.serving.gpuMemoryUtilizationPercent",
+        "less than or equal to 100",
     ),
     "fewer tokens than requests": Bad(
         "serving: {maxNumBatchedTokens: 128}",

@@ -26,7 +26,7 @@ PRODUCT = Path(__file__).parents[3] / "operator"
         ("suspend", {"suspend": 1}),
         ("modle", {"modle": "typo"}),
         ("serving.port", {"serving": {"port": 80}}),
-        ("serving.memoryUtilizationPercent", {"serving": {"memoryUtilizationPercent": 101}}),
+        ("serving.gpuMemoryUtilizationPercent", {"serving": {"gpuMemoryUtilizationPercent": 101}}),
         ("accelerator.products.0", {"accelerator": {"products": ["NVIDIA H200"]}}),
         ("engine.version", {"engine": {"version": "latest"}}),
         ("engine.env.0.name", {"engine": {"env": [{"name": "A B"}]}}),

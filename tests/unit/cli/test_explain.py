@@ -192,7 +192,7 @@ def test_the_kv_cache_line_says_the_element_and_who_asked(
 
 
 def test_the_verdict_shows_what_lies_outside_the_budget(specdecode: Specdecode, write: WriteObject) -> None:
-    serving = {"maxModelLen": 8192, "memoryUtilizationPercent": 99}
+    serving = {"maxModelLen": 8192, "gpuMemoryUtilizationPercent": 99}
     path = write("a.yaml", manifest("a", serving=serving, accelerator={"products": ["NVIDIA-H200"]}))
     text = specdecode("explain", "-f", path).stdout
     terms = figures(text)

@@ -143,7 +143,7 @@ def test_settings_come_before_hardware_and_say_what_ends_tight(specdecode: Specd
     """gpt-oss-120b with an EAGLE-3 head, two long requests on one H100: no second GPU is needed."""
     body = {**GPT_OSS, "engine": {"version": "0.32"}}
     offered = {fix["change"]: fix for fix in fixes(specdecode, write, manifest("gpt-oss", **body))}
-    both = offered["serving.memoryUtilizationPercent: 95, serving.maxNumBatchedTokens: 2048"]
+    both = offered["serving.gpuMemoryUtilizationPercent: 95, serving.maxNumBatchedTokens: 2048"]
     assert (both["verdict"], both["kv_cache_tokens"]) == ("Tight", 262_732)
     cache = offered["serving.kvCacheDtype: fp8"]
     assert cache["verdict"] == "Fits"

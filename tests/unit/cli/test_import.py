@@ -56,7 +56,7 @@ def test_a_deployment_of_the_production_stack_chart(specdecode: Specdecode) -> N
         "dtype": "bfloat16",
         "maxModelLen": 8192,
         "maxNumSeqs": 128,
-        "memoryUtilizationPercent": 95,
+        "gpuMemoryUtilizationPercent": 95,
         "port": 8001,
         "servedModelNames": [LLAMA_70B],
         "apiKeySecret": {"name": "prod-secrets", "key": "vllmApiKey"},

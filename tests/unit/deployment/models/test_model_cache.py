@@ -216,7 +216,7 @@ def test_engines_of_one_template_share_what_they_compile_and_others_do_not() -> 
     assert folder.startswith("specdecode/compiled/0.33-NVIDIA-H200-")
     assert compiled(launched(cached(replicas=3))) == folder
     for other in (
-        cached(serving={"maxModelLen": 8192, "memoryUtilizationPercent": 90}),
+        cached(serving={"maxModelLen": 8192, "gpuMemoryUtilizationPercent": 90}),
         cached(engine={"image": "localhost/vllm:2"}),
         cached(engine={"env": [{"name": "VLLM_USE_DEEP_GEMM", "value": "0"}]}),
     ):

@@ -193,7 +193,7 @@ def test_fewer_sequences_come_before_changes_of_quality(make_pair: PairFactory) 
     plan = plan_on_gpus(make_pair("BF16", None, max_num_seqs=4096, engine_version="0.32.0"), [EIGHT_H100], 2)
     assert plan.verdict is Verdict.DOES_NOT_FIT
     changes = [fix.change for fix in plan.fixes]
-    assert changes[:2] == ["serving.memoryUtilizationPercent: 95", "serving.maxNumSeqs: 256"]
+    assert changes[:2] == ["serving.gpuMemoryUtilizationPercent: 95", "serving.maxNumSeqs: 256"]
     assert changes[2].startswith("target.quantization")
 
 
@@ -202,7 +202,7 @@ def test_utilization_is_brought_back_to_the_default(make_pair: PairFactory) -> N
     too_high = plan_on_gpus(make_pair("FP8", memory_utilization_percent=100), [EIGHT_H100], 2)
     for plan in (too_low, too_high):
         assert plan.verdict is Verdict.DOES_NOT_FIT
-        assert plan.fixes[0].change == "serving.memoryUtilizationPercent: 92"
+        assert plan.fixes[0].change == "serving.gpuMemoryUtilizationPercent: 92"
         assert plan.fixes[0].tokens == 127_024
     assert "more than is free when it starts" in too_high.explanation
 
