@@ -39,7 +39,6 @@ from specdecode_operator.enums import (
     Dtype,
     KvCacheDtype,
     Objective,
-    Planning,
     PolicyAction,
     PolicyMode,
     PolicyOutcome,
@@ -543,8 +542,8 @@ class Workload(ApiModel):
 class Override(ApiModel):
     """A person goes on against the plan, visibly."""
 
-    planning: Planning
-    """Ignore: launch although the plan says DoesNotFit."""
+    ignore_plan: StrictBool = False
+    """Launch engines even if the plan's verdict is DoesNotFit."""
 
     reason: ShortText
     """Why; shown in the status."""

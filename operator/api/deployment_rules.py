@@ -297,13 +297,13 @@ SPECULATION = (
         "rejectionSampling: method none proposes nothing to check: remove it, or choose another method",
     ),
     required(
-        f"!({_IS_LOSSY}) || has(self.lossy)",
-        "lossy: with rejectionSampling fly answers are others than those of the target itself: write Accepted if they"
-        " may be, or use rejectionSampling: block",
+        f"!({_IS_LOSSY}) || has(self.lossy) && self.lossy",
+        "lossy: rejectionSampling fly changes the answers of the target: set lossy: true to accept that, or use"
+        " rejectionSampling: block",
     ),
     forbidden(
-        f"{_IS_LOSSY} || !has(self.lossy)",
-        "lossy: nothing is lost without rejectionSampling fly: remove it, or use rejectionSampling: fly",
+        f"{_IS_LOSSY} || !has(self.lossy) || !self.lossy",
+        "lossy: only applies to rejectionSampling fly: remove it, or use rejectionSampling: fly",
     ),
     rule(
         f"!({_IS_LOSSY}) || !has(self.numSpeculativeTokens) || self.numSpeculativeTokens != 1",

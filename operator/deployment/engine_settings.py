@@ -148,7 +148,7 @@ def _speculation(spec: SpecDecodeDeploymentSpec, pair: Pair) -> settings.Specula
         if suffix
         else None,
         rejection_sampling=speculation.rejection_sampling,
-        loss_accepted=speculation.lossy is not None,
+        loss_accepted=speculation.lossy,
         draft_sampling=speculation.draft_sampling,
         adaptive_verification=speculation.adaptive_verification,
         draft_head_quantization=speculation.draft_lm_head_quantization,

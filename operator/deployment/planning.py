@@ -11,7 +11,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
+from specdecode_operator.api.deployment import Override, SpecDecodeDeploymentSpec
 from specdecode_operator.api.deployment_status import GpuMemory, PlanStatus
 from specdecode_operator.cluster.nodes import NodeFacts, NodesFrom
 from specdecode_operator.deployment.advice import Advice, Workload, advise, advise_on_nodes
@@ -151,7 +151,7 @@ def make_plan(
     plan = _plan(facts, alone, admit=None) if _has_room(facts, alone) else None
     if plan is None or plan.verdict is Verdict.DOES_NOT_FIT:
         plan = _plan(facts, pools, partial(admitted, facts))
-    launched = plan.verdict is not Verdict.DOES_NOT_FIT or facts.spec.override is not None
+    launched = plan.verdict is not Verdict.DOES_NOT_FIT or _ignored_by(facts) is not None
     if plan.chosen.nodes > 1 and launched and not groups:
         asked = f"spec.parallelism: {plan.chosen.gpus} GPUs a replica ({plan.chosen.split.label})"
         message = (
@@ -203,7 +203,7 @@ def _kept_plan(facts: Facts, nodes: tuple[NodeFacts, ...], previous: PlanStatus 
     for row in plan.rows:
         its = (row.product, row.tensor, row.gpus, row.nodes)
         if (row.target_precision, row.draft_precision) == precisions and its == place:
-            fits = row.budget.verdict is not Verdict.DOES_NOT_FIT or facts.spec.override
+            fits = row.budget.verdict is not Verdict.DOES_NOT_FIT or _ignored_by(facts) is not None
             return keep(plan, facts.pair, row) if fits and (row.nodes == 1 or groups) else None
     return None
 
@@ -372,13 +372,19 @@ def plan_advice(facts: Facts, plan: Plan) -> tuple[Advice, ...]:
     return (*advise(facts.pair, device, plan.chosen.split, workload), *advise_on_nodes(plan.chosen))
 
 
+def _ignored_by(facts: Facts) -> Override | None:
+    """Return the override that ignores the plan; None if the plan counts."""
+    override = facts.spec.override
+    return override if override is not None and override.ignore_plan else None
+
+
 def planned_condition(facts: Facts, plan: Plan, passed_over: str = "") -> ConditionUpdate:
     """Return whether there is a plan to launch, and which nodes no plan could use."""
     rehearsal = "" if facts.replay is None else _REHEARSAL
     explanation = "; ".join(filter(None, [plan.explanation, rehearsal, passed_over]))
     if plan.verdict != "DoesNotFit":
         return ConditionUpdate("Planned", TRUE, plan.verdict, explanation)
-    override = facts.spec.override
+    override = _ignored_by(facts)
     if override is not None:
         message = f"goes on although it does not fit, because {override.reason!r}: {explanation}"
         return ConditionUpdate("Planned", TRUE, "Overridden", message)

@@ -82,7 +82,7 @@ speculation:
 """,
     "loss": """
 target: {model: Qwen/Qwen3-8B}
-speculation: {method: ngram, numSpeculativeTokens: 4, rejectionSampling: fly, lossy: Accepted}
+speculation: {method: ngram, numSpeculativeTokens: 4, rejectionSampling: fly, lossy: true}
 """,
     "ranks on CPU": """
 target: {model: target}
@@ -164,7 +164,7 @@ engine:
   extraArgs: [--seed=1]
   env: [{name: VLLM_LOGGING_LEVEL, value: DEBUG}, {name: EMPTY}]
 suspend: true
-override: {planning: Ignore, reason: measured by hand}
+override: {ignorePlan: true, reason: measured by hand}
 podTemplate:
   metadata: {labels: {team: a}}
   spec: {priorityClassName: high, tolerations: [{key: gpus, operator: Exists}]}

@@ -233,20 +233,20 @@ BAD = {
     "loss that nobody accepted": Bad(
         speculation("numSpeculativeTokens: 5, rejectionSampling: fly"),
         "spec.speculation.lossy",
-        "with rejectionSampling fly answers are others than those of the target itself: write Accepted if they may be",
+        "rejectionSampling fly changes the answers of the target: set lossy: true to accept that",
     ),
     "loss of nothing": Bad(
-        speculation("numSpeculativeTokens: 5, rejectionSampling: block, lossy: Accepted"),
+        speculation("numSpeculativeTokens: 5, rejectionSampling: block, lossy: true"),
         "spec.speculation.lossy",
-        "nothing is lost without rejectionSampling fly: remove it",
+        "only applies to rejectionSampling fly: remove it",
     ),
     "loss in other words": Bad(
         speculation("numSpeculativeTokens: 5, rejectionSampling: fly, lossy: maybe"),
         "spec.speculation.lossy",
-        'Unsupported value: "maybe": supported values: "Accepted"',
+        "boolean",
     ),
     "a check of the tokens after the only one": Bad(
-        speculation("numSpeculativeTokens: 1, rejectionSampling: fly, lossy: Accepted"),
+        speculation("numSpeculativeTokens: 1, rejectionSampling: fly, lossy: true"),
         "spec.speculation.rejectionSampling",
         "fly looks at the tokens after a rejected one, and there is one: set numSpeculativeTokens to 2 or more",
     ),
@@ -388,5 +388,5 @@ BAD = {
     ),
     # The rest
     "fewer than no replicas": Bad("replicas: -1", "spec.replicas", "greater than or equal to 0"),
-    "override without a reason": Bad("override: {planning: Ignore}", "spec.override.reason", "Required"),
+    "override without a reason": Bad("override: {ignorePlan: true}", "spec.override.reason", "Required"),
 }

@@ -49,6 +49,7 @@ OWN_WORDS = {
     "Required": "is missing",
     "should match": "must match the pattern",
     "integer": "must be a whole number",
+    "boolean": "must be true or false",
     "string": "must be text: put it in quotes",
     r"at least (\d+) char": "must have {} characters or more",
     r"greater than or equal to (\d+)": "must be at least {}",

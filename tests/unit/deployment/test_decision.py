@@ -66,7 +66,7 @@ def test_the_fix_that_is_named_works() -> None:
 
 
 def test_an_override_launches_what_does_not_fit_and_says_so() -> None:
-    body = parent(pair_70b(override={"planning": "Ignore", "reason": "the estimate is wrong here"}))
+    body = parent(pair_70b(override={"ignorePlan": True, "reason": "the estimate is wrong here"}))
     desired, _, conditions = decide(body, nodes=(H100_NODE,))
     assert "Deployment" in [child["kind"] for child in desired.children]
     assert (conditions["Planned"].status, conditions["Planned"].reason) == ("True", "Overridden")

@@ -101,7 +101,7 @@ def test_what_fits_nowhere_is_told_and_passes_unless_it_shall_not(tmp_path: Path
 
 
 def test_what_goes_on_by_its_override_passes_however_large() -> None:
-    spec = {**TOO_LARGE, "override": {"planning": "Ignore", "reason": "measured"}}
+    spec = {**TOO_LARGE, "override": {"ignorePlan": True, "reason": "measured"}}
     response = asked(deployment(spec), terms=Terms(does_not_fit=False))
     assert response["allowed"]
     assert "measured" in response["warnings"][0]

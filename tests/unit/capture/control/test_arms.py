@@ -155,7 +155,7 @@ class TestPlanning:
             subject = after(subject, state)
 
     def test_an_arm_that_loses_is_told(self) -> None:
-        lossy = {"rejectionSampling": "fly", "lossy": "Accepted"}
+        lossy = {"rejectionSampling": "fly", "lossy": True}
         arm = {**drafted(), "speculation": {**drafted()["speculation"], **lossy}}
         newest = pair_70b(engine={"version": "0.33"})
         decision, accepted = outcome(PLAIN, arm, of=newest)
