@@ -388,5 +388,20 @@ BAD = {
     ),
     # The rest
     "fewer than no replicas": Bad("replicas: -1", "spec.replicas", "greater than or equal to 0"),
+    "old name of products": Bad(
+        "accelerator: {product: [NVIDIA-H200]}",
+        "spec.accelerator.product",
+        "was renamed to spec.accelerator.products: keep the list as it is",
+    ),
+    "old name of gpuMemoryUtilizationPercent": Bad(
+        "serving: {memoryUtilizationPercent: 90}",
+        "spec.serving.memoryUtilizationPercent",
+        "was renamed to spec.serving.gpuMemoryUtilizationPercent: keep the number as it is",
+    ),
+    "old name of ignorePlan": Bad(
+        "override: {planning: Ignore, reason: measured}",
+        "spec.override.planning",
+        "was renamed to spec.override.ignorePlan: replace Ignore with true",
+    ),
     "override without a reason": Bad("override: {ignorePlan: true}", "spec.override.reason", "Required"),
 }
