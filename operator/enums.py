@@ -201,12 +201,6 @@ class RejectionSampling(StrEnum):
     FLY = "fly"
 
 
-class Loss(StrEnum):
-    """Whether answers may be others than the target's own."""
-
-    ACCEPTED = "Accepted"
-
-
 class DraftSampling(StrEnum):
     """How a draft picks its tokens, in vLLM's words."""
 
@@ -253,12 +247,6 @@ class CudagraphMode(StrEnum):
     FULL = "FULL"
     FULL_DECODE_ONLY = "FULL_DECODE_ONLY"
     FULL_AND_PIECEWISE = "FULL_AND_PIECEWISE"
-
-
-class Planning(StrEnum):
-    """What an override asks the operator to pass over."""
-
-    IGNORE = "Ignore"
 
 
 class RolloutStrategy(StrEnum):

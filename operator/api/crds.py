@@ -21,6 +21,7 @@ from specdecode_operator.api.capture_rules import CAPTURE_RULES, JOB_NAME, SCHED
 from specdecode_operator.api.capture_status import SpecDecodeCaptureStatus
 from specdecode_operator.api.deployment_rules import RULES, SERVICE_NAME, Rule
 from specdecode_operator.api.deployment_status import SpecDecodeDeploymentStatus
+from specdecode_operator.api.renamed_fields import RENAMED
 from specdecode_operator.version import __version__, is_newer
 
 Schema = dict[str, Any]
@@ -53,6 +54,8 @@ def structural_schema(model: type[ApiModel], rules: RulesByModel) -> Schema:
     source = model.model_json_schema(by_alias=True, schema_generator=_Described)
     definitions = {**source.get("$defs", {}), model.__name__: source}
     rules_by_name = {owner.__name__: list(owned) for owner, owned in rules.items()}
+    for renamed in RENAMED if rules else ():
+        rules_by_name.setdefault(renamed.owner.__name__, []).append(renamed.rule)
     return _in_reading_order(_Translation(definitions, rules_by_name).of_model(model.__name__))
 
 
@@ -95,6 +98,10 @@ class _Translation:
         schema = self._of(self._definitions[name])
         if rules := self._rules.get(name):
             schema[_RULES_KEY] = [rule.as_validation() for rule in rules]
+        for renamed in RENAMED:
+            if renamed.owner.__name__ == name:
+                described = {"description": f"Rejected: renamed to {renamed.new}.", **renamed.schema}
+                schema["properties"][renamed.name] = described
         return schema
 
     def _of(self, source: Schema) -> Schema:

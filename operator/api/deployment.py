@@ -39,7 +39,6 @@ from specdecode_operator.enums import (
     Dtype,
     KvCacheDtype,
     Objective,
-    Planning,
     PolicyAction,
     PolicyMode,
     PolicyOutcome,
@@ -415,8 +414,8 @@ class Accelerator(ApiModel):
     type: AcceleratorType = AcceleratorType.GPU
     """GPU, or CPU for trying things out without one."""
 
-    product: list[LabelValue] = Field(default=[], max_length=16)
-    """Exact nvidia.com/gpu.product labels that may be used. Empty: any that fits."""
+    products: list[LabelValue] = Field(default=[], max_length=16)
+    """Allowed values of the node label nvidia.com/gpu.product. If empty, any supported GPU that fits."""
 
     per_node: StrictInt | None = Field(default=None, ge=1, le=64)
     """GPUs a node, where nodes cannot be asked."""
@@ -458,8 +457,8 @@ class Serving(ApiModel):
     block_size: StrictInt | None = Field(default=None, ge=1, le=1024)
     """Tokens in one KV cache block. Absent: vLLM's own on that accelerator, 16 on GPU and 128 on CPU."""
 
-    memory_utilization_percent: StrictInt = Field(default=92, ge=1, le=100)
-    """Share of the GPU's memory that the engine may use."""
+    gpu_memory_utilization_percent: StrictInt = Field(default=92, ge=1, le=100)
+    """Share of each GPU's memory that the engine may use, in percent (vLLM's gpu_memory_utilization)."""
 
     enforce_eager: StrictBool = False
     """Run without CUDA graphs and compilation."""
@@ -543,8 +542,8 @@ class Workload(ApiModel):
 class Override(ApiModel):
     """A person goes on against the plan, visibly."""
 
-    planning: Planning
-    """Ignore: launch although the plan says DoesNotFit."""
+    ignore_plan: StrictBool = False
+    """Launch engines even if the plan's verdict is DoesNotFit."""
 
     reason: ShortText
     """Why; shown in the status."""

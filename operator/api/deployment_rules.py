@@ -297,13 +297,13 @@ SPECULATION = (
         "rejectionSampling: method none proposes nothing to check: remove it, or choose another method",
     ),
     required(
-        f"!({_IS_LOSSY}) || has(self.lossy)",
-        "lossy: with rejectionSampling fly answers are others than those of the target itself: write Accepted if they"
-        " may be, or use rejectionSampling: block",
+        f"!({_IS_LOSSY}) || has(self.lossy) && self.lossy",
+        "lossy: rejectionSampling fly changes the answers of the target: set lossy: true to accept that, or use"
+        " rejectionSampling: block",
     ),
     forbidden(
-        f"{_IS_LOSSY} || !has(self.lossy)",
-        "lossy: nothing is lost without rejectionSampling fly: remove it, or use rejectionSampling: fly",
+        f"{_IS_LOSSY} || !has(self.lossy) || !self.lossy",
+        "lossy: only applies to rejectionSampling fly: remove it, or use rejectionSampling: fly",
     ),
     rule(
         f"!({_IS_LOSSY}) || !has(self.numSpeculativeTokens) || self.numSpeculativeTokens != 1",
@@ -451,12 +451,12 @@ ACCELERATOR = (
     _only_for("CPU", "cpuCores"),
     _only_for("CPU", "memoryGiB"),
     _only_for("CPU", "kvCacheGiB"),
-    _only_for("GPU", "product"),
+    _only_for("GPU", "products"),
     _only_for("GPU", "perNode"),
     _only_for("GPU", "memoryGiBPerGPU"),
     required(
-        "!has(self.memoryGiBPerGPU) || has(self.product) && size(self.product) > 0",
-        "product: memoryGiBPerGPU needs the products whose GPUs have so much: name their labels nvidia.com/gpu.product",
+        "!has(self.memoryGiBPerGPU) || has(self.products) && size(self.products) > 0",
+        "products: memoryGiBPerGPU needs the products that it applies to: list their nvidia.com/gpu.product labels",
     ),
     rule(
         "!has(self.kvCacheGiB) || !has(self.memoryGiB) || self.kvCacheGiB < self.memoryGiB",
@@ -464,8 +464,8 @@ ACCELERATOR = (
         " it, or raise memoryGiB",
     ),
     rule(
-        "!has(self.product) || self.product.all(p, self.product.exists_one(q, q == p))",
-        "product: names a product twice: remove one",
+        "!has(self.products) || self.products.all(p, self.products.exists_one(q, q == p))",
+        "products: names a product twice: remove one",
     ),
 )
 

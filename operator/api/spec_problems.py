@@ -17,6 +17,7 @@ from specdecode_operator.api.base import MEANINGS, ApiModel
 from specdecode_operator.api.capture import SpecDecodeCaptureSpec
 from specdecode_operator.api.crd_validation import broken_rules, metadata_problems, name_refusals, object_problems
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
+from specdecode_operator.api.renamed_fields import renamed_in
 from specdecode_operator.problems import MISSING, InvalidSpecError, Problem, shown_or_missing
 from specdecode_operator.untrusted import MOST_VALUES, TOO_LARGE, UnreadableTextError, parse_json
 
@@ -86,7 +87,11 @@ def _problem(detail: ErrorDetails, spec: type[BaseModel]) -> Problem:
         return Problem(field, MISSING, MISSING)
     value = shown_or_missing(detail["input"], _SHOWN_CHARACTERS)
     if detail["type"] == UNKNOWN_FIELD:
-        fields = [info.alias or name for name, info in _model_at(spec, place[:-1]).model_fields.items()]
+        owner = _model_at(spec, place[:-1])
+        renamed = next((each for each in renamed_in(owner) if each.name == place[-1]), None)
+        if renamed is not None:
+            return Problem(field, value, renamed.message)
+        fields = [info.alias or name for name, info in owner.model_fields.items()]
         meant = difflib.get_close_matches(str(place[-1]), fields, n=1)
         known = f"did you mean {meant[0]}?" if meant else f"use one of {', '.join(fields)}"
         return Problem(field, value, f"is no field of {_path(place[:-1])}: {known}")

@@ -16,7 +16,6 @@ from specdecode_operator.api.base import (
 from specdecode_operator.enums import (
     DraftHeadQuantization,
     DraftSampling,
-    Loss,
     Method,
     Precision,
     Quantization,
@@ -239,9 +238,9 @@ class Speculation(ApiModel):
     it was unsure itself and would accept the next ones (fly, of vLLM 0.33 on GPUs; needs lossy). Absent: the engine's,
     standard."""
 
-    lossy: Loss | None = None
-    """Whether answers may be others than the target's own, which rejectionSampling fly makes them: only what is
-    Accepted here is served so. Absent: they may not."""
+    lossy: StrictBool = False
+    """Accept answers that differ from the target's own. Required for rejectionSampling fly, which accepts tokens that
+    the target would reject."""
 
     draft_sampling: DraftSampling | None = None
     """How a draft picks its tokens: the likeliest ones (greedy), or by chance as the target does (probabilistic), by

@@ -157,7 +157,7 @@ def arm_body(arm: Arm, body: Body, launch: Launch) -> Body:
     draft_quantization = _pinned(drafting.get("draft") or {}, plan.draft_quantization)
     changes: Body = {"suspend": False, "replicas": 1, "parallelism": {"tensor": plan.tensor}}
     if launch.facts.spec.accelerator.type is not AcceleratorType.CPU:
-        changes["accelerator"] = {"product": [plan.product]}
+        changes["accelerator"] = {"products": [plan.product]}
     if quantization:
         changes["target"] = {"quantization": quantization}
     if draft_quantization:

@@ -164,12 +164,12 @@ def _spec(settings: LoggedSettings, version: str, given: Given) -> SpecDecodeDep
     body: Body = {
         "target": model(settings.model or "", settings.quantization),
         "parallelism": {"tensor": settings.tensor},
-        "accelerator": {"product": [given.product], "perNode": settings.tensor},
+        "accelerator": {"products": [given.product], "perNode": settings.tensor},
         "serving": {
             "maxModelLen": settings.max_model_len,
             "maxNumSeqs": settings.max_num_seqs,
             "maxNumBatchedTokens": settings.max_num_batched_tokens,
-            "memoryUtilizationPercent": percent,
+            "gpuMemoryUtilizationPercent": percent,
             "enforceEager": bool(settings.enforce_eager),
             "kvCacheDtype": settings.kv_cache_dtype or KvCacheDtype.AUTO.value,
             **({"blockSize": settings.block_size} if settings.block_size else {}),

@@ -122,7 +122,7 @@ class Description:
             "speculation": speculation,
             "parallelism": {"tensor": self.tp, "pipeline": self.pp, "data": self.dp},
             # No cluster can be asked for a GPU by its memory.
-            "accelerator": {"product": None if self.by_memory else (list(self.products) or None)},
+            "accelerator": {"products": None if self.by_memory else (list(self.products) or None)},
             "serving": {"maxModelLen": self.max_model_len, "kvCacheDtype": self.kv_cache_dtype},
             "engine": {"version": self.engine_version, "image": image},
         }

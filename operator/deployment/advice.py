@@ -274,7 +274,7 @@ def _sampler_logits(case: _Case) -> Iterator[Advice]:
         pair = replace(case.pair, limits=replace(case.pair.limits, max_num_seqs=middle))
         fits = verification_bytes(pair, case.split.tensor) <= budget.slack_bytes
         fitting, bad = (middle, bad) if fits else (fitting, middle)
-    remedy = f"lower maxNumSeqs to {fitting}, or K" if fitting else "lower memoryUtilizationPercent"
+    remedy = f"lower maxNumSeqs to {fitting}, or K" if fitting else "lower gpuMemoryUtilizationPercent"
     yield Advice(
         "sampler-logits",
         f"verifying maxNumSeqs x (K + 1) proposals can take {format_gib(budget.overrun_bytes)} GiB that vLLM does not "

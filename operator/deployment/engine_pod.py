@@ -238,7 +238,7 @@ def _emulated_engine(key: Key, facts: Facts, plan: Plan, replay: Replay) -> dict
     )
     spec["parallelism"] = {**spec.get("parallelism", {}), "tensor": chosen.tensor}
     if not facts.on_cpu:
-        spec["accelerator"] = {**spec.get("accelerator", {}), "product": [chosen.product]}
+        spec["accelerator"] = {**spec.get("accelerator", {}), "products": [chosen.product]}
     metadata = {"name": key.name, "namespace": key.namespace}
     planned = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
     flags = [f"--out={_FOLDER}", f"--seed={replay.seed}", f"--num-gpu-blocks={chosen.budget.num_blocks}"]

@@ -85,7 +85,7 @@ def engine_settings(
         max_num_batched_tokens=limits.max_num_batched_tokens,
         kv_cache_dtype=serving.kv_cache_dtype.value,
         block_size=limits.block_size,
-        memory_utilization_percent=serving.memory_utilization_percent,
+        memory_utilization_percent=serving.gpu_memory_utilization_percent,
         tensor_parallel_size=tensor,
         pipeline_parallel_size=spec.parallelism.pipeline,
         data_parallel_size=spec.parallelism.data,
@@ -148,7 +148,7 @@ def _speculation(spec: SpecDecodeDeploymentSpec, pair: Pair) -> settings.Specula
         if suffix
         else None,
         rejection_sampling=speculation.rejection_sampling,
-        loss_accepted=speculation.lossy is not None,
+        loss_accepted=speculation.lossy,
         draft_sampling=speculation.draft_sampling,
         adaptive_verification=speculation.adaptive_verification,
         draft_head_quantization=speculation.draft_lm_head_quantization,

@@ -11,7 +11,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
+from specdecode_operator.api.deployment import Override, SpecDecodeDeploymentSpec
 from specdecode_operator.api.deployment_status import GpuMemory, PlanStatus
 from specdecode_operator.cluster.nodes import NodeFacts, NodesFrom
 from specdecode_operator.deployment.advice import Advice, Workload, advise, advise_on_nodes
@@ -112,7 +112,7 @@ def assumed_nodes(facts: Facts, products: Sequence[str] = ()) -> tuple[NodeFacts
     """Return nodes of these products, of those that a spec names, or of H100 and H200."""
     accelerator = facts.spec.accelerator
     gpus = accelerator.per_node or ASSUMED_GPUS_PER_NODE
-    products = products or accelerator.product or ASSUMED_PRODUCTS
+    products = products or accelerator.products or ASSUMED_PRODUCTS
     return tuple(
         NodeFacts(f"{product}-{number}", product, gpus) for product in products for number in range(_ASSUMED_NODES)
     )
@@ -151,7 +151,7 @@ def make_plan(
     plan = _plan(facts, alone, admit=None) if _has_room(facts, alone) else None
     if plan is None or plan.verdict is Verdict.DOES_NOT_FIT:
         plan = _plan(facts, pools, partial(admitted, facts))
-    launched = plan.verdict is not Verdict.DOES_NOT_FIT or facts.spec.override is not None
+    launched = plan.verdict is not Verdict.DOES_NOT_FIT or _ignored_by(facts) is not None
     if plan.chosen.nodes > 1 and launched and not groups:
         asked = f"spec.parallelism: {plan.chosen.gpus} GPUs a replica ({plan.chosen.split.label})"
         message = (
@@ -203,7 +203,7 @@ def _kept_plan(facts: Facts, nodes: tuple[NodeFacts, ...], previous: PlanStatus 
     for row in plan.rows:
         its = (row.product, row.tensor, row.gpus, row.nodes)
         if (row.target_precision, row.draft_precision) == precisions and its == place:
-            fits = row.budget.verdict is not Verdict.DOES_NOT_FIT or facts.spec.override
+            fits = row.budget.verdict is not Verdict.DOES_NOT_FIT or _ignored_by(facts) is not None
             return keep(plan, facts.pair, row) if fits and (row.nodes == 1 or groups) else None
     return None
 
@@ -242,7 +242,7 @@ def _plan(facts: Facts, pools: Sequence[GpuPool], admit: Admit | None) -> Plan:
 
 
 def _pools(facts: Facts, nodes: Iterable[NodeFacts]) -> list[GpuPool]:
-    wanted = facts.spec.accelerator.product
+    wanted = facts.spec.accelerator.products
     sizes: dict[str, list[int]] = {}
     for node in nodes:
         if _problem(facts, node) is None and (not wanted or node.product in wanted):
@@ -262,7 +262,7 @@ def passed_over(facts: Facts, nodes: tuple[NodeFacts, ...]) -> str:
     """Return which nodes cannot be planned for and why, without those of products that the spec does not ask for."""
     if facts.on_cpu or facts.replay is not None:
         return ""
-    wanted = facts.spec.accelerator.product
+    wanted = facts.spec.accelerator.products
     named: dict[str, list[str]] = {}
     for node in nodes:
         problem = _problem(facts, node)
@@ -281,18 +281,18 @@ def _problem(facts: Facts, node: NodeFacts) -> str | None:
     if node.refusal:
         return node.refusal
     given = facts.spec.accelerator
-    if find_device(node.product, given.memory_gib_per_gpu if node.product in given.product else None) is not None:
+    if find_device(node.product, given.memory_gib_per_gpu if node.product in given.products else None) is not None:
         return None
     base = next((product for product in known_products() if node.product.startswith(f"{product}-")), None)
     if base is not None:
         suffix = node.product.removeprefix(base)
         return f"{suffix} says that it is no plain {base}, and not what it is: {UNKNOWN_MEMORY}"
-    return f"{UNKNOWN_MEMORY}: name it in spec.accelerator.product and set spec.{MEMORY_FIELD}"
+    return f"{UNKNOWN_MEMORY}: name it in spec.accelerator.products and set spec.{MEMORY_FIELD}"
 
 
 def _no_node_message(facts: Facts, nodes: tuple[NodeFacts, ...], nodes_from: NodesFrom) -> str:
-    wanted = ", ".join(facts.spec.accelerator.product or known_products())
-    missing = "spec.accelerator.perNode" if facts.spec.accelerator.product else "spec.accelerator.product and perNode"
+    wanted = ", ".join(facts.spec.accelerator.products or known_products())
+    missing = "spec.accelerator.perNode" if facts.spec.accelerator.products else "spec.accelerator.products and perNode"
     if nodes_from is NodesFrom.NOWHERE:
         administrator = "have its administrator name the nodes (fleet.nodes of the chart, --nodes)"
         return f"this operator serves named namespaces and may not look at nodes: set {missing}, or {administrator}"
@@ -372,13 +372,19 @@ def plan_advice(facts: Facts, plan: Plan) -> tuple[Advice, ...]:
     return (*advise(facts.pair, device, plan.chosen.split, workload), *advise_on_nodes(plan.chosen))
 
 
+def _ignored_by(facts: Facts) -> Override | None:
+    """Return the override that ignores the plan; None if the plan counts."""
+    override = facts.spec.override
+    return override if override is not None and override.ignore_plan else None
+
+
 def planned_condition(facts: Facts, plan: Plan, passed_over: str = "") -> ConditionUpdate:
     """Return whether there is a plan to launch, and which nodes no plan could use."""
     rehearsal = "" if facts.replay is None else _REHEARSAL
     explanation = "; ".join(filter(None, [plan.explanation, rehearsal, passed_over]))
     if plan.verdict != "DoesNotFit":
         return ConditionUpdate("Planned", TRUE, plan.verdict, explanation)
-    override = facts.spec.override
+    override = _ignored_by(facts)
     if override is not None:
         message = f"goes on although it does not fit, because {override.reason!r}: {explanation}"
         return ConditionUpdate("Planned", TRUE, "Overridden", message)

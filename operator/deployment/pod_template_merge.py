@@ -129,7 +129,7 @@ def _pod_problems(spec: dict[str, Any]) -> Iterator[Problem]:
         yield Problem(f"{_SPEC}.nodeSelector", "null", message)
     elif isinstance(selector, dict) and PRODUCT_LABEL in selector:
         value = str(selector[PRODUCT_LABEL])
-        yield Problem(f"{_SPEC}.nodeSelector.{PRODUCT_LABEL}", value, "use spec.accelerator.product")
+        yield Problem(f"{_SPEC}.nodeSelector.{PRODUCT_LABEL}", value, "use spec.accelerator.products")
     # A short grace period would cut running requests off; null would bring Kubernetes' own 30 s back.
     grace_s = spec.get("terminationGracePeriodSeconds", SHORTEST_GRACE_S)
     # True is an int for Python, and so no int here.

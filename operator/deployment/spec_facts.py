@@ -204,7 +204,7 @@ def _limits(spec: SpecDecodeDeploymentSpec, target: ModelGeometry, profile: Engi
         block_size=serving.block_size or default_block_size,
         dtype_bytes=DTYPE_BYTES[serving.dtype],
         kv_cache_element_bytes=KV_ELEMENT_BYTES[serving.kv_cache_dtype],
-        memory_utilization_percent=serving.memory_utilization_percent,
+        memory_utilization_percent=serving.gpu_memory_utilization_percent,
         enforce_eager=serving.enforce_eager,
         min_concurrency=serving.min_concurrency,
         engine_version=profile.version,

@@ -253,7 +253,9 @@ def _dtype_problems(facts: Facts) -> Iterator[Problem]:
 def _cache_dtype_problems(facts: Facts) -> Iterator[Problem]:
     target, serving = facts.pair.target, facts.spec.serving
     wanted = serving.kv_cache_dtype
-    if message := cache_dtype_problem(target, wanted, facts.pair.limits.engine_version, facts.spec.accelerator.product):
+    if message := cache_dtype_problem(
+        target, wanted, facts.pair.limits.engine_version, facts.spec.accelerator.products
+    ):
         yield Problem("spec.serving.kvCacheDtype", wanted.value, message)
     # vllm/config/vllm.py, _reject_mismatched_float_kv_cache; what serving.dtype asks for is looked at in engine/rules/.
     if not facts.profile.cache_follows_dtype or wanted is not KvCacheDtype.BFLOAT16:
@@ -298,10 +300,10 @@ def _tensor_problems(facts: Facts) -> Iterator[Problem]:
 def _product_problems(spec: SpecDecodeDeploymentSpec) -> Iterator[Problem]:
     if spec.accelerator.type is AcceleratorType.CPU:
         return
-    for index, product in enumerate(spec.accelerator.product):
+    for index, product in enumerate(spec.accelerator.products):
         if find_device(product) is not None:
             continue
-        field = f"spec.accelerator.product[{index}]"
+        field = f"spec.accelerator.products[{index}]"
         if refused := product_refusal(product):
             yield Problem(field, product, refused)
         elif spec.accelerator.memory_gib_per_gpu is None:

@@ -285,7 +285,7 @@ def _asked_warnings(facts: Facts) -> Iterator[str]:
         what = f"is not what vLLM {facts.profile.version} does: it {then}; remove it"
         yield f"speculation.draft.maxModelLen {asked} {what}"
     accelerator = facts.spec.accelerator
-    known = ", ".join(product for product in accelerator.product if find_device(product) is not None)
+    known = ", ".join(product for product in accelerator.products if find_device(product) is not None)
     if known and accelerator.memory_gib_per_gpu is not None:
         yield f"{MEMORY_FIELD} {accelerator.memory_gib_per_gpu} is ignored: the memory of {known} is known; remove it"
 

@@ -155,7 +155,7 @@ def refusals(error: InvalidSpecError) -> Iterator[Remark]:
 def _of_plan(key: Key, facts: Facts, terms: Terms, known: KnownModels) -> Iterator[Remark]:
     nodes = terms.nodes
     if nodes is None:
-        nodes = assumed_nodes(facts, facts.spec.accelerator.product or known_products())
+        nodes = assumed_nodes(facts, facts.spec.accelerator.products or known_products())
     plan = make_plan(facts, nodes, None, groups=True)
     too_large = Level.WARNING if terms.does_not_fit else Level.ERROR
     if isinstance(plan, Blocked):

@@ -276,18 +276,18 @@ def note_defaults(builder: SpecBuilder, platform: Platform) -> None:
         # It has other defaults, and no share of memory.
         return
     version = builder.get("engine.version") or Engine().version
-    device = find_device((builder.get("accelerator.product") or [""])[0])
+    device = find_device((builder.get("accelerator.products") or [""])[0])
     engine, ours = engine_defaults(version, device), Serving()
     compared = {
         "maxNumSeqs": (engine.max_num_seqs, ours.max_num_seqs),
         "maxNumBatchedTokens": (engine.max_num_batched_tokens, ours.max_num_batched_tokens),
-        "memoryUtilizationPercent": (engine.utilization_percent, ours.memory_utilization_percent),
+        "gpuMemoryUtilizationPercent": (engine.utilization_percent, ours.gpu_memory_utilization_percent),
         "blockSize": (engine.block_size, find_profile(version).default_block_sizes[platform]),
     }
     for field, (theirs, written) in compared.items():
         path = f"serving.{field}"
         if builder.get(path) is None and theirs != written:
-            where = f"on {builder.get('accelerator.product')[0]}" if device else "on GPUs of 70 GiB and more"
+            where = f"on {builder.get('accelerator.products')[0]}" if device else "on GPUs of 70 GiB and more"
             result = f"{written}; vLLM {version} takes {theirs} {where}: set the field to keep that"
             builder.note(Outcome.DEFAULT, f"spec.{path} (not said)", result)
 
@@ -306,7 +306,7 @@ def take_whole_prompts(builder: SpecBuilder, profile: EngineProfile) -> None:
         message = "without chunked prefill vLLM takes the longest request of the model: write that number of tokens"
         builder.decide(f"spec.{field}", MISSING, message)
         return
-    products = builder.get("accelerator.product") or [""]
+    products = builder.get("accelerator.products") or [""]
     usual = engine_defaults(profile.version, find_device(products[0])).max_num_batched_tokens
     remark = "without chunked prefill vLLM takes the longest request"
     builder.take("--max-num-batched-tokens (absent)", field, max(length, usual), remark)

@@ -283,11 +283,11 @@ def _take_utilization(what: str, text: str, builder: SpecBuilder) -> None:
         is_share = False
     if not is_share:
         # The checks of the spec name it.
-        builder.set("serving.memoryUtilizationPercent", text)
+        builder.set("serving.gpuMemoryUtilizationPercent", text)
         return
     whole = int(percent.to_integral_value(ROUND_FLOOR))
     remark = "" if whole == percent else "whole percent, rounded down"
-    builder.take(what, "serving.memoryUtilizationPercent", whole, remark)
+    builder.take(what, "serving.gpuMemoryUtilizationPercent", whole, remark)
 
 
 def take_tls(

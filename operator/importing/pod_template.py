@@ -119,7 +119,7 @@ def take_product(pod: Object, builder: SpecBuilder) -> None:
     """Take the GPU products that a pod is pinned to, by nodeSelector or by node affinity."""
     selected = mapping(pod, "nodeSelector").get(PRODUCT_LABEL)
     if selected:
-        builder.take(f"nodeSelector {PRODUCT_LABEL}", "accelerator.product", [str(selected)])
+        builder.take(f"nodeSelector {PRODUCT_LABEL}", "accelerator.products", [str(selected)])
         return
     affinity = mapping(mapping(pod, "affinity"), "nodeAffinity")
     terms = objects(mapping(affinity, "requiredDuringSchedulingIgnoredDuringExecution"), "nodeSelectorTerms")
@@ -132,7 +132,7 @@ def take_product(pod: Object, builder: SpecBuilder) -> None:
     # Terms are alternatives: a term without products would allow any.
     if listed and len(listed) == len(terms):
         products = list(dict.fromkeys(product for products in listed for product in products))
-        builder.take(f"nodeAffinity {PRODUCT_LABEL}", "accelerator.product", products)
+        builder.take(f"nodeAffinity {PRODUCT_LABEL}", "accelerator.products", products)
 
 
 def take_metadata(metadata: Object, selectors: Iterable[Mapping[str, str]], builder: SpecBuilder) -> None:

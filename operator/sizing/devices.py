@@ -89,7 +89,7 @@ class MemoryCoefficients:
 
 
 MEMORY_FIELD: Final = "accelerator.memoryGiBPerGPU"
-PRODUCT_FIELD: Final = "accelerator.product"
+PRODUCT_FIELD: Final = "accelerator.products"
 
 _NAMED_BY_MEMORY: Final = re.compile(r"GPU of (\d+(?:\.\d+)?)GiB")
 """Product of a GPU with nothing but its memory known. The blanks keep it from ever being a label's value."""

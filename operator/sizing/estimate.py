@@ -123,7 +123,7 @@ _KEY_OF: Final = {
     "parallelism.tensor": "tp",
     "parallelism.pipeline": "pp",
     "parallelism.data": "dp",
-    "accelerator.product": "gpu",
+    "accelerator.products": "gpu",
     "serving.kvCacheDtype": "kv_cache_dtype",
     "target.model": "model",
     "speculation.draft.model": "speculative.model",

@@ -185,10 +185,10 @@ def _slack_phrase(budget: Budget) -> str:
     free = format_gib(max(0, budget.slack_bytes))
     if budget.slack_bytes < 0:
         lacking = format_gib(-budget.slack_bytes)
-        return f"{lacking} GiB per GPU lack outside the budget; lower serving.memoryUtilizationPercent"
+        return f"{lacking} GiB per GPU lack outside the budget; lower serving.gpuMemoryUtilizationPercent"
     return (
         f"verifying drafts at full batch takes {format_gib(budget.overrun_bytes)} GiB per GPU outside the budget, where"
-        f" {free} GiB are free; lower serving.maxNumSeqs, serving.memoryUtilizationPercent or"
+        f" {free} GiB are free; lower serving.maxNumSeqs, serving.gpuMemoryUtilizationPercent or"
         " speculation.numSpeculativeTokens"
     )
 

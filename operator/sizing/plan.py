@@ -229,7 +229,9 @@ def _more_utilization(question: Question) -> Iterator[Question]:
     present = question.pair.limits.memory_utilization_percent
     for percent in range(DEFAULT_UTILIZATION_PERCENT, HIGHEST_UTILIZATION_PERCENT + 1):
         if percent > present or present > HIGHEST_UTILIZATION_PERCENT:
-            yield question.with_limits("serving.memoryUtilizationPercent", percent, memory_utilization_percent=percent)
+            yield question.with_limits(
+                "serving.gpuMemoryUtilizationPercent", percent, memory_utilization_percent=percent
+            )
 
 
 def fewer_batched_tokens(question: Question) -> Iterator[Question]:

@@ -92,7 +92,7 @@ ARGUMENTS: tuple[Argument, ...] = (
     ),
     Argument("--kv-cache-dtype", "spec.serving.kvCacheDtype", lambda s, _: _one(s.kv_cache_dtype)),
     Argument("--block-size", "spec.serving.blockSize", lambda s, _: _one(s.block_size)),
-    Argument("--gpu-memory-utilization", "spec.serving.memoryUtilizationPercent", _memory_utilization),
+    Argument("--gpu-memory-utilization", "spec.serving.gpuMemoryUtilizationPercent", _memory_utilization),
     Argument("--enforce-eager", "spec.serving.enforceEager", lambda s, _: () if s.enforce_eager else None),
     # One key of a JSON value: users may set others of it beside.
     Argument(f"{COMPILATION_CONFIG}.cudagraph_mode", "spec.serving.cudagraphMode", lambda s, _: _one(s.cudagraph_mode)),
@@ -115,7 +115,9 @@ def command_line(settings: EngineSettings, profile: EngineProfile) -> list[str]:
 
 
 _SPLIT = "use spec.parallelism and spec.replicas; the plan counts the GPUs of a replica, and the nodes that they lie on"
-_KV_CACHE = "use spec.serving.memoryUtilizationPercent, or spec.accelerator.kvCacheGiB on CPU; the plan counts on them"
+_KV_CACHE = (
+    "use spec.serving.gpuMemoryUtilizationPercent, or spec.accelerator.kvCacheGiB on CPU; the plan counts on them"
+)
 _HTTP = "remove it; Service and probes speak HTTP on spec.serving.port"
 _CLIENT_CERTIFICATES = "remove it; the kubelet's probes bring no client certificate, so the engine would never be ready"
 

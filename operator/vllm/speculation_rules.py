@@ -18,7 +18,6 @@ from specdecode_operator.enums import (
     CudagraphMode,
     DraftSampling,
     Dtype,
-    Loss,
     Method,
     RejectionSampling,
 )
@@ -300,13 +299,13 @@ def _sample(settings: EngineSettings, speculation: SpeculationSettings, profile:
     field, asked = f"{_SPECULATION}.rejectionSampling", RejectionSampling.FLY
     if speculation.rejection_sampling is not RejectionSampling.FLY:
         if speculation.loss_accepted:
-            message = "nothing is lost without rejectionSampling fly; remove it, or use rejectionSampling fly"
-            yield Problem(f"{_SPECULATION}.lossy", Loss.ACCEPTED, message)
+            message = "only applies to rejectionSampling fly; remove it, or use rejectionSampling fly"
+            yield Problem(f"{_SPECULATION}.lossy", "true", message)
         return
     if not speculation.loss_accepted:
         message = (
-            "with rejectionSampling fly answers are others than those of the target itself; write Accepted if they may"
-            " be, or use rejectionSampling block"
+            "rejectionSampling fly changes the answers of the target; set lossy: true to accept that, or use"
+            " rejectionSampling block"
         )
         yield Problem(f"{_SPECULATION}.lossy", "absent", message)
     if FLY_KEY not in profile.speculative_keys:

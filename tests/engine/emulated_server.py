@@ -36,7 +36,7 @@ spec:
   target: {model: Qwen/Qwen3-Next-80B-A3B-Instruct}
   speculation: {method: mtp, numSpeculativeTokens: 2}
   parallelism: {tensor: 2}
-  accelerator: {product: [NVIDIA-H200]}
+  accelerator: {products: [NVIDIA-H200]}
   serving: {maxModelLen: 8192, maxNumSeqs: 8}
 """
 """States beside attention, with a draft of its own."""

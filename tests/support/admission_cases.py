@@ -22,7 +22,7 @@ REFUSED: dict[str, tuple[Body, str]] = {
         pair_70b(engine={"env": [{"name": "VLLM_SERVER_DEV_MODE", "value": "1"}]}),
         "Invalid",
     ),
-    "a GPU that nobody knows": (pair_70b(accelerator={"product": ["NVIDIA-H900"]}), "Invalid"),
+    "a GPU that nobody knows": (pair_70b(accelerator={"products": ["NVIDIA-H900"]}), "Invalid"),
     "a version that is too old": (pair_70b(engine={"version": "0.1"}), "Invalid"),
     "longer than the model": (pair_70b(serving={"maxModelLen": 1_000_000}), "Invalid"),
     "another vocabulary": (

@@ -105,11 +105,11 @@ SECRET = {"name": "one", "key": "key"}
 KEYED = pair_70b(serving={"maxModelLen": 8192, "apiKeySecret": SECRET}, models={"hubTokenSecret": SECRET})
 WITH_VARIABLE = pair_70b(engine={"env": [{"name": "ONE", "value": "1"}]})
 TOO_LARGE = pair_70b(
-    accelerator={"product": [H100]}, override={"planning": "Ignore", "reason": "to see the engine's own error"}
+    accelerator={"products": [H100]}, override={"ignorePlan": True, "reason": "to see the engine's own error"}
 )
-MYSTERY = pair_70b(accelerator={"product": ["NVIDIA-T1000"], "memoryGiBPerGPU": 70})
+MYSTERY = pair_70b(accelerator={"products": ["NVIDIA-T1000"], "memoryGiBPerGPU": 70})
 MYSTERIES = (NodeFacts("mystery", "NVIDIA-T1000", 8),)
-UNSEEN = pair_70b(accelerator={"product": [H200]})
+UNSEEN = pair_70b(accelerator={"products": [H200]})
 
 ASSUMPTION = {"weightsGiB": "16", "kvBytesPerToken": 131_072}
 ASSUMED = {**NGRAM, "target": {"model": "org/unknown", "assume": ASSUMPTION}}
@@ -155,7 +155,7 @@ DEPLOYMENT_FIELDS: Mapping[str, FieldCase] = {
     "speculation.suffix.maxSpecFactorPercent": at(150, on=SUFFIX),
     "speculation.suffix.minTokenProbabilityPercent": at(20, on=SUFFIX),
     "speculation.rejectionSampling": at("block"),
-    "speculation.lossy": refused("Accepted", "nothing is lost without"),
+    "speculation.lossy": refused(True, "only applies to rejectionSampling fly"),
     "speculation.draftSampling": at("probabilistic"),
     "speculation.adaptiveVerification": at(value=True),
     "speculation.useHeterogeneousVocab": at(value=True),
@@ -168,7 +168,7 @@ DEPLOYMENT_FIELDS: Mapping[str, FieldCase] = {
     "parallelism.expert": at(value=True, on=MOE),
     "parallelism.draftTensor": at(1),
     "accelerator.type": at("GPU", on=TINY),
-    "accelerator.product[]": at(H100),
+    "accelerator.products[]": at(H100),
     "accelerator.perNode": at(8, on=UNSEEN, nodes=()),
     "accelerator.memoryGiBPerGPU": at(80, on=MYSTERY, nodes=MYSTERIES),
     "accelerator.cpuCores": at(2, on=TINY),
@@ -180,7 +180,7 @@ DEPLOYMENT_FIELDS: Mapping[str, FieldCase] = {
     "serving.dtype": at("float32"),
     "serving.kvCacheDtype": at("fp8"),
     "serving.blockSize": at(32),
-    "serving.memoryUtilizationPercent": at(90),
+    "serving.gpuMemoryUtilizationPercent": at(90),
     "serving.enforceEager": at(value=True),
     "serving.cudagraphMode": at("PIECEWISE"),
     "serving.maxCudagraphCaptureSize": at(64),
@@ -216,7 +216,7 @@ DEPLOYMENT_FIELDS: Mapping[str, FieldCase] = {
     "engine.env[].name": at("TWO", on=WITH_VARIABLE),
     "engine.env[].value": at("2", on=WITH_VARIABLE),
     "suspend": at(value=True),
-    "override.planning": at("Ignore", on=pair_70b(accelerator={"product": [H100]}, override={"reason": "a test"})),
+    "override.ignorePlan": at(value=True, on=pair_70b(accelerator={"products": [H100]}, override={"reason": "a test"})),
     "override.reason": at("to measure it", on=TOO_LARGE),
     "podTemplate.metadata": at({"labels": {"team": "one"}}),
     "podTemplate.spec": at({"priorityClassName": "high"}),

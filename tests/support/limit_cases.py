@@ -28,7 +28,7 @@ VALUES: Body = {
     ]
 }
 
-_H100: Body = {"accelerator": {"product": [H100]}}
+_H100: Body = {"accelerator": {"products": [H100]}}
 _IMAGE: Body = {"engine": {"image": "registry.example.org/engines/vllm:1"}}
 
 
@@ -63,10 +63,13 @@ TAKEN: dict[str, tuple[str, Body]] = {
 REFUSED: dict[str, tuple[str, Body, str]] = {
     "another product": (
         SMALL,
-        small(accelerator={"product": [H100, H200]}),
-        f"spec.accelerator.product: {H100}, {H200}: in this namespace engines run on {H100}: name one or more of these",
+        small(accelerator={"products": [H100, H200]}),
+        (
+            f"spec.accelerator.products: {H100}, {H200}: in this namespace engines run on {H100}: name one or more of"
+            " these"
+        ),
     ),
-    "any product": (SMALL, small(accelerator={}), "spec.accelerator.product: is missing: in this namespace"),
+    "any product": (SMALL, small(accelerator={}), "spec.accelerator.products: is missing: in this namespace"),
     "too many replicas": (
         SMALL,
         small(replicas=2),
@@ -100,7 +103,10 @@ REFUSED: dict[str, tuple[str, Body, str]] = {
         tiny_cpu(
             podTemplate={"spec": {"containers": [{"name": "engine", "resources": {"limits": {"nvidia.com/gpu": 8}}}]}}
         ),
-        f"spec.podTemplate: engine: in this namespace GPUs are {H100}, by spec.accelerator.product alone: ask for none",
+        (
+            f"spec.podTemplate: engine: in this namespace GPUs are {H100}, by spec.accelerator.products alone: ask for"
+            " none"
+        ),
     ),
     "GPUs by the name of a device class": (
         SMALL,
@@ -146,5 +152,5 @@ REFUSED: dict[str, tuple[str, Body, str]] = {
     ),
 }
 
-TOLD: tuple[str, Body, str] = (OPEN, pair_70b(), "spec.accelerator.product: is missing: in this namespace engines run")
+TOLD: tuple[str, Body, str] = (OPEN, pair_70b(), "spec.accelerator.products: is missing: in this namespace engines run")
 """What is a warning by its action."""

@@ -104,7 +104,12 @@ def _deployments() -> _Found:
         ("suspended", "good", tiny_cpu(suspend=True), Observation()),
         ("no replica is asked for", "good", tiny_cpu(replicas=0), Observation()),
         ("invalid", "bad", tiny_cpu(serving={"maxModelLen": 10**6}), Observation()),
-        ("does not fit", "bad", pair_70b(parallelism={"tensor": 1}, accelerator={"product": ["NVIDIA-H200"]}), serving),
+        (
+            "does not fit",
+            "bad",
+            pair_70b(parallelism={"tensor": 1}, accelerator={"products": ["NVIDIA-H200"]}),
+            serving,
+        ),
         ("a model is unknown", "wait", pair_70b(target={"model": "nobody/knows"}), Observation()),
         ("another's child has the name", "bad", tiny_cpu(), Observation(blocked=readiness_of(_CONFLICT))),
     ]

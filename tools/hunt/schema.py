@@ -8,6 +8,8 @@ from typing import Any, Final
 
 import yaml
 
+from specdecode_operator.api.renamed_fields import OLD_NAMES
+
 Body = dict[str, Any]
 
 ABSENT: Final = "<absent>"
@@ -46,7 +48,8 @@ def spec_schema(crd: Path) -> Body:
 def fields(schema: Body, path: tuple[str, ...] = ()) -> Iterator[Field]:
     """Yield the fields of an object and of what lies in it, but not of lists and of what is left open."""
     for name, below in schema.get("properties", {}).items():
-        if not below.get("x-kubernetes-preserve-unknown-fields"):
+        is_old = ".".join(("spec", *path, name)) in OLD_NAMES
+        if not is_old and not below.get("x-kubernetes-preserve-unknown-fields"):
             yield Field((*path, name), below)
             yield from fields(below, (*path, name))
 

@@ -131,7 +131,7 @@ def _unusable(node: NodeFacts) -> tuple[str, str] | None:
     if node.refusal is not None:
         return node.refusal, "plans pass it over as it is"
     if find_device(node.product) is None:
-        fix = f"name it in spec.accelerator.product and set spec.{MEMORY_FIELD}"
+        fix = f"name it in spec.accelerator.products and set spec.{MEMORY_FIELD}"
         return f"{node.product} has no memory figures", fix
     return (
         None if node.schedulable else ("is cordoned: nothing new starts there", "kubectl uncordon it when it is well")

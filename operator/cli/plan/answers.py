@@ -204,7 +204,7 @@ def answer(
     try:
         spec = admitted_object({**document.body, "spec": with_configs(document.body.get("spec"), inputs.configs)})
         if products:
-            spec = spec.model_copy(update={"accelerator": spec.accelerator.model_copy(update={"product": []})})
+            spec = spec.model_copy(update={"accelerator": spec.accelerator.model_copy(update={"products": []})})
         if inputs.allowed is not None:
             refuse_pod_template(spec, inputs.allowed, document.namespace or "default")
         known, unknown = look_up(spec, inputs.models, inputs.given)

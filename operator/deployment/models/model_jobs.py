@@ -311,7 +311,7 @@ def downloads_config_map(key: Key, uid: str, sources: Mapping[str, ModelSource],
 
 
 def _download_values(spec: SpecDecodeDeploymentSpec, source: ModelSource) -> dict[str, Any]:
-    products = spec.accelerator.product
+    products = spec.accelerator.products
     among = {"operator": "In", "values": [*products]} if products else {"operator": "Exists"}
     revision = [f"--revision={source.revision}"] if source.revision else []
     return {

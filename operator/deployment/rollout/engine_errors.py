@@ -96,14 +96,14 @@ ENGINE_ERRORS: Final = (
     EngineError(
         "GpuMemoryInUse",
         re.compile(r"Free memory on device.*?\) on startup is less than desired GPU memory utilization", _ANY),
-        "another process holds memory of that GPU: end it, or lower spec.serving.memoryUtilizationPercent",
+        "another process holds memory of that GPU: end it, or lower spec.serving.gpuMemoryUtilizationPercent",
         permanent=False,
     ),
     # vllm/v1/core/kv_cache_utils.py _check_enough_kv_cache_memory
     EngineError(
         "NoKvCacheMemory",
         re.compile(r"No available memory for the cache blocks|Cannot auto-fit max_model_len: not enough GPU memory"),
-        "weights and activations leave nothing for the KV cache: raise spec.serving.memoryUtilizationPercent or"
+        "weights and activations leave nothing for the KV cache: raise spec.serving.gpuMemoryUtilizationPercent or"
         " spec.parallelism.tensor, or quantize (spec.target.quantization)",
     ),
     EngineError(
@@ -119,7 +119,7 @@ ENGINE_ERRORS: Final = (
     EngineError(
         "TooFewBlocks",
         re.compile(r"max_num_seqs \(\d+\) exceeds available Mamba cache blocks \(\d+\)"),
-        "lower spec.serving.maxNumSeqs to that many blocks, raise spec.serving.memoryUtilizationPercent, or set"
+        "lower spec.serving.maxNumSeqs to that many blocks, raise spec.serving.gpuMemoryUtilizationPercent, or set"
         " spec.serving.cudagraphMode to PIECEWISE",
     ),
     # vllm/v1/core/encoder_cache_manager.py compute_mm_encoder_budget
@@ -169,7 +169,7 @@ ENGINE_ERRORS: Final = (
         "GpuOutOfMemory",
         re.compile(r"CUDA out of memory[^\n]*|Failed to load model - not enough GPU memory"),
         "raise spec.parallelism.tensor, quantize (spec.target.quantization), or lower spec.serving.maxNumSeqs,"
-        " spec.serving.maxNumBatchedTokens or spec.serving.memoryUtilizationPercent",
+        " spec.serving.maxNumBatchedTokens or spec.serving.gpuMemoryUtilizationPercent",
         permanent=False,
     ),
     # vllm/transformers_utils/config.py get_config, repo_utils.py get_model_path, model_loader/default_loader.py

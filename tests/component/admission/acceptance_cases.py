@@ -6,7 +6,7 @@ MINIMAL = "target: {model: org/target}"
 LLAMA = """
 target: {model: meta-llama/Llama-3.1-70B-Instruct}
 speculation: {method: draft_model, numSpeculativeTokens: 5, draft: {model: meta-llama/Llama-3.1-8B-Instruct}}
-accelerator: {product: [NVIDIA-H100-80GB-HBM3, NVIDIA-H200]}
+accelerator: {products: [NVIDIA-H100-80GB-HBM3, NVIDIA-H200]}
 """
 GOOD = {
     "minimal": MINIMAL,
@@ -36,7 +36,7 @@ target: {model: Qwen/Qwen3-32B, quantization: BF16, ropeScaling: {type: linear, 
 target: {model: Qwen/Qwen3-Next-80B-A3B-Instruct}
 speculation: {method: mtp, numSpeculativeTokens: 2, draftLmHeadQuantization: fp8}
 parallelism: {tensor: 2, data: 4, expert: true, draftTensor: 2}
-accelerator: {product: [NVIDIA-H200], perNode: 8}
+accelerator: {products: [NVIDIA-H200], perNode: 8}
 """,
     "layers of another checkpoint": """
 target: {model: google/gemma-4-31B-it}
@@ -82,7 +82,7 @@ speculation:
 """,
     "loss": """
 target: {model: Qwen/Qwen3-8B}
-speculation: {method: ngram, numSpeculativeTokens: 4, rejectionSampling: fly, lossy: Accepted}
+speculation: {method: ngram, numSpeculativeTokens: 4, rejectionSampling: fly, lossy: true}
 """,
     "ranks on CPU": """
 target: {model: target}
@@ -144,14 +144,14 @@ speculation:
   - {from: 100, to: 256, numSpeculativeTokens: 0}
   draft: {model: draft, quantization: INT8, maxModelLen: 4096}
 parallelism: {tensor: 8}
-accelerator: {type: GPU, product: [NVIDIA-H200], perNode: 8, memoryGiBPerGPU: 141}
+accelerator: {type: GPU, products: [NVIDIA-H200], perNode: 8, memoryGiBPerGPU: 141}
 serving:
   maxModelLen: 4096
   maxNumSeqs: 256
   maxNumBatchedTokens: 256
   kvCacheDtype: fp8_e4m3
   blockSize: 32
-  memoryUtilizationPercent: 100
+  gpuMemoryUtilizationPercent: 100
   minConcurrency: 256
   servedModelNames: [one, org/two]
   apiKeySecret: {name: api, key: KEY_1}
@@ -164,7 +164,7 @@ engine:
   extraArgs: [--seed=1]
   env: [{name: VLLM_LOGGING_LEVEL, value: DEBUG}, {name: EMPTY}]
 suspend: true
-override: {planning: Ignore, reason: measured by hand}
+override: {ignorePlan: true, reason: measured by hand}
 podTemplate:
   metadata: {labels: {team: a}}
   spec: {priorityClassName: high, tolerations: [{key: gpus, operator: Exists}]}

@@ -163,8 +163,8 @@ BAD = {
     "memory on GPU": Bad("accelerator: {memoryGiB: 4}", "spec.accelerator.memoryGiB", "use type: CPU"),
     "KV cache on GPU": Bad("accelerator: {kvCacheGiB: 4}", "spec.accelerator.kvCacheGiB", "use type: CPU"),
     "product on CPU": Bad(
-        "accelerator: {type: CPU, cpuCores: 4, memoryGiB: 16, kvCacheGiB: 4, product: [NVIDIA-H200]}",
-        "spec.accelerator.product",
+        "accelerator: {type: CPU, cpuCores: 4, memoryGiB: 16, kvCacheGiB: 4, products: [NVIDIA-H200]}",
+        "spec.accelerator.products",
         "use type: GPU",
     ),
     "GPUs a node on CPU": Bad(
@@ -178,7 +178,7 @@ BAD = {
         "use type: GPU",
     ),
     "memory of no product": Bad(
-        "accelerator: {memoryGiBPerGPU: 48}", "spec.accelerator.product", "memoryGiBPerGPU needs the products"
+        "accelerator: {memoryGiBPerGPU: 48}", "spec.accelerator.products", "memoryGiBPerGPU needs the products"
     ),
     "KV cache takes all memory": Bad(
         "accelerator: {type: CPU, cpuCores: 4, memoryGiB: 4, kvCacheGiB: 4}",
@@ -186,9 +186,13 @@ BAD = {
         "leaves nothing of memoryGiB 4 for weights: lower it",
     ),
     "product twice": Bad(
-        "accelerator: {product: [NVIDIA-H200, NVIDIA-H100-NVL, NVIDIA-H200]}", "spec.accelerator.product", "remove one"
+        "accelerator: {products: [NVIDIA-H200, NVIDIA-H100-NVL, NVIDIA-H200]}",
+        "spec.accelerator.products",
+        "remove one",
     ),
-    "product with a blank": Bad("accelerator: {product: [NVIDIA H200]}", "spec.accelerator.product[0]", "should match"),
+    "product with a blank": Bad(
+        "accelerator: {products: [NVIDIA H200]}", "spec.accelerator.products[0]", "should match"
+    ),
     "stages on CPU": Bad(
         "parallelism: {pipeline: 2}\naccelerator: {type: CPU, cpuCores: 8, memoryGiB: 16, kvCacheGiB: 4}",
         "spec.parallelism",
@@ -229,20 +233,20 @@ BAD = {
     "loss that nobody accepted": Bad(
         speculation("numSpeculativeTokens: 5, rejectionSampling: fly"),
         "spec.speculation.lossy",
-        "with rejectionSampling fly answers are others than those of the target itself: write Accepted if they may be",
+        "rejectionSampling fly changes the answers of the target: set lossy: true to accept that",
     ),
     "loss of nothing": Bad(
-        speculation("numSpeculativeTokens: 5, rejectionSampling: block, lossy: Accepted"),
+        speculation("numSpeculativeTokens: 5, rejectionSampling: block, lossy: true"),
         "spec.speculation.lossy",
-        "nothing is lost without rejectionSampling fly: remove it",
+        "only applies to rejectionSampling fly: remove it",
     ),
     "loss in other words": Bad(
         speculation("numSpeculativeTokens: 5, rejectionSampling: fly, lossy: maybe"),
         "spec.speculation.lossy",
-        'Unsupported value: "maybe": supported values: "Accepted"',
+        "boolean",
     ),
     "a check of the tokens after the only one": Bad(
-        speculation("numSpeculativeTokens: 1, rejectionSampling: fly, lossy: Accepted"),
+        speculation("numSpeculativeTokens: 1, rejectionSampling: fly, lossy: true"),
         "spec.speculation.rejectionSampling",
         "fly looks at the tokens after a rejected one, and there is one: set numSpeculativeTokens to 2 or more",
     ),
@@ -312,7 +316,9 @@ BAD = {
     ),
     # Serving
     "memory over 100 %": Bad(
-        "serving: {memoryUtilizationPercent: 101}", "spec.serving.memoryUtilizationPercent", "less than or equal to 100"
+        "serving: {gpuMemoryUtilizationPercent: 101}",
+        "spec.serving.gpuMemoryUtilizationPercent",
+        "less than or equal to 100",
     ),
     "fewer tokens than requests": Bad(
         "serving: {maxNumBatchedTokens: 128}",
@@ -382,5 +388,20 @@ BAD = {
     ),
     # The rest
     "fewer than no replicas": Bad("replicas: -1", "spec.replicas", "greater than or equal to 0"),
-    "override without a reason": Bad("override: {planning: Ignore}", "spec.override.reason", "Required"),
+    "old name of products": Bad(
+        "accelerator: {product: [NVIDIA-H200]}",
+        "spec.accelerator.product",
+        "was renamed to spec.accelerator.products: keep the list as it is",
+    ),
+    "old name of gpuMemoryUtilizationPercent": Bad(
+        "serving: {memoryUtilizationPercent: 90}",
+        "spec.serving.memoryUtilizationPercent",
+        "was renamed to spec.serving.gpuMemoryUtilizationPercent: keep the number as it is",
+    ),
+    "old name of ignorePlan": Bad(
+        "override: {planning: Ignore, reason: measured}",
+        "spec.override.planning",
+        "was renamed to spec.override.ignorePlan: replace Ignore with true",
+    ),
+    "override without a reason": Bad("override: {ignorePlan: true}", "spec.override.reason", "Required"),
 }

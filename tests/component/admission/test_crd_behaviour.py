@@ -40,7 +40,7 @@ def test_defaults_are_those_of_the_contract(kubectl: Kubectl) -> None:
             "maxNumBatchedTokens": 8192,
             "dtype": "auto",
             "kvCacheDtype": "auto",
-            "memoryUtilizationPercent": 92,
+            "gpuMemoryUtilizationPercent": 92,
             "enforceEager": False,
             "minConcurrency": 1,
             "port": 8000,

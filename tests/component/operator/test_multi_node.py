@@ -20,7 +20,7 @@ SPEC = pair_70b(
     target={"model": "meta-llama/Llama-3.1-405B-Instruct"},
     parallelism={"tensor": 16},
     # For nodes that are still to come.
-    accelerator={"product": [H100], "perNode": 8},
+    accelerator={"products": [H100], "perNode": 8},
 )
 
 

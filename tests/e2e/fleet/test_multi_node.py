@@ -154,7 +154,7 @@ def _goes_over_to_one_node(cluster: Cluster, kubectl: Kubectl) -> None:
     """Of a mixed fleet a plan takes what has room: eight H200 hold what two nodes of H100 do."""
     name = "llama-405b"
     add_fleet(cluster, "1xH200:8")
-    changes = {"parallelism": {"tensor": 8}, "accelerator": {"product": [H100, H200]}}
+    changes = {"parallelism": {"tensor": 8}, "accelerator": {"products": [H100, H200]}}
     apply(kubectl, suspend=False, replicas=1, **changes)
     wait_for(kubectl, name, "Ready", "Serving")
     eventually(lambda: kubectl("get", GROUPS, f"{name}-lws").returncode != 0, "its groups are removed")

@@ -39,6 +39,8 @@ def refused(text: str) -> tuple[list[Problem], bool]:
 
 def own_words(fix: str) -> list[str]:
     """What is said offline of a type or a bound, for which the API server has words of its own."""
+    if fix.startswith("was renamed to"):
+        return [fix]
     for theirs, ours in OWN_WORDS.items():
         if found := re.fullmatch(theirs, fix):
             return [ours.format(*(f"{int(number):,}" for number in found.groups()))]
@@ -49,6 +51,7 @@ OWN_WORDS = {
     "Required": "is missing",
     "should match": "must match the pattern",
     "integer": "must be a whole number",
+    "boolean": "must be true or false",
     "string": "must be text: put it in quotes",
     r"at least (\d+) char": "must have {} characters or more",
     r"greater than or equal to (\d+)": "must be at least {}",

@@ -245,7 +245,7 @@ def test_a_date_in_a_part_that_kubernetes_defines_is_text(specdecode: Specdecode
 
 
 def test_a_draft_larger_than_the_target_is_planned_and_told(specdecode: Specdecode, write: WriteObject) -> None:
-    body = manifest("a", target={"model": LLAMA_8B}, accelerator={"product": ["NVIDIA-H200"]})
+    body = manifest("a", target={"model": LLAMA_8B}, accelerator={"products": ["NVIDIA-H200"]})
     body["spec"]["speculation"]["draft"] = {"model": LLAMA_70B}
     result = specdecode("plan", "-f", write("a.yaml", body))
     assert result.exit_code == 0, "vLLM would run it"

@@ -206,7 +206,7 @@ def test_the_entry_has_as_many_requests_as_ran(out: Path) -> None:
         "target": {"model": "Qwen/Qwen3.6-35B-A3B"},
         "speculation": {"method": "mtp", "numSpeculativeTokens": 2},
         "parallelism": {"tensor": 1},
-        "serving": {"maxModelLen": 8192, "memoryUtilizationPercent": 55},
+        "serving": {"maxModelLen": 8192, "gpuMemoryUtilizationPercent": 55},
     }
     done = calibrate(out, serving(10, spec=spec))
     assert done.exit_code == 0, done.output

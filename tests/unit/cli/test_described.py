@@ -22,7 +22,7 @@ def planned(specdecode: Specdecode, *arguments: object) -> dict[str, Any]:
 
 
 def test_plan_of_options_is_that_of_a_file(specdecode: Specdecode, write: WriteObject) -> None:
-    file = write("a.yaml", manifest("a", accelerator={"product": [H200]}))
+    file = write("a.yaml", manifest("a", accelerator={"products": [H200]}))
     of_options, of_file = planned(specdecode, *PAIR, "--gpu", "H200"), planned(specdecode, file)
     assert of_options["candidates"] == of_file["candidates"]
     assert of_options["name"] == "llama-3-1-70b-instruct"
@@ -51,7 +51,7 @@ def test_every_option_reaches_the_manifest(specdecode: Specdecode) -> None:
             "target": {"model": TARGET, "quantization": "FP8"},
             "speculation": {"method": "ngram", "numSpeculativeTokens": 3},
             "parallelism": {"tensor": 4, "pipeline": 2, "data": 2},
-            "accelerator": {"product": ["NVIDIA-H100-80GB-HBM3", "NVIDIA-H200"]},
+            "accelerator": {"products": ["NVIDIA-H100-80GB-HBM3", "NVIDIA-H200"]},
             "serving": {"kvCacheDtype": "fp8"},
             "engine": {"version": "0.30"},
         },

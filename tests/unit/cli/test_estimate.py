@@ -85,7 +85,7 @@ def test_plans_are_for_a_start_without_a_compile_cache(
     serving = {"maxModelLen": 8192, "enforceEager": eager}
     cache = {"cache": {"persistentVolumeClaim": {"claimName": "hub"}}}
     for models in ({}, cache):
-        body = manifest("a", serving=serving, accelerator={"product": ["NVIDIA-H200"]}, models=models)
+        body = manifest("a", serving=serving, accelerator={"products": ["NVIDIA-H200"]}, models=models)
         (planned,) = json.loads(specdecode("plan", write("a.yaml", body), "-o", "json").stdout)["objects"]
         assert planned["candidates"][0]["kv_cache_tokens"] == cold["kv_cache_tokens"]
     assert (cold["kv_cache_tokens"] < warm["kv_cache_tokens"]) is not eager

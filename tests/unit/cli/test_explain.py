@@ -92,7 +92,7 @@ def test_a_precision_that_the_plan_chose_is_the_one_that_is_explained(
 ) -> None:
     spec = {
         "target": {"model": "meta-llama/Llama-3.1-70B-Instruct", "quantization": "Auto"},
-        "accelerator": {"product": ["NVIDIA-H100-80GB-HBM3"]},
+        "accelerator": {"products": ["NVIDIA-H100-80GB-HBM3"]},
     }
     test_terms_add_up_to_what_the_plan_says(specdecode, write, spec)
     text = specdecode("explain", "-f", write("a.yaml", manifest("a", **spec))).stdout
@@ -145,7 +145,7 @@ def test_formulas_give_their_result(specdecode: Specdecode, write: WriteObject, 
 
 
 def test_the_verdict_has_its_numbers_also_where_it_does_not_fit(specdecode: Specdecode, write: WriteObject) -> None:
-    body = manifest("a", accelerator={"product": ["NVIDIA-H100-80GB-HBM3"]})
+    body = manifest("a", accelerator={"products": ["NVIDIA-H100-80GB-HBM3"]})
     result = specdecode("explain", "-f", write("a.yaml", body))
     assert result.exit_code == 0
     terms = figures(result.stdout)
@@ -163,7 +163,7 @@ def test_invalid_input_is_told_as_by_plan(specdecode: Specdecode, write: WriteOb
 @pytest.mark.parametrize("tensor", [1, 4])
 def test_the_products_are_those_of_the_model(specdecode: Specdecode, write: WriteObject, tensor: int) -> None:
     """The rows of a step, what a layer is made of, and the drafter's graphs, each with its numbers."""
-    spec = {"parallelism": {"tensor": tensor}, "accelerator": {"product": ["NVIDIA-H200"], "perNode": 8}}
+    spec = {"parallelism": {"tensor": tensor}, "accelerator": {"products": ["NVIDIA-H200"], "perNode": 8}}
     # A step of so many tokens takes more than compiling does.
     spec["serving"] = {"maxModelLen": 8192, "maxNumBatchedTokens": 16384}
     text = specdecode("explain", "-f", write("a.yaml", manifest("a", **spec))).stdout
@@ -192,8 +192,8 @@ def test_the_kv_cache_line_says_the_element_and_who_asked(
 
 
 def test_the_verdict_shows_what_lies_outside_the_budget(specdecode: Specdecode, write: WriteObject) -> None:
-    serving = {"maxModelLen": 8192, "memoryUtilizationPercent": 99}
-    path = write("a.yaml", manifest("a", serving=serving, accelerator={"product": ["NVIDIA-H200"]}))
+    serving = {"maxModelLen": 8192, "gpuMemoryUtilizationPercent": 99}
+    path = write("a.yaml", manifest("a", serving=serving, accelerator={"products": ["NVIDIA-H200"]}))
     text = specdecode("explain", "-f", path).stdout
     terms = figures(text)
     assert terms["overrun: verification"] > terms["slack: free outside the budget"]

@@ -20,7 +20,7 @@ GPT_OSS: dict[str, Any] = {
         "draft": {"model": "lmsys/EAGLE3-gpt-oss-120b-bf16"},
     },
     "parallelism": {"tensor": 1},
-    "accelerator": {"product": [H100]},
+    "accelerator": {"products": [H100]},
     "serving": {"minConcurrency": 2},
 }
 
@@ -51,7 +51,7 @@ def large(name: str, **spec: Any) -> dict[str, Any]:
     """An example that fits nowhere any more, on H100 alone."""
     (body,) = (each for each in yaml.safe_load_all((EXAMPLES / f"{name}.yaml").read_text()) if each)
     serving = {**body["spec"].get("serving", {}), **spec.pop("serving", {})}
-    body["spec"] |= {"accelerator": {"product": [H100]}, "serving": serving, **spec}
+    body["spec"] |= {"accelerator": {"products": [H100]}, "serving": serving, **spec}
     return dict(body)
 
 
@@ -68,7 +68,7 @@ QWEN_NEXT = {
     "target": {"model": "Qwen/Qwen3-Next-80B-A3B-Instruct"},
     "speculation": with_draft(draft={"model": "Qwen/Qwen3-8B", "quantization": "FP8", "maxModelLen": 8192}),
     "parallelism": {"tensor": 4, "draftTensor": 4},
-    "accelerator": {"product": [H100]},
+    "accelerator": {"products": [H100]},
     "serving": {"maxModelLen": 131_072, "minConcurrency": 8},
 }
 QWEN = {
@@ -79,7 +79,7 @@ QWEN = {
         draftSampling="probabilistic",
     ),
     "parallelism": {"tensor": 1},
-    "accelerator": {"product": [H100]},
+    "accelerator": {"products": [H100]},
     "serving": {"maxModelLen": 8192, "maxNumSeqs": 64, "minConcurrency": 35},
 }
 WHOLE_PROMPTS = {
@@ -91,7 +91,7 @@ AUTO = {
     "target": {"model": "meta-llama/Llama-3.1-8B-Instruct", "quantization": "Auto"},
     "speculation": with_draft(method="eagle3", draft={"model": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"}),
     "parallelism": {"tensor": 1},
-    "accelerator": {"product": ["NVIDIA-H200"]},
+    "accelerator": {"products": ["NVIDIA-H200"]},
     "serving": {"maxModelLen": 131_072, "minConcurrency": 32, "kvCacheDtype": "fp8"},
 }
 DO_NOT_FIT = {
@@ -143,7 +143,7 @@ def test_settings_come_before_hardware_and_say_what_ends_tight(specdecode: Specd
     """gpt-oss-120b with an EAGLE-3 head, two long requests on one H100: no second GPU is needed."""
     body = {**GPT_OSS, "engine": {"version": "0.32"}}
     offered = {fix["change"]: fix for fix in fixes(specdecode, write, manifest("gpt-oss", **body))}
-    both = offered["serving.memoryUtilizationPercent: 95, serving.maxNumBatchedTokens: 2048"]
+    both = offered["serving.gpuMemoryUtilizationPercent: 95, serving.maxNumBatchedTokens: 2048"]
     assert (both["verdict"], both["kv_cache_tokens"]) == ("Tight", 262_732)
     cache = offered["serving.kvCacheDtype: fp8"]
     assert cache["verdict"] == "Fits"

@@ -33,7 +33,7 @@ def test_any_gpu_is_planned_for_by_its_memory(specdecode: Specdecode, asked: str
 
 
 def test_a_product_without_figures_is_planned_for_by_its_memory(specdecode: Specdecode, write: WriteObject) -> None:
-    path = write("a.yaml", manifest("a", **SMALL, accelerator={"product": ["NVIDIA-T1000"], "memoryGiBPerGPU": 48}))
+    path = write("a.yaml", manifest("a", **SMALL, accelerator={"products": ["NVIDIA-T1000"], "memoryGiBPerGPU": 48}))
     found = candidates(specdecode, path)
     assert {each["product"] for each in found} == {"NVIDIA-T1000"}
     assert all(each["uncalibrated_gpu"] and each["per_gpu"]["total"] == 48 * 2**30 for each in found)
@@ -43,26 +43,26 @@ def test_a_product_without_figures_is_planned_for_by_its_memory(specdecode: Spec
 
 
 def test_memory_that_is_given_for_a_known_product_is_warned_of(specdecode: Specdecode, write: WriteObject) -> None:
-    accelerator = {"product": ["NVIDIA-H100-80GB-HBM3"], "memoryGiBPerGPU": 14}
+    accelerator = {"products": ["NVIDIA-H100-80GB-HBM3"], "memoryGiBPerGPU": 14}
     path = write("a.yaml", manifest("a", **SMALL, accelerator=accelerator))
     assert "accelerator.memoryGiBPerGPU 14 is ignored" in specdecode("lint", path).output
-    unknown = {"product": ["NVIDIA-T1000"], "memoryGiBPerGPU": 48}
+    unknown = {"products": ["NVIDIA-T1000"], "memoryGiBPerGPU": 48}
     path = write("b.yaml", manifest("b", **SMALL, accelerator=unknown))
     assert "is ignored" not in specdecode("lint", path).output
 
 
 def test_a_product_without_figures_needs_its_memory(specdecode: Specdecode, write: WriteObject) -> None:
-    path = write("a.yaml", manifest("a", **SMALL, accelerator={"product": ["NVIDIA-T1000"]}))
+    path = write("a.yaml", manifest("a", **SMALL, accelerator={"products": ["NVIDIA-T1000"]}))
     result = specdecode("plan", path)
     assert result.exit_code == 2
-    assert "spec.accelerator.product[0]" in result.output
+    assert "spec.accelerator.products[0]" in result.output
     assert "set spec.accelerator.memoryGiBPerGPU" in result.output
-    slice_of = {"product": ["NVIDIA-H200-MIG-1g.18gb"], "memoryGiBPerGPU": 16}
+    slice_of = {"products": ["NVIDIA-H200-MIG-1g.18gb"], "memoryGiBPerGPU": 16}
     assert "is a MIG slice" in specdecode("plan", write("b.yaml", manifest("b", accelerator=slice_of))).output
 
 
 def test_a_file_is_planned_for_other_gpus_than_it_names(specdecode: Specdecode, write: WriteObject) -> None:
-    path = write("a.yaml", manifest("a", accelerator={"product": [H100]}))
+    path = write("a.yaml", manifest("a", accelerator={"products": [H100]}))
     assert {each["product"] for each in candidates(specdecode, path)} == {H100}
     assert {each["product"] for each in candidates(specdecode, path, "--gpu", "H200")} == {H200}
     several = candidates(specdecode, path, "--gpu", "H200", "--gpu", "141GiB")
@@ -102,15 +102,15 @@ def test_no_manifest_asks_for_a_gpu_by_its_memory(specdecode: Specdecode, write:
     assert result.stdout == ""
     assert "no manifest can ask for a GPU by its memory" in result.stderr
     for product in ("48GiB", "GPU of 48GiB"):
-        path = write("a.yaml", manifest("a", accelerator={"product": [product]}))
+        path = write("a.yaml", manifest("a", accelerator={"products": [product]}))
         assert specdecode("plan", path).exit_code == 2
 
 
 def test_a_manifest_has_the_label_of_nodes_and_is_told_which(specdecode: Specdecode, write: WriteObject) -> None:
     """The scheduler compares it with the label, so nothing shorter can stand there."""
-    result = specdecode("plan", write("a.yaml", manifest("a", accelerator={"product": ["H200"]})))
+    result = specdecode("plan", write("a.yaml", manifest("a", accelerator={"products": ["H200"]})))
     assert result.exit_code == 2
-    assert "spec.accelerator.product[0]: H200: " in result.stdout
+    assert "spec.accelerator.products[0]: H200: " in result.stdout
     assert f"the label of nodes is meant, so write {H200}" in result.stdout
 
 

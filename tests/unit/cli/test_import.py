@@ -51,12 +51,12 @@ def test_a_deployment_of_the_production_stack_chart(specdecode: Specdecode) -> N
         "numSpeculativeTokens": 5,
         "draft": {"model": LLAMA_8B},
     }
-    assert spec["accelerator"] == {"product": ["NVIDIA-H100-80GB-HBM3"]}
+    assert spec["accelerator"] == {"products": ["NVIDIA-H100-80GB-HBM3"]}
     assert spec["serving"] == {
         "dtype": "bfloat16",
         "maxModelLen": 8192,
         "maxNumSeqs": 128,
-        "memoryUtilizationPercent": 95,
+        "gpuMemoryUtilizationPercent": 95,
         "port": 8001,
         "servedModelNames": [LLAMA_70B],
         "apiKeySecret": {"name": "prod-secrets", "key": "vllmApiKey"},
@@ -199,7 +199,7 @@ def test_models_on_a_claim_and_a_key_from_a_secret(specdecode: Specdecode) -> No
         "numSpeculativeTokens": 4,
         "ngram": {"promptLookupMax": 5},
     }
-    assert spec["accelerator"] == {"product": ["NVIDIA-H200"]}
+    assert spec["accelerator"] == {"products": ["NVIDIA-H200"]}
     assert spec["serving"]["apiKeySecret"] == {"name": "clients", "key": "key"}
     assert spec["serving"]["servedModelNames"] == ["/mnt/models/meta-llama/Llama-3.1-70B-Instruct"]
     assert spec["engine"]["image"] == "vllm/vllm-openai:v0.32.1"

@@ -383,7 +383,7 @@ def test_a_key_without_effect_is_told(key: dict[str, Any]) -> None:
 )
 def test_a_share_of_the_memory_becomes_whole_percent_rounded_down(share: str, percent: int, remark: str) -> None:
     migration = migrate(engine(LLAMA_8B, "--gpu-memory-utilization", share))
-    assert spec_of(migration)["serving"]["memoryUtilizationPercent"] == percent
+    assert spec_of(migration)["serving"]["gpuMemoryUtilizationPercent"] == percent
     (setting,) = (each for each in migration.settings if "--gpu-memory-utilization" in each.name)
     assert (remark in setting.result, "rounded" in setting.result) == (True, bool(remark))
 

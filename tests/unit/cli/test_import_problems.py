@@ -58,7 +58,7 @@ WRONG = {
     "speculation no JSON": (engine(LLAMA_8B, "-sc", "{ngram"), "--speculative-config"),
     "speculation no object": (engine(LLAMA_8B, "-sc", "3"), "--speculative-config"),
     "no number": (engine(LLAMA_8B, "--max-num-seqs", "many"), "spec.serving.maxNumSeqs: many"),
-    "utilization": (engine(LLAMA_8B, "--gpu-memory-utilization", "1.5"), "spec.serving.memoryUtilizationPercent"),
+    "utilization": (engine(LLAMA_8B, "--gpu-memory-utilization", "1.5"), "spec.serving.gpuMemoryUtilizationPercent"),
     "a tensor split that cannot be": (engine(LLAMA_8B, "-tp", "3"), "spec.parallelism.tensor: 3"),
     "a draft of another family": (
         engine(LLAMA_8B, "-sc", '{"model":"Qwen/Qwen3-0.6B","num_speculative_tokens":3}'),
@@ -93,8 +93,8 @@ BIG = {
     ),
     "a length": (engine(LLAMA_8B, "--max-model-len", DIGITS), "spec.serving.maxModelLen"),
     "a number in JSON": (engine(LLAMA_8B, "-sc", f'{{"num_speculative_tokens":{DIGITS}}}'), "spec.speculation: "),
-    "a share": (engine(LLAMA_8B, "--gpu-memory-utilization", "1e99999"), "memoryUtilizationPercent"),
-    "no share": (engine(LLAMA_8B, "--gpu-memory-utilization", "nan"), "memoryUtilizationPercent"),
+    "a share": (engine(LLAMA_8B, "--gpu-memory-utilization", "1e99999"), "gpuMemoryUtilizationPercent"),
+    "no share": (engine(LLAMA_8B, "--gpu-memory-utilization", "nan"), "gpuMemoryUtilizationPercent"),
     "GPUs": (without_gpu(**{"nvidia.com/gpu": DIGITS}), "must be a whole number"),
     "cores": (
         engine(image="vllm-cpu:v0.32.0", resources={"limits": {"cpu": DIGITS, "memory": DIGITS}}),

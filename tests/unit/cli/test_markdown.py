@@ -64,7 +64,7 @@ def test_a_matrix_has_every_split(specdecode: Specdecode) -> None:
 
 
 def test_what_does_not_fit_says_what_helps(specdecode: Specdecode, write: WriteObject) -> None:
-    path = write("a.yaml", manifest("a", parallelism={"tensor": 1}, accelerator={"product": ["NVIDIA-H200"]}))
+    path = write("a.yaml", manifest("a", parallelism={"tensor": 1}, accelerator={"products": ["NVIDIA-H200"]}))
     result = specdecode("plan", path, "-o", "markdown")
     assert result.exit_code == 4
     reason, *fixes = (each for each in result.stdout.splitlines() if each.lstrip().startswith("- "))

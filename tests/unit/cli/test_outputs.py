@@ -17,7 +17,7 @@ from tests.unit.cli.test_explain import figures
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 MODELS: dict[str, type[BaseModel]] = {"plan": PlanOutput, "explain": ExplainOutput}
-LARGE = {"accelerator": {"product": ["NVIDIA-H100-80GB-HBM3"]}}
+LARGE = {"accelerator": {"products": ["NVIDIA-H100-80GB-HBM3"]}}
 CASE = {"gpu": "H100", "model": "meta-llama/Llama-3.1-8B-Instruct"}
 
 

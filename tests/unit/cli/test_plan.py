@@ -20,7 +20,7 @@ SMALL_TARGET = {"target": {"model": "meta-llama/Llama-3.1-8B-Instruct"}, "specul
 
 
 def only(product: str) -> dict[str, Any]:
-    return {"accelerator": {"product": [product]}}
+    return {"accelerator": {"products": [product]}}
 
 
 def row(text: str, label: str) -> list[str]:
@@ -191,11 +191,11 @@ def test_products_that_are_there_already_are_no_fix(specdecode: Specdecode, writ
     text = specdecode("plan", "-f", path).stdout
     assert "2 x H100" in text
     assert "Smallest change first:" in text
-    assert "accelerator.product:" not in text
+    assert "accelerator.products:" not in text
     fixes = json.loads(specdecode("plan", "-f", path, "-o", "json").stdout)["objects"][0]["fixes"]
-    assert not [fix for each in fixes.values() for fix in each if fix["change"].startswith("accelerator.product")]
+    assert not [fix for each in fixes.values() for fix in each if fix["change"].startswith("accelerator.products")]
     alone = specdecode("plan", "-f", write("b.yaml", manifest("b", **only(H100)))).stdout
-    assert f"accelerator.product: [{H200}]" in alone
+    assert f"accelerator.products: [{H200}]" in alone
 
 
 def test_it_says_where_estimates_are_not_confirmed(specdecode: Specdecode, write: WriteObject) -> None:

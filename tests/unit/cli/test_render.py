@@ -39,7 +39,7 @@ def kinds(found: list[dict[str, Any]]) -> list[str]:
 
 
 def test_objects_are_those_that_the_operator_decides_on(specdecode: Specdecode, write: WriteObject) -> None:
-    body = manifest("chat", accelerator={"product": [H200]})
+    body = manifest("chat", accelerator={"products": [H200]})
     found = objects(specdecode, write("a.yaml", body))
     owned = {"namespace": "default", "uid": "any", "generation": 1}
     parent = parse_deployment({**body, "metadata": {**body["metadata"], **owned}})
@@ -175,7 +175,7 @@ def test_an_arm_that_cannot_be_started_ends_as_a_deployment_of_it_would(
     arms = [{"name": "plain"}, {"name": "drafted", "speculation": speculation}]
     body = {**CAPTURE, "spec": {**CAPTURE["spec"], "arms": arms, "repetitions": 2}}
     target = {"model": "meta-llama/Llama-3.1-70B-Instruct", "quantization": "FP8"}
-    owner = manifest("chat", target=target, parallelism={"tensor": 2}, accelerator={"product": [H100]})
+    owner = manifest("chat", target=target, parallelism={"tensor": 2}, accelerator={"products": [H100]})
     result = specdecode("render", write("a.yaml", body, owner))
     assert result.exit_code == code, result.stderr
     assert said in result.stderr

@@ -16,7 +16,7 @@ from tests.unit.cli.conftest import Specdecode, WriteObject, manifest
 
 SPECDECODE = Path(sys.executable).parent / "specdecode"
 GREEN, RED = "\x1b[32mFits\x1b[0m", "\x1b[31mDoesNotFit\x1b[0m"
-H100 = {"accelerator": {"product": ["NVIDIA-H100-80GB-HBM3"]}}
+H100 = {"accelerator": {"products": ["NVIDIA-H100-80GB-HBM3"]}}
 
 
 @pytest.fixture(autouse=True)

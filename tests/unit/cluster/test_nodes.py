@@ -84,7 +84,7 @@ def test_an_unknown_suffix_and_an_unknown_product_are_told_apart() -> None:
 
 def test_nodes_that_the_spec_does_not_mean_are_not_mentioned() -> None:
     nodes = (node(H200, "whole"), node(MIG, "slices"), node("Tesla-T4", "old"))
-    message = planned(*nodes, accelerator={"product": [H200]})
+    message = planned(*nodes, accelerator={"products": [H200]})
     assert "slices" not in message
     assert "old" not in message
     intent = desired_state(parse_deployment(parent(tiny_cpu())), (facts(node(MIG, "slices")),))
@@ -107,7 +107,7 @@ def test_a_thousand_nodes_make_a_short_message() -> None:
 
 
 def test_asking_for_a_slice_says_why_not() -> None:
-    intent = desired_state(parse_deployment(parent(pair_70b(accelerator={"product": [MIG]}))), ())
+    intent = desired_state(parse_deployment(parent(pair_70b(accelerator={"products": [MIG]}))), ())
     accepted = intent.conditions[0]
     assert accepted.status == "False"
     assert "is a MIG slice" in accepted.message

@@ -23,7 +23,7 @@ def test_a_pair_that_fits_is_planned_on_the_product_that_holds_it() -> None:
 
 
 def test_a_product_without_figures_is_planned_by_its_memory_and_labelled() -> None:
-    accelerator = {"product": ["NVIDIA-T1000"], "memoryGiBPerGPU": 140}
+    accelerator = {"products": ["NVIDIA-T1000"], "memoryGiBPerGPU": 140}
     node = NodeFacts("other-0", "NVIDIA-T1000", 8)
     desired, status, conditions = decide(parent(pair_70b(accelerator=accelerator)), nodes=(node, H200_NODE))
     assert status.plan is not None
@@ -66,7 +66,7 @@ def test_the_fix_that_is_named_works() -> None:
 
 
 def test_an_override_launches_what_does_not_fit_and_says_so() -> None:
-    body = parent(pair_70b(override={"planning": "Ignore", "reason": "the estimate is wrong here"}))
+    body = parent(pair_70b(override={"ignorePlan": True, "reason": "the estimate is wrong here"}))
     desired, _, conditions = decide(body, nodes=(H100_NODE,))
     assert "Deployment" in [child["kind"] for child in desired.children]
     assert (conditions["Planned"].status, conditions["Planned"].reason) == ("True", "Overridden")
@@ -82,7 +82,7 @@ def test_without_a_matching_node_it_waits_and_says_what_for() -> None:
 
 def test_an_operator_of_named_namespaces_says_where_nodes_come_from() -> None:
     for nodes_from, nodes, told in (
-        (NodesFrom.NOWHERE, (), "may not look at nodes: set spec.accelerator.product and perNode, or have its"),
+        (NodesFrom.NOWHERE, (), "may not look at nodes: set spec.accelerator.products and perNode, or have its"),
         (NodesFrom.FILE, (NodeFacts("a", "NVIDIA-A10", 4),), "(fleet.nodes of the chart, --nodes) has one of"),
     ):
         desired, _, conditions = decide(parent(pair_70b()), nodes=nodes, nodes_from=nodes_from)
@@ -93,7 +93,7 @@ def test_an_operator_of_named_namespaces_says_where_nodes_come_from() -> None:
 
 
 def test_node_pools_that_scale_from_zero_are_planned_from_the_spec() -> None:
-    accelerator = {"product": [H200], "perNode": 4}
+    accelerator = {"products": [H200], "perNode": 4}
     _, status, _ = decide(parent(pair_70b(accelerator=accelerator)), nodes=())
     assert status.plan is not None
     assert status.plan.product == H200
@@ -140,7 +140,7 @@ def test_a_plan_in_force_stays(spec: dict[str, Any], generation: int, nodes: tup
     ("changes", "nodes"),
     [
         ({"parallelism": {"tensor": 4}}, (H100_NODE, H200_NODE)),
-        ({"accelerator": {"product": [H200]}}, (H100_NODE, H200_NODE)),
+        ({"accelerator": {"products": [H200]}}, (H100_NODE, H200_NODE)),
         ({}, (H200_NODE,)),
         ({"serving": {"maxModelLen": 131_072, "minConcurrency": 8}}, (H100_NODE, H200_NODE)),
     ],
@@ -186,8 +186,8 @@ BAD_SPECS = {
         "vocabulary",
     ),
     "unknown product": (
-        pair_70b(accelerator={"product": ["NVIDIA-X"]}),
-        "spec.accelerator.product[0]",
+        pair_70b(accelerator={"products": ["NVIDIA-X"]}),
+        "spec.accelerator.products[0]",
         "memoryGiBPerGPU",
     ),
     "int8 of a bf16 checkpoint": (

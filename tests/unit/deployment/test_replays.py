@@ -26,7 +26,7 @@ def said(spec: Body, seen: Observation | None = None, nodes: Any = ()) -> dict[s
 
 
 def test_it_is_planned_without_a_node() -> None:
-    spec = replaying() | {"accelerator": {"product": [H200], "perNode": 2}}
+    spec = replaying() | {"accelerator": {"products": [H200], "perNode": 2}}
     desired = desired_state(parse_deployment(parent(spec)))
     assert isinstance(desired.outcome, Launch)
     chosen = desired.outcome.plan.chosen
@@ -45,7 +45,7 @@ def test_the_nodes_that_there_are_make_no_difference() -> None:
 
 
 def test_what_would_not_fit_is_not_rehearsed() -> None:
-    spec = replaying() | {"accelerator": {"product": ["NVIDIA-H100-80GB-HBM3"]}}
+    spec = replaying() | {"accelerator": {"products": ["NVIDIA-H100-80GB-HBM3"]}}
     outcome = desired_state(parse_deployment(parent(spec))).outcome
     assert isinstance(outcome, NotLaunched)
     assert said(spec)["Planned"][:2] == ("False", "DoesNotFit")

@@ -23,7 +23,7 @@ def planned(model: str = WITH_STATES, speculation: dict[str, Any] | None = None,
     body = {
         "target": {"model": model},
         "parallelism": {"tensor": 1},
-        "accelerator": {"product": [H100]},
+        "accelerator": {"products": [H100]},
         "serving": {"maxModelLen": 32768, **serving},
     }
     facts = valid_facts(SpecDecodeDeploymentSpec.model_validate(body | {"speculation": speculation or MTP}))

@@ -101,7 +101,7 @@ def test_what_fits_nowhere_is_told_and_passes_unless_it_shall_not(tmp_path: Path
 
 
 def test_what_goes_on_by_its_override_passes_however_large() -> None:
-    spec = {**TOO_LARGE, "override": {"planning": "Ignore", "reason": "measured"}}
+    spec = {**TOO_LARGE, "override": {"ignorePlan": True, "reason": "measured"}}
     response = asked(deployment(spec), terms=Terms(does_not_fit=False))
     assert response["allowed"]
     assert "measured" in response["warnings"][0]
@@ -227,7 +227,7 @@ def test_what_is_no_review_is_refused(broken: Any) -> None:
 
 def test_a_long_warning_is_cut_where_the_api_server_would_drop_its_end() -> None:
     spec = {"target": {"model": "meta-llama/Llama-3.1-405B-Instruct"}, "parallelism": {"tensor": 4}}
-    (warning,) = asked(deployment({**spec, "accelerator": {"product": [H100]}}))["warnings"]
+    (warning,) = asked(deployment({**spec, "accelerator": {"products": [H100]}}))["warnings"]
     assert (len(warning), warning[-1]) == (250, "…")
 
 

@@ -373,7 +373,7 @@ def test_a_lossy_check_is_asked_for_and_its_parameters_are_not_lost() -> None:
     plain = imported("-sc", json.dumps(fly | {"fly_window_size": 4, "fly_entropy_threshold": 0.3}))
     assert plain.body["spec"]["speculation"]["rejectionSampling"] == "fly"
     assert [each.field for each in plain.decisions] == ["spec.speculation.lossy"]
-    assert "write Accepted if they may be" in decided(plain)
+    assert "set lossy: true to accept that" in decided(plain)
     other = imported("-sc", json.dumps({"fly_entropy_top_k": 9, "fly_window_size": 2} | fly))
     assert [each.field for each in other.decisions] == ["spec.speculation.lossy"]
     assert other.body["spec"]["speculation"]["extraConfig"] == {"fly_entropy_top_k": 9, "fly_window_size": 2}

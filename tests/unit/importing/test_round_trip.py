@@ -31,7 +31,7 @@ SERVING = optional(
     dtype=st.sampled_from(["auto", "bfloat16", "float16"]),
     kvCacheDtype=st.sampled_from(["auto", "bfloat16", "fp8"]),
     blockSize=st.sampled_from([16, 32]),
-    memoryUtilizationPercent=st.sampled_from([80, 92, 95]),
+    gpuMemoryUtilizationPercent=st.sampled_from([80, 92, 95]),
     enforceEager=st.booleans(),
     servedModelNames=st.lists(st.sampled_from(["llama", "a/b", "chat$(HOME)"]), max_size=2, unique=True),
     apiKeySecret=SECRET,

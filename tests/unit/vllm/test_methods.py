@@ -179,7 +179,7 @@ REFUSED = [
     (
         {"speculation": replace(DRAFT_MODEL, rejection_sampling=RejectionSampling.BLOCK, loss_accepted=True)},
         "spec.speculation.lossy",
-        "nothing is lost without",
+        "only applies to rejectionSampling fly",
     ),
     ({"speculation": DRAFT_MODEL, "pipeline_parallel_size": 2}, "spec.parallelism.pipeline", "of one stage"),
     (

@@ -6,13 +6,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from specdecode_operator.api.crds import capture_crd, deployment_crd
+from specdecode_operator.api.renamed_fields import RENAMED
 
 Schema = Mapping[str, Any]
 
 
 def deployment_fields() -> str:
     """Return the tables of a SpecDecodeDeployment."""
-    return _tables(deployment_crd())
+    rows = (f"| `{each.old}` | `{each.new}` | {each.hint} |" for each in RENAMED)
+    return "\n".join([_tables(deployment_crd()), *_RENAMED_HEADER, *rows, ""])
 
 
 def capture_fields() -> str:
@@ -25,11 +27,25 @@ def _tables(crd: Schema) -> str:
     parts = version["schema"]["openAPIV3Schema"]["properties"]
     # The framework's own; of no interest to people.
     parts["status"]["properties"].pop("kopf")
+    for where, schema in _objects("spec", parts["spec"]):
+        # They have a table of their own.
+        for each in [each for each in RENAMED if each.old.rpartition(".")[0] == where]:
+            schema["properties"].pop(each.name)
+            rules = schema["x-kubernetes-validations"]
+            rules[:] = [rule for rule in rules if rule.get("fieldPath") != f".{each.name}"]
     sections = [_section(where, each) for part in ("spec", "status") for where, each in _objects(part, parts[part])]
     rules = [rule for where, each in _objects("spec", parts["spec"]) for rule in _rules(where, each)]
     return "\n".join([*sections, *_RULES_HEADER, *dict.fromkeys(rules), ""])
 
 
+_RENAMED_HEADER: Final = (
+    "## Renamed fields",
+    "",
+    "The API server, `lint` and `plan` reject the old names. Rename the fields in your files.",
+    "",
+    "| old name | new name | value |",
+    "| --- | --- | --- |",
+)
 _RULES_HEADER: Final = (
     "## Rules between fields",
     "",

@@ -143,7 +143,7 @@ class TestPlanning:
         spec = arm_body(Arm(name="deployed"), parent(free), in_force)["spec"]
         assert spec["target"]["quantization"] == "BF16"
         assert spec["speculation"]["draft"]["quantization"] == "FP8"
-        assert (spec["accelerator"]["product"], spec["parallelism"]["tensor"]) == ([plan.product], plan.tensor)
+        assert (spec["accelerator"]["products"], spec["parallelism"]["tensor"]) == ([plan.product], plan.tensor)
 
     def test_two_arms_of_one_engine_are_called_what_they_are_for_good(self) -> None:
         asked = capture_spec(arms=[PLAIN, {"name": "a"}, {"name": "b"}])
@@ -155,7 +155,7 @@ class TestPlanning:
             subject = after(subject, state)
 
     def test_an_arm_that_loses_is_told(self) -> None:
-        lossy = {"rejectionSampling": "fly", "lossy": "Accepted"}
+        lossy = {"rejectionSampling": "fly", "lossy": True}
         arm = {**drafted(), "speculation": {**drafted()["speculation"], **lossy}}
         newest = pair_70b(engine={"version": "0.33"})
         decision, accepted = outcome(PLAIN, arm, of=newest)

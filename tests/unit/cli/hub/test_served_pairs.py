@@ -138,7 +138,7 @@ def test_a_pair_that_people_serve_gets_a_verdict(specdecode: Specdecode, write: 
 
 EIGHT_H200: dict[str, Any] = {
     "engine": {"version": "0.33"},
-    "accelerator": {"product": ["NVIDIA-H200"]},
+    "accelerator": {"products": ["NVIDIA-H200"]},
     "parallelism": {"tensor": 8},
     "serving": {"maxModelLen": 32_768},
 }

@@ -198,7 +198,7 @@ def test_a_job_runs_where_and_as_whom_engines_do() -> None:
     [([], {"operator": "Exists"}), ([H200], {"operator": "In", "values": [H200]})],
 )
 def test_a_download_prefers_the_zone_of_the_engines(products: list[str], nodes: Body) -> None:
-    pod_spec = jobs(decide(cached(accelerator={"product": products})))[0]["spec"]["template"]["spec"]
+    pod_spec = jobs(decide(cached(accelerator={"products": products})))[0]["spec"]["template"]["spec"]
     (preferred,) = pod_spec["affinity"]["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
     assert preferred["preference"]["matchExpressions"] == [{"key": "nvidia.com/gpu.product", **nodes}]
     tiny = tiny_cpu(models=CACHE)
@@ -216,7 +216,7 @@ def test_engines_of_one_template_share_what_they_compile_and_others_do_not() -> 
     assert folder.startswith("specdecode/compiled/0.33-NVIDIA-H200-")
     assert compiled(launched(cached(replicas=3))) == folder
     for other in (
-        cached(serving={"maxModelLen": 8192, "memoryUtilizationPercent": 90}),
+        cached(serving={"maxModelLen": 8192, "gpuMemoryUtilizationPercent": 90}),
         cached(engine={"image": "localhost/vllm:2"}),
         cached(engine={"env": [{"name": "VLLM_USE_DEEP_GEMM", "value": "0"}]}),
     ):

@@ -38,7 +38,7 @@ print(json.dumps([sys.argv[1:], os.environ["PYTHONPATH"], "VLLM_CPU_KVCACHE_SPAC
 def emulated(**changes: Any) -> Body:
     spec = replaying(mode="Emulated", seed=3, trace={"configMap": {"name": "model"}, "path": "model.json"})
     spec["engine"]["image"] = IMAGE
-    return spec | {"accelerator": {"product": [H200]}} | changes
+    return spec | {"accelerator": {"products": [H200]}} | changes
 
 
 def launched(spec: Body) -> tuple[Launch, Body]:

@@ -310,7 +310,7 @@ def test_cordoned_nodes_do_not_count_for_a_new_plan_but_keep_the_one_in_force() 
     ("spec", "change"),
     [
         (ngram(), "parallelism.tensor: 8, parallelism.pipeline: 2"),
-        (pair_70b(target={"model": B405}, parallelism={}, accelerator={"product": [H100]}), "parallelism.tensor: 16"),
+        (pair_70b(target={"model": B405}, parallelism={}, accelerator={"products": [H100]}), "parallelism.tensor: 16"),
     ],
     ids=["stages", "a draft model, which has none"],
 )
@@ -324,7 +324,7 @@ def test_what_fits_on_no_node_is_told_how_it_would_on_several(spec: Body, change
 
 
 def test_layers_over_nodes_only_when_asked_for_and_with_advice() -> None:
-    pair = {"target": {"model": B405}, "accelerator": {"product": [H100]}}
+    pair = {"target": {"model": B405}, "accelerator": {"products": [H100]}}
     desired, status, _ = decide(pair_70b(**pair, parallelism={"tensor": 16}), TWO_H100)
     assert child(desired, "LeaderWorkerSet") is not None
     assert status.plan is not None
@@ -335,7 +335,7 @@ def test_layers_over_nodes_only_when_asked_for_and_with_advice() -> None:
 
 
 def test_node_pools_that_scale_from_zero_may_bring_as_many_nodes_as_are_needed() -> None:
-    spec = {**STAGES, "accelerator": {"product": [H100], "perNode": 8}}
+    spec = {**STAGES, "accelerator": {"products": [H100], "perNode": 8}}
     _, status, conditions = decide(spec, ())
     assert conditions["Planned"].reason == "Fits"
     assert status.plan is not None

@@ -120,7 +120,7 @@ def test_a_path_is_no_variable_of_the_pod() -> None:
 
 
 def test_what_stands_for_two_nodes_is_one_pod() -> None:
-    spec = replaying() | {"parallelism": {"tensor": 8, "pipeline": 2}, "accelerator": {"product": [H200]}}
+    spec = replaying() | {"parallelism": {"tensor": 8, "pipeline": 2}, "accelerator": {"products": [H200]}}
     spec["speculation"] = {"method": "ngram", "numSpeculativeTokens": 4}
     desired = desired_state(parse_deployment(parent(spec)))
     assert isinstance(desired.outcome, Launch)

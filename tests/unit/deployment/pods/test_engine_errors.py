@@ -117,7 +117,7 @@ WORDS = {
     "ItemExceedsStep": (ITEM, "max_tokens_per_mm_item (2496) is larger", "spec.serving.maxNumBatchedTokens"),
     "TooFewBlocks": (BLOCKS, "max_num_seqs (256) exceeds available Mamba cache blocks (79)", "spec.serving.maxNumSeqs"),
     "AdaptiveVerificationRefused": (NOT_ADAPTIVE, "the FlashInferBackend attention backend", "adaptiveVerification"),
-    "NoKvCacheMemory": (NO_KV_CACHE, "No available memory for the cache blocks", "memoryUtilizationPercent"),
+    "NoKvCacheMemory": (NO_KV_CACHE, "No available memory for the cache blocks", "gpuMemoryUtilizationPercent"),
     "LengthDoesNotFit": (TOO_LONG, "the estimated maximum model length is 524160", "spec.serving.maxModelLen"),
     "GpuOutOfMemory": (OUT_OF_MEMORY, "not enough GPU memory", "spec.parallelism.tensor"),
     "GpuMemoryInUse": (IN_USE, "Free memory on device cuda:0 (3.1/79.1 GiB)", "another process"),

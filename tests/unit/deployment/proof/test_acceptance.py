@@ -124,7 +124,7 @@ def test_acceptance_of_whole_drafts_is_none_of_drafts_that_are_verified_in_part(
 
 def test_acceptance_of_checks_that_lose_answers_is_told_apart() -> None:
     lossy = pair_70b()
-    lossy["speculation"] |= {"rejectionSampling": "fly", "lossy": "Accepted"}
+    lossy["speculation"] |= {"rejectionSampling": "fly", "lossy": True}
     serving = Observation(SERVING, [], {"llama-1": reading(speculation=drafted(100, 213, 5), generation_tokens=313)})
     exact, told = after(None, pair_70b(), serving), after(None, lossy, serving)
     assert told.acceptance is not None

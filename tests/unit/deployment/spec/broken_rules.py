@@ -120,7 +120,7 @@ def too_many_heads() -> Body:
     return spec
 
 
-LOSSY = pair_70b()["speculation"] | {"rejectionSampling": "fly", "lossy": "Accepted"}
+LOSSY = pair_70b()["speculation"] | {"rejectionSampling": "fly", "lossy": True}
 
 BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
     "ranges start at 1 or later, are sorted and do not overlap; no negative number of tokens": [
@@ -268,11 +268,9 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
         (by_cpu(replace(DRAFT_MODEL, rejection_sampling=RejectionSampling.BLOCK)), "runner V1"),
         (speculating(replace(NGRAM, method=Method.SUFFIX, rejection_sampling=RejectionSampling.BLOCK)), "runner V1"),
     ],
-    "`fly` from 0.33 on, on GPUs, with at least 2 proposed tokens, and only beside `lossy: Accepted`": [
+    "`fly` from 0.33 on, on GPUs, with at least 2 proposed tokens, and only beside `lossy: true`": [
         (
-            drafting(
-                "ngram", QWEN, asking={"rejectionSampling": "fly", "lossy": "Accepted"}, engine={"version": "0.32"}
-            ),
+            drafting("ngram", QWEN, asking={"rejectionSampling": "fly", "lossy": True}, engine={"version": "0.32"}),
             "0.33 or",
         ),
         (pair_70b(speculation=LOSSY | {"numSpeculativeTokens": 1}), "2 or more"),

@@ -38,4 +38,4 @@ def test_a_step_has_2048_tokens_at_least() -> None:
 
 def test_it_is_of_no_other_model_and_no_gpu() -> None:
     assert told("Qwen/Qwen3-8B") == []
-    assert told(accelerator={"product": ["NVIDIA-H200"]}, blockSize=64) == []
+    assert told(accelerator={"products": ["NVIDIA-H200"]}, blockSize=64) == []

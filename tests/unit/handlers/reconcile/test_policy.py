@@ -171,7 +171,7 @@ async def test_a_sweep_is_no_evidence_whether_it_is_the_newest_or_named(shift: S
 
 
 async def test_an_arm_that_samples_with_loss_is_never_taken_whatever_the_files_say(shift: Shift) -> None:
-    lossy = {**pair_70b()["speculation"], "rejectionSampling": "fly", "lossy": "Accepted"}
+    lossy = {**pair_70b()["speculation"], "rejectionSampling": "fly", "lossy": True}
     body = measured_capture(arms=[{"name": "on"}, {"name": "fly", "speculation": lossy}], ratio=1.0, loads=LOADS)
     await shift.serve(mode="Enforce", evidence=body)
     await shift.work(30, 64)

@@ -28,7 +28,7 @@ EXPECTED: dict[str, tuple[dict[str, Any], list[str]]] = {
             "target": {"model": LLAMA_70B},
             "speculation": {"method": "draft_model", "numSpeculativeTokens": 4, "draft": {"model": LLAMA_8B}},
             "parallelism": {"tensor": 4},
-            "serving": {"maxModelLen": 16384, "memoryUtilizationPercent": 90, "servedModelNames": [LLAMA_70B]},
+            "serving": {"maxModelLen": 16384, "gpuMemoryUtilizationPercent": 90, "servedModelNames": [LLAMA_70B]},
             "engine": {"extraArgs": ["--enable-prefix-caching"], "env": [{"name": "NCCL_DEBUG", "value": "WARN"}]},
         },
         [],
@@ -118,7 +118,7 @@ EXPECTED: dict[str, tuple[dict[str, Any], list[str]]] = {
         {
             "target": {"model": LLAMA_70B},
             "parallelism": {"tensor": 2},
-            "accelerator": {"product": ["NVIDIA-H200"]},
+            "accelerator": {"products": ["NVIDIA-H200"]},
             "serving": {"servedModelNames": [LLAMA_70B], "port": 8080},
         },
         [],
@@ -137,12 +137,12 @@ EXPECTED: dict[str, tuple[dict[str, Any], list[str]]] = {
         {
             "target": {"model": LLAMA_8B},
             "parallelism": {"tensor": 1},
-            "accelerator": {"product": ["NVIDIA-H100-80GB-HBM3"]},
+            "accelerator": {"products": ["NVIDIA-H100-80GB-HBM3"]},
             "serving": {
                 "maxModelLen": 8192,
                 "maxNumBatchedTokens": 8192,
                 "dtype": "bfloat16",
-                "memoryUtilizationPercent": 80,
+                "gpuMemoryUtilizationPercent": 80,
                 "servedModelNames": [LLAMA_8B],
                 "apiKeySecret": {"name": "clients", "key": "key"},
                 "port": 8000,

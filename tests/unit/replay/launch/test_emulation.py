@@ -35,16 +35,16 @@ DENSE = {
         "draft": {"model": "meta-llama/Llama-3.1-8B-Instruct"},
     },
     "parallelism": {"tensor": 2},
-    "accelerator": {"product": ["NVIDIA-H200"]},
+    "accelerator": {"products": ["NVIDIA-H200"]},
     "serving": {"maxModelLen": 8192, "enforceEager": True, "tlsSecret": {"name": "tls"}},
 }
 HYBRID = {
     "target": {"model": "Qwen/Qwen3-Next-80B-A3B-Instruct"},
     "speculation": {"method": "mtp", "numSpeculativeTokens": 2},
     "parallelism": {"tensor": 2},
-    "accelerator": {"product": ["NVIDIA-H200"]},
+    "accelerator": {"products": ["NVIDIA-H200"]},
 }
-LATENT = {"target": {"model": "deepseek-ai/DeepSeek-V2-Lite"}, "accelerator": {"product": ["NVIDIA-H200"]}}
+LATENT = {"target": {"model": "deepseek-ai/DeepSeek-V2-Lite"}, "accelerator": {"products": ["NVIDIA-H200"]}}
 
 
 def _launch(spec: dict[str, Any], folder: Path) -> Launch:

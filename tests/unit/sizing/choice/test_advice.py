@@ -236,4 +236,4 @@ def test_logits_that_overrun_the_slack_name_a_smaller_batch(make_pair: PairFacto
 def test_logits_with_no_slack_at_all(make_pair: PairFactory) -> None:
     pair = make_pair("FP8", max_num_seqs=2048, memory_utilization_percent=100)
     sentence = _advice(pair)["sampler-logits"].sentence
-    assert "lower memoryUtilizationPercent" in sentence
+    assert "lower gpuMemoryUtilizationPercent" in sentence

@@ -19,21 +19,21 @@ def test_utilization_is_never_proposed_beyond_95_percent(make_pair: PairFactory)
         pair = make_pair("FP8", min_concurrency=18, memory_utilization_percent=present)
         plan = plan_on_gpus(pair, [EIGHT_H100], 2)
         text = " ".join(fix.change for fix in plan.fixes)
-        proposed = {int(each) for each in re.findall(r"memoryUtilizationPercent: (\d+)", text)}
+        proposed = {int(each) for each in re.findall(r"gpuMemoryUtilizationPercent: (\d+)", text)}
         assert proposed <= set(range(92, 96)) - {present}
 
 
 def test_two_settings_are_only_named_where_they_end_better_than_each_alone(make_pair: PairFactory) -> None:
     enough = plan_on_gpus(make_pair("FP8", min_concurrency=16), [EIGHT_H100], 2)
-    assert enough.fixes[0].change == "serving.memoryUtilizationPercent: 95"
-    assert not [fix for fix in enough.fixes if fix.change.count("serving.memoryUtilizationPercent: 95,")]
+    assert enough.fixes[0].change == "serving.gpuMemoryUtilizationPercent: 95"
+    assert not [fix for fix in enough.fixes if fix.change.count("serving.gpuMemoryUtilizationPercent: 95,")]
 
 
 def test_a_second_setting_is_named_beside_a_length_where_requests_get_notably_longer(make_pair: PairFactory) -> None:
     def beside_a_length(percent: int) -> bool:
         pair = make_pair("FP8", min_concurrency=40, memory_utilization_percent=percent)
         found = [fix.change for fix in plan_on_gpus(pair, [EIGHT_H100], 2).fixes]
-        return any("maxModelLen" in change and "memoryUtilizationPercent" in change for change in found)
+        return any("maxModelLen" in change and "gpuMemoryUtilizationPercent" in change for change in found)
 
     assert beside_a_length(87)
     assert not beside_a_length(90), "requests would get a sixth longer"
@@ -67,12 +67,12 @@ def test_nothing_is_proposed_that_would_be_refused(make_pair: PairFactory) -> No
     """The next step of the same kind takes its place, and what has to go along is said."""
 
     def admit(_: Pair, asked: Changes) -> Changes | None:
-        utilization = {change.value for change in asked if change.field == "serving.memoryUtilizationPercent"}
+        utilization = {change.value for change in asked if change.field == "serving.gpuMemoryUtilizationPercent"}
         return None if 92 in utilization else (*asked, Change("more", None))
 
     pair = make_pair("FP8", memory_utilization_percent=50)
     plan = plan_on_gpus(pair, [EIGHT_H100], 2, admit=admit)
     freely = plan_on_gpus(pair, [EIGHT_H100], 2)
-    assert freely.fixes[0].change == "serving.memoryUtilizationPercent: 92"
-    assert plan.fixes[0].change == "serving.memoryUtilizationPercent: 93, no more"
+    assert freely.fixes[0].change == "serving.gpuMemoryUtilizationPercent: 92"
+    assert plan.fixes[0].change == "serving.gpuMemoryUtilizationPercent: 93, no more"
     assert plan_on_gpus(pair, [EIGHT_H100], 2, admit=lambda *_: None).fixes == ()

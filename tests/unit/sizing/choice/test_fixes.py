@@ -52,7 +52,7 @@ def test_least_harm_comes_first(make_pair: PairFactory, llama_1b: ModelGeometry)
     pair = make_pair("FP8", "BF16", min_concurrency=16, max_num_seqs=64)
     starts = [change.split(":")[0] for change in _fixes(pair, named(["INT4"], ["INT4"]), heads)]
     wanted = [
-        "serving.memoryUtilizationPercent",
+        "serving.gpuMemoryUtilizationPercent",
         "serving.maxNumBatchedTokens",
         "serving.maxNumSeqs",
         "speculation.draft.quantization",
@@ -61,7 +61,7 @@ def test_least_harm_comes_first(make_pair: PairFactory, llama_1b: ModelGeometry)
         "serving.minConcurrency",
         "serving.maxModelLen",
         "parallelism.tensor",
-        "accelerator.product",
+        "accelerator.products",
         "speculation.draft.model",
         "speculation.method",
     ]

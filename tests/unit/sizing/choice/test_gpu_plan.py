@@ -37,7 +37,7 @@ def test_bf16_pair_on_two_h100_does_not_fit_and_says_why(make_pair: PairFactory)
     assert [(fix.change, fix.tokens) for fix in plan.fixes] == [
         ("target.quantization: FP8", 127_024),
         ("parallelism.tensor: 4", 301_408),
-        ("accelerator.product: [NVIDIA-H200]", 238_896),
+        ("accelerator.products: [NVIDIA-H200]", 238_896),
         ("speculation.draft.model: meta-llama/Llama-3.2-1B-Instruct", 9_456),
         ("speculation.method: none", 18_176),
     ]
@@ -160,7 +160,7 @@ def test_sparse_attention_is_refused_on_ampere(make_pair: PairFactory) -> None:
     pair = replace(make_pair("BF16", None), target=find_geometry("deepseek-ai/DeepSeek-V3.2"), target_precision=None)
     with pytest.raises(PlanError, match="no kernel on it for the sparse attention") as refused:
         plan_on_gpus(pair, [EIGHT_A100], 8)
-    assert refused.value.field == "accelerator.product"
+    assert refused.value.field == "accelerator.products"
 
 
 def test_when_nothing_fits_the_nearest_row_is_shown(make_pair: PairFactory) -> None:
@@ -193,7 +193,7 @@ def test_fewer_sequences_come_before_changes_of_quality(make_pair: PairFactory) 
     plan = plan_on_gpus(make_pair("BF16", None, max_num_seqs=4096, engine_version="0.32.0"), [EIGHT_H100], 2)
     assert plan.verdict is Verdict.DOES_NOT_FIT
     changes = [fix.change for fix in plan.fixes]
-    assert changes[:2] == ["serving.memoryUtilizationPercent: 95", "serving.maxNumSeqs: 256"]
+    assert changes[:2] == ["serving.gpuMemoryUtilizationPercent: 95", "serving.maxNumSeqs: 256"]
     assert changes[2].startswith("target.quantization")
 
 
@@ -202,7 +202,7 @@ def test_utilization_is_brought_back_to_the_default(make_pair: PairFactory) -> N
     too_high = plan_on_gpus(make_pair("FP8", memory_utilization_percent=100), [EIGHT_H100], 2)
     for plan in (too_low, too_high):
         assert plan.verdict is Verdict.DOES_NOT_FIT
-        assert plan.fixes[0].change == "serving.memoryUtilizationPercent: 92"
+        assert plan.fixes[0].change == "serving.gpuMemoryUtilizationPercent: 92"
         assert plan.fixes[0].tokens == 127_024
     assert "more than is free when it starts" in too_high.explanation
 
@@ -276,9 +276,9 @@ def test_what_is_lacking_is_told_of_the_nearest_checkpoint(make_pair: PairFactor
 @pytest.mark.parametrize(
     ("pools", "tensor", "field", "words"),
     [
-        ([], None, "accelerator.product", "none"),
-        ([GpuPool("NVIDIA-T4", 8)], None, "accelerator.product", "NVIDIA-T4"),
-        ([GpuPool(H100, 0)], None, "accelerator.product", "known are"),
+        ([], None, "accelerator.products", "none"),
+        ([GpuPool("NVIDIA-T4", 8)], None, "accelerator.products", "NVIDIA-T4"),
+        ([GpuPool(H100, 0)], None, "accelerator.products", "known are"),
         ([EIGHT_H100], 3, "parallelism.tensor", "num_attention_heads 64"),
         ([EIGHT_H100], 16, "parallelism.tensor", "largest has 8"),
     ],

@@ -206,7 +206,7 @@ def test_the_order_of_pools_changes_nothing(make_pair: PairFactory) -> None:
 
 @pytest.mark.parametrize(
     ("pools", "tensor", "field"),
-    [([GpuPool("Mystery-GPU", 8)], None, "accelerator.product"), ([GpuPool(H100, 2)], 4, "parallelism.tensor")],
+    [([GpuPool("Mystery-GPU", 8)], None, "accelerator.products"), ([GpuPool(H100, 2)], 4, "parallelism.tensor")],
 )
 def test_questions_without_a_matrix(make_pair: PairFactory, pools: list[GpuPool], tensor: int, field: str) -> None:
     with pytest.raises(PlanError) as caught:

@@ -1,0 +1,86 @@
+"""Fields that were renamed, and the error messages about their old names.
+
+The CRD declares each old name for one minor version, because the API server silently drops undeclared fields. A CEL
+rule rejects it with the same message as `lint` and `plan`. `docs/reference` lists the table, too.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pydantic import BaseModel
+
+from specdecode_operator.api.base import ApiModel
+from specdecode_operator.api.deployment import Accelerator, Override, Serving
+from specdecode_operator.api.deployment_rules import Rule, forbidden
+
+
+@dataclass(frozen=True)
+class RenamedField:
+    """One field that was renamed."""
+
+    owner: type[ApiModel]
+    """Model that had the field. The new field is in the same model."""
+    old: str
+    """Full path of the old name."""
+    new: str
+    """Full path of the new name."""
+    hint: str
+    """How to convert the value."""
+    schema: Mapping[str, Any]
+    """Type and bounds of the old field, for the CRD."""
+
+    @property
+    def name(self) -> str:
+        """The last part of the old path."""
+        return self.old.rpartition(".")[2]
+
+    @property
+    def message(self) -> str:
+        """Error message about the old name, to follow its path."""
+        return f"was renamed to {self.new}: {self.hint}"
+
+    @property
+    def rule(self) -> Rule:
+        """CEL rule that rejects the old name."""
+        return forbidden(f"!has(self.{self.name})", f"{self.name}: {self.message}")
+
+
+RENAMED: Final = (
+    RenamedField(
+        Accelerator,
+        "spec.accelerator.product",
+        "spec.accelerator.products",
+        "keep the list as it is",
+        {
+            "type": "array",
+            "maxItems": 16,
+            "x-kubernetes-list-type": "atomic",
+            "items": {"type": "string", "maxLength": 63},
+        },
+    ),
+    RenamedField(
+        Serving,
+        "spec.serving.memoryUtilizationPercent",
+        "spec.serving.gpuMemoryUtilizationPercent",
+        "keep the number as it is",
+        {"type": "integer", "format": "int64"},
+    ),
+    RenamedField(
+        Override,
+        "spec.override.planning",
+        "spec.override.ignorePlan",
+        "replace Ignore with true",
+        {"type": "string", "maxLength": 63},
+    ),
+)
+"""All renamed fields. Remove an entry one minor version after the rename."""
+
+
+OLD_NAMES: Final = frozenset(field.old for field in RENAMED)
+"""Paths that the CRD declares only to reject them."""
+
+
+def renamed_in(owner: type[BaseModel]) -> tuple[RenamedField, ...]:
+    """Return the renamed fields of a model."""
+    return tuple(field for field in RENAMED if field.owner is owner)
