@@ -113,7 +113,7 @@ class Description:
         speculation: dict[str, Any] = {}
         if (self.method, self.draft, self.num_speculative_tokens) != (None, None, None):
             speculation = {
-                "method": self.method or drafts_by(self.draft or "") or str(Method.DRAFT_MODEL),
+                "method": str(self.method or drafts_by(self.draft or "") or Method.DRAFT_MODEL),
                 "numSpeculativeTokens": self.num_speculative_tokens,
                 "draft": None if self.draft is None else {"model": self.draft},
             }
