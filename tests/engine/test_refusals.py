@@ -48,9 +48,9 @@ from tests.engine.verdicts import Changed, Later, Refused, Verdict
 
 NOT_OF_THE_ENGINE = {
     "environment.owned_variable_problems": "variables that the operator itself sets",
-    "profiles._unknown": "versions that nobody here knows",
+    "profiles.find_profile": "versions that nobody here knows",
     "serving_rules.image_problems": "images of versions that nobody here knows",
-    "hf_overrides._refusal": "what vLLM takes, and answers otherwise with: test_ropes.py",
+    "hf_overrides._rejected": "what vLLM takes, and answers otherwise with: test_ropes.py",
     "speculation_rules._head_problems 4": "a copy of a head in float32, at which vLLM ends after loading",
     "speculative_config.extra_config_problems 3": "keys of fly without it, which vLLM ignores where it knows them",
     "model_checks._unregistered 1": "classes that a version does not register: test_classes.py",
