@@ -640,19 +640,3 @@ def estimate_on_cpu(pair: Pair, memory_bytes: int, kv_cache_bytes: int, tensor: 
         verdict=_verdict_of(term),
         binding_term=term,
     )
-
-
-def _overhead_and_margin_bytes(tensor: int) -> tuple[int, int]:
-    """Return what the engine's own processes take of each rank's share, and what is kept free of it."""
-    coefficients = memory_coefficients()
-    further_ranks = (tensor - 1) * coefficients.cpu_rank_overhead_bytes
-    overhead = ceil_div(coefficients.cpu_overhead_bytes + further_ranks, tensor)
-    return overhead, ceil_div(coefficients.cpu_margin_bytes, tensor)
-
-
-def _cpu_broken_term(spare_kv_bytes: int, spare_memory_bytes: int, margin_bytes: int) -> Term | None:
-    if spare_kv_bytes < 0:
-        return Term.KV_CACHE
-    if spare_memory_bytes < 0:
-        return Term.MEMORY
-    return Term.MARGIN if spare_memory_bytes < margin_bytes else None
