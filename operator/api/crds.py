@@ -21,7 +21,7 @@ from specdecode_operator.api.capture_rules import CAPTURE_RULES, JOB_NAME, SCHED
 from specdecode_operator.api.capture_status import SpecDecodeCaptureStatus
 from specdecode_operator.api.deployment_rules import RULES, SERVICE_NAME, Rule
 from specdecode_operator.api.deployment_status import SpecDecodeDeploymentStatus
-from specdecode_operator.api.renamed_fields import RENAMED
+from specdecode_operator.api.renamed_fields import RENAMED, renamed_in
 from specdecode_operator.version import __version__, is_newer
 
 Schema = dict[str, Any]
@@ -98,10 +98,9 @@ class _Translation:
         schema = self._of(self._definitions[name])
         if rules := self._rules.get(name):
             schema[_RULES_KEY] = [rule.as_validation() for rule in rules]
-        for renamed in RENAMED:
-            if renamed.owner.__name__ == name:
-                described = {"description": f"Rejected: renamed to {renamed.new}.", **renamed.schema}
-                schema["properties"][renamed.name] = described
+        for renamed in renamed_in(name):
+            described = {"description": f"Rejected: renamed to {renamed.new}.", **renamed.schema}
+            schema["properties"][renamed.name] = described
         return schema
 
     def _of(self, source: Schema) -> Schema:

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pydantic import BaseModel
-
 from specdecode_operator.api.base import ApiModel
 from specdecode_operator.api.deployment import Accelerator, Override, Serving
 from specdecode_operator.api.deployment_rules import Rule, forbidden
@@ -81,6 +79,6 @@ OLD_NAMES: Final = frozenset(field.old for field in RENAMED)
 """Paths that the CRD declares only to reject them."""
 
 
-def renamed_in(owner: type[BaseModel]) -> tuple[RenamedField, ...]:
-    """Return the renamed fields of a model."""
-    return tuple(field for field in RENAMED if field.owner is owner)
+def renamed_in(model: str) -> tuple[RenamedField, ...]:
+    """Return the renamed fields of a model, by the model's class name."""
+    return tuple(field for field in RENAMED if field.owner.__name__ == model)

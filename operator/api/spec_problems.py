@@ -88,7 +88,7 @@ def _problem(detail: ErrorDetails, spec: type[BaseModel]) -> Problem:
     value = shown_or_missing(detail["input"], _SHOWN_CHARACTERS)
     if detail["type"] == UNKNOWN_FIELD:
         owner = _model_at(spec, place[:-1])
-        renamed = next((each for each in renamed_in(owner) if each.name == place[-1]), None)
+        renamed = next((each for each in renamed_in(owner.__name__) if each.name == place[-1]), None)
         if renamed is not None:
             return Problem(field, value, renamed.message)
         fields = [info.alias or name for name, info in owner.model_fields.items()]
