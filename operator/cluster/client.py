@@ -33,7 +33,10 @@ from specdecode_operator.untrusted import mapping, read_answer
 
 
 class ClusterError(Exception):
-    """A request to the API server failed; worth a retry later."""
+    """A request to the API server failed; worth a retry later.
+
+    Messages land on objects that users read, so they never hold payloads, tokens or whole responses.
+    """
 
 
 class NotFoundError(ClusterError):

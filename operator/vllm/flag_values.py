@@ -135,7 +135,7 @@ def flag_value_problems(
             field, value = f"spec.engine.env[{list(given.env).index(path)}].value", given.env[path]
         elif option is None:
             field, value = "spec.engine.extraArgs", name
-        else:
+        else:  # only the flag: its value may be a secret
             field, value = f"spec.engine.extraArgs[{option.index}]", f"{flag}.{path}" if path else option.shown
         problems[name] = Problem(field, value, check.fix)
     return list(problems.values())
