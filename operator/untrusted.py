@@ -258,7 +258,7 @@ def read_json(text: bytes) -> Any:
 def in_unicode(text: bytes) -> bytes:
     """Return JSON with U+FFFD in place of invalid bytes and escapes.
 
-    The API server keeps managedFields of its own kinds byte for byte, whoever wrote them.
+    The API server keeps managedFields of its own kinds byte for byte, for all writers.
     """
     if not text.isascii():
         try:

@@ -26,7 +26,7 @@ _NO_KUBECONFIG: Final = re.compile(r"loading config file|invalid configuration|s
 _NOT_GOT: Final = re.compile(r'Get \\?"(https?://[^/"]+)[^"]*": (.*?)(?:;|"?$)')
 _NOT_ALL: Final = "some validation rules were not checked because the object was invalid"
 _UNSET: Final = "localhost:8080"
-"""Where kubectl looks without a kubeconfig: nobody serves an API without TLS any more."""
+"""Default server of kubectl without a kubeconfig. API servers no longer serve without TLS."""
 _NO_CLUSTER: Final = (
     "was refused - did you specify the right host",
     "Unable to connect to the server",

@@ -112,7 +112,7 @@ def _is_printable(text: str) -> bool:
 
 
 _MOST_ITEMS: Final = 100
-"""GitHub takes 1 MiB a summary, and nobody reads more."""
+"""GitHub accepts summaries of at most 1 MiB."""
 
 
 def code(text: object) -> str:

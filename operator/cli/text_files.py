@@ -117,7 +117,7 @@ def replaced_whole(file: Path) -> Iterator[TextIO]:
     try:
         handle, name = tempfile.mkstemp(prefix=f".{target.name[:64]}.", dir=target.parent)
     except OSError as error:
-        error.filename = str(file)  # nobody knows the name of the temporary one
+        error.filename = str(file)  # users do not know the temporary file
         raise
     temporary = Path(name)
     try:

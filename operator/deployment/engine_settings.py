@@ -24,7 +24,7 @@ _BEFORE_THE_START_S = 600  # Scheduling, and pulling an engine image of some ten
 # A pod that is deleted leaves the Service at once, but nodes and gateways learn of it within seconds. The engine
 # serves on meanwhile: after TERM it answers new requests with 500 (vllm/v1/engine/core.py, state SHUTTING_DOWN).
 _PRE_STOP_S = 10
-_SHUTDOWN_TIMEOUT_S = 60  # How long running requests may go on after TERM, where nobody says otherwise
+_SHUTDOWN_TIMEOUT_S = 60  # Default time for running requests after TERM
 _TEARDOWN_S = 20  # From the last answer to the end of the process; 9 s were seen
 SHORTEST_GRACE_S = _PRE_STOP_S + _TEARDOWN_S + 1  # Below this the kubelet would kill an engine that still answers
 
@@ -43,7 +43,7 @@ class Timeouts:
 def timeouts(
     spec: SpecDecodeDeploymentSpec, weights_bytes: int, measuring_s: int = 0, *, together: bool = False
 ) -> Timeouts:
-    """Return the times of an engine that loads so many bytes of weights in all, and then measures what its steps cost.
+    """Return the times of an engine that loads ``weights_bytes`` in all, and then measures what its steps cost.
 
     startup = 900 s + bytes / 125 MiB/s + measuring; a download takes as long as the reading once more. Pods that
     start ``together`` wait for each other: one may still pull and download when another is ready to load.

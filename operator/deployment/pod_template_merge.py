@@ -196,7 +196,7 @@ def _elements(parent: dict[str, Any], field: str, path: str = _SPEC) -> Iterator
             yield f"{path}.{field}[{index}]", element
 
 
-# User vllm of vLLM's own images (docker/Dockerfile), which leave the choice to whoever starts them. Others have no
+# User vllm of vLLM's own images (docker/Dockerfile), which leave the choice of user to the pod. Others have no
 # such user and need none, for HOME and USER are set.
 ENGINE_USER_ID: Final = 2000
 

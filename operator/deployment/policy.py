@@ -63,7 +63,7 @@ class Setting:
         return self.drafts == 0
 
     def load_at(self, running: float) -> float:
-        """Return the load at which this setting has so many requests running."""
+        """Return the load at which this setting runs that number of requests."""
         if running <= 0:
             return 0.0
         factors = sorted((point.running, point.load / point.running) for point in self.points)
@@ -253,7 +253,7 @@ class Decision:
     action: PolicyAction
     reason: str
     message: str
-    target: str = ""  # The setting to change to, or the engine to start anew
+    target: str = ""  # The setting to change to, or the engine to restart
     outcome: PolicyOutcome = PolicyOutcome.KEPT
 
     @property
@@ -621,7 +621,7 @@ CONDITION: Final = "BestInForce"
 
 @dataclass(frozen=True)
 class Remembered:
-    """What is remembered only as long as the operator runs: after a restart it is seen anew."""
+    """State that lives only as long as the operator process; it is observed again after a restart."""
 
     window: Window
     looked_s: float | None = None
@@ -630,7 +630,7 @@ class Remembered:
 
 
 def of_this_spec(status: PolicyStatus | None, asked: str) -> PolicyStatus | None:
-    """Return what is remembered for a spec; of an earlier one only when engines were started anew."""
+    """Return the remembered status of a spec; of an earlier spec, only restarts and decisions."""
     if status is None or status.asked == asked:
         return status
     return PolicyStatus(

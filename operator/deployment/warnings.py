@@ -235,9 +235,9 @@ def _length_warnings(facts: Facts, tensor: int) -> Iterator[str]:
 def _draft_length_warnings(facts: Facts) -> Iterator[str]:
     """A draft that ends before its target; overrides of the target do not reach it (config/speculative.py).
 
-    V1 drafts for nobody while one sequence is too long (v1/worker/gpu_model_runner.py, _input_fits_in_drafter), V2 goes
-    on up to the target's length (v1/worker/gpu/spec_decode/speculator.py, draft_max_seq_len); from 0.33 on nothing is
-    longer than the draft then (config/vllm.py, _limit_max_model_len_to_draft).
+    V1 drafts for no request while one sequence is too long (v1/worker/gpu_model_runner.py, _input_fits_in_drafter), V2
+    goes on up to the target's length (v1/worker/gpu/spec_decode/speculator.py, draft_max_seq_len); from 0.33 on nothing
+    is longer than the draft then (config/vllm.py, _limit_max_model_len_to_draft).
     """
     pair, draft, wanted = facts.pair, facts.pair.draft, facts.pair.limits.max_model_len
     if facts.method is Method.MTP and _ROPE_KEYS.search(pair.target.told_config):

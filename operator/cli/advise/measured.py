@@ -115,7 +115,7 @@ def loads_of(
 _LEAST_STEPS: Final = 20
 """Of one number of requests: the median of fewer is as good as chance."""
 _MOST_BATCHES: Final = 8
-"""Numbers of requests that are shown where nobody named some, about."""
+"""Approximate number of request counts that are shown by default."""
 
 
 @dataclass(frozen=True)

@@ -270,7 +270,7 @@ def spec_at(spec: SpecDecodeDeploymentSpec, target: Precision, draft: Precision 
 
 
 def short_name(model: str) -> str:
-    """Return the last part of a model's id or path: what people call it, and clients where nobody says."""
+    """Return the last part of a model's id or path: its short name, and the default served name."""
     return model.rstrip("/").rpartition("/")[2]
 
 

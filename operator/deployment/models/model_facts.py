@@ -115,7 +115,7 @@ def believed_entries(
     ``proofs`` are the digests that it keeps for objects of the namespace: one that knows an entry is enough.
     """
     keys = {source.key for source in undescribed_models(spec).values()} & entries.keys()
-    # Once, and not for each object of the namespace: anybody there may write a megabyte that nobody believes.
+    # Once, and not for each object of the namespace: any user of it may write a megabyte that is not trusted.
     own = {digest: key for key in keys for digest in digests(CONFIG_MAP_NAME, {key: entries[key]}).items()}
     found: dict[str, str] = {}
     for each in proofs:

@@ -96,7 +96,7 @@ class Decay:
     windows: int = 0  # How many whole ones there were before
     learned: Mapping[int, tuple[Work, ...]] = field(default_factory=dict)
     declines: Mapping[str, Decline] = field(default_factory=dict)
-    # What was seen when a decline was found: it stands, so that nobody is told anew at every look.
+    # Figures from when the decline was found. They stay, so that the condition does not change at each reconcile.
     told: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -106,7 +106,7 @@ def version_conditions(facts: Facts, readings: Mapping[str, Reading]) -> list[Co
     return [ConditionUpdate(ENGINE_DIFFERS, TRUE, "OtherVersion", message)]
 
 
-_STEP_PERCENT: Final = 2  # Observed figures are written anew when a share moved by this much
+_STEP_PERCENT: Final = 2  # Observed figures are written again if a share moved by this much
 _DRAFT_LENGTH_STEP: Final = 0.1
 _MUCH_MORE: Final = 2  # Times the tokens that were drafted before: what too few of them could not prove, these may
 

@@ -147,5 +147,5 @@ def with_crashes(last_good: LastGood | None, groups: GroupHistory) -> LastGood |
     earlier = kept if kept.template == groups.template else NO_GROUP_HISTORY
     if earlier.crashed == groups.crashed or earlier.crashes >= _CRASHES_BELIEVED:
         return last_good
-    # How long was waited is counted anew at each look.
+    # The wait is computed again at each reconcile.
     return replace(last_good, groups=replace(groups, waited_s=0.0))

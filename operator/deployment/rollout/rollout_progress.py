@@ -65,7 +65,7 @@ class Rollout:
     blocked: Blocked | None
     overdue: bool = False
     deadline_s: int | None = None
-    # How often the engine container that failed most was started anew, among pods of the current template, or how many
+    # How often the engine container that failed most was restarted, among pods of the current template, or how many
     # of these were rejected in a row.
     crashes: int = 0
 
