@@ -98,7 +98,7 @@ def part_of(folder: str, budget_cpu_s: float, *needs: Callable[[], object], with
 _REPLAY = ("capture/report", "replay")
 _FAULTS = ("faults", "policy")
 # Parts of their own, or one lane would take much longer than the others.
-REPLAY = Part("replay", _pytest(*(f"tests/unit/{each}" for each in _REPLAY)), 150, (browser.provide,))
+REPLAY = Part("replay", _pytest(*(f"tests/unit/{each}" for each in _REPLAY)), 250, (browser.provide,))
 # Rights are checked on the API server of each session.
 FAULTS = Part(
     "faults", _pytest(*(f"tests/component/operator/{each}" for each in (*_FAULTS, "test_rights.py"))), 250, (programs,)
@@ -107,7 +107,11 @@ FAULTS = Part(
 LANES = (
     (part_of("e2e/serving", 700, programs, prepare_images),),
     (part_of("component/operator", 400, programs, without=_FAULTS),),
-    (FAULTS, REPLAY),
+    (
+        FAULTS,
+        REPLAY,
+        part_of("engine", 500, install_engine_environment),  # late: its clients want a processor when they leave
+    ),
     (
         part_of("e2e/fleet", 200, programs, prepare_images),
         part_of("component/admission", 350, programs, prometheus.provide),
@@ -116,7 +120,6 @@ LANES = (
         Part("lint", (str(REPOSITORY / "just"), "lint"), 40),
         Part("typing", (str(REPOSITORY / "just"), "typing"), 200),
         part_of("unit", 900, without=_REPLAY),
-        part_of("engine", 500, install_engine_environment),  # late: its clients want a processor when they leave
         part_of("devcluster", 60, programs),  # when no other cluster comes: it looks for what one of its own has left
     ),
 )
