@@ -86,7 +86,7 @@ crds: setup
     .venv/bin/specdecode crds --folder crds
     cp crds/*_*.yaml charts/specdecode-crds/files/
 
-# Write anew what is made of the chart: manifests/, and what comes of its values files (tests/golden/chart)
+# Write what is made of the chart: manifests/, and what its values files change (tests/golden/chart)
 [group('operator')]
 manifests: setup
     @{{ python }} -m devcluster.chart

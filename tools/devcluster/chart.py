@@ -1,10 +1,11 @@
 """Renders the chart with Helm, and generates `manifests/` from it for users who do not use Helm.
 
 `python -m devcluster.chart` writes one file of `manifests/` for each template that renders an object with the chart's
-default values and the development image. It also writes what each values file of `examples/` renders, for tests to
-compare.
+default values and the development image. It also writes what each values file of `examples/` renders differently, for
+tests to compare.
 """
 
+import difflib
 import re
 import subprocess
 from collections import defaultdict
@@ -49,15 +50,31 @@ def manifests() -> dict[str, str]:
 
 
 def of_examples() -> dict[str, str]:
-    """Return what comes of each values file of `examples/`, but for what is only copied from `files/`."""
-    return {
-        file.name: "---\n".join(
-            f"# {name}\n{text}"
-            for name, text in sorted(_by_template(template(f"--values={file}")).items())
-            if name not in _COPIES
-        )
-        for file in sorted(EXAMPLES.glob("*.yaml"))
-    }
+    """Return what each values file of `examples/` changes in the output of the chart.
+
+    A template that renders as in `manifests/` is named. One with few changed lines has their diff in a comment.
+    Other templates are whole, except those that only copy from `files/`.
+    """
+    default = _by_template(_HELMS_OWN.sub("", template()))
+    return {file.name: _changes(default, file) for file in sorted(EXAMPLES.glob("*.yaml"))}
+
+
+def _changes(default: dict[str, str], values: Path) -> str:
+    found = _by_template(_HELMS_OWN.sub("", template(f"--values={values}")))
+    comments, documents = [], []
+    for name, text in sorted(found.items()):
+        changed = _diff(default.get(name, ""), text)
+        if not changed:
+            comments.append(f"# {name}: as in manifests/\n")
+        elif len(changed) < text.count("\n") / 2:
+            comments += [f"# {name}: as in manifests/ except\n", *(f"#   {line}\n" for line in changed)]
+        elif name not in _COPIES:
+            documents.append(f"# {name}\n{text}")
+    return "".join(comments) + "---\n".join(documents)
+
+
+def _diff(before: str, after: str) -> list[str]:
+    return [*difflib.unified_diff(before.splitlines(), after.splitlines(), n=1, lineterm="")][2:]
 
 
 def _by_template(text: str) -> dict[str, str]:

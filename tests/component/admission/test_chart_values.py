@@ -39,6 +39,14 @@ def test_what_comes_of_the_examples_is_what_is_checked_in() -> None:
     assert found == chart.of_examples(), "look at the difference: ./just manifests writes it anew"
 
 
+@pytest.mark.parametrize("values", EXAMPLES, ids=lambda file: str(file.stem))
+def test_no_values_file_changes_how_the_operator_is_confined(values: Path) -> None:
+    found, default = (pod(objects(*options))["spec"] for options in ([f"--values={values}"], []))
+    assert found["securityContext"] == default["securityContext"]
+    for changed, own in zip(found["containers"], default["containers"], strict=True):
+        assert changed["securityContext"] == own["securityContext"]
+
+
 @pytest.mark.parametrize("values", [None, *EXAMPLES], ids=lambda file: file.stem if file else "none")
 def test_helm_finds_nothing_to_say_of_the_chart(values: Path | None) -> None:
     options = [f"--values={values}"] if values else []

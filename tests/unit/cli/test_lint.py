@@ -9,7 +9,7 @@ from urllib.parse import unquote
 import pytest
 
 from specdecode_operator.sizing.catalogue import find_entry
-from tests.support.golden import EXAMPLES, GOLDEN
+from tests.support.golden import EXAMPLES, ROOT
 from tests.support.objects import TINY_CONFIG
 from tests.unit.cli.conftest import Specdecode, WriteObject, manifest
 from tests.unit.cli.test_plan import H100, only
@@ -64,7 +64,7 @@ def test_examples_have_nothing_wrong(specdecode: Specdecode) -> None:
 def test_a_file_without_limits_is_told_how_to_get_some(
     specdecode: Specdecode, write: WriteObject, tmp_path: Path, kinds: str, told: str
 ) -> None:
-    rendered = (GOLDEN / "chart/namespaced.yaml").read_text()
+    rendered = (ROOT / "manifests/deployment.yaml").read_text()
     policy = tmp_path / "policy.yaml"
     policy.write_text(rendered + (f"---\nkind: {kinds}\nmetadata: {{name: ours}}\n" if kinds else ""))
     result = specdecode("lint", write("a.yaml", manifest("a")), "--admission-policy", policy)
