@@ -160,7 +160,7 @@ class ApiClient:
         body: Body = answer.json()
         return body
 
-    def _send(  # noqa: PLR0913  the parts of a request
+    def _send(
         self,
         method: str,
         path: str,

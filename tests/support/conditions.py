@@ -18,7 +18,7 @@ def condition(kubectl: Kubectl, name: str, type_: str, kind: str = "sdd") -> tup
     return current(kubectl.object(kind, name), type_)
 
 
-def wait_for(  # noqa: PLR0913  what is waited for
+def wait_for(
     kubectl: Kubectl, name: str, type_: str, reason: str, deadline_s: float = DEADLINE_S, *, kind: str = "sdd"
 ) -> str:
     """Wait for the reason of a condition; return its message."""

@@ -1,20 +1,132 @@
-"""The docs site: every page is in it, shows what the forge shows, leads somewhere, and loads nothing from elsewhere."""
+"""The docs site."""
 
+import json
 import os
 import re
+import signal
+import subprocess
+import urllib.request
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import pytest
+import websocket
 from markdown_it import MarkdownIt
+from PIL import Image, ImageChops, ImageStat
 
 from bench.site import architecture
 from bench.site.build import build, prepare
 from bench.site.navigation import named_pages, navigation
 from bench.site.pages import ROOT, LinkError, Repository, pages, with_links
-from tests.support.documents import table
+from bench.site.screenshots import LARGEST_BYTES, PICTURES, SCREENSHOTS, Screenshot, ScreenshotError, make
+from tests.support import browser
+from tests.support.documents import DOCUMENTS, relative, table
+from tests.support.http_server import Quiet, serving
+from tests.support.waiting import eventually
+
+_TIMEOUT_S = 60
+_ATTEMPTS = 5
+_INTERRUPTED = "net::ERR_NETWORK_CHANGED"
+"""Chromium gives up what it loads when an interface of the machine comes or goes, as tests with clusters have them."""
+
+
+@dataclass
+class Tab:
+    """The one tab of a browser."""
+
+    connection: Any
+    asked: list[str] = field(default_factory=list)  # what pages wanted to load
+    said: list[str] = field(default_factory=list)  # errors in the console
+    _calls: int = 0
+
+    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """Return the answer to one command; what happens until then is noted."""
+        self._calls += 1
+        self.connection.send(json.dumps({"id": self._calls, "method": method, "params": parameters}))
+        while True:
+            message = json.loads(self.connection.recv())
+            if message.get("id") == self._calls:
+                assert "error" not in message, f"{method}: {message['error']}"
+                return message["result"]
+            self._note(message)
+
+    def _note(self, message: dict[str, Any]) -> None:
+        if message["method"] == "Network.requestWillBeSent":
+            self.asked.append(message["params"]["request"]["url"])
+        elif message["method"] == "Log.entryAdded" and message["params"]["entry"]["level"] == "error":
+            self.said.append(message["params"]["entry"]["text"])
+
+    def ask(self, expression: str) -> Any:
+        """Return the value of an expression in the page."""
+        return self.call("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
+
+    def wait_until(self, expression: str) -> Any:
+        """Return the value of an expression once it is one."""
+        return eventually(lambda: self.ask(expression), expression, _TIMEOUT_S)
+
+    def open(self, address: str, *, width: int = 1366) -> None:
+        """Load a page and all that it loads."""
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=1000, deviceScaleFactor=1, mobile=False)
+        self._load(address)
+        for _ in range(_ATTEMPTS):
+            if not any(_INTERRUPTED in each for each in self.said):
+                break
+            self.said = [each for each in self.said if _INTERRUPTED not in each]
+            self._load("about:blank")
+            self._load(address)
+
+    def _load(self, address: str) -> None:
+        self.call("Page.navigate", url=address)
+        self.wait_until(f"location.href === {json.dumps(address)} && document.readyState === 'complete'")
+
+    def type(self, text: str) -> None:
+        """Type into what has the focus."""
+        self.call("Input.insertText", text=text)
+
+
+@contextmanager
+def tab(browser: str, profile: Path, *, reaches: str) -> Iterator[Tab]:
+    """Open a browser that reaches one address, HOST:PORT, and nothing else."""
+    told = profile / "DevToolsActivePort"
+    command = [
+        *(
+            browser,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--remote-debugging-port=0",
+            "--remote-allow-origins=*",
+        ),
+        *("--proxy-server=127.0.0.1:9", f"--proxy-bypass-list={reaches}", f"--user-data-dir={profile}", "about:blank"),
+    ]
+    # A session of its own: Debian's browser is a script, which would end without what it started.
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
+    try:
+        port = eventually(lambda: told.exists() and told.read_text().partition("\n")[0], "DevTools", _TIMEOUT_S)
+        yield _connected(f"127.0.0.1:{port}")
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait()
+
+
+def _connected(address: str) -> Tab:
+    with urllib.request.urlopen(f"http://{address}/json", timeout=_TIMEOUT_S) as answer:
+        (target,) = (each for each in json.load(answer) if each["type"] == "page")
+    opened = Tab(websocket.create_connection(target["webSocketDebuggerUrl"], timeout=_TIMEOUT_S))
+    for domain in ("Network", "Page", "Log", "Runtime"):
+        opened.call(f"{domain}.enable")
+    return opened
+
+
+# The docs site.
 
 FORGE = Repository("https://forge.example/team/specdecode-operator", "v1")
 DOCUMENT = ROOT / "docs/how-to/install.md"
@@ -158,3 +270,125 @@ def test_the_picture_of_the_architecture_is_up_to_date() -> None:
 def test_the_numbers_in_the_picture_are_those_of_the_table() -> None:
     numbers = {str(call.number) for call in architecture.CALLS if call.number}
     assert [row[0] for row in table(architecture.PAGE, "number")] == sorted(numbers)
+
+
+# The docs site in a browser that reaches nothing else: its search, its width, its colours.
+
+
+NARROW_PX = 400
+"""A telephone's."""
+
+RESULTS = """
+[...document.querySelectorAll('*')].filter(each => each.shadowRoot)
+    .flatMap(each => [...each.shadowRoot.querySelectorAll('a')]).map(each => each.href).join('\\n')
+"""
+
+
+class Files(Quiet, SimpleHTTPRequestHandler):
+    """Files of a folder, without a log."""
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    configuration = prepare(Repository(), tmp_path_factory.mktemp("site"))
+    done = build(configuration)
+    assert done.returncode == 0, done.stdout + done.stderr
+    handler = partial(Files, directory=str(configuration.parent / "site"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, serving(server):
+        yield f"127.0.0.1:{server.server_port}"
+
+
+@pytest.fixture
+def page(address: str, tmp_path: Path) -> Iterator[Tab]:
+    browser.provide()
+    found = browser.find()
+    assert found is not None
+    with tab(found, tmp_path / "profile", reaches=address) as opened:
+        yield opened
+        elsewhere = {each for each in opened.asked if not each.startswith((f"http://{address}/", "data:", "blob:"))}
+        assert elsewhere == set()
+        assert opened.said == []
+
+
+@pytest.mark.long
+def test_a_reason_is_found_where_it_is_explained(page: Tab, address: str) -> None:
+    page.open(f"http://{address}/index.html")
+    page.wait_until("document.querySelector('.md-search__button') && true")
+    page.ask("document.querySelector('.md-search__button').click()")
+    page.wait_until("document.activeElement && document.activeElement !== document.body")
+    page.type("NoMatchingNodes")
+    found = page.wait_until(RESULTS).splitlines()[:2]
+    pages_found = sorted(each.removeprefix(f"http://{address}/").partition("?")[0] for each in found)
+    assert pages_found == ["how-to/troubleshoot.html", "reference/reasons.html"]
+    assert any(each.endswith("#the-plan") for each in found)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("width", [1366, NARROW_PX])
+def test_a_reason_of_a_condition_leads_to_its_line(page: Tab, address: str, width: int) -> None:
+    page.open(f"http://{address}/how-to/troubleshoot.html", width=width)
+    page.ask(
+        "[...document.querySelectorAll('article td a')].find(each => each.innerText === 'NoMatchingNodes').click()"
+    )
+    line = "document.querySelector('tr:has(:target)')"
+    page.wait_until(f"location.pathname === '/reference/reasons.html' && {line} && true")
+    assert page.ask(f"{line}.innerText").startswith("NoMatchingNodes")
+    header = "document.querySelector('.md-header').getBoundingClientRect().bottom"
+    page.wait_until(
+        f"{line}.getBoundingClientRect().top >= {header} && {line}.getBoundingClientRect().top < innerHeight"
+    )
+
+
+@pytest.mark.long
+def test_no_page_is_wider_than_a_telephone(page: Tab, address: str) -> None:
+    """Tables and code are scrolled by themselves."""
+    for each in pages().values():
+        page.open(f"http://{address}/{each.with_suffix('.html')}", width=NARROW_PX)
+        assert page.ask("document.documentElement.scrollWidth") <= NARROW_PX, each
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("wanted", "scheme"), [("dark", "slate"), ("light", "default")])
+def test_colours_are_those_that_the_reader_wants(page: Tab, address: str, wanted: str, scheme: str) -> None:
+    page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": wanted}])
+    page.open(f"http://{address}/index.html")
+    page.wait_until(f"document.body.dataset.mdColorScheme === '{scheme}'")
+
+
+# The pictures in the documents are those that the commands beside them make.
+
+ALIKE = 6
+"""Mean difference of a pixel, of 255: fonts differ between machines, figures do not."""
+
+
+def test_there_are_no_pictures_of_which_nobody_knows_how_they_came_about() -> None:
+    assert {path.name for path in PICTURES.iterdir()} == {each.name for each in SCREENSHOTS}
+    others = {path for path in ROOT.glob("docs/**/*.*") if path.suffix in (".png", ".jpg", ".gif", ".webp")}
+    assert {relative(path) for path in others if path.parent != PICTURES} == set()
+
+
+@pytest.mark.parametrize("screenshot", SCREENSHOTS, ids=lambda each: each.name)
+def test_a_picture_is_small_and_shown_beside_its_command(screenshot: Screenshot) -> None:
+    assert (PICTURES / screenshot.name).stat().st_size < LARGEST_BYTES
+    assert screenshot.sources
+    assert [relative(path) for path in screenshot.sources if not path.exists()] == []
+    shown = [path for path in DOCUMENTS if f"pictures/{screenshot.name})" in path.read_text()]
+    assert shown, "no document shows it"
+    for document in shown:
+        _, *after = re.split(rf"pictures/{re.escape(screenshot.name)}\)", document.read_text())
+        assert all(f"`{screenshot.command}`" in text[:400] for text in after), relative(document)
+
+
+def test_a_command_that_makes_nothing_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ScreenshotError, match=r"plan -f examples/gone.yaml wrote nothing: .*gone\.yaml"):
+        make(Screenshot("gone.png", "specdecode plan -f examples/gone.yaml", "--plot=gone.png"), tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("screenshot", SCREENSHOTS, ids=lambda each: each.name)
+def test_a_picture_is_what_its_command_makes(screenshot: Screenshot, tmp_path: Path) -> None:
+    with Image.open(make(screenshot, tmp_path)) as made, Image.open(PICTURES / screenshot.name) as kept:
+        assert made.size == kept.size, "./just screenshots"
+        difference = ImageChops.difference(made.convert("L"), kept.convert("L"))
+    (mean,) = ImageStat.Stat(difference).mean
+    assert mean < ALIKE, "./just screenshots"

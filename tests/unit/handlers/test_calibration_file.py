@@ -8,7 +8,7 @@ import pytest
 
 from specdecode_operator.handlers.mounted_files import CalibrationFile
 from specdecode_operator.sizing.calibration import UNCALIBRATED, Calibration, serialize_calibration
-from tests.unit.sizing.memory.test_calibration import ENTRY
+from tests.unit.sizing.test_calibration import ENTRY
 
 OTHER = replace(ENTRY, tensor=4)
 

@@ -1,6 +1,5 @@
 """What is refused says the field, the value and what to write instead: whole sentences, for people act on them."""
 
-import json
 from dataclasses import replace
 from datetime import date
 from typing import Any
@@ -9,7 +8,7 @@ import pytest
 
 from specdecode_operator.enums import Precision
 from specdecode_operator.sizing.arithmetic import GIB
-from specdecode_operator.sizing.calibration import CalibrationError, parse_calibration, serialize_calibration
+from specdecode_operator.sizing.calibration import CalibrationError, parse_calibration
 from specdecode_operator.sizing.errors import PlanError
 from specdecode_operator.sizing.families.architectures import geometry_from_config
 from specdecode_operator.sizing.geometry import ModelGeometry, StoredWeights
@@ -21,7 +20,7 @@ from specdecode_operator.sizing.rank_layers import Split
 from specdecode_operator.sizing.weights import checkpoint_disagreement, loaded_head_bytes, weight_bytes
 from tests.support.objects import TINY_CONFIG
 from tests.unit.sizing.conftest import PairFactory
-from tests.unit.sizing.memory.test_calibration import broken
+from tests.unit.sizing.test_calibration import broken
 
 ONE_NODE, TWO_NODES = GpuPool("NVIDIA-H200", 8), GpuPool("NVIDIA-H200", 8, 2)
 COUNT = "must be a whole number"
@@ -102,12 +101,6 @@ def test_a_calibration_that_somebody_edited(change: dict[str, Any], message: str
 def test_a_calibration_at_its_limits(change: dict[str, Any]) -> None:
     (entry,) = parse_calibration(broken(**change)).entries
     assert {name: getattr(entry, name) for name in change} == change
-
-
-def test_a_calibration_is_a_file_that_people_can_read() -> None:
-    text = serialize_calibration(parse_calibration(broken()))
-    assert text == json.dumps(json.loads(text), indent=2) + "\n"
-    assert text.startswith('{\n  "format": 1,\n  "entries": [')
 
 
 def test_files_are_told_against_the_nearer_bound() -> None:

@@ -146,7 +146,7 @@ OWN = {
 }
 
 
-def _drafting(  # noqa: PLR0913 (what is drawn)
+def _drafting(
     named: tuple[str, Method, str | None],
     tokens: int,
     version: str,

@@ -30,7 +30,7 @@ from tests.support.objects import Body, tiny_cpu
 from tests.support.waiting import DEADLINE_S
 from tests.unit.handlers.state.resync_rounds import GROUPS, LLAMA, Rounds, add, add_node, reason, stop
 from tests.unit.handlers.test_watch import event
-from tests.unit.sizing.memory.test_calibration import ENTRY
+from tests.unit.sizing.test_calibration import ENTRY
 
 
 def labelled(name: str) -> Body:

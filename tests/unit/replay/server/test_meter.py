@@ -97,15 +97,6 @@ def test_each_metric_is_what_its_name_says() -> None:
     assert {name: found[name] for name in expected} == expected
 
 
-def test_no_answer_waited_beyond_its_first_token() -> None:
-    found = metrics(1.0, waited_ms=31.0)
-    assert (found["request_queue_time_seconds_sum"], found["request_prefill_time_seconds_sum"]) == (0.03, 0)
-
-
-def test_no_cache_is_fuller_than_full() -> None:
-    assert metrics(3.0)["kv_cache_usage_perc"] == 1.0
-
-
 def test_figures_of_a_replayed_engine_can_be_taken() -> None:
     asked = frozenset().union(*(figure.measure.series() for figure in FIGURES))
     said = {name.partition(" ")[0] for name in metrics(1.0)}

@@ -1,4 +1,4 @@
-"""Draft heads and MTP layers as vLLM 0.32 makes them: figures of its own classes on the meta device."""
+"""Draft heads of each class."""
 
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -6,16 +6,32 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.enums import Precision
-from specdecode_operator.sizing.catalogue import find_entry, find_geometry
+from specdecode_operator.enums import Method, Precision
+from specdecode_operator.sizing.arithmetic import GIB
+from specdecode_operator.sizing.catalogue import find_entry, find_geometry, is_variant, made_for, published_heads
 from specdecode_operator.sizing.errors import GeometryError, PlanError
 from specdecode_operator.sizing.families.architectures import head_from_config
+from specdecode_operator.sizing.families.draft_heads import DRAFT_CLASSES, method_of_head, missing_class
 from specdecode_operator.sizing.geometry import ModelGeometry
-from specdecode_operator.sizing.memory.budget import EngineLimits, Pair, Parallelism
-from specdecode_operator.sizing.memory.kv_cache import cache_layout, pool_blocks, pool_capacity, stage_weights
-from specdecode_operator.sizing.pair import effective_batch, extra_slots, loaded_draft
+from specdecode_operator.sizing.memory.activation import (
+    activation_bytes,
+    proposing_bytes,
+    refining_bytes,
+    refining_scratch_bytes,
+)
+from specdecode_operator.sizing.memory.buffers import state_bytes
+from specdecode_operator.sizing.memory.kv_cache import (
+    cache_layout,
+    cached_layers,
+    pool_blocks,
+    pool_capacity,
+    stage_weights,
+)
+from specdecode_operator.sizing.pair import EngineLimits, Pair, Parallelism, effective_batch, extra_slots, loaded_draft
 from specdecode_operator.sizing.rank_layers import Split
-from specdecode_operator.sizing.weights import copied_bytes, loaded_head_bytes, weight_bytes
+from specdecode_operator.sizing.version_rules import Runner
+from specdecode_operator.sizing.weights import copied_bytes, loaded_head_bytes, parameter_count, weight_bytes
+from tests.engine.oracle_cases import HEADS
 
 SPACE_BYTES = 20 * 2**30
 TENSORS = (1, 2, 4, 8)
@@ -218,9 +234,7 @@ def test_tokens_beyond_the_mtp_modules_are_a_multiple_of_them(make: PairMaker, t
     ],
     ids=["dflash 8B", "dflash 4B", "dspark 8B", "dspark 4B", "eagle 3.1"],
 )
-def test_heads(  # noqa: PLR0913, PLR0917 (one argument a column)
-    make: PairMaker, target: str, method: str, head: Config, built: list[int], loaded: list[int]
-) -> None:
+def test_heads(make: PairMaker, target: str, method: str, head: Config, built: list[int], loaded: list[int]) -> None:
     pair = make(target, method, 7, head)
     assert [built_and_loaded(pair, tensor) for tensor in TENSORS] == list(zip(built, loaded, strict=True))
 
@@ -272,7 +286,7 @@ def test_block_heads_copy_their_key_and_value_projections(make: PairMaker) -> No
         ("Qwen/Qwen3-Next-80B-A3B-Instruct", "mtp", None, 622_329_856, 3_300_942_848),
     ],
 )
-def test_the_embedding_of_a_head_on_the_second_stage(  # noqa: PLR0913, PLR0917 (one argument a column)
+def test_the_embedding_of_a_head_on_the_second_stage(
     make: PairMaker, target: str, method: str, head: str | None, embedding: int, weights: int
 ) -> None:
     pair = make(target, method, 1, specforge(head) if head else None)
@@ -478,3 +492,359 @@ def test_a_dflash_head_of_speculators_is_read_as_the_engine_reads_it(
     with pytest.raises(GeometryError) as caught:
         head_from_config("head", broken, "dflash")
     assert caught.value.field == "transformer_layer_config.hidden_size"
+
+
+# Draft heads by the class that vLLM makes of them; engine_answers.jsonl has what vLLM itself holds of each class.
+
+HEAD: Config = {
+    "hidden_size": 4096,
+    "intermediate_size": 12_288,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151_936,
+    "draft_vocab_size": 32_000,
+    "max_position_embeddings": 40_960,
+}
+LATENT, DFLASH2 = HEADS["MLA head for Kimi-K2.5"], HEADS["DFlash 2 for Qwen3.5-27B"]
+ASSISTANT = HEADS["assistant of Gemma-4-26B-A4B"]
+
+
+def of_class(kind: str) -> list[str]:
+    """Names in the registries of vLLM that stand for a class, but the one that the speculators library writes."""
+    return sorted(name for name, its in DRAFT_CLASSES.items() if its == kind and name != "PEagleDraftModel")
+
+
+@pytest.mark.parametrize(
+    ("kind", "whole"),
+    # As constructed by vLLM 0.32, at tensor 1 and 2.
+    [
+        ("Eagle3LlamaForCausalLM", (2_043_963_392, 1_072_457_728)),
+        ("Eagle3Qwen3ForCausalLM", (2_043_963_904, 1_072_458_240)),
+    ],
+)
+def test_heads_of_one_class_are_sized_alike(kind: str, whole: tuple[int, int]) -> None:
+    assert len(of_class(kind)) > 1
+    for name in of_class(kind):
+        head = head_from_config("head", {**HEAD, "architectures": [name]}, "eagle3")
+        assert method_of_head(head) is Method.EAGLE3
+        assert tuple(weight_bytes(head, Precision.BF16, Split(tensor)) for tensor in (1, 2)) == whole
+
+
+@pytest.mark.parametrize(
+    ("architecture", "method", "version", "remedy"),
+    [
+        ("Eagle3Qwen3vlForCausalLM", "eagle3", "0.28", None),
+        ("LlamaForCausalLMEagle3", "eagle3", "0.33", None),
+        ("DFlash2DraftModel", "dflash", "0.28", None),
+        ("PEagleDraftModel", "eagle3", "0.33", None),
+        ("MuseGlimmerAssistantModel", "dflash", "0.33", None),
+        ("Qwen3OmniDSparkModel", "dspark", "0.28", "use engine.version 0.29 or later"),
+        ("PeagleQwen3ForCausalLM", "eagle3", "0.33", "write Eagle3Qwen3ForCausalLM into architectures"),
+        ("PeagleLlamaForCausalLM", "eagle3", "0.30", "write Eagle3LlamaForCausalLM into architectures"),
+        ("Qwen3ForCausalLM", "eagle3", "0.33", None),
+        ("DFlash2DraftModel", "dflash", "0.24", None),
+    ],
+)
+def test_the_registry_of_a_version_decides(architecture: str, method: str, version: str, remedy: str | None) -> None:
+    found = missing_class(architecture, method, version)
+    assert (found is None) == (remedy is None)
+    assert found is None or (remedy or "") in found
+
+
+@pytest.mark.parametrize("kind", ["deepseek_v3", "deepseek_v32", "glm_moe_dsa"])
+def test_a_latent_head_that_the_engine_takes_for_layers_of_prediction(kind: str) -> None:
+    with pytest.raises(GeometryError, match="model_type"):
+        head_from_config("head", {**LATENT, "model_type": kind}, "eagle3")
+
+
+def test_windows_of_a_head_with_normed_queries() -> None:
+    config = {**HEAD, "architectures": ["Eagle3Qwen3ForCausalLM"], "sliding_window": 512}
+    windowed = head_from_config("head", {**config, "layer_types": ["sliding_attention"]}, "eagle3")
+    assert [mixer.window_tokens for mixer in windowed.attentions] == [512]  # type: ignore[union-attr]
+    assert [mixer.window_tokens for mixer in head_from_config("head", config, "eagle3").attentions] == [None]  # type: ignore[union-attr]
+
+
+def test_dflash_2_is_dflash_with_convolutions_and_a_selector() -> None:
+    plain = head_from_config("head", {**DFLASH2, "architectures": ["DFlashDraftModel"]}, "dflash")
+    second = head_from_config("head", DFLASH2, "dflash")
+    convolution = 2 * 2 * (5120 + 5120 // 16 * 5120)
+    selector = 256 * (2 * 248_320 + 5120)
+    assert parameter_count(second) - parameter_count(plain) == 5 * 2 * convolution + selector
+    assert second.head is not None
+    assert second.head.most_tokens == 7
+    inside = {key: value for key, value in DFLASH2.items() if key != "block_size"}
+    inside["dflash_config"] = {**DFLASH2["dflash_config"], "block_size": 4}
+    assert head_from_config("head", inside, "dflash").head.most_tokens == 3  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("changed", [{"conv_group_size": 48}, {"conv_group_size": None}, {"conv_kernel_size": None}])
+def test_convolutions_that_the_engine_refuses(changed: Config) -> None:
+    with pytest.raises(GeometryError, match=next(iter(changed))):
+        head_from_config("head", {**DFLASH2, "dflash_config": {**DFLASH2["dflash_config"], **changed}}, "dflash")
+
+
+def pair_of(limits: EngineLimits, target: str, method: str, config: Config, k: int, **more: Any) -> Pair:
+    geometry = find_geometry(target)
+    assert geometry is not None
+    draft = head_from_config("head", config, method)
+    return Pair(geometry, Precision.BF16, draft, Precision.BF16, method, k, limits, **more)
+
+
+def test_dflash_2_keeps_its_logits_in_32_bits(limits: EngineLimits) -> None:
+    plain = {**DFLASH2, "architectures": ["DFlashDraftModel"]}
+    kept = []
+    for config in (plain, DFLASH2):
+        pair = pair_of(limits, "Qwen/Qwen3.5-27B", "dflash", config, 7)
+        kept.append(state_bytes(replace(pair, samples_drafts=True), Parallelism(1)) - state_bytes(pair, Parallelism(1)))
+    assert kept == [limits.max_num_seqs * 7 * 248_320 * width for width in (2, 4)]
+
+
+def test_an_assistant_reads_the_targets_cache_and_keeps_none(limits: EngineLimits) -> None:
+    pair = pair_of(limits, "google/gemma-4-26B-A4B", "mtp", ASSISTANT, 4)
+    loaded = loaded_draft(pair)
+    assert loaded is not None
+    assert method_of_head(loaded[0]) is Method.MTP
+    alone, beside = (cached_layers(pair.target, draft, 1, 1, None) for draft in (None, loaded[0]))
+    assert alone == beside
+    assert pair.prediction_modules == 0
+
+
+def test_an_assistant_with_centroids_copies_rows_of_its_output_head(limits: EngineLimits) -> None:
+    plain = head_from_config("head", ASSISTANT, "mtp")
+    ordered = head_from_config("head", {**ASSISTANT, "use_ordered_embeddings": True}, "mtp")
+    grown = weight_bytes(ordered, Precision.BF16, Split(1)) - weight_bytes(plain, Precision.BF16, Split(1))
+    assert grown == 2048 * 1024 * 2 + 262_144 * 8
+    assert [copied_bytes(ordered, tensor) for tensor in (1, 2)] == [0, 262_144 * 1024 * 2]
+    first, second = (
+        pair_of(limits, "google/gemma-4-26B-A4B", "mtp", {**ASSISTANT, "use_ordered_embeddings": flag}, 4)
+        for flag in (False, True)
+    )
+    more = proposing_bytes(second, ordered, 1) - proposing_bytes(first, plain, 1)
+    assert more == limits.max_num_seqs * 32 * 128 * 1024 * 2
+
+
+def test_layers_of_prediction_of_another_checkpoint_are_in_its_sizes(limits: EngineLimits) -> None:
+    target = find_geometry("Qwen/Qwen3.5-27B")
+    assert target is not None
+    own = Pair(target, Precision.BF16, None, None, "mtp", 3, limits)
+    other = replace(own, draft=target, draft_precision=Precision.BF16)
+    drafts = [loaded_draft(pair) for pair in (own, other)]
+    assert drafts[0] is not None
+    assert drafts[1] is not None
+    assert weight_bytes(*drafts[0], Split(1)) == weight_bytes(*drafts[1], Split(1))
+    assert drafts[1][0].head == drafts[0][0].head
+    assert own.prediction_modules == other.prediction_modules == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "of", "is_one"),
+    [
+        ("RedHatAI/Qwen3-8B-FP8-dynamic", "Qwen/Qwen3-8B", True),
+        ("nvidia/Qwen3-8B-NVFP4", "Qwen/Qwen3-8B", True),
+        ("meta-llama/Meta-Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-8B-Instruct", True),
+        ("RedHatAI/Llama-3.1-8B-Instruct-quantized.w4a16", "meta-llama/Llama-3.1-8B-Instruct", True),
+        ("me/qwen3-8b-chat", "Qwen/Qwen3-8B", True),
+        ("me/Qwen3-8B_chat", "Qwen/Qwen3-8B", True),
+        ("Qwen/Qwen3-8B", "Qwen/Qwen3-8", False),
+        ("Qwen/Qwen3-14B", "Qwen/Qwen3-8B", False),
+        ("Qwen/Qwen3.5-27B", "Qwen/Qwen3.6-27B", False),
+    ],
+)
+def test_variants_of_a_model_go_by_its_name(model: str, of: str, is_one: bool) -> None:
+    assert is_variant(model, of) is is_one
+
+
+def test_what_a_head_was_made_for_is_named_once() -> None:
+    published = published_heads()[0]
+    head = find_geometry("RedHatAI/Qwen3-14B-speculator.eagle3")
+    assert head is not None
+    assert head.head is not None
+    target, other = published.targets[0], "org/other"
+    told, also = (
+        replace(head, name=published.head, head=replace(head.head, verifier=verifier)) for verifier in (target, other)
+    )
+    assert made_for(told) == published.targets
+    assert made_for(also) == (*published.targets, other)
+
+
+# DFlash heads with an XPress refiner: recognized by their files, and sized with what refining takes.
+
+VOCABULARY, WIDTH = 151_936, 4096
+
+
+def config_of(model: str) -> Config:
+    entry = find_entry(model)
+    assert entry is not None
+    return dict(entry.config)
+
+
+PLAIN = config_of("sgl-project/SpecForge:configs/qwen3-8b-dflash.json")
+XPRESS = PLAIN | {"architectures": ["Qwen3XPressModel"], "xpress_rank": 128, "xpress_mlp_hidden": 64}
+XPRESS |= {"xpress_block_size": 8}
+
+
+def drafting(limits: EngineLimits, config: Config = XPRESS, k: int = 7, **limited: Any) -> Pair:
+    target = find_geometry("Qwen/Qwen3-8B")
+    assert target is not None
+    head = head_from_config("draft", config, "dflash")
+    settings = {"max_num_seqs": 256, "max_num_batched_tokens": 8192, "kv_cache_element_bytes": 2} | limited
+    return Pair(target, Precision.BF16, head, Precision.BF16, "dflash", k, replace(limits, **settings))
+
+
+@pytest.mark.parametrize("architecture", ["Qwen3XPressModel", "DFlashQwen3XPressModel"])
+def test_it_is_a_dflash_head_with_two_more_tables_and_copies(limits: EngineLimits, architecture: str) -> None:
+    refined = drafting(limits, XPRESS | {"architectures": [architecture]}).draft
+    plain = drafting(limits, PLAIN).draft
+    assert refined is not None
+    assert plain is not None
+    assert method_of_head(refined) is Method.DFLASH
+    inner = 128 * (3 * 128 + 8 * 8 + 3 * 64)
+    tables, projections = 2 * VOCABULARY * 128, 2 * WIDTH * 128
+    assert parameter_count(refined) - parameter_count(plain) == tables + projections + inner
+    assert copied_bytes(refined, 1) - copied_bytes(plain, 1) == 2 * (VOCABULARY * 128 + inner)
+
+
+def test_a_quantized_head_has_a_refiner_in_16_bits() -> None:
+    quantized = XPRESS | {"quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"}}
+    head = head_from_config("draft", quantized, "dflash")
+    assert copied_bytes(head, 1) == 2 * 128 * (VOCABULARY + 3 * 128 + 8 * 8 + 3 * 64)
+
+
+def test_what_its_file_leaves_out_is_as_the_engine_has_it() -> None:
+    short = {key: value for key, value in XPRESS.items() if not key.startswith("xpress")}
+    full = short | {"xpress_rank": 256, "xpress_mlp_hidden": 512, "xpress_block_size": 16, "xpress_topc": 512}
+    heads = [head_from_config("draft", config, "dflash").head for config in (short, full)]
+    assert heads[0] == heads[1]
+    steps = head_from_config("draft", short | {"num_speculative_steps": 7}, "dflash").head
+    assert steps is not None
+    assert steps.most_tokens == 7
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("sample_from_anchor", True),
+        ("draft_vocab_size", 32_000),
+        ("xpress_topc", VOCABULARY + 1),
+        ("xpress_topc", -1),
+        ("xpress_topc", "all"),
+        ("xpress_rank", 0),
+    ],
+)
+def test_files_that_the_engine_does_not_take_are_refused(key: str, value: object) -> None:
+    with pytest.raises(GeometryError) as caught:
+        head_from_config("draft", XPRESS | {key: value}, "dflash")
+    assert caught.value.field == key
+
+
+@pytest.mark.parametrize("k", [6, 8])
+def test_it_proposes_blocks_of_its_own_size_alone(limits: EngineLimits, k: int) -> None:
+    with pytest.raises(PlanError, match="write 7") as caught:
+        loaded_draft(drafting(limits, k=k))
+    assert caught.value.field == "speculation.numSpeculativeTokens"
+
+
+def refining(pair: Pair, tensor: int = 1) -> tuple[int, int]:
+    """What refining takes for a moment, and what it keeps."""
+    assert pair.draft is not None
+    return refining_bytes(pair, pair.draft, tensor), refining_scratch_bytes(pair, pair.draft)
+
+
+def test_refining_takes_logits_twice_or_the_rows_of_its_candidates(limits: EngineLimits) -> None:
+    requests = 256
+    states, logits = requests * 8 * WIDTH * 2, requests * 8 * VOCABULARY * 2
+    copy = requests * 7 * VOCABULARY * 2
+    assert refining(drafting(limits)) == (states + logits + copy, 0)
+    rows = requests * 7 * 2048 * (130 * 2 + 8)
+    many = replace(drafting(limits), refined_candidates=2048)
+    assert refining(many) == (states + logits + rows, 0)
+    assert refining(drafting(limits, XPRESS | {"xpress_topc": 2048})) == refining(many)
+    assert refining(drafting(limits), 4)[0] == states + logits + logits + logits // 4
+    # No more requests than a step has room for.
+    assert refining(drafting(limits, max_num_batched_tokens=512))[0] == (states + logits + copy) // 4
+
+
+def test_without_candidates_it_keeps_logits_for_all_requests(limits: EngineLimits) -> None:
+    among_all = replace(drafting(limits, max_num_batched_tokens=512), refined_candidates=0)
+    kept = 256 * 7 * ((2 * VOCABULARY + 128) * 2 + 38 * 12)
+    assert refining(among_all)[1] == kept
+    with_candidates = replace(among_all, refined_candidates=None)
+    more = activation_bytes(among_all, Parallelism()) - activation_bytes(with_candidates, Parallelism())
+    assert more == kept > GIB
+
+
+# Drafts that propose all tokens in one pass, PARD and P-EAGLE: recognized by their files, and sized as they run.
+
+QWEN, LLAMA_8B = "Qwen/Qwen3-8B", "meta-llama/Llama-3.1-8B"
+
+
+TRAINED = config_of("sgl-project/SpecForge:configs/qwen3-8b-peagle.json")
+PEAGLE = TRAINED | {"architectures": ["LlamaForCausalLMEagle3"], "ptd_token_id": 151_669}
+PARD = config_of("meta-llama/Llama-3.2-1B") | {"pard_token": 128_255}
+SPECULATOR = {
+    "architectures": ["PEagleDraftModel"],
+    "speculators_model_type": "peagle",
+    "draft_vocab_size": 32_000,
+    "mask_token_id": 151_669,
+    "transformer_layer_config": {key: value for key, value in TRAINED.items() if key != "draft_vocab_size"},
+}
+
+
+def drafting_alone(limits: EngineLimits, target_id: str, method: str, config: Config) -> Pair:
+    target = find_geometry(target_id)
+    assert target is not None
+    limited = replace(limits, max_num_seqs=1024, kv_cache_element_bytes=2)
+    return Pair(target, Precision.BF16, head_from_config("draft", config, method), Precision.BF16, method, 7, limited)
+
+
+def draft_bytes(pair: Pair) -> int:
+    assert pair.draft is not None
+    return weight_bytes(pair.draft, Precision.BF16, Split(1))
+
+
+@pytest.mark.parametrize(
+    ("target", "method", "config", "places"),
+    [(QWEN, "eagle3", PEAGLE, (6, 585)), (LLAMA_8B, "draft_model", PARD, (7, 546))],
+)
+def test_it_takes_places_for_its_tokens_and_runs_on_v1(
+    limits: EngineLimits, target: str, method: str, config: Config, places: tuple[int, int]
+) -> None:
+    pair = drafting_alone(limits, target, method, config)
+    assert (extra_slots(pair), effective_batch(pair)) == places
+    one_by_one = {key: value for key, value in config.items() if key not in ("ptd_token_id", "pard_token")}
+    plain = drafting_alone(limits, target, method, one_by_one)
+    assert (pair.era.runner, plain.era.runner) == (Runner.V1, Runner.V2)
+    assert extra_slots(plain) == (1 if method == "draft_model" else 0)
+    # Of EAGLE-3 the state of a place to fill: as many numbers as it reads of the target.
+    assert draft_bytes(pair) - draft_bytes(plain) == (0 if method == "draft_model" else 3 * 4096 * 2)
+
+
+def test_a_state_of_a_place_is_as_wide_as_the_target() -> None:
+    narrow = PEAGLE | {"hidden_size": 2048, "head_dim": 128, "target_hidden_size": 4096}
+    plain = {key: value for key, value in narrow.items() if key != "ptd_token_id"}
+    in_one_pass, one_by_one = (head_from_config("draft", config, "eagle3") for config in (narrow, plain))
+    sizes = [weight_bytes(head, Precision.BF16, Split(1)) for head in (in_one_pass, one_by_one)]
+    assert sizes[0] - sizes[1] == 3 * 4096 * 2
+
+
+def test_a_model_with_a_mask_token_alone_was_not_trained_to_draft_in_one_pass() -> None:
+    """vLLM would fill places with it if it were told to; ordinary models may have one."""
+    masked = config_of("meta-llama/Llama-3.2-1B") | {"mask_token_id": 128_255}
+    assert not head_from_config("draft", masked, "draft_model").drafts_in_parallel
+
+
+def test_a_file_of_the_speculators_library_has_the_layers_that_its_section_says(limits: EngineLimits) -> None:
+    pair = drafting_alone(limits, QWEN, "eagle3", SPECULATOR)
+    assert pair.drafts_in_parallel
+    assert draft_bytes(pair) == draft_bytes(drafting_alone(limits, QWEN, "eagle3", PEAGLE))
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [(TRAINED, "convert it"), ({**SPECULATOR, "mask_token_id": None}, "fills the places")],
+)
+def test_a_file_that_the_engine_does_not_start_with_is_refused(config: Config, words: str) -> None:
+    with pytest.raises(GeometryError, match=words):
+        head_from_config("head", config, "eagle3")

@@ -1,0 +1,295 @@
+"""Models that are fitted to captures."""
+
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from statistics import mean, median
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from specdecode_operator.capture.files.formats import TraceMeta
+from specdecode_operator.capture.trace_reader import RecordedRequest, Recording, read_recording
+from specdecode_operator.replay.emulated.engine_model import (
+    Acceptance,
+    Difficulty,
+    Drafting,
+    StepTime,
+    acceptance_from_json,
+    from_rates,
+)
+from specdecode_operator.replay.fit import fit, fit_acceptance, turnarounds_ms
+from specdecode_operator.replay.model_file import Limits
+from specdecode_operator.replay.synthetic_load import Lengths, Prompts, parse_arrivals
+from specdecode_operator.replay.virtual_run import GivenBehaviour, VirtualRun
+from tests.support.synthetic import Truth, forecast
+
+REAL = Path(__file__).parents[2] / "data" / "captures"
+OUTCOMES = [(2, 0), (2, 1), (2, 2)]
+HARD, EASY = (0.7, 0.2, 0.1), (0.1, 0.1, 0.8)
+
+
+def drawn(acceptance: Acceptance, requests: int, output_tokens: int, temperature: float | None = 0.0) -> Recording:
+    """Return requests whose drafts fared as the acceptance says, each cut where its answer ends."""
+    random = Random(7)
+    made = []
+    for _ in range(requests):
+        difficulty = acceptance.draw_class(temperature, random)
+        drafting, chunks = Drafting(acceptance, difficulty, random), [1]
+        while sum(chunks) < output_tokens:
+            _, accepted = drafting.next(acceptance.num_speculative_tokens)
+            chunks.append(min(accepted + 1, output_tokens - sum(chunks)))
+        made.append(
+            RecordedRequest(
+                arrival_ms=0.0,
+                prompt_tokens=10,
+                cached_tokens=0,
+                ttft_ms=1.0,
+                chunk_tokens=array("I", chunks),
+                gaps_ms=array("d", [1.0] * (len(chunks) - 1)),
+                temperature=temperature,
+            )
+        )
+    return recording(made)
+
+
+def recording(requests: Sequence[RecordedRequest], k: int = 2) -> Recording:
+    meta = TraceMeta(speculative={"method": "eagle3", "num_speculative_tokens": k})
+    return Recording(trace=Path("trace.jsonl"), steps=None, meta=meta, requests=requests)
+
+
+def section(*recordings: Recording) -> dict[str, Any]:
+    found = fit_acceptance(recordings)
+    assert found is not None
+    return found
+
+
+def tokens_per_step(requests: Sequence[RecordedRequest]) -> "list[float]":
+    return [(each.output_tokens - 1) / len(each.gaps_ms) for each in requests]
+
+
+def test_easy_and_hard_requests_are_told_apart() -> None:
+    known = Acceptance(2, OUTCOMES, [Difficulty(0.7, HARD), Difficulty(0.3, EASY)])
+    real = drawn(known, 300, 200)
+    found = section(real)
+    assert sorted(each["share"] for each in found["classes"]) == pytest.approx([0.3, 0.7], abs=0.06)
+    by_share = sorted(found["classes"], key=lambda each: each["share"])
+    assert by_share[0]["outcomes"] == pytest.approx(EASY, abs=0.02)
+    assert by_share[1]["outcomes"] == pytest.approx(HARD, abs=0.02)
+    again = drawn(acceptance_from_json(found), 300, 200)
+    deciles = range(10, 100, 10)
+    assert np.percentile(tokens_per_step(again.requests), deciles) == pytest.approx(
+        np.percentile(tokens_per_step(real.requests), deciles), rel=0.06
+    )
+
+
+def test_requests_that_are_alike_are_one_class() -> None:
+    found = section(drawn(from_rates((0.7, 0.5)), 200, 200))
+    assert len(found["classes"]) == 1
+    assert "after" not in found["classes"][0]
+    # No bias of answers that end in the middle of a draft.
+    assert acceptance_from_json(found).rates(2) == pytest.approx((0.7, 0.5), abs=0.01)
+
+
+def test_short_answers_do_not_hide_long_drafts() -> None:
+    found = section(drawn(from_rates((0.7, 0.5)), 3000, 12))
+    assert acceptance_from_json(found).rates(2) == pytest.approx((0.7, 0.5), abs=0.015)
+
+
+def test_a_small_capture_is_not_read_for_more_than_it_says() -> None:
+    known = Acceptance(2, OUTCOMES, [Difficulty(0.5, (0.45, 0.3, 0.25)), Difficulty(0.5, (0.35, 0.3, 0.35))])
+    assert len(section(drawn(known, 6, 60))["classes"]) == 1
+
+
+def test_easy_passages_follow_each_other() -> None:
+    after = ((0.8, 0.1, 0.1), (0.5, 0.25, 0.25), (0.1, 0.1, 0.8))
+    known = Acceptance(2, OUTCOMES, [Difficulty(1.0, (0.4, 0.2, 0.4), after)])
+    found = section(drawn(known, 200, 200))
+    assert len(found["classes"]) == 1
+    assert np.array(found["classes"][0]["after"]) == pytest.approx(np.array(after), abs=0.03)
+
+
+def test_temperatures_have_their_own_classes() -> None:
+    cold, hot = from_rates((0.9, 0.8)), from_rates((0.3, 0.1))
+    found = section(drawn(cold, 50, 100, 0.0), drawn(hot, 50, 100, 1.0))
+    assert [(each["temperature"], each["share"]) for each in found["classes"]] == [(0.0, 0.5), (1.0, 0.5)]
+    made = acceptance_from_json(found)
+    assert tokens_per_step(drawn(made, 1, 3000, 0.9).requests) == pytest.approx([1.4], abs=0.1)
+    # Too few of one temperature are taken together with the others.
+    assert [
+        each.get("temperature") for each in section(drawn(cold, 50, 100, 0.0), drawn(hot, 1, 9, 1.0))["classes"]
+    ] == [None]
+
+
+def test_a_drafter_that_finds_nothing_at_times(tmp_path: Path) -> None:
+    prompts = Prompts(
+        prompt_tokens=Lengths(50, 50), output_tokens=Lengths(150, 150), shared_prefix_tokens=0, block_size=16, seed=3
+    )
+    run = VirtualRun(
+        behaviour=GivenBehaviour(StepTime(curve=((1, 8.0),)), from_rates((0.6, 0.4, 0.3), 0.4), 1),
+        limits=Limits(max_num_seqs=64, block_size=16),
+        meta=TraceMeta(schema=1, block_size=16, speculative={"method": "ngram", "num_speculative_tokens": 3}),
+    )
+    run.phases(tmp_path, prompts, [parse_arrivals("closed:8", 100, None)], "test")
+    found = section(read_recording(tmp_path))
+    drafting = sum(
+        chance
+        for each in found["classes"]
+        for (drafted, _), chance in zip(found["outcomes"], each["outcomes"], strict=True)
+        if drafted
+    )
+    assert drafting / len(found["classes"]) == pytest.approx(0.4, abs=0.02)
+    assert acceptance_from_json(found).rates(3) == pytest.approx((0.6, 0.4, 0.3), abs=0.03)
+
+
+def test_what_did_not_speculate_has_no_section() -> None:
+    request = drawn(from_rates((0.0, 0.0)), 5, 100).requests[0]
+    assert fit_acceptance([recording([request], k=0)]) is None
+    assert fit_acceptance([]) is None
+    assert fit_acceptance([recording([])]) is None
+
+
+def test_what_no_engine_drafts_has_no_section() -> None:
+    assert fit_acceptance([recording(drawn(from_rates((0.7, 0.5)), 20, 100).requests, k=65)]) is None
+
+
+def test_of_many_requests_some_are_enough() -> None:
+    found = section(drawn(from_rates((0.7, 0.5)), 5000, 30))
+    assert acceptance_from_json(found).rates(2) == pytest.approx((0.7, 0.5), abs=0.02)
+    assert found["ranges"]["requests"] <= 2000
+
+
+@pytest.mark.parametrize("name", ["draft_model", "ngram"])
+def test_a_real_engine_is_told_by_its_own_counters(name: str) -> None:
+    real = read_recording(REAL / name)
+    found = acceptance_from_json(section(real))
+    again = drawn(found, 200, 200, 0.0)
+    steps, tokens = (sum(map(len, (each.gaps_ms for each in real.requests))), 0)
+    tokens = sum(each.output_tokens - 1 for each in real.requests)
+    of_again = sum(each.output_tokens - 1 for each in again.requests) / sum(
+        len(each.gaps_ms) for each in again.requests
+    )
+    assert of_again == pytest.approx(tokens / steps, rel=0.04)
+
+
+def of_passages(k: int, requests: int = 200, output_tokens: int = 300) -> Recording:
+    """Return requests whose tokens are easy or hard to guess in passages: what a longer draft gets more of at once."""
+    random = Random(9)
+    made = []
+    for _ in range(requests):
+        chunks, easy = [1], True
+        while sum(chunks) < output_tokens:
+            accepted, guessed = 0, True
+            while guessed and accepted < k:
+                easy = easy if random.random() < 0.9 else not easy
+                guessed = random.random() < (0.95 if easy else 0.3)
+                accepted += guessed
+            chunks.append(min(accepted + 1, output_tokens - sum(chunks)))
+        made.append(replace(drawn(from_rates((0.0,)), 1, 2).requests[0], chunk_tokens=array("I", chunks)))
+    return recording([replace(each, gaps_ms=array("d", [1.0] * (len(each.chunk_tokens) - 1))) for each in made], k)
+
+
+@pytest.mark.parametrize("width", [1, 2, 5])
+def test_another_k_is_forecast_from_passages(width: int) -> None:
+    found = acceptance_from_json(section(of_passages(3)))
+    drafting = Drafting(found, found.classes[0], Random(1))
+    tokens = sum(drafting.next(width)[1] + 1 for _ in range(20_000))
+    assert len(found.classes) == 1
+    real = of_passages(width, 20, 3000).requests
+    seen = sum(each.output_tokens - 1 for each in real) / sum(len(each.gaps_ms) for each in real)
+    assert tokens / 20_000 == pytest.approx(seen, rel=0.03)
+
+
+# How soon clients ask again, where a capture's load was a closed loop.
+
+
+def test_clients_of_a_real_capture_ask_again_within_milliseconds() -> None:
+    found = turnarounds_ms(read_recording(REAL / "draft_model").requests)
+    assert 20 < len(found) < 39
+    assert 0.5 < median(found) < 20
+
+
+@pytest.mark.parametrize(("arrivals", "known"), [("closed:5", True), ("poisson:8", False), ("constant:8", False)])
+def test_only_a_closed_loop_has_clients_that_wait(tmp_path: Path, arrivals: str, known: bool) -> None:
+    made = Truth().make(tmp_path / "made", arrivals, 60)
+    found = turnarounds_ms(made.requests)
+    assert bool(found) is known
+    assert max(found, default=0.0) < 0.01
+
+
+def test_nothing_is_known_of_no_arrivals() -> None:
+    assert turnarounds_ms([]) == []
+
+
+# What was in the steps of a recording, and how its requests ended.
+
+
+def request(
+    arrival_ms: float, *, cached_tokens: int = 0, finish_reason: str = "length", scheduled_ms: float | None = None
+) -> RecordedRequest:
+    return RecordedRequest(
+        arrival_ms=arrival_ms,
+        prompt_tokens=100,
+        cached_tokens=cached_tokens,
+        ttft_ms=30.0,
+        chunk_tokens=array("I", [1, 3]),
+        gaps_ms=array("d", [10.0]),
+        finish_reason=finish_reason,
+        scheduled_ms=scheduled_ms,
+    )
+
+
+# A model fitted to a small capture of a real vLLM is near to it, as far as so few requests can tell.
+
+
+def bursts(requests: list[RecordedRequest]) -> dict[int, float]:
+    counts = Counter(tokens for each in requests for tokens in each.chunk_tokens[1:-1])
+    return {size: 100 * count / counts.total() for size, count in counts.items()}
+
+
+def test_a_draft_model_of_a_real_engine_is_played_as_it_was(tmp_path: Path) -> None:
+    recording = read_recording(REAL / "draft_model")
+    model = fit([recording])
+    assert model.origin.limits.max_num_batched_tokens == 2048
+    assert model.donors is not None
+    assert model.donors.drafts.singles == 1.0
+    assert model.origin.limits.draft_slots == 1
+    for phase, clients in (("closed-4", 4), ("closed-8", 8)):
+        real = [each for each in recording.requests if each.phase == phase]
+        lengths = {"prompt_tokens": Lengths(96, 96), "output_tokens": Lengths(200, 200)}
+        told = forecast(tmp_path / phase, model, f"closed:{clients}", 300, **lengths).requests
+        gaps = [[gap for each in requests for gap in each.gaps_ms] for requests in (real, told)]
+        assert median(gaps[1]) == pytest.approx(median(gaps[0]), rel=0.05)
+        tpot = [mean(sum(each.gaps_ms) / (each.output_tokens - 1) for each in requests) for requests in (real, told)]
+        assert tpot[1] == pytest.approx(tpot[0], rel=0.06)
+    played, was = bursts(told), bursts(list(recording.requests))
+    assert played == pytest.approx(was, abs=2.5)
+
+
+def test_a_drafter_that_looks_tokens_up_drafts_as_often_as_it_did() -> None:
+    model = fit([read_recording(REAL / "ngram")])
+    assert model.donors is not None
+    assert 0 < model.donors.drafts.singles < 0.5
+    assert model.origin.limits.draft_slots == 0
+    assert model.donors.num_speculative_tokens == 4
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"method": ["ngram"], "num_speculative_tokens": 4},
+        {"method": {}, "num_speculative_tokens": 4},
+        {"method": "ngram", "num_speculative_tokens": True},
+        {"method": "xyzzy", "num_speculative_tokens": 4},
+    ],
+    ids=str,
+)
+def test_what_a_trace_says_oddly_of_speculation_is_not_known(said: dict[str, Any]) -> None:
+    recording = read_recording(REAL / "ngram")
+    odd = replace(recording, meta=msgspec.structs.replace(recording.meta, speculative=said))
+    assert fit([odd]).origin.limits.draft_slots is None

@@ -1,0 +1,98 @@
+"""Files of fitted models."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdecode_operator.replay.model_file import (
+    FittedCapture,
+    FittedModel,
+    Limits,
+    ModelFileError,
+    Origin,
+    Range,
+    decode_model,
+    encode_model,
+    read_model,
+)
+from specdecode_operator.untrusted import UnreadableTextError
+
+MODEL = FittedModel(
+    schema=1,
+    origin=Origin(model="tiny", limits=Limits(max_num_seqs=8), captures=[FittedCapture(name="a", requests=3)]),
+)
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "model.json"
+    path.write_bytes(encode_model(MODEL))
+    assert read_model(path) == MODEL
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "is empty"),
+        ("[]", "is no fitted model"),
+        ('{"schema": 1}', "is no fitted model"),
+        ('{"schema": 2, "origin": {}}', "schema: 2: this specdecode reads 1: fit it again"),
+        ('{"schema": 1, "origin": {"tp": -1}}', "$.origin.tp"),
+        ('{"schema": 1, "origin": {}, "origin": {}}', "there twice"),
+        (" " * (9 * 2**20), "has more than 8 MiB"),
+    ],
+)
+def test_what_is_no_model_is_refused_with_its_name(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "model.json"
+    path.write_text(text)
+    with pytest.raises(ModelFileError) as caught:
+        read_model(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ")
+    assert says in message
+    assert "\n" not in message
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match=r"nowhere: No such file or directory: name a file that"):
+        read_model(tmp_path / "nowhere")
+
+
+def test_a_fifo_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model.json")
+    with pytest.raises(ModelFileError, match=r"model\.json: is a FIFO: name a file"):
+        read_model(tmp_path / "model.json")
+
+
+def test_a_section_that_this_version_does_not_know_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "model.json"
+    path.write_text(json.dumps({"schema": 1, "origin": {}, "of_tomorrow": [1]}))
+    assert read_model(path) == FittedModel(schema=1, origin=Origin())
+
+
+def test_how_far_outside_is_said() -> None:
+    fitted_on = Range(1, 8)
+    assert fitted_on.outside("running", 8) is None
+    assert fitted_on.outside("running", 8.1) is None, "not 1.0 times that"
+    assert fitted_on.outside("running", 24) == (
+        "running 24 is outside of what the model was fitted on: 8 at most, 3.0 times that"
+    )
+    assert "1 at least" in (fitted_on.outside("running", 0.5) or "")
+
+
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [({"step_time": {"curve": []}}, "step_time.curve"), ({"acceptance": {}}, "acceptance.num_speculative_tokens")],
+)
+def test_a_section_that_no_engine_could_use_is_refused(section: dict[str, Any], words: str) -> None:
+    text = json.dumps({"schema": 1, "origin": {}} | section).encode()
+    with pytest.raises(UnreadableTextError, match=f"{words}.*fit it again"):
+        decode_model(text)
+
+
+def test_sections_of_the_emulated_engine_are_kept_as_they_are() -> None:
+    section = {"curve": [[1, 8.0]], "host_ms": 0.5}
+    model = decode_model(json.dumps({"schema": 1, "origin": {}, "step_time": section}).encode())
+    assert decode_model(encode_model(model)).step_time == section

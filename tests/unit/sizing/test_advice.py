@@ -1,0 +1,338 @@
+"""Advice on what to change."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from specdecode_operator.deployment.advice import (
+    Advice,
+    BreakEven,
+    Workload,
+    advise,
+    advise_on_nodes,
+    break_even,
+    pays_from,
+)
+from specdecode_operator.enums import Precision, Slo, WorkloadKind
+from specdecode_operator.sizing.arithmetic import GIB
+from specdecode_operator.sizing.catalogue import find_geometry
+from specdecode_operator.sizing.devices import Device, find_device
+from specdecode_operator.sizing.geometry import Experts, ModelGeometry
+from specdecode_operator.sizing.memory.budget import Budget, Pair, estimate
+from specdecode_operator.sizing.pair import Parallelism, effective_batch, without_speculation
+from specdecode_operator.sizing.placement import GpuPool, Row
+from specdecode_operator.sizing.quantization_matrix import PlanOptions, candidate_rows
+
+PairFactory = Callable[..., Pair]
+
+
+def _device(product: str) -> Device:
+    device = find_device(product)
+    assert device is not None
+    return device
+
+
+H100 = _device("NVIDIA-H100-80GB-HBM3")
+H200 = _device("NVIDIA-H200")
+
+
+def _advice(pair: Pair, workload: Workload | None = None, device: Device = H100) -> dict[str, Advice]:
+    return {advice.code: advice for advice in advise(pair, device, 2, workload or Workload())}
+
+
+def test_a_draft_within_either_rule_is_not_mentioned(make_pair: PairFactory, llama_1b: ModelGeometry) -> None:
+    assert "draft-size" not in _advice(make_pair("FP8")), "8B for 70B is 1:8.8"
+    assert "draft-size" not in _advice(replace(make_pair("FP8"), draft=llama_1b)), "1B for 70B is 1.8 %"
+
+
+def test_a_draft_that_is_too_large_names_both_rules(make_pair: PairFactory, llama_8b: ModelGeometry) -> None:
+    advice = _advice(replace(make_pair(), target=llama_8b, draft=llama_8b))["draft-size"]
+    assert advice.sentence.startswith("the draft has 100.0 % of the target's parameters")
+    assert "1/8 to 1/12" in advice.sentence
+    assert "1 to 5 %" in advice.sentence
+    assert "too large, a proposal costs as much as the token that it saves" in advice.sentence
+
+
+def test_a_draft_between_both_rules_says_so(
+    make_pair: PairFactory, llama_8b: ModelGeometry, llama_1b: ModelGeometry
+) -> None:
+    large = replace(make_pair(), target=llama_8b, draft=llama_1b)
+    assert "15.4 % of the target's parameters" in _advice(large)["draft-size"].sentence
+
+
+def test_another_family_is_named(make_pair: PairFactory, llama_8b: ModelGeometry) -> None:
+    assert "draft-family" not in _advice(make_pair("FP8"))
+    other = replace(llama_8b, name="org/other", architecture="MistralForCausalLM")
+    advice = _advice(replace(make_pair("FP8"), draft=other))["draft-family"]
+    assert "org/other (MistralForCausalLM)" in advice.sentence
+
+
+def test_shares_of_memory(make_pair: PairFactory, llama_8b: ModelGeometry) -> None:
+    quiet = _advice(make_pair("FP8"))
+    assert not {"draft-memory", "target-memory"} & set(quiet), "9 % and 43 % are within the rules"
+    assert "target weights take 83 %" in _advice(make_pair("BF16"))["target-memory"].sentence
+    assert "quantize the target or split it" in _advice(make_pair("BF16"))["target-memory"].sentence
+    assert "target-memory" not in _advice(make_pair("BF16"), device=H200)
+    within = replace(H100, total_bytes=62 * GIB)
+    assert "draft-memory" not in _advice(make_pair("INT4"), device=within), "12 % is within the rule"
+    small = replace(H100, total_bytes=48 * GIB)
+    large_draft = _advice(make_pair("INT4"), device=small)
+    assert "draft weights take 16 %" in large_draft["draft-memory"].sentence
+    assert "a smaller or quantized draft" in large_draft["draft-memory"].sentence
+
+
+def test_the_draft_costs_44_percent_of_the_tokens(make_pair: PairFactory) -> None:
+    advice = _advice(make_pair("FP8"))["draft-kv"]
+    assert "44 %" in advice.sentence
+    assert "at least 48 % acceptance to pay for that while the cache is full (22 % with few" in advice.sentence
+
+
+def test_where_no_acceptance_pays_for_the_draft_that_is_said(make_pair: PairFactory) -> None:
+    pair = replace(make_pair("FP8"), num_speculative_tokens=1)
+    advice = _advice(pair, device=replace(H100, total_bytes=64 * GIB))["draft-kv"]
+    assert "not even 100 % acceptance pays for that while the cache is full" in advice.sentence
+
+
+def test_a_small_draft_costs_too_few_tokens_to_mention(make_pair: PairFactory, llama_1b: ModelGeometry) -> None:
+    pair = replace(make_pair("FP8"), draft=llama_1b, target_precision=Precision.INT4)
+    assert "draft-kv" not in _advice(pair)
+
+
+@pytest.mark.parametrize(
+    ("method", "version", "caching", "is_told"),
+    [
+        ("eagle3", "0.32.0", True, True),
+        ("eagle3", "0.32.0", False, False),
+        ("eagle3", "0.33.0", True, False),
+        ("draft_model", "0.32.0", True, False),
+    ],
+)
+def test_a_block_of_each_prefix_that_a_draft_has_computed_again_is_told(
+    make_pair: PairFactory, method: str, version: str, caching: bool, is_told: bool
+) -> None:
+    pair = make_pair("FP8")
+    limits = replace(pair.limits, engine_version=version, prefix_caching=caching)
+    advice = _advice(replace(pair, method=method, limits=limits)).get("prefix-cache")
+    assert (advice is not None) == is_told
+    if advice is not None:
+        assert "the last block of 16 tokens that agrees is computed again" in advice.sentence
+
+
+@pytest.mark.parametrize(
+    ("model", "method", "words"),
+    [
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct", "mtp", "states of a fixed size"),
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct", "ngram", ""),
+        ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "ngram", ""),
+        ("Qwen/Qwen3-8B", "eagle3", ""),
+    ],
+    ids=["states", "no hidden states", "chunks and no hidden states", "every token"],
+)
+def test_what_was_not_read_of_prefixes_is_called_unknown(
+    make_pair: PairFactory, model: str, method: str, words: str
+) -> None:
+    target = find_geometry(model)
+    assert target is not None
+    pair = make_pair("BF16", "BF16" if method == "eagle3" else None, engine_version="0.33.0")
+    pair = replace(pair, target=target, method=method, num_speculative_tokens=2)
+    advice = _advice(pair).get("prefix-cache-unknown")
+    assert (advice is not None) == bool(words)
+    if advice is not None:
+        assert f"not known for a model with {words}" in advice.sentence
+
+
+def test_eight_bits_before_four_on_the_target(make_pair: PairFactory) -> None:
+    assert "target-int8-first" in _advice(make_pair("INT4"))
+    assert "target-int8-first" not in _advice(make_pair("INT8", "INT4"))
+
+
+def test_the_draft_is_the_one_to_quantize(make_pair: PairFactory) -> None:
+    assert "quantize-draft" in _advice(make_pair("FP8", "BF16"))
+    assert "quantize-draft" not in _advice(make_pair("FP8", "FP8"))
+    assert "quantize-draft" not in _advice(make_pair("BF16", "BF16"), device=H200)
+
+
+@pytest.mark.parametrize(
+    ("temperature", "words"), [(0.0, "good"), (0.5, "good"), (0.6, None), (0.7, None), (0.71, "poor"), (None, None)]
+)
+def test_temperature(make_pair: PairFactory, temperature: float | None, words: str | None) -> None:
+    advice = _advice(make_pair("FP8"), Workload(temperature=temperature)).get("temperature")
+    assert (advice is None) == (words is None)
+    if advice is not None and words is not None:
+        assert words in advice.sentence
+
+
+def test_a_promise_on_the_first_token(make_pair: PairFactory) -> None:
+    assert "first-token" in _advice(make_pair("FP8"), Workload(primary_slo=Slo.TTFT))
+    assert "first-token" not in _advice(make_pair("FP8"), Workload(primary_slo=Slo.TPOT))
+
+
+def test_a_promise_on_throughput(make_pair: PairFactory) -> None:
+    assert "throughput" in _advice(make_pair("FP8"), Workload(primary_slo=Slo.THROUGHPUT))
+    assert "throughput" not in _advice(make_pair("FP8"), Workload(primary_slo=Slo.TPOT))
+
+
+def test_usual_lengths_tell_how_many_requests_run_at_once(make_pair: PairFactory) -> None:
+    pair = make_pair("FP8")
+    advice = _advice(pair, Workload(prompt_tokens=1500, output_tokens=548))["usual-concurrency"]
+    # 127,024 tokens less the null block's 16, in requests of 2,048.
+    assert f"holds {127_008 // 2048} requests of 2,048 tokens" in advice.sentence
+    assert "usual-concurrency" not in _advice(pair, Workload(prompt_tokens=100, output_tokens=28))
+    assert "usual-concurrency" not in _advice(pair, Workload(prompt_tokens=1500))
+
+
+@pytest.mark.parametrize("kind", list(WorkloadKind))
+def test_kinds_of_workload(make_pair: PairFactory, kind: WorkloadKind) -> None:
+    found = set(_advice(make_pair("FP8"), Workload(kind=kind)))
+    assert ("mixed-workload" in found) == (kind is WorkloadKind.MIXED)
+    assert ("prompt-lookup" in found) == (kind in (WorkloadKind.SUMMARIZATION, WorkloadKind.RAG))
+
+
+@pytest.mark.parametrize(
+    ("method", "draft_tokens", "sequences", "expected"),
+    [
+        ("draft_model", 5, 2048, 1170),
+        ("draft_model", 7, 1024, 910),
+        ("draft_model", 5, 256, 256),
+        ("eagle3", 7, 2048, 1024),
+        ("ngram", 7, 2048, 1024),
+        ("dflash", 7, 2048, 1024),
+        ("dspark", 7, 2048, 1024),
+        ("none", 0, 256, 256),
+    ],
+)
+def test_effective_batch(make_pair: PairFactory, method: str, draft_tokens: int, sequences: int, expected: int) -> None:
+    pair = replace(make_pair(max_num_seqs=sequences), method=method, num_speculative_tokens=draft_tokens)
+    assert effective_batch(pair) == expected
+    said = _advice(replace(pair, target_precision=Precision.FP8)).get("effective-batch")
+    assert (said is not None) == (expected < sequences and method != "none")
+    assert said is None or said.sentence.startswith(f"only {expected} of maxNumSeqs {sequences} requests can decode in")
+
+
+def test_logits_that_overrun_the_slack_name_a_smaller_batch(make_pair: PairFactory) -> None:
+    """K multiplies the logits and no profile sees it: the peers have no such term."""
+    assert "sampler-logits" not in _advice(make_pair("FP8", max_num_seqs=1024))
+    pair = make_pair("FP8", max_num_seqs=2048, memory_utilization_percent=97)
+    advice = _advice(pair)["sampler-logits"]
+    fitting = int(advice.sentence.partition("lower maxNumSeqs to ")[2].partition(",")[0])
+    assert 0 < fitting < 2048
+    for sequences, silent in ((fitting, True), (fitting + 1, False)):
+        again = _advice(make_pair("FP8", max_num_seqs=sequences, memory_utilization_percent=97))
+        assert ("sampler-logits" not in again) == silent
+
+
+def test_logits_with_no_slack_at_all(make_pair: PairFactory) -> None:
+    pair = make_pair("FP8", max_num_seqs=2048, memory_utilization_percent=100)
+    sentence = _advice(pair)["sampler-logits"].sentence
+    assert "lower gpuMemoryUtilizationPercent" in sentence
+
+
+# From which acceptance on a draft pays for its share of the KV cache: counted in bytes that are read.
+
+
+def _budgets(pair: Pair) -> tuple[Budget, Budget]:
+    device = find_device("NVIDIA-H100-80GB-HBM3")
+    assert device is not None
+    return estimate(pair, device, 2), estimate(without_speculation(pair), device, 2)
+
+
+@pytest.mark.parametrize("k", [3, 5, 12])
+def test_at_break_even_a_byte_that_is_read_gives_as_many_tokens_as_without_a_draft(
+    make_pair: PairFactory, k: int
+) -> None:
+    pair = replace(make_pair("FP8"), num_speculative_tokens=k)
+    budget, alone = _budgets(pair)
+    needed = break_even(pair, budget, alone)
+    assert needed is not None
+    assert needed.full_cache is not None
+    target, draft = alone.target_weights_bytes, budget.draft_weights_bytes
+    of_draft = budget.kv_bytes_per_token - alone.kv_bytes_per_token
+    # A request is one token long here: a full cache holds as many.
+    tokens, without = budget.kv_cache_tokens, alone.kv_cache_tokens
+    read = target + tokens * alone.kv_bytes_per_token + k * (draft + tokens * of_draft)
+    read_without = target + without * alone.kv_bytes_per_token
+    given = tokens * (1 + needed.full_cache * k)
+    assert given / read == pytest.approx(without / read_without)
+    assert needed.few_requests is not None
+    assert needed.few_requests == pytest.approx(draft / target, rel=1e-3)
+    assert needed.full_cache > needed.few_requests
+
+
+def test_a_draft_as_large_as_its_target_never_pays(make_pair: PairFactory) -> None:
+    pair = make_pair("INT4", "BF16")
+    budget, alone = _budgets(pair)
+    heavy = replace(budget, draft_weights_bytes=2 * alone.target_weights_bytes)
+    needed = break_even(pair, heavy, alone)
+    assert needed is not None
+    assert (needed.few_requests, needed.full_cache) == (None, None)
+
+
+def test_a_draft_of_one_pass_reads_its_weights_once(make_pair: PairFactory) -> None:
+    pair = make_pair("FP8")
+    assert pair.draft is not None
+    budget, alone = _budgets(pair)
+    in_parallel = replace(pair, draft=replace(pair.draft, drafts_in_parallel=True))
+    for at_once in (in_parallel, replace(pair, method="dflash")):
+        needed = break_even(at_once, budget, alone)
+        assert needed is not None
+        share = budget.draft_weights_bytes / alone.target_weights_bytes
+        assert needed.few_requests == pytest.approx(share / pair.num_speculative_tokens, rel=1e-3)
+
+
+def test_where_nothing_is_left_nothing_is_said(make_pair: PairFactory) -> None:
+    pair = make_pair("FP8")
+    budget, alone = _budgets(pair)
+    assert break_even(pair, replace(budget, kv_cache_tokens=0), alone) is None
+    assert break_even(replace(pair, num_speculative_tokens=0), budget, alone) is None
+    assert break_even(pair, budget, replace(alone, target_weights_bytes=0)) is None
+
+
+def test_of_a_mixture_of_experts_nothing_is_said_of_few_requests(make_pair: PairFactory) -> None:
+    """A step of few tokens reads a part of the experts, and one that verifies reads more of them."""
+    pair = make_pair("FP8")
+    budget, alone = _budgets(pair)
+    layer = pair.target.layers[0]
+    experts = replace(layer, feed_forward=Experts(num_experts=64, top_k=8, intermediate_size=1024))
+    mixture = replace(pair, target=replace(pair.target, layers=(experts, *pair.target.layers[1:])))
+    dense, needed = break_even(pair, budget, alone), break_even(mixture, budget, alone)
+    assert dense is not None
+    assert needed is not None
+    assert (needed.few_requests, needed.full_cache) == (None, dense.full_cache)
+    text = pays_from(needed)
+    assert "few requests" not in text
+    assert "weights, those of all experts, and KV cache" in text
+
+
+def test_where_a_full_cache_never_pays_few_requests_are_told_still() -> None:
+    assert "(49 % with few requests)" in pays_from(BreakEven(few_requests=0.49, full_cache=None))
+
+
+def test_a_target_of_a_few_bytes_has_a_break_even_too(make_pair: PairFactory) -> None:
+    pair = make_pair("FP8")
+    budget, alone = _budgets(pair)
+    assert break_even(pair, budget, replace(alone, target_weights_bytes=1)) is not None
+
+
+# What is said of GPUs that share layers over a network.
+
+NODES_OF_4 = (GpuPool("NVIDIA-H200", 4, 4),)
+
+
+def row(pair: Pair, tensor: int, pipeline: int = 1) -> Row:
+    (found,) = candidate_rows(pair, NODES_OF_4, tensor, PlanOptions(spread=Parallelism(pipeline=pipeline)))
+    return found
+
+
+def test_layers_over_nodes_are_told_with_what_to_write_instead(make_pair: Callable[..., Pair]) -> None:
+    sentence = (
+        "GPUs of 2 nodes share each layer and meet over the network at every one: without InfiniBand or RoCE with"
+        " GPUDirect this is slow; tensor 4, pipeline 2 meets once a stage, where the method goes with stages"
+    )
+    said = Advice("layers-over-nodes", sentence)
+    assert advise_on_nodes(row(make_pair("BF16", None), 8)) == (said,)
+
+
+@pytest.mark.parametrize(("tensor", "pipeline"), [(4, 1), (4, 2), (2, 1)])
+def test_layers_within_a_node_need_no_advice(make_pair: Callable[..., Pair], tensor: int, pipeline: int) -> None:
+    assert advise_on_nodes(row(make_pair("BF16", None), tensor, pipeline)) == ()
