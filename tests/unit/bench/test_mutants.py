@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 def test_mutants_of_a_file_are_made_and_tested() -> None:
     arguments = [
         "operator/capture/files/accounting.py",
-        "--tests=tests/unit/capture/validation/test_gates.py",
+        "--tests=tests/unit/capture/files/test_validate.py",
         # It reads action.yml, a file at the top of the repository that the copy once lacked.
         "--tests=tests/unit/test_workflows.py",
         "--sample=2",

@@ -13,7 +13,7 @@ What goes wrong around it, and where a test shows what comes of it:
 | node not heard of | | `test_surroundings.py` |
 | node drained, pods evicted | `test_surroundings.py`, e2e `test_capture_robustness.py` | |
 | a volume that never comes | `test_surroundings.py` | `test_model_cache.py` |
-| a disk that gets full | e2e `test_capture_robustness.py` | `tests/unit/capture/recorder/test_recorder_writer.py` |
+| a disk that gets full | e2e `test_capture_robustness.py` | `tests/unit/capture/recorder/test_writer.py` |
 | engine killed, refused, hanging | e2e `test_lifecycle.py` | `test_lifecycle.py`, `test_hanging_engine.py` |
 | engine killed for memory | | `test_surroundings.py` |
 """

@@ -196,9 +196,6 @@ class TestFinishPublication:
         finish_publication(whole.with_name("1"), "capture-1")
         assert whole.exists()
 
-    def test_nothing_there(self, tmp_path: Path) -> None:
-        finish_publication(tmp_path / "absent" / "1", "capture-1")
-
 
 def _killed(*_: object) -> None:
     raise _KilledError
@@ -263,11 +260,6 @@ class TestVerify:
         (published / "trace.jsonl.gz").write_bytes(gzip.compress(b"{}\n" * 100)[:-9])
         assert "cannot be read" in verify(published)[0]
 
-    def test_last_line_without_line_feed_counts(self, tmp_path: Path) -> None:
-        (tmp_path / "a").write_bytes(b"1\n2")
-        (tmp_path / "b").write_bytes(b"")
-        assert (file_entry(tmp_path / "a").lines, file_entry(tmp_path / "b").lines) == (2, 0)
-
 
 class TestPartial:
     def test_says_why_and_what_is_there(self, tmp_path: Path) -> None:
@@ -277,25 +269,6 @@ class TestPartial:
         assert (label.reason, label.message) == ("Cancelled", "deleted")
         assert label.files["segments/segment-a-1.jsonl"] == 3
         assert "trace.jsonl.part" in label.files
-
-    def test_file_that_goes_while_it_is_listed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The recorder gives its reserve back whenever it ends."""
-        made = attempt(tmp_path)
-        reserve = made / "segments" / "segment-a-1.reserve"
-        reserve.write_bytes(b"noise")
-        is_file = Path.is_file
-
-        def given_back(path: Path) -> bool:
-            found = is_file(path)
-            if path == reserve:
-                reserve.unlink(missing_ok=True)
-            return found
-
-        monkeypatch.setattr(Path, "is_file", given_back)
-        label_partial(made, msgspec.structs.replace(PARTIAL, reason="Cancelled"))
-        label = msgspec.json.decode((made / "manifest.partial.json").read_bytes(), type=PartialManifest)
-        assert label.reason == "Cancelled"
-        assert "segments/segment-a-1.jsonl" in label.files
 
     def test_full_disk_still_takes_the_label_in_place_of_the_old_one(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,23 +1,25 @@
-"""Segments: torn ends, several API servers, several starts of the engine."""
+"""Segments that recorders write."""
 
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from specdecode_operator.capture.files import segments
 from specdecode_operator.capture.files.formats import CaptureError
 from specdecode_operator.capture.files.segments import (
+    RecordedRequestCount,
     Torn,
     boots,
     current_start,
     first_header,
-    last_closed,
     list_segments,
     off_reason,
     read_segment,
     recorders_closed,
 )
-from specdecode_operator.capture.recorder.segment_format import Closed, Header, Request, Step
+from specdecode_operator.capture.recorder.segment_format import Closed, Header, Request, Step, encode
 from tests.support.recordings import Recording, Scenario, closed, header, write_lines
 
 
@@ -67,26 +69,11 @@ class TestReading:
         path = write(tmp_path, "a", header(config=config, model=None, gpu=None))
         assert first_header(path) is not None
 
-    @pytest.mark.parametrize("content", [b"", b'{"k":"header","sch'])
-    def test_a_segment_that_just_begins_has_no_header(self, tmp_path: Path, content: bytes) -> None:
-        path = tmp_path / "segment-a-1.jsonl"
-        path.write_bytes(content)
-        assert first_header(path) is None
-        assert list_segments(tmp_path) == []
-
     @pytest.mark.parametrize("field", ["schema", "recorder"])
     def test_a_header_says_what_made_it(self, tmp_path: Path, field: str) -> None:
         path = write(tmp_path, "a", {name: value for name, value in header().items() if name != field})
         with pytest.raises(CaptureError, match=rf"line 1: Object missing required field `{field}`"):
             first_header(path)
-
-    def test_last_line_is_found_behind_many(self, tmp_path: Path) -> None:
-        anchors = [{"k": "anchor", "monotonic_s": float(n), "wall_s": float(n)} for n in range(5000)]
-        path = write(tmp_path, "a", header(), *anchors, closed(7, 8))
-        found = last_closed(path)
-        assert found is not None
-        assert (found.requests, found.steps) == (7, 8)
-        assert path.stat().st_size > 3 * 64 * 1024
 
     def test_why_the_recorder_is_off(self, tmp_path: Path) -> None:
         path = write(tmp_path, "a", header(), {"k": "off", "reason": "new shape"}, closed(0, 0, reason="unknown_shape"))
@@ -132,8 +119,57 @@ class TestStarts:
         write(tmp_path, "b", header(boot="b", monotonic_s=2.0))
         assert not recorders_closed(tmp_path)
 
-    def test_other_files_are_passed_over(self, tmp_path: Path) -> None:
-        write(tmp_path, "a", header(), closed(0, 0))
-        (tmp_path / "close").touch()
-        (tmp_path / "segment-a-1.reserve").write_bytes(b"noise")
-        assert len(list_segments(tmp_path)) == 1
+
+# Counting the requests that were recorded so far, while the segments grow.
+
+REQUEST = encode(
+    Request(
+        id="cmpl-a-0-1",
+        external_id="cmpl-a-0",
+        engine=0,
+        arrival_monotonic_s=1.0,
+        arrival_wall_s=2.0,
+        prompt_tokens=3,
+        concurrency=1,
+        temperature=0.0,
+        queued_s=None,
+        scheduled_s=None,
+        preemptions=0,
+        cached_tokens=0,
+        chunk_s=[1.5],
+        chunk_tokens=[2],
+        num_running=[1],
+        prefill_tokens=[3],
+        block_hashes=[],
+        finish_reason="length",
+        stop_reason=None,
+        ended_by="engine",
+    )
+)
+
+
+def test_requests_of_all_segments_are_counted_once(tmp_path: Path) -> None:
+    Recording(Scenario(requests=12, warmup=2, servers=2)).write_segments(tmp_path)
+    counted = RecordedRequestCount(tmp_path)
+    assert counted.count() == 14
+    assert counted.count() == 14
+
+
+def test_the_recorder_writes_lines_as_they_are_counted() -> None:
+    assert REQUEST.startswith(segments._REQUEST)
+
+
+@pytest.mark.parametrize("piece_bytes", [7, 2**20])
+def test_a_line_counts_when_it_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece_bytes: int) -> None:
+    monkeypatch.setattr(segments, "_PIECE_BYTES", piece_bytes)
+    step = msgspec.json.encode({"k": "step", "engine": 0, "t": 1.0, "scheduler": {"x": '{"k":"request",'}}) + b"\n"
+    path = tmp_path / "segment-a-1.jsonl"
+    counted = RecordedRequestCount(tmp_path)
+    path.write_bytes(step + REQUEST + REQUEST[:9])
+    assert counted.count() == 1
+    with path.open("ab") as stream:
+        stream.write(REQUEST[9:-1])
+    assert counted.count() == 1
+    with path.open("ab") as stream:
+        stream.write(b"\n" + step)
+    assert counted.count() == 2

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -170,11 +170,6 @@ class TestOrders:
         eventually(lambda: "no regular file" in container.said.read_text(), "it waits for no writer")
         container.start(1, SAYS_AND_WAITS, NAME="whole")
 
-    def test_an_order_that_has_not_its_name_yet_is_none(self, container: Container) -> None:
-        (container.folder / "order.json.part").write_text(json.dumps({"number": 1, "command": ["false"], "env": {}}))
-        container.start(1, SAYS_AND_WAITS, NAME="whole")
-        assert container.logged(1)
-
 
 class TestEnd:
     def test_signal_ends_the_engine_as_it_likes(self, container: Container) -> None:
@@ -254,11 +249,5 @@ class TestBothEnds:
     @pytest.mark.parametrize("text", [b"", b"{", b'{"number": 1, "state": "asleep"}'])
     async def test_state_that_nobody_understands(self, tmp_path: Path, text: bytes) -> None:
         (tmp_path / "state.json").write_bytes(text)
-        with pytest.raises(CaptureError, match=r"state\.json"):
-            EngineSwitch(tmp_path)
-
-    @pytest.mark.parametrize("made", [lambda path: path.symlink_to("elsewhere"), Path.mkdir, os.mkfifo])
-    async def test_state_that_is_no_file(self, tmp_path: Path, made: Callable[[Path], None]) -> None:
-        made(tmp_path / "state.json")
         with pytest.raises(CaptureError, match=r"state\.json"):
             EngineSwitch(tmp_path)

@@ -1,20 +1,39 @@
-"""`specdecode capture report`: what the pictures say, what is left out, and what files from others do."""
+"""Reports of captures."""
 
 import json
 import re
 import sys
+from array import array
 from collections.abc import Callable
 from html import unescape
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import Result
+from PIL import Image
 from typer.testing import CliRunner
 
+from specdecode_operator.capture.report.capture_reader import read_capture
+from specdecode_operator.capture.report.charts import (
+    budgets,
+    by_load,
+    by_temperature,
+    cache_use,
+    client_ttft,
+    distributions,
+    over_time,
+    step_time,
+)
+from specdecode_operator.capture.report.drawing import LeftOut, Picture, Series, series_of
+from specdecode_operator.capture.report.report import Outputs, make_report, measures_of, page
+from specdecode_operator.capture.trace_reader import RecordedRequest
 from specdecode_operator.cli.main import app
-from tests.support.drawn_captures import META, step, write_capture
-from tests.support.traces import record, write_trace
+from tests.support.browser import find, visit
+from tests.support.compared_captures import PLAIN, SPECULATING, MadeCapture, rewrite
+from tests.support.drawn_captures import META, manifest, step, write_capture
+from tests.support.traces import record, write_steps, write_trace
 
 Report = Callable[..., Result]
 
@@ -177,11 +196,6 @@ def test_what_only_the_second_capture_has_is_in_the_legend_too(report: Report, t
     assert "how full the KV cache was is not known, no request waited after a step" in words
 
 
-def test_figures_of_a_plan_that_cannot_be_are_not_drawn(report: Report, tmp_path: Path) -> None:
-    folder = write_capture(tmp_path / "demo", context={"plan": {"perGpu": {"requestedBytes": "much"}}})
-    assert "left out: Memory: the plan against the engine" in report(folder).stdout
-
-
 def test_moments_of_another_era_and_sizes_beyond_all_are_drawn(report: Report, tmp_path: Path) -> None:
     folder = tmp_path / "odd"
     folder.mkdir()
@@ -266,3 +280,251 @@ def test_the_trace_for_perfetto_has_lanes_without_overlap_and_a_track_of_accepta
     assert {each["dur"] for each in waits} == {5000.0}
     acceptance = {each["args"]["value"] for each in events if each["name"] == "acceptance (%)"}
     assert acceptance == {50.0}
+
+
+# `specdecode capture report` on the folder of a capture with arms.
+
+Words = tuple[str, str, Path]
+
+
+def report_arms(folder: Path, *options: str) -> Words:
+    """Make a report, and return its words, what the command says of it on standard error, and where it is."""
+    page = folder.parent / "page.html"
+    done = CliRunner().invoke(app, ["capture", "report", str(folder), "-o", str(page), *options])
+    assert done.exit_code == 0, done.stderr
+    return unescape(re.sub(r"<style>.*?</style>|<[^>]*>", " ", page.read_text(), flags=re.DOTALL)), done.stderr, page
+
+
+@pytest.fixture(scope="module")
+def made_arms(tmp_path_factory: pytest.TempPathFactory) -> Words:
+    folder = tmp_path_factory.mktemp("made")
+    capture = MadeCapture(arrivals="closed:2,closed:4", requests=32).make(folder / "capture")
+    return report_arms(capture, "--png", str(folder / "png"))
+
+
+def test_arms_are_compared_before_each_is_drawn(made_arms: Words) -> None:
+    words, _, page = made_arms
+    assert re.search(r"drafted\s+Pays\s+Equal\s+goodput \+\d+ %", words)
+    for title in ("Verdict by load", "Goodput by load", "Latency of the arms by load", "Acceptance of the arms"):
+        assert title in words
+    assert "of the drafted tokens" in words
+    assert re.search(r"plain: \d+ tokens/s in closed-2", words)
+    names = {path.stem for path in (page.parent / "png").iterdir()}
+    assert {"arms-verdict", "arms-goodput", "arms-latency", "arms-acceptance", "step-time"} <= names
+
+
+def test_one_repetition_of_each_arm_stands_for_it(made_arms: Words) -> None:
+    words, _, _ = made_arms
+    assert words.count("default/test/drafted · tiny · NVIDIA H100 80GB HBM3 · vLLM 0.33.0 · 64 requests") > 1
+    assert "#2" not in words
+
+
+def test_arms_that_cannot_be_compared_are_drawn_with_the_reason(tmp_path: Path) -> None:
+    folder = MadeCapture(requests=8).make(tmp_path / "capture")
+    rewrite(folder / "drafted" / "2" / "manifest.json", lambda each: each | {"seed": 99})
+    words, errors, _ = report_arms(folder)
+    assert "its arms are not compared: workloads differ: seed of arm drafted" in words
+    assert "workloads differ" in errors
+    assert "Verdict by load" not in words
+    assert "default/test/drafted · tiny" in words
+
+
+def test_eight_arms_are_seven_in_pictures_and_eight_in_the_table_beside_what_makes_them_doubtful(
+    tmp_path: Path,
+) -> None:
+    arms = {"plain": PLAIN} | {f"arm-{number}": SPECULATING for number in range(7)}
+    folder = MadeCapture(arms=arms, requests=4).make(tmp_path / "capture")
+    rewrite(folder / "arm-1" / "1" / "manifest.json", lambda each: each | {"node": "<b>other</b>"})
+    words, _, page = report_arms(folder)
+    assert "The capture has 8 arms: 7 are drawn, all are in the table." in words
+    assert re.search(r"arm-6\s+Inconclusive", words)
+    assert "node is <b>other</b>, in the baseline node" in words
+    assert "<b>other" not in page.read_text()
+
+
+# What is drawn is what was recorded: the numbers in the figures themselves.
+
+ZERO_MS = 5000.0
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> list[Series]:
+    """Return a capture of 100 requests, of which each has a TTFT and a first gap of 1 ms more than the one before."""
+    folder = tmp_path_factory.mktemp("drawn")
+    records = []
+    for place in range(100):
+        arrival_ms, longer_ms = ZERO_MS + 10 * place, 1.0 + place
+        records.append(
+            record(
+                prompt_tokens=100,
+                arrival_ms=arrival_ms,
+                scheduled_ms=arrival_ms + 0.5,
+                ttft_ms=longer_ms,
+                itl_ms=[longer_ms, 12.5],
+            )
+        )
+    write_trace(folder / "trace.jsonl", records)
+    moments = [ZERO_MS + 100 * place + within for place in range(10) for within in (0.0, 1.0)]
+    usages = [0.2, 0.6] * 10
+    write_steps(
+        folder / "step-stats.jsonl",
+        [step(ts_ms, [2, 1, 1, 0], usage=usage) for ts_ms, usage in zip(moments, usages, strict=True)],
+    )
+    client = [{"id": "r", "phase": "p", "index": 0, "outcome": "completed", "ttft_ms": 33.0}] * 3
+    client += [client[0] | {"ttft_ms": 9000.0, "warmup": True}] * 4
+    (folder / "client.jsonl").write_text("".join(json.dumps(each) + "\n" for each in client))
+    (folder / "manifest.json").write_text(json.dumps(manifest()))
+    return series_of([read_capture(folder)])
+
+
+def picture(made: Any) -> Picture:
+    assert isinstance(made, Picture), made
+    return made
+
+
+def test_moments_are_seconds_since_the_first_arrival(drawn: list[Series]) -> None:
+    for made in (over_time(drawn), cache_use(drawn)):
+        seconds = np.asarray(picture(made).figure.axes[0].lines[0].get_xdata())
+        assert (seconds.min(), seconds.max()) == pytest.approx((0.0, 0.9), abs=0.02)
+
+
+def test_the_cache_has_its_mean_and_its_most_and_each_line_its_name(drawn: list[Series]) -> None:
+    left, right = picture(cache_use(drawn)).figure.axes
+    assert set(left.lines[0].get_ydata()) == {60.0}
+    assert left.lines[0].get_label() == "KV cache in use, most"
+    assert left.collections[0].get_paths()[0].vertices[:, 1].max() == pytest.approx(40.0)
+    shown = {line.get_color(): line.get_label().split()[1] for line in left.lines if "(right)" in str(line.get_label())}
+    requests = {shown[line.get_color()]: set(line.get_ydata()) for line in right.lines}
+    assert requests == {"running": {2.0}, "waiting": {1.0}}
+
+
+def test_a_step_has_its_quantiles_and_its_time_a_token(drawn: list[Series]) -> None:
+    axes = picture(step_time(drawn)).figure.axes[0]
+    sizes, middle = axes.lines[0].get_data()
+    assert (list(sizes), list(middle)) == ([2, 3], pytest.approx([12.5, 50.5], rel=0.02))
+    assert list(axes.lines[1].get_ydata()) == pytest.approx([6.25, 50.5 / 3], rel=0.02)
+    (_, low), (_, high) = axes.collections[0].get_segments()[1]
+    assert (low, high) == pytest.approx((10.5, 90.5), rel=0.05)
+
+
+def test_each_temperature_has_what_its_steps_got_accepted(tmp_path: Path, drawn: list[Series]) -> None:
+    cold = record(temperature=0, output_tokens=14, itl_tokens=[5, 5, 3], itl_ms=[10.0, 10.0, 10.0])
+    records = [cold, record(temperature=0.8), record(temperature=1e300), record()]
+    write_trace(tmp_path / "trace.jsonl", records)
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest()))
+    made = picture(by_temperature(series_of([read_capture(tmp_path)])))
+    temperatures, accepted = made.figure.axes[0].lines[0].get_data()
+    # The last step of an answer may be cut short, and does not count.
+    assert (list(temperatures), list(accepted)) == ([0, 0.8], [4, 2])
+    assert made.sentences == ("4.00 drafted tokens accepted a step at temperature 0, 2.00 at 0.8.",)
+    assert isinstance(by_temperature(drawn), LeftOut), "its requests say no temperature"
+
+
+def test_quantiles_are_those_of_what_the_axis_says(drawn: list[Series]) -> None:
+    assert "TTFT P50 50.5, P99 99.0 ms" in picture(distributions(drawn)).sentences[0]
+    assert "By P99, first tokens were slowest" in picture(by_load(drawn)).sentences[0]
+    left, right = picture(by_load(drawn)).figure.axes
+    tpot_ms = [(first_ms + 12.5) / 5 for first_ms in range(1, 101)]
+    for axes, name, values in ((left, "TTFT", range(1, 101)), (right, "TPOT", tpot_ms)):
+        assert axes.get_ylabel().startswith(name)
+        drawn_ms = [float(line.get_ydata()[0]) for line in axes.lines[:3]]
+        assert drawn_ms == pytest.approx(np.percentile(list(values), (50, 90, 99)))
+    found = measures_of(drawn[0].capture)
+    for name, values in (("TTFT", range(1, 101)), ("TPOT", tpot_ms)):
+        for share in (50, 90, 99):
+            assert found[f"{name} P{share}"].value == pytest.approx(np.percentile(list(values), share))
+    # From the first arrival to the last token: 990 ms, and 212.5 of the last request.
+    assert found["output tokens a second"].value == pytest.approx(600 / 1.2025)
+
+
+def test_warm_up_is_no_answer_of_a_client(drawn: list[Series]) -> None:
+    [sentence] = picture(client_ttft(drawn)).sentences
+    assert sentence == "The client's median is 33.0 ms, the engine's 50.5 ms; 3 completed."
+
+
+def test_the_budget_is_drawn_in_gib_with_what_the_engine_has(drawn: list[Series]) -> None:
+    words = {text.get_text() for text in picture(budgets(drawn)).figure.axes[0].texts}
+    assert {"70.0", "8.00", "43.0", "42.6"} <= words
+
+
+def test_a_warning_runs_nothing(drawn: list[Series]) -> None:
+    assert '<p class="warning">&lt;b&gt; &amp;</p>' in page(drawn, [], ["<b> &"])
+
+
+# Sums that stay small are those of all values.
+
+
+def request(chunks: list[int], gaps_ms: list[float], **fields: object) -> RecordedRequest:
+    usual = {"arrival_ms": 0.0, "prompt_tokens": 16, "cached_tokens": 0, "ttft_ms": 30.0}
+    return RecordedRequest(**{**usual, **fields}, chunk_tokens=array("I", chunks), gaps_ms=array("d", gaps_ms))  # type: ignore[arg-type]
+
+
+# Captures of a real vLLM: the figures are those that the capture's own summary has.
+
+CAPTURES = sorted(path.parent for path in (Path(__file__).parents[3] / "data/captures").glob("*/manifest.json"))
+
+
+@pytest.mark.parametrize("folder", CAPTURES, ids=lambda folder: folder.name)
+def test_figures_are_those_of_the_manifest(folder: Path) -> None:
+    summary = json.loads((folder / "manifest.json").read_text())["summary"]
+    capture = read_capture(folder)
+    found = {name: measure.value for name, measure in measures_of(capture).items()}
+    assert capture.warnings == []
+    assert found["requests"] == summary["records"]
+    assert found["output tokens"] == summary["output_tokens"]
+    assert found["acceptance"] == pytest.approx(summary["speculation"]["acceptance"], abs=5e-5)
+    assert found["output tokens a second"] == pytest.approx(summary["output_tokens_per_second"], abs=0.01)
+    for share in (50, 90, 99):
+        for name in ("ttft", "tpot"):
+            assert found[f"{name.upper()} P{share}"] == pytest.approx(
+                summary["engine"][f"{name}_ms"][f"p{share}"], abs=1e-3
+            )
+    assert capture.steps is not None
+    assert capture.steps.per_position == pytest.approx(summary["speculation"]["per_position"], abs=5e-5)
+    assert capture.client is not None
+    assert capture.client.outcomes == {name: count for name, count in summary["requests"].items() if name != "sent"}
+
+
+# The page in a browser: it opens from a file, without a network, and there is nothing to complain of.
+
+_HOSTILE = "<img src=x onerror=alert(1)>"
+_FIGURES = 12
+
+
+@pytest.fixture(scope="module")
+def browser() -> str:
+    found = find()
+    if found is None:
+        pytest.skip("no browser: apt-get install chromium-headless-shell (./just parts unit does, where it may)")
+    return found
+
+
+@pytest.fixture(scope="module")
+def page_of_browser(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("report")
+    captured = write_capture(folder / "captured", capture=_HOSTILE)
+    replayed = write_capture(folder / "replayed", 50, gap_ms=11.0)
+    make_report([captured], [replayed], Outputs(folder / "report.html"))
+    return folder / "report.html"
+
+
+def test_it_opens_without_a_word_in_the_console(browser: str, page_of_browser: Path, tmp_path: Path) -> None:
+    seen = visit(browser, page_of_browser, tmp_path / "profile")
+    assert seen.console == []
+    assert seen.document.count("<svg") == _FIGURES + 1, "all figures, and a timeline for each capture"
+    assert "<img src" not in seen.document
+
+
+def test_a_page_with_an_error_has_one_in_the_console(browser: str, page_of_browser: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.html"
+    broken.write_text(
+        page_of_browser.read_text().replace("<main>", "<main><script>alert(1)</script><img src=http://x.invalid>")
+    )
+    assert len(visit(browser, broken, tmp_path / "profile").console) == 2
+
+
+def test_figures_are_drawn_with_their_names(browser: str, page_of_browser: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "page.png"
+    visit(browser, page_of_browser, tmp_path / "profile", picture=picture)
+    colours = {colour for _, colour in Image.open(picture).convert("RGB").getcolors(2**24)}
+    assert {(0, 0x72, 0xB2), (0xD5, 0x5E, 0)} <= colours, "both captures have their bars"

@@ -18,7 +18,7 @@ from specdecode_operator.handlers.settings import Settings
 from tests.support.captures import JOB_UID, KEY, capture, capture_pod, job
 from tests.support.decisions import desired_state
 from tests.support.objects import parent, tiny_cpu
-from tests.unit.capture.control.test_preemption import borrowing
+from tests.unit.capture.test_gpu_sharing import borrowing
 from tests.unit.handlers.reconcile.test_image_note import OWNER, FakeCluster, labelled
 
 UNPLACED: Body = {"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False", "message": "full"}]}
