@@ -80,7 +80,7 @@ _SERVED_PAIR: Final = f"""
 {_TESTS} 'import json
 from pathlib import Path
 from tests.unit.cli.test_calibrate import LOG
-from tests.unit.cli.test_calibrate_deployment import serving
+from tests.unit.cli.test_calibrate import serving
 Path("status.json").write_text(json.dumps({{"status": serving(1000)["status"]}}))
 Path("start.log").write_text(LOG)'
 """

@@ -1,6 +1,10 @@
 """Every field of every CRD does something: it changes what the operator makes of an object, or is refused."""
 
+import dataclasses
+import json
+import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +12,139 @@ import pytest
 import yaml
 
 from specdecode_operator.api.renamed_fields import OLD_NAMES
+from specdecode_operator.capture.decision import decide
+from specdecode_operator.capture.golden_gate import gate_capture
+from specdecode_operator.capture.job_manifest import LOAD
+from specdecode_operator.capture.load.run_settings import SETTINGS_VARIABLE
+from specdecode_operator.capture.observation import read_capture
+from specdecode_operator.capture.recorder.segment_format import (
+    FOLDER_VARIABLE,
+    STEPS_VARIABLE,
+    TOKEN_IDS_VARIABLE,
+    Settings,
+)
+from specdecode_operator.capture.schedules import DueCapture
+from specdecode_operator.capture.status import capture_attention, is_outlived
+from specdecode_operator.capture.status import compose_status as compose_capture_status
+from specdecode_operator.cluster.resources import ENGINE_CONTAINER
+from specdecode_operator.deployment.observed.observation import Observation
+from specdecode_operator.deployment.parsed_deployment import parse_deployment
+from specdecode_operator.deployment.status import compose_status
+from specdecode_operator.problems import InvalidSpecError
 from tests.support.capture_field_cases import BURST, CAPTURE_FIELDS, MULTITURN, PLAIN
-from tests.support.field_cases import DEPLOYMENT_FIELDS, FieldCase
-from tests.support.field_outcomes import Outcome, capture_outcome, deployment_outcome, forget_outcomes
-from tests.support.objects import Body
-from tests.support.policy_field_cases import POLICY_FIELDS
+from tests.support.captures import capture, golden, observed_deployment, surroundings
+from tests.support.decisions import NOW, desired_state
+from tests.support.field_cases import DEPLOYMENT_FIELDS, NODES, FieldCase
+from tests.support.objects import Body, parent
+from tests.support.policy_field_cases import POLICY_FIELDS, policy_outcomes
 from tests.support.replay_field_cases import REPLAY_FIELDS
-from tests.support.schedule_field_cases import SCHEDULE_FIELDS
+from tests.support.schedule_field_cases import SCHEDULE_FIELDS, schedule_outcomes
+from tests.support.simulated_load import DATASETS, simulated_load
+
+Outcome = tuple[Any, Body]
+"""What is made and done for an object, and its status."""
+
+_COPIES = ("specdecode.io/applied-hash", "specdecode.io/template-hash", "plan.json")
+"""Of all that is in an object, and of all that its plan was made from."""
+
+_TOLD = (SETTINGS_VARIABLE, TOKEN_IDS_VARIABLE, STEPS_VARIABLE)
+"""Variables that hold fields as they are, for programs that are asked here what they make of them."""
+
+_LONG_AGO = {
+    "finishedAt": "2025-01-01T00:00:00Z",
+    "conditions": [
+        {"type": "Succeeded", "status": "True", "reason": "Published", "message": "m", "observedGeneration": 1}
+        | {"lastTransitionTime": "2025-01-01T00:00:00Z"}
+    ],
+}
+
+_IDLE = {"borrow": {"since": "2026-01-01T00:00:00Z", "idleSince": "2026-01-01T00:00:00Z"}}
+"""Of a capture whose pod does not run on the GPUs that it borrowed."""
+
+
+def deployment_outcome(spec: Body, case: FieldCase) -> Outcome:
+    """Objects that are wanted for a spec with what becomes of its captures, and its status."""
+    owner = parse_deployment(parent(spec))
+    desired = desired_state(owner, case.nodes)
+    status = compose_status(owner, desired, Observation(), NOW)
+    scheduled = [
+        dataclasses.replace(decision, create=[_created(due, case) for due in decision.create])
+        for decision in schedule_outcomes(spec.get("captures", []))
+    ]
+    decided = policy_outcomes(spec.get("policy"))
+    gate = None if isinstance(owner.spec, InvalidSpecError) else owner.spec.rollout.gate
+    judges = gate_capture(owner.key, owner.uid, "judges", gate, golden()) if gate else None
+    return (_without_copies(desired.children), scheduled, decided, judges), _dumped(status)
+
+
+def capture_outcome(spec: Body, case: FieldCase | None = None) -> Outcome:
+    """What is written for a capture that may start, what is recorded and sent then, whether it goes long after."""
+    captured = None if case is None or case.deployment is None else case.deployment
+    done, status = _capture_outcome(json.dumps(spec, sort_keys=True), json.dumps(captured, sort_keys=True))
+    return done, status
+
+
+@cache
+def _capture_outcome(spec_text: str, captured: str) -> Outcome:
+    spec = json.loads(spec_text)
+    subject = read_capture(capture(spec))
+    deployment = observed_deployment(json.loads(captured), nodes=NODES, capture=spec, engines_wanted=1)
+    judged_by = golden((spec.get("against") or {}).get("capture", "golden"), of=spec)
+    seen = surroundings(deployment=deployment, dataset={"data": DATASETS}, golden=judged_by)
+    decision = decide(subject, seen, NOW)
+    goes = is_outlived(read_capture(capture(spec, status=_LONG_AGO)), NOW, math.inf)
+    due = capture_attention(read_capture(capture(spec, status=_IDLE))).due_at_s
+    writes = dataclasses.replace(decision.writes, job=None, trial_pod=None)
+    job = _job_outcome(decision.writes.job) if decision.writes.job else None
+    return (writes, job, goes, due), _dumped(compose_capture_status(subject, decision, NOW))
+
+
+def forget_outcomes() -> None:
+    """Let what comes of a capture be found out anew."""
+    _capture_outcome.cache_clear()
+    simulated_load.cache_clear()
+
+
+def _job_outcome(job: Body) -> Any:
+    """The Job without the settings that stand in it, and what those are for: the requests, and what is recorded."""
+    pod = job["spec"]["template"]["spec"]
+    containers = {each["name"]: each for each in [*pod["initContainers"], *pod["containers"]]}
+    environments = {name: _literal(container) for name, container in containers.items()}
+    settings = environments[LOAD][SETTINGS_VARIABLE].replace("$$", "$")
+    told = json.loads(settings)
+    # What is started when, and what is asked then, stands nowhere else.
+    compared = [told.get(name) for name in ("repetitions", "slo", "checks")]
+    arms = [{name: arm[name] for name in ("name", "command", "env")} for arm in told.get("arms", ())]
+    for container in containers.values():
+        container["env"] = [each for each in container.get("env") or [] if each["name"] not in _TOLD]
+    recorded = Settings.from_environment({FOLDER_VARIABLE: "told later", **environments[ENGINE_CONTAINER]})
+    return _without_copies(job), arms, compared, recorded, simulated_load(settings)
+
+
+def _literal(container: Body) -> dict[str, str]:
+    return {each["name"]: each["value"] for each in container.get("env") or [] if "value" in each}
+
+
+def _created(due: DueCapture, case: FieldCase) -> Any:
+    """A capture that a schedule creates: for its spec, what comes of one."""
+    others = {name: part for name, part in due.body.items() if name != "spec"}
+    return others, due.replaces, capture_outcome(due.body["spec"], case)
+
+
+def _without_copies(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_copies(part) for name, part in value.items() if name not in _COPIES}
+    if isinstance(value, list | tuple):
+        return [_without_copies(part) for part in value]
+    return value
+
+
+def _dumped(status: Any) -> Body:
+    dumped: Body = status.model_dump(by_alias=True, mode="json", exclude_none=True)
+    return dumped
+
+
+# Every field of every CRD does something: it changes what the operator makes of an object, or is refused.
 
 CRDS = Path(__file__).parents[2] / "crds"
 

@@ -3,8 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from tests.engine.new_version import profile
 from tests.engine.new_version.answers import UNASKED, Difference, Sections, differences
 from tests.engine.new_version.citations import Citation, citations, cited
@@ -65,32 +63,6 @@ def test_what_moved_is_found_and_what_is_gone_is_told(tmp_path: Path) -> None:
     assert found.beside == {"v1/old.py": ("+kept",), "v1/gone.py": ("the file is gone",)}
 
 
-def test_a_name_that_may_mean_anything_means_nothing(tmp_path: Path) -> None:
-    many = "".join(f"class C{number}:\n    def run(self):\n        return {{0}}\n\n\n" for number in range(5))
-    before = package(tmp_path / "a", many=many.format(1), v1__m="def f():\n    return 1\n", v2__m="kept = 1\n")
-    now = package(tmp_path / "b", many=many.format(2), v1__m="def f():\n    return 2\n", v2__m="kept = 1\n")
-    found = compare(before, now, [named("many.py", "run"), named("m.py", "f")], "new")
-    assert found.named == ()
-    assert [*found.beside] == ["many.py"]
-
-
-def test_what_several_files_have_now_has_no_home(tmp_path: Path) -> None:
-    text = "def same():\n    return 1\n"
-    before = package(tmp_path / "a", old=text)
-    now = package(tmp_path / "b", one=text, other=text)
-    (change,) = compare(before, now, [named("old.py", "same")], "new").named
-    assert change.what == "**gone**"
-
-
-def test_a_method_is_meant_rather_than_its_class_and_the_rest_of_the_file_stands_beside(tmp_path: Path) -> None:
-    text = "class Spec:\n    def pages(self):\n        return {}\n\n    def size(self):\n        return {}\n"
-    before = package(tmp_path / "a", v1__spec=text.format(1, 1))
-    now = package(tmp_path / "b", v1__spec=text.format(2, 2) + "\n\ndef more():\n    pass\n")
-    found = compare(before, now, [named("spec.py", "Spec.pages", "Other.size")], "new")
-    assert [each.name for each in found.named] == ["Spec.pages"]
-    assert found.beside == {"v1/spec.py": ("Spec.size", "+more")}
-
-
 def test_what_the_facts_of_the_new_version_name_is_judged_wherever_it_lies_now(tmp_path: Path) -> None:
     text = "def moved():\n    return {}\n\n\ndef changed():\n    return {}\n\n\ndef other():\n    return {}\n"
     before = package(tmp_path / "a", v1__old=text.format(1, 1, 1))
@@ -143,28 +115,6 @@ def test_facts_that_an_engine_tells_are_written_with_their_source() -> None:
         1:
     ]
     assert fewer[0]["extra_draft_slots"] == {"dflash": {"fixed": -1, "each_token": 1}}
-
-
-def test_classes_of_draft_heads_are_written_without_modules_of_targets() -> None:
-    plain = answers(0, ahead=True, runner="V2", traits="stages")
-    before = {**plain, "draft classes": {"DFlashDraftModel": "A", "LiLiCorrDraftModel": "B", "Step3p5MTP": "C"}}
-    now = {**plain, "draft classes": {"DFlashDraftModel": "D", "DFlash3DraftModel": "E", "Step6MTP": "F"}}
-    asked = json.loads(profile.facts(before, now, "0.34", "0.33"))[-1]
-    assert asked["draft_classes"] == {"DFlash3DraftModel": "E", "DFlashDraftModel": "D", "LiLiCorrDraftModel": None}
-
-
-def test_a_constant_takes_the_place_of_a_slot_for_each_token() -> None:
-    before, now = (answers(slots, ahead=True, runner="V2", traits="stages") for slots in (4, 1))
-    slots, *_ = json.loads(profile.facts(before, now, "0.33", "0.32"))[1:]
-    assert slots["extra_draft_slots"] == {"dflash": {"fixed": 1, "each_token": None}}
-
-
-def test_of_defaults_those_are_written_that_we_know() -> None:
-    before = answers(0, ahead=True, runner="V2", traits="stages")
-    plain = {"no flags at all, --max-num-seqs": "2048", "no flags at all, --other": "1"}
-    now = {**before, "configuration of an engine": {**before["configuration of an engine"], **plain}}
-    asked = json.loads(profile.facts(before, now, "0.34", "0.33"))[-1]
-    assert asked == {"source": profile.ASKED, "defaults": {"--max-num-seqs": "2048"}}
 
 
 def test_files_that_a_person_has_worked_on_stay(tmp_path: Path) -> None:
@@ -265,12 +215,6 @@ def test_the_page_begins_with_what_hurts() -> None:
     assert places == sorted(places)
 
 
-def test_an_engine_that_is_as_before_has_a_page_that_says_so() -> None:
-    text = page(Findings("0.34", "0.33", [], NOTHING, None, []))
-    assert "- The recorder records." in text
-    assert text.count("Nothing.") == 3
-
-
 def test_a_report_of_tests_is_counted_and_failures_are_named(tmp_path: Path) -> None:
     report = tmp_path / "tests.xml"
     report.write_text(
@@ -282,18 +226,3 @@ def test_a_report_of_tests_is_counted_and_failures_are_named(tmp_path: Path) -> 
     )
     failures = (("test_contract.py test_b[0.34]", "E x"), ("test_kv_oracle.py test_c", "E y"))
     assert read(report) == Outcome("1 passed, 2 failed, 1 skipped", failures)
-
-
-@pytest.mark.parametrize("wanted", ["0.34.1\n--index-url x", "0.34.1 ; x", "0.34.1/..", "0.34.", "0.34.*"])
-def test_what_is_no_version_is_handed_to_nobody(monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
-    monkeypatch.setattr(profile, "_compile", lambda asked: pytest.fail(f"asked for {asked}"))
-    with pytest.raises(ValueError, match="is no release of vLLM"):
-        profile.requirement(wanted)
-
-
-def test_words_of_the_engine_and_its_tests_are_shown_as_code() -> None:
-    outcome = Outcome("1 failed", (("test_contract.py test_a[`x`]", "`@overload` | #1\n::error::<img src=x>"),))
-    told = (Difference("targets", "Tiny", "a", "`@triton.jit` b"),)
-    text = page(Findings("0.34", "0.33", told, NOTHING, outcome, ()))
-    assert "| `test_contract.py test_a['x']` | `'@overload' \\| #1 ::error::<img src=x>` |" in text
-    assert "`'@triton.jit' b`" in text

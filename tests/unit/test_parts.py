@@ -40,11 +40,6 @@ while busy():
 """The reaper's children are this command and, until it ends, the orphan."""
 
 
-def test_the_status_is_that_of_the_command(tmp_path: Path) -> None:
-    assert reaped(tmp_path, "raise SystemExit(3)")[0] == 3
-    assert reaped(tmp_path, "import os; os.kill(os.getpid(), 9)")[0] == 128 + 9
-
-
 @pytest.mark.parametrize(
     ("status", "cpu_s", "output", "failure"),
     [
@@ -57,8 +52,3 @@ def test_the_status_is_that_of_the_command(tmp_path: Path) -> None:
 )
 def test_what_fails_a_run(status: int, cpu_s: float, output: str, failure: str | None) -> None:
     assert Outcome(Part("unit", (), 10), status, 1, cpu_s, output).failure == failure
-
-
-def test_counts_are_those_of_pytests_last_summary() -> None:
-    output = "= 9 failed in 1.00s =\nnoise: 7 passed\n== 12 passed, 2 failed, 3 deselected in 64.20s (0:01:04) ==\nbye"
-    assert Outcome(Part("unit", (), 10), 0, 1, 1, output).counts == {"passed": 12, "failed": 2}

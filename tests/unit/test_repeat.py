@@ -8,7 +8,6 @@ import pytest
 
 from tests.parts import NAMES
 from tests.repeat import PARTS, busy, main
-from tests.support.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 TESTS = """
@@ -67,27 +66,6 @@ def test_flaky_tests_are_told_from_those_that_always_fail(tests: Path) -> None:
     assert page.read_text().startswith("## paths: 5 tests, 2 rounds beside a load of 0\n")
 
 
-def test_tests_that_pass_leave_an_empty_page(tests: Path) -> None:
-    page = tests.with_name("page.md")
-    tests.write_text("def test_passes(): pass\ndef test_fails(): assert 0\n")
-    done = repeated(f"{tests}::test_passes", "--times=1", f"--page={page}")
-    assert (done.returncode, lines(done.stdout), page.read_text()) == (0, [], ""), done.stdout + done.stderr
-
-
-def test_a_round_that_broke_off_is_no_success(tests: Path) -> None:
-    tests.write_text("import os\ndef test_passes(): pass\ndef test_ends_it(): os._exit(0)\n")
-    done = repeated(tests, "--times=2")
-    assert (done.returncode, len(lines(done.stdout))) == (1, 1), done.stdout + done.stderr
-    assert lines(done.stdout)[0].startswith("2 of 2 rounds broken")
-
-
-def test_a_module_that_cannot_be_imported_is_named(tests: Path) -> None:
-    tests.write_text("import there_is_no_such_module\n")
-    done = repeated(tests, "--times=1")
-    assert done.returncode == 1
-    assert any("test_made_up" in line for line in lines(done.stdout)), done.stdout
-
-
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
@@ -114,19 +92,3 @@ def test_the_load_ends_with_the_block() -> None:
     with busy(2) as processes:
         assert [each.poll() for each in processes] == [None, None]
     assert None not in [each.poll() for each in processes]
-
-
-KILLED = """
-import os
-from tests.repeat import busy
-with busy(1) as (process,):
-    print(process.pid, flush=True)
-    os.kill(os.getpid(), 9)
-"""
-
-
-def test_the_load_ends_if_the_process_is_killed() -> None:
-    done = subprocess.run([sys.executable, "-c", KILLED], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
-    process = Path("/proc", done.stdout.strip())
-    # A zombie has ended: who inherits it may never wait for it.
-    eventually(lambda: not process.exists() or ") Z " in (process / "stat").read_text(), "the busy process ends")

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import yaml
 
-from bench.site.build import SITE
 from devcluster.builds.binaries import CONTROL_PLANES, GROUPS
 from tests.parts import NAMES
 from tests.repeat import PARTS
@@ -100,19 +99,6 @@ def test_a_release_waits_for_the_long_tests_and_runs_the_recipes_of_people() -> 
     assert all(f'"--{each}=' in run for each in ("registry", "base", "tag"))
 
 
-def test_the_site_is_published_as_github_pages_want_it() -> None:
-    build, publish = jobs(WORKFLOWS / "docs.yml").values()
-    triggers = yaml.safe_load((WORKFLOWS / "docs.yml").read_text())[True]  # YAML 1.1 reads "on" so
-    assert triggers["release"] == {"types": ["released"]}, "no draft, and no candidate"
-    assert "tags" not in triggers["push"]
-    (upload,) = (step for step in build["steps"] if "/upload-pages-artifact@" in step.get("uses", ""))
-    assert ROOT / upload["with"]["path"] == SITE
-    (deploy,) = publish["steps"]
-    assert "/deploy-pages@" in deploy["uses"]
-    assert publish["environment"]["name"] == "github-pages"
-    assert (publish["needs"], publish["if"]) == ("build", upload["if"]), "what was not uploaded is not deployed"
-
-
 def test_programs_that_are_built_at_night_alone_are_kept_for_the_next_one() -> None:
     long = jobs(WORKFLOWS / "long.yml")
     paths = steps(ROOT / ".github/actions/caches/action.yml")[-1]["with"]["path"]
@@ -160,11 +146,6 @@ def test_a_new_engine_is_told_in_one_issue(tmp_path: Path, issues: str, expected
     assert body.startswith("- Tests: all\n")
     assert body.endswith(": https://run\n")
     assert len(body) < 65_536
-
-
-def test_an_empty_page_opens_no_issue(tmp_path: Path) -> None:
-    (tmp_path / "page.md").touch()
-    assert _tell(tmp_path, "", NEW_ENGINE) == ([], "")
 
 
 def _tell(folder: Path, issues: str, script: str) -> tuple[list[str], str]:

@@ -1,22 +1,42 @@
-"""`specdecode calibrate`, from logs and with an engine that only says what vLLM says."""
+"""`specdecode calibrate`."""
 
 import json
 import re
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from typer.testing import CliRunner, Result
 
 from specdecode_operator.cli.calibrate import Given, UnusableLogError, measure
 from specdecode_operator.cli.main import app
+from specdecode_operator.cluster.nodes import NodeFacts
+from specdecode_operator.deployment.desired_state import Launch
+from specdecode_operator.deployment.observed.engine_reports import residual_share
+from specdecode_operator.deployment.observed.observation import Observation
+from specdecode_operator.deployment.parsed_deployment import parse_deployment
+from specdecode_operator.deployment.status import compose_status
 from specdecode_operator.problems import InvalidSpecError
+from specdecode_operator.sizing.arithmetic import GIB
+from specdecode_operator.sizing.calibration import (
+    UNCALIBRATED,
+    Calibration,
+    CalibrationEntry,
+    parse_calibration,
+    serialize_calibration,
+)
 from specdecode_operator.vllm.startup_log import MalformedLogError, read_startup_log
-from tests.support.objects import H200
+from tests.support.decisions import desired_state
+from tests.support.llama import LLAMA_8B_CONFIG
+from tests.support.objects import H100, H200, deployment, pair_70b, parent
+from tests.unit.cli.conftest import Specdecode, WriteObject, manifest
+from tests.unit.cli.test_explain import figures
+from tests.unit.deployment.proof.test_residual import reading
 from tests.unit.vllm.test_startup_log import HEAD_0_32
 
-GIB = 2**30
 MEMORY = """
 (Worker_TP0 pid=10) INFO [model_runner.py:425] Model loading took 41.4 GiB memory and 5.4 seconds
 (Worker_TP0 pid=10) INFO [gpu_worker.py:759] Available KV cache memory: 78.5 GiB
@@ -89,14 +109,6 @@ def test_what_cannot_be_compared_says_why_and_writes_nothing(text: str, words: s
     assert words in done.output
     assert str(file) in done.output
     assert not out.exists()
-
-
-@pytest.mark.parametrize("percent", [57, 58, 90])
-def test_a_share_in_a_log_is_the_nearest_percent(percent: int) -> None:
-    """100 * 0.57 is 56.99999999999999."""
-    text = LOG.replace("0.9, 'quant", f"{percent / 100}, 'quant").replace("memory: 78.5 GiB", "memory: 31 GiB")
-    terms = {term.name: term.predicted_bytes for term in measure(read_startup_log(text), Given(product=H200)).terms}
-    assert terms["requested"] == pytest.approx(terms["device total"] * percent / 100, abs=1)
 
 
 def test_bad_input_is_refused(log: Path, tmp_path: Path) -> None:
@@ -214,3 +226,257 @@ def test_a_malformed_value_is_reported_with_its_line(was: str, becomes: str, wha
     line = next(number for number, each in enumerate(text.splitlines(), 1) if becomes in each)
     assert f"line {line}: {what}: " in done.output
     assert len(done.output) < 1000
+
+
+# --calibration of `plan`, `explain` and `estimate`: they say what measurements say, and name them.
+
+TARGET, DRAFT = "meta-llama/Llama-3.1-70B-Instruct", "meta-llama/Llama-3.1-8B-Instruct"
+ENTRY = CalibrationEntry(
+    H100, "0.33", "V2", 2, False, 256, 8192, "draft_model", 5, f"{TARGET} + {DRAFT}", "FP8", "BF16", GIB
+)
+FP8 = {"target": {"model": TARGET, "quantization": "FP8"}}
+
+
+@pytest.fixture
+def calibration(tmp_path: Path) -> Path:
+    file = tmp_path / "calibration.json"
+    file.write_text(serialize_calibration(Calibration((ENTRY,))))
+    return file
+
+
+def test_plan_corrects_the_products_that_were_measured(
+    specdecode: Specdecode, write: WriteObject, calibration: Path
+) -> None:
+    path = write("a.yaml", manifest("a", **FP8))
+    plain, corrected = (
+        json.loads(specdecode("plan", "-f", path, "-o", "json", *more).stdout)["objects"][0]["candidates"]
+        for more in ([], ["--calibration", calibration])
+    )
+    tens = {candidate["product"]: candidate for candidate in plain if candidate["tensor"] == 2}
+    for candidate in corrected:
+        if candidate["tensor"] != 2:
+            assert candidate in plain
+            continue
+        more = GIB if candidate["product"] == H100 else 0
+        before = tens[candidate["product"]]
+        assert candidate["correction_bytes"] == more
+        assert candidate["per_gpu"]["available_kv"] == before["per_gpu"]["available_kv"] - more
+        assert (candidate["calibration"] is not None) == bool(more)
+    text = specdecode("plan", "-f", path, "--calibration", calibration).stdout
+    assert "2 x H100, TP 2: calibrated: 1.0 GiB more for the engine on each GPU, after a measured start" in text
+    assert "calibrated" not in specdecode("plan", "-f", path).stdout
+
+
+def test_plan_says_where_no_measurement_was_of_use(
+    specdecode: Specdecode, write: WriteObject, calibration: Path
+) -> None:
+    path = write("a.yaml", manifest("a", parallelism={"tensor": 4}))
+    told = specdecode("plan", "-f", path, "--calibration", calibration).stderr
+    assert f"warning: --calibration: {calibration}: none of its entries is of engines like these" in told
+    used = write("b.yaml", manifest("b", **FP8))
+    assert "warning" not in specdecode("plan", "-f", used, "--calibration", calibration).stderr
+
+
+def test_explain_has_a_line_for_it_and_adds_up(specdecode: Specdecode, write: WriteObject, calibration: Path) -> None:
+    path = write("a.yaml", manifest("a", **FP8))
+    plain, corrected = (
+        figures(specdecode("explain", "-f", path, *more).stdout) for more in ([], ["--calibration", calibration])
+    )
+    assert corrected["- correction"] == GIB
+    assert corrected["- non-torch"] == plain["- non-torch"]
+    assert "- correction" not in plain
+    charged = sum(size for name, size in corrected.items() if name.startswith("- "))
+    assert corrected["budget"] - charged == corrected["= left for KV cache"] == plain["= left for KV cache"] - GIB
+
+
+def test_estimate_corrects_each_case(specdecode: Specdecode, calibration: Path) -> None:
+    case = {
+        "gpu": "H100",
+        "model": TARGET,
+        "quantization": "fp8",
+        "tp": 2,
+        "max_num_seqs": 256,
+        "speculative": {"method": "draft_model", "num_speculative_tokens": 5, "model": DRAFT},
+    }
+    lines = "\n".join(json.dumps(each) for each in (case, {**case, "tp": 4}))
+    plain, corrected = (
+        [
+            json.loads(line)
+            for line in specdecode("estimate", "--in", "-", "--out", "-", *more, stdin=lines).stdout.splitlines()
+        ]
+        for more in ([], ["--calibration", calibration])
+    )
+    assert corrected[0]["per_gpu"]["available_kv"] == plain[0]["per_gpu"]["available_kv"] - GIB
+    assert "a measured start" in corrected[0]["calibration"]
+    assert corrected[1] == plain[1], "nobody measured four GPUs"
+
+
+@pytest.mark.parametrize("command", ["plan", "explain", "estimate"])
+def test_a_file_that_cannot_be_used_is_an_error(
+    specdecode: Specdecode, write: WriteObject, tmp_path: Path, command: str
+) -> None:
+    arguments = ["-f", write("a.yaml", manifest("a"))] if command != "estimate" else ["--in", "-", "--out", "-"]
+    for content, words in ((None, "No such file"), ("{", "is no JSON"), ("{}", "format")):
+        file = tmp_path / "bad.json"
+        if content is not None:
+            file.write_text(content)
+        done = specdecode(command, *arguments, "--calibration", file, stdin="{}")
+        assert done.exit_code == 2
+        assert words in done.stderr
+        assert str(file) in done.stderr
+        assert not done.stdout.strip()
+
+
+# `specdecode calibrate --from-deployment`: what the operator saw becomes an entry.
+
+NODES = (NodeFacts("h200-0", H200, 8),)
+
+
+def serving(
+    missing_blocks: int, calibration: Calibration = UNCALIBRATED, spec: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """The object as kubectl prints it, while an engine serves that got so many blocks less than an estimate says."""
+    body = {"apiVersion": "specdecode.io/v1alpha1", "kind": "SpecDecodeDeployment", **parent(spec or pair_70b())}
+    owner = parse_deployment(body)
+    plain, intent = desired_state(owner, NODES), desired_state(owner, NODES, calibration=calibration)
+    assert isinstance(plain.outcome, Launch)
+    budget = plain.outcome.plan.chosen.budget
+    blocks = budget.num_blocks - missing_blocks
+    engine = reading(int(blocks / 512 * 8192), blocks, 16 if spec is None else None)
+    seen = Observation(deployment(replicas=1, updated=1, available=1), readings={"llama-0": engine})
+    status = compose_status(owner, intent, seen, datetime.now(UTC))
+    body["status"] = status.model_dump(by_alias=True, mode="json", exclude_none=True)
+    return body
+
+
+def calibrate_deployment(out: Path, body: dict[str, Any], *more: str) -> Result:
+    file = out.with_suffix(".yaml")
+    file.write_text(yaml.safe_dump(body))
+    return CliRunner().invoke(app, ["calibrate", "--from-deployment", str(file), "--output", str(out), *more])
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "calibration.json"
+
+
+def test_the_residual_of_a_serving_object_becomes_an_entry(out: Path) -> None:
+    body = serving(1000)
+    done = calibrate_deployment(out, body)
+    assert done.exit_code == 0, done.output
+    (entry,) = json.loads(out.read_text())["entries"]
+    residual_bytes = body["status"]["observed"]["kvCacheResidualBytes"]
+    assert residual_bytes == 1000 * 16 * body["status"]["plan"]["kvBytesPerToken"]
+    assert entry == {
+        "product": H200,
+        "engine_version": "0.33",
+        "runner": "V2",
+        "tensor": 2,
+        "enforce_eager": False,
+        "max_num_seqs": 256,
+        "max_num_batched_tokens": 8192,
+        "method": "draft_model",
+        "num_speculative_tokens": 5,
+        "model": "meta-llama/Llama-3.1-70B-Instruct + meta-llama/Llama-3.1-8B-Instruct",
+        "target_precision": "BF16",
+        "draft_precision": "BF16",
+        "residual_bytes": residual_bytes,
+    }
+    assert "left for the KV cache" in done.output
+    assert "Llama-3.1-8B-Instruct in BF16 + BF16, vLLM 0.33" in done.output
+    assert "draft_model K=5" in done.output
+
+
+def test_what_was_fed_back_predicts_what_the_engine_reports(out: Path) -> None:
+    calibrate_deployment(out, serving(1000))
+    calibration = parse_calibration(out.read_text())
+    body = serving(1000, calibration)
+    status = body["status"]
+    assert abs(status["observed"]["kvCacheResidualBytes"]) <= 16 * status["plan"]["kvBytesPerToken"], "within a block"
+    assert status["plan"]["kvCacheTokens"] == status["observed"]["kvCacheTokens"]
+    planned = next(found for found in status["conditions"] if found["type"] == "Planned")
+    assert "calibrated:" in planned["message"]
+
+
+def stale(body: dict[str, Any]) -> None:
+    body["metadata"]["generation"] += 1
+
+
+def replanned(body: dict[str, Any]) -> None:
+    body["status"]["plan"]["kvCacheTokens"] += 10_000
+
+
+def silent(body: dict[str, Any]) -> None:
+    del body["status"]["observed"]
+
+
+def damaged(body: dict[str, Any]) -> None:
+    body["status"]["plan"]["tensor"] = "two"
+
+
+def requantized(body: dict[str, Any]) -> None:
+    body["status"]["plan"]["targetQuantization"] = "INT4"
+
+
+def undersized(body: dict[str, Any]) -> None:
+    """The engine reports far more than was predicted, as one with smaller weights does."""
+    plan, observed = body["status"]["plan"], body["status"]["observed"]
+    observed["kvCacheResidualBytes"] = -32 * GIB
+    observed["kvCacheTokens"] = plan["kvCacheTokens"] + 32 * GIB // plan["kvBytesPerToken"]
+    observed["kvCacheResidual"] = residual_share(plan["kvCacheTokens"], observed["kvCacheTokens"])
+
+
+def captured_otherwise(body: dict[str, Any]) -> None:
+    body["spec"]["serving"] = body["spec"].get("serving", {}) | {"cudagraphMode": "FULL_DECODE_ONLY"}
+
+
+def captured_less(body: dict[str, Any]) -> None:
+    body["spec"]["serving"] = body["spec"].get("serving", {}) | {"maxCudagraphCaptureSize": 64}
+
+
+def unknown(body: dict[str, Any]) -> None:
+    body["spec"]["target"]["model"] = "acme/unheard-of"
+
+
+def undivided(body: dict[str, Any]) -> None:
+    body["status"]["plan"]["tensor"] = 3
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (stale, "get it again"),
+        (replanned, "get it again"),
+        (silent, "kvCacheResidualBytes: wait until"),
+        (damaged, "plan.tensor"),
+        (unknown, "use --model-config ID=PATH"),
+        (undivided, "status.plan"),
+        (requantized, "target INT4 needs a checkpoint"),
+        (captured_otherwise, "cudagraphMode, maxCudagraphCaptureSize: only engines with vLLM's own CUDA graphs"),
+        (captured_less, "cudagraphMode, maxCudagraphCaptureSize: only engines with vLLM's own CUDA graphs"),
+        (undersized, "it was not the engine that was predicted"),
+    ],
+)
+def test_what_shows_no_residual_says_why_and_writes_nothing(change: Any, words: str, out: Path) -> None:
+    body = serving(1000)
+    change(body)
+    done = calibrate_deployment(out, body)
+    assert done.exit_code == 2
+    assert words in done.output
+    assert "llama" in done.output
+    assert not out.exists()
+
+
+def test_an_unknown_model_is_taken_from_its_config(out: Path, tmp_path: Path) -> None:
+    body = serving(1000)
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(LLAMA_8B_CONFIG))
+    body["spec"]["speculation"]["draft"]["model"] = "acme/unheard-of"
+    done = calibrate_deployment(out, body, "--model-config", f"acme/unheard-of={config}")
+    assert done.exit_code == 0, done.output
+    (entry,) = parse_calibration(out.read_text()).entries
+    assert entry.model.endswith(" + acme/unheard-of")
+
+
+def test_a_file_without_objects_is_refused(out: Path) -> None:
+    assert "holds no SpecDecodeDeployment" in calibrate_deployment(out, {"kind": "Other"}).output

@@ -1,4 +1,4 @@
-"""`specdecode estimate`: JSON lines in, JSON lines out, and no line that stops the batch."""
+"""`specdecode estimate`."""
 
 import json
 from collections.abc import Callable
@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from specdecode_operator.sizing.catalogue import find_entry
 from specdecode_operator.sizing.families import architectures
 from specdecode_operator.sizing.result_cache import ContentMemo
 from tests.support.llama import LLAMA_8B_CONFIG
@@ -65,7 +66,7 @@ def article(gpu: str, target: str | None, draft: str | None, /, **changes: Any) 
         ("H200", "fp8", "fp8", 38.11, 86.14, 403_248),
     ],
 )
-def test_the_articles_case(  # noqa: PLR0913, PLR0917  one column each
+def test_the_articles_case(
     estimate: Estimate, gpu: str, target: str, draft: str | None, weights_gib: float, available_gib: float, tokens: int
 ) -> None:
     (result,) = estimate(article(gpu, target, draft))
@@ -248,3 +249,556 @@ def forget_what_was_read() -> None:
         for each in vars(module).values():
             if isinstance(each, ContentMemo):
                 each.cache_clear()
+
+
+# `specdecode estimate`: what GPUs and settings of an engine mean, and which ones vLLM refuses.
+
+
+@pytest.mark.parametrize(
+    ("name", "same_as"),
+    [
+        ("H100 80GB", "H100"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA-H100-80GB-HBM3", "H100"),
+        ("8 x h100 sxm5", "H100"),
+        ("NVIDIA H200 141GB", "H200"),
+        ("A100-80", "NVIDIA-A100-SXM4-80GB"),
+        ("H100 NVL 94GB", "NVIDIA-H100-NVL"),
+        ("GH200", "NVIDIA-GH200-480GB"),
+        ("A100 40GB", "NVIDIA-A100-SXM4-40GB"),
+        ("L40S", "NVIDIA-L40S"),
+        ("GB200", "NVIDIA-GB200"),
+        ("b300", "NVIDIA-B300-SXM6-AC"),
+        ("RTX PRO 6000", "NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition"),
+    ],
+)
+def test_gpus_have_many_names(estimate: Estimate, name: str, same_as: str) -> None:
+    cases = (article(gpu, "fp8", "bf16", id=1) for gpu in (name, same_as))
+    one, other = estimate(*cases)
+    assert one["error"] is None
+    assert one == other
+
+
+@pytest.mark.parametrize(
+    "name", ["H1000", "H100 40GB", "RTX 6000 Ada", "L40", "NVIDIA-H100-80GB-HBM3-MIG-1g.10gb", "RTX 4090"]
+)
+def test_other_gpus_are_not_taken_for_known_ones(estimate: Estimate, name: str) -> None:
+    (result,) = estimate(article(name, "fp8", "bf16"))
+    assert "gpu_total_gib" in result["error"]
+
+
+def test_the_memory_may_be_given_instead_of_the_gpu(estimate: Estimate) -> None:
+    (result,) = estimate(article("H100", "fp8", "bf16", gpu=None, gpu_total_gib=100))
+    assert result["per_gpu"]["total"] == 100 * GIB
+
+
+@pytest.mark.parametrize(
+    ("version", "utilization"), [("0.17.1", 0.9), ("v0.19.1", 0.9), ("0.22", 0.92), ("0.32.0", 0.92), (None, 0.92)]
+)
+def test_the_share_of_memory_follows_the_version(estimate: Estimate, version: str | None, utilization: float) -> None:
+    case = article("H200", "fp8", "bf16", vllm_version=version, gpu_memory_utilization=None)
+    per_gpu = estimate(case)[0]["per_gpu"]
+    assert per_gpu["requested"] / per_gpu["total"] == pytest.approx(utilization)
+
+
+def test_absent_settings_are_those_of_the_device(estimate: Estimate) -> None:
+    left_out = {"max_num_seqs": None, "max_num_batched_tokens": None, "block_size": None, "kv_cache_dtype": None}
+    large = {"max_num_seqs": 1024, "max_num_batched_tokens": 8192, "block_size": 16, "kv_cache_dtype": "auto"}
+    small = {**large, "max_num_seqs": 256, "max_num_batched_tokens": 2048}
+    for gpu, total_gib, settings in (("H100", None, large), ("A100-80", 79.25, small), ("L40S", 44.5, small)):
+        device = {"gpu": gpu, "gpu_total_gib": total_gib, "id": gpu}
+        default, said = estimate(
+            article("", "fp8", "bf16", **{**device, **left_out}), article("", "fp8", "bf16", **{**device, **settings})
+        )
+        assert default["error"] is None
+        assert default == said
+
+
+def test_the_precision_of_the_checkpoint_is_the_default(estimate: Estimate) -> None:
+    null, bf16 = estimate(article("H100", None, "bf16", id=1), article("H100", "bf16", "bf16", id=1))
+    assert null["error"] is None
+    assert null == bf16
+
+
+OTHER_VOCABULARY = {"method": "draft_model", "num_speculative_tokens": 3, "model": "Qwen/Qwen2.5-0.5B"}
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        (
+            {"speculative": OTHER_VOCABULARY},
+            "speculative.model: Qwen/Qwen2.5-0.5B",
+        ),
+        ({"max_num_batched_tokens": 64, "max_num_seqs": 128}, "max_num_batched_tokens: 64"),
+        ({"max_model_len": 131_073}, "max_model_len: 131073"),
+        ({"block_size": 24}, "block_size: 24"),
+        (
+            {
+                "vllm_version": "0.30",
+                "speculative": {**OTHER_VOCABULARY, "model": DRAFT, "num_speculative_tokens": 129},
+            },
+            "speculative.num_speculative_tokens: 129",
+        ),
+        ({"min_concurrency": 0}, "min_concurrency: 0"),
+        ({"pp": 33}, "pp: 33"),
+    ],
+)
+def test_what_vllm_refuses_is_refused(estimate: Estimate, change: dict[str, Any], key: str) -> None:
+    good, bad = estimate({**OF_8B}, {**OF_8B, **change})
+    assert good["error"] is None
+    assert bad["error"].startswith(key + ": ")
+
+
+def small_config(**changes: Any) -> dict[str, Any]:
+    """The config.json of a small model made for 4096 tokens."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 512,
+        "intermediate_size": 1024,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "vocab_size": 32000,
+        "max_position_embeddings": 4096,
+        **changes,
+    }
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+        {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}},
+        {"model_max_length": 16384},
+    ],
+)
+def test_what_vllm_stretches_is_sized(estimate: Estimate, change: dict[str, Any]) -> None:
+    asked = {"gpu": "H200", "max_model_len": 16384}
+    stretched, plain = estimate(
+        {**asked, "model_config": small_config(**change)}, {**asked, "model_config": small_config()}
+    )
+    assert stretched["error"] is None
+    assert plain["error"].startswith("max_model_len: 16384: ")
+
+
+def test_yarn_stretches_as_in_the_version_of_the_line(estimate: Estimate) -> None:
+    """From 0.30 on max_position_embeddings counts, as a file has it; without a version it is the newest."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
+    case = {"gpu": "H200", "max_model_len": 16384, "model_config": small_config(rope_scaling=yarn)}
+    old, longer, new, newest = estimate(
+        {**case, "vllm_version": "0.29"},
+        {**case, "vllm_version": "0.29", "max_model_len": 16385},
+        {**case, "vllm_version": "0.30"},
+        case,
+    )
+    assert old["error"] is None
+    assert longer["error"].startswith("max_model_len: 16385: ")
+    assert new["error"] == newest["error"]
+    assert "made for at most 4096 tokens" in new["error"]
+
+
+def test_what_the_engine_lowers_by_itself_is_sized(estimate: Estimate) -> None:
+    """Its own default of sequences; and other vocabularies, where the engine is told to translate."""
+    translated = {**OTHER_VOCABULARY, "use_heterogeneous_vocab": True}
+    results = estimate(
+        {**OF_8B, "max_num_batched_tokens": 64}, {**OF_8B, "speculative": translated}, {**OF_8B, "min_concurrency": 1}
+    )
+    assert [result["error"] for result in results] == [None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"dtype": "fp64"}, "dtype: fp64: is not known: use one of auto, bfloat16"),
+        (
+            {"dtype": "half", "model": "google/gemma-3-27b-it"},
+            "dtype: half: google/gemma-3-27b-it is not stable in it",
+        ),
+        ({"dtype": "float32", "quantization": "fp8"}, "multiplies in 16 bits"),
+    ],
+)
+def test_a_type_that_the_engine_refuses_is_refused(estimate: Estimate, changes: dict[str, Any], words: str) -> None:
+    assert words in estimate({"model": DRAFT, "gpu": "H200", **changes})[0]["error"]
+
+
+def test_a_cache_type_that_the_engine_refuses_is_told_as_plan_does(estimate: Estimate) -> None:
+    models = {
+        "deepseek-ai/DeepSeek-V2-Lite": "latent attention",
+        "Qwen/Qwen3-32B-FP8": "whose format scales the cache: write fp8",
+        "Qwen/Qwen3-8B": None,
+    }
+    results = estimate(*({"model": model, "gpu": "H200", "kv_cache_dtype": "fp8_e5m2"} for model in models))
+    for words, result in zip(models.values(), results, strict=True):
+        error = result["error"]
+        assert error is None if words is None else error.startswith("kv_cache_dtype: fp8_e5m2: ") and words in error
+
+
+def test_a_cache_that_the_checkpoint_made_fp8_is_not_said_to_be_asked_for(estimate: Estimate) -> None:
+    (result,) = estimate({"model": "nvidia/Kimi-K2.5-NVFP4", "gpu": "A100-80", "tp": 8, "pp": 2})
+    assert result["error"].startswith("kv_cache_dtype: auto: the checkpoint asks for an FP8 cache: on NVIDIA-A100")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "uncalibrated"),
+    [
+        ({"gpu": "H100"}, False),
+        ({"gpu": "A100-80", "gpu_total_gib": 79.2}, False),
+        ({"gpu_total_gib": 79.2}, True),
+        ({"gpu": "RTX 5060 Ti", "gpu_total_gib": 15.48}, True),
+    ],
+)
+def test_a_gpu_without_logs_is_said_to_be_uncalibrated(
+    estimate: Estimate, gpu: dict[str, Any], uncalibrated: bool
+) -> None:
+    known, (result,) = estimate({"gpu": "H100", "model": DRAFT})[0], estimate({**gpu, "model": DRAFT})
+    assert result.get("uncalibrated", False) is uncalibrated
+    assert (result["margin_bytes"] > known["margin_bytes"]) is uncalibrated
+
+
+# `specdecode estimate` takes vLLM's own names, and passes nothing over that it does not know.
+
+OURS = {"model": TARGET, "gpu": "H200", "tp": 4, "max_model_len": 8192}
+SPECULATIVE = {"method": "draft_model", "num_speculative_tokens": 5, "model": DRAFT}
+ONE_GPU = {"model": DRAFT, "gpu": "H200"}
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ({**OURS}, {"model": TARGET, "gpu": "H200", "tensor_parallel_size": 4, "max_seq_len": 8192}),
+        ({**OURS}, {"--model": TARGET, "gpu": "H200", "--tensor-parallel-size": 4, "--max-model-len": 8192}),
+        ({**OURS}, {**OURS, "tensor_parallel_size": 4, "max_seq_len": None, "model_tag": TARGET}),
+        ({**OURS, "pp": 2}, {**OURS, "pipeline_parallel_size": 2}),
+        ({**OURS, "dp": 2}, {**OURS, "data_parallel_size": 2}),
+        ({**OURS, "speculative": SPECULATIVE}, {**OURS, "speculative_config": SPECULATIVE}),
+        (
+            {**OURS, "speculative": SPECULATIVE},
+            {
+                **OURS,
+                "--speculative-config": json.dumps(SPECULATIVE),
+            },
+        ),
+        (
+            {**OURS, "speculative": SPECULATIVE},
+            {
+                **OURS,
+                "speculative": {**SPECULATIVE, "draft_tensor_parallel_size": 4, "rejection_sample_method": "block"},
+            },
+        ),
+        (
+            {
+                "model": "deepseek-ai/DeepSeek-R1",
+                "gpu": "H200",
+                "tp": 8,
+                "speculative": {"method": "mtp", "num_speculative_tokens": 1},
+            },
+            {
+                "model": "deepseek-ai/DeepSeek-R1",
+                "gpu": "H200",
+                "tp": 8,
+                "speculative": {"method": "deepseek_mtp", "num_speculative_tokens": 1},
+            },
+        ),
+    ],
+)
+def test_vllms_names_say_the_same(estimate: Estimate, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    one, other = estimate(ours, theirs)
+    assert one["error"] is None
+    assert one == other
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ({**OURS, "tensor_parallel_size": 2}, "tensor_parallel_size: 2: contradicts tp, 4: remove one of the two"),
+        ({**ONE_GPU, "tp": 1, "tensor_parallel_size": True}, "contradicts tp, 1"),
+        ({**ONE_GPU, "tensor_paralell_size": 2}, "is no key of a case: did you mean tensor_parallel_size?"),
+        ({**ONE_GPU, "max_model_length": 2}, "did you mean max_model_len?"),
+        ({**ONE_GPU, "zzz": 2}, "zzz: 2: is no key of a case: remove it, or use one of id, "),
+        ({**ONE_GPU, "": 2}, "is no key of a case"),
+        ({**ONE_GPU, "tensor_parallel_size": "2"}, 'tensor_parallel_size: "2": must be a whole number'),
+        ({**ONE_GPU, "speculative_config": {"method": "ngram"}}, "speculative_config.num_speculative_tokens"),
+        (
+            {**ONE_GPU, "speculative_config": {"metod": "ngram"}},
+            "speculative_config.metod: ngram: is no key of a case: did you mean method?",
+        ),
+        ({**ONE_GPU, "speculative_config": "{"}, "speculative_config: {: is no JSON"),
+        ({**ONE_GPU, "speculative_config": "ngram"}, "speculative_config: ngram: must be an object"),
+        ({**ONE_GPU, "enable_expert_parallel": True}, "has no experts to spread"),
+        ({**ONE_GPU, "quantization": "awq"}, "is not quantized: name the checkpoint that is"),
+        ({**ONE_GPU, "gpu_count": 4}, "gpu_count: 4: does not say how the engine uses them: add tp, pp or dp"),
+        (
+            {
+                **ONE_GPU,
+                "speculative": {
+                    "method": "ngram",
+                    "num_speculative_tokens": 3,
+                    "num_speculative_tokens_per_batch_size": [[1, 4]],
+                },
+            },
+            "must be a list of [first, last, tokens]",
+        ),
+        (
+            {**OURS, "speculative": {**SPECULATIVE, "draft_sample_method": "random"}},
+            "draft_sample_method: random: is not known",
+        ),
+    ],
+)
+def test_what_is_not_understood_spoils_its_own_line_alone(estimate: Estimate, case: dict[str, Any], words: str) -> None:
+    before, bad, after = estimate(ONE_GPU, case, ONE_GPU)
+    assert words in bad["error"]
+    assert before == after
+    assert before["error"] is None
+
+
+def test_what_changes_memory_is_counted(estimate: Estimate) -> None:
+    drafted = {**OURS, "speculative": SPECULATIVE}
+    pairs = [
+        (drafted, {**OURS, "speculative": {**SPECULATIVE, "draft_sample_method": "probabilistic"}}),
+        (
+            drafted,
+            {**OURS, "speculative": {**SPECULATIVE, "num_speculative_tokens_per_batch_size": [[1, 8, 5], [9, 256, 1]]}},
+        ),
+    ]
+    for without, counted in pairs:
+        one, other = estimate(without, counted)
+        assert (one["error"], other["error"]) == (None, None)
+        assert one["per_gpu"] != other["per_gpu"]
+
+
+def test_what_the_engine_is_told_of_the_config_is_counted(estimate: Estimate) -> None:
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768, "rope_theta": 1000000}
+    asked = {"model": "Qwen/Qwen3-32B", "gpu": "H200", "max_model_len": 131_072}
+    plain, told = estimate(
+        asked, {**asked, "hf_overrides": {"rope_parameters": rope, "max_position_embeddings": 131_072}}
+    )
+    assert "was made for at most 40960 tokens: use that or less, or stretch it by hf_overrides" in plain["error"]
+    assert told["error"] is None
+    (bad,) = estimate({**asked, "hf_overrides": {"num_hidden_layers": "x"}})
+    assert bad["error"].startswith("hf_overrides.num_hidden_layers: x")
+
+
+def test_schemes_of_checkpoints_ask_for_nothing(estimate: Estimate) -> None:
+    model = {"model": "nvidia/Llama-3.1-70B-Instruct-FP8", "gpu": "H200"}
+    plain, named = estimate(model, {**model, "quantization": "modelopt"})
+    assert plain == named
+    assert plain["error"] is None
+
+
+def test_remarks_of_collected_logs_are_passed_over(estimate: Estimate) -> None:
+    plain = article("H100", "fp8", "bf16")
+    remarks = {"source_url": "https://example.org", "confidence": "high", "observed": {}, "gpu_count": 2, "comment": 1}
+    assert estimate({**plain, **remarks}) == estimate(plain)
+
+
+def test_a_method_that_ended_is_sized_where_it_lives(estimate: Estimate) -> None:
+    head = {"model_type": "medusa", "hidden_size": 4096, "num_heads": 4, "num_hidden_layers": 1, "vocab_size": 128256}
+    case = {**ONE_GPU, "speculative": {"method": "medusa", "num_speculative_tokens": 3, "model_config": head}}
+    lives, ended = (estimate({**case, "vllm_version": version})[0] for version in ("0.32", "0.33"))
+    assert lives["error"] is None
+    assert ended["error"].startswith("speculative.method: medusa: vLLM 0.33")
+    assert "use eagle3, or vllm_version 0.32" in ended["error"]
+
+
+# `specdecode estimate` takes the settings that real logs name, or says of each what it does not model.
+
+TEXT, IMAGES = "meta-llama/Llama-3.1-8B-Instruct", "google/gemma-3-4b-it"
+STATES = "Qwen/Qwen3-Next-80B-A3B-Instruct"
+
+
+@pytest.fixture
+def on_h100(estimate: Estimate) -> Estimate:
+    """Return the batch: changes of one H100 in, result lines out."""
+    case = {"gpu": "H100", "max_model_len": 8192}
+    return lambda model, *changes: estimate(*({"model": model, **case, **each} for each in changes))
+
+
+@pytest.mark.parametrize(
+    "asked", [{"language_model_only": True}, {"limit_mm_per_prompt": {"image": 0, "video": {"count": 0}}}]
+)
+def test_an_encoder_that_takes_nothing_is_not_loaded(on_h100: Estimate, asked: dict[str, Any]) -> None:
+    with_encoder, without = on_h100(IMAGES, {}, asked)
+    assert without["per_gpu"]["target_weights"] < with_encoder["per_gpu"]["target_weights"]
+    assert without["per_gpu"]["activation"] < with_encoder["per_gpu"]["activation"]
+    assert "unmodelled" not in without
+
+
+@pytest.mark.parametrize("limits", [{"image": 2}, {"image": 0}, {"image": 0, "video": 0, "audio": 1}])
+def test_fewer_images_are_said_not_to_be_modelled(on_h100: Estimate, limits: dict[str, int]) -> None:
+    plain, limited = on_h100(IMAGES, {}, {"limit_mm_per_prompt": limits})
+    assert limited["per_gpu"] == plain["per_gpu"]
+    (said,) = limited["unmodelled"]
+    assert said.startswith("limit_mm_per_prompt: ")
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"max_cudagraph_capture_size": 64},
+        {"compilation_config": {"max_cudagraph_capture_size": 64}},
+        {"compilation_config": '{"max_cudagraph_capture_size": 64}'},
+        {"compilation_config": {"max_cudagraph_capture_size": 64}, "--max-cudagraph-capture-size": 64},
+    ],
+)
+def test_fewer_graphs_take_less(on_h100: Estimate, asked: dict[str, Any]) -> None:
+    plain, fewer, none = on_h100(TEXT, {}, asked, {"compilation_config": {"cudagraph_mode": "none"}})
+    assert 0 < fewer["per_gpu"]["cuda_graphs"] < plain["per_gpu"]["cuda_graphs"]
+    assert none["per_gpu"]["cuda_graphs"] == 0
+
+
+def test_other_keys_of_compilation_are_said_not_to_be_modelled(on_h100: Estimate) -> None:
+    (result,) = on_h100(
+        TEXT, {"compilation_config": {"cudagraph_mode": "FULL", "pass_config": {"fuse_norm_quant": True}}}
+    )
+    (said,) = result["unmodelled"]
+    assert said.startswith("compilation_config.pass_config: ")
+
+
+def test_shared_sequences_are_said_not_to_be_modelled(on_h100: Estimate) -> None:
+    alone, shared = on_h100(TEXT, {"decode_context_parallel_size": 1}, {"decode_context_parallel_size": 2, "tp": 16})
+    assert "unmodelled" not in alone
+    (said,) = shared["unmodelled"]
+    assert said.startswith("decode_context_parallel_size: 2 ranks")
+
+
+def test_states_in_another_type_take_other_room(on_h100: Estimate) -> None:
+    own, small, wide = on_h100(
+        STATES, *({"available_kv_gib": 20, "mamba_ssm_cache_dtype": each} for each in ("auto", "bfloat16", "float32"))
+    )
+    assert small["max_concurrency"] > wide["max_concurrency"]
+    assert own["max_concurrency"] in {small["max_concurrency"], wide["max_concurrency"]}
+
+
+@pytest.mark.parametrize(
+    ("asked", "start"),
+    [
+        ({"language_model_only": "yes"}, "language_model_only: yes: must be true or false"),
+        ({"limit_mm_per_prompt": {"image": -1}}, "limit_mm_per_prompt.image: -1: must be a whole number"),
+        ({"max_cudagraph_capture_size": 0}, "max_cudagraph_capture_size: 0: must lie between"),
+        ({"compilation_config": {"cudagraph_mode": "SOME"}}, "compilation_config.cudagraph_mode: SOME: is not known"),
+        (
+            {"compilation_config": {"max_cudagraph_capture_size": 8}, "max_cudagraph_capture_size": 16},
+            "compilation_config.max_cudagraph_capture_size: 8: contradicts",
+        ),
+        ({"decode_context_parallel_size": "2"}, 'decode_context_parallel_size: "2": must be a whole number'),
+        ({"mamba_ssm_cache_dtype": "fp8"}, "mamba_ssm_cache_dtype: fp8: is not known"),
+    ],
+)
+def test_a_bad_value_is_an_error_of_its_key(on_h100: Estimate, asked: dict[str, Any], start: str) -> None:
+    (result,) = on_h100(TEXT, asked)
+    assert result["error"].startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [
+        ({"decode_context_parallel_size": 8}, "decode_context_parallel_size: 8"),
+        ({"decode_context_parallel_size": 2, "tp": 8}, "decode_context_parallel_size: 2"),
+        ({"decode_context_parallel_size": 3, "tp": 32}, "decode_context_parallel_size: 3"),
+        ({"decode_context_parallel_size": True}, "decode_context_parallel_size: true"),
+        ({"compilation_config": {"cudagraph_capture_sizes": [2**60]}}, "compilation_config.cudagraph_capture_sizes"),
+        ({"compilation_config": {"cudagraph_capture_sizes": [100_000]}}, "compilation_config.cudagraph_capture_sizes"),
+        ({"compilation_config": {"cudagraph_capture_sizes": []}}, "compilation_config.cudagraph_capture_sizes"),
+        ({"compilation_config": {"cudagraph_capture_sizes": [True]}}, "compilation_config.cudagraph_capture_sizes"),
+        ({"compilation_config": {"cudagraph_capture_sizes": 8}}, "compilation_config.cudagraph_capture_sizes"),
+        ({"compilation_config": {"cudagraph_capture_sizes": [1, 8]}, "max_cudagraph_capture_size": 64}, "contradicts"),
+        ({"compilation_config": {"level": 2**60}}, "compilation_config.level"),
+        ({"compilation_config": {"compile_sizes": [1, 1e300]}}, "compilation_config.compile_sizes"),
+        ({"limit_mm_per_prompt": {"image": 2**60}}, "limit_mm_per_prompt.image"),
+        ({"limit_mm_per_prompt": {"video": {"count": -1}}}, "limit_mm_per_prompt.video"),
+    ],
+)
+def test_settings_that_no_engine_takes_are_one_error(on_h100: Estimate, asked: dict[str, Any], field: str) -> None:
+    (result,) = on_h100(TEXT, asked)
+    assert field in result["error"]
+
+
+@pytest.mark.parametrize(
+    ("model", "asked"),
+    [
+        (TEXT, {"decode_context_parallel_size": 2, "tp": 16}),
+        ("deepseek-ai/DeepSeek-V3", {"decode_context_parallel_size": 8, "tp": 8}),
+        # Its full layers have 16 query heads for each KV head, those with a window have 8.
+        ("XiaomiMiMo/MiMo-V2-Flash", {"decode_context_parallel_size": 16, "tp": 64}),
+        (TEXT, {"compilation_config": {"cudagraph_capture_sizes": [8, 1]}, "max_cudagraph_capture_size": 8}),
+    ],
+)
+def test_settings_that_an_engine_takes_are_sized(on_h100: Estimate, model: str, asked: dict[str, Any]) -> None:
+    (result,) = on_h100(model, asked)
+    assert result["error"] is None
+
+
+# What `estimate` makes of a --speculative-config that says more of the draft.
+
+
+def test_a_draft_in_one_pass_is_sized_where_the_engine_is_told_so(estimate: Estimate) -> None:
+    speculative = {"method": "draft_model", "model": "meta-llama/Llama-3.2-1B", "num_speculative_tokens": 8}
+    plain, parallel = estimate(
+        {**OF_8B, "speculative": speculative},
+        {**OF_8B, "speculative": {**speculative, "parallel_drafting": True}},
+    )
+    assert (plain["error"], parallel["error"]) == (None, None)
+    # On model runner V1, whose terms are others.
+    assert plain["per_gpu"] != parallel["per_gpu"]
+
+
+def test_a_quantized_copy_of_the_output_head_takes_memory(estimate: Estimate) -> None:
+    case = {"gpu": "H200", "model": "deepseek-ai/DeepSeek-V3", "tp": 8, "max_model_len": 8192}
+    speculative = {"method": "mtp", "num_speculative_tokens": 1}
+    plain, copied, unknown = estimate(
+        {**case, "speculative": speculative},
+        {**case, "speculative": {**speculative, "draft_lm_head_quantization": "fp8"}},
+        {**case, "speculative": {**speculative, "draft_lm_head_quantization": "int4"}},
+    )
+    assert (plain["error"], copied["error"]) == (None, None)
+    rows = 129_280 // 8
+    assert copied["per_gpu"]["draft_weights"] - plain["per_gpu"]["draft_weights"] == rows * (7168 + 4)
+    assert "use one of fp8, nvfp4" in unknown["error"]
+
+
+def test_a_refiner_that_chooses_among_all_tokens_takes_memory(estimate: Estimate) -> None:
+    entry = find_entry("sgl-project/SpecForge:configs/qwen3-8b-dflash.json")
+    assert entry is not None
+    head = {**entry.config, "architectures": ["Qwen3XPressModel"]}
+    case = {"gpu": "H200", "model": "Qwen/Qwen3-8B", "max_model_len": 8192, "max_num_seqs": 128}
+    refined = {"method": "dflash", "model_config": head, "num_speculative_tokens": 15}
+    own, all_tokens, too_many, plain, old = estimate(
+        {**case, "speculative": refined},
+        {**case, "speculative": {**refined, "xpress_topc": 0}},
+        {**case, "speculative": {**refined, "xpress_topc": 151_937}},
+        {**case, "speculative": {**refined, "model_config": dict(entry.config), "xpress_topc": 64}},
+        {**case, "speculative": refined, "vllm_version": "0.32"},
+    )
+    assert (own["error"], all_tokens["error"]) == (None, None)
+    kept = 128 * 15 * ((2 * 151_936 + 256) * 2 + 38 * 12)
+    assert all_tokens["per_gpu"]["activation"] - own["per_gpu"]["activation"] == kept
+    assert "from 0 to the vocabulary, 151936" in too_many["error"]
+    assert "is of XPress heads alone" in plain["error"]
+    assert "speculative.model" in old["error"]
+    assert "use 0.33 or later" in old["error"]
+
+
+def test_a_lossy_check_takes_memory_where_the_version_has_it(estimate: Estimate) -> None:
+    speculative = {"method": "draft_model", "model": "meta-llama/Llama-3.2-1B", "num_speculative_tokens": 8}
+    block, fly = ({**speculative, "rejection_sample_method": way} for way in ("block", "fly"))
+    full = {"max_num_seqs": 1024, "max_num_batched_tokens": 16_384, "gpu_memory_utilization": 0.95}
+    exact, lossy, early, single, two, unknown = estimate(
+        {**OF_8B, **full, "max_model_len": 8192, "vllm_version": "0.33", "speculative": block},
+        {
+            **OF_8B,
+            **full,
+            "max_model_len": 8192,
+            "vllm_version": "0.33",
+            "speculative": {**fly, "fly_window_size": 3},
+        },
+        {**OF_8B, "vllm_version": "0.32", "speculative": fly},
+        {**OF_8B, "vllm_version": "0.33", "speculative": {**fly, "num_speculative_tokens": 1}},
+        {**OF_8B, "vllm_version": "0.33", "speculative": {**fly, "num_speculative_tokens": 2}},
+        {**OF_8B, "vllm_version": "0.33", "speculative": {**fly, "rejection_sample_method": "typical"}},
+    )
+    assert (exact["error"], lossy["error"]) == (None, None)
+    assert (exact["verdict"], lossy["verdict"]) == ("Fits", "Tight"), "what runs beside the KV cache is 1 GiB more"
+    assert "vLLM 0.32 does not have it" in early["error"]
+    assert "use 2 or more" in single["error"]
+    assert two["error"] is None, "one token comes after a rejected one"
+    assert "use one of standard, block, fly" in unknown["error"]

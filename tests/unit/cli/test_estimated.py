@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.checkpoints import Shapes, header, safetensors, write_checkpoint
+from tests.support.checkpoints import Shapes, header, safetensors
 from tests.unit.cli.conftest import Specdecode, WriteObject, manifest
 
 CONFIG: dict[str, Any] = {
@@ -96,12 +96,6 @@ def test_headers_that_make_no_sense_are_one_error(
     assert why in result.output
 
 
-def test_a_whole_model_in_a_folder_is_read(specdecode: Specdecode, path: Path, tmp_path: Path) -> None:
-    small = {"model.embed_tokens.weight": ("BF16", [64, 16]), "model.layers.0.all": ("BF16", [64, 16])}
-    folder = write_checkpoint(tmp_path / "whole", CONFIG, small)
-    assert planned(specdecode, path, folder)["models"][0]["knowledge"] == "estimated"
-
-
 def assuming(write: WriteObject, target: str, **assume: Any) -> Path:
     return write("b.yaml", manifest("b", target={"model": target, "assume": assume}, speculation=None, parallelism={}))
 
@@ -125,20 +119,6 @@ def test_numbers_beside_a_known_model_are_shown_with_its_own(specdecode: Specdec
     assert "131,072 bytes a token instead of 1,000" in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("method", "draft"),
-    [("draft_model", "meta-llama/Llama-3.2-1B-Instruct"), ("eagle3", "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B")],
-)
-def test_an_assumed_target_takes_after_its_draft(
-    specdecode: Specdecode, write: WriteObject, method: str, draft: str
-) -> None:
-    target = {"model": "my/new", "assume": {"weightsGiB": "14.5", "kvBytesPerToken": 131_072}}
-    speculation = {"method": method, "numSpeculativeTokens": 3, "draft": {"model": draft}}
-    path = write("c.yaml", manifest("c", target=target, speculation=speculation, parallelism={}))
-    (found,) = json.loads(specdecode("plan", path, "-o", "json").stdout)["objects"]
-    assert [each["knowledge"] for each in found["models"]] == ["assumed", "exact"]
-
-
 @pytest.mark.parametrize("method", ["eagle", "eagle3", "dflash", "dspark"])
 def test_an_assumed_head_is_one_for_the_method_that_is_named(
     specdecode: Specdecode, write: WriteObject, method: str
@@ -150,27 +130,6 @@ def test_an_assumed_head_is_one_for_the_method_that_is_named(
     result = specdecode("plan", path, "-o", "json")
     (found,) = json.loads(result.stdout)["objects"]
     assert [each["knowledge"] for each in found["models"]] == ["exact", "assumed"], result.output
-
-
-def test_an_assumed_target_may_have_experts_and_stages_of_dspark(specdecode: Specdecode, write: WriteObject) -> None:
-    """As a checkpoint of DeepSeek V4 that the catalogue lacks: vLLM decides at its start."""
-    target = {"model": "org/with-stages", "assume": {"weightsGiB": "160", "kvBytesPerToken": 40_000}}
-    drafting, spread = {"method": "dspark", "numSpeculativeTokens": 7}, {"tensor": 4, "expert": True}
-    path = write("e.yaml", manifest("e", target=target, speculation=drafting, parallelism=spread))
-    result = specdecode("plan", path, "-o", "json")
-    (found,) = json.loads(result.stdout)["objects"]
-    assert found["models"][0]["knowledge"] == "assumed", result.output
-    assert found["candidates"][0]["expert"] is True
-
-
-def test_a_class_that_vllm_serves_and_sizing_lacks_is_planned(specdecode: Specdecode, write: WriteObject) -> None:
-    """vllm-project/recipes MiniMax-M3, which an earlier catalogue had under a class that no vLLM has."""
-    spec = {"target": {"model": "MiniMaxAI/MiniMax-M3"}, "parallelism": {"tensor": 8}, "engine": {"version": "0.33"}}
-    path = write("f.yaml", manifest("f", speculation=None, serving={"maxModelLen": 32768}, **spec))
-    result = specdecode("plan", path, "-o", "json")
-    (found,) = json.loads(result.stdout)["objects"]
-    assert (found["verdict"], found["models"][0]["knowledge"]) == ("Fits", "estimated")
-    assert "MiniMaxM3Sparse" in result.stderr
 
 
 def test_weights_alone_are_not_enough_for_an_unknown_model(specdecode: Specdecode, write: WriteObject) -> None:
@@ -265,12 +224,6 @@ def test_weights_in_a_facts_file_are_compared_with_its_config(
     )
 
 
-def test_weights_that_a_user_assumes_are_not_compared(specdecode: Specdecode, write: WriteObject, facts: Path) -> None:
-    target = {"model": "my/new", "assume": {"weightsGiB": "5"}}
-    spec = write("spec.yaml", manifest("a", target=target, speculation=None, parallelism={}))
-    assert "apart" not in specdecode("plan", spec, "--facts", facts).stderr
-
-
 def test_facts_that_contradict_the_spec_or_the_catalogue(
     specdecode: Specdecode, write: WriteObject, facts: Path
 ) -> None:
@@ -307,14 +260,6 @@ def test_facts_and_config_of_one_model_do_not_contradict_each_other(
     assert result.output.count("contradicts the model's facts") == 1
 
 
-def test_what_takes_no_memory_may_differ_from_facts(
-    specdecode: Specdecode, path: Path, facts: Path, tmp_path: Path
-) -> None:
-    config = tmp_path / "config.json"
-    config.write_text(json.dumps(CONFIG | {"initializer_range": 1, "use_cache": True, "bos_token_id": 7}))
-    assert specdecode("plan", path, "--facts", facts, "--model-config", f"my/new={config}").exit_code == 0
-
-
 def test_facts_and_folder_of_one_model_do_not_contradict_each_other(
     specdecode: Specdecode, path: Path, facts: Path, headers: Path
 ) -> None:
@@ -326,36 +271,6 @@ def test_facts_and_folder_of_one_model_do_not_contradict_each_other(
     assert (result.exit_code, "in the folder of --model-config" in result.output) == (2, True)
 
 
-def test_facts_and_folder_of_one_model_hold_the_same_config(
-    specdecode: Specdecode, path: Path, facts: Path, headers: Path
-) -> None:
-    changed(facts, config={"num_key_value_heads": 2})
-    result = specdecode("plan", path, "--facts", facts, "--model-config", f"my/new={headers}")
-    assert result.exit_code == 2
-    assert "--facts: my/new: " in result.output
-    assert "in the folder of --model-config" in result.output
-
-
-def test_a_head_may_lack_the_tables_of_the_class_that_it_is_published_as(
-    specdecode: Specdecode, write: WriteObject, tmp_path: Path
-) -> None:
-    """Only the method says that a layer of Llama's is a head of EAGLE's, and no file of facts says the method."""
-    layer = {"q": 1024, "k": 256, "v": 256, "o": 1024, "gate": 4096, "up": 4096, "down": 4096, "fc": 2048}
-    shapes: Shapes = {f"layers.0.{name}_proj.weight": ("BF16", [rows, 1024]) for name, rows in layer.items()}
-    (folder := tmp_path / "head").mkdir()
-    (folder / "config.json").write_text(
-        json.dumps(CONFIG | {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1})
-    )
-    (folder / "model.safetensors").write_bytes(safetensors(header(shapes)[0], 0))
-    added = specdecode("models", "add", folder, "--id", "my/eagle", "--file", tmp_path / "head.json")
-    assert added.exit_code == 0, added.output
-    draft = {"method": "eagle", "numSpeculativeTokens": 3, "draft": {"model": "my/eagle"}}
-    target = {"model": "my/target", "config": CONFIG | {"architectures": ["LlamaForCausalLM"]}}
-    spec = write("e.yaml", manifest("e", target=target, speculation=draft, parallelism={}))
-    result = specdecode("plan", spec, "--facts", tmp_path / "head.json")
-    assert result.exit_code == 0, result.output
-
-
 def test_an_assumed_model_needs_a_length(specdecode: Specdecode, write: WriteObject) -> None:
     target = {"model": "my/new", "assume": {"weightsGiB": "14.5", "kvBytesPerToken": 131_072}}
     asked = {"target": target, "speculation": None, "parallelism": {}}
@@ -365,14 +280,6 @@ def test_an_assumed_model_needs_a_length(specdecode: Specdecode, write: WriteObj
     assert "spec.serving.maxModelLen: is missing" in result.output
     path = write("d.yaml", manifest("d", **asked, serving={"maxModelLen": 8192}))
     assert specdecode("plan", path).exit_code == 0
-
-
-def test_contradictions_of_a_config_are_warnings(specdecode: Specdecode, path: Path, tmp_path: Path) -> None:
-    config = tmp_path / "config.json"
-    config.write_text(json.dumps(CONFIG | {"text_config": {"num_hidden_layers": 1}}))
-    result = specdecode("plan", path, "--model-config", f"my/new={config}")
-    assert result.exit_code == 0
-    assert "num_hidden_layers 8 and text_config.num_hidden_layers 1" in result.stderr
 
 
 def test_facts_are_written_whole_or_not_at_all(

@@ -87,22 +87,6 @@ def test_terms_add_up_for_every_kind_of_model(
     assert all(size >= 0 for name, size in terms.items() if name.startswith("- "))
 
 
-def test_a_precision_that_the_plan_chose_is_the_one_that_is_explained(
-    specdecode: Specdecode, write: WriteObject
-) -> None:
-    spec = {
-        "target": {"model": "meta-llama/Llama-3.1-70B-Instruct", "quantization": "Auto"},
-        "accelerator": {"products": ["NVIDIA-H100-80GB-HBM3"]},
-    }
-    test_terms_add_up_to_what_the_plan_says(specdecode, write, spec)
-    text = specdecode("explain", "-f", write("a.yaml", manifest("a", **spec))).stdout
-    chosen = re.search(r"Memory per GPU on .*, (\w+) \+ (\w+):", text)
-    assert chosen is not None, text
-    assert chosen[1] != "BF16", "two H100 do not hold it"
-    assert f"- target: layers in {chosen[1]} " in text
-    assert f"Llama-3.1-70B-Instruct {chosen[1]} + draft Llama-3.1-8B-Instruct {chosen[2]}," in text
-
-
 TOKEN = re.compile(r"ceil|floor|\bx\b|[A-Za-z'][\w'.-]*|\d+|[-+/()]")
 PYTHON = {"x": "*", "ceil": "ceil", "floor": "floor"}
 
@@ -151,29 +135,6 @@ def test_the_verdict_has_its_numbers_also_where_it_does_not_fit(specdecode: Spec
     terms = figures(result.stdout)
     assert terms["to spare"] == terms["= left for KV cache"] - terms["KV cache needed"] < 0
     assert "DoesNotFit" in result.stdout
-
-
-def test_invalid_input_is_told_as_by_plan(specdecode: Specdecode, write: WriteObject) -> None:
-    assert specdecode("explain", "-f", write("a.yaml", "a: [")).exit_code == 2
-    result = specdecode("explain", "-f", write("b.yaml", manifest("b", target={"model": "no/such-model"})))
-    assert result.exit_code == 5
-    assert "no/such-model" in result.stdout
-
-
-@pytest.mark.parametrize("tensor", [1, 4])
-def test_the_products_are_those_of_the_model(specdecode: Specdecode, write: WriteObject, tensor: int) -> None:
-    """The rows of a step, what a layer is made of, and the drafter's graphs, each with its numbers."""
-    spec = {"parallelism": {"tensor": tensor}, "accelerator": {"products": ["NVIDIA-H200"], "perNode": 8}}
-    # A step of so many tokens takes more than compiling does.
-    spec["serving"] = {"maxModelLen": 8192, "maxNumBatchedTokens": 16384}
-    text = specdecode("explain", "-f", write("a.yaml", manifest("a", **spec))).stdout
-    split = f" / {tensor}" if tensor > 1 else ""
-    assert f"16,384 tokens x (2 x 8,192 + 3 x 28,672{split}) x 2 bytes in the target's step" in text
-    attention = (64 // tensor * 2 + 8 // tensor * 2) * 128 * 8192 * 2
-    feed_forward = 3 * 8192 * 28672 // tensor * 2
-    assert f"80 layers x ({attention:,} attention + {feed_forward:,} feed-forward + 32,768 norms)" in text
-    assert re.search(r"- CUDA graphs +239,914,189 \+ \(51 sizes - 1\) x 20,971,520 +[\d,]+ ", text)
-    assert "CUDA graphs' pool" in text
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.cli.hub import HUB_ID
 from specdecode_operator.sizing.catalogue import known_models, published_heads
 from tests.support.http_server import serving
 from tests.support.loopback_hub import COMMIT, Hub
@@ -27,19 +26,6 @@ def test_all_models_and_heads_are_listed(specdecode: Specdecode) -> None:
     assert rows["moonshotai/Kimi-K2-Thinking"]["quantization"] == "compressed-tensors"
     assert rows["yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"]["kind"] == "eagle3 head"
     assert rows["Qwen/Qwen3-32B-FP8-Static-PerTensor"]["parameters"] is None, "its quantization is not known in full"
-
-
-def test_no_id_is_listed_that_no_draft_can_be(specdecode: Specdecode) -> None:
-    """Shapes of heads, such as ``sgl-project/SpecForge:configs/…``, are on no hub."""
-    assert [row["id"] for row in data(specdecode, "list") if not HUB_ID.fullmatch(row["id"])] == []
-
-
-def test_a_word_narrows_the_list(specdecode: Specdecode) -> None:
-    lines = specdecode("models", "list", "KIMI-k2-").stdout.splitlines()
-    assert lines[0].split() == ["id", "kind", "quantization", "parameters"]
-    assert lines[1].split() == ["moonshotai/Kimi-K2-Instruct", "model", "fp8", "1026.41", "B"]
-    none = specdecode("models", "list", "no-such-word")
-    assert (none.exit_code, none.stdout, "no-such-word" in none.stderr) == (5, "", True)
 
 
 def test_a_model_is_shown_with_its_heads_and_sources(specdecode: Specdecode) -> None:

@@ -1,21 +1,29 @@
-"""Data that commands print, and the schemas that describe it."""
+"""Output, exit codes and help of every command."""
 
 import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 import yaml
 from pydantic import BaseModel
 
+from specdecode_operator.cli.command_groups import TRACEBACK, Ending, run_to_its_end
 from specdecode_operator.cli.estimate import EstimateOutput
 from specdecode_operator.cli.explain import ExplainOutput
+from specdecode_operator.cli.main import app
 from specdecode_operator.cli.plan.data import PlanOutput
-from specdecode_operator.cli.text_files import replaced_whole
+from tests.support.golden import EXAMPLES, ROOT
+from tests.support.objects import H200
 from tests.unit.cli.conftest import Specdecode, WriteObject, manifest
 from tests.unit.cli.test_explain import figures
 
-EXAMPLES = Path(__file__).parents[3] / "examples"
 MODELS: dict[str, type[BaseModel]] = {"plan": PlanOutput, "explain": ExplainOutput}
 LARGE = {"accelerator": {"products": ["NVIDIA-H100-80GB-HBM3"]}}
 CASE = {"gpu": "H100", "model": "meta-llama/Llama-3.1-8B-Instruct"}
@@ -82,7 +90,305 @@ def test_explain_says_as_data_what_it_says_as_text(specdecode: Specdecode, write
     assert answer["candidate"] == "2 x H200, TP 2"
 
 
-def test_a_file_in_no_folder_is_called_by_its_own_name(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError) as raised, replaced_whole(tmp_path / "gone" / "model.json"):
-        pass
-    assert raised.value.filename == str(tmp_path / "gone" / "model.json")
+# `specdecode plan` and `specdecode init` with options in the place of a file.
+
+TARGET, DRAFT = "meta-llama/Llama-3.1-70B-Instruct", "meta-llama/Llama-3.1-8B-Instruct"
+PAIR = ("--model", TARGET, "--draft", DRAFT, "-K", 5, "--tp", 2, "--max-model-len", 8192)
+
+
+def planned(specdecode: Specdecode, *arguments: object) -> dict[str, Any]:
+    result = specdecode("plan", *arguments, "-o", "json")
+    assert result.exit_code == 0, result.output
+    (found,) = json.loads(result.stdout)["objects"]
+    return dict(found)
+
+
+def test_plan_of_options_is_that_of_a_file(specdecode: Specdecode, write: WriteObject) -> None:
+    file = write("a.yaml", manifest("a", accelerator={"products": [H200]}))
+    of_options, of_file = planned(specdecode, *PAIR, "--gpu", "H200"), planned(specdecode, file)
+    assert of_options["candidates"] == of_file["candidates"]
+    assert of_options["name"] == "llama-3-1-70b-instruct"
+
+
+EVERY = {
+    "method": ("--method", "ngram"),
+    "pipeline": ("--pp", 2),
+    "data": ("--dp", 2),
+    "quantization": ("--quantization", "FP8"),
+    "kv_cache_dtype": ("--kv-cache-dtype", "fp8"),
+    "engine_version": ("--engine-version", "0.30"),
+    "product": ("--gpu", "H100", "--gpu", "NVIDIA-H200"),
+}
+
+
+def test_every_option_reaches_the_manifest(specdecode: Specdecode) -> None:
+    options = [word for words in EVERY.values() for word in words]
+    result = specdecode("init", "--model", TARGET, "--num-speculative-tokens", 3, "--tp", 4, *options)
+    assert result.exit_code == 0, result.output
+    assert yaml.safe_load(result.stdout) == {
+        "apiVersion": "specdecode.io/v1alpha1",
+        "kind": "SpecDecodeDeployment",
+        "metadata": {"name": "llama-3-1-70b-instruct"},
+        "spec": {
+            "target": {"model": TARGET, "quantization": "FP8"},
+            "speculation": {"method": "ngram", "numSpeculativeTokens": 3},
+            "parallelism": {"tensor": 4, "pipeline": 2, "data": 2},
+            "accelerator": {"products": ["NVIDIA-H100-80GB-HBM3", "NVIDIA-H200"]},
+            "serving": {"kvCacheDtype": "fp8"},
+            "engine": {"version": "0.30"},
+        },
+    }
+
+
+def test_the_manifest_is_what_plan_plans(specdecode: Specdecode, tmp_path: Path) -> None:
+    file = tmp_path / "new.yaml"
+    result = specdecode("init", *PAIR, "--gpu", "H200", "--name", "chat", "-n", "models", "--out", file)
+    assert result.exit_code == 0
+    assert result.stdout == ""
+    assert "237,168 tokens" in result.stderr
+    again = planned(specdecode, file)
+    assert (again["name"], again["namespace"]) == ("chat", "models")
+    assert again["candidates"] == planned(specdecode, *PAIR, "--gpu", "H200")["candidates"]
+
+
+def test_a_file_that_exists_is_kept(specdecode: Specdecode, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("mine")
+    result = specdecode("init", *PAIR, "--gpu", "H200", "--out", file)
+    assert result.exit_code == 2
+    assert f"--out: {file}: File exists" in result.stderr
+    assert file.read_text() == "mine"
+
+
+def test_what_does_not_fit_is_written_and_told(specdecode: Specdecode) -> None:
+    result = specdecode("init", *PAIR, "--gpu", "H100")
+    assert result.exit_code == 4
+    assert "does not fit" in result.stderr
+    assert yaml.safe_load(result.stdout)["spec"]["target"]["model"] == TARGET
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--tp", 2), "error: --model: is missing"),
+        (("--model", TARGET, "--gpu", "H3"), "error: --gpu: H3: no memory figures are known"),
+        (
+            ("--model", TARGET, "--draft", DRAFT),
+            "spec.speculation.numSpeculativeTokens: is missing: method draft_model needs it",
+        ),
+        (("--model", TARGET, "--tp", 0), "spec.parallelism.tensor: 0: must be at least 1"),
+    ],
+)
+def test_what_is_wrong_is_said_and_nothing_is_written(
+    specdecode: Specdecode, tmp_path: Path, arguments: tuple[object, ...], said: str
+) -> None:
+    result = specdecode("init", *arguments, "--out", tmp_path / "new.yaml")
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert not list(tmp_path.iterdir())
+    result = specdecode("plan", *arguments)
+    assert result.exit_code == 2
+    assert said in result.stdout + result.stderr
+
+
+def test_a_file_and_a_description_are_one_too_many(specdecode: Specdecode, write: WriteObject) -> None:
+    file = write("a.yaml", manifest("a"))
+    result = specdecode("plan", file, "--model", TARGET)
+    assert result.exit_code == 2
+    assert f"--model: {TARGET}: {file} is named, too" in result.stderr
+
+
+def test_a_version_that_nobody_knows_is_described_with_an_image_to_look_for(
+    specdecode: Specdecode, write: WriteObject
+) -> None:
+    options = (*PAIR, "--gpu", "H200", "--engine-version", "0.99")
+    written = specdecode("init", *options)
+    assert written.exit_code == 0, written.output
+    image = "docker.io/vllm/vllm-openai:v0.99.0"
+    assert yaml.safe_load(written.stdout)["spec"]["engine"] == {"version": "0.99", "image": image}
+    assert f"warning: spec.engine.image: {image}: is vLLM's usual name for it" in written.stderr
+    assert "is untested" in written.stderr
+    assert planned(specdecode, write("a.yaml", written.stdout))["advice"] == planned(specdecode, *options)["advice"]
+
+
+# Help, completion and colours: what all commands share.
+
+BIN = Path(sys.executable).parent
+
+
+def commands(group: Any, *before: str) -> Iterator[tuple[str, ...]]:
+    """All commands, those below others too."""
+    for name, command in group.commands.items():
+        yield (*before, name)
+        if hasattr(command, "commands"):
+            yield from commands(command, *before, name)
+
+
+ALL = [(), *commands(typer.main.get_command(app))]
+
+
+@pytest.mark.parametrize("command", ALL, ids=" ".join)
+def test_help_is_short_and_names_no_type_of_python(specdecode: Specdecode, command: tuple[str, ...]) -> None:
+    result = specdecode(*command, "-h")
+    assert result.exit_code == 0
+    assert result.stdout == specdecode(*command, "--help").stdout
+    named = re.findall(r"<[\w ]+[\[>]|install-completion|show-completion", result.stdout)
+    assert not named, "values are called what they are to people"
+    assert "--help" in result.stdout
+
+
+@pytest.mark.parametrize("command", ALL, ids=" ".join)
+def test_help_has_whole_names_in_80_columns(specdecode: Specdecode, command: tuple[str, ...]) -> None:
+    text = specdecode(*command, "--help").stdout
+    assert max(map(len, text.splitlines())) <= 80
+    found = typer.main.get_command(app)
+    for name in command:
+        found = found.commands[name]  # type: ignore[attr-defined]
+    shown = [each for each in found.params if not each.hidden and not str(each.name).endswith("_completion")]
+    names = [name for each in shown for name in (*each.opts, *each.secondary_opts)]
+    assert not [name for name in names if name.startswith("--") and not re.search(rf"{name}\b", text)]
+
+
+def completed(script_of: str, *words: str) -> list[str]:
+    """What bash would offer for the last of some words."""
+    line = " ".join(words)
+    script = f"""source <(specdecode completion {script_of})
+        COMP_WORDS=({line} {"''" if not words[-1] else ""}); COMP_CWORD={len(words) - 1}
+        _specdecode_completion specdecode; printf '%s\\n' "${{COMPREPLY[@]}}" """
+    env = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"}
+    return subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, check=True).stdout.split()
+
+
+def test_bash_completes_commands_options_and_values() -> None:
+    assert completed("bash", "specdecode", "pl") == ["plan"]
+    assert "--matrix" in completed("bash", "specdecode", "plan", "--ma")
+    assert completed("bash", "specdecode", "plan", "-o", "js") == ["json"]
+    assert completed("bash", "specdecode", "plan", "--gpu", "H2") == ["H20", "H200"]
+    assert completed("bash", "specdecode", "plan", "--method", "eag") == ["eagle", "eagle3"]
+    offered = completed("bash", "specdecode", "plan", "--model", "meta-llama/Llama-3.1-70")
+    assert "meta-llama/Llama-3.1-70B-Instruct" in offered
+
+
+@pytest.mark.parametrize(
+    ("shell", "words"), [("zsh", "#compdef specdecode"), ("fish", "complete --command specdecode")]
+)
+def test_other_shells_have_scripts_of_their_own(specdecode: Specdecode, shell: str, words: str) -> None:
+    result = specdecode("completion", shell)
+    assert result.exit_code == 0
+    assert words in result.stdout
+    assert "_SPECDECODE_COMPLETE" in result.stdout
+
+
+def test_a_shell_that_is_not_known_is_refused_with_those_that_are(specdecode: Specdecode) -> None:
+    result = specdecode("completion", "csh")
+    assert result.exit_code == 2
+    assert all(shell in result.stderr for shell in ("bash", "zsh", "fish"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ("replay", "serve", "t", "--mode", "model"),
+            "'--mode': 'model' is not one of 'steps', 'modelled', 'emulated'.",
+        ),
+        (("replay", "serve", "t", "--port", "99999"), "'--port': 99999: must be less than or equal to 65535"),
+        (("replay", "serve", "t", "--seed", "x"), "'--seed': x: must be a valid integer"),
+        (("plan", "-o", "xml"), "'xml' is not one of 'table', 'json', 'yaml', 'markdown'."),
+    ],
+)
+def test_a_value_that_cannot_be_is_told_in_plain_words(
+    specdecode: Specdecode, arguments: tuple[str, ...], said: str
+) -> None:
+    result = specdecode(*arguments)
+    assert result.exit_code == 2
+    text = " ".join(result.stderr.replace("\N{BOX DRAWINGS LIGHT VERTICAL}", " ").split())
+    assert said in text
+    assert "Value error" not in text
+
+
+# How the command line ends: without a traceback, and with an exit code of its own.
+
+SPECDECODE = (sys.executable, "-m", "specdecode_operator")
+EXAMPLE = "examples/llama-8b-ngram.yaml"
+
+
+def started(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*SPECDECODE, *arguments], check=False, stderr=subprocess.PIPE, text=True, cwd=ROOT, timeout=60, **options
+    )
+
+
+@pytest.mark.parametrize("arguments", [("plan", EXAMPLE), ("crds",), ("estimate", "--in", "-", "--out", "-")])
+def test_a_full_disk_is_told_in_a_line(arguments: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        ended = started(*arguments, stdout=full, input="{}\n")
+    assert ended.returncode == Ending.NOT_WRITTEN
+    assert ended.stderr == "error: standard output: No space left on device: write to another place\n"
+
+
+def test_a_reader_that_has_enough_is_no_error() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        ended = started("crds", stdout=writing)
+    finally:
+        os.close(writing)
+    assert not ended.stderr
+    assert ended.returncode
+
+
+def test_the_exit_codes_are_the_documented_ones() -> None:
+    documented = (ROOT / "docs/reference/cli.md").read_text(encoding="utf-8")
+    assert all(f"| {code.value} |" in documented for code in Ending)
+    assert TRACEBACK in documented
+
+
+def fails_with(error: BaseException) -> Callable[[], None]:
+    def fail() -> None:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (KeyError("spec\n\x1b[31m"), Ending.DEFECT, "error: KeyError: "),
+        (RecursionError("too deep"), Ending.DEFECT, "error: RecursionError: too deep"),
+        (MemoryError(), Ending.DEFECT, "error: there is not enough memory"),
+        (BrokenPipeError(), Ending.PIPE_CLOSED, ""),
+        (KeyboardInterrupt(), Ending.INTERRUPTED, ""),
+        (PermissionError(13, "Permission denied", "x.yaml"), Ending.NOT_WRITTEN, "error: x.yaml: Permission denied"),
+        (SystemExit(4), 4, ""),
+    ],
+)
+def test_whatever_happens_ends_in_a_line(
+    error: BaseException, code: int, words: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["specdecode", "plan"])
+    with pytest.raises(SystemExit) as ended:
+        run_to_its_end(fails_with(error))
+    said = capfd.readouterr().err
+    assert ended.value.code == code
+    assert said.startswith(words)
+    assert said.count("\n") == bool(words)
+    assert "\x1b" not in said
+
+
+def test_a_traceback_is_shown_to_who_asks(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["specdecode", "plan"])
+    monkeypatch.setenv(TRACEBACK, "1")
+    with pytest.raises(SystemExit):
+        run_to_its_end(fails_with(KeyError("spec")))
+    assert "Traceback" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["operator", "capture-job"])
+def test_a_pod_s_log_has_the_traceback(
+    command: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["specdecode", command, "--verbose"])
+    with pytest.raises(SystemExit):
+        run_to_its_end(fails_with(KeyError("spec")))
+    assert "Traceback" in capfd.readouterr().err

@@ -1,17 +1,29 @@
-"""`specdecode plan`: tables, exit codes, what it reads and what it refuses."""
+"""`specdecode plan`."""
 
 import json
 import subprocess
 import sys
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+from matplotlib.figure import Figure
+from pydantic.alias_generators import to_camel
 
-from specdecode_operator.sizing.arithmetic import GIB
-from specdecode_operator.vllm.profiles import KNOWN_VERSIONS
+from specdecode_operator.api.base import ApiModel
+from specdecode_operator.api.crds import structural_schema
+from specdecode_operator.api.deployment import Parallelism, Serving
+from specdecode_operator.api.deployment_status import PlanStatus
+from specdecode_operator.cli.estimate import CaseOutput
+from specdecode_operator.cli.outputs import code
+from specdecode_operator.cli.plan.data import CandidateOutput, FixOutput, PrecisionOutput
+from tests.support.golden import EXAMPLES
 from tests.support.llama import SMALL_CONFIG
+from tests.support.objects import Body
 from tests.unit.cli.conftest import Specdecode, WriteObject, manifest
 
 H100, H200 = "NVIDIA-H100-80GB-HBM3", "NVIDIA-H200"
@@ -117,15 +129,6 @@ def test_a_vllm_in_doubt_is_told_and_fails_only_when_strict(
     assert specdecode("lint", path, "--strict").exit_code == 3
 
 
-def test_a_version_that_nobody_knows_has_more_margin(specdecode: Specdecode, write: WriteObject) -> None:
-    margins = {}
-    for version in (KNOWN_VERSIONS[-1], "0.99"):
-        body = manifest("small", **SMALL_TARGET, **only(H100), engine={"version": version, "image": "i:1"})
-        data = json.loads(specdecode("plan", "-f", write("a.yaml", body), "-o", "json").stdout)
-        (margins[version],) = {each["margin_bytes"] for each in data["objects"][0]["candidates"]}
-    assert margins["0.99"] == margins[KNOWN_VERSIONS[-1]] + 3 * GIB // 2
-
-
 def test_options_plan_for_a_version_that_nobody_knows(specdecode: Specdecode) -> None:
     options = ("--model", "meta-llama/Llama-3.1-8B-Instruct", "--gpu", "H100", "--engine-version")
     result = specdecode("plan", *options, "0.99")
@@ -214,12 +217,6 @@ def test_an_invalid_object_is_worse_than_one_that_does_not_fit(specdecode: Specd
         ["large", "DoesNotFit"],
         ["invalid", "Invalid"],
     ]
-
-
-def test_a_misspelt_field_is_named(specdecode: Specdecode, write: WriteObject) -> None:
-    result = specdecode("plan", "-f", write("a.yaml", manifest("a", serving={"maxModelLength": 8192})))
-    assert result.exit_code == 2
-    assert "spec.serving.maxModelLength" in result.stdout
 
 
 def test_a_template_is_an_error_and_the_rest_is_planned(specdecode: Specdecode, write: WriteObject) -> None:
@@ -336,25 +333,6 @@ def test_a_plan_loads_no_cluster_client_and_no_other_command(write: WriteObject)
     assert finished.stdout.splitlines()[-1] == "[]"
 
 
-def test_a_choice_of_precision_is_made_and_shown(specdecode: Specdecode, write: WriteObject) -> None:
-    target = {"model": "meta-llama/Llama-3.1-70B-Instruct", "quantization": "Auto"}
-    path = write(
-        "auto.yaml", manifest("auto", target=target, **only(H100), objective="Cost", parallelism={"tensor": 2})
-    )
-    shown = specdecode("plan", "-f", path)
-    assert shown.exit_code == 0
-    assert "Llama-3.1-70B-Instruct FP8" in shown.stdout
-    candidates = json.loads(specdecode("plan", "-f", path, "-o", "json").stdout)["objects"][0]["candidates"]
-    assert [(each["target_precision"], each["verdict"]) for each in candidates] == [
-        ("FP8", "Fits"),
-        ("BF16", "DoesNotFit"),
-    ]
-    assert "2 x H100, TP 2, FP8 + BF16" in specdecode("plan", "-f", path, "--matrix").stdout
-
-
-EXAMPLES = Path(__file__).parents[3] / "examples"
-
-
 @pytest.mark.parametrize("command", ["plan", "explain"])
 @pytest.mark.parametrize("option", [(), ("-f",)], ids=["without -f", "with -f"])
 def test_the_shipped_folder_is_planned(specdecode: Specdecode, command: str, option: tuple[str, ...]) -> None:
@@ -376,10 +354,481 @@ def test_without_a_file_it_is_said_how_to_name_one(specdecode: Specdecode) -> No
     assert "name a file, a folder, or -" in " ".join(result.stderr.split())
 
 
-def test_a_checkpoint_that_is_published_quantized_is_sized_so(specdecode: Specdecode, write: WriteObject) -> None:
-    body = manifest(
-        "kimi", target={"model": "moonshotai/Kimi-K2-Thinking"}, parallelism={}, speculation=None, **only(H200)
+# The changes that `plan` offers: each is applied to the object, and planned again.
+
+GPT_OSS: dict[str, Any] = {
+    "target": {"model": "openai/gpt-oss-120b"},
+    "speculation": {
+        "method": "eagle3",
+        "numSpeculativeTokens": 3,
+        "draft": {"model": "lmsys/EAGLE3-gpt-oss-120b-bf16"},
+    },
+    "parallelism": {"tensor": 1},
+    "accelerator": {"products": [H100]},
+    "serving": {"minConcurrency": 2},
+}
+
+
+def fixes(specdecode: Specdecode, write: WriteObject, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """What is offered for the first place."""
+    (answer,) = json.loads(specdecode("plan", write("a.yaml", body), "-o", "json").stdout)["objects"]
+    assert answer["verdict"] == "DoesNotFit", answer["problems"]
+    return next(iter(answer["fixes"].values()), [])
+
+
+def changed(body: dict[str, Any], changes: list[dict[str, Any]]) -> dict[str, Any]:
+    """The object with its fields as a fix says; None removes one."""
+    body = deepcopy(body)
+    for change in changes:
+        *parents, name = change["field"].split(".")
+        place = body
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        if change["value"] is None:
+            del place[name]
+        else:
+            place[name] = change["value"]
+    return body
+
+
+def large(name: str, **spec: Any) -> dict[str, Any]:
+    """An example that fits nowhere any more, on H100 alone."""
+    (body,) = (each for each in yaml.safe_load_all((EXAMPLES / f"{name}.yaml").read_text()) if each)
+    serving = {**body["spec"].get("serving", {}), **spec.pop("serving", {})}
+    body["spec"] |= {"accelerator": {"products": [H100]}, "serving": serving, **spec}
+    return dict(body)
+
+
+def with_draft(**more: Any) -> dict[str, Any]:
+    speculation = {
+        "method": "draft_model",
+        "numSpeculativeTokens": 5,
+        "draft": {"model": "meta-llama/Llama-3.1-8B-Instruct"},
+    }
+    return {**speculation, **more}
+
+
+QWEN_NEXT = {
+    "target": {"model": "Qwen/Qwen3-Next-80B-A3B-Instruct"},
+    "speculation": with_draft(draft={"model": "Qwen/Qwen3-8B", "quantization": "FP8", "maxModelLen": 8192}),
+    "parallelism": {"tensor": 4, "draftTensor": 4},
+    "accelerator": {"products": [H100]},
+    "serving": {"maxModelLen": 131_072, "minConcurrency": 8},
+}
+QWEN = {
+    "target": {"model": "Qwen/Qwen3-8B"},
+    "speculation": with_draft(
+        draft={"model": "Qwen/Qwen3-1.7B", "quantization": "FP8"},
+        numSpeculativeTokensByBatchSize=[{"from": 1, "to": 64, "numSpeculativeTokens": 2}],
+        draftSampling="probabilistic",
+    ),
+    "parallelism": {"tensor": 1},
+    "accelerator": {"products": [H100]},
+    "serving": {"maxModelLen": 8192, "maxNumSeqs": 64, "minConcurrency": 35},
+}
+WHOLE_PROMPTS = {
+    **GPT_OSS,
+    "serving": {"maxModelLen": 16_384, "maxNumBatchedTokens": 16_384, "minConcurrency": 10},
+    "engine": {"extraArgs": ["--no-enable-chunked-prefill"]},
+}
+AUTO = {
+    "target": {"model": "meta-llama/Llama-3.1-8B-Instruct", "quantization": "Auto"},
+    "speculation": with_draft(method="eagle3", draft={"model": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"}),
+    "parallelism": {"tensor": 1},
+    "accelerator": {"products": ["NVIDIA-H200"]},
+    "serving": {"maxModelLen": 131_072, "minConcurrency": 32, "kvCacheDtype": "fp8"},
+}
+DO_NOT_FIT = {
+    "gpt-oss": manifest("gpt-oss", **GPT_OSS),
+    "gpt-oss, any split": manifest("gpt-oss", **{**GPT_OSS, "parallelism": {}, "serving": {"minConcurrency": 200}}),
+    "70B": large("llama-70b"),
+    "70B, the plan chooses": large("llama-70b-auto", parallelism={"tensor": 1}),
+    "8B, the plan chooses again": manifest("auto", **AUTO),
+    "70B in FP8": large("llama-70b-fp8", serving={"minConcurrency": 40, "kvCacheDtype": "fp8"}),
+    "405B": large("llama-405b-two-nodes", parallelism={"tensor": 8}),
+    "an own head": large(
+        "qwen3-8b-eagle3", serving={"maxModelLen": 40_960, "minConcurrency": 60}, parallelism={"tensor": 1}
+    ),
+    "own layers": large("qwen3-next-mtp", parallelism={"tensor": 2}),
+    "an n-gram": large("llama-8b-ngram", serving={"minConcurrency": 60}, parallelism={"tensor": 1}),
+    "a draft beside own layers": manifest("next", **QWEN_NEXT),
+    "a draft beside a head": manifest("qwen", **QWEN),
+    "adapters": manifest("lora", **QWEN, engine={"extraArgs": ["--enable-lora"]}),
+    "whole prompts": manifest("whole", **WHOLE_PROMPTS),
+    "CPU": large("tiny-cpu", accelerator={"type": "CPU", "cpuCores": 2, "memoryGiB": 2, "kvCacheGiB": 1}),
+}
+
+
+@pytest.mark.parametrize("body", DO_NOT_FIT.values(), ids=DO_NOT_FIT.keys())
+def test_what_is_offered_is_accepted_and_does_what_it_says(
+    specdecode: Specdecode, write: WriteObject, body: dict[str, Any]
+) -> None:
+    offered = fixes(specdecode, write, body)
+    assert offered
+    for fix in offered:
+        result = specdecode("plan", write("b.yaml", changed(body, fix["changes"])), "-o", "json")
+        (answer,) = json.loads(result.stdout)["objects"]
+        assert answer["verdict"] == fix["verdict"], (fix["change"], answer["explanation"])
+        assert answer["candidates"][0]["kv_cache_tokens"] == fix["kv_cache_tokens"], fix["change"]
+
+
+def test_settings_come_before_hardware_and_say_what_ends_tight(specdecode: Specdecode, write: WriteObject) -> None:
+    """gpt-oss-120b with an EAGLE-3 head, two long requests on one H100: no second GPU is needed."""
+    body = {**GPT_OSS, "engine": {"version": "0.32"}}
+    offered = {fix["change"]: fix for fix in fixes(specdecode, write, manifest("gpt-oss", **body))}
+    both = offered["serving.gpuMemoryUtilizationPercent: 95, serving.maxNumBatchedTokens: 2048"]
+    assert (both["verdict"], both["kv_cache_tokens"]) == ("Tight", 262_732)
+    cache = offered["serving.kvCacheDtype: fp8"]
+    assert cache["verdict"] == "Fits"
+    order = list(offered)
+    assert max(order.index(both["change"]), order.index(cache["change"])) < order.index("parallelism.tensor: 2")
+    assert not [change for change in order if "quantization" in change], "MXFP4 is as small as it gets"
+    text = specdecode("plan", write("a.yaml", manifest("gpt-oss", **body))).stdout
+    (line,) = (line for line in text.splitlines() if line.startswith(f"  {both['change']}  "))
+    assert line.endswith("(tight)")
+
+
+def test_what_is_said_of_the_old_model_goes_with_it(specdecode: Specdecode, write: WriteObject) -> None:
+    own = [fix["change"] for fix in fixes(specdecode, write, DO_NOT_FIT["a draft beside own layers"])]
+    assert "speculation.method: mtp, no speculation.draft" in own
+    assert "speculation: {method: none}, no parallelism.draftTensor" in own
+    assert "parallelism.tensor: 8, parallelism.draftTensor: 8" in own
+    head = [fix["change"] for fix in fixes(specdecode, write, DO_NOT_FIT["a draft beside a head"])]
+    assert "speculation.method: eagle3, speculation.draft: {model: AngelSlim/Qwen3-8B_eagle3}" in head
+
+
+# GPUs by the names that people use, and by their memory.
+
+SMALL = {"target": {"model": "meta-llama/Llama-3.1-8B-Instruct"}, "speculation": None, "parallelism": {}}
+
+
+def candidates(specdecode: Specdecode, *arguments: object) -> list[dict[str, Any]]:
+    result = specdecode("plan", *arguments, "-o", "json")
+    assert result.exit_code in (0, 4), result.output
+    return list(json.loads(result.stdout)["objects"][0]["candidates"])
+
+
+@pytest.mark.parametrize("asked", ["48GiB", "48 gib", "48Gi", "48.0GiB"])
+def test_any_gpu_is_planned_for_by_its_memory(specdecode: Specdecode, asked: str) -> None:
+    model = ("--model", "meta-llama/Llama-3.1-8B-Instruct", "--max-model-len", "8192")
+    found = candidates(specdecode, *model, "--gpu", asked)
+    assert {each["product"] for each in found} == {"GPU of 48GiB"}
+    assert all(each["per_gpu"]["total"] == 48 * 2**30 for each in found)
+    assert not any(each["calibrated"] for each in found)
+    text = specdecode("plan", *model, "--gpu", asked).stdout
+    assert "Runs on 1 x GPU of 48GiB, TP 1: " in text
+    assert "GPU of 48GiB is uncalibrated: only its memory is known" in text
+    (answer,) = json.loads(specdecode("plan", *model, "--gpu", asked, "-o", "json").stdout)["objects"]
+    assert any("uncalibrated" in each for each in answer["advice"])
+
+
+def test_a_product_without_figures_is_planned_for_by_its_memory(specdecode: Specdecode, write: WriteObject) -> None:
+    path = write("a.yaml", manifest("a", **SMALL, accelerator={"products": ["NVIDIA-T1000"], "memoryGiBPerGPU": 48}))
+    found = candidates(specdecode, path)
+    assert {each["product"] for each in found} == {"NVIDIA-T1000"}
+    assert all(each["uncalibrated_gpu"] and each["per_gpu"]["total"] == 48 * 2**30 for each in found)
+    for command in ("plan", "explain"):
+        assert "uncalibrated" in specdecode(command, path).stdout
+    assert "accelerator.memoryGiBPerGPU 48" in specdecode("explain", path).stdout
+
+
+def test_memory_that_is_given_for_a_known_product_is_warned_of(specdecode: Specdecode, write: WriteObject) -> None:
+    accelerator = {"products": ["NVIDIA-H100-80GB-HBM3"], "memoryGiBPerGPU": 14}
+    path = write("a.yaml", manifest("a", **SMALL, accelerator=accelerator))
+    assert "accelerator.memoryGiBPerGPU 14 is ignored" in specdecode("lint", path).output
+    unknown = {"products": ["NVIDIA-T1000"], "memoryGiBPerGPU": 48}
+    path = write("b.yaml", manifest("b", **SMALL, accelerator=unknown))
+    assert "is ignored" not in specdecode("lint", path).output
+
+
+def test_a_product_without_figures_needs_its_memory(specdecode: Specdecode, write: WriteObject) -> None:
+    path = write("a.yaml", manifest("a", **SMALL, accelerator={"products": ["NVIDIA-T1000"]}))
+    result = specdecode("plan", path)
+    assert result.exit_code == 2
+    assert "spec.accelerator.products[0]" in result.output
+    assert "set spec.accelerator.memoryGiBPerGPU" in result.output
+    slice_of = {"products": ["NVIDIA-H200-MIG-1g.18gb"], "memoryGiBPerGPU": 16}
+    assert "is a MIG slice" in specdecode("plan", write("b.yaml", manifest("b", accelerator=slice_of))).output
+
+
+def test_a_file_is_planned_for_other_gpus_than_it_names(specdecode: Specdecode, write: WriteObject) -> None:
+    path = write("a.yaml", manifest("a", accelerator={"products": [H100]}))
+    assert {each["product"] for each in candidates(specdecode, path)} == {H100}
+    assert {each["product"] for each in candidates(specdecode, path, "--gpu", "H200")} == {H200}
+    several = candidates(specdecode, path, "--gpu", "H200", "--gpu", "141GiB")
+    assert {each["product"] for each in several} == {H200, "GPU of 141GiB"}
+
+
+@pytest.mark.parametrize(
+    ("gpu", "words"),
+    [
+        ("48GB", "48GB: no memory figures are known for it: use one of"),
+        ("0GiB", "0GiB: no memory figures are known for it"),
+        ("-4GiB", "no memory figures are known for it"),
+        ("99999GiB", "no memory figures are known for it"),
+        ("nanGiB", "or its memory as CUDA reports it, such as 48GiB"),
+        ("A300", "or its memory as CUDA reports it, such as 48GiB"),
+    ],
+)
+def test_what_is_no_gpu_is_refused_with_what_is(
+    specdecode: Specdecode, write: WriteObject, gpu: str, words: str
+) -> None:
+    for start in (("--model", "gpt2"), (write("a.yaml", manifest("a")),)):
+        result = specdecode("plan", *start, "--gpu", gpu)
+        assert result.exit_code == 2
+        assert words in result.stderr
+        assert result.stderr.count("\n") == 1
+
+
+def test_nodes_and_gpus_are_not_both_given(specdecode: Specdecode, write: WriteObject) -> None:
+    path = write("a.yaml", manifest("a"))
+    result = specdecode("plan", path, "--gpu", "H200", "--nodes", path)
+    assert (result.exit_code, "--nodes says which GPUs there are: remove one" in result.stderr) == (2, True)
+
+
+def test_a_manifest_has_the_label_of_nodes_and_is_told_which(specdecode: Specdecode, write: WriteObject) -> None:
+    """The scheduler compares it with the label, so nothing shorter can stand there."""
+    result = specdecode("plan", write("a.yaml", manifest("a", accelerator={"products": ["H200"]})))
+    assert result.exit_code == 2
+    assert "spec.accelerator.products[0]: H200: " in result.stdout
+    assert f"the label of nodes is meant, so write {H200}" in result.stdout
+
+
+def test_nodes_in_a_file_may_have_short_names(specdecode: Specdecode, write: WriteObject) -> None:
+    def node(product: str) -> str:
+        metadata = {"name": product.lower(), "labels": {"nvidia.com/gpu.product": product}}
+        body = {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
+        return yaml.safe_dump({**body, "status": {"allocatable": {"nvidia.com/gpu": "8"}}})
+
+    path = write("a.yaml", manifest("a", **SMALL))
+    nodes = write("nodes.yaml", node("H100"), node("H200"))
+    assert {each["product"] for each in candidates(specdecode, path, "--nodes", nodes)} == {H100, H200}
+    told = specdecode("plan", path, "--nodes", write("other.yaml", node("A100"))).stdout
+    assert "no memory figures are known" in told, "there are A100 of 40 and of 80 GB"
+
+
+# Figures of data-parallel engines are those of one copy, and every place says so.
+
+FEW, MANY = {"maxModelLen": 8192}, {"maxModelLen": 8192, "minConcurrency": 100}
+
+
+def copies(data: int, serving: Body) -> Body:
+    """A pair in copies, with what is known of its requests."""
+    workload = {"kind": "Chat", "promptTokens": 4000, "outputTokens": 400}
+    return manifest("one", parallelism={"tensor": 2, "data": data}, serving=serving, workload=workload)
+
+
+@pytest.mark.parametrize("serving", [FEW, MANY], ids=["fits", "does not fit"])
+@pytest.mark.parametrize("command", [["plan"], ["plan", "--matrix"], ["explain"]], ids=" ".join)
+def test_every_text_says_of_what_its_figures_are(
+    specdecode: Specdecode, write: WriteObject, command: list[str], serving: Body
+) -> None:
+    several, one = (specdecode(*command, "-f", write(f"{data}.yaml", copies(data, serving))).stdout for data in (4, 1))
+    assert "per copy" not in one
+    for line in several.splitlines():
+        capacity = " requests of " in line or line.strip().startswith(("tokens", "full requests"))
+        if capacity and "KV cache per copy" not in line:
+            assert "per copy" in line, line
+    assert "per copy" in several
+
+
+def test_sentences_in_data_say_so_too(specdecode: Specdecode, write: WriteObject) -> None:
+    answer: dict[str, Any] = json.loads(specdecode("plan", "-o", "json", "-f", write("a.yaml", copies(4, FEW))).stdout)
+    (found,) = answer["objects"]
+    assert "tokens per copy" in found["explanation"]
+    assert found["candidates"][0]["data"] == 4
+
+
+@pytest.mark.parametrize(
+    ("model", "fields"),
+    [
+        (PlanStatus, ["kv_cache_tokens", "max_concurrency", "data"]),
+        (Serving, ["max_num_seqs", "max_num_batched_tokens", "min_concurrency"]),
+        (Parallelism, ["data"]),
+        (CandidateOutput, ["kv_cache_tokens", "max_concurrency"]),
+        (PrecisionOutput, ["kv_cache_tokens", "max_concurrency"]),
+        (FixOutput, ["kv_cache_tokens", "max_concurrency"]),
+        (CaseOutput, ["kv_cache_tokens", "max_concurrency"]),
+    ],
+    ids=lambda each: getattr(each, "__name__", ""),
+)
+def test_every_description_says_so(model: Any, fields: list[str]) -> None:
+    for field in fields:
+        assert "cop" in description(model, field).lower(), field
+
+
+def description(model: Any, field: str) -> str:
+    """What is said of a field where people read it: of an object's in its CRD, of a command's output in its schema."""
+    if not issubclass(model, ApiModel):
+        return str(model.model_fields[field].description)
+    return str(structural_schema(model, {})["properties"][to_camel(field)]["description"])
+
+
+# `specdecode plan --plot`: the memory of each candidate as a picture.
+
+
+@pytest.mark.parametrize(("suffix", "beginning"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
+def test_the_plot_is_a_picture(
+    specdecode: Specdecode, write: WriteObject, tmp_path: Path, suffix: str, beginning: bytes
+) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / f"plan.{suffix}"
+    assert specdecode("plan", "-f", write("a.yaml", manifest("a")), "--plot", picture).exit_code == 0
+    assert picture.read_bytes().startswith(beginning)
+
+
+def test_bars_are_as_high_as_the_memory_and_say_what_is_over_the_budget(
+    specdecode: Specdecode, write: WriteObject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures = []
+    figure_class = pytest.importorskip("matplotlib.figure").Figure
+    monkeypatch.setattr(figure_class, "savefig", lambda self, *_, **__: figures.append(self))
+    path = write("a.yaml", manifest("a"))
+    assert specdecode("plan", "-f", path, "--plot", tmp_path / "plan.png").exit_code == 0
+    axes, _ = figures[0].axes
+    memory = [139.80, 79.19]
+    # The margin is hatched over the KV cache.
+    stacked = [part for part in axes.containers if part.get_label() != "margin"]
+    heights = [sum(part[bar].get_height() for part in stacked) for bar in range(2)]
+    assert heights == pytest.approx(memory, abs=0.01)
+    assert any(text.get_text().endswith("over the budget") for text in axes.texts), "H100 has not enough"
+    shown = {text.get_text() for text in figures[0].legends[0].get_texts()}
+    assert {"memory", "budget", "target weights", "draft weights", "KV cache", "outside the budget"} <= shown
+    assert {"needed", "margin"} <= shown
+    assert [label.get_text().splitlines()[0] for label in axes.get_xticklabels()] == [
+        "2 x H200, TP 2",
+        "2 x H100, TP 2",
+    ]
+    assert axes.get_ylabel() == "GiB per GPU"
+    # The margin is the end of the KV cache, below the budget; what is needed is drawn where it is missing.
+    [margin] = [part for part in axes.containers if part.get_label() == "margin"]
+    lines = {line.get_label(): line for line in axes.collections}
+    tops = [segment[0][1] for segment in lines["budget"].get_segments()]
+    assert margin[0].get_height() > 0
+    assert margin[0].get_y() + margin[0].get_height() == pytest.approx(tops[0])
+    assert [round(float(segment[:, 0].mean())) for segment in lines["needed"].get_segments()] == [1]
+
+
+def drawn(specdecode: Specdecode, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *arguments: object) -> Figure:
+    figures: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: figures.append(self))
+    assert specdecode("plan", *arguments, "--plot", tmp_path / "plan.png").exit_code == 0
+    return figures[0]
+
+
+def test_a_plot_of_no_known_format_is_refused(specdecode: Specdecode, write: WriteObject, tmp_path: Path) -> None:
+    result = specdecode("plan", "-f", write("a.yaml", manifest("a")), "--plot", tmp_path / "plan.pdf")
+    assert result.exit_code == 2
+    assert ".png or .svg" in result.stderr
+
+
+def test_a_plot_without_matplotlib_says_what_to_install(
+    specdecode: Specdecode, write: WriteObject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    result = specdecode("plan", "-f", write("a.yaml", manifest("a")), "--plot", tmp_path / "plan.png")
+    assert result.exit_code == 2
+    assert "pip install '.[plot]'" in result.stderr
+
+
+# `-o markdown`: what a CI job shows of `lint` and `plan`, whatever others wrote into the objects.
+
+HARMLESS = {"text", "code_inline", "strong_open", "strong_close", "softbreak"}
+EVIL = (
+    "`|\\|\n# x\n<img src=x onerror=y> ![p](https://e.example/p) @everyone [a](javascript:x) `` www.e.example \x1b[2J"
+)
+CASES = [EVIL, "`", "``", "a`", "", " ", "\\`", "|", "\\|", "a\\", "```\nb"]
+
+
+def inline(markdown: str) -> list[Token]:
+    """What stands in the paragraphs, lists and tables of a text, as a reader with tables and links takes it."""
+    parser = MarkdownIt("commonmark").enable(["table"])
+    return [child for token in parser.parse(markdown) for child in token.children or []]
+
+
+def row_widths(markdown: str) -> set[int]:
+    """How many cells the rows of a table have."""
+    widths, width = set(), 0
+    for token in MarkdownIt("commonmark").enable(["table"]).parse(markdown):
+        if token.type in ("td_open", "th_open"):
+            width += 1
+        elif token.type == "tr_close":
+            widths.add(width)
+            width = 0
+    return widths
+
+
+@pytest.mark.parametrize("text", CASES)
+def test_any_text_is_one_span_of_code(text: str) -> None:
+    (found,) = inline(f"- {code(text)}")
+    assert found.type == "code_inline"
+    assert found.content.isprintable()
+
+
+def test_a_plan_has_a_row_for_each_place(specdecode: Specdecode) -> None:
+    result = specdecode("plan", EXAMPLES / "llama-70b.yaml", "-o", "markdown")
+    heading, _, *lines = result.stdout.splitlines()
+    assert (result.exit_code, heading) == (0, "### specdecode plan: Fits")
+    assert [each.split("|")[2:4] for each in lines[2:4]] == [
+        [" `2 x H200, TP 2` ", " `Fits` "],
+        [" `2 x H100, TP 2` ", " `DoesNotFit` "],
+    ]
+    assert row_widths(result.stdout) == {6}
+
+
+def test_a_matrix_has_every_split(specdecode: Specdecode) -> None:
+    best, every = (
+        specdecode("plan", EXAMPLES / "qwen3-8b-eagle3.yaml", "-o", "markdown", *option).stdout
+        for option in ((), ("--matrix",))
     )
-    (answer,) = json.loads(specdecode("plan", "-f", write("kimi.yaml", body), "-o", "json").stdout)["objects"]
-    best = answer["candidates"][0]
-    assert (answer["verdict"], best["gpus"], best["target_precision"]) == ("Fits", 8, "INT4")
+    assert "TP 4" in every
+    assert "TP 4" not in best
+
+
+def test_what_does_not_fit_says_what_helps(specdecode: Specdecode, write: WriteObject) -> None:
+    path = write("a.yaml", manifest("a", parallelism={"tensor": 1}, accelerator={"products": ["NVIDIA-H200"]}))
+    result = specdecode("plan", path, "-o", "markdown")
+    assert result.exit_code == 4
+    reason, *fixes = (each for each in result.stdout.splitlines() if each.lstrip().startswith("- "))
+    assert reason.startswith(f"- **DoesNotFit** `a` (`{path}, document 1`): `1 x NVIDIA-H200 per replica")
+    assert any(each.startswith("  - `1 x H200, TP 1`: `parallelism.tensor: 2`, then `") for each in fixes)
+
+
+def test_findings_begin_with_what_is_refused(specdecode: Specdecode, write: WriteObject) -> None:
+    doubtful = write("a.yaml", manifest("a", target={"model": "nobody/knows"}))
+    wrong = write("b.yaml", manifest("b", target={}))
+    result = specdecode("lint", doubtful, wrong, "-o", "markdown")
+    assert result.exit_code == 2
+    first, *_, last = (each for each in result.stdout.splitlines() if each.startswith("- "))
+    assert first.startswith(f"- **error** `{wrong}:")
+    assert last.startswith(f"- **warning** `{doubtful}:")
+    assert "objects: 2, errors: 1, warnings: 1" in result.stdout.splitlines()
+
+
+def test_a_clean_file_says_so(specdecode: Specdecode) -> None:
+    result = specdecode("lint", EXAMPLES / "llama-70b.yaml", "-o", "markdown")
+    assert result.stdout == "### specdecode lint\n\nobjects: 1, errors: 0, warnings: 0\n"
+
+
+@pytest.mark.parametrize("command", ["lint", "plan"])
+@pytest.mark.parametrize(
+    "change",
+    [{"spec": {EVIL: 1}}, {"metadata": {"name": EVIL}}, {"metadata": {"name": "a", "namespace": EVIL}}],
+    ids=str,
+)
+def test_what_others_wrote_is_shown_and_not_done(
+    specdecode: Specdecode, write: WriteObject, command: str, change: dict[str, object]
+) -> None:
+    path = write("a.yaml", json.dumps({**manifest("a"), **change}))
+    shown = specdecode(command, path, "-o", "markdown").stdout
+    assert shown.replace("\n", "").isprintable()
+    assert {each.type for each in inline(shown)} <= HARMLESS
+    assert all("onerror" not in each.content for each in inline(shown) if each.type == "text")
+    assert row_widths(shown) <= {6}
+
+
+def test_a_file_that_cannot_be_read_is_told(specdecode: Specdecode, tmp_path: Path) -> None:
+    for command in ("lint", "plan"):
+        result = specdecode(command, tmp_path / f"{EVIL.replace('/', '')}.yaml", "-o", "markdown")
+        assert result.exit_code == 2
+        assert {each.type for each in inline(result.stdout)} <= HARMLESS

@@ -1,14 +1,21 @@
-"""`specdecode replay fit` and `compare` on a command line."""
+"""`specdecode replay fit`, `synth` and forecasts."""
 
 import json
 from pathlib import Path
+from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from specdecode_operator.capture.trace_reader import RecordedRequest, read_recording
 from specdecode_operator.cli.main import app
-from specdecode_operator.replay.model_file import read_model
-from tests.support.synthetic import Truth
+from specdecode_operator.replay.compare import measured
+from specdecode_operator.replay.fit import fit
+from specdecode_operator.replay.model_file import FittedModel, Origin, encode_model, read_model
+from tests.support.replay_process import replaying
+from tests.support.synthetic import Made, Truth
 from tests.support.traces import META, record, write_trace
 
 
@@ -90,23 +97,6 @@ def test_captures_of_different_engines_are_not_mixed(tmp_path: Path, meta: dict[
     assert says in text
 
 
-def test_of_several_engines_it_is_said_that_one_is_fitted(tmp_path: Path) -> None:
-    write_trace(tmp_path / "trace.jsonl", [record(engine=0), record(engine=1)])
-    code, text = run("fit", str(tmp_path), "-o", str(tmp_path / "model.json"))
-    assert code == 0
-    assert "2 data-parallel engines were recorded: the model is of one of them" in text
-    donors = read_model(tmp_path / "model.json").donors
-    assert donors is not None
-    assert donors.ranges["requests decoding at once"].most == 1
-
-
-def test_gaps_of_zero_can_be_fitted(tmp_path: Path) -> None:
-    write_trace(tmp_path / "trace.jsonl", [record(itl_ms=[0.0, 0.0], ttft_ms=0.0), record(arrival_ms=5.0, ttft_ms=0.0)])
-    code, text = run("fit", str(tmp_path), "-o", str(tmp_path / "model.json"))
-    assert code == 0, text
-    assert read_model(tmp_path / "model.json").donors is not None
-
-
 def test_two_recordings_are_compared_as_text_and_as_data(tmp_path: Path) -> None:
     one = write_trace(tmp_path / "one.jsonl", [record()])
     other = write_trace(tmp_path / "other.jsonl", [record(ttft_ms=33.0)])
@@ -167,3 +157,213 @@ def test_limits_that_no_engine_has_are_refused(tmp_path: Path) -> None:
     assert "no engine is so: " in text
     assert "max_num_seqs" in text
     assert not (tmp_path / "model.json").exists()
+
+
+# `specdecode replay forecast` on a command line.
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Made:
+    return Truth().make(tmp_path / "made", "closed:4", 60)
+
+
+@pytest.fixture
+def model(tmp_path: Path, made: Made) -> Path:
+    path = tmp_path / "model.json"
+    path.write_bytes(encode_model(fit([made.recording])))
+    return path
+
+
+def run_forecast(*arguments: object) -> tuple[int, str]:
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["replay", "forecast", *map(str, arguments)])
+    return result.exit_code, " ".join(result.output.replace("│", "").split())
+
+
+def test_a_recorded_load_twice_as_fast(tmp_path: Path, made: Made, model: Path) -> None:
+    out = tmp_path / "out"
+    code, text = run_forecast(model, "-o", out, "--load", made.folder, "--load-factor", 2)
+    assert code == 0, text
+    assert "60 requests in" in text
+    assert "note: requests decoding at once" in text
+    told = read_recording(out)
+    assert told.meta.source == "forecast"
+    assert told.meta.speculative == made.recording.meta.speculative
+    last, recorded = told.requests[-1].arrival_ms, made.requests[-1].arrival_ms
+    assert last == pytest.approx((recorded or 0) / 2, abs=0.001)
+
+
+def test_a_load_that_is_given(tmp_path: Path, model: Path) -> None:
+    out = tmp_path / "out"
+    arguments = ("--arrivals", "closed:4", "--requests", 40, "--prompt-tokens", "200-400", "--output-tokens", 100)
+    code, text = run_forecast(model, "-o", out, *arguments)
+    assert code == 0, text
+    assert "TPOT mean" in text
+    assert "note:" not in text
+    validated = CliRunner().invoke(app, ["capture", "validate", str(out)])
+    assert validated.exit_code == 0, validated.output
+
+
+def test_what_is_said_is_what_was_written(tmp_path: Path, model: Path) -> None:
+    code, text = run_forecast(model, "-o", tmp_path / "out", "--arrivals", "poisson:4", "--requests", 40)
+    assert code == 0, text
+    found = measured(read_recording(tmp_path / "out"))
+    assert found.acceptance is not None
+    assert f"{found.output_tokens / found.seconds:,.1f} tokens/s" in text
+    assert f"acceptance {100 * found.acceptance:.1f} %" in text
+    for name, values in (("TTFT", found.ttft_ms), ("TPOT", found.tpot_ms), ("gap", found.gap_ms)):
+        p50, p90, p99 = np.percentile(values, (50, 90, 99))
+        assert f"{name} mean {values.mean():.2f} P50 {p50:.2f} P90 {p90:.2f} P99 {p99:.2f} ms" in text
+
+
+def test_what_would_not_be_heeded_is_refused(tmp_path: Path, made: Made, model: Path) -> None:
+    for arguments in (
+        ("--load", made.folder, "--prompt-tokens", 900),
+        ("--load", made.folder, "--requests", 5),
+        ("--arrivals", "closed:4", "--load-factor", 2),
+    ):
+        code, text = run_forecast(model, "-o", tmp_path / "out", *arguments)
+        assert (code, str(arguments[2]) in text, "heeded with" in text) == (2, True, True), text
+
+
+def test_requests_beyond_max_model_len_are_told(tmp_path: Path, made: Made) -> None:
+    fitted = fit([made.recording])
+    limits = msgspec.structs.replace(fitted.origin.limits, max_model_len=500)
+    path = tmp_path / "model.json"
+    origin = msgspec.structs.replace(fitted.origin, limits=limits)
+    path.write_bytes(encode_model(msgspec.structs.replace(fitted, origin=origin)))
+    arguments = ("--arrivals", "closed:4", "--requests", 9, "--output-tokens", 10)
+    code, text = run_forecast(path, "-o", tmp_path / "short", *arguments, "--prompt-tokens", 490)
+    assert (code, "max_model_len" in text) == (0, False), text
+    code, text = run_forecast(path, "-o", tmp_path / "long", *arguments, "--prompt-tokens", 491)
+    assert (code, "requests of up to 501 tokens are longer than max_model_len 500" in text) == (0, True), text
+
+
+def test_a_conversation_finds_its_answers_again(tmp_path: Path) -> None:
+    made = Truth().make(tmp_path / "made", "multiturn:3x4x1", 24)
+    path = tmp_path / "model.json"
+    path.write_bytes(encode_model(fit([made.recording])))
+    code, text = run_forecast(path, "-o", tmp_path / "out", "--load", made.folder)
+    assert code == 0, text
+    told = read_recording(tmp_path / "out").requests
+    cached = [sum(each.cached_tokens for each in requests) for requests in (told, made.requests)]
+    assert cached[1] > 5000
+    # A turn that comes before the one before it is over, as that takes a little longer than it did, does not find it.
+    assert cached[0] == pytest.approx(cached[1], rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "give --arrivals or --load, one of them"),
+        (["--arrivals", "closed:1", "--load", "."], "give --arrivals or --load, one of them"),
+        (["--load", "nowhere"], "nowhere: holds no trace.jsonl"),
+        (["--load", "late"], "no request has arrival_ms: give --arrivals"),
+        (["--arrivals", "closed:1", "--num-gpu-blocks", "1"], "no request fits into so many"),
+    ],
+)
+def test_what_cannot_be_forecast_is_refused_and_leaves_nothing(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], says: str
+) -> None:
+    (tmp_path / "late").mkdir()
+    write_trace(tmp_path / "late" / "trace.jsonl", [record(arrival_ms=None)])
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    code, text = run_forecast(model, "-o", tmp_path / "out", *arguments)
+    assert code == 2
+    assert says in text
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_file_that_is_no_model_or_has_no_donors_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "model.json"
+    for content, says in (
+        (b"{}", "is no fitted model"),
+        (encode_model(FittedModel(schema=1, origin=Origin())), "the model has no donors: fit it again"),
+    ):
+        path.write_bytes(content)
+        code, text = run_forecast(path, "-o", tmp_path / "out", "--arrivals", "closed:1")
+        assert code == 2
+        assert f"model.json: {says}" in text
+
+
+# `specdecode replay synth` on a command line.
+
+
+def run_synth(*arguments: str) -> tuple[int, str]:
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["replay", "synth", *arguments])
+    return result.exit_code, " ".join(result.output.split())
+
+
+def test_a_folder_is_made_that_validates(tmp_path: Path) -> None:
+    code, text = run_synth(
+        "-o", str(tmp_path / "made"), "--requests", "20", "--arrivals", "closed:2", "--arrivals", "burst:5x1"
+    )
+    assert (code, text.split(": ")[1].split(" in ")[0]) == (0, "40 requests")
+    validated = CliRunner().invoke(app, ["capture", "validate", str(tmp_path / "made")])
+    assert validated.exit_code == 0, validated.output
+    assert [each.name for each in tmp_path.iterdir()] == ["made"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--acceptance", "0.5,0.6"], "write shares from 1 to 0 that do not rise"),
+        (["--acceptance", "much"], "write shares from 1 to 0 that do not rise"),
+        (["--arrivals", "often"], "often: write constant:4"),
+        (["--prompt-tokens", "long"], "long: write 512, 100-900"),
+        (["--requests", "3", "--duration", "3"], "give --requests or --duration, not both"),
+        (["--num-gpu-blocks", "2"], "no request fits into so many: give more"),
+    ],
+)
+def test_what_cannot_be_made_is_refused_and_leaves_nothing(tmp_path: Path, arguments: list[str], says: str) -> None:
+    code, text = run_synth("-o", str(tmp_path / "made"), *arguments)
+    assert code == 2
+    assert says in text.replace("│ ", "").replace(" │", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_there_already_stays(tmp_path: Path) -> None:
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "mine").write_text("x")
+    code, text = run_synth("-o", str(tmp_path / "made"), "--requests", "3")
+    assert code == 2
+    assert "is there already: name a new folder" in text.replace("│ ", "").replace(" │", "")
+    assert (tmp_path / "made" / "mine").read_text() == "x"
+
+
+# A capture is made, played back, asked again as it was asked, and recorded once more: the same figures come out.
+
+
+def specdecode(*arguments: str | Path) -> str:
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, [*map(str, arguments)])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def by_id(folder: Path) -> dict[str, RecordedRequest]:
+    return {each.request_id or "": each for each in read_recording(folder).requests}
+
+
+def test_a_replay_that_is_asked_as_the_engine_was_records_what_the_engine_did(tmp_path: Path) -> None:
+    made, replayed = tmp_path / "made", tmp_path / "replayed"
+    load = ("--arrivals", "multiturn:4x3", "--requests", "24", "--prompt-tokens", "20-60", "--output-tokens", "8-24")
+    specdecode("replay", "synth", "-o", made, *load, "--step-ms", "2", "--seed", "5")
+    with replaying(made, "--match", "request-id", "--unmatched", "refuse", "--record", replayed) as url:
+        driven = json.loads(specdecode("replay", "drive", made, "--url", url, "-o", "json"))
+    assert (driven["outcomes"], driven["other_lengths"]) == ({"completed": 24}, 0)
+    assert driven["driven"]["output_tokens"] == driven["recorded"]["output_tokens"]
+
+    before, after = by_id(made), by_id(replayed)
+    assert after.keys() == before.keys()
+    for name, each in before.items():
+        assert after[name].prompt_tokens == each.prompt_tokens
+        assert list(after[name].chunk_tokens) == list(each.chunk_tokens)
+        # A busy machine makes it later, and nothing earlier.
+        assert after[name].ttft_ms + sum(after[name].gaps_ms) >= each.ttft_ms + sum(each.gaps_ms) - 1
+
+    compared: dict[str, Any] = json.loads(specdecode("replay", "compare", made, replayed, "-o", "json"))
+    figures = {each["name"]: each for each in compared["figures"]}
+    assert all(
+        found["difference"] == 0 for name, found in figures.items() if name.startswith(("bursts of", "tokens per"))
+    )
+    assert figures["acceptance"]["difference"] == 0

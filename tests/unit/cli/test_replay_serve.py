@@ -1,11 +1,16 @@
+"""`specdecode replay serve` and `emulate`."""
+
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -13,7 +18,14 @@ from typer.testing import CliRunner
 
 from specdecode_operator.capture.files.validate import validate_capture
 from specdecode_operator.cli.main import app
+from specdecode_operator.replay.drafting import AcceptanceSchedule
+from specdecode_operator.replay.recorded_engine import Matching, Unmatched
+from specdecode_operator.replay.server import serve as server
+from specdecode_operator.replay.server.playback_source import Source
+from specdecode_operator.replay.server.serve import ServeSettings
+from tests.support.golden import EXAMPLES
 from tests.support.traces import META, record, write_trace
+from tests.unit.cli.conftest import Specdecode
 
 QUICK = {"ttft_ms": 1.0, "itl_ms": [1.0, 1.0]}
 SERVE = [sys.executable, "-m", "specdecode_operator", "replay", "serve"]
@@ -143,8 +155,160 @@ def test_a_bad_line_can_be_left_out(tmp_path: Path) -> None:
         assert "1 lines" in process.stderr.readline()
 
 
-def test_a_key_is_taken_from_where_vllm_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_API_KEY", "secret")
-    trace = write_trace(tmp_path / "trace.jsonl", [record(**QUICK)])
-    with serving(str(trace)) as (_, url):
-        assert httpx.get(f"{url}/v1/models", trust_env=False, timeout=120).status_code == 401
+# Every option of `specdecode replay serve` is what the server is told.
+
+OF_SOURCE: dict[str, Any] = {
+    "skip_bad_lines": ("--skip-bad-lines", True),
+    "matching": ("--match=request-id", Matching.REQUEST_ID),
+    "unmatched": ("--unmatched=refuse", Unmatched.REFUSE),
+    "kv_cache_tokens": ("--kv-cache-tokens=4096", 4096),
+    "max_model_len": ("--max-model-len=77", 77),
+    "time_scale": ("--time-scale=0.5", 0.5),
+    "acceptance": ("--acceptance=0.5", AcceptanceSchedule.parse("0.5")),
+    "seed": ("--seed=9", 9),
+}
+OF_SERVER: dict[str, Any] = {
+    "host": ("--host=127.0.0.2", "127.0.0.2"),
+    "port": ("--port=4321", 4321),
+    "served_model_names": ("--served-model-name=a", ("a",)),
+    "api_keys": ("--api-key=b", ("b",)),
+    "load_factor": ("--load-factor=2.5", 2.5),
+    "record": ("--record=out", Path("out")),
+    "slow_start_s": ("--slow-start=3", 3.0),
+    "fail_share": ("--fail-share=0.25", 0.25),
+    "hang_after_s": ("--hang-after=4", 4.0),
+    "crash_after_s": ("--crash-after=6", 6.0),
+    "drain_timeout_s": ("--drain-timeout=7", 7),
+    "most_connections": ("--max-connections=9", 9),
+}
+
+Served = Callable[..., ServeSettings]
+
+
+@pytest.fixture
+def served(specdecode: Specdecode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Served:
+    found: list[ServeSettings] = []
+
+    def serve(settings: ServeSettings, _source: Source, _say: object) -> None:
+        found.append(settings)
+
+    monkeypatch.setattr(server, "serve", serve)
+    trace = write_trace(tmp_path / "trace.jsonl", [record(arrival_ms=100.0 * place) for place in range(9)])
+
+    def run(*arguments: str) -> ServeSettings:
+        ended = specdecode("replay", "serve", str(trace), *arguments)
+        assert ended.exit_code == 0, ended.stderr
+        return found.pop()
+
+    return run
+
+
+def test_each_option_is_what_the_server_is_told_and_changes_nothing_else(served: Served) -> None:
+    usual = served()
+    assert (usual.port, usual.drain_timeout_s, usual.record, usual.api_keys) == (8000, 60, None, ())
+    for cases, of in ((OF_SOURCE, lambda settings: settings.source), (OF_SERVER, lambda settings: settings)):
+        for name, (argument, value) in cases.items():
+            told, before = of(served(argument)), of(usual)
+            assert getattr(told, name) == value
+            others = [each.name for each in fields(told) if each.name not in (name, "source")]
+            assert [getattr(told, each) for each in others] == [getattr(before, each) for each in others]
+
+
+# `specdecode replay serve --mode emulated`, with a script in the place of the python that has vLLM.
+
+EXAMPLE = EXAMPLES / "llama-70b.yaml"
+MODEL: dict[str, Any] = {
+    "schema": 1,
+    "origin": {"gpu": "NVIDIA-H200", "tp": 2},
+    "step_time": {"curve": [[1, 8.0]]},
+    "acceptance": {
+        "num_speculative_tokens": 5,
+        "outcomes": [[5, 0], [5, 5]],
+        "classes": [{"share": 1, "outcomes": [0.5, 0.5]}],
+    },
+}
+VERDICT = "emulated: 5 steps, 0.0 % of them late, 0.1 % longer in all"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "model.json"
+    path.write_text(json.dumps(MODEL))
+    return path
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Path:
+    """A python that says that it has vLLM, keeps what it is started with, and ends with 7."""
+    path = tmp_path / "python"
+    path.write_text(
+        f"""#!/bin/sh
+if [ "$1" = -c ]; then echo 0.31.0; exit; fi
+printf '%s\\n' "$@" > {tmp_path}/arguments
+env > {tmp_path}/variables
+echo "{VERDICT}" > {tmp_path}/kept/engine/told/lateness.txt
+exit 7
+"""
+    )
+    path.chmod(0o755)
+    return path
+
+
+def _emulate(specdecode: Specdecode, *arguments: object) -> Any:
+    return specdecode("replay", "serve", "--mode", "emulated", *arguments)
+
+
+def test_vllm_is_started_with_the_plugin_and_its_end_is_told(
+    specdecode: Specdecode, model: Path, engine: Path, tmp_path: Path
+) -> None:
+    kept, record = tmp_path / "kept", tmp_path / "segments"
+    options = ("--keep", kept, "--record", record, "--port", 8123, "--engine-arg=--disable-log-stats", "--seed", 5)
+    done = _emulate(specdecode, model, "--plan", EXAMPLE, "--engine", engine, *options)
+    assert done.exit_code == 7
+    told = done.stderr.splitlines()
+    assert told[0] == "emulated: 2 x NVIDIA-H200, 14823 KV blocks, 237168 tokens, vLLM 0.31.0"
+    assert told[1] == "warning: the plan is for vLLM 0.33: name an engine of that version with --engine"
+    assert told[-1] == VERDICT
+    arguments = (tmp_path / "arguments").read_text().splitlines()
+    assert arguments[:4] == ["-m", "vllm.entrypoints.cli.main", "serve", str(kept / "engine" / "target")]
+    assert arguments[-5:] == ["--host", "127.0.0.1", "--port", "8123", "--disable-log-stats"]
+    variables = dict(line.split("=", 1) for line in (tmp_path / "variables").read_text().splitlines() if "=" in line)
+    plugins = Path(variables["PYTHONPATH"].split(os.pathsep)[0])
+    assert {path.name.split("-")[0] for path in plugins.iterdir()} == {"specdecode_emulated", "specdecode_recorder"}
+    assert variables["SPECDECODE_RECORD_DIR"] == str(record)
+    settings = json.loads((kept / "engine" / "settings.json").read_text())
+    assert (settings["gpu"], settings["seed"], settings["tells_steps"]) == ("NVIDIA-H200", 5, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--plan", EXAMPLE, "--engine", "/bin/ls"), "--engine /bin/ls: has no vLLM: name the python"),
+        (("--plan", EXAMPLE, "--engine", "/nowhere"), "--engine /nowhere: cannot be run: name the python"),
+        (("--plan", EXAMPLE, "--tokenizer", "/nowhere"), "--tokenizer /nowhere: has no tokenizer: name a folder"),
+        (("--plan", EXAMPLE.parent), "SpecDecodeDeployments: name a file with one"),
+        (("--plan", EXAMPLE, EXAMPLE), "takes one fitted model, not 2"),
+        ((), "--mode emulated needs --plan FILE"),
+        (("--plan", EXAMPLE, "--time-scale", 2), "is not heeded with --mode emulated"),
+    ],
+)
+def test_what_cannot_be_started_is_told_in_a_line(
+    specdecode: Specdecode, model: Path, arguments: tuple[object, ...], words: str
+) -> None:
+    done = _emulate(specdecode, model, *arguments)
+    assert done.exit_code == 2
+    assert words in " ".join(done.stderr.replace("│", "").split())
+
+
+def test_its_options_are_no_others_of_a_recording(specdecode: Specdecode, tmp_path: Path) -> None:
+    done = specdecode("replay", "serve", tmp_path, "--plan", EXAMPLE)
+    assert done.exit_code == 2
+    assert "is heeded with --mode emulated alone" in " ".join(done.stderr.replace("│", "").split())
+
+
+def test_what_is_kept_stays_as_it_was(specdecode: Specdecode, model: Path, engine: Path, tmp_path: Path) -> None:
+    (tmp_path / "kept" / "engine" / "told").mkdir(parents=True)
+    done = _emulate(specdecode, model, "--plan", EXAMPLE, "--engine", engine, "--keep", tmp_path / "kept")
+    assert done.exit_code == 2
+    assert "is there already: name another folder" in done.stderr
+    assert not (tmp_path / "arguments").exists()

@@ -147,8 +147,3 @@ def test_one_object_gets_a_conclusion(
     specdecode: Specdecode, write: WriteObject, spec: dict[str, object], conclusion: str
 ) -> None:
     assert specdecode("plan", write("a.yaml", manifest("a", **spec))).stdout.splitlines()[1] == conclusion
-
-
-def test_on_cpu_too(specdecode: Specdecode) -> None:
-    example = Path(__file__).parents[3] / "examples" / "tiny-cpu.yaml"
-    assert specdecode("plan", example).stdout.splitlines()[1].startswith("Runs on CPU: ")

@@ -71,14 +71,6 @@ def test_the_checkpoint_of_mtp_layers_is_kept() -> None:
     }
 
 
-@pytest.mark.parametrize("method", [{"method": "mtp"}, {}], ids=["named", "told by the name"])
-def test_an_assistant_of_gemma_4_drafts_by_mtp(method: dict[str, str]) -> None:
-    """vllm-project/recipes gemma-4: vLLM serves google/gemma-4-*-it-assistant as gemma4_mtp."""
-    keys = {**method, "model": "google/gemma-4-26B-A4B-it-assistant", "num_speculative_tokens": 4}
-    found = speculation(command("google/gemma-4-26B-A4B-it", sc=keys))
-    assert (found["method"], found["draft"]["model"]) == ("mtp", keys["model"])
-
-
 def test_a_draft_of_mtp_on_the_machine_is_a_decision() -> None:
     keys = {"method": "mtp", "model": "/models/qwen3.5-9b-mtp-finetuned", "num_speculative_tokens": 2}
     migration = command("Qwen/Qwen3.5-9B", sc=keys)
@@ -197,17 +189,6 @@ def test_a_config_of_another_model_is_refused() -> None:
         migrate_workload(workload, configs={"org/other": {}})
 
 
-def test_numbers_and_switches_as_text_are_read_as_vllm_reads_them() -> None:
-    """vllm-project/recipes Mistral-Small-4-119B: "max_model_len": "65536"."""
-    text = {"num_speculative_tokens": "3", "draft_tensor_parallel_size": "2", "max_model_len": "32768.0"}
-    head = {"method": "eagle3", "model": "AngelSlim/Qwen3-1.7B_eagle3"}
-    migration = command("Qwen/Qwen3-1.7B", "-tp", "2", sc={**head, **text, "enforce_eager": "on"})
-    found = speculation(migration)
-    assert (found["numSpeculativeTokens"], found["draft"]["maxModelLen"]) == (3, 32768)
-    assert found["extraConfig"] == {"enforce_eager": True}
-    assert not migration.decisions, decided(migration)
-
-
 @pytest.mark.parametrize(
     ("key", "value", "read"),
     [
@@ -272,23 +253,3 @@ def test_a_longer_length_than_the_model_s_is_allowed_by_the_variable() -> None:
     allowed = migrate_workload(read_words(["env", "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1", *words]), engine_version="0.33")
     assert not allowed.decisions, decided(allowed)
     assert [each.field for each in migrate_workload(read_words(words)).decisions] == ["spec.serving.maxModelLen"]
-
-
-LONGEST_MESSAGE = 300
-
-
-@pytest.mark.parametrize(
-    ("words", "sc"),
-    [
-        (["Qwen/Qwen3-32B", "--s", "1"], None),
-        (["Qwen/Qwen3-32B", "--enable"], None),
-        (["Qwen/Qwen3-32B"], {"method": "magic", "num_speculative_tokens": 2}),
-        (["Qwen/Qwen3-32B"], {"method": "eagle3", "model": "google/gemma-3-4b-it", "num_speculative_tokens": 2}),
-        (["google/gemma-4-31B-it"], {"model": "google/gemma-4-31B-it-assistant", "num_speculative_tokens": 4}),
-        (["deepseek-ai/DeepSeek-V4-Flash"], {"method": "dspark", "num_speculative_tokens": 3}),
-    ],
-)
-def test_messages_are_short(words: list[str], sc: dict[str, Any] | None) -> None:
-    migration = command(*words, sc=sc)
-    said = [*map(str, migration.decisions), *told(migration).splitlines()]
-    assert [each for each in said if len(each) > LONGEST_MESSAGE] == []

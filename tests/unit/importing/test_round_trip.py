@@ -170,7 +170,7 @@ def check(spec: dict[str, Any]) -> None:
 
 
 # Specs are large, and condition the smallest that fails takes minutes: what fails is told by the difference.
-@settings(max_examples=100, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@settings(max_examples=40, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(SPECS)
 def test_an_object_survives_rendering_and_import(spec: dict[str, Any]) -> None:
     assume(rendered(spec) is not None)

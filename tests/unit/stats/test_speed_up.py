@@ -68,7 +68,7 @@ def test_a_full_cache_asks_for_the_share_that_the_draft_takes() -> None:
     requests=st.integers(1, 200),
     share=st.floats(0.1, 1),
 )
-def test_speed_up_is_one_exactly_at_break_even(  # noqa: PLR0913, PLR0917  each is drawn
+def test_speed_up_is_one_exactly_at_break_even(
     conditional: list[float], base_ms: float, token_ms: float, draft_ms: float, requests: int, share: float
 ) -> None:
     """Whatever the times, the load and the share of the KV cache: tokens a second are counted out."""

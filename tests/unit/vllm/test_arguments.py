@@ -1,21 +1,25 @@
-"""The command line and environment that settings become."""
+"""Arguments of the engine."""
 
 import itertools
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.documents.launch_tables import with_launch_tables
 from specdecode_operator.api.deployment import EnvVar
 from specdecode_operator.enums import Method
+from specdecode_operator.vllm import profiles
 from specdecode_operator.vllm.arguments import ARGUMENTS, command_line
 from specdecode_operator.vllm.environment import env_problems, environment
-from specdecode_operator.vllm.profiles import find_profile
+from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, find_profile
 from specdecode_operator.vllm.settings import EngineSettings, OnlineQuantization, ScheduleRange, SpeculationSettings
-from specdecode_operator.vllm.speculative_config import complete_schedule
+from specdecode_operator.vllm.speculative_config import DRAFT_HEAD_KEY, SPECULATIVE_KEYS, XPRESS_KEY, complete_schedule
 from tests.unit.vllm.engine_cases import CPU, DRAFT_MODEL, NGRAM, PLAIN, SCHEDULED
 
 PROFILE = find_profile("0.32")
@@ -79,12 +83,6 @@ def test_engine_is_offline_silent_and_never_in_dev_mode(settings: EngineSettings
     assert {"HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "VLLM_NO_USAGE_STATS", "DO_NOT_TRACK"} <= on
     assert "VLLM_SERVER_DEV_MODE" not in variables
     assert env_problems([EnvVar(name=name, value="1") for name in ("VLLM_LOGGING_LEVEL", "OMP_NUM_THREADS")]) == []
-
-
-@given(st.integers(1, 100))
-def test_memory_utilization_is_the_percent_without_noise(percent: int) -> None:
-    text = value_of("--gpu-memory-utilization", replace(PLAIN, memory_utilization_percent=percent))
-    assert text == f"{percent // 100}.{percent % 100:02d}"
 
 
 @pytest.mark.parametrize(
@@ -187,11 +185,6 @@ def test_after_the_last_range_the_general_number_holds(last: int, tail: list[Sch
     assert complete_schedule(SpeculationSettings(Method.NGRAM, 5, schedule=(only,)), 8) == [only, *tail]
 
 
-def test_equal_settings_give_equal_lines() -> None:
-    settings = replace(PLAIN, speculation=SCHEDULED)
-    assert command_line(settings, PROFILE) == command_line(replace(settings), PROFILE)
-
-
 @pytest.mark.parametrize(
     ("name", "fix"),
     [
@@ -207,3 +200,49 @@ def test_variables_of_the_operator_are_refused(name: str, fix: str) -> None:
     assert problem.field == "spec.engine.env[1].name"
     assert problem.value == name
     assert fix in problem.message
+
+
+# docs/reference/launch.md says what the code does; its generated tables are compared in tests/unit/docs.
+
+DOCUMENT = Path(__file__).parents[3] / "docs/reference/launch.md"
+ENGINE = Path(profiles.__file__).parent
+
+
+def rows(column: str) -> list[list[str]]:
+    """Cells of the table whose first column has this name."""
+    (table,) = re.findall(rf"^\| {column} \|.*\n\| --- .*\n((?:\|.*\n)+)", DOCUMENT.read_text(), re.MULTILINE)
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()]
+
+
+def test_tables_are_as_generated() -> None:
+    assert with_launch_tables(DOCUMENT.read_text()) == DOCUMENT.read_text(), "stale: run ./just docs"
+
+
+def test_every_argument_and_key_has_a_row() -> None:
+    becomes = {row[1] for row in rows("field")}
+    for argument in ARGUMENTS:
+        assert f"`{argument.flag}`" in becomes or argument.flag == "--speculative-config"
+    for key in SPECULATIVE_KEYS:
+        assert f"`{key.key}` in `--speculative-config`" in becomes
+
+
+def test_every_key_is_one_that_every_version_has_or_that_is_refused_without_it() -> None:
+    keys = {key.key for key in SPECULATIVE_KEYS}
+    assert keys <= find_profile(KNOWN_VERSIONS[-1]).speculative_keys
+    for version in KNOWN_VERSIONS:
+        # test_methods.py shows that older versions are not told.
+        assert keys - find_profile(version).speculative_keys <= {DRAFT_HEAD_KEY, XPRESS_KEY}
+
+
+def test_every_version_has_a_row() -> None:
+    assert [row[0] for row in rows("vLLM")] == list(reversed(KNOWN_VERSIONS))
+
+
+def test_the_source_of_a_rule_told_early_is_named_in_the_code() -> None:
+    """That the rule holds is seen in tests/unit/deployment/spec/test_rules_told_early.py."""
+    package = ENGINE.parent
+    rules = (path for room in ("vllm", "deployment", "sizing") for path in package.glob(f"{room}/*.py"))
+    told = (*rules, *package.glob("vllm/data/*.json"))
+    code = "\n".join(path.read_text() for path in told)
+    for *_, source in rows("told of"):
+        assert source.strip("`") in code, source

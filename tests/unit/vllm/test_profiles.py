@@ -1,4 +1,6 @@
-"""Which profile a version gets, and what is in it."""
+"""Versions and profiles."""
+
+import re
 
 import pytest
 
@@ -6,6 +8,7 @@ from specdecode_operator.enums import Method
 from specdecode_operator.sizing.version_rules import find_version_rules
 from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, UnknownEngineVersionError, find_profile
 from specdecode_operator.vllm.settings import Platform
+from specdecode_operator.vllm.versions import LAUNCHED_VERSIONS, SIZED_VERSIONS, changes, version_facts
 
 NEWEST = KNOWN_VERSIONS[-1]
 
@@ -74,11 +77,6 @@ def test_a_switch_has_an_opposite_word_from_0_33_on() -> None:
         ]
 
 
-def test_a_version_that_nobody_knows_is_known_as_the_newest() -> None:
-    assert find_profile("0.99").known_as == NEWEST
-    assert find_profile(KNOWN_VERSIONS[0]).known_as == KNOWN_VERSIONS[0]
-
-
 def test_each_version_has_the_flags_of_its_own_parser() -> None:
     """vllm/engine/arg_utils.py of 0.30 and 0.31: an alias came, one flag was renamed, another went."""
     before, after = find_profile("0.30"), find_profile("0.31")
@@ -134,3 +132,51 @@ def test_the_default_memory_utilization_is_the_one_that_sizing_counts_with(versi
 def test_a_cached_profile_cannot_be_changed() -> None:
     with pytest.raises(TypeError):
         find_profile(NEWEST).removed_flags["--x"] = "y"  # type: ignore[index]
+
+
+# The table of vLLM versions: what each file says, and what holds for a version.
+
+
+def test_no_version_is_left_out() -> None:
+    minors = [int(version.removeprefix("0.")) for version in SIZED_VERSIONS]
+    assert minors == list(range(minors[0], minors[-1] + 1))
+    assert SIZED_VERSIONS[-len(LAUNCHED_VERSIONS) :] == LAUNCHED_VERSIONS
+
+
+@pytest.mark.parametrize("version", SIZED_VERSIONS)
+def test_every_change_says_something_and_names_its_source(version: str) -> None:
+    for change in changes(version):
+        assert re.search(r"\w+\.py|vllm/|docs|documentation|sources|Options", change["source"]), change
+        assert len(change) > 1 or "changes nothing" in change["source"], change
+
+
+@pytest.mark.parametrize("version", SIZED_VERSIONS)
+def test_every_change_changes(version: str) -> None:
+    """What a version has from the one before it does not stand in its file again."""
+    if version == SIZED_VERSIONS[0]:
+        return
+    before = version_facts(SIZED_VERSIONS[SIZED_VERSIONS.index(version) - 1])
+    now = version_facts(version)
+    for change in changes(version):
+        for name in change.keys() - {"source"}:
+            assert name not in before or now[name] != before[name], f"{version}: {name}"
+
+
+@pytest.mark.parametrize("version", LAUNCHED_VERSIONS)
+def test_each_launched_version_has_an_image_of_its_own(version: str) -> None:
+    (image,) = (change["images"] for change in changes(version) if "images" in change)
+    assert version in image["gpu"]
+
+
+def test_a_change_adds_replaces_and_removes() -> None:
+    limits = [version_facts(version)["targets"]["without_hidden_states"] for version in ("0.28", "0.29")]
+    assert limits[0].keys() - limits[1].keys() == {"Olmo3ForCausalLM"}
+    assert version_facts("0.28")["block_size_multiples"] == {"gpu": 16, "cpu": 16}
+    assert version_facts("0.29")["block_size_multiples"] == {"gpu": 16, "cpu": 32}
+    assert "--grpc-port" in version_facts("0.32")["flags"]
+    assert "--grpc-port" not in version_facts("0.31")["flags"]
+
+
+def test_beyond_what_is_known_the_nearest_version_stands_in() -> None:
+    assert version_facts("0.100.1") == version_facts("1.0") == version_facts(SIZED_VERSIONS[-1])
+    assert version_facts("0.16.9") == version_facts("0.9") == version_facts(SIZED_VERSIONS[0])

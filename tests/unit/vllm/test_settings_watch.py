@@ -16,7 +16,7 @@ from specdecode_operator.vllm import settings_watch
 from specdecode_operator.vllm.engine_metrics import read_metrics
 from specdecode_operator.vllm.logging_config import CHANGED_SETTINGS, WATCH, logging_config
 from specdecode_operator.vllm.profiles import find_profile
-from tests.unit.vllm.test_metrics import SCRAPE
+from tests.unit.vllm.test_engine_metrics import SCRAPE
 
 ENGINE = """
 import json, logging, logging.config, sys
@@ -98,11 +98,6 @@ def test_of_several_api_servers_each_tells_what_any_process_logged(tmp_path: Pat
 def test_the_words_of_a_request_are_not_taken_for_the_engines(tmp_path: Path) -> None:
     quoted = ("vllm.entrypoints", "Received request %s", [RANKS[1]])
     assert changed(page(tmp_path, quoted)) == frozenset()
-
-
-def test_what_is_logged_again_and_again_is_noted_once(tmp_path: Path) -> None:
-    page(tmp_path, RANKS, RANKS, RANKS)
-    assert (tmp_path / "noted").read_text() == "schedule_with_data_parallel\n"
 
 
 def test_an_engine_may_configure_its_logging_twice(tmp_path: Path) -> None:

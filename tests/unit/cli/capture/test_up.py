@@ -1,10 +1,11 @@
-"""`specdecode capture up` of files with anything else, and of captures that wait."""
+"""`specdecode capture up`."""
 
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 from click.testing import Result
 from typer.testing import CliRunner
 
@@ -213,3 +214,18 @@ class TestUp:
         cluster.holds({**capture(), "status": {}})
         answer = run("up", file)
         assert answer.stderr == "error: capture demo: no operator has looked at it: see specdecode doctor\n"
+
+
+# A folder of captures may hold folders.
+
+
+def test_a_folder_that_is_called_like_a_file_is_passed_over(
+    cluster: Cluster, run: Callable[..., Result], tmp_path: Path
+) -> None:
+    cluster.holds(capture())
+    folder = tmp_path / "captures"
+    (folder / "old.yaml").mkdir(parents=True)
+    (folder / "demo.yaml").write_text(yaml.safe_dump(MINE))
+    result = run("up", folder)
+    assert "is a folder" not in result.output
+    assert [each["metadata"]["name"] for each in cluster.applied()] == ["demo"], result.output

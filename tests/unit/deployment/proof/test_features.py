@@ -15,7 +15,7 @@ from tests.support.decisions import H200_NODE, NOW, desired_state
 from tests.support.objects import Body, pair_70b, parent, tiny_cpu
 from tests.support.replay_field_cases import replaying
 from tests.unit.deployment.test_deployment_status import SERVING, drafted, reading
-from tests.unit.vllm.test_metrics import SCRAPE
+from tests.unit.vllm.test_engine_metrics import SCRAPE
 
 NGRAM = {"method": "ngram", "numSpeculativeTokens": 3}
 

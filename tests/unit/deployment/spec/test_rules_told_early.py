@@ -3,7 +3,7 @@
 import pytest
 
 from tests.unit.deployment.spec.broken_rules import BROKEN, problems
-from tests.unit.vllm.test_launch_document import rows
+from tests.unit.vllm.test_arguments import rows
 
 
 def test_every_rule_of_the_document_is_broken_here() -> None:

@@ -1,4 +1,4 @@
-"""`specdecode capture run` where something is in the way; the e2e tests walk the good way."""
+"""`specdecode capture` beside up and fetch."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from tests.unit.cli.capture.conftest import CONTENT, Body, Cluster, capture, content, published
+from tests.unit.cli.capture.conftest import CONTENT, Body, Cluster, cancelled, capture, content, published
 
 
 class TestRun:
@@ -112,3 +112,106 @@ class TestRun:
         answer = run("run", "demo")
         assert answer.exit_code == 1
         assert answer.stderr.startswith("error: The connection to the server")
+
+
+# What kubectl complains of, in the words of `specdecode capture`.
+
+_LOG = 'E1122 14:02:28.1 11257 memcache.go:265] "Unhandled Error" err="couldn\'t get current server API group list"\n'
+SAID = {
+    5 * _LOG + "The connection to the server localhost:8080 was refused - did you specify the right host or port?\n": (
+        "KUBECONFIG: there: names no cluster: name a kubeconfig, or start a cluster"
+    ),
+    5 * _LOG + "The connection to the server 10.0.0.1:6443 was refused - did you specify the right host or port?\n": (
+        "The connection to the server 10.0.0.1:6443 was refused: is it up, and is this the right one (--context,"
+        " KUBECONFIG)?"
+    ),
+    "Unable to connect to the server: dial tcp: lookup nohost: no such host\n": (
+        "Unable to connect to the server: dial tcp: lookup nohost: no such host: is it up, and is this the right one"
+        " (--context, KUBECONFIG)?"
+    ),
+    "Error in configuration: context was not found for specified context: nope\n": (
+        "--context: nope: the kubeconfig has no such context: kubectl config get-contexts lists them"
+    ),
+    'error: error loading config file "there": yaml: line 1: did not find expected node content\n': (
+        'KUBECONFIG: there: error loading config file "there": yaml: line 1: did not find expected node content: name'
+        " another kubeconfig"
+    ),
+    "error: timed out waiting for the condition\n": "timed out waiting for the condition",
+    "Warning: old\n" + _LOG: "couldn't get current server API group list",
+    "": "kubectl ended with exit code 1 and said nothing",
+    'The SpecDecodeCapture "a" is invalid: \n* spec.seed: Invalid value\n* spec.record: Invalid value\n'
+    "* <nil>: Invalid value: null: some validation rules were not checked because the object was invalid\n": (
+        'The SpecDecodeCapture "a" is invalid: spec.seed: Invalid value; spec.record: Invalid value'
+    ),
+}
+
+
+@pytest.mark.parametrize("said", SAID)
+@pytest.mark.parametrize("command", [["status"], ["run"], ["fetch", "demo", "out"], ["down"]])
+@pytest.mark.usefixtures("cluster")
+def test_what_kubectl_complains_of_is_one_line(
+    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, said: str, command: list[str]
+) -> None:
+    monkeypatch.setenv("FAKE_SAYS", said)
+    monkeypatch.setenv("KUBECONFIG", "there")
+    answer = run(*command)
+    assert (answer.exit_code, answer.stderr) == (1, f"error: {SAID[said]}\n")
+
+
+def test_without_kubectl_one_line_says_so(run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    answer = run("status")
+    assert answer.exit_code == 1
+    assert answer.stderr == "error: kubectl: not on PATH: install it, captures are driven through it\n"
+
+
+# `specdecode capture down`: what is cancelled, and what is left alone.
+
+
+class TestDown:
+    def test_only_what_is_not_over_is_cancelled(self, cluster: Cluster, run: Callable[..., Result]) -> None:
+        cluster.holds(capture("a", "Loading"), capture("b", "Succeeded"))
+        answer = run("down")
+        assert answer.exit_code == 0
+        (patch,) = cluster.calls("patch")
+        assert "a" in patch
+        assert "a: cancelled" in answer.stdout
+        assert "b: Succeeded: holds no GPU" in answer.stdout
+
+    def test_what_was_just_told_to_go_on_is_cancelled_again(self, cluster: Cluster, run: Callable[..., Result]) -> None:
+        """Its status still says what it was before."""
+        cluster.holds(cancelled(3))
+        answer = run("down", "demo")
+        assert answer.exit_code == 0
+        assert cluster.calls("patch")
+
+
+# `specdecode capture status`: what the cluster says, a line a capture.
+
+
+def test_what_the_cluster_says_does_nothing_to_a_terminal(cluster: Cluster, run: Callable[..., Result]) -> None:
+    """Whoever may write the status of a capture writes its words."""
+    told = {
+        "type": "Stalled",
+        "status": "True",
+        "observedGeneration": 1,
+        "message": "a\x1b[2J\u202eb\nother: Succeeded",
+    }
+    cluster.holds(capture(phase="Pending", claim="c\x9b2K", path="p\nq", conditions=[told]))
+    for command in ("status", "down", "run"):
+        output = run(command, "demo").output
+        assert output.replace("\n", "").isprintable()
+        assert "\nother" not in output
+        assert "\nq" not in output
+
+
+# Nobody's GPUs are taken by a guess, and a capture that is cancelled already is left as it is.
+
+
+def test_of_several_deployments_none_is_taken(cluster: Cluster, run: Callable[..., Result]) -> None:
+    both = {f"specdecodedeployment/{name}": {"metadata": {"name": name}} for name in ("chat", "code")}
+    cluster.holds(**both)
+    result = run("run", "demo", "--create")
+    assert result.exit_code == 1
+    assert "SpecDecodeDeployments here are: chat, code; name one" in result.output
+    assert not cluster.calls("apply")

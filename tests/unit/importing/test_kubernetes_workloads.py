@@ -1,4 +1,4 @@
-"""Objects of other projects, and what lies beside a server in its file: ConfigMaps, Secrets, downloads, drafts."""
+"""Kubernetes objects of other kinds."""
 
 import json
 from collections.abc import Mapping
@@ -9,7 +9,9 @@ import pytest
 import yaml
 
 from specdecode_operator.importing.convert import Migration, migrate_workload
+from specdecode_operator.importing.kubernetes_workloads import read_production_stack
 from specdecode_operator.importing.sources import read_workloads
+from specdecode_operator.importing.spec_builder import Workload
 from tests.support.migrations import migrate
 from tests.unit.cli.conftest import Specdecode, WriteObject
 from tests.unit.cli.old_deployments import INVALID, LLAMA_8B, engine
@@ -126,13 +128,6 @@ def test_a_config_map_that_is_not_beside_it_is_asked_for(place: dict[str, str]) 
     assert {"--model", "--tensor-parallel-size"} <= {each.value for each in migration.decisions}
 
 
-def test_a_split_that_is_not_known_is_not_called_absent() -> None:
-    body = engine(*SPLIT, env=[from_map("MODEL"), from_map("TP")], resources={"limits": {"nvidia.com/gpu": "4"}})
-    migration = migrate(body)
-    assert migration.body["spec"]["parallelism"]["tensor"] == 4
-    assert "(absent)" not in told(migration)
-
-
 LLMISVC = {
     "apiVersion": "serving.kserve.io/v1alpha2",
     "kind": "LLMInferenceService",
@@ -238,17 +233,89 @@ def test_what_a_storage_initializer_fetches_is_a_download() -> None:
     assert "is fetched by fetch from s3" in decided(migrate(body))
 
 
-def test_names_with_spaces_between_words_are_served() -> None:
-    """Home-lab GitOps: --served-model-name with a name for people."""
-    migration = migrate(engine(LLAMA_8B, "--served-model-name", "llama", "Llama 3.1 8B"))
-    assert not migration.decisions, decided(migration)
-    assert migration.body["spec"]["serving"]["servedModelNames"] == ["llama", "Llama 3.1 8B"]
-    assert migrate(engine(LLAMA_8B, "--served-model-name", " llama")).decisions
-
-
 @pytest.mark.parametrize(
     ("adapter", "is_id"), [("owner/adapter", True), ("./owner/adapter", False), ("/loras/a", False)]
 )
 def test_an_adapter_of_the_hub_is_called_one(adapter: str, is_id: bool) -> None:
     (decision,) = migrate(engine(LLAMA_8B, "--enable-lora", "--lora-modules", f"sql={adapter}")).decisions
     assert decision.message.startswith("is a hub id") is is_id
+
+
+# How many pods a group of a LeaderWorkerSet may have.
+
+
+def group(size: Any) -> dict[str, Any]:
+    pod = {"spec": {"containers": [{"name": "vllm", "command": ["vllm", "serve", "a/b"]}]}}
+    return {"metadata": {"name": "wide"}, "spec": {"leaderWorkerTemplate": {"size": size, "workerTemplate": pod}}}
+
+
+# What values of production-stack mean for the pods of a model, as the chart's templates have it.
+
+CLAIM = "spec.models.cache.persistentVolumeClaim.claimName"
+
+
+def read(common: dict[str, Any] | None = None, **model: Any) -> Workload:
+    spec = {"modelSpec": [{"name": "chat", "modelURL": "a/b", **model}], **(common or {})}
+    (found,) = read_production_stack({"servingEngineSpec": spec})
+    return found
+
+
+def container(found: Workload) -> dict[str, Any]:
+    only: dict[str, Any] = found.pod["containers"][0]
+    return only
+
+
+def test_variables_of_a_model_come_after_those_of_all() -> None:
+    common = {"env": [{"name": "A", "value": "all"}]}
+    found = container(read(common, env=[{"name": "A", "value": "own"}]))
+    assert [each["value"] for each in found["env"]] == ["all", "own"]
+
+
+@pytest.mark.parametrize(("policy", "keys"), [(None, ["all", "own"]), ("override", ["own"])])
+def test_tolerations_add_up_unless_they_override(policy: str | None, keys: list[str]) -> None:
+    found = read({"tolerations": [{"key": "all"}]}, tolerations=[{"key": "own"}], tolerationsPolicy=policy)
+    assert [each["key"] for each in found.pod["tolerations"]] == keys
+
+
+def test_an_affinity_goes_before_terms_of_nodes() -> None:
+    terms = [{"matchExpressions": []}]
+    assert "nodeAffinity" in read(nodeSelectorTerms=terms).pod["affinity"]
+    assert read(nodeSelectorTerms=terms, affinity={"podAffinity": {}}).pod["affinity"] == {"podAffinity": {}}
+
+
+def test_resources_in_full_go_before_those_by_name() -> None:
+    limits = {"limits": {"nvidia.com/gpu": 2}}
+    assert container(read(resources=limits, requestGPU=4))["resources"] == limits
+    by_name = container(read(requestGPU=4, requestGPUType="nvidia.com/mig-4g.71gb"))["resources"]
+    assert by_name["limits"] == {"nvidia.com/mig-4g.71gb": "4"}
+
+
+@pytest.mark.parametrize(("existing", "asks"), [(None, True), ("models", False)])
+def test_the_claim_of_a_release_is_asked_for_and_one_that_is_named_is_not(existing: str | None, *, asks: bool) -> None:
+    found = read(pvcStorage="10Gi", pvcExistingClaimName=existing)
+    assert (CLAIM in [each.field for each in found.remarks.decisions]) is asks
+
+
+def test_half_a_secret_is_no_secret() -> None:
+    env = container(read(hf_token={"secretName": "hub"}))["env"]
+    assert [each for each in env if each["name"] == "HF_TOKEN"] == []
+
+
+def test_a_runtime_of_the_model_goes_before_that_of_all() -> None:
+    common = {"runtimeClassName": "nvidia"}
+    assert read(common).pod["runtimeClassName"] == "nvidia"
+    assert read(common, runtimeClassName="own").pod["runtimeClassName"] == "own"
+
+
+@pytest.mark.parametrize(
+    ("config", "flags"),
+    [
+        (None, []),
+        ({"dtype": "bfloat16"}, ["--no-enable-prefix-caching", "--dtype", "bfloat16"]),
+        ({"enablePrefixCaching": True}, ["--enable-prefix-caching"]),
+    ],
+)
+def test_prefix_caching_is_off_where_settings_do_not_turn_it_on(
+    config: dict[str, Any] | None, flags: list[str]
+) -> None:
+    assert container(read(vllmConfig=config))["args"] == ["a/b", "--port", "8000", *flags]

@@ -1,5 +1,6 @@
-"""What people have becomes the object that means the same: command lines, docker, compose, and kinds of others."""
+"""Sources that are imported."""
 
+import shlex
 from copy import deepcopy
 from functools import reduce
 from operator import getitem
@@ -11,11 +12,11 @@ import yaml
 
 from specdecode_operator.cli.importing import report_lines
 from specdecode_operator.importing.convert import Migration, migrate_workload
-from specdecode_operator.importing.sources import KINDS, READABLE, read_words, read_workloads
-from specdecode_operator.importing.spec_builder import MigrationError
+from specdecode_operator.importing.sources import READABLE, read_words, read_workloads
+from specdecode_operator.importing.spec_builder import MigrationError, Workload
 from tests.unit.cli.conftest import Specdecode, WriteObject
 from tests.unit.cli.old_deployments import LLAMA_8B, LLAMA_70B, engine
-from tests.unit.cli.test_import_problems import places
+from tests.unit.cli.test_importing import places
 
 DATA = Path(__file__).parent / "data"
 INVALID = 2
@@ -260,15 +261,6 @@ def of_compose(**service: Any) -> Migration:
     return migrate_workload(workload)
 
 
-def test_compose_counts_devices_by_id() -> None:
-    device = {"driver": "nvidia", "device_ids": ["0", "3"], "capabilities": ["gpu"]}
-    deploy = {"resources": {"reservations": {"devices": [device]}, "limits": {"memory": "32g", "cpus": "4"}}}
-    migration = of_compose(deploy=deploy)
-    assert any(each.name == "resources nvidia.com/gpu 2" for each in migration.settings)
-    (container,) = migration.body["spec"]["podTemplate"]["spec"]["containers"]
-    assert container["resources"]["limits"] == {"cpu": "4", "memory": "32Gi"}
-
-
 @pytest.mark.parametrize(
     ("service", "words"),
     [
@@ -288,11 +280,6 @@ def test_what_compose_alone_knows_is_a_decision(service: dict[str, Any], words: 
     said = "; ".join(map(str, of_compose(**service).decisions))
     assert words in said
     assert "hf_secret" not in said
-
-
-def test_two_dollars_of_compose_are_one_that_it_does_not_fill_in() -> None:
-    migration = of_compose(environment={"MODE": "$$x"})
-    assert "spec.engine.env" not in {each.field for each in migration.decisions}
 
 
 def test_what_the_operator_made_is_not_imported() -> None:
@@ -349,10 +336,6 @@ def test_what_cannot_be_read_is_named_with_what_can(
     assert "sk-secret" not in result.stderr
 
 
-def test_all_kinds_are_in_the_words_of_what_can_be_read() -> None:
-    assert all(kind in READABLE for kind in KINDS)
-
-
 def answered(body: Any, others: list[Any]) -> bool:
     """Whether an import ends with a report, or with an error that names field, value and fix."""
     try:
@@ -374,3 +357,151 @@ def test_no_broken_object_is_answered_with_a_traceback(file: Path, odd: Any) -> 
             reduce(getitem, parents, broken[index])[last] = odd
             for each in broken:
                 assert answered(each, broken), path
+
+
+# Commands that `specdecode import` prints are copied to a shell: a name in a file of others is one word of them.
+
+NAME = "chat'; touch here; echo $(id) '"
+OBJECTS = (
+    *("pod.yaml", "stateful-set.yaml", "leader-worker-set.yaml", "inference-service-containers.yaml"),
+    "llm-inference-service.yaml",
+)
+
+
+def commands(workload: Workload, services: tuple[Any, ...] = ()) -> list[list[str]]:
+    steps = migrate_workload(workload, services, name="new").steps
+    return [shlex.split(step.command) for step in steps]
+
+
+def with_name(file: str) -> Workload:
+    bodies = list(yaml.safe_load_all((DATA / file).read_text()))
+    for body in bodies:
+        body["metadata"] |= {"name": NAME, "namespace": NAME}
+    return next(workload for body in bodies for workload in read_workloads(body, bodies))
+
+
+@pytest.mark.parametrize("file", OBJECTS)
+def test_names_and_namespaces_of_objects(file: str) -> None:
+    workload = with_name(file)
+    ends = shlex.split(workload.end)
+    assert any(word.endswith(f"/{NAME}") for word in ends)
+    found = commands(workload)
+    assert ends in found
+    assert [command[command.index("-n") + 1] for command in found if "-n" in command] == [NAME] * (len(found) - 1)
+
+
+def test_names_of_services() -> None:
+    workload = with_name("pod.yaml")
+    service = {"metadata": {"name": NAME}, "spec": {"selector": dict(list(workload.metadata["labels"].items())[:1])}}
+    assert ["kubectl", "patch", "service", NAME] in [command[:4] for command in commands(workload, (service,))]
+
+
+def test_names_of_containers() -> None:
+    workload = read_words(
+        ["docker", "run", "--gpus", "1", "--name", NAME, "vllm/vllm-openai:v0.33.0", "--model", "a/b"]
+    )
+    assert commands(workload)[-1] == ["docker", "stop", NAME]
+    service = {"image": "vllm/vllm-openai:v0.33.0", "command": ["--model", "a/b"]}
+    (workload,) = read_workloads({"services": {NAME: service}})
+    assert shlex.split(workload.end) == ["docker", "compose", "stop", NAME]
+
+
+def test_names_of_a_chart() -> None:
+    values = yaml.safe_load((DATA / "production-stack.yaml").read_text())
+    values["servingEngineSpec"]["modelSpec"][0]["name"] = NAME
+    ends = shlex.split(read_workloads(values)[0].end)
+    assert ends == ["kubectl", "scale", f"deployment/RELEASE-{NAME}-deployment-vllm", "--replicas=0"]
+
+
+def test_a_name_that_begins_with_a_dash_is_no_option() -> None:
+    name = "--all"
+    workload = read_words(["docker", "run", "--gpus", "1", f"--name={name}", "vllm/vllm-openai:v0.33.0", "a/b"])
+    assert workload.end == f"docker stop -- {name}"
+    (workload,) = read_workloads({"services": {name: {"image": "vllm/vllm-openai:v0.33.0", "command": ["a/b"]}}})
+    assert workload.end == f"docker compose stop -- {name}"
+    workload = with_name("pod.yaml")
+    service = {"metadata": {"name": name}, "spec": {"selector": dict(list(workload.metadata["labels"].items())[:1])}}
+    assert ["kubectl", "patch", f"service/{name}"] in [each[:3] for each in commands(workload, (service,))]
+
+
+# What objects and values say that cannot be carried, or not be read: each is named.
+
+
+def inference_service(predictor: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "apiVersion": "serving.kserve.io/v1beta1",
+        "kind": "InferenceService",
+        "metadata": {"name": "llama"},
+        "spec": {"predictor": predictor},
+    }
+
+
+GPU = {"limits": {"nvidia.com/gpu": "1"}}
+HUGGINGFACE = {"modelFormat": {"name": "huggingface"}, "args": [f"--model_id={LLAMA_8B}"], "resources": GPU}
+LLM = {
+    "apiVersion": "serving.kserve.io/v1alpha1",
+    "kind": "LLMInferenceService",
+    "metadata": {"name": "llama"},
+    "spec": {"model": {"uri": f"hf://{LLAMA_8B}"}, "template": {"containers": [{"name": "main", "resources": GPU}]}},
+}
+STACK = {"name": "m", "repository": "vllm/vllm-openai", "tag": "v0.33.0", "modelURL": LLAMA_8B, "requestGPU": 1}
+
+
+def stack(**model: Any) -> dict[str, Any]:
+    return {"servingEngineSpec": {"modelSpec": [{**STACK, **model}]}}
+
+
+def llm(**spec: Any) -> dict[str, Any]:
+    return {**LLM, "spec": {**LLM["spec"], **spec}}  # type: ignore[dict-item]
+
+
+def claiming() -> dict[str, Any]:
+    """A StatefulSet whose model lies on a claim of each pod's own."""
+    body = engine("/m/llama", volumeMounts=[{"name": "m", "mountPath": "/m"}])
+    body["spec"]["volumeClaimTemplates"] = [{"metadata": {"name": "m"}}]
+    return {**body, "kind": "StatefulSet"}
+
+
+OPEN = {
+    "a runtime that is elsewhere": (
+        inference_service({"model": {**HUGGINGFACE, "runtime": "ours"}}),
+        "spec.predictor.model.runtime: ours: is not beside it",
+    ),
+    "an autoscaler": (
+        inference_service({"model": HUGGINGFACE, "minReplicas": 1, "maxReplicas": 5}),
+        "spec.replicas: minReplicas 1, maxReplicas 5",
+    ),
+    "a canary": (
+        inference_service({"model": HUGGINGFACE, "canaryTrafficPercent": 10}),
+        "spec.predictor.canaryTrafficPercent",
+    ),
+    "workers": (inference_service({"model": HUGGINGFACE, "workerSpec": {"size": 2}}), "spec.predictor.workerSpec"),
+    "a bucket": (
+        inference_service({"model": {**HUGGINGFACE, "args": [], "storageUri": "s3://bucket/llama?sig=sk-secret"}}),
+        "spec.target.model: s3://bucket/llama: lies at an address",
+    ),
+    "prefill apart": (llm(prefill={"replicas": 2}), "spec.prefill: is set: no field of the object means it"),
+    "other configurations": (llm(baseRefs=[{"name": "shared"}]), "spec.baseRefs: is set"),
+    "adapters": (llm(model={"uri": f"hf://{LLAMA_8B}", "lora": {"adapters": [{"name": "a"}]}}), "spec.model.lora"),
+    "workers of data": (llm(worker={"containers": [{}]}, parallelism={"data": 2}), "spec.worker: is set"),
+    "a size in quotes": (llm(parallelism={"tensor": "2"}), 'spec.parallelism.tensor: "2": must be a whole number'),
+    "a switch for a size": (llm(parallelism={"data": True}), "spec.parallelism.data: true: must be a whole number"),
+    "replicas in quotes": (llm(replicas="3"), 'spec.replicas: "3": must be a whole number, without quotes'),
+    "far too many replicas in quotes": (llm(replicas=str(2**60)), "must be at most 1,000"),
+    "LMCache": (stack(lmcacheConfig={"enabled": True}), "modelSpec[0].lmcacheConfig: enabled: helm template"),
+    "Ray": (stack(raySpec={"headNode": {}}), "servingEngineSpec.modelSpec[0].raySpec"),
+    "autoscaling by KEDA": (stack(keda={"enabled": True}), "servingEngineSpec.modelSpec[0].keda"),
+    "a setting that came later": (stack(vllmConfig={"newest": 1}), "vllmConfig.newest"),
+    "a Secret as variables": (stack(envFromSecret={"name": "s3"}), "envFromSecret: s3"),
+    "a claim for each pod": (claiming(), "spec.models: volumeClaimTemplates m"),
+}
+
+
+@pytest.mark.parametrize(("body", "words"), OPEN.values(), ids=OPEN)
+def test_what_cannot_be_carried_is_named(
+    specdecode: Specdecode, write: WriteObject, body: dict[str, Any], words: str
+) -> None:
+    result = specdecode("import", "-f", write("f.yaml", body))
+    assert result.exit_code == INVALID
+    assert words in " ".join(result.stderr.split())
+    assert "sk-secret" not in result.output

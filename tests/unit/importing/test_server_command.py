@@ -1,4 +1,4 @@
-"""Command lines, scripts and docker run: what they say, what is none of a server, and what is asked."""
+"""Command lines of servers."""
 
 import shlex
 
@@ -10,7 +10,7 @@ from specdecode_operator.importing.sources import is_command_text, read_command_
 from specdecode_operator.importing.spec_builder import MigrationError
 from tests.unit.cli.conftest import Specdecode
 from tests.unit.cli.old_deployments import LLAMA_8B
-from tests.unit.importing.sources.test_sources import HUB_TOKEN, IMAGE, QWEN, left_open, spec_of
+from tests.unit.importing.test_sources import HUB_TOKEN, IMAGE, QWEN, left_open, spec_of
 
 
 def test_the_words_of_a_command_are_read_behind_two_dashes(specdecode: Specdecode) -> None:
@@ -67,12 +67,6 @@ def test_memory_and_cores_go_to_the_pod() -> None:
     (container,) = spec["podTemplate"]["spec"]["containers"]
     assert container["resources"] == {"limits": {"memory": "64Gi", "cpu": "8"}}
     assert container["securityContext"] == {"runAsUser": 1000, "runAsGroup": 100}
-
-
-def test_a_folder_that_is_only_read_stays_so() -> None:
-    body = migrate_workload(read_command_text(f"docker run -v /data:/d:ro -v /tmp/x:/x {IMAGE} {LLAMA_8B}")).body
-    (container,) = body["spec"]["podTemplate"]["spec"]["containers"]
-    assert [each.get("readOnly", False) for each in container["volumeMounts"]] == [True, False]
 
 
 def test_gpus_that_are_left_idle_are_told() -> None:
@@ -153,11 +147,6 @@ def test_where_a_log_goes_is_no_part_of_the_server(end: str) -> None:
 def test_what_turns_a_switch_off_does_not_turn_it_on(off: str) -> None:
     spec = spec_of("vllm", "serve", QWEN, "-tp", "2", "--enable-expert-parallel", off)
     assert spec["parallelism"] == {"tensor": 2}
-
-
-def test_a_word_behind_a_switch_turns_off_what_is_on_by_itself() -> None:
-    spec = spec_of("vllm", "serve", QWEN, "--enable-fastapi-docs", "false")
-    assert spec["engine"]["extraArgs"] == ["--disable-fastapi-docs"]
 
 
 def test_gpus_of_a_machine_are_none_of_a_pod() -> None:

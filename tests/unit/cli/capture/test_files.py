@@ -1,4 +1,4 @@
-"""The folder that a capture is fetched to, with something else in it."""
+"""Files of a capture."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What of an LLMInferenceService is asked about, and what says nothing."""
+"""KServe's objects."""
 
 from typing import Any
 
