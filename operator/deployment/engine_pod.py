@@ -145,7 +145,7 @@ def _values(key: Key, facts: Facts, plan: Plan, role: Role) -> dict[str, Any]:
         product = "cpu" if facts.on_cpu else plan.chosen.product
         mount = model_locations.compiled_mount(spec, f"{facts.profile.version}-{product}-{content_hash(content)}")
         mounts = [_MODELS_MOUNT, *([mount] if mount else [])]
-        health = f"--health={'https' if settings.tls else 'http'}://127.0.0.1:{settings.port}/health"
+        health = f"--health={'https' if settings.tls else 'http'}://127.0.0.1:{settings.serving.port}/health"
         shared, own = f"--folder={model_locations.COMPILED_PATH}", f"--cache={model_locations.COMPILE_CACHE_PATH}"
         command = ["python3", "-c", _WARM_START, shared, own, health, "--", *command]
     env |= own_env

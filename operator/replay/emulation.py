@@ -221,9 +221,8 @@ class Emulation:
         if speculation is not None:
             own = str(draft) if draft is not None else None
             # Model runner V1 rejects adaptive verification, which the recorded acceptance includes already.
-            speculation = replace(
-                speculation, draft_model=own, draft_online_quantization=None, adaptive_verification=None
-            )
+            spec = speculation.spec.model_copy(update={"adaptive_verification": None})
+            speculation = replace(speculation, spec=spec, draft_model=own, draft_online_quantization=None)
         settings = replace(self.settings, speculation=speculation)
         line = [str(target)]
         for argument in ARGUMENTS:
@@ -255,7 +254,8 @@ def emulation(launch: Launch, model: FittedModel) -> Emulation:
     draft_config = config_of(draft, None) if draft is not None else None
     if target_config is None or (draft is not None and draft_config is None):
         raise NotEmulatedError("the config.json of target and draft are needed: name them with --model-config")
-    settings = replace(engine_settings(facts.spec, facts.pair, row.tensor), tls=False, group=None)
+    settings = engine_settings(facts.spec, facts.pair, row.tensor)
+    settings = replace(settings, serving=settings.serving.model_copy(update={"tls_secret": None}), group=None)
     grouping = cache_layout(facts.pair, row.split)[0]
     return Emulation(
         settings=settings,

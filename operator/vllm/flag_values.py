@@ -242,17 +242,17 @@ def _splits_small_batches(given: Given) -> bool:
 
 def _captures_graphs(given: Given) -> bool:
     settings, named = given.settings, (_CC, "--optimization-level", "--enforce-eager")
-    off = given["engine.cpu"] or settings.enforce_eager or settings.cudagraph_mode is CudagraphMode.NONE
+    off = given["engine.cpu"] or settings.serving.enforce_eager or settings.serving.cudagraph_mode is CudagraphMode.NONE
     return not off and not any(given.option(name) for name in named)
 
 
 _DERIVED: Final[Mapping[str, Callable[[Given], Any]]] = {
     "engine.adapts": lambda given: bool(
-        given.settings.speculation and given.settings.speculation.adaptive_verification
+        given.settings.speculation and given.settings.speculation.spec.adaptive_verification
     ),
     "engine.captures_graphs": _captures_graphs,
     "engine.cpu": lambda given: given.settings.platform is Platform.CPU,
-    "engine.cudagraph_mode": lambda given: given.settings.cudagraph_mode,
+    "engine.cudagraph_mode": lambda given: given.settings.serving.cudagraph_mode,
     "engine.data": lambda given: given.settings.data_parallel_size,
     "engine.dtype": lambda given: given.settings.dtype,
     "engine.expert_parallel": lambda given: given.settings.expert_parallel,

@@ -58,8 +58,8 @@ def graph_problems(settings: EngineSettings, profile: EngineProfile) -> list[Pro
 
 def _needless_problems(settings: EngineSettings) -> Iterator[Problem]:
     """Where there are no graphs at all (vllm/platforms/cpu.py; vllm/config/vllm.py, __post_init__)."""
-    mode, largest = settings.cudagraph_mode, settings.max_cudagraph_capture_size
-    without = "with serving.enforceEager; remove one of the two" if settings.enforce_eager else ""
+    mode, largest = settings.serving.cudagraph_mode, settings.serving.max_cudagraph_capture_size
+    without = "with serving.enforceEager; remove one of the two" if settings.serving.enforce_eager else ""
     without = "on the CPU; remove it" if settings.platform is Platform.CPU else without
     for field, value in {_MODE: mode, _LARGEST: largest}.items():
         if value is not None and without:
@@ -74,8 +74,8 @@ def _size_problems(settings: EngineSettings, profile: EngineProfile) -> Iterator
 
     V2 takes fewer: it then has no graph of a step that verifies.
     """
-    largest, speculation = settings.max_cudagraph_capture_size, settings.speculation
-    in_pieces = settings.cudagraph_mode not in (None, *_WHOLE_GRAPHS) or settings.enforce_eager
+    largest, speculation = settings.serving.max_cudagraph_capture_size, settings.speculation
+    in_pieces = settings.serving.cudagraph_mode not in (None, *_WHOLE_GRAPHS) or settings.serving.enforce_eager
     if largest is None or speculation is None or in_pieces or settings.platform is Platform.CPU:
         return
     tokens = speculation.num_speculative_tokens + 1
@@ -89,7 +89,7 @@ def _size_problems(settings: EngineSettings, profile: EngineProfile) -> Iterator
 
 
 def _mode_problems(settings: EngineSettings, profile: EngineProfile) -> Iterator[Problem]:
-    mode, speculation = settings.cudagraph_mode, settings.speculation
+    mode, speculation = settings.serving.cudagraph_mode, settings.speculation
     # vllm/config/vllm.py, _maybe_override_dynamic_sd_cudagraph_mode: V1 changes to PIECEWISE and only logs it.
     if speculation is not None and speculation.schedule and mode in _WHOLE_GRAPHS and runs_on_v1(settings, profile):
         message = (
@@ -121,7 +121,7 @@ def _option_problems(settings: EngineSettings, profile: EngineProfile) -> Iterat
         fields = [field for key, field in _FIELD_OF_KEY.items() if not option.path and f'"{key}"' in option.value]
         if fields:
             yield Problem(place, option.shown, f"has what is not for extraArgs; use {' and '.join(fields)}")
-        elif settings.cudagraph_mode is not None and (option.spelled != COMPILATION_CONFIG or not option.path):
+        elif settings.serving.cudagraph_mode is not None and (option.spelled != COMPILATION_CONFIG or not option.path):
             message = (
                 f"vLLM keeps only one of this and serving.cudagraphMode; write {COMPILATION_CONFIG}.KEY VALUE for each"
                 " key"
@@ -160,7 +160,8 @@ def _size_and_expert_problems(
     settings: EngineSettings, profile: EngineProfile, on: dict[str, Option]
 ) -> Iterator[Problem]:
     # vllm/config/vllm.py, _set_cudagraph_sizes: a largest size must be the largest of the sizes that are named.
-    for option in options(settings.extra_args, profile) if settings.max_cudagraph_capture_size is not None else ():
+    largest = settings.serving.max_cudagraph_capture_size
+    for option in options(settings.extra_args, profile) if largest is not None else ():
         named = (option.flag.name, option.path)
         if named in {("--cudagraph-capture-sizes", ""), (COMPILATION_CONFIG, "cudagraph_capture_sizes")}:
             yield _problem(option, "names the sizes beside serving.maxCudagraphCaptureSize; remove one of the two")
@@ -281,9 +282,9 @@ def _unmarked(given: list[Option], speculation: SpeculationSettings, profile: En
         known = ", ".join(sorted(profile.watermarked_methods))
         yield f"vLLM {profile.version} marks no tokens of {drafts}; remove it, or use one of {known}, token by token"
         return
-    if speculation.draft_sampling is not DraftSampling.PROBABILISTIC:
+    if speculation.spec.draft_sampling is not DraftSampling.PROBABILISTIC:
         yield "marks what a draft samples: set speculation.draftSampling to probabilistic, or remove this"
-    checks = speculation.rejection_sampling
+    checks = speculation.spec.rejection_sampling
     if checks not in (None, RejectionSampling.STANDARD):
         yield f"does not go with speculation.rejectionSampling {checks}; remove one of the two"
     if config.get("algorithm") != _MARKS_DRAFTS and config.get("allow_target_only_watermarking") is not True:
@@ -349,6 +350,6 @@ def _basic_problems(settings: EngineSettings, profile: EngineProfile) -> Iterato
         yield Problem("spec.serving.blockSize", str(settings.block_size), message)
     # vllm/config/vllm.py, _reject_mismatched_float_kv_cache.
     known = settings.dtype in (Dtype.FLOAT16, Dtype.FLOAT32)
-    if profile.cache_follows_dtype and known and settings.kv_cache_dtype == KvCacheDtype.BFLOAT16:
+    if profile.cache_follows_dtype and known and settings.serving.kv_cache_dtype == KvCacheDtype.BFLOAT16:
         message = f"vLLM {profile.version} takes it with serving.dtype bfloat16 only, which is {settings.dtype} here"
-        yield Problem("spec.serving.kvCacheDtype", settings.kv_cache_dtype, f"{message}: write auto")
+        yield Problem("spec.serving.kvCacheDtype", settings.serving.kv_cache_dtype, f"{message}: write auto")

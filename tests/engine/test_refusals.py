@@ -120,7 +120,7 @@ def departure(vllm: Vllm, settings: EngineSettings, verdict: Verdict) -> str:
 def adapts_later(settings: EngineSettings, vllm: Vllm) -> bool:
     """Whether a version refuses to adapt with a method, and so says nothing of the rest: see test_contract.py."""
     speculation, known = settings.speculation, vllm.profile.adaptive_verification
-    if speculation is None or not speculation.adaptive_verification:
+    if speculation is None or not speculation.spec.adaptive_verification:
         return False
     method = speculation.method
     return known.methods == {Method.DSPARK} or method in known.later_methods or vllm.profile.runners.get(method) == "V1"
@@ -128,7 +128,9 @@ def adapts_later(settings: EngineSettings, vllm: Vllm) -> bool:
 
 def checks_later(settings: EngineSettings, vllm: Vllm) -> bool:
     """Whether a version has no such check of drafted tokens, and so says nothing of the rest: see below."""
-    is_lossy = settings.speculation is not None and settings.speculation.rejection_sampling is RejectionSampling.FLY
+    is_lossy = (
+        settings.speculation is not None and settings.speculation.spec.rejection_sampling is RejectionSampling.FLY
+    )
     return is_lossy and FLY_KEY not in vllm.profile.speculative_keys
 
 
