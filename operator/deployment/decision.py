@@ -236,7 +236,7 @@ def _launch(
         return DesiredState(launch, [*planned.conditions, *passed], [*others, workload])
     kept, failure = render_last_good(key, uid, last_good), last_good.failure
     earlier = put_back(key, uid, workload, last_good.workload)
-    if failure is not None and failure.attempt == attempt_of(facts.spec, plan):
+    if failure is not None and failure.attempt == attempt_of(facts.spec, plan.chosen):
         rolled_back = RolledBack(facts, planned.plan_status, failure)
         return DesiredState(rolled_back, planned.conditions, [kept, *others, earlier])
     # A capture with arms has measured what a policy chose: a golden capture of other speculation has no say in it.

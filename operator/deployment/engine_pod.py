@@ -48,6 +48,7 @@ from specdecode_operator.deployment.pod_template_merge import (
     volume_group,
 )
 from specdecode_operator.deployment.spec_facts import Facts
+from specdecode_operator.enums import Platform
 from specdecode_operator.sizing.memory.buffers import cost_profile_s
 from specdecode_operator.sizing.plan import Plan
 from specdecode_operator.vllm import logging_config
@@ -59,7 +60,7 @@ from specdecode_operator.vllm.environment import (
     STARTUP_PLAN_ENVIRONMENT,
     environment,
 )
-from specdecode_operator.vllm.settings import ContainerVariable, NodeGroup, Platform
+from specdecode_operator.vllm.settings import ContainerVariable, NodeGroup
 
 _SHM_GIB_PER_GPU = 1
 _MODELS_MOUNT: Final = {"name": "models", "mountPath": "/models", "readOnly": True}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.deployment.models.checkpoints import short_name
 from specdecode_operator.deployment.models.model_locations import downloads_in_pods, engine_model_path
-from specdecode_operator.enums import AcceleratorType, Dtype, Method, Precision, Quantization
+from specdecode_operator.enums import AcceleratorType, Dtype, Method, OnlineQuantization, Precision, Quantization
 from specdecode_operator.sizing.families.draft_heads import method_of_head
 from specdecode_operator.sizing.geometry import ModelGeometry
 from specdecode_operator.sizing.pair import Pair
@@ -107,9 +107,9 @@ def served_names(spec: SpecDecodeDeploymentSpec) -> tuple[str, ...]:
     return tuple(spec.serving.served_model_names) or (short_name(spec.target.model),)
 
 
-def _online_quantization(geometry: ModelGeometry, wanted: Precision | None) -> settings.OnlineQuantization | None:
+def _online_quantization(geometry: ModelGeometry, wanted: Precision | None) -> OnlineQuantization | None:
     made = wanted is Precision.FP8 and geometry.checkpoint_precision is None
-    return settings.OnlineQuantization.FP8 if made else None
+    return OnlineQuantization.FP8 if made else None
 
 
 def _speculation(spec: SpecDecodeDeploymentSpec, pair: Pair) -> settings.SpeculationSettings | None:

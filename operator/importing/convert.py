@@ -18,7 +18,7 @@ from specdecode_operator.api.spec_problems import admitted_spec
 from specdecode_operator.cluster.resources import selector_labels
 from specdecode_operator.deployment.models.checkpoints import MODEL_UNKNOWN
 from specdecode_operator.deployment.validation import check_without_models, valid_facts
-from specdecode_operator.enums import Method
+from specdecode_operator.enums import Method, Platform
 from specdecode_operator.importing.engine_container import (
     find_platform,
     note_defaults,
@@ -59,7 +59,6 @@ from specdecode_operator.importing.spec_builder import (
 from specdecode_operator.importing.speculation import read_speculation, take_speculation
 from specdecode_operator.problems import MISSING, InvalidSpecError, Problem
 from specdecode_operator.untrusted import mapping, name_of, objects
-from specdecode_operator.vllm.settings import Platform
 
 _FILE: Final = "OBJECT.yaml"
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 from specdecode_operator.api.deployment import Engine, Serving
 from specdecode_operator.cluster.nodes import GPU_RESOURCE
 from specdecode_operator.deployment.pod_template_merge import ENGINE_USER_ID
+from specdecode_operator.enums import Platform
 from specdecode_operator.importing.server_arguments import older_variable
 from specdecode_operator.importing.server_command import ServerCommand, environment, plain_environment, variables_in
 from specdecode_operator.importing.spec_builder import (
@@ -31,7 +32,6 @@ from specdecode_operator.vllm.environment import API_KEY_VARIABLE, FIXED_VARIABL
 from specdecode_operator.vllm.extra_args_parser import last_option
 from specdecode_operator.vllm.logging_config import LOGGING_CONFIG_PATH, LOGGING_CONFIG_VARIABLE
 from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, EngineProfile, UnknownEngineVersionError, find_profile
-from specdecode_operator.vllm.settings import Platform
 from specdecode_operator.vllm.versions import split_reference, version_of_image
 
 TOKEN_VARIABLES: Final = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")

@@ -23,6 +23,7 @@ from specdecode_operator.capture.job.pod_files import RECORDER, PluginBundle
 from specdecode_operator.deployment.desired_state import Launch
 from specdecode_operator.deployment.engine_settings import engine_settings
 from specdecode_operator.deployment.models.checkpoints import config_of
+from specdecode_operator.enums import Platform
 from specdecode_operator.replay.emulated.settings import KEY
 from specdecode_operator.replay.model_file import FittedModel
 from specdecode_operator.sizing.memory.kv_cache import cache_layout, cache_pages
@@ -32,7 +33,7 @@ from specdecode_operator.sizing.plan import CPU_PRODUCT, Row
 from specdecode_operator.version import __version__
 from specdecode_operator.vllm.arguments import ARGUMENTS, COMPILATION_CONFIG
 from specdecode_operator.vllm.profiles import EngineProfile
-from specdecode_operator.vllm.settings import EngineSettings, Platform
+from specdecode_operator.vllm.settings import EngineSettings
 
 BEGIN: Final = 0
 END: Final = 1

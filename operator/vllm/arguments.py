@@ -6,8 +6,9 @@ from decimal import Decimal
 from functools import cached_property
 from typing import Final
 
+from specdecode_operator.enums import Platform
 from specdecode_operator.vllm.profiles import EngineProfile
-from specdecode_operator.vllm.settings import EngineSettings, FieldPath, NodeGroup, Platform
+from specdecode_operator.vllm.settings import EngineSettings, FieldPath, NodeGroup
 from specdecode_operator.vllm.speculative_config import speculative_config
 
 TLS_PATH = "/etc/specdecode-tls"

@@ -13,13 +13,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from specdecode_operator.enums import CudagraphMode
+from specdecode_operator.enums import CudagraphMode, Platform
 from specdecode_operator.problems import Problem, shown
 from specdecode_operator.untrusted import parse_json
 from specdecode_operator.vllm.extra_args_parser import Option, json_or_text, json_value, options
 from specdecode_operator.vllm.model_runner import runs_on_v1
 from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, EngineProfile
-from specdecode_operator.vllm.settings import EngineSettings, Platform
+from specdecode_operator.vllm.settings import EngineSettings
 from specdecode_operator.vllm.speculative_config import EXTRA_CONFIG
 from specdecode_operator.vllm.versions import release
 

@@ -7,9 +7,8 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, Final
 
-from specdecode_operator.enums import Method
+from specdecode_operator.enums import Method, OnlineQuantization, Platform
 from specdecode_operator.problems import Problem
-from specdecode_operator.vllm.settings import OnlineQuantization, Platform
 from specdecode_operator.vllm.versions import LAUNCHED_VERSIONS, release, version_facts
 
 KNOWN_VERSIONS = LAUNCHED_VERSIONS

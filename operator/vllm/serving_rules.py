@@ -14,6 +14,7 @@ from specdecode_operator.enums import (
     DraftSampling,
     Dtype,
     KvCacheDtype,
+    Platform,
     RejectionSampling,
 )
 from specdecode_operator.problems import Problem
@@ -22,7 +23,7 @@ from specdecode_operator.vllm.arguments import COMPILATION_CONFIG
 from specdecode_operator.vllm.extra_args_parser import Option, json_value, options
 from specdecode_operator.vllm.model_runner import runs_on_v1
 from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, EngineProfile, find_profile
-from specdecode_operator.vllm.settings import EngineSettings, Platform, SpeculationSettings
+from specdecode_operator.vllm.settings import EngineSettings, SpeculationSettings
 
 _MODE = "spec.serving.cudagraphMode"
 _LARGEST = "spec.serving.maxCudagraphCaptureSize"

@@ -1,7 +1,6 @@
 """Resolved settings of one engine: every default is set explicitly, so none is left to vLLM."""
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 from pydantic.alias_generators import to_snake
@@ -9,20 +8,7 @@ from pydantic.alias_generators import to_snake
 from specdecode_operator.api.base import ApiModel
 from specdecode_operator.api.deployment import Serving
 from specdecode_operator.api.speculation import Speculation
-from specdecode_operator.enums import Dtype, Method
-
-
-class Platform(StrEnum):
-    """What the engine computes on."""
-
-    GPU = "gpu"
-    CPU = "cpu"
-
-
-class OnlineQuantization(StrEnum):
-    """Precision to which the engine quantizes a 16-bit checkpoint while loading it."""
-
-    FP8 = "FP8"
+from specdecode_operator.enums import Dtype, Method, OnlineQuantization, Platform
 
 
 @dataclass(frozen=True)

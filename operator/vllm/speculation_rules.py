@@ -20,13 +20,14 @@ from specdecode_operator.enums import (
     DraftSampling,
     Dtype,
     Method,
+    Platform,
     RejectionSampling,
 )
 from specdecode_operator.problems import Problem
 from specdecode_operator.vllm.extra_args_parser import last_option
 from specdecode_operator.vllm.model_runner import draft_follows_target, runs_on_v1, waits_for_steps
 from specdecode_operator.vllm.profiles import EngineProfile
-from specdecode_operator.vllm.settings import EngineSettings, Platform, SpeculationSettings
+from specdecode_operator.vllm.settings import EngineSettings, SpeculationSettings
 from specdecode_operator.vllm.speculative_config import DRAFT_HEAD_KEY, XPRESS_KEY
 from specdecode_operator.vllm.versions import FLY_KEY, ended_method
 

@@ -6,14 +6,8 @@ from typing import Any
 
 from specdecode_operator.api.deployment import Serving
 from specdecode_operator.api.speculation import Draft, Ngram
-from specdecode_operator.enums import DraftSampling, Method, RejectionSampling
-from specdecode_operator.vllm.settings import (
-    CpuSettings,
-    EngineSettings,
-    NodeGroup,
-    OnlineQuantization,
-    ScheduleRange,
-)
+from specdecode_operator.enums import DraftSampling, Method, OnlineQuantization, RejectionSampling
+from specdecode_operator.vllm.settings import CpuSettings, EngineSettings, NodeGroup, ScheduleRange
 from tests.support.engine_settings import replace, speculating_with
 
 TARGET, DRAFT, OTHER_VOCABULARY, EAGLE_PATH = "target", "draft", "other-vocabulary", "eagle-house/draft"

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from specdecode_operator.enums import Method
+from specdecode_operator.enums import Method, Platform
 from specdecode_operator.sizing.version_rules import ModelTraits, Runner, find_version_rules
 from specdecode_operator.vllm.arguments import command_line
 from specdecode_operator.vllm.model_runner import runs_on_v1
 from specdecode_operator.vllm.profiles import EngineProfile
-from specdecode_operator.vllm.settings import EngineSettings, Platform
+from specdecode_operator.vllm.settings import EngineSettings
 from specdecode_operator.vllm.settings_watch import word
 from specdecode_operator.vllm.speculation_rules import draft_slots
 from specdecode_operator.vllm.speculative_config import SPECULATIVE_KEYS, SPOKEN_KEYS

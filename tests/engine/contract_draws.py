@@ -11,9 +11,10 @@ from specdecode_operator.enums import (
     Dtype,
     KvCacheDtype,
     Method,
+    OnlineQuantization,
     RejectionSampling,
 )
-from specdecode_operator.vllm.settings import EngineSettings, OnlineQuantization, ScheduleRange, SpeculationSettings
+from specdecode_operator.vllm.settings import EngineSettings, ScheduleRange, SpeculationSettings
 from tests.engine.contract_cases import CPU, DRAFT, METHODS, STARTING_EXTRA, TARGET
 from tests.support.engine_settings import replace, speculating_with
 

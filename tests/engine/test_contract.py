@@ -16,17 +16,17 @@ import yaml
 from specdecode_operator.api.deployment import KIND, SpecDecodeDeploymentSpec
 from specdecode_operator.deployment.engine_settings import engine_settings
 from specdecode_operator.deployment.validation import valid_facts
-from specdecode_operator.enums import METHODS_WITH_SAMPLING, CudagraphMode, Method
+from specdecode_operator.enums import METHODS_WITH_SAMPLING, CudagraphMode, Method, Platform
 from specdecode_operator.sizing.families.architectures import READERS
 from specdecode_operator.sizing.families.draft_heads import DRAFT_CLASSES
 from specdecode_operator.sizing.version_rules import ModelTraits, find_version_rules
 from specdecode_operator.vllm.engine_metrics import SpeculationReading, read_metrics
 from specdecode_operator.vllm.environment import environment
-from specdecode_operator.vllm.extra_args_parser import extra_args_problems
+from specdecode_operator.vllm.extra_args_rules import extra_args_problems
 from specdecode_operator.vllm.model_runner import runs_on_v1
 from specdecode_operator.vllm.profiles import KNOWN_VERSIONS
 from specdecode_operator.vllm.serving_rules import serving_problems
-from specdecode_operator.vllm.settings import Platform, ScheduleRange
+from specdecode_operator.vllm.settings import ScheduleRange
 from specdecode_operator.vllm.speculation_rules import speculation_problems
 from specdecode_operator.vllm.speculative_config import XPRESS_KEY, complete_schedule
 from specdecode_operator.vllm.versions import version_facts

@@ -1,10 +1,10 @@
 """The real vLLM rejects what each row of `flag_checks.json` stands for, in its words, and takes the value beside it."""
 
 from specdecode_operator.deployment.rollout.engine_errors import find_error
-from specdecode_operator.enums import CudagraphMode, Method
+from specdecode_operator.enums import CudagraphMode, Method, OnlineQuantization
 from specdecode_operator.vllm.arguments import command_line
 from specdecode_operator.vllm.flag_values import FLAG_CHECKS, flag_value_problems
-from specdecode_operator.vllm.settings import CpuSettings, EngineSettings, OnlineQuantization
+from specdecode_operator.vllm.settings import CpuSettings, EngineSettings
 from specdecode_operator.vllm.versions import release
 from tests.engine.contract_cases import (
     ANOTHER_VOCABULARY,

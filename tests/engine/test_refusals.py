@@ -24,9 +24,9 @@ from specdecode_operator import vllm
 from specdecode_operator.deployment import model_checks
 from specdecode_operator.enums import Method, RejectionSampling
 from specdecode_operator.problems import Problem
-from specdecode_operator.vllm import extra_args_parser
+from specdecode_operator.vllm import extra_args_parser, extra_args_rules
 from specdecode_operator.vllm.arguments import command_line
-from specdecode_operator.vllm.extra_args_parser import extra_args_problems
+from specdecode_operator.vllm.extra_args_rules import extra_args_problems
 from specdecode_operator.vllm.flag_values import flag_value_problems
 from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, EngineProfile, find_profile
 from specdecode_operator.vllm.serving_rules import serving_problems
@@ -55,7 +55,7 @@ NOT_OF_THE_ENGINE = {
     "speculative_config.extra_config_problems 3": "keys of fly without it, which vLLM ignores where it knows them",
     "model_checks._unregistered 1": "classes that a version does not register: test_classes.py",
     "model_checks._unregistered 2": "the same of a model with a config of its own",
-    "extra_args_parser.extra_args_problems": "whatever is wrong with one argument: see FAILING_EXTRA",
+    "extra_args_rules.extra_args_problems": "whatever is wrong with one argument: see FAILING_EXTRA",
 }
 """Places that say no to what an engine never sees, or that other tables are about."""
 
@@ -218,8 +218,9 @@ OURS = {
 
 
 def complaints() -> Iterator[str]:
-    """Yield a pattern for each text that extra_args_parser.py returns of an argument."""
-    for node in ast.walk(ast.parse(Path(extra_args_parser.__file__).read_text(encoding="utf-8"))):
+    """Yield a pattern for each text that the parser of arguments and its rules return of an argument."""
+    files = [Path(module.__file__) for module in (extra_args_parser, extra_args_rules)]
+    for node in (each for file in files for each in ast.walk(ast.parse(file.read_text(encoding="utf-8")))):
         if isinstance(node, ast.Return) and node.value is not None:
             for text in ast.walk(node.value):
                 if isinstance(text, ast.JoinedStr):

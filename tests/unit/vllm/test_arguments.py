@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from specdecode_operator.api.deployment import EnvVar
 from specdecode_operator.api.speculation import Draft
-from specdecode_operator.enums import Method
+from specdecode_operator.enums import Method, OnlineQuantization
 from specdecode_operator.vllm.arguments import ARGUMENTS, command_line
 from specdecode_operator.vllm.environment import env_problems, environment
 from specdecode_operator.vllm.profiles import find_profile
-from specdecode_operator.vllm.settings import EngineSettings, OnlineQuantization, ScheduleRange
+from specdecode_operator.vllm.settings import EngineSettings, ScheduleRange
 from specdecode_operator.vllm.speculative_config import complete_schedule
 from tests.support.engine_settings import replace, speculating_with
 from tests.unit.vllm.engine_cases import CPU, DRAFT_MODEL, NGRAM, PLAIN, SCHEDULED

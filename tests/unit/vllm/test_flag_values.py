@@ -4,11 +4,10 @@ import json
 
 import pytest
 
-from specdecode_operator.enums import CudagraphMode, Dtype, Method
+from specdecode_operator.enums import CudagraphMode, Dtype, Method, OnlineQuantization
 from specdecode_operator.problems import Problem
 from specdecode_operator.vllm.flag_values import FLAG_CHECKS, FlagCheck, flag_value_problems
 from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, find_profile
-from specdecode_operator.vllm.settings import OnlineQuantization
 from tests.support import flag_value_cases as cases
 from tests.support.engine_settings import replace, speculating_with
 from tests.support.flag_value_cases import CASES, Case, settings

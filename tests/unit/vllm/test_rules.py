@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api.speculation import Draft, Ngram
-from specdecode_operator.enums import CudagraphMode, Dtype, Method
+from specdecode_operator.enums import CudagraphMode, Dtype, Method, Platform
 from specdecode_operator.problems import Problem
 from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, find_profile
 from specdecode_operator.vllm.serving_rules import combination_problems, image_problems, serving_problems
-from specdecode_operator.vllm.settings import EngineSettings, Platform, ScheduleRange, SpeculationSettings
+from specdecode_operator.vllm.settings import EngineSettings, ScheduleRange, SpeculationSettings
 from specdecode_operator.vllm.speculation_rules import speculation_problems
 from specdecode_operator.vllm.versions import release
 from tests.support.engine_settings import replace, speculating_with

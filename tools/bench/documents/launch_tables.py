@@ -3,9 +3,9 @@
 import re
 from collections.abc import Iterator
 
+from specdecode_operator.enums import Platform
 from specdecode_operator.vllm.arguments import ARGUMENTS
 from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, find_profile
-from specdecode_operator.vllm.settings import Platform
 from specdecode_operator.vllm.speculative_config import EXTRA_CONFIG, SPECULATIVE_KEYS
 
 NEWEST = find_profile(KNOWN_VERSIONS[-1])

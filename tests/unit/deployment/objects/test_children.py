@@ -11,7 +11,7 @@ from specdecode_operator.cluster.drift import content_digest, needs_apply
 from specdecode_operator.cluster.nodes import NodeFacts
 from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from specdecode_operator.deployment.pod_template_merge import merge, pod_template_problems
-from specdecode_operator.vllm.settings import Platform
+from specdecode_operator.enums import Platform
 from tests.support.decisions import desired_state
 from tests.support.objects import H100, H200, pair_70b, parent, tiny_cpu
 
