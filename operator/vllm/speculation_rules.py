@@ -1,3 +1,4 @@
+    missing = f"vLLM {profile.version} does not have it; remove it, or set engine.version 0.33 or later"
 """Check speculation settings against vLLM's rules, before the engine starts.
 
 vLLM checks many of these rules only in a worker, minutes after the pod took its GPUs. For others, it silently
@@ -207,7 +208,6 @@ def _vocab(settings: EngineSettings, speculation: SpeculationSettings, profile: 
 def _head(settings: EngineSettings, speculation: SpeculationSettings, profile: EngineProfile) -> Iterator[Problem]:
     """vllm/config/speculative.py, _verify_args; and for eagle3 spec_decode/eagle/utils.py, load_eagle_model."""
     asked, method, message = speculation.spec.draft_lm_head_quantization, speculation.method, ""
-    missing = f"vLLM {profile.version} does not have it; remove it, or set engine.version 0.33 or later"
     if method not in METHODS_WITH_TARGETS_HEAD:
         message = f"method {method} has no copy of the target's output head; remove it, or use method eagle or mtp"
     elif DRAFT_HEAD_KEY not in profile.speculative_keys:
