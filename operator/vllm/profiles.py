@@ -170,6 +170,11 @@ class EngineProfile:
         """The version whose facts these are: its own, or the newest of which any are known."""
         return self.version if self.tested else KNOWN_VERSIONS[-1]
 
+    def lacks(self, since: str | None) -> str:
+        """Return the message about a setting that the version lacks; ``since`` is the first version that has it."""
+        fix = "remove it" if since is None else f"remove it, or set engine.version {since} or later"
+        return f"vLLM {self.version} does not have it; {fix}"
+
 
 def find_profile(version: str) -> EngineProfile:
     """Return the profile for a vLLM version, given as major and minor.

@@ -19,7 +19,7 @@ from specdecode_operator.enums import (
 )
 from specdecode_operator.problems import Problem
 from specdecode_operator.untrusted import parse_json
-from specdecode_operator.vllm.arguments import COMPILATION_CONFIG
+from specdecode_operator.vllm.arguments import ARGUMENTS, COMPILATION_CONFIG
 from specdecode_operator.vllm.extra_args_parser import Option, json_value, options
 from specdecode_operator.vllm.model_runner import runs_on_v1
 from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, EngineProfile, find_profile
@@ -316,9 +316,20 @@ def serving_problems(settings: EngineSettings, profile: EngineProfile) -> list[P
     """Return the settings of model, batch, KV cache and CUDA graphs that the engine would reject or change."""
     return [
         *_basic_problems(settings, profile),
+        *_version_problems(settings, profile),
         *graph_problems(settings, profile),
         *combination_problems(settings, profile),
     ]
+
+
+def _version_problems(settings: EngineSettings, profile: EngineProfile) -> Iterator[Problem]:
+    """Check that the version has the flag of each field that is set."""
+    for argument in ARGUMENTS:
+        flag = argument.flag.partition(".")[0]
+        if argument.field is None or flag in profile.flags:
+            continue
+        if (values := argument.values(settings, profile)) is not None:
+            yield Problem(argument.field, " ".join(values) or "true", profile.lacks(profile.later_flags.get(flag)))
 
 
 def image_problems(image: str | None, platform: Platform, profile: EngineProfile) -> list[Problem]:

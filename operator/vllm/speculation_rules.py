@@ -1,4 +1,3 @@
-    missing = f"vLLM {profile.version} does not have it; remove it, or set engine.version 0.33 or later"
 """Check speculation settings against vLLM's rules, before the engine starts.
 
 vLLM checks many of these rules only in a worker, minutes after the pod took its GPUs. For others, it silently
@@ -24,12 +23,12 @@ from specdecode_operator.enums import (
     Platform,
     RejectionSampling,
 )
-from specdecode_operator.problems import Problem
+from specdecode_operator.problems import Problem, shown
 from specdecode_operator.vllm.extra_args_parser import last_option
 from specdecode_operator.vllm.model_runner import draft_follows_target, runs_on_v1, waits_for_steps
 from specdecode_operator.vllm.profiles import EngineProfile
 from specdecode_operator.vllm.settings import EngineSettings, SpeculationSettings
-from specdecode_operator.vllm.speculative_config import DRAFT_HEAD_KEY, XPRESS_KEY
+from specdecode_operator.vllm.speculative_config import DRAFT_HEAD_KEY, SPECULATIVE_KEYS
 from specdecode_operator.vllm.versions import FLY_KEY, ended_method
 
 FIELD = "spec.speculation.adaptiveVerification"
@@ -106,6 +105,7 @@ def speculation_problems(settings: EngineSettings, profile: EngineProfile) -> li
         *_shorten(settings, speculation, profile),
         *_vocab(settings, speculation, profile),
         *_head(settings, speculation, profile),
+        *_version(settings, speculation, profile),
         *_draft(settings, speculation),
         *_path(settings, speculation, profile),
         *_lookup(speculation),
@@ -211,7 +211,7 @@ def _head(settings: EngineSettings, speculation: SpeculationSettings, profile: E
     if method not in METHODS_WITH_TARGETS_HEAD:
         message = f"method {method} has no copy of the target's output head; remove it, or use method eagle or mtp"
     elif DRAFT_HEAD_KEY not in profile.speculative_keys:
-        message = missing
+        message = profile.lacks(profile.later_speculative_keys.get(DRAFT_HEAD_KEY))
     elif runs_on_v1(settings, profile):
         message = "needs vLLM's model runner V2, and V1 serves the engine here; remove it"
     elif settings.dtype is Dtype.FLOAT32:
@@ -219,9 +219,15 @@ def _head(settings: EngineSettings, speculation: SpeculationSettings, profile: E
         message = "vLLM makes it of an output head of 16 bits, and serving.dtype is float32; remove one of the two"
     if asked is not None and message:
         yield Problem(f"{_SPECULATION}.draftLmHeadQuantization", asked, message)
-    # The pair's rules check whether the head has a refiner.
-    if speculation.spec.xpress_top_c is not None and XPRESS_KEY not in profile.speculative_keys:
-        yield Problem(f"{_SPECULATION}.xpressTopC", str(speculation.spec.xpress_top_c), missing)
+
+
+def _version(settings: EngineSettings, speculation: SpeculationSettings, profile: EngineProfile) -> Iterator[Problem]:
+    """Check that the version has the key of each field that is set; `_head` checks its own, after the method."""
+    for row in SPECULATIVE_KEYS:
+        if row.key in profile.speculative_keys or row.key == DRAFT_HEAD_KEY:
+            continue
+        if (value := row.value(settings, speculation, profile)) is not None:
+            yield Problem(row.field, shown(value), profile.lacks(profile.later_speculative_keys.get(row.key)))
 
 
 def _draft(settings: EngineSettings, speculation: SpeculationSettings) -> Iterator[Problem]:

@@ -49,6 +49,7 @@ from tests.engine.verdicts import Changed, Later, Refused, Verdict
 NOT_OF_THE_ENGINE = {
     "environment.owned_variable_problems": "variables that the operator itself sets",
     "profiles.find_profile": "versions that nobody here knows",
+    "serving_rules._version_problems": "flags that a version lacks, which its parser refuses: none of a field so far",
     "serving_rules.image_problems": "images of versions that nobody here knows",
     "hf_overrides._rejected": "what vLLM takes, and answers otherwise with: test_ropes.py",
     "speculation_rules._head_problems 4": "a copy of a head in float32, at which vLLM ends after loading",

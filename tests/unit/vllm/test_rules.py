@@ -1,5 +1,6 @@
 """What the engine would refuse or break, told before it starts."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -408,3 +409,23 @@ def test_min_p_is_found_wherever_it_is_given(line: str) -> None:
     settings = replace(PLAIN, speculation=NGRAM, extra_args=tuple(line.split()))
     (problem,) = combination_problems(settings, PROFILE)
     assert "min_p" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("later", "fix"), [({"--block-size": "0.33"}, "remove it, or set engine.version 0.33 or later"), ({}, "remove it")]
+)
+def test_a_field_whose_flag_the_version_lacks_is_refused(later: dict[str, str], fix: str) -> None:
+    flags = {name: flag for name, flag in PROFILE.flags.items() if name not in ("--block-size", "--enforce-eager")}
+    profile = dataclasses.replace(PROFILE, flags=flags, later_flags=later)
+    assert [str(problem) for problem in serving_problems(PLAIN, profile)] == [
+        f"spec.serving.blockSize: 16: vLLM {PROFILE.version} does not have it; {fix}"
+    ]
+    eager = serving_problems(replace(PLAIN, enforce_eager=True), profile)
+    assert ("spec.serving.enforceEager", "true") in [(problem.field, problem.value) for problem in eager]
+
+
+def test_a_field_whose_key_the_version_lacks_is_refused() -> None:
+    settings = replace(PLAIN, speculation=replace(DRAFT_MODEL, xpress_top_c=0))
+    assert [str(problem) for problem in speculation_problems(settings, find_profile("0.32"))] == [
+        "spec.speculation.xpressTopC: 0: vLLM 0.32 does not have it; remove it, or set engine.version 0.33 or later"
+    ]
