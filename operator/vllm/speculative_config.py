@@ -58,7 +58,7 @@ def read_lax(key: str, value: Any) -> Any:
     return value
 
 
-SPECULATION: Final = "spec.speculation."
+_SPECULATION: Final = "spec.speculation."
 
 Value = Callable[[EngineSettings, SpeculationSettings, EngineProfile], Any]
 
@@ -80,7 +80,7 @@ class SpeculativeKey:
 
     @cached_property
     def _path(self) -> FieldPath:
-        return FieldPath(self.field.removeprefix(SPECULATION))
+        return FieldPath(self.field.removeprefix(_SPECULATION))
 
 
 def _schedule(settings: EngineSettings, speculation: SpeculationSettings, _: EngineProfile) -> list[list[int]] | None:
@@ -106,7 +106,7 @@ def _share(key: str, field: str) -> SpeculativeKey:
 
 
 def _key(key: str, field: str, value: Value | None = None) -> SpeculativeKey:
-    return SpeculativeKey(key, f"{SPECULATION}{field}", value)
+    return SpeculativeKey(key, f"{_SPECULATION}{field}", value)
 
 
 DRAFT_HEAD_KEY = "draft_lm_head_quantization"
