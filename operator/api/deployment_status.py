@@ -313,6 +313,9 @@ class SpecDecodeDeploymentStatus(ApiModel):
     captures: list[ScheduleStatus] = Field(default=[], max_length=8, json_schema_extra=map_by("name"))
     """Schedules of captures."""
 
+    ready: Word | None = None
+    """Ready engines out of those wanted, as `kubectl get` prints them: 1/2."""
+
     kept: list[KeptEntry] = Field(default=[], max_length=64)
     """What the operator keeps in ConfigMaps and reads back, and how it left its children."""
 

@@ -116,11 +116,19 @@ def compose_status(  # noqa: PLR0913  all of the status comes together here
         figures=observation.figures,
         policy=policy,
         captures=list(parent.status.captures if schedules is None else schedules),
+        ready=f"{seen.counts.ready}/{_wanted_engines(parent)}",
         kept=parent.status.kept,
         replicas=sum(each.get("replicas", 0) for each in counts),
         ready_replicas=sum(each.get("readyReplicas", 0) for each in counts),
         selector=",".join(f"{name}={value}" for name, value in sorted(selector_labels(parent.key.name).items())),
     )
+
+
+def _wanted_engines(parent: ParsedDeployment) -> int:
+    """Return how many engines the spec asks for, even if it is invalid or a capture has the GPUs."""
+    replicas = parent.raw_spec.get("replicas", 1)
+    suspended = parent.raw_spec.get("suspend") is True and parent.suspended_for is None
+    return replicas if isinstance(replicas, int) and not suspended else 0
 
 
 def _engine_status(parent: ParsedDeployment, desired: DesiredState, observation: Observation) -> _EngineStatus:

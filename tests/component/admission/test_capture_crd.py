@@ -341,5 +341,5 @@ def test_kubectl_get_tells_how_far_it_is(kubectl: Kubectl) -> None:
     }
     kubectl.must("patch", "sdc", "demo", "--subresource=status", "--type=merge", f"--patch={json.dumps(status)}")
     header, row = kubectl.must("get", "sdc").splitlines()
-    assert header.split() == ["NAME", "PHASE", "DEPLOYMENT", "REQUESTS", "ACCEPTANCE", "VERDICT", "AGE"]
+    assert header.split() == ["NAME", "STATUS", "DEPLOYMENT", "REQUESTS", "ACCEPTANCE", "VERDICT", "AGE"]
     assert row.split()[:6] == ["demo", "Succeeded", "llama", "8", "71%", "DoesNotPay"]

@@ -46,6 +46,30 @@ def test_the_first_status_has_ready_and_observed_generation() -> None:
     assert summary(conditions) == ("Unknown", "Starting", "True", "False")
 
 
+@pytest.mark.parametrize(
+    ("fields", "preempted_by", "ready"),
+    [
+        ({"replicas": 2}, None, "1/2"),
+        ({}, None, "1/1"),
+        ({"replicas": 2, "serving": {"maxModelLen": 10**6}}, None, "1/2"),
+        ({"replicas": 2, "suspend": True}, None, "1/0"),
+        ({"replicas": 0}, None, "1/0"),
+        ({"replicas": 2}, "demo", "1/2"),
+    ],
+    ids=["several", "default", "invalid spec", "suspended", "zero", "lent to a capture"],
+)
+def test_ready_counts_engines_out_of_those_that_the_spec_asks_for(
+    fields: dict[str, Any], preempted_by: str | None, ready: str
+) -> None:
+    owner = parse_deployment(parent(tiny_cpu(**fields)), preempted_by=preempted_by)
+    assert compose_status(owner, desired_state(owner), Observation(SERVING), NOW).ready == ready
+
+
+def test_ready_counts_no_engine_before_the_first_one() -> None:
+    _, status, _ = decide(parent(tiny_cpu(replicas=3)))
+    assert status.ready == "0/3"
+
+
 def test_engines_that_serve_without_traffic_are_ready() -> None:
     seen = Observation(SERVING, [], {"llama-1": reading()})
     _, status, conditions = decide(parent(tiny_cpu()), seen)
