@@ -223,7 +223,7 @@ captures: [{name: nightly, schedule: 0 3 * * *}]
 """,
     "captured by the clock, into a claim that is there": """
 target: {model: org/target}
-captures: [{name: nightly, schedule: 0 3 * * *, template: {storage: {existingClaim: mine}}}]
+captures: [{name: nightly, schedule: 0 3 * * *, template: {storage: {persistentVolumeClaim: {claimName: mine}}}}]
 """,
     "captured by the clock": """
 target: {model: org/target}

@@ -366,9 +366,9 @@ BAD = {
     ),
     "retention of a claim that is given": Bad(
         "captures: [{name: nightly, schedule: 0 3 * * *, retention: {count: 3},"
-        " template: {storage: {existingClaim: mine}}}]",
+        " template: {storage: {persistentVolumeClaim: {claimName: mine}}}}]",
         "spec.captures[0].retention",
-        "template.storage.existingClaim mine is not: remove one of them",
+        "names the existing claim mine: remove one of them",
     ),
     "queue of another form": Bad(
         "captures: [{name: nightly, schedule: 0 3 * * *, queue: {name: team/gpus}}]",
@@ -391,17 +391,22 @@ BAD = {
     "old name of products": Bad(
         "accelerator: {product: [NVIDIA-H200]}",
         "spec.accelerator.product",
-        "was renamed to spec.accelerator.products: keep the list as it is",
+        "was renamed to products: keep the list as it is",
     ),
     "old name of gpuMemoryUtilizationPercent": Bad(
         "serving: {memoryUtilizationPercent: 90}",
         "spec.serving.memoryUtilizationPercent",
-        "was renamed to spec.serving.gpuMemoryUtilizationPercent: keep the number as it is",
+        "was renamed to gpuMemoryUtilizationPercent: keep the number as it is",
     ),
     "old name of ignorePlan": Bad(
         "override: {planning: Ignore, reason: measured}",
         "spec.override.planning",
-        "was renamed to spec.override.ignorePlan: replace Ignore with true",
+        "was renamed to ignorePlan: replace Ignore with true",
+    ),
+    "old name of persistentVolumeClaim": Bad(
+        "captures: [{name: nightly, schedule: 0 3 * * *, template: {storage: {existingClaim: mine}}}]",
+        "spec.captures[0].template.storage.existingClaim",
+        "was renamed to persistentVolumeClaim: write the name into persistentVolumeClaim.claimName",
     ),
     "override without a reason": Bad("override: {ignorePlan: true}", "spec.override.reason", "Required"),
 }

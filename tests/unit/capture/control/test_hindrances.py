@@ -88,21 +88,21 @@ BAD: dict[str, tuple[Body, CaptureObservation, str, bool, str]] = {
         "requestsPerSecond",
     ),
     "no claim": (
-        capture(capture_spec(storage={"existingClaim": "mine"})),
+        capture(capture_spec(storage={"persistentVolumeClaim": {"claimName": "mine"}})),
         surroundings(),
         "ClaimNotFound",
         False,
-        "spec.storage.existingClaim: mine",
+        "spec.storage.persistentVolumeClaim.claimName: mine",
     ),
     "a claim to read only": (
-        capture(capture_spec(storage={"existingClaim": "mine"})),
+        capture(capture_spec(storage={"persistentVolumeClaim": {"claimName": "mine"}})),
         surroundings(claim=claim("mine", spec={"accessModes": ["ReadOnlyMany"]})),
         "ClaimReadOnly",
         True,
         "mine",
     ),
     "a claim without a volume": (
-        capture(capture_spec(storage={"existingClaim": "mine"})),
+        capture(capture_spec(storage={"persistentVolumeClaim": {"claimName": "mine"}})),
         surroundings(claim=claim("mine", status={"phase": "Lost"})),
         "ClaimLost",
         True,
@@ -120,7 +120,7 @@ BAD: dict[str, tuple[Body, CaptureObservation, str, bool, str]] = {
         surroundings(claim=claim()),
         "ChildNameConflict",
         True,
-        "existingClaim",
+        "persistentVolumeClaim.claimName",
     ),
     "no dataset": (
         capture(
