@@ -352,6 +352,37 @@ BAD = {
     "variable twice": Bad(
         "engine: {env: [{name: A, value: one}, {name: A, value: two}]}", "spec.engine.env[1]", "Duplicate"
     ),
+    "variable with a value and a source": Bad(
+        "engine: {env: [{name: A, value: one, valueFrom: {fieldRef: {fieldPath: status.podIP}}}]}",
+        "spec.engine.env[0].valueFrom",
+        "the variable A also has a value: remove one of them",
+    ),
+    "variable with two sources": Bad(
+        "engine: {env: [{name: A, valueFrom:"
+        " {fieldRef: {fieldPath: status.podIP}, secretKeyRef: {name: one, key: two}}}]}",
+        "spec.engine.env[0].valueFrom.secretKeyRef",
+        "a variable has one source: set exactly one of",
+    ),
+    "variable without a source": Bad(
+        "engine: {env: [{name: A, valueFrom: {}}]}",
+        "spec.engine.env[0].valueFrom.secretKeyRef",
+        "a variable has one source: set exactly one of",
+    ),
+    "variable with a field that pods do not offer": Bad(
+        "engine: {env: [{name: A, valueFrom: {fieldRef: {fieldPath: status.phase}}}]}",
+        "spec.engine.env[0].valueFrom.fieldRef.fieldPath",
+        "should match",
+    ),
+    "variable with an unknown resource": Bad(
+        "engine: {env: [{name: A, valueFrom: {resourceFieldRef: {resource: limits.gpu}}}]}",
+        "spec.engine.env[0].valueFrom.resourceFieldRef.resource",
+        "should match",
+    ),
+    "variable with another divisor": Bad(
+        "engine: {env: [{name: A, valueFrom: {resourceFieldRef: {resource: limits.memory, divisor: 2Mi}}}]}",
+        "spec.engine.env[0].valueFrom.resourceFieldRef.divisor",
+        "should match",
+    ),
     "variable with a blank": Bad("engine: {env: [{name: 'A B'}]}", "spec.engine.env[0].name", "should match"),
     **REPLAYS,
     # Captures by the clock
