@@ -402,8 +402,8 @@ def storage_findings(classes: Reading[Sequence[Body]]) -> list[Finding]:
         return [unknown(subject, classes)]
     if not classes:
         fix = (
-            "install a provisioner, or make the volumes by hand: captures then need spec.storage.existingClaim, and"
-            " without a claim each pod downloads its models"
+            "install a provisioner, or make the volumes by hand: captures then need spec.storage.persistentVolumeClaim,"
+            " and without a claim each pod downloads its models"
         )
         return [warn(subject, "there is no StorageClass", fix)]
     default = [each for each in classes if is_default(each)]

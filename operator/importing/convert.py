@@ -237,8 +237,8 @@ def _take_server(
     omitted = take_models(flags, speculative.draft, pod, container, builder)
     omitted.volumes |= certificate_volumes
     ask_for_files(read_arguments(omitted.arguments, profile), container, builder)
-    env = take_variables(container, command, builder, profile)
-    take_pod(pod, container, env, omitted, builder)
+    take_variables(container, command, builder, profile)
+    take_pod(pod, container, omitted, builder)
     _take_split(gpus * workload.nodes, builder)
     take_product(pod, builder)
     take_whole_prompts(builder, profile)

@@ -65,7 +65,7 @@ class Given:
     `_DERIVED`. A switch is True or False. What is absent, or written in two ways that vLLM does not merge, is None.
     """
 
-    def __init__(self, settings: EngineSettings, profile: EngineProfile, env: Mapping[str, str]) -> None:
+    def __init__(self, settings: EngineSettings, profile: EngineProfile, env: Mapping[str, str | None]) -> None:
         self.settings = settings
         self.profile = profile
         self.env = env
@@ -115,10 +115,11 @@ class Given:
 
 
 def flag_value_problems(
-    settings: EngineSettings, profile: EngineProfile, env: Mapping[str, str] | None = None
+    settings: EngineSettings, profile: EngineProfile, env: Mapping[str, str | None] | None = None
 ) -> list[Problem]:
     """Return a problem for each name that vLLM's version rejects; ``env`` are the variables of spec.engine.env.
 
+    A variable without a known value counts as absent.
     Values of flags are not shown, for they may be secrets.
     """
     given, problems = Given(settings, profile, env or {}), dict[str, Problem]()
@@ -132,7 +133,7 @@ def flag_value_problems(
         if name.startswith(_SPECULATION):
             field, value = check.place, shown(given[name])
         elif name.startswith(_ENV):
-            field, value = f"spec.engine.env[{list(given.env).index(path)}].value", given.env[path]
+            field, value = f"spec.engine.env[{list(given.env).index(path)}].value", given.env[path] or ""
         elif option is None:
             field, value = "spec.engine.extraArgs", name
         else:  # only the flag: its value may be a secret

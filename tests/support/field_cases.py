@@ -107,6 +107,24 @@ EXPECTED = pair_70b(workload={"kind": "Chat", "promptTokens": 1000, "outputToken
 SECRET = {"name": "one", "key": "key"}
 KEYED = pair_70b(serving={"maxModelLen": 8192, "apiKeySecret": SECRET}, models={"hubTokenSecret": SECRET})
 WITH_VARIABLE = pair_70b(engine={"env": [{"name": "ONE", "value": "1"}]})
+SOURCES: Mapping[str, Mapping[str, tuple[Any, Any]]] = {
+    "secretKeyRef": {"name": ("one", "two"), "key": ("key", "other"), "optional": (False, True)},
+    "configMapKeyRef": {"name": ("one", "two"), "key": ("key", "other"), "optional": (False, True)},
+    "fieldRef": {"fieldPath": ("status.podIP", "metadata.name"), "apiVersion": ("v1", "v2")},
+    "resourceFieldRef": {
+        "resource": ("limits.memory", "limits.cpu"),
+        "containerName": ("engine", "sidecar"),
+        "divisor": ("1", "1Mi"),
+    },
+}
+"""Sources of a variable's value: each field with two values."""
+
+
+def _with_source(source: str) -> Body:
+    first = {field: value for field, (value, _) in SOURCES[source].items()}
+    return pair_70b(engine={"env": [{"name": "ONE", "valueFrom": {source: first}}]})
+
+
 TOO_LARGE = pair_70b(
     accelerator={"products": [H100]}, override={"ignorePlan": True, "reason": "to see the engine's own error"}
 )
@@ -231,6 +249,11 @@ DEPLOYMENT_FIELDS: Mapping[str, FieldCase] = {
     "engine.extraArgs[]": at("--enable-prefix-caching"),
     "engine.env[].name": at("TWO", on=WITH_VARIABLE),
     "engine.env[].value": at("2", on=WITH_VARIABLE),
+    **{
+        f"engine.env[].valueFrom.{source}.{field}": at(value, on=_with_source(source))
+        for source, fields in SOURCES.items()
+        for field, (_, value) in fields.items()
+    },
     "suspend": at(value=True),
     "override.ignorePlan": at(value=True, on=pair_70b(accelerator={"products": [H100]}, override={"reason": "a test"})),
     "override.reason": at("to measure it", on=TOO_LARGE),

@@ -214,7 +214,7 @@ def test_storage_classes() -> None:
         return finding
 
     check(judged(storage_class("fast")), OK, "fast")
-    check(judged(), WARN, "no StorageClass", "captures then need spec.storage.existingClaim")
+    check(judged(), WARN, "no StorageClass", "captures then need spec.storage.persistentVolumeClaim")
     check(judged(storage_class("fast", default=False)), WARN, "fast is the default", "spec.storage.storageClassName")
     check(judged(storage_class("a"), storage_class("b")), WARN, "a, b")
     check(judged(storage_class("a", "Immediate")), WARN, "binds at once")
