@@ -64,7 +64,9 @@ def test_a_claim_that_an_earlier_capture_of_the_name_left_is_used_again() -> Non
 
 def test_published_files_are_not_in_the_way_of_another_name() -> None:
     given = claim("mine", labels={"specdecode.io/capture": "other", "specdecode.io/published": "true"})
-    decision, _ = decided(capture(capture_spec(storage={"existingClaim": "mine"})), surroundings(claim=given))
+    decision, _ = decided(
+        capture(capture_spec(storage={"persistentVolumeClaim": {"claimName": "mine"}})), surroundings(claim=given)
+    )
     assert decision.writes.job is not None
 
 
@@ -145,7 +147,7 @@ class TestRetain:
         assert decision.writes.claim_metadata["labels"] == {"specdecode.io/published": "true"}
 
     def test_a_given_claim_is_nobodys(self) -> None:
-        spec = capture_spec(storage={"existingClaim": "mine", "retain": False})
+        spec = capture_spec(storage={"persistentVolumeClaim": {"claimName": "mine"}, "retain": False})
         decision, status = decided(capture(spec), surroundings(claim=claim("mine")))
         assert decision.writes.claim is None
         assert decision.writes.claim_metadata == {}
@@ -618,21 +620,21 @@ BAD: dict[str, tuple[Body, CaptureObservation, str, bool, str]] = {
         "requestsPerSecond",
     ),
     "no claim": (
-        capture(capture_spec(storage={"existingClaim": "mine"})),
+        capture(capture_spec(storage={"persistentVolumeClaim": {"claimName": "mine"}})),
         surroundings(),
         "ClaimNotFound",
         False,
-        "spec.storage.existingClaim: mine",
+        "spec.storage.persistentVolumeClaim.claimName: mine",
     ),
     "a claim to read only": (
-        capture(capture_spec(storage={"existingClaim": "mine"})),
+        capture(capture_spec(storage={"persistentVolumeClaim": {"claimName": "mine"}})),
         surroundings(claim=claim("mine", spec={"accessModes": ["ReadOnlyMany"]})),
         "ClaimReadOnly",
         True,
         "mine",
     ),
     "a claim without a volume": (
-        capture(capture_spec(storage={"existingClaim": "mine"})),
+        capture(capture_spec(storage={"persistentVolumeClaim": {"claimName": "mine"}})),
         surroundings(claim=claim("mine", status={"phase": "Lost"})),
         "ClaimLost",
         True,
@@ -650,7 +652,7 @@ BAD: dict[str, tuple[Body, CaptureObservation, str, bool, str]] = {
         surroundings(claim=claim()),
         "ChildNameConflict",
         True,
-        "existingClaim",
+        "persistentVolumeClaim.claimName",
     ),
     "no dataset": (
         capture(
@@ -745,10 +747,13 @@ def test_no_spelling_holds_tokens_back(extra_args: list[str], reason: str) -> No
         ({"value": "0"}, "Starting"),
     ],
 )
-def test_a_frontend_without_python_in_the_pod_template(variable: Body, reason: str) -> None:
+@pytest.mark.parametrize("place", ["engine.env", "podTemplate"])
+def test_a_frontend_without_python(variable: Body, reason: str, place: str) -> None:
     env = [{"name": "VLLM_USE_RUST_FRONTEND", **variable}]
-    template = {"spec": {"containers": [{"name": "engine", "env": env}]}}
-    _, status = decided(capture(), surroundings(deployment=observed_deployment(tiny_cpu(podTemplate=template))))
+    changes = {"podTemplate": {"spec": {"containers": [{"name": "engine", "env": env}]}}}
+    if place == "engine.env":
+        changes = {"engine": {"image": "i:1", "env": env}}
+    _, status = decided(capture(), surroundings(deployment=observed_deployment(tiny_cpu(**changes))))
     assert words(status)["Ready"][1] == reason
 
 
@@ -847,7 +852,7 @@ def test_the_golden_files_are_read_where_they_are() -> None:
 
 
 def test_one_claim_for_both_is_one_volume() -> None:
-    spec = {**JUDGED, "storage": {"existingClaim": "shared"}}
+    spec = {**JUDGED, "storage": {"persistentVolumeClaim": {"claimName": "shared"}}}
     bound = {"metadata": {"name": "shared"}, "spec": {}, "status": {"phase": "Bound"}}
     seen = surroundings(golden=golden(claim="shared"), claim=bound)
     decision, _ = decided(capture(spec), seen)

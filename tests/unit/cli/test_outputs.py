@@ -14,10 +14,9 @@ import typer
 import yaml
 from pydantic import BaseModel
 
-from specdecode_operator.cli.command_groups import TRACEBACK, Ending, run_to_its_end
 from specdecode_operator.cli.estimate import EstimateOutput
 from specdecode_operator.cli.explain import ExplainOutput
-from specdecode_operator.cli.main import app
+from specdecode_operator.cli.main import TRACEBACK, Ending, app, run_to_its_end
 from specdecode_operator.cli.plan.data import PlanOutput
 from tests.support.golden import EXAMPLES, ROOT
 from tests.support.objects import H200

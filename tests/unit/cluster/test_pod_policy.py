@@ -142,7 +142,7 @@ def test_what_served_last_is_put_back_only_while_it_is_allowed() -> None:
     assert workload is not None
     now = desired_state(parse_deployment(parent(tiny_cpu())), ())
     assert isinstance(now.outcome, Launch)
-    failure = Failure(attempt_of(now.outcome.facts.spec, now.outcome.plan), "EngineFailed", "it did")
+    failure = Failure(attempt_of(now.outcome.facts.spec, now.outcome.plan.chosen), "EngineFailed", "it did")
     last_good = LastGood.of({field: workload[field] for field in ("apiVersion", "kind", "spec")}, failure)
     owner = parse_deployment(parent(tiny_cpu()))
     back = desired_state(owner, (), last_good=last_good, pod_template=allowed)

@@ -17,7 +17,7 @@ from bench.documents.version_table import SERVED_METHODS
 from bench.figures import number, read_runs
 from bench.sizing.accuracy import mean_error, memory_rows, token_rows, worst_row
 from devcluster.builds.binaries import KUBERNETES, NEWEST, OLDEST, USUAL
-from specdecode_operator.cli.doctor.findings import NEWEST_MINOR, OLDEST_MINOR
+from specdecode_operator.cli.doctor import NEWEST_MINOR, OLDEST_MINOR
 from specdecode_operator.cli.main import app
 from specdecode_operator.cli.options import ExitCode
 from specdecode_operator.cli.schema import Printed, schema_text

@@ -9,8 +9,7 @@ import pytest
 import yaml
 
 from specdecode_operator.importing.convert import Migration, migrate_workload
-from specdecode_operator.importing.kubernetes_workloads import read_production_stack
-from specdecode_operator.importing.sources import read_workloads
+from specdecode_operator.importing.sources import read_production_stack, read_workloads
 from specdecode_operator.importing.spec_builder import Workload
 from tests.support.migrations import migrate
 from tests.unit.cli.conftest import Specdecode, WriteObject

@@ -8,7 +8,7 @@ from specdecode_operator.replay.clocks import VirtualClock
 from specdecode_operator.replay.emulated.engine_model import StepTime, from_rates
 from specdecode_operator.replay.engine import Burst, Incoming, Ticket
 from specdecode_operator.replay.model_file import Limits
-from specdecode_operator.replay.stepped_engine import KvCache, OnStep, SteppedEngine, StepReport, WatchedEngine
+from specdecode_operator.replay.stepped_engine import KvCache, OnStep, SteppedEngine, StepReport
 from specdecode_operator.replay.virtual_run import GivenBehaviour
 
 
@@ -281,7 +281,7 @@ def test_found_blocks_count_where_they_come_back_into_use() -> None:
 # Requests to a stepped engine know how long they waited for it.
 
 
-def engine(clock: VirtualClock, **limits: int) -> WatchedEngine:
+def engine(clock: VirtualClock, **limits: int) -> SteppedEngine:
     """Return an engine with steps of 10 ms."""
     behaviour = GivenBehaviour(StepTime(curve=((1, 10.0),)), None, seed=1)
-    return WatchedEngine(clock, behaviour, Limits(block_size=16, **limits))
+    return SteppedEngine(clock, behaviour, Limits(block_size=16, **limits))

@@ -3,7 +3,6 @@
 import itertools
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.documents.launch_tables import with_launch_tables
+from bench.documents.launch_tables import with_version_rows
 from specdecode_operator.api.deployment import EnvVar
-from specdecode_operator.enums import Method
+from specdecode_operator.api.speculation import Draft
+from specdecode_operator.enums import Method, OnlineQuantization
 from specdecode_operator.vllm import profiles
 from specdecode_operator.vllm.arguments import ARGUMENTS, command_line
 from specdecode_operator.vllm.environment import env_problems, environment
 from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, find_profile
-from specdecode_operator.vllm.settings import EngineSettings, OnlineQuantization, ScheduleRange, SpeculationSettings
+from specdecode_operator.vllm.settings import EngineSettings, ScheduleRange
 from specdecode_operator.vllm.speculative_config import DRAFT_HEAD_KEY, SPECULATIVE_KEYS, XPRESS_KEY, complete_schedule
+from tests.support.engine_settings import replace, speculating_with
 from tests.unit.vllm.engine_cases import CPU, DRAFT_MODEL, NGRAM, PLAIN, SCHEDULED
 
 PROFILE = find_profile("0.32")
@@ -124,7 +125,7 @@ def test_draft_config_has_everything_that_was_given() -> None:
     speculation = replace(
         DRAFT_MODEL,
         draft_online_quantization=OnlineQuantization.FP8,
-        draft_max_model_len=4096,
+        draft=Draft(model="org/draft", max_model_len=4096),
     )
     assert json.loads(value_of("--speculative-config", replace(PLAIN, speculation=speculation))) == {
         "method": "draft_model",
@@ -167,7 +168,7 @@ def test_completed_schedule_says_what_the_user_said(
         ScheduleRange(first, last, data.draw(st.integers(0, 5)))
         for first, last in zip(boundaries[::2], boundaries[1::2], strict=False)
     )
-    complete = complete_schedule(SpeculationSettings(Method.NGRAM, 5, schedule=ranges), max_num_seqs)
+    complete = complete_schedule(speculating_with(Method.NGRAM, 5, schedule=ranges), max_num_seqs)
     assert complete[0].first == 1
     assert all(after.first == before.last + 1 for before, after in itertools.pairwise(complete))
     assert complete[-1].last >= max_num_seqs
@@ -182,7 +183,7 @@ def test_completed_schedule_says_what_the_user_said(
 )
 def test_after_the_last_range_the_general_number_holds(last: int, tail: list[ScheduleRange]) -> None:
     only = ScheduleRange(1, last, 0)
-    assert complete_schedule(SpeculationSettings(Method.NGRAM, 5, schedule=(only,)), 8) == [only, *tail]
+    assert complete_schedule(speculating_with(Method.NGRAM, 5, schedule=(only,)), 8) == [only, *tail]
 
 
 @pytest.mark.parametrize(
@@ -204,22 +205,23 @@ def test_variables_of_the_operator_are_refused(name: str, fix: str) -> None:
 
 # docs/reference/launch.md says what the code does; its generated tables are compared in tests/unit/docs.
 
-DOCUMENT = Path(__file__).parents[3] / "docs/reference/launch.md"
+REFERENCE = Path(__file__).parents[3] / "docs/reference"
+DOCUMENT, FIELDS = REFERENCE / "launch.md", REFERENCE / "deployment-fields.md"
 ENGINE = Path(profiles.__file__).parent
 
 
-def rows(column: str) -> list[list[str]]:
-    """Cells of the table whose first column has this name."""
-    (table,) = re.findall(rf"^\| {column} \|.*\n\| --- .*\n((?:\|.*\n)+)", DOCUMENT.read_text(), re.MULTILINE)
+def rows(columns: str, document: Path = DOCUMENT) -> list[list[str]]:
+    """Cells of the table whose first columns have these names."""
+    (table,) = re.findall(rf"^\| {columns} \|.*\n\| --- .*\n((?:\|.*\n)+)", document.read_text(), re.MULTILINE)
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()]
 
 
 def test_tables_are_as_generated() -> None:
-    assert with_launch_tables(DOCUMENT.read_text()) == DOCUMENT.read_text(), "stale: run ./just docs"
+    assert with_version_rows(DOCUMENT.read_text()) == DOCUMENT.read_text(), "stale: run ./just docs"
 
 
 def test_every_argument_and_key_has_a_row() -> None:
-    becomes = {row[1] for row in rows("field")}
+    becomes = {row[1] for row in rows(r"field \| becomes", FIELDS)}
     for argument in ARGUMENTS:
         assert f"`{argument.flag}`" in becomes or argument.flag == "--speculative-config"
     for key in SPECULATIVE_KEYS:

@@ -2,7 +2,6 @@
 
 import json
 import re
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,9 +10,9 @@ from hypothesis import strategies as st
 
 from specdecode_operator.enums import Method
 from specdecode_operator.vllm.arguments import ARGUMENTS
-from specdecode_operator.vllm.extra_args_parser import attention_backend, extra_args_problems, options, unknown_flags
+from specdecode_operator.vllm.extra_args_parser import attention_backend, options
+from specdecode_operator.vllm.extra_args_rules import extra_args_problems, unknown_flags
 from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, find_profile
-from specdecode_operator.vllm.settings import SpeculationSettings
 from specdecode_operator.vllm.speculative_config import (
     SPECULATIVE_KEYS,
     extra_config_problems,
@@ -21,6 +20,7 @@ from specdecode_operator.vllm.speculative_config import (
     speculative_config,
     unknown_keys,
 )
+from tests.support.engine_settings import replace, speculating_with
 from tests.unit.vllm.engine_cases import PLAIN
 
 PROFILE = find_profile("0.32")
@@ -233,7 +233,7 @@ def test_hundreds_of_unknown_flags_do_not_hold_up_the_operator(monkeypatch: pyte
         looked_for.append(name)
         return []
 
-    monkeypatch.setattr("specdecode_operator.vllm.extra_args_parser.get_close_matches", counted)
+    monkeypatch.setattr("specdecode_operator.vllm.extra_args_rules.get_close_matches", counted)
     flags = [f"--enable-prefix-cachin{number}" for number in range(256)]
     problems = extra_args_problems(flags, PROFILE)
     assert [problem.value for problem in problems] == flags
@@ -295,7 +295,7 @@ def problems(config: dict[str, Any], version: str = KNOWN_VERSIONS[-1], **more: 
 
 def test_what_has_no_field_is_passed_on() -> None:
     assert problems(PASSED) == {}
-    speculation = SpeculationSettings(Method.MTP, 2, extra_config=json.dumps(PASSED))
+    speculation = speculating_with(Method.MTP, 2, extra_config=json.dumps(PASSED))
     config = json.loads(speculative_config(replace(PLAIN, speculation=speculation), NEWEST) or "")
     assert config.items() >= PASSED.items()
 

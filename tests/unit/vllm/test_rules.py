@@ -1,11 +1,12 @@
 """Rules for serving and speculation."""
 
+import dataclasses
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from specdecode_operator.api.speculation import Draft, Ngram, Suffix
 from specdecode_operator.enums import (
     METHODS_WITH_DRAFT,
     METHODS_WITH_LAYERS,
@@ -16,6 +17,7 @@ from specdecode_operator.enums import (
     DraftSampling,
     Dtype,
     Method,
+    Platform,
     RejectionSampling,
 )
 from specdecode_operator.problems import Problem
@@ -25,14 +27,13 @@ from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, EngineProfile, fin
 from specdecode_operator.vllm.serving_rules import combination_problems, image_problems, serving_problems
 from specdecode_operator.vllm.settings import (
     EngineSettings,
-    Platform,
     ScheduleRange,
     SpeculationSettings,
-    SuffixSettings,
 )
 from specdecode_operator.vllm.speculation_rules import speculation_problems
 from specdecode_operator.vllm.speculative_config import speculative_config
 from specdecode_operator.vllm.versions import release
+from tests.support.engine_settings import replace, speculating_with
 from tests.unit.vllm.engine_cases import CPU, DRAFT_MODEL, NGRAM, PLAIN, SCHEDULED
 
 PROFILE = find_profile(KNOWN_VERSIONS[-1])
@@ -47,9 +48,9 @@ SCHEDULE = "spec.speculation.numSpeculativeTokensByBatchSize"
         DRAFT_MODEL,
         NGRAM,
         SCHEDULED,
-        replace(NGRAM, prompt_lookup_max=None),
-        replace(DRAFT_MODEL, draft_max_model_len=PLAIN.max_model_len),
-        replace(NGRAM, prompt_lookup_min=4, prompt_lookup_max=4),
+        replace(NGRAM, ngram=Ngram(prompt_lookup_min=2)),
+        replace(DRAFT_MODEL, draft=Draft(model="org/draft", max_model_len=PLAIN.max_model_len)),
+        replace(NGRAM, ngram=Ngram(prompt_lookup_min=4, prompt_lookup_max=4)),
         replace(NGRAM, schedule=(ScheduleRange(1, 1, 4), ScheduleRange(2, 2, 3), ScheduleRange(3, 8, 0))),
     ],
 )
@@ -67,9 +68,21 @@ BAD_SPECULATION = [
     (NGRAM, {"num_speculative_tokens": 0}, f"{SPECULATION}.numSpeculativeTokens", "0", "use method none"),
     (DRAFT_MODEL, {"draft_model": None}, f"{SPECULATION}.draft", "absent", "needs draft.model"),
     (NGRAM, {"draft_model": "/m"}, f"{SPECULATION}.draft", "/m", "has no draft model"),
-    (DRAFT_MODEL, {"draft_max_model_len": 8193}, f"{SPECULATION}.draft.maxModelLen", "8193", "8192"),
-    (NGRAM, {"prompt_lookup_min": 5}, f"{SPECULATION}.ngram.promptLookupMin", "5", "promptLookupMax, 4"),
-    (DRAFT_MODEL, {"prompt_lookup_min": 5}, f"{SPECULATION}.ngram", "5 to None", "looks nothing up"),
+    (
+        DRAFT_MODEL,
+        {"draft": Draft(model="org/draft", max_model_len=8193)},
+        f"{SPECULATION}.draft.maxModelLen",
+        "8193",
+        "8192",
+    ),
+    (
+        NGRAM,
+        {"ngram": Ngram(prompt_lookup_min=5, prompt_lookup_max=4)},
+        f"{SPECULATION}.ngram.promptLookupMin",
+        "5",
+        "promptLookupMax, 4",
+    ),
+    (DRAFT_MODEL, {"ngram": Ngram(prompt_lookup_min=5)}, f"{SPECULATION}.ngram", "5 to None", "looks nothing up"),
     (NGRAM, schedule((1, 8, 5)), f"{SCHEDULE}[0].numSpeculativeTokens", "5", "above numSpeculativeTokens, 4"),
     (NGRAM, schedule((1, 8, -1)), f"{SCHEDULE}[0]", "1 to 8", "not be negative"),
     (NGRAM, schedule((8, 1, 1)), f"{SCHEDULE}[0]", "8 to 1", "not above to"),
@@ -182,7 +195,7 @@ def test_other_schedules_pass(speculation: SpeculationSettings | None, line: str
 @pytest.mark.parametrize("method", [Method.EAGLE, Method.MEDUSA, Method.MTP])
 def test_a_head_goes_with_stages_from_0_30_on(method: Method, version: str) -> None:
     head = None if method is Method.MTP else "/models/head"
-    settings = replace(PLAIN, pipeline_parallel_size=2, speculation=SpeculationSettings(method, 3, draft_model=head))
+    settings = replace(PLAIN, pipeline_parallel_size=2, speculation=speculating_with(method, 3, draft_model=head))
     problems = speculation_problems(settings, find_profile(version))
     if method not in find_profile(version).runners:
         return
@@ -191,7 +204,7 @@ def test_a_head_goes_with_stages_from_0_30_on(method: Method, version: str) -> N
     assert problems == refused
 
 
-ON_V1 = SpeculationSettings(Method.SUFFIX, 4)
+ON_V1 = speculating_with(Method.SUFFIX, 4)
 MODE, ARG = "spec.serving.cudagraphMode", "spec.engine.extraArgs[0]"
 NONE, FULL, BOTH = CudagraphMode.NONE, CudagraphMode.FULL, CudagraphMode.FULL_AND_PIECEWISE
 BAD_SERVING = [
@@ -418,6 +431,26 @@ def test_min_p_is_found_wherever_it_is_given(line: str) -> None:
     assert "min_p" in problem.message
 
 
+@pytest.mark.parametrize(
+    ("later", "fix"), [({"--block-size": "0.33"}, "remove it, or set engine.version 0.33 or later"), ({}, "remove it")]
+)
+def test_a_field_whose_flag_the_version_lacks_is_refused(later: dict[str, str], fix: str) -> None:
+    flags = {name: flag for name, flag in PROFILE.flags.items() if name not in ("--block-size", "--enforce-eager")}
+    profile = dataclasses.replace(PROFILE, flags=flags, later_flags=later)
+    assert [str(problem) for problem in serving_problems(PLAIN, profile)] == [
+        f"spec.serving.blockSize: 16: vLLM {PROFILE.version} does not have it; {fix}"
+    ]
+    eager = serving_problems(replace(PLAIN, enforce_eager=True), profile)
+    assert ("spec.serving.enforceEager", "true") in [(problem.field, problem.value) for problem in eager]
+
+
+def test_a_field_whose_key_the_version_lacks_is_refused() -> None:
+    settings = replace(PLAIN, speculation=replace(DRAFT_MODEL, xpress_top_c=0))
+    assert [str(problem) for problem in speculation_problems(settings, find_profile("0.32"))] == [
+        "spec.speculation.xpressTopC: 0: vLLM 0.32 does not have it; remove it, or set engine.version 0.33 or later"
+    ]
+
+
 # The methods beyond a draft model and n-grams: what is rendered, and what the engine would refuse of them.
 
 PROFILE_METHODS = find_profile("0.32")
@@ -427,13 +460,15 @@ MEDUSA_ENDED = (
     "spec.speculation.method: vLLM {} has it no more; use method eagle3 with a head that was trained for this target, "
     "or write spec.engine.version: 0.32, the last that has it"
 )
-FULL_SUFFIX = SuffixSettings(16, 0, 150, 5)
+FULL_SUFFIX = Suffix(
+    max_tree_depth=16, max_cached_requests=0, max_spec_factor_percent=150, min_token_probability_percent=5
+)
 
 
 def speculating(method: Method, **more: Any) -> SpeculationSettings:
     """Return the least that a method needs, and more."""
     draft = {"draft_model": "/models/head"} if method in METHODS_WITH_DRAFT else {}
-    return SpeculationSettings(method, 3, **{**draft, **more})
+    return speculating_with(method, 3, **{**draft, **more})
 
 
 def config_of(speculation: SpeculationSettings, **more: Any) -> dict[str, Any]:
@@ -457,7 +492,7 @@ def test_a_method_is_rendered_with_what_it_needs_and_no_more(method: Method) -> 
 
 @pytest.mark.parametrize("method", METHODS_WITH_LOOKUP)
 def test_lookup_bounds_are_those_of_both_lookups(method: Method) -> None:
-    config = config_of(speculating(method, prompt_lookup_min=2, prompt_lookup_max=4))
+    config = config_of(speculating(method, ngram=Ngram(prompt_lookup_min=2, prompt_lookup_max=4)))
     assert (config["prompt_lookup_min"], config["prompt_lookup_max"]) == (2, 4)
 
 
@@ -545,7 +580,7 @@ def test_sampling_is_said_in_the_engines_words() -> None:
 
 
 def test_a_lossy_check_is_said_by_its_name_alone() -> None:
-    speculation = replace(DRAFT_MODEL, rejection_sampling=RejectionSampling.FLY, loss_accepted=True)
+    speculation = replace(DRAFT_MODEL, rejection_sampling=RejectionSampling.FLY, lossy=True)
     config = config_of(speculation)
     assert config["rejection_sample_method"] == "fly"
     assert [key for key in config if key.startswith("fly_")] == [], "vLLM's own parameters"
@@ -562,7 +597,7 @@ def test_a_lossy_check_is_said_by_its_name_alone() -> None:
 )
 def test_a_lossy_check_is_refused_where_there_is_none(version: str, changes: dict[str, Any], sentence: str) -> None:
     asked = changes.get("speculation", DRAFT_MODEL)
-    speculation = replace(asked, rejection_sampling=RejectionSampling.FLY, loss_accepted=True)
+    speculation = replace(asked, rejection_sampling=RejectionSampling.FLY, lossy=True)
     settings = replace(PLAIN, **{**changes, "speculation": speculation})
     (problem,) = speculation_problems(settings, find_profile(version))
     assert (problem.field, problem.value) == ("spec.speculation.rejectionSampling", "fly")
@@ -571,7 +606,7 @@ def test_a_lossy_check_is_refused_where_there_is_none(version: str, changes: dic
 
 REFUSED = [
     (
-        {"speculation": replace(DRAFT_MODEL, rejection_sampling=RejectionSampling.BLOCK, loss_accepted=True)},
+        {"speculation": replace(DRAFT_MODEL, rejection_sampling=RejectionSampling.BLOCK, lossy=True)},
         "spec.speculation.lossy",
         "only applies to rejectionSampling fly",
     ),
@@ -661,7 +696,7 @@ UNMARKED = {
     "likeliest tokens": (EAGLE3, DUAL_KEY, "draftSampling to probabilistic"),
     "blocks": (replace(SAMPLING, rejection_sampling=RejectionSampling.BLOCK), DUAL_KEY, "rejectionSampling block"),
     "fly": (
-        replace(SAMPLING, rejection_sampling=RejectionSampling.FLY, loss_accepted=True),
+        replace(SAMPLING, rejection_sampling=RejectionSampling.FLY, lossy=True),
         DUAL_KEY,
         "rejectionSampling fly",
     ),
@@ -787,7 +822,7 @@ def test_a_draft_of_another_vocabulary_does_not_sample() -> None:
 
 @pytest.mark.parametrize("method", [Method.EAGLE, Method.MTP])
 def test_a_quantized_copy_of_the_output_head_is_told_where_the_engine_has_it(method: Method) -> None:
-    speculation = speculating(method, draft_head_quantization=DraftHeadQuantization.FP8)
+    speculation = speculating(method, draft_lm_head_quantization=DraftHeadQuantization.FP8)
     assert config_of(speculation)["draft_lm_head_quantization"] == "fp8"
     settings = replace(PLAIN, speculation=speculation)
     assert speculation_problems(settings, find_profile("0.33")) == []
@@ -815,7 +850,7 @@ FIELD = "spec.speculation.adaptiveVerification"
 
 def adapting(method: Method = Method.EAGLE3, **changes: Any) -> EngineSettings:
     draft = "/models/draft" if method in METHODS_WITH_DRAFT else None
-    speculation = SpeculationSettings(method, 4, draft_model=draft, adaptive_verification=True)
+    speculation = speculating_with(method, 4, draft_model=draft, adaptive_verification=True)
     return replace(PLAIN, speculation=speculation, **changes)
 
 

@@ -14,7 +14,7 @@ from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from specdecode_operator.deployment.pod_template_merge import pod_template_problems
 from specdecode_operator.deployment.rollout.readiness import summarize
 from specdecode_operator.deployment.rollout.rollout_progress import read_rollout
-from specdecode_operator.vllm.settings import Platform
+from specdecode_operator.enums import Platform
 from tests.support.decisions import desired_state
 from tests.support.objects import H200, Body, deployment, ended, pair_70b, parent, pod, tiny_cpu
 

@@ -3,7 +3,6 @@
 What takes a cluster to see is tested where it is seen: rollouts, claims, Secrets, nodes.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from specdecode_operator.enums import Method
 from specdecode_operator.problems import InvalidSpecError
 from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, find_profile
 from specdecode_operator.vllm.speculation_rules import speculation_problems
+from tests.support.engine_settings import replace
 from tests.support.objects import pair_70b
 from tests.unit.vllm.engine_cases import DRAFT_MODEL, PLAIN
 

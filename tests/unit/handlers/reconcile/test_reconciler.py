@@ -114,8 +114,8 @@ class TestSteps:
             if "patch services llama" in await world.look():
                 repaired.append(second)
         assert repaired == [0, 1, 2, 10, 26, 58]
-        assert world.said("DriftContested")[1] == "RepairsUndone"
-        assert "Service llama: spec.ports" in world.said("DriftContested")[2]
+        assert world.said("ChildrenInSync")[1] == "RepairsUndone"
+        assert "Service llama: spec.ports" in world.said("ChildrenInSync")[2]
 
     async def test_another_plan_is_told_as_an_event(self, world: World) -> None:
         for number, product in enumerate((H100, H200)):

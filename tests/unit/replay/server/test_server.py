@@ -22,11 +22,11 @@ from specdecode_operator.replay.engine import Burst, Incoming, Load, Sink, Submi
 from specdecode_operator.replay.fit import fit
 from specdecode_operator.replay.model_file import encode_model
 from specdecode_operator.replay.recorded_engine import Matching, StepsEngine, StepsSettings, Unmatched, matcher
-from specdecode_operator.replay.server import capture_writer
+from specdecode_operator.replay.server import served_answers
 from specdecode_operator.replay.server.completion_answers import Engines, Whole
 from specdecode_operator.replay.server.completion_requests import read_completion
 from specdecode_operator.replay.server.playback_source import Mode, ServeError, SourceSettings, play, read_source
-from specdecode_operator.replay.server.vllm_metrics import Answer, Meter
+from specdecode_operator.replay.server.served_answers import Answer, Meter
 from specdecode_operator.vllm.engine_metrics import read_metrics
 from specdecode_operator.vllm.profiles import find_profile
 from tests.support.replay_server import events, replay_server, texts
@@ -482,7 +482,7 @@ async def test_a_step_prefills_all_prompts_that_have_their_first_token_in_it(tmp
     recording = read_recording(write_trace(tmp_path / "trace.jsonl", records))
     clock, out = VirtualClock(), tmp_path / "out"
     engine = StepsEngine(recording, clock, matcher(Matching.ARRIVAL, recording.requests), StepsSettings())
-    written = capture_writer.CaptureRecorder(out, recording.meta, engine, 4)
+    written = served_answers.CaptureRecorder(out, recording.meta, engine, 4)
     meter = Meter(clock, 4, written)
     for tokens in (7, 20, 30):
         Answer(meter, engine, Incoming(request_id=str(tokens), prompt_tokens=tokens, max_tokens=99), lambda _: None)
@@ -528,7 +528,7 @@ async def test_who_is_served_notices_nothing_of_a_full_disk(tmp_path: Path, monk
     async with replay_server(tmp_path, [record(**QUICK_RECORDER)], record=out) as client:
         await events(client)
         with monkeypatch.context() as patched:
-            patched.setattr(capture_writer, "encode", full)
+            patched.setattr(served_answers, "encode", full)
             assert len(await events(client)) == 3
         assert len(await events(client)) == 3
     assert not found
