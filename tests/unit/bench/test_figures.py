@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bench import command
-from bench.figures import Figure, Row, Run, at_least, at_most, growth, markdown_table, peer, read_runs, write_run
+from bench.figures import Figure, Row, Run, at_least, at_most, growth, peer, read_runs, write_run
 from tests.support.documents import ROOT
 
 MACHINE = {"date": "2026-11-23 10:00 UTC"}
@@ -128,21 +128,6 @@ def test_every_part_is_a_module_that_has_figures() -> None:
         assert f"\ndef {function}() -> Iterator[Figure]:" in file.read_text(), file
 
 
-def test_each_row_of_the_document_has_a_command_that_there_is() -> None:
-    parts = {row.part for run in read_runs(ROOT / "docs/reference/benchmarks.json") for row in run.rows}
-    assert command.chosen(",".join(sorted(parts))), "`./just bench --only PART` takes each"
-
-
-def test_a_limit_is_kept_by_a_value_that_is_just_it() -> None:
-    assert at_most(0.0).holds(0.0)
-    assert at_least(1.0).holds(1.0)
-
-
 def test_growth_is_the_slope_of_the_logarithms() -> None:
     assert growth("reading", "s", {10: 2.0, 20: 8.0, 40: 32.0}).value == pytest.approx(2)
     assert growth("reading", "s", {10: 3.0, 20: 3.0, 40: 3.0}).value == pytest.approx(0)
-
-
-def test_a_table_of_a_document_keeps_its_columns() -> None:
-    (*_, row) = markdown_table([Row("sizing.speed", Figure("a|b", None, remark="no disk"))])
-    assert row == "| sizing.speed | a\\|b | not measured |  |  | no disk |"

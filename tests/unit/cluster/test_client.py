@@ -103,12 +103,6 @@ async def test_fields_are_taken_over_of_what_was_read_and_of_nothing_newer() -> 
     assert [each["manager"] for each in metadata["managedFields"]] == ["specdecode-operator"]
 
 
-async def test_of_another_object_of_the_name_nothing_is_taken_over() -> None:
-    api = WrittenByOthers(uid="2")
-    await Cluster(cast("ApiClient", api)).take_over_fields(CHILD, ())
-    assert api.written == []
-
-
 async def test_an_object_that_is_always_written_in_between_is_left_for_later() -> None:
     api = WrittenByOthers(conflicts=99)
     with pytest.raises(ConflictError):
@@ -183,12 +177,6 @@ async def test_an_overloaded_server_says_when_within_reason(
     assert least_s <= slept_s[0] <= most_s
 
 
-async def test_what_was_turned_away_at_one_moment_does_not_come_back_at_one_moment(slept_s: list[float]) -> None:
-    for _ in range(20):
-        await Cluster(cast("ApiClient", Answering(429, 200, retry_after="4"))).apply(SERVICE)
-    assert len(set(slept_s)) > 10
-
-
 async def test_what_does_not_pass_is_told_after_three_tries(slept_s: list[float]) -> None:
     api = Answering(503)
     with pytest.raises(ClusterError, match="too many requests"):
@@ -233,13 +221,6 @@ async def test_what_is_changed_or_ended_is_this_very_object_and_none_that_took_i
     for write in (cluster.merge(body, {"spec": {}}), cluster.delete(body), cluster.evict(body)):
         await write
     assert ["the-first" in str(sent) for sent in api.sent] == [True] * 3
-
-
-async def test_a_new_child_is_sent_with_a_version_that_none_has_and_that_is_not_any() -> None:
-    api = Answering(b"{}")
-    await Cluster(cast("ApiClient", api)).apply_new(SERVICE)
-    ((*_, body),) = api.sent
-    assert body["metadata"]["resourceVersion"] == "1"
 
 
 @pytest.mark.parametrize("may_be_old", [False, True])

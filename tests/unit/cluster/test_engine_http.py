@@ -2,15 +2,11 @@
 
 import asyncio
 import socket
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-import aiohttp
 import pytest
-from aiohttp.client_proto import ResponseHandler
 
-from specdecode_operator.cluster.engine_probe import engine_session
 from specdecode_operator.vllm.engine_metrics import EngineReading, Unreachable
 from tests.unit.cluster.test_engine_probe import SCRAPE, ask
 
@@ -46,20 +42,6 @@ class Engine:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**16)
             async with await asyncio.start_server(self.serve, sock=listening):
                 return await ask(listening.getsockname()[1], tls=False)
-
-
-@pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many bytes aiohttp is given at a time."""
-    read: Callable[[ResponseHandler, bytes], None] = ResponseHandler.data_received
-    found: list[int] = []
-
-    def counted(protocol: ResponseHandler, data: bytes) -> None:
-        found.append(len(data))
-        read(protocol, data)
-
-    monkeypatch.setattr(ResponseHandler, "data_received", counted)
-    return found
 
 
 def chunk(content: bytes) -> bytes:
@@ -110,12 +92,6 @@ async def test_an_engine_that_sends_anything_but_a_page_is_not_read_on(once: byt
     assert engine.sent_bytes < MOST_BYTES
 
 
-@pytest.mark.parametrize("answer", [EARLY, with_length(b"")], ids=["early hints", "empty answers"])
-async def test_of_what_came_with_too_much_the_rest_is_not_read(answer: bytes, reads: list[int]) -> None:
-    assert isinstance(await Engine(b"", answer * 10_000).read(), Unreachable)
-    assert sum(reads) < 2**15
-
-
 async def test_an_engine_that_does_not_wait_to_be_asked_is_unreachable() -> None:
     engine = Engine(b"", EARLY * 400, asked=False)
     assert isinstance(await engine.read(), Unreachable)
@@ -135,21 +111,6 @@ async def test_an_engine_that_does_not_wait_to_be_asked_is_unreachable() -> None
 )
 async def test_what_servers_send_is_read(answer: bytes) -> None:
     assert isinstance(await Engine(answer).read(), EngineReading)
-
-
-async def test_a_page_may_be_taken_late() -> None:
-    engine, sent = Engine(with_length(page(MOST_BYTES))), asyncio.Event()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await engine.serve(reader, writer)
-        await writer.wait_closed()
-        sent.set()
-
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server, engine_session(MOST_BYTES) as session:
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/metrics"
-        async with session.get(url, timeout=aiohttp.ClientTimeout(total=120)) as response:
-            await asyncio.wait_for(sent.wait(), 120)
-            assert await response.read() == page(MOST_BYTES)
 
 
 @pytest.mark.parametrize(("beside", "found"), [(2**14, EngineReading), (2**14 + 1, Unreachable)])

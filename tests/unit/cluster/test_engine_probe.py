@@ -16,7 +16,7 @@ from devcluster.cluster.pki import Identity, create
 from specdecode_operator.cluster import engine_probe
 from specdecode_operator.cluster.engine_probe import EngineProbe
 from specdecode_operator.stats.figures import SampleBuffer
-from specdecode_operator.vllm.engine_metrics import EngineReading, Exposition, Unreachable
+from specdecode_operator.vllm.engine_metrics import EngineReading, Unreachable
 from specdecode_operator.vllm.profiles import find_profile
 from tests.support.http_server import Quiet, serving
 from tests.support.objects import Body
@@ -139,26 +139,6 @@ async def answered(answer: bytes, pods: int = 1, looks: SampleBuffer | None = No
         server.close()
 
 
-async def test_between_two_pages_others_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    turns, read_at, read = 0, list[int](), engine_probe.read_exposition
-
-    async def turn() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    def noted(text: str, names: frozenset[str]) -> Exposition:
-        read_at.append(turns)
-        return read(text, names)
-
-    monkeypatch.setattr(engine_probe, "read_exposition", noted)
-    others = asyncio.create_task(turn())
-    await answered(response(SCRAPE.read_bytes()), pods=4)
-    others.cancel()
-    assert len(set(read_at)) == 4
-
-
 def response(content: bytes, *headers: bytes, status: bytes = b"200 OK") -> bytes:
     return b"\r\n".join([b"HTTP/1.1 " + status, *headers, b"Connection: close", b"", content])
 
@@ -246,18 +226,6 @@ async def test_the_version_is_asked_for_once_a_start_until_it_is_said() -> None:
         said += [await version("a"), await version("b"), await version("b")]
     await probe.close()
     assert said == [None, "0.32.0", "0.32.0", "0.33.0", "0.33.0"]
-
-
-async def test_of_engines_that_were_asked_long_ago_no_version_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_probe, "_MOST_VERSIONS", 2)
-    pages = {"/metrics": SCRAPE.read_bytes(), "/version": b'{"version":"0.32.0"}'}
-    probe, said = EngineProbe(), []
-    with contextmanager(paged)(pages) as port:
-        for container in ("a", "b", "c", "c", "a"):
-            pages["/version"] = b'{"version":"0.33.0"}' if said else pages["/version"]
-            said.append((await probe.read_all([started(container)], port, PROFILE))["llama-1"].version)
-    await probe.close()
-    assert said == ["0.32.0", "0.33.0", "0.33.0", "0.33.0", "0.33.0"], "the first is asked anew"
 
 
 async def test_an_engine_that_is_slow_to_say_its_version_holds_up_no_other() -> None:

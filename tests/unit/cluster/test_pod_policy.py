@@ -11,10 +11,8 @@ from specdecode_operator.capture.observation import ObservedDeployment
 from specdecode_operator.capture.preconditions import captured_deployment
 from specdecode_operator.cli.main import app
 from specdecode_operator.deployment.conditions import Blocked
-from specdecode_operator.deployment.desired_state import Launch, RolledBack
 from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from specdecode_operator.deployment.pod_security import GRANTS, is_grant, pod_problems
-from specdecode_operator.deployment.rollout.rollback import Failure, LastGood, attempt_of
 from tests.support.decisions import desired_state
 from tests.support.golden import rendered_pods
 from tests.support.model_caches import NODES, cached
@@ -126,28 +124,8 @@ def test_no_pod_of_any_path_gets_a_template_that_is_refused(path: str) -> None:
     assert "PodTemplateNotAllowed" in blocked.message
 
 
-def test_annotations_are_judged_before_anything_is_made() -> None:
-    annotations = {"container.apparmor.security.beta.kubernetes.io/engine": "unconfined"}
-    assert accepted(tiny_cpu(podTemplate={"metadata": {"annotations": annotations}}))[1] == "PodTemplateNotAllowed"
-
-
 def test_all_that_the_operator_renders_passes() -> None:
     assert [problem for template in rendered_pods() for problem in pod_problems(template, "")] == []
-
-
-def test_what_served_last_is_put_back_only_while_it_is_allowed() -> None:
-    spec = tiny_cpu(podTemplate={"spec": {"hostNetwork": True}})
-    allowed = frozenset({"hostNetwork"})
-    workload = desired_state(parse_deployment(parent(spec)), (), pod_template=allowed).workload
-    assert workload is not None
-    now = desired_state(parse_deployment(parent(tiny_cpu())), ())
-    assert isinstance(now.outcome, Launch)
-    failure = Failure(attempt_of(now.outcome.facts.spec, now.outcome.plan), "EngineFailed", "it did")
-    last_good = LastGood.of({field: workload[field] for field in ("apiVersion", "kind", "spec")}, failure)
-    owner = parse_deployment(parent(tiny_cpu()))
-    back = desired_state(owner, (), last_good=last_good, pod_template=allowed)
-    assert isinstance(back.outcome, RolledBack)
-    assert isinstance(desired_state(owner, (), last_good=last_good).outcome, Launch)
 
 
 class TestCommandLine:

@@ -9,12 +9,11 @@ from specdecode_operator.api.deployment_status import SpecDecodeDeploymentStatus
 from specdecode_operator.deployment.conditions import changed_conditions
 from specdecode_operator.deployment.observed.observation import Observation
 from specdecode_operator.deployment.parsed_deployment import parse_deployment
-from specdecode_operator.deployment.rollout.rollout_progress import current_pods
 from specdecode_operator.deployment.status import compose_status
 from specdecode_operator.vllm.engine_metrics import EngineReading, SpeculationReading, Unreachable
 from specdecode_operator.vllm.profiles import KNOWN_VERSIONS
 from tests.support.decisions import NOW, decide, desired_state, summary
-from tests.support.objects import deployment, ended, parent, pod, tiny_cpu, waiting
+from tests.support.objects import deployment, parent, pod, tiny_cpu
 from tests.support.scheduler_words import NO_ROOM, UNMOUNTABLE
 
 
@@ -90,20 +89,6 @@ def test_ngram_that_finds_nothing_to_propose_is_no_fault() -> None:
     assert summary(conditions) == ("True", "Serving", "False", "False")
 
 
-def test_pods_of_an_earlier_template_say_nothing_of_this_spec() -> None:
-    def annotated(value: str) -> dict[str, Any]:
-        return {"metadata": {"annotations": {"specdecode.io/template-hash": value}}}
-
-    live = {"kind": "Deployment", "metadata": {}, "spec": {"template": annotated("new")}}
-    assert current_pods([annotated("old"), annotated("new")], live) == [annotated("new")]
-
-
-def test_an_old_engine_that_still_serves_does_not_make_a_rollout_complete() -> None:
-    rolling = deployment(replicas=3, updated=2, available=2)
-    _, _, conditions = decide(parent(tiny_cpu(replicas=2)), Observation(rolling))
-    assert summary(conditions)[0] == "Unknown"
-
-
 @pytest.mark.parametrize(
     "engine",
     [reading(speculation=None), reading(generation_tokens=500)],
@@ -157,12 +142,6 @@ def test_engines_that_go_on_serving_behind_a_bad_spec_are_told() -> None:
     assert summary(conditions) == ("False", "Invalid", "False", "True")
 
 
-def test_less_kv_cache_than_promised_is_told() -> None:
-    seen = Observation(SERVING, [], {"llama-1": reading(kv_cache_tokens=1000)})
-    _, _, conditions = decide(parent(tiny_cpu()), seen)
-    assert (conditions["BudgetAccurate"].status, conditions["BudgetAccurate"].reason) == ("False", "LessThanPromised")
-
-
 @pytest.mark.parametrize(
     ("changes", "reason"), [({"suspend": True}, "Suspended"), ({"replicas": 0}, "ScaledToZero")], ids=str
 )
@@ -170,55 +149,6 @@ def test_no_engine_is_ready_where_none_is_wanted(changes: dict[str, Any], reason
     desired, _, conditions = decide(parent(tiny_cpu(**changes)))
     assert desired.children[-1]["spec"]["replicas"] == 0
     assert summary(conditions) == ("True", reason, "False", "False")
-
-
-def test_replicas_lost_after_having_been_ready() -> None:
-    _, before, _ = decide(parent(tiny_cpu()), Observation(SERVING, [], {"llama-1": reading()}))
-    later = parent(tiny_cpu(), status=before.model_dump(by_alias=True, mode="json", exclude_none=True))
-    lost = deployment(replicas=1, updated=1, available=0)
-    killed = pod(containerStatuses=[ended(137, "Killed", reason="OOMKilled")])
-    _, _, conditions = decide(later, Observation(lost, [killed]))
-    assert summary(conditions) == ("False", "ReplicasLost", "True", "False")
-    assert "memory" in conditions["Ready"].message
-
-
-def test_a_new_spec_that_rolls_out_is_no_loss() -> None:
-    _, before, _ = decide(parent(tiny_cpu()), Observation(SERVING, [], {"llama-1": reading()}))
-    changed = parent(tiny_cpu(), generation=2, status=before.model_dump(by_alias=True, mode="json", exclude_none=True))
-    _, _, conditions = decide(changed, Observation(deployment(replicas=1, updated=1, available=0)))
-    assert summary(conditions)[:2] == ("Unknown", "Starting")
-
-
-def test_a_deployment_that_lags_behind_its_spec_is_not_ready() -> None:
-    stale = deployment(replicas=1, updated=1, available=1, generation=2, observed=1)
-    _, _, conditions = decide(parent(tiny_cpu()), Observation(stale))
-    assert summary(conditions)[0] == "Unknown"
-
-
-TROUBLES = {
-    "missing secret": (
-        pod(containerStatuses=[waiting("CreateContainerConfigError", 'secret "key" not found')]),
-        "WaitingForSecret",
-        'secret "key" not found',
-    ),
-    "missing claim": (
-        pod(conditions=[{"type": "PodScheduled", "status": "False", "message": 'persistentvolumeclaim "m" not found'}]),
-        "WaitingForVolume",
-        'persistentvolumeclaim "m" not found',
-    ),
-    "no room": (
-        pod(conditions=[{"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}]),
-        "Unschedulable",
-        "0/3 nodes",
-    ),
-    "no image": (pod(containerStatuses=[waiting("ImagePullBackOff", "not found")]), "ImagePullFailed", "i:1"),
-    "crash": (pod(containerStatuses=[ended(1, "Traceback\nValueError: no")]), "EngineFailed", "ValueError: no"),
-    "download": (
-        pod(initContainerStatuses=[ended(1, "401", container="download-target")]),
-        "DownloadFailed",
-        "download-target",
-    ),
-}
 
 
 @pytest.mark.parametrize(
@@ -231,23 +161,6 @@ def test_a_volume_that_no_node_can_mount_is_no_lack_of_room(message: str, reason
         parent(tiny_cpu()), Observation(deployment(replicas=1, updated=1, available=0), [unscheduled])
     )
     assert summary(conditions)[:2] == ("Unknown", reason)
-
-
-@pytest.mark.parametrize(("engine_pod", "reason", "words"), TROUBLES.values(), ids=TROUBLES)
-def test_what_holds_an_engine_up_is_named(engine_pod: dict[str, Any], reason: str, words: str) -> None:
-    starting = deployment(replicas=1, updated=1, available=0)
-    _, _, conditions = decide(parent(tiny_cpu()), Observation(starting, [engine_pod]))
-    assert summary(conditions) == ("Unknown", reason, "True", "False")
-    assert words in conditions["Ready"].message
-    assert conditions["Available"].status == "False"
-
-
-def test_arguments_that_the_engine_refuses_are_the_users_to_mend() -> None:
-    refused = pod(containerStatuses=[ended(2, "usage: vllm\nvllm: error: unrecognized arguments: --x")])
-    starting = deployment(replicas=1, updated=1, available=0)
-    _, _, conditions = decide(parent(tiny_cpu()), Observation(starting, [refused]))
-    assert summary(conditions) == ("False", "EngineRefusesArguments", "False", "True")
-    assert "--x" in conditions["Ready"].message
 
 
 def status_with_acceptance(accepted: int, *, previous: SpecDecodeDeploymentStatus | None, figures_due: bool) -> str:

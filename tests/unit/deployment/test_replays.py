@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api.deployment_status import SpecDecodeDeploymentStatus
-from specdecode_operator.capture.gpu_sharing import read_serving
 from specdecode_operator.deployment.desired_state import Launch, NotLaunched
 from specdecode_operator.deployment.observed.observation import Observation, observed_residual
 from specdecode_operator.deployment.parsed_deployment import parse_deployment
@@ -34,14 +33,6 @@ def test_it_is_planned_without_a_node() -> None:
     status, reason, message = said(spec)["Planned"]
     assert (status, reason) == ("True", "Fits")
     assert "a recording is replayed (spec.engine.replay): the plan is a rehearsal" in message
-
-
-def test_the_nodes_that_there_are_make_no_difference() -> None:
-    owner = parse_deployment(parent(replaying()))
-    plans = [desired_state(owner, nodes).outcome for nodes in ((), FLEET)]
-    assert isinstance(plans[0], Launch)
-    assert isinstance(plans[1], Launch)
-    assert plans[0].plan == plans[1].plan
 
 
 def test_what_would_not_fit_is_not_rehearsed() -> None:
@@ -106,13 +97,6 @@ def test_what_only_vllm_takes_is_told() -> None:
     spec = replaying()
     spec["engine"] |= {"extraArgs": ["--enable-prefix-caching"], "env": [{"name": "A", "value": "b"}]}
     assert "engine.extraArgs and engine.env are vLLM's, and a replay does without them" in said(spec)["Planned"][2]
-
-
-def test_it_takes_no_place_from_captures() -> None:
-    status = {"plan": {"product": H200, "nodesPerReplica": 2}}
-    body = parent(replaying() | {"replicas": 1}, status=status)
-    serving = read_serving(body, [], [])
-    assert (serving.product, serving.wanted) == (None, 1)
 
 
 @pytest.mark.parametrize("suspended", [False, True])

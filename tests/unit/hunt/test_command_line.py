@@ -47,16 +47,3 @@ def test_a_wrong_one_is_told_with_the_usage_of_its_command(
     told = capsys.readouterr().err
     assert told.startswith(f"usage: ./just {options.partition(' ')[0]} [-h]")
     assert said in told
-
-
-@pytest.mark.parametrize("name", ["hunt", "soak"])
-def test_help_tells_the_defaults(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    with pytest.raises(SystemExit, match=r"^0$"):
-        command.main([name, "--help"])
-    told = " ".join(capsys.readouterr().out.split())
-    wanted = {"hunt": ["(default: hunt-finding.yaml)"], "soak": ["(default: 12)"]}[name]
-    for default in ["(default: hunt)", "(default: 1)", "(default: 10)", *wanted]:
-        assert default in told

@@ -72,11 +72,6 @@ def test_positions_that_nobody_gave_are_as_the_last_one() -> None:
     assert Acceptance.by_position((0.8, 0.4)).reached(4) == pytest.approx((0.8, 0.4, 0.2, 0.1))
 
 
-def test_what_is_never_reached_is_never_accepted() -> None:
-    never = Acceptance.by_position((0.5, 0.0, 0.0))
-    assert never.reached(3) == never.conditional == (0.5, 0.0, 0.0)
-
-
 @pytest.mark.parametrize("shares", [(0.5, 0.6), (1.1,), (-0.1,), (), (float("nan"),), (0.5,) * 33])
 def test_what_no_engine_counts_is_refused(shares: tuple[float, ...]) -> None:
     with pytest.raises(PayoffError):

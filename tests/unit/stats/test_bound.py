@@ -1,9 +1,8 @@
 """The bound of a ratio, held against its definition, written out plainly."""
 
 import math
-from itertools import pairwise
 from random import Random
-from statistics import fmean, median, quantiles
+from statistics import quantiles
 
 import pytest
 
@@ -55,32 +54,6 @@ def test_the_evidence_stands_at_what_is_needed_where_the_bound_is(noise: Noise, 
                     assert evidence(mirrored, value + step, dependence) < NEEDED
                     compared += 1
     assert compared > 20
-
-
-def autocorrelation(log_ratios: list[float]) -> float:
-    """Of deviations from what was known before each block."""
-    deviations = []
-    for position in range(2, len(log_ratios)):
-        before = log_ratios[:position]
-        known = scale(before)
-        deviations.append(max(-3.0, min(3.0, (log_ratios[position] - median(before)) / known)) if known else 0.0)
-    mean = fmean(deviations)
-    variance = fmean(each**2 for each in deviations) - mean**2
-    together = fmean(last * each for last, each in pairwise(deviations)) - mean**2
-    return max(-1.0, min(1.0, together / variance)) if variance > 0 else 0.0
-
-
-@pytest.mark.parametrize("noise", [normal, with_outliers, autocorrelated(0.5)])
-def test_at_every_look_blocks_are_taken_to_depend_more_than_they_seem_to(noise: Noise) -> None:
-    history, log_ratios = History(), []
-    for look, (baseline, candidate) in enumerate(pairs(200, 0.2, 0.05, Random(28), noise), start=1):
-        log_ratios.append(math.log(candidate) - math.log(baseline))
-        history.add(log_ratios[-1])
-        if look > 4:
-            seen = autocorrelation(log_ratios)
-            assert min(seen, DEPENDENCES[-1]) <= history.dependence()
-            assert look < 100 or history.dependence() <= max(seen, 0.0) + 0.3
-    assert autocorrelation(log_ratios) > 0.3 or noise in {normal, with_outliers}
 
 
 @pytest.mark.parametrize(("followed", "at_least", "at_most"), [(0.0, 0.0, 0.2), (0.5, 0.4, 0.7), (0.9, 0.8, 0.8)])

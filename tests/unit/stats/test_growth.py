@@ -28,10 +28,6 @@ def test_pages_give_the_figures_that_prometheus_gives(name: str, values: dict[st
     assert find_figure(name).measure.values(growth_between(looks)) == pytest.approx(values, rel=1e-3)
 
 
-def test_all_recorded_figures_are_compared() -> None:
-    assert {name for name, _ in expected()} == {figure.name for figure in FIGURES if figure.levels}
-
-
 def test_an_engine_that_began_anew_counts_from_zero() -> None:
     growth = grown(f"{DRAFTS} 1000\n{ACCEPTED} 2000\n", f"{DRAFTS} 10\n{ACCEPTED} 5\n")
     assert find_figure("mean_acceptance_length").measure.values(growth) == {"": 1.5}
@@ -88,13 +84,6 @@ def test_ranks_of_an_engine_count_as_so_many_engines(name: str, values: dict[str
     before, after = (ranks([page(pod, minute) for pod in ("b", "a")]) for minute in (10, 15))
     growth = growth_between([(read(before, 0), read(after, FIVE_MINUTES_S))])
     assert find_figure(name).measure.values(growth) == pytest.approx(values, rel=1e-3)
-
-
-def test_what_no_figure_reads_makes_no_series() -> None:
-    text = page("a", 5)
-    pages = ranks([text.replace("{", f'{{fresh{number}="{number}",') for number in range(64)])
-    assert read(pages, 0).counters.keys() == read(text, 0).counters.keys()
-    assert read(pages, 0).gauges.keys() == read(text, 0).gauges.keys()
 
 
 @pytest.mark.parametrize(

@@ -69,22 +69,3 @@ def test_engines_that_tell_more_of_one_thing_are_not_taken_for_those_that_tell_l
     assert alone is not None
     assert found[0]["output_tokens_per_second"][""] == 2 * alone[0]["output_tokens_per_second"][""]
     assert found[0]["waiting_requests"] == alone[0]["waiting_requests"]
-
-
-def test_a_counter_that_began_anew_grew_by_what_it_says() -> None:
-    looks = SampleBuffer()
-    hear(looks, "a", page("a", 15), 0)
-    hear(looks, "a", page("a", 1), MINUTE_S)
-    found = looks.figures(MINUTE_S)
-    assert found is not None
-    assert 0 < found[0]["output_tokens_per_second"][""] < 100
-
-
-def test_pages_with_ever_other_series_are_not_all_kept() -> None:
-    looks = SampleBuffer()
-    for minute in range(6):
-        fresh = f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{position="fresh{minute}"}} 1\n'
-        hear(looks, "a", page("a", minute) + fresh, minute * MINUTE_S)
-    found = looks.figures(5 * MINUTE_S)
-    assert found is not None
-    assert found[1] == MINUTE_S, "between the last two, where pages that are alike are kept for five minutes"

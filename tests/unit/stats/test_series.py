@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from specdecode_operator.stats.verdict import History, LowerBound, PairedSeries, Verdict
+from specdecode_operator.stats.verdict import Verdict
 from tests.support.paired_blocks import (
     Noise,
     Pair,
@@ -112,40 +112,6 @@ def test_the_estimate_lies_in_the_interval_and_the_verdict_says_where_that_lies(
         assert found.verdict is expected
 
 
-@pytest.mark.parametrize("side", [1, -1])
-def test_the_estimate_of_a_series_that_turns_lies_in_the_interval_too(side: int) -> None:
-    random = Random(29)
-    log_ratios = [random.gauss(centre, 0.01) for centre in (0.5, -0.5) for _ in range(100)]
-    for found in findings([(100.0, 100.0 * math.exp(side * each)) for each in log_ratios]):
-        assert found.ratio is not None
-        assert (found.low or 0.0) <= found.ratio <= (found.high or math.inf)
-
-
-def test_the_interval_is_that_of_independent_blocks_at_least() -> None:
-    """What is seen of their dependence may be wrong, and narrow the interval."""
-    compared = 0
-    for seed in range(10):
-        history = History()
-        independent = LowerBound(history, 1, 0.0)
-        blocks = pairs(80, 0.05, 0.05, Random(seed), growing)
-        for (baseline, candidate), found in zip(blocks, findings(blocks), strict=True):
-            history.add(math.log(candidate) - math.log(baseline))
-            alone = independent.value(math.log(40))
-            if alone is not None and found.low is not None:
-                assert math.log(found.low) <= alone + 1e-9
-                compared += 1
-    assert compared > 400
-
-
-def test_other_units_change_nothing() -> None:
-    blocks = blocks_of_an_effect()
-    for found, scaled in zip(findings(blocks), findings([(a * 1e-6, b * 1e-6) for a, b in blocks]), strict=True):
-        assert scaled.verdict is found.verdict
-        assert scaled.ratio == pytest.approx(found.ratio)
-        assert scaled.low == pytest.approx(found.low)
-        assert scaled.high == pytest.approx(found.high)
-
-
 def test_arms_that_are_swapped_get_the_mirrored_answer() -> None:
     mirror = {
         Verdict.PAYS: Verdict.DOES_NOT_PAY,
@@ -216,17 +182,6 @@ def test_the_interval_of_blocks_that_are_equal_or_nearly_so_holds_their_ratio(no
         assert found.high is not None
         assert found.low < 1.1 < found.high
         assert found.low == pytest.approx(found.high, rel=2e-6)
-
-
-def test_a_series_gets_over_a_sudden_change_of_its_level_and_noise() -> None:
-    """The bounds are sought anew wherever they went."""
-    random = Random(24)
-    calm = [(1000.0, 1000.0 * math.exp(random.gauss(0, 1e-6))) for _ in range(20)]
-    series = PairedSeries()
-    found = [series.add(*block) for block in [*calm, *pairs(200, 0.5, 0.05, random)]]
-    assert found[-1].verdict is Verdict.PAYS
-    assert found[-1].high is not None
-    assert found[-1].high > 1.4
 
 
 def test_a_higher_level_has_a_wider_interval() -> None:

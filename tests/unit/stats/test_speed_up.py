@@ -135,20 +135,6 @@ def test_what_always_pays_has_no_crossover() -> None:
     assert crossover(HALF, StepCosts(Curve(((1, 20.0),))), 3) is None
 
 
-def test_what_neither_costs_nor_brings_anything_has_no_crossover_and_no_best_k() -> None:
-    free, never = StepCosts(Curve(((1, 20.0),))), Acceptance((0.0,))
-    assert speed_up(never, free, 3, Load.same(1)) == 1
-    assert crossover(never, free, 3) is None
-    assert best_k(never, free, Load.same(1)) == 0
-
-
-def test_a_crossover_is_found_up_to_the_largest_batch() -> None:
-    late = StepCosts(Curve(((1, 20.0), (24_000, 20.0), (32_000, 200.0))))
-    found = crossover(HALF, late, 3)
-    assert found is not None
-    assert LARGEST_BATCH / 2 < found < LARGEST_BATCH
-
-
 def test_break_even_goes_from_nothing_to_all() -> None:
     assert break_even_rate(4.0, 3) == 1
     assert break_even_rate(4.1, 3) is None

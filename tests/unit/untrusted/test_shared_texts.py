@@ -24,11 +24,3 @@ def test_what_is_known_is_bounded_and_sharing_goes_on() -> None:
         most = max(most, texts.known_bytes)
     assert most <= 4 * 2**20
     assert texts.share(copy_of("after it")) is texts.share(copy_of("after it"))
-
-
-def test_short_texts_are_bounded_too_for_each_takes_more_than_its_characters() -> None:
-    texts = SharedTexts()
-    first = texts.share(copy_of("ab"))
-    for number in range(30_000):
-        texts.share(str(number))
-    assert texts.share(copy_of("ab")) is not first

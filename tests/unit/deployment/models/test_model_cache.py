@@ -5,12 +5,9 @@ import json
 import pytest
 
 from specdecode_operator.deployment.models.model_jobs import read_downloads
-from specdecode_operator.deployment.parsed_deployment import parse_deployment
-from tests.support.decisions import desired_state
 from tests.support.model_caches import (
     CACHE,
     DRAFT,
-    NODES,
     TARGET,
     cached,
     config_map,
@@ -23,7 +20,7 @@ from tests.support.model_caches import (
     said,
     template,
 )
-from tests.support.objects import H200, Body, pair_70b, parent, tiny_cpu
+from tests.support.objects import H200, Body, pair_70b, tiny_cpu
 
 
 def test_models_are_fetched_before_anything_is_launched() -> None:
@@ -98,39 +95,6 @@ def test_a_pinned_revision_is_part_of_the_path_only_as_a_commit() -> None:
     spec = cached(target={"model": "meta-llama/Llama-3.1-70B-Instruct", "revision": "eagle-3"})
     command = launched(spec)["containers"][0]["command"]
     assert "eagle-3" not in " ".join(command), "vLLM would take the method from it"
-
-
-def test_two_objects_ask_for_the_same_model_each_by_a_job_of_its_own() -> None:
-    one, other = (desired_state(parse_deployment(parent(cached(), name=name)), NODES) for name in ("one", "other"))
-    names = [job["metadata"]["name"] for desired in (one, other) for job in jobs(desired)]
-    assert len(set(names)) == 4
-    assert [container(job)["args"] for job in jobs(one)] == [container(job)["args"] for job in jobs(other)]
-
-
-def test_a_model_that_is_target_and_draft_is_fetched_once() -> None:
-    spec = cached(target={"model": "meta-llama/Llama-3.1-8B-Instruct"})
-    (job,) = jobs(decide(spec))
-    done = decide(spec, [pod(job, json.dumps({"commit": TARGET}))])
-    assert done.workload is not None
-
-
-def test_a_suspended_object_fetches_its_models_too() -> None:
-    spec = cached(suspend=True)
-    desired = decide(spec)
-    assert len(jobs(desired)) == 2
-    assert said(desired, spec)["Ready"][:2] == ("True", "Suspended")
-
-
-def test_the_longest_name_leaves_room_for_a_jobs() -> None:
-    names = [
-        job["metadata"]["name"] for job in jobs(desired_state(parse_deployment(parent(cached(), name="a" * 52)), NODES))
-    ]
-    assert len(set(names)) == 2
-    assert max(map(len, names)) <= 63, "a label of its pods holds it"
-
-
-def test_nothing_is_fetched_for_a_pair_that_does_not_fit() -> None:
-    assert jobs(desired_state(parse_deployment(parent(cached(parallelism={"tensor": 1}))), NODES)) == []
 
 
 FAILURES = [

@@ -8,7 +8,7 @@ from specdecode_operator.deployment.desired_state import DesiredState
 from specdecode_operator.deployment.models.model_locations import claims_named
 from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from tests.support.decisions import desired_state
-from tests.support.model_caches import cached, container, decide, jobs, said, template
+from tests.support.model_caches import cached, container, jobs, said, template
 from tests.support.objects import Body, parent, tiny_cpu
 
 NODE_MODELS = {"volume": {"hostPath": {"path": "/mnt/models/llama"}}}
@@ -58,28 +58,6 @@ def test_a_model_on_nodes_that_nobody_describes_is_read_there() -> None:
     assert container(job)["args"] == ["folder", "--", "/models/pair/target"]
     volume = job["spec"]["template"]["spec"]["volumes"][0]
     assert volume == {"name": "models", "hostPath": {"path": "/mnt/models/llama", "type": "Directory"}}
-
-
-EXCLUSIVE = (
-    "0/3 nodes are available: 1 node has pod using PersistentVolumeClaim with the same name and ReadWriteOncePod"
-    " access mode."
-)
-
-
-def unscheduled(labels: Body) -> Body:
-    condition = {"type": "PodScheduled", "status": "False", "message": EXCLUSIVE}
-    return {"metadata": {**labels, "name": "p", "creationTimestamp": "x"}, "status": {"conditions": [condition]}}
-
-
-def test_who_holds_an_exclusive_claim_is_named() -> None:
-    spec = cached()
-    waits = unscheduled(jobs(decide(spec))[0]["spec"]["template"]["metadata"])
-    ready = said(decide(spec, [waits]), spec, claim_users=("other",))["Ready"]
-    assert ready[:2] == ("Unknown", "VolumeInUse")
-    assert "SpecDecodeDeployment other names it too" in ready[2]
-    assert "ReadWriteMany" in ready[2]
-    alone = said(decide(spec, [waits]), spec)["Ready"]
-    assert "an earlier pod of this object" in alone[2]
 
 
 @pytest.mark.parametrize(

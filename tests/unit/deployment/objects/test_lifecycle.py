@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api.deployment import PodTemplate
-from specdecode_operator.api.deployment_status import Condition, ConditionStatus
+from specdecode_operator.api.deployment_status import ConditionStatus
 from specdecode_operator.cluster.nodes import NodeFacts
 from specdecode_operator.deployment.conditions import ConditionUpdate
 from specdecode_operator.deployment.parsed_deployment import parse_deployment
@@ -91,12 +91,6 @@ def test_the_strategy_says_which_engine_goes_first(strategy: str, limits: dict[s
     assert engine(tiny_cpu())["spec"]["strategy"]["rollingUpdate"]["maxSurge"] == 0
 
 
-def test_a_paused_rollout_is_a_paused_deployment_with_the_same_pods() -> None:
-    paused, going = engine(tiny_cpu(rollout={"paused": True}))["spec"], engine(tiny_cpu())["spec"]
-    assert (paused["paused"], going["paused"]) == (True, False)
-    assert paused["template"] == going["template"]
-
-
 def test_the_last_words_of_the_engine_reach_the_termination_log() -> None:
     spec = tiny_cpu(engine={"image": "localhost/engine:1", "env": [{"name": "VLLM_LOGGING_LEVEL", "value": "debug"}]})
     template = engine(spec)["spec"]["template"]
@@ -122,47 +116,6 @@ def summary(live: Body, *pods: Body, paused: bool = False) -> tuple[str, str, bo
     rollout = read_rollout(live, list(pods), 2)
     found = summarize(rollout, DRAFTING, None, 1, paused=paused)
     return found.status, found.reason, found.reconciling, found.stalled
-
-
-@pytest.mark.parametrize(
-    ("live", "said"),
-    [
-        (deployment(replicas=3, updated=1, available=2), "1 of 2 engines of this spec ready"),
-        (deployment(replicas=3, updated=2, available=1), "1 of 2 engines of this spec ready"),
-        (deployment(replicas=2, updated=2, available=2, generation=2), "0 of 2 engines of this spec ready"),
-    ],
-    ids=["old ones among those that serve", "not all new ones serve", "the controller has not seen this spec"],
-)
-def test_engines_of_an_earlier_spec_are_not_counted_for_this_one(live: Body, said: str) -> None:
-    assert summarize(read_rollout(live, [], 2), DRAFTING, None, 1).message == said
-
-
-@pytest.mark.parametrize(
-    ("updated", "said"),
-    [(0, ("Unknown", "RolloutPaused", True, False)), (2, ("True", "Serving", False, False))],
-    ids=["held back", "nothing to hold back"],
-)
-def test_a_paused_rollout_says_so_where_it_holds_something_back(
-    updated: int, said: tuple[str, str, bool, bool]
-) -> None:
-    assert summary(deployment(replicas=2, updated=updated, available=2), paused=True) == said
-
-
-def test_an_engine_that_hangs_is_told_once_its_time_is_over() -> None:
-    live = deployment(replicas=2, updated=2, available=0)
-    assert summary(live)[1] == "Starting"
-    live["status"]["conditions"] = [OVERDUE]
-    live["spec"] = {"progressDeadlineSeconds": 1505}
-    assert summary(live) == ("False", "EngineReadyTimeout", False, True)
-    told = summarize(read_rollout(live, [], 2), DRAFTING, None, 1)
-    assert told.message.startswith("no engine of this spec became ready within 1505 s; see the logs of its pods")
-
-
-def test_what_may_appear_is_waited_for_however_long_it_takes() -> None:
-    live = deployment(replicas=2, updated=2, available=0)
-    live["status"]["conditions"] = [OVERDUE]
-    unscheduled = pod(conditions=[{"type": "PodScheduled", "status": "False", "message": "0/1 nodes are available"}])
-    assert summary(live, unscheduled) == ("Unknown", "Unschedulable", True, False)
 
 
 @pytest.mark.parametrize(
@@ -202,28 +155,3 @@ def test_how_an_engine_ends_that_is_to_go_is_no_trouble() -> None:
     ending = pod("llama-old", containerStatuses=[ended(137)])
     ending["metadata"]["deletionTimestamp"] = "2026-01-02T00:00:00Z"
     assert summary(deployment(replicas=2, updated=2, available=1), ending)[1] == "Starting"
-
-
-@pytest.mark.parametrize(
-    ("status", "reason", "generation", "found"),
-    [
-        (ConditionStatus.TRUE, "Serving", 1, "ReplicasLost"),
-        (ConditionStatus.TRUE, "SpeculationInactive", 1, "ReplicasLost"),
-        (ConditionStatus.FALSE, "ReplicasLost", 1, "ReplicasLost"),
-        (ConditionStatus.TRUE, "Suspended", 1, "Starting"),
-        (ConditionStatus.TRUE, "Serving", 0, "Starting"),
-    ],
-)
-def test_replicas_are_lost_only_by_a_spec_that_had_them(
-    status: ConditionStatus, reason: str, generation: int, found: str
-) -> None:
-    before = Condition(
-        type="Ready",
-        status=status,
-        reason=reason,
-        message="",
-        observed_generation=generation,
-        last_transition_time="2026-01-01T00:00:00Z",
-    )
-    rollout = read_rollout(deployment(replicas=2, updated=2, available=1), [], 2)
-    assert summarize(rollout, DRAFTING, before, 1).reason == found

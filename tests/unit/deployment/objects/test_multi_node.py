@@ -8,7 +8,6 @@ import pytest
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment_status import Condition, SpecDecodeDeploymentStatus
 from specdecode_operator.cluster.nodes import NodeFacts
-from specdecode_operator.cluster.resources import TEMPLATE_HASH_ANNOTATION
 from specdecode_operator.deployment.desired_state import DesiredState
 from specdecode_operator.deployment.observed.observation import Observation
 from specdecode_operator.deployment.parsed_deployment import parse_deployment
@@ -171,16 +170,6 @@ def test_while_paused_no_group_of_the_new_template_starts_beside_the_others() ->
         "maxUnavailable": 1,
         "partition": 3,
     }
-
-
-def test_leader_and_worker_have_one_hash_that_changes_with_either() -> None:
-    def hashes(spec: Body) -> set[str]:
-        return {each["metadata"]["annotations"][TEMPLATE_HASH_ANNOTATION] for each in templates(group(spec))}
-
-    (first,) = hashes(STAGES)
-    assert hashes({**STAGES, "replicas": 2}) == {first}
-    (second,) = hashes({**STAGES, "serving": {"maxModelLen": 4096}})
-    assert second != first
 
 
 def test_names_do_not_clash_with_those_that_leaderworkersets_make() -> None:

@@ -154,9 +154,3 @@ def test_a_key_is_asked_of_clients() -> None:
     (variable,) = engine(spec)["env"]
     assert variable["name"] == "VLLM_API_KEY"
     assert variable["valueFrom"]["secretKeyRef"] == {"name": "keys", "key": "one"}
-
-
-def test_a_slow_start_is_waited_for() -> None:
-    spec = replaying(failures={"startSeconds": 600})
-    probe = engine(spec)["startupProbe"]
-    assert probe["periodSeconds"] * probe["failureThreshold"] > 600

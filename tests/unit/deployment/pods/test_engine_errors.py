@@ -240,13 +240,6 @@ def test_a_core_that_said_why_was_not_killed() -> None:
     assert failed.reason == "EngineFailed"
 
 
-def test_an_engine_that_ends_without_a_word_says_where_to_look() -> None:
-    blocked = blocked_pod(pod(containerStatuses=[ended(0, "")]))
-    assert blocked is not None
-    assert "it said nothing, as it does when it is told to end, or a process of it was killed" in blocked.message
-    assert "kubectl logs --previous" in blocked.message
-
-
 @pytest.mark.parametrize("check", [check for check in FLAG_CHECKS if check.words], ids=lambda check: check.source)
 def test_a_value_that_vllm_rejects_is_explained(check: FlagCheck) -> None:
     wrapped = f"1 validation error for VllmConfig\n  Value error, a {check.words} b. [type=value_error]"

@@ -1,16 +1,11 @@
 """Engines that serve stay until those of another spec were judged by a golden capture, whatever happens meanwhile."""
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from specdecode_operator.api.capture import SpecDecodeCaptureSpec
-from specdecode_operator.api.deployment import Gate, Key
-from specdecode_operator.api.deployment_rules import NAME_MAX_LENGTH
 from specdecode_operator.api.deployment_status import Condition
-from specdecode_operator.capture.arms import arm_states
 from specdecode_operator.capture.golden_gate import GateObjects, gate_state, gate_writes
 from specdecode_operator.capture.observation import read_capture
 from specdecode_operator.deployment.desired_state import DesiredState, Gated, Launch, NotLaunched, RolledBack
@@ -19,7 +14,6 @@ from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from specdecode_operator.deployment.rollout.engine_workload import serving_template
 from specdecode_operator.deployment.rollout.readiness import working
 from specdecode_operator.deployment.rollout.rollback import LastGood, read_last_good, render_last_good
-from specdecode_operator.deployment.rollout.rollout_gate import gate_capture_name
 from specdecode_operator.deployment.rollout.rollout_progress import template_hash
 from specdecode_operator.deployment.status import compose_status
 from specdecode_operator.problems import InvalidSpecError
@@ -197,13 +191,6 @@ def test_without_a_golden_capture_nothing_rolls_out(golden_capture: Body | None,
     assert said(story.look(serving=1), "Gate") == ("Unknown", "GateCapturing")
 
 
-def test_the_longest_name_of_a_deployment_leaves_room_for_a_capture() -> None:
-    key, workload = Key("team", "a" * NAME_MAX_LENGTH), Story().desired.workload
-    assert workload is not None
-    name = gate_capture_name(key, Gate.parse(GATE), workload)
-    assert len(name) <= NAME_MAX_LENGTH
-
-
 def test_a_person_may_go_on_and_it_is_seen() -> None:
     story = Story()
     story.apply(NEW)
@@ -293,17 +280,3 @@ def test_the_capture_that_judges_has_the_new_engine_and_others_wait() -> None:
     _, status = decided(forged, surroundings(deployment=seen, golden=GOLDEN))
     assert words(status)["Accepted"] == ("Unknown", "GateElsewhere")
     assert read_capture(forged).ended is None
-
-
-@pytest.mark.parametrize("changes", [{"repetitions": 2}, {"arms": [{"name": "easy"}]}])
-def test_one_that_starts_engines_by_turns_in_its_place_is_no_error_of_the_operator(changes: Body) -> None:
-    story = Story()
-    story.apply(NEW)
-    story.look(serving=1)
-    judge = story.captures[story.name]
-    forged = {**judge, "spec": {**judge["spec"], **changes}}
-    spec = SpecDecodeCaptureSpec.parse(forged["spec"])
-    arms = arm_states(spec, parent(story.spec), story.desired.outcome, lambda *_: story.desired)
-    seen = replace(observed_deployment(story.spec), desired=story.desired, arms=arms)
-    decision, _ = decided(forged, surroundings(deployment=seen, golden=GOLDEN))
-    assert decision.writes.job is not None

@@ -7,10 +7,8 @@ import pytest
 from specdecode_operator.api.base import Body
 from specdecode_operator.deployment.child_changes import objects_to_apply, objects_to_delete, workloads_to_scale
 from specdecode_operator.deployment.desired_state import DesiredState, Launch
-from specdecode_operator.deployment.observed.observation import Observation, rollout_of, update_group_history
+from specdecode_operator.deployment.observed.observation import Observation, rollout_of
 from specdecode_operator.deployment.parsed_deployment import parse_deployment
-from specdecode_operator.deployment.rollout.readiness import stalled
-from specdecode_operator.deployment.rollout.rollout_progress import GroupHistory
 from specdecode_operator.deployment.status import compose_status
 from tests.support.objects import parent
 from tests.unit.deployment.pods.groups import NOW, WIDE, desired_state_of, live, pods_of, spec_at, workload_of
@@ -35,13 +33,6 @@ def test_with_surge_the_old_kind_stays_until_the_new_one_serves() -> None:
     assert not ends_earlier(desired, None, [])
     assert not ends_earlier(desired, live(workload, ready=0), pods_of(workload, ready=False))
     assert ends_earlier(desired, live(workload), pods_of(workload))
-
-
-def test_what_was_seen_of_groups_stands_while_the_api_server_refuses_something() -> None:
-    """Then any live workload is looked at, which may be the Deployment that they are to replace."""
-    seen, earlier = GroupHistory("a", crashed=frozenset({("0", "0", "pod-1")})), workload_of(desired_state_of(EARLIER))
-    refused = Observation(live(earlier), blocked=stalled("ChildRefused", "no"))
-    assert update_group_history(seen, desired_state_of(spec_at(WIDE)), refused, None, 0.0) == seen
 
 
 def test_while_paused_nothing_of_the_new_kind_starts_and_nothing_of_the_old_one_ends() -> None:

@@ -8,7 +8,6 @@ import pytest
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment_status import Condition
-from specdecode_operator.cluster.resources import COMPUTES_FOR_LABEL, DEPLOYMENT_LABEL, TEMPLATE_HASH_ANNOTATION
 from specdecode_operator.deployment.desired_state import Launch, RolledBack
 from specdecode_operator.deployment.engine_pod import engine_timeouts
 from specdecode_operator.deployment.observed.observation import (
@@ -18,8 +17,8 @@ from specdecode_operator.deployment.observed.observation import (
     update_last_good,
 )
 from specdecode_operator.deployment.parsed_deployment import parse_deployment
-from specdecode_operator.deployment.rollout.engine_workload import serving_pods, serving_template
-from specdecode_operator.deployment.rollout.rollback import LastGood, read_last_good, render_last_good, with_crashes
+from specdecode_operator.deployment.rollout.engine_workload import serving_template
+from specdecode_operator.deployment.rollout.rollback import LastGood, read_last_good, render_last_good
 from specdecode_operator.deployment.rollout.rollout_progress import (
     NO_GROUP_HISTORY,
     GroupHistory,
@@ -69,12 +68,6 @@ def test_counters_of_an_earlier_template_are_not_believed() -> None:
     new = current_pods(pods_of(workload, ready=False), stale)
     found = conditions({**STAGES, "serving": {"maxModelLen": 4096}}, Observation(stale, new))
     assert found["Ready"].status == "Unknown", "the counters still speak of pods that are gone"
-
-
-def test_only_leaders_are_asked_what_they_do() -> None:
-    pods = pods_of(workload_of(desired_state_of()), groups=2)
-    names = [pod["metadata"]["name"] for pod in serving_pods(pods)]
-    assert names == ["llama-lws-0", "llama-lws-1"]
 
 
 @pytest.mark.parametrize("role", ["leaderTemplate", "workerTemplate"])
@@ -242,46 +235,6 @@ def test_crashes_are_known_to_the_operator_that_comes_next(story: Story) -> None
     assert "NCCL error" in story.conditions["Ready"].message
 
 
-def test_a_crash_is_written_down_once_and_not_for_ever(story: Story) -> None:
-    changed = {**STAGES, "serving": {"maxModelLen": 4096}}
-    story.look(changed)
-    memories = []
-    for _ in range(2):
-        pods = [crashed(workload_of(story.desired)["spec"]["leaderWorkerTemplate"]["workerTemplate"])]
-        for seen in (pods, pods, [], []):
-            story.look(changed, seen)
-            memories.append(story.memory)
-    assert None not in memories
-    assert memories[0:4] == memories[0:1] * 4
-    assert memories[4:8] == memories[4:5] * 4 != memories[0:4]
-    history = GroupHistory("a", crashed=frozenset(("0", "1", str(uid)) for uid in range(3)))
-    memory = with_crashes(story.memory, history)
-    assert memory is not None
-    fourth = replace(history, crashed=history.crashed | {("0", "1", "3")})
-    assert with_crashes(memory, fourth) == memory, "three are believed"
-    other = replace(history, template="b", crashed=frozenset({("0", "1", "0")}))
-    assert with_crashes(memory, other) == replace(memory, groups=other), "those of another template are not counted"
-    assert with_crashes(memory, replace(history, crashed=frozenset())) == replace(memory, groups=None)
-
-
-def test_crashes_of_a_deployment_are_not_written_down() -> None:
-    single, story = ngram("meta-llama/Llama-3.1-70B-Instruct", parallelism={"tensor": 4}), Story()
-    story.look(single, ready=1)
-    template = workload_of(story.desired)["spec"]["template"]
-    story.look(single, [crashed(template)])
-    assert story.memory is not None
-    assert story.memory.groups is None
-    assert story.history == NO_GROUP_HISTORY
-
-
-def test_groups_that_served_owe_the_next_operator_no_start(story: Story) -> None:
-    story.seconds += 500_000
-    story.restart_operator()
-    story.look(STAGES, pods_of(workload_of(story.desired), ready=False))
-    story.seconds += 500_000
-    assert story.look(STAGES, pods_of(workload_of(story.desired), ready=False))["Ready"].reason == "Starting"
-
-
 def test_groups_that_hang_have_no_more_time_under_the_next_operator(story: Story) -> None:
     changed = {**STAGES, "serving": {"maxModelLen": 4096}}
     story.seconds = datetime(2026, 1, 2, tzinfo=UTC).timestamp()
@@ -322,23 +275,6 @@ def test_time_in_which_nobody_waits_for_groups_is_not_counted(story: Story, idle
     assert story.look(changed)["Ready"].reason == "EngineReadyTimeout"
     assert story.memory is not None
     assert story.memory.failure is not None
-
-
-def test_groups_that_were_suspended_while_they_started_have_not_served(story: Story) -> None:
-    changed = {**STAGES, "serving": {"maxModelLen": 4096}}
-    story.look(changed)
-    starting = pods_of(workload_of(story.desired), ready=False)
-    story.look({**changed, "suspend": True}, starting)
-    story.look(changed, starting)
-    story.seconds += 500_000
-    assert story.look(changed, starting)["Ready"].reason == "EngineReadyTimeout"
-
-
-def test_labels_tell_who_serves_and_who_only_computes() -> None:
-    both = workload_of(desired_state_of())["spec"]["leaderWorkerTemplate"]
-    assert DEPLOYMENT_LABEL in both["leaderTemplate"]["metadata"]["labels"]
-    assert both["workerTemplate"]["metadata"]["labels"][COMPUTES_FOR_LABEL] == "llama"
-    assert both["workerTemplate"]["metadata"]["annotations"][TEMPLATE_HASH_ANNOTATION]
 
 
 def test_groups_are_waited_for_from_now_on_if_that_began_in_the_future() -> None:

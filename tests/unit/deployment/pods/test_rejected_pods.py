@@ -7,7 +7,6 @@ import pytest
 
 from specdecode_operator.api.capture_status import CapturePhase
 from specdecode_operator.capture.job_status import read_progress
-from specdecode_operator.cluster.cache import slim
 from specdecode_operator.deployment.child_changes import resting
 from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from specdecode_operator.deployment.rollout.blocked_pods import backs_off, blocked_pod, first_blocked, rejections
@@ -58,11 +57,6 @@ def test_a_rejected_pod_is_told_with_the_kubelets_reason_and_what_helps(reason: 
     assert not blocked.waits, "it does not go away by waiting, so a new spec is rolled back"
     for words in ("llama-0", reason, message.rstrip("."), fix):
         assert words in blocked.message
-
-
-def test_the_node_that_refused_is_named() -> None:
-    body = slim("Pod", {**rejected(), "spec": {"nodeName": "gpu-7", "containers": [{"name": "engine"}]}})
-    assert "was refused by node gpu-7: OutOfcpu" in getattr(first_blocked([body]), "message", "")
 
 
 @pytest.mark.parametrize(

@@ -89,13 +89,6 @@ def story() -> Story:
     return story
 
 
-def test_what_is_put_back_is_the_same_each_time(story: Story) -> None:
-    story.look(0, crash_looping(0, REFUSED))
-    owner, memory = parse_deployment(parent(story.spec, generation=story.generation)), story.memory
-    first, second = (desired_state(owner, last_good=memory).workload for _ in range(2))
-    assert first == second
-
-
 @pytest.mark.parametrize(
     ("pod_fields", "permission"),
     [
@@ -173,13 +166,6 @@ def test_an_engine_gets_its_time(story: Story, pods: list[Body]) -> None:
     story.look(0, *pods)
     assert stand(story.look(0, *pods))[1] != "RolledBack"
     assert story.template_hash != story.good
-
-
-def test_it_does_not_flap(story: Story) -> None:
-    story.look(0, crash_looping(0, REFUSED))
-    for _ in range(3):
-        assert story.look(1)["Ready"].reason == "RolledBack"
-        assert story.template_hash == story.good
 
 
 def test_scaling_is_no_new_attempt_and_is_carried_out(story: Story) -> None:

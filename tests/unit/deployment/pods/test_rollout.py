@@ -1,20 +1,12 @@
 """What a pod suffers from, in whole words, and what counts of a Deployment that says little."""
 
-import json
-
 import pytest
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.deployment import Key
-from specdecode_operator.cluster.resources import DEPLOYMENT_LABEL
 from specdecode_operator.deployment.conditions import Blocked
 from specdecode_operator.deployment.rollout.blocked_pods import blocked_pod, first_blocked, waits_for_claim
-from specdecode_operator.deployment.rollout.rollback import Failure, LastGood, put_back, render_last_good
 from specdecode_operator.deployment.rollout.rollout_progress import (
-    NO_GROUP_HISTORY,
     Rollout,
-    group_history_as_data,
-    read_group_rollout,
     read_rollout,
     with_replaced,
 )
@@ -188,13 +180,6 @@ def test_a_pod_that_its_node_keeps_is_not_lost(status: Body) -> None:
     assert first_blocked([pod(**status)]) is None
 
 
-def test_a_deployment_that_is_not_there_or_says_nothing_has_nothing() -> None:
-    nothing = Rollout(wanted=2, replicas=0, updated=0, available=0, settled=False, blocked=None)
-    assert read_rollout(None, [], 2) == nothing
-    assert read_rollout({"metadata": {"generation": 1}}, [], 2) == nothing
-    assert read_rollout({"metadata": {}}, [], 2).settled
-
-
 def test_everything_that_a_deployment_says_is_read() -> None:
     live = deployment(replicas=4, updated=3, available=2)
     live["spec"] = {"progressDeadlineSeconds": 1505}
@@ -252,37 +237,3 @@ def test_engines_of_the_other_kind_of_starter_are_added(status: Body | None, cou
     found = with_replaced(here, None if status is None else {"status": status})
     assert (found.replicas, found.available) == counts
     assert (found.updated, found.wanted) == (2, 2)
-
-
-def test_groups_that_say_little_have_nothing() -> None:
-    leader = {"metadata": {"name": "llama-lws-0", "labels": {DEPLOYMENT_LABEL: "llama"}}}
-    found = read_group_rollout({"status": {"replicas": 1}}, [leader], 2, NO_GROUP_HISTORY, None)
-    assert found == Rollout(wanted=2, replicas=1, updated=0, available=0, settled=True, blocked=None)
-    assert not read_group_rollout({}, [], 2, NO_GROUP_HISTORY, None).settled
-
-
-def test_what_is_remembered_is_a_config_map_of_the_object_that_people_can_read() -> None:
-    memory = LastGood.of(
-        {"kind": "Deployment", "apiVersion": "apps/v1"}, Failure("a1", "EngineFailed", "no"), NO_GROUP_HISTORY
-    )
-    body = render_last_good(Key("default", "llama"), "uid-1", memory)
-    assert (body["apiVersion"], body["kind"]) == ("v1", "ConfigMap")
-    assert (body["metadata"]["name"], body["metadata"]["namespace"]) == ("llama-last-good", "default")
-    assert [owner["uid"] for owner in body["metadata"]["ownerReferences"]] == ["uid-1"]
-    failure = {"attempt": "a1", "message": "no", "reason": "EngineFailed"}
-    kept = {
-        "engines.json": memory.workload,
-        "failure.json": failure,
-        "groups.json": group_history_as_data(NO_GROUP_HISTORY),
-    }
-    # Sorted, so that it is written only where something changed.
-    assert body["data"] == {name: json.dumps(each, indent=2, sort_keys=True) for name, each in kept.items()}
-
-
-@pytest.mark.parametrize(("kind", "name"), [("Deployment", "llama"), ("LeaderWorkerSet", "llama-lws")])
-def test_what_is_put_back_has_the_name_of_its_kind_and_the_number_of_today(kind: str, name: str) -> None:
-    today = {"apiVersion": "v2", "kind": "Other", "spec": {"replicas": 3, "template": "new"}}
-    earlier = {"apiVersion": "v1", "kind": kind, "spec": {"replicas": 1, "template": "good"}}
-    body = put_back(Key("default", "llama"), "uid-1", today, earlier)
-    assert (body["apiVersion"], body["kind"], body["metadata"]["name"]) == ("v1", kind, name)
-    assert body["spec"] == {"replicas": 3, "template": "good"}

@@ -63,18 +63,6 @@ def test_engines_that_end_leave_it_with_the_time(proven: SpecDecodeDeploymentSta
     assert "was" not in active(fresh)
 
 
-def test_a_capture_that_has_the_gpus_takes_none_of_it(proven: SpecDecodeDeploymentStatus) -> None:
-    lent = after(proven, tiny_cpu(), Observation(GONE), preempted_by="demo")
-    assert lent.acceptance is not None
-    assert lent.acceptance.text == "was 71%"
-
-
-def test_a_spec_that_cannot_be_launched_does_not_lose_it(proven: SpecDecodeDeploymentStatus) -> None:
-    refused = after(proven, tiny_cpu(engine={"version": "0.1"}), Observation(SERVING))
-    assert refused.acceptance is not None
-    assert refused.acceptance.said_until is not None
-
-
 @pytest.mark.parametrize("change", ["K", "draft", "target", "none"])
 def test_what_was_measured_with_something_else_says_nothing(proven: SpecDecodeDeploymentStatus, change: str) -> None:
     spec = tiny_cpu()
@@ -87,12 +75,6 @@ def test_what_was_measured_with_something_else_says_nothing(proven: SpecDecodeDe
     else:
         del spec["speculation"]
     assert after(proven, spec, Observation(GONE)).acceptance is None
-
-
-def test_nothing_is_written_while_nothing_changes(proven: SpecDecodeDeploymentStatus) -> None:
-    spec = tiny_cpu(suspend=True)
-    suspended = after(proven, spec, Observation(GONE), minutes=1)
-    assert after(suspended, spec, Observation(GONE), minutes=60) == suspended
 
 
 def adapting(wanted: bool) -> Body:

@@ -176,13 +176,6 @@ def test_an_engine_that_misses_questions_hides_nothing(engine: Working) -> None:
     assert any(turn(0.2) for _ in range(100))
 
 
-def test_another_spec_begins_anew(engine: Working) -> None:
-    watched = Watched(draft_model())
-    watched.looks(50, lambda: engine.works(0.6))
-    watched.facts = valid_facts(SpecDecodeDeploymentSpec.model_validate(draft_model(numSpeculativeTokens=3)))
-    assert watched.looks(200, lambda: engine.works(0.3)) is None
-
-
 def capture(name: str, finished: str, percent: int | None = 70, **status: Any) -> Body:
     summary = {"requests": {"sent": 1, "completed": 1}, "acceptancePercent": percent, "meanAcceptanceLength": "3.80"}
     told = {"phase": "Succeeded", "engine": engine_spec_hash(SPEC), "finishedAt": finished, "summary": summary}

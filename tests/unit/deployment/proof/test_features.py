@@ -100,12 +100,6 @@ def test_the_length_of_drafts_tells_what_is_in_force(drafts: int, tokens: int, i
     assert features(asking(numSpeculativeTokens=5), reading(speculation=seen))["numSpeculativeTokens"][1] == in_force
 
 
-def test_a_few_drafts_prove_no_length() -> None:
-    few = SpeculationReading(21, 63, 9, (9, 0, 0, 0, 0))
-    found = features(asking(numSpeculativeTokens=5), reading(speculation=few))["numSpeculativeTokens"]
-    assert found[1:] == ("Unknown", "too little has been drafted to see it")
-
-
 def test_another_k_that_the_engine_started_with_is_named_though_its_places_are_as_asked() -> None:
     engine = reading(speculation=drafted(100, 213), speculation_settings={"num_speculative_tokens": "2"})
     found = features(tiny_cpu(), engine)["numSpeculativeTokens"]
@@ -132,13 +126,6 @@ def test_a_schedule_that_the_engine_noted_as_dropped_is_named(change: str) -> No
     spec = asking(numSpeculativeTokensByBatchSize=by_requests(3, 1))
     assert features(spec, engine)["numSpeculativeTokensByBatchSize"][:2] == ("1-4: 3, 5-8: 1, 9-256: 3", "False")
     assert active(spec, engine)[:2] == ("False", "ScheduleDropped")
-
-
-def test_a_schedule_that_the_engine_started_without_is_named() -> None:
-    engine = reading(
-        speculation=drafted(100, 90), speculation_settings={"num_speculative_tokens_per_batch_size": "None"}
-    )
-    assert active(asking(numSpeculativeTokensByBatchSize=by_requests(3, 1)), engine)[1] == "ScheduleDropped"
 
 
 @pytest.mark.parametrize(
@@ -173,28 +160,11 @@ def test_steps_without_a_draft_prove_a_schedule_with_none_and_what_that_costs() 
     assert "collapsed acceptance: use 1 in place of 0" in found[2]
 
 
-def test_a_share_of_steps_is_one_of_all_engines() -> None:
-    """Their API servers count steps, their cores drafts: a step may be in one of them already."""
-    ahead = status(tiny_cpu(), reading(speculation=drafted(100, 90), decode_steps=99)).observed
-    assert ahead is not None
-    assert ahead.drafted_steps_percent == 100
-    silent = reading(speculation=drafted(100, 90))
-    mixed = status(tiny_cpu(), reading(speculation=drafted(100, 90), decode_steps=400), silent).observed
-    assert mixed is not None
-    assert mixed.drafted_steps_percent is None
-
-
 def test_what_is_not_in_force_is_told_before_there_is_traffic_and_alone() -> None:
     engine = reading(speculation_settings={"method": "ngram"})
     status_, reason, message = active(tiny_cpu(), engine)
     assert (status_, reason) == ("False", "OtherMethod")
     assert "ready to draft" not in message
-
-
-def test_steps_without_a_draft_prove_no_schedule_that_has_none() -> None:
-    spec = asking(numSpeculativeTokensByBatchSize=by_requests(3, 1))
-    found = features(spec, reading(speculation=drafted(100, 90), decode_steps=400, generation_tokens=500))
-    assert found["numSpeculativeTokensByBatchSize"][1] == "Unknown"
 
 
 def test_requests_of_one_token_have_no_step_that_could_draft() -> None:
@@ -232,13 +202,6 @@ def test_what_no_counter_shows_is_known_by_the_engines_own_word(field: str) -> N
     assert active(spec, engine())[:2] == ("True", "Drafting")
 
 
-def test_another_method_than_was_asked_for_is_told() -> None:
-    engine = reading(speculation=drafted(100, 90), speculation_settings={"method": "ngram"})
-    status_, reason, message = active(tiny_cpu(), engine)
-    assert (status_, reason) == ("False", "OtherMethod")
-    assert "method draft_model is not in force: llama-0 started with method ngram" in message
-
-
 def test_a_draft_that_is_split_otherwise_than_asked_for_is_told() -> None:
     spec = pair_70b()
     spec["parallelism"] = {"tensor": 2, "draftTensor": 1}
@@ -274,11 +237,6 @@ def test_without_an_answer_nothing_is_known_and_all_is_listed() -> None:
     assert found["method"][2] == "llama-0: /metrics did not answer"
 
 
-def test_an_engine_without_counters_says_nothing_of_lengths() -> None:
-    found = features(tiny_cpu(), reading(speculation=None))["numSpeculativeTokens"]
-    assert found[1:] == ("Unknown", "too little has been drafted to see it")
-
-
 def test_a_schedule_of_many_ranges_and_the_words_of_a_pod_are_cut() -> None:
     ranges = [{"from": n, "to": n, "numSpeculativeTokens": 1 + n % 3} for n in range(1, 257)]
     asked = features(asking(numSpeculativeTokensByBatchSize=ranges), reading())["numSpeculativeTokensByBatchSize"][0]
@@ -301,14 +259,6 @@ def test_an_engine_that_misses_a_question_keeps_what_it_proved() -> None:
     assert missed.speculation == before.speculation
     gone = status(tiny_cpu(), Unreachable("busy"), silent_s=30.0, before=said)
     assert gone.speculation[0].in_force == "Unknown"
-
-
-def test_what_too_few_drafts_left_open_is_settled_by_more_of_the_same() -> None:
-    few, more = (reading(speculation=SpeculationReading(n, 3 * n, n, (n, 0, 0))) for n in (20, 40))
-    early = status(tiny_cpu(), few)
-    assert early.speculation[1].in_force == "Unknown"
-    said = early.model_dump(by_alias=True, mode="json", exclude_none=True)
-    assert status(tiny_cpu(), more, before=said).speculation[1].in_force == "True"
 
 
 @pytest.mark.parametrize(("drafts", "accepted", "told"), [(100, 0, True), (80, 0, False), (400, 1, False)])

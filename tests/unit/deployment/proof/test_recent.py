@@ -11,7 +11,6 @@ from specdecode_operator.stats.engine_window import NOTHING_RECENT, Recent, Work
 from specdecode_operator.vllm.engine_metrics import EngineReading, SpeculationReading, Unreachable
 from tests.support.decisions import decide
 from tests.support.objects import Body, parent, tiny_cpu
-from tests.support.replay_field_cases import replaying
 from tests.unit.deployment.test_deployment_status import SERVING, reading
 
 
@@ -71,10 +70,6 @@ def test_a_drafter_that_goes_on_is_believed_again() -> None:
     assert active(tiny_cpu(), DRAFTED, {"a": engine(1600, 1000)}, {"a": engine(2200, 1600)}) == ("True", "Drafting")
 
 
-def test_an_idle_engine_has_not_stopped() -> None:
-    assert active(tiny_cpu(), *[DRAFTED] * 5) == ("True", "Drafting")
-
-
 @pytest.mark.parametrize(
     "speculation",
     [
@@ -89,10 +84,6 @@ def test_an_idle_engine_has_not_stopped() -> None:
 )
 def test_steps_without_a_draft_may_be_as_asked(speculation: dict[str, Any]) -> None:
     assert active(tiny_cpu(speculation=speculation), DRAFTED, {"a": engine(2000, 1000)}) == ("True", "Drafting")
-
-
-def test_a_recording_may_end_without_drafts() -> None:
-    assert active(replaying(), DRAFTED, {"a": engine(2000, 1000)}) == ("True", "Replayed")
 
 
 def test_an_engine_that_began_anew_is_counted_from_there() -> None:
@@ -118,11 +109,6 @@ def test_other_engines_than_before_begin_anew() -> None:
     stopped = after(DRAFTED, {"a": engine(2000, 1000)})
     assert stopped.stopped_drafting
     assert not update_recent(stopped, {"new-a": engine(20, 20)}).stopped_drafting
-
-
-def test_an_engine_that_does_not_say_its_steps_never_fills_a_window() -> None:
-    silent = reading(speculation=SpeculationReading(900, 2700, 90, (90, 0, 0)), generation_tokens=5000)
-    assert after({"a": silent}).last is None
 
 
 @pytest.mark.parametrize(("now", "collapsed"), [(0.24, True), (0.25, False), (0.26, False)])

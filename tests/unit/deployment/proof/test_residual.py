@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api.deployment import Key
-from specdecode_operator.api.deployment_status import ObservedStatus, SpecDecodeDeploymentStatus
+from specdecode_operator.api.deployment_status import SpecDecodeDeploymentStatus
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.nodes import NodeFacts
 from specdecode_operator.deployment.desired_state import Launch
-from specdecode_operator.deployment.observed.engine_reports import BudgetResidual, steady
+from specdecode_operator.deployment.observed.engine_reports import BudgetResidual
 from specdecode_operator.deployment.observed.observation import Observation, observed_residual
 from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from specdecode_operator.deployment.status import compose_status
@@ -125,27 +125,6 @@ def test_the_margin_holds_for_models_with_states_too() -> None:
     margin_gib = budget.margin_bytes / GIB
     assert "with a margin" not in message_of(margin_gib - 0.1)
     assert "with a margin" in message_of(margin_gib + 0.1)
-
-
-def test_the_residual_in_the_status_is_that_of_the_plan_beside_it() -> None:
-    """It is written anew when the prediction changed, though the engine still says the same."""
-    old, new = (
-        ObservedStatus(engines=1, kv_cache_tokens=1000, kv_cache_residual_bytes=size, acceptance_percent=70)
-        for size in (0, GIB)
-    )
-    assert steady(new, old, figures_due=True) == new
-
-
-@pytest.mark.parametrize(
-    ("field", "small", "large"), [("drafted_steps_percent", 51, 52), ("mean_draft_length", "3.05", "3.10")]
-)
-def test_what_tells_of_features_is_written_anew_when_it_moved(field: str, small: object, large: object) -> None:
-    old = ObservedStatus(
-        engines=1, draft_tokens=900, acceptance_percent=70, drafted_steps_percent=50, mean_draft_length="3.00"
-    )
-    nearly, moved = (old.model_copy(update={field: value}) for value in (small, large))
-    assert steady(nearly, old, figures_due=True) == old
-    assert steady(moved, old, figures_due=True) == moved
 
 
 def test_what_no_engine_reports_has_no_residual() -> None:

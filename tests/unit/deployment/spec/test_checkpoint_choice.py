@@ -223,34 +223,6 @@ def test_a_matrix_without_room_keeps_what_can_be_used() -> None:
     assert matrix_table(()).csv == ""
 
 
-def test_advice_stands_in_the_status() -> None:
-    workload = {
-        "kind": "Summarization", "temperature": "1.0", "primarySlo": "TTFT", "promptTokens": 4000, "outputTokens": 200,
-    }  # fmt: skip
-    _, status = decide(parent(spec(workload=workload)), H100_NODE)
-    assert status.plan is not None
-    assert status.plan.advice is not None
-    codes = {sentence.rpartition("[")[2].rstrip("]") for sentence in status.plan.advice}
-    assert {"temperature", "first-token", "prompt-lookup", "usual-concurrency"} <= codes
-    _, silent = decide(parent(spec()), H100_NODE)
-    assert silent.plan is not None
-    assert "temperature" not in " ".join(silent.plan.advice or [])
-
-
-def test_a_usual_request_longer_than_the_longest_is_refused() -> None:
-    body = spec(workload={"promptTokens": 8000, "outputTokens": 500})
-    assert "spec.workload.promptTokens: 8000: with workload.outputTokens makes 8500 tokens" in problem(parent(body))
-
-
-def test_sparse_attention_has_blocks_of_its_own() -> None:
-    sparse = {"target": {"model": "deepseek-ai/DeepSeek-V3.2"}, "speculation": {"method": "none"}, "parallelism": {}}
-    desired, _ = decide(parent(pair_70b(**sparse)), H200_NODE)
-    command = engine(desired)["containers"][0]["command"]
-    assert command[command.index("--block-size") + 1] == "64"
-    refused = problem(parent(pair_70b(**sparse, serving={"blockSize": 16})))
-    assert "spec.serving.blockSize: 16: deepseek-ai/DeepSeek-V3.2 chooses tokens by an index" in refused
-
-
 def test_a_checkpoint_that_asks_for_an_fp8_cache_is_said_to() -> None:
     target = {"model": "nvidia/Llama-3.1-70B-Instruct-FP8"}
     _, status = decide(parent(spec(target=target)), H100_NODE)
@@ -260,13 +232,6 @@ def test_a_checkpoint_that_asks_for_an_fp8_cache_is_said_to() -> None:
     assert other.plan is not None
     assert other.plan.kv_cache_dtype == "bfloat16"
     assert other.plan.kv_bytes_per_token == 2 * status.plan.kv_bytes_per_token
-
-
-def test_a_plan_in_force_keeps_its_rows_and_its_sentence() -> None:
-    first = decide(parent(spec()), H100_NODE, H200_NODE)
-    again = decide(parent(spec(), status=as_json(first[1])), H100_NODE, H200_NODE)
-    assert as_json(first[1]) == as_json(again[1])
-    assert first[0].children == again[0].children
 
 
 def test_a_plan_that_is_kept_says_what_would_be_chosen_anew() -> None:
@@ -292,15 +257,3 @@ def test_a_change_of_plan_is_told() -> None:
 def test_a_checkpoint_that_nothing_asks_for_holds_nothing_up() -> None:
     target = {"model": LLAMA_70B, "checkpoints": [{"quantization": "INT4", "model": "org/unknown"}]}
     assert planned(parent(spec(target=target)), H100_NODE) == ("BF16", "BF16", H100, 4)
-
-
-@pytest.mark.parametrize("field", ["target", "draft"])
-def test_a_head_is_no_model_of_its_own(field: str) -> None:
-    entry = find_entry("sgl-project/SpecForge:configs/llama3-8B-eagle3.json")
-    assert entry is not None
-    head = {"model": "org/head", "config": {**entry.config}}
-    draft = head if field == "draft" else {"model": LLAMA_8B}
-    speculation = {"method": "draft_model", "numSpeculativeTokens": 3, "draft": draft}
-    target = head if field == "target" else {"model": LLAMA_8B}
-    body = spec(target=target, speculation=speculation, serving={"maxModelLen": 1024})
-    assert "is a draft head" in problem(parent(body))

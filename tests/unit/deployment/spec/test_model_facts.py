@@ -1,6 +1,5 @@
 """Models that nobody describes: from a spec to a Job, from its pod to facts, from facts to a plan."""
 
-import json
 from datetime import UTC, datetime
 from typing import Any
 
@@ -200,22 +199,6 @@ def test_the_hub_is_read_with_the_users_secret_by_reference() -> None:
     assert job["spec"]["template"]["spec"]["tolerations"][0]["key"] == "nvidia.com/gpu"
 
 
-def test_a_reader_runs_where_engines_run_but_never_as_root() -> None:
-    overlay = {
-        "imagePullSecrets": [{"name": "registry"}],
-        "nodeSelector": {"pool": "gpu"},
-        "securityContext": {"runAsUser": 0, "fsGroup": 2000, "runAsNonRoot": False},
-        "containers": [{"name": "engine", "env": [{"name": "A", "value": "b"}]}],
-    }
-    (job, _) = jobs(undescribed(podTemplate={"spec": overlay}))
-    pod_spec = job["spec"]["template"]["spec"]
-    assert pod_spec["imagePullSecrets"] == [{"name": "registry"}]
-    assert pod_spec["nodeSelector"] == {"pool": "gpu"}
-    assert pod_spec["securityContext"]["fsGroup"] == 2000
-    assert (pod_spec["securityContext"]["runAsUser"], pod_spec["securityContext"]["runAsNonRoot"]) == (65532, True)
-    assert [found["name"] for found in pod_spec["containers"]] == ["read-model"]
-
-
 def test_another_reader_has_another_name() -> None:
     name = "n" * 52
     names = [job["metadata"]["name"] for job in jobs(undescribed(), name)]
@@ -235,14 +218,6 @@ def test_what_pods_found_leads_to_the_plan_of_an_inline_config() -> None:
     inline = desired_state(parse_deployment(parent(tiny_cpu())), ())
     assert desired.children == inline.children
     assert outcome(desired, spec)["Planned"][:2] == ("True", "Fits")
-
-
-def test_what_is_known_is_known_to_all_objects_and_kept_once() -> None:
-    spec = undescribed()
-    entries = newly_read_models(parse_deployment(parent(spec)), {}, answers(spec))
-    other = parse_deployment(parent(undescribed(replicas=2), name="other"))
-    assert not [child for child in desired_state(other, (), entries).children if child["kind"] == "Job"]
-    assert newly_read_models(parse_deployment(parent(spec)), entries, answers(spec)) == {}
 
 
 @pytest.mark.parametrize(
@@ -408,22 +383,6 @@ def test_files_of_another_model_are_told_beside_the_plan() -> None:
     assert "files of pair/target" not in said[2]
 
 
-def test_a_suspended_object_says_so_while_its_models_are_read() -> None:
-    spec = undescribed(suspend=True)
-    desired = desired_state(parse_deployment(parent(spec)), ())
-    assert outcome(desired, spec)["Ready"][:2] == ("True", "Suspended")
-    assert len(desired.children) == 2
-
-
-def test_entries_are_what_people_can_read() -> None:
-    spec = undescribed()
-    entries = newly_read_models(parse_deployment(parent(spec)), {}, answers(spec))
-    name, text = next(iter(entries.items()))
-    assert name.startswith("pair.target-")
-    body = json.loads(text)
-    assert (body["model"], body["claim"], body["checkpoint"]["config"]) == ("pair/target", "tiny-models", TINY_CONFIG)
-
-
 def of_site(config: Body, file: str, weights: Weights = WEIGHTS) -> SiteFacts:
     return SiteFacts(file, str(config), Checkpoint(config, weights))
 
@@ -473,10 +432,3 @@ def test_facts_of_the_site_come_before_what_a_job_has_read_and_after_the_spec() 
 
     assert longest(undescribed(serving={})) == 4096
     assert longest(tiny_cpu(serving={})) == TINY_CONFIG["max_position_embeddings"]
-
-
-def test_facts_of_the_site_come_before_what_the_spec_assumes() -> None:
-    assumed = {"model": "pair/target", "assume": {"weightsGiB": "1", "kvBytesPerToken": 100}}
-    spec = undescribed(target=assumed)
-    said = outcome(with_site_facts(spec, SITE), spec)["Planned"][2]
-    assert "target.assume is not used, for sizing knows pair/target exactly" in said

@@ -7,7 +7,6 @@ import pytest
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.cluster.nodes import NodeFacts
 from specdecode_operator.deployment.desired_state import Launch
-from specdecode_operator.deployment.model_checks import schedule_notes
 from specdecode_operator.deployment.observed.observation import Observation
 from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from specdecode_operator.deployment.status import compose_status
@@ -123,18 +122,6 @@ def test_what_model_runner_v2_lacks_is_served_and_sized_on_v1(spec: dict[str, An
     assert pair.era.runner is Runner.V1
     assert pair.maps_vocabulary == (spec is MAPPED)
     assert pair.drafts_in_parallel == (spec is not MAPPED)
-
-
-def test_another_vocabulary_is_refused_with_the_field_that_maps_it() -> None:
-    (problem,) = problems(OTHER_VOCABULARY)
-    assert (problem.field, "without useHeterogeneousVocab" in problem.message) == ("spec.speculation.draft.model", True)
-    (problem,) = problems({**OTHER_VOCABULARY, "engine": {"version": "0.31"}})
-    assert "useHeterogeneousVocab" not in problem.message
-    (problem,) = problems({**MAPPED, "engine": {"version": "0.31"}})
-    assert (problem.field, "another engine.version" in problem.message) == (
-        "spec.speculation.useHeterogeneousVocab",
-        True,
-    )
 
 
 def problems(spec: dict[str, Any]) -> list[Problem]:
@@ -376,17 +363,6 @@ def test_a_head_of_another_target_is_told(
     assert all(f"made for {made_for}, not for {target}" in warning and (instead or "") in warning for warning in told)
 
 
-def test_everything_is_told_at_once() -> None:
-    spec = pair_70b(parallelism={"tensor": 7, "pipeline": 2, "expert": True, "draftTensor": 2})
-    fields = [problem.field for problem in problems(spec)]
-    assert fields.count("spec.parallelism.tensor") == 2  # target and draft
-    assert {"spec.parallelism.expert", "spec.parallelism.pipeline", "spec.parallelism.draftTensor"} <= set(fields)
-    message = next(each.message for each in problems(spec) if each.field == "spec.parallelism.tensor")
-    assert "num_attention_heads" in message
-    assert "num_key_value_heads" in message
-    assert "vocab_size" in message
-
-
 def planned_message(spec: dict[str, Any]) -> str:
     """What Planned says of a spec on H200s."""
     owner = parse_deployment(parent(spec))
@@ -487,21 +463,6 @@ def test_ranges_count_from_the_batch_that_is_reached(most: int, other: set[int])
     assert valid_facts(SpecDecodeDeploymentSpec.model_validate(spec)).pair.other_draft_lengths == other
 
 
-@pytest.mark.parametrize(("version", "told"), [("0.31", "still proposes 3 tokens"), ("0.32", "still runs once")])
-def test_heads_draft_fewer_from_0_32_on(version: str, told: str) -> None:
-    spec = head("eagle3", None, engine={"version": version})
-    spec["speculation"]["numSpeculativeTokensByBatchSize"] = RANGES
-    facts = valid_facts(SpecDecodeDeploymentSpec.model_validate(spec))
-    assert told in " ".join(schedule_notes(facts.spec, facts.profile, facts.pair))
-
-
-def test_a_lookup_with_ranges_has_only_graphs_to_tell_of() -> None:
-    spec = without_draft("ngram", QWEN, 3, serving={"enforceEager": True, "maxModelLen": 8192})
-    spec["speculation"]["numSpeculativeTokensByBatchSize"] = RANGES
-    facts = valid_facts(SpecDecodeDeploymentSpec.model_validate(spec))
-    assert schedule_notes(facts.spec, facts.profile, facts.pair) == []
-
-
 @pytest.mark.parametrize(
     "argument",
     [
@@ -518,12 +479,3 @@ def test_flags_that_the_plan_does_not_count_are_told(argument: str) -> None:
     batch = {"maxNumBatchedTokens": 16_384}
     assert told not in planned_message(pair_70b(serving=batch))
     assert told in planned_message(pair_70b(serving=batch, engine={"extraArgs": [argument]}))
-
-
-def test_what_is_turned_off_takes_no_memory() -> None:
-    assert "does not count" not in planned_message(pair_70b(engine={"extraArgs": ["--no-enable-lora"]}))
-
-
-def test_a_revision_has_a_field() -> None:
-    (problem,) = problems(pair_70b(engine={"extraArgs": ["--revision", "main"]}))
-    assert "spec.target.revision" in problem.message

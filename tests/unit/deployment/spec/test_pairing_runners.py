@@ -40,24 +40,9 @@ def test_the_cpu_always_runs_model_runner_v1() -> None:
     assert ["groups of the KV cache" in problem.message for problem in found] == [True]
 
 
-@pytest.mark.parametrize(("version", "complaint"), [("0.31", "vLLM 0.31 does not hand out"), ("0.32", None)])
-def test_a_target_that_hands_out_states_only_in_later_versions(version: str, complaint: str | None) -> None:
-    granite = config_of(QWEN, architectures=["GraniteForCausalLM"], model_type="granite")
-    spec = head("eagle3", config_of(f"{SPECFORGE}/qwen3-8b-eagle3.json"), engine={"version": version})
-    found = problems({**spec, "target": {"model": "org/granite", "config": granite}})
-    assert [problem.field for problem in found] == ([] if complaint is None else ["spec.speculation.method"])
-    assert all(complaint in problem.message for problem in found if complaint)
-
-
 @pytest.mark.parametrize(("version", "refused"), [("0.28", True), ("0.29", False)])
 def test_targets_with_experts_run_on_v1_up_to_0_28(version: str, *, refused: bool) -> None:
     shape = config_of(f"{SPECFORGE}/qwen3-30B-A3B-eagle3.json")
     spec = head("eagle3", shape, target="Qwen/Qwen3-30B-A3B", engine={"version": version})
     spec["speculation"]["rejectionSampling"] = "block"
     assert [problem.field for problem in problems(spec)] == ["spec.speculation.rejectionSampling"] * refused
-
-
-@pytest.mark.parametrize(("version", "refused"), [("0.29", True), ("0.30", True), ("0.31", False)])
-def test_logits_processors_bring_v1_up_to_0_30(version: str, *, refused: bool) -> None:
-    spec = head("eagle3", None, engine={"version": version, "extraArgs": ["--logits-processors", "a.b:C"]})
-    assert [problem.field for problem in problems(spec)] == ["spec.engine.extraArgs[0]"] * refused

@@ -1,7 +1,6 @@
 """Longer ropes: the engine is told them, sizing counts them, and what nobody could mean is refused."""
 
 import json
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -12,10 +11,7 @@ from specdecode_operator.deployment.spec_facts import Facts
 from specdecode_operator.deployment.validation import valid_facts
 from specdecode_operator.deployment.warnings import plan_warnings
 from specdecode_operator.problems import InvalidSpecError
-from specdecode_operator.sizing.catalogue import find_entry, find_geometry, known_models
-from specdecode_operator.sizing.config_fields import overridden
-from specdecode_operator.sizing.errors import GeometryError
-from specdecode_operator.sizing.pair import longest_sequence
+from specdecode_operator.sizing.catalogue import find_entry
 from specdecode_operator.vllm.arguments import HF_OVERRIDES, command_line
 from specdecode_operator.vllm.profiles import KNOWN_VERSIONS
 
@@ -98,31 +94,6 @@ def test_of_two_spellings_the_dotted_one_is_counted_as_vllm_keeps_it() -> None:
     assert found.pair.target.num_layers == 8
 
 
-def test_a_rope_takes_the_place_of_one_by_its_older_name() -> None:
-    assert overridden({"rope_scaling": {"factor": 2}}, {"rope_parameters": ROPE}) == {"rope_parameters": ROPE}
-
-
-def test_layers_that_rotate_in_several_ways_are_not_stretched() -> None:
-    with pytest.raises(InvalidSpecError, match="rotate in several ways"):
-        facts({"model": "google/gemma-3-27b-it", "ropeScaling": YARN})
-
-
-@pytest.mark.parametrize("length", ["abc", [1], 1e308, 7])
-def test_a_length_among_rope_parameters_is_none(length: Any) -> None:
-    entry = find_entry(QWEN)
-    assert entry is not None
-    config = {**entry.config, "rope_scaling": {"rope_type": "default", "max_position_embeddings": length}}
-    found = facts({"model": QWEN, "config": config, "ropeScaling": {"type": "yarn", "factor": "2"}})
-    assert found.pair.limits.max_model_len == 81_920
-
-
-@pytest.mark.parametrize("factor", [0, -2, "x", True])
-def test_a_factor_that_stretches_nothing_is_none(factor: Any) -> None:
-    extra_args = (HF_OVERRIDES, json.dumps({"rope_parameters": {**ROPE, "rope_type": "default", "factor": factor}}))
-    found = facts({"model": QWEN}, *extra_args).pair
-    assert longest_sequence(found.target, found.limits.engine_version) == 40_960
-
-
 def test_a_factor_of_yarn_alone_reaches_further_up_to_0_29() -> None:
     extra_args = (HF_OVERRIDES, json.dumps({"rope_parameters": ROPE}))
     assert facts({"model": QWEN}, *extra_args, version="0.29", maxModelLen=131_072)
@@ -135,23 +106,6 @@ def test_whatever_else_overrides_say_of_the_size_is_counted() -> None:
     assert fewer.pair.target.num_layers == 4
     with pytest.raises(InvalidSpecError, match=r"extraArgs\[0\].*num_hidden_layers"):
         facts({"model": QWEN}, HF_OVERRIDES, '{"num_hidden_layers": "four"}')
-
-
-@pytest.mark.parametrize("rope", [{"rope_type": "default", "factor": "x"}, {"rope_type": "llama3", "factor": 1e400}])
-def test_numbers_that_are_none_end_in_no_traceback(rope: dict[str, Any]) -> None:
-    overrides = json.dumps({"rope_parameters": {"rope_theta": 1_000_000, **rope}})
-    assert facts({"model": QWEN}, HF_OVERRIDES, overrides).pair.limits.max_model_len == 40_960
-
-
-def test_published_models_are_as_long_as_their_files_say() -> None:
-    geometries = []
-    for model in known_models():
-        with suppress(GeometryError):
-            geometries.append(find_geometry(model))
-    longer = [
-        each.name for each in geometries if each and longest_sequence(each, "0.32") != each.max_position_embeddings
-    ]
-    assert longer == []
 
 
 DRAFTED = {"method": "draft_model", "numSpeculativeTokens": 3, "draft": {"model": "Qwen/Qwen3-1.7B"}}
@@ -218,9 +172,3 @@ def test_the_variable_allows_a_longer_length_with_a_warning() -> None:
     (stretched,) = plan_warnings(longer("1", 131_072, HF_OVERRIDES, json.dumps({"rope_parameters": ROPE})), {}, 1)
     assert "its YaRN reaches 131072" in stretched
     assert plan_warnings(longer("1", 4096), {}, 1) == []
-
-
-@pytest.mark.parametrize("value", ["0", "", "yes"])
-def test_another_value_of_the_variable_allows_nothing(value: str) -> None:
-    with pytest.raises(InvalidSpecError, match="was made for at most 40960 tokens"):
-        longer(value, 131_072)

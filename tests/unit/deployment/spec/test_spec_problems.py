@@ -73,13 +73,3 @@ def test_at_most_50_problems_are_told_with_the_number_of_all(wrong: int, told: i
     problems = spec_problems(refused.value)
     assert len(problems) == told
     assert (problems[-1].value == f"{wrong} problems") is (wrong > 50)
-
-
-@pytest.mark.parametrize(("model", "in_quotes"), [({"name": "a/b"}, False), (["a/b"], False), (7, True)])
-def test_quotes_make_no_text_of_a_list_or_an_object(model: object, in_quotes: bool) -> None:
-    with pytest.raises(ValidationError) as refused:
-        SpecDecodeDeploymentSpec.model_validate({"target": {"model": model}})
-    (problem,) = spec_problems(refused.value)
-    assert problem.field == "spec.target.model"
-    assert "must be text" in problem.message
-    assert ("quotes" in problem.message) is in_quotes

@@ -25,7 +25,7 @@ from tests.support.captures import JOB_UID, KEY, job
 from tests.support.captures import capture as captured
 from tests.support.embedded_operator import until
 from tests.support.objects import tiny_cpu
-from tests.unit.handlers.reconcile.test_image_note import OWNER, FakeCluster, labelled
+from tests.unit.handlers.test_reconcile_capture import OWNER, FakeCluster, labelled
 
 
 def samples(collector: Collector) -> dict[tuple[str, ...], float]:
@@ -163,3 +163,14 @@ async def test_a_running_operator_measures_its_looks(api: ApiServer, caplog: pyt
     assert re.search(r"team/llama: reconcile done in .* for [1-9]\d* calls of the API server", caplog.text)
     named = {family.name for collector in state.collectors() for family in collector.collect()}
     assert {"specdecode_deployments", "specdecode_plans", "specdecode_captures", "specdecode_captures_ended"} <= named
+
+
+def test_captures_are_counted_by_phase() -> None:
+    cache = Cache()
+    for name, phase in (("a", "Loading"), ("b", "Loading"), ("c", None)):
+        cache.put_parent(capture.KIND, captured(name=name, uid=name, status={"phase": phase} if phase else {}))
+    (family,) = (each for each in OperatorMetrics(cache).collect() if each.name == "specdecode_captures")
+    counts = {sample.labels["phase"]: sample.value for sample in family.samples}
+    assert counts["Loading"] == 2
+    assert counts["Failed"] == 0
+    assert sum(counts.values()) == 2, "one without a status has no phase yet"

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,11 @@ import yaml
 
 from specdecode_operator.deployment.models.checkpoint_reader import Checkpoint
 from specdecode_operator.handlers import mounted_files
-from specdecode_operator.handlers.mounted_files import FactsFolder, read_facts_file
+from specdecode_operator.handlers.mounted_files import CalibrationFile, FactsFolder, read_facts_file
+from specdecode_operator.sizing.calibration import UNCALIBRATED, Calibration, serialize_calibration
 from tests.support.facts_files import TINY_BYTES, facts_text, write_facts
 from tests.support.objects import TINY_CONFIG
+from tests.unit.sizing.memory.test_calibration import ENTRY
 
 
 @pytest.fixture
@@ -94,18 +97,6 @@ def test_a_broken_file_is_logged_once_and_spoils_no_other(
     assert f"broken.json in {path}" in warning
     assert told in warning
     assert len(warning) < 600
-
-
-def test_a_problem_that_comes_back_is_logged_again(
-    path: Path, folder: FactsFolder, caplog: pytest.LogCaptureFixture
-) -> None:
-    file = write_facts(path, "tiny.json", "site/tiny")
-    good = file.read_text()
-    for text in (good, "{", good, "{"):
-        file.write_text(text)
-        folder.read()
-    first, second = warnings(caplog)
-    assert first == second
 
 
 @pytest.mark.parametrize(("files", "lines"), [(20, 20), (21, 21), (23, 21)])
@@ -194,28 +185,6 @@ def test_all_files_together_are_bounded(
     assert f"b.json in {path}" in warning
 
 
-def test_a_file_that_is_too_large_takes_nothing_of_the_total(
-    path: Path, folder: FactsFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    large = write_facts(path, "a.json", "site/a")
-    size_bytes = write_facts(path, "b.json", "site/b").stat().st_size
-    large.write_text(large.read_text() + "\n")
-    monkeypatch.setattr(mounted_files, "MOST_FILE_BYTES", size_bytes)
-    monkeypatch.setattr(mounted_files, "MOST_BYTES", size_bytes)
-    assert set(folder.read()) == {"site/b"}, "as large as it may be"
-
-
-def test_a_file_that_had_no_room_is_read_once_others_are_removed(
-    path: Path, folder: FactsFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = write_facts(path, "a.json", "site/a")
-    write_facts(path, "b.json", "site/b")
-    monkeypatch.setattr(mounted_files, "MOST_BYTES", first.stat().st_size)
-    assert set(folder.read()) == {"site/a"}
-    first.unlink()
-    assert set(folder.read()) == {"site/b"}
-
-
 def test_a_file_is_read_again_after_an_error_of_the_machine(
     path: Path, folder: FactsFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,35 +235,6 @@ def test_a_reader_that_fails_stops_nothing(path: Path, caplog: pytest.LogCapture
     assert "ZeroDivisionError" in warning
 
 
-def test_a_file_that_could_not_be_read_is_read_again(path: Path) -> None:
-    failures = [OSError(errno.EMFILE, "Too many open files")]
-
-    def read(file: Path) -> dict[str, Checkpoint]:
-        if failures:
-            raise failures.pop()
-        return dict(read_facts_file(file))
-
-    write_facts(path, "tiny.json", "site/tiny")
-    folder = FactsFolder(path, read)
-    assert folder.read() == {}
-    assert set(folder.read()) == {"site/tiny"}
-
-
-def test_a_file_that_did_not_change_is_not_read_again(path: Path) -> None:
-    read_names = []
-
-    def read(file: Path) -> dict[str, Checkpoint]:
-        read_names.append(file.name)
-        return dict(read_facts_file(file))
-
-    folder = FactsFolder(path, read)
-    for name in ("one", "two"):
-        write_facts(path, f"{name}.json", f"site/{name}")
-        folder.read()
-    assert set(folder.read()) == {"site/one", "site/two"}
-    assert read_names == ["one.json", "two.json"]
-
-
 def test_a_second_thread_waits_for_the_first_to_have_read_all(path: Path) -> None:
     """The admission webhook must not judge by half of the facts."""
     reads, goes_on = threading.Event(), threading.Event()
@@ -314,26 +254,6 @@ def test_a_second_thread_waits_for_the_first_to_have_read_all(path: Path) -> Non
         assert set(first.result(60)) == set(second.result(60)) == {"site/tiny"}
 
 
-def test_a_link_that_leads_nowhere_spoils_no_other_file(
-    path: Path, folder: FactsFolder, caplog: pytest.LogCaptureFixture
-) -> None:
-    write_facts(path, "good.json", "site/good")
-    (path / "loop.json").symlink_to("loop.json")
-    assert [set(folder.read()) for _ in range(2)] == [{"site/good"}] * 2
-    (warning,) = warnings(caplog)
-    assert f"loop.json in {path}" in warning
-
-
-def test_a_file_that_grows_too_large_keeps_its_facts(
-    path: Path, folder: FactsFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = write_facts(path, "tiny.json", "site/tiny")
-    assert set(folder.read()) == {"site/tiny"}
-    monkeypatch.setattr(mounted_files, "MOST_FILE_BYTES", file.stat().st_size)
-    file.write_text(file.read_text() + "\n")
-    assert set(folder.read()) == {"site/tiny"}
-
-
 def test_a_mounted_config_map_is_followed_through_its_links(path: Path, folder: FactsFolder) -> None:
     """Kubelet writes a new folder and swaps one link."""
     path.mkdir()
@@ -345,3 +265,46 @@ def test_a_mounted_config_map_is_followed_through_its_links(path: Path, folder: 
     (path / "..new").symlink_to("..v1")
     (path / "..new").rename(path / "..data")
     assert set(folder.read()) == {"site/v1"}
+
+
+OTHER = replace(ENTRY, tensor=4)
+
+
+@pytest.fixture
+def calibration(tmp_path: Path) -> Path:
+    return tmp_path / "calibration.json"
+
+
+def write(calibration: Path, *entries: object) -> None:
+    calibration.write_text(serialize_calibration(Calibration(entries)))  # type: ignore[arg-type]
+
+
+def test_it_is_followed_as_it_comes_changes_and_goes(calibration: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    file = CalibrationFile(calibration)
+    assert file.read() == UNCALIBRATED
+    write(calibration, ENTRY)
+    assert [file.read().entries for _ in range(3)] == [(ENTRY,)] * 3
+    write(calibration, ENTRY, OTHER)
+    assert file.read().entries == (ENTRY, OTHER)
+    calibration.unlink()
+    assert [file.read() for _ in range(3)] == [UNCALIBRATED] * 3
+    assert [record.levelname for record in caplog.records] == ["INFO"] * 3, "each change is told once"
+
+
+def test_a_broken_file_is_told_once_and_the_last_good_one_stays(
+    calibration: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = CalibrationFile(calibration)
+    write(calibration, ENTRY)
+    file.read()
+    calibration.write_text('{"format": 7}')
+    assert [file.read().entries for _ in range(3)] == [(ENTRY,)] * 3
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert str(calibration) in warning
+    assert "format" in warning
+    calibration.write_bytes(b"\xff\xfe")
+    assert [file.read().entries for _ in range(3)] == [(ENTRY,)] * 3
+    assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 2
+    write(calibration, OTHER)
+    assert file.read().entries == (OTHER,), "a file that was mended counts again"
