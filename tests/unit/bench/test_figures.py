@@ -54,18 +54,6 @@ def test_a_part_measured_again_replaces_its_rows_and_no_others(tmp_path: Path) -
     assert run["figures"][0]["command"] == "./just bench --only sizing.speed"
 
 
-def test_a_number_of_objects_measured_again_replaces_its_rows_and_no_others(tmp_path: Path) -> None:
-    file = tmp_path / "figures.json"
-    others = ("1,000 objects: create", "create: growth")
-    before = ("100 objects: create", "100 objects: measured no more", "failed", *others)
-    write_run(file, Run(MACHINE, [Row("operator.scale", Figure(name, 1.0)) for name in before]))
-
-    write_run(file, Run(MACHINE, [Row("operator.scale", Figure("100 objects: create", 2.0))]))
-
-    figures = [(row.figure.name, row.figure.value) for run in read_runs(file) for row in run.rows]
-    assert figures == [*((name, 1.0) for name in others), ("100 objects: create", 2.0)]
-
-
 @pytest.mark.usefixtures("_measured")
 def test_a_part_that_fails_is_told_and_the_others_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--only", "replay.speed,capture.report"]) == 1
@@ -74,27 +62,6 @@ def test_a_part_that_fails_is_told_and_the_others_are_measured(capsys: pytest.Ca
     assert "not measured" in output
     assert "OSError: no disk" in output
     assert "130 MiB" in output
-
-
-@pytest.mark.parametrize(
-    ("file", "said"),
-    [
-        ("no/such.json", "there is no folder no: make it, or name another file"),
-        (".", "is a folder: name a file in it"),
-        ("notes.json", "holds something else than runs: name another file"),
-        ("list.json", "holds something else than runs: name another file"),
-    ],
-)
-def test_a_file_that_takes_no_run_is_told_before_anything_is_measured(
-    file: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(command, "measured", lambda _: pytest.fail("it is measured"))
-    Path("notes.json").write_text("not JSON")
-    Path("list.json").write_text("[]")
-    with pytest.raises(SystemExit, match=r"^2$"):
-        command.main(["--only", "sizing.speed", "--json", file])
-    assert f"argument --json: {file!r}: {said}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -113,12 +80,6 @@ def test_a_wrong_name_is_told_before_anything_is_measured(
     output = capsys.readouterr()
     assert f"--only: {said}" in output.err
     assert not output.out
-
-
-def test_an_area_is_all_of_its_parts_and_long_ones_need_a_word() -> None:
-    assert {part.partition(".")[0] for part in command.chosen("capture")} == {"capture"}
-    assert not set(command.LONG_PARTS) & set(command.chosen(None))
-    assert set(command.LONG_PARTS) <= set(command.chosen(None, every=True))
 
 
 def test_every_part_is_a_module_that_has_figures() -> None:

@@ -33,14 +33,6 @@ def test_an_older_version_does_not_replace_a_newer_one() -> None:
     assert versions(cache) == ["10"], "versions are numbers, not text"
 
 
-def test_what_was_deleted_does_not_come_back_by_a_late_answer() -> None:
-    cache = Cache()
-    cache.put("Service", body("a", 1))
-    cache.drop("Service", body("a", 3))
-    cache.put("Service", body("a", 2))
-    assert versions(cache) == []
-
-
 def test_what_the_api_server_says_is_not_there_does_not_come_back() -> None:
     cache, gone = Cache(), body("a", 1)
     cache.put("Service", body("a", 1))
@@ -48,14 +40,6 @@ def test_what_the_api_server_says_is_not_there_does_not_come_back() -> None:
     cache.drop("Service", gone)
     cache.put("Service", body("a", 2))
     assert versions(cache) == []
-
-
-def test_one_that_was_without_our_label_for_a_while_is_seen_again() -> None:
-    cache = Cache()
-    cache.put("Service", body("a", 1))
-    cache.drop("Service", body("a", 2))  # as a watch by label tells of it
-    cache.put("Service", body("a", 3))
-    assert versions(cache) == ["3"]
 
 
 @pytest.mark.parametrize("labels", [{"specdecode.io/deployment": "other"}, {}], ids=["another", "none"])
@@ -131,15 +115,6 @@ def test_a_node_that_went_while_a_list_was_on_its_way_does_not_come_back() -> No
     assert cache.put_node({**node(4), "metadata": {**node(4)["metadata"], "uid": "another"}}), "it joined again"
 
 
-def test_the_late_end_of_a_node_drops_none_that_was_made_anew_under_its_name() -> None:
-    cache, anew = Cache(), node(10)
-    anew["metadata"]["uid"] = "another"
-    cache.put_node(node(5))
-    cache.put_node(anew)
-    assert not cache.drop_node(node(8))
-    assert len(cache.nodes()) == 1
-
-
 def test_only_what_plans_depend_on_makes_a_node_news() -> None:
     cache = Cache()
     assert cache.put_node(node(1))
@@ -172,13 +147,6 @@ def test_facts_of_models_belong_to_a_namespace_and_follow_the_same_rules() -> No
     cache.drop("ConfigMap", facts("b", 11, {}))
     cache.put("ConfigMap", facts("b", 10, {"two": "2"}))
     assert cache.model_facts("default") == {}, "a late event brings nothing back"
-
-
-def test_a_pod_that_reads_a_model_belongs_to_who_asked() -> None:
-    cache = Cache()
-    pod = body("p", 1, "llama-facts-1", labels={"specdecode.io/reads-model-for": "llama"})
-    assert cache.put("Pod", pod) == [KEY]
-    assert [found["metadata"]["name"] for found in cache.children_of(KEY, "Pod")] == ["llama-facts-1"]
 
 
 def test_of_a_plan_only_whether_it_changed_is_kept() -> None:

@@ -1,4 +1,4 @@
-"""What the handlers talk to: an API server in memory, and our own client of it."""
+"""Fixtures: an API server in memory, the operator's client of it, and an operator without watches."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator

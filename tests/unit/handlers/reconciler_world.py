@@ -1,4 +1,4 @@
-"""A cluster with one object, and an operator that looks at it once at a time."""
+"""A cluster with one object, and a reconciler that runs one reconcile at a time."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ from specdecode_operator.handlers.reconcile_deployment import Reconciler
 from specdecode_operator.handlers.settings import Settings
 from tests.support.api_server import ApiServer
 from tests.support.decisions import OPERATOR_IMAGE
-from tests.support.objects import H200, Body, pair_70b
+from tests.support.objects import Body
 
 
 class World:
@@ -96,21 +96,6 @@ class World:
         ready = {"podIP": "127.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]}
         pod = {"metadata": {**template, "namespace": "team", "name": name}, "status": status or ready}
         self.api.create(POD, pod)
-
-    async def measure(self, engine_port: int) -> None:
-        """Let engines on GPUs serve, and say how much KV cache they have."""
-        self.add(pair_70b(serving={"maxModelLen": 8192, "port": engine_port}))
-        node = {"metadata": {"name": "n", "labels": {"nvidia.com/gpu.product": H200}}}
-        self.api.create(NODE, {**node, "status": {"allocatable": {"nvidia.com/gpu": "8"}}})
-        await self.look()
-        self.start_engines()
-        self.serve()
-        await self.look()
-
-    def measured(self) -> list[float]:
-        """The residuals in the metrics."""
-        samples = (sample for family in self.metrics.collect() for sample in family.samples)
-        return [sample.value for sample in samples if sample.name == "specdecode_budget_residual_bytes"]
 
     def serve(self, engines: int = 1) -> None:
         """Let the Deployment's controller count engines that serve."""

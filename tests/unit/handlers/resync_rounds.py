@@ -1,4 +1,4 @@
-"""Objects of a cluster, and the clock by which the operator looks at them."""
+"""Objects of a cluster, and a clock that starts the rounds of the resync."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""ValidatingAdmissionPolicies offline: which are about an object, and what only the cluster can tell."""
+"""Evaluate ValidatingAdmissionPolicies offline."""
 
 import copy
 from typing import Any

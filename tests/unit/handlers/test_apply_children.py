@@ -1,4 +1,4 @@
-"""What is remembered of children that were applied."""
+"""Apply, scale and delete children, and report what blocks a write."""
 
 import asyncio
 import time
@@ -40,8 +40,8 @@ from specdecode_operator.handlers.apply_children import (
 from tests.support.decisions import desired_state
 from tests.support.model_caches import cached
 from tests.support.objects import parent
-from tests.unit.deployment.objects.test_multi_node import FOUR_H100
-from tests.unit.deployment.pods.groups import WIDE, spec_at
+from tests.unit.deployment.group_pods import WIDE, spec_at
+from tests.unit.deployment.test_groups import FOUR_H100
 
 KEY = Key("team", "llama")
 
@@ -97,18 +97,6 @@ async def test_a_child_that_turns_out_to_be_gone_is_deleted_once() -> None:
     cluster.has_deleted = False
     await inventory.delete(inventory.owned()["Service", "llama"])
     assert not inventory.owned()
-
-
-async def test_what_was_applied_counts_and_not_what_the_status_of_before_says_of_it() -> None:
-    """A look may begin with an object as it was before the last write of its status."""
-    inventory = Children(cast("Cluster", FakeCluster()), Cache(), KEY, "uid-1", [SERVICE])
-    child: Any = owned({"kind": "Service", "metadata": {"name": "llama"}, "spec": {}}, KEY, "uid-1")
-    inventory.believe({("Service", "llama"): "of an earlier operator"})
-    await inventory.apply([child])
-    applied = inventory.digests()
-    inventory.believe({("Service", "llama"): "of before"})
-    assert inventory.digests() == applied
-    assert "of" not in str(applied)
 
 
 async def test_another_object_that_took_the_name_meanwhile_is_not_taken_for_the_child_that_drifted() -> None:
@@ -297,11 +285,6 @@ def test_groups_that_nodes_refuse_rest_and_come_back_though_neither_children_nor
     assert [each["LeaderWorkerSet"] for each in asked] == [1, 1, 1, 0, 1]
 
 
-def test_no_engine_of_the_old_kind_stays_when_none_is_wanted(cluster: StoringCluster) -> None:
-    launch(cluster, ONE_NODE, spec_at(WIDE, rollout={"strategy": "Surge"}, suspend=True))
-    assert cluster.engines() == {"LeaderWorkerSet": 0}
-
-
 DOWNLOADED = cached(parallelism={"tensor": 4})
 
 
@@ -309,13 +292,6 @@ def test_a_download_goes_on_while_the_nodes_are_away(cluster: StoringCluster) ->
     """An autoscaler takes idle nodes away, and engines come only after the download."""
     launch(cluster, DOWNLOADED, DOWNLOADED, nodes=[FOUR_H100, ()])
     assert cluster.jobs() == 2
-
-
-def test_a_download_that_nobody_wants_any_more_ends(cluster: StoringCluster) -> None:
-    launch(cluster, DOWNLOADED)
-    assert cluster.jobs() == 2
-    launch(cluster, DOWNLOADED, cached(parallelism={"tensor": 7}))
-    assert cluster.jobs() == 0
 
 
 class Facts:

@@ -1,4 +1,4 @@
-"""A decision is kept while nothing that it depends on changes, and no longer."""
+"""Keep a decision while its inputs stay the same."""
 
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -13,30 +13,13 @@ from specdecode_operator.deployment.observed.observation import Observation
 from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from specdecode_operator.deployment.status import compose_status
 from specdecode_operator.handlers.decision_cache import DecisionCache
-from specdecode_operator.sizing.calibration import Calibration, CalibrationEntry
+from specdecode_operator.sizing.calibration import Calibration
 from tests.support.decisions import desired_state
 from tests.support.objects import H100, H200, pair_70b, parent
+from tests.unit.sizing.memory.test_calibration import ENTRY
 
 NODES = (NodeFacts("h100-0", H100, 8), NodeFacts("h200-0", H200, 8))
-MEASURED = Calibration(
-    (
-        CalibrationEntry(
-            product=H200,
-            engine_version="0.32",
-            runner="V2",
-            tensor=2,
-            enforce_eager=False,
-            max_num_seqs=256,
-            max_num_batched_tokens=8192,
-            method="draft_model",
-            num_speculative_tokens=5,
-            target_precision="BF16",
-            draft_precision="BF16",
-            model="llama",
-            residual_bytes=2**30,
-        ),
-    )
-)
+MEASURED = Calibration((ENTRY,))
 
 PLANNED = {
     "plan": compose_status(
@@ -67,37 +50,25 @@ def test_the_same_question_gets_the_same_answer_and_is_not_decided_anew() -> Non
     assert second.outcome is first.outcome
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"body": parent(pair_70b(replicas=3), generation=2)},
-        {"body": {**parent(pair_70b()), "metadata": {**parent(pair_70b())["metadata"], "uid": "uid-2"}}},
-        {"preempted_by": "demo"},
-        {"by_policy": True},
-        {"nodes": NODES[:1]},
-        {"model_facts": {"model": "{}"}},
-        {"calibration": MEASURED},
-        {"body": parent(pair_70b(), status=PLANNED)},
-        {"model_pods": (reader("2"),)},
-        {"downloads": {"model": "abc"}},
-        {"host_paths": ("/mnt",)},
-        {"has_leader_worker_sets": True},
-    ],
-    ids=[
-        "spec",
-        "another object of the name",
-        "a capture has its GPUs",
-        "speculation by a policy",
-        "nodes",
-        "facts of models",
-        "calibration",
-        "plan in force",
-        "reader",
-        "downloads",
-        "host paths",
-        "groups",
-    ],
-)
+QUESTIONS: dict[str, dict[str, Any]] = {
+    "spec": {"body": parent(pair_70b(replicas=3), generation=2)},
+    "another object of the name": {
+        "body": {**parent(pair_70b()), "metadata": {**parent(pair_70b())["metadata"], "uid": "uid-2"}}
+    },
+    "a capture has its GPUs": {"preempted_by": "demo"},
+    "speculation by a policy": {"by_policy": True},
+    "nodes": {"nodes": NODES[:1]},
+    "facts of models": {"model_facts": {"model": "{}"}},
+    "calibration": {"calibration": MEASURED},
+    "plan in force": {"body": parent(pair_70b(), status=PLANNED)},
+    "reader": {"model_pods": (reader("2"),)},
+    "downloads": {"downloads": {"model": "abc"}},
+    "host paths": {"host_paths": ("/mnt",)},
+    "groups": {"has_leader_worker_sets": True},
+}
+
+
+@pytest.mark.parametrize("changes", QUESTIONS.values(), ids=QUESTIONS)
 def test_another_question_is_decided_anew(changes: dict[str, Any]) -> None:
     cache = DecisionCache()
     before = ask(cache)

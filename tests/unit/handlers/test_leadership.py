@@ -1,4 +1,4 @@
-"""Of several operators one works: the thread that holds the Lease meanwhile, and what is told of it."""
+"""Leader election, namespace claims, and the gate before each write."""
 
 import asyncio
 import logging
@@ -19,11 +19,9 @@ from specdecode_operator.cluster.rights import SERVES
 from specdecode_operator.handlers import leadership, main
 from specdecode_operator.handlers.leadership import CLAIM_S, Candidate, Claims, LeaderCollector, Leadership, LeaseName
 from specdecode_operator.handlers.operator_state import OperatorState
-from specdecode_operator.handlers.settings import Settings
 from tests.support.api_server import ApiServer
 from tests.support.embedded_operator import until
 from tests.support.objects import Body
-from tests.support.waiting import DEADLINE_S
 
 NAME = "specdecode-operator"
 METADATA = {"namespace": "specdecode-system", "name": NAME}
@@ -65,26 +63,6 @@ async def leading(
 def told(thread: Leadership) -> dict[str, float]:
     """What /metrics says."""
     return {sample.name: sample.value for family in LeaderCollector(thread).collect() for sample in family.samples}
-
-
-async def test_it_works_with_the_lease_and_gives_it_back_at_its_end(
-    api: ApiServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with leading(monkeypatch) as (first, lost):
-        await first.led()
-        assert told(first) == {"specdecode_leader": 1, "specdecode_lease_transitions": 0}
-        async with leading(monkeypatch, "second") as (second, _):
-            await until(lambda: second.stands_by, lambda: spec(api)["holderIdentity"])
-            assert not second.may_write()
-            assert told(second)["specdecode_leader"] == 0
-            await asyncio.to_thread(first.stop)
-            assert not first.may_write()
-            await second.led()
-            assert second.may_write()
-            assert told(second) == {"specdecode_leader": 1, "specdecode_lease_transitions": 1}
-            assert spec(api)["holderIdentity"] == "second"
-        assert spec(api)["holderIdentity"] == ""
-        assert lost == []
 
 
 @pytest.mark.parametrize(("holder", "why"), [("other", "other has it"), ("", "nobody has it")])
@@ -139,51 +117,6 @@ async def test_a_renewal_counts_from_when_it_was_asked_for_and_not_from_its_answ
         await until(lambda: len(api.requests) > 3, lambda: "it renews")
         api.before["patch leases.coordination.k8s.io"] = answers_late
         await until(lambda: "nothing is written until" in caplog.text, lambda: "it may have been written at once")
-
-
-async def test_a_connection_that_hangs_leaves_time_for_another(api: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, given_s = Clock(), list[float]()
-
-    class NotedTimeouts:
-        """Notes how long each look may take."""
-
-        @staticmethod
-        def timeout(wait_s: float) -> asyncio.Timeout:
-            given_s.append(wait_s)
-            return asyncio.timeout(wait_s)
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(asyncio, name)
-
-    monkeypatch.setattr(leadership, "_now_s", clock)
-    monkeypatch.setattr(leadership, "asyncio", NotedTimeouts())
-    async with leading(monkeypatch) as (thread, lost):
-        await thread.led()
-        asked: list[bool] = []
-
-        async def take(*_: object, **__: object) -> bool:
-            asked.append(thread.may_write())
-            if len(asked) == 1:  # it hangs for as long as it may
-                clock.now_s += given_s[-1]
-                raise TimeoutError
-            return True
-
-        monkeypatch.setattr(Candidate, "take", take)
-        await until(lambda: len(asked) > 1, lambda: "it asked again")
-        assert asked[1], "in time"
-        assert lost == []
-
-
-async def test_one_failure_is_not_the_end(api: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with leading(monkeypatch) as (thread, lost):
-        await thread.led()
-        no_answer(api)
-        await until(lambda: api.requests.count(f"get leases.coordination.k8s.io {NAME}") > 3, lambda: "it asks")
-        assert thread.may_write()
-        api.refusals.clear()
-        before = spec(api)["renewTime"]
-        await until(lambda: spec(api)["renewTime"] > before, lambda: "it is renewed")
-        assert lost == []
 
 
 async def test_readiness_says_who_leads_who_waits_and_who_gets_no_answer(
@@ -282,18 +215,6 @@ async def test_while_the_api_server_answers_nobody_the_lease_does_not_end(api: A
     assert await second.take()
 
 
-async def test_a_renewal_is_one_request_and_one_that_nobody_answered_is_asked_about(
-    api: ApiServer, cluster: Cluster
-) -> None:
-    candidate = Candidate(cluster, lease_for("first"))
-    await candidate.take()
-    api.requests.clear()
-    await candidate.take()
-    assert api.requests == [f"patch leases.coordination.k8s.io {NAME}"]
-    api.change(LEASE, NAME, metadata={**(api.find(LEASE, NAME) or {})["metadata"], "labels": {"a": "b"}})
-    assert await candidate.take(), "somebody wrote into it, and it is held all the same"
-
-
 @pytest.mark.parametrize("holder", ["", "second"])
 async def test_whoever_had_the_lease_does_not_go_on_where_another_had_it_since(
     api: ApiServer, cluster: Cluster, holder: str
@@ -310,15 +231,6 @@ async def test_a_container_that_starts_anew_goes_on_with_the_lease_of_its_pod(ap
     acquired = spec(api)["acquireTime"]
     assert await Candidate(cluster, lease_for("pod-1")).take()
     assert (spec(api)["acquireTime"], spec(api)["leaseTransitions"]) == (acquired, 0)
-
-
-async def test_a_lease_that_was_given_back_is_taken_at_once(api: ApiServer, cluster: Cluster) -> None:
-    first, second = (Candidate(cluster, lease_for(each)) for each in ("first", "second"))
-    assert await first.take()
-    await second.release()
-    assert spec(api)["holderIdentity"] == "first", "only whoever has it gives it back"
-    await first.release()
-    assert await second.take()
 
 
 async def test_a_lease_that_another_takes_meanwhile_is_not_given_away(
@@ -377,13 +289,6 @@ async def test_how_long_a_foreign_lease_lasts_is_not_believed_blindly(
     assert taken
 
 
-async def test_a_lease_whose_counter_is_full_can_be_taken(api: ApiServer, cluster: Cluster) -> None:
-    made = {"holderIdentity": "", "leaseTransitions": 2**31 - 1}
-    api.create(LEASE, {"metadata": METADATA, "spec": made})
-    assert await Candidate(cluster, lease_for("first")).take()
-    assert spec(api)["leaseTransitions"] < 2**31
-
-
 def holder(api: ApiServer) -> str:
     return str((api.find(LEASE, SERVES) or {"spec": {}})["spec"].get("holderIdentity"))
 
@@ -417,40 +322,6 @@ async def test_the_operator_of_the_cluster_leaves_a_namespace_alone_while_anothe
     assert whole.serves("team"), "nobody has renewed it"
 
 
-async def test_what_it_claimed_itself_while_it_named_namespaces_is_its_own(cluster: Cluster) -> None:
-    named, whole = Claims(cluster, ["team"], "system/ours"), Claims(cluster, [], "system/ours")
-    await named.look()
-    await whole.look()
-    assert whole.serves("team")
-
-
-async def test_a_claim_that_is_given_back_frees_the_namespace_at_once(api: ApiServer, cluster: Cluster) -> None:
-    named, whole = Claims(cluster, ["team"], "team/ours"), Claims(cluster, [], "system/all")
-    await named.look()
-    await whole.look()
-    assert not whole.serves("team")
-    await named.release()
-    assert holder(api) == ""
-    await whole.look()
-    assert whole.serves("team")
-
-
-async def test_claims_that_nobody_takes_back_are_not_waited_for_at_the_end(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Who waits for the Lease waits for them, too: three seconds are over as soon as one does not answer."""
-    loop = asyncio.get_running_loop()
-    now_s = loop.time
-
-    async def hangs(*_: Any) -> None:
-        monkeypatch.setattr(loop, "time", lambda: now_s() + 3)
-        await asyncio.Event().wait()
-
-    monkeypatch.setattr(cluster, "get", hangs)
-    async with asyncio.timeout(DEADLINE_S):
-        await Claims(cluster, [f"team-{number}" for number in range(10)], "team/ours").release()
-
-
 async def test_of_two_that_name_a_namespace_the_first_serves_it(api: ApiServer, cluster: Cluster) -> None:
     first, second = Claims(cluster, ["team"], "a/first"), Claims(cluster, ["team"], "b/second")
     await first.look()
@@ -475,18 +346,6 @@ async def test_what_cannot_be_told_changes_nothing(
     await second.look()
     assert (named.serves("team"), whole.serves("team"), second.serves("team")) == (True, False, False)
     assert [message for message in caplog.messages if "cannot be told now" in message and "etcd is slow" in message]
-
-
-async def test_at_its_end_claims_are_given_back_while_it_may_still_write(api: ApiServer) -> None:
-    leadership = Leadership(lease_for("ours"), lambda _: None)
-    leadership.start()
-    state = OperatorState(Settings(namespaces=("team",), lease=lease_for("ours")), leadership)
-    try:
-        await state.start()
-        await until(lambda: holder(api) == f"specdecode-system/{NAME}", lambda: "it leads, and claims its namespace")
-    finally:
-        await state.stop()
-    assert holder(api) == ""
 
 
 LLAMA = {"namespace": "team", "name": "llama"}

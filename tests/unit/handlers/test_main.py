@@ -1,10 +1,9 @@
-"""The whole operator against an API server in memory: what it asks for, its start, its health and its end."""
+"""Start, health, watch handlers and memory of the whole operator, against an API server in memory."""
 
 import asyncio
 import gc
 import json
 import os
-import signal
 import sys
 import urllib.error
 import urllib.request
@@ -18,62 +17,37 @@ import pytest
 import yaml
 
 from devcluster.cluster.settings import free_ports
-from specdecode_operator.api import capture, deployment
+from specdecode_operator.api import capture
 from specdecode_operator.api.deployment import Key
-from specdecode_operator.cluster.manifests import child_labels, owned, owner_reference
 from specdecode_operator.cluster.resources import (
     CAPTURE_LABEL,
-    CAPTURED_DEPLOYMENT_LABEL,
     CHILDREN,
-    CONFIG_MAP,
     DEPLOYMENT,
     DEPLOYMENT_LABEL,
-    JOB,
-    LEADER_WORKER_SET,
     LEASE,
     MODEL_FACTS_LABEL,
-    MODEL_FACTS_NAME,
-    NODE,
     OWNED_SELECTOR,
-    PERSISTENT_VOLUME_CLAIM,
     POD,
-    PUBLISHED_LABEL,
-    SCHEDULE_LABEL,
     SPECDECODE_CAPTURE,
     SPECDECODE_DEPLOYMENT,
-    STORAGE_CLASS,
     TEMPLATE_HASH_ANNOTATION,
     WATCHED,
 )
-from specdecode_operator.cluster.rights import RELEASE, SERVES, Scope, permissions
-from specdecode_operator.deployment.parsed_deployment import parse_deployment
+from specdecode_operator.cluster.rights import Scope, permissions
 from specdecode_operator.handlers import main
 from specdecode_operator.handlers.main import configure, login
-from specdecode_operator.handlers.operator_state import IMAGE_VARIABLE, OperatorState
+from specdecode_operator.handlers.operator_state import OperatorState
 from specdecode_operator.handlers.queue import WorkQueue
 from tests.support.api_server import ApiServer
 from tests.support.captures import capture_spec
 from tests.support.embedded_operator import embedded_operator, until
-from tests.support.objects import H100, H200, Body, tiny_cpu
+from tests.support.objects import Body, tiny_cpu
 from tests.support.rights import role_rights
 from tests.support.waiting import DEADLINE_S
-from tests.unit.deployment.pods.groups import WIDE, spec_at
-from tests.unit.deployment.spec.test_model_facts import undescribed
 from tests.unit.handlers.resync_rounds import add as add_idle
 from tests.unit.handlers.resync_rounds import reason
-from tests.unit.handlers.test_queue import Counted, Failing, Retries, running
 
 ROOT = Path(__file__).parents[3]
-LISTED = frozenset(permissions())
-"""What the operator is said to need."""
-
-ELSEWHERE = {
-    "create pods/eviction",
-    "create leases.coordination.k8s.io",
-    *(f"{verb} leases.coordination.k8s.io {name}" for verb in ("get", "patch") for name in (RELEASE, SERVES)),
-}
-"""Used after a quarter of an hour of watching engines at the earliest: test_policy.py. By several operators:
-test_leadership.py."""
 
 
 def metadata(name: str, namespace: str = "team", **more: Any) -> Body:
@@ -87,105 +61,6 @@ def add(api: ApiServer, name: str, spec: Body, **more: Any) -> Body:
 def ready(api: ApiServer, name: str) -> Body:
     body = api.find(SPECDECODE_DEPLOYMENT, name) or {}
     return next((each for each in body.get("status", {}).get("conditions", []) if each["type"] == "Ready"), {})
-
-
-def add_nodes(api: ApiServer) -> None:
-    for number in range(2):
-        node = {"metadata": {"name": f"n{number}", "labels": {"nvidia.com/gpu.product": H100}}}
-        api.create(NODE, {**node, "status": {"allocatable": {"nvidia.com/gpu": "8"}}})
-
-
-def add_leftovers(api: ApiServer, body: Body) -> None:
-    """Let an object own one child of each kind that its spec does not want."""
-    owner = parse_deployment(body)
-    for resource in CHILDREN:
-        child = owned(
-            {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": {"name": "leftover"}, "spec": {}},
-            owner.key,
-            owner.uid,
-        )
-        api.create(resource, child)
-
-
-def add_scheduled(api: ApiServer, body: Body) -> None:
-    """Let a schedule have a capture that runs, and two that succeeded with a claim each."""
-    key = parse_deployment(body).key
-    for name, phase in (("running", "Loading"), ("older", "Succeeded"), ("newer", "Succeeded")):
-        labels = {SCHEDULE_LABEL: "often"}
-        meta = metadata(name, labels=labels, ownerReferences=[owner_reference(key, body["metadata"]["uid"])])
-        meta["metadata"]["creationTimestamp"] = f"2026-01-0{1 + (name == 'newer')}T00:00:00Z"
-        ended = {"type": "Succeeded", "status": "True" if phase == "Succeeded" else "Unknown", "reason": "R"}
-        ended |= {"message": "", "observedGeneration": 1, "lastTransitionTime": "2026-01-01T00:00:00Z"}
-        status = {"phase": phase, "conditions": [ended]}
-        api.create(SPECDECODE_CAPTURE, {**meta, "spec": {"deployment": key.name}, "status": status})
-        if phase == "Succeeded":
-            owner = {**child_labels(key), CAPTURE_LABEL: name, CAPTURED_DEPLOYMENT_LABEL: key.name}
-            claim = metadata(f"{name}-capture", labels={**owner, **labels, PUBLISHED_LABEL: "true"})
-            claim["metadata"]["creationTimestamp"] = meta["metadata"]["creationTimestamp"]
-            api.create(PERSISTENT_VOLUME_CLAIM, claim)
-
-
-OFTEN = {
-    "name": "often",
-    "schedule": "* * * * *",
-    "concurrencyPolicy": "Replace",
-    "successfulHistoryLimit": 1,
-    "retention": {"count": 1},
-}
-
-
-def undone(api: ApiServer) -> list[str]:
-    """Name what the operator has not done yet."""
-    captures, claims, jobs = (api.names(each) for each in (SPECDECODE_CAPTURE, PERSISTENT_VOLUME_CLAIM, JOB))
-    phase = (api.find(SPECDECODE_CAPTURE, "asked") or {}).get("status", {}).get("phase")
-    done = {
-        "engines": {"tiny", "timed"} <= {*api.names(DEPLOYMENT)} and "wide-lws" in api.names(LEADER_WORKER_SET),
-        "leftovers": api.names(*CHILDREN).count("leftover") == 1,  # no Service is ever deleted
-        "reading": any(name.startswith("unknown-") for name in jobs),
-        "capture": "asked-capture" in jobs and "asked-capture" in claims and phase is not None,
-        "scheduled capture": any(name.startswith("timed-often-") for name in captures),
-        "history": "older" not in captures,
-        "retention": "older-capture" not in claims,
-        "cancellation": (api.find(SPECDECODE_CAPTURE, "running") or {})["spec"].get("suspend") is True,
-        "statuses": all(ready(api, name) for name in ("tiny", "wide", "unknown", "timed")),
-        "watches": {each for each in LISTED if each.startswith("watch ")} <= api.used,
-    }
-    return [what for what, is_done in done.items() if not is_done]
-
-
-async def test_the_operator_needs_exactly_the_rights_that_are_listed(
-    api: ApiServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It does all that it ever does: what it asked for then is what it needs."""
-    monkeypatch.delenv(IMAGE_VARIABLE)
-    monkeypatch.setenv("POD_NAMESPACE", "specdecode-system")
-    monkeypatch.setenv("POD_NAME", "operator-1")
-    own = metadata("operator-1", namespace="specdecode-system")
-    api.create(POD, {**own, "spec": {"containers": [{"name": "operator", "image": "operator:1"}]}})
-    add_nodes(api)
-    add_leftovers(api, add(api, "tiny", tiny_cpu(replicas=2)))
-    add(api, "wide", spec_at(WIDE))
-    add(api, "unknown", undescribed())
-    since = {"name": "often", "schedule": "* * * * * UTC", "since": "2026-01-01T00:00:00Z"}
-    add_scheduled(api, add(api, "timed", tiny_cpu(captures=[OFTEN]), status={"captures": [since]}))
-    for name, count in (("tiny", 2), ("timed", 1)):
-        for number in range(count):  # a capture that keeps its engines goes after them
-            engine = metadata(f"{name}-{number}", labels=child_labels(Key("team", name)))
-            api.create(POD, {**engine, "status": {"phase": "Running"}})
-    marked = {"annotations": {"storageclass.kubernetes.io/is-default-class": "true"}}
-    api.create(STORAGE_CLASS, {"metadata": {"name": "fast", **marked}, "volumeBindingMode": "WaitForFirstConsumer"})
-    asked = {**metadata("asked"), "spec": capture_spec(deployment="tiny", deploymentDuringCapture="Suspend")}
-    api.create(SPECDECODE_CAPTURE, asked)
-
-    async with embedded_operator(monkeypatch):
-        await until(
-            lambda: not undone(api) and api.used >= LISTED - ELSEWHERE,
-            lambda: f"{undone(api)} are done; rights not used: {LISTED - api.used}",
-        )
-    assert {"unused": LISTED - api.used - ELSEWHERE, "not listed": api.used - LISTED} == {
-        "unused": set(),
-        "not listed": set(),
-    }
 
 
 def test_the_roles_grant_exactly_the_rights_that_are_listed() -> None:
@@ -269,15 +144,6 @@ async def test_in_a_pod_the_api_server_is_reached_by_address(
         assert (found.server, session.headers["Authorization"]) == (server, "Bearer t")
 
 
-async def test_told_to_end_it_ends_its_own_work_before_kopf_does(
-    api: ApiServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with embedded_operator(monkeypatch) as operator:
-        signal.raise_signal(signal.SIGTERM)
-        await until(operator.state.ended.is_set, lambda: "the work has ended")
-        assert not operator.state.has_started
-
-
 LLAMA, OTHER = Key("team", "llama"), Key("team", "other")
 DEMO = Key("team", "demo", capture.KIND)
 LAST = Key("last", "last")
@@ -333,13 +199,6 @@ async def looked_at(state: OperatorState) -> list[Key]:
     return sorted(found, key=lambda key: (key.kind == capture.KIND, key.namespace != LLAMA.namespace, key.name))
 
 
-async def belonging(state: OperatorState, kind: str, type_: str, seen: Body) -> list[Key]:
-    resource = next(each for each in WATCHED if each.kind == kind)
-    known = kopf.Resource(resource.group, "v1", resource.plural, kind=kind)
-    await main.on_child(event(type_, seen), known, state)
-    return await looked_at(state)
-
-
 class TestObjects:
     async def test_a_deployment_is_looked_at_with_its_captures_once_for_many_events(self, state: OperatorState) -> None:
         for version in (2, 3, 4):
@@ -355,127 +214,7 @@ class TestObjects:
         await main.on_deployment(event("MODIFIED", body("llama", 9)), state)
         assert state.cache.parent(LLAMA) is None
 
-    async def test_one_made_anew_does_not_wait_for_the_failures_of_its_predecessor(
-        self, state: OperatorState, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        work = Failing()
-        async with running(state.queue, work):
-            retries = Retries(monkeypatch)
-            for times in range(1, 4):
-                state.queue.add(OTHER)
-                await work.ran(times)
-            await main.on_deployment(event("DELETED", body("other", 2)), state)
-            await main.on_deployment(event("ADDED", body("other", 3, metadata={"uid": "anew"})), state)
-            await work.ran(4)
-        assert retries.delays == [1, 2, 4, 1]
 
-    @pytest.mark.parametrize(("echo", "runs"), [(True, 1), (False, 2)], ids=["its own write", "a change"])
-    async def test_right_after_a_look_a_change_does_not_wait_and_what_the_operator_wrote_does(
-        self, state: OperatorState, monkeypatch: pytest.MonkeyPatch, runs: int, *, echo: bool
-    ) -> None:
-        work = Counted()
-        async with running(state.queue, work):
-            Retries(monkeypatch)
-            state.queue.add(OTHER)
-            await work.ran(1)
-            if echo:
-                state.cache.put_parent(deployment.KIND, body("other", 2))
-            await main.on_deployment(event("MODIFIED", body("other", 2)), state)
-            for _ in range(5):
-                await asyncio.sleep(0)
-            assert work.runs == runs
-
-    async def test_a_capture_is_looked_at_with_the_deployment_whose_gpus_it_may_have(
-        self, state: OperatorState
-    ) -> None:
-        await main.on_capture(event("MODIFIED", demo(2, suspend=True)), state)
-        assert await looked_at(state) == [LLAMA, DEMO]
-        await main.on_capture(event("DELETED", demo(3)), state)
-        assert await looked_at(state) == [LLAMA, DEMO], "the deployment has its GPUs back"
-        assert state.cache.captures_of(LLAMA) == []
-
-    async def test_captures_that_keep_their_engines_make_room_for_one_that_borrows_and_for_its_end(
-        self, state: OperatorState
-    ) -> None:
-        ended = {"type": "Succeeded", "status": "True", "reason": "R", "message": "", "observedGeneration": 1}
-        ended |= {"lastTransitionTime": "2026-01-01T00:00:00Z"}
-        over = body("over", spec={"deployment": "llama"}, metadata={"generation": 1}, status={"conditions": [ended]})
-        waits = body("waits", spec={"deployment": "other"}, metadata={"generation": 1}, namespace="elsewhere")
-        for each in (over, waits):
-            await main.on_capture(event("ADDED", each), state)
-        await main.on_capture(event("DELETED", demo(2)), state)
-        await looked_at(state)
-        borrows = body("borrows", spec={"deployment": "other", "deploymentDuringCapture": "Suspend"})
-        itself = Key("team", "borrows", capture.KIND)
-        for type_ in ("ADDED", "DELETED"):
-            await main.on_capture(event(type_, borrows), state)
-            assert {*await looked_at(state)} == {itself, OTHER, Key("elsewhere", "waits", capture.KIND)}
-
-    async def test_what_a_watch_lists_as_it_begins_anew_is_listed_and_what_it_tells_later_is_not(self) -> None:
-        state, pod = OperatorState(), kopf.Resource("", "v1", POD.plural, kind=POD.kind)
-        for type_, due in (("ADDED", set()), (None, {deployment.KIND, capture.KIND, NODE.kind, POD.kind})):
-            await main.on_deployment(event(type_, body("llama")), state)
-            await main.on_capture(event(type_, demo()), state)
-            await main.on_node(event(type_, body("n")), state)
-            await main.on_child(event(type_, labelled("p")), pod, state)
-            assert state.relist.due == due
-
-
-class TestNodes:
-    @staticmethod
-    def node(version: int, gpus: int = 8) -> Body:
-        labels = {"nvidia.com/gpu.product": H200}
-        metadata = {"name": "n", "uid": "n-1", "labels": labels, "resourceVersion": str(version)}
-        return {"metadata": metadata, "status": {"allocatable": {"nvidia.com/gpu": str(gpus)}}}
-
-    async def test_all_deployments_are_planned_anew_when_gpus_change_and_only_then(self, state: OperatorState) -> None:
-        everyone = [LLAMA, OTHER, Key("elsewhere", "llama")]
-        for type_, seen, looked in (
-            ("ADDED", self.node(1), everyone),
-            ("MODIFIED", self.node(2), []),
-            ("MODIFIED", self.node(3, gpus=4), everyone),
-            ("DELETED", self.node(4, gpus=4), everyone),
-            ("DELETED", self.node(5, gpus=4), []),
-        ):
-            await main.on_node(event(type_, seen), state)
-            assert await looked_at(state) == looked, (type_, seen)
-        assert state.cache.nodes() == ()
-
-
-class TestBelongings:
-    @pytest.mark.parametrize("type_", ["ADDED", "MODIFIED", "DELETED"])
-    async def test_what_a_deployment_owns_brings_it_and_its_captures(self, state: OperatorState, type_: str) -> None:
-        assert await belonging(state, POD.kind, type_, labelled("p", deployment="llama")) == [LLAMA, DEMO]
-
-    @pytest.mark.parametrize(("type_", "first"), [("MODIFIED", LLAMA), (None, OTHER)], ids=["told", "only listed"])
-    async def test_what_becomes_of_a_child_goes_ahead_of_what_is_only_looked_at_again(
-        self, state: OperatorState, type_: str | None, first: Key
-    ) -> None:
-        taken: list[Key] = []
-        done = asyncio.Event()
-
-        async def work(key: Key) -> None:
-            taken.append(key)
-            if {LLAMA, OTHER} <= set(taken):
-                done.set()
-
-        state.queue = WorkQueue(workers=1)
-        state.queue.add_calmly(OTHER)
-        pod = kopf.Resource("", "v1", POD.plural, kind=POD.kind)
-        await main.on_child(event(type_, labelled("p", deployment="llama")), pod, state)
-        async with running(state.queue, work):
-            await done.wait()
-        assert next(key for key in taken if key in (LLAMA, OTHER)) == first
-
-    async def test_what_a_capture_owns_brings_it_alone(self, state: OperatorState) -> None:
-        assert await belonging(state, POD.kind, "ADDED", labelled("p", capture="demo")) == [DEMO]
-
-    async def test_what_was_read_of_models_brings_all_of_its_namespace(self, state: OperatorState) -> None:
-        facts = {**labelled(MODEL_FACTS_NAME, facts="true"), "data": {"model": "{}"}}
-        assert await belonging(state, CONFIG_MAP.kind, "ADDED", facts) == [LLAMA, OTHER]
-
-
-_ROOT = Path(__file__).parents[3]
 _NO_LEADER = {"type": "ERROR", "object": {"kind": "Status", "code": 500, "message": "etcdserver: no leader"}}
 
 
@@ -519,7 +258,7 @@ async def test_a_process_whose_watches_have_failed_for_good_ends(api: ApiServer,
         process = await asyncio.create_subprocess_exec(
             *command,
             "--leader-election=operator",
-            cwd=_ROOT,
+            cwd=ROOT,
             env={**os.environ, **variables, "KUBECONFIG": str(tmp_path / "kubeconfig")},
             stdout=DEVNULL,
             stderr=DEVNULL,

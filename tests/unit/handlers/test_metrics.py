@@ -1,4 +1,4 @@
-"""What the operator says of its objects and its own work at /metrics."""
+"""The operator's metrics about objects and its own work."""
 
 import asyncio
 import logging
@@ -12,7 +12,6 @@ from specdecode_operator.api import capture, deployment
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture_status import CapturePhase
 from specdecode_operator.api.deployment import Key
-from specdecode_operator.cluster import client
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster, for_api_server, for_engines
 from specdecode_operator.cluster.resources import SPECDECODE_DEPLOYMENT
@@ -123,17 +122,6 @@ async def test_a_reconcile_is_told_with_what_it_waited_for_where_that_is_asked_f
         )
 
 
-def test_questions_side_by_side_are_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([10.0, 14.0, 20.0, 21.0])
-    monkeypatch.setattr(client.time, "perf_counter", lambda: next(clock))
-    wait = client.Wait()
-    with wait.one(), wait.one():
-        pass
-    with wait.one():
-        pass
-    assert (wait.questions, wait.seconds) == (3, 5.0)
-
-
 def test_a_capture_whose_job_failed_is_counted_at_its_first_look_and_not_again() -> None:
     cluster, cache, ended = FakeCluster(), Cache(), OperatorMetrics(Cache())
     cache.put_parent(capture.KIND, captured())
@@ -163,14 +151,3 @@ async def test_a_running_operator_measures_its_looks(api: ApiServer, caplog: pyt
     assert re.search(r"team/llama: reconcile done in .* for [1-9]\d* calls of the API server", caplog.text)
     named = {family.name for collector in state.collectors() for family in collector.collect()}
     assert {"specdecode_deployments", "specdecode_plans", "specdecode_captures", "specdecode_captures_ended"} <= named
-
-
-def test_captures_are_counted_by_phase() -> None:
-    cache = Cache()
-    for name, phase in (("a", "Loading"), ("b", "Loading"), ("c", None)):
-        cache.put_parent(capture.KIND, captured(name=name, uid=name, status={"phase": phase} if phase else {}))
-    (family,) = (each for each in OperatorMetrics(cache).collect() if each.name == "specdecode_captures")
-    counts = {sample.labels["phase"]: sample.value for sample in family.samples}
-    assert counts["Loading"] == 2
-    assert counts["Failed"] == 0
-    assert sum(counts.values()) == 2, "one without a status has no phase yet"

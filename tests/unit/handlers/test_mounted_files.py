@@ -1,11 +1,9 @@
-"""The operator's folder of facts files: each may come, change, break and go, and spoils no other."""
+"""Follow mounted facts and calibration files, and keep the last good content."""
 
-import errno
 import json
 import logging
 import os
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +14,7 @@ import yaml
 from specdecode_operator.deployment.models.checkpoint_reader import Checkpoint
 from specdecode_operator.handlers import mounted_files
 from specdecode_operator.handlers.mounted_files import CalibrationFile, FactsFolder, read_facts_file
-from specdecode_operator.sizing.calibration import UNCALIBRATED, Calibration, serialize_calibration
+from specdecode_operator.sizing.calibration import Calibration, serialize_calibration
 from tests.support.facts_files import TINY_BYTES, facts_text, write_facts
 from tests.support.objects import TINY_CONFIG
 from tests.unit.sizing.memory.test_calibration import ENTRY
@@ -99,19 +97,6 @@ def test_a_broken_file_is_logged_once_and_spoils_no_other(
     assert len(warning) < 600
 
 
-@pytest.mark.parametrize(("files", "lines"), [(20, 20), (21, 21), (23, 21)])
-def test_at_most_20_problems_are_logged_at_a_time(
-    path: Path, folder: FactsFolder, caplog: pytest.LogCaptureFixture, files: int, lines: int
-) -> None:
-    path.mkdir()
-    for number in range(files):
-        (path / f"{number}.json").write_text("{")
-    folder.read()
-    told = warnings(caplog)
-    assert len(told) == lines
-    assert (f" {files - 20} more problems" in told[-1]) is (files > 20)
-
-
 def test_what_a_file_held_before_it_broke_stays_until_it_goes(
     path: Path, folder: FactsFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -151,88 +136,12 @@ def test_what_is_read_is_bounded(
     assert "3 files; only the first 2" in many
 
 
-@pytest.mark.parametrize("name", ["password", "hf_token", "--api-key", "HF_TOKEN", "a.token", "x_secret"])
-def test_a_file_may_be_called_like_a_secret(
-    path: Path, folder: FactsFolder, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    """Its name is the key of a ConfigMap, and what follows it is no secret."""
-    monkeypatch.setattr(mounted_files, "MOST_FILE_BYTES", 2_000)
-    told = {
-        facts_text("site/a") + " " * 2_000: ": 2,",
-        facts_text("meta-llama/Llama-3.1-8B-Instruct"): "model: meta-llama/Llama-3.1-8B-Instruct: the catalogue",
-        "a: [b": "did not find expected",
-        '{"kind": "ModelFacts"}': "is no facts file",
-        "": "holds no facts",
-    }
-    path.mkdir()
-    for content in told:
-        (path / name).write_text(content)
-        assert folder.read() == {}
-    for problem, warning in zip(told.values(), warnings(caplog), strict=True):
-        assert f"{name} in {path}" in warning
-        assert problem in warning
-        assert "(a secret)" not in warning
-
-
-def test_all_files_together_are_bounded(
-    path: Path, folder: FactsFolder, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_facts(path, "a.json", "site/a")
-    write_facts(path, "b.json", "site/b")
-    monkeypatch.setattr(mounted_files, "MOST_BYTES", 2 * (path / "a.json").stat().st_size - 1)
-    assert set(folder.read()) == {"site/a"}
-    (warning,) = warnings(caplog)
-    assert f"b.json in {path}" in warning
-
-
-def test_a_file_is_read_again_after_an_error_of_the_machine(
-    path: Path, folder: FactsFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    write_facts(path, "tiny.json", "site/tiny")
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "open", fail)
-        assert folder.read() == {}
-    assert set(folder.read()) == {"site/tiny"}
-
-
 def test_a_file_that_is_written_in_place_is_read_again(path: Path, folder: FactsFolder) -> None:
     file = write_facts(path, "tiny.json", "site/tiny")
     folder.read()
     file.write_text(facts_text("site/tidy"))
     os.utime(file, (0, 0))
     assert set(folder.read()) == {"site/tidy"}, "neither inode nor size have changed"
-
-
-def test_a_folder_that_cannot_be_listed_changes_nothing(
-    path: Path, folder: FactsFolder, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(_: Path) -> Iterator[Path]:
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    write_facts(path, "tiny.json", "site/tiny")
-    before = folder.read()
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "iterdir", fail)
-        assert [folder.read() for _ in range(2)] == [before, before]
-    (warning,) = warnings(caplog)
-    assert f"{path}: Permission denied" in warning
-    assert folder.read() == before
-
-
-def test_a_reader_that_fails_stops_nothing(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    def read(file: Path) -> dict[str, Checkpoint]:
-        if file.name == "bad.json":
-            raise ZeroDivisionError
-        return dict(read_facts_file(file))
-
-    write_facts(path, "bad.json", "site/bad")
-    write_facts(path, "tiny.json", "site/tiny")
-    assert set(FactsFolder(path, read).read()) == {"site/tiny"}
-    (warning,) = warnings(caplog)
-    assert "ZeroDivisionError" in warning
 
 
 def test_a_second_thread_waits_for_the_first_to_have_read_all(path: Path) -> None:
@@ -277,19 +186,6 @@ def calibration(tmp_path: Path) -> Path:
 
 def write(calibration: Path, *entries: object) -> None:
     calibration.write_text(serialize_calibration(Calibration(entries)))  # type: ignore[arg-type]
-
-
-def test_it_is_followed_as_it_comes_changes_and_goes(calibration: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    file = CalibrationFile(calibration)
-    assert file.read() == UNCALIBRATED
-    write(calibration, ENTRY)
-    assert [file.read().entries for _ in range(3)] == [(ENTRY,)] * 3
-    write(calibration, ENTRY, OTHER)
-    assert file.read().entries == (ENTRY, OTHER)
-    calibration.unlink()
-    assert [file.read() for _ in range(3)] == [UNCALIBRATED] * 3
-    assert [record.levelname for record in caplog.records] == ["INFO"] * 3, "each change is told once"
 
 
 def test_a_broken_file_is_told_once_and_the_last_good_one_stays(

@@ -1,24 +1,16 @@
-"""When the operator says that it is of no use any more, and how it ends."""
+"""Start and health of the operator."""
 
 import asyncio
-import itertools
 import time
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from specdecode_operator.api.deployment import Key
 from specdecode_operator.cluster import client
 from specdecode_operator.cluster.client import ClusterError
-from specdecode_operator.cluster.manifests import child_labels
 from specdecode_operator.cluster.resources import (
     LEADER_WORKER_SET,
-    LEASE,
-    MANAGED_BY_LABEL,
-    MANAGER,
     NODE,
-    POD,
     SPECDECODE_DEPLOYMENT,
     WATCHED,
     Resource,
@@ -26,9 +18,8 @@ from specdecode_operator.cluster.resources import (
 from specdecode_operator.handlers.operator_state import OperatorState, OperatorStuckError
 from tests.support.api_server import ApiServer
 from tests.support.embedded_operator import until
-from tests.unit.deployment.pods.groups import WIDE, spec_at
-from tests.unit.handlers.resync_rounds import GROUPS, LLAMA, Rounds, add, add_node, reason, stop
-from tests.unit.handlers.test_leadership import METADATA, NAME, leading
+from tests.unit.deployment.group_pods import WIDE, spec_at
+from tests.unit.handlers.resync_rounds import GROUPS, LLAMA, Rounds, add, add_node, reason
 
 
 class TestHealth:
@@ -91,23 +82,6 @@ class TestHealth:
             state.check()
 
 
-class TestStop:
-    async def test_work_ends_and_nothing_is_asked_afterwards(self, api: ApiServer, rounds: Rounds) -> None:
-        add(api)
-        state = OperatorState()
-        await state.start()
-        await rounds.go()
-        await until(lambda: reason(api) == "Suspended", lambda: "it works")
-        before = asyncio.all_tasks()
-        await stop(state)
-        assert len(before - asyncio.all_tasks()) >= 2 + 16, "the resync, the queue, and its workers"
-        api.requests.clear()
-        state.queue.add(LLAMA)
-        for _ in itertools.repeat(None, 10):
-            await asyncio.sleep(0)
-        assert api.requests == []
-
-
 class TestStart:
     @pytest.mark.parametrize("resource", [NODE, SPECDECODE_DEPLOYMENT, *WATCHED], ids=lambda each: each.kind)
     async def test_it_is_not_ready_before_each_kind_was_listed(
@@ -117,15 +91,6 @@ class TestStart:
         api.before[f"list {resource.qualified_plural}"] = lambda: seen.append(state.has_started)
         await state.start()
         assert (seen[0], state.has_started) == (False, True)
-
-    async def test_only_what_carries_our_label_is_asked_for(self, api: ApiServer, state: OperatorState) -> None:
-        add(api)
-        labels = child_labels(LLAMA)
-        for name, given in (("ours", labels), ("theirs", {**labels, MANAGED_BY_LABEL: "somebody"})):
-            api.create(POD, {"metadata": {"namespace": "team", "name": name, "labels": given}})
-        await state.start()
-        assert [pod["metadata"]["name"] for pod in state.cache.children_of(LLAMA, POD.kind)] == ["ours"]
-        assert labels[MANAGED_BY_LABEL] == MANAGER
 
     @pytest.mark.parametrize("status", [404, 403])
     async def test_a_cluster_without_groups_of_pods_is_none_the_worse(
@@ -161,40 +126,3 @@ class TestStart:
         await state.start()
         assert sorted(key.name for key in state.cache.parents()) == names
         assert api.requests.count(f"list {SPECDECODE_DEPLOYMENT.qualified_plural}") == 3
-
-
-async def test_what_nobody_has_looked_at_as_it_is_now_goes_ahead_of_what_is_in_order(
-    api: ApiServer, rounds: Rounds, looked: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("a", "b", "changed"):
-        add(api, name)
-        if name != "changed":
-            api.change(SPECDECODE_DEPLOYMENT, name, status={"observedGeneration": 1})
-    api.create(LEASE, {"metadata": METADATA, "spec": {"holderIdentity": "other"}})
-    loop, later = asyncio.get_running_loop(), list[tuple[float, Callable[[], None]]]()
-    arm = loop.call_later
-
-    def call_later(delay_s: float, act: Callable[..., None], *arguments: Any) -> asyncio.TimerHandle:
-        if act == state._add_everything:
-            later.append((delay_s, act))
-            delay_s = 86_400
-        return arm(delay_s, act, *arguments)
-
-    monkeypatch.setattr(loop, "call_later", call_later)
-    async with leading(monkeypatch) as (thread, _):
-        state = OperatorState(leadership=thread)
-        await state.start()
-        try:
-            api.requests.clear()
-            await rounds.go()
-            assert looked == [], "it waits for the Lease"
-            assert f"list {LEASE.qualified_plural}" in api.requests, "and knows which namespaces others serve"
-            api.change(LEASE, NAME, spec={"holderIdentity": ""})
-            await until(lambda: looked and later, lambda: "it works")
-            assert looked == ["changed"]
-            ((delay_s, look_at_the_rest),) = later
-            assert delay_s == 5
-            look_at_the_rest()
-            await until(lambda: {"a", "b"} <= set(looked), lambda: f"the others are looked at, too: {looked}")
-        finally:
-            await stop(state)

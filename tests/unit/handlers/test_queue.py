@@ -1,4 +1,4 @@
-"""The work queue: once a key, one at a time, again after a failure."""
+"""The work queue: one worker per key, fair turns, retries, and what it reports."""
 
 import asyncio
 import logging

@@ -17,9 +17,7 @@ from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import (
     ClusterError,
     ConflictError,
-    DeniedError,
     ForbiddenError,
-    InvalidObjectError,
     RefusedForNowError,
     UntriableError,
 )
@@ -257,25 +255,6 @@ def engines() -> Body:
 
 
 @pytest.mark.parametrize(
-    ("answer", "reason", "words"),
-    [
-        (DeniedError("told", "violates PodSecurity"), "PodRefused", "violates PodSecurity"),
-        (InvalidObjectError("spec.priorityClassName: unknown"), "PodRefused", "priorityClassName"),
-        (RefusedForNowError(QUOTA.format(3)), "RefusedForNow", "small"),
-    ],
-)
-def test_a_pod_that_is_refused_keeps_the_engines_serving(answer: ClusterError, reason: str, words: str) -> None:
-    cluster = Asked(answer)
-    accepted = looked(cluster)["Accepted"]
-    assert (accepted["status"], accepted["reason"]) == ("Unknown", reason)
-    assert words in accepted["message"]
-    assert cluster.written == [], "nothing is half-created"
-    assert "borrow" not in cluster.status
-    (pod,) = cluster.tried
-    assert pod["metadata"]["namespace"] == "default"
-
-
-@pytest.mark.parametrize(
     "answer",
     [
         None,
@@ -344,15 +323,6 @@ def test_after_any_changes_it_is_what_all_of_it_read_anew_says(seed: int) -> Non
         anew = Servings(world.cache).now()
         world.cache.on_change = note
         assert sorted(servings.now(), key=lambda each: each.key) == sorted(anew, key=lambda each: each.key)
-
-
-@pytest.mark.parametrize("gpus", [True, False])
-def test_of_its_pods_in_the_cache_it_is_seen_whether_they_have_gpus(gpus: bool) -> None:
-    cache = Cache()
-    cache.put_parent(deployment.KIND, body("a", 1))
-    spec = {"containers": [{"name": "engine", "resources": {"limits": {"nvidia.com/gpu": "8"} if gpus else {}}}]}
-    cache.put(POD.kind, body("pod", 2, {DEPLOYMENT_LABEL: "a"}, status=RUNNING, spec=spec))
-    assert [each.has_gpus for each in Servings(cache).now()] == [gpus]
 
 
 REFUSAL = 'pods "demo-x" is forbidden: exceeded quota: gpus, requested: {}, used: {}, limited: {}'

@@ -1,8 +1,7 @@
-"""What the operator sees later, whatever watches miss."""
+"""Resync: full lists, namespaces, turns of objects, stalled watches and CRD versions."""
 
 import logging
 from collections.abc import AsyncIterator
-from functools import partial
 from itertools import pairwise
 from typing import Any, cast
 
@@ -11,7 +10,7 @@ import pytest
 
 from specdecode_operator.api.deployment import KIND, Key
 from specdecode_operator.cluster.cache import Cache
-from specdecode_operator.cluster.client import Cluster, ClusterError, ForbiddenError, Page
+from specdecode_operator.cluster.client import Cluster, Page
 from specdecode_operator.cluster.manifests import child_labels
 from specdecode_operator.cluster.resources import (
     CONFIG_MAP,
@@ -34,7 +33,7 @@ from tests.support.api_server import ApiServer
 from tests.support.embedded_operator import embedded_operator, until
 from tests.support.objects import Body, tiny_cpu
 from tests.unit.cluster.test_cache import body, versions
-from tests.unit.handlers.resync_rounds import GROUPS, LLAMA, Rounds, add, add_node, reason, stop
+from tests.unit.handlers.resync_rounds import LLAMA, Rounds, add, add_node, reason, stop
 from tests.unit.handlers.test_leadership import Clock
 from tests.unit.handlers.test_main import event
 
@@ -165,29 +164,6 @@ class TestResync:
         finally:
             await stop(state)
 
-    async def test_what_went_before_watches_began_is_missed_for_one_round(
-        self, api: ApiServer, state: OperatorState, rounds: Rounds
-    ) -> None:
-        """kopf lists once more at a start, and tells of nothing that is no longer there then."""
-        api.create(POD, labelled("p"))
-        await state.start()
-        api.remove(POD, "p")
-        assert state.cache.children_of(LLAMA, POD.kind)
-        await rounds.go()
-        assert not state.cache.children_of(LLAMA, POD.kind)
-
-    async def test_it_outlives_a_cluster_that_fails_for_a_while(
-        self, api: ApiServer, state: OperatorState, rounds: Rounds
-    ) -> None:
-        await state.start()
-        api.refusals[f"list {GROUPS}"] = (500, "etcd is slow")
-        add(api)
-        await rounds.go(3)
-        state.check()
-        api.refusals.clear()
-        await rounds.go()
-        await until(lambda: reason(api) == "Suspended", lambda: "work goes on")
-
     async def test_what_changes_by_itself_is_looked_at_again_each_round_but_what_keeps_failing(
         self, api: ApiServer, state: OperatorState, rounds: Rounds, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -230,40 +206,6 @@ class TestResync:
             await rounds.go()
             await until(lambda n=number: looked.count("due") == n, lambda: f"each round: {looked}")
         assert len(looked) <= 7, "and of the others one"
-
-    async def test_of_what_waits_for_nothing_only_another_version_is_looked_at_before_its_turn(
-        self, api: ApiServer, state: OperatorState, rounds: Rounds, looked: list[str]
-    ) -> None:
-        names = [f"llama-{number}" for number in range(20)]
-        for name in names:
-            add(api, name)
-        await state.start()
-        await until(lambda: sorted(looked) == sorted(names), lambda: f"all are looked at after the start: {looked}")
-        looked.clear()
-        await rounds.go(2)
-        await until(lambda: len(looked) == 2, lambda: f"one in each round: {looked}")
-        last = next(name for name in names if name not in looked)
-        api.change(SPECDECODE_DEPLOYMENT, last, spec=tiny_cpu())  # no watch tells of it
-        await rounds.go()
-        await until(lambda: last in looked, lambda: f"the list tells: {looked}")
-        assert len(looked) <= 4
-
-    async def test_nodes_that_watches_missed_are_news_for_all(
-        self, api: ApiServer, state: OperatorState, rounds: Rounds, looked: list[str]
-    ) -> None:
-        names = [f"llama-{number:02}" for number in range(41)]  # some would have their turn anyway
-        for name in names:
-            add(api, name)
-        add_node(api, "goes")
-        await state.start()
-        await until(lambda: sorted(looked) == names, lambda: f"all are looked at after the start: {looked}")
-        await rounds.go()
-        for change in (partial(api.remove, NODE, "goes"), partial(add_node, api, "comes")):
-            change()
-            await rounds.go(19)
-            looked.clear()
-            await rounds.go()
-            await until(lambda: set(looked) == set(names), lambda: f"plans may change: {sorted(looked)}")
 
 
 NAMESPACES = ("team", "gone")
@@ -316,23 +258,6 @@ async def test_what_was_made_between_two_pages_is_not_taken_for_gone() -> None:
     cache.put(POD.kind, body("a", 7))
     await Lists(cache, ()).changes(cast("Cluster", Paged()), POD)
     assert versions(cache, POD.kind) == ["7"]
-
-
-async def test_who_may_list_nowhere_is_told_so(api: ApiServer, cluster: Cluster) -> None:
-    api.barred = {*NAMESPACES}
-    with pytest.raises(ForbiddenError, match="specdecodedeployments"):
-        await Lists(Cache(), NAMESPACES).changes(cluster, SPECDECODE_DEPLOYMENT)
-
-
-async def test_a_failure_in_one_namespace_is_no_bar(api: ApiServer, cluster: Cluster) -> None:
-    pods = f"list {POD.qualified_plural}"
-
-    def fails() -> None:
-        api.refusals[pods] = (500, "etcd is slow")
-
-    api.before[pods] = lambda: api.before.update({pods: fails})
-    with pytest.raises(ClusterError, match="etcd is slow"):
-        await Lists(Cache(), NAMESPACES).changes(cluster, POD)
 
 
 async def test_a_namespace_that_is_barred_stops_the_work_in_no_other(
@@ -407,16 +332,6 @@ def test_what_waits_for_nothing_is_looked_at_in_twenty_rounds_a_few_at_a_time() 
     assert sorted(key for each in looked for key in each) == sorted(present)
 
 
-def test_what_was_just_looked_at_comes_last_and_what_is_gone_not_at_all() -> None:
-    present, turns = keys(40), ResyncOrder(ROUND_S)
-    round_of(turns, present, frozenset())
-    turns.looked(present[0], Requeue(is_close=False))
-    assert turns.next(present, 0.0) == present[1:3]
-    assert turns.next(present[3:], 0.0) == present[3:5]
-    assert turns.next([], 0.0) == []
-    assert turns.interval_s == ROUND_S
-
-
 def test_with_a_policy_engines_are_asked_each_minute_however_many_there_are() -> None:
     """A look stands for a minute: from 400 objects on no policy ever saw enough of its window."""
     present, turns = keys(2000), ResyncOrder(ROUND_S)
@@ -489,13 +404,6 @@ def test_nothing_is_said_of_a_watch_that_has_never_brought_anything(progress: Wa
     assert progress.stalled() is None
 
 
-def test_what_comes_late_is_no_news(progress: WatchProgress, clock: Clock) -> None:
-    progress.brings(KIND, versioned(5))
-    progress.knows(KIND, versioned(4))
-    clock.now_s += STALLED_S + 1
-    assert progress.stalled() is None
-
-
 @pytest.mark.parametrize(("by_namespace", "where"), [(True, " in b"), (False, None)])
 def test_in_named_namespaces_each_has_a_watch_of_its_own(clock: Clock, by_namespace: bool, where: str | None) -> None:
     progress = WatchProgress(by_namespace=by_namespace, clock=clock)
@@ -544,12 +452,3 @@ async def test_older_and_newer_crds_are_told(
     (sentence,) = await said(caplog, OperatorState())
     assert sentence.startswith(f"{NAME} {words}")
     assert "specdecode crds | kubectl apply --server-side" in sentence
-
-
-async def test_a_crd_of_the_same_version_is_not_spoken_of(
-    api: ApiServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("specdecode_operator.api.crds.__version__", "1.10.0")
-    install(api, "1.10.0")
-    assert await said(caplog, OperatorState()) == []
-    assert f"list {CUSTOM_RESOURCE_DEFINITION.qualified_plural}" in api.used

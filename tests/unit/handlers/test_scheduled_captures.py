@@ -1,4 +1,4 @@
-"""What becomes of captures and claims of schedules, the removed ones among them."""
+"""Scheduled captures: retention, taken names and lost status."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
@@ -8,11 +8,10 @@ import pytest
 
 from specdecode_operator.api import capture
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.deployment import CaptureSchedule, Key, ScheduleStatus
+from specdecode_operator.api.deployment import CaptureSchedule, ScheduleStatus
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster, ClusterError
 from specdecode_operator.cluster.clock import ServerTime
-from specdecode_operator.cluster.manifests import owner_reference
 from specdecode_operator.cluster.resources import (
     CAPTURE_LABEL,
     CAPTURED_DEPLOYMENT_LABEL,
@@ -25,7 +24,7 @@ from specdecode_operator.cluster.resources import (
 from specdecode_operator.deployment.observed.observation import Observation
 from specdecode_operator.deployment.parsed_deployment import ParsedDeployment, parse_deployment
 from specdecode_operator.deployment.status import compose_status
-from specdecode_operator.handlers.scheduled_captures import keep_schedules, seen_gate
+from specdecode_operator.handlers.scheduled_captures import keep_schedules
 from specdecode_operator.handlers.status_writer import Reporter
 from tests.support.decisions import desired_state
 from tests.support.objects import pair_70b, parent
@@ -130,12 +129,6 @@ def test_a_removed_schedule_goes_from_the_status_and_its_captures_and_claims_sta
     assert [each.name for each in status(holder, kept)] == [*left]
 
 
-def test_a_refused_deletion_holds_up_no_schedule() -> None:
-    holder = owner("yearly", status_of="removed")
-    kept = keep(FakeCluster(refuses="llama"), cache_with("yearly"), holder)
-    assert [each.name for each in status(holder, kept)] == ["yearly"]
-
-
 def test_a_refused_capture_holds_up_no_other_schedule_and_its_time_stays_open() -> None:
     fields = {"schedule": "* * * * *", "startingDeadlineSeconds": 86_400}
     told = [{"name": name, "schedule": "* * * * * UTC", "since": "2026-11-01T00:00:00Z"} for name in ("no", "yes")]
@@ -147,27 +140,11 @@ def test_a_refused_capture_holds_up_no_other_schedule_and_its_time_stays_open() 
     assert (first.last_schedule_time, second.last_schedule_time is None) == (None, False)
 
 
-@pytest.mark.parametrize("name", ["llama-gate-0123456789", "llama-gate-nightly"])
-def test_a_capture_of_another_deployment_in_the_place_of_the_one_that_judges_is_seen(name: str) -> None:
-    """Else it would be said to be created for ever, while the API server refuses to change it."""
-    holder = parse_deployment(parent(pair_70b(rollout={"gate": {"capture": "golden"}})))
-    cache = Cache()
-    metadata = {"namespace": "default", "name": name, "uid": "u", "generation": 1, "resourceVersion": "1"}
-    cache.put_parent(capture.KIND, {"metadata": metadata, "spec": {"deployment": "other"}})
-    judging = seen_gate(cache, holder).captures
-    if name.endswith("nightly"):
-        assert judging == {}, "no capture that judges has such a name"
-    else:
-        assert judging[name].failed
-        assert judging[name].message.startswith("it was not made by this deployment")
-
-
 NOW = datetime.now(UTC)
 DUE = NOW - timedelta(hours=1)
 LINE = f"{DUE.minute} {DUE.hour} {DUE.day} {DUE.month} *"
 """Due once within the test, whatever the time is."""
 
-KEY = Key("team", "llama")
 OF_SCHEDULE = {SCHEDULE_LABEL: "nightly"}
 
 
@@ -218,18 +195,6 @@ async def test_a_strangers_capture_that_no_watch_has_told_of_is_left_as_it_is(wo
     see_captures(world)
     await world.look()
     assert "MissedSchedule" in told(world)
-
-
-async def test_nothing_gives_way_to_a_capture_whose_name_is_taken(world: World) -> None:
-    deploy(world, concurrencyPolicy="Replace")
-    await put_a_strangers_in_place(world)
-    owners = [owner_reference(KEY, world.object["metadata"]["uid"])]
-    metadata = {"namespace": "team", "name": "earlier", "labels": OF_SCHEDULE, "ownerReferences": owners}
-    world.api.create(SPECDECODE_CAPTURE, {"metadata": metadata, "spec": {"deployment": "llama"}})
-    see_captures(world)
-    await world.look()
-    assert "MissedSchedule" in told(world)
-    assert "suspend" not in (world.api.find(SPECDECODE_CAPTURE, "earlier") or {})["spec"]
 
 
 @pytest.mark.parametrize("seen", [False, True], ids=["before the watch", "after it"])

@@ -1,4 +1,4 @@
-"""What is written into a status, and which Events are posted of conditions that changed."""
+"""Write statuses, Events and log lines without secrets and line breaks."""
 
 import asyncio
 import io
@@ -76,14 +76,6 @@ def test_a_value_makes_no_line_of_the_log(log: tuple[logging.Logger, io.StringIO
     logger, stream = log
     logger.warning("%s: %d %% of it", FOREIGN, 7)
     assert stream.getvalue() == f"{ESCAPED}: 7 % of it\n"
-
-
-def test_a_line_that_somebody_has_written_wrongly_stops_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    """As without the filter: Python's logging says so on stderr, and whoever logged goes on."""
-    handler = logging.StreamHandler(io.StringIO())
-    handler.addFilter(OneLine())
-    handler.handle(logging.LogRecord("library", logging.WARNING, __file__, 1, "%d of it", ("seven",), None))
-    assert "--- Logging error ---" in capsys.readouterr().err
 
 
 def test_lines_of_a_traceback_are_told_from_lines_of_the_log(log: tuple[logging.Logger, io.StringIO]) -> None:

@@ -1,4 +1,4 @@
-"""The certificate of the chart's Job: kept while it is good, renewed with the one before still trusted."""
+"""The webhook's certificate: kept while it is valid, renewed with the previous one still trusted."""
 
 import ssl
 from datetime import UTC, datetime, timedelta

@@ -2,15 +2,12 @@
 
 from collections import Counter
 from random import Random
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from hunt.soak import Sample, Soak, Soaked, next_step, slope_per_hour
+from hunt.soak import Sample, Soaked, next_step, slope_per_hour
 from hunt.states import States
 from hunt.steps import Sequence
-from tests.support.faults.faults import Fault, Refuse
 
 
 def test_memory_that_grows_is_told_an_hour_since_the_last_start() -> None:
@@ -30,17 +27,6 @@ def test_memory_that_grows_is_told_an_hour_since_the_last_start() -> None:
 def test_a_run_too_short_for_a_slope_says_so(seconds: int, said: str) -> None:
     samples = [Sample(at, 100 + at / 60, at * 0.1) for at in range(0, seconds + 1, 60)]
     assert said in str(Soaked([], Counter(), samples, storms=1, kills=0))
-
-
-def test_in_the_end_nothing_goes_wrong_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    proxy = SimpleNamespace(faults=(Fault(Refuse(500), "*"),))
-    stage: Any = SimpleNamespace(operator=lambda _: None, client=None, proxy=proxy)
-    soak, seen = Soak(stage, "51234", seed=1, objects=1), list[Any]()
-    soak._minutes = 0
-    monkeypatch.setattr(soak, "heal", lambda _: seen.append(proxy.faults))
-    monkeypatch.setattr(soak, "settled", lambda: seen.append(proxy.faults) or {})
-    soak.drive()
-    assert seen == [(), ()], "before it is healed"
 
 
 def test_there_are_no_more_captures_the_longer_it_lasts() -> None:
