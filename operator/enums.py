@@ -226,6 +226,23 @@ class AcceleratorType(StrEnum):
     CPU = "CPU"
 
 
+class Platform(StrEnum):
+    """What the engine computes on."""
+
+    GPU = "gpu"
+    CPU = "cpu"
+
+
+class OnlineQuantization(StrEnum):
+    """Precision to which the engine quantizes a 16-bit checkpoint while loading it."""
+
+    FP8 = "FP8"
+
+
+ROPE_KEYS: Final = ("rope_parameters", "rope_scaling")
+"""Present and former name of the same key of config.json; transformers accepts both."""
+
+
 class RopeType(StrEnum):
     """How rotary positions are stretched, in vLLM's words."""
 

@@ -3,7 +3,7 @@
     python -m tests.parts [PART...]    all parts where none is named
 
 Each part is a run of its own, and one that fails does not end the others. At the end stands what each took: wall
-time, and CPU time of all its processes with those of its clusters, which must stay within the part's budget.
+time, and CPU time of all its processes with those of its clusters.
 """
 
 import argparse
@@ -46,20 +46,16 @@ def programs() -> None:
 
 @dataclass(frozen=True)
 class Part:
-    """A command, what must be there before it, and how much CPU time it may take."""
+    """A command, and what must be there before it."""
 
     name: str
     command: tuple[str, ...]
-    budget_cpu_s: float
-    """Two to three times what CONTRIBUTING's table says: on two cores five lanes add half or more to CPU time, as
-    caches are shared and waits are longer. Raise it with a reason, or make the part cheaper."""
-
     needs: tuple[Callable[[], object], ...] = ()
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a part."""
+    """The result of a part's run."""
 
     part: Part
     status: int
@@ -80,8 +76,6 @@ class Outcome:
             return f"{self.part.name}: exit status {self.status}"
         if self.counts and not self.counts.get("passed"):
             return f"{self.part.name}: no test has passed"
-        if self.cpu_s > self.part.budget_cpu_s:
-            return f"{self.part.name}: {self.cpu_s:.0f} s of CPU time, its budget is {self.part.budget_cpu_s:.0f} s"
         return None
 
 
@@ -89,41 +83,41 @@ def _pytest(*paths: str) -> tuple[str, ...]:
     return (sys.executable, "-m", "pytest", "-m", "not long", "--color=no", *paths)
 
 
-def part_of(folder: str, budget_cpu_s: float, *needs: Callable[[], object], without: Iterable[str] = ()) -> Part:
+def part_of(folder: str, *needs: Callable[[], object], without: Iterable[str] = ()) -> Part:
     """Return the part of one folder of tests, without some that run as another part."""
     ignored = (f"--ignore=tests/{folder}/{each}" for each in without)
-    return Part(folder.rpartition("/")[2], _pytest(f"tests/{folder}", *ignored), budget_cpu_s, needs)
+    return Part(folder.rpartition("/")[2], _pytest(f"tests/{folder}", *ignored), needs)
 
 
 _REPLAY = ("capture/report", "replay")
 _FAULTS = ("faults", "policy")
 # Parts of their own, or one lane would take much longer than the others.
-REPLAY = Part("replay", _pytest(*(f"tests/unit/{each}" for each in _REPLAY)), 250, (browser.provide,))
+REPLAY = Part("replay", _pytest(*(f"tests/unit/{each}" for each in _REPLAY)), (browser.provide,))
 # Rights are checked on the API server of each session.
 FAULTS = Part(
-    "faults", _pytest(*(f"tests/component/operator/{each}" for each in (*_FAULTS, "test_rights.py"))), 250, (programs,)
+    "faults", _pytest(*(f"tests/component/operator/{each}" for each in (*_FAULTS, "test_rights.py"))), (programs,)
 )
 
 LANES = (
-    (part_of("e2e/serving", 700, programs, prepare_images),),
-    (part_of("component/operator", 400, programs, without=_FAULTS),),
+    (part_of("e2e/serving", programs, prepare_images),),
+    (part_of("component/operator", programs, without=_FAULTS),),
     (
         FAULTS,
         REPLAY,
-        part_of("engine", 500, install_engine_environment),  # late: its clients want a processor when they leave
+        part_of("engine", install_engine_environment),  # late: its clients want a processor when they leave
     ),
     (
-        part_of("e2e/fleet", 200, programs, prepare_images),
-        part_of("component/admission", 350, programs, prometheus.provide),
+        part_of("e2e/fleet", programs, prepare_images),
+        part_of("component/admission", programs, prometheus.provide),
     ),
     (
-        Part("lint", (str(REPOSITORY / "just"), "lint"), 40),
-        Part("typing", (str(REPOSITORY / "just"), "typing"), 200),
-        part_of("unit", 900, without=_REPLAY),
-        part_of("devcluster", 60, programs),  # when no other cluster comes: it looks for what one of its own has left
+        Part("lint", (str(REPOSITORY / "just"), "lint")),
+        Part("typing", (str(REPOSITORY / "just"), "typing")),
+        part_of("unit", without=_REPLAY),
+        part_of("devcluster", programs),  # when no other cluster comes: it looks for what one of its own has left
     ),
 )
-"""What stands in one lane runs one after another: what computes in one, what mostly waits in the others."""
+"""The parts of a lane run one after another. Lanes run side by side: some compute while others wait for clusters."""
 NAMES = tuple(part.name for lane in LANES for part in lane)
 
 
@@ -137,7 +131,7 @@ def prepare(parts: Iterable[Part]) -> Outcome:
         except (ClusterError, OSError, subprocess.SubprocessError) as error:
             say(f"preparation: {error}")
     cpu_s = sum(os.times()[:4]) - sum(used_before[:4])
-    return Outcome(Part("preparation", (), float("inf")), 0, time.monotonic() - started, cpu_s, "")
+    return Outcome(Part("preparation", ()), 0, time.monotonic() - started, cpu_s, "")
 
 
 def run(part: Part, folder: Path) -> Outcome:
@@ -185,10 +179,10 @@ def say(text: str) -> None:
 
 def report(outcomes: list[Outcome]) -> int:
     """Print the table, what failed, and a line with the sums; return the exit status."""
-    say(f"\n{'part':<12} {'tests':>6} {'wall s':>8} {'CPU s':>8} {'budget':>8}")
+    say(f"\n{'part':<12} {'tests':>6} {'wall s':>8} {'CPU s':>8}")
     for each in outcomes:
         count = sum(each.counts.values()) or ""
-        say(f"{each.part.name:<12} {count:>6} {each.wall_s:>8.0f} {each.cpu_s:>8.0f} {each.part.budget_cpu_s:>8.0f}")
+        say(f"{each.part.name:<12} {count:>6} {each.wall_s:>8.0f} {each.cpu_s:>8.0f}")
     failures = [each.failure for each in outcomes if each.failure]
     for failure in failures:
         say(f"FAILED {failure}")

@@ -106,7 +106,7 @@ def repeat(part: Part, times: int, tally: Tally, run: Callable[[Part], Outcome])
             results = Path(folder) / f"{number}.xml"
             # The family xunit1 names a test's file.
             command = (*part.command, f"--junitxml={results}", "--override-ini=junit_family=xunit1")
-            outcome = run(replace(part, name=f"{part.name}-{number}", command=command, budget_cpu_s=float("inf")))
+            outcome = run(replace(part, name=f"{part.name}-{number}", command=command))
             tally.add(replace(outcome, part=part), results)
 
 
@@ -124,7 +124,7 @@ def parts_of(names: list[str]) -> list[Part]:
         message = f"no part or path {', '.join(unknown)}; name a path of tests, or a part: {', '.join(PARTS)}"
         raise ValueError(message)
     command = (sys.executable, "-m", "pytest", "--color=no", *paths)
-    return [*parts, *([Part("paths", command, float("inf"))] if paths else [])]
+    return [*parts, *([Part("paths", command)] if paths else [])]
 
 
 def report(tallies: dict[str, Tally], load: int, page: Path | None) -> int:

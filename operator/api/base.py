@@ -29,11 +29,18 @@ SCHEDULE_NAME: Final = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 CRON_LINE: Final = r"^\S+ +\S+ +\S+ +\S+ +\S+$"
 TIME_ZONE: Final = r"^[A-Za-z0-9_+/-]+$"
 
+FIELD_PATH: Final = (
+    r"^(metadata\.(name|namespace|uid|(labels|annotations)\['[-._/a-zA-Z0-9]+'\])"
+    r"|spec\.(nodeName|serviceAccountName)|status\.(hostIPs?|podIPs?))$"
+)
+RESOURCE: Final = r"^(limits|requests)\.(cpu|memory|ephemeral-storage|hugepages-[a-zA-Z0-9]+)$"
+DIVISOR: Final = r"^(0|1(m|[kMGTPE]|[KMGTPE]i)?)$"
+
 CRON_FIX: Final = "write minute, hour, day, month and weekday, such as 0 3 * * 1-5"
 
 MEANINGS: Final[Mapping[str, str]] = {
     OBJECT_NAME: "an object's name: use a-z, 0-9, - and ., with a letter or digit at both ends",
-    DATA_KEY: "a key of a Secret: use letters, digits, -, _ and .",
+    DATA_KEY: "a key of a Secret or ConfigMap: use letters, digits, -, _ and .",
     LABEL_VALUE: "a label's value: use letters, digits, -, _ and ., with a letter or digit at both ends",
     VARIABLE_NAME: "an environment variable's name: use letters, digits, _, - and ., not beginning with a digit",
     ENGINE_VERSION: "a version of vLLM: write two numbers and a dot, such as 0.32",
@@ -47,6 +54,10 @@ MEANINGS: Final[Mapping[str, str]] = {
     PHASE_NAME: "a phase's name: use a-z, 0-9 and -, with a letter or digit at both ends",
     SCHEDULE_NAME: "a schedule's name: use a-z, 0-9 and -, beginning with a letter and not ending with -",
     CRON_LINE: f"a cron line: {CRON_FIX}",
+    FIELD_PATH: "a field of the pod: use metadata.name, metadata.namespace, metadata.uid, one label or one"
+    " annotation, spec.nodeName, spec.serviceAccountName, status.hostIP or status.podIP",
+    RESOURCE: "a resource of a container: write limits. or requests. and cpu, memory or ephemeral-storage",
+    DIVISOR: "a unit: write 1, or 1 with a suffix, such as 1m or 1Mi",
     TIME_ZONE: "a time zone: write its IANA name, such as Europe/Berlin",
 }
 """What stands after ``must match the pattern of``, by the pattern: a test knows them all."""

@@ -316,16 +316,21 @@ class Storage(ApiModel):
     """The volume that the files are written to."""
 
     size: Quantity | None = None
-    """Size of the claim that is created. Absent: 20Gi, unless existingClaim is given."""
+    """Size of the claim that is created. Absent: 20Gi, unless persistentVolumeClaim is set."""
 
     storage_class_name: ObjectName | None = None
     """Storage class of the claim that is created. Absent: the cluster's default."""
 
-    existing_claim: ObjectName | None = None
-    """A claim of this namespace to write to, instead of one that is created. Captures may share it."""
+    persistent_volume_claim: PersistentVolumeClaimRef | None = None
+    """An existing claim to write to, instead of one that is created. Captures may share it."""
 
     retain: StrictBool = True
     """Keep the claim that was created when this object is deleted."""
+
+    @property
+    def existing_claim(self) -> str | None:
+        """Name of the existing claim; None if the capture creates one."""
+        return self.persistent_volume_claim.claim_name if self.persistent_volume_claim else None
 
 
 class ArmSpeculation(Speculation):

@@ -167,11 +167,11 @@ WORKLOAD = (
 )
 
 _ONE_CLAIM = forbidden(
-    "!has(self.existingClaim) || !has(self.size) && !has(self.storageClassName)",
-    "existingClaim: nothing is created where a claim is given: remove it, or size and storageClassName",
+    "!has(self.persistentVolumeClaim) || !has(self.size) && !has(self.storageClassName)",
+    "persistentVolumeClaim: is an existing claim, so none is created: remove it, or size and storageClassName",
 )
 
-STORAGE = (_ONE_CLAIM, *map(_immutable, ("size", "storageClassName", "existingClaim")))
+STORAGE = (_ONE_CLAIM, *map(_immutable, ("size", "storageClassName", "persistentVolumeClaim")))
 
 _SEVERAL_ARMS = "has(self.arms) && self.arms.size() > 1"
 
@@ -213,10 +213,10 @@ SPEC = (
 
 SCHEDULE = (
     forbidden(
-        "!has(self.template.storage.existingClaim) || !has(self.retention)"
+        "!has(self.template.storage.persistentVolumeClaim) || !has(self.retention)"
         " || !has(self.retention.count) && !has(self.retention.failedCount) && !has(self.retention.days)",
-        "retention: is for claims that are created, and template.storage.existingClaim"
-        " {self.template.storage.existingClaim} is not: remove one of them",
+        "retention: is for claims that captures create, and template.storage.persistentVolumeClaim names the existing"
+        " claim {self.template.storage.persistentVolumeClaim.claimName}: remove one of them",
     ),
 )
 

@@ -304,7 +304,7 @@ class SpecDecodeCaptureStatus(ApiModel):
     """The GPUs that it borrows from its deployment."""
 
     engine: Word | None = None
-    """What tells the deployment's engines at its start from those of another spec or place, for its policy."""
+    """Internal: digest of the spec and the place of the engines that were captured, for the policy."""
 
     summary: CaptureSummary | None = None
     """What was captured; of a run that succeeded. With several arms: by the second one, the last time."""

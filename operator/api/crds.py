@@ -314,34 +314,34 @@ def _printer_column(name: str, kind: str, path: str, description: str, priority:
     return column | ({"priority": priority} if priority else {})
 
 
-_STALE = "Time since engines last said the acceptance; empty while they do."
-_VERDICT = "Of several arms: whether the second pays, compared with the first."
+_STALE = "Time since engines last reported the acceptance; empty while they report it."
+_VERDICT = "With several arms: whether the second pays, compared with the first."
 _DEPLOYMENT_COLUMNS: Final[Sequence[_Column]] = (
-    ("Ready", "string", '.status.conditions[?(@.type=="Ready")].status', "Whether all wanted engines serve."),
-    ("Plan", "string", ".status.plan.verdict", "Fits, Tight or DoesNotFit."),
-    ("Method", "string", ".spec.speculation.method", "Who proposes tokens."),
-    ("K", "integer", ".spec.speculation.numSpeculativeTokens", "Tokens proposed a step."),
-    ("TP", "integer", ".status.plan.tensor", "GPUs over which a replica is spread."),
+    ("Ready", "string", ".status.ready", "Ready engines out of those wanted."),
+    ("Status", "string", '.status.conditions[?(@.type=="Ready")].reason', "Reason of the condition Ready."),
+    ("Model", "string", ".spec.target.model", "Target model."),
+    ("Method", "string", ".spec.speculation.method", "Speculation method."),
+    ("K", "integer", ".spec.speculation.numSpeculativeTokens", "Tokens proposed per step."),
     ("Acceptance", "string", ".status.acceptance.text", "Accepted share of the proposed tokens."),
     ("Age", "date", ".metadata.creationTimestamp", "Time since creation."),
-    ("Reason", "string", '.status.conditions[?(@.type=="Ready")].reason', "Why it is ready or not.", 1),
+    ("Plan", "string", ".status.plan.verdict", "Fits, Tight or DoesNotFit.", 1),
+    ("TP", "integer", ".status.plan.tensor", "Tensor parallelism of the target.", 1),
     ("Stale", "date", ".status.acceptance.saidUntil", _STALE, 1),
-    ("Precision", "string", ".status.plan.targetQuantization", "Precision that the target is served at.", 1),
-    ("Product", "string", ".status.plan.product", "What GPUs they are.", 1),
-    ("Tokens", "integer", ".status.plan.kvCacheTokens", "Tokens that the KV cache of each copy should hold.", 1),
-    ("Target", "string", ".spec.target.model", "The model that is served.", 1),
-    ("Draft", "string", ".spec.speculation.draft.model", "The model that proposes tokens.", 1),
+    ("Precision", "string", ".status.plan.targetQuantization", "Precision of the target's linear layers.", 1),
+    ("Product", "string", ".status.plan.product", "GPU product, or CPU.", 1),
+    ("Tokens", "integer", ".status.plan.kvCacheTokens", "Predicted KV cache tokens of each copy.", 1),
+    ("Draft", "string", ".spec.speculation.draft.model", "Draft model.", 1),
 )
 _CAPTURE_COLUMNS: Final[Sequence[_Column]] = (
-    ("Phase", "string", ".status.phase", "How far it is."),
-    ("Deployment", "string", ".spec.deployment", "Whose engine is captured."),
-    ("Requests", "integer", ".status.summary.requests.completed", "Requests that were answered."),
+    ("Status", "string", ".status.phase", "Phase of the capture."),
+    ("Deployment", "string", ".spec.deployment", "SpecDecodeDeployment whose engine is captured."),
+    ("Requests", "integer", ".status.summary.requests.completed", "Completed requests."),
     ("Acceptance", "string", ".status.summary.acceptance", "Accepted share of the proposed tokens."),
     ("Verdict", "string", '.status.conditions[?(@.type=="Pays")].reason', _VERDICT),
     ("Age", "date", ".metadata.creationTimestamp", "Time since creation."),
-    ("Reason", "string", '.status.conditions[?(@.type=="Succeeded")].reason', "Why it is where it is.", 1),
-    ("Claim", "string", ".status.claim", "The claim that holds its files.", 1),
-    ("Path", "string", ".status.path", "Their folder on it.", 1),
+    ("Reason", "string", '.status.conditions[?(@.type=="Succeeded")].reason', "Reason of the condition Succeeded.", 1),
+    ("Claim", "string", ".status.claim", "PersistentVolumeClaim with its files.", 1),
+    ("Path", "string", ".status.path", "Folder of its files on the volume.", 1),
 )
 
 INSTALL_CRD: Final = "specdecode crds | kubectl apply --server-side -f -"

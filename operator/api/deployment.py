@@ -12,9 +12,12 @@ from pydantic import AfterValidator, Field, StrictBool, StrictInt, StringConstra
 from specdecode_operator.api.base import (
     BOUNDED,
     CRON_LINE,
+    DIVISOR,
     ENGINE_VERSION,
+    FIELD_PATH,
     LABEL_VALUE,
     OBJECT_NAME,
+    RESOURCE,
     SCHEDULE_NAME,
     SERVED_NAME,
     TEMPERATURE,
@@ -26,6 +29,7 @@ from specdecode_operator.api.base import (
     ObjectName,
     PersistentVolumeClaimRef,
     SecretKey,
+    SecretKeyName,
     Timestamp,
     TimeText,
     TlsSecret,
@@ -321,7 +325,7 @@ class PolicyDecision(ApiModel):
 
 
 class PolicyStatus(ApiModel):
-    """What the policy does, and what it must remember."""
+    """What the policy does, and the internal state that it needs."""
 
     mode: PolicyMode
     """As the spec has it."""
@@ -355,23 +359,23 @@ class PolicyStatus(ApiModel):
     """What is in force in the place of spec.speculation; absent where that is."""
 
     asked: _Name | None = None
-    """What tells the spec that this was decided for: another one begins anew."""
+    """Internal: digest of the spec that this was decided for. The policy starts again for another spec."""
 
     left: _Name | None = None
-    """The arm that was in force before."""
+    """Internal: the arm that was in force before."""
 
     acceptance_factor: _Decimal | None = None
-    """Acceptance over what was measured when speculation was turned off, as a decimal."""
+    """Internal: acceptance when speculation was turned off, as a share of the measured one, as a decimal."""
 
     tried_in_vain: StrictBool = False
-    """Whether speculation was tried again since and turned off again."""
+    """Internal: whether speculation was tried again since and turned off again."""
 
     failed_arms: list[_Name] = Field(default=[], max_length=8)
-    """Arms whose engines never served here, as NAME@DIGEST of their speculation, the newest last: none of them is
-    taken again for this spec, by whatever name. An arm that was changed is another one."""
+    """Internal: arms whose engines never served here, as NAME@DIGEST of their speculation, the newest last. The policy
+    does not choose them again for this spec. A changed arm counts as another one."""
 
     restarts: list[Timestamp] = Field(default=[], max_length=MOST_RESTARTS)
-    """When engines were started anew in the last 24 hours."""
+    """Internal: when engines were restarted in the last 24 hours."""
 
     decisions: list[PolicyDecision] = Field(default=[], max_length=MOST_DECISIONS)
     """What was advised or done last, newest first."""
@@ -488,14 +492,77 @@ class Serving(ApiModel):
     """Port of the engine and of the Service; below 1024 the engine would need root."""
 
 
+class SecretKeySelector(SecretKey):
+    """One key of a Secret in the same namespace."""
+
+    optional: StrictBool | None = None
+    """Start the container without the variable if the Secret or the key does not exist."""
+
+
+class ConfigMapKeySelector(ApiModel):
+    """One key of a ConfigMap in the same namespace."""
+
+    name: ObjectName
+    """Name of the ConfigMap."""
+
+    key: SecretKeyName
+    """Key in it."""
+
+    optional: StrictBool | None = None
+    """Start the container without the variable if the ConfigMap or the key does not exist."""
+
+
+class ObjectFieldSelector(ApiModel):
+    """One field of the pod."""
+
+    field_path: Annotated[str, StringConstraints(max_length=512, pattern=FIELD_PATH)]
+    """Path of the field, such as status.podIP or metadata.labels['team']."""
+
+    api_version: Annotated[str, StringConstraints(max_length=64)] | None = None
+    """Version of the API that the path is written for. Absent: v1."""
+
+
+class ResourceFieldSelector(ApiModel):
+    """One resource limit or request of a container of the pod."""
+
+    resource: Annotated[str, StringConstraints(max_length=128, pattern=RESOURCE)]
+    """The resource, such as limits.memory."""
+
+    container_name: LabelValue | None = None
+    """Name of the container. Absent: the engine container."""
+
+    divisor: Annotated[str, StringConstraints(max_length=4, pattern=DIVISOR)] | None = None
+    """Unit of the value, such as 1Mi. Absent: 1."""
+
+
+class EnvVarSource(ApiModel):
+    """Where the value of a variable comes from. Exactly one field must be set."""
+
+    secret_key_ref: SecretKeySelector | None = None
+    """A key of a Secret."""
+
+    config_map_key_ref: ConfigMapKeySelector | None = None
+    """A key of a ConfigMap."""
+
+    field_ref: ObjectFieldSelector | None = None
+    """A field of the pod."""
+
+    resource_field_ref: ResourceFieldSelector | None = None
+    """A resource limit or request of a container."""
+
+
 class EnvVar(ApiModel):
-    """An environment variable of the engine container."""
+    """An environment variable of the engine container, as in a pod."""
 
     name: EnvVarName
     """Name of the variable."""
 
     value: str = Field(default="", max_length=4096)
-    """Its value. Use podTemplate for values from Secrets."""
+    """Its value, as plain text."""
+
+    value_from: EnvVarSource | None = None
+    """Where its value comes from. The plan does not know such a value. A change of the Secret or ConfigMap does not
+    restart engines."""
 
 
 class Engine(ApiModel):

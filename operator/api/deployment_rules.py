@@ -15,6 +15,8 @@ from specdecode_operator.api.base import ApiModel
 from specdecode_operator.api.deployment import (
     Accelerator,
     Engine,
+    EnvVar,
+    EnvVarSource,
     Policy,
     RecordingSource,
     Replay,
@@ -506,6 +508,21 @@ ENGINE = (
     ),
 )
 
+ENV_VAR = (
+    forbidden(
+        "!has(self.valueFrom) || !has(self.value) || self.value == ''",
+        "valueFrom: the variable {self.name} also has a value: remove one of them",
+    ),
+)
+
+_SOURCES = ("secretKeyRef", "configMapKeyRef", "fieldRef", "resourceFieldRef")
+ENV_VAR_SOURCE = (
+    rule(
+        f"[{', '.join(f'has(self.{source})' for source in _SOURCES)}].exists_one(each, each)",
+        f"{_SOURCES[0]}: a variable has one source: set exactly one of {', '.join(_SOURCES)}",
+    ),
+)
+
 _TENSOR = "self.parallelism.tensor"
 _DRAFT_TENSOR = "self.parallelism.draftTensor"
 _HAS_METHOD = "has(self.speculation)"
@@ -584,6 +601,8 @@ RULES: Mapping[type[ApiModel], tuple[Rule, ...]] = {
     ModelVolume: MODEL_VOLUME,
     HostPath: HOST_PATH,
     Engine: ENGINE,
+    EnvVar: ENV_VAR,
+    EnvVarSource: ENV_VAR_SOURCE,
     Policy: POLICY,
     Replay: REPLAY,
     RecordingSource: RECORDING_SOURCE,

@@ -271,7 +271,7 @@ class AcceptanceStatus(ApiModel):
 
 
 class KeptEntry(ApiModel):
-    """What the operator wrote, by which it is known again: an entry of a ConfigMap, or a child."""
+    """Internal: digest of an entry of a ConfigMap, or of a child, as the operator wrote it."""
 
     entry: str = Field(max_length=512)
     """ConfigMap/entry, or Kind/name of a child."""
@@ -313,8 +313,11 @@ class SpecDecodeDeploymentStatus(ApiModel):
     captures: list[ScheduleStatus] = Field(default=[], max_length=8, json_schema_extra=map_by("name"))
     """Schedules of captures."""
 
+    ready: Word | None = None
+    """Ready engines out of those wanted, as `kubectl get` prints them: 1/2."""
+
     kept: list[KeptEntry] = Field(default=[], max_length=64)
-    """What the operator keeps in ConfigMaps and reads back, and how it left its children."""
+    """Internal: digests of the ConfigMap entries that the operator reads back, and of its children."""
 
     replicas: int | None = None
     """Engine pods that exist."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from specdecode_operator.api.base import ApiModel
+from specdecode_operator.api.capture import Storage
 from specdecode_operator.api.deployment import Accelerator, Override, Serving
 from specdecode_operator.api.deployment_rules import Rule, forbidden
 
@@ -19,19 +20,21 @@ class RenamedField:
 
     owner: type[ApiModel]
     """Model that had the field. The new field is in the same model."""
-    old: str
-    """Full path of the old name."""
+    places: tuple[str, ...]
+    """Paths of the objects of that model, in any kind; ``[]`` stands for each element of a list."""
+    name: str
+    """Old name."""
     new: str
-    """Full path of the new name."""
+    """New name."""
     hint: str
     """How to convert the value."""
     schema: Mapping[str, Any]
     """Type and bounds of the old field, for the CRD."""
 
     @property
-    def name(self) -> str:
-        """The last part of the old path."""
-        return self.old.rpartition(".")[2]
+    def paths(self) -> tuple[str, ...]:
+        """Full paths of the old name."""
+        return tuple(f"{place}.{self.name}" for place in self.places)
 
     @property
     def message(self) -> str:
@@ -47,8 +50,9 @@ class RenamedField:
 RENAMED: Final = (
     RenamedField(
         Accelerator,
-        "spec.accelerator.product",
-        "spec.accelerator.products",
+        ("spec.accelerator",),
+        "product",
+        "products",
         "keep the list as it is",
         {
             "type": "array",
@@ -59,23 +63,33 @@ RENAMED: Final = (
     ),
     RenamedField(
         Serving,
-        "spec.serving.memoryUtilizationPercent",
-        "spec.serving.gpuMemoryUtilizationPercent",
+        ("spec.serving",),
+        "memoryUtilizationPercent",
+        "gpuMemoryUtilizationPercent",
         "keep the number as it is",
         {"type": "integer", "format": "int64"},
     ),
     RenamedField(
         Override,
-        "spec.override.planning",
-        "spec.override.ignorePlan",
+        ("spec.override",),
+        "planning",
+        "ignorePlan",
         "replace Ignore with true",
         {"type": "string", "maxLength": 63},
+    ),
+    RenamedField(
+        Storage,
+        ("spec.storage", "spec.captures[].template.storage"),
+        "existingClaim",
+        "persistentVolumeClaim",
+        "write the name into persistentVolumeClaim.claimName",
+        {"type": "string", "maxLength": 253},
     ),
 )
 """All renamed fields. Remove an entry one minor version after the rename."""
 
 
-OLD_NAMES: Final = frozenset(field.old for field in RENAMED)
+OLD_NAMES: Final = frozenset(path for field in RENAMED for path in field.paths)
 """Paths that the CRD declares only to reject them."""
 
 

@@ -196,7 +196,7 @@ def gate_capture(key: Key, uid: str, name: str, gate: Gate, golden: Body) -> Bod
     """Return the capture that judges the waiting engines under the golden capture's load; the deployment owns it."""
     spec: dict[str, Any] = golden.get("spec") or {}
     storage = dict(spec.get("storage") or {})
-    if "existingClaim" not in storage:
+    if "persistentVolumeClaim" not in storage:
         storage["retain"] = False
     return {
         "apiVersion": base.API_VERSION,

@@ -11,11 +11,13 @@ from specdecode_operator.deployment.conditions import Blocked
 from specdecode_operator.deployment.desired_state import Gated, NotLaunched, RolledBack
 from specdecode_operator.deployment.spec_facts import Facts
 from specdecode_operator.sizing.plan import Plan
+from specdecode_operator.vllm.environment import known_values
 from specdecode_operator.vllm.extra_args_parser import last_option
 
 _STREAM_INTERVAL = "--stream-interval"
 _RUST_FRONTEND = "VLLM_USE_RUST_FRONTEND"
 _OFF = frozenset({"", "0", "false"})
+_FROM_ELSEWHERE = "from elsewhere"
 
 
 def captured_deployment(
@@ -53,11 +55,11 @@ def captured_deployment(
 def engine_blocked(facts: Facts, plan: Plan) -> Blocked | None:
     """Return what blocks the recording of a deployment's engine: always a field of the deployment."""
     spec, interval = facts.spec, last_option(_STREAM_INTERVAL, facts.spec.engine.extra_args, facts.profile)
-    env = [(variable.name, variable.value) for variable in spec.engine.env]
+    env = [(name, _FROM_ELSEWHERE if value is None else value) for name, value in known_values(spec.engine.env).items()]
     containers = (spec.pod_template.spec or {}).get("containers") or [] if spec.pod_template else []
     for container in containers:
         if container.get("name") == ENGINE_CONTAINER:
-            env += [(each.get("name"), each.get("value", "from elsewhere")) for each in container.get("env") or []]
+            env += [(each.get("name"), each.get("value", _FROM_ELSEWHERE)) for each in container.get("env") or []]
     if facts.replay is not None:
         reason = "EngineReplayed"
         message = (

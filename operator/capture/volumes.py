@@ -70,7 +70,9 @@ def claim_blocked(capture: Capture, storage: Storage, claim: Body | None) -> Blo
     """Return what blocks writing to a claim; an unbound one may wait for its first pod."""
     if claim is None:  # then it is created, unless the user named it
         wanted = storage.existing_claim
-        message = f"spec.storage.existingClaim: {wanted}: there is no such claim; goes on when it exists"
+        message = (
+            f"spec.storage.persistentVolumeClaim.claimName: {wanted}: there is no such claim; goes on when it exists"
+        )
         return None if wanted is None else Blocked("ClaimNotFound", message)
     name, metadata = claim["metadata"]["name"], claim["metadata"]
     if "deletionTimestamp" in metadata:
@@ -79,7 +81,8 @@ def claim_blocked(capture: Capture, storage: Storage, claim: Body | None) -> Blo
         return Blocked("ClaimLost", f"claim {name} has lost its volume: delete it, or name another one", permanent=True)
     if storage.existing_claim is not None:
         is_readable_only = (claim.get("spec") or {}).get("accessModes") == [_READ_ONLY]
-        message = f"spec.storage.existingClaim: {name}: can only be read (accessModes {_READ_ONLY}): name another one"
+        field = "spec.storage.persistentVolumeClaim.claimName"
+        message = f"{field}: {name}: can only be read (accessModes {_READ_ONLY}): name another one"
         return Blocked("ClaimReadOnly", message, permanent=True) if is_readable_only else None
     if (metadata.get("labels") or {}).get(CAPTURE_LABEL) == capture.key.name:
         # It was created for a capture of this name: this one, or an earlier one that left it.
@@ -88,7 +91,7 @@ def claim_blocked(capture: Capture, storage: Storage, claim: Body | None) -> Blo
         return Blocked("WaitingForCleanup", message) if is_foreign else None
     message = (
         f"claim {name} exists and was not created for this capture; it is left untouched: write to it with"
-        " spec.storage.existingClaim, or rename this object"
+        " spec.storage.persistentVolumeClaim.claimName, or rename this object"
     )
     return Blocked("ChildNameConflict", message, permanent=True)
 
@@ -97,7 +100,7 @@ def with_claim(capture: Capture, storage: Storage, failure: Blocked | None) -> B
     """Add claim and field to a failure of the volume, because a pod knows only its mount path."""
     if failure is None or not (failure.reason.startswith("Volume") or failure.reason in _OF_THE_VOLUME):
         return failure
-    field = "existingClaim" if storage.existing_claim else "size"
+    field = "persistentVolumeClaim.claimName" if storage.existing_claim else "size"
     message = f"claim {claim_of(capture, storage)} (spec.storage.{field}): {failure.message}"
     return replace(failure, message=message)
 
@@ -135,7 +138,7 @@ def class_blocked(spec: SpecDecodeCaptureSpec, mounted: MountedObjects) -> Block
         fix = "name one in another capture, or mark one as the default"
     message = (
         f"spec.storage.storageClassName: {spec.storage.storage_class_name or 'not set'}: {missing}: {fix}; for a"
-        f" volume that was made by hand, name its claim in spec.storage.existingClaim; {_GOES_ON}"
+        f" volume that was made by hand, name its claim in spec.storage.persistentVolumeClaim.claimName; {_GOES_ON}"
     )
     return Blocked("StorageClassNotFound", message)
 
@@ -158,7 +161,7 @@ def mounts_blocked(capture: Capture, spec: SpecDecodeCaptureSpec, mounted: Mount
 def _blocked_mounts(capture: Capture, spec: SpecDecodeCaptureSpec, mounted: MountedObjects) -> Iterator[Blocked]:
     own = claim_of(capture, spec.storage)
     fields = {
-        own: f"spec.storage.{'existingClaim' if spec.storage.existing_claim else 'storageClassName'}",
+        own: f"spec.storage.{'persistentVolumeClaim.claimName' if spec.storage.existing_claim else 'storageClassName'}",
         dataset_claim(spec): "spec.workload.prompts.dataset.persistentVolumeClaim.claimName",
     }
     for name, claim in mounted.claims.items():

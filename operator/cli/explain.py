@@ -1,6 +1,6 @@
 """`specdecode explain`: each term of a memory budget with its formula and numbers."""
 
-from typing import Annotated, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import typer
 
@@ -12,11 +12,153 @@ from specdecode_operator.cli.plan.answers import INVALID, UNKNOWN, Answer, Answe
 from specdecode_operator.cli.plan.text import gib, heading, plan_text
 from specdecode_operator.cli.terminal import aligned, folded, line_width, say
 from specdecode_operator.deployment.spec_facts import Facts
+from specdecode_operator.sizing.arithmetic import ceil_div, formula, traced
 from specdecode_operator.sizing.devices import MEMORY_FIELD, find_device
-from specdecode_operator.sizing.memory import explain
-from specdecode_operator.sizing.memory.activation import on_product
-from specdecode_operator.sizing.memory.budget import tightest_grouping
-from specdecode_operator.sizing.memory.kv_cache import request_blocks
+from specdecode_operator.sizing.geometry import precision_name
+from specdecode_operator.sizing.memory.activation import activation_bytes, on_product, verification_bytes
+from specdecode_operator.sizing.memory.budget import (
+    Budget,
+    graph_bytes,
+    graph_pool_bytes,
+    non_torch_bytes,
+    slack_bytes,
+    tightest_grouping,
+    tightest_stage,
+)
+from specdecode_operator.sizing.memory.buffers import charged_state_bytes
+from specdecode_operator.sizing.memory.kv_cache import ALLOCATOR, kv_bytes_per_token, request_blocks, stage_parts
+from specdecode_operator.sizing.pair import Pair, Parallelism, loaded_draft
+from specdecode_operator.sizing.rank_layers import stages
+
+_WORDS: Final = {
+    "max_num_batched_tokens": "tokens",
+    "max_num_seqs": "requests",
+    "num_heads": "heads",
+    "num_kv_heads": "heads",
+    "positions": "positions",
+    "dtype_bytes": "bytes",
+    "element_bytes": "bytes",
+    "cache_element_bytes": "byte (fp8 from the checkpoint)",
+}
+"""Unit of a number, by the field of models and settings that holds it."""
+
+_MEASURED: Final = "measured, sizing/data/memory.json"
+
+
+class Term(NamedTuple):
+    """One term of a budget: its name, bytes, formula and source."""
+
+    name: str
+    size_bytes: int
+    formula: str
+    source: str = ""
+
+
+class Figure(NamedTuple):
+    """One figure of the KV cache's capacity."""
+
+    name: str
+    formula: str
+    result: str
+
+
+def charged_terms(pair: Pair, split: Parallelism, budget: Budget) -> list[Term]:
+    """Return the terms that are charged to a GPU's budget before the KV cache."""
+    number = tightest_stage(pair, split, budget)
+    pair, split = _traced(pair, split)
+    stage = stages(pair.target, split.pipeline)[number]
+    state, activation = charged_state_bytes(pair, split, stage), activation_bytes(pair, split, stage)
+    terms = [
+        *_weight_terms(pair, split, number),
+        _sourced("state", state, "vLLM, v1/worker/gpu: sample, structured_outputs.py, states.py, spec_decode"),
+        _sourced("activation", activation, "vLLM, profile_run and _dummy_run of its model runner"),
+        _graphs(pair, graph_bytes(pair, split)),
+        _sourced("non-torch", non_torch_bytes(pair, split), _MEASURED),
+    ]
+    if budget.calibration:
+        terms.append(Term("correction", budget.correction_bytes, f"by {budget.calibration}", "the calibration file"))
+    return terms
+
+
+def cpu_terms(pair: Pair, tensor: int, budget: Budget) -> list[Term]:
+    """Return the terms of a rank on CPU beside the KV cache."""
+    weights = _weight_terms(*_traced(pair, Parallelism(tensor)), 0)
+    engine = Term("engine", budget.non_torch_bytes, "Python, torch and vLLM's processes", _MEASURED)
+    return [*(term for term in weights if not term.name.endswith(ALLOCATOR)), engine]
+
+
+def outside_terms(pair: Pair, split: Parallelism, budget: Budget) -> list[Term]:
+    """Return the terms outside the budget: free memory, the overrun of verification, and the pool of CUDA graphs."""
+    pair, split = _traced(pair, split)
+    total, requested = traced((budget.total_bytes, budget.requested_bytes), _WORDS)
+    slack, pool = slack_bytes(pair, total, requested, split), graph_pool_bytes(pair, split)
+    terms = [_sourced("slack: free outside the budget", slack, _MEASURED)]
+    if pair.num_speculative_tokens:
+        verified = verification_bytes(pair, split.tensor)
+        terms.append(_sourced("overrun: verification", verified, "vLLM, its rejection samplers"))
+    return [*terms, *([_sourced("CUDA graphs' pool", pool, _MEASURED)] if pool else [])]
+
+
+def capacity_figures(pair: Pair, split: Parallelism, budget: Budget) -> list[Figure]:
+    """Return the capacity of the KV cache, step by step (vLLM, v1/core/kv_cache_utils.py)."""
+    length, block_size = pair.limits.max_model_len, pair.limits.block_size
+    grouping = tightest_grouping(pair, split, budget)
+    available, blocks, block_bytes = max(0, budget.available_kv_bytes), budget.num_blocks, grouping.bytes_per_block
+    per_request, token_bytes = request_blocks(grouping, length), budget.kv_bytes_per_token
+    each_group = [group.blocks_per_request(length) for group in grouping.groups]
+    of_block = f"pages of the layers that share it; {len(each_group)} groups of layers take blocks of their own"
+    if block_size * token_bytes == block_bytes:
+        of_block = f"{block_size} tokens x {token_bytes:,}"
+    of_request = f"({' + '.join(f'{each:,}' for each in each_group)}) for {length:,} tokens"
+    if ceil_div(length, block_size) == per_request:
+        of_request = f"ceil({length:,} / {block_size})"
+    of_token = formula(kv_bytes_per_token(*_traced(pair, split)))
+    return [
+        Figure("bytes of a token", of_token, f"{token_bytes:,}"),
+        Figure("bytes of a block", of_block, f"{block_bytes:,}"),
+        Figure("blocks", f"floor({available:,} / {block_bytes:,})", f"{blocks:,}"),
+        Figure("blocks of a request", of_request, f"{per_request:,}"),
+        Figure(f"full requests{split.each_copy}", f"{blocks:,} / {per_request:,}", f"{budget.max_concurrency:,.2f}"),
+        Figure(
+            f"tokens{split.each_copy}",
+            f"floor({blocks:,} / {per_request:,} x {length:,})",
+            f"{budget.kv_cache_tokens:,}",
+        ),
+    ]
+
+
+def _traced(pair: Pair, split: Parallelism) -> tuple[Pair, Parallelism]:
+    """Return copies with which the functions of sizing give formulas, too."""
+    asked = "byte (fp8 from serving.kvCacheDtype)" if pair.limits.kv_cache_element_bytes == 1 else "bytes"
+    return traced((pair, split), {**_WORDS, "kv_cache_element_bytes": asked})
+
+
+def _sourced(name: str, size_bytes: int, source: str) -> Term:
+    return Term(name, int(size_bytes), formula(size_bytes) if size_bytes else "none", source)
+
+
+def _weight_terms(pair: Pair, split: Parallelism, number: int) -> list[Term]:
+    of_target, of_draft = stage_parts(pair, split, number)
+    draft = loaded_draft(pair)
+    width = pair.limits.dtype_bytes
+    models = [("target", of_target, pair.target_precision), *([("draft", of_draft, draft[1])] if draft else [])]
+    terms = []
+    for role, parts, precision in models:
+        for name, size in parts.items():
+            words = f"layers in {precision_name(precision, width)}" if name == "layers" else name
+            terms += [_sourced(f"{role}: {words}", size, "vLLM's model classes; config.json")] if size else []
+    return terms
+
+
+def _graphs(pair: Pair, size_bytes: int) -> Term:
+    term = _sourced("CUDA graphs", size_bytes, _MEASURED)
+    if pair.limits.enforce_eager:
+        return term._replace(formula="none: enforceEager is true")
+    if not pair.limits.captures_graphs:
+        return term._replace(formula="none: cudagraphMode is NONE")
+    if not pair.era.charges_graphs:
+        return term._replace(formula="not charged by this version: they are outside the budget")
+    return term
 
 
 class TermOutput(Output):
@@ -81,9 +223,9 @@ class Explained(NamedTuple):
     """One object, explained."""
 
     unit: str  # Of a GPU, a replica or a rank
-    counted: list[explain.Term]  # The budget and what is taken off it
-    figures: list[explain.Figure]  # What the KV cache holds
-    judged: list[explain.Term]  # What the verdict compares
+    counted: list[Term]  # The budget and what is taken off it
+    figures: list[Figure]  # What the KV cache holds
+    judged: list[Term]  # What the verdict compares
 
 
 def explained(facts: Facts, chosen: Candidate) -> Explained:
@@ -94,34 +236,34 @@ def explained(facts: Facts, chosen: Candidate) -> Explained:
         unit = "per replica" if split.tensor == 1 else "per rank"
         outside = []
         counted = [
-            explain.Term("KV cache", budget.available_kv_bytes, f"accelerator.kvCacheGiB {given.kv_cache_gib}{share}"),
-            *(term._replace(name=f"+ {term.name}") for term in explain.cpu_terms(facts.pair, split.tensor, budget)),
-            explain.Term("= memory needed", budget.requested_bytes, "all terms above"),
-            explain.Term("memory given", budget.total_bytes, f"accelerator.memoryGiB {given.memory_gib}{share}"),
+            Term("KV cache", budget.available_kv_bytes, f"accelerator.kvCacheGiB {given.kv_cache_gib}{share}"),
+            *(term._replace(name=f"+ {term.name}") for term in cpu_terms(facts.pair, split.tensor, budget)),
+            Term("= memory needed", budget.requested_bytes, "all terms above"),
+            Term("memory given", budget.total_bytes, f"accelerator.memoryGiB {given.memory_gib}{share}"),
         ]
     else:
         pair, unit, memory = on_product(facts.pair, chosen.product), "per GPU", "memory of the GPU"
         percent, is_known = facts.pair.limits.memory_utilization_percent, find_device(chosen.product) is not None
         by_user = given.memory_gib_per_gpu is not None and not is_known
-        outside = explain.outside_terms(pair, split, budget)
+        outside = outside_terms(pair, split, budget)
         counted = [
-            explain.Term(memory, budget.total_bytes, f"{MEMORY_FIELD} {given.memory_gib_per_gpu}")
+            Term(memory, budget.total_bytes, f"{MEMORY_FIELD} {given.memory_gib_per_gpu}")
             if by_user
-            else explain.Term(memory, budget.total_bytes, "as CUDA reports it", "sizing/data/devices.json"),
-            explain.Term(
+            else Term(memory, budget.total_bytes, "as CUDA reports it", "sizing/data/devices.json"),
+            Term(
                 "budget",
                 budget.requested_bytes,
                 f"ceil({budget.total_bytes:,} x {percent} / 100)",
                 "vLLM, v1/worker/utils.py, request_memory",
             ),
-            *(term._replace(name=f"- {term.name}") for term in explain.charged_terms(pair, split, budget)),
-            explain.Term("= left for KV cache", budget.available_kv_bytes, "the budget less all terms above"),
+            *(term._replace(name=f"- {term.name}") for term in charged_terms(pair, split, budget)),
+            Term("= left for KV cache", budget.available_kv_bytes, "the budget less all terms above"),
         ]
     judged = [*_verdict_terms(facts, chosen), *outside]
-    return Explained(unit, counted, explain.capacity_figures(facts.pair, split, budget), judged)
+    return Explained(unit, counted, capacity_figures(facts.pair, split, budget), judged)
 
 
-def _verdict_terms(facts: Facts, chosen: Candidate) -> list[explain.Term]:
+def _verdict_terms(facts: Facts, chosen: Candidate) -> list[Term]:
     budget, limits = chosen.budget, facts.pair.limits
     grouping = tightest_grouping(facts.pair, chosen.split, budget)
     blocks = request_blocks(grouping, limits.max_model_len)
@@ -138,9 +280,9 @@ def _verdict_terms(facts: Facts, chosen: Candidate) -> list[explain.Term]:
     of_estimates = f"; {kept:,} of it for estimated models" if kept else ""
     margin = f"to spare at least for Fits: how far the estimates may be off{of_estimates}"
     return [
-        explain.Term("KV cache needed", budget.needed_kv_bytes, needed),
-        explain.Term("to spare", spare, difference),
-        explain.Term("margin", budget.margin_bytes, margin, "sizing/data/memory.json; docs/explanation/accuracy.md"),
+        Term("KV cache needed", budget.needed_kv_bytes, needed),
+        Term("to spare", spare, difference),
+        Term("margin", budget.margin_bytes, margin, "sizing/data/memory.json; docs/explanation/accuracy.md"),
     ]
 
 
@@ -151,7 +293,7 @@ def explain_data(result: Answers) -> ExplainOutput:
 
 def _object(answer: Answer) -> ExplainedOutput:
     document, label = answer.document, None
-    counted, figures, judged = list[explain.Term](), list[explain.Figure](), list[explain.Term]()
+    counted, figures, judged = list[Term](), list[Figure](), list[Term]()
     if answer.facts and answer.candidates:
         label = answer.candidates[0].label
         _, counted, figures, judged = explained(answer.facts, answer.candidates[0])
@@ -169,7 +311,7 @@ def _object(answer: Answer) -> ExplainedOutput:
     )
 
 
-def _term(term: explain.Term) -> TermOutput:
+def _term(term: Term) -> TermOutput:
     return TermOutput(name=term.name, bytes=term.size_bytes, formula=term.formula, source=term.source or None)
 
 
@@ -205,7 +347,7 @@ def explain_text(answer: Answer, width: int | None = None) -> str:
     )
 
 
-def _table(terms: list[explain.Term], width: int | None) -> list[str]:
+def _table(terms: list[Term], width: int | None) -> list[str]:
     rows = [(term.name, term.formula, f"{term.size_bytes:,}", gib(term.size_bytes)) for term in terms]
     return aligned([("term", "formula", "= bytes", "GiB"), *rows], left=2, width=width, foldable=(0, 1))
 

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 import typer
 
-from specdecode_operator.cli.command_groups import application
+from specdecode_operator.cli.main import application
 from specdecode_operator.cli.options import ended
 from specdecode_operator.cli.terminal import say_line
 from specdecode_operator.deployment.models.checkpoint_reader import Folder, leave_answer

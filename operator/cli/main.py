@@ -1,15 +1,200 @@
-"""The `specdecode` command: its table of commands, and the entry point of the console script."""
+"""The `specdecode` command: table of commands, plain-language help, lazy loading, and exits without a traceback."""
 
+import gc
+import io
 import os
-from typing import Annotated, ClassVar
+import sys
+import traceback
+from collections import UserDict
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from enum import IntEnum
+from importlib import import_module
+from typing import Annotated, Any, ClassVar, Final, NoReturn
 
 import typer
+from typer.core import TyperArgument, TyperGroup, TyperOption
 
-from specdecode_operator.cli.command_groups import LazyGroup, application, run_to_its_end
+from specdecode_operator.problems import printable
+from specdecode_operator.redaction import clip
 from specdecode_operator.version import __version__
 
+_WORDS: Final = {
+    "bool": "",
+    "str": "TEXT",
+    "int": "NUMBER",
+    "int range": "NUMBER",
+    "float": "NUMBER",
+    "float range": "NUMBER",
+    "path": "PATH",
+    "Path": "PATH",
+}
+"""What help calls a value, by the type that Python calls it. A switch has none."""
+_WIDEST_TYPE: Final = 13
 
-class _Commands(LazyGroup):
+
+class Group(TyperGroup):
+    """Commands whose values and errors have names for people."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command; rephrase the checking library's errors, and add the value."""
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            what, bound = error.message.removeprefix("Value error, "), "Input should be "
+            if what.startswith(bound) and isinstance(error.__cause__, ValueError):
+                for found in getattr(error.__cause__, "errors", list)()[:1]:
+                    limit = what.removeprefix(bound).partition(", unable")[0]
+                    what = f"{printable(str(found['input']))}: must be {limit}"
+            error.message = what
+            raise
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters of the group itself."""
+        return [_named(each, ctx) for each in super().get_params(ctx)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command of the group."""
+        command = super().get_command(ctx, cmd_name)
+        for parameter in [] if command is None else command.get_params(ctx):
+            _named(parameter, ctx)
+        return command
+
+
+class LazyGroup(Group):
+    """Commands that are loaded when they are called: all of them take as long as a plan."""
+
+    later: ClassVar[Mapping[str, str]]
+    """By name, the module in this folder, and the function or the group in it."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = _Commands(self.later)
+
+    def list_commands(self, _ctx: Any) -> list[str]:
+        """Return the names, without loading the commands."""
+        return [*self.commands]
+
+
+class _Commands(UserDict[str, Any]):
+    def __getitem__(self, name: str) -> Any:
+        if isinstance(where := self.data[name], str):
+            module, _, attribute = where.partition(":")
+            # Collecting garbage meanwhile takes a tenth longer, and none of it is garbage later.
+            gc.disable()
+            found = getattr(import_module(f"specdecode_operator.cli.{module}"), attribute)
+            gc.freeze()
+            gc.enable()
+            if isinstance(found, typer.Typer):
+                command: Any = typer.main.get_group(found)
+                command.name = name
+            else:
+                alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+                alone.command(name)(found)
+                command = typer.main.get_command(alone)
+            self.data[name] = command
+        return self.data[name]
+
+
+def application(description: str, *, cls: type[Group] = Group, hidden: bool = False) -> typer.Typer:
+    """Return a command with further ones under it, each with the docstring of its function as help."""
+    return typer.Typer(
+        cls=cls,
+        help=description,
+        hidden=hidden,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+
+def _named(parameter: Any, ctx: Any) -> Any:
+    if isinstance(parameter, TyperOption) and parameter.metavar is None:
+        kind = parameter.display_type(ctx).strip("<>").removeprefix("list[").removesuffix("]")
+        parameter.metavar = name = _WORDS.get(kind, f"<{kind}>")
+        numbers = parameter._get_number_range_help_str()  # noqa: SLF001  the library gives it no other way
+        numbers = f"[{numbers}]" if numbers else ""
+        shown = f"{name} {numbers}".strip()
+        if len(shown) > _WIDEST_TYPE:
+            # In lines, because names would be cut in 80 columns.
+            if len(numbers) > _WIDEST_TYPE:
+                numbers = numbers.replace("x<=", "x\n<=")
+            shown = f"{name}\n{numbers}" if numbers else name.replace("|", "|\n")
+        parameter.display_type_rich = lambda **_: shown or None  # type: ignore[method-assign]
+        parameter._get_number_range_help_str = lambda: None  # type: ignore[method-assign]  # noqa: SLF001
+    elif isinstance(parameter, TyperArgument):
+        parameter.metavar = parameter.metavar or parameter.name.upper()
+        # The name of an argument says what it is.
+        parameter.display_type_rich = lambda ctx: None  # type: ignore[method-assign]  # noqa: ARG005
+    # `completion` covers each shell; the library's options only the one they run in.
+    parameter.hidden = parameter.hidden or parameter.name in ("install_completion", "show_completion")
+    return parameter
+
+
+class Ending(IntEnum):
+    """Exit codes of a command that was stopped, beside its own."""
+
+    # As in sysexits.h
+    DEFECT = 70
+    NOT_WRITTEN = 74
+    # As shells report that a signal ended a program
+    INTERRUPTED = 130
+    PIPE_CLOSED = 141
+
+
+TRACEBACK: Final = "SPECDECODE_TRACEBACK"
+
+
+def run_to_its_end(command: Callable[[], None]) -> NoReturn:
+    """Run a command and end the process: with its exit code, or with one line on what stopped it."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # Whatever the locale, and whatever bytes the name of a file has.
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        try:
+            command()
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except SystemExit:
+        raise
+    except KeyboardInterrupt:
+        _end(Ending.INTERRUPTED)
+    except BrokenPipeError:
+        # Who reads has enough, as head does: that is no error of anyone.
+        _end(Ending.PIPE_CLOSED)
+    except OSError as error:
+        place = error.filename if isinstance(error.filename, str) else "standard output"
+        _end(Ending.NOT_WRITTEN, f"{place}: {error.strerror or error}: write to another place")
+    except MemoryError:
+        _end(Ending.DEFECT, "there is not enough memory for it: give it less at once")
+    except Exception as error:  # noqa: BLE001  the last to hear of it
+        _end_with_defect(error)
+    sys.exit(0)
+
+
+def _end(code: Ending, message: str | None = None) -> NoReturn:
+    with suppress(OSError, AttributeError, ValueError):
+        if message is not None:
+            sys.stderr.write(f"error: {printable(message)}\n")
+        sys.stderr.flush()
+    # What could not be written would be tried, and told, once more.
+    with suppress(OSError, AttributeError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
+
+
+def _end_with_defect(error: Exception) -> NoReturn:
+    if os.environ.get(TRACEBACK) or sys.argv[1:2] in [["operator"], ["capture-job"], ["read-model"]]:
+        # Commands in pods cannot be run again to see more.
+        traceback.print_exception(error)
+    what = " ".join(f"{type(error).__name__}: {error}".split())
+    hint = f"this is a defect of specdecode: please report what {TRACEBACK}=1 shows"
+    _end(Ending.DEFECT, f"{clip(what, 300)}: {hint}")
+
+
+class _TopLevel(LazyGroup):
     later: ClassVar = {
         "crds": "operator:crds_command",
         "plan": "plan.command:plan_command",
@@ -22,7 +207,7 @@ class _Commands(LazyGroup):
         "init": "init:init_command",
         "lint": "lint:lint_command",
         "calibrate": "calibrate:calibrate_command",
-        "doctor": "doctor.command:doctor_command",
+        "doctor": "doctor:doctor_command",
         "verify": "attestation:verify_command",
         "import": "importing:import_command",
         "schema": "schema:schema_command",
@@ -51,7 +236,7 @@ class _Replay(LazyGroup):
 
 
 replay_app = application("Captures without a GPU: played back, fitted, compared, forecast, made.", cls=_Replay)
-app = application("vLLM with speculative decoding on Kubernetes: sized, launched and proven.", cls=_Commands)
+app = application("vLLM with speculative decoding on Kubernetes: sized, launched and proven.", cls=_TopLevel)
 
 
 def _print_version(value: bool) -> None:

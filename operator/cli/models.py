@@ -7,9 +7,9 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from specdecode_operator.cli.command_groups import application
 from specdecode_operator.cli.hub import HubModels
 from specdecode_operator.cli.input_files import read_facts
+from specdecode_operator.cli.main import application
 from specdecode_operator.cli.options import ExitCode, FactsOption, HubOption, TextOrJson, ended, fail, hub_models
 from specdecode_operator.cli.outputs import json_text, print_json
 from specdecode_operator.cli.plan.answers import others_named

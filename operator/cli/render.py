@@ -153,7 +153,7 @@ def render_capture(
         captured.desired.outcome,
         lambda _, changed: _desired_state(parse_deployment(as_stored(changed)), captured.cluster),
     )
-    claim = capture.spec.get("storage", {}).get("existingClaim")
+    claim = capture.spec.get("storage", {}).get("persistentVolumeClaim", {}).get("claimName")
     dataset = capture.spec.get("workload", {}).get("prompts", {}).get("dataset")
     observed = CaptureObservation(
         ObservedDeployment(parent.key, parent.uid, parent.generation, captured.desired, arms),
@@ -190,7 +190,7 @@ def _as_golden(capture: Capture, golden: Body | None) -> Body | None:
     if against is None:
         return None
     if golden is None:
-        spec = {**capture.spec, "storage": {"existingClaim": _NOT_KNOWN}}
+        spec = {**capture.spec, "storage": {"persistentVolumeClaim": {"claimName": _NOT_KNOWN}}}
         golden = {"metadata": {"namespace": capture.key.namespace, "name": against["capture"]}, "spec": spec}
     known = read_capture(as_stored(golden))
     succeeded = Condition(

@@ -34,6 +34,7 @@ MESSAGE_LIMIT = 4096  # Characters of a message: pods, which anybody may run, ha
 _REASON_LIMIT = 64
 _BEGINS = (UNKNOWN, "Starting")
 SUSPENDED_FOR_CAPTURE = "SuspendedForCapture"
+EFFECTIVE: Final = "SpeculationEffective"
 
 
 @dataclass(frozen=True)
@@ -93,8 +94,13 @@ def changed_conditions(old: list[Condition], new: list[Condition]) -> list[Condi
         "Ready": (TRUE, FALSE, UNKNOWN),
     }
     changed = [each for each in new if before.get(each.type) != (each.status, each.reason)]
-    return [each for each in changed if each.status in told.get(each.type, (TRUE, FALSE))]
+    return [each for each in changed if each.status in told.get(each.type, (TRUE, FALSE)) or each.reason in CAVEATS]
 
+
+LOSSY_REJECTION_SAMPLING: Final = "LossyRejectionSampling"
+NEWER_THAN_KNOWN: Final = "NewerThanKnown"
+CAVEATS: Final = frozenset({LOSSY_REJECTION_SAMPLING, NEWER_THAN_KNOWN})
+"""Reasons of an Accepted that is True: the spec is valid, and a person should know what it entails."""
 
 REASONS: Final[Mapping[str, str]] = {
     "method": "OtherMethod",

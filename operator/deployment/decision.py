@@ -12,6 +12,8 @@ from specdecode_operator.cluster.nodes import NodeFacts, NodesFrom
 from specdecode_operator.deployment.children import plan_config_map, plan_data, render_children
 from specdecode_operator.deployment.conditions import (
     FALSE,
+    LOSSY_REJECTION_SAMPLING,
+    NEWER_THAN_KNOWN,
     OPERATOR_IMAGE_UNKNOWN,
     TRUE,
     UNKNOWN,
@@ -211,12 +213,22 @@ def _plan(question: _Question) -> _Planned | Blocked:
             how = geometry.knowledge.value
             remarks.append(f"{model.model} is known ({how}) from the operator's facts file {given.file}")
     message = "; ".join([condition.message, *remarks, *plan_notes(facts)])
-    conditions = [_ACCEPTED, replace(condition, message=message)]
-    if untested := untested_version(facts.spec, facts.profile):
-        conditions.append(ConditionUpdate("EngineUntested", TRUE, "NewerThanKnown", str(untested)))
-    if lossy := lossy_answers(facts):
-        conditions.append(ConditionUpdate("OutputsDiffer", TRUE, "LossyRejectionSampling", lossy))
+    conditions = [_accepted(facts), replace(condition, message=message)]
     return _Planned(facts, plan, texts, conditions, plan_status(facts, plan))
+
+
+def _accepted(facts: Facts) -> ConditionUpdate:
+    """Return that a spec is valid, with what a person should know about it."""
+    untested, lossy = untested_version(facts.spec, facts.profile), lossy_answers(facts)
+    caveats = {
+        NEWER_THAN_KNOWN: str(untested) if untested else None,
+        LOSSY_REJECTION_SAMPLING: lossy,
+    }
+    told = {reason: message for reason, message in caveats.items() if message}
+    if not told:
+        return _ACCEPTED
+    message = f"{_ACCEPTED.message}; {'; '.join(told.values())}"
+    return replace(_ACCEPTED, reason=next(iter(told)), message=message)
 
 
 def _launch(
@@ -236,7 +248,7 @@ def _launch(
         return DesiredState(launch, [*planned.conditions, *passed], [*others, workload])
     kept, failure = render_last_good(key, uid, last_good), last_good.failure
     earlier = put_back(key, uid, workload, last_good.workload)
-    if failure is not None and failure.attempt == attempt_of(facts.spec, plan):
+    if failure is not None and failure.attempt == attempt_of(facts.spec, plan.chosen):
         rolled_back = RolledBack(facts, planned.plan_status, failure)
         return DesiredState(rolled_back, planned.conditions, [kept, *others, earlier])
     # A capture with arms has measured what a policy chose: a golden capture of other speculation has no say in it.

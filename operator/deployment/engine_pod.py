@@ -48,6 +48,7 @@ from specdecode_operator.deployment.pod_template_merge import (
     volume_group,
 )
 from specdecode_operator.deployment.spec_facts import Facts
+from specdecode_operator.enums import Platform
 from specdecode_operator.sizing.memory.buffers import cost_profile_s
 from specdecode_operator.sizing.plan import Plan
 from specdecode_operator.vllm import logging_config
@@ -58,8 +59,9 @@ from specdecode_operator.vllm.environment import (
     HOST_ADDRESS_VARIABLE,
     STARTUP_PLAN_ENVIRONMENT,
     environment,
+    manifest_variables,
 )
-from specdecode_operator.vllm.settings import ContainerVariable, NodeGroup, Platform
+from specdecode_operator.vllm.settings import ContainerVariable, NodeGroup
 
 _SHM_GIB_PER_GPU = 1
 _MODELS_MOUNT: Final = {"name": "models", "mountPath": "/models", "readOnly": True}
@@ -133,7 +135,7 @@ def _values(key: Key, facts: Facts, plan: Plan, role: Role) -> dict[str, Any]:
         group = NodeGroup(plan.chosen.nodes, _RANK, address, leads=leads, meeting_timeout_s=times.startup_s)
     settings = engine_settings(spec, facts.pair, plan.chosen.tensor, group)
     command, mounts = command_line(settings, facts.profile), [_MODELS_MOUNT]
-    own_env = {variable.name: variable.value for variable in spec.engine.env}
+    own_env = manifest_variables(spec.engine.env)
     env = {**environment(settings), logging_config.LOGGING_CONFIG_VARIABLE: logging_config.LOGGING_CONFIG_PATH}
     # On several nodes only the leader knows that it serves, so nothing is cached there.
     if spec.models.cache is not None and role is Role.ALONE:
@@ -141,21 +143,21 @@ def _values(key: Key, facts: Facts, plan: Plan, role: Role) -> dict[str, Any]:
             env |= STARTUP_PLAN_ENVIRONMENT
         # By version and product for people, by all else for safety: vLLM's own keys leave out what the start-up plan
         # depends on, such as the share of memory (config/cache.py, compute_hash).
-        content = {"image": facts.image, "command": command, "env": own_env}
+        content = {"image": facts.image, "command": command, "env": _values_or_sources(own_env)}
         product = "cpu" if facts.on_cpu else plan.chosen.product
         mount = model_locations.compiled_mount(spec, f"{facts.profile.version}-{product}-{content_hash(content)}")
         mounts = [_MODELS_MOUNT, *([mount] if mount else [])]
-        health = f"--health={'https' if settings.tls else 'http'}://127.0.0.1:{settings.port}/health"
+        health = f"--health={'https' if settings.tls else 'http'}://127.0.0.1:{settings.serving.port}/health"
         shared, own = f"--folder={model_locations.COMPILED_PATH}", f"--cache={model_locations.COMPILE_CACHE_PATH}"
         command = ["python3", "-c", _WARM_START, shared, own, health, "--", *command]
-    env |= own_env
     resources: Body = {"limits": {GPU_RESOURCE: str(plan.chosen.gpus_per_node)}}
     if facts.on_cpu:
         memory = f"{spec.accelerator.memory_gib}Gi"
         # A CPU limit would throttle the engine while the node has idle cores.
         requests = {"cpu": str(spec.accelerator.cpu_cores), "memory": memory}
         resources = {"requests": requests, "limits": {"memory": memory}}
-    logging = logging_config.logging_config(own_env.get(logging_config.LOGGING_LEVEL_VARIABLE, "INFO").upper())
+    level = own_env.get(logging_config.LOGGING_LEVEL_VARIABLE, {}).get("value", "INFO")
+    logging = logging_config.logging_config(level.upper())
     return {
         "role": role,
         "prepare": None,
@@ -163,7 +165,7 @@ def _values(key: Key, facts: Facts, plan: Plan, role: Role) -> dict[str, Any]:
         "host_address_variable": HOST_ADDRESS_VARIABLE,
         "image": facts.image,
         "command": command,
-        "env": [{"name": name, "value": value} for name, value in sorted(env.items())],
+        "env": _with_own(env, own_env),
         "product": None if facts.on_cpu else plan.chosen.product,
         "product_label": PRODUCT_LABEL,
         "gpu_resource": GPU_RESOURCE,
@@ -185,6 +187,17 @@ def _values(key: Key, facts: Facts, plan: Plan, role: Role) -> dict[str, Any]:
         "hub_token": secret_key(spec.models.hub_token_secret),
         **_access_values(spec),
     }
+
+
+def _with_own(env: Mapping[str, str], own: Mapping[str, Body]) -> list[Body]:
+    """Return the variables of a container, sorted by name. Variables of the spec replace the operator's."""
+    variables: Body = {name: {"name": name, "value": value} for name, value in env.items()}
+    variables.update(own)
+    return [variables[name] for name in sorted(variables)]
+
+
+def _values_or_sources(variables: Mapping[str, Body]) -> Body:
+    return {name: each.get("value", each.get("valueFrom")) for name, each in variables.items()}
 
 
 def _access_values(spec: SpecDecodeDeploymentSpec) -> dict[str, Any]:
@@ -231,7 +244,6 @@ _REQUESTS: Final = {"cpu": "1", "memory": "3Gi"}
 def _emulated_engine(key: Key, facts: Facts, plan: Plan, replay: Replay) -> dict[str, Any]:
     """Return an emulated engine's own values, with the container that writes its files for the plan in force."""
     chosen = plan.chosen
-    env = FIXED_VARIABLES | {variable.name: variable.value for variable in facts.spec.engine.env}
     # The object with what the plan chose, and without what says nothing of its engine.
     spec = facts.spec.model_dump(
         mode="json", by_alias=True, exclude_defaults=True, exclude={"pod_template", "captures"}
@@ -259,7 +271,7 @@ def _emulated_engine(key: Key, facts: Facts, plan: Plan, replay: Replay) -> dict
     return {
         "image": facts.spec.engine.image or facts.profile.images[Platform.CPU],
         "command": ["python3", f"{_FOLDER}/start.py", "--host=0.0.0.0", f"--port={facts.spec.serving.port}"],
-        "env": [{"name": name, "value": value} for name, value in sorted(env.items())],
+        "env": _with_own(FIXED_VARIABLES, manifest_variables(facts.spec.engine.env)),
         "resources": {"requests": _REQUESTS},
         "prepare": prepare,
         "shm_gib": 1,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.deployment.models.checkpoints import short_name
 from specdecode_operator.deployment.models.model_locations import downloads_in_pods, engine_model_path
-from specdecode_operator.enums import AcceleratorType, Dtype, Method, Precision, Quantization
+from specdecode_operator.enums import AcceleratorType, Dtype, Method, OnlineQuantization, Precision, Quantization
 from specdecode_operator.sizing.families.draft_heads import method_of_head
 from specdecode_operator.sizing.geometry import ModelGeometry
 from specdecode_operator.sizing.pair import Pair
@@ -75,7 +75,7 @@ def engine_settings(
     spec: SpecDecodeDeploymentSpec, pair: Pair, tensor: int, group: settings.NodeGroup | None = None
 ) -> settings.EngineSettings:
     """Return all that the engine's command line and environment need, for a pod of a group too."""
-    serving, limits, accelerator = spec.serving, pair.limits, spec.accelerator
+    limits, accelerator = pair.limits, spec.accelerator
     cpu = settings.CpuSettings(kv_cache_gib=accelerator.kv_cache_gib or 0, cores=accelerator.cpu_cores or 0)
     return settings.EngineSettings(
         model=engine_model_path(spec, spec.target),
@@ -83,23 +83,17 @@ def engine_settings(
         max_model_len=limits.max_model_len,
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
-        kv_cache_dtype=serving.kv_cache_dtype.value,
         block_size=limits.block_size,
-        memory_utilization_percent=serving.gpu_memory_utilization_percent,
         tensor_parallel_size=tensor,
         pipeline_parallel_size=spec.parallelism.pipeline,
         data_parallel_size=spec.parallelism.data,
         expert_parallel=spec.parallelism.expert,
-        port=serving.port,
-        tls=serving.tls_secret is not None,
         shutdown_timeout_s=shutdown_timeout_s(spec),
+        serving=spec.serving,
         # Further arguments say for themselves what they tell.
         hf_overrides=pair.target.told_config if spec.target.rope_scaling else None,
-        dtype=Dtype.BFLOAT16 if spec.target.quantization is Quantization.BF16 else serving.dtype,
+        dtype=Dtype.BFLOAT16 if spec.target.quantization is Quantization.BF16 else spec.serving.dtype,
         online_quantization=_online_quantization(pair.target, pair.target_precision),
-        enforce_eager=serving.enforce_eager,
-        cudagraph_mode=serving.cudagraph_mode,
-        max_cudagraph_capture_size=serving.max_cudagraph_capture_size,
         speculation=_speculation(spec, pair),
         cpu=None if accelerator.type is AcceleratorType.GPU else cpu,
         extra_args=tuple(spec.engine.extra_args),
@@ -113,19 +107,18 @@ def served_names(spec: SpecDecodeDeploymentSpec) -> tuple[str, ...]:
     return tuple(spec.serving.served_model_names) or (short_name(spec.target.model),)
 
 
-def _online_quantization(geometry: ModelGeometry, wanted: Precision | None) -> settings.OnlineQuantization | None:
+def _online_quantization(geometry: ModelGeometry, wanted: Precision | None) -> OnlineQuantization | None:
     made = wanted is Precision.FP8 and geometry.checkpoint_precision is None
-    return settings.OnlineQuantization.FP8 if made else None
+    return OnlineQuantization.FP8 if made else None
 
 
 def _speculation(spec: SpecDecodeDeploymentSpec, pair: Pair) -> settings.SpeculationSettings | None:
     speculation = spec.speculation
     if speculation is None or speculation.method is Method.NONE:
         return None
-    draft, ngram, suffix = speculation.draft, speculation.ngram, speculation.suffix
+    draft = speculation.draft
     return settings.SpeculationSettings(
-        method=speculation.method,
-        num_speculative_tokens=speculation.num_speculative_tokens or 0,
+        spec=speculation,
         schedule=tuple(
             settings.ScheduleRange(range_.from_, range_.to, range_.num_speculative_tokens)
             for range_ in speculation.num_speculative_tokens_by_batch_size
@@ -135,23 +128,6 @@ def _speculation(spec: SpecDecodeDeploymentSpec, pair: Pair) -> settings.Specula
         drafts_in_parallel=pair.drafts_in_parallel,
         maps_vocabulary=pair.maps_vocabulary,
         draft_online_quantization=_online_quantization(pair.draft, pair.draft_precision) if pair.draft else None,
-        draft_max_model_len=draft.max_model_len if draft else None,
-        prompt_lookup_min=ngram.prompt_lookup_min if ngram else None,
-        prompt_lookup_max=ngram.prompt_lookup_max if ngram else None,
         draft_tensor_parallel_size=spec.parallelism.draft_tensor,
-        suffix=settings.SuffixSettings(
-            max_tree_depth=suffix.max_tree_depth,
-            max_cached_requests=suffix.max_cached_requests,
-            max_spec_factor_percent=suffix.max_spec_factor_percent,
-            min_token_probability_percent=suffix.min_token_probability_percent,
-        )
-        if suffix
-        else None,
-        rejection_sampling=speculation.rejection_sampling,
-        loss_accepted=speculation.lossy,
-        draft_sampling=speculation.draft_sampling,
-        adaptive_verification=speculation.adaptive_verification,
-        draft_head_quantization=speculation.draft_lm_head_quantization,
-        xpress_top_c=speculation.xpress_top_c,
         extra_config=json.dumps(speculation.extra_config, sort_keys=True) if speculation.extra_config else None,
     )

@@ -13,10 +13,10 @@ from specdecode_operator.api.deployment import PodTemplate, SpecDecodeDeployment
 from specdecode_operator.cluster.nodes import GPU_RESOURCE, PRODUCT_LABEL
 from specdecode_operator.cluster.resources import ENGINE_CONTAINER
 from specdecode_operator.deployment.engine_settings import SHORTEST_GRACE_S
+from specdecode_operator.enums import Platform
 from specdecode_operator.problems import Problem, shown
 from specdecode_operator.untrusted import mapping, name_of, objects
 from specdecode_operator.vllm.environment import owned_variable_problems
-from specdecode_operator.vllm.settings import Platform
 
 _SPEC = "spec.podTemplate.spec"
 _MERGE_KEYS = {

@@ -23,7 +23,7 @@ from specdecode_operator.api.crd_validation import broken_rules
 from specdecode_operator.api.deployment import MOST_DECISIONS, MOST_RESTARTS, Policy, PolicyDecision, PolicyStatus
 from specdecode_operator.api.deployment_status import PlanStatus
 from specdecode_operator.api.speculation import Speculation
-from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate
+from specdecode_operator.deployment.conditions import EFFECTIVE, FALSE, TRUE, UNKNOWN, ConditionUpdate
 from specdecode_operator.deployment.desired_state import DesiredState, Launch
 from specdecode_operator.deployment.observed.engine_reports import decimal
 from specdecode_operator.deployment.observed.observation import Observation, rollout_of
@@ -616,7 +616,6 @@ def refusal(desired: DesiredState) -> str:
 _TIME: Final = "%Y-%m-%dT%H:%M:%SZ"
 _LONGEST: Final = 1024
 _LONGEST_ARM: Final = 200
-CONDITION: Final = "BestInForce"
 
 
 @dataclass(frozen=True)
@@ -772,11 +771,11 @@ def steady(new: PolicyStatus, old: PolicyStatus | None, *, due: bool) -> PolicyS
     return old
 
 
-def policy_condition(status: PolicyStatus | None) -> list[ConditionUpdate]:
-    """Return the condition that says whether the best measured speculation is in force; none in mode Observe."""
+def policy_condition(status: PolicyStatus | None) -> ConditionUpdate | None:
+    """Return the condition that says whether the best measured speculation is in force; None in mode Observe."""
     if status is None or status.mode is PolicyMode.OBSERVE:
-        return []
+        return None
     if status.action is not PolicyAction.KEEP:
-        return [ConditionUpdate(CONDITION, FALSE, status.reason, f"{status.action}: {status.message}")]
+        return ConditionUpdate(EFFECTIVE, FALSE, status.reason, f"{status.action}: {status.message}")
     is_best = status.reason == "BestMeasured"
-    return [ConditionUpdate(CONDITION, TRUE if is_best else UNKNOWN, status.reason, status.message)]
+    return ConditionUpdate(EFFECTIVE, TRUE if is_best else UNKNOWN, status.reason, status.message)

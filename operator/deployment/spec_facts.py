@@ -30,6 +30,7 @@ from specdecode_operator.enums import (
     AcceleratorType,
     DraftSampling,
     Method,
+    Platform,
     Precision,
     RejectionSampling,
 )
@@ -42,7 +43,6 @@ from specdecode_operator.sizing.plan import PLACE_ONLY, Plan, PlanOptions, pair_
 from specdecode_operator.vllm.extra_args_parser import attention_backend
 from specdecode_operator.vllm.hf_overrides import ConfigOverrides, config_overrides
 from specdecode_operator.vllm.profiles import EngineProfile, UnknownEngineVersionError, find_profile
-from specdecode_operator.vllm.settings import Platform
 
 
 @dataclass(frozen=True)

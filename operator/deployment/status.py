@@ -10,14 +10,12 @@ from specdecode_operator.api.deployment_status import ObservedStatus, SpecDecode
 from specdecode_operator.cluster.resources import KEPT_MANAGERS_ANNOTATION, selector_labels
 from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate, kept, stamp
 from specdecode_operator.deployment.desired_state import DesiredState, Gated, Launch, NotLaunched
-from specdecode_operator.deployment.observed.decay import decay_conditions
+from specdecode_operator.deployment.observed.decay import decay_condition
 from specdecode_operator.deployment.observed.engine_reports import (
-    ENGINE_DIFFERS,
     budget_condition,
     budget_residual,
     observed_status,
     steady,
-    version_conditions,
 )
 from specdecode_operator.deployment.observed.observation import Observation, rollout_of
 from specdecode_operator.deployment.observed.speculation_in_force import (
@@ -63,6 +61,7 @@ class _EngineStatus:
     figures: ObservedStatus | None = None
     features: list[SpeculationFeature] = field(default_factory=list)
     replays: bool = False
+    declined: ConditionUpdate | None = None
 
 
 def compose_status(  # noqa: PLR0913  all of the status comes together here
@@ -101,10 +100,11 @@ def compose_status(  # noqa: PLR0913  all of the status comes together here
     proofs = [with_last_acceptance(each, acceptance) for each in seen.conditions]
     if parent.written_spec is not None:
         proofs = [replace(each, message=_BY_POLICY) if each.reason == "Disabled" else each for each in proofs]
-    conditions = [*readiness.conditions(), *desired.conditions, available, *proofs, *policy_condition(policy)]
+    effective = _effective_condition(seen.declined, policy_condition(policy))
+    conditions = [*readiness.conditions(), *desired.conditions, available, *proofs, *effective]
     if observation.contested:
         message = f"{'; '.join(observation.contested)}: written again after each repair; {_CONTESTED_FIX}"
-        conditions.append(ConditionUpdate("DriftContested", TRUE, "RepairsUndone", message))
+        conditions.append(ConditionUpdate("ChildrenInSync", FALSE, "RepairsUndone", message))
     counts = [(each or {}).get("status", {}) for each in (observation.workload, observation.replaced_workload)]
     return SpecDecodeDeploymentStatus(
         observed_generation=parent.generation,
@@ -116,11 +116,30 @@ def compose_status(  # noqa: PLR0913  all of the status comes together here
         figures=observation.figures,
         policy=policy,
         captures=list(parent.status.captures if schedules is None else schedules),
+        ready=f"{seen.counts.ready}/{_wanted_engines(parent)}",
         kept=parent.status.kept,
         replicas=sum(each.get("replicas", 0) for each in counts),
         ready_replicas=sum(each.get("readyReplicas", 0) for each in counts),
         selector=",".join(f"{name}={value}" for name, value in sorted(selector_labels(parent.key.name).items())),
     )
+
+
+def _effective_condition(declined: ConditionUpdate | None, by_policy: ConditionUpdate | None) -> list[ConditionUpdate]:
+    """Return the condition SpeculationEffective, if a decline or a policy says something of it.
+
+    A decline comes first: it is measured now, and the policy judges by captures.
+    """
+    if declined is not None and by_policy is not None:
+        return [replace(declined, message=f"{declined.message}. By the policy: {by_policy.message}")]
+    found = declined or by_policy
+    return [found] if found else []
+
+
+def _wanted_engines(parent: ParsedDeployment) -> int:
+    """Return how many engines the spec asks for, even if it is invalid or a capture has the GPUs."""
+    replicas = parent.raw_spec.get("replicas", 1)
+    suspended = parent.raw_spec.get("suspend") is True and parent.suspended_for is None
+    return replicas if isinstance(replicas, int) and not suspended else 0
 
 
 def _engine_status(parent: ParsedDeployment, desired: DesiredState, observation: Observation) -> _EngineStatus:
@@ -153,12 +172,9 @@ def _launched(parent: ParsedDeployment, launch: Launch, observation: Observation
         figures = steady(observed_status(facts, residual, readings), figures, figures_due=observation.figures_due)
     speculation, features = prove_speculation(facts, plan.chosen.tensor, readings, figures, observation.recent)
     proofs = [speculation, budget_condition(facts, plan, residual, readings), settings_condition(facts, readings)]
-    differing = version_conditions(facts, readings)
     before = {condition.type: condition for condition in parent.status.conditions}
     if observation.missed:
         proofs = [kept(before.get(each.type), parent.generation) or each for each in proofs]
-        told = kept(before.get(ENGINE_DIFFERS), parent.generation)
-        differing = [told] if told is not None else []
         if parent.status.observed_generation == parent.generation:
             features = parent.status.speculation
     paused = facts.spec.rollout.paused
@@ -168,8 +184,9 @@ def _launched(parent: ParsedDeployment, launch: Launch, observation: Observation
     return _EngineStatus(
         readiness,
         EngineCounts.of_rollout(rollout),
-        [*proofs, *differing, *decay_conditions(observation.decay)],
+        proofs,
         figures,
         features,
         replays=facts.replay is not None and rollout.wanted > 0,
+        declined=decay_condition(observation.decay),
     )

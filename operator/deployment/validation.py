@@ -34,6 +34,7 @@ from specdecode_operator.enums import (
     Dtype,
     KvCacheDtype,
     Method,
+    Platform,
     Precision,
     Quantization,
     RejectionSampling,
@@ -48,12 +49,12 @@ from specdecode_operator.sizing.plan import pair_at
 from specdecode_operator.sizing.tensor_parallel import split_remedy, supported_tensors, tensor_problems
 from specdecode_operator.sizing.weights import parameter_count
 from specdecode_operator.untrusted import mapping, objects
-from specdecode_operator.vllm.environment import allows_longer, env_problems
-from specdecode_operator.vllm.extra_args_parser import extra_args_problems, last_option
+from specdecode_operator.vllm.environment import allows_longer, env_problems, known_values
+from specdecode_operator.vllm.extra_args_parser import last_option
+from specdecode_operator.vllm.extra_args_rules import extra_args_problems
 from specdecode_operator.vllm.flag_values import flag_value_problems
 from specdecode_operator.vllm.profiles import EngineProfile
 from specdecode_operator.vllm.serving_rules import image_problems, serving_problems
-from specdecode_operator.vllm.settings import Platform
 from specdecode_operator.vllm.speculation_rules import method_problems, speculation_problems
 from specdecode_operator.vllm.speculative_config import extra_config_problems
 
@@ -91,7 +92,7 @@ def facts_problems(facts: Facts) -> list[Problem]:
         *pairing_problems(spec, pair, profile),
         *_tensor_problems(facts),
         *serving_problems(settings, profile),
-        *flag_value_problems(settings, profile, {variable.name: variable.value for variable in spec.engine.env}),
+        *flag_value_problems(settings, profile, known_values(spec.engine.env)),
         *speculation_problems(settings, profile),
         *_problems_without_models(spec, profile),
     ]

@@ -18,7 +18,7 @@ from specdecode_operator.deployment.models.model_locations import (
     model_source,
 )
 from specdecode_operator.deployment.spec_facts import Facts, platform_of
-from specdecode_operator.enums import SIXTEEN_BIT_BYTES, CudagraphMode, Knowledge, Method, Precision
+from specdecode_operator.enums import SIXTEEN_BIT_BYTES, CudagraphMode, Knowledge, Method, Platform, Precision
 from specdecode_operator.problems import Problem
 from specdecode_operator.sizing.arithmetic import MIB, format_gib
 from specdecode_operator.sizing.catalogue import is_known_name, is_variant, made_for, published_heads
@@ -31,10 +31,10 @@ from specdecode_operator.sizing.rank_layers import Split
 from specdecode_operator.sizing.version_rules import sizing_facts
 from specdecode_operator.sizing.weights import checkpoint_disagreement, weight_bytes
 from specdecode_operator.vllm.environment import ALLOW_LONG_VARIABLE, allows_longer
-from specdecode_operator.vllm.extra_args_parser import options, unknown_flags
+from specdecode_operator.vllm.extra_args_parser import options
+from specdecode_operator.vllm.extra_args_rules import unknown_flags
 from specdecode_operator.vllm.hf_overrides import positions_of
 from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, EngineProfile
-from specdecode_operator.vllm.settings import Platform
 from specdecode_operator.vllm.speculative_config import unknown_keys
 from specdecode_operator.vllm.versions import version_of_image
 

@@ -1,28 +1,39 @@
-"""Reconcile one SpecDecodeDeployment: read, decide, write, observe, report.
+"""Reconcile one SpecDecodeDeployment: read, decide, write, observe, run schedules, gate and policy, report.
 
 `Record` holds all in-memory state of one object between reconciles. It is lost when the process ends.
 """
 
+import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
+from typing import Final, TypeVar
 
-from specdecode_operator.api import capture, deployment
+from specdecode_operator.api import base, capture, deployment
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.deployment import Key, PolicyStatus, ScheduleStatus
+from specdecode_operator.api.deployment import CaptureSchedule, Gate, Key, Policy, PolicyStatus, ScheduleStatus
 from specdecode_operator.api.speculation import Speculation
 from specdecode_operator.capture.borrowing import lending_to
+from specdecode_operator.capture.golden_gate import GateObjects, gate_state, gate_writes
 from specdecode_operator.capture.gpu_sharing import preempting_capture
+from specdecode_operator.capture.schedules import (
+    OVER_AGE_FOR,
+    DueCapture,
+    Note,
+    ObservedSchedules,
+    ScheduleEvent,
+    decide_schedules,
+)
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster, ClusterError
 from specdecode_operator.cluster.drift import identity, is_owned
 from specdecode_operator.cluster.engine_probe import EngineProbe
 from specdecode_operator.cluster.observed_figures import FiguresReader, KeptFigures
-from specdecode_operator.cluster.resources import CONFIG_MAP, JOB, MODEL_FACTS_NAME, POD
+from specdecode_operator.cluster.resources import CONFIG_MAP, JOB, MODEL_FACTS_NAME, PERSISTENT_VOLUME_CLAIM, POD
 from specdecode_operator.deployment.decision import internal_error, newly_read_models
-from specdecode_operator.deployment.desired_state import ClusterState, DesiredState, Launch
+from specdecode_operator.deployment.desired_state import ClusterState, DesiredState, Launch, RolledBack
 from specdecode_operator.deployment.models.model_facts import believed_entries, site_facts_of
 from specdecode_operator.deployment.models.model_jobs import downloads_name, is_model_pod, read_downloads
 from specdecode_operator.deployment.models.model_locations import claims_named
@@ -33,26 +44,251 @@ from specdecode_operator.deployment.observed.observation import (
     update_group_history,
     update_last_good,
 )
-from specdecode_operator.deployment.parsed_deployment import ParsedDeployment, parse_deployment
+from specdecode_operator.deployment.parsed_deployment import ParsedDeployment, engine_spec_hash, parse_deployment
 from specdecode_operator.deployment.planning import plan_change
-from specdecode_operator.deployment.policy import refusal, why_not_plannable, with_speculation
+from specdecode_operator.deployment.policy import (
+    Measured,
+    PolicyInputs,
+    Remembered,
+    given_up,
+    is_unchanged,
+    judge,
+    observe_engines,
+    of_this_spec,
+    policy_status,
+    read_measured,
+    refusal,
+    steady,
+    why_not_plannable,
+    with_speculation,
+)
 from specdecode_operator.deployment.requeue import Requeue, requeue_for
 from specdecode_operator.deployment.rollout.blocked_pods import waits_for_claim
 from specdecode_operator.deployment.rollout.engine_workload import serving_pods
 from specdecode_operator.deployment.rollout.readiness import Lending, Readiness, lent_since
 from specdecode_operator.deployment.rollout.rollback import LastGood, last_good_name, read_last_good, render_last_good
+from specdecode_operator.deployment.rollout.rollout_gate import GateState, may_be_of_gate
 from specdecode_operator.deployment.rollout.rollout_progress import NO_GROUP_HISTORY, GroupHistory, current_pods
 from specdecode_operator.deployment.status import compose_status
 from specdecode_operator.deployment.tamper_check import believed, digests, kept_entries, own_proofs, proofs_in
+from specdecode_operator.enums import PolicyAction, PolicyOutcome
 from specdecode_operator.handlers.apply_children import EngineChildren, what_blocks
 from specdecode_operator.handlers.decision_cache import DecisionCache
 from specdecode_operator.handlers.metrics import OperatorMetrics
-from specdecode_operator.handlers.scheduled_captures import keep_gate, keep_schedules, seen_gate
 from specdecode_operator.handlers.settings import Settings
-from specdecode_operator.handlers.speculation_policy import PolicyKeeper
+from specdecode_operator.handlers.status_writer import Reporter
 from specdecode_operator.problems import InvalidSpecError
-from specdecode_operator.stats.engine_window import NOTHING_RECENT, Recent, update_recent
+from specdecode_operator.stats.engine_window import NOTHING_RECENT, Recent, Window, update_recent
 from specdecode_operator.vllm.engine_metrics import Reading, Unreachable
+
+_MESSAGE_REST_S: Final = 300.0
+"""Minimum interval between writes of a message in which only figures changed."""
+
+NotHad = Callable[[Speculation], str]
+"""Returns why a speculation cannot be had where the engines are; an empty text if it can."""
+
+
+class PolicyKeeper:
+    """Carries out the policy of one deployment."""
+
+    def __init__(self, reporter: Reporter, metrics: OperatorMetrics) -> None:
+        self._reporter, self._metrics = reporter, metrics
+        self._memory: Remembered | None = None
+
+    async def keep(
+        self, parent: ParsedDeployment, desired: DesiredState, observation: Observation, not_had: NotHad, refused: str
+    ) -> PolicyStatus | None:
+        """Decide, act, and return the status of the policy.
+
+        ``refused`` is why the speculation that the policy put in force cannot be launched any more, or empty.
+        """
+        written = parent.written_spec or parent.spec
+        if isinstance(written, InvalidSpecError):
+            return parent.status.policy
+        if written.policy is None:
+            self._memory = None
+            return None
+        asked, now = engine_spec_hash(written), self._reporter.cluster.clock.now()
+        before = of_this_spec(parent.status.policy, asked)
+        if isinstance(desired.outcome, RolledBack) and parent.written_spec is not None:
+            refused = f"its engines never served ({desired.outcome.failure})"
+        if refused and before is not None:
+            self._memory = None
+            status = given_up(before, refused, now)
+            await self._reporter.post_event("PolicyActed", status.message, warns=True)
+            return status
+        policy: Policy = written.policy
+        in_force = None if isinstance(parent.spec, InvalidSpecError) else parent.spec.speculation
+        measured = read_measured(
+            self._reporter.cache.captures_of(parent.key),
+            policy.evidence,
+            engine_spec_hash(written, desired.outcome.plan_status),
+            written.speculation,
+            in_force,
+        )
+        case = PolicyInputs(policy, asked, before, measured, rollout_paused=written.rollout.paused)
+        return await self._decide(desired, observation, case, not_had)
+
+    async def _decide(
+        self, desired: DesiredState, observation: Observation, case: PolicyInputs, not_had: NotHad
+    ) -> PolicyStatus | None:
+        now, measured = self._reporter.cluster.clock.now(), case.measured
+        now_s, length_s = now.timestamp(), float(case.policy.window_seconds)
+        remembered = self._memory
+        if remembered is None or remembered.window.length_s != length_s:
+            remembered = Remembered(Window(length_s))
+        seen = observe_engines(desired, observation, remembered.window, now_s)
+
+        def fits(arm: str) -> str:
+            return not_had(measured.speculations[arm]) if isinstance(measured, Measured) else ""
+
+        decision, memory = judge(case, seen, remembered, fits)
+        is_restart = decision.action is PolicyAction.RESTART and decision.outcome is PolicyOutcome.DONE
+        if is_restart and (refused := await self._restart(decision.target)):
+            decision = replace(decision, outcome=PolicyOutcome.REFUSED, message=f"{decision.message}; {refused}")
+            memory = replace(memory, restarts=memory.restarts[:-1])
+        due = not 0 <= now_s - remembered.written_s < _MESSAGE_REST_S  # the API server's clock may step back
+        status = steady(policy_status(case, decision, memory, now), case.before, due=due)
+        written_s = remembered.written_s if status is case.before else now_s
+        window = Window(length_s) if decision.changes else seen.window
+        self._memory = Remembered(window, memory.looked_s, dict(memory.ahead_s), written_s)
+        if decision.action is not PolicyAction.KEEP and not is_unchanged(case.before, decision):
+            self._metrics.count_policy_decision(decision.action, decision.outcome)
+            if decision.outcome is PolicyOutcome.DONE:
+                message = f"{decision.action} {decision.target}: {decision.message}"
+                await self._reporter.post_event("PolicyActed", message)
+        return status
+
+    async def _restart(self, name: str | None) -> str:
+        """Evict an engine's pod; return what prevents it, or an empty text."""
+        pods = self._reporter.cache.children_of(self._reporter.key, POD.kind)
+        pod = next((each for each in pods if each["metadata"]["name"] == name), None)
+        if pod is None:
+            return "it is gone already"
+        try:
+            await self._reporter.cluster.evict(pod)
+        except ClusterError as error:
+            return str(error)
+        return ""
+
+
+_logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+async def keep_schedules(
+    reporter: Reporter, parent: ParsedDeployment, schedules: Sequence[CaptureSchedule] | None
+) -> list[ScheduleStatus] | None:
+    """Write what is due; return the status of the schedules, or None if they cannot be read.
+
+    The status of a schedule stays as it was while its capture cannot be created.
+    """
+    if not schedules:  # most objects: nothing is looked up at every round
+        return None if schedules is None else []
+    cluster, cache = reporter.cluster, reporter.cache
+    observed = ObservedSchedules(
+        [each for each in cache.captures_of(parent.key) if is_owned(each, parent.uid)],
+        cache.claims_captured_from(parent.key),
+        parent.status.captures,
+        time_is_sure=cluster.clock.is_known and not cluster.clock.disputed_within(OVER_AGE_FOR.total_seconds()),
+    )
+    decision = decide_schedules(parent.key, parent.uid, schedules, observed, cluster.clock.now())
+    events, statuses = [*decision.events], {each.name: each for each in decision.statuses}
+    for due in decision.create:
+        event = await _tried(parent, _start(reporter, due))
+        if event is not None:
+            events.append(event)
+        else:
+            statuses |= {each.name: each for each in parent.status.captures if each.name == due.schedule}
+    claims = [{**body, "kind": PERSISTENT_VOLUME_CLAIM.kind} for body in decision.delete_claims]
+    for body in [*map(_typed, decision.delete_captures), *claims]:
+        await _tried(parent, cluster.delete(body))
+    written = [note for note in decision.notes if await _tried(parent, _write_note(reporter, note))]
+    events += [note.event for note in written if note.event]
+    for event in events:
+        await reporter.post_event(event.reason, event.message, warns=event.warns)
+    return [*statuses.values()]
+
+
+async def _tried(parent: ParsedDeployment, writing: Awaitable[_T]) -> _T | None:
+    try:
+        return await writing
+    except ClusterError as error:
+        _logger.warning("%s: spec.captures: %s; tried again soon", parent.key, error)
+        return None
+
+
+async def _write_note(reporter: Reporter, note: Note) -> bool:
+    changed = await reporter.cluster.merge(note.body, {"metadata": {"annotations": {note.annotation: note.text}}})
+    kind = note.body["kind"]
+    if kind == capture.KIND:
+        reporter.cache.put_parent(kind, changed)
+    else:
+        reporter.cache.put(kind, changed)
+    return True
+
+
+async def _start(reporter: Reporter, due: DueCapture) -> ScheduleEvent:
+    """Create a capture unless it exists; return the event to post.
+
+    It is never applied: that would take over another owner's object of its name. One that no watch has reported yet
+    is a conflict, and is known at the next reconcile.
+    """
+    live = reporter.cache.parent(Key(reporter.key.namespace, due.name, capture.KIND))
+    if live is not None and not is_owned(live, reporter.uid):
+        return due.told_as_taken()
+    for body in due.replaces:
+        await reporter.cluster.merge(_typed(body), {"spec": {"suspend": True}})
+    if live is None:
+        reporter.cache.put_parent(capture.KIND, await reporter.cluster.create(due.body))
+    return due.told_as_started()
+
+
+def _typed(body: Body) -> Body:
+    """Add the kind, which lists leave out."""
+    return {**body, "apiVersion": base.API_VERSION, "kind": capture.KIND}
+
+
+def seen_gate(cache: Cache, parent: ParsedDeployment) -> GateState:
+    """Return what the cluster has for the gate of a deployment."""
+    gate = _gate_of(parent)
+    return gate_state(parent.key, parent.uid, gate, _gate_objects(cache, parent.key, gate))
+
+
+async def keep_gate(reporter: Reporter, parent: ParsedDeployment, desired: DesiredState) -> None:
+    """Create and delete the captures of a deployment's gate."""
+    gate = _gate_of(parent)
+    seen = _gate_objects(reporter.cache, parent.key, gate)
+    writes = gate_writes(parent.key, parent.uid, gate, desired, seen)
+    try:
+        for body in writes.delete:
+            await reporter.cluster.delete(_typed(body))
+        if writes.create is not None:
+            reporter.cache.put_parent(capture.KIND, await reporter.cluster.create(writes.create))
+            message = f"capture {writes.create['metadata']['name']} judges the engines of this spec"
+            await reporter.post_event("GateCaptureStarted", message)
+    except ClusterError as error:
+        _logger.warning("%s: spec.rollout.gate: %s; tried again soon", parent.key, error)
+
+
+def _gate_objects(cache: Cache, key: Key, gate: Gate | None) -> GateObjects:
+    captures = cache.captures_of(key)
+    if gate is None:
+        return GateObjects(captures)
+    # Captures of other deployments may have the name of one that judges for this one.
+    names = {body["metadata"]["name"] for body in captures}
+    in_its_place = [
+        body
+        for other in cache.parents(capture.KIND)
+        if other.namespace == key.namespace and other.name not in names and may_be_of_gate(key, other.name)
+        if (body := cache.parent(other)) is not None
+    ]
+    golden = cache.parent(Key(key.namespace, gate.capture, capture.KIND))
+    return GateObjects([*captures, *in_its_place], golden)
+
+
+def _gate_of(parent: ParsedDeployment) -> Gate | None:
+    return None if isinstance(parent.spec, InvalidSpecError) else parent.spec.rollout.gate
 
 
 @dataclass

@@ -11,16 +11,13 @@ from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster, ClusterError, NotFoundError
 from specdecode_operator.cluster.clock import TIME_IN_FUTURE
 from specdecode_operator.cluster.resources import SPECDECODE_CAPTURE, SPECDECODE_DEPLOYMENT
-from specdecode_operator.deployment.conditions import SUSPENDED_FOR_CAPTURE, changed_conditions
+from specdecode_operator.deployment.conditions import CAVEATS, SUSPENDED_FOR_CAPTURE, changed_conditions
 from specdecode_operator.problems import printable
 from specdecode_operator.redaction import clip
 
 _MESSAGE_LIMIT = 1024
 _NOTHING_WRONG = frozenset({"Starting", "Disabled", "NotAccepted", "DoesNotPay", SUSPENDED_FOR_CAPTURE})
 """Reasons of conditions that are False without anything being wrong."""
-
-_BAD_WHILE_TRUE = frozenset({"Decayed", "DriftContested", "EngineDiffers", "EngineUntested", "OutputsDiffer"})
-"""Types of conditions that are True only while something is wrong."""
 
 _logger = logging.getLogger(__name__)
 
@@ -55,10 +52,8 @@ class Reporter:
         """Log the conditions that changed, and post an Event for each."""
         for each in changed_conditions(old, new):
             _logger.info("%s: %s is %s: %s: %s", self.key, each.type, each.status, each.reason, each.message)
-            if each.type in _BAD_WHILE_TRUE:
-                warns = each.status is ConditionStatus.TRUE
-            else:
-                warns = each.status is ConditionStatus.FALSE and each.reason not in _NOTHING_WRONG
+            is_wrong = each.status is ConditionStatus.FALSE and each.reason not in _NOTHING_WRONG
+            warns = is_wrong or each.reason in CAVEATS
             await self.post_event(each.reason, f"{each.type} is {each.status}: {each.message}", warns=warns)
 
     async def post_times_ahead(self, messages: Sequence[str]) -> None:

@@ -18,7 +18,7 @@ from specdecode_operator.api.spec_problems import admitted_spec
 from specdecode_operator.cluster.resources import selector_labels
 from specdecode_operator.deployment.models.checkpoints import MODEL_UNKNOWN
 from specdecode_operator.deployment.validation import check_without_models, valid_facts
-from specdecode_operator.enums import Method
+from specdecode_operator.enums import Method, Platform
 from specdecode_operator.importing.engine_container import (
     find_platform,
     note_defaults,
@@ -59,7 +59,6 @@ from specdecode_operator.importing.spec_builder import (
 from specdecode_operator.importing.speculation import read_speculation, take_speculation
 from specdecode_operator.problems import MISSING, InvalidSpecError, Problem
 from specdecode_operator.untrusted import mapping, name_of, objects
-from specdecode_operator.vllm.settings import Platform
 
 _FILE: Final = "OBJECT.yaml"
 
@@ -238,8 +237,8 @@ def _take_server(
     omitted = take_models(flags, speculative.draft, pod, container, builder)
     omitted.volumes |= certificate_volumes
     ask_for_files(read_arguments(omitted.arguments, profile), container, builder)
-    env = take_variables(container, command, builder, profile)
-    take_pod(pod, container, env, omitted, builder)
+    take_variables(container, command, builder, profile)
+    take_pod(pod, container, omitted, builder)
     _take_split(gpus * workload.nodes, builder)
     take_product(pod, builder)
     take_whole_prompts(builder, profile)

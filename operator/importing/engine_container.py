@@ -7,9 +7,12 @@ from contextlib import suppress
 from fractions import Fraction
 from typing import Any, Final
 
-from specdecode_operator.api.deployment import Engine, Serving
+from pydantic import ValidationError
+
+from specdecode_operator.api.deployment import Engine, EnvVarSource, Serving
 from specdecode_operator.cluster.nodes import GPU_RESOURCE
 from specdecode_operator.deployment.pod_template_merge import ENGINE_USER_ID
+from specdecode_operator.enums import Platform
 from specdecode_operator.importing.server_arguments import older_variable
 from specdecode_operator.importing.server_command import ServerCommand, environment, plain_environment, variables_in
 from specdecode_operator.importing.spec_builder import (
@@ -31,7 +34,6 @@ from specdecode_operator.vllm.environment import API_KEY_VARIABLE, FIXED_VARIABL
 from specdecode_operator.vllm.extra_args_parser import last_option
 from specdecode_operator.vllm.logging_config import LOGGING_CONFIG_PATH, LOGGING_CONFIG_VARIABLE
 from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, EngineProfile, UnknownEngineVersionError, find_profile
-from specdecode_operator.vllm.settings import Platform
 from specdecode_operator.vllm.versions import split_reference, version_of_image
 
 TOKEN_VARIABLES: Final = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
@@ -56,13 +58,11 @@ def secret_keys(container: Object) -> dict[str, dict[str, str]]:
     }
 
 
-def take_variables(
-    container: Object, command: ServerCommand, builder: SpecBuilder, profile: EngineProfile
-) -> list[dict[str, Any]]:
-    """Take plain variables into ``spec.engine.env``; return the variables that only a podTemplate can hold."""
+def take_variables(container: Object, command: ServerCommand, builder: SpecBuilder, profile: EngineProfile) -> None:
+    """Take variables into ``spec.engine.env``."""
     secrets, values = secret_keys(container), environment(container)
     plain: dict[str, str] = {}
-    overlay: list[dict[str, Any]] = []
+    sources: dict[str, Object] = {}
     # A variable of the start script replaces the container's own.
     given = [each for each in objects(container, "env") if name_of(each) not in command.env]
     given += [{"name": name, "value": value} for name, value in command.env.items() if value is not None]
@@ -76,17 +76,30 @@ def take_variables(
         if name in command.used_variables - command.env.keys() and not name.startswith(_READ_BY_ENGINE):
             builder.own(what, "is part of the arguments")
         elif "valueFrom" in each:
-            builder.note(Outcome.POD, what, "spec.podTemplate.spec.containers[engine].env")
-            overlay.append(each)
+            _take_source(name, mapping(each, "valueFrom"), sources, builder)
         elif _SET_BY_OPERATOR.get(name) == value:
             builder.own(what, "the operator sets it so")
         else:
             # The kubelet expands only variables defined above, and the one that it names may move elsewhere.
             expands = name not in command.env and not values.keys().isdisjoint(variables_in(value))
             _take_value(name, values[name] if expands else value, plain, builder)
-    if plain:
-        builder.set("engine.env", [{"name": name, "value": value} for name, value in plain.items()])
-    return overlay
+    variables: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in plain.items()]
+    variables += [{"name": name, "valueFrom": source} for name, source in sources.items()]
+    if variables:
+        builder.set("engine.env", variables)
+
+
+def _take_source(name: str, source: Object, sources: dict[str, Object], builder: SpecBuilder) -> None:
+    try:
+        EnvVarSource.parse(source)
+    except ValidationError:
+        message = (
+            f"has a valueFrom that the field does not take ({', '.join(source) or 'empty'}): set it in spec.podTemplate"
+        )
+        builder.decide("spec.engine.env", name, message)
+        return
+    sources[name] = source
+    builder.note(Outcome.FIELD, f"env {name}", "spec.engine.env")
 
 
 def _take_value(name: str, value: str | None, plain: dict[str, str], builder: SpecBuilder) -> None:
@@ -94,7 +107,7 @@ def _take_value(name: str, value: str | None, plain: dict[str, str], builder: Sp
         plain[name] = value
         builder.note(Outcome.FIELD, f"env {name}", "spec.engine.env")
         return
-    message = "holds a secret as plain text: put it into a Secret, and name that by valueFrom in podTemplate"
+    message = "holds a secret as plain text: put it into a Secret, and name that by valueFrom"
     if value is None:
         message = "holds a variable that only the running container knows: set it in spec.podTemplate"
     builder.decide("spec.engine.env", name, message)

@@ -16,7 +16,7 @@ from specdecode_operator.importing.spec_builder import HOLDS_ANYWAY, Object, Out
 from specdecode_operator.sizing.catalogue import find_entry
 from specdecode_operator.untrusted import mapping, name_of, objects
 from specdecode_operator.vllm.arguments import ARGUMENTS, COMPILATION_CONFIG, HF_OVERRIDES, reserved_flag_problem
-from specdecode_operator.vllm.extra_args_parser import extra_args_problems
+from specdecode_operator.vllm.extra_args_rules import extra_args_problems
 from specdecode_operator.vllm.hf_overrides import positions_of
 from specdecode_operator.vllm.profiles import EngineProfile
 

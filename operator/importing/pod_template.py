@@ -165,7 +165,7 @@ def note_selecting(pod: Object, selectors: Iterable[Mapping[str, str]], builder:
             builder.drop(f"the labelSelector in {field}", why)
 
 
-def take_pod(pod: Object, container: Object, env: list[dict[str, Any]], omitted: Omitted, builder: SpecBuilder) -> None:
+def take_pod(pod: Object, container: Object, omitted: Omitted, builder: SpecBuilder) -> None:
     """Take the rest of the pod: scheduling, sidecars, volumes, resources."""
     on_gpu = builder.get("accelerator.type") != "CPU"
     template: dict[str, Any] = {}
@@ -181,7 +181,7 @@ def take_pod(pod: Object, container: Object, env: list[dict[str, Any]], omitted:
     elif tolerations and on_gpu and not any(each.get("key") in (GPU_RESOURCE, None) for each in tolerations):
         # The list replaces the operator's own.
         tolerations = [*tolerations, _GPU_TOLERATION]
-    engine = _engine(container, env, omitted, builder, on_gpu=on_gpu)
+    engine = _engine(container, omitted, builder, on_gpu=on_gpu)
     sidecars = []
     for each in objects(pod, "containers"):
         if each is not container:
@@ -218,9 +218,7 @@ def take_pod(pod: Object, container: Object, env: list[dict[str, Any]], omitted:
         builder.set("podTemplate.spec", template)
 
 
-def _engine(
-    container: Object, env: list[dict[str, Any]], omitted: Omitted, builder: SpecBuilder, *, on_gpu: bool
-) -> dict[str, Any]:
+def _engine(container: Object, omitted: Omitted, builder: SpecBuilder, *, on_gpu: bool) -> dict[str, Any]:
     engine: dict[str, Any] = {"name": ENGINE_CONTAINER}
     for key, value in container.items():
         if key in {"name", "image", "command", "args", "env", "resources", "volumeMounts"}:
@@ -242,7 +240,7 @@ def _engine(
     mounts = [
         _with_own_volume(mount) for mount in objects(container, "volumeMounts") if _keeps(mount, omitted, builder)
     ]
-    parts = {"resources": resources, "volumeMounts": mounts, "env": env}
+    parts = {"resources": resources, "volumeMounts": mounts}
     return engine | {key: part for key, part in parts.items() if part}
 
 

@@ -13,6 +13,7 @@ from specdecode_operator.importing.server_command import ServerCommand
 from specdecode_operator.importing.spec_builder import HOLDS_ANYWAY, SpecBuilder
 from specdecode_operator.problems import shown, some_of
 from specdecode_operator.untrusted import UnreadableTextError, parse_json
+from specdecode_operator.vllm.extra_args_parser import OPTIMIZATION_LEVEL, find_flag, split_argument
 from specdecode_operator.vllm.profiles import EngineProfile, Flag
 
 
@@ -118,20 +119,17 @@ def read_arguments(words: Sequence[str], profile: EngineProfile) -> list[Argumen
 
 
 def _read(words: Sequence[str], profile: EngineProfile) -> tuple[Argument, int]:
-    spelled, equals, value = words[0].partition("=")
-    name, _, dotted = spelled.partition(".")
-    if name.startswith("-O"):
-        level = tuple(words[: 2 if words[0] == "-O" else 1])
-        return Argument("-O", (), level), len(level)
-    if name.startswith("--"):
-        name = name.replace("_", "-")
+    if words[0].startswith(OPTIMIZATION_LEVEL):
+        level = tuple(words[: 2 if words[0] == OPTIMIZATION_LEVEL else 1])
+        return Argument(OPTIMIZATION_LEVEL, (), level), len(level)
+    name, dotted, held = split_argument(words[0], profile)
     path = tuple(part.replace("-", "_") for part in dotted.split(".")) if dotted else ()
     flag = _flag(name, profile)
-    if equals:
-        values: tuple[str, ...] = (value,)
+    if held is not None:
+        values: tuple[str, ...] = (held,)
     else:
         values = tuple(words[1:2]) if path else _values(flag, name, words[1:], profile)
-    written = tuple(words[: 1 if equals else 1 + len(values)])
+    written = tuple(words[: 1 if held is not None else 1 + len(values)])
     if flag is None:
         return Argument(name, values, written, path, known=False), len(written)
     given = Argument(flag.name, values, written, path, flag.is_undone_by(name))
@@ -145,14 +143,11 @@ def _read(words: Sequence[str], profile: EngineProfile) -> tuple[Argument, int]:
 
 
 def _flag(name: str, profile: EngineProfile) -> Flag | None:
+    found = profile.flags.get(name)
     # From 0.33 on, --disable-log-requests is a spelling of the default.
-    known = profile.flags.get(name)
-    if known and not (name in FLAGS and known.is_undone_by(name)):
-        return known
-    if name in profile.removed_flags or name in FLAGS or not name.startswith("--"):
+    if name in FLAGS and (found is None or found.is_undone_by(name)):
         return None
-    candidates = {profile.flags[known].name for known in profile.flags if known.startswith(name)}
-    return profile.flags[candidates.pop()] if len(candidates) == 1 else None
+    return find_flag(name, profile)
 
 
 def _values(flag: Flag | None, name: str, follows: Sequence[str], profile: EngineProfile) -> tuple[str, ...]:

@@ -29,12 +29,12 @@ class ScaledClock:
         return self.clock.now_ms() / self.scale
 
     def call_at(self, when_ms: float, callback: Callable[[], None]) -> Ticket:
-        """Call back at that moment, or as soon as possible if it has passed."""
+        """Call back at that time, or as soon as possible if it has passed."""
         return self.clock.call_at(when_ms * self.scale, callback)
 
 
 class _Timer(list[Any]):
-    """When in ms, a number that keeps the order of timers of one moment, and the callback: one object in the heap."""
+    """Time in ms, a number that keeps the order of equal times, and the callback: one object in the heap."""
 
     __slots__ = ()
 
@@ -55,13 +55,13 @@ class VirtualClock:
         return self._now_ms
 
     def call_at(self, when_ms: float, callback: Callable[[], None]) -> Ticket:
-        """Call back at that moment; timers of one moment go off in the order in which they were set."""
+        """Call back at that time; timers of the same time go off in the order in which they were set."""
         timer = _Timer((max(when_ms, self._now_ms), next(self._numbers), callback))
         heapq.heappush(self._timers, timer)
         return timer
 
     def run(self, until_ms: float = float("inf")) -> None:
-        """Let time pass until no timer is left, or until that moment."""
+        """Let time pass until no timer is left, or until that time."""
         while self._timers and self._timers[0][0] <= until_ms:
             self._now_ms, _, callback = heapq.heappop(self._timers)
             if callback is not None:
@@ -94,11 +94,11 @@ class TimerClock:
         self._alarm: _TimerFd | _LoopTimer = make(loop, self._ring)
 
     def now_ms(self) -> float:
-        """Return the current time; while timers go off, the moment at which the first of them did."""
+        """Return the current time; while timers go off, the time at which the first of them did."""
         return (time.monotonic_ns() - self.zero_ns) / _NS_PER_MS if self._turn_ms is None else self._turn_ms
 
     def call_at(self, when_ms: float, callback: Callable[[], None]) -> Ticket:
-        """Call back at that moment, or in the loop's next turn if it has passed."""
+        """Call back at that time, or in the loop's next turn if it has passed."""
         timer = _Timer((when_ms, next(self._numbers), callback))
         heapq.heappush(self._timers, timer)
         if when_ms < self._armed_ms:
@@ -161,9 +161,9 @@ class _TimerFd:
         self._spec = (ctypes.c_long * 4)()
         loop.add_reader(self._file, self._readable)
 
-    def ring_at(self, moment_ns: int) -> None:
-        # A moment of 0 would switch it off.
-        self._spec[2], self._spec[3] = divmod(max(moment_ns, 1), _NS_PER_S)
+    def ring_at(self, when_ns: int) -> None:
+        # A time of 0 would switch it off.
+        self._spec[2], self._spec[3] = divmod(max(when_ns, 1), _NS_PER_S)
         self._libc.timerfd_settime(self._file, 1, ctypes.byref(self._spec), None)  # 1: TFD_TIMER_ABSTIME
 
     def close(self) -> None:
@@ -175,7 +175,7 @@ class _TimerFd:
     def _readable(self) -> None:
         try:
             os.read(self._file, 8)
-        except BlockingIOError:  # set to a later moment after it had gone off
+        except BlockingIOError:  # set to a later time after it had gone off
             return
         self._ring()
 
@@ -188,9 +188,9 @@ class _LoopTimer:
         self._ring = ring
         self._handle: asyncio.TimerHandle | None = None
 
-    def ring_at(self, moment_ns: int) -> None:
+    def ring_at(self, when_ns: int) -> None:
         self.close()
-        delay_s = max(0.0, (moment_ns - time.monotonic_ns()) / _NS_PER_S)
+        delay_s = max(0.0, (when_ns - time.monotonic_ns()) / _NS_PER_S)
         self._handle = self._loop.call_later(delay_s, self._ring)
 
     def close(self) -> None:

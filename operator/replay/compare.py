@@ -33,13 +33,6 @@ class Measures:
     from_steps: bool  # acceptance is by the engine's own counters
 
 
-@dataclass(frozen=True)
-class _Drafting:
-    drafts: int
-    tokens: int
-    accepted: list[int]  # drafts of which each position was accepted
-
-
 def measured(recording: Recording) -> Measures:
     """Return the measures of a recording.
 
@@ -52,13 +45,20 @@ def measured(recording: Recording) -> Measures:
     k = recording.num_speculative_tokens
     several = [request for request in requests if len(request.gaps_ms)]
     sizes = _joined([np.asarray(request.chunk_tokens[1:]) for request in several])
-    drafting = _counters(recording, k)
-    from_steps = bool(drafting.drafts)
+    # By the step statistics, where an n-gram draft may have fewer than K tokens; accepted by position
+    drafts, draft_tokens, accepted = 0, 0, [0] * k
+    for line in read_steps(recording.steps) if recording.steps is not None else ():
+        if (stats := line.scheduler.spec_decoding_stats) is not None:
+            drafts += stats.num_drafts
+            draft_tokens += stats.num_draft_tokens
+            for position, count in enumerate(stats.num_accepted_tokens_per_pos[:k]):
+                accepted[position] += count
+    from_steps = bool(drafts)
     if not from_steps:
         # Without counters, every step drafts K tokens. Last chunks may be cut, and do not count.
         whole = _joined([np.asarray(request.chunk_tokens[1:-1]) for request in several])
         drafts = len(whole) if k else 0
-        drafting = _Drafting(drafts, drafts * k, [int((whole > position).sum()) for position in range(1, k + 1)])
+        draft_tokens, accepted = drafts * k, [int((whole > position).sum()) for position in range(1, k + 1)]
     arrived = [(each.arrival_ms, each.end_ms) for each in requests]
     spans = [(arrival, end) for arrival, end in arrived if arrival is not None and end is not None]
     return Measures(
@@ -71,8 +71,8 @@ def measured(recording: Recording) -> Measures:
         gap_ms=_joined([np.asarray(request.gaps_ms) for request in several]),
         latency_ms=np.array([request.ttft_ms + sum(request.gaps_ms) for request in requests]),
         bursts={int(size): float(np.mean(sizes == size)) for size in np.unique(sizes)},
-        per_position=[count / drafting.drafts for count in drafting.accepted] if drafting.drafts else [],
-        acceptance=sum(drafting.accepted) / drafting.tokens if drafting.tokens else None,
+        per_position=[count / drafts for count in accepted] if drafts else [],
+        acceptance=sum(accepted) / draft_tokens if draft_tokens else None,
         tokens_per_burst=np.array([float(np.mean(request.chunk_tokens[1:])) for request in several]),
         from_steps=from_steps,
     )
@@ -80,20 +80,6 @@ def measured(recording: Recording) -> Measures:
 
 def _joined(arrays: Sequence[NDArray[np.generic]]) -> Floats:
     return np.concatenate(arrays).astype(np.float64) if arrays else np.empty(0)
-
-
-def _counters(recording: Recording, k: int) -> _Drafting:
-    """Return drafts by the step statistics, where an n-gram draft may have fewer than K tokens."""
-    drafts, tokens, accepted = 0, 0, [0] * k
-    for line in read_steps(recording.steps) if recording.steps is not None else ():
-        stats = line.scheduler.spec_decoding_stats
-        if stats is None:
-            continue
-        drafts += stats.num_drafts
-        tokens += stats.num_draft_tokens
-        for position, count in enumerate(stats.num_accepted_tokens_per_pos[:k]):
-            accepted[position] += count
-    return _Drafting(drafts, tokens, accepted)
 
 
 SHARES: Final = (50, 90, 99)

@@ -7,6 +7,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from random import Random
 from typing import TYPE_CHECKING, Final
 
@@ -20,9 +21,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AcceptanceSchedule:
-    """The accepted share of drafted tokens, from each moment on. The first moment is 0."""
+    """The accepted share of drafted tokens, from each time on. The first time is 0."""
 
-    moments_ms: tuple[float, ...]
+    begins_ms: tuple[float, ...]
     shares: tuple[float, ...]  # 0 to 1
 
     @classmethod
@@ -36,43 +37,30 @@ class AcceptanceSchedule:
         """
         pairs = [part.rpartition(":")[::2] for part in text.split(",")]
         try:
-            moments_ms = tuple(float(moment or 0) * 1000 for moment, _ in pairs)
+            begins_ms = tuple(float(begin or 0) * 1000 for begin, _ in pairs)
             shares = tuple(float(share) for _, share in pairs)
         except ValueError as error:
             raise ValueError(f"{text}: write a share such as 0.7, or shares by seconds such as 0:0.8,60:0.3") from error
         if not all(0 <= share <= 1 for share in shares):
             raise ValueError(f"{text}: a share lies between 0 and 1")
-        if moments_ms[0] != 0 or list(moments_ms) != sorted(set(moments_ms)) or moments_ms[-1] == float("inf"):
+        if begins_ms[0] != 0 or list(begins_ms) != sorted(set(begins_ms)) or begins_ms[-1] == float("inf"):
             raise ValueError(f"{text}: the seconds begin with 0 and rise")
-        return cls(moments_ms, shares)
+        return cls(begins_ms, shares)
 
-    def at(self, moment_ms: float) -> float:
-        """Return the share at a moment."""
-        return self.shares[max(0, bisect_right(self.moments_ms, moment_ms) - 1)]
-
-
-class AcceptanceDraws:
-    """Draws of accepted tokens of one draft after another, by a schedule."""
-
-    def __init__(self, schedule: AcceptanceSchedule, num_speculative_tokens: int, random: Random) -> None:
-        self._schedule = schedule
-        self._k = num_speculative_tokens
-        self._random = random
-        self._chances = {share: position_chance(share, num_speculative_tokens) for share in set(schedule.shares)}
-
-    def accepted(self, moment_ms: float) -> int:
-        """Return how many of K drafted tokens a step accepts."""
-        return draw_accepted(self._chances[self._schedule.at(moment_ms)], self._k, self._random)
+    def at(self, now_ms: float) -> float:
+        """Return the share at a time."""
+        return self.shares[max(0, bisect_right(self.begins_ms, now_ms) - 1)]
 
 
-def draw_accepted(chance: float, num_speculative_tokens: int, random: Random) -> int:
-    """Draw the accepted tokens of a draft, where each position is accepted with a chance if all before it were."""
-    accepted = 0
+def draw_accepted(share: float, num_speculative_tokens: int, random: Random) -> int:
+    """Draw the accepted tokens of a draft, with this mean share of accepted tokens."""
+    accepted, chance = 0, position_chance(share, num_speculative_tokens)
     while accepted < num_speculative_tokens and random.random() < chance:
         accepted += 1
     return accepted
 
 
+@lru_cache(1024)
 def position_chance(share: float, num_speculative_tokens: int) -> float:
     """Return the chance p of each position for which p + p^2 + … + p^K is that share of K."""
     low, high = 0.0, 1.0
@@ -84,9 +72,8 @@ def position_chance(share: float, num_speculative_tokens: int) -> float:
 
 
 _APART_MS: Final = 0.2  # most between a burst and the end of its step: the sum of rounded gaps adds an error
-_LEAST_SHARE: Final = (
-    0.9  # of bursts that must have a step: with fewer, the statistics are of another run or incomplete
-)
+# Share of bursts that must have a step: with fewer, the statistics are of another run or incomplete.
+_LEAST_SHARE: Final = 0.9
 
 
 @dataclass(frozen=True, slots=True)

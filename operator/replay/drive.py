@@ -74,7 +74,7 @@ class Planned:
 
     place: int  # in the order of arrival; also the number at the end of its id
     request: RecordedRequest
-    offset_s: float  # from the first request's moment
+    offset_s: float  # after the first request
     after: int | None  # place of the turn that it continues
     is_continued: bool
 
@@ -132,12 +132,11 @@ class TargetError(Exception):
     """A server that cannot be driven: the reason and the fix, in one line."""
 
 
-class _Card(Struct):
-    id: Annotated[str, Meta(min_length=1)]
-
-
 class _Models(Struct):
-    data: list[_Card]
+    class Card(Struct):
+        id: Annotated[str, Meta(min_length=1)]
+
+    data: list[Card]
 
 
 @dataclass(frozen=True)
@@ -303,7 +302,7 @@ class Drive:
         try:
             async with EngineMonitor(self.monitor_url, self.server.tls) as monitor:
                 before = await monitor.read()
-                # The run's zero is the first request's moment; its connection is made before that.
+                # The run's zero is the time of the first request; its connection is made before that.
                 sending = Sending(client=client, log=log, zero_s=time.monotonic() + CONNECT_AHEAD_S)
                 run = _Run(plan, sending, self.prompts, stop)
                 async with beside(run.follow_stop(), run.tell(self.progress)):
@@ -438,7 +437,11 @@ def summarize(plan: Sequence[Planned], driven: Driven) -> DriveSummary:
     records = [decoder.decode(line.text) for line in read_lines(driven.client_file)]
     outcomes = dict(Counter[str](record.outcome for record in records))
     whole = [record for record in records if record.outcome == "completed"]
-    failed = next((record for record in records if record.outcome not in ("completed", "cancelled")), None)
+    failed, failure = next((each for each in records if each.outcome not in ("completed", "cancelled")), None), None
+    if failed is not None:
+        status = "" if failed.http_status is None else f" {failed.http_status}"
+        why = failed.error or "no reason given"
+        failure = printable(f"{failed.id}: {failed.outcome.replace('_', ' ')}{status}: {why}")
     answered = {record.index for record in whole}
     waits_ms = [1000 * wait_s for wait_s in driven.waits_s.values()]
     return DriveSummary(
@@ -446,46 +449,33 @@ def summarize(plan: Sequence[Planned], driven: Driven) -> DriveSummary:
         sent=len(records) - outcomes.get("not_sent", 0),
         outcomes=outcomes,
         stop_reason=driven.stop_reason,
-        first_failure=None if failed is None else _failure(failed),
+        first_failure=failure,
         other_lengths=sum(
             record.completion_tokens is not None and record.completion_tokens != record.max_tokens for record in whole
         ),
         late_ms=quantiles(record.late_ms for record in records if record.late_ms is not None),
         waited=len(waits_ms),
         waited_ms=quantiles(waits_ms),
-        recorded=_recorded([each.request for each in plan if each.place in answered]),
-        driven=_driven(whole),
+        recorded=_side(
+            (sent.arrival_ms, sent.ttft_ms, sent.ttft_ms + sum(sent.gaps_ms), sent.output_tokens)
+            for sent in (each.request for each in plan if each.place in answered)
+        ),
+        driven=_side((each.sent_ms, each.ttft_ms, each.latency_ms, each.completion_tokens) for each in whole),
         acceptance=_acceptance(driven.metrics),
     )
 
 
-def _failure(record: ClientRecord) -> str:
-    status = "" if record.http_status is None else f" {record.http_status}"
-    return printable(f"{record.id}: {record.outcome.replace('_', ' ')}{status}: {record.error or 'no reason given'}")
-
-
-def _recorded(requests: Sequence[RecordedRequest]) -> Side:
-    latencies = Latencies()
-    for request in requests:
-        latencies.add(request.ttft_ms, request.ttft_ms + sum(request.gaps_ms), request.output_tokens)
-    first_ms = min((request.arrival_ms or 0.0 for request in requests), default=0.0)
-    last_ms = max((request.end_ms or 0.0 for request in requests), default=0.0)
-    return _side(latencies, last_ms - first_ms, sum(request.output_tokens for request in requests))
-
-
-def _driven(whole: Iterable[ClientRecord]) -> Side:
-    latencies, tokens, sent_ms, ended_ms = Latencies(), 0, list[float](), list[float]()
-    for record in whole:
-        if record.ttft_ms is None or record.latency_ms is None or record.sent_ms is None:
+def _side(answers: Iterable[tuple[float | None, float | None, float | None, int | None]]) -> Side:
+    """Return the figures of answers, each with its start, TTFT and latency in ms and its tokens."""
+    latencies, tokens, starts_ms, ends_ms = Latencies(), 0, list[float](), list[float]()
+    for start_ms, ttft_ms, latency_ms, output_tokens in answers:
+        if start_ms is None or ttft_ms is None or latency_ms is None:
             continue
-        latencies.add(record.ttft_ms, record.latency_ms, record.completion_tokens)
-        tokens += record.completion_tokens or 0
-        sent_ms.append(record.sent_ms)
-        ended_ms.append(record.sent_ms + record.latency_ms)
-    return _side(latencies, max(ended_ms, default=0.0) - min(sent_ms, default=0.0), tokens)
-
-
-def _side(latencies: Latencies, span_ms: float, tokens: int) -> Side:
+        latencies.add(ttft_ms, latency_ms, output_tokens)
+        tokens += output_tokens or 0
+        starts_ms.append(start_ms)
+        ends_ms.append(start_ms + latency_ms)
+    span_ms = max(ends_ms, default=0.0) - min(starts_ms, default=0.0)
     return Side(
         ttft_ms=quantiles(latencies.ttft_ms),
         tpot_ms=quantiles(latencies.tpot_ms),
@@ -520,8 +510,9 @@ def summary_text(summary: DriveSummary) -> str:
         lines.append(("lengths", f"{summary.other_lengths} answers had another number of tokens than recorded"))
     lines += [("", ""), ("", f"{'recorded':<33}here"), ("", 2 * f"{'P50':>9}{'P90':>9}{'P99':>9}{'':6}")]
     for label, name in (("TTFT ms", "ttft_ms"), ("TPOT ms", "tpot_ms"), ("latency ms", "latency_ms")):
-        sides = (getattr(side, name) for side in (summary.recorded, summary.driven))
-        lines.append((label, "".join(map(_cells, sides))))
+        times: list[Quantiles | None] = [getattr(side, name) for side in (summary.recorded, summary.driven)]
+        cells = [(f"{each.p50:.1f}", f"{each.p90:.1f}", f"{each.p99:.1f}") if each else 3 * ("-",) for each in times]
+        lines.append((label, "".join("".join(f"{cell:>9}" for cell in row) + " " * 6 for row in cells)))
     rates = (side.output_tokens_per_second for side in (summary.recorded, summary.driven))
     lines += [("tokens/s", "".join(f"{'-' if rate is None else f'{rate:.1f}':>9}{'':24}" for rate in rates)), ("", "")]
     if summary.late_ms is not None:
@@ -534,8 +525,3 @@ def summary_text(summary: DriveSummary) -> str:
         per_draft = f"{found.mean_acceptance_length:.2f} tokens per draft, as the server counts"
         lines.append(("speculation", f"{accepted}, {per_draft}"))
     return "\n".join(f"{label:<14}{text}".rstrip() for label, text in lines)
-
-
-def _cells(times: Quantiles | None) -> str:
-    values = ("-",) * 3 if times is None else (f"{value:.1f}" for value in (times.p50, times.p90, times.p99))
-    return "".join(f"{value:>9}" for value in values) + " " * 6

@@ -23,24 +23,24 @@ from specdecode_operator.capture.job.pod_files import RECORDER, PluginBundle
 from specdecode_operator.deployment.desired_state import Launch
 from specdecode_operator.deployment.engine_settings import engine_settings
 from specdecode_operator.deployment.models.checkpoints import config_of
-from specdecode_operator.replay.emulated.settings import KEY
+from specdecode_operator.enums import Platform
+from specdecode_operator.replay.emulated.engine_model import KEY
 from specdecode_operator.replay.model_file import FittedModel
 from specdecode_operator.sizing.memory.kv_cache import cache_layout, cache_pages
 from specdecode_operator.sizing.memory.kv_pages import CacheKind, LayerRun, Page, kv_rules
 from specdecode_operator.sizing.pair import Pair
-from specdecode_operator.sizing.plan import CPU_PRODUCT, Row
+from specdecode_operator.sizing.plan import CPU_PRODUCT
 from specdecode_operator.version import __version__
 from specdecode_operator.vllm.arguments import ARGUMENTS, COMPILATION_CONFIG
 from specdecode_operator.vllm.profiles import EngineProfile
-from specdecode_operator.vllm.settings import EngineSettings, Platform
+from specdecode_operator.vllm.settings import EngineSettings
 
 BEGIN: Final = 0
 END: Final = 1
 """Tokens that begin and end a text."""
 
 _SPECIAL: Final = ("<s>", "</s>")
-
-TOKENIZER_CONFIG: Final[dict[str, Any]] = {
+_TOKENIZER_CONFIG: Final[dict[str, Any]] = {
     "tokenizer_class": "PreTrainedTokenizerFast",
     "bos_token": _SPECIAL[BEGIN],
     "eos_token": _SPECIAL[END],
@@ -87,14 +87,8 @@ def text_tokens(tokenizer: dict[str, Any]) -> tuple[int, int]:
 
 
 _OF_A_TOKENIZER: Final = (
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab*",
-    "merges.txt",
-    "tekken.json",
-    "chat_template*",
-    "generation_config.json",
+    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "tekken.json"),
+    *("chat_template*", "generation_config.json"),
 )
 """Files of a model's repository that hold its tokenizer, and the tokens that end a text."""
 
@@ -112,10 +106,10 @@ def write_model_folder(
     folder.mkdir(parents=True)
     # These describe how weights are stored, and require kernels and code that are not needed.
     left_out = ("quantization_config", "compression_config", "auto_map")
-    told = {
+    kept = {
         name: value for name, value in (config if is_draft else text_config(config)).items() if name not in left_out
     }
-    vocabulary = int(told.get("vocab_size") or _USUAL_TEXT[1] + 1)
+    vocabulary = int(kept.get("vocab_size") or _USUAL_TEXT[1] + 1)
     if tokenizer is not None:
         for path in tokenizer_files(tokenizer):
             shutil.copy(path, folder / path.name)
@@ -123,12 +117,12 @@ def write_model_folder(
     else:
         made = tokenizer_json(vocabulary)
         ends = {"bos_token_id": BEGIN, "eos_token_id": END}
-        told |= ends | ({"pad_token_id": END} if "pad_token_id" in told else {})
+        kept |= ends | ({"pad_token_id": END} if "pad_token_id" in kept else {})
         _write(folder / "tokenizer.json", made)
-        _write(folder / "tokenizer_config.json", TOKENIZER_CONFIG)
+        _write(folder / "tokenizer_config.json", _TOKENIZER_CONFIG)
         _write(folder / "generation_config.json", ends)
         text = text_tokens(made)
-    _write(folder / "config.json", told)
+    _write(folder / "config.json", kept)
     return text
 
 
@@ -190,11 +184,11 @@ class Emulation:
     settings: EngineSettings
     profile: EngineProfile
     target_config: Mapping[str, Any]
-    draft_config: Mapping[str, Any] | None  # None where no model drafts
-    layers: Sequence[dict[str, Any]]  # What each layer keeps on a rank, as replay/emulated/settings.py reads it
-    num_blocks: int  # Of the KV cache, as planned
-    kv_cache_bytes: int  # On each rank
-    gpu: str  # Product of the plan, or CPU
+    draft_config: Mapping[str, Any] | None  # None if no model drafts
+    layers: Sequence[dict[str, Any]]  # cache of each layer on a rank, as `CachedLayers`
+    num_blocks: int  # of the KV cache, as planned
+    kv_cache_bytes: int  # on each rank
+    gpu: str  # product of the plan, or CPU
     model: FittedModel
 
     def with_blocks(self, num_blocks: int | None) -> "Emulation":
@@ -215,15 +209,14 @@ class Emulation:
             "gpu": self.gpu,
         }
 
-    def arguments(self, target: Path, draft: Path | None, told: Path) -> list[str]:
-        """Return the arguments of `vllm serve` without its address; ``told`` is the file of the plugin's settings."""
+    def arguments(self, target: Path, draft: Path | None, settings_file: Path) -> list[str]:
+        """Return the arguments of `vllm serve` without its address; ``settings_file`` is the plugin's."""
         speculation = self.settings.speculation
         if speculation is not None:
             own = str(draft) if draft is not None else None
             # Model runner V1 rejects adaptive verification, which the recorded acceptance includes already.
-            speculation = replace(
-                speculation, draft_model=own, draft_online_quantization=None, adaptive_verification=None
-            )
+            spec = speculation.spec.model_copy(update={"adaptive_verification": None})
+            speculation = replace(speculation, spec=spec, draft_model=own, draft_online_quantization=None)
         settings = replace(self.settings, speculation=speculation)
         line = [str(target)]
         for argument in ARGUMENTS:
@@ -235,7 +228,7 @@ class Emulation:
         # vLLM's CPU platform never schedules asynchronously; the emulated platform behaves like a GPU.
         line += ["--no-async-scheduling"] if settings.platform is Platform.CPU else []
         line += ["--distributed-executor-backend", f"{PACKAGE}.executor.EmulatedExecutor"]
-        return [*line, "--additional-config", json.dumps({KEY: str(told)}), *settings.extra_args]
+        return [*line, "--additional-config", json.dumps({KEY: str(settings_file)}), *settings.extra_args]
 
 
 def emulation(launch: Launch, model: FittedModel) -> Emulation:
@@ -248,14 +241,25 @@ def emulation(launch: Launch, model: FittedModel) -> Emulation:
     """
     row = launch.plan.chosen
     facts = launch.facts.at(*row.served)
-    _check(facts.pair, row, model)
+    if row.split.pipeline > 1:
+        raise NotEmulatedError(f"spec.parallelism.pipeline: {row.split.pipeline}: stages are not emulated: use 1")
+    if row.split.data > 1:
+        raise NotEmulatedError(f"spec.parallelism.data: {row.split.data}: one copy is emulated: use 1")
+    if model.step_time is None:
+        raise NotEmulatedError(
+            "the model has no step_time: fit it to a capture with step statistics (engine.extraArgs"
+            " --enable-logging-iteration-details)"
+        )
+    if facts.pair.num_speculative_tokens and model.acceptance is None:
+        raise NotEmulatedError("the model has no acceptance: fit it to a capture of an engine that speculates")
     speculation = facts.spec.speculation
     draft = speculation.draft if speculation is not None else None
     target_config = config_of(facts.spec.target, None)
     draft_config = config_of(draft, None) if draft is not None else None
     if target_config is None or (draft is not None and draft_config is None):
         raise NotEmulatedError("the config.json of target and draft are needed: name them with --model-config")
-    settings = replace(engine_settings(facts.spec, facts.pair, row.tensor), tls=False, group=None)
+    settings = engine_settings(facts.spec, facts.pair, row.tensor)
+    settings = replace(settings, serving=settings.serving.model_copy(update={"tls_secret": None}), group=None)
     grouping = cache_layout(facts.pair, row.split)[0]
     return Emulation(
         settings=settings,
@@ -268,20 +272,6 @@ def emulation(launch: Launch, model: FittedModel) -> Emulation:
         gpu=row.product,
         model=model,
     )
-
-
-def _check(pair: Pair, row: Row, model: FittedModel) -> None:
-    if row.split.pipeline > 1:
-        raise NotEmulatedError(f"spec.parallelism.pipeline: {row.split.pipeline}: stages are not emulated: use 1")
-    if row.split.data > 1:
-        raise NotEmulatedError(f"spec.parallelism.data: {row.split.data}: one copy is emulated: use 1")
-    if model.step_time is None:
-        raise NotEmulatedError(
-            "the model has no step_time: fit it to a capture with step statistics (engine.extraArgs"
-            " --enable-logging-iteration-details)"
-        )
-    if pair.num_speculative_tokens and model.acceptance is None:
-        raise NotEmulatedError("the model has no acceptance: fit it to a capture of an engine that speculates")
 
 
 def transfer_warnings(emulated: Emulation, tensor: int, product: str) -> list[str]:
@@ -335,7 +325,7 @@ class EngineFolder:
     """Files of an engine."""
 
     plugins: Path  # goes on PYTHONPATH
-    told: Path  # where the plugin reports its steps
+    reports: Path  # of the plugin, about its steps
     arguments: list[str]  # of `vllm serve`, without its address
 
 
@@ -343,8 +333,8 @@ def write_engine_folder(
     folder: Path, emulated: Emulation, *, tokenizer: Path | None = None, seed: int = 0, tells_steps: bool = False
 ) -> EngineFolder:
     """Write models without weights, the plugins, including the recorder, and their settings."""
-    plugins, told = folder / "plugins", folder / "told"
-    told.mkdir(parents=True)
+    plugins, reports = folder / "plugins", folder / "told"
+    reports.mkdir(parents=True)
     PLUGIN.write(plugins)
     RECORDER.write(plugins)
     text = write_model_folder(folder / "target", emulated.target_config, tokenizer)
@@ -352,10 +342,9 @@ def write_engine_folder(
     if emulated.draft_config is not None:
         draft = folder / "draft"
         write_model_folder(draft, emulated.draft_config, tokenizer, is_draft=True)
-    told_where = {"folder": str(told), "tells_steps": tells_steps}
-    settings = folder / "settings.json"
-    settings.write_text(json.dumps(emulated.plugin_settings(text, seed) | told_where), encoding="utf-8")
-    return EngineFolder(plugins, told, emulated.arguments(folder / "target", draft, settings))
+    settings, where = folder / "settings.json", {"folder": str(reports), "tells_steps": tells_steps}
+    settings.write_text(json.dumps(emulated.plugin_settings(text, seed) | where), encoding="utf-8")
+    return EngineFolder(plugins, reports, emulated.arguments(folder / "target", draft, settings))
 
 
 _VARIABLES: Final = {
@@ -453,13 +442,8 @@ os.execv(sys.executable, command)
 
 def start_script(plugins: Path, arguments: Sequence[str]) -> str:
     """Return a program that becomes vLLM's server with plugins and arguments, without any of our packages."""
-    told = {
-        "plugins": str(plugins.resolve()),
-        "arguments": list(arguments),
-        "variables": _VARIABLES,
-        "unset": _UNSET,
-    }
-    return _START.format(told=json.dumps(told))
+    settings = {"plugins": str(plugins.resolve()), "arguments": list(arguments)}
+    return _START.format(told=json.dumps(settings | {"variables": _VARIABLES, "unset": _UNSET}))
 
 
 def free_port(host: str) -> int:

@@ -61,17 +61,24 @@ class Clock(Protocol):
         """Return the current time."""
 
     def call_at(self, when_ms: float, callback: Callable[[], None]) -> Ticket:
-        """Call back at that moment, or as soon as possible if it has passed."""
+        """Call back at that time, or as soon as possible if it has passed."""
 
 
 class UnmatchedRequestError(Exception):
     """A request without a record, in an engine that rejects such requests."""
 
 
+class Submission(Ticket, Protocol):
+    """A submitted request that knows how long it waited."""
+
+    def waited_ms(self) -> float | None:
+        """Return the time until it was first part of a step; None before that."""
+
+
 class ReplayEngine(Protocol):
     """An engine without a model."""
 
-    def submit(self, request: Incoming, sink: Sink) -> Ticket:
+    def submit(self, request: Incoming, sink: Sink) -> Submission:
         """Take a request; its bursts go to the sink. Cancelled, it frees its place at once.
 
         Raises
@@ -82,20 +89,6 @@ class ReplayEngine(Protocol):
 
     def load(self) -> Load:
         """Return the current load."""
-
-
-class Submission(Ticket, Protocol):
-    """A submitted request that knows how long it waited."""
-
-    def waited_ms(self) -> float | None:
-        """Return the time until it was first part of a step; None before that."""
-
-
-class ServedEngine(ReplayEngine, Protocol):
-    """An engine with the waiting time of each request, as the server needs it."""
-
-    def submit(self, request: Incoming, sink: Sink) -> Submission:
-        """Take a request; its bursts go to the sink."""
 
 
 def scheduler_stats(
@@ -114,15 +107,22 @@ def scheduler_stats(
     num_speculative_tokens
         K; 0 without speculation.
     """
-    k, speculation = num_speculative_tokens, None
+    speculation = None
     if drafted:
+        accepted_per_pos, drafted_per_pos = (
+            [
+                sum(count for value, count in counts.items() if value >= position)
+                for position in range(1, num_speculative_tokens + 1)
+            ]
+            for counts in (Counter(accepted), Counter(drafted))
+        )
         speculation = {
-            "num_spec_tokens": k,
+            "num_spec_tokens": num_speculative_tokens,
             "num_drafts": len(drafted),
             "num_draft_tokens": sum(drafted),
             "num_accepted_tokens": sum(accepted),
-            "num_accepted_tokens_per_pos": _reached(Counter(accepted), k),
-            "num_draft_tokens_per_pos": _reached(Counter(drafted), k),
+            "num_accepted_tokens_per_pos": accepted_per_pos,
+            "num_draft_tokens_per_pos": drafted_per_pos,
         }
     return {
         "num_running_reqs": load.running,
@@ -145,7 +145,3 @@ def scheduler_stats(
         "waiting_lora_adapters": {},
         "running_lora_adapters": {},
     }
-
-
-def _reached(counts: Counter[int], k: int) -> list[int]:
-    return [sum(count for value, count in counts.items() if value >= position) for position in range(1, k + 1)]

@@ -9,7 +9,7 @@ flight. Each chunk beyond one token was accepted, so a request is a series of ac
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from statistics import median
@@ -31,30 +31,9 @@ from specdecode_operator.capture.trace_reader import (
 )
 from specdecode_operator.enums import Method
 from specdecode_operator.replay import model_file
-from specdecode_operator.replay.emulated.engine_model import StepTime, step_time_from_json
-from specdecode_operator.replay.fit_step_time import SAME_MOMENT_MS, Numbers, fit_step_time, iteration_counts
-from specdecode_operator.replay.model_file import (
-    CONTEXT,
-    DECODING,
-    MOST_DONORS,
-    PACES,
-    POSITION,
-    PREFILL_TOKENS,
-    SCHEMA,
-    Bursts,
-    Cell,
-    Clients,
-    Donors,
-    Drafts,
-    FittedCapture,
-    FittedModel,
-    Limits,
-    Origin,
-    Range,
-    Stops,
-    Ttft,
-    thinned,
-)
+from specdecode_operator.replay.emulated.engine_model import step_time_from_json
+from specdecode_operator.replay.fit_step_time import SAME_STEP_MS, Numbers, fit_step_time, iteration_counts
+from specdecode_operator.replay.model_file import BURST, CONTEXT, DECODING, PACES, POSITION, PREFILL_TOKENS, thinned
 from specdecode_operator.vllm.profiles import UnknownEngineVersionError, find_profile
 from specdecode_operator.vllm.versions import version_of_engine
 
@@ -71,72 +50,65 @@ _SAME: Final = 1e-7
 _DOUBT: Final = 0.5  # chunks added to each outcome, so that unseen ones are rare instead of impossible
 _LEAST_IN_ROW: Final = 20  # chunks after an outcome that its own chances for the next step need
 
-
-@dataclass(frozen=True)
-class _Mixture:
-    shares: Numbers
-    chances: Numbers  # by class, the length before (the last one: none), and the length
-    criterion: float  # Schwarz's, less is better
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 
 def fit_acceptance(recordings: Sequence[Recording]) -> dict[str, Any] | None:
     """Return the section; None if there are no drafts, too few chunks, or drafts longer than those of any engine."""
     k = max((each.num_speculative_tokens for each in recordings), default=0)
-    requests: Sequence[RecordedRequest] = [request for each in recordings for request in each.requests]
+    requests = [request for each in recordings for request in each.requests]
     if not 0 < k <= MOST_K or not requests:
         return None
     requests = requests[:: -(-len(requests) // _MOST_REQUESTS)]
-    accepted = _follows(requests, k).sum(axis=(0, 1))
-    if accepted.sum() < LEAST_CHUNKS:
+    follows = np.array([_follows(each, k) for each in requests])
+    seen = follows.sum(axis=(0, 1))
+    if seen.sum() < LEAST_CHUNKS:
         return None
-    outcomes, chances = _outcomes(accepted, _drafted_lengths(recordings, k))
+    outcomes, chances = _outcomes(seen, _drafted_lengths(recordings, k))
     if not any(drafted for drafted, _ in outcomes):
         return None
-    classes = [
-        each
-        for temperature, its_requests in _by_temperature(requests, k)
-        for each in _classes(
-            _follows(its_requests, k), temperature, len(its_requests) / len(requests), outcomes, chances
-        )
-    ]
+    accepted = np.array([each[1] for each in outcomes])
+
+    def row(of_accepted: Numbers) -> list[float]:
+        spread = of_accepted[accepted] * chances
+        return [round(float(each), 6) for each in spread / spread.sum()]
+
+    groups: dict[float | None, list[int]] = {}
+    for place, request in enumerate(requests):
+        groups.setdefault(request.temperature, []).append(place)
+    if any(follows[places].sum() < LEAST_CHUNKS for places in groups.values()):
+        groups = {None: list(range(len(requests)))}
+    classes = []
+    for temperature, places in sorted(groups.items(), key=lambda item: (item[0] is not None, item[0] or 0.0)):
+        for share, rows in _best_mixture(follows[places]):
+            made = {"share": round(float(share * (len(places) / len(requests))), 6), "outcomes": row(rows[-1])}
+            if np.abs(rows[:-1] - rows[-1]).max() > 0:
+                made["after"] = [row(rows[before]) for before in accepted]
+            classes.append(made if temperature is None else made | {"temperature": temperature})
     return {
         "num_speculative_tokens": k,
         "outcomes": [list(each) for each in outcomes],
         "classes": classes,
-        "ranges": {"requests": len(requests), "chunks": int(accepted.sum())},
+        "ranges": {"requests": len(requests), "chunks": int(seen.sum())},
     }
 
 
-def _follows(requests: Iterable[RecordedRequest], k: int) -> Numbers:
-    """Return how often, by request, an accepted length (axis 2) came after another (axis 1).
+def _follows(request: RecordedRequest, k: int) -> Numbers:
+    """Return how often an accepted length (axis 1) came after another (axis 0).
 
-    The last row of axis 1 is for the first step. Steps whose draft the end of the answer may have cut do not count.
+    The last row is for the first step. Steps whose draft the end of the answer may have cut do not count.
     """
-    found = []
-    for request in requests:
-        chunks = np.frombuffer(request.chunk_tokens, dtype=np.uint32).astype(int)
-        before = np.cumsum(chunks)[:-1]
-        # Decide by the tokens before the step: deciding by those after it would favour short steps.
-        whole = before <= before[-1] + chunks[-1] - (k + 1) if len(before) else np.zeros(0, dtype=bool)
-        accepted = np.clip(chunks[1:][whole] - 1, 0, k)
-        follows = np.zeros((k + 2, k + 1))
-        if len(accepted):
-            follows[-1, accepted[0]] += 1
-            np.add.at(follows, (accepted[:-1], accepted[1:]), 1)
-        found.append(follows)
-    return np.array(found).reshape(-1, k + 2, k + 1)
-
-
-def _by_temperature(
-    requests: Sequence[RecordedRequest], k: int
-) -> list[tuple[float | None, Sequence[RecordedRequest]]]:
-    """Return the requests of each temperature; all of them together if any has too few chunks."""
-    groups: dict[float | None, list[RecordedRequest]] = {}
-    for request in requests:
-        groups.setdefault(request.temperature, []).append(request)
-    if any(_follows(each, k).sum() < LEAST_CHUNKS for each in groups.values()):
-        return [(None, requests)]
-    return sorted(groups.items(), key=lambda item: (item[0] is not None, item[0] or 0.0))
+    chunks = np.frombuffer(request.chunk_tokens, dtype=np.uint32).astype(int)
+    before = np.cumsum(chunks)[:-1]
+    # Decide by the tokens before the step: deciding by those after it would favour short steps.
+    whole = before <= before[-1] + chunks[-1] - (k + 1) if len(before) else np.zeros(0, dtype=bool)
+    accepted = np.clip(chunks[1:][whole] - 1, 0, k)
+    follows = np.zeros((k + 2, k + 1))
+    if len(accepted):
+        follows[-1, accepted[0]] += 1
+        np.add.at(follows, (accepted[:-1], accepted[1:]), 1)
+    return follows
 
 
 def _drafted_lengths(recordings: Sequence[Recording], k: int) -> Numbers | None:
@@ -172,7 +144,7 @@ def _outcomes(accepted: Numbers, lengths: Numbers | None) -> tuple[list[tuple[in
     # A draft is at least as long as its accepted tokens: start with the longest, which have the least choice.
     for length in range(k, -1, -1):
         room = np.where(np.arange(k + 1) >= length, left, 0.0)
-        share = room / room.sum() if room.sum() > 0 else np.eye(k + 1)[max(length, 0) if length else k]
+        share = room / room.sum() if room.sum() > 0 else np.eye(k + 1)[length or k]
         table[:, length] = accepted[length] * share
         left = np.maximum(0.0, left - table[:, length])
     outcomes = [(drafted, taken) for drafted in range(k + 1) for taken in range(drafted + 1) if table[drafted, taken]]
@@ -180,47 +152,24 @@ def _outcomes(accepted: Numbers, lengths: Numbers | None) -> tuple[list[tuple[in
     return outcomes, np.array([table[drafted, taken] / of_accepted[taken] for drafted, taken in outcomes])
 
 
-def _classes(
-    follows: Numbers,
-    temperature: float | None,
-    share: float,
-    outcomes: Sequence[tuple[int, int]],
-    chances: Numbers,
-) -> list[dict[str, Any]]:
-    """Return the classes of requests of one temperature."""
-    mixture = _best_mixture(follows)
-    accepted = np.array([each[1] for each in outcomes])
-
-    def row(of_accepted: Numbers) -> list[float]:
-        spread = of_accepted[accepted] * chances
-        return [round(float(each), 6) for each in spread / spread.sum()]
-
-    classes = []
-    for its_share, rows in zip(mixture.shares, mixture.chances, strict=True):
-        made: dict[str, Any] = {"share": round(float(its_share * share), 6), "outcomes": row(rows[-1])}
-        if np.abs(rows[:-1] - rows[-1]).max() > 0:
-            made["after"] = [row(rows[before]) for before in accepted]
-        classes.append(made if temperature is None else made | {"temperature": temperature})
-    return classes
-
-
-def _best_mixture(follows: Numbers) -> _Mixture:
-    """Return the mixture with the number of classes and the memory that Schwarz's criterion selects."""
-    best: _Mixture | None = None
+def _best_mixture(follows: Numbers) -> list[tuple[float, Numbers]]:
+    """Return share and chances of each class, with the classes and the memory that Schwarz's criterion selects."""
+    best, least = list[tuple[float, Numbers]](), float("inf")
     for remembers in (False, True):
         for classes in range(1, MOST_CLASSES + 1):
-            found = _fit_mixture(follows, classes, remembers)
-            if best is not None and found.criterion >= best.criterion:
-                if classes > 1:
-                    break
-                continue
-            best = found
-    assert best is not None  # noqa: S101  the first one is
+            shares, chances, criterion = _fit_mixture(follows, classes, remembers)
+            if criterion < least:
+                best, least = list(zip(shares, chances, strict=True)), criterion
+            elif classes > 1:
+                break
     return best
 
 
-def _fit_mixture(follows: Numbers, classes: int, remembers: bool) -> _Mixture:
-    """Return the likeliest mixture of this many classes (Dempster, Laird and Rubin 1977)."""
+def _fit_mixture(follows: Numbers, classes: int, remembers: bool) -> tuple[Numbers, Numbers, float]:
+    """Return the likeliest mixture of this many classes (Dempster, Laird and Rubin 1977), and Schwarz's criterion.
+
+    Chances are by class, the length before (the last one: none), and the length.
+    """
     lengths, counts = follows.shape[2], follows.sum(axis=1)
     marginal = counts.sum(axis=0) / counts.sum()
     # The first guess divides requests by their mean accepted length.
@@ -231,7 +180,14 @@ def _fit_mixture(follows: Numbers, classes: int, remembers: bool) -> _Mixture:
     shares, chances = np.ones(classes) / classes, np.zeros((classes, lengths + 1, lengths))
     for _ in range(_ROUNDS):
         shares = belongs.mean(axis=0)
-        chances = _chances(np.einsum("rc,rbl->cbl", belongs, follows), marginal, remembers)
+        seen = np.einsum("rc,rbl->cbl", belongs, follows)
+        all_of_class = seen.sum(axis=1) + _DOUBT * lengths * marginal
+        whole = all_of_class / all_of_class.sum(axis=1, keepdims=True)
+        chances = np.repeat(whole[:, None, :], lengths + 1, axis=1)
+        if remembers:  # separate chances after each length
+            rows = seen[:, :-1] + _DOUBT * lengths * whole[:, None, :]
+            enough = seen[:, :-1].sum(axis=2, keepdims=True) >= _LEAST_IN_ROW
+            chances[:, :-1] = np.where(enough, rows / rows.sum(axis=2, keepdims=True), chances[:, :-1])
         logs = np.einsum("rbl,cbl->rc", follows, np.log(np.maximum(chances, 1e-12)))
         logs += np.log(np.maximum(shares, 1e-12))
         most = logs.max(axis=1, keepdims=True)
@@ -240,88 +196,83 @@ def _fit_mixture(follows: Numbers, classes: int, remembers: bool) -> _Mixture:
         before, likelihood = likelihood, float((most[:, 0] + np.log(weights.sum(axis=1))).sum())
         if likelihood - before < _SAME * abs(likelihood):
             break
-    rows = (lengths if remembers else 0) + 1
-    terms = classes * rows * (lengths - 1) + classes - 1
-    return _Mixture(shares, chances, terms * np.log(max(2.0, follows.sum())) - 2 * likelihood)
-
-
-def _chances(seen: Numbers, marginal: Numbers, remembers: bool) -> Numbers:
-    """Return the chances of each class; with memory, separate ones after each length."""
-    all_of_class = seen.sum(axis=1) + _DOUBT * len(marginal) * marginal
-    whole = all_of_class / all_of_class.sum(axis=1, keepdims=True)
-    chances = np.repeat(whole[:, None, :], seen.shape[1], axis=1)
-    if remembers:
-        rows = seen[:, :-1] + _DOUBT * len(marginal) * whole[:, None, :]
-        enough = seen[:, :-1].sum(axis=2, keepdims=True) >= _LEAST_IN_ROW
-        chances[:, :-1] = np.where(enough, rows / rows.sum(axis=2, keepdims=True), chances[:, :-1])
-    return chances
-
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
+    terms = classes * ((lengths if remembers else 0) + 1) * (lengths - 1) + classes - 1
+    return shares, chances, float(terms * np.log(max(2.0, follows.sum())) - 2 * likelihood)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """Steps of one engine in order, as arrays with one entry for each step, chunk or request."""
+    """Steps of engines in order, as arrays with one entry for each step, chunk or request."""
 
-    k: int
     # Of steps
-    end_ms: Floats
-    duration_ms: Floats  # nan if its start is unknown
+    end_ms: Numbers
+    duration_ms: Numbers  # nan if its start is unknown
     follows: Bools  # whether it began when the one before ended
     requests: Ints
     decoding: Ints  # the requests beyond their prefill
     prefill_tokens: Ints
     context_tokens: Ints
-    kv_cache_usage: Floats  # nan without step statistics
-    # Of chunks
-    chunks: "_Chunks"
+    kv_cache_usage: Numbers  # nan without step statistics
+    # Of chunks, those of each request in order
+    chunk_request: Ints
     chunk_step: Ints
+    chunk_tokens: Ints
+    chunk_before: Ints  # tokens of the request before the chunk
+    chunk_is_first: Bools
     chunk_is_cut: Bools  # the last of a request that ended at max_tokens
     # Of requests
     prompt_tokens: Ints
-    lead_ms: Floats  # from arrival to the first scheduling, of requests that found the engine idle
+    lead_ms: Numbers  # from arrival to the first scheduling, of requests that found the engine idle
+
+    @classmethod
+    def joined(cls, lines: Sequence["Timeline"]) -> "Timeline":
+        """Return the timelines of several engines as one."""
+        found = {name: np.concatenate([getattr(line, name) for line in lines]) for name in cls.__dataclass_fields__}
+        for name, counted in (("chunk_request", "prompt_tokens"), ("chunk_step", "end_ms")):
+            before = np.cumsum([0, *(len(getattr(line, counted)) for line in lines)])[:-1]
+            found[name] += np.repeat(before, [len(line.chunk_tokens) for line in lines])
+        return cls(**found)
 
 
-@dataclass(frozen=True)
-class _Chunks:
-    """Chunks of all requests, those of each request in order."""
-
-    request: Ints
-    stamp_ms: Floats
-    tokens: Ints
-    before: Ints  # tokens of the request before the chunk
-    is_first: Bools
-    is_last: Bools
-
-
-def timeline(requests: Sequence[RecordedRequest], stats: Sequence[StepLine], k: int) -> Timeline:
+def timeline(requests: Sequence[RecordedRequest], stats: Sequence[StepLine]) -> Timeline:
     """Return the steps of one engine, from its step statistics and those of its requests that have an arrival."""
-    chunks = _chunks(requests)
-    stats_ms = np.array([line.ts_ms for line in stats], dtype=np.float64)
-    step_of, end_ms = _clustered(np.concatenate([chunks.stamp_ms, stats_ms]))
-    chunk_step, stats_step = step_of[: len(chunks.stamp_ms)], step_of[len(chunks.stamp_ms) :]
-    known = [each.scheduled_ms if each.scheduled_ms is not None else each.arrival_ms for each in requests]
-    begin_ms = np.array(known, dtype=np.float64)
-    last_ms = chunks.stamp_ms[chunks.is_last]
-    start_ms, follows = _starts(end_ms, begin_ms, last_ms)
+    counts = np.array([len(each.chunk_tokens) for each in requests], dtype=np.int64)
+    chunk_ms = np.concatenate(
+        [np.cumsum(np.concatenate([[(each.arrival_ms or 0.0) + each.ttft_ms], each.gaps_ms])) for each in requests]
+    )
+    tokens = np.concatenate([np.asarray(each.chunk_tokens, dtype=np.int64) for each in requests])
+    ends = np.cumsum(counts)
+    is_first, is_last = np.zeros(len(tokens), dtype=bool), np.zeros(len(tokens), dtype=bool)
+    is_first[ends - counts], is_last[ends - 1] = True, True
+    request, total = np.repeat(np.arange(len(requests)), counts), np.cumsum(tokens) - tokens
+    before = total - total[ends - counts][request]
+
+    stamps_ms = np.concatenate([chunk_ms, np.array([line.ts_ms for line in stats], dtype=np.float64)])
+    order = np.argsort(stamps_ms, kind="stable")
+    ordered = stamps_ms[order]
+    begins = np.concatenate([[True], np.diff(ordered) > SAME_STEP_MS])
+    end_ms = ordered[begins]
+    step_of = np.empty(len(stamps_ms), dtype=np.int64)
+    step_of[order] = np.cumsum(begins) - 1
+    chunk_step, stats_step = step_of[: len(chunk_ms)], step_of[len(chunk_ms) :]
+
+    arrival_ms = np.array([each.arrival_ms for each in requests], dtype=np.float64)
+    scheduled_ms = np.array([each.scheduled_ms for each in requests], dtype=np.float64)  # nan if unknown
+    begin_ms = np.where(np.isnan(scheduled_ms), arrival_ms, scheduled_ms)
+    start_ms, follows = _starts(end_ms, begin_ms, chunk_ms[is_last])
+    found_idle = _active(arrival_ms, begin_ms, chunk_ms[is_last]) + _active(begin_ms, begin_ms, chunk_ms[is_last]) == 0
     prompt_tokens = np.array([each.prompt_tokens for each in requests], dtype=np.int64)
-    attended = (prompt_tokens[chunks.request] + chunks.before).astype(np.float64)
-    decoding = np.bincount(chunk_step[~chunks.is_first], minlength=len(end_ms))
-    prefill, prefilling = _prefill(requests, chunk_step[chunks.is_first], end_ms, begin_ms)
-    batch = decoding + prefilling
-    usage = np.full(len(end_ms), np.nan)
+    attended = (prompt_tokens[request] + before).astype(np.float64)
+    decoding = np.bincount(chunk_step[~is_first], minlength=len(end_ms))
+    prefill, prefilling = _prefill(requests, chunk_step[is_first], end_ms, begin_ms)
+    batch, usage = decoding + prefilling, np.full(len(end_ms), np.nan)
     for line, step in zip(stats, stats_step, strict=True):
         usage[step] = line.scheduler.kv_cache_usage
         # The engine's own counts replace those derived from the chunks.
-        counts = iteration_counts(line, "num_ctx_requests", "num_generation_requests", "num_ctx_tokens")
-        if counts is not None:
-            batch[step], decoding[step], prefill[step] = counts[0] + counts[1], counts[1], counts[2]
-    ended = np.array([each.finish_reason == "length" for each in requests])
+        counted = iteration_counts(line, "num_ctx_requests", "num_generation_requests", "num_ctx_tokens")
+        if counted is not None:
+            batch[step], decoding[step], prefill[step] = counted[0] + counted[1], counted[1], counted[2]
     return Timeline(
-        k=k,
         end_ms=end_ms,
         duration_ms=end_ms - start_ms,
         follows=follows,
@@ -330,65 +281,32 @@ def timeline(requests: Sequence[RecordedRequest], stats: Sequence[StepLine], k: 
         prefill_tokens=prefill,
         context_tokens=np.bincount(chunk_step, weights=attended, minlength=len(end_ms)).astype(np.int64),
         kv_cache_usage=usage,
-        chunks=chunks,
+        chunk_request=request,
         chunk_step=chunk_step,
-        chunk_is_cut=chunks.is_last & ended[chunks.request],
+        chunk_tokens=tokens,
+        chunk_before=before,
+        chunk_is_first=is_first,
+        chunk_is_cut=is_last & np.array([each.finish_reason == "length" for each in requests])[request],
         prompt_tokens=prompt_tokens,
-        lead_ms=_leads_ms(requests, begin_ms, last_ms),
+        lead_ms=np.maximum(0.0, begin_ms - arrival_ms)[found_idle & ~np.isnan(scheduled_ms)],
     )
 
 
-def _leads_ms(requests: Sequence[RecordedRequest], begin_ms: Floats, last_ms: Floats) -> Floats:
-    """Return the time from arrival to scheduling of the requests that found the engine idle at both moments."""
-    arrival_ms = np.array([each.arrival_ms for each in requests], dtype=np.float64)
-    alone = _active(arrival_ms, begin_ms, last_ms) + _active(begin_ms, begin_ms, last_ms) == 0
-    known = np.array([each.scheduled_ms is not None for each in requests])
-    return np.asarray(np.maximum(0.0, begin_ms - arrival_ms)[alone & known], dtype=np.float64)
-
-
-def _chunks(requests: Sequence[RecordedRequest]) -> _Chunks:
-    counts = np.array([len(each.chunk_tokens) for each in requests], dtype=np.int64)
-    stamps = []
-    for each in requests:
-        times = np.empty(len(each.chunk_tokens))
-        times[0] = (each.arrival_ms or 0.0) + each.ttft_ms
-        times[1:] = each.gaps_ms
-        stamps.append(np.cumsum(times))
-    tokens = np.concatenate([np.asarray(each.chunk_tokens, dtype=np.int64) for each in requests])
-    ends = np.cumsum(counts)
-    is_first, is_last = np.zeros(len(tokens), dtype=bool), np.zeros(len(tokens), dtype=bool)
-    is_first[ends - counts], is_last[ends - 1] = True, True
-    total = np.cumsum(tokens) - tokens
-    request = np.repeat(np.arange(len(requests)), counts)
-    return _Chunks(request, np.concatenate(stamps), tokens, total - total[ends - counts][request], is_first, is_last)
-
-
-def _clustered(stamps_ms: Floats) -> tuple[Ints, Floats]:
-    """Return the step of each stamp, and when each step ended."""
-    order = np.argsort(stamps_ms, kind="stable")
-    ordered = stamps_ms[order]
-    begins = np.concatenate([[True], np.diff(ordered) > SAME_MOMENT_MS])
-    of_ordered = np.cumsum(begins) - 1
-    step_of = np.empty(len(stamps_ms), dtype=np.int64)
-    step_of[order] = of_ordered
-    return step_of, ordered[begins]
-
-
-def _active(at_ms: Floats, begin_ms: Floats, last_ms: Floats) -> Ints:
-    """Return how many requests had begun and were not over at each moment."""
-    begun = np.searchsorted(np.sort(begin_ms), at_ms - SAME_MOMENT_MS, side="right")
-    over = np.searchsorted(np.sort(last_ms), at_ms + SAME_MOMENT_MS, side="right")
+def _active(at_ms: Numbers, begin_ms: Numbers, last_ms: Numbers) -> Ints:
+    """Return how many requests had begun and were not over at each time."""
+    begun = np.searchsorted(np.sort(begin_ms), at_ms - SAME_STEP_MS, side="right")
+    over = np.searchsorted(np.sort(last_ms), at_ms + SAME_STEP_MS, side="right")
     return np.asarray(begun - over, dtype=np.int64)
 
 
-def _starts(end_ms: Floats, begin_ms: Floats, last_ms: Floats) -> tuple[Floats, Bools]:
+def _starts(end_ms: Numbers, begin_ms: Numbers, last_ms: Numbers) -> tuple[Numbers, Bools]:
     """Return when each step began, and whether that was the end of the step before.
 
     Otherwise its first request came into an idle engine.
     """
     before = np.concatenate([[-np.inf], end_ms[:-1]])
-    # A request that is scheduled at the end of a step has its stamp a moment later.
-    follows = _active(before + 2 * SAME_MOMENT_MS, begin_ms, last_ms) > 0
+    # A request that is scheduled at the end of a step has a slightly later timestamp.
+    follows = _active(before + 2 * SAME_STEP_MS, begin_ms, last_ms) > 0
     ordered = np.sort(begin_ms)
     first = np.searchsorted(ordered, before, side="left")
     came = ordered[np.minimum(first, len(ordered) - 1)]
@@ -396,11 +314,11 @@ def _starts(end_ms: Floats, begin_ms: Floats, last_ms: Floats) -> tuple[Floats, 
     return np.where(follows, before, idle), follows
 
 
-def _prefill(requests: Sequence[RecordedRequest], last: Ints, end_ms: Floats, begin_ms: Floats) -> tuple[Ints, Ints]:
+def _prefill(requests: Sequence[RecordedRequest], last: Ints, end_ms: Numbers, begin_ms: Numbers) -> tuple[Ints, Ints]:
     """Return the prompt tokens and the prefilling requests of each step; ``last`` is the step that ends each prompt."""
     computed = np.array([max(1, each.prompt_tokens - each.cached_tokens) for each in requests], dtype=np.int64)
     prefill, prefilling = np.zeros(len(end_ms), dtype=np.int64), np.zeros(len(end_ms), dtype=np.int64)
-    first = np.minimum(np.searchsorted(end_ms, begin_ms + SAME_MOMENT_MS, side="right"), last)
+    first = np.minimum(np.searchsorted(end_ms, begin_ms + SAME_STEP_MS, side="right"), last)
     alone = first == last
     np.add.at(prefill, last[alone], computed[alone])
     np.add.at(prefilling, last[alone], 1)
@@ -418,13 +336,11 @@ _WORTH: Final = 1.005
 _EXACT: Final = 1e-6
 
 
-def fitted_trend(timelines: list[Timeline]) -> dict[str, Any]:
+def fitted_trend(line: Timeline) -> dict[str, Any]:
     """Return a section `step_time` without residuals, with terms that are not negative."""
-    duration_ms = np.concatenate([each.duration_ms for each in timelines])
-    requests = np.concatenate([each.requests for each in timelines])
-    prefill = np.concatenate([each.prefill_tokens for each in timelines])
-    context = np.concatenate([each.context_tokens for each in timelines])
-    terms = np.stack([np.ones(len(requests)), requests, prefill, context], axis=1).astype(np.float64)
+    duration_ms, requests, prefill = line.duration_ms, line.requests, line.prefill_tokens
+    columns = [np.ones(len(requests)), requests, prefill, line.context_tokens]
+    terms = np.stack(columns, axis=1).astype(np.float64)
     usable = np.isfinite(duration_ms) & (duration_ms > 0) & (requests + prefill > 0)
     factors = _not_negative(terms, duration_ms, usable)
     for _ in range(2):
@@ -439,44 +355,35 @@ def fitted_trend(timelines: list[Timeline]) -> dict[str, Any]:
     }
 
 
-def expected_ms(trend: StepTime, line: Timeline) -> Floats:
-    """Return the duration of each step according to the trend."""
-    base_ms = trend.curve[0][1]
-    each_ms = base_ms + 1e-3 * (trend.request_us * line.requests + trend.prefill_token_us * line.prefill_tokens)
-    return np.asarray(each_ms + 1e-6 * trend.context_ns * line.context_tokens, dtype=np.float64)
-
-
-def _not_negative(terms: Floats, durations_ms: Floats, used: Bools) -> Floats:
+def _not_negative(terms: Numbers, durations_ms: Numbers, used: Bools) -> Numbers:
     """Return the factors that fit best by relative error, without terms that are negative or explain nothing.
 
-    Terms that go together, such as requests and what they attend to, would else share what is one's, and lead astray
-    under loads in which they do not.
+    Correlated terms, such as requests and their context, would otherwise share a cost, and mislead under loads in which
+    they are not correlated.
     """
     rows, durations = terms[used], durations_ms[used]
     factors = np.zeros(terms.shape[1])
     if not len(rows):
         factors[0] = 1.0
         return factors
-    kept = [0, *(index for index in range(1, terms.shape[1]) if np.ptp(rows[:, index]) > 0)]
-    solved, error = _solved(rows[:, kept], durations)
+
+    def solved(columns: list[int]) -> tuple[float, list[int], Numbers]:
+        """Return the error of the least-squares factors by relative error, the columns, and the factors."""
+        scale = np.maximum(np.abs(rows[:, columns]).max(axis=0), 1.0)
+        weighed = rows[:, columns] / scale / durations[:, None]
+        found = np.linalg.lstsq(weighed, np.ones(len(rows)), rcond=None)[0]
+        return float(((weighed @ found - 1) ** 2).sum()), columns, found / scale
+
+    error, kept, best = solved([0, *(index for index in range(1, len(factors)) if np.ptp(rows[:, index]) > 0)])
     while len(kept) > 1:
-        without = [[index for index in kept if index != left_out] for left_out in kept[1:]]
-        found = [(_solved(rows[:, columns], durations), columns) for columns in without]
-        (fewer, larger), columns = min(found, key=lambda each: each[0][1])
-        negative = (solved < 0).any()
+        without = [solved([index for index in kept if index != left_out]) for left_out in kept[1:]]
+        larger, columns, fewer = min(without, key=lambda each: each[0])
+        negative = (best < 0).any()
         if not negative and larger > _WORTH * error + _EXACT * len(rows):
             break
-        kept, solved, error = columns, fewer, larger if not negative else max(larger, error)
-    factors[kept] = np.maximum(solved, 0.0)
+        kept, best, error = columns, fewer, larger if not negative else max(larger, error)
+    factors[kept] = np.maximum(best, 0.0)
     return factors
-
-
-def _solved(rows: Floats, durations_ms: Floats) -> tuple[Floats, float]:
-    """Return the least-squares factors by relative error, and the error that remains."""
-    scale = np.maximum(np.abs(rows).max(axis=0), 1.0)
-    weighed = rows / scale / durations_ms[:, None]
-    solved = np.linalg.lstsq(weighed, np.ones(len(rows)), rcond=None)[0]
-    return solved / scale, float(((weighed @ solved - 1) ** 2).sum())
 
 
 _SEED = 0
@@ -521,9 +428,7 @@ def turnarounds_ms(requests: Sequence[RecordedRequest]) -> list[float]:
         group = list(of_phase)
         arrivals_ms = [request.arrival_ms or 0.0 for request in group]
         ends_ms = sorted(request.end_ms or 0.0 for request in group)
-        in_flight = [
-            index - bisect_right(ends_ms, at_ms + SAME_MOMENT_MS) for index, at_ms in enumerate(arrivals_ms, 1)
-        ]
+        in_flight = [index - bisect_right(ends_ms, at_ms + SAME_STEP_MS) for index, at_ms in enumerate(arrivals_ms, 1)]
         clients = max(in_flight)
         later = in_flight[clients:]
         if len(later) < clients or sum(each == clients for each in later) < _CLOSED_SHARE * len(later):
@@ -537,39 +442,37 @@ def turnarounds_ms(requests: Sequence[RecordedRequest]) -> list[float]:
 _LEAST: Final = 1e-6
 
 
-def difficulty_classes(counts: Floats) -> tuple[list[float], Ints]:
+def difficulty_classes(counts: Numbers) -> tuple[list[float], Ints]:
     """Return the shares of classes, and the class of each request.
 
     ``counts`` holds, for each request, the bursts of each size after bursts of each size: a drafter that hits in a row
     is no sign of an easy request. Each request's class is drawn by its chances, so that the bursts of classes are as
     far apart as they are in expectation.
     """
-    best, best_score = (np.ones((len(counts), 1)), np.ones(1)), float("inf")
+    best, best_score = (np.ones((len(counts), 1)), 1), float("inf")
     seen = max(1, int((counts.sum(axis=(0, 2)) > 0).sum()))
     for number in range(1, MOST_CLASSES + 1):
-        chances, shares, likelihood = _fitted(counts, number)
+        chances, likelihood = _class_chances(counts, number)
         free = number * seen * (counts.shape[2] - 1) + number - 1
         score = free * np.log(max(2, len(counts))) - 2 * likelihood
         if score < best_score:
-            best, best_score = (chances, shares), score
-    chances, shares = best
+            best, best_score = (chances, number), score
+    chances, number = best
     drawn = np.random.default_rng(_SEED).random(len(counts))
     chosen = (np.cumsum(chances, axis=1) < drawn[:, None]).sum(axis=1)
-    of_class = np.minimum(chosen, len(shares) - 1).astype(np.int64)
-    drawn_shares = np.bincount(of_class, minlength=len(shares)) / max(1, len(of_class))
-    return [round(float(share), 6) for share in drawn_shares], of_class
+    of_class = np.minimum(chosen, number - 1).astype(np.int64)
+    shares = np.bincount(of_class, minlength=number) / max(1, len(of_class))
+    return [round(float(share), 6) for share in shares], of_class
 
 
-def _fitted(counts: Floats, number: int) -> tuple[Floats, Floats, float]:
-    """Return each request's chances of each class, the shares of classes, and the log-likelihood."""
-    sizes = np.arange(counts.shape[2])
+def _class_chances(counts: Numbers, number: int) -> tuple[Numbers, float]:
+    """Return each request's chances of each class, and the log-likelihood."""
     totals = np.maximum(counts.sum(axis=(1, 2)), 1)
-    order = np.argsort(counts.sum(axis=1) @ sizes / totals, kind="stable")
+    order = np.argsort(counts.sum(axis=1) @ np.arange(counts.shape[2]) / totals, kind="stable")
     chances = np.zeros((len(counts), number))
     for index, part in enumerate(np.array_split(order, number)):
         chances[part, index] = 1.0
     likelihood = 0.0
-    shares = np.ones(number) / number
     for _ in range(60):
         shares = np.maximum(chances.mean(axis=0), _LEAST)
         rates = np.tensordot(chances, counts, axes=(0, 0)) + _LEAST
@@ -581,7 +484,7 @@ def _fitted(counts: Floats, number: int) -> tuple[Floats, Floats, float]:
         before, likelihood = likelihood, float(sums.sum())
         if abs(likelihood - before) < 1e-6 * abs(likelihood):
             break
-    return chances, shares / shares.sum(), likelihood
+    return chances, likelihood
 
 
 _LEAST_STEPS: Final = 8  # of a pool: nearby pools stand in for smaller ones
@@ -589,7 +492,7 @@ _MOST_LEADS: Final = 64
 _USED_CACHE: Final = 0.05  # least usage of a KV cache that tells its size
 
 
-def fit(recordings: Sequence[Recording], *, draft_share: float = 0.0) -> FittedModel:
+def fit(recordings: Sequence[Recording], *, draft_share: float = 0.0) -> model_file.FittedModel:
     """Return a model of the engine that the captures were taken of.
 
     Parameters
@@ -604,7 +507,7 @@ def fit(recordings: Sequence[Recording], *, draft_share: float = 0.0) -> FittedM
     """
     reject_different(recordings)
     k = max(each.num_speculative_tokens for each in recordings)
-    lines, captures, drafts, draft_tokens = list[Timeline](), list[FittedCapture](), 0, 0
+    lines, captures, drafts, draft_tokens = list[Timeline](), list[model_file.FittedCapture](), 0, 0
     for recording in recordings:
         steps = list(read_steps(recording.steps)) if recording.steps is not None else []
         arrived = [request for request in recording.requests if request.arrival_ms is not None]
@@ -612,13 +515,12 @@ def fit(recordings: Sequence[Recording], *, draft_share: float = 0.0) -> FittedM
             timeline(
                 [request for request in arrived if request.engine == engine],
                 [line for line in steps if line.engine == engine],
-                k,
             )
             for engine in sorted({request.engine for request in arrived})
         ]
         lines += found
         captures.append(
-            FittedCapture(
+            model_file.FittedCapture(
                 name=recording.trace.parent.name,
                 config_hash=recording.meta.config_hash,
                 requests=len(recording.requests),
@@ -631,14 +533,14 @@ def fit(recordings: Sequence[Recording], *, draft_share: float = 0.0) -> FittedM
     if not lines or not any(np.isfinite(line.duration_ms).any() for line in lines):
         raise RecordingError(f"{recordings[0].trace}: no request has arrival_ms: nothing can be fitted to it")
     requests = [request for recording in recordings for request in recording.requests]
-    leads = np.concatenate([line.lead_ms for line in lines])
+    line = Timeline.joined(lines)
     turnarounds = [min(each, LONGEST_GAP_MS) for recording in recordings for each in turnarounds_ms(recording.requests)]
-    return FittedModel(
-        schema=SCHEMA,
-        origin=_origin(recordings, captures, lines),
-        donors=_donors(lines, requests, k, _drafts(lines, k, drafts, draft_tokens)),
-        ttft=Ttft(lead_ms=thinned(np.minimum(leads, LONGEST_GAP_MS).tolist(), _MOST_LEADS)),
-        clients=Clients(turnarounds_ms=thinned(turnarounds, _MOST_LEADS)) if turnarounds else None,
+    return model_file.FittedModel(
+        schema=model_file.SCHEMA,
+        origin=_origin(recordings, captures, _blocks(lines, k, recordings[0].meta.block_size or None)),
+        donors=_donors(line, requests, k, _drafts(line, k, drafts, draft_tokens)),
+        ttft=model_file.Ttft(lead_ms=thinned(np.minimum(line.lead_ms, LONGEST_GAP_MS).tolist(), _MOST_LEADS)),
+        clients=model_file.Clients(turnarounds_ms=thinned(turnarounds, _MOST_LEADS)) if turnarounds else None,
         step_time=fit_step_time(
             recordings, draft_share=draft_share, one_pass=any(each.meta.drafts_in_one_pass for each in recordings)
         ),
@@ -646,23 +548,25 @@ def fit(recordings: Sequence[Recording], *, draft_share: float = 0.0) -> FittedM
     )
 
 
-def _origin(recordings: Sequence[Recording], captures: list[FittedCapture], lines: list[Timeline]) -> Origin:
+def _origin(
+    recordings: Sequence[Recording], captures: list[model_file.FittedCapture], blocks: int | None
+) -> model_file.Origin:
     meta = recordings[0].meta
     manifest = read_manifest(recordings[0].trace.parent)
     config = manifest.config if manifest else None
     counted = manifest.engine_counters.num_gpu_blocks if manifest and manifest.engine_counters else None
-    return Origin(
+    return model_file.Origin(
         model=meta.model,
         gpu=meta.gpu,
         tp=meta.tp or None,
         vllm_version=meta.vllm_version,
         speculative=meta.speculative,
-        limits=Limits(
+        limits=model_file.Limits(
             max_num_seqs=meta.max_num_seqs or None,
             max_num_batched_tokens=config.max_num_batched_tokens if config else None,
             max_model_len=config.max_model_len if config else None,
             block_size=meta.block_size or None,
-            num_gpu_blocks=counted or _blocks(lines, meta.block_size or None),
+            num_gpu_blocks=counted or blocks,
             enable_prefix_caching=config.enable_prefix_caching if config else None,
             async_scheduling=config.async_scheduling if config else None,
             draft_slots=_draft_slots(meta),
@@ -678,14 +582,13 @@ def _draft_slots(meta: TraceMeta) -> int | None:
     if method not in tuple(Method) or type(k) is not int or version is None:
         return None
     try:
-        slots = find_profile(version).extra_draft_slots
+        of_method = find_profile(version).extra_draft_slots.get(Method(method))
     except UnknownEngineVersionError:
         return None
-    of_method = slots.get(Method(method))
     return max(0, of_method.at(k)) if of_method else None
 
 
-def _blocks(lines: list[Timeline], block_size: int | None) -> int | None:
+def _blocks(lines: list[Timeline], k: int, block_size: int | None) -> int | None:
     """Estimate the number of KV cache blocks from its usage and the tokens of its requests; None if unknown."""
     found: list[float] = []
     for line in lines:
@@ -695,138 +598,116 @@ def _blocks(lines: list[Timeline], block_size: int | None) -> int | None:
         whole = (used > _USED_CACHE) & (line.prefill_tokens == 0) & (following == line.decoding)
         if block_size and whole.any():
             # Each request also holds room for its drafts, and on average half a block more than it needs.
-            tokens = line.context_tokens[whole] + line.k * line.decoding[whole]
+            tokens = line.context_tokens[whole] + k * line.decoding[whole]
             blocks = tokens / block_size + line.decoding[whole] / 2
             found += (blocks / used[whole]).tolist()
     return max(1, round(float(np.median(found)))) if len(found) >= _LEAST_STEPS else None
 
 
-def _donors(lines: list[Timeline], requests: Sequence[RecordedRequest], k: int, drafts: Drafts) -> Donors:
-    trend = fitted_trend(lines)
-    cells, persistence, paces = _pools(lines, step_time_from_json(trend))
-    shares, of_class = difficulty_classes(_burst_counts(lines, k))
-    firsts = np.concatenate([line.chunks.tokens[line.chunks.is_first] for line in lines])
-    values, counts = np.unique(firsts, return_counts=True)
+def _donors(
+    line: Timeline, requests: Sequence[RecordedRequest], k: int, drafts: model_file.Drafts
+) -> model_file.Donors:
+    trend = fitted_trend(line)
+    cells, persistence, pace = _pools(line, trend)
+    shares, of_class = difficulty_classes(_burst_counts(line, k))
+    values, counts = np.unique(line.chunk_tokens[line.chunk_is_first], return_counts=True)
     stopped = [request.output_tokens for request in requests if request.finish_reason == "stop"]
     ended = sum(1 for request in requests if request.finish_reason in ("stop", "length"))
-    return Donors(
+    seen = {
+        "requests decoding at once": line.decoding[line.decoding > 0],
+        "prompt tokens in a step": line.prefill_tokens[line.prefill_tokens > 0],
+        "tokens of a prompt": line.prompt_tokens,
+        "tokens of a request": line.prompt_tokens[line.chunk_request] + line.chunk_before + line.chunk_tokens,
+    }
+    return model_file.Donors(
         num_speculative_tokens=k,
         trend=trend,
         cells=cells,
         persistence=persistence,
         classes=shares,
-        bursts=_bursts(lines, paces, of_class),
+        bursts=_bursts(line, pace, of_class),
         firsts=[(int(value), int(count)) for value, count in zip(values, counts, strict=True)],
         drafts=drafts,
-        stops=Stops(
+        stops=model_file.Stops(
             share=round(len(stopped) / ended, 6) if ended else 0.0,
             output_tokens=[int(value) for value in thinned(stopped, 200)],
         ),
-        ranges=_ranges(lines),
+        ranges={
+            name: model_file.Range(float(each.min()), float(each.max())) for name, each in seen.items() if len(each)
+        },
     )
 
 
-def _pools(lines: list[Timeline], trend: StepTime) -> tuple[list[Cell], float, list[Floats]]:
-    """Return the steps by cell, the persistence of paces, and the pace of each step of each timeline.
+def _pools(line: Timeline, trend: dict[str, Any]) -> tuple[list[model_file.Cell], float, Numbers]:
+    """Return the steps by cell, the persistence of paces, and the pace of each step.
 
     A pace is a step's rank in its cell, from 0 to 1, and nan if its duration is unknown. Persistence is the correlation
     of the paces of consecutive steps.
     """
-    ratio = np.concatenate([np.maximum(line.duration_ms, 1e-3) / expected_ms(trend, line) for line in lines])
-    prefill_buckets = model_file.buckets(PREFILL_TOKENS)
-    decoding_bucket = np.searchsorted(DECODING, np.concatenate([line.decoding for line in lines]))
-    prefill_bucket = np.searchsorted(PREFILL_TOKENS, np.concatenate([line.prefill_tokens for line in lines]))
-    code = decoding_bucket * prefill_buckets + prefill_bucket
+    model = step_time_from_json(trend)
+    each_us = model.request_us * line.requests + model.prefill_token_us * line.prefill_tokens
+    expected_ms = model.curve[0][1] + 1e-3 * each_us + 1e-6 * model.context_ns * line.context_tokens
+    ratio = np.maximum(line.duration_ms, 1e-3) / expected_ms
+    prefill_buckets = len(PREFILL_TOKENS) + 1
+    decoding_bucket = np.searchsorted(DECODING, line.decoding)
+    code = decoding_bucket * prefill_buckets + np.searchsorted(PREFILL_TOKENS, line.prefill_tokens)
     usable = np.isfinite(ratio) & (code > 0)
     codes, counts = np.unique(code[usable], return_counts=True)
-    cells, pace = list[Cell](), np.full(len(ratio), np.nan)
+    cells, pace = list[model_file.Cell](), np.full(len(ratio), np.nan)
     for each, count in zip(codes, counts, strict=True):
         of_cell = np.flatnonzero(usable & (code == each))
         ranks = np.argsort(np.argsort(ratio[of_cell], kind="stable"), kind="stable")
         pace[of_cell] = (ranks + 0.5) / len(of_cell)
         if count >= min(_LEAST_STEPS, int(counts.max())):
             decoding, prefill = divmod(int(each), prefill_buckets)
-            ratios = thinned(ratio[of_cell].tolist(), MOST_DONORS)
-            cells.append(Cell(decoding=decoding, prefill=prefill, steps=int(count), ratios=ratios))
-    paces = np.split(pace, np.cumsum([len(line.end_ms) for line in lines])[:-1])
-    pairs = []
-    for line, of_line in zip(lines, paces, strict=True):
-        both = np.isfinite(of_line[1:]) & np.isfinite(of_line[:-1]) & line.follows[1:]
-        pairs.append(np.stack([of_line[:-1][both], of_line[1:][both]], axis=1))
-    joined = np.concatenate(pairs)
-    if len(joined) < _LEAST_STEPS or not joined.std(axis=0).all():
-        return cells, 0.0, paces
-    return cells, round(min(0.99, max(0.0, float(np.corrcoef(joined.T)[0, 1]))), 4), paces
+            kept = thinned(ratio[of_cell].tolist(), model_file.MOST_DONORS)
+            cells.append(model_file.Cell(decoding=decoding, prefill=prefill, steps=int(count), ratios=kept))
+    both = np.isfinite(pace[1:]) & np.isfinite(pace[:-1]) & line.follows[1:]
+    pairs = np.stack([pace[:-1][both], pace[1:][both]], axis=1)
+    if len(pairs) < _LEAST_STEPS or not pairs.std(axis=0).all():
+        return cells, 0.0, pace
+    return cells, round(min(0.99, max(0.0, float(np.corrcoef(pairs.T)[0, 1]))), 4), pace
 
 
-def _burst_counts(lines: list[Timeline], k: int) -> Floats:
+def _burst_counts(line: Timeline, k: int) -> Numbers:
     """Return how often a burst of each size followed one of each size, by request, without cut bursts."""
-    rows, most = [], min(k + 1, 32)  # larger bursts no longer tell easy requests from hard ones
-    for line in lines:
-        counted = ~line.chunks.is_first & ~line.chunk_is_cut
-        before = np.searchsorted(model_file.BURST, _before(line)[counted])
-        sizes = np.minimum(line.chunks.tokens[counted], most) - 1
-        counts = np.zeros((len(line.prompt_tokens), model_file.buckets(model_file.BURST), most))
-        np.add.at(counts, (line.chunks.request[counted], before, sizes), 1)
-        rows.append(counts)
-    return np.concatenate(rows)
+    most = min(k + 1, 32)  # larger bursts no longer tell easy requests from hard ones
+    counted = ~line.chunk_is_first & ~line.chunk_is_cut
+    before = np.searchsorted(BURST, _before(line)[counted])
+    counts = np.zeros((len(line.prompt_tokens), len(BURST) + 1, most))
+    np.add.at(counts, (line.chunk_request[counted], before, np.minimum(line.chunk_tokens[counted], most) - 1), 1)
+    return counts
 
 
 def _before(line: Timeline) -> Ints:
     """Return the tokens of the burst before each chunk; 0 if that burst ended the prefill."""
-    before = np.concatenate([[0], line.chunks.tokens[:-1]])
-    before[np.concatenate([[False], line.chunks.is_first[:-1]])] = 0
+    before = np.concatenate([[0], line.chunk_tokens[:-1]])
+    before[np.concatenate([[False], line.chunk_is_first[:-1]])] = 0
     return before
 
 
-def _bursts(lines: list[Timeline], paces: list[Floats], of_class: Ints) -> Bursts:
-    tables, cut, first_request = [], [], 0
-    for line, pace in zip(lines, paces, strict=True):
-        counted = ~line.chunks.is_first & np.isfinite(pace[line.chunk_step])
-        request, step = line.chunks.request[counted], line.chunk_step[counted]
-        attended = line.prompt_tokens[request] + line.chunks.before[counted]
-        columns = [
-            of_class[first_request + request],
-            np.minimum((pace[step] * PACES).astype(np.int64), PACES - 1),
-            np.searchsorted(model_file.BURST, _before(line)[counted]),
-            np.searchsorted(DECODING, line.decoding[step]),
-            np.searchsorted(POSITION, line.chunks.before[counted]),
-            np.searchsorted(CONTEXT, attended),
-            line.chunks.tokens[counted],
-        ]
-        tables.append(np.stack(columns, axis=1))
-        cut.append(line.chunk_is_cut[counted])
-        first_request += len(line.prompt_tokens)
-    table = np.concatenate(tables)
-    table[:, -1] = uncut(
-        table[:, -1], np.concatenate(cut), table[:, 0] * model_file.buckets(model_file.BURST) + table[:, 2]
-    )
-    rows, counts = np.unique(table, axis=0, return_counts=True)
-    names = ("classes", "paces", "before", "decoding", "positions", "contexts", "tokens")
-    found: dict[str, Any] = {name: rows[:, index].tolist() for index, name in enumerate(names)}
-    return Bursts(counts=counts.tolist(), **found)
+def _bursts(line: Timeline, pace: Numbers, of_class: Ints) -> model_file.Bursts:
+    counted = ~line.chunk_is_first & np.isfinite(pace[line.chunk_step])
+    request, step, before = line.chunk_request[counted], line.chunk_step[counted], line.chunk_before[counted]
+    columns = {
+        "classes": of_class[request],
+        "paces": np.minimum((pace[step] * PACES).astype(np.int64), PACES - 1),
+        "before": np.searchsorted(BURST, _before(line)[counted]),
+        "decoding": np.searchsorted(DECODING, line.decoding[step]),
+        "positions": np.searchsorted(POSITION, before),
+        "contexts": np.searchsorted(CONTEXT, line.prompt_tokens[request] + before),
+    }
+    groups = columns["classes"] * (len(BURST) + 1) + columns["before"]
+    columns["tokens"] = uncut(line.chunk_tokens[counted], line.chunk_is_cut[counted], groups)
+    rows, counts = np.unique(np.stack(list(columns.values()), axis=1), axis=0, return_counts=True)
+    return model_file.Bursts(counts=counts.tolist(), **dict(zip(columns, rows.T.tolist(), strict=True)))
 
 
-def _drafts(lines: list[Timeline], k: int, drafts: int, draft_tokens: int) -> Drafts:
+def _drafts(line: Timeline, k: int, drafts: int, draft_tokens: int) -> model_file.Drafts:
     """Return drafts by the engine's counters, or K tokens in every step if it had none."""
     if not drafts:
-        return Drafts(singles=1.0 if k else 0.0, tokens=float(k))
-    sizes = np.concatenate([line.chunks.tokens[~line.chunks.is_first] for line in lines])
+        return model_file.Drafts(singles=1.0 if k else 0.0, tokens=float(k))
+    sizes = line.chunk_tokens[~line.chunk_is_first]
     several, singles = int((sizes > 1).sum()), int((sizes == 1).sum())
     share = (drafts - several) / singles if singles else 1.0
-    return Drafts(singles=round(min(1.0, max(0.0, share)), 6), tokens=round(draft_tokens / drafts, 6))
-
-
-def _ranges(lines: list[Timeline]) -> dict[str, Range]:
-    """Return the observed ranges of batch sizes, prompt tokens in a step, and lengths."""
-    busy = np.concatenate([line.decoding for line in lines])
-    prefill = np.concatenate([line.prefill_tokens for line in lines])
-    prompts = np.concatenate([line.prompt_tokens for line in lines])
-    contexts = [line.prompt_tokens[line.chunks.request] + line.chunks.before + line.chunks.tokens for line in lines]
-    seen = {
-        "requests decoding at once": busy[busy > 0],
-        "prompt tokens in a step": prefill[prefill > 0],
-        "tokens of a prompt": prompts,
-        "tokens of a request": np.concatenate(contexts),
-    }
-    return {name: Range(float(values.min()), float(values.max())) for name, values in seen.items() if len(values)}
+    return model_file.Drafts(singles=round(min(1.0, max(0.0, share)), 6), tokens=round(draft_tokens / drafts, 6))

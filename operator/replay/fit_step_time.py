@@ -1,7 +1,7 @@
 """Fit the `step_time` section of a model file: the duration of a step by its content."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import Any, Final, Self
@@ -15,8 +15,8 @@ from specdecode_operator.replay.emulated.engine_model import StepShape
 
 Numbers = NDArray[np.float64]
 
-SAME_MOMENT_MS: Final = 0.05
-"""Largest distance of a chunk from the end of its step: its moment is a sum of rounded gaps. No step is as short."""
+SAME_STEP_MS: Final = 0.05
+"""Largest distance of a chunk from the end of its step: its time is a sum of rounded gaps. No step is as short."""
 
 
 @dataclass(frozen=True)
@@ -43,24 +43,20 @@ class MeasuredSteps:
     @classmethod
     def of(cls, recordings: Iterable[Recording]) -> Self:
         """Return all steps of some recordings whose content and duration are known."""
-        found = [_of_engine(lines, requests, k) for lines, requests, k in _by_engine(recordings)]
+        found = []
+        for recording in recordings:
+            lines: dict[int, list[StepLine]] = {}
+            for line in read_steps(recording.steps) if recording.steps is not None else ():
+                lines.setdefault(line.engine, []).append(line)
+            arrived = [each for each in recording.requests if each.arrival_ms is not None]
+            for engine, its_lines in lines.items():
+                its_lines.sort(key=lambda line: line.ts_ms)
+                requests = [each for each in arrived if each.engine == engine]
+                found.append(_of_engine(its_lines, requests, recording.num_speculative_tokens))
         empty = np.zeros(0)
         return cls(
             **{field.name: np.concatenate([empty, *(each[field.name] for each in found)]) for field in fields(cls)}
         )
-
-
-def _by_engine(recordings: Iterable[Recording]) -> Iterable[tuple[list[StepLine], list[RecordedRequest], int]]:
-    for recording in recordings:
-        if recording.steps is None:
-            continue
-        lines: dict[int, list[StepLine]] = {}
-        for line in read_steps(recording.steps):
-            lines.setdefault(line.engine, []).append(line)
-        for engine, its_lines in lines.items():
-            its_lines.sort(key=lambda line: line.ts_ms)
-            requests = [each for each in recording.requests if each.engine == engine and each.arrival_ms is not None]
-            yield its_lines, requests, recording.num_speculative_tokens
 
 
 def _of_engine(lines: Sequence[StepLine], requests: Sequence[RecordedRequest], k: int) -> dict[str, Numbers]:
@@ -69,8 +65,15 @@ def _of_engine(lines: Sequence[StepLine], requests: Sequence[RecordedRequest], k
     details = [iteration_counts(line, *_COUNTS) for line in lines]
     known = np.array([each is not None for each in details], dtype=bool)
     prefilling, prefill, decoding, decoded = np.array([each or (0,) * 5 for each in details], dtype=float).T[1:]
-    period_ms, host_ms = _periods_ms(lines, details)
-    own_ms = np.array([np.nan if line.duration_ms is None else line.duration_ms for line in lines])
+    # The time since the step before, if the engine continued at once, and the part of it outside the step.
+    period_ms, host_ms = np.full(len(lines), np.nan), np.full(len(lines), np.nan)
+    for index, ((before, at), (line, now)) in enumerate(pairwise(zip(lines, details, strict=True)), start=1):
+        if at is None or now is None or now[0] != at[0] + 1 or not before.scheduler.num_running_reqs:
+            continue
+        period_ms[index] = line.ts_ms - before.ts_ms
+        if line.duration_ms is not None:
+            host_ms[index] = max(0.0, period_ms[index] - line.duration_ms)
+    own_ms = np.array([line.duration_ms for line in lines], dtype=np.float64)
     usual_ms = float(np.nanmedian(host_ms)) if np.isfinite(host_ms).any() else 0.0
     ms = np.where(np.isfinite(period_ms), period_ms, own_ms + usual_ms)
     # For prompts that continue in the next step, only the tokens of this step are known.
@@ -108,19 +111,6 @@ def iteration_counts(line: StepLine, *names: str) -> tuple[int, ...] | None:
     return tuple(int(each or 0) for each in found)
 
 
-def _periods_ms(lines: Sequence[StepLine], details: Sequence[tuple[int, ...] | None]) -> tuple[Numbers, Numbers]:
-    """Return the time since the step before if the engine continued at once, and the part of it outside the step."""
-    period_ms = np.full(len(lines), np.nan)
-    host_ms = np.full(len(lines), np.nan)
-    for index, ((before, at), (line, now)) in enumerate(pairwise(zip(lines, details, strict=True)), start=1):
-        if at is None or now is None or now[0] != at[0] + 1 or not before.scheduler.num_running_reqs:
-            continue
-        period_ms[index] = line.ts_ms - before.ts_ms
-        if line.duration_ms is not None:
-            host_ms[index] = max(0.0, period_ms[index] - line.duration_ms)
-    return period_ms, host_ms
-
-
 def _chunks_by_step(ends_ms: Numbers, requests: Sequence[RecordedRequest]) -> dict[str, Numbers]:
     """Return, for each step, sums over the requests that got a chunk at its end.
 
@@ -133,9 +123,11 @@ def _chunks_by_step(ends_ms: Numbers, requests: Sequence[RecordedRequest]) -> di
     for request in requests:
         chunks = np.frombuffer(request.chunk_tokens, dtype=np.uint32).astype(float)
         gaps_ms = np.frombuffer(request.gaps_ms, dtype=np.float64)
-        moments_ms = (request.arrival_ms or 0.0) + request.ttft_ms + np.concatenate(([0.0], np.cumsum(gaps_ms)))
-        step = _nearest(ends_ms, moments_ms)
-        found = np.abs(ends_ms[step] - moments_ms) <= SAME_MOMENT_MS
+        chunk_ms = (request.arrival_ms or 0.0) + request.ttft_ms + np.concatenate(([0.0], np.cumsum(gaps_ms)))
+        above = np.clip(np.searchsorted(ends_ms, chunk_ms), min(1, len(ends_ms) - 1), len(ends_ms) - 1)
+        below = np.maximum(above - 1, 0)
+        step = np.where(chunk_ms - ends_ms[below] <= ends_ms[above] - chunk_ms, below, above)
+        found = np.abs(ends_ms[step] - chunk_ms) <= SAME_STEP_MS
         # The last known token is the first that the step decodes.
         context = request.prompt_tokens + np.concatenate(([0.0], np.cumsum(chunks)[:-1] - 1))
         np.add.at(sums["count"], step[found], 1.0)
@@ -145,13 +137,6 @@ def _chunks_by_step(ends_ms: Numbers, requests: Sequence[RecordedRequest]) -> di
             sums["uncached"][step[0]] += uncached
             sums["pairs"][step[0]] += uncached * request.prompt_tokens
     return sums
-
-
-def _nearest(ascending: Numbers, values: Numbers) -> NDArray[np.intp]:
-    above = np.clip(np.searchsorted(ascending, values), 1, max(1, len(ascending) - 1))
-    above = np.minimum(above, len(ascending) - 1)
-    below = np.maximum(above - 1, 0)
-    return np.where(values - ascending[below] <= ascending[above] - values, below, above)
 
 
 LEAST_STEPS: Final = 50
@@ -178,18 +163,6 @@ _DOUBTFUL: Final = ("prefill_pair_ps", "context_ns", "prefill_token_us", "draft_
 """Terms that are dropped if they make little difference, in this order."""
 
 
-@dataclass(frozen=True)
-class _Drafting:
-    """Cost of a pass of the draft relative to one of the target, and whether one pass proposes all tokens."""
-
-    share: float
-    one_pass: bool
-
-    def passes(self, steps: MeasuredSteps) -> Numbers:
-        """Return the passes of each step, each of which reads the weights of the draft."""
-        return np.minimum(1.0, steps.drafted) if self.one_pass else steps.drafted
-
-
 def fit_step_time(
     recordings: Iterable[Recording], *, draft_share: float = 0.0, one_pass: bool = False
 ) -> dict[str, Any] | None:
@@ -212,25 +185,44 @@ def fit_measured_steps(
     """Return the section that describes some steps; see `fit_step_time`."""
     if len(steps) < LEAST_STEPS:
         return None
-    drafting = _Drafting(draft_share, one_pass)
-    knots = _bends(steps, drafting)
-    names, columns = _table(steps, knots, drafting)
     # Some of the steps suffice to choose the terms; their sizes are fitted to all steps.
-    kept = _choose(columns[:: _stride(steps)], steps.ms[:: _stride(steps)], names)
-    found = dict.fromkeys(names, 0.0) | dict(
-        zip(kept, _robust(columns[:, _places(names, kept)], steps.ms), strict=True)
-    )
-    modelled = columns @ np.array([found[name] for name in names])
+    stride = -(-len(steps) // _MOST_STEPS)
+    knots = _bends(steps.every(stride), _knots(steps.scheduled_tokens), draft_share, one_pass)
+    table = _table(steps, knots, draft_share, one_pass)
+    kept = _choose({name: column[::stride] for name, column in table.items()}, steps.ms[::stride])
+    terms = _robust(np.column_stack([table[name] for name in kept]), steps.ms)
+    found = dict.fromkeys(table, 0.0) | dict(zip(kept, terms, strict=True))
+    modelled = np.column_stack(list(table.values())) @ np.array(list(found.values()))
     ratio = steps.ms / np.maximum(modelled, 1e-9)
     low, high = np.quantile(ratio, (0.001, 0.999))
     ratio = np.clip(ratio, low, high)
     level = float(np.average(ratio, weights=modelled))
-    section = _section(found, knots, steps, drafting, level)
     quantiles = np.quantile(ratio, np.linspace(0, 1, 101)) / level
     # Residuals are interpolated between the quantiles, which changes their mean slightly.
     mean = float((quantiles[:-1] + quantiles[1:]).mean() / 2)
     residuals = [round(float(each) / mean, 4) for each in quantiles]
-    return section | {"residuals": residuals, "persistence": round(persistence(ratio), 4)}
+    height = found["base"]
+    curve = [[knots[0], round(float(level * height), 5)]]
+    for index, (low, high) in enumerate(pairwise(knots)):
+        height += found[f"segment {index}"] * (high - low)
+        curve.append([high, round(float(level * height), 5)])
+    sizes = {name: found.get(name, 0.0) for name in _UNITS}
+    if "draft_ms" not in found:
+        sizes["draft_ms"] = draft_share * found["base"]
+        sizes["draft_request_us"] = draft_share * (1e3 * found.get("segment 0", 0.0) + sizes["request_us"])
+    host = steps.host_ms[np.isfinite(steps.host_ms)]
+    return {
+        "curve": curve,
+        **{name: round(float(level * value), 5) for name, value in sizes.items() if value},
+        **({"one_pass": True} if one_pass else {}),
+        "host_ms": round(float(np.quantile(host, _HOST_QUANTILE)), 4) if len(host) else 0.0,
+        "ranges": {
+            field.name: [float(getattr(steps, field.name).min()), float(getattr(steps, field.name).max())]
+            for field in fields(StepShape)
+        },
+        "residuals": residuals,
+        "persistence": round(persistence(ratio), 4),
+    }
 
 
 def persistence(ratio: Numbers) -> float:
@@ -261,33 +253,26 @@ def _knots(tokens: Numbers) -> list[float]:
     return [*knots, high] if high > low else knots
 
 
-def _bends(steps: MeasuredSteps, drafting: _Drafting) -> list[float]:
+def _bends(steps: MeasuredSteps, candidates: list[float], draft_share: float, one_pass: bool) -> list[float]:
     """Return the knots that improve the fit enough: needless bends extrapolate badly."""
-    candidates = _knots(steps.scheduled_tokens)
-    kept = [candidates[0], candidates[-1]] if len(candidates) > 1 else candidates
-    some = steps.every(_stride(steps))
 
-    def cost(knots: Sequence[float]) -> float:
-        return _cost(_table(some, knots, drafting)[1], some.ms)
+    def cost(knots: list[float]) -> tuple[float, list[float]]:
+        return _cost(list(_table(steps, knots, draft_share, one_pass).values()), steps.ms), knots
 
-    best = cost(kept)
+    best, kept = cost([candidates[0], candidates[-1]] if len(candidates) > 1 else candidates)
     while others := [each for each in candidates if each not in kept]:
-        found, knots = min((cost(sorted([*kept, each])), sorted([*kept, each])) for each in others)
+        found, knots = min(cost(sorted([*kept, each])) for each in others)
         if found > best * (1 - _BEND):
             break
         best, kept = found, knots
     return kept
 
 
-def _stride(steps: MeasuredSteps) -> int:
-    return -(-len(steps) // _MOST_STEPS)
-
-
-def _table(steps: MeasuredSteps, knots: Sequence[float], drafting: _Drafting) -> tuple[list[str], Numbers]:
-    """Return the names and the columns of all terms."""
+def _table(steps: MeasuredSteps, knots: Sequence[float], draft_share: float, one_pass: bool) -> dict[str, Numbers]:
+    """Return the column of each term."""
     varies = bool(np.ptp(steps.drafted) > 0 and len(np.unique(steps.drafted[steps.drafted > 0])) > 1)
     # A pass of the draft reads its weights, and processes a token of each request.
-    share, read = 0.0 if varies else drafting.share, drafting.passes(steps)
+    share, read = 0.0 if varies else draft_share, np.minimum(1.0, steps.drafted) if one_pass else steps.drafted
     passes, tokens = share * read, share * steps.drafted
     segments = {
         f"segment {index}": np.clip(steps.scheduled_tokens - low, 0, high - low)
@@ -302,27 +287,23 @@ def _table(steps: MeasuredSteps, knots: Sequence[float], drafting: _Drafting) ->
     }
     if varies:
         terms |= {"draft_ms": read, "draft_request_us": steps.drafted * steps.requests}
-    table = {"base": 1 + passes, **segments, **{name: _UNITS[name] * column for name, column in terms.items()}}
-    return list(table), np.column_stack(list(table.values()))
+    return {"base": 1 + passes, **segments, **{name: _UNITS[name] * column for name, column in terms.items()}}
 
 
-def _choose(columns: Numbers, ms: Numbers, names: Sequence[str]) -> list[str]:
+def _choose(table: Mapping[str, Numbers], ms: Numbers) -> list[str]:
     """Return the terms that the fit needs."""
-    kept = list(names)
-    best = _cost(columns[:, _places(names, kept)], ms)
+    kept = list(table)
+    best = _cost([table[name] for name in kept], ms)
     for name in _DOUBTFUL:
         fewer = [each for each in kept if each != name]
-        if len(fewer) < len(kept) and (cost := _cost(columns[:, _places(names, fewer)], ms)) <= best * (1 + _WORTH):
+        if len(fewer) < len(kept) and (cost := _cost([table[each] for each in fewer], ms)) <= best * (1 + _WORTH):
             kept, best = fewer, cost
     return kept
 
 
-def _places(names: Sequence[str], kept: Sequence[str]) -> list[int]:
-    return [list(names).index(name) for name in kept]
-
-
-def _cost(columns: Numbers, ms: Numbers) -> float:
+def _cost(terms: Sequence[Numbers], ms: Numbers) -> float:
     """Return the error of the best fit, with Huber's loss."""
+    columns = np.column_stack(terms)
     modelled = np.maximum(columns @ _robust(columns, ms), 1e-9)
     deviation = np.abs(ms / modelled - 1)
     bound = _HUBER * _usual(ms / modelled - 1)
@@ -379,28 +360,3 @@ def _within_bounds(normal: Numbers, right: Numbers, solution: Numbers, free: Any
         solution = np.where(free, moved, 0.0)
         if not free.any():
             return np.zeros(len(right))
-
-
-def _section(
-    found: dict[str, float], knots: Sequence[float], steps: MeasuredSteps, drafting: _Drafting, level: float
-) -> dict[str, Any]:
-    height = found["base"]
-    curve = [(knots[0], height)]
-    for index, (low, high) in enumerate(pairwise(knots)):
-        height += found[f"segment {index}"] * (high - low)
-        curve.append((high, height))
-    terms = {name: found.get(name, 0.0) for name in _UNITS}
-    if "draft_ms" not in found:
-        terms["draft_ms"] = drafting.share * found["base"]
-        terms["draft_request_us"] = drafting.share * (1e3 * found.get("segment 0", 0.0) + terms["request_us"])
-    host = steps.host_ms[np.isfinite(steps.host_ms)]
-    return {
-        "curve": [[tokens, round(float(level * ms), 5)] for tokens, ms in curve],
-        **{name: round(float(level * value), 5) for name, value in terms.items() if value},
-        **({"one_pass": True} if drafting.one_pass else {}),
-        "host_ms": round(float(np.quantile(host, _HOST_QUANTILE)), 4) if len(host) else 0.0,
-        "ranges": {
-            field.name: [float(getattr(steps, field.name).min()), float(getattr(steps, field.name).max())]
-            for field in fields(StepShape)
-        },
-    }

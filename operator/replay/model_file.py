@@ -1,10 +1,9 @@
 """The fitted model of an engine: one JSON document whose sections are used independently.
 
-The section `donors` holds pools of recorded steps and bursts. `buckets` says which of them count as alike;
-quantiles thin a pool, and ranges say how far a value lies outside the fitted ones.
+The section `donors` holds pools of recorded steps and bursts. Steps and bursts in the same
+buckets count as alike, quantiles thin a pool, and ranges say how far a value lies outside the fitted ones.
 """
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -16,23 +15,13 @@ from specdecode_operator.problems import printable, shown
 from specdecode_operator.replay.emulated.engine_model import acceptance_from_json, step_time_from_json
 from specdecode_operator.untrusted import UnreadableTextError, parse_json
 
-# Each bucket ends with its number, included.
+# Each bucket ends with its number, included; larger values are in one more.
 DECODING: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # requests
 PREFILL_TOKENS: Final = (0, 64, 256, 1024, 2048, 4096, 8192, 16384)
 POSITION: Final = (16, 64, 256)  # output tokens so far
 CONTEXT: Final = (512, 2048, 8192, 32768)  # attended tokens
 BURST: Final = (0, 1, 2, 3, 4, 5, 8, 16)  # tokens of the burst before; 0 for the one that ended the prefill
 PACES: Final = 5  # classes of a cell's steps, from the shortest fifth to the longest
-
-
-def bucket(value: float, ends: Sequence[int]) -> int:
-    """Return the bucket of a value; values beyond the last end have their own."""
-    return bisect_left(ends, value)
-
-
-def buckets(ends: Sequence[int]) -> int:
-    """Return the number of buckets."""
-    return len(ends) + 1
 
 
 def thinned(values: Sequence[float], most: int, digits: int = 5) -> list[float]:
@@ -87,9 +76,8 @@ class Cell(Struct, kw_only=True, frozen=True):
     decoding: Small  # bucket of the decoding requests
     prefill: Small  # bucket of the prompt tokens
     steps: Count
-    ratios: Annotated[
-        list[Ratio], Meta(min_length=1, max_length=MOST_DONORS)
-    ]  # measured duration by that of the trend, ascending
+    # Measured duration by that of the trend, ascending
+    ratios: Annotated[list[Ratio], Meta(min_length=1, max_length=MOST_DONORS)]
 
 
 class Bursts(Struct, kw_only=True, frozen=True):

@@ -10,7 +10,7 @@ from random import Random
 from statistics import NormalDist
 from typing import Final
 
-from specdecode_operator.replay.drafting import draw_accepted, position_chance
+from specdecode_operator.replay.drafting import draw_accepted
 from specdecode_operator.replay.emulated.engine_model import StepShape, step_time_from_json
 from specdecode_operator.replay.engine import Incoming
 from specdecode_operator.replay.model_file import (
@@ -22,9 +22,7 @@ from specdecode_operator.replay.model_file import (
     PREFILL_TOKENS,
     Bursts,
     Cell,
-    Donors,
     FittedModel,
-    bucket,
     value_at,
 )
 
@@ -43,7 +41,8 @@ class BurstChances:
         self._counts: dict[Key, dict[int, float]] = defaultdict(lambda: defaultdict(float))
         self._below: dict[Key, set[Key]] = defaultdict(set)
         self._parted: dict[Key, bool] = {}
-        self._found: dict[Key, list[float]] = {}
+        self._sums: dict[Key, list[float]] = {}
+        self._chances: dict[Key, dict[int, float]] = {}
         columns = (bursts.classes, bursts.paces, bursts.before, bursts.decoding, bursts.positions, bursts.contexts)
         for *key, tokens, count in zip(*columns, bursts.tokens, bursts.counts, strict=True):
             for depth in range(len(key) + 1):
@@ -51,16 +50,13 @@ class BurstChances:
                 if depth:
                     self._below[tuple(key[: depth - 1])].add(tuple(key[:depth]))
         self.sizes: Sequence[int] = sorted(self._counts[()]) or [1]
-        self._chances: dict[Key, dict[int, float]] = {}
 
     def up_to(self, key: Key) -> Sequence[float]:
         """Return, for each of `sizes`, the chance that a burst is not larger."""
-        found = self._found.get(key)
-        if found is None:
+        if (found := self._sums.get(key)) is None:
             chances = self._of(key)
-            found = list(accumulate(chances.get(size, 0.0) for size in self.sizes))
+            found = self._sums[key] = list(accumulate(chances.get(size, 0.0) for size in self.sizes))
             found[-1] = 1.0
-            self._found[key] = found
         return found
 
     def _of(self, key: Key) -> dict[int, float]:
@@ -80,7 +76,7 @@ class BurstChances:
     def _parts(self, key: Key) -> bool:
         """Return whether the next level separates these bursts by more than chance: a G test, at three deviations.
 
-        The answer holds for all parts: taking only those that differ most would make bursts drift to their side.
+        It decides for all parts: separating only those that differ most would bias bursts towards them.
         """
         if key not in self._parted:
             parts = [self._counts[each] for each in self._below[key]]
@@ -123,19 +119,32 @@ class _Course:
     before: int = 0
 
     def first(self) -> int:
+        """Draw the tokens at the end of a prefill."""
         self.before = 0
-        return self.behaviour.draw_first()
+        firsts = self.behaviour.donors.firsts
+        if len(firsts) <= 1:
+            return firsts[0][0] if firsts else 1
+        return self.behaviour.random.choices([tokens for tokens, _ in firsts], [count for _, count in firsts])[0]
 
     def planned(self) -> int:
-        return self.behaviour.draw_planned()
+        """Draw the drafted tokens that the next step is planned with, before its outcome is drawn."""
+        return math.floor(self.behaviour.planned + self.behaviour.plans.random())
 
     def next(self, output_tokens: int) -> tuple[int, int]:
-        behaviour = self.behaviour
+        behaviour, random = self.behaviour, self.behaviour.random
+        k, drafts = behaviour.num_speculative_tokens, behaviour.donors.drafts
         if (wanted := behaviour.acceptance_now()) is not None:
-            return behaviour.draw_accepted(wanted)
-        tokens = behaviour.draw_tokens(self.of_class, self.before, output_tokens, self.prompt_tokens + output_tokens)
-        self.before = bucket(tokens, BURST)
-        return behaviour.draw_drafted(tokens), tokens - 1
+            return k, draw_accepted(wanted, k, random) if k else 0
+        position = bisect_left(POSITION, output_tokens)
+        context = bisect_left(CONTEXT, self.prompt_tokens + output_tokens)
+        key = (self.of_class, behaviour.pace, self.before, behaviour.decoding, position, context)
+        tokens = behaviour.chances.sizes[bisect_left(behaviour.chances.up_to(key), random.random())]
+        self.before = bisect_left(BURST, tokens)
+        # Draw the drafted tokens by the engine's counters.
+        if not k or (tokens == 1 and random.random() >= drafts.singles):
+            return 0, tokens - 1
+        drafted = math.floor(min(drafts.tokens, k) + random.random()) if drafts.tokens < k else k
+        return max(tokens - 1, drafted, 1), tokens - 1
 
 
 _LENGTH: Final = "tokens of a request"
@@ -154,32 +163,34 @@ class ModelledBehaviour:
         """
         if model.donors is None:
             raise NoDonorsError("the model has no donors: fit it again")
-        self._donors: Donors = model.donors
-        self.num_speculative_tokens = self._donors.num_speculative_tokens
-        self._random = Random(f"{seed}/modelled")  # noqa: S311  not for secrets
-        self._trend = step_time_from_json(self._donors.trend)
+        self.donors = donors = model.donors
+        self.num_speculative_tokens = donors.num_speculative_tokens
+        self.random = Random(f"{seed}/modelled")  # noqa: S311  not for secrets
+        self.plans = Random(f"{seed}/plans")  # noqa: S311  not for secrets
+        self.chances = BurstChances(donors.bursts)
+        self.pace = self.decoding = 0  # buckets of the current step
+        self.acceptance_now: AcceptanceNow = acceptance or (lambda: None)
+        # The mean of drafted tokens per step of a request: below K if the drafter often finds none.
+        ones = sum(count for size, count in zip(donors.bursts.tokens, donors.bursts.counts, strict=True) if size == 1)
+        undrafted = (1 - donors.drafts.singles) * ones / max(1, sum(donors.bursts.counts))
+        self.planned = (1 - undrafted) * min(donors.drafts.tokens, donors.num_speculative_tokens)
+        self._trend = step_time_from_json(donors.trend)
         self._leads_ms = model.ttft.lead_ms if model.ttft else []
-        self._chances = BurstChances(self._donors.bursts)
-        self._planned = _mean_drafted(self._donors)
-        self._plans = Random(f"{seed}/plans")  # noqa: S311  not for secrets
-        self._classes = list(accumulate(self._donors.classes))
-        self._spread = self._random.random()
+        self._classes = list(accumulate(donors.classes))
+        self._spread = self.random.random()
         self._cells: dict[tuple[int, int], Cell] = {}
         # Correlation of the normal values behind the uniform ranks.
-        self._persistence = 2 * math.sin(math.pi * self._donors.persistence / 6)
+        self._persistence = 2 * math.sin(math.pi * donors.persistence / 6)
         self._mood = 0.0
-        self._pace = self._decoding = 0
-        self.acceptance_now: AcceptanceNow = acceptance or (lambda: None)
-        self._rates: dict[float, float] = {}
         self._seen: dict[str, float] = {}
 
     def lead_ms(self) -> float:
         """Return the time from the arrival of a request to the scheduler."""
-        return value_at(self._leads_ms, self._random.random()) if self._leads_ms else 0.0
+        return value_at(self._leads_ms, self.random.random()) if self._leads_ms else 0.0
 
     def begin(self, request: Incoming) -> _Course:
         """Draw the class and the end of a request."""
-        random, donors = self._random, self._donors
+        random, donors = self.random, self.donors
         # Spread classes evenly instead of by chance, so that a few requests have the right shares, too.
         self._spread = (self._spread + _GOLDEN) % 1
         of_class = min(bisect_left(self._classes, self._spread), len(self._classes) - 1)
@@ -196,50 +207,15 @@ class ModelledBehaviour:
     def step_ms(self, step: StepShape, decoding: int) -> float:
         """Draw the duration of a step: that of a similar recorded step, scaled by the trend."""
         persistence = self._persistence
-        self._mood = persistence * self._mood + math.sqrt(1 - persistence**2) * self._random.gauss(0, 1)
+        self._mood = persistence * self._mood + math.sqrt(1 - persistence**2) * self.random.gauss(0, 1)
         share = _NORMAL.cdf(self._mood)
-        self._pace = min(int(share * PACES), PACES - 1)
-        self._decoding = bucket(decoding, DECODING)
-        cell = self._cell(self._decoding, bucket(step.prefill_tokens, PREFILL_TOKENS))
+        self.pace = min(int(share * PACES), PACES - 1)
+        self.decoding = bisect_left(DECODING, decoding)
+        cell = self._cell(self.decoding, bisect_left(PREFILL_TOKENS, step.prefill_tokens))
         self._see("requests decoding at once", decoding)
         self._see("prompt tokens in a step", step.prefill_tokens)
         duration_ms = self._trend.ms(step) * value_at(cell.ratios, share)
         return min(max(duration_ms, _LEAST_MS), _MOST_STEP_MS)
-
-    def draw_first(self) -> int:
-        """Draw the tokens at the end of a prefill."""
-        firsts = self._donors.firsts
-        if len(firsts) <= 1:
-            return firsts[0][0] if firsts else 1
-        return self._random.choices([tokens for tokens, _ in firsts], [count for _, count in firsts])[0]
-
-    def draw_tokens(self, of_class: int, before: int, output_tokens: int, attended: int) -> int:
-        """Draw the tokens of a request in this step."""
-        place = (bucket(output_tokens, POSITION), bucket(attended, CONTEXT))
-        sums = self._chances.up_to((of_class, self._pace, before, self._decoding, *place))
-        return self._chances.sizes[bisect_left(sums, self._random.random())]
-
-    def draw_planned(self) -> int:
-        """Draw the drafted tokens that a request's next step is planned with, before its outcome is drawn."""
-        return math.floor(self._planned + self._plans.random())
-
-    def draw_drafted(self, tokens: int) -> int:
-        """Draw the drafted tokens of a burst, by the engine's counters."""
-        k, drafts = self.num_speculative_tokens, self._donors.drafts
-        if not k or (tokens == 1 and self._random.random() >= drafts.singles):
-            return 0
-        drafted = math.floor(min(drafts.tokens, k) + self._random.random()) if drafts.tokens < k else k
-        return max(tokens - 1, drafted, 1)
-
-    def draw_accepted(self, wanted: float) -> tuple[int, int]:
-        """Draw the drafted and accepted tokens of a step with this mean acceptance."""
-        k = self.num_speculative_tokens
-        if not k:
-            return 0, 0
-        rate = self._rates.get(wanted)
-        if rate is None:
-            rate = self._rates[wanted] = position_chance(wanted, k)
-        return k, draw_accepted(rate, k, self._random)
 
     @property
     def longest_request(self) -> int:
@@ -248,31 +224,20 @@ class ModelledBehaviour:
 
     def outside(self) -> list[str]:
         """Return one line for each requested value outside the range that the model was fitted on."""
-        ranges: Mapping[str, object] = self._donors.ranges
-        said = [self._donors.ranges[name].outside(name, value) for name, value in self._seen.items() if name in ranges]
-        return [line for line in said if line is not None]
+        ranges = self.donors.ranges
+        lines = (ranges[name].outside(name, value) for name, value in self._seen.items() if name in ranges)
+        return [line for line in lines if line is not None]
 
     def _see(self, name: str, value: float) -> None:
         if value > self._seen.get(name, 0):
             self._seen[name] = value
 
     def _cell(self, decoding: int, prefill: int) -> Cell:
-        found = self._cells.get((decoding, prefill))
-        if found is None:
+        def distance(cell: Cell) -> tuple[int, int]:
+            """Weigh another bucket of prompt tokens more; of equally near cells, prefer the one with more steps."""
+            other_kind = 100 * ((cell.prefill > 0) != (prefill > 0))
+            return other_kind + abs(cell.decoding - decoding) + 3 * abs(cell.prefill - prefill), -cell.steps
 
-            def distance(cell: Cell) -> tuple[int, int]:
-                """Weigh another bucket of prompt tokens more; of equally near cells, prefer the one with more steps."""
-                other_kind = 100 * ((cell.prefill > 0) != (prefill > 0))
-                return other_kind + abs(cell.decoding - decoding) + 3 * abs(cell.prefill - prefill), -cell.steps
-
-            found = min(self._donors.cells, key=distance)
-            self._cells[decoding, prefill] = found
-        return found
-
-
-def _mean_drafted(donors: Donors) -> float:
-    """Return the mean of drafted tokens per step of a request: below K if the drafter often finds none."""
-    bursts = donors.bursts
-    singles = sum(count for tokens, count in zip(bursts.tokens, bursts.counts, strict=True) if tokens == 1)
-    undrafted = (1 - donors.drafts.singles) * singles / max(1, sum(bursts.counts))
-    return (1 - undrafted) * min(donors.drafts.tokens, donors.num_speculative_tokens)
+        if (decoding, prefill) not in self._cells:
+            self._cells[decoding, prefill] = min(self.donors.cells, key=distance)
+        return self._cells[decoding, prefill]

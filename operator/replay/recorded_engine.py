@@ -5,18 +5,18 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import cycle
 from typing import Final
 
 from specdecode_operator.capture.trace_reader import RecordedRequest, Recording
-from specdecode_operator.replay.drafting import AcceptanceDraws, Drafting, assumed_drafting
+from specdecode_operator.replay.drafting import Drafting, assumed_drafting
 from specdecode_operator.replay.engine import (
     Burst,
     Clock,
     Incoming,
     Load,
-    ServedEngine,
+    ReplayEngine,
     Sink,
     Submission,
     Ticket,
@@ -48,11 +48,54 @@ class Unmatched(StrEnum):
 def matcher(matching: Matching, requests: Sequence[RecordedRequest]) -> Match:
     """Return a matcher of that kind, with all records unused."""
     if matching is Matching.REQUEST_ID:
-        return _ById(requests).take
+        return _by_id(requests)
     if matching is Matching.PREFIX:
-        return _ByPrefix(requests).take
+        return _by_prefix(requests)
     places = iter(range(len(requests)))
     return lambda _request: next(places, None)
+
+
+def _by_id(requests: Sequence[RecordedRequest]) -> Match:
+    """Match by recorded id, else by the number at the end of the id: the place in the order of arrival."""
+    unused = [True] * len(requests)
+    named: dict[str, deque[int]] = {}
+    for place, request in enumerate(requests):
+        if request.request_id is not None:
+            named.setdefault(request.request_id, deque()).append(place)
+
+    def take(request: Incoming) -> int | None:
+        # The records of several answers to one request share an id.
+        if request.request_id in named:
+            return _first_unused(named[request.request_id], unused)
+        number = _NUMBER.search(request.request_id)
+        return _first_unused(deque([int(number[1])]), unused) if number and int(number[1]) < len(unused) else None
+
+    return take
+
+
+def _by_prefix(requests: Sequence[RecordedRequest]) -> Match:
+    """Match by the deepest common block of prompt and record; the hash of a block covers the prompt up to its end."""
+    unused = [True] * len(requests)
+    by_block: dict[int, deque[int]] = {}
+    for place, request in enumerate(requests):
+        for block in request.block_hashes or ():
+            by_block.setdefault(block, deque()).append(place)
+
+    def take(request: Incoming) -> int | None:
+        found = (_first_unused(by_block.get(block, deque()), unused) for block in reversed(request.block_hashes))
+        return next((place for place in found if place is not None), None)
+
+    return take
+
+
+def _first_unused(places: deque[int], unused: list[bool]) -> int | None:
+    """Use the first unused record of these, and drop the used ones before it."""
+    while places:
+        place = places.popleft()
+        if unused[place]:
+            unused[place] = False
+            return place
+    return None
 
 
 def repeating(match: Match, requests: Sequence[RecordedRequest]) -> Match:
@@ -66,58 +109,9 @@ def repeating(match: Match, requests: Sequence[RecordedRequest]) -> Match:
     return take
 
 
-class _ById:
-    """Matches by recorded id, else by the number at the end of the id: the place in the order of arrival."""
-
-    def __init__(self, requests: Sequence[RecordedRequest]) -> None:
-        self._unused = [True] * len(requests)
-        self._by_id: dict[str, deque[int]] = {}
-        for place, request in enumerate(requests):
-            if request.request_id is not None:
-                self._by_id.setdefault(request.request_id, deque()).append(place)
-
-    def take(self, request: Incoming) -> int | None:
-        # The records of several answers to one request share an id.
-        named = self._by_id.get(request.request_id)
-        if named is not None:
-            return _first_unused(named, self._unused)
-        number = _NUMBER.search(request.request_id)
-        place = int(number[1]) if number else len(self._unused)
-        return _first_unused(deque([place]), self._unused) if place < len(self._unused) else None
-
-
-class _ByPrefix:
-    """Matches by the deepest common block of prompt and record, then by arrival."""
-
-    def __init__(self, requests: Sequence[RecordedRequest]) -> None:
-        self._unused = [True] * len(requests)
-        self._by_block: dict[int, deque[int]] = {}
-        for place, request in enumerate(requests):
-            for block in request.block_hashes or ():
-                self._by_block.setdefault(block, deque()).append(place)
-
-    def take(self, request: Incoming) -> int | None:
-        # A block's hash is that of the whole prompt up to its end.
-        for block in reversed(request.block_hashes):
-            place = _first_unused(self._by_block.get(block, deque()), self._unused)
-            if place is not None:
-                return place
-        return None
-
-
-def _first_unused(places: deque[int], unused: list[bool]) -> int | None:
-    """Use the first unused record of these, and drop the used ones before it."""
-    while places:
-        place = places.popleft()
-        if unused[place]:
-            unused[place] = False
-            return place
-    return None
-
-
 @lru_cache(65536)
 def _plain_burst(tokens: int, drafted: int, accepted: int) -> Burst:
-    """Return a burst in the middle of an answer, of which few are different."""
+    """Return a burst in the middle of an answer; few of them differ."""
     return Burst(tokens=tokens, drafted=drafted, accepted=accepted)
 
 
@@ -126,8 +120,8 @@ class StepsSettings:
     """How to play records."""
 
     kv_cache_tokens: int | None = None  # size of the KV cache; None for that of the largest batch
-    acceptance: AcceptanceDraws | None = None  # overrides the recorded acceptance
-    otherwise: ServedEngine | None = None  # serves requests without a record; None rejects them
+    accepted: Callable[[float], int] | None = None  # draws the accepted tokens of a step by its time in ms
+    otherwise: ReplayEngine | None = None  # serves requests without a record; None rejects them
 
 
 class StepsEngine:
@@ -199,7 +193,6 @@ class _Playing:
     given: int = 0  # tokens so far
     running: bool | None = False  # None once it is over
     waited: float | None = None
-    draws: AcceptanceDraws | None = field(init=False)
     most: int = field(init=False)  # tokens of the answer
     cached_tokens: int = field(init=False)
     step: Callable[[], None] = field(init=False)
@@ -208,15 +201,16 @@ class _Playing:
 
     def __post_init__(self) -> None:
         engine, record = self.engine, self.record
-        self.draws = engine.settings.acceptance
         self.most = min(self.request.max_tokens, record.output_tokens)
         # As in any engine, the last token is always computed.
         self.cached_tokens = min(record.cached_tokens, max(0, self.request.prompt_tokens - 1))
         self.step = self._next_burst  # bound once instead of at every step
         engine.waiting += 1
-        now_ms = engine.clock.now_ms()
+        now_ms, queued_ms = engine.clock.now_ms(), 0.0
+        if record.scheduled_ms is not None and record.arrival_ms is not None:
+            queued_ms = min(max(record.scheduled_ms - record.arrival_ms, 0.0), record.ttft_ms)
         self.when_ms = now_ms + record.ttft_ms
-        self.timer = engine.clock.call_at(now_ms + _queued_ms(record), self._begin)
+        self.timer = engine.clock.call_at(now_ms + queued_ms, partial(self._begin, queued_ms))
 
     def cancel(self) -> None:
         self.timer.cancel()
@@ -225,10 +219,9 @@ class _Playing:
     def waited_ms(self) -> float | None:
         return self.waited
 
-    def _begin(self) -> None:
+    def _begin(self, waited_ms: float) -> None:
         engine, record = self.engine, self.record
-        self.running = True
-        self.waited = _queued_ms(record)
+        self.running, self.waited = True, waited_ms
         engine.waiting -= 1
         engine.running += 1
         engine.held_tokens += record.prompt_tokens
@@ -247,12 +240,12 @@ class _Playing:
 
     def _next_burst(self) -> None:
         """Send the burst that is due, and set the timer for the one after it."""
-        place, record, begin, draws = self.place, self.record, self.given, self.draws
+        place, record, begin, draws = self.place, self.record, self.given, self.engine.settings.accepted
         if draws is None or place == 0:
             tokens = record.chunk_tokens[place]
             drafted, accepted = self.drafting.drafted[place], self.drafting.accepted[place]
         else:
-            drafted, accepted = self.engine.k, draws.accepted(self.when_ms)
+            drafted, accepted = self.engine.k, draws(self.when_ms)
             tokens = 1 + accepted
         if begin + tokens >= self.most:
             self.engine.held_tokens += self.most - begin
@@ -285,10 +278,3 @@ class _Playing:
             cached_tokens=0 if begin else self.cached_tokens,
             finish_reason=finish_reason,
         )
-
-
-def _queued_ms(record: RecordedRequest) -> float:
-    """Return the recorded time until the engine first scheduled the request, 0 if unknown."""
-    if record.scheduled_ms is None or record.arrival_ms is None:
-        return 0.0
-    return min(max(record.scheduled_ms - record.arrival_ms, 0.0), record.ttft_ms)

@@ -7,14 +7,12 @@ recomputed. `Behaviour` decides how long a step takes and how many tokens come o
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count
 from typing import Final, Protocol
-from weakref import WeakValueDictionary
 
 from specdecode_operator.replay.emulated.engine_model import StepShape
-from specdecode_operator.replay.engine import Burst, Clock, Incoming, Load, Sink, Submission, Ticket
+from specdecode_operator.replay.engine import Burst, Clock, Incoming, Load, Sink, Submission
 from specdecode_operator.replay.model_file import Limits
 
 
@@ -159,6 +157,7 @@ BLOCK_SIZE: Final = 16
 
 @dataclass(slots=True, eq=False)
 class _Request:
+    engine: "SteppedEngine"
     incoming: Incoming
     sink: Sink
     course: Course
@@ -171,9 +170,9 @@ class _Request:
     cached: int = 0
     decoding: bool = False
     ready_step: int = 0
-    begun: bool = False
+    submitted_ms: float = 0.0
+    begun_ms: float | None = None
     over: bool = False
-    engine: "SteppedEngine | None" = None
 
     @property
     def hashes(self) -> Sequence[int]:
@@ -181,19 +180,12 @@ class _Request:
         incoming = self.incoming
         return [*incoming.block_hashes, *incoming.answer_hashes] if incoming.answer_hashes else incoming.block_hashes
 
+    def waited_ms(self) -> float | None:
+        return None if self.begun_ms is None else self.begun_ms - self.submitted_ms
+
     def cancel(self) -> None:
-        if self.engine is not None and not self.over:
+        if not self.over:
             self.engine.forget(self)
-
-
-@dataclass(slots=True)
-class _Tally:
-    """Events of a step, for its report."""
-
-    scheduled: list[str] = field(default_factory=list)
-    preempted: list[str] = field(default_factory=list)
-    queries: int = 0
-    hits: int = 0
 
 
 class SteppedEngine:
@@ -221,18 +213,22 @@ class SteppedEngine:
         self._decoding = 0
         self._duration_ms = 0.0
         self._preemptions = self._queries = self._hits = 0
-        self._tally = _Tally()
+        # Of the current step:
+        self._scheduled: list[str] = []
+        self._preempted: list[str] = []
+        self._step_queries = self._step_hits = 0
 
-    def submit(self, request: Incoming, sink: Sink) -> Ticket:
+    def submit(self, request: Incoming, sink: Sink) -> Submission:
         """Take a request; its bursts go to the sink. Cancelled, it frees its place at once."""
         course = self._behaviour.begin(request)
         most = min(request.max_tokens, course.output_tokens)
         if self._max_model_len is not None:
             most = min(most, self._max_model_len - request.prompt_tokens)
-        mine = _Request(request, sink, course, max(1, request.prompt_tokens), max(1, most), engine=self)
+        now_ms = self._clock.now_ms()
+        mine = _Request(self, request, sink, course, max(1, request.prompt_tokens), max(1, most), submitted_ms=now_ms)
         lead_ms = self._behaviour.lead_ms()
         if lead_ms > 0:
-            self._clock.call_at(self._clock.now_ms() + lead_ms, partial(self._enqueue, mine))
+            self._clock.call_at(now_ms + lead_ms, partial(self._enqueue, mine))
         else:
             self._enqueue(mine)
         return mine
@@ -269,35 +265,33 @@ class SteppedEngine:
     def _begin(self, start_ms: float) -> None:
         """Plan a step, and wait for its end; do nothing if there are no requests."""
         self._busy = True
-        self._plan()
+        self._plan(start_ms)
         while not self._batch:
             if not self._waiting:
                 self._busy = False
                 return
-            self._unblock()
-            self._plan()
+            # Nothing runs: the waiting requests missed this step, or the first one is too large.
+            first = self._waiting[0]
+            if first.ready_step > self._step:
+                for each in self._waiting:
+                    each.ready_step = 0
+            else:
+                self._waiting.popleft()
+                first.over = True
+                first.sink(Burst(tokens=0, finish_reason="error"))
+            self._plan(start_ms)
         self._measure()
         self._duration_ms = self._behaviour.step_ms(self._shape, self._decoding)
         self._end_ms = start_ms + self._duration_ms
         self._clock.call_at(self._end_ms, self._finish)
 
-    def _plan(self) -> None:
+    def _plan(self, start_ms: float) -> None:
         self._step += 1
-        self._batch, self._tally = [], _Tally()
+        self._batch, self._scheduled, self._preempted = [], [], []
+        self._step_queries = self._step_hits = 0
         budget = self._schedule_running(self._max_num_batched_tokens)
-        if not self._tally.preempted:
-            self._admit(budget)
-
-    def _unblock(self) -> None:
-        """Unblock waiting requests while none runs: they missed this step, or the first one is too large."""
-        first = self._waiting[0]
-        if first.ready_step > self._step:
-            for each in self._waiting:
-                each.ready_step = 0
-        else:
-            self._waiting.popleft()
-            first.over = True
-            first.sink(Burst(tokens=0, finish_reason="error"))
+        if not self._preempted:
+            self._admit(budget, start_ms)
 
     def _schedule_running(self, budget: int) -> int:
         """Schedule the running requests; return the rest of the token budget."""
@@ -311,7 +305,12 @@ class SteppedEngine:
             missing = -(-(request.computed + tokens) // block_size) - request.blocks
             if missing > 0:
                 if not self._kv.grow(missing):
-                    self._preempt(running.pop())
+                    last = running.pop()
+                    self._release(last)
+                    last.computed, last.decoding, last.ready_step = 0, False, 0
+                    self._preemptions += 1
+                    self._preempted.append(last.incoming.request_id)
+                    self._waiting.appendleft(last)
                     continue
                 request.blocks += missing
             budget -= tokens + slots
@@ -319,18 +318,11 @@ class SteppedEngine:
             index += 1
         return budget
 
-    def _preempt(self, request: _Request) -> None:
-        self._release(request)
-        request.computed, request.decoding, request.ready_step = 0, False, 0
-        self._preemptions += 1
-        self._tally.preempted.append(request.incoming.request_id)
-        self._waiting.appendleft(request)
-
     def _release(self, request: _Request) -> None:
         self._kv.release(request.hashes[: request.named], request.blocks - request.named)
         request.blocks = request.named = 0
 
-    def _admit(self, budget: int) -> None:
+    def _admit(self, budget: int, start_ms: float) -> None:
         """Admit waiting requests in order, while there is room and the step has tokens left."""
         block_size, slots, waiting, kv = self._block_size, self._draft_slots, self._waiting, self._kv
         while waiting and budget > slots and len(self._running) < self._max_num_seqs:
@@ -341,19 +333,19 @@ class SteppedEngine:
             tokens = min(request.length - found * block_size, budget - slots)
             fresh = -(-(found * block_size + tokens) // block_size) - found
             if request.ready_step > self._step or not kv.admit(hashes, found, fresh):
-                return
+                break
             waiting.popleft()
             request.computed, request.blocks, request.named = found * block_size, found + fresh, found
             self._running.append(request)
             self._batch.append((request, tokens))
             budget -= tokens + slots
-            if not request.begun:
-                request.begun, request.cached = True, request.computed
-                self._tally.scheduled.append(request.incoming.request_id)
-                self._tally.queries += request.length
-                self._tally.hits += request.cached
-                self._queries += request.length
-                self._hits += request.cached
+            if request.begun_ms is None:
+                request.begun_ms, request.cached = start_ms, request.computed
+                self._scheduled.append(request.incoming.request_id)
+                self._step_queries += request.length
+                self._step_hits += request.cached
+        self._queries += self._step_queries
+        self._hits += self._step_hits
 
     def _measure(self) -> None:
         """Add up the content of the step."""
@@ -422,7 +414,7 @@ class SteppedEngine:
         )
 
     def _report(self, bursts: list[tuple[_Request, Burst]], first_prompt_tokens: int) -> StepReport:
-        tally, drafts = self._tally, [burst for _, burst in bursts if burst.drafted]
+        drafts = [burst for _, burst in bursts if burst.drafted]
         return StepReport(
             index=self._step,
             end_ms=self._end_ms,
@@ -431,50 +423,9 @@ class SteppedEngine:
             decoding=self._decoding,
             prefilling=len(self._batch) - self._decoding,
             first_prompt_tokens=first_prompt_tokens,
-            load=replace(self.load(), prefix_cache_queries=tally.queries, prefix_cache_hits=tally.hits),
+            load=replace(self.load(), prefix_cache_queries=self._step_queries, prefix_cache_hits=self._step_hits),
             drafted=[burst.drafted for burst in drafts],
             accepted=[burst.accepted for burst in drafts],
-            scheduled=tally.scheduled,
-            preempted=tally.preempted,
+            scheduled=self._scheduled,
+            preempted=self._preempted,
         )
-
-
-@dataclass(slots=True, weakref_slot=True, eq=False)
-class _Watched:
-    submitted_ms: float
-    scheduled_ms: float | None = None
-    ticket: Ticket | None = None
-
-    def cancel(self) -> None:
-        if self.ticket is not None:
-            self.ticket.cancel()
-
-    def waited_ms(self) -> float | None:
-        return None if self.scheduled_ms is None else self.scheduled_ms - self.submitted_ms
-
-
-class WatchedEngine:
-    """Stepped engine that knows how long each request waited until it first ran."""
-
-    def __init__(self, clock: Clock, behaviour: Behaviour, limits: Limits) -> None:
-        self._clock = clock
-        self._engine = SteppedEngine(clock, behaviour, limits, self._on_step)
-        # Ids of clients need not be unique, and all answers to one request share its id.
-        self._numbers = count()
-        self._watched: WeakValueDictionary[str, _Watched] = WeakValueDictionary()
-
-    def submit(self, request: Incoming, sink: Sink) -> Submission:
-        """Take a request; its bursts go to the sink. Cancelled, it frees its place at once."""
-        mine, name = _Watched(self._clock.now_ms()), str(next(self._numbers))
-        self._watched[name] = mine
-        mine.ticket = self._engine.submit(replace(request, request_id=name), sink)
-        return mine
-
-    def load(self) -> Load:
-        """Return the current load."""
-        return self._engine.load()
-
-    def _on_step(self, step: StepReport) -> None:
-        for name in step.scheduled:
-            if (watched := self._watched.get(name)) is not None:
-                watched.scheduled_ms = step.end_ms - step.duration_ms

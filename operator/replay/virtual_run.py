@@ -101,7 +101,7 @@ def spread(deviation: float, points: int = 101) -> tuple[float, ...]:
     return tuple(max(0.05, normal.inv_cdf((index + 0.5) / points)) for index in range(points))
 
 
-@dataclass(kw_only=True)
+@dataclass
 class _PhaseLoad:
     """Sends one phase of a load: by time, or from clients that wait for their answers."""
 
@@ -118,7 +118,7 @@ class _PhaseLoad:
     until_ms: float = float("inf")
 
     def run(self) -> None:
-        """Send the phase, and wait until all of its requests are answered."""
+        """Send the phase until all of its requests are answered."""
         if self.phase.pattern in (Pattern.CLOSED, Pattern.MULTITURN):
             if self.phase.duration_seconds is not None:
                 self.until_ms = self.clock.now_ms() + 1000 * self.phase.duration_seconds
@@ -148,7 +148,7 @@ class _PhaseLoad:
             self.conversations += 1
             self._say(self.conversations - 1, 0, self.prompts.shared_prefix_tokens)
         else:
-            self._send(self._single(), self._pause)
+            self._send(self._single(), partial(self._after, 0.0, self._begin))
 
     def _single(self) -> Incoming:
         """Return a request that shares no more than the common prefix with others."""
@@ -182,19 +182,18 @@ class _PhaseLoad:
             ignore_eos=True,
         )
         self.sent += 1
-        last = turn + 1 == needed(self.phase.turns)
-        self._send(request, self._pause if last else partial(self._think, conversation, turn, tokens + output))
+        think_ms = 0.0
+        then: Callable[[], None] = self._begin
+        if turn + 1 < needed(self.phase.turns):
+            think_ms = 1000 * (self.phase.think_seconds or 0)
+            then = partial(self._say, conversation, turn + 1, tokens + output)
+        self._send(request, partial(self._after, think_ms, then))
 
     def _send(self, request: Incoming, done: Callable[[], None]) -> None:
         self.engine.submit(request, self.recorder.watch(request, self.phase.name, done))
 
-    def _pause(self) -> None:
-        self.clock.call_at(self.clock.now_ms() + self.random.choice(self.turnarounds_ms), self._begin)
-
-    def _think(self, conversation: int, turn: int, said: int) -> None:
-        think_ms, turnaround_ms = 1000 * (self.phase.think_seconds or 0), self.random.choice(self.turnarounds_ms)
-        when_ms = self.clock.now_ms() + think_ms + turnaround_ms
-        self.clock.call_at(when_ms, partial(self._say, conversation, turn + 1, said))
+    def _after(self, think_ms: float, then: Callable[[], None]) -> None:
+        self.clock.call_at(self.clock.now_ms() + think_ms + self.random.choice(self.turnarounds_ms), then)
 
     def _is_over(self) -> bool:
         limit = self.phase.requests
@@ -287,7 +286,12 @@ class VirtualRecorder:
 
         def take(burst: Burst) -> None:
             if burst.tokens:
-                self._add(watched, burst)
+                if not watched.stamps_ms:
+                    watched.cached_tokens = burst.cached_tokens
+                watched.stamps_ms.append(self._clock.now_ms())
+                watched.tokens.append(burst.tokens)
+                watched.num_running.append(max(1, self._last.load.running if self._last else 1))
+                watched.prefill_tokens.append(self._last.first_prompt_tokens if self._last else 0)
             if burst.finish_reason is not None:
                 del self._open[request.request_id]
                 self._write(watched, burst.finish_reason)
@@ -317,19 +321,10 @@ class VirtualRecorder:
         )
         self._steps.write(encode(line) + b"\n")
 
-    def _add(self, watched: _Watched, burst: Burst) -> None:
-        if not watched.stamps_ms:
-            watched.cached_tokens = burst.cached_tokens
-        watched.stamps_ms.append(self._clock.now_ms())
-        watched.tokens.append(burst.tokens)
-        watched.num_running.append(max(1, self._last.load.running if self._last else 1))
-        watched.prefill_tokens.append(self._last.first_prompt_tokens if self._last else 0)
-
     def _write(self, watched: _Watched, finish_reason: str) -> None:
-        if not watched.stamps_ms or finish_reason == "error":
-            self.failed += 1  # it outgrew the KV cache, at once or with its answer
-        else:
-            self.finished += 1
+        # A request may outgrow the KV cache at once, or with its answer.
+        self.failed += not watched.stamps_ms or finish_reason == "error"
+        self.finished += bool(watched.stamps_ms) and finish_reason != "error"
         if not watched.stamps_ms:
             return
         stamps_ms = [round(stamp_ms, _DIGITS) for stamp_ms in watched.stamps_ms]
@@ -383,21 +378,12 @@ class VirtualRun:
         def send(clock: VirtualClock, engine: SteppedEngine, recorder: VirtualRecorder) -> None:
             random = Random(0)  # noqa: S311  not for secrets
             for phase in phases:
-                _PhaseLoad(
-                    clock=clock,
-                    engine=engine,
-                    recorder=recorder,
-                    prompts=prompts,
-                    name=name,
-                    phase=phase,
-                    turnarounds_ms=self.turnarounds_ms,
-                    random=random,
-                ).run()
+                _PhaseLoad(clock, engine, recorder, prompts, name, phase, self.turnarounds_ms, random).run()
 
         return self._run(folder, send)
 
     def requests(self, folder: Path, planned: Iterable[tuple[float, Incoming, str | None]]) -> Outcome:
-        """Run requests that arrive at given moments."""
+        """Run requests that arrive at given times."""
 
         def send(clock: VirtualClock, engine: SteppedEngine, recorder: VirtualRecorder) -> None:
             def arrive(request: Incoming, phase: str | None) -> None:

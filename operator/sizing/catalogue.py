@@ -120,9 +120,24 @@ def made_for(model: ModelGeometry) -> tuple[str, ...]:
 
 
 def is_variant(model_id: str, of: str) -> bool:
-    """Return whether a model has another's name, or a name that begins with it, ignoring owner and precision."""
+    """Return whether a model has another's name, or a name that begins with it, ignoring owner and precision.
+
+    Two ids whose names differ are variants, too, if one published head is listed for both: a quantized checkpoint may
+    leave out a part of the name, as nvidia/Gemma-4-26B-A4B-NVFP4 does with "it".
+    """
     name, base = _base_name(model_id), _base_name(of)
-    return name == base or name.startswith((f"{base}-", f"{base}_"))
+    return (
+        name == base
+        or name.startswith((f"{base}-", f"{base}_"))
+        or any({model_id, of} <= ids for ids in _shared_heads())
+    )
+
+
+@cache
+def _shared_heads() -> tuple[frozenset[str], ...]:
+    """Return the targets of each published head; a draft model of its own serves different targets."""
+    drafts = read_data("drafts.json")["drafts"]
+    return tuple(frozenset(each["targets"]) for each in drafts if each.get("draft") and each["method"] != "draft_model")
 
 
 def is_known_name(model_id: str) -> bool:

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
+from specdecode_operator.enums import ROPE_KEYS
 from specdecode_operator.sizing.errors import GeometryError, UnmodelledError
-from specdecode_operator.vllm.versions import ROPE_KEYS
 
 MAX_TOKENS: Final = 2**31 - 1
 """No position index of vLLM (int32 on the GPU) goes beyond it."""

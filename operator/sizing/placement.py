@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from specdecode_operator.enums import Precision
 from specdecode_operator.sizing.arithmetic import format_gib
@@ -9,6 +10,9 @@ from specdecode_operator.sizing.devices import Device, find_device
 from specdecode_operator.sizing.errors import PlanError
 from specdecode_operator.sizing.memory.budget import Budget, Term, Verdict
 from specdecode_operator.sizing.pair import TENSOR_FIELD, TENSOR_ONLY, EngineLimits, Parallelism
+
+CPU_PRODUCT: Final = "CPU"
+"""Product of a row without a GPU."""
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from specdecode_operator.sizing.pair import (
     effective_batch,
     without_speculation,
 )
-from specdecode_operator.sizing.placement import GpuPool, Row, capacity_phrase, cpu_sentence, gpu_sentence
+from specdecode_operator.sizing.placement import CPU_PRODUCT, GpuPool, Row, capacity_phrase, cpu_sentence, gpu_sentence
 from specdecode_operator.sizing.quantization_matrix import (
     PLACE_ONLY,
     PlanOptions,
@@ -68,9 +68,6 @@ _PROPOSED_PRODUCTS: Final = ("NVIDIA-H100-80GB-HBM3", "NVIDIA-H200")
 """Products that users can be told to get: not every product that can be sized."""
 
 NO_CHANGE_HELPS: Final = "no single change and no two settings make it fit"
-
-CPU_PRODUCT: Final = "CPU"
-"""Product of a row without a GPU."""
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import cached_property
+from typing import Final
 
+from specdecode_operator.enums import Platform
 from specdecode_operator.vllm.profiles import EngineProfile
-from specdecode_operator.vllm.settings import EngineSettings, NodeGroup, Platform
+from specdecode_operator.vllm.settings import EngineSettings, FieldPath, NodeGroup
 from specdecode_operator.vllm.speculative_config import speculative_config
 
 TLS_PATH = "/etc/specdecode-tls"
@@ -13,6 +16,8 @@ TLS_PATH = "/etc/specdecode-tls"
 COMPILATION_CONFIG = "--compilation-config"
 
 HF_OVERRIDES = "--hf-overrides"
+
+SERVING: Final = "spec.serving."
 
 Values = tuple[str, ...] | None
 """What follows a flag: nothing is ``()``, and None leaves the flag out."""
@@ -24,13 +29,30 @@ class Argument:
 
     flag: str
     field: str | None
-    values: Callable[[EngineSettings, EngineProfile], Values]
+    """The field that sets it, by which `specdecode import` reads it back; None if no field does."""
+    computed: Callable[[EngineSettings, EngineProfile], Values] | None = None
+    """Its values; None if it passes a field of ``spec.serving`` on as it is."""
     says_more: bool = False
     """Whether it says more than the field does, so that users may write it where the field is absent."""
+
+    def values(self, settings: EngineSettings, profile: EngineProfile) -> Values:
+        """Return what follows the flag."""
+        if self.computed is not None:
+            return self.computed(settings, profile)
+        value = self._path.value_in(settings.serving)
+        return _switch(on=value) if isinstance(value, bool) else _one(value)
+
+    @cached_property
+    def _path(self) -> FieldPath:
+        return FieldPath((self.field or "").removeprefix(SERVING))
 
 
 def _one(value: str | float | None) -> Values:
     return None if value is None else (str(value),)
+
+
+def _switch(*, on: bool) -> Values:
+    return () if on else None
 
 
 def _several(ranks: int) -> Values:
@@ -45,7 +67,7 @@ def _in_group(value: Callable[[NodeGroup], Values]) -> Callable[[EngineSettings,
 
 def _memory_utilization(settings: EngineSettings, _: EngineProfile) -> Values:
     """Return 92 percent as 0.92; the CPU backend has a KV cache size instead."""
-    share = Decimal(settings.memory_utilization_percent).scaleb(-2)
+    share = Decimal(settings.serving.gpu_memory_utilization_percent).scaleb(-2)
     return None if settings.platform is Platform.CPU else (str(share),)
 
 
@@ -62,11 +84,11 @@ def _tls_file(name: str) -> Callable[[EngineSettings, EngineProfile], Values]:
 ARGUMENTS: tuple[Argument, ...] = (
     Argument("--served-model-name", "spec.serving.servedModelNames", lambda s, _: s.served_model_names),
     Argument("--host", None, lambda _s, _p: ("0.0.0.0",)),  # noqa: S104 (the pod's own network)
-    Argument("--port", "spec.serving.port", lambda s, _: _one(s.port)),
+    Argument("--port", "spec.serving.port"),
     Argument("--ssl-certfile", "spec.serving.tlsSecret", _tls_file("tls.crt")),
     Argument("--ssl-keyfile", "spec.serving.tlsSecret", _tls_file("tls.key")),
     # A certificate that is renewed counts without a restart.
-    Argument("--enable-ssl-refresh", "spec.serving.tlsSecret", lambda s, _: () if s.tls else None),
+    Argument("--enable-ssl-refresh", "spec.serving.tlsSecret", lambda s, _: _switch(on=s.tls)),
     Argument(HF_OVERRIDES, "spec.target.ropeScaling", lambda s, _: _one(s.hf_overrides), says_more=True),
     Argument("--dtype", "spec.serving.dtype", lambda s, _: _one(s.dtype)),
     Argument(
@@ -77,7 +99,7 @@ ARGUMENTS: tuple[Argument, ...] = (
     Argument("--tensor-parallel-size", "spec.parallelism.tensor", lambda s, _: _one(s.tensor_parallel_size)),
     Argument("--pipeline-parallel-size", "spec.parallelism.pipeline", lambda s, _: _several(s.pipeline_parallel_size)),
     Argument("--data-parallel-size", "spec.parallelism.data", lambda s, _: _several(s.data_parallel_size)),
-    Argument("--enable-expert-parallel", "spec.parallelism.expert", lambda s, _: () if s.expert_parallel else None),
+    Argument("--enable-expert-parallel", "spec.parallelism.expert", lambda s, _: _switch(on=s.expert_parallel)),
     Argument("--distributed-executor-backend", None, _executor),
     # The ranks that each node takes, those of copies too, follow from its number.
     Argument("--nnodes", "spec.parallelism", _in_group(lambda group: _one(group.nodes))),
@@ -90,21 +112,20 @@ ARGUMENTS: tuple[Argument, ...] = (
     Argument(
         "--max-num-batched-tokens", "spec.serving.maxNumBatchedTokens", lambda s, _: _one(s.max_num_batched_tokens)
     ),
-    Argument("--kv-cache-dtype", "spec.serving.kvCacheDtype", lambda s, _: _one(s.kv_cache_dtype)),
+    Argument("--kv-cache-dtype", "spec.serving.kvCacheDtype"),
     Argument("--block-size", "spec.serving.blockSize", lambda s, _: _one(s.block_size)),
     Argument("--gpu-memory-utilization", "spec.serving.gpuMemoryUtilizationPercent", _memory_utilization),
-    Argument("--enforce-eager", "spec.serving.enforceEager", lambda s, _: () if s.enforce_eager else None),
+    Argument("--enforce-eager", "spec.serving.enforceEager"),
     # One key of a JSON value: users may set others of it beside.
-    Argument(f"{COMPILATION_CONFIG}.cudagraph_mode", "spec.serving.cudagraphMode", lambda s, _: _one(s.cudagraph_mode)),
-    Argument(
-        "--max-cudagraph-capture-size",
-        "spec.serving.maxCudagraphCaptureSize",
-        lambda s, _: _one(s.max_cudagraph_capture_size),
-    ),
+    Argument(f"{COMPILATION_CONFIG}.cudagraph_mode", "spec.serving.cudagraphMode"),
+    Argument("--max-cudagraph-capture-size", "spec.serving.maxCudagraphCaptureSize"),
     Argument("--speculative-config", "spec.speculation", lambda s, p: _one(speculative_config(s, p))),
     Argument("--shutdown-timeout", None, lambda s, _: _one(s.shutdown_timeout_s)),
 )
-"""Flags that the operator writes, in order; left out only if all versions and devices have the same default."""
+"""Flags that the operator writes, in order; left out only if all versions and devices have the same default.
+
+A new field of ``spec.serving`` that is passed as it is takes one row here, with its flag and its path.
+"""
 
 
 def command_line(settings: EngineSettings, profile: EngineProfile) -> list[str]:

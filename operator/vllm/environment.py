@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import EnvVar
 from specdecode_operator.problems import Problem
 from specdecode_operator.vllm.settings import EngineSettings
@@ -74,6 +75,23 @@ def environment(settings: EngineSettings) -> dict[str, str]:
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(max(1, settings.cpu.cores // ranks)),
     }
+
+
+def manifest_variables(env: Iterable[EnvVar]) -> dict[str, Body]:
+    """Return the variables of ``spec.engine.env`` as a pod has them, by name."""
+    return {variable.name: _in_pod(variable) for variable in env}
+
+
+def _in_pod(variable: EnvVar) -> Body:
+    if variable.value_from is None:
+        return {"name": variable.name, "value": variable.value}
+    source = variable.value_from.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return {"name": variable.name, "valueFrom": source}
+
+
+def known_values(env: Iterable[EnvVar]) -> dict[str, str | None]:
+    """Return the values of ``spec.engine.env`` by name; None for one that only the running container knows."""
+    return {variable.name: variable.value if variable.value_from is None else None for variable in env}
 
 
 def allows_longer(env: Iterable[EnvVar]) -> bool:

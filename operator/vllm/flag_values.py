@@ -13,13 +13,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from specdecode_operator.enums import CudagraphMode
+from specdecode_operator.enums import CudagraphMode, Platform
 from specdecode_operator.problems import Problem, shown
 from specdecode_operator.untrusted import parse_json
 from specdecode_operator.vllm.extra_args_parser import Option, json_or_text, json_value, options
 from specdecode_operator.vllm.model_runner import runs_on_v1
 from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, EngineProfile
-from specdecode_operator.vllm.settings import EngineSettings, Platform
+from specdecode_operator.vllm.settings import EngineSettings
 from specdecode_operator.vllm.speculative_config import EXTRA_CONFIG
 from specdecode_operator.vllm.versions import release
 
@@ -65,7 +65,7 @@ class Given:
     `_DERIVED`. A switch is True or False. What is absent, or written in two ways that vLLM does not merge, is None.
     """
 
-    def __init__(self, settings: EngineSettings, profile: EngineProfile, env: Mapping[str, str]) -> None:
+    def __init__(self, settings: EngineSettings, profile: EngineProfile, env: Mapping[str, str | None]) -> None:
         self.settings = settings
         self.profile = profile
         self.env = env
@@ -115,10 +115,11 @@ class Given:
 
 
 def flag_value_problems(
-    settings: EngineSettings, profile: EngineProfile, env: Mapping[str, str] | None = None
+    settings: EngineSettings, profile: EngineProfile, env: Mapping[str, str | None] | None = None
 ) -> list[Problem]:
     """Return a problem for each name that vLLM's version rejects; ``env`` are the variables of spec.engine.env.
 
+    A variable without a known value counts as absent.
     Values of flags are not shown, for they may be secrets.
     """
     given, problems = Given(settings, profile, env or {}), dict[str, Problem]()
@@ -132,7 +133,7 @@ def flag_value_problems(
         if name.startswith(_SPECULATION):
             field, value = check.place, shown(given[name])
         elif name.startswith(_ENV):
-            field, value = f"spec.engine.env[{list(given.env).index(path)}].value", given.env[path]
+            field, value = f"spec.engine.env[{list(given.env).index(path)}].value", given.env[path] or ""
         elif option is None:
             field, value = "spec.engine.extraArgs", name
         else:  # only the flag: its value may be a secret
@@ -242,17 +243,17 @@ def _splits_small_batches(given: Given) -> bool:
 
 def _captures_graphs(given: Given) -> bool:
     settings, named = given.settings, (_CC, "--optimization-level", "--enforce-eager")
-    off = given["engine.cpu"] or settings.enforce_eager or settings.cudagraph_mode is CudagraphMode.NONE
+    off = given["engine.cpu"] or settings.serving.enforce_eager or settings.serving.cudagraph_mode is CudagraphMode.NONE
     return not off and not any(given.option(name) for name in named)
 
 
 _DERIVED: Final[Mapping[str, Callable[[Given], Any]]] = {
     "engine.adapts": lambda given: bool(
-        given.settings.speculation and given.settings.speculation.adaptive_verification
+        given.settings.speculation and given.settings.speculation.spec.adaptive_verification
     ),
     "engine.captures_graphs": _captures_graphs,
     "engine.cpu": lambda given: given.settings.platform is Platform.CPU,
-    "engine.cudagraph_mode": lambda given: given.settings.cudagraph_mode,
+    "engine.cudagraph_mode": lambda given: given.settings.serving.cudagraph_mode,
     "engine.data": lambda given: given.settings.data_parallel_size,
     "engine.dtype": lambda given: given.settings.dtype,
     "engine.expert_parallel": lambda given: given.settings.expert_parallel,

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from specdecode_operator.api.speculation import RopeScaling
+from specdecode_operator.enums import ROPE_KEYS
 from specdecode_operator.problems import InvalidSpecError, Problem
 from specdecode_operator.vllm.arguments import HF_OVERRIDES
 from specdecode_operator.vllm.extra_args_parser import json_value, options
 from specdecode_operator.vllm.profiles import EngineProfile
-from specdecode_operator.vllm.versions import ROPE_KEYS
 
 ROPE_SCALING: Final = "spec.target.ropeScaling"
 

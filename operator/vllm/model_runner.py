@@ -1,9 +1,9 @@
 """Decide which of vLLM's two model runners (V1 or V2) serves an engine, and the effects on a draft."""
 
-from specdecode_operator.enums import Method
+from specdecode_operator.enums import Method, Platform
 from specdecode_operator.vllm.extra_args_parser import last_option
 from specdecode_operator.vllm.profiles import EngineProfile
-from specdecode_operator.vllm.settings import EngineSettings, Platform, SpeculationSettings
+from specdecode_operator.vllm.settings import EngineSettings, SpeculationSettings
 
 _V1 = "V1"
 

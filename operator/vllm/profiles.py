@@ -7,9 +7,8 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, Final
 
-from specdecode_operator.enums import Method
+from specdecode_operator.enums import Method, OnlineQuantization, Platform
 from specdecode_operator.problems import Problem
-from specdecode_operator.vllm.settings import OnlineQuantization, Platform
 from specdecode_operator.vllm.versions import LAUNCHED_VERSIONS, release, version_facts
 
 KNOWN_VERSIONS = LAUNCHED_VERSIONS
@@ -170,6 +169,11 @@ class EngineProfile:
     def known_as(self) -> str:
         """The version whose facts these are: its own, or the newest of which any are known."""
         return self.version if self.tested else KNOWN_VERSIONS[-1]
+
+    def lacks(self, since: str | None) -> str:
+        """Return the message about a setting that the version lacks; ``since`` is the first version that has it."""
+        fix = "remove it" if since is None else f"remove it, or set engine.version {since} or later"
+        return f"vLLM {self.version} does not have it; {fix}"
 
 
 def find_profile(version: str) -> EngineProfile:

@@ -14,15 +14,16 @@ from specdecode_operator.enums import (
     DraftSampling,
     Dtype,
     KvCacheDtype,
+    Platform,
     RejectionSampling,
 )
 from specdecode_operator.problems import Problem
 from specdecode_operator.untrusted import parse_json
-from specdecode_operator.vllm.arguments import COMPILATION_CONFIG
+from specdecode_operator.vllm.arguments import ARGUMENTS, COMPILATION_CONFIG
 from specdecode_operator.vllm.extra_args_parser import Option, json_value, options
 from specdecode_operator.vllm.model_runner import runs_on_v1
 from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, EngineProfile, find_profile
-from specdecode_operator.vllm.settings import EngineSettings, Platform, SpeculationSettings
+from specdecode_operator.vllm.settings import EngineSettings, SpeculationSettings
 
 _MODE = "spec.serving.cudagraphMode"
 _LARGEST = "spec.serving.maxCudagraphCaptureSize"
@@ -58,8 +59,8 @@ def graph_problems(settings: EngineSettings, profile: EngineProfile) -> list[Pro
 
 def _needless_problems(settings: EngineSettings) -> Iterator[Problem]:
     """Where there are no graphs at all (vllm/platforms/cpu.py; vllm/config/vllm.py, __post_init__)."""
-    mode, largest = settings.cudagraph_mode, settings.max_cudagraph_capture_size
-    without = "with serving.enforceEager; remove one of the two" if settings.enforce_eager else ""
+    mode, largest = settings.serving.cudagraph_mode, settings.serving.max_cudagraph_capture_size
+    without = "with serving.enforceEager; remove one of the two" if settings.serving.enforce_eager else ""
     without = "on the CPU; remove it" if settings.platform is Platform.CPU else without
     for field, value in {_MODE: mode, _LARGEST: largest}.items():
         if value is not None and without:
@@ -74,8 +75,8 @@ def _size_problems(settings: EngineSettings, profile: EngineProfile) -> Iterator
 
     V2 takes fewer: it then has no graph of a step that verifies.
     """
-    largest, speculation = settings.max_cudagraph_capture_size, settings.speculation
-    in_pieces = settings.cudagraph_mode not in (None, *_WHOLE_GRAPHS) or settings.enforce_eager
+    largest, speculation = settings.serving.max_cudagraph_capture_size, settings.speculation
+    in_pieces = settings.serving.cudagraph_mode not in (None, *_WHOLE_GRAPHS) or settings.serving.enforce_eager
     if largest is None or speculation is None or in_pieces or settings.platform is Platform.CPU:
         return
     tokens = speculation.num_speculative_tokens + 1
@@ -89,7 +90,7 @@ def _size_problems(settings: EngineSettings, profile: EngineProfile) -> Iterator
 
 
 def _mode_problems(settings: EngineSettings, profile: EngineProfile) -> Iterator[Problem]:
-    mode, speculation = settings.cudagraph_mode, settings.speculation
+    mode, speculation = settings.serving.cudagraph_mode, settings.speculation
     # vllm/config/vllm.py, _maybe_override_dynamic_sd_cudagraph_mode: V1 changes to PIECEWISE and only logs it.
     if speculation is not None and speculation.schedule and mode in _WHOLE_GRAPHS and runs_on_v1(settings, profile):
         message = (
@@ -121,7 +122,7 @@ def _option_problems(settings: EngineSettings, profile: EngineProfile) -> Iterat
         fields = [field for key, field in _FIELD_OF_KEY.items() if not option.path and f'"{key}"' in option.value]
         if fields:
             yield Problem(place, option.shown, f"has what is not for extraArgs; use {' and '.join(fields)}")
-        elif settings.cudagraph_mode is not None and (option.spelled != COMPILATION_CONFIG or not option.path):
+        elif settings.serving.cudagraph_mode is not None and (option.spelled != COMPILATION_CONFIG or not option.path):
             message = (
                 f"vLLM keeps only one of this and serving.cudagraphMode; write {COMPILATION_CONFIG}.KEY VALUE for each"
                 " key"
@@ -160,7 +161,8 @@ def _size_and_expert_problems(
     settings: EngineSettings, profile: EngineProfile, on: dict[str, Option]
 ) -> Iterator[Problem]:
     # vllm/config/vllm.py, _set_cudagraph_sizes: a largest size must be the largest of the sizes that are named.
-    for option in options(settings.extra_args, profile) if settings.max_cudagraph_capture_size is not None else ():
+    largest = settings.serving.max_cudagraph_capture_size
+    for option in options(settings.extra_args, profile) if largest is not None else ():
         named = (option.flag.name, option.path)
         if named in {("--cudagraph-capture-sizes", ""), (COMPILATION_CONFIG, "cudagraph_capture_sizes")}:
             yield _problem(option, "names the sizes beside serving.maxCudagraphCaptureSize; remove one of the two")
@@ -281,9 +283,9 @@ def _unmarked(given: list[Option], speculation: SpeculationSettings, profile: En
         known = ", ".join(sorted(profile.watermarked_methods))
         yield f"vLLM {profile.version} marks no tokens of {drafts}; remove it, or use one of {known}, token by token"
         return
-    if speculation.draft_sampling is not DraftSampling.PROBABILISTIC:
+    if speculation.spec.draft_sampling is not DraftSampling.PROBABILISTIC:
         yield "marks what a draft samples: set speculation.draftSampling to probabilistic, or remove this"
-    checks = speculation.rejection_sampling
+    checks = speculation.spec.rejection_sampling
     if checks not in (None, RejectionSampling.STANDARD):
         yield f"does not go with speculation.rejectionSampling {checks}; remove one of the two"
     if config.get("algorithm") != _MARKS_DRAFTS and config.get("allow_target_only_watermarking") is not True:
@@ -314,9 +316,20 @@ def serving_problems(settings: EngineSettings, profile: EngineProfile) -> list[P
     """Return the settings of model, batch, KV cache and CUDA graphs that the engine would reject or change."""
     return [
         *_basic_problems(settings, profile),
+        *_version_problems(settings, profile),
         *graph_problems(settings, profile),
         *combination_problems(settings, profile),
     ]
+
+
+def _version_problems(settings: EngineSettings, profile: EngineProfile) -> Iterator[Problem]:
+    """Check that the version has the flag of each field that is set."""
+    for argument in ARGUMENTS:
+        flag = argument.flag.partition(".")[0]
+        if argument.field is None or flag in profile.flags:
+            continue
+        if (values := argument.values(settings, profile)) is not None:
+            yield Problem(argument.field, " ".join(values) or "true", profile.lacks(profile.later_flags.get(flag)))
 
 
 def image_problems(image: str | None, platform: Platform, profile: EngineProfile) -> list[Problem]:
@@ -349,6 +362,6 @@ def _basic_problems(settings: EngineSettings, profile: EngineProfile) -> Iterato
         yield Problem("spec.serving.blockSize", str(settings.block_size), message)
     # vllm/config/vllm.py, _reject_mismatched_float_kv_cache.
     known = settings.dtype in (Dtype.FLOAT16, Dtype.FLOAT32)
-    if profile.cache_follows_dtype and known and settings.kv_cache_dtype == KvCacheDtype.BFLOAT16:
+    if profile.cache_follows_dtype and known and settings.serving.kv_cache_dtype == KvCacheDtype.BFLOAT16:
         message = f"vLLM {profile.version} takes it with serving.dtype bfloat16 only, which is {settings.dtype} here"
-        yield Problem("spec.serving.kvCacheDtype", settings.kv_cache_dtype, f"{message}: write auto")
+        yield Problem("spec.serving.kvCacheDtype", settings.serving.kv_cache_dtype, f"{message}: write auto")

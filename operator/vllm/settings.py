@@ -1,29 +1,14 @@
 """Resolved settings of one engine: every default is set explicitly, so none is left to vLLM."""
 
 from dataclasses import dataclass
-from enum import StrEnum
+from typing import Any
 
-from specdecode_operator.enums import (
-    CudagraphMode,
-    DraftHeadQuantization,
-    DraftSampling,
-    Dtype,
-    Method,
-    RejectionSampling,
-)
+from pydantic.alias_generators import to_snake
 
-
-class Platform(StrEnum):
-    """What the engine computes on."""
-
-    GPU = "gpu"
-    CPU = "cpu"
-
-
-class OnlineQuantization(StrEnum):
-    """Precision to which the engine quantizes a 16-bit checkpoint while loading it."""
-
-    FP8 = "FP8"
+from specdecode_operator.api.base import ApiModel
+from specdecode_operator.api.deployment import Serving
+from specdecode_operator.api.speculation import Speculation
+from specdecode_operator.enums import Dtype, Method, OnlineQuantization, Platform
 
 
 @dataclass(frozen=True)
@@ -44,21 +29,11 @@ class ScheduleRange:
 
 
 @dataclass(frozen=True)
-class SuffixSettings:
-    """How method suffix looks proposals up, as in ``spec.speculation.suffix``; None is the engine's own."""
-
-    max_tree_depth: int | None = None
-    max_cached_requests: int | None = None
-    max_spec_factor_percent: int | None = None
-    min_token_probability_percent: int | None = None
-
-
-@dataclass(frozen=True)
 class SpeculationSettings:
     """How the engine speculates; an engine that does not has None in its place."""
 
-    method: Method
-    num_speculative_tokens: int
+    spec: Speculation
+    """As the user wrote it: rows of `SPECULATIVE_KEYS` without a function of their own pass its fields on."""
     schedule: tuple[ScheduleRange, ...] = ()
     draft_model: str | None = None
     draft_is_head: bool = False
@@ -66,20 +41,32 @@ class SpeculationSettings:
     drafts_in_parallel: bool = False
     maps_vocabulary: bool = False
     draft_online_quantization: OnlineQuantization | None = None
-    draft_max_model_len: int | None = None
     draft_tensor_parallel_size: int | None = None
-    prompt_lookup_min: int | None = None
-    prompt_lookup_max: int | None = None
-    suffix: SuffixSettings | None = None
-    # None: as the engine does.
-    rejection_sampling: RejectionSampling | None = None
-    loss_accepted: bool = False
-    """Whether answers may be others than the target's own; nothing of it is rendered."""
-    draft_sampling: DraftSampling | None = None
-    adaptive_verification: bool | None = None
-    draft_head_quantization: DraftHeadQuantization | None = None
-    xpress_top_c: int | None = None
     extra_config: str | None = None
+
+    @property
+    def method(self) -> Method:
+        """What proposes tokens."""
+        return self.spec.method
+
+    @property
+    def num_speculative_tokens(self) -> int:
+        """K; 0 if the spec does not set it."""
+        return self.spec.num_speculative_tokens or 0
+
+
+class FieldPath:
+    """A field below a part of the spec, such as ``suffix.maxTreeDepth``."""
+
+    def __init__(self, path: str) -> None:
+        self._names = tuple(map(to_snake, path.split(".")))
+
+    def value_in(self, part: ApiModel) -> Any:
+        """Return the field's value; None if it, or the part around it, is not set."""
+        found: Any = part
+        for name in self._names:
+            found = None if found is None else getattr(found, name)
+        return found
 
 
 class ContainerVariable(str):
@@ -109,33 +96,32 @@ class EngineSettings:
     model: str
     """Hub id or path as the engine sees it."""
     served_model_names: tuple[str, ...]
-    # As in ``spec.serving``, with the model's own length filled in.
+    # As in ``spec.serving``, with the defaults of model, version and accelerator filled in.
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
-    kv_cache_dtype: str
     block_size: int
-    memory_utilization_percent: int
-    """Of each GPU; without meaning on the CPU."""
     tensor_parallel_size: int
-    port: int
     shutdown_timeout_s: int
-    tls: bool = False
+    serving: Serving
+    """As the user wrote it: rows of `ARGUMENTS` without a function of their own pass its fields on."""
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
     expert_parallel: bool = False
     hf_overrides: str | None = None
     dtype: Dtype = Dtype.AUTO
     online_quantization: OnlineQuantization | None = None
-    enforce_eager: bool = False
-    cudagraph_mode: CudagraphMode | None = None
-    max_cudagraph_capture_size: int | None = None
     speculation: SpeculationSettings | None = None
     cpu: CpuSettings | None = None
     extra_args: tuple[str, ...] = ()
     group: NodeGroup | None = None
     target_on_v1: bool = False
     """Whether the version serves this target, with this method, on model runner V1 even of a GPU."""
+
+    @property
+    def tls(self) -> bool:
+        """Whether it serves HTTPS."""
+        return self.serving.tls_secret is not None
 
     @property
     def ranks(self) -> int:

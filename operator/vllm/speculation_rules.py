@@ -8,6 +8,7 @@ sizing/kernel_support.py.
 from collections.abc import Iterator
 from itertools import pairwise
 
+from specdecode_operator.api.speculation import Ngram
 from specdecode_operator.enums import (
     METHODS_NEEDING_DRAFT,
     METHODS_OF_BLOCKS,
@@ -19,14 +20,15 @@ from specdecode_operator.enums import (
     DraftSampling,
     Dtype,
     Method,
+    Platform,
     RejectionSampling,
 )
-from specdecode_operator.problems import Problem
+from specdecode_operator.problems import Problem, shown
 from specdecode_operator.vllm.extra_args_parser import last_option
 from specdecode_operator.vllm.model_runner import draft_follows_target, runs_on_v1, waits_for_steps
 from specdecode_operator.vllm.profiles import EngineProfile
-from specdecode_operator.vllm.settings import EngineSettings, Platform, SpeculationSettings
-from specdecode_operator.vllm.speculative_config import DRAFT_HEAD_KEY, XPRESS_KEY
+from specdecode_operator.vllm.settings import EngineSettings, SpeculationSettings
+from specdecode_operator.vllm.speculative_config import DRAFT_HEAD_KEY, SPECULATIVE_KEYS
 from specdecode_operator.vllm.versions import FLY_KEY, ended_method
 
 FIELD = "spec.speculation.adaptiveVerification"
@@ -39,7 +41,7 @@ _LEVELS_WITHOUT = ("0", "1")
 def adaptive_problems(settings: EngineSettings, profile: EngineProfile) -> list[Problem]:
     """Return the reasons why an engine with adaptive verification would not start, or would not adapt."""
     speculation = settings.speculation
-    if speculation is None or not speculation.adaptive_verification:
+    if speculation is None or not speculation.spec.adaptive_verification:
         return []
     method, adaptive = speculation.method, profile.adaptive_verification
     if method in adaptive.methods:
@@ -67,9 +69,9 @@ def _not_adaptive(settings: EngineSettings, method: Method, profile: EngineProfi
             f"does not go with parallelism.pipeline {settings.pipeline_parallel_size}: only the last stage knows what"
             " pays; use pipeline 1, or remove it"
         )
-    mode, level = settings.cudagraph_mode, last_option("--optimization-level", settings.extra_args, profile)
+    mode, level = settings.serving.cudagraph_mode, last_option("--optimization-level", settings.extra_args, profile)
     without = None
-    if settings.enforce_eager:
+    if settings.serving.enforce_eager:
         without = "serving.enforceEager"
     elif mode in _WITHOUT_WHOLE_GRAPHS:
         without = f"serving.cudagraphMode {mode}"
@@ -103,6 +105,7 @@ def speculation_problems(settings: EngineSettings, profile: EngineProfile) -> li
         *_shorten(settings, speculation, profile),
         *_vocab(settings, speculation, profile),
         *_head(settings, speculation, profile),
+        *_version(settings, speculation, profile),
         *_draft(settings, speculation),
         *_path(settings, speculation, profile),
         *_lookup(speculation),
@@ -191,7 +194,7 @@ def _vocab(settings: EngineSettings, speculation: SpeculationSettings, profile: 
         )
         yield Problem(field, "true", message)
         return
-    if speculation.draft_sampling is DraftSampling.PROBABILISTIC:
+    if speculation.spec.draft_sampling is DraftSampling.PROBABILISTIC:
         message = "a draft of another vocabulary proposes the likeliest tokens: remove it, or useHeterogeneousVocab"
         yield Problem(f"{_SPECULATION}.draftSampling", DraftSampling.PROBABILISTIC, message)
     if settings.platform is Platform.GPU and not profile.maps_vocabularies:
@@ -204,12 +207,11 @@ def _vocab(settings: EngineSettings, speculation: SpeculationSettings, profile: 
 
 def _head(settings: EngineSettings, speculation: SpeculationSettings, profile: EngineProfile) -> Iterator[Problem]:
     """vllm/config/speculative.py, _verify_args; and for eagle3 spec_decode/eagle/utils.py, load_eagle_model."""
-    asked, method, message = speculation.draft_head_quantization, speculation.method, ""
-    missing = f"vLLM {profile.version} does not have it; remove it, or set engine.version 0.33 or later"
+    asked, method, message = speculation.spec.draft_lm_head_quantization, speculation.method, ""
     if method not in METHODS_WITH_TARGETS_HEAD:
         message = f"method {method} has no copy of the target's output head; remove it, or use method eagle or mtp"
     elif DRAFT_HEAD_KEY not in profile.speculative_keys:
-        message = missing
+        message = profile.lacks(profile.later_speculative_keys.get(DRAFT_HEAD_KEY))
     elif runs_on_v1(settings, profile):
         message = "needs vLLM's model runner V2, and V1 serves the engine here; remove it"
     elif settings.dtype is Dtype.FLOAT32:
@@ -217,9 +219,15 @@ def _head(settings: EngineSettings, speculation: SpeculationSettings, profile: E
         message = "vLLM makes it of an output head of 16 bits, and serving.dtype is float32; remove one of the two"
     if asked is not None and message:
         yield Problem(f"{_SPECULATION}.draftLmHeadQuantization", asked, message)
-    # The pair's rules check whether the head has a refiner.
-    if speculation.xpress_top_c is not None and XPRESS_KEY not in profile.speculative_keys:
-        yield Problem(f"{_SPECULATION}.xpressTopC", str(speculation.xpress_top_c), missing)
+
+
+def _version(settings: EngineSettings, speculation: SpeculationSettings, profile: EngineProfile) -> Iterator[Problem]:
+    """Check that the version has the key of each field that is set; `_head` checks its own, after the method."""
+    for row in SPECULATIVE_KEYS:
+        if row.key in profile.speculative_keys or row.key == DRAFT_HEAD_KEY:
+            continue
+        if (value := row.value(settings, speculation, profile)) is not None:
+            yield Problem(row.field, shown(value), profile.lacks(profile.later_speculative_keys.get(row.key)))
 
 
 def _draft(settings: EngineSettings, speculation: SpeculationSettings) -> Iterator[Problem]:
@@ -234,7 +242,7 @@ def _draft(settings: EngineSettings, speculation: SpeculationSettings) -> Iterat
         message = f"method {speculation.method} has no draft model; remove it, or use the method that it is for"
         yield Problem(field, model, message)
         return
-    length = speculation.draft_max_model_len
+    length = speculation.spec.draft.max_model_len if speculation.spec.draft else None
     if length is not None and length > settings.max_model_len:
         message = f"is above the target's, {settings.max_model_len}; lower it, or leave it out"
         yield Problem(f"{field}.maxModelLen", str(length), message)
@@ -269,8 +277,9 @@ def _path(settings: EngineSettings, speculation: SpeculationSettings, profile: E
 
 def _lookup(speculation: SpeculationSettings) -> Iterator[Problem]:
     """vllm/config/speculative.py: prompt_lookup_min is not above prompt_lookup_max."""
-    shortest, longest = speculation.prompt_lookup_min, speculation.prompt_lookup_max
-    if speculation.method is not Method.SUFFIX and speculation.suffix is not None:
+    ngram = speculation.spec.ngram or Ngram()
+    shortest, longest = ngram.prompt_lookup_min, ngram.prompt_lookup_max
+    if speculation.method is not Method.SUFFIX and speculation.spec.suffix is not None:
         message = f"method {speculation.method} looks nothing up in earlier answers; remove it, or use method suffix"
         yield Problem(f"{_SPECULATION}.suffix", "present", message)
     if speculation.method not in METHODS_WITH_LOOKUP:
@@ -288,21 +297,21 @@ def _sample(settings: EngineSettings, speculation: SpeculationSettings, profile:
 
     Only the speculators of vllm/v1/worker/gpu/spec_decode/speculator.py, and on V1 those with layers, sample.
     """
-    if speculation.rejection_sampling is RejectionSampling.BLOCK and runs_on_v1(settings, profile):
+    if speculation.spec.rejection_sampling is RejectionSampling.BLOCK and runs_on_v1(settings, profile):
         message = f"vLLM's model runner V1, which runs method {speculation.method} here, does not have it; remove it"
         yield Problem(f"{_SPECULATION}.rejectionSampling", RejectionSampling.BLOCK, message)
-    samples = speculation.draft_sampling is DraftSampling.PROBABILISTIC
+    samples = speculation.spec.draft_sampling is DraftSampling.PROBABILISTIC
     if samples and speculation.method not in METHODS_WITH_SAMPLING:
         message = f"method {speculation.method} has no draft that could sample; remove it"
         yield Problem(f"{_SPECULATION}.draftSampling", DraftSampling.PROBABILISTIC, message)
     # vllm/config/speculative.py, _verify_args; on the CPU vllm/v1/sample/rejection_sampler.py, __init__.
     field, asked = f"{_SPECULATION}.rejectionSampling", RejectionSampling.FLY
-    if speculation.rejection_sampling is not RejectionSampling.FLY:
-        if speculation.loss_accepted:
+    if speculation.spec.rejection_sampling is not RejectionSampling.FLY:
+        if speculation.spec.lossy:
             message = "only applies to rejectionSampling fly; remove it, or use rejectionSampling fly"
             yield Problem(f"{_SPECULATION}.lossy", "true", message)
         return
-    if not speculation.loss_accepted:
+    if not speculation.spec.lossy:
         message = (
             "rejectionSampling fly changes the answers of the target; set lossy: true to accept that, or use"
             " rejectionSampling block"

@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cached_property
 from typing import Any, Final
 
 from specdecode_operator.enums import METHODS_WITH_LAYERS
 from specdecode_operator.problems import Problem, shown
 from specdecode_operator.vllm.profiles import EngineProfile
-from specdecode_operator.vllm.settings import EngineSettings, ScheduleRange, SpeculationSettings
+from specdecode_operator.vllm.settings import EngineSettings, FieldPath, ScheduleRange, SpeculationSettings
 from specdecode_operator.vllm.versions import FLY_KEY
 
 WHOLE_KEYS: Final = frozenset(
@@ -57,6 +58,8 @@ def read_lax(key: str, value: Any) -> Any:
     return value
 
 
+_SPECULATION: Final = "spec.speculation."
+
 Value = Callable[[EngineSettings, SpeculationSettings, EngineProfile], Any]
 
 
@@ -66,7 +69,18 @@ class SpeculativeKey:
 
     key: str
     field: str
-    value: Value
+    computed: Value | None = None
+    """Its value; None if it passes a field of ``spec.speculation`` on as it is."""
+
+    def value(self, settings: EngineSettings, speculation: SpeculationSettings, profile: EngineProfile) -> Any:
+        """Return its value; None leaves the key out."""
+        if self.computed is not None:
+            return self.computed(settings, speculation, profile)
+        return self._path.value_in(speculation.spec)
+
+    @cached_property
+    def _path(self) -> FieldPath:
+        return FieldPath(self.field.removeprefix(_SPECULATION))
 
 
 def _schedule(settings: EngineSettings, speculation: SpeculationSettings, _: EngineProfile) -> list[list[int]] | None:
@@ -80,23 +94,26 @@ def _draft_split(settings: EngineSettings, speculation: SpeculationSettings, _: 
     return speculation.draft_tensor_parallel_size or settings.tensor_parallel_size
 
 
-def _suffix(name: str, divisor: int = 1) -> Value:
+def _share(key: str, field: str) -> SpeculativeKey:
+    """Return the row of a percentage, which vLLM takes as a fraction."""
+    path = FieldPath(field)
+
     def value(_: EngineSettings, speculation: SpeculationSettings, _profile: EngineProfile) -> float | None:
-        number = None if speculation.suffix is None else getattr(speculation.suffix, name)
-        return number if number is None or divisor == 1 else number / divisor
+        percent = path.value_in(speculation.spec)
+        return None if percent is None else percent / 100
 
-    return value
+    return _key(key, field, value)
 
 
-def _key(key: str, field: str, value: Value) -> SpeculativeKey:
-    return SpeculativeKey(key, f"spec.speculation.{field}", value)
+def _key(key: str, field: str, value: Value | None = None) -> SpeculativeKey:
+    return SpeculativeKey(key, f"{_SPECULATION}{field}", value)
 
 
 DRAFT_HEAD_KEY = "draft_lm_head_quantization"
 XPRESS_KEY = "xpress_topc"
 
 SPECULATIVE_KEYS: tuple[SpeculativeKey, ...] = (
-    _key("method", "method", lambda _s, d, _p: d.method.value),
+    _key("method", "method"),
     _key("num_speculative_tokens", "numSpeculativeTokens", lambda _s, d, _p: d.num_speculative_tokens),
     _key("num_speculative_tokens_per_batch_size", "numSpeculativeTokensByBatchSize", _schedule),
     _key("model", "draft.model", lambda _s, d, _p: d.draft_model),
@@ -107,24 +124,24 @@ SPECULATIVE_KEYS: tuple[SpeculativeKey, ...] = (
         "draft.quantization",
         lambda _s, d, p: d.draft_online_quantization and p.online_quantization[d.draft_online_quantization],
     ),
-    _key("max_model_len", "draft.maxModelLen", lambda _s, d, _p: d.draft_max_model_len),
+    _key("max_model_len", "draft.maxModelLen"),
     SpeculativeKey("draft_tensor_parallel_size", "spec.parallelism.draftTensor", _draft_split),
-    _key("prompt_lookup_min", "ngram.promptLookupMin", lambda _s, d, _p: d.prompt_lookup_min),
-    _key("prompt_lookup_max", "ngram.promptLookupMax", lambda _s, d, _p: d.prompt_lookup_max),
-    _key("suffix_decoding_max_tree_depth", "suffix.maxTreeDepth", _suffix("max_tree_depth")),
-    _key("suffix_decoding_max_cached_requests", "suffix.maxCachedRequests", _suffix("max_cached_requests")),
-    _key("suffix_decoding_max_spec_factor", "suffix.maxSpecFactorPercent", _suffix("max_spec_factor_percent", 100)),
-    _key(
-        "suffix_decoding_min_token_prob",
-        "suffix.minTokenProbabilityPercent",
-        _suffix("min_token_probability_percent", 100),
-    ),
-    _key("rejection_sample_method", "rejectionSampling", lambda _s, d, _p: d.rejection_sampling),
-    _key("draft_sample_method", "draftSampling", lambda _s, d, _p: d.draft_sampling),
-    _key("enable_adaptive_verification", "adaptiveVerification", lambda _s, d, _p: d.adaptive_verification),
-    _key(DRAFT_HEAD_KEY, "draftLmHeadQuantization", lambda _s, d, _p: d.draft_head_quantization),
-    _key(XPRESS_KEY, "xpressTopC", lambda _s, d, _p: d.xpress_top_c),
+    _key("prompt_lookup_min", "ngram.promptLookupMin"),
+    _key("prompt_lookup_max", "ngram.promptLookupMax"),
+    _key("suffix_decoding_max_tree_depth", "suffix.maxTreeDepth"),
+    _key("suffix_decoding_max_cached_requests", "suffix.maxCachedRequests"),
+    _share("suffix_decoding_max_spec_factor", "suffix.maxSpecFactorPercent"),
+    _share("suffix_decoding_min_token_prob", "suffix.minTokenProbabilityPercent"),
+    _key("rejection_sample_method", "rejectionSampling"),
+    _key("draft_sample_method", "draftSampling"),
+    _key("enable_adaptive_verification", "adaptiveVerification"),
+    _key(DRAFT_HEAD_KEY, "draftLmHeadQuantization"),
+    _key(XPRESS_KEY, "xpressTopC"),
 )
+"""Keys of ``--speculative-config`` that the operator writes.
+
+A new field of ``spec.speculation`` that is passed as it is takes one row here, with vLLM's name and its path.
+"""
 
 SPOKEN_KEYS: Final = tuple(key.key for key in SPECULATIVE_KEYS if key.key != "model")
 """Keys that an engine reports at /metrics: paths of its files stay in the pod."""

@@ -17,8 +17,6 @@ from specdecode_operator.untrusted import parse_json
 
 _FOLDER: Final = Path(__file__).parent
 
-ROPE_KEYS: Final = ("rope_parameters", "rope_scaling")
-"""Present and former name of the same key of config.json; transformers accepts both."""
 FLY_KEY = "fly_window_size"
 """Key of --speculative-config of versions with rejectionSampling fly. It is not written: vLLM takes min(6, K - 1)
 tokens, and an entropy of 0.3 or more over the 3 likeliest."""

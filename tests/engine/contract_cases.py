@@ -1,25 +1,22 @@
 """Settings, and command lines, that the real vLLM is asked about."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from specdecode_operator.enums import DraftSampling, Method, RejectionSampling
-from specdecode_operator.vllm.settings import (
-    CpuSettings,
-    EngineSettings,
-    NodeGroup,
-    OnlineQuantization,
-    ScheduleRange,
-    SpeculationSettings,
-)
+from specdecode_operator.api.deployment import Serving
+from specdecode_operator.api.speculation import Draft, Ngram
+from specdecode_operator.enums import DraftSampling, Method, OnlineQuantization, RejectionSampling
+from specdecode_operator.vllm.settings import CpuSettings, EngineSettings, NodeGroup, ScheduleRange
+from tests.support.engine_settings import replace, speculating_with
 
 TARGET, DRAFT, OTHER_VOCABULARY, EAGLE_PATH = "target", "draft", "other-vocabulary", "eagle-house/draft"
 
-DRAFT_MODEL = SpeculationSettings(Method.DRAFT_MODEL, 5, draft_model=DRAFT)
-FULL_DRAFT = replace(DRAFT_MODEL, draft_online_quantization=OnlineQuantization.FP8, draft_max_model_len=256)
-NGRAM = SpeculationSettings(Method.NGRAM, 4, prompt_lookup_min=2, prompt_lookup_max=4)
+DRAFT_MODEL = speculating_with(Method.DRAFT_MODEL, 5, draft_model=DRAFT)
+FULL_DRAFT = replace(
+    DRAFT_MODEL, draft_online_quantization=OnlineQuantization.FP8, draft=Draft(model=DRAFT, max_model_len=256)
+)
+NGRAM = speculating_with(Method.NGRAM, 4, ngram=Ngram(prompt_lookup_min=2, prompt_lookup_max=4))
 SCHEDULED = replace(DRAFT_MODEL, schedule=(ScheduleRange(3, 8, 2), ScheduleRange(20, 30, 0)))
 
 GPU = EngineSettings(
@@ -28,12 +25,10 @@ GPU = EngineSettings(
     max_model_len=512,
     max_num_seqs=64,
     max_num_batched_tokens=4096,
-    kv_cache_dtype="auto",
     block_size=32,
-    memory_utilization_percent=92,
     tensor_parallel_size=1,
-    port=8000,
     shutdown_timeout_s=60,
+    serving=Serving(),
 )
 CPU = replace(GPU, cpu=CpuSettings(kv_cache_gib=1, cores=2), block_size=128)
 
@@ -65,12 +60,12 @@ GOOD = {
     "gpu-adaptive": replace(
         GPU,
         model="qwen3",
-        speculation=SpeculationSettings(Method.DSPARK, 4, draft_model="linked-block", adaptive_verification=True),
+        speculation=speculating_with(Method.DSPARK, 4, draft_model="linked-block", adaptive_verification=True),
     ),
     "gpu-not-adaptive": replace(GPU, speculation=replace(DRAFT_MODEL, adaptive_verification=False)),
-    "ngram-one-bound": replace(GPU, speculation=SpeculationSettings(Method.NGRAM, 2, prompt_lookup_max=3)),
+    "ngram-one-bound": replace(GPU, speculation=speculating_with(Method.NGRAM, 2, ngram=Ngram(prompt_lookup_max=3))),
 }
-LOSSY = replace(DRAFT_MODEL, rejection_sampling=RejectionSampling.FLY, loss_accepted=True)
+LOSSY = replace(DRAFT_MODEL, rejection_sampling=RejectionSampling.FLY, lossy=True)
 LOSSY_CHECKS = {
     "V2": replace(GPU, speculation=LOSSY),
     "V1": replace(GPU, speculation=replace(LOSSY, draft_model="parallel", drafts_in_parallel=True)),
@@ -85,8 +80,12 @@ ON_THE_EDGE = {
     "as many tokens as a prompt may have": replace(
         GPU, max_num_batched_tokens=512, extra_args=("--no-enable-chunked-prefill",)
     ),
-    "a draft as long as its target": replace(GPU, speculation=replace(DRAFT_MODEL, draft_max_model_len=256)),
-    "a lookup of one length": replace(GPU, speculation=replace(NGRAM, prompt_lookup_min=4)),
+    "a draft as long as its target": replace(
+        GPU, speculation=replace(DRAFT_MODEL, draft=Draft(model=DRAFT, max_model_len=256))
+    ),
+    "a lookup of one length": replace(
+        GPU, speculation=replace(NGRAM, ngram=Ngram(prompt_lookup_min=4, prompt_lookup_max=4))
+    ),
     "a range of all tokens": replace(GPU, speculation=replace(DRAFT_MODEL, schedule=(ScheduleRange(1, 1, 5),))),
     "a step of one draft": replace(GPU, max_num_seqs=1, max_num_batched_tokens=7, speculation=DRAFT_MODEL),
     "a step of all drafts": replace(
@@ -97,7 +96,7 @@ ON_THE_EDGE = {
     ),
     "a watermark on drafted tokens": replace(
         GPU,
-        speculation=SpeculationSettings(
+        speculation=speculating_with(
             Method.EAGLE3,
             5,
             draft_model="head3",
@@ -108,7 +107,7 @@ ON_THE_EDGE = {
     ),
     # On model runner V2, which serves this method in every version.
     "one graph": replace(
-        GPU, max_cudagraph_capture_size=1, speculation=SpeculationSettings(Method.EAGLE3, 5, draft_model="head3")
+        GPU, max_cudagraph_capture_size=1, speculation=speculating_with(Method.EAGLE3, 5, draft_model="head3")
     ),
 }
 """The last values that a rule lets pass: one further, and it is a case of refusal_cases.py."""
@@ -226,7 +225,7 @@ METHODS = {
         GPU,
         model=target,
         tensor_parallel_size=2,
-        speculation=SpeculationSettings(method, 4, draft_model=draft),
+        speculation=speculating_with(method, 4, draft_model=draft),
     )
     for method, target, draft in (
         (Method.DRAFT_MODEL, TARGET, DRAFT),
@@ -243,7 +242,7 @@ METHODS = {
 }
 """The least that each method needs."""
 
-PARD = SpeculationSettings(Method.DRAFT_MODEL, 4, draft_model="parallel", drafts_in_parallel=True)
+PARD = speculating_with(Method.DRAFT_MODEL, 4, draft_model="parallel", drafts_in_parallel=True)
 IN_PARALLEL = {
     f"{platform}-{draft}": replace(base, speculation=replace(PARD, method=method, draft_model=draft))
     for platform, base in (("gpu", replace(GPU, tensor_parallel_size=2)), ("cpu", CPU))
@@ -257,7 +256,7 @@ IN_PARALLEL = {
         GPU,
         model="qwen3",
         tensor_parallel_size=2,
-        speculation=SpeculationSettings(Method.DFLASH, 7, draft_model="refined-block", xpress_top_c=64),
+        speculation=speculating_with(Method.DFLASH, 7, draft_model="refined-block", xpress_top_c=64),
     )
 }
 """Drafts that propose all tokens in one pass: PARD and P-EAGLE, and a block that is refined."""
@@ -277,7 +276,7 @@ PARALLEL = {
         GPU, tensor_parallel_size=2, speculation=replace(DRAFT_MODEL, draft_tensor_parallel_size=1)
     ),
     "split of own layers": replace(
-        METHODS[Method.MTP], speculation=SpeculationSettings(Method.MTP, 2, draft_tensor_parallel_size=1)
+        METHODS[Method.MTP], speculation=speculating_with(Method.MTP, 2, draft_tensor_parallel_size=1)
     ),
 }
 """What is spread in more ways than over the GPUs of one group."""

@@ -1,22 +1,23 @@
 """One version of the real vLLM, and whether it takes a command line for what was meant."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from specdecode_operator.enums import Method
+from specdecode_operator.enums import Method, Platform
 from specdecode_operator.sizing.version_rules import ModelTraits, Runner, find_version_rules
 from specdecode_operator.vllm.arguments import command_line
 from specdecode_operator.vllm.model_runner import runs_on_v1
 from specdecode_operator.vllm.profiles import EngineProfile
-from specdecode_operator.vllm.settings import EngineSettings, Platform
+from specdecode_operator.vllm.settings import EngineSettings
 from specdecode_operator.vllm.settings_watch import word
 from specdecode_operator.vllm.speculation_rules import draft_slots
 from specdecode_operator.vllm.speculative_config import SPECULATIVE_KEYS, SPOKEN_KEYS
 from tests.engine.contract_cases import METHODS, with_models_under
 from tests.engine.oracle_process import Answer, Oracle
+from tests.support.engine_settings import replace
 
 BLOCKS = (Method.DFLASH, Method.DSPARK)
 """Methods that always propose all tokens in one pass."""
@@ -63,17 +64,17 @@ def check_parsed(vllm: Vllm, settings: EngineSettings) -> None:
     options = answer.value
     assert options["model_tag"] == with_models_under(vllm.models, settings).model
     assert options["served_model_name"] == list(settings.served_model_names)
-    assert options["port"] == settings.port
+    assert options["port"] == settings.serving.port
     assert options["dtype"] == settings.dtype
     assert options["max_num_batched_tokens"] == settings.max_num_batched_tokens
-    assert options["enforce_eager"] == settings.enforce_eager
+    assert options["enforce_eager"] == settings.serving.enforce_eager
     assert options["shutdown_timeout"] == settings.shutdown_timeout_s
 
 
 def _served_length(settings: EngineSettings, profile: EngineProfile) -> int:
     """Return the longest sequence that is served: from 0.33 on V2 ends with a draft, which warnings.py tells."""
     speculation = settings.speculation
-    length = speculation.draft_max_model_len if speculation else None
+    length = speculation.spec.draft.max_model_len if speculation and speculation.spec.draft else None
     ends = profile.ends_with_draft and not runs_on_v1(settings, profile)
     return min(length, settings.max_model_len) if length and ends else settings.max_model_len
 
@@ -95,25 +96,25 @@ def check_started(vllm: Vllm, settings: EngineSettings) -> None:
         "--max-model-len": _served_length(settings, vllm.profile),
         "--max-num-seqs": settings.max_num_seqs,
         "--max-num-batched-tokens": settings.max_num_batched_tokens,
-        "--kv-cache-dtype": settings.kv_cache_dtype,
+        "--kv-cache-dtype": settings.serving.kv_cache_dtype,
         "--block-size": settings.block_size,
-        "--enforce-eager": settings.enforce_eager,
+        "--enforce-eager": settings.serving.enforce_eager,
         "--shutdown-timeout": settings.shutdown_timeout_s,
         "use_heterogeneous_vocab": speculation.maps_vocabulary if speculation else None,
         "parallel_drafting": speculation.drafts_in_parallel or speculation.method in BLOCKS if speculation else None,
-        "rejection_sample_method": (speculation.rejection_sampling or "standard") if speculation else None,
-        "draft_sample_method": (speculation.draft_sampling or "greedy") if speculation else None,
-        "enable_adaptive_verification": (speculation.adaptive_verification or False) if speculation else None,
+        "rejection_sample_method": (speculation.spec.rejection_sampling or "standard") if speculation else None,
+        "draft_sample_method": (speculation.spec.draft_sampling or "greedy") if speculation else None,
+        "enable_adaptive_verification": (speculation.spec.adaptive_verification or False) if speculation else None,
     }
-    if settings.cudagraph_mode is not None:
-        expected["cudagraph_mode"] = settings.cudagraph_mode.value
+    if settings.serving.cudagraph_mode is not None:
+        expected["cudagraph_mode"] = settings.serving.cudagraph_mode.value
     uncompiled = any("mode" in argument for argument in settings.extra_args)  # vLLM then takes no graphs in pieces
-    if settings.max_cudagraph_capture_size is not None and not uncompiled:
+    if settings.serving.max_cudagraph_capture_size is not None and not uncompiled:
         # Sizes come in steps, of 16 tokens at most.
-        largest = min(settings.max_cudagraph_capture_size, settings.max_num_batched_tokens)
+        largest = min(settings.serving.max_cudagraph_capture_size, settings.max_num_batched_tokens)
         assert largest - 16 < answer.value["--max-cudagraph-capture-size"] <= largest
     if settings.platform is Platform.GPU:
-        expected["--gpu-memory-utilization"] = settings.memory_utilization_percent / 100
+        expected["--gpu-memory-utilization"] = settings.serving.gpu_memory_utilization_percent / 100
     if settings.platform is Platform.GPU and speculation:
         expected |= _runner(settings, speculation.method, vllm.profile)
     assert {key: answer.value[key] for key in expected} == expected

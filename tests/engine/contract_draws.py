@@ -1,9 +1,9 @@
 """Settings drawn at random, good and bad."""
 
-from dataclasses import replace
-
 from hypothesis import strategies as st
 
+from specdecode_operator.api.deployment import Serving
+from specdecode_operator.api.speculation import Draft, Ngram
 from specdecode_operator.enums import (
     METHODS_WITH_SAMPLING,
     CudagraphMode,
@@ -11,34 +11,35 @@ from specdecode_operator.enums import (
     Dtype,
     KvCacheDtype,
     Method,
+    OnlineQuantization,
     RejectionSampling,
 )
-from specdecode_operator.vllm.settings import EngineSettings, OnlineQuantization, ScheduleRange, SpeculationSettings
+from specdecode_operator.vllm.settings import EngineSettings, ScheduleRange, SpeculationSettings
 from tests.engine.contract_cases import CPU, DRAFT, METHODS, STARTING_EXTRA, TARGET
+from tests.support.engine_settings import replace, speculating_with
 
 ranges = st.lists(st.tuples(st.integers(1, 600), st.integers(1, 600), st.integers(0, 8)), max_size=4).map(
     lambda parts: tuple(ScheduleRange(min(a, b), max(a, b), k) for a, b, k in sorted(parts))
 )
 lookups = st.none() | st.integers(1, 8)
 drafts = st.builds(
-    SpeculationSettings,
+    speculating_with,
     method=st.just(Method.DRAFT_MODEL),
     num_speculative_tokens=st.integers(1, 32),
     schedule=ranges,
     draft_model=st.just(DRAFT),
     draft_online_quantization=st.none() | st.sampled_from(OnlineQuantization),
-    draft_max_model_len=st.none() | st.integers(1, 131_072),
+    draft=st.builds(Draft, model=st.just(DRAFT), max_model_len=st.none() | st.integers(1, 131_072)),
     rejection_sampling=st.none() | st.sampled_from(RejectionSampling),
     draft_sampling=st.none() | st.sampled_from(DraftSampling),
     adaptive_verification=st.none() | st.booleans(),
 )
 ngrams = st.builds(
-    SpeculationSettings,
+    speculating_with,
     method=st.just(Method.NGRAM),
     num_speculative_tokens=st.integers(1, 32),
     schedule=ranges,
-    prompt_lookup_min=lookups,
-    prompt_lookup_max=lookups,
+    ngram=st.builds(Ngram, prompt_lookup_min=lookups, prompt_lookup_max=lookups),
 )
 names = st.text(alphabet="aB3-_./:= {}@", min_size=1, max_size=12)
 any_settings = st.builds(
@@ -48,19 +49,22 @@ any_settings = st.builds(
     max_model_len=st.integers(16, 131_072),
     max_num_seqs=st.integers(1, 2048),
     max_num_batched_tokens=st.integers(1, 65_536),
-    kv_cache_dtype=st.sampled_from(KvCacheDtype).map(str),
     block_size=st.integers(1, 16).map(lambda number: 16 * number),
-    memory_utilization_percent=st.integers(1, 100),
     tensor_parallel_size=st.sampled_from([1, 2, 4, 8, 16]),
     pipeline_parallel_size=st.sampled_from([1, 2, 4]),
     data_parallel_size=st.sampled_from([1, 2]),
-    port=st.integers(1024, 65_535),
     shutdown_timeout_s=st.integers(0, 3600),
+    serving=st.builds(
+        Serving,
+        kv_cache_dtype=st.sampled_from(KvCacheDtype),
+        gpu_memory_utilization_percent=st.integers(1, 100),
+        port=st.integers(1024, 65_535),
+        enforce_eager=st.booleans(),
+        cudagraph_mode=st.none() | st.sampled_from(CudagraphMode),
+        max_cudagraph_capture_size=st.none() | st.integers(1, 1024),
+    ),
     dtype=st.sampled_from([Dtype.AUTO, Dtype.BFLOAT16, Dtype.FLOAT16]),
     online_quantization=st.none() | st.sampled_from(OnlineQuantization),
-    enforce_eager=st.booleans(),
-    cudagraph_mode=st.none() | st.sampled_from(CudagraphMode),
-    max_cudagraph_capture_size=st.none() | st.integers(1, 1024),
     speculation=st.none() | drafts | ngrams,
     cpu=st.none() | st.just(CPU.cpu),
     extra_args=st.sampled_from(STARTING_EXTRA).map(str.split).map(tuple) | st.just(()),
@@ -94,8 +98,9 @@ def _drafting(draw: st.DrawFn, method: Method) -> SpeculationSettings:
 def _speculating(settings: EngineSettings, speculation: SpeculationSettings) -> EngineSettings:
     """Return settings that speculate, less the clashes between two of them that most draws have some of."""
     cpu = None if speculation.method in WITHOUT_CPU else settings.cpu
-    graphs = cpu is None and not settings.enforce_eager
-    largest = settings.max_cudagraph_capture_size if settings.cudagraph_mode is not CudagraphMode.NONE else None
+    serving = settings.serving
+    graphs = cpu is None and not serving.enforce_eager
+    largest = serving.max_cudagraph_capture_size if serving.cudagraph_mode is not CudagraphMode.NONE else None
     return replace(
         settings,
         model=METHODS[speculation.method].model,
@@ -103,7 +108,7 @@ def _speculating(settings: EngineSettings, speculation: SpeculationSettings) -> 
         max_num_batched_tokens=settings.max_num_batched_tokens + settings.max_num_seqs,
         block_size=settings.block_size * (1 if cpu is None else 2),
         cpu=cpu,
-        cudagraph_mode=settings.cudagraph_mode if graphs else None,
+        cudagraph_mode=serving.cudagraph_mode if graphs else None,
         max_cudagraph_capture_size=largest if graphs else None,
     )
 

@@ -1,11 +1,11 @@
 """What our rules refuse of the engine's settings, each with what the real vLLM does instead of starting as told."""
 
 import json
-from dataclasses import replace
 from typing import Any
 
+from specdecode_operator.api.speculation import Draft, Ngram, Suffix
 from specdecode_operator.enums import CudagraphMode, DraftHeadQuantization, DraftSampling, Method, RejectionSampling
-from specdecode_operator.vllm.settings import CpuSettings, EngineSettings, ScheduleRange, SuffixSettings
+from specdecode_operator.vllm.settings import CpuSettings, EngineSettings, ScheduleRange
 from tests.engine.contract_cases import (
     ANOTHER_VOCABULARY,
     CPU,
@@ -22,6 +22,7 @@ from tests.engine.contract_cases import (
     PARD,
 )
 from tests.engine.verdicts import Changed, Later, Ours, Refused, Verdict
+from tests.support.engine_settings import replace
 
 
 def drafting(method: Method, base: EngineSettings | None = None, **changes: Any) -> EngineSettings:
@@ -210,9 +211,7 @@ COMBINED: dict[str, tuple[EngineSettings, Verdict]] = {
         Refused("rejection_sample_method='standard'"),
     ),
     "watermark beside a check by entropy": (
-        extra(
-            "--watermark-config", DUAL_KEY, base=marked(rejection_sampling=RejectionSampling.FLY, loss_accepted=True)
-        ),
+        extra("--watermark-config", DUAL_KEY, base=marked(rejection_sampling=RejectionSampling.FLY, lossy=True)),
         Refused("rejection_sample_method='standard'"),
     ),
     "watermark of the target alone": (
@@ -256,15 +255,15 @@ SPECULATING: dict[str, tuple[EngineSettings, Verdict]] = {
     ),
     "XPress before 0.33": (drafting(Method.DFLASH, xpress_top_c=64), Refused("xpress_topc")),
     "quantized head of a lookup": (
-        replace(GPU, speculation=replace(NGRAM, draft_head_quantization=DraftHeadQuantization.FP8)),
+        replace(GPU, speculation=replace(NGRAM, draft_lm_head_quantization=DraftHeadQuantization.FP8)),
         Refused("draft_lm_head_quantization"),
     ),
     "quantized head on the CPU": (
-        drafting(Method.MTP, base=CPU, draft_head_quantization=DraftHeadQuantization.FP8),
+        drafting(Method.MTP, base=CPU, draft_lm_head_quantization=DraftHeadQuantization.FP8),
         Refused("draft"),
     ),
     "quantized head before 0.33": (
-        drafting(Method.MTP, draft_head_quantization=DraftHeadQuantization.NVFP4),
+        drafting(Method.MTP, draft_lm_head_quantization=DraftHeadQuantization.NVFP4),
         Refused("draft_lm_head_quantization"),
     ),
     "samples of another vocabulary": (
@@ -291,7 +290,7 @@ SPECULATING: dict[str, tuple[EngineSettings, Verdict]] = {
     "draft of a lookup": (replace(GPU, speculation=replace(NGRAM, draft_model=DRAFT)), Ours(IGNORED_KEY)),
     "no draft": (drafting(Method.EAGLE, draft_model=None), Refused("without speculative model")),
     "draft longer than its target": (
-        replace(GPU, speculation=replace(DRAFT_MODEL, draft_max_model_len=513)),
+        replace(GPU, speculation=replace(DRAFT_MODEL, draft=Draft(model=DRAFT, max_model_len=513))),
         Refused("speculative_max_model_len=513 cannot be larger than target_max_model_len=512"),
     ),
     "path that flips the method": (
@@ -299,13 +298,16 @@ SPECULATING: dict[str, tuple[EngineSettings, Verdict]] = {
         Changed("method", "eagle"),
     ),
     "suffixes of another method": (
-        replace(GPU, speculation=replace(NGRAM, suffix=SuffixSettings(8))),
+        replace(GPU, speculation=replace(NGRAM, suffix=Suffix(max_tree_depth=8))),
         Ours(IGNORED_KEY),
     ),
-    "lookup of a draft": (replace(GPU, speculation=replace(DRAFT_MODEL, prompt_lookup_max=4)), Ours(IGNORED_KEY)),
+    "lookup of a draft": (
+        replace(GPU, speculation=replace(DRAFT_MODEL, ngram=Ngram(prompt_lookup_max=4))),
+        Ours(IGNORED_KEY),
+    ),
     "a method that ended": (METHODS[Method.MEDUSA], Refused("Input should be 'ngram'")),
     "lookup the wrong way round": (
-        replace(GPU, speculation=replace(NGRAM, prompt_lookup_min=5)),
+        replace(GPU, speculation=replace(NGRAM, ngram=Ngram(prompt_lookup_min=5, prompt_lookup_max=4))),
         Refused("prompt_lookup_min=5 must be <= prompt_lookup_max=4"),
     ),
     "checks in blocks on V1": (
@@ -314,11 +316,11 @@ SPECULATING: dict[str, tuple[EngineSettings, Verdict]] = {
     ),
     "lossy checks of a version without": (replace(GPU, speculation=LOSSY), Refused("Input should be 'standard'")),
     "loss that nobody accepted": (
-        replace(GPU, speculation=replace(LOSSY, loss_accepted=False)),
+        replace(GPU, speculation=replace(LOSSY, lossy=False)),
         Ours("vllm/config/speculative.py warns that outputs may degrade, and goes on: people shall say it twice"),
     ),
     "loss of nothing": (
-        replace(GPU, speculation=replace(DRAFT_MODEL, loss_accepted=True)),
+        replace(GPU, speculation=replace(DRAFT_MODEL, lossy=True)),
         Ours("nothing is said to vLLM: a word that does nothing would look as if it did"),
     ),
     "lossy checks on the CPU": (replace(CPU, speculation=LOSSY), Later("rejection_sampler", "not supported on CPU")),

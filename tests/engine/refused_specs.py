@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from specdecode_operator.deployment import validation
 from specdecode_operator.problems import InvalidSpecError, Problem
 from specdecode_operator.sizing.catalogue import find_entry
 from specdecode_operator.vllm.settings import EngineSettings
+from tests.support.engine_settings import replace
 
 
 def settings_despite(body: Mapping[str, Any], folder: Path) -> tuple[EngineSettings, list[Problem]]:

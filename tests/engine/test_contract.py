@@ -7,7 +7,6 @@ H100s, and as the CPU build that it is (see engine_oracle.py).
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +16,17 @@ import yaml
 from specdecode_operator.api.deployment import KIND, SpecDecodeDeploymentSpec
 from specdecode_operator.deployment.engine_settings import engine_settings
 from specdecode_operator.deployment.validation import valid_facts
-from specdecode_operator.enums import METHODS_WITH_SAMPLING, CudagraphMode, Method
+from specdecode_operator.enums import METHODS_WITH_SAMPLING, CudagraphMode, Method, Platform
 from specdecode_operator.sizing.families.architectures import READERS
 from specdecode_operator.sizing.families.draft_heads import DRAFT_CLASSES
 from specdecode_operator.sizing.version_rules import ModelTraits, find_version_rules
 from specdecode_operator.vllm.engine_metrics import SpeculationReading, read_metrics
 from specdecode_operator.vllm.environment import environment
-from specdecode_operator.vllm.extra_args_parser import extra_args_problems
+from specdecode_operator.vllm.extra_args_rules import extra_args_problems
 from specdecode_operator.vllm.model_runner import runs_on_v1
 from specdecode_operator.vllm.profiles import KNOWN_VERSIONS
 from specdecode_operator.vllm.serving_rules import serving_problems
-from specdecode_operator.vllm.settings import Platform, ScheduleRange, SpeculationSettings
+from specdecode_operator.vllm.settings import ScheduleRange
 from specdecode_operator.vllm.speculation_rules import speculation_problems
 from specdecode_operator.vllm.speculative_config import XPRESS_KEY, complete_schedule
 from specdecode_operator.vllm.versions import version_facts
@@ -58,6 +57,7 @@ from tests.engine.contract_checks import Vllm, check_parsed, check_started, skip
 from tests.engine.differences import assert_none
 from tests.engine.engine_versions import VERSIONS
 from tests.engine.refusal_cases import drafting
+from tests.support.engine_settings import replace, speculating_with
 
 EXAMPLES = [
     pytest.param(body, id=path.stem)
@@ -188,7 +188,7 @@ def test_no_method_is_left_out() -> None:
 @pytest.mark.parametrize(("tokens", "taken"), [(1, True), (2, True), (3, False), (4, True)])
 def test_layers_of_the_target_draft_a_multiple_of_themselves(vllm: Vllm, tokens: int, taken: bool) -> None:
     settings = replace(METHODS[Method.MTP], model="own-layers")
-    answer = vllm.start(replace(settings, speculation=SpeculationSettings(Method.MTP, tokens)))
+    answer = vllm.start(replace(settings, speculation=speculating_with(Method.MTP, tokens)))
     assert answer.ok == taken
     assert taken or "must be divisible by n_predict" in (answer.error or "")
 
@@ -235,7 +235,7 @@ def test_every_node_takes_its_own_ranks_and_all_are_taken(vllm: Vllm, name: str)
 
 @pytest.mark.parametrize("method", [Method.NONE, Method.MTP, Method.NGRAM])
 def test_targets_with_experts_get_the_runner_that_we_say(vllm: Vllm, method: Method) -> None:
-    speculation = None if method is Method.NONE else SpeculationSettings(method, 2)
+    speculation = None if method is Method.NONE else speculating_with(method, 2)
     answer = vllm.start(replace(GPU, model="own-layers", speculation=speculation))
     assert answer.ok, answer.error
     experts = ModelTraits("DeepseekV3ForCausalLM", has_experts=True)
@@ -316,7 +316,7 @@ def test_a_draft_of_another_vocabulary_is_refused(vllm: Vllm) -> None:
 def test_a_path_really_flips_the_method(vllm: Vllm) -> None:
     flipped = vllm.start(replace(GPU, speculation=replace(DRAFT_MODEL, draft_model=EAGLE_PATH)))
     assert flipped.value["method"] == vllm.profile.draft_path_markers["eagle-"] == "eagle"
-    heads = SpeculationSettings(Method.MEDUSA, 4, draft_model="eagle-house/several-heads")
+    heads = speculating_with(Method.MEDUSA, 4, draft_model="eagle-house/several-heads")
     flipped = vllm.start(replace(GPU, speculation=heads))
     assert flipped.error or flipped.value["method"] == "eagle"
 

@@ -6,7 +6,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from specdecode_operator.enums import Method
-from specdecode_operator.vllm.extra_args_parser import extra_args_problems
+from specdecode_operator.vllm.extra_args_rules import extra_args_problems
 from specdecode_operator.vllm.profiles import EngineProfile, find_profile
 from specdecode_operator.vllm.serving_rules import serving_problems
 from specdecode_operator.vllm.settings import EngineSettings

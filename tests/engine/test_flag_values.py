@@ -1,12 +1,10 @@
 """The real vLLM rejects what each row of `flag_checks.json` stands for, in its words, and takes the value beside it."""
 
-from dataclasses import replace
-
 from specdecode_operator.deployment.rollout.engine_errors import find_error
-from specdecode_operator.enums import CudagraphMode, Method
+from specdecode_operator.enums import CudagraphMode, Method, OnlineQuantization
 from specdecode_operator.vllm.arguments import command_line
 from specdecode_operator.vllm.flag_values import FLAG_CHECKS, flag_value_problems
-from specdecode_operator.vllm.settings import CpuSettings, EngineSettings, OnlineQuantization
+from specdecode_operator.vllm.settings import CpuSettings, EngineSettings
 from specdecode_operator.vllm.versions import release
 from tests.engine.contract_cases import (
     ANOTHER_VOCABULARY,
@@ -20,6 +18,7 @@ from tests.engine.contract_checks import Vllm
 from tests.engine.differences import assert_none
 from tests.engine.refusal_cases import adapting
 from tests.support import flag_value_cases as cases
+from tests.support.engine_settings import replace
 from tests.support.flag_value_cases import CASES, settings
 
 EXPERTS = replace(GPU, model="own-layers", tensor_parallel_size=2, expert_parallel=True)

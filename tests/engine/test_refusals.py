@@ -24,9 +24,9 @@ from specdecode_operator import vllm
 from specdecode_operator.deployment import model_checks
 from specdecode_operator.enums import Method, RejectionSampling
 from specdecode_operator.problems import Problem
-from specdecode_operator.vllm import extra_args_parser
+from specdecode_operator.vllm import extra_args_parser, extra_args_rules
 from specdecode_operator.vllm.arguments import command_line
-from specdecode_operator.vllm.extra_args_parser import extra_args_problems
+from specdecode_operator.vllm.extra_args_rules import extra_args_problems
 from specdecode_operator.vllm.flag_values import flag_value_problems
 from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, EngineProfile, find_profile
 from specdecode_operator.vllm.serving_rules import serving_problems
@@ -49,13 +49,14 @@ from tests.engine.verdicts import Changed, Later, Refused, Verdict
 NOT_OF_THE_ENGINE = {
     "environment.owned_variable_problems": "variables that the operator itself sets",
     "profiles.find_profile": "versions that nobody here knows",
+    "serving_rules._version_problems": "flags that a version lacks, which its parser refuses: none of a field so far",
     "serving_rules.image_problems": "images of versions that nobody here knows",
     "hf_overrides._rejected": "what vLLM takes, and answers otherwise with: test_ropes.py",
     "speculation_rules._head_problems 4": "a copy of a head in float32, at which vLLM ends after loading",
     "speculative_config.extra_config_problems 3": "keys of fly without it, which vLLM ignores where it knows them",
     "model_checks._unregistered 1": "classes that a version does not register: test_classes.py",
     "model_checks._unregistered 2": "the same of a model with a config of its own",
-    "extra_args_parser.extra_args_problems": "whatever is wrong with one argument: see FAILING_EXTRA",
+    "extra_args_rules.extra_args_problems": "whatever is wrong with one argument: see FAILING_EXTRA",
 }
 """Places that say no to what an engine never sees, or that other tables are about."""
 
@@ -120,7 +121,7 @@ def departure(vllm: Vllm, settings: EngineSettings, verdict: Verdict) -> str:
 def adapts_later(settings: EngineSettings, vllm: Vllm) -> bool:
     """Whether a version refuses to adapt with a method, and so says nothing of the rest: see test_contract.py."""
     speculation, known = settings.speculation, vllm.profile.adaptive_verification
-    if speculation is None or not speculation.adaptive_verification:
+    if speculation is None or not speculation.spec.adaptive_verification:
         return False
     method = speculation.method
     return known.methods == {Method.DSPARK} or method in known.later_methods or vllm.profile.runners.get(method) == "V1"
@@ -128,7 +129,9 @@ def adapts_later(settings: EngineSettings, vllm: Vllm) -> bool:
 
 def checks_later(settings: EngineSettings, vllm: Vllm) -> bool:
     """Whether a version has no such check of drafted tokens, and so says nothing of the rest: see below."""
-    is_lossy = settings.speculation is not None and settings.speculation.rejection_sampling is RejectionSampling.FLY
+    is_lossy = (
+        settings.speculation is not None and settings.speculation.spec.rejection_sampling is RejectionSampling.FLY
+    )
     return is_lossy and FLY_KEY not in vllm.profile.speculative_keys
 
 
@@ -216,8 +219,9 @@ OURS = {
 
 
 def complaints() -> Iterator[str]:
-    """Yield a pattern for each text that extra_args_parser.py returns of an argument."""
-    for node in ast.walk(ast.parse(Path(extra_args_parser.__file__).read_text(encoding="utf-8"))):
+    """Yield a pattern for each text that the parser of arguments and its rules return of an argument."""
+    files = [Path(module.__file__) for module in (extra_args_parser, extra_args_rules)]
+    for node in (each for file in files for each in ast.walk(ast.parse(file.read_text(encoding="utf-8")))):
         if isinstance(node, ast.Return) and node.value is not None:
             for text in ast.walk(node.value):
                 if isinstance(text, ast.JoinedStr):

@@ -1,13 +1,12 @@
 """What the real vLLM checks once it knows its memory, which sizing checks before: message and limit."""
 
-from dataclasses import replace
-
 import pytest
 
 from specdecode_operator.deployment.rollout.engine_errors import find_error
 from specdecode_operator.enums import CudagraphMode
 from tests.engine.contract_cases import GPU
 from tests.engine.contract_checks import Vllm
+from tests.support.engine_settings import replace
 
 BLOCKS = 308
 """As in `engine_later.py`."""

@@ -109,7 +109,7 @@ CAPTURE_FIELDS: Mapping[str, FieldCase] = {
     "record.stepStats": at(value=False, on=PLAIN),
     "storage.size": at("5Gi", on=PLAIN),
     "storage.storageClassName": at("fast", on=PLAIN),
-    "storage.existingClaim": at("mine", on=PLAIN),
+    "storage.persistentVolumeClaim.claimName": at("mine", on=PLAIN),
     "storage.retain": at(value=False, on=PLAIN),
     "against.capture": at("other", on=JUDGED),
     "against.maxLossPercent.goodput": at(9, on=JUDGED),

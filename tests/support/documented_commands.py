@@ -230,7 +230,7 @@ timeout 60 sh -c 'until kubectl get configmap llama-70b-plan; do sleep 1; done'
             "kubectl get events": f"""
 {_KINDS}
 kubectl apply -f examples/llama-70b.yaml
-{_status("sdd", "llama-70b", f'{{"conditions": [{_condition("DriftContested", "DriftContested")}]}}')}
+{_status("sdd", "llama-70b", f'{{"conditions": [{_condition("ChildrenInSync", "ChildrenInSync")}]}}')}
 """,
         },
     ),

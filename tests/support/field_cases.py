@@ -1,16 +1,19 @@
 """For every field of our kinds, a value that makes a difference.
 
-A field that is added to a CRD needs a line here: `at(VALUE)` where the value changes what the operator makes of an
-object, `refused(VALUE)` where the object is refused for it. `on=` names another object to start from.
+A field that is added to a CRD needs a line here, unless `_passed_on` has a value for it: `at(VALUE)` where the value
+changes what the operator makes of an object, `refused(VALUE)` where the object is refused for it. `on=` names another
+object to start from.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from specdecode_operator.api.deployment import Serving
 from specdecode_operator.cluster.nodes import NodeFacts
 from specdecode_operator.sizing.catalogue import find_entry
+from specdecode_operator.vllm.arguments import ARGUMENTS, SERVING
 from tests.support.objects import H100, H200, TINY_CONFIG, Body, pair_70b, tiny_cpu
 
 NODES = (NodeFacts("h200-0", H200, 8), NodeFacts("h100-0", H100, 8))
@@ -104,6 +107,24 @@ EXPECTED = pair_70b(workload={"kind": "Chat", "promptTokens": 1000, "outputToken
 SECRET = {"name": "one", "key": "key"}
 KEYED = pair_70b(serving={"maxModelLen": 8192, "apiKeySecret": SECRET}, models={"hubTokenSecret": SECRET})
 WITH_VARIABLE = pair_70b(engine={"env": [{"name": "ONE", "value": "1"}]})
+SOURCES: Mapping[str, Mapping[str, tuple[Any, Any]]] = {
+    "secretKeyRef": {"name": ("one", "two"), "key": ("key", "other"), "optional": (False, True)},
+    "configMapKeyRef": {"name": ("one", "two"), "key": ("key", "other"), "optional": (False, True)},
+    "fieldRef": {"fieldPath": ("status.podIP", "metadata.name"), "apiVersion": ("v1", "v2")},
+    "resourceFieldRef": {
+        "resource": ("limits.memory", "limits.cpu"),
+        "containerName": ("engine", "sidecar"),
+        "divisor": ("1", "1Mi"),
+    },
+}
+"""Sources of a variable's value: each field with two values."""
+
+
+def _with_source(source: str) -> Body:
+    first = {field: value for field, (value, _) in SOURCES[source].items()}
+    return pair_70b(engine={"env": [{"name": "ONE", "valueFrom": {source: first}}]})
+
+
 TOO_LARGE = pair_70b(
     accelerator={"products": [H100]}, override={"ignorePlan": True, "reason": "to see the engine's own error"}
 )
@@ -116,7 +137,22 @@ ASSUMED = {**NGRAM, "target": {"model": "org/unknown", "assume": ASSUMPTION}}
 ASSUMED_DRAFT = pair_70b()
 ASSUMED_DRAFT["speculation"]["draft"] = {"model": "org/unknown", "assume": ASSUMPTION | {"weightsGiB": "2"}}
 
+
+def _passed_on() -> Iterator[tuple[str, FieldCase]]:
+    """Yield a value for each switch and number of spec.serving that an argument of vLLM passes on."""
+    schema = Serving.model_json_schema()["properties"]
+    for argument in ARGUMENTS:
+        if argument.field is not None and argument.computed is None:
+            name = argument.field.removeprefix(SERVING)
+            kinds, default = schema[name].get("anyOf", [schema[name]]), schema[name].get("default")
+            if kinds[0].get("type") == "boolean":
+                yield f"serving.{name}", at(not default)
+            elif kinds[0].get("type") == "integer":
+                yield f"serving.{name}", at(kinds[0]["minimum"] if default is None else default + 1)
+
+
 DEPLOYMENT_FIELDS: Mapping[str, FieldCase] = {
+    **dict(_passed_on()),
     "target.model": at("meta-llama/Llama-3.1-8B-Instruct"),
     "target.revision": at("v2"),
     "target.quantization": at("FP8"),
@@ -181,7 +217,6 @@ DEPLOYMENT_FIELDS: Mapping[str, FieldCase] = {
     "serving.kvCacheDtype": at("fp8"),
     "serving.blockSize": at(32),
     "serving.gpuMemoryUtilizationPercent": at(90),
-    "serving.enforceEager": at(value=True),
     "serving.cudagraphMode": at("PIECEWISE"),
     "serving.maxCudagraphCaptureSize": at(64),
     "serving.minConcurrency": at(200),
@@ -189,7 +224,6 @@ DEPLOYMENT_FIELDS: Mapping[str, FieldCase] = {
     "serving.apiKeySecret.name": at("other", on=KEYED),
     "serving.apiKeySecret.key": at("other", on=KEYED),
     "serving.tlsSecret.name": at("certificate"),
-    "serving.port": at(8001),
     "objective": at("Cost", on=AUTO),
     "workload.kind": at("Summarization", on=EXPECTED),
     "workload.temperature": at("1.0", on=EXPECTED),
@@ -215,6 +249,11 @@ DEPLOYMENT_FIELDS: Mapping[str, FieldCase] = {
     "engine.extraArgs[]": at("--enable-prefix-caching"),
     "engine.env[].name": at("TWO", on=WITH_VARIABLE),
     "engine.env[].value": at("2", on=WITH_VARIABLE),
+    **{
+        f"engine.env[].valueFrom.{source}.{field}": at(value, on=_with_source(source))
+        for source, fields in SOURCES.items()
+        for field, (_, value) in fields.items()
+    },
     "suspend": at(value=True),
     "override.ignorePlan": at(value=True, on=pair_70b(accelerator={"products": [H100]}, override={"reason": "a test"})),
     "override.reason": at("to measure it", on=TOO_LARGE),

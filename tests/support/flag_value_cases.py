@@ -4,11 +4,12 @@
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
 from specdecode_operator.vllm.settings import EngineSettings
+from tests.support.engine_settings import replace
 
 PLAIN: Final = "plain"
 STAGES: Final = "two pipeline stages of two GPUs, no speculation"

@@ -21,8 +21,8 @@ from specdecode_operator.capture.job_status import read_failure
 from specdecode_operator.capture.load.engine_client import error_text
 from specdecode_operator.capture.load.run_settings import InvalidSettingsError, read_settings
 from specdecode_operator.cli.calibrate import EngineRun
-from specdecode_operator.cli.command_groups import run_to_its_end
 from specdecode_operator.cli.kubectl import one_line
+from specdecode_operator.cli.main import run_to_its_end
 from specdecode_operator.cli.terminal import say, say_line
 from specdecode_operator.cluster.client import error_message as api_message
 from specdecode_operator.cluster.clock import ServerTime

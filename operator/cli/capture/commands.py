@@ -18,8 +18,8 @@ from specdecode_operator.capture.job_manifest import wrap_up_s
 from specdecode_operator.cli.capture import watch
 from specdecode_operator.cli.capture.fetch import FetchError, claim_of, fetch, find_files, refuse_earlier
 from specdecode_operator.cli.capture.files import compare_command, gate_command, report_command, validate_command
-from specdecode_operator.cli.command_groups import application
 from specdecode_operator.cli.kubectl import Kubectl, KubectlError
+from specdecode_operator.cli.main import application
 from specdecode_operator.cli.options import Context
 from specdecode_operator.cli.terminal import say_line
 from specdecode_operator.cli.text_files import DocumentError

@@ -114,7 +114,7 @@ def _serve_emulated(asked: Asked) -> int:
             say_line(f"emulated: serving at http://{asked.host}:{port}", err=True)
             status = engine.serve([*arguments, *asked.more], engine.variables([written.plugins], variables))
             # The plugin says whether this machine was fast enough.
-            lateness = written.told / "lateness.txt"
+            lateness = written.reports / "lateness.txt"
             if lateness.exists():
                 say_line(lateness.read_text(encoding="utf-8").strip(), err=True)
     except (emulating.NotEmulatedError, ModelFileError) as error:

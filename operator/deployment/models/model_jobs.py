@@ -37,9 +37,9 @@ from specdecode_operator.deployment.rollout.blocked_pods import blocked_pod, con
 from specdecode_operator.deployment.rollout.engine_errors import telling_line
 from specdecode_operator.deployment.rollout.readiness import Readiness, without_engines, working
 from specdecode_operator.deployment.spec_facts import Facts, engine_image, platform_of
+from specdecode_operator.enums import Platform
 from specdecode_operator.redaction import clip
 from specdecode_operator.untrusted import parse_json
-from specdecode_operator.vllm.settings import Platform
 
 RESOLVING, DOWNLOADING = "ResolvingModel", "DownloadingModels"
 WITHOUT_POD: Final = "where a quota or a policy refuses its pod, kubectl describe job tells"

@@ -17,6 +17,7 @@ from specdecode_operator.sizing.arithmetic import MIB, gib_to_bytes
 from specdecode_operator.sizing.catalogue import find_entry
 from specdecode_operator.sizing.families.assumed import Assumption
 from specdecode_operator.untrusted import mapping
+from specdecode_operator.vllm.environment import manifest_variables
 
 MODELS_PATH: Final = "/models"
 # Where the hub's own libraries keep models below HF_HOME, so that a claim that was mounted there is taken as it is.
@@ -62,8 +63,8 @@ def cache_claim(spec: SpecDecodeDeploymentSpec) -> str | None:
 
 def hub_environment(spec: SpecDecodeDeploymentSpec) -> list[Body]:
     """Return the variables of ``engine.env`` that say how the hub is reached, for whatever goes there."""
-    given = {variable.name: variable.value for variable in spec.engine.env}
-    return [{"name": name, "value": given[name]} for name in _HUB_VARIABLES if name in given]
+    given = manifest_variables(spec.engine.env)
+    return [given[name] for name in _HUB_VARIABLES if name in given]
 
 
 def claims_named(spec: object) -> frozenset[str]:

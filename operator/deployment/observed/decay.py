@@ -1,4 +1,4 @@
-"""The Decayed condition: drafts are accepted less often, or tokens take longer.
+"""Detect a decline for the condition SpeculationEffective: drafts are accepted less often, or tokens take longer.
 
 The baseline is the newest capture of these settings, and the engines' first windows after a start, by load; it is
 relearned when the operator restarts. Windows with another draft length are skipped, as with K by batch size, and
@@ -22,7 +22,7 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture_status import CapturePhase, SpecDecodeCaptureStatus
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.deployment_status import PlanStatus
-from specdecode_operator.deployment.conditions import TRUE, ConditionUpdate
+from specdecode_operator.deployment.conditions import EFFECTIVE, FALSE, ConditionUpdate
 from specdecode_operator.deployment.observed.engine_reports import decimal
 from specdecode_operator.deployment.parsed_deployment import engine_spec_hash
 from specdecode_operator.deployment.spec_facts import Facts
@@ -57,7 +57,6 @@ class Decline:
         return Decline(sums, () if found else last, found=found)
 
 
-DECAYED: Final = "Decayed"
 # On average, at the least: 17 days where each look at the engines is a window.
 WINDOWS_BETWEEN_FALSE_ALARMS: Final = 100_000
 LEARNED_WINDOWS: Final = 32  # Of a load, whose average is what later ones are held to
@@ -157,10 +156,12 @@ def newest_measured(
     return max(found, key=lambda each: each[0])[1] if found else None
 
 
-def decay_conditions(decay: Decay) -> list[ConditionUpdate]:
-    """Return the condition while something has decayed."""
+def decay_condition(decay: Decay) -> ConditionUpdate | None:
+    """Return the condition SpeculationEffective if something has declined."""
     found = [reason for reason in REASONS if reason in decay.told]
-    return [ConditionUpdate(DECAYED, TRUE, found[0], ". ".join(decay.told[each] for each in found))] if found else []
+    if not found:
+        return None
+    return ConditionUpdate(EFFECTIVE, FALSE, found[0], ". ".join(decay.told[each] for each in found))
 
 
 def _losses(

@@ -1,4 +1,4 @@
-"""Summarize the reports of engines: `status.observed`, conditions BudgetAccurate and EngineDiffers."""
+"""Summarize the reports of engines: `status.observed`, condition BudgetAccurate, versions of engines."""
 
 import math
 from collections import Counter
@@ -82,7 +82,6 @@ def budget_residual(facts: Facts, plan: Plan, readings: Mapping[str, Reading]) -
     )
 
 
-ENGINE_DIFFERS = "EngineDiffers"
 _MOST_NAMED = 3  # During a rollout there are two; engines may say anything
 
 
@@ -92,18 +91,17 @@ def said_versions(readings: Mapping[str, Reading]) -> list[str]:
     return [version for version, _ in said.most_common(_MOST_NAMED)]
 
 
-def version_conditions(facts: Facts, readings: Mapping[str, Reading]) -> list[ConditionUpdate]:
-    """Return the condition while it is so; a replay is no vLLM, and says the version of what was recorded."""
+def other_version(facts: Facts, readings: Mapping[str, Reading]) -> str | None:
+    """Return that engines report another vLLM than the planned one; None if they do not."""
     planned = facts.profile.version
     others = {version: version_of_engine(version) for version in said_versions(readings)}
     differing = [version for version, minor in others.items() if minor not in (None, planned)]
-    if not differing or facts.replay is not None:
-        return []
-    message = (
+    if not differing:
+        return None
+    return (
         f"the engines say that they are vLLM {', '.join(differing)}, and are launched and sized as spec.engine.version"
         f" {planned}: set it to {others[differing[0]]}, or name an image of {planned} (spec.engine.image)"
     )
-    return [ConditionUpdate(ENGINE_DIFFERS, TRUE, "OtherVersion", message)]
 
 
 _STEP_PERCENT: Final = 2  # Observed figures are written again if a share moved by this much

@@ -85,9 +85,8 @@ def update_last_good(desired: DesiredState, observation: Observation, last_good:
         return last_good
     if outcome.facts.spec.rollout.paused:
         return last_good
-    known = after_rollout(
-        last_good, workload, partial(attempt_of, outcome.facts.spec, outcome.plan), rollout_of(outcome, observation)
-    )
+    attempt = partial(attempt_of, outcome.facts.spec, outcome.plan.chosen)
+    known = after_rollout(last_good, workload, attempt, rollout_of(outcome, observation))
     return with_crashes(known, observation.groups)
 
 

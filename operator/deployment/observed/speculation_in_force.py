@@ -28,7 +28,7 @@ from specdecode_operator.deployment.conditions import (
 )
 from specdecode_operator.deployment.engine_settings import engine_settings
 from specdecode_operator.deployment.model_checks import runs_on_v1
-from specdecode_operator.deployment.observed.engine_reports import decimal, no_engine_condition
+from specdecode_operator.deployment.observed.engine_reports import decimal, no_engine_condition, other_version
 from specdecode_operator.deployment.spec_facts import Facts
 from specdecode_operator.enums import METHODS_OF_FREE_LENGTH, Method
 from specdecode_operator.problems import printable
@@ -104,7 +104,7 @@ def _change_message(setting: str) -> str:
 
 
 def settings_condition(facts: Facts, readings: Mapping[str, Reading]) -> ConditionUpdate:
-    """Return whether engines changed a setting by themselves that the plan does not count with."""
+    """Return whether engines run the planned version of vLLM, with the settings that the plan counts with."""
     if facts.replay is not None:
         return ConditionUpdate(_TYPE, UNKNOWN, "Replayed", "what a replay has no need of is not looked for")
     engines = answering_engines(readings)
@@ -125,8 +125,11 @@ def settings_condition(facts: Facts, readings: Mapping[str, Reading]) -> Conditi
         if setting not in planned
     }
     told = [(setting, names[0]) for setting, names in made.items() if names]
+    messages = [f"{name}: {_change_message(setting)}" for setting, name in told]
+    if version := other_version(facts, readings):
+        # Flags and rules of the planned version may be wrong for this one, so it comes first.
+        return ConditionUpdate(_TYPE, FALSE, "OtherVersion", ". ".join([version, *messages]))
     if told:
-        messages = [f"{name}: {_change_message(setting)}" for setting, name in told]
         return ConditionUpdate(_TYPE, FALSE, _CHANGES[told[0][0]][0], ". ".join(messages))
     silent = [name for name, engine in engines.items() if engine.changed_settings is None]
     if silent:

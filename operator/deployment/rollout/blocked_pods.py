@@ -119,7 +119,8 @@ _FIELDS: Final = {
     "SPECDECODE_TLS_CERTIFICATE": "spec.serving.tlsSecret",
     "HF_TOKEN": "spec.models.hubTokenSecret",
 }
-_OF_USERS: Final = "spec.podTemplate"
+_VARIABLES_OF_USERS: Final = "spec.engine.env or spec.podTemplate"
+_VOLUMES_OF_USERS: Final = "spec.podTemplate"
 
 
 def _name_secret_field(pod: Body, message: str) -> str:
@@ -134,9 +135,9 @@ def _name_secret_field(pod: Body, message: str) -> str:
             if secret := (variable.get("valueFrom") or {}).get("secretKeyRef"):
                 name, key = secret.get("name", ""), secret.get("key", "")
                 if f'"{name}"' in message or (f"key {key} in" in message and message.endswith(f"/{name}")):
-                    fields.add(_FIELDS.get(variable["name"], _OF_USERS))
+                    fields.add(_FIELDS.get(variable["name"], _VARIABLES_OF_USERS))
     fix = "add the key, or name one that it has" if "find key" in message else "create it, or name another"
-    return f"{message} ({' and '.join(sorted(fields)) or _OF_USERS}): {fix}; goes on by itself when it is there"
+    return f"{message} ({' and '.join(sorted(fields)) or _VOLUMES_OF_USERS}): {fix}; goes on by itself when it is there"
 
 
 _WORDLESS = (

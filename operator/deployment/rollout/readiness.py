@@ -19,7 +19,7 @@ from specdecode_operator.deployment.conditions import (
 )
 from specdecode_operator.deployment.rollout.blocked_pods import VOLUME_IN_USE
 from specdecode_operator.deployment.rollout.rollout_progress import Rollout
-from specdecode_operator.sizing.plan import CPU_PRODUCT
+from specdecode_operator.sizing.placement import CPU_PRODUCT
 
 REPLICAS_LOST = "ReplicasLost"
 ROLLED_BACK = "RolledBack"

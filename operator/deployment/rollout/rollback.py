@@ -30,7 +30,7 @@ from specdecode_operator.deployment.rollout.rollout_progress import (
     serving_hash,
     template_hash,
 )
-from specdecode_operator.sizing.plan import Plan
+from specdecode_operator.sizing.placement import Row
 from specdecode_operator.untrusted import parse_json
 
 # Starts after the first that an engine gets, where its last words do not say that more are in vain.
@@ -101,9 +101,8 @@ def render_last_good(key: Key, uid: str, last_good: LastGood) -> Body:
     return owned(body, key, uid)
 
 
-def attempt_of(spec: SpecDecodeDeploymentSpec, plan: Plan) -> str:
+def attempt_of(spec: SpecDecodeDeploymentSpec, chosen: Row) -> str:
     """Return what tells one attempt from another: a spec, but for what changes no engine, at the place of its plan."""
-    chosen = plan.chosen
     place = map(str, (chosen.product, chosen.tensor, chosen.gpus, chosen.nodes))
     text = json.dumps([engine_fields(spec), *place], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

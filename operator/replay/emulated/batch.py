@@ -11,13 +11,12 @@ Row = Sequence[int]
 """Words of 32 bits, signed or not: bit b of word w is token 32 w + b."""
 
 _BITS: Final = 32
-_CLOSE: Final = 0.5
-"""How often a token that closes something is taken where it is allowed."""
+_CLOSE: Final = 0.5  # chance to take an allowed token that closes a part
 
 
 @dataclass(frozen=True)
 class Constraint:
-    """What a grammar allows one request in this step."""
+    """Tokens that a grammar allows one request in this step."""
 
     rows: Sequence[Row]  # for each drafted token, then for the one after them
     acceptable: int  # leading drafted tokens that it allows
@@ -25,69 +24,62 @@ class Constraint:
 
 @dataclass(frozen=True)
 class Endings:
-    """Tokens that end what is generated, and those that close a part of it, in the order in which they are tried."""
+    """Tokens that end a text, and those that close a part of it, in order of preference."""
 
     stop: Sequence[int] = ()
     closing: Sequence[int] = ()
-    blank: Collection[int] = ()  # taken only where nothing else is allowed: grammars of JSON allow any number of them
+    blank: Collection[int] = ()  # a last resort: grammars of JSON allow any number of them
 
 
 def allows(row: Row, token: int) -> bool:
-    """Decide whether a token is allowed."""
+    """Return whether a token is allowed."""
     word = token // _BITS
     return word < len(row) and bool(row[word] >> token % _BITS & 1)
 
 
 def pick(row: Row, endings: Endings, random: Random) -> int | None:
-    """Return an allowed token; None where there is none."""
+    """Return an allowed token, a blank one only if no other is allowed; None if there is none."""
     for token in endings.stop:
         if allows(row, token):
             return token
     for token in endings.closing:
         if allows(row, token) and random.random() < _CLOSE:
             return token
-    return _any(row, endings.blank, random)
-
-
-def _any(row: Row, blank: Collection[int], random: Random) -> int | None:
-    """Return an allowed token, of those from a random word on that has one; one that is blank where no other is."""
+    # Start at a random word.
     start = random.randrange(len(row)) if row else 0
     last: int | None = None
     for place in (*range(start, len(row)), *range(start)):
         word = row[place]
         tokens = [place * _BITS + bit for bit in range(_BITS) if word >> bit & 1] if word else []
-        written: list[int] = [token for token in tokens if token not in blank]
+        written: list[int] = [token for token in tokens if token not in endings.blank]
         if written:
             return random.choice(written)
         last = tokens[0] if tokens else last
     return last
 
 
-NO_DRAFT: Final = 0
-
-
 @dataclass
 class Running:
-    """A request that the engine has sent."""
+    """A request of the engine."""
 
-    length: int  # tokens that are known of it
-    computed: int  # of which the KV cache holds so many
+    length: int  # known tokens
+    computed: int  # tokens in the KV cache
     temperature: float | None = None
-    logprobs: int | None = None  # how many are wanted beside the token's own; None: no logprobs
+    logprobs: int | None = None  # number beside the token's own; None for no logprobs
     stop: Sequence[int] = ()
-    drafting: Drafting | None = None  # what becomes of its drafts, from its first to its last
+    drafting: Drafting | None = None
     drafts: list[int] = field(default_factory=list)
-    fate: int = 0  # how many of these will be accepted
+    fate: int = 0  # number of these that will be accepted
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """What comes of a step, a row for each request."""
+    """Output of a step, a row for each request."""
 
     req_ids: list[str]
-    tokens: list[list[int]]  # none where only a part of a prompt was computed
+    tokens: list[list[int]]  # empty if only a part of a prompt was computed
     drafts: list[list[int]]  # for the next step
-    logprobs: int | None  # the most that any of them wants
+    logprobs: int | None  # the largest requested number
 
 
 class Batch:
@@ -104,7 +96,7 @@ class Batch:
         self._running: dict[str, Running] = {}
 
     def admit(self, scheduled: Any) -> StepShape:
-        """Learn which requests come and go with a step, and return what is in it."""
+        """Add and remove requests as a step does, and return its content."""
         for req_id in scheduled.finished_req_ids:
             self._running.pop(req_id, None)
         for new in scheduled.scheduled_new_reqs:
@@ -121,7 +113,7 @@ class Batch:
             if count - proposed > 1 or attended - proposed < running.length:
                 prefill += count
                 pairs += count * attended
-        # A newer vLLM than 0.32 says where no draft can be used, and then makes none.
+        # vLLM after 0.32 reports if no draft can be used, and then makes none.
         drafts = samples and not getattr(scheduled, "skip_drafts", False)
         return StepShape(
             requests=len(scheduled.num_scheduled_tokens),
@@ -133,7 +125,7 @@ class Batch:
         )
 
     def sample(self, scheduled: Any, constraints: Mapping[str, Constraint]) -> Sampled:
-        """Return what comes of a step that was admitted."""
+        """Return the output of an admitted step."""
         req_ids = list(scheduled.num_scheduled_tokens)
         width = scheduled.num_spec_tokens_to_schedule
         tokens, drafts = [], []
@@ -149,13 +141,15 @@ class Batch:
         return Sampled(req_ids, tokens, drafts, wanted)
 
     def _begin(self, new: Any) -> None:
-        # Model runner V2 gets a request that was preempted as a new one, with what it had generated.
+        # Model runner V2 gets a preempted request as a new one, with its generated tokens.
         known = new.prefill_token_ids or new.prompt_token_ids
         length = len(known) if known is not None else new.prompt_len
         before = self._running.get(new.req_id)
         params = new.sampling_params
         temperature = getattr(params, "temperature", None)
-        drafting = before.drafting if before is not None else self._drafting(temperature)
+        drafting, acceptance = before.drafting if before is not None else None, self._acceptance
+        if before is None and acceptance is not None:
+            drafting = Drafting(acceptance, acceptance.draw_class(temperature, self._random), self._random)
         self._running[new.req_id] = Running(
             length,
             new.num_computed_tokens,
@@ -167,19 +161,14 @@ class Batch:
         if drafting is not None:
             drafting.interrupt()
 
-    def _drafting(self, temperature: float | None) -> Drafting | None:
-        if self._acceptance is None:
-            return None
-        return Drafting(self._acceptance, self._acceptance.draw_class(temperature, self._random), self._random)
-
     def _resume(self, cached: Any) -> None:
-        """Model runner V1 gets requests that were preempted by their ids, with all their tokens."""
+        """Resume preempted requests, which model runner V1 gets by their ids with all their tokens."""
         for index, req_id in enumerate(cached.req_ids):
             if req_id in cached.resumed_req_ids:
                 running = self._running[req_id]
                 running.length = len(cached.all_token_ids[req_id])
                 running.computed = cached.num_computed_tokens[index]
-                running.drafts, running.fate = [], NO_DRAFT
+                running.drafts, running.fate = [], 0
                 if running.drafting is not None:
                     running.drafting.interrupt()
 
@@ -190,7 +179,7 @@ class Batch:
             running.computed += count
             return []  # a chunk of the prompt
         accepted = min(running.fate, len(proposed))
-        # What is scheduled before the drafter has run has placeholders: the drafts are those of the step before.
+        # Steps that are scheduled before the drafter has run have placeholders for the drafts of the step before.
         drafts = running.drafts if any(token < 0 for token in proposed) and constraint is None else list(proposed)
         if constraint is not None:
             accepted = min(accepted, constraint.acceptable)
@@ -212,8 +201,8 @@ class Batch:
         return first + int(self._random.random() * (last - first + 1))
 
     def _draft(self, running: Running, width: int) -> list[int]:
-        """Propose tokens, of which it is known already how many will be accepted."""
-        running.drafts, running.fate = [], NO_DRAFT
+        """Propose tokens, and decide how many of them will be accepted."""
+        running.drafts, running.fate = [], 0
         if not width or running.drafting is None:
             return []
         drafted, running.fate = running.drafting.next(width)

@@ -1,16 +1,18 @@
-"""Evaluate the `acceptance` and `step_time` sections of a model file; standard library only.
+"""Settings of the emulated engine, and the model sections `acceptance` and `step_time`; standard library only.
 
 A request stays in one difficulty class from its first token to its last. Within a class the outcome of a step,
 drafted and accepted tokens, is drawn as a whole; it may depend on the outcome before.
 """
 
+import json
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
+from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Final
 
 Outcome = tuple[int, int]
 """Tokens drafted for a step of one request (0: the drafter found nothing), and how many of them were accepted."""
@@ -18,20 +20,20 @@ Outcome = tuple[int, int]
 
 @dataclass(frozen=True)
 class Difficulty:
-    """A class of requests that are alike."""
+    """A class of similar requests."""
 
     share: float  # of requests
     outcomes: Sequence[float]  # chance of each outcome of the section
     after: Sequence[Sequence[float]] = ()
-    """Where outcomes hang together from step to step: their chances after each outcome, in the section's order; an
-    empty row stands for ``outcomes``."""
+    """If outcomes depend on the step before: their chances after each outcome, in the section's order. An empty row
+    stands for ``outcomes``."""
 
     temperature: float | None = None  # of the requests it was fitted on
 
 
 @dataclass(frozen=True)
 class Acceptance:
-    """What comes of drafts."""
+    """Acceptance of drafts."""
 
     num_speculative_tokens: int
     outcomes: Sequence[Outcome]
@@ -59,13 +61,12 @@ class Acceptance:
 
 
 class Drafting:
-    """What comes of the drafts of one request, step by step.
+    """Outcomes of the drafts of one request, step by step.
 
-    Where outcomes hang together, it is the text that has easy passages: whether each of its tokens can be guessed is
-    drawn as it was fitted, and a draft of any length takes as many of them as it can. So a longer draft than was
-    fitted is through with an easy passage in fewer steps, and a shorter one takes more. Where they do not, each
-    position has its own chance: a shorter draft has the first ones, and a longer one goes on as the last position did.
-    The chance of what lies behind the longest draft is nowhere measured: it is taken for that of the last position.
+    If outcomes depend on the step before, the text has easy passages: whether each token can be guessed is drawn as
+    fitted, and a draft of any length accepts as many of them as it can. So a longer draft than was fitted gets through
+    an easy passage in fewer steps. Otherwise each position has its own chance: a shorter draft has the first ones, and
+    a longer one repeats the last. Chances beyond the longest fitted draft were not measured: they equal the last one.
     """
 
     def __init__(self, acceptance: Acceptance, difficulty: Difficulty, random: Random) -> None:
@@ -74,14 +75,14 @@ class Drafting:
         self._difficulty = difficulty
         self._random = random
         self._before: int | None = None
-        self._ahead: list[bool] = []  # of tokens that were drawn, and not yet reached: whether they can be guessed
+        self._ahead: list[bool] = []  # whether each token that was drawn and not yet reached can be guessed
 
     def interrupt(self) -> None:
-        """Begin anew: what comes next has nothing to do with the step before."""
+        """Forget the step before: the next one does not depend on it."""
         self._before, self._ahead = None, []
 
     def next(self, width: int) -> Outcome:
-        """Return what comes of a step for which so many tokens are to be drafted."""
+        """Return the outcome of a step that drafts ``width`` tokens."""
         if not self._ahead:
             drafted, accepted, rate = self._draw()
             most = self._acceptance.num_speculative_tokens
@@ -108,7 +109,7 @@ class Drafting:
 
     def _foresee(self, accepted: int, rate: float) -> None:
         self._ahead += [True] * accepted
-        # The target's own token: after a whole draft nobody tried to guess it.
+        # The target's own token: after a whole draft it was not guessed at all.
         whole = accepted == self._acceptance.num_speculative_tokens
         self._ahead.append(whole and self._random.random() < rate)
 
@@ -119,32 +120,23 @@ class Drafting:
                 drafted, more, rate = self._draw()
                 self._foresee(more if drafted else 0, rate)
             if not self._ahead.pop(0):
-                if accepted < width and accepted >= self._acceptance.num_speculative_tokens and not self._ahead:
-                    self._before = self._refused()
+                most, outcomes = self._acceptance.num_speculative_tokens, self._acceptance.outcomes
+                if most <= accepted < width and not self._ahead and (most, most - 1) in outcomes:
+                    # The draft was rejected beyond the longest fitted one: continue as after its last position.
+                    self._before = outcomes.index((most, most - 1))
                 return min(accepted, width)
         return width
 
-    def _refused(self) -> int | None:
-        """Return the outcome that a draft is like which ended behind the longest that was fitted."""
-        most = self._acceptance.num_speculative_tokens
-        outcomes = self._acceptance.outcomes
-        return outcomes.index((most, most - 1)) if (most, most - 1) in outcomes else self._before
-
 
 def from_rates(rates: Sequence[float], drafting: float = 1.0) -> Acceptance:
-    """Return acceptance of given rates: one class, each step for itself.
+    """Return acceptance of given rates: one class, independent steps.
 
-    Parameters
-    ----------
-    rates
-        The share of drafts of which this position was accepted, as ``accepted_tokens_per_pos`` by drafts: never rising.
-    drafting
-        How often a drafter that looks tokens up finds any; 1 for models, which always draft.
+    ``rates`` are shares of drafts of which each position was accepted, never rising. ``drafting`` is the share of steps
+    in which a lookup drafter finds tokens; 1 for models.
     """
     falls = [before - after for before, after in zip((1.0, *rates), (*rates, 0.0), strict=True)]
     if min(falls) < 0 or not rates:
-        message = f"acceptance rates must not rise, from 1 at most to 0 at least: {list(rates)}"
-        raise ValueError(message)
+        raise ValueError(f"acceptance rates must not rise, from 1 at most to 0 at least: {list(rates)}")
     width = len(rates)
     outcomes = [(0, 0), *((width, accepted) for accepted in range(width + 1))]
     chances = (1 - drafting, *(drafting * fall for fall in falls))
@@ -157,71 +149,58 @@ def acceptance_from_json(section: Mapping[str, Any]) -> Acceptance:
     Raises
     ------
     ValueError
-        What is wrong with it, in one line that names the field.
+        The section is invalid; the message names the field.
     """
     known = {each.name for each in fields(Acceptance)} | {"ranges"}
     if unknown := sorted(set(section) - known):
-        message = f"acceptance: unknown: {', '.join(unknown)}; known: {', '.join(sorted(known))}"
-        raise ValueError(message)
+        raise ValueError(f"acceptance: unknown: {', '.join(unknown)}; known: {', '.join(sorted(known))}")
     width = section.get("num_speculative_tokens")
     if not _is_count(width) or not width:
-        message = f"acceptance.num_speculative_tokens: a number of 1 or more is needed, not {width!r:.40}"
-        raise ValueError(message)
+        raise ValueError(f"acceptance.num_speculative_tokens: a number of 1 or more is needed, not {width!r:.40}")
     outcomes = _outcomes(section.get("outcomes"), width)
     classes = section.get("classes")
     if not isinstance(classes, list) or not classes:
-        message = "acceptance.classes: one or more classes are needed"
-        raise ValueError(message)
+        raise ValueError("acceptance.classes: one or more classes are needed")
     made = [_class(f"acceptance.classes[{index}]", each, len(outcomes)) for index, each in enumerate(classes)]
     if not any(each.share for each in made):
-        message = "acceptance.classes: all shares are 0"
-        raise ValueError(message)
+        raise ValueError("acceptance.classes: all shares are 0")
     return Acceptance(width, outcomes, made)
 
 
 def _outcomes(given: Any, width: int) -> list[Outcome]:
-    pairs = given if isinstance(given, list) else []
-    if not pairs or not all(_is_outcome(each, width) for each in pairs):
-        message = f"acceptance.outcomes: pairs of tokens drafted, at most {width}, and of them accepted are needed"
-        raise ValueError(message)
-    return [(drafted, accepted) for drafted, accepted in pairs]
-
-
-def _is_outcome(given: Any, width: int) -> bool:
-    match given:
-        case [drafted, accepted]:
-            return _is_count(drafted) and _is_count(accepted) and accepted <= drafted <= width
-    return False
+    found: list[Outcome] = []
+    for each in given if isinstance(given, list) else []:
+        match each:
+            case [drafted, accepted] if _is_count(drafted) and _is_count(accepted) and accepted <= drafted <= width:
+                found.append((drafted, accepted))
+            case _:
+                found = []
+                break
+    if not found:
+        raise ValueError(
+            f"acceptance.outcomes: pairs of tokens drafted, at most {width}, and of them accepted are needed"
+        )
+    return found
 
 
 def _class(name: str, given: Any, outcomes: int) -> Difficulty:
     if not isinstance(given, Mapping) or not {each.name for each in fields(Difficulty)}.issuperset(given):
-        message = f"{name}: share, outcomes, and where known after and temperature are needed"
-        raise ValueError(message)
-    share = _acceptance_number(f"{name}.share", given.get("share"))
+        raise ValueError(f"{name}: share, outcomes, and where known after and temperature are needed")
+    share = _number(f"{name}.share", given.get("share"))
     temperature = given.get("temperature")
     if temperature is not None:
-        temperature = _acceptance_number(f"{name}.temperature", temperature)
+        temperature = _number(f"{name}.temperature", temperature)
     after = given.get("after") or []
     if not isinstance(after, list) or len(after) not in (0, outcomes):
-        message = f"{name}.after: a row for each of the {outcomes} outcomes is needed, or none"
-        raise ValueError(message)
+        raise ValueError(f"{name}.after: a row for each of the {outcomes} outcomes is needed, or none")
     rows = [_row(f"{name}.after", row, outcomes) if row else () for row in after]
     return Difficulty(share, _row(f"{name}.outcomes", given.get("outcomes"), outcomes), rows, temperature)
 
 
 def _row(name: str, given: Any, outcomes: int) -> Sequence[float]:
     if not isinstance(given, list) or len(given) != outcomes or not all(map(_is_number, given)) or not sum(given):
-        message = f"{name}: a chance for each of the {outcomes} outcomes is needed, not all of them 0"
-        raise ValueError(message)
+        raise ValueError(f"{name}: a chance for each of the {outcomes} outcomes is needed, not all of them 0")
     return tuple(given)
-
-
-def _acceptance_number(name: str, given: Any) -> float:
-    if not _is_number(given):
-        message = f"{name}: a number of 0 or more is needed, not {given!r:.40}"
-        raise ValueError(message)
-    return float(given)
 
 
 def _is_count(given: Any) -> bool:
@@ -234,7 +213,7 @@ def _is_number(given: Any) -> bool:
 
 @dataclass(frozen=True)
 class StepShape:
-    """What is in a step, and known before it runs."""
+    """Content of a step, known before it runs."""
 
     requests: int
     scheduled_tokens: int  # of prompts and of outputs, drafted ones to be verified with them
@@ -246,15 +225,14 @@ class StepShape:
 
 @dataclass(frozen=True)
 class StepTime:
-    """Milliseconds of a step: a curve over scheduled tokens, and what else costs time.
+    """Milliseconds of a step: a curve over scheduled tokens, and further costs, all of them 0 or more.
 
-    Every term is 0 or more. Nothing here is multiplied by a share of the machine: what was fitted to one GPU and one
-    tensor-parallel size holds for those.
+    It holds for the GPU and the tensor-parallel size that it was fitted to.
     """
 
     curve: Sequence[tuple[float, float]]
-    """(scheduled tokens, ms), tokens ascending: straight lines between; the first value before it, the last slope
-    after it. Weights are read once however many tokens there are, then arithmetic takes over."""
+    """(scheduled tokens, ms), tokens ascending: straight lines between, constant before the first, and the last slope
+    after the last. Few tokens cost the reading of the weights, many cost arithmetic."""
 
     request_us: float = 0.0  # each request
     prefill_token_us: float = 0.0  # each prompt token, beside what the curve says
@@ -264,21 +242,19 @@ class StepTime:
     draft_request_us: float = 0.0  # each drafted position of each request
     one_pass: bool = False  # All positions are drafted in one pass: draft_ms once
     host_ms: float = 0.0
-    """How much of all this passed between two steps on the host where it was measured: another host's own time between
-    steps is not added to it, up to so much."""
+    """Part of the above that the measured host spent between two steps: up to so much, another host's is not added."""
 
     residuals: Sequence[float] = ()
     """Measured by modelled time, ascending and evenly spread over quantiles, with a mean of 1."""
 
     persistence: float = 0.0
-    """How much the place of a step among the residuals says of the next one's, 0 to 1: a machine that is slow now will
-    be slow for a while, and who is served then notices."""
+    """Correlation of a step's place among the residuals with the next one's, 0 to 1: a slow machine stays slow."""
 
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """What it was fitted on: lowest and highest of each field of StepShape."""
+    """Lowest and highest fitted value of each field of StepShape."""
 
     def ms(self, step: StepShape) -> float:
-        """Return how long the step takes, without chance."""
+        """Return the expected duration of the step."""
         passes = min(1, step.drafted) if self.one_pass else step.drafted
         drafts = passes * self.draft_ms + 1e-3 * self.draft_request_us * step.drafted * step.requests
         each_us = self.request_us * step.requests + self.prefill_token_us * step.prefill_tokens
@@ -286,7 +262,7 @@ class StepTime:
         return self._on_curve(step.scheduled_tokens) + drafts + 1e-3 * each_us + attention
 
     def outside(self, step: StepShape) -> dict[str, float]:
-        """Return which fields lie outside of what was fitted on, with how far: 2 is twice the highest."""
+        """Return the fields outside the fitted ranges, and how far: 2 is twice the highest."""
         far = {}
         for name, (low, high) in self.ranges.items():
             value = getattr(step, name)
@@ -304,16 +280,16 @@ class StepTime:
 
 
 class Paces:
-    """Draws how long steps take, one after another."""
+    """Draws the durations of steps, one after another."""
 
     def __init__(self, step_time: StepTime, random: Random) -> None:
-        """Begin in no particular mood."""
+        """Begin at a random pace."""
         self._step_time = step_time
         self._random = random
         self._mood = random.gauss(0, 1)
 
     def draw_ms(self, step: StepShape) -> float:
-        """Return how long the next step takes."""
+        """Draw the duration of the next step."""
         persistence, residuals = self._step_time.persistence, self._step_time.residuals
         self._mood = persistence * self._mood + math.sqrt(1 - persistence**2) * self._random.gauss(0, 1)
         ms = self._step_time.ms(step)
@@ -331,21 +307,21 @@ def step_time_from_json(section: Mapping[str, Any]) -> StepTime:
     Raises
     ------
     ValueError
-        What is wrong with it, in one line that names the field.
+        The section is invalid; the message names the field.
     """
     known = {each.name for each in fields(StepTime)}
     if unknown := sorted(set(section) - known):
-        message = f"step_time: unknown: {', '.join(unknown)}; known: {', '.join(sorted(known))}"
-        raise ValueError(message)
+        raise ValueError(f"step_time: unknown: {', '.join(unknown)}; known: {', '.join(sorted(known))}")
     numbers = {name: _number(f"step_time.{name}", value) for name, value in section.items() if name in _NUMBERS}
     if numbers.get("persistence", 0.0) >= 1:
-        message = f"step_time.persistence: a number below 1 is needed, not {numbers['persistence']:g}"
-        raise ValueError(message)
+        raise ValueError(f"step_time.persistence: a number below 1 is needed, not {numbers['persistence']:g}")
+    if not isinstance(given := section.get("one_pass", False), bool):
+        raise ValueError(f"step_time.one_pass: true or false is needed, not {given!r:.40}")  # noqa: TRY004
     return StepTime(
         curve=_curve(section.get("curve")),
         residuals=tuple(sorted(_number("step_time.residuals", each) for each in section.get("residuals", ()))),
         ranges=_ranges(section.get("ranges", {})),
-        one_pass=_truth("step_time.one_pass", section.get("one_pass", False)),
+        one_pass=given,
         **numbers,
     )
 
@@ -355,20 +331,19 @@ _NUMBERS = {each.name for each in fields(StepTime)} - {"curve", "residuals", "ra
 
 def _curve(given: Any) -> tuple[tuple[float, float], ...]:
     if not isinstance(given, list | tuple) or not given:
-        message = "step_time.curve: one or more pairs of scheduled tokens and ms are needed, such as [[1, 8.0]]"
-        raise ValueError(message)
+        raise ValueError("step_time.curve: one or more pairs of scheduled tokens and ms are needed, such as [[1, 8.0]]")
     points = tuple(_pair("step_time.curve", point) for point in given)
     if any(later[0] <= earlier[0] for earlier, later in pairwise(points)):
-        message = "step_time.curve: scheduled tokens must ascend from pair to pair"
-        raise ValueError(message)
+        raise ValueError("step_time.curve: scheduled tokens must ascend from pair to pair")
     return points
 
 
 def _ranges(given: Any) -> dict[str, tuple[float, float]]:
     known = {each.name for each in fields(StepShape)}
     if not isinstance(given, Mapping) or not known.issuperset(given):
-        message = f"step_time.ranges: a lowest and a highest value by name is needed, of {', '.join(sorted(known))}"
-        raise ValueError(message)
+        raise ValueError(
+            f"step_time.ranges: a lowest and a highest value by name is needed, of {', '.join(sorted(known))}"
+        )
     return {name: _pair(f"step_time.ranges.{name}", pair) for name, pair in given.items()}
 
 
@@ -376,23 +351,78 @@ def _pair(name: str, given: Any) -> tuple[float, float]:
     match given:
         case [first, second]:
             return _number(name, first), _number(name, second)
-    message = f"{name}: pairs of numbers are needed, not {given!r:.40}"
-    raise ValueError(message)
-
-
-def _truth(name: str, given: Any) -> bool:
-    if not isinstance(given, bool):
-        message = f"{name}: true or false is needed, not {given!r:.40}"
-        raise ValueError(message)  # noqa: TRY004  as of all that is wrong with it
-    return given
+    raise ValueError(f"{name}: pairs of numbers are needed, not {given!r:.40}")
 
 
 def _number(name: str, given: Any) -> float:
-    if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given < float("inf"):
-        message = f"{name}: a number of 0 or more is needed, not {given!r:.40}"
-        raise ValueError(message)
+    if not _is_number(given):
+        raise ValueError(f"{name}: a number of 0 or more is needed, not {given!r:.40}")
     return float(given)
 
 
 def _between(low: float, high: float, share: float) -> float:
     return low + (high - low) * share
+
+
+KEY: Final = "specdecode_emulated"
+"""Key in --additional-config of the path of the settings file."""
+
+
+@dataclass(frozen=True)
+class CachedLayers:
+    """Equal layers, and the cache of each of them on one rank."""
+
+    count: int
+    kind: str  # full, latent, sliding, chunked or state
+    of_draft: bool = False
+    block_size: int = 0  # tokens in its blocks; 0 for a state
+    page_bytes: int = 0  # of a block in this layer
+    # Of attention
+    token_bytes: int = 0
+    head_width: int = 0
+    element_bytes: int = 0
+    reach_tokens: int = 0  # of a window or a chunk
+    # Of a state: bytes with room for the speculated tokens
+    state_bytes: int = 0
+    exports_checkpoint: bool = False
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of the executor."""
+
+    step_time: StepTime
+    layers: Sequence[CachedLayers]
+    kv_cache_bytes: int  # of each rank
+    acceptance: Acceptance | None = None  # None without speculation
+    text: tuple[int, int] = (300, 1000)  # first and last token id of generated text; none of them ends it
+    seed: int = 0
+    gpu: str | None = None  # as captures name it
+    folder: Path | None = None  # for reports of the steps
+    tells_steps: bool = False  # report each step, too
+
+
+def read_settings(additional_config: Any) -> Settings:
+    """Return the settings that vLLM's additional_config names."""
+    if not isinstance(additional_config, Mapping) or KEY not in additional_config:
+        message = f'emulated: --additional-config \'{{"{KEY}": "FILE"}}\' is needed: use specdecode replay serve'
+        raise ValueError(message)
+    return settings_from_json(json.loads(Path(additional_config[KEY]).read_text(encoding="utf-8")))
+
+
+def settings_from_json(given: Mapping[str, Any]) -> Settings:
+    """Return settings as the file has them."""
+    folder = given.get("folder")
+    acceptance = given.get("acceptance")
+    first, last = given.get("text", (300, 1000))
+    return Settings(
+        step_time=step_time_from_json(given["step_time"]),
+        layers=tuple(CachedLayers(**each) for each in given["layers"]),
+        kv_cache_bytes=given["kv_cache_bytes"],
+        acceptance=None if acceptance is None else acceptance_from_json(acceptance),
+        text=(first, last),
+        seed=given.get("seed", 0),
+        gpu=given.get("gpu"),
+        folder=None if folder is None else Path(folder),
+        tells_steps=given.get("tells_steps", False),
+    )

@@ -21,9 +21,8 @@ from vllm.v1.executor.abstract import Executor
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, DraftTokenIds, LogprobsLists, ModelRunnerOutput
 
 from .batch import Batch, Constraint, Endings, Sampled
-from .engine_model import Paces, StepShape
+from .engine_model import CachedLayers, Paces, StepShape, read_settings
 from .lateness import Lateness
-from .settings import CachedLayers, read_settings
 
 _ELEMENTS = {1: torch.uint8, 2: torch.bfloat16, 4: torch.float32}
 
@@ -33,7 +32,11 @@ def kv_cache_specs(layers: Iterable[CachedLayers], vllm_config: Any) -> dict[str
     cache = vllm_config.cache_config
     layers = list(layers)
     if any(each.kind == "state" for each in layers):
-        _align(layers, cache)
+        # Adopt the blocks that hold a state: vLLM's workers would choose them, by the same rule as the plan.
+        cache.block_size = max((each.block_size for each in layers), default=0) or cache.block_size
+        cache.mamba_page_size_padded = max(each.page_bytes for each in layers if each.kind == "state")
+        if cache.mamba_cache_mode == "align":
+            cache.mamba_block_size = cache.block_size
     found: dict[str, Any] = {}
     for each in layers:
         spec = _state(each, vllm_config) if each.kind == "state" else _attention(each)
@@ -42,21 +45,13 @@ def kv_cache_specs(layers: Iterable[CachedLayers], vllm_config: Any) -> dict[str
     return found
 
 
-def _align(layers: list[CachedLayers], cache: Any) -> None:
-    """Adopt the blocks that hold a state: vLLM's workers would choose them, by the same rule as the plan."""
-    cache.block_size = max((each.block_size for each in layers), default=0) or cache.block_size
-    cache.mamba_page_size_padded = max(each.page_bytes for each in layers if each.kind == "state")
-    if cache.mamba_cache_mode == "align":
-        cache.mamba_block_size = cache.block_size
-
-
 def _attention(layer: CachedLayers) -> Any:
     shape = {"block_size": layer.block_size, "dtype": _ELEMENTS[layer.element_bytes]}
     if layer.kind == "latent":
         width = layer.token_bytes // layer.element_bytes
         return _made(kinds.MLAAttentionSpec, **shape, num_kv_heads=1, head_size=width)
     heads, rest = divmod(layer.token_bytes, 2 * layer.head_width * layer.element_bytes)
-    # Where keys and values differ in width, only their bytes together count.
+    # If keys and values differ in width, only the sum of their bytes counts.
     width = layer.token_bytes // (2 * layer.element_bytes) if rest else layer.head_width
     shape |= {"num_kv_heads": 1 if rest else heads, "head_size": width}
     if layer.kind == "sliding":
@@ -81,7 +76,7 @@ def _state(layer: CachedLayers, vllm_config: Any) -> Any:
 
 
 def _made(kind: Any, **known: Any) -> Any:
-    """Return a specification with what this version of vLLM has of it."""
+    """Return a specification with the fields that this version of vLLM has."""
     names = {field.name for field in fields(kind)}
     return kind(**{name: value for name, value in known.items() if name in names})
 
@@ -99,7 +94,7 @@ def model_output(sampled: Sampled, text: tuple[int, int], random: Random) -> Any
 
 
 def constraints_of(grammar: Any, scheduled: Any) -> dict[str, Constraint]:
-    """Return what a GrammarOutput allows each request that follows a grammar."""
+    """Return the constraints of a GrammarOutput by request."""
     if grammar is None:
         return {}
     found, row = {}, 0
@@ -116,7 +111,7 @@ def constraints_of(grammar: Any, scheduled: Any) -> dict[str, Constraint]:
 
 
 def _logprobs(tokens: Sequence[Sequence[int]], wanted: int, text: tuple[int, int], random: Random) -> Any:
-    """Return logprobs that look like some: the sampled token is the likeliest, each one after it half as likely."""
+    """Return made-up logprobs: the sampled token is the likeliest, each one after it half as likely."""
     first, last = text
     size = max(last - first + 1, wanted + 2)
     flat = [token for row in tokens for token in row]
@@ -138,11 +133,9 @@ VERDICT_FILE: Final = "lateness.txt"
 
 _TELL_EVERY_S: Final = 2.0
 
-_SLICE_S: Final = 0.0002
-"""A sleep ends late by about so much; what is left then is waited for in slices."""
+_SLICE_S: Final = 0.0002  # by which a sleep may end late: the rest is waited for in slices
 
-_CLOSING: Final = ('"', "}", "]", ",")
-"""What closes a part of JSON, in the order in which it is tried."""
+_CLOSING: Final = ('"', "}", "]", ",")  # tokens that close a part of JSON, in order of preference
 
 _BLANK: Final = (" ", "\n", "\t", "\r", "  ", "\n\n")
 
@@ -154,25 +147,25 @@ _NOTHING_TO_DO: Final = frozenset({
     "execute_dummy_batch",
     "profile",
 })  # fmt: skip
-"""What the engine core asks of workers, where one without tensors has nothing to do."""
+"""Calls of the engine core that need no work without tensors."""
 
 
 class Delivery(Future):  # type: ignore[type-arg]  # vLLM asks with one type for all
-    """The output of a step; who asks for it waits until the step would have ended."""
+    """The output of a step, available when the step would have ended."""
 
     def __init__(self, wait: Callable[[], Any]) -> None:
         super().__init__()
         self._wait = wait
 
     def result(self, timeout: float | None = None) -> Any:
-        """Return the output, once it is time."""
+        """Return the output when the step has ended."""
         if not self.done():
             self.set_result(self._wait())
         return super().result(timeout)
 
 
 class EmulatedExecutor(Executor):  # type: ignore[misc]  # vLLM ships types only where it is installed
-    """Answers the engine core as workers would, at the times at which an accelerator would."""
+    """Answers the engine core as workers would, with the timing of an accelerator."""
 
     supports_pp = False
 
@@ -208,7 +201,7 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]  # vLLM ships types only
         )
         return Endings(closing=closing, blank=frozenset(blank))
 
-    # What the engine core asks before it serves.
+    # Calls before the engine core serves.
 
     def get_kv_cache_specs(self) -> list[dict[str, Any]]:
         """Return the KV cache of every layer, those of the draft too, for each rank."""
@@ -216,7 +209,7 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]  # vLLM ships types only
         return [dict(specs) for _ in range(self.parallel_config.world_size)]
 
     def get_supported_kv_cache_layouts(self) -> list[list[str]]:
-        """Return all layouts: nobody reads them (asked since 0.29)."""
+        """Return all layouts, as none is read (called since 0.29)."""
         from vllm.v1.attention.backends.utils import get_supported_kv_cache_layouts  # noqa: PLC0415
 
         names = [layout.name for layout in get_supported_kv_cache_layouts([])]
@@ -230,7 +223,7 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]  # vLLM ships types only
             record_kv_cache_layout(self.cache_config, layout_name)
 
     def determine_available_memory(self) -> list[int]:
-        """Return what the plan leaves for the KV cache."""
+        """Return the planned size of the KV cache."""
         return [self._settings.kv_cache_bytes] * self.parallel_config.world_size
 
     def initialize_from_config(self, kv_cache_configs: list[Any]) -> None:
@@ -239,7 +232,7 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]  # vLLM ships types only
     def compile_or_warm_up_model(self) -> None:
         """Compile nothing."""
 
-    # What it asks for every step.
+    # Calls in every step.
 
     def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
         """Begin a step."""
@@ -257,7 +250,7 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]  # vLLM ships types only
         return _done(None) if non_block else None
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
-        """Return what comes of the step that was begun last."""
+        """Return the output of the latest step."""
         if self._scheduled is None:
             raise RuntimeError("emulated: sample_tokens without execute_model")
         (scheduled, shape, begins, ends, idle_s), self._scheduled = self._scheduled, None
@@ -266,7 +259,7 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]  # vLLM ships types only
         return delivery if non_block else delivery.result()
 
     def take_draft_token_ids(self) -> Any:
-        """Return the drafts of the step that was delivered last."""
+        """Return the drafts of the latest delivered step."""
         drafts, self._drafts = self._drafts, None
         return drafts
 
@@ -283,9 +276,9 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]  # vLLM ships types only
         return model_output(sampled, self._settings.text, self._random)
 
     def _is_held_up(self, scheduled: Any) -> bool:
-        """Decide whether an accelerator that stands idle before a step waits for this machine.
+        """Return whether an idle accelerator waits for this machine.
 
-        Where steps are not scheduled ahead it does so by nature, but for what the model holds of it.
+        Without asynchronous scheduling it always waits; then it counts only if the model knows the host's time.
         """
         follows = bool(scheduled.scheduled_cached_reqs.req_ids) and self._free_at > 0
         return follows and (self.scheduler_config.async_scheduling or self._settings.step_time.host_ms > 0)
@@ -301,24 +294,24 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]  # vLLM ships types only
 
     @property
     def supported_tasks(self) -> tuple[str, ...]:
-        """Only text is generated."""
+        """The supported tasks."""
         return ("generate",)
 
     def collective_rpc(self, method: Any, *_: Any, **__: Any) -> Any:
-        """Do nothing for a call that needs nothing; refuse others."""
+        """Ignore calls that need no work, and reject others."""
         if method in _NOTHING_TO_DO:
             return [None] * self.parallel_config.world_size
         raise NotImplementedError(f"emulated: there are no workers to call {method} on")
 
     def supports_draft_weight_updates(self) -> bool:
-        """There are no weights (asked at the start by some versions)."""
+        """Return False: there are no weights (some versions call this at the start)."""
         return False
 
     def check_health(self) -> None:
-        """It is as healthy as its process."""
+        """Do nothing: it is as healthy as its process."""
 
     def shutdown(self) -> None:
-        """Say whether this machine was fast enough."""
+        """Log whether this machine was fast enough."""
         self._tell(time.monotonic())
         logger.log(logging.INFO if self._lateness.is_believable else logging.WARNING, "%s", self._lateness.verdict())
         if self._steps:
@@ -326,7 +319,7 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]  # vLLM ships types only
             self._steps = None
 
     def _tell(self, now: float) -> None:
-        """Keep the verdict in a file, for whoever started this; warn once where it is clear already."""
+        """Keep the verdict in a file for the parent process; warn once if it is clear already."""
         self._told_at = now
         verdict = self._lateness.verdict()
         if self._settings.folder is not None:
@@ -337,7 +330,7 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]  # vLLM ships types only
 
     @classmethod
     def supports_async_scheduling(cls) -> bool:
-        """Steps may be scheduled ahead."""
+        """Return True: steps may be scheduled ahead."""
         return True
 
 

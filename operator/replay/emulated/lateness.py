@@ -1,14 +1,14 @@
-"""Whether this machine was fast enough for what it emulated."""
+"""Count late steps, to tell whether this machine was fast enough for the emulation."""
 
 from dataclasses import dataclass
 from typing import Final
 
 LATE_SHARE_OF_STEP: Final = 0.1
 LATE_AT_LEAST_S: Final = 0.001
-"""A step is late where its tokens came later by more than a tenth of it, and by more than a millisecond."""
+"""A step is late if its tokens came later by more than a tenth of it, and by more than a millisecond."""
 
 BELIEVABLE_SHARE: Final = 0.05
-"""Of all steps may be late. Medians hold far beyond it, tails do not."""
+"""Share of late steps up to which results are believable. Medians hold far beyond it, tails do not."""
 
 _ENOUGH_STEPS: Final = 200
 
@@ -23,7 +23,7 @@ class Lateness:
     modelled_s: float = 0.0
 
     def add(self, step_s: float, late_s: float) -> None:
-        """Count a step: how long it was to be, and by how much its tokens came later."""
+        """Count a step by its modelled duration and the delay of its tokens."""
         self.steps += 1
         self.modelled_s += step_s
         self.late_s += max(0.0, late_s)
@@ -36,16 +36,16 @@ class Lateness:
 
     @property
     def is_believable(self) -> bool:
-        """Whether few enough were late."""
+        """Whether the share of late steps is small enough."""
         return self.share <= BELIEVABLE_SHARE
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether it is worth a warning while it runs."""
+        """Whether to warn during the run."""
         return self.steps >= _ENOUGH_STEPS and not self.is_believable
 
     def verdict(self) -> str:
-        """Return what is to be said of it, in one line."""
+        """Return the verdict in one line."""
         if not self.steps:
             return "emulated: no step was run"
         longer = 100 * self.late_s / self.modelled_s if self.modelled_s else 0.0

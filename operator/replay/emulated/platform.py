@@ -5,24 +5,24 @@ from typing import Any, Final
 from vllm.exceptions import VLLMValidationError
 from vllm.platforms.cpu import CpuPlatform
 
-from .settings import KEY, read_settings
+from .engine_model import KEY, read_settings
 
 _KEPT: Final = (
     ("scheduler_config", ("async_scheduling", "enable_chunked_prefill", "max_num_batched_tokens")),
     ("cache_config", ("block_size", "enable_prefix_caching", "mamba_ssm_cache_dtype")),
 )
-"""What the CPU's kernels would ask for otherwise. There are none."""
+"""Settings that the CPU platform would change for its kernels, which are not used."""
 
 
 class EmulatedPlatform(CpuPlatform):  # type: ignore[misc]  # vLLM ships types only where it is installed
-    """What differs from a CPU is what is scheduled, and what requests may ask for."""
+    """CPU platform that schedules like a GPU, and rejects requests that need a model."""
 
     specdecode_emulated: str | None = None
-    """What is emulated: the recorder marks its captures with it."""
+    """Name of the emulated GPU, which the recorder writes into captures."""
 
     @classmethod
     def check_and_update_config(cls, vllm_config: Any) -> None:
-        """Let the CPU's platform do its part, and keep what was chosen for a GPU."""
+        """Run the checks of the CPU platform, and keep the settings that were chosen for a GPU."""
         chosen = [(getattr(vllm_config, part), name) for part, names in _KEPT for name in names]
         before = [getattr(config, name, None) for config, name in chosen]
         super().check_and_update_config(vllm_config)
@@ -34,7 +34,7 @@ class EmulatedPlatform(CpuPlatform):  # type: ignore[misc]  # vLLM ships types o
 
     @classmethod
     def validate_request(cls, *given: Any, **named: Any) -> None:
-        """Refuse what only a model knows; the client gets 400."""
+        """Reject requests that need a model; the client gets 400."""
         params = named.get("params", given[-1] if given else None)
         wanted = getattr(params, "logprobs", None)
         if getattr(params, "prompt_logprobs", None) is not None:

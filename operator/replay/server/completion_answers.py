@@ -13,17 +13,17 @@ import msgspec
 from starlette.types import Message, Receive
 
 from specdecode_operator.capture.recorder.block_hashes import chained_hashes
-from specdecode_operator.replay.engine import Burst, Incoming, ServedEngine
+from specdecode_operator.replay.engine import Burst, Incoming, ReplayEngine
 from specdecode_operator.replay.server.completion_requests import (
     Asked,
     Prompt,
-    RefusedError,
+    RejectedError,
     answer_ids,
     answer_text,
     text_of,
 )
 from specdecode_operator.replay.server.http_transport import Unread, Wire
-from specdecode_operator.replay.server.vllm_metrics import Answer, Meter
+from specdecode_operator.replay.server.served_answers import Answer, Meter
 
 DONE: Final = b"data: [DONE]\n\n"
 
@@ -82,27 +82,19 @@ class Events:
         usage: dict[str, Any] | None = None,
     ) -> bytes:
         """Return an event with a choice."""
-        ids = list(piece.ids) if with_ids else None
-        if self._chat:
-            choice: dict[str, Any] = {"index": self._index, "delta": {"content": piece.text}, "logprobs": None}
-        else:
-            choice = {"index": self._index, "text": piece.text, "logprobs": None}
-        choice["finish_reason"] = piece.finish_reason
+        text: dict[str, Any] = {"delta": {"content": piece.text}} if self._chat else {"text": piece.text}
+        choice = {"index": self._index, **text, "logprobs": None, "finish_reason": piece.finish_reason}
         if not self._chat or piece.finish_reason is not None:
             choice["stop_reason"] = piece.stop_reason
         if not self._chat:
             choice["prompt_token_ids"] = list(prompt_ids) if prompt_ids is not None else None
-        choice["token_ids"] = ids
+        choice["token_ids"] = list(piece.ids) if with_ids else None
         return self._data([choice], usage)
 
     def role(self, prompt_ids: Sequence[int] | None, usage: dict[str, Any] | None) -> bytes:
         """Return the first event of a chat's answer, with the speaker's role."""
-        choice = {
-            "index": self._index,
-            "delta": {"role": "assistant", "content": ""},
-            "logprobs": None,
-            "finish_reason": None,
-        }
+        delta = {"role": "assistant", "content": ""}
+        choice = {"index": self._index, "delta": delta, "logprobs": None, "finish_reason": None}
         return self._data([choice], usage, prompt_token_ids=prompt_ids)
 
     def usage(self, usage: dict[str, Any]) -> bytes:
@@ -129,33 +121,6 @@ def usage_of(prompt_tokens: int, completion_tokens: int, cached_tokens: int | No
     return usage
 
 
-def whole_answer(
-    head: Head, pieces: Sequence[Piece], usage: dict[str, Any], prompt_ids: Sequence[Sequence[int]] | None
-) -> bytes:
-    """Return an answer that is not streamed; with the ids of each prompt if ids are requested."""
-    choices: list[dict[str, Any]] = []
-    for index, piece in enumerate(pieces):
-        content: dict[str, Any] = {"text": piece.text}
-        if head.chat:
-            content = {"message": {"role": "assistant", "content": piece.text}}
-        choice = {
-            "index": index,
-            **content,
-            "logprobs": None,
-            "finish_reason": piece.finish_reason,
-            "stop_reason": piece.stop_reason,
-        }
-        if prompt_ids is not None:
-            choice["token_ids"] = list(piece.ids)
-            if not head.chat:
-                choice["prompt_token_ids"] = list(prompt_ids[index])
-        choices.append(choice)
-    document = head.document(chunk=False) | {"choices": choices, "usage": usage}
-    if prompt_ids is not None and head.chat:
-        document["prompt_token_ids"] = list(prompt_ids[0])
-    return _encode(document)
-
-
 def error(status: int, kind: str, message: str, parameter: str | None = None) -> bytes:
     """Return an error in OpenAI's form."""
     return _encode({"error": {"message": message, "type": kind, "param": parameter, "code": status}})
@@ -169,7 +134,7 @@ _ENGINE_ERROR: Final = "the engine gave it up: it is too large for the KV cache,
 class Engines:
     """The engine behind the answers, and how they are counted and bounded."""
 
-    engine: ServedEngine
+    engine: ReplayEngine
     meter: Meter
     hash_blocks_of: int | None = None  # tokens in a block; None if prompts need no hashes
     max_model_len: int | None = None
@@ -392,15 +357,32 @@ class Whole(Generation):
 
         Raises
         ------
-        RefusedError
+        RejectedError
             The engine gave up.
         """
         async with _unless_gone(receive, self._gone):
             await self._over.wait()
         if self._failed:
-            raise RefusedError(500, "InternalServerError", _ENGINE_ERROR)
-        ids = [each.prompt.token_ids() for each in self.choices] if self.asked.return_token_ids else None
-        return whole_answer(self.head, [_joined(each) for each in self._pieces.values()], self.usage(), ids)
+            raise RejectedError(500, "InternalServerError", _ENGINE_ERROR)
+        chat, choices = self.asked.chat, list[dict[str, Any]]()
+        for index, (each, pieces) in enumerate(self._pieces.items()):
+            text = "".join(piece.text for piece in pieces)
+            choice: dict[str, Any] = {
+                "index": index,
+                **({"message": {"role": "assistant", "content": text}} if chat else {"text": text}),
+                "logprobs": None,
+                "finish_reason": pieces[-1].finish_reason if pieces else "abort",
+                "stop_reason": pieces[-1].stop_reason if pieces else None,
+            }
+            if self.asked.return_token_ids:
+                choice["token_ids"] = [token_id for piece in pieces for token_id in piece.ids]
+                if not chat:
+                    choice["prompt_token_ids"] = list(each.prompt.token_ids())
+            choices.append(choice)
+        document = self.head.document(chunk=False) | {"choices": choices, "usage": self.usage()}
+        if self.asked.return_token_ids and chat:
+            document["prompt_token_ids"] = list(self.choices[0].prompt.token_ids())
+        return _encode(document)
 
     def add(self, choice: _Choice, piece: Piece, *, is_first: bool) -> None:  # noqa: ARG002  the other kind asks for it
         """Keep the piece."""
@@ -418,14 +400,6 @@ class Whole(Generation):
     def _gone(self) -> None:
         self.abort()
         self._over.set()
-
-
-def _joined(pieces: Sequence[Piece]) -> Piece:
-    text = "".join(piece.text for piece in pieces)
-    ids = [token_id for piece in pieces for token_id in piece.ids]
-    if not pieces:
-        return Piece(text, ids, "abort")
-    return Piece(text, ids, pieces[-1].finish_reason, pieces[-1].stop_reason)
 
 
 @asynccontextmanager

@@ -60,7 +60,7 @@ _MOST_TOLD_IDS: Final = 2**24  # prompt ids in one response: a short request cou
 _SHOWN: Final = 200
 
 
-class RefusedError(Exception):
+class RejectedError(Exception):
     """A request that is answered with an error in OpenAI's form."""
 
     def __init__(self, status: int, kind: str, message: str, parameter: str | None = None) -> None:
@@ -70,9 +70,9 @@ class RefusedError(Exception):
         self.parameter = parameter
 
 
-def bad_request(message: str, parameter: str | None = None) -> RefusedError:
+def bad_request(message: str, parameter: str | None = None) -> RejectedError:
     """Return the error for a field with an invalid value."""
-    return RefusedError(400, "BadRequestError", message, parameter)
+    return RejectedError(400, "BadRequestError", message, parameter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ def read_completion(data: bytes) -> Asked:
 
     Raises
     ------
-    RefusedError
+    RejectedError
         The body is invalid, or needs a model.
     """
     body = _decoded(_COMPLETION, data)
@@ -203,7 +203,7 @@ def read_chat(data: bytes) -> Asked:
 
     Raises
     ------
-    RefusedError
+    RejectedError
         The body is invalid, or needs a model.
     """
     body = _decoded(_CHAT, data)
@@ -213,11 +213,16 @@ def read_chat(data: bytes) -> Asked:
         # vLLM would constrain the answer to the tool's schema.
         raise bad_request("tool_choice: a replay has no model that could call a tool: leave it out", "tool_choice")
     text = "".join(f"{message.role}\n{_content(message.content)}\n" for message in body.messages)
-    return _asked(body, [_prompt(text)], body.max_completion_tokens or body.max_tokens, chat=True)
+    return _asked(body, [Prompt(text, count_tokens(text))], body.max_completion_tokens or body.max_tokens, chat=True)
 
 
 def _asked(body: _Body, prompts: Sequence[Prompt], max_tokens: int | None, *, chat: bool) -> Asked:
-    _refuse_if_it_needs_a_model(body)
+    for name in ("echo", "logprobs", "prompt_logprobs", "structured_outputs"):
+        if getattr(body, name) not in (None, False):
+            raise bad_request(f"{name}: a replay has no model that could answer it: leave it out", name)
+    kind = body.response_format.get("type") if isinstance(body.response_format, dict) else body.response_format
+    if kind not in (None, "text"):
+        raise bad_request("response_format: a replay has no model that could keep to it: leave it out")
     options = body.stream_options
     if options is not None and not body.stream:
         raise bad_request("Stream options can only be defined when `stream=True`.", "stream_options")
@@ -254,15 +259,6 @@ def _asked(body: _Body, prompts: Sequence[Prompt], max_tokens: int | None, *, ch
     )
 
 
-def _refuse_if_it_needs_a_model(body: _Body) -> None:
-    for name in ("echo", "logprobs", "prompt_logprobs", "structured_outputs"):
-        if getattr(body, name) not in (None, False):
-            raise bad_request(f"{name}: a replay has no model that could answer it: leave it out", name)
-    kind = body.response_format.get("type") if isinstance(body.response_format, dict) else body.response_format
-    if kind not in (None, "text"):
-        raise bad_request("response_format: a replay has no model that could keep to it: leave it out")
-
-
 def _decoded(decoder: "msgspec.json.Decoder[_BodyT]", data: bytes) -> _BodyT:
     try:
         return decoder.decode(data)
@@ -295,13 +291,11 @@ def _prompts(raw: msgspec.Raw) -> Sequence[Prompt]:
         ) from error
     if not all(given):
         raise bad_request("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
-    return [_prompt(each) for each in given if each]
-
-
-def _prompt(prompt: str | list[int]) -> Prompt:
-    if isinstance(prompt, str):
-        return Prompt(prompt, count_tokens(prompt))
-    return Prompt(array("I", prompt), len(prompt))
+    return [
+        Prompt(each, count_tokens(each)) if isinstance(each, str) else Prompt(array("I", each), len(each))
+        for each in given
+        if each
+    ]
 
 
 def _content(content: str | list[Any] | None) -> str:

@@ -14,13 +14,13 @@ from specdecode_operator.capture.trace_reader import Recording, concatenated, re
 from specdecode_operator.problems import printable
 from specdecode_operator.replay.clocks import ScaledClock
 from specdecode_operator.replay.drafting import (
-    AcceptanceDraws,
     AcceptanceSchedule,
     Drafting,
     assumed_drafting,
+    draw_accepted,
     recorded_drafting,
 )
-from specdecode_operator.replay.engine import Clock, ServedEngine
+from specdecode_operator.replay.engine import Clock, ReplayEngine
 from specdecode_operator.replay.model_file import FittedModel, ModelFileError, read_model
 from specdecode_operator.replay.modelled_engine import ModelledBehaviour, NoDonorsError
 from specdecode_operator.replay.recorded_engine import (
@@ -32,7 +32,7 @@ from specdecode_operator.replay.recorded_engine import (
     matcher,
     repeating,
 )
-from specdecode_operator.replay.stepped_engine import WatchedEngine
+from specdecode_operator.replay.stepped_engine import SteppedEngine
 
 BLOCK_TOKENS: Final = 16  # if a trace's header has no block size, as in vllm-vcr
 
@@ -73,7 +73,7 @@ class Source:
     meta: TraceMeta
     num_speculative_tokens: int
     kv_cache_tokens: int | None
-    told: str  # a description for people
+    description: str  # for people
     recording: Recording | None = None
     drafting: Sequence[Drafting] | None = None  # of the recording's requests, if known
     model: FittedModel | None = None
@@ -84,7 +84,7 @@ class Source:
 class Played:
     """An engine, and the warnings about it once it has ended."""
 
-    engine: ServedEngine
+    engine: ReplayEngine
     outside: Callable[[], Sequence[str]] = field(default=lambda: ())
 
 
@@ -120,16 +120,15 @@ def play(settings: SourceSettings, source: Source, clock: Clock) -> Played:
         if modelled is None:
             raise ServeError("--mode modelled: there is no model: name one, or traces that it can be fitted to")
         return modelled
-    requests, draws = source.recording.requests, None
+    requests = source.recording.requests
     match = matcher(settings.matching, requests)
     if settings.unmatched is Unmatched.REPEAT:
         match = repeating(match, requests)
-    if settings.acceptance is not None:
-        random = Random(settings.seed)  # noqa: S311  not for secrets
-        draws = AcceptanceDraws(settings.acceptance, source.num_speculative_tokens, random)
+    schedule, k = settings.acceptance, source.num_speculative_tokens
+    random = Random(settings.seed)  # noqa: S311  not for secrets
     steps = StepsSettings(
         kv_cache_tokens=settings.kv_cache_tokens,
-        acceptance=draws,
+        accepted=None if schedule is None else lambda now_ms: draw_accepted(schedule.at(now_ms), k, random),
         otherwise=modelled.engine if modelled is not None else None,
     )
     engine = StepsEngine(source.recording, clock, match, steps, source.drafting)
@@ -149,7 +148,7 @@ def _modelled(settings: SourceSettings, model: FittedModel, clock: Clock) -> Pla
         behaviour = ModelledBehaviour(model, settings.seed, acceptance)
     except NoDonorsError as error:
         raise ServeError(str(error)) from error
-    return Played(WatchedEngine(clock, behaviour, limits), behaviour.outside)
+    return Played(SteppedEngine(clock, behaviour, limits), behaviour.outside)
 
 
 def _read_model_file(path: Path) -> Source:
@@ -172,7 +171,7 @@ def _read_model_file(path: Path) -> Source:
         ),
         num_speculative_tokens=k,
         kv_cache_tokens=_modelled_tokens(model),
-        told=f"an engine fitted to {sum(each.requests for each in origin.captures)} requests of {origin.model}",
+        description=f"an engine fitted to {sum(each.requests for each in origin.captures)} requests of {origin.model}",
         model=model,
     )
 
@@ -200,30 +199,24 @@ def _read_traces(settings: SourceSettings) -> Source:
     if k and largest > k + 1:
         notes.append(f"the largest burst has {largest} tokens, more than K + 1: K of them count as accepted")
     if not modelled:
-        notes += _step_notes(settings, recording)
+        if all(request.arrival_ms is None for request in recording.requests):
+            notes.append("no record has arrival_ms: they are used in the order of the file")
+        if all(request.token_ids is None for request in recording.requests):
+            notes.append("no record has token ids: return_token_ids gets those of made-up words")
+        if settings.matching is Matching.PREFIX and not any(request.block_hashes for request in recording.requests):
+            raise ServeError("--match: prefix: no record has block_hashes: match by arrival or request-id")
     of_what = "an engine fitted to " if modelled else ""
     meta = _own_header(recording)
     return Source(
         meta=meta,
         num_speculative_tokens=k,
         kv_cache_tokens=_modelled_tokens(model) if modelled else largest_batch_tokens(recording),
-        told=f"{of_what}{count} {'request' if count == 1 else 'requests'} of {meta.model}",
+        description=f"{of_what}{count} {'request' if count == 1 else 'requests'} of {meta.model}",
         recording=recording,
         drafting=_drafting(recordings, notes) if k and not modelled else None,
         model=model,
         notes=notes,
     )
-
-
-def _step_notes(settings: SourceSettings, recording: Recording) -> list[str]:
-    notes = []
-    if all(request.arrival_ms is None for request in recording.requests):
-        notes.append("no record has arrival_ms: they are used in the order of the file")
-    if all(request.token_ids is None for request in recording.requests):
-        notes.append("no record has token ids: return_token_ids gets those of made-up words")
-    if settings.matching is Matching.PREFIX and not any(request.block_hashes for request in recording.requests):
-        raise ServeError("--match: prefix: no record has block_hashes: match by arrival or request-id")
-    return notes
 
 
 def _own_header(recording: Recording) -> TraceMeta:

@@ -26,13 +26,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from specdecode_operator.problems import printable
 from specdecode_operator.redaction import clip
 from specdecode_operator.replay.clocks import LATE_MS, TimerClock
-from specdecode_operator.replay.engine import Clock, ServedEngine, UnmatchedRequestError
+from specdecode_operator.replay.engine import UnmatchedRequestError
 from specdecode_operator.replay.recorded_engine import Matching
-from specdecode_operator.replay.server.capture_writer import SOURCE, CaptureRecorder
 from specdecode_operator.replay.server.completion_answers import Engines, Streamed, Whole, error
 from specdecode_operator.replay.server.completion_requests import (
     Asked,
-    RefusedError,
+    RejectedError,
     bad_request,
     read_chat,
     read_completion,
@@ -47,7 +46,7 @@ from specdecode_operator.replay.server.playback_source import (
     SourceSettings,
     play,
 )
-from specdecode_operator.replay.server.vllm_metrics import Exposition, Meter
+from specdecode_operator.replay.server.served_answers import SOURCE, CaptureRecorder, Exposition, Meter
 from specdecode_operator.version import __version__
 
 _LARGEST_BODY_BYTES: Final = 16 * 2**20
@@ -57,9 +56,9 @@ _MOST_HELD_BYTES: Final = 256 * 2**20
 _LONGEST_ID: Final = 256
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Service:
-    """Everything that the application answers from."""
+    """Settings and state of the application."""
 
     engines: Engines
     exposition: Exposition
@@ -69,11 +68,11 @@ class Service:
     api_keys: Sequence[str] = ()
     fail_share: float = 0.0  # of requests that get a 500
     random: Random
+    held_bytes: int = 0  # memory of all requests
 
 
 def application(service: Service) -> ASGIApp:
     """Return the ASGI application."""
-    bodies = _Bodies()
     cards = [
         {
             "id": name,
@@ -102,8 +101,8 @@ def application(service: Service) -> ASGIApp:
     # Starlette's router alone: its middleware would run for every event, and errors have OpenAI's form already.
     app: ASGIApp = Router(
         [
-            _Route("/v1/completions", _Answers(service, read_completion, bodies), methods=["POST"]),
-            _Route("/v1/chat/completions", _Answers(service, read_chat, bodies), methods=["POST"]),
+            _Route("/v1/completions", _Answers(service, read_completion), methods=["POST"]),
+            _Route("/v1/chat/completions", _Answers(service, read_chat), methods=["POST"]),
             _Route("/v1/models", models),
             _Route("/health", healthy, methods=["GET"]),
             _Route("/ping", healthy, methods=["GET", "POST"]),
@@ -120,21 +119,20 @@ class _Route(Route):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self.methods and scope["method"] not in self.methods:
-            refused = _json(error(405, "Method Not Allowed", "Method Not Allowed"), 405)
-            refused.headers["Allow"] = ", ".join(sorted(self.methods))
-            await refused(scope, receive, send)
+            rejected = _json(error(405, "Method Not Allowed", "Method Not Allowed"), 405)
+            rejected.headers["Allow"] = ", ".join(sorted(self.methods))
+            await rejected(scope, receive, send)
         else:
             await super().handle(scope, receive, send)
 
 
 class _Answers:
-    def __init__(self, service: Service, read: Callable[[bytes], Asked], bodies: "_Bodies") -> None:
+    def __init__(self, service: Service, read: Callable[[bytes], Asked]) -> None:
         self._service = service
         self._read = read
-        self._bodies = bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        held = _Held(self._bodies)
+        held = _Held(self._service)
         try:
             data = await _body(receive, held)
             if data is None:
@@ -143,9 +141,9 @@ class _Answers:
             del data
             held.become(asked.held_bytes)
             await self._answer(asked, scope, receive, send)
-        except RefusedError as refused:
-            body = error(refused.status, refused.kind, str(refused), refused.parameter)
-            await _json(body, refused.status)(scope, receive, send)
+        except RejectedError as rejected:
+            body = error(rejected.status, rejected.kind, str(rejected), rejected.parameter)
+            await _json(body, rejected.status)(scope, receive, send)
         except asyncio.CancelledError:
             # The drain timeout is over: the server closes the connection.
             return
@@ -156,12 +154,20 @@ class _Answers:
         service = self._service
         model = asked.model or service.models[0]
         if model not in service.models:
-            raise RefusedError(
+            raise RejectedError(
                 404, "NotFoundError", f"The model `{clip(printable(model), 100)}` does not exist.", "model"
             )
-        _refuse_too_long(asked, service.engines.max_model_len)
+        longest, prompt_tokens = service.engines.max_model_len, max(prompt.tokens for prompt in asked.prompts)
+        wanted = asked.max_tokens or 1
+        if longest is not None and prompt_tokens + wanted > longest:
+            raise bad_request(
+                f"This model's maximum context length is {longest} tokens. However, you requested {wanted} output "
+                f"tokens and your prompt contains at least {prompt_tokens} input tokens. Please reduce the length of "
+                "the input prompt or the number of requested output tokens.",
+                "input_tokens",
+            )
         if service.fail_share and service.random.random() < service.fail_share:
-            raise RefusedError(500, "InternalServerError", "a failure that --fail-share ordered")
+            raise RejectedError(500, "InternalServerError", "a failure that --fail-share ordered")
         request_id = Request(scope).headers.get("x-request-id", "")[:_LONGEST_ID] or None
         if asked.stream:
             wire = Wire(send, service.engines.unread, scope["extensions"][ABANDON]["close"])
@@ -179,44 +185,24 @@ async def _begin(generation: Streamed | Whole, receive: Receive) -> bool:
         return await generation.begin(receive)
     except UnmatchedRequestError as unmatched:
         message = f"{unmatched}: the trace is used up, or has none like it: --unmatched says what comes then"
-        raise RefusedError(409, "ConflictError", message) from unmatched
-
-
-def _refuse_too_long(asked: Asked, max_model_len: int | None) -> None:
-    if max_model_len is None:
-        return
-    prompt_tokens = max(prompt.tokens for prompt in asked.prompts)
-    wanted = asked.max_tokens or 1
-    if prompt_tokens + wanted > max_model_len:
-        raise bad_request(
-            f"This model's maximum context length is {max_model_len} tokens. However, you requested {wanted} output "
-            f"tokens and your prompt contains at least {prompt_tokens} input tokens. Please reduce the length of the "
-            "input prompt or the number of requested output tokens.",
-            "input_tokens",
-        )
-
-
-class _Bodies:
-    """Memory of all requests that the server holds."""
-
-    held_bytes = 0
+        raise RejectedError(409, "ConflictError", message) from unmatched
 
 
 @dataclass
 class _Held:
     """Memory of one request, until it is released."""
 
-    bodies: _Bodies
+    service: Service
     own_bytes: int = 0
 
     def become(self, own_bytes: int) -> None:
         """Hold this many bytes; reject the request if all requests together are too large."""
         more_bytes = own_bytes - self.own_bytes
-        if more_bytes > 0 and self.bodies.held_bytes + more_bytes > _MOST_HELD_BYTES:
-            raise RefusedError(
+        if more_bytes > 0 and self.service.held_bytes + more_bytes > _MOST_HELD_BYTES:
+            raise RejectedError(
                 503, "ServiceUnavailableError", f"request bodies of more than {_MOST_HELD_BYTES} bytes are held already"
             )
-        self.bodies.held_bytes += more_bytes
+        self.service.held_bytes += more_bytes
         self.own_bytes = own_bytes
 
 
@@ -231,7 +217,7 @@ async def _body(receive: Receive, held: _Held) -> bytes | None:
         data += part
         held.become(len(data))
         if len(data) > _LARGEST_BODY_BYTES:
-            raise RefusedError(413, "BadRequestError", f"the body has more than {_LARGEST_BODY_BYTES} bytes")
+            raise RejectedError(413, "BadRequestError", f"the body has more than {_LARGEST_BODY_BYTES} bytes")
         if not message.get("more_body"):
             return bytes(data)
 
@@ -334,7 +320,7 @@ async def _serve(settings: ServeSettings, source: Source, say: Callable[[str], N
     serving = loop.create_task(server.serve(sockets=[listener]))
     k = source.num_speculative_tokens
     how = f"K = {k}" if k else "no speculation"
-    say(f"replaying {source.told} ({how}) on http://{settings.host}:{listener.getsockname()[1]}")
+    say(f"replaying {source.description} ({how}) on http://{settings.host}:{listener.getsockname()[1]}")
     await ended.wait()
     server.should_exit = True
     await serving
@@ -355,7 +341,6 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Capture no signals."""
         yield
 
 
@@ -367,7 +352,8 @@ def assemble(settings: ServeSettings, source: Source, clock: TimerClock) -> Asse
     ServeError
         The folder for the recording cannot be used.
     """
-    played, recorder = play(settings.source, source, clock), None
+    wanted = settings.source
+    played, recorder = play(wanted, source, clock), None
     if settings.record is not None:
         zero_s = clock.zero_ns / 1e9
         meta = msgspec.structs.replace(
@@ -381,7 +367,30 @@ def assemble(settings: ServeSettings, source: Source, clock: TimerClock) -> Asse
         except OSError as error:
             place = printable(str(settings.record))
             raise ServeError(f"--record: {place}: {error.strerror}: name another folder") from error
-    return Assembled(application(_service(settings, source, clock, played.engine, recorder)), played, recorder)
+    names = settings.served_model_names or (source.meta.model or "replay",)
+    meter = Meter(clock, source.num_speculative_tokens, recorder, wanted.time_scale)
+    block_tokens = source.meta.block_size or BLOCK_TOKENS
+    length = wanted.max_model_len
+    if length is None and wanted.mode is Mode.MODELLED and source.model is not None:
+        length = source.model.origin.limits.max_model_len
+    hashes_blocks = source.model is not None or wanted.matching is Matching.PREFIX
+    cache = _cache_config(wanted.kv_cache_tokens or source.kv_cache_tokens, block_tokens, length)
+    service = Service(
+        engines=Engines(
+            engine=played.engine,
+            meter=meter,
+            hash_blocks_of=block_tokens if hashes_blocks else None,
+            max_model_len=length,
+        ),
+        exposition=Exposition(meter, played.engine, names[0], settings.load_factor, cache),
+        models=names,
+        created=int(time.time()),
+        version=source.meta.vllm_version or f"specdecode-replay-{__version__}",
+        api_keys=settings.api_keys,
+        fail_share=settings.fail_share,
+        random=Random(wanted.seed),  # noqa: S311  not for secrets
+    )
+    return Assembled(application(service), played, recorder)
 
 
 def http_server(app: ASGIApp, *, drain_timeout_s: int, most_connections: int = MOST_CONNECTIONS) -> uvicorn.Server:
@@ -399,39 +408,6 @@ def http_server(app: ASGIApp, *, drain_timeout_s: int, most_connections: int = M
             proxy_headers=False,
             timeout_graceful_shutdown=drain_timeout_s,
         )
-    )
-
-
-def _service(
-    settings: ServeSettings, source: Source, clock: Clock, engine: ServedEngine, recorder: CaptureRecorder | None
-) -> Service:
-    meta, wanted, model = source.meta, settings.source, source.model
-    names = settings.served_model_names or (meta.model or "replay",)
-    meter = Meter(clock, source.num_speculative_tokens, recorder, wanted.time_scale)
-    block_tokens = meta.block_size or BLOCK_TOKENS
-    length = wanted.max_model_len
-    if length is None and wanted.mode is Mode.MODELLED and model is not None:
-        length = model.origin.limits.max_model_len
-    return Service(
-        engines=Engines(
-            engine=engine,
-            meter=meter,
-            hash_blocks_of=block_tokens if model is not None or wanted.matching is Matching.PREFIX else None,
-            max_model_len=length,
-        ),
-        exposition=Exposition(
-            meter,
-            engine,
-            names[0],
-            settings.load_factor,
-            _cache_config(wanted.kv_cache_tokens or source.kv_cache_tokens, block_tokens, length),
-        ),
-        models=names,
-        created=int(time.time()),
-        version=meta.vllm_version or f"specdecode-replay-{__version__}",
-        api_keys=settings.api_keys,
-        fail_share=settings.fail_share,
-        random=Random(wanted.seed),  # noqa: S311  not for secrets
     )
 
 

@@ -217,13 +217,23 @@ policy:
   maxRestartsPerDay: 2
   acceptanceRule: Below40Percent
 """,
+    "variables from elsewhere": """
+target: {model: org/target}
+engine:
+  env:
+  - {name: A, valueFrom: {secretKeyRef: {name: proxy, key: url, optional: true}}}
+  - {name: B, valueFrom: {configMapKeyRef: {name: settings, key: level}}}
+  - {name: C, valueFrom: {fieldRef: {fieldPath: "metadata.labels['team']", apiVersion: v1}}}
+  - {name: D, valueFrom: {resourceFieldRef: {resource: limits.memory, containerName: engine, divisor: 1Mi}}}
+  - {name: E, value: "", valueFrom: {fieldRef: {fieldPath: status.podIP}}}
+""",
     "captured by the clock, as usual": """
 target: {model: org/target}
 captures: [{name: nightly, schedule: 0 3 * * *}]
 """,
     "captured by the clock, into a claim that is there": """
 target: {model: org/target}
-captures: [{name: nightly, schedule: 0 3 * * *, template: {storage: {existingClaim: mine}}}]
+captures: [{name: nightly, schedule: 0 3 * * *, template: {storage: {persistentVolumeClaim: {claimName: mine}}}}]
 """,
     "captured by the clock": """
 target: {model: org/target}

@@ -352,6 +352,37 @@ BAD = {
     "variable twice": Bad(
         "engine: {env: [{name: A, value: one}, {name: A, value: two}]}", "spec.engine.env[1]", "Duplicate"
     ),
+    "variable with a value and a source": Bad(
+        "engine: {env: [{name: A, value: one, valueFrom: {fieldRef: {fieldPath: status.podIP}}}]}",
+        "spec.engine.env[0].valueFrom",
+        "the variable A also has a value: remove one of them",
+    ),
+    "variable with two sources": Bad(
+        "engine: {env: [{name: A, valueFrom:"
+        " {fieldRef: {fieldPath: status.podIP}, secretKeyRef: {name: one, key: two}}}]}",
+        "spec.engine.env[0].valueFrom.secretKeyRef",
+        "a variable has one source: set exactly one of",
+    ),
+    "variable without a source": Bad(
+        "engine: {env: [{name: A, valueFrom: {}}]}",
+        "spec.engine.env[0].valueFrom.secretKeyRef",
+        "a variable has one source: set exactly one of",
+    ),
+    "variable with a field that pods do not offer": Bad(
+        "engine: {env: [{name: A, valueFrom: {fieldRef: {fieldPath: status.phase}}}]}",
+        "spec.engine.env[0].valueFrom.fieldRef.fieldPath",
+        "should match",
+    ),
+    "variable with an unknown resource": Bad(
+        "engine: {env: [{name: A, valueFrom: {resourceFieldRef: {resource: limits.gpu}}}]}",
+        "spec.engine.env[0].valueFrom.resourceFieldRef.resource",
+        "should match",
+    ),
+    "variable with another divisor": Bad(
+        "engine: {env: [{name: A, valueFrom: {resourceFieldRef: {resource: limits.memory, divisor: 2Mi}}}]}",
+        "spec.engine.env[0].valueFrom.resourceFieldRef.divisor",
+        "should match",
+    ),
     "variable with a blank": Bad("engine: {env: [{name: 'A B'}]}", "spec.engine.env[0].name", "should match"),
     **REPLAYS,
     # Captures by the clock
@@ -366,9 +397,9 @@ BAD = {
     ),
     "retention of a claim that is given": Bad(
         "captures: [{name: nightly, schedule: 0 3 * * *, retention: {count: 3},"
-        " template: {storage: {existingClaim: mine}}}]",
+        " template: {storage: {persistentVolumeClaim: {claimName: mine}}}}]",
         "spec.captures[0].retention",
-        "template.storage.existingClaim mine is not: remove one of them",
+        "names the existing claim mine: remove one of them",
     ),
     "queue of another form": Bad(
         "captures: [{name: nightly, schedule: 0 3 * * *, queue: {name: team/gpus}}]",
@@ -391,17 +422,22 @@ BAD = {
     "old name of products": Bad(
         "accelerator: {product: [NVIDIA-H200]}",
         "spec.accelerator.product",
-        "was renamed to spec.accelerator.products: keep the list as it is",
+        "was renamed to products: keep the list as it is",
     ),
     "old name of gpuMemoryUtilizationPercent": Bad(
         "serving: {memoryUtilizationPercent: 90}",
         "spec.serving.memoryUtilizationPercent",
-        "was renamed to spec.serving.gpuMemoryUtilizationPercent: keep the number as it is",
+        "was renamed to gpuMemoryUtilizationPercent: keep the number as it is",
     ),
     "old name of ignorePlan": Bad(
         "override: {planning: Ignore, reason: measured}",
         "spec.override.planning",
-        "was renamed to spec.override.ignorePlan: replace Ignore with true",
+        "was renamed to ignorePlan: replace Ignore with true",
+    ),
+    "old name of persistentVolumeClaim": Bad(
+        "captures: [{name: nightly, schedule: 0 3 * * *, template: {storage: {existingClaim: mine}}}]",
+        "spec.captures[0].template.storage.existingClaim",
+        "was renamed to persistentVolumeClaim: write the name into persistentVolumeClaim.claimName",
     ),
     "override without a reason": Bad("override: {ignorePlan: true}", "spec.override.reason", "Required"),
 }

@@ -28,7 +28,7 @@ GOOD = {
     "minimal": "{}",
     "suspends": "{deploymentDuringCapture: Suspend, seed: 7, record: {tokenIds: true, stepStats: false}}",
     "against a golden one": "against: {capture: golden, maxLossPercent: {goodput: 3, stepTime: 10}}",
-    "given claim": "storage: {existingClaim: mine, retain: false}",
+    "given claim": "storage: {persistentVolumeClaim: {claimName: mine}, retain: false}",
     "own claim": "storage: {size: 100Gi, storageClassName: fast}",
     "synthetic": "workload: {prompts: {synthetic: {promptTokens: 4096, sharedPrefixTokens: 4096, outputTokens: 64}}}",
     "GSM8K": "workload: {prompts: {dataset: {persistentVolumeClaim: {claimName: gsm8k}, path: gsm8k, format: GSM8K}}}",
@@ -211,7 +211,11 @@ BAD = {
         "spec.workload.phases",
         "raise it, or lower that",
     ),
-    "a claim twice": ("storage: {existingClaim: mine, size: 1Gi}", "spec.storage.existingClaim", "remove it"),
+    "a claim twice": (
+        "storage: {persistentVolumeClaim: {claimName: mine}, size: 1Gi}",
+        "spec.storage.persistentVolumeClaim",
+        "remove it",
+    ),
     "no size": ("storage: {size: much}", "spec.storage.size", "should match"),
     "two arms of one name": (f"arms: [{OFF}, {OFF}]", "spec.arms", "two arms have one name: rename one"),
     "an arm that is no folder": ("arms: [{name: ../a}]", "spec.arms[0].name", "should match"),
@@ -303,7 +307,7 @@ IMMUTABLE = {
     "seed": {"seed": 1},
     "record": {"record": {"tokenIds": True}},
     "size": {"storage": {"size": "30Gi"}},
-    "existingClaim": {"storage": {"existingClaim": "mine"}},
+    "persistentVolumeClaim": {"storage": {"persistentVolumeClaim": {"claimName": "mine"}}},
     "deadlineSeconds": {"deadlineSeconds": 60},
     "backoffLimit": {"backoffLimit": 1},
     "arms": {"arms": [{"name": "as-deployed"}]},
@@ -341,5 +345,5 @@ def test_kubectl_get_tells_how_far_it_is(kubectl: Kubectl) -> None:
     }
     kubectl.must("patch", "sdc", "demo", "--subresource=status", "--type=merge", f"--patch={json.dumps(status)}")
     header, row = kubectl.must("get", "sdc").splitlines()
-    assert header.split() == ["NAME", "PHASE", "DEPLOYMENT", "REQUESTS", "ACCEPTANCE", "VERDICT", "AGE"]
+    assert header.split() == ["NAME", "STATUS", "DEPLOYMENT", "REQUESTS", "ACCEPTANCE", "VERDICT", "AGE"]
     assert row.split()[:6] == ["demo", "Succeeded", "llama", "8", "71%", "DoesNotPay"]

@@ -98,20 +98,15 @@ def test_get_prints_what_a_person_asks_first(kubectl: Kubectl) -> None:
     kubectl.write(sdd(LLAMA))
     kubectl.patch_status("good", status())
     header, row = kubectl("get", "sdd").stdout.splitlines()
-    assert header.split() == ["NAME", "READY", "PLAN", "METHOD", "K", "TP", "ACCEPTANCE", "AGE"]
-    assert row.split()[:8] == ["good", "True", "Fits", "draft_model", "5", "2", "was", "71%"]
+    assert header.split() == ["NAME", "READY", "STATUS", "MODEL", "METHOD", "K", "ACCEPTANCE", "AGE"]
+    model = "meta-llama/Llama-3.1-70B-Instruct"
+    assert row.split()[:8] == ["good", "1/2", "AllReplicasServe", model, "draft_model", "5", "was", "71%"]
     header, row = kubectl("get", "sdd", "-o", "wide").stdout.splitlines()
-    assert header.split()[8:] == ["REASON", "STALE", "PRECISION", "PRODUCT", "TOKENS", "TARGET", "DRAFT"]
-    reason, stale, *rest = row.split()[9:]
+    assert header.split()[8:] == ["PLAN", "TP", "STALE", "PRECISION", "PRODUCT", "TOKENS", "DRAFT"]
+    plan, tensor, stale, *rest = row.split()[9:]
     assert re.fullmatch(r"[0-9]+[a-z].*", stale), row
-    assert [reason, *rest] == [
-        "AllReplicasServe",
-        "BF16",
-        "NVIDIA-H200",
-        "238896",
-        "meta-llama/Llama-3.1-70B-Instruct",
-        "meta-llama/Llama-3.1-8B-Instruct",
-    ]
+    draft = "meta-llama/Llama-3.1-8B-Instruct"
+    assert [plan, tensor, *rest] == ["Fits", "2", "BF16", "NVIDIA-H200", "238896", draft]
 
 
 @pytest.mark.parametrize("kind", ["specdecodedeployment", "sdd", "specdecode", "all"])
@@ -229,6 +224,7 @@ def status() -> dict[str, Any]:
                 ],
             },
             "kept": [{"entry": "good-last-good/workload", "sha256": "0" * 64}],
+            "ready": "1/2",
             "replicas": 1,
             "readyReplicas": 1,
             "selector": "specdecode.io/deployment=good",

@@ -375,7 +375,7 @@ def test_a_capture_waits_for_its_deployment(kubectl: Kubectl) -> None:
 
 def test_a_claim_that_is_given_is_waited_for(kubectl: Kubectl) -> None:
     serve(kubectl)
-    capture(kubectl, storage={"existingClaim": "mine"})
+    capture(kubectl, storage={"persistentVolumeClaim": {"claimName": "mine"}})
     assert "mine" in ready(kubectl, "ClaimNotFound")
     make_claim(kubectl, "mine")
     ready(kubectl, "WaitingForGPUs")

@@ -195,7 +195,7 @@ def test_engines_behind_a_gate_roll_out_only_if_they_are_judged_as_good(
     wait_for(kubectl, "tiny", "Ready", "GoldenNotReady")
     assert wanted_hash(kubectl) == good, "without a golden capture nothing rolls out"
     # Its captures wait for that claim, so that nobody writes into the status that the test writes.
-    capture(kubectl, "golden", seed=7, storage={"existingClaim": "files"})
+    capture(kubectl, "golden", seed=7, storage={"persistentVolumeClaim": {"claimName": "files"}})
     end_capture(kubectl, looked_at(kubectl, "golden"))
     wait_for(kubectl, "tiny", "Ready", "GateCapturing")
     worse = looked_at(kubectl, "tiny-gate-")
@@ -205,7 +205,8 @@ def test_engines_behind_a_gate_roll_out_only_if_they_are_judged_as_good(
     body = wait_for_all(kubectl, "tiny", Ready=("False", "GateFailed"), Stalled="True", Available="True")
     assert "goodput 90 after 100 tokens/s" in current(body, "Ready")[2]
     spec = kubectl.object("sdc", worse)["spec"]
-    assert (spec["seed"], spec["against"]["capture"], spec["storage"]["existingClaim"]) == (7, "golden", "files")
+    assert (spec["seed"], spec["against"]["capture"]) == (7, "golden")
+    assert spec["storage"]["persistentVolumeClaim"] == {"claimName": "files"}
     assert wanted_hash(kubectl) == good, "what is worse never rolls out"
     assert sorted(names(kubectl)) == ["golden", worse], "and is not judged again"
 

@@ -105,7 +105,7 @@ def test_what_is_expected_is_done_and_nothing_more(
     kubectl.must("patch", "sdd", "tiny", "--type=merge", f"--patch={speculation}")
     until(kubectl, engines, lambda: speculates(kubectl) and serves(kubectl), "what a person writes is in force")
     eventually(lambda: "speculation" not in status(kubectl), "the status tells of no other speculation")
-    wait_for(kubectl, "tiny", "BestInForce", "EvidenceOutdated")
+    wait_for(kubectl, "tiny", "SpeculationEffective", "EvidenceOutdated")
 
 
 def until(kubectl: Kubectl, engines: Engines, reached: Callable[[], bool], what: str) -> None:

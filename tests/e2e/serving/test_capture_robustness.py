@@ -256,7 +256,7 @@ def restarts(kubectl: BaseKubectl, selector: str) -> list[int]:
 
 def test_a_volume_that_is_too_small(kubectl: Kubectl, small_volume: Callable[[str, int], str]) -> None:
     small_volume("small", 8)
-    begin(kubectl, "small", SHORT, storage={"existingClaim": "small"})
+    begin(kubectl, "small", SHORT, storage={"persistentVolumeClaim": {"claimName": "small"}})
     status, reason, message = ended(kubectl, "small")
     assert (status, reason) == ("False", "VolumeTooSmall")
     assert "has 8 MiB free" in message
@@ -270,7 +270,13 @@ def test_a_volume_that_runs_full(cluster: Cluster, kubectl: Kubectl, small_volum
     system = kubectl.within(NAMESPACE)
     restarted_before = restarts(system, f"app.kubernetes.io/name={OPERATOR}")
     path = small_volume("full", 64)
-    begin(kubectl, "full", LONG, storage={"existingClaim": "full"}, deploymentDuringCapture="Suspend")
+    begin(
+        kubectl,
+        "full",
+        LONG,
+        storage={"persistentVolumeClaim": {"claimName": "full"}},
+        deploymentDuringCapture="Suspend",
+    )
     wait_for(kubectl, "full", "Accepted", "Valid", kind="sdc")
     kubectl.must("patch", "sdd", "tiny", "--type=merge", '--patch={"spec":{"suspend":false}}')
     _, places = under_load(cluster, kubectl, "full")

@@ -114,9 +114,9 @@ class TestServing:
 
     def test_kubectl_get_tells_a_newcomer_what_is_going_on(self, kubectl: Kubectl) -> None:
         header, row = kubectl.must("get", "sdd").splitlines()
-        assert header.split() == ["NAME", "READY", "PLAN", "METHOD", "K", "TP", "ACCEPTANCE", "AGE"]
-        name, ready, plan, method, k, tp, *_ = row.split()
-        assert (name, ready, plan, method, k, tp) == ("tiny", "True", "Fits", "draft_model", "3", "1")
+        assert header.split() == ["NAME", "READY", "STATUS", "MODEL", "METHOD", "K", "ACCEPTANCE", "AGE"]
+        name, ready, reason, _, method, k, *_ = row.split()
+        assert (name, ready, reason, method, k) == ("tiny", "1/1", "Serving", "draft_model", "3")
 
     def test_a_killed_operator_changes_nothing(self, kubectl: Kubectl) -> None:
         before = [pod["metadata"]["uid"] for pod in engine_pods(kubectl)]

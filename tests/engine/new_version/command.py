@@ -10,7 +10,7 @@ source and the output of the tests are left in a folder of the cache, which is n
 
 import argparse
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -30,6 +30,7 @@ from tests.engine.new_version.citations import citations
 from tests.engine.new_version.page import Findings, diffs, page
 from tests.engine.new_version.sources import compare
 from tests.engine.oracle_process import Oracle
+from tests.support.engine_settings import replace
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ EDITS: dict[str, Body] = {
     "configmaps": {"data": {"plan.json": "{}", "other": "text"}},
     "poddisruptionbudgets": {"spec": {"maxUnavailable": None, "minAvailable": 2}},
 }
-_OF_HISTORY = ("DriftContested",)
+_OF_HISTORY = ("ChildrenInSync",)
 """Conditions that tell what was, and are no part of where all must end."""
 
 _WAITS = "WaitingForDeployment"

@@ -2,65 +2,82 @@
 
 import pytest
 
-from specdecode_operator.api.crds import deployment_crd
+from specdecode_operator.api.capture import SpecDecodeCaptureSpec
+from specdecode_operator.api.crds import capture_crd, deployment_crd
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.renamed_fields import RENAMED, RenamedField
-from specdecode_operator.api.spec_problems import admitted_spec
+from specdecode_operator.api.spec_problems import admitted_spec, parsed_spec
 from specdecode_operator.problems import InvalidSpecError
 from tests.support.golden import ROOT
 from tests.support.objects import Body, pair_70b
 
-CASES = pytest.mark.parametrize("renamed", RENAMED, ids=lambda each: each.old)
+CASES = pytest.mark.parametrize(
+    ("renamed", "place"),
+    [pytest.param(each, place, id=f"{place}.{each.name}") for each in RENAMED for place in each.places],
+)
 VALUES = {"array": ["NVIDIA-H200"], "integer": 90, "string": "Ignore"}
 
 
-def parent_schema(renamed: RenamedField) -> Body:
+def is_of_captures(place: str) -> bool:
+    """Whether the object is in a SpecDecodeCapture."""
+    return place == "spec.storage"
+
+
+def parent_schema(place: str) -> Body:
     """Return the schema of the object that had the field."""
-    (version,) = deployment_crd()["spec"]["versions"]
+    (version,) = (capture_crd() if is_of_captures(place) else deployment_crd())["spec"]["versions"]
     found: Body = version["schema"]["openAPIV3Schema"]
-    for part in renamed.old.split(".")[:-1]:
-        found = found["properties"][part]
+    for part in place.split("."):
+        found = found["properties"][part.removesuffix("[]")]
+        found = found["items"] if part.endswith("[]") else found
     return found
 
 
 @CASES
-def test_the_crd_declares_the_old_name_and_rejects_it(renamed: RenamedField) -> None:
+def test_the_crd_declares_the_old_name_and_rejects_it(renamed: RenamedField, place: str) -> None:
     """The API server would drop a field that is not declared, without an error."""
-    schema = parent_schema(renamed)
+    schema = parent_schema(place)
     assert schema["properties"][renamed.name]["description"] == f"Rejected: renamed to {renamed.new}."
-    (rule,) = (each for each in schema["x-kubernetes-validations"] if each["fieldPath"] == f".{renamed.name}")
-    assert rule["rule"] == f"!has(self.{renamed.name})"
-    assert rule["message"] == f"was renamed to {renamed.new}: {renamed.hint}"
+    rules = [each for each in schema["x-kubernetes-validations"] if each["fieldPath"] == f".{renamed.name}"]
+    assert [each["rule"] for each in rules] == [f"!has(self.{renamed.name})"]
+    assert [each["message"] for each in rules] == [f"was renamed to {renamed.new}: {renamed.hint}"]
 
 
 @CASES
-def test_both_names_are_in_the_model_that_has_the_field(renamed: RenamedField) -> None:
+def test_both_names_are_in_the_model_that_has_the_field(renamed: RenamedField, place: str) -> None:
     aliases = {info.alias for info in renamed.owner.model_fields.values()}
-    assert renamed.new.rpartition(".")[2] in aliases
+    assert renamed.new in aliases
     assert renamed.name not in aliases
-    assert renamed.old.rpartition(".")[0] == renamed.new.rpartition(".")[0]
-    assert renamed.new.rpartition(".")[2] in parent_schema(renamed)["properties"]
+    assert renamed.new in parent_schema(place)["properties"]
 
 
 @CASES
-def test_lint_and_plan_name_the_new_field(renamed: RenamedField) -> None:
-    spec = pair_70b()
-    place: Body = {"spec": spec}
-    for part in renamed.old.split(".")[:-1]:
-        place = place.setdefault(part, {})
+def test_lint_and_plan_name_the_new_field(renamed: RenamedField, place: str) -> None:
+    kind = SpecDecodeCaptureSpec if is_of_captures(place) else SpecDecodeDeploymentSpec
+    spec: Body = {"deployment": "llama"} if is_of_captures(place) else pair_70b()
+    parent: Body = {"spec": spec}
+    for part in place.split("."):
+        if part.endswith("[]"):
+            parent = parent.setdefault(part.removesuffix("[]"), [{"name": "nightly", "schedule": "0 3 * * *"}])[0]
+        else:
+            parent = parent.setdefault(part, {})
     if renamed.owner.__name__ == "Override":
-        place["reason"] = "measured"
-    place[renamed.name] = VALUES[renamed.schema["type"]]
+        parent["reason"] = "measured"
+    parent[renamed.name] = VALUES[renamed.schema["type"]]
     with pytest.raises(InvalidSpecError) as rejected:
-        admitted_spec(spec)
-    assert [(each.field, each.message) for each in rejected.value.problems] == [(renamed.old, renamed.message)]
+        parsed_spec(kind, spec)
+    where = place.replace("[]", "[0]")
+    assert [(each.field, each.message) for each in rejected.value.problems] == [
+        (f"{where}.{renamed.name}", renamed.message)
+    ]
 
 
 @CASES
-def test_the_reference_lists_an_old_name_only_as_renamed(renamed: RenamedField) -> None:
-    text = (ROOT / "docs/reference/deployment-fields.md").read_text()
-    assert f"| `{renamed.old}` | `{renamed.new}` | {renamed.hint} |" in text
-    assert text.count(renamed.old + "`") == 1
+def test_the_reference_lists_an_old_name_only_as_renamed(renamed: RenamedField, place: str) -> None:
+    kind = "capture" if is_of_captures(place) else "deployment"
+    text = (ROOT / f"docs/reference/{kind}-fields.md").read_text()
+    assert f"| `{place}.{renamed.name}` | `{place}.{renamed.new}` | {renamed.hint} |" in text
+    assert text.count(f"{place}.{renamed.name}`") == 1
     assert f"\n| `{renamed.name}` |" not in text.partition("## status")[0]
 
 

@@ -97,7 +97,7 @@ def test_what_served_last_stays_attested_after_any_number_of_attempts_that_faile
         kept = entries(attest(body, KEY, Seen(kept, [], []), last_good=LastGood.of(first.workload)))
         outcome = decide(body, nodes=(H200_NODE,))[0].outcome
         assert isinstance(outcome, Launch)
-        failure = Failure(attempt_of(outcome.facts.spec, outcome.plan), "OutOfMemory", "too much")
+        failure = Failure(attempt_of(outcome.facts.spec, outcome.plan.chosen), "OutOfMemory", "too much")
         back = attest(body, KEY, Seen(kept, [], []), last_good=LastGood.of(first.workload, failure))
         kept = entries(back)
         assert name in kept

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.cli.command_groups import TRACEBACK, Ending, run_to_its_end
+from specdecode_operator.cli.main import TRACEBACK, Ending, run_to_its_end
 
 SPECDECODE = (sys.executable, "-m", "specdecode_operator")
 EXAMPLE = "examples/llama-8b-ngram.yaml"

@@ -7,11 +7,17 @@ from typing import Any
 
 import pytest
 
+from specdecode_operator.sizing.estimate import _KEY_OF as KEY_OF
+from specdecode_operator.sizing.estimate_fields import CASE_SPELLINGS, SPECULATIVE_REMARKS, SPECULATIVE_SPELLINGS
+from specdecode_operator.vllm.arguments import ARGUMENTS
+from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, find_profile
+from specdecode_operator.vllm.speculative_config import SPECULATIVE_KEYS
 from tests.unit.cli.conftest import Specdecode
 
 Estimate = Callable[..., list[dict[str, Any]]]
 
 TEXT, IMAGES = "meta-llama/Llama-3.1-8B-Instruct", "google/gemma-3-4b-it"
+NEWEST = find_profile(KNOWN_VERSIONS[-1])
 STATES = "Qwen/Qwen3-Next-80B-A3B-Instruct"
 
 
@@ -143,3 +149,23 @@ def test_settings_that_no_engine_takes_are_one_error(estimate: Estimate, asked: 
 def test_settings_that_an_engine_takes_are_sized(estimate: Estimate, model: str, asked: dict[str, Any]) -> None:
     (result,) = estimate(model, asked)
     assert result["error"] is None
+
+
+OUR_KEYS = {"id", "vllm_version", "gpu", "gpu_total_gib", "model_config", "min_concurrency", "available_kv_gib"}
+SHORT_KEYS = {"speculative": "speculative_config"}
+LOGGED_KEYS = {"max_seq_len", "model_tag", "warm_compile_cache"}
+
+
+def test_other_keys_of_a_case_are_flags_of_vllm() -> None:
+    flags = {name.removeprefix("--").lstrip("-").replace("-", "_") for name in NEWEST.flags}
+    keys = {SHORT_KEYS.get(key, key) for key in CASE_SPELLINGS} - OUR_KEYS - LOGGED_KEYS
+    assert keys <= flags
+    assert {*SPECULATIVE_SPELLINGS, *SPECULATIVE_REMARKS} - {"model_config", "draft_layers"} <= NEWEST.speculative_keys
+
+
+def test_an_error_about_a_field_names_the_key_that_the_field_becomes() -> None:
+    becomes = {(f"spec.{field}", key) for field, key in KEY_OF.items()}
+    keys = {(row.field, f"speculative.{row.key}") for row in SPECULATIVE_KEYS}
+    flags = {(row.field, CASE_SPELLINGS.get(row.flag.removeprefix("--").replace("-", "_"))) for row in ARGUMENTS}
+    written = {row.field for row in (*ARGUMENTS, *SPECULATIVE_KEYS)}
+    assert {each for each in becomes if each[0] in written} <= keys | flags

@@ -253,7 +253,11 @@ def test_strict_means_warnings_for_both_commands(specdecode: Specdecode, write: 
     ("spec", "rule", "field"),
     [
         ({"seeds": 1}, "Invalid", "spec.seeds"),
-        ({"storage": {"existingClaim": "x", "size": "1Gi"}}, "Invalid", "spec.storage.existingClaim"),
+        (
+            {"storage": {"persistentVolumeClaim": {"claimName": "x"}, "size": "1Gi"}},
+            "Invalid",
+            "spec.storage.persistentVolumeClaim",
+        ),
         ({"deadlineSeconds": 60, "workload": None}, "Invalid", "spec.workload"),
         # Rules of the API server, between fields of the whole.
         ({"arms": [{"name": "one"}, {"name": "other"}], "repetitions": 1}, "Invalid", "spec.repetitions"),

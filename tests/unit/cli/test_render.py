@@ -187,7 +187,7 @@ def test_an_arm_that_cannot_be_started_ends_as_a_deployment_of_it_would(
     [
         (None, "known-in-the-cluster", ""),
         ({}, "golden-capture", ""),
-        ({"storage": {"existingClaim": "shared"}}, "shared", ""),
+        ({"storage": {"persistentVolumeClaim": {"claimName": "shared"}}}, "shared", ""),
         ({"seed": 7}, "", "spec.against.capture: golden: its seed is 7, not 0: take another golden capture"),
     ],
     ids=["in the cluster", "in the files", "on a claim", "another seed"],

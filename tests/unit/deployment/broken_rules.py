@@ -1,10 +1,10 @@
 """Specs and settings that break each rule of docs/reference/launch.md, with words of the message."""
 
 import json
-from dataclasses import replace
 from typing import Any
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
+from specdecode_operator.api.speculation import Draft, Ngram
 from specdecode_operator.deployment.validation import valid_facts
 from specdecode_operator.enums import CudagraphMode, DraftHeadQuantization, DraftSampling, Method, RejectionSampling
 from specdecode_operator.problems import InvalidSpecError, Problem
@@ -13,13 +13,14 @@ from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, find_profile
 from specdecode_operator.vllm.serving_rules import serving_problems
 from specdecode_operator.vllm.settings import EngineSettings, ScheduleRange, SpeculationSettings
 from specdecode_operator.vllm.speculation_rules import speculation_problems
+from tests.support.engine_settings import replace, speculating_with
 from tests.support.objects import Body, pair_70b, tiny_cpu
 from tests.unit.vllm.engine_cases import CPU, DRAFT_MODEL, NGRAM, PLAIN
 
 LARGE, SMALL = "meta-llama/Llama-3.1-70B-Instruct", "meta-llama/Llama-3.1-8B-Instruct"
 QWEN, QWEN_HEAD, LONG = "Qwen/Qwen3-8B", "AngelSlim/Qwen3-8B_eagle3", {"maxModelLen": 8192}
 VL, OLD = "Qwen/Qwen3-VL-2B-Instruct", {"version": "0.29"}
-HEAD, MTP = SpeculationSettings(Method.EAGLE3, 3, draft_model="/models/head"), SpeculationSettings(Method.MTP, 1)
+HEAD, MTP = speculating_with(Method.EAGLE3, 3, draft_model="/models/head"), speculating_with(Method.MTP, 1)
 
 
 def drafting(method: str, target: str, draft: str | None = None, k: int = 3, **more: Any) -> Body:
@@ -175,8 +176,12 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
     "the target's vocabulary size, or `useHeterogeneousVocab`": [
         (drafting("draft_model", QWEN, "meta-llama/Llama-3.1-8B-Instruct"), "vocabulary")
     ],
-    "not above the target's": [(speculating(replace(DRAFT_MODEL, draft_max_model_len=8193)), "above the target's")],
-    "not above `promptLookupMax`": [(speculating(replace(NGRAM, prompt_lookup_min=5)), "promptLookupMax")],
+    "not above the target's": [
+        (speculating(replace(DRAFT_MODEL, draft=Draft(model="org/draft", max_model_len=8193))), "above the target's")
+    ],
+    "not above `promptLookupMax`": [
+        (speculating(replace(NGRAM, ngram=Ngram(prompt_lookup_min=5, prompt_lookup_max=4))), "promptLookupMax")
+    ],
     "at least 1": [(speculating(replace(NGRAM, num_speculative_tokens=0)), "at least 1")],
     "not below `maxNumSeqs`": [(replace(PLAIN, max_num_batched_tokens=8), "at least serving.maxNumSeqs")],
     "no `--async-scheduling` with ngram, suffix and medusa on model runner V1, nor with ngram up to 0.32, nor on V1"
@@ -232,7 +237,7 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
     ],
     "eagle or mtp, on model runner V2, from 0.33 on; not with `dtype: float32`": [
         (
-            speculating(replace(NGRAM, draft_head_quantization=DraftHeadQuantization.FP8)),
+            speculating(replace(NGRAM, draft_lm_head_quantization=DraftHeadQuantization.FP8)),
             "no copy of the target's output head",
         )
     ],

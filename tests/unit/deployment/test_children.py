@@ -59,6 +59,50 @@ def test_command_lines_reach_the_containers_literally(text: str) -> None:
     assert f"--chat-template={text}" in engine
 
 
+def test_variables_with_a_source_are_rendered_as_they_are() -> None:
+    sources: list[dict[str, Any]] = [
+        {"secretKeyRef": {"name": "proxy", "key": "url", "optional": True}},
+        {"configMapKeyRef": {"name": "settings", "key": "level"}},
+        {"fieldRef": {"fieldPath": "status.podIP"}},
+        {"resourceFieldRef": {"resource": "limits.memory", "containerName": "engine", "divisor": "1Mi"}},
+    ]
+    given = [{"name": f"V{index}", "valueFrom": source} for index, source in enumerate(sources)]
+    # The operator sets HOME, too.
+    given.append({"name": "HOME", "valueFrom": sources[1]})
+    spec = tiny_cpu(engine={"image": "i:1", "env": given})
+    rendered = [
+        each for each in pod_spec(spec)["containers"][0]["env"] if each["name"] in {"HOME", "V0", "V1", "V2", "V3"}
+    ]
+    assert rendered == sorted(given, key=lambda each: each["name"])
+
+
+def test_downloads_get_the_proxy_from_the_same_source() -> None:
+    proxy = {"name": "HTTPS_PROXY", "valueFrom": {"secretKeyRef": {"name": "proxy", "key": "url"}}}
+    pod = pod_spec(pair_70b(engine={"env": [proxy]}))
+    assert all(proxy in container["env"] for container in pod["initContainers"])
+
+
+def test_a_source_of_a_variable_tells_compiled_folders_apart() -> None:
+    def folder(key: str) -> str:
+        variable = {"name": "LEVEL", "valueFrom": {"configMapKeyRef": {"name": "settings", "key": key}}}
+        models = {**tiny_cpu()["models"], "cache": {"persistentVolumeClaim": {"claimName": "cache"}}}
+        engine = {"image": "i:1", "env": [variable]}
+        mounts = pod_spec(tiny_cpu(models=models, engine=engine))["containers"][0]["volumeMounts"]
+        return next(each["subPath"] for each in mounts if each["mountPath"] == "/compiled")
+
+    assert folder("one") == folder("one") != folder("two")
+
+
+def test_a_log_level_from_elsewhere_counts_as_the_default() -> None:
+    def logging(*env: dict[str, Any]) -> Any:
+        annotations = render(tiny_cpu(engine={"image": "i:1", "env": list(env)}))["Deployment"]["spec"]["template"]
+        return annotations["metadata"]["annotations"]["specdecode.io/engine-logging"]
+
+    source = {"configMapKeyRef": {"name": "settings", "key": "level"}}
+    assert logging({"name": "VLLM_LOGGING_LEVEL", "valueFrom": source}) == logging()
+    assert logging({"name": "VLLM_LOGGING_LEVEL", "value": "DEBUG"}) != logging()
+
+
 def test_the_api_key_comes_by_reference() -> None:
     spec = tiny_cpu()
     spec["serving"]["apiKeySecret"] = {"name": "clients", "key": "key"}

@@ -147,7 +147,7 @@ SECRETS = {
         ('secret "certificate" not found', "spec.serving.tlsSecret", "create it"),
         ("couldn't find key tls.crt in Secret team/certificate", "spec.serving.tlsSecret", "add the key"),
         ("couldn't find key token in Secret team/hub", "spec.models.hubTokenSecret", "add the key"),
-        ('secret "p" not found', "spec.podTemplate", "create it"),
+        ('secret "p" not found', "spec.engine.env or spec.podTemplate", "create it"),
         ('secret "of a volume" not found', "spec.podTemplate", "create it"),
     ],
 )

@@ -1,12 +1,15 @@
 """Compose conditions and figures of the status."""
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
+from specdecode_operator.api.deployment import PolicyAction, PolicyMode, PolicyOutcome, PolicyStatus
 from specdecode_operator.api.deployment_status import SpecDecodeDeploymentStatus
 from specdecode_operator.deployment.conditions import changed_conditions
+from specdecode_operator.deployment.observed.decay import Decay
 from specdecode_operator.deployment.observed.observation import Observation
 from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from specdecode_operator.deployment.status import compose_status
@@ -43,6 +46,30 @@ def test_the_first_status_has_ready_and_observed_generation() -> None:
     assert status.observed_generation == 7
     assert all(condition.observed_generation == 7 for condition in status.conditions)
     assert summary(conditions) == ("Unknown", "Starting", "True", "False")
+
+
+@pytest.mark.parametrize(
+    ("fields", "preempted_by", "ready"),
+    [
+        ({"replicas": 2}, None, "1/2"),
+        ({}, None, "1/1"),
+        ({"replicas": 2, "serving": {"maxModelLen": 10**6}}, None, "1/2"),
+        ({"replicas": 2, "suspend": True}, None, "1/0"),
+        ({"replicas": 0}, None, "1/0"),
+        ({"replicas": 2}, "demo", "1/2"),
+    ],
+    ids=["several", "default", "invalid spec", "suspended", "zero", "lent to a capture"],
+)
+def test_ready_counts_engines_out_of_those_that_the_spec_asks_for(
+    fields: dict[str, Any], preempted_by: str | None, ready: str
+) -> None:
+    owner = parse_deployment(parent(tiny_cpu(**fields)), preempted_by=preempted_by)
+    assert compose_status(owner, desired_state(owner), Observation(SERVING), NOW).ready == ready
+
+
+def test_ready_counts_no_engine_before_the_first_one() -> None:
+    _, status, _ = decide(parent(tiny_cpu(replicas=3)))
+    assert status.ready == "0/3"
 
 
 def test_engines_that_serve_without_traffic_are_ready() -> None:
@@ -173,15 +200,49 @@ def test_a_version_that_nobody_knows_is_told_before_and_while_it_runs() -> None:
     owner = parent(tiny_cpu(engine={"image": "i:1", "version": "0.99"}))
     for seen in (Observation(), Observation(SERVING, [], {"llama-1": reading(version="0.99.1")})):
         _, status, conditions = decide(owner, seen)
-        told = conditions["EngineUntested"]
+        told = conditions["Accepted"]
         assert (told.status, told.reason) == ("True", "NewerThanKnown")
-        assert told.message.startswith(
-            f"spec.engine.version: 0.99: is untested: it is launched and sized as {KNOWN_VERSIONS[-1]}"
+        assert (
+            f"; spec.engine.version: 0.99: is untested: it is launched and sized as {KNOWN_VERSIONS[-1]}"
+            in told.message
         )
-        assert "EngineDiffers" not in conditions
+        assert conditions["SettingsInForce"].reason != "OtherVersion"
     assert status.observed is not None
     assert status.observed.engine_version == "0.99.1"
-    assert "EngineUntested" not in decide(parent(tiny_cpu()), Observation(SERVING))[2]
+    assert decide(parent(tiny_cpu()), Observation(SERVING))[2]["Accepted"].reason == "Valid"
+
+
+def test_a_valid_spec_may_have_two_caveats() -> None:
+    spec = pair_70b(engine={"image": "i:1", "version": "0.99"})
+    spec["speculation"] |= {"rejectionSampling": "fly", "lossy": True}
+    accepted = decide(parent(spec))[2]["Accepted"]
+    assert (accepted.status, accepted.reason) == ("True", "NewerThanKnown")
+    assert "0.99: is untested" in accepted.message
+    assert "outputs differ from those of" in accepted.message
+
+
+def test_a_decline_comes_before_the_word_of_the_policy() -> None:
+    owner = parse_deployment(parent(tiny_cpu()))
+    policy = PolicyStatus(
+        mode=PolicyMode.ADVISE,
+        action=PolicyAction.KEEP,
+        outcome=PolicyOutcome.KEPT,
+        reason="BestMeasured",
+        message="nothing brings more",
+    )
+    declined = Decay(told={"StepsSlower": "a token takes 20 ms"})
+    seen = Observation(SERVING, [], {"llama-1": reading()})
+
+    def effective(observation: Observation, by_policy: PolicyStatus | None) -> tuple[str, str, str] | None:
+        status = compose_status(owner, desired_state(owner), observation, NOW, policy=by_policy)
+        found = [each for each in status.conditions if each.type == "SpeculationEffective"]
+        return (found[0].status, found[0].reason, found[0].message) if found else None
+
+    assert effective(seen, None) is None
+    assert effective(seen, policy) == ("True", "BestMeasured", "nothing brings more")
+    assert effective(replace(seen, decay=declined), None) == ("False", "StepsSlower", "a token takes 20 ms")
+    both = "a token takes 20 ms. By the policy: nothing brings more"
+    assert effective(replace(seen, decay=declined), policy) == ("False", "StepsSlower", both)
 
 
 @pytest.mark.parametrize(
@@ -205,21 +266,38 @@ def test_the_version_that_engines_say_is_shown_and_compared(
     _, status, conditions = decide(owner, Observation(SERVING, [], readings))
     assert status.observed is not None
     assert status.observed.engine_version == observed
-    told = conditions.get("EngineDiffers")
-    assert (told is None) == (differing is None)
-    if told is not None:
-        assert (told.status, told.reason) == ("True", "OtherVersion")
-        assert str(differing) in told.message
+    told = conditions["SettingsInForce"]
+    assert (told.reason == "OtherVersion") == (differing is not None)
+    if differing is not None:
+        assert told.status == "False"
+        assert differing in told.message
+
+
+def test_another_version_is_told_before_the_settings_that_it_changed() -> None:
+    spec = tiny_cpu(engine={"image": "i:1", "version": "0.32"})
+    engine = reading(version="0.31.0", changed_settings=frozenset({"max_model_len"}))
+    told = decide(parent(spec), Observation(SERVING, [], {"llama-1": engine}))[2]["SettingsInForce"]
+    assert (told.status, told.reason) == ("False", "OtherVersion")
+    assert "spec.engine.image). llama-1: " in told.message
+
+
+def test_conditions_of_an_earlier_operator_are_dropped() -> None:
+    known = {"message": "m", "observedGeneration": 1, "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    types = ("EngineDiffers", "EngineUntested", "OutputsDiffer", "Decayed", "DriftContested", "BestInForce")
+    old = [{"type": type_, "status": "True", "reason": "Old", **known} for type_ in types]
+    _, status, conditions = decide(parent(tiny_cpu(), status={"conditions": old}), Observation(SERVING))
+    assert len(conditions) == len(status.conditions)
+    assert not set(types) & set(conditions)
 
 
 def test_who_undoes_repairs_is_told_for_as_long_as_it_does() -> None:
     what = "Deployment llama: spec.template.spec.hostNetwork (written by reloader)"
     _, _, conditions = decide(parent(tiny_cpu()), Observation(SERVING, contested=(what,)))
-    told = conditions["DriftContested"]
-    assert (told.status, told.reason) == ("True", "RepairsUndone")
+    told = conditions["ChildrenInSync"]
+    assert (told.status, told.reason) == ("False", "RepairsUndone")
     assert told.message.startswith(f"{what}: written again after each repair")
     assert "specdecode.io/keep-fields-of" in told.message
-    assert "DriftContested" not in decide(parent(tiny_cpu()), Observation(SERVING))[2]
+    assert "ChildrenInSync" not in decide(parent(tiny_cpu()), Observation(SERVING))[2]
 
 
 PROVEN = {"llama-1": reading(speculation=drafted(100, 213), generation_tokens=313)}
@@ -311,7 +389,9 @@ def test_acceptance_of_checks_that_lose_answers_is_told_apart() -> None:
     assert "rejectionSampling" in active(told)
     assert "rejectionSampling" not in active(exact)
     assert after(exact, lossy, Observation(SERVING, [], IDLE)).acceptance is None
-    (condition,) = (each for each in told.conditions if each.type == "OutputsDiffer")
+    condition, of_exact = (
+        next(each for each in status.conditions if each.type == "Accepted") for status in (told, exact)
+    )
     assert (condition.status, condition.reason) == ("True", "LossyRejectionSampling")
     assert "outputs differ from those of meta-llama/Llama-3.1-70B-Instruct itself" in condition.message
-    assert not [each for each in exact.conditions if each.type == "OutputsDiffer"]
+    assert of_exact.reason == "Valid"

@@ -1,7 +1,6 @@
 """Problems that one object shows by itself: all at once, each with its field, value and fix."""
 
 import re
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,6 +20,7 @@ from specdecode_operator.sizing.families.draft_heads import method_of_head
 from specdecode_operator.sizing.geometry import LatentAttention, ModelGeometry
 from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, find_profile
 from specdecode_operator.vllm.speculation_rules import speculation_problems
+from tests.support.engine_settings import replace
 from tests.support.objects import TINY_CONFIG, pair_70b
 from tests.support.small_models import small
 from tests.unit.deployment.broken_rules import BROKEN

@@ -55,13 +55,10 @@ OTHER_WORDS = {
     *(
         "Cluster",
         "Namespaced",
-        "Decayed",
-        "DriftContested",
+        "ChildrenInSync",
+        "SpeculationEffective",
         "Gate",
         "SettingsInForce",
-        "EngineDiffers",
-        "EngineUntested",
-        "OutputsDiffer",
         "Succeeded",
         "WaitingForGPUs",
         "True",
@@ -71,7 +68,6 @@ OTHER_WORDS = {
         "Event",
         "ModelFacts",  # the kind of facts files
     ),
-    "BestInForce",
     # What validation tells a person of files.
     *("Trace", "UnknownFile"),
     # What Kubernetes says of nodes, pods and Jobs.
@@ -272,3 +268,9 @@ def test_the_reference_says_what_available_is(reason: str, shown: str) -> None:
 def test_every_condition_leads_to_its_reasons(kind: str) -> None:
     told = {row[0].strip("`") for row in table(CONDITIONS[kind], "condition")}
     assert told | SUMMED_UP == set(leading_to_reasons(kind)) - NO_CONDITION
+
+
+def test_a_deployment_has_at_most_twelve_conditions() -> None:
+    named = {condition for conditions in read_conditions(DEPLOYMENT).values() for condition in conditions.split(", ")}
+    types = {each.removeprefix("at times ") for each in named - NO_CONDITION} | SUMMED_UP
+    assert len(types) <= 12, sorted(types)

@@ -8,7 +8,7 @@ import yaml
 from bench.documents.support_matrix import oldest_kubernetes
 from bench.documents.version_table import SERVED_METHODS
 from devcluster.builds.binaries import KUBERNETES, NEWEST, OLDEST, USUAL
-from specdecode_operator.cli.doctor.findings import NEWEST_MINOR, OLDEST_MINOR
+from specdecode_operator.cli.doctor import NEWEST_MINOR, OLDEST_MINOR
 from specdecode_operator.enums import Method
 from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, find_profile
 from tests.engine.engine_versions import SERVED

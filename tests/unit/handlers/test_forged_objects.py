@@ -72,7 +72,7 @@ def attempt(world: World) -> str:
     facts = valid_facts(spec)
     plan = make_plan(facts, (), None)
     assert isinstance(plan, Plan)
-    return attempt_of(facts.spec, plan)
+    return attempt_of(facts.spec, plan.chosen)
 
 
 def forge(world: World) -> None:

@@ -289,13 +289,13 @@ async def start(world: World) -> None:
 
 
 def said(world: World) -> list[Body]:
-    return [each for each in world.object["status"]["conditions"] if each["type"] == "Decayed"]
+    return [each for each in world.object["status"]["conditions"] if each["type"] == "SpeculationEffective"]
 
 
 async def test_what_decays_from_look_to_look_is_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     await start(world)
     await looks(world, monkeypatch, *[0.9] * (LEARNED_WINDOWS + 2), *[0.1] * 15)
-    assert world.said("Decayed")[:2] == ("True", "AcceptanceDecayed")
+    assert world.said("SpeculationEffective")[:2] == ("False", "AcceptanceDecayed")
     assert world.told().count("AcceptanceDecayed") == 1
 
 

@@ -24,7 +24,7 @@ from specdecode_operator.cluster.resources import (
 from specdecode_operator.deployment.observed.observation import Observation
 from specdecode_operator.deployment.parsed_deployment import ParsedDeployment, parse_deployment
 from specdecode_operator.deployment.status import compose_status
-from specdecode_operator.handlers.scheduled_captures import keep_schedules
+from specdecode_operator.handlers.reconcile_deployment import keep_schedules
 from specdecode_operator.handlers.status_writer import Reporter
 from tests.support.decisions import desired_state
 from tests.support.objects import pair_70b, parent

@@ -134,13 +134,13 @@ async def test_without_enforce_nothing_changes_and_it_is_told(shift: Shift, mode
     assert shift.policy["action"] == "TurnOff"
     if mode == "Advise":
         assert shift.done() == [("TurnOff", "Advised")]
-        status, reason, message = shift.world.said("BestInForce")
+        status, reason, message = shift.world.said("SpeculationEffective")
         assert (status, reason) == ("False", "BetterMeasured")
         assert "off brings +20.0% goodput against on" in message
         assert shift.world.told().count("BetterMeasured") == 1
     else:
         assert shift.done() == []
-        assert "BestInForce" not in {each["type"] for each in shift.world.object["status"]["conditions"]}
+        assert "SpeculationEffective" not in {each["type"] for each in shift.world.object["status"]["conditions"]}
 
 
 @pytest.mark.parametrize("paused", [{"paused": True}, {"spec": {"rollout": {"paused": True}}}])

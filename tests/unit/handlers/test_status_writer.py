@@ -18,18 +18,18 @@ from specdecode_operator.problems import OneLine
 
 
 @pytest.mark.parametrize(
-    ("type_", "status", "kind"),
+    ("type_", "status", "reason", "kinds"),
     [
-        ("EngineDiffers", "True", "Warning"),
-        ("Decayed", "True", "Warning"),
-        ("EngineUntested", "True", "Warning"),
-        ("DriftContested", "True", "Warning"),
-        ("OutputsDiffer", "True", "Warning"),
-        ("BudgetAccurate", "True", "Normal"),
-        ("BudgetAccurate", "False", "Warning"),
+        ("ChildrenInSync", "False", "RepairsUndone", ["Warning"]),
+        ("SpeculationEffective", "False", "AcceptanceDecayed", ["Warning"]),
+        ("Accepted", "True", "NewerThanKnown", ["Warning"]),
+        ("Accepted", "True", "LossyRejectionSampling", ["Warning"]),
+        ("Accepted", "True", "Valid", []),
+        ("BudgetAccurate", "True", "AsPromised", ["Normal"]),
+        ("BudgetAccurate", "False", "LessThanPromised", ["Warning"]),
     ],
 )
-def test_what_is_wrong_is_a_warning(type_: str, status: str, kind: str) -> None:
+def test_what_is_wrong_is_a_warning(type_: str, status: str, reason: str, kinds: list[str]) -> None:
     posted: list[dict[str, Any]] = []
 
     async def post(_: str, event: dict[str, Any]) -> None:
@@ -37,9 +37,9 @@ def test_what_is_wrong_is_a_warning(type_: str, status: str, kind: str) -> None:
 
     cluster = cast("Any", SimpleNamespace(post_event=post, clock=ServerTime()))
     reporter = Reporter(cluster, cast("Any", None), Key("team", "a", KIND), "uid")
-    said = stamp([ConditionUpdate(type_, ConditionStatus(status), "Why", "")], [], 1, datetime(2026, 1, 1, tzinfo=UTC))
+    said = stamp([ConditionUpdate(type_, ConditionStatus(status), reason, "")], [], 1, datetime(2026, 1, 1, tzinfo=UTC))
     asyncio.run(reporter.post_changes([], said))
-    assert [event["type"] for event in posted] == [kind]
+    assert [event["type"] for event in posted] == kinds
 
 
 def test_a_list_that_is_empty_is_left_out_whatever_was_in_it_before() -> None:

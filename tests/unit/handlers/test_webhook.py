@@ -161,7 +161,7 @@ CLASSES = StorageClasses({"fast": "WaitForFirstConsumer"})
         ({"storageClassName": "fats"}, "spec.storage.storageClassName: fats: "),
         ({}, "spec.storage.storageClassName: not set: "),
         ({"storageClassName": "fast"}, ""),
-        ({"existingClaim": "mine"}, ""),
+        ({"persistentVolumeClaim": {"claimName": "mine"}}, ""),
     ],
 )
 def test_a_storage_class_that_the_cluster_lacks_is_warned_of(tmp_path: Path, storage: Body, told: str) -> None:

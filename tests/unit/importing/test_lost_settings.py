@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from specdecode_operator.importing.convert import Migration, migrate_workload
-from specdecode_operator.importing.server_arguments import FLAGS, VARIABLES, older_variable
+from specdecode_operator.importing.server_arguments import FLAGS, VARIABLES, older_variable, read_arguments
 from specdecode_operator.importing.sources import read_words
 from specdecode_operator.importing.speculation import OLD_KEYS
 from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, find_profile
@@ -215,6 +215,16 @@ def test_dotted_keys_stand_behind_all_json() -> None:
         *("--speculative-config", config),
     )
     assert migration.body["spec"]["speculation"] == {"method": "ngram", "numSpeculativeTokens": 2}
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [(["-n2"], "--nnodes"), (["-n", "2"], "--nnodes"), (["-t", "2"], "--tensor-parallel-size")],
+)
+def test_a_short_name_takes_its_value_as_for_vllm(words: list[str], name: str) -> None:
+    first, *_, last = read_arguments([*words, "org/model"], find_profile("0.33"))
+    assert (first.name, first.value, first.known) == (name, "2", True)
+    assert (last.name, last.value) == ("", "org/model")
 
 
 @pytest.mark.parametrize("spelling", ["--no-enable-expert-parallel", "--disable-expert-parallel", "--disable-expert"])

@@ -98,7 +98,6 @@ TEMPLATE = optional(
                     "name": "engine",
                     "resources": {"requests": {"cpu": "4"}},
                     "volumeMounts": [{"name": "extra", "mountPath": "/extra"}],
-                    "env": [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}],
                 },
                 {"name": "sidecar", "image": "s:1", "volumeMounts": [{"name": "extra", "mountPath": "/e"}]},
             ]
@@ -110,7 +109,13 @@ ENGINE = optional(
     extraArgs=st.sampled_from(
         [["--enable-prefix-caching"], ["--chat-template=$(X)", "-O3"], ["--hf-overrides", '{"a": 1}', "--seed", "-1"]]
     ),
-    env=st.just([{"name": "NCCL_DEBUG", "value": "INFO"}, {"name": "HOME", "value": "/elsewhere"}]),
+    env=st.just(
+        [
+            {"name": "NCCL_DEBUG", "value": "INFO"},
+            {"name": "HOME", "value": "/elsewhere"},
+            {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        ]
+    ),
 )
 MODELS = st.sampled_from(
     [{}, {"volume": {"persistentVolumeClaim": {"claimName": "m"}}}, {"hubTokenSecret": {"name": "hub", "key": "t"}}]

@@ -1,16 +1,16 @@
 """Verifying only as many drafted tokens as pay: what the engine is told, and what is refused before it starts."""
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from specdecode_operator.enums import METHODS_WITH_DRAFT, METHODS_WITH_SAMPLING, CudagraphMode, Method
 from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, EngineProfile, find_profile
-from specdecode_operator.vllm.settings import EngineSettings, SpeculationSettings
+from specdecode_operator.vllm.settings import EngineSettings
 from specdecode_operator.vllm.speculation_rules import speculation_problems
 from specdecode_operator.vllm.speculative_config import speculative_config
+from tests.support.engine_settings import replace, speculating_with
 from tests.unit.vllm.engine_cases import CPU, PLAIN
 
 NEWEST = find_profile(KNOWN_VERSIONS[-1])
@@ -19,7 +19,7 @@ FIELD = "spec.speculation.adaptiveVerification"
 
 def adapting(method: Method = Method.EAGLE3, **changes: Any) -> EngineSettings:
     draft = "/models/draft" if method in METHODS_WITH_DRAFT else None
-    speculation = SpeculationSettings(method, 4, draft_model=draft, adaptive_verification=True)
+    speculation = speculating_with(method, 4, draft_model=draft, adaptive_verification=True)
     return replace(PLAIN, speculation=speculation, **changes)
 
 

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,12 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdecode_operator.api.deployment import EnvVar
-from specdecode_operator.enums import Method
+from specdecode_operator.api.speculation import Draft
+from specdecode_operator.enums import Method, OnlineQuantization
 from specdecode_operator.vllm.arguments import ARGUMENTS, command_line
 from specdecode_operator.vllm.environment import env_problems, environment
 from specdecode_operator.vllm.profiles import find_profile
-from specdecode_operator.vllm.settings import EngineSettings, OnlineQuantization, ScheduleRange, SpeculationSettings
+from specdecode_operator.vllm.settings import EngineSettings, ScheduleRange
 from specdecode_operator.vllm.speculative_config import complete_schedule
+from tests.support.engine_settings import replace, speculating_with
 from tests.unit.vllm.engine_cases import CPU, DRAFT_MODEL, NGRAM, PLAIN, SCHEDULED
 
 PROFILE = find_profile("0.32")
@@ -83,7 +84,7 @@ def test_engine_is_offline_silent_and_never_in_dev_mode(settings: EngineSettings
 
 @given(st.integers(1, 100))
 def test_memory_utilization_is_the_percent_without_noise(percent: int) -> None:
-    text = value_of("--gpu-memory-utilization", replace(PLAIN, memory_utilization_percent=percent))
+    text = value_of("--gpu-memory-utilization", replace(PLAIN, gpu_memory_utilization_percent=percent))
     assert text == f"{percent // 100}.{percent % 100:02d}"
 
 
@@ -126,7 +127,7 @@ def test_draft_config_has_everything_that_was_given() -> None:
     speculation = replace(
         DRAFT_MODEL,
         draft_online_quantization=OnlineQuantization.FP8,
-        draft_max_model_len=4096,
+        draft=Draft(model="org/draft", max_model_len=4096),
     )
     assert json.loads(value_of("--speculative-config", replace(PLAIN, speculation=speculation))) == {
         "method": "draft_model",
@@ -169,7 +170,7 @@ def test_completed_schedule_says_what_the_user_said(
         ScheduleRange(first, last, data.draw(st.integers(0, 5)))
         for first, last in zip(boundaries[::2], boundaries[1::2], strict=False)
     )
-    complete = complete_schedule(SpeculationSettings(Method.NGRAM, 5, schedule=ranges), max_num_seqs)
+    complete = complete_schedule(speculating_with(Method.NGRAM, 5, schedule=ranges), max_num_seqs)
     assert complete[0].first == 1
     assert all(after.first == before.last + 1 for before, after in itertools.pairwise(complete))
     assert complete[-1].last >= max_num_seqs
@@ -184,7 +185,7 @@ def test_completed_schedule_says_what_the_user_said(
 )
 def test_after_the_last_range_the_general_number_holds(last: int, tail: list[ScheduleRange]) -> None:
     only = ScheduleRange(1, last, 0)
-    assert complete_schedule(SpeculationSettings(Method.NGRAM, 5, schedule=(only,)), 8) == [only, *tail]
+    assert complete_schedule(speculating_with(Method.NGRAM, 5, schedule=(only,)), 8) == [only, *tail]
 
 
 def test_equal_settings_give_equal_lines() -> None:

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdecode_operator.vllm.arguments import ARGUMENTS
-from specdecode_operator.vllm.extra_args_parser import attention_backend, extra_args_problems, options, unknown_flags
+from specdecode_operator.vllm.extra_args_parser import attention_backend, options
+from specdecode_operator.vllm.extra_args_rules import extra_args_problems, unknown_flags
 from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, find_profile
 
 PROFILE = find_profile("0.32")
@@ -232,7 +233,7 @@ def test_hundreds_of_unknown_flags_do_not_hold_up_the_operator(monkeypatch: pyte
         looked_for.append(name)
         return []
 
-    monkeypatch.setattr("specdecode_operator.vllm.extra_args_parser.get_close_matches", counted)
+    monkeypatch.setattr("specdecode_operator.vllm.extra_args_rules.get_close_matches", counted)
     flags = [f"--enable-prefix-cachin{number}" for number in range(256)]
     problems = extra_args_problems(flags, PROFILE)
     assert [problem.value for problem in problems] == flags

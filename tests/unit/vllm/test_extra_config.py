@@ -1,14 +1,12 @@
 """Keys of ``--speculative-config`` without a field: passed on as they are, or refused with what to write instead."""
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from specdecode_operator.enums import Method
 from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, find_profile
-from specdecode_operator.vllm.settings import SpeculationSettings
 from specdecode_operator.vllm.speculative_config import (
     SPECULATIVE_KEYS,
     extra_config_problems,
@@ -16,6 +14,7 @@ from specdecode_operator.vllm.speculative_config import (
     speculative_config,
     unknown_keys,
 )
+from tests.support.engine_settings import replace, speculating_with
 from tests.unit.vllm.engine_cases import PLAIN
 
 NEWEST = find_profile(KNOWN_VERSIONS[-1])
@@ -39,7 +38,7 @@ def problems(config: dict[str, Any], version: str = KNOWN_VERSIONS[-1], **more: 
 
 def test_what_has_no_field_is_passed_on() -> None:
     assert problems(PASSED) == {}
-    speculation = SpeculationSettings(Method.MTP, 2, extra_config=json.dumps(PASSED))
+    speculation = speculating_with(Method.MTP, 2, extra_config=json.dumps(PASSED))
     config = json.loads(speculative_config(replace(PLAIN, speculation=speculation), NEWEST) or "")
     assert config.items() >= PASSED.items()
 

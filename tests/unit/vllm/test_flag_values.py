@@ -1,21 +1,20 @@
 """Values of flags, variables and extraConfig that vLLM rejects, told before it starts."""
 
 import json
-from dataclasses import replace
 
 import pytest
 
-from specdecode_operator.enums import CudagraphMode, Dtype, Method
+from specdecode_operator.enums import CudagraphMode, Dtype, Method, OnlineQuantization
 from specdecode_operator.problems import Problem
 from specdecode_operator.vllm.flag_values import FLAG_CHECKS, FlagCheck, flag_value_problems
 from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, find_profile
-from specdecode_operator.vllm.settings import OnlineQuantization, SpeculationSettings
 from tests.support import flag_value_cases as cases
+from tests.support.engine_settings import replace, speculating_with
 from tests.support.flag_value_cases import CASES, Case, settings
 from tests.unit.vllm.engine_cases import CPU, DRAFT_MODEL, PLAIN
 
 NEWEST = find_profile(KNOWN_VERSIONS[-1])
-EAGLE3 = SpeculationSettings(Method.EAGLE3, 4, draft_model="/models/head", draft_is_head=True)
+EAGLE3 = speculating_with(Method.EAGLE3, 4, draft_model="/models/head", draft_is_head=True)
 ONE_PASS = replace(DRAFT_MODEL, drafts_in_parallel=True)
 BASES = {
     cases.PLAIN: PLAIN,
@@ -32,7 +31,7 @@ BASES = {
     cases.EAGLE3: replace(PLAIN, speculation=EAGLE3),
     cases.ADAPTING: replace(PLAIN, speculation=replace(EAGLE3, adaptive_verification=True)),
     cases.MAPPED: replace(PLAIN, speculation=replace(DRAFT_MODEL, maps_vocabulary=True)),
-    cases.MTP: replace(PLAIN, speculation=SpeculationSettings(Method.MTP, 1)),
+    cases.MTP: replace(PLAIN, speculation=speculating_with(Method.MTP, 1)),
     cases.EAGER: replace(PLAIN, enforce_eager=True),
 }
 

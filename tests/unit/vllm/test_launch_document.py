@@ -1,30 +1,31 @@
-"""docs/reference/launch.md says what the code does; its generated tables are compared in tests/unit/docs."""
+"""docs/reference/launch.md and the table of arguments say what the code does."""
 
 import re
 from pathlib import Path
 
-from bench.documents.launch_tables import with_launch_tables
+from bench.documents.launch_tables import with_version_rows
 from specdecode_operator.vllm import profiles
 from specdecode_operator.vllm.arguments import ARGUMENTS
 from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, find_profile
 from specdecode_operator.vllm.speculative_config import DRAFT_HEAD_KEY, SPECULATIVE_KEYS, XPRESS_KEY
 
-DOCUMENT = Path(__file__).parents[3] / "docs/reference/launch.md"
+REFERENCE = Path(__file__).parents[3] / "docs/reference"
+DOCUMENT, FIELDS = REFERENCE / "launch.md", REFERENCE / "deployment-fields.md"
 ENGINE = Path(profiles.__file__).parent
 
 
-def rows(column: str) -> list[list[str]]:
-    """Cells of the table whose first column has this name."""
-    (table,) = re.findall(rf"^\| {column} \|.*\n\| --- .*\n((?:\|.*\n)+)", DOCUMENT.read_text(), re.MULTILINE)
+def rows(columns: str, document: Path = DOCUMENT) -> list[list[str]]:
+    """Cells of the table whose first columns have these names."""
+    (table,) = re.findall(rf"^\| {columns} \|.*\n\| --- .*\n((?:\|.*\n)+)", document.read_text(), re.MULTILINE)
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()]
 
 
 def test_tables_are_as_generated() -> None:
-    assert with_launch_tables(DOCUMENT.read_text()) == DOCUMENT.read_text(), "stale: run ./just docs"
+    assert with_version_rows(DOCUMENT.read_text()) == DOCUMENT.read_text(), "stale: run ./just docs"
 
 
 def test_every_argument_and_key_has_a_row() -> None:
-    becomes = {row[1] for row in rows("field")}
+    becomes = {row[1] for row in rows(r"field \| becomes", FIELDS)}
     for argument in ARGUMENTS:
         assert f"`{argument.flag}`" in becomes or argument.flag == "--speculative-config"
     for key in SPECULATIVE_KEYS:

@@ -1,11 +1,11 @@
 """The methods beyond a draft model and n-grams: what is rendered, and what the engine would refuse of them."""
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from specdecode_operator.api.speculation import Ngram, Suffix
 from specdecode_operator.enums import (
     METHODS_WITH_DRAFT,
     METHODS_WITH_LAYERS,
@@ -20,10 +20,11 @@ from specdecode_operator.vllm.arguments import command_line
 from specdecode_operator.vllm.model_runner import runs_on_v1
 from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, find_profile
 from specdecode_operator.vllm.serving_rules import combination_problems
-from specdecode_operator.vllm.settings import EngineSettings, ScheduleRange, SpeculationSettings, SuffixSettings
+from specdecode_operator.vllm.settings import EngineSettings, ScheduleRange, SpeculationSettings
 from specdecode_operator.vllm.speculation_rules import speculation_problems
 from specdecode_operator.vllm.speculative_config import speculative_config
 from specdecode_operator.vllm.versions import release
+from tests.support.engine_settings import replace, speculating_with
 from tests.unit.vllm.engine_cases import CPU, DRAFT_MODEL, NGRAM, PLAIN
 
 PROFILE = find_profile("0.32")
@@ -33,13 +34,15 @@ MEDUSA_ENDED = (
     "spec.speculation.method: vLLM {} has it no more; use method eagle3 with a head that was trained for this target, "
     "or write spec.engine.version: 0.32, the last that has it"
 )
-FULL_SUFFIX = SuffixSettings(16, 0, 150, 5)
+FULL_SUFFIX = Suffix(
+    max_tree_depth=16, max_cached_requests=0, max_spec_factor_percent=150, min_token_probability_percent=5
+)
 
 
 def speculating(method: Method, **more: Any) -> SpeculationSettings:
     """Return the least that a method needs, and more."""
     draft = {"draft_model": "/models/head"} if method in METHODS_WITH_DRAFT else {}
-    return SpeculationSettings(method, 3, **{**draft, **more})
+    return speculating_with(method, 3, **{**draft, **more})
 
 
 def config_of(speculation: SpeculationSettings, **more: Any) -> dict[str, Any]:
@@ -63,7 +66,7 @@ def test_a_method_is_rendered_with_what_it_needs_and_no_more(method: Method) -> 
 
 @pytest.mark.parametrize("method", METHODS_WITH_LOOKUP)
 def test_lookup_bounds_are_those_of_both_lookups(method: Method) -> None:
-    config = config_of(speculating(method, prompt_lookup_min=2, prompt_lookup_max=4))
+    config = config_of(speculating(method, ngram=Ngram(prompt_lookup_min=2, prompt_lookup_max=4)))
     assert (config["prompt_lookup_min"], config["prompt_lookup_max"]) == (2, 4)
 
 
@@ -151,7 +154,7 @@ def test_sampling_is_said_in_the_engines_words() -> None:
 
 
 def test_a_lossy_check_is_said_by_its_name_alone() -> None:
-    speculation = replace(DRAFT_MODEL, rejection_sampling=RejectionSampling.FLY, loss_accepted=True)
+    speculation = replace(DRAFT_MODEL, rejection_sampling=RejectionSampling.FLY, lossy=True)
     config = config_of(speculation)
     assert config["rejection_sample_method"] == "fly"
     assert [key for key in config if key.startswith("fly_")] == [], "vLLM's own parameters"
@@ -168,7 +171,7 @@ def test_a_lossy_check_is_said_by_its_name_alone() -> None:
 )
 def test_a_lossy_check_is_refused_where_there_is_none(version: str, changes: dict[str, Any], sentence: str) -> None:
     asked = changes.get("speculation", DRAFT_MODEL)
-    speculation = replace(asked, rejection_sampling=RejectionSampling.FLY, loss_accepted=True)
+    speculation = replace(asked, rejection_sampling=RejectionSampling.FLY, lossy=True)
     settings = replace(PLAIN, **{**changes, "speculation": speculation})
     (problem,) = speculation_problems(settings, find_profile(version))
     assert (problem.field, problem.value) == ("spec.speculation.rejectionSampling", "fly")
@@ -177,7 +180,7 @@ def test_a_lossy_check_is_refused_where_there_is_none(version: str, changes: dic
 
 REFUSED = [
     (
-        {"speculation": replace(DRAFT_MODEL, rejection_sampling=RejectionSampling.BLOCK, loss_accepted=True)},
+        {"speculation": replace(DRAFT_MODEL, rejection_sampling=RejectionSampling.BLOCK, lossy=True)},
         "spec.speculation.lossy",
         "only applies to rejectionSampling fly",
     ),
@@ -267,7 +270,7 @@ UNMARKED = {
     "likeliest tokens": (EAGLE3, DUAL_KEY, "draftSampling to probabilistic"),
     "blocks": (replace(SAMPLING, rejection_sampling=RejectionSampling.BLOCK), DUAL_KEY, "rejectionSampling block"),
     "fly": (
-        replace(SAMPLING, rejection_sampling=RejectionSampling.FLY, loss_accepted=True),
+        replace(SAMPLING, rejection_sampling=RejectionSampling.FLY, lossy=True),
         DUAL_KEY,
         "rejectionSampling fly",
     ),
@@ -393,7 +396,7 @@ def test_a_draft_of_another_vocabulary_does_not_sample() -> None:
 
 @pytest.mark.parametrize("method", [Method.EAGLE, Method.MTP])
 def test_a_quantized_copy_of_the_output_head_is_told_where_the_engine_has_it(method: Method) -> None:
-    speculation = speculating(method, draft_head_quantization=DraftHeadQuantization.FP8)
+    speculation = speculating(method, draft_lm_head_quantization=DraftHeadQuantization.FP8)
     assert config_of(speculation)["draft_lm_head_quantization"] == "fp8"
     settings = replace(PLAIN, speculation=speculation)
     assert speculation_problems(settings, find_profile("0.33")) == []

@@ -2,10 +2,9 @@
 
 import pytest
 
-from specdecode_operator.enums import Method
+from specdecode_operator.enums import Method, Platform
 from specdecode_operator.sizing.version_rules import find_version_rules
 from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, UnknownEngineVersionError, find_profile
-from specdecode_operator.vllm.settings import Platform
 
 NEWEST = KNOWN_VERSIONS[-1]
 

@@ -1,17 +1,19 @@
 """What the engine would refuse or break, told before it starts."""
 
-from dataclasses import replace
+import dataclasses
 from typing import Any
 
 import pytest
 
-from specdecode_operator.enums import CudagraphMode, Dtype, Method
+from specdecode_operator.api.speculation import Draft, Ngram
+from specdecode_operator.enums import CudagraphMode, Dtype, Method, Platform
 from specdecode_operator.problems import Problem
 from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, find_profile
 from specdecode_operator.vllm.serving_rules import combination_problems, image_problems, serving_problems
-from specdecode_operator.vllm.settings import EngineSettings, Platform, ScheduleRange, SpeculationSettings
+from specdecode_operator.vllm.settings import EngineSettings, ScheduleRange, SpeculationSettings
 from specdecode_operator.vllm.speculation_rules import speculation_problems
 from specdecode_operator.vllm.versions import release
+from tests.support.engine_settings import replace, speculating_with
 from tests.unit.vllm.engine_cases import CPU, DRAFT_MODEL, NGRAM, PLAIN, SCHEDULED
 
 PROFILE = find_profile(KNOWN_VERSIONS[-1])
@@ -26,9 +28,9 @@ SCHEDULE = "spec.speculation.numSpeculativeTokensByBatchSize"
         DRAFT_MODEL,
         NGRAM,
         SCHEDULED,
-        replace(NGRAM, prompt_lookup_max=None),
-        replace(DRAFT_MODEL, draft_max_model_len=PLAIN.max_model_len),
-        replace(NGRAM, prompt_lookup_min=4, prompt_lookup_max=4),
+        replace(NGRAM, ngram=Ngram(prompt_lookup_min=2)),
+        replace(DRAFT_MODEL, draft=Draft(model="org/draft", max_model_len=PLAIN.max_model_len)),
+        replace(NGRAM, ngram=Ngram(prompt_lookup_min=4, prompt_lookup_max=4)),
         replace(NGRAM, schedule=(ScheduleRange(1, 1, 4), ScheduleRange(2, 2, 3), ScheduleRange(3, 8, 0))),
     ],
 )
@@ -46,9 +48,21 @@ BAD_SPECULATION = [
     (NGRAM, {"num_speculative_tokens": 0}, f"{SPECULATION}.numSpeculativeTokens", "0", "use method none"),
     (DRAFT_MODEL, {"draft_model": None}, f"{SPECULATION}.draft", "absent", "needs draft.model"),
     (NGRAM, {"draft_model": "/m"}, f"{SPECULATION}.draft", "/m", "has no draft model"),
-    (DRAFT_MODEL, {"draft_max_model_len": 8193}, f"{SPECULATION}.draft.maxModelLen", "8193", "8192"),
-    (NGRAM, {"prompt_lookup_min": 5}, f"{SPECULATION}.ngram.promptLookupMin", "5", "promptLookupMax, 4"),
-    (DRAFT_MODEL, {"prompt_lookup_min": 5}, f"{SPECULATION}.ngram", "5 to None", "looks nothing up"),
+    (
+        DRAFT_MODEL,
+        {"draft": Draft(model="org/draft", max_model_len=8193)},
+        f"{SPECULATION}.draft.maxModelLen",
+        "8193",
+        "8192",
+    ),
+    (
+        NGRAM,
+        {"ngram": Ngram(prompt_lookup_min=5, prompt_lookup_max=4)},
+        f"{SPECULATION}.ngram.promptLookupMin",
+        "5",
+        "promptLookupMax, 4",
+    ),
+    (DRAFT_MODEL, {"ngram": Ngram(prompt_lookup_min=5)}, f"{SPECULATION}.ngram", "5 to None", "looks nothing up"),
     (NGRAM, schedule((1, 8, 5)), f"{SCHEDULE}[0].numSpeculativeTokens", "5", "above numSpeculativeTokens, 4"),
     (NGRAM, schedule((1, 8, -1)), f"{SCHEDULE}[0]", "1 to 8", "not be negative"),
     (NGRAM, schedule((8, 1, 1)), f"{SCHEDULE}[0]", "8 to 1", "not above to"),
@@ -161,7 +175,7 @@ def test_other_schedules_pass(speculation: SpeculationSettings | None, line: str
 @pytest.mark.parametrize("method", [Method.EAGLE, Method.MEDUSA, Method.MTP])
 def test_a_head_goes_with_stages_from_0_30_on(method: Method, version: str) -> None:
     head = None if method is Method.MTP else "/models/head"
-    settings = replace(PLAIN, pipeline_parallel_size=2, speculation=SpeculationSettings(method, 3, draft_model=head))
+    settings = replace(PLAIN, pipeline_parallel_size=2, speculation=speculating_with(method, 3, draft_model=head))
     problems = speculation_problems(settings, find_profile(version))
     if method not in find_profile(version).runners:
         return
@@ -170,7 +184,7 @@ def test_a_head_goes_with_stages_from_0_30_on(method: Method, version: str) -> N
     assert problems == refused
 
 
-ON_V1 = SpeculationSettings(Method.SUFFIX, 4)
+ON_V1 = speculating_with(Method.SUFFIX, 4)
 MODE, ARG = "spec.serving.cudagraphMode", "spec.engine.extraArgs[0]"
 NONE, FULL, BOTH = CudagraphMode.NONE, CudagraphMode.FULL, CudagraphMode.FULL_AND_PIECEWISE
 BAD_SERVING = [
@@ -395,3 +409,23 @@ def test_min_p_is_found_wherever_it_is_given(line: str) -> None:
     settings = replace(PLAIN, speculation=NGRAM, extra_args=tuple(line.split()))
     (problem,) = combination_problems(settings, PROFILE)
     assert "min_p" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("later", "fix"), [({"--block-size": "0.33"}, "remove it, or set engine.version 0.33 or later"), ({}, "remove it")]
+)
+def test_a_field_whose_flag_the_version_lacks_is_refused(later: dict[str, str], fix: str) -> None:
+    flags = {name: flag for name, flag in PROFILE.flags.items() if name not in ("--block-size", "--enforce-eager")}
+    profile = dataclasses.replace(PROFILE, flags=flags, later_flags=later)
+    assert [str(problem) for problem in serving_problems(PLAIN, profile)] == [
+        f"spec.serving.blockSize: 16: vLLM {PROFILE.version} does not have it; {fix}"
+    ]
+    eager = serving_problems(replace(PLAIN, enforce_eager=True), profile)
+    assert ("spec.serving.enforceEager", "true") in [(problem.field, problem.value) for problem in eager]
+
+
+def test_a_field_whose_key_the_version_lacks_is_refused() -> None:
+    settings = replace(PLAIN, speculation=replace(DRAFT_MODEL, xpress_top_c=0))
+    assert [str(problem) for problem in speculation_problems(settings, find_profile("0.32"))] == [
+        "spec.speculation.xpressTopC: 0: vLLM 0.32 does not have it; remove it, or set engine.version 0.33 or later"
+    ]

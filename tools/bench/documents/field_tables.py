@@ -13,8 +13,7 @@ Schema = Mapping[str, Any]
 
 def deployment_fields() -> str:
     """Return the tables of a SpecDecodeDeployment."""
-    rows = (f"| `{each.old}` | `{each.new}` | {each.hint} |" for each in RENAMED)
-    return "\n".join([_tables(deployment_crd()), *_RENAMED_HEADER, *rows, ""])
+    return _tables(deployment_crd())
 
 
 def capture_fields() -> str:
@@ -27,15 +26,17 @@ def _tables(crd: Schema) -> str:
     parts = version["schema"]["openAPIV3Schema"]["properties"]
     # The framework's own; of no interest to people.
     parts["status"]["properties"].pop("kopf")
-    for where, schema in _objects("spec", parts["spec"]):
-        # They have a table of their own.
-        for each in [each for each in RENAMED if each.old.rpartition(".")[0] == where]:
+    renamed = []
+    for where, schema in list(_objects("spec", parts["spec"])):
+        # Renamed fields have their own table.
+        for each in [each for each in RENAMED if where in each.places]:
+            renamed.append(f"| `{where}.{each.name}` | `{where}.{each.new}` | {each.hint} |")
             schema["properties"].pop(each.name)
             rules = schema["x-kubernetes-validations"]
             rules[:] = [rule for rule in rules if rule.get("fieldPath") != f".{each.name}"]
     sections = [_section(where, each) for part in ("spec", "status") for where, each in _objects(part, parts[part])]
     rules = [rule for where, each in _objects("spec", parts["spec"]) for rule in _rules(where, each)]
-    return "\n".join([*sections, *_RULES_HEADER, *dict.fromkeys(rules), ""])
+    return "\n".join([*sections, *_RULES_HEADER, *dict.fromkeys(rules), "", *_RENAMED_HEADER, *renamed, ""])
 
 
 _RENAMED_HEADER: Final = (

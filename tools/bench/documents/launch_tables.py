@@ -1,28 +1,30 @@
-"""The generated tables of docs/reference/launch.md: what becomes of each field, and what differs by vLLM version."""
+"""Generated tables about vLLM's command line: the argument of each field, and the differences between versions."""
 
 import re
 from collections.abc import Iterator
 
+from specdecode_operator.enums import Platform
 from specdecode_operator.vllm.arguments import ARGUMENTS
 from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, find_profile
-from specdecode_operator.vllm.settings import Platform
 from specdecode_operator.vllm.speculative_config import EXTRA_CONFIG, SPECULATIVE_KEYS
 
 NEWEST = find_profile(KNOWN_VERSIONS[-1])
-_TABLE = r"(\| {column} \|.*\n\| --- .*\n)(?:\|.*\n)*"
+_VERSIONS = re.compile(r"(\| vLLM \|.*\n\| --- .*\n)(?:\|.*\n)*")
 
 
-def with_launch_tables(text: str) -> str:
-    """Return the document with the rows of its generated tables as they are now."""
-    for column, rows in (("field", _field_rows), ("vLLM", _version_rows)):
-        body = "".join(f"| {' | '.join(row)} |\n" for row in rows())
-        if table := re.search(_TABLE.format(column=column), text):
-            text = text[: table.end(1)] + body + text[table.end() :]
-    return text
+def with_version_rows(text: str) -> str:
+    """Return docs/reference/launch.md with the rows of its table of versions as they are now."""
+    body = "".join(f"| {' | '.join(row)} |\n" for row in _version_rows())
+    return _VERSIONS.sub(lambda table: table[1] + body, text, count=1)
+
+
+def argument_table() -> str:
+    """Return the table of the arguments that fields become, with vLLM's default; the operator's own come last."""
+    header = ("| field | becomes | vLLM's own default |", "| --- | --- | --- |")
+    return "\n".join([*header, *(f"| {' | '.join(row)} |" for row in _field_rows()), ""])
 
 
 def _field_rows() -> Iterator[tuple[str, ...]]:
-    """Every field with what it becomes and what vLLM would do without, the operator's own last."""
     arguments = [
         (argument.field, f"`{argument.flag}`", _default(argument.flag))
         for argument in ARGUMENTS

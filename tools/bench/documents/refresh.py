@@ -15,7 +15,7 @@ from bench.documents import monitoring
 from bench.documents.bench_table import bench_table
 from bench.documents.field_tables import capture_fields, deployment_fields
 from bench.documents.figure_table import figure_table
-from bench.documents.launch_tables import with_launch_tables
+from bench.documents.launch_tables import argument_table, with_version_rows
 from bench.documents.node_plans import node_plans
 from bench.documents.option_tables import commands, exit_table, option_table
 from bench.documents.reason_tables import condition_table, reason_tables
@@ -60,7 +60,7 @@ def refreshed(document: Path) -> str:
         text = _MODEL_ROWS.sub("".join(_model_rows()), text)
         text = _HEAD_ROWS.sub("".join(_head_rows()), text)
     if document.name == "launch.md":
-        text = with_launch_tables(text)
+        text = with_version_rows(text)
     return text
 
 
@@ -97,6 +97,7 @@ _OUTPUTS: Final[dict[str, Callable[[], str]]] = {".venv/bin/python -m bench.sizi
 _PARTS: Final[dict[str, Callable[[], str]]] = {
     "fields of SpecDecodeDeployment": deployment_fields,
     "fields of SpecDecodeCapture": capture_fields,
+    "arguments of fields": argument_table,
     "engine-versions": version_table,
     "methods by version": method_table,
     "benchmarks": bench_table,

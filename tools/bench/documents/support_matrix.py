@@ -50,7 +50,7 @@ def _linked(row: _Row) -> _Row:
 
 def _kubernetes() -> Iterator[_Row]:
     what, minors = "Kubernetes", [_minor(each) for each in binaries.KUBERNETES]
-    doctor = "`specdecode doctor` warns (`operator/cli/doctor/findings.py`)"
+    doctor = "`specdecode doctor` warns (`operator/cli/doctor.py`)"
     yield what, f"1.{minors[0] + 1} and newer", "not tried", doctor
     for (minor, release), older in zip(binaries.KUBERNETES.items(), [*minors[1:], None], strict=True):
         pushed = "`tests/component`, `tests/e2e/fleet`, and with a kubelet `tests/e2e/serving`, on each push"

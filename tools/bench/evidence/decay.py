@@ -1,4 +1,4 @@
-"""How rarely the condition Decayed is wrong, and after how many windows it tells what is so."""
+"""How rarely a decline in SpeculationEffective is wrong, and after how many windows it tells what is so."""
 
 import math
 from collections.abc import Callable, Iterator

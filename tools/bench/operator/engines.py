@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-from specdecode_operator.replay.server.vllm_metrics import Exposition, Meter
+from specdecode_operator.replay.server.served_answers import Exposition, Meter
 
 ACCEPTED: Final = [200, 300, 200, 200, 100]
 """Drafts of up to four tokens, by how many of them were accepted."""

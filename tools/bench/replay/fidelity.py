@@ -37,8 +37,7 @@ from bench.replay.real_captures import (
 )
 from specdecode_operator.capture.files.formats import TraceMeta
 from specdecode_operator.capture.trace_reader import RecordedRequest, Recording, read_recording
-from specdecode_operator.replay.emulated.engine_model import acceptance_from_json, step_time_from_json
-from specdecode_operator.replay.emulated.settings import KEY
+from specdecode_operator.replay.emulated.engine_model import KEY, acceptance_from_json, step_time_from_json
 from specdecode_operator.replay.emulation import PLUGIN
 from specdecode_operator.replay.fit import fit
 from specdecode_operator.replay.model_file import FittedModel

@@ -34,7 +34,7 @@ def test_the_golden_files_are_read_where_they_are() -> None:
 
 
 def test_one_claim_for_both_is_one_volume() -> None:
-    spec = {**JUDGED, "storage": {"existingClaim": "shared"}}
+    spec = {**JUDGED, "storage": {"persistentVolumeClaim": {"claimName": "shared"}}}
     bound = {"metadata": {"name": "shared"}, "spec": {}, "status": {"phase": "Bound"}}
     seen = surroundings(golden=golden(claim="shared"), claim=bound)
     decision, _ = decided(capture(spec), seen)

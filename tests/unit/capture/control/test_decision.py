@@ -51,7 +51,9 @@ def test_a_claim_that_an_earlier_capture_of_the_name_left_is_used_again() -> Non
 
 def test_published_files_are_not_in_the_way_of_another_name() -> None:
     given = claim("mine", labels={"specdecode.io/capture": "other", "specdecode.io/published": "true"})
-    decision, _ = decided(capture(capture_spec(storage={"existingClaim": "mine"})), surroundings(claim=given))
+    decision, _ = decided(
+        capture(capture_spec(storage={"persistentVolumeClaim": {"claimName": "mine"}})), surroundings(claim=given)
+    )
     assert decision.writes.job is not None
 
 
@@ -132,7 +134,7 @@ class TestRetain:
         assert decision.writes.claim_metadata["labels"] == {"specdecode.io/published": "true"}
 
     def test_a_given_claim_is_nobodys(self) -> None:
-        spec = capture_spec(storage={"existingClaim": "mine", "retain": False})
+        spec = capture_spec(storage={"persistentVolumeClaim": {"claimName": "mine"}, "retain": False})
         decision, status = decided(capture(spec), surroundings(claim=claim("mine")))
         assert decision.writes.claim is None
         assert decision.writes.claim_metadata == {}

@@ -88,21 +88,21 @@ BAD: dict[str, tuple[Body, CaptureObservation, str, bool, str]] = {
         "requestsPerSecond",
     ),
     "no claim": (
-        capture(capture_spec(storage={"existingClaim": "mine"})),
+        capture(capture_spec(storage={"persistentVolumeClaim": {"claimName": "mine"}})),
         surroundings(),
         "ClaimNotFound",
         False,
-        "spec.storage.existingClaim: mine",
+        "spec.storage.persistentVolumeClaim.claimName: mine",
     ),
     "a claim to read only": (
-        capture(capture_spec(storage={"existingClaim": "mine"})),
+        capture(capture_spec(storage={"persistentVolumeClaim": {"claimName": "mine"}})),
         surroundings(claim=claim("mine", spec={"accessModes": ["ReadOnlyMany"]})),
         "ClaimReadOnly",
         True,
         "mine",
     ),
     "a claim without a volume": (
-        capture(capture_spec(storage={"existingClaim": "mine"})),
+        capture(capture_spec(storage={"persistentVolumeClaim": {"claimName": "mine"}})),
         surroundings(claim=claim("mine", status={"phase": "Lost"})),
         "ClaimLost",
         True,
@@ -120,7 +120,7 @@ BAD: dict[str, tuple[Body, CaptureObservation, str, bool, str]] = {
         surroundings(claim=claim()),
         "ChildNameConflict",
         True,
-        "existingClaim",
+        "persistentVolumeClaim.claimName",
     ),
     "no dataset": (
         capture(
@@ -215,8 +215,11 @@ def test_no_spelling_holds_tokens_back(extra_args: list[str], reason: str) -> No
         ({"value": "0"}, "Starting"),
     ],
 )
-def test_a_frontend_without_python_in_the_pod_template(variable: Body, reason: str) -> None:
+@pytest.mark.parametrize("place", ["engine.env", "podTemplate"])
+def test_a_frontend_without_python(variable: Body, reason: str, place: str) -> None:
     env = [{"name": "VLLM_USE_RUST_FRONTEND", **variable}]
-    template = {"spec": {"containers": [{"name": "engine", "env": env}]}}
-    _, status = decided(capture(), surroundings(deployment=observed_deployment(tiny_cpu(podTemplate=template))))
+    changes = {"podTemplate": {"spec": {"containers": [{"name": "engine", "env": env}]}}}
+    if place == "engine.env":
+        changes = {"engine": {"image": "i:1", "env": env}}
+    _, status = decided(capture(), surroundings(deployment=observed_deployment(tiny_cpu(**changes))))
     assert words(status)["Ready"][1] == reason

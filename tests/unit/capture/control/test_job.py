@@ -203,7 +203,7 @@ class TestPod:
 
     def test_a_volume_that_is_given_stays_whose_it_is(self) -> None:
         seen = surroundings(claim={"metadata": {"name": "mine"}, "spec": {"accessModes": ["ReadWriteMany"]}})
-        spec = capture_spec(storage={"existingClaim": "mine"})
+        spec = capture_spec(storage={"persistentVolumeClaim": {"claimName": "mine"}})
         job = decide(read_capture(capture(spec)), seen, NOW).writes.job
         assert job is not None
         assert "fsGroup" not in pod_spec(job)["securityContext"]

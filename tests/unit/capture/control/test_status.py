@@ -260,7 +260,10 @@ class TestEnd:
         ("storage", "claim_said"),
         [
             ({}, "claim demo-capture (spec.storage.size): "),
-            ({"existingClaim": "mine"}, "claim mine (spec.storage.existingClaim): "),
+            (
+                {"persistentVolumeClaim": {"claimName": "mine"}},
+                "claim mine (spec.storage.persistentVolumeClaim.claimName): ",
+            ),
         ],
     )
     @pytest.mark.parametrize("reason", ["VolumeTooSmall", "VolumeReadOnly", "DiskFull", "AlreadyPublished", "Dropped"])

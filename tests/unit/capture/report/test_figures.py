@@ -20,9 +20,8 @@ from specdecode_operator.capture.report.charts import (
     step_time,
 )
 from specdecode_operator.capture.report.drawing import LeftOut, Picture, Series, series_of
-from specdecode_operator.capture.report.report import Measure, measures_of, page
+from specdecode_operator.capture.report.report import Measure, measures_of, page, timelines, write_perfetto
 from specdecode_operator.capture.report.report import _cell as cell
-from specdecode_operator.capture.report.timeline import timelines, write_perfetto
 from tests.support.drawn_captures import manifest, step
 from tests.support.traces import record, write_steps, write_trace
 

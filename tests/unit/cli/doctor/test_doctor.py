@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api.crds import capture_crd, deployment_crd
-from specdecode_operator.cli.doctor import findings
-from specdecode_operator.cli.doctor.findings import Finding, Grade, Unreadable
+from specdecode_operator.cli import doctor
+from specdecode_operator.cli.doctor import Finding, Grade, Unreadable
 from specdecode_operator.version import __version__
 from tests.support.objects import H100, H200, pair_70b
 from tests.unit.deployment.test_children import pod_spec
@@ -35,7 +35,7 @@ def node(name: str = "n-1", gpu: int = 8, product: str = H200, driver: str = "58
 def of(
     subject: str, nodes: list[dict[str, Any]], pods: list[dict[str, Any]] | Unreadable | None = None
 ) -> list[Finding]:
-    found = findings.gpu_findings(nodes, [] if pods is None else pods)
+    found = doctor.gpu_findings(nodes, [] if pods is None else pods)
     return [finding for finding in found if finding.subject == subject]
 
 
@@ -52,7 +52,7 @@ def of(
     ],
 )
 def test_the_api_server(version: str | Unreadable, grade: Grade) -> None:
-    check(findings.version_finding(version), grade)
+    check(doctor.version_finding(version), grade)
 
 
 CRDS = pytest.mark.parametrize("own", [deployment_crd(), capture_crd()], ids=lambda own: own["metadata"]["name"])
@@ -68,28 +68,28 @@ def installed(own: dict[str, Any], **version: Any) -> dict[str, Any]:
 @CRDS
 def test_the_crds(own: dict[str, Any]) -> None:
     groups, name = {"specdecode.io": ["v1alpha1"]}, own["metadata"]["name"]
-    check(findings.crd_finding(own, installed(own), groups), OK, f"{name} serves v1alpha1")
-    check(findings.crd_finding(own, None, groups), FAIL, f"{name} is not installed", "specdecode crds | kubectl apply")
-    check(findings.crd_finding(own, installed(own, schema={}), groups), WARN, name, "another schema")
+    check(doctor.crd_finding(own, installed(own), groups), OK, f"{name} serves v1alpha1")
+    check(doctor.crd_finding(own, None, groups), FAIL, f"{name} is not installed", "specdecode crds | kubectl apply")
+    check(doctor.crd_finding(own, installed(own, schema={}), groups), WARN, name, "another schema")
     older = installed(own, schema={})
     older["metadata"] = {**older["metadata"], "labels": {"app.kubernetes.io/version": "0.0.1"}}
-    check(findings.crd_finding(own, older, groups), WARN, f"{name} is of 0.0.1, older than this {__version__}")
-    check(findings.crd_finding(own, installed(own, name="v1"), groups), FAIL, f"{name} serves v1, not v1alpha1")
-    check(findings.crd_finding(own, installed(own) | {"status": {}}, groups), FAIL, f"{name} is not established")
+    check(doctor.crd_finding(own, older, groups), WARN, f"{name} is of 0.0.1, older than this {__version__}")
+    check(doctor.crd_finding(own, installed(own, name="v1"), groups), FAIL, f"{name} serves v1, not v1alpha1")
+    check(doctor.crd_finding(own, installed(own) | {"status": {}}, groups), FAIL, f"{name} is not established")
 
 
 @CRDS
 def test_a_crd_that_may_not_be_read_is_told_by_what_is_served(own: dict[str, Any]) -> None:
     name = own["metadata"]["name"]
     check(
-        findings.crd_finding(own, DENIED, {"specdecode.io": ["v1alpha1"]}),
+        doctor.crd_finding(own, DENIED, {"specdecode.io": ["v1alpha1"]}),
         WARN,
         "is served",
         name,
         "you may not look",
     )
-    check(findings.crd_finding(own, DENIED, {"apps": ["v1"]}), FAIL, "is not served", name)
-    check(findings.crd_finding(own, DENIED, DENIED), WARN, "you may not look")
+    check(doctor.crd_finding(own, DENIED, {"apps": ["v1"]}), FAIL, "is not served", name)
+    check(doctor.crd_finding(own, DENIED, DENIED), WARN, "you may not look")
 
 
 def operator(
@@ -108,37 +108,37 @@ def operator(
 
 
 def test_the_operator() -> None:
-    check(findings.operator_finding([operator()]), OK, "specdecode-system/o")
-    check(findings.operator_finding([operator("r.io/operator:dev")]), OK, "dev")
-    check(findings.operator_finding([operator("r.io/operator:9.0.0")]), WARN, "9.0.0", __version__)
+    check(doctor.operator_finding([operator()]), OK, "specdecode-system/o")
+    check(doctor.operator_finding([operator("r.io/operator:dev")]), OK, "dev")
+    check(doctor.operator_finding([operator("r.io/operator:9.0.0")]), WARN, "9.0.0", __version__)
     by_digest = f"r.io/operator@sha256:{'a' * 64}"
-    check(findings.operator_finding([operator(by_digest)]), OK, "sha256")
-    check(findings.operator_finding([operator(by_digest, label="9.0.0")]), WARN, "9.0.0", __version__)
-    check(findings.operator_finding([operator(label="9.0.0")]), OK)  # a tag says more of what runs
-    check(findings.operator_finding([operator(available=0)]), FAIL, "not available", "kubectl describe")
-    check(findings.operator_finding([]), FAIL, "not installed", "chart")
-    check(findings.operator_finding([operator(), operator(name="p")]), FAIL, "more than once", "specdecode-system/p")
+    check(doctor.operator_finding([operator(by_digest)]), OK, "sha256")
+    check(doctor.operator_finding([operator(by_digest, label="9.0.0")]), WARN, "9.0.0", __version__)
+    check(doctor.operator_finding([operator(label="9.0.0")]), OK)  # a tag says more of what runs
+    check(doctor.operator_finding([operator(available=0)]), FAIL, "not available", "kubectl describe")
+    check(doctor.operator_finding([]), FAIL, "not installed", "chart")
+    check(doctor.operator_finding([operator(), operator(name="p")]), FAIL, "more than once", "specdecode-system/p")
     serving = {name: operator(name=name, served=name.split("-")) for name in ("a", "b", "a-c")}
-    check(findings.operator_finding([operator(), serving["a"], serving["b"]]), OK)
-    check(findings.operator_finding([serving["a"], serving["b"], serving["a-c"]]), FAIL, "specdecode-system/a-c serve")
-    check(findings.operator_finding(DENIED), WARN, "you may not look")
+    check(doctor.operator_finding([operator(), serving["a"], serving["b"]]), OK)
+    check(doctor.operator_finding([serving["a"], serving["b"], serving["a-c"]]), FAIL, "specdecode-system/a-c serve")
+    check(doctor.operator_finding(DENIED), WARN, "you may not look")
 
 
 def test_the_operators_rights() -> None:
-    check(findings.rights_finding("a", []), OK)
-    check(findings.rights_finding("a", ["patch deployments.apps"]), FAIL, "may not patch deployments.apps")
-    check(findings.rights_finding("a", DENIED), WARN)
+    check(doctor.rights_finding("a", []), OK)
+    check(doctor.rights_finding("a", ["patch deployments.apps"]), FAIL, "may not patch deployments.apps")
+    check(doctor.rights_finding("a", DENIED), WARN)
 
 
 def test_add_ons() -> None:
     groups = ("leaderworkerset.x-k8s.io", "kueue.x-k8s.io", "monitoring.coreos.com")
-    there = findings.optional_findings({group: ["v1"] for group in groups})
+    there = doctor.optional_findings({group: ["v1"] for group in groups})
     assert [finding.grade for finding in there] == [OK, OK, OK]
     assert all(f"{group} v1" in finding.what for group, finding in zip(groups, there, strict=True))
-    absent = findings.optional_findings({})
+    absent = doctor.optional_findings({})
     assert [finding.grade for finding in absent] == [OK, OK, OK], "only some need them"
     assert all("not installed" in finding.what for finding in absent[:2])
-    check(findings.optional_findings(DENIED)[0], WARN)
+    check(doctor.optional_findings(DENIED)[0], WARN)
 
 
 def test_gpus_by_product() -> None:
@@ -155,7 +155,7 @@ def test_a_card_without_public_logs_is_labelled() -> None:
 
 def test_a_cluster_without_gpus() -> None:
     check(of("gpus", [node(gpu=0, product="")])[0], FAIL, "none of 1 nodes", "GPU operator")
-    check(findings.gpu_findings(DENIED, DENIED)[0], WARN, "you may not look")
+    check(doctor.gpu_findings(DENIED, DENIED)[0], WARN, "you may not look")
 
 
 @pytest.mark.parametrize(
@@ -210,29 +210,29 @@ def storage_class(name: str, mode: str = "WaitForFirstConsumer", *, default: boo
 
 def test_storage_classes() -> None:
     def judged(*classes: dict[str, Any]) -> Finding:
-        (finding,) = findings.storage_findings(classes)
+        (finding,) = doctor.storage_findings(classes)
         return finding
 
     check(judged(storage_class("fast")), OK, "fast")
-    check(judged(), WARN, "no StorageClass", "captures then need spec.storage.existingClaim")
+    check(judged(), WARN, "no StorageClass", "captures then need spec.storage.persistentVolumeClaim")
     check(judged(storage_class("fast", default=False)), WARN, "fast is the default", "spec.storage.storageClassName")
     check(judged(storage_class("a"), storage_class("b")), WARN, "a, b")
     check(judged(storage_class("a", "Immediate")), WARN, "binds at once")
-    check(findings.storage_findings(DENIED)[0], WARN)
+    check(doctor.storage_findings(DENIED)[0], WARN)
 
 
 def test_claims() -> None:
     shared = named("shared", spec={"accessModes": ["ReadOnlyMany"]})
     single = named("single", spec={"accessModes": ["ReadWriteOnce"]})
-    check(findings.claim_finding([]), OK)
-    check(findings.claim_finding([shared]), OK, "all 1")
-    check(findings.claim_finding([shared, single]), WARN, "single")
+    check(doctor.claim_finding([]), OK)
+    check(doctor.claim_finding([shared]), OK, "all 1")
+    check(doctor.claim_finding([shared, single]), WARN, "single")
     exclusive = named("exclusive", spec={"accessModes": ["ReadWriteOncePod"]})
-    check(findings.claim_finding([shared, exclusive]), WARN, "only one pod", "exclusive")
+    check(doctor.claim_finding([shared, exclusive]), WARN, "only one pod", "exclusive")
     writable = named("writable", spec={"accessModes": ["ReadWriteMany"]})
-    check(findings.claim_finding([shared, writable]), OK, "writable for spec.models.cache")
-    check(findings.claim_finding([shared]), OK, "none for spec.models.cache")
-    check(findings.claim_finding(DENIED), WARN)
+    check(doctor.claim_finding([shared, writable]), OK, "writable for spec.models.cache")
+    check(doctor.claim_finding([shared]), OK, "none for spec.models.cache")
+    check(doctor.claim_finding(DENIED), WARN)
 
 
 def labelled(level: str) -> dict[str, Any]:
@@ -240,11 +240,11 @@ def labelled(level: str) -> dict[str, Any]:
 
 
 def test_pod_security() -> None:
-    check(findings.security_finding("x", labelled("baseline")), OK)
-    check(findings.security_finding("x", named("x")), OK, "privileged")
-    check(findings.security_finding("x", labelled("restricted")), OK, "restricted", "hostPath")
-    check(findings.security_finding("x", None), FAIL, "does not exist", "kubectl create namespace x")
-    check(findings.security_finding("x", DENIED), WARN)
+    check(doctor.security_finding("x", labelled("baseline")), OK)
+    check(doctor.security_finding("x", named("x")), OK, "privileged")
+    check(doctor.security_finding("x", labelled("restricted")), OK, "restricted", "hostPath")
+    check(doctor.security_finding("x", None), FAIL, "does not exist", "kubectl create namespace x")
+    check(doctor.security_finding("x", DENIED), WARN)
 
 
 def test_engine_pods_are_within_restricted() -> None:
@@ -261,7 +261,7 @@ def quota(used: str = "0", **hard: str) -> dict[str, Any]:
 
 def test_quota() -> None:
     def judged(body: dict[str, Any], *limits: dict[str, Any]) -> Finding:
-        (finding,) = findings.quota_findings([body], limits)
+        (finding,) = doctor.quota_findings([body], limits)
         return finding
 
     check(judged(quota("2", **{"requests.nvidia.com/gpu": "8"})), OK, "8 - 2")
@@ -274,19 +274,19 @@ def test_quota() -> None:
     requests = named("l", spec={"limits": [{"type": "Container", "defaultRequest": {"memory": "8Gi"}}]})
     check(judged(quota(**{"requests.memory": "64Gi"}), requests), OK)
     check(judged(quota(pods="9")), OK)
-    check(findings.quota_findings(DENIED, [])[0], WARN)
+    check(doctor.quota_findings(DENIED, [])[0], WARN)
 
 
 def test_default_memory_limits() -> None:
     limits = [named("l", spec={"limits": [{"type": "Container", "default": {"memory": "8Gi"}}]})]
-    found = findings.limit_findings(limits)
+    found = doctor.limit_findings(limits)
     check(found[0], WARN, "8Gi")
-    assert findings.limit_findings([named("l", spec={"limits": [{"type": "Pod"}]})]) == []
-    assert "counts" in findings.shared_memory_finding(found).what
-    check(findings.limit_findings(DENIED)[0], WARN)
+    assert doctor.limit_findings([named("l", spec={"limits": [{"type": "Pod"}]})]) == []
+    assert "counts" in doctor.shared_memory_finding(found).what
+    check(doctor.limit_findings(DENIED)[0], WARN)
 
 
 def test_shared_memory_is_what_pods_bring() -> None:
     (shm,) = (volume for volume in pod_spec(pair_70b())["volumes"] if volume["name"] == "shm")
     assert shm["emptyDir"] == {"medium": "Memory", "sizeLimit": "2Gi"}, "on two GPUs"
-    assert "1 GiB for each GPU" in findings.shared_memory_finding([]).what
+    assert "1 GiB for each GPU" in doctor.shared_memory_finding([]).what

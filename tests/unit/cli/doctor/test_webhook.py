@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.cli.doctor.findings import Grade, Unreadable, webhook_findings
+from specdecode_operator.cli.doctor import Grade, Unreadable, webhook_findings
 from tests.support.certificates import DAY, made_certificate
 
 NOW = datetime.now(UTC).replace(microsecond=0)

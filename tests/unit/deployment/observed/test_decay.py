@@ -1,4 +1,4 @@
-"""The condition Decayed: acceptance that falls and steps that get slower."""
+"""Declines of acceptance and step time in the condition SpeculationEffective."""
 
 from collections.abc import Callable, Iterable, Iterator
 from random import Random
@@ -14,7 +14,7 @@ from specdecode_operator.deployment.observed.decay import (
     Decay,
     Decline,
     Measured,
-    decay_conditions,
+    decay_condition,
     newest_measured,
     update_decay,
 )
@@ -50,12 +50,12 @@ class Watched:
         self._said = engines
         self._recent = update_recent(self._recent, engines, self._now_s)
         self._decay = update_decay(self._decay, self._recent, self.facts, lambda: self._measured)
-        return next(iter(decay_conditions(self._decay)), None)
+        return decay_condition(self._decay)
 
     def condition(self) -> Condition | None:
         """Return it as it stands in the status."""
         seen = Observation(SERVING, [], self._said, recent=self._recent, decay=self._decay)
-        return decide(parent(self.spec), seen)[2].get("Decayed")
+        return decide(parent(self.spec), seen)[2].get("SpeculationEffective")
 
     def looks(self, count: int, work: Callable[[], EngineReading]) -> ConditionUpdate | None:
         """Return the condition as soon as there is one; what engines do is asked before each look."""
@@ -81,11 +81,11 @@ def test_acceptance_that_falls_is_told_with_both_figures(engine: Working) -> Non
     assert watched.looks(200, lambda: engine.works(0.6 + rng.gauss(0, 0.03))) is None
     told = watched.looks(100, lambda: engine.works(0.3 + rng.gauss(0, 0.03)))
     assert told is not None
-    assert (told.status, told.reason) == ("True", "AcceptanceDecayed")
+    assert (told.status, told.reason) == ("False", "AcceptanceDecayed")
     assert all(part in told.message for part in ("8.0", "29%", "60%", "32"))
     shown = watched.condition()
     assert shown is not None
-    assert (shown.status, shown.reason, shown.message) == ("True", told.reason, told.message)
+    assert (shown.status, shown.reason, shown.message) == ("False", told.reason, told.message)
     # It does not move with each look.
     assert watched.look(a=engine.works(0.29)) == told
     for _ in range(8):

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.importing.kubernetes_workloads import read_leader_worker_set
+from specdecode_operator.importing.sources import read_leader_worker_set
 from specdecode_operator.importing.spec_builder import MigrationError
 
 

@@ -236,6 +236,26 @@ def test_where_a_secret_lies_is_shown(specdecode: Specdecode, write: WriteObject
     assert "env HF_TOKEN -> spec.models.hubTokenSecret: name hub, key token" in report
 
 
+def test_variables_from_elsewhere_are_taken(specdecode: Specdecode, write: WriteObject) -> None:
+    old = yaml.safe_load((DATA / "llm-inference-service.yaml").read_text())
+    env = old["spec"]["template"]["containers"][0]["env"]
+    source = {"resourceFieldRef": {"resource": "limits.memory", "divisor": "0"}}
+    env.append({"name": "MEMORY", "valueFrom": source})
+    result = specdecode("import", "-f", write("old.yaml", old))
+    assert "env MEMORY -> spec.engine.env" in result.stderr
+    assert {"name": "MEMORY", "valueFrom": source} in yaml.safe_load(result.stdout)["spec"]["engine"]["env"]
+
+
+def test_a_source_that_the_field_does_not_take_is_a_question(specdecode: Specdecode, write: WriteObject) -> None:
+    old = yaml.safe_load((DATA / "llm-inference-service.yaml").read_text())
+    file = {"fileKeyRef": {"volumeName": "v", "path": "p", "key": "k"}}
+    old["spec"]["template"]["containers"][0]["env"].append({"name": "ODD", "valueFrom": file})
+    result = specdecode("import", "-f", write("old.yaml", old))
+    message = "ODD: has a valueFrom that the field does not take (fileKeyRef): set it in spec.podTemplate"
+    assert f"spec.engine.env: {message}" in result.stderr
+    assert result.exit_code == 2
+
+
 def spec_of(*words: str) -> dict[str, Any]:
     """The spec of a command line that leaves nothing open."""
     migration = migrate_workload(read_words(words))

@@ -6,7 +6,7 @@ import pytest
 
 from specdecode_operator.capture.trace_reader import Recording, read_recording, read_steps
 from specdecode_operator.replay.clocks import ScaledClock, VirtualClock
-from specdecode_operator.replay.drafting import AcceptanceDraws, AcceptanceSchedule, position_chance, recorded_drafting
+from specdecode_operator.replay.drafting import AcceptanceSchedule, draw_accepted, position_chance, recorded_drafting
 from specdecode_operator.replay.engine import Burst, Incoming, Load, UnmatchedRequestError
 from specdecode_operator.replay.recorded_engine import (
     Matching,
@@ -231,7 +231,8 @@ def test_the_load_of_the_engine_behind_is_counted_too(recorded: Any) -> None:
 def test_acceptance_follows_its_schedule_and_every_request_gets_its_tokens(recorded: Any) -> None:
     long = record(output_tokens=4001, itl_ms=[10.0] * 800, itl_tokens=[5] * 800)
     schedule = AcceptanceSchedule.parse("0:0.8,5:0.25")
-    played = Played(recorded(long), acceptance=AcceptanceDraws(schedule, 4, Random(1)))
+    random = Random(1)
+    played = Played(recorded(long), accepted=lambda now_ms: draw_accepted(schedule.at(now_ms), 4, random))
     found = played.submit(max_tokens=9999)
     played.clock.run()
     assert sum(tokens(found)) == 4001

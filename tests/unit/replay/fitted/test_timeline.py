@@ -38,13 +38,13 @@ def line_of(ts_ms: float, index: int, *, running: int = 1, **counts: int) -> dic
 
 
 def test_what_was_cached_is_not_computed_in_a_step() -> None:
-    found = timeline([request(0.0, cached_tokens=60), request(1000.0)], [], 4)
+    found = timeline([request(0.0, cached_tokens=60), request(1000.0)], [])
     assert list(found.end_ms) == [30.0, 40.0, 1030.0, 1040.0]
     assert list(found.prefill_tokens) == [40, 0, 100, 0]
 
 
 def test_only_what_max_tokens_ended_was_cut() -> None:
-    found = timeline([request(0.0), request(1000.0, finish_reason="stop")], [], 4)
+    found = timeline([request(0.0), request(1000.0, finish_reason="stop")], [])
     assert list(found.chunk_is_cut) == [False, True, False, False]
 
 
@@ -75,7 +75,7 @@ def test_the_first_burst_after_a_prefill_comes_after_none(tmp_path: Path) -> Non
 
 
 def test_who_waited_behind_others_says_nothing_of_the_way_to_the_scheduler() -> None:
-    found = timeline([request(0.0, scheduled_ms=5.0), request(20.0, scheduled_ms=35.0)], [], 4)
+    found = timeline([request(0.0, scheduled_ms=5.0), request(20.0, scheduled_ms=35.0)], [])
     assert list(found.lead_ms) == [5.0]
 
 

@@ -10,7 +10,7 @@ import yaml
 
 from specdecode_operator.cli.render import Options, render
 from specdecode_operator.deployment.desired_state import Launch
-from specdecode_operator.replay.emulated.settings import settings_from_json
+from specdecode_operator.replay.emulated.engine_model import settings_from_json
 from specdecode_operator.replay.emulation import Emulation, NotEmulatedError, emulation, transfer_warnings
 from specdecode_operator.replay.model_file import FittedModel, Origin
 from specdecode_operator.sizing.memory.kv_cache import cache_layout

@@ -9,7 +9,7 @@ from specdecode_operator.replay.clocks import VirtualClock
 from specdecode_operator.replay.engine import Incoming, Load, Sink, Submission
 from specdecode_operator.replay.server.completion_answers import Engines, Whole
 from specdecode_operator.replay.server.completion_requests import read_completion
-from specdecode_operator.replay.server.vllm_metrics import Meter
+from specdecode_operator.replay.server.served_answers import Meter
 
 
 class Ticket:

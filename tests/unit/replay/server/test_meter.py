@@ -6,7 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from specdecode_operator.replay.clocks import VirtualClock
 from specdecode_operator.replay.engine import Burst, Incoming, Load, Sink, Submission, Ticket
-from specdecode_operator.replay.server.vllm_metrics import Answer, Exposition, Meter
+from specdecode_operator.replay.server.served_answers import Answer, Exposition, Meter
 from specdecode_operator.stats.figures import FIGURES
 
 

@@ -13,9 +13,9 @@ from specdecode_operator.capture.trace_reader import read_recording
 from specdecode_operator.replay.clocks import VirtualClock
 from specdecode_operator.replay.engine import Incoming
 from specdecode_operator.replay.recorded_engine import Matching, StepsEngine, StepsSettings, matcher
-from specdecode_operator.replay.server import capture_writer
+from specdecode_operator.replay.server import served_answers
 from specdecode_operator.replay.server.playback_source import ServeError
-from specdecode_operator.replay.server.vllm_metrics import Answer, Meter
+from specdecode_operator.replay.server.served_answers import Answer, Meter
 from tests.support.replay_server import events, replay_server
 from tests.support.traces import record, write_trace
 
@@ -82,7 +82,7 @@ async def test_a_step_prefills_all_prompts_that_have_their_first_token_in_it(tmp
     recording = read_recording(write_trace(tmp_path / "trace.jsonl", records))
     clock, out = VirtualClock(), tmp_path / "out"
     engine = StepsEngine(recording, clock, matcher(Matching.ARRIVAL, recording.requests), StepsSettings())
-    written = capture_writer.CaptureRecorder(out, recording.meta, engine, 4)
+    written = served_answers.CaptureRecorder(out, recording.meta, engine, 4)
     meter = Meter(clock, 4, written)
     for tokens in (7, 20, 30):
         Answer(meter, engine, Incoming(request_id=str(tokens), prompt_tokens=tokens, max_tokens=99), lambda _: None)
@@ -98,7 +98,7 @@ async def test_two_steps_in_one_turn_of_a_late_event_loop_have_a_moment_each(tmp
     recording = read_recording(write_trace(tmp_path / "trace.jsonl", [record(ttft_ms=5.0, itl_ms=[45.0, 10.0])]))
     clock, out = VirtualClock(), tmp_path / "out"
     engine = StepsEngine(recording, clock, matcher(Matching.ARRIVAL, recording.requests), StepsSettings())
-    written = capture_writer.CaptureRecorder(out, recording.meta, engine, 4)
+    written = served_answers.CaptureRecorder(out, recording.meta, engine, 4)
     Answer(Meter(clock, 4, written), engine, Incoming(request_id="a", prompt_tokens=7, max_tokens=99), lambda _: None)
     clock.run(until_ms=80)
     await asyncio.sleep(0)
@@ -141,7 +141,7 @@ async def test_who_is_served_notices_nothing_of_a_full_disk(tmp_path: Path, monk
     async with replay_server(tmp_path, [record(**QUICK)], record=out) as client:
         await events(client)
         with monkeypatch.context() as patched:
-            patched.setattr(capture_writer, "encode", full)
+            patched.setattr(served_answers, "encode", full)
             assert len(await events(client)) == 3
         assert len(await events(client)) == 3
     assert not found

@@ -173,6 +173,10 @@ def test_layers_of_prediction_of_another_checkpoint_are_in_its_sizes(limits: Eng
         ("Qwen/Qwen3-8B", "Qwen/Qwen3-8", False),
         ("Qwen/Qwen3-14B", "Qwen/Qwen3-8B", False),
         ("Qwen/Qwen3.5-27B", "Qwen/Qwen3.6-27B", False),
+        ("nvidia/Gemma-4-26B-A4B-NVFP4", "google/gemma-4-26B-A4B-it", True),
+        ("google/gemma-4-26B-A4B", "google/gemma-4-26B-A4B-it", False),
+        # A draft model of its own serves both, but they are different models.
+        ("Qwen/Qwen3-14B", "Qwen/Qwen3-32B", False),
     ],
 )
 def test_variants_of_a_model_go_by_its_name(model: str, of: str, is_one: bool) -> None:
