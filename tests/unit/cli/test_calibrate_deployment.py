@@ -22,7 +22,7 @@ from tests.support.decisions import desired_state
 from tests.support.llama import LLAMA_8B_CONFIG
 from tests.support.objects import H200, deployment, pair_70b, parent, tiny_cpu
 from tests.support.replay_field_cases import replaying
-from tests.unit.deployment.proof.test_residual import reading
+from tests.unit.deployment.observed.test_engine_reports import reading
 
 NODES = (NodeFacts("h200-0", H200, 8),)
 

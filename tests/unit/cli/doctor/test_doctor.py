@@ -11,7 +11,7 @@ from specdecode_operator.cli import doctor
 from specdecode_operator.cli.doctor import Finding, Grade, Unreadable
 from specdecode_operator.version import __version__
 from tests.support.objects import H100, H200, pair_70b
-from tests.unit.deployment.objects.test_children import pod_spec
+from tests.unit.deployment.test_children import pod_spec
 
 DENIED = Unreadable("you may not look")
 OK, WARN, FAIL = Grade.OK, Grade.WARN, Grade.FAIL
