@@ -150,6 +150,15 @@ def test_containers_that_are_added_are_confined_like_ours_where_they_say_nothing
         }
 
 
+def test_the_pod_template_replaces_a_variable_as_a_whole() -> None:
+    source = {"secretKeyRef": {"name": "team", "key": "level"}}
+    plain, taken = {"name": "LEVEL", "value": "3"}, {"name": "LEVEL", "valueFrom": source}
+    for env, template in ((plain, taken), (taken, plain)):
+        engine = {"name": "engine", "env": [template]}
+        pod = pod_spec(pair_70b(engine={"env": [env]}, podTemplate={"spec": {"containers": [engine]}}))
+        assert [each for each in pod["containers"][0]["env"] if each["name"] == "LEVEL"] == [template]
+
+
 @pytest.mark.parametrize(
     ("template", "field"),
     [
