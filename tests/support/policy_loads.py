@@ -8,7 +8,7 @@ from itertools import pairwise
 from random import Random
 from typing import Final
 
-from specdecode_operator.deployment.policy import Evidence, Memory, Point, Rules, Seen, Setting, decide
+from specdecode_operator.deployment.speculation_policy import Evidence, Memory, Point, Rules, Seen, Setting, decide
 from specdecode_operator.enums import PolicyAction, PolicyOutcome
 from specdecode_operator.replay.clocks import VirtualClock
 from specdecode_operator.replay.emulated.engine_model import StepTime, from_rates

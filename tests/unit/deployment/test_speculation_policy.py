@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specdecode_operator.deployment.policy import (
+from specdecode_operator.deployment.speculation_policy import (
     Evidence,
     Memory,
     NoEvidence,
