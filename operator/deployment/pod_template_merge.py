@@ -70,7 +70,8 @@ def merge(base: Any, patch: Any, field: str = "") -> Any:
         for element in patch:
             name = element[key]
             before = elements.get(name, _ADDED.get(field))
-            elements[name] = element if before is None else merge(before, element)
+            # A variable is replaced as a whole: with a value and a source together the API server rejects the pod.
+            elements[name] = element if before is None or field == "env" else merge(before, element)
         return list(elements.values())
     return patch
 

@@ -25,7 +25,6 @@ from specdecode_operator.deployment.observed.speculation_in_force import (
     with_last_acceptance,
 )
 from specdecode_operator.deployment.parsed_deployment import ParsedDeployment
-from specdecode_operator.deployment.policy import policy_condition
 from specdecode_operator.deployment.rollout.readiness import (
     CAPTURE_OVERDUE,
     ROLLED_BACK,
@@ -41,6 +40,7 @@ from specdecode_operator.deployment.rollout.readiness import (
     without_engines,
 )
 from specdecode_operator.deployment.rollout.rollout_gate import held_readiness
+from specdecode_operator.deployment.speculation_policy import policy_condition
 
 _PROOFS: Final = ("SpeculationActive", "BudgetAccurate", "SettingsInForce")
 _BY_POLICY: Final = "turned off by the policy: status.policy says why"

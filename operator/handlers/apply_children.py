@@ -50,6 +50,7 @@ from specdecode_operator.deployment.child_changes import (
     workloads_to_scale,
 )
 from specdecode_operator.deployment.conditions import Blocked
+from specdecode_operator.deployment.configmap_digests import child_entry, children_proofs
 from specdecode_operator.deployment.desired_state import DesiredState, Outcome
 from specdecode_operator.deployment.models.model_facts import CONFIG_MAP_NAME, facts_config_map
 from specdecode_operator.deployment.parsed_deployment import ParsedDeployment
@@ -57,7 +58,6 @@ from specdecode_operator.deployment.rollout.blocked_pods import rejections
 from specdecode_operator.deployment.rollout.engine_workload import WORKLOAD_KINDS
 from specdecode_operator.deployment.rollout.readiness import Readiness, readiness_of, stalled, working
 from specdecode_operator.deployment.rollout.rollout_progress import NO_GROUP_HISTORY, GroupHistory, current_pods
-from specdecode_operator.deployment.tamper_check import child_entry, children_proofs
 from specdecode_operator.handlers.status_writer import Reporter
 
 _AT_ONCE: Final = 3

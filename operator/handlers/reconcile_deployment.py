@@ -32,6 +32,7 @@ from specdecode_operator.cluster.drift import identity, is_owned
 from specdecode_operator.cluster.engine_probe import EngineProbe
 from specdecode_operator.cluster.observed_figures import FiguresReader, KeptFigures
 from specdecode_operator.cluster.resources import CONFIG_MAP, JOB, MODEL_FACTS_NAME, PERSISTENT_VOLUME_CLAIM, POD
+from specdecode_operator.deployment.configmap_digests import believed, digests, kept_entries, own_proofs, proofs_in
 from specdecode_operator.deployment.decision import internal_error, newly_read_models
 from specdecode_operator.deployment.desired_state import ClusterState, DesiredState, Launch, RolledBack
 from specdecode_operator.deployment.models.model_facts import believed_entries, site_facts_of
@@ -46,7 +47,14 @@ from specdecode_operator.deployment.observed.observation import (
 )
 from specdecode_operator.deployment.parsed_deployment import ParsedDeployment, engine_spec_hash, parse_deployment
 from specdecode_operator.deployment.planning import plan_change
-from specdecode_operator.deployment.policy import (
+from specdecode_operator.deployment.requeue import Requeue, requeue_for
+from specdecode_operator.deployment.rollout.blocked_pods import waits_for_claim
+from specdecode_operator.deployment.rollout.engine_workload import serving_pods
+from specdecode_operator.deployment.rollout.readiness import Lending, Readiness, lent_since
+from specdecode_operator.deployment.rollout.rollback import LastGood, last_good_name, read_last_good, render_last_good
+from specdecode_operator.deployment.rollout.rollout_gate import GateState, may_be_of_gate
+from specdecode_operator.deployment.rollout.rollout_progress import NO_GROUP_HISTORY, GroupHistory, current_pods
+from specdecode_operator.deployment.speculation_policy import (
     Measured,
     PolicyInputs,
     Remembered,
@@ -62,15 +70,7 @@ from specdecode_operator.deployment.policy import (
     why_not_plannable,
     with_speculation,
 )
-from specdecode_operator.deployment.requeue import Requeue, requeue_for
-from specdecode_operator.deployment.rollout.blocked_pods import waits_for_claim
-from specdecode_operator.deployment.rollout.engine_workload import serving_pods
-from specdecode_operator.deployment.rollout.readiness import Lending, Readiness, lent_since
-from specdecode_operator.deployment.rollout.rollback import LastGood, last_good_name, read_last_good, render_last_good
-from specdecode_operator.deployment.rollout.rollout_gate import GateState, may_be_of_gate
-from specdecode_operator.deployment.rollout.rollout_progress import NO_GROUP_HISTORY, GroupHistory, current_pods
 from specdecode_operator.deployment.status import compose_status
-from specdecode_operator.deployment.tamper_check import believed, digests, kept_entries, own_proofs, proofs_in
 from specdecode_operator.enums import PolicyAction, PolicyOutcome
 from specdecode_operator.handlers.apply_children import EngineChildren, what_blocks
 from specdecode_operator.handlers.decision_cache import DecisionCache

@@ -35,7 +35,6 @@ from specdecode_operator.cluster.resources import (
 )
 from tests.support.api_objects import after_apply, after_merge, applied_fields, matches, with_server_fields
 from tests.support.objects import Body
-from tests.support.rights import right_for
 
 CRD = CUSTOM_RESOURCE_DEFINITION
 NAMESPACE = Resource("v1", "Namespace", "namespaces")
@@ -88,10 +87,6 @@ class ApiServer:
         """By which it says when objects were made."""
         self.requests: list[str] = []
         """What was asked, in order, such as ``patch services llama``."""
-        self.used: set[str] = set()
-        """Rights that were used, such as ``patch services``; with a name where the operator has them of that alone."""
-        self.places: set[str] = set()
-        """Namespaces that were asked about; an empty text is the whole cluster."""
         self.granted: frozenset[str] | None = None
         """Rights that there are; None where everything may be done."""
         self.refusals: dict[str, tuple[int, str]] = {}
@@ -157,11 +152,6 @@ class ApiServer:
         self.requests.clear()
         return found
 
-    def connections(self) -> int:
-        """Return how many connections clients hold open."""
-        server = self._runner.server if self._runner else None
-        return len(server.connections) if server else 0
-
     @asynccontextmanager
     async def serving(self, kubeconfig: Path) -> AsyncIterator[None]:
         """Serve it at an address of this machine, and write a kubeconfig for it."""
@@ -199,7 +189,6 @@ class ApiServer:
         try:
             call = self._call(request, parts)
             self.requests.append(f"{call.permission} {call.name}".rstrip())
-            self.places.add(call.namespace)
             if act := self.before.pop(call.permission, None):
                 act()
             self._authorize(call, call.name or _wanted_name(request))
@@ -318,7 +307,6 @@ class ApiServer:
 
     def _authorize(self, call: _Call, name: str = "") -> None:
         permission = call.permission
-        self.used.add(right_for(permission, name))
         if call.namespace in self.barred:
             raise RefusalError(403, f'User "operator" may do nothing in the namespace "{call.namespace}"')
         if self.granted is not None and not self.granted & {permission, f"{permission} {name}"}:

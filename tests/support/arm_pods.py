@@ -1,6 +1,5 @@
 """The pod of a capture with several arms without a cluster: its switcher, and engines that record."""
 
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -87,9 +86,3 @@ def arm(name: str, port: int, *arguments: str, **changes: Any) -> dict[str, Any]
         "context": {"image": "vllm:0.32", "command": ["vllm", "serve", name]},
         **changes,
     }
-
-
-def settings_of(pod: ArmPod) -> dict[str, Any]:
-    """Return the settings that a pod was given."""
-    found: dict[str, Any] = json.loads(pod.environment["SPECDECODE_CAPTURE"])
-    return found

@@ -22,8 +22,8 @@ from tests.support.captures import ended as container_ended
 from tests.support.decisions import NOW, decide, desired_state
 from tests.support.objects import Body, deployment, ended, pair_70b, parent, pod, tiny_cpu, waiting
 from tests.support.scheduler_words import NO_ROOM
-from tests.unit.deployment.pods import test_gate as gates
-from tests.unit.deployment.pods import test_rollback as rollbacks
+from tests.unit.deployment.rollout import test_rollback as rollbacks
+from tests.unit.deployment.rollout import test_rollout_gate as gates
 
 Told = Literal["wait", "good", "bad"]
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from specdecode_operator.api.deployment import Policy, PolicyStatus
 from specdecode_operator.api.speculation import Speculation
-from specdecode_operator.deployment.policy import (
+from specdecode_operator.deployment.speculation_policy import (
     PolicyInputs,
     Remembered,
     Seen,

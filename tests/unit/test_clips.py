@@ -32,7 +32,7 @@ NO_MESSAGES: Final = {
     "cli/text_files.py: target.name[:64]",
     "deployment/conditions.py: re.sub('[^A-Za-z0-9_,:]', '', update.reason)[:_REASON_LIMIT]",
     "deployment/rollout/rollout_gate.py: key.name[:_LONGEST_NAME]",
-    "deployment/policy.py: status.arm[:_LONGEST_ARM]",
+    "deployment/speculation_policy.py: status.arm[:_LONGEST_ARM]",
     "deployment/models/model_locations.py: re.sub('[^-._a-zA-Z0-9]+', '.', self.model)[-180:]",
     "importing/convert.py: old[:NAME_MAX_LENGTH - len(_SUFFIX)]",
     "importing/convert.py: re.sub('[^a-z0-9]+', '-', (old or model).lower())[:NAME_MAX_LENGTH]",

@@ -29,9 +29,9 @@ from specdecode_operator.cluster.clock import ServerTime
 from specdecode_operator.deployment.conditions import Blocked, ConditionUpdate, stamp
 from specdecode_operator.deployment.models.checkpoint_reader import CheckpointError, pack_error
 from specdecode_operator.deployment.models.model_jobs import DOWNLOADER, READER
-from specdecode_operator.deployment.policy import given_up
 from specdecode_operator.deployment.rollout.blocked_pods import blocked_pod
 from specdecode_operator.deployment.rollout.engine_errors import error_lines
+from specdecode_operator.deployment.speculation_policy import given_up
 from specdecode_operator.handlers.status_writer import Reporter
 from specdecode_operator.importing.spec_builder import MigrationError, SpecBuilder
 from specdecode_operator.problems import OneLine, Problem, shown

@@ -16,6 +16,7 @@ from typing import Any, Final
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.cluster.resources import MANAGED_BY_LABEL, MANAGER, MODEL_FACTS_LABEL, MODEL_FACTS_NAME
+from specdecode_operator.deployment.configmap_digests import digests
 from specdecode_operator.deployment.models.checkpoint_reader import (
     ERROR_LIMIT,
     MESSAGE_LIMIT_BYTES,
@@ -30,7 +31,6 @@ from specdecode_operator.deployment.models.model_locations import (
     models_without_config,
     undescribed_models,
 )
-from specdecode_operator.deployment.tamper_check import digests
 from specdecode_operator.redaction import clip
 from specdecode_operator.untrusted import parse_json
 

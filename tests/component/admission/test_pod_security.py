@@ -11,8 +11,8 @@ from tests.support.kubectl import Kubectl
 from tests.support.model_caches import cached, decide, fetched, jobs, template
 from tests.support.objects import Body
 from tests.support.waiting import eventually
-from tests.unit.deployment.spec.test_model_facts import jobs as readers
-from tests.unit.deployment.spec.test_model_facts import undescribed
+from tests.unit.deployment.models.test_model_facts import jobs as readers
+from tests.unit.deployment.models.test_model_facts import undescribed
 
 ROOT_USER = {"securityContext": {"runAsUser": 0}}
 

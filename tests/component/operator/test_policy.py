@@ -2,7 +2,7 @@
 
 Engines are pages on the loopback, and the test is their kubelet. What a policy decides over days is seen in
 tests/unit/deployment, on vLLM's own counters in tests/component/operator/policy, and what it reads and writes in
-tests/unit/handlers/reconcile/test_policy.py.
+tests/unit/handlers/test_speculation_policy.py.
 """
 
 import json

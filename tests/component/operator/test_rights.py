@@ -15,7 +15,7 @@ ELSEWHERE = {
     f"get leases.coordination.k8s.io {RELEASE}": "the same",
     f"patch leases.coordination.k8s.io {RELEASE}": "the same",
 }
-"""Rights that are not used here, but where the operator runs against an API server in memory."""
+"""Rights that no test of this folder uses."""
 
 TAKEN_AWAY = "services"
 """The kind on which there are no rights in one test: what is asked of it meanwhile depends on when watches end."""

@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
-import yaml
 from pydantic import StringConstraints, ValidationError
 
-from specdecode_operator.api.base import GROUP, MEANINGS, ApiModel
+from specdecode_operator.api.base import MEANINGS, ApiModel
 from specdecode_operator.api.capture_rules import CAPTURE_RULES
-from specdecode_operator.api.crds import crd_file_name, crd_yaml, crds
+from specdecode_operator.api.crds import crds
 from specdecode_operator.api.deployment_rules import RULES, Rule
 from specdecode_operator.api.spec_problems import spec_problems
 from specdecode_operator.cli.operator import crds_command
@@ -42,16 +41,6 @@ def test_checked_in_crds_are_what_the_models_say(tmp_path: Path) -> None:
     assert set(written) == {file.name for file in CHECKED_IN.glob("*_*.yaml")}
     for name, text in written.items():
         assert (CHECKED_IN / name).read_text() == text, "stale: run `./just crds` and commit it"
-
-
-def test_they_are_printed_as_documents_of_one_file(capsys: pytest.CaptureFixture[str]) -> None:
-    crds_command()
-    assert list(yaml.safe_load_all(capsys.readouterr().out)) == crds()
-
-
-@pytest.mark.parametrize("crd", crds(), ids=crd_file_name)
-def test_crd_is_named_as_the_api_server_wants_it(crd: dict[str, Any]) -> None:
-    assert crd["metadata"]["name"] == f"{crd['spec']['names']['plural']}.{GROUP}"
 
 
 def test_schema_is_structural() -> None:
@@ -151,8 +140,3 @@ def test_a_pattern_is_told_in_words(pattern: str) -> None:
     assert what.startswith(("a ", "an "))
     assert fix.startswith(("use ", "write "))
     assert not set(problem.message) & set("^$[](){}+?\\")
-
-
-def test_yaml_has_no_aliases() -> None:
-    for crd in crds():
-        assert "&id" not in crd_yaml(crd)

@@ -77,15 +77,6 @@ def test_the_page_names_what_the_catalogue_and_sizing_lack(recipes: Path, regist
     assert any("0.34.0" in line for line in lines)
 
 
-def test_there_is_no_page_if_nothing_is_missing(recipes: Path, registry: Path) -> None:
-    (recipes / "models/Qwen/a.yaml").unlink()
-    registry.write_text(REGISTRY.replace("New", "Qwen3").replace("Qwen3MTPModel", "MedusaModel"))
-    names = ["MedusaModel", "Qwen3ForCausalLM", "SmolLM3ForCausalLM", "Gemma3ForConditionalGeneration"]
-    known = {**KNOWN, "classes": names, "since": {}, "until": {}}
-    assert page(recipes, registry, "0.34.0", known) == ""
-    assert "- `OldForCausalLM`" in page(recipes, registry, "0.34.0", {**known, "since": {"0.2": ["OldForCausalLM"]}})
-
-
 def test_a_new_version_adds_its_classes_and_ends_others(registry: Path, tmp_path: Path) -> None:
     (tmp_path / "models/gone").mkdir(parents=True)
     (tmp_path / "models/gone/modeling_gone.py").write_text("class LostForCausalLM(Base):\n")

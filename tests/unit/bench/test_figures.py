@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bench import command
-from bench.figures import Figure, Row, Run, at_least, at_most, growth, markdown_table, peer, read_runs, write_run
+from bench.figures import Figure, Row, Run, at_least, at_most, growth, peer, read_runs, write_run
 from tests.support.documents import ROOT
 
 MACHINE = {"date": "2026-11-23 10:00 UTC"}
@@ -54,18 +54,6 @@ def test_a_part_measured_again_replaces_its_rows_and_no_others(tmp_path: Path) -
     assert run["figures"][0]["command"] == "./just bench --only sizing.speed"
 
 
-def test_a_number_of_objects_measured_again_replaces_its_rows_and_no_others(tmp_path: Path) -> None:
-    file = tmp_path / "figures.json"
-    others = ("1,000 objects: create", "create: growth")
-    before = ("100 objects: create", "100 objects: measured no more", "failed", *others)
-    write_run(file, Run(MACHINE, [Row("operator.scale", Figure(name, 1.0)) for name in before]))
-
-    write_run(file, Run(MACHINE, [Row("operator.scale", Figure("100 objects: create", 2.0))]))
-
-    figures = [(row.figure.name, row.figure.value) for run in read_runs(file) for row in run.rows]
-    assert figures == [*((name, 1.0) for name in others), ("100 objects: create", 2.0)]
-
-
 @pytest.mark.usefixtures("_measured")
 def test_a_part_that_fails_is_told_and_the_others_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--only", "replay.speed,capture.report"]) == 1
@@ -74,27 +62,6 @@ def test_a_part_that_fails_is_told_and_the_others_are_measured(capsys: pytest.Ca
     assert "not measured" in output
     assert "OSError: no disk" in output
     assert "130 MiB" in output
-
-
-@pytest.mark.parametrize(
-    ("file", "said"),
-    [
-        ("no/such.json", "there is no folder no: make it, or name another file"),
-        (".", "is a folder: name a file in it"),
-        ("notes.json", "holds something else than runs: name another file"),
-        ("list.json", "holds something else than runs: name another file"),
-    ],
-)
-def test_a_file_that_takes_no_run_is_told_before_anything_is_measured(
-    file: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(command, "measured", lambda _: pytest.fail("it is measured"))
-    Path("notes.json").write_text("not JSON")
-    Path("list.json").write_text("[]")
-    with pytest.raises(SystemExit, match=r"^2$"):
-        command.main(["--only", "sizing.speed", "--json", file])
-    assert f"argument --json: {file!r}: {said}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -115,12 +82,6 @@ def test_a_wrong_name_is_told_before_anything_is_measured(
     assert not output.out
 
 
-def test_an_area_is_all_of_its_parts_and_long_ones_need_a_word() -> None:
-    assert {part.partition(".")[0] for part in command.chosen("capture")} == {"capture"}
-    assert not set(command.LONG_PARTS) & set(command.chosen(None))
-    assert set(command.LONG_PARTS) <= set(command.chosen(None, every=True))
-
-
 def test_every_part_is_a_module_that_has_figures() -> None:
     for part in (*command.PARTS, *command.LONG_PARTS):
         module, function = command.SECOND_WAYS.get(part, (part, "figures"))
@@ -128,21 +89,6 @@ def test_every_part_is_a_module_that_has_figures() -> None:
         assert f"\ndef {function}() -> Iterator[Figure]:" in file.read_text(), file
 
 
-def test_each_row_of_the_document_has_a_command_that_there_is() -> None:
-    parts = {row.part for run in read_runs(ROOT / "docs/reference/benchmarks.json") for row in run.rows}
-    assert command.chosen(",".join(sorted(parts))), "`./just bench --only PART` takes each"
-
-
-def test_a_limit_is_kept_by_a_value_that_is_just_it() -> None:
-    assert at_most(0.0).holds(0.0)
-    assert at_least(1.0).holds(1.0)
-
-
 def test_growth_is_the_slope_of_the_logarithms() -> None:
     assert growth("reading", "s", {10: 2.0, 20: 8.0, 40: 32.0}).value == pytest.approx(2)
     assert growth("reading", "s", {10: 3.0, 20: 3.0, 40: 3.0}).value == pytest.approx(0)
-
-
-def test_a_table_of_a_document_keeps_its_columns() -> None:
-    (*_, row) = markdown_table([Row("sizing.speed", Figure("a|b", None, remark="no disk"))])
-    assert row == "| sizing.speed | a\\|b | not measured |  |  | no disk |"

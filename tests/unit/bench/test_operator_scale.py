@@ -1,25 +1,17 @@
 """The pure parts of `./just bench-operator`: what is counted, quantiles, and the rows."""
 
 import json
-import os
-import re
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, NoReturn
 
 import pytest
 
-from bench.documents import bench_table, scale_table
-from bench.figures import Figure, Row, Run, at_most, write_run
-from bench.machine import facts
-from bench.operator import histogram, process_use, scale, watching
+from bench.operator import histogram, scale
 from bench.operator.audit_counts import STATUS_WRITE, AuditCounts, about_objects, writes
 from bench.operator.life import CHILDREN, DELETE, IDLE, RESTART, SETTLED, UPDATE, Life
-from bench.operator.phases import Cost, Measured
-from bench.operator.process_use import Memory, cpu_s, machine_cpu_s, memory
+from bench.operator.phases import Cost
+from bench.operator.process_use import Memory
 from bench.operator.slowest import Look, looks, slowest_tenth
-from bench.operator.watching import Watched
 from specdecode_operator.api.deployment import Key
 from specdecode_operator.cluster.client import Wait, Waits
 from specdecode_operator.handlers.metrics import told
@@ -52,19 +44,6 @@ def test_buckets_of_all_outcomes_of_a_kind_are_one_histogram() -> None:
 )
 def test_a_quantile_lies_evenly_within_its_bucket_as_prometheus_has_it(share: float, expected: float) -> None:
     assert histogram.quantile(observed(), share) == pytest.approx(expected)
-
-
-def test_a_single_value_is_read_from_a_page_and_one_that_is_not_there_is_named() -> None:
-    assert histogram.value("# TYPE interval gauge\ninterval 15.0\n", "interval") == 15.0
-    with pytest.raises(LookupError, match="interval"):
-        histogram.value(PAGE, "interval")
-
-
-def test_nothing_observed_has_no_quantile() -> None:
-    nothing = histogram.since(observed(), observed())
-    assert nothing == {0.1: 0, 1.0: 0, float("inf"): 0}
-    assert histogram.quantile(nothing, 0.5) is None
-    assert histogram.quantile({}, 0.5) is None
 
 
 def line(verb: str, resource: str, stage: str = "ResponseComplete", user: str = USER, subresource: str = "") -> bytes:
@@ -101,14 +80,6 @@ def test_calls_of_one_user_are_counted_once_and_read_on_when_the_file_is_another
     assert writes(found) == 3
     assert counts.server_s == 0.75, "of three calls; a watch takes as long as it is wanted"
     counts.close()
-
-
-def test_a_process_is_what_the_kernel_says_of_it() -> None:
-    before = cpu_s(os.getpid())
-    while cpu_s(os.getpid()) == before:
-        sum(range(10_000))
-    used = memory(os.getpid())
-    assert 1_000_000 < used.now_bytes <= used.peak_bytes
 
 
 def test_looks_are_read_as_the_operator_tells_of_them() -> None:
@@ -170,124 +141,3 @@ def test_rows_say_how_the_operator_stands_beside_its_peer_and_how_costs_grow(mon
     )
     assert rows["create, until all children are there: growth"].value == pytest.approx(1.0)
     assert rows["memory: growth"].value == pytest.approx(0.0)
-
-
-def test_what_an_operator_takes_is_told_with_a_size_between_and_how_it_grows(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(scale, "_lives", lambda n, *_, **__: (life(n, n / 10), life(n, n / 20)))
-    file = tmp_path / "figures.json"
-    rows = [Row("operator.scale", figure) for figure in scale.figures_of_sizes(scale_table.MEASURED, 60.0)]
-    write_run(file, Run(facts(), rows))
-    monkeypatch.setattr(scale_table, "FILE", file)
-    assert scale_table.scale_table().splitlines()[2:6] == [
-        "| memory at most | 300 MB | 300 MB | 300 MB | 300 MB | 300 MB | 0.00 |",
-        "| `resources.requests.memory` | 320Mi | 320Mi | 320Mi | 320Mi | 320Mi |  |",
-        "| `resources.limits.memory` | 512Mi | 512Mi | 512Mi | 512Mi | 512Mi |  |",
-        "| create all, until their children are there | 10.0 s | 100 s | 200 s | 300 s | 500 s | 1.00 |",
-    ]
-
-
-def test_without_a_peer_rows_end_with_the_restart_and_the_readme_has_none_that_is_kept(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def up_to_restart(objects: int, idle_s: float, *, alone: bool) -> tuple[Life, None]:
-        assert alone
-        found = life(objects, idle_s)
-        del found.costs[UPDATE], found.costs[DELETE]
-        return found, None
-
-    monkeypatch.setattr(scale, "_lives", up_to_restart)
-    rows = {figure.name: figure for figure in scale.figures_of_sizes((1000, 5000), 60.0, alone=True)}
-    assert not [name for name in rows if "peer" in name or "update" in name or "delete" in name]
-    assert rows["5,000 objects: restart, until 3 changes are acted on"].against is None
-    limits = {name: figure.against for name, figure in rows.items() if name.endswith("memory at most, all Ready")}
-    assert [limit is None for limit in limits.values()] == [False, True], "the aim is that of 1,000 objects"
-
-
-def test_every_row_of_a_run_is_in_the_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    rows = [Row("operator.scale", Figure(f"{size}: create", 1.0, "s", at_most(2.0))) for size in (100, 200)]
-    write_run(tmp_path / "figures.json", Run(facts(), [*rows, Row("operator.scale", Figure("200: calls", 5.0))]))
-    monkeypatch.setattr(bench_table, "FILE", tmp_path / "figures.json")
-    every = bench_table.bench_table().split("Measured")[0]
-    assert re.findall(r"\d+: \w+", every) == ["100: create", "200: create", "200: calls"]
-
-
-@pytest.mark.parametrize(
-    ("option", "said"),
-    [
-        *(
-            (f"--objects={text}", "use whole numbers from 1 on, such as 100,1000")
-            for text in ("", "zero", "100,", "-5")
-        ),
-        ("--objects=100,16381", "use 16,380 at most: each object takes a Service address, of which a development"),
-        *((f"--idle={text}", "use a number above 0") for text in ("-3", "0", "inf", "long")),
-        ("--json=no/such.json", "there is no folder no: make it, or name another file"),
-    ],
-)
-def test_a_wrong_option_is_told_before_anything_is_measured(
-    option: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(scale, "figures_of_sizes", lambda *_: pytest.fail("it is measured"))
-    with pytest.raises(SystemExit, match=r"^2$"):
-        scale.main([option])
-    name, _, text = option.partition("=")
-    assert f"argument {name}: {text!r}: {said}" in capsys.readouterr().err
-
-
-def test_who_ends_it_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def interrupted(*_: object, **__: object) -> NoReturn:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(scale, "figures_of_sizes", interrupted)
-    assert scale.main([]) == 130
-    assert capsys.readouterr().err == "bench-operator: interrupted, the cluster is removed\n"
-
-
-def test_help_tells_the_defaults(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    with pytest.raises(SystemExit, match=r"^0$"):
-        scale.main(["--help"])
-    told = capsys.readouterr().out
-    assert "(default: 100,300,1000)" in told
-    assert "(default: 60)" in told
-
-
-def test_a_machine_that_waits_for_disks_is_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "stat").write_text("cpu  100 20 30 5000 700 4 6 9 9 9\ncpu0 1 1 1 1 1 1 1 1 1 1\n")
-    monkeypatch.setattr(process_use, "Path", lambda name: tmp_path / name.removeprefix("/proc/"))
-    assert machine_cpu_s() * os.sysconf("SC_CLK_TCK") == 100 + 20 + 30 + 4 + 6
-
-
-def test_cpu_time_of_a_new_process_counts_from_nothing() -> None:
-    moments = iter(Cost(0.0, cpu_s, Counter(), 0, 0, {1.0: cpu_s}, 0.0, [], 0.0) for cpu_s in (100, 3))
-    measured: Any = object.__new__(Measured)
-    measured.subject, measured.say, measured._moment = SimpleNamespace(pid=1), lambda _: None, lambda: next(moments)
-    costs: dict[str, Cost] = {}
-    with measured.costing(costs, RESTART):
-        measured.subject.pid = 2
-    assert (costs[RESTART].cpu_s, costs[RESTART].reconciles) == (3, {1.0: 3})
-
-
-def test_what_went_while_no_watch_was_open_is_not_counted_for_ever(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    opened = [["gone", "there"], ["there"]]
-
-    class Client:
-        def __init__(self, _: str) -> None: ...
-
-        def watch_rows(self, *_: str) -> Any:
-            for name in opened.pop(0):
-                yield "ADDED", {"object": {"metadata": {"namespace": "n", "name": name}}, "cells": [name]}
-            if not opened:
-                watched.end()
-
-    monkeypatch.setattr(watching, "_PAUSE_S", 0.0)
-    monkeypatch.setattr(watching.threading, "Thread", lambda **_: SimpleNamespace(start=lambda: None))
-    monkeypatch.setattr(watching, "ApiClient", Client)
-    (tmp_path / "kubeconfig").write_text("")
-    watched = Watched(tmp_path / "kubeconfig", "pods")
-    watched._watch()
-    assert list(watched.generations()) == [("n", "there")]

@@ -19,7 +19,7 @@ from tests.support.capture_decisions import decided, words
 from tests.support.captures import capture, capture_pod, capture_spec, job, surroundings
 from tests.support.decisions import desired_state
 from tests.support.objects import Body, deployment, pair_70b, parent, tiny_cpu
-from tests.unit.deployment.objects.test_multi_node import FOUR_H100
+from tests.unit.deployment.test_groups import FOUR_H100
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

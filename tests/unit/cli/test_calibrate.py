@@ -34,7 +34,7 @@ from tests.support.llama import LLAMA_8B_CONFIG
 from tests.support.objects import H100, H200, deployment, pair_70b, parent
 from tests.unit.cli.conftest import Specdecode, WriteObject, manifest
 from tests.unit.cli.test_explain import figures
-from tests.unit.deployment.proof.test_residual import reading
+from tests.unit.deployment.observed.test_engine_reports import reading
 from tests.unit.vllm.test_startup_log import HEAD_0_32
 
 MEMORY = """

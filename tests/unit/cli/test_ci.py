@@ -11,7 +11,7 @@ from specdecode_operator.version import __version__
 from tests.support.gitops.action import ACTION, INSTALL, Job, example_inputs, run_action, shell
 from tests.support.golden import EXAMPLES, ROOT
 from tests.unit.cli.conftest import WriteObject, manifest
-from tests.unit.handlers.test_policies import POLICY, binding
+from tests.unit.handlers.test_admission_findings import POLICY, binding
 
 GITLAB = yaml.safe_load((EXAMPLES / "ci/gitlab.yml").read_text())["specdecode"]
 NODES = json.dumps(

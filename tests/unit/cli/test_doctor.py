@@ -14,7 +14,7 @@ from specdecode_operator.cli.doctor import Finding, Grade, Unreadable, webhook_f
 from specdecode_operator.version import __version__
 from tests.support.certificates import DAY, made_certificate
 from tests.support.objects import H100, H200, pair_70b
-from tests.unit.deployment.objects.test_children import pod_spec
+from tests.unit.deployment.test_children import pod_spec
 
 DENIED = Unreadable("you may not look")
 OK, WARN, FAIL = Grade.OK, Grade.WARN, Grade.FAIL

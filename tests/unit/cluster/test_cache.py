@@ -7,7 +7,6 @@ import pytest
 
 from specdecode_operator.api import capture
 from specdecode_operator.api.deployment import KIND, Key
-from specdecode_operator.cluster import cache as module
 from specdecode_operator.cluster.cache import Cache, slim
 from specdecode_operator.cluster.resources import CAPTURE_LABEL, CAPTURED_DEPLOYMENT_LABEL
 from specdecode_operator.deployment.rollout.blocked_pods import blocked_pod
@@ -34,28 +33,6 @@ def test_an_older_version_does_not_replace_a_newer_one() -> None:
     assert versions(cache) == ["10"], "versions are numbers, not text"
 
 
-def test_a_text_that_many_objects_have_is_kept_once() -> None:
-    cache, program = Cache(), "import asyncio\n" * 500
-
-    def annotated(uid: str) -> dict[str, Any]:
-        return body(uid, 1, name=uid, annotations={"specdecode.io/engine-watch": program.encode().decode()})
-
-    for each in ("a", "b"):
-        cache.put("Deployment", annotated(each))
-        cache.put_parent(KIND, annotated(each))
-    found = [*cache.children_of(KEY, "Deployment"), *map(cache.parent, cache.parents(KIND))]
-    texts = {id(each["metadata"]["annotations"]["specdecode.io/engine-watch"]) for each in found if each}
-    assert (len(found), len(texts)) == (4, 1)
-
-
-def test_what_was_deleted_does_not_come_back_by_a_late_answer() -> None:
-    cache = Cache()
-    cache.put("Service", body("a", 1))
-    cache.drop("Service", body("a", 3))
-    cache.put("Service", body("a", 2))
-    assert versions(cache) == []
-
-
 def test_what_the_api_server_says_is_not_there_does_not_come_back() -> None:
     cache, gone = Cache(), body("a", 1)
     cache.put("Service", body("a", 1))
@@ -63,21 +40,6 @@ def test_what_the_api_server_says_is_not_there_does_not_come_back() -> None:
     cache.drop("Service", gone)
     cache.put("Service", body("a", 2))
     assert versions(cache) == []
-
-
-def test_of_owners_without_children_nothing_is_kept() -> None:
-    cache = Cache()
-    cache.put("Service", body("a", 1))
-    cache.drop("Service", body("a", 2))
-    assert not cache._children
-
-
-def test_one_that_was_without_our_label_for_a_while_is_seen_again() -> None:
-    cache = Cache()
-    cache.put("Service", body("a", 1))
-    cache.drop("Service", body("a", 2))  # as a watch by label tells of it
-    cache.put("Service", body("a", 3))
-    assert versions(cache) == ["3"]
 
 
 @pytest.mark.parametrize("labels", [{"specdecode.io/deployment": "other"}, {}], ids=["another", "none"])
@@ -94,23 +56,6 @@ def test_a_child_lies_under_the_owner_of_its_label_and_under_no_former_one(label
     assert cache.all_children(other) == []
 
 
-def test_only_a_config_map_has_facts_of_models() -> None:
-    cache = Cache()
-    cache.put("ConfigMap", facts("a", 1, {"one": "1"}))
-    cache.put("Pod", facts("p", 2, {}))
-    assert cache.model_facts("default") == {"one": "1"}
-
-
-def test_the_latest_deletions_are_remembered_and_so_many_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_REMEMBERED_DELETIONS", 3)
-    cache = Cache()
-    for uid in "abcd":
-        cache.drop("Service", body(uid, 2, name=uid))
-    for uid in "abcd":
-        cache.put("Service", body(uid, 1, name=uid))
-    assert names(cache.children_of(KEY, "Service")) == ["a"]
-
-
 def test_what_is_said_late_of_a_predecessor_does_not_replace_its_successor() -> None:
     cache = Cache()
     for uid, version in (("first", 3), ("new", 5), ("old", 4)):
@@ -120,12 +65,6 @@ def test_what_is_said_late_of_a_predecessor_does_not_replace_its_successor() -> 
     assert (cache.parent(KEY) or {})["metadata"]["uid"] == "new"
     assert versions(cache) == ["5"]
     assert cache.model_facts("default") == {"of": "new"}
-
-
-def test_of_an_object_it_is_not_kept_who_wrote_what() -> None:
-    cache = Cache()
-    cache.put_parent(KIND, body("a", 1, managedFields=[{"manager": "kubectl"}]))
-    assert "managedFields" not in (cache.parent(KEY) or {})["metadata"]
 
 
 def test_a_late_deletion_does_not_take_its_successor_with_it() -> None:
@@ -176,15 +115,6 @@ def test_a_node_that_went_while_a_list_was_on_its_way_does_not_come_back() -> No
     assert cache.put_node({**node(4), "metadata": {**node(4)["metadata"], "uid": "another"}}), "it joined again"
 
 
-def test_the_late_end_of_a_node_drops_none_that_was_made_anew_under_its_name() -> None:
-    cache, anew = Cache(), node(10)
-    anew["metadata"]["uid"] = "another"
-    cache.put_node(node(5))
-    cache.put_node(anew)
-    assert not cache.drop_node(node(8))
-    assert len(cache.nodes()) == 1
-
-
 def test_only_what_plans_depend_on_makes_a_node_news() -> None:
     cache = Cache()
     assert cache.put_node(node(1))
@@ -217,13 +147,6 @@ def test_facts_of_models_belong_to_a_namespace_and_follow_the_same_rules() -> No
     cache.drop("ConfigMap", facts("b", 11, {}))
     cache.put("ConfigMap", facts("b", 10, {"two": "2"}))
     assert cache.model_facts("default") == {}, "a late event brings nothing back"
-
-
-def test_a_pod_that_reads_a_model_belongs_to_who_asked() -> None:
-    cache = Cache()
-    pod = body("p", 1, "llama-facts-1", labels={"specdecode.io/reads-model-for": "llama"})
-    assert cache.put("Pod", pod) == [KEY]
-    assert [found["metadata"]["name"] for found in cache.children_of(KEY, "Pod")] == ["llama-facts-1"]
 
 
 def test_of_a_plan_only_whether_it_changed_is_kept() -> None:
@@ -270,12 +193,6 @@ class TestCapturesOfADeployment:
         assert names(cache.captures_of(Key("other", "llama"))) == ["elsewhere"]
         assert cache.captures_of(Key("default", "nobody")) == []
 
-    def test_the_newest_version_of_each(self) -> None:
-        cache = Cache()
-        for version in (1, 3, 2):
-            cache.put_parent(capture.KIND, captured(version))
-        assert [found["metadata"]["resourceVersion"] for found in cache.captures_of(KEY)] == ["3"]
-
     def test_one_that_names_another_deployment_now_is_found_there_only(self) -> None:
         cache, other = Cache(), Key("default", "other")
         cache.put_parent(capture.KIND, captured(1))
@@ -304,13 +221,6 @@ class TestCapturesOfADeployment:
         cache.drop_parent(capture.KIND, captured(5, "b"))
         assert names(cache.captures_of(KEY)) == ["b"]
 
-    def test_one_whose_deletion_was_missed_is_gone_after_a_full_list(self) -> None:
-        cache = Cache()
-        for each in (captured(1, "kept"), captured(1, "missed"), captured(9, "newer")):
-            cache.put_parent(capture.KIND, each)
-        cache.retain_parents(capture.KIND, [captured(1, "kept")["metadata"]["uid"]], version=5)
-        assert names(cache.captures_of(KEY)) == ["kept", "newer"]
-
 
 class TestClaimsCapturedFromADeployment:
     """They are found by their label, whether their capture is there or not."""
@@ -329,14 +239,6 @@ class TestClaimsCapturedFromADeployment:
         assert names(cache.claims_captured_from(KEY)) == ["a", "b"]
         assert cache.claims_captured_from(Key("other", "llama")) == []
 
-    def test_a_claim_whose_label_changes_is_found_by_the_latest(self) -> None:
-        cache, other = Cache(), Key("default", "other")
-        cache.put("PersistentVolumeClaim", claim(1))
-        cache.put("PersistentVolumeClaim", claim(3, of="other"))
-        cache.put("PersistentVolumeClaim", claim(2))
-        assert cache.claims_captured_from(KEY) == []
-        assert names(cache.claims_captured_from(other)) == ["c"]
-
     def test_a_claim_outlives_its_capture_and_goes_with_its_own_deletion(self) -> None:
         cache = Cache()
         cache.put_parent(capture.KIND, captured(1))
@@ -348,13 +250,6 @@ class TestClaimsCapturedFromADeployment:
         assert names(cache.claims_captured_from(KEY)) == ["c"], "made anew under its name"
         cache.drop("PersistentVolumeClaim", claim(5, uid="anew"))
         assert cache.claims_captured_from(KEY) == []
-
-    def test_a_claim_whose_deletion_was_missed_is_gone_after_a_full_list(self) -> None:
-        cache = Cache()
-        for name in ("kept", "missed"):
-            cache.put("PersistentVolumeClaim", claim(1, name, uid=name))
-        cache.retain("PersistentVolumeClaim", ["kept"], version=5)
-        assert names(cache.claims_captured_from(KEY)) == ["kept"]
 
 
 def test_of_a_pods_spec_only_its_node_the_secrets_that_it_asks_for_and_its_gpus_are_kept() -> None:

@@ -1,6 +1,5 @@
-"""What becomes of a refusal of the API server, and of what others write meanwhile."""
+"""Writes of the API client: retries, rejections, conflicts, proxies and malformed answers."""
 
-import asyncio
 import json
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -20,7 +19,6 @@ from specdecode_operator.cluster.client import (
     ConflictError,
     DeniedError,
     ForbiddenError,
-    NotLeadingError,
     RefusedForNowError,
 )
 from specdecode_operator.cluster.clock import ServerTime
@@ -103,12 +101,6 @@ async def test_fields_are_taken_over_of_what_was_read_and_of_nothing_newer() -> 
     assert [each["manager"] for each in metadata["managedFields"]] == ["specdecode-operator"]
 
 
-async def test_of_another_object_of_the_name_nothing_is_taken_over() -> None:
-    api = WrittenByOthers(uid="2")
-    await Cluster(cast("ApiClient", api)).take_over_fields(CHILD, ())
-    assert api.written == []
-
-
 async def test_an_object_that_is_always_written_in_between_is_left_for_later() -> None:
     api = WrittenByOthers(conflicts=99)
     with pytest.raises(ConflictError):
@@ -183,12 +175,6 @@ async def test_an_overloaded_server_says_when_within_reason(
     assert least_s <= slept_s[0] <= most_s
 
 
-async def test_what_was_turned_away_at_one_moment_does_not_come_back_at_one_moment(slept_s: list[float]) -> None:
-    for _ in range(20):
-        await Cluster(cast("ApiClient", Answering(429, 200, retry_after="4"))).apply(SERVICE)
-    assert len(set(slept_s)) > 10
-
-
 async def test_what_does_not_pass_is_told_after_three_tries(slept_s: list[float]) -> None:
     api = Answering(503)
     with pytest.raises(ClusterError, match="too many requests"):
@@ -206,25 +192,11 @@ async def test_what_would_be_there_twice_is_asked_for_once(
     assert (api.asked, slept_s) == (1, [])
 
 
-async def test_what_took_too_long_is_not_asked_again(slept_s: list[float]) -> None:
-    api = Answering(TimeoutError())
-    with pytest.raises(ClusterError, match="cannot be reached"):
-        await Cluster(cast("ApiClient", api)).apply(SERVICE)
-    assert (api.asked, slept_s) == (1, [])
-
-
 async def test_a_budget_that_lets_no_pod_go_is_no_overload(slept_s: list[float]) -> None:
     api = Answering(429)
     with pytest.raises(ClusterError):
         await Cluster(cast("ApiClient", api)).evict({"metadata": {**SERVICE_METADATA, "uid": "1"}})
     assert (api.asked, slept_s) == (1, [])
-
-
-async def test_a_leader_that_lost_its_lease_meanwhile_does_not_ask_again(slept_s: list[float]) -> None:
-    api, leads = Answering(503), iter((True, False))
-    with pytest.raises(NotLeadingError):
-        await Cluster(cast("ApiClient", api), may_write=lambda: next(leads)).apply(SERVICE)
-    assert (api.asked, len(slept_s)) == (1, 1)
 
 
 async def test_what_is_changed_or_ended_is_this_very_object_and_none_that_took_its_name() -> None:
@@ -233,20 +205,6 @@ async def test_what_is_changed_or_ended_is_this_very_object_and_none_that_took_i
     for write in (cluster.merge(body, {"spec": {}}), cluster.delete(body), cluster.evict(body)):
         await write
     assert ["the-first" in str(sent) for sent in api.sent] == [True] * 3
-
-
-async def test_a_new_child_is_sent_with_a_version_that_none_has_and_that_is_not_any() -> None:
-    api = Answering(b"{}")
-    await Cluster(cast("ApiClient", api)).apply_new(SERVICE)
-    ((*_, body),) = api.sent
-    assert body["metadata"]["resourceVersion"] == "1"
-
-
-@pytest.mark.parametrize("may_be_old", [False, True])
-async def test_only_what_may_be_old_is_read_from_memory(*, may_be_old: bool) -> None:
-    api = Answering(b"{}")
-    await Cluster(cast("ApiClient", api)).get(SERVICE_KIND, "team", "llama", may_be_old=may_be_old)
-    assert ["('resourceVersion', '0')" in str(sent) for sent in api.sent] == [may_be_old]
 
 
 @pytest.mark.parametrize("bypassed", [False, True])
@@ -281,23 +239,6 @@ async def test_a_proxy_of_the_environment_is_gone_through_unless_it_says_otherwi
         finally:
             await cluster.close()
     assert asked == [] if bypassed else ["http://api.invalid/api/v1/namespaces/team/services/llama"]
-
-
-async def test_connections_read_a_kubeconfig_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client names the file of a certificate before it has written it, so that another would find it empty."""
-    inside: list[int] = [0]
-
-    async def load() -> None:
-        inside.append(inside[-1] + 1)
-        for _ in range(10):
-            await asyncio.sleep(0)
-        inside.append(inside[-1] - 1)
-
-    monkeypatch.setenv("KUBECONFIG", "some")
-    monkeypatch.setattr(client.config, "load_kube_config", load)
-    for cluster in await asyncio.gather(Cluster.connect(), Cluster.connect()):
-        await cluster.close()
-    assert inside == [0, 1, 0, 1, 0]
 
 
 @pytest.mark.parametrize(("status", "learned"), [(200, True), (403, False), (404, False)])

@@ -1,26 +1,25 @@
-"""Engines are asked over HTTP or HTTPS, as they serve."""
+"""Scrape engines over HTTP and HTTPS, within bounds of size and time."""
 
 import asyncio
 import gzip
+import socket
 import ssl
 import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from devcluster.cluster.pki import Identity, create
-from specdecode_operator.cluster import engine_probe
 from specdecode_operator.cluster.engine_probe import EngineProbe
 from specdecode_operator.stats.figures import SampleBuffer
-from specdecode_operator.vllm.engine_metrics import EngineReading, Exposition, Unreachable
+from specdecode_operator.vllm.engine_metrics import EngineReading, Unreachable
 from specdecode_operator.vllm.profiles import find_profile
 from tests.support.http_server import Quiet, serving
 from tests.support.objects import Body
-from tests.unit.cluster.test_figures_source import Clock
 
 SCRAPE = Path(__file__).parents[1] / "vllm/data/metrics-draft-model.txt"
 PROFILE = find_profile("0.32")
@@ -82,33 +81,6 @@ async def test_an_engine_with_a_certificate_is_asked_over_https(tls_port: int) -
     assert isinstance(await ask(tls_port, tls=True), EngineReading)
 
 
-async def test_http_to_an_engine_with_a_certificate_is_told_as_silence(tls_port: int) -> None:
-    assert isinstance(await ask(tls_port, tls=False), Unreachable)
-
-
-async def test_what_an_engine_says_is_kept_for_figures(plain_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, looks, probe = Clock(), SampleBuffer(), EngineProbe()
-    monkeypatch.setattr(engine_probe, "time", clock)
-    try:
-        began_s = clock.now_s
-        for clock.now_s in (began_s, began_s + 30, began_s + 60, began_s + 90):
-            assert isinstance(
-                (await probe.read_all([ready_pod()], plain_port, PROFILE, looks))["llama-1"], EngineReading
-            )
-    finally:
-        await probe.close()
-    found = looks.figures(clock.now_s)
-    assert found is not None
-    assert found[1] == 60, "what came between was read for no figures"
-
-
-async def test_an_engine_with_unreadable_figures_answers_all_the_same() -> None:
-    page = SCRAPE.read_bytes() + b'vllm:time_to_first_token_seconds_bucket{le="1" 3\n'
-    looks = SampleBuffer()
-    assert isinstance((await answered(response(page), looks=looks))[0][0], EngineReading)
-    assert looks.names_due("None", time.monotonic()), "nothing was kept of what could not be read"
-
-
 async def answered(answer: bytes, pods: int = 1, looks: SampleBuffer | None = None) -> tuple[list[object], int]:
     """What is read of engines that all answer so, and how many of them were asked at the same time."""
     asked, most = 0, 0
@@ -137,26 +109,6 @@ async def answered(answer: bytes, pods: int = 1, looks: SampleBuffer | None = No
     finally:
         await probe.close()
         server.close()
-
-
-async def test_between_two_pages_others_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    turns, read_at, read = 0, list[int](), engine_probe.read_exposition
-
-    async def turn() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    def noted(text: str, names: frozenset[str]) -> Exposition:
-        read_at.append(turns)
-        return read(text, names)
-
-    monkeypatch.setattr(engine_probe, "read_exposition", noted)
-    others = asyncio.create_task(turn())
-    await answered(response(SCRAPE.read_bytes()), pods=4)
-    others.cancel()
-    assert len(set(read_at)) == 4
 
 
 def response(content: bytes, *headers: bytes, status: bytes = b"200 OK") -> bytes:
@@ -248,42 +200,113 @@ async def test_the_version_is_asked_for_once_a_start_until_it_is_said() -> None:
     assert said == [None, "0.32.0", "0.32.0", "0.33.0", "0.33.0"]
 
 
-async def test_of_engines_that_were_asked_long_ago_no_version_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_probe, "_MOST_VERSIONS", 2)
-    pages = {"/metrics": SCRAPE.read_bytes(), "/version": b'{"version":"0.32.0"}'}
-    probe, said = EngineProbe(), []
-    with contextmanager(paged)(pages) as port:
-        for container in ("a", "b", "c", "c", "a"):
-            pages["/version"] = b'{"version":"0.33.0"}' if said else pages["/version"]
-            said.append((await probe.read_all([started(container)], port, PROFILE))["llama-1"].version)
-    await probe.close()
-    assert said == ["0.32.0", "0.33.0", "0.33.0", "0.33.0", "0.33.0"], "the first is asked anew"
+TOO_MUCH = Unreachable("/metrics has more than 16384 bytes beside its page")
+MOST_BYTES = 2 * 2**20
+EARLY = b"HTTP/1.1 103 Early Hints\r\nLink: </style.css>\r\n\r\n"
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
-async def test_an_engine_that_is_slow_to_say_its_version_holds_up_no_other() -> None:
-    asked, all_asked = 0, asyncio.Event()
+@dataclass
+class Engine:
+    """Sends some bytes, and others again and again for as long as they are taken."""
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal asked
-        line = (await reader.readuntil(b"\r\n\r\n")).splitlines()[0]
-        asked += b"/metrics" in line
-        if asked == 5:
-            all_asked.set()
-        if b"/version" in line:
-            await all_asked.wait()
-        writer.write(response(b'{"version":"0.33.0"}' if b"/version" in line else SCRAPE.read_bytes()))
+    once: bytes
+    again: bytes = b""
+    asked: bool = True
+    sent_bytes: int = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.asked:
+            await reader.readuntil(b"\r\n\r\n")
+        with suppress(ConnectionError):
+            writer.write(self.once)
+            while self.again:
+                await writer.drain()
+                writer.write(self.again)
+                self.sent_bytes += len(self.again)
         writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    probe = EngineProbe()
-    pods = [{**ready_pod(), "metadata": {"name": f"llama-{number}"}} for number in range(5)]
-    readings = await probe.read_all(pods, server.sockets[0].getsockname()[1], PROFILE)
-    await probe.close()
-    server.close()
-    assert [reading.version for reading in readings.values()] == ["0.33.0"] * 5
+    async def read(self) -> object:
+        """What is read of it. What it can send that nobody takes is bounded by the buffer of its socket."""
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**16)
+            async with await asyncio.start_server(self.serve, sock=listening):
+                return await ask(listening.getsockname()[1], tls=False)
 
 
-async def test_few_engines_of_an_object_are_read_at_the_same_time() -> None:
-    found, most = await answered(response(SCRAPE.read_bytes()), pods=9)
-    assert all(isinstance(each, EngineReading) for each in found)
-    assert most == 4
+def chunk(content: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(content), content)
+
+
+def chunked(content: bytes, size: int) -> bytes:
+    parts = [content[at : at + size] for at in range(0, len(content), size)]
+    return CHUNKED + b"".join(map(chunk, [*parts, b""]))
+
+
+def page(size: int) -> bytes:
+    """As an engine says it, made longer by comments."""
+    said, line = SCRAPE.read_bytes(), b"#" * 63 + b"\n"
+    return (said + line * (size // len(line)))[: size - 1] + b"\n"
+
+
+def with_length(content: bytes) -> bytes:
+    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(content), content)
+
+
+@pytest.mark.parametrize(
+    ("once", "again"),
+    [
+        (b"", EARLY),
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+        (CHUNKED, chunk(b"#")),
+        (CHUNKED, b"1;" + b"e" * 60 + b"\r\n#\r\n"),
+        (CHUNKED, b"1;" + b"e" * 60_000),
+        (CHUNKED + chunk(page(2**20)), chunk(b"#")),
+        (CHUNKED, chunk(b"#" * 2**13) + chunk(b"#") * 500),
+        (CHUNKED + chunk(page(2**16)) + b"0\r\n", b"a: b\r\n" * 100),
+    ],
+    ids=[
+        "early hints",
+        "continue",
+        "chunks of a byte",
+        "and extensions",
+        "one extension",
+        "after much of a page",
+        "among much of it",
+        "trailers",
+    ],
+)
+async def test_an_engine_that_sends_anything_but_a_page_is_not_read_on(once: bytes, again: bytes) -> None:
+    engine = Engine(once, again * (2**14 // len(again) + 1))
+    assert await engine.read() == TOO_MUCH
+    assert engine.sent_bytes < MOST_BYTES
+
+
+async def test_an_engine_that_does_not_wait_to_be_asked_is_unreachable() -> None:
+    engine = Engine(b"", EARLY * 400, asked=False)
+    assert isinstance(await engine.read(), Unreachable)
+    assert engine.sent_bytes < MOST_BYTES
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        with_length(page(MOST_BYTES)),
+        chunked(page(MOST_BYTES), 4096),
+        chunked(page(2**20), 512),
+        EARLY + with_length(page(2**16)),
+        b"HTTP/1.0 200 OK\r\n\r\n" + page(MOST_BYTES),
+    ],
+    ids=["of a length", "chunks of 4 KiB", "many small chunks", "one early hint", "until the end"],
+)
+async def test_what_servers_send_is_read(answer: bytes) -> None:
+    assert isinstance(await Engine(answer).read(), EngineReading)
+
+
+@pytest.mark.parametrize(("beside", "found"), [(2**14, EngineReading), (2**14 + 1, Unreachable)])
+async def test_so_much_and_no_more_may_stand_beside_a_page(beside: int, found: type) -> None:
+    content = page(2**16)
+    early = EARLY * ((beside - 1000) // len(EARLY))
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nX: %s\r\n\r\n"
+    rest = beside - len(early) - len(head % (len(content), b""))
+    assert isinstance(await Engine(early + head % (len(content), b"x" * rest) + content).read(), found)

@@ -1,4 +1,4 @@
-"""Node labels as GPU-feature-discovery writes them, and what becomes of them in the Planned message.
+"""Node labels as GPU-feature-discovery writes them, and what the Planned message says of them.
 
 Forms: NVIDIA/k8s-device-plugin docs/gpu-feature-discovery/README.md, internal/lm/{resource,mig-strategy}.go.
 """
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.cluster.nodes import NodeFacts, gpus_of, node_facts
+from specdecode_operator.cluster.nodes import NodeFacts, node_facts
 from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from tests.support.decisions import desired_state
 from tests.support.objects import H100, H200, pair_70b, parent, tiny_cpu
@@ -104,17 +104,3 @@ def test_a_thousand_nodes_make_a_short_message() -> None:
     assert "nodes n0, n1, n10 and 997 more" in message
     many = planned(*(node(f"Odd-{number}", f"n{number}") for number in range(100)))
     assert "and 96 more kinds of nodes" in many
-
-
-def test_asking_for_a_slice_says_why_not() -> None:
-    intent = desired_state(parse_deployment(parent(pair_70b(accelerator={"products": [MIG]}))), ())
-    accepted = intent.conditions[0]
-    assert accepted.status == "False"
-    assert "is a MIG slice" in accepted.message
-
-
-def test_a_pod_has_the_gpus_of_all_its_containers_and_what_is_no_number_counts_for_none() -> None:
-    limits = ({"nvidia.com/gpu": "4"}, {"nvidia.com/gpu": 2}, {"nvidia.com/gpu": "x"}, {})
-    containers = [{"resources": {"limits": each}} for each in limits]
-    assert gpus_of({"spec": {"containers": [*containers, {"resources": None}, {}]}}) == 6
-    assert gpus_of({}) == 0

@@ -1,18 +1,24 @@
-"""What the handlers talk to: an API server in memory, and our own client of it."""
+"""Fixtures: an API server in memory, the operator's client of it, and an operator without watches."""
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from http.server import HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kubernetes.aio.config import kube_config
 
+from specdecode_operator.api.deployment import Key
 from specdecode_operator.cluster.client import Cluster
-from specdecode_operator.handlers.operator_state import IMAGE_VARIABLE
+from specdecode_operator.deployment.requeue import Requeue
+from specdecode_operator.handlers import operator_state as module
+from specdecode_operator.handlers.operator_state import IMAGE_VARIABLE, OperatorState
 from tests.support.api_server import ApiServer
 from tests.support.http_server import serving
 from tests.unit.cluster.test_engine_probe import Metrics
-from tests.unit.handlers.reconcile.reconciler_world import World
+from tests.unit.handlers.reconciler_world import World
+from tests.unit.handlers.resync_rounds import Rounds, stop
 
 
 @pytest.fixture
@@ -43,3 +49,38 @@ def engine_port() -> Iterator[int]:
     server = HTTPServer(("127.0.0.1", 0), Metrics)
     with serving(server):
         yield server.server_port
+
+
+@pytest.fixture
+def rounds(monkeypatch: pytest.MonkeyPatch) -> Rounds:
+    made = Rounds()
+
+    class Clock:
+        sleep = staticmethod(made.sleep)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(asyncio, name)
+
+    monkeypatch.setattr(module, "asyncio", Clock())
+    return made
+
+
+@pytest.fixture
+async def state(api: ApiServer, rounds: Rounds) -> AsyncIterator[OperatorState]:
+    """An operator without watches, not yet started."""
+    state = OperatorState()
+    yield state
+    await stop(state)
+
+
+@pytest.fixture
+def looked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of all that is looked at, and waits for nothing."""
+    found: list[str] = []
+
+    async def reconcile(_: Any, key: Key) -> Requeue:
+        found.append(key.name)
+        return Requeue(is_close=False)
+
+    monkeypatch.setattr(module.Reconciler, "reconcile", reconcile)
+    return found

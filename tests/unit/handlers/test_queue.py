@@ -1,6 +1,7 @@
-"""The work queue: once a key, one at a time, again after a failure."""
+"""The work queue: one worker per key, fair turns, retries, and what it reports."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -232,3 +233,276 @@ async def test_a_key_that_keeps_failing_for_days_neither_floods_nor_breaks_the_q
         await done.wait()
     assert delays[:7] == [1, 2, 4, 8, 16, 32, 60]
     assert max(delays) == 60
+
+
+CROWD = [Key("crowd", str(number)) for number in range(20)]
+OWN = Key("crowd", "own")
+LONE = Key("lone", "one")
+
+
+async def taken(queue: WorkQueue, count: int) -> list[Key]:
+    """Return the keys that one worker takes, in order."""
+    worked: list[Key] = []
+    done = asyncio.Event()
+
+    async def work(key: Key) -> None:
+        worked.append(key)
+        if len(worked) == count:
+            done.set()
+
+    async with running(queue, work):
+        await done.wait()
+    return worked
+
+
+@pytest.mark.parametrize("add", [WorkQueue.add, WorkQueue.add_calmly])
+async def test_who_fills_one_namespace_holds_up_no_other(add: Callable[[WorkQueue, Key], None]) -> None:
+    queue = WorkQueue(workers=1)
+    for key in (*CROWD, LONE):
+        add(queue, key)
+    order = await taken(queue, len(CROWD) + 1)
+    assert order.index(LONE) == 1
+    assert [key for key in order if key != LONE] == CROWD
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (WorkQueue.add, WorkQueue.add_soon),
+        (WorkQueue.add, WorkQueue.add_calmly),
+        (WorkQueue.add_soon, WorkQueue.add_calmly),
+    ],
+)
+async def test_a_change_goes_ahead_of_what_children_say_and_that_of_what_is_only_looked_at_again(
+    first: Callable[[WorkQueue, Key], None], then: Callable[[WorkQueue, Key], None]
+) -> None:
+    queue = WorkQueue(workers=1)
+    for key in CROWD:
+        then(queue, key)
+    first(queue, CROWD[-1])
+    assert await taken(queue, len(CROWD)) == [CROWD[-1], *CROWD[:-1]]
+
+
+@pytest.mark.parametrize("waiting", [LONE, OWN], ids=["of another namespace", "of theirs"])
+@pytest.mark.parametrize("add", [WorkQueue.add_calmly, WorkQueue.add_soon])
+async def test_what_is_only_looked_at_again_comes_to_its_turn_while_others_change_all_the_time(
+    add: Callable[[WorkQueue, Key], None], waiting: Key
+) -> None:
+    queue, seen = WorkQueue(workers=1), asyncio.Event()
+
+    async def work(key: Key) -> None:
+        await asyncio.sleep(0)  # as work does that asks the API server
+        if key == waiting:
+            seen.set()
+        else:
+            for each in CROWD:
+                queue.add(each)
+
+    add(queue, waiting)
+    queue.add(CROWD[0])
+    async with running(queue, work):
+        await seen.wait()
+
+
+@pytest.mark.parametrize("add", [WorkQueue.add_calmly, WorkQueue.add_soon])
+async def test_who_changes_much_holds_up_what_comes_of_it_in_that_namespace_alone(
+    add: Callable[[WorkQueue, Key], None],
+) -> None:
+    queue = WorkQueue(workers=1)
+    for key in (OWN, LONE):
+        add(queue, key)
+    for key in CROWD[:12]:
+        queue.add(key)
+    order = await taken(queue, 14)
+    assert (order.index(LONE), order.index(OWN)) == (3, 13)
+
+
+async def test_what_failed_at_one_moment_does_not_come_back_at_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    delays: list[float] = []
+    loop, work = asyncio.get_running_loop(), Failing()
+
+    def call_later(delay_s: float, *_: object) -> asyncio.TimerHandle:
+        delays.append(delay_s)
+        return loop.call_at(loop.time() + 86_400, lambda: None)
+
+    queue = WorkQueue(workers=1)
+    async with running(queue, work):
+        monkeypatch.setattr(loop, "call_later", call_later)
+        for key in CROWD:
+            queue.add(key)
+        await work.ran(len(CROWD))
+    assert len(set(delays)) > len(CROWD) // 2
+    assert 0.75 <= min(delays) <= max(delays) <= 1
+
+
+@pytest.mark.parametrize(("add", "ahead"), [(WorkQueue.add, True), (WorkQueue.add_calmly, False)])
+async def test_a_change_that_fails_goes_ahead_when_it_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, add: Callable[[WorkQueue, Key], None], ahead: bool
+) -> None:
+    queue, worked = WorkQueue(workers=1), []
+    failed, done = asyncio.Event(), asyncio.Event()
+
+    async def work(key: Key) -> None:
+        worked.append(key)
+        if worked == [LONE]:
+            failed.set()
+            raise RuntimeError
+        if len(worked) == 1 + len(CROWD) + 1:
+            done.set()
+
+    async with running(queue, work):
+        retries = Retries(monkeypatch)
+        add(queue, LONE)
+        await failed.wait()
+        for key in CROWD:
+            queue.add(key)
+        retries.fire()
+        await done.wait()
+    assert (worked.index(LONE, 1) <= 2) == ahead
+
+
+async def test_what_children_say_right_after_a_look_brings_one_more_and_a_change_does_not_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    queue, work = WorkQueue(workers=1), Counted()
+    async with running(queue, work):
+        timers = Retries(monkeypatch)
+        queue.add_soon(LONE)
+        await work.ran(1)
+        for _ in range(3):
+            queue.add_soon(LONE)
+        assert work.runs == 1
+        timers.fire()
+        await work.ran(2)
+        queue.add_soon(LONE)
+        queue.add(LONE)
+        await work.ran(3)
+        timers.fire()
+        queue.add(CROWD[0])
+        await work.ran(4)
+        assert queue.longest_wait_s() == 0, "the change was looked at with all that was told"
+
+
+@pytest.mark.parametrize("changed", [False, True], ids=["children", "the object, too"])
+async def test_what_came_during_a_look_brings_one_more_and_only_a_change_at_once(
+    monkeypatch: pytest.MonkeyPatch, *, changed: bool
+) -> None:
+    queue, work = WorkQueue(workers=1), Counted()
+    began, go_on = asyncio.Event(), asyncio.Event()
+
+    async def held_up(key: Key) -> None:
+        began.set()
+        await go_on.wait()
+        await work(key)
+
+    async with running(queue, held_up):
+        timers = Retries(monkeypatch)
+        queue.add_soon(LONE)
+        await began.wait()
+        queue.add_soon(LONE)
+        if changed:
+            queue.add(LONE)
+        else:
+            queue.add(CROWD[0])
+        go_on.set()
+        await work.ran(2)
+        if not changed:
+            assert queue.longest_wait_s() == 0, "it rests"
+            timers.fire()
+            await work.ran(3)
+
+
+@pytest.mark.parametrize("then", [WorkQueue.add_soon, WorkQueue.add_calmly])
+async def test_a_change_during_a_look_stays_one_whatever_is_told_after_it(
+    monkeypatch: pytest.MonkeyPatch, then: Callable[[WorkQueue, Key], None]
+) -> None:
+    queue, order = WorkQueue(workers=1), list[Key]()
+    began, go_on, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def held_up(key: Key) -> None:
+        order.append(key)
+        began.set()
+        await go_on.wait()
+        if len(order) == 2:
+            done.set()
+
+    async with running(queue, held_up):
+        Retries(monkeypatch)
+        queue.add(LONE)
+        await began.wait()
+        queue.add(LONE)
+        then(queue, LONE)
+        queue.add_soon(CROWD[0])
+        go_on.set()
+        await done.wait()
+    assert order[:2] == [LONE, LONE]
+
+
+A, B = Key("default", "a"), Key("default", "b")
+
+
+class Clock:
+    """Stands still between a test's steps."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 1000.0
+        monkeypatch.setattr(module, "time", self)
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+async def test_the_wait_is_that_of_the_key_that_no_worker_took_for_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, queue, taken = Clock(monkeypatch), WorkQueue(workers=1), asyncio.Event()
+
+    async def work(_: Key) -> None:
+        taken.set()
+        await asyncio.Event().wait()
+
+    assert queue.longest_wait_s() == 0
+    queue.add(A)
+    clock.now_s += 3
+    queue.add(B)
+    queue.add(A)
+    clock.now_s += 4
+    assert queue.longest_wait_s() == 7
+    async with running(queue, work):
+        await taken.wait()
+        assert queue.longest_wait_s() == 4, "one that is worked on does not wait"
+
+
+async def test_after_a_success_failures_are_counted_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    fails = iter([True, True, False, True])
+    ran: asyncio.Queue[Key] = asyncio.Queue()
+
+    async def work(key: Key) -> None:
+        ran.put_nowait(key)
+        if next(fails):
+            raise RuntimeError
+
+    queue = WorkQueue(workers=1)
+    async with running(queue, work):
+        retries = Retries(monkeypatch)
+        for _ in range(4):
+            queue.add(A)
+            await ran.get()
+    assert [delay_s for delay_s in retries.delays if delay_s >= 1] == [1, 2, 1], (
+        "and between them is the rest after a look"
+    )
+
+
+async def test_a_failure_is_logged_with_its_cause_and_the_next_try_and_traced_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue, work = WorkQueue(workers=1), Failing()
+    async with running(queue, work):
+        Retries(monkeypatch)
+        for times in (1, 2):
+            queue.add(A)
+            await work.ran(times)
+    assert [record.getMessage() for record in caplog.records] == [
+        "default/a: RuntimeError: it fails; next try in 1 s",
+        "default/a: RuntimeError: it fails; next try in 2 s",
+    ]
+    assert {record.levelno for record in caplog.records} == {logging.WARNING}
+    assert [bool(record.exc_info) for record in caplog.records] == [True, False]

@@ -1,77 +1,555 @@
-"""The webhook of a running operator: it answers with the operator's terms, also while it waits for the API server."""
+"""The admission webhook: verdicts on objects and pods, HTTPS, certificates and hostile clients."""
 
+import copy
+import http.client
 import json
-import os
+import socket
 import ssl
-import subprocess
-import sys
-import urllib.request
 from collections.abc import Callable, Iterator
+from copy import deepcopy
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from prometheus_client import CollectorRegistry
+from typer.testing import CliRunner
 
-from devcluster.cluster.settings import free_ports
 from specdecode_operator.api.base import Body
-from tests.support.admission_cases import ADMITTED, TOO_LARGE, deployment
-from tests.support.certificates import write_certificate
-from tests.support.objects import H100, tiny_cpu
-from tests.support.waiting import eventually
-from tests.unit.handlers.test_review import review
+from specdecode_operator.api.deployment import Key
+from specdecode_operator.attestation.attest import Seen
+from specdecode_operator.attestation.keys import SigningKey
+from specdecode_operator.attestation.pod_admission import Gate
+from specdecode_operator.attestation.statement import MOST_BYTES
+from specdecode_operator.cli.main import app
+from specdecode_operator.cluster.client import ClusterError, ForbiddenError
+from specdecode_operator.cluster.nodes import NodeFacts
+from specdecode_operator.cluster.storage_classes import StorageClasses
+from specdecode_operator.deployment.models.checkpoint_reader import Checkpoint, Weights
+from specdecode_operator.deployment.models.model_facts import SiteFacts
+from specdecode_operator.handlers.admission_findings import Terms
+from specdecode_operator.handlers.metrics import AdmissionCollector
+from specdecode_operator.handlers.webhook import VALIDATE, NoReviewError, answer, answer_pod, serve_admission
+from specdecode_operator.handlers.webhook_certificate import CertificateFolder
+from tests.support.admission_cases import (
+    ADMITTED,
+    REFUSED,
+    REFUSED_CAPTURE,
+    TOO_LARGE,
+    capture,
+    deployment,
+)
+from tests.support.attestations import attest, key_pair, serving
+from tests.support.certificates import DAY, write_certificate
+from tests.support.objects import H100, TINY_CONFIG, pair_70b, parent
 
-NODE = {
-    "apiVersion": "v1",
-    "kind": "Node",
-    "metadata": {"name": "small", "labels": {"nvidia.com/gpu.product": H100}},
-    "status": {"capacity": {"nvidia.com/gpu": "2"}, "allocatable": {"nvidia.com/gpu": "2"}},
-}
-Ask = Callable[[Body], dict[str, Any]]
+NAMES = list(REFUSED)
+DEFAULTS = Terms()
+
+
+def review(body: Body, before: Body | None = None, operation: str = "") -> Body:
+    """Return what the API server sends."""
+    request = {
+        "uid": "u1",
+        "operation": operation or ("UPDATE" if before else "CREATE"),
+        "namespace": "team",
+        "object": body,
+        "oldObject": before,
+    }
+    return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
+
+
+def asked(body: Body, before: Body | None = None, terms: Terms = DEFAULTS, **more: str) -> Body:
+    response: Body = answer(review(body, before, **more), terms)["response"]
+    assert response["uid"] == "u1"
+    return response
+
+
+def linted(tmp_path: Path, body: Body, *options: str) -> list[Body]:
+    file = tmp_path / "a.json"
+    file.write_text(json.dumps(body))
+    result = CliRunner().invoke(app, ["lint", str(file), "--output=json", *options])
+    found: list[Body] = json.loads(result.stdout)["findings"]
+    return found
+
+
+def test_a_good_object_passes_without_a_word() -> None:
+    assert asked(deployment(ADMITTED)) == {"uid": "u1", "allowed": True}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_lint_says_offline_what_admission_refuses(name: str, tmp_path: Path) -> None:
+    spec, reason = REFUSED[name]
+    errors = [each for each in linted(tmp_path, deployment(spec)) if each["level"] == "error"]
+    assert {each["rule"] for each in errors} == {reason}
+    message = "; ".join(each["message"] for each in errors)
+    assert asked(deployment(spec))["status"]["message"] == f"{message} [{reason}]"
+
+
+def test_what_fits_nowhere_is_told_and_passes_unless_it_shall_not(tmp_path: Path) -> None:
+    response = asked(deployment(TOO_LARGE))
+    (warning,) = response["warnings"]
+    assert response["allowed"]
+    assert "does not fit" in warning
+    refused = asked(deployment(TOO_LARGE), terms=Terms(does_not_fit=False))
+    assert not refused["allowed"]
+    assert refused["status"]["message"].endswith("[DoesNotFit]")
+    (found,) = linted(tmp_path, deployment(TOO_LARGE))
+    assert (found["level"], found["rule"]) == ("warning", "DoesNotFit")
+    assert found["message"].startswith(warning.removesuffix("…"))
+    (found,) = linted(tmp_path, deployment(TOO_LARGE), "--refuse-does-not-fit")
+    assert found["level"] == "error"
+
+
+def test_what_goes_on_by_its_override_passes_however_large() -> None:
+    spec = {**TOO_LARGE, "override": {"ignorePlan": True, "reason": "measured"}}
+    response = asked(deployment(spec), terms=Terms(does_not_fit=False))
+    assert response["allowed"]
+    assert "measured" in response["warnings"][0]
+
+
+def test_the_verdict_is_of_the_fleet_where_it_is_known() -> None:
+    spec = pair_70b(parallelism={"tensor": 4})
+    assert "warnings" not in asked(deployment(spec))
+    small = (NodeFacts("a", H100, 2),)
+    assert "NodesTooFew" not in str(asked(deployment(spec)))
+    (warning,) = asked(deployment(spec), terms=Terms(nodes=small))["warnings"]
+    assert "4 GPUs a replica" in warning
+
+
+def test_what_the_operator_allows_passes() -> None:
+    terms = Terms(host_paths=("/mnt",), pod_template=frozenset({"hostNetwork"}))
+    spec = pair_70b(
+        models={"volume": {"hostPath": {"path": "/mnt/models"}}}, podTemplate={"spec": {"hostNetwork": True}}
+    )
+    # Models of a volume are read by a Job, once they are there.
+    assert asked(deployment(spec), terms=terms)["allowed"]
+
+
+def test_a_model_that_nobody_knows_passes_and_what_can_be_told_without_it_is_told() -> None:
+    unknown = {"target": {"model": "acme/new"}}
+    assert asked(deployment(unknown)) == {"uid": "u1", "allowed": True}
+    bad = {**unknown, "engine": {"extraArgs": ["--tensor-parallel-size", "4"]}}
+    assert not asked(deployment(bad))["allowed"]
+
+
+def test_a_model_of_the_operators_facts_files_is_judged_as_a_known_one() -> None:
+    weights = Weights(5_771_776, 39, True, {"BF16": 5_771_776}, {})
+    terms = Terms(site_facts={"site/tiny": SiteFacts("tiny.json", "1", Checkpoint(TINY_CONFIG, weights))})
+    spec = {"target": {"model": "site/tiny"}, "parallelism": {"tensor": 8}}
+    assert asked(deployment(spec))["allowed"]
+    response = asked(deployment(spec), terms=terms)
+    assert not response["allowed"]
+    assert "spec.parallelism.tensor" in response["status"]["message"]
+
+
+def test_a_capture_whose_load_outlasts_its_deadline_is_refused(tmp_path: Path) -> None:
+    response = asked(capture(REFUSED_CAPTURE))
+    assert not response["allowed"]
+    (found,) = linted(tmp_path, capture(REFUSED_CAPTURE))
+    assert response["status"]["message"] == f"{found['message']} [WorkloadTooLong]"
+    good = {**REFUSED_CAPTURE, "deadlineSeconds": 3600}
+    assert asked(capture(good))["allowed"]
+
+
+CLASSES = StorageClasses({"fast": "WaitForFirstConsumer"})
+
+
+@pytest.mark.parametrize(
+    ("storage", "told"),
+    [
+        ({"storageClassName": "fats"}, "spec.storage.storageClassName: fats: "),
+        ({}, "spec.storage.storageClassName: not set: "),
+        ({"storageClassName": "fast"}, ""),
+        ({"persistentVolumeClaim": {"claimName": "mine"}}, ""),
+    ],
+)
+def test_a_storage_class_that_the_cluster_lacks_is_warned_of(tmp_path: Path, storage: Body, told: str) -> None:
+    body = capture({**REFUSED_CAPTURE, "deadlineSeconds": 3600, "storage": storage})
+    assert "warnings" not in asked(body), "nothing is said of classes that are not known"
+    response = asked(body, terms=Terms(storage_classes=CLASSES))
+    assert response["allowed"]
+    assert [each[: len(told)] for each in response.get("warnings", [])] == ([told] if told else [])
+    classes = tmp_path / "classes.yaml"
+    one = {"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": "fast"}}
+    classes.write_text(json.dumps({"kind": "List", "apiVersion": "v1", "items": [one]}))
+    found = linted(tmp_path, body, f"--storage-classes={classes}")
+    assert [each["rule"] for each in found] == (["StorageClassNotFound"] if told else [])
+
+
+@pytest.mark.parametrize(
+    ("before", "changes"),
+    [
+        (deployment(REFUSED[NAMES[0]][0]), {"labels": {"a": "b"}}),
+        (deployment(ADMITTED), {"deletionTimestamp": "2026-01-01T00:00:00Z"}),
+    ],
+    ids=["its spec stays", "it goes"],
+)
+def test_an_object_that_is_there_can_be_labelled_and_removed(before: Body, changes: Body) -> None:
+    body = deployment(REFUSED[NAMES[0]][0])
+    body["metadata"] |= changes
+    assert asked(body, before) == {"uid": "u1", "allowed": True}
+
+
+def test_a_change_for_the_worse_is_refused() -> None:
+    assert not asked(deployment(REFUSED[NAMES[0]][0]), deployment(ADMITTED))["allowed"]
+
+
+@pytest.mark.parametrize("spec", [None, [], "x", {"target": []}, {"target": {"model": 7}}, {"target": {}}])
+def test_a_spec_of_another_form_is_refused_with_its_field(spec: Any) -> None:
+    response = asked(deployment(spec))
+    assert not response["allowed"]
+    assert "spec" in response["status"]["message"]
+
+
+def test_a_long_warning_is_cut_where_the_api_server_would_drop_its_end() -> None:
+    spec = {"target": {"model": "meta-llama/Llama-3.1-405B-Instruct"}, "parallelism": {"tensor": 4}}
+    (warning,) = asked(deployment({**spec, "accelerator": {"products": [H100]}}))["warnings"]
+    assert (len(warning), warning[-1]) == (250, "…")
+
+
+def test_hostile_text_ends_no_line_and_warnings_stay_short() -> None:
+    spec = deepcopy(TOO_LARGE)
+    spec["engine"] = {"version": "0.99", "image": "example.org/vllm-openai:v0.30\n\x1b[31m" + "x" * 300}
+    response = asked(deployment(spec))
+    assert all(each.isprintable() and len(each) <= 250 for each in response["warnings"])
+    flag = pair_70b(engine={"extraArgs": ["--port\nWarning: fine", "1"]})
+    refused = asked(deployment(flag))
+    texts = [*refused.get("warnings", []), refused.get("status", {}).get("message", "")]
+    assert all(each.isprintable() for each in texts)
+
+
+def test_of_thousands_of_refusals_the_first_are_told() -> None:
+    volumes = [{"name": f"v{number}", "hostPath": {"path": "/x"}} for number in range(2000)]
+    message = asked(deployment(pair_70b(podTemplate={"spec": {"volumes": volumes}})))["status"]["message"]
+    assert "; and 1,968 more [" in message
+    assert len(message) < 10_000
+
+
+REFUSAL = deployment(next(iter(REFUSED.values()))[0])
+
+
+class Webhook:
+    """A webhook on loopback, and what its client trusts."""
+
+    def __init__(self, folder: Path, reply: Callable[[Any], Any] | None = None) -> None:
+        self.folder = folder
+        self.certificate = CertificateFolder(folder)
+        self.registry = CollectorRegistry()
+        collector = AdmissionCollector(lambda: self.certificate.expires)
+        self.registry.register(collector)
+        answers = {VALIDATE: reply or (lambda document: answer(document, Terms()))}
+        self.port = serve_admission(0, self.certificate, answers, collector)
+
+    def post(self, body: bytes | str, path: str = VALIDATE, trust: bytes | None = None) -> tuple[int, Any]:
+        trusted = ssl.create_default_context(cadata=(trust or (self.folder / "tls.crt").read_bytes()).decode())
+        client = http.client.HTTPSConnection("127.0.0.1", self.port, context=trusted, timeout=60)
+        try:
+            client.request("POST", path, body)
+            response = client.getresponse()
+            return response.status, json.loads(response.read())
+        finally:
+            client.close()
+
+    def counted(self, outcome: str) -> float | None:
+        name = "specdecode_admission_duration_seconds_count"
+        return self.registry.get_sample_value(name, {"outcome": outcome})
+
+    @property
+    def expiry_s(self) -> float | None:
+        return self.registry.get_sample_value("specdecode_admission_certificate_expiry_timestamp_seconds")
 
 
 @pytest.fixture
-def ask(tmp_path: Path) -> Iterator[Ask]:
-    """Start an operator whose API server is away; return what asks its webhook for a verdict on a spec."""
+def webhook(tmp_path: Path) -> Webhook:
     write_certificate(tmp_path / "certificate")
-    (tmp_path / "nodes.yaml").write_text(yaml.safe_dump(NODE))
-    health, webhook, nobody = free_ports(3)
-    cluster = {"clusters": [{"name": "away", "cluster": {"server": f"http://127.0.0.1:{nobody}"}}]}
-    context = {"contexts": [{"name": "away", "context": {"cluster": "away", "user": "me"}}], "current-context": "away"}
-    (tmp_path / "kubeconfig").write_text(json.dumps({**cluster, **context, "users": [{"name": "me", "user": {}}]}))
-    options = [f"--health-port={health}", "--metrics-port=0", f"--webhook-port={webhook}"]
-    options += [f"--webhook-certificate={tmp_path / 'certificate'}", "--allow-host-path=/mnt", "--refuse-does-not-fit"]
-    options += ["--namespace=team", f"--nodes={tmp_path / 'nodes.yaml'}"]
-    with (tmp_path / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "specdecode_operator", "operator", *options],
-            env={**os.environ, "KUBECONFIG": str(tmp_path / "kubeconfig")},
-            stdout=log,
-            stderr=log,
-        )
-    trusted = ssl.create_default_context(cafile=str(tmp_path / "certificate" / "tls.crt"))
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=trusted))
-
-    def post(spec: Body) -> dict[str, Any] | None:
-        assert process.poll() is None, (tmp_path / "log").read_text()
-        body = json.dumps(review(deployment(spec))).encode()
-        try:
-            with opener.open(f"https://127.0.0.1:{webhook}/validate", body, timeout=120) as answer:
-                response: dict[str, Any] = json.load(answer)["response"]
-                return response
-        except OSError:  # it does not listen yet
-            return None
-
-    yield lambda spec: eventually(lambda: post(spec), "the webhook answers")
-    process.terminate()
-    process.wait(timeout=120)
+    return Webhook(tmp_path / "certificate")
 
 
-def test_each_replica_answers_with_the_terms_of_the_operator(ask: Ask) -> None:
-    allowed, refused = (tiny_cpu(models={"volume": {"hostPath": {"path": path}}}) for path in ("/mnt/models", "/etc"))
-    assert ask(allowed)["allowed"]
-    assert "[HostPathNotAllowed]" in ask(refused)["status"]["message"]
-    assert "[DoesNotFit]" in ask(TOO_LARGE)["status"]["message"]
-    # The fleet that it is given has one node of two GPUs.
-    (warning,) = ask({**ADMITTED, "parallelism": {"tensor": 4}})["warnings"]
-    assert "4 GPUs" in warning
+def test_reviews_are_answered_and_counted(webhook: Webhook) -> None:
+    for body, allowed in ((deployment(ADMITTED), True), (REFUSAL, False), (deployment(TOO_LARGE), True)):
+        status, answered = webhook.post(json.dumps(review(body)))
+        assert (status, answered["response"]["allowed"]) == (200, allowed)
+    assert [webhook.counted(each) for each in ("allowed", "refused", "warned", "failed")] == [1, 1, 1, 0]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"\xff\xfe", b"[]", b'{"request": 1}', b'{"a": 1, "a": 2}', b"[" * 100_000],
+    ids=["nothing", "half", "no text", "a list", "no request", "a key twice", "too deep"],
+)
+def test_what_is_no_review_is_refused_and_nothing_ends(webhook: Webhook, body: bytes) -> None:
+    status, answered = webhook.post(body)
+    assert (status, set(answered)) == (400, {"error"})
+    assert webhook.counted("failed") == 1
+    assert webhook.post(json.dumps(review(deployment(ADMITTED))))[0] == 200
+
+
+def test_where_the_operator_fails_the_failure_policy_decides(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def fails(_document: Any) -> Any:
+        raise RuntimeError("a slip")
+
+    write_certificate(tmp_path)
+    status, answered = Webhook(tmp_path, fails).post(b"{}")
+    assert status == 500
+    assert "a slip" not in answered["error"]
+    assert "please report it" in caplog.text
+
+
+def test_a_certificate_may_come_later_and_be_renewed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    webhook = Webhook(tmp_path / "later")
+    assert webhook.expiry_s == 0
+    assert "no object can be judged" in caplog.text
+    with pytest.raises(OSError), socket.create_connection(("127.0.0.1", webhook.port), timeout=60) as plain:  # noqa: PT011
+        ssl.create_default_context().wrap_socket(plain, server_hostname="localhost")
+    write_certificate(tmp_path / "later")
+    assert webhook.post(json.dumps(review(deployment(ADMITTED))))[0] == 200
+    ends = (datetime.now(UTC) + 5 * DAY).replace(microsecond=0)
+    write_certificate(tmp_path / "later", ends)
+    assert webhook.post(json.dumps(review(deployment(ADMITTED))))[0] == 200
+    assert webhook.expiry_s == ends.timestamp()
+
+
+def test_a_certificate_that_cannot_be_used_leaves_the_one_before(webhook: Webhook) -> None:
+    before = (webhook.folder / "tls.crt").read_bytes()
+    (webhook.folder / "tls.crt").write_text("no certificate")
+    assert webhook.post(json.dumps(review(deployment(ADMITTED))), trust=before)[0] == 200
+    (webhook.folder / "tls.key").unlink()
+    assert webhook.post(json.dumps(review(deployment(ADMITTED))), trust=before)[0] == 200
+
+
+def test_one_that_has_expired_is_told_and_no_client_takes_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ended = datetime.now(UTC) - DAY
+    write_certificate(tmp_path, ended)
+    webhook = Webhook(tmp_path)
+    assert "has expired" in caplog.text
+    with pytest.raises(ssl.SSLCertVerificationError, match="expired"):
+        webhook.post(b"{}")
+    write_certificate(tmp_path)
+    assert webhook.post(json.dumps(review(deployment(ADMITTED))))[0] == 200
+
+
+def announces(webhook: Webhook, length_bytes: int) -> ssl.SSLSocket:
+    """A client that will send a review of that length, and has sent the first byte."""
+    trusted = ssl.create_default_context(cadata=(webhook.folder / "tls.crt").read_text())
+    plain = socket.create_connection(("127.0.0.1", webhook.port), timeout=60)
+    client = trusted.wrap_socket(plain, server_hostname="localhost")
+    client.sendall(f"POST {VALIDATE} HTTP/1.0\r\nContent-Length: {length_bytes}\r\n\r\n ".encode())
+    return client
+
+
+def is_hung_up_on(client: ssl.SSLSocket) -> bool:
+    try:
+        return client.recv(1) == b""
+    except (ConnectionResetError, ssl.SSLEOFError):  # what it has sent was not read yet
+        return True
+
+
+def test_few_large_reviews_are_held_and_those_that_send_slowly_give_way(webhook: Webhook) -> None:
+    slow = [announces(webhook, 2**20) for _ in range(4)]
+    large = json.dumps(review(deployment(ADMITTED))).ljust(2**20)
+    assert webhook.post(large)[0] == 200
+    assert is_hung_up_on(slow[0])
+    for each in slow:
+        each.close()
+
+
+KEY = SigningKey.read(key_pair()[0])
+OTHER = SigningKey.read(key_pair()[0])
+GATE = Gate((KEY.public,))
+SIDECAR = {"name": "istio-proxy", "image": "docker.io/istio/proxyv2:1"}
+
+
+def config_map(body: Body | None = None, key: SigningKey = KEY, seen: Seen | None = None) -> Body:
+    return copy.deepcopy(attest(body or parent(pair_70b()), key, seen).children[0])
+
+
+def owned_by(config_map: Body, **changes: str) -> Body:
+    """A ConfigMap whose owner the API server does not look for, so that it stays when that one is gone."""
+    metadata = config_map["metadata"]
+    owners = [{**each, **changes} for each in metadata["ownerReferences"]]
+    return {**config_map, "metadata": {**metadata, "ownerReferences": owners}}
+
+
+def judged(
+    pod: Body, kept: Body | Exception | None, before: Body | None = None, gate: Gate = GATE, namespace: str = "default"
+) -> str:
+    """Return why a pod may not start; an empty text where it may."""
+
+    def read(key: Key) -> Body | None:
+        assert key == Key(namespace, "llama")
+        if isinstance(kept, Exception):
+            raise kept
+        return kept
+
+    request = {"uid": "u1", "namespace": namespace, "object": pod, "oldObject": before}
+    review = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
+    response = answer_pod(review, gate, read)["response"]
+    assert response["allowed"] == ("status" not in response)
+    return str(response["status"]["message"]) if "status" in response else ""
+
+
+def a_pod(**labels: str | None) -> Body:
+    pod = serving()[2]
+    del pod["status"]
+    for name, value in labels.items():
+        pod["metadata"]["labels"][f"specdecode.io/{name}"] = value
+    return pod
+
+
+CHANGES: dict[str, Callable[[Body], object]] = {
+    "container engine: image: evil:1": lambda pod: engine(pod).update(image="evil:1"),
+    "container engine: args": lambda pod: engine(pod).update(args=["--trust-remote-code"]),
+    "container engine: command": lambda pod: engine(pod).update(command=["sh"]),
+    "container engine: env (SHA-256)": lambda pod: engine(pod)["env"].append({"name": "LD_PRELOAD", "value": "/x"}),
+    "container engine: commands of hooks and probes (SHA-256)": lambda pod: engine(pod).update(
+        lifecycle={"postStart": {"exec": {"command": ["sh"]}}}
+    ),
+    "container engine: volumes and workingDir (SHA-256)": lambda pod: engine(pod).update(workingDir="/x"),
+    "container engine: terminationMessagePath": lambda pod: engine(pod).update(terminationMessagePath="/x.py"),
+    "container engine: stdin, stdinOnce, tty": lambda pod: engine(pod).update(stdin=True),
+    "container engine: restartPolicy": lambda pod: engine(pod).update(restartPolicy="Always"),
+    "enableServiceLinks": lambda pod: pod["spec"].update(enableServiceLinks=True),
+    "container sniffer": lambda pod: pod["spec"]["containers"].append({"name": "sniffer", "image": "evil:1"}),
+    "container debugger": lambda pod: pod["spec"].update(ephemeralContainers=[{"name": "debugger", "image": "sh"}]),
+}
+
+
+def engine(pod: Body) -> Body:
+    found: Body = pod["spec"]["containers"][0]
+    return found
+
+
+@pytest.mark.parametrize("says", CHANGES)
+def test_another_pod_does_not_and_what_is_attested_is_not_told(says: str) -> None:
+    pod, before = a_pod(), a_pod()
+    CHANGES[says](pod)
+    for operation in (None, before):
+        refusal = judged(pod, config_map(), operation)
+        assert refusal == f"engine of default/llama: is not as attested in ConfigMap llama-attestation: {says}"
+
+
+def test_what_a_mesh_adds_is_let_in_by_name_and_image() -> None:
+    pod = a_pod()
+    pod["spec"]["containers"].append({**SIDECAR})
+    named = Gate((KEY.public,), frozenset({("istio-proxy", SIDECAR["image"])}))
+    assert judged(pod, config_map(), gate=named) == ""
+    assert "istio-proxy" in judged(pod, config_map())
+    pod["spec"]["containers"][-1]["image"] = "evil:1"
+    assert "istio-proxy" in judged(pod, config_map(), gate=named)
+
+
+def test_a_pod_without_an_engines_label_is_told_why_it_is_none() -> None:
+    stranger = a_pod()
+    del stranger["metadata"]["labels"]["specdecode.io/deployment"]
+    assert "the pod has no label specdecode.io/deployment" in judged(stranger, None)
+    for label, words in (
+        ("capture", "captures are not attested; label the namespace specdecode.io/attested-pods=engines"),
+        ("reads-model-for", "Jobs that read or download models are not attested; give each model with its config"),
+    ):
+        stranger["metadata"]["labels"][f"specdecode.io/{label}"] = "llama"
+        assert words in judged(stranger, None)
+        del stranger["metadata"]["labels"][f"specdecode.io/{label}"]
+
+
+BORN = "a pod is an engine's from its creation or never: its labels"
+
+
+@pytest.mark.parametrize("labels", [{}, {"computes-for": "llama"}, {"deployment": "other"}], ids=str)
+def test_no_pod_becomes_an_engines_or_ceases_to_be_one(labels: dict[str, str]) -> None:
+    other = a_pod()
+    del other["metadata"]["labels"]["specdecode.io/deployment"]
+    other["metadata"]["labels"] |= {f"specdecode.io/{name}": value for name, value in labels.items()}
+    for image in (engine(other)["image"], "evil:1"):
+        engine(other)["image"] = image
+        assert BORN in judged(a_pod(), config_map(), before=other)
+        assert BORN in judged(other, config_map(), before=a_pod())
+
+
+def test_what_was_not_attested_before_becomes_nothing_that_is() -> None:
+    before = a_pod()
+    engine(before)["image"] = "evil:1"
+    refusal = judged(a_pod(), config_map(), before)
+    assert "what it was before the change is not as attested" in refusal
+    assert "container engine: image: evil:1: delete the pod" in refusal
+
+
+def test_an_engine_may_become_one_of_another_rollout() -> None:
+    first = config_map()
+    changed = parent(pair_70b(engine={"image": "vllm/other:1"}), generation=2)
+    second = config_map(changed, seen=Seen(first["data"], [], []))
+    pod = a_pod()
+    for each in (*pod["spec"]["initContainers"], engine(pod)):
+        each["image"] = "vllm/other:1"
+    assert judged(pod, second, before=a_pod()) == ""
+    assert "what it was before the change is not as attested" in judged(pod, config_map(changed), before=a_pod())
+
+
+def test_only_what_the_key_signed_of_this_very_object_counts() -> None:
+    elsewhere, earlier = parent(pair_70b()), parent(pair_70b())
+    elsewhere["metadata"]["namespace"] = "theirs"
+    earlier["metadata"]["uid"] = "uid-0"
+    kept = config_map()
+    for attested, says in (
+        (None, "ConfigMap llama-attestation is not there"),
+        (config_map(key=OTHER), "holds no attestation that verifies: one was signed with another key"),
+        ({**kept, "data": config_map(elsewhere)["data"]}, "one is of theirs/llama"),
+        ({**kept, "data": config_map(earlier)["data"]}, "one is of an earlier object of this name"),
+        (owned_by(kept, kind="Gone"), "one is of an earlier object of this name"),
+        ({**kept, "data": {}}, "holds no attestation that verifies"),
+        ({**kept, "data": {f"{n}.intoto.json": "{}" for n in range(5)}}, "has 5 attestations"),
+        ({**kept, "data": {"a.intoto.json": " " * MOST_BYTES + "{}"}}, "no DSSE envelope"),
+        ({**kept, "data": {"a.intoto.json": json.dumps({"payload": "\x1b[2J" * 900})}}, "no DSSE envelope"),
+        (ForbiddenError("no"), "let the webhook get ConfigMaps in namespace default"),
+        (ClusterError("it does not answer"), "cannot be read: it does not answer"),
+    ):
+        refusal = judged(a_pod(), attested)
+        assert says in refusal
+        assert len(refusal) < 600
+        assert refusal.isprintable()
+
+
+@pytest.mark.parametrize("name", ["a/../../secrets", "..", "A", "", "x" * 300, 1, ["a"]], ids=str)
+def test_no_label_leads_elsewhere(name: Any) -> None:
+    refusal = judged(a_pod(deployment=name), AssertionError("it was read"))
+    assert "is no name of a SpecDecodeDeployment" in refusal
+    assert len(refusal) < 400
+
+
+@pytest.mark.parametrize("body", [None, {}, [], {"apiVersion": "v1", "kind": "Secret"}], ids=str)
+def test_reviews_of_anything_else_are_no_reviews(body: Any) -> None:
+    review = {"apiVersion": "admission.k8s.io/v1", "request": {"uid": "u1", "namespace": "default", "object": body}}
+    with pytest.raises(NoReviewError):
+        answer_pod(review, GATE, lambda _: None)
+
+
+ODD: tuple[Any, ...] = ([[]], {"a": 1}, [{"name": []}], {"name": {}}, [{"valueFrom": [1]}], "x", 1.5, float("inf"))
+ATTESTED = ("name", "image", "command", "args", "env", "volumeMounts", "workingDir")
+
+
+def test_whatever_stands_in_a_pod_is_answered_and_nothing_that_is_attested_may_be_odd() -> None:
+    kept, attested = config_map(), a_pod()
+    del attested["apiVersion"], attested["kind"], attested["metadata"]["labels"]
+    labels = a_pod()["metadata"]["labels"]
+    for path in places(attested):
+        for odd in ODD:
+            pod = copy.deepcopy(attested)
+            target: Any = pod
+            for step in path[:-1]:
+                target = target[step]
+            target[path[-1]] = odd
+            pod |= {"apiVersion": "v1", "kind": "Pod"}
+            if isinstance(pod["metadata"], dict):
+                pod["metadata"]["labels"] = labels
+            before = {"metadata": {"labels": labels, "annotations": odd}, "spec": odd}
+            refusal = judged(pod, kept, before)
+            if path[:2] == ("spec", "containers") and len(path) > 3 and path[3] in ATTESTED:
+                assert refusal, (path, odd)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Return where something stands in a value, by each step."""
+    steps = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for step, each in steps:
+        yield (*path, step)
+        yield from places(each, (*path, step))

@@ -112,11 +112,6 @@ def test_all_is_well_with_a_life_that_is() -> None:
     assert judge(record(life(moments=[*served.moments, *refused_later.moments]))) == []
 
 
-def test_a_few_reads_and_memory_that_was_given_back_are_no_fault() -> None:
-    read_on = dataclasses.replace(record(life(calls=[READ] * 3), memory=(100, 300, 110)), calls=[READ] * 12)
-    assert judge(read_on) == []
-
-
 def test_there_is_a_case_for_each_oracle() -> None:
     assert set(SPOILT) == set(ORACLES)
 
@@ -139,21 +134,12 @@ def test_a_failure_that_the_api_server_made_is_no_traceback_to_report(error: str
     assert judge(record(log=log)) == []
 
 
-def test_an_earlier_template_may_still_serve_where_a_spec_is_refused() -> None:
-    assert judge(record(refused(GOOD, (parent(STALLED), *GOOD[1:])))) == []
-
-
 def test_what_was_healed_with_a_refused_spec_may_change_children() -> None:
     gone = (parent(STALLED, ready=0), STRANGER)
     held, healed = refused(GOOD, gone).moments
     assert {finding.oracle for finding in judge(record(life(gone, moments=[held, healed], fresh=())))} == {"whole"}
     held = dataclasses.replace(held, wrong=frozenset({"finalize-parent"}))
     assert judge(record(life(gone, moments=[held, healed], fresh=()))) == []
-
-
-def test_a_status_that_changes_to_and_fro_was_not_written_as_it_was() -> None:
-    written = [(name, digest) for digest in "abababab" for name in ("specdecodedeployments/hunted", "one/more")]
-    assert judge(record(life(statuses=written))) == []
 
 
 def test_a_capture_that_waits_for_others_may_move() -> None:

@@ -12,17 +12,6 @@ def test_leaves_what_it_takes(culprits: set[int]) -> None:
     assert set(shrink(range(10), culprits.issubset, attempts=200)) == culprits
 
 
-def test_keeps_the_order_and_never_tries_nothing() -> None:
-    tried: list[Sequence[int]] = []
-
-    def fails(part: Sequence[int]) -> bool:
-        tried.append(part)
-        return {3, 2} <= set(part)
-
-    assert list(shrink([3, 1, 2], fails, attempts=50)) == [3, 2]
-    assert [] not in [list(part) for part in tried]
-
-
 def test_ends_with_its_attempts() -> None:
     asked: list[Sequence[int]] = []
 

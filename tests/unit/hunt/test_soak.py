@@ -2,16 +2,12 @@
 
 from collections import Counter
 from random import Random
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from hunt import rounds
-from hunt.soak import Sample, Soak, Soaked, busy, next_step, since_last_start, slope_per_hour
+from hunt.soak import Sample, Soaked, next_step, slope_per_hour
 from hunt.states import States
 from hunt.steps import Sequence
-from tests.support.faults.faults import Fault, Refuse
 
 
 def test_memory_that_grows_is_told_an_hour_since_the_last_start() -> None:
@@ -31,39 +27,6 @@ def test_memory_that_grows_is_told_an_hour_since_the_last_start() -> None:
 def test_a_run_too_short_for_a_slope_says_so(seconds: int, said: str) -> None:
     samples = [Sample(at, 100 + at / 60, at * 0.1) for at in range(0, seconds + 1, 60)]
     assert said in str(Soaked([], Counter(), samples, storms=1, kills=0))
-
-
-def test_time_of_a_process_that_was_started_anew_counts_from_nothing() -> None:
-    samples = [Sample(0, 1, 10), Sample(10, 1, 12), Sample(20, 1, 3), Sample(30, 1, 4)]
-    assert busy(samples) == pytest.approx((2 + 3 + 1) / 30)
-
-
-def test_of_several_starts_the_last_counts() -> None:
-    samples = [Sample(at, 1, cpu) for at, cpu in enumerate([5, 1, 2, 0, 1])]
-    assert since_last_start(samples) == samples[3:]
-
-
-def test_in_the_end_nothing_goes_wrong_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    proxy = SimpleNamespace(faults=(Fault(Refuse(500), "*"),))
-    stage: Any = SimpleNamespace(operator=lambda _: None, client=None, proxy=proxy)
-    soak, seen = Soak(stage, "51234", seed=1, objects=1), list[Any]()
-    soak._minutes = 0
-    monkeypatch.setattr(soak, "heal", lambda _: seen.append(proxy.faults))
-    monkeypatch.setattr(soak, "settled", lambda: seen.append(proxy.faults) or {})
-    soak.drive()
-    assert seen == [(), ()], "before it is healed"
-
-
-def test_how_far_it_is_is_told_now_and_then(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    now = [100.0]
-    monkeypatch.setattr(rounds.time, "monotonic", lambda: now[0])
-    stage: Any = SimpleNamespace(operator=lambda _: None)
-    soak = Soak(stage, "51234", seed=1, objects=0)
-    for now[0] in (101.0, 116.0, 117.0, 140.0):
-        soak.say("steps")
-    assert capsys.readouterr().err == "  round 51234, 16 s: steps\n  round 51234, 40 s: steps\n"
 
 
 def test_there_are_no_more_captures_the_longer_it_lasts() -> None:

@@ -10,7 +10,7 @@ import yaml
 from devcluster import chart
 from devcluster.host.errors import ClusterError
 from devcluster.release import package
-from devcluster.release.charts import RELEASED, with_image
+from devcluster.release.charts import with_image
 from devcluster.release.package import CHECKSUMS, make
 from devcluster.release.publish import publish
 from devcluster.release.record import RECORD, Release
@@ -31,17 +31,6 @@ def test_the_released_chart_runs_the_released_image() -> None:
     assert after.count("\n#") == before.count("\n#"), "comments stay"
     with pytest.raises(ClusterError, match=r"repository: .* stands 0 times"):
         with_image(after, RELEASE)
-
-
-@pytest.mark.parametrize("name", RELEASED)
-def test_commands_that_a_released_chart_tells_need_no_checkout(name: str) -> None:
-    file = Path("templates/NOTES.txt")
-    told = RELEASED[name][str(file)]((chart.CHART.parent / name / file).read_text(), RELEASE)
-    (other,) = {*RELEASED} - {name}
-    (command,) = (line for line in told.splitlines() if "helm upgrade" in line)
-    assert f"--install {other} oci://registry.example.com/team/charts/{other} --version 0.4.0 --namespace" in command
-    assert not command.endswith("\\"), "the image is the release's"
-    assert "image." not in told
 
 
 @pytest.mark.parametrize(

@@ -104,12 +104,3 @@ def test_without_a_change_there_is_nothing_to_release(checkout: Path) -> None:
     set_version("0.4.0", checkout)
     with pytest.raises(ClusterError, match=r"nothing stands under \[Unreleased\]"):
         set_version("0.5.0", checkout)
-
-
-def test_the_first_release_has_the_version_that_was_worked_on(checkout: Path) -> None:
-    file = checkout / "CHANGELOG.md"
-    file.write_text(CHANGES.partition("## [0.3.0]")[0])
-    set_version("0.3.0", checkout)
-    assert changelog.released(file.read_text()) == ["0.3.0"]
-    with pytest.raises(ClusterError, match="has a section already"):
-        set_version("0.3.0", checkout)

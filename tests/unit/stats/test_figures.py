@@ -1,12 +1,20 @@
-"""Figures are defined for all engines alike; what they come to is asked of Prometheus (tests/component/admission)."""
+"""Definitions of figures, and figures computed from kept samples."""
 
 from collections import Counter
 
 import pytest
 
-from specdecode_operator.stats.figures import FIGURES, find_figure
+from specdecode_operator.stats.figures import (
+    FIGURES,
+    FIGURES_WITHOUT_LIMIT,
+    SAMPLE_INTERVAL_S,
+    WINDOW_S,
+    SampleBuffer,
+    find_figure,
+)
 from specdecode_operator.stats.measures import POD_LEVEL, Scope
 from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, find_profile
+from tests.support.figure_cases import expected, hear, page
 
 
 @pytest.mark.parametrize("version", KNOWN_VERSIONS)
@@ -24,3 +32,54 @@ def test_a_figure_is_taken_over_any_window_and_of_each_pod() -> None:
     assert asked.count("sum by (namespace, specdecode_deployment, pod)") == 2
     assert asked.count("[1h]") == 2
     assert asked.count('specdecode_deployment!=""') == 2, "engines of others are never mixed in"
+
+
+MINUTE_S = 60.0
+
+
+def looked(*pods: str, minutes: int) -> SampleBuffer:
+    looks = SampleBuffer()
+    for minute in range(minutes + 1):
+        for pod in pods:
+            hear(looks, pod, page(pod, minute), minute * MINUTE_S)
+    return looks
+
+
+def test_figures_are_those_that_prometheus_is_held_to() -> None:
+    found = looked("a", "b", minutes=20).figures(20 * MINUTE_S)
+    assert found is not None
+    values, over_s = found
+    assert over_s == WINDOW_S
+    compared = 0
+    for name, known in expected():
+        if name in {each.name for each in FIGURES_WITHOUT_LIMIT}:
+            assert {label: round(value, 3) for label, value in values[name].items()} == pytest.approx(known, abs=1e-3)
+            compared += 1
+    assert compared > 10
+
+
+def test_nothing_is_said_before_an_engine_was_looked_at_twice() -> None:
+    looks = looked("a", minutes=0)
+    hear(looks, "a", page("a", 1), SAMPLE_INTERVAL_S - 1)
+    assert looks.figures(SAMPLE_INTERVAL_S) is None, "too close to the first"
+    hear(looks, "a", "hello", SAMPLE_INTERVAL_S)
+    assert looks.figures(SAMPLE_INTERVAL_S) is None, "no page of an engine"
+    hear(looks, "a", page("a", 1), SAMPLE_INTERVAL_S)
+    assert looks.figures(SAMPLE_INTERVAL_S) is not None
+
+
+def test_a_page_is_read_for_figures_once_a_minute_however_many_there_were() -> None:
+    looks = looked("a", minutes=1)
+    assert not looks.names_due("a", MINUTE_S + SAMPLE_INTERVAL_S - 1)
+    assert looks.names_due("a", MINUTE_S + SAMPLE_INTERVAL_S)
+
+
+def test_engines_that_are_gone_or_silent_are_left_out() -> None:
+    looks = looked("a", "b", minutes=5)
+    both = looks.figures(5 * MINUTE_S)
+    looks.retain({"a"})
+    one = looks.figures(5 * MINUTE_S)
+    assert both is not None
+    assert one is not None
+    assert one[0]["output_tokens_per_second"][""] < both[0]["output_tokens_per_second"][""]
+    assert looks.figures(5 * MINUTE_S + WINDOW_S) is None

@@ -241,7 +241,7 @@ def test_every_version_has_a_row() -> None:
 
 
 def test_the_source_of_a_rule_told_early_is_named_in_the_code() -> None:
-    """That the rule holds is seen in tests/unit/deployment/spec/test_rules_told_early.py."""
+    """That the rule holds is seen in tests/unit/deployment/test_validation.py."""
     package = ENGINE.parent
     rules = (path for room in ("vllm", "deployment", "sizing") for path in package.glob(f"{room}/*.py"))
     told = (*rules, *package.glob("vllm/data/*.json"))

@@ -5,7 +5,7 @@ Goodput of each setting at each load is measured on replay engines in virtual ti
 
 from collections.abc import Iterator
 
-from specdecode_operator.deployment.policy import Rules
+from specdecode_operator.deployment.speculation_policy import Rules
 from specdecode_operator.enums import PolicyAction, PolicyMode
 from tests.support.policy_loads import SCRIPTS, live, measured
 

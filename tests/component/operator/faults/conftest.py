@@ -5,9 +5,9 @@ What goes wrong around it, and where a test shows what comes of it:
 | fault | on real parts | as it is seen, played or in memory |
 | --- | --- | --- |
 | operator killed | here, e2e `test_killed_operator.py` | |
-| calls fail, answers are late or torn | `test_user_actions.py` | `tests/unit/handlers/test_state.py` |
+| calls fail, answers are late or torn | `test_user_actions.py` | `tests/unit/handlers/test_resync.py` |
 | events lost or twice, silent watches, old reads | `test_disturbed_lives.py` | `test_stalled_watch.py` |
-| a clock that jumps | `test_disturbed_lives.py`, `test_clocks.py` | `tests/unit/handlers/reconcile/test_clocks.py` |
+| a clock that jumps | `test_disturbed_lives.py`, `test_clocks.py` | `tests/unit/handlers/test_clocks.py` |
 | leader frozen | `test_leader_election.py` | |
 | API server or etcd killed | `test_surroundings.py`, e2e `test_capture_robustness.py` | |
 | node not heard of | | `test_surroundings.py` |

@@ -1,0 +1,63 @@
+"""Notes and warnings in the condition Planned."""
+
+from typing import Any
+
+import pytest
+
+from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
+from specdecode_operator.deployment.models.model_locations import NO_MODELS
+from specdecode_operator.deployment.validation import valid_facts
+from specdecode_operator.deployment.warnings import plan_notes, plan_warnings
+
+LATENT = "deepseek-ai/DeepSeek-V2-Lite"
+CPU = {"type": "CPU", "kvCacheGiB": 4, "memoryGiB": 64, "cpuCores": 8}
+
+
+def told(model: str = LATENT, version: str = "0.33", accelerator: dict[str, Any] = CPU, **serving: Any) -> list[str]:
+    body = {
+        "target": {"model": model},
+        "accelerator": accelerator,
+        "engine": {"version": version, "image": "registry.local/vllm:1"},
+        "serving": {"blockSize": 128, "maxModelLen": 4096, **serving},
+    }
+    notes = plan_notes(valid_facts(SpecDecodeDeploymentSpec.parse(body)))
+    return [note for note in notes if "latent attention" in note]
+
+
+@pytest.mark.parametrize(
+    ("version", "where"), [("0.28", "on CPU:"), ("0.29", "on a CPU without AMX:"), ("0.33", "on a CPU without AMX:")]
+)
+def test_blocks_and_steps_are_the_engine_s_own_on_cpu(version: str, where: str) -> None:
+    (note,) = told(version=version)
+    assert note.startswith(f"latent attention {where} vLLM {version} takes blocks of 16 tokens and steps of 4096,")
+
+
+def test_it_is_of_no_other_model_and_no_gpu() -> None:
+    assert told("Qwen/Qwen3-8B") == []
+    assert told(accelerator={"products": ["NVIDIA-H200"]}, blockSize=64) == []
+
+
+DELTA_NET = "Qwen/Qwen3.5-27B"
+NGRAM = {"method": "ngram", "ngram": {"promptLookupMin": 2, "promptLookupMax": 5}}
+SUFFIX = {"method": "suffix"}
+
+
+def warned(target: str, speculation: dict[str, Any]) -> list[str]:
+    body = {
+        "target": {"model": target},
+        "speculation": {"numSpeculativeTokens": 5, **speculation},
+        "serving": {"maxModelLen": 32768},
+        "engine": {"image": "registry.example/vllm:v0.33.0"},
+    }
+    facts = valid_facts(SpecDecodeDeploymentSpec.model_validate(body))
+    return [warning for warning in plan_warnings(facts, NO_MODELS, 1) if "vllm#39273" in warning]
+
+
+@pytest.mark.parametrize("speculation", [NGRAM, SUFFIX], ids=["ngram", "suffix"])
+def test_lookups_beside_a_delta_net_are_warned_of(speculation: dict[str, Any]) -> None:
+    [warning] = warned(DELTA_NET, speculation)
+    assert "mtp" in warning
+
+
+def test_attention_has_no_states() -> None:
+    assert warned("Qwen/Qwen3-8B", NGRAM) == []

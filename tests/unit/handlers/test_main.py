@@ -1,0 +1,350 @@
+"""Start, health, watch handlers and memory of the whole operator, against an API server in memory."""
+
+import asyncio
+import gc
+import json
+import os
+import sys
+import urllib.error
+import urllib.request
+from asyncio.subprocess import DEVNULL
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import kopf
+import pytest
+import yaml
+
+from devcluster.cluster.settings import free_ports
+from specdecode_operator.api import capture
+from specdecode_operator.api.deployment import Key
+from specdecode_operator.cluster.resources import (
+    CAPTURE_LABEL,
+    CHILDREN,
+    DEPLOYMENT,
+    DEPLOYMENT_LABEL,
+    LEASE,
+    MODEL_FACTS_LABEL,
+    OWNED_SELECTOR,
+    POD,
+    SPECDECODE_CAPTURE,
+    SPECDECODE_DEPLOYMENT,
+    TEMPLATE_HASH_ANNOTATION,
+    WATCHED,
+)
+from specdecode_operator.cluster.rights import Scope, permissions
+from specdecode_operator.handlers import main
+from specdecode_operator.handlers.main import configure, login
+from specdecode_operator.handlers.operator_state import OperatorState
+from specdecode_operator.handlers.queue import WorkQueue
+from tests.support.api_server import ApiServer
+from tests.support.captures import capture_spec
+from tests.support.embedded_operator import embedded_operator, until
+from tests.support.objects import Body, tiny_cpu
+from tests.support.rights import role_rights
+from tests.support.waiting import DEADLINE_S
+from tests.unit.handlers.resync_rounds import add as add_idle
+from tests.unit.handlers.resync_rounds import reason
+
+ROOT = Path(__file__).parents[3]
+
+
+def metadata(name: str, namespace: str = "team", **more: Any) -> Body:
+    return {"metadata": {"namespace": namespace, "name": name, "creationTimestamp": "2026-01-01T00:00:00Z", **more}}
+
+
+def add(api: ApiServer, name: str, spec: Body, **more: Any) -> Body:
+    return api.create(SPECDECODE_DEPLOYMENT, {**metadata(name), "spec": spec, **more})
+
+
+def ready(api: ApiServer, name: str) -> Body:
+    body = api.find(SPECDECODE_DEPLOYMENT, name) or {}
+    return next((each for each in body.get("status", {}).get("conditions", []) if each["type"] == "Ready"), {})
+
+
+def test_the_roles_grant_exactly_the_rights_that_are_listed() -> None:
+    bodies = [*yaml.safe_load_all((ROOT / "manifests/operator-role.yaml").read_text())]
+    granted = {body["kind"]: role_rights(body["rules"]) for body in bodies if "rules" in body}
+    everywhere, own = permissions(Scope.SERVED, Scope.CLUSTER), permissions(Scope.OWN)
+    assert granted == {"ClusterRole": {*everywhere}, "Role": {*own}}
+
+
+def answer(port: int, path: str) -> tuple[int, str]:
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"http://127.0.0.1:{port}{path}") as found:
+        return found.status, found.read().decode()
+
+
+async def test_a_start_that_fails_is_tried_again(api: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(main, "_RETRY_S", 0.01)
+    api.refusals["list nodes"] = (500, "etcd is slow")
+    api.before["list nodes"] = lambda: api.before.update({"list nodes": api.refusals.clear})
+    add(api, "llama", tiny_cpu(suspend=True))
+    async with embedded_operator(monkeypatch):
+        await until(lambda: ready(api, "llama"), lambda: "it works")
+    assert [each for each in api.requests if "leases" not in each][:2] == ["list nodes", "list nodes"]
+
+
+async def test_a_start_that_waits_for_the_api_server_is_alive_and_not_ready(api: ApiServer) -> None:
+    (port,) = free_ports(1)
+    main.serve_health(port, state := OperatorState())
+
+    async def status(path: str) -> int:
+        try:
+            return (await asyncio.to_thread(answer, port, path))[0]
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    assert [await status(path) for path in ("/livez", "/readyz", "/healthz", "/")] == [200, 503, 503, 404]
+    await state.start()
+    assert [await status(path) for path in ("/livez", "/readyz", "/healthz")] == [200, 200, 200]
+    deployment = yaml.safe_load((ROOT / "manifests/deployment.yaml").read_text())
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    probes = {name: container[f"{name}Probe"] for name in ("startup", "readiness", "liveness")}
+    assert [await status(probe["httpGet"]["path"]) for probe in probes.values()] == [200, 200, 200]
+    given_s = probes["startup"]["periodSeconds"] * probes["startup"]["failureThreshold"]
+    assert given_s >= 300, "a start took 50 s on a machine with load 15"
+    await state.stop()
+
+
+async def test_a_loop_that_plans_for_long_is_alive(api: ApiServer) -> None:
+    """The answer comes from another thread: here the event loop waits for it, and turns for nothing else."""
+    (port,) = free_ports(1)
+    main.serve_health(port, state := OperatorState())
+    await state.start()
+    status, _ = answer(port, "/livez")
+    assert status == 200
+    await state.stop()
+
+
+def test_kopf_asks_for_belongings_by_our_label_and_keeps_no_state_of_its_own_in_metadata() -> None:
+    settings = kopf.OperatorSettings()
+    main.configure(settings)
+    for each in WATCHED:
+        known = kopf.Resource(each.group, "v1", each.plural, kind=each.kind)
+        assert [*settings.watching.label_selectors.collect(known)] == [OWNED_SELECTOR]
+    ours = kopf.Resource("specdecode.io", "v1alpha1", "specdecodedeployments")
+    assert not [*settings.watching.label_selectors.collect(ours)]
+    assert not settings.posting.enabled
+
+
+@pytest.mark.parametrize(
+    ("host", "server"), [("10.96.0.1", "https://10.96.0.1:443"), ("fd00::1", "https://[fd00::1]:443")]
+)
+async def test_in_a_pod_the_api_server_is_reached_by_address(
+    monkeypatch: pytest.MonkeyPatch, host: str, server: str
+) -> None:
+    account = kopf.ConnectionInfo(server="https://kubernetes.default.svc", token="t")
+    monkeypatch.setattr(kopf, "login_with_service_account", lambda **_: account)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    found = await login()
+    assert found is not None
+    async with found.aiohttp_session as session:
+        assert (found.server, session.headers["Authorization"]) == (server, "Bearer t")
+
+
+LLAMA, OTHER = Key("team", "llama"), Key("team", "other")
+DEMO = Key("team", "demo", capture.KIND)
+LAST = Key("last", "last")
+
+
+def body(name: str, version: int = 1, *, namespace: str = "team", **parts: Any) -> Body:
+    metadata = {"namespace": namespace, "name": name, "uid": f"{namespace}-{name}", "resourceVersion": str(version)}
+    return {"metadata": {**metadata, **parts.pop("metadata", {})}, **parts}
+
+
+def demo(version: int = 1, **spec: Any) -> Body:
+    return body("demo", version, spec={"deployment": "llama", **spec})
+
+
+def labelled(name: str, version: int = 1, **labels: str) -> Body:
+    known = {"deployment": DEPLOYMENT_LABEL, "capture": CAPTURE_LABEL, "facts": MODEL_FACTS_LABEL}
+    return body(name, version, metadata={"labels": {known[key]: value for key, value in labels.items()}})
+
+
+def event(type_: str | None, seen: Body) -> Any:
+    return {"type": type_, "object": seen}
+
+
+@pytest.fixture
+async def state() -> OperatorState:
+    """An operator that knows two deployments, one in another namespace, and a capture of the first."""
+    state = OperatorState()
+    for each in (body("llama"), body("other"), body("llama", namespace="elsewhere")):
+        await main.on_deployment(event(None, each), state)
+    await main.on_capture(event(None, demo()), state)
+    assert await looked_at(state) == [LLAMA, OTHER, Key("elsewhere", "llama"), DEMO]
+    return state
+
+
+async def looked_at(state: OperatorState) -> list[Key]:
+    """Work the queue off; return what it held: deployments first, those of the team ahead."""
+    found: list[Key] = []
+    done = asyncio.Event()
+
+    async def work(key: Key) -> None:
+        found.append(key)
+        if not state.queue.longest_wait_s():
+            done.set()
+
+    state.queue.add(LAST)
+    task = asyncio.create_task(state.queue.run(work))
+    async with asyncio.timeout(DEADLINE_S):
+        await done.wait()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    state.queue = WorkQueue()  # in which nothing rests
+    found.remove(LAST)
+    return sorted(found, key=lambda key: (key.kind == capture.KIND, key.namespace != LLAMA.namespace, key.name))
+
+
+class TestObjects:
+    async def test_a_deployment_is_looked_at_with_its_captures_once_for_many_events(self, state: OperatorState) -> None:
+        for version in (2, 3, 4):
+            await main.on_deployment(event("MODIFIED", body("llama", version)), state)
+        assert await looked_at(state) == [LLAMA, DEMO]
+        assert (state.cache.parent(LLAMA) or {})["metadata"]["resourceVersion"] == "4"
+
+    async def test_events_that_come_late_bring_nothing_old_back(self, state: OperatorState) -> None:
+        await main.on_deployment(event("MODIFIED", body("llama", 9)), state)
+        await main.on_deployment(event("MODIFIED", body("llama", 8)), state)
+        assert (state.cache.parent(LLAMA) or {})["metadata"]["resourceVersion"] == "9"
+        await main.on_deployment(event("DELETED", body("llama", 10)), state)
+        await main.on_deployment(event("MODIFIED", body("llama", 9)), state)
+        assert state.cache.parent(LLAMA) is None
+
+
+_NO_LEADER = {"type": "ERROR", "object": {"kind": "Status", "code": 500, "message": "etcdserver: no leader"}}
+
+
+@pytest.mark.parametrize(
+    "last_words",
+    [
+        b"",
+        b'{"type":"MODIFIED","object":{"metadata":{"na',
+        json.dumps(_NO_LEADER, separators=(",", ":")).encode() + b"\n",
+    ],
+    ids=["in peace", "in mid-word", "with an error"],
+)
+async def test_a_watch_that_ends_begins_anew_however_it_ended(
+    api: ApiServer, monkeypatch: pytest.MonkeyPatch, last_words: bytes
+) -> None:
+    async with embedded_operator(monkeypatch):
+        add_idle(api)
+        await until(lambda: reason(api), lambda: "the first is looked at")
+        api.end_watches(last_words)
+        add_idle(api, "second")
+        await until(lambda: reason(api, name="second"), lambda: "the second is looked at")
+
+
+def test_what_is_refused_is_asked_for_again_without_an_end() -> None:
+    """A namespace in which the operator has lost its rights takes it from no other."""
+    settings = kopf.OperatorSettings()
+    configure(settings)
+    backoffs_s = settings.networking.error_backoffs
+    for _ in range(2):  # each request begins with the first
+        waits_s = [*islice(backoffs_s, 1000)]  # type: ignore[arg-type]  # a number would be one wait
+        assert (waits_s[0], len(waits_s), max(waits_s) <= 30) == (1, 1000, True)
+
+
+async def test_a_process_whose_watches_have_failed_for_good_ends(api: ApiServer, tmp_path: Path) -> None:
+    """Nothing would be done by it, and nobody would start it anew."""
+    (port,) = free_ports(1)
+    add_idle(api)
+    command = [sys.executable, "-m", "specdecode_operator", "operator", f"--health-port={port}", "--metrics-port=0"]
+    variables = {"SPECDECODE_OPERATOR_IMAGE": "image:1", "POD_NAMESPACE": "system", "POD_NAME": "operator-0"}
+    async with api.serving(tmp_path / "kubeconfig"):
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            "--leader-election=operator",
+            cwd=ROOT,
+            env={**os.environ, **variables, "KUBECONFIG": str(tmp_path / "kubeconfig")},
+            stdout=DEVNULL,
+            stderr=DEVNULL,
+        )
+        try:
+            await until(lambda: reason(api), lambda: f"the object is looked at ({process.returncode})")
+            missing = (404, "the server could not find the requested resource")
+            api.refusals = {"list pods": missing, "watch pods": missing}
+            api.end_watches()
+            async with asyncio.timeout(60):
+                assert await process.wait() != 0
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        assert not (api.find(LEASE, "operator") or {})["spec"].get("holderIdentity"), "another may begin at once"
+
+
+NAMESPACE = "churn"
+SPECS: tuple[Body, ...] = (
+    tiny_cpu(replicas=2),
+    tiny_cpu(suspend=True),
+    tiny_cpu(serving={"maxModelLen": 0}),
+    tiny_cpu(policy={"windowSeconds": 300, "cooldownSeconds": 600}),
+)
+
+
+def keepers() -> list[object]:
+    """Return what holds keys of the objects of this test: whoever remembers one does so by its key."""
+    gc.collect()
+    keys = [each for each in gc.get_objects() if isinstance(each, Key) and each.namespace == NAMESPACE]
+    return [each for each in gc.get_referrers(*keys) if isinstance(each, dict | set | tuple)] if keys else []
+
+
+def collect_garbage(api: ApiServer) -> None:
+    """Remove what was made while its owner went, as Kubernetes does."""
+    for resource in CHILDREN:
+        for name in api.names(resource):
+            api.remove(resource, name)
+
+
+def churned(name: str) -> Body:
+    return {"namespace": NAMESPACE, "name": name}
+
+
+def start_engine(api: ApiServer, name: str) -> None:
+    """Let a Deployment have a pod that serves nobody."""
+    workload = api.find(DEPLOYMENT, name)
+    if workload is None:
+        return
+    template = workload["spec"]["template"]["metadata"]
+    marks = {TEMPLATE_HASH_ANNOTATION: template["annotations"][TEMPLATE_HASH_ANNOTATION]}
+    owner = {"uid": workload["metadata"]["uid"], "kind": "Deployment", "name": name, "apiVersion": "apps/v1"}
+    about = {
+        **churned(f"{name}-pod"),
+        "labels": template["labels"],
+        "annotations": marks,
+        "ownerReferences": [owner],
+    }
+    ready = {"podIP": "127.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]}
+    api.create(POD, {"metadata": about, "status": ready})
+
+
+async def test_of_objects_that_came_and_went_nothing_is_kept(api: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with embedded_operator(monkeypatch) as operator:
+        for round_ in range(3):
+            names = [f"llama-{round_}-{number}" for number in range(len(SPECS))]
+            for name, spec in zip(names, SPECS, strict=True):
+                api.create(SPECDECODE_DEPLOYMENT, {"metadata": churned(name), "spec": spec})
+            capture = {"metadata": churned(f"capture-{round_}"), "spec": capture_spec(deployment=names[0])}
+            api.create(SPECDECODE_CAPTURE, capture)
+
+            def told(names: list[str] = names) -> bool:
+                return all("status" in (api.find(SPECDECODE_DEPLOYMENT, name) or {}) for name in names)
+
+            await until(told, lambda: "all are looked at")
+            for name in names:
+                start_engine(api, name)
+            assert keepers()
+            api.remove(SPECDECODE_CAPTURE, f"capture-{round_}")
+            for name in names:
+                api.remove(SPECDECODE_DEPLOYMENT, name)
+            await until(lambda: not operator.state.cache.parents(), lambda: "their end is seen")
+
+        def is_forgotten() -> bool:
+            collect_garbage(api)
+            return not keepers()
+
+        await until(is_forgotten, lambda: f"still known: {[str(each)[:300] for each in keepers()]}")

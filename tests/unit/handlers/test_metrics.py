@@ -1,0 +1,153 @@
+"""The operator's metrics about objects and its own work."""
+
+import asyncio
+import logging
+import re
+from typing import Any, cast
+
+import pytest
+from prometheus_client.registry import Collector
+
+from specdecode_operator.api import capture, deployment
+from specdecode_operator.api.base import Body
+from specdecode_operator.api.capture_status import CapturePhase
+from specdecode_operator.api.deployment import Key
+from specdecode_operator.cluster.cache import Cache
+from specdecode_operator.cluster.client import Cluster, for_api_server, for_engines
+from specdecode_operator.cluster.resources import SPECDECODE_DEPLOYMENT
+from specdecode_operator.handlers.metrics import OperatorMetrics
+from specdecode_operator.handlers.operator_state import OperatorState
+from specdecode_operator.handlers.reconcile_capture import CaptureReconciler
+from specdecode_operator.handlers.settings import Settings
+from tests.support.api_server import ApiServer
+from tests.support.captures import JOB_UID, KEY, job
+from tests.support.captures import capture as captured
+from tests.support.embedded_operator import until
+from tests.support.objects import tiny_cpu
+from tests.unit.handlers.test_reconcile_capture import OWNER, FakeCluster, labelled
+
+
+def samples(collector: Collector) -> dict[tuple[str, ...], float]:
+    """Values by name and labels."""
+    families = collector.collect()
+    return {(each.name, *each.labels.values()): each.value for family in families for each in family.samples}
+
+
+def saying(name: str, **status: object) -> Body:
+    """An object with a status."""
+    return {"metadata": {"namespace": "team", "name": name, "uid": name, "resourceVersion": "1"}, "status": status}
+
+
+def condition(type_: str, status: str, reason: str) -> dict[str, str]:
+    """A condition as it stands in a status."""
+    return {"type": type_, "status": status, "reason": reason, "message": "words of their own"}
+
+
+def test_deployments_are_counted_by_condition_and_verdict() -> None:
+    cache = Cache()
+    serving, waiting = condition("Ready", "True", "Serving"), condition("Ready", "False", "Unschedulable")
+    for name, said in (("a", serving), ("b", serving), ("c", waiting)):
+        cache.put_parent(deployment.KIND, saying(name, conditions=[said], plan={"verdict": "Tight"}))
+    cache.put_parent(deployment.KIND, {**saying("d"), "status": None})
+    names = {"specdecode_deployments", "specdecode_plans"}
+    assert {key: value for key, value in samples(OperatorMetrics(cache)).items() if key[0] in names} == {
+        ("specdecode_deployments", "Ready", "True", "Serving"): 2,
+        ("specdecode_deployments", "Ready", "False", "Unschedulable"): 1,
+        ("specdecode_plans", "Fits"): 0,
+        ("specdecode_plans", "Tight"): 3,
+        ("specdecode_plans", "DoesNotFit"): 0,
+    }
+
+
+def test_reasons_that_others_write_make_no_more_series_than_a_few() -> None:
+    cache = Cache()
+    for number in range(1000):
+        said = [condition("Ready", "False", f"Reason{number}"), condition("Accepted", "True", "Valid")]
+        cache.put_parent(deployment.KIND, saying(f"d{number}", conditions=said))
+    found = samples(OperatorMetrics(cache))
+    said_by_all = {key: value for key, value in found.items() if key[0] == "specdecode_deployments"}
+    assert len(said_by_all) < 300
+    assert said_by_all["specdecode_deployments", "Accepted", "True", "Valid"] == 1000, "what most say is never left out"
+
+
+def test_a_capture_is_counted_once_when_it_ends() -> None:
+    ended = OperatorMetrics(Cache())
+    assert samples(ended)["specdecode_captures_ended_total", "Failed"] == 0, "from 0, or an increase would not be seen"
+    for before, now in (
+        (CapturePhase.LOADING, CapturePhase.FAILED),
+        (CapturePhase.FAILED, CapturePhase.FAILED),
+        (None, CapturePhase.PENDING),
+        (CapturePhase.STARTING, CapturePhase.CANCELLED),
+        (CapturePhase.CANCELLED, CapturePhase.SUCCEEDED),
+    ):
+        ended.count_capture(before, now)
+    counts = {key[1]: value for key, value in samples(ended).items() if key[0] == "specdecode_captures_ended_total"}
+    assert counts == {"Succeeded": 1, "Failed": 1}, "one that was cancelled may go on"
+
+
+def test_reconciles_are_measured_by_outcome() -> None:
+    times = OperatorMetrics(Cache())
+    with times.measured(Key("team", "llama")):
+        pass
+    with pytest.raises(OSError, match="gone"), times.measured(Key("team", "night", capture.KIND)):
+        raise OSError("gone")
+    counts = {key[1:]: value for key, value in samples(times).items() if key[0].endswith("_count")}
+    assert counts == {
+        (deployment.KIND, "done"): 1,
+        (deployment.KIND, "failed"): 0,
+        (capture.KIND, "done"): 0,
+        (capture.KIND, "failed"): 1,
+    }
+
+
+@pytest.mark.parametrize(("from_s", "lines"), [(None, 0), (0.0, 1), (3600.0, 0)])
+async def test_a_reconcile_is_told_with_what_it_waited_for_where_that_is_asked_for(
+    from_s: float | None, lines: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def ask() -> None:
+        with for_api_server():
+            await asyncio.sleep(0)
+
+    caplog.set_level(logging.INFO)
+    with for_api_server(), OperatorMetrics(Cache(), from_s).measured(Key("team", "llama")):
+        await asyncio.gather(ask(), ask())
+        with for_engines():
+            pass
+    assert len(caplog.messages) == lines
+    for message in caplog.messages:
+        assert re.fullmatch(
+            r"team/llama: reconcile done in 0\.\d{3} s: 0\.\d{3} s for 2 calls of the API server, "
+            r"0\.\d{3} s for engines, 0\.\d{3} s for the rest",
+            message,
+        )
+
+
+def test_a_capture_whose_job_failed_is_counted_at_its_first_look_and_not_again() -> None:
+    cluster, cache, ended = FakeCluster(), Cache(), OperatorMetrics(Cache())
+    cache.put_parent(capture.KIND, captured())
+    cache.put("Job", labelled(job("Failed"), JOB_UID, ownerReferences=[OWNER]))
+    reconciler = CaptureReconciler(
+        cast("Cluster", cluster), cache, cast("Any", None), ended, Settings(operator_image="operator:1")
+    )
+    for version in ("2", "3"):
+        asyncio.run(reconciler.reconcile(KEY))
+        cache.put_parent(capture.KIND, captured(status=cluster.status, resourceVersion=version))
+    assert cluster.status["phase"] == "Failed"
+    assert samples(ended)["specdecode_captures_ended_total", "Failed"] == 1
+
+
+async def test_a_running_operator_measures_its_looks(api: ApiServer, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    state = OperatorState(Settings(reconciles_told_from_s=0.0))
+    body = {"metadata": {"namespace": "team", "name": "llama"}, "spec": tiny_cpu(suspend=True)}
+    api.create(SPECDECODE_DEPLOYMENT, body)
+    try:
+        await state.start()
+        state.add_all()
+        looks = ("specdecode_reconcile_duration_seconds_count", deployment.KIND, "done")
+        await until(lambda: samples(state.metrics)[looks] > 0, lambda: "it was looked at")
+    finally:
+        await state.stop()
+    assert re.search(r"team/llama: reconcile done in .* for [1-9]\d* calls of the API server", caplog.text)
+    named = {family.name for collector in state.collectors() for family in collector.collect()}
+    assert {"specdecode_deployments", "specdecode_plans", "specdecode_captures", "specdecode_captures_ended"} <= named

@@ -1,0 +1,128 @@
+"""Start and health of the operator."""
+
+import asyncio
+import time
+
+import pytest
+
+from specdecode_operator.api.deployment import Key
+from specdecode_operator.cluster import client
+from specdecode_operator.cluster.client import ClusterError
+from specdecode_operator.cluster.resources import (
+    LEADER_WORKER_SET,
+    NODE,
+    SPECDECODE_DEPLOYMENT,
+    WATCHED,
+    Resource,
+)
+from specdecode_operator.handlers.operator_state import OperatorState, OperatorStuckError
+from tests.support.api_server import ApiServer
+from tests.support.embedded_operator import until
+from tests.unit.deployment.group_pods import WIDE, spec_at
+from tests.unit.handlers.resync_rounds import GROUPS, LLAMA, Rounds, add, add_node, reason
+
+
+class TestHealth:
+    @pytest.mark.parametrize("ended", [0, 1], ids=["the queue", "the resync"])
+    async def test_a_task_that_ended_is_told(self, api: ApiServer, state: OperatorState, ended: int) -> None:
+        await state.start()
+        state._tasks[ended].cancel()
+        await asyncio.wait([state._tasks[ended]])
+        with pytest.raises(OperatorStuckError, match="has ended"):
+            state.check()
+
+    @pytest.mark.parametrize(("waited_s", "stuck"), [(240.0, False), (301.0, True)])
+    async def test_an_object_that_no_worker_takes_is_told(
+        self, monkeypatch: pytest.MonkeyPatch, waited_s: float, *, stuck: bool
+    ) -> None:
+        state = OperatorState()
+        state.queue.add(LLAMA)
+        began = time.monotonic()
+        monkeypatch.setattr(time, "monotonic", lambda: began + waited_s)
+        if stuck:
+            with pytest.raises(OperatorStuckError, match="waited for more than 300 s"):
+                state.check()
+        else:
+            state.check()
+
+    async def test_a_queue_that_gets_shorter_is_work_however_long_it_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        state, worked = OperatorState(), asyncio.Queue[Key]()
+        now_s = time.monotonic()
+        monkeypatch.setattr(time, "monotonic", lambda: now_s)
+
+        async def work(key: Key) -> None:
+            worked.put_nowait(key)
+            if key.name != "0":
+                await asyncio.Event().wait()
+
+        for number in range(40):  # more than there are workers
+            state.queue.add(Key("team", str(number)))
+        now_s += 10_000.0
+        task = asyncio.create_task(state.queue.run(work))
+        for _ in range(17):
+            await worked.get()
+        assert state.queue.longest_wait_s() > 300
+        state.check()
+        now_s += 301.0
+        with pytest.raises(OperatorStuckError, match="nothing was done"):
+            state.check()
+        task.cancel()
+
+    @pytest.mark.parametrize(("silent_s", "stuck"), [(240.0, False), (301.0, True)])
+    async def test_an_event_loop_that_does_not_turn_is_told(
+        self, api: ApiServer, state: OperatorState, monkeypatch: pytest.MonkeyPatch, silent_s: float, *, stuck: bool
+    ) -> None:
+        await state.start()
+        now_s = time.monotonic()
+        monkeypatch.setattr(time, "monotonic", lambda: now_s + silent_s)
+        if stuck:
+            with pytest.raises(OperatorStuckError, match="has not turned for more than 300 s"):
+                state.check()
+        else:
+            state.check()
+
+
+class TestStart:
+    @pytest.mark.parametrize("resource", [NODE, SPECDECODE_DEPLOYMENT, *WATCHED], ids=lambda each: each.kind)
+    async def test_it_is_not_ready_before_each_kind_was_listed(
+        self, api: ApiServer, state: OperatorState, resource: Resource
+    ) -> None:
+        seen: list[bool] = []
+        api.before[f"list {resource.qualified_plural}"] = lambda: seen.append(state.has_started)
+        await state.start()
+        assert (seen[0], state.has_started) == (False, True)
+
+    @pytest.mark.parametrize("status", [404, 403])
+    async def test_a_cluster_without_groups_of_pods_is_none_the_worse(
+        self, api: ApiServer, state: OperatorState, rounds: Rounds, status: int
+    ) -> None:
+        api.refusals[f"list {GROUPS}"] = (status, "no")
+        add(api, spec=spec_at(WIDE))
+        add_node(api, "a")
+        add_node(api, "b")
+        await state.start()
+        await rounds.go()
+        await until(lambda: reason(api, "Planned"), lambda: "the object is planned")
+        assert not state.cache.has_groups
+        api.refusals.clear()
+        await rounds.go()
+        await until(lambda: "llama-lws" in api.names(LEADER_WORKER_SET), lambda: "they are used once they come")
+
+    async def test_any_other_kind_that_cannot_be_seen_holds_the_start_up(
+        self, api: ApiServer, state: OperatorState
+    ) -> None:
+        for resource in (each for each in WATCHED if each != LEADER_WORKER_SET):
+            api.refusals = {f"list {resource.qualified_plural}": (403, "no")}
+            with pytest.raises(ClusterError):
+                await state.start()
+
+    async def test_lists_come_in_pages_and_are_whole(
+        self, api: ApiServer, state: OperatorState, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(client, "_PAGE", 3)
+        names = [f"llama-{number}" for number in range(8)]
+        for name in names:
+            add(api, name)
+        await state.start()
+        assert sorted(key.name for key in state.cache.parents()) == names
+        assert api.requests.count(f"list {SPECDECODE_DEPLOYMENT.qualified_plural}") == 3

@@ -1,0 +1,403 @@
+"""Reconcile one object: order of steps, obstacles, deletion, figures, decay and arms."""
+
+import copy
+import json
+import time
+from typing import Any
+from unittest.mock import AsyncMock, Mock
+
+import pytest
+
+from specdecode_operator.api.deployment import Key, SpecDecodeDeploymentSpec
+from specdecode_operator.api.deployment_status import FiguresSource, FiguresStatus, FigureStatus
+from specdecode_operator.cluster.client import Cluster, ClusterError, ConflictError
+from specdecode_operator.cluster.manifests import owned
+from specdecode_operator.cluster.observed_figures import FiguresReader
+from specdecode_operator.cluster.resources import (
+    CONFIG_MAP,
+    DEPLOYMENT,
+    DEPLOYMENT_LABEL,
+    EVENT,
+    JOB,
+    NODE,
+    POD,
+    SERVICE,
+    SPECDECODE_CAPTURE,
+    SPECDECODE_DEPLOYMENT,
+)
+from specdecode_operator.deployment.desired_state import Launch
+from specdecode_operator.deployment.observed.decay import LEARNED_WINDOWS
+from specdecode_operator.deployment.parsed_deployment import engine_spec_hash, parse_deployment
+from specdecode_operator.handlers import reconcile_deployment
+from specdecode_operator.handlers.decision_cache import DecisionCache
+from specdecode_operator.handlers.mounted_files import CalibrationFile
+from tests.support.api_server import ApiServer
+from tests.support.captures import capture
+from tests.support.engine_work import LOOK_S, Working
+from tests.support.model_caches import CACHE, DRAFT, TARGET, cached
+from tests.support.model_caches import pod as downloaded_by
+from tests.support.objects import H200, Body, tiny_cpu
+from tests.unit.deployment.observed.test_speculation_in_force import counting
+from tests.unit.handlers.reconciler_world import World
+
+STATUS = "patch specdecodedeployments.specdecode.io/status llama"
+CHILD_WRITES = ["patch configmaps llama-plan", "patch services llama", "patch deployments.apps llama"]
+
+
+class TestSteps:
+    async def test_names_are_checked_then_children_are_applied_then_the_status_tells(self, world: World) -> None:
+        world.add(tiny_cpu())
+        world.see()
+        await world.reconciler.reconcile(parse_deployment(world.object).key)
+        asked = [each for each in world.api.requests if "events" not in each]
+        checks = [each.replace("patch", "get") for each in CHILD_WRITES]
+        assert asked == [*checks, *CHILD_WRITES, STATUS]
+        assert world.told() == ["Fits"]
+
+    async def test_a_second_look_writes_nothing_though_the_api_server_filled_fields_in(self, world: World) -> None:
+        world.add(tiny_cpu())
+        assert await world.look() == [*CHILD_WRITES, STATUS]
+        assert (world.api.find(SERVICE, "llama") or {})["spec"]["clusterIP"]
+        assert await world.look() == []
+        await world.reconciler.reconcile(parse_deployment(world.object).key)
+        assert world.api.requests == [], "of what is there nothing is asked either"
+
+    async def test_what_changed_again_before_the_repair_is_told_with_it(self, world: World) -> None:
+        world.add(tiny_cpu())
+        await world.look()
+        service = world.api.find(SERVICE, "llama") or {}
+        world.api.change(SERVICE, "llama", spec={**service["spec"], "ports": []})
+        world.see()
+        world.api.change(SERVICE, "llama", spec={**service["spec"], "ports": [], "selector": {}})
+        await world.reconciler.reconcile(parse_deployment(world.object).key)
+        assert (world.api.find(SERVICE, "llama") or {})["spec"] == service["spec"]
+        (told,) = (each["message"] for each in world.all(EVENT) if each["reason"] == "DriftRepaired")
+        assert "spec.ports[http], spec.selector." in told
+
+    async def test_engines_that_serve_are_remembered_before_the_status_says_so(self, world: World) -> None:
+        world.add(tiny_cpu())
+        await world.look()
+        world.serve()
+        assert await world.look() == ["patch configmaps llama-last-good", STATUS]
+        assert await world.look() == []
+
+    async def test_what_cannot_be_remembered_is_told_in_the_status(self, world: World) -> None:
+        world.add(tiny_cpu())
+        await world.look()
+        world.serve()
+        world.api.refusals["patch configmaps"] = (403, "no")
+        await world.look()
+        assert world.said()[1] == "Forbidden"
+        del world.api.refusals["patch configmaps"]
+        assert "patch configmaps llama-last-good" in await world.look()
+        assert world.said()[1] == "Serving"
+
+
+class TestObstacles:
+    @pytest.mark.parametrize("name", ["llama", "llama-more"])
+    @pytest.mark.parametrize("owners", [[], [{"kind": "Service", "apiVersion": "v1", "name": "other", "uid": "other"}]])
+    async def test_labels_alone_make_nothing_ours(self, world: World, name: str, owners: list[Body]) -> None:
+        body = owned({"kind": "Service", "metadata": {"name": name}, "spec": {}}, Key("team", "llama"), "any")
+        body["metadata"]["ownerReferences"] = owners
+        before = world.api.create(SERVICE, body)
+        world.add(tiny_cpu())
+        assert await world.look() == ([STATUS] if name == "llama" else [*CHILD_WRITES, STATUS])
+        assert world.api.find(SERVICE, name) == before
+        assert (world.said()[1] == "ChildNameConflict") == (name == "llama")
+
+    @pytest.mark.parametrize(
+        ("owner", "reason"),
+        [
+            ({}, "WaitingForCleanup"),
+            ({"name": "other"}, "ChildNameConflict"),
+            ({"kind": "Deployment"}, "ChildNameConflict"),
+            ({"apiVersion": "example.org/v1"}, "ChildNameConflict"),
+        ],
+        ids=["an earlier object of this name", "another object", "another kind", "a kind of others"],
+    )
+    async def test_only_what_an_earlier_object_of_the_name_left_is_waited_for(
+        self, world: World, owner: Body, reason: str
+    ) -> None:
+        left_by = {"apiVersion": "specdecode.io/v1alpha1", "kind": "SpecDecodeDeployment", "name": "llama"}
+        meta = {"namespace": "team", "name": "llama", "ownerReferences": [{**left_by, "uid": "earlier", **owner}]}
+        world.api.create(SERVICE, {"metadata": meta, "spec": {}})
+        world.add(tiny_cpu())
+        assert await world.look() == [STATUS]
+        assert world.said()[1] == reason
+
+    @pytest.mark.parametrize("status_is_current", [False, True])
+    async def test_a_failing_api_server_is_told_once_for_a_spec(self, world: World, *, status_is_current: bool) -> None:
+        world.add(tiny_cpu())
+        if status_is_current:
+            world.api.refusals["create services"] = (403, "no")
+            await world.look()
+        before = world.object.get("status")
+        world.api.refusals["create services"] = (500, "etcd is slow")
+        if status_is_current:
+            with pytest.raises(ClusterError, match="etcd is slow"):
+                await world.look()
+            assert world.object["status"] == before, "what it says still holds; the queue tries again"
+        else:
+            await world.look()
+            assert world.said() == ("Unknown", "ApiServerError", "patch services team/llama: etcd is slow")
+
+    async def test_a_stumble_of_the_operator_is_told_without_its_words_and_tried_again(self, world: World) -> None:
+        class Broken(CalibrationFile):
+            def read(self) -> Any:
+                message = "token hunter2"
+                raise RuntimeError(message)
+
+        world.calibration = Broken(None)
+        world.restart()
+        world.add(tiny_cpu())
+        with pytest.raises(RuntimeError):
+            await world.look()
+        assert world.said()[1] == "InternalError"
+        assert "hunter2" not in str(world.object["status"])
+
+    async def test_events_that_cannot_be_posted_hold_nothing_up(self, world: World) -> None:
+        world.add(tiny_cpu())
+        world.api.refusals["create events"] = (403, "no")
+        assert await world.look() == [*CHILD_WRITES, STATUS]
+
+
+class TestDeletion:
+    @pytest.mark.parametrize("is_leaving", [False, True], ids=["gone", "being deleted"])
+    async def test_nothing_is_written_for_what_is_gone(self, world: World, *, is_leaving: bool) -> None:
+        world.add(tiny_cpu())
+        key = parse_deployment(world.object).key
+        if is_leaving:
+            meta = {**world.object["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}
+            world.api.change(SPECDECODE_DEPLOYMENT, "llama", metadata=meta)
+            world.see()
+        await world.reconciler.reconcile(key)
+        assert world.api.requests == []
+
+    async def test_one_made_anew_in_the_middle_does_not_get_the_status_of_its_predecessor(self, world: World) -> None:
+        world.add(tiny_cpu())
+        key = parse_deployment(world.object).key
+        world.see()
+
+        def replace() -> None:
+            world.api.remove(SPECDECODE_DEPLOYMENT, "llama")
+            world.add(tiny_cpu(replicas=2))
+
+        world.api.before[STATUS.removesuffix(" llama")] = replace
+        with pytest.raises(ConflictError):
+            await world.reconciler.reconcile(key)
+        assert "status" not in world.object
+        assert STATUS in await world.look()
+
+
+async def test_an_engine_is_unreachable_after_half_a_minute_of_silence(
+    world: World, engine_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.add(tiny_cpu(serving={"maxModelLen": 1024, "port": engine_port}))
+    await world.look()
+    world.start_engines()
+    world.serve()
+    reasons, now_s = [], time.monotonic()
+    for look, address in enumerate(("127.0.0.1", "::1", "::1", "127.0.0.1", "::1", "::1", "::1", "127.0.0.1")):
+        monkeypatch.setattr(time, "monotonic", lambda look=look: now_s + 15 * look)
+        pod = world.api.find(POD, "llama-1") or {}
+        world.api.change(POD, "llama-1", status={**pod["status"], "podIP": address})
+        await world.look()
+        reasons.append(world.said("SpeculationActive")[1])
+    known = reasons[0]
+    assert known != "Unreachable"
+    assert reasons == [known] * 6 + ["Unreachable", known]
+
+
+async def test_what_an_engine_drafted_lately_is_remembered_from_look_to_look(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.add(tiny_cpu())
+    await world.look()
+    world.start_engines()
+    world.serve()
+    reasons = []
+    for steps, drafts in ((600, 600), (900, 600), (1200, 600), (1800, 1200)):
+        said = AsyncMock(return_value={"llama-1": counting(steps, drafts)})
+        monkeypatch.setattr(world.probe, "read_all", said)
+        await world.look()
+        reasons.append(world.said("SpeculationActive")[1])
+    assert reasons == ["Drafting", "Drafting", "NotDrafting", "Drafting"]
+
+
+async def test_figures_that_were_just_written_rest(
+    world: World, engine_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = time.monotonic()
+
+    async def engines_after(seconds: float) -> int:
+        monkeypatch.setattr(time, "monotonic", lambda: now_s + seconds)
+        await world.look()
+        return int(world.object["status"]["observed"]["engines"])
+
+    world.add(tiny_cpu(replicas=2, serving={"maxModelLen": 1024, "port": engine_port}))
+    await world.look()
+    world.start_engines("llama-1")
+    assert await engines_after(0) == 1
+    world.start_engines("llama-2")
+    assert await engines_after(59) == 1, "they may change again in a minute"
+    assert await engines_after(60) == 2
+    world.start_engines("llama-3")
+    assert await engines_after(61) == 2
+    world.restart()
+    assert await engines_after(61) == 3
+
+
+def figures(value: str) -> FiguresStatus:
+    told = [FigureStatus(name="acceptance_rate", value=value)]
+    return FiguresStatus(source=FiguresSource.PODS, over_seconds=300, values=told)
+
+
+async def test_figures_are_written_every_five_minutes_and_go_with_the_engines(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = []
+    world.add(tiny_cpu())
+    reads = [None, *map(figures, "123")]
+    monkeypatch.setattr(FiguresReader, "read", AsyncMock(side_effect=reads))
+    for now_s in (0, 15, 30, 300, 315, 330):
+        monkeypatch.setattr(reconcile_deployment, "time", Mock(monotonic=Mock(return_value=now_s), time=time.time))
+        await world.look()
+        told = world.object["status"].get("figures")
+        shown.append(told and told["values"][0]["value"])
+    assert shown == [None, "1", "1", "1", "2", "2"]
+    world.api.change(SPECDECODE_DEPLOYMENT, "llama", spec={**world.object["spec"], "target": {"model": "no/such"}})
+    await world.look()
+    assert "figures" not in world.object["status"]
+
+
+async def looks(world: World, monkeypatch: pytest.MonkeyPatch, *shares: float) -> None:
+    """Let an engine accept such shares of its drafts, look by look."""
+    engine = Working(k=3)
+    for look, acceptance in enumerate(shares):
+        monkeypatch.setattr(
+            reconcile_deployment, "time", Mock(monotonic=Mock(return_value=look * LOOK_S), time=time.time)
+        )
+        monkeypatch.setattr(world.probe, "read_all", AsyncMock(return_value={"llama-1": engine.works(acceptance)}))
+        await world.look()
+
+
+async def start(world: World) -> None:
+    world.add(tiny_cpu())
+    await world.look()
+    world.start_engines()
+    world.serve()
+
+
+def said(world: World) -> list[Body]:
+    return [each for each in world.object["status"]["conditions"] if each["type"] == "SpeculationEffective"]
+
+
+async def test_what_decays_from_look_to_look_is_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    await start(world)
+    await looks(world, monkeypatch, *[0.9] * (LEARNED_WINDOWS + 2), *[0.1] * 15)
+    assert world.said("SpeculationEffective")[:2] == ("False", "AcceptanceDecayed")
+    assert world.told().count("AcceptanceDecayed") == 1
+
+
+async def test_the_newest_capture_of_the_spec_is_what_engines_are_held_to(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await start(world)
+    summary = {"requests": {"sent": 1, "completed": 1}, "acceptancePercent": 90, "meanAcceptanceLength": "3.70"}
+    parent, desired = world.reconciler.desired_state_of(world.object)
+    assert isinstance(parent.spec, SpecDecodeDeploymentSpec)
+    word = engine_spec_hash(parent.spec, desired.outcome.plan_status)
+    found = {"phase": "Succeeded", "engine": word, "summary": summary}
+    body = capture(status=found, namespace="team")
+    body["spec"]["deployment"] = "llama"
+    world.cache.put_parent(SPECDECODE_CAPTURE.kind, body)
+    await looks(world, monkeypatch, *[0.5] * (LEARNED_WINDOWS + 40))
+    (condition,) = said(world)
+    assert all(part in condition["message"] for part in ("50%", "90%", "capture demo"))
+
+
+@pytest.mark.parametrize("labels", [{DEPLOYMENT_LABEL: "other"}, {}], ids=["of another", "of none"])
+async def test_what_is_changed_together_with_its_label_is_undone(world: World, labels: dict[str, str]) -> None:
+    world.add(tiny_cpu())
+    for _ in range(3):
+        await world.look()
+    (before,) = world.all(DEPLOYMENT)
+    changed = copy.deepcopy(before)
+    changed["spec"]["template"]["spec"]["containers"][0]["image"] = "evil/image:1"
+    del changed["metadata"]["labels"][DEPLOYMENT_LABEL]
+    changed["metadata"]["labels"] |= labels
+    world.api.change(DEPLOYMENT, "llama", spec=changed["spec"], metadata=changed["metadata"])
+    assert await world.look() == ["patch deployments.apps llama"]
+    (after,) = world.all(DEPLOYMENT)
+    assert (after["spec"], after["metadata"]["labels"]) == (before["spec"], before["metadata"]["labels"])
+    assert await world.look() == []
+
+
+SPEC = cached(models=CACHE)
+
+
+async def download(shared: World, name: str, *commits: str) -> None:
+    """Let an object download its models."""
+    shared.add(SPEC, name=name)
+    await shared.look(name)
+    own = [job for job in shared.all(JOB) if job["metadata"]["name"].startswith(name)]
+    for commit, job in zip(commits, sorted(own, key=lambda each: "70B" not in str(each["spec"])), strict=True):
+        ended = downloaded_by(job, json.dumps({"commit": commit}))
+        metadata = {**ended["metadata"], "namespace": "team", "name": job["metadata"]["name"]}
+        shared.api.create(POD, {**ended, "metadata": metadata})
+    await shared.look(name)
+
+
+@pytest.fixture
+async def shared(api: ApiServer, cluster: Cluster) -> World:
+    """A cluster in which one object has downloaded its models, and another, of the same claim, has not begun."""
+    shared = World(api, cluster)
+    node = {"metadata": {"name": "n", "labels": {"nvidia.com/gpu.product": H200}}}
+    api.create(NODE, {**node, "status": {"allocatable": {"nvidia.com/gpu": "8"}}})
+    await download(shared, "llama", TARGET, DRAFT)
+    shared.add(SPEC, name="other")
+    shared.see()
+    return shared
+
+
+def launches(shared: World) -> bool:
+    """Whether another object of the namespace, with the spec of an arm, would be launched as it is."""
+    other = shared.api.find(SPECDECODE_DEPLOYMENT, "other") or {}
+    desired = shared.reconciler.decider_of_arms("team")(other, DecisionCache())
+    return isinstance(desired.outcome, Launch)
+
+
+async def test_what_a_neighbour_downloaded_is_there_for_an_arm(shared: World) -> None:
+    assert launches(shared)
+    shared.restart()
+    shared.see()
+    assert launches(shared), "another process believes it, too"
+
+
+async def test_what_the_deployment_itself_downloaded_goes_before_what_others_did(shared: World) -> None:
+    await download(shared, "zephyr", "c" * 40, "d" * 40)
+    for name in shared.api.names(POD):
+        shared.api.remove(POD, name)
+    await shared.look("zephyr")
+    body = shared.object
+    serves = shared.reconciler.desired_state_of(body)[1].outcome
+    arm = shared.reconciler.decider_of_arms("team")(body, DecisionCache()).outcome
+    assert isinstance(serves, Launch)
+    assert isinstance(arm, Launch)
+    assert (serves.facts.spec.target.revision, arm.facts.spec.target.revision) == (TARGET, TARGET)
+
+
+async def test_what_somebody_wrote_in_its_place_is_not(shared: World) -> None:
+    data: dict[str, str] = (shared.api.find(CONFIG_MAP, "llama-downloads") or {})["data"]
+    forged = {key: text.replace(TARGET, "f" * 40) for key, text in data.items()}
+    shared.api.change(CONFIG_MAP, "llama-downloads", data=forged)
+    shared.see()
+    assert not launches(shared)
+
+
+async def test_what_was_downloaded_in_another_namespace_is_not_there(shared: World) -> None:
+    shared.api.create(SPECDECODE_DEPLOYMENT, {"metadata": {"namespace": "elsewhere", "name": "far"}, "spec": SPEC})
+    shared.see()
+    far = shared.api.find(SPECDECODE_DEPLOYMENT, "far") or {}
+    desired = shared.reconciler.decider_of_arms("elsewhere")(far, DecisionCache())
+    assert not isinstance(desired.outcome, Launch)

@@ -1,0 +1,271 @@
+"""Hours of engines under a policy, in virtual time."""
+
+from datetime import UTC, datetime
+from typing import Any
+from unittest.mock import AsyncMock
+
+import pytest
+
+from specdecode_operator.api import capture
+from specdecode_operator.api.deployment_status import PlanStatus
+from specdecode_operator.cluster.client import Cluster, ForbiddenError
+from specdecode_operator.cluster.resources import DEPLOYMENT, NODE, POD, SPECDECODE_DEPLOYMENT
+from specdecode_operator.deployment.parsed_deployment import engine_spec_hash, parse_deployment
+from specdecode_operator.vllm.engine_metrics import EngineReading, SpeculationReading
+from tests.support.driven_clock import DrivenServerTime
+from tests.support.objects import H200, Body, ended, pair_70b
+from tests.support.policy_field_cases import OFF_ARM, measured_capture
+from tests.unit.handlers.reconciler_world import World
+
+LOOK_S = 30.0
+WINDOW = {"windowSeconds": 300, "cooldownSeconds": 600}
+STEPS_A_LOOK = 300
+K = 5
+LOADS = ((8, 0.7), (64, 1.2))
+"""Without speculation goodput falls at a low load, and rises at a high one."""
+
+
+class Shift:
+    """An object with a policy, and hours of its engines in no time."""
+
+    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.world = world
+        self.clock = DrivenServerTime(datetime(2026, 1, 1, tzinfo=UTC))
+        self.drafted: dict[str, list[int]] = {}
+        self.said = AsyncMock(return_value={})
+        monkeypatch.setattr(world.probe, "read_all", self.said)
+        self.begin()
+
+    def begin(self) -> None:
+        """Let another process take over."""
+        self.world.clock = self.clock
+        self.world.begin()
+
+    async def serve(
+        self, *, evidence: Body | None = None, engines: int = 1, spec: Body | None = None, **policy: Any
+    ) -> None:
+        """Let engines of an object with a policy serve, that a capture has measured."""
+        self.world.add(pair_70b(policy={**WINDOW, **policy}, replicas=engines, **(spec or {})))
+        node = {"metadata": {"name": "n", "labels": {"nvidia.com/gpu.product": H200}}}
+        self.world.api.create(NODE, {**node, "status": {"allocatable": {"nvidia.com/gpu": "8"}}})
+        await self.world.look()
+        for number in range(engines):
+            self.world.start_engines(f"llama-{number}")
+        self.world.serve(engines)
+        self.measure(evidence or measured_capture(arms=[{"name": "on"}, OFF_ARM], ratio=1.0, loads=LOADS))
+
+    def measure(self, body: Body, **status: Any) -> None:
+        """Let a capture have ended."""
+        found = parse_deployment(self.world.object, as_written=True)
+        plan = PlanStatus.parse(self.world.object["status"]["plan"], newer=True)
+        known = {"engine": engine_spec_hash(found.spec, plan)}  # type: ignore[arg-type]
+        metadata = {**body["metadata"], "uid": body["metadata"]["name"], "generation": 1, "resourceVersion": "1"}
+        self.world.cache.put_parent(
+            capture.KIND, {**body, "metadata": metadata, "status": {**body["status"], **known, **status}}
+        )
+
+    async def work(self, minutes: float, running: float, *, accepted: dict[str, float] | float = 0.6) -> None:
+        """Let time pass while engines work."""
+        for _ in range(round(minutes * 60 / LOOK_S)):
+            self.clock.advance(LOOK_S)
+            self.said.return_value = {
+                pod["metadata"]["name"]: self._reading(pod["metadata"]["name"], running, accepted)
+                for pod in self.world.all(POD)
+            }
+            await self.world.look()
+            self.roll_out()
+
+    def _reading(self, name: str, running: float, accepted: dict[str, float] | float) -> EngineReading:
+        share = accepted.get(name, 0.6) if isinstance(accepted, dict) else accepted
+        counters = self.drafted.setdefault(name, [0, 0])
+        counters[0] += STEPS_A_LOOK
+        counters[1] += round(STEPS_A_LOOK * K * share)
+        spoken = SpeculationReading(counters[0], counters[0] * K, counters[1], (counters[1],))
+        speculates = self.speculation() is not None
+        return EngineReading(
+            *(None, None, None, None, spoken if speculates else None, counters[0] * 3, round(running), 0),
+            decode_steps=counters[0],
+        )
+
+    def roll_out(self) -> None:
+        """Let the Deployment's controller replace pods of an earlier template."""
+        (workload,) = self.world.all(DEPLOYMENT)
+        template, replicas = workload["spec"]["template"]["metadata"], workload["spec"]["replicas"]
+        for pod in self.world.all(POD):
+            if pod["metadata"]["annotations"] != template["annotations"]:
+                self.world.api.remove(POD, pod["metadata"]["name"])
+        for number in range(replicas):
+            if self.world.api.find(POD, f"llama-{number}") is None:
+                self.drafted.pop(f"llama-{number}", None)
+                self.world.start_engines(f"llama-{number}")
+
+    def speculation(self) -> str | None:
+        """What the engines are told of speculation."""
+        (workload,) = self.world.all(DEPLOYMENT)
+        arguments: list[str] = workload["spec"]["template"]["spec"]["containers"][0]["command"]
+        return next((each for each in arguments if "num_speculative_tokens" in each), None)
+
+    @property
+    def policy(self) -> Body:
+        found: Body = self.world.object["status"]["policy"]
+        return found
+
+    def done(self) -> list[tuple[str, str]]:
+        """What was done, in order."""
+        return [(each["action"], each["outcome"]) for each in reversed(self.policy.get("decisions", []))]
+
+    def change(self, **fields: Any) -> None:
+        """Edit the spec as a person."""
+        spec = {**self.world.object["spec"], **fields}
+        metadata = {**self.world.object["metadata"], "generation": self.world.object["metadata"]["generation"] + 1}
+        self.world.api.change(SPECDECODE_DEPLOYMENT, "llama", spec=spec, metadata=metadata)
+
+
+@pytest.fixture
+def shift(world: World, monkeypatch: pytest.MonkeyPatch) -> Shift:
+    return Shift(world, monkeypatch)
+
+
+@pytest.mark.parametrize("mode", ["Observe", "Advise"])
+async def test_without_enforce_nothing_changes_and_it_is_told(shift: Shift, mode: str) -> None:
+    await shift.serve(mode=mode)
+    await shift.work(60, 64)
+    assert shift.speculation() is not None
+    assert shift.policy["action"] == "TurnOff"
+    if mode == "Advise":
+        assert shift.done() == [("TurnOff", "Advised")]
+        status, reason, message = shift.world.said("SpeculationEffective")
+        assert (status, reason) == ("False", "BetterMeasured")
+        assert "off brings +20.0% goodput against on" in message
+        assert shift.world.told().count("BetterMeasured") == 1
+    else:
+        assert shift.done() == []
+        assert "SpeculationEffective" not in {each["type"] for each in shift.world.object["status"]["conditions"]}
+
+
+@pytest.mark.parametrize("paused", [{"paused": True}, {"spec": {"rollout": {"paused": True}}}])
+async def test_a_paused_policy_keeps_what_is_in_force(shift: Shift, paused: Body) -> None:
+    await shift.serve(mode="Enforce", **paused)
+    await shift.work(60, 64)
+    assert (shift.policy["outcome"], shift.done()) == ("Paused", [])
+    assert shift.speculation() is not None
+
+
+async def test_an_eviction_that_is_refused_is_told_and_tried_again(
+    shift: Shift, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusal = AsyncMock(side_effect=ForbiddenError("the operator may not create pods/eviction"))
+    with monkeypatch.context() as hindered:
+        hindered.setattr(Cluster, "evict", refusal)
+        await shift.serve(mode="Enforce", engines=2)
+        await shift.work(15, 8, accepted={"llama-1": 0.02})
+        assert (shift.policy["outcome"], shift.done()) == ("Refused", [])
+        assert "may not create pods/eviction" in shift.policy["message"]
+        assert "restarts" not in shift.policy or shift.policy["restarts"] == []
+    await shift.work(0.5, 8, accepted={"llama-1": 0.02})
+    assert shift.done() == [("Restart", "Done")]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"engine": "another"}, "EvidenceOutdated"),
+        ({"comparison": None}, "NoEvidence"),
+        ({"comparison": {"baseline": 1}}, "EvidenceUnusable"),
+        ({"comparison": {"baseline": "on", "levelPercent": 95, "arms": []}}, "EvidenceUnusable"),
+    ],
+)
+async def test_evidence_that_does_not_hold_changes_nothing(shift: Shift, change: Body, reason: str) -> None:
+    await shift.serve(mode="Enforce")
+    shift.measure(measured_capture(arms=[{"name": "on"}, OFF_ARM], ratio=1.0, loads=LOADS), **change)
+    await shift.work(30, 64)
+    assert (shift.policy["reason"], shift.done()) == (reason, [])
+
+
+async def test_a_sweep_is_no_evidence_whether_it_is_the_newest_or_named(shift: Shift) -> None:
+    """Its phases have other temperatures, not other loads, and would be taken for these."""
+    await shift.serve(mode="Enforce")
+    sweep = measured_capture(arms=[{"name": "on"}, OFF_ARM], ratio=1.0, loads=((8, 3.0),))
+    phase = {"pattern": "Closed", "concurrency": 8, "requests": 8}
+    hot = {**phase, "name": "hot", "temperature": "1.0"}
+    sweep["spec"]["workload"] = {"phases": [{**phase, "name": "cold"}, hot]}
+    sweep["metadata"] = {**sweep["metadata"], "name": "sweep"}
+    shift.measure(sweep, finishedAt="2027-01-01T00:00:00Z")
+    await shift.work(30, 8)
+    assert (shift.policy["reason"], shift.policy["evidence"], shift.done()) == ("BestMeasured", "nightly", [])
+    shift.change(policy={**WINDOW, "mode": "Enforce", "evidence": "sweep"})
+    await shift.work(30, 8)
+    assert (shift.policy["reason"], shift.done()) == ("EvidenceUnusable", [])
+
+
+async def test_an_arm_that_samples_with_loss_is_never_taken_whatever_the_files_say(shift: Shift) -> None:
+    lossy = {**pair_70b()["speculation"], "rejectionSampling": "fly", "lossy": True}
+    body = measured_capture(arms=[{"name": "on"}, {"name": "fly", "speculation": lossy}], ratio=1.0, loads=LOADS)
+    await shift.serve(mode="Enforce", evidence=body)
+    await shift.work(30, 64)
+    assert (shift.policy["reason"], shift.done()) == ("BestMeasured", [])
+
+
+@pytest.mark.parametrize("said", [{"outputs": "Different"}, {"verdict": "Incorrect"}])
+async def test_an_arm_that_answers_otherwise_is_never_taken(shift: Shift, said: Body) -> None:
+    body = measured_capture(arms=[{"name": "on"}, OFF_ARM], ratio=1.0, loads=LOADS)
+    body["status"]["comparison"]["arms"][0] |= said
+    await shift.serve(mode="Enforce", evidence=body)
+    await shift.work(30, 64)
+    assert (shift.policy["reason"], shift.done()) == ("BestMeasured", [])
+
+
+async def test_an_arm_that_cannot_be_launched_is_not_taken(shift: Shift) -> None:
+    """Its draft is known to nobody: planned first, it waits for a model to be read."""
+    unknown = {"method": "draft_model", "numSpeculativeTokens": 5, "draft": {"model": "org/unknown"}}
+    arms = [{"name": "on"}, {"name": "other", "speculation": unknown}]
+    await shift.serve(mode="Enforce", evidence=measured_capture(arms=arms, ratio=1.0, loads=LOADS))
+    await shift.work(30, 64)
+    assert (shift.policy["reason"], shift.done()) == ("SettingDoesNotFit", [])
+    assert shift.speculation() is not None
+
+
+async def test_an_arm_whose_engines_never_serve_is_given_up(shift: Shift) -> None:
+    await shift.serve(mode="Enforce")
+    await shift.work(2, 64)
+    served = shift.world.all(DEPLOYMENT)[0]["spec"]["template"]
+    while not shift.done():
+        await shift.work(0.5, 64)
+    shift.world.serve(0)
+    await shift.world.look()
+    assert shift.speculation() is None
+    for pod in shift.world.all(POD):
+        shift.world.api.remove(POD, pod["metadata"]["name"])
+    crashed = ended(2, "vllm: error: unrecognized arguments: --x")
+    shift.world.start_engines(phase="Running", containerStatuses=[crashed])
+    for _ in range(3):
+        await shift.world.look()
+    assert [name.rpartition("@")[0] for name in shift.policy["failedArms"]] == ["off"]
+    assert "unrecognized arguments: --x" in shift.policy["decisions"][0]["message"]
+    assert shift.world.all(DEPLOYMENT)[0]["spec"]["template"] == served
+    shift.world.api.remove(POD, "llama-1")
+    shift.roll_out()
+    shift.world.serve()
+    await shift.work(60, 64)
+    assert shift.done() == [("TurnOff", "Done"), ("Keep", "Done")]
+    assert shift.speculation() is not None
+    fewer = {"name": "off", "speculation": {**pair_70b()["speculation"], "numSpeculativeTokens": 2}}
+    for arm in ({**OFF_ARM, "name": "plain"}, fewer):
+        newer = measured_capture(arms=[{"name": "on"}, arm], ratio=1.0, loads=LOADS)
+        shift.measure(newer, finishedAt="2027-01-01T00:00:00Z")
+        await shift.work(15, 64)
+        changed = shift.done()[2:]
+        assert bool(changed) is (arm is fewer), "what failed is not taken by another name, and another arm of its is"
+
+
+async def test_no_gate_judges_what_a_capture_with_arms_has_measured(shift: Shift) -> None:
+    gated = {"gate": {"capture": "golden"}}
+    await shift.serve(mode="Enforce", spec={"rollout": gated})
+    await shift.work(30, 64)
+    assert shift.speculation() is None
+    await shift.work(30, 8)
+    assert shift.done() == [("TurnOff", "Done"), ("TryAgain", "Done")]
+    assert shift.speculation() is not None
+    shift.change(speculation={**pair_70b()["speculation"], "numSpeculativeTokens": 3})
+    await shift.world.look()
+    assert shift.world.said("Ready")[1] == "GoldenNotReady"

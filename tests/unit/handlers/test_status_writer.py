@@ -1,0 +1,125 @@
+"""Write statuses, Events and log lines without secrets and line breaks."""
+
+import asyncio
+import io
+import logging
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from specdecode_operator.api.deployment import KIND, Key
+from specdecode_operator.api.deployment_status import ConditionStatus, SpecDecodeDeploymentStatus
+from specdecode_operator.cluster.clock import ServerTime
+from specdecode_operator.deployment.conditions import ConditionUpdate, stamp
+from specdecode_operator.handlers.status_writer import Reporter
+from specdecode_operator.problems import OneLine
+
+
+@pytest.mark.parametrize(
+    ("type_", "status", "reason", "kinds"),
+    [
+        ("ChildrenInSync", "False", "RepairsUndone", ["Warning"]),
+        ("SpeculationEffective", "False", "AcceptanceDecayed", ["Warning"]),
+        ("Accepted", "True", "NewerThanKnown", ["Warning"]),
+        ("Accepted", "True", "LossyRejectionSampling", ["Warning"]),
+        ("Accepted", "True", "Valid", []),
+        ("BudgetAccurate", "True", "AsPromised", ["Normal"]),
+        ("BudgetAccurate", "False", "LessThanPromised", ["Warning"]),
+    ],
+)
+def test_what_is_wrong_is_a_warning(type_: str, status: str, reason: str, kinds: list[str]) -> None:
+    posted: list[dict[str, Any]] = []
+
+    async def post(_: str, event: dict[str, Any]) -> None:
+        posted.append(event)
+
+    cluster = cast("Any", SimpleNamespace(post_event=post, clock=ServerTime()))
+    reporter = Reporter(cluster, cast("Any", None), Key("team", "a", KIND), "uid")
+    said = stamp([ConditionUpdate(type_, ConditionStatus(status), reason, "")], [], 1, datetime(2026, 1, 1, tzinfo=UTC))
+    asyncio.run(reporter.post_changes([], said))
+    assert [event["type"] for event in posted] == kinds
+
+
+def test_a_list_that_is_empty_is_left_out_whatever_was_in_it_before() -> None:
+    written: list[dict[str, Any]] = []
+
+    async def apply(_: object, body: dict[str, Any]) -> dict[str, Any]:
+        written.append(body)
+        return body
+
+    cluster, cache = SimpleNamespace(apply_status=apply), SimpleNamespace(put_parent=lambda *_: None)
+    reporter = Reporter(cast("Any", cluster), cast("Any", cache), Key("team", "a", KIND), "uid")
+    status = SpecDecodeDeploymentStatus(observed_generation=1, replicas=0, ready_replicas=0)
+    assert asyncio.run(reporter.write_status(status))
+    assert written[0]["status"] == {"observedGeneration": 1, "replicas": 0, "readyReplicas": 0}
+
+
+TOKEN = "hf_" + "aB3" * 8
+FOREIGN = "boom\n2026-01-01 [INFO] all is well\x1b[31m\u202e\x00"
+ESCAPED = r"boom\n2026-01-01 [INFO] all is well\x1b[31m\u202e\x00"
+
+
+@pytest.fixture
+def log() -> tuple[logging.Logger, io.StringIO]:
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.addFilter(OneLine())
+    logger = logging.getLogger("specdecode.test_foreign_text")
+    logger.propagate = False
+    logger.addHandler(handler)
+    return logger, stream
+
+
+def test_a_value_makes_no_line_of_the_log(log: tuple[logging.Logger, io.StringIO]) -> None:
+    logger, stream = log
+    logger.warning("%s: %d %% of it", FOREIGN, 7)
+    assert stream.getvalue() == f"{ESCAPED}: 7 % of it\n"
+
+
+def test_lines_of_a_traceback_are_told_from_lines_of_the_log(log: tuple[logging.Logger, io.StringIO]) -> None:
+    logger, stream = log
+    with pytest.raises(OSError, match="boom") as raised:
+        raise OSError(FOREIGN)
+    logger.error("failed", exc_info=raised.value)
+    first, *traceback = stream.getvalue().splitlines()
+    assert first == "failed"
+    assert all(line.startswith("  ") and line.isprintable() for line in traceback)
+
+
+def test_conditions_and_events_are_one_line() -> None:
+    update = ConditionUpdate("Ready", ConditionStatus.FALSE, f"Bad {FOREIGN}", FOREIGN)
+    (condition,) = stamp([update], [], 1, datetime(2026, 1, 1, tzinfo=UTC))
+    assert condition.message == ESCAPED
+    assert condition.reason.isalnum()
+    posted: list[dict[str, Any]] = []
+
+    async def post(_: str, event: dict[str, Any]) -> None:
+        posted.append(event)
+
+    cluster = cast("Any", SimpleNamespace(post_event=post, clock=ServerTime()))
+    reporter = Reporter(cluster, cast("Any", None), Key("team", "a", KIND), "uid")
+    asyncio.run(reporter.post_changes([], [condition]))
+    asyncio.run(reporter.post_event("PlanChanged", FOREIGN))
+    assert [event["message"] for event in posted] == [f"Ready is False: {ESCAPED}", ESCAPED]
+
+
+def test_a_token_in_the_last_words_of_a_program_is_told_nobody(log: tuple[logging.Logger, io.StringIO]) -> None:
+    """As huggingface_hub and httpx may say it: of the headers that they sent, in a message and in a traceback."""
+    posted: list[dict[str, Any]] = []
+
+    async def post(_: str, event: dict[str, Any]) -> None:
+        posted.append(event)
+
+    said = f"403 Forbidden for request with Authorization: Bearer {TOKEN}"
+    update = ConditionUpdate("Ready", ConditionStatus.FALSE, "DownloadFailed", said)
+    conditions = stamp([update], [], 1, datetime(2026, 1, 1, tzinfo=UTC))
+    cluster = cast("Any", SimpleNamespace(post_event=post, clock=ServerTime()))
+    reporter = Reporter(cluster, cast("Any", None), Key("team", "a", KIND), "uid")
+    asyncio.run(reporter.post_changes([], conditions))
+    logger, stream = log
+    logger.error("%s", said, exc_info=OSError(said))
+    for told in (conditions[0].message, posted[0]["message"], stream.getvalue()):
+        assert "403 Forbidden" in told
+        assert TOKEN not in told
