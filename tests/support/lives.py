@@ -139,8 +139,8 @@ def _rollbacks() -> _Found:
 
 
 def _gates() -> _Found:
-    story = gates.Story(None)
-    story.apply(gates.NEW)
+    story = gates.GatedStory(None)
+    story.write(gates.NEW)
     story.look(serving=1)
     yield "waits for the golden capture", "wait", _told(story)
     story.golden = gates.GOLDEN
@@ -151,7 +151,7 @@ def _gates() -> _Found:
     yield "refused at the gate", "bad", _told(story)
 
 
-def _told(story: rollbacks.Story | gates.Story) -> Body:
+def _told(story: rollbacks.Story | gates.GatedStory) -> Body:
     return parent(story.spec, generation=story.generation, status=story.status)
 
 
