@@ -153,8 +153,8 @@ def render_capture(
         captured.desired.outcome,
         lambda _, changed: _desired_state(parse_deployment(as_stored(changed)), captured.cluster),
     )
-    claim = capture.spec.get("storage", {}).get("persistentVolumeClaim", {}).get("claimName")
-    dataset = capture.spec.get("workload", {}).get("prompts", {}).get("dataset")
+    claim = mapping(mapping(capture.spec, "storage"), "persistentVolumeClaim").get("claimName")
+    dataset = mapping(mapping(capture.spec, "workload"), "prompts").get("dataset")
     observed = CaptureObservation(
         ObservedDeployment(parent.key, parent.uid, parent.generation, captured.desired, arms),
         operator_image=operator_image or OPERATOR_IMAGE,

@@ -5,6 +5,7 @@ without weights.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -66,6 +67,7 @@ from specdecode_operator.vllm.settings import ContainerVariable, NodeGroup
 _SHM_GIB_PER_GPU = 1
 _MODELS_MOUNT: Final = {"name": "models", "mountPath": "/models", "readOnly": True}
 _WARM_START: Final = Path(warm_start.__file__).read_text(encoding="utf-8")
+_REFERENCE: Final = re.compile(r"\$\(([-._a-zA-Z0-9]+)\)")
 _RANK: Final = ContainerVariable("$(LWS_WORKER_INDEX)")
 # What LeaderWorkerSets tell every container (sigs.k8s.io/lws, pkg/utils/pod/pod_utils.go AddLWSVariables).
 _LEADER_ADDRESS: Final = ContainerVariable("$(LWS_LEADER_ADDRESS)")
@@ -190,10 +192,27 @@ def _values(key: Key, facts: Facts, plan: Plan, role: Role) -> dict[str, Any]:
 
 
 def _with_own(env: Mapping[str, str], own: Mapping[str, Body]) -> list[Body]:
-    """Return the variables of a container, sorted by name. Variables of the spec replace the operator's."""
+    """Return the variables of a container. Variables of the spec replace the operator's.
+
+    They are sorted by name, but one whose value names others as ``$(NAME)`` comes after them: the kubelet expands only
+    variables that it has already set.
+    """
     variables: Body = {name: {"name": name, "value": value} for name, value in env.items()}
     variables.update(own)
-    return [variables[name] for name in sorted(variables)]
+    ordered: dict[str, Body] = {}
+    begun: set[str] = set()
+
+    def add(name: str) -> None:
+        if name not in variables or name in begun:
+            return
+        begun.add(name)
+        for reference in _REFERENCE.findall(variables[name].get("value") or ""):
+            add(reference)
+        ordered[name] = variables[name]
+
+    for name in sorted(variables):
+        add(name)
+    return [*ordered.values()]
 
 
 def _values_or_sources(variables: Mapping[str, Body]) -> Body:

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Mapping
 from contextlib import suppress
+from copy import deepcopy
 from fractions import Fraction
 from typing import Any, Final
 
@@ -75,8 +76,8 @@ def take_variables(container: Object, command: ServerCommand, builder: SpecBuild
             continue
         if name in command.used_variables - command.env.keys() and not name.startswith(_READ_BY_ENGINE):
             builder.own(what, "is part of the arguments")
-        elif "valueFrom" in each:
-            _take_source(name, mapping(each, "valueFrom"), sources, builder)
+        elif each.get("valueFrom") is not None:
+            _take_source(name, mapping(each, "valueFrom"), name_of(container), sources, builder)
         elif _SET_BY_OPERATOR.get(name) == value:
             builder.own(what, "the operator sets it so")
         else:
@@ -89,16 +90,25 @@ def take_variables(container: Object, command: ServerCommand, builder: SpecBuild
         builder.set("engine.env", variables)
 
 
-def _take_source(name: str, source: Object, sources: dict[str, Object], builder: SpecBuilder) -> None:
+def _take_source(name: str, source: Object, container: str, sources: dict[str, Object], builder: SpecBuilder) -> None:
+    taken = deepcopy(source)
+    if resource := mapping(taken, "resourceFieldRef"):
+        # The engine's own container is the default, and has another name in the engine pod.
+        if resource.get("containerName") == container:
+            del resource["containerName"]
+        if isinstance(resource.get("divisor"), int):
+            resource["divisor"] = str(resource["divisor"])
     try:
-        EnvVarSource.parse(source)
+        valid = EnvVarSource.parse(taken)
     except ValidationError:
+        valid = None
+    if valid is None or len(valid.model_fields_set) != 1:
         message = (
             f"has a valueFrom that the field does not take ({', '.join(source) or 'empty'}): set it in spec.podTemplate"
         )
         builder.decide("spec.engine.env", name, message)
         return
-    sources[name] = source
+    sources[name] = taken
     builder.note(Outcome.FIELD, f"env {name}", "spec.engine.env")
 
 

@@ -328,9 +328,10 @@ def environment(container: Object) -> dict[str, str | None]:
         if "name" not in each:
             continue
         value = str(each.get("value") or "")
-        unknown = any(name in env and env[name] is None for name in variables_in(value))
+        unknown = each.get("valueFrom") is not None
+        unknown |= any(name in env and env[name] is None for name in variables_in(value))
         # A value may name the variables above it.
-        env[name_of(each)] = None if "valueFrom" in each or unknown else _by_kubelet(value, env, unknown="")
+        env[name_of(each)] = None if unknown else _by_kubelet(value, env, unknown="")
     return env
 
 

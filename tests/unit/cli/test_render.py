@@ -130,6 +130,8 @@ def test_another_engine_version_takes_the_place_of_the_objects_own(specdecode: S
 
 def test_a_capture_is_rendered_beside_its_deployment(specdecode: Specdecode, write: WriteObject) -> None:
     body = {**CAPTURE, "metadata": {"name": "evening", "namespace": "models"}}
+    # The API server takes null for an absent field.
+    body["spec"] = {**body["spec"], "storage": {"persistentVolumeClaim": None}}
     owner = manifest("chat")
     owner["metadata"]["namespace"] = "models"
     path = write("a.yaml", body, owner)

@@ -76,6 +76,19 @@ def test_variables_with_a_source_are_rendered_as_they_are() -> None:
     assert rendered == sorted(given, key=lambda each: each["name"])
 
 
+def test_a_variable_comes_after_those_that_its_value_names() -> None:
+    """The kubelet expands only variables that it has already set."""
+    given = [
+        {"name": "V1", "value": "$(V3)/$(V2)/$(ABSENT)"},
+        {"name": "V2", "value": "$(V1)"},
+        {"name": "V3", "valueFrom": {"secretKeyRef": {"name": "proxy", "key": "url"}}},
+        {"name": "V4", "value": "4"},
+    ]
+    pod = pod_spec(tiny_cpu(engine={"image": "i:1", "env": given}))
+    names = [each["name"] for each in pod["containers"][0]["env"]]
+    assert [name for name in names if name in {"V1", "V2", "V3", "V4"}] == ["V3", "V2", "V1", "V4"]
+
+
 def test_downloads_get_the_proxy_from_the_same_source() -> None:
     proxy = {"name": "HTTPS_PROXY", "valueFrom": {"secretKeyRef": {"name": "proxy", "key": "url"}}}
     pod = pod_spec(pair_70b(engine={"env": [proxy]}))

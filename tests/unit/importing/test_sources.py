@@ -247,12 +247,38 @@ def test_variables_from_elsewhere_are_taken(specdecode: Specdecode, write: Write
     assert {"name": "MEMORY", "valueFrom": source} in yaml.safe_load(result.stdout)["spec"]["engine"]["env"]
 
 
-def test_a_source_that_the_field_does_not_take_is_a_question(specdecode: Specdecode, write: WriteObject) -> None:
+def test_a_source_is_adapted_to_the_engine_pod(specdecode: Specdecode, write: WriteObject) -> None:
     old = yaml.safe_load((DATA / "llm-inference-service.yaml").read_text())
-    file = {"fileKeyRef": {"volumeName": "v", "path": "p", "key": "k"}}
-    old["spec"]["template"]["containers"][0]["env"].append({"name": "ODD", "valueFrom": file})
+    container = old["spec"]["template"]["containers"][0]
+    resource = {"resource": "limits.memory", "containerName": container["name"], "divisor": 1}
+    container["env"] += [
+        {"name": "MEMORY", "valueFrom": {"resourceFieldRef": resource}},
+        {"name": "PLAIN", "value": "x", "valueFrom": None},
+    ]
+    env = yaml.safe_load(specdecode("import", "-f", write("old.yaml", old)).stdout)["spec"]["engine"]["env"]
+    source = {"resourceFieldRef": {"resource": "limits.memory", "divisor": "1"}}
+    assert {"name": "MEMORY", "valueFrom": source} in env
+    assert {"name": "PLAIN", "value": "x"} in env
+
+
+@pytest.mark.parametrize(
+    ("source", "keys"),
+    [
+        ({"fileKeyRef": {"volumeName": "v", "path": "p", "key": "k"}}, "fileKeyRef"),
+        ({}, "empty"),
+        (
+            {"fieldRef": {"fieldPath": "status.podIP"}, "secretKeyRef": {"name": "s", "key": "k"}},
+            "fieldRef, secretKeyRef",
+        ),
+    ],
+)
+def test_a_source_that_the_field_does_not_take_is_a_question(
+    specdecode: Specdecode, write: WriteObject, source: dict[str, Any], keys: str
+) -> None:
+    old = yaml.safe_load((DATA / "llm-inference-service.yaml").read_text())
+    old["spec"]["template"]["containers"][0]["env"].append({"name": "ODD", "valueFrom": source})
     result = specdecode("import", "-f", write("old.yaml", old))
-    message = "ODD: has a valueFrom that the field does not take (fileKeyRef): set it in spec.podTemplate"
+    message = f"ODD: has a valueFrom that the field does not take ({keys}): set it in spec.podTemplate"
     assert f"spec.engine.env: {message}" in result.stderr
     assert result.exit_code == 2
 
