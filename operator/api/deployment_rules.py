@@ -16,7 +16,6 @@ from specdecode_operator.api.deployment import (
     Accelerator,
     Engine,
     EnvVar,
-    EnvVarSource,
     Policy,
     RecordingSource,
     Replay,
@@ -508,18 +507,16 @@ ENGINE = (
     ),
 )
 
+_SOURCES = ("secretKeyRef", "configMapKeyRef", "fieldRef", "resourceFieldRef")
 ENV_VAR = (
     forbidden(
         "!has(self.valueFrom) || !has(self.value) || self.value == ''",
         "valueFrom: the variable {self.name} also has a value: remove one of them",
     ),
-)
-
-_SOURCES = ("secretKeyRef", "configMapKeyRef", "fieldRef", "resourceFieldRef")
-ENV_VAR_SOURCE = (
     rule(
-        f"[{', '.join(f'has(self.{source})' for source in _SOURCES)}].exists_one(each, each)",
-        f"{_SOURCES[0]}: a variable has one source: set exactly one of {', '.join(_SOURCES)}",
+        "!has(self.valueFrom) ||"
+        f" [{', '.join(f'has(self.valueFrom.{source})' for source in _SOURCES)}].exists_one(each, each)",
+        f"valueFrom: the variable {{self.name}} must have one source: set exactly one of {', '.join(_SOURCES)}",
     ),
 )
 
@@ -602,7 +599,6 @@ RULES: Mapping[type[ApiModel], tuple[Rule, ...]] = {
     HostPath: HOST_PATH,
     Engine: ENGINE,
     EnvVar: ENV_VAR,
-    EnvVarSource: ENV_VAR_SOURCE,
     Policy: POLICY,
     Replay: REPLAY,
     RecordingSource: RECORDING_SOURCE,

@@ -6,6 +6,7 @@ also evaluate the CEL rules of the CRD, for files that were never sent to an API
 
 import difflib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Final, TypeVar, get_args
 
@@ -74,7 +75,7 @@ def spec_problems(error: ValidationError, spec: type[BaseModel] = SpecDecodeDepl
     problems = [_problem(detail, spec) for detail in found[:_MOST_PROBLEMS]]
     if len(found) > _MOST_PROBLEMS:
         problems.append(
-            Problem("spec", f"{len(found):,} problems", f"the first {_MOST_PROBLEMS} are told: mend them first")
+            Problem("spec", f"{len(found):,} problems", f"only the first {_MOST_PROBLEMS} are shown; fix them first")
         )
     return problems
 
@@ -94,12 +95,18 @@ def _problem(detail: ErrorDetails, spec: type[BaseModel]) -> Problem:
         fields = [info.alias or name for name, info in owner.model_fields.items()]
         meant = difflib.get_close_matches(str(place[-1]), fields, n=1)
         known = f"did you mean {meant[0]}?" if meant else f"use one of {', '.join(fields)}"
-        return Problem(field, value, f"is no field of {_path(place[:-1])}: {known}")
+        return Problem(field, value, f"is not a field of {_path(place[:-1])}: {known}")
     return Problem(field, value, _quotes_problem(detail, _field_at(place, spec)) or _message(detail))
 
 
 def _message(detail: ErrorDetails) -> str:
-    words = _WORDS.get(detail["type"])
+    given, words = detail["input"], _WORDS.get(detail["type"])
+    if detail["type"] == "enum" and isinstance(given, str):
+        expected = re.findall("'([^']+)'", str(detail["ctx"]["expected"]))
+        if meant := difflib.get_close_matches(given, expected, n=1, cutoff=0.8):
+            return f"did you mean {meant[0]}? {words}".format_map(detail["ctx"])
+    if "".join(map(str, detail["loc"])).endswith("Percent") and isinstance(given, float) and 0 < given <= 1:
+        return f"is in percent: write {100 * given:.0f}"
     context = {key: f"{value:,}" if isinstance(value, int) else value for key, value in detail.get("ctx", {}).items()}
     if "pattern" in context:
         context["pattern"] = MEANINGS.get(context["pattern"], context["pattern"])

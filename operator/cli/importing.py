@@ -93,7 +93,7 @@ def _name(text: str) -> tuple[str | None, str]:
     if not name or (slash and kind is None):
         kinds = ", ".join(forms[0] for forms in _RESOURCES)
         raise SourceError(
-            f"source: {clip(printable(text), 64)}: write KIND/NAME; kinds that can be imported are {kinds}"
+            f"source: {clip(printable(text), 64)}: write KIND/NAME, or -f FILE; kinds that can be imported are {kinds}"
         )
     return kind, name
 

@@ -50,7 +50,7 @@ def first_errors(errors: Iterable[DocumentError]) -> Iterator[DocumentError]:
     for file, count in told.items():
         if count > _MOST_ERRORS:
             more = DocumentError(
-                f"{place_of(file or '')}: has {count:,} errors: the first {_MOST_ERRORS} are told: mend them first"
+                f"{place_of(file or '')}: has {count:,} errors: only the first {_MOST_ERRORS} are shown; fix them first"
             )
             more.file = file
             yield more

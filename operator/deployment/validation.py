@@ -312,7 +312,7 @@ def _product_problems(spec: SpecDecodeDeploymentSpec) -> Iterator[Problem]:
             meant = [label for label in known_products() if parts <= set(label.upper().split("-"))]
             labels = "use a label of docs/reference/supported.md"
             if meant:
-                labels = f"the label of nodes is meant, so write {' or '.join(meant)}"
+                labels = f"write the value of the node label nvidia.com/gpu.product: {' or '.join(meant)}"
             fix = f"{labels}, or set spec.{MEMORY_FIELD} to what CUDA reports, in GiB"
             yield Problem(field, product, f"{UNKNOWN_MEMORY}: {fix}")
 

@@ -81,6 +81,9 @@ from specdecode_operator.problems import InvalidSpecError
 from specdecode_operator.stats.engine_window import NOTHING_RECENT, Recent, Window, update_recent
 from specdecode_operator.vllm.engine_metrics import Reading, Unreachable
 
+_logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
 _MESSAGE_REST_S: Final = 300.0
 """Minimum interval between writes of a message in which only figures changed."""
 
@@ -170,10 +173,6 @@ class PolicyKeeper:
         except ClusterError as error:
             return str(error)
         return ""
-
-
-_logger = logging.getLogger(__name__)
-_T = TypeVar("_T")
 
 
 async def keep_schedules(

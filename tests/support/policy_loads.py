@@ -129,6 +129,7 @@ class Day:
     tokens: float = 0.0
     best_tokens: float = 0.0
     done: list[PolicyAction] = field(default_factory=list)
+    at_hours: list[float] = field(default_factory=list)
     outcomes: set[PolicyOutcome] = field(default_factory=set)
     best_changes: int = 0
 
@@ -179,6 +180,7 @@ def live(script: Script, rules: Rules, evidence: Evidence, window_s: float, roun
             healed = healed or restarts_one
             busy_until_s = now_s + START_S * (1 if restarts_one else REPLICAS)
             day.done.append(decision.action)
+            day.at_hours.append(hour)
     day.best_tokens, day.best_changes = _oracle(script, round_s)
     return day
 

@@ -360,13 +360,13 @@ BAD = {
     "variable with two sources": Bad(
         "engine: {env: [{name: A, valueFrom:"
         " {fieldRef: {fieldPath: status.podIP}, secretKeyRef: {name: one, key: two}}}]}",
-        "spec.engine.env[0].valueFrom.secretKeyRef",
-        "a variable has one source: set exactly one of",
+        "spec.engine.env[0].valueFrom",
+        "the variable A must have one source: set exactly one of",
     ),
     "variable without a source": Bad(
         "engine: {env: [{name: A, valueFrom: {}}]}",
-        "spec.engine.env[0].valueFrom.secretKeyRef",
-        "a variable has one source: set exactly one of",
+        "spec.engine.env[0].valueFrom",
+        "the variable A must have one source: set exactly one of",
     ),
     "variable with a field that pods do not offer": Bad(
         "engine: {env: [{name: A, valueFrom: {fieldRef: {fieldPath: status.phase}}}]}",

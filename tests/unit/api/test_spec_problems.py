@@ -22,12 +22,15 @@ TARGET = {"model": "org/target"}
         (
             {"target": {**TARGET, "quantization": "Auto", "checkpoints": [{"model": "org/x", "quantisation": "INT4"}]}},
             "spec.target.checkpoints[0].quantisation",
-            "is no field of spec.target.checkpoints[0]: did you mean quantization?",
+            "is not a field of spec.target.checkpoints[0]: did you mean quantization?",
         ),
         ({"engine": {"env": [{"name": "A"}, {"name": "B C"}]}}, "spec.engine.env[1].name", "must match"),
+        # vLLM's own spelling of the share.
+        ({"serving": {"gpuMemoryUtilizationPercent": 0.9}}, "spec.serving.gpuMemoryUtilizationPercent", "write 90"),
+        ({"speculation": {"method": "eagle-3"}}, "spec.speculation.method", "did you mean eagle3?"),
     ],
 )
-def test_entries_of_lists_are_numbered_in_brackets(changes: dict[str, Any], field: str, words: str) -> None:
+def test_a_problem_names_its_place_and_what_to_write(changes: dict[str, Any], field: str, words: str) -> None:
     with pytest.raises(ValidationError) as refused:
         SpecDecodeDeploymentSpec.model_validate({"target": TARGET, **changes})
     problems = {problem.field: problem.message for problem in spec_problems(refused.value)}

@@ -591,7 +591,7 @@ def test_a_manifest_has_the_label_of_nodes_and_is_told_which(specdecode: Specdec
     result = specdecode("plan", write("a.yaml", manifest("a", accelerator={"products": ["H200"]})))
     assert result.exit_code == 2
     assert "spec.accelerator.products[0]: H200: " in result.stdout
-    assert f"the label of nodes is meant, so write {H200}" in result.stdout
+    assert f"write the value of the node label nvidia.com/gpu.product: {H200}" in result.stdout
 
 
 def test_nodes_in_a_file_may_have_short_names(specdecode: Specdecode, write: WriteObject) -> None:
