@@ -168,7 +168,7 @@ WORKLOAD = (
 
 _ONE_CLAIM = forbidden(
     "!has(self.persistentVolumeClaim) || !has(self.size) && !has(self.storageClassName)",
-    "persistentVolumeClaim: is an existing claim, so none is created: remove it, or size and storageClassName",
+    "persistentVolumeClaim: cannot be combined with size or storageClassName: remove it, or the other two",
 )
 
 STORAGE = (_ONE_CLAIM, *map(_immutable, ("size", "storageClassName", "persistentVolumeClaim")))

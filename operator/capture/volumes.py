@@ -70,9 +70,8 @@ def claim_blocked(capture: Capture, storage: Storage, claim: Body | None) -> Blo
     """Return what blocks writing to a claim; an unbound one may wait for its first pod."""
     if claim is None:  # then it is created, unless the user named it
         wanted = storage.existing_claim
-        message = (
-            f"spec.storage.persistentVolumeClaim.claimName: {wanted}: there is no such claim; goes on when it exists"
-        )
+        field = "spec.storage.persistentVolumeClaim.claimName"
+        message = f"{field}: {wanted}: claim not found; the capture starts when it exists"
         return None if wanted is None else Blocked("ClaimNotFound", message)
     name, metadata = claim["metadata"]["name"], claim["metadata"]
     if "deletionTimestamp" in metadata:

@@ -236,7 +236,7 @@ class _Replay(LazyGroup):
 
 
 replay_app = application("Captures without a GPU: played back, fitted, compared, forecast, made.", cls=_Replay)
-app = application("vLLM with speculative decoding on Kubernetes: sized, launched and proven.", cls=_TopLevel)
+app = application("Plan, launch and verify vLLM with speculative decoding on Kubernetes.", cls=_TopLevel)
 
 
 def _print_version(value: bool) -> None:

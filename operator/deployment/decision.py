@@ -218,7 +218,7 @@ def _plan(question: _Question) -> _Planned | Blocked:
 
 
 def _accepted(facts: Facts) -> ConditionUpdate:
-    """Return that a spec is valid, with what a person should know about it."""
+    """Return Accepted=True with the warnings about the spec."""
     untested, lossy = untested_version(facts.spec, facts.profile), lossy_answers(facts)
     caveats = {
         NEWER_THAN_KNOWN: str(untested) if untested else None,

@@ -34,7 +34,7 @@ class ScaledClock:
 
 
 class _Timer(list[Any]):
-    """Time in ms, a number that keeps the order of equal times, and the callback: one object in the heap."""
+    """Heap entry: time in ms, sequence number, which orders equal times, and callback."""
 
     __slots__ = ()
 
@@ -61,7 +61,7 @@ class VirtualClock:
         return timer
 
     def run(self, until_ms: float = float("inf")) -> None:
-        """Let time pass until no timer is left, or until that time."""
+        """Advance the time until no timer is left, or to that time."""
         while self._timers and self._timers[0][0] <= until_ms:
             self._now_ms, _, callback = heapq.heappop(self._timers)
             if callback is not None:
@@ -94,7 +94,7 @@ class TimerClock:
         self._alarm: _TimerFd | _LoopTimer = make(loop, self._ring)
 
     def now_ms(self) -> float:
-        """Return the current time; while timers go off, the time at which the first of them did."""
+        """Return the current time. All callbacks of one turn of the event loop get the time at which the turn began."""
         return (time.monotonic_ns() - self.zero_ns) / _NS_PER_MS if self._turn_ms is None else self._turn_ms
 
     def call_at(self, when_ms: float, callback: Callable[[], None]) -> Ticket:
@@ -162,7 +162,7 @@ class _TimerFd:
         loop.add_reader(self._file, self._readable)
 
     def ring_at(self, when_ns: int) -> None:
-        # A time of 0 would switch it off.
+        # A time of 0 would disarm the timer.
         self._spec[2], self._spec[3] = divmod(max(when_ns, 1), _NS_PER_S)
         self._libc.timerfd_settime(self._file, 1, ctypes.byref(self._spec), None)  # 1: TFD_TIMER_ABSTIME
 

@@ -16,7 +16,10 @@ from specdecode_operator.replay.emulated.engine_model import StepShape
 Numbers = NDArray[np.float64]
 
 SAME_STEP_MS: Final = 0.05
-"""Largest distance of a chunk from the end of its step: its time is a sum of rounded gaps. No step is as short."""
+"""Tolerance for matching a chunk of output to the step that produced it.
+
+A chunk's time is a sum of rounded gaps, so it may differ from the end of its step. All steps take longer than this.
+"""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
-"""The fitted model of an engine: one JSON document whose sections are used independently.
+"""Schema of a model file: the JSON document that describes an engine, fitted to its captures.
 
-The section `donors` holds pools of recorded steps and bursts. Steps and bursts in the same
-buckets count as alike, quantiles thin a pool, and ranges say how far a value lies outside the fitted ones.
+Each section can be used without the others. The section `donors` holds the recorded steps, and bursts of tokens, from
+which a modelled replay draws. Both are grouped into buckets of similar load. If a group is too large for the file, its
+values are reduced to evenly spaced quantiles. Ranges of the fitted values serve to warn about extrapolation.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from specdecode_operator.problems import printable, shown
 from specdecode_operator.replay.emulated.engine_model import acceptance_from_json, step_time_from_json
 from specdecode_operator.untrusted import UnreadableTextError, parse_json
 
-# Each bucket ends with its number, included; larger values are in one more.
+# Inclusive upper bounds of buckets. The last bucket takes all larger values.
 DECODING: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # requests
 PREFILL_TOKENS: Final = (0, 64, 256, 1024, 2048, 4096, 8192, 16384)
 POSITION: Final = (16, 64, 256)  # output tokens so far
@@ -53,7 +54,7 @@ class Range(Struct, frozen=True):
     most: float
 
     def outside(self, name: str, value: float) -> str | None:
-        """Say how far a value lies outside; None if it does not, or hardly."""
+        """Return a message if a value is more than 5 % outside the range, else None."""
         if self.least / _NEAR <= value <= self.most * _NEAR:
             return None
         bound, word = (self.most, "most") if value > self.most else (self.least, "least")
@@ -71,12 +72,12 @@ Ratio = Annotated[float, Meta(gt=0, le=1e6)]
 
 
 class Cell(Struct, kw_only=True, frozen=True):
-    """Similar steps."""
+    """Steps with similar numbers of decoding requests and of prompt tokens."""
 
     decoding: Small  # bucket of the decoding requests
     prefill: Small  # bucket of the prompt tokens
     steps: Count
-    # Measured duration by that of the trend, ascending
+    # Measured duration divided by the duration that the trend predicts, ascending
     ratios: Annotated[list[Ratio], Meta(min_length=1, max_length=MOST_DONORS)]
 
 
@@ -133,7 +134,7 @@ class Donors(Struct, kw_only=True, frozen=True):
 
 
 class Ttft(Struct, kw_only=True, frozen=True):
-    """Part of the time to the first token outside the steps: from arrival until the scheduler sees a request."""
+    """Time to the first token before the first step: from the arrival of a request until the scheduler sees it."""
 
     lead_ms: list[Annotated[float, Meta(ge=0, le=3_600_000)]]  # ascending, evenly spread over quantiles
 

@@ -74,9 +74,10 @@ class BurstChances:
         return chances
 
     def _parts(self, key: Key) -> bool:
-        """Return whether the next level separates these bursts by more than chance: a G test, at three deviations.
+        """Return whether burst sizes depend on the next field of the key, by a G test at three standard deviations.
 
-        It decides for all parts: separating only those that differ most would bias bursts towards them.
+        The answer holds for all values of that field. Splitting off only the values with the most unusual bursts would
+        bias the drawn sizes towards those.
         """
         if key not in self._parted:
             parts = [self._counts[each] for each in self._below[key]]

@@ -74,7 +74,7 @@ def _by_id(requests: Sequence[RecordedRequest]) -> Match:
 
 
 def _by_prefix(requests: Sequence[RecordedRequest]) -> Match:
-    """Match by the deepest common block of prompt and record; the hash of a block covers the prompt up to its end."""
+    """Match by the longest common prefix: the hash of a block covers the prompt up to the end of the block."""
     unused = [True] * len(requests)
     by_block: dict[int, deque[int]] = {}
     for place, request in enumerate(requests):

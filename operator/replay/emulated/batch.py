@@ -24,7 +24,7 @@ class Constraint:
 
 @dataclass(frozen=True)
 class Endings:
-    """Tokens that end a text, and those that close a part of it, in order of preference."""
+    """Tokens that end a text, and tokens that close a part of it such as a string, in order of preference."""
 
     stop: Sequence[int] = ()
     closing: Sequence[int] = ()
@@ -65,11 +65,11 @@ class Running:
     length: int  # known tokens
     computed: int  # tokens in the KV cache
     temperature: float | None = None
-    logprobs: int | None = None  # number beside the token's own; None for no logprobs
+    logprobs: int | None = None  # number of top logprobs besides the token's own; None for no logprobs
     stop: Sequence[int] = ()
     drafting: Drafting | None = None
     drafts: list[int] = field(default_factory=list)
-    fate: int = 0  # number of these that will be accepted
+    fate: int = 0  # number of drafts that will be accepted
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Batch:
         self._running: dict[str, Running] = {}
 
     def admit(self, scheduled: Any) -> StepShape:
-        """Add and remove requests as a step does, and return its content."""
+        """Update the running requests for a step that vLLM scheduled, and return the size of the step."""
         for req_id in scheduled.finished_req_ids:
             self._running.pop(req_id, None)
         for new in scheduled.scheduled_new_reqs:
@@ -113,7 +113,7 @@ class Batch:
             if count - proposed > 1 or attended - proposed < running.length:
                 prefill += count
                 pairs += count * attended
-        # vLLM after 0.32 reports if no draft can be used, and then makes none.
+        # From 0.33 on, vLLM sets skip_drafts if the next step cannot use drafts, and does not run the drafter.
         drafts = samples and not getattr(scheduled, "skip_drafts", False)
         return StepShape(
             requests=len(scheduled.num_scheduled_tokens),

@@ -114,7 +114,7 @@ class Drafting:
         self._ahead.append(whole and self._random.random() < rate)
 
     def _take(self, width: int) -> int:
-        """Guess on until a token cannot be guessed or the draft ends; the target's own token is passed over."""
+        """Return how many drafted tokens are accepted, and consume them and the target's own token after them."""
         for accepted in range(width + 1):
             if not self._ahead:
                 drafted, more, rate = self._draw()
@@ -129,10 +129,10 @@ class Drafting:
 
 
 def from_rates(rates: Sequence[float], drafting: float = 1.0) -> Acceptance:
-    """Return acceptance of given rates: one class, independent steps.
+    """Return an acceptance model with the given rates, one class, and independent steps.
 
-    ``rates`` are shares of drafts of which each position was accepted, never rising. ``drafting`` is the share of steps
-    in which a lookup drafter finds tokens; 1 for models.
+    ``rates`` has the share of drafts that are accepted at each position; it must not rise. ``drafting`` is the share
+    of steps in which a lookup drafter finds tokens; 1 for draft models.
     """
     falls = [before - after for before, after in zip((1.0, *rates), (*rates, 0.0), strict=True)]
     if min(falls) < 0 or not rates:
@@ -156,14 +156,14 @@ def acceptance_from_json(section: Mapping[str, Any]) -> Acceptance:
         raise ValueError(f"acceptance: unknown: {', '.join(unknown)}; known: {', '.join(sorted(known))}")
     width = section.get("num_speculative_tokens")
     if not _is_count(width) or not width:
-        raise ValueError(f"acceptance.num_speculative_tokens: a number of 1 or more is needed, not {width!r:.40}")
+        raise ValueError(f"acceptance.num_speculative_tokens: must be an integer of 1 or more, not {width!r:.40}")
     outcomes = _outcomes(section.get("outcomes"), width)
     classes = section.get("classes")
     if not isinstance(classes, list) or not classes:
-        raise ValueError("acceptance.classes: one or more classes are needed")
+        raise ValueError("acceptance.classes: must be a list of one or more classes")
     made = [_class(f"acceptance.classes[{index}]", each, len(outcomes)) for index, each in enumerate(classes)]
     if not any(each.share for each in made):
-        raise ValueError("acceptance.classes: all shares are 0")
+        raise ValueError("acceptance.classes: at least one share must be above 0")
     return Acceptance(width, outcomes, made)
 
 
@@ -178,28 +178,28 @@ def _outcomes(given: Any, width: int) -> list[Outcome]:
                 break
     if not found:
         raise ValueError(
-            f"acceptance.outcomes: pairs of tokens drafted, at most {width}, and of them accepted are needed"
+            f"acceptance.outcomes: must be a list of pairs [drafted, accepted] with accepted <= drafted <= {width}"
         )
     return found
 
 
 def _class(name: str, given: Any, outcomes: int) -> Difficulty:
     if not isinstance(given, Mapping) or not {each.name for each in fields(Difficulty)}.issuperset(given):
-        raise ValueError(f"{name}: share, outcomes, and where known after and temperature are needed")
+        raise ValueError(f"{name}: must have share and outcomes, and may have after and temperature, but no other keys")
     share = _number(f"{name}.share", given.get("share"))
     temperature = given.get("temperature")
     if temperature is not None:
         temperature = _number(f"{name}.temperature", temperature)
     after = given.get("after") or []
     if not isinstance(after, list) or len(after) not in (0, outcomes):
-        raise ValueError(f"{name}.after: a row for each of the {outcomes} outcomes is needed, or none")
+        raise ValueError(f"{name}.after: must have one row for each of the {outcomes} outcomes, or be empty")
     rows = [_row(f"{name}.after", row, outcomes) if row else () for row in after]
     return Difficulty(share, _row(f"{name}.outcomes", given.get("outcomes"), outcomes), rows, temperature)
 
 
 def _row(name: str, given: Any, outcomes: int) -> Sequence[float]:
     if not isinstance(given, list) or len(given) != outcomes or not all(map(_is_number, given)) or not sum(given):
-        raise ValueError(f"{name}: a chance for each of the {outcomes} outcomes is needed, not all of them 0")
+        raise ValueError(f"{name}: must have one weight for each of the {outcomes} outcomes, at least one above 0")
     return tuple(given)
 
 
@@ -225,14 +225,17 @@ class StepShape:
 
 @dataclass(frozen=True)
 class StepTime:
-    """Milliseconds of a step: a curve over scheduled tokens, and further costs, all of them 0 or more.
+    """Model of the duration of a step: a curve over scheduled tokens, and further costs, all of them 0 or more.
 
     It holds for the GPU and the tensor-parallel size that it was fitted to.
     """
 
     curve: Sequence[tuple[float, float]]
-    """(scheduled tokens, ms), tokens ascending: straight lines between, constant before the first, and the last slope
-    after the last. Few tokens cost the reading of the weights, many cost arithmetic."""
+    """Points (scheduled tokens, ms), in ascending order of tokens, with linear interpolation.
+
+    The curve is constant before the first point and keeps its last slope after the last one. Reading the weights
+    dominates small steps, arithmetic large ones.
+    """
 
     request_us: float = 0.0  # each request
     prefill_token_us: float = 0.0  # each prompt token, beside what the curve says
@@ -242,13 +245,13 @@ class StepTime:
     draft_request_us: float = 0.0  # each drafted position of each request
     one_pass: bool = False  # All positions are drafted in one pass: draft_ms once
     host_ms: float = 0.0
-    """Part of the above that the measured host spent between two steps: up to so much, another host's is not added."""
+    """Host time between two steps, already included in the costs above; an emulated host adds only what exceeds it."""
 
     residuals: Sequence[float] = ()
-    """Measured by modelled time, ascending and evenly spread over quantiles, with a mean of 1."""
+    """Ratios of measured to modelled time, ascending and evenly spread over quantiles, with a mean of 1."""
 
     persistence: float = 0.0
-    """Correlation of a step's place among the residuals with the next one's, 0 to 1: a slow machine stays slow."""
+    """Correlation of the quantiles of consecutive steps' residuals, 0 to 1: a slow machine stays slow."""
 
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Lowest and highest fitted value of each field of StepShape."""
@@ -314,9 +317,9 @@ def step_time_from_json(section: Mapping[str, Any]) -> StepTime:
         raise ValueError(f"step_time: unknown: {', '.join(unknown)}; known: {', '.join(sorted(known))}")
     numbers = {name: _number(f"step_time.{name}", value) for name, value in section.items() if name in _NUMBERS}
     if numbers.get("persistence", 0.0) >= 1:
-        raise ValueError(f"step_time.persistence: a number below 1 is needed, not {numbers['persistence']:g}")
+        raise ValueError(f"step_time.persistence: must be below 1, not {numbers['persistence']:g}")
     if not isinstance(given := section.get("one_pass", False), bool):
-        raise ValueError(f"step_time.one_pass: true or false is needed, not {given!r:.40}")  # noqa: TRY004
+        raise ValueError(f"step_time.one_pass: must be true or false, not {given!r:.40}")  # noqa: TRY004
     return StepTime(
         curve=_curve(section.get("curve")),
         residuals=tuple(sorted(_number("step_time.residuals", each) for each in section.get("residuals", ()))),
@@ -331,10 +334,10 @@ _NUMBERS = {each.name for each in fields(StepTime)} - {"curve", "residuals", "ra
 
 def _curve(given: Any) -> tuple[tuple[float, float], ...]:
     if not isinstance(given, list | tuple) or not given:
-        raise ValueError("step_time.curve: one or more pairs of scheduled tokens and ms are needed, such as [[1, 8.0]]")
+        raise ValueError("step_time.curve: must be a list of pairs [scheduled tokens, ms], such as [[1, 8.0]]")
     points = tuple(_pair("step_time.curve", point) for point in given)
     if any(later[0] <= earlier[0] for earlier, later in pairwise(points)):
-        raise ValueError("step_time.curve: scheduled tokens must ascend from pair to pair")
+        raise ValueError("step_time.curve: scheduled tokens must increase from pair to pair")
     return points
 
 
@@ -342,7 +345,7 @@ def _ranges(given: Any) -> dict[str, tuple[float, float]]:
     known = {each.name for each in fields(StepShape)}
     if not isinstance(given, Mapping) or not known.issuperset(given):
         raise ValueError(
-            f"step_time.ranges: a lowest and a highest value by name is needed, of {', '.join(sorted(known))}"
+            f"step_time.ranges: must map names to [lowest, highest]; known names: {', '.join(sorted(known))}"
         )
     return {name: _pair(f"step_time.ranges.{name}", pair) for name, pair in given.items()}
 
@@ -351,12 +354,12 @@ def _pair(name: str, given: Any) -> tuple[float, float]:
     match given:
         case [first, second]:
             return _number(name, first), _number(name, second)
-    raise ValueError(f"{name}: pairs of numbers are needed, not {given!r:.40}")
+    raise ValueError(f"{name}: must be a pair of numbers, not {given!r:.40}")
 
 
 def _number(name: str, given: Any) -> float:
     if not _is_number(given):
-        raise ValueError(f"{name}: a number of 0 or more is needed, not {given!r:.40}")
+        raise ValueError(f"{name}: must be a number of 0 or more, not {given!r:.40}")
     return float(given)
 
 
@@ -365,7 +368,7 @@ def _between(low: float, high: float, share: float) -> float:
 
 
 KEY: Final = "specdecode_emulated"
-"""Key in --additional-config of the path of the settings file."""
+"""Key in --additional-config whose value is the path of the settings file."""
 
 
 @dataclass(frozen=True)

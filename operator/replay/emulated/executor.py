@@ -133,7 +133,7 @@ VERDICT_FILE: Final = "lateness.txt"
 
 _TELL_EVERY_S: Final = 2.0
 
-_SLICE_S: Final = 0.0002  # by which a sleep may end late: the rest is waited for in slices
+_SLICE_S: Final = 0.0002  # a sleep may end this late, so the last part of a wait is slept in slices
 
 _CLOSING: Final = ('"', "}", "]", ",")  # tokens that close a part of JSON, in order of preference
 
@@ -308,7 +308,7 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]  # vLLM ships types only
         return False
 
     def check_health(self) -> None:
-        """Do nothing: it is as healthy as its process."""
+        """Do nothing: the executor is healthy as long as its process runs."""
 
     def shutdown(self) -> None:
         """Log whether this machine was fast enough."""
@@ -319,7 +319,7 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]  # vLLM ships types only
             self._steps = None
 
     def _tell(self, now: float) -> None:
-        """Keep the verdict in a file for the parent process; warn once if it is clear already."""
+        """Write the verdict to a file for the parent process; warn once if it is already certain."""
         self._told_at = now
         verdict = self._lateness.verdict()
         if self._settings.folder is not None:

@@ -8,7 +8,7 @@ LATE_AT_LEAST_S: Final = 0.001
 """A step is late if its tokens came later by more than a tenth of it, and by more than a millisecond."""
 
 BELIEVABLE_SHARE: Final = 0.05
-"""Share of late steps up to which results are believable. Medians hold far beyond it, tails do not."""
+"""Share of late steps up to which results are valid. Beyond it, medians may still be right, but tails are not."""
 
 _ENOUGH_STEPS: Final = 200
 

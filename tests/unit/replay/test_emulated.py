@@ -373,9 +373,9 @@ def test_what_was_not_fitted_on_is_told_with_how_far() -> None:
     ("change", "words"),
     [
         ({"curve": []}, "step_time.curve"),
-        ({"curve": [[2, 8.0], [1, 9.0]]}, "must ascend"),
-        ({"curve": [[1, -8.0]]}, "step_time.curve: a number of 0 or more"),
-        ({"curve": [[1, 8.0, 9.0]]}, "step_time.curve: pairs"),
+        ({"curve": [[2, 8.0], [1, 9.0]]}, "must increase"),
+        ({"curve": [[1, -8.0]]}, "step_time.curve: must be a number of 0 or more"),
+        ({"curve": [[1, 8.0, 9.0]]}, "step_time.curve: must be a pair"),
         ({"request_us": "20"}, "step_time.request_us"),
         ({"request_us": float("nan")}, "step_time.request_us"),
         ({"base_ms": 8}, "unknown: base_ms"),
