@@ -8,7 +8,7 @@ import yaml
 
 from specdecode_operator.api.base import ApiModel
 from specdecode_operator.api.crd_validation import as_stored, evaluator
-from specdecode_operator.api.deployment import Engine, SpecDecodeDeploymentSpec
+from specdecode_operator.api.deployment import Engine, EnvVar, SpecDecodeDeploymentSpec
 from specdecode_operator.api.deployment_rules import RULES, SOURCES, Rule
 from specdecode_operator.api.speculation import HostPath, Models, ModelVolume
 from specdecode_operator.vllm.arguments import command_line
@@ -24,8 +24,8 @@ from tests.support.objects import Body
 DRAFTS = {"eagle": "head", "eagle3": "head3", "medusa": "several-heads", "dflash": "block", "dspark": "linked-block"}
 """What drafts in `contract_cases.py`, by method; a model of its own for the others."""
 
-PLACES = (Models, ModelVolume, HostPath, Engine)
-"""Models of the spec that say where things come from, of which the engine sees a path."""
+PLACES = (Models, ModelVolume, HostPath, Engine, EnvVar)
+"""Models of the spec that say where things come from. The engine sees paths and values, not their sources."""
 
 OURS = {
     "K without a method": "there is no method that would read it",
