@@ -131,6 +131,8 @@ def _check(asks_for: str, response: requests.Response, **_: Any) -> None:
     try:
         content = _read(status, response, asks_for)
     except UnusableAnswerError as error:
+        # The rest is not read; until the connection is closed, the server may be stuck in sending it.
+        response.close()
         if status == HTTPStatus.TOO_MANY_REQUESTS or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             raise _ServerFailureError(str(error)) from error
         raise
