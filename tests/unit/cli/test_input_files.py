@@ -122,7 +122,7 @@ def test_a_bad_number_is_told_with_its_bound(
         (speculation(numSpeculativeTokens=-3), "numSpeculativeTokens: -3: must be at least 0"),
         (speculation(numSpeculativeTokens=33), "numSpeculativeTokens: 33: is more than 32: method draft_model takes"),
         (speculation(numSpeculativeTokens=2**63), "numSpeculativeTokens: 9223372036854775808: must be at most 64"),
-        (manifest("a", serving={"maxModelLength": 1}), "no field of spec.serving: did you mean maxModelLen?"),
+        (manifest("a", serving={"maxModelLength": 1}), "not a field of spec.serving: did you mean maxModelLen?"),
         (
             speculation(num_speculative_tokens=3),
             "spec.speculation.num_speculative_tokens: 3: is not a field of spec.speculation: did you mean numSp",
@@ -216,7 +216,7 @@ def test_bad_lines_of_a_batch_decide_the_exit_code_only_when_strict(specdecode: 
 def test_of_thousands_of_problems_the_first_are_told(specdecode: Specdecode, write: WriteObject) -> None:
     answer = told(specdecode, write("a.yaml", manifest("a", **{f"k{index:05}": {} for index in range(20_000)})))
     assert answer.count("is not a field of spec") == 50
-    assert "spec: 20,000 problems: the first 50 are told" in answer
+    assert "spec: 20,000 problems: only the first 50 are shown" in answer
 
 
 # What is no file, no folder, no YAML, or no object of ours: one line, at once, and nothing is overwritten.
