@@ -105,7 +105,7 @@ def _message(detail: ErrorDetails) -> str:
         expected = re.findall("'([^']+)'", str(detail["ctx"]["expected"]))
         if meant := difflib.get_close_matches(given, expected, n=1, cutoff=0.8):
             return f"did you mean {meant[0]}? {words}".format_map(detail["ctx"])
-    if "".join(map(str, detail["loc"])).endswith("Percent") and isinstance(given, float) and 0 < given <= 1:
+    if _path(detail["loc"]).endswith("Percent") and isinstance(given, float) and 0 < given <= 1:
         return f"is in percent: write {100 * given:.0f}"
     context = {key: f"{value:,}" if isinstance(value, int) else value for key, value in detail.get("ctx", {}).items()}
     if "pattern" in context:

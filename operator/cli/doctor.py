@@ -501,8 +501,6 @@ _OPERATOR_LABEL: Final = "app.kubernetes.io/name=specdecode-operator"
 _CHART_LABEL: Final = "app.kubernetes.io/part-of=specdecode"
 _USUAL_NAMESPACE: Final = "specdecode-system"
 
-_T = TypeVar("_T")
-
 
 async def examine(cluster: ClusterView, namespace: str) -> list[Finding]:
     """Return all findings on a cluster, and on engines in one of its namespaces."""
@@ -542,7 +540,7 @@ async def examine(cluster: ClusterView, namespace: str) -> list[Finding]:
     ]
 
 
-async def _read(question: Awaitable[_T]) -> Reading[_T]:
+async def _read(question: Awaitable[_Read]) -> Reading[_Read]:
     try:
         return await question
     except ForbiddenError as error:

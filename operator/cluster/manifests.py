@@ -42,6 +42,9 @@ _templates = jinja2.Environment(
 # The safe loader in C where there is one: it is nine times as fast, and rendering is most of a reconcile.
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
+KUBELET_VARIABLE: Final = re.compile(r"\$\$|\$\(([^)\s]{0,255}+)\)")
+"""third_party/forked/golang/expansion/expand.go in Kubernetes: two dollars are one, $(NAME) is a variable."""
+
 
 def _to_yaml(value: Any) -> str:
     """Return a value as JSON that is valid YAML: characters beyond ASCII get YAML's escape."""
@@ -54,6 +57,11 @@ def _literally(arguments: Sequence[str]) -> list[str]:
     return [
         argument if isinstance(argument, ContainerVariable) else argument.replace("$", "$$") for argument in arguments
     ]
+
+
+def variables_in(text: str) -> list[str]:
+    """Return the variables that the kubelet replaces in an argument, or in the value of another variable, in order."""
+    return [found[1] for found in KUBELET_VARIABLE.finditer(text) if found[1] is not None]
 
 
 # Jinja's own tojson escapes for HTML, which would change command lines.

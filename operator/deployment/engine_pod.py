@@ -5,7 +5,6 @@ without weights.
 """
 
 import json
-import re
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -21,7 +20,7 @@ from specdecode_operator.api.deployment import (
     SpecDecodeDeploymentSpec,
     Unmatched,
 )
-from specdecode_operator.cluster.manifests import content_hash, render_template, secret_key
+from specdecode_operator.cluster.manifests import content_hash, render_template, secret_key, variables_in
 from specdecode_operator.cluster.nodes import GPU_RESOURCE, PRODUCT_LABEL
 from specdecode_operator.cluster.resources import (
     ENGINE_CONTAINER,
@@ -67,7 +66,6 @@ from specdecode_operator.vllm.settings import ContainerVariable, NodeGroup
 _SHM_GIB_PER_GPU = 1
 _MODELS_MOUNT: Final = {"name": "models", "mountPath": "/models", "readOnly": True}
 _WARM_START: Final = Path(warm_start.__file__).read_text(encoding="utf-8")
-_REFERENCE: Final = re.compile(r"\$\(([-._a-zA-Z0-9]+)\)")
 _RANK: Final = ContainerVariable("$(LWS_WORKER_INDEX)")
 # What LeaderWorkerSets tell every container (sigs.k8s.io/lws, pkg/utils/pod/pod_utils.go AddLWSVariables).
 _LEADER_ADDRESS: Final = ContainerVariable("$(LWS_LEADER_ADDRESS)")
@@ -206,7 +204,7 @@ def _with_own(env: Mapping[str, str], own: Mapping[str, Body]) -> list[Body]:
         if name not in variables or name in begun:
             return
         begun.add(name)
-        for reference in _REFERENCE.findall(variables[name].get("value") or ""):
+        for reference in variables_in(variables[name].get("value") or ""):
             add(reference)
         ordered[name] = variables[name]
 

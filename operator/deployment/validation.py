@@ -12,7 +12,7 @@ from typing import Final
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import Key, ReplayMode, SpecDecodeDeploymentSpec
-from specdecode_operator.cluster.nodes import product_refusal
+from specdecode_operator.cluster.nodes import PRODUCT_LABEL, product_refusal
 from specdecode_operator.deployment.engine_settings import engine_settings
 from specdecode_operator.deployment.model_checks import class_problems, pairing_problems
 from specdecode_operator.deployment.models.model_locations import (
@@ -312,7 +312,7 @@ def _product_problems(spec: SpecDecodeDeploymentSpec) -> Iterator[Problem]:
             meant = [label for label in known_products() if parts <= set(label.upper().split("-"))]
             labels = "use a label of docs/reference/supported.md"
             if meant:
-                labels = f"write the value of the node label nvidia.com/gpu.product: {' or '.join(meant)}"
+                labels = f"write the value of the node label {PRODUCT_LABEL}: {' or '.join(meant)}"
             fix = f"{labels}, or set spec.{MEMORY_FIELD} to what CUDA reports, in GiB"
             yield Problem(field, product, f"{UNKNOWN_MEMORY}: {fix}")
 

@@ -11,11 +11,12 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from specdecode_operator.api.deployment import Engine, EnvVarSource, Serving
+from specdecode_operator.cluster.manifests import variables_in
 from specdecode_operator.cluster.nodes import GPU_RESOURCE
 from specdecode_operator.deployment.pod_template_merge import ENGINE_USER_ID
 from specdecode_operator.enums import Platform
 from specdecode_operator.importing.server_arguments import older_variable
-from specdecode_operator.importing.server_command import ServerCommand, environment, plain_environment, variables_in
+from specdecode_operator.importing.server_command import ServerCommand, environment, plain_environment
 from specdecode_operator.importing.spec_builder import (
     HOLDS_ANYWAY,
     MigrationError,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Final
 
+from specdecode_operator.cluster.manifests import KUBELET_VARIABLE, variables_in
 from specdecode_operator.importing.spec_builder import MigrationError, Object
 from specdecode_operator.untrusted import name_of, objects
 
@@ -218,9 +219,6 @@ def _substitute(word: str, variables: Mapping[str, str | None]) -> tuple[str, bo
 _SHELLS: Final = frozenset({"sh", "bash", "dash", "ash", "zsh"})
 _SERVER_MODULES: Final = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
 _SERVER_TEXT: Final = re.compile(r"\bvllm\s|vllm[./]entrypoints")
-_KUBELET_VARIABLE: Final = re.compile(r"\$\$|\$\(([^)\s]{0,255}+)\)")
-"""third_party/forked/golang/expansion/expand.go in Kubernetes: two dollars are one, $(NAME) is a variable."""
-
 _NAMED_VARIABLE: Final = re.compile(r"\$[({]?(\w+)")
 _HARMLESS: Final = re.compile(
     r"(set( -[euxo]+| pipefail)+|(ulimit|echo) .*|true|:|#!.*|ray (start|stop|status).*"
@@ -316,11 +314,6 @@ def secret_variable(word: str) -> str | None:
     return (found[1] or found[2]) if found else None
 
 
-def variables_in(text: str) -> set[str]:
-    """Return the variables that the kubelet replaces in a word, or in the value of another variable."""
-    return {found[1] for found in _KUBELET_VARIABLE.finditer(text) if found[1] is not None}
-
-
 def environment(container: Object) -> dict[str, str | None]:
     """Return the container's variables as its kubelet sets them; None for a value from elsewhere."""
     env: dict[str, str | None] = {}
@@ -351,7 +344,7 @@ def _by_kubelet(text: str, env: Mapping[str, str | None], *, unknown: str) -> st
         value = env.get(found[1])
         return value if value is not None else unknown % found[1] if found[1] in env else found[0]
 
-    return _KUBELET_VARIABLE.sub(value_of, text)
+    return KUBELET_VARIABLE.sub(value_of, text)
 
 
 def script_index(words: Sequence[str]) -> int | None:
