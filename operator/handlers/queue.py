@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Container
 
 from specdecode_operator.api.deployment import Key
+from specdecode_operator.cluster.client import ClusterError
 
 Work = Callable[[Key], Awaitable[None]]
 
@@ -196,7 +197,9 @@ class WorkQueue:
         delay_s = min(_FIRST_RETRY_S * 2 ** min(failures - 1, _MOST_DOUBLINGS), _LAST_RETRY_S)
         delay_s *= random.uniform(_LEAST_OF_DELAY, 1)  # noqa: S311  no secret
         kind = type(error).__name__
-        _logger.warning("%s: %s: %s; next try in %.0f s", key, kind, error, delay_s, exc_info=failures == 1)
+        # A ClusterError names the request, and happens whenever the API server is slow or away.
+        show_traceback = failures == 1 and not isinstance(error, ClusterError)
+        _logger.warning("%s: %s: %s; next try in %.0f s", key, kind, error, delay_s, exc_info=show_traceback)
         self._retries[key] = asyncio.get_running_loop().call_later(delay_s, ask_again, key)
 
     def _rest(self, key: Key) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api.deployment import Key
+from specdecode_operator.cluster.client import ClusterError
 from specdecode_operator.handlers import queue as module
 from specdecode_operator.handlers.queue import Work, WorkQueue
 from tests.support.waiting import DEADLINE_S
@@ -141,9 +142,13 @@ class Counted:
 class Failing(Counted):
     """Work that always fails."""
 
+    def __init__(self, error: Exception | None = None) -> None:
+        super().__init__()
+        self.error = error or RuntimeError("it fails")
+
     async def __call__(self, key: Key) -> None:
         await super().__call__(key)
-        raise RuntimeError("it fails")
+        raise self.error
 
 
 async def test_a_failing_key_that_is_asked_for_meanwhile_has_one_chain_of_retries(
@@ -506,3 +511,14 @@ async def test_a_failure_is_logged_with_its_cause_and_the_next_try_and_traced_on
     ]
     assert {record.levelno for record in caplog.records} == {logging.WARNING}
     assert [bool(record.exc_info) for record in caplog.records] == [True, False]
+
+
+async def test_a_failure_of_the_api_server_is_logged_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue, work = WorkQueue(workers=1), Failing(ClusterError("patch sdd a: the API server cannot be reached"))
+    async with running(queue, work):
+        Retries(monkeypatch)
+        queue.add(A)
+        await work.ran(1)
+    assert [(record.levelno, bool(record.exc_info)) for record in caplog.records] == [(logging.WARNING, False)]
