@@ -153,7 +153,7 @@ class PlanStatus(ApiModel):
     """When it does not fit: what would help, smallest change first."""
 
     advice: list[Sentence] | None = Field(default=None, max_length=16)
-    """What is worth knowing although it is no error; docs/explanation/advice.md tells where each rule comes from."""
+    """What is worth knowing although it is no error; docs/design/advice.md tells where each rule comes from."""
 
 
 class ObservedStatus(ApiModel):

@@ -282,7 +282,7 @@ def _verdict_terms(facts: Facts, chosen: Candidate) -> list[Term]:
     return [
         Term("KV cache needed", budget.needed_kv_bytes, needed),
         Term("to spare", spare, difference),
-        Term("margin", budget.margin_bytes, margin, "sizing/data/memory.json; docs/explanation/accuracy.md"),
+        Term("margin", budget.margin_bytes, margin, "sizing/data/memory.json; docs/design/accuracy.md"),
     ]
 
 

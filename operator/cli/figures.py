@@ -232,7 +232,7 @@ def _from_prometheus(
     if not any(values.values()):
         raise NoAnswerError(
             f"{place_of(url)}: has no series with namespace={namespace} and specdecode_deployment={name}:"
-            " docs/how-to/monitor.md says how it gets them"
+            " docs/operate/monitor.md says how it gets them"
         )
     return _output(place_of(url), (None, []), over_s, values, {each.name: each.unit for each in figures})
 

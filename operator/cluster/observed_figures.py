@@ -99,7 +99,7 @@ class FiguresReader:
         if not any(values.values()):
             raise NoAnswerError(
                 f"{place_of(prometheus.url)}: has no series with namespace={key.namespace} and"
-                f" specdecode_deployment={key.name}: docs/how-to/monitor.md says how it gets them"
+                f" specdecode_deployment={key.name}: docs/operate/monitor.md says how it gets them"
             )
         return values
 

@@ -1,7 +1,7 @@
 """Rules of thumb about a pair, with numbers and sources; and the break-even of a draft's memory.
 
 Advice never changes a plan. A rule reports only if its numbers are known and outside the recommended range, or if it
-costs the user something. docs/explanation/advice.md has the source of each rule.
+costs the user something. docs/design/advice.md has the source of each rule.
 """
 
 from collections.abc import Iterator
@@ -99,7 +99,7 @@ class Workload:
 class Advice:
     """One rule of thumb, applied."""
 
-    code: str  # Stable name of the rule, an anchor in docs/explanation/advice.md
+    code: str  # Stable name of the rule, an anchor in docs/design/advice.md
     sentence: str  # What to consider and why, without a full stop
 
 

@@ -2,7 +2,7 @@
 
 `predict` estimates the goodput of each setting that a capture measured at the load of the last minutes; `decide`
 applies the user's rules to it. Its inputs are from engines, captures and `status.policy`, which keeps the state that
-must survive an operator restart; the rest is relearned. The decision table is in docs/explanation/policy.md.
+must survive an operator restart; the rest is relearned. The decision table is in docs/design/policy.md.
 """
 
 import hashlib

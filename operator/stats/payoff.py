@@ -1,6 +1,6 @@
 """Pay-off of speculation at a load: acceptance, step cost, speed-up, break-even and the best K.
 
-The formulas are derived in docs/explanation/payoff.md. Two shares are called acceptance at position k. vLLM reports
+The formulas are derived in docs/design/payoff.md. Two shares are called acceptance at position k. vLLM reports
 the share of drafts whose first k tokens were all accepted (vllm/v1/spec_decode/metrics.py
 SpecDecodingStats.observe_draft). It is non-increasing in k. The conditional share is P(k-th accepted | first k-1
 accepted). It can rise with k. The first share is the product of the conditional shares up to k. Step costs are

@@ -47,7 +47,7 @@ DEPENDENCES: Final = tuple(step / 10 for step in range(9))
 _CAUTION_BLOCKS: Final = 6.0
 _CAUTION_ERRORS: Final = 0.25
 """By how much the estimate of an autocorrelation is raised: blocks of bias, and standard errors. Few blocks say little
-of it, and read low (Kendall 1954: by (1 + 3 times it) / n). How they were chosen: docs/explanation/verdict.md."""
+of it, and read low (Kendall 1954: by (1 + 3 times it) / n). How they were chosen: docs/design/verdict.md."""
 
 
 class History:

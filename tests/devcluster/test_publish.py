@@ -177,7 +177,7 @@ def test_what_is_published_stays(published: Published) -> None:
 
 
 def test_a_release_is_installed_from_its_registry_as_the_pages_say(published: Published) -> None:
-    done = published.run(shown("docs/how-to/install.md", "REGISTRY="))
+    done = published.run(shown("docs/install/install.md", "REGISTRY="))
     assert done.returncode == 0, done.stderr
     assert f"oci://{REGISTRY}/team/charts/specdecode-operator --version" in done.stdout, "told by the CRDs' chart"
     (pod,) = Kubectl(published.cluster.kubeconfig, chart.NAMESPACE).objects("pods")

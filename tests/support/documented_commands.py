@@ -144,7 +144,7 @@ PAGES: Final[dict[str, Page]] = {
 """
         },
     ),
-    "docs/how-to/admission.md": Page(
+    "docs/operate/admission.md": Page(
         cluster=True,
         before={
             "helm template": """
@@ -156,7 +156,7 @@ cp examples/llama-70b-fp8.yaml pairs
             "helm upgrade": f"{_CHARTS}{_JOB_ENDS}",
         },
     ),
-    "docs/how-to/air-gapped.md": Page(
+    "docs/install/air-gapped.md": Page(
         cluster=True,
         before={
             "kubectl create namespace": 'cp "$shown" values.yaml; export REGISTRY_PASSWORD=x',
@@ -164,8 +164,8 @@ cp examples/llama-70b-fp8.yaml pairs
         },
         exits={"specdecode doctor": 4},  # no node has GPUs
     ),
-    "docs/how-to/alerts.md": Page(cluster=True, before={"kubectl get sdd": _KINDS}),
-    "docs/how-to/back-up.md": Page(
+    "docs/operate/alerts.md": Page(cluster=True, before={"kubectl get sdd": _KINDS}),
+    "docs/operate/back-up.md": Page(
         cluster=True,
         before={
             "helm install": """
@@ -175,7 +175,7 @@ echo 'image: {repository: r.example/o}' >values.yaml
 """
         },
     ),
-    "docs/how-to/calibrate.md": Page(
+    "docs/measure/calibrate.md": Page(
         cluster=True,
         before={
             "# from a running": f"""
@@ -187,7 +187,7 @@ kubectl patch sdd llama-70b --subresource=status --type=merge --patch-file=statu
             "kubectl create configmap": "kubectl create namespace specdecode-system",
         },
     ),
-    "docs/how-to/captures.md": Page(
+    "docs/measure/captures.md": Page(
         cluster=True,
         before={
             "kubectl apply": _KINDS,
@@ -196,7 +196,7 @@ for name in demo before after replay; do specdecode replay synth -o captures/$na
 """,
         },
     ),
-    "docs/how-to/choose-precisions.md": Page(
+    "docs/serve/choose-precisions.md": Page(
         cluster=True,
         before={
             "kubectl get configmap": f"""
@@ -208,7 +208,7 @@ timeout 60 sh -c 'until kubectl get configmap llama-70b-plan; do sleep 1; done'
 """
         },
     ),
-    "docs/how-to/does-it-pay.md": Page(
+    "docs/measure/does-it-pay.md": Page(
         cluster=True,
         before={
             "kubectl apply": _KINDS,
@@ -220,10 +220,10 @@ timeout 60 sh -c 'until kubectl get configmap llama-70b-plan; do sleep 1; done'
             "specdecode capture report": _COMPARED,
         },
     ),
-    "docs/how-to/forecast.md": Page(
+    "docs/simulate/forecast.md": Page(
         exits={"specdecode replay compare captures/tomorrow sixteen --check": 1}, shows_output=True
     ),
-    "docs/how-to/gitops.md": Page(
+    "docs/operate/gitops.md": Page(
         cluster=True,
         before={
             "kubectl patch": "kubectl create namespace argocd; kubectl create configmap argocd-cm --namespace argocd",
@@ -234,10 +234,10 @@ kubectl apply -f examples/llama-70b.yaml
 """,
         },
     ),
-    "docs/how-to/h100.md": Page(
+    "docs/serve/h100.md": Page(
         cluster=True, before={"kubectl get nodes": f'{_ONE_H100_NODE}\ncp "$shown" llama-70b-h100.yaml'}
     ),
-    "docs/how-to/install.md": Page(
+    "docs/install/install.md": Page(
         cluster=True,
         before={
             "helm install specdecode-operator charts/specdecode-operator --namespace team-a": """
@@ -256,8 +256,8 @@ kubectl delete -k crds
             "specdecode models add": _NEW_MODEL,
         },
     ),
-    "docs/scale.md": Page(cluster=True),
-    "docs/how-to/monitor.md": Page(
+    "docs/operate/scale.md": Page(cluster=True),
+    "docs/operate/monitor.md": Page(
         cluster=True,
         before={
             "kubectl get sdd": f"""
@@ -268,8 +268,8 @@ kubectl apply -n models -f examples/llama-70b.yaml
 """
         },
     ),
-    "docs/how-to/replay.md": Page(before={"uv": "specdecode replay synth -o captures/demo --requests 20"}),
-    "docs/how-to/serve-a-pair.md": Page(
+    "docs/simulate/replay.md": Page(before={"uv": "specdecode replay synth -o captures/demo --requests 20"}),
+    "docs/serve/serve-a-pair.md": Page(
         cluster=True,
         before={
             "kubectl create secret": f"""
@@ -281,8 +281,8 @@ kubectl apply -n models -f examples/llama-70b.yaml
 """
         },
     ),
-    "docs/how-to/test-clients.md": Page(before={"specdecode replay drive": _SERVER_ANSWERS}),
-    "docs/how-to/troubleshoot-speculation.md": Page(
+    "docs/simulate/test-clients.md": Page(before={"specdecode replay drive": _SERVER_ANSWERS}),
+    "docs/operate/troubleshoot-speculation.md": Page(
         cluster=True,
         names={"NAME": "llama-70b"},
         before={
@@ -298,7 +298,7 @@ kubectl wait sdd/llama-70b --for=condition=Planned=False --timeout=60s
 """,
         },
     ),
-    "docs/how-to/verify-a-rollout.md": Page(
+    "docs/operate/verify-a-rollout.md": Page(
         cluster=True,
         before={
             "cosign generate-key-pair": f"{_CHARTS}export COSIGN_PASSWORD=x",
@@ -321,7 +321,7 @@ timeout 60 sh -c 'until kubectl get configmap llama-attestation; do sleep 1; don
             "cp cosign.pub": f"rm examples; cp -r specdecode-operator/examples examples\n{_CERT_MANAGER}",
         },
     ),
-    "docs/how-to/verify-what-pays.md": Page(before={"specdecode verdict": _PAIRS}),
+    "docs/measure/verify-what-pays.md": Page(before={"specdecode verdict": _PAIRS}),
     "docs/reference/cli.md": Page(
         cluster=True,
         before={
@@ -353,28 +353,28 @@ NOT_RUN: Final[dict[tuple[str, str], str]] = {
     ("SECURITY.md", "REGISTRY=registry.example.com"): _RELEASE,
     ("SECURITY.md", "REGISTRY=ghcr.io"): "takes identities of GitHub's, and Fulcio and Rekor",
     ("SECURITY.md", "for signed in"): _RELEASE,
-    ("docs/how-to/install.md", "REGISTRY="): _RELEASE,
-    ("docs/how-to/verify-a-rollout.md", "specdecode verify"): _FULCIO,
-    ("docs/how-to/verify-a-rollout.md", "cosign verify-blob-attestation --bundle"): _FULCIO,
-    ("docs/reference/benchmarks.md", "./just bench"): _MEASURED,
-    ("docs/explanation/accuracy.md", ".venv/bin/python -m bench.replay.fidelity"): _MEASURED,
-    ("docs/explanation/decay.md", "$ .venv/bin/python -m bench.evidence.decay"): _MEASURED,
-    ("docs/explanation/policy.md", "$ .venv/bin/python -m bench.evidence.policy"): _MEASURED,
-    ("docs/explanation/verdict.md", "$ .venv/bin/python -m bench.evidence.verdict"): _MEASURED,
-    ("docs/explanation/verdict.md", "$ .venv/bin/python -m bench.evidence.comparison"): _MEASURED,
-    ("docs/how-to/calibrate.md", "# on a machine with GPUs"): "needs a GPU",
-    ("docs/how-to/captures.md", "specdecode capture up"): _CAPTURE,
-    ("docs/how-to/does-it-pay.md", "specdecode capture fetch"): _CAPTURE,
-    ("docs/how-to/install.md", "KUBECONTEXT="): "needs a registry; the demo and end-to-end tests install so",
-    ("docs/how-to/install.md", "KUBECONFIG="): "runs until it is ended: tests/support/operator_process.py starts it so",
-    ("docs/how-to/monitor.md", "specdecode figures"): _ENGINE,
-    ("docs/how-to/replay.md", "specdecode replay serve --mode emulated"): "needs vLLM: tests/engine/test_emulated.py",
-    ("docs/how-to/serve-a-pair.md", "kubectl port-forward"): "needs GPUs; tests/e2e/serving asks a tiny pair so",
-    ("docs/how-to/test-clients.md", "from openai"): _VLLM,
-    ("docs/how-to/test-clients.md", "guidellm"): _VLLM,
-    ("docs/how-to/test-clients.md", "vllm bench"): _VLLM,
-    ("docs/how-to/troubleshoot-speculation.md", "specdecode figures"): _ENGINE,
+    ("docs/install/install.md", "REGISTRY="): _RELEASE,
+    ("docs/operate/verify-a-rollout.md", "specdecode verify"): _FULCIO,
+    ("docs/operate/verify-a-rollout.md", "cosign verify-blob-attestation --bundle"): _FULCIO,
+    ("docs/design/benchmarks.md", "./just bench"): _MEASURED,
+    ("docs/design/accuracy.md", ".venv/bin/python -m bench.replay.fidelity"): _MEASURED,
+    ("docs/design/decay.md", "$ .venv/bin/python -m bench.evidence.decay"): _MEASURED,
+    ("docs/design/policy.md", "$ .venv/bin/python -m bench.evidence.policy"): _MEASURED,
+    ("docs/design/verdict.md", "$ .venv/bin/python -m bench.evidence.verdict"): _MEASURED,
+    ("docs/design/verdict.md", "$ .venv/bin/python -m bench.evidence.comparison"): _MEASURED,
+    ("docs/measure/calibrate.md", "# on a machine with GPUs"): "needs a GPU",
+    ("docs/measure/captures.md", "specdecode capture up"): _CAPTURE,
+    ("docs/measure/does-it-pay.md", "specdecode capture fetch"): _CAPTURE,
+    ("docs/install/install.md", "KUBECONTEXT="): "needs a registry; the demo and end-to-end tests install so",
+    ("docs/install/install.md", "KUBECONFIG="): "runs until it is ended: tests/support/operator_process.py starts it so",
+    ("docs/operate/monitor.md", "specdecode figures"): _ENGINE,
+    ("docs/simulate/replay.md", "specdecode replay serve --mode emulated"): "needs vLLM: tests/engine/test_emulated.py",
+    ("docs/serve/serve-a-pair.md", "kubectl port-forward"): "needs GPUs; tests/e2e/serving asks a tiny pair so",
+    ("docs/simulate/test-clients.md", "from openai"): _VLLM,
+    ("docs/simulate/test-clients.md", "guidellm"): _VLLM,
+    ("docs/simulate/test-clients.md", "vllm bench"): _VLLM,
+    ("docs/operate/troubleshoot-speculation.md", "specdecode figures"): _ENGINE,
     ("docs/reference/status.md", "$ kubectl get sdd chat"): "output of engines with GPUs",
-    ("docs/how-to/captures.md", "$ kubectl get sdd chat"): "output while a capture has the GPUs of an engine",
-    ("docs/tutorials/first-deployment.md", ""): _DEMO,
+    ("docs/measure/captures.md", "$ kubectl get sdd chat"): "output while a capture has the GPUs of an engine",
+    ("docs/get-started/first-deployment.md", ""): _DEMO,
 }

@@ -15,7 +15,7 @@ ARTICLE_LIMITS: Final = EngineLimits(
     enforce_eager=False,
     min_concurrency=1,
 )
-"""Length 8192, 256 sequences, 92 %: what docs/explanation/sizing.md names, at a start that compiles nothing."""
+"""Length 8192, 256 sequences, 92 %: what docs/design/sizing.md names, at a start that compiles nothing."""
 
 ARTICLE_FIRST_START: Final = replace(ARTICLE_LIMITS, compiles_anew=True)
 """The limits of its table: those of a start without a compile cache, which plans are for."""

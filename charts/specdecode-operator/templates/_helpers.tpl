@@ -44,7 +44,7 @@ annotations:
 {{- define "specdecode.image" -}}
 {{- $image := .Values.image -}}
 {{- if not $image.repository -}}
-{{- fail "image.repository: not set, and no image is published yet; build one, push it, and add --set image.repository=REGISTRY/specdecode-operator (docs/how-to/install.md#from-a-checkout)" -}}
+{{- fail "image.repository: not set, and no image is published yet; build one, push it, and add --set image.repository=REGISTRY/specdecode-operator (docs/install/install.md#from-a-checkout)" -}}
 {{- end -}}
 {{- if $image.digest -}}{{ $image.repository }}@{{ $image.digest }}{{- else -}}{{ $image.repository }}:{{ $image.tag | default .Chart.AppVersion }}{{- end -}}
 {{- end -}}

@@ -325,7 +325,7 @@ def load_of(arm: ArmSums, baseline: ArmSums, phase: Phase, price_per_gpu_hour: f
 
 
 def predicted_ratio(arm: ArmSums, baseline: ArmSums, phase: str) -> float | None:
-    """Return the speed-up of docs/explanation/payoff.md: by tokens a step and the time of a step."""
+    """Return the speed-up of docs/design/payoff.md: by tokens a step and the time of a step."""
     steps, plain = arm.steps(phase), baseline.steps(phase)
     if not (steps.drafts and steps.decode_ms and plain.decode_ms and steps.decoded_requests and plain.decoded_requests):
         return None

@@ -20,7 +20,7 @@ _AS_GOOD_AS_NOTHING: Final = 1e-3
 
 _POWER: Final = ((0.3, 253), (0.5, 112), (1.0, 47), (2.0, 27), (5.0, 11))
 """Blocks that nine of ten comparisons take, by the effect in standard deviations of a block's log ratio, at the level
-95 %: measured, docs/explanation/verdict.md."""
+95 %: measured, docs/design/verdict.md."""
 
 SMALLEST_EFFECT: Final = 0.01
 """A log ratio nearer to 0 counts as no difference: measuring it would take too long to be useful."""

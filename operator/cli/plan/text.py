@@ -57,10 +57,10 @@ def plan_text(answer: Answer, *, matrix: bool, width: int | None = None) -> str:
 def _remarks(answer: Answer, facts: Facts) -> Iterator[str]:
     budgets = [each.budget for each in answer.candidates]
     if margins := [each.margin_bytes for each in budgets if not (facts.on_cpu or each.calibrated or each.calibration)]:
-        kept = f"the plan keeps a margin of {gib(max(margins))} GiB per GPU (docs/explanation/accuracy.md)"
+        kept = f"the plan keeps a margin of {gib(max(margins))} GiB per GPU (docs/design/accuracy.md)"
         yield f"Estimates for vLLM {facts.profile.version} are not confirmed by public logs, so {kept}"
     if kept_bytes := max((each.estimated_margin_bytes for each in budgets), default=0):
-        yield f"{gib(kept_bytes)} GiB per GPU of this margin are for estimated models (docs/explanation/accuracy.md)"
+        yield f"{gib(kept_bytes)} GiB per GPU of this margin are for estimated models (docs/design/accuracy.md)"
     for each in answer.candidates:
         if each.verdict == DOES_NOT_FIT:
             # The plan's sentence goes on with its fixes, which are listed here.

@@ -24,7 +24,7 @@ from tests.support.documents import ROOT, anchors
 from tests.support.prometheus import promtool
 
 DATA = Path(__file__).parent / "data"
-RUNBOOK = ROOT / "docs/how-to/alerts.md"
+RUNBOOK = ROOT / "docs/operate/alerts.md"
 CASES = sorted(DATA.glob("*-test.yaml"))
 OFFERED = ("prometheusRule", "dashboard", "enginePodMonitor")
 _SERIES = re.compile(
@@ -97,7 +97,7 @@ def test_promtool_fails_where_an_alert_does_not_fire(tmp_path: Path) -> None:
 
 def test_every_alert_leads_to_its_runbook() -> None:
     for rule in rules("alerts.yaml"):
-        assert rule["annotations"]["runbook"] == f"docs/how-to/alerts.md#{rule['alert'].lower()}"
+        assert rule["annotations"]["runbook"] == f"docs/operate/alerts.md#{rule['alert'].lower()}"
         assert rule["alert"].lower() in anchors(RUNBOOK), f"{rule['alert']} has no section"
     headings = re.findall(r"^### (SpecDecode\w+)$", RUNBOOK.read_text(), re.MULTILINE)
     assert headings == [rule["alert"] for rule in rules("alerts.yaml")], "in their order, and no other"

@@ -82,7 +82,7 @@ def test_bf16_does_not_fit_h100_and_lands_on_h200_when_there_is_one(cluster: Clu
     assert argument(pod, "--max-model-len") == "8192"
     assert '"num_speculative_tokens":5' in argument(pod, "--speculative-config")
     status = kubectl.object("sdd", name)["status"]
-    assert status["plan"]["kvCacheTokens"] == 237_168, "the row 2xH200 BF16/BF16 of docs/explanation/sizing.md"
+    assert status["plan"]["kvCacheTokens"] == 237_168, "the row 2xH200 BF16/BF16 of docs/design/sizing.md"
 
 
 def test_an_fp8_target_runs_on_h100(cluster: Cluster, kubectl: Kubectl) -> None:

@@ -24,7 +24,7 @@ from tests.support.kubectl import program
 from tests.support.oidc_issuer import AUDIENCE, Issuer, oidc_issuer
 from tests.support.waiting import eventually
 
-PAGE = ROOT / "docs/how-to/verify-a-rollout.md"
+PAGE = ROOT / "docs/operate/verify-a-rollout.md"
 PASSWORD = "of the test"
 
 

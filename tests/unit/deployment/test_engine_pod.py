@@ -93,7 +93,7 @@ def test_what_the_controller_said_of_an_earlier_spec_says_nothing_of_this_one() 
     )
 
 
-DOCUMENT = Path(__file__).parents[3] / "docs/how-to/access.md"
+DOCUMENT = Path(__file__).parents[3] / "docs/serve/access.md"
 TLS = {"maxModelLen": 1024, "tlsSecret": {"name": "certificate"}}
 
 

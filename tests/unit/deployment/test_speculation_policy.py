@@ -1,4 +1,4 @@
-"""Policy decisions: the tables of docs/explanation/policy.md cell by cell, and days of scripted load."""
+"""Policy decisions: the tables of docs/design/policy.md cell by cell, and days of scripted load."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -21,7 +21,7 @@ from specdecode_operator.enums import PolicyAction, PolicyMode, PolicyOutcome
 from specdecode_operator.stats.engine_window import Sample, Window, Work
 from tests.support.policy_loads import SCRIPTS, Script, live, measured
 
-PAGE = Path(__file__).parents[3] / "docs/explanation/policy.md"
+PAGE = Path(__file__).parents[3] / "docs/design/policy.md"
 ANY = "\N{EN DASH}"
 NOW_S = 100_000.0
 Row = dict[str, str]

@@ -74,19 +74,19 @@ def test_documents_have_the_figures_of_bench() -> None:
 
 
 def benchmark(name: str) -> str:
-    """Return a figure of docs/reference/benchmarks.json as the tables show it."""
+    """Return a figure of docs/design/benchmarks.json as the tables show it."""
     (value,) = {row.figure.value for run in read_runs(FILE) for row in run.rows if row.figure.name == name}
     assert value is not None
     return number(value)
 
 
 def test_the_calibration_file_in_the_documents_is_one() -> None:
-    (example,) = fenced_blocks(ROOT / "docs/how-to/calibrate.md", "json")
+    (example,) = fenced_blocks(ROOT / "docs/measure/calibrate.md", "json")
     assert parse_calibration(example).entries
 
 
 def llama_pair(target: str, draft: str) -> Pair:
-    """The 70B pair with the settings that docs/explanation/sizing.md names."""
+    """The 70B pair with the settings that docs/design/sizing.md names."""
     geometry, draft_geometry = (find_geometry(f"meta-llama/Llama-3.1-{size}-Instruct") for size in ("70B", "8B"))
     assert geometry is not None
     if draft == "none":
@@ -94,7 +94,7 @@ def llama_pair(target: str, draft: str) -> Pair:
     return Pair(geometry, Precision(target), draft_geometry, Precision(draft), "draft_model", 5, ARTICLE_FIRST_START)
 
 
-@pytest.mark.parametrize("row", table(ROOT / "docs/explanation/sizing.md", "GPU"), ids=" ".join)
+@pytest.mark.parametrize("row", table(ROOT / "docs/design/sizing.md", "GPU"), ids=" ".join)
 def test_the_sizing_table_is_what_sizing_says(row: list[str]) -> None:
     product, target, draft, *figures = row
     device = find_device(PRODUCTS[product])
@@ -195,7 +195,7 @@ def test_documents_that_the_code_and_the_chart_name_exist() -> None:
 # Every code block of the documents that can run is run or checked, and what is left out has a reason.
 
 OFFLINE = sorted(page for page, how in PAGES.items() if not how.cluster)
-ALLOWED = {"docs/how-to/multi-node.md": ["--allow-pod-template=capabilities.IPC_LOCK"]}
+ALLOWED = {"docs/serve/multi-node.md": ["--allow-pod-template=capabilities.IPC_LOCK"]}
 """What the page says that the operator must be told to allow."""
 
 
@@ -327,7 +327,7 @@ def test_doctor_warns_of_those_outside() -> None:
     assert (f"1.{OLDEST_MINOR}", f"1.{NEWEST_MINOR}") == (OLDEST, NEWEST)
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/how-to/install.md"])
+@pytest.mark.parametrize("document", ["README.md", "docs/install/install.md"])
 def test_who_installs_it_is_told(document: str) -> None:
     text = (ROOT / document).read_text()
     assert f"Kubernetes {OLDEST} or newer ([tested](" in text

@@ -81,9 +81,9 @@ def test_the_capture_of_the_demo_is_shown_with_the_requests_that_it_sends() -> N
         each.requests if each.duration_seconds is None else len([*arrival_offsets_s(each, spec.seed)])
         for each in spec.workload.phases
     )
-    shown = re.findall(r"^demo +Succeeded +tiny +(\d+) ", (ROOT / "docs/how-to/captures.md").read_text(), re.MULTILINE)
+    shown = re.findall(r"^demo +Succeeded +tiny +(\d+) ", (ROOT / "docs/measure/captures.md").read_text(), re.MULTILINE)
     assert shown == [str(sent)]
-    assert f"{sent} requests" in (ROOT / "docs/tutorials/first-deployment.md").read_text()
+    assert f"{sent} requests" in (ROOT / "docs/get-started/first-deployment.md").read_text()
 
 
 def test_the_list_of_examples_is_complete() -> None:

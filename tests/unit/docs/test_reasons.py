@@ -43,8 +43,8 @@ VERDICTS = {
 """Of a plan; of an arm, and of an engine beside an earlier one."""
 
 REFERENCE = ROOT / "docs/reference/reasons.md"
-TROUBLESHOOT = ROOT / "docs/how-to/troubleshoot.md"
-CONDITIONS = {DEPLOYMENT: ROOT / "docs/reference/status.md", CAPTURE: ROOT / "docs/how-to/captures.md"}
+TROUBLESHOOT = ROOT / "docs/operate/troubleshoot.md"
+CONDITIONS = {DEPLOYMENT: ROOT / "docs/reference/status.md", CAPTURE: ROOT / "docs/measure/captures.md"}
 """Where the conditions of each kind are told."""
 
 SUMMED_UP = {"Ready", "Reconciling", "Stalled"}

@@ -129,7 +129,7 @@ def _connected(address: str) -> Tab:
 # The docs site.
 
 FORGE = Repository("https://forge.example/team/specdecode-operator", "v1")
-DOCUMENT = ROOT / "docs/how-to/install.md"
+DOCUMENT = ROOT / "docs/install/install.md"
 CONTENT = ("blockquote", "code", "h1", "h2", "h3", "h4", "li", "ol", "pre", "table", "td", "ul")
 """Elements by which a page is known to show what its document says."""
 
@@ -259,7 +259,7 @@ def test_links_of_a_page(link: str, with_forge: str, without: str) -> None:
 
 
 def test_a_link_that_leads_nowhere_is_named() -> None:
-    with pytest.raises(LinkError, match=re.escape("docs/how-to/install.md: ../gone.md: leads to no file: correct it")):
+    with pytest.raises(LinkError, match=re.escape("docs/install/install.md: ../gone.md: leads to no file: correct it")):
         with_links(DOCUMENT, "[a](../gone.md)", FORGE)
 
 
@@ -319,14 +319,14 @@ def test_a_reason_is_found_where_it_is_explained(page: Tab, address: str) -> Non
     page.type("NoMatchingNodes")
     found = page.wait_until(RESULTS).splitlines()[:2]
     pages_found = sorted(each.removeprefix(f"http://{address}/").partition("?")[0] for each in found)
-    assert pages_found == ["how-to/troubleshoot.html", "reference/reasons.html"]
+    assert pages_found == ["operate/troubleshoot.html", "reference/reasons.html"]
     assert any(each.endswith("#the-plan") for each in found)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("width", [1366, NARROW_PX])
 def test_a_reason_of_a_condition_leads_to_its_line(page: Tab, address: str, width: int) -> None:
-    page.open(f"http://{address}/how-to/troubleshoot.html", width=width)
+    page.open(f"http://{address}/operate/troubleshoot.html", width=width)
     page.ask(
         "[...document.querySelectorAll('article td a')].find(each => each.innerText === 'NoMatchingNodes').click()"
     )

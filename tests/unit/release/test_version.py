@@ -44,7 +44,7 @@ def checkout(tmp_path: Path) -> Path:
         shutil.copy(ROOT / name, tmp_path / name)
         text = (tmp_path / name).read_text()
         (tmp_path / name).write_text(text.replace(current(ROOT), "0.3.0"))
-    (tmp_path / "docs/how-to").mkdir(parents=True)
+    (tmp_path / "docs/install").mkdir(parents=True)
     for name in DOCUMENTS:
         (tmp_path / name).write_text("Of vLLM 0.3.0:\n\n    REGISTRY=r.io/team VERSION=0.3.0\n")
     (tmp_path / "CHANGELOG.md").write_text(CHANGES)

@@ -1,4 +1,4 @@
-"""Writes the figures of `./just bench` into the documents, from a committed run: docs/reference/benchmarks.json."""
+"""Writes the figures of `./just bench` into the documents, from a committed run: docs/design/benchmarks.json."""
 
 from itertools import chain
 from typing import Final
@@ -6,7 +6,7 @@ from typing import Final
 from bench.figures import markdown_table, read_runs
 from bench.machine import ROOT, described
 
-FILE: Final = ROOT / "docs/reference/benchmarks.json"
+FILE: Final = ROOT / "docs/design/benchmarks.json"
 
 
 def bench_table() -> str:

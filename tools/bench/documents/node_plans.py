@@ -1,4 +1,4 @@
-"""The generated tables of what a node of 8 GPUs holds: docs/how-to/h100.md and docs/how-to/h200.md."""
+"""The generated tables of what a node of 8 GPUs holds: docs/serve/h100.md and docs/serve/h200.md."""
 
 import json
 from collections.abc import Iterator

@@ -13,7 +13,7 @@ Explained = dict[str, list[str]]
 FILE: Final = Path(__file__).parents[3] / "operator/api/reasons.toml"
 
 _REFERENCE: Final = "../reference/reasons.md"
-"""The page of the reasons, from that of the conditions: docs/how-to/troubleshoot.md."""
+"""The page of the reasons, from that of the conditions: docs/operate/troubleshoot.md."""
 
 _NAMED: Final = re.compile(r"\b(?P<before>as for|see) `(?P<reason>[A-Z]\w+)`")
 _AT_TIMES: Final = "at times "

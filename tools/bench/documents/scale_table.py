@@ -1,4 +1,4 @@
-"""What one operator takes, by how many objects it serves, for docs/scale.md: of the rows of `./just bench-operator`."""
+"""What one operator takes, by how many objects it serves, for docs/operate/scale.md: of the rows of `./just bench-operator`."""
 
 import math
 from collections.abc import Iterator, Mapping

@@ -8,7 +8,7 @@ from xml.sax.saxutils import escape
 
 from bench.site.pages import ROOT
 
-PICTURE: Final = ROOT / "docs/explanation/architecture.svg"
+PICTURE: Final = ROOT / "docs/design/architecture.svg"
 PAGE: Final = PICTURE.with_suffix(".md")
 
 _WIDTH, _HEIGHT = 960, 600

@@ -121,7 +121,7 @@ def _notes(release: Release, changes: str) -> str:
 
 - Image: `{release.image}`, built on `{release.base}`
 - Charts, version {release.version}: `{where}/{chart.CRDS.name}`, `{where}/{chart.CHART.name}`
-- How to verify it: SECURITY.md, "Verify a release". How to install it: docs/how-to/install.md.
+- How to verify it: SECURITY.md, "Verify a release". How to install it: docs/install/install.md.
 """
 
 
