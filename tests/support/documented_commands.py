@@ -366,7 +366,7 @@ NOT_RUN: Final[dict[tuple[str, str], str]] = {
     ("docs/measure/captures.md", "specdecode capture up"): _CAPTURE,
     ("docs/measure/does-it-pay.md", "specdecode capture fetch"): _CAPTURE,
     ("docs/install/install.md", "KUBECONTEXT="): "needs a registry; the demo and end-to-end tests install so",
-    ("docs/install/install.md", "KUBECONFIG="): "runs until it is ended: tests/support/operator_process.py starts it so",
+    ("docs/install/install.md", "KUBECONFIG="): "runs until it ends: tests/support/operator_process.py starts it",
     ("docs/operate/monitor.md", "specdecode figures"): _ENGINE,
     ("docs/simulate/replay.md", "specdecode replay serve --mode emulated"): "needs vLLM: tests/engine/test_emulated.py",
     ("docs/serve/serve-a-pair.md", "kubectl port-forward"): "needs GPUs; tests/e2e/serving asks a tiny pair so",

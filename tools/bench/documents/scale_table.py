@@ -1,4 +1,4 @@
-"""What one operator takes, by how many objects it serves, for docs/operate/scale.md: of the rows of `./just bench-operator`."""
+"""Write the table of docs/operate/scale.md: what one operator takes, by the number of objects that it serves."""
 
 import math
 from collections.abc import Iterator, Mapping
