@@ -6,8 +6,10 @@ start. A counter that decreases was reset.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
+from operator import attrgetter
 from statistics import median
 from typing import Final
 
@@ -37,16 +39,20 @@ class Work:
 
     def since(self, begun: "Work") -> "Work":
         """Return the growth; all of it if a counter was reset, as by an engine that restarted."""
-        grown = [now - before for now, before in zip(astuple(self), astuple(begun), strict=True)]
+        grown = [now - before for now, before in zip(_counters(self), _counters(begun), strict=True)]
         # Tokens and seconds are differences of counters that are not read at the same instant.
         return self if min(grown[:4]) < 0 else Work(*(max(0, each) for each in grown))
 
     def __add__(self, other: "Work") -> "Work":
-        return Work(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+        return Work(*(mine + theirs for mine, theirs in zip(_counters(self), _counters(other), strict=True)))
 
     def acceptance(self, enough: int) -> float | None:
         """Return the accepted share of the drafted tokens; None with fewer than `enough`."""
         return self.accepted_tokens / self.draft_tokens if self.draft_tokens >= enough else None
+
+
+# dataclasses.astuple copies each value deeply, which takes most of the time of a policy's decision.
+_counters: Final = attrgetter("steps", "drafts", "draft_tokens", "accepted_tokens", "tokens", "seconds")
 
 
 @dataclass(frozen=True)
@@ -87,8 +93,9 @@ class Window:
     @property
     def acceptance(self) -> float | None:
         """Accepted share of the drafted tokens; None if too few were drafted."""
-        return sum(self._growth().values(), Work()).acceptance(_ENOUGH_DRAFTED)
+        return sum(self._growth.values(), Work()).acceptance(_ENOUGH_DRAFTED)
 
+    @cached_property
     def _growth(self) -> dict[str, Work]:
         """Return the growth for each engine of the last sample; a new one starts at its first sample."""
         grown = dict.fromkeys(self.samples[-1].engines if self.samples else (), Work())
@@ -105,7 +112,7 @@ class Window:
         """
         lengths = {
             name: each.accepted_tokens / each.drafts
-            for name, each in self._growth().items()
+            for name, each in self._growth.items()
             if each.draft_tokens >= _ENOUGH_DRAFTED
         }
         if len(lengths) <= 1:

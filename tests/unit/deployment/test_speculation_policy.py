@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import product
 from pathlib import Path
 
@@ -67,11 +68,16 @@ def expected(rows: Sequence[Row], situation: Row) -> Row:
 
 
 def window(situation: Row) -> Window:
-    """Looks at three engines, the last of which may have decayed."""
-    seconds = 30 if situation["window"] == "short" else 900
-    running = 0.0 if situation["window"] == "idle" else 16.0
-    accepted = 0.3 if situation["acceptance"] == "below the rule" else 0.8
-    shares = (accepted, accepted, accepted / (4 if situation["a replica decayed"] == "yes" else 1))
+    """Three engines, the last of which may have decayed, sampled every 15 s."""
+    return _window(situation["window"], situation["acceptance"], situation["a replica decayed"])
+
+
+@cache
+def _window(length: str, acceptance: str, decayed: str) -> Window:
+    seconds = 30 if length == "short" else 900
+    running = 0.0 if length == "idle" else 16.0
+    accepted = 0.3 if acceptance == "below the rule" else 0.8
+    shares = (accepted, accepted, accepted / (4 if decayed == "yes" else 1))
     seen = Window(900.0)
     for at in range(0, seconds + 15, 15):
         engines = {
@@ -82,6 +88,7 @@ def window(situation: Row) -> Window:
     return seen
 
 
+@cache
 def evidence(best: str) -> Evidence:
     """Settings of which one is best at any load."""
     ratios = {"k3": 1.0, "k5": 1.0, "off": 1.0}
