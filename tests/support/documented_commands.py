@@ -239,23 +239,22 @@ kubectl apply -f examples/llama-70b.yaml
     ),
     "docs/install/install.md": Page(
         cluster=True,
-        before={
-            "helm install specdecode-operator charts/specdecode-operator --namespace team-a": """
-kubectl create namespace team-a
-kubectl create namespace team-b
-""",
-            _KINDS: _NO_CHARTS,
-            "kubectl apply --server-side -k .": 'cp "$shown" kustomization.yaml',
-            "helm upgrade": f"""
-kubectl delete -k .
-helm uninstall specdecode-operator --namespace team-a
-kubectl delete -k crds
-{_CHARTS}
-""",
-            "kubectl --namespace specdecode-system scale": f"{_NO_CHARTS}{_CHARTS}",
-            "specdecode models add": _NEW_MODEL,
-        },
+        before={_KINDS: _NO_CHARTS, "kubectl apply --server-side -k .": 'cp "$shown" kustomization.yaml'},
     ),
+    "docs/install/high-availability.md": Page(cluster=True, before={"helm upgrade": _CHARTS}),
+    "docs/install/model-facts.md": Page(
+        cluster=True,
+        before={"specdecode models add": f"kubectl create namespace specdecode-system\n{_NEW_MODEL}"},
+    ),
+    "docs/install/namespaces.md": Page(
+        cluster=True,
+        before={"helm install": "kubectl create namespace team-a\nkubectl create namespace team-b"},
+    ),
+    "docs/install/run-locally.md": Page(
+        cluster=True, before={"kubectl --namespace specdecode-system scale": f"{_NO_CHARTS}{_CHARTS}"}
+    ),
+    "docs/install/uninstall.md": Page(cluster=True, before={"helm uninstall": _CHARTS}),
+    "docs/install/upgrade.md": Page(cluster=True, before={"helm upgrade": _CHARTS}),
     "docs/operate/scale.md": Page(cluster=True),
     "docs/operate/monitor.md": Page(
         cluster=True,
@@ -347,6 +346,7 @@ _CAPTURE: Final = (
     "needs an engine and a volume: tests/e2e/serving/test_capture.py and tests/component/operator/test_capture_verbs.py"
 )
 _FULCIO: Final = "needs somebody who gives certificates: tests/unit/attestation/test_cosign.py has a Fulcio for it"
+_NO_NODES: Final = "waits for pods, and has no nodes here: tests/component/admission/test_doctor.py runs doctor"
 _RELEASE: Final = "needs a release in a registry: tests/devcluster/test_publish.py runs it there"
 NOT_RUN: Final[dict[tuple[str, str], str]] = {
     ("README.md", "kubectl port-forward"): "needs GPUs; tests/e2e/serving sends requests to a tiny pair",
@@ -366,7 +366,8 @@ NOT_RUN: Final[dict[tuple[str, str], str]] = {
     ("docs/measure/captures.md", "specdecode capture up"): _CAPTURE,
     ("docs/measure/does-it-pay.md", "specdecode capture fetch"): _CAPTURE,
     ("docs/install/install.md", "KUBECONTEXT="): "needs a registry; the demo and end-to-end tests install so",
-    ("docs/install/install.md", "KUBECONFIG="): "runs until it ends: tests/support/operator_process.py starts it",
+    ("docs/install/install.md", "kubectl --namespace specdecode-system rollout status"): _NO_NODES,
+    ("docs/install/run-locally.md", "KUBECONFIG="): "runs until it ends: tests/support/operator_process.py starts it",
     ("docs/operate/monitor.md", "specdecode figures"): _ENGINE,
     ("docs/simulate/replay.md", "specdecode replay serve --mode emulated"): "needs vLLM: tests/engine/test_emulated.py",
     ("docs/serve/serve-a-pair.md", "kubectl port-forward"): "needs GPUs; tests/e2e/serving asks a tiny pair so",

@@ -50,7 +50,7 @@ def set_version(version: str, root: Path = REPOSITORY) -> list[Path]:
     for prefix, among in (
         ("", [root / name for name in (SOURCE, *CHARTS)]),
         (r"v|specdecode-operator:|(?:newT|t)ag: ", examples),
-        ("VERSION=", [root / name for name in DOCUMENTS]),
+        ("VERSION=|newTag: ", [root / name for name in DOCUMENTS]),
     ):
         written = re.compile(rf"(?<![\w.])({prefix}){re.escape(before)}(?![\w.-])")
         texts = {file: file.read_text() for file in among}
