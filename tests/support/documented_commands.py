@@ -144,6 +144,18 @@ PAGES: Final[dict[str, Page]] = {
 """
         },
     ),
+    "docs/get-started/quickstart-gpus.md": Page(
+        cluster=True,
+        before={
+            "kubectl get nodes": _ONE_H100_NODE,
+            "kubectl apply": f"""
+(
+    until kubectl get sdd qwen3-8b-eagle3; do sleep 1; done
+    {_status("sdd", "qwen3-8b-eagle3", _SERVES)}
+) &
+""",
+        },
+    ),
     "docs/operate/admission.md": Page(
         cluster=True,
         before={
@@ -347,9 +359,10 @@ _CAPTURE: Final = (
 )
 _FULCIO: Final = "needs somebody who gives certificates: tests/unit/attestation/test_cosign.py has a Fulcio for it"
 _NO_NODES: Final = "waits for pods, and has no nodes here: tests/component/admission/test_doctor.py runs doctor"
+_GPUS: Final = "needs GPUs; tests/e2e/serving sends requests to a tiny pair"
 _RELEASE: Final = "needs a release in a registry: tests/devcluster/test_publish.py runs it there"
 NOT_RUN: Final[dict[tuple[str, str], str]] = {
-    ("README.md", "kubectl port-forward"): "needs GPUs; tests/e2e/serving sends requests to a tiny pair",
+    ("README.md", "kubectl port-forward"): _GPUS,
     ("SECURITY.md", "REGISTRY=registry.example.com"): _RELEASE,
     ("SECURITY.md", "REGISTRY=ghcr.io"): "takes identities of GitHub's, and Fulcio and Rekor",
     ("SECURITY.md", "for signed in"): _RELEASE,
@@ -366,6 +379,9 @@ NOT_RUN: Final[dict[tuple[str, str], str]] = {
     ("docs/measure/captures.md", "specdecode capture up"): _CAPTURE,
     ("docs/measure/does-it-pay.md", "specdecode capture fetch"): _CAPTURE,
     ("docs/install/install.md", "KUBECONTEXT="): "needs a registry; the demo and end-to-end tests install so",
+    ("docs/get-started/quickstart-gpus.md", "kubectl --namespace specdecode-system rollout status"): _NO_NODES,
+    ("docs/get-started/quickstart-gpus.md", "./just setup"): _NO_NODES,
+    ("docs/get-started/quickstart-gpus.md", "kubectl port-forward"): _GPUS,
     ("docs/install/install.md", "kubectl --namespace specdecode-system rollout status"): _NO_NODES,
     ("docs/install/run-locally.md", "KUBECONFIG="): "runs until it ends: tests/support/operator_process.py starts it",
     ("docs/operate/monitor.md", "specdecode figures"): _ENGINE,
