@@ -144,6 +144,18 @@ PAGES: Final[dict[str, Page]] = {
 """
         },
     ),
+    "docs/get-started/quickstart-gpus.md": Page(
+        cluster=True,
+        before={
+            "kubectl get nodes": _ONE_H100_NODE,
+            "kubectl apply": f"""
+(
+    until kubectl get sdd qwen3-8b-eagle3; do sleep 1; done
+    {_status("sdd", "qwen3-8b-eagle3", _SERVES)}
+) &
+""",
+        },
+    ),
     "docs/operate/admission.md": Page(
         cluster=True,
         before={
@@ -239,23 +251,22 @@ kubectl apply -f examples/llama-70b.yaml
     ),
     "docs/install/install.md": Page(
         cluster=True,
-        before={
-            "helm install specdecode-operator charts/specdecode-operator --namespace team-a": """
-kubectl create namespace team-a
-kubectl create namespace team-b
-""",
-            _KINDS: _NO_CHARTS,
-            "kubectl apply --server-side -k .": 'cp "$shown" kustomization.yaml',
-            "helm upgrade": f"""
-kubectl delete -k .
-helm uninstall specdecode-operator --namespace team-a
-kubectl delete -k crds
-{_CHARTS}
-""",
-            "kubectl --namespace specdecode-system scale": f"{_NO_CHARTS}{_CHARTS}",
-            "specdecode models add": _NEW_MODEL,
-        },
+        before={_KINDS: _NO_CHARTS, "kubectl apply --server-side -k .": 'cp "$shown" kustomization.yaml'},
     ),
+    "docs/install/high-availability.md": Page(cluster=True, before={"helm upgrade": _CHARTS}),
+    "docs/install/model-facts.md": Page(
+        cluster=True,
+        before={"specdecode models add": f"kubectl create namespace specdecode-system\n{_NEW_MODEL}"},
+    ),
+    "docs/install/namespaces.md": Page(
+        cluster=True,
+        before={"helm install": "kubectl create namespace team-a\nkubectl create namespace team-b"},
+    ),
+    "docs/install/run-locally.md": Page(
+        cluster=True, before={"kubectl --namespace specdecode-system scale": f"{_NO_CHARTS}{_CHARTS}"}
+    ),
+    "docs/install/uninstall.md": Page(cluster=True, before={"helm uninstall": _CHARTS}),
+    "docs/install/upgrade.md": Page(cluster=True, before={"helm upgrade": _CHARTS}),
     "docs/operate/scale.md": Page(cluster=True),
     "docs/operate/monitor.md": Page(
         cluster=True,
@@ -347,9 +358,11 @@ _CAPTURE: Final = (
     "needs an engine and a volume: tests/e2e/serving/test_capture.py and tests/component/operator/test_capture_verbs.py"
 )
 _FULCIO: Final = "needs somebody who gives certificates: tests/unit/attestation/test_cosign.py has a Fulcio for it"
+_NO_NODES: Final = "waits for pods, and has no nodes here: tests/component/admission/test_doctor.py runs doctor"
+_GPUS: Final = "needs GPUs; tests/e2e/serving sends requests to a tiny pair"
 _RELEASE: Final = "needs a release in a registry: tests/devcluster/test_publish.py runs it there"
 NOT_RUN: Final[dict[tuple[str, str], str]] = {
-    ("README.md", "kubectl port-forward"): "needs GPUs; tests/e2e/serving sends requests to a tiny pair",
+    ("README.md", "kubectl port-forward"): _GPUS,
     ("SECURITY.md", "REGISTRY=registry.example.com"): _RELEASE,
     ("SECURITY.md", "REGISTRY=ghcr.io"): "takes identities of GitHub's, and Fulcio and Rekor",
     ("SECURITY.md", "for signed in"): _RELEASE,
@@ -366,7 +379,11 @@ NOT_RUN: Final[dict[tuple[str, str], str]] = {
     ("docs/measure/captures.md", "specdecode capture up"): _CAPTURE,
     ("docs/measure/does-it-pay.md", "specdecode capture fetch"): _CAPTURE,
     ("docs/install/install.md", "KUBECONTEXT="): "needs a registry; the demo and end-to-end tests install so",
-    ("docs/install/install.md", "KUBECONFIG="): "runs until it ends: tests/support/operator_process.py starts it",
+    ("docs/get-started/quickstart-gpus.md", "kubectl --namespace specdecode-system rollout status"): _NO_NODES,
+    ("docs/get-started/quickstart-gpus.md", "./just setup"): _NO_NODES,
+    ("docs/get-started/quickstart-gpus.md", "kubectl port-forward"): _GPUS,
+    ("docs/install/install.md", "kubectl --namespace specdecode-system rollout status"): _NO_NODES,
+    ("docs/install/run-locally.md", "KUBECONFIG="): "runs until it ends: tests/support/operator_process.py starts it",
     ("docs/operate/monitor.md", "specdecode figures"): _ENGINE,
     ("docs/simulate/replay.md", "specdecode replay serve --mode emulated"): "needs vLLM: tests/engine/test_emulated.py",
     ("docs/serve/serve-a-pair.md", "kubectl port-forward"): "needs GPUs; tests/e2e/serving asks a tiny pair so",

@@ -19,7 +19,7 @@ from devcluster.release import changelog
 CHARTS: Final = ("charts/specdecode-operator/Chart.yaml", "charts/specdecode-crds/Chart.yaml")
 SOURCE: Final = "operator/version.py"
 DOCUMENTS: Final = ("README.md", "SECURITY.md", "docs/install/install.md")
-"""With commands that set VERSION for readers."""
+"""With commands and kustomizations that set the version for readers."""
 
 _SEMVER: Final = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(?:-rc\.(0|[1-9]\d*))?")
 """Of Semantic Versioning what tags of images, Helm and Python packages write alike: with release candidates."""
@@ -50,7 +50,7 @@ def set_version(version: str, root: Path = REPOSITORY) -> list[Path]:
     for prefix, among in (
         ("", [root / name for name in (SOURCE, *CHARTS)]),
         (r"v|specdecode-operator:|(?:newT|t)ag: ", examples),
-        ("VERSION=", [root / name for name in DOCUMENTS]),
+        ("VERSION=|newTag: ", [root / name for name in DOCUMENTS]),
     ):
         written = re.compile(rf"(?<![\w.])({prefix}){re.escape(before)}(?![\w.-])")
         texts = {file: file.read_text() for file in among}
