@@ -196,16 +196,16 @@ for name in demo before after replay; do specdecode replay synth -o captures/$na
 """,
         },
     ),
-    "docs/serve/choose-precisions.md": Page(
+    "docs/serve/size-a-node.md": Page(
         cluster=True,
         before={
+            "kubectl get nodes": f'{_ONE_H100_NODE}\ncp "$shown" llama-70b-h100.yaml',
             "kubectl get configmap": f"""
 {_KINDS}
-{_ONE_H100_NODE}
 kubectl apply -f examples/llama-70b.yaml
 {_OPERATOR} &
 timeout 60 sh -c 'until kubectl get configmap llama-70b-plan; do sleep 1; done'
-"""
+""",
         },
     ),
     "docs/measure/does-it-pay.md": Page(
@@ -233,9 +233,6 @@ kubectl apply -f examples/llama-70b.yaml
 {_status("sdd", "llama-70b", f'{{"conditions": [{_condition("ChildrenInSync", "ChildrenInSync")}]}}')}
 """,
         },
-    ),
-    "docs/serve/h100.md": Page(
-        cluster=True, before={"kubectl get nodes": f'{_ONE_H100_NODE}\ncp "$shown" llama-70b-h100.yaml'}
     ),
     "docs/install/install.md": Page(
         cluster=True,
