@@ -101,6 +101,14 @@ def _condition(kind: str, reason: str) -> str:
 _SERVES: Final = (
     f'{{"observed": {{"engines": 1, "kvCacheTokens": 127008}}, "conditions": [{_condition("Ready", "Serving")}]}}'
 )
+_SERVER: Final = """
+kubectl create namespace models
+kubectl create deployment chat -n models --image vllm/vllm-openai:v0.33.0 -- vllm serve Qwen/Qwen3-32B
+kubectl set resources deployment chat -n models --limits nvidia.com/gpu=2
+"""
+_COMPOSE: Final = """
+echo 'services: {chat: {image: "vllm/vllm-openai:v0.33.0", command: [--model, Qwen/Qwen3-8B], gpus: all}}' >compose.yaml
+"""
 _ONE_H100_NODE: Final = """
 kubectl apply -f - <<'NODE'
 apiVersion: v1
@@ -208,16 +216,22 @@ for name in demo before after replay; do specdecode replay synth -o captures/$na
 """,
         },
     ),
-    "docs/serve/choose-precisions.md": Page(
+    "docs/serve/autoscale.md": Page(
+        cluster=True, before={"kubectl scale": f"{_KINDS}\nkubectl apply -f examples/llama-70b.yaml"}
+    ),
+    "docs/serve/migrate.md": Page(
+        cluster=True, before={"specdecode import deployment": _SERVER, "specdecode import -f": _COMPOSE}
+    ),
+    "docs/serve/size-a-node.md": Page(
         cluster=True,
         before={
+            "kubectl get nodes": f'{_ONE_H100_NODE}\ncp "$shown" llama-70b-h100.yaml',
             "kubectl get configmap": f"""
 {_KINDS}
-{_ONE_H100_NODE}
 kubectl apply -f examples/llama-70b.yaml
 {_OPERATOR} &
 timeout 60 sh -c 'until kubectl get configmap llama-70b-plan; do sleep 1; done'
-"""
+""",
         },
     ),
     "docs/measure/does-it-pay.md": Page(
@@ -245,9 +259,6 @@ kubectl apply -f examples/llama-70b.yaml
 {_status("sdd", "llama-70b", f'{{"conditions": [{_condition("ChildrenInSync", "ChildrenInSync")}]}}')}
 """,
         },
-    ),
-    "docs/serve/h100.md": Page(
-        cluster=True, before={"kubectl get nodes": f'{_ONE_H100_NODE}\ncp "$shown" llama-70b-h100.yaml'}
     ),
     "docs/install/install.md": Page(
         cluster=True,
@@ -336,15 +347,9 @@ timeout 60 sh -c 'until kubectl get configmap llama-attestation; do sleep 1; don
     "docs/reference/cli.md": Page(
         cluster=True,
         before={
-            "specdecode import deployment": """
-kubectl create namespace models
-kubectl create deployment chat -n models --image vllm/vllm-openai:v0.33.0 -- vllm serve Qwen/Qwen3-32B
-kubectl set resources deployment chat -n models --limits nvidia.com/gpu=2
-""",
+            "specdecode import deployment": _SERVER,
             "specdecode models add": _NEW_MODEL,
-            "specdecode import -f": """
-echo 'services: {chat: {image: "vllm/vllm-openai:v0.33.0", command: [--model, Qwen/Qwen3-8B], gpus: all}}' >compose.yaml
-""",
+            "specdecode import -f": _COMPOSE,
         },
     ),
     "examples/README.md": Page(cluster=True),

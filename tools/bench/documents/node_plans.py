@@ -1,4 +1,4 @@
-"""The generated tables of what a node of 8 GPUs holds: docs/serve/h100.md and docs/serve/h200.md."""
+"""Generate the tables of docs/serve/size-a-node.md: which plans fit on a node with eight GPUs."""
 
 import json
 from collections.abc import Iterator
@@ -16,13 +16,13 @@ _PAIR: Final = (
     *("--num-speculative-tokens", "5", "--max-model-len", str(_LENGTH)),
 )
 _HEADER: Final = (
-    f"| target | `tensor` | replicas a node | tokens a replica | requests of {_LENGTH} | tokens a node |\n"
+    f"| target | `tensor` | replicas per node | tokens per replica | requests of {_LENGTH} | tokens per node |\n"
     "| --- | --- | --- | --- | --- | --- |\n"
 )
 
 
 def node_plans(gpu: str) -> str:
-    """Return a row for each precision and split of the pair on a node, as ``specdecode plan`` has them."""
+    """Return a table with one row per precision and tensor size, planned by ``specdecode plan``."""
     return _HEADER + "".join(_row(each) for precision in _PRECISIONS for each in _candidates(gpu, precision))
 
 
