@@ -218,6 +218,7 @@ timeout 60 sh -c 'until kubectl get configmap llama-70b-plan; do sleep 1; done'
                 f'{{"conditions": [{_condition("Succeeded", "Completed")}, {_condition("Pays", "Pays")}]}}',
             ),
             "specdecode capture report": _COMPARED,
+            "specdecode verdict": _PAIRS,
         },
     ),
     "docs/simulate/forecast.md": Page(
@@ -321,7 +322,6 @@ timeout 60 sh -c 'until kubectl get configmap llama-attestation; do sleep 1; don
             "cp cosign.pub": f"rm examples; cp -r specdecode-operator/examples examples\n{_CERT_MANAGER}",
         },
     ),
-    "docs/measure/verify-what-pays.md": Page(before={"specdecode verdict": _PAIRS}),
     "docs/reference/cli.md": Page(
         cluster=True,
         before={
@@ -375,6 +375,6 @@ NOT_RUN: Final[dict[tuple[str, str], str]] = {
     ("docs/simulate/test-clients.md", "vllm bench"): _VLLM,
     ("docs/operate/troubleshoot-speculation.md", "specdecode figures"): _ENGINE,
     ("docs/reference/status.md", "$ kubectl get sdd chat"): "output of engines with GPUs",
-    ("docs/measure/captures.md", "$ kubectl get sdd chat"): "output while a capture has the GPUs of an engine",
+    ("docs/measure/borrow-gpus.md", "$ kubectl get sdd chat"): "output while a capture has the GPUs of an engine",
     ("docs/get-started/first-deployment.md", ""): _DEMO,
 }
