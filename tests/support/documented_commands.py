@@ -221,6 +221,9 @@ timeout 60 sh -c 'until kubectl get configmap llama-70b-plan; do sleep 1; done'
             "specdecode verdict": _PAIRS,
         },
     ),
+    "docs/simulate/emulate.md": Page(
+        before={"specdecode replay fit": "specdecode replay synth -o captures/demo --requests 20"}
+    ),
     "docs/simulate/forecast.md": Page(
         exits={"specdecode replay compare captures/tomorrow sixteen --check": 1}, shows_output=True
     ),
@@ -368,7 +371,7 @@ NOT_RUN: Final[dict[tuple[str, str], str]] = {
     ("docs/install/install.md", "KUBECONTEXT="): "needs a registry; the demo and end-to-end tests install so",
     ("docs/install/install.md", "KUBECONFIG="): "runs until it ends: tests/support/operator_process.py starts it",
     ("docs/operate/monitor.md", "specdecode figures"): _ENGINE,
-    ("docs/simulate/replay.md", "specdecode replay serve --mode emulated"): "needs vLLM: tests/engine/test_emulated.py",
+    ("docs/simulate/emulate.md", "specdecode replay serve --mode"): "needs vLLM: tests/engine/test_emulated.py",
     ("docs/serve/serve-a-pair.md", "kubectl port-forward"): "needs GPUs; tests/e2e/serving asks a tiny pair so",
     ("docs/simulate/test-clients.md", "from openai"): _VLLM,
     ("docs/simulate/test-clients.md", "guidellm"): _VLLM,
