@@ -244,7 +244,11 @@ timeout 60 sh -c 'until kubectl get configmap llama-70b-plan; do sleep 1; done'
                 f'{{"conditions": [{_condition("Succeeded", "Completed")}, {_condition("Pays", "Pays")}]}}',
             ),
             "specdecode capture report": _COMPARED,
+            "specdecode verdict": _PAIRS,
         },
+    ),
+    "docs/simulate/emulate.md": Page(
+        before={"specdecode replay fit": "specdecode replay synth -o captures/demo --requests 20"}
     ),
     "docs/simulate/forecast.md": Page(
         exits={"specdecode replay compare captures/tomorrow sixteen --check": 1}, shows_output=True
@@ -343,7 +347,6 @@ timeout 60 sh -c 'until kubectl get configmap llama-attestation; do sleep 1; don
             "cp cosign.pub": f"rm examples; cp -r specdecode-operator/examples examples\n{_CERT_MANAGER}",
         },
     ),
-    "docs/measure/verify-what-pays.md": Page(before={"specdecode verdict": _PAIRS}),
     "docs/reference/cli.md": Page(
         cluster=True,
         before={
@@ -390,13 +393,13 @@ NOT_RUN: Final[dict[tuple[str, str], str]] = {
     ("docs/install/install.md", "kubectl --namespace specdecode-system rollout status"): _NO_NODES,
     ("docs/install/run-locally.md", "KUBECONFIG="): "runs until it ends: tests/support/operator_process.py starts it",
     ("docs/operate/monitor.md", "specdecode figures"): _ENGINE,
-    ("docs/simulate/replay.md", "specdecode replay serve --mode emulated"): "needs vLLM: tests/engine/test_emulated.py",
+    ("docs/simulate/emulate.md", "specdecode replay serve --mode"): "needs vLLM: tests/engine/test_emulated.py",
     ("docs/serve/serve-a-pair.md", "kubectl port-forward"): "needs GPUs; tests/e2e/serving asks a tiny pair so",
     ("docs/simulate/test-clients.md", "from openai"): _VLLM,
     ("docs/simulate/test-clients.md", "guidellm"): _VLLM,
     ("docs/simulate/test-clients.md", "vllm bench"): _VLLM,
     ("docs/operate/troubleshoot-speculation.md", "specdecode figures"): _ENGINE,
     ("docs/reference/status.md", "$ kubectl get sdd chat"): "output of engines with GPUs",
-    ("docs/measure/captures.md", "$ kubectl get sdd chat"): "output while a capture has the GPUs of an engine",
+    ("docs/measure/borrow-gpus.md", "$ kubectl get sdd chat"): "output while a capture has the GPUs of an engine",
     ("docs/get-started/first-deployment.md", ""): _DEMO,
 }
