@@ -164,7 +164,7 @@ cp examples/llama-70b-fp8.yaml pairs
         },
         exits={"specdecode doctor": 4},  # no node has GPUs
     ),
-    "docs/operate/alerts.md": Page(cluster=True, before={"kubectl get sdd": _KINDS}),
+    "docs/operate/alerts.md": Page(cluster=True, before={"CONDITION=": _KINDS}),
     "docs/operate/back-up.md": Page(
         cluster=True,
         before={
