@@ -282,6 +282,11 @@ kubectl apply -n models -f examples/llama-70b.yaml
         },
     ),
     "docs/simulate/test-clients.md": Page(before={"specdecode replay drive": _SERVER_ANSWERS}),
+    "docs/operate/troubleshoot.md": Page(
+        cluster=True,
+        names={"NAME": "llama-70b", "NAMESPACE": "default"},
+        before={"kubectl describe sdd": f"{_KINDS}kubectl apply -f examples/llama-70b.yaml"},
+    ),
     "docs/operate/troubleshoot-speculation.md": Page(
         cluster=True,
         names={"NAME": "llama-70b"},
