@@ -18,7 +18,7 @@ from specdecode_operator.api.capture import Regressed
 from specdecode_operator.api.capture_status import ArmVerdict
 from specdecode_operator.api.deployment import KIND as DEPLOYMENT
 from specdecode_operator.sizing.memory.budget import Verdict
-from tests.support.documents import ROOT, table
+from tests.support.documents import ROOT, sections, table
 
 OPERATOR = ROOT / "operator"
 OF_DEPLOYMENTS = ("deployment/", "capture/schedules.py")
@@ -221,6 +221,16 @@ def test_a_reason_is_explained_once_in_plain_words(kind: str) -> None:
 def test_reasons_that_an_explanation_points_to_are_explained(kind: str) -> None:
     text = " ".join(text for table in read_reasons()[kind].values() for texts in table.values() for text in texts)
     assert set(re.findall(r"(?:as for|see) `([A-Z]\w+)`", text)) <= set(reasons(kind))
+
+
+@pytest.mark.parametrize("kind", [DEPLOYMENT, CAPTURE])
+def test_a_reason_is_found_by_its_condition(kind: str) -> None:
+    reference = sections(REFERENCE)[f"Of a {kind}"]
+    rows = re.findall(r'^\| <a id="[\w-]+"></a>`(\w+)` \| ([^|]*) \|', reference, re.MULTILINE)
+    found = {reason: set(re.split(", | if no engine serves", conditions)) for reason, conditions in rows}
+    assert found.keys() == set(reasons(kind))
+    for reason, conditions in read_conditions(kind).items():
+        assert {*conditions.split(", ")} <= found[reason], reason
 
 
 @pytest.mark.parametrize(
