@@ -72,12 +72,13 @@ class Figure:
 
 
 _TRIMMED: Final = (
-    "Adaptive verification leaves drafted tokens unverified after they were counted, so it reads low while throughput"
-    " rises."
+    "With adaptive verification, this value reads low while throughput rises, because unverified tokens count as"
+    " drafted."
 )
 _MEAN_TIME: Final = (
-    "An answer of one token counts as 0 s. It is a mean of each request; `vllm:inter_token_latency_seconds`, which"
-    " others call TPOT too, is the time between two steps, each of which may bring several tokens."
+    "An answer of one token counts as 0 s. TPOT is the mean of a request. The metric"
+    " `vllm:inter_token_latency_seconds`, which some tools also call TPOT, is the time between two steps, each of which"
+    " can yield several tokens."
 )
 
 FIGURES: Final[tuple[Figure, ...]] = (
@@ -86,9 +87,9 @@ FIGURES: Final[tuple[Figure, ...]] = (
         "Output tokens",
         "tokens/s",
         "short",
-        "Tokens that requests got, first tokens too.",
+        "Generated tokens, including first tokens.",
         Rate(_NAMES.generation_tokens),
-        "Of requests that were aborted, too.",
+        "Includes tokens of aborted requests.",
     ),
     Figure(
         "answered_requests_per_second",
@@ -97,17 +98,18 @@ FIGURES: Final[tuple[Figure, ...]] = (
         "reqps",
         f"Requests that ended with `{ANSWERED.replace('|', '` or `')}`.",
         _FINISHED,
-        "What was refused with an HTTP status never reached the engine.",
+        "Requests that the server rejected with an HTTP status are not counted, because they never reached the engine.",
     ),
     Figure(
         "time_to_first_token_within_limit",
         "TTFT within the limit",
         "share",
         "percentunit",
-        "Requests whose first token came within the limit.",
+        "Share of requests whose first token arrived within the limit.",
         Within(_NAMES.time_to_first_token, TTFT_LIMIT),
-        "The limit must be a bucket of the histogram, written as there: `0.5`, `1.0`. No engine tells goodput: it lies"
-        " between the sum of this share and that of TPOT less 1, and the smaller of both, times output tokens.",
+        "The limit must be a bucket boundary of the histogram in the same notation: `0.5`, `1.0`. Engines do not export"
+        " goodput. The share of requests within both limits is at least the sum of both shares minus 1, and at most the"
+        " smaller share.",
         levels=(),
     ),
     Figure(
@@ -115,9 +117,9 @@ FIGURES: Final[tuple[Figure, ...]] = (
         "TPOT within the limit",
         "share",
         "percentunit",
-        "Requests whose time per output token was within the limit.",
+        "Share of requests whose time per output token was within the limit.",
         Within(_NAMES.time_per_output_token, TPOT_LIMIT),
-        f"As above. {_MEAN_TIME}",
+        f"The limit must be a bucket boundary of the histogram. {_MEAN_TIME}",
         levels=(),
     ),
     Figure(
@@ -125,25 +127,26 @@ FIGURES: Final[tuple[Figure, ...]] = (
         "TTFT P50",
         "s",
         "s",
-        "Median of the time from a request's arrival in the API server to its first token, queueing included.",
+        "Median time from the arrival of a request in the API server of vLLM to its first token, including queueing.",
         Quantile(_NAMES.time_to_first_token, 0.5),
-        "Interpolated within a bucket, so it is no finer than the buckets.",
+        "The value is interpolated within a bucket of the histogram.",
     ),
     Figure(
         "time_to_first_token_p99",
         "TTFT P99",
         "s",
         "s",
-        "99 % of requests had their first token within it.",
+        "99 % of requests got their first token within this time.",
         Quantile(_NAMES.time_to_first_token, 0.99),
-        "As above; it takes some hundred requests in the window to mean anything.",
+        "The value is interpolated within a bucket of the histogram, and needs a few hundred requests in the window.",
     ),
     Figure(
         "time_per_output_token_p50",
         "TPOT P50",
         "s",
         "s",
-        "Median over requests of the time from first to last token, over their tokens without the first.",
+        "Median of the time per output token (TPOT): time from the first to the last token, divided by the number of"
+        " tokens after the first.",
         Quantile(_NAMES.time_per_output_token, 0.5),
         _MEAN_TIME,
     ),
@@ -152,37 +155,38 @@ FIGURES: Final[tuple[Figure, ...]] = (
         "TPOT P99",
         "s",
         "s",
-        "99 % of requests had a time per output token within it.",
+        "99 % of requests had a time per output token within this value.",
         Quantile(_NAMES.time_per_output_token, 0.99),
-        "As above; observed when a request ends.",
+        f"vLLM observes it when a request ends. {_MEAN_TIME}",
     ),
     Figure(
         "time_per_output_token_spread",
         "TPOT P99/P50",
         "",
         "short",
-        "How much slower the slowest 1 % of requests get their tokens than the median.",
+        "Ratio of the P99 to the median of the time per output token.",
         Quantile(_NAMES.time_per_output_token, 0.99, over_median=True),
-        "Speculation widens it: requests whose drafts are rejected pay for the others'.",
+        "Speculation increases it, because requests whose drafts are rejected wait for longer steps.",
     ),
     Figure(
         "acceptance_rate",
         "Acceptance rate",
         "share",
         "percentunit",
-        "Accepted drafted tokens over drafted tokens.",
+        "Accepted draft tokens divided by draft tokens.",
         Ratio(_ACCEPTED, _DRAFTED),
-        f"{_TRIMMED} With `rejectionSampling: fly` it counts tokens that the target would have rejected. It says not"
-        " whether speculation pays.",
+        f"{_TRIMMED} With `rejectionSampling: fly`, it includes tokens that the target would have rejected. It does not"
+        " show whether speculation pays off.",
     ),
     Figure(
         "mean_acceptance_length",
         "Mean acceptance length",
         "tokens",
         "short",
-        "1 + accepted tokens over drafts: tokens that a request gets from one verification, the target's own included.",
+        "1 + accepted tokens divided by drafts: the tokens that a request gets from one verification, including the"
+        " token of the target.",
         Ratio(_ACCEPTED, _DRAFTS, plus=1),
-        "Other engines leave out the 1. A step of a request without a drafted token is no draft, and not in it.",
+        "Other engines omit the 1. Steps of a request without a draft are not counted.",
         levels=(DEPLOYMENT_LEVEL, POD_LEVEL),
     ),
     Figure(
@@ -190,55 +194,55 @@ FIGURES: Final[tuple[Figure, ...]] = (
         "Acceptance by position",
         "share",
         "percentunit",
-        "Drafts of which the token at this position, counted from 0, was accepted, and so all before it.",
+        "Share of drafts whose tokens up to this position, counted from 0, were all accepted.",
         Ratio(Rate(_NAMES.accepted_tokens_per_position), _DRAFTS, by=_NAMES.position_label),
-        "Not conditional: the share among drafts that were right so far is this over the position before. Drafts"
-        f" shorter than K count as not accepted at the positions they lack. {_TRIMMED}",
+        "To get the conditional share, divide by the value of the previous position. Drafts shorter than K count as not"
+        f" accepted at the missing positions. {_TRIMMED}",
     ),
     Figure(
         "drafted_tokens_per_draft",
         "K in force",
         "tokens",
         "short",
-        "Drafted tokens over drafts: the K that engines really draft with.",
+        "Draft tokens divided by drafts: the K in force.",
         Ratio(_DRAFTED, _DRAFTS),
-        "Tokens that a grammar rules out are left out. K by batch size moves it with the load; adaptive verification"
-        " does not.",
+        "Tokens that a grammar excludes are not counted. With `numSpeculativeTokensByBatchSize`, it varies with the"
+        " load. Adaptive verification does not change it.",
     ),
     Figure(
         "rejected_draft_tokens_per_second",
         "Rejected drafted tokens",
         "tokens/s",
         "short",
-        "Drafted tokens less accepted ones: verified for nothing.",
+        "Draft tokens minus accepted tokens: wasted verification.",
         Difference(_DRAFTED, _ACCEPTED),
-        "With adaptive verification, tokens that were drafted and never verified are in it.",
+        "With adaptive verification, it includes tokens that were drafted but never verified.",
     ),
     Figure(
         "prefix_cache_hit_rate",
         "Prefix cache hit rate",
         "share",
         "percentunit",
-        "Prompt tokens found in the engine's own prefix cache over prompt tokens that were looked up.",
+        "Prompt tokens found in the prefix cache of the engine, divided by prompt tokens looked up.",
         Ratio(Rate(_NAMES.prefix_cache_hits), Rate(_NAMES.prefix_cache_queries)),
-        "Methods that read the target's hidden states throw the last matching block away. Requests that come back after"
-        " a preemption, and hits of a KV connector, are not in it.",
+        "Methods that read hidden states of the target discard the last matching block up to vLLM 0.32."
+        " Requests that resume after a preemption and hits of a KV connector are not counted.",
     ),
     Figure(
         "kv_cache_usage",
         "KV cache in use",
         "share",
         "percentunit",
-        "Share of the KV cache's blocks that running requests hold, of the fullest engine.",
+        "Share of KV cache blocks that running requests hold, in the engine with the highest share.",
         Gauge(_NAMES.kv_cache_usage, largest=True),
-        "At the moment of the scrape. Blocks that only the prefix cache keeps count as free.",
+        "Value at the time of the scrape. Blocks that only the prefix cache holds count as free.",
     ),
     Figure(
         "preemptions_per_second",
         "Preemptions",
         "1/s",
         "short",
-        "Requests put back because the KV cache was full; their tokens are computed again.",
+        "Requests preempted because the KV cache was full. Their tokens are computed again.",
         Rate(_NAMES.preemptions),
     ),
     Figure(
@@ -246,18 +250,18 @@ FIGURES: Final[tuple[Figure, ...]] = (
         "Running requests",
         "requests",
         "short",
-        "Requests in the batch.",
+        "Requests in the current batch.",
         Gauge(_NAMES.requests_running),
-        "At the moment of the scrape.",
+        "Value at the time of the scrape.",
     ),
     Figure(
         "waiting_requests",
         "Waiting requests",
         "requests",
         "short",
-        "Requests that were taken and not yet scheduled.",
+        "Requests that were accepted but not yet scheduled.",
         Gauge(_NAMES.requests_waiting),
-        "At the moment of the scrape.",
+        "Value at the time of the scrape.",
     ),
 )
 

@@ -184,7 +184,7 @@ cp examples/llama-70b-fp8.yaml pairs
         },
         exits={"specdecode doctor": 4},  # no node has GPUs
     ),
-    "docs/operate/alerts.md": Page(cluster=True, before={"kubectl get sdd": _KINDS}),
+    "docs/operate/alerts.md": Page(cluster=True, before={"CONDITION=": _KINDS}),
     "docs/operate/back-up.md": Page(
         cluster=True,
         before={
@@ -308,6 +308,11 @@ kubectl apply -n models -f examples/llama-70b.yaml
         },
     ),
     "docs/simulate/test-clients.md": Page(before={"specdecode replay drive": _SERVER_ANSWERS}),
+    "docs/operate/troubleshoot.md": Page(
+        cluster=True,
+        names={"NAME": "llama-70b", "NAMESPACE": "default"},
+        before={"kubectl describe sdd": f"{_KINDS}kubectl apply -f examples/llama-70b.yaml"},
+    ),
     "docs/operate/troubleshoot-speculation.md": Page(
         cluster=True,
         names={"NAME": "llama-70b"},

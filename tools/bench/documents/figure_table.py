@@ -1,4 +1,4 @@
-"""The figures of running engines as they stand in docs/reference/metrics.md."""
+"""Generate the definitions of the metrics of engines, for docs/reference/metrics.md."""
 
 from collections.abc import Iterator
 
@@ -11,10 +11,10 @@ def figure_table() -> str:
 
 
 def _overview() -> Iterator[str]:
-    yield "| figure | unit | recorded as |"
+    yield "| metric | unit | recorded as |"
     yield "| --- | --- | --- |"
     for figure in FIGURES:
-        recorded = ", ".join(f"`{figure.recorded(level)}`" for level in figure.levels) or "takes a limit: not recorded"
+        recorded = ", ".join(f"`{figure.recorded(level)}`" for level in figure.levels) or "not recorded, because it needs a limit"
         yield f"| [{figure.title}](#{_anchor(figure)}) | {figure.unit or '1'} | {recorded} |"
 
 

@@ -1,4 +1,4 @@
-"""Writes what the chart brings for Prometheus and Grafana and follows from the figures: recording rules, dashboard."""
+"""Write the recording rules and the Grafana dashboard of the chart from the definitions of the figures."""
 
 import json
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from specdecode_operator.stats.measures import DEPLOYMENT_LABEL, DEPLOYMENT_LEVE
 from specdecode_operator.vllm.settings_watch import LABEL, METRIC
 
 FOLDER: Final = Path(__file__).parents[3] / "charts/specdecode-operator/files"
-_HEAD: Final = "# Written by ./just docs from operator/stats/figures.py, which says what each figure means.\n"
+_HEAD: Final = "# Written by ./just docs from operator/stats/figures.py, which defines each metric.\n"
 _WIDTH: Final = 24
 _HEIGHT: Final = 8
 _SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
@@ -26,7 +26,7 @@ _LIMITS: Final = {
 
 _ROWS: Final[tuple[tuple[str, tuple[tuple[str, ...], ...]], ...]] = (
     (
-        "What clients get",
+        "Client experience",
         (
             ("output_tokens_per_second",),
             ("answered_requests_per_second",),
@@ -53,19 +53,19 @@ _ROWS: Final[tuple[tuple[str, tuple[tuple[str, ...], ...]], ...]] = (
 
 _OPERATOR: Final = (
     (
-        "Deployments without an engine that serves, by reason",
+        "Deployments without a ready engine, by reason",
         'max by (reason) (specdecode_deployments{job="specdecode-operator", condition="Available", status="False"})',
         "{{reason}}",
         "short",
     ),
     (
-        "Objects by condition that is not True",
+        "Deployments by condition that is not True",
         'specdecode_deployments{job="specdecode-operator", status!="True"}',
         "{{condition}} {{reason}}",
         "short",
     ),
     (
-        "What vLLM changed by itself",
+        "Settings that vLLM changed at startup",
         f"max by ({', '.join(DEPLOYMENT_LEVEL)}, {LABEL}) ({METRIC}{_CHOSEN}) == 1",
         f"{_LEGEND} {{{{{LABEL}}}}}",
         "short",
@@ -73,7 +73,7 @@ _OPERATOR: Final = (
     ("Plans by verdict", 'specdecode_plans{job="specdecode-operator"}', "{{verdict}}", "short"),
     ("Captures by phase", 'specdecode_captures{job="specdecode-operator"}', "{{phase}}", "short"),
     (
-        "Predicted less reported KV cache",
+        "Predicted minus reported KV cache",
         'specdecode_budget_residual_bytes{job="specdecode-operator"}',
         "{{product}} {{engine_version}} TP {{tensor}}",
         "bytes",
@@ -85,7 +85,7 @@ _OPERATOR: Final = (
         "ops",
     ),
     (
-        "Time of a reconcile, P99",
+        "Reconcile duration, P99",
         (
             "histogram_quantile(0.99, sum by (kind, le)"
             ' (rate(specdecode_reconcile_duration_seconds_bucket{job="specdecode-operator"}[5m])))'
@@ -94,7 +94,7 @@ _OPERATOR: Final = (
         "s",
     ),
 )
-"""Panels of what the operator brings or says itself: title, expression, legend, unit."""
+"""Panels of the operator's own metrics: title, expression, legend, unit."""
 
 
 def files() -> dict[str, str]:
@@ -117,7 +117,7 @@ def recording_rules() -> dict[str, Any]:
 
 
 def dashboard() -> dict[str, Any]:
-    """Return the dashboard; what has no limit is shown as it is recorded."""
+    """Return the dashboard; figures without a limit use their recorded series."""
     return {
         "uid": "specdecode",
         "title": "Speculative decoding",

@@ -1,4 +1,4 @@
-"""The reference of reasons, and where each condition's lie in it, from the one table: operator/api/reasons.toml."""
+"""Generate the reference of reasons, docs/reference/reasons.md, from operator/api/reasons.toml."""
 
 import re
 import tomllib
@@ -12,19 +12,11 @@ Explained = dict[str, list[str]]
 
 FILE: Final = Path(__file__).parents[3] / "operator/api/reasons.toml"
 
-_REFERENCE: Final = "../reference/reasons.md"
-"""The page of the reasons, from that of the conditions: docs/operate/troubleshoot.md."""
-
 _NAMED: Final = re.compile(r"\b(?P<before>as for|see) `(?P<reason>[A-Z]\w+)`")
-_AT_TIMES: Final = "at times "
 _SUM: Final = "Ready"
-_OF_THE_SUM: Final = ("Reconciling", "Stalled")
 _OF_THE_SUM_IF_FALSE: Final = "Available"
 _WHILE_ENGINES_SERVE: Final = ("Serving", "SpeculationInactive")
 """Reasons of a Ready that is True: engines serve, and Available has a reason of its own."""
-
-_WORDS: Final = {"an Event": "an Event", "none": "no condition"}
-"""Where a reason stands that is no condition's."""
 
 
 def read_reasons() -> dict[str, dict[str, Explained]]:
@@ -81,36 +73,3 @@ def _linked(kind: str, text: str) -> str:
         return f"{match['before']} [`{reason}`](#{anchor(kind, reason)})" if reason in known else match[0]
 
     return _NAMED.sub(link, text)
-
-
-def condition_table(kind: str) -> str:
-    """Return the reasons that each condition of a kind may have, by what they are about, each a link to its line."""
-    alike: dict[tuple[tuple[str, str], ...], list[str]] = {}
-    for condition in _conditions(kind):
-        alike.setdefault(_cells(kind, condition), []).append(condition)
-    lines = ["| condition | about | reasons |", "| --- | --- | --- |"]
-    for cells, conditions in alike.items():
-        name = ", ".join(_WORDS.get(each, f"`{each}`") for each in conditions)
-        lines += [f"| {name} | {about} | {reasons} |" for about, reasons in cells]
-        if _SUM in conditions:
-            lines.append(f"| {', '.join(f'`{each}`' for each in _OF_THE_SUM)} |  | that of `{_SUM}` |")
-        if _OF_THE_SUM_IF_FALSE in conditions:
-            lines.append(f"| `{_OF_THE_SUM_IF_FALSE}` | if it is False | that of the pods, or that of `{_SUM}` |")
-    return "\n".join([*lines, ""])
-
-
-def _conditions(kind: str) -> list[str]:
-    """Return what may have a reason of its own, the one that sums up first."""
-    named = (each for conditions in read_conditions(kind).values() for each in conditions.split(", "))
-    own = dict.fromkeys(each for each in named if each.removeprefix(_AT_TIMES) not in _OF_THE_SUM)
-    return sorted(own, key=lambda each: (each != _SUM, each in _WORDS))
-
-
-def _cells(kind: str, condition: str) -> tuple[tuple[str, str], ...]:
-    conditions = read_conditions(kind)
-    cells = []
-    for title, reasons in read_reasons()[kind].items():
-        has = [each for each in reasons if condition in conditions[each].split(", ")]
-        links = ", ".join(f"[`{each}`]({_REFERENCE}#{anchor(kind, each)})" for each in has)
-        cells += [(title[0].lower() + title[1:], links)] if has else []
-    return tuple(cells)

@@ -18,7 +18,7 @@ from bench.documents.figure_table import figure_table
 from bench.documents.launch_tables import argument_table, with_version_rows
 from bench.documents.node_plans import node_plans
 from bench.documents.option_tables import commands, exit_table, option_table
-from bench.documents.reason_tables import condition_table, reason_tables
+from bench.documents.reason_tables import reason_tables
 from bench.documents.rights import TEMPLATE, rights_table, rights_template
 from bench.documents.scale_table import scale_table
 from bench.documents.support_matrix import support_matrix
@@ -107,10 +107,6 @@ _PARTS: Final[dict[str, Callable[[], str]]] = {
     "support matrix": support_matrix,
     "rights": rights_table,
     "reasons of SpecDecodeCapture": partial(reason_tables, "SpecDecodeCapture"),
-    **{
-        f"conditions of {kind}": partial(condition_table, kind)
-        for kind in ("SpecDecodeDeployment", "SpecDecodeCapture")
-    },
     "exit codes": exit_table,
     "a request of a trace": trace_example,
     "a node of H100": partial(node_plans, "H100"),

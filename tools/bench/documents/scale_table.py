@@ -1,4 +1,4 @@
-"""Write the table of docs/operate/scale.md: what one operator takes, by the number of objects that it serves."""
+"""Write the table of docs/operate/scale.md: the cost of one operator by the number of objects that it serves."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -13,24 +13,24 @@ from specdecode_operator.handlers.resync import ResyncOrder
 
 MEASURED: Final = (100, 1000, 5000)
 BETWEEN: Final = (2000, 3000)
-"""Not measured: on a straight line between those beside it."""
+"""Interpolated linearly, not measured."""
 
 _MIB_IN_MB: Final = 2**20 / 1e6
 _REQUEST_STEP_MIB: Final = 64
 _LIMIT_STEP_MIB: Final = 128
 _ROOM: Final = 1.5
-"""Times what was taken at most: the limit."""
+"""Limit, as a multiple of the peak."""
 
 _REQUEST_MIB: Final = 192
 _LIMIT_MIB: Final = 512
-"""Of the chart: no less."""
+"""Default of the chart, and lower bound of the limit."""
 
 _FIGURES: Final = {
-    "create all, until their children are there": "create, until all children are there",
-    "CPU time for it": "CPU time for it",
-    "a start, until changes are acted on": "restart, until 3 changes are acted on",
-    "CPU time of a start, until all is at rest": "CPU time of a restart, until all is at rest",
-    "one change, all else at rest": "one change amid them",
+    "create all objects, until their children exist": "create, until all children are there",
+    "CPU time for the creation": "CPU time for it",
+    "start of the operator, until it acts on changes": "restart, until 3 changes are acted on",
+    "CPU time of a start, until the operator is idle": "CPU time of a restart, until all is at rest",
+    "one change while all other objects are idle": "one change amid them",
     "CPU while nothing changes": "idle CPU",
 }
 
@@ -47,7 +47,7 @@ def scale_table() -> str:
 def _memory() -> Iterator[tuple[str, ...]]:
     phases = [_values(f"memory at most, {phase}")[0] for phase in ("all Ready", "after a restart")]
     most = _with_between({size: max(phase[size] for phase in phases) for size in MEASURED})
-    yield "memory at most", *(f"{number(most[size])} MB" for size in sorted(most)), _exponent(most)
+    yield "peak memory", *(f"{number(most[size])} MB" for size in sorted(most)), _exponent(most)
     for name, least, room, step in (
         ("`resources.requests.memory`", _REQUEST_MIB, 1.0, _REQUEST_STEP_MIB),
         ("`resources.limits.memory`", _LIMIT_MIB, _ROOM, _LIMIT_STEP_MIB),
@@ -64,13 +64,13 @@ def _times() -> Iterator[tuple[str, ...]]:
 
 
 def _asked() -> tuple[str, ...]:
-    """Return how often engines are asked: a rule of the code, whatever was measured."""
+    """Return the polling interval per engine, which follows from the code."""
     turns, asked = ResyncOrder(RESYNC_S), []
     for size in range(1, max(MEASURED) + 1):
         turns.looked(Key("team", str(size)), Requeue())
         if size in (*MEASURED, *BETWEEN):
             asked.append(f"{turns.interval_s:.0f} s")
-    return "each engine is asked every", *asked, ""
+    return "polling interval per engine", *asked, ""
 
 
 def _values(name: str) -> tuple[Values, str]:

@@ -1,4 +1,4 @@
-"""The generated table of docs/reference/supported.md: what the operator was tried with, how, and by which test."""
+"""Generate the table of docs/reference/supported.md: tested versions, and the test of each."""
 
 import json
 import re
@@ -37,8 +37,8 @@ def oldest_kubernetes() -> str:
 
 
 def support_matrix() -> str:
-    """Return a row for each version of what we run on or in."""
-    rows: list[_Row] = [("what", "version", "how", "by"), ("---",) * 4]
+    """Return a row for each version of each platform component."""
+    rows: list[_Row] = [("component", "version", "status", "test or check"), ("---",) * 4]
     for part in (_kubernetes(), _engines(), _gpus(), _tools()):
         rows += part
     return "".join(f"| {' | '.join(row)} |\n" for row in map(_linked, rows))
@@ -58,8 +58,8 @@ def _kubernetes() -> Iterator[_Row]:
         nightly = f"{parts}, without nodes, every night (`.github/workflows/long.yml`)"
         yield what, release, TESTED, pushed if minor == binaries.USUAL else nightly
         if older and (between := [f"1.{each}" for each in range(_minor(minor) - 1, older, -1)]):
-            yield what, ", ".join(between), CLAIMED, "between two that are tested"
-    yield what, f"older than {oldest_kubernetes()}", "refused", "Helm, by `charts/specdecode-operator/Chart.yaml`"
+            yield what, ", ".join(between), CLAIMED, "between two tested versions"
+    yield what, f"older than {oldest_kubernetes()}", "refused", "by Helm (`charts/specdecode-operator/Chart.yaml`)"
 
 
 def _minor(version: str) -> int:
@@ -68,13 +68,13 @@ def _minor(version: str) -> int:
 
 def _engines() -> Iterator[_Row]:
     what, newest, by = "vLLM", LAUNCHED_VERSIONS[-1], "[each method](engine-versions.md), `tests/engine`"
-    yield what, f"newer than {newest}", CLAIMED, "launched and sized as the newest, with a wider margin and a condition"
+    yield what, f"newer than {newest}", CLAIMED, "uses the newest profile, with a larger margin and a condition"
     yield what, SERVED, TESTED, "on CPUs, `tests/e2e/serving` and `tests/engine`, on each push"
     if NEWEST != SERVED:
         yield what, NEWEST, CONTRACT, f"{by}, on each push"
     others = ", ".join(version for version in LAUNCHED_VERSIONS if version not in (SERVED, NEWEST))
     yield what, others, CONTRACT, f"{by}, every night"
-    yield what, f"older than {LAUNCHED_VERSIONS[0]}", "refused", "the field `spec.engine.version`"
+    yield what, f"older than {LAUNCHED_VERSIONS[0]}", "refused", "by the field `spec.engine.version`"
 
 
 def _gpus() -> Iterator[_Row]:
@@ -82,9 +82,9 @@ def _gpus() -> Iterator[_Row]:
     devices = json.loads((ROOT / "operator/sizing/data/devices.json").read_text())["devices"]
     products = [str(device["product"]) for device in devices]
     yield "GPU", _listed(products, simulated), CONTRACT, "planned and scheduled on simulated nodes, `tests/e2e/fleet`"
-    sized = "sized with the terms of H100; all but A100 (SXM) are uncalibrated"
+    sized = "sized with the memory terms of H100; all except A100 (SXM) are uncalibrated"
     yield "GPU", _listed(products, {*products} - simulated), CLAIMED, sized
-    yield "GPU", "none: CPUs", TESTED, "for trying out: a real vLLM, `tests/e2e/serving`"
+    yield "GPU", "none (CPUs)", TESTED, "for trials, with a real vLLM, `tests/e2e/serving`"
 
 
 def _listed(products: Sequence[str], wanted: Container[str]) -> str:
@@ -96,7 +96,7 @@ def _tools() -> Iterator[_Row]:
     yield "Helm", released["helm"], TESTED, "`tests/component/admission/test_helm_life.py`"
     groups = "its controller on simulated nodes, `tests/e2e/fleet/test_multi_node.py`"
     yield "LeaderWorkerSet", released["lws"], TESTED, groups
-    debian = f"{OLDEST}, or the machine's own if newer"
+    debian = f"{OLDEST}, or a newer one on the test machine"
     yield "Prometheus", debian, TESTED, "`tests/component/admission/test_prometheus.py`"
     yield "Prometheus operator", _pinned("prometheus-operator")[_MONITORS], CONTRACT, f"its CRDs, {_CONFORMANCE}"
     libraries = _pinned("health")
@@ -104,7 +104,7 @@ def _tools() -> Iterator[_Row]:
         yield name, f"{libraries[module]} of `{module}`", CONTRACT, "`tests/component/admission/gitops`"
     argo = "its own diff and sync, `tests/component/admission/gitops/test_argo.py`, every night"
     yield "Argo CD, sync", f"{_pinned('argo')[_GITOPS_ENGINE]} of `{_GITOPS_ENGINE}`", CONTRACT, argo
-    yield "Kueue, cert-manager, Gateway API", "any", CLAIMED, "objects for them are written; none of them ran"
+    yield "Kueue, cert-manager, Gateway API", "any", CLAIMED, "the operator or chart creates objects for them, but no test runs them"
 
 
 def _pinned(tool: str) -> dict[str, str]:

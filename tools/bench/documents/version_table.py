@@ -14,7 +14,7 @@ SERVED_METHODS: Final = {Method.NGRAM, *(Method(each.name) for each in METHODS i
 
 def version_table() -> str:
     """Return a row for each version and method, the newest version first."""
-    rows: list[tuple[str, ...]] = [("vLLM", "method", "runner on GPUs", "tested how"), ("---",) * 4]
+    rows: list[tuple[str, ...]] = [("vLLM", "method", "model runner on GPUs", "test"), ("---",) * 4]
     for version in reversed(KNOWN_VERSIONS):
         rows += _rows_of(find_profile(version))
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
@@ -39,7 +39,7 @@ def _first_without(method: Method) -> str:
 def _rows_of(profile: EngineProfile) -> Iterator[tuple[str, ...]]:
     for method in Method:
         if instead := profile.ended_methods.get(method):
-            yield profile.version, f"`{method}`", "-", f"ended: refused, use `{instead}`"
+            yield profile.version, f"`{method}`", "-", f"removed from vLLM; use `{instead}`"
         elif method is not Method.NONE:
             served = "; served on V1" if profile.version == SERVED and method in SERVED_METHODS else ""
-            yield profile.version, f"`{method}`", profile.runners[method], f"asked{served}"
+            yield profile.version, f"`{method}`", profile.runners[method], f"contract{served}"
