@@ -133,7 +133,7 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
     "no range drafts more than `numSpeculativeTokens`": [
         (speculating(ranges((1, 8, 5))), "above numSpeculativeTokens")
     ],
-    "a multiple of what the attention backend computes with": [(replace(PLAIN, block_size=24), "multiple of 16")],
+    "a multiple of the block size of the attention backend": [(replace(PLAIN, block_size=24), "multiple of 16")],
     "no float16 with Gemma 2, Gemma 3, GLM-4 0414 and MXFP4; no float32 with quantized models and latent attention": [
         (typed("float16", "google/gemma-3-27b-it"), "is not stable in it"),
         (typed("float16", "openai/gpt-oss-20b"), "bfloat16 alone"),
@@ -144,22 +144,22 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
         (typed("float32", LARGE, draft={"model": SMALL, "quantization": "FP8"}), "is served in FP8"),
         (typed("float32", LARGE, draft={"model": SMALL, "quantization": "Auto"}), "write AsCheckpoint"),
     ],
-    "no fp8_e5m2 with latent attention, or with a checkpoint of the formats fp8 and modelopt": [
+    "no fp8_e5m2 with latent attention, or with a checkpoint in the format fp8 or modelopt": [
         (cached("deepseek-ai/DeepSeek-V2-Lite"), "latent attention"),
         (cached("Qwen/Qwen3-32B-FP8"), "whose format scales the cache: write fp8"),
         (cached("nvidia/Llama-3.1-70B-Instruct-FP8"), "whose format scales the cache"),
     ],
-    "not above the longest sequence of the target, with `target.ropeScaling` or `--hf-overrides` where they say so; a"
-    " factor of YaRN counts by itself up to 0.29 only": [
+    "not above the maximum sequence length of the target, including `target.ropeScaling` and `--hf-overrides`; vLLM"
+    " multiplies this length by a YaRN factor only up to 0.29": [
         (stretched(None), "use that or less, or set target.ropeScaling"),
         (stretched({**YARN, "factor": "2"}), "reaches 65536 tokens with target.ropeScaling"),
         (stretched(None, told(TOLD)), "was made for at most 40960 tokens"),
     ],
-    "one base for all layers, which the `config.json` says; no `--hf-overrides` beside it": [
+    "one base for all layers, in `config.json`; not together with `--hf-overrides`": [
         (stretched(YARN, target="google/gemma-3-27b-it"), "rotate in several ways"),
         (stretched(YARN, target="openai-community/gpt2", config=UNROTATED), "does not say its rope_theta"),
     ],
-    "rope parameters in `--hf-overrides` say the `rope_theta`, too: they take the place of all": [
+    "rope parameters in `--hf-overrides` include `rope_theta`, because they replace all others": [
         (
             stretched(None, told({"rope_parameters": {**ROPE, "rope_theta": None}})),
             "rope_theta 1000000",
@@ -167,10 +167,10 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
         (stretched(None, {"extraArgs": ["--hf-overrides=[]"]}), "JSON object"),
         (stretched(YARN, told(TOLD)), "vLLM keeps one of its kind"),
     ],
-    "room for one whole verification: drafted tokens, one more, and the method's extra slots": [
+    "room for a complete verification: drafted tokens, one more, and the extra slots of the method": [
         (speculating(DRAFT_MODEL, max_num_seqs=1, max_num_batched_tokens=6), "at least 7 to verify")
     ],
-    "a path that does not name another method, such as `eagle-`": [
+    "a path that does not contain the name of another method, such as `eagle-`": [
         (speculating(replace(DRAFT_MODEL, draft_model="/models/eagle-x")), "into eagle")
     ],
     "the target's vocabulary size, or `useHeterogeneousVocab`": [
@@ -184,8 +184,8 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
     ],
     "at least 1": [(speculating(replace(NGRAM, num_speculative_tokens=0)), "at least 1")],
     "not below `maxNumSeqs`": [(replace(PLAIN, max_num_batched_tokens=8), "at least serving.maxNumSeqs")],
-    "no `--async-scheduling` with ngram, suffix and medusa on model runner V1, nor with ngram up to 0.32, nor on V1"
-    " with pipeline stages from 0.31 on": [
+    "no `--async-scheduling` with ngram, suffix and medusa on model runner V1, with ngram up to 0.32, or on V1 with"
+    " pipeline stages from 0.31 on": [
         (given("--async-scheduling", speculation=replace(NGRAM, method=Method.SUFFIX)), "does not combine"),
         (
             drafting("ngram", QWEN, engine={"version": "0.32", "extraArgs": ["--async-scheduling"]}),
@@ -196,23 +196,25 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
             "over pipeline stages",
         ),
     ],
-    "with `mtp`, a path that does not name another method": [(speculating(MTP, model="/models/dflash"), "into dflash")],
-    "a head of the method's own kind, for hidden states of the target's width and for its vocabulary": [
+    "with `mtp`, a path that does not contain the name of another method": [
+        (speculating(MTP, model="/models/dflash"), "into dflash")
+    ],
+    "a head of the kind that the method uses, for the hidden size and the vocabulary of the target": [
         (drafting("eagle", QWEN, QWEN_HEAD), "use that, or name a head"),
         (drafting("eagle3", "Qwen/Qwen3-4B", QWEN_HEAD), "hidden states of width"),
         (drafting("eagle3", "meta-llama/Llama-3.1-8B-Instruct", QWEN_HEAD), "vocabulary"),
     ],
-    "eagle3, dflash and dspark: a target that hands out hidden states of inner layers": [
+    "eagle3, dflash and dspark: a target that provides hidden states of inner layers": [
         (state_of_old_granite(), "does not hand out"),
         (drafting("eagle3", "google/gemma-3-27b-it", QWEN_HEAD), "does not hand out"),
     ],
-    "mtp: a target whose checkpoint holds such layers": [(drafting("mtp", QWEN, k=1), "no layers for multi-token")],
+    "mtp: a target whose checkpoint has MTP layers": [(drafting("mtp", QWEN, k=1), "no layers for multi-token")],
     "no dspark on the CPU": [(by_cpu(replace(HEAD, method=Method.DSPARK)), "model runner V2")],
     "no ngram_gpu on the CPU": [(by_cpu(replace(NGRAM, method=Method.NGRAM_GPU)), "use method ngram")],
-    "mtp: a multiple of the modules where it is above them; heads: not more than they were trained for": [
+    "mtp: a multiple of the number of modules, if larger; heads: at most the number for which they were trained": [
         (too_many_heads(), "write 5 or less")
     ],
-    "suffix: an image of one's own that holds `arctic-inference`": [(drafting("suffix", QWEN), "arctic-inference")],
+    "suffix: a custom image with `arctic-inference`": [(drafting("suffix", QWEN), "arctic-inference")],
     "not with `parallelism.data` above 1": [(speculating(ranges((1, 8, 1)), data_parallel_size=2), "ignores it")],
     "with a draft that proposes in one pass, 0 or `numSpeculativeTokens` in each range": [
         (
@@ -226,7 +228,7 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
         (refining({"version": "0.32"}), "use 0.33 or later"),
         ({**refining({"image": "org/vllm-cpu:1"}), "accelerator": tiny_cpu()["accelerator"]}, "model runner V2"),
     ],
-    "an XPress head: as many as its blocks have places to fill": [
+    "an XPress head: the number of positions that its blocks fill": [
         (refining(numSpeculativeTokens=6), "write 7"),
         (refining(numSpeculativeTokens=8), "write 7"),
     ],
@@ -258,7 +260,7 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
     ],
     "1 with `draft_model`": [(speculating(DRAFT_MODEL, pipeline_parallel_size=2), "layers of one stage")],
     "1 with Qwen3-VL up to 0.29": [(drafting("ngram", VL, engine=OLD, parallelism={"pipeline": 2}), "several stages")],
-    "with eagle3, dflash and dspark, a target that hands hidden states on between stages": [
+    "with eagle3, dflash and dspark, a target that passes hidden states between stages": [
         (drafting("eagle3", "Qwen/Qwen3-30B-A3B", "AngelSlim/Qwen3-a3B_eagle3", parallelism={"pipeline": 2}), "between")
     ],
     "a target with experts": [({**drafting("ngram", QWEN), "parallelism": {"expert": True}}, "experts")],
@@ -273,7 +275,7 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
         (by_cpu(replace(DRAFT_MODEL, rejection_sampling=RejectionSampling.BLOCK)), "runner V1"),
         (speculating(replace(NGRAM, method=Method.SUFFIX, rejection_sampling=RejectionSampling.BLOCK)), "runner V1"),
     ],
-    "`fly` from 0.33 on, on GPUs, with at least 2 proposed tokens, and only beside `lossy: true`": [
+    "`fly` from 0.33 on, on GPUs, with at least 2 proposed tokens, and only with `lossy: true`": [
         (
             drafting("ngram", QWEN, asking={"rejectionSampling": "fly", "lossy": True}, engine={"version": "0.32"}),
             "0.33 or",
@@ -283,13 +285,13 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
     "a method whose draft has a distribution to sample from": [
         (speculating(replace(NGRAM, draft_sampling=DraftSampling.PROBABILISTIC)), "no draft that could sample")
     ],
-    "on model runner V1 the size (1, 2, 4, 8, 16, 24 …) that K + 1 tokens take, or more, unless `cudagraphMode` is"
-    " PIECEWISE; not on the CPU, nor with `enforceEager`": [
+    "on model runner V1 at least the capture size (1, 2, 4, 8, 16, 24 …) for K + 1 tokens, unless `cudagraphMode` is"
+    " PIECEWISE; not on the CPU or with `enforceEager`": [
         (speculating(replace(NGRAM, method=Method.SUFFIX), max_cudagraph_capture_size=7), "at least 8"),
         (replace(PLAIN, cpu=CPU, block_size=128, max_cudagraph_capture_size=64), "on the CPU"),
         (replace(PLAIN, enforce_eager=True, max_cudagraph_capture_size=64), "enforceEager"),
     ],
-    "not on the CPU, nor with `enforceEager`; NONE not with `maxCudagraphCaptureSize`": [
+    "not on the CPU or with `enforceEager`; NONE not with `maxCudagraphCaptureSize`": [
         (replace(PLAIN, enforce_eager=True, cudagraph_mode=CudagraphMode.FULL), "enforceEager"),
     ],
     "not with `suffix`, `medusa` and `ngram_gpu` on model runner V1": [
@@ -301,10 +303,10 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
             "in pieces only",
         ),
     ],
-    "no pieces where `extraArgs` turn the compilation off, such as `-O0`": [
+    "no piecewise graphs if `extraArgs` disable compilation, for example with `-O0`": [
         (given("-O0", cudagraph_mode=CudagraphMode.PIECEWISE), "turn off the compilation")
     ],
-    "beside `cudagraphMode` no `-cc`, and no whole JSON value for `--compilation-config`": [
+    "with `cudagraphMode`, no `-cc`, and no complete JSON value for `--compilation-config`": [
         (given("-cc.mode=3", cudagraph_mode=CudagraphMode.FULL), "keeps only one")
     ],
     "on the CPU a multiple of `parallelism.tensor`": [
@@ -328,7 +330,7 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
     "on model runner V1, layers that lie in one group of the KV cache, beside those of the target": [
         (drafting("draft_model", "openai/gpt-oss-120b", "openai/gpt-oss-20b", engine={"version": "0.30"}), "2 groups")
     ],
-    "on model runner V1, no draft model with M-RoPE, as those that see images have it": [
+    "on model runner V1, no draft model with M-RoPE, which vision models use": [
         (
             drafting(
                 "draft_model",
@@ -339,7 +341,7 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
             "M-RoPE",
         )
     ],
-    "no `--cudagraph-capture-sizes` beside `maxCudagraphCaptureSize`": [
+    "no `--cudagraph-capture-sizes` together with `maxCudagraphCaptureSize`": [
         (given("--cudagraph-capture-sizes", "8", max_cudagraph_capture_size=8), "names the sizes")
     ],
     "no `--enable-eplb` without `parallelism.expert`": [(given("--enable-eplb"), "parallelism.expert")],
@@ -360,8 +362,8 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
         (given("--no-enable-chunked-prefill", max_num_batched_tokens=4096), "without chunks")
     ],
     "no `--enable-dbo` without `--all2all-backend` of DeepEP or NIXL": [(given("--enable-dbo"), "all2all")],
-    "no `--enable-batch-sharded-sampling` with `parallelism.tensor` 1 or left open, with fewer requests than GPUs,"
-    " or on model runner V1": [
+    "no `--enable-batch-sharded-sampling` with `parallelism.tensor` 1 or unset, with fewer requests than GPUs, or on"
+    " model runner V1": [
         (given("--enable-batch-sharded-sampling", tensor_parallel_size=1), "tensor above 1"),
         (given("--enable-batch-sharded-sampling", max_num_seqs=1), "maxNumSeqs of 2"),
         (given("--enable-batch-sharded-sampling", speculation=replace(NGRAM, method=Method.SUFFIX)), "runner V2"),

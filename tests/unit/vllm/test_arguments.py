@@ -246,5 +246,5 @@ def test_the_source_of_a_rule_told_early_is_named_in_the_code() -> None:
     rules = (path for room in ("vllm", "deployment", "sizing") for path in package.glob(f"{room}/*.py"))
     told = (*rules, *package.glob("vllm/data/*.json"))
     code = "\n".join(path.read_text() for path in told)
-    for *_, source in rows("told of"):
+    for *_, source in rows("field"):
         assert source.strip("`") in code, source
