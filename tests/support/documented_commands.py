@@ -348,7 +348,11 @@ _CAPTURE: Final = (
 )
 _FULCIO: Final = "needs somebody who gives certificates: tests/unit/attestation/test_cosign.py has a Fulcio for it"
 _RELEASE: Final = "needs a release in a registry: tests/devcluster/test_publish.py runs it there"
+_INSTALL: Final = "docs/install/install.md has the same commands, which run on an API server"
 NOT_RUN: Final[dict[tuple[str, str], str]] = {
+    ("charts/specdecode-crds/README.md", "helm install"): _INSTALL,
+    ("charts/specdecode-operator/README.md", "helm install"): _INSTALL,
+    ("docs/reference/helm-values.md", "helm upgrade"): _INSTALL,
     ("README.md", "kubectl port-forward"): "needs GPUs; tests/e2e/serving sends requests to a tiny pair",
     ("SECURITY.md", "REGISTRY=registry.example.com"): _RELEASE,
     ("SECURITY.md", "REGISTRY=ghcr.io"): "takes identities of GitHub's, and Fulcio and Rekor",
