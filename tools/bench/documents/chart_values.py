@@ -1,7 +1,7 @@
 """Tables of the Helm values of both charts, from the comments of `values.yaml` and the types of `values.schema.json`.
 
-The comment above a key describes it. `# @section TITLE` starts a section. Indented lines of a comment, such as an example
-of a list item, stay in `values.yaml` only.
+The comment above a key describes it. `# @section TITLE` starts a section. Indented lines of a comment, such as an
+example of a list item, stay in `values.yaml` only.
 """
 
 import json
