@@ -368,6 +368,14 @@ def test_the_readme_lists_the_tested_versions_and_methods() -> None:
     assert asked == {*Method} - served - {Method.NONE} - {*last.ended_methods}
 
 
+def test_the_support_page_lists_the_tested_versions() -> None:
+    rows = {row[0]: row for row in table(ROOT / "SUPPORT.md", "component")}
+    *others, newest = sorted(KUBERNETES)
+    assert rows["Kubernetes"][1:] == [f"{OLDEST} and newer", f"{', '.join(others)} and {newest}"]
+    assert rows["vLLM"][1] == f"{KNOWN_VERSIONS[0]} to {KNOWN_VERSIONS[-1]}"
+    assert rows["vLLM"][2].startswith(f"{SERVED} serves")
+
+
 def test_a_method_that_the_newest_vllm_removed_is_listed_with_its_last_version() -> None:
     newest = find_profile(KNOWN_VERSIONS[-1])
     assert newest.ended_methods, "drop this test when no known version has a removed method"
