@@ -9,8 +9,9 @@ import yaml
 
 from devcluster import chart
 from devcluster.host.errors import ClusterError
+from devcluster.host.paths import REPOSITORY
 from devcluster.release import package
-from devcluster.release.charts import with_image
+from devcluster.release.charts import with_image, with_images
 from devcluster.release.package import CHECKSUMS, make
 from devcluster.release.publish import publish
 from devcluster.release.record import RECORD, Release
@@ -31,6 +32,24 @@ def test_the_released_chart_runs_the_released_image() -> None:
     assert after.count("\n#") == before.count("\n#"), "comments stay"
     with pytest.raises(ClusterError, match=r"repository: .* stands 0 times"):
         with_image(after, RELEASE)
+
+
+def test_artifact_hub_gets_the_released_image_and_the_crds() -> None:
+    metadata = yaml.safe_load(with_images((chart.CHART / "Chart.yaml").read_text(), RELEASE))
+    annotations = metadata["annotations"]
+    assert all(isinstance(value, str) for value in annotations.values()), "Helm rejects other types"
+    (image,) = yaml.safe_load(annotations["artifacthub.io/images"])
+    assert image == {"name": "operator", "image": RELEASE.image}
+    crds = [yaml.safe_load(file.read_text()) for file in (chart.CRDS / "files").glob("*.yaml")]
+    known = {
+        (crd["spec"]["names"]["kind"], version["name"], crd["metadata"]["name"])
+        for crd in crds
+        for version in crd["spec"]["versions"]
+    }
+    shown = yaml.safe_load(annotations["artifacthub.io/crds"])
+    assert {(each["kind"], each["version"], each["name"]) for each in shown} == known
+    (example,) = yaml.safe_load(annotations["artifacthub.io/crdsExamples"])
+    assert example == yaml.safe_load((REPOSITORY / "examples/qwen3-8b-eagle3.yaml").read_text())
 
 
 @pytest.mark.parametrize(
