@@ -51,9 +51,10 @@ def with_charts(notes: str, release: Release) -> str:
 
 
 def with_images(metadata: str, release: Release) -> str:
-    """Return `Chart.yaml` with the image of a release, which Artifact Hub scans for vulnerabilities."""
+    """Return `Chart.yaml` with the repository and the image of a release. Artifact Hub scans this image."""
+    source = f"home: {release.source}\nsources: [{release.source}]\n" if release.source else ""
     image = f"  artifacthub.io/images: |\n    - name: operator\n      image: {release.image}\n"
-    return _replaced(metadata, {"annotations:\n": f"annotations:\n{image}"})
+    return _replaced(metadata, {"annotations:\n": f"{source}annotations:\n{image}"})
 
 
 RELEASED: Final[Mapping[str, Mapping[str, Callable[[str, Release], str]]]] = {
