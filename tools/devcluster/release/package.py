@@ -128,7 +128,7 @@ def _notes(release: Release, changes: str) -> str:
 - kubectl plugin: `kubectl krew install --manifest={krew.MANIFEST} --archive={krew.archive_name(release)}`. It runs the
   command `specdecode`, which `uv tool install` installs from the wheel.
 - Operator Lifecycle Manager: unpack `{olm_bundle.archive_name(release.version)}`, and build the bundle image with
-  `docker build -f bundle.Dockerfile .`
+  `docker build -f bundle.Dockerfile .`. Tests check the bundle against the rules of OLM, but have not installed it.
 - How to verify it: SECURITY.md, "Verify a release". How to install it: docs/install/install.md.
 """
 
