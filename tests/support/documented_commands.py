@@ -374,8 +374,12 @@ _FULCIO: Final = "needs somebody who gives certificates: tests/unit/attestation/
 _NO_NODES: Final = "waits for pods, and has no nodes here: tests/component/admission/test_doctor.py runs doctor"
 _GPUS: Final = "needs GPUs; tests/e2e/serving sends requests to a tiny pair"
 _RELEASE: Final = "needs a release in a registry: tests/devcluster/test_publish.py runs it there"
+_INSTALL: Final = "docs/install/install.md has the same commands, which run on an API server"
 NOT_RUN: Final[dict[tuple[str, str], str]] = {
     ("README.md", "kubectl port-forward"): _GPUS,
+    ("charts/specdecode-crds/README.md", "helm install"): _INSTALL,
+    ("charts/specdecode-operator/README.md", "helm install"): _INSTALL,
+    ("docs/reference/helm-values.md", "helm upgrade"): _INSTALL,
     ("SECURITY.md", "REGISTRY=registry.example.com"): _RELEASE,
     ("SECURITY.md", "REGISTRY=ghcr.io"): "takes identities of GitHub's, and Fulcio and Rekor",
     ("SECURITY.md", "for signed in"): _RELEASE,

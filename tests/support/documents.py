@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
-DOCUMENTS: Final = sorted(path for pattern in ("*.md", "docs/**/*.md", "examples/*.md") for path in ROOT.glob(pattern))
+_PATTERNS: Final = ("*.md", "docs/**/*.md", "examples/*.md", "charts/*/*.md")
+DOCUMENTS: Final = sorted(path for pattern in _PATTERNS for path in ROOT.glob(pattern))
 
 
 def relative(path: Path) -> str:

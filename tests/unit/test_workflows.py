@@ -18,10 +18,12 @@ WORKFLOWS = ROOT / ".github/workflows"
 FILES = sorted([*WORKFLOWS.glob("*.yml"), *ROOT.glob(".github/actions/*/action.yml"), ROOT / "action.yml"])
 WRITES = {
     "catalogue.yml compare": {"issues"},
+    "codeql.yml analyze": {"security-events"},
     "docs.yml publish": {"pages", "id-token"},
     "engine-new.yml newest": {"issues"},
     "flaky.yml report": {"issues"},
     "release.yml release": {"contents", "packages", "id-token", "attestations"},
+    "scorecard.yml analyze": {"security-events", "id-token"},
 }
 """What jobs may change, all others nothing."""
 
@@ -108,6 +110,26 @@ def test_programs_that_are_built_at_night_alone_are_kept_for_the_next_one() -> N
     for name in ("clusters", "kubernetes"):  # a key is written once: each row of a matrix has one of its own
         own = [step["with"]["own"] for step in long[name]["steps"] if "own" in step.get("with", {})]
         assert "${{" in "".join(own)
+
+
+def test_dependabot_updates_the_actions_of_every_folder_that_uses_some() -> None:
+    (actions,) = yaml.safe_load((ROOT / ".github/dependabot.yml").read_text())["updates"]
+    folders = {f"/{file.parent.relative_to(ROOT)}" for file in FILES if file.parent not in (WORKFLOWS, ROOT)}
+    assert {*actions["directories"]} == {"/", *folders}, "/ also covers the workflows"
+
+
+FORMS = sorted(file for file in ROOT.glob(".github/ISSUE_TEMPLATE/*.yml") if file.name != "config.yml")
+
+
+@pytest.mark.parametrize("file", FORMS, ids=lambda file: file.name)
+def test_an_issue_form_has_all_that_github_requires(file: Path) -> None:
+    form = yaml.safe_load(file.read_text())
+    assert form["name"]
+    assert form["description"]
+    fields = [each for each in form["body"] if each["type"] != "markdown"]
+    assert all(each["attributes"]["label"] for each in fields)
+    names = [each["id"] for each in fields]
+    assert len(names) == len({*names})
 
 
 def test_every_part_with_tests_is_repeated_at_night() -> None:

@@ -9,8 +9,9 @@ import yaml
 from typer.testing import CliRunner
 
 from bench.documents.bench_table import FILE
+from bench.documents.chart_values import chart_values
 from bench.documents.option_tables import commands, option_table
-from bench.documents.refresh import refreshed, schema_file
+from bench.documents.refresh import CHARTS, refreshed, schema_file
 from bench.documents.rights import TEMPLATE, rights_template
 from bench.documents.support_matrix import oldest_kubernetes
 from bench.documents.version_table import SERVED_METHODS
@@ -54,6 +55,20 @@ def test_the_roles_of_the_chart_are_up_to_date() -> None:
     assert TEMPLATE.read_text() == rights_template(), (
         f"{relative(TEMPLATE)} is stale: run ./just docs, ./just manifests"
     )
+
+
+@pytest.mark.parametrize("chart", CHARTS)
+def test_every_value_of_a_chart_has_a_description(chart: str) -> None:
+    values = chart_values(chart)
+    assert values
+    assert [value.path for value in values if not value.description] == [], "write a comment above it in values.yaml"
+
+
+def test_an_example_in_a_comment_is_not_part_of_the_description() -> None:
+    (limits,) = (value for value in chart_values("specdecode-operator") if value.path == "limits")
+    assert limits.type == "list of objects"
+    assert limits.default == "[]"
+    assert limits.description.endswith("all of them apply.")
 
 
 def test_documents_have_the_figures_of_bench() -> None:
@@ -351,6 +366,14 @@ def test_the_readme_lists_the_tested_versions_and_methods() -> None:
     last = find_profile(KNOWN_VERSIONS[-1])
     assert served == {method for method in SERVED_METHODS if method not in last.ended_methods}
     assert asked == {*Method} - served - {Method.NONE} - {*last.ended_methods}
+
+
+def test_the_support_page_lists_the_tested_versions() -> None:
+    rows = {row[0]: row for row in table(ROOT / "SUPPORT.md", "component")}
+    *others, newest = sorted(KUBERNETES)
+    assert rows["Kubernetes"][1:] == [f"{OLDEST} and newer", f"{', '.join(others)} and {newest}"]
+    assert rows["vLLM"][1] == f"{KNOWN_VERSIONS[0]} to {KNOWN_VERSIONS[-1]}"
+    assert rows["vLLM"][2].startswith(f"{SERVED} serves")
 
 
 def test_a_method_that_the_newest_vllm_removed_is_listed_with_its_last_version() -> None:

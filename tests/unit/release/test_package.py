@@ -1,16 +1,17 @@
 """What a release is made of, and what is refused before anything is built or pushed."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 import yaml
 
-from devcluster import chart
+from devcluster import chart, supply_chain
 from devcluster.host.errors import ClusterError
-from devcluster.release import package
-from devcluster.release.charts import with_image
+from devcluster.host.paths import REPOSITORY
+from devcluster.release import archive, charts, package
+from devcluster.release.charts import with_image, with_images
 from devcluster.release.package import CHECKSUMS, make
 from devcluster.release.publish import publish
 from devcluster.release.record import RECORD, Release
@@ -31,6 +32,29 @@ def test_the_released_chart_runs_the_released_image() -> None:
     assert after.count("\n#") == before.count("\n#"), "comments stay"
     with pytest.raises(ClusterError, match=r"repository: .* stands 0 times"):
         with_image(after, RELEASE)
+
+
+def test_artifact_hub_gets_the_released_image_and_the_crds() -> None:
+    metadata = yaml.safe_load(with_images((chart.CHART / "Chart.yaml").read_text(), RELEASE))
+    annotations = metadata["annotations"]
+    assert all(isinstance(value, str) for value in annotations.values()), "Helm rejects other types"
+    (image,) = yaml.safe_load(annotations["artifacthub.io/images"])
+    assert image == {"name": "operator", "image": RELEASE.image}
+    crds = [yaml.safe_load(file.read_text()) for file in (chart.CRDS / "files").glob("*.yaml")]
+    known = {
+        (crd["spec"]["names"]["kind"], version["name"], crd["metadata"]["name"])
+        for crd in crds
+        for version in crd["spec"]["versions"]
+    }
+    shown = yaml.safe_load(annotations["artifacthub.io/crds"])
+    assert {(each["kind"], each["version"], each["name"]) for each in shown} == known
+    assert "home" not in metadata
+    source = "https://github.com/team/operator"
+    known_source = replace(RELEASE, source=source)
+    metadata = yaml.safe_load(with_images((chart.CHART / "Chart.yaml").read_text(), known_source))
+    assert (metadata["home"], metadata["sources"]) == (source, [source])
+    (example,) = yaml.safe_load(annotations["artifacthub.io/crdsExamples"])
+    assert example == yaml.safe_load((REPOSITORY / "examples/qwen3-8b-eagle3.yaml").read_text())
 
 
 @pytest.mark.parametrize(
@@ -54,6 +78,23 @@ def test_what_is_no_release_is_refused_before_anything_is_made(
     with pytest.raises(ClusterError, match=why):
         make(registry, base, tag, tmp_path)
     assert (tmp_path / "kept").exists()
+
+
+def test_a_release_has_the_olm_bundle_and_the_kubectl_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(package, "_build", lambda image, base: BASE)
+    monkeypatch.setattr(archive, "write", lambda image, file: DIGEST)
+    monkeypatch.setattr(supply_chain, "write_sbom", lambda file, image: None)
+    for module, name in ((charts, "package"), (package, "_manifests")):
+        monkeypatch.setattr(module, name, lambda release, folder: None)
+    monkeypatch.setattr(package, "_wheel", lambda folder: None)
+    folder = tmp_path / "dist"
+    release = make("r.io/team", BASE, None, folder, source="https://github.com/team/operator")
+    assert Release.of(folder) == release
+    bundle, plugin = f"olm-bundle-{__version__}.tar.gz", f"kubectl-specdecode-{__version__}.tar.gz"
+    assert {bundle, plugin, "specdecode.yaml"} <= {file.name for file in folder.iterdir()}
+    sums, notes = ((folder / name).read_text() for name in (CHECKSUMS, package.NOTES))
+    assert all(name in sums for name in (bundle, plugin, "specdecode.yaml"))
+    assert all(name in notes for name in (bundle, plugin))
 
 
 def test_a_tag_has_its_section_in_the_changelog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from bench.documents import monitoring
 from bench.documents.bench_table import bench_table
+from bench.documents.chart_values import value_list, value_tables
 from bench.documents.field_tables import capture_fields, deployment_fields
 from bench.documents.figure_table import figure_table
 from bench.documents.launch_tables import argument_table, with_version_rows
@@ -33,6 +34,7 @@ from specdecode_operator.sizing.errors import SizingError
 from specdecode_operator.sizing.weights import parameter_count
 
 ROOT: Final = Path(__file__).parents[3]
+CHARTS: Final = ("specdecode-operator", "specdecode-crds")
 MODELS: Final = ROOT / "operator/sizing/data/models"
 _BLOCK: Final = re.compile(r"^```console\n\$ (?P<command>.+)\n(?P<output>(?:.*\n)*?)```$", re.MULTILINE)
 _YAML: Final = re.compile(r"^```yaml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -43,7 +45,8 @@ _HEAD_ROWS: Final = re.compile(r"^(?:\| [a-z]\w* \| `.*\n)+", re.MULTILINE)
 
 def documents() -> list[Path]:
     """Return the documents that may have generated parts."""
-    return sorted(path for pattern in ("*.md", "docs/**/*.md", "examples/*.md") for path in ROOT.glob(pattern))
+    patterns = ("*.md", "docs/**/*.md", "examples/*.md", "charts/*/*.md")
+    return sorted(path for pattern in patterns for path in ROOT.glob(pattern))
 
 
 def schema_file(command: Printed) -> Path:
@@ -112,6 +115,8 @@ _PARTS: Final[dict[str, Callable[[], str]]] = {
     "a node of H100": partial(node_plans, "H100"),
     "a node of H200": partial(node_plans, "H200"),
     **{f"options of {name}": partial(option_table, name) for name in commands()},
+    **{f"values of {name}": partial(value_tables, name) for name in CHARTS},
+    **{f"list of values of {name}": partial(value_list, name) for name in CHARTS},
 }
 
 

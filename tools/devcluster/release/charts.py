@@ -50,8 +50,19 @@ def with_charts(notes: str, release: Release) -> str:
     return _replaced(notes, lines)
 
 
+def with_images(metadata: str, release: Release) -> str:
+    """Return `Chart.yaml` with the repository and the image of a release. Artifact Hub scans this image."""
+    source = f"home: {release.source}\nsources: [{release.source}]\n" if release.source else ""
+    image = f"  artifacthub.io/images: |\n    - name: operator\n      image: {release.image}\n"
+    return _replaced(metadata, {"annotations:\n": f"{source}annotations:\n{image}"})
+
+
 RELEASED: Final[Mapping[str, Mapping[str, Callable[[str, Release], str]]]] = {
-    chart.CHART.name: {"values.yaml": with_image, "templates/NOTES.txt": with_charts},
+    chart.CHART.name: {
+        "Chart.yaml": with_images,
+        "values.yaml": with_image,
+        "templates/NOTES.txt": with_charts,
+    },
     chart.CRDS.name: {"templates/NOTES.txt": with_charts},
 }
 """Files of each chart that are others in a release, and how they come about."""

@@ -1,7 +1,7 @@
 """Makes dist/, all that a release is: `python -m devcluster.release.package --registry REGISTRY` (./just release).
 
-Wheel, charts, manifests, the operator's image and what it is made of, notes and checksums. Two runs on one base write
-the same bytes. Nothing leaves the machine: that is what `./just publish` is for.
+Wheel, charts, manifests, the operator's image and its list of packages, the OLM bundle, the kubectl plugin, notes and
+checksums. Two runs on one base write the same bytes. Nothing leaves the machine: that is what `./just publish` is for.
 """
 
 import argparse
@@ -23,9 +23,10 @@ from devcluster.host.progress import step
 from devcluster.images import operator_image, store
 from devcluster.images.base import ensure_base
 from devcluster.images.pip_settings import pip_volumes
-from devcluster.release import archive, changelog, charts
+from devcluster.release import archive, changelog, charts, krew, olm_bundle
 from devcluster.release.programs import run
 from devcluster.release.record import BY_DIGEST, RECORD, Release
+from devcluster.release.tarball import tarball
 from devcluster.release.version import current
 
 DIST: Final = REPOSITORY / "dist"
@@ -35,7 +36,7 @@ NOTES: Final = "release-notes.md"
 _REGISTRY: Final = re.compile(r"[a-z0-9.-]+(:\d+)?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*")
 
 
-def make(registry: str, base: str | None, tag: str | None, folder: Path = DIST) -> Release:
+def make(registry: str, base: str | None, tag: str | None, folder: Path = DIST, *, source: str = "") -> Release:
     """Make a release in a folder, which is emptied before.
 
     Parameters
@@ -46,6 +47,8 @@ def make(registry: str, base: str | None, tag: str | None, folder: Path = DIST) 
         Image to build on, by its digest. Without one this machine's packages make it, and `publish` refuses it.
     tag
         Tag of the release, which has to be that of this version, with its section in CHANGELOG.md.
+    source
+        Address of the repository whose release has the files, for the charts and the kubectl plugin.
     """
     version = current()
     text = _checked(registry, base, tag, version)
@@ -53,12 +56,13 @@ def make(registry: str, base: str | None, tag: str | None, folder: Path = DIST) 
     folder.mkdir(parents=True)
     image = f"{registry}/specdecode-operator:{version}"
     base = _build(image, base)
-    release = Release(
-        version, registry, archive.write(image, folder / f"specdecode-operator-image-{version}.tar"), base
-    )
+    digest = archive.write(image, folder / f"specdecode-operator-image-{version}.tar")
+    release = Release(version, registry, digest, base, source)
     supply_chain.write_sbom(folder / release.sbom, image)
     charts.package(release, folder)
     _manifests(release, folder)
+    krew.write(release, folder)
+    (folder / olm_bundle.archive_name(version)).write_bytes(tarball(olm_bundle.bundle(release.image)))
     _wheel(folder)
     (folder / NOTES).write_text(_notes(release, text))
     (folder / RECORD).write_text(json.dumps(asdict(release), indent=1) + "\n")
@@ -121,6 +125,10 @@ def _notes(release: Release, changes: str) -> str:
 
 - Image: `{release.image}`, built on `{release.base}`
 - Charts, version {release.version}: `{where}/{chart.CRDS.name}`, `{where}/{chart.CHART.name}`
+- kubectl plugin: `kubectl krew install --manifest={krew.MANIFEST} --archive={krew.archive_name(release)}`. It runs the
+  command `specdecode`, which `uv tool install` installs from the wheel.
+- Operator Lifecycle Manager: unpack `{olm_bundle.archive_name(release.version)}`, and build the bundle image with
+  `docker build -f bundle.Dockerfile .`. Tests check the bundle against the rules of OLM, but have not installed it.
 - How to verify it: SECURITY.md, "Verify a release". How to install it: docs/install/install.md.
 """
 
@@ -138,8 +146,12 @@ def main() -> int:
     )
     parser.add_argument("--base", help="image to build on, by its digest: NAME@sha256:…")
     parser.add_argument("--tag", help="tag of the release, which has to be that of this version")
+    parser.add_argument(
+        "--source", default="", help="repository whose release gets the files: https://github.com/OWNER/REPOSITORY"
+    )
     given = parser.parse_args()
-    return exit_status(lambda: print(make(given.registry.rstrip("/"), given.base, given.tag).image))
+    source = given.source.rstrip("/")
+    return exit_status(lambda: print(make(given.registry.rstrip("/"), given.base, given.tag, source=source).image))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import Final
 from devcluster.host.errors import ClusterError
 
 RECORD: Final = "release.json"
+_PLACEHOLDER: Final = "https://github.com/OWNER/REPOSITORY"
 BY_DIGEST: Final = re.compile(r"[^@]+@sha256:[0-9a-f]{64}")
 """Of an image that is named by what it is."""
 
@@ -23,6 +24,13 @@ class Release:
     digest: str
     """Of the image's manifest."""
     base: str
+    source: str = ""
+    """Address of the repository on GitHub, if it is known."""
+
+    @property
+    def source_or_placeholder(self) -> str:
+        """Return the address of the repository, or one with OWNER and REPOSITORY to replace."""
+        return self.source or _PLACEHOLDER
 
     @property
     def repository(self) -> str:
