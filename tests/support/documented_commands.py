@@ -359,6 +359,7 @@ timeout 60 sh -c 'until kubectl get configmap llama-attestation; do sleep 1; don
             "specdecode import deployment": _SERVER,
             "specdecode models add": _NEW_MODEL,
             "specdecode import -f": _COMPOSE,
+            "kubectl get storageclasses": "cp examples/capture-tiny.yaml capture.yaml",
         },
     ),
     "examples/README.md": Page(cluster=True),
