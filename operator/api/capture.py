@@ -218,8 +218,10 @@ Percent = Annotated[StrictInt, Field(ge=1, le=90)]
 
 
 class LossLimits(ApiModel):
-    """Largest losses that pass, in percent. A figure counts as regressed if its loss is statistically significant and
-    exceeds half of its limit."""
+    """Largest losses that pass, in percent.
+
+    A figure counts as regressed if its loss is statistically significant and exceeds half of its limit.
+    """
 
     goodput: Percent = 5
     """Limit for the loss of goodput (tokens per second) in each phase, in percent."""
@@ -365,8 +367,7 @@ class Arm(ApiModel):
 
 
 class Slo(ApiModel):
-    """Service level objective (SLO) of each request. Goodput counts only the tokens of requests that meet all
-    limits."""
+    """Service level objective (SLO) of each request: goodput counts only the requests that meet all limits."""
 
     ttft_ms: Milliseconds | None = None
     """Maximum time to first token (TTFT) in milliseconds."""

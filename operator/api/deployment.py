@@ -219,8 +219,7 @@ class ReplayFailures(ApiModel):
 
 
 class Replay(ApiModel):
-    """Replay of a recording instead of running a model. It needs no GPU and no weights, and the generated text has no
-    meaning."""
+    """Replay of a recording instead of running a model, without a GPU, weights or meaningful text."""
 
     trace: RecordingSource
     """Location of the recording."""

@@ -83,7 +83,7 @@ BAD = {
     "head missing": Bad(
         "speculation: {method: eagle3, numSpeculativeTokens: 3}",
         "spec.speculation.draft",
-        "method eagle3 needs one: set draft.model",
+        "method eagle3 needs a draft: set draft.model",
     ),
     "suffix with a draft": Bad(
         "speculation: {method: suffix, numSpeculativeTokens: 1, draft: {model: org/draft}}",
@@ -183,7 +183,7 @@ BAD = {
     "KV cache takes all memory": Bad(
         "accelerator: {type: CPU, cpuCores: 4, memoryGiB: 4, kvCacheGiB: 4}",
         "spec.accelerator.kvCacheGiB",
-        "leaves nothing of memoryGiB 4 for weights: lower it",
+        "leaves no room for weights in memoryGiB 4: lower it",
     ),
     "product twice": Bad(
         "accelerator: {products: [NVIDIA-H200, NVIDIA-H100-NVL, NVIDIA-H200]}",
@@ -284,12 +284,12 @@ BAD = {
     "checking of nothing": Bad(
         "speculation: {method: none, rejectionSampling: block}",
         "spec.speculation.rejectionSampling",
-        "method none proposes nothing to check: remove it",
+        "has no effect with method none: remove it",
     ),
     "further keys of nothing": Bad(
         "speculation: {method: none, extraConfig: {enforce_eager: true}}",
         "spec.speculation.extraConfig",
-        "method none reads no further keys: remove it",
+        "has no effect with method none: remove it",
     ),
     "split of no draft": Bad(
         "parallelism: {tensor: 2, draftTensor: 2}\nspeculation: {method: ngram, numSpeculativeTokens: 3}",
@@ -345,7 +345,7 @@ BAD = {
     "image with a line break": Bad(
         'engine: {image: "host:5000/vl\\nlm:v1"}',
         "spec.engine.image",
-        "names no exact image: add a tag (:v1) or a digest",
+        "has no tag and no digest: add a tag (:v1) or a digest",
     ),
     "image without tag": Bad("engine: {image: 'host:5000/vllm'}", "spec.engine.image", "add a tag (:v1) or a digest"),
     "version in words": Bad("engine: {version: latest}", "spec.engine.version", "should match"),

@@ -50,7 +50,7 @@ _RENAMED_HEADER: Final = (
 _RULES_HEADER: Final = (
     "## Rules between fields",
     "",
-    "The API server rejects objects that break one of these rules, with the message below. The dots (…) stand for values.",
+    "The API server rejects objects that break one of these rules, with this message. Dots (…) stand for values.",
     "",
     "| field | message |",
     "| --- | --- |",
