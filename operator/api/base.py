@@ -119,7 +119,7 @@ class SecretKey(ApiModel):
     """Key of a Secret in the same namespace."""
 
     name: ObjectName
-    """Name of the Secret."""
+    """Name of the Secret, in the namespace of this object."""
 
     key: SecretKeyName
     """Key in the Secret that holds the value."""
@@ -136,14 +136,14 @@ class PersistentVolumeClaimRef(ApiModel):
     """PersistentVolumeClaim in the same namespace."""
 
     claim_name: ObjectName
-    """Name of the PersistentVolumeClaim."""
+    """Name of the PersistentVolumeClaim, in the namespace of this object."""
 
 
 class ConfigMapRef(ApiModel):
     """ConfigMap in the same namespace."""
 
     name: ObjectName
-    """Name of the ConfigMap."""
+    """Name of the ConfigMap, in the namespace of this object."""
 
 
 _MOST_VALUES: Final = 10_000

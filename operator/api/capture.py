@@ -71,7 +71,7 @@ class Dataset(ApiModel):
     """Prompts from a file."""
 
     config_map: ConfigMapRef | None = None
-    """ConfigMap that holds the file."""
+    """ConfigMap that holds the dataset's file."""
 
     persistent_volume_claim: PersistentVolumeClaimRef | None = None
     """Claim that holds the file; mounted read-only."""
@@ -99,11 +99,11 @@ class Prompts(ApiModel):
     """Prompts of random tokens with an exact length."""
 
     dataset: Dataset | None = None
-    """Prompts from a file."""
+    """Prompts from a file in a ConfigMap or volume."""
 
 
 class Phase(ApiModel):
-    """Phase of the load."""
+    """Part of the load with one arrival pattern."""
 
     name: PhaseName
     """Name of the phase, used in request ids and in the files."""
@@ -429,7 +429,7 @@ class CaptureRun(ApiModel):
     """Data to record in addition to times and counts. Prompts are never recorded."""
 
     storage: Storage = Storage()
-    """Volume for the capture's files."""
+    """Volume for the capture's files: a claim to create, or an existing one."""
 
     deadline_seconds: StrictInt = Field(default=3600, ge=30, le=604_800)
     """Time limit in seconds for the load, counted from when the engine serves. It applies to each repetition of each

@@ -123,7 +123,7 @@ WORKLOAD = (
     _every_phase("self.phases.exists_one(q, q.name == p.name)", "two phases have one name: rename one"),
     _every_phase(
         "!has(p.promptTokens)",
-        "promptTokens is of synthetic prompts, and these are from a dataset: remove it, or write a path",
+        "promptTokens is for synthetic prompts, but the prompts are from a dataset: remove promptTokens",
         unless=f"!({_HAS_DATASET})",
     ),
     _every_phase(
@@ -138,19 +138,19 @@ WORKLOAD = (
     ),
     _every_phase(
         "!has(p.category)",
-        "category is of datasets of format SPEED-Bench alone: remove it, or set prompts.dataset.format",
+        "category needs a dataset of format SPEED-Bench: remove it, or set prompts.dataset.format",
         unless=f"{_HAS_DATASET} && self.prompts.dataset.format == 'SPEED-Bench'",
     ),
     _every_phase(
         "!has(p.outputTokens) && p.pattern != 'Multiturn'",
-        "answers of a Trace are as long as they were, and its requests are no turns of new conversations: remove"
-        " outputTokens, and take another pattern than Multiturn",
+        "a dataset of format Trace sets the output lengths and has no conversations: remove outputTokens, and use"
+        " another pattern than Multiturn",
         unless=f"!({_IS_TRACE})",
     ),
     _every_phase(
         "p.pattern != 'Recorded'",
-        "pattern Recorded takes its moments from a dataset of format Trace: set prompts.dataset.format, or take another"
-        " pattern",
+        "pattern Recorded takes its arrival times from a dataset of format Trace: set prompts.dataset.format, or use"
+        " another pattern",
         unless=_IS_TRACE,
     ),
     rule(

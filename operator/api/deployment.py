@@ -222,7 +222,7 @@ class Replay(ApiModel):
     """Replay of a recording instead of running a model, without a GPU, weights or meaningful text."""
 
     trace: RecordingSource
-    """Location of the recording."""
+    """Location of the recording: a ConfigMap or a claim, and a path."""
 
     mode: ReplayMode = ReplayMode.STEPS
     """Steps: each request gets the tokens and timing of a recorded one, independent of the load. Modelled: tokens are
@@ -247,7 +247,7 @@ class Replay(ApiModel):
     """Number of requests that each request counts as in the load metrics: running, waiting, KV cache usage."""
 
     seed: StrictInt = Field(default=0, ge=0, le=2**31 - 1)
-    """Seed for all random draws."""
+    """Seed for everything that the replay draws at random."""
 
     failures: ReplayFailures = ReplayFailures()
     """Failures to inject, for testing how clients and the operator respond."""
@@ -330,7 +330,7 @@ class PolicyStatus(ApiModel):
     """Current decision of the policy, with its internal state."""
 
     mode: PolicyMode
-    """Mode that the spec sets."""
+    """Mode in spec.policy: Observe, Advise or Enforce."""
 
     action: PolicyAction
     """Best action for the current load: Keep, Change, TurnOff, TryAgain or Restart."""
@@ -511,7 +511,7 @@ class ConfigMapKeySelector(ApiModel):
     """Key of a ConfigMap in the same namespace."""
 
     name: ObjectName
-    """Name of the ConfigMap."""
+    """Name of the ConfigMap, in the namespace of this object."""
 
     key: SecretKeyName
     """Key in the ConfigMap that holds the value."""
@@ -553,7 +553,7 @@ class EnvVarSource(ApiModel):
     """Key of a ConfigMap in the same namespace."""
 
     field_ref: ObjectFieldSelector | None = None
-    """Field of the pod."""
+    """Field of the pod, such as its name or IP address."""
 
     resource_field_ref: ResourceFieldSelector | None = None
     """Resource limit or request of a container."""
@@ -563,7 +563,7 @@ class EnvVar(ApiModel):
     """Environment variable of the engine container, as in a pod spec."""
 
     name: EnvVarName
-    """Name of the environment variable."""
+    """Name of the environment variable, such as VLLM_LOGGING_LEVEL."""
 
     value: str = Field(default="", max_length=4096)
     """Value as plain text. Cannot be combined with valueFrom."""
@@ -610,10 +610,10 @@ class Workload(ApiModel):
     Throughput."""
 
     prompt_tokens: StrictInt | None = Field(default=None, ge=1, le=16_777_216)
-    """Typical prompt length in tokens."""
+    """Typical length of a prompt, in tokens."""
 
     output_tokens: StrictInt | None = Field(default=None, ge=1, le=16_777_216)
-    """Typical output length in tokens."""
+    """Typical length of an output, in tokens."""
 
 
 class Override(ApiModel):

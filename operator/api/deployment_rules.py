@@ -142,7 +142,7 @@ HOST_PATH = (
 ROPE_SCALING = (
     forbidden(
         "self.type == 'yarn' || !has(self.originalMaxPositionEmbeddings)",
-        "originalMaxPositionEmbeddings: type {self.type} multiplies the length that the config.json says: remove it,"
+        "originalMaxPositionEmbeddings: type {self.type} always multiplies the length in config.json: remove it,"
         " or use type: yarn",
     ),
 )
@@ -307,8 +307,7 @@ SPECULATION = (
     ),
     rule(
         f"!({_IS_LOSSY}) || !has(self.numSpeculativeTokens) || self.numSpeculativeTokens != 1",
-        "rejectionSampling: fly looks at the tokens after a rejected one, and there is one: set numSpeculativeTokens"
-        " to 2 or more",
+        "rejectionSampling: fly needs tokens after a rejected one: set numSpeculativeTokens to 2 or more",
     ),
     forbidden(
         f"{is_one_of(METHODS_WITH_SAMPLING)} || !has(self.draftSampling)",
@@ -489,8 +488,8 @@ SERVING = (
     ),
     rule(
         "self.minConcurrency <= self.maxNumSeqs",
-        "minConcurrency: is {self.minConcurrency:d}, above maxNumSeqs {self.maxNumSeqs:d}, the requests that may run"
-        " at once: lower it, or raise maxNumSeqs",
+        "minConcurrency: is {self.minConcurrency:d}, above maxNumSeqs {self.maxNumSeqs:d}, the maximum number of"
+        " running requests: lower it, or raise maxNumSeqs",
     ),
     rule(
         "!has(self.servedModelNames) || self.servedModelNames.all(n, self.servedModelNames.exists_one(m, m == n))",
@@ -538,11 +537,12 @@ SPEC = (
     rule(
         f"!has(self.speculation) || !has({_RANGES}) || {_RANGES}.all(r, r.to <= self.serving.maxNumSeqs)",
         "speculation.numSpeculativeTokensByBatchSize: a range goes beyond serving.maxNumSeqs"
-        " {self.serving.maxNumSeqs:d}, so many requests never run at once: lower its to, or raise serving.maxNumSeqs",
+        " {self.serving.maxNumSeqs:d}, the maximum number of running requests: lower its to, or raise"
+        " serving.maxNumSeqs",
     ),
     forbidden(
         "self.target.quantization != 'BF16' || self.serving.dtype in ['auto', 'bfloat16']",
-        "serving.dtype: is {self.serving.dtype}, and target.quantization BF16 asks for bfloat16: remove one of the two",
+        "serving.dtype: is {self.serving.dtype}, but target.quantization BF16 requires bfloat16: remove one of the two",
     ),
     rule(
         "self.accelerator.type != 'CPU'"
@@ -551,8 +551,8 @@ SPEC = (
     ),
     rule(
         f"!has(self.accelerator.kvCacheGiB) || !has({_TENSOR}) || self.accelerator.kvCacheGiB % {_TENSOR} == 0",
-        "accelerator.kvCacheGiB: is {self.accelerator.kvCacheGiB:d}, of which each of the {self.parallelism.tensor:d}"
-        " ranks of parallelism.tensor gets no whole number of GiB: make it a multiple",
+        "accelerator.kvCacheGiB: is {self.accelerator.kvCacheGiB:d}, not a multiple of"
+        " parallelism.tensor {self.parallelism.tensor:d}: use a multiple, so that ranks get equal shares",
     ),
     forbidden(
         f"!has({_DRAFT_TENSOR}) || {_HAS_METHOD} && {is_one_of(METHODS_WITH_LAYERS, _METHOD)}",
@@ -560,7 +560,7 @@ SPEC = (
     ),
     rule(
         f"!has({_DRAFT_TENSOR}) || {_DRAFT_TENSOR} == 1 || has({_TENSOR}) && {_DRAFT_TENSOR} == {_TENSOR}",
-        "parallelism.draftTensor: is {self.parallelism.draftTensor:d}, but vLLM takes 1 or that of the target: write"
+        "parallelism.draftTensor: is {self.parallelism.draftTensor:d}, but vLLM accepts 1 or the value of tensor: write"
         " 1, or set parallelism.tensor to the same",
     ),
     rule(

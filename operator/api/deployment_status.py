@@ -93,7 +93,7 @@ class PlanStatus(ApiModel):
     """GPU product, such as NVIDIA-H200, or CPU."""
 
     tensor: int
-    """Tensor parallelism of the target."""
+    """Tensor parallelism of the target: the number of GPUs that share each layer."""
 
     pipeline: int = 1
     """Number of pipeline stages."""
@@ -246,7 +246,7 @@ class SpeculationFeature(ApiModel):
     parallelism.draftTensor."""
 
     asked: Word
-    """Requested value."""
+    """Value that the spec requests for this feature."""
 
     in_force: ConditionStatus
     """Whether the engines apply the feature, according to their metrics and logs. Unknown if neither shows it."""

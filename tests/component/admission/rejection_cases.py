@@ -49,13 +49,13 @@ BAD = {
     "two element types": Bad(
         "target: {model: org/target, quantization: BF16}\nserving: {dtype: float32}",
         "spec.serving.dtype",
-        "is float32, and target.quantization BF16 asks for bfloat16: remove one of the two",
+        "is float32, but target.quantization BF16 requires bfloat16: remove one of the two",
     ),
     "element type of another name": Bad("serving: {dtype: half}", "spec.serving.dtype", '"auto", "bfloat16"'),
     "a length that nothing multiplies": Bad(
         'target: {model: org/m, ropeScaling: {type: linear, factor: "2", originalMaxPositionEmbeddings: 4096}}',
         "spec.target.ropeScaling.originalMaxPositionEmbeddings",
-        "type linear multiplies the length that the config.json says: remove it",
+        "type linear always multiplies the length in config.json: remove it",
     ),
     "a factor below 1": Bad(
         'target: {model: org/m, ropeScaling: {type: yarn, factor: "0.5"}}',
@@ -201,7 +201,7 @@ BAD = {
     "part of a GiB for a rank": Bad(
         "parallelism: {tensor: 2}\naccelerator: {type: CPU, cpuCores: 8, memoryGiB: 16, kvCacheGiB: 3}",
         "spec.accelerator.kvCacheGiB",
-        "is 3, of which each of the 2 ranks of parallelism.tensor gets no whole number of GiB: make it a multiple",
+        "is 3, not a multiple of parallelism.tensor 2: use a multiple, so that ranks get equal shares",
     ),
     "experts on CPU": Bad(
         "parallelism: {expert: true}\naccelerator: {type: CPU, cpuCores: 8, memoryGiB: 16, kvCacheGiB: 4}",
@@ -248,7 +248,7 @@ BAD = {
     "a check of the tokens after the only one": Bad(
         speculation("numSpeculativeTokens: 1, rejectionSampling: fly, lossy: true"),
         "spec.speculation.rejectionSampling",
-        "fly looks at the tokens after a rejected one, and there is one: set numSpeculativeTokens to 2 or more",
+        "fly needs tokens after a rejected one: set numSpeculativeTokens to 2 or more",
     ),
     "sampling without a draft": Bad(
         "speculation: {method: ngram, numSpeculativeTokens: 3, draftSampling: probabilistic}",
@@ -299,7 +299,7 @@ BAD = {
     "draft split otherwise": Bad(
         f"parallelism: {{tensor: 4, draftTensor: 2}}\n{speculation('numSpeculativeTokens: 5')}",
         "spec.parallelism.draftTensor",
-        "is 2, but vLLM takes 1 or that of the target: write 1",
+        "is 2, but vLLM accepts 1 or the value of tensor: write 1",
     ),
     "draft split without a tensor": Bad(
         f"parallelism: {{draftTensor: 2}}\n{speculation('numSpeculativeTokens: 5')}",
