@@ -116,34 +116,34 @@ SecretKeyName = Annotated[str, StringConstraints(max_length=253, pattern=DATA_KE
 
 
 class SecretKey(ApiModel):
-    """One key of a Secret in the same namespace."""
+    """Key of a Secret in the same namespace."""
 
     name: ObjectName
-    """Name of the Secret."""
+    """Name of the Secret, in the namespace of this object."""
 
     key: SecretKeyName
-    """Key in it."""
+    """Key in the Secret that holds the value."""
 
 
 class TlsSecret(ApiModel):
-    """A Secret of type kubernetes.io/tls in the same namespace."""
+    """Secret of type kubernetes.io/tls in the same namespace."""
 
     name: ObjectName
-    """Name of the Secret; its keys are tls.crt and tls.key."""
+    """Name of the Secret, with the keys tls.crt and tls.key."""
 
 
 class PersistentVolumeClaimRef(ApiModel):
-    """A claim in the same namespace."""
+    """PersistentVolumeClaim in the same namespace."""
 
     claim_name: ObjectName
-    """Name of the PersistentVolumeClaim."""
+    """Name of the PersistentVolumeClaim, in the namespace of this object."""
 
 
 class ConfigMapRef(ApiModel):
-    """A ConfigMap in the same namespace."""
+    """ConfigMap in the same namespace."""
 
     name: ObjectName
-    """Name of the ConfigMap."""
+    """Name of the ConfigMap, in the namespace of this object."""
 
 
 _MOST_VALUES: Final = 10_000

@@ -33,7 +33,7 @@ FieldName = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 
 
 class Pattern(StrEnum):
-    """When the requests of a phase are sent."""
+    """Arrival pattern of the requests of a phase."""
 
     CLOSED = "Closed"
     CONSTANT = "Constant"
@@ -45,7 +45,7 @@ class Pattern(StrEnum):
 
 
 class DatasetFormat(StrEnum):
-    """What a dataset looks like."""
+    """File format of a dataset."""
 
     JSONL = "JSONL"
     GSM8K = "GSM8K"
@@ -55,108 +55,111 @@ class DatasetFormat(StrEnum):
 
 
 class SyntheticPrompts(ApiModel):
-    """Prompts made of random tokens, of an exact length."""
+    """Prompts of random tokens with an exact length."""
 
     prompt_tokens: TokenCount = 512
-    """Tokens of each prompt."""
+    """Length of each prompt in tokens."""
 
     output_tokens: TokenCount = 128
-    """Tokens that each answer is asked for."""
+    """Length of each output to request, in tokens."""
 
     shared_prefix_tokens: StrictInt = Field(default=0, ge=0, le=16_777_216)
-    """Tokens at the beginning that all prompts have in common."""
+    """Length in tokens of a prefix that all prompts share."""
 
 
 class Dataset(ApiModel):
     """Prompts from a file."""
 
     config_map: ConfigMapRef | None = None
-    """ConfigMap that holds the file."""
+    """ConfigMap that holds the dataset's file."""
 
     persistent_volume_claim: PersistentVolumeClaimRef | None = None
     """Claim that holds the file; mounted read-only."""
 
     path: FilePath
-    """The file inside the ConfigMap or the volume; for GSM8K also its Hugging Face folder, for Trace also that of a
-    capture."""
+    """Path of the file in the ConfigMap or volume. For GSM8K, it can be the dataset's Hugging Face folder; for Trace,
+    the folder of a capture."""
 
     format: DatasetFormat
-    """JSONL: one object a line. GSM8K: parquet. ShareGPT: a JSON list of conversations. SPEED-Bench: one of its files
-    as its own script prepares them. Trace: the trace of an earlier capture, of which lengths of prompts and answers,
-    common prefixes and moments are taken; the tokens are random."""
+    """JSONL: one JSON object per line. GSM8K: Parquet. ShareGPT: a JSON list of conversations. SPEED-Bench: a file
+    prepared by the benchmark's own script. Trace: the trace of an earlier capture, which provides prompt and output
+    lengths, common prefixes and arrival times; the tokens are random."""
 
     prompt_field: FieldName = "prompt"
-    """Field of a JSONL line that holds the prompt."""
+    """Field of each JSONL object that holds the prompt."""
 
     output_tokens: TokenCount = 128
-    """Tokens that each answer is asked for; of a Trace, answers are as long as they were."""
+    """Length of each output to request, in tokens. With format Trace, outputs are as long as the recorded ones."""
 
 
 class Prompts(ApiModel):
-    """Where prompts come from: one of its fields."""
+    """Source of the prompts. Set exactly one field."""
 
     synthetic: SyntheticPrompts | None = None
-    """Random tokens."""
+    """Prompts of random tokens with an exact length."""
 
     dataset: Dataset | None = None
-    """A file of prompts."""
+    """Prompts from a file in a ConfigMap or volume."""
 
 
 class Phase(ApiModel):
-    """A part of the load."""
+    """Part of the load with one arrival pattern."""
 
     name: PhaseName
-    """Name of the phase, in the ids of its requests and in the files."""
+    """Name of the phase, used in request ids and in the files."""
 
     pattern: Pattern
-    """Closed: so many clients, each waiting for its answer. Constant, Poisson: a rate, even or random. Burst: so many
-    at once, again and again. Staircase: a rate that climbs. Multiturn: sessions of several turns, each with all that
-    was said before. Recorded: at the moments of a dataset of format Trace, over and over."""
+    """Closed: a number of clients that each wait for the answer before the next request. Constant, Poisson: a request
+    rate, with even or random intervals. Burst: groups of simultaneous requests. Staircase: a rate that increases in
+    steps. Multiturn: sessions of several turns, each with the whole conversation so far. Recorded: the arrival times of
+    a dataset of format Trace, repeated until the phase ends."""
 
     concurrency: StrictInt | None = Field(default=None, ge=1, le=4096)
-    """Closed: clients. Multiturn: sessions at once."""
+    """For Closed, the number of clients; for Multiturn, the number of concurrent sessions."""
 
     requests_per_second: Rate | None = None
-    """Constant, Poisson: the rate. Staircase: the rate of its first step. A decimal such as 4 or 0.5."""
+    """For Constant and Poisson, the request rate; for Staircase, the rate of the first step. A quoted decimal such as
+    '0.5'."""
 
     duration_seconds: Seconds | None = None
-    """How long new requests are sent; those that run are waited for. Either this or requests."""
+    """Time in seconds during which new requests are sent. The phase then waits for running requests. Set either this or
+    requests."""
 
     requests: StrictInt | None = Field(default=None, ge=1, le=10_000_000)
-    """How many requests are sent. Either this or durationSeconds."""
+    """Number of requests to send. Set either this or durationSeconds."""
 
     burst_size: StrictInt | None = Field(default=None, ge=1, le=4096)
-    """Burst: requests at once."""
+    """For Burst, the number of requests sent at the same time."""
 
     burst_interval_seconds: Seconds | None = None
-    """Burst: time from one burst to the next."""
+    """For Burst, the time in seconds between the starts of two bursts."""
 
     step_seconds: Seconds | None = None
-    """Staircase: how long a step lasts."""
+    """For Staircase, the duration of each step in seconds."""
 
     step_requests_per_second: Rate | None = None
-    """Staircase: how much the rate grows with each step."""
+    """For Staircase, the increase of the rate with each step. A quoted decimal such as '0.5'."""
 
     turns: StrictInt | None = Field(default=None, ge=1, le=1024)
-    """Multiturn: requests of one session."""
+    """For Multiturn, the number of requests per session."""
 
     think_seconds: StrictInt | None = Field(default=None, ge=0, le=3600)
-    """Multiturn: pause between an answer and the next turn. Absent: none."""
+    """For Multiturn, the pause in seconds between an answer and the next turn. Defaults to 0."""
 
     temperature: Temperature | None = None
-    """Sampling temperature of all its requests. Absent: as workload.temperatures mixes them."""
+    """Sampling temperature of all requests in this phase. If not set, workload.temperatures applies."""
 
     prompt_tokens: TokenCount | None = None
-    """Tokens of each of its synthetic prompts, instead of prompts.synthetic.promptTokens."""
+    """Length of each synthetic prompt in tokens. Defaults to prompts.synthetic.promptTokens."""
 
     output_tokens: TokenCount | None = None
-    """Tokens that each of its answers is asked for, instead of outputTokens of the prompts."""
+    """Length of each output to request, in tokens. Defaults to outputTokens of the prompts."""
 
     path: FilePath | None = None
-    """File that its prompts are from, instead of prompts.dataset.path; in the same ConfigMap or volume."""
+    """File with the prompts, in the same ConfigMap or volume. Defaults to prompts.dataset.path."""
 
     category: FieldName | None = None
-    """Category of SPEED-Bench that its prompts are of, coding for example. Absent: all."""
+    """SPEED-Bench category of the prompts, such as coding. If not set, all categories are used."""
 
     @property
     def asks(self) -> str | None:
@@ -172,13 +175,13 @@ class Phase(ApiModel):
 
 
 class TemperatureShare(ApiModel):
-    """A sampling temperature, and how many requests ask for it."""
+    """Sampling temperature for a share of the requests."""
 
     temperature: Temperature
-    """The temperature as a decimal: 0.7. 0.0 is greedy."""
+    """Sampling temperature as a quoted decimal such as '0.7'. '0.0' is greedy sampling."""
 
     share_percent: StrictInt = Field(ge=1, le=100)
-    """Share of the requests in percent; all shares add up to 100."""
+    """Share of the requests in percent. All shares must add up to 100."""
 
 
 def _default_phases() -> list[Phase]:
@@ -193,55 +196,59 @@ def _default_temperatures() -> list[TemperatureShare]:
 
 
 class CaptureWorkload(ApiModel):
-    """What the load generator sends to the engine."""
+    """Load that the load generator sends to the engine."""
 
     prompts: Prompts = Prompts(synthetic=SyntheticPrompts())
-    """Where prompts come from. Absent: synthetic, 512 tokens each, with answers of 128."""
+    """Source of the prompts. Defaults to synthetic prompts of 512 tokens with outputs of 128 tokens."""
 
     phases: list[Phase] = Field(default_factory=_default_phases, min_length=1, max_length=32)
-    """What is sent when, one phase after the other. Absent: one client for 60 s, then 16 for 120 s."""
+    """Phases of the load, sent one after another. Defaults to one client for 60 s, then 16 clients for 120 s."""
 
     temperatures: list[TemperatureShare] = Field(default_factory=_default_temperatures, min_length=1, max_length=16)
-    """Sampling temperatures, mixed at random. Absent: 0.0 for all."""
+    """Sampling temperatures with the share of requests for each, in random order. Defaults to 0.0 for all requests."""
 
     warmup_requests: StrictInt = Field(default=4, ge=0, le=10_000)
-    """Requests before the first phase, which count for nothing."""
+    """Number of requests before the first phase, which are not counted in any result."""
 
     timeout_seconds: StrictInt = Field(default=600, ge=1, le=86_400)
-    """How long a request may take."""
+    """Timeout of each request in seconds."""
 
 
 Percent = Annotated[StrictInt, Field(ge=1, le=90)]
 
 
 class LossLimits(ApiModel):
-    """The largest losses that pass, in percent. Half of one is an alarm where chance does not explain it."""
+    """Largest losses that pass, in percent.
+
+    A figure counts as regressed if its loss is statistically significant and exceeds half of its limit.
+    """
 
     goodput: Percent = 5
-    """Of tokens a second, in each phase."""
+    """Limit for the loss of goodput (tokens per second) in each phase, in percent."""
 
     acceptance: Percent = 10
-    """Of the accepted tokens, in all and at each position of the draft."""
+    """Limit for the loss of accepted tokens per step and of acceptance at each draft position, in percent."""
 
     step_time: Percent = 5
-    """By how much a step may take longer."""
+    """Limit for the increase of the time per step, in percent."""
 
     latency: Percent = 20
-    """By how much TTFT and TPOT may be longer."""
+    """Limit for the increase of TTFT and TPOT, in percent."""
 
 
 class Against(ApiModel):
-    """A golden capture, and how much worse than it an engine may be."""
+    """Golden capture to compare with, and the largest losses that pass."""
 
     capture: ObjectName
-    """A SpecDecodeCapture of one arm in this namespace that succeeded, with the workload and seed that this one has."""
+    """Successful SpecDecodeCapture with one arm in this namespace, with the same workload and seed as this capture."""
 
     max_loss_percent: LossLimits = LossLimits()
-    """The largest losses that pass."""
+    """Largest losses that pass, in percent. A figure counts as regressed if its loss is statistically significant and
+    exceeds half of its limit."""
 
 
 class Regressed(StrEnum):
-    """Whether an engine serves as well as the one of the golden capture."""
+    """Whether an engine performs as well as the engine of the golden capture."""
 
     HOLDS = "Holds"
     REGRESSED = "Regressed"
@@ -253,38 +260,38 @@ Figure = Annotated[str, StringConstraints(max_length=64)]
 
 
 class JudgedFigure(ApiModel):
-    """One figure of both captures, as people read it."""
+    """Figure of both captures, formatted for people."""
 
     name: Annotated[str, StringConstraints(max_length=96)]
-    """Goodput in phase chat, for example."""
+    """Name of the figure, such as goodput in phase chat."""
 
     golden: Figure
-    """In the golden capture, with its unit."""
+    """Value in the golden capture, with its unit."""
 
     found: Figure
-    """In this one."""
+    """Value in this capture, with its unit."""
 
     change: Figure
-    """From the golden capture to this one, with its interval."""
+    """Change from the golden capture to this one, with its confidence interval."""
 
     verdict: Regressed
-    """Holds, Regressed or Inconclusive."""
+    """Verdict on this figure: Holds, Regressed or Inconclusive."""
 
 
 class RegressionStatus(ApiModel):
-    """A capture against its golden one."""
+    """Comparison of a capture with its golden capture."""
 
     against: Annotated[str, StringConstraints(max_length=253)]
     """Name of the golden capture."""
 
     verdict: Regressed
-    """What all figures come to."""
+    """Overall verdict on all figures."""
 
     message: Annotated[str, StringConstraints(max_length=1024)]
-    """The same in a sentence with the figures that decide."""
+    """Summary of the verdict, with the figures that decide it."""
 
     figures: list[JudgedFigure] = Field(default=[], max_length=12)
-    """The figures that decide, and others as far as there is room."""
+    """Figures that decide the verdict, followed by further ones, at most 12 in total."""
 
 
 KIND = "SpecDecodeCapture"
@@ -296,36 +303,36 @@ DEFAULT_SIZE = "20Gi"
 
 
 class DuringCapture(StrEnum):
-    """What becomes of the deployment's engines while the capture has one of its own."""
+    """What happens to the deployment's engines during a capture."""
 
     KEEP = "Keep"
     SUSPEND = "Suspend"
 
 
 class Record(ApiModel):
-    """What is recorded beside times and counts. Prompts never are."""
+    """Data to record in addition to times and counts. Prompts are never recorded."""
 
     token_ids: StrictBool = False
-    """Record the tokens of the answers."""
+    """Record the token ids of the outputs."""
 
     step_stats: StrictBool = True
-    """Record the scheduler's statistics of each step."""
+    """Record the scheduler's statistics for each step."""
 
 
 class Storage(ApiModel):
-    """The volume that the files are written to."""
+    """Volume for the capture's files."""
 
     size: Quantity | None = None
-    """Size of the claim that is created. Absent: 20Gi, unless persistentVolumeClaim is set."""
+    """Size of the claim to create. Defaults to 20Gi, unless persistentVolumeClaim is set."""
 
     storage_class_name: ObjectName | None = None
-    """Storage class of the claim that is created. Absent: the cluster's default."""
+    """Storage class of the claim to create. Defaults to the cluster's default class."""
 
     persistent_volume_claim: PersistentVolumeClaimRef | None = None
-    """An existing claim to write to, instead of one that is created. Captures may share it."""
+    """Existing claim to write to, instead of creating one. Several captures can share it."""
 
     retain: StrictBool = True
-    """Keep the claim that was created when this object is deleted."""
+    """Keep the created claim when this object is deleted."""
 
     @property
     def existing_claim(self) -> str | None:
@@ -334,100 +341,103 @@ class Storage(ApiModel):
 
 
 class ArmSpeculation(Speculation):
-    """How the engine of an arm speculates."""
+    """Speculation method and settings of the arm."""
 
     # Fewer than in a deployment: of 8 arms in 8 schedules, the API server would refuse to judge more.
     num_speculative_tokens_by_batch_size: list[BatchSizeRange] = Field(default=[], max_length=16)
-    """K by the number of running requests, from 1 up. Where no range applies, numSpeculativeTokens holds."""
+    """K by number of running requests. Outside these ranges, numSpeculativeTokens applies."""
 
 
 class Arm(ApiModel):
-    """One way to serve, to be measured against others on the same GPUs."""
+    """Variant of the deployment's settings, measured against other variants on the same GPUs."""
 
     name: PhaseName
-    """Name of the arm, and of the folder of its files."""
+    """Name of the arm and of its folder on the volume."""
 
     speculation: ArmSpeculation | None = None
-    """In the place of the deployment's spec.speculation, all of it; method none is no speculation. Absent: as
-    deployed."""
+    """Speculation settings that replace the deployment's whole spec.speculation. Use method none to turn speculation
+    off. If not set, the arm speculates as deployed."""
 
     target_quantization: Quantization | None = None
-    """In the place of the deployment's spec.target.quantization. Absent: what its plan chose."""
+    """Precision that replaces the deployment's spec.target.quantization. Defaults to the precision that the
+    deployment's plan chose."""
 
     kv_cache_dtype: KvCacheDtype | None = None
-    """In the place of the deployment's spec.serving.kvCacheDtype. Absent: as deployed."""
+    """Data type that replaces the deployment's spec.serving.kvCacheDtype. Defaults to the deployment's."""
 
 
 class Slo(ApiModel):
-    """What clients are promised: goodput counts the tokens of requests that keep all of it."""
+    """Service level objective (SLO) of each request: goodput counts only the requests that meet all limits."""
 
     ttft_ms: Milliseconds | None = None
-    """Longest time to the first token."""
+    """Maximum time to first token (TTFT) in milliseconds."""
 
     tpot_ms: Milliseconds | None = None
-    """Longest time for each further token, on average of a request."""
+    """Maximum mean time per further output token (TPOT) of a request, in milliseconds."""
 
     latency_ms: Milliseconds | None = None
-    """Longest time to the last token."""
+    """Maximum time to the last token, in milliseconds."""
 
 
 class Checks(ApiModel):
-    """Requests to each arm, one at a time and outside of what is measured, by which its answers are compared."""
+    """Requests that compare the outputs of the arms. They are sent one at a time, outside the measured load."""
 
     greedy_prompts: StrictInt = Field(default=8, ge=0, le=64)
-    """Prompts answered at temperature 0, whose tokens should be the same in all arms."""
+    """Number of prompts to answer at temperature 0. All arms should return the same tokens."""
 
     structured_requests: StrictInt = Field(default=8, ge=0, le=64)
-    """Requests for JSON by a schema, and as many for a call of a tool, whose answers should parse as often."""
+    """Number of requests for JSON that follows a schema, and of as many requests for a tool call. All arms should
+    return parsable answers equally often."""
 
 
 class CaptureRun(ApiModel):
-    """Which load, and where the files go: what a capture and the template of a schedule have in common."""
+    """Load, recording and storage, which captures and the templates of schedules share."""
 
     arms: list[Arm] = Field(default=[], max_length=8)
-    """Ways to serve, one after another on the same GPUs under the same load. The first is the baseline, which the
-    others are compared with. Absent: the deployment's own alone."""
+    """Variants to measure one after another on the same GPUs with the same load. The first one is the baseline for the
+    others. If not set, only the deployment's own settings are measured."""
 
     repetitions: StrictInt | None = Field(default=None, ge=1, le=20)
-    """How often each arm is started and measured, in an order drawn anew each time. Several arms need two or more.
-    Absent: 2 with several arms, else 1."""
+    """Number of times to start and measure each arm, in a new random order each time. Several arms need at least 2.
+    Defaults to 2 with several arms, otherwise to 1."""
 
     slo: Slo | None = None
-    """Which requests count as goodput. Absent: all that are answered to the end."""
+    """Limits that a request must meet to count towards goodput. If not set, all completed requests count."""
 
     checks: Checks | None = None
-    """How the answers of several arms are compared. Absent: with 8 prompts and 8 requests for JSON."""
+    """Requests that compare the outputs of several arms. Defaults to 8 prompts and 8 structured requests."""
 
     against: Against | None = None
-    """An earlier capture of the same workload, by whose record this engine is judged at the end."""
+    """Golden capture with the same workload, with which the engine is compared at the end."""
 
     deployment_during_capture: DuringCapture = DuringCapture.KEEP
-    """Suspend: its engines give their GPUs to the capture and come back after it, however it ends. Keep: the capture
-    waits for GPUs that no engine wants."""
+    """Suspend: the deployment's engines give their GPUs to the capture and return after it, whether or not it succeeds.
+    Keep: the engines continue, and the capture waits for free GPUs."""
 
     borrow_timeout_seconds: StrictInt = Field(default=120, ge=10, le=1800)
-    """With Suspend: how long borrowed GPUs may stay idle before the engines get them back. They are idle while the
-    capture's engine does not run on them: its pod has no node, waits for a volume or an image, or crashed."""
+    """With Suspend, the time in seconds that borrowed GPUs may stay idle before the engines get them back. GPUs are
+    idle while the capture's engine does not run: its pod has no node, waits for a volume or an image, or has
+    crashed."""
 
     workload: CaptureWorkload = CaptureWorkload()
-    """What the load generator sends."""
+    """Load that the load generator sends to the engine."""
 
     seed: StrictInt = Field(default=0, ge=0, le=2_147_483_647)
-    """Seed of all that is random: prompts, arrivals, temperatures."""
+    """Seed for everything random: prompts, arrival times, temperatures."""
 
     record: Record = Record()
-    """What is recorded."""
+    """Data to record in addition to times and counts. Prompts are never recorded."""
 
     storage: Storage = Storage()
-    """The volume that the files are written to."""
+    """Volume for the capture's files: a claim to create, or an existing one."""
 
     deadline_seconds: StrictInt = Field(default=3600, ge=30, le=604_800)
-    """How long the load may take once the engine serves. On top of it the engine has as long to start as in its
-    deployment, and merging and validation have 15 minutes and a tenth of it. Each attempt has all of these, for each
-    repetition of each arm."""
+    """Time limit in seconds for the load, counted from when the engine serves. It applies to each repetition of each
+    arm and to each attempt. Engine start has the deployment's own limit; merging and validation have 15 minutes plus a
+    tenth of this value."""
 
     backoff_limit: StrictInt = Field(default=0, ge=0, le=10)
-    """How often a run that failed is begun anew."""
+    """Number of retries after a failed attempt."""
 
     @property
     def starts(self) -> int:
@@ -436,15 +446,15 @@ class CaptureRun(ApiModel):
 
 
 class SpecDecodeCaptureSpec(CaptureRun):
-    """Whose engine, which load, and where the files go."""
+    """Deployment to capture, load, recording and storage."""
 
     deployment: ObjectName
-    """The SpecDecodeDeployment of this namespace whose engine is captured; it may be suspended."""
+    """Name of the SpecDecodeDeployment in this namespace whose engine is captured. It may be suspended."""
 
     suspend: StrictBool = False
-    """No engine and no load; what was recorded so far is kept as partial files. Once it is false again, the capture
-    begins anew."""
+    """Stop the engine and the load, and keep the data recorded so far as partial files. When set to false again, the
+    capture starts over."""
 
     ttl_seconds_after_finished: StrictInt | None = Field(default=None, ge=0, le=31_536_000)
-    """When a finished capture is deleted, counted from when the operator noticed its end; its claim stays unless
-    storage.retain is false. Absent: never."""
+    """Time in seconds after which a finished capture is deleted, counted from when the operator saw it finish. Its
+    claim stays unless storage.retain is false. If not set, the capture is kept."""

@@ -83,11 +83,11 @@ PHASE = (
     *map(_foreign, (*_EXAMPLES, "thinkSeconds")),
     rule(
         "self.name != 'warmup'",
-        "name: is warmup, which is what the requests before the first phase are called: take another name",
+        "name: is warmup, which is reserved for the requests before the first phase: use another name",
     ),
     rule(
         "has(self.durationSeconds) != has(self.requests)",
-        "durationSeconds: a phase ends after a time or after so many requests: set one of durationSeconds and requests",
+        "durationSeconds: a phase ends by time or by requests: set one of durationSeconds and requests",
     ),
     replace(INSIDE_A_VOLUME, holds=f"!has(self.path) || {INSIDE_A_VOLUME.holds}"),
 )
@@ -95,14 +95,14 @@ PHASE = (
 PROMPTS = (
     rule(
         "has(self.synthetic) != has(self.dataset)",
-        "synthetic: prompts come from one place: set one of synthetic and dataset",
+        "synthetic: prompts have one source: set one of synthetic and dataset",
     ),
 )
 
 DATASET = (
     rule(
         "has(self.configMap) != has(self.persistentVolumeClaim)",
-        "configMap: the file is in one place: set one of configMap and persistentVolumeClaim",
+        "configMap: a file has one source: set one of configMap and persistentVolumeClaim",
     ),
     INSIDE_A_VOLUME,
 )
@@ -123,7 +123,7 @@ WORKLOAD = (
     _every_phase("self.phases.exists_one(q, q.name == p.name)", "two phases have one name: rename one"),
     _every_phase(
         "!has(p.promptTokens)",
-        "promptTokens is of synthetic prompts, and these are from a dataset: remove it, or write a path",
+        "promptTokens is for synthetic prompts, but the prompts are from a dataset: remove promptTokens",
         unless=f"!({_HAS_DATASET})",
     ),
     _every_phase(
@@ -133,24 +133,24 @@ WORKLOAD = (
     ),
     _every_phase(
         "!has(p.path)",
-        "path is a file of prompts.dataset, and there is none: remove path, or say with dataset where the file is",
+        "path is a file of prompts.dataset, which is not set: remove path, or set prompts.dataset",
         unless=_HAS_DATASET,
     ),
     _every_phase(
         "!has(p.category)",
-        "category is of datasets of format SPEED-Bench alone: remove it, or set prompts.dataset.format",
+        "category needs a dataset of format SPEED-Bench: remove it, or set prompts.dataset.format",
         unless=f"{_HAS_DATASET} && self.prompts.dataset.format == 'SPEED-Bench'",
     ),
     _every_phase(
         "!has(p.outputTokens) && p.pattern != 'Multiturn'",
-        "answers of a Trace are as long as they were, and its requests are no turns of new conversations: remove"
-        " outputTokens, and take another pattern than Multiturn",
+        "a dataset of format Trace sets the output lengths and has no conversations: remove outputTokens, and use"
+        " another pattern than Multiturn",
         unless=f"!({_IS_TRACE})",
     ),
     _every_phase(
         "p.pattern != 'Recorded'",
-        "pattern Recorded takes its moments from a dataset of format Trace: set prompts.dataset.format, or take another"
-        " pattern",
+        "pattern Recorded takes its arrival times from a dataset of format Trace: set prompts.dataset.format, or use"
+        " another pattern",
         unless=_IS_TRACE,
     ),
     rule(
@@ -190,8 +190,7 @@ RUN = (
     ),
     rule(
         f"!({_SEVERAL_ARMS}) || !has(self.repetitions) || self.repetitions > 1",
-        "repetitions: is 1, and no two starts of an engine are quite the same: arms need at least two, or one arm"
-        " alone",
+        "repetitions: is 1, but engine starts vary, so that several arms need 2 or more: raise it, or list one arm",
     ),
     *map(_compares, ("slo", "checks")),
     forbidden(

@@ -16,7 +16,7 @@ ShortSentence = Annotated[str, StringConstraints(max_length=1024)]
 
 
 class ArmVerdict(StrEnum):
-    """Whether an arm brings more than the baseline on the same GPUs."""
+    """Whether an arm performs better than the baseline on the same GPUs."""
 
     PAYS = "Pays"
     DOES_NOT_PAY = "DoesNotPay"
@@ -26,7 +26,7 @@ class ArmVerdict(StrEnum):
 
 
 class Outputs(StrEnum):
-    """Whether an arm answers what the baseline answers."""
+    """Whether an arm's outputs match the baseline's."""
 
     EQUAL = "Equal"
     EXPLAINED = "Explained"
@@ -36,84 +36,86 @@ class Outputs(StrEnum):
 
 
 class ComparedLoad(ApiModel):
-    """One load step: the phase of the workload, and what both arms did in it."""
+    """Load step: a phase of the workload, with the results of both arms."""
 
     phase: Word
     """Name of the phase."""
 
     running: Word
-    """Requests running at once in the baseline on average, as a decimal."""
+    """Mean number of running requests in the baseline, as a decimal."""
 
     arm_running: Word | None = None
-    """The same of this arm: where requests come at a given rate, one that is faster has fewer; absent where it is the
-    baseline's number."""
+    """Mean number of running requests in this arm, as a decimal. At a given request rate, a faster arm has fewer. Not
+    set if it equals the baseline's."""
 
     baseline_goodput: Word
-    """Tokens a second of the baseline's requests within the SLO, as a decimal."""
+    """Tokens per second of the baseline's requests within the SLO, as a decimal."""
 
     goodput: Word
-    """The same of this arm."""
+    """Tokens per second of this arm's requests within the SLO, as a decimal."""
 
     verdict: ArmVerdict
-    """Pays, DoesNotPay or Inconclusive at this load."""
+    """Verdict at this load: Pays, DoesNotPay or Inconclusive."""
 
     ratio: Word | None = None
-    """Goodput of the arm to that of the baseline, as a decimal; absent where nothing is known."""
+    """Goodput of the arm relative to the baseline's, as a decimal. Not set if it is unknown."""
 
     low: Word | None = None
-    """Lower end of the interval of that ratio; absent where it has none yet."""
+    """Lower end of the confidence interval of the ratio. Not set until there is enough data."""
 
     high: Word | None = None
-    """Upper end of it."""
+    """Upper end of the confidence interval of the ratio."""
 
 
 class ComparedArm(ApiModel):
-    """One arm against the baseline."""
+    """Comparison of one arm with the baseline."""
 
     name: Word
     """Name of the arm."""
 
     verdict: ArmVerdict
-    """What all load steps and the checks of its outputs come to."""
+    """Overall verdict on all load steps and output checks."""
 
     message: ShortSentence
-    """The same in a sentence with its figures."""
+    """Summary of the verdict, with its figures."""
 
     outputs: Outputs
-    """Equal: greedy outputs are the baseline's, token for token. Explained: where they part, both tokens were about
-    equally likely. Different: they were not. Lossy: the arm may answer otherwise by its settings."""
+    """Equal: greedy outputs match the baseline's token for token. Explained: where they differ, both tokens were about
+    equally likely. Different: they were not equally likely. Lossy: the arm's settings allow different outputs."""
 
     acceptance_percent: int | None = None
-    """Accepted share of the drafted tokens in percent; absent where nothing was drafted."""
+    """Accepted share of the drafted tokens in percent. Not set if the arm drafted no tokens."""
 
     loads: list[ComparedLoad] = Field(default=[], max_length=32)
-    """Its load steps that could be compared, in the order of the workload."""
+    """Load steps that could be compared, in the order of the workload."""
 
 
 class ComparisonStatus(ApiModel):
-    """The arms of a capture against its first one."""
+    """Comparison of a capture's arms with the first arm."""
 
     baseline: Word
-    """Name of the arm that the others are compared with."""
+    """Name of the first arm, with which the other arms are compared."""
 
     level_percent: int
-    """Probability, in percent, that no interval of an arm misses the true ratio, however often they were looked at."""
+    """Confidence level in percent: the probability that all intervals of an arm contain the true ratio, however
+    often the data is evaluated."""
 
     baseline_acceptance_percent: int | None = None
-    """Accepted share of the tokens that the baseline drafted in percent; absent where it drafted none."""
+    """Accepted share of the tokens that the baseline drafted, in percent. Not set if it drafted no tokens."""
 
     arms: list[ComparedArm] = Field(max_length=8, json_schema_extra=map_by("name"))
-    """The other arms."""
+    """Comparison of each further arm with the baseline."""
 
     crossover_running: Word | None = None
-    """Requests running at once above which the first of them stops paying, as a decimal; absent where it does not."""
+    """Number of running requests above which the second arm no longer pays, as a decimal. Not set if there is no such
+    number."""
 
 
 Path = Annotated[str, StringConstraints(max_length=1024)]
 
 
 class CapturePhase(StrEnum):
-    """How far a capture is, for people; programs read the conditions."""
+    """Progress of a capture, for people. Programs read the conditions."""
 
     PENDING = "Pending"
     WAITING_FOR_GPUS = "WaitingForGPUs"
@@ -125,192 +127,194 @@ class CapturePhase(StrEnum):
 
 
 class RequestCounts(ApiModel):
-    """Requests by what became of them."""
+    """Number of requests by outcome."""
 
     sent: int
-    """Requests that were sent, without warm-up."""
+    """Number of requests sent, without warm-up."""
 
     completed: int
-    """Answered to the end."""
+    """Number of requests answered completely."""
 
     http_rejected: int = 0
-    """Refused by the engine with an HTTP status, a prompt that is too long for example."""
+    """Number of requests that the engine rejected with an HTTP status, for example because a prompt is too long."""
 
     disconnected: int = 0
-    """Cut off by the engine."""
+    """Number of requests that the engine disconnected."""
 
     timed_out: int = 0
-    """Given up after workload.timeoutSeconds."""
+    """Number of requests that exceeded workload.timeoutSeconds."""
 
     cancelled: int = 0
-    """Cut off by the load generator: deadline or cancellation."""
+    """Number of requests that the load generator stopped because of the deadline or a cancellation."""
 
     not_sent: int = 0
-    """Due, but never sent."""
+    """Number of requests that were due but not sent."""
 
 
 class Quantiles(ApiModel):
     """Quantiles of a time, in milliseconds as decimals."""
 
     p50: Word
-    """Median."""
+    """Median, in milliseconds."""
 
     p90: Word
-    """90 % are not above it."""
+    """90th percentile, in milliseconds."""
 
     p95: Word
-    """95 % are not above it."""
+    """95th percentile, in milliseconds."""
 
     p99: Word
-    """99 % are not above it."""
+    """99th percentile, in milliseconds."""
 
 
 class PublishedFile(ApiModel):
-    """One file on the volume."""
+    """File on the volume."""
 
     name: Word
-    """Its name in status.summary.path."""
+    """Name of the file in the folder status.summary.path."""
 
     bytes: int
-    """Its size."""
+    """Size of the file in bytes."""
 
     lines: int | None = None
-    """Its lines."""
+    """Number of lines in the file."""
 
     sha256: Word
-    """Its checksum."""
+    """SHA-256 checksum of the file."""
 
 
 class CaptureSummary(ApiModel):
-    """What was captured."""
+    """Results of the capture."""
 
     requests: RequestCounts
-    """Requests by what became of them."""
+    """Number of requests by outcome."""
 
     engine_version: Word | None = None
-    """Version of vLLM, as the engine itself reports it: 0.33.0."""
+    """vLLM version that the engine reports, such as 0.33.0."""
 
     engine_notes: list[Sentence] | None = Field(default=None, max_length=4)
-    """What to know of that version: that nobody tried the recorder with it, or that the plan was made for another."""
+    """Notes on the vLLM version: that the recorder is untested with it, or that the plan was made for another
+    version."""
 
     prompt_notes: list[Sentence] | None = Field(default=None, max_length=4)
-    """What to know of the prompts: that random ones say nothing of acceptance."""
+    """Notes on the prompts: that acceptance with random prompts is not representative."""
 
     output_tokens: int | None = None
-    """Tokens of all answers."""
+    """Number of tokens in all outputs."""
 
     acceptance: Word | None = None
-    """Accepted share of the proposed tokens, as people read it: 71%."""
+    """Accepted share of the drafted tokens, for people: 71%."""
 
     acceptance_percent: int | None = None
-    """Accepted share of the proposed tokens in percent; absent where nothing was proposed."""
+    """Accepted share of the drafted tokens in percent. Not set if no tokens were drafted."""
 
     mean_acceptance_length: Word | None = None
-    """Tokens emitted a verification step on average, as a decimal."""
+    """Mean number of tokens emitted per verification step, as a decimal."""
 
     per_position_percent: list[int] | None = Field(default=None, max_length=32)
-    """Share of the proposals of each position that was accepted, in percent."""
+    """Accepted share of the drafted tokens at each draft position, in percent."""
 
     ttft_ms: Quantiles | None = None
-    """Time to the first token, as the client saw it."""
+    """Time to first token (TTFT) as measured by the client."""
 
     tpot_ms: Quantiles | None = None
-    """Time for each further token of a request."""
+    """Time per further output token (TPOT) of a request."""
 
     latency_ms: Quantiles | None = None
-    """Time to the last token, as the client saw it."""
+    """Time to the last token as measured by the client."""
 
     late_ms: Quantiles | None = None
-    """How much later than they were due requests were sent, in the phase that kept its times worst."""
+    """Delay between the due time of requests and their sending, for the phase with the largest delays."""
 
     requests_per_second: Word | None = None
-    """Requests that were answered, a second, as a decimal."""
+    """Completed requests per second, as a decimal."""
 
     output_tokens_per_second: Word | None = None
-    """Tokens that came back, a second, as a decimal."""
+    """Output tokens per second, as a decimal."""
 
     bytes: int | None = None
-    """Size of all files."""
+    """Total size of the files in bytes."""
 
     files: list[PublishedFile] | None = Field(default=None, max_length=16)
-    """The files, all below path."""
+    """Files in the folder path."""
 
     path: Path | None = None
     """Folder of the files on the volume."""
 
 
 class BorrowStatus(ApiModel):
-    """The GPUs that the deployment's engines give to the capture, with deploymentDuringCapture: Suspend."""
+    """GPUs that the deployment's engines give to the capture, with deploymentDuringCapture: Suspend."""
 
     since: TimeText | None = None
-    """When the engines last made room for the capture, RFC 3339."""
+    """Time at which the engines last made room for the capture, RFC 3339."""
 
     idle_since: TimeText | None = None
-    """Since when the GPUs have been free of engines without the capture's engine running on them, RFC 3339. Absent
-    while either runs."""
+    """Time since which the GPUs have been idle, with no engine of the deployment or the capture running on them, RFC
+    3339. Not set while either runs."""
 
     returned_at: TimeText | None = None
-    """When the capture last gave the GPUs back, RFC 3339. Absent while it has them."""
+    """Time at which the capture last returned the GPUs, RFC 3339. Not set while it has them."""
 
     served_at: TimeText | None = None
-    """When an engine of the deployment first served after that, RFC 3339."""
+    """Time at which an engine of the deployment first served after the GPUs were returned, RFC 3339."""
 
     seconds_without_serving: int = 0
-    """How long the deployment was without a serving engine because of the capture, in seconds: from since to
-    servedAt, summed over all attempts."""
+    """Time in seconds that the deployment had no serving engine because of the capture: from since to servedAt, summed
+    over all attempts."""
 
     failed_attempts: int = 0
-    """How often the capture gave the GPUs back because it had not started."""
+    """Number of times that the capture returned the GPUs because it had not started."""
 
     last_failure: Sentence | None = None
-    """Why it had not started the last time: reason and message."""
+    """Reason and message of the last failed start."""
 
     next_attempt_at: TimeText | None = None
-    """When it may borrow the GPUs again, RFC 3339. The deployment must serve by then."""
+    """Earliest time at which the capture may borrow the GPUs again, RFC 3339. The deployment must serve by then."""
 
 
 class SpecDecodeCaptureStatus(ApiModel):
-    """What the operator knows about one SpecDecodeCapture."""
+    """Observed state of a SpecDecodeCapture."""
 
     observed_generation: int | None = None
-    """Generation of the spec that this status speaks of."""
+    """Generation of the spec that this status reflects."""
 
     phase: CapturePhase | None = None
-    """How far it is, for people."""
+    """Progress of the capture, for people. Programs read the conditions."""
 
     conditions: Conditions = Field(default=[])
-    """Accepted, WaitingForGPUs, Succeeded, Ready, Reconciling, Stalled; with several arms Pays, with spec.against
-    Holds."""
+    """Conditions Accepted, WaitingForGPUs, Succeeded, Ready, Reconciling and Stalled; also Pays with several arms, and
+    Holds with spec.against."""
 
     job: Word | None = None
-    """The Job that runs it."""
+    """Name of the Job that runs the capture."""
 
     operator_image: Path | None = None
-    """The operator image that its Job runs; `specdecode capture fetch` reads the volume with it."""
+    """Operator image that the Job runs. `specdecode capture fetch` uses the same image to read the volume."""
 
     claim: Word | None = None
-    """The claim that holds its files, also when this object is gone."""
+    """Name of the claim that holds the files. It can outlive this object."""
 
     path: Path | None = None
-    """Folder of its files on the volume, from when they are validated; partial files are beside it."""
+    """Folder of the files on the volume, set once they are validated. Partial files are stored in a folder next to
+    it."""
 
     started_at: TimeText | None = None
-    """When its pod began, RFC 3339."""
+    """Time at which the capture's pod started, RFC 3339."""
 
     finished_at: TimeText | None = None
-    """When it ended, RFC 3339."""
+    """Time at which the capture finished, RFC 3339."""
 
     borrow: BorrowStatus | None = None
-    """The GPUs that it borrows from its deployment."""
+    """GPUs that the capture borrows from its deployment."""
 
     engine: Word | None = None
-    """Internal: digest of the spec and the place of the engines that were captured, for the policy."""
+    """Internal: digest of the spec and the placement of the captured engines, for the policy."""
 
     summary: CaptureSummary | None = None
-    """What was captured; of a run that succeeded. With several arms: by the second one, the last time."""
+    """Results of a successful capture. With several arms: the last repetition of the second arm."""
 
     comparison: ComparisonStatus | None = None
-    """What the arms brought, compared with the first; of a run with several that succeeded."""
+    """Comparison of the arms with the first one, for a successful capture with several arms."""
 
     regression: RegressionStatus | None = None
-    """How its engine serves beside that of spec.against; of a run that succeeded."""
+    """Comparison with the golden capture in spec.against, for a successful capture."""

@@ -160,7 +160,7 @@ def _without_defaults(schema: Schema) -> Schema:
     bare = {key: value for key, value in schema.items() if key != "default"}
     if "default" in schema and schema["type"] != "object":
         default = schema["default"] if isinstance(schema["default"], str) else json.dumps(schema["default"])
-        bare["description"] = f"{schema.get('description', '')} Absent: {default}.".lstrip()
+        bare["description"] = f"{schema.get('description', '')} Defaults to {default}.".lstrip()
     if "properties" in schema:
         bare["properties"] = {name: _without_defaults(child) for name, child in schema["properties"].items()}
     if "items" in schema:

@@ -60,7 +60,7 @@ QueueObject = Annotated[str, StringConstraints(max_length=63, pattern=OBJECT_NAM
 
 
 class Concurrency(StrEnum):
-    """What happens when a capture is due while an earlier one of its schedule runs."""
+    """What happens when a capture is due while an earlier one of its schedule still runs."""
 
     FORBID = "Forbid"
     ALLOW = "Allow"
@@ -68,84 +68,85 @@ class Concurrency(StrEnum):
 
 
 class Retention(ApiModel):
-    """Which claims of a schedule's captures are kept; others are deleted, and their files with them."""
+    """Limits for keeping the claims of a schedule's captures. Claims beyond a limit are deleted with their files."""
 
     count: StrictInt | None = Field(default=None, ge=1, le=1000)
-    """Claims with the files of captures that succeeded: the newest ones are kept. Absent: any number."""
+    """Number of claims of successful captures to keep, newest first. If not set, there is no limit."""
 
     failed_count: StrictInt | None = Field(default=None, ge=0, le=1000)
-    """Claims of captures that failed, were cancelled or deleted: the newest ones are kept. Absent: as many as count."""
+    """Number of claims of failed, cancelled or deleted captures to keep, newest first. Defaults to count."""
 
     days: StrictInt | None = Field(default=None, ge=1, le=3650)
-    """Age in days at which a claim is deleted, whatever is on it: when two looks, at least an hour apart, have found it
-    older by the API server's time. Absent: never."""
+    """Age in days after which a claim is deleted, whether or not its capture succeeded. Two checks at least an hour
+    apart must find the claim over this age. If not set, claims do not expire."""
 
 
 class Queue(ApiModel):
-    """The queue of Kueue that captures of a schedule wait in."""
+    """Kueue queue in which the captures of a schedule wait."""
 
     name: QueueObject
-    """A LocalQueue of the namespace."""
+    """Name of a LocalQueue in the same namespace."""
 
     priority_class: QueueObject | None = None
-    """A WorkloadPriorityClass. Absent: that of the pods."""
+    """Name of a WorkloadPriorityClass. If not set, the priority of the pods applies."""
 
 
 class CaptureSchedule(ApiModel):
-    """Captures at certain times."""
+    """Schedule that creates captures of this deployment."""
 
     name: ScheduleName
-    """Name of the schedule, part of the names of its captures."""
+    """Name of the schedule, which becomes part of the names of its captures."""
 
     schedule: CronLine
-    """Minute, hour, day of month, month and day of week, as cron has them: 0 3 * * 1-5."""
+    """Cron expression with minute, hour, day of month, month and day of week, such as 0 3 * * 1-5."""
 
     time_zone: TimeZone = "UTC"
-    """Time zone of the schedule, such as Europe/Berlin."""
+    """IANA time zone of the schedule, such as Europe/Berlin."""
 
     concurrency_policy: Concurrency = Concurrency.FORBID
-    """When an earlier capture still runs: Forbid waits for it, until startingDeadlineSeconds are over; Allow starts
-    another; Replace cancels the earlier one."""
+    """What to do when a capture is due while an earlier one still runs. Forbid waits for the earlier one, for up to
+    startingDeadlineSeconds; Allow starts a second one; Replace cancels the earlier one."""
 
     starting_deadline_seconds: StrictInt = Field(default=300, ge=30, le=86_400)
-    """How late a capture may start. One that is missed is left out, and an Event says so."""
+    """Maximum delay in seconds with which a capture may start. A later one is skipped and reported in an Event."""
 
     successful_history_limit: StrictInt = Field(default=3, ge=0, le=100)
-    """Captures that succeeded and are kept as objects. Their claims follow retention."""
+    """Number of successful SpecDecodeCapture objects to keep. Their claims are subject to retention."""
 
     failed_history_limit: StrictInt = Field(default=1, ge=0, le=100)
-    """Captures that failed or were cancelled and are kept as objects."""
+    """Number of failed or cancelled SpecDecodeCapture objects to keep."""
 
     retention: Retention = Retention()
-    """Which claims of its captures are kept."""
+    """Limits for keeping the claims that the captures create."""
 
     suspend: StrictBool = False
-    """Start none until it is false again; those that run go on."""
+    """Start no further captures. Running captures continue."""
 
     queue: Queue | None = None
-    """The queue of Kueue that starts them, as label kueue.x-k8s.io/queue-name says it of a capture. Absent: none."""
+    """Kueue queue for the captures, which sets the label kueue.x-k8s.io/queue-name on them. If not set, they do not
+    wait in a queue."""
 
     template: CaptureRun = CaptureRun()
-    """The captures that are created."""
+    """Spec of the captures that the schedule creates."""
 
 
 class ScheduleStatus(ApiModel):
-    """What the operator knows of one schedule."""
+    """Status of one capture schedule."""
 
     name: ScheduleName
     """Name of the schedule."""
 
     schedule: str = Field(max_length=256)
-    """Schedule and time zone that the times speak of."""
+    """Cron expression and time zone for which the times in this status were computed."""
 
     since: Timestamp
-    """When the operator first saw this schedule; earlier times are not made up for."""
+    """Time at which the operator first saw this schedule. Earlier scheduled times are not made up for."""
 
     last_schedule_time: TimeText | None = None
-    """The last time that was due, whether a capture was started for it or it was missed."""
+    """Most recent scheduled time, whether its capture was started or missed."""
 
     next_schedule_time: TimeText | None = None
-    """When the next capture is due; absent while suspended."""
+    """Time at which the next capture is due. Not set while the schedule is suspended."""
 
 
 _SHORT_S = 600
@@ -153,7 +154,7 @@ _LONG_S = 604_800
 
 
 class ReplayMode(StrEnum):
-    """What is made of a recording."""
+    """How the recording is replayed."""
 
     STEPS = "Steps"
     MODELLED = "Modelled"
@@ -161,7 +162,7 @@ class ReplayMode(StrEnum):
 
 
 class Matching(StrEnum):
-    """How a request finds the record that it is answered with."""
+    """How a request is matched with a recorded one."""
 
     ARRIVAL = "Arrival"
     REQUEST_ID = "RequestId"
@@ -169,7 +170,7 @@ class Matching(StrEnum):
 
 
 class Unmatched(StrEnum):
-    """What a request gets for which no record is left."""
+    """How a request is answered if no recorded one is left for it."""
 
     REPEAT = "Repeat"
     REFUSE = "Refuse"
@@ -177,78 +178,79 @@ class Unmatched(StrEnum):
 
 
 class RecordingSource(ApiModel):
-    """Where a recording lies."""
+    """Location of a recording."""
 
     config_map: ConfigMapRef | None = None
-    """ConfigMap that holds it, for small ones: at most 1 MiB."""
+    """ConfigMap that holds the recording, for recordings of up to 1 MiB."""
 
     persistent_volume_claim: PersistentVolumeClaimRef | None = None
-    """Claim that holds it, such as that of a capture; mounted read-only."""
+    """Claim that holds the recording, such as the claim of a capture. Engines mount it read-only."""
 
     path: FilePath
-    """Folder of a capture, or a trace, inside the ConfigMap or the volume; step statistics are read from beside it. For
-    mode Modelled also a model that `specdecode replay fit` made, for Emulated nothing else."""
+    """Path of a capture's folder or of a trace file in the ConfigMap or volume. Step statistics are read from the same
+    folder. Mode Modelled also accepts a model made by `specdecode replay fit`; mode Emulated requires one."""
 
 
 class AcceptanceFrom(ApiModel):
-    """An acceptance, and from when it holds."""
+    """Acceptance that applies from a point in time on."""
 
     from_seconds: StrictInt = Field(default=0, ge=0, le=_LONG_S)
-    """Seconds since the engine's start."""
+    """Time in seconds since the start of the engine."""
 
     percent: StrictInt = Field(ge=0, le=100)
-    """Accepted share of the drafted tokens in percent."""
+    """Accepted share of the drafted tokens, in percent."""
 
 
 class ReplayFailures(ApiModel):
-    """What goes wrong on purpose, to see what is done about it."""
+    """Failures to inject, for testing how clients and the operator respond."""
 
     start_seconds: StrictInt = Field(default=0, ge=0, le=_SHORT_S)
-    """How long a start takes before the engine listens, as loading a model would."""
+    """Delay in seconds before the engine listens, which simulates loading a model."""
 
     error_percent: StrictInt = Field(default=0, ge=0, le=100)
-    """Share of requests that are answered with 500, in percent."""
+    """Share of requests answered with HTTP status 500, in percent."""
 
     hang_after_seconds: StrictInt | None = Field(default=None, ge=0, le=_LONG_S)
-    """Seconds from the start until no token comes any more, though /health answers. Absent: never."""
+    """Time in seconds after the start at which the engine stops sending tokens while /health still answers. If not set,
+    it does not hang."""
 
     crash_after_seconds: StrictInt | None = Field(default=None, ge=0, le=_LONG_S)
-    """Seconds from each start until the process dies. Absent: never."""
+    """Time in seconds after each start at which the process exits. If not set, it does not crash."""
 
 
 class Replay(ApiModel):
-    """A recording that is replayed in place of running a model: no GPU, no weights, and text that means nothing."""
+    """Replay of a recording instead of running a model, without a GPU, weights or meaningful text."""
 
     trace: RecordingSource
-    """The recording."""
+    """Location of the recording: a ConfigMap or a claim, and a path."""
 
     mode: ReplayMode = ReplayMode.STEPS
-    """Steps: each request gets the tokens of a recorded one, in its bursts and at its gaps, whatever the load.
-    Modelled: tokens are drawn from all records, as the load is, with queues, preemption and the plan's KV cache.
-    Emulated: vLLM itself serves, on CPU and without weights, and only its steps are drawn; engine.image names its
-    image."""
+    """Steps: each request gets the tokens and timing of a recorded one, independent of the load. Modelled: tokens are
+    drawn from all records for the current load, with queues, preemption and the plan's KV cache. Emulated: vLLM itself
+    runs on CPU without weights and only its steps are drawn; engine.image names its image."""
 
     match: Matching = Matching.ARRIVAL
-    """How a request finds its record: in the order of arrival; by the number at the end of its id; or by the longest
-    common prefix, of records with block hashes."""
+    """How a request is matched with a record: in order of arrival (Arrival); by its id, or the number at the end of its
+    id (RequestId); or by the longest common prefix, for records with block hashes (Prefix)."""
 
     unmatched: Unmatched = Unmatched.REPEAT
-    """What comes when no record is left: the first again, an answer of 409, or tokens as in mode Modelled."""
+    """How a request without a matching record is answered: with the records again, from the first one (Repeat); with
+    HTTP status 409 (Refuse); or with tokens as in mode Modelled (Modelled)."""
 
     acceptance: list[AcceptanceFrom] = Field(default=[], max_length=64, json_schema_extra=map_by("fromSeconds"))
-    """Acceptance over time in place of the recorded one; the first holds from second 0."""
+    """Acceptance over time, which replaces the recorded one. The first entry must have fromSeconds 0."""
 
     time_scale_percent: StrictInt = Field(default=100, ge=1, le=10_000)
-    """Factor of every time in percent: 50 is twice as fast."""
+    """Scale of all times, in percent: 50 replays twice as fast."""
 
     load_factor: StrictInt = Field(default=1, ge=1, le=10_000)
-    """Requests that each one stands for in the metrics of load: running, waiting, KV cache in use."""
+    """Number of requests that each request counts as in the load metrics: running, waiting, KV cache usage."""
 
     seed: StrictInt = Field(default=0, ge=0, le=2**31 - 1)
-    """Seed of everything that is drawn."""
+    """Seed for everything that the replay draws at random."""
 
     failures: ReplayFailures = ReplayFailures()
-    """What goes wrong on purpose."""
+    """Failures to inject, for testing how clients and the operator respond."""
 
 
 MOST_DECISIONS: Final = 8
@@ -260,7 +262,7 @@ _Decimal = Annotated[str, StringConstraints(max_length=32), AfterValidator(print
 
 
 class AcceptanceRule(StrEnum):
-    """Public rules that speculation below an acceptance be turned off; they contradict each other."""
+    """Published rules of thumb for turning speculation off below an acceptance. They contradict each other."""
 
     BELOW_40_PERCENT = "Below40Percent"
     BELOW_50_PERCENT = "Below50Percent"
@@ -274,111 +276,111 @@ class AcceptanceRule(StrEnum):
 
 
 class Policy(ApiModel):
-    """What is done about speculation by the goodput that a capture measured, and the load now."""
+    """Policy that chooses among measured speculation settings by their goodput and the current load."""
 
     mode: PolicyMode = PolicyMode.OBSERVE
-    """Observe: say in the status what would be done. Advise: as a condition and in Events, too. Enforce: do it; the
-    spec stays as it is, and status.policy says what is in force in the place of spec.speculation."""
+    """Observe reports recommendations in the status. Advise also reports them in a condition and in Events. Enforce
+    applies them: the spec does not change, and status.policy shows the speculation that replaces spec.speculation."""
 
     paused: StrictBool = False
-    """Change nothing more until it is false again; what is in force stays."""
+    """Make no further changes. The setting in force stays."""
 
     evidence: ObjectName | None = None
-    """SpecDecodeCapture of this namespace whose arms may be chosen. Absent: the newest of this deployment that compared
-    arms."""
+    """SpecDecodeCapture in this namespace whose arms the policy may choose. Defaults to the newest capture of this
+    deployment that compared arms."""
 
     min_gain_percent: StrictInt = Field(default=3, ge=1, le=100)
-    """Goodput that another setting must bring more, in percent."""
+    """Minimum gain in goodput that another setting must bring, in percent."""
 
     window_seconds: StrictInt = Field(default=900, ge=30, le=7200)
-    """How long the load is looked at."""
+    """Time window in seconds over which the load is observed."""
 
     cooldown_seconds: StrictInt = Field(default=1800, ge=30, le=86_400)
-    """How long nothing more is done after something was; before a setting is taken again that was left last, twice as
-    long."""
+    """Minimum time in seconds between two changes or restarts. Returning to the previous setting takes twice as long,
+    unless it turns speculation off."""
 
     max_restarts_per_day: StrictInt = Field(default=6, ge=1, le=MOST_RESTARTS)
-    """How often in 24 hours engines may be started anew: a change of all of them counts once."""
+    """Maximum number of engine restarts by the policy in 24 hours. Replacing all engines counts as one."""
 
     acceptance_rule: AcceptanceRule | None = None
-    """A public rule to advise by where no capture compared arms, never to act by: acceptance says little about goodput,
-    and nothing with adaptiveVerification."""
+    """Published rule of thumb to recommend turning speculation off while no capture has compared arms. The policy never
+    acts on it, because acceptance is a poor predictor of goodput. It does not apply with adaptiveVerification."""
 
 
 class PolicyDecision(ApiModel):
-    """Something that was advised or done."""
+    """Recommendation or action of the policy."""
 
     at: Timestamp
-    """When, RFC 3339."""
+    """Time of the decision, RFC 3339."""
 
     action: PolicyAction
-    """What."""
+    """Action that was decided: Change, TurnOff, TryAgain or Restart."""
 
     outcome: PolicyOutcome
-    """What became of it."""
+    """Outcome of the action, such as Advised, Done or Refused."""
 
     target: _Name | None = None
-    """The arm that was changed to, or the pod that was started anew."""
+    """Arm that was chosen, or pod that was restarted."""
 
     message: _Text
-    """Why, with the figures."""
+    """Explanation of the decision, with the figures behind it."""
 
 
 class PolicyStatus(ApiModel):
-    """What the policy does, and the internal state that it needs."""
+    """Current decision of the policy, with its internal state."""
 
     mode: PolicyMode
-    """As the spec has it."""
+    """Mode in spec.policy: Observe, Advise or Enforce."""
 
     action: PolicyAction
-    """What is best now: Keep, Change, TurnOff, TryAgain or Restart."""
+    """Best action for the current load: Keep, Change, TurnOff, TryAgain or Restart."""
 
     outcome: PolicyOutcome
-    """What comes of it: Kept, Observed, Advised, Done, or what holds it back: Paused, CoolingDown,
-    BudgetSpent, Refused."""
+    """Outcome of the action: Kept, Observed, Advised or Done; or the obstacle: Paused, CoolingDown, BudgetSpent or
+    Refused."""
 
     reason: Annotated[str, StringConstraints(max_length=64)]
-    """One CamelCase word for programs."""
+    """Reason for the action as one CamelCase word, for programs."""
 
     message: _Text
-    """The same in a sentence with its figures."""
+    """Explanation of the action, with the figures behind it."""
 
     target: _Name | None = None
-    """The arm that would be changed to, or the pod that would be started anew."""
+    """Arm to change to, or pod to restart."""
 
     evidence: _Name | None = None
-    """The capture that it rests on."""
+    """Capture whose measurements the policy uses."""
 
     arm: _Name | None = None
-    """The arm in force, by its name there."""
+    """Name of the arm in force, as in that capture."""
 
     since: Timestamp | None = None
-    """Since when it is, by the policy; absent where it is what the spec says."""
+    """Time since which the policy has had this arm in force. Not set while spec.speculation is in force."""
 
     speculation: Speculation | None = None
-    """What is in force in the place of spec.speculation; absent where that is."""
+    """Speculation settings that replace spec.speculation. Not set while spec.speculation is in force."""
 
     asked: _Name | None = None
-    """Internal: digest of the spec that this was decided for. The policy starts again for another spec."""
+    """Internal: digest of the spec for which this was decided. The policy starts over when the spec changes."""
 
     left: _Name | None = None
-    """Internal: the arm that was in force before."""
+    """Internal: arm that was in force before the current one."""
 
     acceptance_factor: _Decimal | None = None
-    """Internal: acceptance when speculation was turned off, as a share of the measured one, as a decimal."""
+    """Internal: acceptance when speculation was turned off, relative to the measured one, as a decimal."""
 
     tried_in_vain: StrictBool = False
-    """Internal: whether speculation was tried again since and turned off again."""
+    """Internal: whether speculation has been tried again and turned off again since then."""
 
     failed_arms: list[_Name] = Field(default=[], max_length=8)
-    """Internal: arms whose engines never served here, as NAME@DIGEST of their speculation, the newest last. The policy
-    does not choose them again for this spec. A changed arm counts as another one."""
+    """Internal: arms whose engines never became ready here, as NAME@DIGEST of their speculation, newest last. The
+    policy does not choose them again for this spec. An arm with changed settings has a new digest."""
 
     restarts: list[Timestamp] = Field(default=[], max_length=MOST_RESTARTS)
-    """Internal: when engines were restarted in the last 24 hours."""
+    """Internal: times at which the policy restarted engines in the last 24 hours."""
 
     decisions: list[PolicyDecision] = Field(default=[], max_length=MOST_DECISIONS)
-    """What was advised or done last, newest first."""
+    """Most recent recommendations and actions, newest first."""
 
 
 KIND = "SpecDecodeDeployment"
@@ -392,325 +394,334 @@ ServedName = Annotated[str, StringConstraints(max_length=256, pattern=SERVED_NAM
 
 
 class Parallelism(ApiModel):
-    """Over how many GPUs one replica spreads."""
+    """Parallelism of one replica: how the model is split across GPUs."""
 
     tensor: StrictInt | None = Field(default=None, ge=1, le=64)
-    """Tensor parallelism of the target, and so of the draft. Absent: the smallest that fits; on CPU: 1."""
+    """Tensor parallelism of the target and the draft. If not set, the plan picks the smallest that fits; on CPU, 1."""
 
     pipeline: StrictInt = Field(default=1, ge=1, le=64)
-    """Stages of layers, each on GPUs of its own."""
+    """Number of pipeline stages. Each stage holds part of the layers on separate GPUs."""
 
     data: StrictInt = Field(default=1, ge=1, le=64)
-    """Copies of the model behind one endpoint, each with a KV cache and requests of its own, of which all figures are;
-    experts are not copied."""
+    """Number of data-parallel replicas behind one endpoint. Each has its own KV cache; reported figures are per
+    data-parallel replica. Experts are sharded across them."""
 
     expert: StrictBool = False
-    """Spread whole experts over the tensor x data GPUs of a stage, instead of slicing each."""
+    """Distribute whole experts over the tensor x data GPUs of a stage, instead of splitting each expert."""
 
     draft_tensor: StrictInt | None = Field(default=None, ge=1, le=64)
-    """What the engine is told of the draft's tensor parallelism: 1, or tensor. The draft is split like the target
-    either way; status.plan.draftTensor says so."""
+    """Tensor parallelism of the draft that is passed to vLLM: 1, or the value of tensor. vLLM splits the draft like the
+    target regardless of it; status.plan.draftTensor shows the split in effect."""
 
 
 class Accelerator(ApiModel):
-    """What one replica runs on."""
+    """Hardware that one replica runs on."""
 
     type: AcceleratorType = AcceleratorType.GPU
-    """GPU, or CPU for trying things out without one."""
+    """Type of accelerator. Use CPU to try out the operator without a GPU."""
 
     products: list[LabelValue] = Field(default=[], max_length=16)
-    """Allowed values of the node label nvidia.com/gpu.product. If empty, any supported GPU that fits."""
+    """Allowed values of the node label nvidia.com/gpu.product, such as NVIDIA-H200. If empty, any supported GPU that
+    fits."""
 
     per_node: StrictInt | None = Field(default=None, ge=1, le=64)
-    """GPUs a node, where nodes cannot be asked."""
+    """Number of GPUs per node, for planning while no matching node exists, such as for a node pool that scales from
+    zero. Existing nodes take precedence."""
 
     memory_gib_per_gpu: StrictInt | None = Field(default=None, alias="memoryGiBPerGPU", ge=1, le=4096)
     """Memory of each GPU in whole GiB, as CUDA reports it, for products whose memory the operator does not know.
-    Estimates for them are uncalibrated, with a wider margin. Known products keep their own figure."""
+    Estimates for them are uncalibrated and use a wider margin. For known products, the known memory size takes
+    precedence."""
 
     cpu_cores: StrictInt | None = Field(default=None, ge=1, le=1024)
-    """Cores a replica, for type CPU."""
+    """Number of CPU cores per replica, for type CPU."""
 
     memory_gib: StrictInt | None = Field(default=None, alias="memoryGiB", ge=1, le=65_536)
-    """Memory a replica in GiB, for type CPU; its ranks share it."""
+    """Memory per replica in GiB, for type CPU. The replica's ranks share it."""
 
     kv_cache_gib: StrictInt | None = Field(default=None, alias="kvCacheGiB", ge=1, le=65_536)
-    """KV cache a replica in GiB, for type CPU: a multiple of parallelism.tensor, whose ranks share it."""
+    """Size of the KV cache per replica in GiB, for type CPU. The ranks share it, so it must be a multiple of
+    parallelism.tensor."""
 
 
 class Serving(ApiModel):
-    """What the engine is told; every value is rendered explicitly."""
+    """Serving settings of the engine. The operator always passes each value explicitly."""
 
     max_model_len: StrictInt | None = Field(default=None, ge=1, le=16_777_216)
-    """Longest sequence in tokens, prompt and output. Absent: the model's own."""
+    """Maximum length of a sequence in tokens, prompt and output together. Defaults to the maximum of the model."""
 
     max_num_seqs: StrictInt = Field(default=256, ge=1, le=65_536)
-    """Requests that may run at once, in each copy of parallelism.data. A model with states (Mamba, linear attention)
-    whose KV cache has fewer than 256 blocks runs 128, 64 or fewer in place of the default, so that vLLM starts."""
+    """Maximum number of requests that run at the same time, per data-parallel replica. If a model with recurrent state
+    (Mamba, linear attention) has fewer than 256 KV cache blocks, the plan lowers the default to 128, 64 or less so that
+    vLLM can start."""
 
     max_num_batched_tokens: StrictInt = Field(default=8192, ge=1, le=16_777_216)
-    """Tokens scheduled in one step, in each copy of parallelism.data."""
+    """Maximum number of tokens scheduled in one step, per data-parallel replica."""
 
     dtype: Dtype = Dtype.AUTO
-    """Element type of all that is not quantized, in target and draft; auto is the target's own, or bfloat16 where that
-    is float32."""
+    """Data type of all unquantized parts of target and draft. auto uses the target's own type, or bfloat16 if that is
+    float32."""
 
     kv_cache_dtype: KvCacheDtype = KvCacheDtype.AUTO
-    """Element type of the KV cache; auto is the model's."""
+    """Data type of the KV cache. auto uses the model's own type."""
 
     block_size: StrictInt | None = Field(default=None, ge=1, le=1024)
-    """Tokens in one KV cache block. Absent: vLLM's own on that accelerator, 16 on GPU and 128 on CPU."""
+    """Number of tokens per KV cache block. Defaults to vLLM's value for the accelerator: 16 on GPU, 128 on CPU."""
 
     gpu_memory_utilization_percent: StrictInt = Field(default=92, ge=1, le=100)
     """Share of each GPU's memory that the engine may use, in percent (vLLM's gpu_memory_utilization)."""
 
     enforce_eager: StrictBool = False
-    """Run without CUDA graphs and compilation."""
+    """Run without CUDA graphs and without compilation."""
 
     cudagraph_mode: CudagraphMode | None = None
-    """Which steps run as CUDA graphs: none; all in pieces, attention outside (PIECEWISE); all as a whole (FULL); decode
-    as a whole and the rest without (FULL_DECODE_ONLY) or in pieces (FULL_AND_PIECEWISE). Absent: the engine's own,
-    mostly the last."""
+    """Steps that run as CUDA graphs. NONE: no steps. PIECEWISE: all steps, with attention outside the graphs. FULL: all
+    steps as one graph. FULL_DECODE_ONLY: only decode steps, as one graph. FULL_AND_PIECEWISE: decode steps as one
+    graph, other steps piecewise. Defaults to vLLM's choice, usually FULL_AND_PIECEWISE."""
 
     max_cudagraph_capture_size: StrictInt | None = Field(default=None, ge=1, le=65_536)
-    """Most tokens of a step that runs as a CUDA graph; larger steps run without, which saves memory and start-up time.
-    Absent: the engine's, twice the tokens that a step of maxNumSeqs requests verifies, at most 512."""
+    """Maximum number of tokens in a step that runs as a CUDA graph. A lower value saves memory and start-up time.
+    Defaults to vLLM's value: twice the tokens that a step of maxNumSeqs requests verifies, at most 512."""
 
     min_concurrency: StrictInt = Field(default=1, ge=1, le=65_536)
-    """Requests of maxModelLen that must fit at once, in each copy of parallelism.data."""
+    """Number of requests of length maxModelLen that must fit in the KV cache at the same time, per data-parallel
+    replica."""
 
     served_model_names: list[ServedName] = Field(default=[], max_length=16)
-    """Names that clients may ask for. Empty: the last part of target.model."""
+    """Model names that clients can request. If empty, the last part of target.model."""
 
     api_key_secret: SecretKey | None = None
-    """Key that clients of the OpenAI API must send."""
+    """Secret key that holds the API key for the OpenAI API. If set, clients must send the API key."""
 
     tls_secret: TlsSecret | None = None
-    """Certificate to serve HTTPS with. Absent: plain HTTP."""
+    """Secret with the certificate for HTTPS. If not set, the engine serves plain HTTP."""
 
     port: StrictInt = Field(default=8000, ge=1024, le=65_535)
-    """Port of the engine and of the Service; below 1024 the engine would need root."""
+    """Port of the engine and the Service. Ports below 1024 would require root and are rejected."""
 
 
 class SecretKeySelector(SecretKey):
-    """One key of a Secret in the same namespace."""
+    """Key of a Secret in the same namespace."""
 
     optional: StrictBool | None = None
     """Start the container without the variable if the Secret or the key does not exist."""
 
 
 class ConfigMapKeySelector(ApiModel):
-    """One key of a ConfigMap in the same namespace."""
+    """Key of a ConfigMap in the same namespace."""
 
     name: ObjectName
-    """Name of the ConfigMap."""
+    """Name of the ConfigMap, in the namespace of this object."""
 
     key: SecretKeyName
-    """Key in it."""
+    """Key in the ConfigMap that holds the value."""
 
     optional: StrictBool | None = None
     """Start the container without the variable if the ConfigMap or the key does not exist."""
 
 
 class ObjectFieldSelector(ApiModel):
-    """One field of the pod."""
+    """Field of the pod."""
 
     field_path: Annotated[str, StringConstraints(max_length=512, pattern=FIELD_PATH)]
     """Path of the field, such as status.podIP or metadata.labels['team']."""
 
     api_version: Annotated[str, StringConstraints(max_length=64)] | None = None
-    """Version of the API that the path is written for. Absent: v1."""
+    """API version that the path is written for. Defaults to v1."""
 
 
 class ResourceFieldSelector(ApiModel):
-    """One resource limit or request of a container of the pod."""
+    """Resource limit or request of a container in the pod."""
 
     resource: Annotated[str, StringConstraints(max_length=128, pattern=RESOURCE)]
-    """The resource, such as limits.memory."""
+    """Resource to read, such as limits.memory."""
 
     container_name: LabelValue | None = None
-    """Name of the container. Absent: the engine container."""
+    """Name of the container. Defaults to the engine container."""
 
     divisor: Annotated[str, StringConstraints(max_length=4, pattern=DIVISOR)] | None = None
-    """Unit of the value, such as 1Mi. Absent: 1."""
+    """Unit of the value, such as 1Mi. Defaults to 1."""
 
 
 class EnvVarSource(ApiModel):
-    """Where the value of a variable comes from. Exactly one field must be set."""
+    """Source of a variable's value. Set exactly one field."""
 
     secret_key_ref: SecretKeySelector | None = None
-    """A key of a Secret."""
+    """Key of a Secret in the same namespace."""
 
     config_map_key_ref: ConfigMapKeySelector | None = None
-    """A key of a ConfigMap."""
+    """Key of a ConfigMap in the same namespace."""
 
     field_ref: ObjectFieldSelector | None = None
-    """A field of the pod."""
+    """Field of the pod, such as its name or IP address."""
 
     resource_field_ref: ResourceFieldSelector | None = None
-    """A resource limit or request of a container."""
+    """Resource limit or request of a container."""
 
 
 class EnvVar(ApiModel):
-    """An environment variable of the engine container, as in a pod."""
+    """Environment variable of the engine container, as in a pod spec."""
 
     name: EnvVarName
-    """Name of the variable."""
+    """Name of the environment variable, such as VLLM_LOGGING_LEVEL."""
 
     value: str = Field(default="", max_length=4096)
-    """Its value, as plain text."""
+    """Value as plain text. Cannot be combined with valueFrom."""
 
     value_from: EnvVarSource | None = None
-    """Where its value comes from. The plan does not know such a value. A change of the Secret or ConfigMap does not
-    restart engines."""
+    """Source of the value. The plan cannot take such a value into account, and a change of the Secret or ConfigMap does
+    not restart engines."""
 
 
 class Engine(ApiModel):
-    """Which vLLM runs, and what is passed to it as is."""
+    """vLLM version, image and additional arguments."""
 
     version: EngineVersion = "0.33"
-    """vLLM version, major and minor, such as 0.32."""
+    """Major and minor version of vLLM, such as 0.32."""
 
     image: ImageReference | None = None
-    """Engine image with a tag or a digest. Absent: the project's image of that version."""
+    """Engine image with a tag or digest. Defaults to the project's image for that version."""
 
     extra_args: list[Annotated[str, StringConstraints(min_length=1, max_length=4096)]] = Field(
         default=[], max_length=256
     )
-    """Further vLLM arguments, for what has no field here."""
+    """Additional vLLM command-line arguments that have no field here."""
 
     env: list[EnvVar] = Field(default=[], max_length=256, json_schema_extra=map_by("name"))
-    """Further environment variables of the engine container."""
+    """Additional environment variables of the engine container."""
 
     replay: Replay | None = None
-    """A recording to replay in place of vLLM, on any node and without a GPU: to test clients, autoscalers and policies.
-    What else the spec says is checked and planned as ever, for nodes that need not exist, but no model is loaded."""
+    """Recording to replay instead of running vLLM, on any node and without a GPU, for testing clients, autoscalers and
+    policies. The rest of the spec is still validated and planned, for nodes that need not exist, but no model is
+    loaded."""
 
 
 class Workload(ApiModel):
-    """What is known of the requests. It changes no plan, only the advice."""
+    """Description of the expected requests. It affects advice only, not the plan."""
 
     kind: WorkloadKind | None = None
-    """What most requests are."""
+    """Type of most requests, such as Chat or Code."""
 
     temperature: Annotated[str, StringConstraints(max_length=4, pattern=TEMPERATURE)] | None = None
-    """Sampling temperature that most requests ask for, as a decimal: 0.7."""
+    """Sampling temperature of most requests, as a quoted decimal such as '0.7'."""
 
     primary_slo: Slo | None = None
-    """What the service promises first of all: time to the first token, time for each further one, or throughput."""
+    """Most important service objective: time to first token (TTFT), time per further output token (TPOT), or
+    Throughput."""
 
     prompt_tokens: StrictInt | None = Field(default=None, ge=1, le=16_777_216)
-    """Tokens of a usual prompt."""
+    """Typical length of a prompt, in tokens."""
 
     output_tokens: StrictInt | None = Field(default=None, ge=1, le=16_777_216)
-    """Tokens of a usual answer."""
+    """Typical length of an output, in tokens."""
 
 
 class Override(ApiModel):
-    """A person goes on against the plan, visibly."""
+    """Override of the plan's verdict, with a reason that the status shows."""
 
     ignore_plan: StrictBool = False
-    """Launch engines even if the plan's verdict is DoesNotFit."""
+    """Start engines even if the plan's verdict is DoesNotFit."""
 
     reason: ShortText
-    """Why; shown in the status."""
+    """Reason for the override, which the status shows."""
 
 
 class GateOverride(ApiModel):
-    """A person goes on without a judgement, visibly."""
+    """Override of the rollout gate, with a reason that the status shows."""
 
     reason: ShortText
-    """Why; shown in the status."""
+    """Reason for the override, which the status shows."""
 
 
 class Gate(Against):
-    """A golden capture that the engines of a new spec are judged by before they roll out."""
+    """Golden capture that engines of a new spec must match before they roll out."""
 
     capture: ObjectName
-    """A SpecDecodeCapture of one arm in this namespace that succeeded, of engines that served well. The engines of a
-    new spec are sent its workload once more, with its seed."""
+    """Successful SpecDecodeCapture with one arm in this namespace, taken from engines that served well. Engines of a
+    new spec get the same workload with the same seed."""
 
     override: GateOverride | None = None
-    """Roll out without being judged, as long as this is here."""
+    """Roll out without the comparison for as long as this field is set."""
 
 
 class Rollout(ApiModel):
-    """How engines of a new spec take the place of the old ones."""
+    """How engines of a new spec replace the running ones."""
 
     strategy: RolloutStrategy = RolloutStrategy.REPLACE
-    """Replace: an old engine ends before its successor starts, so no more GPUs are needed. Surge: one engine more
-    than replicas is started first, so none is missing meanwhile."""
+    """Replace stops an old engine before its successor starts and needs no extra GPUs. Surge first starts one engine
+    more than replicas, so that capacity does not drop during the rollout."""
 
     gate: Gate | None = None
-    """Engines that differ from those that serve are first captured with the workload of a golden capture, and roll out
-    only if they serve as well. Absent: they roll out at once."""
+    """Compare changed engines with a golden capture, and roll them out only if they perform as well. If not set,
+    changes roll out immediately."""
 
     paused: StrictBool = False
-    """Change nothing in the running engines but their number until it is false again."""
+    """Hold rollouts: running engines are not changed, only their number."""
 
 
 class PodTemplate(ApiModel):
-    """What is merged into the engine pods."""
+    """Metadata and pod spec to merge into the engine pods."""
 
     metadata: Annotated[dict[str, Any], Field(max_length=16), BOUNDED] | None = None
-    """Labels and annotations to add."""
+    """Labels and annotations to add to the engine pods."""
 
     spec: Annotated[dict[str, Any], Field(max_length=64), BOUNDED] | None = None
-    """Pod spec to merge: tolerations, volumes, priorityClassName, …"""
+    """Pod spec fields to merge, such as tolerations, volumes or priorityClassName."""
 
 
 class SpecDecodeDeploymentSpec(ApiModel):
-    """A target model, how to speculate for it, and where."""
+    """Desired state of the deployment: models, speculation, hardware and serving settings."""
 
     target: Target
-    """The model whose outputs are served."""
+    """Target model, which produces the served output."""
 
     speculation: Speculation | None = None
-    """How the engine speculates. Absent: it does not."""
+    """Speculation method and its settings. If not set, the engine does not speculate."""
 
     parallelism: Parallelism = Parallelism()
-    """Over how many GPUs one replica spreads."""
+    """Parallelism of one replica: how the model is split across GPUs."""
 
     accelerator: Accelerator = Accelerator()
-    """What one replica runs on."""
+    """Hardware that one replica runs on."""
 
     serving: Serving = Serving()
-    """What the engine is told."""
+    """Serving settings of the engine: lengths, batch sizes, KV cache, API access."""
 
     objective: Objective = Objective.QUALITY
-    """What the plan aims at where it may choose: the least quantized target, the most KV cache tokens for each GPU,
-    or the fewest GPUs."""
+    """Objective of the plan when several options fit. Quality picks the least quantized target, Capacity the most KV
+    cache tokens per GPU, Cost the fewest GPUs."""
 
     workload: Workload | None = None
-    """What is known of the requests, for advice."""
+    """Description of the expected requests. It affects advice only, not the plan."""
 
     replicas: StrictInt = Field(default=1, ge=0, le=1000)
-    """Engine replicas; leave it out when an autoscaler owns it."""
+    """Number of engine replicas. Leave it unset if an autoscaler manages it."""
 
     rollout: Rollout = Rollout()
-    """How engines of a new spec take the place of the old ones."""
+    """How engines of a new spec replace the running ones."""
 
     models: Models = Models()
-    """Where models come from."""
+    """Source of the model files: a volume that already holds them, or the Hugging Face Hub with an optional cache."""
 
     engine: Engine = Engine()
-    """Which vLLM runs."""
+    """vLLM version, image, and additional arguments and environment variables."""
 
     suspend: StrictBool = False
-    """Zero pods, everything else kept."""
+    """Scale the engines to zero pods and keep all other objects."""
 
     override: Override | None = None
-    """Go on against a plan that does not fit."""
+    """Start engines although the plan's verdict is DoesNotFit. Requires a reason."""
 
     policy: Policy | None = None
-    """What is done about speculation by measured goodput and the load now. Absent: nothing."""
+    """Policy that chooses among measured speculation settings by their goodput and the current load. If not set,
+    speculation follows the spec."""
 
     captures: list[CaptureSchedule] = Field(default=[], max_length=8, json_schema_extra=map_by("name"))
-    """Captures of this deployment that are started by the clock."""
+    """Schedules that create captures of this deployment, like a CronJob."""
 
     pod_template: PodTemplate | None = None
-    """Merged into the engine pods, lists by the names of their elements: the engine's container is called engine, any
-    other is a further container and needs an image."""
+    """Template that is merged into the engine pods; list elements are merged by name. The engine container is named
+    engine. Any other container is added to the pod and needs an image."""
 
 
 @dataclass(frozen=True, order=True)

@@ -111,7 +111,7 @@ def forbidden(holds: str, message: str) -> Rule:
 MODELS = (
     forbidden(
         "!has(self.volume) || !has(self.hubTokenSecret)",
-        "hubTokenSecret: nothing is downloaded when models.volume is given: remove one of the two",
+        "hubTokenSecret: has no effect with models.volume, which is not downloaded: remove one of the two",
     ),
     rule(
         "!has(self.cache) || !has(self.volume) || !has(self.volume.persistentVolumeClaim)"
@@ -142,7 +142,7 @@ HOST_PATH = (
 ROPE_SCALING = (
     forbidden(
         "self.type == 'yarn' || !has(self.originalMaxPositionEmbeddings)",
-        "originalMaxPositionEmbeddings: type {self.type} multiplies the length that the config.json says: remove it,"
+        "originalMaxPositionEmbeddings: type {self.type} always multiplies the length in config.json: remove it,"
         " or use type: yarn",
     ),
 )
@@ -177,13 +177,12 @@ def _source_of(model: str, absent: str) -> tuple[Rule, ...]:
         rule(
             f"{absent}!({_HAS_VOLUME})"
             f" || !({name}.matches('{_ABSOLUTE_OR_OPTION}') || {name}.matches('{_PARENT_FOLDER}'))",
-            f"{model}.model: is {{{name}}}, which is no path inside models.volume: write it from the root of the"
+            f"{model}.model: is {{{name}}}, which is not a path inside models.volume: write it from the root of the"
             " volume, without leading / or - and without ..",
         ),
         forbidden(
             f"{absent}!({_HAS_VOLUME}) || !has({revision})",
-            f"{model}.revision: nothing is downloaded when models.volume is given, so there is no revision to choose:"
-            " remove one of the two",
+            f"{model}.revision: has no effect with models.volume, which is not downloaded: remove one of the two",
         ),
     )
 
@@ -201,13 +200,13 @@ def _checkpoints_of(model: str, absent: str) -> tuple[Rule, ...]:
         rule(
             f"{none} || !({_HAS_VOLUME}) || {checkpoints}.all(c,"
             f" !(c.model.matches('{_ABSOLUTE_OR_OPTION}') || c.model.matches('{_PARENT_FOLDER}')))",
-            f"{model}.checkpoints: a model in it is no path inside models.volume: write it from the root of the"
+            f"{model}.checkpoints: a model in it is not a path inside models.volume: write it from the root of the"
             " volume, without leading / or - and without ..",
         ),
         forbidden(
             f"{none} || !({_HAS_VOLUME}) || !{checkpoints}.exists(c, has(c.revision))",
-            f"{model}.checkpoints: nothing is downloaded when models.volume is given, so there is no revision to"
-            " choose: remove one of the two",
+            f"{model}.checkpoints: a revision has no effect with models.volume, which is not"
+            " downloaded: remove one of the two",
         ),
     )
 
@@ -222,7 +221,7 @@ SOURCES = (
 
 INSIDE_A_VOLUME = rule(
     r"!(self.path.matches('^/') || self.path.matches('(^|/)\\.\\.(/|$)'))",
-    "path: is {self.path}, which is no path inside the volume: write it without leading / and without ..",
+    "path: is {self.path}, which is not a path inside the volume: write it without leading / and without ..",
 )
 """The rule on a file, or a folder, of a volume or a ConfigMap."""
 
@@ -252,11 +251,11 @@ SPECULATION = (
     ),
     forbidden(
         "self.method != 'none' || !has(self.numSpeculativeTokens)",
-        "numSpeculativeTokens: method none proposes nothing: remove it, or choose another method",
+        "numSpeculativeTokens: has no effect with method none: remove it, or choose another method",
     ),
     required(
         f"!({is_one_of(METHODS_NEEDING_DRAFT)}) || has(self.draft)",
-        "draft: method {self.method} needs one: set draft.model, or use method: ngram, which needs none",
+        "draft: method {self.method} needs a draft: set draft.model, or use another method, such as ngram",
     ),
     forbidden(
         f"{is_one_of(METHODS_TAKING_DRAFT)} || !has(self.draft)",
@@ -287,15 +286,15 @@ SPECULATION = (
     ),
     forbidden(
         f"{is_one_of(METHODS_WITH_LOOKUP)} || !has(self.ngram)",
-        "ngram: method {self.method} looks nothing up in the prompt: remove it, or use method: ngram",
+        "ngram: method {self.method} does not look up tokens in the prompt: remove it, or use method: ngram",
     ),
     forbidden(
         "self.method == 'suffix' || !has(self.suffix)",
-        "suffix: method {self.method} looks nothing up in earlier answers: remove it, or use method: suffix",
+        "suffix: method {self.method} does not look up tokens in earlier outputs: remove it, or use method: suffix",
     ),
     forbidden(
         "self.method != 'none' || !has(self.rejectionSampling)",
-        "rejectionSampling: method none proposes nothing to check: remove it, or choose another method",
+        "rejectionSampling: has no effect with method none: remove it, or choose another method",
     ),
     required(
         f"!({_IS_LOSSY}) || has(self.lossy) && self.lossy",
@@ -308,8 +307,7 @@ SPECULATION = (
     ),
     rule(
         f"!({_IS_LOSSY}) || !has(self.numSpeculativeTokens) || self.numSpeculativeTokens != 1",
-        "rejectionSampling: fly looks at the tokens after a rejected one, and there is one: set numSpeculativeTokens"
-        " to 2 or more",
+        "rejectionSampling: fly needs tokens after a rejected one: set numSpeculativeTokens to 2 or more",
     ),
     forbidden(
         f"{is_one_of(METHODS_WITH_SAMPLING)} || !has(self.draftSampling)",
@@ -332,11 +330,11 @@ SPECULATION = (
     ),
     forbidden(
         "self.method != 'none' || !has(self.extraConfig)",
-        "extraConfig: method none reads no further keys: remove it, or choose another method",
+        "extraConfig: has no effect with method none: remove it, or choose another method",
     ),
     forbidden(
         f"self.method != 'none' || {_NO_SCHEDULE}",
-        "numSpeculativeTokensByBatchSize: method none proposes nothing: remove it, or choose another method",
+        "numSpeculativeTokensByBatchSize: has no effect with method none: remove it, or choose another method",
     ),
     rule(
         f"{_NO_SCHEDULE} || {_SCHEDULE}.all(r, r.from <= r.to)",
@@ -368,8 +366,8 @@ NGRAM = (
 POLICY = (
     rule(
         "self.cooldownSeconds >= self.windowSeconds",
-        "cooldownSeconds: is {self.cooldownSeconds:d}, less than windowSeconds, in which the engines have to be seen"
-        " after each change: write {self.windowSeconds:d} or more, or lower windowSeconds",
+        "cooldownSeconds: is {self.cooldownSeconds:d}, less than windowSeconds, for which engines are observed after"
+        " each change: write {self.windowSeconds:d} or more, or lower windowSeconds",
     ),
 )
 
@@ -377,7 +375,7 @@ POLICY = (
 RECORDING_SOURCE = (
     rule(
         "has(self.configMap) != has(self.persistentVolumeClaim)",
-        "configMap: the recording is in one place: set one of configMap and persistentVolumeClaim",
+        "configMap: a recording has one source: set one of configMap and persistentVolumeClaim",
     ),
     INSIDE_A_VOLUME,
 )
@@ -386,7 +384,7 @@ RECORDING_SOURCE = (
 def _of_records(field: str, default: str) -> Rule:
     return forbidden(
         f"self.mode == 'Steps' || self.{field} == '{default}'",
-        f"{field}: is {{self.{field}}}, but mode {{self.mode}} looks for no record: remove it, or use mode: Steps",
+        f"{field}: is {{self.{field}}}, but mode {{self.mode}} does not match records: remove it, or use mode: Steps",
     )
 
 
@@ -394,7 +392,7 @@ def _not_of_vllm(field: str, absent: str) -> Rule:
     # The field changes what is replayed, and not what vLLM does.
     return forbidden(
         f"self.mode != 'Emulated' || {absent}",
-        f"{field}: is not for mode Emulated, in which vLLM itself serves: remove it, or use another mode",
+        f"{field}: is not for mode Emulated, which runs vLLM itself: remove it, or use another mode",
     )
 
 
@@ -412,7 +410,7 @@ REPLAY = (
     rule(
         "!has(self.acceptance) || self.acceptance.size() == 0 || self.acceptance[0].fromSeconds == 0"
         " && self.acceptance.map(a, a.fromSeconds).isSorted()",
-        "acceptance: is not in the order of time: begin with fromSeconds 0, and sort by it",
+        "acceptance: is out of order: begin with fromSeconds 0, and sort by it",
     ),
 )
 
@@ -425,7 +423,7 @@ REPLAYING_SPEC = (
     ),
     forbidden(
         f"!{_REPLAYS} || !has(self.captures) || self.captures.size() == 0",
-        "captures: a capture of a replay (engine.replay) would measure nothing: remove one of the two",
+        "captures: a capture of a replay (engine.replay) measures no engine: remove one of the two",
     ),
 )
 """Rules between engine.replay and the rest of a spec."""
@@ -461,7 +459,7 @@ ACCELERATOR = (
     ),
     rule(
         "!has(self.kvCacheGiB) || !has(self.memoryGiB) || self.kvCacheGiB < self.memoryGiB",
-        "kvCacheGiB: is {self.kvCacheGiB:d}, which leaves nothing of memoryGiB {self.memoryGiB:d} for weights: lower"
+        "kvCacheGiB: is {self.kvCacheGiB:d}, which leaves no room for weights in memoryGiB {self.memoryGiB:d}: lower"
         " it, or raise memoryGiB",
     ),
     rule(
@@ -490,8 +488,8 @@ SERVING = (
     ),
     rule(
         "self.minConcurrency <= self.maxNumSeqs",
-        "minConcurrency: is {self.minConcurrency:d}, above maxNumSeqs {self.maxNumSeqs:d}, the requests that may run"
-        " at once: lower it, or raise maxNumSeqs",
+        "minConcurrency: is {self.minConcurrency:d}, above maxNumSeqs {self.maxNumSeqs:d}, the maximum number of"
+        " running requests: lower it, or raise maxNumSeqs",
     ),
     rule(
         "!has(self.servedModelNames) || self.servedModelNames.all(n, self.servedModelNames.exists_one(m, m == n))",
@@ -503,7 +501,7 @@ ENGINE = (
     rule(
         r"!has(self.image) || self.image.matches('^[^[:space:]/][^[:space:]]*$') &&"
         r" (self.image.matches(':[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$') || self.image.matches('@sha256:[0-9a-f]{64}$'))",
-        "image: is {self.image}, which names no exact image: add a tag (:v1) or a digest (@sha256:…)",
+        "image: is {self.image}, which has no tag and no digest: add a tag (:v1) or a digest (@sha256:…)",
     ),
 )
 
@@ -539,11 +537,12 @@ SPEC = (
     rule(
         f"!has(self.speculation) || !has({_RANGES}) || {_RANGES}.all(r, r.to <= self.serving.maxNumSeqs)",
         "speculation.numSpeculativeTokensByBatchSize: a range goes beyond serving.maxNumSeqs"
-        " {self.serving.maxNumSeqs:d}, so many requests never run at once: lower its to, or raise serving.maxNumSeqs",
+        " {self.serving.maxNumSeqs:d}, the maximum number of running requests: lower its to, or raise"
+        " serving.maxNumSeqs",
     ),
     forbidden(
         "self.target.quantization != 'BF16' || self.serving.dtype in ['auto', 'bfloat16']",
-        "serving.dtype: is {self.serving.dtype}, and target.quantization BF16 asks for bfloat16: remove one of the two",
+        "serving.dtype: is {self.serving.dtype}, but target.quantization BF16 requires bfloat16: remove one of the two",
     ),
     rule(
         "self.accelerator.type != 'CPU'"
@@ -552,8 +551,8 @@ SPEC = (
     ),
     rule(
         f"!has(self.accelerator.kvCacheGiB) || !has({_TENSOR}) || self.accelerator.kvCacheGiB % {_TENSOR} == 0",
-        "accelerator.kvCacheGiB: is {self.accelerator.kvCacheGiB:d}, of which each of the {self.parallelism.tensor:d}"
-        " ranks of parallelism.tensor gets no whole number of GiB: make it a multiple",
+        "accelerator.kvCacheGiB: is {self.accelerator.kvCacheGiB:d}, not a multiple of"
+        " parallelism.tensor {self.parallelism.tensor:d}: use a multiple, so that ranks get equal shares",
     ),
     forbidden(
         f"!has({_DRAFT_TENSOR}) || {_HAS_METHOD} && {is_one_of(METHODS_WITH_LAYERS, _METHOD)}",
@@ -561,7 +560,7 @@ SPEC = (
     ),
     rule(
         f"!has({_DRAFT_TENSOR}) || {_DRAFT_TENSOR} == 1 || has({_TENSOR}) && {_DRAFT_TENSOR} == {_TENSOR}",
-        "parallelism.draftTensor: is {self.parallelism.draftTensor:d}, but vLLM takes 1 or that of the target: write"
+        "parallelism.draftTensor: is {self.parallelism.draftTensor:d}, but vLLM accepts 1 or the value of tensor: write"
         " 1, or set parallelism.tensor to the same",
     ),
     rule(

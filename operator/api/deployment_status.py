@@ -22,96 +22,96 @@ class ConditionStatus(StrEnum):
 
 
 class Condition(ApiModel):
-    """One aspect of the object, as Kubernetes conventions have it."""
+    """Condition of the object, following the Kubernetes API conventions."""
 
     type: str = Field(max_length=316)
-    """What it speaks of: Accepted, Ready, Reconciling, Stalled and what else its kind has."""
+    """Type of the condition: Accepted, Ready, Reconciling, Stalled, or one specific to the kind."""
 
     status: ConditionStatus
-    """True, False or Unknown."""
+    """Value of the condition: True, False or Unknown."""
 
     reason: str = Field(max_length=1024)
-    """One CamelCase word for programs."""
+    """Reason for the status as one CamelCase word, for programs."""
 
     message: str = Field(max_length=32_768)
-    """A sentence for people."""
+    """Explanation of the status, for people."""
 
     observed_generation: int
-    """Generation of the spec that this speaks of."""
+    """Generation of the spec that this condition reflects."""
 
     last_transition_time: Timestamp
-    """When status last changed, RFC 3339."""
+    """Time at which status last changed, RFC 3339."""
 
 
 Conditions = Annotated[list[Condition], Field(max_length=32, json_schema_extra=map_by("type"))]
 
 
 class GpuMemory(ApiModel):
-    """Memory of one GPU (or, on CPU, of one replica) by term, in bytes."""
+    """Memory of one GPU (on CPU, of one replica) by use, in bytes."""
 
     total_bytes: int
-    """What the device reports in all."""
+    """Total memory that the device reports, in bytes."""
 
     requested_bytes: int
-    """Share that the engine may use."""
+    """Memory that the engine may use, in bytes."""
 
     target_weights_bytes: int
-    """Target weights and other loaded buffers."""
+    """Memory for the target's weights and other loaded buffers, in bytes."""
 
     draft_weights_bytes: int
-    """Draft weights."""
+    """Memory for the draft's weights, in bytes."""
 
     state_bytes: int
-    """Persistent sampler and drafter buffers."""
+    """Memory for persistent sampler and drafter buffers, in bytes."""
 
     activation_bytes: int
-    """Peak of one forward pass."""
+    """Peak memory of one forward pass, in bytes."""
 
     cuda_graphs_bytes: int
-    """CUDA graphs charged to the budget."""
+    """Memory for CUDA graphs that vLLM charges to the budget, in bytes."""
 
     non_torch_bytes: int
-    """NCCL and other memory outside torch."""
+    """Memory for NCCL and other allocations outside PyTorch, in bytes."""
 
     available_kv_bytes: int
-    """What is left for the KV cache; negative when the rest alone is too much."""
+    """Memory left for the KV cache, in bytes. Negative if the other terms exceed the budget."""
 
     margin_bytes: int
-    """What the verdict keeps back because estimates err."""
+    """Safety margin for estimation errors that the verdict keeps free, in bytes."""
 
 
 class PlanStatus(ApiModel):
-    """The plan that holds, or the nearest one when none fits."""
+    """Plan in force, or the closest one if none fits."""
 
     verdict: Word
-    """Fits, Tight or DoesNotFit."""
+    """Verdict of the plan: Fits, Tight or DoesNotFit."""
 
     explanation: Sentence
-    """The choice in one sentence."""
+    """Explanation of the choice in one sentence."""
 
     product: Word
-    """GPU product, or CPU."""
+    """GPU product, such as NVIDIA-H200, or CPU."""
 
     tensor: int
-    """Tensor parallelism of the target."""
+    """Tensor parallelism of the target: the number of GPUs that share each layer."""
 
     pipeline: int = 1
-    """Stages of layers."""
+    """Number of pipeline stages."""
 
     data: int = 1
-    """Copies of the model in a replica; figures of the KV cache and of requests are those of one."""
+    """Number of data-parallel replicas. Figures for the KV cache and for requests are per data-parallel replica."""
 
     expert: bool = False
-    """Whether whole experts are spread over the GPUs of a stage."""
+    """Whether whole experts are distributed over the GPUs of a stage."""
 
     draft_tensor: int | None = None
-    """Tensor parallelism that the engine really gives the draft; absent where the draft has no layers."""
+    """Tensor parallelism that the engine applies to the draft. Not set if the draft has no layers."""
 
     gpus_per_replica: int
-    """GPUs that one replica takes."""
+    """Number of GPUs per replica."""
 
     nodes_per_replica: int = 1
-    """Nodes that these GPUs lie on, the same number on each."""
+    """Number of nodes per replica, with the same number of GPUs on each."""
 
     target_quantization: Word
     """Precision of the target's linear layers."""
@@ -120,210 +120,213 @@ class PlanStatus(ApiModel):
     """Precision of the draft's linear layers."""
 
     target_knowledge: Word | None = None
-    """How well the target is known: exact, estimated (from config.json and the headers of its files) or assumed."""
+    """How the target's sizes are known: exact, estimated (from config.json and the headers of its files) or assumed."""
 
     draft_knowledge: Word | None = None
-    """How well the draft is known; absent without a draft."""
+    """How the draft's sizes are known. Not set without a draft."""
 
     kv_cache_dtype: Word | None = None
-    """Element type that the KV cache has: fp8 also where only the checkpoint asks for it."""
+    """Data type of the KV cache. It is fp8 also if only the checkpoint asks for it."""
 
     max_model_len: int
-    """Longest sequence in tokens."""
+    """Maximum length of a sequence in tokens."""
 
     per_gpu: GpuMemory
-    """Memory of one GPU by term."""
+    """Memory of one GPU (on CPU, of one replica) by use, in bytes."""
 
     kv_bytes_per_token: int
-    """KV cache bytes a token on one GPU, target and draft."""
+    """KV cache bytes per token on one GPU, for target and draft together."""
 
     kv_cache_tokens: int
-    """Tokens that the KV cache of each copy is predicted to hold."""
+    """Predicted capacity of the KV cache in tokens, per data-parallel replica."""
 
     max_concurrency: Word
-    """Requests of maxModelLen that fit at once in each copy, as a decimal."""
+    """Number of requests of length maxModelLen that fit at the same time, per data-parallel replica, as a decimal."""
 
     uncalibrated: Sentence | None = None
-    """What to know of the figures on a GPU without public start-up logs; absent for one that has them."""
+    """Note on the accuracy of the figures for a GPU without public start-up logs. Not set for other GPUs."""
 
     chosen_by: Sentence | None = None
-    """What the plan chose by and from; a plan in force is kept while this stays the same and it fits."""
+    """Objective of the plan and the precisions that it chose from. The plan stays in force while this does not change
+    and the plan fits."""
 
     fixes: list[Sentence] | None = Field(default=None, max_length=16)
-    """When it does not fit: what would help, smallest change first."""
+    """Changes that would make the plan fit, smallest first. Not set if it fits."""
 
     advice: list[Sentence] | None = Field(default=None, max_length=16)
-    """What is worth knowing although it is no error; docs/design/advice.md tells where each rule comes from."""
+    """Recommendations that are not errors. The rules are described in docs/design/advice.md."""
 
 
 class ObservedStatus(ApiModel):
-    """What running engines report."""
+    """Figures that running engines report."""
 
     engines: int
-    """Engines that answered."""
+    """Number of engines that answered."""
 
     engine_version: Word | None = None
-    """Version of vLLM, as the engines say it of themselves: 0.33.0; several while they differ."""
+    """vLLM version that the engines report, such as 0.33.0. Lists several while they differ."""
 
     kv_cache_tokens: int | None = None
-    """Tokens that the smallest KV cache holds, of all engines and of each copy in them."""
+    """Capacity in tokens of the smallest KV cache among all engines and their data-parallel replicas."""
 
     kv_cache_residual_bytes: int | None = None
-    """Predicted less reported KV cache on one GPU: positive where the engine got less than predicted."""
+    """Predicted minus reported KV cache on one GPU, in bytes. Positive if the engine got less than predicted."""
 
     kv_cache_residual: Word | None = None
-    """The same as a share of what was predicted: +1.5%."""
+    """Predicted minus reported KV cache as a share of the prediction, such as +1.5%."""
 
     max_concurrency: Word | None = None
-    """Requests of maxModelLen that fit in it at once, as a decimal."""
+    """Number of requests of length maxModelLen that fit in that KV cache at the same time, as a decimal."""
 
     num_speculative_tokens: int | None = None
-    """The spec's number; what is drafted at present may be less."""
+    """Number of speculative tokens (K) in the spec. Engines may draft fewer at present."""
 
     draft_tokens: int | None = None
-    """Tokens proposed since the engines started."""
+    """Number of tokens drafted since the engines started."""
 
     accepted_tokens: int | None = None
-    """Proposed tokens that the target accepted."""
+    """Number of drafted tokens that the target accepted."""
 
     acceptance: Word | None = None
-    """Accepted share of the proposed tokens, as people read it: 71%."""
+    """Accepted share of the drafted tokens, for people: 71%."""
 
     acceptance_percent: int | None = None
-    """Accepted share of the proposed tokens in percent."""
+    """Accepted share of the drafted tokens in percent."""
 
     mean_acceptance_length: Word | None = None
-    """Tokens emitted a verification step on average, as a decimal."""
+    """Mean number of tokens emitted per verification step, as a decimal."""
 
     mean_draft_length: Word | None = None
-    """Tokens of a draft on average, as a decimal: K in force."""
+    """Mean number of tokens per draft, as a decimal: the K in effect."""
 
     drafted_steps_percent: int | None = None
-    """Share of decoding steps that verified a draft, in percent; the rest had none."""
+    """Share of decoding steps that verified a draft, in percent."""
 
 
 class FiguresSource(StrEnum):
-    """Who was asked for figures."""
+    """Source of the figures."""
 
     PODS = "Pods"
     PROMETHEUS = "Prometheus"
 
 
 class FigureStatus(ApiModel):
-    """One figure."""
+    """Value of one figure."""
 
     name: Word
-    """As docs/reference/metrics.md defines it: time_to_first_token_p99."""
+    """Name of the figure as defined in docs/reference/metrics.md, such as time_to_first_token_p99."""
 
     value: Word
-    """As a decimal; of figures by position one after the other."""
+    """Value as a decimal. Figures by position list one value per position."""
 
 
 class FiguresStatus(ApiModel):
-    """What engines did lately, by one definition whoever is asked."""
+    """Recent figures of the engines, with the same definitions for all sources."""
 
     source: FiguresSource
-    """Pods: the engines' own /metrics. Prometheus: the operator's --prometheus."""
+    """Source of the figures: the engines' own /metrics (Pods), or the server in the operator's --prometheus
+    (Prometheus)."""
 
     message: Annotated[str, StringConstraints(max_length=1024), AfterValidator(printable)] | None = None
-    """Why it is not the Prometheus that the operator was given; absent where it is, and where there is none."""
+    """Why the configured Prometheus is not the source. Not set if it is the source, or if the operator has none
+    configured."""
 
     over_seconds: int
-    """Time that they are of."""
+    """Length in seconds of the period that the figures cover."""
 
     values: list[FigureStatus] = Field(default=[], max_length=32, json_schema_extra=map_by("name"))
-    """Figures that engines say something of."""
+    """Figures that the source has data for."""
 
 
 class SpeculationFeature(ApiModel):
-    """One thing that was asked of speculation, and whether engines do it."""
+    """Requested speculation feature, and whether the engines apply it."""
 
     feature: Word
-    """Field of the spec, below speculation or as it stands: adaptiveVerification, parallelism.draftTensor."""
+    """Path of the spec field, either under spec.speculation, such as adaptiveVerification, or in full, such as
+    parallelism.draftTensor."""
 
     asked: Word
-    """What it asks for."""
+    """Value that the spec requests for this feature."""
 
     in_force: ConditionStatus
-    """Whether engines do so by their own counters and words; Unknown while neither tells."""
+    """Whether the engines apply the feature, according to their metrics and logs. Unknown if neither shows it."""
 
     message: Sentence
-    """How that is known, and what helps."""
+    """Evidence for inForce, and how to fix a problem."""
 
 
 class AcceptanceStatus(ApiModel):
-    """Accepted share of the proposed tokens, the last that engines of these models reported."""
+    """Last acceptance that engines with these models reported."""
 
     text: Word
-    """As people read it: 71%, or was 71% when no engine says it at present."""
+    """Acceptance for people: 71%, or "was 71%" while no engine reports it."""
 
     percent: int
-    """The same in percent."""
+    """Accepted share of the drafted tokens in percent."""
 
     mean_length: Word | None = None
-    """Tokens emitted a verification step on average, as a decimal."""
+    """Mean number of tokens emitted per verification step, as a decimal."""
 
     measured_with: Word
-    """Method, K and models that it is of."""
+    """Method, K and models with which it was measured."""
 
     said_until: TimeText | None = None
-    """When engines last said so, RFC 3339; absent while they do."""
+    """Time at which engines stopped reporting it, RFC 3339. Not set while they report it."""
 
 
 class KeptEntry(ApiModel):
-    """Internal: digest of an entry of a ConfigMap, or of a child, as the operator wrote it."""
+    """Internal: digest of a ConfigMap entry or child object as the operator wrote it."""
 
     entry: str = Field(max_length=512)
-    """ConfigMap/entry, or Kind/name of a child."""
+    """Name as ConfigMap/entry, or as Kind/name for a child object."""
 
     sha256: str = Field(max_length=256)
-    """Of an entry's text, or of a child's content as the API server made it: another is not believed, or repaired."""
+    """Digest of the entry's text, or of the child's content as stored by the API server. An entry with another digest
+    is not trusted; a child with another digest is repaired."""
 
 
 class SpecDecodeDeploymentStatus(ApiModel):
-    """What the operator knows about one SpecDecodeDeployment."""
+    """Observed state of a SpecDecodeDeployment."""
 
     observed_generation: int | None = None
-    """Generation of the spec that this status speaks of."""
+    """Generation of the spec that this status reflects."""
 
     conditions: Conditions = Field(default=[])
-    """Aspects of the object, a type each."""
+    """Conditions of the object, one per type."""
 
     plan: PlanStatus | None = None
-    """The plan."""
+    """Plan in force, or the closest one if none fits."""
 
     observed: ObservedStatus | None = None
-    """What running engines report."""
+    """Figures that running engines report."""
 
     acceptance: AcceptanceStatus | None = None
-    """Acceptance as it is, or as it last was: engines that ended or began anew report none."""
+    """Current or last known acceptance. Engines that stopped or restarted report none."""
 
     speculation: list[SpeculationFeature] = Field(default=[], max_length=32, json_schema_extra=map_by("feature"))
-    """What was asked of speculation, and whether it is in force."""
+    """Requested speculation features, and whether the engines apply them."""
 
     figures: FiguresStatus | None = None
-    """Tokens, latencies, acceptance, prefix cache and load of the last minutes.
-
-    Taken every five minutes, or each time that engines are asked where that is more rarely; written where one moved.
-    """
+    """Tokens, latencies, acceptance, prefix cache and load of the last minutes. Read every five minutes, or whenever
+    the engines are queried if that is less often; written only if a figure changed."""
 
     policy: PolicyStatus | None = None
-    """What the policy does about speculation, and why."""
+    """Current decision of the policy, and its reason."""
 
     captures: list[ScheduleStatus] = Field(default=[], max_length=8, json_schema_extra=map_by("name"))
-    """Schedules of captures."""
+    """Status of the capture schedules."""
 
     ready: Word | None = None
-    """Ready engines out of those wanted, as `kubectl get` prints them: 1/2."""
+    """Ready engines out of desired engines, as `kubectl get` prints them: 1/2."""
 
     kept: list[KeptEntry] = Field(default=[], max_length=64)
-    """Internal: digests of the ConfigMap entries that the operator reads back, and of its children."""
+    """Internal: digests of the ConfigMap entries that the operator reads back, and of its child objects."""
 
     replicas: int | None = None
-    """Engine pods that exist."""
+    """Number of existing engine pods."""
 
     ready_replicas: int | None = None
-    """Engine pods that serve."""
+    """Number of ready engine pods."""
 
     selector: Annotated[str, StringConstraints(max_length=1024)] | None = None
     """Label selector of the engine pods, for autoscalers."""

@@ -30,237 +30,241 @@ HostDirectory = Annotated[str, StringConstraints(min_length=2, max_length=1024)]
 
 
 class ModelCheckpoint(ApiModel):
-    """The same model, stored in another precision."""
+    """Checkpoint of the same model, stored in another precision."""
 
     quantization: Precision
-    """Precision that it was stored in."""
+    """Precision in which this checkpoint is stored."""
 
     model: ModelId
-    """Hub id, or path inside models.volume when a volume is given."""
+    """Hugging Face Hub ID, such as Qwen/Qwen3-8B-FP8, or the path inside models.volume if one is set."""
 
     revision: ShortText | None = None
-    """Pinned revision of the hub repository."""
+    """Branch, tag or commit of the Hub repository. Use a commit to pin the files."""
 
     config: ModelConfig | None = None
-    """Content of its config.json, for checkpoints that the catalogue does not know."""
+    """Contents of the checkpoint's config.json, for a checkpoint that is not in the catalogue."""
 
 
 Checkpoints = Annotated[list[ModelCheckpoint], Field(max_length=6, json_schema_extra=map_by("quantization"))]
 
 
 class AssumedModel(ApiModel):
-    """Numbers for a model that sizing does not know exactly, all of it on one GPU. Nothing checks them."""
+    """Sizes for a model that the operator cannot size exactly, for the whole model on one GPU. They are not checked."""
 
     weights_gib: Annotated[str, StringConstraints(max_length=9, pattern=GIBIBYTES)] | None = Field(
         default=None, alias="weightsGiB"
     )
-    """GiB of its weights, as a decimal: 14.5. Absent: by its files."""
+    """Size of the weights in GiB, as a quoted decimal such as '14.5'. If not set, it follows from the checkpoint's
+    files."""
 
     kv_bytes_per_token: StrictInt | None = Field(default=None, ge=1, le=1_073_741_824)
-    """Bytes that a token takes in the KV cache, in 16 bits. Absent: by its config.json."""
+    """Size of one token in the KV cache in bytes, for 16-bit elements. If not set, it follows from config.json."""
 
     state_mib_per_request: StrictInt | None = Field(default=None, ge=1, le=1_048_576, alias="stateMiBPerRequest")
-    """MiB of recurrent state per request, which does not depend on its length (Mamba, linear attention).
-    If absent, it follows from config.json."""
+    """Size of one request's recurrent state in MiB, which does not depend on the request's length (Mamba, linear
+    attention). If not set, it follows from config.json."""
 
 
 class ServedModel(ApiModel):
-    """What target and draft have in common."""
+    """Fields that target and draft share."""
 
     model: ModelId
-    """Hub id, or path inside models.volume when a volume is given."""
+    """Hugging Face Hub ID, such as Qwen/Qwen3-8B, or the path inside models.volume if one is set."""
 
     revision: ShortText | None = None
-    """Pinned revision of the hub repository."""
+    """Branch, tag or commit of the Hub repository. Use a commit to pin the files."""
 
     quantization: Quantization = Quantization.AS_CHECKPOINT
-    """Precision to serve in."""
+    """Precision in which the model is served."""
 
     checkpoints: Checkpoints = Field(default=[])
-    """The same model in other precisions, which quantization or its Auto may ask for."""
+    """Checkpoints of the same model in other precisions, which quantization can select."""
 
     config: ModelConfig | None = None
-    """Content of the model's config.json, for models that the catalogue does not know."""
+    """Contents of the model's config.json, for a model that is not in the catalogue."""
 
     assume: AssumedModel | None = None
-    """Numbers for a model that sizing does not know exactly. With weightsGiB and kvBytesPerToken, and without config,
-    nothing is read of the model. A warning says what was assumed; for a known model the known numbers hold."""
+    """Sizes for a model that the operator cannot size exactly; a warning lists them. With weightsGiB and
+    kvBytesPerToken set and config unset, the operator does not read the model's files. For known models, the known
+    sizes take precedence."""
 
 
 class RopeScaling(ApiModel):
-    """How rotary positions are stretched, so that sequences may be longer than those that the model was made for."""
+    """Scaling of rotary positions (RoPE), which allows longer sequences than the model was trained for."""
 
     type: RopeType
-    """How: yarn, linear or dynamic."""
+    """Scaling algorithm: yarn, linear or dynamic."""
 
     factor: Annotated[str, StringConstraints(max_length=8, pattern=STRETCH)]
-    """By how much, as a decimal: 4.0."""
+    """Factor by which the context length grows, as a quoted decimal such as '4.0'."""
 
     original_max_position_embeddings: StrictInt | None = Field(default=None, ge=1, le=16_777_216)
-    """Length in tokens that yarn multiplies. Absent: max_position_embeddings of the model's config.json."""
+    """Context length in tokens that yarn multiplies by factor. Defaults to max_position_embeddings in config.json."""
 
 
 class Target(ServedModel):
-    """The model whose outputs are served."""
+    """Target model, which produces the served output."""
 
     quantization: Quantization = Quantization.AS_CHECKPOINT
-    """Precision to serve in. FP8 of a BF16 checkpoint is made on loading; INT8 and INT4 exist only as checkpoints.
-    Auto: the plan picks one that can be had, by the objective."""
+    """Precision in which the target is served. AsCheckpoint keeps the precision of the checkpoint. FP8 quantizes a BF16
+    checkpoint while loading it; INT8 and INT4 need a checkpoint in that precision. With Auto, the plan picks an
+    available precision according to spec.objective."""
 
     rope_scaling: RopeScaling | None = None
-    """How its rotary positions are stretched, beyond what its own config.json says. The draft's are not."""
+    """RoPE scaling of the target, which replaces any scaling in its config.json. It does not apply to the draft."""
 
 
 class Draft(ServedModel):
-    """The model, or the head made for the target, that proposes tokens."""
+    """Draft model, or draft head trained for the target, that proposes tokens."""
 
     quantization: Quantization = Quantization.AS_CHECKPOINT
-    """Precision to serve in; not inherited from the target. Auto: the plan picks one, by the objective. Heads are
-    served as they were stored."""
+    """Precision in which the draft is served; it is not inherited from the target. With Auto, the plan picks one
+    according to spec.objective. Draft heads are always served as stored."""
 
     max_model_len: StrictInt | None = Field(default=None, ge=1, le=16_777_216)
-    """Longest sequence that is drafted for, in tokens."""
+    """Longest sequence, in tokens, for which the draft proposes tokens."""
 
 
 class HostPath(ApiModel):
-    """A directory of the node."""
+    """Directory on the nodes."""
 
     path: HostDirectory
-    """The same directory on every node that engines may run on. The operator must be started with --allow-host-path
-    for it, or for a directory above it."""
+    """Absolute path of the directory, which must exist on every node that can run engines. The operator must be started
+    with --allow-host-path for it or for a parent directory."""
 
 
 class ModelVolume(ApiModel):
-    """Where models lie: on a claim, or on the nodes."""
+    """Volume that already holds the models: a claim, or a directory on the nodes."""
 
     persistent_volume_claim: PersistentVolumeClaimRef | None = None
-    """Claim that holds the models; mounted read-only."""
+    """PersistentVolumeClaim that holds the models. Engines mount it read-only."""
 
     host_path: HostPath | None = None
-    """Directory of the nodes that holds the models; mounted read-only."""
+    """Directory on the nodes that holds the models. Engines mount it read-only."""
 
 
 class ModelCache(ApiModel):
-    """What is kept for all replicas and for the next start."""
+    """Cache for downloaded models and compiled code, shared by all replicas and kept across restarts."""
 
     persistent_volume_claim: PersistentVolumeClaimRef
-    """Claim that a Job downloads the models to, once, in the layout of the hub's own cache; engines mount it read-only.
-    What engines compile is kept there too. Several objects may name the same claim."""
+    """Claim for the cache. A Job downloads each model once, in the layout of the Hub's own cache, and engines mount it
+    read-only. The claim also stores the code that engines compile. Several objects can share it."""
 
 
 class Models(ApiModel):
-    """Where models come from: a volume that holds them, or else the hub, with a cache or without."""
+    """Source of the model files: a volume that already holds them, or the Hugging Face Hub with an optional cache."""
 
     volume: ModelVolume | None = None
-    """A volume that already holds them. Absent: they are downloaded from the hub."""
+    """Volume that already holds the models. If not set, the models are downloaded from the Hub."""
 
     cache: ModelCache | None = None
-    """A claim to download to once, and for what engines compile. Absent: each pod downloads into an emptyDir of its
-    own, and compiles anew."""
+    """Claim to which models are downloaded once, and which keeps compiled code. If not set, each pod downloads the
+    models into its own emptyDir and compiles again."""
 
     hub_token_secret: SecretKey | None = None
-    """Token for the hub; only the download sees it."""
+    """Secret key that holds the access token for the Hub. Only the download receives the token."""
 
 
 class Ngram(ApiModel):
-    """Bounds of the prompt lookup that methods ngram and ngram_gpu do."""
+    """Limits of the prompt lookup, for methods ngram and ngram_gpu."""
 
     prompt_lookup_min: StrictInt | None = Field(default=None, ge=1, le=64)
-    """Shortest n-gram looked up, in tokens."""
+    """Shortest n-gram to look up in the prompt, in tokens."""
 
     prompt_lookup_max: StrictInt | None = Field(default=None, ge=1, le=64)
-    """Longest n-gram looked up, in tokens."""
+    """Longest n-gram to look up in the prompt, in tokens."""
 
 
 class Suffix(ApiModel):
-    """How method suffix looks proposals up in earlier answers."""
+    """Limits of the lookup in earlier outputs, for method suffix."""
 
     max_tree_depth: StrictInt | None = Field(default=None, ge=1, le=1024)
-    """Longest sequence that its trees hold, in tokens. Absent: the engine's 24."""
+    """Longest sequence that the suffix trees store, in tokens. Defaults to vLLM's 24."""
 
     max_cached_requests: StrictInt | None = Field(default=None, ge=0, le=10_000_000)
-    """Earlier answers that are kept; 0 keeps none. Absent: the engine's 10,000."""
+    """Number of earlier outputs to keep; 0 keeps none. Defaults to vLLM's 10,000."""
 
     max_spec_factor_percent: StrictInt | None = Field(default=None, ge=0, le=10_000)
-    """Tokens proposed for each that matched, in percent. Absent: the engine's 100."""
+    """Maximum number of proposed tokens, in percent of the matched tokens. Defaults to vLLM's 100."""
 
     min_token_probability_percent: StrictInt | None = Field(default=None, ge=0, le=100)
-    """How often a token must have followed to be proposed, in percent. Absent: the engine's 10."""
+    """Minimum frequency, in percent, with which a token must have followed the match to be proposed. Defaults to vLLM's
+    10."""
 
 
 class BatchSizeRange(ApiModel):
-    """K for one range of running requests."""
+    """K for a range of running requests."""
 
     from_: StrictInt = Field(alias="from", ge=1, le=65_536)
-    """First number of running requests, inclusive."""
+    """Lowest number of running requests in the range, inclusive."""
 
     to: StrictInt = Field(ge=1, le=65_536)
-    """Last number of running requests, inclusive."""
+    """Highest number of running requests in the range, inclusive."""
 
     num_speculative_tokens: StrictInt = Field(ge=0, le=32)
-    """K in this range; 0 turns speculation off."""
+    """Number of tokens proposed per step (K) in this range; 0 turns speculation off."""
 
 
 class Speculation(ApiModel):
-    """How the engine speculates."""
+    """Speculation method and its settings."""
 
     method: Method
-    """What proposes tokens: a draft model (draft_model); a head trained for the target (eagle, eagle3, dflash, dspark,
-    and medusa up to vLLM 0.32); layers of the target's own checkpoint (mtp); a lookup in the prompt (ngram, ngram_gpu)
-    or in earlier answers (suffix). With none, the engine does not speculate."""
+    """Method that proposes tokens: a draft model (draft_model); a head trained for the target (eagle, eagle3, dflash,
+    dspark, and medusa up to vLLM 0.32); layers of the target's own checkpoint (mtp); a lookup in the prompt (ngram,
+    ngram_gpu) or in earlier outputs (suffix). With none, the engine does not speculate."""
 
     num_speculative_tokens: StrictInt | None = Field(default=None, ge=0, le=64)
-    """Number of tokens proposed per step (vLLM's num_speculative_tokens, often called K). For suffix it is the maximum,
-    and at most 64; for other methods at most 32. Required unless method is none."""
+    """Number of tokens proposed per step (vLLM's num_speculative_tokens, often called K). For suffix it is the upper
+    limit, with a maximum of 64; for other methods the maximum is 32. Required unless method is none."""
 
     num_speculative_tokens_by_batch_size: list[BatchSizeRange] = Field(default=[], max_length=256)
-    """K by the number of running requests, from 1 up. Where no range applies, numSpeculativeTokens holds."""
+    """K by number of running requests. Outside these ranges, numSpeculativeTokens applies."""
 
     draft: Draft | None = None
-    """Draft model or head, for the methods draft_model, eagle, eagle3, dflash, dspark and medusa. Method mtp takes one
-    that holds layers for multi-token prediction, such as an assistant of Gemma 4, and drafts with the target's own
-    layers without one. Method dspark without one drafts with stages inside the target's checkpoint (DeepSeek V4)."""
+    """Draft model or head. Required for draft_model, eagle, eagle3, dflash and medusa. If not set, mtp uses the
+    target's own layers, and dspark uses the stages inside the target's checkpoint (DeepSeek V4). For mtp, set it to a
+    checkpoint with layers for multi-token prediction, such as a Gemma 4 assistant."""
 
     use_heterogeneous_vocab: StrictBool = False
-    """Whether the draft may have another vocabulary than the target, for method draft_model: the engine maps the tokens
-    that both have, and the draft proposes no others. Then the engine's older model runner serves both, and the draft
-    proposes the likeliest tokens."""
+    """Allow a draft with a different vocabulary than the target, for method draft_model. The draft proposes only tokens
+    that both vocabularies contain, and always the most likely ones. vLLM uses its older model runner in this mode."""
 
     ngram: Ngram | None = None
-    """Lookup bounds, for methods ngram and ngram_gpu."""
+    """Limits of the prompt lookup, for methods ngram and ngram_gpu."""
 
     suffix: Suffix | None = None
-    """Lookup bounds, for method suffix."""
+    """Limits of the lookup in earlier outputs, for method suffix."""
 
     rejection_sampling: RejectionSampling | None = None
-    """How drafted tokens are checked. The target's distribution is kept: one after another (standard), or all of a step
-    together (block), by which more of them pass. It is not kept: tokens pass that the target would have rejected, where
-    it was unsure itself and would accept the next ones (fly, of vLLM 0.33 on GPUs; needs lossy). Absent: the engine's,
+    """How the target verifies drafted tokens. standard verifies one token after another; block verifies all tokens of a
+    step together and accepts more; both keep the target's distribution. fly (vLLM 0.33 on GPUs, needs lossy) also
+    accepts a rejected token if the target was unsure and would accept the tokens that follow it. Defaults to vLLM's
     standard."""
 
     lossy: StrictBool = False
-    """Accept answers that differ from the target's own. Required for rejectionSampling fly, which accepts tokens that
+    """Allow output that differs from the target's own. Required for rejectionSampling fly, which accepts tokens that
     the target would reject."""
 
     draft_sampling: DraftSampling | None = None
-    """How a draft picks its tokens: the likeliest ones (greedy), or by chance as the target does (probabilistic), by
-    which more of them pass where requests have a temperature; its logits then take memory. Absent: the engine's,
+    """How the draft picks tokens: the most likely ones (greedy), or sampled like the target's (probabilistic). With a
+    temperature above 0, probabilistic raises acceptance but needs memory for the draft's logits. Defaults to vLLM's
     greedy."""
 
     adaptive_verification: StrictBool | None = None
-    """Whether each step verifies only as many of the drafted tokens as pay, by costs that the engine measures while it
-    starts (true), or all of them (false). Those left out count as drafted and not accepted: acceptance reads low, mean
-    acceptance length stays true. Absent: the engine's, false."""
+    """Verify only as many drafted tokens per step as pay off, based on costs that the engine measures at start. Skipped
+    tokens count as drafted but not accepted, so acceptance reads low; the mean acceptance length stays correct.
+    Defaults to vLLM's false, which verifies all."""
 
     draft_lm_head_quantization: DraftHeadQuantization | None = None
-    """Precision of the draft's own copy of the target's output head, for methods eagle and mtp: reading it takes less
-    time, and the copy takes memory. What the target answers stays the same. Absent: both use one head."""
+    """Precision of a separate copy of the target's output head for the draft, for methods eagle and mtp. Steps get
+    faster, and the copy takes memory; the target's output does not change. If not set, target and draft share one
+    head."""
 
     xpress_top_c: StrictInt | None = Field(default=None, ge=0, le=1_048_576)
-    """From how many of the likeliest tokens the refiner of an XPress head chooses at each place, for method dflash; 0
-    for all, which takes much memory. Absent: as many as its config.json says, or 512."""
+    """Number of most likely tokens from which the refiner of an XPress head chooses at each position, for method
+    dflash; 0 means all tokens and takes much memory. Defaults to the value in the head's config.json, or to 512."""
 
     extra_config: Annotated[dict[str, Any], Field(max_length=32), BOUNDED] | None = None
-    """Further keys of vLLM's --speculative-config, by vLLM's names, for what has no field: attention_backend,
-    moe_backend, kv_cache_dtype, enforce_eager, draft_load_config, disable_padded_drafter_batch and others. Keys that a
-    field decides, and keys that this vLLM version lacks, are refused. The plan does not count what they change."""
+    """Additional keys of vLLM's --speculative-config that have no field here, such as attention_backend, moe_backend,
+    kv_cache_dtype, enforce_eager, draft_load_config and disable_padded_drafter_batch. Keys that a field controls and
+    keys unknown to the vLLM version are rejected. The plan does not account for these keys."""

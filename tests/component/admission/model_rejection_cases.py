@@ -95,7 +95,7 @@ MODELS = {
     "hub token with a volume": Bad(
         f"models: {{volume: {VOLUME}, hubTokenSecret: {{name: hub, key: token}}}}",
         "spec.models.hubTokenSecret",
-        "nothing is downloaded when models.volume is given: remove one",
+        "has no effect with models.volume, which is not downloaded: remove one",
     ),
     "volume is nothing": Bad("models: {volume: {}}", "spec.models.volume.persistentVolumeClaim", "or a hostPath"),
     "volume is two things": Bad(

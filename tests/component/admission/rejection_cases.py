@@ -49,13 +49,13 @@ BAD = {
     "two element types": Bad(
         "target: {model: org/target, quantization: BF16}\nserving: {dtype: float32}",
         "spec.serving.dtype",
-        "is float32, and target.quantization BF16 asks for bfloat16: remove one of the two",
+        "is float32, but target.quantization BF16 requires bfloat16: remove one of the two",
     ),
     "element type of another name": Bad("serving: {dtype: half}", "spec.serving.dtype", '"auto", "bfloat16"'),
     "a length that nothing multiplies": Bad(
         'target: {model: org/m, ropeScaling: {type: linear, factor: "2", originalMaxPositionEmbeddings: 4096}}',
         "spec.target.ropeScaling.originalMaxPositionEmbeddings",
-        "type linear multiplies the length that the config.json says: remove it",
+        "type linear always multiplies the length in config.json: remove it",
     ),
     "a factor below 1": Bad(
         'target: {model: org/m, ropeScaling: {type: yarn, factor: "0.5"}}',
@@ -83,7 +83,7 @@ BAD = {
     "head missing": Bad(
         "speculation: {method: eagle3, numSpeculativeTokens: 3}",
         "spec.speculation.draft",
-        "method eagle3 needs one: set draft.model",
+        "method eagle3 needs a draft: set draft.model",
     ),
     "suffix with a draft": Bad(
         "speculation: {method: suffix, numSpeculativeTokens: 1, draft: {model: org/draft}}",
@@ -183,7 +183,7 @@ BAD = {
     "KV cache takes all memory": Bad(
         "accelerator: {type: CPU, cpuCores: 4, memoryGiB: 4, kvCacheGiB: 4}",
         "spec.accelerator.kvCacheGiB",
-        "leaves nothing of memoryGiB 4 for weights: lower it",
+        "leaves no room for weights in memoryGiB 4: lower it",
     ),
     "product twice": Bad(
         "accelerator: {products: [NVIDIA-H200, NVIDIA-H100-NVL, NVIDIA-H200]}",
@@ -201,7 +201,7 @@ BAD = {
     "part of a GiB for a rank": Bad(
         "parallelism: {tensor: 2}\naccelerator: {type: CPU, cpuCores: 8, memoryGiB: 16, kvCacheGiB: 3}",
         "spec.accelerator.kvCacheGiB",
-        "is 3, of which each of the 2 ranks of parallelism.tensor gets no whole number of GiB: make it a multiple",
+        "is 3, not a multiple of parallelism.tensor 2: use a multiple, so that ranks get equal shares",
     ),
     "experts on CPU": Bad(
         "parallelism: {expert: true}\naccelerator: {type: CPU, cpuCores: 8, memoryGiB: 16, kvCacheGiB: 4}",
@@ -248,7 +248,7 @@ BAD = {
     "a check of the tokens after the only one": Bad(
         speculation("numSpeculativeTokens: 1, rejectionSampling: fly, lossy: true"),
         "spec.speculation.rejectionSampling",
-        "fly looks at the tokens after a rejected one, and there is one: set numSpeculativeTokens to 2 or more",
+        "fly needs tokens after a rejected one: set numSpeculativeTokens to 2 or more",
     ),
     "sampling without a draft": Bad(
         "speculation: {method: ngram, numSpeculativeTokens: 3, draftSampling: probabilistic}",
@@ -284,12 +284,12 @@ BAD = {
     "checking of nothing": Bad(
         "speculation: {method: none, rejectionSampling: block}",
         "spec.speculation.rejectionSampling",
-        "method none proposes nothing to check: remove it",
+        "has no effect with method none: remove it",
     ),
     "further keys of nothing": Bad(
         "speculation: {method: none, extraConfig: {enforce_eager: true}}",
         "spec.speculation.extraConfig",
-        "method none reads no further keys: remove it",
+        "has no effect with method none: remove it",
     ),
     "split of no draft": Bad(
         "parallelism: {tensor: 2, draftTensor: 2}\nspeculation: {method: ngram, numSpeculativeTokens: 3}",
@@ -299,7 +299,7 @@ BAD = {
     "draft split otherwise": Bad(
         f"parallelism: {{tensor: 4, draftTensor: 2}}\n{speculation('numSpeculativeTokens: 5')}",
         "spec.parallelism.draftTensor",
-        "is 2, but vLLM takes 1 or that of the target: write 1",
+        "is 2, but vLLM accepts 1 or the value of tensor: write 1",
     ),
     "draft split without a tensor": Bad(
         f"parallelism: {{draftTensor: 2}}\n{speculation('numSpeculativeTokens: 5')}",
@@ -345,7 +345,7 @@ BAD = {
     "image with a line break": Bad(
         'engine: {image: "host:5000/vl\\nlm:v1"}',
         "spec.engine.image",
-        "names no exact image: add a tag (:v1) or a digest",
+        "has no tag and no digest: add a tag (:v1) or a digest",
     ),
     "image without tag": Bad("engine: {image: 'host:5000/vllm'}", "spec.engine.image", "add a tag (:v1) or a digest"),
     "version in words": Bad("engine: {version: latest}", "spec.engine.version", "should match"),

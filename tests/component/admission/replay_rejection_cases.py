@@ -18,17 +18,17 @@ REPLAYS = {
     "replay from nowhere": Bad(
         replay(trace="path: trace.jsonl"),
         f"{_REPLAY}.trace.configMap",
-        "in one place: set one of configMap and persistentVolumeClaim",
+        "has one source: set one of configMap and persistentVolumeClaim",
     ),
     "replay from two places": Bad(
         replay(trace="configMap: {name: a}, persistentVolumeClaim: {claimName: b}, path: trace.jsonl"),
         f"{_REPLAY}.trace.configMap",
-        "in one place: set one of configMap and persistentVolumeClaim",
+        "has one source: set one of configMap and persistentVolumeClaim",
     ),
     "replay from outside": Bad(
         replay(trace="persistentVolumeClaim: {claimName: captures}, path: a/../../b"),
         f"{_REPLAY}.trace.path",
-        "is no path inside the volume: write it without leading / and without ..",
+        "is not a path inside the volume: write it without leading / and without ..",
     ),
     "replay with an acceptance that begins late": Bad(
         replay("acceptance: [{fromSeconds: 5, percent: 50}]"), f"{_REPLAY}.acceptance", "begin with fromSeconds 0"
@@ -51,18 +51,18 @@ REPLAYS = {
     "replay that draws and matches": Bad(
         replay("mode: Modelled, match: Prefix"),
         f"{_REPLAY}.match",
-        "is Prefix, but mode Modelled looks for no record: remove it, or use mode: Steps",
+        "is Prefix, but mode Modelled does not match records: remove it, or use mode: Steps",
     ),
     "replay that draws and refuses": Bad(
         replay("mode: Modelled, unmatched: Refuse"),
         f"{_REPLAY}.unmatched",
-        "is Refuse, but mode Modelled looks for no record: remove it, or use mode: Steps",
+        "is Refuse, but mode Modelled does not match records: remove it, or use mode: Steps",
     ),
     **{
         f"emulated engine with {field.partition(':')[0]}": Bad(
             replay(f"mode: Emulated, {field}", trace="configMap: {name: models}, path: model.json"),
             f"{_REPLAY}.{field.partition(':')[0]}",
-            "is not for mode Emulated, in which vLLM itself serves: remove it, or use another mode",
+            "is not for mode Emulated, which runs vLLM itself: remove it, or use another mode",
         )
         for field in (
             "acceptance: [{percent: 50}]",
@@ -79,6 +79,6 @@ REPLAYS = {
     "replay that is captured": Bad(
         replay(more="captures: [{name: nightly, schedule: 0 3 * * *}]"),
         "spec.captures",
-        "a capture of a replay (engine.replay) would measure nothing: remove one of the two",
+        "a capture of a replay (engine.replay) measures no engine: remove one of the two",
     ),
 }

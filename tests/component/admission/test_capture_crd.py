@@ -174,7 +174,7 @@ BAD = {
     "a length of prompts of a dataset": (
         dataset("JSONL", "pattern: Closed, concurrency: 1, requests: 1, promptTokens: 9"),
         "spec.workload.phases",
-        "promptTokens is of synthetic prompts",
+        "promptTokens is for synthetic prompts",
     ),
     "a file of synthetic prompts": (
         phase("pattern: Closed, concurrency: 1, requests: 1, path: a"),
@@ -189,17 +189,17 @@ BAD = {
     "a category of something else": (
         dataset("JSONL", "pattern: Closed, concurrency: 1, requests: 1, category: coding"),
         "spec.workload.phases",
-        "SPEED-Bench alone",
+        "category needs a dataset of format SPEED-Bench",
     ),
     "moments of nothing": (
         phase("pattern: Recorded, requests: 1"),
         "spec.workload.phases",
-        "takes its moments from a dataset of format Trace",
+        "takes its arrival times from a dataset of format Trace",
     ),
     "a length of recorded answers": (
         dataset("Trace", "pattern: Recorded, requests: 1, outputTokens: 9"),
         "spec.workload.phases",
-        "as long as they were",
+        "sets the output lengths",
     ),
     "conversations of a trace": (
         dataset("Trace", "pattern: Multiturn, concurrency: 1, turns: 2, requests: 1"),
@@ -232,7 +232,7 @@ BAD = {
     "arms that are started once": (
         f"{{arms: [{OFF}, {{name: other}}], repetitions: 1}}",
         "spec.repetitions",
-        "arms need at least two",
+        "several arms need 2 or more",
     ),
     "a golden capture and several arms": (
         f"{{arms: [{OFF}, {{name: plain}}], against: {{capture: golden}}}}",

@@ -79,9 +79,9 @@ def test_where_no_default_is_filled_in_words_say_what_an_absent_field_means() ->
     found = dict(schemas())
     quantization = found[".spec.arms[].speculation.draft.quantization"]
     assert "default" not in quantization, "server-side apply compares the list as a whole"
-    assert quantization["description"].endswith(" Absent: AsCheckpoint.")
+    assert quantization["description"].endswith(" Defaults to AsCheckpoint.")
     filled_in = found[".spec.speculation.draft.quantization"]
-    assert (filled_in["default"], "Absent" in filled_in["description"]) == ("AsCheckpoint", False)
+    assert (filled_in["default"], "Defaults to" in filled_in["description"]) == ("AsCheckpoint", False)
 
 
 def test_lists_say_how_they_merge() -> None:

@@ -50,7 +50,7 @@ _RENAMED_HEADER: Final = (
 _RULES_HEADER: Final = (
     "## Rules between fields",
     "",
-    "The API server refuses an object that breaks one of these, and says so in these words, with values for the dots.",
+    "The API server rejects objects that break one of these rules, with this message. Dots (…) stand for values.",
     "",
     "| field | message |",
     "| --- | --- |",
