@@ -46,8 +46,7 @@ class Description:
             "--method",
             metavar="METHOD",
             autocompletion=completion.methods,
-            help="Speculation method. Defaults to the known method of --draft, otherwise to draft_model. "
-            "Without --draft and -K, there is no speculation.",
+            help="Speculation method. Defaults to the known method of --draft, otherwise to draft_model.",
         ),
     ] = None
     num_speculative_tokens: Annotated[

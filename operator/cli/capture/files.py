@@ -237,8 +237,9 @@ def gate_command(  # noqa: PLR0913  options of a command
 
     It compares goodput, acceptance by position, step time by running requests,
     latency and, if tokens were recorded, greedy responses, each with an interval.
-    A loss of the limit or more fails the gate. Half of it is an alarm, unless
-    chance explains it. spec.rollout.gate uses the same check.
+    The gate fails if a loss can be as large as its limit. A loss of more than
+    half the limit is a regression, unless chance explains it. spec.rollout.gate
+    uses the same check.
 
     For example: specdecode capture gate captures/golden captures/new
 
