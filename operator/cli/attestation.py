@@ -31,7 +31,7 @@ KeysOption = Annotated[
     typer.Option(
         "--key",
         metavar="FILE",
-        help="Public key of who may have signed, such as cosign.pub. May be repeated, while one replaces another.",
+        help="Trusted public key, such as cosign.pub. May be repeated, to rotate keys.",
     ),
 ]
 
@@ -97,23 +97,21 @@ class VerifyOutput(Output):
 def verify_command(
     attestation: Annotated[
         str,
-        typer.Argument(
-            help="ConfigMap NAME-attestation, a DSSE envelope, or a bundle of cosign's; - for standard input."
-        ),
+        typer.Argument(help="ConfigMap NAME-attestation, a DSSE envelope, or a cosign bundle; - for standard input."),
     ],
     *,
     key: KeysOption,
     file: FilesOption = None,
-    output: Annotated[TextOrJson, typer.Option("--output", "-o", help="How to print it.")] = TextOrJson.TEXT,
+    output: Annotated[TextOrJson, typer.Option("--output", "-o", help="Output format.")] = TextOrJson.TEXT,
 ) -> None:
-    """Say whether an attestation of a rollout holds: by its signature alone, and against objects in files.
+    """Verify the attestation of a rollout: its signature and, with -f, objects from the cluster.
 
-    With -f, what kubectl get -o yaml says of the SpecDecodeDeployment, its
-    Deployment or LeaderWorkerSet and its pods is compared with what was
-    signed, each difference a line. No cluster is asked, and no network.
+    -f takes the output of kubectl get -o yaml for the SpecDecodeDeployment, its
+    Deployment or LeaderWorkerSet, and its pods. Each difference from the
+    attestation is printed on one line. The command uses no cluster and no network.
 
-    Exits with 0 when all of it holds, 1 when a signature or an object does not,
-    2 when a file cannot be used.
+    Exits with 0 when everything matches, 1 when a signature or an object does
+    not, 2 when a file cannot be used.
     """
     keys = public_keys(key)
     with ended(DocumentError):
@@ -230,23 +228,26 @@ def attestation_webhook_command(
     *,
     key: KeysOption,
     certificate: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="tls.crt and tls.key of the webhook; read again on a change.")
+        Path,
+        typer.Option(
+            metavar="FOLDER", help="Folder with tls.crt and tls.key of the webhook. Reloaded when they change."
+        ),
     ],
-    port: Annotated[int, typer.Option(help="Port of the webhook, in HTTPS; 0 takes a free one.")] = 9443,
-    metrics_port: Annotated[int, typer.Option(help="Port of /metrics; 0 takes a free one.")] = 8081,
+    port: Annotated[int, typer.Option(help="HTTPS port of the webhook; 0 selects a free port.")] = 9443,
+    metrics_port: Annotated[int, typer.Option(help="Port of /metrics; 0 selects a free port.")] = 8081,
     allow_container: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=IMAGE",
-            help="A container that others add to pods, such as a mesh's, by its exact image. May be repeated.",
+            help="Name and exact image of a container that is injected into pods, such as a service mesh "
+            "sidecar. May be repeated.",
         ),
     ] = None,
 ) -> None:
-    """Answer the API server's question whether a pod may start: an attestation must speak of it.
+    """Run a validating webhook that rejects engine pods without a matching attestation.
 
-    Of the cluster it reads ConfigMap NAME-attestation, in the namespace of the
-    pod, and nothing else. It can sign nothing. examples/attestation has it
-    with all that it needs.
+    In the cluster, it reads only ConfigMap NAME-attestation in the namespace of
+    the pod. It cannot sign. The manifests are in examples/attestation.
     """
     allowed = set()
     for text in allow_container or ():

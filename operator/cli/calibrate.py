@@ -419,36 +419,41 @@ def _write_entries(out: Path, entries: list[calibration.CalibrationEntry]) -> No
 
 def calibrate_command(  # noqa: PLR0913  each is an option
     *,
-    out: Annotated[Path, typer.Option("--output", "-o", help="Calibration file; entries are added to it.")],
+    out: Annotated[Path, typer.Option("--output", "-o", help="Calibration file to which entries are added.")],
     product: Annotated[
         str | None,
-        typer.Option(help="GPU as the node label nvidia.com/gpu.product has it, such as NVIDIA-H200, or H200."),
+        typer.Option(
+            help="GPU: the value of the node label nvidia.com/gpu.product, such as NVIDIA-H200, or a name such as H200."
+        ),
     ] = None,
     from_deployment: Annotated[
         list[str] | None,
-        typer.Option(help="Output of kubectl get sdd NAME -o yaml, of an object whose engines serve. May be repeated."),
+        typer.Option(
+            help="Output of kubectl get sdd NAME -o yaml for an object with serving engines. May be repeated."
+        ),
     ] = None,
     from_log: Annotated[
         list[Path] | None,
-        typer.Option(help="Log of an engine's start, from its first line on; needs no GPU. May be repeated."),
+        typer.Option(help="Startup log of an engine, from its first line. Needs no GPU. May be repeated."),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="Run vLLM with dummy weights of this model: hub id, or a folder with its config.json."),
+        typer.Option(help="Run vLLM with dummy weights of this model: a hub id, or a folder with config.json."),
     ] = None,
-    draft: Annotated[str | None, typer.Option(help="Also measure with this draft model: hub id or folder.")] = None,
-    num_speculative_tokens: Annotated[int, typer.Option(min=1, help="K with --draft and ngram.")] = 5,
+    draft: Annotated[str | None, typer.Option(help="Also measure with this draft model: a hub id or a folder.")] = None,
+    num_speculative_tokens: Annotated[int, typer.Option(min=1, help="K for the runs with --draft and with ngram.")] = 5,
     shape: Annotated[
-        list[str] | None, typer.Option(help="Run with SEQUENCESxBATCHED_TOKENS, such as 256x8192. May be repeated.")
+        list[str] | None,
+        typer.Option(help="Run with these limits: SEQUENCESxBATCHED_TOKENS, such as 256x8192. May be repeated."),
     ] = None,
-    tensor: Annotated[int | None, typer.Option(min=1, help="GPUs of one engine, where the log does not say.")] = None,
+    tensor: Annotated[int | None, typer.Option(min=1, help="GPUs per engine, if not in the log.")] = None,
     max_model_len: Annotated[int | None, typer.Option(min=1, help="Where the log does not say.")] = None,
     max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Where the log does not say.")] = None,
     max_num_batched_tokens: Annotated[int | None, typer.Option(min=1, help="Where the log does not say.")] = None,
-    engine_version: Annotated[str | None, typer.Option(help="As 0.32, where the log does not say.")] = None,
+    engine_version: Annotated[str | None, typer.Option(help="vLLM version such as 0.32, if not in the log.")] = None,
     model_config: ModelConfigOption = None,
 ) -> None:
-    """Compare what engines took with what was predicted, term by term, and add it to a calibration file."""
+    """Compare memory that engines used with predictions, and add the result to a calibration file."""
     folders = [name for name in (model, draft) if name and (Path(name) / "config.json").is_file()]
     with ended(DocumentError):
         configs, _ = read_models([*(model_config or []), *(f"{name}={name}/config.json" for name in folders)])

@@ -39,12 +39,12 @@ class Shell(StrEnum):
     FISH = "fish"
 
 
-def completion_command(shell: Annotated[Shell, typer.Argument(help="Shell to print it for.")]) -> None:
-    """Print the script that makes a shell complete commands, options and values.
+def completion_command(shell: Annotated[Shell, typer.Argument(help="Shell that will load the script.")]) -> None:
+    """Print the completion script of a shell, for commands, options and values.
 
-    For the shell that is open: source <(specdecode completion bash)
+    For the current shell: source <(specdecode completion bash)
 
-    For all that are opened later, write it where the shell looks for it:
+    For all new shells, write it to the folder from which the shell loads it:
     specdecode completion fish > ~/.config/fish/completions/specdecode.fish
     """
     from typer._completion_shared import get_completion_script  # noqa: PLC0415  (the library has no other)

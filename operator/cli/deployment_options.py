@@ -33,12 +33,12 @@ class Description:
             "--model",
             metavar="MODEL",
             autocompletion=completion.models,
-            help="The target, such as meta-llama/Llama-3.1-70B-Instruct; no file is read.",
+            help="Target model, such as meta-llama/Llama-3.1-70B-Instruct. Replaces the file.",
         ),
     ] = None
     draft: Annotated[
         str | None,
-        typer.Option("--draft", metavar="MODEL", autocompletion=completion.models, help="The draft model or head."),
+        typer.Option("--draft", metavar="MODEL", autocompletion=completion.models, help="Draft model or draft head."),
     ] = None
     method: Annotated[
         str | None,
@@ -46,12 +46,12 @@ class Description:
             "--method",
             metavar="METHOD",
             autocompletion=completion.methods,
-            help="How tokens are proposed. Default: that of a known --draft, else draft_model; none without.",
+            help="Speculation method. Defaults to the known method of --draft, otherwise to draft_model.",
         ),
     ] = None
     num_speculative_tokens: Annotated[
         int | None,
-        typer.Option("--num-speculative-tokens", "-K", help="K: tokens proposed a step.", show_default=False),
+        typer.Option("--num-speculative-tokens", "-K", help="K: draft tokens per step.", show_default=False),
     ] = None
     gpu: Annotated[
         list[str] | None,
@@ -59,26 +59,33 @@ class Description:
             "--gpu",
             metavar="GPU",
             autocompletion=completion.gpus,
-            help="H200, a product label, or any GPU by its memory: 48GiB. May be repeated.",
+            help="GPU: a name such as H200, a product label, or a memory size such as 48GiB. May be repeated.",
         ),
     ] = None
-    tp: Annotated[int | None, typer.Option("--tp", help="Tensor parallelism. Absent: the smallest that fits.")] = None
-    pp: Annotated[int | None, typer.Option("--pp", help="Pipeline stages. Absent: 1.")] = None
-    dp: Annotated[int | None, typer.Option("--dp", help="Data-parallel copies in a replica. Absent: 1.")] = None
+    tp: Annotated[int | None, typer.Option("--tp", help="Tensor parallelism. Defaults to the smallest that fits.")] = (
+        None
+    )
+    pp: Annotated[int | None, typer.Option("--pp", help="Pipeline stages. Defaults to 1.")] = None
+    dp: Annotated[int | None, typer.Option("--dp", help="Data-parallel ranks per replica. Defaults to 1.")] = None
     max_model_len: Annotated[
-        int | None, typer.Option("--max-model-len", help="Longest sequence in tokens. Absent: the model's own.")
+        int | None,
+        typer.Option("--max-model-len", help="Maximum sequence length in tokens. Defaults to the model's own."),
     ] = None
     quantization: Annotated[
         str | None,
         typer.Option(
             "--quantization",
             autocompletion=completion.precisions,
-            help="Of the target: BF16, FP8, … Absent: that of its checkpoint.",
+            help="Quantization of the target: BF16, FP8, … Defaults to that of its checkpoint.",
         ),
     ] = None
     kv_cache_dtype: Annotated[
         str | None,
-        typer.Option("--kv-cache-dtype", autocompletion=completion.cache_dtypes, help="auto, bfloat16, fp8, …"),
+        typer.Option(
+            "--kv-cache-dtype",
+            autocompletion=completion.cache_dtypes,
+            help="Data type of the KV cache: auto, bfloat16, fp8, …",
+        ),
     ] = None
     engine_version: VersionOption = None
 

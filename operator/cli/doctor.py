@@ -603,20 +603,22 @@ def doctor_command(
     *,
     namespace: Annotated[
         str | None,
-        typer.Option("--namespace", "-n", help="Namespace that engines will run in; that of the kubeconfig's context."),
+        typer.Option(
+            "--namespace", "-n", help="Namespace of the engines. Defaults to the namespace of the kubeconfig's context."
+        ),
     ] = None,
     context: Context = None,
-    output: Annotated[TextOrJson, typer.Option("--output", "-o", help="text or json.")] = TextOrJson.TEXT,
+    output: Annotated[TextOrJson, typer.Option("--output", "-o", help="Format: text or json.")] = TextOrJson.TEXT,
 ) -> None:
-    """Say whether a cluster is ready: one line a finding, OK, WARN or FAIL, with the fix.
+    """Check whether a cluster is ready for engines, and print OK, WARN or FAIL with the fix.
 
-    It only reads, with your own rights; what you may not read is a WARN that
-    says so.
+    It only reads, with your own permissions. A check that you have no permission
+    for is reported as WARN.
 
     For example: specdecode doctor -n models
 
-    Exits with 0 when nothing FAILs, 4 when something does, 2 when the cluster
-    cannot be asked.
+    Exits with 0 when no check is FAIL, 4 when one is, 2 when the cluster cannot
+    be reached.
     """
 
     async def found() -> list[Finding]:

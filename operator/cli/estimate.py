@@ -87,14 +87,18 @@ _MOST_NAMED: Final = 5
 
 
 def estimate_command(
-    cases: Annotated[str, typer.Option("--in", help="JSON lines, one configuration each; - for standard input.")],
-    results: Annotated[str, typer.Option("--out", help="Where results go, a line a case; - for standard output.")],
+    cases: Annotated[
+        str, typer.Option("--in", help="File of JSON lines, one configuration per line; - for standard input.")
+    ],
+    results: Annotated[
+        str, typer.Option("--out", help="File for the results, one line per case; - for standard output.")
+    ],
     *,
     hub: HubOption = False,
     calibration: CalibrationOption = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Fail (2) where a line has an error.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 2 if a line has an error.")] = False,
 ) -> None:
-    """Size each configuration; a bad line gets an error in its place, and the batch goes on.
+    """Size engine configurations from a file. An invalid line gets an error, and the others are sized.
 
     Exits with 0 when all results are written, 2 when a file cannot be used
     or, with --strict, when a line has an error.

@@ -361,11 +361,13 @@ def explain_command(  # noqa: PLR0913  each is an option
     facts: options.FactsOption = None,
     hub: options.HubOption = False,
     calibration: options.CalibrationOption = None,
-    output: Annotated[TableOrData, typer.Option("--output", "-o", help="table, json or yaml.")] = TableOrData.TABLE,
+    output: Annotated[
+        TableOrData, typer.Option("--output", "-o", help="Format: table, json or yaml.")
+    ] = TableOrData.TABLE,
 ) -> None:
-    """Show how the memory of the chosen candidate is counted, term by term; the sums are those of `plan`.
+    """Show how the memory of the chosen candidate is computed, term by term, with the sums of `plan`.
 
-    Exits with 0, 2 for invalid input, or 5 when a model is unknown here.
+    Exits with 0, 2 for invalid input, or 5 when a model is unknown.
     """
     reading, models = read_deployments(options.sources(files, file)), options.hub_models(wanted=hub)
     result = ask(reading, InputOptions(nodes, model_config or [], calibration, facts or [], models))

@@ -55,18 +55,21 @@ class FiguresOutput(Output):
 
 
 Name = Annotated[
-    str | None, typer.Argument(metavar="NAME", help="A SpecDecodeDeployment, whose pods are asked through kubectl.")
+    str | None, typer.Argument(metavar="NAME", help="SpecDecodeDeployment whose pods are read through kubectl.")
 ]
 Namespace = Annotated[
-    str | None, typer.Option("--namespace", "-n", help="Its namespace; that of the kubeconfig's context.")
+    str | None,
+    typer.Option("--namespace", "-n", help="Namespace of NAME. Defaults to the namespace of the kubeconfig's context."),
 ]
 Engines = Annotated[
     list[str] | None,
-    typer.Option("--engine", metavar="URL", help="Ask this engine in place of pods. May be repeated."),
+    typer.Option("--engine", metavar="URL", help="Read this engine instead of pods. May be repeated."),
 ]
 Prometheus = Annotated[
     str | None,
-    typer.Option(metavar="URL", help="Ask this Prometheus in place of pods; it has to know specdecode_deployment."),
+    typer.Option(
+        metavar="URL", help="Query this Prometheus instead of pods. Its series need the label specdecode_deployment."
+    ),
 ]
 Over = Annotated[
     int | None,
@@ -74,7 +77,7 @@ Over = Annotated[
         min=1,
         max=86_400,
         metavar="SECONDS",
-        help="Seconds that figures are taken over: 30 between two looks at engines, 300 of a Prometheus.",
+        help="Measurement interval. Defaults to 30 seconds for engines and 300 for Prometheus.",
     ),
 ]
 
@@ -136,25 +139,28 @@ def figures_command(  # noqa: PLR0913  each is an option
     engine: Engines = None,
     prometheus: Prometheus = None,
     token_file: Annotated[
-        str | None, typer.Option(metavar="FILE", help="A file with the bearer token that Prometheus wants.")
+        str | None, typer.Option(metavar="FILE", help="File with the bearer token for Prometheus.")
     ] = None,
     over: Over = None,
     ttft_limit: Annotated[
         float | None,
         typer.Option(
-            min=0.0, metavar="SECONDS", help="Tell the share of requests within; a bucket of vLLM's, such as 0.5."
+            min=0.0,
+            metavar="SECONDS",
+            help="Report the share of requests with TTFT within this limit. Use a bucket of vLLM's histogram, "
+            "such as 0.5.",
         ),
     ] = None,
     tpot_limit: Annotated[
         float | None,
-        typer.Option(min=0.0, metavar="SECONDS", help="The same of the time per output token, such as 0.05."),
+        typer.Option(min=0.0, metavar="SECONDS", help="The same for the time per output token (TPOT), such as 0.05."),
     ] = None,
-    output: Annotated[TableOrData, typer.Option("--output", "-o", help="How to print it.")] = TableOrData.TABLE,
+    output: Annotated[TableOrData, typer.Option("--output", "-o", help="Output format.")] = TableOrData.TABLE,
 ) -> None:
-    """Print figures of running engines: tokens, latencies, acceptance, K in force, prefix cache, KV cache.
+    """Print metrics of running engines: tokens, latencies, acceptance, current K, prefix and KV cache.
 
-    Engines are looked at twice, and what they did meanwhile is told. A
-    Prometheus is asked for the same figures of the time until now.
+    The figures cover the time between two reads of the engines. With --prometheus,
+    they cover the time up to now.
 
     For example: specdecode figures llama-70b -n models --over 60
     """

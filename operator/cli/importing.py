@@ -188,8 +188,8 @@ async def _from_cluster(kind: str, name: str, namespace: str | None, context: st
 
 
 _FILE_HELP: Final = (
-    "Read it from this file, or from - for standard input: YAML or JSON of these kinds, docker compose, values of the"
-    " production-stack chart, or text with vllm serve or docker run."
+    "File to read, or - for standard input: YAML or JSON of these kinds, a docker compose file, "
+    "values of the production-stack chart, or text with vllm serve or docker run."
 )
 
 
@@ -206,49 +206,54 @@ def import_command(  # noqa: PLR0913  each is an option
         typer.Argument(
             metavar="KIND/NAME | -- COMMAND...",
             help=(
-                "KIND/NAME, read from the cluster (deployment, statefulset, pod, leaderworkerset, inferenceservice,"
-                " llminferenceservice); with --file, the one to take of several; or, after --, a command line."
+                "KIND/NAME of an object in the cluster (deployment, statefulset, pod, leaderworkerset, "
+                "inferenceservice, llminferenceservice). With --file, it selects one of several. Or, after "
+                "--, a command line."
             ),
         ),
     ] = None,
     *,
     file: Annotated[str | None, typer.Option("--file", "-f", metavar="FILE", help=_FILE_HELP)] = None,
     namespace: Annotated[
-        str | None, typer.Option("--namespace", "-n", help="Namespace of the server; that of the kubeconfig's context.")
+        str | None,
+        typer.Option(
+            "--namespace", "-n", help="Namespace of the server. Defaults to the namespace of the kubeconfig's context."
+        ),
     ] = None,
     context: Context = None,
     name: Annotated[
         str | None,
-        typer.Option(help="Name of the new object; by default the server's, with -sdd where it runs in Kubernetes."),
+        typer.Option(
+            help="Name of the new object. Defaults to the server's name, with -sdd appended if the server runs "
+            "in Kubernetes."
+        ),
     ] = None,
     engine_version: Annotated[
-        str | None, typer.Option(help="vLLM version in the image, such as 0.32, where its tag does not tell.")
+        str | None, typer.Option(help="vLLM version in the image, such as 0.32, if the image tag does not contain it.")
     ] = None,
     model_config: Annotated[
         list[str] | None,
         typer.Option(
             metavar="ID=PATH",
             help=(
-                "The config.json of a model that the server is given, such as my/head=config.json; repeatable. A"
-                " speculators"
-                " checkpoint that is served alone becomes the target and the head that its config names."
+                "config.json of a model of the server, such as my/head=config.json. May be repeated. A "
+                "speculators checkpoint without a target is split into the target in its config and the head."
             ),
         ),
     ] = None,
-    output: Annotated[Form, typer.Option("--output", "-o", help="yaml or json.")] = Form.YAML,
+    output: Annotated[Form, typer.Option("--output", "-o", help="Format: yaml or json.")] = Form.YAML,
 ) -> None:
-    """Turn an existing vLLM server into a SpecDecodeDeployment that means the same.
+    """Convert an existing vLLM server into an equivalent SpecDecodeDeployment.
 
-    The object goes to standard output. Standard error says where each argument
-    went, what is not kept and why, which defaults change, and the kubectl
-    commands that move traffic over without downtime. Nothing is changed in the
-    cluster.
+    The object is printed to standard output. Standard error reports where each
+    argument went, what is not kept and why, which defaults change, and the kubectl
+    commands that move traffic without downtime. Nothing in the cluster changes.
 
     For example: specdecode import deployment/chat -n models > chat.yaml,
     or: specdecode import -- vllm serve Qwen/Qwen3-32B -tp 2 > chat.yaml
 
-    Exits with 0 when the object is complete, with 2 when something must be
-    decided first or nothing can be imported.
+    Exits with 0 when the object is complete, 2 when you must decide something
+    first or there is nothing to import.
     """
     with ended(SourceError, MigrationError, DocumentError):
         found = read_source(source or [], file, namespace, context)

@@ -19,14 +19,19 @@ from specdecode_operator.cli.text_files import DocumentError
 def init_command(
     *,
     description: Description,
-    name: Annotated[str | None, typer.Option(help="Name of the object. Absent: made of the target's.")] = None,
-    namespace: Annotated[str | None, typer.Option("--namespace", "-n", help="Its namespace. Absent: none.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the object. Defaults to a name derived from the target.")
+    ] = None,
+    namespace: Annotated[
+        str | None,
+        typer.Option("--namespace", "-n", help="Namespace of the object. If not set, the manifest has none."),
+    ] = None,
     model_config: options.ModelConfigOption = None,
-    out: Annotated[Path | None, typer.Option(help="A new file for the manifest. Absent: standard output.")] = None,
+    out: Annotated[Path | None, typer.Option(help="New file for the manifest. Defaults to standard output.")] = None,
 ) -> None:
-    """Write the manifest of what `plan` with the same options plans.
+    """Write the manifest that `plan` plans with the same options.
 
-    What the plan says goes to standard error, the manifest to standard output:
+    The manifest goes to standard output, the plan to standard error:
     specdecode init --model meta-llama/Llama-3.1-70B-Instruct --gpu H200 --tp 2 > chat.yaml
 
     Exits as plan does. An invalid manifest is not written.

@@ -15,14 +15,14 @@ from specdecode_operator.deployment.models.checkpoint_reader import Folder, leav
 
 capture_job_app = application("Run in the pod of a capture's Job.", hidden=True)
 
-_Termination = Annotated[Path, typer.Option(help="Where Kubernetes reads how it went.")]
+_Termination = Annotated[Path, typer.Option(help="File for the termination message.")]
 _TERMINATION_LOG: Final = Path("/dev/termination-log")
 
 
 @capture_job_app.command("prepare")
 def prepare_command(
     *,
-    recorder: Annotated[Path, typer.Option(help="Folder that the engine has on its PYTHONPATH.")] = Path(
+    recorder: Annotated[Path, typer.Option(help="Folder on the PYTHONPATH of the engine.")] = Path(
         "/specdecode/recorder"
     ),
     termination_log: _Termination = _TERMINATION_LOG,
@@ -73,7 +73,7 @@ def folder_command(
 def hub_command(
     model: Annotated[str, typer.Argument(help="Id of the repository.")],
     *,
-    revision: Annotated[str | None, typer.Option(help="Its branch, tag or commit.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit.")] = None,
     message: Annotated[Path, typer.Option(help="File for the answer.")] = Path("/dev/termination-log"),
 ) -> None:
     """Read config.json and safetensors headers of a repository on the hub; no weights are fetched."""
@@ -86,19 +86,21 @@ def hub_command(
 def webhook_certificate_command(
     *,
     namespace: Annotated[str, typer.Option("--namespace", "-n", help="Namespace of the Secret and of the Service.")],
-    secret: Annotated[str, typer.Option(metavar="NAME", help="Secret that the certificate is written to.")],
+    secret: Annotated[str, typer.Option(metavar="NAME", help="Secret to which the certificate is written.")],
     service: Annotated[str, typer.Option(metavar="NAME", help="Service by which the API server calls the webhook.")],
     configuration: Annotated[
-        str, typer.Option(metavar="NAME", help="ValidatingWebhookConfiguration that shall trust it.")
+        str, typer.Option(metavar="NAME", help="ValidatingWebhookConfiguration that must trust the certificate.")
     ],
     current: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="The Secret as it is now, mounted; it may be absent.")
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Folder where the current Secret is mounted. It may be missing."),
     ] = None,
 ) -> None:
-    """Keep the admission webhook's certificate while it is good, else make another one, and have it trusted.
+    """Renew the certificate of the admission webhook if needed, and make the API server trust it.
 
-    It signs for itself and lasts 90 days; run it again each week. The one before
-    it stays trusted until it ends, for pods get the new one a minute later.
+    The certificate is self-signed and valid for 90 days. Run the command every
+    week. The previous certificate stays trusted until it expires, because pods get
+    the new one up to a minute later.
     """
     # kopf and the Kubernetes client take a second to load.
     from specdecode_operator.cluster.client import Cluster, ClusterError  # noqa: PLC0415

@@ -244,9 +244,8 @@ def lint_command(  # noqa: PLR0913  each is an option
         typer.Option(
             metavar="FILE",
             help=(
-                "StorageClasses of the cluster, as kubectl get storageclasses -o yaml writes them; warns of a"
-                " capture whose claim"
-                " would find none."
+                "StorageClasses of the cluster: the output of kubectl get storageclasses -o yaml. Warns about "
+                "captures whose claim finds no StorageClass."
             ),
         ),
     ] = None,
@@ -254,23 +253,23 @@ def lint_command(  # noqa: PLR0913  each is an option
         str | None,
         typer.Option(
             metavar="FILE",
-            help="ValidatingAdmissionPolicies with bindings, ConfigMaps and Namespaces: what helm template prints, or"
-            " kubectl get.",
+            help="ValidatingAdmissionPolicies with their bindings, ConfigMaps and Namespaces: the output of "
+            "helm template or kubectl get.",
         ),
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Fail (3) also for warnings.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 3 if there are warnings.")] = False,
     output: Annotated[
-        Form, typer.Option("--output", "-o", help="text, json, sarif, or markdown for summaries of CI.")
+        Form, typer.Option("--output", "-o", help="Format: text, json, sarif, or markdown for CI summaries.")
     ] = Form.TEXT,
 ) -> None:
-    """Say what API server, admission and operator would refuse in objects of both kinds, and warn of the rest.
+    """Report errors that the API server, admission or the operator would reject, and warnings.
 
-    What fits nowhere is a warning, as in admission: on no GPU that an object
-    names, else on none that is known, or on none of --nodes. An arm of a
-    capture has to fit where its deployment runs.
+    An object that fits nowhere is a warning, as in admission. The check uses
+    --nodes, or else the GPU products that the object names, or else all known
+    ones. An arm of a capture must fit where its deployment runs.
 
-    Exits with 0 when nothing is refused, 2 when something is, 3 with --strict
-    when there are warnings.
+    Exits with 0 when there are no errors, 2 when there are, 3 with --strict when
+    there are warnings.
     """
     reading = input_files.read_ours(sources(files, file))
     allowed = allowed_names(allow_pod_template)

@@ -235,7 +235,7 @@ class _Replay(LazyGroup):
     }
 
 
-replay_app = application("Captures without a GPU: played back, fitted, compared, forecast, made.", cls=_Replay)
+replay_app = application("Captures without a GPU: replay, fit, compare, forecast, synthesize.", cls=_Replay)
 app = application("Plan, launch and verify vLLM with speculative decoding on Kubernetes.", cls=_TopLevel)
 
 

@@ -35,17 +35,17 @@ from specdecode_operator.sizing.rank_layers import Split
 from specdecode_operator.sizing.weights import parameter_count, weight_bytes
 from specdecode_operator.untrusted import mapping, texts
 
-models_app = application("Models that need no config of their own, and what is known of one.")
-Output = Annotated[TextOrJson, typer.Option("--output", "-o", help="text or json.")]
+models_app = application("Models of the catalogue, their facts and their drafts.")
+Output = Annotated[TextOrJson, typer.Option("--output", "-o", help="Format: text or json.")]
 
 
 @models_app.command("list")
 def list_command(
-    word: Annotated[str, typer.Argument(help="Only ids that hold this, whatever its case.")] = "",
+    word: Annotated[str, typer.Argument(help="List only ids that contain this text. Case is ignored.")] = "",
     *,
     output: Output = TextOrJson.TEXT,
 ) -> None:
-    """List the models of the catalogue and the published draft heads, with size and quantization."""
+    """List the models of the catalogue and published draft heads, with size and quantization."""
     ids = [name for name in catalogue.hub_ids() if word.lower() in name.lower()]
     rows = []
     for entry in filter(None, map(catalogue.find_entry, ids)):
@@ -65,16 +65,16 @@ def list_command(
 
 @models_app.command("show")
 def show_command(
-    model: Annotated[str, typer.Argument(help="Id on the hub, such as meta-llama/Llama-3.1-8B-Instruct.")],
+    model: Annotated[str, typer.Argument(help="Id of the model on the hub, such as meta-llama/Llama-3.1-8B-Instruct.")],
     *,
     facts: FactsOption = None,
     revision: Annotated[str | None, typer.Option(help="Revision on the hub, with --hub.")] = None,
     hub: HubOption = False,
     output: Output = TextOrJson.TEXT,
 ) -> None:
-    """Show what is known of a model: its shape, how it is stored, its heads, and where that was read.
+    """Show the known facts of a model: shape, weights, quantization, draft heads, and their source.
 
-    Exits with 5 when nothing is known of it here.
+    Exits with 5 when the model is unknown.
     """
     entry, read = catalogue.find_entry(model), None
     if facts:
@@ -120,13 +120,13 @@ def _entry(model: str, read: Checkpoint, source: str) -> catalogue.CatalogueEntr
 
 @models_app.command("drafts")
 def drafts_command(
-    model: Annotated[str, typer.Argument(help="Id of a target on the hub, such as moonshotai/Kimi-K2.5.")],
+    model: Annotated[str, typer.Argument(help="Id of the target on the hub, such as moonshotai/Kimi-K2.5.")],
     *,
     output: Output = TextOrJson.TEXT,
 ) -> None:
-    """List the drafts that are published or recommended for a target: method, size, tokens a step, and source.
+    """List drafts that are published or recommended for a target: method, size, tokens per step, source.
 
-    A draft without an id is the target's own layers for multi-token prediction. Exits with 5 when none is known here.
+    A draft without an id is the target's own layers for multi-token prediction. Exits with 5 when no draft is known.
     """
     rows: list[dict[str, Any]] = []
     for each in catalogue.known_drafts(model):
@@ -151,18 +151,19 @@ def drafts_command(
 
 @models_app.command("add")
 def add_command(
-    model: Annotated[str, typer.Argument(help="Folder of a model, or its id on the hub.")],
+    model: Annotated[str, typer.Argument(help="Folder of the model, or its id on the hub.")],
     *,
     name: Annotated[
-        str | None, typer.Option("--id", help="What specs call it. Default: the id, or the folder as it is written.")
+        str | None,
+        typer.Option("--id", help="Id of the model in specs. Defaults to the hub id, or to the folder as written."),
     ] = None,
     revision: Annotated[str | None, typer.Option(help="Revision on the hub.")] = None,
-    file: Annotated[Path | None, typer.Option("--file", help="File to write to. Default: standard output.")] = None,
+    file: Annotated[Path | None, typer.Option("--file", help="File to write. Defaults to standard output.")] = None,
 ) -> None:
-    """Write a facts file: config.json and the bytes in the headers of the weights, for --facts elsewhere.
+    """Write a facts file for --facts: config.json and the tensor sizes from the headers of the weights.
 
-    Of a folder the headers are enough. Exits with 2 when the files contradict
-    themselves, 5 when they cannot be read.
+    A folder needs only the headers of its weights. Exits with 2 when the files
+    contradict each other, 5 when they cannot be read.
     """
     try:
         if Path(model).is_dir():

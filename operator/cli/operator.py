@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 def crds_command(
     folder: Annotated[
-        Path | None, typer.Option(help="Write each into a file of its own in this folder, instead of printing them.")
+        Path | None, typer.Option(help="Write each CRD to a separate file in this folder instead of printing it.")
     ] = None,
 ) -> None:
     """Print the CustomResourceDefinitions as YAML, ready for kubectl apply."""
@@ -58,78 +58,93 @@ _NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 def operator_command(  # noqa: PLR0913  each is an option
     *,
-    health_port: Annotated[int, typer.Option(help="Port of /livez and /readyz, for the probes.")] = 8080,
-    metrics_port: Annotated[int, typer.Option(help="Port of /metrics; 0 takes a free one.")] = 8081,
+    health_port: Annotated[int, typer.Option(help="Port of /livez and /readyz for probes.")] = 8080,
+    metrics_port: Annotated[int, typer.Option(help="Port of /metrics; 0 selects a free port.")] = 8081,
     calibration: Annotated[
-        Path | None, typer.Option(help="Calibration file. It may be absent, and is read again when it changes.")
+        Path | None,
+        typer.Option(help="Calibration file. It does not have to exist yet, and is reloaded when it changes."),
     ] = None,
     facts: Annotated[
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="Facts files of models, as specdecode models add writes them. Files may come, change and go.",
+            help="Folder with facts files of models, written by specdecode models add. Added, changed and "
+            "removed files are noticed.",
         ),
     ] = None,
     allow_host_path: AllowHostPathOption = None,
     allow_pod_template: AllowPodTemplateOption = None,
     prometheus: Annotated[
-        str | None, typer.Option(metavar="URL", help="Prometheus to ask for figures; absent: the engines are asked.")
+        str | None,
+        typer.Option(
+            metavar="URL", help="Prometheus to query for figures. If not set, the operator reads the engines."
+        ),
     ] = None,
     prometheus_token_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Bearer token that it wants; read again at each question.")
+        Path | None,
+        typer.Option(metavar="FILE", help="File with the bearer token for Prometheus. Read before each query."),
     ] = None,
     webhook_port: Annotated[
-        int | None, typer.Option(help="Port of the admission webhook, in HTTPS; absent: none is served.")
+        int | None, typer.Option(help="HTTPS port of the admission webhook. If not set, there is no webhook.")
     ] = None,
     webhook_certificate: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="tls.crt and tls.key of the webhook; read again on a change.")
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Folder with tls.crt and tls.key of the webhook. Reloaded when they change."
+        ),
     ] = None,
     refuse_does_not_fit: RefuseOption = False,
     leader_election: Annotated[
         str | None,
-        typer.Option(metavar="LEASE", help="Work only while this Lease of the operator's namespace is held."),
+        typer.Option(metavar="LEASE", help="Work only while holding this Lease in the operator's namespace."),
     ] = None,
     lease_duration: Annotated[
         int | None,
         typer.Option(
             metavar="SECONDS",
-            help="With --leader-election: after so long without a renewal another one may work,"
-            f" {_SHORTEST_LEASE_S} to {_LONGEST_LEASE_S}. Absent: {_LEASE_S}.",
+            help="With --leader-election: duration of the Lease without a renewal,"
+            f" {_SHORTEST_LEASE_S} to {_LONGEST_LEASE_S}. Defaults to {_LEASE_S}.",
         ),
     ] = None,
     namespace: Annotated[
         list[str] | None,
-        typer.Option(help="Namespace to serve; may be given several times. Absent: all, which takes a ClusterRole."),
+        typer.Option(
+            help="Namespace to watch. May be repeated. Defaults to all namespaces, which requires a ClusterRole."
+        ),
     ] = None,
     nodes: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE", help="With --namespace: the nodes to plan for, as kubectl get nodes -o yaml writes them."
+            metavar="FILE", help="With --namespace: nodes to plan for, the output of kubectl get nodes -o yaml."
         ),
     ] = None,
     signing_key: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="ECDSA P-256 key, cosign.key or PEM, that signs what is attested of rollouts."
-        ),
+        typer.Option(metavar="FILE", help="ECDSA P-256 key (cosign.key or PEM) that signs attestations of rollouts."),
     ] = None,
     signing_key_password_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Its password; absent: it has none, or an empty one.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="File with the password of the signing key. If not set, the key has none or an empty one.",
+        ),
     ] = None,
     former_key: Annotated[
         list[Path] | None,
         typer.Option(
             metavar="FILE",
-            help="Public key that signed before; may be given several times. What it signed is signed anew.",
+            help="Former public key. Attestations that it verifies are signed again with the new key. May be repeated.",
         ),
     ] = None,
     log_reconciles_from: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="Log each reconcile that takes so long, with what it waited for; 0: all."),
+        typer.Option(
+            metavar="SECONDS", help="Log reconciles that take at least this long, and what they waited for; 0 logs all."
+        ),
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log every step.")] = False,
 ) -> None:
-    """Run the operator: in a cluster as its service account, elsewhere as KUBECONFIG says."""
+    """Run the operator: in a cluster with its service account, elsewhere with KUBECONFIG."""
     # Loading kopf and the Kubernetes client takes a second that other commands need not spend.
     from specdecode_operator.cli.input_files import read_nodes  # noqa: PLC0415
     from specdecode_operator.cluster.observed_figures import Prometheus  # noqa: PLC0415

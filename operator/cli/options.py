@@ -14,51 +14,51 @@ if TYPE_CHECKING:
     from specdecode_operator.cli.hub import HubModels
 
 
-FilesArgument = Annotated[list[str] | None, typer.Argument(metavar="FILE", help="The same as -f FILE.")]
+FilesArgument = Annotated[list[str] | None, typer.Argument(metavar="FILE", help="Same as -f FILE.")]
 FilesOption = Annotated[
     list[str] | None,
     typer.Option(
         "--file",
         "-f",
         metavar="FILE",
-        help="Kubernetes YAML or JSON: a file, a folder (to any depth), or - for standard input. May be repeated.",
+        help="Kubernetes YAML or JSON: a file, a folder (searched recursively), or - for standard input. "
+        "May be repeated.",
     ),
 ]
 NodesOption = Annotated[
-    str | None, typer.Option(metavar="FILE", help="Output of kubectl get nodes -o yaml: plan for these nodes.")
+    str | None, typer.Option(metavar="FILE", help="Plan for these nodes: the output of kubectl get nodes -o yaml.")
 ]
 ModelConfigOption = Annotated[
     list[str] | None,
     typer.Option(
         metavar="ID=PATH",
         help=(
-            "The config.json of a model that the catalogue does not know, or a folder with it and its"
-            " safetensors files, whose"
-            " headers are enough. May be repeated."
+            "config.json of a model that is not in the catalogue, or its folder with config.json and "
+            "safetensors files (only the headers are needed). May be repeated."
         ),
     ),
 ]
 FactsOption = Annotated[
     list[str] | None,
-    typer.Option(metavar="FILE", help="Facts of a model, as specdecode models add writes them. May be repeated."),
+    typer.Option(metavar="FILE", help="Facts file of a model, written by specdecode models add. May be repeated."),
 ]
 CalibrationOption = Annotated[
     str | None,
     typer.Option(
         metavar="FILE",
-        help="Calibration file, as specdecode calibrate writes it: what it measured corrects the estimates.",
+        help="Correct the estimates with a calibration file, written by specdecode calibrate.",
     ),
 ]
 HubOption = Annotated[
     bool,
     typer.Option(
         "--hub",
-        help="Read models that the catalogue does not know from the model hub: config.json and the headers of the"
-        " weights, kept in a cache. Honours HF_ENDPOINT and HF_TOKEN.",
+        help="Read models that are not in the catalogue from the model hub: config.json and the headers of "
+        "the weights. They are cached. Uses HF_ENDPOINT and HF_TOKEN.",
     ),
 ]
 
-Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig. Absent: the current one.")]
+Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig. Defaults to the current context.")]
 
 VersionOption = Annotated[
     str | None, typer.Option("--engine-version", autocompletion=completion.versions, help="vLLM version, such as 0.32.")
@@ -69,17 +69,20 @@ AllowPodTemplateOption = Annotated[
     list[str] | None,
     typer.Option(
         "--allow-pod-template",
-        help="What podTemplate may ask for beside what all may, such as hostNetwork or capabilities.IPC_LOCK. May be"
-        " repeated, or a list with commas.",
+        help="Additional permission for podTemplate, such as hostNetwork or capabilities.IPC_LOCK. May be "
+        "repeated, or a comma-separated list.",
     ),
 ]
 
 AllowHostPathOption = Annotated[
     list[str] | None,
-    typer.Option(help="Directory of nodes that objects may have their models in; may be given several times."),
+    typer.Option(help="Node directory from which objects may use models. May be repeated."),
 ]
 RefuseOption = Annotated[
-    bool, typer.Option("--refuse-does-not-fit", help="What fits on no GPU is an error, in place of a warning.")
+    bool,
+    typer.Option(
+        "--refuse-does-not-fit", help="Report an object that fits on no GPU as an error instead of a warning."
+    ),
 ]
 
 

@@ -409,24 +409,26 @@ def render_command(  # noqa: PLR0913  each is an option
     hub: options.HubOption = False,
     calibration: options.CalibrationOption = None,
     engine_version: Annotated[
-        str | None, typer.Option(help="Render for this vLLM version, such as 0.32, whatever the objects say.")
+        str | None,
+        typer.Option(help="Render for this vLLM version, such as 0.32, instead of the version in the objects."),
     ] = None,
     operator_image: Annotated[
-        str | None, typer.Option(help="Image of the operator, which captures run too. Absent: the chart's default.")
+        str | None,
+        typer.Option(help="Image of the operator, also used by captures. Defaults to the image of the chart."),
     ] = None,
     allow_pod_template: options.AllowPodTemplateOption = None,
     output: Annotated[
-        Form, typer.Option("--output", "-o", help="yaml, json, or command: the vLLM command line alone.")
+        Form, typer.Option("--output", "-o", help="Format: yaml, json, or command (only the vLLM command lines).")
     ] = Form.YAML,
 ) -> None:
-    """Print the objects that the operator would make, or the vLLM command line.
+    """Print the objects that the operator would create, or the vLLM command lines.
 
-    Of a SpecDecodeDeployment and, where its deployment is in the files too, of
-    a SpecDecodeCapture. Left out is what only a cluster knows: owners, and the
-    commits that a cache of models holds.
+    It renders each SpecDecodeDeployment, and each SpecDecodeCapture whose
+    deployment is in the files. Values that only the cluster has are omitted:
+    owners, and the commits in a model cache.
 
-    Exits with 0 when all objects are rendered, else as plan does: 2 for invalid
-    input, 4 when one does not fit, 5 when a model is unknown here.
+    Exits with 0 when all objects are rendered, otherwise as plan does: 2 for
+    invalid input, 4 when one does not fit, 5 when a model is unknown here.
     """
     asked = Options(
         nodes,

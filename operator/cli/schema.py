@@ -22,10 +22,10 @@ class Printed(StrEnum):
     COMPARISON = "comparison"
 
 
-def schema_command(command: Annotated[Printed, typer.Argument(help="Whose output it describes.")]) -> None:
-    """Print the JSON schema of what a command prints with -o json, and estimate and verdict as a line for each case.
+def schema_command(command: Annotated[Printed, typer.Argument(help="Command whose output to describe.")]) -> None:
+    """Print the JSON schema of the output of a command with -o json. For estimate and verdict: of a line.
 
-    comparison is what capture compare prints, and a capture's comparison.json.
+    comparison is the output of capture compare, and comparison.json of a capture.
     """
     typer.echo(schema_text(command), nl=False)
 

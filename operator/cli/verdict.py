@@ -195,17 +195,22 @@ def _is_goodput(value: Any) -> bool:
 
 
 def verdict_command(
-    blocks: Annotated[str, typer.Option("--in", help="JSON lines, one block each; - for standard input.")],
-    verdicts: Annotated[str, typer.Option("--out", help="Where verdicts go, a line a block; - for standard output.")],
+    blocks: Annotated[str, typer.Option("--in", help="File of JSON lines, one block per line; - for standard input.")],
+    verdicts: Annotated[
+        str, typer.Option("--out", help="File for the verdicts, one line per block; - for standard output.")
+    ],
     *,
     level: Annotated[
         float,
-        typer.Option(min=_LOWEST_LEVEL, max=_HIGHEST_LEVEL, help="Of the intervals: they all hold with it at once."),
+        typer.Option(
+            min=_LOWEST_LEVEL, max=_HIGHEST_LEVEL, help="Simultaneous confidence level of all intervals of a series."
+        ),
     ] = DEFAULT_LEVEL,
 ) -> None:
-    """Say after each block of a paired comparison whether the candidate pays, with an interval that may be watched.
+    """Decide after each block of a paired comparison whether the candidate pays. Stop at any block.
 
-    A block is {"series": "a", "block": 1, "baseline": 812.3, "candidate": 901.0}: the goodput of both arms.
+    A block has the goodput of both arms:
+    {"series": "a", "block": 1, "baseline": 812.3, "candidate": 901.0}
 
     Exits with 0 when all lines are answered, 2 when a line has an error or a file cannot be used.
     """

@@ -14,9 +14,9 @@ from specdecode_operator.capture.recorder.block_hashes import block_hashes
 from specdecode_operator.problems import shown
 
 ARRIVAL_FORMS: Final = (
-    "constant:4 or poisson:4 (requests a second), burst:8x10 (so many every 10 s), staircase:1+1x30 (requests a "
-    "second, 1 more every 30 s), closed:16 (clients), multiturn:8x4 (conversations at once, of 4 turns) or "
-    "multiturn:8x4x2 (with 2 s between them)"
+    "constant:4 or poisson:4 (4 requests per second), burst:8x10 (8 requests every 10 s), staircase:1+1x30 (1 request "
+    "per second, 1 more every 30 s), closed:16 (16 clients), multiturn:8x4 (8 concurrent conversations of 4 turns) or "
+    "multiturn:8x4x2 (with 2 s between turns)"
 )
 
 _NUMBER: Final = r"\d+(?:\.\d+)?"

@@ -18,7 +18,7 @@ from specdecode_operator.vllm.versions import LAUNCHED_VERSIONS
 
 Capture = Annotated[
     Path | None,
-    typer.Argument(help="A capture's folder: its K, its acceptance, and how long its steps took.", show_default=False),
+    typer.Argument(help="Folder of a capture, from which K, acceptance and step times are read.", show_default=False),
 ]
 Tokens = Annotated[
     int | None,
@@ -28,11 +28,12 @@ Tokens = Annotated[
         min=1,
         max=LARGEST_K,
         show_default=False,
-        help="K: tokens proposed a step. Absent: as many as there are positions.",
+        help="K: draft tokens per step. Defaults to the number of positions given.",
     ),
 ]
 Context = Annotated[
-    str | None, typer.Option("--context", metavar="TOKENS", help="Tokens of each of them; several: 2000,32000.")
+    str | None,
+    typer.Option("--context", metavar="TOKENS", help="Context length of each request in tokens. Several: 2000,32000."),
 ]
 
 
@@ -42,19 +43,19 @@ def advise_command(  # noqa: PLR0913  each is an option
     baseline: Annotated[
         Path | None,
         typer.Option(
-            "--baseline", help="A capture without speculation: how long the target's steps take, by requests."
+            "--baseline", help="Capture without speculation, for the step times of the target by number of requests."
         ),
     ] = None,
     metrics: Annotated[
         str | None,
-        typer.Option("--metrics", metavar="FILE", help="An engine's /metrics, saved: acceptance since its start."),
+        typer.Option("--metrics", metavar="FILE", help="Saved /metrics page of an engine: acceptance since its start."),
     ] = None,
     acceptance: Annotated[
         str | None,
         typer.Option(
             "--acceptance",
             metavar="SHARES",
-            help="Share of drafts accepted up to each position, as vLLM counts them: 0.8,0.6,0.4. They do not rise.",
+            help="Acceptance rate per position as vLLM reports it, such as 0.8,0.6,0.4. Must not increase.",
         ),
     ] = None,
     conditional_acceptance: Annotated[
@@ -62,12 +63,14 @@ def advise_command(  # noqa: PLR0913  each is an option
         typer.Option(
             "--conditional-acceptance",
             metavar="SHARES",
-            help="The same, each of the drafts whose earlier tokens were all accepted: 0.8,0.75,0.67.",
+            help="Acceptance rate per position given that all earlier positions were accepted: 0.8,0.75,0.67.",
         ),
     ] = None,
     acceptance_rate: Annotated[
         float | None,
-        typer.Option("--acceptance-rate", help="Accepted over drafted tokens at K, where positions are not known."),
+        typer.Option(
+            "--acceptance-rate", help="Accepted divided by drafted tokens at K, if rates per position are unknown."
+        ),
     ] = None,
     num_speculative_tokens: Tokens = None,
     target_step_ms: Annotated[
@@ -75,50 +78,54 @@ def advise_command(  # noqa: PLR0913  each is an option
         typer.Option(
             "--target-step-ms",
             metavar="MS",
-            help="A step of the target with a token for each request; or by tokens in it: 1:20,64:24,512:60.",
+            help="Time of a target step with one token per request, or times by tokens in the step: 1:20,64:24,512:60.",
         ),
     ] = None,
     verify_step_ms: Annotated[
         float | None,
         typer.Option(
             "--verify-step-ms",
-            help="A step of the target with K + 1 tokens for each of the first --batch, without drafting.",
+            help="Time of a target step with K + 1 tokens for each request of the first --batch, without drafting.",
         ),
     ] = None,
     draft_step_ms: Annotated[
         str | None,
         typer.Option(
-            "--draft-step-ms", metavar="MS", help="One pass of the draft, likewise. Absent: 0, as with ngram."
+            "--draft-step-ms",
+            metavar="MS",
+            help="Time of one draft pass, in the same format. Defaults to 0, as for ngram.",
         ),
     ] = None,
     parallel_drafting: Annotated[
         bool, typer.Option("--parallel-drafting", help="The draft proposes all K tokens in one pass.")
     ] = False,
     target_context_ms: Annotated[
-        float, typer.Option("--target-context-ms", help="What 1,000 tokens of KV cache add to a step of the target.")
+        float,
+        typer.Option("--target-context-ms", help="Milliseconds that 1,000 tokens of KV cache add to a target step."),
     ] = 0.0,
     draft_context_ms: Annotated[
-        float, typer.Option("--draft-context-ms", help="What they add to a pass of the draft.")
+        float,
+        typer.Option("--draft-context-ms", help="Milliseconds that 1,000 tokens of KV cache add to a draft pass."),
     ] = 0.0,
     batch: Annotated[
         str | None,
         typer.Option(
             "--batch",
             metavar="REQUESTS",
-            help="Requests that decode at once; several: 1,8,32. Absent: as captured, or 1.",
+            help="Number of concurrently decoding requests. Several: 1,8,32. Defaults to those in the capture, or 1.",
         ),
     ] = None,
     context: Context = None,
     kv_tokens: Annotated[
         int | None,
-        typer.Option("--kv-tokens", min=1, help="Tokens that the KV cache holds beside the draft, as plan says."),
+        typer.Option("--kv-tokens", min=1, help="KV cache capacity in tokens with the draft, as plan reports it."),
     ] = None,
     kv_tokens_alone: Annotated[
-        int | None, typer.Option("--kv-tokens-alone", min=1, help="Tokens that it holds without speculation.")
+        int | None, typer.Option("--kv-tokens-alone", min=1, help="KV cache capacity in tokens without speculation.")
     ] = None,
     size_ratio: Annotated[
         float | None,
-        typer.Option("--size-ratio", help="Bytes of the draft's weights over those of the target's, for MBSU."),
+        typer.Option("--size-ratio", help="Weight bytes of the draft divided by weight bytes of the target, for MBSU."),
     ] = None,
     method: Annotated[
         str | None,
@@ -126,7 +133,8 @@ def advise_command(  # noqa: PLR0913  each is an option
             "--method",
             metavar="METHOD",
             autocompletion=completion.methods,
-            help="Who proposes tokens, for the prefix-cache tax and for schedules of K. Absent: as captured.",
+            help="Speculation method, for the prefix-cache tax and for schedules of K. Defaults to the method "
+            "of the capture.",
         ),
     ] = None,
     engine_version: VersionOption = None,
@@ -135,8 +143,7 @@ def advise_command(  # noqa: PLR0913  each is an option
         typer.Option(
             min=1,
             max=64,
-            help="Layers of the target that predict further tokens (num_nextn_predict_layers), for the tax of"
-            " method mtp.",
+            help="MTP layers of the target (num_nextn_predict_layers), for the prefix-cache tax of method mtp.",
         ),
     ] = 1,
     block_size: Annotated[
@@ -146,20 +153,25 @@ def advise_command(  # noqa: PLR0913  each is an option
             min=1,
             max=1_048_576,
             show_default=False,
-            help="Tokens in a block of the KV cache. Absent: as captured, or 16.",
+            help="Tokens per KV cache block. Defaults to the value in the capture, or 16.",
         ),
     ] = None,
     shared_prefix: Annotated[
         int | None,
-        typer.Option("--shared-prefix", min=1, max=2**31, help="Tokens with which prompts begin alike, with --method."),
+        typer.Option(
+            "--shared-prefix",
+            min=1,
+            max=2**31,
+            help="Length in tokens of the common beginning of prompts. Needs --method.",
+        ),
     ] = None,
-    output: Annotated[TableOrData, typer.Option("--output", "-o", help="How to print the answer.")] = TableOrData.TABLE,
+    output: Annotated[TableOrData, typer.Option("--output", "-o", help="Output format.")] = TableOrData.TABLE,
 ) -> None:
-    """Say what speculation brings, by arithmetic: tokens a step, break-even acceptance, best K, by load and context.
+    """Estimate from measurements whether speculation pays: speed-up, break-even acceptance and best K.
 
-    The numbers are those that you measured, or that a capture and one without
-    speculation hold. What is taken for granted is said. It predicts nothing
-    that was not measured: a comparison on your own traffic decides.
+    The inputs are numbers that you measured, or captures with and without
+    speculation. The answer lists its assumptions. It does not predict anything
+    that was not measured: only a comparison on your own traffic decides.
 
     For example: specdecode advise --acceptance 0.8,0.6 --target-step-ms 1:20,64:24
     """

@@ -32,13 +32,16 @@ _LINE_START: Final = "\r\033[K"
 """Back to the beginning of a terminal's line, and clear it."""
 
 
-capture_app = application("Captures from beginning to end: apply, follow, fetch, validate, free the GPUs.")
+capture_app = application("Captures: apply, follow, fetch, validate, compare, free the GPUs.")
 
-Namespace = Annotated[str | None, typer.Option("--namespace", "-n", help="Namespace. Absent: that of the context.")]
+Namespace = Annotated[
+    str | None,
+    typer.Option("--namespace", "-n", help="Namespace. Defaults to the namespace of the kubeconfig's context."),
+]
 Timeout = Annotated[int, typer.Option(help="Seconds to wait for the engine.", min=1)]
 DeploymentTimeout = Annotated[
     int,
-    typer.Option(help="Seconds to wait for a deployment that is not there, or cannot be launched as it is.", min=0),
+    typer.Option(help="Seconds to wait for a deployment that does not exist or cannot be launched.", min=0),
 ]
 Image = Annotated[
     str | None,
@@ -57,15 +60,15 @@ def up(
     timeout: Timeout = _ENGINE_TIMEOUT_S,
     deployment_timeout: DeploymentTimeout = _DEPLOYMENT_TIMEOUT_S,
 ) -> None:
-    """Apply a capture, and wait until its engine serves.
+    """Apply captures from a file, and wait until each engine serves.
 
-    Of several all are applied or none, and each is waited for. A file that
-    holds anything else is refused as a whole. One that was cancelled
-    (specdecode capture down) begins anew, unless the file says suspend: true.
+    If the file contains several captures, either all are applied or none. A file
+    with other objects is rejected. A cancelled capture (specdecode capture down)
+    starts again, unless the file sets suspend: true.
 
     For example: specdecode capture up examples/capture-tiny.yaml
 
-    Exits with 0 when it serves, 1 with the reason when it does not come to it.
+    Exits with 0 when the engines serve, 1 with the reason when one does not.
     """
     kubectl = Kubectl(context, namespace)
     with _errors_in_one_line(_STOPPED_WATCHING):
@@ -82,23 +85,27 @@ def up(
 
 @capture_app.command("run")
 def run(  # noqa: PLR0913, PLR0917  options of a command
-    name: Annotated[str | None, typer.Argument(help="Capture. Absent: the one that is not over.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Name of the capture. Defaults to the only unfinished capture.")
+    ] = None,
     namespace: Namespace = None,
     context: Context = None,
-    create: Annotated[bool, typer.Option("--create", help="Create the capture, with the usual load.")] = False,
+    create: Annotated[
+        bool, typer.Option("--create", help="Create the capture with the default load if it does not exist.")
+    ] = False,
     deployment: Annotated[
-        str | None, typer.Option(help="Deployment of a capture that is created. Absent: the only one.")
+        str | None, typer.Option(help="Deployment for a new capture. Defaults to the only one in the namespace.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the files. Absent: captures/NAME.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the files. Defaults to captures/NAME.")] = None,
     timeout: Timeout = _ENGINE_TIMEOUT_S,
     deployment_timeout: DeploymentTimeout = _DEPLOYMENT_TIMEOUT_S,
     image: Image = None,
 ) -> None:
-    """Follow a capture to its end, and fetch its files.
+    """Follow a capture until it ends, and fetch its files.
 
-    With --create one of this name that is not there is created, with the usual
-    load: one client for a minute, then 16 for two. Stopped with Ctrl-C, the
-    capture goes on, and the same command follows it again.
+    --create creates the capture if it does not exist, with the default load: one
+    client for a minute, then 16 clients for two minutes. Ctrl-C stops only the
+    command: the capture continues, and the same command follows it again.
 
     For example: specdecode capture run demo
     """
@@ -135,11 +142,13 @@ def run(  # noqa: PLR0913, PLR0917  options of a command
 
 @capture_app.command("status")
 def status(
-    name: Annotated[str | None, typer.Argument(help="Capture. Absent: all of the namespace.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Name of the capture. Defaults to all captures in the namespace.")
+    ] = None,
     namespace: Namespace = None,
     context: Context = None,
 ) -> None:
-    """Show captures: their phase, what the operator says, and where their data is."""
+    """Show the phase, the message and the data location of captures."""
     kubectl = Kubectl(context, namespace)
     with _errors_in_one_line():
         captures = [watch.get_capture(kubectl, name)] if name else kubectl.items(watch.RESOURCE)
@@ -159,16 +168,16 @@ def status(
 
 @capture_app.command("fetch")
 def fetch_files(
-    name: Annotated[str, typer.Argument(help="Capture; it may be gone, as long as its claim is there.")],
-    out: Annotated[Path, typer.Argument(help="Folder for the files. What is there and right is not fetched again.")],
+    name: Annotated[str, typer.Argument(help="Name of the capture. It may be deleted, but its claim must exist.")],
+    out: Annotated[Path, typer.Argument(help="Folder for the files. Complete files in it are not fetched again.")],
     namespace: Namespace = None,
     context: Context = None,
     image: Image = None,
 ) -> None:
-    """Copy a capture's files from its volume, checksums verified.
+    """Copy the files of a capture from its volume, and verify their checksums.
 
-    It goes on where an earlier fetch ended, and works as long as the claim is
-    there, also when capture, engine and deployment are gone.
+    It resumes an interrupted fetch. It needs only the claim: the capture, the
+    engine and the deployment may be deleted.
 
     For example: specdecode capture fetch demo captures/demo
     """
@@ -178,14 +187,16 @@ def fetch_files(
 
 @capture_app.command("down")
 def down(
-    name: Annotated[str | None, typer.Argument(help="Capture. Absent: all of the namespace that are not over.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Name of the capture. Defaults to all unfinished captures in the namespace.")
+    ] = None,
     namespace: Namespace = None,
     context: Context = None,
 ) -> None:
-    """Free the GPUs of a capture, and say where its data is.
+    """Free the GPUs of captures, and print where their data is.
 
-    A capture that is not over is cancelled (spec.suspend) and keeps what was
-    recorded as partial files; the claim stays. Doing it twice changes nothing.
+    An unfinished capture is cancelled (spec.suspend). Its recording is kept as
+    partial files, and its claim remains. Repeating the command has no effect.
     """
     kubectl = Kubectl(context, namespace)
     with _errors_in_one_line():

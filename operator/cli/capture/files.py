@@ -29,22 +29,21 @@ def validate_command(
         list[Path],
         typer.Argument(
             metavar="PATH...",
-            help="A file of a capture (plain or .gz), a folder with some, a published capture, or a folder with"
-            " captures in it.",
+            help="File of a capture (plain or .gz), folder of a capture, or folder that contains captures.",
         ),
     ],
     *,
-    output: Annotated[TextOrJson, typer.Option("--output", "-o", help="text or json.")] = TextOrJson.TEXT,
+    output: Annotated[TextOrJson, typer.Option("--output", "-o", help="Format: text or json.")] = TextOrJson.TEXT,
 ) -> None:
-    """Say whether files of captures can be trusted: every problem with its line, and measures of quality.
+    """Validate the files of captures: report each problem with its line, and quality metrics.
 
-    The rules are those of vllm-vcr's reader, so what passes can be replayed
-    there. A published capture is also compared with its manifest's checksums.
+    The rules are those of the vllm-vcr reader, so valid files can be replayed
+    there. For a published capture, the checksums in its manifest are also checked.
 
     For example: specdecode capture validate demo/
 
-    Exits with 0 when nothing is wrong, 1 when something is, 2 when a path
-    holds nothing that could be validated.
+    Exits with 0 when there are no problems, 1 when there are, 2 when a path
+    contains no files to validate.
     """
     found: list[tuple[Path, Validation]] = []
     errors: list[str] = []
@@ -128,18 +127,24 @@ class TableOrJson(StrEnum):
 
 
 def compare_command(
-    folder: Annotated[Path, typer.Argument(help="A capture's folder, with one folder for each arm in it.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of the capture, which has one folder per arm.")],
     *,
     price: Annotated[
         float | None,
-        typer.Option("--price-per-gpu-hour", metavar="PRICE", min=0, max=1e6, help="In any currency, for the cost."),
+        typer.Option(
+            "--price-per-gpu-hour",
+            metavar="PRICE",
+            min=0,
+            max=1e6,
+            help="Price of a GPU hour, in any currency. Adds the cost.",
+        ),
     ] = None,
-    output: Annotated[TableOrJson, typer.Option("--output", "-o", help="table or json.")] = TableOrJson.TABLE,
+    output: Annotated[TableOrJson, typer.Option("--output", "-o", help="Format: table or json.")] = TableOrJson.TABLE,
 ) -> None:
-    """Compare the arms of a capture with the first one: whether each pays, by load, with its interval.
+    """Compare the arms of a capture with the first one: verdict, goodput and interval per load.
 
-    What it prints with -o json is comparison.json, as the capture itself wrote
-    it, made anew from the files. No cluster is asked.
+    -o json prints comparison.json, computed again from the files. The command
+    uses no cluster.
 
     For example: specdecode capture compare captures/demo
 
@@ -216,23 +221,30 @@ def gate_command(  # noqa: PLR0913  options of a command
     golden: Annotated[Path, typer.Argument(help="Folder of the golden capture.")],
     found: Annotated[Path, typer.Argument(metavar="NEW", help="Folder of a capture with the same workload and seed.")],
     *,
-    goodput: Annotated[int, typer.Option(help="Goodput that may be lost, in percent.", min=1, max=_MOST_PERCENT)] = 5,
-    acceptance: Annotated[int, typer.Option(help="The same of acceptance.", min=1, max=_MOST_PERCENT)] = 10,
-    step_time: Annotated[int, typer.Option(help="By how much steps may be longer.", min=1, max=_MOST_PERCENT)] = 5,
-    latency: Annotated[int, typer.Option(help="The same of TTFT and TPOT.", min=1, max=_MOST_PERCENT)] = 20,
-    output: Annotated[TextOrJson, typer.Option("--output", "-o", help="text or json.")] = TextOrJson.TEXT,
+    goodput: Annotated[int, typer.Option(help="Maximum loss of goodput in percent.", min=1, max=_MOST_PERCENT)] = 5,
+    acceptance: Annotated[
+        int, typer.Option(help="Maximum loss of acceptance in percent.", min=1, max=_MOST_PERCENT)
+    ] = 10,
+    step_time: Annotated[
+        int, typer.Option(help="Maximum increase of step time in percent.", min=1, max=_MOST_PERCENT)
+    ] = 5,
+    latency: Annotated[
+        int, typer.Option(help="Maximum increase of TTFT and TPOT in percent.", min=1, max=_MOST_PERCENT)
+    ] = 20,
+    output: Annotated[TextOrJson, typer.Option("--output", "-o", help="Format: text or json.")] = TextOrJson.TEXT,
 ) -> None:
-    """Say whether an engine serves as well as the one of an earlier capture of the same prompts.
+    """Check whether an engine performs as well as in an earlier capture of the same prompts.
 
-    Goodput, acceptance by position, step time by requests running, latency and,
-    where tokens were recorded, greedy answers, each with its interval. A loss of
-    the limit does not pass, and half of it is an alarm where chance does not
-    explain it: this is what spec.rollout.gate asks.
+    It compares goodput, acceptance by position, step time by running requests,
+    latency and, if tokens were recorded, greedy responses, each with an interval.
+    The gate fails if a loss can be as large as its limit. A loss of more than
+    half the limit is a regression, unless chance explains it. spec.rollout.gate
+    uses the same check.
 
     For example: specdecode capture gate captures/golden captures/new
 
-    Exits with 0 when it holds, 1 when it is worse or cannot be told, 2 when the
-    captures cannot be compared.
+    Exits with 0 when the gate passes, 1 when the engine is worse or the captures
+    are too short to decide, 2 when they cannot be compared.
     """
     limits = Limits(goodput=goodput, acceptance=acceptance, step_time=step_time, latency=latency)
     with refused(None, NotComparableError):
@@ -268,23 +280,25 @@ _SHOWN_WARNINGS = 10
 def report_command(  # noqa: PLR0913  each is an option
     captures: Annotated[
         list[Path],
-        typer.Argument(metavar="DIR...", help="A capture's folder, a folder with captures in it, or a trace."),
+        typer.Argument(metavar="DIR...", help="Folder of a capture, folder that contains captures, or a trace."),
     ],
     *,
     replayed: Annotated[
-        list[Path] | None, typer.Option(metavar="DIR", help="A replay's capture, to set beside. May be repeated.")
+        list[Path] | None, typer.Option(metavar="DIR", help="Capture of a replay, to compare with. May be repeated.")
     ] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The page.")] = Path("report.html"),
-    png: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for each figure as PNG.")] = None,
-    svg: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for each figure as SVG.")] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="HTML file to write.")] = Path(
+        "report.html"
+    ),
+    png: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for figures as PNG files.")] = None,
+    svg: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for figures as SVG files.")] = None,
     perfetto: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Requests and counters as JSON for ui.perfetto.dev.")
+        Path | None, typer.Option(metavar="FILE", help="JSON file of requests and counters for ui.perfetto.dev.")
     ] = None,
 ) -> None:
-    """Draw captures into one page that opens anywhere: bursts, acceptance, latency, KV cache, requests.
+    """Draw captures into one HTML page: bursts, acceptance, latency, KV cache, requests.
 
-    Several are drawn into the same figures. What there is nothing for is left
-    out, with the reason. Lines that cannot be read are left out and named.
+    Several captures share the same figures. Figures without data are omitted with
+    the reason. Lines that cannot be parsed are skipped and listed.
 
     For example: specdecode capture report captures/demo -o report.html
     """

@@ -31,29 +31,32 @@ def plan_command(  # noqa: PLR0913  each is an option
     files: options.FilesArgument = None,
     *,
     file: options.FilesOption = None,
-    matrix: Annotated[bool, typer.Option("--matrix", help="Show every product and split, not the best alone.")] = False,
+    matrix: Annotated[bool, typer.Option("--matrix", help="Show every product and split, not only the best.")] = False,
     nodes: options.NodesOption = None,
     model_config: options.ModelConfigOption = None,
     facts: options.FactsOption = None,
     hub: options.HubOption = False,
     calibration: options.CalibrationOption = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Fail (3) also for warnings: tight is one.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with 3 if there are warnings, including tight fits.")
+    ] = False,
     output: Annotated[
-        Form, typer.Option("--output", "-o", help="table, json, yaml, or markdown for summaries of CI.")
+        Form, typer.Option("--output", "-o", help="Format: table, json, yaml, or markdown for CI summaries.")
     ] = Form.TABLE,
     allow_pod_template: options.AllowPodTemplateOption = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw the memory of each candidate: FILE.png or FILE.svg.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the memory of each candidate to FILE.png or FILE.svg.")
+    ] = None,
     description: Description,
 ) -> None:
-    """Say where each object would run, and what to change where it does not fit.
+    """Show where each object would run, and what to change if it does not fit.
 
-    Or what --model and the options after it describe, without a file:
+    Instead of a file, --model and the options after it describe an object:
     specdecode plan --model meta-llama/Llama-3.1-70B-Instruct --gpu H200 --tp 2
 
     Exits with 0 when all fit (tight ones with a warning), 2 for invalid
     input, 3 with --strict when there are warnings, 4 when one does not fit,
-    5 when a model is unknown here, which the operator would read in a
-    cluster.
+    5 when a model is unknown here. In a cluster, the operator would read it.
     """
     reading = described_or_read(description, options.sources(files, file, needed=description.is_empty))
     if description.gpu and nodes:

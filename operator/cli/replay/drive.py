@@ -27,43 +27,43 @@ from specdecode_operator.replay import drive as driving
 def drive_command(  # noqa: PLR0913  each is an option
     trace: Annotated[Path, typer.Argument(metavar="TRACE", help="Folder of a capture, or a trace.")],
     *,
-    url: Annotated[str, typer.Option(help="Server that speaks OpenAI's API, such as http://localhost:8000.")],
+    url: Annotated[str, typer.Option(help="Server with OpenAI's API, such as http://localhost:8000.")],
     model: Annotated[
-        str | None, typer.Option(help="Name that it serves the model under. Absent: the recorded one, or the only one.")
+        str | None,
+        typer.Option(help="Model name on the server. Defaults to the recorded name, or to the only model served."),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Folder for client.jsonl, which must not be there yet.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="New folder for client.jsonl. It must not exist.")] = None,
     time_scale: Annotated[
-        float, typer.Option(help="Factor of the times between arrivals: 0.5 is twice the load.", min=0, max=1000)
+        float, typer.Option(help="Factor for the time between arrivals: 0.5 doubles the load.", min=0, max=1000)
     ] = 1.0,
-    requests: Annotated[int | None, typer.Option(help="Send the first so many only.", min=1)] = None,
+    requests: Annotated[int | None, typer.Option(help="Send only the first N requests.", min=1)] = None,
     vocab_size: Annotated[
-        int, typer.Option(help="Prompts have token ids below it: the model's own, or less.", min=64, max=2**31)
+        int,
+        typer.Option(
+            help="Upper bound of token ids in prompts. At most the model's vocabulary size.", min=64, max=2**31
+        ),
     ] = 32_000,
     seed: Annotated[
-        int, typer.Option(help="Another one makes other prompts, which no prefix cache knows from a run before.")
+        int, typer.Option(help="Seed of the prompts. Change it to avoid prefix cache hits from earlier runs.")
     ] = 0,
     api_key_variable: Annotated[
-        str | None, typer.Option(help="Environment variable with the key that the server wants.")
+        str | None, typer.Option(help="Environment variable with the API key of the server.")
     ] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds until a request is given up.", min=0.1, max=86_400)] = 600.0,
-    skip_bad_lines: Annotated[
-        bool, typer.Option("--skip-bad-lines", help="Leave lines out that cannot be read.")
-    ] = False,
-    output: Annotated[TextOrJson, typer.Option("--output", "-o", help="text or json.")] = TextOrJson.TEXT,
+    timeout: Annotated[float, typer.Option(help="Timeout of a request in seconds.", min=0.1, max=86_400)] = 600.0,
+    skip_bad_lines: Annotated[bool, typer.Option("--skip-bad-lines", help="Skip lines that cannot be parsed.")] = False,
+    output: Annotated[TextOrJson, typer.Option("--output", "-o", help="Format: text or json.")] = TextOrJson.TEXT,
 ) -> None:
-    """Send the requests of a capture again, to any server that speaks OpenAI's API, at their recorded moments.
+    """Send the requests of a capture to a server with OpenAI's API, at their recorded times.
 
-    Prompts are made up, as long as the recorded ones, with as much in common;
-    answers are as long, too. A turn of a conversation waits for the one before.
-    Says what came beside what was recorded.
+    Prompts are generated with the recorded lengths and shared prefixes, and
+    responses have the recorded lengths. A turn of a conversation waits for the
+    previous turn. The results are printed next to the recorded ones.
 
     For example: specdecode replay drive captures/demo --url http://localhost:8000
 
-    Ends with 0 when every request was answered, with 1 when some were not, with
-    2 where nothing can be sent, and with 130 after Ctrl-C, when what was in
-    flight is written down as cancelled.
+    Ends with 0 when every request was answered, 1 when some were not, 2 when
+    nothing can be sent, and 130 after Ctrl-C, when unfinished requests are
+    recorded as cancelled.
     """
     with ended(RecordingError, driving.TargetError, DocumentError):
         address, key = driving.Address.parse(url), _key(api_key_variable)

@@ -22,19 +22,21 @@ if TYPE_CHECKING:
 NO_NUMPY: Final = "numpy is not installed: pip install '.[replay]' in a clone"
 
 MaxNumSeqs = Annotated[
-    int | None, typer.Option(help="Requests in one batch at most. Absent: as the capture says.", min=1, max=65_536)
+    int | None,
+    typer.Option(help="Maximum number of requests per batch. Defaults to the value in the capture.", min=1, max=65_536),
 ]
 MaxNumBatchedTokens = Annotated[
-    int | None, typer.Option(help="Tokens in one step at most. Absent: as the capture says.", min=1, max=2**24)
+    int | None,
+    typer.Option(help="Maximum number of tokens per step. Defaults to the value in the capture.", min=1, max=2**24),
 ]
 NumGpuBlocks = Annotated[
-    int | None, typer.Option(help="Blocks of the KV cache. Absent: as the capture says.", min=1, max=2**32)
+    int | None, typer.Option(help="Number of KV cache blocks. Defaults to the value in the capture.", min=1, max=2**32)
 ]
 
 
 def fit_command(  # noqa: PLR0913  each is an option
     traces: Annotated[
-        list[Path], typer.Argument(help="Captures' folders, or traces, of one engine.", metavar="TRACE...")
+        list[Path], typer.Argument(help="Folders of captures, or traces, of one engine.", metavar="TRACE...")
     ],
     *,
     out: Annotated[Path, typer.Option("--out", "-o", help="File to write.")],
@@ -44,19 +46,17 @@ def fit_command(  # noqa: PLR0913  each is an option
     draft_share: Annotated[
         float,
         typer.Option(
-            help="Bytes of the draft's weights by those of the target's, where a model drafts: what the draft takes "
-            "of a step cannot be told from one K, and the emulated engine needs it for another.",
+            help="Weight bytes of the draft model divided by weight bytes of the target. The emulated engine "
+            "needs it for a K other than the captured one.",
             min=0,
             max=1,
         ),
     ] = 0.0,
-    skip_bad_lines: Annotated[
-        bool, typer.Option("--skip-bad-lines", help="Leave out lines that cannot be read.")
-    ] = False,
+    skip_bad_lines: Annotated[bool, typer.Option("--skip-bad-lines", help="Skip lines that cannot be parsed.")] = False,
 ) -> None:
-    """Fit a model to captures: what replay draws steps and bursts from, under loads that were never run.
+    """Fit a model of an engine to captures, so that replay can simulate other loads.
 
-    Several captures must be of one model and one K; more loads make a model that holds for more.
+    All captures must have the same model and the same K. More loads make the model valid for more loads.
 
     For example: specdecode replay fit captures/demo -o demo-model.json
     """
@@ -109,18 +109,16 @@ def refuse_written(context: typer.Context, names: Collection[str], why: str) -> 
 
 
 def compare_command(
-    first: Annotated[Path, typer.Argument(help="A capture's folder, or a trace.")],
-    second: Annotated[Path, typer.Argument(help="What is held against it, such as its replay.")],
+    first: Annotated[Path, typer.Argument(help="Folder of a capture, or a trace.")],
+    second: Annotated[Path, typer.Argument(help="Recording to compare with the first, such as its replay.")],
     *,
-    output: Annotated[TextOrJson, typer.Option("--output", "-o", help="text or json.")] = TextOrJson.TEXT,
+    output: Annotated[TextOrJson, typer.Option("--output", "-o", help="Format: text or json.")] = TextOrJson.TEXT,
     check: Annotated[
-        bool, typer.Option("--check", help="Exit with 1 where a figure is farther than it may be.")
+        bool, typer.Option("--check", help="Exit with 1 if a figure differs by more than its limit.")
     ] = False,
-    skip_bad_lines: Annotated[
-        bool, typer.Option("--skip-bad-lines", help="Leave out lines that cannot be read.")
-    ] = False,
+    skip_bad_lines: Annotated[bool, typer.Option("--skip-bad-lines", help="Skip lines that cannot be parsed.")] = False,
 ) -> None:
-    """Say how far one recording is from another: times, throughput, burst sizes, acceptance.
+    """Compare two recordings: latencies, throughput, burst sizes and acceptance.
 
     For example: specdecode replay compare captures/demo replayed
     """

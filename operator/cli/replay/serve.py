@@ -27,14 +27,14 @@ from specdecode_operator.replay.model_file import ModelFileError, read_model
 from specdecode_operator.replay.recorded_engine import Matching, Unmatched
 
 Plan = Annotated[
-    str | None, typer.Option("--plan", metavar="FILE", help="emulated: the SpecDecodeDeployment whose engine it is.")
+    str | None, typer.Option("--plan", metavar="FILE", help="emulated: file with the SpecDecodeDeployment to emulate.")
 ]
 Engine = Annotated[
     Path | None,
     typer.Option(
         "--engine",
         metavar="PYTHON",
-        help="emulated: the python that has vLLM, or its folder of packages. Absent: this.",
+        help="emulated: Python interpreter with vLLM, or its site-packages. Defaults to this one.",
     ),
 ]
 Tokenizer = Annotated[
@@ -42,7 +42,8 @@ Tokenizer = Annotated[
     typer.Option(
         "--tokenizer",
         metavar="FOLDER",
-        help="emulated: the model's own tokenizer. Absent: one is made, of which a text takes twice as many tokens.",
+        help="emulated: tokenizer of the model. If not set, a generated one is used, which needs about "
+        "twice the tokens for a text.",
     ),
 ]
 
@@ -156,25 +157,26 @@ def _say_what_is_served(emulated: emulating.Emulation, launch: Launch, version: 
 
 
 def prepare_command(  # noqa: PLR0913  each is an option
-    model: Annotated[Path, typer.Argument(help="Model that `specdecode replay fit` made.", metavar="MODEL")],
+    model: Annotated[Path, typer.Argument(help="Model that specdecode replay fit wrote.", metavar="MODEL")],
     *,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write, which must not hold an engine yet.")],
-    plan: Annotated[str, typer.Option("--plan", metavar="FILE", help="The SpecDecodeDeployment whose engine it is.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write. It must not contain an engine.")],
+    plan: Annotated[str, typer.Option("--plan", metavar="FILE", help="File with the SpecDecodeDeployment to emulate.")],
     num_gpu_blocks: Annotated[
-        int | None, typer.Option(help="Blocks of the KV cache. Absent: those of the plan.", min=1, max=2**32)
+        int | None,
+        typer.Option(help="Number of KV cache blocks. Defaults to the number in the plan.", min=1, max=2**32),
     ] = None,
     tokenizer: Tokenizer = None,
-    seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of all random draws.")] = 0,
     nodes: options.NodesOption = None,
     model_config: options.ModelConfigOption = None,
     hub: options.HubOption = False,
     calibration: options.CalibrationOption = None,
 ) -> None:
-    """Write what vLLM needs to be emulated: models without weights, plugins, settings, and a script that starts it.
+    """Write the files for an emulated vLLM: models without weights, plugins, settings and a start script.
 
-    `replay serve --mode emulated` does it in one go, where vLLM is installed.
-    This is for a container that has vLLM: start.py in the folder takes further
-    arguments of vLLM, and must be run where the folder lies at the same path.
+    If vLLM is installed, use `replay serve --mode emulated` instead. This command
+    is for a container that has vLLM. There, start.py accepts further vLLM
+    arguments. Mount the folder at the path where it was written.
 
     For example: specdecode replay prepare model.json --plan deployment.yaml -o /emulated
     """
@@ -205,64 +207,70 @@ def serve_command(  # noqa: PLR0913  each is an option
         list[Path],
         typer.Argument(
             metavar="TRACE...",
-            help="Folders of captures, or traces, one after the other. modelled, emulated: a fitted model.",
+            help="Folders of captures, or traces, used in this order. modelled, emulated: a fitted model.",
         ),
     ],
     *,
     mode: Annotated[
         Mode,
         typer.Option(
-            help="steps: as recorded. modelled: drawn from what was recorded, as the load is. emulated: vLLM's own"
-            " server, with a fitted model for its GPUs."
+            help="steps: responses as recorded. modelled: sampled from the recording under a similar load. "
+            "emulated: vLLM's own server with a fitted model instead of GPUs."
         ),
     ] = Mode.STEPS,
-    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8000,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0 selects a free port.", min=0, max=65535)] = 8000,
     served_model_name: Annotated[
-        list[str] | None, typer.Option(help="Name that requests may give; may be repeated. Absent: the trace's.")
+        list[str] | None,
+        typer.Option(help="Model name that requests may use. May be repeated. Defaults to the name in the trace."),
     ] = None,
     api_key: Annotated[
-        list[str] | None, typer.Option(help="Key that requests must have; may be repeated. Absent: VLLM_API_KEY.")
+        list[str] | None,
+        typer.Option(help="API key that requests must have. May be repeated. Defaults to VLLM_API_KEY."),
     ] = None,
-    max_model_len: Annotated[int | None, typer.Option(help="Tokens of prompt and answer at most.", min=1)] = None,
+    max_model_len: Annotated[
+        int | None, typer.Option(help="Maximum number of tokens in prompt and response.", min=1)
+    ] = None,
     max_num_seqs: Annotated[
-        int | None, typer.Option(help="modelled: requests in one batch at most. Absent: as recorded.", min=1)
+        int | None,
+        typer.Option(help="modelled: maximum number of requests per batch. Defaults to the recorded value.", min=1),
     ] = None,
     max_num_batched_tokens: Annotated[
-        int | None, typer.Option(help="modelled: tokens in one step at most. Absent: as recorded.", min=1)
+        int | None,
+        typer.Option(help="modelled: maximum number of tokens per step. Defaults to the recorded value.", min=1),
     ] = None,
-    match: Annotated[Matching, typer.Option(help="How requests find their records.")] = Matching.ARRIVAL,
+    match: Annotated[Matching, typer.Option(help="How requests are matched to recorded ones.")] = Matching.ARRIVAL,
     unmatched: Annotated[
         Unmatched,
         typer.Option(
-            help="What comes when no record is left: repeat begins again, refuse answers 409, modelled draws from all."
+            help="When no recorded request is left: repeat starts over, refuse answers 409, modelled samples from all."
         ),
     ] = Unmatched.REPEAT,
-    skip_bad_lines: Annotated[
-        bool, typer.Option("--skip-bad-lines", help="Leave lines out that cannot be read.")
-    ] = False,
+    skip_bad_lines: Annotated[bool, typer.Option("--skip-bad-lines", help="Skip lines that cannot be parsed.")] = False,
     kv_cache_tokens: Annotated[
-        int | None, typer.Option(help="Tokens that the KV cache holds. Absent: a largest batch.", min=1)
+        int | None, typer.Option(help="KV cache capacity in tokens. Defaults to the size of the largest batch.", min=1)
     ] = None,
     acceptance: Annotated[
         str | None,
-        typer.Option(help="Accepted share of drafts in place of the recorded: 0.7, or by seconds: 0:0.8,60:0.3."),
+        typer.Option(help="Acceptance rate instead of the recorded one: 0.7, or by seconds: 0:0.8,60:0.3."),
     ] = None,
-    time_scale: Annotated[float, typer.Option(help="Factor of every time: 0.5 is twice as fast.", min=0.001)] = 1.0,
+    time_scale: Annotated[float, typer.Option(help="Factor for all times: 0.5 is twice as fast.", min=0.001)] = 1.0,
     load_factor: Annotated[
-        float, typer.Option(help="Requests that each one stands for in running, waiting and KV use.", min=0)
+        float, typer.Option(help="Factor for running requests, waiting requests and KV cache usage in /metrics.", min=0)
     ] = 1.0,
-    slow_start: Annotated[float, typer.Option(help="Seconds before it listens.", min=0)] = 0.0,
+    slow_start: Annotated[float, typer.Option(help="Seconds before the server listens.", min=0)] = 0.0,
     fail_share: Annotated[float, typer.Option(help="Share of requests answered with 500.", min=0, max=1)] = 0.0,
-    hang_after: Annotated[float | None, typer.Option(help="Seconds until no token comes any more.", min=0)] = None,
-    crash_after: Annotated[float | None, typer.Option(help="Seconds until the process dies.", min=0)] = None,
+    hang_after: Annotated[
+        float | None, typer.Option(help="Seconds until the server stops sending tokens.", min=0)
+    ] = None,
+    crash_after: Annotated[float | None, typer.Option(help="Seconds until the process exits with 1.", min=0)] = None,
     drain_timeout: Annotated[
-        int, typer.Option(help="Seconds that answers may take to their end after SIGTERM.", min=0)
+        int, typer.Option(help="Seconds that running responses may take after SIGTERM.", min=0)
     ] = 60,
     max_connections: Annotated[
-        int, typer.Option(help="Connections at a time; others get 503. Not for emulated.", min=1)
+        int, typer.Option(help="Maximum number of connections; more get 503. Not for emulated.", min=1)
     ] = 2048,
-    seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of all random draws.")] = 0,
     plan: Plan = None,
     engine: Engine = None,
     tokenizer: Tokenizer = None,
@@ -271,40 +279,42 @@ def serve_command(  # noqa: PLR0913  each is an option
         typer.Option(
             "--record",
             metavar="FOLDER",
-            help="Empty folder for a capture of what is served; emulated: for the recorder's segments.",
+            help="Empty folder for a capture of the served requests; emulated: for segments of the recorder.",
         ),
     ] = None,
     keep: Annotated[
         Path | None,
         typer.Option(
-            "--keep", metavar="FOLDER", help="emulated: keep the engine's files here, each step's time with them."
+            "--keep", metavar="FOLDER", help="emulated: folder for the engine's files and the time of each step."
         ),
     ] = None,
     engine_arg: Annotated[
         list[str] | None,
-        typer.Option("--engine-arg", metavar="ARGUMENT", help="emulated: further argument for vLLM. May be repeated."),
+        typer.Option(
+            "--engine-arg", metavar="ARGUMENT", help="emulated: additional argument for vLLM. May be repeated."
+        ),
     ] = None,
     nodes: options.NodesOption = None,
     model_config: options.ModelConfigOption = None,
     hub: options.HubOption = False,
     calibration: options.CalibrationOption = None,
 ) -> None:
-    """Serve a capture: every request gets the tokens of a recorded one, in its bursts and at its gaps.
+    """Serve a capture like vLLM: each request gets the tokens of a recorded one, with the same timing.
 
-    Speaks as vLLM does: completions and chats, streamed or not, models, health
-    and metrics, those of speculation too. Text is made up, four bytes a token.
+    It serves completions and chats, streamed or not, models, health and metrics,
+    including speculation metrics. Text is generated, with four bytes per token.
 
     For example: specdecode replay serve captures/demo --port 8000
 
-    With --mode emulated it starts vLLM itself, which needs no GPU and no
-    weights for it: its HTTP server, scheduler, prefix cache and KV blocks serve
-    the deployment of --plan, and a model that `specdecode replay fit` made says
-    how long a step takes and what is accepted. At its end it says whether this
-    machine was fast enough to be believed.
+    --mode emulated starts vLLM itself, without a GPU and without weights. vLLM's
+    HTTP server, scheduler, prefix cache and KV blocks serve the deployment of
+    --plan. A model from `specdecode replay fit` determines the step times and the
+    acceptance. At the end, the command reports whether this machine was fast
+    enough for valid results.
 
     For example: specdecode replay serve --mode emulated model.json --plan deployment.yaml --engine venv/bin/python
 
-    Ends with 0 after SIGTERM or Ctrl-C, when what was being answered is answered; with 2 where nothing can be served.
+    Ends with 0 after SIGTERM or Ctrl-C, when running responses are complete; with 2 when nothing can be served.
     """
     _refuse_options(context, mode.value)
     if mode is Mode.EMULATED:

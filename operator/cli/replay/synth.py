@@ -32,20 +32,24 @@ Arrivals = Annotated[
     list[str] | None,
     typer.Option(
         "--arrivals",
-        help=f"When requests come: {synthetic_load.ARRIVAL_FORMS}. Given several times: one after the other.",
+        help=f"Arrival pattern: {synthetic_load.ARRIVAL_FORMS}. May be repeated: patterns run one after another.",
     ),
 ]
-Requests = Annotated[int | None, typer.Option("--requests", help="Requests of each --arrivals.", min=1, max=10_000_000)]
+Requests = Annotated[
+    int | None, typer.Option("--requests", help="Number of requests per --arrivals.", min=1, max=10_000_000)
+]
 Duration = Annotated[
     int | None,
-    typer.Option("--duration", help="Seconds of each --arrivals, in place of --requests.", min=1, max=86_400),
+    typer.Option(
+        "--duration", help="Duration of each --arrivals in seconds, instead of --requests.", min=1, max=86_400
+    ),
 ]
-PromptTokens = Annotated[str, typer.Option(help=f"Tokens of each prompt: {synthetic_load.LENGTH_FORMS}.")]
-OutputTokens = Annotated[str, typer.Option(help="Tokens of each answer, in the same forms.")]
+PromptTokens = Annotated[str, typer.Option(help=f"Tokens per prompt: {synthetic_load.LENGTH_FORMS}.")]
+OutputTokens = Annotated[str, typer.Option(help="Tokens per response, in the same formats.")]
 SharedPrefixTokens = Annotated[
-    int, typer.Option(help="Tokens before each prompt that all have in common.", min=0, max=16_777_216)
+    int, typer.Option(help="Tokens of a prefix that all prompts share.", min=0, max=16_777_216)
 ]
-Seed = Annotated[int, typer.Option(help="The same seed makes the same files.")]
+Seed = Annotated[int, typer.Option(help="Random seed. The same seed creates the same files.")]
 
 
 def _phases_of(arrivals: list[str], requests: int | None, duration_s: int | None) -> list[Phase]:
@@ -90,7 +94,7 @@ SOURCE: Final = "synthetic"
 
 def synth_command(  # noqa: PLR0913  each is an option
     *,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write, which must not be there yet.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to create. It must not exist.")],
     arrivals: Arrivals = None,
     requests: Requests = None,
     duration: Duration = None,
@@ -99,28 +103,41 @@ def synth_command(  # noqa: PLR0913  each is an option
     shared_prefix_tokens: SharedPrefixTokens = 0,
     acceptance: Annotated[
         str,
-        typer.Option(help="Share of drafts of which each position is accepted, as many as are drafted: none without."),
+        typer.Option(
+            help="Acceptance rate per position, one number per draft token. An empty value disables speculation."
+        ),
     ] = "0.8,0.6,0.42,0.3",
     drafting: Annotated[
         float, typer.Option(help="Share of steps in which a request has a draft, as with ngram.", min=0.0, max=1.0)
     ] = 1.0,
-    step_ms: Annotated[float, typer.Option(help="Time of every step.", min=0.2, max=60_000)] = 10.0,
-    request_ms: Annotated[float, typer.Option(help="More for each request in it.", min=0, max=1000)] = 0.1,
-    prefill_token_ms: Annotated[float, typer.Option(help="And for each token of a prompt.", min=0, max=100)] = 0.02,
-    context_token_us: Annotated[float, typer.Option(help="And for each token attended to.", min=0, max=1000)] = 0.0,
-    noise: Annotated[float, typer.Option(help="Standard deviation of it all, as a share.", min=0, max=0.3)] = 0.05,
-    max_num_seqs: Annotated[int, typer.Option(help="Requests in one batch at most.", min=1, max=65_536)] = 256,
-    max_num_batched_tokens: Annotated[int, typer.Option(help="Tokens in one step at most.", min=1, max=2**24)] = 8192,
+    step_ms: Annotated[float, typer.Option(help="Base time of a step in milliseconds.", min=0.2, max=60_000)] = 10.0,
+    request_ms: Annotated[
+        float, typer.Option(help="Additional milliseconds per request in the step.", min=0, max=1000)
+    ] = 0.1,
+    prefill_token_ms: Annotated[
+        float, typer.Option(help="Additional milliseconds per prompt token in the step.", min=0, max=100)
+    ] = 0.02,
+    context_token_us: Annotated[
+        float, typer.Option(help="Additional microseconds per token of context.", min=0, max=1000)
+    ] = 0.0,
+    noise: Annotated[
+        float, typer.Option(help="Standard deviation of the step time, as a share of it.", min=0, max=0.3)
+    ] = 0.05,
+    max_num_seqs: Annotated[int, typer.Option(help="Maximum number of requests per batch.", min=1, max=65_536)] = 256,
+    max_num_batched_tokens: Annotated[
+        int, typer.Option(help="Maximum number of tokens per step.", min=1, max=2**24)
+    ] = 8192,
     num_gpu_blocks: Annotated[
-        int | None, typer.Option(help="Blocks of the KV cache. Absent: always enough.", min=1, max=2**32)
+        int | None,
+        typer.Option(help="Number of KV cache blocks. If not set, there are always enough.", min=1, max=2**32),
     ] = None,
-    block_size: Annotated[int, typer.Option(help="Tokens in a block.", min=1, max=4096)] = 16,
+    block_size: Annotated[int, typer.Option(help="Tokens per KV cache block.", min=1, max=4096)] = 16,
     seed: Seed = 0,
 ) -> None:
-    """Make a trace with known distributions: of an engine that schedules as vLLM does, with steps as they are given.
+    """Create a synthetic trace with known distributions, from a simulated engine with vLLM's scheduling.
 
-    Writes trace.jsonl and step-stats.jsonl, which all that reads captures
-    takes. What is not given is typical of an 8B model with EAGLE on one GPU.
+    It writes trace.jsonl and step-stats.jsonl, which all commands for captures
+    accept. The defaults are typical of an 8B model with EAGLE on one GPU.
 
     For example: specdecode replay synth -o made --arrivals poisson:4 --requests 500 --acceptance 0.7,0.5
     """
@@ -174,14 +191,15 @@ FORECAST_SOURCE: Final = "forecast"
 
 def forecast_command(  # noqa: PLR0913  each is an option
     context: typer.Context,
-    model: Annotated[Path, typer.Argument(help="A model that `specdecode replay fit` wrote.")],
+    model: Annotated[Path, typer.Argument(help="Model that specdecode replay fit wrote.")],
     *,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write, which must not be there yet.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to create. It must not exist.")],
     load: Annotated[
-        Path | None, typer.Option(help="A capture's folder, or a trace, whose requests come as they did.")
+        Path | None,
+        typer.Option(help="Folder of a capture, or a trace, whose requests arrive at their recorded times."),
     ] = None,
     load_factor: Annotated[
-        float, typer.Option(help="With --load: how many times as fast they come.", min=0.01, max=1000)
+        float, typer.Option(help="With --load: factor for the arrival rate.", min=0.01, max=1000)
     ] = 1.0,
     arrivals: Arrivals = None,
     requests: Requests = None,
@@ -194,11 +212,11 @@ def forecast_command(  # noqa: PLR0913  each is an option
     num_gpu_blocks: NumGpuBlocks = None,
     seed: Seed = 0,
 ) -> None:
-    """Forecast what an engine does under another load: it is played in virtual time, hours in seconds.
+    """Simulate a fitted engine under another load, in virtual time: hours take seconds.
 
-    Writes trace.jsonl and step-stats.jsonl, as a capture of that load would
-    have them. What lies outside of what the model was fitted on is said, with
-    how far.
+    It writes trace.jsonl and step-stats.jsonl, like a capture of that load. It
+    reports values outside the range to which the model was fitted, and by how
+    much.
 
     For example: specdecode replay forecast demo-model.json -o doubled --load captures/demo --load-factor 2
     """
