@@ -59,7 +59,9 @@ OPERATOR_RIGHTS: Final = (
     Right("services", _CHILD[:-1], "create the Service of the engines; Kubernetes deletes it with its owner"),
     Right("deployments.apps", _CHILD, "run engines"),
     Right(
-        "leaderworkersets.leaderworkerset.x-k8s.io", _CHILD, "run engines on several nodes, if LeaderWorkerSet is installed"
+        "leaderworkersets.leaderworkerset.x-k8s.io",
+        _CHILD,
+        "run engines on several nodes, if LeaderWorkerSet is installed",
     ),
     Right("jobs.batch", _CHILD, "run captures; read and download models"),
     Right(
@@ -115,7 +117,7 @@ OPERATOR_RIGHTS: Final = (
 def permissions(*scopes: Scope) -> tuple[str, ...]:
     """Return the permissions of the given scopes, such as ``patch deployments.apps``; of all scopes if none is given.
 
-    Permissions that are limited to named objects end with the name: ``list leases.coordination.k8s.io specdecode-serves``.
+    A permission for a named object ends with its name: ``list leases.coordination.k8s.io specdecode-serves``.
     """
     return tuple(
         f"{verb} {right.resource} {name}".rstrip()

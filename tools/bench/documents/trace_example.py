@@ -23,9 +23,9 @@ def trace_example() -> str:
 {{ {fields} }}
 ```
 
-- The first chunk came {first_ms:.1f} ms after arrival. The client measured {longer_ms:.1f} ms more, because it starts at sending.
+- The first chunk came {first_ms:.1f} ms after arrival. The client measured {longer_ms:.1f} ms more, from sending.
 - {gaps} chunks with {later} tokens followed, so the first chunk had {output} - {later} = {output - later}.
-- The gaps add up to {decoding_ms:,.1f} ms, which is {tpot_ms:.2f} ms per token (TPOT), with {later / gaps:.2f} tokens per step.
+- The gaps add up to {decoding_ms:,.1f} ms: {tpot_ms:.2f} ms per token (TPOT), {later / gaps:.2f} tokens per step.
 """
 
 
