@@ -15,10 +15,9 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from devcluster.cluster.settings import free_ports
-from tests.engine.engine_process import Engine
+from tests.engine.engine_process import START_S, Engine
 from tests.support.waiting import eventually
 
-START_S = 400
 STOP_S = 240
 
 STEP_MS = 6.0

@@ -13,6 +13,8 @@ from devcluster.images.engine_environment import install_engine_environment
 
 HERE = Path(__file__).parent
 DEADLINE_S = 600
+START_S = 1200
+"""A vLLM that starts on two cores beside other work has taken more than 400 s. Only a test that fails waits so long."""
 ENGINE_VARIABLE = "SPECDECODE_ENGINE"
 QUIET = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
 

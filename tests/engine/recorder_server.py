@@ -19,10 +19,9 @@ from devcluster.cluster.settings import free_ports
 from specdecode_operator.capture.job.pod_files import RECORDER
 from specdecode_operator.vllm.logging_config import LOGGING_CONFIG_VARIABLE, WATCH, WATCH_FILE, logging_config
 from tests.engine import chunk_observer
-from tests.engine.engine_process import QUIET, Engine
+from tests.engine.engine_process import QUIET, START_S, Engine
 from tests.support.waiting import eventually
 
-START_S = 400
 STOP_S = 240
 REPOSITORY = Path(__file__).parents[2]
 TERMINATION_LOG = "termination-log"

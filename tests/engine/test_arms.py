@@ -14,7 +14,7 @@ from specdecode_operator.api.capture_status import ArmVerdict
 from specdecode_operator.capture.comparison.comparison_file import Arm, Comparison
 from specdecode_operator.capture.files.formats import Checks
 from specdecode_operator.capture.files.validate import validate_capture
-from tests.engine.engine_process import QUIET, Engine
+from tests.engine.engine_process import QUIET, START_S, Engine
 from tests.engine.recorder_server import NGRAM, Line
 from tests.support.arm_pods import ArmPod, arm
 
@@ -48,7 +48,7 @@ def real_arm(engine: Engine, target: Path, bundle: Path, port: int, *options: st
     path = os.pathsep.join(str(each) for each in (bundle, engine.packages) if each)
     env = QUIET | {"PYTHONPATH": path, "VLLM_CPU_KVCACHE_SPACE": "1"}
     address = {"url": f"http://127.0.0.1:{port}", "model": "tiny", "max_model_len": 512, "vocab_size": VOCAB}
-    return {"command": command, "env": env, "engine": address, "start_seconds": 400}
+    return {"command": command, "env": env, "engine": address, "start_seconds": START_S}
 
 
 def speculating(config: Line) -> str:

@@ -14,13 +14,12 @@ import pytest
 
 from devcluster.cluster.settings import free_ports
 from specdecode_operator.deployment.pod_scripts import warm_start
-from tests.engine.engine_process import QUIET, Engine
+from tests.engine.engine_process import QUIET, START_S, Engine
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[2]
-START_S = 500
 SAVED = re.compile(r"saved AOT compiled function to (\S+)")
 FOUND = re.compile(r"(?:Directly load AOT compilation from path|load failure from) ([^\s,]+)")
 """On the CPU vLLM 0.32 finds what was saved, but cannot load it (it lacks finalize_loading) and compiles anew, from

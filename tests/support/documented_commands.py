@@ -101,6 +101,7 @@ def _condition(kind: str, reason: str) -> str:
 _SERVES: Final = (
     f'{{"observed": {{"engines": 1, "kvCacheTokens": 127008}}, "conditions": [{_condition("Ready", "Serving")}]}}'
 )
+_PLANNED_AND_SERVES: Final = f'{{"conditions": [{_condition("Planned", "Fits")}, {_condition("Ready", "Serving")}]}}'
 _SERVER: Final = """
 kubectl create namespace models
 kubectl create deployment chat -n models --image vllm/vllm-openai:v0.33.0 -- vllm serve Qwen/Qwen3-32B
@@ -159,7 +160,7 @@ PAGES: Final[dict[str, Page]] = {
             "kubectl apply": f"""
 (
     until kubectl get sdd qwen3-8b-eagle3; do sleep 1; done
-    {_status("sdd", "qwen3-8b-eagle3", _SERVES)}
+    {_status("sdd", "qwen3-8b-eagle3", _PLANNED_AND_SERVES)}
 ) &
 """,
         },
@@ -358,6 +359,7 @@ timeout 60 sh -c 'until kubectl get configmap llama-attestation; do sleep 1; don
             "specdecode import deployment": _SERVER,
             "specdecode models add": _NEW_MODEL,
             "specdecode import -f": _COMPOSE,
+            "kubectl get storageclasses": "cp examples/capture-tiny.yaml capture.yaml",
         },
     ),
     "examples/README.md": Page(cluster=True),

@@ -249,6 +249,13 @@ def test_strict_means_warnings_for_both_commands(specdecode: Specdecode, write: 
     assert (planned.exit_code, planned.stderr) == (3, f"error: --strict: a: {found['message']}\n")
 
 
+@pytest.mark.parametrize("kind", ["List", "StorageClassList"])
+def test_a_cluster_without_storage_classes_is_one(specdecode: Specdecode, write: WriteObject, kind: str) -> None:
+    classes = write("classes.yaml", {"apiVersion": "v1", "kind": kind, "items": []})
+    (found,) = findings(specdecode, write("a.yaml", capture()), f"--storage-classes={classes}", code=0)
+    assert (found["level"], found["rule"]) == ("warning", "StorageClassNotFound")
+
+
 @pytest.mark.parametrize(
     ("spec", "rule", "field"),
     [

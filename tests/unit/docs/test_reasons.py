@@ -225,7 +225,7 @@ def test_reasons_that_an_explanation_points_to_are_explained(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", [DEPLOYMENT, CAPTURE])
 def test_a_reason_is_found_by_its_condition(kind: str) -> None:
-    reference = sections(REFERENCE)[f"Of a {kind}"]
+    reference = sections(REFERENCE)[f"Reasons of a {kind}"]
     rows = re.findall(r'^\| <a id="[\w-]+"></a>`(\w+)` \| ([^|]*) \|', reference, re.MULTILINE)
     found = {reason: set(re.split(", | if no engine serves", conditions)) for reason, conditions in rows}
     assert found.keys() == set(reasons(kind))
@@ -245,7 +245,7 @@ def test_a_reason_is_found_by_its_condition(kind: str) -> None:
     ],
 )
 def test_the_reference_says_what_available_is(reason: str, shown: str) -> None:
-    assert f"`{reason}` | {shown} |" in REFERENCE.read_text().partition("## Of a SpecDecodeCapture")[0]
+    assert f"`{reason}` | {shown} |" in REFERENCE.read_text().partition("## Reasons of a SpecDecodeCapture")[0]
 
 
 @pytest.mark.parametrize("kind", [DEPLOYMENT, CAPTURE])

@@ -14,7 +14,8 @@ def _overview() -> Iterator[str]:
     yield "| metric | unit | recorded as |"
     yield "| --- | --- | --- |"
     for figure in FIGURES:
-        recorded = ", ".join(f"`{figure.recorded(level)}`" for level in figure.levels) or "not recorded, because it needs a limit"
+        recorded = ", ".join(f"`{figure.recorded(level)}`" for level in figure.levels)
+        recorded = recorded or "not recorded, because it needs a limit"
         yield f"| [{figure.title}](#{_anchor(figure)}) | {figure.unit or '1'} | {recorded} |"
 
 

@@ -8,7 +8,7 @@ from typing import Final
 from specdecode_operator.api.deployment import KIND as DEPLOYMENT
 
 Explained = dict[str, list[str]]
-"""What each reason means, and what to do where there is something to do."""
+"""Meaning of each reason, and the fix if the reason needs one."""
 
 FILE: Final = Path(__file__).parents[3] / "operator/api/reasons.toml"
 
@@ -16,16 +16,16 @@ _NAMED: Final = re.compile(r"\b(?P<before>as for|see) `(?P<reason>[A-Z]\w+)`")
 _SUM: Final = "Ready"
 _OF_THE_SUM_IF_FALSE: Final = "Available"
 _WHILE_ENGINES_SERVE: Final = ("Serving", "SpeculationInactive")
-"""Reasons of a Ready that is True: engines serve, and Available has a reason of its own."""
+"""Reasons of `Ready` when it is True. Engines serve then, so `Available` has a different reason."""
 
 
 def read_reasons() -> dict[str, dict[str, Explained]]:
-    """Return the reasons of each kind, by what they are about."""
+    """Return the reasons of each kind by subject."""
     return {kind: tables for kind, tables in tomllib.loads(FILE.read_text()).items() if kind != "conditions"}
 
 
 def read_conditions(kind: str) -> dict[str, str]:
-    """Return which conditions have each reason of a kind, in the words of the table."""
+    """Return the conditions that can have each reason of a kind, as the file writes them."""
     groups: dict[str, list[str]] = tomllib.loads(FILE.read_text())["conditions"][kind]
     return {reason: conditions for conditions, reasons in groups.items() for reason in reasons}
 
@@ -33,7 +33,7 @@ def read_conditions(kind: str) -> dict[str, str]:
 def shown_conditions(kind: str, reason: str) -> str:
     """Return the conditions that have a reason, as the reference shows them.
 
-    Available has the reason of a Ready that is not True if no engine serves (deployment/rollout/readiness.py,
+    If no engine serves, `Available` has the reason of a `Ready` that is not True (deployment/rollout/readiness.py,
     available_condition).
     """
     conditions = read_conditions(kind)[reason]
@@ -46,12 +46,12 @@ def shown_conditions(kind: str, reason: str) -> str:
 
 
 def anchor(kind: str, reason: str) -> str:
-    """Return the anchor of a reason in the reference: both kinds have some of the same name."""
+    """Return the anchor of a reason in the reference. It includes the kind, because both kinds share some names."""
     return f"{kind.removeprefix('SpecDecode')}-{reason}".lower()
 
 
 def reason_tables(kind: str) -> str:
-    """Return a table for each thing that the reasons of a kind are about; every reason can be linked to."""
+    """Return one table for each subject of a kind's reasons, with an anchor for each reason."""
     parts = []
     for title, reasons in read_reasons()[kind].items():
         rows = [
@@ -59,13 +59,13 @@ def reason_tables(kind: str) -> str:
             f"| {' | '.join(_linked(kind, text) for text in [*texts, ''][:2])} |"
             for name, texts in reasons.items()
         ]
-        header = ("| reason | condition | what it means | what to do |", "| --- | --- | --- | --- |")
+        header = ("| reason | condition | meaning | what to do |", "| --- | --- | --- | --- |")
         parts.append("\n".join([f"### {title}", "", *header, *rows, ""]))
     return "\n".join(parts)
 
 
 def _linked(kind: str, text: str) -> str:
-    """Return an explanation in which other reasons that it points to are links."""
+    """Return an explanation with links to the other reasons that it names."""
     known = read_conditions(kind)
 
     def link(match: re.Match[str]) -> str:
