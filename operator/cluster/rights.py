@@ -1,4 +1,4 @@
-"""RBAC rights of the operator, each with its reason; the source of the roles in chart and manifests.
+"""RBAC rights of the operator with their purpose; the source of the roles in chart and manifests.
 
 Tests compare this list with the roles and with the requests that the operator sends, in both directions.
 """
@@ -8,76 +8,77 @@ from enum import StrEnum
 from typing import Final
 
 SERVES: Final = "specdecode-serves"
-"""Lease of a namespace that an operator serves by its name; the chart makes it."""
+"""Lease in a namespace that is listed in an operator's configuration; the chart creates it."""
 
 
 class Scope(StrEnum):
-    """Where a right is held."""
+    """Scope of a right."""
 
-    SERVED = "namespaces that it serves"
+    SERVED = "all served namespaces"
     OWN = "its own namespace"
-    NAMED = "namespaces that it is told to serve"
+    NAMED = "served namespaces that are listed by name"
     CLUSTER = "the cluster"
 
 
 @dataclass(frozen=True)
 class Right:
-    """Calls of one kind."""
+    """Verbs on one resource."""
 
     resource: str
-    """As kubectl writes it, with the subresource: ``deployments.apps``, ``pods/eviction``."""
+    """Name as in kubectl, with the subresource: ``deployments.apps``, ``pods/eviction``."""
 
     verbs: tuple[str, ...]
     why: str
     scope: Scope = Scope.SERVED
     names: tuple[str, ...] = ()
-    """Objects of which alone it is asked; of all where there are none."""
+    """Names of the objects that the right is limited to; if empty, it covers all objects."""
 
 
 _CHILD: Final = ("get", "list", "watch", "create", "patch", "delete")
-"""One is asked for by its name before it is made, so that nobody else's is taken over; server-side apply is create or
-patch; those that a changed spec no longer wants are deleted."""
+"""The operator gets an object by name before it creates it, so that it does not take over an object of another owner.
+Server-side apply needs create and patch. Objects that a changed spec no longer needs are deleted."""
 
 RELEASE: Final = "specdecode-operator"
-"""Name of what is installed; the chart puts that of its release in its place."""
+"""Default name of the installation; the chart replaces it with the name of its release."""
 
 OPERATOR_RIGHTS: Final = (
     Right("specdecodedeployments.specdecode.io", ("list", "watch"), "read SpecDecodeDeployments"),
-    Right("specdecodedeployments.specdecode.io/status", ("patch",), "write conditions, plan and what was observed"),
+    Right("specdecodedeployments.specdecode.io/status", ("patch",), "write conditions, the plan and observations"),
     Right(
         "specdecodecaptures.specdecode.io",
         ("list", "watch", "create", "patch", "delete"),
-        "read captures; create, cancel (`spec.suspend`) and delete those of schedules and gates; delete those whose"
-        " `ttlSecondsAfterFinished` is over",
+        "read captures; create, cancel (`spec.suspend`) and delete captures of schedules and gates; delete captures"
+        " after `ttlSecondsAfterFinished`",
     ),
     Right("specdecodecaptures.specdecode.io/status", ("patch",), "write phase, results and conditions of captures"),
     Right(
         "configmaps",
         _CHILD,
-        "keep plans, last good templates, facts about models and input of captures; read the dataset of a capture",
+        "store plans, last good templates, model facts and the input of captures; read the dataset of a capture",
     ),
-    Right("services", _CHILD[:-1], "create the Service in front of engines; it is deleted with its owner"),
+    Right("services", _CHILD[:-1], "create the Service of the engines; Kubernetes deletes it with its owner"),
     Right("deployments.apps", _CHILD, "run engines"),
     Right(
-        "leaderworkersets.leaderworkerset.x-k8s.io", _CHILD, "run engines over several nodes, if this kind is installed"
+        "leaderworkersets.leaderworkerset.x-k8s.io",
+        _CHILD,
+        "run engines on several nodes, if LeaderWorkerSet is installed",
     ),
-    Right("jobs.batch", _CHILD, "run captures, and read and download models"),
+    Right("jobs.batch", _CHILD, "run captures; read and download models"),
     Right(
         "persistentvolumeclaims",
         _CHILD,
-        "create the claims that captures write to; delete kept ones only by the retention of their schedule",
+        "create claims for the files of captures; delete kept claims only by the retention of their schedule",
     ),
-    Right("poddisruptionbudgets.policy", _CHILD, "keep several engines from being evicted at once"),
+    Right("poddisruptionbudgets.policy", _CHILD, "limit how many engines are evicted at the same time"),
     Right("pods", ("list", "watch"), "read the state of engines and Jobs"),
     Right(
         "pods",
         ("create",),
-        "check by a dry run that the pod of a capture would be accepted before the capture borrows GPUs; no pod is"
-        " created",
+        "check with a dry run that the pod of a capture is accepted before the capture borrows GPUs; no pod is created",
     ),
-    Right("pods/eviction", ("create",), "restart an engine whose drafter decayed, if a policy asks for it"),
+    Right("pods/eviction", ("create",), "restart an engine whose acceptance has decayed, if a policy allows it"),
     Right("events", ("create",), "report changes and problems as Events"),
-    Right("pods", ("get",), "read the image of its own pod, which Jobs run", Scope.OWN),
+    Right("pods", ("get",), "read the image of its own pod, to use it for Jobs", Scope.OWN),
     Right("leases.coordination.k8s.io", ("create",), "create the Lease for leader election", Scope.OWN),
     Right(
         "leases.coordination.k8s.io",
@@ -92,11 +93,11 @@ OPERATOR_RIGHTS: Final = (
     Right(
         "leases.coordination.k8s.io",
         ("list",),
-        "find namespaces that another operator has claimed",
+        "find namespaces that other operators have claimed",
         Scope.CLUSTER,
         (SERVES,),
     ),
-    Right("nodes", ("list", "watch"), "read which GPUs the nodes have", Scope.CLUSTER),
+    Right("nodes", ("list", "watch"), "read the GPUs of the nodes", Scope.CLUSTER),
     Right(
         "storageclasses.storage.k8s.io",
         ("list",),
@@ -106,16 +107,16 @@ OPERATOR_RIGHTS: Final = (
     Right(
         "customresourcedefinitions.apiextensions.k8s.io",
         ("list", "watch"),
-        "notice kinds that are installed while it runs, and the version of its own CRDs",
+        "detect kinds that are installed later; read the version of its own CRDs",
         Scope.CLUSTER,
     ),
 )
 
 
 def permissions(*scopes: Scope) -> tuple[str, ...]:
-    """Return what is asked for there, such as ``patch deployments.apps``; of all scopes where none is named.
+    """Return the permissions of the given scopes, such as ``patch deployments.apps``; of all scopes if none is given.
 
-    What is asked of single objects alone carries their names: ``list leases.coordination.k8s.io specdecode-serves``.
+    A permission for a named object ends with its name: ``list leases.coordination.k8s.io specdecode-serves``.
     """
     return tuple(
         f"{verb} {right.resource} {name}".rstrip()
@@ -126,5 +127,5 @@ def permissions(*scopes: Scope) -> tuple[str, ...]:
 
 
 def rights_in(*scopes: Scope) -> tuple[Right, ...]:
-    """Return the rights that are held there; all where no scope is named."""
+    """Return the rights of the given scopes, or all rights if none is given."""
     return tuple(right for right in OPERATOR_RIGHTS if right.scope in (scopes or tuple(Scope)))

@@ -142,17 +142,52 @@ def number(value: float) -> str:
 _HEAD: Final = ("part", "figure", "value", "against", "kept", "remark")
 _KEPT: Final = {True: "yes", False: "NO", None: ""}
 
+_LABELS: Final = {
+    "until all children are there": "until all children exist",
+    "until all is at rest": "until the operator is idle",
+    "CPU time for it": "CPU time of the creation",
+    "writes to etcd for it, of all controllers": "writes to etcd of the creation, by all controllers",
+    "create, times the peer's": "create, relative to the peer",
+    "API server alone, a Service with an address": "API server only, one Service with an address",
+    "idle CPU, beside the peer": "idle CPU, compared with the peer",
+    "memory at most": "peak memory",
+    "one change amid them": "one change while all others are idle",
+    "until 3 changes are acted on": "until 3 changes are applied",
+    "until all workloads have it": "until all workloads are updated",
+    "until no child is left": "until all children are deleted",
+    "replica that works": "leader",
+    "replica that waits": "standby",
+    "replica killed, a change is acted on": "leader killed, until a change is applied",
+    "replica told to end, a change is acted on": "leader terminated, until a change is applied",
+    "more promised than was there": "more tokens promised than available",
+    "more CPU of": "additional CPU of",
+    "more time a token": "additional time per token",
+    "recorder's line of a step": "recorder, size of a step line",
+    "recorder's line of a request": "recorder, size of a request line",
+    "recorder's files of an hour": "recorder, size of the files per hour",
+    "tokens a burst": "tokens per burst",
+}
+"""Labels of the tables, by the part of a figure's name that they replace. Names are keys in the file."""
+
+_PER: Final = re.compile(r"\ban? (?=(object|minute)$)")
+
+
+def _label(name: str) -> str:
+    for part, label in _LABELS.items():
+        name = name.replace(part, label)
+    return name
+
 
 def cells(row: Row) -> tuple[str, ...]:
-    """Return the row's cells, as every table has them."""
+    """Return the cells of a row."""
     figure = row.figure
-    unit = f" {figure.unit}" if figure.unit else ""
+    unit = f" {_PER.sub('per ', figure.unit)}" if figure.unit else ""
     if figure.value is None:
-        return row.part, figure.name, "not measured", "", "", figure.remark
+        return row.part, _label(figure.name), "not measured", "", "", figure.remark
     bound = figure.against
     against = f"{bound.sense} {number(bound.value)}{unit} ({bound.source})" if bound else ""
     kept = _KEPT[bound.holds(figure.value) if bound else None]
-    return row.part, figure.name, number(figure.value) + unit, against, kept, figure.remark
+    return row.part, _label(figure.name), number(figure.value) + unit, against, kept, figure.remark
 
 
 def text_table(rows: Iterable[Row]) -> Iterator[str]:

@@ -1,15 +1,15 @@
-{{/* Generated of operator/cluster/rights.py: ./just docs */}}
+{{/* Generated from operator/cluster/rights.py by ./just docs */}}
 {{- define "specdecode.rights.served" -}}
 # Read SpecDecodeDeployments.
 - apiGroups: [specdecode.io]
   resources: [specdecodedeployments]
   verbs: [list, watch]
-# Write conditions, plan and what was observed.
+# Write conditions, the plan and observations.
 - apiGroups: [specdecode.io]
   resources: [specdecodedeployments/status]
   verbs: [patch]
-# Read captures; create, cancel (`spec.suspend`) and delete those of schedules and gates; delete those whose
-# `ttlSecondsAfterFinished` is over.
+# Read captures; create, cancel (`spec.suspend`) and delete captures of schedules and gates; delete captures after
+# `ttlSecondsAfterFinished`.
 - apiGroups: [specdecode.io]
   resources: [specdecodecaptures]
   verbs: [list, watch, create, patch, delete]
@@ -17,11 +17,11 @@
 - apiGroups: [specdecode.io]
   resources: [specdecodecaptures/status]
   verbs: [patch]
-# Keep plans, last good templates, facts about models and input of captures; read the dataset of a capture.
+# Store plans, last good templates, model facts and the input of captures; read the dataset of a capture.
 - apiGroups: [""]
   resources: [configmaps]
   verbs: [get, list, watch, create, patch, delete]
-# Create the Service in front of engines; it is deleted with its owner.
+# Create the Service of the engines; Kubernetes deletes it with its owner.
 - apiGroups: [""]
   resources: [services]
   verbs: [get, list, watch, create, patch]
@@ -29,19 +29,19 @@
 - apiGroups: [apps]
   resources: [deployments]
   verbs: [get, list, watch, create, patch, delete]
-# Run engines over several nodes, if this kind is installed.
+# Run engines on several nodes, if LeaderWorkerSet is installed.
 - apiGroups: [leaderworkerset.x-k8s.io]
   resources: [leaderworkersets]
   verbs: [get, list, watch, create, patch, delete]
-# Run captures, and read and download models.
+# Run captures; read and download models.
 - apiGroups: [batch]
   resources: [jobs]
   verbs: [get, list, watch, create, patch, delete]
-# Create the claims that captures write to; delete kept ones only by the retention of their schedule.
+# Create claims for the files of captures; delete kept claims only by the retention of their schedule.
 - apiGroups: [""]
   resources: [persistentvolumeclaims]
   verbs: [get, list, watch, create, patch, delete]
-# Keep several engines from being evicted at once.
+# Limit how many engines are evicted at the same time.
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [get, list, watch, create, patch, delete]
@@ -49,11 +49,11 @@
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch]
-# Check by a dry run that the pod of a capture would be accepted before the capture borrows GPUs; no pod is created.
+# Check with a dry run that the pod of a capture is accepted before the capture borrows GPUs; no pod is created.
 - apiGroups: [""]
   resources: [pods]
   verbs: [create]
-# Restart an engine whose drafter decayed, if a policy asks for it.
+# Restart an engine whose acceptance has decayed, if a policy allows it.
 - apiGroups: [""]
   resources: [pods/eviction]
   verbs: [create]
@@ -64,7 +64,7 @@
 {{- end -}}
 
 {{- define "specdecode.rights.own" -}}
-# Read the image of its own pod, which Jobs run.
+# Read the image of its own pod, to use it for Jobs.
 - apiGroups: [""]
   resources: [pods]
   verbs: [get]
@@ -88,12 +88,12 @@
 {{- end -}}
 
 {{- define "specdecode.rights.cluster" -}}
-# Find namespaces that another operator has claimed.
+# Find namespaces that other operators have claimed.
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
   resourceNames: [specdecode-serves]
   verbs: [list]
-# Read which GPUs the nodes have.
+# Read the GPUs of the nodes.
 - apiGroups: [""]
   resources: [nodes]
   verbs: [list, watch]
@@ -101,7 +101,7 @@
 - apiGroups: [storage.k8s.io]
   resources: [storageclasses]
   verbs: [list]
-# Notice kinds that are installed while it runs, and the version of its own CRDs.
+# Detect kinds that are installed later; read the version of its own CRDs.
 - apiGroups: [apiextensions.k8s.io]
   resources: [customresourcedefinitions]
   verbs: [list, watch]

@@ -1,4 +1,4 @@
-"""Writes the figures of `./just bench` into the documents, from a committed run: docs/design/benchmarks.json."""
+"""Write the figures of `./just bench` into the documents, from the committed runs in docs/design/benchmarks.json."""
 
 from itertools import chain
 from typing import Final
@@ -10,7 +10,7 @@ FILE: Final = ROOT / "docs/design/benchmarks.json"
 
 
 def bench_table() -> str:
-    """Return the rows of the file, and when and where each was measured."""
+    """Return the rows of the file, with the date and machine of each run."""
     runs = read_runs(FILE)
     facts = (
         f"- {', '.join(dict.fromkeys(row.part for row in run.rows))}: "

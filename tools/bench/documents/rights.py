@@ -1,4 +1,4 @@
-"""What the operator may do, as the chart's roles and as a table of the reference."""
+"""Render the operator's RBAC rights as the chart's roles and as a table of the reference."""
 
 import textwrap
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ _WIDTH: Final = 120
 
 def rights_template() -> str:
     """Return the rules of the roles, a named template for each scope."""
-    return "{{/* Generated of operator/cluster/rights.py: ./just docs */}}\n" + "\n".join(
+    return "{{/* Generated from operator/cluster/rights.py by ./just docs */}}\n" + "\n".join(
         map("".join, map(_define, Scope))
     )
 
@@ -40,10 +40,10 @@ def _rule(right: Right) -> str:
 
 
 def rights_table() -> str:
-    """Return the calls that the operator makes, one kind a row."""
-    return "| resource | calls | where | what for |\n| --- | --- | --- | --- |\n" + "".join(map(_row, OPERATOR_RIGHTS))
+    """Return the table of rights, one resource per row."""
+    return "| resource | verbs | scope | purpose |\n| --- | --- | --- | --- |\n" + "".join(map(_row, OPERATOR_RIGHTS))
 
 
 def _row(right: Right) -> str:
-    named = f", `{'`, `'.join(right.names)}` alone" if right.names else ""
+    named = f", only `{'`, `'.join(right.names)}`" if right.names else ""
     return f"| `{right.resource}` | {', '.join(right.verbs)} | {right.scope}{named} | {right.why} |\n"

@@ -1,4 +1,4 @@
-"""The generated example of docs/reference/trace-format.md: one request of a real capture, and what it says."""
+"""Render the example in docs/reference/trace-format.md: one request of a real capture, and its figures."""
 
 import gzip
 import json
@@ -10,7 +10,7 @@ _SHOWN: Final = 4
 
 
 def trace_example() -> str:
-    """Return the request with the fewest chunks, its arrays cut, and its figures as a reader works them out."""
+    """Return the request with the fewest chunks, with cut arrays, and the figures that follow from it."""
     with gzip.open(_TRACE, "rt") as lines:
         _, *records = [json.loads(line) for line in lines]
     record = min(records, key=lambda each: len(each["itl_ms"]))
@@ -23,9 +23,9 @@ def trace_example() -> str:
 {{ {fields} }}
 ```
 
-- The first chunk came {first_ms:.1f} ms after arrival. The client counts from sending: {longer_ms:.1f} ms more.
-- {gaps} chunks with {later} tokens followed, so the first had {output} - {later} = {output - later}.
-- The gaps add up to {decoding_ms:,.1f} ms: {tpot_ms:.2f} ms a token (TPOT), at {later / gaps:.2f} tokens a step.
+- The first chunk came {first_ms:.1f} ms after arrival. The client measured {longer_ms:.1f} ms more, from sending.
+- {gaps} chunks with {later} tokens followed, so the first chunk had {output} - {later} = {output - later}.
+- The gaps add up to {decoding_ms:,.1f} ms: {tpot_ms:.2f} ms per token (TPOT), {later / gaps:.2f} tokens per step.
 """
 
 
