@@ -257,7 +257,7 @@ class OperatorState:
             try:
                 await self.relist.in_round(round_, cluster)
             except ClusterError as error:
-                _logger.warning("a list is put off: %s", error)
+                _logger.warning("listing failed, will retry: %s", error)
             now = await shared()
             if before != now:
                 self.add_all()

@@ -452,7 +452,7 @@ def test_a_pod_without_an_engines_label_is_told_why_it_is_none() -> None:
         del stranger["metadata"]["labels"][f"specdecode.io/{label}"]
 
 
-BORN = "a pod is an engine's from its creation or never: its labels"
+BORN = "of a pod cannot change after its creation"
 
 
 @pytest.mark.parametrize("labels", [{}, {"computes-for": "llama"}, {"deployment": "other"}], ids=str)
@@ -512,7 +512,7 @@ def test_only_what_the_key_signed_of_this_very_object_counts() -> None:
 @pytest.mark.parametrize("name", ["a/../../secrets", "..", "A", "", "x" * 300, 1, ["a"]], ids=str)
 def test_no_label_leads_elsewhere(name: Any) -> None:
     refusal = judged(a_pod(deployment=name), AssertionError("it was read"))
-    assert "is no name of a SpecDecodeDeployment" in refusal
+    assert "not a valid name of a SpecDecodeDeployment" in refusal
     assert len(refusal) < 400
 
 
