@@ -193,7 +193,7 @@ def test_a_failure_names_field_value_and_fix(reason: str) -> None:
     ("ended", "reason", "words"),
     [
         ({"message": "Traceback:\nOSError: [Errno 5]\n", "exit_code": 1}, "ReaderFailed", "OSError: [Errno 5]"),
-        ({"message": "", "exit_code": 127}, "ReaderFailed", "exit code 127: it said nothing"),
+        ({"message": "", "exit_code": 127}, "ReaderFailed", "exit code 127: no message was logged"),
         ({"message": "", "exit_code": 137, "reason": "OOMKilled"}, "OutOfMemory", "memory"),
         ({"message": "hello", "exit_code": 0}, "ReaderFailed", "hello"),
         ({"message": '{"error": {"reason": "Pwned", "message": "x"}}', "exit_code": 1}, "ReaderFailed", "x;"),
