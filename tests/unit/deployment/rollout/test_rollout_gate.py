@@ -211,7 +211,7 @@ def test_a_capture_that_others_made_in_its_place_is_not_believed() -> None:
         refused = story.look(serving=1)
         assert story.template == story.served
         assert said(refused, "Gate") == said(refused, "Ready") == ("False", "GateFailed")
-        assert "it was not made by this deployment" in refused["Ready"].message
+        assert "not created by this deployment" in refused["Ready"].message
         assert story.captures[story.name] is other, "what others made is theirs to delete"
     story.captures[story.name] = mine
     story.look()
