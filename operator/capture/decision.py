@@ -114,7 +114,7 @@ def _without_times_ahead(capture: Capture, decision: status.Decision, now: datet
 
 def internal_error(capture: Capture, error: Exception, now: datetime) -> status.Decision:
     """Return the decision for an object on which the operator failed."""
-    message = f"the operator failed on this object ({type(error).__name__}); its log tells more, please report it"
+    message = f"Internal error in the operator ({type(error).__name__}); see its log, and report the error"
     return not_observed(capture, Blocked("InternalError", message), now)
 
 

@@ -92,7 +92,7 @@ def with_golden(job: Body, capture: Capture, spec: SpecDecodeCaptureSpec, golden
 def holds_condition(regression: RegressionStatus | None, *, over: bool) -> ConditionUpdate:
     """Return the condition Holds: whether a capture's engine serves as well as that of the golden capture."""
     if regression is None:
-        message = "nothing was judged: the condition Succeeded tells more" if over else "it is judged at its end"
+        message = "Not compared; see the condition Succeeded" if over else "Compared when the capture ends"
         return ConditionUpdate("Holds", UNKNOWN, "NotJudged", message)
     status = {Regressed.HOLDS: TRUE, Regressed.REGRESSED: FALSE}.get(regression.verdict, UNKNOWN)
     return ConditionUpdate("Holds", status, regression.verdict, f"against {regression.against}: {regression.message}")
@@ -133,7 +133,7 @@ def gate_state(key: Key, uid: str, gate: Gate | None, seen: GateObjects) -> Gate
 
 def _judgement(key: Key, gate: Gate, capture: Capture, *, is_own: bool) -> GateCapture:
     if not is_own or not _is_as_made(key, gate, capture):
-        message = "it was not made by this deployment, or is not as its gate asks: delete it, and it is made anew"
+        message = "not created by this deployment, or not as its gate requires; delete it to have it created again"
         return GateCapture(holds=False, failed=True, message=message)
     ended, regression = capture.ended, capture.status.regression
     said = {each.type: each for each in capture.status.conditions}

@@ -24,17 +24,17 @@ from specdecode_operator.untrusted import parse_json
 _TOLD_TO_STOP = frozenset({0, 137, 143})  # exit codes of an engine that was stopped because the load ended
 _MESSAGE_LIMIT = 1024
 _LARGEST = 2**53  # largest integer that the API server accepts; an engine's counts are untrusted
-_SIGNALS = {137: "was killed (exit code 137)", 143: "was told to end (exit code 143)"}
+_SIGNALS = {137: "was killed (exit code 137)", 143: "was terminated (exit code 143)"}
 _UNTOLD = {
-    137: "nobody said why: its node may have run out of memory (kubectl describe node tells), or somebody killed it",
-    143: "nobody said why: its pod may have been deleted",
+    137: "no cause was reported; the node may have run out of memory (see kubectl describe node)",
+    143: "no cause was reported; the pod may have been deleted",
 }
 """Explanations for containers that left no message, by exit code."""
 
 _CRASHES_BELIEVED = 3  # restarts that an engine gets, as in a deployment
 _ENDED = frozenset({"Succeeded", "Failed"})
-_ENDING = "the load is over, its pod is ending"
-_PARTIAL = "what was recorded is kept as partial files"
+_ENDING = "load finished, pod is terminating"
+_PARTIAL = "files recorded so far are kept as partial files"
 
 _Status = TypeVar("_Status", CaptureSummary, ComparisonStatus, RegressionStatus)
 
@@ -85,7 +85,7 @@ def read_failure(pod: Body | None, job: Body) -> Blocked:
     if pod is None and condition.get("reason") == "BackoffLimitExceeded":
         # A pod that ends by itself stays as long as its Job.
         reason = "NodeLost"
-        message = "its pod was taken away: its node was drained or lost, or it was preempted or deleted"
+        message = "pod removed: its node was drained or lost, or the pod was preempted or deleted"
     return Blocked(reason, f"{message}; {_PARTIAL}", permanent=True)
 
 
@@ -99,7 +99,7 @@ def _failure_of(container: str, ended: Body, pod: Body) -> Blocked:
     if isinstance(error, dict) and reason:
         return Blocked(str(reason), clip(str(error.get("message", "")), _MESSAGE_LIMIT), permanent=True)
     if ended.get("reason") == "OOMKilled":
-        return Blocked("OutOfMemory", f"{container} needed more memory than its limit and was killed", permanent=True)
+        return Blocked("OutOfMemory", f"{container} exceeded its memory limit and was killed", permanent=True)
     # Without a message, Kubernetes returns the end of the log. Its lines of progress are JSON.
     code = int(ended.get("exitCode", 0))
     during, words = "", []
@@ -109,7 +109,7 @@ def _failure_of(container: str, ended: Body, pod: Body) -> Blocked:
             words.append(line)
         elif isinstance(said.get("phase"), str):
             during = f" in phase {printable(said['phase'])}"
-    why = telling_line("\n".join(words)) if "".join(words).strip() else _UNTOLD.get(code, "it said nothing")
+    why = telling_line("\n".join(words)) if "".join(words).strip() else _UNTOLD.get(code, "no message was logged")
     how = _SIGNALS.get(code, f"ended with exit code {code}")
     return Blocked("CaptureFailed", f"{container} {how}{during}: {why}", permanent=True)
 
@@ -121,12 +121,12 @@ def disrupted(pod: Body) -> Blocked | None:
     status = pod.get("status", {})
     name = pod["metadata"]["name"]
     if status.get("reason") == "DeadlineExceeded":
-        message = f"{name} did not end within spec.deadlineSeconds and the time that an engine may take to start"
+        message = f"{name} did not end within spec.deadlineSeconds and the time allowed for the engine start"
         return Blocked("DeadlineExceeded", message, permanent=True)
     for condition in status.get("conditions") or []:
         if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
             why = condition.get("message") or condition.get("reason", "")
-            return Blocked("NodeLost", f"{name} was taken from its node: {why}", permanent=True)
+            return Blocked("NodeLost", f"{name} was removed from its node: {why}", permanent=True)
     if status.get("reason"):
         return Blocked(str(status["reason"]), f"{name}: {status.get('message', '')}", permanent=True)
     return None
@@ -140,7 +140,7 @@ def _with_engine(pod: Body, failure: Blocked) -> Blocked:
             said = str(ended.get("message") or "")
             known = find_error(said)
             words = f"{known[1]}: {known[0].fix}" if known else dead_core(said) or telling_line(said)
-            message = f"{failure.message}; the engine had ended with {ended.get('exitCode')}: {words}"
+            message = f"{failure.message}; the engine had exited with code {ended.get('exitCode')}: {words}"
             return Blocked(failure.reason, message, permanent=True)
     # After the pod has ended, the kubelet keeps only the number of earlier ends of the engine.
     again = _engine_restarts(pod)
@@ -212,7 +212,7 @@ def read_progress(job: Body, pods: Sequence[Body]) -> Progress:
         )
     if pod is None:
         name = job["metadata"]["name"]
-        message = f"Job {name} has no pod yet; where a quota or a policy refuses one, kubectl describe job/{name} tells"
+        message = f"Job {name} has no pod yet; kubectl describe job/{name} shows if a quota or a policy rejects it"
         return Progress(CapturePhase.PENDING, "WaitingForPod", message)
     return _of_pod(pod, started_at)
 
@@ -224,13 +224,13 @@ def _reservations(summary: CaptureSummary | None) -> str:
     requests, short = summary.requests, []
     if requests.completed < requests.sent:
         counts = {
-            "refused by the engine": requests.http_rejected,
-            "cut off": requests.disconnected,
-            "given up after workload.timeoutSeconds": requests.timed_out,
+            "rejected by the engine": requests.http_rejected,
+            "disconnected": requests.disconnected,
+            "timed out after workload.timeoutSeconds": requests.timed_out,
         }
         why = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-        words = f"{requests.sent - requests.completed} of {requests.sent} requests were not answered to the end"
-        short = [f"{words}{f' ({why})' if why else ''}: client.jsonl has the error of each"]
+        words = f"{requests.sent - requests.completed} of {requests.sent} requests did not complete"
+        short = [f"{words}{f' ({why})' if why else ''}; see client.jsonl for the errors"]
     return "".join(f"; {each}" for each in [*short, *(summary.engine_notes or ()), *(summary.prompt_notes or ())])
 
 
@@ -282,9 +282,8 @@ def _of_pod(pod: Body, started_at: str | None) -> Progress:
             message = condition.get("message", "")
             if is_about_volumes(message):
                 words = (
-                    f"no node can mount the volumes: {message}; the claims of spec.storage, of a dataset and of the"
-                    " models must be where GPUs are free: a StorageClass with volumeBindingMode WaitForFirstConsumer"
-                    " sees to it"
+                    f"no node can mount the volumes: {message}; the claims of spec.storage, the dataset and the models"
+                    " must be on nodes with free GPUs; use a StorageClass with volumeBindingMode WaitForFirstConsumer"
                 )
                 return Progress(CapturePhase.PENDING, "WaitingForVolume", words)
             words = f"no node takes the capture's pod: {message}"
@@ -293,11 +292,11 @@ def _of_pod(pod: Body, started_at: str | None) -> Progress:
     is_alive = pod.get("status", {}).get("phase") in {"Pending", "Running"}
     if "deletionTimestamp" in pod["metadata"] and (taken := disrupted(pod)):
         # The end of pods on a lost node is never reported.
-        reason, message = taken.reason, f"{taken.message}; what comes next is seen when it has ended"
+        reason, message = taken.reason, f"{taken.message}; waiting for the pod to end"
     elif _is(pod, LOAD, "running"):
         switches = any(each["name"] == SWITCH_VOLUME for each in pod.get("spec", {}).get("volumes") or [])
-        reason, message = "Loading", "the engine serves, the load is under way"
-        message = "each arm is started and gets its load by turns" if switches else message
+        reason, message = "Loading", "engine ready, load is running"
+        message = "arms run and are loaded in turn" if switches else message
     elif _is(pod, LOAD, "terminated"):
         reason, message = "Finishing", _ENDING
     elif blocked := blocked_pod(pod) if is_alive else rejected_pod(pod):
@@ -307,7 +306,7 @@ def _of_pod(pod: Body, started_at: str | None) -> Progress:
             failure = Blocked(blocked.reason, message, permanent=True)
     else:
         phase, reason = CapturePhase.STARTING, "Starting"
-        message = "the volume is looked at, then the engine starts"
+        message = "checking the volume, then starting the engine"
     return Progress(phase, reason, message, failure=failure, started_at=started_at)
 
 

@@ -51,7 +51,7 @@ class Decision:
     borrows_now: bool = False  # this decision takes the GPUs from the engines
 
 
-ACCEPTED = ConditionUpdate("Accepted", TRUE, "Valid", "the deployment's engine can be captured")
+ACCEPTED = ConditionUpdate("Accepted", TRUE, "Valid", "Capture is valid")
 
 
 def final(succeeded: ConditionUpdate) -> Readiness:
@@ -97,12 +97,12 @@ def pending(reason: str, message: str) -> Decision:
 
 def queued(capture: Capture) -> Decision:
     """Return the decision for a capture whose Job Kueue has not admitted."""
-    return pending(QUEUED, f"Job {capture.job_name} waits in its queue until Kueue admits it")
+    return pending(QUEUED, f"Job {capture.job_name} is queued until Kueue admits it")
 
 
 def suspended(accepted: ConditionUpdate, writes: Writes) -> Decision:
     """Return the decision for a suspended capture."""
-    message = "spec.suspend is true: no engine and no load; what was recorded so far is kept as partial files"
+    message = "spec.suspend is true: no engine and no load; files recorded so far are kept as partial files"
     succeeded = ConditionUpdate("Succeeded", UNKNOWN, "Suspended", message)
     return Decision(
         capture_status.CapturePhase.CANCELLED, Readiness(TRUE, "Suspended", message), accepted, succeeded, writes
@@ -122,7 +122,7 @@ def blocked_decision(blocked: Blocked) -> Decision:
         phase=capture_status.CapturePhase.PENDING,
         readiness=readiness_of(blocked),
         accepted=ConditionUpdate("Accepted", status, blocked.reason, blocked.message),
-        succeeded=ConditionUpdate("Succeeded", UNKNOWN, blocked.reason, "it has not started"),
+        succeeded=ConditionUpdate("Succeeded", UNKNOWN, blocked.reason, "Not started"),
     )
 
 
@@ -144,7 +144,7 @@ def compose_status(capture: Capture, decision: Decision, now: datetime) -> captu
         message = f"{arm.name} against {comparison.baseline}: {arm.message}"
         findings.append(ConditionUpdate("Pays", pays, arm.verdict, message))
     elif capture.compares:
-        message = "nothing was compared: the condition Succeeded tells more" if over else "arms are compared at its end"
+        message = "No arms compared; see the condition Succeeded" if over else "Arms are compared when the capture ends"
         findings.append(ConditionUpdate("Pays", UNKNOWN, "NotCompared", message))
     if capture.spec.get("against"):
         findings.append(holds_condition(decision.regression, over=over))

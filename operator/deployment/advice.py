@@ -61,16 +61,13 @@ def break_even(pair: Pair, budget: Budget, alone: Budget) -> BreakEven | None:
 
 
 def pays_from(needed: BreakEven | None) -> str:
-    """Return what acceptance pays for a share of the KV cache, as a part of a sentence."""
+    """Return the break-even acceptance for a share of the KV cache as a sentence to append, without a full stop."""
     if needed is None:
         return ""
-    read = "weights" if needed.reads_all else "weights, those of all experts,"
-    given = f"where a step takes as long as reading {read} and KV cache"
-    few = "" if needed.few_requests is None else f" ({100 * needed.few_requests:.0f} % with few requests)"
-    if needed.full_cache is None:
-        return f"; not even 100 % acceptance pays for that while the cache is full{few}, {given}"
-    least = f"at least {100 * needed.full_cache:.0f} % acceptance to pay for that while the cache is full"
-    return f"; it takes {least}{few}, {given}"
+    given = "memory-bound estimate" if needed.reads_all else "memory-bound estimate with the weights of all experts"
+    few = "" if needed.few_requests is None else f", {100 * needed.few_requests:.0f} % at low load"
+    full = "above 100 %" if needed.full_cache is None else f"{100 * needed.full_cache:.0f} %"
+    return f". Break-even acceptance: {full} when the cache is full{few} ({given})"
 
 
 SMALLEST_RATIO: Final = 8
@@ -133,9 +130,9 @@ def advise_on_nodes(row: Row) -> tuple[Advice, ...]:
     if row.tensor <= row.gpus_per_node:
         return ()
     sentence = (
-        f"GPUs of {row.nodes} nodes share each layer and meet over the network at every one: without InfiniBand or RoCE"
-        f" with GPUDirect this is slow; tensor {row.gpus_per_node}, pipeline {row.nodes} meets once a stage, where the"
-        " method goes with stages"
+        f"GPUs of {row.nodes} nodes share each layer and synchronize over the network in every layer, which is slow"
+        f" without InfiniBand or RoCE with GPUDirect; tensor {row.gpus_per_node}, pipeline {row.nodes} synchronizes"
+        " only once per stage, if the method supports pipeline parallelism"
     )
 
     return (Advice("layers-over-nodes", sentence),)
@@ -149,21 +146,24 @@ def _draft_model(case: _Case) -> Iterator[Advice]:
     percent = 100 / ratio
     in_second = SMALLEST_SHARE_PERCENT <= percent <= LARGEST_SHARE_PERCENT
     if not in_second and not SMALLEST_RATIO <= ratio <= LARGEST_RATIO:
-        size = "large, each proposal costs much" if ratio < SMALLEST_RATIO else "small, few proposals may be accepted"
+        size = "large, so proposals are slow" if ratio < SMALLEST_RATIO else "small, so few proposals may be accepted"
         if LARGEST_RATIO < ratio < 100 / LARGEST_SHARE_PERCENT:
-            size = "between both rules, measure it"
+            size = "between both; measure it"
         if ratio <= 1:
-            size = "too large, a proposal costs as much as the token that it saves: take a smaller one, or swap the two"
+            size = (
+                "too large: a proposal costs as much as the token that it saves; use a smaller draft, or swap the two"
+            )
         yield Advice(
             "draft-size",
-            f"the draft has {percent:.1f} % of the target's parameters; one rule wants 1/{SMALLEST_RATIO} to "
-            f"1/{LARGEST_RATIO}, another {SMALLEST_SHARE_PERCENT} to {LARGEST_SHARE_PERCENT} %: it is {size}",
+            f"the draft has {percent:.1f} % of the target's parameters, outside both rules of thumb "
+            f"(1/{SMALLEST_RATIO} to 1/{LARGEST_RATIO}, and {SMALLEST_SHARE_PERCENT} to {LARGEST_SHARE_PERCENT} %): it "
+            f"is {size}",
         )
     if draft.architecture != target.architecture:
         yield Advice(
             "draft-family",
             f"draft {draft.name} ({draft.architecture}) is of another family than target {target.name} "
-            f"({target.architecture}): models that were trained alike agree more often",
+            f"({target.architecture}); models of the same family agree more often",
         )
 
 
@@ -177,8 +177,8 @@ def _weights(case: _Case) -> Iterator[Advice]:
         )
         yield Advice(
             "draft-memory",
-            f"draft weights take {percent:.0f} % of the GPU's memory ({format_gib(budget.draft_weights_bytes)} "
-            f"GiB), more than {LARGEST_DRAFT_PERCENT} %: {smaller} leaves more for the KV cache",
+            f"draft weights use {percent:.0f} % of GPU memory ({format_gib(budget.draft_weights_bytes)} "
+            f"GiB), more than {LARGEST_DRAFT_PERCENT} %; {smaller} leaves more for the KV cache",
         )
     percent = 100 * budget.target_weights_bytes / budget.total_bytes
     if percent > LARGEST_TARGET_PERCENT:
@@ -186,9 +186,8 @@ def _weights(case: _Case) -> Iterator[Advice]:
         remedy = "quantize the target or split it over more GPUs" if is_whole else "split it over more GPUs"
         yield Advice(
             "target-memory",
-            f"target weights take {percent:.0f} % of the GPU's memory "
-            f"({format_gib(budget.target_weights_bytes)} GiB), more than {LARGEST_TARGET_PERCENT} %: little is "
-            f"left for a draft and the KV cache of both; {remedy}",
+            f"target weights use {percent:.0f} % of GPU memory ({format_gib(budget.target_weights_bytes)} GiB), more "
+            f"than {LARGEST_TARGET_PERCENT} %, which leaves little for a draft and the KV cache of both; {remedy}",
         )
 
 
@@ -208,8 +207,8 @@ def _draft_kv(case: _Case) -> Iterator[Advice]:
         pays = pays_from(break_even(case.pair, case.budget, alone))
         yield Advice(
             "draft-kv",
-            f"the draft takes {percent:.0f} % of the token capacity: {tokens:,} tokens{case.split.each_copy} are left "
-            f"of the {tokens_alone:,} that the target would have alone{pays}",
+            f"the draft costs {percent:.0f} % of the KV cache capacity: {tokens:,} of {tokens_alone:,} tokens"
+            f"{case.split.each_copy} remain{pays}",
         )
 
 
@@ -219,14 +218,14 @@ def _prefix_cache(case: _Case) -> Iterator[Advice]:
         # Until vLLM 0.32: v1/core/single_type_kv_cache_manager.py, find_longest_cache_hit.
         yield Advice(
             "prefix-cache",
-            f"of each prompt that begins like an earlier one, the last block of {tax.block_tokens} tokens that agrees "
-            f"is computed again: {case.pair.method} needs hidden states there",
+            f"{case.pair.method} recomputes the last cached block ({tax.block_tokens} tokens) of each prompt with a "
+            "cached prefix, because it needs hidden states there",
         )
     if kinds := unread_layers(case.pair, case.split):
         yield Advice(
             "prefix-cache-unknown",
-            f"{case.pair.method} may have tokens computed again of each prompt that begins like an earlier one; how "
-            f"many is not known for a model with {kinds}: a capture with two arms measures it",
+            f"{case.pair.method} may recompute tokens of each prompt with a cached prefix; how many is unknown for a "
+            f"model with {kinds}. Measure it with a capture with two arms",
         )
 
 
@@ -236,8 +235,8 @@ def _precisions(case: _Case) -> Iterator[Advice]:
     if target.value in frozenset({"INT4", "MXFP4", "NVFP4"}) and pair.target.checkpoint_precision != target:
         yield Advice(
             "target-int8-first",
-            f"the target is quantized to {target}: try FP8 or INT8 first, 8 bits lose less and the target alone "
-            "decides the output",
+            f"the target is quantized to {target}; try FP8 or INT8 first: 8 bits lose less quality, and the target "
+            "alone decides the output",
         )
     if pair.draft is None or pair.method != Method.DRAFT_MODEL:
         return
@@ -245,8 +244,8 @@ def _precisions(case: _Case) -> Iterator[Advice]:
     if draft is Precision.BF16 and target is not Precision.BF16:
         yield Advice(
             "quantize-draft",
-            f"the target is {target} and the draft still {draft}: the draft is the safer one to "
-            "quantize, the target checks every token, so only the acceptance can suffer",
+            f"the target is {target}, but the draft is still {draft}; quantizing the draft is safer, because the "
+            "target checks every token and only acceptance can suffer",
         )
 
 
@@ -257,9 +256,9 @@ def _effective_batch(case: _Case) -> Iterator[Advice]:
         # vllm/config/speculative.py, max_num_new_slots_for_drafting; v1/core/sched/scheduler.py, schedule.
         yield Advice(
             "effective-batch",
-            f"only {batch} of maxNumSeqs {limits.max_num_seqs} requests can decode in one step: each takes K + 1 and "
-            f"the draft's own slots of maxNumBatchedTokens {limits.max_num_batched_tokens}; raise that, or lower K or "
-            "maxNumSeqs",
+            f"only {batch} of maxNumSeqs {limits.max_num_seqs} requests can decode in one step, because each uses K + "
+            f"1 and the draft's own slots of maxNumBatchedTokens {limits.max_num_batched_tokens}; raise "
+            "maxNumBatchedTokens, or lower K or maxNumSeqs",
         )
 
 
@@ -278,43 +277,43 @@ def _sampler_logits(case: _Case) -> Iterator[Advice]:
     yield Advice(
         "sampler-logits",
         f"verifying maxNumSeqs x (K + 1) proposals can take {format_gib(budget.overrun_bytes)} GiB that vLLM does not "
-        f"reserve, and {format_gib(max(0, budget.slack_bytes))} GiB are free outside its budget: {remedy}",
+        f"reserve, but only {format_gib(max(0, budget.slack_bytes))} GiB are free outside its budget; {remedy}",
     )
 
 
 def _workload(case: _Case) -> Iterator[Advice]:
     workload, temperature = case.workload, case.workload.temperature
     if temperature is not None and not LOW_TEMPERATURE < temperature <= HIGH_TEMPERATURE:
-        sentence = f"temperature {temperature:g} is at most {LOW_TEMPERATURE}: good for acceptance"
+        sentence = f"temperature {temperature:g} is at most {LOW_TEMPERATURE}, which is good for acceptance"
         if temperature > HIGH_TEMPERATURE:
             sentence = (
-                f"temperature {temperature:g} is above {HIGH_TEMPERATURE}: the draft is guessed right less often, "
-                "expect poor acceptance and a small K"
+                f"temperature {temperature:g} is above {HIGH_TEMPERATURE}, where fewer proposals match; "
+                "expect low acceptance, and use a small K"
             )
         yield Advice("temperature", sentence)
     if workload.primary_slo is Slo.TTFT:
         yield Advice(
             "first-token",
-            "the first token comes from the prefill, which speculation does not shorten: a promise on TTFT gains "
-            "little, and a draft model adds its own prefill",
+            "speculation does not shorten the prefill, so it does little for TTFT, and a draft model adds its own "
+            "prefill",
         )
     if workload.primary_slo is Slo.THROUGHPUT:
         yield Advice(
             "throughput",
-            "speculation buys latency with work: at high request rates vLLM measured 1.4 to 1.8 times less throughput "
-            "with it; give busy batches a smaller K, or 0",
+            "speculation trades throughput for latency: at high request rates vLLM measured 1.4 to 1.8 times less "
+            "throughput with it; use a smaller K, or 0, for large batches",
         )
     if workload.kind is WorkloadKind.MIXED:
         yield Advice(
             "mixed-workload",
-            "mixed requests are accepted unequally, so the slowest (P99) move away from the median: watch P99, or "
-            "serve each kind apart",
+            "acceptance differs between kinds of requests, so P99 latency moves away from the median; watch P99, or "
+            "serve each kind separately",
         )
     if workload.kind in (WorkloadKind.SUMMARIZATION, WorkloadKind.RAG) and case.pair.method != Method.NGRAM:
         yield Advice(
             "prompt-lookup",
-            f"{workload.kind} repeats its prompt: method {Method.NGRAM} proposes from it without a draft, its weights "
-            "or its KV cache",
+            f"{workload.kind} answers repeat parts of the prompt; method {Method.NGRAM} proposes from it without a "
+            "draft, its weights or its KV cache",
         )
 
 
@@ -329,5 +328,5 @@ def _usual_concurrency(case: _Case) -> Iterator[Advice]:
         yield Advice(
             "usual-concurrency",
             f"the KV cache{case.split.each_copy} holds {requests:,} requests of {length:,} tokens (prompt {prompt:,}, "
-            f"answer {output:,}), fewer than maxNumSeqs {limits.max_num_seqs}: more than that wait, or are preempted",
+            f"answer {output:,}), fewer than maxNumSeqs {limits.max_num_seqs}; further requests wait or are preempted",
         )

@@ -26,8 +26,9 @@ class Blocked:
 
 OPERATOR_IMAGE_UNKNOWN: Final = Blocked(
     "OperatorImageUnknown",
-    "the operator does not know its own image, which load generators, replays and readers of models run from: set"
-    " SPECDECODE_OPERATOR_IMAGE in its environment, or POD_NAME and POD_NAMESPACE as its manifests do",
+    "The operator does not know its own image, which load generators, replays and model readers use. Set the"
+    " environment variable SPECDECODE_OPERATOR_IMAGE of the operator, or POD_NAME and POD_NAMESPACE as in its"
+    " manifests",
 )
 TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
 MESSAGE_LIMIT = 4096  # Characters of a message: pods, which anybody may run, have a say in some

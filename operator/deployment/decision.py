@@ -67,7 +67,7 @@ from specdecode_operator.problems import InvalidSpecError
 from specdecode_operator.sizing.calibration import Calibration
 from specdecode_operator.sizing.plan import Plan
 
-_ACCEPTED = ConditionUpdate("Accepted", TRUE, "Valid", "the spec holds together")
+_ACCEPTED = ConditionUpdate("Accepted", TRUE, "Valid", "Spec is valid")
 _PLANS_KEPT: Final = 32  # Specs whose plans are kept for other objects of the same spec: each is some hundred kilobytes
 
 
@@ -111,7 +111,7 @@ def decide(parent: ParsedDeployment, cluster: ClusterState) -> DesiredState:
         planned = _resolve(parent, cluster)
     except InvalidSpecError as error:
         accepted = ConditionUpdate("Accepted", FALSE, error.reason, str(error))
-        condition = ConditionUpdate("Planned", FALSE, "NotAccepted", "the spec is not accepted")
+        condition = ConditionUpdate("Planned", FALSE, "NotAccepted", "Spec is not accepted; see the condition Accepted")
         return DesiredState(NotLaunched(stalled(error.reason, str(error))), [accepted, condition])
     if isinstance(planned, DesiredState):
         return planned
@@ -165,7 +165,7 @@ def _resolve(parent: ParsedDeployment, cluster: ClusterState) -> _Planned | Desi
 
 def internal_error(parent: ParsedDeployment, error: Exception) -> DesiredState:
     """Return the desired state of an object that the operator itself failed on: all stays as it is."""
-    message = f"the operator failed on this object ({type(error).__name__}); its log tells more, please report it"
+    message = f"Internal error in the operator ({type(error).__name__}); see its log, and report the error"
     return DesiredState(NotLaunched(working("InternalError", message), parent.status.plan), [])
 
 
@@ -173,7 +173,9 @@ def _read_first(
     parent: ParsedDeployment, spec: SpecDecodeDeploymentSpec, unknown: Mapping[str, ModelSource], cluster: ClusterState
 ) -> DesiredState:
     check_without_models(spec, unknown)
-    accepted = ConditionUpdate("Accepted", UNKNOWN, RESOLVING, "the rest is checked once the models are known")
+    accepted = ConditionUpdate(
+        "Accepted", UNKNOWN, RESOLVING, "Waiting for facts about the models; validation completes when they are known"
+    )
     if cluster.operator_image is None:
         planned = ConditionUpdate("Planned", UNKNOWN, RESOLVING, OPERATOR_IMAGE_UNKNOWN.message)
         readiness = without_engines(spec) or readiness_of(OPERATOR_IMAGE_UNKNOWN)
@@ -211,7 +213,7 @@ def _plan(question: _Question) -> _Planned | Blocked:
     for _, model, geometry in facts.models():
         if given := site_facts.get(model_source(facts.spec, model)):
             how = geometry.knowledge.value
-            remarks.append(f"{model.model} is known ({how}) from the operator's facts file {given.file}")
+            remarks.append(f"facts of {model.model} ({how}) come from the operator's facts file {given.file}")
     message = "; ".join([condition.message, *remarks, *plan_notes(facts)])
     conditions = [_accepted(facts), replace(condition, message=message)]
     return _Planned(facts, plan, texts, conditions, plan_status(facts, plan))

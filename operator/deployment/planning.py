@@ -153,11 +153,11 @@ def make_plan(
         plan = _plan(facts, pools, partial(admitted, facts))
     launched = plan.verdict is not Verdict.DOES_NOT_FIT or _ignored_by(facts) is not None
     if plan.chosen.nodes > 1 and launched and not groups:
-        asked = f"spec.parallelism: {plan.chosen.gpus} GPUs a replica ({plan.chosen.split.label})"
+        asked = f"spec.parallelism: {plan.chosen.gpus} GPUs per replica ({plan.chosen.split.label})"
         message = (
-            f"{asked}: no node that may be used has so many, so a replica takes {plan.chosen.place}, and this cluster"
-            " has no LeaderWorkerSets to start their pods together, or the operator may not list them: install them"
-            f" (https://lws.sigs.k8s.io/docs/installation/), bring the operator's role up to date, or use fewer GPUs"
+            f"{asked}: no usable node has that many, so a replica needs {plan.chosen.place} and a LeaderWorkerSet, but"
+            " LeaderWorkerSet is not installed or the operator may not list it: install it"
+            " (https://lws.sigs.k8s.io/docs/installation/), update the operator's role, or use fewer GPUs"
         )
         return Blocked(LWS_MISSING, message)
     return plan
@@ -170,20 +170,24 @@ def _has_room(facts: Facts, pools: Iterable[GpuPool]) -> bool:
 
 def _too_small(facts: Facts, pools: Sequence[GpuPool]) -> Blocked:
     tensor, spread = facts.spec.parallelism.tensor or 1, facts.options.spread
-    asked = f"spec.parallelism: {tensor * spread.groups} GPUs a replica ({spread.at(tensor).label})"
+    asked = f"spec.parallelism: {tensor * spread.groups} GPUs per replica ({spread.at(tensor).label})"
     largest = max(pools, key=lambda pool: (pool.gpus_per_node, pool.nodes))
     most = largest.gpus_per_node
     needed = nodes_needed(replace(largest, nodes=_MOST_NODES), tensor, spread)
     if needed is not None:
         place = place_phrase(tensor * spread.groups, needed, largest.product)
-        present = "node has so many" if largest.nodes == 1 else "nodes have so many"
-        message = f"{asked}: needs {place}, and only {largest.nodes} {present}: add nodes, or use fewer GPUs"
+        present = "node is" if largest.nodes == 1 else "nodes are"
+        message = (
+            f"{asked}: needs {place}, but only {largest.nodes} {present} large enough: add nodes, or use fewer GPUs"
+        )
         return Blocked("NodesTooFew", message)
-    message = f"{asked}: no node that may be used has more than {most} GPUs"
-    why = f"nodes cannot share so many evenly: use tensor {most} or less and whole stages on further nodes, such as"
+    message = f"{asked}: no usable node has more than {most} GPUs"
+    why = f"nodes cannot share that many evenly: use at most tensor {most}, with whole stages on more nodes, such as"
     why = f"{why} tensor {most}, pipeline 2 for two"
     if spread.data > 1 and tensor * spread.pipeline > most:
-        why = f"each of the {spread.data} copies must fit on one: use spec.replicas instead of spec.parallelism.data"
+        why = (
+            f"each of the {spread.data} copies must fit on one node: use spec.replicas instead of spec.parallelism.data"
+        )
     return Blocked("NodesTooSmall", f"{message}, and {why}, or add larger nodes")
 
 
@@ -294,24 +298,22 @@ def _no_node_message(facts: Facts, nodes: tuple[NodeFacts, ...], nodes_from: Nod
     wanted = ", ".join(facts.spec.accelerator.products or known_products())
     missing = "spec.accelerator.perNode" if facts.spec.accelerator.products else "spec.accelerator.products and perNode"
     if nodes_from is NodesFrom.NOWHERE:
-        administrator = "have its administrator name the nodes (fleet.nodes of the chart, --nodes)"
-        return f"this operator serves named namespaces and may not look at nodes: set {missing}, or {administrator}"
+        administrator = "ask its administrator to configure the nodes (fleet.nodes of the chart, --nodes)"
+        return f"this operator serves named namespaces and may not list nodes: set {missing}, or {administrator}"
     present = ", ".join(sorted({node.product for node in nodes if node.product})) or "none"
     refused = f"; {passed_over(facts, nodes)}".removesuffix("; ")
     if nodes_from is NodesFrom.FILE:
         return (
-            f"none of the nodes that this operator was given (fleet.nodes of the chart, --nodes) has one of: {wanted}"
-            f" (GPUs given: {present}); for nodes that are not among them set {missing}{refused}"
+            f"none of the configured nodes (fleet.nodes of the chart, --nodes) has one of: {wanted}"
+            f" (GPUs configured: {present}); for other nodes, set {missing}{refused}"
         )
     return (
-        f"no schedulable node has the label nvidia.com/gpu.product with one of: {wanted} (GPUs seen: {present});"
-        f" waits for one; for node pools that scale from zero set {missing}{refused}"
+        f"no schedulable node has the label nvidia.com/gpu.product with one of: {wanted} (GPUs found: {present});"
+        f" waiting for one. For node pools that scale from zero, set {missing}{refused}"
     )
 
 
-_REHEARSAL: Final = (
-    "a recording is replayed (spec.engine.replay): the plan is a rehearsal, and its nodes need not exist"
-)
+_REHEARSAL: Final = "spec.engine.replay replays a recording, so the planned nodes need not exist"
 MOST_SENTENCES: Final = 16  # Fixes, and pieces of advice, that a status holds
 
 
@@ -386,7 +388,7 @@ def planned_condition(facts: Facts, plan: Plan, passed_over: str = "") -> Condit
         return ConditionUpdate("Planned", TRUE, plan.verdict, explanation)
     override = _ignored_by(facts)
     if override is not None:
-        message = f"goes on although it does not fit, because {override.reason!r}: {explanation}"
+        message = f"does not fit, but spec.override.ignorePlan is set ({override.reason!r}): {explanation}"
         return ConditionUpdate("Planned", TRUE, "Overridden", message)
     return ConditionUpdate("Planned", FALSE, "DoesNotFit", explanation)
 

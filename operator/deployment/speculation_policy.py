@@ -136,10 +136,10 @@ class Predicted:
     in_force: str
 
     def __str__(self) -> str:
-        beyond = "" if self.measured else ", beyond what was measured"
+        beyond = "" if self.measured else " (outside the measured range)"
         return (
-            f"with {self.running:.1f} requests running at once in a replica{beyond}, {self.setting.name} brings"
-            f" {self.gain:+.1%} goodput against {self.in_force} ({self.low:+.1%} at least)"
+            f"{self.setting.name}: {self.gain:+.1%} goodput compared with {self.in_force} (at least {self.low:+.1%}) at"
+            f" {self.running:.1f} concurrent requests per replica{beyond}"
         )
 
 
@@ -291,7 +291,7 @@ def decide(
     if wanted.action is PolicyAction.CHANGE and isinstance(evidence, Evidence):
         target, present = evidence.find(wanted.target), evidence.find(memory.in_force)
         if refusal := fits(wanted.target):
-            wanted = _keep("SettingDoesNotFit", f"{wanted.message}; but it cannot be had: {refusal}")
+            wanted = _keep("SettingDoesNotFit", f"{wanted.message}; not possible: {refusal}")
         elif target is not None and target.off:
             wanted = replace(wanted, action=PolicyAction.TURN_OFF)
         elif present is not None and present.off:
@@ -311,12 +311,14 @@ def _of_engines(seen: Seen) -> Decision | None:
     decayed = seen.window.decayed()
     if decayed is not None:
         name, length, others = decayed
-        what = f"{name} has {length:.2f} tokens a draft accepted, the other engines {others:.2f}"
+        what = f"{name} accepts {length:.2f} tokens per draft, the other engines {others:.2f}"
         if not seen.settled:
-            return _keep("OthersNotReady", f"{what}; it is started anew once all others are ready")
-        return Decision(PolicyAction.RESTART, "ReplicaDecayed", f"{what}: its drafter decayed, a start ends that", name)
+            return _keep("OthersNotReady", f"{what}; it is restarted when all others are ready")
+        return Decision(
+            PolicyAction.RESTART, "ReplicaDecayed", f"{what}; its drafter decayed, and a restart fixes it", name
+        )
     if not seen.settled:
-        return _keep("RollingOut", "not all engines are those of the setting in force, and ready")
+        return _keep("RollingOut", "Waiting until all engines are ready with the setting in force")
     return None
 
 
@@ -326,19 +328,19 @@ def _of_evidence(rules: Rules, evidence: Evidence | NoEvidence, seen: Seen) -> D
         if rules.acceptance_rule is None or acceptance is None or acceptance >= rules.acceptance_rule:
             return _keep(reason, message)
         if not seen.counts_all:
-            return _keep(reason, f"{message}; acceptance says nothing with adaptiveVerification")
+            return _keep(reason, f"{message}; acceptance is not meaningful with adaptiveVerification")
         said = f"acceptance is {acceptance:.0%}, below {rules.acceptance_rule:.0%}; {message}"
         return Decision(PolicyAction.TURN_OFF, "AcceptanceLow", said)
     if not seen.window.enough:
         minutes = f"{seen.window.length_s / 60:.0f} minutes"
-        return _keep("TooFewSamples", f"the engines were not seen at work for most of the last {minutes} yet")
-    return _keep("Idle", "no request ran: nothing is lost or won") if seen.window.idle else None
+        return _keep("TooFewSamples", f"Too few samples: the policy needs samples for most of the last {minutes}")
+    return _keep("Idle", "No requests in the window") if seen.window.idle else None
 
 
 def _of_goodput(rules: Rules, seen: Seen, memory: Memory, prediction: Prediction | None) -> Decision:
     """Return the change to the best setting, where it is surely better and staying has cost what a change costs."""
     if prediction is None:
-        return _keep("EvidenceOutdated", f"{memory.in_force} is none of the settings that were measured")
+        return _keep("EvidenceOutdated", f"The setting in force, {memory.in_force}, was not measured")
     better = [
         each
         for each in prediction.others
@@ -348,18 +350,18 @@ def _of_goodput(rules: Rules, seen: Seen, memory: Memory, prediction: Prediction
     ]
     if not better:
         message = (
-            f"with {prediction.running:.1f} requests running at once in a replica, no measured setting brings"
-            f" {rules.min_gain:.0%} more than {memory.in_force}"
+            f"No measured setting gains {rules.min_gain:.0%} or more over {memory.in_force} at"
+            f" {prediction.running:.1f} concurrent requests per replica"
         )
         return _keep("BestMeasured", message)
     best = next((each for each in better if each.low > 0), None)
     if best is None:
-        return _keep("Unclear", f"{better[0]}: not more than the intervals leave open")
+        return _keep("Unclear", f"{better[0]}; the difference is within the confidence intervals")
     ahead_s = memory.ahead_s.get(best.setting.name, 0.0)
     # One to change, and one to take it back.
     cost_s = 2 * seen.start_s
     if ahead_s < cost_s:
-        wait = f"it waits until staying has cost as much as two starts of an engine ({ahead_s:.0f} of {cost_s:.0f} s)"
+        wait = f"waiting until the accumulated gain covers two engine starts ({ahead_s:.0f} of {cost_s:.0f} s)"
         return _keep("NotYetPaid", f"{best}; {wait}")
     return Decision(PolicyAction.CHANGE, "BetterMeasured", str(best), best.setting.name)
 
@@ -375,11 +377,14 @@ def _outcome(rules: Rules, seen: Seen, memory: Memory, wanted: Decision) -> tupl
     cools_s = rules.cooldown_s * (_BACK if is_return else 1)
     left_s = max(memory.restarts, default=-cools_s) + cools_s - seen.now_s
     if memory.restarts and left_s > 0:
-        return PolicyOutcome.COOLING_DOWN, f"; it cools down from its last act for {left_s / 60:.0f} minutes more"
+        return PolicyOutcome.COOLING_DOWN, f"; cooling down for {left_s / 60:.0f} more minutes"
     # A try may have to be taken back.
     needed = 2 if wanted.action is PolicyAction.TRY_AGAIN else 1
     if len(memory.restarts) + needed > rules.restarts_a_day:
-        return PolicyOutcome.BUDGET_SPENT, f"; engines were started anew {len(memory.restarts)} times in a day already"
+        return (
+            PolicyOutcome.BUDGET_SPENT,
+            f"; restart budget used: {len(memory.restarts)} restarts in the last 24 hours",
+        )
     return PolicyOutcome.DONE, ""
 
 
@@ -446,7 +451,7 @@ def _read_time(text: object) -> datetime | None:
 
 
 _OFF: Final = Speculation(method=Method.NONE)
-_NONE: Final = "no SpecDecodeCapture of this deployment compared arms: create one with spec.arms"
+_NONE: Final = "No SpecDecodeCapture of this deployment compared arms; create one with spec.arms"
 
 
 @dataclass(frozen=True)
@@ -471,18 +476,25 @@ def read_measured(
         return capture
     found, status = capture["metadata"]["name"], capture["status"]
     if status.get("engine") != engine:
-        return NoEvidence("EvidenceOutdated", f"{found} measured engines of another spec or place: capture again")
+        return NoEvidence(
+            "EvidenceOutdated", f"Capture {found} measured engines of another spec or placement; capture again"
+        )
     try:
         comparison = ComparisonStatus.parse(status["comparison"], newer=True)
     except ValidationError:
-        return NoEvidence("EvidenceUnusable", f"the comparison of {found} cannot be read: capture again")
+        return NoEvidence("EvidenceUnusable", f"The comparison of capture {found} is not valid; capture again")
     speculations = _speculations(capture["spec"].get("arms") or [], asked)
     arm = next((each for each, its in speculations.items() if its == (in_force or _OFF)), None)
     if arm is None:
-        return NoEvidence("EvidenceOutdated", f"no arm of {found} speculates as the engines do: capture again with one")
+        return NoEvidence(
+            "EvidenceOutdated",
+            f"No arm of capture {found} has the engines' speculation settings; capture again with such an arm",
+        )
     evidence = _evidence(found, comparison, speculations, capture["spec"].get("arms") or [])
     if evidence is None:
-        return NoEvidence("EvidenceUnusable", f"{found} has no interval at any load: capture again, for longer")
+        return NoEvidence(
+            "EvidenceUnusable", f"Capture {found} has no confidence interval at any load; capture again, for longer"
+        )
     return Measured(evidence, speculations, asked or _OFF, arm)
 
 
@@ -497,10 +509,10 @@ def _chosen(captures: Sequence[Body], name: str | None) -> Body | NoEvidence:
     if ended:
         return max(ended, key=lambda each: (str(each["status"].get("finishedAt")), each["metadata"]["name"]))
     if name is not None and compared:
-        why = "is a sweep: its phases ask different things, and are no loads of one traffic: name another"
+        why = "is a sweep: its phases send different requests and are not loads of the same traffic; choose another"
         return NoEvidence("EvidenceUnusable", f"{name} {why}")
     phase = (captures[-1].get("status") or {}).get("phase") if name is not None else None
-    return NoEvidence("NoEvidence", f"{name} compared no arms, it is {phase}" if name else _NONE)
+    return NoEvidence("NoEvidence", f"Capture {name} compared no arms; its phase is {phase}" if name else _NONE)
 
 
 def _is_sweep(capture: Body) -> bool:
@@ -561,9 +573,9 @@ def _evidence(
 def _refusal(arm: ComparedArm, its: Speculation) -> str:
     """Return why an arm is not chosen: its answers may be others than were asked for."""
     if its.rejection_sampling is RejectionSampling.FLY:
-        return "its answers may be others than the target's own (rejectionSampling fly)"
+        return "its outputs may differ from the target's (rejectionSampling fly)"
     if arm.verdict is ArmVerdict.INCORRECT or arm.outputs in {Outputs.DIFFERENT, Outputs.LOSSY}:
-        return "its answers are others than the baseline's"
+        return "its outputs differ from the baseline's"
     return ""
 
 
@@ -602,7 +614,7 @@ def why_not_plannable(desired: DesiredState, in_force: PlanStatus | None) -> str
     if not others:
         return ""
     words = ", ".join(f"{name.replace('_', ' ')} {getattr(plan, name)}" for name in others)
-    return f"it would not run where it was measured, but with {words}"
+    return f"its placement would differ from the measured one: {words}"
 
 
 def refusal(desired: DesiredState) -> str:
@@ -742,7 +754,7 @@ def given_up(status: PolicyStatus, why: str, now: datetime) -> PolicyStatus:
     if status.arm and status.speculation is not None:
         failed = [f"{status.arm[:_LONGEST_ARM]}@{_digest(status.speculation)}"]
     earlier = [each for each in status.failed_arms if each not in failed]
-    message = clip(f"{arm} was given up, and what the spec says is in force again: {why}", _LONGEST)
+    message = clip(f"{arm} failed, and the speculation of the spec is in force again: {why}", _LONGEST)
     done, at = PolicyOutcome.DONE, now.strftime(_TIME)
     told = PolicyDecision(at=at, action=PolicyAction.KEEP, outcome=done, target=arm or None, message=message)
     return status.model_copy(

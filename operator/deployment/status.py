@@ -43,13 +43,13 @@ from specdecode_operator.deployment.rollout.rollout_gate import held_readiness
 from specdecode_operator.deployment.speculation_policy import policy_condition
 
 _PROOFS: Final = ("SpeculationActive", "BudgetAccurate", "SettingsInForce")
-_BY_POLICY: Final = "turned off by the policy: status.policy says why"
-_REPLAYED: Final = "; they replay a recording (spec.engine.replay), no model runs"
+_BY_POLICY: Final = "Turned off by the speculation policy; see status.policy"
+_REPLAYED: Final = "; replaying a recording (spec.engine.replay), no model runs"
 
 
 _CONTESTED_FIX: Final = (
-    "repaired ever more rarely: end what writes it, or keep its changes by annotation"
-    f" {KEPT_MANAGERS_ANNOTATION}, which names field managers"
+    "Backing off repairs: stop the other writer, or keep its changes by listing its field manager in annotation"
+    f" {KEPT_MANAGERS_ANNOTATION}"
 )
 
 
@@ -103,7 +103,7 @@ def compose_status(  # noqa: PLR0913  all of the status comes together here
     effective = _effective_condition(seen.declined, policy_condition(policy))
     conditions = [*readiness.conditions(), *desired.conditions, available, *proofs, *effective]
     if observation.contested:
-        message = f"{'; '.join(observation.contested)}: written again after each repair; {_CONTESTED_FIX}"
+        message = f"{'; '.join(observation.contested)}: changed again after each repair. {_CONTESTED_FIX}"
         conditions.append(ConditionUpdate("ChildrenInSync", FALSE, "RepairsUndone", message))
     counts = [(each or {}).get("status", {}) for each in (observation.workload, observation.replaced_workload)]
     return SpecDecodeDeploymentStatus(
@@ -159,7 +159,7 @@ def _engine_status(parent: ParsedDeployment, desired: DesiredState, observation:
 
 
 def _unproven(readiness: Readiness, counts: EngineCounts, reason: str) -> _EngineStatus:
-    why = "nothing is launched for this spec" if reason == "NotLaunched" else "the engines are those of an earlier spec"
+    why = "No engine is launched for this spec" if reason == "NotLaunched" else "Engines run an earlier spec"
     return _EngineStatus(readiness, counts, [ConditionUpdate(type_, UNKNOWN, reason, why) for type_ in _PROOFS])
 
 

@@ -93,7 +93,7 @@ def _replay_warnings(facts: Facts) -> Iterator[str]:
     unused = [name for name, given in (("extraArgs", engine.extra_args), ("env", engine.env)) if given]
     if unused:
         fields = " and ".join(f"engine.{name}" for name in unused)
-        yield f"{fields} are vLLM's, and a replay does without them"
+        yield f"a replay ignores {fields}"
 
 
 def version_doubts(spec: SpecDecodeDeploymentSpec, profile: EngineProfile) -> list[Problem]:
@@ -103,8 +103,8 @@ def version_doubts(spec: SpecDecodeDeploymentSpec, profile: EngineProfile) -> li
     named = version_of_image(image) if image else None
     if named not in (None, version):
         message = (
-            f"is vLLM {named} by its name, and is launched and sized as engine.version {version}: set engine.version to"
-            f" {named}, unless the name misleads"
+            f"is vLLM {named} by its name, but is launched and sized as engine.version {version}; set engine.version to"
+            f" {named}, unless the name is misleading"
         )
         doubts.append(Problem("spec.engine.image", str(image), message))
     return doubts
@@ -118,8 +118,8 @@ def untested_version(spec: SpecDecodeDeploymentSpec, profile: EngineProfile) -> 
     more = format_gib(memory_coefficients().unknown_version_margin_bytes)
     margin = "" if platform_of(spec) is Platform.CPU else f", with {more} GiB more margin on each GPU"
     message = (
-        f"is untested: it is launched and sized as {newest}, the newest vLLM that this operator knows{margin}; write"
-        f" {newest}, or watch its first start"
+        f"is untested, so it is launched and sized as {newest}, the newest vLLM that this operator knows{margin}; set"
+        f" {newest}, or watch the first start"
     )
     return Problem("spec.engine.version", profile.version, message)
 
@@ -156,7 +156,7 @@ def _assumed_warnings(facts: Facts) -> Iterator[str]:
                 instead = given.state_bytes_per_request // MIB
                 pairs.append(f"states {cache.state_bytes / MIB:.0f} MiB a request instead of {instead}")
             compared = ", ".join(pairs)
-            yield f"{field}.assume is not used, for sizing knows {model.name} exactly: {compared}; remove it"
+            yield f"{field}.assume is not used, because sizing knows {model.name} exactly: {compared}; remove it"
         else:
             weights, states = given.weights_bytes, given.state_bytes_per_request
             told = (
@@ -165,7 +165,7 @@ def _assumed_warnings(facts: Facts) -> Iterator[str]:
                 None if states is None else f"states {states // MIB} MiB a request",
             )
             numbers = ", ".join(filter(None, told))
-            yield f"{field}.assume: figures of {model.name} follow from numbers that nothing checks: {numbers}"
+            yield f"{field}.assume: sizes of {model.name} use unverified values: {numbers}"
 
 
 def _scale_warnings(facts: Facts) -> Iterator[str]:
@@ -204,8 +204,8 @@ def _rope_warnings(facts: Facts, known: KnownModels) -> Iterator[str]:
     )
     if kind not in (None, "default", "mrope") and not same:
         yield (
-            f"target.ropeScaling {asked.type.value} takes the place of the rope scaling {kind} in"
-            f" {target.model}'s own config.json: outputs differ at every length; remove it, unless that is meant"
+            f"target.ropeScaling {asked.type.value} replaces the rope scaling {kind} of"
+            f" {target.model}'s own config.json, so outputs differ at every length; remove it, unless this is intended"
         )
 
 
@@ -214,7 +214,7 @@ def _length_warnings(facts: Facts, tensor: int) -> Iterator[str]:
     if asked not in (None, tensor):
         yield (
             f"parallelism.draftTensor {asked} has no effect: vLLM {version} splits the draft like the "
-            f"target, over {tensor} GPUs, and so it is counted"
+            f"target, over {tensor} GPUs, and the plan counts it so"
         )
     # vLLM serves a length beyond the model's own if a variable allows it (config/model.py).
     target, wanted = facts.pair.target, facts.pair.limits.max_model_len
@@ -223,12 +223,12 @@ def _length_warnings(facts: Facts, tensor: int) -> Iterator[str]:
         return
     # From 0.30 on vLLM leaves the factor of YaRN out of its own limit.
     stretched = stretched_length(target.max_position_embeddings, target.ropes, multiplies_yarn=True)
-    known = f"beyond {max(longest, stretched)} outputs are wrong"
+    known = f"outputs beyond {max(longest, stretched)} tokens are wrong"
     if wanted <= stretched:
-        known = f"its YaRN reaches {stretched}, which vLLM {version} does not count"
+        known = f"its YaRN extends to {stretched} tokens, which vLLM {version} does not count"
     yield (
-        f"serving.maxModelLen {wanted} is more than the {longest} tokens of {target.name}: {ALLOW_LONG_VARIABLE} lets"
-        f" vLLM start, and {known}"
+        f"serving.maxModelLen {wanted} exceeds the {longest} tokens of {target.name}; {ALLOW_LONG_VARIABLE} lets vLLM"
+        f" start, but {known}"
     )
 
 
@@ -242,8 +242,8 @@ def _draft_length_warnings(facts: Facts) -> Iterator[str]:
     pair, draft, wanted = facts.pair, facts.pair.draft, facts.pair.limits.max_model_len
     if facts.method is Method.MTP and _ROPE_KEYS.search(pair.target.told_config):
         yield (
-            f"the layers of {pair.target.name} that draft are not told of its longer rope: vLLM reads them from the"
-            " checkpoint as it is, and little of what they propose beyond its own length is accepted"
+            f"the MTP layers of {pair.target.name} do not get its extended rope, because vLLM reads them from the"
+            " checkpoint as it is; acceptance beyond the model's own length is low"
         )
     if draft is None or facts.method in GETS_LONGER:
         return
@@ -251,12 +251,17 @@ def _draft_length_warnings(facts: Facts) -> Iterator[str]:
     if wanted <= longest:
         return
     on_v1 = runs_on_v1(facts.spec, pair)
-    then = "drafts for none while one is longer" if on_v1 else "goes on beyond with positions that it does not know"
+    then = (
+        "drafts for no request while one is longer"
+        if on_v1
+        else "drafts beyond that with positions unknown to the draft"
+    )
     if not on_v1 and facts.profile.ends_with_draft:
-        then = f"lowers max_model_len to {longest} and refuses what is longer"
+        then = f"lowers max_model_len to {longest} and rejects longer requests"
     yield (
-        f"{draft.name} was made for at most {longest} tokens, and sequences may have {wanted}: vLLM"
-        f" {facts.profile.version} {then}; set serving.maxModelLen to {longest}, or choose a draft that goes as far"
+        f"{draft.name} supports at most {longest} tokens, but sequences may have {wanted}: vLLM"
+        f" {facts.profile.version} {then}; set serving.maxModelLen to {longest}, or choose a draft with a longer"
+        " context"
     )
 
 
@@ -281,8 +286,8 @@ def _asked_warnings(facts: Facts) -> Iterator[str]:
     # Only model runner V1 drafts for shorter sequences than the target's, and serves longer ones.
     if asked is not None and asked < pair.limits.max_model_len and not runs_on_v1(facts.spec, pair):
         ends = facts.method is Method.DRAFT_MODEL and facts.profile.ends_with_draft
-        then = f"lowers max_model_len to {asked} and refuses what is longer" if ends else "drafts at every length"
-        what = f"is not what vLLM {facts.profile.version} does: it {then}; remove it"
+        then = f"lowers max_model_len to {asked} and rejects longer requests" if ends else "drafts at every length"
+        what = f"is not applied: vLLM {facts.profile.version} {then}; remove it"
         yield f"speculation.draft.maxModelLen {asked} {what}"
     accelerator = facts.spec.accelerator
     known = ", ".join(product for product in accelerator.products if find_device(product) is not None)
@@ -294,7 +299,7 @@ def _engine_notes(facts: Facts) -> Iterator[str]:
     package, limits = facts.profile.method_packages.get(facts.method), facts.pair.limits
     mode = facts.spec.serving.cudagraph_mode
     if package is not None:
-        yield f"the engine image must hold {package}, or vLLM refuses method {facts.method} when it starts"
+        yield f"the engine image must contain {package}, or vLLM rejects method {facts.method} at startup"
     if mode in _COUNTED_AS_USUAL:
         yield f"CUDA graphs are counted as in mode FULL_AND_PIECEWISE; {mode} takes at most as much"
     is_latent = any(isinstance(each, LatentAttention) for each in facts.pair.target.attentions)
@@ -303,45 +308,45 @@ def _engine_notes(facts: Facts) -> Iterator[str]:
         where = "on a CPU without AMX" if sizing_facts(limits.engine_version)["latent_attention_on_amx"] else "on CPU"
         tokens = max(limits.max_model_len, _LEAST_STEP_TOKENS)
         yield (
-            f"latent attention {where}: vLLM {facts.profile.version} takes blocks of 16 tokens and steps of {tokens},"
-            " whatever serving.blockSize and serving.maxNumBatchedTokens say, prefills whole prompts and caches no"
-            " prefixes"
+            f"latent attention {where}: vLLM {facts.profile.version} ignores serving.blockSize and"
+            f" serving.maxNumBatchedTokens, uses blocks of 16 tokens and steps of {tokens}, prefills whole prompts and"
+            " caches no prefixes"
         )
     asked, served = facts.spec.serving.max_num_seqs, limits.max_num_seqs
     if served < asked:
         # vllm/config/compilation.py, resolve_cudagraph_mode_and_sizes.
         yield (
-            f"serving.maxNumSeqs is {served} in place of the default {asked}: vLLM captures FULL CUDA graphs of a model"
-            " with states only if the KV cache has a block for each request; for more set another number, more memory"
-            " or serving.cudagraphMode PIECEWISE"
+            f"serving.maxNumSeqs is {served} instead of the default {asked}: vLLM captures FULL CUDA graphs of a model"
+            " with states only if the KV cache has a block for each request; to raise it, set it explicitly, add memory"
+            " or set serving.cudagraphMode to PIECEWISE"
         )
 
 
 def _unknown_flag_warnings(facts: Facts) -> Iterator[str]:
     for name in unknown_flags(facts.spec.engine.extra_args, facts.profile):
-        yield f"engine.extraArgs has {name}, which vLLM {facts.profile.known_as} does not take: handed on, not counted"
+        yield f"engine.extraArgs has {name}, which vLLM {facts.profile.known_as} does not know: passed on, not counted"
     for key in unknown_keys(_extra_config(facts), facts.profile):
         version = facts.profile.known_as
-        yield f"speculation.extraConfig has {key}, which vLLM {version} does not take: handed on, not counted"
+        yield f"speculation.extraConfig has {key}, which vLLM {version} does not know: passed on, not counted"
 
 
 def _uncounted_notes(facts: Facts) -> Iterator[str]:
     if facts.pair.adaptive_verification and facts.replay is None:
         # vllm/v1/core/sched/scheduler.py counts what was scheduled, verified or not.
         yield (
-            "with speculation.adaptiveVerification acceptance reads low, for drafted tokens that are left unverified"
-            " count as not accepted: compare mean acceptance length and goodput instead"
+            "with speculation.adaptiveVerification, acceptance reads low, because unverified tokens count as not"
+            " accepted; compare mean acceptance length and goodput instead"
         )
     asked = options(facts.spec.engine.extra_args, facts.profile)
     given = {option.flag.name for option in asked if not option.negated}
-    compare = "compare status.observed.kvCacheResidual once it serves"
+    compare = "check status.observed.kvCacheResidual when the engine serves"
     for flag in _UNCOUNTED_FLAGS:
         if flag in given:
-            yield f"engine.extraArgs has {flag}, which the plan does not count: the memory left differs; {compare}"
+            yield f"engine.extraArgs has {flag}, which the plan does not count, so free memory differs; {compare}"
     further = _extra_config(facts)
     keys = ", ".join(sorted(further.keys() - set(unknown_keys(further, facts.profile))))
     if keys:
-        what = "which the plan does not count: the memory left may differ"
+        what = "which the plan does not count, so free memory may differ"
         yield f"speculation.extraConfig has {keys}, {what}; {compare}"
 
 
@@ -354,9 +359,9 @@ def lossy_answers(facts: Facts) -> str | None:
     if not facts.pair.checks_by_entropy or facts.replay is not None:
         return None
     return (
-        f"with speculation.rejectionSampling fly outputs differ from those of {facts.spec.target.model} itself, as"
-        " speculation.lossy accepts: tokens pass that it would have rejected; compare the quality of answers, and use"
-        " block where it suffers"
+        f"with speculation.rejectionSampling fly, outputs differ from those of {facts.spec.target.model}, as"
+        " speculation.lossy allows: some accepted tokens would have been rejected by it; compare the output quality,"
+        " and use block if it suffers"
     )
 
 
@@ -373,8 +378,8 @@ def _tokenizer_warnings(facts: Facts, known: KnownModels) -> Iterator[str]:
     ]
     if differing:
         yield (
-            f"{draft.model} may have another tokenizer than {spec.target.model} ({', '.join(differing)}): then hardly "
-            "a proposed token is accepted, unless speculation.useHeterogeneousVocab is true"
+            f"{draft.model} may have another tokenizer than {spec.target.model} ({', '.join(differing)}); if so, "
+            "almost no proposed token is accepted, unless speculation.useHeterogeneousVocab is true"
         )
 
 

@@ -195,8 +195,8 @@ class Leadership:
         try:
             self._loop.run_until_complete(self._hold())
         except Exception as error:
-            _logger.exception("the thread that holds the Lease has ended")
-            self._lost(f"{type(error).__name__} in the thread that holds it")
+            _logger.exception("leader election thread failed")
+            self._lost(f"{type(error).__name__} in the leader election thread")
         finally:
             self._loop.close()
 
@@ -208,7 +208,7 @@ class Leadership:
                 async with asyncio.timeout(self._renew_within_s):
                     await candidate.release()
         except (ClusterError, TimeoutError) as error:
-            _logger.warning("the Lease was not given back, and ends by itself: %s", error)
+            _logger.warning("failed to release the lease; it expires: %s", error)
         finally:
             await cluster.close()
 
@@ -227,12 +227,12 @@ class Leadership:
                 return False
             before, led = led, self.may_write()
             if before and not led:
-                _logger.warning("nothing is written until the Lease can be renewed: %s", why)
+                _logger.warning("lease not renewed; writes are paused: %s", why)
             elif led and not self._led.done():
-                _logger.info("this one works: it has the Lease %s/%s", self._lease.namespace, self._lease.name)
+                _logger.info("leading: acquired lease %s/%s", self._lease.namespace, self._lease.name)
                 self._led.set_result(None)
             elif led and not before:
-                _logger.info("the Lease is renewed, and nobody else had it: this one goes on")
+                _logger.info("lease renewed; resuming writes")
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._ends.wait(), max(0.0, asked_s + self._retry_s - _now_s()))
         self._until_s = -math.inf
@@ -253,9 +253,9 @@ class Leadership:
             return None, why
         self._failure = ""
         if not (holds or self.stands_by or has_led):
-            _logger.info("%s works; this one waits for its Lease", candidate.holder)
+            _logger.info("standby: %s holds the lease", candidate.holder)
         self.stands_by = not holds
-        return holds, f"{candidate.holder or 'nobody'} has it"
+        return holds, f"held by {candidate.holder}" if candidate.holder else "not held"
 
 
 class LeaderCollector(Collector):
@@ -269,8 +269,8 @@ class LeaderCollector(Collector):
         leads = self._leadership is None or self._leadership.may_write()
         transitions = None if self._leadership is None else self._leadership.transitions
         for name, text, value in (
-            ("specdecode_leader", "1 where this replica works, 0 where it waits for the Lease.", leads),
-            ("specdecode_lease_transitions", "How many times the Lease of the replicas changed hands.", transitions),
+            ("specdecode_leader", "1 if this replica leads, 0 if it is on standby.", leads),
+            ("specdecode_lease_transitions", "Number of times the lease changed its holder.", transitions),
         ):
             family = GaugeMetricFamily(name, text, labels=("scope",))
             if value is not None:
@@ -280,7 +280,7 @@ class LeaderCollector(Collector):
 
 def end_at_once(why: str) -> None:
     """End the process immediately, because another one works."""
-    _logger.critical("the Lease is lost, and this process ends: %s", why)
+    _logger.critical("lease lost; exiting: %s", why)
     logging.shutdown()
     os._exit(EXIT_STATUS)
 
@@ -331,9 +331,9 @@ class Claims:
         others = await (self._claim() if self._candidates else self._claimed_by_others())
         for namespace, holder in others.items():
             if self._others.get(namespace) != holder:
-                _logger.warning("namespace %s is left alone: %s serves it (Lease %s)", namespace, holder, SERVES)
+                _logger.warning("namespace %s is skipped: %s serves it (lease %s)", namespace, holder, SERVES)
         for namespace in self._others.keys() - others.keys():
-            _logger.info("namespace %s is served from now on", namespace)
+            _logger.info("namespace %s is now served", namespace)
         self._others = others
 
     async def release(self) -> None:
@@ -344,7 +344,7 @@ class Claims:
                 async with asyncio.timeout_at(until_s):
                     await candidate.release()
             except (ClusterError, TimeoutError) as error:
-                _logger.warning("the claim of a namespace ends by itself: %s", error)
+                _logger.warning("failed to release the claim of a namespace; it expires: %s", error)
 
     async def _claim(self) -> dict[str, str]:
         """Claim each namespace; return the holders of those that another operator has."""
@@ -354,7 +354,7 @@ class Claims:
                 if not await candidate.take():
                     found[namespace] = candidate.holder
             except ClusterError as error:
-                _logger.warning("whether another operator serves namespace %s cannot be told now: %s", namespace, error)
+                _logger.warning("cannot read whether another operator serves namespace %s: %s", namespace, error)
                 if namespace in self._others:
                     found[namespace] = self._others[namespace]
         return found
@@ -363,7 +363,7 @@ class Claims:
         try:
             bodies, _ = await self._cluster.list(LEASE, name=SERVES)
         except ClusterError as error:
-            _logger.warning("who serves single namespaces cannot be told now: %s", error)
+            _logger.warning("cannot list the operators of single namespaces: %s", error)
             return self._others
         found, silences = {}, {}
         for body in bodies:

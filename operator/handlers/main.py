@@ -304,7 +304,7 @@ def _health(state: OperatorState, leadership: Leadership | None) -> tuple[HTTPSt
         return HTTPStatus.OK, "ok"
     if leadership.stands_by:
         return HTTPStatus.OK, "ok: standby; another replica holds the Lease"
-    return HTTPStatus.SERVICE_UNAVAILABLE, "the API server does not answer about the Lease; this replica writes nothing"
+    return HTTPStatus.SERVICE_UNAVAILABLE, "cannot read the lease from the API server; writes are paused"
 
 
 _CHATTY_LOGGERS = ("kopf.objects", "aiohttp.access", "httpx")

@@ -54,11 +54,11 @@ class CalibrationFile:
             seen = text if isinstance(error, CalibrationError) else str(error)
             if seen != self._seen:
                 self._seen = seen
-                _logger.warning("%s: %s; what it held before stays in force", self._path, error)
+                _logger.warning("%s: %s; keeping the previous content", self._path, error)
             return self._calibration
         self._seen = text
         if text is None:
-            _logger.info("%s is gone: estimates are no longer corrected", self._path)
+            _logger.info("%s was removed; estimates are no longer corrected", self._path)
         else:
             _logger.info("%s corrects estimates by %d measurements", self._path, len(self._calibration.entries))
         return self._calibration

@@ -176,12 +176,12 @@ class OperatorState:
         if any(task.done() for task in self._tasks):
             raise OperatorStuckError("a background task of the operator has ended")
         if self._tasks and time.monotonic() - self._last_beat_s > _STUCK_S:
-            raise OperatorStuckError(f"the event loop has not turned for more than {_STUCK_S:.0f} s")
+            raise OperatorStuckError(f"the event loop has been blocked for more than {_STUCK_S:.0f} s")
         if stalled := self.progress.stalled():
             raise OperatorStuckError(stalled)
         # A long queue that gets shorter is work.
         if min(self.queue.longest_wait_s(), self.queue.idle_s()) > _STUCK_S:
-            raise OperatorStuckError(f"an object has waited for more than {_STUCK_S:.0f} s, and nothing was done")
+            raise OperatorStuckError(f"the work queue has made no progress for more than {_STUCK_S:.0f} s")
 
     @property
     def namespaces(self) -> tuple[str, ...]:
@@ -257,7 +257,7 @@ class OperatorState:
             try:
                 await self.relist.in_round(round_, cluster)
             except ClusterError as error:
-                _logger.warning("a list is put off: %s", error)
+                _logger.warning("listing failed, will retry: %s", error)
             now = await shared()
             if before != now:
                 self.add_all()

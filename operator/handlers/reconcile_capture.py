@@ -386,7 +386,7 @@ class CaptureReconciler:
             try:
                 await children.apply([writes.image_id])
             except (ClusterError, BlockedError) as error:
-                message = "%s: the manifest may not name the digest of the engine's image: %s"
+                message = "%s: the manifest may lack the digest of the engine image: %s"
                 _logger.warning(message, capture.key, error)
 
     async def _try(self, capture: Capture, pod: Body) -> None:
@@ -400,7 +400,7 @@ class CaptureReconciler:
         except DeniedError as error:
             raise _refused("PodRefused", error.words) from error
         except (ForbiddenError, UntriableError) as error:
-            _logger.info("%s: whether its pod would be accepted is not known: %s", capture.key, error)
+            _logger.info("%s: cannot check whether the pod would be accepted: %s", capture.key, error)
         except RefusedForNowError as error:
             freed = defaultdict[str, Decimal](Decimal)
             for engines in self._cache.children_of(_deployment_of(capture), DEPLOYMENT.kind):
@@ -437,7 +437,7 @@ def _serves(engines: Body) -> bool:
 
 def _refused(reason: str, words: str) -> BlockedError:
     message = (
-        f"the capture's pod would be refused: {words}; the deployment serves meanwhile, and the capture goes on when it"
-        " would be accepted"
+        f"the capture's pod would be rejected: {words}; the deployment keeps serving, and the capture starts when its"
+        " pod is accepted"
     )
     return BlockedError(Blocked(reason, message))

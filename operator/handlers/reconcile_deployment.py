@@ -213,7 +213,7 @@ async def _tried(parent: ParsedDeployment, writing: Awaitable[_T]) -> _T | None:
     try:
         return await writing
     except ClusterError as error:
-        _logger.warning("%s: spec.captures: %s; tried again soon", parent.key, error)
+        _logger.warning("%s: spec.captures: %s; will retry", parent.key, error)
         return None
 
 
@@ -264,10 +264,12 @@ async def keep_gate(reporter: Reporter, parent: ParsedDeployment, desired: Desir
             await reporter.cluster.delete(_typed(body))
         if writes.create is not None:
             reporter.cache.put_parent(capture.KIND, await reporter.cluster.create(writes.create))
-            message = f"capture {writes.create['metadata']['name']} judges the engines of this spec"
+            message = (
+                f"capture {writes.create['metadata']['name']} compares the engines of this spec with the golden capture"
+            )
             await reporter.post_event("GateCaptureStarted", message)
     except ClusterError as error:
-        _logger.warning("%s: spec.rollout.gate: %s; tried again soon", parent.key, error)
+        _logger.warning("%s: spec.rollout.gate: %s; will retry", parent.key, error)
 
 
 def _gate_objects(cache: Cache, key: Key, gate: Gate | None) -> GateObjects:

@@ -85,7 +85,7 @@ class Relist:
             bodies, _ = await cluster.list(CUSTOM_RESOURCE_DEFINITION, f"{PART_OF_LABEL}={PART_OF}")
             skews = {skew for body in bodies if (skew := crd_skew(body))}
             for skew in sorted(skews - self._reported_skews):
-                _logger.warning("%s: install CRDs and operator of one version (%s)", skew, INSTALL_CRD)
+                _logger.warning("%s: install the CRDs and the operator in the same version (%s)", skew, INSTALL_CRD)
             self._reported_skews = skews
         await self._list_storage_classes(cluster)
 
@@ -183,7 +183,7 @@ class Lists:
         for place, denied in errors.items():
             if (resource, place) not in self._skipped:
                 self._skipped.add((resource, place))
-                _logger.warning("namespace %s is passed over: %s", place, denied)
+                _logger.warning("namespace %s is skipped: %s", place, denied)
         return news
 
 
@@ -231,7 +231,8 @@ class WatchProgress:
         for (kind, namespace), watch in [*self._watches.items()]:
             if watch.known > watch.delivered and self._clock() - watch.behind_since_s > STALLED_S:
                 where = f" in {namespace}" if namespace else ""
-                return f"the watch of {kind}{where} has brought nothing for {STALLED_S:.0f} s, though there is news"
+                silent = f"has delivered no events for {STALLED_S:.0f} s"
+                return f"the watch of {kind}{where} {silent}, although objects changed"
         return None
 
     def _place(self, kind: str, body: Body) -> tuple[str, str]:

@@ -86,4 +86,4 @@ class Reporter:
         try:
             await self.cluster.post_event(self.key.namespace, event)
         except ClusterError as error:
-            _logger.warning("%s: no Event could be posted: %s", self.key, error)
+            _logger.warning("%s: failed to post an Event: %s", self.key, error)

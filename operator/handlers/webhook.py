@@ -128,8 +128,8 @@ _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 """Name of an object. It becomes part of a URL path, and labels of a pod are untrusted."""
 
 _BORN: Final = (
-    "a pod is an engine's from its creation or never:"
-    f" its labels {DEPLOYMENT_LABEL} and {COMPUTES_FOR_LABEL} stay as they are; delete it"
+    f"labels {DEPLOYMENT_LABEL} and {COMPUTES_FOR_LABEL} of a pod cannot change after its creation;"
+    " delete the pod and create it again"
 )
 """Programs that ran in a pod before it became an engine's were not attested, and their files stay."""
 
@@ -139,7 +139,7 @@ def answer_pod(review: Any, gate: Gate, read: Read) -> Body:
     request = request_of(review)
     pod, before = mapping(request, "object"), mapping(request, "oldObject")
     if (pod.get("apiVersion"), pod.get("kind")) != (POD.api_version, POD.kind):
-        raise NoReviewError("send reviews of pods that are created or changed: nothing else is judged here")
+        raise NoReviewError("only reviews of created or changed pods are supported")
     if before and engine_labels(pod) != engine_labels(before):
         return refused(request, HTTPStatus.FORBIDDEN, _BORN)
     if before and gate.is_unchanged(pod, before):
@@ -151,9 +151,9 @@ def _judged(request: Body, gate: Gate, read: Read) -> Body:
     pod, before = mapping(request, "object"), mapping(request, "oldObject")
     owner, namespace = owner_of(pod), request.get("namespace")
     if owner is None:
-        return refused(request, HTTPStatus.FORBIDDEN, f"only engines with an attestation start here: {_stranger(pod)}")
+        return refused(request, HTTPStatus.FORBIDDEN, f"only attested engines may run here: {_stranger(pod)}")
     if not all(isinstance(each, str) and _NAME.fullmatch(each) for each in (owner, namespace)):
-        message = f"{shown(owner)} in {shown(namespace)}: is no name of a SpecDecodeDeployment and its namespace"
+        message = f"{shown(owner)} in {shown(namespace)}: not a valid name of a SpecDecodeDeployment and its namespace"
         return refused(request, HTTPStatus.FORBIDDEN, message)
     key = Key(str(namespace), str(owner))
     try:
@@ -226,7 +226,7 @@ class _Server(BoundedServer):
         context = self._certificate.context()
         if context is None:
             connection.close()
-            raise OSError("there is no certificate yet")
+            raise OSError("no certificate yet")
         return context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False), address
 
     def shutdown_request(self, request: Any) -> None:
@@ -256,9 +256,9 @@ class _Answering(BoundedHandler):
         except (NoReviewError, UnreadableTextError) as error:
             status, body = HTTPStatus.BAD_REQUEST, {"error": str(error)}
         except Exception as error:
-            _logger.exception("the operator failed on a review; please report it")
+            _logger.exception("internal error in an admission review; please report it")
             status = HTTPStatus.INTERNAL_SERVER_ERROR
-            body = {"error": f"the operator failed on this object ({type(error).__name__}); its log tells more"}
+            body = {"error": f"internal error in the operator ({type(error).__name__}); see its log"}
         self.server.collector.observe(outcome, time.perf_counter() - started_s)
         content = json.dumps(body).encode()
         self.send_response(status)
@@ -270,23 +270,23 @@ class _Answering(BoundedHandler):
     def _answer(self) -> Answer:
         answers, path = self.server.answers, self.path.partition("?")[0]
         if path not in answers:
-            raise NoReviewError(f"there is nothing at this path: use {', '.join(answers)}")
+            raise NoReviewError(f"unknown path; use {', '.join(answers)}")
         return answers[path]
 
     def _body(self) -> bytes:
         length = self.headers.get("Content-Length", "")
         is_number = length.isascii() and length.isdigit() and len(length) <= len(str(_MOST_BYTES))
         if not is_number or int(length) > _MOST_BYTES:
-            raise NoReviewError(f"send at most {_MOST_BYTES // 2**20} MiB, and its Content-Length")
+            raise NoReviewError(f"send at most {_MOST_BYTES // 2**20} MiB, with a Content-Length header")
         if int(length) > _LARGE_BYTES and not self.server.large.take(self.connection):
-            raise NoReviewError("others that are as large are being judged: ask again")
+            raise NoReviewError("too many large reviews at once; try again")
         try:
             text = self.rfile.read(int(length))
         except OSError as error:
-            raise NoReviewError(f"send all of it within {TIMEOUT_S:.0f} s") from error
+            raise NoReviewError(f"send the whole request within {TIMEOUT_S:.0f} s") from error
         self.keep_place()
         self.server.large.keep(self.connection)
         # Counted before parsing: each value takes many times the memory of its text.
         if sum(map(text.count, (b"[", b"{", b","))) > _MOST_VALUES:
-            raise NoReviewError(f"send at most {_MOST_VALUES:,} values: no object has more")
+            raise NoReviewError(f"send at most {_MOST_VALUES:,} values")
         return text

@@ -67,16 +67,16 @@ class CertificateFolder:
                     expires = x509.load_pem_x509_certificates(certificate.read_bytes())[0].not_valid_after_utc
                     self._context, self._expires, self._seen = context, expires, seen
                     if expires < datetime.now(UTC):
-                        message = "%s has expired on %s: the API server refuses it"
+                        message = "%s expired on %s; the API server rejects it"
                         _logger.warning(message, certificate, expires.isoformat())
                     else:
-                        message = "%s is shown to the API server; it expires on %s"
+                        message = "serving with certificate %s, which expires on %s"
                         _logger.info(message, certificate, expires.isoformat())
             except (OSError, ValueError) as error:  # of ssl, and of PEM
                 why = str(error)
                 if why != self._seen:
                     self._seen = why
-                    kept = "that of before is shown on" if self._context else "no object can be judged"
+                    kept = "keeping the previous certificate" if self._context else "no object can be reviewed"
                     _logger.warning("webhook certificate: %s; %s", why, kept)
             return self._context
 

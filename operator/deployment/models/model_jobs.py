@@ -81,7 +81,7 @@ class ModelJob(Generic[_Answer]):
             if isinstance(answer, Blocked):
                 what = f"{field}.model: {self.place(source)}: {answer.message}"
                 remedy = self.remedies.get(answer.reason, "").format(field=field, claim=source.claim)
-                again = "" if answer.permanent else "it is tried again by itself"
+                again = "" if answer.permanent else "retried automatically"
                 return Blocked(answer.reason, "; ".join(filter(None, [what, remedy, again])), answer.permanent)
         return None
 
@@ -150,15 +150,15 @@ _USER_FIELDS: Final = ("runAsUser", "runAsGroup", "fsGroup", "supplementalGroups
 _REMEDIES: Final = {
     "ModelNotFound": "correct the path, or put the model there",
     "ModelNotReadable": "make it readable, or set runAsUser or fsGroup in spec.podTemplate.spec.securityContext",
-    "ConfigUnreadable": "mend the file, or put its content into {field}.config",
-    "ConfigTooLong": "put what describes the model's shape into {field}.config",
+    "ConfigUnreadable": "fix the file, or put its content into {field}.config",
+    "ConfigTooLong": "put the keys that describe the model's shape into {field}.config",
     "WeightsNotFound": "complete the model: put its safetensors files there",
-    "WeightsUnreadable": "copy or download the file anew",
+    "WeightsUnreadable": "copy or download the file again",
     "HubRefused": "check the name, the model's licence and spec.models.hubTokenSecret",
     "HubUnreachable": "let pods reach the hub, name a volume in spec.models, or put config.json into {field}.config",
-    "ImagePullFailed": "it is the operator's own image: name its pull secret in spec.podTemplate.spec.imagePullSecrets",
-    "ReaderTimedOut": "look whether the volume or the hub answers, or put config.json into {field}.config",
-    "ReaderFailed": "kubectl logs of its pod tells more; or put the content of config.json into {field}.config",
+    "ImagePullFailed": "the operator's own image; set its pull secret in spec.podTemplate.spec.imagePullSecrets",
+    "ReaderTimedOut": "check that the volume or the hub responds, or put config.json into {field}.config",
+    "ReaderFailed": "see kubectl logs of its pod, or put the content of config.json into {field}.config",
 }
 # The others may pass: a volume that is being filled, a hub that does not answer, a licence that is granted.
 _ONLY_THE_USER: Final = frozenset({"ConfigUnreadable", "ConfigTooLong"})
@@ -191,7 +191,7 @@ def _reader_patch(given: Body) -> Body:
 def _checkpoint(terminated: Body) -> Checkpoint | Blocked:
     message = str(terminated.get("message") or "")
     if terminated.get("reason") == "OOMKilled":
-        return Blocked("OutOfMemory", "the reader needed more memory than its limit and was killed")
+        return Blocked("OutOfMemory", "the reader exceeded its memory limit and was killed")
     try:
         return unpack_facts(message)
     except CheckpointError as error:
@@ -221,11 +221,11 @@ _DOWNLOAD_REMEDIES: Final = {
     "ModelGated": f"accept its licence on the hub, and name a Secret with a token of that account in {_TOKEN}",
     "ModelNotFound": f"correct {{field}}.model; a private one needs a token in {_TOKEN}",
     "RevisionNotFound": "correct {field}.revision",
-    "NoSpaceLeft": "enlarge claim {claim}, or delete models from it that nobody serves",
-    "VolumeNotWritable": "set runAsUser or fsGroup in spec.podTemplate.spec.securityContext to who may write there",
+    "NoSpaceLeft": "enlarge claim {claim}, or delete unused models from it",
+    "VolumeNotWritable": "set runAsUser or fsGroup in spec.podTemplate.spec.securityContext to an ID with write access",
     "HubUnreachable": "let pods reach the hub, or put the models on a volume and name it in spec.models.volume",
     "OutOfMemory": "put the models on a volume and name it in spec.models.volume",
-    "DownloadFailed": "kubectl logs of its pod tells more",
+    "DownloadFailed": "see kubectl logs of its pod",
 }
 
 

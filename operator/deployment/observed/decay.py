@@ -69,12 +69,12 @@ _OTHER_LENGTH: Final = 0.1
 _ACCEPTANCE, _GAIN, _PACE = "AcceptanceDecayed", "DraftsBringLess", "StepsSlower"
 REASONS: Final = (_ACCEPTANCE, _GAIN, _PACE)
 _TRAFFIC: Final = (
-    "other prompts, longer contexts or a higher temperature do that, too: where the traffic is as it was, look at the"
-    " engines' logs and start them anew with kubectl rollout restart"
+    "Other prompts, longer contexts or a higher temperature have the same effect. If the traffic did not change, check"
+    " the engine logs and restart the engines"
 )
 _MACHINE: Final = (
-    "longer contexts do that, too: where they are as they were, look at preemptions, at neighbours on the node and at"
-    " the clocks of its GPUs"
+    "Longer contexts have the same effect. If context lengths did not change, check preemptions, other workloads on the"
+    " node and its GPU clocks"
 )
 
 
@@ -169,23 +169,23 @@ def _losses(
 ) -> Iterator[tuple[str, float, str]]:
     """Yield reason, size and words: how a window is worse than it should be, in units of the most that is allowed."""
     window, running = recent.last or Work(), recent.running or 0.0
-    where = f"with {running:.1f} requests at once in an engine"
+    where = f"at {running:.1f} concurrent requests per engine"
     drafts = facts.method is not Method.NONE and not facts.pair.adaptive_verification
     if drafts and facts.method not in METHODS_OF_FREE_LENGTH and window.draft_tokens:
         usual = Usual.of([each.accepted_tokens / each.draft_tokens for each in known if each.draft_tokens])
         usual, whose = _larger(usual, measured.acceptance if measured else None, measured)
         now = window.accepted_tokens / window.draft_tokens
-        told = f"{where} {now:.0%} of the drafted tokens are accepted, and {usual.mean:.0%} were {whose}: {_TRAFFIC}"
+        told = f"{now:.0%} of drafted tokens accepted {where}, down from {usual.mean:.0%} {whose}. {_TRAFFIC}"
         yield (_ACCEPTANCE, usual.loss_below(now, 1.0), told)
     if drafts and window.steps:
         usual = Usual.of([each.accepted_tokens / each.steps for each in known if each.steps])
         usual, whose = _larger(usual, measured.gain if measured else None, measured)
         now, most = window.accepted_tokens / window.steps, facts.pair.num_speculative_tokens
-        told = f"{where} drafts bring {now:.2f} tokens a step, and brought {usual.mean:.2f} {whose}: {_TRAFFIC}"
+        told = f"{now:.2f} accepted tokens per step {where}, down from {usual.mean:.2f} {whose}. {_TRAFFIC}"
         yield (_GAIN, usual.loss_below(now, most), told)
     usual, now = Usual.of([each.seconds / each.tokens for each in known]), window.seconds / window.tokens
     if usual.mean:
-        told = f"{where} a token takes {1000 * now:.1f} ms, and took {1000 * usual.mean:.1f} ms {_OWN}: {_MACHINE}"
+        told = f"{1000 * now:.1f} ms per token {where}, up from {1000 * usual.mean:.1f} ms {_OWN}. {_MACHINE}"
         yield (_PACE, usual.loss_above(now), told)
 
 
@@ -211,7 +211,7 @@ class Usual:
         return value / (self.mean + max(SLOWER * self.mean, DEVIATIONS * self.deviation))
 
 
-_OWN: Final = f"in the first {LEARNED_WINDOWS} windows at such a load"
+_OWN: Final = f"in the first {LEARNED_WINDOWS} windows at this load"
 
 
 def _larger(own: Usual, found: float | None, measured: Measured | None) -> tuple[Usual, str]:

@@ -184,7 +184,7 @@ def no_engine_condition(condition: str, readings: Mapping[str, Reading]) -> Cond
     for name, reading in readings.items():
         if isinstance(reading, Unreachable):
             return ConditionUpdate(condition, UNKNOWN, "Unreachable", f"{name}: {reading.reason}")
-    return ConditionUpdate(condition, UNKNOWN, "EngineNotReady", "no engine serves yet")
+    return ConditionUpdate(condition, UNKNOWN, "EngineNotReady", "No engine is ready yet")
 
 
 def budget_condition(
@@ -192,7 +192,7 @@ def budget_condition(
 ) -> ConditionUpdate:
     """Return whether the engines got the KV cache that was promised after the margin."""
     if facts.replay is not None:
-        message = "a replay has the KV cache that the plan tells it: only vLLM can prove the plan"
+        message = "Not checked for a replay: it takes the size of the KV cache from the plan"
         return ConditionUpdate("BudgetAccurate", UNKNOWN, "Replayed", message)
     if residual is None:
         return no_engine_condition("BudgetAccurate", readings)
@@ -200,15 +200,15 @@ def budget_condition(
     predicted, smallest = residual.predicted_tokens, residual.reported_tokens
     # On CPU the KV cache is given, not left over: nothing about it is estimated.
     margin_bytes = 0 if plan.chosen.product == CPU_PRODUCT else budget.margin_bytes
-    difference = "exactly" if predicted else "nothing predicted"
+    difference = "exactly" if predicted else "none predicted"
     if predicted and residual.residual_bytes:
         direction = "less" if residual.residual_bytes > 0 else "more"
         size = format_gib(abs(residual.residual_bytes))
         difference = f"{(smallest - predicted) / predicted:+.1%}, {size} GiB {direction} on each GPU"
-    message = f"the engine reports {smallest:,} KV cache tokens, {predicted:,} were predicted ({difference})"
+    message = f"{smallest:,} KV cache tokens reported, {predicted:,} predicted ({difference})"
     # By share: beside windows and states not every token takes the same bytes.
     margin_tokens = predicted * margin_bytes // max(1, budget.available_kv_bytes)
     if smallest >= predicted - margin_tokens:
         return ConditionUpdate("BudgetAccurate", TRUE, "AsPromised", message)
-    message += f", with a margin of {margin_tokens:,}: is the config in the spec really that of these models?"
+    message += f", margin {margin_tokens:,}; check that the config in the spec belongs to these models"
     return ConditionUpdate("BudgetAccurate", FALSE, "LessThanPromised", message)

@@ -52,48 +52,48 @@ _SCHEDULE: Final = "spec.speculation.numSpeculativeTokensByBatchSize"
 _CHANGES: Final[Mapping[str, tuple[str, str, str]]] = {
     "schedule_with_data_parallel": (
         "ScheduleDropped",
-        "K does not follow the number of requests, because data-parallel ranks must draft alike",
-        f"remove {_SCHEDULE}, or serve by spec.replicas instead of data parallelism",
+        "K does not depend on the number of requests, because all data-parallel ranks must use the same K",
+        f"remove {_SCHEDULE}, or use spec.replicas instead of data parallelism",
     ),
     "schedule_on_v1": (
         "ScheduleDropped",
-        "K does not follow the number of requests, because model runner V1 cannot shorten drafts of this method",
+        "K does not depend on the number of requests, because model runner V1 cannot shorten drafts of this method",
         f"remove {_SCHEDULE}, or use another method",
     ),
     "max_model_len": (
         "LengthReduced",
-        "requests may be no longer than the draft goes, which is less than spec.serving.maxModelLen",
-        "lower spec.serving.maxModelLen, or use a draft that goes as far",
+        "the draft limits requests to fewer tokens than spec.serving.maxModelLen",
+        "lower spec.serving.maxModelLen, or use a draft with a longer context",
     ),
     "max_num_seqs": (
         "FewerRequests",
-        "fewer requests than spec.serving.maxNumSeqs run together, because each takes several tokens of a draft's step",
+        "fewer than spec.serving.maxNumSeqs requests run at once, because each needs several tokens of a step",
         "raise spec.serving.maxNumBatchedTokens, or lower spec.serving.maxNumSeqs",
     ),
     "model_runner": (
         "RunnerChanged",
-        "model runner V1 serves, and the plan counts on V2",
-        "look for what needs V1 in spec.engine.extraArgs and spec.engine.env",
+        "the engine uses model runner V1, but the plan assumes V2",
+        "check spec.engine.extraArgs and spec.engine.env for settings that need V1",
     ),
     "async_scheduling": (
         "NotAsynchronous",
-        "the scheduler waits for each step, which takes time",
-        "look for what turned that off in spec.engine.extraArgs and spec.engine.env",
+        "asynchronous scheduling is off, so the scheduler waits for each step",
+        "check spec.engine.extraArgs and spec.engine.env for settings that disable it",
     ),
     "cudagraph_mode_with_schedule": (
         "GraphsReduced",
-        "CUDA graphs are in pieces, because K follows the number of requests on model runner V1",
-        f"remove {_SCHEDULE}, or look for what needs V1 in spec.engine.extraArgs and spec.engine.env",
+        "CUDA graphs are piecewise, because K depends on the number of requests on model runner V1",
+        f"remove {_SCHEDULE}, or check spec.engine.extraArgs and spec.engine.env for settings that need V1",
     ),
     "cudagraph_mode_with_drafts": (
         "GraphsReduced",
-        "CUDA graphs are in pieces or there are none, because the attention backend replays one token a request",
-        "name another --attention-backend in spec.engine.extraArgs",
+        "CUDA graphs are piecewise or off, because the attention backend replays only one token per request",
+        "choose another --attention-backend in spec.engine.extraArgs",
     ),
     "draft_graphs": (
         "GraphsReduced",
-        "the draft runs without CUDA graphs, which its attention backend does not have",
-        "leave --attention-backend out of spec.engine.extraArgs, or use another draft",
+        "the draft runs without CUDA graphs, because its attention backend does not support them",
+        "remove --attention-backend from spec.engine.extraArgs, or use another draft",
     ),
 }
 
@@ -106,7 +106,7 @@ def _change_message(setting: str) -> str:
 def settings_condition(facts: Facts, readings: Mapping[str, Reading]) -> ConditionUpdate:
     """Return whether engines run the planned version of vLLM, with the settings that the plan counts with."""
     if facts.replay is not None:
-        return ConditionUpdate(_TYPE, UNKNOWN, "Replayed", "what a replay has no need of is not looked for")
+        return ConditionUpdate(_TYPE, UNKNOWN, "Replayed", "Not checked for a replay")
     engines = answering_engines(readings)
     if not engines:
         return no_engine_condition(_TYPE, readings)
@@ -134,20 +134,20 @@ def settings_condition(facts: Facts, readings: Mapping[str, Reading]) -> Conditi
     silent = [name for name, engine in engines.items() if engine.changed_settings is None]
     if silent:
         message = (
-            f"{silent[0]} does not say at /metrics what it changed: look at VLLM_LOGGING_LEVEL and other variables of"
-            " its logging in spec.engine.env and spec.podTemplate, or at its log"
+            f"{silent[0]} does not report changed settings at /metrics; check VLLM_LOGGING_LEVEL and other logging"
+            " variables in spec.engine.env and spec.podTemplate, or read its log"
         )
         return ConditionUpdate(_TYPE, UNKNOWN, "NotSaid", message)
-    return ConditionUpdate(_TYPE, TRUE, "AsAsked", "the engines changed no setting by themselves that was not planned")
+    return ConditionUpdate(_TYPE, TRUE, "AsAsked", "Engines run with the planned settings")
 
 
 _ENOUGH_DRAFTED_TOKENS: Final = 64  # Before that a length on average says little: the ends of a few requests decide it
 _ROUNDED: Final = 0.02  # How far an average of drafts of one length may be from it, as it stands in the status
 _MOSTLY: Final = 0.9  # Share of K that drafts have on average although all that can be is drafted
-_WHERE: Final = "look for what says so in spec.engine.extraArgs, spec.engine.env and spec.podTemplate"
+_WHERE: Final = "check spec.engine.extraArgs, spec.engine.env and spec.podTemplate for the cause"
 _SHORTER: Final = (
-    "drafts are shortened at the end of spec.serving.maxModelLen, by structured output, and where a step has no room"
-    " left in spec.serving.maxNumBatchedTokens"
+    "drafts are shorter near spec.serving.maxModelLen, with structured output, and in steps that reach"
+    " spec.serving.maxNumBatchedTokens"
 )
 
 
@@ -197,7 +197,7 @@ def _judge(engines: _Engines, feature: str, key: SpeculativeKey, value: Any) -> 
         # No version gives a draft another split, and none says so (status.plan.draftTensor).
         if value == engines.tensor:
             return TRUE, "vLLM splits the draft like the target"
-        over = f"over {engines.tensor} GPUs, whatever it is told"
+        over = f"over {engines.tensor} GPUs"
         return FALSE, f"vLLM splits the draft like the target, {over}; remove spec.parallelism.draftTensor"
     if wrong := _contradiction(engines, feature, key, value):
         return FALSE, wrong
@@ -228,21 +228,24 @@ def _contradiction(engines: _Engines, feature: str, key: SpeculativeKey, value: 
 def _length(engines: _Engines, value: int) -> _Finding:
     drafted, method = engines.drafted, engines.facts.method
     if drafted is None:
-        return UNKNOWN, "too little has been drafted to see it"
+        return UNKNOWN, "too few drafted tokens to tell"
     seen = f"drafts have {drafted:.2f} tokens on average"
     if method in METHODS_OF_FREE_LENGTH:
-        return TRUE, f"{seen}: method {method} proposes as many as it finds, {value} at most"
+        return TRUE, f"{seen}; method {method} proposes up to {value}"
     if engines.facts.pair.other_draft_lengths:
-        return TRUE, f"{seen}: as many as {_SCHEDULE_FIELD} says, {value} at most"
+        return TRUE, f"{seen}; {_SCHEDULE_FIELD} sets the length, up to {value}"
     if drafted < value * _MOSTLY and abs(drafted - round(drafted)) <= _ROUNDED:
-        return FALSE, f"each draft has {round(drafted)} tokens; {_WHERE}, or set spec.speculation.{_LENGTH} to that"
+        return FALSE, f"each draft has {round(drafted)} tokens; {_WHERE}, or set spec.speculation.{_LENGTH} to this"
     return (TRUE, seen) if drafted >= value * _MOSTLY else (UNKNOWN, f"{seen}: {_SHORTER}")
 
 
 def _schedule(engines: _Engines, value: Any) -> _Finding:
     tokens, drafted, method = engines.facts.pair.num_speculative_tokens, engines.drafted, engines.facts.method
     if method in METHODS_OF_FREE_LENGTH:
-        return UNKNOWN, f"method {method} proposes as many tokens as it finds, so that lengths of drafts tell nothing"
+        return (
+            UNKNOWN,
+            f"draft lengths of method {method} vary anyway, so they do not show whether the schedule is in force",
+        )
     lengths = {length for _, _, length in value}
     with_draft = engines.observed.drafted_steps_percent if engines.observed else None
     without = 100 - with_draft if 0 in lengths and with_draft is not None else 0
@@ -250,16 +253,16 @@ def _schedule(engines: _Engines, value: Any) -> _Finding:
         starved = f"{_STARVED}; " if engines.recent.acceptance_collapsed else ""
         return TRUE, f"{without} % of decoding steps had no draft; {starved}{_NOT_OFF}"
     if lengths == {tokens}:
-        return TRUE, f"it asks for {tokens} tokens at each number of requests"
+        return TRUE, f"the schedule sets {tokens} tokens for every number of requests"
     if drafted is not None and abs(drafted - tokens) > _ROUNDED:
-        return TRUE, f"drafts have {drafted:.2f} tokens on average, and not always {tokens}"
-    return UNKNOWN, f"no draft of another length than {tokens} was seen: so many requests may not have run yet"
+        return TRUE, f"drafts have {drafted:.2f} tokens on average, not always {tokens}"
+    return UNKNOWN, f"all drafts had {tokens} tokens so far; the load may not have reached the other ranges"
 
 
-_STARVED: Final = "less than half of what was accepted once is accepted now"
+_STARVED: Final = "acceptance fell to less than half of its earlier value"
 _NOT_OFF: Final = (
-    "0 tokens are not the same as none: a draft with layers still runs once each step and keeps its memory, and one"
-    " that is starved meanwhile resumes with collapsed acceptance: use 1 in place of 0, or spec.speculation.method none"
+    "0 tokens do not turn speculation off: a draft with layers still runs once per step and keeps its memory, and its"
+    " acceptance may collapse when drafting resumes. Use 1 instead of 0, or set spec.speculation.method to none"
 )
 
 
@@ -267,15 +270,15 @@ def _by_its_word(engines: _Engines, key: SpeculativeKey) -> _Finding:
     silent = [name for name, engine in engines.readings.items() if key.key not in engine.speculation_settings]
     if silent:
         return UNKNOWN, (
-            f"no counter shows it, and {silent[0]} does not say how it speculates: another logging configuration is in"
-            " the way, or VLLM_LOGGING_LEVEL in spec.engine.env is above INFO"
+            f"no counter shows it, and {silent[0]} does not log its speculation settings: check for a custom logging"
+            " configuration, or a VLLM_LOGGING_LEVEL above INFO in spec.engine.env"
         )
-    return TRUE, "no counter shows it; the engines started with it, by their own word"
+    return TRUE, "no counter shows it, but the engines logged it at startup"
 
 
 # vllm/v1/core/sched/scheduler.py counts what was scheduled; what of it is verified the GPU decides afterwards.
 LOW_BY_DESIGN: Final = (
-    "with adaptiveVerification drafted tokens that were left unverified count as not accepted, so go by the mean length"
+    "adaptiveVerification counts unverified tokens as not accepted; use the mean acceptance length instead"
 )
 _TIME: Final = "%Y-%m-%dT%H:%M:%SZ"
 
@@ -325,14 +328,13 @@ def _measured_with(facts: Facts) -> str | None:
 _ENOUGH_STEPS: Final = 64
 _LEAST_DRAFTED_TOKENS: Final = 256
 _USELESS: Final = (
-    "nothing of it is accepted: the draft is not made for this target, or gets no KV cache of the prompt, as may be"
-    " with --kv-transfer-config in spec.engine.extraArgs (vllm-project/vllm#54926)"
+    "no drafted token is accepted: the draft was not made for this target, or it lacks the prompt's KV cache, as can"
+    " happen with --kv-transfer-config in spec.engine.extraArgs (vllm-project/vllm#54926)"
 )
 # For V1: vllm/v1/worker/gpu_model_runner.py, _input_fits_in_drafter.
 _STOPPED: Final = (
-    "the engines drafted before and do so no longer: a whole window of their steps had no draft. On model runner V1 a"
-    " request that is longer than the draft goes stops it for all; else look at the engine's log, and start it anew"
-    " with kubectl rollout restart"
+    "The engines stopped drafting: no step of the last window had a draft. On model runner V1, one request beyond the"
+    " draft's context length stops drafting for all requests. Otherwise, check the engine log and restart the engines"
 )
 
 
@@ -357,18 +359,18 @@ def _drafts(
     facts: Facts, readings: Mapping[str, Reading], observed: ObservedStatus | None, recent: Recent
 ) -> ConditionUpdate:
     if facts.method is Method.NONE:
-        return _ACTIVE(FALSE, "Disabled", "not asked for: spec.speculation is absent or its method is none")
+        return _ACTIVE(FALSE, "Disabled", "Speculation is off: spec.speculation is not set, or its method is none")
     engines = answering_engines(readings)
     if not engines:
         return no_engine_condition("SpeculationActive", readings)
     without = [name for name, engine in engines.items() if engine.speculation is None]
     if without:
         message = (
-            f"{without[0]} publishes no speculation counters: it serves without spec.speculation.method {facts.method};"
-            " look for what turned it off in its log, in spec.engine.extraArgs and in spec.podTemplate"
+            f"{without[0]} has no speculation counters, so it does not use spec.speculation.method {facts.method};"
+            " check its log, spec.engine.extraArgs and spec.podTemplate for the cause"
         )
         if facts.replay is not None:
-            message = "the recording that is replayed is of an engine without speculation"
+            message = "The replayed recording is of an engine without speculation"
         return _ACTIVE(FALSE, "NotDrafting", message)
     if observed is not None and observed.draft_tokens:
         # A step has no draft if a lookup finds nothing, or a schedule or a recording says so.
@@ -386,31 +388,31 @@ def _drafts(
 def _drafting(facts: Facts, observed: ObservedStatus) -> ConditionUpdate:
     message = f"acceptance {observed.acceptance}, mean acceptance length {observed.mean_acceptance_length}"
     if facts.replay is not None:
-        recorded = f"{message} with K={observed.num_speculative_tokens}, of the recording that is replayed"
-        return _ACTIVE(TRUE, "Replayed", f"{recorded}: no model runs")
+        recorded = f"{message} with K={observed.num_speculative_tokens}, from the replayed recording"
+        return _ACTIVE(TRUE, "Replayed", f"{recorded}; no model runs")
     message += f" with K={facts.pair.num_speculative_tokens}"
     # The engine's counters leave out steps without a draft (vllm/v1/core/sched/scheduler.py).
     if facts.pair.other_draft_lengths:
-        message += ", or what numSpeculativeTokensByBatchSize says"
+        message += ", or as set by numSpeculativeTokensByBatchSize"
     if observed.accepted_tokens == 0 and (observed.draft_tokens or 0) >= _LEAST_DRAFTED_TOKENS:
         message += f"; {_USELESS}"
     if facts.pair.adaptive_verification:
         message += f"; {LOW_BY_DESIGN}"
     if facts.pair.checks_by_entropy:
-        message += "; with rejectionSampling fly tokens count as accepted that the target would have rejected"
+        message += "; rejectionSampling fly also accepts tokens that the target would have rejected"
     return _ACTIVE(TRUE, "Drafting", message)
 
 
 def _nothing_drafted(facts: Facts, tokens: int) -> ConditionUpdate:
     if tokens < _ENOUGH_STEPS:
-        return _ACTIVE(UNKNOWN, "NoTraffic", "ready to draft; too little has been asked of the engines to see it")
+        return _ACTIVE(UNKNOWN, "NoTraffic", "Engines are ready to draft; too little traffic to verify it")
     if facts.method in METHODS_OF_FREE_LENGTH:
-        lookup = "nothing of an earlier answer" if facts.method is Method.SUFFIX else "no n-gram of a prompt"
-        return _ACTIVE(UNKNOWN, "NoMatches", f"the engines generate, but {lookup} came up again yet")
-    message = f"the engines generated {tokens} tokens, but drafted none with spec.speculation.method {facts.method}"
+        lookup = "part of an earlier answer" if facts.method is Method.SUFFIX else "n-gram of a prompt"
+        return _ACTIVE(UNKNOWN, "NoMatches", f"Engines generate, but no {lookup} has repeated yet")
+    message = f"Engines generated {tokens} tokens, but drafted none with spec.speculation.method {facts.method}"
     ranges = facts.spec.speculation.num_speculative_tokens_by_batch_size if facts.spec.speculation else []
     if any(part.num_speculative_tokens == 0 for part in ranges):
-        message += "; spec.speculation.numSpeculativeTokensByBatchSize says so for some numbers of requests"
+        message += "; spec.speculation.numSpeculativeTokensByBatchSize sets 0 for some numbers of requests"
     else:
-        message += ": look for what turned it off in the engine's log and in spec.engine.extraArgs"
+        message += "; check the engine log and spec.engine.extraArgs for the cause"
     return _ACTIVE(FALSE, "NotDrafting", message)

@@ -24,16 +24,16 @@ REJECTIONS_BEFORE_BACKOFF: Final = 3  # Rejections in a row after which no more 
 _FIRST_REST_S, _LONGEST_REST_S = 20.0, 600.0
 # What helps, by how the kubelet's reason begins: OutOfcpu, OutOfmemory, OutOfnvidia.com/gpu.
 _FIXES: Final = {
-    "OutOf": "free that much on the node, or let the scheduler choose one: no nodeName in spec.podTemplate",
-    "NodeAffinity": "give the node the labels that the pod asks for, or let the scheduler choose one",
-    "UnexpectedAdmissionError": "the node cannot hand out the pod's GPUs or cores: look at its device plugin and its"
-    " kubelet's log, or cordon it",
+    "OutOf": "free that much on the node, or remove nodeName from spec.podTemplate",
+    "NodeAffinity": "add the labels that the pod requires to the node, or remove nodeName from spec.podTemplate",
+    "UnexpectedAdmissionError": "the node cannot allocate the pod's GPUs or cores: check its device plugin and its"
+    " kubelet log, or cordon it",
     "TopologyAffinityError": "the pod's GPUs and cores are not on one NUMA node: ask for fewer, or relax the kubelet's"
     " topology manager policy",
-    "TaintToleration": "tolerate the node's taint in spec.podTemplate, or let the scheduler choose one",
-    "Preempting": "the node takes a critical pod in its place: cordon it, or give the engines a priorityClassName",
+    "TaintToleration": "tolerate the node's taint in spec.podTemplate, or remove nodeName from it",
+    "Preempting": "the node runs a critical pod instead: cordon it, or set a priorityClassName for the engines",
 }
-_ELSE: Final = "kubectl describe its node tells what it lacks: mend that, or cordon it"
+_ELSE: Final = "run kubectl describe on the node to see what is missing; fix it, or cordon the node"
 
 
 def condition_of(body: Body, type_: str) -> Body:
@@ -57,12 +57,12 @@ def rejected_pod(pod: Body) -> Blocked | None:
     if status.get("phase") != "Failed" or not reason or has_run:
         return None
     fix = next((fix for begin, fix in _FIXES.items() if reason.startswith(begin)), None)
-    said = str(status.get("message") or "it said no more")
+    said = str(status.get("message") or "no further message")
     # So a kubelet begins, whatever the reason. A pod that ran is Evicted like one whose node lacks memory or disk.
     if fix is None and not said.startswith("Pod was rejected"):
         return None
     node = f"node {name}" if (name := pod.get("spec", {}).get("nodeName")) else "its node"
-    message = f"{pod['metadata']['name']} was refused by {node}: {reason}: {said.rstrip('. ')}: {fix or _ELSE}"
+    message = f"{pod['metadata']['name']} was rejected by {node}: {reason}: {said.rstrip('. ')}: {fix or _ELSE}"
     return Blocked(POD_REJECTED, message)
 
 
@@ -137,12 +137,10 @@ def _name_secret_field(pod: Body, message: str) -> str:
                 if f'"{name}"' in message or (f"key {key} in" in message and message.endswith(f"/{name}")):
                     fields.add(_FIELDS.get(variable["name"], _VARIABLES_OF_USERS))
     fix = "add the key, or name one that it has" if "find key" in message else "create it, or name another"
-    return f"{message} ({' and '.join(sorted(fields)) or _VOLUMES_OF_USERS}): {fix}; goes on by itself when it is there"
+    return f"{message} ({' and '.join(sorted(fields)) or _VOLUMES_OF_USERS}): {fix}; retried automatically"
 
 
-_WORDLESS = (
-    ", as it does when it is told to end, or a process of it was killed; kubectl logs --previous of its pod tells"
-)
+_WORDLESS = "; it was stopped, or one of its processes was killed. See kubectl logs --previous of its pod"
 VOLUME_IN_USE = "VolumeInUse"
 # What, in small letters, each of the scheduler's reasons has in it that is about volumes: "node(s) didn't match
 # PersistentVolume's node affinity" ("had volume node affinity conflict" before Kubernetes 1.34) or "pod has unbound
@@ -170,7 +168,7 @@ def first_blocked(pods: list[Body]) -> Blocked | None:
     if rejected and (blocked := rejected_pod(rejected[0])):
         if len(rejected) < REJECTIONS_BEFORE_BACKOFF:
             return blocked
-        rarely = "in a row, so others are made ever more rarely, at last every 10 minutes"
+        rarely = "rejections in a row; backing off, at most 10 minutes between pods"
         return replace(blocked, message=f"{blocked.message}; {len(rejected)} {rarely}")
     newest_first = sorted(pods, key=_made, reverse=True)
     staying = [pod for pod in newest_first if "deletionTimestamp" not in pod["metadata"] and not rejected_pod(pod)]
@@ -185,7 +183,9 @@ def first_blocked(pods: list[Body]) -> Blocked | None:
             why = status.get("message") or status["reason"]
         else:
             continue
-        message = f"{pod['metadata']['name']} was taken from its node: {why}; another is started where one fits"
+        message = (
+            f"{pod['metadata']['name']} was removed from its node: {why}; a replacement starts on a node where it fits"
+        )
         return Blocked("NodeLost", message, waits=True)
     return None
 
@@ -217,12 +217,12 @@ def is_about_volumes(unscheduled: str) -> bool:
 
 def _unscheduled(message: str) -> Blocked:
     if "ReadWriteOncePod" in message:
-        what = f"a claim in spec.models or spec.podTemplate takes one pod at a time, and another pod has it: {message}"
+        what = f"a claim in spec.models or spec.podTemplate is ReadWriteOncePod, and another pod uses it: {message}"
         return Blocked(VOLUME_IN_USE, what, waits=True)
     if is_about_volumes(message):
         where = "spec.models.volume, or a volume of spec.podTemplate"
         what = message.removesuffix(". not found")
-        fix = "goes on when the claim is there and bound, and a node with room can mount it"
+        fix = "continues when the claim exists, is bound and can be mounted on a node with room"
         return Blocked("WaitingForVolume", f"{what} ({where}); {fix}", waits=True)
     return Blocked("Unschedulable", f"no node takes the pod: {message}", waits=True)
 
@@ -249,7 +249,7 @@ def _ended(name: str, ended: Body) -> Blocked:
     """Last words of a container that should run."""
     exit_code, said = ended.get("exitCode", 0), ended.get("message", "")
     if ended.get("reason") == "OOMKilled":
-        return Blocked("OutOfMemory", f"{name} needed more memory than its limit and was killed")
+        return Blocked("OutOfMemory", f"{name} exceeded its memory limit and was killed")
     if name.startswith("download-"):
         return Blocked("DownloadFailed", f"{name} ended with exit code {exit_code}: {telling_line(said)}")
     if known := find_error(said):
@@ -258,7 +258,9 @@ def _ended(name: str, ended: Body) -> Blocked:
     if dead := dead_core(said):
         return Blocked("EngineKilled", f"{dead} (the engine ended with exit code {exit_code})")
     if exit_code in (137, 143):
-        why = "by the kubelet after its probes failed too often, or by somebody"
-        return Blocked("EngineKilled", f"engine was ended by a signal ({exit_code}), {why}: {telling_line(said)}")
+        why = "for example by the kubelet after failed probes"
+        return Blocked(
+            "EngineKilled", f"engine was killed by a signal (exit code {exit_code}), {why}: {telling_line(said)}"
+        )
     line = telling_line(said) + ("" if exit_code or said.strip() else _WORDLESS)
     return Blocked("EngineFailed", f"engine ended with exit code {exit_code}: {line}")

@@ -225,8 +225,8 @@ _CORE_DIED: Final = re.compile(
     r"|Worker proc \S+ died unexpectedly \(exit code: (?P<worker>-\d+)\)"
 )
 _CORE_FIX: Final = (
-    "nobody said why, as where the kernel ends a process for want of memory: kubectl describe its node tells of that;"
-    " give it more, by spec.accelerator.memoryGiB on CPU, else by the engine's memory limit in spec.podTemplate"
+    "no cause was logged; the node may have run out of memory (see kubectl describe node). Raise"
+    " spec.accelerator.memoryGiB on CPU, or else the engine's memory limit in spec.podTemplate"
 )
 _NAMED: Final = re.compile(r"(?:^|\s)((?:\w+\.)*\w+(?:Error|Exception|Interrupt): .+)$")
 
@@ -244,7 +244,7 @@ def telling_line(last_words: str) -> str:
     """Return the line that says most: the last that names a cause, else the last that names an error, or the last."""
     lines = [line.strip() for line in error_lines(last_words) if line.strip()]
     if not lines:
-        return "its log does not say why" if last_words.strip() else "it said nothing"
+        return "its log does not say why" if last_words.strip() else "no message was logged"
     named = _named(lines)
     causes = [line for line in named if not _WRAPPERS.search(line)]
     return _in_one_line([lines[-1], *named[-1:], *causes[-1:]][-1])

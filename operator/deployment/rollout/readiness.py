@@ -127,10 +127,10 @@ def name_claim_users(summary: Readiness, claim_users: Sequence[str]) -> Readines
     """Name the other objects that use a claim, where that is what a pod waits for."""
     if summary.reason != VOLUME_IN_USE:
         return summary
-    who = "an earlier pod of this object may be the one: suspend the object first"
+    who = "an earlier pod of this object may use it; suspend the object first"
     if claim_users:
         name = " and ".join(claim_users)
-        who = f"SpecDecodeDeployment {name} names it too: give each a claim of its own, suspend one"
+        who = f"SpecDecodeDeployment {name} also uses it; give each object its own claim, suspend one"
     return replace(summary, message=f"{summary.message}; {who}, or use a claim with ReadWriteMany")
 
 
@@ -146,8 +146,8 @@ def suspended_for_capture(lending: Lending, plan: PlanStatus | None, now: dateti
     elif expected:
         end = f"expected end {_minute(expected)}{and_bound}"
     else:
-        end = f"ends {bound}" if bound else "the expected end is known once its Job has started"
-    message = f"No engine serves: capture {lending.capture} has their {what} until it ends; {end}"
+        end = f"ends {bound}" if bound else "the expected end is known when its Job starts"
+    message = f"No engine runs: capture {lending.capture} uses the engines' {what}; {end}"
     return Readiness(FALSE, SUSPENDED_FOR_CAPTURE, message, reconciling=True)
 
 
@@ -168,7 +168,7 @@ def summarize(
     if rollout.complete:
         if speculation.status is not FALSE or speculation.reason == "Disabled":
             return Readiness(TRUE, "Serving", counts)
-        lack = "not all of speculation is in force" if speculation.reason in OTHERWISE else "they do not draft"
+        lack = "some speculation settings are not in force" if speculation.reason in OTHERWISE else "they do not draft"
         return Readiness(TRUE, "SpeculationInactive", f"{counts}, but {lack}: {speculation.message}")
     if paused and rollout.updated < rollout.wanted:
         state = f"{rollout.updated} of {rollout.wanted} engines run this spec, {counts}; set it to false to continue"

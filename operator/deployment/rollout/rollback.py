@@ -132,7 +132,7 @@ def after_rollout(
         return last_good
     if blocked is not None:
         return replace(last_good, failure=Failure(attempt(), blocked.reason, blocked.message))
-    message = f"no engine became ready within {rollout.deadline_s} s and none reported an error: it may hang"
+    message = f"no engine became ready within {rollout.deadline_s} s and none reported an error; the engine may hang"
     return replace(last_good, failure=Failure(attempt(), "EngineReadyTimeout", message))
 
 

@@ -95,13 +95,14 @@ def passed_condition(
     if gate is None:
         return []
     if gate.override is not None:
-        message = f"goes on without being judged by capture {gate.capture}, because {gate.override.reason!r}"
+        why = f"spec.rollout.gate.override: {gate.override.reason!r}"
+        message = f"Rolled out without a comparison with capture {gate.capture}; {why}"
         return [ConditionUpdate("Gate", TRUE, "Overridden", message)]
     judged = state.captures.get(gate_capture_name(key, gate, workload))
     if judged is not None and judged.holds:
         return [ConditionUpdate("Gate", TRUE, "Passed", judged.message)]
-    served = "no engine served before" if last_good is None else "these engines serve"
-    message = f"{served}: nothing is to be judged by capture {gate.capture}"
+    served = "no engine served before" if last_good is None else "these engines already serve"
+    message = f"No comparison with capture {gate.capture} needed: {served}"
     return [ConditionUpdate("Gate", TRUE, "NothingToJudge", message)]
 
 
@@ -115,8 +116,8 @@ def held_readiness(held: Held, rollout: Rollout) -> Readiness:
     counts = f"{rollout.available} of {rollout.wanted} engines of an earlier spec serve"
     if held.failed:
         fix = (
-            "this spec does not roll out: change it, delete the capture to have it judged again, or go on with"
+            "Rollout of this spec is stopped: change the spec, delete the capture to repeat it, or set"
             " spec.rollout.gate.override"
         )
-        return stalled(held.reason, f"{held.message}; {fix}; {counts}")
-    return working(held.reason, f"{held.message}; {counts} until it is judged")
+        return stalled(held.reason, f"{held.message}. {fix}. {counts}")
+    return working(held.reason, f"{held.message}. {counts} until the gate decides")

@@ -206,7 +206,7 @@ def test_what_ran_unasked_becomes_no_engine_and_what_engines_run_is_changed_by_n
     gated.must("create", "--filename=-", stdin=json.dumps(stranger))
 
     never, unread = (
-        "a pod is an engine's from its creation or never",
+        "of a pod cannot change after its creation",
         "neither the status of a pod nor a Binding changes",
     )
     swapped = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "engine", "image": attested}]}}

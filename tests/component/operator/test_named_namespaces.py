@@ -65,7 +65,7 @@ def apply(kubectl: Kubectl, name: str, spec: object) -> None:
 def test_each_namespace_has_one_operator_with_no_more_rights_than_it_needs(
     crds: Cluster, kubectl: Kubectl, operator: OperatorProcess, named: OperatorProcess
 ) -> None:
-    left = f"namespace {kubectl.namespace} is left alone"
+    left = f"namespace {kubectl.namespace} is skipped"
     eventually(lambda: left in operator.tail(100_000), "the operator of the cluster sees the claim")
     apply(kubectl, "pair", pair_70b())
     assert H200 in wait_for(kubectl, "pair", "Planned", "Fits"), "this control plane has no node with GPUs"

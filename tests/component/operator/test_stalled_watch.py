@@ -52,7 +52,7 @@ def test_a_watch_that_stalls_ends_in_a_restart_that_sees_all(
             # By another watch it hears of its child, looks at the object as it knows it, and writes a status.
             kubectl.must("delete", "deployment", "llama")
             status, words = eventually(lambda: found if (found := livez(watched))[0] != 200 else None, "it is noticed")
-            assert (status, KIND in words, "there is news" in words) == (500, True, True), words
+            assert (status, KIND in words, "although objects changed" in words) == (500, True, True), words
             watched.kill()
             proxy.faults = []
             watched.start()

@@ -75,8 +75,8 @@ def figures(kubectl: Kubectl) -> dict[str, Any]:
 
 def test_it_is_planned_for_gpus_that_are_not_there_and_says_what_it_is(deployed: Kubectl) -> None:
     body = wait_for_all(deployed, "replay", Ready=("True", "Serving"), BudgetAccurate=("Unknown", "Replayed"))
-    assert "replay a recording (spec.engine.replay)" in condition(deployed, "replay", "Ready")[2]
-    assert "replay a recording (spec.engine.replay)" in condition(deployed, "replay", "Available")[2]
+    assert "replaying a recording (spec.engine.replay)" in condition(deployed, "replay", "Ready")[2]
+    assert "replaying a recording (spec.engine.replay)" in condition(deployed, "replay", "Available")[2]
     plan = body["status"]["plan"]
     assert (plan["product"], plan["gpusPerReplica"], plan["verdict"]) == ("NVIDIA-H200", 2, "Fits")
 
@@ -85,7 +85,7 @@ def test_clients_stream_from_it_and_the_status_has_what_was_recorded(deployed: K
     with traffic(deployed) as requests:
         eventually(lambda: requests.complete > 4, "requests are answered")
     assert requests.failures == []
-    assert "of the recording that is replayed" in wait_for(deployed, "replay", "SpeculationActive", "Replayed")
+    assert "from the replayed recording" in wait_for(deployed, "replay", "SpeculationActive", "Replayed")
     status = deployed.object("sdd", "replay")["status"]
     assert status["observed"]["kvCacheTokens"] == status["plan"]["kvCacheTokens"]
     assert status["observed"]["numSpeculativeTokens"] == 5

@@ -159,7 +159,7 @@ class TestPlanning:
         arm = {**drafted(), "speculation": {**drafted()["speculation"], **lossy}}
         newest = pair_70b(engine={"version": "0.33"})
         decision, accepted = outcome(PLAIN, arm, of=newest)
-        assert "arm drafted: with speculation.rejectionSampling fly outputs differ" in accepted["message"]
+        assert "arm drafted: with speculation.rejectionSampling fly, outputs differ" in accepted["message"]
         assert decision.writes.job is not None
         assert [bool(each.lossy) for each in settings(decision.writes.job).arms] == [False, True]
 

@@ -33,7 +33,7 @@ DISK_FULL = {"error": {"reason": "DiskFull", "message": "use a larger one"}}
 PROGRESS = "\n".join(json.dumps({"phase": phase, "sent": 3, "rate": 0.5}) for phase in ("single", "closed-16"))
 """The end of a log, which Kubernetes hands over for a message that was never written."""
 
-KILLED = "nobody said why: its node may have run out of memory"
+KILLED = "no cause was reported; the node may have run out of memory"
 TOLD_TO_STOP = {"error": {"reason": "Cancelled", "message": "stopped before its end: SIGTERM received"}}
 
 DRAINED = {
@@ -87,7 +87,7 @@ class TestProgress:
         _, status = decided(capture(), surroundings(job=job(), pods=pods))
         assert (status.phase, words(status)["Ready"][1]) == ("Pending", "WaitingForVolume")
         (said,) = (each.message for each in status.conditions if each.type == "Ready")
-        assert said.startswith(f"no node can mount the volumes: {message}; the claims of spec.storage, of a")
+        assert said.startswith(f"no node can mount the volumes: {message}; the claims of spec.storage, the dataset")
         assert words(status)["WaitingForGPUs"][0] == "False"
 
     def test_an_engine_that_cannot_start_is_given_up_and_frees_its_gpus(self) -> None:
@@ -154,8 +154,8 @@ class TestEnd:
 
         assert told(sent=8, completed=8) == "files are validated and published"
         assert told(sent=8, completed=2, httpRejected=5, timedOut=1) == (
-            "files are validated and published; 6 of 8 requests were not answered to the end (5 refused by the engine,"
-            " 1 given up after workload.timeoutSeconds): client.jsonl has the error of each"
+            "files are validated and published; 6 of 8 requests did not complete (5 rejected by the engine,"
+            " 1 timed out after workload.timeoutSeconds); see client.jsonl for the errors"
         )
 
     def test_doubts_about_the_version_of_the_engine_are_told(self) -> None:
@@ -224,17 +224,17 @@ class TestEnd:
                 f"killed (exit code 137) in phase closed-16: {KILLED}",
             ),
             ("load", 137, "", {}, "CaptureFailed", f"load was killed (exit code 137): {KILLED}"),
-            ("load", 143, PROGRESS, {}, "CaptureFailed", "was told to end (exit code 143) in phase closed-16: nobody"),
+            ("load", 143, PROGRESS, {}, "CaptureFailed", "was terminated (exit code 143) in phase closed-16: no cause"),
             (
                 "load",
                 3,
                 PROGRESS,
                 {},
                 "CaptureFailed",
-                "exit code 3 in phase closed-16: it said nothing",
+                "exit code 3 in phase closed-16: no message was logged",
             ),
             ("load", 2, PROGRESS + "\nMemoryError: x", {}, "CaptureFailed", "2 in phase closed-16: MemoryError: x"),
-            ("load", 2, '{"phase": "\\u001b[2J"}', {}, "CaptureFailed", "in phase \\x1b[2J: it said nothing"),
+            ("load", 2, '{"phase": "\\u001b[2J"}', {}, "CaptureFailed", "in phase \\x1b[2J: no message was logged"),
             ("prepare", 137, "", {}, "CaptureFailed", "prepare was killed (exit code 137): "),
             ("load", 137, "", {"reason": "DeadlineExceeded"}, "DeadlineExceeded", "spec.deadlineSeconds"),
             ("load", 143, "", {"reason": "Evicted", "message": "disk"}, "Evicted", "disk"),
@@ -284,7 +284,7 @@ class TestEnd:
         pod = capture_pod(phase="Failed", initContainerStatuses=[engine], containerStatuses=[ended("load", 1, error)])
         _, status = decided(capture(), surroundings(job=job("Failed"), pods=[pod]))
         (text,) = (each.message for each in status.conditions if each.type == "Succeeded")
-        assert text.startswith("another boot; the engine had ended with 1: CUDA out of memory")
+        assert text.startswith("another boot; the engine had exited with code 1: CUDA out of memory")
 
     def test_an_engine_that_died_and_came_back_is_told_when_its_words_are_gone(self) -> None:
         """What the kubelet leaves of it when the pod has ended."""

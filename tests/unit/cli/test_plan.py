@@ -87,8 +87,8 @@ def test_the_draft_costs_what_the_advice_says(specdecode: Specdecode, write: Wri
         tokens[body["metadata"]["name"]] = data["objects"][0]["candidates"][0]["kv_cache_tokens"]
     text = specdecode("plan", "-f", write("a.yaml", with_draft)).stdout
     share = 1 - tokens["with"] / tokens["alone"]
-    assert f"the draft takes {100 * share:.0f} % of the token capacity: {tokens['with']:,} tokens are left" in text
-    assert f"of the {tokens['alone']:,} that the target would have alone" in text
+    assert f"the draft costs {100 * share:.0f} % of the KV cache capacity" in text
+    assert f"{tokens['with']:,} of {tokens['alone']:,} tokens remain" in text
     assert "[draft-kv]" in text
 
 
@@ -106,7 +106,7 @@ def test_a_tight_plan_warns_and_fails_only_when_strict(specdecode: Specdecode, w
 @pytest.mark.parametrize(
     ("engine", "told"),
     [
-        ({"version": "0.99", "image": "i:1"}, "spec.engine.version: 0.99: is untested: it is launched and sized as"),
+        ({"version": "0.99", "image": "i:1"}, "spec.engine.version: 0.99: is untested, so it is launched and sized as"),
         ({"version": "0.32", "image": "vllm/vllm-openai:v0.31.0"}, "spec.engine.image: vllm/vllm-openai:v0.31.0: is"),
     ],
     ids=str,

@@ -72,7 +72,7 @@ def test_without_a_matching_node_it_waits_and_says_what_for() -> None:
 
 def test_an_operator_of_named_namespaces_says_where_nodes_come_from() -> None:
     for nodes_from, nodes, told in (
-        (NodesFrom.NOWHERE, (), "may not look at nodes: set spec.accelerator.products and perNode, or have its"),
+        (NodesFrom.NOWHERE, (), "may not list nodes: set spec.accelerator.products and perNode, or ask its"),
         (NodesFrom.FILE, (NodeFacts("a", "NVIDIA-A10", 4),), "(fleet.nodes of the chart, --nodes) has one of"),
     ):
         desired, _, conditions = decide(parent(pair_70b()), nodes=nodes, nodes_from=nodes_from)
@@ -93,7 +93,7 @@ def test_more_gpus_than_a_node_has_waits_for_larger_nodes() -> None:
     desired, _, conditions = decide(parent(pair_70b(parallelism={"tensor": 16})))
     assert desired.children == []
     assert summary(conditions) == ("Unknown", "NodesTooFew", "True", "False")
-    assert "spec.parallelism: 16 GPUs a replica (TP 16)" in conditions["Planned"].message
+    assert "spec.parallelism: 16 GPUs per replica (TP 16)" in conditions["Planned"].message
     assert "needs 2 nodes x 8 x" in conditions["Planned"].message
 
 

@@ -161,7 +161,7 @@ def test_without_leaderworkersets_it_waits_and_says_what_to_install(parallelism:
     assert desired.children == []
     planned = conditions["Planned"]
     assert (planned.status, planned.reason) == ("Unknown", "LeaderWorkerSetMissing")
-    assert "16 GPUs a replica (TP 8, PP 2)" in planned.message
+    assert "16 GPUs per replica (TP 8, PP 2)" in planned.message
     assert "2 nodes x 8 x NVIDIA-H100-80GB-HBM3" in planned.message
     assert "https://lws.sigs.k8s.io/docs/installation/" in planned.message
     assert (conditions["Ready"].status, conditions["Reconciling"].status) == ("Unknown", "True")

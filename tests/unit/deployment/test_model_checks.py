@@ -336,7 +336,7 @@ def test_what_adaptive_verification_makes_of_acceptance_is_told() -> None:
 def test_answers_that_are_not_the_targets_own_are_told() -> None:
     lossy = {"rejectionSampling": "fly", "lossy": True}
     message = planned_message(pair_70b(speculation=pair_70b()["speculation"] | lossy))
-    assert "outputs differ from those of meta-llama/Llama-3.1-70B-Instruct itself" in message
+    assert "outputs differ from those of meta-llama/Llama-3.1-70B-Instruct" in message
     assert "outputs differ" not in planned_message(pair_70b())
 
 

@@ -283,7 +283,7 @@ def test_the_default_gives_way_to_what_starts() -> None:
     assert served < facts.spec.serving.max_num_seqs
     assert served <= plan.chosen.budget.num_blocks
     assert plan.verdict is not Verdict.DOES_NOT_FIT
-    assert any(f"maxNumSeqs is {served} in place of the default 256" in note for note in plan_notes(facts))
+    assert any(f"maxNumSeqs is {served} instead of the default 256" in note for note in plan_notes(facts))
 
 
 def test_a_number_of_ones_own_is_kept_and_refused() -> None:

@@ -95,9 +95,14 @@ DRAFTED = {"method": "draft_model", "numSpeculativeTokens": 3, "draft": {"model"
 @pytest.mark.parametrize(
     ("version", "model", "speculation", "words"),
     [
-        ("0.30", QWEN, DRAFTED, "drafts for none"),
-        ("0.32", QWEN, DRAFTED, "goes on beyond with positions that it does not know"),
-        ("0.32", "Qwen/Qwen3-Next-80B-A3B-Instruct", {"method": "mtp", "numSpeculativeTokens": 2}, "not told of its"),
+        ("0.30", QWEN, DRAFTED, "drafts for no request"),
+        ("0.32", QWEN, DRAFTED, "drafts beyond that with positions unknown to the draft"),
+        (
+            "0.32",
+            "Qwen/Qwen3-Next-80B-A3B-Instruct",
+            {"method": "mtp", "numSpeculativeTokens": 2},
+            "do not get its extended rope",
+        ),
     ],
 )
 def test_a_draft_that_ends_before_its_target_is_told(version: str, model: str, speculation: Any, words: str) -> None:
@@ -123,7 +128,7 @@ def test_the_variable_allows_a_longer_length_with_a_warning() -> None:
     found = longer(" True", 131_072)
     assert found.pair.limits.max_model_len == 131_072
     (warning,) = plan_warnings(found, {}, 1)
-    assert "beyond 40960 outputs are wrong" in warning
+    assert "outputs beyond 40960 tokens are wrong" in warning
     (stretched,) = plan_warnings(longer("1", 131_072, HF_OVERRIDES, json.dumps({"rope_parameters": ROPE})), {}, 1)
-    assert "its YaRN reaches 131072" in stretched
+    assert "its YaRN extends to 131072" in stretched
     assert plan_warnings(longer("1", 4096), {}, 1) == []

@@ -242,7 +242,7 @@ async def test_what_is_known_of_a_namespace_that_is_barred_stays_and_the_others_
             assert seen in [({Key("team", "second")}, {Key("team", "llama")}), (set(), set())]
     assert set(cache.parents(KIND)) == {*(Key(each, "llama") for each in NAMESPACES), Key("team", "second")}
     assert [len(cache.children_of(Key(each, "llama"), POD.kind)) for each in NAMESPACES] == [0, 1]
-    assert caplog.text.count("namespace gone is passed over") == 2, "once for each kind"
+    assert caplog.text.count("namespace gone is skipped") == 2, "once for each kind"
 
     api.barred = set()
     assert await lists.changes(cluster, POD) == {Key("gone", "llama")}
@@ -381,7 +381,7 @@ def test_a_watch_that_does_not_bring_what_is_known_has_stalled(progress: WatchPr
     assert progress.stalled() is None
     progress.knows(KIND, versioned(9))
     clock.now_s += 1
-    assert progress.stalled() == f"the watch of {KIND} has brought nothing for {STALLED_S:.0f} s, though there is news"
+    assert (progress.stalled() or "").startswith(f"the watch of {KIND} has delivered no events for {STALLED_S:.0f} s")
     progress.brings(KIND, versioned(9))
     assert progress.stalled() is None
 

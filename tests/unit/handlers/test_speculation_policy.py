@@ -136,7 +136,7 @@ async def test_without_enforce_nothing_changes_and_it_is_told(shift: Shift, mode
         assert shift.done() == [("TurnOff", "Advised")]
         status, reason, message = shift.world.said("SpeculationEffective")
         assert (status, reason) == ("False", "BetterMeasured")
-        assert "off brings +20.0% goodput against on" in message
+        assert "off: +20.0% goodput compared with on" in message
         assert shift.world.told().count("BetterMeasured") == 1
     else:
         assert shift.done() == []

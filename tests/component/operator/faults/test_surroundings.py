@@ -90,9 +90,7 @@ def test_an_engine_killed_for_memory_is_told_and_serves_again(kubectl: Kubectl) 
     report(kubectl, first, ready=False, state={"state": waits, "lastState": killed})
     body = wait_for_all(kubectl, "tiny", Ready=("False", "ReplicasLost"), Available=("True", "SomeEnginesServe"))
     # The watch of its Deployment may come before that of the pod, which has the reason.
-    eventually(
-        lambda: "needed more memory than its limit" in condition(kubectl, "tiny", "Ready")[2], "the message says why"
-    )
+    eventually(lambda: "exceeded its memory limit" in condition(kubectl, "tiny", "Ready")[2], "the message says why")
     assert current(body, "Stalled")[0] == "False"
     report(kubectl, first, ready=True, state={"state": RUNS, "lastState": killed})
     wait_for(kubectl, "tiny", "Ready", "Serving")

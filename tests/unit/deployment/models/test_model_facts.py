@@ -166,12 +166,12 @@ FAILURES: dict[str, tuple[str, str, str]] = {
     "ModelNotFound": ("Unknown", "True", "put the model there"),
     "ModelNotReadable": ("Unknown", "True", "runAsUser"),
     "WeightsNotFound": ("Unknown", "True", "safetensors files"),
-    "WeightsUnreadable": ("Unknown", "True", "anew"),
+    "WeightsUnreadable": ("Unknown", "True", "file again"),
     "HubRefused": ("Unknown", "True", "hubTokenSecret"),
     "HubUnreachable": ("Unknown", "True", "name a volume"),
     "ReaderTimedOut": ("Unknown", "True", "spec.target.config"),
     "ReaderFailed": ("Unknown", "True", "kubectl logs"),
-    "ConfigUnreadable": ("False", "False", "mend the file"),
+    "ConfigUnreadable": ("False", "False", "fix the file"),
     "ConfigTooLong": ("False", "False", "spec.target.config"),
 }
 
@@ -186,14 +186,14 @@ def test_a_failure_names_field_value_and_fix(reason: str) -> None:
     message = said["Ready"][2]
     assert message.startswith("spec.target.model: pair/target on PersistentVolumeClaim tiny-models: what went wrong; ")
     assert fix in message
-    assert message.endswith("it is tried again by itself") is (reconciling == "True")
+    assert message.endswith("retried automatically") is (reconciling == "True")
 
 
 @pytest.mark.parametrize(
     ("ended", "reason", "words"),
     [
         ({"message": "Traceback:\nOSError: [Errno 5]\n", "exit_code": 1}, "ReaderFailed", "OSError: [Errno 5]"),
-        ({"message": "", "exit_code": 127}, "ReaderFailed", "exit code 127: it said nothing"),
+        ({"message": "", "exit_code": 127}, "ReaderFailed", "exit code 127: no message was logged"),
         ({"message": "", "exit_code": 137, "reason": "OOMKilled"}, "OutOfMemory", "memory"),
         ({"message": "hello", "exit_code": 0}, "ReaderFailed", "hello"),
         ({"message": '{"error": {"reason": "Pwned", "message": "x"}}', "exit_code": 1}, "ReaderFailed", "x;"),

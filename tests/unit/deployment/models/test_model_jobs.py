@@ -98,7 +98,7 @@ def test_a_download_that_failed_says_why_and_what_to_do(reason: str, message: st
     answer = json.dumps({"error": {"reason": reason, "message": message}})
     ready = said(decide(spec, [pod(job, answer, exit_code=1)]), spec)["Ready"]
     assert ready[:2] == ("Unknown", reason)
-    for part in ("spec.target.model", "meta-llama/Llama-3.1-70B-Instruct", message, fix, "tried again"):
+    for part in ("spec.target.model", "meta-llama/Llama-3.1-70B-Instruct", message, fix, "retried automatically"):
         assert part in ready[2]
 
 

@@ -168,11 +168,11 @@ def test_what_no_counter_shows_is_known_by_the_engines_own_word(field: str) -> N
     assert features(spec, engine(**{key: same}))[field][:2] == (asked, "True")
     found = features(spec, engine(**{key: same}), engine())[field]
     assert found[:2] == (asked, "Unknown")
-    assert "llama-1 does not say" in found[2]
+    assert "llama-1 does not log" in found[2]
     assert "VLLM_LOGGING_LEVEL" in found[2]
     status_, told, message = active(spec, engine(**{key: same}), engine(**{key: other}))
     assert (status_, told) == ("False", reason)
-    assert message.startswith(f"{field} {asked} is not in force: llama-1 started with {key} {other}; look for ")
+    assert message.startswith(f"{field} {asked} is not in force: llama-1 started with {key} {other}; check ")
     assert active(spec, engine())[:2] == ("True", "Drafting")
 
 

@@ -44,14 +44,14 @@ def at_s(second: int) -> float:
 @pytest.mark.parametrize(
     ("reason", "message", "fix"),
     [
-        ("OutOfcpu", NO_CPU, "no nodeName in spec.podTemplate"),
+        ("OutOfcpu", NO_CPU, "remove nodeName from spec.podTemplate"),
         ("OutOfnvidia.com/gpu", "Pod Node didn't have enough resource: nvidia.com/gpu", "free that much on the node"),
-        ("NodeAffinity", "Pod was rejected: Predicate NodeAffinity failed", "labels that the pod asks for"),
-        ("UnexpectedAdmissionError", "Allocate failed due to no healthy devices present", "look at its device plugin"),
-        ("UnexpectedAdmissionError", "", "look at its device plugin"),
+        ("NodeAffinity", "Pod was rejected: Predicate NodeAffinity failed", "labels that the pod requires"),
+        ("UnexpectedAdmissionError", "Allocate failed due to no healthy devices present", "check its device plugin"),
+        ("UnexpectedAdmissionError", "", "check its device plugin"),
         ("TopologyAffinityError", "Resources cannot be allocated with Topology locality", "topology manager policy"),
-        ("Evicted", "Pod was rejected: The node had condition: [DiskPressure].", "kubectl describe its node"),
-        ("SysctlForbidden", "Pod was rejected: forbidden sysctl", "kubectl describe its node"),
+        ("Evicted", "Pod was rejected: The node had condition: [DiskPressure].", "kubectl describe on the node"),
+        ("SysctlForbidden", "Pod was rejected: forbidden sysctl", "kubectl describe on the node"),
     ],
 )
 def test_a_rejected_pod_is_told_with_the_kubelets_reason_and_what_helps(reason: str, message: str, fix: str) -> None:
@@ -185,7 +185,7 @@ WAITS = {
         {"conditions": [unscheduled(message="node has pod using PersistentVolumeClaim with ReadWriteOncePod mode")]},
         Blocked(
             "VolumeInUse",
-            "a claim in spec.models or spec.podTemplate takes one pod at a time, and another pod has it: "
+            "a claim in spec.models or spec.podTemplate is ReadWriteOncePod, and another pod uses it: "
             "node has pod using PersistentVolumeClaim with ReadWriteOncePod mode",
             waits=True,
         ),
@@ -194,8 +194,8 @@ WAITS = {
         {"conditions": [unscheduled(message='persistentvolumeclaim "m" not found. not found')]},
         Blocked(
             "WaitingForVolume",
-            'persistentvolumeclaim "m" not found (spec.models.volume, or a volume of spec.podTemplate); goes on when'
-            " the claim is there and bound, and a node with room can mount it",
+            'persistentvolumeclaim "m" not found (spec.models.volume, or a volume of spec.podTemplate); continues'
+            " when the claim exists, is bound and can be mounted on a node with room",
             waits=True,
         ),
     ),
@@ -217,7 +217,7 @@ WAITS = {
     },
     "memory": (
         {"containerStatuses": [ended(137, "Killed", reason="OOMKilled")]},
-        Blocked("OutOfMemory", "engine needed more memory than its limit and was killed"),
+        Blocked("OutOfMemory", "engine exceeded its memory limit and was killed"),
     ),
     "download": (
         {"initContainerStatuses": [ended(1, "401", container="download-draft")]},
@@ -228,8 +228,8 @@ WAITS = {
             {"containerStatuses": [ended(code, "Shutting down")]},
             Blocked(
                 "EngineKilled",
-                f"engine was ended by a signal ({code}), by the kubelet after its probes failed too often, or by"
-                " somebody: Shutting down",
+                f"engine was killed by a signal (exit code {code}), for example by the kubelet after failed probes:"
+                " Shutting down",
             ),
         )
         for code in (137, 143)
@@ -238,8 +238,8 @@ WAITS = {
         {"containerStatuses": [ended(0)]},
         Blocked(
             "EngineFailed",
-            "engine ended with exit code 0: it said nothing, as it does when it is told to end, or a process of it was"
-            " killed; kubectl logs --previous of its pod tells",
+            "engine ended with exit code 0: no message was logged; it was stopped, or one of its processes was"
+            " killed. See kubectl logs --previous of its pod",
         ),
     ),
 }
@@ -293,7 +293,7 @@ def test_the_newest_pod_says_what_is_wrong() -> None:
     assert first_blocked([fine, {"metadata": {"name": "made"}}]) is None
 
 
-LOST = "llama-1 was taken from its node: {}; another is started where one fits"
+LOST = "llama-1 was removed from its node: {}; a replacement starts on a node where it fits"
 LOSSES = {
     "drained": ({"conditions": [{"type": "DisruptionTarget", "status": "True", "message": "drained"}]}, "drained"),
     "evicted, no message": (

@@ -171,7 +171,7 @@ def test_the_same_error_in_other_words(words: str, reason: str, said: str) -> No
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("", "it said nothing"),
+        ("", "no message was logged"),
         (WRAPPED, "RuntimeError: Engine core initialization failed."),
         ("ValueError: the cause\nRuntimeError: Engine core initialization failed. See root cause above.", "the cause"),
         ("(EngineCore pid=7) ERROR 11-21 17:11:00 [core.py:1510] NCCLError: no route", "NCCLError: no route"),

@@ -90,7 +90,7 @@ NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 @pytest.mark.parametrize(
     ("times", "words"),
     [
-        ({}, "the expected end is known once its Job has started"),
+        ({}, "the expected end is known when its Job starts"),
         ({"latest_end": NOON}, "ends 2026-01-01 12:00 UTC at the latest"),
         ({"latest_end": NOON + timedelta(seconds=1)}, "ends 2026-01-01 12:01 UTC at the latest"),
         ({"expected_end": NOON - timedelta(seconds=61)}, "expected end 2026-01-01 11:59 UTC"),
@@ -119,7 +119,7 @@ NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 def test_a_capture_with_the_gpus_is_named_with_its_end(times: dict[str, datetime], words: str) -> None:
     said = suspended_for_capture(Lending("nightly", **times), None, NOON)
     assert (said.status, said.reason, said.reconciling, said.stalled) == (FALSE, "SuspendedForCapture", True, False)
-    assert said.message == f"No engine serves: capture nightly has their GPUs until it ends; {words}"
+    assert said.message == f"No engine runs: capture nightly uses the engines' GPUs; {words}"
 
 
 GIVEN_UP = "no engine of this spec became ready within 600 s; "
@@ -240,11 +240,11 @@ def test_who_shares_a_claim_is_named_only_where_a_pod_waits_for_it() -> None:
     )
     shared = name_claim_users(held, ["a", "b"])
     assert shared.message == (
-        "the claim is taken; SpecDecodeDeployment a and b names it too: give each a claim of its own, suspend one,"
+        "the claim is taken; SpecDecodeDeployment a and b also uses it; give each object its own claim, suspend one,"
         f" or {fix}"
     )
     assert (shared.reason, shared.reconciling) == ("VolumeInUse", True)
-    alone = "the claim is taken; an earlier pod of this object may be the one: suspend the object first, or " + fix
+    alone = "the claim is taken; an earlier pod of this object may use it; suspend the object first, or " + fix
     assert name_claim_users(held, []).message == alone
     other = Readiness(UNKNOWN, "Starting", "it starts", reconciling=True)
     assert name_claim_users(other, ["a"]) is other
