@@ -91,12 +91,13 @@ crds: setup
 manifests: setup
     @{{ python }} -m devcluster.chart
 
-# Check style, formatting and the direction of imports
+# Check style, formatting, the direction of imports, and the English of pages and messages
 [group('checks')]
 lint: setup
     .venv/bin/ruff check .
     .venv/bin/ruff format --check .
     .venv/bin/lint-imports
+    {{ python }} -m bench.documents.prose
 
 # Check types (mypy --strict)
 [group('checks')]
