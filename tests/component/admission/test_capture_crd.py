@@ -133,7 +133,7 @@ BAD = {
     "a phase called warmup": (
         "workload: {phases: [{name: warmup, pattern: Closed, concurrency: 1, requests: 1}]}",
         f"{PHASES}.name",
-        "take another name",
+        "use another name",
     ),
     "two phases of one name": (
         f"workload: {{phases: [{ONE_REQUEST}, {ONE_REQUEST}]}}",
@@ -179,7 +179,7 @@ BAD = {
     "a file of synthetic prompts": (
         phase("pattern: Closed, concurrency: 1, requests: 1, path: a"),
         "spec.workload.phases",
-        "say with dataset where the file is",
+        "path is a file of prompts.dataset",
     ),
     "a file outside": (
         dataset("JSONL", "pattern: Closed, concurrency: 1, requests: 1, path: ../a"),
