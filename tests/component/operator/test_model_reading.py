@@ -192,7 +192,7 @@ def test_facts_files_take_the_place_of_jobs_as_they_come_without_a_restart(
         (operator.facts / "broken.json").write_text('{"kind": "ModelFacts"}')
         apply(kubectl, "first", undescribed(target={"model": "site/first"}))
         message = wait_for(kubectl, "first", "Planned", "Fits")
-        assert "site/first is known (exact) from the operator's facts file first.json" in message
+        assert "facts of site/first (exact) come from the operator's facts file first.json" in message
         wait_for(kubectl, "first", "Ready", LAUNCHED)
         assert kubectl.object("sdd", "first")["status"]["plan"]["targetKnowledge"] == "exact"
         assert not kubectl.objects("jobs")

@@ -145,7 +145,7 @@ def test_it_is_looked_at_again_when_the_capture_is_overdue() -> None:
 @pytest.mark.parametrize(("spec", "what"), [(tiny_cpu(), "place"), (None, "GPUs")])
 def test_a_deployment_on_cpu_does_not_speak_of_gpus(spec: Body | None, what: str) -> None:
     said = summary_of(spec or pair_70b(parallelism={"tensor": 4}), "demo", () if spec else FOUR_H100)
-    assert f"capture demo has their {what} until it ends" in said["Ready"][2]
+    assert f"capture demo uses the engines' {what}" in said["Ready"][2]
 
 
 WANT_ZERO = {"Suspended": tiny_cpu(suspend=True), "ScaledToZero": tiny_cpu(replicas=0)}
