@@ -186,10 +186,10 @@ def read_storage_classes(file: str) -> StorageClasses:
     """Return the StorageClasses in the output of ``kubectl get storageclasses -o yaml`` or ``-o json``."""
     kind, text = "StorageClass", read_text(file)
     found = [each.body for each in objects_in(text, file) if each.body.get("kind") == kind]
-    empty_list = [
-        each for each in _documents_in(text, file) if isinstance(each, Document) and each.body.get("items") == []
-    ]
-    if not found and not empty_list:  # kubectl prints an empty List for a cluster without StorageClasses
+    # kubectl prints an empty List for a cluster without StorageClasses.
+    if not found and not any(
+        isinstance(each, Document) and each.body.get("items") == [] for each in _documents_in(text, file)
+    ):
         raise DocumentError(f"{file}: holds no {kind}: write it with kubectl get storageclasses -o yaml")
     return StorageClasses.of(found)
 
