@@ -1,4 +1,4 @@
-"""`specdecode verify` and `attestation-webhook`: check objects and pods against signed attestations."""
+"""`specdecode attestation verify` and `attestation-webhook`: check objects and pods against signed attestations."""
 
 import asyncio
 import json

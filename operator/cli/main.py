@@ -2,13 +2,14 @@
 
 import gc
 import io
+import json
 import os
 import sys
 import traceback
 from collections import UserDict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from importlib import import_module
 from typing import Annotated, Any, ClassVar, Final, NoReturn
 
@@ -196,31 +197,61 @@ def _end_with_defect(error: Exception) -> NoReturn:
 
 class _TopLevel(LazyGroup):
     later: ClassVar = {
-        "crds": "operator:crds_command",
+        "init": "init:init_command",
         "plan": "plan.command:plan_command",
+        "explain": "explain:explain_command",
+        "lint": "lint:lint_command",
+        "import": "importing:import_command",
+        "models": "models:models_app",
         "estimate": "estimate:estimate_command",
+        "doctor": "doctor:doctor_command",
+        "render": "render:render_command",
+        "attestation": "main:attestation_app",
+        "capture": "capture.commands:capture_app",
+        "metrics": "metrics:metrics_command",
         "advise": "advise.command:advise_command",
         "verdict": "verdict:verdict_command",
-        "figures": "figures:figures_command",
-        "explain": "explain:explain_command",
-        "render": "render:render_command",
-        "init": "init:init_command",
-        "lint": "lint:lint_command",
         "calibrate": "calibrate:calibrate_command",
-        "doctor": "doctor:doctor_command",
-        "verify": "attestation:verify_command",
-        "import": "importing:import_command",
-        "schema": "schema:schema_command",
+        "replay": "main:replay_app",
         "completion": "completion:completion_command",
+        "version": "main:version_command",
+        "crds": "operator:crds_command",
+        "schema": "schema:schema_command",
         "operator": "operator:operator_command",
         "attestation-webhook": "attestation:attestation_webhook_command",
         "webhook-certificate": "job_commands:webhook_certificate_command",
-        "models": "models:models_app",
-        "capture": "capture.commands:capture_app",
-        "replay": "main:replay_app",
         "capture-job": "job_commands:capture_job_app",
         "read-model": "job_commands:read_model_app",
     }
+    panels: ClassVar = {
+        "Plan": ("init", "plan", "explain", "lint", "import", "models", "estimate"),
+        "Run": ("doctor", "render", "attestation"),
+        "Measure": ("capture", "metrics", "advise", "verdict", "calibrate"),
+        "Simulate": ("replay",),
+        "Other": ("completion", "version", "crds"),
+    }
+    """Commands in help, by panel. Help omits all other commands."""
+    renamed: ClassVar = {"figures": "metrics", "verify": "attestation verify"}
+    """Former names, with their new ones."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command with its panel of help."""
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            panel = next((panel for panel, names in self.panels.items() if cmd_name in names), None)
+            command.rich_help_panel, command.hidden = panel, panel is None
+        return command
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Print help and succeed if there are no arguments, as kubectl does; accept former names of commands."""
+        if args and (name := self.renamed.get(args[0])) and not ctx.resilient_parsing:
+            typer.echo(f"specdecode {args[0]}: renamed to specdecode {name}", err=True)
+            args = [*name.split(), *args[1:]]
+        return list(super().parse_args(ctx, args or ["--help"]))
+
+
+class _Attestation(LazyGroup):
+    later: ClassVar = {"verify": "attestation:verify_command"}
 
 
 class _Replay(LazyGroup):
@@ -235,6 +266,7 @@ class _Replay(LazyGroup):
     }
 
 
+attestation_app = application("Signed attestations of rollouts.", cls=_Attestation)
 replay_app = application("Captures without a GPU: replay, fit, compare, forecast, synthesize.", cls=_Replay)
 app = application("Plan, launch and verify vLLM with speculative decoding on Kubernetes.", cls=_TopLevel)
 
@@ -243,6 +275,26 @@ def _print_version(value: bool) -> None:
     if value:
         typer.echo(f"specdecode {__version__}")
         raise typer.Exit
+
+
+class VersionForm(StrEnum):
+    """How to print the version."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+def version_command(
+    output: Annotated[VersionForm, typer.Option("--output", "-o", help="Format: text or json.")] = VersionForm.TEXT,
+) -> None:
+    """Print the version; with -o json, also the vLLM versions that the operator launches."""
+    if output is VersionForm.JSON:
+        from specdecode_operator.vllm.versions import LAUNCHED_VERSIONS  # noqa: PLC0415
+
+        data = {"version": __version__, "vllm_versions": list(LAUNCHED_VERSIONS)}
+        typer.echo(json.dumps(data, indent=2))
+    else:
+        _print_version(value=True)
 
 
 @app.callback()

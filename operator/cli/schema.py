@@ -17,7 +17,7 @@ class Printed(StrEnum):
     ESTIMATE = "estimate"
     ADVISE = "advise"
     VERDICT = "verdict"
-    FIGURES = "figures"
+    METRICS = "metrics"
     VERIFY = "verify"
     COMPARISON = "comparison"
 
@@ -36,7 +36,7 @@ _MODELS: Final = {
     Printed.ESTIMATE: "cli.estimate:EstimateOutput",
     Printed.ADVISE: "cli.advise.answer:AdviseOutput",
     Printed.VERDICT: "cli.verdict:VerdictOutput",
-    Printed.FIGURES: "cli.figures:FiguresOutput",
+    Printed.METRICS: "cli.metrics:MetricsOutput",
     Printed.VERIFY: "cli.attestation:VerifyOutput",
     Printed.COMPARISON: "capture.comparison.comparison_file:Comparison",
 }

@@ -20,7 +20,7 @@ from specdecode_operator.cluster.observed_figures import FiguresReader, KeptFigu
 from specdecode_operator.stats.figures import SampleBuffer, find_figure
 from specdecode_operator.stats.measures import Scope
 from tests.support.figure_cases import hear, page
-from tests.unit.cli.test_figures import NOBODY, answering
+from tests.unit.cli.test_metrics import NOBODY, answering
 
 KEY = Key("n", "d")
 SCOPE = Scope(window="300s", namespace="n", deployment="d")

@@ -1,4 +1,4 @@
-"""`specdecode verify`: what a third party finds out with a public key and files."""
+"""`specdecode attestation verify`: what a third party finds out with a public key and files."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ def attested(write: WriteObject, tmp_path: Path) -> tuple[Path, Path]:
 
 def test_objects_as_attested_are_verified(specdecode: Specdecode, write: WriteObject, tmp_path: Path) -> None:
     attestation, key = attested(write, tmp_path)
-    result = specdecode("verify", attestation, "--key", key, "-f", write("objects.yaml", *serving()))
+    result = specdecode("attestation", "verify", attestation, "--key", key, "-f", write("objects.yaml", *serving()))
     assert result.exit_code == VERIFIED, result.output
     assert "Pod default/llama-1 is as attested: containers, images by digest" in result.stdout
     assert result.stdout.endswith("verified\n")
@@ -33,7 +33,7 @@ def test_objects_as_attested_are_verified(specdecode: Specdecode, write: WriteOb
 
 def test_what_no_file_has_is_said(specdecode: Specdecode, write: WriteObject, tmp_path: Path) -> None:
     attestation, key = attested(write, tmp_path)
-    result = specdecode("verify", attestation, "--key", key)
+    result = specdecode("attestation", "verify", attestation, "--key", key)
     assert result.exit_code == VERIFIED, result.output
     assert "not looked at, for no file has it: SpecDecodeDeployment, Deployment, Pod" in result.stdout
 
@@ -42,7 +42,7 @@ def test_another_image_is_not_verified(specdecode: Specdecode, write: WriteObjec
     attestation, key = attested(write, tmp_path)
     pod = serving()[2]
     pod["spec"]["containers"][0]["image"] = "evil:1"
-    result = specdecode("verify", attestation, "--key", key, "-f", write("pod.yaml", pod))
+    result = specdecode("attestation", "verify", attestation, "--key", key, "-f", write("pod.yaml", pod))
     assert result.exit_code == NOT_VERIFIED
     assert "Pod default/llama-1: container engine: image: evil:1: " in result.stderr
 
@@ -50,7 +50,7 @@ def test_another_image_is_not_verified(specdecode: Specdecode, write: WriteObjec
 def test_another_key_does_not_verify(specdecode: Specdecode, write: WriteObject, tmp_path: Path) -> None:
     attestation, key = attested(write, tmp_path)
     key.write_bytes(key_pair()[1])
-    result = specdecode("verify", attestation, "--key", key)
+    result = specdecode("attestation", "verify", attestation, "--key", key)
     assert result.exit_code == NOT_VERIFIED
     assert "was signed with another key" in result.stderr
 
@@ -61,7 +61,7 @@ def test_one_that_does_not_hold_among_those_that_do_is_not_verified(
     attestation, key = attested(write, tmp_path)
     config_map = yaml.safe_load(attestation.read_text())
     config_map["data"]["forged.intoto.json"] = "{}"
-    result = specdecode("verify", write("mixed.yaml", config_map), "--key", key)
+    result = specdecode("attestation", "verify", write("mixed.yaml", config_map), "--key", key)
     assert result.exit_code == NOT_VERIFIED
     assert "forged.intoto.json: is no DSSE envelope" in result.stderr
 
@@ -74,7 +74,8 @@ def test_attestations_of_several_objects_are_not_held_against_one(
     one, namesake = serving()[0], serving()[0]
     namesake["metadata"]["uid"] = "uid-2"
     both = write("both.yaml", *(attest(each, SigningKey.read(private)).children[0] for each in (one, namesake)))
-    result = specdecode("verify", both, "--key", tmp_path / "key", "-f", write("objects.yaml", *serving()))
+    objects = write("objects.yaml", *serving())
+    result = specdecode("attestation", "verify", both, "--key", tmp_path / "key", "-f", objects)
     assert result.exit_code == NOT_VERIFIED
     assert "are of several objects" in result.stderr
 
@@ -83,11 +84,11 @@ def test_an_envelope_alone_is_read_from_standard_input(specdecode: Specdecode, t
     private, public = key_pair()
     (tmp_path / "key").write_bytes(public)
     [envelope] = entries(attest(serving()[0], SigningKey.read(private))).values()
-    result = specdecode("verify", "-", "--key", tmp_path / "key", stdin=envelope)
+    result = specdecode("attestation", "verify", "-", "--key", tmp_path / "key", stdin=envelope)
     assert result.exit_code == VERIFIED, result.output
     assert "not attested: that engines served by it" in result.stdout
     cut = json.dumps({**json.loads(envelope), "signatures": []})
-    assert specdecode("verify", "-", "--key", tmp_path / "key", stdin=cut).exit_code == NOT_VERIFIED
+    assert specdecode("attestation", "verify", "-", "--key", tmp_path / "key", stdin=cut).exit_code == NOT_VERIFIED
 
 
 def test_the_same_is_said_to_programs_and_either_key_verifies(
@@ -99,7 +100,7 @@ def test_the_same_is_said_to_programs_and_either_key_verifies(
     body, workload, pod = serving()
     pod["spec"]["containers"][0]["image"] = "evil:1"
     given = ("--key", other, "--key", key, "-f", write("objects.yaml", body, pod), "-o", "json")
-    result = specdecode("verify", attestation, *given)
+    result = specdecode("attestation", "verify", attestation, *given)
     assert result.exit_code == NOT_VERIFIED
     found = json.loads(result.stdout)
     assert not found["verified"]
@@ -111,7 +112,7 @@ def test_the_same_is_said_to_programs_and_either_key_verifies(
     image = workload["spec"]["template"]["spec"]["containers"][0]["image"]
     assert differences["SpecDecodeDeployment"] == []
     assert differences["Pod"] == [{"field": "container engine: image", "attested": image, "found": "evil:1"}]
-    alone = json.loads(specdecode("verify", attestation, "--key", other, "-o", "json").stdout)
+    alone = json.loads(specdecode("attestation", "verify", attestation, "--key", other, "-o", "json").stdout)
     assert "was signed with another key" in alone["attestations"][0]["problem"]
     assert (alone["verified"], alone["attestations"][0]["rollout"]) == (False, None)
 
@@ -121,7 +122,7 @@ def test_the_envelope_of_a_bundle_is_read(specdecode: Specdecode, tmp_path: Path
     (tmp_path / "key").write_bytes(public)
     [envelope] = entries(attest(serving()[0], SigningKey.read(private))).values()
     bundle = json.dumps({"mediaType": "x", "dsseEnvelope": json.loads(envelope)})
-    assert specdecode("verify", "-", "--key", tmp_path / "key", stdin=bundle).exit_code == VERIFIED
+    assert specdecode("attestation", "verify", "-", "--key", tmp_path / "key", stdin=bundle).exit_code == VERIFIED
 
 
 def test_files_that_cannot_be_used_say_why(specdecode: Specdecode, write: WriteObject, tmp_path: Path) -> None:
@@ -131,7 +132,7 @@ def test_files_that_cannot_be_used_say_why(specdecode: Specdecode, write: WriteO
         ((write("pod.yaml", serving()[2]), "--key", key), "holds no attestation"),
         ((tmp_path / "none.yaml", "--key", key), "No such file"),
     ):
-        result = specdecode("verify", *arguments)
+        result = specdecode("attestation", "verify", *arguments)
         assert result.exit_code == INVALID
         assert says in result.stderr
 

@@ -1,4 +1,4 @@
-"""`specdecode figures`: current figures of engines, from /metrics or Prometheus.
+"""`specdecode metrics`: current metrics of running engines, from /metrics or Prometheus.
 
 Both sources use the same definitions.
 """
@@ -39,7 +39,7 @@ class FigureOutput(Output):
     """Of a figure by position in the draft, counted from 0; null of all others."""
 
 
-class FiguresOutput(Output):
+class MetricsOutput(Output):
     """Figures of one deployment."""
 
     source: str
@@ -131,7 +131,7 @@ _LONGEST_TOKEN: Final = 16 * 1024
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 
-def figures_command(  # noqa: PLR0913  each is an option
+def metrics_command(  # noqa: PLR0913  each is an option
     *,
     name: Name = None,
     namespace: Namespace = None,
@@ -162,7 +162,7 @@ def figures_command(  # noqa: PLR0913  each is an option
     The figures cover the time between two reads of the engines. With --prometheus,
     they cover the time up to now.
 
-    For example: specdecode figures llama-70b -n models --over 60
+    For example: specdecode metrics llama-70b -n models --over 60
     """
     _check(name, namespace, engine, prometheus, token_file)
     figures = list(_figures({TTFT_LIMIT: ttft_limit, TPOT_LIMIT: tpot_limit}))
@@ -207,7 +207,7 @@ def _figures(limits: Mapping[str, float | None]) -> Iterator[Figure]:
             yield replace(figure, measure=replace(figure.measure, limit=str(limit)))
 
 
-def _table(found: FiguresOutput) -> str:
+def _table(found: MetricsOutput) -> str:
     asked = "" if found.engines is None else f" of {found.engines} engine{'s' if found.engines != 1 else ''}"
     lines = [f"figures{asked} over {found.over_seconds:g} s; docs/reference/metrics.md defines them"]
     width = max(len(each.name) for each in found.figures)
@@ -220,7 +220,7 @@ def _table(found: FiguresOutput) -> str:
 
 def _from_prometheus(
     url: str, token_file: str | None, deployment: tuple[str | None, str | None], figures: Sequence[Figure], over_s: int
-) -> FiguresOutput:
+) -> MetricsOutput:
     token, (namespace, name) = None, deployment
     if token_file is not None:
         try:
@@ -245,7 +245,7 @@ def _from_prometheus(
 
 def _from_engines(
     kubectl: Kubectl, name: str | None, urls: Sequence[str], figures: Sequence[Figure], over_s: int
-) -> FiguresOutput:
+) -> MetricsOutput:
     """Return figures of what engines did between two looks; one that does not answer both is left out."""
     try:
         engines = _engines(kubectl, name, urls)
@@ -277,7 +277,7 @@ def _output(
     over_s: float,
     values: Mapping[str, measures.Values],
     units: Mapping[str, str],
-) -> FiguresOutput:
+) -> MetricsOutput:
     rows = []
     for name, unit in units.items():
         told, by_position = values[name], name == "acceptance_rate_by_position"
@@ -285,4 +285,4 @@ def _output(
         value, positions = (None, ordered) if by_position else (told.get(""), None)
         rows.append(FigureOutput(name=name, unit=unit, value=value, by_position=positions))
     answered, left_out = engines
-    return FiguresOutput(source=source, over_seconds=over_s, engines=answered, left_out=left_out, figures=rows)
+    return MetricsOutput(source=source, over_seconds=over_s, engines=answered, left_out=left_out, figures=rows)

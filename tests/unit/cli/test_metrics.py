@@ -1,4 +1,4 @@
-"""`specdecode figures`: engines that are looked at twice, a Prometheus, and what both may answer instead."""
+"""`specdecode metrics`: engines that are looked at twice, a Prometheus, and what both may answer instead."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from specdecode_operator.cli import figures
+from specdecode_operator.cli import metrics
 from specdecode_operator.cluster import bounded_fetch
 from tests.support.figure_cases import page
 from tests.support.http_server import Quiet, serving
@@ -71,7 +71,7 @@ class _Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the time between two looks pass at once."""
-    monkeypatch.setattr(figures, "time", _Clock())
+    monkeypatch.setattr(metrics, "time", _Clock())
 
 
 def told(text: str) -> dict[str, dict[str, object]]:
@@ -82,7 +82,7 @@ def told(text: str) -> dict[str, dict[str, object]]:
 @pytest.mark.usefixtures("clock")
 def test_engines_are_looked_at_twice_and_summed(specdecode: Specdecode) -> None:
     with engine(page("a", 10), page("a", 15)) as a, engine(page("b", 10), page("b", 15)) as b:
-        done = specdecode("figures", "--engine", a, "--engine", b, "--over", FIVE_MINUTES_S, "-o", "json")
+        done = specdecode("metrics", "--engine", a, "--engine", b, "--over", FIVE_MINUTES_S, "-o", "json")
     assert done.exit_code == 0, done.output
     figures = told(done.stdout)
     assert figures["output_tokens_per_second"]["value"] == pytest.approx(12)
@@ -96,7 +96,7 @@ def test_engines_are_looked_at_twice_and_summed(specdecode: Specdecode) -> None:
 @pytest.mark.usefixtures("clock")
 def test_one_that_vanishes_between_the_looks_is_left_out_and_told(specdecode: Specdecode) -> None:
     with engine(page("a", 10), page("a", 15)) as a, engine(page("b", 10), None) as b:
-        done = specdecode("figures", "--engine", a, "--engine", b, "--over", FIVE_MINUTES_S)
+        done = specdecode("metrics", "--engine", a, "--engine", b, "--over", FIVE_MINUTES_S)
     assert done.exit_code == 0, done.output
     assert "of 1 engine over 300 s" in done.stdout
     assert "output_tokens_per_second          10 tokens/s" in done.stdout
@@ -107,7 +107,7 @@ def test_one_that_vanishes_between_the_looks_is_left_out_and_told(specdecode: Sp
 @pytest.mark.usefixtures("clock")
 def test_one_that_comes_between_the_looks_is_left_out_and_told(specdecode: Specdecode) -> None:
     with engine(page("a", 10), page("a", 15)) as a, engine(None, page("b", 15)) as b:
-        done = specdecode("figures", "--engine", a, "--engine", b, "-o", "json")
+        done = specdecode("metrics", "--engine", a, "--engine", b, "-o", "json")
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert (found["engines"], len(found["left_out"])) == (1, 1)
@@ -120,13 +120,13 @@ def test_limits_of_an_slo_are_told_as_shares(specdecode: Specdecode) -> None:
     text = f'# TYPE {histogram} histogram\n{histogram}_bucket{{le="1.0"}} %d\n{histogram}_bucket{{le="+Inf"}} %d\n'
     pages = [text % counts + f"{histogram}_count {counts[1]}\n" for counts in ((5, 10), (80, 110))]
     with engine(*pages) as url:
-        done = specdecode("figures", "--engine", url, "--ttft-limit", 1, "--tpot-limit", 0.05, "-o", "json")
+        done = specdecode("metrics", "--engine", url, "--ttft-limit", 1, "--tpot-limit", 0.05, "-o", "json")
     figures = told(done.stdout)
     assert figures["time_to_first_token_within_limit"]["value"] == 0.75
     assert figures["time_per_output_token_within_limit"]["value"] is None
     assert "no bucket" not in done.stderr, "no time per output token was seen at all"
     with engine(*pages) as url:
-        other = specdecode("figures", "--engine", url, "--ttft-limit", 0.33)
+        other = specdecode("metrics", "--engine", url, "--ttft-limit", 0.33)
     assert "note: 0.33 is no bucket of the histogram of time_to_first_token" in other.stderr
     assert re.search("time_to_first_token_within_limit +-$", other.stdout, re.MULTILINE)
 
@@ -151,7 +151,7 @@ def test_engines_of_a_deployment_are_read_through_kubectl(
     kubectl.write_text("\n".join(("#!/bin/sh", *lines, f"cat {tmp_path}/$answer\n")))
     kubectl.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    done = specdecode("figures", "llama", "-n", "team", "-o", "json")
+    done = specdecode("metrics", "llama", "-n", "team", "-o", "json")
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["engines"] == 1
     calls = (tmp_path / "calls").read_text().splitlines()
@@ -159,7 +159,7 @@ def test_engines_of_a_deployment_are_read_through_kubectl(
     path = "/api/v1/namespaces/team/pods/https:a:8000/proxy/metrics"
     assert calls[1:] == [f"--namespace=team get --raw {path} --request-timeout=15s"] * 2
     (tmp_path / "pods.json").write_text(json.dumps({"kind": "List", "items": pods[1:]}))
-    none = specdecode("figures", "llama", "-n", "team")
+    none = specdecode("metrics", "llama", "-n", "team")
     assert (none.exit_code, "llama has no engine that is ready" in none.output) == (2, True)
 
 
@@ -176,7 +176,7 @@ def test_a_prometheus_is_asked_with_its_token_for_the_deployment_alone(specdecod
     (tmp_path / "token").write_text("secret\n")
     options = ("-n", "models", "--over", 60, "--token-file", tmp_path / "token", "-o", "json")
     with answering(answer) as url:
-        done = specdecode("figures", "llama", "--prometheus", f"{url}/", *options)
+        done = specdecode("metrics", "llama", "--prometheus", f"{url}/", *options)
     assert done.exit_code == 0, done.output
     assert told(done.stdout)["acceptance_rate"]["value"] == 0.25
     chosen = 'namespace="models", specdecode_deployment="llama"'
@@ -200,7 +200,7 @@ def test_a_prometheus_is_asked_with_its_token_for_the_deployment_alone(specdecod
 )
 def test_what_a_prometheus_may_answer_instead(specdecode: Specdecode, status: int, body: bytes, said: str) -> None:
     with answering(lambda _: (status, body)) as url:
-        done = specdecode("figures", "llama", "-n", "models", "--prometheus", url)
+        done = specdecode("metrics", "llama", "-n", "models", "--prometheus", url)
     assert done.exit_code == 2
     assert said in " ".join(done.output.split())
     assert "Traceback" not in done.output
@@ -222,7 +222,7 @@ def test_a_prometheus_whose_answer_never_begins_is_not_waited_for(
         return 200, b""
 
     with answering(answer) as url:
-        done = specdecode("figures", "llama", "-n", "models", "--prometheus", url)
+        done = specdecode("metrics", "llama", "-n", "models", "--prometheus", url)
         given_up.set()
     assert (done.exit_code, "does not answer within" in done.output) == (2, True)
 
@@ -232,10 +232,10 @@ def test_a_prometheus_whose_answer_never_begins_is_not_waited_for(
 def test_a_password_of_a_url_is_not_shown(specdecode: Specdecode, option: str) -> None:
     name = ["llama", "-n", "models"] if option == "--prometheus" else []
     with answering(lambda _: (404, b"")) as url:
-        done = specdecode("figures", *name, option, url.replace("//", "//me:hunter2@"))
+        done = specdecode("metrics", *name, option, url.replace("//", "//me:hunter2@"))
         assert f"{url}/" in done.output
     with answering(lambda _: (200, page("a", 1).encode())) as url:
-        told = specdecode("figures", "--engine", url.replace("//", "//me:hunter2@"), "-o", "json").stdout
+        told = specdecode("metrics", "--engine", url.replace("//", "//me:hunter2@"), "-o", "json").stdout
     assert json.loads(told)["source"] == url
     assert "hunter2" not in done.output + told
 
@@ -246,7 +246,7 @@ def test_what_never_ends_is_no_token(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("long").write_text("x" * 20_000)
-    done = specdecode("figures", "a", "-n", "n", "--prometheus", NOBODY, "--token-file", file)
+    done = specdecode("metrics", "a", "-n", "n", "--prometheus", NOBODY, "--token-file", file)
     assert (done.exit_code, f"--token-file: {file}" in done.output, said in done.output) == (2, True, True)
 
 
@@ -265,7 +265,7 @@ def test_an_engine_behind_kubectl_that_says_too_much_is_left_out(
     )
     kubectl.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    done = specdecode("figures", "llama", "-n", "team")
+    done = specdecode("metrics", "llama", "-n", "team")
     assert (done.exit_code, "a: answers with more than 4194304 bytes" in done.output) == (2, True)
 
 
@@ -284,7 +284,7 @@ def test_a_redirection_takes_the_token_nowhere(specdecode: Specdecode, tmp_path:
         (tmp_path / "token").write_text("secret")
         with answering(redirect) as url:
             options = ("--prometheus", url, "--token-file", tmp_path / "token")
-            done = specdecode("figures", "llama", "-n", "models", *options)
+            done = specdecode("metrics", "llama", "-n", "models", *options)
     assert (done.exit_code, "answers with HTTP 307: is this its URL?" in " ".join(done.output.split())) == (2, True)
     assert "secret" not in done.output
     assert asked == []
@@ -305,14 +305,14 @@ def test_the_token_is_given_where_netrc_has_a_password(
     (tmp_path / "token").write_text("secret")
     with answering(answer) as url:
         for options in ((), ("--token-file", tmp_path / "token")):
-            specdecode("figures", "llama", "-n", "models", "--prometheus", url, *options)
+            specdecode("metrics", "llama", "-n", "models", "--prometheus", url, *options)
     assert given == [None, "Bearer secret"]
 
 
 @pytest.mark.parametrize("token", ["sec\nret", "sec nret", ""])
 def test_a_token_that_is_none_is_not_shown(specdecode: Specdecode, tmp_path: Path, token: str) -> None:
     (tmp_path / "token").write_text(token)
-    done = specdecode("figures", "a", "-n", "n", "--prometheus", NOBODY, "--token-file", tmp_path / "token")
+    done = specdecode("metrics", "a", "-n", "n", "--prometheus", NOBODY, "--token-file", tmp_path / "token")
     assert (done.exit_code, "holds no token" in " ".join(done.output.split())) == (2, True)
     assert "nret" not in done.output
 
@@ -337,7 +337,7 @@ def test_a_token_that_is_none_is_not_shown(specdecode: Specdecode, tmp_path: Pat
     ],
 )
 def test_what_cannot_be_asked_is_told_in_a_line(specdecode: Specdecode, arguments: tuple[str, ...], said: str) -> None:
-    done = specdecode("figures", *arguments)
+    done = specdecode("metrics", *arguments)
     assert done.exit_code == 2, done.output
     assert said in " ".join(done.output.replace("│", "").split())
     assert done.exception is None or isinstance(done.exception, SystemExit)

@@ -1,0 +1,43 @@
+"""The top level of `specdecode`: its help, its version, and former names of commands."""
+
+import json
+from importlib.metadata import entry_points
+
+import pytest
+
+from specdecode_operator.version import __version__
+from tests.unit.cli.conftest import Specdecode
+
+
+def test_without_arguments_prints_the_help_by_panels_and_succeeds(specdecode: Specdecode):
+    result = specdecode()
+    assert result.exit_code == 0
+    assert result.stdout == specdecode("--help").stdout
+    places = [result.stdout.index(f"─ {panel} ─") for panel in ("Plan", "Run", "Measure", "Simulate", "Other")]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize("name", ["operator", "attestation-webhook", "webhook-certificate", "schema"])
+def test_help_omits_internal_commands_that_still_work(specdecode: Specdecode, name: str):
+    assert f"│ {name} " not in specdecode("--help").stdout
+    assert specdecode(name, "--help").exit_code == 0
+
+
+def test_version_is_that_of_the_option_and_lists_engines_as_json(specdecode: Specdecode):
+    assert specdecode("version").stdout == specdecode("--version").stdout
+    data = json.loads(specdecode("version", "-o", "json").stdout)
+    assert data["version"] == __version__
+    assert "0.33" in data["vllm_versions"]
+
+
+@pytest.mark.parametrize(("old", "new"), [("figures", "metrics"), ("verify", "attestation verify")])
+def test_a_former_name_works_and_the_new_one_is_printed_once(specdecode: Specdecode, old: str, new: str):
+    result, renamed = specdecode(old, "--help"), specdecode(*new.split(), "--help")
+    assert (result.exit_code, result.stdout) == (0, renamed.stdout)
+    assert result.stderr.splitlines() == [f"specdecode {old}: renamed to specdecode {new}"]
+    assert renamed.stderr == ""
+
+
+def test_kubectl_finds_the_command_as_a_plugin():
+    commands = {each.name: each.value for each in entry_points(group="console_scripts")}
+    assert commands["kubectl-specdecode"] == commands["specdecode"]
