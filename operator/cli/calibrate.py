@@ -423,7 +423,10 @@ def calibrate_command(  # noqa: PLR0913  each is an option
     product: Annotated[
         str | None,
         typer.Option(
-            help="GPU: the value of the node label nvidia.com/gpu.product, such as NVIDIA-H200, or a name such as H200."
+            "--product",
+            "--gpu",
+            help="GPU: the value of the node label nvidia.com/gpu.product, such as NVIDIA-H200, "
+            "or a name such as H200.",
         ),
     ] = None,
     from_deployment: Annotated[
@@ -446,7 +449,10 @@ def calibrate_command(  # noqa: PLR0913  each is an option
         list[str] | None,
         typer.Option(help="Run with these limits: SEQUENCESxBATCHED_TOKENS, such as 256x8192. May be repeated."),
     ] = None,
-    tensor: Annotated[int | None, typer.Option(min=1, help="GPUs per engine, if not in the log.")] = None,
+    tensor: Annotated[
+        int | None,
+        typer.Option("--tensor", "--tp", "--tensor-parallel-size", min=1, help="GPUs per engine, if not in the log."),
+    ] = None,
     max_model_len: Annotated[int | None, typer.Option(min=1, help="Where the log does not say.")] = None,
     max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Where the log does not say.")] = None,
     max_num_batched_tokens: Annotated[int | None, typer.Option(min=1, help="Where the log does not say.")] = None,

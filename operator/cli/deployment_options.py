@@ -62,11 +62,16 @@ class Description:
             help="GPU: a name such as H200, a product label, or a memory size such as 48GiB. May be repeated.",
         ),
     ] = None
-    tp: Annotated[int | None, typer.Option("--tp", help="Tensor parallelism. Defaults to the smallest that fits.")] = (
-        None
-    )
-    pp: Annotated[int | None, typer.Option("--pp", help="Pipeline stages. Defaults to 1.")] = None
-    dp: Annotated[int | None, typer.Option("--dp", help="Data-parallel ranks per replica. Defaults to 1.")] = None
+    tp: Annotated[
+        int | None,
+        typer.Option("--tp", "--tensor-parallel-size", help="Tensor parallelism. Defaults to the smallest that fits."),
+    ] = None
+    pp: Annotated[
+        int | None, typer.Option("--pp", "--pipeline-parallel-size", help="Pipeline stages. Defaults to 1.")
+    ] = None
+    dp: Annotated[
+        int | None, typer.Option("--dp", "--data-parallel-size", help="Data-parallel ranks per replica. Defaults to 1.")
+    ] = None
     max_model_len: Annotated[
         int | None,
         typer.Option("--max-model-len", help="Maximum sequence length in tokens. Defaults to the model's own."),

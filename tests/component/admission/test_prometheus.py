@@ -139,7 +139,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
 def figures(watched: Watched, name: str = "llama") -> dict[str, Any]:
     """What the command says as that Prometheus knows it."""
     options = ("-n", "models", "--prometheus", watched.url, "--over", str(WINDOW_S), "-o", "json")
-    done = CliRunner().invoke(app, ["figures", name, *options])
+    done = CliRunner().invoke(app, ["metrics", name, *options])
     assert done.exit_code == 0, done.output
     return {each["name"]: each for each in json.loads(done.stdout)["figures"]}
 
@@ -212,6 +212,6 @@ def test_a_deployment_is_told_apart_by_its_label(watched: Watched) -> None:
     up = 'up{job="specdecode-engines"}'
     eventually(lambda: set(watched.ask(up)) == {"llama-0", "other-0", "secure-0"}, "a port of either name is")
     options = ("-n", "elsewhere", "--prometheus", watched.url)
-    done = CliRunner().invoke(app, ["figures", "llama", *options])
+    done = CliRunner().invoke(app, ["metrics", "llama", *options])
     assert done.exit_code == 2
     assert "has no series with namespace=elsewhere and specdecode_deployment=llama" in " ".join(done.output.split())

@@ -63,7 +63,7 @@ def traffic(kubectl: Kubectl) -> Traffic:
 
 def figures(kubectl: Kubectl) -> dict[str, Any]:
     """What the command says that the engines do."""
-    command = [str(Path(sys.executable).with_name("specdecode")), "figures", "replay", "--over=3", "--output=json"]
+    command = [str(Path(sys.executable).with_name("specdecode")), "metrics", "replay", "--over=3", "--output=json"]
     path = f"{Path(program('kubectl')).parent}:{os.environ['PATH']}"
     environment = os.environ | {"KUBECONFIG": str(kubectl.kubeconfig), "PATH": path}
     options = (f"--namespace={kubectl.namespace}",)

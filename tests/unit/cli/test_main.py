@@ -41,3 +41,11 @@ def test_a_former_name_works_and_the_new_one_is_printed_once(specdecode: Specdec
 def test_kubectl_finds_the_command_as_a_plugin():
     commands = {each.name: each.value for each in entry_points(group="console_scripts")}
     assert commands["kubectl-specdecode"] == commands["specdecode"]
+
+
+def test_plan_takes_the_names_of_vllm_for_parallelism(specdecode: Specdecode):
+    pair = ("plan", "--model", "meta-llama/Llama-3.1-70B-Instruct", "--gpu", "H200", "-o", "json")
+    short = specdecode(*pair, "--tp", 2, "--pp", 1, "--dp", 2)
+    assert short.exit_code == 0
+    sizes = ("--tensor-parallel-size", 2, "--pipeline-parallel-size", 1, "--data-parallel-size", 2)
+    assert specdecode(*pair, *sizes).stdout == short.stdout
