@@ -104,7 +104,7 @@ def version_doubts(spec: SpecDecodeDeploymentSpec, profile: EngineProfile) -> li
     if named not in (None, version):
         message = (
             f"is vLLM {named} by its name, but is launched and sized as engine.version {version}; set engine.version to"
-            f" {named}, unless the name is misleading"
+            f' "{named}", unless the name is misleading'
         )
         doubts.append(Problem("spec.engine.image", str(image), message))
     return doubts
@@ -119,7 +119,7 @@ def untested_version(spec: SpecDecodeDeploymentSpec, profile: EngineProfile) -> 
     margin = "" if platform_of(spec) is Platform.CPU else f", with {more} GiB more margin on each GPU"
     message = (
         f"is untested, so it is launched and sized as {newest}, the newest vLLM that this operator knows{margin}; set"
-        f" {newest}, or watch the first start"
+        f' "{newest}", or watch the first start'
     )
     return Problem("spec.engine.version", profile.version, message)
 

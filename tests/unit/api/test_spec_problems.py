@@ -22,7 +22,7 @@ TARGET = {"model": "org/target"}
         (
             {"target": {**TARGET, "quantization": "Auto", "checkpoints": [{"model": "org/x", "quantisation": "INT4"}]}},
             "spec.target.checkpoints[0].quantisation",
-            "is not a field of spec.target.checkpoints[0]: did you mean quantization?",
+            "unknown field: did you mean quantization?",
         ),
         ({"engine": {"env": [{"name": "A"}, {"name": "B C"}]}}, "spec.engine.env[1].name", "must match"),
         # vLLM's own spelling of the share.

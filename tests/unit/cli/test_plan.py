@@ -235,7 +235,7 @@ def test_what_is_no_yaml_is_one_line_of_error(specdecode: Specdecode, write: Wri
     result = specdecode("plan", "-f", write("a.yaml", content))
     assert result.exit_code == 2
     assert len(result.stderr.splitlines()) == 1
-    assert "a.yaml, document 1: is no YAML" in result.stderr
+    assert "a.yaml, document 1: is not valid YAML" in result.stderr
 
 
 def test_another_api_version_is_an_error_and_not_passed_over(specdecode: Specdecode, write: WriteObject) -> None:
