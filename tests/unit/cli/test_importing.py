@@ -251,7 +251,7 @@ def test_a_replica_may_spread_in_several_ways(specdecode: Specdecode, write: Wri
     body = engine(LLAMA_70B, "-tp=2", "-pp", "2", "--distributed-executor-backend", "mp", resources=gpus)
     spec, said = imported(specdecode, write("d.yaml", body))
     assert spec["parallelism"] == {"tensor": 2, "pipeline": 2}
-    assert "resources nvidia.com/gpu" not in said
+    assert "resources nvidia.com/gpu 4: follows from spec.parallelism" in said
     _, said = imported(specdecode, write("d.yaml", engine(LLAMA_70B, "-tp=2", resources=gpus)))
     assert "resources nvidia.com/gpu 4" in said, "what the old pod left idle is told"
 

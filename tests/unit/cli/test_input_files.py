@@ -258,8 +258,8 @@ def test_the_errors_of_a_file_are_told_as_far_as_anybody_reads(specdecode: Specd
     [
         ("", "holds no SpecDecodeDeployment: name another file or folder"),
         ("# nothing yet\n", "holds no SpecDecodeDeployment: name another"),
-        ("- 1\n- 2\n", "holds no SpecDecodeDeployment but a list: name another"),
-        ("hello", "holds no SpecDecodeDeployment but plain text: name another"),
+        ("- 1\n- 2\n", "holds no SpecDecodeDeployment; it has a list: name another"),
+        ("hello", "holds no SpecDecodeDeployment; it has plain text: name another"),
         ("target: {model: x}", "but an object without kind: name another"),
         ("{apiVersion: apps/v1, kind: Deployment}\n---\n[]", "but Deployment (apps/v1), a list: name another"),
         (

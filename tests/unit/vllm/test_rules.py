@@ -333,7 +333,9 @@ def test_an_image_is_asked_for_where_none_is_known() -> None:
         (problem,) = image_problems(None, platform, profile)
         assert problem.field == "spec.engine.image"
         assert f"no {platform.upper()} image of vLLM {profile.version}" in problem.message
-        assert (f"or write spec.engine.version: {KNOWN_VERSIONS[-1]}" in problem.message) == (profile.version == "0.99")
+        assert (f'or write spec.engine.version: "{KNOWN_VERSIONS[-1]}"' in problem.message) == (
+            profile.version == "0.99"
+        )
 
 
 CONTRADICTIONS = {
@@ -458,8 +460,8 @@ PROFILE_METHODS = find_profile("0.32")
 HEADS = [method for method in METHODS_WITH_DRAFT if method is not Method.DRAFT_MODEL]
 METHODS = [method for method in Method if method is not Method.NONE]
 MEDUSA_ENDED = (
-    "spec.speculation.method: vLLM {} no longer supports it; use method eagle3 with a head that was trained for this target, "
-    'or write spec.engine.version: "0.32", the last that supports it'
+    "spec.speculation.method: vLLM {} no longer supports it; use method eagle3 with a head that was trained for this"
+    ' target, or write spec.engine.version: "0.32", the last that supports it'
 )
 FULL_SUFFIX = Suffix(
     max_tree_depth=16, max_cached_requests=0, max_spec_factor_percent=150, min_token_probability_percent=5
