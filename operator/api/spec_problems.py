@@ -68,7 +68,7 @@ _POD_FIELDS: Final = (
     *("securityContext", "serviceAccountName", "tolerations", "topologySpreadConstraints", "volumes"),
 )
 _CONTAINER_FIELDS: Final = ("resources", "volumeMounts")
-_SYNONYMS: Final[Mapping[str, str]] = {
+SYNONYMS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("tensorparallelsize", "tensorparallelism", "tp", "gpus", "gpucount", "numgpus", "requestgpu"),
                     "parallelism.tensor"),
     **dict.fromkeys(("pipelineparallelsize", "pipelineparallelism", "pp"), "parallelism.pipeline"),
@@ -143,7 +143,7 @@ def _meant_field(place: tuple[int | str, ...], fields: list[str], spec: type[Bas
     if same := next((field for field in fields if _folded(field) == name), None):
         return same
     known, parent = _paths(spec), _path(place[:-1])
-    synonym = _SYNONYMS.get(name) if spec is SpecDecodeDeploymentSpec else None
+    synonym = SYNONYMS.get(name) if spec is SpecDecodeDeploymentSpec else None
     if synonym is not None:
         return f"spec.{synonym}"
     if elsewhere := _nearest(known.get(name, []), parent):

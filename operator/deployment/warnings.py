@@ -105,7 +105,6 @@ def spec_doubts(spec: SpecDecodeDeploymentSpec, profile: EngineProfile) -> list[
     return [
         *([] if untested is None else [untested]),
         *_image_doubts(spec, profile),
-        *_token_doubts(spec),
         *_share_doubts(spec),
     ]
 
@@ -127,8 +126,8 @@ def _image_doubts(spec: SpecDecodeDeploymentSpec, profile: EngineProfile) -> Ite
         yield Problem("spec.engine.image", image, message)
 
 
-def _token_doubts(spec: SpecDecodeDeploymentSpec) -> Iterator[Problem]:
-    """Yield the models that the hub serves to known accounts only, when pods would ask it without a token."""
+def token_doubts(spec: SpecDecodeDeploymentSpec) -> Iterator[Problem]:
+    """Yield the gated models that pods would download without a token; a plan alone downloads nothing."""
     reaches_hub = spec.models.volume is None and spec.engine.replay is None
     if not reaches_hub or spec.models.hub_token_secret is not None or hub_environment(spec):
         return
@@ -142,12 +141,10 @@ def _token_doubts(spec: SpecDecodeDeploymentSpec) -> Iterator[Problem]:
 
 
 def _share_doubts(spec: SpecDecodeDeploymentSpec) -> Iterator[Problem]:
-    percent, default = (
-        spec.serving.gpu_memory_utilization_percent,
-        Serving.model_fields["gpu_memory_utilization_percent"],
-    )
+    percent = spec.serving.gpu_memory_utilization_percent
     if percent == 1 and platform_of(spec) is Platform.GPU:
-        message = f"is 1 %, which looks like a fraction; the default is {default.default}"
+        usual = Serving.model_fields["gpu_memory_utilization_percent"].default
+        message = f"is 1 %, which looks like a fraction; write {usual}, the default, or another share in percent"
         yield Problem("spec.serving.gpuMemoryUtilizationPercent", str(percent), message)
 
 

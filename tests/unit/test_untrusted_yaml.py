@@ -56,6 +56,7 @@ def test_yaml_is_read_as_kubernetes_reads_it(text: str, value: Any) -> None:
         ("a: 1\n'a': 2", "line 2, column 1: the key a is there twice"),
         ("1: a\n'1': b", 'the key "1" is there twice'),
         ("a: \x00", "is not valid YAML at"),
+        ("a:\n\tb: 1", "line 2, column 1: the line is indented with a tab"),
         ("a: [1", "is not valid YAML at line 2, column 1"),
         ("\n".join(f"%TAG !a{index}! x" for index in range(9)) + "\n---\na", "lines with %TAG"),
         ("a" * (MAX_BYTES + 1), "has more than 32 MiB"),

@@ -246,6 +246,22 @@ def test_the_steps_move_traffic_and_name_real_objects(specdecode: Specdecode, fi
         assert "kubectl patch service chat " in result.stderr
 
 
+def test_report_names_toleration_gpus_and_volumes(specdecode: Specdecode, write: WriteObject) -> None:
+    body = engine(
+        LLAMA_70B,
+        resources={"limits": {"nvidia.com/gpu": 1}},
+        volumeMounts=[{"name": "shm", "mountPath": "/dev/shm"}],
+    )
+    body["spec"]["template"]["spec"] |= {
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+        "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}],
+    }
+    spec, said = imported(specdecode, write("d.yaml", body))
+    assert "podTemplate" not in spec
+    for reported in ("toleration nvidia.com/gpu: ", "resources nvidia.com/gpu 1: ", "volume shm: "):
+        assert reported in said
+
+
 def test_a_replica_may_spread_in_several_ways(specdecode: Specdecode, write: WriteObject) -> None:
     gpus = {"limits": {"nvidia.com/gpu": 4}}
     body = engine(LLAMA_70B, "-tp=2", "-pp", "2", "--distributed-executor-backend", "mp", resources=gpus)
