@@ -260,8 +260,11 @@ def test_the_errors_of_a_file_are_told_as_far_as_anybody_reads(specdecode: Specd
         ("# nothing yet\n", "holds no SpecDecodeDeployment: name another"),
         ("- 1\n- 2\n", "holds no SpecDecodeDeployment; it has a list: name another"),
         ("hello", "holds no SpecDecodeDeployment; it has plain text: name another"),
-        ("target: {model: x}", "but an object without kind: name another"),
-        ("{apiVersion: apps/v1, kind: Deployment}\n---\n[]", "but Deployment (apps/v1), a list: name another"),
+        ("target: {model: x}", "; it has an object without kind: name another"),
+        (
+            "{apiVersion: apps/v1, kind: Deployment}\n---\n[]",
+            "; it has Deployment (apps/v1), a list: convert it with specdecode import -f ",
+        ),
         (
             "{apiVersion: specdecode.io/v1alpha1}",
             "document 1: kind: is missing: specdecode.io has no such kind: use SpecDec",

@@ -567,8 +567,8 @@ def test_a_file_is_planned_for_other_gpus_than_it_names(specdecode: Specdecode, 
         ("0GiB", "0GiB: no memory figures are known for it"),
         ("-4GiB", "no memory figures are known for it"),
         ("99999GiB", "no memory figures are known for it"),
-        ("nanGiB", "or its memory as CUDA reports it, such as 48GiB"),
-        ("A300", "or its memory as CUDA reports it, such as 48GiB"),
+        ("nanGiB", "give its memory as CUDA reports it, such as 48GiB"),
+        ("A300", "give its memory as CUDA reports it, such as 48GiB"),
     ],
 )
 def test_what_is_no_gpu_is_refused_with_what_is(
