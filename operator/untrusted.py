@@ -127,7 +127,7 @@ def parse_json_values(text: str | bytes, most_bytes: int = MAX_BYTES) -> Iterato
         except json.JSONDecodeError as error:
             place = f"line {error.lineno}, column {error.colno}" if "\n" in text.strip() else f"column {error.colno}"
             why = f"{error.msg[:1].lower()}{error.msg[1:]}".removesuffix(" at")
-            unreadable = UnreadableTextError(f"is no JSON at {place}: {why}")
+            unreadable = UnreadableTextError(f"is not valid JSON at {place}: {why}")
             unreadable.line = error.lineno
             raise unreadable from error
         except RecursionError as error:

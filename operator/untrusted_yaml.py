@@ -61,11 +61,17 @@ def parse_yaml(text: str) -> Iterator[Any]:
         place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
         place = place if position is None else f" at character {position + 1}"
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "it cannot be read"
-        unreadable = UnreadableTextError(f"is no YAML{place}: {problem}")
+        if mark is not None and mark.line < len(lines := text.splitlines()) and "\t" in _indent(lines[mark.line]):
+            problem = "the line is indented with a tab: use spaces"
+        unreadable = UnreadableTextError(f"is not valid YAML{place}: {problem}")
         unreadable.line = mark.line + 1 if mark is not None else None
         raise unreadable from error
     finally:
         loader.dispose()
+
+
+def _indent(line: str) -> str:
+    return line[: len(line) - len(line.lstrip())]
 
 
 class _Counts:

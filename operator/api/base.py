@@ -43,7 +43,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     DATA_KEY: "a key of a Secret or ConfigMap: use letters, digits, -, _ and .",
     LABEL_VALUE: "a label's value: use letters, digits, -, _ and ., with a letter or digit at both ends",
     VARIABLE_NAME: "an environment variable's name: use letters, digits, _, - and ., not beginning with a digit",
-    ENGINE_VERSION: "a version of vLLM: write two numbers and a dot, such as 0.32",
+    ENGINE_VERSION: 'a version of vLLM: write two numbers and a dot in quotes, such as "0.32"',
     SERVED_NAME: "a model's name: use no tabs and line ends, no spaces at its ends, and do not begin with -",
     TEMPERATURE: "a temperature: write a decimal below 3 in quotes, with two places at most, such as '0.7'",
     STRETCH: "a factor: write a decimal from 1 to below 10000 in quotes, with three places at most, such as '4.0'",

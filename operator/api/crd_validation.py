@@ -116,19 +116,30 @@ def as_stored(model: ApiModel) -> Body:
     return stored
 
 
-def _judged(stored: Body, rules: Sequence[Rule], place: str) -> Iterator[Problem]:
-    """Yield the rules that one part of an object breaks, as the API server words them."""
+def _judged(stored: Body, rules: Sequence[Rule], place: str, model: ApiModel | None = None) -> Iterator[Problem]:
+    """Yield the rules that one part of an object breaks, as the API server words them.
+
+    ``model`` is the part without the defaults that ``stored`` has; None if both are the same.
+    """
     evaluate = evaluator(stored)
     for rule in rules:
         if not evaluate(rule.holds):
-            blamed: Any = stored
-            for name in rule.field.split("."):
-                blamed = blamed.get(name) if isinstance(blamed, dict) else None
-            value = shown_or_missing(blamed, _LONGEST_SHOWN)
+            written = stored if model is None else model.model_dump(mode="json", by_alias=True, exclude_unset=True)
+            default, given = (
+                shown_or_missing(_value_at(each, rule.field), _LONGEST_SHOWN) for each in (stored, written)
+            )
+            value = f"{default} (default)" if given == MISSING != default else given
             message = rule.words(shown(evaluate(each)) for each in rule.values)
             # The API server's message stands alone; a problem already has the value.
-            message = re.sub(rf"^is {re.escape(value)}(: |, (which |but |and )?)", "", message)
+            message = re.sub(rf"^is {re.escape(default)}(: |, (which |but |and )?)", "", message)
             yield Problem(f"{place}{rule.field}", value, message)
+
+
+def _value_at(body: Body, field: str) -> Any:
+    found: Any = body
+    for name in field.split("."):
+        found = found.get(name) if isinstance(found, dict) else None
+    return found
 
 
 def _plain(value: Any) -> Any:
@@ -152,7 +163,7 @@ def broken_rules(model: ApiModel, place: str, left_out: Collection[str] = ()) ->
     # The other rules of a capture are about changes.
     rules = RUN if isinstance(model, SpecDecodeCaptureSpec) else DEPLOYMENT_RULES.get(type(model), ())
     if rules := [rule for rule in rules if not any(rule.reads(field) for field in left_out)]:
-        yield from _judged(as_stored(model), rules, f"{place}.")
+        yield from _judged(as_stored(model), rules, f"{place}.", model)
     for name, field in type(model).model_fields.items():
         value, path = getattr(model, name), f"{place}.{field.alias or name}"
         if isinstance(value, ApiModel):

@@ -566,7 +566,7 @@ SPEC = (
     rule(
         f"self.parallelism.pipeline == 1 || !({_HAS_METHOD}) || {_METHOD} != 'draft_model'",
         "parallelism.pipeline: is {self.parallelism.pipeline:d}, but with method draft_model vLLM would build the"
-        " draft from the layers of one stage: remove it, or use another method",
+        " draft from the layers of one stage: use 1, or a draft head",
     ),
     rule(
         f"self.parallelism.data == 1 || !({_HAS_METHOD}) || !has({_RANGES}) || {_RANGES}.size() == 0",

@@ -7,8 +7,10 @@ also evaluate the CEL rules of the CRD, for files that were never sent to an API
 import difflib
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Final, TypeVar, get_args
+from functools import cache
+from typing import Annotated, Any, Final, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
@@ -19,7 +21,8 @@ from specdecode_operator.api.capture import SpecDecodeCaptureSpec
 from specdecode_operator.api.crd_validation import broken_rules, metadata_problems, name_refusals, object_problems
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.renamed_fields import renamed_in
-from specdecode_operator.problems import MISSING, InvalidSpecError, Problem, shown_or_missing
+from specdecode_operator.enums import Quantization
+from specdecode_operator.problems import MISSING, InvalidSpecError, Problem, shown, shown_or_missing
 from specdecode_operator.untrusted import MOST_VALUES, TOO_LARGE, UnreadableTextError, parse_json
 
 _Spec = TypeVar("_Spec", bound=ApiModel)
@@ -31,11 +34,14 @@ _MOST_PROBLEMS: Final = 50
 UNKNOWN_FIELD: Final = "extra_forbidden"
 """Pydantic's error type for an unknown field."""
 
+_ALIKE: Final = 0.85
+"""Minimum similarity of a misspelt field that belongs to another object."""
+
 _NOT_TEXT: Final = ("bool_type", "int_type", "float_type")
 
 _WORDS: Final = {
-    "model_type": "must be an object of fields",
-    "dict_type": "must be an object of fields",
+    "model_type": "must be an object",
+    "dict_type": "must be an object",
     "list_type": "must be a list",
     "string_type": "must be text: put it in quotes",
     "bool_type": "must be true or false",
@@ -56,6 +62,37 @@ _WORDS: Final = {
     "literal_error": "use one of {expected}",
 }
 """Messages by pydantic's error type; others keep pydantic's own message."""
+
+_POD_FIELDS: Final = (
+    *("affinity", "imagePullSecrets", "nodeSelector", "priorityClassName", "runtimeClassName", "schedulerName"),
+    *("securityContext", "serviceAccountName", "tolerations", "topologySpreadConstraints", "volumes"),
+)
+_CONTAINER_FIELDS: Final = ("resources", "volumeMounts")
+SYNONYMS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("tensorparallelsize", "tensorparallelism", "tp", "gpus", "gpucount", "numgpus", "requestgpu"),
+                    "parallelism.tensor"),
+    **dict.fromkeys(("pipelineparallelsize", "pipelineparallelism", "pp"), "parallelism.pipeline"),
+    **dict.fromkeys(("dataparallelsize", "dataparallelism", "dp"), "parallelism.data"),
+    **dict.fromkeys(("enableexpertparallel", "expertparallel", "ep"), "parallelism.expert"),
+    **dict.fromkeys(("gputype", "gpuproduct", "gpumodel"), "accelerator.products"),
+    **dict.fromkeys(("modelid", "modelname", "modelurl", "targetmodel"), "target.model"),
+    **dict.fromkeys(("draftmodel", "speculativemodel", "specmodel"), "speculation.draft.model"),
+    **dict.fromkeys(("speculativetokens", "spectokens"), "speculation.numSpeculativeTokens"),
+    **dict.fromkeys(("specmethod", "speculativemethod"), "speculation.method"),
+    **dict.fromkeys(("speculativeconfig", "speculativedecoding"), "speculation"),
+    **dict.fromkeys(("gpumemoryutilization", "memoryutilization"), "serving.gpuMemoryUtilizationPercent"),
+    **dict.fromkeys(("contextlength", "maxcontextlength"), "serving.maxModelLen"),
+    **dict.fromkeys(("servedmodelname", "modelalias"), "serving.servedModelNames"),
+    **dict.fromkeys(("hftoken", "hftokensecret", "huggingfacetoken"), "models.hubTokenSecret"),
+    **dict.fromkeys(("minreplicas", "replicacount"), "replicas"),
+    **dict.fromkeys(("args", "vllmargs", "additionalargs", "engineargs"), "engine.extraArgs"),
+    **dict.fromkeys(("vllmversion", "engineversion"), "engine.version"),
+    **dict.fromkeys(("environment", "envvars"), "engine.env"),
+    **{field.lower(): f"podTemplate.spec.{field}" for field in _POD_FIELDS},
+    **{field.lower(): f"podTemplate.spec.containers[name=engine].{field}" for field in _CONTAINER_FIELDS},
+    **{field: f"podTemplate.metadata.{field}" for field in ("labels", "annotations")},
+}  # fmt: skip
+"""Fields of a deployment by the name that vLLM, Kubernetes or another project has for them, as `_folded`."""
 
 
 def parsed_spec(kind: type[_Spec], document: Any, *, newer: bool = False) -> _Spec:
@@ -93,25 +130,102 @@ def _problem(detail: ErrorDetails, spec: type[BaseModel]) -> Problem:
         if renamed is not None:
             return Problem(field, value, renamed.message)
         fields = [info.alias or name for name, info in owner.model_fields.items()]
-        meant = difflib.get_close_matches(str(place[-1]), fields, n=1)
-        known = f"did you mean {meant[0]}?" if meant else f"use one of {', '.join(fields)}"
-        return Problem(field, value, f"is not a field of {_path(place[:-1])}: {known}")
-    return Problem(field, value, _quotes_problem(detail, _field_at(place, spec)) or _message(detail))
+        meant = _meant_field(place, fields, spec)
+        known = f"did you mean {meant}?" if meant else f"use one of {', '.join(fields)}"
+        return Problem(field, value, f"unknown field: {known}")
+    info = _field_at(place, spec)
+    return Problem(field, value, _quotes_problem(detail, info) or f"{_message(detail)}{_form(detail, spec)}")
+
+
+def _meant_field(place: tuple[int | str, ...], fields: list[str], spec: type[BaseModel]) -> str | None:
+    """Return the field that an unknown one stands for: its name in the same object, or its path in the spec."""
+    name = _folded(str(place[-1]))
+    if same := next((field for field in fields if _folded(field) == name), None):
+        return same
+    known, parent = _paths(spec), _path(place[:-1])
+    synonym = SYNONYMS.get(name) if spec is SpecDecodeDeploymentSpec else None
+    if synonym is not None:
+        return f"spec.{synonym}"
+    if elsewhere := _nearest(known.get(name, []), parent):
+        return elsewhere
+    if close := difflib.get_close_matches(str(place[-1]), fields, n=1):
+        return close[0]
+    close = difflib.get_close_matches(name, known, n=1, cutoff=_ALIKE)
+    return _nearest(known[close[0]], parent) if close else None
+
+
+def _folded(name: str) -> str:
+    return re.sub(r"[-_]", "", name).lower()
+
+
+def _nearest(paths: list[str], parent: str) -> str | None:
+    """Return the path below ``parent``, or else below the spec, with the fewest parts; None if several have so few."""
+    below = [path for path in paths if path.startswith(f"{parent}.")] or paths
+    fewest = min((path.count(".") for path in below), default=0)
+    nearest = [path for path in below if path.count(".") == fewest]
+    return nearest[0] if len(nearest) == 1 else None
+
+
+@cache
+def _paths(spec: type[BaseModel]) -> Mapping[str, list[str]]:
+    """Return the paths of all fields that are in no list, by their names as `_folded`."""
+    found = defaultdict(list)
+    pending = [("spec", spec)]
+    while pending:
+        parent, model = pending.pop()
+        for name, info in model.model_fields.items():
+            alias = info.alias or name
+            found[_folded(alias)].append(f"{parent}.{alias}")
+            inner = inner_model(model, alias)
+            if inner is not None and not _is_list(info.annotation):
+                pending.append((f"{parent}.{alias}", inner))
+    return found
+
+
+def _is_list(annotation: Any) -> bool:
+    return get_origin(annotation) is list or any(_is_list(each) for each in get_args(annotation))
+
+
+def _form(detail: ErrorDetails, spec: type[BaseModel]) -> str:
+    """Return the form that a list or an object must have, made from the value; empty for other errors."""
+    given, place = detail["input"], detail["loc"]
+    is_text = isinstance(given, str)
+    if not place or detail["type"] not in ("list_type", "model_type"):
+        return ""
+    if is_text and place[-1] == "extraArgs":
+        return f" with one item per word: {shown(given.split(), _SHOWN_CHARACTERS)}"
+    form = shown(given, _SHOWN_CHARACTERS) if is_text else ""
+    inner = inner_model(_model_at(spec, place[:-1]), str(place[-1]))
+    if inner is not None:
+        names = [info.alias or name for name, info in inner.model_fields.items() if info.is_required()]
+        values = [form or None, *(None for _ in names[1:])]
+        pairs = [f"{name}: {value or name.upper()}" for name, value in zip(names, values, strict=False)]
+        form = f"{{{', '.join(pairs)}}}" if pairs else ""
+    if not form:
+        return ""
+    return f", such as [{form}]" if detail["type"] == "list_type" else f", such as {form}"
 
 
 def _message(detail: ErrorDetails) -> str:
     given, words = detail["input"], _WORDS.get(detail["type"])
     if detail["type"] == "enum" and isinstance(given, str):
         expected = re.findall("'([^']+)'", str(detail["ctx"]["expected"]))
-        if meant := difflib.get_close_matches(given, expected, n=1, cutoff=0.8):
-            return f"did you mean {meant[0]}? {words}".format_map(detail["ctx"])
+        by_folded = {_folded(each): each for each in expected}
+        if meant := difflib.get_close_matches(_folded(given), by_folded, n=1, cutoff=0.8):
+            return f"did you mean {by_folded[meant[0]]}? {words}".format_map(detail["ctx"])
+        if detail["loc"][-1] == "quantization" and Quantization.AS_CHECKPOINT.value in expected:
+            words = f"{words}; for a checkpoint that is quantized already, leave it out"
     if _path(detail["loc"]).endswith("Percent") and isinstance(given, float) and 0 < given <= 1:
         return f"is in percent: write {100 * given:.0f}"
     context = {key: f"{value:,}" if isinstance(value, int) else value for key, value in detail.get("ctx", {}).items()}
     if "pattern" in context:
         context["pattern"] = MEANINGS.get(context["pattern"], context["pattern"])
-    if detail["type"] == "string_type" and isinstance(detail["input"], dict | list):
+    if detail["type"] == "string_type" and isinstance(given, dict | list):
         return "must be text"
+    if detail["type"] == "string_type" and isinstance(given, float) and _path(detail["loc"]).endswith(".version"):
+        # vLLM 0.30 is a number that loses its zero; its versions below 0.10 are none that this operator launches.
+        written = f"{given}0" if re.fullmatch(r"0\.[1-9]", str(given)) else str(given)
+        return f'{written} without quotes is the number {given}: write "{written}"'
     return detail["msg"] if words is None else words.format_map(context)
 
 

@@ -105,7 +105,7 @@ class Description:
         try:
             return tuple(product_of_memory(gpu) or find_named_gpu(gpu).product for gpu in self.gpu or ())
         except CaseError as error:
-            named = str(error).replace("or give gpu_total_gib", "or its memory as CUDA reports it, such as 48GiB")
+            named = str(error).replace("give gpu_total_gib", "give its memory as CUDA reports it, such as 48GiB")
             raise DocumentError(f"--{named}") from error
 
     @property

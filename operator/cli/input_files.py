@@ -31,6 +31,8 @@ from specdecode_operator.untrusted_yaml import parse_yaml_or_json
 
 _SUFFIXES = (".yaml", ".yml", ".json")
 _SHOWN_OTHERS = 3
+_IMPORTED = ("Deployment", "StatefulSet", "InferenceService", "LLMInferenceService")
+"""Kinds of other servers that `specdecode import` reads from a file."""
 _MOST_FILES = 50_000
 """Of a folder, whatever they are: no repository of manifests has so many, but homes and disks have."""
 _TEMPLATE = "is a template, not YAML: render it first (helm template CHART | specdecode plan -f -)"
@@ -157,7 +159,10 @@ def read_ours(sources: Iterable[str], kinds: Sequence[str] = (KIND, CAPTURE)) ->
                 "name that of its deployment; specdecode lint and render take both files, and plan each arm of the"
                 " capture"
             )
-        message = f"{', '.join(sources)}: holds no {' or '.join(kinds)}{f' but {but}' if but else ''}: {fix}"
+        if any(other.partition(" ")[0] in _IMPORTED for other in others):
+            fix = f"convert it with specdecode import -f {sources[0]}, or name another file or folder"
+        but = f"; it has {but}" if but else ""
+        message = f"{', '.join(sources)}: holds no {' or '.join(kinds)}{but}: {fix}"
         errors = (DocumentError(message),)
     return Reading(documents, errors)
 

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
@@ -76,9 +77,7 @@ def _composed(file: str) -> tuple[yaml.Node | None, ...]:
         return ()
 
 
-_LATER: Final = (
-    "in the cluster the operator reads it; with --hub or --model-config ID=PATH the rest is checked here, too"
-)
+_LATER: Final = "in the cluster the operator reads it; with {options} the rest is checked here, too"
 
 
 @dataclass(frozen=True)
@@ -148,7 +147,8 @@ def _in_deployment(
     except InvalidSpecError as error:
         return [*remarks, *admission_findings.refusals(error)]
     for each in unknown:
-        problem = replace(each.problem, message=f"{each.problem.message}; {_LATER}")
+        options_here = f"{'' if each.source.on_volume else '--hub or '}--model-config ID=PATH"
+        problem = replace(each.problem, message=f"{each.problem.message}; {_LATER.format(options=options_here)}")
         remarks.append(admission_findings.Remark(admission_findings.Level.WARNING, MODEL_UNKNOWN, problem))
     key = Key(document.namespace or "default", document.name)
     sources = {each.field: each.source for each in unknown}
@@ -165,7 +165,11 @@ def _in_capture(
     """Judge a capture; whether it can be taken of its deployment only if that is in the files and runs."""
     spec = admitted_capture(document.body)
     remarks = [*admission_findings.capture_remarks(spec, terms)]
-    owner = by_kind[deployment.KIND].get(neighbour(document, spec.deployment))
+    deployments = by_kind[deployment.KIND]
+    owner = deployments.get(neighbour(document, spec.deployment))
+    if owner is None and (meant := _misspelt(document, spec.deployment, deployments)):
+        problem = Problem("spec.deployment", spec.deployment, f"is not in these files: did you mean {meant}?")
+        remarks.append(admission_findings.Remark(admission_findings.Level.WARNING, "DeploymentNotFound", problem))
     if owner is None or any(each.level is admission_findings.Level.ERROR for each in remarks):
         return remarks
     captured = rendered_deployment(owner, replace(inputs, nodes=None, calibration=UNCALIBRATED)).deployment
@@ -178,6 +182,12 @@ def _in_capture(
         level = admission_findings.Level.WARNING if error.may_pass else admission_findings.Level.ERROR
         remarks.append(admission_findings.Remark(level, error.reason, Problem("", "", str(error))))
     return remarks
+
+
+def _misspelt(document: input_files.Document, name: str, deployments: Mapping[str, input_files.Document]) -> str | None:
+    """Return the deployment in a capture's namespace with almost this name."""
+    names = {each.name for key, each in deployments.items() if key == neighbour(document, each.name)}
+    return next(iter(get_close_matches(name, names, n=1)), None)
 
 
 def lint_markdown(findings: Sequence[Finding], counts: str) -> str:

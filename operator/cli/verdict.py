@@ -129,7 +129,7 @@ class Batch:
             return f"{shown(value)}: must be an object with {', '.join(_MEANINGS)}"
         for key, given in value.items():
             if key not in _MEANINGS:
-                return Problem(shown(key), shown(given), f"is not a field of a block: use {', '.join(_MEANINGS)}")
+                return Problem(shown(key), shown(given), f"unknown field of a block: use {', '.join(_MEANINGS)}")
         for key, meaning in _MEANINGS.items():
             if key not in value and key != "series":
                 return Problem(key, MISSING, meaning)

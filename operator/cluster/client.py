@@ -435,7 +435,7 @@ class Cluster:
         try:
             found = read_answer(answer.text, is_known)
         except ValueError as error:  # such as one that a proxy cut off
-            told = ClusterError(f"{request}: the answer of the API server is no JSON ({error})")
+            told = ClusterError(f"{request}: the response of the API server is not valid JSON ({error})")
             raise _PassingError(told) if may_repeat else told from error
         if not isinstance(found, dict):
             raise ClusterError(f"{request}: the answer of the API server is no object")

@@ -62,7 +62,13 @@ from specdecode_operator.deployment.validation import (
     refuse_pod_template,
     valid_facts,
 )
-from specdecode_operator.deployment.warnings import lossy_answers, plan_notes, plan_warnings, untested_version
+from specdecode_operator.deployment.warnings import (
+    lossy_answers,
+    plan_notes,
+    plan_warnings,
+    token_doubts,
+    untested_version,
+)
 from specdecode_operator.problems import InvalidSpecError
 from specdecode_operator.sizing.calibration import Calibration
 from specdecode_operator.sizing.plan import Plan
@@ -209,7 +215,7 @@ def _plan(question: _Question) -> _Planned | Blocked:
     texts = plan_data(plan, full_matrix(facts, nodes, plan))
     facts = facts.at(*plan.chosen.served)
     condition = planned_condition(facts, plan, passed_over(facts, nodes))
-    remarks = plan_warnings(facts, known, plan.chosen.tensor)
+    remarks = [*plan_warnings(facts, known, plan.chosen.tensor), *map(str, token_doubts(facts.spec))]
     for _, model, geometry in facts.models():
         if given := site_facts.get(model_source(facts.spec, model)):
             how = geometry.knowledge.value

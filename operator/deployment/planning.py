@@ -295,7 +295,7 @@ def _problem(facts: Facts, node: NodeFacts) -> str | None:
 
 
 def _no_node_message(facts: Facts, nodes: tuple[NodeFacts, ...], nodes_from: NodesFrom) -> str:
-    wanted = ", ".join(facts.spec.accelerator.products or known_products())
+    wanted = f"one of: {', '.join(products)}" if (products := facts.spec.accelerator.products) else "a known GPU"
     missing = "spec.accelerator.perNode" if facts.spec.accelerator.products else "spec.accelerator.products and perNode"
     if nodes_from is NodesFrom.NOWHERE:
         administrator = "ask its administrator to configure the nodes (fleet.nodes of the chart, --nodes)"
@@ -304,11 +304,11 @@ def _no_node_message(facts: Facts, nodes: tuple[NodeFacts, ...], nodes_from: Nod
     refused = f"; {passed_over(facts, nodes)}".removesuffix("; ")
     if nodes_from is NodesFrom.FILE:
         return (
-            f"none of the configured nodes (fleet.nodes of the chart, --nodes) has one of: {wanted}"
+            f"none of the configured nodes (fleet.nodes of the chart, --nodes) has {wanted}"
             f" (GPUs configured: {present}); for other nodes, set {missing}{refused}"
         )
     return (
-        f"no schedulable node has the label nvidia.com/gpu.product with one of: {wanted} (GPUs found: {present});"
+        f"no schedulable node has the label nvidia.com/gpu.product with {wanted} (GPUs found: {present});"
         f" waiting for one. For node pools that scale from zero, set {missing}{refused}"
     )
 

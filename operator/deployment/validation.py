@@ -41,7 +41,7 @@ from specdecode_operator.enums import (
 )
 from specdecode_operator.problems import MISSING, InvalidSpecError, Problem, shown_or_missing
 from specdecode_operator.sizing.calibration import UNCALIBRATED, Calibration
-from specdecode_operator.sizing.devices import MEMORY_FIELD, find_device, known_products
+from specdecode_operator.sizing.devices import MEMORY_FIELD, find_device, similar_products
 from specdecode_operator.sizing.geometry import BLOCK_TOKENS
 from specdecode_operator.sizing.kernel_support import cache_dtype_problem, dtype_problem, served_precision
 from specdecode_operator.sizing.pair import NO_LENGTH, Pair, longest_sequence, says_no_length, spread_problems
@@ -308,12 +308,9 @@ def _product_problems(spec: SpecDecodeDeploymentSpec) -> Iterator[Problem]:
         if refused := product_refusal(product):
             yield Problem(field, product, refused)
         elif spec.accelerator.memory_gib_per_gpu is None:
-            parts = set(product.upper().split("-"))
-            meant = [label for label in known_products() if parts <= set(label.upper().split("-"))]
-            labels = "use a label of docs/reference/supported.md"
-            if meant:
-                labels = f"write the value of the node label {PRODUCT_LABEL}: {' or '.join(meant)}"
-            fix = f"{labels}, or set spec.{MEMORY_FIELD} to what CUDA reports, in GiB"
+            meant = similar_products(product)
+            label = f"write the value of the node label {PRODUCT_LABEL}: {' or '.join(meant)}, or " if meant else ""
+            fix = f"{label}set spec.{MEMORY_FIELD} to the memory that CUDA reports, in GiB"
             yield Problem(field, product, f"{UNKNOWN_MEMORY}: {fix}")
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from specdecode_operator.api.deployment import ReplayMode, SpecDecodeDeploymentSpec
+from specdecode_operator.api.deployment import ReplayMode, Serving, SpecDecodeDeploymentSpec
 from specdecode_operator.api.speculation import ServedModel
 from specdecode_operator.deployment.model_checks import GETS_LONGER, class_doubts, runs_on_v1, schedule_notes
 from specdecode_operator.deployment.models.checkpoints import config_of, stored_weights
@@ -15,13 +15,15 @@ from specdecode_operator.deployment.models.model_locations import (
     NOTHING_ASSUMED,
     KnownModels,
     assumption_of,
+    hub_environment,
     model_source,
+    served_models,
 )
 from specdecode_operator.deployment.spec_facts import Facts, platform_of
 from specdecode_operator.enums import SIXTEEN_BIT_BYTES, CudagraphMode, Knowledge, Method, Platform, Precision
 from specdecode_operator.problems import Problem
 from specdecode_operator.sizing.arithmetic import MIB, format_gib
-from specdecode_operator.sizing.catalogue import is_known_name, is_variant, made_for, published_heads
+from specdecode_operator.sizing.catalogue import is_gated, is_known_name, is_variant, made_for, published_heads
 from specdecode_operator.sizing.devices import MEMORY_FIELD, find_device, memory_coefficients
 from specdecode_operator.sizing.families.estimated import MORE_IN_FILES, SCALE_TOLERANCE_PERCENT
 from specdecode_operator.sizing.geometry import DeltaNet, LatentAttention, computed_in, stretched_length
@@ -36,7 +38,7 @@ from specdecode_operator.vllm.extra_args_rules import unknown_flags
 from specdecode_operator.vllm.hf_overrides import positions_of
 from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, EngineProfile
 from specdecode_operator.vllm.speculative_config import unknown_keys
-from specdecode_operator.vllm.versions import version_of_image
+from specdecode_operator.vllm.versions import split_reference, version_of_image
 
 _COUNTED_AS_USUAL: Final = (CudagraphMode.PIECEWISE, CudagraphMode.FULL, CudagraphMode.FULL_DECODE_ONLY)
 _UNCOUNTED_FLAGS: Final = (
@@ -59,7 +61,8 @@ def plan_warnings(facts: Facts, known: KnownModels, tensor: int) -> list[str]:
     """
     return [
         *_replay_warnings(facts),
-        *map(str, version_doubts(facts.spec, facts.profile)),
+        *map(str, spec_doubts(facts.spec, facts.profile)),
+        *map(str, size_doubts(facts)),
         *map(str, class_doubts(facts.spec, facts.pair, facts.profile)),
         *_estimated_warnings(facts),
         *_assumed_warnings(facts),
@@ -96,18 +99,68 @@ def _replay_warnings(facts: Facts) -> Iterator[str]:
         yield f"a replay ignores {fields}"
 
 
-def version_doubts(spec: SpecDecodeDeploymentSpec, profile: EngineProfile) -> list[Problem]:
-    """Return why it is not certain which vLLM runs and how it behaves; nothing of it keeps an engine from starting."""
-    untested, version, image = untested_version(spec, profile), profile.version, spec.engine.image
-    doubts = [] if untested is None else [untested]
-    named = version_of_image(image) if image else None
+def spec_doubts(spec: SpecDecodeDeploymentSpec, profile: EngineProfile) -> list[Problem]:
+    """Return the warnings that need no facts about the models: which vLLM runs, and settings that are likely wrong."""
+    untested = untested_version(spec, profile)
+    return [
+        *([] if untested is None else [untested]),
+        *_image_doubts(spec, profile),
+        *_share_doubts(spec),
+    ]
+
+
+def _image_doubts(spec: SpecDecodeDeploymentSpec, profile: EngineProfile) -> Iterator[Problem]:
+    version, image = profile.version, spec.engine.image
+    if image is None:
+        return
+    tag = split_reference(image)[1]
+    if "@" not in image and not any(character.isdigit() for character in tag):
+        message = f"the tag {tag} may point to another image at any time; use a tag with a version, or a digest"
+        yield Problem("spec.engine.image", image, message)
+    named = version_of_image(image)
     if named not in (None, version):
         message = (
             f"is vLLM {named} by its name, but is launched and sized as engine.version {version}; set engine.version to"
-            f" {named}, unless the name is misleading"
+            f' "{named}", unless the name is misleading'
         )
-        doubts.append(Problem("spec.engine.image", str(image), message))
-    return doubts
+        yield Problem("spec.engine.image", image, message)
+
+
+def token_doubts(spec: SpecDecodeDeploymentSpec) -> Iterator[Problem]:
+    """Yield the gated models that pods would download without a token; a plan alone downloads nothing."""
+    reaches_hub = spec.models.volume is None and spec.engine.replay is None
+    if not reaches_hub or spec.models.hub_token_secret is not None or hub_environment(spec):
+        return
+    for field, model in served_models(spec).items():
+        if is_gated(model.model):
+            message = (
+                "is gated on the Hugging Face Hub; set spec.models.hubTokenSecret to the token of an account that has"
+                " access, or use a copy on a volume (spec.models.volume)"
+            )
+            yield Problem(f"{field}.model", model.model, message)
+
+
+def _share_doubts(spec: SpecDecodeDeploymentSpec) -> Iterator[Problem]:
+    percent = spec.serving.gpu_memory_utilization_percent
+    if percent == 1 and platform_of(spec) is Platform.GPU:
+        usual = Serving.model_fields["gpu_memory_utilization_percent"].default
+        message = f"is 1 %, which looks like a fraction; write {usual}, the default, or another share in percent"
+        yield Problem("spec.serving.gpuMemoryUtilizationPercent", str(percent), message)
+
+
+def size_doubts(facts: Facts) -> Iterator[Problem]:
+    """Yield that a draft is as large as its target or larger, so that it cannot make the target faster."""
+    pair = facts.pair
+    if pair.draft is None or pair.draft_precision is None or facts.replay is not None:
+        return
+    target = weight_bytes(pair.target, pair.target_precision, Split(1))
+    draft = weight_bytes(pair.draft, pair.draft_precision, Split(1))
+    if draft >= target:
+        message = (
+            f"has {format_gib(draft)} GiB of weights, and its target {pair.target.name} has {format_gib(target)} GiB;"
+            " use a draft that is smaller than the target"
+        )
+        yield Problem("spec.speculation.draft.model", pair.draft.name, message)
 
 
 def untested_version(spec: SpecDecodeDeploymentSpec, profile: EngineProfile) -> Problem | None:
@@ -119,7 +172,7 @@ def untested_version(spec: SpecDecodeDeploymentSpec, profile: EngineProfile) -> 
     margin = "" if platform_of(spec) is Platform.CPU else f", with {more} GiB more margin on each GPU"
     message = (
         f"is untested, so it is launched and sized as {newest}, the newest vLLM that this operator knows{margin}; set"
-        f" {newest}, or watch the first start"
+        f' "{newest}", or watch the first start'
     )
     return Problem("spec.engine.version", profile.version, message)
 

@@ -36,7 +36,7 @@ from specdecode_operator.deployment.validation import (
     refuse_pod_template,
     valid_facts,
 )
-from specdecode_operator.deployment.warnings import plan_notes, plan_warnings, version_doubts
+from specdecode_operator.deployment.warnings import plan_notes, plan_warnings, size_doubts, spec_doubts, token_doubts
 from specdecode_operator.problems import InvalidSpecError, Problem, printable
 from specdecode_operator.sizing.calibration import UNCALIBRATED, Calibration
 from specdecode_operator.sizing.devices import known_products
@@ -121,7 +121,8 @@ def deployment_remarks(
             unknown = {field: source for field, source in undescribed_models(spec).items() if source not in known}
         if unknown:
             profile = check_without_models(spec, unknown)
-            yield from (Remark(Level.WARNING, PLAN_WARNING, doubt) for doubt in version_doubts(spec, profile))
+            doubts = (*spec_doubts(spec, profile), *token_doubts(spec))
+            yield from (Remark(Level.WARNING, PLAN_WARNING, doubt) for doubt in doubts)
             return
         yield from _of_plan(key, valid_facts(spec, known, terms.calibration), terms, known)
     except InvalidSpecError as error:
@@ -172,9 +173,10 @@ def _of_plan(key: Key, facts: Facts, terms: Terms, known: KnownModels) -> Iterat
             yield Remark(level, verdict.reason, Problem("", "", verdict.message))
         facts = facts.at(*plan.chosen.served)
     # Doubts have a field, and so a line in the file.
-    doubts = {str(doubt): doubt for doubt in version_doubts(facts.spec, facts.profile)}
+    doubts = {str(doubt): doubt for doubt in (*spec_doubts(facts.spec, facts.profile), *size_doubts(facts))}
     for warning in plan_warnings(facts, known, tensor):
         yield Remark(Level.WARNING, PLAN_WARNING, doubts.get(warning, Problem("", "", warning)))
+    yield from (Remark(Level.WARNING, PLAN_WARNING, doubt) for doubt in token_doubts(facts.spec))
     for note in plan_notes(facts):
         yield Remark(Level.NOTE, PLAN_NOTE, Problem("", "", note))
 

@@ -247,15 +247,18 @@ def _take_server(
 
 def _take_split(gpus: int, builder: SpecBuilder) -> None:
     """Write the tensor parallelism: vLLM's default is 1, the operator's is the choice of the plan."""
-    if builder.get("parallelism.tensor") is None and _TENSOR in builder.unsaid:
+    taken = builder.get("parallelism.tensor") is None and _TENSOR in builder.unsaid
+    if taken:
         what = f"resources nvidia.com/gpu {gpus}" if gpus else _TENSOR
         builder.take(what, "parallelism.tensor", gpus or 1, f"the value of {_TENSOR} is not known")
     elif builder.get("parallelism.tensor") is None:
         builder.take(f"{_TENSOR} (absent)", "parallelism.tensor", 1)
     ranks = [builder.get(f"parallelism.{each}") or 1 for each in ("tensor", "pipeline", "data")]
+    what = f"resources nvidia.com/gpu {gpus}"
     if gpus and all(isinstance(each, int) for each in ranks) and gpus != math.prod(ranks):
-        what = f"resources nvidia.com/gpu {gpus}"
         builder.drop(what, f"the server is spread over {math.prod(ranks)}: that is what a pod of the operator asks for")
+    elif gpus and not taken:
+        builder.own(what, "follows from spec.parallelism")
 
 
 def _take_rollout(spec: Object, builder: SpecBuilder) -> None:

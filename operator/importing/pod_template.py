@@ -175,12 +175,6 @@ def take_pod(pod: Object, container: Object, omitted: Omitted, builder: SpecBuil
         elif key not in _HANDLED and value not in _AS_IT_IS_ANYWAY.get(key, ()):
             template[key] = value
     selector = {key: value for key, value in mapping(pod, "nodeSelector").items() if key != PRODUCT_LABEL}
-    tolerations = objects(pod, "tolerations")
-    if tolerations == [_GPU_TOLERATION]:
-        tolerations = []
-    elif tolerations and on_gpu and not any(each.get("key") in (GPU_RESOURCE, None) for each in tolerations):
-        # The list replaces the operator's own.
-        tolerations = [*tolerations, _GPU_TOLERATION]
     engine = _engine(container, omitted, builder, on_gpu=on_gpu)
     sidecars = []
     for each in objects(pod, "containers"):
@@ -190,21 +184,12 @@ def take_pod(pod: Object, container: Object, omitted: Omitted, builder: SpecBuil
             sidecars.append({**each, **name} | ({"volumeMounts": mounts} if mounts else {}))
     init = [each for each in objects(pod, "initContainers") if name_of(each) not in omitted.init_containers]
     containers = [*([engine] if len(engine) > 1 else []), *sidecars]
-    # The volumes that these containers use, and those that no container used before.
-    before = [*objects(pod, "containers"), *objects(pod, "initContainers")]
-    mounted = {name_of(mount) for each in before for mount in objects(each, "volumeMounts")}
-    used = {name_of(mount) for each in (*containers, *init) for mount in objects(each, "volumeMounts")}
-    volumes = [
-        renamed
-        for volume in objects(pod, "volumes")
-        if (renamed := _with_own_volume(volume))["name"] in used or name_of(volume) not in mounted
-    ]
     parts = {
         "nodeSelector": selector,
-        "tolerations": tolerations,
+        "tolerations": _tolerations(pod, builder, on_gpu=on_gpu),
         "containers": containers,
         "initContainers": init,
-        "volumes": volumes,
+        "volumes": _volumes(pod, [*containers, *init], omitted, builder),
     }
     template |= {key: part for key, part in parts.items() if part}
     for key, part in template.items():
@@ -216,6 +201,34 @@ def take_pod(pod: Object, container: Object, omitted: Omitted, builder: SpecBuil
         builder.note(Outcome.POD, key, f"{_TEMPLATE}.{key}{names}{remark}")
     if template:
         builder.set("podTemplate.spec", template)
+
+
+def _tolerations(pod: Object, builder: SpecBuilder, *, on_gpu: bool) -> list[dict[str, Any]]:
+    tolerations = objects(pod, "tolerations")
+    if tolerations == [_GPU_TOLERATION]:
+        builder.own(f"toleration {GPU_RESOURCE}", "the operator's pods have it, too")
+        return []
+    if tolerations and on_gpu and not any(each.get("key") in (GPU_RESOURCE, None) for each in tolerations):
+        # The list replaces the operator's own.
+        return [*tolerations, _GPU_TOLERATION]
+    return tolerations
+
+
+def _volumes(
+    pod: Object, containers: list[dict[str, Any]], omitted: Omitted, builder: SpecBuilder
+) -> list[dict[str, Any]]:
+    """Return the volumes that these containers use, and those that no container used before."""
+    before = [*objects(pod, "containers"), *objects(pod, "initContainers")]
+    mounted = {name_of(mount) for each in before for mount in objects(each, "volumeMounts")}
+    used = {name_of(mount) for each in containers for mount in objects(each, "volumeMounts")}
+    kept = []
+    for volume in objects(pod, "volumes"):
+        renamed = _with_own_volume(volume)
+        if renamed["name"] in used or name_of(volume) not in mounted:
+            kept.append(renamed)
+        elif name_of(volume) not in omitted.volumes:
+            builder.drop(f"volume {name_of(volume)}", "no container of the new pods mounts it")
+    return kept
 
 
 def _engine(container: Object, omitted: Omitted, builder: SpecBuilder, *, on_gpu: bool) -> dict[str, Any]:

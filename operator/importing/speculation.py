@@ -269,7 +269,7 @@ def _json(given: Argument, builder: SpecBuilder) -> dict[str, Any]:
     try:
         found = read_json(given.value)
     except ValueError as error:
-        found, problem = None, f"is no JSON ({error}): write one JSON object"
+        found, problem = None, f"is not valid JSON ({error}): write one JSON object"
     if isinstance(found, dict):
         return {str(key).replace("-", "_"): value for key, value in found.items()}
     builder.decide("spec.speculation", f"{_CONFIG} {given.value}", problem)

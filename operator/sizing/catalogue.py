@@ -158,6 +158,11 @@ def _known_names() -> frozenset[str]:
     return frozenset(_base_name(each) for each in hub_ids() if not _is_head(each))
 
 
+def is_gated(model_id: str) -> bool:
+    """Return whether the hub is known to serve a model only to accounts that accepted its terms."""
+    return any(model_id.startswith(entry["prefix"]) for entry in read_data("gated.json")["gated"])
+
+
 def known_models() -> tuple[str, ...]:
     """Return the hub ids that need no config of their own, sorted."""
     return tuple(sorted(_raw_entries()))

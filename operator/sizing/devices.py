@@ -1,5 +1,6 @@
 """GPUs with known memory, and the engine's memory coefficients on each."""
 
+import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -97,6 +98,8 @@ _NAMED_BY_MEMORY: Final = re.compile(r"GPU of (\d+(?:\.\d+)?)GiB")
 _MEMORY: Final = re.compile(r"\s*(\d{1,4}(?:\.\d{1,3})?)\s*(?:GiB|Gi)\s*", re.IGNORECASE)
 _LEAST_GIB: Final = 1
 _VENDOR: Final = "NVIDIA-"
+_ALIKE: Final = 0.8
+"""Minimum similarity of a misspelt product label."""
 _FAMILY: Final = re.compile(r"RTX-PRO-\d+|[A-Za-z0-9]+")
 
 GENERATIONS: Final[Mapping[str, str]] = {
@@ -157,6 +160,13 @@ def family_of(product: str) -> str:
 def known_products() -> tuple[str, ...]:
     """Return the product labels that can be sized, sorted."""
     return tuple(sorted(_devices()))
+
+
+def similar_products(text: str) -> tuple[str, ...]:
+    """Return the known products that a name abbreviates, such as ``H100``, or else up to three that it resembles."""
+    parts = set(text.upper().split("-"))
+    whole = tuple(label for label in known_products() if parts <= set(label.upper().split("-")))
+    return whole or tuple(difflib.get_close_matches(text.upper(), known_products(), n=3, cutoff=_ALIKE))
 
 
 @lru_cache(maxsize=MEMO_SIZE)

@@ -526,7 +526,7 @@ def _reject_speculation(speculative: CaseFields, pair: Pair) -> None:
     if ended := ended_method(pair.method, version):
         instead, last = ended
         raise speculative.error(
-            "method", f"vLLM {version} has it no more: use {instead}, or vllm_version {last}, the last that has it"
+            "method", f"vLLM {version} no longer supports it: use {instead}, or vllm_version {last}, the last that does"
         )
     if pair.era.runner is Runner.V1 and tokens > _MOST_VERIFIED_TOKENS:
         raise speculative.error(

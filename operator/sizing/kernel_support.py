@@ -169,7 +169,8 @@ def cache_dtype_problem(
     if target.has_sparse_attention and as_it_asks and not on_blackwell and not on_hopper:
         return (
             f"{target.name} asks for fp8_e4m3, which vLLM {engine_version} has no sparse attention for on Hopper:"
-            " write fp8 or bfloat16, set engine.version 0.30 or later, or name Blackwell alone in accelerator.products"
+            ' write fp8 or bfloat16, set engine.version: "0.30" or later, or name Blackwell alone in'
+            " accelerator.products"
         )
     if wanted != KvCacheDtype.FP8_E5M2:
         return None

@@ -172,7 +172,7 @@ class EngineProfile:
 
     def lacks(self, since: str | None) -> str:
         """Return the message about a setting that the version lacks; ``since`` is the first version that has it."""
-        fix = "remove it" if since is None else f"remove it, or set engine.version {since} or later"
+        fix = "remove it" if since is None else f'remove it, or set engine.version: "{since}" or later'
         return f"vLLM {self.version} does not have it; {fix}"
 
 
@@ -187,9 +187,10 @@ def find_profile(version: str) -> EngineProfile:
         return _profile(version)
     oldest, newest, problem = KNOWN_VERSIONS[0], KNOWN_VERSIONS[-1], ""
     if not _VERSION.fullmatch(version):
-        problem = "is not a vLLM version; write major and minor, such as 0.32"
+        problem = 'is not a vLLM version; write major and minor in quotes, such as "0.32"'
     elif release(version) < release(oldest):
-        problem = f"is a vLLM version that this operator does not know; write {oldest} or newer"
+        meant = f'did you mean "{version}0"? ' if f"{version}0" in KNOWN_VERSIONS else ""
+        problem = f'is a vLLM version that this operator does not know; {meant}write "{oldest}" or newer'
     if problem:
         raise UnknownEngineVersionError(Problem("spec.engine.version", version, problem))
     return replace(_profile(newest), version=version, tested=False, images=MappingProxyType({}))

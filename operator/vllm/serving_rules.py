@@ -339,7 +339,7 @@ def image_problems(image: str | None, platform: Platform, profile: EngineProfile
     message = f"no {platform.upper()} image of vLLM {profile.version} is known; name one"
     newest = KNOWN_VERSIONS[-1]
     if not profile.tested and platform in find_profile(newest).images:
-        message += f", or write spec.engine.version: {newest}, the newest that this operator knows"
+        message += f', or write spec.engine.version: "{newest}", the newest that this operator knows'
     return [Problem("spec.engine.image", "absent", message)]
 
 

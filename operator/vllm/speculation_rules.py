@@ -48,7 +48,7 @@ def adaptive_problems(settings: EngineSettings, profile: EngineProfile) -> list[
         messages = list(_not_adaptive(settings, method, profile))
     elif method in METHODS_WITH_SAMPLING:
         known, later = ", ".join(sorted(adaptive.methods)), adaptive.later_methods.get(method)
-        instead = f"set engine.version {later} or later" if later else "use one of these"
+        instead = f'set engine.version: "{later}" or later' if later else "use one of these"
         messages = [f"vLLM {profile.version} adapts with {known} alone, not with {method}; remove it, or {instead}"]
     else:
         # vllm/v1/worker/gpu/spec_decode: no speculator of a lookup has the flag, and model runner V1 rejects it.
@@ -122,8 +122,8 @@ def method_problems(method: Method, profile: EngineProfile) -> list[Problem]:
         return []
     if ended := ended_method(method, profile.version):
         message = (
-            f"vLLM {profile.version} has it no more; use method {ended[0]} with a head that was trained for this "
-            f"target, or write spec.engine.version: {ended[1]}, the last that has it"
+            f"vLLM {profile.version} no longer supports it; use method {ended[0]} with a head that was trained for this"
+            f' target, or write spec.engine.version: "{ended[1]}", the last that supports it'
         )
     else:
         known = ", ".join(sorted(profile.runners))
@@ -318,7 +318,9 @@ def _sample(settings: EngineSettings, speculation: SpeculationSettings, profile:
         )
         yield Problem(f"{_SPECULATION}.lossy", "absent", message)
     if FLY_KEY not in profile.speculative_keys:
-        message = f"vLLM {profile.version} does not have it; remove it and lossy, or set engine.version 0.33 or later"
+        message = (
+            f'vLLM {profile.version} does not have it; remove it and lossy, or set engine.version: "0.33" or later'
+        )
         yield Problem(field, asked, message)
     elif settings.platform is Platform.CPU:
         yield Problem(field, asked, "vLLM has it on GPUs alone, and the engine runs on the CPU; remove it and lossy")

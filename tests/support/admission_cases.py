@@ -3,9 +3,9 @@
 from typing import Any
 
 from specdecode_operator.api.base import API_VERSION, Body
-from tests.support.objects import pair_70b
+from tests.support.objects import HUB_TOKEN, pair_70b
 
-ADMITTED: Body = pair_70b()
+ADMITTED: Body = pair_70b(models=HUB_TOKEN)
 """A spec that nothing is wrong with."""
 
 REFUSED: dict[str, tuple[Body, str]] = {
@@ -43,7 +43,9 @@ REFUSED: dict[str, tuple[Body, str]] = {
 }
 """SpecDecodeDeployments' specs, and the reason that `Accepted` would have."""
 
-TOO_LARGE: Body = pair_70b(parallelism={"tensor": 1}, serving={"maxModelLen": 8192, "minConcurrency": 256})
+TOO_LARGE: Body = pair_70b(
+    models=HUB_TOKEN, parallelism={"tensor": 1}, serving={"maxModelLen": 8192, "minConcurrency": 256}
+)
 """A spec that fits on no GPU that is known."""
 
 REFUSED_CAPTURE: Body = {

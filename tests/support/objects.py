@@ -36,6 +36,10 @@ STATES_CONFIG: Body = {
 """Of a model that has states and no attention."""
 
 
+HUB_TOKEN: Body = {"hubTokenSecret": {"name": "hf-token", "key": "token"}}
+"""The models of a spec whose pods may download gated ones."""
+
+
 def pair_70b(**changes: Any) -> Body:
     """Spec of Llama-3.1-70B with an 8B draft on two GPUs; changes replace whole top-level fields."""
     return {

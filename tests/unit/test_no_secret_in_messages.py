@@ -153,7 +153,7 @@ CLIPS: Final[dict[str, tuple[Callable[[str], str], int]]] = {
         600,
     ),
     "error of an engine": (lambda text: error_text(json.dumps({"error": {"message": text}}).encode()), 200),
-    "error of an engine that is no JSON": (lambda text: error_text(text.encode()), 200),
+    "error of an engine that is not valid JSON": (lambda text: error_text(text.encode()), 200),
     "error of the API server": (lambda text: api_message(json.dumps({"message": text}).encode(), 500), 500),
     "value": (shown, 120),
     "value within an object": (lambda text: shown({"a": [text]}), 112),

@@ -46,8 +46,8 @@ def test_json_is_read_as_json(text: str | bytes, value: Any) -> None:
     [
         ("", "is empty"),
         ('{"a": 1} {"b": 2}', "holds 2 values"),
-        ('{"a": 1,\n "b": }', "is no JSON at line 2, column 7: expecting value"),
-        ('{"a": }', "is no JSON at column 7: expecting value"),
+        ('{"a": 1,\n "b": }', "is not valid JSON at line 2, column 7: expecting value"),
+        ('{"a": }', "is not valid JSON at column 7: expecting value"),
         ('{"a": 1, "a": 2}', "the key a is there twice"),
         ('{"\\u001b": 1, "\\u001b": 2}', r"the key \x1b is there twice"),
         ("[" * 50_000, "nested more than 100 deep"),

@@ -22,7 +22,7 @@ from specdecode_operator.deployment.models.checkpoints import config_of
 from specdecode_operator.deployment.planning import assumed_nodes, full_matrix, make_plan, plan_advice
 from specdecode_operator.deployment.spec_facts import Facts
 from specdecode_operator.deployment.validation import check_without_models, refuse_pod_template, valid_facts
-from specdecode_operator.deployment.warnings import plan_notes, plan_warnings, version_doubts
+from specdecode_operator.deployment.warnings import plan_notes, plan_warnings, spec_doubts, token_doubts
 from specdecode_operator.enums import Method, Precision
 from specdecode_operator.problems import InvalidSpecError, Problem, printable
 from specdecode_operator.sizing.catalogue import same_beginning, similar_model
@@ -215,7 +215,7 @@ def answer(
                 document,
                 UNKNOWN,
                 "; ".join(map(str, problems)),
-                warnings=tuple(map(str, version_doubts(spec, profile))),
+                warnings=tuple(map(str, spec_doubts(spec, profile))),
                 problems=problems,
                 unknown=unknown,
                 known=known,
@@ -260,6 +260,8 @@ def _planned(
         best.setdefault(row.product, row)
     chosen = facts.at(*plan.chosen.served)
     warnings = plan_warnings(chosen, known, plan.chosen.tensor)
+    if document.number is not None:
+        warnings += map(str, token_doubts(chosen.spec))
     # What to know of the figures for each GPU without public logs.
     gpus = ((product, find_device(product, facts.spec.accelerator.memory_gib_per_gpu)) for product in best)
     notes = (

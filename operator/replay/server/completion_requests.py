@@ -271,7 +271,7 @@ def _decoded(decoder: "msgspec.json.Decoder[_BodyT]", data: bytes) -> _BodyT:
         parameter = where.rstrip("`") or None
         raise bad_request(clip(printable(f"{parameter}: {what}" if parameter else what), _SHOWN), parameter) from error
     except msgspec.DecodeError as error:
-        raise bad_request(f"the body is no JSON: {clip(printable(str(error)), _SHOWN)}") from error
+        raise bad_request(f"the body is not valid JSON: {clip(printable(str(error)), _SHOWN)}") from error
 
 
 def _prompts(raw: msgspec.Raw) -> Sequence[Prompt]:

@@ -152,7 +152,7 @@ def missing_class(architecture: str, method: str, version: str) -> str | None:
     reason = f"vLLM {version} looks for the class {name}, which it does not have"
     later = next((each for each in LAUNCHED_VERSIONS if name in version_facts(each)["draft_classes"]), None)
     if later is not None:
-        return f"{reason}: use engine.version {later} or later"
+        return f'{reason}: use engine.version: "{later}" or later'
     alias = next((each for each in known if known[each] == kind and registered_name(each, method) == each), None)
     return f"{reason}: " + (f"write {alias} into architectures of its config.json" if alias else "name another head")
 

@@ -3,10 +3,11 @@
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.spec_problems import spec_problems
+from specdecode_operator.api.spec_problems import SYNONYMS, admitted_spec, inner_model, spec_problems
+from specdecode_operator.problems import InvalidSpecError
 
 TARGET = {"model": "org/target"}
 
@@ -22,7 +23,7 @@ TARGET = {"model": "org/target"}
         (
             {"target": {**TARGET, "quantization": "Auto", "checkpoints": [{"model": "org/x", "quantisation": "INT4"}]}},
             "spec.target.checkpoints[0].quantisation",
-            "is not a field of spec.target.checkpoints[0]: did you mean quantization?",
+            "unknown field: did you mean quantization?",
         ),
         ({"engine": {"env": [{"name": "A"}, {"name": "B C"}]}}, "spec.engine.env[1].name", "must match"),
         # vLLM's own spelling of the share.
@@ -76,3 +77,68 @@ def test_at_most_50_problems_are_told_with_the_number_of_all(wrong: int, told: i
     problems = spec_problems(refused.value)
     assert len(problems) == told
     assert (problems[-1].value == f"{wrong} problems") is (wrong > 50)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "meant"),
+    [
+        ({"model": "a"}, "spec.model", "spec.target.model"),
+        ({"numSpeculativeTokens": 3}, "spec.numSpeculativeTokens", "spec.speculation.numSpeculativeTokens"),
+        ({"speculation": {"model": "a"}}, "spec.speculation.model", "spec.speculation.draft.model"),
+        ({"parallelism": {"tensorParallelSize": 2}}, "spec.parallelism.tensorParallelSize", "spec.parallelism.tensor"),
+        ({"max_model_len": 2}, "spec.max_model_len", "spec.serving.maxModelLen"),
+        ({"resources": {}}, "spec.resources", "spec.podTemplate.spec.containers[name=engine].resources"),
+        ({"accelerator": {"nodeSelector": {}}}, "spec.accelerator.nodeSelector", "spec.podTemplate.spec.nodeSelector"),
+        ({"serving": {"gpuMemoryUtilisation": 1}}, "spec.serving.gpuMemoryUtilisation", "gpuMemoryUtilizationPercent"),
+        ({"image": "a:1"}, "spec.image", "spec.engine.image"),
+    ],
+)
+def test_unknown_field_suggests_the_field_that_is_meant(changes: dict[str, Any], field: str, meant: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        SpecDecodeDeploymentSpec.model_validate({"target": TARGET, **changes})
+    problems = {problem.field: problem.message for problem in spec_problems(refused.value)}
+    assert problems[field] == f"unknown field: did you mean {meant}?"
+
+
+@pytest.mark.parametrize("name", ["name", "zzz"])
+def test_unknown_field_without_one_meaning_lists_the_fields(name: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        SpecDecodeDeploymentSpec.model_validate({"target": TARGET, name: 1})
+    (problem,) = spec_problems(refused.value)
+    assert problem.message.startswith("unknown field: use one of target, speculation, ")
+
+
+def test_synonyms_name_fields_that_exist() -> None:
+    for path in SYNONYMS.values():
+        model: type[BaseModel] | None = SpecDecodeDeploymentSpec
+        for name in path.partition(".spec.")[0].partition(".metadata.")[0].split("."):
+            assert model is not None
+            assert name in {info.alias for info in model.model_fields.values()}
+            model = inner_model(model, name)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "form"),
+    [
+        ({"models": {"hubTokenSecret": "hf"}}, "spec.models.hubTokenSecret", "{name: hf, key: KEY}"),
+        ({"accelerator": {"products": "NVIDIA-H200"}}, "spec.accelerator.products", "[NVIDIA-H200]"),
+        ({"engine": {"extraArgs": "--a b"}}, "spec.engine.extraArgs", '["--a", "b"]'),
+        ({"engine": {"env": {"A": "b"}}}, "spec.engine.env", "[{name: NAME}]"),
+        ({"target": ["a"]}, "spec.target", "{model: MODEL}"),
+        ({"engine": {"version": 0.3}}, "spec.engine.version", '0.30 without quotes is the number 0.3: write "0.30"'),
+        ({"engine": {"version": 0.28}}, "spec.engine.version", 'write "0.28"'),
+    ],
+)
+def test_wrong_type_shows_the_form_to_write(changes: dict[str, Any], field: str, form: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        SpecDecodeDeploymentSpec.model_validate({"target": TARGET, **changes})
+    (problem,) = spec_problems(refused.value)
+    assert (problem.field, problem.message.endswith(form)) == (field, True)
+
+
+def test_rule_shows_only_what_the_user_wrote() -> None:
+    speculation = {"method": "ngram", "numSpeculativeTokens": 3, "draft": {"model": "org/draft"}}
+    with pytest.raises(InvalidSpecError) as refused:
+        admitted_spec({"target": TARGET, "speculation": speculation})
+    (problem,) = refused.value.problems
+    assert (problem.field, problem.value) == ("spec.speculation.draft", '{"model": "org/draft"}')

@@ -603,7 +603,7 @@ BAD: dict[str, tuple[Body, CaptureObservation, str, bool, str]] = {
         surroundings(deployment=observed_deployment(tiny_cpu(engine={"image": "i:1", "version": "0.27"}))),
         "DeploymentNotPlanned",
         True,
-        "write 0.28 or newer",
+        'write "0.28" or newer',
     ),
     "longer than its deadline": (
         capture(capture_spec(deadlineSeconds=179, workload={})),

@@ -11,12 +11,12 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from specdecode_operator.cli.main import app
-from tests.support.objects import pair_70b
+from tests.support.objects import HUB_TOKEN, pair_70b
 
 Specdecode = Callable[..., Result]
 WriteObject = Callable[..., Path]
 
-PAIR: dict[str, Any] = pair_70b()
+PAIR: dict[str, Any] = pair_70b(models=HUB_TOKEN)
 """The article's case: Llama-3.1-70B with an 8B draft on two GPUs."""
 
 

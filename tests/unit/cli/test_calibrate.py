@@ -316,7 +316,7 @@ def test_a_file_that_cannot_be_used_is_an_error(
     specdecode: Specdecode, write: WriteObject, tmp_path: Path, command: str
 ) -> None:
     arguments = ["-f", write("a.yaml", manifest("a"))] if command != "estimate" else ["--in", "-", "--out", "-"]
-    for content, words in ((None, "No such file"), ("{", "is no JSON"), ("{}", "format")):
+    for content, words in ((None, "No such file"), ("{", "is not valid JSON"), ("{}", "format")):
         file = tmp_path / "bad.json"
         if content is not None:
             file.write_text(content)

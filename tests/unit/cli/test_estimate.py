@@ -210,7 +210,7 @@ def test_min_concurrency_decides_the_verdict(estimate: Estimate) -> None:
 
 def test_a_line_that_is_no_json_is_told_by_its_number(estimate: Estimate) -> None:
     _, first, second = estimate("", "   ", {**OF_8B, "id": 1}, "{not json", "[" * 100_000)
-    assert first["error"].startswith("line 4: is no JSON at column 2: ")
+    assert first["error"].startswith("line 4: is not valid JSON at column 2: ")
     assert second["error"].startswith("line 5: ")
 
 
@@ -527,7 +527,7 @@ def test_vllms_names_say_the_same(estimate: Estimate, ours: dict[str, Any], thei
             {**ONE_GPU, "speculative_config": {"metod": "ngram"}},
             "speculative_config.metod: ngram: is no key of a case: did you mean method?",
         ),
-        ({**ONE_GPU, "speculative_config": "{"}, "speculative_config: {: is no JSON"),
+        ({**ONE_GPU, "speculative_config": "{"}, "speculative_config: {: is not valid JSON"),
         ({**ONE_GPU, "speculative_config": "ngram"}, "speculative_config: ngram: must be an object"),
         ({**ONE_GPU, "enable_expert_parallel": True}, "has no experts to spread"),
         ({**ONE_GPU, "quantization": "awq"}, "is not quantized: name the checkpoint that is"),

@@ -246,12 +246,28 @@ def test_the_steps_move_traffic_and_name_real_objects(specdecode: Specdecode, fi
         assert "kubectl patch service chat " in result.stderr
 
 
+def test_report_names_toleration_gpus_and_volumes(specdecode: Specdecode, write: WriteObject) -> None:
+    body = engine(
+        LLAMA_70B,
+        resources={"limits": {"nvidia.com/gpu": 1}},
+        volumeMounts=[{"name": "shm", "mountPath": "/dev/shm"}],
+    )
+    body["spec"]["template"]["spec"] |= {
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+        "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}],
+    }
+    spec, said = imported(specdecode, write("d.yaml", body))
+    assert "podTemplate" not in spec
+    for reported in ("toleration nvidia.com/gpu: ", "resources nvidia.com/gpu 1: ", "volume shm: "):
+        assert reported in said
+
+
 def test_a_replica_may_spread_in_several_ways(specdecode: Specdecode, write: WriteObject) -> None:
     gpus = {"limits": {"nvidia.com/gpu": 4}}
     body = engine(LLAMA_70B, "-tp=2", "-pp", "2", "--distributed-executor-backend", "mp", resources=gpus)
     spec, said = imported(specdecode, write("d.yaml", body))
     assert spec["parallelism"] == {"tensor": 2, "pipeline": 2}
-    assert "resources nvidia.com/gpu" not in said
+    assert "resources nvidia.com/gpu 4: follows from spec.parallelism" in said
     _, said = imported(specdecode, write("d.yaml", engine(LLAMA_70B, "-tp=2", resources=gpus)))
     assert "resources nvidia.com/gpu 4" in said, "what the old pod left idle is told"
 
@@ -973,11 +989,11 @@ def test_the_method_of_a_head_is_said_or_told_by_its_path(
 def test_a_method_that_ended_is_a_decision_where_no_model_is_known(specdecode: Specdecode, write: WriteObject) -> None:
     result = specdecode("import", "--engine-version", "0.33", "--", "vllm", "serve", "org/vicuna", *HEADS["medusa"])
     assert result.exit_code == INVALID
-    assert "spec.speculation.method: medusa: vLLM 0.33 has it no more; use method eagle3" in result.stderr
+    assert "spec.speculation.method: medusa: vLLM 0.33 no longer supports it; use method eagle3" in result.stderr
     written = write("written.yaml", result.stdout)
     for command in ("plan", "lint"):
         refused = specdecode(command, "-f", written)
-        assert (refused.exit_code, "has it no more" in refused.output) == (INVALID, True)
+        assert (refused.exit_code, "no longer supports it" in refused.output) == (INVALID, True)
 
 
 @pytest.mark.parametrize("value", ['"perhaps"', "2", "[true]"])

@@ -211,6 +211,29 @@ def test_what_the_plan_would_mention_is_a_warning(specdecode: Specdecode, write:
     assert "is vLLM 0.30 by its name" in found["message"]
 
 
+def test_capture_of_a_misspelt_deployment_is_a_warning(specdecode: Specdecode, write: WriteObject) -> None:
+    path = write("a.yaml", manifest("chat"), capture(deployment="caht"))
+    (found,) = findings(specdecode, path, code=0)
+    assert (found["level"], found["rule"], found["field"]) == ("warning", "DeploymentNotFound", "spec.deployment")
+    assert "did you mean chat?" in found["message"]
+    assert not findings(specdecode, write("a.yaml", manifest("chat"), capture(deployment="other")), code=0)
+
+
+def test_hub_is_not_suggested_for_a_model_on_a_volume(specdecode: Specdecode, write: WriteObject) -> None:
+    volume = {"volume": {"persistentVolumeClaim": {"claimName": "models"}}}
+    for models, suggested in ((volume, False), ({}, True)):
+        body = manifest("a", target={"model": "acme/new"}, speculation=None, models=models)
+        (found,) = findings(specdecode, write("a.yaml", body), code=0)
+        assert (found["rule"], "--hub" in found["message"]) == ("ModelUnknown", suggested)
+
+
+def test_a_plain_deployment_points_to_import(specdecode: Specdecode, write: WriteObject) -> None:
+    path = write("a.yaml", {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "vllm"}})
+    (found,) = findings(specdecode, path)
+    assert found["rule"] == "Unreadable"
+    assert f"specdecode import -f {path}" in found["message"]
+
+
 ADAPTIVE = {"method": "eagle3", "numSpeculativeTokens": 3, "adaptiveVerification": True} | {
     "draft": {"model": "AngelSlim/Qwen3-8B_eagle3"}
 }

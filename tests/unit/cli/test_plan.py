@@ -235,7 +235,7 @@ def test_what_is_no_yaml_is_one_line_of_error(specdecode: Specdecode, write: Wri
     result = specdecode("plan", "-f", write("a.yaml", content))
     assert result.exit_code == 2
     assert len(result.stderr.splitlines()) == 1
-    assert "a.yaml, document 1: is no YAML" in result.stderr
+    assert "a.yaml, document 1: is not valid YAML" in result.stderr
 
 
 def test_another_api_version_is_an_error_and_not_passed_over(specdecode: Specdecode, write: WriteObject) -> None:
@@ -345,7 +345,7 @@ def test_the_shipped_folder_is_planned(specdecode: Specdecode, command: str, opt
 def test_captures_alone_are_no_deployment(specdecode: Specdecode) -> None:
     result = specdecode("plan", EXAMPLES / "capture-tiny.yaml")
     assert result.exit_code == 2
-    assert "holds no SpecDecodeDeployment but SpecDecodeCapture (specdecode.io/v1alpha1)" in result.stderr
+    assert "holds no SpecDecodeDeployment; it has SpecDecodeCapture (specdecode.io/v1alpha1)" in result.stderr
     assert "name that of its deployment; specdecode lint and render take both files" in result.stderr
 
 
@@ -563,12 +563,12 @@ def test_a_file_is_planned_for_other_gpus_than_it_names(specdecode: Specdecode, 
 @pytest.mark.parametrize(
     ("gpu", "words"),
     [
-        ("48GB", "48GB: no memory figures are known for it: use one of"),
+        ("48GB", "48GB: no memory figures are known for it: "),
         ("0GiB", "0GiB: no memory figures are known for it"),
         ("-4GiB", "no memory figures are known for it"),
         ("99999GiB", "no memory figures are known for it"),
-        ("nanGiB", "or its memory as CUDA reports it, such as 48GiB"),
-        ("A300", "or its memory as CUDA reports it, such as 48GiB"),
+        ("nanGiB", "give its memory as CUDA reports it, such as 48GiB"),
+        ("A300", "give its memory as CUDA reports it, such as 48GiB"),
     ],
 )
 def test_what_is_no_gpu_is_refused_with_what_is(

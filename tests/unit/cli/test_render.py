@@ -222,7 +222,7 @@ def test_a_capture_that_is_refused_says_why(specdecode: Specdecode, write: Write
     spec = {**CAPTURE["spec"], "deadlineSeconds": 60, "seeds": 1}
     result = specdecode("render", write("a.yaml", {**CAPTURE, "spec": spec}, manifest("chat")))
     assert result.exit_code == 2
-    assert "spec.seeds: 1: is not a field of spec: did you mean seed?" in result.stderr
+    assert "spec.seeds: 1: unknown field: did you mean seed?" in result.stderr
     del spec["seeds"]
     spec["workload"] = {**spec["workload"], "phases": [{**spec["workload"]["phases"][0], "durationSeconds": 90}]}
     result = specdecode("render", write("a.yaml", {**CAPTURE, "spec": spec}, manifest("chat")))

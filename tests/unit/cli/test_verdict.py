@@ -68,7 +68,7 @@ def test_a_series_needs_no_name_and_its_blocks_may_have_gaps(specdecode: Specdec
 
 
 BAD: list[tuple[dict[str, Any] | str, str]] = [
-    ("no json", "is no JSON at column 1"),
+    ("no json", "is not valid JSON at column 1"),
     ("[1]", "must be an object with series, block, baseline, candidate"),
     ("null", "null: must be an object"),
     ('{"series": "a", "block": 2, "baseline": NaN, "candidate": 1}', "baseline: nan: write the goodput"),
@@ -81,7 +81,7 @@ BAD: list[tuple[dict[str, Any] | str, str]] = [
     ({**GOOD, "block": 2, "candidate": None}, "candidate: null: write the goodput"),
     ({"series": "a", "block": 2, "baseline": 1}, "candidate: is missing: "),
     ({"series": "a", "baseline": 1, "candidate": 1}, "block: is missing: "),
-    ({**GOOD, "block": 2, "candidat": 1}, "candidat: 1: is not a field of a block: use series, block"),
+    ({**GOOD, "block": 2, "candidat": 1}, "candidat: 1: unknown field of a block: use series, block"),
     ({**GOOD, "block": "2"}, 'block: "2": write its number as a whole number'),
     ({**GOOD, "block": 2.5}, "block: 2.5: write its number as a whole number"),
     ({**GOOD, "block": 1e300}, "block: 1e+300: write its number as a whole number"),

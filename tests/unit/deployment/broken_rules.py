@@ -278,7 +278,7 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
     "`fly` from 0.33 on, on GPUs, with at least 2 proposed tokens, and only with `lossy: true`": [
         (
             drafting("ngram", QWEN, asking={"rejectionSampling": "fly", "lossy": True}, engine={"version": "0.32"}),
-            "0.33 or",
+            '"0.33" or',
         ),
         (pair_70b(speculation=LOSSY | {"numSpeculativeTokens": 1}), "2 or more"),
     ],

@@ -73,7 +73,7 @@ def test_without_a_matching_node_it_waits_and_says_what_for() -> None:
 def test_an_operator_of_named_namespaces_says_where_nodes_come_from() -> None:
     for nodes_from, nodes, told in (
         (NodesFrom.NOWHERE, (), "may not list nodes: set spec.accelerator.products and perNode, or ask its"),
-        (NodesFrom.FILE, (NodeFacts("a", "NVIDIA-A10", 4),), "(fleet.nodes of the chart, --nodes) has one of"),
+        (NodesFrom.FILE, (NodeFacts("a", "NVIDIA-A10", 4),), "(fleet.nodes of the chart, --nodes) has a known GPU"),
     ):
         desired, _, conditions = decide(parent(pair_70b()), nodes=nodes, nodes_from=nodes_from)
         assert desired.children == []

@@ -66,10 +66,10 @@ def test_one_model_at_two_revisions_needs_two_folders() -> None:
         valid_facts(SpecDecodeDeploymentSpec.model_validate(pair_70b(**{"target": target, **fine})))
 
 
-OLDER = "spec.engine.version: 0.11: is a vLLM version that this operator does not know; write 0.28 or newer"
+OLDER = 'spec.engine.version: 0.11: is a vLLM version that this operator does not know; write "0.28" or newer'
 NEWER = (
     "spec.engine.image: absent: no GPU image of vLLM 0.99 is known; name one, or write spec.engine.version: "
-    f"{KNOWN_VERSIONS[-1]}, the newest that this operator knows"
+    f'"{KNOWN_VERSIONS[-1]}", the newest that this operator knows'
 )
 
 

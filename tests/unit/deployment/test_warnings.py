@@ -7,7 +7,7 @@ import pytest
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.deployment.models.model_locations import NO_MODELS
 from specdecode_operator.deployment.validation import valid_facts
-from specdecode_operator.deployment.warnings import plan_notes, plan_warnings
+from specdecode_operator.deployment.warnings import plan_notes, plan_warnings, size_doubts, spec_doubts, token_doubts
 
 LATENT = "deepseek-ai/DeepSeek-V2-Lite"
 CPU = {"type": "CPU", "kvCacheGiB": 4, "memoryGiB": 64, "cpuCores": 8}
@@ -62,3 +62,62 @@ def test_lookups_beside_a_delta_net_are_warned_of(speculation: dict[str, Any]) -
 
 def test_attention_has_no_states() -> None:
     assert warned("Qwen/Qwen3-8B", NGRAM) == []
+
+
+def doubts(spec: dict[str, Any]) -> dict[str, str]:
+    """Return the warnings about fields of a spec, by field."""
+    facts = valid_facts(SpecDecodeDeploymentSpec.parse(spec))
+    found = [*spec_doubts(facts.spec, facts.profile), *token_doubts(facts.spec), *size_doubts(facts)]
+    assert {str(each) for each in size_doubts(facts)} <= set(plan_warnings(facts, NO_MODELS, 1))
+    return {each.field: each.message for each in found}
+
+
+OPEN = {"target": {"model": "Qwen/Qwen3-8B"}}
+GATED = {"target": {"model": "meta-llama/Llama-3.1-8B-Instruct"}}
+DRAFT = {"method": "draft_model", "numSpeculativeTokens": 3}
+SHARE = "gpuMemoryUtilizationPercent"
+FIX = "spec.models.hubTokenSecret"
+
+
+@pytest.mark.parametrize(
+    ("spec", "field", "words"),
+    [
+        (GATED, "spec.target.model", FIX),
+        ({"target": {"model": "google/gemma-3-4b-it"}}, "spec.target.model", FIX),
+        (OPEN | {"engine": {"image": "vllm/vllm-openai:latest"}}, "spec.engine.image", "the tag latest may"),
+        (OPEN | {"engine": {"image": "example.org/engine:dev"}}, "spec.engine.image", "the tag dev may"),
+        (
+            OPEN | {"serving": {"gpuMemoryUtilizationPercent": 1}},
+            "spec.serving.gpuMemoryUtilizationPercent",
+            "write 92",
+        ),
+        (
+            OPEN | {"speculation": DRAFT | {"draft": {"model": "Qwen/Qwen3-32B"}}},
+            "spec.speculation.draft.model",
+            "has 61.0 GiB of weights, and its target Qwen/Qwen3-8B has 15.3 GiB",
+        ),
+    ],
+    ids=str,
+)
+def test_doubtful_field_is_warned_about(spec: dict[str, Any], field: str, words: str) -> None:
+    (found,) = doubts(spec).items()
+    assert (found[0], words in found[1]) == (field, True)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        OPEN,
+        {"target": {"model": "google/gemma-4-E2B-it"}},
+        GATED | {"models": {"hubTokenSecret": {"name": "hf", "key": "token"}}},
+        GATED | {"models": {"volume": {"persistentVolumeClaim": {"claimName": "models"}}}},
+        GATED | {"engine": {"env": [{"name": "HF_ENDPOINT", "value": "https://mirror.example"}]}},
+        OPEN | {"engine": {"image": "vllm/vllm-openai:v0.33.0"}},
+        OPEN | {"engine": {"image": f"example.org/engine:dev@sha256:{'0' * 64}"}},
+        OPEN | {"serving": {SHARE: 2}},
+        OPEN | {"speculation": DRAFT | {"draft": {"model": "Qwen/Qwen3-0.6B"}}},
+    ],
+    ids=str,
+)
+def test_sound_fields_have_no_warning(spec: dict[str, Any]) -> None:
+    assert doubts(spec) == {}

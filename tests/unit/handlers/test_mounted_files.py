@@ -67,7 +67,7 @@ def test_files_are_followed_as_they_come_change_and_go(
     ("broken", "told"),
     [
         ("", "holds no facts"),
-        ("{", "no JSON"),
+        ("{", "not valid JSON"),
         ("[1]", "holds no facts"),
         ("a: [b", "broken.json"),
         ('{"kind": "ModelFacts"}', "is no facts file"),

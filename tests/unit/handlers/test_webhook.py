@@ -41,7 +41,7 @@ from tests.support.admission_cases import (
 )
 from tests.support.attestations import attest, key_pair, serving
 from tests.support.certificates import DAY, write_certificate
-from tests.support.objects import H100, TINY_CONFIG, pair_70b, parent
+from tests.support.objects import H100, HUB_TOKEN, TINY_CONFIG, pair_70b, parent
 
 NAMES = list(REFUSED)
 DEFAULTS = Terms()
@@ -109,7 +109,7 @@ def test_what_goes_on_by_its_override_passes_however_large() -> None:
 
 
 def test_the_verdict_is_of_the_fleet_where_it_is_known() -> None:
-    spec = pair_70b(parallelism={"tensor": 4})
+    spec = pair_70b(parallelism={"tensor": 4}, models=HUB_TOKEN)
     assert "warnings" not in asked(deployment(spec))
     small = (NodeFacts("a", H100, 2),)
     assert "NodesTooFew" not in str(asked(deployment(spec)))
@@ -203,7 +203,8 @@ def test_a_spec_of_another_form_is_refused_with_its_field(spec: Any) -> None:
 
 
 def test_a_long_warning_is_cut_where_the_api_server_would_drop_its_end() -> None:
-    spec = {"target": {"model": "meta-llama/Llama-3.1-405B-Instruct"}, "parallelism": {"tensor": 4}}
+    target = {"model": "meta-llama/Llama-3.1-405B-Instruct"}
+    spec = {"target": target, "models": HUB_TOKEN, "parallelism": {"tensor": 4}}
     (warning,) = asked(deployment({**spec, "accelerator": {"products": [H100]}}))["warnings"]
     assert (len(warning), warning[-1]) == (250, "…")
 

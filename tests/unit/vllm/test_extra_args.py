@@ -139,6 +139,11 @@ def test_what_is_refused_says_where_and_what_to_do() -> None:
     } == {}
 
 
+def test_words_in_one_item_are_to_be_split() -> None:
+    (problem,) = extra_args_problems(["--enable-auto-tool-choice --tool-call-parser hermes"], PROFILE)
+    assert (problem.field, "one list item per word" in problem.message) == ("spec.engine.extraArgs[0]", True)
+
+
 @pytest.mark.parametrize("version", KNOWN_VERSIONS)
 def test_removed_flag_names_its_replacement_once(version: str) -> None:
     profile = find_profile(version)

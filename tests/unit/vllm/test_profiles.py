@@ -32,8 +32,9 @@ def test_newer_version_borrows_the_newest_profile_and_says_so(version: str) -> N
 @pytest.mark.parametrize(
     ("version", "fix"),
     [
-        ("0.27", "write 0.28 or newer"),
-        ("0.9", "write 0.28 or newer"),
+        ("0.3", 'did you mean "0.30"?'),
+        ("0.27", 'write "0.28" or newer'),
+        ("0.9", 'write "0.28" or newer'),
         ("0.32.0", "write major and minor"),
         ("v0.32", "write major and minor"),
         ("latest", "write major and minor"),

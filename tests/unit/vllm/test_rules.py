@@ -333,7 +333,9 @@ def test_an_image_is_asked_for_where_none_is_known() -> None:
         (problem,) = image_problems(None, platform, profile)
         assert problem.field == "spec.engine.image"
         assert f"no {platform.upper()} image of vLLM {profile.version}" in problem.message
-        assert (f"or write spec.engine.version: {KNOWN_VERSIONS[-1]}" in problem.message) == (profile.version == "0.99")
+        assert (f'or write spec.engine.version: "{KNOWN_VERSIONS[-1]}"' in problem.message) == (
+            profile.version == "0.99"
+        )
 
 
 CONTRADICTIONS = {
@@ -432,7 +434,8 @@ def test_min_p_is_found_wherever_it_is_given(line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("later", "fix"), [({"--block-size": "0.33"}, "remove it, or set engine.version 0.33 or later"), ({}, "remove it")]
+    ("later", "fix"),
+    [({"--block-size": "0.33"}, 'remove it, or set engine.version: "0.33" or later'), ({}, "remove it")],
 )
 def test_a_field_whose_flag_the_version_lacks_is_refused(later: dict[str, str], fix: str) -> None:
     flags = {name: flag for name, flag in PROFILE.flags.items() if name not in ("--block-size", "--enforce-eager")}
@@ -447,7 +450,7 @@ def test_a_field_whose_flag_the_version_lacks_is_refused(later: dict[str, str], 
 def test_a_field_whose_key_the_version_lacks_is_refused() -> None:
     settings = replace(PLAIN, speculation=replace(DRAFT_MODEL, xpress_top_c=0))
     assert [str(problem) for problem in speculation_problems(settings, find_profile("0.32"))] == [
-        "spec.speculation.xpressTopC: 0: vLLM 0.32 does not have it; remove it, or set engine.version 0.33 or later"
+        'spec.speculation.xpressTopC: 0: vLLM 0.32 does not have it; remove it, or set engine.version: "0.33" or later'
     ]
 
 
@@ -457,8 +460,8 @@ PROFILE_METHODS = find_profile("0.32")
 HEADS = [method for method in METHODS_WITH_DRAFT if method is not Method.DRAFT_MODEL]
 METHODS = [method for method in Method if method is not Method.NONE]
 MEDUSA_ENDED = (
-    "spec.speculation.method: vLLM {} has it no more; use method eagle3 with a head that was trained for this target, "
-    "or write spec.engine.version: 0.32, the last that has it"
+    "spec.speculation.method: vLLM {} no longer supports it; use method eagle3 with a head that was trained for this"
+    ' target, or write spec.engine.version: "0.32", the last that supports it'
 )
 FULL_SUFFIX = Suffix(
     max_tree_depth=16, max_cached_requests=0, max_spec_factor_percent=150, min_token_probability_percent=5
@@ -590,7 +593,7 @@ def test_a_lossy_check_is_said_by_its_name_alone() -> None:
 @pytest.mark.parametrize(
     ("version", "changes", "sentence"),
     [
-        ("0.32", {}, "set engine.version 0.33 or later"),
+        ("0.32", {}, 'set engine.version: "0.33" or later'),
         ("0.33", {"cpu": CPU}, "on GPUs alone"),
         ("0.33", {"speculation": replace(DRAFT_MODEL, num_speculative_tokens=1)}, "2 or more"),
     ],
@@ -884,9 +887,9 @@ def test_each_version_adapts_with_the_methods_that_its_source_names(version: str
 
 def test_a_method_that_a_later_version_adapts_with_names_that_version() -> None:
     assert said(adapting(Method.EAGLE3), find_profile("0.29")) == (
-        "vLLM 0.29 adapts with dspark alone, not with eagle3; remove it, or set engine.version 0.30 or later"
+        'vLLM 0.29 adapts with dspark alone, not with eagle3; remove it, or set engine.version: "0.30" or later'
     )
-    assert said(adapting(Method.DRAFT_MODEL), find_profile("0.30")).endswith("or set engine.version 0.31 or later")
+    assert said(adapting(Method.DRAFT_MODEL), find_profile("0.30")).endswith('or set engine.version: "0.31" or later')
     assert "no draft that says how sure it is" in said(adapting(Method.NGRAM))
 
 

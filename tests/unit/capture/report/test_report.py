@@ -179,7 +179,7 @@ def test_what_cannot_be_read_is_left_out_and_said(report: Report, tmp_path: Path
     assert made.exit_code == 0
     assert "2 lines that cannot be read left out, first" in made.stderr
     assert "demo/trace.jsonl: line 62: Object missing required field `output_tokens`\n" in made.stderr
-    assert "manifest.json: is no JSON" in made.stderr
+    assert "manifest.json: is not valid JSON" in made.stderr
     assert "2 lines that cannot be read left out" in shown(tmp_path / "report.html")
 
 

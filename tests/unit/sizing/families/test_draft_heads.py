@@ -540,7 +540,7 @@ def test_heads_of_one_class_are_sized_alike(kind: str, whole: tuple[int, int]) -
         ("DFlash2DraftModel", "dflash", "0.28", None),
         ("PEagleDraftModel", "eagle3", "0.33", None),
         ("MuseGlimmerAssistantModel", "dflash", "0.33", None),
-        ("Qwen3OmniDSparkModel", "dspark", "0.28", "use engine.version 0.29 or later"),
+        ("Qwen3OmniDSparkModel", "dspark", "0.28", 'use engine.version: "0.29" or later'),
         ("PeagleQwen3ForCausalLM", "eagle3", "0.33", "write Eagle3Qwen3ForCausalLM into architectures"),
         ("PeagleLlamaForCausalLM", "eagle3", "0.30", "write Eagle3LlamaForCausalLM into architectures"),
         ("Qwen3ForCausalLM", "eagle3", "0.33", None),
