@@ -200,7 +200,7 @@ def _pass_on(given: Argument, builder: SpecBuilder, profile: EngineProfile) -> l
         builder.decide("spec.engine.extraArgs", given.text, message)
     elif problems := extra_args_problems(given.words, profile):
         # Without the flag, the new engine would differ.
-        message = re.sub(r"^is not for extraArgs; ", "", problems[0].message)
+        message = re.sub(r"^is not allowed in extraArgs; ", "", problems[0].message)
         builder.decide("spec.engine.extraArgs", given.shown, message)
     else:
         builder.note(Outcome.EXTRA, given.text, "as it is")
