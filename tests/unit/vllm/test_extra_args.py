@@ -88,7 +88,7 @@ REFUSED = [
     ("--api-key secret", 0, "use spec.serving.apiKeySecret"),
     ("--ssl-keyfile /tls/key", 0, "use spec.serving.tlsSecret"),
     ("--ssl-certfile=/tls/crt", 0, "use spec.serving.tlsSecret"),
-    ("--ssl-cert-reqs 2", 0, "the kubelet's probes bring no client certificate"),
+    ("--ssl-cert-reqs 2", 0, "the kubelet's probes present no client certificate"),
     ("--hf-token", 0, "use spec.models.hubTokenSecret"),
     ("--kv-cache-memory 1", 0, "spec.serving.gpuMemoryUtilizationPercent"),
     ("-pp 2", 0, "use spec.parallelism.pipeline"),

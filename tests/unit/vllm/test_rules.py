@@ -457,7 +457,7 @@ PROFILE_METHODS = find_profile("0.32")
 HEADS = [method for method in METHODS_WITH_DRAFT if method is not Method.DRAFT_MODEL]
 METHODS = [method for method in Method if method is not Method.NONE]
 MEDUSA_ENDED = (
-    "spec.speculation.method: vLLM {} no longer supports it; use method eagle3 with a head trained for this target,  "
+    "spec.speculation.method: vLLM {} no longer supports it; use method eagle3 with a head trained for this target, "
     "or write spec.engine.version: 0.32, the last that has it"
 )
 FULL_SUFFIX = Suffix(
