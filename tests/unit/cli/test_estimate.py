@@ -779,7 +779,7 @@ def test_a_refiner_that_chooses_among_all_tokens_takes_memory(estimate: Estimate
     kept = 128 * 15 * ((2 * 151_936 + 256) * 2 + 38 * 12)
     assert all_tokens["per_gpu"]["activation"] - own["per_gpu"]["activation"] == kept
     assert "from 0 to the vocabulary, 151936" in too_many["error"]
-    assert "is of XPress heads alone" in plain["error"]
+    assert "only applies to XPress heads" in plain["error"]
     assert "speculative.model" in old["error"]
     assert "use 0.33 or later" in old["error"]
 

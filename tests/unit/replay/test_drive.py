@@ -362,9 +362,9 @@ async def test_a_server_without_a_list_of_models_is_believed(server_target: Comp
         ((401, "{}"), None, None, r"requires a key \(401\): .* --api-key-variable"),
         ((403, "{}"), None, "k", r"refuses the key \(403\)"),
         ((500, '{"error": {"message": "no\\u001b[1mmemory"}}'), None, None, r"answered 500 \(no\\x1b\[1mmemory\)"),
-        ((200, "<html>"), None, None, "is no list of models"),
-        ((200, '{"data": [{"id": 3}]}'), None, None, "is no list of models"),
-        ((200, "[" * 100_000), None, None, "is no list of models"),
+        ((200, "<html>"), None, None, "is not a list of models"),
+        ((200, '{"data": [{"id": 3}]}'), None, None, "is not a list of models"),
+        ((200, "[" * 100_000), None, None, "is not a list of models"),
         ((200, " " * 2_000_000), None, None, "has more than 1048576 bytes"),
     ],
 )  # fmt: skip
