@@ -34,9 +34,9 @@ def nodes_needed(pool: GpuPool, tensor: int, spread: Parallelism) -> int | None:
     """Return the least number of nodes of a pool that a replica needs; None if it does not fit.
 
     Each node takes the same share, as vLLM numbers its ranks (vllm/engine/arg_utils.py create_engine_config,
-    ``--nnodes``): whole groups that share layers, or an even part of a group that is larger than a node. Data-parallel
-    ranks of dense models stay on one node: they meet at the first node of each, and only the leader's address is known
-    (vllm/config/parallel.py reconfigure_for_independent_dp_rank).
+    ``--nnodes``): whole groups that share layers, or an even part of a group that is larger than a node. A
+    data-parallel rank is never split over nodes: ranks of dense models meet at the first node of each, and only the
+    leader's node is known to be that (vllm/config/parallel.py reconfigure_for_independent_dp_rank).
     """
     gpus = tensor * spread.groups
     if gpus <= pool.gpus_per_node:
