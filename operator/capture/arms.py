@@ -122,14 +122,14 @@ class CapturedArm:
 
 
 def asked_arms(spec: SpecDecodeCaptureSpec) -> list[Arm]:
-    """Return the arms that a capture switches between; none if it runs the deployment's own engine once."""
+    """Return the arms that a capture switches between; empty if it runs the deployment's own engine once."""
     return spec.arms or ([Arm(name=ARM)] if spec.starts > 1 else [])
 
 
 def arm_states(
     spec: SpecDecodeCaptureSpec, body: Body, outcome: Outcome, desired_state_of: Callable[[int, Body], DesiredState]
 ) -> list[DesiredState]:
-    """Return the desired state of a deployment with each of a capture's arms; none while it has no plan in force."""
+    """Return the desired state of a deployment with each of a capture's arms; empty while it has no plan in force."""
     launch = _ungated(outcome)
     if not isinstance(launch, Launch):
         return []
@@ -174,7 +174,7 @@ def arm_body(arm: Arm, body: Body, launch: Launch) -> Body:
 
 
 def _pinned(model: Body, chosen: str | None) -> str | None:
-    """Return the precision that the plan chose for a model where it was free, so that arms differ in one thing only."""
+    """Return the precision that the plan chose for a model that leaves it open: arms differ in one setting only."""
     return chosen if model.get("quantization") == Quantization.AUTO else None
 
 

@@ -47,7 +47,7 @@ class References:
 
 
 def references_of(capture: Capture) -> References:
-    """Return the references of a capture; none if its spec is invalid."""
+    """Return the references of a capture; empty if its spec is invalid."""
     try:
         spec = SpecDecodeCaptureSpec.parse(capture.spec, newer=True)
     except ValidationError:

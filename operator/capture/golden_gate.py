@@ -90,7 +90,7 @@ def with_golden(job: Body, capture: Capture, spec: SpecDecodeCaptureSpec, golden
 
 
 def holds_condition(regression: RegressionStatus | None, *, over: bool) -> ConditionUpdate:
-    """Return the condition Holds: whether a capture's engine serves as well as that of the golden capture."""
+    """Return the condition Holds: whether a capture's engine serves as well as the golden capture's."""
     if regression is None:
         message = "Not compared; see the condition Succeeded" if over else "Compared when the capture ends"
         return ConditionUpdate("Holds", UNKNOWN, "NotJudged", message)
@@ -156,7 +156,7 @@ def _judgement(key: Key, gate: Gate, capture: Capture, *, is_own: bool) -> GateC
 
 
 def _is_as_made(key: Key, gate: Gate, capture: Capture) -> bool:
-    """Check that a capture asks for what the gate asks; workload and seed are checked before it starts."""
+    """Return whether a capture matches the gate; workload and seed are checked before it starts."""
     asked = {"capture": gate.capture, "max_loss_percent": gate.max_loss_percent.model_dump()}
     spec = capture.spec
     try:

@@ -192,7 +192,7 @@ def read_serving(
     replays = bool((spec.get("engine") or {}).get("replay"))
     plan = {} if replays else status.get("plan") or {}
     ready: Body = next((each for each in status.get("conditions") or [] if each["type"] == "Ready"), {})
-    # By the reason alone, because older operators wrote the status True, and newer ones False.
+    # By the reason only, because older operators wrote the status True, and newer ones False.
     lent, changed = ready.get("reason") == SUSPENDED_FOR_CAPTURE, ready.get("lastTransitionTime")
     replicas = 0 if spec.get("suspend") else spec.get("replicas", 1)
     # One more than replicas while a rollout starts the new pod first.
@@ -235,7 +235,7 @@ def serving_goes_first(own: Key, servings: Iterable[Serving], now: datetime) -> 
 def _goes_first(other: Serving, own: Key, now: datetime) -> bool:
     if not other.lacks:
         return False
-    # In another namespace it must hold GPUs: lending what it does not have would block everybody else.
+    # In another namespace it must hold GPUs: otherwise a loan of GPUs that it lacks would block all other namespaces.
     is_near = other.key.namespace == own.namespace
     lends = (other.lent or other.lent_to is not None) and (is_near or other.has_gpus)
     return lends or (other.product is not None and other.since is not None and now < other.since + _COMING_BACK)

@@ -74,7 +74,7 @@ def image_id_config_map(capture: Capture, pod: Body | None) -> Body | None:
 
 
 def published_folder(capture: Capture) -> str:
-    """Return the folder of the validated files, relative to the volume's root; with arms, the parent of theirs."""
+    """Return the folder of the validated files, relative to the volume's root; with arms, their parent folder."""
     found = Places(Path(_ROOT), capture.key.namespace, capture.key.name, attempt="")
     return str(found.of_capture.relative_to(found.root)) if capture.switches else found.path
 
@@ -86,7 +86,7 @@ def render_job(
     arms: Sequence[CapturedArm],
     operator_image: str,
 ) -> Body:
-    """Return the Job of a capture, with the deployment's engine or that of each arm."""
+    """Return the Job of a capture, with the deployment's engine or each arm's."""
     runs = [(arm, apart(engine_pod_of(arm.source), number)) for number, arm in enumerate(arms)]
     pod = common_engine_pod([each for _, each in runs]) if runs else engine_pod_of(source)
     settings = _settings(capture, spec, source, pod) | (_arm_settings(spec, runs, pod) if runs else {})
@@ -166,7 +166,7 @@ def render_job(
 
 
 def load_image(job: Body | None) -> str | None:
-    """Return the operator image that a capture's Job runs; None if there is no Job or it names none."""
+    """Return the operator image of a capture's Job; None without a Job or an image."""
     pod = mapping(mapping(mapping(job or {}, "spec"), "template"), "spec")
     image = next((each.get("image") for each in objects(pod, "containers") if each.get("name") == LOAD), None)
     return image if isinstance(image, str) else None

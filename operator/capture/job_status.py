@@ -133,7 +133,7 @@ def disrupted(pod: Body) -> Blocked | None:
 
 
 def _with_engine(pod: Body, failure: Blocked) -> Blocked:
-    """Add the last words of an engine that ended by itself: they are usually the cause."""
+    """Add the last log lines of an engine that ended unexpectedly: they are usually the cause."""
     for status in _engine_statuses(pod):
         last, state = ((status.get(field) or {}).get("terminated") for field in ("lastState", "state"))
         if ended := last or (state if state and state.get("exitCode") not in _TOLD_TO_STOP else None):

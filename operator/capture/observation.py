@@ -48,7 +48,7 @@ class Capture:
 
     @property
     def queue_labels(self) -> dict[str, str]:
-        """Labels that put its Job into a queue of Kueue; empty if it is in none."""
+        """Labels that put its Job into a queue of Kueue; empty without a queue."""
         if QUEUE_LABEL not in self.labels:
             return {}
         return {name: value for name, value in self.labels.items() if name.startswith(QUEUE_PREFIX)}
@@ -142,7 +142,7 @@ class CapturedDeployment:
 
 @dataclass(frozen=True)
 class MountedObjects:
-    """Objects that the pod of a capture mounts, as far as the operator may read them."""
+    """Objects that the pod of a capture mounts, if the operator may read them."""
 
     claims: Mapping[str, Body | None] = field(default_factory=dict)  # by name; None if missing
     config_maps: Mapping[str, Body | None] = field(default_factory=dict)  # by name; None if missing

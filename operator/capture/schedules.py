@@ -240,7 +240,7 @@ def _by_age(schedule: CaptureSchedule, claims: Sequence[Body], now: datetime) ->
     """Return the claims to delete for their age, and annotations to write on others.
 
     A claim is deleted after two checks, at least `OVER_AGE_FOR` apart, found it over age. The first is recorded on the
-    claim, where it survives a restart. The record counts only if the claim was over age then: one that was forged,
+    claim, where it survives a restart. The record counts only if the claim was over age then. A record that was forged,
     restored from a backup, or written while a clock was ahead is replaced.
     """
     days, expired, notes = schedule.retention.days, [], []

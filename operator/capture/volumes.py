@@ -96,7 +96,7 @@ def claim_blocked(capture: Capture, storage: Storage, claim: Body | None) -> Blo
 
 
 def with_claim(capture: Capture, storage: Storage, failure: Blocked | None) -> Blocked | None:
-    """Add claim and field to a failure of the volume, because a pod knows only its mount path."""
+    """Add claim and field to a failure of the volume, because a pod only has its mount path."""
     if failure is None or not (failure.reason.startswith("Volume") or failure.reason in _OF_THE_VOLUME):
         return failure
     field = "persistentVolumeClaim.claimName" if storage.existing_claim else "size"

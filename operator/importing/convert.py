@@ -133,10 +133,10 @@ def migrate_workload(
     engine_version: str | None = None,
     configs: Mapping[str, Object] = MappingProxyType({}),
 ) -> Migration:
-    """Return the object that means the same as a vLLM server; raise MigrationError if there is nothing to import.
+    """Return the object equivalent to a vLLM server; raise MigrationError if there is no server to import.
 
-    The steps move those ``services`` of the server's namespace that select its pods. ``engine_version`` is for an
-    image whose tag does not tell it, ``configs`` are contents of config.json by the model that the server is given.
+    The steps move those ``services`` of the server's namespace that select its pods. ``engine_version`` is for an image
+    whose tag has no version, ``configs`` are contents of config.json by the model name that the server uses.
     """
     builder = SpecBuilder(settings=[*workload.remarks.settings], decisions=[*workload.remarks.decisions])
     platform, gpus = _take_server(workload, engine_version, configs, builder)
@@ -282,7 +282,7 @@ def _take_rollout(spec: Object, builder: SpecBuilder) -> None:
 
 
 def _problems(builder: SpecBuilder) -> list[Problem]:
-    """Return what `specdecode plan` would refuse."""
+    """Return the problems that `specdecode plan` would report."""
     spec = builder.spec
     if builder.get("speculation.method") not in {None, *(each.value for each in Method)}:
         spec = {key: value for key, value in spec.items() if key != "speculation"}

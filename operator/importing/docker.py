@@ -29,7 +29,7 @@ _OF_MACHINE: Final = "is for the machine that runs it: a pod has its own"
 
 
 def _as_text(word: str) -> str:
-    """Escape what a pod would replace as a variable."""
+    """Escape text that a pod would expand as a variable."""
     return re.sub(r"\$(?=[$(])", "$$", word)
 
 
@@ -52,7 +52,7 @@ class _Container:
 
     def add_mount(self, source: str, target: str, *, read_only: bool) -> None:
         name = f"volume-{len(self.volumes)}"
-        # docker keeps a named volume in a folder of its own.
+        # docker stores a named volume in its own folder.
         is_folder = source.startswith(("/", ".", "~", "$"))
         path = source if is_folder else f"/var/lib/docker/volumes/{source or 'nameless'}/_data"
         self.volumes.append({"name": name, "hostPath": {"path": path}})
@@ -63,7 +63,7 @@ class _Container:
         """Add a volume that is written as SOURCE:TARGET or SOURCE:TARGET:ro."""
         source, _, rest = text.partition(":")
         if "${" in source:
-            # A default of a variable holds a colon, too.
+            # The default of a variable may contain a colon.
             source, _, rest = text.rpartition(":/")
             rest = f"/{rest}"
         if target := rest.partition(":")[0]:
@@ -78,7 +78,7 @@ class _Container:
 
 
 def gpus_of_devices(value: str) -> int | None:
-    """Return the number of GPUs that ``--gpus`` asks for; None for all that there are."""
+    """Return the number of GPUs that ``--gpus`` requests; None for all."""
     text = value.strip("\"'")
     if (number := whole_number(text, 99_999)) is not None:
         return number

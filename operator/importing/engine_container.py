@@ -209,7 +209,7 @@ _NEWEST: Final = KNOWN_VERSIONS[-1]
 def find_platform(
     container: Object, where: str, env: Mapping[str, str | None], *, says_gpus: bool = True
 ) -> tuple[Platform, int]:
-    """Return the platform of the server and its number of GPUs, 0 if its source does not say it.
+    """Return the platform of the server and its number of GPUs, 0 if its source does not state it.
 
     ``env`` are the variables that its own command sets. Raises MigrationError for hardware that cannot be planned.
     """

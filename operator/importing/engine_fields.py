@@ -78,7 +78,7 @@ def _scaling(said: Object, config: Object) -> dict[str, Any] | None:
 _FIELDS: Final = {
     argument.flag: argument.field
     for argument in ARGUMENTS
-    # A section is not a field; its parts, and flags that say more than a field, are read elsewhere.
+    # A section is not a field. Its parts, and flags that express more than a field, are read elsewhere.
     if argument.field is not None and argument.field.count(".") > 1 and not argument.says_more
 }
 _OF_OPERATOR: Final = {argument.flag for argument in ARGUMENTS if argument.field is None}
@@ -140,7 +140,7 @@ def take_flags(
         elif given.known and not given.path and _take_special(given, builder):
             continue
         elif given.name == COMPILATION_CONFIG and given.path and given.path[0] in _COMPILATION_FIELDS:
-            # vLLM takes names of modes in small letters, too.
+            # vLLM also accepts names of modes in lower case.
             number = read_number(given.value)
             value = given.value.upper() if number is None else number
             builder.take(given.text, _COMPILATION_FIELDS[given.path[0]], value)
@@ -200,7 +200,7 @@ def _pass_on(given: Argument, builder: SpecBuilder, profile: EngineProfile) -> l
         builder.decide("spec.engine.extraArgs", given.text, message)
     elif problems := extra_args_problems(given.words, profile):
         # Without the flag, the new engine would differ.
-        message = re.sub(r"^is not for extraArgs; ", "", problems[0].message)
+        message = re.sub(r"^is not allowed in extraArgs; ", "", problems[0].message)
         builder.decide("spec.engine.extraArgs", given.shown, message)
     else:
         builder.note(Outcome.EXTRA, given.text, "as it is")

@@ -89,7 +89,7 @@ _KEYS: Final = SOURCE_KEYS["InferenceService"]
 
 
 def read_inference_service(body: Object, others: Sequence[Object]) -> Workload:
-    """Return the server of a predictor; ``others`` are the objects beside it, which may hold its runtime."""
+    """Return the server of a predictor; ``others`` are the other objects of the input, maybe its runtime."""
     predictor, remarks = required(body, _PREDICTOR), Remarks()
     for key in ("transformer", "explainer"):
         if mapping(body, "spec").get(key):
@@ -140,7 +140,7 @@ def _of_model(body: Object, predictor: Object, others: Sequence[Object], remarks
     merged: dict[str, Any] = {"command": ["vllm", "serve"], **container, **given, "name": _CONTAINER}
     for key in ("env", "volumeMounts"):
         merged[key] = _merged(objects(container, key), objects(given, key))
-    # KServe puts a model's arguments behind those of its runtime.
+    # KServe appends a model's arguments to its runtime's.
     merged["args"] = [
         word.replace("{{.Name}}", name).replace("{{ .Name }}", name) for word in (*texts(container, "args"), *arguments)
     ]

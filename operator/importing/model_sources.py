@@ -32,7 +32,7 @@ _SWITCHES: Final = frozenset({"--quiet", "--force-download", "--resume-download"
 
 @dataclass(frozen=True)
 class Location:
-    """Where a model is: on the hub, on a claim, or in a directory of the nodes."""
+    """Location of a model: the hub, a claim, or a directory of the nodes."""
 
     model: str
     """The name in the object: a hub id, or a path inside the volume."""

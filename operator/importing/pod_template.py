@@ -31,7 +31,7 @@ _AS_IT_IS_ANYWAY: Final[Mapping[str, tuple[Any, ...]]] = {
     "enableServiceLinks": (False,),
     "serviceAccountName": ("default",),
 }
-"""Values that the API server fills in or the operator writes by itself."""
+"""Values that the API server defaults or the operator sets."""
 
 _OF_ENGINE_ANYWAY: Final[Mapping[str, tuple[Any, ...]]] = {
     "terminationMessagePath": ("/dev/termination-log",),
@@ -48,7 +48,7 @@ _OF_OPERATOR: Final = {
 }
 
 _FILE: Final = re.compile(r"(?:/|\.{1,2}/|~)[^\s{}]+|[^\s{}:]+\.(?:jinja2?|j2|py|json|ya?ml|txt)")
-"""How files look in arguments: by their path, or by their ending."""
+"""Matches file names in arguments, by path or extension."""
 
 _NO_FILES: Final = frozenset({"--root-path", "--disable-access-log-for-endpoints"})
 
@@ -77,7 +77,7 @@ def mount_of(path: str, container: Object) -> Object | None:
 
 
 def ask_for_files(passed_on: Iterable[Argument], container: Object, builder: SpecBuilder) -> None:
-    """Ask for each file that an argument names and no mount of the container holds: the new pod does not have it."""
+    """Ask for each file that an argument names and no mount of the container has: the new pod would not have it."""
     for given in passed_on:
         for file in _files(given):
             path = file if file.startswith(("/", "~")) else f"{container.get('workingDir') or ''}/{file}"

@@ -19,16 +19,16 @@ from specdecode_operator.vllm.profiles import EngineProfile, Flag
 
 @dataclass(frozen=True)
 class OlderSetting:
-    """Successor of a setting of older versions: ``now``, or ``gone``; if neither is set, a person decides."""
+    """Successor of a setting of older versions: ``now``, or ``gone``; if neither is set, the user decides."""
 
     now: str = ""
-    """The flag, the key of its JSON value, or the variable that says the same."""
+    """Flag, key of its JSON value, or variable with the same meaning."""
     gone: str = ""
-    """Why nothing is lost without it."""
+    """Reason why the setting can be dropped."""
     ask: str = ""
-    """What a person can write instead."""
+    """What the user can set instead."""
     now_of_one: str = ""
-    """The flag that says the same as a single value; ``now`` if this is empty."""
+    """Flag with the same meaning for a single value; ``now`` if this is empty."""
     value: str | None = None
     """The value of its successor; its own value if this is None."""
     takes: str = "1"
@@ -39,7 +39,7 @@ class OlderSetting:
     """Values that its successor takes; any if this is empty."""
 
     def said_now(self, values: Sequence[str]) -> list[str]:
-        """Return the words of the successor with these values; none if it has no successor for them."""
+        """Return the arguments of the successor with these values; empty if it has no successor for them."""
         given = list(values) if self.value is None else [self.value]
         if not self.now or (self.allowed and (not given or given[0] not in self.allowed)):
             return []
@@ -189,7 +189,7 @@ def ask_for_unknown(command: ServerCommand, arguments: Iterable[Argument], build
 
 
 def say_as_now(arguments: Iterable[Argument], builder: SpecBuilder, profile: EngineProfile) -> list[Argument]:
-    """Replace arguments of older versions with their successors; without one, report why nothing is lost, or ask."""
+    """Replace arguments of older versions with their successors; without one, report why it can be dropped, or ask."""
     current = []
     for given in arguments:
         older = None if given.known else FLAGS.get(given.name)

@@ -24,8 +24,10 @@ _PART: Final = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-"""Quotes, what divides words and commands (a comment can only follow that), lines that go on, escapes. Each part takes
-its run as a whole and gives nothing back: a long script takes no longer for each of its blanks."""
+"""Quotes, separators of words and commands (which may precede a comment), line continuations, and escapes.
+
+Quantifiers are possessive, so that a long script takes linear time.
+"""
 
 _LITERAL, _QUOTED, _END, _BLANK, _EMPTY = "\ue000", "\ue001", "\ue002", "\ue003", "\ue004"
 """Stand in for a dollar that is text, a dollar in double quotes, the end of a command, a blank that divides a
@@ -57,7 +59,10 @@ _PRINTING: Final = frozenset({"echo", "printf", "export", "readonly", "declare",
 
 
 class ScriptError(ValueError):
-    """A script is more than plain commands; ``text`` says where, without words of the script that may be secret."""
+    """A script is more than plain commands.
+
+    ``text`` locates the problem without words of the script that may be secret.
+    """
 
     def __init__(self, text: str, what: str) -> None:
         super().__init__(
@@ -73,9 +78,9 @@ class Command:
 
     words: tuple[str, ...]
     env: Mapping[str, str | None] = field(default_factory=dict)
-    """Variables that the script sets for it; None for a value that only the running container knows."""
+    """Variables that the script sets for the server; None for a value that only the running container has."""
     unknown: frozenset[str] = frozenset()
-    """Words with values that only the running container knows."""
+    """Words with values that only the running container has."""
 
 
 def read_script(text: str, env: Mapping[str, str | None]) -> list[Command]:
@@ -126,7 +131,7 @@ def shown(words: Sequence[str]) -> str:
 
 
 def reject_signs(*texts: str) -> None:
-    """Raise ScriptError for the characters that stand for syntax here; no script has a use for them."""
+    """Raise ScriptError for the placeholder characters of this module, which no script needs."""
     if any(sign in text for text in texts for sign in _SIGNS):
         raise ScriptError("the script", f"one of the private characters U+E000 to U+E00{len(_SIGNS) - 1}")
 
@@ -148,7 +153,7 @@ def _blank(found: re.Match[str], *, keep_double: bool) -> str:
 
 
 def _split(text: str) -> Iterator[list[str]]:
-    """Yield the words of each command, as shlex reads them, with dollars told apart."""
+    """Yield the words of each command, as shlex reads them, with kinds of dollars distinguished."""
     try:
         words = shlex.split(_PART.sub(_mark, text))
     except ValueError as error:
@@ -235,15 +240,15 @@ class ServerCommand:
 
     arguments: list[str]
     env: dict[str, str | None] = field(default_factory=dict)
-    """Variables that the script sets for it; None for a value that only the running container knows."""
+    """Variables that the script sets for the server; None for a value that only the running container has."""
     program: str | None = None
     unknown: frozenset[str] = frozenset()
-    """Arguments with values that only the running container knows."""
+    """Arguments with values that only the running container has."""
     used_variables: set[str] = field(default_factory=set)
     harmless: list[str] = field(default_factory=list)
-    """Commands beside it that are left out, such as ``ulimit``, as `shown` prints them."""
+    """Omitted commands without effect on the server, such as ``ulimit``, as `shown` prints them."""
     others: list[str] = field(default_factory=list)
-    """Commands beside it that may matter, as `shown` prints them."""
+    """Omitted commands that may have an effect, as `shown` prints them."""
 
 
 def find_server_command(container: Object, where: str) -> ServerCommand | None:
@@ -276,7 +281,7 @@ def find_server_command(container: Object, where: str) -> ServerCommand | None:
 
 
 def is_harmless(command: Command) -> bool:
-    """Return whether a server is the same without this command beside it."""
+    """Return whether a command has no effect on the server."""
     return _HARMLESS.fullmatch(" ".join(command.words)) is not None
 
 
@@ -348,7 +353,7 @@ def _by_kubelet(text: str, env: Mapping[str, str | None], *, unknown: str) -> st
 
 
 def script_index(words: Sequence[str]) -> int | None:
-    """Return which word is the script that a shell is given by ``-c``, alone or with other letters."""
+    """Return the index of the script that a shell receives by ``-c``, alone or with other letters."""
     if PurePosixPath(words[0]).name not in _SHELLS:
         return None
     for index, word in enumerate(words[1:-1], start=1):

@@ -1,4 +1,4 @@
-"""Find servers in objects, manifests and command lines; say what to import instead of other kinds.
+"""Find servers in objects, manifests and command lines; report what to import instead of other kinds.
 
 Resolves variables that a server takes from ConfigMaps and Secrets of the same input.
 """
@@ -510,7 +510,7 @@ READABLE: Final = (
 
 
 def read_workloads(body: Object, others: Sequence[Object] = ()) -> list[Workload]:
-    """Return the servers of one object, none for an unknown kind; ``others`` are the objects beside it."""
+    """Return the servers of one object, empty for an unknown kind; ``others`` are the other objects of the input."""
     for owner in objects(mapping(body, "metadata"), "ownerReferences"):
         if owner.get("kind") == KIND:
             fix = f"it belongs to {KIND} {owner.get('name')} already: nothing is to be imported"

@@ -187,7 +187,7 @@ class SpecBuilder(Remarks):
 
     spec: dict[str, Any] = field(default_factory=dict)
     unsaid: set[str] = field(default_factory=set)
-    """Flags whose values only the running container knows."""
+    """Flags whose values only the running container has."""
 
     def set(self, path: str, value: Any) -> None:
         """Set a field of the spec, such as ``serving.maxModelLen``."""
@@ -251,12 +251,12 @@ class Workload:
     """Replicas and rollout, by the names of a Deployment."""
     nodes: int = 1
     says_gpus: bool = True
-    """Whether the source says how many GPUs there are; if not, the parallelism of the server does."""
+    """Whether the source states the number of GPUs; otherwise the server's parallelism does."""
     outside: bool = False
     """Whether it runs outside Kubernetes, so that folders of its machine are on no node."""
     end: str = ""
     remove: str = ""
-    """Command that removes what ``end`` leaves as a way back; empty if it leaves nothing."""
+    """Command that removes what ``end`` keeps as a way back; empty if it keeps no objects."""
     remarks: Remarks = field(default_factory=Remarks)
 
 

@@ -20,7 +20,7 @@ OLD_KEYS: Final[Mapping[str, str]] = OLDER_SETTINGS["speculation_flags"]
 """Flags with one key of --speculative-config each."""
 
 _HINTS: Final = {"medusa": "medusa", "mlp-speculator": "mlp_speculator", "-mtp": "mtp", "-it-assistant": "mtp"}
-"""Parts of a draft's name that tell its method, beside those that vLLM itself goes by."""
+"""Parts of a draft's name that identify its method, in addition to vLLM's own."""
 
 _PERCENT_FIELDS: Final = {
     key.key: key.field.removeprefix("spec.") for key in SPECULATIVE_KEYS if key.field.endswith("Percent")
@@ -29,7 +29,7 @@ _CONVERTED: Final = frozenset(
     {"method", "model", "parallel_drafting", "quantization", "draft_tensor_parallel_size", "draft_sample_method"}
     | {"rejection_sample_method", "num_speculative_tokens_per_batch_size", *_PERCENT_FIELDS}
 )
-"""Keys whose value does not simply become that of their field."""
+"""Keys whose value is converted for its field."""
 _FIELDS: Final = {"revision": "speculation.draft.revision"} | {
     key.key: key.field.removeprefix("spec.") for key in SPECULATIVE_KEYS if key.key not in _CONVERTED
 }

@@ -77,7 +77,7 @@ _NS_PER_S: Final = 1_000_000_000
 
 
 class TimerClock:
-    """Clock on the running event loop, in milliseconds since it was created. Once stopped, no timer goes off."""
+    """Clock on the running event loop, in milliseconds since it was created. Once stopped, no timer fires."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.zero_ns = time.monotonic_ns()
@@ -136,7 +136,7 @@ class TimerClock:
             if callback is not None:
                 try:
                     callback()
-                except Exception as error:  # noqa: BLE001  one request's must not end all others
+                except Exception as error:  # noqa: BLE001  one request's error must not end the others
                     self._loop.call_exception_handler({"message": "a timer's callback failed", "exception": error})
         self._turn_ms = None
         if self._stopped:
@@ -156,7 +156,7 @@ class _TimerFd:
         # Both constants are those of open(2): TFD_NONBLOCK, TFD_CLOEXEC.
         self._file = self._libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
         if self._file < 0:
-            raise OSError(ctypes.get_errno(), "no timer: the kernel gives none")
+            raise OSError(ctypes.get_errno(), "no timer: the kernel provides no timerfd")
         # struct itimerspec: seconds and nanoseconds of the interval, then of the start.
         self._spec = (ctypes.c_long * 4)()
         loop.add_reader(self._file, self._readable)

@@ -86,7 +86,8 @@ SHARES: Final = (50, 90, 99)
 POINTS, PERCENT = "points", "%"
 
 LIMITS: Final = {"TTFT": 5.0, "TPOT": 3.0, "gap": 5.0, "throughput": 2.0, "bursts": 2.0, "acceptance": 1.0}
-"""How far a faithful replay may be: TTFT, TPOT, gaps and throughput by percent, bursts and acceptance by points."""
+"""Largest deviation of a faithful replay: TTFT, TPOT, gaps and throughput in percent, bursts and acceptance in points.
+"""
 
 _FEW: Final = 1000  # P99 of fewer values depends on ten at most: chance moves it by more than a limit
 _TAIL: Final = 99

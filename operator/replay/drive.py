@@ -54,8 +54,8 @@ def earlier_turns(requests: Sequence[RecordedRequest]) -> list[int | None]:
     for place, request in enumerate(requests):
         hashes: Sequence[int] = request.block_hashes or ()
         earlier = reversed(hashes[:-1]) if request.arrival_ms is not None else ()
-        # A block's hash is that of the whole prompt up to its end. Of equal prompts, take the one that ended last: all
-        # had ended before this one arrived, or their blocks would have been continued too early.
+        # A block's hash covers the whole prompt up to its end. Of equal prompts, take the one that ended last: all had
+        # ended before this one arrived, or their blocks would have been continued too early.
         found.append(next((max(heads[block])[1] for block in earlier if block in heads), None))
         end_ms = request.end_ms if hashes else None
         if end_ms is not None and continued_ms.get(hashes[-1], end_ms) >= end_ms - _ROUNDING_MS:
@@ -206,7 +206,7 @@ async def find_target(address: Address, model: str | None, recorded: str | None,
 def _chosen(address: Address, model: str | None, recorded: str | None, served: list[str] | None) -> str:
     if served is None:
         if model is None:
-            raise TargetError(f"--model: {address.root} does not say which models it serves: name one")
+            raise TargetError(f"--model: {address.root} does not report its models: name one")
         return model
     if model is not None:
         if model not in served:
@@ -215,7 +215,7 @@ def _chosen(address: Address, model: str | None, recorded: str | None, served: l
     if recorded in served:
         return recorded
     if len(served) != 1:
-        raise TargetError(f"--model: {address.root} serves {_names(served)}: say which is meant")
+        raise TargetError(f"--model: {address.root} serves {_names(served)}: name one of them")
     return served[0]
 
 
@@ -228,7 +228,7 @@ async def _served(address: Address, api_key: str | None, tls: ssl.SSLContext | N
     """Return the names of its models; None if it has no such page."""
     status, page = await _get(f"{address.root}{_API}/models", api_key, tls)
     if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
-        given = "refuses the key" if api_key else "wants a key"
+        given = "refuses the key" if api_key else "requires a key"
         raise TargetError(
             f"{address.root}: {given} ({status}): put the right one into a variable, and name that with"
             " --api-key-variable"
@@ -242,7 +242,7 @@ async def _served(address: Address, api_key: str | None, tls: ssl.SSLContext | N
         return [card.id for card in msgspec.json.decode(page, type=_Models).data]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise TargetError(
-            f"{address.root}: /v1/models is no list of models: name an OpenAI-compatible server with --url"
+            f"{address.root}: /v1/models is not a list of models: name an OpenAI-compatible server with --url"
         ) from error
 
 

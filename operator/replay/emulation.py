@@ -93,7 +93,7 @@ _OF_A_TOKENIZER: Final = (
 """Files of a model's repository that hold its tokenizer, and the tokens that end a text."""
 
 _USUAL_TEXT: Final = (300, 1000)
-"""Tokens of a text: in the vocabularies of published models these are pieces of words, and none ends a text."""
+"""Token ids of a text: in published vocabularies these are pieces of words, and none ends a text."""
 
 
 def write_model_folder(
@@ -127,7 +127,7 @@ def write_model_folder(
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
-    """Return the files of a tokenizer in a folder; none if there is no tokenizer."""
+    """Return the files of a tokenizer in a folder; empty if there is no tokenizer."""
     found = [path for pattern in _OF_A_TOKENIZER for path in sorted(folder.glob(pattern)) if path.is_file()]
     return found if any(path.name.startswith(("tokenizer.", "vocab", "tekken.json")) for path in found) else []
 

@@ -79,7 +79,7 @@ class ReplayEngine(Protocol):
     """An engine without a model."""
 
     def submit(self, request: Incoming, sink: Sink) -> Submission:
-        """Take a request; its bursts go to the sink. Cancelled, it frees its place at once.
+        """Submit a request; its bursts go to the sink. A cancelled request frees its slot immediately.
 
         Raises
         ------
@@ -99,11 +99,11 @@ def scheduler_stats(
     Parameters
     ----------
     load
-        After the step; tokens of the prefix cache in this step alone.
+        Load after the step, with the prefix cache tokens of this step only.
     begun
         Requests that ran for the first time.
     drafted, accepted
-        Of each request with a draft, in the same order.
+        Tokens of each request with a draft, in the same order.
     num_speculative_tokens
         K; 0 without speculation.
     """

@@ -356,7 +356,7 @@ def fitted_trend(line: Timeline) -> dict[str, Any]:
 
 
 def _not_negative(terms: Numbers, durations_ms: Numbers, used: Bools) -> Numbers:
-    """Return the factors that fit best by relative error, without terms that are negative or explain nothing.
+    """Return the factors with the best fit by relative error, without negative or useless terms.
 
     Correlated terms, such as requests and their context, would otherwise share a cost, and mislead under loads in which
     they are not correlated.
@@ -445,9 +445,9 @@ _LEAST: Final = 1e-6
 def difficulty_classes(counts: Numbers) -> tuple[list[float], Ints]:
     """Return the shares of classes, and the class of each request.
 
-    ``counts`` holds, for each request, the bursts of each size after bursts of each size: a drafter that hits in a row
-    is no sign of an easy request. Each request's class is drawn by its chances, so that the bursts of classes are as
-    far apart as they are in expectation.
+    ``counts`` has the bursts of each size after bursts of each size, for each request: a sequence of hits does not make
+    a request easy. Each request's class is drawn by its probabilities, so that bursts of classes differ as in
+    expectation.
     """
     best, best_score = (np.ones((len(counts), 1)), 1), float("inf")
     seen = max(1, int((counts.sum(axis=(0, 2)) > 0).sum()))
@@ -531,7 +531,7 @@ def fit(recordings: Sequence[Recording], *, draft_share: float = 0.0) -> model_f
             drafts += stats.num_drafts if stats else 0
             draft_tokens += stats.num_draft_tokens if stats else 0
     if not lines or not any(np.isfinite(line.duration_ms).any() for line in lines):
-        raise RecordingError(f"{recordings[0].trace}: no request has arrival_ms: nothing can be fitted to it")
+        raise RecordingError(f"{recordings[0].trace}: no request has arrival_ms, which a fit needs")
     requests = [request for recording in recordings for request in recording.requests]
     line = Timeline.joined(lines)
     turnarounds = [min(each, LONGEST_GAP_MS) for recording in recordings for each in turnarounds_ms(recording.requests)]

@@ -27,7 +27,7 @@ from specdecode_operator.replay.model_file import (
 )
 
 Key = tuple[int, ...]
-"""Class, pace, burst before, decoding requests, position, context, each as its bucket; or a beginning of it."""
+"""Class, pace, previous burst, decoding requests, position, context, each as its bucket; or a prefix of the key."""
 
 _DEVIATIONS: Final = 3.0
 _PRIOR: Final = 10.0  # weight of the level above, in bursts
@@ -37,7 +37,7 @@ class BurstChances:
     """Cumulative chances of burst sizes, by key."""
 
     def __init__(self, bursts: Bursts) -> None:
-        """Add up what was recorded, at each level."""
+        """Sum the recorded bursts at each level."""
         self._counts: dict[Key, dict[int, float]] = defaultdict(lambda: defaultdict(float))
         self._below: dict[Key, set[Key]] = defaultdict(set)
         self._parted: dict[Key, bool] = {}

@@ -1,4 +1,4 @@
-"""Replay records as they are (`--mode steps`): recorded bursts at recorded gaps, each record once."""
+"""Replay records unchanged (`--mode steps`): recorded bursts at recorded gaps, each record once."""
 
 import re
 from collections import deque

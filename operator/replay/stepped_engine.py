@@ -1,8 +1,8 @@
 """Simulate vLLM's scheduler step by step: one batch, chunked prefill, KV cache blocks and preemption.
 
-Scheduling follows vLLM's V1. Running requests go first and prompts take the rest of the token budget. Waiting
-requests are admitted while blocks are free; if the cache is full, the last one admitted is preempted and
-recomputed. `Behaviour` decides how long a step takes and how many tokens come of it.
+Scheduling follows vLLM's V1. Running requests go first and prompts take the rest of the token budget. Waiting requests
+are admitted while blocks are free; if the cache is full, the last one admitted is preempted and recomputed. `Behaviour`
+decides the duration of a step and the number of its tokens.
 """
 
 from collections import OrderedDict, deque
@@ -219,7 +219,7 @@ class SteppedEngine:
         self._step_queries = self._step_hits = 0
 
     def submit(self, request: Incoming, sink: Sink) -> Submission:
-        """Take a request; its bursts go to the sink. Cancelled, it frees its place at once."""
+        """Submit a request; its bursts go to the sink. A cancelled request frees its slot immediately."""
         course = self._behaviour.begin(request)
         most = min(request.max_tokens, course.output_tokens)
         if self._max_model_len is not None:
@@ -263,7 +263,7 @@ class SteppedEngine:
             self._begin(self._clock.now_ms())
 
     def _begin(self, start_ms: float) -> None:
-        """Plan a step, and wait for its end; do nothing if there are no requests."""
+        """Plan a step and wait for its end; do nothing without requests."""
         self._busy = True
         self._plan(start_ms)
         while not self._batch:

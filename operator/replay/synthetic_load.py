@@ -35,7 +35,7 @@ _TEXTS: Final = frozenset({"requests_per_second", "step_requests_per_second"})
 
 
 class InvalidLoadError(ValueError):
-    """A text that is not a load: the text, and what to write."""
+    """Text that does not describe a load: the text, and the fix."""
 
 
 def parse_arrivals(text: str, requests: int | None, duration_s: int | None, name: str | None = None) -> Phase:

@@ -151,7 +151,7 @@ class _PhaseLoad:
             self._send(self._single(), partial(self._after, 0.0, self._begin))
 
     def _single(self) -> Incoming:
-        """Return a request that shares no more than the common prefix with others."""
+        """Return a request that shares only the common prefix with others."""
         name = f"{self.phase.name}-{self.sent}"
         self.sent += 1
         own, output = self.prompts.lengths(name)
@@ -203,7 +203,7 @@ class _PhaseLoad:
 def replayed(
     requests: Sequence[RecordedRequest], load_factor: float, block_size: int
 ) -> Iterator[tuple[float, Incoming, str | None]]:
-    """Return recorded requests with their arrivals, divided by the load factor, each as long as it was."""
+    """Return recorded requests with their arrivals, divided by the load factor, each with its recorded length."""
     answers = _answer_hashes(requests, block_size)
     for index, each in enumerate(requests):
         if each.arrival_ms is None:

@@ -24,7 +24,7 @@ _FORMAT: Final = 1
 """Version of the file's format."""
 
 _LARGEST_RESIDUAL_BYTES: Final = 2**40
-"""No GPU has a TiB: a larger residual is a mistake of units."""
+"""Largest residual. No GPU has 1 TiB, so a larger one is a mistake of units."""
 
 _MOST_LEFT_OVER_BYTES: Final = 16 * GIB
 """All estimated terms together are smaller: an engine that left more over had smaller weights than predicted."""
@@ -97,10 +97,10 @@ class Calibration:
     def find(self, kind: EngineKind) -> Correction | None:
         """Return the correction for a kind of engine; None if no such engine was measured.
 
-        Product, version, runner, tensor parallelism and enforce_eager must be equal. Of those measurements the nearest
-        counts: same method first, then the settings least apart, each by its factor. Of several equally near ones,
-        which may differ by model and precision, the most pessimistic. To promise more than the estimate (a negative
-        residual, a smaller margin) takes a measurement of these models and precisions with these settings.
+        Product, version, runner, tensor parallelism and enforce_eager must be equal. Of these measurements, the nearest
+        is used: first by method, then by the ratio of each setting. Of several equally near ones, which may differ in
+        model and precision, the most pessimistic is used. A correction that promises more than the estimate (a negative
+        residual, a smaller margin) needs a measurement of these models and precisions with these settings.
         """
         alike = self._by_kind.get(_kind(kind))
         if alike is None:
@@ -117,7 +117,7 @@ class Calibration:
 
     @cached_property
     def _by_kind(self) -> Mapping[tuple[object, ...], list[CalibrationEntry]]:
-        """The entries of each kind of engine: plans look up hundreds of rows."""
+        """Entries by kind of engine, because plans look up hundreds of rows."""
         found: defaultdict[tuple[object, ...], list[CalibrationEntry]] = defaultdict(list)
         for entry in self.entries:
             found[_kind(entry)].append(entry)
@@ -140,7 +140,7 @@ def parse_calibration(text: str) -> Calibration:
         raise CalibrationError("calibration", clip(text, 40), str(error)) from error
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
         found = content.get("format") if isinstance(content, dict) else content
-        raise CalibrationError("format", found, f"must be {_FORMAT}: write the file anew with specdecode calibrate")
+        raise CalibrationError("format", found, f"must be {_FORMAT}: rewrite the file with specdecode calibrate")
     entries = content.get("entries")
     if not isinstance(entries, list):
         raise CalibrationError("entries", entries, "must be a list of measurements")

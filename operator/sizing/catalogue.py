@@ -91,7 +91,7 @@ def find_geometry(model_id: str, method: str | None = None) -> ModelGeometry | N
 def find_entry(model_id: str) -> CatalogueEntry | None:
     """Return the entry of the model with exactly this hub id, or None.
 
-    A published draft head has the shape that its makers' training configuration says.
+    A published draft head has the shape in its authors' training configuration.
     """
     shape = next((head.shape for head in published_heads() if head.head == model_id), model_id)
     raw = _raw_entries().get(shape)
@@ -120,10 +120,10 @@ def made_for(model: ModelGeometry) -> tuple[str, ...]:
 
 
 def is_variant(model_id: str, of: str) -> bool:
-    """Return whether a model has another's name, or a name that begins with it, ignoring owner and precision.
+    """Return whether a model's name equals another's, or starts with it, ignoring owner and precision.
 
-    Two ids whose names differ are variants, too, if one published head is listed for both: a quantized checkpoint may
-    leave out a part of the name, as nvidia/Gemma-4-26B-A4B-NVFP4 does with "it".
+    Two ids with different names are also variants if one published head is listed for both: a quantized checkpoint may
+    omit a part of the name, as nvidia/Gemma-4-26B-A4B-NVFP4 omits "it".
     """
     name, base = _base_name(model_id), _base_name(of)
     return (
@@ -135,7 +135,7 @@ def is_variant(model_id: str, of: str) -> bool:
 
 @cache
 def _shared_heads() -> tuple[frozenset[str], ...]:
-    """Return the targets of each published head; a draft model of its own serves different targets."""
+    """Return the targets of each published head; a separate draft model serves different targets."""
     drafts = read_data("drafts.json")["drafts"]
     return tuple(frozenset(each["targets"]) for each in drafts if each.get("draft") and each["method"] != "draft_model")
 
@@ -164,7 +164,7 @@ def is_gated(model_id: str) -> bool:
 
 
 def known_models() -> tuple[str, ...]:
-    """Return the hub ids that need no config of their own, sorted."""
+    """Return the hub ids that need no config.json from the user, sorted."""
     return tuple(sorted(_raw_entries()))
 
 
@@ -174,10 +174,10 @@ def hub_ids() -> tuple[str, ...]:
 
 
 def similar_model(model_id: str, *, heads: bool) -> str | None:
-    """Return the known id of a draft head or of a model of its own that a misspelt one means; or None.
+    """Return the known id of a draft head, or of another model, that a misspelt id means; None if there is none.
 
-    Numbers and words must be the same: another number is another model, another word another checkpoint. Originals are
-    suggested, not their copies.
+    Numbers and words must be equal, because another number or word is another model. Originals are suggested, not
+    copies.
     """
     whole = "/" in model_id
     ids = [each for each in hub_ids() if each not in _originals()]
@@ -187,10 +187,10 @@ def similar_model(model_id: str, *, heads: bool) -> str | None:
 
 
 def same_beginning(model_id: str, *, heads: bool) -> tuple[str, ...]:
-    """Return the known ids of any owner whose own name is this one, or continues it with ``-`` or ``_``.
+    """Return the known ids of any owner whose name is this one, or continues it with ``-`` or ``_``.
 
-    If there are none, return the known builds of the same model, which differ from this one only in precision. Copies
-    are left out: their original is there.
+    If there are none, return the known builds of the same model, which differ only in precision. Copies are omitted in
+    favor of their originals.
     """
     name = model_id.rpartition("/")[2].lower()
     own = {each: each.rpartition("/")[2].lower() for each in hub_ids() if each not in _originals()}

@@ -8,7 +8,7 @@ from specdecode_operator.enums import ROPE_KEYS
 from specdecode_operator.sizing.errors import GeometryError, UnmodelledError
 
 MAX_TOKENS: Final = 2**31 - 1
-"""No position index of vLLM (int32 on the GPU) goes beyond it."""
+"""Largest position index of vLLM (int32 on the GPU)."""
 
 _UPPER_BOUNDS: Final = {
     "num_hidden_layers": 1024,

@@ -93,7 +93,7 @@ MEMORY_FIELD: Final = "accelerator.memoryGiBPerGPU"
 PRODUCT_FIELD: Final = "accelerator.products"
 
 _NAMED_BY_MEMORY: Final = re.compile(r"GPU of (\d+(?:\.\d+)?)GiB")
-"""Product of a GPU with nothing but its memory known. The blanks keep it from ever being a label's value."""
+"""Product of a GPU of which only the memory is known. The blanks prevent a clash with a label's value."""
 
 _MEMORY: Final = re.compile(r"\s*(\d{1,4}(?:\.\d{1,3})?)\s*(?:GiB|Gi)\s*", re.IGNORECASE)
 _LEAST_GIB: Final = 1
@@ -111,7 +111,7 @@ GENERATIONS: Final[Mapping[str, str]] = {
     "10.3": "Blackwell",
     "12.0": "Blackwell RTX",
 }
-"""Generation of GPUs by their CUDA compute capability: those of one generation run the same kernels in vLLM."""
+"""Generation of GPUs by CUDA compute capability; one generation runs the same kernels in vLLM."""
 
 
 @cache
@@ -152,7 +152,7 @@ def product_of_memory(text: str) -> str | None:
 
 
 def family_of(product: str) -> str:
-    """Return the short name of a product: H100 for NVIDIA-H100-80GB-HBM3; other labels as they are."""
+    """Return the short name of a product: H100 for NVIDIA-H100-80GB-HBM3; other labels unchanged."""
     found = _FAMILY.match(product.removeprefix(_VENDOR)) if product.startswith(_VENDOR) else None
     return product if found is None else found[0]
 
@@ -183,7 +183,7 @@ def uncalibrated_note(device: Device) -> str | None:
     subject = f"{device.product} is uncalibrated"
     generation = generation_of(device.product)
     if generation is None:
-        return f"{subject}: only its memory is known, and all else is taken for that of an H100 without NVLink"
+        return f"{subject}: only its memory is known; all other figures are those of an H100 without NVLink"
     note = f"{subject}: no public start-up log of vLLM on it confirms the memory terms, which are those of an H100"
     unmodelled = _UNMODELLED.get(generation)
     return note if unmodelled is None else f"{note}; {unmodelled}"

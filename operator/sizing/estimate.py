@@ -117,7 +117,7 @@ _OF_CHECKPOINTS: Final = (
     *("awq", "awq_marlin", "auto_awq", "gptq", "gptq_marlin", "auto_gptq", "compressed-tensors", "modelopt", "quark"),
     *("modelopt_fp4", "modelopt_mixed", "moe_wna16", "fbgemm_fp8", "gpt_oss_mxfp4"),
 )
-"""Names in vLLM of schemes that are a property of the checkpoint: naming one changes nothing."""
+"""vLLM's names of schemes that the checkpoint determines: setting one has no effect."""
 
 _KEY_OF: Final = {
     "parallelism.tensor": "tp",
@@ -182,7 +182,7 @@ def _estimated(case: Case) -> dict[str, Any]:
 
 
 def _kv_result(case: Case, available_bytes: int) -> dict[str, Any]:
-    """Return the KV arithmetic alone, with the given KV cache on each stage."""
+    """Return only the KV arithmetic, with the given KV cache on each stage."""
     refuse_bad_split(case.pair, case.split)
     limits, layout = case.pair.limits, cache_layout(case.pair, case.split)
     blocks = pool_blocks(layout, [available_bytes] * len(layout))
@@ -435,7 +435,7 @@ def _model_geometry(fields: CaseFields, method: Method = Method.NONE) -> ModelGe
 
 
 def _wanted_precision(fields: CaseFields, geometry: ModelGeometry) -> Precision:
-    """Return the requested precision, or else that of the checkpoint."""
+    """Return the requested precision, or the checkpoint's."""
     text, held = fields.text("quantization"), geometry.checkpoint_precision
     if text is None:
         return held or Precision.BF16
@@ -484,7 +484,7 @@ def _reject_models(fields: CaseFields, speculative: CaseFields | None, pair: Pai
 
 
 def _values(config: Mapping[str, Any], key: str) -> Iterator[int]:
-    """Yield the numbers under a key, those of nested configs included."""
+    """Yield the numbers under a key, including those of nested configs."""
     for name, value in config.items():
         if name == key and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
             yield int(value)
@@ -570,13 +570,13 @@ def _speculation(speculative: CaseFields) -> Mapping[str, Any]:
     # dspark and mtp may draft with the target's checkpoint.
     if method in METHODS_NEEDING_DRAFT or (named and method in METHODS_TAKING_DRAFT):
         draft = _model_geometry(speculative, method)
-        # parallel_drafting overrides what the draft was trained for.
+        # parallel_drafting overrides the draft's own setting.
         in_parallel = speculative.flag("parallel_drafting") and method in METHODS_IN_PARALLEL
         if draft.drafts_in_parallel != in_parallel:
             draft = replace(draft, drafts_in_parallel=in_parallel)
     tokens = 0 if method is Method.NONE else speculative.whole("num_speculative_tokens", _MOST_TOKENS)
     if tokens is None:
-        raise speculative.error("num_speculative_tokens", "is missing: say how many tokens are proposed a step")
+        raise speculative.error("num_speculative_tokens", "is missing: set the number of tokens proposed per step")
     precision = None if draft is None else _wanted_precision(speculative, draft)
     sampling = _choice(speculative, "draft_sample_method", DraftSampling)
     kind = speculative.text("draft_lm_head_quantization")
@@ -605,7 +605,7 @@ def _refined_candidates(speculative: CaseFields, draft: ModelGeometry | None) ->
     if asked is None:
         return None
     if draft is None or draft.head is None or draft.head.refiner is None:
-        raise speculative.error(key, "is of XPress heads alone: remove it")
+        raise speculative.error(key, "only applies to XPress heads: remove it")
     if type(asked) is not int or not 0 <= asked <= draft.vocab_size:
         raise speculative.error(key, f"must be a whole number from 0 to the vocabulary, {draft.vocab_size}")
     return asked

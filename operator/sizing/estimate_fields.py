@@ -38,10 +38,10 @@ class CaseFields:
     spelled: Mapping[str, str] = field(default_factory=dict)  # The case's own spelling of a key
 
     def named(self, spellings: Mapping[str, str], remarks: Container[str] = ()) -> "CaseFields":
-        """Return the values by our names, given all spellings of these; remarks are left out.
+        """Return the values by our names, given all their spellings; remarks are omitted.
 
-        Names are taken as Python, JSON and the command line write them: tensor_parallel_size, --tensor-parallel-size.
-        Raise CaseError for an unknown key, and for two that contradict each other.
+        Names may be spelled as in Python, JSON or the command line: tensor_parallel_size, --tensor-parallel-size. Raise
+        CaseError for an unknown key, and for two keys that contradict each other.
         """
         if all(spellings.get(key) == key for key in self.values):
             return self
@@ -55,7 +55,7 @@ class CaseFields:
                     meant = difflib.get_close_matches(plain, spellings, n=1, cutoff=_CLOSE)
                     known = ", ".join(dict.fromkeys(spellings.values()))
                     fix = f"did you mean {meant[0]}?" if meant else f"remove it, or use one of {known}"
-                    raise self.error(key, f"is no key of a case: {fix}")
+                    raise self.error(key, f"is not a key of a case: {fix}")
             elif values.get(name) is None:
                 values[name], spelled[name] = value, key
             elif value is not None and (value != values[name] or _kind(value) is not _kind(values[name])):
@@ -136,7 +136,7 @@ CASE_SPELLINGS: Final[Mapping[str, str]] = {
 """Our key of a case for each name that vLLM has for it in its arguments and its log."""
 
 REMARKS: Final = ("notes", "comment", "source", "source_url", "observed", "confidence", "gpu_count")
-"""Keys of collected logs that set nothing. `gpu_count` above 1 needs tp, pp or dp beside it."""
+"""Keys of collected logs that have no effect. `gpu_count` above 1 also needs tp, pp or dp."""
 
 _SPECULATIVE_KEYS: Final = (
     *("method", "num_speculative_tokens", "num_speculative_tokens_per_batch_size", "model", "revision"),
@@ -170,9 +170,9 @@ _SAME_TOTAL: Final = 0.02
 
 
 def full_product(name: str) -> str:
-    """Return the product label that a short name stands for; any other as it is.
+    """Return the product label of a short name; other names unchanged.
 
-    A100 is no short name: there are boards of 40 GB.
+    A100 is not a short name, because there are also boards of 40 GB.
     """
     return find_named_gpu(name).product if name.upper() in ("H100", "H200", "H20") else name
 
@@ -204,7 +204,7 @@ def find_named_gpu(name: str) -> Device:
 
 
 def _is_meant(device: Device, name: str) -> bool:
-    """Return whether a name holds the device's family, and nothing that contradicts its memory."""
+    """Return whether a name contains the device's family, and does not contradict its memory."""
     family = family_of(device.product).upper()
     details, wanted = device.product.upper().split("-"), name.upper()
     # GH200 is no H200, and H1000 would be no H100.

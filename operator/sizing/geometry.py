@@ -174,7 +174,7 @@ class WeightFormat:
     scales: Scales = Scales.NONE
     # Inputs a group, or edge of a block. Zero if scales are not grouped: a group is then a whole channel.
     group_size: int = 0
-    zero_points: bool = False  # Whether each group stores a zero point beside its scale (AWQ, GPTQ)
+    zero_points: bool = False  # Whether each group stores a zero point next to its scale (AWQ, GPTQ)
     method: QuantizationMethod = QuantizationMethod.NONE
     static_inputs: bool = False  # Whether scales of activations are stored
     experts_only: bool = False  # Whether only the layers of experts are quantized
@@ -206,7 +206,7 @@ this is an upper bound.
 
 @dataclass(frozen=True)
 class SelfAttention:
-    """Attention with heads of its own for keys and values (MHA, GQA, MQA)."""
+    """Attention with separate heads for keys and values (MHA, GQA, MQA)."""
 
     num_heads: int
     num_kv_heads: int
@@ -232,7 +232,7 @@ class SelfAttention:
 
 @dataclass(frozen=True)
 class Indexer:
-    """Chooses the tokens that sparse attention reads (DeepSeek V3.2); it keeps keys of its own."""
+    """Chooses the tokens that sparse attention reads (DeepSeek V3.2), with its own keys."""
 
     # All heads share one key a token.
     num_heads: int
@@ -514,7 +514,7 @@ class Refiner:
 
 @dataclass(frozen=True)
 class HeadParts:
-    """Parts of a draft head (EAGLE, MTP) beside its layers."""
+    """Parts of a draft head (EAGLE, MTP) in addition to its layers."""
 
     output_rows: int  # Rows of an output head that the engine builds for it (the draft vocabulary)
     # Whether the engine replaces them by the target's
@@ -594,7 +594,7 @@ class ModelGeometry:
 
     @property
     def unscaled(self) -> "ModelGeometry":
-        """The same with layers by their shapes, not their files; itself if possible, as a key of caches."""
+        """The same model with layers by their shapes instead of their files; itself if possible, as a key of caches."""
         return self if self.layer_scale == (1, 1) else replace(self, layer_scale=(1, 1))
 
     @cached_property
@@ -658,7 +658,7 @@ def computed_in(geometry: ModelGeometry, dtype_bytes: int) -> ModelGeometry:
 
 
 VOCABULARY_PADDING: Final = 64
-"""vLLM pads the vocabulary to it, whatever the tensor parallelism (vocab_parallel_embedding.py)."""
+"""vLLM pads the vocabulary to a multiple of it, for any tensor parallelism (vocab_parallel_embedding.py)."""
 
 
 def padded_vocabulary(tokens: int) -> int:

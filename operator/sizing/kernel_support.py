@@ -79,7 +79,7 @@ def checkpoint_at(geometry: ModelGeometry, named: Iterable[ModelGeometry], preci
 
 
 def served_precision(geometry: ModelGeometry, precision: Precision | None) -> Precision:
-    """Return the precision that a model is served at; None asks for the checkpoint's own."""
+    """Return the precision that a model is served at; None selects the checkpoint's."""
     return precision or geometry.checkpoint_precision or Precision.BF16
 
 
@@ -122,7 +122,7 @@ def dtype_problem(geometry: ModelGeometry, precision: Precision, dtype: str) -> 
         if geometry.architecture.startswith(_UNSTABLE_IN_FLOAT16):
             return f"{geometry.name} is not stable in it, and vLLM refuses it: use auto, bfloat16 or float32"
         if precision is Precision.MXFP4:
-            return f"{geometry.name} is MXFP4, which vLLM multiplies in bfloat16 alone: use auto or bfloat16"
+            return f"{geometry.name} is MXFP4, which vLLM multiplies only in bfloat16: use auto or bfloat16"
     if dtype == Dtype.FLOAT32:
         if precision is not Precision.BF16:
             return f"{geometry.name} is served in {precision}, which vLLM multiplies in 16 bits: use auto"
@@ -223,12 +223,11 @@ def _kernel_problem(
 
     ``backend`` is a backend requested by name; without it, vLLM takes any that fits.
 
-    On Ampere FlashInfer alone reads an FP8 cache (v1/attention/backends/triton_attn.py and mla/triton_mla.py reject it
-    below capability 8.9, flash_attn.py takes it from Hopper on), and that only for heads of some widths, without
-    sinks, latent attention or the attention in both directions that Gemma 3 pays to images; Gemma 4 with heads of two
-    widths goes to Triton there (models/config.py). The kernels of sparse attention begin with Hopper
-    (supports_compute_capability in mla/). Sinks are Triton's alone there (flash_attn.py, supports_combination;
-    flashinfer.py, supports_sink).
+    On Ampere, only FlashInfer reads an FP8 cache (v1/attention/backends/triton_attn.py and mla/triton_mla.py reject it
+    below capability 8.9, flash_attn.py accepts it from Hopper on). It supports only heads of some widths, without
+    sinks, latent attention or Gemma 3's bidirectional attention to images. Gemma 4 with heads of two widths uses Triton
+    there (models/config.py). The kernels of sparse attention begin with Hopper (supports_compute_capability in mla/).
+    Only Triton supports sinks there (flash_attn.py, supports_combination; flashinfer.py, supports_sink).
     """
     generation = generation_of(product) or ""
     if generation in _WITHOUT_SPARSE and geometry.has_sparse_attention:
@@ -310,7 +309,7 @@ def pair_kernel_problem(product: str, pair: Pair, split: Parallelism) -> PlanErr
 def adaptive_problem(product: str, pair: Pair) -> PlanError | None:
     """Return why vLLM would not start a pair with adaptive verification on a GPU product; None if it would.
 
-    vllm/v1/worker/gpu/spec_decode/adaptive_verification.py raises after loading, about the target's layers alone.
+    vllm/v1/worker/gpu/spec_decode/adaptive_verification.py raises after loading, and only for the target's layers.
     """
     if not pair.adaptive_verification:
         return None

@@ -52,7 +52,7 @@ _STRETCHED_IN_FILE: Final = "Gemma3"
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """Settings of the engine that decide its memory, and where it has kernels."""
+    """Settings of the engine that decide its memory, and whether it has kernels."""
 
     max_model_len: int  # Longest sequence in tokens
     max_num_seqs: int
@@ -103,7 +103,7 @@ class Parallelism:
 
     @property
     def each_copy(self) -> str:
-        """Suffix of figures of the KV cache or of requests, which are those of one data-parallel copy."""
+        """Suffix of figures of the KV cache or of requests, which are per data-parallel replica."""
         return " per copy" if self.data > 1 else ""
 
     @property
@@ -274,11 +274,11 @@ def prediction_draft(target: ModelGeometry, num_speculative_tokens: int) -> Mode
 
 @lru_cache(maxsize=MEMO_SIZE)
 def _fitted_draft(draft: ModelGeometry, target: ModelGeometry, tokens: int, least_positions: int) -> ModelGeometry:
-    """Return a draft as the engine makes it for a target; a model of its own stays as it is.
+    """Return a draft as the engine builds it for a target; a separate model is unchanged.
 
-    A head takes the target's embedding and output head instead of its own if they have the same shape (vLLM,
+    A head uses the target's embedding and output head instead of its own if they have the same shape (vLLM,
     v1/worker/gpu/spec_decode), and Medusa has one head per proposed token (configs/medusa.py). The rotary table of
-    EAGLE has as many rows as the target's longest request has positions.
+    EAGLE has one row per position of the target's longest request.
     """
     parts = draft.head
     if parts is None:
@@ -320,9 +320,9 @@ def _fitted_draft(draft: ModelGeometry, target: ModelGeometry, tokens: int, leas
 
 
 def vocabulary_mismatch(target: ModelGeometry, draft: ModelGeometry, unless: str = "") -> str | None:
-    """Return why vLLM rejects a draft's vocabulary ``unless`` told otherwise; None if it has the target's size.
+    """Return why vLLM rejects a draft's vocabulary, with the exception ``unless``; None if it has the target's size.
 
-    It compares the padded sizes alone (config/speculative.py, verify_equal_vocab_size_if_draft_model).
+    It compares only the padded sizes (config/speculative.py, verify_equal_vocab_size_if_draft_model).
     """
     if draft.vocab_size == target.vocab_size:
         return None
@@ -396,6 +396,6 @@ def block_places(pair: Pair) -> int:
 
 
 def without_speculation(pair: Pair) -> Pair:
-    """Return the pair whose target is served alone."""
+    """Return the pair without a draft."""
     kept = (pair.target, pair.target_precision)
     return Pair(*kept, None, None, Method.NONE, 0, limits=pair.limits, calibration=pair.calibration)

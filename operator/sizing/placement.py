@@ -31,12 +31,12 @@ class GpuPool:
 
 
 def nodes_needed(pool: GpuPool, tensor: int, spread: Parallelism) -> int | None:
-    """Return the least number of nodes of a pool that a replica needs; None if there is no room for it.
+    """Return the least number of nodes of a pool that a replica needs; None if it does not fit.
 
     Each node takes the same share, as vLLM numbers its ranks (vllm/engine/arg_utils.py create_engine_config,
-    ``--nnodes``): whole groups that share layers, or, if one such group is larger than a node, an even part of it.
-    Copies stay whole: those of dense models meet at the first node of each, which only the leader's is known to be
-    (vllm/config/parallel.py reconfigure_for_independent_dp_rank).
+    ``--nnodes``): whole groups that share layers, or an even part of a group that is larger than a node. A
+    data-parallel rank is never split over nodes: ranks of dense models meet at the first node of each, and only the
+    leader's node is known to be that (vllm/config/parallel.py reconfigure_for_independent_dp_rank).
     """
     gpus = tensor * spread.groups
     if gpus <= pool.gpus_per_node:
@@ -118,7 +118,7 @@ class Row:
 
 
 def capacity_phrase(budget: Budget, max_model_len: int, split: Parallelism = TENSOR_ONLY) -> str:
-    """Return the capacity of the KV cache: ``127,024 tokens (15.5 requests of 8192)``; with copies, that of each."""
+    """Return the capacity of the KV cache: ``127,024 tokens (15.5 requests of 8192)``, per data-parallel replica."""
     return (
         f"{budget.kv_cache_tokens:,} tokens{split.each_copy} ({budget.max_concurrency:.1f} requests of {max_model_len})"
     )

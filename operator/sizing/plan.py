@@ -50,22 +50,22 @@ from specdecode_operator.sizing.tensor_parallel import supported_tensors
 from specdecode_operator.sizing.weights import parameter_count
 
 DEFAULT_UTILIZATION_PERCENT: Final = 92
-"""vLLM 0.32's own default (config/cache.py), known to leave enough for what is outside the budget."""
+"""vLLM 0.32's own default (config/cache.py), which leaves enough memory outside the budget."""
 
 HIGHEST_UTILIZATION_PERCENT: Final = 95
 """Highest percentage that is proposed. Sizing counts what the engine takes outside the budget (slack in
 docs/design/sizing.md), but not other processes. 5 % of an 80 GB GPU, 4 GiB, are left to both."""
 
 _LEAST_BATCHED_TOKENS: Final = 1024
-"""Fewest tokens a step that are proposed, our own choice: prompts are read in parts of that size, one a step."""
+"""Fewest tokens per step that are proposed, our own choice. Prompts are read in parts of this size, one per step."""
 
 _NOTABLY_LONGER: Final = 1.25
-"""Minimum ratio of lengths that makes a second setting beside the length worth a line, our own choice."""
+"""Minimum ratio of lengths at which a second setting is listed for a longer length, our own choice."""
 
 _LENGTH_FIELD: Final = "serving.maxModelLen"
 
 _PROPOSED_PRODUCTS: Final = ("NVIDIA-H100-80GB-HBM3", "NVIDIA-H200")
-"""Products that users can be told to get: not every product that can be sized."""
+"""Products that are proposed to users, a subset of those that can be sized."""
 
 NO_CHANGE_HELPS: Final = "no single change and no two settings make it fit"
 
@@ -80,9 +80,9 @@ class DraftHead:
 
 @lru_cache(maxsize=MEMO_SIZE)
 def known_heads(target_id: str) -> tuple[DraftHead, ...]:
-    """Return the published heads that were made for the target with exactly this hub id, the first of each size.
+    """Return the published heads for the target with exactly this hub id, the first of each size.
 
-    Their shapes are those of their makers' training configurations.
+    Their shapes are those of their authors' training configurations.
     """
     by_size: dict[int, DraftHead] = {}
     for published in published_heads():
@@ -142,7 +142,7 @@ Value = int | str | list[str] | dict[str, str] | None
 
 @dataclass(frozen=True)
 class Change:
-    """One field and what to write there."""
+    """One field and its new value."""
 
     field: str  # Such as ``serving.maxNumSeqs``
     value: Value  # None: remove the field
@@ -205,7 +205,7 @@ Kind = Callable[[Question], Iterator[Question]]
 
 
 def both(first: Kind, second: Kind) -> Kind:
-    """Return the steps of two kinds together: for each of the second those of the first."""
+    """Return the combined steps of two kinds: for each of the second those of the first."""
 
     def steps(question: Question) -> Iterator[Question]:
         for changed in second(question):
@@ -217,7 +217,7 @@ def both(first: Kind, second: Kind) -> Kind:
 
 
 def _last(kind: Kind) -> Kind:
-    """Return the largest step of a kind alone."""
+    """Return only the largest step of a kind."""
     return lambda question: iter(list(kind(question))[-1:])
 
 
@@ -422,13 +422,13 @@ def find_fixes(  # noqa: PLR0913, PLR0917 (one fact each)
     admit: Admit = all_admitted,
     options: PlanOptions = PLACE_ONLY,
 ) -> tuple[Fix, ...]:
-    """Return the changes that make the pair fit, least harm first; those that end tight say so.
+    """Return the changes that make the pair fit, least disruptive first; those that end tight are marked.
 
-    First settings that cost no quality, alone and two together, then precision (the draft's before the KV cache's
-    before the target's: the draft cannot change the output), then what the service promises, then hardware, then
-    another draft or none. Two settings are only named if they end better than each alone, a precision that needs a
-    checkpoint only if the user has one, and no change that ``admit`` rejects. What ``options`` leave open stays open
-    after a change.
+    First come settings that cost no quality, single and in pairs. Then precision: the draft's before the KV cache's
+    before the target's, because the draft cannot change the output. Then limits of the service, then hardware, then
+    another draft or none. A pair of settings is only listed if it ends better than each of them, a precision that needs
+    a checkpoint only if the user has one, and no change that ``admit`` rejects. Choices that ``options`` leave open
+    stay open after a change.
     """
     search = _Search(Question(pair, tuple(pools), tensor, replace(options, spread=chosen.spread)), chosen, admit)
     found = [
@@ -569,7 +569,7 @@ def plan_on_gpus(
 
 
 def keep(plan: Plan, pair: Pair, kept: Row) -> Plan:
-    """Return the plan with another of its rows in force, and what it would choose by itself."""
+    """Return the plan with another of its rows in force, and with the row that it would choose."""
     if kept == plan.chosen:
         return plan
     rows = (kept, *(row for row in plan.rows if row != kept))

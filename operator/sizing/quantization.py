@@ -26,16 +26,16 @@ from specdecode_operator.sizing.geometry import DEFAULT_FORMATS, Layer, Quantiza
 _EXPRESSION: Final = "re:"
 _MOST_EXPRESSIONS: Final = 32
 _LONGEST: Final = 128
-"""Maximum characters of one pattern, which cost time to compile: those of the catalogue have 50 at most."""
+"""Maximum characters of one pattern, because compiling takes time; the catalogue's have at most 50."""
 
 _MOST_COMPARED: Final = 131_072
-"""Maximum characters of patterns times layers: those of the catalogue come to 9,000 at most."""
+"""Maximum characters of patterns times layers; the catalogue's have at most 9,000."""
 
 _DIGITS_COUNTED: Final = re.compile(r"(?:\\d|\[0-9\])\{\d(?:,\d?)?\}")
 """The only parts that may have a count: any other can make an automaton of any size of a few letters."""
 
 _NEGATED: Final = re.compile(r"\^?\(\?!")
-"""Begin of patterns of checkpoints that list what they quantize: ``re:^(?!.*experts).*`` excludes all else."""
+"""Prefix of patterns that list the quantized modules: ``re:^(?!.*experts).*`` excludes all others."""
 
 _TOKENS: Final = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|[()|]")
 _LAYER_NUMBER: Final = re.compile(r"layers\.(\d+)(?=\.|$)")

@@ -112,9 +112,9 @@ def quantization_matrix(  # noqa: PLR0913, PLR0917 (one fact each)
 ) -> tuple[MatrixRow, ...]:
     """Return every row, sorted by device, tensor, target, draft and KV cache, independent of the order of the pools.
 
-    A precision without a named checkpoint is sized all the same, from the model's own shape, and says that it needs
-    one. The pair's own precision is one of the rows. A draft head keeps its precision. Raise PlanError if no pool can
-    be sized, or no node has the requested number of GPUs.
+    A precision without a named checkpoint is sized from the model's shape, and marked as needing one. The pair's own
+    precision is one of the rows. A draft head keeps its precision. Raise PlanError if no pool can be sized, or no node
+    has the requested number of GPUs.
     """
     targets = _levels("target", pair.target, available.target, selection.target)
     drafts: list[_Level] = []
@@ -273,7 +273,7 @@ def choice_phrase(row: MatrixRow | Row, objective: Objective) -> str:
 
 
 def missing_checkpoint(rows: Iterable[MatrixRow], objective: Objective) -> str:
-    """Return which checkpoint, not named so far, would make it fit; empty if none would."""
+    """Return the unnamed checkpoint that would make the pair fit; empty if there is none."""
     lacking = [row for row in rows if row.budget is not None and row.verdict is Verdict.FITS and not row.launchable]
     if not lacking:
         return ""
@@ -313,7 +313,7 @@ def _preference(row: MatrixRow, objective: Objective) -> tuple[float | str, ...]
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """Choices that a plan has beside the place, and its objective."""
+    """Choices of a plan other than the place, and its objective."""
 
     objective: Objective = Objective.QUALITY
     # Precisions to choose from; empty is the pair's own alone

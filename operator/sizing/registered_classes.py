@@ -48,8 +48,8 @@ def may_be_served(architecture: str) -> bool:
 def unregistered(architecture: str, version: str) -> Unregistered | None:
     """Return why a vLLM version such as ``0.32`` does not have a class; None if it does.
 
-    None, too, for a decoder that no registry has: such a model runs through transformers. Versions newer than the
-    known ones have the classes of the newest.
+    Also return None for a decoder that no registry has, which runs through transformers. Versions newer than the known
+    ones have the classes of the newest.
     """
     ending = next((each for each in GENERATES if architecture.endswith(each)), None)
     stem = architecture.removesuffix(ending or "")

@@ -101,9 +101,9 @@ def find_version_rules(
 
 
 def _runs_on_v2(rule: Mapping[str, Any] | None, method: str, model: ModelTraits) -> bool:
-    """Return whether vLLM chooses model runner V2 by itself (config/vllm.py, use_v2_model_runner).
+    """Return whether vLLM chooses model runner V2 by default (config/vllm.py, use_v2_model_runner).
 
-    Left out are features that the operator does not set, and EAGLE-3 on several pipeline stages, which ran on V1 up to
+    It omits features that the operator does not set, and EAGLE-3 on several pipeline stages, which ran on V1 up to
     0.29.
     """
     if rule is None or not rule["methods"].get(method) or (model.quantized and not rule["quantized"]):

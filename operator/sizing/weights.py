@@ -50,7 +50,7 @@ _AWQ_AND_GPTQ: Final = (QuantizationMethod.AWQ, QuantizationMethod.GPTQ)
 
 
 def linear_bytes(weight_format: WeightFormat, linear: LinearLayer, dtype_bytes: int = SIXTEEN_BIT_BYTES) -> int:
-    """Return the bytes of one copy of a linear layer on a rank, scales included, bias not.
+    """Return the bytes of one copy of a linear layer on a rank, with scales, without bias.
 
     ``dtype_bytes`` are those of an unquantized element. Scales in the model's type have 16 bits: vLLM multiplies
     quantized layers in 16 bits only.
@@ -330,7 +330,7 @@ def _attention_scale_bytes(method: QuantizationMethod, mixer: SingleMixer) -> in
 
 
 def _padded_experts(linear: LinearLayer, stored_as: WeightFormat) -> tuple[LinearLayer, int]:
-    """Return experts in MXFP4 as their kernel takes them, and the bytes that it takes beside the checkpoint's.
+    """Return experts in MXFP4 as their kernel stores them, and the bytes in addition to the checkpoint's.
 
     Marlin on Hopper pads the hidden size to 256 and an expert's part to 128 (vLLM, quantization/utils/mxfp4_utils.py):
     65.9 GiB for gpt-oss-120b on one GPU. Triton pads an expert's part to 64 (vLLM, fused_moe/oracle/mxfp4.py,
@@ -391,7 +391,7 @@ TOLERANCE_PERCENT: Final = 1
 one a channel, group indices of GPTQ. All of that is well below one percent of a model."""
 
 TOLERANCE_BYTES: Final = 64 * 1024
-"""For models so small that their norms and scales count."""
+"""Tolerance in bytes, for models so small that their norms and scales matter."""
 
 
 def checkpoint_disagreement(geometry: ModelGeometry, stored: StoredWeights) -> str | None:

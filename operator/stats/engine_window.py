@@ -20,7 +20,7 @@ LOOK_STANDS_S: Final = 60.0
 
 _ENOUGH_OF_WINDOW: Final = 0.75
 _ENOUGH_DRAFTED: Final = 1000
-"""Tokens, before their acceptance is compared: the share of 1,000 errs by a few percent."""
+"""Fewest drafted tokens before their acceptance is compared: the share of 1,000 is accurate to a few percent."""
 
 _DECAYED: Final = 0.5
 """Share of the other replicas' accepted tokens per draft below which a replica has decayed."""
@@ -124,9 +124,9 @@ class Window:
 
 _WINDOW_STEPS: Final = 512
 _MOST_MISSING: Final = 100
-"""Engines that are remembered although they do not answer: they may be gone for good."""
+"""Most engines that are kept although they do not answer: they may have been removed."""
 _ENOUGH_DRAFTED_TOKENS: Final = 256
-"""Of a window, before its acceptance is compared: chance alone never halves the share of 256."""
+"""Fewest drafted tokens of a window before its acceptance is compared: chance never halves the share of 256."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ NOTHING_RECENT: Final = Recent()
 
 
 def update_recent(before: Recent, readings: Mapping[str, Reading], now_s: float = 0.0) -> Recent:
-    """Return the recent window after a scrape; a set of engines without one from before starts from nothing."""
+    """Return the recent window after a scrape; start a new window for a set of engines without one."""
     now: dict[str, Work] = {}
     for name, engine in answering_engines(readings).items():
         seen, seconds, first = engine.speculation, engine.decode_seconds, engine.first_tokens
@@ -168,13 +168,13 @@ def update_recent(before: Recent, readings: Mapping[str, Reading], now_s: float 
         return before
     if not before.begun.keys() & now.keys():
         before = NOTHING_RECENT
-    # Engines that missed a scrape are kept: without their counters they would return with their whole life.
+    # Keep engines that missed a scrape: without their counters, their return would count as growth since their start.
     missing = [(name, work) for name, work in before.begun.items() if name not in now][-_MOST_MISSING:]
     begun = {name: before.begun.get(name, Work()) for name in now}
     grown = {name: work.since(begun[name]) for name, work in now.items()}
     window = sum(grown.values(), Work())
     if window.steps < _WINDOW_STEPS:
-        # A new or restarted engine began with nothing.
+        # A new or restarted engine starts at zero.
         begun = {name: begun[name] if grown[name] != work else Work() for name, work in now.items()}
         return replace(before, begun={**dict(missing), **begun})
     passed_s = 0.0 if before.begun_s is None else now_s - before.begun_s

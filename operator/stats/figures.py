@@ -31,14 +31,14 @@ WINDOW: Final = Scope().window
 """Window of a recorded figure: ten scrapes at the usual interval."""
 
 ANSWERED: Final = "stop|length"
-"""Finished reasons of requests that got their answer; the others are abort, error and repetition."""
+"""Finish reasons of answered requests; the other reasons are abort, error and repetition."""
 
 TTFT_LIMIT: Final = "$ttft_limit"
 TPOT_LIMIT: Final = "$tpot_limit"
-"""Stand for limits of an SLO, which only its owner knows."""
+"""Placeholders for the limits of an SLO, which only the user knows."""
 
 _NAMES: Final = find_profile(KNOWN_VERSIONS[-1]).metrics
-"""The same in every version that is known (a test asks them), or one rule could not serve engines of several."""
+"""Metric names, which are equal in all known versions (tested), so that one rule serves engines of several versions."""
 
 _DRAFTS: Final = Rate(_NAMES.drafts)
 _DRAFTED: Final = Rate(_NAMES.draft_tokens)
@@ -48,18 +48,18 @@ _FINISHED: Final = Rate(_NAMES.finished_requests, {_NAMES.finished_reason_label:
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure: what it means, how it is taken, and where it misleads."""
+    """One figure: its meaning, its computation, and its pitfalls."""
 
     name: str
     title: str
     unit: str
-    """As people read it."""
+    """Unit as displayed."""
     grafana_unit: str
     definition: str
     measure: Measure
     caveat: str = ""
     levels: tuple[tuple[str, ...], ...] = (DEPLOYMENT_LEVEL,)
-    """Levels that it is recorded for; empty if it needs a limit first."""
+    """Levels at which it is recorded; empty if it needs a limit."""
 
     def promql(self, scope: Scope = Scope()) -> str:  # noqa: B008  it is frozen
         """Return the expression."""
@@ -273,15 +273,18 @@ def find_figure(name: str) -> Figure:
 
 WINDOW_S: Final = 300
 SAMPLE_INTERVAL_S: Final = 60
-"""Pages that lie closer than this tell no more."""
+"""Minimum time between two kept pages of an engine, in seconds."""
 
 FIGURES_WITHOUT_LIMIT: Final[tuple[Figure, ...]] = tuple(
     figure for figure in FIGURES if not isinstance(figure.measure, Within)
 )
-"""Figures that need no limit of an owner's."""
+"""Figures that need no limit from the user."""
 
 _MOST_SERIES_SETS: Final = 2
-"""On the pages of an engine: it has some series more once it works, and a hostile one other series on each page."""
+"""Most sets of series that are kept per engine.
+
+An engine adds some series when it starts to work, and a hostile one may change its series on each page.
+"""
 
 _LOOKS_NAMES: Final = frozenset().union(*(figure.measure.series() for figure in FIGURES_WITHOUT_LIMIT))
 

@@ -21,7 +21,7 @@ from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, find_profile
 
 Labels = Mapping[str, str]
 Series = tuple[str, tuple[tuple[str, str], ...]]
-"""Name, and the labels that figures read."""
+"""Name, and the labels that figures use."""
 
 _LIMIT_LABEL: Final = "le"
 _NAMES: Final = find_profile(KNOWN_VERSIONS[-1]).metrics
@@ -29,9 +29,9 @@ _READ: Final = (_LIMIT_LABEL, _NAMES.position_label, _NAMES.finished_reason_labe
 """Figures sum over all other labels, such as the rank, or take their largest value."""
 
 _MOST_SERIES: Final = 128
-"""Of a page: 43 buckets, up to 32 draft positions, and some 20 more, regardless of the number of ranks."""
+"""Most series of a page: 43 buckets, up to 32 draft positions and about 20 more, regardless of the number of ranks."""
 _LONGEST_VALUE: Final = 32
-"""Of a label that figures read: the longest is ``repetition``."""
+"""Longest value of a label that figures use: ``repetition`` is the longest of vLLM."""
 
 
 class UnreadablePageError(ValueError):
@@ -39,7 +39,7 @@ class UnreadablePageError(ValueError):
 
 
 class _PageNames:
-    """Names and labels of a page: most of its memory, and the same on every page of engines of one model."""
+    """Names and labels of a page. They take most of its memory, and engines of one model share them."""
 
     def __init__(self, counters: tuple[Series, ...], gauges: tuple[str, ...]) -> None:
         self.counters, self.gauges = counters, gauges
@@ -91,12 +91,12 @@ def read_page(text: str, names: Collection[str], at_s: float) -> Page:
 
 
 def page_of(read: Exposition, names: Collection[str], at_s: float) -> Page:
-    """Return the series of these names on a page that may hold others.
+    """Return the series of these names on a page that may have others.
 
     Raises
     ------
     UnreadablePageError
-        If it has none of them, or holds an impossible number.
+        If it has none of the names, or holds an impossible number.
     """
     counters: defaultdict[Series, float] = defaultdict(float)
     gauges: dict[str, tuple[float, float]] = {}
@@ -180,7 +180,7 @@ class Scope:
     deployment: str | None = None  # None: all of the operator's
 
     def select(self, name: str, matching: Mapping[str, str]) -> str:
-        """Return the selector of a metric: a Prometheus may scrape engines of others."""
+        """Return the selector of a metric; it excludes engines that this operator does not manage."""
         matchers = [f'{DEPLOYMENT_LABEL}!=""']
         if self.deployment is not None:
             matchers = [f'namespace="{self.namespace}"', f'{DEPLOYMENT_LABEL}="{self.deployment}"']
@@ -188,12 +188,12 @@ class Scope:
         return f"{name}{{{', '.join(matchers)}}}"
 
     def by(self, *labels: str) -> str:
-        """Return the labels of a sum, with some more."""
+        """Return the labels of a sum, including additional ones."""
         return ", ".join((*self.level, *labels))
 
 
 class Measure(ABC):
-    """A way to take a figure."""
+    """A way to compute a figure."""
 
     @abstractmethod
     def promql(self, scope: Scope) -> str:

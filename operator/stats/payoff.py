@@ -74,10 +74,10 @@ class Acceptance:
         return tuple(accumulate(self.conditional_to(k), mul))
 
     def expected_tokens(self, k: int) -> float:
-        """Return the tokens that a request gets from a step, the target's own one included.
+        """Return the tokens per step and request, including the target's own token.
 
         A step gives at least 1 + k tokens if and only if the first k were accepted; the expectation of a count is the
-        sum of these chances.
+        sum of these probabilities.
         """
         return 1 + sum(self.reached(k))
 
@@ -94,11 +94,11 @@ def _checked_share(share: float) -> float:
 
 _LONGEST_MS: Final = 1e7
 _SHORTEST_MS: Final = 1e-12
-"""Of a step of the target: by a time that is as good as none nothing can be divided."""
+"""Shortest time of a target's step in milliseconds, because speed-ups divide by it."""
 
 _LARGEST_COUNT: Final = 2**31
 _CLEARLY_LESS: Final = 0.95
-"""Share of a time: medians that were measured differ by less."""
+"""Share of a time that counts as clearly less: measured medians differ by less."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Curve:
                 raise PayoffError(f"{after:g} tokens after {before:g}: name each number of tokens once, rising")
 
     def knows(self, tokens: float) -> bool:
-        """Whether the number of tokens lies among the points, or one point stands for all."""
+        """Whether the number of tokens is within the points, or a single point gives a constant time."""
         return len(self.points) == 1 or self.points[0][0] <= tokens <= self.points[-1][0]
 
     @property
@@ -181,15 +181,15 @@ class StepCosts:
 
 
 LARGEST_BATCH: Final = 8192
-"""Largest batch in which to look for a crossover: more requests than engines run at once."""
+"""Largest batch in which to look for a crossover, more requests than engines run at the same time."""
 
 LARGEST_RATIO: Final = 100
-"""Of a draft's size to the target's: far more than any pair has."""
+"""Largest ratio of a draft's size to the target's, far more than in any pair."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """Requests that an engine decodes at once, with speculation and without."""
+    """Requests that an engine decodes at the same time, with and without speculation."""
 
     batch: float  # with speculation
     batch_alone: float  # without: more if the KV cache is full and the draft takes a share
@@ -209,7 +209,7 @@ class Load:
 
 
 def full_cache(kv_tokens: float, kv_tokens_alone: float, context_tokens: float) -> Load:
-    """Return the load that fills the KV cache beside a draft, and without one."""
+    """Return the load that fills the KV cache with a draft, and without one."""
     if not 0 < context_tokens <= kv_tokens:
         raise PayoffError(f"{context_tokens:g} tokens of context: above 0, and no more than the cache's {kv_tokens:g}")
     if kv_tokens > kv_tokens_alone:
@@ -218,9 +218,10 @@ def full_cache(kv_tokens: float, kv_tokens_alone: float, context_tokens: float) 
 
 
 def break_even_tokens(costs: StepCosts, k: int, load: Load) -> float:
-    """Return the tokens that a step must give each request so that speculation is no slower than none.
+    """Return the tokens per step and request at which speculation breaks even.
 
-    With it, an engine gives ``batch * tokens`` in a step's time, without it ``batch_alone`` in that of a plain step.
+    With speculation, an engine generates ``batch * tokens`` in the time of a step; without it, ``batch_alone`` in the
+    time of a plain step.
     """
     longer = costs.step_ms(load.batch, k, load.context_tokens) / costs.step_ms(load.batch_alone, 0, load.context_tokens)
     return longer * load.batch_alone / load.batch
@@ -233,19 +234,19 @@ def break_even_rate(needed_tokens: float, k: int) -> float | None:
 
 
 def speed_up(acceptance: Acceptance, costs: StepCosts, k: int, load: Load) -> float:
-    """Return tokens a second with speculation over those without; 1 for K = 0, which is no speculation."""
+    """Return the ratio of tokens per second with speculation to those without; 1 for K = 0, which is no speculation."""
     return acceptance.expected_tokens(k) / break_even_tokens(costs, k, load) if k else 1.0
 
 
 def best_k(acceptance: Acceptance, costs: StepCosts, load: Load, largest: int = LARGEST_K) -> int:
-    """Return the K with the largest speed-up, the smallest of equals; 0 where none is faster than no speculation."""
+    """Return the K with the largest speed-up, the smallest of equals; 0 if no K is faster than no speculation."""
     return max(range(largest + 1), key=lambda k: (speed_up(acceptance, costs, k, load), -k))
 
 
 def crossover(acceptance: Acceptance, costs: StepCosts, k: int, context_tokens: float = 0.0) -> int | None:
-    """Return the requests from which on K is slower than no speculation; None if it is not at `LARGEST_BATCH`.
+    """Return the number of requests from which K is slower than no speculation; None if not at `LARGEST_BATCH`.
 
-    It is 1 if no number of requests pays.
+    It is 1 if K is slower for every number of requests.
     """
 
     def loses(batch: int) -> bool:
@@ -267,16 +268,16 @@ def crossover(acceptance: Acceptance, costs: StepCosts, k: int, context_tokens: 
 
 
 def memory_bound_speed_up(tokens: float, passes: int, size_ratio: float) -> float:
-    """Return MBSU: the speed-up where a step takes as long as reading the weights of each pass.
+    """Return MBSU, the speed-up if a step takes as long as reading the weights of each pass.
 
     Parameters
     ----------
     tokens
-        That a request gets from a step, tau.
+        Tokens per step and request, tau.
     passes
-        Of the draft in a step: K, or 1 where one proposes all tokens.
+        Draft passes per step: K, or 1 if one pass proposes all tokens.
     size_ratio
-        Bytes of the draft's weights over those of the target's, c: reading the target takes 1, a step passes * c + 1.
+        Bytes of the draft's weights divided by the target's, c. Reading the target takes 1, a step passes * c + 1.
     """
     if not 0 <= size_ratio <= LARGEST_RATIO:
         raise PayoffError(f"{size_ratio:g}: a ratio of sizes is from 0 to {LARGEST_RATIO}")

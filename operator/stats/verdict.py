@@ -30,24 +30,27 @@ from statistics import fmean
 from typing import Final
 
 ANYTHING_TO_NOTHING: Final = 1e4
-"""Log ratio of a block in which one arm alone did nothing: more than two numbers can have (1420)."""
+"""Log ratio of a block in which only one arm made progress, larger than that of any two floats (1420)."""
 
 _NORMAL_QUARTILES: Final = 1.349
-"""How far the quartiles of a normal distribution are from each other, in standard deviations."""
+"""Distance between the quartiles of a normal distribution, in standard deviations."""
 
 _FARTHEST: Final = 3.0
-"""Scales that a block deviates at most where dependence is estimated, so that one outlier hides nothing."""
+"""Largest deviation of a block in scales when dependence is estimated, so that one outlier does not hide it."""
 
 _TRIMMED: Final = 0.2
 """Share of blocks at each end that the centre leaves out."""
 
 DEPENDENCES: Final = tuple(step / 10 for step in range(9))
-"""Autocorrelations that a series may be taken to have."""
+"""Autocorrelations that a series may have."""
 
 _CAUTION_BLOCKS: Final = 6.0
 _CAUTION_ERRORS: Final = 0.25
-"""By how much the estimate of an autocorrelation is raised: blocks of bias, and standard errors. Few blocks say little
-of it, and read low (Kendall 1954: by (1 + 3 times it) / n). How they were chosen: docs/design/verdict.md."""
+"""Margin added to the estimate of an autocorrelation, in blocks of bias and in standard errors.
+
+Estimates from few blocks are uncertain and too low (Kendall 1954: by (1 + 3 times it) / n). docs/design/verdict.md
+explains the choice.
+"""
 
 
 class History:
@@ -93,9 +96,9 @@ class History:
         return few * (self._quantile(0.75) - self._quantile(0.25)) / _NORMAL_QUARTILES
 
     def centre(self) -> float:
-        """Return the trimmed mean of the blocks; trim more of them if one arm did nothing in some.
+        """Return the trimmed mean of the blocks; trim more of them if an arm made no progress in some.
 
-        It is ANYTHING_TO_NOTHING if one arm did nothing in half of them.
+        It is ANYTHING_TO_NOTHING if one arm made no progress in half of them.
         """
         cut = int(len(self) * _TRIMMED)
         if max(abs(self._sorted[cut]), abs(self._sorted[-1 - cut])) >= ANYTHING_TO_NOTHING:
@@ -124,10 +127,10 @@ class History:
 
 
 _WEIGHTS: Final = (0.125, 0.25, 0.5, 1.0, 2.0)
-"""Each is best for an effect of that many scales. Doubled each time, as `Point` counts on."""
+"""Weights of the martingale; each is best for an effect of its size in scales. `Point` requires that they double."""
 
 _BOUND_FARTHEST: Final = 2.0
-"""Scales that a block counts at most, so that an outlier neither decides nor destroys."""
+"""Largest deviation of a block in scales, so that one outlier neither decides nor destroys the bound."""
 
 _FARTHEST_BEFORE: Final = 3.0
 """Scales of the block before that one is expected to follow."""
@@ -136,23 +139,23 @@ _LOG_2: Final = math.log(2)
 _LOG_WEIGHTS: Final = math.log(len(_WEIGHTS))
 _BELOW_ALL: Final = -1e9
 _SMALLEST_ERROR: Final = 1e-6
-"""Of the mean, where blocks are equal to the last digit."""
+"""Smallest standard error of the mean, used if all blocks are equal."""
 
 _STEPS_AN_ERROR: Final = 2
-"""Points of the grid in a standard error of the mean, about. Between two of them the evidence is taken as straight."""
+"""Approximate number of grid points per standard error of the mean. Evidence is linear between two points."""
 
 _SLACK: Final = 0.8
-"""Powers of two that a grid may be off before there is another one."""
+"""Difference in powers of two after which the grid is replaced."""
 
 _USUAL_ERRORS: Final = 3.5
 _GROWTH: Final = 1.1
-"""By how much a series has grown before its grid is chosen again: scales that change at every block change no grid."""
+"""Growth of a series after which its grid is checked again, so that a change of scale per block does not replace it."""
 
 _KEPT: Final = 4
 
 
 class Point:
-    """The evidence against one log ratio, and all below it."""
+    """The evidence against one log ratio and all smaller ones."""
 
     __slots__ = ("_evidence", "_logs", "_seen", "log_ratio")
 
@@ -197,8 +200,8 @@ class Point:
 class LowerBound:
     """The lowest log ratio that is not refuted, for blocks with a given dependence on the previous one.
 
-    It is searched on a grid, and only the grid points near it are kept up to date. Points are multiples of a power of
-    two: a finer grid has those of a coarser one, and all have 0, the log ratio that a verdict is about.
+    It is searched on a grid, and only grid points near it are updated. Points are multiples of a power of two: a finer
+    grid contains the points of a coarser one, and all contain 0, the log ratio that a verdict tests.
     """
 
     __slots__ = ("_chosen_at", "_exists", "_history", "_how", "_index", "_lowest", "_points", "_power")
@@ -214,7 +217,7 @@ class LowerBound:
         self._chosen_at = 0
 
     def value(self, needed: float) -> float | None:
-        """Return the bound at which the logarithm of the evidence is `needed`; None while there is none."""
+        """Return the bound at which the logarithm of the evidence is `needed`; None if there is no bound yet."""
         # Against a log ratio below all blocks the evidence only grows.
         self._exists = self._exists or self._lowest.evidence(*self._how) >= needed
         if not self._exists:
@@ -285,7 +288,7 @@ class LowerBound:
 
 DEFAULT_LEVEL: Final = 0.95
 _LARGEST_EXPONENT: Final = 700.0
-"""Of a ratio that a program can compute with."""
+"""Largest exponent whose exponential is a finite float."""
 
 
 class Verdict(StrEnum):
@@ -352,7 +355,7 @@ class PairedSeries:
         return Finding(Verdict.of(low, high), ratio, lowest, highest)
 
     def _both(self, dependence: float) -> tuple[LowerBound, LowerBound]:
-        """Return the bounds for a dependence; the last ones are kept, as the dependence alternates."""
+        """Return the bounds for a dependence, from a cache because the dependence alternates."""
         bounds = self._bounds.pop(dependence, None)
         if bounds is None:
             bounds = LowerBound(self._history, 1, dependence), LowerBound(self._history, -1, dependence)
@@ -397,7 +400,7 @@ def _student_below(value: float, freedom: int) -> float:
 
 
 FEWEST_STARTS: Final = 2
-"""Of an arm: one start says nothing about the next."""
+"""Fewest starts per arm: one start shows no variation."""
 
 
 def between_starts(arms: Sequence[Sequence[float]], candidate: int, level: float) -> tuple[float, float] | None:
@@ -472,7 +475,7 @@ class Estimate:
 
 
 Statistic = Callable[[int | None], float | None]
-"""A figure of one record without one of its blocks, or of all; None if it has none."""
+"""A figure of a record without one of its blocks, or with all; None if it is undefined."""
 
 
 def estimate(golden: Statistic, found: Statistic, blocks: int) -> Estimate | None:
@@ -514,7 +517,7 @@ def of_sums(numerators: Sequence[float], denominators: Sequence[float]) -> Stati
 
 
 def of_quantile(values: Sequence[tuple[float, int]], share: float, blocks: int) -> Statistic:
-    """Return a quantile of values, each with its block, as a figure of a record."""
+    """Return a quantile of values, each with its block, as a statistic."""
     ordered = sorted(values)
     places: list[list[int]] = [[] for _ in range(blocks)]
     for place, (_, block) in enumerate(ordered):

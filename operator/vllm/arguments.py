@@ -20,7 +20,7 @@ HF_OVERRIDES = "--hf-overrides"
 SERVING: Final = "spec.serving."
 
 Values = tuple[str, ...] | None
-"""What follows a flag: nothing is ``()``, and None leaves the flag out."""
+"""Values that follow a flag: ``()`` for a switch, None to leave the flag out."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class Argument:
 
     flag: str
     field: str | None
-    """The field that sets it, by which `specdecode import` reads it back; None if no field does."""
+    """Field that sets the flag, from which `specdecode import` maps it back; None if no field does."""
     computed: Callable[[EngineSettings, EngineProfile], Values] | None = None
-    """Its values; None if it passes a field of ``spec.serving`` on as it is."""
+    """Its values; None if a field of ``spec.serving`` is passed on unchanged."""
     says_more: bool = False
-    """Whether it says more than the field does, so that users may write it where the field is absent."""
+    """Whether the flag expresses more than the field, so that users may write it if the field is not set."""
 
     def values(self, settings: EngineSettings, profile: EngineProfile) -> Values:
         """Return what follows the flag."""
@@ -56,7 +56,7 @@ def _switch(*, on: bool) -> Values:
 
 
 def _several(ranks: int) -> Values:
-    """Return a number of ranks; every version defaults to one."""
+    """Return a number of ranks; no flag for one rank, which is the default of every version."""
     return _one(ranks) if ranks > 1 else None
 
 
@@ -72,7 +72,7 @@ def _memory_utilization(settings: EngineSettings, _: EngineProfile) -> Values:
 
 
 def _executor(settings: EngineSettings, _: EngineProfile) -> Values:
-    """Return the engine's own processes, so that Ray does not take over in an image that has it."""
+    """Return the multiprocessing executor, because vLLM would choose Ray in an image that has it."""
     several = settings.tensor_parallel_size * settings.pipeline_parallel_size > 1 or settings.group is not None
     return ("mp",) if several else None
 
@@ -87,7 +87,7 @@ ARGUMENTS: tuple[Argument, ...] = (
     Argument("--port", "spec.serving.port"),
     Argument("--ssl-certfile", "spec.serving.tlsSecret", _tls_file("tls.crt")),
     Argument("--ssl-keyfile", "spec.serving.tlsSecret", _tls_file("tls.key")),
-    # A certificate that is renewed counts without a restart.
+    # Reload a renewed certificate without a restart.
     Argument("--enable-ssl-refresh", "spec.serving.tlsSecret", lambda s, _: _switch(on=s.tls)),
     Argument(HF_OVERRIDES, "spec.target.ropeScaling", lambda s, _: _one(s.hf_overrides), says_more=True),
     Argument("--dtype", "spec.serving.dtype", lambda s, _: _one(s.dtype)),
@@ -101,7 +101,7 @@ ARGUMENTS: tuple[Argument, ...] = (
     Argument("--data-parallel-size", "spec.parallelism.data", lambda s, _: _several(s.data_parallel_size)),
     Argument("--enable-expert-parallel", "spec.parallelism.expert", lambda s, _: _switch(on=s.expert_parallel)),
     Argument("--distributed-executor-backend", None, _executor),
-    # The ranks that each node takes, those of copies too, follow from its number.
+    # Each node derives its ranks, including data-parallel ones, from its number.
     Argument("--nnodes", "spec.parallelism", _in_group(lambda group: _one(group.nodes))),
     Argument("--node-rank", None, _in_group(lambda group: (group.rank,))),
     Argument("--master-addr", None, _in_group(lambda group: (group.leader_address,))),
@@ -116,15 +116,15 @@ ARGUMENTS: tuple[Argument, ...] = (
     Argument("--block-size", "spec.serving.blockSize", lambda s, _: _one(s.block_size)),
     Argument("--gpu-memory-utilization", "spec.serving.gpuMemoryUtilizationPercent", _memory_utilization),
     Argument("--enforce-eager", "spec.serving.enforceEager"),
-    # One key of a JSON value: users may set others of it beside.
+    # One key of a JSON value: users may set other keys in extraArgs.
     Argument(f"{COMPILATION_CONFIG}.cudagraph_mode", "spec.serving.cudagraphMode"),
     Argument("--max-cudagraph-capture-size", "spec.serving.maxCudagraphCaptureSize"),
     Argument("--speculative-config", "spec.speculation", lambda s, p: _one(speculative_config(s, p))),
     Argument("--shutdown-timeout", None, lambda s, _: _one(s.shutdown_timeout_s)),
 )
-"""Flags that the operator writes, in order; left out only if all versions and devices have the same default.
+"""Flags that the operator writes, in order. A flag is left out only if all versions and devices have the same default.
 
-A new field of ``spec.serving`` that is passed as it is takes one row here, with its flag and its path.
+A new field of ``spec.serving`` that is passed on unchanged takes one row here, with its flag and its path.
 """
 
 
@@ -135,24 +135,26 @@ def command_line(settings: EngineSettings, profile: EngineProfile) -> list[str]:
     return ["vllm", "serve", settings.model, *written, *settings.extra_args]
 
 
-_SPLIT = "use spec.parallelism and spec.replicas; the plan counts the GPUs of a replica, and the nodes that they lie on"
+_SPLIT = "use spec.parallelism and spec.replicas; the plan needs the GPUs and the nodes of a replica"
 _KV_CACHE = (
-    "use spec.serving.gpuMemoryUtilizationPercent, or spec.accelerator.kvCacheGiB on CPU; the plan counts on them"
+    "use spec.serving.gpuMemoryUtilizationPercent, or spec.accelerator.kvCacheGiB on CPU; the plan depends on them"
 )
-_HTTP = "remove it; Service and probes speak HTTP on spec.serving.port"
-_CLIENT_CERTIFICATES = "remove it; the kubelet's probes bring no client certificate, so the engine would never be ready"
+_HTTP = "remove it; the Service and the probes use HTTP on spec.serving.port"
+_CLIENT_CERTIFICATES = (
+    "remove it; the kubelet's probes present no client certificate, so the engine would never be ready"
+)
 
 _REJECTED = {
     "--model": "use spec.target.model",
     "--spec-method": "use spec.speculation.method",
     "--spec-model": "use spec.speculation.draft.model",
     "--spec-tokens": "use spec.speculation.numSpeculativeTokens",
-    "--revision": "use spec.target.revision, which the plan reads its config.json at",
+    "--revision": "use spec.target.revision, at which the plan reads config.json",
     "--quantization-config": "use spec.target.quantization",
     "--api-key": "use spec.serving.apiKeySecret, which keeps the key out of this object",
     "--hf-token": "use spec.models.hubTokenSecret, which keeps the token out of this object",
     "--download-dir": "use spec.models",
-    "--config": "give each setting its field, or its own place in spec.engine.extraArgs; a file cannot be checked",
+    "--config": "use the field of each setting, or its flag in spec.engine.extraArgs; the operator cannot check a file",
     "--kv-cache-memory-bytes": _KV_CACHE,
     "--num-gpu-blocks-override": _KV_CACHE,
     "--decode-context-parallel-size": _SPLIT,
@@ -163,13 +165,13 @@ _REJECTED = {
     "--uds": _HTTP,
     "--ssl-cert-reqs": _CLIENT_CERTIFICATES,
     "--ssl-ca-certs": _CLIENT_CERTIFICATES,
-    "--disable-log-stats": "remove it; without statistics nobody can see whether the engine drafts",
+    "--disable-log-stats": "remove it; without statistics the operator cannot see whether the engine drafts",
     "--help": "remove it; the engine would print its help and exit",
 }
 
 
 def reserved_flag_problem(flag: str) -> str | None:
-    """Return the alternative to a flag, or to a key of its JSON value, in extraArgs; None if extraArgs may have it."""
+    """Return what to use instead of a flag, or of a key of its JSON value; None if extraArgs may contain it."""
     for argument in ARGUMENTS:
         if argument.flag == flag and not argument.says_more:
             return "remove it; the operator sets it" if argument.field is None else f"use {argument.field}"

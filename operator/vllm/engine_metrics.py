@@ -19,18 +19,23 @@ from specdecode_operator.vllm.settings_watch import KEY, LABEL, METRIC, SPECULAT
 from specdecode_operator.vllm.speculative_config import SPOKEN_KEYS
 
 _MAX_LINES: Final = 40_000
-"""In a page. With 64 data-parallel ranks, the most that are served, vLLM 0.33 has about 30,000 (378 series per rank,
-and their creation times)."""
+"""Most lines of a page.
+
+With 64 data-parallel ranks, the most that are served, vLLM 0.33 writes about 30,000: 378 series per rank, and their
+creation times.
+"""
 _MAX_READ_LINES: Final = 8_000
-"""With the requested names: a rank has 66, and one for each of up to 32 draft positions."""
+"""Most lines with requested names. A rank has 66, plus one for each of up to 32 draft positions."""
 _MAX_READ_CHARACTERS: Final = 2**20
-"""In these lines: 64 ranks have about 750,000."""
+"""Most characters in these lines: 64 ranks have about 750,000."""
 _MAX_LINE_CHARACTERS: Final = 8 * 1024
-"""In a requested line: that of the cache's configuration has 1,100."""
+"""Most characters in one requested line: the cache's configuration has 1,100."""
 _MAX_COUNTER: Final = 2**53
-"""Beyond it a floating-point counter no longer counts, and the API server rejects such numbers."""
+"""Largest counter. A float above it cannot count by one, and the API server rejects it.
+"""
 _MOST_SETTING_VALUES: Final = 3
-"""Of one setting: the ranks of an engine are configured alike, and a hostile pod may report any number."""
+"""Most values kept of one setting. Ranks are configured alike, but a hostile pod may report any number.
+"""
 
 _UNSET: Final = "None"
 _WORD: Final = re.compile(r"[\w.+-]{1,64}", re.ASCII)
@@ -63,7 +68,7 @@ _Samples = Mapping[str, list[Sample]]
 
 @dataclass(frozen=True)
 class Exposition:
-    """Samples of the requested names, and the names that the page declares as gauges, with or without a sample."""
+    """Samples of the requested names, and the names that the page declares as gauges, even without a sample."""
 
     samples: list[Sample]
     gauges: frozenset[str]
@@ -91,7 +96,7 @@ def read_exposition(text: str, names: Collection[str]) -> Exposition:
     return Exposition(samples, frozenset(gauges))
 
 
-_TOO_LARGE: Final = "more is said than an engine has to say: this is not vLLM"
+_TOO_LARGE: Final = "page exceeds the size of a vLLM metrics page; is this a vLLM endpoint?"
 
 
 @lru_cache(maxsize=16)
@@ -119,7 +124,7 @@ class SpeculationReading:
     draft_tokens: int
     accepted_tokens: int
     accepted_per_position: tuple[int, ...]
-    """The same by place in the proposal, first place first; K long."""
+    """Accepted tokens by position in the proposal, first position first; length K."""
 
     @classmethod
     def total(cls, readings: Iterable["SpeculationReading"]) -> "SpeculationReading":
@@ -135,8 +140,8 @@ class SpeculationReading:
 
     @property
     def acceptance_percent(self) -> int | None:
-        """Accepted share of the drafted tokens; None before the first draft."""
-        # Counters of a hostile engine may contradict each other.
+        """Accepted drafted tokens in percent; None before the first draft."""
+        # Counters of a hostile engine may be inconsistent.
         return min(100, round(100 * self.accepted_tokens / self.draft_tokens)) if self.draft_tokens else None
 
     @property
@@ -146,15 +151,16 @@ class SpeculationReading:
 
     @property
     def mean_draft_length(self) -> float | None:
-        """Mean tokens per draft; None before the first."""
+        """Mean tokens per draft; None before the first draft."""
         return self.draft_tokens / self.drafts if self.drafts else None
 
 
 @dataclass(frozen=True)
 class EngineReading:
-    """Values of one scrape of one engine; None for each that the engine does not report.
+    """Values of one scrape of one engine; None for each value that the engine does not report.
 
-    With several data-parallel ranks behind one port, the KV cache is that of the smallest rank, and the rest are sums.
+    With several data-parallel ranks behind one port, the KV cache is the smallest rank's, and the other values are
+    sums.
     """
 
     num_gpu_blocks: int | None
@@ -162,7 +168,7 @@ class EngineReading:
     kv_cache_tokens: int | None
     kv_cache_max_concurrency: float | None
     speculation: SpeculationReading | None
-    """None without speculation: the engine then has no such counters."""
+    """None without speculation: the engine then has no speculation counters."""
     generation_tokens: int
     requests_running: int
     requests_waiting: int
@@ -170,18 +176,18 @@ class EngineReading:
     """Settings that the engine changed at its start, by the names in `CHANGED_SETTINGS`."""
     version: str | None = None
     decode_steps: int | None = None
-    """Steps of single requests after their first token."""
+    """Decode steps after the first token, summed over requests."""
     decode_seconds: float | None = None
-    """Duration of these steps, over all requests."""
+    """Duration of these steps in seconds, summed over requests."""
     first_tokens: int | None = None
-    """Generated tokens that were the first of a request."""
+    """Requests that generated their first token."""
     speculation_settings: Mapping[str, str] = field(default_factory=dict)
     """Speculative configuration that the engine logged at its start, by vLLM's keys."""
 
 
 @dataclass(frozen=True)
 class Unreachable:
-    """An engine that gave no reading, and why."""
+    """An engine without a reading, and the reason."""
 
     reason: str
 
@@ -190,12 +196,12 @@ Reading = EngineReading | Unreachable
 
 
 def read_metrics(text: str, profile: EngineProfile) -> EngineReading:
-    """Return the values of an engine's /metrics page; raise UnreadableMetricsError if it cannot be one."""
+    """Return the values of an engine's /metrics page; raise UnreadableMetricsError if it is not a vLLM page."""
     return reading_of(read_exposition(text, names_read(profile)), profile)
 
 
 def reading_of(page: Exposition, profile: EngineProfile) -> EngineReading:
-    """Return the values of a page that was read with `names_read`, and maybe further names.
+    """Return the values of a page that was parsed with the names of `names_read`, and possibly more.
 
     Raises UnreadableMetricsError if the page is not an engine's, or holds an impossible number.
     """
@@ -207,7 +213,7 @@ def reading_of(page: Exposition, profile: EngineProfile) -> EngineReading:
             samples[sample.name].append(sample)
     if not samples:
         raise UnreadableMetricsError(
-            f"{names.generation_tokens} and all like it are missing: this is not vLLM, or it has --disable-log-stats"
+            f"{names.generation_tokens} is missing: not a vLLM endpoint, or started with --disable-log-stats"
         )
     generated, speculation = _total(samples, names.generation_tokens), None
     if names.drafts in samples:
@@ -244,7 +250,7 @@ def reading_of(page: Exposition, profile: EngineProfile) -> EngineReading:
 
 
 def names_read(profile: EngineProfile) -> frozenset[str]:
-    """Return the metric names of a reading."""
+    """Return the metric names that `reading_of` needs."""
     names = profile.metrics
     return frozenset((METRIC, SPECULATION)).union(
         (names.cache_config, names.drafts, names.draft_tokens, names.accepted_tokens),
@@ -264,16 +270,16 @@ def _speculation_settings(samples: Iterable[Sample]) -> dict[str, str]:
 
 
 def _requests(samples: _Samples, name: str, generated: int) -> int:
-    """Return the sum over ranks of a gauge of requests, which is 0 before the first of them.
+    """Return the sum over ranks of a gauge of requests; 0 if vLLM has declared it but not set it yet.
 
-    Several API servers count in files (vllm/v1/metrics/prometheus.py), and prometheus_client declares a gauge of such
-    files without a value until it is set (MultiProcessCollector, mostrecent). vLLM sets it with its first step.
+    With several API servers, metrics are in files (vllm/v1/metrics/prometheus.py), and prometheus_client declares such
+    a gauge without a value until it is set (MultiProcessCollector, mostrecent). vLLM sets it in its first step.
     """
     return 0 if name in samples and not samples[name] and generated == 0 else _total(samples, name)
 
 
 def _total(samples: _Samples, name: str) -> int:
-    """Return the sum over ranks; an absent metric is an error, because 0 would be a claim."""
+    """Return the sum over ranks; raise an error for an absent metric, because 0 would be a false value."""
     if not samples.get(name):
         raise UnreadableMetricsError(f"{name} is missing")
     return int(_sum(name, (int(_checked(name, sample.value)) for sample in samples[name])))
@@ -284,7 +290,7 @@ def _sum(name: str, values: Iterable[float]) -> float:
 
 
 def _smallest(samples: Iterable[Sample], label: str) -> float | None:
-    """Return the smallest rank's number in a label of the cache's info metric."""
+    """Return the smallest value over ranks of a numeric label of the cache's info metric."""
     texts = (sample.labels.get(label, _UNSET) for sample in samples)
     return min((_number(label, text) for text in texts if text != _UNSET), default=None)
 
@@ -299,7 +305,7 @@ def _number(label: str, text: str) -> float:
 
 def _checked(name: str, value: float) -> float:
     if not 0 <= value <= _MAX_COUNTER:
-        raise UnreadableMetricsError(f"{name} is {value}, which cannot be")
+        raise UnreadableMetricsError(f"{name} is {value}, which is impossible")
     return value
 
 

@@ -11,7 +11,8 @@ API_KEY_VARIABLE = "VLLM_API_KEY"
 """Variable from which the engine takes the clients' key; set it by secret reference."""
 
 HOST_ADDRESS_VARIABLE = "VLLM_HOST_IP"
-"""Address where an engine on several nodes listens: a pod may have several networks, and ZeroMQ needs an address."""
+"""Address at which an engine on several nodes listens. A pod may have several networks, and ZeroMQ needs one address.
+"""
 
 ENGINE_READY_TIMEOUT_S = 14_400
 """Time that the API server waits for the engine core.
@@ -21,25 +22,27 @@ hopeless start earlier, after a time that depends on the model's size.
 """
 
 FIXED_VARIABLES = {
-    # Serving pods never reach the hub and never report home.
+    # Serving pods never download from the hub, and send no usage reports.
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
-    # The image's user may have neither a writable home nor a name, and torch asks for both.
+    # The image's user may have no writable home and no name, but torch needs both.
     "HOME": "/tmp",  # noqa: S108 (the pod's own)
     "USER": "vllm",
     "VLLM_ENGINE_READY_TIMEOUT_S": str(ENGINE_READY_TIMEOUT_S),
 }
 
 STARTUP_PLAN_ENVIRONMENT = {"VLLM_ENABLE_STARTUP_PLAN": "1"}
-"""For engines of one rank with a cache: what memory profiling found is kept beside what was compiled, and used where
-the device has as much free memory as then. Each rank decides that for itself, and one that skips the profiling leaves
-the others waiting for its part in it (vllm/v1/worker/startup_plan.py, gpu_worker.py)."""
+"""Reuses the result of memory profiling, for engines of one rank with a compile cache. vLLM stores it with the
+compiled code, and reuses it if the device has as much free memory. Engines of several ranks profile every time: each
+rank decides alone, and a rank that skips profiling blocks the others in a collective operation
+(vllm/v1/worker/startup_plan.py, gpu_worker.py).
+"""
 
 ALLOW_LONG_VARIABLE = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 
-_NO_DOWNLOADS = "remove it; serving pods never download, spec.models says where models come from"
+_NO_DOWNLOADS = "remove it; serving pods never download, use spec.models to choose the source of models"
 _NO_REPORTS = "remove it; the operator turns usage reports off"
 _HUB = "use spec.models.hubTokenSecret, which keeps the token out of this object and the engine"
 _OWNED = {
@@ -48,19 +51,20 @@ _OWNED = {
     **dict.fromkeys(("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"), _HUB),
     "VLLM_CPU_KVCACHE_SPACE": "use spec.accelerator.kvCacheGiB",
     API_KEY_VARIABLE: "use spec.serving.apiKeySecret, which keeps the key out of this object",
-    HOST_ADDRESS_VARIABLE: "remove it; engines on several nodes get their pod's address, others need none",
-    "VLLM_USE_V2_MODEL_RUNNER": "remove it; the plan counts with the model runner that vLLM itself chooses",
+    HOST_ADDRESS_VARIABLE: "remove it; the operator sets the pod's address for engines on several nodes",
+    "VLLM_USE_V2_MODEL_RUNNER": "remove it; the plan assumes the model runner that vLLM chooses by default",
     "VLLM_SERVER_DEV_MODE": "remove it; it opens /sleep, /collective_rpc and more to every client",
 }
 
 
 def environment(settings: EngineSettings) -> dict[str, str]:
-    """Return the variables that the operator sets in the engine container, below those of ``spec.engine.env``.
+    """Return the variables that the operator sets in the engine container; ``spec.engine.env`` overrides them.
 
-    Left alone, vLLM pins a thread to every core that a container on the CPU sees: every core of the node, since a CPU
-    limit is a quota and not a set of cores. The engine would be throttled, beside others pinned to the same cores, and
-    two ranks on one NUMA node would not start at all. So threads are counted, not pinned. Users who know the cores of
-    a pod, as with the kubelet's static CPU policy, write them into spec.engine.env, a list for each rank: ``0-3|4-7``.
+    By default, vLLM on the CPU pins a thread to each core that the container sees. A CPU limit is a quota and not a set
+    of cores, so these are all cores of the node: the engine would be throttled, would share cores with other pinned
+    engines, and two ranks on one NUMA node would not start. The operator therefore sets the number of threads and does
+    not pin them. Users who know the cores of a pod, such as with the kubelet's static CPU policy, set them in
+    spec.engine.env as a list per rank: ``0-3|4-7``.
     """
     if settings.group is not None:
         # The leader also waits for the other pods, which may start much later.
@@ -78,7 +82,7 @@ def environment(settings: EngineSettings) -> dict[str, str]:
 
 
 def manifest_variables(env: Iterable[EnvVar]) -> dict[str, Body]:
-    """Return the variables of ``spec.engine.env`` as a pod has them, by name."""
+    """Return the variables of ``spec.engine.env`` as they are in a pod's manifest, by name."""
     return {variable.name: _in_pod(variable) for variable in env}
 
 
@@ -90,21 +94,21 @@ def _in_pod(variable: EnvVar) -> Body:
 
 
 def known_values(env: Iterable[EnvVar]) -> dict[str, str | None]:
-    """Return the values of ``spec.engine.env`` by name; None for one that only the running container knows."""
+    """Return the values of ``spec.engine.env`` by name; None for a value that only the running container has."""
     return {variable.name: variable.value if variable.value_from is None else None for variable in env}
 
 
 def allows_longer(env: Iterable[EnvVar]) -> bool:
-    """Test whether vLLM only warns of a max_model_len beyond the model's (config/model.py)."""
+    """Test whether vLLM only warns about a max_model_len beyond the model's (config/model.py)."""
     values = [variable.value for variable in env if variable.name == ALLOW_LONG_VARIABLE]
     return bool(values) and values[-1].strip().lower() in {"1", "true"}
 
 
 def env_problems(env: Iterable[EnvVar]) -> list[Problem]:
-    """Return a problem for each variable of ``spec.engine.env`` that the operator owns."""
+    """Return a problem for each variable of ``spec.engine.env`` that only the operator may set."""
     return owned_variable_problems([variable.name for variable in env], "spec.engine.env")
 
 
 def owned_variable_problems(names: Iterable[str], field: str) -> list[Problem]:
-    """Return a problem for each variable in a list of a spec that the operator owns."""
+    """Return a problem for each of these variables that only the operator may set."""
     return [Problem(f"{field}[{index}].name", name, _OWNED[name]) for index, name in enumerate(names) if name in _OWNED]

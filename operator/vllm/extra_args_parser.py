@@ -14,44 +14,44 @@ from typing import Any
 from specdecode_operator.vllm.profiles import EngineProfile, Flag
 
 _NEGATIVE_NUMBER = re.compile(r"-\d+")
-"""argparse takes -0.5 for a number as well, but vLLM sees a dotted path first: only --flag=-0.5 works."""
+"""Negative numbers. argparse also accepts -0.5, but vLLM parses it as a dotted path first: only --flag=-0.5 works."""
 
 MOST_PARTS = 32
-"""Of a dotted path: vLLM's own have three at most, and each is an object in the one before."""
+"""Most parts of a dotted path. vLLM's own paths have at most three; each part nests an object."""
 
 OPTIMIZATION_LEVEL = "-O"
 
 
 @dataclass(frozen=True)
 class Option:
-    """One flag as it was given, with its value."""
+    """One flag with its value, as the user wrote it."""
 
     index: int
     flag: Flag
     spelled: str
-    """Its name as written, with dashes."""
+    """Name as written, with dashes."""
     path: str
     value: str
-    """Its first value; empty without."""
+    """First value; empty without a value."""
 
     @property
     def shown(self) -> str:
-        """Name and path. The value may be a secret."""
+        """Name and path without the value, which may be a secret."""
         return f"{self.spelled}.{self.path}" if self.path else self.spelled
 
     @property
     def name(self) -> str:
-        """The name in full, of which a beginning may be written."""
+        """Full name, also if the user wrote a unique prefix."""
         return next((known for known in self.flag.names if known.startswith(self.spelled)), self.flag.name)
 
     @property
     def negated(self) -> bool:
-        """Whether it turns its flag off."""
+        """Whether the option turns its flag off."""
         return self.flag.is_undone_by(self.name)
 
 
 def options(extra_args: Sequence[str], profile: EngineProfile) -> Iterator[Option]:
-    """Return the flags that are given, in their order; what has problems may be left out."""
+    """Return the flags in their order; arguments that cannot be parsed may be missing."""
     index = 0
     while index < len(extra_args):
         argument, following = extra_args[index], count_values(extra_args[index + 1 :])
@@ -72,13 +72,13 @@ def options(extra_args: Sequence[str], profile: EngineProfile) -> Iterator[Optio
 
 
 def last_option(name: str, extra_args: Sequence[str], profile: EngineProfile) -> Option | None:
-    """Return the last option that sets a flag, which is the one that counts; None where it is not given."""
+    """Return the last option that sets a flag, which vLLM uses; None if the flag is not set."""
     given = [option for option in options(extra_args, profile) if option.flag == profile.flags.get(name)]
     return given[-1] if given else None
 
 
 def json_value(given: Sequence[Option]) -> Mapping[str, Any] | None:
-    """Merge options of one JSON value as utils/argparse_utils.py, which prefers dotted paths; None if not an object."""
+    """Merge options of one JSON value as utils/argparse_utils.py does: dotted paths win. None if it is no object."""
     dotted: dict[str, Any] = {}
     whole: Any = {}
     for option in given:
@@ -96,7 +96,7 @@ def json_value(given: Sequence[Option]) -> Mapping[str, Any] | None:
 
 
 def attention_backend(extra_args: Sequence[str], profile: EngineProfile) -> str | None:
-    """Return the attention backend that is asked for, as vLLM calls it; None where the engine chooses."""
+    """Return the requested attention backend by vLLM's name; None if the engine chooses it."""
     named = last_option("--attention-backend", extra_args, profile)
     if named is not None:
         return named.value.upper()
@@ -106,7 +106,7 @@ def attention_backend(extra_args: Sequence[str], profile: EngineProfile) -> str 
 
 
 def json_or_text(text: str) -> Any:
-    """Return what a value says as JSON; the text itself where it is none."""
+    """Parse a value as JSON; return the text itself if it is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -114,31 +114,31 @@ def json_or_text(text: str) -> Any:
 
 
 def is_option(argument: str) -> bool:
-    """Decide as argparse does: a dash, but no lone dash, negative number or text with spaces."""
+    """Test for an option as argparse does: a dash, but not a lone dash, a negative number or text with spaces."""
     if not argument.startswith("-") or argument == "-" or _NEGATIVE_NUMBER.fullmatch(argument):
         return False
     return "=" in argument or " " not in argument
 
 
 def count_values(arguments: Sequence[str]) -> int:
-    """Return how many arguments precede the next option."""
+    """Return the number of arguments before the next option."""
     return next((count for count, argument in enumerate(arguments) if is_option(argument)), len(arguments))
 
 
 def split_argument(argument: str, profile: EngineProfile) -> tuple[str, str, str | None]:
-    """Return name, dotted path and the value that an argument holds itself, which may be a secret; None without one."""
+    """Return name, dotted path and attached value of an argument, which may be a secret; None without a value."""
     full_name, equals, value = argument.partition("=")
     name, _, path = full_name.partition(".")
     if name.startswith("--"):
         name = name.replace("_", "-")
     elif name[:2] in profile.flags and not any(known.startswith(name) for known in profile.flags):
-        # A one-letter flag with its value glued on, such as -n2.
+        # A one-letter flag with its value attached, such as -n2.
         return name[:2], "", argument[2:]
     return name, path, value if equals else None
 
 
 def find_flag(name: str, profile: EngineProfile) -> Flag | None:
-    """Return the flag that a name, or the beginning of only one name, means; None if there is none."""
+    """Return the flag with this name, or the only flag with this prefix; None if there is no such flag."""
     if name in profile.flags:
         return profile.flags[name]
     candidates = [known for known in profile.flags if known.startswith(name)]
@@ -146,7 +146,7 @@ def find_flag(name: str, profile: EngineProfile) -> Flag | None:
 
 
 def take_values(flag: Flag, following: int, remaining: int, *, path: str, held: str | None) -> tuple[str | None, int]:
-    """Return the problem of a flag's values, and the number of arguments that flag and values take."""
+    """Return the problem of a flag's values, and the number of arguments of the flag with its values."""
     if path and held is None:
         # vLLM takes the next argument as the value, whatever it looks like.
         return (None, 2) if remaining else ("needs a value", 1)

@@ -17,14 +17,14 @@ from specdecode_operator.vllm.extra_args_parser import (
 from specdecode_operator.vllm.profiles import EngineProfile
 
 _MOST_HINTS = 8
-"""Problems of which the first are told which flag was meant: to look for one takes 20 ms, and the operator has one
-thread for all objects."""
+"""Most problems with a "did you mean" hint. A search takes 20 ms, and the operator handles all objects in one thread.
+"""
 
 _OPTIMIZATION_LEVELS = frozenset("0123")
 
 
 def extra_args_problems(extra_args: Sequence[str], profile: EngineProfile) -> list[Problem]:
-    """Return the arguments that the engine would reject, or that would undo a field of the spec."""
+    """Return a problem for each argument that the engine would reject, or that would override a field of the spec."""
     problems: list[Problem] = []
     index = 0
     while index < len(extra_args):
@@ -47,7 +47,7 @@ def unknown_flags(extra_args: Sequence[str], profile: EngineProfile) -> list[str
 def _read(extra_args: Sequence[str], index: int, profile: EngineProfile, *, hints: bool) -> tuple[str | None, str, int]:
     if not is_option(extra_args[index]):
         split = extra_args[index].startswith("-")
-        problem = "belongs to no flag; vLLM takes no further positional argument"
+        problem = "belongs to no flag; vLLM accepts no further positional argument"
         return "has spaces; write one list item per word" if split else problem, extra_args[index], 1
     following = count_values(extra_args[index + 1 :])
     if extra_args[index] == OPTIMIZATION_LEVEL and not (following and extra_args[index + 1] in _OPTIMIZATION_LEVELS):
@@ -59,18 +59,18 @@ def _read(extra_args: Sequence[str], index: int, profile: EngineProfile, *, hint
     if found is None:
         return _why_unknown(name, profile, hints=hints), name, 1 + following
     if path.count(".") >= MOST_PARTS:
-        return f"has a dotted path of more than {MOST_PARTS} parts, which nothing of use has: write fewer", name, 1
+        return f"has a dotted path of more than {MOST_PARTS} parts, the maximum: shorten it", name, 1
     advice = reserved_flag_problem(found.name) or reserved_flag_problem(f"{found.name}.{path}")
     problem, taken = take_values(found, following, len(extra_args) - index - 1, path=path, held=held)
     if advice is not None:
         reads_as = "" if name in found.names else f"is short for {found.name}, which "
-        problem = f"{reads_as}is not for extraArgs; {advice}"
+        problem = f"{reads_as}is not allowed in extraArgs; {advice}"
     return problem, name, taken
 
 
 def _why_unknown(name: str, profile: EngineProfile, *, hints: bool) -> str | None:
     if name == "--":
-        return "ends the flags, and vLLM takes no further positional argument; remove it"
+        return "ends the flags, and vLLM accepts no further positional argument; remove it"
     if name in profile.removed_flags:
         return f"vLLM {profile.version} no longer has this flag; {profile.removed_flags[name]}"
     if name in profile.later_flags:

@@ -29,17 +29,17 @@ _ENV: Final = "env."
 
 @dataclass(frozen=True)
 class FlagCheck:
-    """One check that vLLM makes of a flag's value."""
+    """One check of a flag's value in vLLM."""
 
     source: str
     """File and line of the ``raise`` in vLLM 0.33, below ``vllm/``."""
     name: str
     """Flag, JSON key, variable or extraConfig key that the problem is reported for, as in `Given`."""
     when: Mapping[str, Any]
-    """Test of each name in `Given`: vLLM rejects values that pass all of them."""
+    """Test of each name in `Given`: vLLM rejects values that pass all tests."""
     fix: str
     words: str = ""
-    """Part of vLLM's message that no other check has; empty if the message names the flag, but not this check."""
+    """Part of vLLM's message that identifies this check; empty if the message names only the flag."""
     since: str = KNOWN_VERSIONS[0]
     note: str = ""
 
@@ -61,8 +61,9 @@ FLAG_CHECKS: Final = tuple(
 class Given:
     """Flags, variables, extraConfig keys and facts of one engine, by name.
 
-    Names are ``--flag``, ``--flag.key`` for a key of a JSON value, ``env.NAME``, ``speculation.key`` and those of
-    `_DERIVED`. A switch is True or False. What is absent, or written in two ways that vLLM does not merge, is None.
+    Names are ``--flag``, ``--flag.key`` for a key of a JSON value, ``env.NAME``, ``speculation.key`` and the names in
+    `_DERIVED`. A switch is True or False. A name is None if it is absent, or if it is written in two ways that vLLM
+    does not merge.
     """
 
     def __init__(self, settings: EngineSettings, profile: EngineProfile, env: Mapping[str, str | None]) -> None:
@@ -83,7 +84,7 @@ class Given:
             return (self._further if f"{part}." == _SPECULATION else self.env).get(path)
         given = self._options.get(part, [])
         if given and path:
-            # vLLM keeps one of several spellings.
+            # vLLM keeps only one of several spellings.
             one_spelling = len({(option.spelled, bool(option.path)) for option in given}) == 1
             value: Any = json_value(given) if one_spelling else None
             for key in path.split("."):
@@ -99,13 +100,13 @@ class Given:
         return given[-1] if given else None
 
     def passes(self, name: str, test: Any) -> bool:
-        """Apply a test of `FlagCheck.when`: a value that is expected, or operands by `_TESTS`."""
+        """Apply a test of `FlagCheck.when`: an expected value, or operands by `_TESTS`."""
         value = self[name]
         if not isinstance(test, dict):
             return isinstance(value, bool) == isinstance(test, bool) and bool(value == test)
         for kind, operand in test.items():
             if kind == "object":
-                # Some flags take None and an empty text for no value (engine/arg_utils.py, optional_type).
+                # Some flags treat None and an empty text as no value (engine/arg_utils.py, optional_type).
                 option = self.option(name)
                 if option is None or option.path or option.value in ("", "None") or json_value([option]) is not None:
                     return False
@@ -119,8 +120,7 @@ def flag_value_problems(
 ) -> list[Problem]:
     """Return a problem for each name that vLLM's version rejects; ``env`` are the variables of spec.engine.env.
 
-    A variable without a known value counts as absent.
-    Values of flags are not shown, for they may be secrets.
+    A variable without a known value counts as absent. Problems do not show values of flags, which may be secrets.
     """
     given, problems = Given(settings, profile, env or {}), dict[str, Problem]()
     for check in FLAG_CHECKS:
@@ -136,7 +136,7 @@ def flag_value_problems(
             field, value = f"spec.engine.env[{list(given.env).index(path)}].value", given.env[path] or ""
         elif option is None:
             field, value = "spec.engine.extraArgs", name
-        else:  # only the flag: its value may be a secret
+        else:  # show only the flag: its value may be a secret
             field, value = f"spec.engine.extraArgs[{option.index}]", f"{flag}.{path}" if path else option.shown
         problems[name] = Problem(field, value, check.fix)
     return list(problems.values())
@@ -187,7 +187,7 @@ _BUCKET_FAMILIES: Final = (
 )
 """vllm/v1/metrics/buckets.py, BucketFamilyKey."""
 _CPU_LIST: Final = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*", re.ASCII)
-"""Form of an entry of --numa-bind-cpus."""
+"""Format of an entry of --numa-bind-cpus."""
 
 
 def _number(value: Any, default: int) -> int:
@@ -195,20 +195,20 @@ def _number(value: Any, default: int) -> int:
 
 
 def _text_of(given: Given, flag: str) -> str | None:
-    """Return the value of a flag as it is written."""
+    """Return the value of a flag as written."""
     option = given.option(flag)
     return None if option is None or option.path else option.value
 
 
 def _connectors(given: Given) -> list[str]:
-    """Return the KV connectors, those inside a MultiConnector too (KVTransferConfig.has_connector)."""
+    """Return the KV connectors, including those inside a MultiConnector (KVTransferConfig.has_connector)."""
     name, inner = given[f"{_KV}.kv_connector"], given[f"{_KV}.kv_connector_extra_config.connectors"]
     children = inner if name == "MultiConnector" and isinstance(inner, list) else []
     return _texts([name, *(each.get("kv_connector") for each in children if isinstance(each, Mapping))])
 
 
 def _hisparse_pools(given: Given) -> list[Any]:
-    """Return the host memory of each HiSparseConnector as it is given (config/kv_transfer.py)."""
+    """Return the host memory of each HiSparseConnector as written (config/kv_transfer.py)."""
     name, extra = given[f"{_KV}.kv_connector"], given[f"{_KV}.kv_connector_extra_config"]
     inner = extra.get("connectors") if isinstance(extra, Mapping) else None
     found: list[Any] = []

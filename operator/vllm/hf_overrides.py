@@ -22,17 +22,20 @@ _LONGEST: Final = "max_position_embeddings"
 _THETA: Final = "rope_theta"
 
 _OF_WINDOWS: Final = "rope_local_base_freq"
-"""Gemma 3 files of before transformers 5: layers with a window have a base of their own."""
+"""Key of Gemma 3 files written before transformers 5: layers with a window have their own base frequency."""
 
 _TEXT: Final = "text_config"
 
 _KEPT: Final = (_THETA, "partial_rotary_factor", "mrope_section", "mrope_interleaved")
-"""Rope parameters that are no scaling: an override takes the place of all (config/model.py, _apply_dict_overrides)."""
+"""Rope parameters other than the scaling.
+
+An override replaces all parameters (config/model.py, _apply_dict_overrides), so these are copied into it.
+"""
 
 
 @dataclass(frozen=True)
 class ConfigOverrides:
-    """Overrides of the target's config.json: a scaling, or the JSON in further arguments."""
+    """Overrides of the target's config.json: a scaling, or the JSON in extraArgs."""
 
     field: str
     shown: str
@@ -42,7 +45,7 @@ class ConfigOverrides:
     def keys(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the keys that replace those of a config.json; raise InvalidSpecError if the model cannot have them.
 
-        For YaRN they include the longest sequence: from 0.30 on vLLM does not multiply it by the factor
+        For YaRN they include the longest sequence: since 0.30, vLLM does not multiply it by the factor
         (config/model.py, _get_and_verify_max_len).
         """
         known, problem = positions_of(config), ""
@@ -51,18 +54,18 @@ class ConfigOverrides:
             rope = _rope_of(_text_of(self.given))
             if rope and theta is not None and rope.get(_THETA) is None and not _is_nested(rope):
                 problem = (
-                    f"its rope parameters take the place of all, and so drop the model's {_THETA} {theta}: use"
+                    f"its rope parameters replace all of the model's and drop {_THETA} {theta}: use"
                     f" {ROPE_SCALING}, which keeps it, or add it"
                 )
                 raise _rejected(self.field, self.shown, problem)
             return self.given
-        # Rope parameters do not hold a length.
+        # Rope parameters do not contain the length.
         longest = _text_of(config).get(_LONGEST)
         if _is_nested(_rope_of(_text_of(config))) or known.get(_OF_WINDOWS) is not None:
-            problem = "the model's layers rotate in several ways, which no single scaling can stretch: remove it"
+            problem = "the model's layers have different rope parameters, which one scaling cannot extend: remove it"
         elif theta is None or not isinstance(longest, int):
             key = _THETA if theta is None else _LONGEST
-            problem = f"the model's config.json does not say its {key}, without which it is lost: remove it"
+            problem = f"the model's config.json has no {key}, which the override must keep: remove it"
         if problem or not isinstance(longest, int):
             raise _rejected(self.field, self.shown, problem)
         factor = float(self.scaling.factor)
@@ -81,14 +84,14 @@ def config_overrides(
 ) -> ConfigOverrides | None:
     """Return the overrides of the target's config.json in a spec; None without overrides.
 
-    Raises InvalidSpecError if there are two, or if further arguments are not a JSON object.
+    Raises InvalidSpecError if there are two overrides, or if the one in extraArgs is not a JSON object.
     """
     given = [option for option in options(extra_args, profile) if option.flag.name == HF_OVERRIDES]
     if not given:
         return None if scaling is None else ConfigOverrides(ROPE_SCALING, str(scaling.factor), scaling, {})
     field, shown = f"spec.engine.extraArgs[{given[-1].index}]", given[-1].shown
     if scaling is not None:
-        message = f"vLLM keeps one of its kind, and {ROPE_SCALING} is another: remove one of the two"
+        message = f"vLLM keeps only one override, and {ROPE_SCALING} is another: remove one of the two"
         raise _rejected(field, shown, message)
     keys = json_value(given)
     if keys is None:
@@ -111,7 +114,7 @@ def _rope_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def positions_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the language model's keys, and on top those of its rope parameters."""
+    """Return the language model's keys, overlaid with those of its rope parameters."""
     text = _text_of(config)
     return {**text, **_rope_of(text)}
 

@@ -53,14 +53,14 @@ WATCH: Final = Path(settings_watch.__file__).read_text(encoding="utf-8")
 
 _NOTED: Final = "/tmp/specdecode-changed-settings"  # noqa: S108  the pod's own
 _WATCHED_LEVELS: Final = ("DEBUG", "INFO", "WARNING")
-"""Levels at which vLLM tells of what it changes: with others, that nothing was said would prove nothing."""
+"""Levels at which vLLM logs the settings that it changes. At other levels, a log without a match proves no setting."""
 
 _TERMINATION_LOG: Final = "/dev/termination-log"
 _SPEAKERS: Final = ("vllm.v1.engine.core", "vllm.v1.executor", "vllm.v1.worker")
-"""Who logs errors only when an engine fails, and not for a client's bad request."""
+"""Loggers that log errors only when an engine fails, and not for a client's invalid request."""
 
 _CORE_CLIENT: Final = "vllm.v1.engine.core_client"
-"""Who warns of nothing else than a core that has died (vLLM 0.28 to 0.32)."""
+"""Logger whose only warning is about a dead engine core (vLLM 0.28 to 0.32)."""
 
 
 def logging_config(
@@ -73,7 +73,7 @@ def logging_config(
     made_by = f"{settings_watch.MODULE}.{settings_watch.Watch.__name__}"
     handler = {"()": made_by, "changes": dict(CHANGED_SETTINGS), "keys": SPOKEN_KEYS, "path": noted}
     watch_handler = {"settingsWatch": handler} if level in _WATCHED_LEVELS else {}
-    # With delay, the file is opened for the first record only.
+    # With delay, the file is not opened before the first record.
     last_words = {"class": "logging.FileHandler", "formatter": "lastWords", "filename": termination_log, "delay": True}
     config = {
         "version": 1,
@@ -97,7 +97,7 @@ def logging_config(
             "coreDeath": last_words | {"level": "WARNING"},
             **watch_handler,
         },
-        # Not a filter: what makes filters is called first, so that the handler's class is there.
+        # Not a filter: logging creates filters first, before the module with the handler's class exists.
         "filters": {"runSettingsWatch": {"()": "runpy.run_path", "path_name": watch}} if watch_handler else {},
         "loggers": {
             "vllm": {"handlers": ["console", *watch_handler], "level": level, "propagate": False},

@@ -31,7 +31,7 @@ class Flag:
 
     name: str
     values: str
-    """How many values follow: "0", "1", "?" (0 or 1), "*" or "+" (1 or more)."""
+    """Number of values: "0", "1", "?" (0 or 1), "*" or "+" (1 or more)."""
     aliases: tuple[str, ...] = ()
 
     @property
@@ -40,14 +40,14 @@ class Flag:
         return (self.name, *self.aliases)
 
     def is_undone_by(self, name: str) -> bool:
-        """Whether one of its spellings, in full, turns it off: --no-enable-x, and --disable-x from 0.33 on."""
+        """Test whether a full name turns the flag off: --no-enable-x, and since 0.33 --disable-x."""
         undone = any(self.name.startswith(on) and name.startswith(off) for on, off in _OPPOSITES)
         return name.startswith("--no-") or undone
 
 
 @dataclass(frozen=True)
 class MetricNames:
-    """How samples and labels at the engine's /metrics are called."""
+    """Names of samples and labels on the engine's /metrics page."""
 
     cache_config: str
     num_gpu_blocks_label: str
@@ -74,7 +74,7 @@ class MetricNames:
 
     @property
     def decode_seconds(self) -> str:
-        """The sum of the histogram whose count is the steps."""
+        """The sum of the histogram whose count is the number of steps."""
         return f"{self.decode_steps.removesuffix('_count')}_sum"
 
     @property
@@ -85,7 +85,7 @@ class MetricNames:
 
 @dataclass(frozen=True)
 class DraftSlots:
-    """Token slots a request that drafting adds to a step: some, and some for each proposed token."""
+    """Token slots per request that drafting adds to a step: a constant, and slots for each proposed token."""
 
     fixed: int = 0
     each_token: int = 0
@@ -97,17 +97,17 @@ class DraftSlots:
 
 @dataclass(frozen=True)
 class TargetLimits:
-    """Architectures of targets with a limit, as ``architectures`` in config.json names them."""
+    """Architectures of targets with a limit, by their names in ``architectures`` of config.json."""
 
     without_hidden_states: frozenset[str]
-    """Do not expose hidden states of inner layers, which eagle3, dflash and dspark read."""
+    """Architectures that do not expose the hidden states of inner layers, which eagle3, dflash and dspark read."""
     with_hidden_states_over_stages: frozenset[str]
     without_stages: frozenset[str]
 
 
 @dataclass(frozen=True)
 class AdaptiveVerification:
-    """Where the engine can verify only as many drafted tokens as pay; what depends on models: sizing/choice."""
+    """Support for adaptive verification, except what depends on the model (sizing/kernel_support.py)."""
 
     methods: frozenset[Method]
     later_methods: Mapping[str, str]
@@ -116,58 +116,58 @@ class AdaptiveVerification:
 
 @dataclass(frozen=True)
 class EngineProfile:
-    """What is known of one vLLM version; the table of versions names the source of each fact."""
+    """Known facts of one vLLM version; the table of versions names the source of each fact."""
 
     version: str
     """Major and minor, as the user wrote them."""
     tested: bool
-    """False: newer than any version we know, and the newest known profile stands in for it."""
+    """False for a version newer than all known ones, which uses the newest known profile."""
     images: Mapping[Platform, str]
     flags: Mapping[str, Flag]
     removed_flags: Mapping[str, str]
-    """Options that only older versions have, with what to write instead."""
+    """Options that only older versions have, with their replacement."""
     later_flags: Mapping[str, str]
     speculative_keys: frozenset[str]
     later_speculative_keys: Mapping[str, str]
     variables: frozenset[str]
     runners: Mapping[Method, str]
     cache_follows_dtype: bool
-    """Whether a KV cache of 16-bit floats must be of the model's own type."""
+    """Whether a KV cache of 16-bit floats must have the model's own type."""
     ends_with_draft: bool
     ended_methods: Mapping[str, str]
-    """Methods that only older versions have, by vLLM's names, with the one that now does best in their place."""
+    """Methods that only older versions have, by vLLM's names, with the best replacement in this version."""
     flags_to_v1: frozenset[str]
     async_scheduling: Mapping[Method, bool]
     """Whether the scheduler may run ahead of the workers."""
     drafts_over_stages: Mapping[Method, bool]
     shortens_drafts_on_v2: frozenset[Method]
-    """Methods whose draft on model runner V2 proposes fewer tokens where fewer are asked for."""
+    """Methods whose draft on model runner V2 can propose fewer tokens if fewer are requested."""
     drafts_blocks_over_copies: bool
-    """Whether dflash and dspark start with data-parallel copies of a mixture of experts."""
+    """Whether dflash and dspark start with a mixture-of-experts target and data-parallel ranks."""
     watermarked_methods: frozenset[Method]
     defaults: Mapping[str, str]
-    """What an H100 or H200 gets where a flag is left out."""
+    """Defaults of flags on an H100 or H200."""
     online_quantization: Mapping[OnlineQuantization, str]
     default_block_sizes: Mapping[Platform, int]
     block_size_multiples: Mapping[Platform, int]
     draft_path_markers: Mapping[str, str]
-    """Parts of a draft's path that flip the method, with the method they flip to."""
+    """Parts of a draft's path for which vLLM changes the method, with the resulting method."""
     extra_draft_slots: Mapping[Method, DraftSlots]
-    """Token slots a request that drafting adds to a step."""
+    """Token slots per request that drafting adds to a step."""
     parallel_draft_slots: Mapping[Method, DraftSlots]
     asynchronous_over_stages_on_v1: bool
     """Whether model runner V1 prepares a step while pipeline stages run another."""
     maps_vocabularies: bool
-    """Whether a GPU's draft model may have another vocabulary."""
+    """Whether a draft model on a GPU may have another vocabulary."""
     method_packages: Mapping[Method, str]
-    """Python packages that an image must hold beside vLLM."""
+    """Python packages that an image must have in addition to vLLM."""
     targets: TargetLimits
     adaptive_verification: AdaptiveVerification
     metrics: MetricNames
 
     @property
     def known_as(self) -> str:
-        """The version whose facts these are: its own, or the newest of which any are known."""
+        """The version with these facts: its own, or the newest known one."""
         return self.version if self.tested else KNOWN_VERSIONS[-1]
 
     def lacks(self, since: str | None) -> str:

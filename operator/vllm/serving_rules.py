@@ -29,26 +29,27 @@ _MODE = "spec.serving.cudagraphMode"
 _LARGEST = "spec.serving.maxCudagraphCaptureSize"
 
 _FIELD_OF_KEY = {"cudagraph_mode": _MODE, "max_cudagraph_capture_size": _LARGEST}
-"""Keys of ``--compilation-config`` that have a field, which the plan counts on."""
+"""Keys of ``--compilation-config`` that have a field, because the plan depends on them."""
 
 _WHOLE_GRAPHS = (CudagraphMode.FULL, CudagraphMode.FULL_DECODE_ONLY, CudagraphMode.FULL_AND_PIECEWISE)
-"""Modes with a graph of a whole step, whose tokens a request may not change (vLLM, has_full_cudagraphs)."""
+"""Modes with a graph of a whole step, which fixes the number of tokens per request (vLLM, has_full_cudagraphs)."""
 
 _WITHOUT_PIECES = {
     CudagraphMode.PIECEWISE: CudagraphMode.NONE,
     CudagraphMode.FULL_AND_PIECEWISE: CudagraphMode.FULL_DECODE_ONLY,
 }
-"""What is left of modes with pieces where nothing is compiled (CUDAGraphMode.without_piecewise)."""
+"""Modes with pieces, and the mode that remains without compilation (CUDAGraphMode.without_piecewise)."""
 
 _IN_PIECES = ("3", "VLLM_COMPILE")
-"""The one mode of compilation that cuts a model into pieces (CompilationMode)."""
+"""The only compilation mode that splits a model into pieces (CompilationMode)."""
 
 _SMALL_SIZES, _SIZES_APART = (1, 2, 4), 8
-"""The sizes of graphs in tokens: some, then every so many, up to 256 (vllm/config/vllm.py, _set_cudagraph_sizes)."""
+"""Smallest graphs in tokens, and the step up to 256 (vllm/config/vllm.py, _set_cudagraph_sizes).
+"""
 
 
 def graph_problems(settings: EngineSettings, profile: EngineProfile) -> list[Problem]:
-    """Return the settings of CUDA graphs that the engine would reject, or silently change."""
+    """Return the CUDA graph settings that the engine would reject, or silently change."""
     return [
         *_needless_problems(settings),
         *_size_problems(settings, profile),
@@ -58,7 +59,7 @@ def graph_problems(settings: EngineSettings, profile: EngineProfile) -> list[Pro
 
 
 def _needless_problems(settings: EngineSettings) -> Iterator[Problem]:
-    """Where there are no graphs at all (vllm/platforms/cpu.py; vllm/config/vllm.py, __post_init__)."""
+    """Check settings of an engine without CUDA graphs (vllm/platforms/cpu.py; vllm/config/vllm.py, __post_init__)."""
     mode, largest = settings.serving.cudagraph_mode, settings.serving.max_cudagraph_capture_size
     without = "with serving.enforceEager; remove one of the two" if settings.serving.enforce_eager else ""
     without = "on the CPU; remove it" if settings.platform is Platform.CPU else without
@@ -71,9 +72,10 @@ def _needless_problems(settings: EngineSettings) -> Iterator[Problem]:
 
 
 def _size_problems(settings: EngineSettings, profile: EngineProfile) -> Iterator[Problem]:
-    """vllm/config/compilation.py, adjust_cudagraph_sizes_for_spec_decode: multiples of K + 1, on model runner V1.
+    """Check the largest graph, of a multiple of K + 1 tokens on model runner V1.
 
-    V2 takes fewer: it then has no graph of a step that verifies.
+    vllm/config/compilation.py, adjust_cudagraph_sizes_for_spec_decode. V2 accepts fewer, but then has no graph of a
+    verification step.
     """
     largest, speculation = settings.serving.max_cudagraph_capture_size, settings.speculation
     in_pieces = settings.serving.cudagraph_mode not in (None, *_WHOLE_GRAPHS) or settings.serving.enforce_eager
@@ -81,11 +83,9 @@ def _size_problems(settings: EngineSettings, profile: EngineProfile) -> Iterator
         return
     tokens = speculation.num_speculative_tokens + 1
     needed = next((size for size in _SMALL_SIZES if size >= tokens), -(-tokens // _SIZES_APART) * _SIZES_APART)
-    # Lengths that change leave pieces only.
+    # With drafts of varying length, only pieces remain.
     if largest < needed and not speculation.schedule and runs_on_v1(settings, profile):
-        message = (
-            f"must be at least {needed}, the first size that takes the {tokens} tokens that one request has verified"
-        )
+        message = f"must be at least {needed}, the smallest size for the {tokens} tokens that one request has verified"
         yield Problem(_LARGEST, str(largest), message)
 
 
@@ -98,7 +98,7 @@ def _mode_problems(settings: EngineSettings, profile: EngineProfile) -> Iterator
             " pieces only; write PIECEWISE, or remove it"
         )
         yield Problem(_MODE, str(mode), message)
-    # vllm/config/vllm.py, _normalize_piecewise_cudagraph_mode: the pieces are those of its compilation.
+    # vllm/config/vllm.py, _normalize_piecewise_cudagraph_mode: compilation creates the pieces.
     given = {(option.flag.name, option.path): option.value.upper() for option in options(settings.extra_args, profile)}
     level = given.get(("--optimization-level", ""))
     compiled = given.get((COMPILATION_CONFIG, "mode"), "NONE" if level == "0" else "VLLM_COMPILE")
@@ -110,10 +110,10 @@ def _mode_problems(settings: EngineSettings, profile: EngineProfile) -> Iterator
 
 
 def _option_problems(settings: EngineSettings, profile: EngineProfile) -> Iterator[Problem]:
-    """Whole JSON values with keys that have a field, and spellings that undo one.
+    """Check whole JSON values that contain keys with a field, and spellings that override one.
 
-    vllm/utils/argparse_utils.py merges dotted paths by the spelling of the flag, and the last spelling counts:
-    ``-cc.mode=3`` would undo the keys under the long name.
+    vllm/utils/argparse_utils.py merges dotted paths by the spelling of the flag, and the last spelling wins:
+    ``-cc.mode=3`` would override the keys under the long name.
     """
     for option in options(settings.extra_args, profile):
         if option.flag.name != COMPILATION_CONFIG:
@@ -121,7 +121,9 @@ def _option_problems(settings: EngineSettings, profile: EngineProfile) -> Iterat
         place = f"spec.engine.extraArgs[{option.index}]"
         fields = [field for key, field in _FIELD_OF_KEY.items() if not option.path and f'"{key}"' in option.value]
         if fields:
-            yield Problem(place, option.shown, f"has what is not for extraArgs; use {' and '.join(fields)}")
+            yield Problem(
+                place, option.shown, f"contains keys that are not allowed in extraArgs; use {' and '.join(fields)}"
+            )
         elif settings.serving.cudagraph_mode is not None and (option.spelled != COMPILATION_CONFIG or not option.path):
             message = (
                 f"vLLM keeps only one of this and serving.cudagraphMode; write {COMPILATION_CONFIG}.KEY VALUE for each"
@@ -131,21 +133,21 @@ def _option_problems(settings: EngineSettings, profile: EngineProfile) -> Iterat
 
 
 _MICROBATCH_BACKENDS: Final = ("deepep_low_latency", "deepep_high_throughput", "nixl_ep")
-"""All-to-all backends with which vLLM splits a batch in two (vllm/config/vllm.py, __post_init__)."""
+"""All-to-all backends that support microbatching (vllm/config/vllm.py, __post_init__)."""
 
 _GENERATES: Final = ("auto", "generate")
 
 _NO_PROBABILITY: Final = 1e-5
-"""What passes for none (vllm/sampling_params.py, _SAMPLING_EPS)."""
+"""Value below which vLLM treats a probability as 0 (vllm/sampling_params.py, _SAMPLING_EPS)."""
 
 _MARKS_DRAFTS: Final = "dual_key_gumbel"
-"""Algorithm that marks drafted tokens, too (vllm/config/watermarking.py, supports_speculative_decoding)."""
+"""Algorithm that also marks drafted tokens (vllm/config/watermarking.py, supports_speculative_decoding)."""
 
 
 def combination_problems(settings: EngineSettings, profile: EngineProfile) -> list[Problem]:
-    """Return the further arguments that do not go with a field, or with another argument."""
+    """Return the arguments in extraArgs that conflict with a field, or with another argument."""
     given = {option.flag.name: option for option in options(settings.extra_args, profile) if not option.path}
-    # The last counts; a negated flag is as one that is not there.
+    # The last option wins; a negated flag counts as absent.
     on = {name: option for name, option in given.items() if not option.negated}
     speculation = settings.speculation
     return [
@@ -160,12 +162,12 @@ def combination_problems(settings: EngineSettings, profile: EngineProfile) -> li
 def _size_and_expert_problems(
     settings: EngineSettings, profile: EngineProfile, on: dict[str, Option]
 ) -> Iterator[Problem]:
-    # vllm/config/vllm.py, _set_cudagraph_sizes: a largest size must be the largest of the sizes that are named.
+    # vllm/config/vllm.py, _set_cudagraph_sizes: the largest size must equal the largest of the listed sizes.
     largest = settings.serving.max_cudagraph_capture_size
     for option in options(settings.extra_args, profile) if largest is not None else ():
         named = (option.flag.name, option.path)
         if named in {("--cudagraph-capture-sizes", ""), (COMPILATION_CONFIG, "cudagraph_capture_sizes")}:
-            yield _problem(option, "names the sizes beside serving.maxCudagraphCaptureSize; remove one of the two")
+            yield _problem(option, "conflicts with serving.maxCudagraphCaptureSize; remove one of the two")
     # vllm/config/parallel.py: enable_expert_parallel must be True to use EPLB.
     balanced = on.get("--enable-eplb")
     if balanced is not None and not settings.expert_parallel:
@@ -176,7 +178,10 @@ def _size_and_expert_problems(
 
 
 def _limit_problems(settings: EngineSettings, given: dict[str, Option]) -> Iterator[Problem]:
-    """vllm/config/scheduler.py, verify_max_model_len; vllm/config/lora.py, _validate_lora_config."""
+    """Check limits that arguments share with fields.
+
+    vllm/config/scheduler.py, verify_max_model_len; vllm/config/lora.py, _validate_lora_config.
+    """
     on = {name: option for name, option in given.items() if not option.negated}
     limits = {
         "--max-num-active-seqs": ("serving.maxNumSeqs", settings.max_num_seqs),
@@ -184,19 +189,21 @@ def _limit_problems(settings: EngineSettings, given: dict[str, Option]) -> Itera
     }
     for name, (field, most) in limits.items():
         if (value := _number(on.get(name))) is not None and value > most:
-            yield _problem(on[name], f"must not be above {field}, {most}; lower it, or raise that")
+            yield _problem(on[name], f"exceeds {field}, {most}; lower it, or raise {field}")
     adapters, on_host = _number(on.get("--max-loras")) or 1, _number(on.get("--max-cpu-loras"))
     if "--enable-lora" in on and on_host is not None and on_host < adapters:
-        yield _problem(on["--max-cpu-loras"], f"must be at least --max-loras, {adapters}; raise it, or lower that")
-    # vllm/config/observability.py, _validate_tracing_config: detailed traces go to an endpoint.
+        yield _problem(
+            on["--max-cpu-loras"], f"must be at least --max-loras, {adapters}; raise it, or lower --max-loras"
+        )
+    # vllm/config/observability.py, _validate_tracing_config: detailed traces need an endpoint.
     option = on.get("--collect-detailed-traces")
     if option is not None and "--otlp-traces-endpoint" not in on:
         yield _problem(option, "needs --otlp-traces-endpoint URL, where traces go; add it, or remove this")
-    # vllm/config/scheduler.py, verify_max_model_len: without chunks a prompt goes through one step.
+    # vllm/config/scheduler.py, verify_max_model_len: without chunks a whole prompt must fit into one step.
     option = given.get("--enable-chunked-prefill")
     if option is not None and option.negated and settings.max_num_batched_tokens < settings.max_model_len:
         message = (
-            f"without chunks of prompts this must be at least serving.maxModelLen, {settings.max_model_len}; raise it, "
+            f"without chunked prefill this must be at least serving.maxModelLen, {settings.max_model_len}; raise it, "
             f"or remove {option.name}"
         )
         yield Problem("spec.serving.maxNumBatchedTokens", str(settings.max_num_batched_tokens), message)
@@ -209,13 +216,13 @@ def _limit_problems(settings: EngineSettings, given: dict[str, Option]) -> Itera
 
 def _runner_problems(settings: EngineSettings, profile: EngineProfile, on: dict[str, Option]) -> Iterator[Problem]:
     on_v1, tensor = runs_on_v1(settings, profile), settings.tensor_parallel_size
-    # vllm/config/vllm.py, _validate_batch_sharded_sampling, and what model runner V1 does not have.
+    # vllm/config/vllm.py, _validate_batch_sharded_sampling, and features that model runner V1 lacks.
     if (option := on.get("--enable-batch-sharded-sampling")) is not None:
         if tensor == 1:
-            message = "shares sampling among tensor-parallel GPUs; set parallelism.tensor above 1, or remove it"
+            message = "splits sampling over tensor-parallel GPUs; set parallelism.tensor above 1, or remove it"
             yield _problem(option, message)
         elif settings.max_num_seqs < tensor:
-            yield _problem(option, f"needs serving.maxNumSeqs of {tensor} or more, a request for each GPU; raise it")
+            yield _problem(option, f"needs serving.maxNumSeqs of {tensor} or more, one request per GPU; raise it")
         elif on_v1:
             yield _problem(option, "needs vLLM's model runner V2, and V1 serves this; remove it")
     # vllm/config/vllm.py, _verify_trace_replay_config: trace replay requires model runner V2.
@@ -228,15 +235,17 @@ def _runner_problems(settings: EngineSettings, profile: EngineProfile, on: dict[
 
 
 def _serving_problems(settings: EngineSettings, on: dict[str, Option]) -> Iterator[Problem]:
-    # vllm/config/model.py: a pooling model answers no completion.
+    # vllm/config/model.py: a pooling model does not serve completions.
     option = on.get("--runner")
     if option is not None and option.value not in _GENERATES:
-        yield _problem(option, "turns generation off, which all else here is about; remove it")
-    # vllm/entrypoints/launchers/cli_args.py, validate_parsed_serve_args: it takes a parser.
+        yield _problem(option, "turns off generation, which this object requires; remove it")
+    # vllm/entrypoints/launchers/cli_args.py, validate_parsed_serve_args: the flag needs a parser.
     option = on.get("--enable-auto-tool-choice")
     if option is not None and "--tool-call-parser" not in on:
-        yield _problem(option, "needs --tool-call-parser NAME, the form of the model's calls; add it, or remove this")
-    # vllm/config/vllm.py: per_request_spec_decode_metrics requires speculation, but for the value none.
+        yield _problem(
+            option, "needs --tool-call-parser NAME, the format of the model's tool calls; add it, or remove this"
+        )
+    # vllm/config/vllm.py: per_request_spec_decode_metrics requires speculation, unless its value is none.
     option = on.get("--per-request-spec-decode-metrics")
     if settings.speculation is None and option is not None and option.value != "none":
         yield _problem(option, "there is no speculation to measure; remove it, or set spec.speculation")
@@ -245,28 +254,29 @@ def _serving_problems(settings: EngineSettings, on: dict[str, Option]) -> Iterat
 def _drafting_problems(
     settings: EngineSettings, speculation: SpeculationSettings, profile: EngineProfile, on: dict[str, Option]
 ) -> Iterator[Problem]:
-    """What does not go with speculation."""
-    # vllm/engine/arg_utils.py create_engine_config: adapters want room for every request's drafted tokens.
+    """Check arguments that conflict with speculation."""
+    # vllm/engine/arg_utils.py create_engine_config: adapters need slots for every request's drafted tokens.
     needed = settings.max_num_seqs * (speculation.num_speculative_tokens + 1)
     if "--enable-lora" in on and settings.max_num_batched_tokens < needed:
         message = (
-            f"with adapters vLLM wants maxNumSeqs x (K + 1) = {needed} or more; raise it, or lower maxNumSeqs or"
+            f"with adapters vLLM needs maxNumSeqs x (K + 1) = {needed} or more; raise it, or lower maxNumSeqs or"
             " numSpeculativeTokens"
         )
         yield Problem("spec.serving.maxNumBatchedTokens", str(settings.max_num_batched_tokens), message)
-    # vllm/config/vllm.py: such a prefill leaves no right hidden states for a draft to read.
+    # vllm/config/vllm.py: such a prefill leaves incomplete hidden states for the draft.
     option = on.get("--kv-sharing-fast-prefill")
     if option is not None and speculation.method in METHODS_WITH_HIDDEN_STATES:
-        yield _problem(option, f"method {speculation.method} reads hidden states that it leaves out; remove it")
+        yield _problem(option, f"method {speculation.method} reads hidden states that it skips; remove it")
     # vllm/v1/sample/logits_processor/__init__.py: model runner V1 rejects them with speculation.
     option = on.get("--logits-processors")
     if option is not None and runs_on_v1(settings, profile):
-        message = f"vLLM {profile.version} has no logits processors of one's own with method {speculation.method}"
+        message = f"vLLM {profile.version} does not support custom logits processors with method {speculation.method}"
         yield _problem(option, f"{message}; remove it")
-    # vllm/sampling_params.py _validate_spec_decode: vLLM would reject each request without its own min_p.
+    # vllm/sampling_params.py _validate_spec_decode: with a server-wide min_p vLLM would reject each request that sets
+    # none.
     for option in options(settings.extra_args, profile):
         if option.flag.name == "--override-generation-config" and _least_probability(option) > _NO_PROBABILITY:
-            message = "vLLM refuses requests with min_p while it speculates, so all would fail; leave min_p out"
+            message = "vLLM rejects requests with min_p during speculation, so all would fail; leave min_p out"
             yield _problem(option, message)
     marks = [option for option in options(settings.extra_args, profile) if option.flag.name == "--watermark-config"]
     for message in _unmarked(marks, speculation, profile):
@@ -274,7 +284,7 @@ def _drafting_problems(
 
 
 def _unmarked(given: list[Option], speculation: SpeculationSettings, profile: EngineProfile) -> Iterator[str]:
-    """vllm/config/vllm.py, _check_supports_watermarking: what would leave tokens without a mark."""
+    """Yield what would leave tokens unmarked (vllm/config/vllm.py, _check_supports_watermarking)."""
     config, method = json_value(given), speculation.method
     if not given or config is None:
         return
@@ -287,10 +297,10 @@ def _unmarked(given: list[Option], speculation: SpeculationSettings, profile: En
         yield "marks what a draft samples: set speculation.draftSampling to probabilistic, or remove this"
     checks = speculation.spec.rejection_sampling
     if checks not in (None, RejectionSampling.STANDARD):
-        yield f"does not go with speculation.rejectionSampling {checks}; remove one of the two"
+        yield f"conflicts with speculation.rejectionSampling {checks}; remove one of the two"
     if config.get("algorithm") != _MARKS_DRAFTS and config.get("allow_target_only_watermarking") is not True:
         yield (
-            f"marks no drafted tokens with this algorithm; write algorithm {_MARKS_DRAFTS}, or"
+            f"does not mark drafted tokens with this algorithm; write algorithm {_MARKS_DRAFTS}, or"
             " allow_target_only_watermarking true if they may go unmarked"
         )
 
@@ -336,7 +346,7 @@ def image_problems(image: str | None, platform: Platform, profile: EngineProfile
     """Return a problem when no image is given and the profile has none for the platform."""
     if image is not None or platform in profile.images:
         return []
-    message = f"no {platform.upper()} image of vLLM {profile.version} is known; name one"
+    message = f"no {platform.upper()} image of vLLM {profile.version} is known; set it"
     newest = KNOWN_VERSIONS[-1]
     if not profile.tested and platform in find_profile(newest).images:
         message += f', or write spec.engine.version: "{newest}", the newest that this operator knows'
@@ -350,10 +360,10 @@ def _basic_problems(settings: EngineSettings, profile: EngineProfile) -> Iterato
     ]
     for field, value in named:
         if value.startswith("-"):
-            yield Problem(field, value, "must not start with a dash; vLLM would take it for a flag")
+            yield Problem(field, value, "must not start with a dash; vLLM would parse it as a flag")
     # vllm/config/scheduler.py: max_num_batched_tokens is at least max_num_seqs.
     if settings.max_num_batched_tokens < settings.max_num_seqs:
-        message = f"must be at least serving.maxNumSeqs, {settings.max_num_seqs}: a token for each running request"
+        message = f"must be at least serving.maxNumSeqs, {settings.max_num_seqs}: one token per running request"
         yield Problem("spec.serving.maxNumBatchedTokens", str(settings.max_num_batched_tokens), message)
     # The attention backends have no kernel for other block sizes, and fail only after loading.
     multiple, usual = profile.block_size_multiples[settings.platform], profile.default_block_sizes[settings.platform]

@@ -1,4 +1,4 @@
-"""Resolved settings of one engine: every default is set explicitly, so none is left to vLLM."""
+"""Resolved settings of one engine. Every default is explicit, so that the engine does not depend on vLLM's defaults."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,7 @@ from specdecode_operator.enums import Dtype, Method, OnlineQuantization, Platfor
 
 @dataclass(frozen=True)
 class CpuSettings:
-    """What an engine on the CPU may take."""
+    """Resource limits of an engine on the CPU."""
 
     kv_cache_gib: int
     cores: int
@@ -30,14 +30,14 @@ class ScheduleRange:
 
 @dataclass(frozen=True)
 class SpeculationSettings:
-    """How the engine speculates; an engine that does not has None in its place."""
+    """How the engine speculates. An engine without speculation has None instead."""
 
     spec: Speculation
     """As the user wrote it: rows of `SPECULATIVE_KEYS` without a function of their own pass its fields on."""
     schedule: tuple[ScheduleRange, ...] = ()
     draft_model: str | None = None
     draft_is_head: bool = False
-    """Whether it is made for one target, as opposed to a model of its own."""
+    """Whether the draft is a head made for one target, and not a separate model."""
     drafts_in_parallel: bool = False
     maps_vocabulary: bool = False
     draft_online_quantization: OnlineQuantization | None = None
@@ -46,7 +46,7 @@ class SpeculationSettings:
 
     @property
     def method(self) -> Method:
-        """What proposes tokens."""
+        """The method that proposes tokens."""
         return self.spec.method
 
     @property
@@ -70,14 +70,14 @@ class FieldPath:
 
 
 class ContainerVariable(str):
-    """A reference to a variable of the container, ``$(NAME)``: the kubelet puts the value in."""
+    """Reference to a variable of the container, ``$(NAME)``, which the kubelet expands."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True)
 class NodeGroup:
-    """The pods of one engine on several nodes, as one of them sees it."""
+    """The pods of one engine on several nodes, as one pod sees them."""
 
     nodes: int
     rank: str
@@ -88,15 +88,15 @@ class NodeGroup:
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """All that the command line and the environment of one engine say.
+    """All settings behind the command line and the environment of one engine.
 
-    Without ``speculation`` it does not speculate, without ``cpu`` it runs on GPUs, without ``group`` on one node.
+    ``speculation`` is None without speculation, ``cpu`` on GPUs, and ``group`` on one node.
     """
 
     model: str
-    """Hub id or path as the engine sees it."""
+    """Hub id, or path in the engine's container."""
     served_model_names: tuple[str, ...]
-    # As in ``spec.serving``, with the defaults of model, version and accelerator filled in.
+    # As in ``spec.serving``, after the defaults of model, version and accelerator.
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -116,19 +116,19 @@ class EngineSettings:
     extra_args: tuple[str, ...] = ()
     group: NodeGroup | None = None
     target_on_v1: bool = False
-    """Whether the version serves this target, with this method, on model runner V1 even of a GPU."""
+    """Whether this version serves this target with this method on model runner V1, even on a GPU."""
 
     @property
     def tls(self) -> bool:
-        """Whether it serves HTTPS."""
+        """Whether the engine serves HTTPS."""
         return self.serving.tls_secret is not None
 
     @property
     def ranks(self) -> int:
-        """Processes that compute, each on a device of its own."""
+        """Worker processes, each with its own device."""
         return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
 
     @property
     def platform(self) -> Platform:
-        """What this engine computes on."""
+        """The device type of this engine."""
         return Platform.GPU if self.cpu is None else Platform.CPU

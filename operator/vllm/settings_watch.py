@@ -1,10 +1,10 @@
-"""Says at /metrics which settings vLLM changed by itself, and how it speculates: it tells of that in its log alone.
+"""Reports settings that vLLM changed, and its speculative configuration, at /metrics: vLLM only logs them.
 
-vLLM's logging configuration runs this file (runpy.run_path) in each process of an engine, and makes its handler. So it
-is one file for Python 3.10 and newer, and needs the standard library and vLLM's own prometheus_client. Nothing in it
-may fail: an engine would not start for it. A process writes the names of what it saw into a file, and the one that
-answers /metrics reads it. Of the engine's words only these names leave the pod, and settings of its speculative
-configuration that are numbers or single words.
+vLLM's logging configuration runs this file with runpy.run_path in each process of an engine, and creates its handler.
+So it is one file for Python 3.10 and newer, and needs only the standard library and vLLM's own prometheus_client. It
+must not raise: the engine would not start. Each process writes the names of changed settings into a file, and the
+process that serves /metrics reads it. Only these names leave the pod, and settings of the speculative configuration
+that are numbers or single words.
 """
 
 import logging
@@ -25,26 +25,26 @@ _HELP = "Settings that vLLM changed by itself when it started."
 SPECULATION = "specdecode:engine_speculation"
 KEY, VALUE = "key", "value"
 SET, UNSET = "set", "None"
-"""Values of what is no number or word, and of what has none."""
+"""Values shown for a setting that is neither a number nor a word, and for a setting that is not set."""
 _SPECULATION_HELP = "How vLLM speculates, as it says when it starts."
 CORE_STARTS = re.compile(r"^Initializing a V1 LLM engine")
-"""Begins the record whose last argument is the configuration, with all that vLLM changed in it (v1/engine/core.py)."""
+"""Matches the record whose last argument is the configuration, after all changes (v1/engine/core.py)."""
 _WORD = re.compile(r"[\w.+-]{1,64}", re.ASCII)
 
 _SHARED = "PROMETHEUS_MULTIPROC_DIR"
-"""Set where several processes answer /metrics: what they publish then lies in files of prometheus_client's own."""
+"""Set if several processes serve /metrics: their metrics are in files of prometheus_client."""
 
 _NOTES = re.compile(r"(\w+(=[\w.+-]+)?\n)*", re.ASCII)
 _MOST_BYTES = 4096
 _LOOKED_AT = 512
-"""Characters of a template: all that tells them apart is at the beginning."""
+"""Most characters of a template to match: templates differ at the beginning."""
 
 
 class Watch(logging.Handler):
-    """Notes which of the known templates a record was made of; a request's own words are arguments and not looked at.
+    """Notes which known templates were logged. It never matches the arguments of a record, which contain request text.
 
-    ``changes`` is a regular expression by name, ``keys`` what is told of the speculative configuration, ``path`` the
-    file that the engine's processes share.
+    ``changes`` has a regular expression by name, ``keys`` the settings of the speculative configuration to report, and
+    ``path`` is the file that the engine's processes share.
     """
 
     def __init__(self, changes: Mapping[str, str], path: str, keys: Sequence[str] = ()) -> None:
@@ -54,12 +54,12 @@ class Watch(logging.Handler):
         self._path = Path(path)
         self._noted: set[str] = set()
         self._page: _Page | None = None
-        # Without the library, or where vLLM configures its logging again.
+        # Without the library, or when vLLM configures its logging again.
         with suppress(Exception):
             self._page = _publish(tuple(changes), self._path)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Note a change, and the configuration, at the first record of it."""
+        """Note a change, and the configuration, at its first record."""
         with suppress(Exception):
             template = str(record.msg)[:_LOOKED_AT]
             for name, pattern in self._changes.items():
@@ -75,7 +75,7 @@ class Watch(logging.Handler):
         self._noted.add(word)
         if self._page is not None:
             self._page.show(word)
-        # Another rank may have said so.
+        # Another rank may have noted it.
         if word in _seen(self._path):
             return
         try:
@@ -86,7 +86,7 @@ class Watch(logging.Handler):
 
 
 def _spoken(arguments: Any, keys: Sequence[str]) -> list[str]:
-    """Return ``key=value`` of the speculative configuration among the arguments of a record."""
+    """Return ``key=value`` for each of these settings of the speculative configuration in the arguments of a record."""
     for argument in arguments:
         if hasattr(argument, "speculative_config"):
             config = argument.speculative_config
@@ -95,7 +95,7 @@ def _spoken(arguments: Any, keys: Sequence[str]) -> list[str]:
 
 
 def word(value: object) -> str:
-    """Return a value that may leave the pod: no path, no text that somebody wrote."""
+    """Return a value that may leave the pod: no path, no free text."""
     value = getattr(value, "value", value)
     if value is None:
         return UNSET
@@ -103,7 +103,7 @@ def word(value: object) -> str:
 
 
 class _Page:
-    """The two metrics where each process publishes what it sees itself, in files of prometheus_client's own."""
+    """The two metrics as each process publishes its own observations in prometheus_client's files."""
 
     def __init__(self, gauge: Any) -> None:
         self._changed = gauge(METRIC, _HELP, [LABEL], multiprocess_mode="max")
@@ -115,8 +115,8 @@ class _Page:
 
 
 def _publish(names: tuple[str, ...], path: Path) -> _Page | None:
-    """Publish what is noted; return the metrics that are to be set, where they are not read from the file."""
-    # Only an engine has it.
+    """Publish the notes; return the metrics to set, or None if they are read from the file."""
+    # Only an engine has the library.
     from prometheus_client import REGISTRY, Gauge  # noqa: PLC0415
 
     if not os.environ.get(_SHARED):
@@ -130,30 +130,30 @@ def _publish(names: tuple[str, ...], path: Path) -> _Page | None:
 
 
 def _opened(path: str, flags: int) -> int:
-    """Open without waiting, as for a pipe's other end, and nothing that a link means: who else writes there may try."""
+    """Open with O_NONBLOCK and O_NOFOLLOW: other processes may write to this directory."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW, 0o600)
 
 
 def _seen(path: Path) -> set[str]:
-    """Return what was noted; raise OSError or ValueError where something noted may be lost."""
-    # Made here, if it is not there: where nobody can write, nothing is known.
+    """Return the notes; raise OSError or ValueError if a note may be lost."""
+    # The file is created here if absent: a path that cannot be written proves no absence of changes.
     with open(path, "a+", encoding="ascii", errors="replace", opener=_opened) as noted:
         noted.seek(0)
         text = noted.read(_MOST_BYTES + 1)
     if len(text) > _MOST_BYTES or not _NOTES.fullmatch(text):
-        raise ValueError("holds what is no note, in whose place one may have been")
+        raise ValueError("contains text that is not a note; notes may be lost")
     return set(text.split())
 
 
 def _give_up(path: Path) -> None:
-    """Let nobody read the file for all that was seen, as on a full disk: a link takes no space, and is not followed."""
+    """Mark the file incomplete by replacing it with a symlink, which works on a full disk and is not followed."""
     link = path.with_name(f"{path.name}.{os.getpid()}")
     link.symlink_to("incomplete")
     link.replace(path)
 
 
 class _Noted:
-    """Collects 1 for what was changed, and 0 for the rest: that all is as it was asked for is an answer, too."""
+    """Collects 1 for each changed setting and 0 for the others, because an unchanged setting is also a result."""
 
     def __init__(self, names: tuple[str, ...], path: Path) -> None:
         self._names, self._path = names, path
@@ -177,7 +177,7 @@ class _Noted:
 
 
 def _as_module() -> None:
-    """Let the logging configuration find the handler: it names classes by their modules."""
+    """Register this file as a module, because the logging configuration refers to classes by module."""
     module = ModuleType(MODULE)
     module.__dict__["Watch"] = Watch
     sys.modules[MODULE] = module

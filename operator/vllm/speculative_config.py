@@ -70,10 +70,10 @@ class SpeculativeKey:
     key: str
     field: str
     computed: Value | None = None
-    """Its value; None if it passes a field of ``spec.speculation`` on as it is."""
+    """Its value; None if a field of ``spec.speculation`` is passed on unchanged."""
 
     def value(self, settings: EngineSettings, speculation: SpeculationSettings, profile: EngineProfile) -> Any:
-        """Return its value; None leaves the key out."""
+        """Return the key's value; None leaves the key out."""
         if self.computed is not None:
             return self.computed(settings, speculation, profile)
         return self._path.value_in(speculation.spec)
@@ -140,11 +140,11 @@ SPECULATIVE_KEYS: tuple[SpeculativeKey, ...] = (
 )
 """Keys of ``--speculative-config`` that the operator writes.
 
-A new field of ``spec.speculation`` that is passed as it is takes one row here, with vLLM's name and its path.
+A new field of ``spec.speculation`` that is passed on unchanged takes one row here, with vLLM's name and its path.
 """
 
 SPOKEN_KEYS: Final = tuple(key.key for key in SPECULATIVE_KEYS if key.key != "model")
-"""Keys that an engine reports at /metrics: paths of its files stay in the pod."""
+"""Keys that an engine reports at /metrics. Paths of its files stay in the pod."""
 
 
 def speculative_config(settings: EngineSettings, profile: EngineProfile) -> str | None:
@@ -163,10 +163,10 @@ def speculative_config(settings: EngineSettings, profile: EngineProfile) -> str 
 
 
 def complete_schedule(speculation: SpeculationSettings, max_num_seqs: int) -> list[ScheduleRange]:
-    """Return ranges that cover 1 to ``max_num_seqs`` without a gap; the general K holds outside of the given ranges.
+    """Return ranges that cover 1 to ``max_num_seqs`` without a gap; the general K fills the gaps.
 
-    The engine would carry the K of the previous range into a gap and past the end, and rejects a first range that
-    does not start at 1 (vllm/v1/spec_decode/dynamic/utils.py).
+    The engine would carry the K of the previous range into a gap and past the end, and rejects a first range that does
+    not start at 1 (vllm/v1/spec_decode/dynamic/utils.py).
     """
     general = speculation.num_speculative_tokens
     complete: list[ScheduleRange] = []
@@ -186,7 +186,7 @@ EXTRA_CONFIG: Final = "spec.speculation.extraConfig"
 _SYNTHETIC: Final = "remove it; the engine would accept drafted tokens at random instead of checking them"
 _REJECTED: Final = {
     **{key.key: f"use {key.field}" for key in SPECULATIVE_KEYS},
-    "parallel_drafting": "remove it; the operator sets it if the draft's config.json asks for it",
+    "parallel_drafting": "remove it; the operator sets it if the draft's config.json needs it",
     # vllm/config/speculative.py, _verify_args: the key exists only to be rejected.
     "tensor_parallel_size": "use spec.parallelism.draftTensor",
     "synthetic_acceptance_rates": _SYNTHETIC,
@@ -201,20 +201,20 @@ _KINDS: Final[Mapping[str, tuple[str, tuple[type, ...]]]] = {
     **dict.fromkeys(("attention_backend", "moe_backend", "kv_cache_dtype", "code_revision"), ("a text", (str,))),
     "draft_load_config": ("an object", (dict,)),
 }
-"""Types of vllm/config/speculative.py, SpeculativeConfig; a key that is not listed is left to the engine."""
+"""Types of vllm/config/speculative.py, SpeculativeConfig. The engine checks keys that are not listed."""
 
 
 def extra_config_problems(
     config: Mapping[str, Any], profile: EngineProfile, *, checks_by_entropy: bool = False
 ) -> Iterator[Problem]:
-    """Yield a problem for each key that a field decides, that the version lacks, or that has a value of another type.
+    """Yield a problem for each key that a field sets, that the version lacks, or that has a value of another type.
 
-    ``checks_by_entropy`` is whether rejectionSampling is fly, which alone reads the keys of fly.
+    ``checks_by_entropy`` is whether rejectionSampling is fly: only fly reads its keys.
     """
     for key, value in config.items():
         field = f"{EXTRA_CONFIG}.{key}"
         if key in _REJECTED:
-            yield Problem(field, shown(value), f"is not for extraConfig: {_REJECTED[key]}")
+            yield Problem(field, shown(value), f"is not allowed in extraConfig: {_REJECTED[key]}")
         elif key not in profile.speculative_keys:
             if not profile.tested:
                 continue
@@ -228,10 +228,10 @@ def extra_config_problems(
                 message = f"does not have this key yet; it came with {later}"
             yield Problem(field, shown(value), f"vLLM {profile.version} {message}")
         elif key in _FLY and not checks_by_entropy:
-            yield Problem(field, shown(value), "is read with rejectionSampling: fly only; remove it")
+            yield Problem(field, shown(value), "only applies to rejectionSampling: fly; remove it")
         elif key in _KINDS and (read := read_lax(key, value)) is not None:
             name, kinds = _KINDS[key]
-            # True is an int to Python, but not to vLLM.
+            # True is an int in Python, but not in vLLM.
             if not isinstance(read, kinds) or (isinstance(read, bool) and bool not in kinds):
                 yield Problem(field, shown(value), f"must be {name}")
 

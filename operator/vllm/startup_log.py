@@ -24,7 +24,7 @@ _VERSIONS: Final = (
     re.compile(rf"vLLM (?:API )?server version:? {_NUMBER}"),
     re.compile(rf"█\s+version {_NUMBER}"),
 )
-"""Most certain first; the last is beside the logo."""
+"""Most reliable first; the last one matches the logo."""
 
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 _NON_DEFAULT_ARGS: Final = re.compile(r"non-default args: (\{.*\})")
@@ -63,12 +63,12 @@ class MalformedLogError(ValueError):
 
 @dataclass(frozen=True)
 class LoggedSettings:
-    """Settings that an engine names; None for each that it does not."""
+    """Settings in an engine's log; None for each that the log does not contain."""
 
     model: str | None
     draft_model: str | None
     method: str | None
-    """``none`` where the engine says that it does not speculate."""
+    """``none`` if the log shows that the engine does not speculate."""
     num_speculative_tokens: int | None
     tensor: int | None
     pipeline: int | None
@@ -87,10 +87,9 @@ class LoggedSettings:
 
 @dataclass(frozen=True)
 class LoggedMemory:
-    """Memory of one GPU as an engine logs it; None for what it does not say.
+    """Memory of one GPU as an engine logs it; None for each figure that the log does not contain.
 
-    Where the ranks differ it is the one with the least left: largest use,
-    smallest remainder.
+    If ranks differ, the values are those of the rank with the least free memory: largest use, smallest remainder.
     """
 
     total_bytes: int | None
@@ -98,10 +97,12 @@ class LoggedMemory:
     model_load_bytes: int | None
     """Weights of target and draft, and the buffers loaded with them."""
     non_model_bytes: int | None
-    """What was taken beside the model before the KV cache: non-torch memory, and, where the engine counts it so (0.27
-    and newer), persistent buffers."""
+    """Non-torch memory in use before the KV cache.
+
+    From 0.27 on, it includes persistent buffers if the engine counts them.
+    """
     graphs_estimated_bytes: int | None
-    """Profiled before the KV cache is sized; the real ones are captured after."""
+    """Profiled before the KV cache is sized; the graphs are captured later."""
     graphs_real_bytes: int | None
     available_kv_bytes: int | None
     kv_cache_tokens: int | None
@@ -110,7 +111,7 @@ class LoggedMemory:
 
 @dataclass(frozen=True)
 class StartupLog:
-    """What the log of one start says."""
+    """Content of the log of one start."""
 
     version: str | None
     runner: str | None
@@ -196,7 +197,7 @@ def _settings(text: str) -> LoggedSettings:
 
 @dataclass(frozen=True)
 class _Arguments:
-    """Arguments that a line of the log shows as a dictionary; getters check types, and return None for absent keys."""
+    """Arguments that a log line shows as a dictionary. Getters check types and return None for absent keys."""
 
     values: Mapping[str, Any]
     line: int
@@ -224,7 +225,7 @@ class _Arguments:
 
 
 def _given_arguments(text: str) -> _Arguments:
-    """Return the arguments that differ from their defaults; none if they are cut off or hold objects."""
+    """Return the arguments that differ from their defaults; empty if they are cut off or contain objects."""
     found = _NON_DEFAULT_ARGS.search(text)
     given: Any = None
     with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):

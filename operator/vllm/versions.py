@@ -18,14 +18,16 @@ from specdecode_operator.untrusted import parse_json
 _FOLDER: Final = Path(__file__).parent
 
 FLY_KEY = "fly_window_size"
-"""Key of --speculative-config of versions with rejectionSampling fly. It is not written: vLLM takes min(6, K - 1)
-tokens, and an entropy of 0.3 or more over the 3 likeliest."""
+"""Key of --speculative-config in versions with rejectionSampling fly.
+
+The operator does not write it: vLLM takes min(6, K - 1) tokens, and an entropy of 0.3 or more over the 3 most likely.
+"""
 
 _TAG: Final = re.compile(r"v?(0\.\d+)(\.\d+)?([-+._].*|(post|rc)\d+)?")
-"""vLLM's releases are 0.x so far; a tag of another form does not tell the version."""
+"""vLLM's releases are 0.x so far; a tag of another form does not identify a version."""
 _ENGINE_VERSION: Final = re.compile(r"v?(\d{1,4}\.\d{1,4})(?!\d)")
 _UNTAGGED_BUILD: Final = "0.1"
-"""A build from a clone without tags calls itself 0.1.dev1."""
+"""Version of a build from a clone without tags, 0.1.dev1."""
 _MAX_PAGE_CHARACTERS: Final = 4096
 _VERSION: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+_-]{0,63}")
 
@@ -35,7 +37,7 @@ def release(version: str) -> tuple[int, int]:
     major, _, rest = version.partition(".")
     minor = rest.partition(".")[0]
     if not (major.isdecimal() and minor.isdecimal()):
-        raise ValueError(f"{version!r} is no vLLM version: write it as 0.32.0")
+        raise ValueError(f"{version!r} is not a vLLM version: write it as 0.32.0")
     return int(major), int(minor)
 
 
@@ -51,7 +53,7 @@ LAUNCHED_VERSIONS: Final = _versions_of("flags")
 
 @cache
 def version_facts(version: str) -> Mapping[str, Any]:
-    """Return the facts of a version; those of the oldest or newest known version if it is older or newer than these.
+    """Return the facts of a version; for an unknown one, those of the nearest known version.
 
     The result is shared: do not change it. Raises ValueError if ``version`` is not a version.
     """
@@ -110,7 +112,7 @@ def split_reference(image: str) -> tuple[str, str]:
 
 
 def version_of_image(image: str) -> str | None:
-    """Return the vLLM version, as major and minor, in the tag of an image; None if the tag does not tell it."""
+    """Return the vLLM version, as major and minor, from the tag of an image; None if the tag has no version."""
     repository, tag = split_reference(image)
     found = _TAG.fullmatch(tag) if "vllm" in repository else None
     return found[1] if found else None
@@ -123,7 +125,7 @@ def version_of_engine(reported: str) -> str | None:
 
 
 def read_version(page: str) -> str | None:
-    """Return the version on an engine's page /version; None if it has none.
+    """Return the version on an engine's page /version; None if it has no version.
 
     vllm/entrypoints/serve/instrumentator/basic.py of 0.28 to 0.33.
     """

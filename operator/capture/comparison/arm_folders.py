@@ -84,7 +84,7 @@ class ArmFolders:
 
     @property
     def first(self) -> ArmManifest:
-        """One manifest, for the fields that all have in common."""
+        """One manifest, for the fields that are equal in all."""
         return self.repetitions[self.experiment.baseline][0].manifest
 
 

@@ -245,7 +245,7 @@ class ArmSums:
     phases: dict[str, PhaseSums] = field(default_factory=dict)
     engine: EngineSide = field(default_factory=EngineSide)
     goodputs: defaultdict[str, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
-    """By phase and repetition: tokens a second within the SLO."""
+    """Tokens per second within the SLO, by phase and repetition."""
     pairs: defaultdict[str, dict[int, list[Pair]]] = field(default_factory=lambda: defaultdict(dict))
     """By phase and repetition, with the baseline."""
 
@@ -264,7 +264,7 @@ class ArmSums:
         return by_phase
 
     def pair(self, number: int, phases: Sequence[Phase], baseline: Mapping[str, Sent], own: Mapping[str, Sent]) -> None:
-        """Add the blocks of a repetition, paired with those of the baseline's."""
+        """Add the blocks of a repetition, paired with the baseline's."""
         for phase in phases:
             one, other = baseline.get(phase.name), own.get(phase.name)
             if one is None or other is None:
@@ -325,7 +325,7 @@ def load_of(arm: ArmSums, baseline: ArmSums, phase: Phase, price_per_gpu_hour: f
 
 
 def predicted_ratio(arm: ArmSums, baseline: ArmSums, phase: str) -> float | None:
-    """Return the speed-up of docs/design/payoff.md: by tokens a step and the time of a step."""
+    """Return the speed-up of docs/design/payoff.md, from tokens per step and the time of a step."""
     steps, plain = arm.steps(phase), baseline.steps(phase)
     if not (steps.drafts and steps.decode_ms and plain.decode_ms and steps.decoded_requests and plain.decoded_requests):
         return None
@@ -336,7 +336,7 @@ def predicted_ratio(arm: ArmSums, baseline: ArmSums, phase: str) -> float | None
 
 
 def drafting_of(arm: ArmSums, baseline: ArmSums) -> Drafting | None:
-    """Return the figures of speculation; None if nothing was drafted."""
+    """Return the figures of speculation; None if no tokens were drafted."""
     engine, speculative = arm.engine, arm.manifest.config.speculative
     steps = engine.all_steps
     if not steps.drafts or not steps.draft_tokens or speculative is None:

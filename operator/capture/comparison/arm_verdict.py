@@ -16,7 +16,7 @@ from specdecode_operator.redaction import clip
 from specdecode_operator.stats.verdict import PairedSeries, Verdict, between_starts, bounded_exp, starts_needed
 
 _AS_GOOD_AS_NOTHING: Final = 1e-3
-"""Share of the largest goodput that stands for 0, which has no logarithm."""
+"""Share of the largest goodput that replaces 0, which has no logarithm."""
 
 _POWER: Final = ((0.3, 253), (0.5, 112), (1.0, 47), (2.0, 27), (5.0, 11))
 """Blocks that nine of ten comparisons take, by the effect in standard deviations of a block's log ratio, at the level
@@ -142,11 +142,11 @@ def arm_verdict(loads: Sequence[Load], outputs: OutputsFound | None) -> ArmVerdi
 
 
 def crossover(baseline: Sequence[Load], loads: Sequence[Load]) -> float | None:
-    """Return the number of running requests above which an arm stops paying.
+    """Return the number of running requests above which an arm stops paying off.
 
-    It lies between the first load that costs and the last one before it that pays, where the ratio falls to 1.
-    Between loads, the logarithm of the ratio is linear in that of the load. It is not known if phases ask different
-    things, as in a sweep.
+    It lies between the first load with a loss and the last load with a gain before it, where the ratio falls to 1.
+    Between loads, the logarithm of the ratio is linear in the logarithm of the load. It is unknown if phases have
+    different requests, as in a sweep.
     """
     if len({load.asks for load, _ in compared_loads(loads)}) > 1:
         return None
@@ -269,7 +269,7 @@ def _outputs(outputs: OutputsFound) -> str:
 
 
 MOST_BYTES: Final = 3072
-"""Of a termination message's 4096: the rest is for status.summary."""
+"""Most bytes of the comparison in a termination message of 4096: the rest is for status.summary."""
 
 _SHORTER: Final = ((400, 32), (200, 16), (160, 8), (120, 4), (120, 2), (80, 1), (60, 0))
 """Characters of each message and loads of each arm, tried until the status fits."""

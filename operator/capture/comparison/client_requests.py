@@ -28,7 +28,7 @@ from specdecode_operator.capture.files.formats import (
 from specdecode_operator.capture.files.validate import find
 
 MOST_REQUESTS: Final = 5_000_000
-"""Of one client.jsonl: each takes 24 bytes while its arm is compared."""
+"""Most requests of one client.jsonl: each takes 24 bytes while its arm is compared."""
 
 _MOST_PHASES: Final = 64
 _MOST_NUMBERS: Final = 100_000
@@ -209,7 +209,7 @@ def decoded_lines(
 
 
 _BLOCKS: Final = 16
-"""Of a phase in one repetition, about: with two repetitions thrice as many as a verdict takes at least."""
+"""Approximate number of blocks of a phase in one repetition: two repetitions have three times a verdict's minimum."""
 
 _FEWEST_OPEN: Final = 8
 """Requests of a block in phases that send at a rate."""
@@ -236,7 +236,7 @@ def paired_blocks(phase: Phase, baseline: Sent, candidate: Sent) -> list[Pair]:
 
 
 def _goodputs(sent: Sent, spans: list[tuple[int, int]]) -> Iterator[float | None]:
-    """Yield the goodput of each block, None if nothing of it was sent. The last one runs to the end."""
+    """Yield the goodput of each block, None if no request of it was sent. The last block runs to the end."""
     firsts = [
         min((each for each in sent.sent_ms[start:end] if not math.isnan(each)), default=None) for start, end in spans
     ]

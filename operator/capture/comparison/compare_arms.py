@@ -67,7 +67,7 @@ def compare_outputs(baseline: Checks | None, arm: Checks | None, lossy: str | No
         of_arm = {each.prompt_sha256: each for each in arm.greedy.answers}
         for each in baseline.greedy.answers:
             other = of_arm.get(each.prompt_sha256)
-            # Two empty answers show nothing: an engine that answers nothing would do so for any prompt.
+            # Two empty answers prove no equality: an engine that answers nothing would do so for any prompt.
             if other is not None and (each.tokens or other.tokens):
                 prompts += 1
                 if each.tokens != other.tokens:
@@ -148,8 +148,10 @@ def _not_measured(baseline: Checks | None, arm: Checks | None, prompts: int) -> 
 
 
 MOST_POINTS_LOST: Final = 5.0
-"""Of acceptance, from where on a draft no longer fits a target that was quantized: a rule of thumb, which says where to
-look. Goodput decides."""
+"""Loss of acceptance in points above which a draft no longer fits a quantized target.
+
+A rule of thumb that shows where to look. Goodput decides.
+"""
 
 _PRECISIONS: Final = {"targetQuantization": "its target is in", "kvCacheDtype": "its KV cache is in"}
 
@@ -161,7 +163,7 @@ def lossy_of(folders: ArmFolders, name: str) -> str | None:
 
 
 def precision_notes(folders: ArmFolders, arms: list[Arm]) -> Iterator[str]:
-    """Yield what another precision did to acceptance, of arms that speculate as the baseline does."""
+    """Yield the effect of another precision on acceptance, for arms that speculate like the baseline."""
     baseline, *others = arms
     for arm in others:
         precision = _other_precision(folders, arm.name)
@@ -197,7 +199,7 @@ def _other_precision(folders: ArmFolders, name: str) -> str | None:
 
 
 def confounds(folders: ArmFolders) -> Iterator[str]:
-    """Yield what other than the compared setting may explain a difference."""
+    """Yield differences other than the compared setting that may explain a result."""
     experiment, first = folders.experiment, folders.first
     if are_random(first.workload):
         yield RANDOM_PROMPTS
@@ -316,7 +318,7 @@ def write_comparison(folder: Path, comparison: Comparison) -> Path:
 
 
 def _read(folders: ArmFolders, phases: Sequence[Phase]) -> dict[str, ArmSums]:
-    """Return the sums of all arms that are there; at most two repetitions' requests are in memory at once."""
+    """Return the sums of all existing arms; at most two repetitions' requests are in memory at the same time."""
     experiment = folders.experiment
     sums = {name: ArmSums(name, found) for name, found in folders.repetitions.items() if found}
     for number in range(1, experiment.repetitions + 1):
@@ -335,7 +337,7 @@ def _read(folders: ArmFolders, phases: Sequence[Phase]) -> dict[str, ArmSums]:
 
 
 def _arm(name: str, own: ArmSums | None, baseline: ArmSums, **judged: Any) -> Arm:
-    """Return an arm, without figures if none of its repetitions is there."""
+    """Return an arm, without figures if it has no repetition."""
     undecided = {"verdict": None, "lossy": None, "crossover_running": None, "outputs": None}
     return Arm(
         name=name,

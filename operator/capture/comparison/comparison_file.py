@@ -14,7 +14,7 @@ SCHEMA: Final = 1
 
 
 class Slo(Struct, kw_only=True, frozen=True, rename="camel"):
-    """What a request may take to count as goodput, in milliseconds; null: as long as it likes."""
+    """Limits in milliseconds for a request to count as goodput; null is no limit."""
 
     ttft_ms: int | None = None
     tpot_ms: int | None = None
@@ -22,7 +22,7 @@ class Slo(Struct, kw_only=True, frozen=True, rename="camel"):
 
     @property
     def given(self) -> bool:
-        """Whether anything is asked for."""
+        """Whether any limit is set."""
         return (self.ttft_ms, self.tpot_ms, self.latency_ms) != (None, None, None)
 
 
@@ -92,7 +92,7 @@ class PerRequest(Struct, kw_only=True, frozen=True):
 
 
 class Drafting(Struct, kw_only=True, frozen=True):
-    """What speculation did, by the engine's own counters unless said otherwise."""
+    """Effect of speculation, by the engine's own counters unless noted."""
 
     k: int | None
     drafts: int
@@ -110,7 +110,7 @@ class Drafting(Struct, kw_only=True, frozen=True):
 
 
 class PrefixCache(Struct, kw_only=True, frozen=True):
-    """What the prefix cache found."""
+    """Hits of the prefix cache."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -138,7 +138,7 @@ class Difference(Struct, kw_only=True, frozen=True):
 
 
 class OutputsFound(Struct, kw_only=True, frozen=True):
-    """Whether an arm answers what the baseline answers."""
+    """Whether an arm answers like the baseline."""
 
     outputs: str  # Equal, Explained, Different, Lossy or NotChecked
     prompts: int  # that both answered
@@ -154,7 +154,7 @@ class OutputsFound(Struct, kw_only=True, frozen=True):
 
 
 class Engine(Struct, kw_only=True, frozen=True):
-    """The engine of an arm, as it says itself."""
+    """The engine of an arm, as it reports itself."""
 
     vllm: str
     model: str | None

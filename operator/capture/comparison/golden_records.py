@@ -33,7 +33,7 @@ from specdecode_operator.capture.files.trace_rules import (
 from specdecode_operator.problems import printable
 
 MOST_ANSWERS: Final = 100_000
-"""Of a record, a kilobyte each; more of them make no interval narrower that matters."""
+"""Most answers of a record, a kilobyte each; more of them do not narrow an interval noticeably."""
 
 _MOST_TOKENS: Final = 2**26
 """Tokens of all answers together, 4 bytes each: gzip packs a line of a hundred megabytes into some kilobytes."""
@@ -72,7 +72,7 @@ class Answer:
 
 
 Request = tuple[int, str, int, int]
-"""Repetition, phase, number of the request in it, and number of the answer where it asked for several."""
+"""Repetition, phase, number of the request in the phase, and number of the answer if the request has several."""
 
 
 @dataclass(frozen=True, kw_only=True)

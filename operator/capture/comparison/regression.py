@@ -45,10 +45,10 @@ from specdecode_operator.stats.verdict import (
 )
 
 ALARM_LEVEL: Final = 0.99
-"""Of all figures together, that none is called worse by chance."""
+"""Confidence level of all figures together that none is called worse by chance."""
 
 LEVEL: Final = 0.9
-"""Of each interval: a twentieth on either side."""
+"""Confidence level of each interval: 5 % on either side."""
 
 _SHARE_OF_STEPS: Final = 0.05
 _MOST_POSITIONS: Final = 32

@@ -11,15 +11,15 @@ from specdecode_operator.capture.recorder.segment_format import EMULATED, Engine
 _V3: Final = "config-fingerprint-v3"
 _ENGINE: Final = "specdecode-engine-v1"
 _GPU_NAME: Final = re.compile(r"(?<![^\W_])(?:RTX (?:PRO )?A?\d{4}|(?:GB|GH|MI|[ABHLPTV])\d{1,4}[A-Z]?)(?![^\W_])")
-"""Accelerators as their makers name them: ``H200``, ``L4``, ``MI300X``, ``RTX 6000``; memory is no part of it."""
+"""Accelerators by their makers' names: ``H200``, ``L4``, ``MI300X``, ``RTX 6000``, without the memory."""
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
 _VERSION: Final = re.compile(r"\d+\.\d+\.\d+(?:rc\d+)?")
 
 
 def gpu_label(name: str | None) -> str:
-    """Return the short name that traces carry: ``H200`` for ``NVIDIA H200``, ``cpu`` where there is no GPU.
+    """Return the short name in traces: ``H200`` for ``NVIDIA H200``, ``cpu`` without a GPU.
 
-    What was emulated stays so: ``emulated H200``.
+    The name of an emulated GPU keeps its prefix: ``emulated H200``.
     """
     if name is None:
         return "cpu"
@@ -36,7 +36,7 @@ def version_tag(version: str) -> str:
 
 
 def speculative_label(config: EngineConfig) -> str:
-    """Return ``none`` or ``<method>-k<K>``; vllm-vcr itself only makes it for ngram."""
+    """Return ``none`` or ``<method>-k<K>``; vllm-vcr itself only writes it for ngram."""
     speculative = config.speculative
     return f"{speculative.method}-k{speculative.num_speculative_tokens}" if speculative else "none"
 
@@ -71,13 +71,13 @@ def header_hash(header: Header) -> str:
 
 
 def engine_hash(header: Header, context: dict[str, Any], image_id: str | None = None) -> str:
-    """Return a SHA-256 over everything that the engine runs with, and nothing of who recorded it and where.
+    """Return a SHA-256 over everything that the engine runs with, excluding who recorded it and where.
 
-    Beside the settings of v3: the GPU's full name, the reported version, every other resolved setting, the draft
-    model, the engine's command and the flags added to it, and its image.
+    In addition to the settings of v3: the GPU's full name, the reported version, every other resolved setting, the
+    draft model, the engine's command and the flags added to it, and its image.
 
-    ``context`` is the operator's. The digest in ``image_id``, of the image that the node runs, counts in place of the
-    name in the context.
+    ``context`` comes from the operator. The digest in ``image_id``, of the image that the node runs, replaces the name
+    in the context.
     """
     parts = {
         "scheme": _ENGINE,

@@ -74,7 +74,7 @@ class TraceMeta(Struct, kw_only=True, frozen=True, omit_defaults=True):
 
     @property
     def drafts_in_one_pass(self) -> bool:
-        """Whether the draft is known to propose all tokens at once."""
+        """Whether the draft is known to propose all tokens in one pass."""
         said = self.speculative or {}
         return said.get("parallel_drafting") is True or said.get("method") in METHODS_OF_BLOCKS
 
@@ -221,7 +221,7 @@ class NoTrailerError(Exception):
 
 
 class BrokenGzipError(Exception):
-    """A gzip file is damaged, or a line does not end: nothing after this place can be read."""
+    """A gzip file is damaged, or a line does not end: the file cannot be read beyond this point."""
 
 
 def read_lines(path: Path) -> Iterator[Line]:
@@ -276,7 +276,7 @@ class GreedyAnswer(Struct, kw_only=True, frozen=True):
 
 
 class GreedyCheck(Struct, kw_only=True, frozen=True):
-    """Answers at temperature 0, in the order in which they were asked for; the same prompts for every arm."""
+    """Answers at temperature 0, in request order; all arms get the same prompts."""
 
     answers: Annotated[list[GreedyAnswer], Meta(max_length=MOST_CHECK_PROMPTS)] = []
     not_measured: CheckReason | None = None  # why there are none
@@ -292,7 +292,7 @@ class ParsingCheck(Struct, kw_only=True, frozen=True):
 
 
 class Checks(Struct, kw_only=True, frozen=True):
-    """Everything that one arm was asked."""
+    """All checks of one arm."""
 
     greedy: GreedyCheck
     structured: ParsingCheck  # JSON of a given schema
@@ -334,7 +334,7 @@ class Gate(Struct, kw_only=True, frozen=True):
 
 
 class EngineCounters(Struct, kw_only=True, frozen=True):
-    """How far the engine's own counters on /metrics went, from before the first measured request until it was idle."""
+    """Growth of the engine's own counters on /metrics, from before the first measured request until it was idle."""
 
     generation_tokens: int  # over all ranks
     # Verifications of one request's draft, tokens drafted, and tokens accepted of them; null without speculation.

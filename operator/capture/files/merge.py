@@ -99,7 +99,7 @@ def client_id(external_id: str) -> str:
 
 
 _SHORTEST_STEP_S: Final = 1e-4
-"""Shorter gaps between two stamps of one API server are no step of a model."""
+"""Shorter gaps between two stamps of one API server are not a step of a model."""
 
 
 class _Samples:
@@ -186,7 +186,7 @@ class WholeEngine:
 
 
 _DIGITS: Final = 4
-"""Of a millisecond: a tenth of a microsecond, less than an engine's stamp is good for."""
+"""Decimal digits of a millisecond: a tenth of a microsecond, less than the precision of an engine's stamp."""
 _OLDER_READERS: Final[dict[str, Any]] = {
     "encoder_cache_usage": 0.0,
     "waiting_lora_adapters": {},

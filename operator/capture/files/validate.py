@@ -166,7 +166,7 @@ class Validation:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether there are no problems."""
         return not self.problems
 
 
@@ -178,10 +178,10 @@ def validate_capture(
     *,
     steps_wanted: bool = False,
 ) -> Validation:
-    """Validate the files in a folder: of a published capture, of an attempt (``.part``), or from anywhere else.
+    """Validate the files of a published capture, an attempt (``.part``), or any other folder.
 
     ``segments``, ``counters`` and ``steps_wanted`` (``record.stepStats``) are taken from the manifest of a published
-    capture. ``scratch`` is the folder to sort in; absent: the system's for temporary files.
+    capture. ``scratch`` is the folder to sort in; it defaults to the system's folder for temporary files.
     """
     found = Validation()
     if (folder / MANIFEST).exists():
@@ -213,7 +213,7 @@ def validate_capture(
 
 
 def wants_steps(record: Mapping[str, Any]) -> bool:
-    """Whether a capture's ``spec.record`` asks for step statistics, which is the default."""
+    """Whether a capture's ``spec.record`` requests step statistics, which is the default."""
     return bool(record.get("stepStats", True))
 
 
@@ -274,7 +274,7 @@ _TELLING: Final = {
     TRACE: ("meta", "ttft_ms", "output_tokens"),
     ABORTED: ("ended_by",),
 }
-"""Fields that tell the kind of a line, in the order in which to look for them."""
+"""Fields that identify the kind of a line, in the order of the search."""
 
 _RECORD: Final = msgspec.json.Decoder(TraceRecord)
 _CLIENT: Final = msgspec.json.Decoder(ClientRecord)

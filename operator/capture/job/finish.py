@@ -131,7 +131,7 @@ def finish(places: Places, asked: Asked, run: Run) -> Published:
 
 
 def published_before(places: Places, asked: Asked) -> Published | None:
-    """Return what an earlier attempt of this capture published, if any."""
+    """Return the files that an earlier attempt of this capture published, if any."""
     # A pod may stop after the rename and before its message, or just before the rename, which is then completed here.
     if asked.capture_uid is None:
         return None

@@ -377,7 +377,7 @@ class Recording:
         )
 
     async def _watch_engine(self, stop: Stop) -> None:
-        """Stop the load when the engine is gone: a killed engine reports nothing, and its restart takes minutes."""
+        """Stop the load when the engine is gone: a killed engine sends no report, and its restart takes minutes."""
         async with self._monitor() as monitor:
             await monitor.wait_until_gone()
         message = "the engine ended while it was recorded: nothing listens at its port any more; see its log"

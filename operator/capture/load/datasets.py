@@ -36,7 +36,7 @@ class Part(NamedTuple):
 
 
 def parts_of(workload: CaptureWorkload) -> Mapping[str, Part]:
-    """Return the part of the dataset for each phase; warm-up uses that of the first phase."""
+    """Return the part of the dataset for each phase; warm-up uses the first phase's."""
     path = needed(workload.prompts.dataset).path
     parts = {phase.name: Part(phase.path or path, phase.category) for phase in workload.phases}
     return parts | {WARMUP_PHASE: parts[workload.phases[0].name]}

@@ -99,7 +99,7 @@ def is_tried(version: str) -> bool:
 
 
 def unknown_shapes(classes: EngineClasses) -> list[str]:
-    """Return the differences from the classes that the hooks require; none for a known engine of any version."""
+    """Return the differences from the classes that the hooks require; empty for a known engine of any version."""
     problems = []
     for name, fields in _FIELDS.items():
         found = _field_types(classes.messages[name])

@@ -40,7 +40,7 @@ from specdecode_operator.problems import printable, shown
 from specdecode_operator.untrusted import MAX_BYTES, UnreadableTextError, parse_json
 
 _NAME: Final = 130
-"""Two names of Kubernetes have 63 letters each; those of models are shorter."""
+"""Most characters of a name. Two names of Kubernetes have 63 each; model names are shorter."""
 
 _HASH: Final = 12
 _OURS: Final = "specdecode-operator"
@@ -222,7 +222,7 @@ class Arms:
 
 
 def arms_of(path: Path) -> Arms | None:
-    """Return the arms in a capture's folder; None if it has none."""
+    """Return the arms in a capture's folder; None if it has no arms."""
     firsts: dict[str, Path] = {}
     for manifest in sorted(path.glob(f"*/*/{MANIFEST}")):
         if isinstance(_manifest(manifest)[0].get("experiment"), dict):

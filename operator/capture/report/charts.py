@@ -44,7 +44,7 @@ from specdecode_operator.redaction import clip
 
 _POINTS_OVER_TIME: Final = 80
 _FEWEST_DRAFTED: Final = 100
-"""Drafted tokens, or steps: with fewer, chance alone would move a share by more than 10 points."""
+"""Fewest drafted tokens, or steps. With fewer, chance would move a share by more than 10 points."""
 
 _FEW: Final = 2
 _HEADROOM: Final = 1.15
@@ -270,7 +270,7 @@ _HIGHEST: Final = 3.5
 
 @_chart("tokens-per-step", "Tokens per decode step", _has_bursts, _NO_STEPS)
 def tokens_per_step(known: list[Series]) -> _Drawn:
-    """Draw how many tokens decode steps gave each request, captured beside replayed."""
+    """Draw the tokens per step and request, captured and replayed."""
     figure, axes = new_figure()
     largest = max(int(np.flatnonzero(each.capture.requests.bursts)[-1]) for each in known)
     sizes = np.arange(1, largest + 1)
@@ -519,7 +519,7 @@ def _no_client(series: Sequence[Series]) -> str:
     _no_client,
 )
 def client_ttft(known: list[Series]) -> _Drawn:
-    """Draw TTFT as clients saw it over HTTP beside that at the engine."""
+    """Draw TTFT as clients saw it over HTTP, next to TTFT at the engine."""
     figure, axes = new_figure()
     for each in known:
         client = each.capture.client
@@ -573,7 +573,7 @@ def _memory(each: Series) -> Mapping[str, float]:
     "no manifest holds the plan of the deployment that was captured",
 )
 def budgets(known: list[Series]) -> _Drawn:
-    """Draw the plan's budget term by term, beside the engine's report."""
+    """Draw the plan's budget by term, next to the engine's report."""
     figure, axes = new_figure(height_in=1.7 + 0.75 * len(known))
     names: list[str] = []
 
@@ -729,7 +729,7 @@ def pictures_of(comparison: Comparison, captures: Sequence[Capture]) -> Iterator
 
 
 _ArmsDrawn = tuple[Figure, Sequence[str]] | str
-"""A figure with its sentences, or why there is none."""
+"""A figure with its sentences, or the reason why it is missing."""
 
 
 def _verdicts(level: float, arms: Drawn) -> _ArmsDrawn:

@@ -65,7 +65,7 @@ STYLES: Final = (
 
 @dataclass(frozen=True)
 class Picture:
-    """One figure, and what it shows in sentences with its numbers."""
+    """One figure, with sentences that state its numbers."""
 
     name: str  # of its file, without a suffix
     title: str
@@ -76,7 +76,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A figure that there is nothing for, and why."""
+    """A figure without data, and the reason."""
 
     title: str
     why: str
@@ -84,7 +84,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Series:
-    """One capture of a report, with its name in legends and its looks."""
+    """One capture of a report, with its name in legends and its style."""
 
     capture: Capture
     label: str
@@ -92,7 +92,7 @@ class Series:
 
 
 def series_of(captures: Sequence[Capture]) -> list[Series]:
-    """Return captures as they are drawn; names that two of them share get a number."""
+    """Return captures as series; equal names get a number."""
     spaces = {each.identity.name.rpartition("/")[0] for each in captures}
     shared = f"{spaces.pop()}/" if len(spaces) == 1 else ""
     names = [
@@ -117,7 +117,7 @@ def _short(name: str) -> str:
 
 @contextmanager
 def looks() -> Iterator[None]:
-    """Draw as in print: no mathematics in names that others wrote, text as text, the same bytes each time."""
+    """Set the style for print: no mathematics in untrusted names, text as text, and reproducible bytes."""
     settings: Any = {
         "font.family": "DejaVu Sans",
         "font.size": 9,
@@ -147,13 +147,13 @@ def looks() -> Iterator[None]:
 
 
 def new_figure(rows: int = 1, columns: int = 1, *, height_in: float = HEIGHT_IN, **options: Any) -> tuple[Figure, Any]:
-    """Return a figure and its axes. Without pyplot no display is needed and nothing is kept."""
+    """Return a figure and its axes. Without pyplot, no display is needed and no figure stays in memory."""
     figure = Figure(figsize=(WIDTH_IN, height_in), layout="constrained")
     return figure, figure.subplots(rows, columns, **options)
 
 
 def legend_above(figure: Figure, *axes: Axes, columns: int = 3) -> None:
-    """Put the names over the figure, where they hide nothing: each once, in whichever axes it is."""
+    """Draw one legend above the figure, with each name once."""
     named: dict[str, Artist] = {}
     for each in axes:
         for handle, label in zip(*each.get_legend_handles_labels(), strict=True):
@@ -168,7 +168,7 @@ def legend_above(figure: Figure, *axes: Axes, columns: int = 3) -> None:
 
 
 def number(value: float) -> str:
-    """Return a number as it stands at an axis or in a sentence: 12,000, 340, 7.5, 0.03."""
+    """Return a number for an axis or a sentence: 12,000, 340, 7.5, 0.03."""
     return f"{value:,.0f}" if abs(value) >= _WHOLE else f"{value:.3g}"
 
 
@@ -206,7 +206,7 @@ def percent_axis(axes: Axes, label: str, largest: float = 1.0) -> None:
 
 
 def whole_ticks(axes: Axes) -> None:
-    """Put ticks at whole numbers alone."""
+    """Put ticks only at whole numbers."""
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10, min_n_ticks=1))
 
 

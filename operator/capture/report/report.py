@@ -172,7 +172,7 @@ def _slice(name: str, start: float, end: float, process: int, lane: int) -> dict
 
 
 def _counters(capture: Capture, process: int) -> Iterator[dict[str, Any]]:
-    """Yield one value per bin of time; without step statistics the tokens of decode steps alone."""
+    """Yield one value per bin of time; without step statistics, only the tokens of decode steps."""
 
     def counter(name: str, time_ms: float, value: float) -> dict[str, Any]:
         time_us, shown = round(float(time_ms - capture.zero_ms) * _US, 1), round(float(value), 4)
@@ -440,7 +440,7 @@ def _doubts(captures: Sequence[Capture], arms: Sequence[Arms]) -> Iterator[str]:
 
 @contextmanager
 def _written(file: Path) -> Iterator[Path]:
-    """Yield a temporary file beside the wanted one, which replaces it at the end."""
+    """Yield a temporary file next to the target, which replaces it at the end."""
     try:
         handle, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
     except OSError as error:

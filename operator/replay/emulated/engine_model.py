@@ -265,7 +265,7 @@ class StepTime:
         return self._on_curve(step.scheduled_tokens) + drafts + 1e-3 * each_us + attention
 
     def outside(self, step: StepShape) -> dict[str, float]:
-        """Return the fields outside the fitted ranges, and how far: 2 is twice the highest."""
+        """Return the fields outside the fitted ranges with their factor: 2 is twice the highest."""
         far = {}
         for name, (low, high) in self.ranges.items():
             value = getattr(step, name)

@@ -28,7 +28,7 @@ _ELEMENTS = {1: torch.uint8, 2: torch.bfloat16, 4: torch.float32}
 
 
 def kv_cache_specs(layers: Iterable[CachedLayers], vllm_config: Any) -> dict[str, Any]:
-    """Return the specification of every layer of a rank, by a name of ours."""
+    """Return the specification of every layer of a rank, by a generated name."""
     cache = vllm_config.cache_config
     layers = list(layers)
     if any(each.kind == "state" for each in layers):
@@ -204,7 +204,7 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]  # vLLM ships types only
     # Calls before the engine core serves.
 
     def get_kv_cache_specs(self) -> list[dict[str, Any]]:
-        """Return the KV cache of every layer, those of the draft too, for each rank."""
+        """Return the KV cache of every layer, including the draft's, for each rank."""
         specs = kv_cache_specs(self._settings.layers, self.vllm_config)
         return [dict(specs) for _ in range(self.parallel_config.world_size)]
 
@@ -227,10 +227,10 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]  # vLLM ships types only
         return [self._settings.kv_cache_bytes] * self.parallel_config.world_size
 
     def initialize_from_config(self, kv_cache_configs: list[Any]) -> None:
-        """Allocate nothing."""
+        """Do nothing: no KV cache is allocated."""
 
     def compile_or_warm_up_model(self) -> None:
-        """Compile nothing."""
+        """Do nothing: there is no model to compile."""
 
     # Calls in every step.
 

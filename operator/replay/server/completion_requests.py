@@ -120,7 +120,7 @@ _Penalty = Annotated[float, Meta(ge=-2, le=2)]
 
 
 class _Body(Struct, kw_only=True):
-    """Fields that completions and chats share; others make no difference without a model.
+    """Fields that completions and chats share; others have no effect without a model.
 
     Sampling parameters are only checked against vLLM's bounds.
     """
@@ -299,7 +299,7 @@ def _prompts(raw: msgspec.Raw) -> Sequence[Prompt]:
 
 
 def _content(content: str | list[Any] | None) -> str:
-    """Return the text of a message; images and the like count nothing."""
+    """Return the text of a message; images and other parts are ignored."""
     if isinstance(content, list):
         return "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
     return content or ""

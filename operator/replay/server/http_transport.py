@@ -9,7 +9,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 ABANDON: Final = "specdecode.abandon"
-"""Extension of the ASGI scope that closes the connection at once, and logs the number of unread bytes."""
+"""Extension of the ASGI scope that closes the connection immediately, and logs the number of unread bytes."""
 
 _SENT_AT_ONCE_BYTES: Final = 2**16
 MOST_UNREAD_BYTES: Final = 2**28

@@ -98,7 +98,7 @@ def application(service: Service) -> ASGIApp:
     async def metrics(_request: Request) -> Response:
         return Response(service.exposition.text(), media_type="text/plain; version=1.0.0; charset=utf-8")
 
-    # Starlette's router alone: its middleware would run for every event, and errors have OpenAI's form already.
+    # Only Starlette's router: its middleware would run for every event, and errors have OpenAI's form already.
     app: ASGIApp = Router(
         [
             _Route("/v1/completions", _Answers(service, read_completion), methods=["POST"]),

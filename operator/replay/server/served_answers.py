@@ -232,7 +232,7 @@ class Exposition:
     meter: Meter
     engine: ReplayEngine
     model: str
-    load_factor: float  # number of requests that each served one stands for
+    load_factor: float  # number of requests that each served one represents
     cache_config: Mapping[str, str]  # labels of ``vllm:cache_config_info``
 
     def text(self) -> bytes:
@@ -403,7 +403,7 @@ class CaptureRecorder:
             step.accepted.append(burst.accepted)
 
     def ended(self, answer: Answer, by: str, finish_reason: str | None, stop_reason: str | None) -> None:
-        """Record the end of an answer: who ended it, and why."""
+        """Record the end of an answer: its cause and reason."""
         live = self._live.pop(answer, None) or _Live()
         if self._step is not None:
             self._step.lines.append((answer, live, by, finish_reason, stop_reason))

@@ -188,14 +188,14 @@ _MADE: Final = ContentMemo[ModelGeometry]()
 def geometry_from_config(name: str, config: Mapping[str, object], stored: StoredWeights | None = None) -> ModelGeometry:
     """Return the geometry that a Hugging Face config.json describes; the same object for the same name and content.
 
-    A model that sizing does not implement is estimated, with the bytes that the headers of its files say (``stored``)
-    if they were read.
+    A model that sizing does not implement is estimated, with the bytes in the headers of its files (``stored``) if
+    they were read.
 
     Raises
     ------
     GeometryError
-        When a value is missing, of the wrong type, out of range, or contradicts another. Whether a version of vLLM
-        has the class is told by ``unregistered`` (sizing/registered_classes.py).
+        When a value is missing, of the wrong type, out of range, or contradicts another. ``unregistered``
+        (sizing/registered_classes.py) decides whether a version of vLLM has the class.
     """
     return _MADE.get(config, (name, stored), lambda: _exact_or_estimated(Fields(name, config), None, stored))
 
@@ -290,13 +290,13 @@ def _named_architecture(fields: Fields) -> str:
 
 
 def _flattened(fields: Fields) -> Fields:
-    """Return the fields with those of the language model, which wrappers keep in a section, on top."""
+    """Return the fields overlaid with those of the language model, which wrappers nest in a section."""
     section = fields.section("text_config")
     if section is None:
         return fields
     outer = {key: value for key, value in fields.values.items() if key not in ("text_config", "architectures")}
     inner = {key: value for key, value in section.values.items() if value is not None or key not in outer}
-    # Whether tables are tied is the wrapper's to say (vLLM, config/vllm.py, with_hf_config).
+    # The wrapper decides whether tables are tied (vLLM, config/vllm.py, with_hf_config).
     tied = {key: value for key, value in outer.items() if key == "tie_word_embeddings" and value is not None}
     names = {key: section.path(key) for key in inner if key not in tied}
     return fields.having({**outer, **inner, **tied}, names)

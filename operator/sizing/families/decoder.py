@@ -107,7 +107,7 @@ def attention(
     Parameters
     ----------
     default_kv
-        Whether a file without key/value heads means as many as query heads.
+        Whether a file without key/value heads has as many as query heads.
     default_dim
         Width of a head if the file has none; None: the hidden size divided by the heads.
     """
@@ -129,7 +129,7 @@ def attention(
 
 
 def layer_types(fields: Fields, default: Callable[[int], str]) -> tuple[str, ...]:
-    """Return the kind of attention of each layer, as the file or else the family's class has it."""
+    """Return the kind of attention of each layer, from the file or else by the family's default."""
     count = fields.size("num_hidden_layers")
     given = fields.strings("layer_types")
     if not given:
@@ -192,7 +192,7 @@ def sparse_deepseek(fields: Fields, architecture: str) -> ModelGeometry:
     shared = replace(latent_attention(fields), sparse_tokens=fields.size("index_topk"))
     indexed = replace(shared, indexer=indexer)
     rope = model_rope(fields, shared.rope_head_dim)
-    # The indexer has a table of its own unless its positions are interleaved.
+    # The indexer has its own table unless its positions are interleaved.
     own = () if fields.flag("indexer_rope_interleave") else (("is_neox_style", "true"),)
     decoder = Decoder(
         lambda index: indexed if has_indexer(fields, index) else shared,
@@ -215,7 +215,7 @@ def latent_attention(fields: Fields) -> LatentAttention:
 
 
 def has_indexer(fields: Fields, index: int) -> bool:
-    """Decide whether a layer chooses tokens itself; GLM-5.2 lets three of four take those of a layer before."""
+    """Test whether a layer chooses tokens itself; in GLM-5.2, three of four layers reuse those of an earlier layer."""
     pattern = fields.text("index_topk_pattern", default="")
     if pattern:
         return index >= len(pattern) or pattern[index] != "S"  # Shared

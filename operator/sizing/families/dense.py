@@ -58,7 +58,7 @@ _COHERE_WINDOW_EXCESS: Final = 1
 
 
 def llama(fields: Fields, architecture: str) -> ModelGeometry:
-    """Llama, Mistral, Granite: biases only where the file asks for them."""
+    """Llama, Mistral, Granite: biases only if the file sets them."""
     _reject_foreign_keys(fields)
     is_mistral = architecture == "MistralForCausalLM" or fields.text("model_type", default="") == "mistral"
     if is_mistral:
@@ -67,7 +67,8 @@ def llama(fields: Fields, architecture: str) -> ModelGeometry:
     bias = fields.flag("attention_bias") or fields.flag("bias")
     mixer = attention(
         fields,
-        # Llama files of before grouped attention leave the key out; other models' defaults differ, so they must say it.
+        # Llama files from before grouped attention omit the key. Defaults of other models differ, so their files must
+        # have it.
         default_kv=architecture == "LlamaForCausalLM",
         qkv_bias=fields.flag("qkv_bias", default=bias),
         output_bias=bias,
@@ -93,7 +94,7 @@ def qwen2(fields: Fields, architecture: str) -> ModelGeometry:
 
 
 def mimo(fields: Fields, architecture: str) -> ModelGeometry:
-    """MiMo 7B: Qwen2's layers with heads of their own width (vLLM, mimo.py)."""
+    """MiMo 7B: Qwen2's layers with another head width (vLLM, mimo.py)."""
     _reject_foreign_keys(fields, windows_of_qwen=True)
     return _uniform(fields, architecture, attention(fields, qkv_bias=fields.flag("attention_bias", default=True)))
 
@@ -114,7 +115,7 @@ def _reject_foreign_keys(fields: Fields, *, windows_of_qwen: bool = False) -> No
     for layer_type in fields.strings("layer_types"):
         if layer_type != FULL:
             raise fields.unmodelled("layer_types", f"sizing lacks {layer_type} for this architecture")
-    # Qwen files carry a window that is switched off unless they say otherwise.
+    # Qwen files contain a window that is off unless they turn it on.
     if windows_of_qwen and fields.is_set("sliding_window") and fields.flag("use_sliding_window"):
         raise fields.unmodelled("use_sliding_window", "sizing lacks the windows of Qwen")
 
@@ -243,7 +244,7 @@ def gemma(fields: Fields, architecture: str) -> ModelGeometry:
 
 
 def exaone(fields: Fields, architecture: str) -> ModelGeometry:
-    """EXAONE 3 and 3.5: Llama's layers, their number under a name of its own (vLLM, exaone.py)."""
+    """EXAONE 3 and 3.5: Llama's layers, with another key for their number (vLLM, exaone.py)."""
     return llama(with_defaults(fields, {"num_hidden_layers": fields.values.get("num_layers")}), architecture)
 
 
@@ -345,7 +346,7 @@ def gemma2(fields: Fields, architecture: str) -> ModelGeometry:
 
 
 def gemma3(fields: Fields, architecture: str) -> ModelGeometry:
-    """Gemma 3: every sixth layer has full attention, with rotary positions of its own."""
+    """Gemma 3: every sixth layer has full attention, with its own rotary positions."""
     fields = with_defaults(fields, _GEMMA3_DEFAULTS)
     bias = fields.flag("attention_bias")
     mixer = attention(fields, qkv_bias=bias, output_bias=bias, qk_norm=True)
@@ -379,9 +380,10 @@ def _gemma(
 
 
 def gemma4(fields: Fields, architecture: str) -> ModelGeometry:
-    """Gemma 4: layers that see everything have wider heads; experts, where there are any, stand beside the MLP.
+    """Gemma 4: layers with full attention have wider heads; experts, if any, run in parallel to the MLP.
 
-    In the small models (E2B, E4B) every layer has an input of its own, and the last layers borrow keys and values.
+    In the small models (E2B, E4B) every layer has its own input, and the last layers share keys and values of earlier
+    ones.
     """
     fields = with_defaults(fields, _GEMMA4_DEFAULTS)
     windowed, wide, kinds, ropes = _gemma4_attention(fields)
@@ -408,9 +410,9 @@ def gemma4(fields: Fields, architecture: str) -> ModelGeometry:
 def gemma4_assistant(fields: Fields, architecture: str) -> ModelGeometry:
     """Gemma 4 assistant: drafts from the target's hidden states, keys and values (vLLM, gemma4_mtp.py).
 
-    Its layers have queries alone. It embeds tokens by the target's table, and keeps its own as output head, whatever
-    its file ties (v1/worker/gpu/spec_decode/gemma4/speculator.py, _share_embeddings). Both projections between its
-    width and the target's are divided over the ranks. With ``use_ordered_embeddings`` it scores only the tokens of
+    Its layers have only queries. It embeds tokens with the target's table, and keeps its own table as output head, even
+    if its file ties them (v1/worker/gpu/spec_decode/gemma4/speculator.py, _share_embeddings). Both projections between
+    its width and the target's are divided over the ranks. With ``use_ordered_embeddings`` it scores only the tokens of
     some centroids, whose rows it copies (Gemma4MTPMaskedEmbedder).
     """
     fields = with_defaults(fields, _GEMMA4_DEFAULTS)
@@ -480,5 +482,5 @@ def _gemma4_feed_forwards(fields: Fields) -> tuple[FeedForward, FeedForward]:
 
 
 def _rope_of(nested: Fields, kind: str) -> Fields:
-    """Return the rope parameters of one kind of layer, where files otherwise have those of all."""
+    """Return the rope parameters of one kind of layer; other files have one set for all layers."""
     return nested.having({"rope_parameters": nested.values.get(kind)}, {"rope_parameters": nested.path(kind)})

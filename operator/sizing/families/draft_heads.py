@@ -74,14 +74,14 @@ _FROM_SPECULATORS: Final = ("PEagleDraftModel",)
 _NEVER_RENAMED: Final = ("LiLiCorrDraftModel",)
 
 _TAKEN_FOR_MTP: Final = ("deepseek_mtp", "deepseek_v3", "deepseek_v32", "glm_moe_dsa")
-"""Types of files that vLLM rewrites to DeepSeek's modules for multi-token prediction, whatever class they name."""
+"""Types of files that vLLM rewrites to DeepSeek's modules for multi-token prediction, whatever their class."""
 
 _FROZEN_SINCE: Final = (0, 5)
 """First release of the speculators library whose heads keep a frozen copy of the target's output head: its rows for the
 draft's vocabulary, and all rows if that is the target's (model.py, DraftVocabMixin)."""
 
 _PLACE_TOKENS: Final = ("pard_token", "ptd_token_id")
-"""Keys of PARD's and P-EAGLE's config.json: the token that stands in the places of tokens to propose."""
+"""Keys of PARD's and P-EAGLE's config.json: the token in the positions of tokens to propose."""
 
 _MEDUSA_HEADS: Final = 5
 _MEDUSA_WIDTH: Final = 4096
@@ -90,10 +90,10 @@ _MEDUSA_VOCABULARY: Final = 32_001
 
 
 def method_of_head(model: ModelGeometry) -> Method | None:
-    """Return the method of a draft head; None for a model of its own.
+    """Return the method of a draft head; None for a separate model.
 
-    EAGLE's are often published as the single layer of the model that they were cut from: then the name decides, as in
-    vLLM.
+    EAGLE heads are often published as the single layer of the model that they were cut from. Then the name decides, as
+    in vLLM.
     """
     if model.head is not None:
         kind = draft_class(model)
@@ -168,7 +168,7 @@ def unregistered_model(model: ModelGeometry, version: str) -> Unregistered | Non
 
 
 def eagle3(fields: Fields, architecture: str) -> ModelGeometry:
-    """EAGLE-3: reads three hidden states of the target, proposes from a vocabulary of its own (llama_eagle3.py)."""
+    """EAGLE-3: reads three hidden states of the target, proposes from its own vocabulary (llama_eagle3.py)."""
     return _eagle3(_llama_like(fields, architecture), fields, _auxiliary_states(fields))
 
 
@@ -191,7 +191,7 @@ def eagle3_qwen3(fields: Fields, architecture: str) -> ModelGeometry:
 
 
 def eagle3_latent(fields: Fields, architecture: str) -> ModelGeometry:
-    """EAGLE-3 with latent attention, for DeepSeek and Kimi K2: dense layers alone (vLLM, deepseek_eagle3.py)."""
+    """EAGLE-3 with latent attention, for DeepSeek and Kimi K2: only dense layers (vLLM, deepseek_eagle3.py)."""
     kind = fields.text("model_type", default="")
     if kind in _TAKEN_FOR_MTP:
         # config/speculative.py, hf_config_override: it looks for Eagle3DeepSeekMTPModel.
@@ -210,7 +210,7 @@ def _eagle3(model: ModelGeometry, fields: Fields, states: int) -> ModelGeometry:
     target_size = fields.size("target_hidden_size", default=model.hidden_size)
     rows = fields.size("draft_vocab_size", default=model.vocab_size)
     first, *rest = model.layers
-    # EAGLE-3.1 norms each of the states before they are joined, others all at once.
+    # EAGLE-3.1 norms each state before they are joined, older versions norm the joined states.
     norms = states * target_size * (fields.flag("fc_norm") + fields.flag("norm_before_fc"))
     return replace(
         model,
@@ -237,7 +237,7 @@ def _auxiliary_states(fields: Fields) -> int:
 
 
 def speculators_eagle3(fields: Fields, architecture: str) -> ModelGeometry:
-    """The same head in the format of vLLM's speculators library: its layer is described in a section of its own."""
+    """The same head in the format of vLLM's speculators library, which describes its layer in a separate section."""
     section = fields.section("transformer_layer_config")
     if section is None:
         raise fields.error("transformer_layer_config", "is missing; copy it from the head's config.json")
@@ -277,10 +277,10 @@ def with_verifier(model: ModelGeometry, fields: Fields) -> ModelGeometry:
 
 
 def in_parallel(model: ModelGeometry, fields: Fields) -> ModelGeometry:
-    """Return a draft as one that proposes all tokens in one pass, if its config.json names the token for their places.
+    """Return a draft as one that proposes all tokens in one pass, if its config.json has the token for their positions.
 
-    vLLM looks for these keys (v1/spec_decode/llm_base_proposer.py, _init_parallel_drafting_params), but has to be told
-    parallel_drafting all the same. EAGLE-3 has a hidden state for such places, too (llama_eagle3.py, mask_hidden).
+    vLLM reads these keys (v1/spec_decode/llm_base_proposer.py, _init_parallel_drafting_params), but also needs
+    parallel_drafting. EAGLE-3 also has a hidden state for these positions (llama_eagle3.py, mask_hidden).
     """
     if method_of_head(model) is None:
         return replace(model, drafts_in_parallel=any(fields.is_set(key) for key in _PLACE_TOKENS))
@@ -342,7 +342,7 @@ _SIDES: Final = 2
 """A convolution of DFlash 2 works on the input and on the output of half a layer."""
 
 _SELECTOR_RANK: Final = 256
-"""Width of the selector of the published DFlash 2 heads, for files that were shortened; vLLM itself wants the key."""
+"""Width of the selector of the published DFlash 2 heads, for shortened files; vLLM requires the key."""
 
 _RANK: Final = 256
 _MLP_WIDTH: Final = 512
@@ -366,7 +366,7 @@ _OPTIONS: Final = ("sample_from_anchor", "conv_kernel_size", "conv_group_size", 
 
 
 def as_engine_reads(fields: Fields) -> Fields:
-    """Return the config.json of a block head in the speculators library's format as vLLM rewrites it; others as is.
+    """Return the config.json of a block head in the speculators library's format as vLLM rewrites it; others unchanged.
 
     vLLM, transformers_utils/configs/speculators/algos.py, update_dflash, update_dflash2 and update_dspark.
     """
@@ -545,7 +545,7 @@ _FAMILIES: Final = ("DeepseekV3", "GlmMoeDsa", "Glm4Moe", "Qwen3Next", "Qwen3_5"
 """Targets for which vLLM 0.32 has such a draft (config/speculative.py, hf_config_override), by architecture."""
 
 _ALWAYS_ONE: Final = "Qwen3Next"
-"""Its files do not say how many modules they hold: one (vLLM, qwen3_next_mtp.py)."""
+"""Family whose files do not state the number of modules: one (vLLM, qwen3_next_mtp.py)."""
 
 _MIMO_V2: Final = "MiMoV2"
 
@@ -611,14 +611,14 @@ def _module(model: ModelGeometry, fields: Fields) -> Layer:
 def mtp_head(target: ModelGeometry) -> ModelGeometry:
     """Return the draft of a target's modules for multi-token prediction.
 
-    Each is a layer behind a projection of token and hidden state (vLLM, deepseek_mtp.py, mimo_mtp.py,
+    Each is a layer after a projection of token and hidden state (vLLM, deepseek_mtp.py, mimo_mtp.py,
     qwen3_next_mtp.py, nemotron_h_mtp.py, ernie_mtp.py). Embedding and output head are built and
     then replaced by the target's.
 
     Raises
     ------
     PlanError
-        When the checkpoint holds none, or the engine cannot use them.
+        When the checkpoint has no module, or the engine cannot use them.
     """
     if not target.mtp_block:
         message = (

@@ -203,7 +203,7 @@ def _unlisted_kind(fields: Fields, index: int) -> str:
     if window and isinstance(every, str) and every:
         return SLIDING if every[index % len(every)] == "L" else FULL
     if fields.values.get("use_sliding_window") is not False and window >= _number(fields, _LENGTH, MAX_TOKENS):
-        # Such a window takes a block more than none.
+        # Such a window takes one block more than full attention.
         return SLIDING
     has_attention = any(fields.is_set(key) for key in _HEADS[:3])
     return FULL if has_attention else LINEAR
@@ -238,7 +238,7 @@ def _mixers(fields: Fields, kinds: tuple[str, ...], architecture: str) -> tuple[
     states = _states(fields, kinds) if LINEAR in kinds else None
     beside = None
     if LINEAR not in kinds and fields.is_set("mamba_d_ssm"):
-        # States stand beside the attention of each layer (Falcon-H1, Hymba).
+        # The states are in parallel to the attention of each layer (Falcon-H1, Hymba).
         found = _states(fields, kinds)
         beside = found if isinstance(found, StateSpace) else None
     if set(kinds) <= {LINEAR, *_NO_MIXER}:
@@ -364,14 +364,14 @@ def _states(fields: Fields, kinds: tuple[str, ...]) -> SingleMixer:
         step = _number(fields, ("mamba_dt_rank", "time_step_rank"), max(hidden // _STEP_SHARE, 1))
         return SelectiveScan(width, state, step, kernel)
     if fields.is_set("conv_L_cache"):
-        # A short convolution keeps its columns alone.
+        # A short convolution only keeps its columns.
         return SelectiveScan(fields.size("conv_dim", default=hidden), 1, 1, kernel)
     heads, _, dim = _attention_sizes(fields)
     return DeltaNet(heads, heads, dim, dim, kernel, FLOAT32_BYTES)
 
 
 def _state_bytes(fields: Fields) -> int:
-    """Return the bytes of a number in a state: float32 if the file does not say, as some classes of vLLM choose."""
+    """Return the bytes of a number in a state; float32 if the file does not set it, as in some classes of vLLM."""
     named = fields.values.get("mamba_ssm_cache_dtype") or fields.values.get("mamba_ssm_dtype")
     return {"bfloat16": 2, "float16": 2}.get(str(named), FLOAT32_BYTES)
 
@@ -419,7 +419,7 @@ def _feed_forwards(fields: Fields, kinds: tuple[str, ...]) -> Callable[[int], Fe
         if apart:
             return (experts if kind == "moe" and experts else dense) if kind in _NO_MIXER else None
         if not width and experts is None and kinds[index] == LINEAR:
-            # Mamba alone has no feed-forward layer.
+            # Only Mamba has no feed-forward layer.
             return None
         return experts if experts is not None and (everywhere or has_experts(index)) else dense
 
@@ -573,7 +573,7 @@ def as_in_files(model: ModelGeometry, stored: StoredWeights) -> ModelGeometry:
 
 
 def with_estimated_encoders(model: ModelGeometry, fields: Fields, stored: StoredWeights | None) -> ModelGeometry:
-    """Return a model with the encoders of a class of which sizing implements the language model alone."""
+    """Return a model with the encoders of a class of which sizing implements only the language model."""
     model = replace(model, tower=_tower(fields, stored, model.dtype_bytes))
     return _estimated(model, next((key for key, _ in _encoder_sections(fields)), "architectures"), stored)
 
@@ -602,7 +602,7 @@ def _language_model(fields: Fields) -> Fields:
         if section is None:
             continue
         outer = {name: value for name, value in fields.values.items() if name not in (*_INNER, *_TOWER_SECTIONS)}
-        # Sections of encoders stay: they tell nothing of the language model.
+        # Keep sections of encoders: they do not affect the language model.
         inner = {name: value for name, value in section.values.items() if value is not None or name not in outer}
         names = {name: section.path(name) for name in inner}
         return _language_model(fields.having({**outer, **inner}, names))
@@ -652,7 +652,7 @@ def _with_experts(checkpoint: WeightFormat | None, fields: Fields, architecture:
 def _checkpoint(fields: Fields) -> tuple[WeightFormat | None, Fields]:
     """Return the format of a checkpoint that sizing does not implement, and the fields without it.
 
-    It is that of most weights, by the words and bits that a quantization_config names.
+    It is the format of most weights, by the words and bits in its quantization_config.
     """
     try:
         read_checkpoint(fields.having({"num_hidden_layers": 1, **fields.values}))
@@ -713,7 +713,7 @@ def _object(fields: Fields, key: str) -> Fields | None:
 
 
 def _head_parts(fields: Fields, model: ModelGeometry, method: str, stored: StoredWeights | None) -> HeadParts:
-    """Return the parts of a head beside its layers; an output head that its files lack is the target's."""
+    """Return the parts of a head in addition to its layers; an output head that its files lack is the target's."""
     size = model.hidden_size
     width = _number(fields, ("target_hidden_size",), size)
     rows = _number(fields, ("draft_vocab_size",), model.vocab_size)

@@ -69,7 +69,7 @@ def qwen_hybrid(fields: Fields, architecture: str) -> ModelGeometry:
 
 
 def _state_type(fields: Fields, key: str, default: str = "") -> int | None:
-    """Return the bytes of a number in the state; None if the file does not say."""
+    """Return the bytes of a number in the state; None if the file does not set the type."""
     name = fields.text(key, default=default)
     if name and name not in _STATE_TYPES:
         raise fields.error(key, f"must be one of {', '.join(_STATE_TYPES)}")
@@ -155,7 +155,7 @@ def nemotron_h(fields: Fields, architecture: str) -> ModelGeometry:
 
 
 def _kinds(fields: Fields, list_key: str, pattern_key: str) -> tuple[str, ...]:
-    """Return the kinds of layers that a list names or a pattern spells; none where the file has neither."""
+    """Return the kinds of layers from a list or a pattern; empty if the file has neither."""
     listed = fields.strings(list_key)
     if listed:
         return _known(list_key, listed, fields, (LINEAR, FULL, _EXPERTS, _DENSE))
@@ -259,8 +259,8 @@ def _mamba2(fields: Fields, width: int, *, output_norm: bool = True) -> StateSpa
 
 
 def mamba2(fields: Fields, architecture: str) -> ModelGeometry:
-    """Mamba 2 alone: no attention, no feed-forward layers, one norm a layer."""
-    # Files state no longest sequence, since nothing limits it.
+    """Mamba 2: no attention, no feed-forward layers, one norm per layer."""
+    # Files have no longest sequence, since the architecture has no limit.
     fields = with_defaults(fields, {"max_position_embeddings": MAX_TOKENS})
     states = StateSpace(
         num_heads=fields.size("num_heads"),

@@ -230,7 +230,7 @@ _TOP_K_BYTES: Final = 1 << 20
 """Workspace of the kernel that chooses (sparse_attn_indexer.py, RADIX_TOPK_WORKSPACE_SIZE)."""
 
 _INDEX_LOGITS_BYTES: Final = 512 << 20
-"""Tensor that stands for an indexer's logits in the profiling run (VLLM_SPARSE_INDEXER_MAX_LOGITS_MB)."""
+"""Tensor that replaces an indexer's logits in the profiling run (VLLM_SPARSE_INDEXER_MAX_LOGITS_MB)."""
 
 
 def index_workspace_bytes(pair: Pair) -> int:
@@ -275,7 +275,7 @@ def proposing_bytes(pair: Pair, draft: ModelGeometry, tensor: int) -> int:
         tokens *= 3
     states = (tokens + rows) * draft.hidden_size
     if head and head.returns_width:
-        # Beside its own states it returns those of the target's width (gemma4_mtp.py).
+        # In addition to its own states it returns states of the target's width (gemma4_mtp.py).
         states += tokens * head.returns_width
     vocabulary = (head.output_rows if head else 0) or draft.vocab_size
     padded = padded_vocabulary(vocabulary) * draft.dtype_bytes
@@ -447,7 +447,7 @@ def _row_bytes(model: ModelGeometry, layer: Layer, split: Parallelism) -> int:
         case DenseMlp() as mlp:
             inner = (3 if mlp.gated else 2) * mlp.intermediate_size // split.tensor
         case Experts() as experts:
-            # The sum over the experts is a hidden state of its own.
+            # The sum over the experts is a separate hidden state.
             states = 3
             inner = (3 if experts.gated else 2) * experts.shared_intermediate_size // split.tensor
         case None:
@@ -492,7 +492,7 @@ def activation_bytes(pair: Pair, split: Parallelism, stage: Stage | None = None)
     """Return the peak of one step and the allocations that it keeps, on one pipeline stage; by default the last.
 
     Only the last stage samples and runs the draft. The draft runs while the target's hidden states are held
-    (dummy_run); V1 leaves out of the profiling run what proposing takes before and after the draft's pass.
+    (dummy_run). V1's profiling run omits the memory for proposing before and after the draft's pass.
     """
     if stage is None:
         stage = stages(pair.target, split.pipeline)[-1]
@@ -528,7 +528,7 @@ def activation_bytes(pair: Pair, split: Parallelism, stage: Stage | None = None)
             peak = max(peak, described(compiling, "in compiling the draft"))
     kept = described(kept, "held beside it")
     if not target.tower.item_tokens:
-        # Compiled before the first run, which makes what is held.
+        # Compiled before the first run, which allocates the held tensors.
         compiling = compiling_bytes(pair, target, split.tensor) if stage.is_first else 0
         return max(peak + kept, described(compiling, "in compiling"))
     encoding, encoded = _encoder_bytes(pair, split, stage)

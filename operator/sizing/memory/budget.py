@@ -82,8 +82,8 @@ def non_torch_bytes(pair: Pair, split: Parallelism) -> int:
     """Return the bytes of NCCL, workspaces and modules inside the budget."""
     era, coefficients = pair.era, memory_coefficients()
     sizes = coefficients.non_torch
-    # No other GPU has a part in its layers, or over PCIe: there NCCL's buffers are the host's (its transport SHM) or
-    # small, and vLLM has neither symmetric memory nor a fused all-reduce; public logs show no more than for one GPU.
+    # A GPU without peers in its layers, or over PCIe: NCCL's buffers are in host memory (its transport SHM) or small,
+    # and vLLM has neither symmetric memory nor a fused all-reduce. Public logs show the memory of one GPU.
     shares_no_layer = split.tensor == 1 and (split.data == 1 or not pair.target.has_experts)
     alone = shares_no_layer or not pair.limits.has_nvlink
     if era.runner is Runner.V2:
@@ -156,7 +156,7 @@ def _v1_graph_bytes(pair: Pair, split: Parallelism, per_layer: int, per_step: in
 
 
 def slack_bytes(pair: Pair, total_bytes: int, requested_bytes: int, split: Parallelism) -> int:
-    """Return the bytes outside the budget that stay free beside CUDA's context, uncharged allocations and a reserve."""
+    """Return the bytes outside the budget that stay free after CUDA's context, uncharged allocations and a reserve."""
     return _free_outside_bytes(total_bytes, requested_bytes, _uncharged_bytes(pair, split))
 
 
@@ -178,7 +178,7 @@ def _free_outside_bytes(total_bytes: int, requested_bytes: int, uncharged_bytes:
 
 
 class Rank(NamedTuple):
-    """Bytes that one GPU holds beside the KV cache: the sum of these."""
+    """Bytes of one GPU other than the KV cache, by term."""
 
     target_bytes: int
     draft_bytes: int
@@ -227,7 +227,7 @@ _of_limits: Final = attrgetter(*(each.name for each in fields(EngineLimits) if e
 
 @lru_cache(maxsize=MEMO_SIZE)
 def _reads_length(target: ModelGeometry, draft: ModelGeometry | None, method: str, version: str) -> bool:
-    """Whether a term beside the KV cache depends on the longest request.
+    """Return whether a term other than the KV cache depends on the longest request.
 
     These are images that fit into it, contexts of latent attention, tables of tokens, and rotary tables of heads.
     """
@@ -389,11 +389,11 @@ class Budget:
 
 
 def estimate(pair: Pair, device: Device, split: Parallelism | int) -> Budget:
-    """Return the budget of each GPU when the pair is spread so; a whole number is a tensor parallelism.
+    """Return the budget of each GPU for a split of the pair; a whole number is a tensor parallelism.
 
-    The rules are those of vLLM's gpu_worker.py: a share of the device, less weights, buffers, the profiled peak,
-    non-torch memory and graphs, is the KV cache. With pipeline stages it is the budget of the GPU with the fewest
-    blocks: all stages get as many.
+    The rules are those of vLLM's gpu_worker.py. The KV cache is a share of the device, minus weights, buffers, the
+    profiled peak, non-torch memory and graphs. With pipeline stages it is the budget of the GPU with the fewest
+    blocks, because all stages get the same number.
 
     For a model with states, the number of concurrent requests is halved until each has a block, if the limits leave it
     open. Above 32 requests it is halved also if only the margin is missing.
@@ -401,7 +401,7 @@ def estimate(pair: Pair, device: Device, split: Parallelism | int) -> Budget:
     Raises
     ------
     PlanError
-        When the models cannot be split so.
+        When the models cannot be split this way.
     """
     if isinstance(split, int):
         split = TENSOR_ONLY.at(split)
@@ -537,7 +537,7 @@ def engine_kind(pair: Pair, product: str, tensor: int) -> EngineKind:
 def _margin_bytes(era: VersionRules, device: Device, rank: Rank, correction: Correction | None) -> int:
     """Return the margin of the versions, or the smaller one that a measurement of these settings allows.
 
-    A GPU without logs has at least that of versions without logs, and a share of the terms that are Hopper's.
+    A GPU without logs has at least the margin of versions without logs, and a share of the terms measured on Hopper.
     """
     measured_bytes = None if correction is None else correction.margin_bytes
     if measured_bytes is not None:

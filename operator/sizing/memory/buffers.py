@@ -24,11 +24,11 @@ _LARGEST_GRAPH_OF_GPT_OSS: Final = 1024
 
 
 def further_graphs(pair: Pair) -> int:
-    """Return the number of V2's graphs beside those of K: of decoding, for each other number of proposed tokens.
+    """Return the number of V2's graphs in addition to K's: of decoding, for each other number of proposed tokens.
 
-    v1/worker/gpu/cudagraph_utils.py, _init_candidates. Each counts like a size of K's, which has a graph in pieces as
-    well: an upper bound. V1 then captures in pieces only (config/vllm.py, _maybe_override_dynamic_sd_cudagraph_mode),
-    so its count is an upper bound, too.
+    v1/worker/gpu/cudagraph_utils.py, _init_candidates. Each counts like a size of K, which also has a graph in pieces:
+    an upper bound. V1 then captures only pieces (config/vllm.py, _maybe_override_dynamic_sd_cudagraph_mode), so its
+    count is an upper bound as well.
     """
     if pair.adaptive_verification or not pair.other_draft_lengths:
         return 0  # Graphs of adaptive verification take any mix of tokens.
@@ -150,10 +150,10 @@ def profiled_steps(pair: Pair) -> tuple[int, ...]:
 
 
 def cost_profile_s(pair: Pair, weights_bytes: int) -> int:
-    """Return the seconds by which timing those steps makes the start longer at most; 0 without adaptive verification.
+    """Return the most seconds by which profiling these steps extends the start; 0 without adaptive verification.
 
-    ``weights_bytes`` are those of one GPU. An upper bound, for deadlines: each step may read all memory once, and
-    every token is computed at a fraction of what data sheets say.
+    ``weights_bytes`` are those of one GPU. The result is an upper bound for deadlines: each step may read all memory
+    once, and every token is computed at a fraction of the rate in data sheets.
     """
     steps = profiled_steps(pair)
     computing_s = sum(steps) * weights_bytes / _WEIGHTS_BYTES_PER_S

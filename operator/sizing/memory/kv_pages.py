@@ -67,7 +67,7 @@ class LayerRun:
 
 @dataclass(frozen=True)
 class KvRules:
-    """Which of its rules a version of vLLM follows; the table of versions says what each means."""
+    """Rules of a version of vLLM; the table of versions explains each."""
 
     groups_tolerate_half: bool
     tokens_by_concurrency: bool
@@ -90,7 +90,7 @@ def kv_rules(version: str) -> KvRules:
 
 
 class KvSettings(NamedTuple):
-    """What the engine was told. The length of a request is no part: it does not change how memory is divided."""
+    """Settings of the engine. The length of a request is not included: it does not change the layout."""
 
     block_size: int  # Tokens in a block, as asked for or as the attention backend prefers (16 with FlashAttention)
     max_num_batched_tokens: int  # Tokens that one step computes at most
@@ -289,7 +289,7 @@ def padded_pages(pages: Sequence[Page]) -> list[Page]:
 
 
 def _can_be_padded(kind: CacheKind, settings: KvSettings) -> bool:
-    """Decide whether a page may be longer than what its layer keeps."""
+    """Return whether a page may be longer than its layer's content."""
     rules = kv_rules(settings.version)
     if kind is CacheKind.STATE:
         return rules.pads_state_pages

@@ -517,15 +517,15 @@ def test_vllms_names_say_the_same(estimate: Estimate, ours: dict[str, Any], thei
     [
         ({**OURS, "tensor_parallel_size": 2}, "tensor_parallel_size: 2: contradicts tp, 4: remove one of the two"),
         ({**ONE_GPU, "tp": 1, "tensor_parallel_size": True}, "contradicts tp, 1"),
-        ({**ONE_GPU, "tensor_paralell_size": 2}, "is no key of a case: did you mean tensor_parallel_size?"),
+        ({**ONE_GPU, "tensor_paralell_size": 2}, "is not a key of a case: did you mean tensor_parallel_size?"),
         ({**ONE_GPU, "max_model_length": 2}, "did you mean max_model_len?"),
-        ({**ONE_GPU, "zzz": 2}, "zzz: 2: is no key of a case: remove it, or use one of id, "),
-        ({**ONE_GPU, "": 2}, "is no key of a case"),
+        ({**ONE_GPU, "zzz": 2}, "zzz: 2: is not a key of a case: remove it, or use one of id, "),
+        ({**ONE_GPU, "": 2}, "is not a key of a case"),
         ({**ONE_GPU, "tensor_parallel_size": "2"}, 'tensor_parallel_size: "2": must be a whole number'),
         ({**ONE_GPU, "speculative_config": {"method": "ngram"}}, "speculative_config.num_speculative_tokens"),
         (
             {**ONE_GPU, "speculative_config": {"metod": "ngram"}},
-            "speculative_config.metod: ngram: is no key of a case: did you mean method?",
+            "speculative_config.metod: ngram: is not a key of a case: did you mean method?",
         ),
         ({**ONE_GPU, "speculative_config": "{"}, "speculative_config: {: is not valid JSON"),
         ({**ONE_GPU, "speculative_config": "ngram"}, "speculative_config: ngram: must be an object"),
@@ -779,7 +779,7 @@ def test_a_refiner_that_chooses_among_all_tokens_takes_memory(estimate: Estimate
     kept = 128 * 15 * ((2 * 151_936 + 256) * 2 + 38 * 12)
     assert all_tokens["per_gpu"]["activation"] - own["per_gpu"]["activation"] == kept
     assert "from 0 to the vocabulary, 151936" in too_many["error"]
-    assert "is of XPress heads alone" in plain["error"]
+    assert "only applies to XPress heads" in plain["error"]
     assert "speculative.model" in old["error"]
     assert "use 0.33 or later" in old["error"]
 

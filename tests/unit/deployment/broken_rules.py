@@ -131,12 +131,12 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
         (speculating(ranges((1, 8, -1))), "not be negative"),
     ],
     "no range drafts more than `numSpeculativeTokens`": [
-        (speculating(ranges((1, 8, 5))), "above numSpeculativeTokens")
+        (speculating(ranges((1, 8, 5))), "exceeds numSpeculativeTokens")
     ],
     "a multiple of the block size of the attention backend": [(replace(PLAIN, block_size=24), "multiple of 16")],
     "no float16 with Gemma 2, Gemma 3, GLM-4 0414 and MXFP4; no float32 with quantized models and latent attention": [
         (typed("float16", "google/gemma-3-27b-it"), "is not stable in it"),
-        (typed("float16", "openai/gpt-oss-20b"), "bfloat16 alone"),
+        (typed("float16", "openai/gpt-oss-20b"), "only in bfloat16"),
         (typed("float32", "openai/gpt-oss-20b"), "is served in MXFP4, which vLLM multiplies in 16 bits"),
         (typed("float32", QWEN, quantization="FP8"), "is served in FP8"),
         (typed("float32", QWEN, quantization="Auto"), "write AsCheckpoint"),
@@ -156,8 +156,8 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
         (stretched(None, told(TOLD)), "was made for at most 40960 tokens"),
     ],
     "one base for all layers, in `config.json`; not together with `--hf-overrides`": [
-        (stretched(YARN, target="google/gemma-3-27b-it"), "rotate in several ways"),
-        (stretched(YARN, target="openai-community/gpt2", config=UNROTATED), "does not say its rope_theta"),
+        (stretched(YARN, target="google/gemma-3-27b-it"), "different rope parameters"),
+        (stretched(YARN, target="openai-community/gpt2", config=UNROTATED), "has no rope_theta"),
     ],
     "rope parameters in `--hf-overrides` include `rope_theta`, because they replace all others": [
         (
@@ -165,19 +165,19 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
             "rope_theta 1000000",
         ),
         (stretched(None, {"extraArgs": ["--hf-overrides=[]"]}), "JSON object"),
-        (stretched(YARN, told(TOLD)), "vLLM keeps one of its kind"),
+        (stretched(YARN, told(TOLD)), "vLLM keeps only one override"),
     ],
     "room for a complete verification: drafted tokens, one more, and the extra slots of the method": [
         (speculating(DRAFT_MODEL, max_num_seqs=1, max_num_batched_tokens=6), "at least 7 to verify")
     ],
     "a path that does not contain the name of another method, such as `eagle-`": [
-        (speculating(replace(DRAFT_MODEL, draft_model="/models/eagle-x")), "into eagle")
+        (speculating(replace(DRAFT_MODEL, draft_model="/models/eagle-x")), "to eagle")
     ],
     "the target's vocabulary size, or `useHeterogeneousVocab`": [
         (drafting("draft_model", QWEN, "meta-llama/Llama-3.1-8B-Instruct"), "vocabulary")
     ],
     "not above the target's": [
-        (speculating(replace(DRAFT_MODEL, draft=Draft(model="org/draft", max_model_len=8193))), "above the target's")
+        (speculating(replace(DRAFT_MODEL, draft=Draft(model="org/draft", max_model_len=8193))), "exceeds the target's")
     ],
     "not above `promptLookupMax`": [
         (speculating(replace(NGRAM, ngram=Ngram(prompt_lookup_min=5, prompt_lookup_max=4))), "promptLookupMax")
@@ -197,7 +197,7 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
         ),
     ],
     "with `mtp`, a path that does not contain the name of another method": [
-        (speculating(MTP, model="/models/dflash"), "into dflash")
+        (speculating(MTP, model="/models/dflash"), "to dflash")
     ],
     "a head of the kind that the method uses, for the hidden size and the vocabulary of the target": [
         (drafting("eagle", QWEN, QWEN_HEAD), "use that, or name a head"),
@@ -255,7 +255,7 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
                 engine={"version": "0.31"},
                 speculation=pair_70b()["speculation"] | {"useHeterogeneousVocab": True},
             ),
-            "maps no tokens",
+            "skips the token mapping",
         ),
     ],
     "1 with `draft_model`": [(speculating(DRAFT_MODEL, pipeline_parallel_size=2), "layers of one stage")],
@@ -265,8 +265,11 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
     ],
     "a target with experts": [({**drafting("ngram", QWEN), "parallelism": {"expert": True}}, "experts")],
     "1, or the target's; the target's with `draft_model` on model runner V1": [
-        (speculating(replace(HEAD, draft_tensor_parallel_size=4)), "takes 1 or the target's"),
-        (pair_70b(engine={"version": "0.30"}, parallelism={"tensor": 2, "draftTensor": 1}), "split otherwise"),
+        (speculating(replace(HEAD, draft_tensor_parallel_size=4)), "accepts 1 or the target's"),
+        (
+            pair_70b(engine={"version": "0.30"}, parallelism={"tensor": 2, "draftTensor": 1}),
+            "another tensor parallelism",
+        ),
     ],
     "with `--enable-lora`, `maxNumSeqs` x (K + 1)": [
         (given("--enable-lora", speculation=DRAFT_MODEL, max_num_batched_tokens=300), "x (K + 1)")
@@ -283,7 +286,7 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
         (pair_70b(speculation=LOSSY | {"numSpeculativeTokens": 1}), "2 or more"),
     ],
     "a method whose draft has a distribution to sample from": [
-        (speculating(replace(NGRAM, draft_sampling=DraftSampling.PROBABILISTIC)), "no draft that could sample")
+        (speculating(replace(NGRAM, draft_sampling=DraftSampling.PROBABILISTIC)), "no draft that samples")
     ],
     "on model runner V1 at least the capture size (1, 2, 4, 8, 16, 24 …) for K + 1 tokens, unless `cudagraphMode` is"
     " PIECEWISE; not on the CPU or with `enforceEager`": [
@@ -324,7 +327,7 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
     "no `--logits-processors` with speculation on model runner V1": [
         (
             drafting("eagle3", QWEN, QWEN_HEAD, engine={"version": "0.30", "extraArgs": ["--logits-processors=a:B"]}),
-            "no logits processors",
+            "custom logits processors",
         )
     ],
     "on model runner V1, layers that lie in one group of the KV cache, beside those of the target": [
@@ -342,15 +345,18 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
         )
     ],
     "no `--cudagraph-capture-sizes` together with `maxCudagraphCaptureSize`": [
-        (given("--cudagraph-capture-sizes", "8", max_cudagraph_capture_size=8), "names the sizes")
+        (
+            given("--cudagraph-capture-sizes", "8", max_cudagraph_capture_size=8),
+            "conflicts with serving.maxCudagraphCaptureSize",
+        )
     ],
     "no `--enable-eplb` without `parallelism.expert`": [(given("--enable-eplb"), "parallelism.expert")],
     "no `--enable-eplb` on one GPU": [
         (given("--enable-eplb", tensor_parallel_size=1, expert_parallel=True), "tensor or data above 1")
     ],
     "no `--max-num-active-seqs` above `maxNumSeqs` and no `--long-prefill-token-threshold` above `maxModelLen`": [
-        (given("--max-num-active-seqs", "257", max_num_seqs=256), "above serving.maxNumSeqs, 256"),
-        (given("--long-prefill-token-threshold", "8193", max_model_len=8192), "above serving.maxModelLen, 8192"),
+        (given("--max-num-active-seqs", "257", max_num_seqs=256), "exceeds serving.maxNumSeqs, 256"),
+        (given("--long-prefill-token-threshold", "8193", max_model_len=8192), "exceeds serving.maxModelLen, 8192"),
     ],
     "with `--enable-lora`, no `--max-cpu-loras` below `--max-loras`": [
         (given("--enable-lora", "--max-loras", "4", "--max-cpu-loras=2"), "at least --max-loras, 4")
@@ -359,7 +365,7 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
         (given("--collect-detailed-traces", "all"), "--otlp-traces-endpoint")
     ],
     "with `--no-enable-chunked-prefill`, not below `maxModelLen`": [
-        (given("--no-enable-chunked-prefill", max_num_batched_tokens=4096), "without chunks")
+        (given("--no-enable-chunked-prefill", max_num_batched_tokens=4096), "without chunked prefill")
     ],
     "no `--enable-dbo` without `--all2all-backend` of DeepEP or NIXL": [(given("--enable-dbo"), "all2all")],
     "no `--enable-batch-sharded-sampling` with `parallelism.tensor` 1 or unset, with fewer requests than GPUs, or on"
@@ -371,7 +377,7 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
     "no `--enable-trace-replay` on model runner V1": [
         (given("--enable-trace-replay", speculation=replace(NGRAM, method=Method.SUFFIX)), "runner V2")
     ],
-    "`--runner` only `generate` or `auto`": [(given("--runner=pooling"), "turns generation off")],
+    "`--runner` only `generate` or `auto`": [(given("--runner=pooling"), "turns off generation")],
     "`--watermark-config` with speculation: dflash (from 0.33), dspark, eagle, eagle3 or mtp, token by token,"
     " `draftSampling` probabilistic, `rejectionSampling` standard, algorithm dual_key_gumbel or"
     " `allow_target_only_watermarking`": [

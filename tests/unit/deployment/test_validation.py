@@ -68,7 +68,7 @@ def test_one_model_at_two_revisions_needs_two_folders() -> None:
 
 OLDER = 'spec.engine.version: 0.11: is a vLLM version that this operator does not know; write "0.28" or newer'
 NEWER = (
-    "spec.engine.image: absent: no GPU image of vLLM 0.99 is known; name one, or write spec.engine.version: "
+    "spec.engine.image: absent: no GPU image of vLLM 0.99 is known; set it, or write spec.engine.version: "
     f'"{KNOWN_VERSIONS[-1]}", the newest that this operator knows'
 )
 
@@ -84,7 +84,7 @@ def test_a_method_that_a_version_lacks_is_told_with_those_that_it_has(version: s
     lacking = replace(known, runners={Method.NGRAM: known.runners[Method.NGRAM]})
     (problem,) = speculation_problems(replace(PLAIN, speculation=DRAFT_MODEL), lacking)
     assert str(problem) == (
-        f"spec.speculation.method: draft_model: vLLM {version} is not known to speculate so; use one of ngram"
+        f"spec.speculation.method: draft_model: vLLM {version} does not support it; use one of ngram"
     )
 
 
@@ -100,7 +100,7 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
         "spec.parallelism.tensor: 3: draft:",
         "spec.serving.blockSize: 24: must be a multiple of 16",
         "spec.serving.maxNumBatchedTokens: 5: must be at least",
-        "spec.engine.extraArgs[0]: --tensor-parallel-size: is not for extraArgs; use spec.parallelism.tensor",
+        "spec.engine.extraArgs[0]: --tensor-parallel-size: is not allowed in extraArgs; use spec.parallelism.tensor",
         "spec.engine.extraArgs[2]: --nonsense: vLLM 0.33 has no such flag",
         "spec.podTemplate.spec.containers[0].command: set: the operator writes it: use spec.engine.extraArgs",
     ]

@@ -348,7 +348,7 @@ async def test_the_model_is_the_one_said_or_the_recorded_or_the_only_one(
 
 async def test_a_server_without_a_list_of_models_is_believed(server_target: CompletionServer) -> None:
     assert (await find_target(Address.parse(server_target.url), "mine", None, None)).model == "mine"
-    with pytest.raises(TargetError, match=r"--model: .* does not say which models it serves: name one"):
+    with pytest.raises(TargetError, match=r"--model: .* does not report its models: name one"):
         await find_target(Address.parse(server_target.url), None, "recorded", None)
 
 
@@ -356,15 +356,15 @@ async def test_a_server_without_a_list_of_models_is_believed(server_target: Comp
     ("answer", "model", "key", "says"),
     [
         (page("a", "b"), "c", None, "--model: c: .* serves a, b: name one of them"),
-        (page("a", "b"), None, None, "--model: .* serves a, b: say which is meant"),
+        (page("a", "b"), None, None, "--model: .* serves a, b: name one of them"),
         (page(*"abcdefg"), None, None, "serves a, b, c, d, e and 2 more"),
         (page(), None, None, "serves no model"),
-        ((401, "{}"), None, None, r"wants a key \(401\): .* --api-key-variable"),
+        ((401, "{}"), None, None, r"requires a key \(401\): .* --api-key-variable"),
         ((403, "{}"), None, "k", r"refuses the key \(403\)"),
         ((500, '{"error": {"message": "no\\u001b[1mmemory"}}'), None, None, r"answered 500 \(no\\x1b\[1mmemory\)"),
-        ((200, "<html>"), None, None, "is no list of models"),
-        ((200, '{"data": [{"id": 3}]}'), None, None, "is no list of models"),
-        ((200, "[" * 100_000), None, None, "is no list of models"),
+        ((200, "<html>"), None, None, "is not a list of models"),
+        ((200, '{"data": [{"id": 3}]}'), None, None, "is not a list of models"),
+        ((200, "[" * 100_000), None, None, "is not a list of models"),
         ((200, " " * 2_000_000), None, None, "has more than 1048576 bytes"),
     ],
 )  # fmt: skip

@@ -72,7 +72,7 @@ def test_the_time_of_steps_and_first_tokens_are_told_where_an_engine_says_them()
 
 def test_ranks_whose_sum_is_no_count_are_refused() -> None:
     lines = [f'vllm:generation_tokens_total{{engine="{rank}"}} {2.0**53}\n' for rank in (1, 2)]
-    with pytest.raises(UnreadableMetricsError, match="which cannot be"):
+    with pytest.raises(UnreadableMetricsError, match="which is impossible"):
         read_metrics(SCRAPE + "".join(lines), PROFILE)
 
 
@@ -167,8 +167,8 @@ def test_without_cache_information_there_is_no_number() -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("", "vllm:generation_tokens_total and all like it are missing"),
-        ("<html><body>404</body></html>", "Prometheus format|all like it are missing"),
+        ("", "vllm:generation_tokens_total is missing"),
+        ("<html><body>404</body></html>", "Prometheus format|is missing"),
         ('python_info{version="3"} 1.0\n', "--disable-log-stats"),
         ("vllm:generation_tokens_total{ 1.0\n", "not in Prometheus format"),
         (without("vllm:generation_tokens"), "vllm:generation_tokens_total is missing"),
@@ -191,7 +191,7 @@ def test_nonsense_is_refused_with_what_is_wrong(text: str, complaint: str) -> No
     ids=["many lines", "a long line"],
 )
 def test_what_takes_long_to_read_is_not_read(hostile: str) -> None:
-    with pytest.raises(UnreadableMetricsError, match="more is said than an engine has to say"):
+    with pytest.raises(UnreadableMetricsError, match="exceeds the size"):
         read_metrics(hostile, PROFILE)
 
 
@@ -266,5 +266,5 @@ def test_as_many_ranks_as_are_served_are_read() -> None:
     ids=["lines", "lines that are read", "characters that are read", "a line"],
 )
 def test_what_is_more_than_an_engine_says_is_not_read(hostile: str) -> None:
-    with pytest.raises(ExpositionError, match="more is said than an engine has to say"):
+    with pytest.raises(ExpositionError, match="exceeds the size"):
         read_exposition(hostile, {TOKENS})

@@ -68,7 +68,7 @@ REFUSED = [
     (
         "--tensor-par 4",
         0,
-        "is short for --tensor-parallel-size, which is not for extraArgs; use spec.parallelism.tensor",
+        "is short for --tensor-parallel-size, which is not allowed in extraArgs; use spec.parallelism.tensor",
     ),
     ("--speculative-config {}", 0, "use spec.speculation"),
     ("--speculative-config.method ngram", 0, "use spec.speculation"),
@@ -88,7 +88,7 @@ REFUSED = [
     ("--api-key secret", 0, "use spec.serving.apiKeySecret"),
     ("--ssl-keyfile /tls/key", 0, "use spec.serving.tlsSecret"),
     ("--ssl-certfile=/tls/crt", 0, "use spec.serving.tlsSecret"),
-    ("--ssl-cert-reqs 2", 0, "the kubelet's probes bring no client certificate"),
+    ("--ssl-cert-reqs 2", 0, "the kubelet's probes present no client certificate"),
     ("--hf-token", 0, "use spec.models.hubTokenSecret"),
     ("--kv-cache-memory 1", 0, "spec.serving.gpuMemoryUtilizationPercent"),
     ("-pp 2", 0, "use spec.parallelism.pipeline"),
@@ -182,7 +182,9 @@ def test_every_flag_that_the_operator_writes_is_refused(version: str) -> None:
         flag: [problem.message for problem in extra_args_problems([flag] if alone else [flag, "1"], profile)]
         for flag, alone in takes_none.items()
     }
-    assert {flag: told for flag, told in said.items() if len(told) != 1 or "not for extraArgs" not in told[0]} == {}
+    assert {
+        flag: told for flag, told in said.items() if len(told) != 1 or "not allowed in extraArgs" not in told[0]
+    } == {}
 
 
 @pytest.mark.parametrize(
@@ -227,7 +229,7 @@ def test_any_list_is_read_to_its_end(extra_args: list[str]) -> None:
 
 def test_a_dotted_path_of_thousands_of_parts_is_refused() -> None:
     (problem,) = extra_args_problems([f"--hf-overrides{'.a' * 2_000}=1"], PROFILE)
-    assert problem.message == "has a dotted path of more than 32 parts, which nothing of use has: write fewer"
+    assert problem.message == "has a dotted path of more than 32 parts, the maximum: shorten it"
 
 
 def test_hundreds_of_unknown_flags_do_not_hold_up_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:

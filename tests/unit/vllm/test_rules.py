@@ -82,10 +82,10 @@ BAD_SPECULATION = [
         "5",
         "promptLookupMax, 4",
     ),
-    (DRAFT_MODEL, {"ngram": Ngram(prompt_lookup_min=5)}, f"{SPECULATION}.ngram", "5 to None", "looks nothing up"),
-    (NGRAM, schedule((1, 8, 5)), f"{SCHEDULE}[0].numSpeculativeTokens", "5", "above numSpeculativeTokens, 4"),
+    (DRAFT_MODEL, {"ngram": Ngram(prompt_lookup_min=5)}, f"{SPECULATION}.ngram", "5 to None", "does not "),
+    (NGRAM, schedule((1, 8, 5)), f"{SCHEDULE}[0].numSpeculativeTokens", "5", "exceeds numSpeculativeTokens, 4"),
     (NGRAM, schedule((1, 8, -1)), f"{SCHEDULE}[0]", "1 to 8", "not be negative"),
-    (NGRAM, schedule((8, 1, 1)), f"{SCHEDULE}[0]", "8 to 1", "not above to"),
+    (NGRAM, schedule((8, 1, 1)), f"{SCHEDULE}[0]", "8 to 1", "at most to"),
     (NGRAM, schedule((0, 1, 1)), f"{SCHEDULE}[0]", "0 to 1", "at least 1"),
     (NGRAM, schedule((1, 8, 1), (8, 9, 0)), f"{SCHEDULE}[1].from", "8", "after the range before it, 1 to 8"),
     (NGRAM, schedule((9, 12, 1), (1, 8, 0)), f"{SCHEDULE}[1].from", "1", "sorted"),
@@ -116,7 +116,7 @@ def test_draft_path_that_flips_the_method_is_refused(path: str, method: str) -> 
     settings = replace(PLAIN, speculation=replace(DRAFT_MODEL, draft_model=path))
     (problem,) = speculation_problems(settings, PROFILE)
     assert (problem.field, problem.value) == (f"{SPECULATION}.draft.model", path)
-    assert f"into {method} " in problem.message
+    assert f"to {method} " in problem.message
     assert "folder" in problem.message
 
 
@@ -378,7 +378,7 @@ CONTRADICTIONS = {
         ARG,
         "model runner V2",
     ),
-    "no text": (replace(PLAIN, extra_args=("--runner=pooling",)), ARG, "turns generation off"),
+    "no text": (replace(PLAIN, extra_args=("--runner=pooling",)), ARG, "turns off generation"),
 }
 
 
@@ -460,7 +460,7 @@ PROFILE_METHODS = find_profile("0.32")
 HEADS = [method for method in METHODS_WITH_DRAFT if method is not Method.DRAFT_MODEL]
 METHODS = [method for method in Method if method is not Method.NONE]
 MEDUSA_ENDED = (
-    "spec.speculation.method: vLLM {} no longer supports it; use method eagle3 with a head that was trained for this"
+    "spec.speculation.method: vLLM {} no longer supports it; use method eagle3 with a head trained for this"
     ' target, or write spec.engine.version: "0.32", the last that supports it'
 )
 FULL_SUFFIX = Suffix(
@@ -569,7 +569,7 @@ def test_a_path_flips_medusa_and_the_target_flips_mtp() -> None:
     mtp = replace(PLAIN, model="/models/dspark/target", speculation=speculating(Method.MTP))
     (problem,) = speculation_problems(mtp, PROFILE_METHODS)
     assert (problem.field, problem.value) == ("spec.target.model", "/models/dspark/target")
-    assert "turns method mtp into dspark" in problem.message
+    assert "changes method mtp to dspark" in problem.message
 
 
 def test_sampling_is_said_in_the_engines_words() -> None:
@@ -594,7 +594,7 @@ def test_a_lossy_check_is_said_by_its_name_alone() -> None:
     ("version", "changes", "sentence"),
     [
         ("0.32", {}, 'set engine.version: "0.33" or later'),
-        ("0.33", {"cpu": CPU}, "on GPUs alone"),
+        ("0.33", {"cpu": CPU}, "only on GPUs"),
         ("0.33", {"speculation": replace(DRAFT_MODEL, num_speculative_tokens=1)}, "2 or more"),
     ],
 )
@@ -639,7 +639,7 @@ REFUSED = [
     (
         {"speculation": replace(NGRAM, draft_sampling=DraftSampling.PROBABILISTIC)},
         "spec.speculation.draftSampling",
-        "no draft that could sample",
+        "no draft that samples",
     ),
     ({"speculation": speculating(Method.DSPARK), "cpu": CPU}, "spec.speculation.method", "model runner V2"),
     ({"speculation": speculating(Method.NGRAM_GPU), "cpu": CPU}, "spec.speculation.method", "use method ngram"),
@@ -887,10 +887,10 @@ def test_each_version_adapts_with_the_methods_that_its_source_names(version: str
 
 def test_a_method_that_a_later_version_adapts_with_names_that_version() -> None:
     assert said(adapting(Method.EAGLE3), find_profile("0.29")) == (
-        'vLLM 0.29 adapts with dspark alone, not with eagle3; remove it, or set engine.version: "0.30" or later'
+        'vLLM 0.29 adapts only with dspark, not with eagle3; remove it, or set engine.version: "0.30" or later'
     )
     assert said(adapting(Method.DRAFT_MODEL), find_profile("0.30")).endswith('or set engine.version: "0.31" or later')
-    assert "no draft that says how sure it is" in said(adapting(Method.NGRAM))
+    assert "no draft with a confidence" in said(adapting(Method.NGRAM))
 
 
 @pytest.mark.parametrize(
@@ -899,11 +899,11 @@ def test_a_method_that_a_later_version_adapts_with_names_that_version() -> None:
         ({"cpu": CPU}, "which the CPU does not have"),
         ({"target_on_v1": True}, "V1 serves method eagle3 here"),
         ({"pipeline_parallel_size": 2}, "parallelism.pipeline 2"),
-        ({"enforce_eager": True}, "which serving.enforceEager leaves out"),
-        ({"cudagraph_mode": CudagraphMode.NONE}, "which serving.cudagraphMode NONE leaves out"),
-        ({"cudagraph_mode": CudagraphMode.PIECEWISE}, "which serving.cudagraphMode PIECEWISE leaves out"),
-        ({"extra_args": ("-O0",)}, "which engine.extraArgs -O0 leaves out"),
-        ({"extra_args": ("--optimization-level", "1")}, "which engine.extraArgs -O1 leaves out"),
+        ({"enforce_eager": True}, "which serving.enforceEager turns off"),
+        ({"cudagraph_mode": CudagraphMode.NONE}, "which serving.cudagraphMode NONE turns off"),
+        ({"cudagraph_mode": CudagraphMode.PIECEWISE}, "which serving.cudagraphMode PIECEWISE turns off"),
+        ({"extra_args": ("-O0",)}, "which engine.extraArgs -O0 turns off"),
+        ({"extra_args": ("--optimization-level", "1")}, "which engine.extraArgs -O1 turns off"),
         ({"extra_args": ("--enable-lora",)}, "engine.extraArgs --enable-lora"),
         ({"extra_args": ("--return-sampling-mask",)}, "engine.extraArgs --return-sampling-mask"),
     ],
