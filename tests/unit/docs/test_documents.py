@@ -133,7 +133,8 @@ NAMING_RECIPES = [
     ROOT / ".ci/run",
 ]
 ROOMS = ROOT / "operator/README.md"
-NAMING_PATHS = {ROOT / "CONTRIBUTING.md": ROOT, ROOMS: ROOT / "operator"}
+CODE = [ROOT / "CONTRIBUTING.md", ROOT / "docs/design/code.md", ROOT / "docs/design/tests.md"]
+NAMING_PATHS = {**dict.fromkeys(CODE, ROOT), ROOMS: ROOT / "operator"}
 """Documents about the code, and the folder that their paths begin at."""
 
 WRITTEN = {"captures/NAME", "captures/demo"}

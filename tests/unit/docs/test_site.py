@@ -244,7 +244,11 @@ def test_a_broken_anchor_fails_the_build(tmp_path: Path) -> None:
     [
         ("[a](install.md#remove)", "[a](install.md#remove)", "[a](install.md#remove)"),
         ("[a](../README.md)", "[a](../contents.md)", "[a](../contents.md)"),
-        ("[a](../../SECURITY.md#threat-model)", "[a](../security.md#threat-model)", "[a](../security.md#threat-model)"),
+        (
+            "[a](../../SECURITY.md#verify-a-release)",
+            "[a](../security.md#verify-a-release)",
+            "[a](../security.md#verify-a-release)",
+        ),
         ("[a](../../examples)", "[a](../examples.md)", "[a](../examples.md)"),
         ("[a\nb](../../crds)", f"[a\nb]({FORGE.url}/tree/v1/crds)", "a\nb"),
         ("[`x`](../../action.yml)", f"[`x`]({FORGE.url}/blob/v1/action.yml)", "`x`"),
