@@ -148,7 +148,7 @@ BAD_SPECS = {
         "spec.engine.extraArgs[0]",
         "spec.parallelism.tensor",
     ),
-    "CPU without an image": (tiny_cpu(engine={}), "spec.engine.image", "name one"),
+    "CPU without an image": (tiny_cpu(engine={}), "spec.engine.image", "set it"),
 }
 
 
