@@ -123,7 +123,7 @@ def by_position(known: list[Series]) -> _Drawn:
         shares = steps.per_position
         return (
             f"{shares[0]:.0%} of the drafts were accepted at the first position, {shares[-1]:.0%} to the last of "
-            f"{len(shares)}; {1 + steps.accepted / steps.drafts:.2f} tokens a verification"
+            f"{len(shares)}; {1 + steps.accepted / steps.drafts:.2f} tokens per verification"
         )
 
     return figure, words
@@ -196,7 +196,7 @@ def by_context(known: list[Series]) -> _Drawn:
         return context_tokens(bins), sums[bins, 1] / sums[bins, 0] - 1
 
     def words(x: Floats, y: Floats) -> str:
-        return f"{y[0]:.2f} drafted tokens accepted a step after {x[0]:,.0f} tokens, {y[-1]:.2f} after {x[-1]:,.0f}"
+        return f"{y[0]:.2f} drafted tokens accepted per step after {x[0]:,.0f} tokens, {y[-1]:.2f} after {x[-1]:,.0f}"
 
     return _against(known, points, "tokens before the step: prompt and output so far", words)
 
@@ -221,7 +221,7 @@ def by_temperature(known: list[Series]) -> _Drawn | str:
         return np.array([at for at, _ in sums]), np.array([tokens / bursts - 1 for _, (bursts, tokens) in sums])
 
     def words(x: Floats, y: Floats) -> str:
-        return f"{y[0]:.2f} drafted tokens accepted a step at temperature {x[0]:g}, {y[-1]:.2f} at {x[-1]:g}"
+        return f"{y[0]:.2f} drafted tokens accepted per step at temperature {x[0]:g}, {y[-1]:.2f} at {x[-1]:g}"
 
     drawn = _against(known, points, "temperature of the request", words)
     drawn[0].axes[0].set_xticks(temperatures)
@@ -288,7 +288,7 @@ def tokens_per_step(known: list[Series]) -> _Drawn:
                 words = f"{100 * share:.0f}" if share >= _ONE_PERCENT else ("<1" if share else "")
                 axes.text(size + offset, share, words, ha="center", va="bottom", fontsize=7.5)
     axes.grid(visible=False, axis="x")
-    axes.set_xlabel(f"tokens a step gave a request{f' ({LARGEST_BURST}: or more)' if largest == LARGEST_BURST else ''}")
+    axes.set_xlabel(f"tokens per request and step{f' ({LARGEST_BURST}: or more)' if largest == LARGEST_BURST else ''}")
     percent_axis(axes, "decode steps", highest * 1.08)
     _size_axis(axes, largest)
     if len(known) > 1:
@@ -297,7 +297,8 @@ def tokens_per_step(known: list[Series]) -> _Drawn:
     def words_of(each: Series) -> str:
         counts = each.capture.requests.bursts
         ones = counts[1] / counts.sum()
-        return f"{each.capture.requests.mean_burst:.2f} tokens a step on average, {ones:.0%} of the steps gave one"
+        mean = each.capture.requests.mean_burst
+        return f"{mean:.2f} tokens per step on average; {ones:.0%} of the steps produced one token"
 
     return figure, words_of
 
@@ -330,13 +331,13 @@ def step_time(known: list[Series]) -> _Drawn:
         axes.plot(sizes + offset, middle, label=each.label, **style.marked_line)
         by_token = style.marked_line | {"linestyle": (0, (4, 2)), "linewidth": 1.0, "markerfacecolor": "white"}
         axes.plot(sizes + offset, middle / sizes, markersize=3, **by_token)
-    axes.plot([], [], color=QUIET, linewidth=1.0, linestyle=(0, (4, 2)), label="gap / N: time a token (median)")
+    axes.plot([], [], color=QUIET, linewidth=1.0, linestyle=(0, (4, 2)), label="time per token: step time / N (median)")
     cut = axes.get_ylim()[1] > _HIGHEST * slowest_ms
     legend = f"P10 to P90 of the steps{', cut at the top' if cut else ''}"
     axes.plot([], [], color=QUIET, linewidth=5, alpha=0.4, label=legend)
     axes.set_ylim(0, min(axes.get_ylim()[1], _HIGHEST * slowest_ms))
-    axes.set_xlabel("burst size N: tokens a step gave a request")
-    axes.set_ylabel("time of the step (ms)")
+    axes.set_xlabel("burst size N: tokens per request and step")
+    axes.set_ylabel("step time (ms)")
     _size_axis(axes, max(sizes[-1] for sizes in sizes_of.values()))
     legend_above(figure, axes)
 
@@ -344,10 +345,10 @@ def step_time(known: list[Series]) -> _Drawn:
         first, last = sizes_of[each.label][0], sizes_of[each.label][-1]
         short, long = median(each, first), median(each, last)
         if first == last:
-            return f"a step took {measured(short)} ms (median), and gave {first} token{'s' * (first > 1)}"
+            return f"a step took {measured(short)} ms (median) and produced {first} token{'s' * (first > 1)}"
         return (
-            f"a step took {measured(short)} ms (median) where it gave {first} and {measured(long)} ms where it gave "
-            f"{last}: {measured(short / first)} against {measured(long / last)} ms a token"
+            f"steps with {first} token{'s' * (first > 1)} took {measured(short)} ms (median), steps with {last} took "
+            f"{measured(long)} ms: {measured(short / first)} and {measured(long / last)} ms per token"
         )
 
     return figure, words
@@ -469,7 +470,7 @@ def by_load(known: list[Series]) -> _Drawn:
         found = {name: np.quantile(values[own[name]], _QUANTILES) for name in names if name in own}
         worst = max(found, key=lambda name: float(found[name][2]))
         return (
-            f"by P99, first tokens were slowest {'in phase' if by_phase else 'with so many requests in flight:'} "
+            f"by P99, first tokens were slowest {'in phase' if by_phase else 'by requests in flight at arrival:'} "
             f"{worst}: TTFT P50 {measured(found[worst][0])}, P99 {measured(found[worst][2])} ms"
         )
 
@@ -528,7 +529,7 @@ def client_ttft(known: list[Series]) -> _Drawn:
     axes.plot([], [], color=QUIET, marker="o", markersize=4, label="at the engine")
     axes.plot([], [], color=QUIET, marker="o", markersize=4, markerfacecolor="white", linestyle=":", label="over HTTP")
     _finish_curves(axes, "TTFT (ms)")
-    percent_axis(axes, "requests that took\nat most so long")
+    percent_axis(axes, "share of requests\n(cumulative)")
     legend_above(figure, axes)
 
     def words(each: Series) -> str:
@@ -617,7 +618,7 @@ def budgets(known: list[Series]) -> _Drawn:
         if not isinstance(planned, int) or planned <= 0 or reported is None:
             return "the engine's own figure is not in the capture, so the plan stands alone"
         change = f"{reported / planned - 1:+.1%}"
-        return f"planned were {planned:,} tokens of KV cache, the engine reported {reported:,} ({change})"
+        return f"the plan has {planned:,} tokens of KV cache, the engine reported {reported:,} ({change})"
 
     return figure, words
 
@@ -843,7 +844,7 @@ def _acceptance(arms: Drawn) -> _ArmsDrawn:
         most = "" if found.largest_block_efficiency is None else f" of {found.largest_block_efficiency}"
         spread = "" if each is None else f"; by request P10 {each.p10:.0%}, P50 {each.p50:.0%}, P90 {each.p90:.0%}"
         words.append(
-            f"{name}: {found.acceptance:.0%} of the drafted tokens, {found.block_efficiency:.2f}{most} tokens a "
+            f"{name}: {found.acceptance:.0%} of the drafted tokens, {found.block_efficiency:.2f}{most} tokens per "
             f"verification{spread}."
         )
     percent_axis(left, "drafts accepted up to here")

@@ -220,7 +220,7 @@ def measures_of(capture: Capture) -> dict[str, Measure]:
     rows = request_times(requests, 0.0)
     rows = rows[~np.isnan(rows).any(axis=1)]
     if len(rows) and (seconds := float(rows[:, 3].max() - rows[:, 0].min()) / 1000) > 0:
-        found["output tokens a second"] = Measure(tokens / seconds, "1/s")
+        found["output tokens per second"] = Measure(tokens / seconds, "1/s")
     if requests.bursts.any():
         found["tokens per decode step"] = Measure(requests.mean_burst)
     if steps is not None and steps.acceptance is not None:

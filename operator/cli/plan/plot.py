@@ -199,9 +199,9 @@ def _draw_bars(axes: "Axes", budgets: Sequence[Budget]) -> None:
         axes.hlines([*ends.values()], left, right, **dotted)
     top = max(top, *ends.values(), 0.0)
     for place, budget in enumerate(budgets):
-        words = f"{lacking[place] / GIB:.1f} too little KV cache" if lacking[place] > 0 else ""
+        words = f"{lacking[place] / GIB:.1f} GiB too little KV cache" if lacking[place] > 0 else ""
         if budget.available_kv_bytes < 0:
-            words = f"{-budget.available_kv_bytes / GIB:.1f} over the budget"
+            words = f"{-budget.available_kv_bytes / GIB:.1f} GiB over the budget"
         if words:
             height = max(memory[place], used[place], ends.get(place, 0.0)) + top * 0.015
             axes.text(place, height, words, ha="center", va="bottom", color=_TOO_MUCH, fontsize="small")
@@ -264,14 +264,14 @@ def _draw_lengths(axes: "Axes", lines: Sequence[_Line]) -> None:
         axis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
     axes.tick_params("x", labelrotation=30)
-    axes.set_xlabel("maxModelLen (tokens); ringed: as asked for")
+    axes.set_xlabel("maxModelLen (tokens); circle: the value in the manifest")
     axes.set_ylabel("KV cache (tokens)")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(color="#E5E5E5", linewidth=0.6)
     axes.set_axisbelow(True)
     left_out = len(lines) - len(_LOOKS)
     more = f" ({left_out} candidates left out)" if left_out > 0 else ""
-    axes.set_title(f"Tokens held by length{more}", fontsize="small")
+    axes.set_title(f"KV cache capacity by maxModelLen{more}", fontsize="small")
     axes.legend(fontsize="small", loc="best")
 
 

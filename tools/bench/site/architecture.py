@@ -40,13 +40,13 @@ class Call:
 
 
 BOXES: Final = (
-    Box(540, 28, 400, 128, "namespace of the operator"),
+    Box(540, 28, 400, 128, "operator namespace"),
     Box(230, 188, 710, 396, "your namespace"),
     Box(20, 44, 160, 96, "You", ("kubectl, Git, CI", "specdecode")),
     Box(20, 346, 160, 80, "Clients", ("OpenAI's API",)),
     Box(20, 482, 160, 80, "Model hub", ("or a mirror",)),
     Box(250, 44, 220, 96, "API server", ("CRDs with CEL rules,", "admission policies")),
-    Box(560, 60, 170, 80, "Operator", ("plans, writes,", "reads what engines say")),
+    Box(560, 60, 170, 80, "Operator", ("plans, writes,", "reads metrics")),
     Box(750, 60, 170, 80, "Webhook", ("in the operator's pod",), optional=True),
     Box(256, 218, 430, 64, "Objects", ("deployments, captures, their children, ConfigMaps",)),
     Box(256, 346, 206, 80, "Engines", ("Deployment or group,", "Service; vLLM on GPUs")),

@@ -67,11 +67,11 @@ def shown(page: Path) -> str:
 def test_sentences_have_the_figures_of_the_files(made: Path) -> None:
     words = shown(made / "page.html")
     for sentence in (
-        "100% of the drafts were accepted at the first position, 0% to the last of 4; 3.00 tokens a verification",
+        "100% of the drafts were accepted at the first position, 0% to the last of 4; 3.00 tokens per verification",
         "50% overall, between 50% and 50%",
-        "A step took 10.0 ms (median) where it gave 1 and 10.0 ms where it gave 5: 10.0 against 2.00 ms a token",
+        "Steps with 1 token took 10.0 ms (median), steps with 5 took 10.0 ms: 10.0 and 2.00 ms per token",
         "At most 50.0% of the KV cache was in use, up to 1 request waited, 1 preemption",
-        "Planned were 1,000 tokens of KV cache, the engine reported 990 (-1.0%)",
+        "The plan has 1,000 tokens of KV cache, the engine reported 990 (-1.0%)",
         "The client's median is 33.0 ms, the engine's 30.0 ms; 60 completed",
         "team/demo · org/model · NVIDIA H200 · vLLM 0.32.0 · config 0123456789ab · 60 requests",
     ):
@@ -83,7 +83,7 @@ def test_a_replay_stands_beside_its_capture(report: Report, tmp_path: Path) -> N
     replayed = write_capture(tmp_path / "b", gap_ms=11.0)
     assert report(captured, "--replayed", replayed).exit_code == 0
     words = shown(tmp_path / "report.html")
-    assert re.search(r"demo: a step took 10.0 ms .*demo \(replayed\): a step took 11.0 ms", words)
+    assert re.search(r"demo: steps with 1 token took 10.0 ms .*demo \(replayed\): steps with 1 token took 11.0 ms", words)
     assert "(+10.0 %)" in words, "the replay's TPOT against the capture's"
 
 
@@ -92,7 +92,7 @@ def test_each_figure_is_written_alone_with_its_title_and_its_capture(made: Path)
     assert names == {path.stem for path in (made / "png").iterdir()}
     assert {"tokens-per-step", "step-time", "acceptance-by-position", "latency-by-load", "kv-cache", "budget"} <= names
     svg = (made / "svg" / "step-time.svg").read_text()
-    for words in ("Step time against burst size", "time of the step (ms)", "team/demo · org/model"):
+    for words in ("Step time against burst size", "step time (ms)", "team/demo · org/model"):
         assert words in svg
 
 
@@ -139,7 +139,7 @@ def test_an_engine_that_does_not_speculate_has_no_acceptance(report: Report, tmp
     plain = [record(output_tokens=3, itl_tokens=None, arrival_ms=10.0 * place) for place in range(3)]
     said = left_out(report, tmp_path, plain, {"model": "m"})
     assert said.count("nothing was drafted") == 4
-    assert "1.00 tokens a step on average, 100% of the steps gave one" in shown(tmp_path / "report.html")
+    assert "1.00 tokens per step on average; 100% of the steps produced one token" in shown(tmp_path / "report.html")
 
 
 def test_a_client_that_asks_again_at_once_is_one_at_a_time(report: Report, tmp_path: Path) -> None:
@@ -416,7 +416,7 @@ def test_each_temperature_has_what_its_steps_got_accepted(tmp_path: Path, drawn:
     temperatures, accepted = made.figure.axes[0].lines[0].get_data()
     # The last step of an answer may be cut short, and does not count.
     assert (list(temperatures), list(accepted)) == ([0, 0.8], [4, 2])
-    assert made.sentences == ("4.00 drafted tokens accepted a step at temperature 0, 2.00 at 0.8.",)
+    assert made.sentences == ("4.00 drafted tokens accepted per step at temperature 0, 2.00 at 0.8.",)
     assert isinstance(by_temperature(drawn), LeftOut), "its requests say no temperature"
 
 
@@ -434,7 +434,7 @@ def test_quantiles_are_those_of_what_the_axis_says(drawn: list[Series]) -> None:
         for share in (50, 90, 99):
             assert found[f"{name} P{share}"].value == pytest.approx(np.percentile(list(values), share))
     # From the first arrival to the last token: 990 ms, and 212.5 of the last request.
-    assert found["output tokens a second"].value == pytest.approx(600 / 1.2025)
+    assert found["output tokens per second"].value == pytest.approx(600 / 1.2025)
 
 
 def test_warm_up_is_no_answer_of_a_client(drawn: list[Series]) -> None:
@@ -473,7 +473,7 @@ def test_figures_are_those_of_the_manifest(folder: Path) -> None:
     assert found["requests"] == summary["records"]
     assert found["output tokens"] == summary["output_tokens"]
     assert found["acceptance"] == pytest.approx(summary["speculation"]["acceptance"], abs=5e-5)
-    assert found["output tokens a second"] == pytest.approx(summary["output_tokens_per_second"], abs=0.01)
+    assert found["output tokens per second"] == pytest.approx(summary["output_tokens_per_second"], abs=0.01)
     for share in (50, 90, 99):
         for name in ("ttft", "tpot"):
             assert found[f"{name.upper()} P{share}"] == pytest.approx(
