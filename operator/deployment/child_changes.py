@@ -1,7 +1,7 @@
 """Decide which objects to apply, scale and delete so that the cluster matches the desired state.
 
-The controller of a workload replaces its pods. Between a Deployment and a LeaderWorkerSet, the operator moves the
-engines itself, with the same rollout strategy.
+The workload's controller replaces pods. When the kind changes between Deployment and LeaderWorkerSet, the operator
+replaces the workload itself, with the same rollout strategy.
 """
 
 from collections.abc import Collection, Iterable
@@ -25,11 +25,11 @@ from specdecode_operator.deployment.rollout.rollout_progress import (
 )
 from specdecode_operator.enums import RolloutStrategy
 
-_ENDS_NOTHING: Final = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
+_SURGE_STRATEGY: Final = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
 
 
 def objects_to_apply(desired: DesiredState, live: Collection[Body], kept_managers: Collection[str] = ()) -> list[Body]:
-    """Return the children to apply; a paused rollout starts no workload of another kind beside the live one."""
+    """Return the children to apply; during a pause, without a workload that would replace one of another kind."""
     workload = desired.workload
     others = [child for child in desired.children if child is not workload]
     if workload is None or _paused_workload(desired, live) is not None:
@@ -39,19 +39,20 @@ def objects_to_apply(desired: DesiredState, live: Collection[Body], kept_manager
 
 
 def _guarded(workload: Body, live: Body | None, kept_managers: Collection[str]) -> Body:
-    """Return a Deployment that has nothing to replace with a strategy that ends no engine.
+    """Return a Deployment with a strategy that stops no serving engine, unless a rollout is in progress.
 
-    Else an image edited by hand would end one at once, and undoing it would cost a start. The rendered strategy is in
-    force while a template is rolled out: the operator's, or that of a restart, or of a manager whose fields are kept.
+    Without this, a manual edit of the image would stop an engine immediately, and reverting it would cost another
+    start. The rendered strategy applies while a template is rolled out, whether it was changed by the operator, by
+    `kubectl rollout restart` or by a manager whose fields are kept.
     """
     if workload["kind"] != DEPLOYMENT.kind:
         return workload
-    guarded = with_new_hash({**workload, "spec": {**workload["spec"], "strategy": _ENDS_NOTHING}})
-    if live is None:  # it is made with it, so that it need not be written again once it serves
+    guarded = with_new_hash({**workload, "spec": {**workload["spec"], "strategy": _SURGE_STRATEGY}})
+    if live is None:  # created with this strategy, so that no second write is needed after the first rollout
         return guarded
     if serving_hash(workload) != serving_hash(live):
         return workload
-    status, is_guarded = live.get("status", {}), live["spec"].get("strategy") == _ENDS_NOTHING
+    status, is_guarded = live.get("status", {}), live["spec"].get("strategy") == _SURGE_STRATEGY
     is_settled = status.get("observedGeneration", 0) >= live["metadata"].get("generation", 0)
     if is_settled and not foreign_managers(live, kept_managers):
         is_guarded = status.get("replicas", 0) <= status.get("updatedReplicas", 0)
@@ -61,9 +62,9 @@ def _guarded(workload: Body, live: Body | None, kept_managers: Collection[str]) 
 def resting(
     desired: DesiredState, live: Body | None, pods: list[Body], groups: GroupHistory, now_s: float
 ) -> DesiredState:
-    """Return the desired state with no more engines than there are while nodes reject their pods.
+    """Return the desired state, scaled down to the running engines while a back-off after pod rejections lasts.
 
-    ``live`` is the live workload of the wanted kind, ``pods`` are those of its template, ``now_s`` is in Unix time.
+    ``live`` is the live workload of the wanted kind, ``pods`` are the pods of its template, ``now_s`` is Unix time.
     """
     workload = desired.workload
     if workload is None or live is None or serving_hash(workload) != serving_hash(live):
@@ -72,7 +73,7 @@ def resting(
     if workload["kind"] == DEPLOYMENT.kind:
         holds = backs_off(pods, now_s)
     else:
-        # Fewer groups are those with the lowest numbers, whichever serve.
+        # Scaling down keeps the groups with the lowest indexes, even if others serve: only do it if none does.
         holds = groups.rests(now_s) and not live.get("status", {}).get("readyReplicas")
         running = 0
     replicas = min(running, workload["spec"]["replicas"])
@@ -85,7 +86,7 @@ def resting(
 def workloads_to_scale(
     parent: ParsedDeployment, desired: DesiredState, live: Collection[Body]
 ) -> list[tuple[Body, int]]:
-    """Return live workloads that are not applied, with the number of replicas that they should have."""
+    """Return live workloads to scale without an apply, each with its number of replicas."""
     if desired.workload is not None and (paused := _paused_workload(desired, live)) is not None:
         return [(paused, desired.workload["spec"]["replicas"])]
     if isinstance(desired.outcome, NotLaunched) and parent.wants_no_engine:
@@ -96,20 +97,20 @@ def workloads_to_scale(
 def objects_to_delete(
     desired: DesiredState, live: Iterable[Body], successor: Body | None, pods: list[Body]
 ) -> list[Body]:
-    """Return the live children that are no longer wanted; ``successor`` is the live workload that is wanted.
+    """Return the live children to delete; ``successor`` is the live workload of the wanted kind.
 
-    Without a launch the workload of an earlier spec stays with all that belongs to it, and only Jobs for models go.
+    Without a launch, the workload of an earlier spec stays with its objects, and only Jobs for models are deleted.
     """
     outcome = desired.outcome
-    # Something is away that was there, such as nodes: a download that goes on is not started again for that.
+    # A dependency is missing for now, such as nodes. Keep running downloads rather than restart them later.
     if isinstance(outcome, NotLaunched) and outcome.readiness.reconciling and not desired.children:
         return []
     wanted = {identity(child) for child in desired.children}
-    # A Service has the object's own name for as long as that lives, and goes with it: no other is ours to delete.
+    # The object's Service always has the object's name and is garbage-collected with it. Never delete another one.
     unwanted = [child for child in live if identity(child) not in wanted and child["kind"] != SERVICE.kind]
     if isinstance(outcome, NotLaunched):
         return [child for child in unwanted if child["kind"] == JOB.kind]
-    # A workload of the other kind may end when its successor serves, or at once where GPUs are scarce.
+    # With strategy Surge, delete a workload of the other kind when its successor serves; otherwise immediately.
     may_replace = not outcome.facts.spec.rollout.paused
     surges = outcome.facts.spec.rollout.strategy is RolloutStrategy.SURGE and wanted_replicas(outcome.facts) > 0
     if may_replace and surges:

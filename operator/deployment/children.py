@@ -24,7 +24,7 @@ from specdecode_operator.sizing.memory.budget import Budget, Verdict
 from specdecode_operator.sizing.plan import Plan
 from specdecode_operator.sizing.quantization_matrix import MatrixRow
 
-LARGEST_BYTES: Final = 256 * 1024  # A ConfigMap may hold 1 MiB, and operators keep those that they own in memory
+LARGEST_BYTES: Final = 256 * 1024  # A ConfigMap may hold 1 MiB, but operators cache the ConfigMaps that they own
 _COLUMNS: Final = (
     *("target", "draft", "kvCacheDtype", "product", "gpus", "tensor", "verdict", "launchable", "chosen"),
     *("kvCacheTokens", "maxConcurrency", "availableKvGiB", "bindingTerm", "reason"),
@@ -33,27 +33,27 @@ _COLUMNS: Final = (
 
 @dataclass(frozen=True)
 class MatrixTable:
-    """The matrix as text: one line a row under a line of names; empty where there are no rows."""
+    """Quantization matrix as CSV with a header line; empty if there are no rows."""
 
     csv: str
-    # Rows that the limit left no room for: first those that cannot be launched, then those that do not fit.
+    # Number of rows dropped to meet the limit. Rows that cannot be launched go first, then those that do not fit.
     rows_left_out: int
 
 
 def plan_config_map(key: Key, uid: str, data: Mapping[str, str]) -> Body:
-    """Return the ConfigMap that holds the plan, wanted also where nothing fits."""
+    """Return the ConfigMap that holds the plan, even a plan that does not fit."""
     body = render_template("configmap", {"name": key.name})
-    # Long texts take ten times as long to write as YAML and to read again as all the rest.
+    # Passing these texts through the YAML template would take ten times as long as everything else.
     body["data"] = dict(data)
     return owned(body, key, uid)
 
 
 def plan_data(plan: Plan, matrix: Sequence[MatrixRow] = ()) -> dict[str, str]:
-    """Return what the ConfigMap of a plan holds."""
+    """Return the data of the plan's ConfigMap: `plan.json` and, if there is a matrix, `matrix.csv`."""
     table = matrix_table(matrix, plan.chosen.budget)
     content = msgspec.to_builtins(plan) | {"matrixRowsLeftOut": table.rows_left_out}
     for row in (content["chosen"], *content["rows"]):
-        del row["spread"]["tensor"]  # of the plan's choosing: the row itself has it
+        del row["spread"]["tensor"]  # the row's own `tensor` is the one the plan chose
     data = {"plan.json": msgspec.json.format(msgspec.json.encode(content, order="sorted"), indent=2).decode()}
     return data | ({"matrix.csv": table.csv} if table.csv else {})
 
@@ -61,7 +61,7 @@ def plan_data(plan: Plan, matrix: Sequence[MatrixRow] = ()) -> dict[str, str]:
 def matrix_table(
     rows: Sequence[MatrixRow], chosen: Budget | None = None, largest_bytes: int = LARGEST_BYTES
 ) -> MatrixTable:
-    """Return the rows in their order, as many as there is room for; the row with the chosen budget is marked."""
+    """Return as many rows as fit into ``largest_bytes``, in order; the row with the chosen budget is marked."""
     launchable = [row for row in rows if row.launchable]
     usable = [row for row in launchable if row.verdict is not Verdict.DOES_NOT_FIT]
     for shown in (list(rows), launchable, usable):
@@ -77,7 +77,7 @@ def _csv(rows: Iterable[MatrixRow], chosen: Budget | None) -> str:
     for row in rows:
         budget, is_chosen = row.budget, False
         if row.launchable and budget is not None and chosen is not None:
-            # Most budgets differ in what is left: comparing all of them takes long.
+            # Compare one number first: comparing whole budgets is slow, and most differ here.
             is_chosen = budget.available_kv_bytes == chosen.available_kv_bytes and budget == chosen
         precisions = (row.target_precision, row.draft_precision or "", row.kv_cache_dtype)
         place = (row.product, str(row.gpus), str(row.tensor))
@@ -93,7 +93,7 @@ def _csv(rows: Iterable[MatrixRow], chosen: Budget | None) -> str:
 
 
 def render_children(key: Key, uid: str, facts: Facts, plan: Plan, plan_texts: Mapping[str, str]) -> list[Body]:
-    """Return the objects that must exist while this plan is in force, in the order of their creation."""
+    """Return the children of an object with this plan, in the order in which to create them."""
     spec, in_groups = facts.spec, facts.takes_pods_of(plan) > 1
     selector, name = (
         selector_labels(key.name),
@@ -102,7 +102,7 @@ def render_children(key: Key, uid: str, facts: Facts, plan: Plan, plan_texts: Ma
     service = {"name": key.name, "selector": selector, "port": spec.serving.port, "scheme": scheme(spec)}
     children = [plan_config_map(key, uid, plan_texts), owned(render_template("service", service), key, uid)]
     if wanted_replicas(facts) > 1:
-        # No pod of a group can be missed.
+        # In groups, select the workers too: a group fails with any of its pods.
         budget = {"name": key.name, "selector": {"leaderworkerset.sigs.k8s.io/name": name} if in_groups else selector}
         children.append(owned(render_template("poddisruptionbudget", budget), key, uid))
     values: dict[str, Any] = {
@@ -112,7 +112,7 @@ def render_children(key: Key, uid: str, facts: Facts, plan: Plan, plan_texts: Ma
         "name": name,
     }
     if in_groups:
-        # Kueue admits a group as a whole, by labels on the LeaderWorkerSet itself.
+        # Kueue reads its labels from the LeaderWorkerSet and admits groups as a whole.
         labels = ((spec.pod_template.metadata or {}).get("labels") or {}) if spec.pod_template else {}
         queue = {label: value for label, value in labels.items() if label.startswith(QUEUE_PREFIX)}
         workload = render_template("leaderworkerset", {**values, "size": plan.chosen.nodes, "labels": queue})
@@ -126,5 +126,5 @@ def render_children(key: Key, uid: str, facts: Facts, plan: Plan, plan_texts: Ma
 
 
 def wanted_replicas(facts: Facts) -> int:
-    """Return how many engines a spec asks for now."""
+    """Return the number of engines that should run: zero if suspended, else the replicas of the spec."""
     return 0 if facts.spec.suspend else facts.spec.replicas

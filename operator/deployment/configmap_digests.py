@@ -14,7 +14,7 @@ from specdecode_operator.cluster.drift import Identity
 
 
 def digests(config_map: str, entries: Mapping[str, str]) -> dict[str, str]:
-    """Return the SHA-256 of the entries of a ConfigMap, by ConfigMap/entry, as the status holds them."""
+    """Return the SHA-256 of each entry of a ConfigMap, with keys ``ConfigMap/entry`` as in the status."""
     return {
         f"{config_map}/{entry}": hashlib.sha256(text.encode(errors="replace")).hexdigest()
         for entry, text in entries.items()
@@ -23,14 +23,14 @@ def digests(config_map: str, entries: Mapping[str, str]) -> dict[str, str]:
 
 def believed(config_map: str, entries: Mapping[str, str], proofs: Mapping[str, str]) -> dict[str, str]:
     """Return the entries that the operator wrote; ``proofs`` are their digests."""
-    # Only these are read: others may write a megabyte beside them.
+    # Skip unknown entries before hashing: other clients may add up to 1 MiB of them.
     known = {entry: text for entry, text in entries.items() if f"{config_map}/{entry}" in proofs}
     own = dict(digests(config_map, known).items() & proofs.items())
     return {entry: text for entry, text in known.items() if f"{config_map}/{entry}" in own}
 
 
 def proofs_in(body: Body) -> dict[str, str]:
-    """Return the digests in the status of an object as the API server has it."""
+    """Return the digests in the status of an unparsed object."""
     return {each["entry"]: each["sha256"] for each in (body.get("status") or {}).get("kept") or []}
 
 
@@ -40,7 +40,7 @@ def own_proofs(kept: Iterable[KeptEntry]) -> dict[str, str]:
 
 
 def child_entry(child: Identity) -> str:
-    """Return the entry of a child; kinds have capitals, which names of ConfigMaps have not."""
+    """Return the entry of a child. Its kind starts with a capital letter, which a ConfigMap's name cannot contain."""
     return "/".join(child)
 
 
@@ -51,5 +51,5 @@ def children_proofs(kept: Iterable[KeptEntry]) -> dict[Identity, str]:
 
 
 def kept_entries(proofs: Mapping[str, str]) -> list[KeptEntry]:
-    """Return digests as a status holds them."""
+    """Return digests in the form of `status.kept`."""
     return [KeptEntry(entry=entry, sha256=digest) for entry, digest in sorted(proofs.items())]

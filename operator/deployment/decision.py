@@ -74,12 +74,12 @@ from specdecode_operator.sizing.calibration import Calibration
 from specdecode_operator.sizing.plan import Plan
 
 _ACCEPTED = ConditionUpdate("Accepted", TRUE, "Valid", "Spec is valid")
-_PLANS_KEPT: Final = 32  # Specs whose plans are kept for other objects of the same spec: each is some hundred kilobytes
+_PLANS_KEPT: Final = 32  # Plans cached for objects with equal specs; one takes some hundred kilobytes
 
 
 @dataclass(frozen=True)
 class _Question:
-    spec: SpecDecodeDeploymentSpec = field(compare=False)  # Comparing and hashing its text is cheaper
+    spec: SpecDecodeDeploymentSpec = field(compare=False)  # spec_text is cheaper to compare and hash
     known: KnownModels = field(compare=False)  # Follows from models and site_facts
     spec_text: str
     previous: PlanStatus | None = field(compare=False)
@@ -98,12 +98,12 @@ class _Planned:
     facts: Facts
     plan: Plan
     plan_texts: Mapping[str, str]
-    conditions: list[ConditionUpdate]  # Accepted, Planned, and further ones that come before those of engines
+    conditions: list[ConditionUpdate]  # Accepted and Planned, in this order
     plan_status: PlanStatus
 
 
 def newly_read_models(parent: ParsedDeployment, entries: Mapping[str, str], pods: Sequence[Body]) -> dict[str, str]:
-    """Return what the object's pods have read of its models and ``entries`` do not hold yet, as entries."""
+    """Return new ConfigMap entries: models that the object's pods have read and ``entries`` do not have."""
     if isinstance(parent.spec, InvalidSpecError):
         return {}
     read = read_entries(parent.spec, entries)
@@ -112,7 +112,7 @@ def newly_read_models(parent: ParsedDeployment, entries: Mapping[str, str], pods
 
 
 def decide(parent: ParsedDeployment, cluster: ClusterState) -> DesiredState:
-    """Return what should exist for an object: spec, then facts, then plan, then objects."""
+    """Return the desired state of an object: resolve its spec, plan, and render its children."""
     try:
         planned = _resolve(parent, cluster)
     except InvalidSpecError as error:
@@ -124,7 +124,7 @@ def decide(parent: ParsedDeployment, cluster: ClusterState) -> DesiredState:
     facts, jobs = planned.facts, list[Body]()
     readiness: Readiness | None = None
     commits = {**cluster.downloads, **downloaded_commits(cluster.model_pods, facts.spec)}
-    if planned.conditions[1].status is FALSE:  # it fits nowhere; the plan tells what would
+    if planned.conditions[1].status is FALSE:  # it does not fit; the message has the fixes
         readiness = stalled(planned.conditions[1].reason, planned.conditions[1].message)
     elif facts.replay is not None and facts.operator_image is None:
         readiness = readiness_of(OPERATOR_IMAGE_UNKNOWN)
@@ -170,7 +170,7 @@ def _resolve(parent: ParsedDeployment, cluster: ClusterState) -> _Planned | Desi
 
 
 def internal_error(parent: ParsedDeployment, error: Exception) -> DesiredState:
-    """Return the desired state of an object that the operator itself failed on: all stays as it is."""
+    """Return the desired state after an internal error: no change to the object's children."""
     message = f"Internal error in the operator ({type(error).__name__}); see its log, and report the error"
     return DesiredState(NotLaunched(working("InternalError", message), parent.status.plan), [])
 
@@ -205,7 +205,7 @@ def _read_first(
 
 @lru_cache(maxsize=_PLANS_KEPT)
 def _plan(question: _Question) -> _Planned | Blocked:
-    """Return the plan of a spec, which hundreds of objects may have in common, or why no node can be planned for."""
+    """Return the plan of a spec, or why no node is usable. Cached, because hundreds of objects may have one spec."""
     nodes, known, site_facts = question.nodes, question.known, dict(question.site_facts)
     facts = valid_facts(question.spec, known, question.calibration)
     facts = replace(facts, operator_image=question.operator_image)
@@ -232,17 +232,17 @@ def _accepted(facts: Facts) -> ConditionUpdate:
         NEWER_THAN_KNOWN: str(untested) if untested else None,
         LOSSY_REJECTION_SAMPLING: lossy,
     }
-    told = {reason: message for reason, message in caveats.items() if message}
-    if not told:
+    found = {reason: message for reason, message in caveats.items() if message}
+    if not found:
         return _ACCEPTED
-    message = f"{_ACCEPTED.message}; {'; '.join(told.values())}"
-    return replace(_ACCEPTED, reason=next(iter(told)), message=message)
+    message = f"{_ACCEPTED.message}; {'; '.join(found.values())}"
+    return replace(_ACCEPTED, reason=next(iter(found)), message=message)
 
 
 def _launch(
     parent: ParsedDeployment, planned: _Planned, commits: Mapping[str, str], cluster: ClusterState
 ) -> DesiredState:
-    """Put the plan in force, or keep the workload that served last, where engines failed before or wait at the gate."""
+    """Launch the plan, or keep the last good workload if these engines failed before or wait at the gate."""
     key, uid, plan, last_good, gate = parent.key, parent.uid, planned.plan, cluster.last_good, cluster.gate
     if last_good is not None:
         allowed = (cluster.host_paths, cluster.pod_template, key.namespace)
@@ -259,7 +259,7 @@ def _launch(
     if failure is not None and failure.attempt == attempt_of(facts.spec, plan.chosen):
         rolled_back = RolledBack(facts, planned.plan_status, failure)
         return DesiredState(rolled_back, planned.conditions, [kept, *others, earlier])
-    # A capture with arms has measured what a policy chose: a golden capture of other speculation has no say in it.
+    # A capture with arms measured the policy's choice; the golden capture is of other speculation settings.
     held = None if parent.by_policy else held_at_gate(key, facts.spec, workload, last_good, gate)
     if held:
         gated = Gated(facts, planned.plan_status, launch, held)

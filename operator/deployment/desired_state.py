@@ -21,12 +21,12 @@ from specdecode_operator.sizing.plan import Plan
 
 @dataclass(frozen=True)
 class ClusterState:
-    """What one SpecDecodeDeployment finds in its cluster. Two that are equal lead to the same decision."""
+    """Cluster state that a decision depends on; equal states lead to equal decisions."""
 
     nodes: tuple[NodeFacts, ...] = ()
     model_facts: Mapping[str, str] = field(default_factory=dict)
     model_pods: Sequence[Body] = ()
-    # What the operator's facts files say of the object's models. They come before what Jobs have read.
+    # Facts about the object's models from the operator's facts files; they take precedence over `model_facts`.
     site_facts: Mapping[ModelSource, SiteFacts] = field(default_factory=dict)
     downloads: Mapping[str, str] = field(default_factory=dict)
     last_good: LastGood | None = None
@@ -36,12 +36,12 @@ class ClusterState:
     pod_template: frozenset[str] = NONE_ALLOWED
     nodes_from: NodesFrom = NodesFrom.CLUSTER
     has_leader_worker_sets: bool = False
-    operator_image: str | None = None  # The image that this operator runs from, for replays; None where it cannot tell
+    operator_image: str | None = None  # Image of this operator, for Jobs and replays; None if unknown
 
 
 @dataclass(frozen=True)
 class Launch:
-    """The plan of this spec is in force."""
+    """Run the engines of this spec."""
 
     facts: Facts
     plan: Plan
@@ -50,7 +50,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class RolledBack:
-    """Engines of this spec never served: the workload that served last is put back."""
+    """Run the last workload that served, because the engines of this spec never did."""
 
     facts: Facts
     plan_status: PlanStatus
@@ -59,7 +59,7 @@ class RolledBack:
 
 @dataclass(frozen=True)
 class Gated:
-    """Engines of this spec wait at the gate: the workload that serves stays."""
+    """Keep the workload that serves while the engines of this spec wait at the gate."""
 
     facts: Facts
     plan_status: PlanStatus
@@ -69,7 +69,7 @@ class Gated:
 
 @dataclass(frozen=True)
 class NotLaunched:
-    """Nothing is launched for this spec; a workload of an earlier one stays meanwhile."""
+    """Launch no engines for this spec; a workload of an earlier spec stays."""
 
     readiness: Readiness
     plan_status: PlanStatus | None = None
@@ -80,7 +80,7 @@ Outcome = Launch | RolledBack | Gated | NotLaunched
 
 @dataclass(frozen=True)
 class DesiredState:
-    """What should exist for one SpecDecodeDeployment, and what its status says before anything runs."""
+    """Objects that should exist for one SpecDecodeDeployment, and the conditions that follow from the spec."""
 
     outcome: Outcome
     conditions: list[ConditionUpdate]
@@ -88,6 +88,6 @@ class DesiredState:
 
     @property
     def workload(self) -> Body | None:
-        """The Deployment or LeaderWorkerSet that is to run the engines."""
-        # It is the last to be created, and of children that are packed only those are read that are looked at.
+        """The Deployment or LeaderWorkerSet that should run the engines."""
+        # The workload is the last child. Packed children are unpacked on access, so search from the end.
         return next((child for child in reversed(self.children) if child["kind"] in WORKLOAD_KINDS), None)

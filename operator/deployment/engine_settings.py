@@ -14,28 +14,28 @@ from specdecode_operator.sizing.version_rules import Runner
 from specdecode_operator.vllm import settings
 
 PROBE_PERIOD_S = 5
-# Slowest storage that a start is given time for: a gp3 volume as it comes, or a link of one gigabit.
+# Slowest supported storage: the baseline of a gp3 volume, or a 1 Gbit/s link.
 # https://docs.aws.amazon.com/ebs/latest/userguide/general-purpose.html
 _SLOW_READ_BYTES_PER_S = 125 * 2**20
-# What a start takes beside reading: imports, compilation, warm-up of kernels, CUDA graphs. Whole cold starts of
-# 120B-class models were seen to take 545 to 600 s; this is half as much again, as storage has its own time.
+# Time of a start without reading weights: imports, compilation, kernel warm-up, CUDA graphs. Cold starts of 120B-class
+# models took 545 to 600 s in all; this is 1.5 times that, although reading is counted separately.
 _WARM_UP_S = 900
-_BEFORE_THE_START_S = 600  # Scheduling, and pulling an engine image of some ten gigabytes
-# A pod that is deleted leaves the Service at once, but nodes and gateways learn of it within seconds. The engine
-# serves on meanwhile: after TERM it answers new requests with 500 (vllm/v1/engine/core.py, state SHUTTING_DOWN).
+_BEFORE_THE_START_S = 600  # Scheduling, and pulling an engine image of about 10 GB
+# Nodes and gateways need seconds to notice that a deleted pod left the Service. The engine keeps serving for this long,
+# because after TERM it answers new requests with 500 (vllm/v1/engine/core.py, state SHUTTING_DOWN).
 _PRE_STOP_S = 10
 _SHUTDOWN_TIMEOUT_S = 60  # Default time for running requests after TERM
-_TEARDOWN_S = 20  # From the last answer to the end of the process; 9 s were seen
+_TEARDOWN_S = 20  # From the last answer to the end of the process; 9 s were measured
 SHORTEST_GRACE_S = _PRE_STOP_S + _TEARDOWN_S + 1  # Below this the kubelet would kill an engine that still answers
 
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Times of one engine pod in seconds."""
+    """Timeouts of one engine pod in seconds."""
 
     startup_s: int
     progress_deadline_s: int
-    pre_stop_s: int  # How long an engine serves on after its pod left the Service
+    pre_stop_s: int  # How long an engine keeps serving after its pod left the Service
     shutdown_timeout_s: int
     termination_grace_s: int
 
@@ -43,15 +43,15 @@ class Timeouts:
 def timeouts(
     spec: SpecDecodeDeploymentSpec, weights_bytes: int, measuring_s: int = 0, *, together: bool = False
 ) -> Timeouts:
-    """Return the times of an engine that loads ``weights_bytes`` in all, and then measures what its steps cost.
+    """Return the timeouts of an engine that loads ``weights_bytes`` and then profiles its steps for ``measuring_s``.
 
-    startup = 900 s + bytes / 125 MiB/s + measuring; a download takes as long as the reading once more. Pods that
-    start ``together`` wait for each other: one may still pull and download when another is ready to load.
+    startup = 900 s + bytes / 125 MiB/s + measuring; a download counts as much as reading. Pods that start
+    ``together`` wait for each other: one may still pull or download while another is ready to load.
     """
     reading_s = -(-weights_bytes // _SLOW_READ_BYTES_PER_S)
     before_s = _BEFORE_THE_START_S + (reading_s if downloads_in_pods(spec) else 0)
     needed_s = _WARM_UP_S + reading_s + measuring_s + (before_s if together else 0)
-    # Whole periods of the probe that watches it.
+    # The startup probe counts whole periods.
     startup_s = -(-needed_s // PROBE_PERIOD_S) * PROBE_PERIOD_S
     shutdown_s = shutdown_timeout_s(spec)
     return Timeouts(
@@ -64,7 +64,7 @@ def timeouts(
 
 
 def shutdown_timeout_s(spec: SpecDecodeDeploymentSpec) -> int:
-    """Return how long running requests may go on after TERM: what a grace period in podTemplate leaves for them."""
+    """Return the time for running requests after TERM, derived from a grace period in podTemplate if it has one."""
     grace_s = (spec.pod_template.spec or {}).get("terminationGracePeriodSeconds") if spec.pod_template else None
     if not isinstance(grace_s, int) or grace_s < SHORTEST_GRACE_S:
         return _SHUTDOWN_TIMEOUT_S
@@ -74,7 +74,7 @@ def shutdown_timeout_s(spec: SpecDecodeDeploymentSpec) -> int:
 def engine_settings(
     spec: SpecDecodeDeploymentSpec, pair: Pair, tensor: int, group: settings.NodeGroup | None = None
 ) -> settings.EngineSettings:
-    """Return all that the engine's command line and environment need, for a pod of a group too."""
+    """Return the settings of an engine's command line and environment; with ``group``, of one pod of a group."""
     limits, accelerator = pair.limits, spec.accelerator
     cpu = settings.CpuSettings(kv_cache_gib=accelerator.kv_cache_gib or 0, cores=accelerator.cpu_cores or 0)
     return settings.EngineSettings(
@@ -90,7 +90,7 @@ def engine_settings(
         expert_parallel=spec.parallelism.expert,
         shutdown_timeout_s=shutdown_timeout_s(spec),
         serving=spec.serving,
-        # Further arguments say for themselves what they tell.
+        # Overrides in extraArgs reach the engine as they are.
         hf_overrides=pair.target.told_config if spec.target.rope_scaling else None,
         dtype=Dtype.BFLOAT16 if spec.target.quantization is Quantization.BF16 else spec.serving.dtype,
         online_quantization=_online_quantization(pair.target, pair.target_precision),
@@ -103,7 +103,7 @@ def engine_settings(
 
 
 def served_names(spec: SpecDecodeDeploymentSpec) -> tuple[str, ...]:
-    """Return the names that clients may ask for."""
+    """Return the model names that clients may use."""
     return tuple(spec.serving.served_model_names) or (short_name(spec.target.model),)
 
 

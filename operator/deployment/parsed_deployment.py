@@ -28,19 +28,19 @@ from specdecode_operator.problems import InvalidSpecError, Problem
 
 
 def schedule_problems(schedules: Sequence[CaptureSchedule]) -> list[Problem]:
-    """Report what a schedule says that cron or the time zones do not know."""
+    """Return the invalid cron expressions and unknown time zones of schedules."""
     problems = []
     for index, schedule in enumerate(schedules):
         where = f"spec.captures[{index}]"
         try:
             next(CronSim(schedule.schedule, datetime.now(UTC)))
         except (CronSimError, StopIteration) as error:
-            fix = f"{error or 'it never comes'}: {CRON_FIX}"
+            fix = f"{error or 'matches no date'}: {CRON_FIX}"
             problems.append(Problem(f"{where}.schedule", schedule.schedule, fix))
         try:
             zoneinfo.ZoneInfo(schedule.time_zone)
         except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
-            fix = "is not known: use a name of the IANA database, such as UTC or Europe/Berlin"
+            fix = "unknown time zone; use a name from the IANA database, such as UTC or Europe/Berlin"
             problems.append(Problem(f"{where}.timeZone", schedule.time_zone, fix))
     return problems
 
@@ -49,38 +49,38 @@ _CHANGE_NO_ENGINE: Final = {"replicas", "suspend", "rollout", "captures", "workl
 
 
 def engine_fields(spec: SpecDecodeDeploymentSpec) -> dict[str, Any]:
-    """Return the fields that are not left at their defaults, but for those that change no engine."""
+    """Return the fields that change engines and do not have their default values."""
     fields = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     return {field: value for field, value in fields.items() if field not in _CHANGE_NO_ENGINE}
 
 
 def engine_spec_hash(spec: SpecDecodeDeploymentSpec, plan: PlanStatus | None = None) -> str:
-    """Return what tells engines of a spec, at the place of its plan where one is given, from those of another."""
+    """Return a hash of the fields that change engines and, with a plan, of its placement."""
     place = (plan.product, plan.tensor, plan.gpus_per_replica, plan.nodes_per_replica) if plan else ()
     text = json.dumps([engine_fields(spec), *place], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def is_engine_spec_hash(text: object) -> bool:
-    """Whether a text that others may have written has the form of such a word."""
+    """Whether an untrusted value has the form of an `engine_spec_hash`."""
     return isinstance(text, str) and re.fullmatch(r"[0-9a-f]{16}", text) is not None
 
 
 def with_policy(spec: SpecDecodeDeploymentSpec, status: PolicyStatus | None) -> SpecDecodeDeploymentSpec:
-    """Return the spec that is in force: as it is written, or with the speculation that a policy put in its place."""
+    """Return the spec in force: the written spec, or with the speculation that a policy chose."""
     if status is None or status.speculation is None or not is_by_policy(spec, status):
         return spec
     return speculating(spec, status.speculation)
 
 
 def is_by_policy(spec: SpecDecodeDeploymentSpec, status: PolicyStatus | None) -> bool:
-    """Whether a policy chose what is in force for this spec, which may be what it says."""
+    """Whether a policy chose the speculation in force for this spec, even if it equals the written one."""
     is_enforced = spec.policy is not None and spec.policy.mode is PolicyMode.ENFORCE
     return is_enforced and status is not None and status.since is not None and status.asked == engine_spec_hash(spec)
 
 
 def speculating(spec: SpecDecodeDeploymentSpec, speculation: Speculation) -> SpecDecodeDeploymentSpec:
-    """Return a spec with another speculation, and without what is said of a draft that this does not have."""
+    """Return a spec with another speculation; without `draftTensor` if its method has no draft layers."""
     parallelism = spec.parallelism
     if speculation.method not in METHODS_WITH_LAYERS:
         parallelism = parallelism.model_copy(update={"draft_tensor": None})
@@ -89,16 +89,16 @@ def speculating(spec: SpecDecodeDeploymentSpec, speculation: Speculation) -> Spe
 
 @dataclass(frozen=True)
 class ParsedDeployment:
-    """One SpecDecodeDeployment as the API server has it."""
+    """One SpecDecodeDeployment, parsed."""
 
     key: Key
     uid: str
     generation: int
     raw_spec: Body
-    # The spec with its types, or why it has none: then an older CRD is installed, for ours refuses such a spec.
+    # The parsed spec, or why it is invalid: an older CRD may be installed, because the current one rejects such specs.
     spec: SpecDecodeDeploymentSpec | InvalidSpecError
     status: SpecDecodeDeploymentStatus
-    suspended_for: str | None = None  # The capture that has its GPUs: meanwhile the object is as if it were suspended
+    suspended_for: str | None = None  # The capture that uses its GPUs; the object counts as suspended meanwhile
     written_spec: SpecDecodeDeploymentSpec | None = None
     by_policy: bool = False
     kept_managers: frozenset[str] = frozenset()
@@ -106,12 +106,12 @@ class ParsedDeployment:
 
     @property
     def wants_no_engine(self) -> bool:
-        """Whether the spec asks for no engine, whatever else is wrong with it."""
+        """Whether the spec asks for zero engines, even if it is invalid otherwise."""
         return self.raw_spec.get("suspend") is True or self.raw_spec.get("replicas") == 0
 
     @property
     def schedules(self) -> list[CaptureSchedule] | None:
-        """The schedules of captures; None where the spec is invalid."""
+        """The schedules of captures; None if the spec or a schedule is invalid."""
         if isinstance(self.spec, InvalidSpecError) or schedule_problems(self.spec.captures):
             return None
         return self.spec.captures
@@ -120,19 +120,25 @@ class ParsedDeployment:
 def parse_deployment(
     body: Mapping[str, Any], *, preempted_by: str | None = None, as_written: bool = False, now: datetime | None = None
 ) -> ParsedDeployment:
-    """Return the object of a body; a status that cannot be read counts as none.
+    """Parse an object; an invalid status counts as empty.
 
-    ``preempted_by`` is the capture that has the GPUs of its engines, ``as_written`` leaves out what a policy has
-    put in force, ``now`` is the API server's time: without it, times in the future stay as they are.
+    Parameters
+    ----------
+    preempted_by
+        Capture that uses the GPUs of its engines.
+    as_written
+        Ignore the speculation that a policy chose.
+    now
+        Time of the API server, to drop times in the future from the status. If None, they stay.
     """
     metadata, spec = body["metadata"], body.get("spec") or {}
     if spec.get("suspend") or spec.get("replicas") == 0:
-        preempted_by = None  # it has no GPUs to give
+        preempted_by = None  # it has no GPUs to lend
     if preempted_by is not None:
         spec = {**spec, "suspend": True}
     raw_status, times_ahead = without_times_ahead(body.get("status") or {}, now)
-    # Fields of a newer CRD are passed over, as the API server passes over fields of no CRD. Those of a newer operator's
-    # status are, too: an upgrade that is rolled back loses nothing.
+    # Ignore unknown fields, as the API server does: spec and status may come from a newer CRD and operator, before
+    # an upgrade was rolled back.
     parsed: SpecDecodeDeploymentSpec | InvalidSpecError
     try:
         parsed = parsed_spec(SpecDecodeDeploymentSpec, spec, newer=True)

@@ -46,12 +46,12 @@ _DRAFT_TENSOR: Final = "parallelism.draftTensor"
 
 
 def admitted(facts: Facts, pair: Pair, changes: Changes) -> Changes | None:
-    """Return changes with what has to go along with them; None where the API server or the engine rejects the spec."""
-    # CEL takes a while to load, and only what does not fit needs it.
+    """Return changes with the changes that they require; None if the API server or the engine would reject the spec."""
+    # CEL is slow to import, and only specs that do not fit need it.
     from specdecode_operator.api.crd_validation import object_problems  # noqa: PLC0415
 
     body = facts.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    whole = tuple(each for change in changes for each in _with_what_goes_along(change, body))
+    whole = tuple(each for change in changes for each in _with_required_changes(change, body))
     changed = facts.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
     for change in whole:
         *parents, name = change.field.split(".")
@@ -67,7 +67,7 @@ def admitted(facts: Facts, pair: Pair, changes: Changes) -> Changes | None:
     return None if refused else whole
 
 
-def _with_what_goes_along(change: Change, spec: Body) -> Iterator[Change]:
+def _with_required_changes(change: Change, spec: Body) -> Iterator[Change]:
     match change:
         case Change("speculation.method", Method.NONE.value):
             yield Change("speculation", {"method": Method.NONE.value})
@@ -78,7 +78,7 @@ def _with_what_goes_along(change: Change, spec: Body) -> Iterator[Change]:
             if method not in METHODS_WITH_DRAFT and _at(spec, _DRAFT) is not None:
                 yield Change(_DRAFT, None)
         case Change("speculation.draft.model", str(model)) if set(_at(spec, _DRAFT)) - {"model"}:
-            # What else is said there is of the old one.
+            # The other fields describe the old draft.
             yield Change(_DRAFT, {"model": model})
         case Change("parallelism.tensor", int(tensor)):
             yield change
@@ -99,8 +99,8 @@ def _at(spec: Body, field: str) -> Any:
     return found
 
 
-_NODES_NAMED: Final = 3  # Nodes named for one reason; the rest is counted, for clusters may have thousands
-_MOST_NODES: Final = 64  # Nodes that one replica may lie on: as many as it may have GPUs in one group
+_NODES_NAMED: Final = 3  # Nodes named per reason; the rest is counted, because clusters may have thousands
+_MOST_NODES: Final = 64  # Most nodes of one replica, which is the most GPUs that it may have in one group
 LWS_MISSING: Final = "LeaderWorkerSetMissing"
 _REASONS_NAMED: Final = 4
 ASSUMED_PRODUCTS: Final = ("NVIDIA-H100-80GB-HBM3", "NVIDIA-H200")
@@ -109,7 +109,7 @@ _ASSUMED_NODES: Final = 8
 
 
 def assumed_nodes(facts: Facts, products: Sequence[str] = ()) -> tuple[NodeFacts, ...]:
-    """Return nodes of these products, of those that a spec names, or of H100 and H200."""
+    """Return made-up nodes with the given products, the products of the spec, or else H100 and H200."""
     accelerator = facts.spec.accelerator
     gpus = accelerator.per_node or ASSUMED_GPUS_PER_NODE
     products = products or accelerator.products or ASSUMED_PRODUCTS
@@ -126,12 +126,17 @@ def make_plan(
     groups: bool = False,
     nodes_from: NodesFrom = NodesFrom.CLUSTER,
 ) -> Plan | Blocked:
-    """Return the plan for a spec, or why no node of the cluster can be planned for yet.
+    """Return the plan of a spec, or why no node of the cluster is usable yet.
 
-    With ``groups`` the cluster has LeaderWorkerSets, for replicas that fit on no single node. A plan in force is
-    kept while the spec allows it, leaves the same choice, and it fits: neither a better node nor a cordoned one is
-    a reason to restart engines. Raises InvalidSpecError when the accelerator or the tensor parallelism can never be
-    had.
+    A plan in force is kept while the spec allows it, leaves the same choice, and it fits: neither a better node nor a
+    cordoned node is a reason to restart engines. Raises InvalidSpecError if no node could ever run the spec.
+
+    Parameters
+    ----------
+    groups
+        Whether the cluster has LeaderWorkerSets, which replicas on several nodes need.
+    nodes_from
+        Source of the nodes, for the message if none is usable.
     """
     accelerator = facts.spec.accelerator
     if facts.on_cpu:
@@ -186,7 +191,8 @@ def _too_small(facts: Facts, pools: Sequence[GpuPool]) -> Blocked:
     why = f"{why} tensor {most}, pipeline 2 for two"
     if spread.data > 1 and tensor * spread.pipeline > most:
         why = (
-            f"each of the {spread.data} copies must fit on one node: use spec.replicas instead of spec.parallelism.data"
+            f"each of the {spread.data} data-parallel replicas must fit on one node: use spec.replicas instead of"
+            " spec.parallelism.data"
         )
     return Blocked("NodesTooSmall", f"{message}, and {why}, or add larger nodes")
 
@@ -213,7 +219,7 @@ def _kept_plan(facts: Facts, nodes: tuple[NodeFacts, ...], previous: PlanStatus 
 
 
 def chosen_by(facts: Facts) -> str:
-    """Return what a plan chooses by and from: ``Quality among target BF16, FP8 and draft BF16``."""
+    """Return the objective and the allowed precisions: ``Quality among target BF16, FP8 and draft BF16``."""
     allowed = selection(facts.pair, facts.options)
     models = [("target", allowed.target), ("draft", allowed.draft)]
     named = [f"{role} {', '.join(sorted(precisions))}" for role, precisions in models if precisions]
@@ -221,7 +227,10 @@ def chosen_by(facts: Facts) -> str:
 
 
 def full_matrix(facts: Facts, nodes: tuple[NodeFacts, ...], plan: Plan) -> tuple[MatrixRow, ...]:
-    """Return every precision on every place that the spec allows, and on the plan's own; none on CPU."""
+    """Return the matrix of all precisions and placements that the spec allows; empty on CPU.
+
+    Without usable nodes, the placements are those of the plan's product.
+    """
     if facts.on_cpu:
         return ()
     chosen = plan.chosen
@@ -240,7 +249,7 @@ def _plan(facts: Facts, pools: Sequence[GpuPool], admit: Admit | None) -> Plan:
     except SizingError as error:
         problem = Problem(f"spec.{error.field}", shown_or_missing(error.value), error.message)
         if error.field == "draft" and facts.pair.draft is not None:
-            # Only the plan finds out whether the states of both fit into one layout.
+            # Only planning finds out if the states of target and draft fit into one layout.
             problem = Problem("spec.speculation.draft.model", facts.pair.draft.name, error.message)
         raise InvalidSpecError([problem]) from error
 
@@ -253,7 +262,7 @@ def _pools(facts: Facts, nodes: Iterable[NodeFacts]) -> list[GpuPool]:
             sizes.setdefault(node.product, []).append(node.gpus)
     largest = {product: (max(gpus), gpus.count(max(gpus))) for product, gpus in sizes.items()}
     if not largest and facts.spec.accelerator.per_node:
-        # Node pools that scale from zero have no node to ask; the spec speaks for them.
+        # Node pools scaled to zero have no nodes, so use the numbers of the spec.
         largest = dict.fromkeys(wanted, (facts.spec.accelerator.per_node, _MOST_NODES))
     memory_gib = facts.spec.accelerator.memory_gib_per_gpu
     return [
@@ -263,7 +272,7 @@ def _pools(facts: Facts, nodes: Iterable[NodeFacts]) -> list[GpuPool]:
 
 
 def passed_over(facts: Facts, nodes: tuple[NodeFacts, ...]) -> str:
-    """Return which nodes cannot be planned for and why, without those of products that the spec does not ask for."""
+    """Return the unusable nodes with reasons, without nodes of products that the spec does not name."""
     if facts.on_cpu or facts.replay is not None:
         return ""
     wanted = facts.spec.accelerator.products
@@ -290,7 +299,7 @@ def _problem(facts: Facts, node: NodeFacts) -> str | None:
     base = next((product for product in known_products() if node.product.startswith(f"{product}-")), None)
     if base is not None:
         suffix = node.product.removeprefix(base)
-        return f"{suffix} says that it is no plain {base}, and not what it is: {UNKNOWN_MEMORY}"
+        return f"suffix {suffix} marks a variant of {base}, and {UNKNOWN_MEMORY}"
     return f"{UNKNOWN_MEMORY}: name it in spec.accelerator.products and set spec.{MEMORY_FIELD}"
 
 
@@ -314,15 +323,15 @@ def _no_node_message(facts: Facts, nodes: tuple[NodeFacts, ...], nodes_from: Nod
 
 
 _REHEARSAL: Final = "spec.engine.replay replays a recording, so the planned nodes need not exist"
-MOST_SENTENCES: Final = 16  # Fixes, and pieces of advice, that a status holds
+MOST_SENTENCES: Final = 16  # Most fixes, and most pieces of advice, in a status
 
 
 def plan_status(facts: Facts, plan: Plan) -> PlanStatus:
-    """Return the chosen row with its terms, and the advice on it."""
+    """Return `status.plan`: the chosen row with its memory terms, fixes and advice."""
     chosen, budget, doubts = plan.chosen, plan.chosen.budget, list[str | None]()
     device = find_device(chosen.product, facts.spec.accelerator.memory_gib_per_gpu)
     if device is not None and budget.calibration is None:
-        # Neither public logs nor measurements confirm the figures on this GPU.
+        # No public log or measurement confirms the figures on this GPU.
         doubts = [uncalibrated_note(device), adaptive_doubt(device.product, facts.pair)]
     return PlanStatus(
         verdict=plan.verdict,
@@ -353,7 +362,7 @@ def plan_status(facts: Facts, plan: Plan) -> PlanStatus:
 
 
 def kv_cache_dtype(facts: Facts) -> str:
-    """Return the type that the KV cache has: what serving.kvCacheDtype says, or else the checkpoint, or the model."""
+    """Return the type of the KV cache: serving.kvCacheDtype, or ``fp8`` if the checkpoint sets it, or else ``auto``."""
     asked = facts.spec.serving.kv_cache_dtype
     if asked is not KvCacheDtype.AUTO:
         return asked.value
@@ -362,7 +371,7 @@ def kv_cache_dtype(facts: Facts) -> str:
 
 
 def plan_advice(facts: Facts, plan: Plan) -> tuple[Advice, ...]:
-    """Return the advice on the chosen row; none on CPU, and where it does not fit the fixes say more."""
+    """Return the advice on the chosen row; none on CPU or if it does not fit, because fixes are listed then."""
     device = find_device(plan.chosen.product, facts.spec.accelerator.memory_gib_per_gpu)
     if device is None or plan.verdict is Verdict.DOES_NOT_FIT:
         return ()
@@ -381,7 +390,7 @@ def _ignored_by(facts: Facts) -> Override | None:
 
 
 def planned_condition(facts: Facts, plan: Plan, passed_over: str = "") -> ConditionUpdate:
-    """Return whether there is a plan to launch, and which nodes no plan could use."""
+    """Return the condition Planned; ``passed_over`` lists the unusable nodes."""
     rehearsal = "" if facts.replay is None else _REHEARSAL
     explanation = "; ".join(filter(None, [plan.explanation, rehearsal, passed_over]))
     if plan.verdict != "DoesNotFit":
@@ -394,7 +403,7 @@ def planned_condition(facts: Facts, plan: Plan, passed_over: str = "") -> Condit
 
 
 def plan_change(old: PlanStatus | None, new: PlanStatus | None) -> str | None:
-    """Return from what to what a plan changed, in words; None where it did not, or none was before."""
+    """Return the change from one placement to another as text; None if it is the same or one is missing."""
     if old is None or new is None or _place(old) == _place(new):
         return None
     return f"{_place(old)} -> {_place(new)}: {new.explanation}"

@@ -15,10 +15,10 @@ from specdecode_operator.problems import InvalidSpecError
 
 @dataclass(frozen=True)
 class Requeue:
-    """When to reconcile an object again. A reconcile that failed asks for the usual period."""
+    """When to reconcile an object again; the defaults apply after a failed reconcile."""
 
-    is_close: bool = True  # Whether it changes by itself, with time or in its engines
-    has_policy: bool = False  # Whether it is measured for a policy
+    is_close: bool = True  # Its state may change without an event: with time, or inside its engines
+    has_policy: bool = False  # Its engines are sampled for a policy
     # Unix time at which to reconcile in any case: a schedule is due, or a capture is overdue.
     due_at_s: float | None = None
 
@@ -32,7 +32,7 @@ def requeue_for(
     if not isinstance(spec, InvalidSpecError):
         has_policy = spec.policy is not None and bool(observation.readings)
         acts = bool(spec.captures or spec.policy or spec.rollout.gate)
-    # A model is fetched, or groups are given up after a time.
+    # Models are downloaded by Jobs, and groups have a deadline that only the operator checks.
     waits = any(child["kind"] in {JOB.kind, LEADER_WORKER_SET.kind} for child in desired.children)
     is_close = bool(
         observation.readings

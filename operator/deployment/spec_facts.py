@@ -47,17 +47,17 @@ from specdecode_operator.vllm.profiles import EngineProfile, UnknownEngineVersio
 
 @dataclass(frozen=True)
 class Facts:
-    """A spec with everything looked up that it refers to."""
+    """A spec with its references resolved."""
 
     spec: SpecDecodeDeploymentSpec
-    profile: EngineProfile  # What is known of its vLLM version
-    pair: Pair  # The models at the precisions that are asked for, or at their own where the plan may choose
+    profile: EngineProfile  # Profile of its vLLM version
+    pair: Pair  # Models at the requested precisions, or at those of the checkpoints if the plan may choose
     options: PlanOptions = PLACE_ONLY
     stored_type: str | None = None
     operator_image: str | None = None
 
     def at(self, target: Precision, draft: Precision | None, fewer_seqs: int | None = None) -> "Facts":
-        """Return the facts of the spec that names what is served at these precisions, by so many requests at once."""
+        """Return the facts with these precisions chosen and, if given, with ``fewer_seqs`` as maxNumSeqs."""
         pair = pair_at(self.pair, self.options.available, target, draft)
         if fewer_seqs is not None:
             pair = replace(pair, limits=replace(pair.limits, max_num_seqs=fewer_seqs, may_run_fewer=False))
@@ -65,28 +65,28 @@ class Facts:
 
     @property
     def method(self) -> Method:
-        """How tokens are proposed; none where the spec says nothing."""
+        """Speculation method; `Method.NONE` without spec.speculation."""
         return self.spec.speculation.method if self.spec.speculation else Method.NONE
 
     @property
     def image(self) -> str:
-        """The image of vLLM."""
+        """Image of the engine."""
         return engine_image(self.spec, self.profile)
 
     @property
     def replay(self) -> Replay | None:
-        """The recording that is replayed in place of running the models."""
+        """Replay settings; None if the engine runs the models."""
         return self.spec.engine.replay
 
     def models(self) -> Iterator[tuple[str, ServedModel, ModelGeometry]]:
-        """Yield target and draft: the field that names each, what the spec says of it, and the geometry."""
+        """Yield field, spec and geometry of the target and, if there is one, of the draft."""
         draft = self.spec.speculation.draft if self.spec.speculation else None
         yield "target", self.spec.target, self.pair.target
         if draft is not None and self.pair.draft is not None:
             yield "speculation.draft", draft, self.pair.draft
 
     def takes_pods_of(self, plan: Plan) -> int:
-        """Return the pods of one replica: one on each node, and of a replay one whatever it stands for."""
+        """Return the number of pods of one replica: one per node, or one for a replay."""
         return plan.chosen.nodes if self.replay is None else 1
 
     @property
@@ -98,10 +98,10 @@ class Facts:
 def gather_facts(
     spec: SpecDecodeDeploymentSpec, known: KnownModels = NO_MODELS, calibration: Calibration = UNCALIBRATED
 ) -> Facts:
-    """Look up what a spec refers to; callers that need valid facts use `validation.valid_facts`.
+    """Resolve the references of a spec without validating it; `validation.valid_facts` does both.
 
-    ``known`` are models that were read because neither the spec nor the catalogue describes them. Raises
-    InvalidSpecError when there is no such vLLM version, model, checkpoint or precision.
+    ``known`` has the models that were read because neither the spec nor the catalogue describes them. Raises
+    InvalidSpecError for an unknown vLLM version, model, checkpoint or precision.
     """
     profile = engine_profile(spec)
     told = config_overrides(spec.target.rope_scaling, spec.engine.extra_args, profile)
@@ -131,10 +131,10 @@ def _own_geometries(
     read = {field: known.get(model_source(spec, model)) for field, model in served_models(spec).items()}
     speculation, like, found = spec.speculation, None, None
     draft = speculation.draft if speculation else None
-    # How the config.json of a head is read; None for a model of its own.
+    # Method that decides how a head's config.json is read; None for a separate draft model.
     head = None if speculation is None or speculation.method is Method.DRAFT_MODEL else speculation.method
     if draft is not None and is_made_up(spec.target, read[TARGET]) and not is_made_up(draft, read[DRAFT]):
-        # A model of which nothing is read takes after the other one.
+        # A model known only from assumptions takes its shape from the other model.
         like = found = geometry_of(DRAFT, draft, read[DRAFT], head)
     target = told_geometry(TARGET, spec.target, read[TARGET], told, like)
     if draft is None:
@@ -151,12 +151,12 @@ def engine_profile(spec: SpecDecodeDeploymentSpec) -> EngineProfile:
 
 
 def platform_of(spec: SpecDecodeDeploymentSpec) -> Platform:
-    """Return what the engine of a spec runs on."""
+    """Return the platform of a spec's engine: CPU or GPU."""
     return Platform.CPU if spec.accelerator.type is AcceleratorType.CPU else Platform.GPU
 
 
 def engine_image(spec: SpecDecodeDeploymentSpec, profile: EngineProfile) -> str:
-    """Return the image of the engine: the spec's own, or that of its vLLM version."""
+    """Return the engine image: spec.engine.image, or the default of the vLLM version."""
     return spec.engine.image or profile.images[platform_of(spec)]
 
 
@@ -191,10 +191,10 @@ def _pair(
 
 def _limits(spec: SpecDecodeDeploymentSpec, target: ModelGeometry, profile: EngineProfile) -> EngineLimits:
     serving = spec.serving
-    # The index of sparse attention has blocks of its own size, and so has the cache beside it.
+    # The index of sparse attention has a fixed block size, and the KV cache must use the same.
     default_block_size = BLOCK_TOKENS if target.has_sparse_attention else profile.default_block_sizes[platform_of(spec)]
-    # The API server writes the default into each object, so a user who wrote that very number cannot be told from one
-    # who wrote none. Ranges of a schedule go up to the number.
+    # The API server fills in the default, so an explicit 256 looks the same as no value. A schedule's ranges end at
+    # maxNumSeqs, so it must not be lowered then.
     is_default = serving.max_num_seqs == Serving.model_fields["max_num_seqs"].default
     scheduled = spec.speculation is not None and bool(spec.speculation.num_speculative_tokens_by_batch_size)
     return EngineLimits(
@@ -212,6 +212,6 @@ def _limits(spec: SpecDecodeDeploymentSpec, target: ModelGeometry, profile: Engi
         max_graph_tokens=serving.max_cudagraph_capture_size,
         attention_backend=attention_backend(spec.engine.extra_args, profile),
         may_run_fewer=is_default and not scheduled,
-        # Pods start with an empty compile cache, and so does the first pod of each spec that keeps one on a claim.
+        # The compile cache is empty in each pod, or in the first pod of each spec with a cache on a claim.
         compiles_anew=True,
     )

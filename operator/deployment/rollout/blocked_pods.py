@@ -1,8 +1,8 @@
 """Explain why a pod does not run: scheduling, volume, Secret, kubelet rejection, last log lines.
 
 A pod that the kubelet rejects is Failed before a container ran (pkg/kubelet/lifecycle/predicate.go and
-cm/admission/errors.go in Kubernetes). Its controller replaces it at once and without limit: a Deployment created
-310 pods in four minutes. After three rejections in a row, the operator therefore backs off for up to ten minutes.
+cm/admission/errors.go in Kubernetes). Its controller replaces it immediately and without limit: a Deployment created
+310 pods in 4 minutes. After 3 rejections in a row, the operator therefore backs off for up to 10 minutes.
 """
 
 import math
@@ -20,9 +20,9 @@ from specdecode_operator.deployment.rollout.engine_errors import dead_core, find
 from specdecode_operator.vllm.environment import API_KEY_VARIABLE
 
 POD_REJECTED: Final = "PodRejected"
-REJECTIONS_BEFORE_BACKOFF: Final = 3  # Rejections in a row after which no more pods are made for a while
-_FIRST_REST_S, _LONGEST_REST_S = 20.0, 600.0
-# What helps, by how the kubelet's reason begins: OutOfcpu, OutOfmemory, OutOfnvidia.com/gpu.
+REJECTIONS_BEFORE_BACKOFF: Final = 3  # Rejections in a row
+_FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 20.0, 600.0
+# Fixes by prefix of the kubelet's reason, such as OutOfcpu, OutOfmemory or OutOfnvidia.com/gpu.
 _FIXES: Final = {
     "OutOf": "free that much on the node, or remove nodeName from spec.podTemplate",
     "NodeAffinity": "add the labels that the pod requires to the node, or remove nodeName from spec.podTemplate",
@@ -33,7 +33,7 @@ _FIXES: Final = {
     "TaintToleration": "tolerate the node's taint in spec.podTemplate, or remove nodeName from it",
     "Preempting": "the node runs a critical pod instead: cordon it, or set a priorityClassName for the engines",
 }
-_ELSE: Final = "run kubectl describe on the node to see what is missing; fix it, or cordon the node"
+_OTHER_FIX: Final = "run kubectl describe on the node to see what is missing; fix it, or cordon the node"
 
 
 def condition_of(body: Body, type_: str) -> Body:
@@ -49,7 +49,7 @@ def container_statuses(pod: Body) -> list[Body]:
 
 
 def rejected_pod(pod: Body) -> Blocked | None:
-    """Return why the kubelet rejected a pod; None for one that it took, or that has no node yet."""
+    """Return why the kubelet rejected a pod; None if it accepted the pod, or the pod has no node yet."""
     status = pod.get("status", {})
     reason = str(status.get("reason") or "")
     states = [each.get("state") or {} for each in container_statuses(pod)]
@@ -58,16 +58,16 @@ def rejected_pod(pod: Body) -> Blocked | None:
         return None
     fix = next((fix for begin, fix in _FIXES.items() if reason.startswith(begin)), None)
     said = str(status.get("message") or "no further message")
-    # So a kubelet begins, whatever the reason. A pod that ran is Evicted like one whose node lacks memory or disk.
+    # The kubelet starts each rejection like this. The reason Evicted, for example, also applies to pods that ran.
     if fix is None and not said.startswith("Pod was rejected"):
         return None
     node = f"node {name}" if (name := pod.get("spec", {}).get("nodeName")) else "its node"
-    message = f"{pod['metadata']['name']} was rejected by {node}: {reason}: {said.rstrip('. ')}: {fix or _ELSE}"
+    message = f"{pod['metadata']['name']} was rejected by {node}: {reason}: {said.rstrip('. ')}: {fix or _OTHER_FIX}"
     return Blocked(POD_REJECTED, message)
 
 
 def rejections(pods: Sequence[Body]) -> list[Body]:
-    """Return the rejected pods since the kubelet last took one, the newest first."""
+    """Return the rejected pods since the kubelet last accepted one, newest first."""
     found = []
     for pod in sorted(pods, key=_made, reverse=True):
         if rejected_pod(pod):
@@ -85,22 +85,22 @@ def backs_off(pods: Sequence[Body], now_s: float) -> bool:
     The count comes from the pods that exist, so a restart of the operator does not reset it.
     """
     rejected = rejections(pods)
-    # Without those that were made while a clock was ahead: they would hold back pods for as long.
+    # Skip pods with a creation time in the future, from a wrong clock: they would extend the back-off by as much.
     made_s = [datetime.fromisoformat(_made(pod)).timestamp() for pod in rejected]
     last_s = next((each for each in made_s if each <= now_s + AHEAD.total_seconds()), -math.inf)
     return backs_off_after(len(rejected), last_s, now_s)
 
 
 def backs_off_after(count: int, last_s: float, now_s: float) -> bool:
-    """Whether no more pods are to be made after some rejections in a row, each time for longer."""
+    """Whether to create no more pods after ``count`` rejections in a row; the back-off is exponential."""
     if count < REJECTIONS_BEFORE_BACKOFF:
         return False
-    rest_s = min(_FIRST_REST_S * 2.0 ** min(count - REJECTIONS_BEFORE_BACKOFF, 10), _LONGEST_REST_S)
-    return now_s < last_s + rest_s
+    backoff_s = min(_FIRST_BACKOFF_S * 2.0 ** min(count - REJECTIONS_BEFORE_BACKOFF, 10), _LONGEST_BACKOFF_S)
+    return now_s < last_s + backoff_s
 
 
 def running_pods(pods: Sequence[Body]) -> int:
-    """Return how many pods their nodes have taken, and that are not over."""
+    """Return the number of pods that a kubelet accepted and that are not finished or being deleted."""
     statuses = [pod.get("status", {}) for pod in pods if "deletionTimestamp" not in pod["metadata"]]
     return sum(
         bool(status.get("containerStatuses"))
@@ -113,7 +113,7 @@ def _made(pod: Body) -> str:
     return str(pod["metadata"].get("creationTimestamp", ""))
 
 
-# Fields by the variable that the operator makes of them (templates/engine-pod.yaml.j2 and the Jobs).
+# Fields by the environment variable that they set (templates/engine-pod.yaml.j2 and the Jobs).
 _FIELDS: Final = {
     API_KEY_VARIABLE: "spec.serving.apiKeySecret",
     "SPECDECODE_TLS_CERTIFICATE": "spec.serving.tlsSecret",
@@ -124,9 +124,9 @@ _VOLUMES_OF_USERS: Final = "spec.podTemplate"
 
 
 def _name_secret_field(pod: Body, message: str) -> str:
-    """Return what the kubelet says of a Secret, with the field that asks for it and what to do.
+    """Add the field that names a Secret, and a fix, to the kubelet's message about it.
 
-    It says ``secret "clients" not found``, or ``couldn't find key token in Secret team/clients``
+    Messages are ``secret "clients" not found`` and ``couldn't find key token in Secret team/clients``
     (pkg/kubelet/kubelet_pods.go, makeEnvironmentVariables).
     """
     spec, fields = pod.get("spec", {}), set()
@@ -142,11 +142,11 @@ def _name_secret_field(pod: Body, message: str) -> str:
 
 _WORDLESS = "; it was stopped, or one of its processes was killed. See kubectl logs --previous of its pod"
 VOLUME_IN_USE = "VolumeInUse"
-# What, in small letters, each of the scheduler's reasons has in it that is about volumes: "node(s) didn't match
-# PersistentVolume's node affinity" ("had volume node affinity conflict" before Kubernetes 1.34) or "pod has unbound
-# immediate PersistentVolumeClaims" (volumebinding, volumezone, volumerestrictions and nodevolumelimits in
+# Lower-case parts of the scheduler's reasons about volumes, such as "node(s) didn't match PersistentVolume's node
+# affinity" ("had volume node affinity conflict" before Kubernetes 1.34) or "pod has unbound immediate
+# PersistentVolumeClaims" (volumebinding, volumezone, volumerestrictions and nodevolumelimits in
 # pkg/scheduler/framework/plugins).
-_OF_VOLUMES = (
+_VOLUME_WORDS = (
     "persistentvolume",
     "persistent volume",
     "pvc(s)",
@@ -157,24 +157,24 @@ _OF_VOLUMES = (
     "available disk",
 )
 _LOST_REASONS = frozenset({"NodeLost", "NodeShutdown", "Shutdown", "Terminated", "Evicted"})
-# A kubelet that has not loaded a Secret or ConfigMap yet: it tries again in seconds, and says then if there is none
+# The kubelet has not loaded a Secret or ConfigMap yet. It retries within seconds, and then reports a missing one
 # (pkg/kubelet/util/manager/watch_based_manager.go, Get).
 _NOT_LOADED = re.compile(r"failed to sync \w+ cache: |object .+ not registered$")
 
 
 def first_blocked(pods: list[Body]) -> Blocked | None:
-    """Return why the newest pod that is blocked is; None where none is."""
+    """Return why the newest blocked pod does not run; None if no pod is blocked."""
     rejected = rejections(pods)
     if rejected and (blocked := rejected_pod(rejected[0])):
         if len(rejected) < REJECTIONS_BEFORE_BACKOFF:
             return blocked
-        rarely = "rejections in a row; backing off, at most 10 minutes between pods"
-        return replace(blocked, message=f"{blocked.message}; {len(rejected)} {rarely}")
+        backing_off = "rejections in a row; backing off, at most 10 minutes between pods"
+        return replace(blocked, message=f"{blocked.message}; {len(rejected)} {backing_off}")
     newest_first = sorted(pods, key=_made, reverse=True)
     staying = [pod for pod in newest_first if "deletionTimestamp" not in pod["metadata"] and not rejected_pod(pod)]
     if found := next(filter(None, map(blocked_pod, staying)), None):
         return found
-    # A pod whose node is gone is being deleted too; it says why one is missing when no other does.
+    # Pods of a lost node are being deleted, but explain a missing replica if no other pod does.
     for pod in newest_first:
         status, disrupted = pod.get("status", {}), condition_of(pod, "DisruptionTarget")
         if disrupted.get("status") == "True":
@@ -202,17 +202,18 @@ def blocked_pod(pod: Body) -> Blocked | None:
 
 
 def waits_for_claim(pod: Body) -> bool:
-    """Whether a pod waits for a claim that takes one pod at a time."""
+    """Whether a pod waits for a ReadWriteOncePod claim that another pod uses."""
     blocked = blocked_pod(pod)
     return blocked is not None and blocked.reason == VOLUME_IN_USE
 
 
 def is_about_volumes(unscheduled: str) -> bool:
-    """Whether the scheduler finds no node because of the pod's volumes, in its words.
+    """Whether the scheduler's message names volumes as a reason.
 
-    It looks at them on nodes that have all else, GPUs too, so where it speaks of both the volumes are what is missing.
+    The scheduler checks volumes only on nodes that meet all other requirements, such as GPUs. If a message names both,
+    the volumes are missing.
     """
-    return any(words in unscheduled.lower() for words in _OF_VOLUMES)
+    return any(words in unscheduled.lower() for words in _VOLUME_WORDS)
 
 
 def _unscheduled(message: str) -> Blocked:
@@ -246,7 +247,7 @@ def _blocked_container(pod: Body, container: Body) -> Blocked | None:
 
 
 def _ended(name: str, ended: Body) -> Blocked:
-    """Last words of a container that should run."""
+    """Return why a container ended that should run, from its exit code and last log lines."""
     exit_code, said = ended.get("exitCode", 0), ended.get("message", "")
     if ended.get("reason") == "OOMKilled":
         return Blocked("OutOfMemory", f"{name} exceeded its memory limit and was killed")

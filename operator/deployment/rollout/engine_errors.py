@@ -15,31 +15,31 @@ from typing import Final
 from specdecode_operator.redaction import after_cut, before_cut, clip, redact
 from specdecode_operator.vllm.flag_values import FLAG_CHECKS
 
-# The kubelet keeps the end of a log (MaxContainerTerminationMessageLogLength): its first line may be cut.
+# The kubelet keeps the end of a log (MaxContainerTerminationMessageLogLength), so the first line may be cut.
 _KEPT_OF_A_LOG_BYTES: Final = 2048
-# Containers share this evenly, and the kubelet cuts the end of a message that is longer (normalizeStatus in
+# The containers of a pod share this evenly, and the kubelet cuts the end of longer messages (normalizeStatus in
 # pkg/kubelet/status/status_manager.go, MaxPodTerminationMessageLogLength).
 _KEPT_OF_A_POD_BYTES: Final = 12_288
-# With fewer, each may have more than the 4,096 bytes of any message; a pod with more would be unusual.
+# With fewer containers, a share exceeds the 4,096 bytes of the longest message; more than 24 would be unusual.
 _CONTAINERS: Final = range(4, 25)
 _SHARES: Final = frozenset(_KEPT_OF_A_POD_BYTES // containers for containers in _CONTAINERS)
-# Around the process, where VLLM_LOGGING_COLOR asks for them (vllm/logging_utils/formatter.py).
+# Around the process name if VLLM_LOGGING_COLOR is set (vllm/logging_utils/formatter.py).
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
-# What vLLM puts before each line: the process, and for log records level, time and place.
+# vLLM's prefix of each line: the process and, for log records, level, time and place.
 _PREFIX: Final = re.compile(r"^\([\w-]+ pid=\d+\)(?: \w+ [\d-]+ [\d:]+ \[[^\]]+\])? ?")
 _CHATTER: Final = re.compile(r"(?:\([\w-]+ pid=\d+\) ?)?(?:TRACE|DEBUG|INFO)\b")
-# What vLLM tells with the error that a client's own request made, of which no engine ends (vllm/v1/engine/core.py,
+# Start of an error that one client's request caused; it does not end the engine (vllm/v1/engine/core.py,
 # vllm/renderers/hf.py).
 _OF_ONE_REQUEST: Final = re.compile(r"pre-processing request|Chat template rejected the request")
-# What its core and workers say when they end: from there on the words are about them.
+# Start of the lines about an engine core or worker that ends.
 _OF_THE_ENGINE: Final = re.compile(
     r"EngineCore (?:encountered|failed)|engine core|core proc|WorkerProc|Worker proc|\bdied\b"
 )
 
 
 def error_lines(last_words: str) -> list[str]:
-    """Return the lines that say how a container ended, as they were written but for what vLLM puts before them."""
-    # Not where Unicode ends a line: JSON of a request may hold such marks, and nothing stands before what follows them.
+    """Return the log lines that may explain how a container ended, without vLLM's prefixes."""
+    # Not `splitlines`: a request's JSON may contain Unicode line separators, and the rest would lack its prefix.
     lines = _COLOURS.sub("", _without_cut_edges(last_words)).split("\n")
     kept, of_one_request = [], False
     for line in lines:
@@ -50,9 +50,9 @@ def error_lines(last_words: str) -> list[str]:
 
 
 def _without_cut_edges(last_words: str) -> str:
-    """Return last words without the half words, and half secrets, that the kubelet has left at their edges."""
+    """Remove words, and secrets, that the kubelet cut at the start or end of a message."""
     size = len(last_words.encode())
-    # A character of several bytes may be cut, too.
+    # The cut may be inside a multi-byte character.
     sizes = {size} if last_words.isascii() else {*range(size, size + 4)}
     end_is_cut = not sizes.isdisjoint(_SHARES) and not last_words.endswith("\n")
     if size >= _KEPT_OF_A_LOG_BYTES or end_is_cut:
@@ -66,7 +66,7 @@ _ANY: Final = re.DOTALL | re.MULTILINE
 
 @dataclass(frozen=True)
 class EngineError:
-    """One way in which vLLM fails; a ``permanent`` one fails at each start until the spec changes."""
+    """Known vLLM error; a ``permanent`` error repeats at each start until the spec changes."""
 
     reason: str
     pattern: re.Pattern[str]
@@ -77,9 +77,9 @@ class EngineError:
 _refused: Final = partial(EngineError, "EngineRefusesArguments")
 
 
-# In the order in which they are looked for: what names the cause comes before what wraps it.
+# In order of precedence: causes come before the errors that wrap them.
 ENGINE_ERRORS: Final = (
-    # Of what the operator tells before it starts; a version that it does not know yet may say so of other values.
+    # Values that validation already rejects; a vLLM version that is not known yet may reject others.
     *(
         _refused(
             re.compile(r"\s+".join(map(re.escape, check.words.split())) + r"[^\n]*"), f"{check.place}: {check.fix}"
@@ -103,7 +103,7 @@ ENGINE_ERRORS: Final = (
     EngineError(
         "NoKvCacheMemory",
         re.compile(r"No available memory for the cache blocks|Cannot auto-fit max_model_len: not enough GPU memory"),
-        "weights and activations leave nothing for the KV cache: raise spec.serving.gpuMemoryUtilizationPercent or"
+        "weights and activations leave no memory for the KV cache: raise spec.serving.gpuMemoryUtilizationPercent or"
         " spec.parallelism.tensor, or quantize (spec.target.quantization)",
     ),
     EngineError(
@@ -158,7 +158,7 @@ ENGINE_ERRORS: Final = (
         re.compile(r"Arctic Inference is required for suffix decoding[^\n]*"),
         "set spec.engine.image to one that holds arctic-inference, or use another spec.speculation.method",
     ),
-    # vllm/forward_context.py DPMetadata.make, up to 0.29 of a draft that proposes blocks
+    # vllm/forward_context.py DPMetadata.make, up to vLLM 0.29, for drafts that propose blocks
     EngineError(
         "DraftFailsInCopies",
         re.compile(r"assert num_tokens_across_dp_cpu\[dp_rank\] == batchsize.*?^AssertionError: \d+ \d+", _ANY),
@@ -182,22 +182,22 @@ ENGINE_ERRORS: Final = (
         ),
         "correct the model's path in the spec, or put the model there",
     ),
-    # `specdecode replay serve`, of the recording or of a setting that does not go with it
+    # `specdecode replay serve`: an invalid recording, or a setting that does not match it
     EngineError(
         "RecordingNotReplayed",
         re.compile(r"^error: (?:/recording/|--).*$", re.MULTILINE),
         "correct spec.engine.replay, or put the recording there",
         permanent=False,
     ),
-    # vllm/v1/worker/gpu/spec_decode/adaptive_verification.py, for attention that has no whole graphs of drafts cut
-    # short; vllm/v1/attention/backend.py, where it is chosen; vllm/config
+    # vllm/v1/worker/gpu/spec_decode/adaptive_verification.py, for attention without full graphs of shortened drafts;
+    # vllm/v1/attention/backend.py, where the backend is chosen; vllm/config
     EngineError(
         "AdaptiveVerificationRefused",
         re.compile(
             r"Adaptive verification (?:captures|estimates|is not|needs|only|replays|requires|trims|without)[^\n]*"
             r"|device-cpu query lens mismatch not supported, this is needed for adaptive verification"
         ),
-        "set spec.speculation.adaptiveVerification to false, or serve without what is named here",
+        "set spec.speculation.adaptiveVerification to false, or remove the setting that the message names",
     ),
     # vllm/platforms/cuda.py get_attn_backend_cls
     _refused(
@@ -217,8 +217,8 @@ ENGINE_ERRORS: Final = (
 _WRAPPERS: Final = re.compile(
     r"See root cause above|EngineCore encountered an issue|\bdied (?:unexpectedly|with exit code)"
 )
-# vllm/v1: engine/core_client.py start_engine_core_monitor, engine/utils.py wait_for_engine_startup (an exit code below
-# zero is a signal), utils.py wait_for_completion_or_failure, executor/multiproc_executor.py monitor_workers
+# vllm/v1: engine/core_client.py start_engine_core_monitor, engine/utils.py wait_for_engine_startup (negative exit codes
+# are signals), utils.py wait_for_completion_or_failure, executor/multiproc_executor.py monitor_workers
 _CORE_DIED: Final = re.compile(
     r"engine core exited unexpectedly|Failed core proc\(s\): \{[^}]*?: (?P<core>-\d+)[^}]*\}"
     r"|Engine core process \S+ died unexpectedly|died with exit code (?P<process>-\d+)"
@@ -232,7 +232,7 @@ _NAMED: Final = re.compile(r"(?:^|\s)((?:\w+\.)*\w+(?:Error|Exception|Interrupt)
 
 
 def find_error(last_words: str) -> tuple[EngineError, str] | None:
-    """Return the known error in an engine's last words, and how the engine put it."""
+    """Return the known error in an engine's last log lines, and the matching text."""
     text = "\n".join(error_lines(last_words))
     for error in ENGINE_ERRORS:
         if match := error.pattern.search(text):
@@ -241,7 +241,7 @@ def find_error(last_words: str) -> tuple[EngineError, str] | None:
 
 
 def telling_line(last_words: str) -> str:
-    """Return the line that says most: the last that names a cause, else the last that names an error, or the last."""
+    """Return the most informative line: the last one with a cause, else with an error, else the last one."""
     lines = [line.strip() for line in error_lines(last_words) if line.strip()]
     if not lines:
         return "its log does not say why" if last_words.strip() else "no message was logged"
@@ -251,7 +251,7 @@ def telling_line(last_words: str) -> str:
 
 
 def dead_core(last_words: str) -> str | None:
-    """Say that a process of the engine was killed, and what helps; None where none was, or a cause is named."""
+    """Return a message about a killed engine process, with a fix; None if none was killed or a cause was logged."""
     text = "\n".join(error_lines(last_words))
     died = _CORE_DIED.search(text)
     if died is None or any(not _WRAPPERS.search(line) for line in _named(text.splitlines())):

@@ -18,29 +18,29 @@ _COMMON: Final = msgspec.json.encode([WATCH, logging_config("INFO")])
 
 
 def pack_object(body: dict[str, Any]) -> bytes:
-    """Return an object as compressed JSON; equal objects are equal packed."""
+    """Return an object as compressed JSON; equal objects give equal bytes."""
     packer = zlib.compressobj(zdict=_COMMON)
     return packer.compress(msgspec.json.encode(body, order="sorted")) + packer.flush()
 
 
 def unpack_object(packed: bytes) -> dict[str, Any]:
-    """Return what `pack` was given, as an object of its own."""
+    """Return a new copy of an object that `pack_object` compressed."""
     body: dict[str, Any] = msgspec.json.decode(zlib.decompressobj(zdict=_COMMON).decompress(packed))
     return body
 
 
-# Kinds that start engines; an object has one of them, and two only while one replaces the other.
+# Kinds that start engines. An object has one workload, or two while one replaces the other.
 WORKLOAD_KINDS: Final = frozenset({DEPLOYMENT.kind, LEADER_WORKER_SET.kind})
 _TEMPLATE_FIELD: Final = {DEPLOYMENT.kind: "template", LEADER_WORKER_SET.kind: "leaderWorkerTemplate"}
 
 
 def workload_name(key: Key, kind: str) -> str:
-    """Return the name of what starts the engines of an object."""
+    """Return the name of an object's workload of this kind."""
     return f"{key.name}-lws" if kind == LEADER_WORKER_SET.kind else key.name
 
 
 def serving_template(workload: Body) -> Body:
-    """Return the template of the pods that answer clients."""
+    """Return the template of the pods that serve clients."""
     templates: Body = workload["spec"][_TEMPLATE_FIELD[workload["kind"]]]
     template: Body = templates["leaderTemplate"] if workload["kind"] == LEADER_WORKER_SET.kind else templates
     return template
@@ -55,7 +55,7 @@ def pod_templates(workload: Body) -> list[Body]:
 
 
 def with_pods_of(workload: Body, earlier: Body) -> Body:
-    """Return the workload, without its metadata, that starts the pods of an earlier one; their number stays."""
+    """Return the workload without metadata, but with the pod templates of an earlier workload."""
     if earlier["kind"] != workload["kind"]:
         spec = {**earlier["spec"], "replicas": workload["spec"]["replicas"]}
     else:
@@ -65,5 +65,5 @@ def with_pods_of(workload: Body, earlier: Body) -> Body:
 
 
 def serving_pods(pods: list[Body]) -> list[Body]:
-    """Return the pods that answer clients: of a group its leader alone."""
+    """Return the pods that serve clients: in a group, only the leader."""
     return [pod for pod in pods if DEPLOYMENT_LABEL in (pod["metadata"].get("labels") or {})]

@@ -28,7 +28,7 @@ CAPTURE_OVERDUE = "CaptureOverdue"
 
 @dataclass(frozen=True)
 class Readiness:
-    """Ready with its reason, and which of the two helpers is true."""
+    """Condition Ready with its reason, and whether Reconciling or Stalled is true."""
 
     status: ConditionStatus
     reason: str
@@ -37,7 +37,7 @@ class Readiness:
     stalled: bool = False
 
     def conditions(self) -> list[ConditionUpdate]:
-        """Return the three conditions that say this."""
+        """Return the conditions Ready, Reconciling and Stalled."""
         helpers = (("Reconciling", self.reconciling), ("Stalled", self.stalled))
         return [
             ConditionUpdate("Ready", self.status, self.reason, self.message),
@@ -49,26 +49,26 @@ class Readiness:
 
 
 def stalled(reason: str, message: str) -> Readiness:
-    """Only the user can go on from here."""
+    """Return the readiness of an object that only its user can fix."""
     return Readiness(FALSE, reason, message, stalled=True)
 
 
 def working(reason: str, message: str) -> Readiness:
-    """On the way, or waiting for something that may appear."""
+    """Return the readiness of an object that makes progress, or waits for a dependency."""
     return Readiness(UNKNOWN, reason, message, reconciling=True)
 
 
 def readiness_of(blocked: Blocked) -> Readiness:
-    """Return the readiness of an object that something blocks."""
+    """Return the readiness of a blocked object."""
     return (stalled if blocked.permanent else working)(blocked.reason, blocked.message)
 
 
 @dataclass(frozen=True)
 class Lending:
-    """A capture that has the GPUs of an object's engines, and when it should give them back."""
+    """A capture that uses the GPUs of an object's engines, and when it should return them."""
 
     capture: str
-    expected_end: datetime | None = None  # None while it cannot be told from the workload
+    expected_end: datetime | None = None  # None if the workload does not determine it
     # When the deadline of its Job or pod stops the capture; None before the Job starts.
     latest_end: datetime | None = None
     overdue_from: datetime | None = None  # From when on the capture holds the GPUs longer than expected
@@ -79,19 +79,19 @@ class Lending:
 
 
 def lent_since(conditions: Sequence[Condition]) -> datetime | None:
-    """Return since when a capture has the GPUs, as the status says; None if it does not say so."""
+    """Return the time from which a capture uses the GPUs, from the status; None if no capture does."""
     lent = (each for each in conditions if (each.type, each.reason) == ("Ready", SUSPENDED_FOR_CAPTURE))
     return next((datetime.fromisoformat(each.last_transition_time) for each in lent), None)
 
 
 @dataclass(frozen=True)
 class EngineCounts:
-    """How many engines are ready, and what keeps the others from it."""
+    """Number of ready engines, and why the others are not ready."""
 
     ready: int
     wanted: int
     blocked: Blocked | None = None
-    # Whether the engines are those of an earlier spec, because none can be launched for the current one.
+    # Engines of an earlier spec, because none can be launched for the current one.
     earlier: bool = False
 
     @classmethod
@@ -101,7 +101,7 @@ class EngineCounts:
 
     @classmethod
     def of_earlier(cls, workload: Body | None) -> Self:
-        """Return the counts of the workload that an earlier spec left; zero without one."""
+        """Return the counts of an earlier spec's workload; zero without one."""
         status = (workload or {}).get("status", {})
         # The status of a LeaderWorkerSet has readyReplicas only.
         ready = status.get("availableReplicas", status.get("readyReplicas", 0))
@@ -124,7 +124,7 @@ def without_engines(spec: SpecDecodeDeploymentSpec) -> Readiness | None:
 
 
 def name_claim_users(summary: Readiness, claim_users: Sequence[str]) -> Readiness:
-    """Name the other objects that use a claim, where that is what a pod waits for."""
+    """Name the other objects that use a claim if a pod waits for it."""
     if summary.reason != VOLUME_IN_USE:
         return summary
     who = "an earlier pod of this object may use it; suspend the object first"
@@ -156,14 +156,14 @@ def _minute(time: datetime) -> str:
 
 
 def place_word(product: str | None) -> str:
-    """Return what the engines of a plan occupy on their nodes: GPUs, or a place on a CPU node."""
+    """Return the word for the resource that engines occupy: GPUs, or a place on a CPU node."""
     return "place" if product == CPU_PRODUCT else "GPUs"
 
 
 def summarize(
     rollout: Rollout, speculation: ConditionUpdate, previous: Condition | None, generation: int, *, paused: bool = False
 ) -> Readiness:
-    """Sum up an object whose plan is in force and that wants engines."""
+    """Return the readiness of an object with a launched plan and at least one wanted engine."""
     counts, blocked = str(EngineCounts.of_rollout(rollout)), rollout.blocked
     if rollout.complete:
         if speculation.status is not FALSE or speculation.reason == "Disabled":
@@ -183,7 +183,7 @@ def summarize(
 
 
 def rolled_back(rollout: Rollout, failure: str) -> Readiness:
-    """Return the readiness of an object whose spec failed, so that the engines that served last are put back."""
+    """Return the readiness of an object that was rolled back because its spec failed."""
     counts = EngineCounts.of_rollout(rollout)
     message = f"the engines of this spec never served ({failure})"
     if rollout.complete:
@@ -206,7 +206,7 @@ def _not_yet_ready(rollout: Rollout) -> Readiness:
 
 
 def available_condition(counts: EngineCounts, readiness: Readiness) -> ConditionUpdate:
-    """Return whether any engine serves; if none does, the reason is that of the pods, else that of ``readiness``."""
+    """Return the condition Available; if no engine serves, its reason is that of the pods or of ``readiness``."""
     if counts.wanted == 0 or (counts.ready == 0 and counts.blocked is None):
         return ConditionUpdate("Available", FALSE, readiness.reason, readiness.message)
     if counts.ready == 0 and counts.blocked is not None:

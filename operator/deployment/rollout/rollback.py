@@ -33,8 +33,8 @@ from specdecode_operator.deployment.rollout.rollout_progress import (
 from specdecode_operator.sizing.placement import Row
 from specdecode_operator.untrusted import parse_json
 
-# Starts after the first that an engine gets, where its last words do not say that more are in vain.
-_CRASHES_BELIEVED: Final = 3
+# Restarts of an engine before its rollout counts as failed, unless its error is permanent.
+_MOST_CRASHES: Final = 3
 _WORKLOAD, _FAILURE, _GROUPS = "engines.json", "failure.json", "groups.json"
 
 
@@ -52,20 +52,20 @@ class Failure:
 
 @dataclass(frozen=True)
 class LastGood:
-    """What is kept of earlier engines of an object."""
+    """Last good workload of an object, and the failed attempt since then."""
 
-    packed: bytes  # The workload whose engines served last: it is kept for each object, and read where something fails
+    packed: bytes  # The workload, compressed: it is kept for each object, but rarely read
     failure: Failure | None = None
     groups: GroupHistory | None = None
 
     @classmethod
     def of(cls, workload: Body, failure: Failure | None = None, groups: GroupHistory | None = None) -> "LastGood":
-        """Return what is to be kept of a workload."""
+        """Return the record of a workload that is not compressed."""
         return cls(pack_object(workload), failure, groups)
 
     @property
     def workload(self) -> Body:
-        """The workload whose engines served last."""
+        """The last workload whose engines served."""
         return unpack_object(self.packed)
 
 
@@ -75,7 +75,7 @@ def last_good_name(key: Key) -> str:
 
 
 def read_last_good(config_map: Body | None) -> LastGood | None:
-    """Return what a ConfigMap holds; None where there is none, or somebody broke it."""
+    """Parse the ConfigMap; return None if it is missing or invalid."""
     data = (config_map or {}).get("data") or {}
     try:
         workload, failure = parse_json(data[_WORKLOAD]), parse_json(data.get(_FAILURE, "null"))
@@ -91,7 +91,7 @@ def read_last_good(config_map: Body | None) -> LastGood | None:
 
 
 def render_last_good(key: Key, uid: str, last_good: LastGood) -> Body:
-    """Return the ConfigMap that holds it."""
+    """Return the ConfigMap that stores the last good workload."""
     data = {_WORKLOAD: json.dumps(last_good.workload, indent=2, sort_keys=True)}
     if last_good.failure is not None:
         data[_FAILURE] = json.dumps(asdict(last_good.failure), indent=2, sort_keys=True)
@@ -102,14 +102,14 @@ def render_last_good(key: Key, uid: str, last_good: LastGood) -> Body:
 
 
 def attempt_of(spec: SpecDecodeDeploymentSpec, chosen: Row) -> str:
-    """Return what tells one attempt from another: a spec, but for what changes no engine, at the place of its plan."""
+    """Return the ID of an attempt: a hash of the fields that change engines, and of the plan's placement."""
     place = map(str, (chosen.product, chosen.tensor, chosen.gpus, chosen.nodes))
     text = json.dumps([engine_fields(spec), *place], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def put_back(key: Key, uid: str, workload: Body, earlier: Body) -> Body:
-    """Return what starts the engines of an earlier workload; their number stays."""
+    """Return the workload with the pod templates of an earlier one and the current number of replicas."""
     body = with_pods_of(workload, earlier)
     return owned({**body, "metadata": {"name": workload_name(key, body["kind"])}}, key, uid)
 
@@ -117,7 +117,7 @@ def put_back(key: Key, uid: str, workload: Body, earlier: Body) -> Body:
 def after_rollout(
     last_good: LastGood | None, wanted: Body, attempt: Callable[[], str], rollout: Rollout
 ) -> LastGood | None:
-    """Return what is to be remembered of a rollout; ``wanted`` starts the engines of the attempt ``attempt``."""
+    """Return the record after a look at a rollout; ``wanted`` is its workload, ``attempt`` returns its ID."""
     if rollout.wanted == 0:
         return last_good
     if rollout.complete:
@@ -125,10 +125,8 @@ def after_rollout(
     if last_good is None or serving_hash(last_good.workload) == serving_hash(wanted):
         return last_good
     blocked = rollout.blocked
-    in_vain = blocked is not None and (
-        blocked.permanent or (rollout.crashes >= _CRASHES_BELIEVED and not blocked.waits)
-    )
-    if not in_vain and not rollout.overdue:
+    failed = blocked is not None and (blocked.permanent or (rollout.crashes >= _MOST_CRASHES and not blocked.waits))
+    if not failed and not rollout.overdue:
         return last_good
     if blocked is not None:
         return replace(last_good, failure=Failure(attempt(), blocked.reason, blocked.message))
@@ -137,14 +135,14 @@ def after_rollout(
 
 
 def with_crashes(last_good: LastGood | None, groups: GroupHistory) -> LastGood | None:
-    """Return it with the crashes of groups; those beyond what can still change something are not written."""
+    """Return the record with the crashes of groups, up to the number that fails the rollout."""
     if last_good is None:
         return None
     if not groups.crashed:
         return replace(last_good, groups=None)
     kept = last_good.groups or NO_GROUP_HISTORY
     earlier = kept if kept.template == groups.template else NO_GROUP_HISTORY
-    if earlier.crashed == groups.crashed or earlier.crashes >= _CRASHES_BELIEVED:
+    if earlier.crashed == groups.crashed or earlier.crashes >= _MOST_CRASHES:
         return last_good
-    # The wait is computed again at each reconcile.
+    # Each reconcile computes the waiting time from `first_seen_s`.
     return replace(last_good, groups=replace(groups, waited_s=0.0))

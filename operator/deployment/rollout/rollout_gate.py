@@ -1,4 +1,4 @@
-"""Hold new engines back until a capture finds them as good as a golden capture.
+"""Hold back new engines until a capture finds them as good as a golden capture.
 
 No state is stored: the name of the judging capture is derived from the engines and the gate, and its status holds
 the verdict.
@@ -24,7 +24,7 @@ _LONGEST_NAME: Final = 30
 
 @dataclass(frozen=True)
 class GateCapture:
-    """What is known of a capture that judges."""
+    """Verdict of a gate's capture."""
 
     holds: bool
     failed: bool
@@ -33,7 +33,7 @@ class GateCapture:
 
 @dataclass(frozen=True)
 class GateState:
-    """What the cluster has for the gate of one object."""
+    """Captures for the gate of one object, by name, and why the golden capture is missing."""
 
     captures: Mapping[str, GateCapture] = field(default_factory=dict)
     golden_missing: str | None = None
@@ -53,14 +53,14 @@ class Held:
 
 
 def gate_capture_name(key: Key, gate: Gate, workload: Body) -> str:
-    """Return the name of the capture that judges the engines of a workload: others are judged by others."""
+    """Return the name of the capture for the engines of a workload; other engines or gates give another name."""
     asked = gate.model_dump(mode="json", exclude={"override"})
     text = json.dumps([key.name, serving_hash(workload), asked], sort_keys=True)
     return f"{_prefix(key)}{hashlib.sha256(text.encode()).hexdigest()[:10]}"
 
 
 def may_be_of_gate(key: Key, name: str) -> bool:
-    """Whether a capture may have the name of one that judges the engines of an object."""
+    """Whether a name has the form of `gate_capture_name` for an object."""
     return re.fullmatch(rf"{re.escape(_prefix(key))}[0-9a-f]{{10}}", name) is not None
 
 
@@ -71,7 +71,7 @@ def _prefix(key: Key) -> str:
 def held_at_gate(
     key: Key, spec: SpecDecodeDeploymentSpec, workload: Body, last_good: LastGood | None, state: GateState
 ) -> Held | None:
-    """Return why the engines of a workload may not take the place of those that serve; None where they may."""
+    """Return why the engines of a workload must not replace the serving engines yet; None if they may."""
     gate = spec.rollout.gate
     if gate is None or gate.override is not None or last_good is None:
         return None
@@ -90,7 +90,7 @@ def held_at_gate(
 def passed_condition(
     key: Key, spec: SpecDecodeDeploymentSpec, workload: Body, last_good: LastGood | None, state: GateState
 ) -> list[ConditionUpdate]:
-    """Return the condition of engines that wait at no gate; none where there is none."""
+    """Return the condition Gate of engines that need not wait; empty without a gate."""
     gate = spec.rollout.gate
     if gate is None:
         return []
@@ -107,12 +107,12 @@ def passed_condition(
 
 
 def held_condition(held: Held) -> ConditionUpdate:
-    """Return the condition of engines that wait at the gate, or do not pass."""
+    """Return the condition Gate of engines that wait or failed."""
     return ConditionUpdate("Gate", FALSE if held.failed else UNKNOWN, held.reason, held.message)
 
 
 def held_readiness(held: Held, rollout: Rollout) -> Readiness:
-    """Sum up an object whose earlier engines serve while its new ones wait."""
+    """Return the readiness of an object whose earlier engines serve while the new ones wait."""
     counts = f"{rollout.available} of {rollout.wanted} engines of an earlier spec serve"
     if held.failed:
         fix = (

@@ -31,9 +31,9 @@ _CONTAINERS: Final = re.compile(r'containers? ((?:"[^"]+"(?:, )?)+)')
 
 
 def name_pod_security_field(refusal: str) -> str:
-    """Return what the API server says of a pod, with the fields of our object that help.
+    """Add the fields to change to the API server's message about a rejected pod.
 
-    Its words are ``pods "x" is forbidden: violates PodSecurity "restricted:latest": allowPrivilegeEscalation != false
+    The message is ``pods "x" is forbidden: violates PodSecurity "restricted:latest": allowPrivilegeEscalation != false
     (container "a" must set …), restricted volume types (volume "models" uses restricted volume type "hostPath")``
     (k8s.io/pod-security-admission, policy).
     """
@@ -49,13 +49,13 @@ def name_pod_security_field(refusal: str) -> str:
         (("host namespaces",), ["hostNetwork, hostPID and hostIPC of spec.podTemplate.spec"]),
     )
     fields = dict.fromkeys(field for words, found in rows if any(word in said for word in words) for field in found)
-    level = "or give the namespace another level (pod-security.kubernetes.io/enforce)"
-    return f"{refusal}: look at {', '.join(fields) or 'spec.podTemplate'}, {level}"
+    level = "or set another level for the namespace (pod-security.kubernetes.io/enforce)"
+    return f"{refusal}: change {', '.join(fields) or 'spec.podTemplate'}, {level}"
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """State of the engine pods against what is wanted."""
+    """Progress of a rollout: wanted, existing, updated and available engines."""
 
     wanted: int
     replicas: int
@@ -65,18 +65,18 @@ class Rollout:
     blocked: Blocked | None
     overdue: bool = False
     deadline_s: int | None = None
-    # How often the engine container that failed most was restarted, among pods of the current template, or how many
-    # of these were rejected in a row.
+    # Most restarts of an unready engine container among pods of the current template, or the number of pods rejected
+    # in a row if that is larger.
     crashes: int = 0
 
     @property
     def complete(self) -> bool:
-        """Whether every wanted engine serves the current spec, and none of an earlier one is left."""
+        """Whether every wanted engine serves the current spec, and no engine of an earlier spec is left."""
         return self.settled and self.replicas <= self.updated and min(self.updated, self.available) >= self.wanted
 
 
 def read_rollout(deployment: Body | None, pods: list[Body], wanted: int) -> Rollout:
-    """Return how far the engines are; a Deployment that is not there yet counts as nothing."""
+    """Return the rollout of a Deployment; without one, it has zero engines."""
     if deployment is None:
         return Rollout(wanted, 0, 0, 0, settled=False, blocked=None)
     status = deployment.get("status", {})
@@ -101,7 +101,7 @@ def read_rollout(deployment: Body | None, pods: list[Body], wanted: int) -> Roll
 
 
 def with_replaced(rollout: Rollout, replaced_workload: Body | None) -> Rollout:
-    """Return the same with the engines that a workload of another kind still has."""
+    """Add the remaining engines of a replaced workload of another kind."""
     status = (replaced_workload or {}).get("status", {})
     available = status.get("availableReplicas", status.get("readyReplicas", 0))
     return replace(
@@ -110,18 +110,18 @@ def with_replaced(rollout: Rollout, replaced_workload: Body | None) -> Rollout:
 
 
 def current_pods(pods: list[Body], workload: Body | None) -> list[Body]:
-    """Return the pods of the template that is in force now; what older ones suffer says nothing of this spec."""
+    """Return the pods of the current template; problems of older pods are not about this spec."""
     return [] if workload is None else [pod for pod in pods if template_hash(pod) == serving_hash(workload)]
 
 
 def template_hash(body: Body) -> str | None:
-    """Return what tells pods of one template from those of another."""
+    """Return the hash in the annotation of a pod or pod template."""
     value: str | None = (body["metadata"].get("annotations") or {}).get(TEMPLATE_HASH_ANNOTATION)
     return value
 
 
 def serving_hash(workload: Body) -> str | None:
-    """Return the template hash of the pods that answer clients of a workload."""
+    """Return the template hash of a workload's serving pods."""
     return template_hash(serving_template(workload))
 
 
@@ -131,11 +131,10 @@ WORKER_INDEX_LABEL: Final = "leaderworkerset.sigs.k8s.io/worker-index"
 
 @dataclass(frozen=True)
 class GroupHistory:
-    """What was seen of the groups of one template."""
+    """History of the groups of one template."""
 
     template: str | None = None  # Hash of the template; None before any group was seen
-    # Since when its groups are waited for, in seconds since 1970: that holds for the next operator, too.
-    first_seen_s: float = 0.0
+    first_seen_s: float = 0.0  # Unix time from which the groups are awaited; it survives an operator restart
     waited_s: float = 0.0
     served: bool = False
     crashed: frozenset[tuple[str, str, str]] = frozenset()
@@ -144,11 +143,11 @@ class GroupHistory:
 
     @property
     def crashes(self) -> int:
-        """How often the pod crashed that did so most."""
+        """Most crashes of one pod position, given by group and worker index."""
         return max(Counter((group, worker) for group, worker, _ in self.crashed).values(), default=0)
 
     def rests(self, now_s: float) -> bool:
-        """Whether no more groups are to be made for a while, because nodes refuse their pods."""
+        """Whether to create no more groups at ``now_s``, because nodes reject their pods."""
         rejected = self.blocked is not None and self.blocked.reason == POD_REJECTED
         return rejected and backs_off_after(self.crashes, self.rejected_s, now_s)
 
@@ -157,14 +156,14 @@ NO_GROUP_HISTORY: Final = GroupHistory()
 
 
 def group_history_as_data(history: GroupHistory) -> dict[str, Any]:
-    """Return a history for JSON."""
+    """Return a history as JSON-compatible data."""
     data = asdict(history) | {"crashed": sorted(map(list, history.crashed))}
-    data["trouble"] = data.pop("blocked")  # its name in ConfigMaps that exist already
+    data["trouble"] = data.pop("blocked")  # the name in existing ConfigMaps
     return data
 
 
 def group_history_from_data(data: dict[str, Any]) -> GroupHistory:
-    """Return the history that `as_data` wrote. Raises TypeError or KeyError for anything else."""
+    """Parse the output of `group_history_as_data`. Raises TypeError or KeyError for other data."""
     fields, blocked = dict(data), data["trouble"]
     fields["crashed"] = frozenset((str(group), str(worker), str(uid)) for group, worker, uid in data["crashed"])
     fields["blocked"] = Blocked(**blocked) if blocked else None
@@ -172,26 +171,26 @@ def group_history_from_data(data: dict[str, Any]) -> GroupHistory:
     return GroupHistory(**fields)
 
 
-def observe_groups(  # noqa: PLR0913  all that is seen at once
+def observe_groups(  # noqa: PLR0913  a complete observation
     before: GroupHistory, template: str | None, pods: list[Body], now_s: float, *, serve: bool, awaited: bool = True
 ) -> GroupHistory:
-    """Return the history with what is seen now.
+    """Return the history with the current observation added.
 
-    ``before`` may be of another template, ``template`` is the hash of the one in force and ``pods`` are its pods.
-    The time of groups begins when they are ``awaited``: some are wanted, and no pause holds them back.
+    ``before`` may be of another template; ``template`` is the hash of the current one and ``pods`` are its pods. The
+    waiting time starts when groups are ``awaited``: at least one is wanted, and the rollout is not paused.
     """
     if template != before.template:
-        # Pods that are there already were waited for by an operator that is gone.
+        # An earlier operator process already waited for existing pods.
         made_s = [datetime.fromisoformat(pod["metadata"]["creationTimestamp"]).timestamp() for pod in pods]
         before = GroupHistory(template, first_seen_s=min([now_s, *made_s]))
-    # Times of another operator's may lie in the future, and count as now.
+    # Another replica's clock may be ahead: times in the future count as now.
     before = replace(before, first_seen_s=min(before.first_seen_s, now_s), rejected_s=min(before.rejected_s, now_s))
     if not awaited:
         before = replace(before, first_seen_s=now_s)
     elif serve:
         return replace(before, served=True, waited_s=0.0, crashed=frozenset(), blocked=None)
     before = replace(before, waited_s=0.0 if before.served else now_s - before.first_seen_s)
-    # A pod that is being deleted was ended with its group, whatever its exit code says.
+    # A pod that is being deleted ended with its group, so its exit code does not count.
     crashed = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"] and _crash_time(pod)]
     if not crashed:
         return before
@@ -199,12 +198,12 @@ def observe_groups(  # noqa: PLR0913  all that is seen at once
     for pod in crashed:
         labels = pod["metadata"].get("labels") or {}
         named.add((labels.get(GROUP_INDEX_LABEL, ""), labels.get(WORKER_INDEX_LABEL, ""), str(pod["metadata"]["uid"])))
-    anew = any(rejected_pod(pod) for pod in crashed) and not named <= before.crashed
+    is_new = any(rejected_pod(pod) for pod in crashed) and not named <= before.crashed
     return replace(
         before,
         crashed=before.crashed | named,
         blocked=blocked_pod(first) or before.blocked,
-        rejected_s=now_s if anew else before.rejected_s,
+        rejected_s=now_s if is_new else before.rejected_s,
     )
 
 
@@ -222,10 +221,10 @@ def _crash_time(pod: Body) -> str | None:
 def read_group_rollout(
     groups: Body, pods: list[Body], wanted: int, history: GroupHistory, deadline_s: int | None
 ) -> Rollout:
-    """Return how far the engines are.
+    """Return the rollout of a LeaderWorkerSet.
 
-    The status of a LeaderWorkerSet does not say which template it speaks of, so it counts only as far as pods of
-    the present one bear it out. ``deadline_s`` is None where nothing waits for the engines.
+    Its status does not name a template, so numbers are limited to those that pods of the current template confirm.
+    ``deadline_s`` is None if the engines have no deadline.
     """
     status = groups.get("status", {})
     leaders = [pod for pod in serving_pods(pods) if "deletionTimestamp" not in pod["metadata"]]

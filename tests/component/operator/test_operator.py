@@ -209,7 +209,7 @@ def test_pods_that_pod_security_refuses_are_told_with_the_field_and_ours_are_let
     eventually(lambda: "restricted" in kubectl(*tried).stderr, "the level is enforced")
     root = {"spec": {"securityContext": {"runAsUser": 0}}}
     apply(kubectl, "tiny", tiny_cpu(podTemplate=root))
-    assert "look at spec.podTemplate.spec.securityContext" in wait_for(kubectl, "tiny", "Ready", "PodsRefused")
+    assert "change spec.podTemplate.spec.securityContext" in wait_for(kubectl, "tiny", "Ready", "PodsRefused")
     apply(kubectl, "tiny", tiny_cpu())
     wait_for(kubectl, "tiny", "Ready", LAUNCHED)
 

@@ -78,7 +78,7 @@ def test_refused_nodes_are_never_planned_on_and_are_named_beside_a_plan() -> Non
 
 def test_an_unknown_suffix_and_an_unknown_product_are_told_apart() -> None:
     message = planned(node(f"{H200}-OEM", "odd"), node("Tesla-T4", "old"))
-    assert f"node odd: {H200}-OEM: -OEM says that it is no plain {H200}" in message
+    assert f"node odd: {H200}-OEM: suffix -OEM marks a variant of {H200}" in message
     assert "node old: Tesla-T4: no memory figures are known" in message
 
 

@@ -172,10 +172,10 @@ def test_without_leaderworkersets_it_waits_and_says_what_to_install(parallelism:
     ("parallelism", "says"),
     [
         ({"tensor": 8, "pipeline": 2, "data": 2}, "use spec.replicas instead of spec.parallelism.data"),
-        ({"tensor": 16, "data": 2}, "each of the 2 copies must fit on one"),
+        ({"tensor": 16, "data": 2}, "each of the 2 data-parallel replicas must fit"),
     ],
 )
-def test_copies_that_are_larger_than_a_node_are_not_for_one_replica(parallelism: dict[str, int], says: str) -> None:
+def test_rejects_data_parallel_replicas_larger_than_a_node(parallelism: dict[str, int], says: str) -> None:
     _, _, conditions = decide(ngram(parallelism=parallelism), FOUR_H100)
     assert conditions["Planned"].reason == "NodesTooSmall"
     assert says in conditions["Planned"].message

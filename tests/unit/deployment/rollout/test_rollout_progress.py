@@ -262,5 +262,5 @@ START = 'pods "x" is forbidden: violates PodSecurity "restricted:latest": '
 def test_the_field_that_helps_is_named(said: str, field: str) -> None:
     told = name_pod_security_field(START + said)
     assert told.startswith(START + said)
-    assert f"look at {field}" in told
+    assert f"change {field}" in told
     assert "pod-security.kubernetes.io/enforce" in told
