@@ -37,40 +37,39 @@ from specdecode_operator.vllm.engine_metrics import answering_engines
 
 @dataclass(frozen=True)
 class Point:
-    """What one setting did in one load step."""
+    """Measured goodput of one setting at one load step."""
 
-    load: float  # Requests running at once in the baseline: what all settings share
-    # Requests running at once in this setting: a faster one has fewer of those that come at the same rate.
-    running: float
-    ratio: float = 1.0
+    load: float  # Concurrent requests of the baseline, which identify the load step
+    running: float  # Concurrent requests of this setting: fewer if it is faster, at the same request rate
+    ratio: float = 1.0  # Goodput over that of the baseline, with the ends of its confidence interval
     low: float = 1.0
-    high: float = 1.0  # The ends of its interval
+    high: float = 1.0
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A way to speculate that was measured."""
+    """A measured speculation setting."""
 
     name: str
-    points: Sequence[Point]  # By load, ascending; those of the baseline have a ratio of 1
+    points: Sequence[Point]  # In ascending order of load; the baseline's ratios are 1
     drafts: int = 0
     acceptance: float | None = None
     refused: str = ""
 
     @property
     def off(self) -> bool:
-        """Whether it does not speculate."""
+        """Whether speculation is off."""
         return self.drafts == 0
 
     def load_at(self, running: float) -> float:
-        """Return the load at which this setting runs that number of requests."""
+        """Return the load at which this setting has ``running`` concurrent requests."""
         if running <= 0:
             return 0.0
         factors = sorted((point.running, point.load / point.running) for point in self.points)
         return running * _on_line(factors, running)
 
     def ratio_at(self, load: float) -> tuple[float, float, float]:
-        """Return ratio, low and high at a load: between two steps in the ratio of loads, beyond the ends as there."""
+        """Return ratio, low and high at a load: interpolated over its logarithm, constant beyond the ends."""
         below, above, share = _between([point.load for point in self.points], load)
         left, right = self.points[below], self.points[above]
         return (
@@ -79,8 +78,8 @@ class Setting:
             left.high + share * (right.high - left.high),
         )
 
-    def tokens_a_step(self, acceptance_factor: float) -> float:
-        """Return tokens a step over those when it was measured, where acceptance is so many times what it was then."""
+    def tokens_per_step(self, acceptance_factor: float) -> float:
+        """Return tokens per step over the measured ones if acceptance changed by ``acceptance_factor``."""
         if self.acceptance is None or self.off:
             return 1.0
         accepted = self.acceptance * self.drafts
@@ -89,28 +88,28 @@ class Setting:
 
 @dataclass(frozen=True)
 class Evidence:
-    """All settings that one capture compared."""
+    """Settings that one capture compared."""
 
     name: str
     settings: Sequence[Setting]
-    goodput: Sequence[tuple[float, float]]  # Of the baseline: load and tokens a second
+    goodput: Sequence[tuple[float, float]]  # Load and tokens/s of the baseline
 
     def find(self, name: str) -> Setting | None:
         """Return a setting by its name."""
         return next((each for each in self.settings if each.name == name), None)
 
     def goodput_at(self, load: float) -> float:
-        """Return what the baseline brings at a load: in proportion below the first step, no more above the last."""
+        """Return the baseline's goodput at a load: proportional below the first step, constant above the last."""
         lowest, first = self.goodput[0]
         return first * load / lowest if load < lowest else _on_line(self.goodput, load)
 
     def measured(self, load: float) -> bool:
-        """Whether a load lies between the lowest and the highest that were measured."""
+        """Whether a load is within the measured range."""
         return self.goodput[0][0] <= load <= self.goodput[-1][0]
 
 
 def _between(places: Sequence[float], place: float) -> tuple[int, int, float]:
-    """Return the neighbours of a place, and how far it lies between them over the logarithm; at the ends 0."""
+    """Return the indexes around a place, and its share of the logarithmic distance between them; 0 at the ends."""
     above = bisect_right(places, place)
     low, high = max(above - 1, 0), min(above, len(places) - 1)
     left, right = places[low], places[high]
@@ -124,12 +123,12 @@ def _on_line(points: Sequence[tuple[float, float]], place: float) -> float:
 
 @dataclass(frozen=True)
 class Predicted:
-    """One setting at the load that there is, against the one in force."""
+    """Predicted goodput of one setting at the current load, compared with the setting in force."""
 
     setting: Setting
     gain: float
-    low: float  # The least that it may be by the intervals of both
-    # The gain in each third of the window, the newest last: what is short, or over already, is not in all of them.
+    low: float  # Lower bound of the gain by the confidence intervals of both settings
+    # Gain in each third of the window, newest last. A short or past change of load is not in all of them.
     thirds: tuple[float, ...]
     running: float
     measured: bool
@@ -145,18 +144,18 @@ class Predicted:
 
 @dataclass(frozen=True)
 class Prediction:
-    """All settings but the one in force, best first."""
+    """Predictions for all settings except the one in force, best first."""
 
     running: float
-    acceptance_factor: float  # Acceptance over what was measured
+    acceptance_factor: float  # Current acceptance over the measured one
     others: Sequence[Predicted]
 
 
 def predict(evidence: Evidence, in_force: str, window: Window, acceptance_factor: float) -> Prediction | None:
-    """Return what the settings would bring; None where the one in force was not measured.
+    """Return the predicted goodput of each setting; None if the one in force was not measured.
 
-    Goodput is summed over the looks of the window and not taken at their mean: between two loads that take turns the
-    best setting may be neither's.
+    Goodput is summed over the samples of the window, not computed at the mean load: if two loads alternate, the best
+    setting at their mean may be the best at neither.
     """
     present = evidence.find(in_force)
     if present is None:
@@ -171,7 +170,7 @@ def predict(evidence: Evidence, in_force: str, window: Window, acceptance_factor
     parts = [slice(None), *(slice(start, start + third) for start in range(0, len(loads), third))]
     mine = _goodput(present, loads, work, acceptance_factor)
     presents = [sum(each[0] for each in mine[part]) for part in parts]
-    # Nothing ran where the newest look alone saw a request, which stands for no time yet.
+    # The sum is zero if only the newest sample has requests: it does not represent any time yet.
     most, others = sum(each[2] for each in mine), []
     for setting in evidence.settings:
         if setting.name != in_force:
@@ -186,11 +185,11 @@ def predict(evidence: Evidence, in_force: str, window: Window, acceptance_factor
     return Prediction(running, acceptance_factor, others)
 
 
-_Goodput = list[tuple[float, float, float]]  # Of each look, with its low and its high end, in units of the baseline's
+_Goodput = list[tuple[float, float, float]]  # Goodput of each sample with its low and high end, in tokens
 
 
 def _goodput(setting: Setting, loads: Sequence[float], work: Sequence[float], factor: float) -> _Goodput:
-    tokens = setting.tokens_a_step(factor)
+    tokens = setting.tokens_per_step(factor)
     ratios = map(setting.ratio_at, loads)
     return [
         (ratio * weight * tokens, low * weight * tokens, high * weight * tokens)
@@ -199,56 +198,56 @@ def _goodput(setting: Setting, loads: Sequence[float], work: Sequence[float], fa
 
 
 _DAY_S: Final = 86_400.0
-_BACK: Final = 2
-# Times the cool-down before speculation is tried again that was turned off because its acceptance fell: nobody sees it
-# rise while nothing is drafted. After a try in vain it is a day.
+_BACK: Final = 2  # Factor of the cool-down before a return to the previous setting
+# Factor of the cool-down before a retry of speculation that was turned off for low acceptance, which cannot be measured
+# while it is off. After a failed retry, the wait is a day.
 _RETRY: Final = 6
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What a user allows."""
+    """Rules of a policy, from its spec."""
 
     mode: PolicyMode = PolicyMode.OBSERVE
     paused: bool = False
     min_gain: float = 0.03
     cooldown_s: float = 1800.0
     restarts_a_day: int = 6
-    # An acceptance below which speculation is advised against where nothing was measured.
+    # Acceptance below which turning speculation off is advised without evidence.
     acceptance_rule: float | None = None
 
 
 @dataclass(frozen=True)
 class Memory:
-    """What a policy remembers."""
+    """State of a policy between decisions."""
 
     in_force: str
-    left: str = ""
-    acceptance_factor: float = 1.0  # Acceptance over what was measured, when speculation was turned off
+    left: str = ""  # The previous setting
+    acceptance_factor: float = 1.0  # Acceptance over the measured one, when speculation was turned off
     tried_in_vain: bool = False
     restarts: tuple[float, ...] = ()
     looked_s: float | None = None
-    # How far each other setting would be ahead since the last change, in seconds of the goodput in force: it falls
-    # again, to 0, where the one in force is better.
+    # Accumulated gain of each other setting since the last change, in seconds of the goodput in force. It decreases, to
+    # 0 at the least, while the setting in force is better.
     ahead_s: Mapping[str, float] = field(default_factory=dict)
     failed: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What is seen of the engines."""
+    """Observed state of the engines."""
 
     now_s: float
     window: Window
     settled: bool = True
-    start_s: float = 0.0  # How long an engine takes to start: what a change costs each replica
-    # Whether acceptance counts what was verified: not with adaptive verification, which leaves some out.
+    start_s: float = 0.0  # Start time of an engine, which is the cost of a change per replica
+    # Whether all counted draft tokens were verified; not so with adaptive verification.
     counts_all: bool = True
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What is to be done, why, and its outcome."""
+    """Action of a policy, with its reason and outcome."""
 
     action: PolicyAction
     reason: str
@@ -258,16 +257,16 @@ class Decision:
 
     @property
     def changes(self) -> bool:
-        """Whether another setting is in force from now on."""
+        """Whether the decision changes the setting in force."""
         return self.outcome is PolicyOutcome.DONE and self.action is not PolicyAction.RESTART
 
 
-Fits = Callable[[str], str]  # Says why a setting cannot be had where the engines are; an empty text where it can
+Fits = Callable[[str], str]  # Returns why a setting cannot run at the engines' placement; an empty text if it can
 
 
 @dataclass(frozen=True)
 class NoEvidence:
-    """Why nothing measured can be decided by."""
+    """Why there is no usable measurement."""
 
     reason: str
     message: str
@@ -276,7 +275,7 @@ class NoEvidence:
 def decide(
     rules: Rules, evidence: Evidence | NoEvidence, seen: Seen, memory: Memory, fits: Fits
 ) -> tuple[Decision, Memory]:
-    """Return what to do, and what is to be remembered of it."""
+    """Return the decision and the new state of the policy."""
     memory = replace(memory, restarts=tuple(each for each in memory.restarts if seen.now_s - each < _DAY_S))
     prediction = None
     if isinstance(evidence, Evidence) and seen.window.enough and not seen.window.idle:
@@ -338,7 +337,7 @@ def _of_evidence(rules: Rules, evidence: Evidence | NoEvidence, seen: Seen) -> D
 
 
 def _of_goodput(rules: Rules, seen: Seen, memory: Memory, prediction: Prediction | None) -> Decision:
-    """Return the change to the best setting, where it is surely better and staying has cost what a change costs."""
+    """Return a change to the best setting if it is better beyond doubt and its accumulated gain covers the cost."""
     if prediction is None:
         return _keep("EvidenceOutdated", f"The setting in force, {memory.in_force}, was not measured")
     better = [
@@ -358,7 +357,7 @@ def _of_goodput(rules: Rules, seen: Seen, memory: Memory, prediction: Prediction
     if best is None:
         return _keep("Unclear", f"{better[0]}; the difference is within the confidence intervals")
     ahead_s = memory.ahead_s.get(best.setting.name, 0.0)
-    # One to change, and one to take it back.
+    # One start for the change, and one to revert it.
     cost_s = 2 * seen.start_s
     if ahead_s < cost_s:
         wait = f"waiting until the accumulated gain covers two engine starts ({ahead_s:.0f} of {cost_s:.0f} s)"
@@ -378,7 +377,7 @@ def _outcome(rules: Rules, seen: Seen, memory: Memory, wanted: Decision) -> tupl
     left_s = max(memory.restarts, default=-cools_s) + cools_s - seen.now_s
     if memory.restarts and left_s > 0:
         return PolicyOutcome.COOLING_DOWN, f"; cooling down for {left_s / 60:.0f} more minutes"
-    # A try may have to be taken back.
+    # A retry may have to be reverted.
     needed = 2 if wanted.action is PolicyAction.TRY_AGAIN else 1
     if len(memory.restarts) + needed > rules.restarts_a_day:
         return (
@@ -412,7 +411,7 @@ def _after(decision: Decision, prediction: Prediction | None, seen: Seen, memory
 
 
 def observe_engines(desired: DesiredState, observation: Observation, window: Window, now_s: float) -> Seen:
-    """Return what is seen now, with the window of what was seen before; looks at engines of a rollout do not count."""
+    """Return the observed state with the current sample added to the window, unless a rollout is in progress."""
     settled = False
     if not observation.blocked and isinstance(desired.outcome, Launch):
         rollout = rollout_of(desired.outcome, observation)
@@ -456,7 +455,7 @@ _NONE: Final = "No SpecDecodeCapture of this deployment compared arms; create on
 
 @dataclass(frozen=True)
 class Measured:
-    """What one capture compared."""
+    """Evidence of one capture, and its arms as speculation settings."""
 
     evidence: Evidence
     speculations: Mapping[str, Speculation]
@@ -467,7 +466,7 @@ class Measured:
 def read_measured(
     captures: Sequence[Body], name: str | None, engine: str, asked: Speculation | None, in_force: Speculation | None
 ) -> Measured | NoEvidence:
-    """Return what the capture of a name compared, or the newest of all; or why nothing can be decided by it.
+    """Return the evidence of the named capture, or of the newest one if ``name`` is None; or why it is unusable.
 
     ``engine`` identifies the engines of the written spec, ``asked`` is its speculation.
     """
@@ -504,7 +503,7 @@ def _chosen(captures: Sequence[Body], name: str | None) -> Body | NoEvidence:
         if not captures:
             return NoEvidence("NoEvidence", f"spec.policy.evidence: {name}: no SpecDecodeCapture of this deployment")
     compared = [each for each in captures if (each.get("status") or {}).get("comparison")]
-    # Phases of a sweep ask for other temperatures, lengths or prompts each, so they are no loads of one traffic.
+    # Phases of a sweep differ in temperature, lengths or prompts, so they are not loads of the same traffic.
     ended = [each for each in compared if not _is_sweep(each)]
     if ended:
         return max(ended, key=lambda each: (str(each["status"].get("finishedAt")), each["metadata"]["name"]))
@@ -571,7 +570,7 @@ def _evidence(
 
 
 def _refusal(arm: ComparedArm, its: Speculation) -> str:
-    """Return why an arm is not chosen: its answers may be others than were asked for."""
+    """Return why an arm is never chosen: its outputs may differ; an empty text otherwise."""
     if its.rejection_sampling is RejectionSampling.FLY:
         return "its outputs may differ from the target's (rejectionSampling fly)"
     if arm.verdict is ArmVerdict.INCORRECT or arm.outputs in {Outputs.DIFFERENT, Outputs.LOSSY}:
@@ -594,7 +593,7 @@ _PLACE: Final = (
 
 
 def with_speculation(parent: ParsedDeployment, speculation: Speculation) -> ParsedDeployment | str:
-    """Return an object as if its spec said so, or why no API server would take that."""
+    """Return an object with another speculation in its spec, or why the API server would reject it."""
     written = parent.written_spec or parent.spec
     if isinstance(written, InvalidSpecError):
         return str(written)
@@ -606,7 +605,7 @@ def with_speculation(parent: ParsedDeployment, speculation: Speculation) -> Pars
 
 
 def why_not_plannable(desired: DesiredState, in_force: PlanStatus | None) -> str:
-    """Return why a speculation cannot take the place of the one in force; an empty text where it can."""
+    """Return why a speculation cannot replace the one in force; an empty text if it can."""
     if not isinstance(desired.outcome, Launch):
         return refusal(desired) or "it cannot be launched now"
     plan = desired.outcome.plan_status
@@ -618,7 +617,7 @@ def why_not_plannable(desired: DesiredState, in_force: PlanStatus | None) -> str
 
 
 def refusal(desired: DesiredState) -> str:
-    """Return why a spec is not accepted or fits nowhere; an empty text where it may only wait."""
+    """Return why a spec is not accepted or does not fit; an empty text otherwise."""
     named = {each.type: each for each in desired.conditions}
     told = [named[each] for each in ("Accepted", "Planned") if each in named]
     refused = next((each for each in told if each.status is FALSE), None)
@@ -658,7 +657,7 @@ def of_this_spec(status: PolicyStatus | None, asked: str) -> PolicyStatus | None
 
 @dataclass(frozen=True)
 class PolicyInputs:
-    """What is decided by, besides the engines."""
+    """Inputs of a decision that do not come from the engines."""
 
     policy: Policy
     asked: str
@@ -668,7 +667,7 @@ class PolicyInputs:
 
 
 def judge(case: PolicyInputs, seen: Seen, remembered: Remembered, fits: Fits) -> tuple[Decision, Memory]:
-    """Return what to do, by what the status and the process remember."""
+    """Return the decision and the new state; the old state comes from the status and from ``remembered``."""
     measured, before = case.measured, case.before
     memory = Memory(
         in_force=measured.in_force if isinstance(measured, Measured) else "",
@@ -685,7 +684,7 @@ def judge(case: PolicyInputs, seen: Seen, remembered: Remembered, fits: Fits) ->
             restarts=tuple(time.timestamp() for time in map(_read_time, before.restarts) if time is not None),
         )
     if before is not None and isinstance(measured, Measured):
-        # By digest: another capture may call the same arm otherwise.
+        # Compare digests, because another capture may use another name for the same arm.
         failed = {each.rpartition("@")[2] for each in before.failed_arms}
         names = frozenset(name for name, its in measured.speculations.items() if _digest(its) in failed)
         memory = replace(memory, failed=names)
@@ -702,7 +701,7 @@ def judge(case: PolicyInputs, seen: Seen, remembered: Remembered, fits: Fits) ->
 
 
 def policy_status(case: PolicyInputs, decision: Decision, memory: Memory, now: datetime) -> PolicyStatus:
-    """Return what the status says after a decision."""
+    """Return `status.policy` after a decision."""
     measured, before, moment = case.measured, case.before, now.strftime(_TIME)
     speculation, since, decisions = (before.speculation, before.since, before.decisions) if before else (None, None, [])
     is_done = decision.outcome is PolicyOutcome.DONE
@@ -742,14 +741,14 @@ def policy_status(case: PolicyInputs, decision: Decision, memory: Memory, now: d
 
 
 def is_unchanged(before: PolicyStatus | None, decision: Decision) -> bool:
-    """Whether the status says of a decision already what it comes to; its words may have other figures."""
+    """Whether the status already reflects the decision, ignoring numbers in its message."""
     return before is not None and (before.action, before.outcome, before.target) == (
         *(decision.action, decision.outcome, decision.target or None),
     )
 
 
 def given_up(status: PolicyStatus, why: str, now: datetime) -> PolicyStatus:
-    """Return the status after the arm in force turned out not to serve: what the spec says is in force again."""
+    """Return the status after the arm in force failed: the written spec is in force again."""
     arm, failed = status.arm or "", list[str]()
     if status.arm and status.speculation is not None:
         failed = [f"{status.arm[:_LONGEST_ARM]}@{_digest(status.speculation)}"]
@@ -765,7 +764,7 @@ def given_up(status: PolicyStatus, why: str, now: datetime) -> PolicyStatus:
             "message": message,
             "decisions": [told, *status.decisions][:MOST_DECISIONS],
             **dict.fromkeys(("speculation", "since", "target", "arm", "left")),
-            # The one that just failed is never the one that is forgotten, or it would be taken again and again.
+            # Keep the arm that just failed, or the policy would choose it again.
             "failed_arms": [*earlier[1 - MOST_DECISIONS :], *failed],
         }
     )
@@ -777,14 +776,14 @@ def _digest(speculation: Speculation) -> str:
 
 
 def steady(new: PolicyStatus, old: PolicyStatus | None, *, due: bool) -> PolicyStatus:
-    """Return the status with its old words while it says the same: figures move with every request."""
+    """Return the old status if only the message differs and no write is due: its numbers change with every request."""
     if old is None or due or new.model_copy(update={"message": old.message}) != old:
         return new
     return old
 
 
 def policy_condition(status: PolicyStatus | None) -> ConditionUpdate | None:
-    """Return the condition that says whether the best measured speculation is in force; None in mode Observe."""
+    """Return the condition SpeculationEffective: whether the best measured setting is in force; None for Observe."""
     if status is None or status.mode is PolicyMode.OBSERVE:
         return None
     if status.action is not PolicyAction.KEEP:

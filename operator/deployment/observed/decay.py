@@ -2,7 +2,7 @@
 
 The baseline is the newest capture of these settings, and the engines' first windows after a start, by load; it is
 relearned when the operator restarts. Windows with another draft length are skipped, as with K by batch size, and
-acceptance is ignored under adaptive verification, which reads low by design.
+acceptance is ignored under adaptive verification, which lowers the reported value by design.
 
 `Decline` is an e-detector. Losses are non-negative and scaled so that the largest allowed mean is 1. A bet of
 fraction b on losses above 1 multiplies wealth by 1 + b (loss - 1). A decline may begin at any loss, so a new bet starts
@@ -30,22 +30,22 @@ from specdecode_operator.enums import METHODS_OF_FREE_LENGTH, Method
 from specdecode_operator.problems import InvalidSpecError, printable
 from specdecode_operator.stats.engine_window import Recent, Work
 
-_SHARES: Final = (0.0625, 0.125, 0.25, 0.5, 1.0)  # Each is best for losses of another size
-# What a loss counts at most, so that a moment in which everything stood still does not decide; it lowers means.
+_SHARES: Final = (0.0625, 0.125, 0.25, 0.5, 1.0)  # Bet fractions; each is best for another size of loss
+# Larger losses are clipped, so that one stalled window does not decide. Clipping only lowers means.
 _LARGEST: Final = 4.0
-_LAST: Final = 8  # Losses that have to be as they may be, on average, before it is over
+_LAST: Final = 8  # Losses whose mean must be allowed again before a decline is over
 
 
 @dataclass(frozen=True)
 class Decline:
-    """What is known of one kind of loss."""
+    """State of the e-detector for one kind of loss."""
 
     sums: tuple[float, ...] = (0.0,) * len(_SHARES)
     last: tuple[float, ...] = ()
     found: bool = False
 
     def after(self, loss: float, losses_between_alarms: float) -> "Decline":
-        """Return what is known after one more loss; ``losses_between_alarms`` is the mean between false alarms."""
+        """Return the state after one more loss; ``losses_between_alarms`` is the mean number between false alarms."""
         loss = min(loss, _LARGEST)
         last = (*self.last, loss)[-_LAST:]
         if self.found:
@@ -53,17 +53,17 @@ class Decline:
             return Decline() if is_over else Decline(self.sums, last, found=True)
         sums = tuple((won + 1) * (1 + share * (loss - 1)) for won, share in zip(self.sums, _SHARES, strict=True))
         found = fmean(sums) >= losses_between_alarms
-        # What led to the alarm is not what ends it.
+        # Losses before the alarm do not count towards its end.
         return Decline(sums, () if found else last, found=found)
 
 
-# On average, at the least: 17 days where each look at the engines is a window.
+# Lower bound of the mean: 17 days if each scrape of the engines is a window.
 WINDOWS_BETWEEN_FALSE_ALARMS: Final = 100_000
-LEARNED_WINDOWS: Final = 32  # Of a load, whose average is what later ones are held to
-# Share of the accepted tokens that may be missing at the least: traffic is never quite the same.
+LEARNED_WINDOWS: Final = 32  # Windows per load that make up the baseline
+# A drop of accepted tokens by this share is always allowed, because traffic varies.
 LESS_ACCEPTED: Final = 0.1
-SLOWER: Final = 0.25  # Share that a token may take longer at the least: contexts are not always as long
-# Standard deviations of the first windows that later ones may be worse: what varies much is not known so well.
+SLOWER: Final = 0.25  # An increase of the time per token by this share is always allowed, because contexts vary
+# A window may also be worse by this many standard deviations of the baseline's windows.
 DEVIATIONS: Final = 1.5
 _OTHER_LENGTH: Final = 0.1
 _ACCEPTANCE, _GAIN, _PACE = "AcceptanceDecayed", "DraftsBringLess", "StepsSlower"
@@ -80,22 +80,22 @@ _MACHINE: Final = (
 
 @dataclass(frozen=True)
 class Measured:
-    """Acceptance that a capture found with these settings."""
+    """Acceptance that a capture measured with these settings."""
 
     capture: str
     acceptance: float
-    gain: float  # Accepted tokens a step
+    gain: float  # Accepted tokens per step
 
 
 @dataclass(frozen=True)
 class Decay:
-    """What engines are held to, and what speaks for it that they no longer keep it."""
+    """Baseline of an object's engines, and the state of its detectors."""
 
     settings: Any = None
-    windows: int = 0  # How many whole ones there were before
+    windows: int = 0  # Number of complete windows so far
     learned: Mapping[int, tuple[Work, ...]] = field(default_factory=dict)
     declines: Mapping[str, Decline] = field(default_factory=dict)
-    # Figures from when the decline was found. They stay, so that the condition does not change at each reconcile.
+    # Messages with the numbers at the time of detection, so that the condition does not change at each reconcile.
     told: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -105,10 +105,10 @@ NOTHING_DECAYED: Final = Decay()
 def update_decay(
     before: Decay, recent: Recent, facts: Facts | None, measured: Callable[[], Measured | None] = lambda: None
 ) -> Decay:
-    """Return what is known with the last whole window of the engines, where that is new.
+    """Return the state after the engines' last complete window, if that window is new.
 
-    ``facts`` are those of launched engines; without a launch, with other settings and with other engines it starts
-    again.
+    ``facts`` describe the launched engines, or are None without a launch. The state is reset without a launch and when
+    the settings or the engines change.
     """
     if facts is None:
         return NOTHING_DECAYED
@@ -126,7 +126,7 @@ def update_decay(
         return replace(before, windows=recent.windows, learned={**before.learned, load: (*known, recent.last)})
     declines, told = dict(before.declines), dict(before.told)
     for reason, size, words in _losses(facts, recent, known, measured()):
-        # All of them together err as rarely as is said.
+        # Divide the rate of false alarms among the reasons.
         declines[reason] = declines.get(reason, Decline()).after(size, len(REASONS) * WINDOWS_BETWEEN_FALSE_ALARMS)
         if not declines[reason].found:
             told.pop(reason, None)
@@ -138,7 +138,7 @@ def update_decay(
 def newest_measured(
     captures: Iterable[Body], spec: SpecDecodeDeploymentSpec | InvalidSpecError, plan: PlanStatus | None
 ) -> Measured | None:
-    """Return what the newest capture found that succeeded, of these engines; None where none did."""
+    """Return the acceptance of the newest successful capture of these engines; None without one."""
     if isinstance(spec, InvalidSpecError):
         return None
     engine, found = engine_spec_hash(spec, plan), []
@@ -167,7 +167,7 @@ def decay_condition(decay: Decay) -> ConditionUpdate | None:
 def _losses(
     facts: Facts, recent: Recent, known: Sequence[Work], measured: Measured | None
 ) -> Iterator[tuple[str, float, str]]:
-    """Yield reason, size and words: how a window is worse than it should be, in units of the most that is allowed."""
+    """Yield reason, loss and message for each compared figure of a window; the largest allowed mean loss is 1."""
     window, running = recent.last or Work(), recent.running or 0.0
     where = f"at {running:.1f} concurrent requests per engine"
     drafts = facts.method is not Method.NONE and not facts.pair.adaptive_verification
@@ -191,23 +191,23 @@ def _losses(
 
 @dataclass(frozen=True)
 class Usual:
-    """What a figure of a window is as a rule, and by how much windows differ."""
+    """Mean and standard deviation of a figure in the baseline's windows."""
 
     mean: float
     deviation: float = 0.0
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Usual":
-        """Return what these windows had."""
+        """Return the mean and deviation of values; zero for both without values."""
         return cls(fmean(values), stdev(values)) if len(values) > 1 else cls(*values or (0.0,))
 
     def loss_below(self, value: float, most: float) -> float:
-        """Return the loss of a window whose figure should not be lower, and cannot be more than it can be at most."""
+        """Return the loss of a window for a figure that should not fall; ``most`` is its upper limit."""
         least = min(self.mean, most) - max(LESS_ACCEPTED * self.mean, DEVIATIONS * self.deviation)
         return max(0.0, most - value) / (most - max(0.0, least))
 
     def loss_above(self, value: float) -> float:
-        """Return the loss of a window whose figure should not be higher."""
+        """Return the loss of a window for a figure that should not rise."""
         return value / (self.mean + max(SLOWER * self.mean, DEVIATIONS * self.deviation))
 
 

@@ -1,4 +1,4 @@
-"""Summarize the reports of engines: `status.observed`, condition BudgetAccurate, versions of engines."""
+"""Summarize engine metrics: `status.observed`, condition BudgetAccurate, versions of engines."""
 
 import math
 from collections import Counter
@@ -22,13 +22,13 @@ from specdecode_operator.vllm.engine_metrics import (
 )
 from specdecode_operator.vllm.versions import version_of_engine
 
-# Far more than a GPU has: an engine may say what it likes, and the API server takes no number of any size.
+# Engine metrics are untrusted, and the API server rejects integers that are too large. This is far more than a GPU has.
 _MOST_BYTES: Final = 2**60
 
 
 @dataclass(frozen=True)
 class BudgetResidual:
-    """Predicted less reported KV cache of the smallest engine: positive where too much was promised."""
+    """Predicted minus reported KV cache of the smallest engine: positive if the plan predicted too much."""
 
     product: str
     engine_version: str
@@ -40,19 +40,19 @@ class BudgetResidual:
 
     @property
     def percent(self) -> str | None:
-        """The residual as a share of the prediction, as people read it; None where nothing was predicted."""
+        """The residual as a share of the prediction; None if the prediction is zero."""
         return residual_share(self.predicted_tokens, self.reported_tokens)
 
 
 def residual_share(predicted_tokens: int, reported_tokens: int) -> str | None:
-    """Return predicted less reported as a share of the prediction: ``+1.5%``; None where nothing was predicted."""
+    """Return predicted minus reported as a share of the prediction: ``+1.5%``; None if the prediction is zero."""
     if not predicted_tokens:
         return None
     return f"{(predicted_tokens - reported_tokens) / predicted_tokens:+.1%}"
 
 
 def budget_residual(facts: Facts, plan: Plan, readings: Mapping[str, Reading]) -> BudgetResidual | None:
-    """Return the residual of the smallest engine; None while none reports its KV cache, and of a replay."""
+    """Return the residual of the smallest engine; None for a replay, or while no engine reports its KV cache."""
     if facts.replay is not None:
         return None
     engines = [reading for reading in readings.values() if isinstance(reading, EngineReading)]
@@ -64,11 +64,11 @@ def budget_residual(facts: Facts, plan: Plan, readings: Mapping[str, Reading]) -
     grouping = tightest_grouping(facts.pair, plan.chosen.split, budget)
     predicted_size = min((group.block_size for group in grouping.groups if group.block_size), default=None)
     if smallest.num_gpu_blocks is None or smallest.block_size not in (None, predicted_size):
-        # Other bytes are in blocks of another size. An engine reports the smallest size of all groups (vLLM,
-        # v1/engine/core.py).
+        # Blocks of another size hold another number of bytes. An engine reports the smallest size of all groups
+        # (vllm/v1/engine/core.py).
         residual_bytes = (budget.kv_cache_tokens - smallest_tokens) * budget.kv_bytes_per_token
     else:
-        # Layers with a window or a state take no bytes for each token, so blocks say more than tokens.
+        # Layers with a window or a state do not use bytes per token, so compare blocks.
         residual_bytes = (budget.num_blocks - smallest.num_gpu_blocks) * grouping.bytes_per_block
     return BudgetResidual(
         product=plan.chosen.product,
@@ -82,11 +82,11 @@ def budget_residual(facts: Facts, plan: Plan, readings: Mapping[str, Reading]) -
     )
 
 
-_MOST_NAMED = 3  # During a rollout there are two; engines may say anything
+_MOST_NAMED = 3  # During a rollout there are 2 versions; more come only from untrusted metrics
 
 
 def said_versions(readings: Mapping[str, Reading]) -> list[str]:
-    """Return the versions that engines say, the most frequent first."""
+    """Return the versions that engines report, most frequent first."""
     said = Counter(each.version for each in readings.values() if isinstance(each, EngineReading) and each.version)
     return [version for version, _ in said.most_common(_MOST_NAMED)]
 
@@ -99,20 +99,20 @@ def other_version(facts: Facts, readings: Mapping[str, Reading]) -> str | None:
     if not differing:
         return None
     return (
-        f"the engines say that they are vLLM {', '.join(differing)}, and are launched and sized as spec.engine.version"
-        f" {planned}: set it to {others[differing[0]]}, or name an image of {planned} (spec.engine.image)"
+        f"the engines report vLLM {', '.join(differing)}, but spec.engine.version is {planned}: set it to"
+        f" {others[differing[0]]}, or set spec.engine.image to an image of {planned}"
     )
 
 
-_STEP_PERCENT: Final = 2  # Observed figures are written again if a share moved by this much
+_STEP_PERCENT: Final = 2  # Percentage points by which a share must change before the status is written
 _DRAFT_LENGTH_STEP: Final = 0.1
-_MUCH_MORE: Final = 2  # Times the tokens that were drafted before: what too few of them could not prove, these may
+_MUCH_MORE: Final = 2  # Factor of drafted tokens after which the status is written: there may be enough of them now
 
 
 def observed_status(
     facts: Facts, residual: BudgetResidual | None, readings: Mapping[str, Reading]
 ) -> ObservedStatus | None:
-    """Return the sum of what the engines report; None while none answers."""
+    """Return `status.observed`: the sum of the engines' metrics; None while no engine answers."""
     engines = answering_engines(readings)
     if not engines:
         return None
@@ -137,24 +137,24 @@ def observed_status(
         acceptance_percent=percent,
         mean_acceptance_length=f"{length:.2f}" if length is not None else None,
         mean_draft_length=f"{drafted:.2f}" if drafted is not None else None,
-        # Counted by the API server, drafts by the engine: a step may be in one of them already.
+        # vLLM's API server counts steps and its engine counts drafts, so a step may be missing in one of them.
         drafted_steps_percent=None if None in steps or not told else min(100, round(100 * total.drafts / told)),
     )
 
 
 def _drafted_length(facts: Facts, total: SpeculationReading) -> int:
-    """Return K: what the spec asks for, or of a replay what was recorded."""
+    """Return K: from the spec or, for a replay, from the recording."""
     return facts.pair.num_speculative_tokens if facts.replay is None else len(total.accepted_per_position)
 
 
 def steady(new: ObservedStatus | None, old: ObservedStatus | None, *, figures_due: bool) -> ObservedStatus | None:
-    """Return the figures to show: the old ones until they moved enough and had stood long enough.
+    """Return the figures to write: the old ones until they changed enough and a write is due.
 
-    Counters move with every token, and each write of a status wakes its watchers.
+    Counters change with every token, and each write of a status triggers all watches of the object.
     """
     if old is None or new is None or old.acceptance_percent is None:
         return new
-    # The residual moves with the plan too: it must be that of the plan beside it.
+    # The residual must match the plan in the same status.
     named = ("engines", "engine_version", "kv_cache_tokens", "kv_cache_residual_bytes", "num_speculative_tokens")
     moved = (
         any(getattr(new, field) != getattr(old, field) for field in named)
@@ -171,7 +171,7 @@ def _differ(new: float | None, old: float | None, step: float) -> bool:
 
 
 def decimal(text: str | None) -> float | None:
-    """Return a number of a status; None where none stands there, as somebody else may have written it."""
+    """Parse a finite number from a status, which other clients may have written; None if it is not one."""
     try:
         value = math.nan if text is None else float(text)
     except ValueError:
@@ -180,7 +180,7 @@ def decimal(text: str | None) -> float | None:
 
 
 def no_engine_condition(condition: str, readings: Mapping[str, Reading]) -> ConditionUpdate:
-    """Return a condition that no engine tells anything of, with what the first that was asked failed with."""
+    """Return a condition with status Unknown while no engine answers, with the first scrape error."""
     for name, reading in readings.items():
         if isinstance(reading, Unreachable):
             return ConditionUpdate(condition, UNKNOWN, "Unreachable", f"{name}: {reading.reason}")
@@ -190,7 +190,7 @@ def no_engine_condition(condition: str, readings: Mapping[str, Reading]) -> Cond
 def budget_condition(
     facts: Facts, plan: Plan, residual: BudgetResidual | None, readings: Mapping[str, Reading]
 ) -> ConditionUpdate:
-    """Return whether the engines got the KV cache that was promised after the margin."""
+    """Return the condition BudgetAccurate: whether the engines' KV cache is within the margin of the prediction."""
     if facts.replay is not None:
         message = "Not checked for a replay: it takes the size of the KV cache from the plan"
         return ConditionUpdate("BudgetAccurate", UNKNOWN, "Replayed", message)
@@ -198,7 +198,7 @@ def budget_condition(
         return no_engine_condition("BudgetAccurate", readings)
     budget = plan.chosen.budget
     predicted, smallest = residual.predicted_tokens, residual.reported_tokens
-    # On CPU the KV cache is given, not left over: nothing about it is estimated.
+    # On CPU the spec sets the size of the KV cache, so no margin for estimates applies.
     margin_bytes = 0 if plan.chosen.product == CPU_PRODUCT else budget.margin_bytes
     difference = "exactly" if predicted else "none predicted"
     if predicted and residual.residual_bytes:
@@ -206,7 +206,7 @@ def budget_condition(
         size = format_gib(abs(residual.residual_bytes))
         difference = f"{(smallest - predicted) / predicted:+.1%}, {size} GiB {direction} on each GPU"
     message = f"{smallest:,} KV cache tokens reported, {predicted:,} predicted ({difference})"
-    # By share: beside windows and states not every token takes the same bytes.
+    # By share, because with windows and states tokens differ in size.
     margin_tokens = predicted * margin_bytes // max(1, budget.available_kv_bytes)
     if smallest >= predicted - margin_tokens:
         return ConditionUpdate("BudgetAccurate", TRUE, "AsPromised", message)

@@ -27,37 +27,37 @@ from specdecode_operator.deployment.rollout.rollout_progress import (
 from specdecode_operator.stats.engine_window import NOTHING_RECENT, Recent
 from specdecode_operator.vllm.engine_metrics import Reading
 
-# How long no engine answers before that is news: at three looks in a row where engines are asked each 15 s.
-_SILENCE_BELIEVED_S = 25.0
+# Time without an answer after which engines count as silent: 3 scrapes in a row with an interval of 15 s.
+_SILENCE_S = 25.0
 
 
 @dataclass(frozen=True)
 class Observation:
-    """What is observed of the engines of one object."""
+    """Observed state of one object's engines."""
 
     workload: Body | None = None
     pods: list[Body] = field(default_factory=list)
     readings: Mapping[str, Reading] = field(default_factory=dict)
     figures_due: bool = True
-    silent_s: float | None = None  # How long no engine has answered; None where one does, or none was asked
-    lending: Lending | None = None  # The capture that has the GPUs of the engines, and when it should give them back
+    silent_s: float | None = None  # Time without an answer; None if an engine answers, or no engine was scraped
+    lending: Lending | None = None  # The capture that uses the engines' GPUs, if any
     claim_users: tuple[str, ...] = ()
     recent: Recent = NOTHING_RECENT
     decay: Decay = NOTHING_DECAYED
     figures: FiguresStatus | None = None
     groups: GroupHistory = NO_GROUP_HISTORY
     replaced_workload: Body | None = None
-    blocked: Readiness | None = None  # Why the API server did not take what is desired
-    contested: tuple[str, ...] = ()  # Children that somebody changes again after each repair, with the fields
+    blocked: Readiness | None = None  # Why the API server rejected the desired objects
+    contested: tuple[str, ...] = ()  # Children and fields that another writer changes again after each repair
 
     @property
     def missed(self) -> bool:
-        """Whether the engines missed a question, as busy ones may: what they proved stands until they stay silent."""
-        return self.silent_s is not None and self.silent_s < _SILENCE_BELIEVED_S
+        """Whether the engines did not answer only for a short time; earlier results stay valid then."""
+        return self.silent_s is not None and self.silent_s < _SILENCE_S
 
 
 def observed_residual(desired: DesiredState, observation: Observation) -> BudgetResidual | None:
-    """Return what the engines' KV cache lacks of the plan in force; None while there is nothing to compare."""
+    """Return the difference between the KV cache of the plan and of the engines; None if either is missing."""
     outcome = desired.outcome
     if observation.blocked:
         return None
@@ -65,7 +65,7 @@ def observed_residual(desired: DesiredState, observation: Observation) -> Budget
 
 
 def rollout_of(outcome: Launch | RolledBack | Gated, observation: Observation) -> Rollout:
-    """Return how far the rollout is."""
+    """Return the rollout of the workload, including the engines of a replaced workload."""
     workload, wanted = observation.workload, wanted_replicas(outcome.facts)
     if workload is None or workload.get("kind") != LEADER_WORKER_SET.kind:
         return with_replaced(read_rollout(workload, observation.pods, wanted), observation.replaced_workload)
@@ -77,7 +77,7 @@ def rollout_of(outcome: Launch | RolledBack | Gated, observation: Observation) -
 
 
 def update_last_good(desired: DesiredState, observation: Observation, last_good: LastGood | None) -> LastGood | None:
-    """Return the last good workload: this one once it serves, and the failure of one that will not."""
+    """Return the last good workload: the current one once it serves; otherwise the kept one with any new failure."""
     outcome, workload = desired.outcome, desired.workload
     if observation.blocked or not isinstance(outcome, Launch) or workload is None or observation.workload is None:
         return last_good
@@ -97,7 +97,7 @@ def update_group_history(
     last_good: LastGood | None,
     now_s: float,
 ) -> GroupHistory:
-    """Return the history with what is seen of engines on several nodes now; a new operator begins at ``last_good``."""
+    """Add the current state of engines on several nodes; after an operator restart, begin with ``last_good``."""
     outcome, workload = desired.outcome, observation.workload
     if before is None and last_good is not None:
         before = last_good.groups or GroupHistory(serving_hash(last_good.workload), served=True)
@@ -105,7 +105,7 @@ def update_group_history(
     if observation.blocked or workload is None or isinstance(outcome, NotLaunched):
         return before
     if workload.get("kind") != LEADER_WORKER_SET.kind:
-        return NO_GROUP_HISTORY  # a Deployment's pods count their own crashes, and it has a deadline of its own
+        return NO_GROUP_HISTORY  # pods of a Deployment count restarts, and it has its own deadline
     serve = rollout_of(outcome, observation).complete
     awaited = wanted_replicas(outcome.facts) > 0 and not outcome.facts.spec.rollout.paused
     template = serving_hash(workload)

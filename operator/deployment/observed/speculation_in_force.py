@@ -48,7 +48,7 @@ _ACTIVE: Final = partial(ConditionUpdate, "SpeculationActive")
 _SCHEDULE: Final = "spec.speculation.numSpeculativeTokensByBatchSize"
 
 
-# Reason, what holds instead of the setting, and what helps, by the setting; what costs most first.
+# Reason, effect and fix by changed setting; the most costly first.
 _CHANGES: Final[Mapping[str, tuple[str, str, str]]] = {
     "schedule_with_data_parallel": (
         "ScheduleDropped",
@@ -104,7 +104,7 @@ def _change_message(setting: str) -> str:
 
 
 def settings_condition(facts: Facts, readings: Mapping[str, Reading]) -> ConditionUpdate:
-    """Return whether engines run the planned version of vLLM, with the settings that the plan counts with."""
+    """Return the condition SettingsInForce: whether engines run the planned vLLM version and settings."""
     if facts.replay is not None:
         return ConditionUpdate(_TYPE, UNKNOWN, "Replayed", "Not checked for a replay")
     engines = answering_engines(readings)
@@ -114,7 +114,7 @@ def settings_condition(facts: Facts, readings: Mapping[str, Reading]) -> Conditi
     on_v1 = runs_on_v1(facts.spec, facts.pair)
     if on_v1:
         planned |= {"model_runner", "cudagraph_mode_with_schedule"}
-    # On V1 as of 0.31, with stages too.
+    # Model runner V1 also disables it with pipeline stages (as of vLLM 0.31).
     if waits_for_steps(facts.method, facts.profile, on_v1=on_v1) or (on_v1 and facts.spec.parallelism.pipeline > 1):
         planned.add("async_scheduling")
     if effective_batch(facts.pair) < facts.pair.limits.max_num_seqs:
@@ -127,7 +127,7 @@ def settings_condition(facts: Facts, readings: Mapping[str, Reading]) -> Conditi
     told = [(setting, names[0]) for setting, names in made.items() if names]
     messages = [f"{name}: {_change_message(setting)}" for setting, name in told]
     if version := other_version(facts, readings):
-        # Flags and rules of the planned version may be wrong for this one, so it comes first.
+        # The version comes first: flags and rules of the planned version may be wrong for this one.
         return ConditionUpdate(_TYPE, FALSE, "OtherVersion", ". ".join([version, *messages]))
     if told:
         return ConditionUpdate(_TYPE, FALSE, _CHANGES[told[0][0]][0], ". ".join(messages))
@@ -141,9 +141,9 @@ def settings_condition(facts: Facts, readings: Mapping[str, Reading]) -> Conditi
     return ConditionUpdate(_TYPE, TRUE, "AsAsked", "Engines run with the planned settings")
 
 
-_ENOUGH_DRAFTED_TOKENS: Final = 64  # Before that a length on average says little: the ends of a few requests decide it
-_ROUNDED: Final = 0.02  # How far an average of drafts of one length may be from it, as it stands in the status
-_MOSTLY: Final = 0.9  # Share of K that drafts have on average although all that can be is drafted
+_ENOUGH_DRAFTED_TOKENS: Final = 64  # With fewer, the ends of a few requests dominate the mean draft length
+_ROUNDED: Final = 0.02  # Rounding error of a mean draft length in the status, if all drafts have one length
+_MOSTLY: Final = 0.9  # Share of K that the mean draft length reaches if drafting works as requested
 _WHERE: Final = "check spec.engine.extraArgs, spec.engine.env and spec.podTemplate for the cause"
 _SHORTER: Final = (
     "drafts are shorter near spec.serving.maxModelLen, with structured output, and in steps that reach"
@@ -171,12 +171,12 @@ _Finding = tuple[ConditionStatus, str]
 
 
 def _speculation_features(engines: _Engines, none_answers: str | None) -> list[SpeculationFeature]:
-    """Return what was asked for and whether it is in force; nothing without speculation, and of a replay."""
+    """Return the requested features and whether each is in force; empty without speculation and for a replay."""
     facts, found = engines.facts, []
     settings = engine_settings(facts.spec, facts.pair, engines.tensor)
     if settings.speculation is None or facts.replay is not None:
         return []
-    # Follows from the models, and the target's split goes for the draft where none is asked for.
+    # These follow from the models and from the target's split unless the spec sets them.
     unasked = {"parallel_drafting", *([] if facts.spec.parallelism.draft_tensor else ["draft_tensor_parallel_size"])}
     for key in SPECULATIVE_KEYS:
         value = key.value(settings, settings.speculation, facts.profile)
@@ -194,7 +194,7 @@ def _speculation_features(engines: _Engines, none_answers: str | None) -> list[S
 
 def _judge(engines: _Engines, feature: str, key: SpeculativeKey, value: Any) -> _Finding:
     if feature == "parallelism.draftTensor":
-        # No version gives a draft another split, and none says so (status.plan.draftTensor).
+        # No vLLM version splits a draft differently, and none logs this (status.plan.draftTensor).
         if value == engines.tensor:
             return TRUE, "vLLM splits the draft like the target"
         over = f"over {engines.tensor} GPUs"
@@ -206,11 +206,11 @@ def _judge(engines: _Engines, feature: str, key: SpeculativeKey, value: Any) -> 
             return engines.drafting.status, engines.drafting.message
         case "numSpeculativeTokens":
             return _length(engines, value)
-    return _schedule(engines, value) if feature == _SCHEDULE_FIELD else _by_its_word(engines, key)
+    return _schedule(engines, value) if feature == _SCHEDULE_FIELD else _by_startup_log(engines, key)
 
 
 def _contradiction(engines: _Engines, feature: str, key: SpeculativeKey, value: Any) -> str | None:
-    """Return which engine has something else, by its counters, the changes that it logged, or its own word."""
+    """Return which engine differs, from its counters, its logged changes, or the settings it started with."""
     for name, engine in engines.readings.items():
         places = len(engine.speculation.accepted_per_position) if engine.speculation is not None else 0
         if feature == _LENGTH and places not in (0, value):
@@ -266,7 +266,7 @@ _NOT_OFF: Final = (
 )
 
 
-def _by_its_word(engines: _Engines, key: SpeculativeKey) -> _Finding:
+def _by_startup_log(engines: _Engines, key: SpeculativeKey) -> _Finding:
     silent = [name for name, engine in engines.readings.items() if key.key not in engine.speculation_settings]
     if silent:
         return UNKNOWN, (
@@ -276,7 +276,7 @@ def _by_its_word(engines: _Engines, key: SpeculativeKey) -> _Finding:
     return TRUE, "no counter shows it, but the engines logged it at startup"
 
 
-# vllm/v1/core/sched/scheduler.py counts what was scheduled; what of it is verified the GPU decides afterwards.
+# vllm/v1/core/sched/scheduler.py counts scheduled tokens; the GPU decides later how many of them are verified.
 LOW_BY_DESIGN: Final = (
     "adaptiveVerification counts unverified tokens as not accepted; use the mean acceptance length instead"
 )
@@ -286,7 +286,7 @@ _TIME: Final = "%Y-%m-%dT%H:%M:%SZ"
 def last_acceptance(
     before: AcceptanceStatus | None, figures: ObservedStatus | None, facts: Facts | None, now: datetime
 ) -> AcceptanceStatus | None:
-    """Return the acceptance to show; that of other models, another method or another K is none of this spec."""
+    """Return the acceptance to show: the current one, or the last one with the same models, method and K."""
     with_ = None if facts is None else _measured_with(facts)
     if with_ is not None and figures is not None and figures.acceptance is not None:
         return AcceptanceStatus(
@@ -303,12 +303,12 @@ def last_acceptance(
 
 
 def with_last_acceptance(condition: ConditionUpdate, acceptance: AcceptanceStatus | None) -> ConditionUpdate:
-    """Return a condition that also says what was accepted, where it does not know what is."""
+    """Add the last acceptance to SpeculationActive if its status is Unknown."""
     is_unsure = condition.type == "SpeculationActive" and condition.status is UNKNOWN
     if not is_unsure or acceptance is None or acceptance.said_until is None:
         return condition
     known = f"; acceptance was {acceptance.percent}% until {acceptance.said_until}"
-    # One that is kept as it stands says it already.
+    # A condition that was kept already ends with it.
     return replace(condition, message=f"{condition.message.removesuffix(known)}{known}")
 
 
@@ -324,7 +324,7 @@ def _measured_with(facts: Facts) -> str | None:
     return clip(f"{how}{facts.method}, K {tokens}{adapting}{lossy}, {', '.join(models)}", _LONGEST)
 
 
-# Tokens without a draft after which a drafter that proposed nothing is called idle: a few requests may be short.
+# Tokens without a draft after which a drafter counts as idle; before that, requests may just be short.
 _ENOUGH_STEPS: Final = 64
 _LEAST_DRAFTED_TOKENS: Final = 256
 _USELESS: Final = (
@@ -341,7 +341,7 @@ _STOPPED: Final = (
 def prove_speculation(
     facts: Facts, tensor: int, readings: Mapping[str, Reading], observed: ObservedStatus | None, recent: Recent
 ) -> tuple[ConditionUpdate, list[SpeculationFeature]]:
-    """Return whether the engines really draft, in the figures that the status shows, and what of it is in force."""
+    """Return the condition SpeculationActive, from the figures in the status, and the features with their state."""
     drafting, engines = _drafts(facts, readings, observed, recent), answering_engines(readings)
     none_answers = None if engines else no_engine_condition("SpeculationActive", readings).message
     features = _speculation_features(_Engines(facts, tensor, engines, observed, recent, drafting), none_answers)
@@ -373,12 +373,12 @@ def _drafts(
             message = "The replayed recording is of an engine without speculation"
         return _ACTIVE(FALSE, "NotDrafting", message)
     if observed is not None and observed.draft_tokens:
-        # A step has no draft if a lookup finds nothing, or a schedule or a recording says so.
+        # A step has no draft if a lookup finds no match, or if a schedule or a recording sets 0.
         may_rest = facts.method in METHODS_OF_FREE_LENGTH or 0 in facts.pair.other_draft_lengths
         if recent.stopped_drafting and not may_rest and facts.replay is None:
             return _ACTIVE(FALSE, "NotDrafting", _STOPPED)
         return _drafting(facts, observed)
-    # No request has a draft for its first token, and some have no other.
+    # First tokens have no draft, and some requests generate only one.
     steps = [
         engine.generation_tokens if engine.decode_steps is None else engine.decode_steps for engine in engines.values()
     ]
@@ -391,7 +391,7 @@ def _drafting(facts: Facts, observed: ObservedStatus) -> ConditionUpdate:
         recorded = f"{message} with K={observed.num_speculative_tokens}, from the replayed recording"
         return _ACTIVE(TRUE, "Replayed", f"{recorded}; no model runs")
     message += f" with K={facts.pair.num_speculative_tokens}"
-    # The engine's counters leave out steps without a draft (vllm/v1/core/sched/scheduler.py).
+    # The counters exclude steps without a draft (vllm/v1/core/sched/scheduler.py).
     if facts.pair.other_draft_lengths:
         message += ", or as set by numSpeculativeTokensByBatchSize"
     if observed.accepted_tokens == 0 and (observed.draft_tokens or 0) >= _LEAST_DRAFTED_TOKENS:

@@ -252,13 +252,13 @@ def test_a_decline_comes_before_the_word_of_the_policy() -> None:
         (["0.32.1+cpu", None], "0.32.1+cpu", None),
         ([None], None, None),
         (["0.1.dev3+g12"], "0.1.dev3+g12", None),
-        (["0.31.0", "0.32.0", "0.31.0"], "0.31.0, 0.32.0", "vLLM 0.31.0, and are launched"),
-        (["0.33.0", "1.0.0"], "0.33.0, 1.0.0", "vLLM 0.33.0, 1.0.0, and are launched"),
-        (["0.33.0", "a", "b", "c"], "0.33.0, a, b", "set it to 0.33, or name an image of 0.32"),
+        (["0.31.0", "0.32.0", "0.31.0"], "0.31.0, 0.32.0", "vLLM 0.31.0, but spec.engine.version is 0.32"),
+        (["0.33.0", "1.0.0"], "0.33.0, 1.0.0", "vLLM 0.33.0, 1.0.0, but spec.engine.version is 0.32"),
+        (["0.33.0", "a", "b", "c"], "0.33.0, a, b", "set it to 0.33, or set spec.engine.image"),
     ],
     ids=repr,
 )
-def test_the_version_that_engines_say_is_shown_and_compared(
+def test_reports_and_compares_the_version_of_engines(
     said: list[str | None], observed: str | None, differing: str | None
 ) -> None:
     owner = parent(tiny_cpu(engine={"image": "i:1", "version": "0.32"}))
@@ -273,12 +273,12 @@ def test_the_version_that_engines_say_is_shown_and_compared(
         assert differing in told.message
 
 
-def test_another_version_is_told_before_the_settings_that_it_changed() -> None:
+def test_reports_another_version_before_changed_settings() -> None:
     spec = tiny_cpu(engine={"image": "i:1", "version": "0.32"})
     engine = reading(version="0.31.0", changed_settings=frozenset({"max_model_len"}))
     told = decide(parent(spec), Observation(SERVING, [], {"llama-1": engine}))[2]["SettingsInForce"]
     assert (told.status, told.reason) == ("False", "OtherVersion")
-    assert "spec.engine.image). llama-1: " in told.message
+    assert " an image of 0.32. llama-1: " in told.message
 
 
 def test_conditions_of_an_earlier_operator_are_dropped() -> None:
@@ -290,7 +290,7 @@ def test_conditions_of_an_earlier_operator_are_dropped() -> None:
     assert not set(types) & set(conditions)
 
 
-def test_who_undoes_repairs_is_told_for_as_long_as_it_does() -> None:
+def test_reports_a_writer_that_undoes_repairs() -> None:
     what = "Deployment llama: spec.template.spec.hostNetwork (written by reloader)"
     _, _, conditions = decide(parent(tiny_cpu()), Observation(SERVING, contested=(what,)))
     told = conditions["ChildrenInSync"]
