@@ -11,9 +11,9 @@ from specdecode_operator.deployment.models.checkpoints import (
     geometry_of,
     is_made_up,
     named_checkpoints,
+    overridden_geometry,
     spec_at,
     stored_type,
-    told_geometry,
     wanted_precision,
 )
 from specdecode_operator.deployment.models.model_locations import (
@@ -136,7 +136,7 @@ def _own_geometries(
     if draft is not None and is_made_up(spec.target, read[TARGET]) and not is_made_up(draft, read[DRAFT]):
         # A model known only from assumptions takes its shape from the other model.
         like = found = geometry_of(DRAFT, draft, read[DRAFT], head)
-    target = told_geometry(TARGET, spec.target, read[TARGET], told, like)
+    target = overridden_geometry(TARGET, spec.target, read[TARGET], told, like)
     if draft is None:
         return {TARGET: target}
     return {TARGET: target, DRAFT: found or geometry_of(DRAFT, draft, read[DRAFT], head, target)}

@@ -20,19 +20,19 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-# Kubernetes keeps no more of a termination message (kubernetes.io/docs, "Determine the reason for pod failure").
+# Kubernetes' limit of a termination message (kubernetes.io/docs, "Determine the reason for pod failure").
 MESSAGE_LIMIT_BYTES = 4096
 # The largest published file has 3.1 MB: nvidia/MiniMax-M3-NVFP4 names the format of each expert.
 CONFIG_LIMIT_BYTES = 8 * 1024 * 1024
-# The safetensors library itself takes no larger header (safetensors/src/tensor.rs, MAX_HEADER_SIZE).
+# Limit of the safetensors library (safetensors/src/tensor.rs, MAX_HEADER_SIZE).
 HEADER_LIMIT_BYTES = 100_000_000
-# Where ModelOpt writes what others write into config.json; vLLM reads it too (transformers_utils/config.py).
+# ModelOpt writes the quantization here, not into config.json; vLLM also reads it (transformers_utils/config.py).
 QUANTIZATION = "hf_quant_config.json"
 INDEX = "model.safetensors.index.json"
 INDEX_LIMIT_BYTES = 64 * 1024 * 1024
 DEADLINE_S = 300
 _LENGTH_BYTES = 8
-# Read of each file at first: most headers are not longer, and one request to the hub is enough.
+# First read of each file. Most headers fit, so that one request to the hub is enough.
 _FIRST_BYTES = 64 * 1024
 ERROR_LIMIT = 600
 _LONGEST_CAUSE = 200
@@ -40,7 +40,7 @@ _LONGEST_NAME = 100
 _MOST_PARTS = 24
 _LONG_VALUE = 400
 _DECODER_LAYERS = ("model.layers", "model.language_model.layers", "language_model.model.layers", "backbone.layers")
-# Parts of the model, lists by layer and what quantization leaves out decide about bytes.
+# These determine sizes: parts of the model, lists by layer and modules that are not quantized.
 _NEEDED_THOUGH_LONG = {
     "layer_types", "quantization_config", "compression_config", "text_config", "vision_config", "rope_scaling",
     "rope_parameters",
@@ -48,19 +48,19 @@ _NEEDED_THOUGH_LONG = {
 _MOST_SPACE = 2**60
 _MOST_DIMENSIONS = 16
 _QUANTIZATION_SECTIONS = ("quantization_config", "compression_config")
-# Names of modules of all experts but the first: the experts of a layer have one format (vLLM, FusedMoE).
+# Modules of experts after the first: all experts of a layer have one format (vLLM, FusedMoE).
 _OTHER_EXPERTS = re.compile(r"experts\.[1-9]\d*(\.|$)")
-# Pickles that vLLM loads in the absence of safetensors files, and those that it never loads (weight_utils.py,
+# Pickles that vLLM never loads. It loads others if there are no safetensors files (weight_utils.py,
 # filter_files_not_needed_for_inference).
 _OF_TRAINING = {"training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scaler.pt"}
-# Element sizes by their names in a header (safetensors/src/tensor.rs, Dtype). New ones are believed as they are.
+# Element sizes by name in a header (safetensors/src/tensor.rs, Dtype). Sizes of unknown types are not checked.
 _DTYPE_BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64,
     "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
     "F16": 16, "BF16": 16, "F32": 32, "F64": 64, "C64": 64,
 }  # fmt: skip
 
-# Settings of generation and training, and lists of tokens and labels: none of them takes memory.
+# Keys without effect on memory: settings of generation and training, and lists of tokens and labels.
 _IRRELEVANT = {
     "_name_or_path", "auto_map", "transformers_version", "id2label", "label2id", "task_specific_params", "use_cache",
     "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "suppress_tokens", "begin_suppress_tokens",
@@ -73,7 +73,7 @@ _IRRELEVANT = {
 
 
 class CheckpointError(Exception):
-    """A checkpoint that cannot be read; the reason is one word for programs."""
+    """A checkpoint cannot be read; `reason` is a CamelCase word for programs."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -97,7 +97,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """config.json of a model less what takes no memory, its weights, and the commit on the hub; a volume has none."""
+    """Keys of config.json that affect memory, the weights, and the commit on the hub (None on a volume)."""
 
     config: dict[str, Any]
     weights: Weights
@@ -112,7 +112,7 @@ class Folder:
         self.commit: str | None = None
 
     def sizes(self) -> dict[str, int | None]:
-        """Regular files of the directory itself: a pipe would never end."""
+        """Return the sizes of regular files at the top level; reading a pipe would never end."""
         try:
             return {path.name: path.stat().st_size for path in Path(self.where).iterdir() if path.is_file()}
         except (FileNotFoundError, NotADirectoryError) as error:
@@ -132,10 +132,10 @@ class Folder:
 
 
 class FolderOfHeaders(Folder):
-    """A model in a directory, whose safetensors files may end after their headers."""
+    """A model in a directory whose safetensors files may be truncated after their headers."""
 
     def sizes(self) -> dict[str, int | None]:
-        """As those of a folder; None for a file that is a header alone."""
+        """Return sizes like `Folder.sizes`, but None for files that end after their header."""
         sizes = super().sizes()
         for name in [name for name in sizes if name.endswith(".safetensors")]:
             length = int.from_bytes(self.read(name, 0, _LENGTH_BYTES), "little")
@@ -144,20 +144,20 @@ class FolderOfHeaders(Folder):
 
 
 class Files(Protocol):
-    """The files of a model, wherever they are."""
+    """Files of a model in a directory or on the hub."""
 
     where: str
     commit: str | None
 
     def sizes(self) -> dict[str, int | None]:
-        """Files at the top of the place, with their bytes if known: vLLM loads no others."""
+        """Return the files at the top level, the only ones that vLLM loads, with their sizes if known."""
 
     def read(self, name: str, start: int, length: int) -> bytes:
         """Bytes of a file: fewer where it ends."""
 
 
 def read_checkpoint(files: Files) -> Checkpoint:
-    """Return what the files say of their model, or raise CheckpointError."""
+    """Read config.json and the safetensors headers. Raises CheckpointError."""
     sizes = files.sizes()
     if "config.json" not in sizes:
         raise CheckpointError("ModelNotFound", f"there is no config.json in {files.where}")
@@ -171,19 +171,19 @@ def read_checkpoint(files: Files) -> Checkpoint:
 
 
 def _tensors(files: Files, sizes: Mapping[str, int | None]) -> dict[str, tuple[str, int]]:
-    # Mistral's own format lies beside the usual one and holds everything once more.
+    # consolidated*.safetensors are second copies of the weights, in Mistral's format.
     names = sorted(n for n in sizes if n.endswith(".safetensors") and not n.startswith("consolidated"))
     named: Any = ()
     if INDEX in sizes:
         named = _json_file(files, INDEX, INDEX_LIMIT_BYTES, "WeightsUnreadable").get("weight_map")
         if not isinstance(named, dict) or not all(isinstance(name, str) for name in named.values()):
-            raise _bad(INDEX, "must give a file name for each tensor in weight_map")
+            raise _bad(INDEX, "must have a file name for each tensor in weight_map")
         names = sorted(set(named.values()))
     if not names and any(name.endswith((".bin", ".pt")) for name in sizes.keys() - _OF_TRAINING):
         return {}
     if not names:
         raise CheckpointError("WeightsNotFound", f"there are no weights in {files.where}")
-    # Only what the listing has is opened, so no name in an index leads elsewhere.
+    # Open only listed files, so that names in an index cannot lead to other paths.
     if lacking := [name for name in names if name not in sizes or not name.endswith(".safetensors")]:
         message = f"{len(lacking)} of {len(names)} files that {INDEX} names are not in {files.where}, such as"
         raise CheckpointError("WeightsNotFound", f"{message} {_clipped(lacking[0])}")
@@ -196,7 +196,7 @@ def _tensors(files: Files, sizes: Mapping[str, int | None]) -> dict[str, tuple[s
 
 
 def _header(files: Files, name: str, size: int | None) -> dict[str, tuple[str, int]]:
-    """Type and bytes of each tensor of one file: a length, and JSON of that length."""
+    """Return type and bytes of each tensor of one file. A header is its length followed by JSON."""
     first = files.read(name, 0, _FIRST_BYTES)
     length = int.from_bytes(first[:_LENGTH_BYTES], "little")
     if length > HEADER_LIMIT_BYTES:
@@ -205,7 +205,7 @@ def _header(files: Files, name: str, size: int | None) -> dict[str, tuple[str, i
     if len(text) < length and len(first) == _FIRST_BYTES:
         text += files.read(name, _FIRST_BYTES, length - len(text))
     if len(first) < _LENGTH_BYTES or len(text) < length:
-        raise _bad(name, "is cut off within its header")
+        raise _bad(name, "is truncated within its header")
     header = _json_object(text, f"the header of {name}", "WeightsUnreadable")
     space = _MOST_SPACE if size is None else size - _LENGTH_BYTES - length
     tensors = {key: _tensor(name, key, value, space) for key, value in header.items() if key != "__metadata__"}
@@ -222,12 +222,12 @@ def _tensor(name: str, key: str, value: object, space: int) -> tuple[str, int]:
             and 0 <= begin <= end
         ):
             if end > space:
-                raise _bad(name, f"is cut off: tensor {_clipped(key)} ends at {end:,} of {space:,} bytes")
+                raise _bad(name, f"is truncated: tensor {_clipped(key)} ends at {end:,} of {space:,} bytes")
             elements, size = math.prod(shape), end - begin
             if dtype in _DTYPE_BITS and size * 8 != elements * _DTYPE_BITS[dtype]:
                 raise _bad(name, f"gives tensor {_clipped(key)} {size:,} bytes for {elements:,} elements of {dtype}")
             return dtype[:16], size
-    raise _bad(name, f"describes tensor {_clipped(key)} with other than dtype, shape and data_offsets")
+    raise _bad(name, f"must describe tensor {_clipped(key)} by dtype, shape and data_offsets")
 
 
 def _total(tensors: Mapping[str, tuple[str, int]], layers: int | None = None) -> Weights:
@@ -248,9 +248,10 @@ def _total(tensors: Mapping[str, tuple[str, int]], layers: int | None = None) ->
 
 
 def _part(name: str, layers: int | None) -> str:
-    """Name of a tensor up to its first number, at most three words: model.layers of model.layers.0.mlp.weight.
+    """Return the part of a tensor: its name up to the first number, at most three words.
 
-    Layers after the last one are modules for multi-token prediction: model.layers.mtp.
+    The part of ``model.layers.0.mlp.weight`` is ``model.layers``. Layers from index ``layers`` on are modules for
+    multi-token prediction: ``model.layers.mtp``.
     """
     words = name.split(".")
     numbered = next((index for index, word in enumerate(words[:-1]) if word.isdecimal()), len(words))
@@ -262,7 +263,7 @@ def _part(name: str, layers: int | None) -> str:
 
 
 def _relevant(value: Any, levels: int = 64) -> Any:
-    """The settings without those that take no memory, at every level; there are not many."""
+    """Return the settings without keys that do not affect memory, at every level."""
     if not levels:
         raise CheckpointError("ConfigUnreadable", "config.json is nested more than 64 deep")
     if isinstance(value, dict):
@@ -272,10 +273,10 @@ def _relevant(value: Any, levels: int = 64) -> Any:
 
 
 def shortened(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config.json with short lists of modules in what it says about quantization.
+    """Return a config.json with shortened lists of modules in its quantization settings.
 
-    Names of experts other than the first, the modules that a scheme targets, and layers with the format of a layer
-    before them are left out: no size depends on them, and files may name 150,000 modules.
+    Files may name 150,000 modules. Experts after the first, further targets of a scheme, and layers with the format of
+    an earlier layer are removed, because no size depends on them.
     """
     sections = {key: _shorter(config[key]) for key in _QUANTIZATION_SECTIONS if isinstance(config.get(key), dict)}
     return {**config, **sections}
@@ -325,10 +326,9 @@ def _unreadable(path: str, error: OSError) -> CheckpointError:
 
 
 def _clipped(text: str, limit: int = _LONGEST_NAME) -> str:
-    """Return whole words of a text, at most ``limit`` characters of it.
+    """Shorten a text to whole words, at most ``limit`` characters.
 
-    The operator masks secrets when it reads the answer. It recognizes only whole ones: a word that does not fit is left
-    out, never cut.
+    The operator masks secrets when it reads the answer, and recognizes only complete ones, so words are never cut.
     """
     if len(text) <= limit:
         return text
@@ -336,9 +336,9 @@ def _clipped(text: str, limit: int = _LONGEST_NAME) -> str:
 
 
 def pack_facts(checkpoint: Checkpoint) -> str:
-    """Return the termination message that carries a checkpoint's facts.
+    """Return the termination message with a checkpoint's facts.
 
-    What does not fit is left out, least needed first; a CheckpointError says that it does not fit even so.
+    If they do not fit, the least needed are removed first. Raises CheckpointError if the rest does not fit either.
     """
     long = {key for key, value in checkpoint.config.items() if len(json.dumps(value)) > _LONG_VALUE}
     short = {key: value for key, value in checkpoint.config.items() if key not in long - _NEEDED_THOUGH_LONG}
@@ -352,20 +352,20 @@ def pack_facts(checkpoint: Checkpoint) -> str:
 
 
 def pack_error(error: CheckpointError) -> str:
-    """Return the termination message that tells why there are no facts."""
+    """Return the termination message for an error."""
     told = {"reason": error.reason, "message": _clipped(error.message, ERROR_LIMIT)}
     return json.dumps({"error": told}, ensure_ascii=False)
 
 
 def leave_answer(message: Path, open_files: Callable[[], Files]) -> int:
-    """Read a model and leave the answer where the kubelet looks for it; return the exit code of its container."""
+    """Read a model and write the answer to the termination message file; return the exit code."""
 
     def answer(text: str) -> None:
         message.write_text(text, encoding="utf-8", errors="replace")
 
     def give_up(*_: object) -> None:
         answer(pack_error(CheckpointError("ReaderTimedOut", f"the model could not be read within {DEADLINE_S} s")))
-        os._exit(1)  # threads may hang in a read that nothing ends
+        os._exit(1)  # threads may hang in a read that never returns
 
     signal.signal(signal.SIGALRM, give_up)
     signal.alarm(DEADLINE_S)
@@ -377,6 +377,6 @@ def leave_answer(message: Path, open_files: Callable[[], Files]) -> int:
         print(f"{error.reason}: {error.message}", file=sys.stderr)  # noqa: T201
         return 1
     finally:
-        signal.alarm(0)  # what called this may live on
+        signal.alarm(0)  # the calling process may continue, as in tests
     print(f"{found.weights.tensors} tensors, {found.weights.total_bytes:,} bytes")  # noqa: T201
     return 0

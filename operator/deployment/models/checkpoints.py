@@ -25,14 +25,14 @@ MODEL_UNKNOWN: Final = "ModelUnknown"
 _Model = TypeVar("_Model", Target, Draft)
 
 
-def told_geometry(
+def overridden_geometry(
     field: str,
     model: ServedModel | ModelCheckpoint,
     read: Checkpoint | None,
     told: ConfigOverrides | None,
     like: ModelGeometry | None = None,
 ) -> ModelGeometry:
-    """Return the geometry of a target whose config.json the engine is told otherwise."""
+    """Return the geometry of a target with the overrides of its config.json, as the engine applies them."""
     geometry = geometry_of(field, model, read, like=like)
     config = config_of(model, read)
     if told is None or config is None:
@@ -59,7 +59,7 @@ def _geometry(
 
 
 def stored_weights(read: Checkpoint | None) -> StoredWeights | None:
-    """Return what the headers of a model's files say; None if they were not read, or if the files have none."""
+    """Return sizes from the safetensors headers; None if they were not read, or the files have no headers."""
     if read is None or not read.weights.tensors:
         return None
     weights = read.weights
@@ -69,7 +69,7 @@ def stored_weights(read: Checkpoint | None) -> StoredWeights | None:
 
 
 def config_of(model: ServedModel | ModelCheckpoint, read: Checkpoint | None) -> Mapping[str, Any] | None:
-    """Return what is known of a model's config.json; None where nothing is."""
+    """Return the config.json of a model: from the spec, the catalogue or its files; None if unknown."""
     if model.config is not None:
         return model.config
     if (entry := find_entry(model.model)) is not None:
@@ -78,7 +78,7 @@ def config_of(model: ServedModel | ModelCheckpoint, read: Checkpoint | None) -> 
 
 
 def stored_type(config: Mapping[str, Any]) -> str | None:
-    """Return the element type of a config.json, as vLLM looks for it; None where it names none.
+    """Return the element type that vLLM finds in a config.json; None if it has none.
 
     vllm/transformers_utils/model_arch_config_convertor.py, get_torch_dtype.
     """
@@ -97,12 +97,17 @@ def geometry_of(
     method: Method | None = None,
     like: ModelGeometry | None = None,
 ) -> ModelGeometry:
-    """Return a model's geometry, with what the spec assumes of it.
+    """Return a model's geometry, with the numbers that the spec assumes.
 
-    It follows from the inline config, or else from the catalogue, or else from what was read of the model. ``method``
-    says how the config.json of a draft head is read; None for a model of its own. ``like`` is the other model of the
-    pair, whose vocabulary a model has of which nothing is read. Raises InvalidSpecError when nothing is known of the
-    model, or what is known or assumed makes no sense.
+    The source is the inline config, else the catalogue, else the files of the model. Raises InvalidSpecError if there
+    is no source, or if the source or the assumed numbers are invalid.
+
+    Parameters
+    ----------
+    method
+        Method of a draft head, which decides how its config.json is parsed; None for a separate model.
+    like
+        The other model of the pair. A model known only from assumptions gets its vocabulary.
     """
     given, name, stored = model_locations.assumption_of(model), model.model, stored_weights(read)
     if is_made_up(model, read):
@@ -141,7 +146,7 @@ def _described(
 
 
 def is_made_up(model: ServedModel | ModelCheckpoint, read: Checkpoint | None) -> bool:
-    """Whether nothing but the numbers in the spec is known of a model."""
+    """Whether a model is known only from numbers assumed in the spec."""
     described = model.config is not None or read is not None or find_entry(model.model) is not None
     return model_locations.assumption_of(model).is_complete and not described
 
@@ -175,7 +180,7 @@ def _contradiction(
         except GeometryError:
             return True
 
-    # What both say tells more than a key that one leaves out.
+    # Keys that both have come first: they are more informative than missing ones.
     differing = sorted(
         (key for key in {**read.config, **config} if read.config.get(key) != config.get(key)),
         key=lambda key: (key not in read.config) + (key not in config),
@@ -193,21 +198,22 @@ def named_checkpoints(
     known: model_locations.KnownModels,
     told: ConfigOverrides | None = None,
 ) -> tuple[ModelGeometry, ...]:
-    """Return the other checkpoints of a model; those that nothing asks for only where they are known anyway.
+    """Return the further checkpoints of a model. Those that cannot be served are skipped if unknown.
 
-    ``told`` is what the engine is told of their config.json, as of that of the model itself. Raises
-    InvalidSpecError when one is of another model, or of another precision than it says, or of the same as another.
+    ``told`` are the overrides of config.json, which also apply to these. Raises InvalidSpecError if a checkpoint is of
+    another model, does not have the given precision, or has the precision of another checkpoint.
     """
     found, problems = [], []
     model = model_locations.served_models(spec)[field]
     for index, checkpoint in enumerate(model.checkpoints):
         place = f"{field}.checkpoints[{index}]"
         if any(each.quantization is checkpoint.quantization for each in model.checkpoints[:index]):
-            message = "is there already: one checkpoint for each precision; remove one"
+            message = "is listed twice; keep one checkpoint per precision"
             problems.append(Problem(f"{place}.quantization", checkpoint.quantization.value, message))
             continue
         try:
-            geometry = told_geometry(place, checkpoint, known.get(model_locations.model_source(spec, checkpoint)), told)
+            read = known.get(model_locations.model_source(spec, checkpoint))
+            geometry = overridden_geometry(place, checkpoint, read, told)
         except InvalidSpecError:
             if model_locations.may_be_served(model, checkpoint):
                 raise
@@ -217,13 +223,13 @@ def named_checkpoints(
         pairs = zip(_shape(geometry).items(), _shape(own).values(), strict=True)
         different = [f"{key} {value} instead of {wanted}" for (key, value), wanted in pairs if value != wanted]
         if held != said:
-            message = f"{geometry.name} is {held}: write {held}, or name another"
+            message = f"checkpoint {geometry.name} has precision {held}; write {held}, or use another checkpoint"
             problems.append(Problem(f"{place}.quantization", said, message))
         elif held == served_precision(own, None):
-            message = f"{own.name} itself is {held}: remove this checkpoint, or name it as model"
+            message = f"{own.name} already has precision {held}; remove this checkpoint, or use it as the model"
             problems.append(Problem(f"{place}.quantization", said, message))
         elif different:
-            message = f"is no checkpoint of {own.name}: {', '.join(different)}; name one of the same model"
+            message = f"is not a checkpoint of {own.name}: {', '.join(different)}; use one of the same model"
             problems.append(Problem(f"{place}.model", checkpoint.model, message))
     if problems:
         raise InvalidSpecError(problems)
@@ -233,25 +239,25 @@ def named_checkpoints(
 def wanted_precision(
     field: str, wanted: Quantization, own: ModelGeometry, named: tuple[ModelGeometry, ...]
 ) -> Precision:
-    """Return the precision that a model is asked for; for Auto its own."""
+    """Return the requested precision of a model; for AsCheckpoint and Auto, that of its checkpoint."""
     held = own.checkpoint_precision
     if wanted in (Quantization.AS_CHECKPOINT, Quantization.AUTO):
         return held or Precision.BF16
     precision = Precision(wanted.value)
     if precision in {served_precision(geometry, None) for geometry in named}:
         return precision
-    name_one = "name a checkpoint of that precision as model or in checkpoints"
+    name_one = "set model, or add to checkpoints, a checkpoint of that precision"
     if held is not None and precision is not held:
         message = f"the checkpoint is {held}: use AsCheckpoint, or {name_one}"
     elif held is None and precision is not Precision.BF16 and precision not in ONLINE_PRECISIONS:
-        message = f"vLLM quantizes to {precision} only beforehand: {name_one}, or use FP8, which is made while loading"
+        message = f"vLLM cannot quantize to {precision} while loading: {name_one}, or use FP8"
     else:
         return precision
     raise InvalidSpecError([Problem(f"{field}.quantization", wanted.value, message)])
 
 
 def choices(wanted: Quantization, own: ModelGeometry, named: tuple[ModelGeometry, ...]) -> frozenset[Precision]:
-    """Return the precisions that a plan may choose from; none where the spec leaves no choice."""
+    """Return the precisions that a plan may choose from; empty unless the spec says Auto."""
     if wanted is not Quantization.AUTO:
         return frozenset()
     online = ONLINE_PRECISIONS if own.checkpoint is None else frozenset()
@@ -259,7 +265,7 @@ def choices(wanted: Quantization, own: ModelGeometry, named: tuple[ModelGeometry
 
 
 def spec_at(spec: SpecDecodeDeploymentSpec, target: Precision, draft: Precision | None) -> SpecDecodeDeploymentSpec:
-    """Return the spec that names what is served at these precisions; clients go on to use the model's old name."""
+    """Return the spec with the checkpoints of these precisions; the served name stays that of the original model."""
     speculation, serving = spec.speculation, spec.serving
     if speculation is not None and speculation.draft is not None and draft is not None:
         speculation = speculation.model_copy(update={"draft": _model_at(speculation.draft, draft)})

@@ -19,16 +19,16 @@ from specdecode_operator.untrusted import UnreadableTextError
 from specdecode_operator.untrusted_yaml import parse_yaml_or_json
 
 _KIND: Final = "ModelFacts"
-_MOST_BYTES: Final = 2**50  # Of a model's files: a thousand times the largest that is published
+_MOST_BYTES: Final = 2**50  # Upper bound of a model's files: 1,000 times the largest published model
+# Largest factor between the sizes by files and by config.json, for models that sizing estimates or knows exactly.
+# An estimated precision may be wrong by a factor of 4: 4 bits instead of 16. Smaller factors above the tolerances of
+# `deployment/warnings.py` are warnings in a plan.
 _MOST_TIMES: Final = 8
-# By how much the files may differ from what config.json describes, if sizing estimates the model or knows it exactly.
-# Precisions that it estimates may be 4 bits in the place of 16. A plan warns if they differ by less than that, and by
-# more than the tolerances of `deployment/warnings.py`.
 _MOST_TIMES_EXACT: Final = 2
 
 
 class FactsFileError(Exception):
-    """Facts that cannot be used: place, field, what is wrong and how to fix it, in one line."""
+    """Facts are not usable; the message has place, field, problem and fix in one line."""
 
 
 def facts_data(model: str, checkpoint: Checkpoint, source: str) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def facts_data(model: str, checkpoint: Checkpoint, source: str) -> dict[str, Any
 
 
 def check_facts(model: str, checkpoint: Checkpoint) -> None:
-    """Raise FactsFileError if config.json and headers are not of one model, or describe an impossible one."""
+    """Raise FactsFileError if config.json and headers contradict each other, or describe an impossible model."""
     if problem := _contradiction(model, checkpoint):
         raise FactsFileError(f"{model}: {printable(problem)}")
 
@@ -63,21 +63,23 @@ def facts_in(text: str, place: str, *, is_json: bool) -> dict[str, Checkpoint]:
 
 
 def held_twice(place: str, model: str) -> FactsFileError:
-    """Return the error about facts of a model that were read before."""
-    return FactsFileError(f"{place}: model: {shown(model)}: there are facts about it already: give them once")
+    """Return the error about duplicate facts of a model."""
+    return FactsFileError(f"{place}: model: {shown(model)}: has facts already; remove the duplicate")
 
 
 def _facts_of(body: Mapping[str, Any], place: str) -> tuple[str, Checkpoint]:
     model = body.get("model")
     if body.get("kind") != _KIND or not isinstance(model, str) or not model.strip("/"):
-        raise FactsFileError(f"{place}: is no facts file: write one with specdecode models add")
+        raise FactsFileError(f"{place}: is not a facts file; create one with specdecode models add")
     try:
         checkpoint = checkpoint_of(body)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FactsFileError(f"{place}: config or weights are not those of a facts file: write it anew") from error
+        message = "config or weights are invalid; write the file again with specdecode models add"
+        raise FactsFileError(f"{place}: {message}") from error
     if checkpoint.weights.total_bytes > _MOST_BYTES:
         total = f"{checkpoint.weights.total_bytes:,}"
-        raise FactsFileError(f"{place}: weights.total_bytes: {total}: no model is so large: write it anew")
+        message = f"exceeds {_MOST_BYTES:,}; write the file again with specdecode models add"
+        raise FactsFileError(f"{place}: weights.total_bytes: {total}: {message}")
     if problem := _contradiction(model, checkpoint):
         raise FactsFileError(f"{place}: {printable(problem)}")
     return model, checkpoint
@@ -89,13 +91,13 @@ def _contradiction(model: str, checkpoint: Checkpoint) -> str | None:
         total, in_parts = weights.total_bytes, sum(sizes.values())
         if in_parts != total and (sizes or key == "bytes_by_dtype"):
             contradicts = f"contradicts the {in_parts:,} bytes in {key}"
-            return f"weights.total_bytes: {total:,}: {contradicts}: write the file again with specdecode models add"
+            return f"weights.total_bytes: {total:,}: {contradicts}; write the file again with specdecode models add"
     try:
         geometry = geometry_from_config(model, checkpoint.config, stored)
     except SizingError as error:
         return f"config.{error.field}: {error.message}"
     if stored is None or method_of_head(geometry) is not None:
-        # Nothing to compare with; or only the method says how the config is read, and the plan compares then.
+        # There are no headers, or the model is a head: the plan compares it, because parsing its config needs a method.
         return None
     exact = geometry.knowledge is Knowledge.EXACT or geometry.estimated_because == MORE_IN_FILES
     in_files, by_shape = geometry.layer_scale
@@ -106,6 +108,6 @@ def _contradiction(model: str, checkpoint: Checkpoint) -> str | None:
     if in_files > by_shape * most or by_shape > in_files * most:
         return (
             f"weights: {format_gib(in_files)} GiB in the headers contradict config, which describes about"
-            f" {format_gib(by_shape)} GiB: they are of another model"
+            f" {format_gib(by_shape)} GiB; use config.json and weights of the same model"
         )
     return None

@@ -1,7 +1,7 @@
 """Model facts from untrusted sources: the reader's message and the namespace's ConfigMap.
 
 The ConfigMap has one entry per model, shared by all objects of the namespace. It has no owner, so it outlives the
-object that asked first. The administrator's facts files take precedence.
+object that needed the facts first. The administrator's facts files take precedence.
 """
 
 import base64
@@ -38,7 +38,7 @@ _UNPACKED_LIMIT_BYTES = 256 * 1024
 
 
 def unpack_facts(message: str) -> Checkpoint:
-    """Return the facts that a termination message carries, or raise the CheckpointError that it tells."""
+    """Parse a termination message; return its facts or raise its error as a CheckpointError."""
     try:
         answer = parse_json(message[:MESSAGE_LIMIT_BYTES])
         if "error" not in answer:
@@ -48,12 +48,12 @@ def unpack_facts(message: str) -> Checkpoint:
         told = answer["error"]
         failure = CheckpointError(str(told["reason"])[:64], clip(str(told["message"]), ERROR_LIMIT))
     except (ValueError, KeyError, TypeError, AttributeError, OSError, EOFError) as error:
-        raise CheckpointError("ReaderFailed", f"the reader's answer makes no sense: {clip(message, 200)!r}") from error
+        raise CheckpointError("ReaderFailed", f"the reader's answer is invalid: {clip(message, 200)!r}") from error
     raise failure
 
 
 def checkpoint_of(body: Mapping[str, Any]) -> Checkpoint:
-    """Return the checkpoint of its JSON; raise ValueError, KeyError, TypeError or AttributeError if it is none."""
+    """Parse a checkpoint; raise ValueError, KeyError, TypeError or AttributeError if it is invalid."""
     weights = Weights(**body["weights"])
     counts = (weights.total_bytes, weights.tensors, *weights.bytes_by_dtype.values(), *weights.bytes_by_part.values())
     config, commit = body["config"], body.get("commit")
@@ -71,7 +71,7 @@ class SiteFacts:
     """Facts about one model in a file that the operator's administrator provides."""
 
     file: str
-    digest: str  # Two of one file are equal if their digests are
+    digest: str  # Compared instead of the checkpoint
     checkpoint: Checkpoint = field(compare=False)
 
 
@@ -87,12 +87,12 @@ def site_facts_of(spec: SpecDecodeDeploymentSpec, facts: Mapping[str, SiteFacts]
 def known_checkpoints(
     spec: SpecDecodeDeploymentSpec, entries: Mapping[str, str], site_facts: Mapping[ModelSource, SiteFacts]
 ) -> KnownModels:
-    """Return what is known of a spec's models: from the site's facts files, or else from what Jobs have read."""
+    """Return the facts about a spec's models: from the site's facts files, or else from ConfigMap entries."""
     return {**read_entries(spec, entries), **{source: each.checkpoint for source, each in site_facts.items()}}
 
 
 def facts_config_map(namespace: str, entries: Mapping[str, str]) -> Body:
-    """Return the ConfigMap with these entries, to be merged into the one that is there."""
+    """Return the ConfigMap with these entries, to be merged into the existing one."""
     labels = {"app.kubernetes.io/part-of": "specdecode", MANAGED_BY_LABEL: MANAGER, MODEL_FACTS_LABEL: "true"}
     return {
         "apiVersion": "v1",
@@ -103,7 +103,7 @@ def facts_config_map(namespace: str, entries: Mapping[str, str]) -> Body:
 
 
 def facts_entry(source: ModelSource, checkpoint: Checkpoint) -> str:
-    """Return the entry that keeps what was read of a model."""
+    """Return the ConfigMap entry for a model that was read."""
     return json.dumps({**asdict(source), "checkpoint": asdict(checkpoint)}, sort_keys=True)
 
 
@@ -112,10 +112,10 @@ def believed_entries(
 ) -> dict[str, str]:
     """Return the entries for a spec's models that the operator wrote.
 
-    ``proofs`` are the digests that it keeps for objects of the namespace: one that knows an entry is enough.
+    ``proofs`` are the digests in the status of each object of the namespace; one matching object is enough.
     """
     keys = {source.key for source in undescribed_models(spec).values()} & entries.keys()
-    # Once, and not for each object of the namespace: any user of it may write a megabyte that is not trusted.
+    # Hash each entry once, not once per object: users of the namespace may write up to 1 MiB.
     own = {digest: key for key in keys for digest in digests(CONFIG_MAP_NAME, {key: entries[key]}).items()}
     found: dict[str, str] = {}
     for each in proofs:
@@ -126,13 +126,13 @@ def believed_entries(
 
 
 def read_entries(spec: SpecDecodeDeploymentSpec, entries: Mapping[str, str]) -> KnownModels:
-    """Return what the entries of the ConfigMap know of a spec's models; an entry that makes no sense knows nothing."""
+    """Parse the ConfigMap entries for a spec's models; invalid entries are skipped."""
     found = {}
     for source in set(undescribed_models(spec).values()):
         if source.key in entries:
             with suppress(ValueError, KeyError, TypeError, AttributeError):
                 body = parse_json(entries[source.key])
-                # People may have copied it from another model's.
+                # A user may have copied the entry from another model.
                 if {field: body.get(field) for field in asdict(source)} == asdict(source):
                     found[source] = checkpoint_of(body["checkpoint"])
     return found

@@ -42,27 +42,27 @@ from specdecode_operator.redaction import clip
 from specdecode_operator.untrusted import parse_json
 
 RESOLVING, DOWNLOADING = "ResolvingModel", "DownloadingModels"
-WITHOUT_POD: Final = "where a quota or a policy refuses its pod, kubectl describe job tells"
+WITHOUT_POD: Final = "if it has no pod, a quota or policy may reject it: see kubectl describe job"
 _Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True)
 class ModelJob(Generic[_Answer]):
-    """One kind of Job for models; ``_Answer`` is what its script finds."""
+    """One kind of Job for models; ``_Answer`` is the type of its result."""
 
     template: str
     container: str
     name_suffix: str
     command: Sequence[str]
     key_annotation: str
-    patch: Callable[[Body], Body]  # Returns what of a podTemplate's spec holds for its pods too
+    patch: Callable[[Body], Body]  # Returns the part of a podTemplate's spec that also applies to its pods
     values: Callable[[SpecDecodeDeploymentSpec, ModelSource], dict[str, Any]]
     remedies: Mapping[str, str]
     read: Callable[[Body], _Answer | Blocked]
     place: Callable[[ModelSource], str] = str
 
     def answers(self, pods: Sequence[Body], sources: Mapping[str, ModelSource]) -> dict[ModelSource, _Answer]:
-        """Return what the pods have found."""
+        """Return the results of finished pods."""
         found = {}
         for source in sources.values():
             _, terminated = self._newest(pods, source)
@@ -72,7 +72,7 @@ class ModelJob(Generic[_Answer]):
         return found
 
     def blocked(self, pods: Sequence[Body], sources: Mapping[str, ModelSource]) -> Blocked | None:
-        """Return why there is no answer for the first of these models that fails, with its field and what to do."""
+        """Return why the first failing model has no result, with its field and a fix; None if none fails."""
         for field, source in sources.items():
             pod, terminated = self._newest(pods, source)
             if pod is None:
@@ -101,16 +101,16 @@ class ModelJob(Generic[_Answer]):
         template = job["spec"]["template"]
         given = (spec.pod_template.spec if spec.pod_template else None) or {}
         template["spec"] = merge(template["spec"], self.patch(given))
-        # A Job's template cannot be changed: another one needs another name.
+        # A Job's template is immutable, so another template needs another name.
         job["metadata"]["name"] = f"{key.name}-{self.name_suffix}-{content_hash(template)[:4]}"
         return owned(job, key, uid)
 
     def progress(self, pods: Sequence[Body], sources: Mapping[str, ModelSource]) -> str:
-        """Return what the first of these Jobs that has no answer waits for, or that it runs."""
+        """Return the state of the first Job without a result."""
         newest = (self._newest(pods, source) for source in sources.values())
         pod = next((pod for pod, terminated in newest if terminated is None), {})
         if not pod:
-            return WITHOUT_POD if pod is None else "its answer is read next"
+            return WITHOUT_POD if pod is None else "its result is read next"
         for container in (pod.get("status") or {}).get("containerStatuses") or []:
             if container["name"] == self.container and "running" in (container.get("state") or {}):
                 return "its container runs"
@@ -122,7 +122,7 @@ class ModelJob(Generic[_Answer]):
         return f"its node pulls image {image}{' and mounts the volume of the models' if volumes else ''}"
 
     def _newest(self, pods: Sequence[Body], source: ModelSource) -> tuple[Body | None, Body | None]:
-        """Return the newest pod for a model, and how its container terminated last, this time or the time before."""
+        """Return the newest pod for a model, and the last termination state of its container."""
         key = self.key_annotation
         mine = [pod for pod in pods if (pod["metadata"].get("annotations") or {}).get(key) == source.key]
         if not mine:
@@ -140,12 +140,12 @@ def _last_words(terminated: Body) -> str:
 
 
 def is_model_pod(pod: Body) -> bool:
-    """Whether a pod reads or downloads a model, as opposed to an engine's."""
+    """Whether a pod belongs to a Job that reads or downloads a model."""
     return resources.READS_FOR_LABEL in (pod["metadata"].get("labels") or {})
 
 
 _FROM_POD_TEMPLATE: Final = ("imagePullSecrets", "nodeSelector", "tolerations", "affinity", "priorityClassName")
-# As whom an engine runs; without runAsNonRoot, for the reader never is root: what root alone may read, it cannot.
+# User of an engine. Without runAsNonRoot: the reader never runs as root, so it cannot read files of root only.
 _USER_FIELDS: Final = ("runAsUser", "runAsGroup", "fsGroup", "supplementalGroups", "seLinuxOptions")
 _REMEDIES: Final = {
     "ModelNotFound": "correct the path, or put the model there",
@@ -160,14 +160,14 @@ _REMEDIES: Final = {
     "ReaderTimedOut": "check that the volume or the hub responds, or put config.json into {field}.config",
     "ReaderFailed": "see kubectl logs of its pod, or put the content of config.json into {field}.config",
 }
-# The others may pass: a volume that is being filled, a hub that does not answer, a licence that is granted.
+# Other reasons may be temporary: a volume that is being filled, an unreachable hub, a licence not granted yet.
 _ONLY_THE_USER: Final = frozenset({"ConfigUnreadable", "ConfigTooLong"})
 
 
 def reading_jobs(
     key: Key, uid: str, spec: SpecDecodeDeploymentSpec, operator_image: str, sources: Mapping[str, ModelSource]
 ) -> list[Body]:
-    """Return a Job for each model; one that is target and draft is read once."""
+    """Return one Job per model, even if a model is both target and draft."""
     return [READER.render(key, uid, spec, operator_image, source) for source in dict.fromkeys(sources.values())]
 
 
@@ -216,7 +216,7 @@ _DOWNLOAD_FROM_POD_TEMPLATE: Final = (
     "imagePullSecrets", "nodeSelector", "tolerations", "affinity", "priorityClassName", "securityContext",
 )  # fmt: skip
 _TOKEN: Final = "spec.models.hubTokenSecret"  # noqa: S105  the name of a field
-# What to do, by the reason that the download gives. All of them may pass: it is tried again.
+# Fixes by the script's reason. All reasons may be temporary, so downloads are retried.
 _DOWNLOAD_REMEDIES: Final = {
     "ModelGated": f"accept its licence on the hub, and name a Secret with a token of that account in {_TOKEN}",
     "ModelNotFound": f"correct {{field}}.model; a private one needs a token in {_TOKEN}",
@@ -230,7 +230,7 @@ _DOWNLOAD_REMEDIES: Final = {
 
 
 def wanted_downloads(spec: SpecDecodeDeploymentSpec) -> dict[str, ModelSource]:
-    """Return what a spec with a cache serves from the hub, by the field that names it; nothing without a cache."""
+    """Return the hub models of a spec with a cache, by field; empty without a cache."""
     if not downloads_to_cache(spec):
         return {}
     return {
@@ -240,7 +240,7 @@ def wanted_downloads(spec: SpecDecodeDeploymentSpec) -> dict[str, ModelSource]:
 
 
 def downloaded_commits(pods: Sequence[Body], spec: SpecDecodeDeploymentSpec) -> dict[str, str]:
-    """Return the commits that pods have downloaded, by the key of the model."""
+    """Return the commits that pods have downloaded, by model key."""
     commits = DOWNLOADER.answers(pods, wanted_downloads(spec))
     return {source.key: commit for source, commit in commits.items()}
 
@@ -248,9 +248,9 @@ def downloaded_commits(pods: Sequence[Body], spec: SpecDecodeDeploymentSpec) -> 
 def pending_downloads(
     key: Key, uid: str, facts: Facts, commits: Mapping[str, str], pods: Sequence[Body]
 ) -> tuple[Readiness, list[Body]] | None:
-    """Return the status and the objects that must exist while models are downloaded; None when all of them are there.
+    """Return readiness and objects while models are being downloaded; None when all of them are downloaded.
 
-    Suspended objects download theirs too, so that they start at once later.
+    Suspended objects also download models, so that they can start without delay.
     """
     sources = wanted_downloads(facts.spec)
     lacking = {field: source for field, source in sources.items() if source.key not in commits}
@@ -270,9 +270,9 @@ def pending_downloads(
 def at_commits(
     key: Key, uid: str, facts: Facts, commits: Mapping[str, str], written: SpecDecodeDeploymentSpec | None = None
 ) -> tuple[Facts, list[Body]]:
-    """Return the facts with commits in the place of branches and tags, and the ConfigMap that keeps the commits.
+    """Return the facts with commits instead of branches and tags, and the ConfigMap that stores the commits.
 
-    ``written`` is the spec as it is written, where a policy has put another in force: what it downloaded is kept.
+    ``written`` is the written spec if a policy put another one in force; its downloads are kept.
     """
     sources, spec = wanted_downloads(facts.spec), facts.spec
     if not sources:
@@ -288,19 +288,19 @@ def at_commits(
 
 
 def downloads_name(key: Key) -> str:
-    """Return the name of the ConfigMap that holds what was downloaded for an object."""
+    """Return the name of the ConfigMap with an object's downloaded commits."""
     return f"{key.name}-downloads"
 
 
 def read_downloads(config_map: Body | None) -> dict[str, str]:
-    """Return the commits that a ConfigMap holds, by the key of the model; what makes no sense is not there."""
+    """Parse the commits in a ConfigMap, by model key; invalid entries are skipped."""
     entries = (config_map or {}).get("data") or {}
     found = {key: _commit_in(entry) for key, entry in entries.items()}
     return {key: commit for key, commit in found.items() if commit is not None}
 
 
 def downloads_config_map(key: Key, uid: str, sources: Mapping[str, ModelSource], commits: Mapping[str, str]) -> Body:
-    """Return the ConfigMap with what was downloaded of these models."""
+    """Return the ConfigMap with the downloaded commits of these models."""
     data = {}
     for source in sources.values():
         if source.key in commits:
@@ -338,7 +338,7 @@ def _commit(terminated: Body) -> str | Blocked:
 
 
 def _commit_in(text: object) -> str | None:
-    """Return the commit of an answer or entry; nothing else of a user's namespace becomes part of a path."""
+    """Parse the commit of an untrusted answer or entry; it becomes part of a path, so anything else is rejected."""
     try:
         commit = parse_json(str(text))["commit"]
     except (ValueError, KeyError, TypeError):
@@ -350,7 +350,7 @@ DOWNLOADER: Final = ModelJob(
     template="download-job",
     container="download-model",
     name_suffix="model",
-    # As an argument the script needs no object of its own, and is always the one of this operator.
+    # Passed as an argument, the script needs no ConfigMap and always matches this operator.
     command=("python3", "-c", Path(download_model.__file__).read_text(encoding="utf-8")),
     key_annotation=resources.DOWNLOAD_KEY_ANNOTATION,
     patch=lambda given: {name: given[name] for name in _DOWNLOAD_FROM_POD_TEMPLATE if name in given},

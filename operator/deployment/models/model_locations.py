@@ -20,7 +20,7 @@ from specdecode_operator.untrusted import mapping
 from specdecode_operator.vllm.environment import manifest_variables
 
 MODELS_PATH: Final = "/models"
-# Where the hub's own libraries keep models below HF_HOME, so that a claim that was mounted there is taken as it is.
+# Layout of huggingface_hub below HF_HOME, so that a claim that was mounted there can be reused.
 HUB_CACHE_PATH: Final = f"{MODELS_PATH}/hub"
 COMMIT: Final = re.compile(r"[0-9a-f]{7,64}")
 COMPILED_PATH: Final = "/compiled"
@@ -30,12 +30,12 @@ _HUB_VARIABLES: Final = ("HF_ENDPOINT", *_PROXIES, *map(str.lower, _PROXIES))
 
 
 def model_path(model: str) -> str:
-    """Return the path of a model in the user's volume, or where the download of its pod puts it."""
+    """Return the path of a model in the user's volume, or in the volume that its pod downloads to."""
     return f"{MODELS_PATH}/{model.strip('/')}"
 
 
 def engine_model_path(spec: SpecDecodeDeploymentSpec, model: ServedModel | ModelCheckpoint) -> str:
-    """Return the path from which the engine loads a model; in a cache it is the snapshot of one commit.
+    """Return the path from which the engine loads a model; in a cache, the snapshot of one commit.
 
     The layout is that of huggingface_hub (file_download.py, repo_folder_name).
     """
@@ -47,28 +47,28 @@ def engine_model_path(spec: SpecDecodeDeploymentSpec, model: ServedModel | Model
 
 
 def downloads_to_cache(spec: SpecDecodeDeploymentSpec) -> bool:
-    """Whether models come from the hub by way of a claim."""
+    """Whether a Job downloads models from the hub to a claim."""
     return spec.models.volume is None and spec.engine.replay is None and spec.models.cache is not None
 
 
 def downloads_in_pods(spec: SpecDecodeDeploymentSpec) -> bool:
-    """Whether each pod fetches its models from the hub."""
+    """Whether each pod downloads its models from the hub."""
     return spec.models.volume is None and spec.engine.replay is None and spec.models.cache is None
 
 
 def cache_claim(spec: SpecDecodeDeploymentSpec) -> str | None:
-    """Return the claim of the cache."""
+    """Return the name of the cache's claim."""
     return spec.models.cache.persistent_volume_claim.claim_name if spec.models.cache else None
 
 
 def hub_environment(spec: SpecDecodeDeploymentSpec) -> list[Body]:
-    """Return the variables of ``engine.env`` that say how the hub is reached, for whatever goes there."""
+    """Return the variables of ``engine.env`` for access to the hub: its endpoint and proxies."""
     given = manifest_variables(spec.engine.env)
     return [given[name] for name in _HUB_VARIABLES if name in given]
 
 
 def claims_named(spec: object) -> frozenset[str]:
-    """Return the claims that a spec names for its models, as it is written: another object's may be invalid."""
+    """Return the claims that an unparsed spec names for its models; the spec may be invalid."""
     models = mapping(spec, "models") if isinstance(spec, dict) else {}
     claims = [
         mapping(mapping(models, place), "persistentVolumeClaim").get("claimName") for place in ("volume", "cache")
@@ -77,19 +77,19 @@ def claims_named(spec: object) -> frozenset[str]:
 
 
 def engine_volumes(spec: SpecDecodeDeploymentSpec) -> list[Body]:
-    """Return the volumes of an engine pod that models and what engines compile come from."""
+    """Return the volumes of an engine pod for models and the compile cache."""
     claim = cache_claim(spec)
     cache: Body = {"persistentVolumeClaim": {"claimName": claim}}
     if downloads_to_cache(spec):
-        # One volume for both: a pod that names a claim twice never starts.
+        # One volume for both: a pod that names a claim twice does not start.
         return [{"name": "models", **cache}]
     return [{"name": "models", **models_volume(spec)}, *([{"name": "cache", **cache}] if claim else [])]
 
 
 def compiled_mount(spec: SpecDecodeDeploymentSpec, folder: str) -> Body | None:
-    """Return the mount of what engines compile, which alone of the cache they may write; None without a cache.
+    """Return the mount of the compile cache, the only part of the cache that engines may write; None without a cache.
 
-    ``folder`` is that of one template: the start-up plan holds for one command line only.
+    ``folder`` is unique per pod template, because the start-up plan is valid for one command line only.
     """
     if spec.models.cache is None:
         return None
@@ -99,7 +99,7 @@ def compiled_mount(spec: SpecDecodeDeploymentSpec, folder: str) -> Body | None:
 
 
 def models_volume(spec: SpecDecodeDeploymentSpec) -> Body:
-    """Return the volume that holds the models, or that each pod downloads them to."""
+    """Return the source of the models' volume: a host path, a claim, or an empty directory for downloads."""
     volume = spec.models.volume
     if volume is not None and volume.host_path is not None:
         return {"hostPath": {"path": volume.host_path.path, "type": "Directory"}}
@@ -116,21 +116,21 @@ DRAFT: Final = "spec.speculation.draft"
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Where the files of a model lie: on the hub, on a PersistentVolumeClaim, or in a directory of the nodes."""
+    """Location of a model's files: the hub, a PersistentVolumeClaim, or a directory of the nodes."""
 
     model: str
-    revision: str | None = None  # Revision of the hub repository; absent for its default, and on a volume
+    revision: str | None = None  # Revision of the hub repository; None for its default, and on a volume
     claim: str | None = None
     host_path: str | None = None
 
     @property
     def on_volume(self) -> bool:
-        """Whether it is there already, as opposed to on the hub."""
+        """Whether the model is on a volume, not on the hub."""
         return self.claim is not None or self.host_path is not None
 
     @property
     def key(self) -> str:
-        """Key of the model in ConfigMaps: readable, and different for each source."""
+        """Key of the model in ConfigMaps: readable, and unique per source."""
         place = [self.model, self.revision, self.claim, *filter(None, [self.host_path])]
         digest = hashlib.sha256(json.dumps(place).encode()).hexdigest()
         return f"{re.sub(r'[^-._a-zA-Z0-9]+', '.', self.model)[-180:].strip('.')}-{digest[:12]}"
@@ -148,13 +148,13 @@ NO_MODELS: Final[KnownModels] = MappingProxyType({})
 
 
 def served_models(spec: SpecDecodeDeploymentSpec) -> dict[str, ServedModel]:
-    """Return the target and, where there is one, the draft, by field."""
+    """Return the target and, if there is one, the draft, by field."""
     draft = spec.speculation.draft if spec.speculation else None
     return {TARGET: spec.target} | ({DRAFT: draft} if draft else {})
 
 
 def model_source(spec: SpecDecodeDeploymentSpec, model: ServedModel | ModelCheckpoint) -> ModelSource:
-    """Return where a model of the spec lies."""
+    """Return the location of a model of the spec."""
     volume = spec.models.volume
     if volume is None:
         return ModelSource(model.model, model.revision)
@@ -165,13 +165,13 @@ def model_source(spec: SpecDecodeDeploymentSpec, model: ServedModel | ModelCheck
 
 
 def undescribed_models(spec: SpecDecodeDeploymentSpec) -> dict[str, ModelSource]:
-    """Return the models that neither spec nor catalogue describes, by the field that names them."""
+    """Return the models that neither spec nor catalogue describes, by field."""
     found = models_without_config(spec).items()
     return {field: model_source(spec, model) for field, model in found if not assumption_of(model).is_complete}
 
 
 def models_without_config(spec: SpecDecodeDeploymentSpec) -> dict[str, ServedModel | ModelCheckpoint]:
-    """Return the models without a config.json in spec or catalogue, with those that ``assume`` describes in full."""
+    """Return the models without a config.json in spec or catalogue, even if ``assume`` describes them completely."""
     written = served_models(spec)
     models: dict[str, ServedModel | ModelCheckpoint] = {**written}
     for field, model in written.items():
@@ -182,7 +182,7 @@ def models_without_config(spec: SpecDecodeDeploymentSpec) -> dict[str, ServedMod
 
 
 def assumption_of(model: ServedModel | ModelCheckpoint) -> Assumption:
-    """Return what the spec assumes of a model; other checkpoints of it have no numbers of their own."""
+    """Return the numbers that the spec assumes for a model; its further checkpoints have none."""
     given = model.assume if isinstance(model, ServedModel) else None
     if given is None:
         return NOTHING_ASSUMED
@@ -194,5 +194,5 @@ def assumption_of(model: ServedModel | ModelCheckpoint) -> Assumption:
 
 
 def may_be_served(model: ServedModel, checkpoint: ModelCheckpoint) -> bool:
-    """Whether the spec asks for a checkpoint, or lets the plan ask for it."""
+    """Whether the spec requests a checkpoint, or lets the plan choose it."""
     return model.quantization.value in (Quantization.AUTO.value, checkpoint.quantization.value)

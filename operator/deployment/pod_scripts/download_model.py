@@ -1,16 +1,15 @@
-"""Downloads one model from the hub into a cache that others share.
+"""Download one model from the hub into a shared cache.
 
-It runs in a Job with the engine's image, so it is one file for Python 3.10 and
-newer that needs nothing but the standard library and huggingface_hub. The
+The script runs in a Job with the engine's image, so it is one file for Python
+3.10 and newer that imports only the standard library and huggingface_hub. The
 answer is the container's termination message::
 
     {"commit": "0123…"}
     {"error": {"reason": "NoSpaceLeft", "message": "..."}}
 
-The cache is the hub's own: files lie by content, each is moved to its place
-when it is complete, and a lock keeps two downloads from fetching the same one
-(huggingface_hub/file_download.py). So several may run at once, and what is
-there is not fetched again.
+The cache has the layout of huggingface_hub: files are stored by content, moved
+into place when complete, and locked during the download (file_download.py). So
+downloads can run in parallel and skip files that exist.
 """
 
 import argparse
@@ -29,22 +28,22 @@ MESSAGE_LIMIT = 600
 _LONGEST_CAUSE = 200
 _GIB = 2**30
 _SPARE_BYTES = 64 * 2**20
-"""Left free beside the files themselves: folders, locks, links."""
+"""Space for folders, locks and links."""
 
 _CUT_OFF_S = 1800.0
-"""A file that is being fetched is written to all the time: one that was not for so long is nobody's."""
+"""Age of the last write after which an incomplete file counts as abandoned."""
 
 _NEVER = ("original/*", "metal/*", "onnx/*", "*.gguf", "*.onnx", "*.h5", "*.msgpack", "*.tflite", "*.ot")
-"""Copies of the weights for other engines; ``original`` of a Llama is as large as all the rest."""
+"""Copies of the weights for other engines; ``original`` of a Llama doubles the download."""
 
 _PICKLES = ("*.bin", "*.pt", "*.pth")
 _MEANINGS = {
-    "GatedRepoError": ("ModelGated", "is gated, and this token, or nobody without one, may not read it"),
+    "GatedRepoError": ("ModelGated", "is gated; access needs a token of an account that accepted its licence"),
     "RevisionNotFoundError": ("RevisionNotFound", "has no such revision"),
-    "RepositoryNotFoundError": ("ModelNotFound", "does not exist, or this token may not see it"),
-    "HFValidationError": ("ModelNotFound", "is no hub id"),
+    "RepositoryNotFoundError": ("ModelNotFound", "does not exist, or is private and this token has no access"),
+    "HFValidationError": ("ModelNotFound", "is not a valid hub ID"),
 }
-"""What errors of the hub's client mean: its classes differ between versions, their names do not."""
+"""Reasons by name of the hub client's error; the names are the same in all versions, the classes are not."""
 
 _DENIED = (401, 403)
 _NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -52,7 +51,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class DownloadError(Exception):
-    """A model that cannot be downloaded; the reason is one word for programs."""
+    """A model cannot be downloaded; `reason` is a CamelCase word for programs."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -61,7 +60,7 @@ class DownloadError(Exception):
 
 
 def download(model: str, revision: str | None, cache: str) -> str:
-    """Fetch what the cache lacks of a model and return the commit, or raise DownloadError."""
+    """Download the missing files of a model and return its commit. Raises DownloadError."""
     where = f"{model} at revision {revision}" if revision else model
     try:
         return _download(model, revision, cache)
@@ -72,7 +71,7 @@ def download(model: str, revision: str | None, cache: str) -> str:
 
 
 def left_out(names: list[str]) -> tuple[str, ...]:
-    """Return patterns of the files that no engine reads; pickles only where there are safetensors."""
+    """Return patterns of files to skip: formats of other engines, and pickles if there are safetensors files."""
     return _NEVER + (_PICKLES if any(name.endswith(".safetensors") for name in names) else ())
 
 
@@ -95,7 +94,7 @@ def _download(model: str, revision: str | None, cache: str) -> str:
 
 
 def _clear_up(folder: Path) -> None:
-    """Remove what downloads left that were killed: each has a name of its own, so that nobody goes on with it."""
+    """Remove incomplete files of killed downloads; each has a unique name, so no download resumes them."""
     for file in folder.glob("blobs/*.incomplete"):
         with suppress(OSError):
             if time.time() - file.stat().st_mtime > _CUT_OFF_S:
@@ -103,17 +102,15 @@ def _clear_up(folder: Path) -> None:
 
 
 def _check_space(cache: str, lacking: Mapping[str, int]) -> None:
-    """Say before an hour of downloading that it will not fit."""
+    """Fail before the download starts if its files do not fit."""
     needed, free = sum(lacking.values()), shutil.disk_usage(cache).free
     if lacking and needed + _SPARE_BYTES > free:
-        message = (
-            f"{len(lacking)} files of {needed / _GIB:.1f} GiB are to be fetched, and {free / _GIB:.1f} GiB are free"
-        )
+        message = f"{len(lacking)} files need {needed / _GIB:.1f} GiB, but only {free / _GIB:.1f} GiB are free"
         raise DownloadError("NoSpaceLeft", message)
 
 
 def _told(where: str, cache: str, error: Exception) -> DownloadError:
-    """Our own error for whatever went wrong."""
+    """Return the DownloadError for any error."""
     if isinstance(error, OSError) and error.errno in _FULL:
         return DownloadError("NoSpaceLeft", f"{where}: the volume is full: {error.strerror}")
     if isinstance(error, OSError) and error.errno in _NOT_WRITABLE:
@@ -133,10 +130,9 @@ def _told(where: str, cache: str, error: Exception) -> DownloadError:
 
 
 def _clipped(text: str, limit: int) -> str:
-    """Return whole words of a text, at most ``limit`` characters of it.
+    """Shorten a text to whole words, at most ``limit`` characters.
 
-    This script runs without the operator's package, so the operator masks secrets later. It recognizes only whole
-    ones: a word that does not fit is left out, never cut.
+    The operator masks secrets when it reads the answer, and recognizes only complete ones, so words are never cut.
     """
     if len(text) <= limit:
         return text
@@ -144,7 +140,7 @@ def _clipped(text: str, limit: int) -> str:
 
 
 def _is_of_network(error: BaseException | None) -> bool:
-    """Whether a connection failed somewhere below: the client wraps it in errors of its own."""
+    """Whether a connection error is in the chain of causes; the hub client wraps such errors."""
     while error is not None:
         if isinstance(error, (ConnectionError, TimeoutError)) or type(error).__module__.partition(".")[0] in (
             "httpx", "httpcore", "requests", "urllib3", "socket",
@@ -159,7 +155,7 @@ def _answer(body: dict[str, Any], path: str) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Download the model that the arguments name and write the answer; return the exit code."""
+    """Download a model and write the answer; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
     parser.add_argument("--revision")

@@ -78,13 +78,13 @@ def test_plan_explain_and_lint_say_so(specdecode: Specdecode, path: Path, header
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (struct.pack("<Q", 400) + b"{", "is cut off within its header"),
+        (struct.pack("<Q", 400) + b"{", "is truncated within its header"),
         (
             safetensors({"a": {"dtype": "BF16", "shape": [2**60], "data_offsets": [0, 16]}}, 16),
             "for 1,152,921,504,606,846,976 elements",
         ),
         (struct.pack("<Q", 2**60), "has a header of"),
-        (b"", "is cut off"),
+        (b"", "is truncated"),
     ],
 )
 def test_headers_that_make_no_sense_are_one_error(
@@ -175,13 +175,13 @@ def test_a_facts_file_stands_for_the_folder(
 @pytest.mark.parametrize(
     ("values", "why"),
     [
-        ({"kind": "Other"}, "is no facts file"),
-        ({"weights": {"tensors": -1}}, "write it anew"),
+        ({"kind": "Other"}, "is not a facts file"),
+        ({"weights": {"tensors": -1}}, "write the file again"),
         ({"weights": {"total_bytes": 5}}, "weights.total_bytes: 5"),
-        ({"weights": {"total_bytes": 2**60, "bytes_by_dtype": {"BF16": 2**60}}}, "no model is so large"),
+        ({"weights": {"total_bytes": 2**60, "bytes_by_dtype": {"BF16": 2**60}}}, "exceeds 1,125,899,906,842,624"),
         (
             {"weights": {"total_bytes": 2**40, "bytes_by_dtype": {"BF16": 2**40}, "bytes_by_part": {"a": 2**40}}},
-            "they are of another model",
+            "use config.json and weights of the same model",
         ),
         ({"weights": {"bytes_by_part": {"mtp": 9 * 2**30}}}, "contradicts the 9,663,676,416 bytes in bytes_by_part"),
         ({"config": {"num_hidden_layers": 2**60}}, "config.num_hidden_layers"),
@@ -299,7 +299,7 @@ def test_facts_are_written_whole_or_not_at_all(
 
 def test_a_model_has_one_facts_file(specdecode: Specdecode, path: Path, facts: Path) -> None:
     result = specdecode("plan", path, "--facts", facts, "--facts", facts)
-    assert (result.exit_code, "there are facts about it already" in result.output) == (2, True)
+    assert (result.exit_code, "has facts already" in result.output) == (2, True)
 
 
 def test_a_folder_without_a_model_has_no_facts(specdecode: Specdecode, tmp_path: Path) -> None:
@@ -327,4 +327,4 @@ def test_the_model_of_a_facts_file_is_shown(specdecode: Specdecode, facts: Path)
     other = specdecode("models", "show", "my/other", "--facts", facts)
     assert (other.exit_code, "or the facts files" in other.stderr) == (5, True)
     broken = specdecode("models", "show", "my/new", "--facts", changed(facts, weights={"tensors": -1}))
-    assert (broken.exit_code, "write it anew" in broken.stderr) == (2, True)
+    assert (broken.exit_code, "write the file again" in broken.stderr) == (2, True)

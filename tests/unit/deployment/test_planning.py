@@ -141,12 +141,12 @@ class TestReplanning:
 BAD = {
     "another precision than it says": (
         {**int4(LLAMA_70B, "org/x"), "quantization": "INT8"},
-        "spec.target.checkpoints[0].quantization: INT8: org/x is INT4: write INT4",
+        "spec.target.checkpoints[0].quantization: INT8: checkpoint org/x has precision INT4; write INT4",
     ),
-    "another model": (int4(LLAMA_8B, "org/x"), "spec.target.checkpoints[0].model: org/x: is no checkpoint of"),
+    "another model": (int4(LLAMA_8B, "org/x"), "spec.target.checkpoints[0].model: org/x: is not a checkpoint of"),
     "the model's own precision": (
         {"quantization": "BF16", "model": "org/x", "config": {**find_entry(LLAMA_70B).config}},  # type: ignore[union-attr]
-        "spec.target.checkpoints[0].quantization: BF16: meta-llama/Llama-3.1-70B-Instruct itself is BF16",
+        "spec.target.checkpoints[0].quantization: BF16: meta-llama/Llama-3.1-70B-Instruct already has precision BF16",
     ),
 }
 

@@ -70,7 +70,7 @@ def test_files_are_followed_as_they_come_change_and_go(
         ("{", "not valid JSON"),
         ("[1]", "holds no facts"),
         ("a: [b", "broken.json"),
-        ('{"kind": "ModelFacts"}', "is no facts file"),
+        ('{"kind": "ModelFacts"}', "is not a facts file"),
         (json.dumps({**json.loads(facts_text("a/b")), "weights": 7}), "config or weights"),
         (facts_text("a/b", weights_bytes=2**60), f"weights.total_bytes: {2**60:,}"),
         (facts_text("a/b", weights_bytes=TINY_BYTES * 100), "weights: 0.5"),

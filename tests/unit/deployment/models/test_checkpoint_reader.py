@@ -74,14 +74,14 @@ def test_shards_are_those_that_the_index_names(folder: Path) -> None:
     assert (refusal(folder).reason, names[1] in refusal(folder).message) == ("WeightsNotFound", True)
 
 
-def test_headers_of_any_length_are_read_whole(folder: Path) -> None:
+def test_reads_headers_of_any_length(folder: Path) -> None:
     shapes = {f"model.layers.{index}.mlp.experts.{index}.up_proj.weight": ("BF16", [2, 2]) for index in range(3000)}
     content = safetensors(*header(shapes))
     assert len(content) > 4 * 64 * 1024
     (folder / "model.safetensors").write_bytes(content)
     assert read_checkpoint(Folder(str(folder))).weights.total_bytes == 3000 * 8
     (folder / "model.safetensors").write_bytes(content[: 100 * 1024])
-    assert "cut off" in refusal(folder).message
+    assert "truncated" in refusal(folder).message
 
 
 @pytest.mark.parametrize("elsewhere", ["../secret.safetensors", "/etc/passwd", "config.json"])
@@ -137,29 +137,29 @@ def test_a_config_that_names_each_expert_fits_the_message(folder: Path) -> None:
 
 TENSOR = {"dtype": "BF16", "shape": [4], "data_offsets": [0, 8]}
 HOSTILE: dict[str, tuple[bytes, str]] = {
-    "empty": (b"", "cut off"),
-    "cut off in the length": (b"\x10\0\0", "cut off"),
-    "cut off in the header": (safetensors({"a": TENSOR}, 0, length=500), "cut off"),
-    "cut off in the data": (safetensors({"a": TENSOR}, 7), "cut off"),
+    "empty": (b"", "truncated"),
+    "cut off in the length": (b"\x10\0\0", "truncated"),
+    "cut off in the header": (safetensors({"a": TENSOR}, 0, length=500), "truncated"),
+    "cut off in the data": (safetensors({"a": TENSOR}, 7), "truncated"),
     "header of 2^63": (safetensors({"a": TENSOR}, 8, length=2**63), "more than 100,000,000"),
     "not JSON": (safetensors(b"{'a'", 8), "not JSON"),
     "binary": (safetensors(bytes(range(128, 256)), 8), "not JSON"),
     "nested too deep": (safetensors(b"[" * 200_000, 8), "not JSON"),
     "numbers too long": (safetensors(b'{"a": ' + b"9" * 5000 + b"}", 8), "not JSON"),
     "a list": (safetensors(b"[]", 8), "not an object"),
-    "tensor is a list": (safetensors({"a": []}, 8), "other than dtype"),
-    "offsets of text": (safetensors({"a": {**TENSOR, "data_offsets": ["0", "8"]}}, 8), "other than dtype"),
-    "negative offsets": (safetensors({"a": {**TENSOR, "data_offsets": [-8, 0]}}, 8), "other than dtype"),
-    "backward": (safetensors({"a": {**TENSOR, "data_offsets": [8, 0]}}, 8), "other than dtype"),
-    "negative shape": (safetensors({"a": {**TENSOR, "shape": [-2, -2]}}, 8), "other than dtype"),
+    "tensor is a list": (safetensors({"a": []}, 8), "by dtype"),
+    "offsets of text": (safetensors({"a": {**TENSOR, "data_offsets": ["0", "8"]}}, 8), "by dtype"),
+    "negative offsets": (safetensors({"a": {**TENSOR, "data_offsets": [-8, 0]}}, 8), "by dtype"),
+    "backward": (safetensors({"a": {**TENSOR, "data_offsets": [8, 0]}}, 8), "by dtype"),
+    "negative shape": (safetensors({"a": {**TENSOR, "shape": [-2, -2]}}, 8), "by dtype"),
     "shape and bytes disagree": (safetensors({"a": {**TENSOR, "shape": [5]}}, 8), "8 bytes for 5 elements"),
-    "a shape of many numbers": (safetensors({"a": {**TENSOR, "shape": [2**60] * 300}}, 8), "other than dtype"),
+    "a shape of many numbers": (safetensors({"a": {**TENSOR, "shape": [2**60] * 300}}, 8), "by dtype"),
     "overlap": (safetensors({"a": TENSOR, "b": TENSOR}, 8), "overlap"),
 }
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_hostile_headers_end_in_a_sentence(folder: Path, case: str) -> None:
+def test_reports_hostile_headers(folder: Path, case: str) -> None:
     content, words = HOSTILE[case]
     (folder / "model.safetensors").write_bytes(content)
     error = refusal(folder)
@@ -236,12 +236,12 @@ def test_an_answer_that_makes_no_sense_is_an_error(message: str) -> None:
     assert refused.value.reason == "ReaderFailed"
 
 
-def test_a_bomb_is_not_unpacked() -> None:
-    with pytest.raises(CheckpointError, match="no sense"):
+def test_does_not_unpack_a_gzip_bomb() -> None:
+    with pytest.raises(CheckpointError, match="invalid"):
         unpack_facts(pack_facts(checkpoint({"layer_types": "a" * 2_000_000})))
 
 
-def test_an_answer_is_left_where_the_kubelet_looks(folder: Path, tmp_path: Path) -> None:
+def test_writes_the_answer_to_the_termination_message(folder: Path, tmp_path: Path) -> None:
     message = tmp_path / "message"
     assert leave_answer(message, lambda: Folder(str(folder))) == 0
     assert unpack_facts(message.read_text()) == read_checkpoint(Folder(str(folder)))

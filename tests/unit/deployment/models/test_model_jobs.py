@@ -85,7 +85,7 @@ FAILURES = [
     ("ModelGated", "is gated", "spec.models.hubTokenSecret"),
     ("ModelNotFound", "does not exist", "correct spec.target.model"),
     ("RevisionNotFound", "has no such revision", "correct spec.target.revision"),
-    ("NoSpaceLeft", "131.4 GiB are to be fetched", "enlarge claim hub"),
+    ("NoSpaceLeft", "files need 131.4 GiB", "enlarge claim hub"),
     ("VolumeNotWritable", "cannot be written", "fsGroup in spec.podTemplate.spec.securityContext"),
     ("HubUnreachable", "ConnectError", "spec.models.volume"),
 ]
