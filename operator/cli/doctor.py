@@ -16,7 +16,7 @@ import typer
 
 from specdecode_operator.api.base import GROUP, VERSION, Body
 from specdecode_operator.api.crds import INSTALL_CRD, crd_skew, crds
-from specdecode_operator.cli.options import Context, ExitCode, TextOrJson, ended
+from specdecode_operator.cli.options import Context, ExitCode, Kubeconfig, Namespace, TextOrJson, ended
 from specdecode_operator.cli.outputs import print_json
 from specdecode_operator.cli.terminal import say_line
 from specdecode_operator.cluster.client import ClusterError, ForbiddenError
@@ -601,13 +601,9 @@ async def _rights(cluster: ClusterView, deployments: Reading[Sequence[Body]]) ->
 
 def doctor_command(
     *,
-    namespace: Annotated[
-        str | None,
-        typer.Option(
-            "--namespace", "-n", help="Namespace of the engines. Defaults to the namespace of the kubeconfig's context."
-        ),
-    ] = None,
+    namespace: Namespace = None,
     context: Context = None,
+    kubeconfig: Kubeconfig = None,
     output: Annotated[TextOrJson, typer.Option("--output", "-o", help="Format: text or json.")] = TextOrJson.TEXT,
 ) -> None:
     """Check whether a cluster is ready for engines, and print OK, WARN or FAIL with the fix.
@@ -622,7 +618,7 @@ def doctor_command(
     """
 
     async def found() -> list[Finding]:
-        async with open_cluster(context) as cluster:
+        async with open_cluster(context, kubeconfig) as cluster:
             return await examine(cluster, namespace or cluster.namespace)
 
     with ended(ClusterError):

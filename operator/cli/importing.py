@@ -9,7 +9,7 @@ import typer
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.cli.input_files import Document, objects_in, read_models
-from specdecode_operator.cli.options import Context, ExitCode, ended
+from specdecode_operator.cli.options import Context, ExitCode, Kubeconfig, Namespace, ended
 from specdecode_operator.cli.outputs import json_text, yaml_text
 from specdecode_operator.cli.terminal import say
 from specdecode_operator.cli.text_files import DocumentError, place_of, read_text
@@ -73,7 +73,13 @@ class Source(NamedTuple):
     services: tuple[Body, ...] = ()
 
 
-def read_source(words: Sequence[str], file: str | None, namespace: str | None, context: str | None) -> Source:
+def read_source(
+    words: Sequence[str],
+    file: str | None,
+    namespace: str | None,
+    context: str | None = None,
+    kubeconfig: str | None = None,
+) -> Source:
     """Return the server that the arguments name."""
     if file is None and (len(words) > 1 or sources.is_command_text(" ".join(words))):
         return Source("the command line", sources.read_words(words))
@@ -84,7 +90,7 @@ def read_source(words: Sequence[str], file: str | None, namespace: str | None, c
         return _from_file(file, kind, name, namespace)
     if name is None:
         raise SourceError(f"source: is missing: name deployment/NAME, or a file with -f FILE: a {sources.READABLE}")
-    return asyncio.run(_from_cluster(kind or "Deployment", name, namespace, context))
+    return asyncio.run(_from_cluster(kind or "Deployment", name, namespace, context, kubeconfig))
 
 
 def _name(text: str) -> tuple[str | None, str]:
@@ -154,7 +160,9 @@ def _listed(servers: Iterable[Workload]) -> str:
     return ", ".join(f"{each.kind.lower()}/{each.name}" if each.kind.isalpha() else each.name for each in servers)
 
 
-async def _from_cluster(kind: str, name: str, namespace: str | None, context: str | None) -> Source:
+async def _from_cluster(
+    kind: str, name: str, namespace: str | None, context: str | None, kubeconfig: str | None
+) -> Source:
     # The Kubernetes client takes most of a second to load, which files need not wait for.
     from specdecode_operator.cluster.client import ClusterError, ForbiddenError  # noqa: PLC0415
     from specdecode_operator.cluster.kubeconfig import open_cluster  # noqa: PLC0415
@@ -162,7 +170,7 @@ async def _from_cluster(kind: str, name: str, namespace: str | None, context: st
     resources = next(found for found in _RESOURCES.values() if found[0].kind == kind)
     which = f"{kind.lower()}/{name}"
     try:
-        async with open_cluster(context) as cluster:
+        async with open_cluster(context, kubeconfig) as cluster:
             within = namespace or cluster.namespace
             found, beside = None, list[Body]()
             for resource in resources:
@@ -214,13 +222,9 @@ def import_command(  # noqa: PLR0913  each is an option
     ] = None,
     *,
     file: Annotated[str | None, typer.Option("--file", "-f", metavar="FILE", help=_FILE_HELP)] = None,
-    namespace: Annotated[
-        str | None,
-        typer.Option(
-            "--namespace", "-n", help="Namespace of the server. Defaults to the namespace of the kubeconfig's context."
-        ),
-    ] = None,
+    namespace: Namespace = None,
     context: Context = None,
+    kubeconfig: Kubeconfig = None,
     name: Annotated[
         str | None,
         typer.Option(
@@ -256,7 +260,7 @@ def import_command(  # noqa: PLR0913  each is an option
     first or there is nothing to import.
     """
     with ended(SourceError, MigrationError, DocumentError):
-        found = read_source(source or [], file, namespace, context)
+        found = read_source(source or [], file, namespace, context, kubeconfig)
         migration = migrate_workload(
             found.workload,
             found.services,

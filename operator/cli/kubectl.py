@@ -1,16 +1,20 @@
 """Run kubectl for commands that act in a cluster with the caller's own rights."""
 
 import json
-import os
 import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import BinaryIO, Final
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from functools import update_wrapper
+from inspect import Signature, signature
+from typing import Any, BinaryIO, Final
 
 from specdecode_operator.api.base import Body
+from specdecode_operator.cli.options import Context, Kubeconfig, Namespace
+from specdecode_operator.cluster.no_cluster import no_kubeconfig, unknown_context, unreachable
 from specdecode_operator.problems import printable
 from specdecode_operator.untrusted import parse_json
 
@@ -19,29 +23,26 @@ class KubectlError(Exception):
     """kubectl did not do what it was asked; the message is its own, or says what is missing."""
 
 
+_MOST_NAMED: Final = 8
 _LOG_LINE: Final = re.compile(r"[IWEF]\d{4} ")
 _QUOTED: Final = re.compile(r'^.*? err="(.*)"$')
 _NO_CONTEXT: Final = re.compile(r"context was not found for specified context: (\S+)")
 _NO_KUBECONFIG: Final = re.compile(r"loading config file|invalid configuration|stat .*: no such file")
-_NOT_GOT: Final = re.compile(r'Get \\?"(https?://[^/"]+)[^"]*": (.*?)(?:;|"?$)')
 _NOT_ALL: Final = "some validation rules were not checked because the object was invalid"
 _UNSET: Final = "localhost:8080"
 """Default server of kubectl without a kubeconfig. API servers no longer serve without TLS."""
-_NO_CLUSTER: Final = (
-    "was refused - did you specify the right host",
-    "Unable to connect to the server",
-    "no such host",
-    "i/o timeout",
-    "connection refused",
-)
+_REFUSED: Final = re.compile(r"connection to the server (\S+) was refused")
+_NOT_GOT: Final = re.compile(r'Get \\?"(https?://[^/"]+)[^"]*": (.*?)(?:;|"?$)')
+_NO_CLUSTER: Final = ("Unable to connect to the server", "no such host", "i/o timeout", "connection refused")
 
 
 @dataclass(frozen=True)
 class Kubectl:
-    """kubectl with a context and a namespace; None leaves the choice to the kubeconfig."""
+    """kubectl with a context, a namespace and a kubeconfig; None leaves the choice to kubectl."""
 
     context: str | None = None
     namespace: str | None = None
+    kubeconfig: str | None = None
 
     def text(self, *arguments: str, stdin: str | None = None) -> str:
         """Return what kubectl prints."""
@@ -83,6 +84,24 @@ class Kubectl:
         listed: list[Body] = (self.find(*arguments) or {}).get("items", [])
         return listed
 
+    def select(self, resource: str, *, all_namespaces: bool, selector: str | None) -> list[Body]:
+        """Return the objects of a resource that the common options select."""
+        options = ["--all-namespaces"] if all_namespaces else []
+        return self.items(resource, *options, *([f"--selector={selector}"] if selector else []))
+
+    def within(self, body: Body) -> "Kubectl":
+        """Return kubectl for the namespace of an object."""
+        return replace(self, namespace=str(body["metadata"]["namespace"]))
+
+    def names_here(self, resource: str, plural: str, name: str) -> str:
+        """Return which objects of a resource exist, and the one that a mistyped name may mean."""
+        names = [each["metadata"]["name"] for each in self.items(resource)]
+        if not names:
+            return f"no {plural} here"
+        meant = get_close_matches(name, names, n=1)
+        listed = f"{plural} here: {', '.join(names[:_MOST_NAMED])}{', …' if len(names) > _MOST_NAMED else ''}"
+        return f"did you mean {meant[0]}? {listed}" if meant else listed
+
     def stream(self, *arguments: str, errors: int | BinaryIO = subprocess.PIPE) -> subprocess.Popen[bytes]:
         """Start kubectl, whose output is read while it runs; end it when it is no longer needed."""
         return subprocess.Popen(  # noqa: S603  arguments are a list: no shell reads them
@@ -92,8 +111,10 @@ class Kubectl:
     def _command(self, arguments: Sequence[str]) -> list[str]:
         program = shutil.which("kubectl")
         if program is None:
-            raise KubectlError("kubectl: not on PATH: install it, captures are driven through it")
+            raise KubectlError("kubectl: not on PATH: install it; this command reaches the cluster through kubectl")
+        # Joined by "=", a value that begins with a dash is not another option.
         chosen = [
+            *([f"--kubeconfig={self.kubeconfig}"] if self.kubeconfig else []),
             *([f"--context={self.context}"] if self.context else []),
             *([f"--namespace={self.namespace}"] if self.namespace else []),
         ]
@@ -104,17 +125,21 @@ class Kubectl:
         if not said:
             return f"kubectl ended with exit code {code} and said nothing"
         if match := _NO_CONTEXT.search(said):
-            return f"--context: {match[1]}: the kubeconfig has no such context: kubectl config get-contexts lists them"
-        kubeconfig = f"KUBECONFIG: {os.environ.get('KUBECONFIG') or '~/.kube/config'}"
+            return unknown_context(match[1], self.kubeconfig)
         if _NO_KUBECONFIG.search(said):
-            return f"{kubeconfig}: {said}: name another kubeconfig"
-        if _UNSET in said:
-            return f"{kubeconfig}: names no cluster: name a kubeconfig, or start a cluster"
-        if any(words in said for words in _NO_CLUSTER):
-            if match := _NOT_GOT.search(said):
-                said = f"{match[1]}: {match[2]}"
-            return f"{said.partition(' - did you')[0]}: is it up, and is this the right one (--context, KUBECONFIG)?"
+            return no_kubeconfig(self.kubeconfig, f"cannot be read ({said})")
+        return no_kubeconfig(self.kubeconfig) if _UNSET in said else _of_no_answer(said)
+
+
+def _of_no_answer(said: str) -> str:
+    """Return the words of kubectl, or the common message if the API server does not answer."""
+    if match := _REFUSED.search(said):
+        return unreachable(match[1], "Connection refused")
+    if not any(words in said for words in _NO_CLUSTER):
         return said
+    if match := _NOT_GOT.search(said):
+        return unreachable(match[1], match[2])
+    return unreachable("", said.removeprefix("Unable to connect to the server: "))
 
 
 def _object(printed: str) -> Body:
@@ -125,6 +150,23 @@ def _object(printed: str) -> Body:
     if not isinstance(found, dict):
         raise KubectlError("kubectl did not print an object: is it kubectl, and is this the API server of a cluster?")
     return found
+
+
+def with_kubectl(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options -n, --context and --kubeconfig, and the Kubectl for them as its first argument.
+
+    Its other arguments are keyword-only.
+    """
+
+    def run(
+        *, namespace: Namespace = None, context: Context = None, kubeconfig: Kubeconfig = None, **options: Any
+    ) -> None:
+        command(Kubectl(context, namespace, kubeconfig), **options)
+
+    *shared, _ = signature(run).parameters.values()
+    _, *own = signature(command).parameters.values()
+    run.__signature__ = Signature([*own, *shared])  # type: ignore[attr-defined]  typer reads it
+    return update_wrapper(run, command)
 
 
 def one_line(stderr: str) -> str:

@@ -13,8 +13,8 @@ from typing import Annotated, Final, NamedTuple
 
 import typer
 
-from specdecode_operator.cli.kubectl import Kubectl, KubectlError
-from specdecode_operator.cli.options import Context, TableOrData, ended, fail
+from specdecode_operator.cli.kubectl import Kubectl, KubectlError, with_kubectl
+from specdecode_operator.cli.options import TableOrData, ended, fail
 from specdecode_operator.cli.outputs import Output, print_data
 from specdecode_operator.cli.terminal import say, say_line
 from specdecode_operator.cli.text_files import DocumentError, open_to_read
@@ -56,10 +56,6 @@ class MetricsOutput(Output):
 
 Name = Annotated[
     str | None, typer.Argument(metavar="NAME", help="SpecDecodeDeployment whose pods are read through kubectl.")
-]
-Namespace = Annotated[
-    str | None,
-    typer.Option("--namespace", "-n", help="Namespace of NAME. Defaults to the namespace of the kubeconfig's context."),
 ]
 Engines = Annotated[
     list[str] | None,
@@ -131,11 +127,11 @@ _LONGEST_TOKEN: Final = 16 * 1024
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 
+@with_kubectl
 def metrics_command(  # noqa: PLR0913  each is an option
+    kubectl: Kubectl,
     *,
     name: Name = None,
-    namespace: Namespace = None,
-    context: Context = None,
     engine: Engines = None,
     prometheus: Prometheus = None,
     token_file: Annotated[
@@ -163,14 +159,18 @@ def metrics_command(  # noqa: PLR0913  each is an option
     they cover the time up to now.
 
     For example: specdecode metrics llama-70b -n models --over 60
+
+    Exits with 0, or 2 when no engine answers or the cluster cannot be reached.
     """
-    _check(name, namespace, engine, prometheus, token_file)
+    _check(name, kubectl.namespace, engine, prometheus, token_file)
     figures = list(_figures({TTFT_LIMIT: ttft_limit, TPOT_LIMIT: tpot_limit}))
     with ended(NoAnswerError):
         if prometheus:
-            found = _from_prometheus(prometheus, token_file, (namespace, name), figures, over or _OVER_PROMETHEUS_S)
+            found = _from_prometheus(
+                prometheus, token_file, (kubectl.namespace, name), figures, over or _OVER_PROMETHEUS_S
+            )
         else:
-            found = _from_engines(Kubectl(context, namespace), name, engine or [], figures, over or _OVER_ENGINES_S)
+            found = _from_engines(kubectl, name, engine or [], figures, over or _OVER_ENGINES_S)
     known = {each.name: each.value for each in found.figures}
     for what, limit in (("time_to_first_token", ttft_limit), ("time_per_output_token", tpot_limit)):
         if limit is not None and known[f"{what}_within_limit"] is None and known[f"{what}_p50"] is not None:

@@ -58,7 +58,22 @@ HubOption = Annotated[
     ),
 ]
 
+Namespace = Annotated[
+    str | None,
+    typer.Option("--namespace", "-n", help="Namespace. Defaults to the namespace of the kubeconfig's context."),
+]
+AllNamespaces = Annotated[bool, typer.Option("--all-namespaces", "-A", help="List the objects of all namespaces.")]
+Selector = Annotated[
+    str | None,
+    typer.Option("--selector", "-l", metavar="LABELS", help="Only objects with these labels, such as team=chat."),
+]
+Watch = Annotated[
+    bool, typer.Option("--watch", "-w", help="Keep running, and print again after each change. Stop with Ctrl-C.")
+]
 Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig. Defaults to the current context.")]
+Kubeconfig = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Kubeconfig. Defaults to KUBECONFIG, then to ~/.kube/config.")
+]
 
 VersionOption = Annotated[
     str | None, typer.Option("--engine-version", autocompletion=completion.versions, help="vLLM version, such as 0.32.")
@@ -162,6 +177,13 @@ def sources(files: list[str] | None, with_option: list[str] | None, *, needed: b
     if needed and not named:
         raise typer.BadParameter("name a file, a folder, or - for standard input", param_hint="-f FILE")
     return named
+
+
+def refuse_name_of_list(name: str | None, *, all_namespaces: bool, selector: str | None) -> None:
+    """Reject the name of one object together with options for a list."""
+    if name and (all_namespaces or selector):
+        option = "--all-namespaces" if all_namespaces else "--selector"
+        raise typer.BadParameter(f"{name}: cannot be used with {option}; leave one out", param_hint="NAME")
 
 
 def hub_models(*, wanted: bool) -> "HubModels | None":

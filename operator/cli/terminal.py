@@ -5,9 +5,10 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from itertools import zip_longest
-from typing import Final, TextIO
+from typing import Final, TextIO, TypeVar
 
 import typer
 
@@ -48,6 +49,31 @@ def say(text: object, *, err: bool = False, nl: bool = True, verdicts: bool = Fa
 def say_line(text: object, *, err: bool = False) -> None:
     """Print what is one line, whatever others wrote in it."""
     say(printable(str(text)), err=err)
+
+
+_Found = TypeVar("_Found")
+_POLL_S: Final = 2.0
+_CLEAR: Final = "\x1b[H\x1b[2J"
+
+
+def show_live(find: Callable[[], _Found], show: Callable[[_Found], None], *, watch: bool) -> None:
+    """Show what ``find`` returns; with ``watch``, again after each change, until Ctrl-C.
+
+    A terminal is cleared before each time. Elsewhere, an empty line separates them.
+    """
+    last: _Found | None = None
+    while True:
+        found = find()
+        if found != last:
+            if watch and sys.stdout.isatty():
+                typer.echo(_CLEAR, nl=False)
+            elif last is not None:
+                typer.echo()
+            show(found)
+            last = found
+        if not watch:
+            return
+        time.sleep(_POLL_S)
 
 
 def line_width() -> int | None:

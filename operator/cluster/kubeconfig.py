@@ -5,7 +5,6 @@ import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
-from pathlib import Path
 from typing import Final
 
 import aiohttp
@@ -14,6 +13,13 @@ from kubernetes.aio import client, config
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.cluster.client import ClusterError, ForbiddenError, NotFoundError, error_message, send
+from specdecode_operator.cluster.no_cluster import (
+    kubeconfig_exists,
+    kubeconfig_path,
+    no_kubeconfig,
+    unknown_context,
+    unreachable,
+)
 from specdecode_operator.cluster.resources import Resource
 
 _TIMEOUT_S: Final = 15
@@ -64,8 +70,7 @@ class ClusterView:
         try:
             answer = await send(self._api, method, path, body, query, timeout_s=_TIMEOUT_S)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            fix = "is it up, and is this the right context (--context, KUBECONFIG)?"
-            raise ClusterError(f"{self.server}: the API server cannot be reached ({_why(error)}): {fix}") from error
+            raise ClusterError(unreachable(self.server, _why(error))) from error
         if answer.status >= HTTPStatus.BAD_REQUEST:
             raise _error(what, answer.status, error_message(answer.text, _MESSAGE_LIMIT))
         try:
@@ -91,17 +96,17 @@ def _why(error: Exception) -> str:
 
 
 @asynccontextmanager
-async def open_cluster(context: str | None) -> AsyncIterator[ClusterView]:
+async def open_cluster(context: str | None, kubeconfig: str | None = None) -> AsyncIterator[ClusterView]:
     """Connect to a context of the kubeconfig, or its current one; in a pod without a kubeconfig, as that pod.
 
     Raises ClusterError without a usable kubeconfig.
     """
     in_pod = "KUBECONFIG" not in os.environ and "KUBERNETES_SERVICE_HOST" in os.environ
-    if in_pod and context is None:
+    if in_pod and context is None and kubeconfig is None:
         config.load_incluster_config()
         namespace = "default"
     else:
-        namespace = await _load_kubeconfig(context)
+        namespace = await _load_kubeconfig(context, kubeconfig)
     api = client.ApiClient()
     try:
         yield ClusterView(api, namespace)
@@ -109,33 +114,29 @@ async def open_cluster(context: str | None) -> AsyncIterator[ClusterView]:
         await api.close()
 
 
-async def _load_kubeconfig(context: str | None) -> str:
+async def _load_kubeconfig(context: str | None, kubeconfig: str | None) -> str:
     """Load the kubeconfig; return the namespace of the context."""
-    file = os.environ.get("KUBECONFIG") or "~/.kube/config"
-    where = f"KUBECONFIG: {file}"
+    file = kubeconfig_path(kubeconfig)
     # The client would log a missing file, and then complain about its content.
-    if not _is_there(file):
-        raise ClusterError(f"{where}: there is no such file: name a kubeconfig")
+    if not kubeconfig_exists(kubeconfig):
+        raise ClusterError(no_kubeconfig(kubeconfig))
     try:
         contexts, current = config.list_kube_config_contexts(file)
     except config.ConfigException as error:
-        raise ClusterError(f"{where}: names no cluster ({error}): name a kubeconfig") from error
+        raise ClusterError(no_kubeconfig(kubeconfig)) from error
     except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
-        why = getattr(error, "strerror", None) or getattr(error, "problem", None) or "is no kubeconfig"
-        raise ClusterError(f"{where}: cannot be read ({why}): name a kubeconfig") from error
-    names = [each["name"] for each in contexts]
-    if context is not None and context not in names:
-        raise ClusterError(f"--context: {context}: {where} has {', '.join(names)}: use one of these")
+        why = getattr(error, "strerror", None) or getattr(error, "problem", None)
+        problem = f"cannot be read ({why})" if why else "not a kubeconfig"
+        raise ClusterError(no_kubeconfig(kubeconfig, problem)) from error
+    if context is not None and context not in {each["name"] for each in contexts}:
+        raise ClusterError(unknown_context(context, kubeconfig))
     chosen = next((each for each in contexts if each["name"] == context), current)
     try:
         await config.load_kube_config(file, context=context)
     except (config.ConfigException, OSError) as error:
-        raise ClusterError(f"{where}: context {chosen['name']}: {error}: mend it, or name another") from error
+        problem = f"context {chosen['name']} cannot be used ({error})"
+        raise ClusterError(no_kubeconfig(kubeconfig, problem)) from error
     return str(chosen["context"].get("namespace") or "default")
-
-
-def _is_there(kubeconfig: str) -> bool:
-    return any(Path(each).expanduser().exists() for each in kubeconfig.split(os.pathsep) if each)
 
 
 def _error(what: str, status: int, message: str) -> ClusterError:

@@ -18,11 +18,20 @@ from specdecode_operator.capture.job_manifest import wrap_up_s
 from specdecode_operator.cli.capture import watch
 from specdecode_operator.cli.capture.fetch import FetchError, claim_of, fetch, find_files, refuse_earlier
 from specdecode_operator.cli.capture.files import compare_command, gate_command, report_command, validate_command
-from specdecode_operator.cli.kubectl import Kubectl, KubectlError
-from specdecode_operator.cli.main import application
-from specdecode_operator.cli.options import Context
-from specdecode_operator.cli.terminal import say_line
+from specdecode_operator.cli.kubectl import Kubectl, KubectlError, with_kubectl
+from specdecode_operator.cli.main import Ending, application
+from specdecode_operator.cli.options import (
+    AllNamespaces,
+    FilesArgument,
+    Selector,
+    Watch,
+    fail,
+    refuse_name_of_list,
+    sources,
+)
+from specdecode_operator.cli.terminal import say, say_line, show_live
 from specdecode_operator.cli.text_files import DocumentError
+from specdecode_operator.problems import printable
 
 _ENGINE_TIMEOUT_S: Final = 3600
 _DEPLOYMENT_TIMEOUT_S: Final = 30
@@ -34,9 +43,15 @@ _LINE_START: Final = "\r\033[K"
 
 capture_app = application("Captures: apply, follow, fetch, validate, compare, free the GPUs.")
 
-Namespace = Annotated[
-    str | None,
-    typer.Option("--namespace", "-n", help="Namespace. Defaults to the namespace of the kubeconfig's context."),
+CaptureFiles = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--file",
+        "-f",
+        metavar="FILE",
+        help="YAML or JSON file with SpecDecodeCaptures, a folder of such files, or - for standard input. "
+        "May be repeated.",
+    ),
 ]
 Timeout = Annotated[int, typer.Option(help="Seconds to wait for the engine.", min=1)]
 DeploymentTimeout = Annotated[
@@ -50,29 +65,29 @@ Image = Annotated[
 
 
 @capture_app.command("up")
-def up(
-    file: Annotated[
-        str,
-        typer.Argument(help="YAML or JSON file with SpecDecodeCaptures, a folder of such files, or - to read stdin."),
-    ],
-    namespace: Namespace = None,
-    context: Context = None,
+@with_kubectl
+def up(  # noqa: PLR0913  each is an option
+    kubectl: Kubectl,
+    *,
+    file: FilesArgument = None,
+    with_option: CaptureFiles = None,
+    recursive: Annotated[bool, typer.Option("--recursive", "-R", help="Also read the folders in a folder.")] = False,
     timeout: Timeout = _ENGINE_TIMEOUT_S,
     deployment_timeout: DeploymentTimeout = _DEPLOYMENT_TIMEOUT_S,
 ) -> None:
-    """Apply captures from a file, and wait until each engine serves.
+    """Apply captures from files, and wait until each engine serves.
 
-    If the file contains several captures, either all are applied or none. A file
+    If the files contain several captures, either all are applied or none. A file
     with other objects is rejected. A cancelled capture (specdecode capture down)
     starts again, unless the file sets suspend: true.
 
-    For example: specdecode capture up examples/capture-tiny.yaml
+    For example: specdecode capture up -f examples/capture-tiny.yaml
 
-    Exits with 0 when the engines serve, 1 with the reason when one does not.
+    Exits with 0 when the engines serve, 1 when one does not serve, 2 when the
+    files are invalid or the cluster cannot be reached.
     """
-    kubectl = Kubectl(context, namespace)
     with _errors_in_one_line(_STOPPED_WATCHING):
-        applied = watch.apply(kubectl, watch.read_captures(file))
+        applied = watch.apply(kubectl, watch.read_captures(sources(file, with_option), recursive=recursive))
         for each in applied:
             say_line(f"capture {each.name} applied in namespace {each.kubectl.namespace}")
             _resume(each)
@@ -84,12 +99,13 @@ def up(
 
 
 @capture_app.command("run")
-def run(  # noqa: PLR0913, PLR0917  options of a command
+@with_kubectl
+def run(  # noqa: PLR0913  each is an option
+    kubectl: Kubectl,
+    *,
     name: Annotated[
         str | None, typer.Argument(help="Name of the capture. Defaults to the only unfinished capture.")
     ] = None,
-    namespace: Namespace = None,
-    context: Context = None,
     create: Annotated[
         bool, typer.Option("--create", help="Create the capture with the default load if it does not exist.")
     ] = False,
@@ -108,8 +124,11 @@ def run(  # noqa: PLR0913, PLR0917  options of a command
     command: the capture continues, and the same command follows it again.
 
     For example: specdecode capture run demo
+
+    Exits with 0 when the files are fetched, 1 when the capture fails, takes too
+    long or its files cannot be fetched, 2 when there is no such capture or the
+    cluster cannot be reached.
     """
-    kubectl = Kubectl(context, namespace)
     with _errors_in_one_line(_STOPPED_WATCHING):
         if deployment is not None and not create:
             raise watch.CaptureError(f"--deployment: {deployment}: is that of a capture that is created: add --create")
@@ -141,37 +160,58 @@ def run(  # noqa: PLR0913, PLR0917  options of a command
 
 
 @capture_app.command("status")
+@with_kubectl
 def status(
+    kubectl: Kubectl,
+    *,
     name: Annotated[
         str | None, typer.Argument(help="Name of the capture. Defaults to all captures in the namespace.")
     ] = None,
-    namespace: Namespace = None,
-    context: Context = None,
+    all_namespaces: AllNamespaces = False,
+    selector: Selector = None,
+    following: Watch = False,
 ) -> None:
-    """Show the phase, the message and the data location of captures."""
-    kubectl = Kubectl(context, namespace)
+    """Show the phase, the message and the data location of captures.
+
+    For example: specdecode capture status -A
+
+    Exits with 0, or 2 when there is no such capture or the cluster cannot be
+    reached.
+    """
+    refuse_name_of_list(name, all_namespaces=all_namespaces, selector=selector)
+
+    def lines() -> list[str]:
+        captures = (
+            [watch.get_capture(kubectl, name)]
+            if name
+            else kubectl.select(watch.RESOURCE, all_namespaces=all_namespaces, selector=selector)
+        )
+        found = [line for each in captures for line in _status_lines(kubectl, each, qualified=all_namespaces)]
+        return found or ["no captures here"]
+
     with _errors_in_one_line():
-        captures = [watch.get_capture(kubectl, name)] if name else kubectl.items(watch.RESOURCE)
-        if not captures:
-            say_line("no captures here")
-        for capture in captures:
-            say_line(
-                f"{capture['metadata']['name']}: {watch.phase_of(capture) or 'Pending'}: {watch.message_of(capture)}"
-            )
-            if load := watch.how_far(kubectl, capture):
-                say_line(f"  {load}")
-            if verdict := watch.verdict_of(capture):
-                say_line(f"  {verdict}")
-            if where := _where(capture):
-                say_line(f"  data: {where}")
+        show_live(lines, lambda found: say("\n".join(map(printable, found))), watch=following)
+
+
+def _status_lines(kubectl: Kubectl, capture: Body, *, qualified: bool) -> list[str]:
+    metadata = capture["metadata"]
+    name = f"{metadata['namespace']}/{metadata['name']}" if qualified else metadata["name"]
+    details = (watch.how_far(kubectl.within(capture), capture), watch.verdict_of(capture))
+    where = _where(capture)
+    return [
+        f"{name}: {watch.phase_of(capture) or 'Pending'}: {watch.message_of(capture)}",
+        *(f"  {each}" for each in details if each),
+        *([f"  data: {where}"] if where else []),
+    ]
 
 
 @capture_app.command("fetch")
+@with_kubectl
 def fetch_files(
+    kubectl: Kubectl,
+    *,
     name: Annotated[str, typer.Argument(help="Name of the capture. It may be deleted, but its claim must exist.")],
     out: Annotated[Path, typer.Argument(help="Folder for the files. Complete files in it are not fetched again.")],
-    namespace: Namespace = None,
-    context: Context = None,
     image: Image = None,
 ) -> None:
     """Copy the files of a capture from its volume, and verify their checksums.
@@ -180,28 +220,36 @@ def fetch_files(
     engine and the deployment may be deleted.
 
     For example: specdecode capture fetch demo captures/demo
+
+    Exits with 0 when the files are complete, 1 when they cannot be fetched, 2
+    when the capture has none or the cluster cannot be reached.
     """
     with _errors_in_one_line():
-        _fetch(Kubectl(context, namespace), name, out, image)
+        _fetch(kubectl, name, out, image)
 
 
 @capture_app.command("down")
+@with_kubectl
 def down(
+    kubectl: Kubectl,
+    *,
     name: Annotated[
         str | None, typer.Argument(help="Name of the capture. Defaults to all unfinished captures in the namespace.")
     ] = None,
-    namespace: Namespace = None,
-    context: Context = None,
+    selector: Selector = None,
 ) -> None:
     """Free the GPUs of captures, and print where their data is.
 
     An unfinished capture is cancelled (spec.suspend). Its recording is kept as
     partial files, and its claim remains. Repeating the command has no effect.
+
+    Exits with 0, or 2 when the cluster cannot be reached.
     """
-    kubectl = Kubectl(context, namespace)
+    refuse_name_of_list(name, all_namespaces=False, selector=selector)
     with _errors_in_one_line():
         found = kubectl.find(f"{watch.RESOURCE}/{name}") if name else None
-        captures = ([found] if found else []) if name else kubectl.items(watch.RESOURCE)
+        listed = [] if name else kubectl.select(watch.RESOURCE, all_namespaces=False, selector=selector)
+        captures = [found] if found else listed
         for capture in captures:
             found_name = capture["metadata"]["name"]
             if watch.phase_of(capture) in watch.FINAL or capture["spec"].get("suspend"):
@@ -228,12 +276,14 @@ capture_app.command("report")(report_command)
 def _errors_in_one_line(stopped: str = "stopped") -> Iterator[None]:
     try:
         yield
-    except (watch.CaptureError, DocumentError, FetchError, KubectlError) as error:
+    except (watch.CaptureFailedError, FetchError) as error:
         say_line(f"error: {error}", err=True)
         raise typer.Exit(1) from error
+    except (watch.CaptureError, DocumentError, KubectlError) as error:
+        fail(error)
     except OSError as error:
         say_line(f"error: {f'{error.filename}: ' if error.filename else ''}{error.strerror or error}", err=True)
-        raise typer.Exit(1) from error
+        raise typer.Exit(Ending.NOT_WRITTEN) from error
     except KeyboardInterrupt:
         typer.echo(err=True)
         say_line(stopped, err=True)

@@ -2,8 +2,6 @@
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -26,7 +24,6 @@ RESOURCE: Final = "specdecodecaptures.specdecode.io"
 FINAL: Final = frozenset({CapturePhase.SUCCEEDED, CapturePhase.FAILED, CapturePhase.CANCELLED})
 SERVING: Final = frozenset({CapturePhase.LOADING, CapturePhase.SUCCEEDED})
 """The engine serves, or served: all may be over already."""
-_CAPTURES_NAMED: Final = 8
 _PERIOD_S: Final = 2.0
 _SEEN_WITHIN_S: Final = 60.0
 """An operator that has just been installed or that takes over from another one has looked at everything by then."""
@@ -39,7 +36,11 @@ _FIGURES: Final = ("sent", "recorded", "completed", "failed", "rate", "eta_s")
 
 
 class CaptureError(Exception):
-    """A capture did not come to what was waited for, in one line that says why."""
+    """Why a command cannot do its work, in one line."""
+
+
+class CaptureFailedError(CaptureError):
+    """A capture did not reach the phase that a command waits for."""
 
 
 def phase_of(capture: Body) -> CapturePhase | None:
@@ -79,13 +80,8 @@ def get_capture(kubectl: Kubectl, name: str, otherwise: str = "name another, or 
 
 
 def names_here(kubectl: Kubectl, name: str) -> str:
-    """Return which captures there are, and which of them was meant where another name was asked for."""
-    names = [each["metadata"]["name"] for each in kubectl.items(RESOURCE)]
-    if not names:
-        return "no captures here"
-    meant = get_close_matches(name, names, n=1)
-    said = f"captures here: {', '.join(names[:_CAPTURES_NAMED])}{', …' if len(names) > _CAPTURES_NAMED else ''}"
-    return f"did you mean {meant[0]}? {said}" if meant else said
+    """Return which captures exist, and the one that a mistyped name may mean."""
+    return kubectl.names_here(RESOURCE, "captures", name)
 
 
 class Timeouts(NamedTuple):
@@ -98,7 +94,7 @@ class Timeouts(NamedTuple):
 def wait_for(kubectl: Kubectl, name: str, phases: frozenset[CapturePhase], timeouts: Timeouts) -> Body:
     """Wait until a capture is in one of these phases; print each change on the way.
 
-    CaptureError is raised if it stalls, ends otherwise, waits for what does not come by itself, or takes longer.
+    CaptureFailedError is raised if it stalls, ends otherwise, waits for what does not come by itself, or takes longer.
     """
     shown, start, no_deployment_since, ignored_since = "", time.monotonic(), None, None
     while True:
@@ -118,17 +114,17 @@ def wait_for(kubectl: Kubectl, name: str, phases: frozenset[CapturePhase], timeo
                 patch = """--type=merge --patch='{"spec":{"suspend":false}}'"""
                 where = f"{name} -n {capture['metadata']['namespace']}"
                 resume = f"; it begins anew with: kubectl patch sdc {where} {patch}"
-            raise CaptureError(f"capture {name}: {words}{resume}")
+            raise CaptureFailedError(f"capture {name}: {words}{resume}")
         if no_deployment_since is not None and now - no_deployment_since >= timeouts.deployment_s:
-            raise CaptureError(_deployment_missing(kubectl, capture))
+            raise CaptureFailedError(_deployment_missing(kubectl, capture))
         ignored_since = (ignored_since or now) if phase is None else None
         if ignored_since is not None and now - ignored_since >= _SEEN_WITHIN_S:
-            raise CaptureError(f"capture {name}: no operator has looked at it: see specdecode doctor")
+            raise CaptureFailedError(f"capture {name}: no operator has looked at it: see specdecode doctor")
         if words != shown:
             say_line(f"  {words}")
             shown = words
         if now - start > timeouts.phase_s:
-            raise CaptureError(f"capture {name}: after {timeouts.phase_s:.0f} s still {words}")
+            raise CaptureFailedError(f"capture {name}: after {timeouts.phase_s:.0f} s still {words}")
         time.sleep(_PERIOD_S)
 
 
@@ -246,16 +242,12 @@ class Applied(NamedTuple):
     suspended: bool  # Applied as one that shall not start
 
 
-def read_captures(source: str) -> list[Body]:
-    """Return the captures of a file, of ``-``, or of a folder's files, as ``kubectl apply`` takes them.
+def read_captures(sources: Sequence[str], *, recursive: bool = False) -> list[Body]:
+    """Return the captures of files, of ``-``, or of a folder's files, as ``kubectl apply`` takes them.
 
     CaptureError is raised if anything else is among them, or one capture twice; DocumentError for unreadable files.
     """
-    files, folder = [source], Path(source)
-    if source and folder.is_dir():
-        files = [str(file) for file in sorted(folder.iterdir()) if file.suffix in _SUFFIXES and file.is_file()]
-        if not files:
-            raise CaptureError(f"{source}: no {', '.join(_SUFFIXES)} file is in this folder: name another")
+    files = [file for source in sources for file in _files(source, recursive=recursive)]
     found = [(file, each) for file in files for each in read_all(file)]
     wrong = [f"{printable(file)}: holds {each.name}" for file, each in found if isinstance(each, Other)]
     documents = [each for _, each in found if isinstance(each, Document)]
@@ -264,7 +256,7 @@ def read_captures(source: str) -> list[Body]:
         more = f"; and {len(wrong) - _PROBLEMS_NAMED} more" if len(wrong) > _PROBLEMS_NAMED else ""
         raise CaptureError(f"nothing was applied: {'; '.join(wrong[:_PROBLEMS_NAMED])}{more}")
     if not documents:
-        raise CaptureError(f"{source}: holds no {api.KIND}: name another file or folder")
+        raise CaptureError(f"{', '.join(sources)}: holds no {api.KIND}: name another file or folder")
     names: set[str] = set()
     for document in documents:
         if document.qualified_name in names:
@@ -272,6 +264,18 @@ def read_captures(source: str) -> list[Body]:
             raise CaptureError(f"nothing was applied: {twice}: rename one")
         names.add(document.qualified_name)
     return [document.body for document in documents]
+
+
+def _files(source: str, *, recursive: bool) -> list[str]:
+    folder = Path(source)
+    if not source or not folder.is_dir():
+        return [source]
+    found = folder.rglob("*") if recursive else folder.iterdir()
+    files = [str(file) for file in sorted(found) if file.suffix in _SUFFIXES and file.is_file()]
+    if not files:
+        below = "" if recursive else "; -R also reads the folders in it"
+        raise CaptureError(f"{source}: no {', '.join(_SUFFIXES)} file is in this folder: name another{below}")
+    return files
 
 
 def _wrong(document: Document) -> str | None:
@@ -300,7 +304,7 @@ def apply(kubectl: Kubectl, captures: Sequence[Body]) -> list[Applied]:
     return [
         Applied(
             name=str(each["metadata"]["name"]),
-            kubectl=replace(kubectl, namespace=str(each["metadata"]["namespace"])),
+            kubectl=kubectl.within(each),
             suspended=bool((sent.get("spec") or {}).get("suspend")),
         )
         for each, sent in zip(answer.get("items", [answer]), captures, strict=True)

@@ -260,7 +260,7 @@ def test_a_wrong_context_and_a_server_that_is_down(
     config["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:1"
     (tmp_path / "config").write_text(yaml.safe_dump(config))
     for file, words in (
-        (tmp_path / "config", "https://127.0.0.1:1: the API server cannot be reached"),
+        (tmp_path / "config", "cannot reach the API server at 127.0.0.1:1 (Connection refused)"),
         (tmp_path / "absent", "KUBECONFIG: "),
     ):
         monkeypatch.setenv("KUBECONFIG", str(file))

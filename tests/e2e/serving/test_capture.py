@@ -195,7 +195,7 @@ def test_the_data_outlives_the_capture_and_a_fetch_goes_on_where_it_ended(
     (out / "manifest.json.fetching").write_bytes((fetched / "manifest.json").read_bytes())
     (out / "client.jsonl").write_text("not what was published\n")
     refused = specdecode(kubectl, "fetch", "demo", str(out))
-    assert refused.returncode == 1, "without the capture's status no image is trusted"
+    assert refused.returncode == 2, "without the capture's status no image is trusted"
     answer = specdecode(kubectl, "fetch", "demo", str(out), "--image", image)
     assert answer.returncode == 0, answer.stderr
     assert {path.name: path.read_bytes() for path in out.iterdir()} == {
@@ -207,7 +207,7 @@ def test_the_data_outlives_the_capture_and_a_fetch_goes_on_where_it_ended(
 
 def test_a_capture_that_never_was_is_told_in_one_line(kubectl: Kubectl, captured: dict[str, Any]) -> None:
     answer = specdecode(kubectl, "fetch", "nothing", "nowhere")
-    assert answer.returncode == 1
+    assert answer.returncode == 2
     assert answer.stderr == (
         "error: capture nothing: neither it nor a claim of it is in this namespace: name another, or -n\n"
     )

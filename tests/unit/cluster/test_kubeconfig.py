@@ -114,7 +114,7 @@ class TestRefusals:
             context = open_cluster(None)
             view = await context.__aenter__()
         with pytest.raises(
-            ClusterError, match=r"^http://127\.0\.0\.1:\d+: the API server cannot be reached \(Connection refused\)"
+            ClusterError, match=r"^cannot reach the API server at http://127\.0\.0\.1:\d+ \(Connection refused\)"
         ):
             await view.version()
         await context.__aexit__(None, None, None)
@@ -134,17 +134,17 @@ class TestKubeconfig:
                 found.append((cluster.server, cluster.namespace))
         assert found == [(near, "team"), (near, "team"), ("http://far.example:1", "default")]
 
-    async def test_an_unknown_context_is_told_with_those_that_there_are(self, api: ApiServer) -> None:
-        with pytest.raises(ClusterError, match=r"^--context: other: KUBECONFIG: .* has x: use one of these$"):
+    async def test_an_unknown_context_is_named(self, api: ApiServer) -> None:
+        with pytest.raises(ClusterError, match=r"^--context: other: no such context"):
             await open_cluster("other").__aenter__()
 
     @pytest.mark.parametrize(
         ("text", "said"),
         [
-            (None, "there is no such file: name a kubeconfig"),
-            ("", "cannot be read (is no kubeconfig): name a kubeconfig"),
-            ("- a list", "cannot be read (is no kubeconfig): name a kubeconfig"),
-            ("{", "cannot be read (expected the node content, but found '<stream end>'): name a kubeconfig"),
+            (None, ": no such file: "),
+            ("", ": not a kubeconfig: "),
+            ("- a list", ": not a kubeconfig: "),
+            ("{", ": cannot be read (expected the node content, but found '<stream end>'): "),
             ("current-context: x", "names no cluster"),
         ],
         ids=["none", "empty", "no mapping", "no YAML", "no contexts"],

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
+from specdecode_operator.cli.options import ExitCode
 from specdecode_operator.cluster.resources import CAPTURE_LABEL
 from tests.unit.cli.capture.conftest import (
     CLAIM,
@@ -240,7 +241,7 @@ class TestFetch:
         cluster.holds(*captures, **{"deployment/operator": forged})
         cluster.publish()
         answer = run("fetch", "demo", tmp_path / "out")
-        assert answer.exit_code == 1
+        assert answer.exit_code == ExitCode.INVALID
         assert answer.stderr.startswith("error: --image: is missing")
         assert not cluster.calls("create"), "no pod is started"
 
@@ -254,7 +255,7 @@ class TestFetch:
         (cluster.folder / "objects.json").write_text(json.dumps({"objects": objects}))
         cluster.publish()
         answer = run("fetch", "demo", tmp_path / "out", "--image=mine:2")
-        assert answer.exit_code == (0 if own_is_there else 1), answer.stderr
+        assert answer.exit_code == (ExitCode.OK if own_is_there else ExitCode.INVALID), answer.stderr
         created = cluster.created() if cluster.calls("create") else []
         volumes = [volume for pod in created for volume in pod["spec"]["volumes"]]
         assert [each["persistentVolumeClaim"]["claimName"] for each in volumes] == ["demo-capture"] * own_is_there
@@ -265,7 +266,7 @@ class TestFetch:
         failed = {"type": "Succeeded", "status": "False", "message": "the disk is full"}
         cluster.holds(capture(phase="Failed", claim="demo-capture", conditions=[failed]))
         answer = run("fetch", "demo", tmp_path / "out")
-        assert answer.exit_code == 1
+        assert answer.exit_code == ExitCode.INVALID
         assert "Failed: has no files" in answer.stderr
         assert "the disk is full" in answer.stderr
 

@@ -10,6 +10,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from specdecode_operator.cli.main import app
+from specdecode_operator.cli.options import ExitCode
 from tests.unit.cli.capture.conftest import CANCELLED, MINE, Body, Cluster, cancelled, capture
 
 
@@ -45,7 +46,7 @@ class TestUp:
         file = tmp_path / "capture.yaml"
         file.write_text("\n---\n".join(map(json.dumps, documents)))
         answer = run("up", file)
-        assert answer.exit_code == 1
+        assert answer.exit_code == ExitCode.INVALID
         assert answer.stderr.startswith("error: nothing was applied: ")
         assert said in answer.stderr
         assert not (cluster.folder / "calls.jsonl").exists(), "nobody was asked for anything"
@@ -77,7 +78,7 @@ class TestUp:
         assert "capture other: Loading" in answer.stdout
         (cluster.folder / "calls.jsonl").unlink()
         monkeypatch.setenv("FAKE_REFUSES", "apply")
-        assert CliRunner().invoke(app, ["capture", "up", source], input=text).exit_code == 1
+        assert CliRunner().invoke(app, ["capture", "up", source], input=text).exit_code == ExitCode.INVALID
         assert len(cluster.calls("apply")) == 1
 
     @pytest.mark.parametrize("what", ["missing", "empty folder", "empty file", "no name"])
@@ -90,7 +91,7 @@ class TestUp:
         elif what == "empty file":
             path.write_text("")
         answer = run("up", "" if what == "no name" else path)
-        assert answer.exit_code == 1
+        assert answer.exit_code == ExitCode.INVALID
         assert answer.stderr.startswith("error: " if what == "no name" else f"error: {path}: ")
         assert "Errno" not in answer.stderr
         assert answer.stderr.count("\n") == 1
@@ -229,3 +230,18 @@ def test_a_folder_that_is_called_like_a_file_is_passed_over(
     result = run("up", folder)
     assert "is a folder" not in result.output
     assert [each["metadata"]["name"] for each in cluster.applied()] == ["demo"], result.output
+
+
+def test_folders_in_a_folder_are_read_if_asked_for(
+    cluster: Cluster, run: Callable[..., Result], tmp_path: Path
+) -> None:
+    cluster.holds(capture(), capture("other"))
+    below = tmp_path / "captures" / "below"
+    below.mkdir(parents=True)
+    (below / "demo.yaml").write_text(yaml.safe_dump(MINE))
+    (tmp_path / "other.yaml").write_text(yaml.safe_dump({**MINE, "metadata": {"name": "other"}}))
+    folder, file = tmp_path / "captures", tmp_path / "other.yaml"
+    assert run("up", "-f", folder).exit_code == ExitCode.INVALID
+    answer = run("up", "-R", "-f", folder, "-f", file)
+    assert answer.exit_code == 0, answer.stderr
+    assert [each["metadata"]["name"] for each in cluster.applied()[-1]["items"]] == ["demo", "other"]
