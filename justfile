@@ -83,7 +83,7 @@ uninstall: setup
 # Write the CRDs anew from the models
 [group('operator')]
 crds: setup
-    .venv/bin/specdecode crds --folder crds
+    .venv/bin/specdecode crds --out crds
     cp crds/*_*.yaml charts/specdecode-crds/files/
 
 # Write what is made of the chart: manifests/, and what its values files change (tests/golden/chart)

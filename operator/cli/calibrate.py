@@ -21,7 +21,7 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.deployment_status import ObservedStatus, PlanStatus, SpecDecodeDeploymentStatus
 from specdecode_operator.cli.input_files import read_deployments, read_models, refuse_unused, with_configs
-from specdecode_operator.cli.options import ModelConfigOption, ended, fail
+from specdecode_operator.cli.options import HiddenName, ModelConfigOption, ended, fail
 from specdecode_operator.cli.terminal import say
 from specdecode_operator.cli.text_files import DocumentError, open_to_read, place_of, read_text, replaced_whole
 from specdecode_operator.cluster.nodes import NodeFacts
@@ -419,12 +419,22 @@ def _write_entries(out: Path, entries: list[calibration.CalibrationEntry]) -> No
 
 def calibrate_command(  # noqa: PLR0913  each is an option
     *,
-    out: Annotated[Path, typer.Option("--output", "-o", help="Calibration file to which entries are added.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--append-to",
+            HiddenName("--output"),
+            HiddenName("-o"),
+            metavar="FILE",
+            help="Calibration file to which entries are added. It does not have to exist yet.",
+        ),
+    ],
     product: Annotated[
         str | None,
         typer.Option(
-            "--product",
             "--gpu",
+            HiddenName("--product"),
+            metavar="GPU",
             help="GPU: the value of the node label nvidia.com/gpu.product, such as NVIDIA-H200, "
             "or a name such as H200.",
         ),
@@ -451,7 +461,14 @@ def calibrate_command(  # noqa: PLR0913  each is an option
     ] = None,
     tensor: Annotated[
         int | None,
-        typer.Option("--tensor", "--tp", "--tensor-parallel-size", min=1, help="GPUs per engine, if not in the log."),
+        typer.Option(
+            "--tp",
+            HiddenName("-tp"),
+            HiddenName("--tensor"),
+            HiddenName("--tensor-parallel-size"),
+            min=1,
+            help="GPUs per engine, if not in the log.",
+        ),
     ] = None,
     max_model_len: Annotated[int | None, typer.Option(min=1, help="Where the log does not say.")] = None,
     max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Where the log does not say.")] = None,
@@ -468,7 +485,7 @@ def calibrate_command(  # noqa: PLR0913  each is an option
     if from_deployment:
         entries = _of_deployments(from_deployment, configs)
     elif product is None:
-        fail("--product is missing: no log names the GPU")
+        fail("--gpu is missing: logs do not name the GPU; set it, for example to H200")
     else:
         limits = (tensor, max_model_len, max_num_seqs, max_num_batched_tokens)
         given = Given(full_product(product), engine_version, *limits, configs)

@@ -14,7 +14,7 @@ from specdecode_operator.api.deployment import KIND
 from specdecode_operator.api.deployment_rules import NAME_MAX_LENGTH
 from specdecode_operator.cli import completion
 from specdecode_operator.cli.input_files import Document, Reading, read_deployments
-from specdecode_operator.cli.options import VersionOption
+from specdecode_operator.cli.options import HiddenName, VersionOption
 from specdecode_operator.cli.text_files import DocumentError
 from specdecode_operator.enums import Method
 from specdecode_operator.sizing.catalogue import drafts_by
@@ -64,13 +64,27 @@ class Description:
     ] = None
     tp: Annotated[
         int | None,
-        typer.Option("--tp", "--tensor-parallel-size", help="Tensor parallelism. Defaults to the smallest that fits."),
+        typer.Option(
+            "--tp",
+            HiddenName("-tp"),
+            HiddenName("--tensor-parallel-size"),
+            help="Tensor parallelism. Defaults to the smallest that fits.",
+        ),
     ] = None
     pp: Annotated[
-        int | None, typer.Option("--pp", "--pipeline-parallel-size", help="Pipeline stages. Defaults to 1.")
+        int | None,
+        typer.Option(
+            "--pp", HiddenName("-pp"), HiddenName("--pipeline-parallel-size"), help="Pipeline stages. Defaults to 1."
+        ),
     ] = None
     dp: Annotated[
-        int | None, typer.Option("--dp", "--data-parallel-size", help="Data-parallel ranks per replica. Defaults to 1.")
+        int | None,
+        typer.Option(
+            "--dp",
+            HiddenName("-dp"),
+            HiddenName("--data-parallel-size"),
+            help="Data-parallel ranks per replica. Defaults to 1.",
+        ),
     ] = None
     max_model_len: Annotated[
         int | None,

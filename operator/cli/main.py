@@ -16,6 +16,7 @@ from typing import Annotated, Any, ClassVar, Final, NoReturn
 import typer
 from typer.core import TyperArgument, TyperGroup, TyperOption
 
+from specdecode_operator.cli.options import HiddenName
 from specdecode_operator.problems import printable
 from specdecode_operator.redaction import clip
 from specdecode_operator.version import __version__
@@ -110,6 +111,10 @@ def application(description: str, *, cls: type[Group] = Group, hidden: bool = Fa
 
 
 def _named(parameter: Any, ctx: Any) -> Any:
+    if any(isinstance(each, HiddenName) for each in parameter.opts):
+        accepted = parameter.opts
+        parameter.opts = [each for each in accepted if not isinstance(each, HiddenName)]
+        parameter.add_to_parser = lambda parser, ctx: _add_option(parameter, accepted, parser, ctx)
     if isinstance(parameter, TyperOption) and parameter.metavar is None:
         kind = parameter.display_type(ctx).strip("<>").removeprefix("list[").removesuffix("]")
         parameter.metavar = name = _WORDS.get(kind, f"<{kind}>")
@@ -130,6 +135,12 @@ def _named(parameter: Any, ctx: Any) -> Any:
     # `completion` covers each shell; the library's options only the one they run in.
     parameter.hidden = parameter.hidden or parameter.name in ("install_completion", "show_completion")
     return parameter
+
+
+def _add_option(option: TyperOption, names: list[str], parser: Any, ctx: Any) -> None:
+    shown, option.opts = option.opts, names
+    TyperOption.add_to_parser(option, parser, ctx)
+    option.opts = shown
 
 
 class Ending(IntEnum):

@@ -10,7 +10,16 @@ import typer
 from specdecode_operator.cli.hub import HubModels
 from specdecode_operator.cli.input_files import read_facts
 from specdecode_operator.cli.main import application
-from specdecode_operator.cli.options import ExitCode, FactsOption, HubOption, TextOrJson, ended, fail, hub_models
+from specdecode_operator.cli.options import (
+    ExitCode,
+    FactsOption,
+    HiddenName,
+    HubOption,
+    TextOrJson,
+    ended,
+    fail,
+    hub_models,
+)
 from specdecode_operator.cli.outputs import json_text, print_json
 from specdecode_operator.cli.plan.answers import others_named
 from specdecode_operator.cli.terminal import aligned, say, say_line
@@ -158,7 +167,9 @@ def add_command(
         typer.Option("--id", help="Id of the model in specs. Defaults to the hub id, or to the folder as written."),
     ] = None,
     revision: Annotated[str | None, typer.Option(help="Revision on the hub.")] = None,
-    file: Annotated[Path | None, typer.Option("--file", help="File to write. Defaults to standard output.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", HiddenName("--file"), help="File to write. Defaults to standard output.")
+    ] = None,
 ) -> None:
     """Write a facts file for --facts: config.json and the tensor sizes from the headers of the weights.
 
@@ -183,14 +194,14 @@ def add_command(
     except FactsFileError as error:
         fail(error)
     text = json_text(facts_data(name or model, found, source), indent=2)
-    if file is None:
+    if out is None:
         say(text)
         return
     try:
-        with replaced_whole(file) as stream:
+        with replaced_whole(out) as stream:
             stream.write(f"{text}\n")
     except OSError as error:
-        say_line(f"error: --file: {file}: {error.strerror}", err=True)
+        say_line(f"error: --out: {out}: {error.strerror}", err=True)
         raise typer.Exit(ExitCode.INVALID) from None
 
 

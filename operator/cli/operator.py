@@ -11,6 +11,7 @@ import typer
 from specdecode_operator.cli.options import (
     AllowHostPathOption,
     AllowPodTemplateOption,
+    HiddenName,
     RefuseOption,
     allowed_names,
     allowed_paths,
@@ -26,26 +27,32 @@ if TYPE_CHECKING:
 
 
 def crds_command(
-    folder: Annotated[
-        Path | None, typer.Option(help="Write each CRD to a separate file in this folder instead of printing it.")
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            HiddenName("--folder"),
+            metavar="FOLDER",
+            help="Write each CRD to a separate file in this folder instead of printing it.",
+        ),
     ] = None,
 ) -> None:
     """Print the CustomResourceDefinitions as YAML, ready for kubectl apply."""
     # Only this command needs the models of the API, which take a third of a second to load.
     from specdecode_operator.api.crds import crd_file_name, crd_yaml, crds  # noqa: PLC0415
 
-    if folder is None:
+    if out is None:
         typer.echo("---\n".join(map(crd_yaml, crds())), nl=False)
         return
-    if not folder.is_dir():
-        fail(f"--folder: {place_of(str(folder))}: is no folder: make it first, or name another")
+    if not out.is_dir():
+        fail(f"--out: {place_of(str(out))}: is not a folder: create it first, or name another")
     for crd in crds():
-        file = folder / crd_file_name(crd)
+        file = out / crd_file_name(crd)
         try:
             with replaced_whole(file) as stream:
                 stream.write(crd_yaml(crd))
         except OSError as error:
-            fail(f"--folder: {place_of(str(file))}: {error.strerror}: name a folder that can be written")
+            fail(f"--out: {place_of(str(file))}: {error.strerror}: name a folder that can be written")
 
 
 _LEASE_S: Final = 6

@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     from specdecode_operator.cli.hub import HubModels
 
 
+class HiddenName(str):
+    """Spelling of an option that commands accept and help omits, such as a former one or that of vLLM."""
+
+    __slots__ = ()
+
+
 FilesArgument = Annotated[list[str] | None, typer.Argument(metavar="FILE", help="Same as -f FILE.")]
 FilesOption = Annotated[
     list[str] | None,

@@ -213,7 +213,7 @@ kubectl patch sdd llama-70b --subresource=status --type=merge --patch-file=statu
         before={
             "kubectl apply": _KINDS,
             "specdecode capture report": """
-for name in demo before after replay; do specdecode replay synth -o captures/$name --requests 20; done
+for name in demo before after replay; do specdecode replay synth --out captures/$name --requests 20; done
 """,
         },
     ),
@@ -249,7 +249,7 @@ timeout 60 sh -c 'until kubectl get configmap llama-70b-plan; do sleep 1; done'
         },
     ),
     "docs/simulate/emulate.md": Page(
-        before={"specdecode replay fit": "specdecode replay synth -o captures/demo --requests 20"}
+        before={"specdecode replay fit": "specdecode replay synth --out captures/demo --requests 20"}
     ),
     "docs/simulate/forecast.md": Page(
         exits={"specdecode replay compare captures/tomorrow sixteen --check": 1}, shows_output=True
@@ -295,7 +295,7 @@ kubectl apply -n models -f examples/llama-70b.yaml
 """
         },
     ),
-    "docs/simulate/replay.md": Page(before={"uv": "specdecode replay synth -o captures/demo --requests 20"}),
+    "docs/simulate/replay.md": Page(before={"uv": "specdecode replay synth --out captures/demo --requests 20"}),
     "docs/serve/serve-a-pair.md": Page(
         cluster=True,
         before={

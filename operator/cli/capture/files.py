@@ -17,7 +17,7 @@ from specdecode_operator.capture.files.formats import DATA_FILES, MANIFEST, Capt
 from specdecode_operator.capture.files.summary import summarize, summary_text
 from specdecode_operator.capture.files.validate import Validation, find, validate_capture, validate_file
 from specdecode_operator.capture.trace_reader import RecordingError
-from specdecode_operator.cli.options import ExitCode, TextOrJson, ended, fail, refused
+from specdecode_operator.cli.options import ExitCode, HiddenName, TextOrJson, ended, fail, refused
 from specdecode_operator.cli.outputs import printable_json
 from specdecode_operator.cli.terminal import say, say_line
 from specdecode_operator.problems import printable
@@ -286,9 +286,10 @@ def report_command(  # noqa: PLR0913  each is an option
     replayed: Annotated[
         list[Path] | None, typer.Option(metavar="DIR", help="Capture of a replay, to compare with. May be repeated.")
     ] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="HTML file to write.")] = Path(
-        "report.html"
-    ),
+    out: Annotated[
+        Path,
+        typer.Option("--out", HiddenName("--output"), HiddenName("-o"), metavar="FILE", help="HTML file to write."),
+    ] = Path("report.html"),
     png: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for figures as PNG files.")] = None,
     svg: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for figures as SVG files.")] = None,
     perfetto: Annotated[
@@ -300,19 +301,19 @@ def report_command(  # noqa: PLR0913  each is an option
     Several captures share the same figures. Figures without data are omitted with
     the reason. Lines that cannot be parsed are skipped and listed.
 
-    For example: specdecode capture report captures/demo -o report.html
+    For example: specdecode capture report captures/demo --out report.html
     """
     try:
         from specdecode_operator.capture.report.report import Outputs, ReportError, make_report  # noqa: PLC0415  heavy
     except ImportError:
         fail("matplotlib is not installed: pip install '.[plot]' in a clone")
     with ended(RecordingError, ReportError):
-        made = make_report(captures, replayed or [], Outputs(output, png=png, svg=svg, perfetto=perfetto))
+        made = make_report(captures, replayed or [], Outputs(out, png=png, svg=svg, perfetto=perfetto))
     for warning in made.warnings[:_SHOWN_WARNINGS]:
         say(f"warning: {warning}", err=True)
     for each in made.left_out:
         say(f"left out: {each.title}: {each.why}")
-    say(f"{output}: {len(made.pictures)} figure{'s' * (len(made.pictures) != 1)}")
+    say(f"{out}: {len(made.pictures)} figure{'s' * (len(made.pictures) != 1)}")
     for what in (png, svg, perfetto):
         if what is not None:
             say(f"{what}: written")

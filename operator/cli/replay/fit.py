@@ -8,7 +8,7 @@ import msgspec
 import typer
 
 from specdecode_operator.capture.trace_reader import RecordingError, read_recording
-from specdecode_operator.cli.options import TextOrJson, refused
+from specdecode_operator.cli.options import HiddenName, TextOrJson, refused
 from specdecode_operator.cli.terminal import say
 from specdecode_operator.cli.text_files import replaced_whole
 from specdecode_operator.problems import printable
@@ -39,7 +39,7 @@ def fit_command(  # noqa: PLR0913  each is an option
         list[Path], typer.Argument(help="Folders of captures, or traces, of one engine.", metavar="TRACE...")
     ],
     *,
-    out: Annotated[Path, typer.Option("--out", "-o", help="File to write.")],
+    out: Annotated[Path, typer.Option("--out", HiddenName("-o"), help="File to write.")],
     max_num_seqs: MaxNumSeqs = None,
     max_num_batched_tokens: MaxNumBatchedTokens = None,
     num_gpu_blocks: NumGpuBlocks = None,
@@ -58,7 +58,7 @@ def fit_command(  # noqa: PLR0913  each is an option
 
     All captures must have the same model and the same K. More loads make the model valid for more loads.
 
-    For example: specdecode replay fit captures/demo -o demo-model.json
+    For example: specdecode replay fit captures/demo --out demo-model.json
     """
     try:
         from specdecode_operator.replay.fit import fit  # noqa: PLC0415  numpy is heavy, and an extra

@@ -14,7 +14,7 @@ import typer
 
 from specdecode_operator.capture.trace_reader import RecordingError
 from specdecode_operator.cli import options
-from specdecode_operator.cli.options import fail, refused
+from specdecode_operator.cli.options import HiddenName, fail, refused
 from specdecode_operator.cli.render import Options, RenderedDeployment, render
 from specdecode_operator.cli.replay.fit import refuse_written
 from specdecode_operator.cli.terminal import say, say_line
@@ -159,7 +159,9 @@ def _say_what_is_served(emulated: emulating.Emulation, launch: Launch, version: 
 def prepare_command(  # noqa: PLR0913  each is an option
     model: Annotated[Path, typer.Argument(help="Model that specdecode replay fit wrote.", metavar="MODEL")],
     *,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write. It must not contain an engine.")],
+    out: Annotated[
+        Path, typer.Option("--out", HiddenName("-o"), help="Folder to write. It must not contain an engine.")
+    ],
     plan: Annotated[str, typer.Option("--plan", metavar="FILE", help="File with the SpecDecodeDeployment to emulate.")],
     num_gpu_blocks: Annotated[
         int | None,
@@ -178,7 +180,7 @@ def prepare_command(  # noqa: PLR0913  each is an option
     is for a container that has vLLM. There, start.py accepts further vLLM
     arguments. Mount the folder at the path where it was written.
 
-    For example: specdecode replay prepare model.json --plan deployment.yaml -o /emulated
+    For example: specdecode replay prepare model.json --plan deployment.yaml --out /emulated
     """
     rendering = Options(nodes, model_config or [], calibration, models=options.hub_models(wanted=hub))
     try:

@@ -9,7 +9,7 @@ import typer
 from specdecode_operator.api.capture import Phase
 from specdecode_operator.capture.files.formats import MANIFEST_SCHEMA, TraceMeta
 from specdecode_operator.capture.trace_reader import RecordedRequest, Recording, RecordingError, read_recording
-from specdecode_operator.cli.options import refused
+from specdecode_operator.cli.options import HiddenName, refused
 from specdecode_operator.cli.replay.fit import (
     NO_NUMPY,
     MaxNumBatchedTokens,
@@ -94,7 +94,7 @@ SOURCE: Final = "synthetic"
 
 def synth_command(  # noqa: PLR0913  each is an option
     *,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to create. It must not exist.")],
+    out: Annotated[Path, typer.Option("--out", HiddenName("-o"), help="Folder to create. It must not exist.")],
     arrivals: Arrivals = None,
     requests: Requests = None,
     duration: Duration = None,
@@ -139,7 +139,7 @@ def synth_command(  # noqa: PLR0913  each is an option
     It writes trace.jsonl and step-stats.jsonl, which all commands for captures
     accept. The defaults are typical of an 8B model with EAGLE on one GPU.
 
-    For example: specdecode replay synth -o made --arrivals poisson:4 --requests 500 --acceptance 0.7,0.5
+    For example: specdecode replay synth --out made --arrivals poisson:4 --requests 500 --acceptance 0.7,0.5
     """
     try:
         shares = None if acceptance in ("", "none") else [float(share) for share in acceptance.split(",")]
@@ -193,7 +193,7 @@ def forecast_command(  # noqa: PLR0913  each is an option
     context: typer.Context,
     model: Annotated[Path, typer.Argument(help="Model that specdecode replay fit wrote.")],
     *,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to create. It must not exist.")],
+    out: Annotated[Path, typer.Option("--out", HiddenName("-o"), help="Folder to create. It must not exist.")],
     load: Annotated[
         Path | None,
         typer.Option(help="Folder of a capture, or a trace, whose requests arrive at their recorded times."),
@@ -218,7 +218,7 @@ def forecast_command(  # noqa: PLR0913  each is an option
     reports values outside the range to which the model was fitted, and by how
     much.
 
-    For example: specdecode replay forecast demo-model.json -o doubled --load captures/demo --load-factor 2
+    For example: specdecode replay forecast demo-model.json --out doubled --load captures/demo --load-factor 2
     """
     if (load is None) == (not arrivals):
         raise typer.BadParameter("give --arrivals or --load, one of them", param_hint="--load")

@@ -48,7 +48,7 @@ LOG = HEAD_0_32 + MEMORY
 
 
 def calibrate(out: Path, *arguments: str, product: str = H200) -> Result:
-    return CliRunner().invoke(app, ["calibrate", "--product", product, "--output", str(out), *arguments])
+    return CliRunner().invoke(app, ["calibrate", "--gpu", product, "--append-to", str(out), *arguments])
 
 
 def entries(out: Path) -> list[dict[str, Any]]:
@@ -116,8 +116,8 @@ def test_bad_input_is_refused(log: Path, tmp_path: Path) -> None:
     assert "is a MIG slice" in calibrate(out, "--from-log", str(log), product=f"{H200}-MIG-1g.18gb").output
     assert "give one of --from-log" in calibrate(out).output
     assert "give one of --from-log" in calibrate(out, "--from-log", str(log), "--from-deployment", str(log)).output
-    missing = CliRunner().invoke(app, ["calibrate", "--output", str(out), "--from-log", str(log)])
-    assert (missing.exit_code, "--product is missing" in missing.output) == (2, True)
+    missing = CliRunner().invoke(app, ["calibrate", "--append-to", str(out), "--from-log", str(log)])
+    assert (missing.exit_code, "--gpu is missing" in missing.output) == (2, True)
     assert "name a file that can be read" in calibrate(out, "--from-log", str(tmp_path / "none")).output
     out.write_text("{}")
     assert "format" in calibrate(out, "--from-log", str(log)).output
@@ -144,7 +144,7 @@ def fake_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_engines_are_run_for_each_shape_and_method(fake_vllm: Path, tmp_path: Path) -> None:
     out = tmp_path / "calibration.json"
     model = "meta-llama/Llama-3.1-70B-Instruct"
-    done = calibrate(out, "--model", model, "--tensor", "2", "--shape", "64x4096", "--shape", "256x8192")
+    done = calibrate(out, "--model", model, "--tp", "2", "--shape", "64x4096", "--shape", "256x8192")
     assert done.exit_code == 0, done.output
     calls = (fake_vllm / "calls").read_text().splitlines()
     assert len(calls) == 4
@@ -352,7 +352,7 @@ def serving(
 def calibrate_deployment(out: Path, body: dict[str, Any], *more: str) -> Result:
     file = out.with_suffix(".yaml")
     file.write_text(yaml.safe_dump(body))
-    return CliRunner().invoke(app, ["calibrate", "--from-deployment", str(file), "--output", str(out), *more])
+    return CliRunner().invoke(app, ["calibrate", "--from-deployment", str(file), "--append-to", str(out), *more])
 
 
 @pytest.fixture

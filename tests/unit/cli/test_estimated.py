@@ -146,7 +146,7 @@ def test_assuming_nothing_is_refused(specdecode: Specdecode, write: WriteObject)
 def facts(specdecode: Specdecode, headers: Path, tmp_path: Path) -> Path:
     """A facts file of the model."""
     file = tmp_path / "facts.json"
-    assert specdecode("models", "add", headers, "--id", "my/new", "--file", file).exit_code == 0
+    assert specdecode("models", "add", headers, "--id", "my/new", "--out", file).exit_code == 0
     return file
 
 
@@ -291,7 +291,7 @@ def test_facts_are_written_whole_or_not_at_all(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "replace", fails)
-    result = specdecode("models", "add", headers, "--id", "my/other", "--file", facts)
+    result = specdecode("models", "add", headers, "--id", "my/other", "--out", facts)
     assert (result.exit_code, "No space left on device" in result.output) == (2, True)
     assert facts.read_text() == before
     assert [each.name for each in facts.parent.iterdir() if each.name.startswith(".")] == []

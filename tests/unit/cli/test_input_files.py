@@ -342,8 +342,8 @@ def test_what_is_no_file_is_refused_at_once(specdecode: Specdecode, name: str, w
         ("plan", "FILE", "--calibration", "FIFO"),
         ("estimate", "--in", "FIFO", "--out", "-"),
         ("verdict", "--in", "FIFO", "--out", "-"),
-        ("calibrate", "-o", "OUT", "--product", "NVIDIA-H200", "--from-log", "FIFO"),
-        ("calibrate", "-o", "OUT", "--from-deployment", "FIFO"),
+        ("calibrate", "--append-to", "OUT", "--gpu", "NVIDIA-H200", "--from-log", "FIFO"),
+        ("calibrate", "--append-to", "OUT", "--from-deployment", "FIFO"),
     ],
 )
 def test_a_fifo_that_nobody_writes_into_hangs_no_command(
@@ -403,8 +403,8 @@ def test_results_that_cannot_be_written_whole_leave_what_was_there(specdecode: S
 
 
 def test_crds_need_a_folder_that_is_there(specdecode: Specdecode, tmp_path: Path) -> None:
-    result = specdecode("crds", "--folder", tmp_path / "none")
-    assert f"{tmp_path / 'none'}: is no folder: make it first" in result.stderr
+    result = specdecode("crds", "--out", tmp_path / "none")
+    assert f"{tmp_path / 'none'}: is not a folder: create it first" in result.stderr
     assert result.exit_code == INVALID
 
 

@@ -2,6 +2,7 @@
 
 import json
 from importlib.metadata import entry_points
+from pathlib import Path
 
 import pytest
 
@@ -49,3 +50,33 @@ def test_plan_takes_the_names_of_vllm_for_parallelism(specdecode: Specdecode):
     assert short.exit_code == 0
     sizes = ("--tensor-parallel-size", 2, "--pipeline-parallel-size", 1, "--data-parallel-size", 2)
     assert specdecode(*pair, *sizes).stdout == short.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "old", "new"),
+    [
+        (("crds",), "--folder", "--out"),
+        (("models", "add", "gone/model"), "--file", "--out"),
+        (("capture", "report", "gone"), "--output", "--out"),
+        (("capture", "report", "gone"), "-o", "--out"),
+        (("calibrate",), "--output", "--append-to"),
+        (("calibrate",), "-o", "--append-to"),
+        (("replay", "fit", "gone"), "-o", "--out"),
+        (("replay", "prepare", "gone", "--plan", "gone"), "-o", "--out"),
+        (("replay", "forecast", "gone"), "-o", "--out"),
+        (("replay", "synth", "--requests", "0"), "-o", "--out"),
+        (("plan", "--model", "gone"), "-tp", "--tp"),
+        (("init", "--model", "gone"), "--pipeline-parallel-size", "--pp"),
+    ],
+)
+def test_help_omits_other_spellings_of_options_that_still_work(
+    specdecode: Specdecode, tmp_path: Path, arguments: tuple[str, ...], old: str, new: str
+):
+    value = "2" if new in ("--tp", "--pp") else tmp_path / "gone" / "file"
+    said, renamed = specdecode(*arguments, old, value), specdecode(*arguments, new, value)
+    assert (said.exit_code, said.output) == (renamed.exit_code, renamed.output)
+    assert f"No such option: {old}" not in said.output
+    shown = specdecode(*(each for each in arguments if not each.startswith("--")), "--help").stdout
+    names = {word for line in shown.splitlines() if line.startswith("│") for word in line[:28].split()}
+    assert new in names
+    assert old not in names

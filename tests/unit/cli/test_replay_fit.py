@@ -28,7 +28,7 @@ def test_a_capture_becomes_a_small_file(tmp_path: Path) -> None:
     made = Truth().make(tmp_path / "made", "closed:4", 40)
     file = tmp_path / "model.json"
     code, text = run(
-        "fit", str(made.folder), "-o", str(file), "--max-num-batched-tokens", "2048", "--num-gpu-blocks", "999"
+        "fit", str(made.folder), "--out", str(file), "--max-num-batched-tokens", "2048", "--num-gpu-blocks", "999"
     )
     assert code == 0, text
     assert "fitted to 40 requests in" in text
@@ -43,7 +43,7 @@ def test_what_a_draft_takes_of_a_step_is_told_by_who_knows_the_models(tmp_path: 
     capture = str(Path(__file__).parents[2] / "data/captures/draft_model")
     takes_ms = []
     for share in ("0", "0.1"):
-        code, text = run("fit", capture, "-o", str(tmp_path / share), "--draft-share", share)
+        code, text = run("fit", capture, "--out", str(tmp_path / share), "--draft-share", share)
         assert code == 0, text
         step_time = read_model(tmp_path / share).step_time or {}
         takes_ms.append((step_time.get("draft_ms", 0.0), step_time["curve"][0][1]))
@@ -66,7 +66,7 @@ def test_what_a_draft_takes_of_a_step_is_told_by_who_knows_the_models(tmp_path: 
 def test_what_nothing_can_be_fitted_to_is_refused(tmp_path: Path, records: list[dict[str, object]], says: str) -> None:
     write_trace(tmp_path / "trace.jsonl", records)
     file = tmp_path / "model.json"
-    code, text = run("fit", str(tmp_path), "-o", str(file))
+    code, text = run("fit", str(tmp_path), "--out", str(file))
     assert code == 2
     assert says in text
     assert not file.exists()
@@ -74,11 +74,11 @@ def test_what_nothing_can_be_fitted_to_is_refused(tmp_path: Path, records: list[
 
 def test_bad_lines_may_be_left_out_and_are_counted(tmp_path: Path) -> None:
     write_trace(tmp_path / "trace.jsonl", [record(), record(itl_ms=[10.0, -1.0]), record(arrival_ms=100.0)])
-    code, text = run("fit", str(tmp_path), "-o", str(tmp_path / "model.json"), "--skip-bad-lines")
+    code, text = run("fit", str(tmp_path), "--out", str(tmp_path / "model.json"), "--skip-bad-lines")
     assert code == 0
     assert "1 lines could not be read and were left out" in text
     both = (str(tmp_path / "trace.jsonl"), str(tmp_path))
-    code, text = run("fit", *both, "-o", str(tmp_path / "both.json"), "--skip-bad-lines")
+    code, text = run("fit", *both, "--out", str(tmp_path / "both.json"), "--skip-bad-lines")
     assert (code, "2 lines could not be read" in text) == (0, True)
 
 
@@ -92,7 +92,7 @@ def test_bad_lines_may_be_left_out_and_are_counted(tmp_path: Path) -> None:
 def test_captures_of_different_engines_are_not_mixed(tmp_path: Path, meta: dict[str, object], says: str) -> None:
     one = write_trace(tmp_path / "one.jsonl", [record()])
     other = write_trace(tmp_path / "other.jsonl", [record()], {**META, **meta})
-    code, text = run("fit", str(one), str(other), "-o", str(tmp_path / "model.json"))
+    code, text = run("fit", str(one), str(other), "--out", str(tmp_path / "model.json"))
     assert code == 2
     assert says in text
 
@@ -122,7 +122,7 @@ def test_two_recordings_are_compared_as_text_and_as_data(tmp_path: Path) -> None
 )
 def test_what_no_engine_ever_did_is_refused_with_its_line(tmp_path: Path, fields: dict[str, object]) -> None:
     trace = write_trace(tmp_path / "trace.jsonl", [record(), record(**fields)])
-    for arguments in (("fit", str(trace), "-o", str(tmp_path / "model.json")), ("compare", str(trace), str(trace))):
+    for arguments in (("fit", str(trace), "--out", str(tmp_path / "model.json")), ("compare", str(trace), str(trace))):
         code, text = run(*arguments)
         assert code == 2
         assert "trace.jsonl: line 3: " in text
@@ -144,15 +144,15 @@ def test_what_is_strange_is_fitted_and_played(
     tmp_path: Path, meta: dict[str, object], records: list[dict[str, object]]
 ) -> None:
     write_trace(tmp_path / "trace.jsonl", records, {**META, **meta})
-    code, text = run("fit", str(tmp_path), "-o", str(tmp_path / "model.json"))
+    code, text = run("fit", str(tmp_path), "--out", str(tmp_path / "model.json"))
     assert code == 0, text
-    code, text = run("forecast", str(tmp_path / "model.json"), "-o", str(tmp_path / "out"), "--load", str(tmp_path))
+    code, text = run("forecast", str(tmp_path / "model.json"), "--out", str(tmp_path / "out"), "--load", str(tmp_path))
     assert code == 0, text
 
 
 def test_limits_that_no_engine_has_are_refused(tmp_path: Path) -> None:
     write_trace(tmp_path / "trace.jsonl", [record()], {**META, "max_num_seqs": 2**62})
-    code, text = run("fit", str(tmp_path), "-o", str(tmp_path / "model.json"))
+    code, text = run("fit", str(tmp_path), "--out", str(tmp_path / "model.json"))
     assert code == 2
     assert "no engine is so: " in text
     assert "max_num_seqs" in text
@@ -181,7 +181,7 @@ def run_forecast(*arguments: object) -> tuple[int, str]:
 
 def test_a_recorded_load_twice_as_fast(tmp_path: Path, made: Made, model: Path) -> None:
     out = tmp_path / "out"
-    code, text = run_forecast(model, "-o", out, "--load", made.folder, "--load-factor", 2)
+    code, text = run_forecast(model, "--out", out, "--load", made.folder, "--load-factor", 2)
     assert code == 0, text
     assert "60 requests in" in text
     assert "note: requests decoding at once" in text
@@ -195,7 +195,7 @@ def test_a_recorded_load_twice_as_fast(tmp_path: Path, made: Made, model: Path) 
 def test_a_load_that_is_given(tmp_path: Path, model: Path) -> None:
     out = tmp_path / "out"
     arguments = ("--arrivals", "closed:4", "--requests", 40, "--prompt-tokens", "200-400", "--output-tokens", 100)
-    code, text = run_forecast(model, "-o", out, *arguments)
+    code, text = run_forecast(model, "--out", out, *arguments)
     assert code == 0, text
     assert "TPOT mean" in text
     assert "note:" not in text
@@ -204,7 +204,7 @@ def test_a_load_that_is_given(tmp_path: Path, model: Path) -> None:
 
 
 def test_what_is_said_is_what_was_written(tmp_path: Path, model: Path) -> None:
-    code, text = run_forecast(model, "-o", tmp_path / "out", "--arrivals", "poisson:4", "--requests", 40)
+    code, text = run_forecast(model, "--out", tmp_path / "out", "--arrivals", "poisson:4", "--requests", 40)
     assert code == 0, text
     found = measured(read_recording(tmp_path / "out"))
     assert found.acceptance is not None
@@ -221,7 +221,7 @@ def test_what_would_not_be_heeded_is_refused(tmp_path: Path, made: Made, model: 
         ("--load", made.folder, "--requests", 5),
         ("--arrivals", "closed:4", "--load-factor", 2),
     ):
-        code, text = run_forecast(model, "-o", tmp_path / "out", *arguments)
+        code, text = run_forecast(model, "--out", tmp_path / "out", *arguments)
         assert (code, str(arguments[2]) in text, "heeded with" in text) == (2, True, True), text
 
 
@@ -232,9 +232,9 @@ def test_requests_beyond_max_model_len_are_told(tmp_path: Path, made: Made) -> N
     origin = msgspec.structs.replace(fitted.origin, limits=limits)
     path.write_bytes(encode_model(msgspec.structs.replace(fitted, origin=origin)))
     arguments = ("--arrivals", "closed:4", "--requests", 9, "--output-tokens", 10)
-    code, text = run_forecast(path, "-o", tmp_path / "short", *arguments, "--prompt-tokens", 490)
+    code, text = run_forecast(path, "--out", tmp_path / "short", *arguments, "--prompt-tokens", 490)
     assert (code, "max_model_len" in text) == (0, False), text
-    code, text = run_forecast(path, "-o", tmp_path / "long", *arguments, "--prompt-tokens", 491)
+    code, text = run_forecast(path, "--out", tmp_path / "long", *arguments, "--prompt-tokens", 491)
     assert (code, "requests of up to 501 tokens are longer than max_model_len 500" in text) == (0, True), text
 
 
@@ -242,7 +242,7 @@ def test_a_conversation_finds_its_answers_again(tmp_path: Path) -> None:
     made = Truth().make(tmp_path / "made", "multiturn:3x4x1", 24)
     path = tmp_path / "model.json"
     path.write_bytes(encode_model(fit([made.recording])))
-    code, text = run_forecast(path, "-o", tmp_path / "out", "--load", made.folder)
+    code, text = run_forecast(path, "--out", tmp_path / "out", "--load", made.folder)
     assert code == 0, text
     told = read_recording(tmp_path / "out").requests
     cached = [sum(each.cached_tokens for each in requests) for requests in (told, made.requests)]
@@ -268,7 +268,7 @@ def test_what_cannot_be_forecast_is_refused_and_leaves_nothing(
     write_trace(tmp_path / "late" / "trace.jsonl", [record(arrival_ms=None)])
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.iterdir())
-    code, text = run_forecast(model, "-o", tmp_path / "out", *arguments)
+    code, text = run_forecast(model, "--out", tmp_path / "out", *arguments)
     assert code == 2
     assert says in text
     assert sorted(tmp_path.iterdir()) == before
@@ -281,7 +281,7 @@ def test_a_file_that_is_no_model_or_has_no_donors_is_named(tmp_path: Path) -> No
         (encode_model(FittedModel(schema=1, origin=Origin())), "the model has no donors: fit it again"),
     ):
         path.write_bytes(content)
-        code, text = run_forecast(path, "-o", tmp_path / "out", "--arrivals", "closed:1")
+        code, text = run_forecast(path, "--out", tmp_path / "out", "--arrivals", "closed:1")
         assert code == 2
         assert f"model.json: {says}" in text
 
@@ -296,7 +296,7 @@ def run_synth(*arguments: str) -> tuple[int, str]:
 
 def test_a_folder_is_made_that_validates(tmp_path: Path) -> None:
     code, text = run_synth(
-        "-o", str(tmp_path / "made"), "--requests", "20", "--arrivals", "closed:2", "--arrivals", "burst:5x1"
+        "--out", str(tmp_path / "made"), "--requests", "20", "--arrivals", "closed:2", "--arrivals", "burst:5x1"
     )
     assert (code, text.split(": ")[1].split(" in ")[0]) == (0, "40 requests")
     validated = CliRunner().invoke(app, ["capture", "validate", str(tmp_path / "made")])
@@ -316,7 +316,7 @@ def test_a_folder_is_made_that_validates(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_made_is_refused_and_leaves_nothing(tmp_path: Path, arguments: list[str], says: str) -> None:
-    code, text = run_synth("-o", str(tmp_path / "made"), *arguments)
+    code, text = run_synth("--out", str(tmp_path / "made"), *arguments)
     assert code == 2
     assert says in text.replace("│ ", "").replace(" │", "")
     assert list(tmp_path.iterdir()) == []
@@ -325,7 +325,7 @@ def test_what_cannot_be_made_is_refused_and_leaves_nothing(tmp_path: Path, argum
 def test_what_is_there_already_stays(tmp_path: Path) -> None:
     (tmp_path / "made").mkdir()
     (tmp_path / "made" / "mine").write_text("x")
-    code, text = run_synth("-o", str(tmp_path / "made"), "--requests", "3")
+    code, text = run_synth("--out", str(tmp_path / "made"), "--requests", "3")
     assert code == 2
     assert "is there already: name a new folder" in text.replace("│ ", "").replace(" │", "")
     assert (tmp_path / "made" / "mine").read_text() == "x"
@@ -347,7 +347,7 @@ def by_id(folder: Path) -> dict[str, RecordedRequest]:
 def test_a_replay_that_is_asked_as_the_engine_was_records_what_the_engine_did(tmp_path: Path) -> None:
     made, replayed = tmp_path / "made", tmp_path / "replayed"
     load = ("--arrivals", "multiturn:4x3", "--requests", "24", "--prompt-tokens", "20-60", "--output-tokens", "8-24")
-    specdecode("replay", "synth", "-o", made, *load, "--step-ms", "2", "--seed", "5")
+    specdecode("replay", "synth", "--out", made, *load, "--step-ms", "2", "--seed", "5")
     with replaying(made, "--match", "request-id", "--unmatched", "refuse", "--record", replayed) as url:
         driven = json.loads(specdecode("replay", "drive", made, "--url", url, "-o", "json"))
     assert (driven["outcomes"], driven["other_lengths"]) == ({"completed": 24}, 0)

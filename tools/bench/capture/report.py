@@ -29,4 +29,4 @@ def figures() -> Iterator[Figure]:
 
 def _run(folder: Path, requests: int) -> Used:
     apart(write_capture, folder, requests, bursts=BURSTS)
-    return run_command("capture", "report", str(folder), "-o", str(folder / "report.html"))
+    return run_command("capture", "report", str(folder), "--out", str(folder / "report.html"))

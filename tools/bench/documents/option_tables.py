@@ -7,6 +7,7 @@ from typing import Any, Final
 import typer
 
 from specdecode_operator.cli.main import app
+from specdecode_operator.cli.options import HiddenName
 
 _EXITS: Final = re.compile(r"\b(?:Exits|Ends) (?:with|as) .*", re.DOTALL)
 _TYPES: Final = {"int": "NUMBER", "int range": "NUMBER", "float": "NUMBER", "float range": "NUMBER", "path": "PATH"}
@@ -45,7 +46,8 @@ def exit_table() -> str:
 
 def _row(option: Any) -> str:
     is_argument = option.param_type_name == "argument"
-    spellings = _metavar(option).split(" | ") if is_argument else sorted(option.opts, key=len)
+    names = [each for each in option.opts if not isinstance(each, HiddenName)]
+    spellings = _metavar(option).split(" | ") if is_argument else sorted(names, key=len)
     name = ", ".join(f"`{spelling}`" for spelling in spellings)
     value = "" if _is_flag(option) or (is_argument and not option.type_descriptor.choices) else _value(option)
     return f"| {name} | {value} | {_default(option)} | {_cell(option.help or '')} |"

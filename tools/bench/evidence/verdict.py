@@ -113,7 +113,7 @@ def _replayed(random: Random, folder: Path, seeds: int = 16) -> Iterator[Pairs]:
     for seed in range(seeds):
         made = folder / str(seed)
         load = "--arrivals poisson:6 --requests 400 --prompt-tokens 200 --output-tokens lognormal:60:0.5 --noise 0.1"
-        CliRunner().invoke(app, ["replay", "synth", "-o", str(made), *load.split(), "--seed", str(seed)])
+        CliRunner().invoke(app, ["replay", "synth", "--out", str(made), *load.split(), "--seed", str(seed)])
         series.append(goodput(made / "trace.jsonl"))
     while True:
         one, other = random.sample(series, 2)

@@ -52,7 +52,7 @@ def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Report:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a report of one capture with all that can be written of it."""
     folder = tmp_path_factory.mktemp("made")
-    outputs = ("-o", folder / "page.html", "--svg", folder / "svg", "--png", folder / "png")
+    outputs = ("--out", folder / "page.html", "--svg", folder / "svg", "--png", folder / "png")
     result = run(write_capture(folder / "demo"), *outputs, "--perfetto", folder / "trace.json")
     assert (result.exit_code, result.stderr) == (0, "")
     assert "page.html: 12 figures" in result.stdout
@@ -222,7 +222,7 @@ def test_moments_of_another_era_and_sizes_beyond_all_are_drawn(report: Report, t
     [
         (["nothing"], "nothing: holds no trace.jsonl: name a capture's folder or a trace"),
         (["demo"] * 8, "8 captures cannot be told apart in a picture: name 7 at most"),
-        (["demo", "-o", "gone/report.html"], "gone/report.html: No such file or directory: name a place"),
+        (["demo", "--out", "gone/report.html"], "gone/report.html: No such file or directory: name a place"),
         (["demo", "--svg", "demo/trace.jsonl"], "demo/trace.jsonl: is no folder: name one"),
         (["empty"], "has no request: record some load"),
         (["demo/manifest.json"], "manifest.json: line 1: Object missing required field `prompt_tokens`"),
@@ -290,7 +290,7 @@ Words = tuple[str, str, Path]
 def report_arms(folder: Path, *options: str) -> Words:
     """Make a report, and return its words, what the command says of it on standard error, and where it is."""
     page = folder.parent / "page.html"
-    done = CliRunner().invoke(app, ["capture", "report", str(folder), "-o", str(page), *options])
+    done = CliRunner().invoke(app, ["capture", "report", str(folder), "--out", str(page), *options])
     assert done.exit_code == 0, done.stderr
     return unescape(re.sub(r"<style>.*?</style>|<[^>]*>", " ", page.read_text(), flags=re.DOTALL)), done.stderr, page
 
