@@ -165,8 +165,8 @@ def with_kubectl(command: Callable[..., None]) -> Callable[..., None]:
 
     *shared, _ = signature(run).parameters.values()
     _, *own = signature(command).parameters.values()
-    run.__signature__ = Signature([*own, *shared])  # type: ignore[attr-defined]  typer reads it
-    return update_wrapper(run, command)
+    update_wrapper(run, command).__dict__["__signature__"] = Signature([*own, *shared])  # typer reads it
+    return run
 
 
 def one_line(stderr: str) -> str:

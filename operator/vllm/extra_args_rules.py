@@ -47,8 +47,8 @@ def unknown_flags(extra_args: Sequence[str], profile: EngineProfile) -> list[str
 def _read(extra_args: Sequence[str], index: int, profile: EngineProfile, *, hints: bool) -> tuple[str | None, str, int]:
     if not is_option(extra_args[index]):
         split = extra_args[index].startswith("-")
-        problem = "belongs to no flag; vLLM accepts no further positional argument"
-        return "has spaces; write one list item per word" if split else problem, extra_args[index], 1
+        positional = "belongs to no flag; vLLM accepts no further positional argument"
+        return "has spaces; write one list item per word" if split else positional, extra_args[index], 1
     following = count_values(extra_args[index + 1 :])
     if extra_args[index] == OPTIMIZATION_LEVEL and not (following and extra_args[index + 1] in _OPTIMIZATION_LEVELS):
         return "needs a level: -O0, -O1, -O2 or -O3", extra_args[index], 1 + following

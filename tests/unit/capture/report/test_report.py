@@ -83,7 +83,9 @@ def test_a_replay_stands_beside_its_capture(report: Report, tmp_path: Path) -> N
     replayed = write_capture(tmp_path / "b", gap_ms=11.0)
     assert report(captured, "--replayed", replayed).exit_code == 0
     words = shown(tmp_path / "report.html")
-    assert re.search(r"demo: steps with 1 token took 10.0 ms .*demo \(replayed\): steps with 1 token took 11.0 ms", words)
+    assert re.search(
+        r"demo: steps with 1 token took 10.0 ms .*demo \(replayed\): steps with 1 token took 11.0 ms", words
+    )
     assert "(+10.0 %)" in words, "the replay's TPOT against the capture's"
 
 
