@@ -215,6 +215,7 @@ class _TopLevel(LazyGroup):
         "import": "importing:import_command",
         "models": "models:models_app",
         "estimate": "estimate:estimate_command",
+        "status": "status:status_command",
         "doctor": "doctor:doctor_command",
         "render": "render:render_command",
         "attestation": "main:attestation_app",
@@ -236,7 +237,7 @@ class _TopLevel(LazyGroup):
     }
     panels: ClassVar = {
         "Plan": ("init", "plan", "explain", "lint", "import", "models", "estimate"),
-        "Run": ("doctor", "render", "attestation"),
+        "Run": ("status", "doctor", "render", "attestation"),
         "Measure": ("capture", "metrics", "advise", "verdict", "calibrate"),
         "Simulate": ("replay",),
         "Other": ("completion", "version", "crds"),

@@ -18,6 +18,7 @@ class Printed(StrEnum):
     ADVISE = "advise"
     VERDICT = "verdict"
     METRICS = "metrics"
+    STATUS = "status"
     VERIFY = "verify"
     COMPARISON = "comparison"
 
@@ -37,6 +38,7 @@ _MODELS: Final = {
     Printed.ADVISE: "cli.advise.answer:AdviseOutput",
     Printed.VERDICT: "cli.verdict:VerdictOutput",
     Printed.METRICS: "cli.metrics:MetricsOutput",
+    Printed.STATUS: "cli.status:StatusOutput",
     Printed.VERIFY: "cli.attestation:VerifyOutput",
     Printed.COMPARISON: "capture.comparison.comparison_file:Comparison",
 }

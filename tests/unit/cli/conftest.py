@@ -1,5 +1,7 @@
 """What the tests of the command line share: the command, and objects in files."""
 
+import os
+import sys
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
@@ -12,10 +14,12 @@ from typer.testing import CliRunner
 
 from specdecode_operator.cli.main import app
 from tests.support.objects import HUB_TOKEN, pair_70b
+from tests.unit.cli.capture.conftest import Cluster
 
 Specdecode = Callable[..., Result]
 WriteObject = Callable[..., Path]
 
+FAKE = Path(__file__).parents[2] / "support" / "fake_kubectl.py"
 PAIR: dict[str, Any] = pair_70b(models=HUB_TOKEN)
 """The article's case: Llama-3.1-70B with an 8B draft on two GPUs."""
 
@@ -52,3 +56,15 @@ def write(tmp_path: Path) -> WriteObject:
         return path
 
     return write_file
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """Return a cluster that a fake kubectl answers for."""
+    program = tmp_path / "bin" / "kubectl"
+    program.parent.mkdir()
+    program.write_text(f"#!{sys.executable}\n" + FAKE.read_text())
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("FAKE_CLUSTER", str(tmp_path))
+    return Cluster(tmp_path)

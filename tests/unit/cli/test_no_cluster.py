@@ -13,6 +13,8 @@ UNKNOWN_CONTEXT = "Error in configuration: context was not found for specified c
 NO_KUBECONFIG = "The connection to the server localhost:8080 was refused - did you specify the right host or port?\n"
 REFUSED = "The connection to the server 127.0.0.1:1 was refused - did you specify the right host or port?\n"
 COMMANDS = [
+    ("status",),
+    ("status", "chat"),
     ("doctor",),
     ("import", "deployment/chat"),
     ("metrics", "chat"),

@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,6 @@ from typer.testing import CliRunner
 from specdecode_operator.cli.main import app
 from specdecode_operator.cluster.resources import CAPTURE_LABEL
 
-FAKE = Path(__file__).parents[3] / "support" / "fake_kubectl.py"
 MINE = {
     "apiVersion": "specdecode.io/v1alpha1",
     "kind": "SpecDecodeCapture",
@@ -86,17 +83,6 @@ class Cluster:
         calls = self.folder / "calls.jsonl"
         lines = calls.read_text().splitlines() if calls.exists() else []
         return [call for call in map(json.loads, lines) if verb in call]
-
-
-@pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    program = tmp_path / "bin" / "kubectl"
-    program.parent.mkdir()
-    program.write_text(f"#!{sys.executable}\n" + FAKE.read_text())
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("FAKE_CLUSTER", str(tmp_path))
-    return Cluster(tmp_path)
 
 
 @pytest.fixture
