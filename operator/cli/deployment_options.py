@@ -3,9 +3,11 @@
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass, fields
 from inspect import Parameter, Signature, signature
-from typing import Annotated, Any, get_type_hints
+from math import isclose
+from typing import Annotated, Any, Final, get_type_hints
 
 import typer
 
@@ -21,6 +23,22 @@ from specdecode_operator.sizing.catalogue import drafts_by
 from specdecode_operator.sizing.devices import product_of_memory
 from specdecode_operator.sizing.estimate_fields import CaseError, find_named_gpu
 from specdecode_operator.vllm.profiles import UnknownEngineVersionError, find_profile
+
+_PANELS: Final = {
+    "Model": ("file", "model", "quantization", "model_config", "facts", "hub"),
+    "Speculation": ("draft", "method", "num_speculative_tokens"),
+    "Hardware": ("gpu", "nodes", "tp", "pp", "dp", "calibration"),
+    "Engine": (
+        "engine_version",
+        "max_model_len",
+        "max_num_seqs",
+        "kv_cache_dtype",
+        "gpu_memory_utilization",
+        "allow_pod_template",
+    ),
+    "Output": ("matrix", "explain", "batch", "strict", "output", "out", "plot", "name", "namespace"),
+}
+"""Options of commands with a description, by panel of help, in their order."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +108,18 @@ class Description:
         int | None,
         typer.Option("--max-model-len", help="Maximum sequence length in tokens. Defaults to the model's own."),
     ] = None
+    max_num_seqs: Annotated[
+        int | None, typer.Option("--max-num-seqs", help="Maximum number of requests per batch. Defaults to 256.")
+    ] = None
+    gpu_memory_utilization: Annotated[
+        float | None,
+        typer.Option(
+            "--gpu-memory-utilization",
+            min=0.01,
+            max=1,
+            help="Share of each GPU's memory that the engine may use, in steps of 0.01. Defaults to 0.92.",
+        ),
+    ] = None
     quantization: Annotated[
         str | None,
         typer.Option(
@@ -123,6 +153,17 @@ class Description:
             raise DocumentError(f"--{named}") from error
 
     @property
+    def memory_percent(self) -> int | None:
+        """Share of each GPU's memory that the engine may use, in percent."""
+        if self.gpu_memory_utilization is None:
+            return None
+        percent = round(100 * self.gpu_memory_utilization)
+        if not isclose(percent, 100 * self.gpu_memory_utilization):
+            steps = "must be a multiple of 0.01, because the manifest has whole percent"
+            raise DocumentError(f"--gpu-memory-utilization: {self.gpu_memory_utilization}: {steps}")
+        return percent
+
+    @property
     def by_memory(self) -> str | None:
         """The first GPU that only its memory names; None where there is none."""
         return next((gpu for gpu in self.gpu or () if product_of_memory(gpu)), None)
@@ -149,7 +190,12 @@ class Description:
             "parallelism": {"tensor": self.tp, "pipeline": self.pp, "data": self.dp},
             # No cluster can be asked for a GPU by its memory.
             "accelerator": {"products": None if self.by_memory else (list(self.products) or None)},
-            "serving": {"maxModelLen": self.max_model_len, "kvCacheDtype": self.kv_cache_dtype},
+            "serving": {
+                "maxModelLen": self.max_model_len,
+                "maxNumSeqs": self.max_num_seqs,
+                "gpuMemoryUtilizationPercent": self.memory_percent,
+                "kvCacheDtype": self.kv_cache_dtype,
+            },
             "engine": {"version": self.engine_version, "image": image},
         }
         said = {name: {key: each for key, each in part.items() if each is not None} for name, part in parts.items()}
@@ -164,12 +210,16 @@ class Description:
 
 
 def with_description(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of a Description in the place of its parameter ``description``."""
+    """Give a command the options of a Description instead of its parameter ``description``, in the panels of help."""
     hints, names = get_type_hints(Description, include_extras=True), [each.name for each in fields(Description)]
     kind, parameters = Parameter.KEYWORD_ONLY, list[Parameter]()
     for each in signature(command).parameters.values():
         given = [Parameter(name, kind, default=None, annotation=hints[name]) for name in names]
         parameters += given if each.name == "description" else [each]
+    order = [name for panel in _PANELS.values() for name in panel]
+    parameters = sorted(
+        map(_in_panel, parameters), key=lambda each: order.index(each.name) if each.name in order else -1
+    )
 
     def run(**options: Any) -> None:
         description = Description(**{name: options.pop(name) for name in names})
@@ -179,6 +229,16 @@ def with_description(command: Callable[..., None]) -> Callable[..., None]:
     run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in parameters}
     return run
+
+
+def _in_panel(parameter: Parameter) -> Parameter:
+    panel = next((panel for panel, names in _PANELS.items() if parameter.name in names), None)
+    if panel is None:
+        return parameter
+    # A copy, because other commands have the same option without a panel.
+    option = copy(parameter.annotation.__metadata__[0])
+    option.rich_help_panel = panel
+    return parameter.replace(annotation=Annotated[parameter.annotation.__origin__, option])
 
 
 def described_or_read(description: Description, files: Sequence[str]) -> Reading:

@@ -242,7 +242,7 @@ class _TopLevel(LazyGroup):
         "Other": ("completion", "version", "crds"),
     }
     """Commands in help, by panel. Help omits all other commands."""
-    renamed: ClassVar = {"figures": "metrics", "verify": "attestation verify"}
+    renamed: ClassVar = {"figures": "metrics", "verify": "attestation verify", "schema figures": "schema metrics"}
     """Former names, with their new ones."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -255,9 +255,11 @@ class _TopLevel(LazyGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Print help and succeed if there are no arguments, as kubectl does; accept former names of commands."""
-        if args and (name := self.renamed.get(args[0])) and not ctx.resilient_parsing:
-            typer.echo(f"specdecode {args[0]}: renamed to specdecode {name}", err=True)
-            args = [*name.split(), *args[1:]]
+        for former, name in () if ctx.resilient_parsing else self.renamed.items():
+            if args[: len(former.split())] == former.split():
+                typer.echo(f"specdecode {former}: renamed to specdecode {name}", err=True)
+                args = [*name.split(), *args[len(former.split()) :]]
+                break
         return list(super().parse_args(ctx, args or ["--help"]))
 
 

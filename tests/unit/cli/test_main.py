@@ -5,6 +5,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
+import yaml
 
 from specdecode_operator.version import __version__
 from tests.unit.cli.conftest import Specdecode
@@ -31,9 +32,11 @@ def test_version_is_that_of_the_option_and_lists_engines_as_json(specdecode: Spe
     assert "0.33" in data["vllm_versions"]
 
 
-@pytest.mark.parametrize(("old", "new"), [("figures", "metrics"), ("verify", "attestation verify")])
+@pytest.mark.parametrize(
+    ("old", "new"), [("figures", "metrics"), ("verify", "attestation verify"), ("schema figures", "schema metrics")]
+)
 def test_a_former_name_works_and_the_new_one_is_printed_once(specdecode: Specdecode, old: str, new: str):
-    result, renamed = specdecode(old, "--help"), specdecode(*new.split(), "--help")
+    result, renamed = specdecode(*old.split(), "--help"), specdecode(*new.split(), "--help")
     assert (result.exit_code, result.stdout) == (0, renamed.stdout)
     assert result.stderr.splitlines() == [f"specdecode {old}: renamed to specdecode {new}"]
     assert renamed.stderr == ""
@@ -80,3 +83,23 @@ def test_help_omits_other_spellings_of_options_that_still_work(
     names = {word for line in shown.splitlines() if line.startswith("│") for word in line[:28].split()}
     assert new in names
     assert old not in names
+
+
+def test_plan_and_init_take_limits_of_the_engine_by_the_names_of_vllm(specdecode: Specdecode):
+    model = ("--model", "meta-llama/Llama-3.1-8B-Instruct", "--gpu", "H200", "--max-num-seqs", 64)
+    serving = yaml.safe_load(specdecode("init", *model, "--gpu-memory-utilization", 0.29).stdout)["spec"]["serving"]
+    assert serving == {"maxNumSeqs": 64, "gpuMemoryUtilizationPercent": 29}
+    result = specdecode("plan", *model, "--gpu-memory-utilization", 0.855)
+    assert (result.exit_code, "--gpu-memory-utilization: 0.855: must be a multiple of 0.01" in result.stderr) == (
+        2,
+        True,
+    )
+
+
+@pytest.mark.parametrize("command", ["plan", "init"])
+def test_help_groups_the_options_of_a_description(specdecode: Specdecode, command: str):
+    shown = specdecode(command, "--help").stdout
+    found = [shown.index(f"─ {panel} ─") for panel in ("Model", "Speculation", "Hardware", "Engine", "Output")]
+    assert found == sorted(found)
+    assert found[1] < shown.index("│ --draft ") < found[2] < shown.index("│ --gpu ") < found[3]
+    assert "─ Model ─" not in specdecode("render", "--help").stdout

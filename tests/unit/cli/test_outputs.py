@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from specdecode_operator.cli.estimate import EstimateOutput
 from specdecode_operator.cli.explain import ExplainOutput
 from specdecode_operator.cli.main import TRACEBACK, Ending, app, run_to_its_end
+from specdecode_operator.cli.options import HiddenName
 from specdecode_operator.cli.plan.data import PlanOutput
 from tests.support.golden import EXAMPLES, ROOT
 from tests.support.objects import H200
@@ -246,7 +247,7 @@ def test_help_has_whole_names_in_80_columns(specdecode: Specdecode, command: tup
     for name in command:
         found = found.commands[name]  # type: ignore[attr-defined]
     shown = [each for each in found.params if not each.hidden and not str(each.name).endswith("_completion")]
-    names = [name for each in shown for name in (*each.opts, *each.secondary_opts)]
+    names = [name for each in shown for name in (*each.opts, *each.secondary_opts) if not isinstance(name, HiddenName)]
     assert not [name for name in names if name.startswith("--") and not re.search(rf"{name}\b", text)]
 
 
