@@ -25,20 +25,20 @@ from specdecode_operator.stats.payoff import Curve, Load, StepCosts, break_even_
 
 @dataclass(frozen=True)
 class BreakEven:
-    """Acceptance, accepted over drafted tokens; None where even all of them are too few."""
+    """Break-even acceptance, as accepted over drafted tokens; None if even full acceptance does not pay."""
 
-    # While the KV cache has room, and is read in no time. None for a mixture of experts, too: how many of them a step
-    # of few tokens reads depends on the text, and one that verifies reads more
+    # With few requests, whose KV cache takes no time to read. Also None for a mixture of experts: the number of experts
+    # that a step reads depends on the text, and a verifying step reads more.
     few_requests: float | None
-    full_cache: float | None  # Once requests wait for room in it
-    reads_all: bool = True  # Whether each step reads all weights; experts are where requests are many
+    full_cache: float | None  # With a full KV cache
+    reads_all: bool = True  # Whether each step reads all weights; False for experts, which need many requests for that
 
 
 def break_even(pair: Pair, budget: Budget, alone: Budget) -> BreakEven | None:
-    """Return the break-even of a pair whose steps take as long as reading memory; None where it cannot be said.
+    """Return the break-even of a pair with memory-bound steps; None if it cannot be computed.
 
-    A step reads the weights and all of a full KV cache once, of the draft as often as it has passes. The unit is
-    GiB in place of milliseconds, since only their ratio counts; the length of requests does not matter.
+    A step reads the weights and, if full, the whole KV cache once; those of the draft once per pass. Costs are in GiB
+    instead of milliseconds, because only their ratio matters. The length of requests does not matter.
     """
     k, tokens = pair.num_speculative_tokens, budget.kv_cache_tokens
     if k < 1 or not 0 < tokens <= alone.kv_cache_tokens or alone.target_weights_bytes <= 0:
@@ -71,23 +71,23 @@ def pays_from(needed: BreakEven | None) -> str:
 
 
 SMALLEST_RATIO: Final = 8
-LARGEST_RATIO: Final = 12  # Parameters of the target for one of the draft, by the first rule
+LARGEST_RATIO: Final = 12  # Target parameters per draft parameter, by the first rule
 SMALLEST_SHARE_PERCENT: Final = 1
 LARGEST_SHARE_PERCENT: Final = 5  # Parameters of the draft in percent of the target's, by the second rule
-LARGEST_DRAFT_PERCENT: Final = 15  # Share of the GPU's memory that draft weights should not pass
-LARGEST_TARGET_PERCENT: Final = 70  # Share of the GPU's memory that target weights should not pass
-NOTABLE_KV_PERCENT: Final = 20  # Loss of token capacity to the draft from which it is worth a word: our own choice
+LARGEST_DRAFT_PERCENT: Final = 15  # Largest recommended share of GPU memory for draft weights
+LARGEST_TARGET_PERCENT: Final = 70  # Largest recommended share of GPU memory for target weights
+NOTABLE_KV_PERCENT: Final = 20  # Loss of token capacity to the draft that is reported; chosen by this project
 LOW_TEMPERATURE: Final = 0.5
 HIGH_TEMPERATURE: Final = 0.7
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What is known of the requests; None is unknown, and gives no advice."""
+    """Properties of the requests; None means unknown and gives no advice."""
 
-    kind: WorkloadKind | None = None  # What most requests are
-    temperature: float | None = None  # Sampling temperature that most of them ask for
-    primary_slo: Slo | None = None  # What the service promises first of all
+    kind: WorkloadKind | None = None  # Kind of most requests
+    temperature: float | None = None  # Sampling temperature of most requests
+    primary_slo: Slo | None = None  # The most important service level objective
     prompt_tokens: int | None = None
     output_tokens: int | None = None
 
@@ -110,9 +110,9 @@ class _Case:
 
 
 def advise(pair: Pair, device: Device, split: Parallelism | int, workload: Workload = Workload()) -> tuple[Advice, ...]:
-    """Return the advice on a pair at a place, in a fixed order; empty without speculation.
+    """Return the advice on a pair at a placement, in a fixed order; empty without speculation.
 
-    An integer ``split`` is the tensor parallelism. Raises PlanError if the pair cannot be split so.
+    An integer ``split`` is the tensor parallelism. Raises PlanError if the pair cannot be split like this.
     """
     if pair.method == Method.NONE:
         return ()
@@ -126,7 +126,7 @@ def advise(pair: Pair, device: Device, split: Parallelism | int, workload: Workl
 
 
 def advise_on_nodes(row: Row) -> tuple[Advice, ...]:
-    """Return what it costs that GPUs of different nodes share layers; empty where none do."""
+    """Return the advice on tensor parallelism over several nodes; empty if none is used."""
     if row.tensor <= row.gpus_per_node:
         return ()
     sentence = (
@@ -192,7 +192,7 @@ def _weights(case: _Case) -> Iterator[Advice]:
 
 
 def _draft_kv(case: _Case) -> Iterator[Advice]:
-    """Say how many tokens the target alone would hold. The draft's weights and its part of each block both count."""
+    """Compare the token capacity with and without the draft, which uses memory for weights and in each block."""
     try:
         alone = estimate(without_speculation(case.pair), case.device, case.split)
     except PlanError:

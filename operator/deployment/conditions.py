@@ -16,11 +16,11 @@ from specdecode_operator.redaction import clip
 
 @dataclass(frozen=True)
 class Blocked:
-    """What keeps an engine, a Job or a capture from running; reason and message go into a condition."""
+    """Why an engine, a Job or a capture does not run; reason and message go into a condition."""
 
     reason: str
     message: str
-    permanent: bool = False  # True where only a person can help: the object is Stalled. Otherwise it may pass by itself
+    permanent: bool = False  # Needs a user, so the object is Stalled; otherwise it may resolve without one
     waits: bool = False
 
 
@@ -31,7 +31,7 @@ OPERATOR_IMAGE_UNKNOWN: Final = Blocked(
     " manifests",
 )
 TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
-MESSAGE_LIMIT = 4096  # Characters of a message: pods, which anybody may run, have a say in some
+MESSAGE_LIMIT = 4096  # Characters of a message, which may include untrusted output of pods
 _REASON_LIMIT = 64
 _BEGINS = (UNKNOWN, "Starting")
 SUSPENDED_FOR_CAPTURE = "SuspendedForCapture"
@@ -49,7 +49,7 @@ class ConditionUpdate:
 
 
 def kept(condition: Condition | None, generation: int) -> ConditionUpdate | None:
-    """Return a condition again as it stands, if it is one of the present spec."""
+    """Return a condition unchanged if it belongs to the current generation of the spec."""
     if condition is None or condition.observed_generation != generation:
         return None
     return ConditionUpdate(condition.type, condition.status, condition.reason, condition.message)
@@ -58,10 +58,10 @@ def kept(condition: Condition | None, generation: int) -> ConditionUpdate | None
 def stamp(
     conditions: list[ConditionUpdate], previous: list[Condition], generation: int, now: datetime
 ) -> list[Condition]:
-    """Return the conditions with generation and time, which changes with the status.
+    """Return the conditions with generation and transition time, which changes with the status.
 
-    That of ``Ready`` also changes when a capture takes the GPUs and when it returns them: captures of other
-    deployments wait for the engines for a limited time from the return on.
+    The time of ``Ready`` also changes when a capture takes or returns the GPUs: from the return on, captures of other
+    deployments wait for the engines for a limited time.
     """
     before = {condition.type: condition for condition in previous}
     stamped = []
@@ -85,9 +85,9 @@ def stamp(
 
 
 def changed_conditions(old: list[Condition], new: list[Condition]) -> list[Condition]:
-    """Return the conditions worth an Event: status or reason differ from before, and a person would want to know."""
+    """Return the conditions that get an Event: status or reason changed, and the change matters to a user."""
     before = {condition.type: (condition.status, condition.reason) for condition in old} or {"Ready": _BEGINS}
-    # Ready says the same as the helpers and Available.
+    # Ready already covers Reconciling, Stalled and Available.
     told: dict[str, tuple[ConditionStatus, ...]] = {
         **dict.fromkeys(("Reconciling", "Stalled", "Available"), ()),
         "WaitingForGPUs": (TRUE,),
@@ -101,7 +101,7 @@ def changed_conditions(old: list[Condition], new: list[Condition]) -> list[Condi
 LOSSY_REJECTION_SAMPLING: Final = "LossyRejectionSampling"
 NEWER_THAN_KNOWN: Final = "NewerThanKnown"
 CAVEATS: Final = frozenset({LOSSY_REJECTION_SAMPLING, NEWER_THAN_KNOWN})
-"""Reasons of an Accepted that is True: the spec is valid, and a person should know what it entails."""
+"""Reasons of Accepted=True that get an Event: the spec is valid, but has a consequence that a user should know."""
 
 REASONS: Final[Mapping[str, str]] = {
     "method": "OtherMethod",

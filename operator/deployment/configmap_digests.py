@@ -1,8 +1,8 @@
 """Detect tampering with ConfigMaps by the digests that the status holds.
 
 Anyone who may write ConfigMaps in a namespace can forge one with the operator's labels, owner and name. Only the
-operator writes the status, which holds the SHA-256 of each entry that is read back, and that of each child after the
-last apply, so that a new operator process applies only children that changed.
+operator writes the status, which holds the SHA-256 of each entry that is read back. The status also holds the SHA-256
+of each child after the last apply, so that a new operator process applies only children that changed.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ def proofs_in(body: Body) -> dict[str, str]:
 
 
 def own_proofs(kept: Iterable[KeptEntry]) -> dict[str, str]:
-    """Return the digests of entries in a status, without those of children."""
+    """Return the digests in a status that are of ConfigMap entries, not of children."""
     return {each.entry: each.sha256 for each in kept if not each.entry[:1].isupper()}
 
 

@@ -67,12 +67,12 @@ _SHM_GIB_PER_GPU = 1
 _MODELS_MOUNT: Final = {"name": "models", "mountPath": "/models", "readOnly": True}
 _WARM_START: Final = Path(warm_start.__file__).read_text(encoding="utf-8")
 _RANK: Final = ContainerVariable("$(LWS_WORKER_INDEX)")
-# What LeaderWorkerSets tell every container (sigs.k8s.io/lws, pkg/utils/pod/pod_utils.go AddLWSVariables).
+# LeaderWorkerSet sets this in every container (sigs.k8s.io/lws, pkg/utils/pod/pod_utils.go AddLWSVariables).
 _LEADER_ADDRESS: Final = ContainerVariable("$(LWS_LEADER_ADDRESS)")
 
 
 class Role(StrEnum):
-    """What a pod does for its engine."""
+    """Role of a pod in its engine."""
 
     ALONE = "alone"
     LEADER = "leader"
@@ -85,14 +85,14 @@ def engine_pod(key: Key, facts: Facts, plan: Plan) -> Body:
 
 
 def group_pods(key: Key, facts: Facts, plan: Plan) -> tuple[Body, Body]:
-    """Return the same for an engine on several nodes: the pod that leads, which alone serves, and the others."""
+    """Return the pods of an engine on several nodes: the leader, which serves clients, and the workers."""
     leader, worker = (_merged(facts.spec, _values(key, facts, plan, role)) for role in (Role.LEADER, Role.WORKER))
     _mark(content_hash({Role.LEADER: leader, Role.WORKER: worker}), leader, worker)
     return leader, worker
 
 
 def rendered_pod(spec: SpecDecodeDeploymentSpec, values: Mapping[str, Any]) -> Body:
-    """Return a pod that serves alone, of values for the template."""
+    """Return the pod of an engine on one node, rendered from values for the template."""
     pod = _merged(spec, values)
     _mark(content_hash(pod), pod)
     return pod
@@ -100,7 +100,7 @@ def rendered_pod(spec: SpecDecodeDeploymentSpec, values: Mapping[str, Any]) -> B
 
 def _merged(spec: SpecDecodeDeploymentSpec, values: Mapping[str, Any]) -> Body:
     pod = render_template("engine-pod", dict(values))
-    # In the template they would make another text for each object of a spec.
+    # Labels are added here because the rendered text is cached for all objects with the same spec.
     pod["metadata"] = {"labels": dict(values["labels"]), **(pod["metadata"] or {})}
     template = spec.pod_template
     return pod if template is None else merge(pod, template.model_dump(by_alias=True, exclude_none=True))
@@ -112,12 +112,12 @@ def _mark(template_hash: str, *pods: Body) -> None:
 
 
 def scheme(spec: SpecDecodeDeploymentSpec) -> str:
-    """Return what the engine speaks: HTTP or HTTPS."""
+    """Return the protocol of the engine's port: HTTP or HTTPS."""
     return "HTTPS" if spec.serving.tls_secret else "HTTP"
 
 
 def engine_timeouts(facts: Facts, plan: Plan) -> Timeouts:
-    """Return how long each step of an engine's life may take."""
+    """Return the timeouts of an engine's pods."""
     together = facts.takes_pods_of(plan) > 1
     if facts.replay is not None:
         return timeouts(facts.spec, 0, together=together)
@@ -130,19 +130,19 @@ def _values(key: Key, facts: Facts, plan: Plan, role: Role) -> dict[str, Any]:
     spec, times, group = facts.spec, engine_timeouts(facts, plan), None
     if role is not Role.ALONE:
         leads = role is Role.LEADER
-        # ZeroMQ listens at an address and at no name; who connects finds the leader by name.
+        # ZeroMQ can only listen on an IP address; workers connect to the leader by name.
         address = ContainerVariable(f"$({HOST_ADDRESS_VARIABLE})") if leads else _LEADER_ADDRESS
         group = NodeGroup(plan.chosen.nodes, _RANK, address, leads=leads, meeting_timeout_s=times.startup_s)
     settings = engine_settings(spec, facts.pair, plan.chosen.tensor, group)
     command, mounts = command_line(settings, facts.profile), [_MODELS_MOUNT]
     own_env = manifest_variables(spec.engine.env)
     env = {**environment(settings), logging_config.LOGGING_CONFIG_VARIABLE: logging_config.LOGGING_CONFIG_PATH}
-    # On several nodes only the leader knows that it serves, so nothing is cached there.
+    # On several nodes, workers do not know when the engine serves, so they could not publish a cache.
     if spec.models.cache is not None and role is Role.ALONE:
         if settings.ranks == 1:
             env |= STARTUP_PLAN_ENVIRONMENT
-        # By version and product for people, by all else for safety: vLLM's own keys leave out what the start-up plan
-        # depends on, such as the share of memory (config/cache.py, compute_hash).
+        # Version and product are for people. The hash covers everything else, because vLLM's cache keys do not include
+        # all that the start-up plan depends on, such as the memory utilization (config/cache.py, compute_hash).
         content = {"image": facts.image, "command": command, "env": _values_or_sources(own_env)}
         product = "cpu" if facts.on_cpu else plan.chosen.product
         mount = model_locations.compiled_mount(spec, f"{facts.profile.version}-{product}-{content_hash(content)}")
@@ -218,7 +218,7 @@ def _values_or_sources(variables: Mapping[str, Body]) -> Body:
 
 
 def _access_values(spec: SpecDecodeDeploymentSpec) -> dict[str, Any]:
-    """Return how clients and the kubelet, which believes any certificate, reach the engine."""
+    """Return ports, probe and Secrets of the engine's API. The kubelet does not verify certificates."""
     health = {"path": "/health", "port": scheme(spec).lower()}
     return {
         "port": spec.serving.port,
@@ -241,7 +241,7 @@ def _downloads(spec: SpecDecodeDeploymentSpec) -> list[dict[str, Any]]:
             "user": container_user(spec, name),
             "command": [
                 *("hf", "download", model, "--local-dir", model_locations.model_path(model)),
-                # In one word: one that begins with - would be an option.
+                # Use one word, because a revision may begin with "-".
                 *((f"--revision={revision}",) if revision else ()),
             ],
         }
@@ -254,14 +254,14 @@ USER_ID: Final = 65532
 _FOLDER: Final = "/tmp/emulated"  # noqa: S108  the pod's own
 _TMP: Final = {"name": "tmp", "mountPath": "/tmp"}  # noqa: S108  the pod's own
 _PREPARE: Final = 'printf %s "$0" | exec specdecode replay prepare --plan=- "$@"'
-# The server and the core of an engine that computes nothing; less than 2 GiB was seen.
+# API server and core of an engine without models; they used less than 2 GiB in tests.
 _REQUESTS: Final = {"cpu": "1", "memory": "3Gi"}
 
 
 def _emulated_engine(key: Key, facts: Facts, plan: Plan, replay: Replay) -> dict[str, Any]:
-    """Return an emulated engine's own values, with the container that writes its files for the plan in force."""
+    """Return the template values of an emulated engine, with the init container that prepares its files."""
     chosen = plan.chosen
-    # The object with what the plan chose, and without what says nothing of its engine.
+    # The object with the plan's choices, without fields that do not affect the engine.
     spec = facts.spec.model_dump(
         mode="json", by_alias=True, exclude_defaults=True, exclude={"pod_template", "captures"}
     )
@@ -275,7 +275,7 @@ def _emulated_engine(key: Key, facts: Facts, plan: Plan, replay: Replay) -> dict
     prepare = {
         "name": PREPARE,
         "image": facts.operator_image,
-        # The kubelet puts variables in for $(NAME).
+        # Escape $, because the kubelet expands $(NAME).
         "command": ["/bin/sh", "-c", *(word.replace("$", "$$") for word in words)],
         "securityContext": {
             **container_user(facts.spec, PREPARE, USER_ID),
@@ -296,8 +296,8 @@ def _emulated_engine(key: Key, facts: Facts, plan: Plan, replay: Replay) -> dict
 
 
 _MOUNT: Final = {"name": "specdecode-recording", "mountPath": RECORDING_PATH, "readOnly": True}
-_PROBE_PERIOD_S: Final = 1  # It is ready in a second, and not in minutes
-# A trace of 100,000 requests takes more memory: podTemplate may ask for it.
+_PROBE_PERIOD_S: Final = 1  # A replay is ready within a second
+# A trace of 100,000 requests needs more memory, which podTemplate can request.
 _REPLAY_REQUESTS: Final = {"cpu": "100m", "memory": "256Mi"}
 _MODES: Final = {ReplayMode.STEPS: "steps", ReplayMode.MODELLED: "modelled"}
 _MATCHING: Final = {Matching.ARRIVAL: "arrival", Matching.REQUEST_ID: "request-id", Matching.PREFIX: "prefix"}
@@ -307,7 +307,7 @@ _UNMATCHED: Final = {Unmatched.REPEAT: "repeat", Unmatched.REFUSE: "refuse", Unm
 def replay_pod(key: Key, facts: Facts, plan: Plan) -> Body:
     """Return metadata and spec of the pods that replay a recording, with the user's podTemplate merged in."""
     spec, replay = facts.spec, facts.replay
-    assert replay is not None  # noqa: S101  there would be no such pod
+    assert replay is not None  # noqa: S101  checked by the caller
     if replay.mode is ReplayMode.EMULATED:
         engine = _emulated_engine(key, facts, plan, replay)
     else:
@@ -315,7 +315,7 @@ def replay_pod(key: Key, facts: Facts, plan: Plan) -> Body:
         engine = {"image": facts.operator_image, "command": command, "env": [], "resources": resources}
     source = replay.trace
     if source.config_map is not None:
-        # A pod waits in silence for one that is missing, and a process tells of it.
+        # Without "optional", the pod would wait for a missing ConfigMap without an error; the process reports one.
         volume: Body = {"configMap": {"name": source.config_map.name, "optional": True}}
     else:
         assert source.persistent_volume_claim is not None  # noqa: S101  the CRD's rule
@@ -325,7 +325,7 @@ def replay_pod(key: Key, facts: Facts, plan: Plan) -> Body:
         "role": Role.ALONE,
         "labels": selector_labels(key.name),
         "user": container_user(spec, ENGINE_CONTAINER, USER_ID),
-        # Nothing of what only vLLM needs.
+        # Values that only vLLM needs.
         **dict.fromkeys(("product", "volume_group", "downloads", "prepare", "shm_gib", "engine_config")),
         "volumes": [{"name": _MOUNT["name"], **volume}],
         "mounts": [_MOUNT],
@@ -338,7 +338,7 @@ def replay_pod(key: Key, facts: Facts, plan: Plan) -> Body:
 
 
 def _replay_command(facts: Facts, replay: Replay, plan: Plan) -> list[str]:
-    """Return the command, with the KV cache that the plan promises."""
+    """Return the command of a replay, with the KV cache size of the plan."""
     spec, limits, failures = facts.spec, facts.pair.limits, replay.failures
     flags: dict[str, Any] = {
         "mode": _MODES[replay.mode],

@@ -30,9 +30,9 @@ from specdecode_operator.sizing.version_rules import Runner
 from specdecode_operator.vllm.extra_args_parser import last_option
 from specdecode_operator.vllm.profiles import EngineProfile
 
-# Methods whose draft model runner V1 runs, all layers by one table of blocks.
+# Methods for which model runner V1 uses one block table for all layers of the draft.
 _DRAFTS_IN_ONE_GROUP: Final = (Method.DRAFT_MODEL, Method.EAGLE, Method.EAGLE3)
-# Beginnings of architectures whose positions have several dimensions, also where a config.json leaves that out.
+# Prefixes of architectures with M-RoPE, even if config.json does not say so.
 _SEVERAL_DIMENSIONS: Final = ("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3_5")
 _LARGEST_TENSOR: Final = 8
 # Starved drafts: NVIDIA/TensorRT-LLM#16888. What 0 tokens cost in vLLM: vllm-project/vllm#49548.
@@ -43,12 +43,12 @@ _NOT_OFF: Final = (
 
 
 def runs_on_v1(spec: SpecDecodeDeploymentSpec, pair: Pair) -> bool:
-    """Whether model runner V1 serves a pair: on the CPU always (vllm/config/vllm.py, use_v2_model_runner)."""
+    """Whether model runner V1 serves a pair; on CPU it always does (vllm/config/vllm.py, use_v2_model_runner)."""
     return spec.accelerator.type is AcceleratorType.CPU or pair.era.runner is Runner.V1
 
 
 def runner_problems(spec: SpecDecodeDeploymentSpec, method: Method, pair: Pair) -> Iterator[Problem]:
-    """Return why model runner V1 would fail with this draft beside this target."""
+    """Yield why model runner V1 would fail with this pair."""
     draft = pair.draft
     if draft is None or not runs_on_v1(spec, pair):
         return
@@ -65,7 +65,7 @@ def runner_problems(spec: SpecDecodeDeploymentSpec, method: Method, pair: Pair) 
     asked, found = spec.parallelism, list[int]()
     splits = [asked.tensor] if asked.tensor else [1 << power for power in range(_LARGEST_TENSOR.bit_length())]
     for tensor in splits if method in _DRAFTS_IN_ONE_GROUP else ():
-        with suppress(SizingError):  # other rules say so
+        with suppress(SizingError):  # other rules report it
             layout = cache_layout(pair, Parallelism(tensor, asked.pipeline))
             found.append(max(stage.groups_of_draft for stage in layout))
     if (groups := min(found, default=1)) > 1:
@@ -78,7 +78,7 @@ def runner_problems(spec: SpecDecodeDeploymentSpec, method: Method, pair: Pair) 
 
 
 def schedule_notes(spec: SpecDecodeDeploymentSpec, profile: EngineProfile, pair: Pair) -> list[str]:
-    """Return what lengths that change with the number of requests mean for graphs, and for what is drafted."""
+    """Return the effects of a schedule of draft lengths on CUDA graphs and on drafting."""
     speculation = spec.speculation
     if speculation is None or not pair.other_draft_lengths:
         return []
@@ -109,12 +109,12 @@ def schedule_notes(spec: SpecDecodeDeploymentSpec, profile: EngineProfile, pair:
 
 
 _READS_INNER_STATES: Final = (Method.EAGLE3, Method.DFLASH, Method.DSPARK)
-# Methods whose head goes as far as the target, whatever its file says (config/speculative.py), or keeps no length.
+# Methods whose head gets the target's context length (vllm/config/speculative.py), or has no limit.
 GETS_LONGER: Final = (Method.EAGLE, Method.EAGLE3, Method.MEDUSA)
 
 
 def pairing_problems(spec: SpecDecodeDeploymentSpec, pair: Pair, profile: EngineProfile) -> list[Problem]:
-    """Return why the engine would not start, or never accept a token, with this draft beside this target."""
+    """Return why the engine would not start, or would never accept a token, with this pair."""
     method = spec.speculation.method if spec.speculation else Method.NONE
     return [
         *_role_problems(spec, method, pair),
@@ -127,15 +127,18 @@ def pairing_problems(spec: SpecDecodeDeploymentSpec, pair: Pair, profile: Engine
         *_assistant_problems(spec, pair),
         *_package_problems(spec, method, profile),
         *_split_problems(spec, method, pair),
-        *_copies_problems(spec, method, pair, profile),
+        *_data_parallel_problems(spec, method, pair, profile),
         *runner_problems(spec, method, pair),
     ]
 
 
-def _copies_problems(
+def _data_parallel_problems(
     spec: SpecDecodeDeploymentSpec, method: Method, pair: Pair, profile: EngineProfile
 ) -> Iterator[Problem]:
-    """Copies that share experts compute in step: vllm/forward_context.py, DPMetadata.make, compares their tokens."""
+    """Yield methods that fail with data-parallel replicas of a mixture of experts.
+
+    The replicas compute in step, and vllm/forward_context.py, DPMetadata.make, compares their numbers of tokens.
+    """
     data, version = spec.parallelism.data, profile.version
     fails = method in METHODS_OF_BLOCKS and not profile.drafts_blocks_over_copies and not runs_on_v1(spec, pair)
     if fails and data > 1 and pair.target.has_experts:
@@ -147,7 +150,7 @@ def _copies_problems(
 
 
 def _role_problems(spec: SpecDecodeDeploymentSpec, method: Method, pair: Pair) -> Iterator[Problem]:
-    """Heads and models in each other's place: vLLM loads a head only with the target that it was made for."""
+    """Yield heads used as models and models used as heads; vLLM loads a head only with its own target."""
     target, draft = pair.target, pair.draft
     if (drafts_by := draft_heads.method_of_head(target)) is not None:
         verifier = next(iter(made_for(target)), "the model that it was made for")
@@ -175,15 +178,15 @@ def _role_problems(spec: SpecDecodeDeploymentSpec, method: Method, pair: Pair) -
 def _match_problems(
     spec: SpecDecodeDeploymentSpec, method: Method, pair: Pair, profile: EngineProfile
 ) -> Iterator[Problem]:
-    """Width and vocabulary, which the draft must have in common with the target.
+    """Yield differences in width and vocabulary between target and draft.
 
-    vllm/model_executor/models/llama_eagle3.py joins hidden states by a matrix of the width that the head was made for.
+    vllm/model_executor/models/llama_eagle3.py projects hidden states from the width that the head was made for.
     """
     target, draft = pair.target, pair.draft
     if draft is None or method not in METHODS_TAKING_DRAFT:
         return
     head = draft.head
-    # Of Medusa the engine makes the vocabulary that the target has (config/speculative.py).
+    # For Medusa, vLLM sets the target's vocabulary (config/speculative.py).
     compared = method is not Method.MEDUSA and not pair.maps_vocabulary
     if compared and vocabulary_mismatch(target, draft):
         reason = vocabulary_mismatch(target, draft, _unless_mapped(spec, pair, profile))
@@ -235,7 +238,7 @@ def _draft_problems(spec: SpecDecodeDeploymentSpec, method: Method, pair: Pair) 
     draft = spec.speculation.draft if spec.speculation else None
     if draft is None:
         return
-    # A head is served as it was stored: what vLLM would make of it while loading is not known to sizing.
+    # Heads are served in their stored precision, because sizing does not model online quantization of heads.
     stored = f"the head of method {method} is served as it was stored: remove"
     if method is not Method.DRAFT_MODEL and draft.quantization is not Quantization.AS_CHECKPOINT:
         yield Problem(f"{DRAFT}.quantization", draft.quantization, f"{stored} it")
@@ -281,7 +284,7 @@ def _count_problems(pair: Pair) -> Iterator[Problem]:
 
 
 def _refiner_problems(spec: SpecDecodeDeploymentSpec, pair: Pair) -> Iterator[Problem]:
-    """What an XPress head wants, and what only such a head has (vllm/config/speculative.py, __post_init__)."""
+    """Yield problems of XPress heads and of their settings (vllm/config/speculative.py, __post_init__)."""
     speculation, draft = spec.speculation, pair.draft
     if speculation is None or draft is None:
         return
@@ -294,7 +297,7 @@ def _refiner_problems(spec: SpecDecodeDeploymentSpec, pair: Pair) -> Iterator[Pr
         message = f"is above the vocabulary of {draft.name}: use {draft.vocab_size} or less, or 0 for all"
         yield Problem(field, str(asked), message)
     if pair.samples_drafts:
-        # vllm/v1/worker/gpu/spec_decode/xpress/speculator.py, _jacobi_refine writes no logits to check by.
+        # vllm/v1/worker/gpu/spec_decode/xpress/speculator.py: _jacobi_refine writes no logits for verification.
         message = f"{draft.name} proposes the likeliest alone, and vLLM would check them as if by chance: remove it"
         yield Problem("spec.speculation.draftSampling", DraftSampling.PROBABILISTIC, message)
     if runs_on_v1(spec, pair):
@@ -304,7 +307,10 @@ def _refiner_problems(spec: SpecDecodeDeploymentSpec, pair: Pair) -> Iterator[Pr
 
 
 def _class_problems(spec: SpecDecodeDeploymentSpec, method: Method, pair: Pair) -> Iterator[Problem]:
-    """What the registry of this version lacks (vllm/model_executor/models/registry.py), and what runs on one runner."""
+    """Yield draft classes that are not in this version's registry, or not supported on CPU.
+
+    vllm/model_executor/models/registry.py.
+    """
     draft, version = pair.draft, pair.limits.engine_version
     if draft is None or draft_heads.method_of_head(draft) is not method or (draft.head and draft.head.refiner):
         return
@@ -317,7 +323,7 @@ def _class_problems(spec: SpecDecodeDeploymentSpec, method: Method, pair: Pair) 
 
 
 def _assistant_problems(spec: SpecDecodeDeploymentSpec, pair: Pair) -> Iterator[Problem]:
-    """What an assistant of Gemma 4 needs, which reads the target's keys and values.
+    """Yield problems of Gemma 4 assistants, which read the target's keys and values.
 
     vllm/v1/worker/gpu/spec_decode/gemma4/speculator.py, _setup_gemma4_kv_sharing and _share_embeddings.
     """
@@ -337,7 +343,7 @@ def _assistant_problems(spec: SpecDecodeDeploymentSpec, pair: Pair) -> Iterator[
 
 
 def _package_problems(spec: SpecDecodeDeploymentSpec, method: Method, profile: EngineProfile) -> Iterator[Problem]:
-    """VLLM's own images lack what some methods need."""
+    """Yield methods that need a package which vLLM's images do not contain."""
     package = profile.method_packages.get(method)
     if package is not None and spec.engine.image is None:
         message = f"method {method} needs {package}, which vLLM's own image lacks: name an image that holds it"
@@ -353,8 +359,8 @@ def _split_problems(spec: SpecDecodeDeploymentSpec, method: Method, pair: Pair) 
     elif (asked.draft_tensor == 1 and not on_cpu and not asked.tensor) and (
         method is Method.DRAFT_MODEL and pair.era.runner is Runner.V1
     ):
-        # The plan would choose the target's split without a thought of what the draft was told, and the engine fails
-        # with a draft split otherwise than its target (v1/spec_decode/draft_model.py).
+        # The plan would choose the target's split regardless of draftTensor, and the engine fails if both differ
+        # (v1/spec_decode/draft_model.py).
         message = (
             f"vLLM {pair.limits.engine_version} splits a draft model like its target, whose split is left to the plan: "
             "remove it, or set parallelism.tensor to 1 as well"
@@ -376,14 +382,14 @@ _TRUSTS: Final = "--trust-remote-code"
 
 
 def class_problems(spec: SpecDecodeDeploymentSpec, pair: Pair, profile: EngineProfile) -> Iterator[Problem]:
-    """Yield the models whose class the engine refuses."""
+    """Yield the models whose class the engine rejects."""
     for fix, problem in _unregistered(spec, pair, profile):
         if fix is not None:
             yield replace(problem, message=f"{problem.message}: {fix}")
 
 
 def class_doubts(spec: SpecDecodeDeploymentSpec, pair: Pair, profile: EngineProfile) -> Iterator[Problem]:
-    """Yield the models whose class the engine does not have and may run through transformers, or in code of theirs."""
+    """Yield the models with an unregistered class that may run through transformers or with the model's own code."""
     for fix, problem in _unregistered(spec, pair, profile):
         if fix is None:
             instead = "vLLM may run it through the image's transformers, or with code from the model's folder"
@@ -393,7 +399,7 @@ def class_doubts(spec: SpecDecodeDeploymentSpec, pair: Pair, profile: EngineProf
 def _unregistered(
     spec: SpecDecodeDeploymentSpec, pair: Pair, profile: EngineProfile
 ) -> Iterator[tuple[str | None, Problem]]:
-    """Yield the models whose class is not registered, each with the fix if the engine refuses it."""
+    """Yield the models whose class is not registered, each with the fix if the engine rejects it."""
     geometries, trusts = {TARGET: pair.target, DRAFT: pair.draft}, last_option(_TRUSTS, spec.engine.extra_args, profile)
     for field, served in served_models(spec).items():
         model = geometries[field]

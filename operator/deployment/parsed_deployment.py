@@ -106,7 +106,7 @@ class ParsedDeployment:
 
     @property
     def wants_no_engine(self) -> bool:
-        """Whether the spec asks for zero engines, even if it is invalid otherwise."""
+        """Whether the spec is suspended or has zero replicas, even if it is invalid otherwise."""
         return self.raw_spec.get("suspend") is True or self.raw_spec.get("replicas") == 0
 
     @property

@@ -13,18 +13,18 @@ from specdecode_operator.untrusted import mapping, name_of, objects, texts
 
 NONE_ALLOWED: Final[frozenset[str]] = frozenset()
 _SWITCHES: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
-    "hostNetwork": ((False, None), "shares the node's network, past every NetworkPolicy"),
+    "hostNetwork": ((False, None), "shares the node's network and bypasses every NetworkPolicy"),
     "hostPID": ((False, None), "shows the processes of the node"),
     "hostIPC": ((False, None), "shares memory with the processes of the node"),
-    "nodeName": (("", None), "passes by the scheduler, with its taints and room: use nodeSelector or affinity"),
-    "serviceAccountName": (("", "default", None), "gives the pod the rights of another account"),
-    "serviceAccount": (("", "default", None), "gives the pod the rights of another account"),
-    # Null would take away the operator's own false.
+    "nodeName": (("", None), "bypasses the scheduler with its taints and resources: use nodeSelector or affinity"),
+    "serviceAccountName": (("", "default", None), "gives the pod the permissions of another account"),
+    "serviceAccount": (("", "default", None), "gives the pod the permissions of another account"),
+    # Null would remove the operator's own false.
     "automountServiceAccountToken": ((False,), "gives the pod a token for the API server"),
 }
 _CONTAINER_SWITCHES: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
-    "privileged": ((False, None), "gives the container the node"),
-    "allowPrivilegeEscalation": ((False,), "lets processes gain rights that the container was not given"),
+    "privileged": ((False, None), "gives the container full access to the node"),
+    "allowPrivilegeEscalation": ((False,), "lets processes gain more privileges than the container has"),
     "procMount": (("Default", None), "shows /proc of the node unmasked"),
 }
 PROFILES: Final[Mapping[str, tuple[Any, ...]]] = {
@@ -44,17 +44,17 @@ SYSCTLS: Final = frozenset(
 VOLUMES: Final = frozenset(
     {
         *("configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "image", "persistentVolumeClaim", "projected"),
-        # Judged by its path (--allow-host-path).
+        # hostPath is checked by its path (--allow-host-path).
         *("secret", "hostPath"),
     }
 )
-# Keys of taints by which an administrator keeps all pods but the cluster's own off a node.
+# Keys of taints for nodes that run only pods of the cluster itself.
 SYSTEM_TAINTS: Final = frozenset(
     {
-        # Nodes of the control plane, by kubeadm, RKE and k3s.
+        # Control-plane nodes of kubeadm, RKE and k3s.
         *(f"node-role.kubernetes.io/{role}" for role in ("control-plane", "controlplane", "etcd", "master")),
         "CriticalAddonsOnly",
-        # What `kubectl cordon` sets.
+        # Set by `kubectl cordon`.
         "node.kubernetes.io/unschedulable",
     }
 )
@@ -66,12 +66,12 @@ GRANTS: Final = (
     *("seLinuxOptions", "windowsOptions", "capabilities", "sysctls", "hostPort", "probeHost", "priorityClassName"),
     *("serviceAccountToken", "volumes", "volumeName", "podAntiAffinity", "tolerations"),
 )
-# Of these a part may be allowed alone, such as capabilities.IPC_LOCK.
+# Grants that can be limited to one element, such as capabilities.IPC_LOCK.
 _WITH_PART: Final = ("capabilities", "sysctls", "volumes")
 
 
 def is_grant(name: str) -> bool:
-    """Whether something can be allowed by this name; volumes.hostPath would allow nothing."""
+    """Whether a name is a valid grant; volumes.hostPath is not, because host paths are allowed by path."""
     whole, dot, part = name.partition(".")
     return name in GRANTS or (whole in _WITH_PART and bool(dot and part) and part not in VOLUMES)
 
@@ -81,8 +81,8 @@ def pod_problems(
 ) -> list[Problem]:
     """Return the fields of a pod's metadata and spec that are not allowed, below ``where``, each with its fix.
 
-    A pod may also be a patch for another one, in which null removes the field. ``namespace`` is the pod's own; an
-    empty one means that every namespace is another.
+    A pod may also be a patch for another pod, in which null removes a field. ``namespace`` is that of the pod; if
+    empty, every namespace counts as another one.
     """
     fix = "leave it out, or ask the operator's administrator to allow it with --allow-pod-template"
     return [
@@ -93,11 +93,11 @@ def pod_problems(
 
 
 def needed_grants(pod: Mapping[str, Any]) -> dict[str, str]:
-    """Return by what names a pod's fields can be allowed that are not, by field."""
+    """Return the grants that a pod needs, by field."""
     return {field: grant for field, _, _, grant in _findings(pod, "")}
 
 
-_Found = tuple[str, Any, str, str]  # Field, value, what it does, and the name by which it can be allowed
+_Found = tuple[str, Any, str, str]  # Field, value, effect and grant
 
 
 def _findings(pod: Mapping[str, Any], namespace: str) -> Iterator[_Found]:
@@ -108,7 +108,7 @@ def _findings(pod: Mapping[str, Any], namespace: str) -> Iterator[_Found]:
     annotations = mapping(mapping(pod, "metadata"), "annotations")
     for name, value in annotations.items():
         if name.startswith(_APP_ARMOR_ANNOTATION) and not str(value).startswith(("runtime/default", "localhost/")):
-            yield f"metadata.annotations.{name}", value, "takes the profile away", "appArmorProfile"
+            yield f"metadata.annotations.{name}", value, "removes the profile", "appArmorProfile"
     for field in ("containers", "initContainers", "ephemeralContainers"):
         for index, container in enumerate(objects(spec, field)):
             for place, *rest in _of_container(container):
@@ -120,12 +120,13 @@ def _of_pod(spec: Mapping[str, Any]) -> Iterator[_Found]:
         if field in spec and spec[field] not in harmless:
             yield f"spec.{field}", spec[field], why, "serviceAccountName" if field == "serviceAccount" else field
     if str(spec.get("priorityClassName")).startswith("system-"):
-        why = "lets the pod evict all others, of the cluster itself too"
+        why = "lets the pod preempt all other pods, including those of the cluster itself"
         yield "spec.priorityClassName", spec["priorityClassName"], why, "priorityClassName"
     yield from _of_security("spec.securityContext", spec)
     for index, sysctl in enumerate(objects(mapping(spec, "securityContext"), "sysctls")):
         if (name := name_of(sysctl)) not in SYSCTLS:
-            yield f"spec.securityContext.sysctls[{index}]", name, "may change the kernel for others", f"sysctls.{name}"
+            why = "may change the kernel for other pods"
+            yield f"spec.securityContext.sysctls[{index}]", name, why, f"sysctls.{name}"
     for index, volume in enumerate(objects(spec, "volumes")):
         for place, *rest in _of_volume(volume):
             yield f"spec.volumes[{index}].{place}", *rest
@@ -153,16 +154,16 @@ def _of_tolerations(spec: Mapping[str, Any]) -> Iterator[_Found]:
     for index, toleration in enumerate(objects(spec, "tolerations")):
         why, key = "", toleration.get("key")
         if key in ("", None):
-            why = "tolerates every taint, so the pod runs on control-plane and cordoned nodes, too; name a key"
+            why = "tolerates every taint, so the pod may run on control-plane and cordoned nodes; set a key"
         elif str(key) in SYSTEM_TAINTS:
-            why = "takes the pod to nodes that are reserved for the cluster's own pods or are cordoned"
+            why = "lets the pod run on cordoned nodes or nodes that are reserved for pods of the cluster itself"
         if why:
             yield f"spec.tolerations[{index}]", toleration, why, "tolerations"
 
 
 def _of_volume(volume: Mapping[str, Any]) -> Iterator[_Found]:
     for kind in volume.keys() - VOLUMES - {"name"}:
-        why = "mounts what no PersistentVolume of the cluster's administrators stands for: use a persistentVolumeClaim"
+        why = "mounts storage without a PersistentVolume of the cluster's administrators: use a persistentVolumeClaim"
         yield kind, "set", why, f"volumes.{kind}"
     for index, source in enumerate(objects(mapping(volume, "projected"), "sources")):
         for token in ("serviceAccountToken", "podCertificate"):
@@ -171,7 +172,7 @@ def _of_volume(volume: Mapping[str, Any]) -> Iterator[_Found]:
     claim = mapping(mapping(mapping(volume, "ephemeral"), "volumeClaimTemplate"), "spec")
     for field in ("volumeName", "selector"):
         if claim.get(field) not in ("", None):
-            why = "takes a PersistentVolume that may be meant for another namespace: name its storageClassName"
+            why = "binds a PersistentVolume that may be meant for another namespace: set storageClassName instead"
             yield f"ephemeral.volumeClaimTemplate.spec.{field}", claim[field], why, "volumeName"
 
 
@@ -191,18 +192,19 @@ def _of_container(container: Mapping[str, Any]) -> Iterator[_Found]:
     for place, handler in (probes | hooks).items():
         for kind in ("httpGet", "tcpSocket"):
             if host := mapping(handler, kind).get("host"):
-                yield f"{place}.{kind}.host", host, "has the kubelet ask another address than the pod's", "probeHost"
+                why = "makes the kubelet connect to an address other than the pod's"
+                yield f"{place}.{kind}.host", host, why, "probeHost"
 
 
 def _of_capabilities(given: Mapping[str, Any]) -> Iterator[_Found]:
     for name in texts(given, "add"):
         if name.upper().removeprefix("CAP_") not in CAPABILITIES:
             grant = f"capabilities.{name.upper().removeprefix('CAP_')}"
-            yield "securityContext.capabilities.add", name, "gives the container rights of the kernel's", grant
+            yield "securityContext.capabilities.add", name, "adds a kernel capability", grant
     if "drop" in given or not given:
         dropped = texts(given, "drop")
         if "ALL" not in map(str.upper, dropped):
-            why = "keeps capabilities: drop [ALL]"
+            why = "keeps capabilities: set it to [ALL]"
             yield "securityContext.capabilities.drop", ", ".join(dropped) or "none", why, "capabilities"
 
 
@@ -210,13 +212,13 @@ def _of_security(where: str, holder: Mapping[str, Any]) -> Iterator[_Found]:
     if "securityContext" not in holder:
         return
     if holder["securityContext"] is None:
-        yield where, None, "takes away what the operator sets", "seccompProfile"
+        yield where, None, "removes the operator's settings", "seccompProfile"
     context = mapping(holder, "securityContext")
     for field, types in PROFILES.items():
         if field in context and mapping(context, field).get("type") not in types:
-            yield f"{where}.{field}", mapping(context, field).get("type"), "takes the profile away", field
+            yield f"{where}.{field}", mapping(context, field).get("type"), "removes the profile", field
     options = mapping(context, "seLinuxOptions")
     if options.get("user") or options.get("role") or options.get("type", "") not in SELINUX_TYPES:
-        yield f"{where}.seLinuxOptions", "set", "leaves the domain of containers", "seLinuxOptions"
+        yield f"{where}.seLinuxOptions", "set", "leaves the SELinux domain of containers", "seLinuxOptions"
     if mapping(context, "windowsOptions").get("hostProcess"):
         yield f"{where}.windowsOptions.hostProcess", True, "runs on the node itself", "windowsOptions"

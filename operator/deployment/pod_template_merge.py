@@ -30,17 +30,17 @@ _MERGE_KEYS = {
     "topologySpreadConstraints": "topologyKey",
 }
 _CONFINED: Final = {"securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}}
-# What a container that is added starts from: it gets by saying nothing no more than by asking.
+# Base of added containers: leaving out a securityContext must not grant more than setting one may.
 _ADDED: Final[Mapping[str, Any]] = {"containers": _CONFINED, "initContainers": _CONFINED}
 _PROTECTED_IN_ENGINE = {
-    **dict.fromkeys(("command", "args"), "the operator writes it: use spec.engine.extraArgs for further arguments"),
+    **dict.fromkeys(("command", "args"), "is set by the operator; use spec.engine.extraArgs for further arguments"),
     "image": "use spec.engine.image",
     "ports": "use spec.serving.port",
     **dict.fromkeys(
-        ("startupProbe", "readinessProbe", "livenessProbe"), "the operator's own probes belong to the rollout"
+        ("startupProbe", "readinessProbe", "livenessProbe"), "is set by the operator, which needs it for rollouts"
     ),
-    "lifecycle": "the operator drains the engine with it",
-    "envFrom": "it could undo what the operator sets: name single variables in env",
+    "lifecycle": "is set by the operator to drain the engine",
+    "envFrom": "could override the operator's variables; list single variables in env",
 }
 DOWNLOAD_TARGET, DOWNLOAD_DRAFT = "download-target", "download-draft"
 PREPARE = "prepare-emulation"
@@ -53,7 +53,7 @@ _PLANNED_RESOURCES = {
 
 
 def merge(base: Any, patch: Any, field: str = "") -> Any:
-    """Return base with a strategic merge patch applied; neither is changed. ``field`` is the one that holds them."""
+    """Return ``base``, the value of ``field``, with a strategic merge patch applied; the inputs are not changed."""
     if isinstance(base, dict) and isinstance(patch, dict):
         merged = dict(base)
         for key, value in patch.items():
@@ -70,14 +70,14 @@ def merge(base: Any, patch: Any, field: str = "") -> Any:
         for element in patch:
             name = element[key]
             before = elements.get(name, _ADDED.get(field))
-            # A variable is replaced as a whole: with a value and a source together the API server rejects the pod.
+            # Replace whole variables: the API server rejects one with both value and valueFrom.
             elements[name] = element if before is None or field == "env" else merge(before, element)
         return list(elements.values())
     return patch
 
 
 def pod_template_problems(template: PodTemplate | None, platform: Platform | None) -> list[Problem]:
-    """Return what a podTemplate may not touch; without ``platform``, as of a replay, the plan decides no resources."""
+    """Return the fields that a podTemplate must not set; a replay has no ``platform`` and no planned resources."""
     if template is None:
         return []
     spec = template.spec or {}
@@ -89,7 +89,7 @@ def pod_template_problems(template: PodTemplate | None, platform: Platform | Non
         *_init_container_problems(spec, replays=platform is None),
         *_engine_problems(spec, _PLANNED_RESOURCES[platform] if platform else {}),
         *(
-            Problem(where, name, "is the operator's own volume: rename it")
+            Problem(where, name, "is the name of a volume of the operator; rename it")
             for where, name in own
             if name in OWN_VOLUMES
         ),
@@ -104,7 +104,7 @@ def _metadata_problems(metadata: dict[str, Any]) -> Iterator[Problem]:
     for field, given in metadata.items():
         for name, value in given.items() if isinstance(given, dict) else ():
             if name.startswith(("specdecode.io/", "app.kubernetes.io/managed-by")):
-                fix = "is the operator's own: leave it out"
+                fix = "is reserved for the operator; remove it"
                 yield Problem(f"spec.podTemplate.metadata.{field}.{name}", shown(value, 64), fix)
 
 
@@ -112,13 +112,13 @@ def _list_problems(value: Any, path: str) -> Iterator[Problem]:
     for field, content in value.items() if isinstance(value, dict) else ():
         where, key = f"{path}.{field}", _MERGE_KEYS.get(field)
         if field.startswith("$"):
-            yield Problem(where, shown(content, 64), "patch directives are not supported: write what you want")
+            yield Problem(where, shown(content, 64), "patch directives are not supported; write the fields to set")
         elif key is not None and not isinstance(content, list):
             yield Problem(where, shown(content, 64), "must be a list")
         elif key is not None:
             for index, element in enumerate(content):
                 if not isinstance(element, dict) or not isinstance(element.get(key), str):
-                    yield Problem(f"{where}[{index}]", shown(element, 64), f"needs a {key} to be merged by")
+                    yield Problem(f"{where}[{index}]", shown(element, 64), f"must have {key}, which is the merge key")
                 else:
                     yield from _list_problems(element, f"{where}[{index}]")
 
@@ -126,41 +126,43 @@ def _list_problems(value: Any, path: str) -> Iterator[Problem]:
 def _pod_problems(spec: dict[str, Any]) -> Iterator[Problem]:
     selector = spec.get("nodeSelector", {})
     if selector is None:
-        message = "would take the plan's product away: write the labels that nodes need besides, or leave it out"
+        message = "would remove the plan's GPU product; list further node labels, or remove it"
         yield Problem(f"{_SPEC}.nodeSelector", "null", message)
     elif isinstance(selector, dict) and PRODUCT_LABEL in selector:
         value = str(selector[PRODUCT_LABEL])
         yield Problem(f"{_SPEC}.nodeSelector.{PRODUCT_LABEL}", value, "use spec.accelerator.products")
-    # A short grace period would cut running requests off; null would bring Kubernetes' own 30 s back.
+    # A short grace period would interrupt running requests, and null would mean Kubernetes' default of 30 s.
     grace_s = spec.get("terminationGracePeriodSeconds", SHORTEST_GRACE_S)
-    # True is an int for Python, and so no int here.
+    # isinstance would accept a bool.
     if type(grace_s) is not int or grace_s < SHORTEST_GRACE_S:
-        message = f"must be an integer of at least {SHORTEST_GRACE_S}: an engine leaves the Service, answers, and ends"
+        message = f"must be an integer of at least {SHORTEST_GRACE_S}, so that engines can finish running requests"
         yield Problem(f"{_SPEC}.terminationGracePeriodSeconds", shown(grace_s, 64), message)
     policy = spec.get("restartPolicy", "Always")
     if policy != "Always":
-        yield Problem(f"{_SPEC}.restartPolicy", shown(policy, 64), "engines are restarted: leave it out")
+        yield Problem(f"{_SPEC}.restartPolicy", shown(policy, 64), "must be Always; remove it")
 
 
 def _init_container_problems(spec: dict[str, Any], *, replays: bool) -> Iterator[Problem]:
-    """Yield changes of the operator's init containers; those of models hold the token of the hub."""
+    """Yield changes of the operator's init containers; those that download models have the hub token."""
     for where, container in _elements(spec, "initContainers"):
         name = name_of(container)
         if name in {DOWNLOAD_TARGET, DOWNLOAD_DRAFT, PREPARE}:
             for field in ("command", "args", "image", "envFrom", "lifecycle", "volumeMounts"):
                 if field in container:
-                    yield Problem(f"{where}.{field}", "set", f"{name} is the operator's own")
+                    yield Problem(f"{where}.{field}", "set", f"{name} is the operator's init container; remove it")
     for where, container in _elements(spec, "initContainers") if replays else ():
         if name_of(container) in {DOWNLOAD_TARGET, DOWNLOAD_DRAFT}:
-            yield Problem(where, str(name_of(container)), "a replay downloads nothing: leave it out")
+            yield Problem(
+                where, str(name_of(container)), "does not exist, because a replay downloads no models; remove it"
+            )
 
 
 def _engine_problems(spec: dict[str, Any], planned_resources: Mapping[str, str]) -> Iterator[Problem]:
     for where, container in _elements(spec, "containers"):
         if container.get("name") != ENGINE_CONTAINER:
             if "image" not in container:
-                message = f"is a further container without an image: give it one, or name it {ENGINE_CONTAINER}"
-                yield Problem(where, str(container.get("name")), f"{message} to change the engine's")
+                message = f"is an added container without an image; set one, or use the name {ENGINE_CONTAINER}"
+                yield Problem(where, str(container.get("name")), f"{message} to change the engine's container")
             continue
         for field, fix in _PROTECTED_IN_ENGINE.items():
             if field in container:
@@ -170,7 +172,7 @@ def _engine_problems(spec: dict[str, Any], planned_resources: Mapping[str, str])
         yield from _resource_problems(container.get("resources", {}), f"{where}.resources", planned_resources)
         for place, mount in _elements(container, "volumeMounts", where):
             if str(mount.get("mountPath")).rstrip("/") in OWN_MOUNTS:
-                message = "is the operator's own mount: use another path"
+                message = "is used by the operator; choose another path"
                 yield Problem(f"{place}.mountPath", mount["mountPath"], message)
 
 
@@ -180,9 +182,9 @@ def _resource_problems(resources: Any, where: str, planned: Mapping[str, str]) -
         parts += [(f"{where}.{kind}", amounts) for kind, amounts in resources.items()]
     nothing = [path for path, amounts in parts if amounts is None]
     if nothing or not isinstance(resources, dict):
-        return [Problem(path, "null", "would take away what the plan decides: leave it out") for path in nothing]
+        return [Problem(path, "null", "would remove the planned resources; remove it") for path in nothing]
     return [
-        Problem(f"{where}.{kind}.{name}", str(amounts[name]), f"the plan decides it: use {field}")
+        Problem(f"{where}.{kind}.{name}", str(amounts[name]), f"is set by the plan; use {field}")
         for kind, amounts in resources.items()
         if isinstance(amounts, dict)
         for name, field in planned.items()
@@ -197,15 +199,15 @@ def _elements(parent: dict[str, Any], field: str, path: str = _SPEC) -> Iterator
             yield f"{path}.{field}[{index}]", element
 
 
-# User vllm of vLLM's own images (docker/Dockerfile), which leave the choice of user to the pod. Others have no
-# such user and need none, for HOME and USER are set.
+# User vllm of vLLM's images (docker/Dockerfile), which do not set a default user. Other images do not need this user to
+# exist, because HOME and USER are set.
 ENGINE_USER_ID: Final = 2000
 
 
 def container_user(spec: SpecDecodeDeploymentSpec, container: str, user_id: int = ENGINE_USER_ID) -> Body:
-    """Return what the security context of a container says of its user.
+    """Return the user settings for the security context of a container.
 
-    It must leave out what podTemplate says of the whole pod: a container's own setting would override it.
+    Settings of podTemplate for the whole pod are left out, because those of a container would override them.
     """
     given = _given(spec)
     context = dict(mapping(given, "securityContext"))
@@ -219,7 +221,7 @@ def container_user(spec: SpecDecodeDeploymentSpec, container: str, user_id: int 
 
 
 def volume_group(spec: SpecDecodeDeploymentSpec) -> Body:
-    """Return what the security context of a pod says of the group that a cache of models belongs to."""
+    """Return the fsGroup settings for the security context of a pod with a model cache."""
     if spec.models.cache is None or "fsGroup" in mapping(_given(spec), "securityContext"):
         return {}
     return {"fsGroup": ENGINE_USER_ID, "fsGroupChangePolicy": "OnRootMismatch"}

@@ -143,7 +143,7 @@ def _own_geometries(
 
 
 def engine_profile(spec: SpecDecodeDeploymentSpec) -> EngineProfile:
-    """Return the profile of a spec's vLLM version; raise InvalidSpecError if there is none."""
+    """Return the profile of a spec's vLLM version. Raises InvalidSpecError for an unknown version."""
     try:
         return find_profile(spec.engine.version)
     except UnknownEngineVersionError as error:

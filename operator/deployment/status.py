@@ -64,7 +64,7 @@ class _EngineStatus:
     declined: ConditionUpdate | None = None
 
 
-def compose_status(  # noqa: PLR0913  all of the status comes together here
+def compose_status(  # noqa: PLR0913  the status combines these inputs
     parent: ParsedDeployment,
     desired: DesiredState,
     observation: Observation,
@@ -73,7 +73,7 @@ def compose_status(  # noqa: PLR0913  all of the status comes together here
     *,
     policy: PolicyStatus | None = None,
 ) -> SpecDecodeDeploymentStatus:
-    """Return the status; the schedules in it stay as they were where none are given."""
+    """Return the status; without ``schedules``, those of the previous status stay."""
     seen = _engine_status(parent, desired, observation)
     # If a capture has the GPUs, or the user asked for zero engines, Available gives that reason even if something else
     # is wrong with the object too.
@@ -125,9 +125,9 @@ def compose_status(  # noqa: PLR0913  all of the status comes together here
 
 
 def _effective_condition(declined: ConditionUpdate | None, by_policy: ConditionUpdate | None) -> list[ConditionUpdate]:
-    """Return the condition SpeculationEffective, if a decline or a policy says something of it.
+    """Return the condition SpeculationEffective, if a decline or a policy sets it.
 
-    A decline comes first: it is measured now, and the policy judges by captures.
+    A decline takes precedence, because it is measured now, while the policy uses earlier captures.
     """
     if declined is not None and by_policy is not None:
         return [replace(declined, message=f"{declined.message}. By the policy: {by_policy.message}")]
@@ -136,7 +136,7 @@ def _effective_condition(declined: ConditionUpdate | None, by_policy: ConditionU
 
 
 def _wanted_engines(parent: ParsedDeployment) -> int:
-    """Return how many engines the spec asks for, even if it is invalid or a capture has the GPUs."""
+    """Return the number of engines in the spec, even if it is invalid or a capture has the GPUs."""
     replicas = parent.raw_spec.get("replicas", 1)
     suspended = parent.raw_spec.get("suspend") is True and parent.suspended_for is None
     return replicas if isinstance(replicas, int) and not suspended else 0

@@ -61,18 +61,17 @@ from specdecode_operator.vllm.speculative_config import extra_config_problems
 UNKNOWN_MEMORY: Final = "no memory figures are known for this product"
 _ITEM_LIMITS: Final = ("--limit-mm-per-prompt", "--language-model-only", "--mm-processor-kwargs")
 _MOST_PARAMETERS: Final = 10**14  # A hundred times the largest models that are known
-# Longest name of an object whose engines take several nodes. The StatefulSet of a group's workers is named after it,
-# and a label of its pods is that name with a hash: at most 63 characters (pkg/controller/history in Kubernetes).
+# Longest name of an object with engines on several nodes. It is part of the name of the workers' StatefulSet, which is,
+# with a hash, a label value of at most 63 characters (pkg/controller/history in Kubernetes).
 _GROUP_NAME_MAX_LENGTH: Final = 45
 
 
 def valid_facts(
     spec: SpecDecodeDeploymentSpec, known: KnownModels = NO_MODELS, calibration: Calibration = UNCALIBRATED
 ) -> Facts:
-    """Return the facts of a spec with nothing wrong in it.
+    """Return the facts of a valid spec.
 
-    Raises InvalidSpecError with every problem found; or with what cannot be looked up, for then nothing else can be
-    told.
+    Raises InvalidSpecError with all problems, or only with failed lookups, because other rules need their results.
     """
     facts = gather_facts(spec, known, calibration)
     _raise(facts_problems(facts))
@@ -101,7 +100,7 @@ def facts_problems(facts: Facts) -> list[Problem]:
 def check_without_models(
     spec: SpecDecodeDeploymentSpec, unread: Mapping[str, ModelSource] = MappingProxyType({})
 ) -> EngineProfile:
-    """Check what can be told before the models of a spec are known; return its engine's profile."""
+    """Check the rules that do not need facts about the models; return the engine's profile."""
     _raise(
         [
             Problem(f"{field}.model", source.model, "must be a path inside the volume, without ..")
@@ -117,7 +116,7 @@ def check_without_models(
 
 
 def refuse_host_paths(spec: SpecDecodeDeploymentSpec, allowed: Sequence[str]) -> None:
-    """Reject directories of the nodes other than those that are allowed: a pod could read what is not its user's."""
+    """Reject directories of the nodes that are not allowed: a pod could read files of other users."""
     problems = []
     for field, path in _host_paths(spec).items():
         if not _is_inside(path, allowed):
@@ -147,7 +146,7 @@ def is_still_allowed(pod: Body, host_paths: Sequence[str], allowed: frozenset[st
 
 
 def refuse_group_name(key: Key, nodes: int) -> None:
-    """Reject a name that is too long for the objects of engines on so many nodes each; only the plan tells how many."""
+    """Reject a name that is too long for engines on several nodes; ``nodes`` is known only from the plan."""
     if nodes > 1 and len(key.name) > _GROUP_NAME_MAX_LENGTH:
         message = f"is too long for replicas on {nodes} nodes: use {_GROUP_NAME_MAX_LENGTH} characters or less"
         _raise([Problem("metadata.name", key.name, message)])
@@ -180,7 +179,7 @@ def _problems_without_models(spec: SpecDecodeDeploymentSpec, profile: EngineProf
 
 
 def _emulation_problems(spec: SpecDecodeDeploymentSpec) -> Iterator[Problem]:
-    """What an engine without weights cannot be, told before its pod finds out (replay/emulation.py)."""
+    """Yield settings that an emulated engine does not support (replay/emulation.py)."""
     if spec.engine.replay is None or spec.engine.replay.mode is not ReplayMode.EMULATED:
         return
     for field in undescribed_models(spec):
@@ -209,17 +208,18 @@ def _shape_problems(spec: SpecDecodeDeploymentSpec, pair: Pair) -> Iterator[Prob
     if workload and None not in (workload.prompt_tokens, workload.output_tokens) and usual > most:
         message = f"with workload.outputTokens makes {usual} tokens, more than maxModelLen {most}: lower one of them"
         yield Problem("spec.workload.promptTokens", str(workload.prompt_tokens), message)
-    # vllm/v1/attention/backends/mla/indexer.py: its cache has blocks of 64 tokens, and so has what it belongs to.
+    # vllm/v1/attention/backends/mla/indexer.py: its cache has blocks of 64 tokens, so the KV cache must have them too.
     if pair.target.has_sparse_attention and block % BLOCK_TOKENS:
         message = f"chooses tokens by an index with blocks of {BLOCK_TOKENS}: remove it, or write that"
         yield Problem("spec.serving.blockSize", str(block), f"{pair.target.name} {message}")
 
 
 def _item_problems(facts: Facts) -> Iterator[Problem]:
-    """vllm/v1/core/encoder_cache_manager.py, compute_mm_encoder_budget: an item that no step may cut must fit into one.
+    """Yield a step size that is too small for the largest image or video of a model that must not be split.
 
-    vllm/platforms/cuda.py, check_and_update_config, forbids cuts for models whose images attend both ways. The flag
-    --disable-chunked-mm-input does so for any model.
+    vllm/v1/core/encoder_cache_manager.py, compute_mm_encoder_budget. vllm/platforms/cuda.py, check_and_update_config,
+    forbids splitting for models with bidirectional attention within images. The flag --disable-chunked-mm-input does so
+    for any model.
     """
     tower, tokens = facts.pair.target.tower, facts.pair.limits.max_num_batched_tokens
     extra_args, profile = facts.spec.engine.extra_args, facts.profile
@@ -238,7 +238,7 @@ def _item_problems(facts: Facts) -> Iterator[Problem]:
 
 
 def _dtype_problems(facts: Facts) -> Iterator[Problem]:
-    """What vLLM computes in no such type; the draft gets the target's (config/speculative.py)."""
+    """Yield models that vLLM does not run in serving.dtype; a draft gets the target's (vllm/config/speculative.py)."""
     pair, dtype = facts.pair, facts.spec.serving.dtype
     for model, precision in ((pair.target, pair.target_precision), (pair.draft, pair.draft_precision)):
         if model is not None and (message := dtype_problem(model, served_precision(model, precision), dtype)):
@@ -258,10 +258,10 @@ def _cache_dtype_problems(facts: Facts) -> Iterator[Problem]:
         target, wanted, facts.pair.limits.engine_version, facts.spec.accelerator.products
     ):
         yield Problem("spec.serving.kvCacheDtype", wanted.value, message)
-    # vllm/config/vllm.py, _reject_mismatched_float_kv_cache; what serving.dtype asks for is looked at in engine/rules/.
+    # vllm/config/vllm.py, _reject_mismatched_float_kv_cache. `vllm/serving_rules.py` checks an explicit serving.dtype.
     if not facts.profile.cache_follows_dtype or wanted is not KvCacheDtype.BFLOAT16:
         return
-    # vLLM takes float16 by itself, as of a checkpoint in it that is stable there (config/model.py).
+    # For auto, vLLM chooses float16 if the checkpoint is in float16 and the model is stable in it (config/model.py).
     by_itself = serving.dtype is Dtype.AUTO and facts.spec.target.quantization is not Quantization.BF16
     is_stable = by_itself and dtype_problem(target, Precision.BF16, Dtype.FLOAT16) is None
     if is_stable and facts.stored_type == Dtype.FLOAT16:
@@ -270,7 +270,7 @@ def _cache_dtype_problems(facts: Facts) -> Iterator[Problem]:
 
 
 def _tensor_problems(facts: Facts) -> Iterator[Problem]:
-    """What no plan can mend: where it may choose, or takes another checkpoint, it finds out by itself."""
+    """Yield unsupported splits that planning cannot avoid with another precision or checkpoint."""
     pair, options, tensor = facts.pair, facts.options, facts.spec.parallelism.tensor
     for bad in spread_problems(pair.target, options.spread, pair.limits.engine_version):
         yield Problem(f"spec.{bad.field}", shown_or_missing(bad.value), bad.message)
@@ -315,7 +315,7 @@ def _product_problems(spec: SpecDecodeDeploymentSpec) -> Iterator[Problem]:
 
 
 def _revision_problems(spec: SpecDecodeDeploymentSpec) -> Iterator[Problem]:
-    """One model at two revisions: each pod would download both of them to one folder."""
+    """Yield two revisions of one model, which each pod would download to the same folder."""
     draft = served_models(spec).get(DRAFT)
     if draft is None or not downloads_in_pods(spec):
         return

@@ -50,14 +50,14 @@ _UNCOUNTED_FLAGS: Final = (
 )
 _LEAST_STEP_TOKENS: Final = 2048  # vllm/config/scheduler.py, DEFAULT_MAX_NUM_BATCHED_TOKENS
 _ROPE_KEYS: Final = re.compile('"rope_(parameters|scaling)"')
-# What of a config.json tells tokenizers apart. Not the end of a text: instruction tuning changes it.
+# Keys of config.json that differ between tokenizers. Not the end-of-text token, because instruction tuning changes it.
 _TOKENIZER_KEYS: Final = ("bos_token_id", "tokenizer_class")
 
 
 def plan_warnings(facts: Facts, known: KnownModels, tensor: int) -> list[str]:
-    """Return a sentence for each setting that has no effect, or puts figures in doubt.
+    """Return a sentence for each setting that has no effect or makes figures uncertain.
 
-    ``facts`` are those at the precisions that a plan chose, ``tensor`` is its tensor parallelism.
+    ``facts`` are at the precisions that the plan chose, and ``tensor`` is its tensor parallelism.
     """
     return [
         *_replay_warnings(facts),
@@ -80,7 +80,7 @@ def plan_warnings(facts: Facts, known: KnownModels, tensor: int) -> list[str]:
 
 
 def plan_notes(facts: Facts) -> list[str]:
-    """Return a sentence for each thing to know that comes with what was asked for, however well it is asked."""
+    """Return a sentence for each consequence of the chosen settings that a user should know."""
     return [
         *_engine_notes(facts),
         *schedule_notes(facts.spec, facts.profile, facts.pair),
@@ -164,7 +164,7 @@ def size_doubts(facts: Facts) -> Iterator[Problem]:
 
 
 def untested_version(spec: SpecDecodeDeploymentSpec, profile: EngineProfile) -> Problem | None:
-    """Return that the version is newer than all that are known, where it is."""
+    """Return a warning if the version is newer than all known versions."""
     if profile.tested:
         return None
     newest = KNOWN_VERSIONS[-1]
@@ -193,7 +193,7 @@ def _estimated_warnings(facts: Facts) -> Iterator[str]:
 
 
 def _assumed_warnings(facts: Facts) -> Iterator[str]:
-    """Numbers that the user gives: nothing checks them, and a model that is known exactly does without."""
+    """Yield a warning for each model with assumed sizes: they are not checked, and not used if sizing is exact."""
     for field, served, model in facts.models():
         if (given := assumption_of(served)) == NOTHING_ASSUMED:
             continue
@@ -274,7 +274,7 @@ def _length_warnings(facts: Facts, tensor: int) -> Iterator[str]:
     longest = longest_sequence(target, version)
     if wanted <= longest or not allows_longer(facts.spec.engine.env):
         return
-    # From 0.30 on vLLM leaves the factor of YaRN out of its own limit.
+    # From 0.30 on, vLLM does not count the factor of YaRN in its own limit.
     stretched = stretched_length(target.max_position_embeddings, target.ropes, multiplies_yarn=True)
     known = f"outputs beyond {max(longest, stretched)} tokens are wrong"
     if wanted <= stretched:
@@ -286,11 +286,12 @@ def _length_warnings(facts: Facts, tensor: int) -> Iterator[str]:
 
 
 def _draft_length_warnings(facts: Facts) -> Iterator[str]:
-    """A draft that ends before its target; overrides of the target do not reach it (config/speculative.py).
+    """Yield a warning if a draft supports a shorter context; the target's overrides do not apply to it.
 
-    V1 drafts for no request while one sequence is too long (v1/worker/gpu_model_runner.py, _input_fits_in_drafter), V2
-    goes on up to the target's length (v1/worker/gpu/spec_decode/speculator.py, draft_max_seq_len); from 0.33 on nothing
-    is longer than the draft then (config/vllm.py, _limit_max_model_len_to_draft).
+    Overrides: vllm/config/speculative.py. V1 drafts for no request while one sequence is too long
+    (v1/worker/gpu_model_runner.py, _input_fits_in_drafter). V2 continues up to the target's length
+    (v1/worker/gpu/spec_decode/speculator.py, draft_max_seq_len); from 0.33 on, it limits all sequences to the draft's
+    length (config/vllm.py, _limit_max_model_len_to_draft).
     """
     pair, draft, wanted = facts.pair, facts.pair.draft, facts.pair.limits.max_model_len
     if facts.method is Method.MTP and _ROPE_KEYS.search(pair.target.told_config):
@@ -319,7 +320,7 @@ def _draft_length_warnings(facts: Facts) -> Iterator[str]:
 
 
 def _lookup_warnings(facts: Facts) -> Iterator[str]:
-    """Lookups beside states that rejected drafts have changed (vllm-project/vllm#39273 and #56077, open)."""
+    """Yield a warning about lookups for models whose states vLLM does not restore (vllm-project/vllm#39273, #56077)."""
     target = facts.pair.target
     if facts.method not in (Method.NGRAM, Method.NGRAM_GPU, Method.SUFFIX) or facts.replay is not None:
         return
@@ -408,7 +409,7 @@ def _extra_config(facts: Facts) -> Mapping[str, Any]:
 
 
 def lossy_answers(facts: Facts) -> str | None:
-    """Return that answers are others than the target's own, where they are (vllm/config/speculative.py warns, too)."""
+    """Return a warning if outputs may differ from the target's, as in vllm/config/speculative.py."""
     if not facts.pair.checks_by_entropy or facts.replay is not None:
         return None
     return (

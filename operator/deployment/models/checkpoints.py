@@ -99,8 +99,8 @@ def geometry_of(
 ) -> ModelGeometry:
     """Return a model's geometry, with the numbers that the spec assumes.
 
-    The source is the inline config, else the catalogue, else the files of the model. Raises InvalidSpecError if there
-    is no source, or if the source or the assumed numbers are invalid.
+    The source is the inline config, or otherwise the catalogue, or otherwise the files of the model. Raises
+    InvalidSpecError if there is no source, or if the source or the assumed numbers are invalid.
 
     Parameters
     ----------

@@ -43,9 +43,9 @@ def check_facts(model: str, checkpoint: Checkpoint) -> None:
 
 
 def facts_in(text: str, place: str, *, is_json: bool) -> dict[str, Checkpoint]:
-    """Return the facts in the text of a file, by the models' ids; messages name the file ``place``.
+    """Return the facts in the text of a file, by model ID; error messages call the file ``place``.
 
-    Raises FactsFileError if the text is neither JSON nor YAML, holds other than facts, holds a model twice, or
+    Raises FactsFileError if the text is not valid JSON or YAML, has other documents than facts, has a model twice, or
     contradicts itself.
     """
     found: dict[str, Checkpoint] = {}

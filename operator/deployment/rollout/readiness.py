@@ -119,7 +119,7 @@ def asked_for_zero(*, suspend: bool, replicas: int | None) -> Readiness | None:
 
 
 def without_engines(spec: SpecDecodeDeploymentSpec) -> Readiness | None:
-    """Return the readiness of a spec that asks for zero engines; None if it asks for any."""
+    """Return the readiness of a spec for zero engines; None if any engine is wanted."""
     return asked_for_zero(suspend=spec.suspend, replicas=spec.replicas)
 
 

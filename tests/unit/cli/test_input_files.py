@@ -133,7 +133,7 @@ def test_a_bad_number_is_told_with_its_bound(
         ),
         (
             manifest("a", podTemplate={"spec": {"containers": [{"name": "vllm", "resources": {}}]}}),
-            "spec.podTemplate.spec.containers[0]: vllm: is a further container without an image: give it one, or name",
+            "spec.podTemplate.spec.containers[0]: vllm: is an added container without an image; set one, or use",
         ),
         (speculation(drat={}), "spec.speculation.drat: {}: unknown field: did you mean draft?"),
         (manifest("a", zzz=1), "spec.zzz: 1: unknown field: use one of "),

@@ -284,5 +284,5 @@ def test_what_writes_the_engines_files_is_the_operators_own() -> None:
     (own,) = launched(emulated())[1]["initContainers"]
     for field in ("image", "command", "volumeMounts"):
         template = {"spec": {"initContainers": [{"name": own["name"], field: own[field]}]}}
-        said = f"spec.podTemplate.spec.initContainers[0].{field}: set: {own['name']} is the operator's own"
+        said = f"spec.podTemplate.spec.initContainers[0].{field}: set: {own['name']} is the operator's init container"
         assert said in refusal(emulated(podTemplate=template))

@@ -102,7 +102,7 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
         "spec.serving.maxNumBatchedTokens: 5: must be at least",
         "spec.engine.extraArgs[0]: --tensor-parallel-size: is not allowed in extraArgs; use spec.parallelism.tensor",
         "spec.engine.extraArgs[2]: --nonsense: vLLM 0.33 has no such flag",
-        "spec.podTemplate.spec.containers[0].command: set: the operator writes it: use spec.engine.extraArgs",
+        "spec.podTemplate.spec.containers[0].command: set: is set by the operator; use spec.engine.extraArgs",
     ]
     assert [field for field in fields if not any(each.startswith(field) for each in said)] == []
 
