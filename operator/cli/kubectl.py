@@ -26,7 +26,7 @@ class KubectlError(Exception):
 _MOST_NAMED: Final = 8
 _LOG_LINE: Final = re.compile(r"[IWEF]\d{4} ")
 _QUOTED: Final = re.compile(r'^.*? err="(.*)"$')
-_NO_CONTEXT: Final = re.compile(r"context was not found for specified context: (\S+)")
+_NO_CONTEXT: Final = re.compile(r'context was not found for specified context: (\S+)|context "(.+)" does not exist')
 _NO_KUBECONFIG: Final = re.compile(r"loading config file|invalid configuration|stat .*: no such file")
 _NOT_ALL: Final = "some validation rules were not checked because the object was invalid"
 _UNSET: Final = "localhost:8080"
@@ -125,7 +125,7 @@ class Kubectl:
         if not said:
             return f"kubectl ended with exit code {code} and said nothing"
         if match := _NO_CONTEXT.search(said):
-            return unknown_context(match[1], self.kubeconfig)
+            return unknown_context(match[1] or match[2], self.kubeconfig)
         if _NO_KUBECONFIG.search(said):
             return no_kubeconfig(self.kubeconfig, f"cannot be read ({said})")
         return no_kubeconfig(self.kubeconfig) if _UNSET in said else _of_no_answer(said)
@@ -138,7 +138,7 @@ def _of_no_answer(said: str) -> str:
     if not any(words in said for words in _NO_CLUSTER):
         return said
     if match := _NOT_GOT.search(said):
-        return unreachable(match[1], match[2])
+        return unreachable(match[1], "Connection refused" if "connection refused" in match[2] else match[2])
     return unreachable("", said.removeprefix("Unable to connect to the server: "))
 
 

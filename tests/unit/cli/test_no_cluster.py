@@ -10,8 +10,14 @@ from specdecode_operator.cli.options import ExitCode
 from tests.unit.cli.conftest import Specdecode
 
 UNKNOWN_CONTEXT = "Error in configuration: context was not found for specified context: nope\n"
+UNKNOWN_TO_APPLY = 'error: context "nope" does not exist\n'
 NO_KUBECONFIG = "The connection to the server localhost:8080 was refused - did you specify the right host or port?\n"
 REFUSED = "The connection to the server 127.0.0.1:1 was refused - did you specify the right host or port?\n"
+REFUSED_TO_APPLY = (
+    'error: error validating "STDIN": error validating data: failed to download openapi: Get '
+    '"https://127.0.0.1:1/openapi/v2?timeout=32s": dial tcp 127.0.0.1:1: connect: connection refused; if you choose to'
+    " ignore these errors, turn validation off with --validate=false\n"
+)
 COMMANDS = [
     ("status",),
     ("status", "chat"),
@@ -60,10 +66,19 @@ def kubectl_says(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     [
         ((), REFUSED, "cannot reach the API server at 127.0.0.1:1 (Connection refused): check "),
         (("--context=nope",), UNKNOWN_CONTEXT, "--context: nope: no such context in the kubeconfig: "),
+        (("--context=nope",), UNKNOWN_TO_APPLY, "--context: nope: no such context in the kubeconfig: "),
+        ((), REFUSED_TO_APPLY, "cannot reach the API server at 127.0.0.1:1 (Connection refused): check "),
         (("--kubeconfig=absent",), NO_KUBECONFIG, "--kubeconfig: absent: no such file: "),
         (("--kubeconfig=absent", "--context=nope"), UNKNOWN_CONTEXT, "--kubeconfig: absent: no such file: "),
     ],
-    ids=["refused", "unknown context", "no kubeconfig", "no kubeconfig for a context"],
+    ids=[
+        "refused",
+        "unknown context",
+        "unknown to apply",
+        "refused to apply",
+        "no kubeconfig",
+        "no kubeconfig for a context",
+    ],
 )
 @pytest.mark.usefixtures("kubeconfig")
 def test_the_same_cause_has_the_same_answer(
