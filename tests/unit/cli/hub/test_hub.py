@@ -280,7 +280,7 @@ HOSTILE: dict[str, tuple[dict[str, bytes], str]] = {
     ),
     "names that steer a terminal": (
         {next(iter(SHARDS)): safetensors({"\x1b[2J\u202e": 1}, 0)},
-        r"describes tensor \x1b[2J",
+        r"must describe tensor \x1b[2J",
     ),
 }  # type: ignore[dict-item]
 
