@@ -225,7 +225,7 @@ def _message(detail: ErrorDetails) -> str:
     if detail["type"] == "string_type" and isinstance(given, float) and _path(detail["loc"]).endswith(".version"):
         # vLLM 0.30 is a number that loses its zero; its versions below 0.10 are none that this operator launches.
         written = f"{given}0" if re.fullmatch(r"0\.[1-9]", str(given)) else str(given)
-        return f'write "{written}" in quotes: without them, {written} is the number {given}'
+        return f'must be text, and {written} without quotes is the number {given}: write "{written}"'
     return detail["msg"] if words is None else words.format_map(context)
 
 

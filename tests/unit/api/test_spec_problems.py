@@ -125,7 +125,7 @@ def test_synonyms_name_fields_that_exist() -> None:
         ({"engine": {"extraArgs": "--a b"}}, "spec.engine.extraArgs", '["--a", "b"]'),
         ({"engine": {"env": {"A": "b"}}}, "spec.engine.env", "[{name: NAME}]"),
         ({"target": ["a"]}, "spec.target", "{model: MODEL}"),
-        ({"engine": {"version": 0.3}}, "spec.engine.version", 'write "0.30" in quotes: without them, 0.30 is the number 0.3'),
+        ({"engine": {"version": 0.3}}, "spec.engine.version", 'is the number 0.3: write "0.30"'),
         ({"engine": {"version": 0.28}}, "spec.engine.version", 'write "0.28"'),
     ],
 )
