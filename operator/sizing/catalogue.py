@@ -160,7 +160,12 @@ def _known_names() -> frozenset[str]:
 
 def is_gated(model_id: str) -> bool:
     """Return whether the hub is known to serve a model only to accounts that accepted its terms."""
-    return any(model_id.startswith(entry["prefix"]) for entry in read_data("gated.json")["gated"])
+    return model_id.startswith(_gated_prefixes())
+
+
+@cache
+def _gated_prefixes() -> tuple[str, ...]:
+    return tuple(entry["prefix"] for entry in read_data("gated.json")["gated"])
 
 
 def known_models() -> tuple[str, ...]:
