@@ -303,7 +303,7 @@ def _read(source: str, kinds: Sequence[str]) -> Iterator[_Found]:
         yield from _ours(source, kinds)
         return
     try:
-        files = _files(path)
+        files = files_below(path)
     except DocumentError as error:
         yield error
         return
@@ -313,7 +313,7 @@ def _read(source: str, kinds: Sequence[str]) -> Iterator[_Found]:
         yield from _ours(str(file), kinds)
 
 
-def _files(folder: Path) -> list[Path]:
+def files_below(folder: Path) -> list[Path]:
     """Return the YAML and JSON files of a folder, sorted, but not those of .git, .github and the like."""
     if folder.resolve() == Path(folder.resolve().anchor):
         raise DocumentError(f"{folder}: is the root of all files: name the folder with the manifests")

@@ -16,7 +16,7 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.cli.options import Context, Kubeconfig, Namespace
 from specdecode_operator.cluster.no_cluster import no_kubeconfig, unknown_context, unreachable
 from specdecode_operator.problems import printable
-from specdecode_operator.untrusted import parse_json
+from specdecode_operator.untrusted import mapping, objects, parse_json
 
 
 class KubectlError(Exception):
@@ -150,6 +150,12 @@ def _object(printed: str) -> Body:
     if not isinstance(found, dict):
         raise KubectlError("kubectl did not print an object: is it kubectl, and is this the API server of a cluster?")
     return found
+
+
+def condition_of(body: Body, type_: str) -> Body:
+    """Return a condition in the status of an object; empty if it has none of this type."""
+    conditions = objects(mapping(body, "status"), "conditions")
+    return next((each for each in conditions if each.get("type") == type_), {})
 
 
 def with_kubectl(command: Callable[..., None]) -> Callable[..., None]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.cli.kubectl import Kubectl, KubectlError, with_kubectl
+from specdecode_operator.cli.kubectl import Kubectl, KubectlError, condition_of, with_kubectl
 from specdecode_operator.cli.options import (
     AllNamespaces,
     Selector,
@@ -139,7 +139,7 @@ def _table(found: Sequence[DeploymentOutput], now: datetime, *, with_namespace: 
             metadata.get("namespace"),
             metadata.get("name"),
             status.get("ready"),
-            _condition(status, "Ready").get("reason"),
+            condition_of(body, "Ready").get("reason"),
             mapping(mapping(body, "spec"), "target").get("model"),
             speculation.get("method"),
             speculation.get("numSpeculativeTokens"),
@@ -249,10 +249,6 @@ def _speculation(body: Body) -> Body:
     """Return the speculation settings in force: those of the policy, otherwise those of the spec."""
     chosen = mapping(mapping(mapping(body, "status"), "policy"), "speculation")
     return chosen or body["spec"].get("speculation") or {}
-
-
-def _condition(status: Body, type_: str) -> Body:
-    return next((each for each in objects(status, "conditions") if each.get("type") == type_), {})
 
 
 def _gpus(body: Body) -> str:

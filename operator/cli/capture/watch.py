@@ -13,8 +13,8 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import SpecDecodeCaptureSpec
 from specdecode_operator.api.capture_status import CapturePhase
 from specdecode_operator.api.crd_validation import metadata_problems
-from specdecode_operator.cli.input_files import Document, Other, read_all
-from specdecode_operator.cli.kubectl import Kubectl, KubectlError
+from specdecode_operator.cli.input_files import Document, Other, files_below, read_all
+from specdecode_operator.cli.kubectl import Kubectl, KubectlError, condition_of
 from specdecode_operator.cli.terminal import say_line
 from specdecode_operator.problems import printable, shown, shown_or_missing
 from specdecode_operator.untrusted import parse_json
@@ -58,15 +58,15 @@ def message_of(capture: Body) -> str:
     if phase_of(capture) is None:
         return "not looked at yet"
     for type_ in ("Stalled", "WaitingForGPUs", "Reconciling"):
-        condition = _condition(capture, type_)
+        condition = condition_of(capture, type_)
         if condition.get("status") == "True":
             return str(condition["message"])
-    return str((_condition(capture, "Succeeded") or _condition(capture, "Ready")).get("message", ""))
+    return str((condition_of(capture, "Succeeded") or condition_of(capture, "Ready")).get("message", ""))
 
 
 def verdict_of(capture: Body) -> str:
     """Return the verdict on several arms; empty while there is none."""
-    condition = _condition(capture, "Pays")
+    condition = condition_of(capture, "Pays")
     known = condition.get("reason") not in (None, "NotCompared")
     return f"{condition['reason']}: {condition['message']}" if known else ""
 
@@ -99,7 +99,7 @@ def wait_for(kubectl: Kubectl, name: str, phases: frozenset[CapturePhase], timeo
     shown, start, no_deployment_since, ignored_since = "", time.monotonic(), None, None
     while True:
         capture, now = _get_through_outage(kubectl, name), time.monotonic()
-        phase, ready, stalled = phase_of(capture), _condition(capture, "Ready"), _condition(capture, "Stalled")
+        phase, ready, stalled = phase_of(capture), condition_of(capture, "Ready"), condition_of(capture, "Stalled")
         words = f"{phase or CapturePhase.PENDING}: {message_of(capture)}"
         if phase in phases:
             return capture
@@ -146,7 +146,7 @@ def _get_through_outage(kubectl: Kubectl, name: str) -> Body:
 def _deployment_missing(kubectl: Kubectl, capture: Body) -> str:
     name, deployment = capture["metadata"]["name"], capture["spec"]["deployment"]
     namespace = capture["metadata"]["namespace"]
-    if _condition(capture, "Ready")["reason"] == _NOT_FOUND:
+    if condition_of(capture, "Ready")["reason"] == _NOT_FOUND:
         there = ", ".join(each["metadata"]["name"] for each in kubectl.items(DEPLOYMENTS)) or "none"
         what = f"deployment {deployment} is not in namespace {namespace} (SpecDecodeDeployments there: {there})"
         fix = "apply it, or create the capture for another one"
@@ -156,12 +156,6 @@ def _deployment_missing(kubectl: Kubectl, capture: Body) -> str:
         f"capture {name}: {what}: {fix}; the capture waits and goes on by itself then,"
         f" with --deployment-timeout this command does too; kubectl delete sdc {name} -n {namespace} removes it"
     )
-
-
-def _condition(capture: Body, type_: str) -> Body:
-    conditions = capture.get("status", {}).get("conditions") or []
-    found: Body = next((each for each in conditions if each["type"] == type_), {})
-    return found
 
 
 def progress(kubectl: Kubectl, capture: Body) -> Iterator[Body]:
@@ -270,8 +264,8 @@ def _files(source: str, *, recursive: bool) -> list[str]:
     folder = Path(source)
     if not source or not folder.is_dir():
         return [source]
-    found = folder.rglob("*") if recursive else folder.iterdir()
-    files = [str(file) for file in sorted(found) if file.suffix in _SUFFIXES and file.is_file()]
+    found = files_below(folder) if recursive else sorted(folder.iterdir())
+    files = [str(file) for file in found if file.suffix in _SUFFIXES and file.is_file()]
     if not files:
         below = "" if recursive else "; -R also reads the folders in it"
         raise CaptureError(f"{source}: no {', '.join(_SUFFIXES)} file is in this folder: name another{below}")
