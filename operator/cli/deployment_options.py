@@ -36,7 +36,7 @@ _PANELS: Final = {
         "gpu_memory_utilization",
         "allow_pod_template",
     ),
-    "Output": ("matrix", "explain", "batch", "strict", "output", "out", "plot", "name", "namespace"),
+    "Output": ("matrix", "strict", "output", "out", "plot", "name", "namespace"),
 }
 """Options of commands with a description, by panel of help, in their order."""
 

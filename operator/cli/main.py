@@ -9,14 +9,14 @@ import traceback
 from collections import UserDict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from enum import IntEnum, StrEnum
+from enum import IntEnum
 from importlib import import_module
 from typing import Annotated, Any, ClassVar, Final, NoReturn
 
 import typer
 from typer.core import TyperArgument, TyperGroup, TyperOption
 
-from specdecode_operator.cli.options import HiddenName
+from specdecode_operator.cli.options import HiddenName, TextOrJson
 from specdecode_operator.problems import printable
 from specdecode_operator.redaction import clip
 from specdecode_operator.version import __version__
@@ -291,18 +291,11 @@ def _print_version(value: bool) -> None:
         raise typer.Exit
 
 
-class VersionForm(StrEnum):
-    """How to print the version."""
-
-    TEXT = "text"
-    JSON = "json"
-
-
 def version_command(
-    output: Annotated[VersionForm, typer.Option("--output", "-o", help="Format: text or json.")] = VersionForm.TEXT,
+    output: Annotated[TextOrJson, typer.Option("--output", "-o", help="Format: text or json.")] = TextOrJson.TEXT,
 ) -> None:
     """Print the version; with -o json, also the vLLM versions that the operator launches."""
-    if output is VersionForm.JSON:
+    if output is TextOrJson.JSON:
         from specdecode_operator.vllm.versions import LAUNCHED_VERSIONS  # noqa: PLC0415
 
         data = {"version": __version__, "vllm_versions": list(LAUNCHED_VERSIONS)}
