@@ -469,10 +469,9 @@ def by_load(known: list[Series]) -> _Drawn:
         values, own = np.asarray(each.capture.requests.ttft_ms), loads[each.label]
         found = {name: np.quantile(values[own[name]], _QUANTILES) for name in names if name in own}
         worst = max(found, key=lambda name: float(found[name][2]))
-        return (
-            f"by P99, first tokens were slowest {'in phase' if by_phase else 'by requests in flight at arrival:'} "
-            f"{worst}: TTFT P50 {measured(found[worst][0])}, P99 {measured(found[worst][2])} ms"
-        )
+        load = f"in phase {worst}" if by_phase else f"with {worst} requests in flight"
+        median, _, slowest = map(measured, found[worst])
+        return f"by P99, first tokens were slowest {load}: TTFT P50 {median}, P99 {slowest} ms"
 
     return figure, words, *([f"{left_out} further loads are not drawn."] if left_out > 0 else [])
 
@@ -529,7 +528,7 @@ def client_ttft(known: list[Series]) -> _Drawn:
     axes.plot([], [], color=QUIET, marker="o", markersize=4, label="at the engine")
     axes.plot([], [], color=QUIET, marker="o", markersize=4, markerfacecolor="white", linestyle=":", label="over HTTP")
     _finish_curves(axes, "TTFT (ms)")
-    percent_axis(axes, "share of requests\n(cumulative)")
+    percent_axis(axes, "requests, cumulative")
     legend_above(figure, axes)
 
     def words(each: Series) -> str:
