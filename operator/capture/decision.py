@@ -149,7 +149,7 @@ def _next_step(
     if job is not None:
         return _with_job(capture, spec, observed, job, now)
     if spec.suspend:
-        accepted = ConditionUpdate("Accepted", UNKNOWN, "Suspended", "it is looked at when it shall start")
+        accepted = ConditionUpdate("Accepted", UNKNOWN, "Suspended", "Checked when the capture starts")
         return status.suspended(accepted, status.Writes())
     return _without_job(capture, spec, observed, now)
 

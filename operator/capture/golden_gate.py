@@ -92,7 +92,7 @@ def with_golden(job: Body, capture: Capture, spec: SpecDecodeCaptureSpec, golden
 def holds_condition(regression: RegressionStatus | None, *, over: bool) -> ConditionUpdate:
     """Return the condition Holds: whether a capture's engine serves as well as the golden capture's."""
     if regression is None:
-        message = "Not compared; see the condition Succeeded" if over else "Compared when the capture ends"
+        message = "Not compared; see condition Ready" if over else "Compared when the capture ends"
         return ConditionUpdate("Holds", UNKNOWN, "NotJudged", message)
     status = {Regressed.HOLDS: TRUE, Regressed.REGRESSED: FALSE}.get(regression.verdict, UNKNOWN)
     return ConditionUpdate("Holds", status, regression.verdict, f"against {regression.against}: {regression.message}")
@@ -147,8 +147,8 @@ def _judgement(key: Key, gate: Gate, capture: Capture, *, is_own: bool) -> GateC
         holds = regression.verdict is Regressed.HOLDS
         failed = not holds
         message = regression.message if holds else f"{regression.verdict.value}: {regression.message}"
-    elif stalled is not None and stalled.status is TRUE:
-        message = f"{stalled.reason}: {stalled.message}"
+    elif ready is not None and stalled is not None and stalled.status is TRUE:
+        message = f"{ready.reason}: {ready.message}"
     else:
         # The message of Ready counts requests, which would update the deployment's status all the time.
         failed, message = False, ready.reason if ready is not None else "Pending"

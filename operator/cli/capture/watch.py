@@ -54,14 +54,10 @@ def phase_of(capture: Body) -> CapturePhase | None:
 
 
 def message_of(capture: Body) -> str:
-    """Return what the operator says of a capture now."""
+    """Return the message of the condition Ready."""
     if phase_of(capture) is None:
-        return "not looked at yet"
-    for type_ in ("Stalled", "WaitingForGPUs", "Reconciling"):
-        condition = _condition(capture, type_)
-        if condition.get("status") == "True":
-            return str(condition["message"])
-    return str((_condition(capture, "Succeeded") or _condition(capture, "Ready")).get("message", ""))
+        return "not reconciled yet"
+    return str(_condition(capture, "Ready").get("message", ""))
 
 
 def verdict_of(capture: Body) -> str:

@@ -10,6 +10,7 @@ from specdecode_operator.api.capture import Arm
 from specdecode_operator.capture.arms import arm_body
 from specdecode_operator.capture.load.run_settings import RunSettings, read_settings
 from specdecode_operator.capture.status import Decision
+from specdecode_operator.deployment.conditions import full_message
 from specdecode_operator.deployment.desired_state import Launch
 from tests.support.capture_decisions import after, decided, words
 from tests.support.captures import capture, capture_pod, capture_spec, ended, job, observed_deployment, surroundings
@@ -28,12 +29,12 @@ def drafted(**draft: Any) -> Body:
 
 
 def outcome(*arms: Body, of: Body | None = None, **spec: Any) -> tuple[Decision, dict[str, Any]]:
-    """What becomes of a capture with these arms, and its condition `Accepted`."""
+    """What becomes of a capture with these arms, and its condition `Accepted` with the full message."""
     asked = capture_spec(arms=list(arms), **spec)
     deployment = observed_deployment(of or pair_70b(), nodes=NODES, capture=asked)
     decision, status = decided(capture(asked), surroundings(deployment=deployment))
     accepted = next(each for each in status.conditions if each.type == "Accepted")
-    return decision, accepted.model_dump(mode="json")
+    return decision, accepted.model_dump(mode="json") | {"message": full_message(accepted, status.conditions)}
 
 
 def rendered(*arms: Body, of: Body | None = None, **spec: Any) -> Body:
