@@ -36,12 +36,14 @@ def golden_blocked(spec: SpecDecodeCaptureSpec, golden: Body | None) -> Blocked 
         return None
     field = f"spec.against.capture: {spec.against.capture}"
     if golden is None:
-        message = f"{field}: there is no SpecDecodeCapture of this name in the namespace; goes on when it succeeded"
+        message = (
+            f"{field}: there is no SpecDecodeCapture of this name in the namespace; continues when it has succeeded"
+        )
         return Blocked("GoldenNotFound", message)
     known = read_capture(golden)
     ended = known.ended
     if ended is None:
-        return Blocked("GoldenNotReady", f"{field}: it has not ended; goes on when it succeeded")
+        return Blocked("GoldenNotReady", f"{field}: it has not ended; continues when it has succeeded")
     if ended.status is not TRUE or known.status.claim is None:
         message = f"{field}: it failed ({ended.reason}): take another golden capture"
         return Blocked("GoldenFailed", message, permanent=True)
@@ -142,7 +144,7 @@ def _judgement(key: Key, gate: Gate, capture: Capture, *, is_own: bool) -> GateC
     if ended is not None and ended.status is not TRUE:
         message = f"the capture failed ({ended.reason}: {ended.message})"
     elif ended is not None and regression is None:
-        message = "it ended and has judged nothing"
+        message = "the capture ended without a verdict"
     elif ended is not None and regression is not None:
         holds = regression.verdict is Regressed.HOLDS
         failed = not holds
@@ -169,12 +171,12 @@ def _is_as_made(key: Key, gate: Gate, capture: Capture) -> bool:
 
 def _golden_missing(golden: Body | None) -> str | None:
     if golden is None:
-        return "there is no SpecDecodeCapture of this name in the namespace; goes on when it succeeded"
+        return "there is no SpecDecodeCapture of this name in the namespace; continues when it has succeeded"
     ended = read_capture(golden).ended
     if ended is None:
-        return "it has not ended; goes on when it succeeded"
+        return "it has not ended; continues when it has succeeded"
     if ended.status is not TRUE:
-        return f"it failed ({ended.reason}); goes on when another one is named"
+        return f"it failed ({ended.reason}); name another capture"
     return None
 
 

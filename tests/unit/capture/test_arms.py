@@ -113,14 +113,16 @@ class TestPlanning:
     def test_a_draft_that_nobody_knows_is_waited_for_with_what_helps(self) -> None:
         decision, accepted = outcome(PLAIN, drafted(model="org/unknown"))
         assert (accepted["status"], accepted["reason"]) == ("Unknown", "ArmWaits")
-        assert "spec.arms[1] (drafted): speculation.draft.model: org/unknown: nothing is known" in accepted["message"]
+        assert (
+            "spec.arms[1] (drafted): speculation.draft.model: org/unknown: no facts about it yet" in accepted["message"]
+        )
         assert "config.json" in accepted["message"]
         assert decision.writes.job is None
 
     def test_two_revisions_of_a_model_need_a_cache(self) -> None:
         _, accepted = outcome(drafted(), {**drafted(revision="v2"), "name": "newer"})
         assert accepted["status"] == "False"
-        assert f"spec.arms[1] (newer): wants {LLAMA_8B} at revision v2, and arm drafted" in accepted["message"]
+        assert f"spec.arms[1] (newer): needs {LLAMA_8B} at revision v2, but arm drafted" in accepted["message"]
 
     def test_an_arm_without_draft_needs_no_split_of_one(self) -> None:
         split = pair_70b(parallelism={"tensor": 2, "draftTensor": 1})

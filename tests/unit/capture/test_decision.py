@@ -610,7 +610,7 @@ BAD: dict[str, tuple[Body, CaptureObservation, str, bool, str]] = {
         surroundings(),
         "WorkloadTooLong",
         True,
-        "take 180 s",
+        "less than the 180 s",
     ),
     "a phase without a rate": (
         capture(capture_spec(workload={"phases": [{"name": "a", "pattern": "Constant", "requests": 1}]})),
@@ -645,7 +645,7 @@ BAD: dict[str, tuple[Body, CaptureObservation, str, bool, str]] = {
         surroundings(claim=claim(labels={"specdecode.io/capture": "demo", "specdecode.io/published": "true"})),
         "AlreadyPublished",
         True,
-        "claim demo-capture holds the files",
+        "claim demo-capture has the files",
     ),
     "a stranger's claim": (
         capture(),

@@ -126,7 +126,7 @@ def test_new_engines_wait_until_they_are_judged_and_then_roll_out() -> None:
         ("Regressed", "True", "Regressed: goodput 90 after 100 tokens/s"),
         ("Inconclusive", "True", "Inconclusive: goodput 90"),
         ("NotComparable", "True", "NotComparable: goodput 90"),
-        (None, "True", "it ended and has judged nothing"),
+        (None, "True", "the capture ended without a verdict"),
         (None, "False", "the capture failed (EngineExited: )"),
     ],
 )
