@@ -60,7 +60,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     DIVISOR: "a unit: write 1, or 1 with a suffix, such as 1m or 1Mi",
     TIME_ZONE: "a time zone: write its IANA name, such as Europe/Berlin",
 }
-"""What stands after ``must match the pattern of``, by the pattern: a test knows them all."""
+"""Text that follows ``must match the pattern of``, by pattern. A test checks that it is complete."""
 
 
 GROUP = "specdecode.io"
@@ -69,7 +69,7 @@ API_VERSION = f"{GROUP}/{VERSION}"
 
 PART_OF_LABEL, PART_OF = "app.kubernetes.io/part-of", "specdecode"
 VERSION_LABEL = "app.kubernetes.io/version"
-"""Of a CRD: which version has made it."""
+"""On a CRD: version of the operator that generated it."""
 
 Body = dict[str, Any]
 """An object of the Kubernetes API, as the API server has it."""
@@ -147,14 +147,14 @@ class ConfigMapRef(ApiModel):
 
 
 _MOST_VALUES: Final = 10_000
-"""The largest config.json in use, with a list of layers that are not quantized, has some thousand."""
+"""Limit of values. The largest config.json in use, with a list of unquantized layers, has a few thousand."""
 
 _DEEPEST: Final = 32
-"""The deepest that a pod can be given, an affinity, has 10."""
+"""Limit of nesting. The deepest field of a pod, an affinity, has 10 levels."""
 
 
 def _bounded(whole: dict[str, Any]) -> dict[str, Any]:
-    """Return it, or say how it is too much: all that follows takes its time with each value."""
+    """Return the object; raise if it has too many values, because later steps take time per value."""
     count = 0
     level: list[Any] = [whole]
     for _ in range(_DEEPEST):
@@ -166,8 +166,8 @@ def _bounded(whole: dict[str, Any]) -> dict[str, Any]:
             )
         if not level:
             return whole
-    raise PydanticCustomError("too_deep", f"is nested more than {_DEEPEST} deep, which nothing of use is: write less")
+    raise PydanticCustomError("too_deep", f"is nested more than {_DEEPEST} deep: reduce it")
 
 
 BOUNDED: Final = AfterValidator(_bounded)
-"""Annotates such an object."""
+"""Annotation of a free-form object with these limits."""

@@ -163,7 +163,7 @@ class Phase(ApiModel):
 
     @property
     def asks(self) -> str | None:
-        """What its requests ask otherwise than the workload says, in words; None where that is nothing."""
+        """Fields in which its requests differ from the workload, as text; None if they do not."""
         said = {
             "temperature": self.temperature,
             "prompt tokens": self.prompt_tokens,

@@ -67,14 +67,14 @@ def _compiled(text: str) -> cel.Program:
 
 
 DEPLOYMENT_RULES: Final[Mapping[type[ApiModel], Sequence[Rule]]] = {**RULES, **SCHEDULE_RULES}
-"""Rules without those of a SpecDecodeCapture about changes."""
+"""Rules about one version of an object, without the rules about changes of a SpecDecodeCapture."""
 
 _KEYS: Final = "x-kubernetes-list-map-keys"
 _LONGEST_SHOWN: Final = 64
 
 
 def object_problems(spec: ApiModel, metadata: Any = None) -> list[Problem]:
-    """Return what the API server rejects in an object with this spec, in the order of its fields.
+    """Return the problems for which the API server rejects an object with this spec, in the order of its fields.
 
     A missing name in ``metadata`` is ignored.
     """
@@ -82,7 +82,7 @@ def object_problems(spec: ApiModel, metadata: Any = None) -> list[Problem]:
 
 
 def name_refusals(kind: type[ApiModel], metadata: Any) -> list[Problem]:
-    """Return what the API server rejects in the name of an object with a spec of this kind."""
+    """Return the problems of the name of an object with a spec of this kind."""
     if not isinstance(metadata, dict) or not isinstance(metadata.get("name"), str):
         return []
     rule = JOB_NAME if issubclass(kind, SpecDecodeCaptureSpec) else SERVICE_NAME
@@ -90,7 +90,7 @@ def name_refusals(kind: type[ApiModel], metadata: Any) -> list[Problem]:
 
 
 def metadata_problems(metadata: Any) -> list[Problem]:
-    """Return what the API server rejects in the metadata of any object in a file."""
+    """Return the problems for which the API server rejects the metadata of an object in a file."""
     given = metadata if isinstance(metadata, dict) else {}
     problems = [
         Problem(f"metadata.{field}", json.dumps(given[field], default=str), "must be text: write it in quotes")

@@ -726,7 +726,7 @@ class SpecDecodeDeploymentSpec(ApiModel):
 
 @dataclass(frozen=True, order=True)
 class Key:
-    """Namespace, name and kind of one object of ours."""
+    """Namespace, name and kind of a SpecDecodeDeployment or SpecDecodeCapture."""
 
     namespace: str
     name: str

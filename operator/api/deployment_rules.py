@@ -62,7 +62,7 @@ class Rule:
     holds: str
     """CEL expression that is true for a valid object; ``self`` is the model."""
     message: str
-    """What is wrong, then what to write instead, after the field's path. ``{…}`` has a CEL expression of a value, with
+    """Fault and fix, after the field's path. ``{…}`` has a CEL expression of a value, with
     with ``:d`` for a number."""
     reason: Reason = Reason.INVALID
 

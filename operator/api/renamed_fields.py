@@ -1,7 +1,7 @@
 """Fields that were renamed, and the error messages about their old names.
 
 The CRD declares each old name for one minor version, because the API server silently drops undeclared fields. A CEL
-rule rejects it with the same message as `lint` and `plan`. `docs/reference` lists the table, too.
+rule rejects it with the same message as `lint` and `plan`. `docs/reference` also lists the table.
 """
 
 from collections.abc import Mapping

@@ -138,7 +138,7 @@ def _problem(detail: ErrorDetails, spec: type[BaseModel]) -> Problem:
 
 
 def _meant_field(place: tuple[int | str, ...], fields: list[str], spec: type[BaseModel]) -> str | None:
-    """Return the field that an unknown one stands for: its name in the same object, or its path in the spec."""
+    """Return the field that an unknown one was meant to be: its name in the same object, or its path in the spec."""
     name = _folded(str(place[-1]))
     if same := next((field for field in fields if _folded(field) == name), None):
         return same
@@ -159,7 +159,7 @@ def _folded(name: str) -> str:
 
 
 def _nearest(paths: list[str], parent: str) -> str | None:
-    """Return the path below ``parent``, or else below the spec, with the fewest parts; None if several have so few."""
+    """Return the path below ``parent``, or otherwise below the spec, with the fewest parts; None in case of a tie."""
     below = [path for path in paths if path.startswith(f"{parent}.")] or paths
     fewest = min((path.count(".") for path in below), default=0)
     nearest = [path for path in below if path.count(".") == fewest]
@@ -230,7 +230,7 @@ def _message(detail: ErrorDetails) -> str:
 
 
 def _quotes_problem(detail: ErrorDetails, field: FieldInfo | None) -> str | None:
-    """Return the message about a value with missing or superfluous quotes, and perhaps a wrong value; else None."""
+    """Return the message about missing or superfluous quotes, and perhaps a wrong value; otherwise None."""
     given, message = detail["input"], _message(detail)
     if isinstance(given, str) and detail["type"] in _NOT_TEXT:
         try:

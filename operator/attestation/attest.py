@@ -44,28 +44,28 @@ from specdecode_operator.version import __version__
 
 ENTRY_SUFFIX: Final = ".intoto.json"
 MOST_ROLLOUTS: Final = 4
-"""Rollouts that are kept: pods of an earlier one run on while the next comes up, or are put back when it fails."""
+"""Kept rollouts: pods of an earlier one run until the next is ready, or return if the next one fails."""
 
 _MOST_LOOKED_AT: Final = 4 * MOST_ROLLOUTS
 
 _MOST_REMEMBERED: Final = 256
-"""Envelopes whose signature is not looked at again at each look, of some kilobytes each."""
+"""Size of the cache of verified envelopes, of some kilobytes each."""
 
 _MOST_IMAGES: Final = 64
-"""More than one a container there are where its tag was moved."""
+"""Limit of images. A container has several if its tag was moved."""
 
 
 def attestation_name(key: Key) -> str:
-    """Return the name of the ConfigMap."""
+    """Return the name of the ConfigMap with the attestations of a deployment."""
     return f"{key.name}-attestation"
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What there is of one SpecDecodeDeployment in the cluster."""
+    """Cluster objects of one SpecDecodeDeployment."""
 
     entries: Mapping[str, str]
-    """Of its ConfigMap, whoever wrote them."""
+    """Entries of its ConfigMap: untrusted input."""
 
     pods: Sequence[Body]
     captures: Sequence[Body]
@@ -74,16 +74,16 @@ class Seen:
 def attested(
     parent: ParsedDeployment, desired: DesiredState, seen: Seen, key: SigningKey, now: datetime
 ) -> DesiredState:
-    """Return the desired state with the attestation of its rollout, which is there before a pod of it is.
+    """Return the desired state with the attestation of its rollout, which is written before the pods start.
 
-    Of entries that are there only those with our signature count, or that of a former key of ours.
+    An existing entry counts only if the current key or a former one signed it.
     """
     outcome, workload = desired.outcome, desired.workload
     if isinstance(outcome, NotLaunched) or workload is None:
         return desired
     pods = _pods(workload)
     name = _entry(pods)
-    # What served last is put back after any number of attempts that failed.
+    # A rollback restores the workload that served last after any number of failed attempts.
     served_last = _served_last(parent, desired)
     needed = {name, _entry(_pods(served_last))} if served_last else {name}
     signed = _signed(parent, _looked_at(seen.entries, needed), key)
@@ -103,7 +103,7 @@ def attested(
         if before is None or changed(rollout, made_at=before.made_at) != before:
             statement = statement_of(rollout)
             text = sealed(statement_text(statement), key)
-            # One that nobody would read is none: it would be signed anew at each look.
+            # A longer one would be rejected when it is read, and signed again at each reconcile.
             if len(text) <= MOST_BYTES:
                 signed[name] = (text, statement)
     order = sorted(signed, key=lambda each: (each in needed, signed[each][1].predicate.age), reverse=True)
@@ -112,7 +112,7 @@ def attested(
         return desired
     body: Body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": attestation_name(parent.key)}}
     body["data"] = {each: signed[each][0] for each in newest}
-    # First: what was attested is there when a pod asks to be admitted.
+    # First, so that the webhook finds the attestation when it reviews a pod.
     return replace(desired, children=[owned(body, parent.key, parent.uid), *desired.children])
 
 
@@ -132,13 +132,13 @@ def _entry(pods: tuple[Pods, ...]) -> str:
 
 
 def _looked_at(entries: Mapping[str, str], needed: set[str]) -> Mapping[str, str]:
-    """Return the entries that are needed and a few more: to verify all that others may write there takes seconds."""
+    """Return the needed entries and a few more: verifying all entries that other writers may add takes seconds."""
     names = sorted(entries, key=lambda name: name not in needed)[:_MOST_LOOKED_AT]
     return {name: entries[name] for name in names}
 
 
 def _signed(parent: ParsedDeployment, entries: Mapping[str, str], key: SigningKey) -> dict[str, tuple[str, Statement]]:
-    """Return the entries that we signed of this very object: others may write into a ConfigMap, too."""
+    """Return the entries that the operator signed for this very object: the ConfigMap is untrusted input."""
     found = {}
     for name, written in entries.items():
         with suppress(UnverifiedError):
@@ -152,7 +152,7 @@ def _signed(parent: ParsedDeployment, entries: Mapping[str, str], key: SigningKe
 
 
 def _renewed(text: str, key: SigningKey) -> str:
-    """Return an envelope that a former key signed as this one signs it, for the same payload; any other as it is."""
+    """Sign the payload again if a former key signed the envelope; return any other envelope unchanged."""
     try:
         _own_statement(text, key.public)
     except UnverifiedError:
@@ -163,12 +163,12 @@ def _renewed(text: str, key: SigningKey) -> str:
 
 @lru_cache(maxsize=_MOST_REMEMBERED)
 def _own_statement(text: str, key: PublicKey) -> Statement:
-    """Return what an envelope says. Only those are remembered that hold."""
+    """Return the statement of an envelope. Only valid ones are cached."""
     return read_statement(opened(text, key))
 
 
 def _served(parent: ParsedDeployment, outcome: Launch, pods: Sequence[Body], captures: Sequence[Body]) -> Served | None:
-    """Return what there is to say of engines that all serve by this spec; None while they do not."""
+    """Return the report of engines that all serve this spec; None while they do not."""
     status, observed = parent.status, parent.status.observed
     is_ready = any(
         (each.type, each.status, each.observed_generation) == ("Ready", ConditionStatus.TRUE, parent.generation)
@@ -187,7 +187,7 @@ def _served(parent: ParsedDeployment, outcome: Launch, pods: Sequence[Body], cap
 
 
 def _verdict(captures: Sequence[Body]) -> Verdict | None:
-    """Return what the newest capture with arms says; None where none compared any."""
+    """Return the verdict of the newest capture that compared arms; None without one."""
     told = []
     for capture in captures:
         status, metadata = mapping(capture, "status"), mapping(capture, "metadata")

@@ -19,16 +19,16 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 _MARKS: Final = (b"BEGIN ENCRYPTED SIGSTORE PRIVATE KEY", b"BEGIN ENCRYPTED COSIGN PRIVATE KEY")
-"""The latter is that of cosign 1."""
+"""First lines of cosign's private keys; the second is from cosign 1."""
 
 _MOST_SCRYPT_BLOCKS: Final = 2**21
-"""N times r times p, of 128 bytes each. Cosign takes a quarter of that, 64 MiB."""
+"""Limit of N * r * p, in blocks of 128 bytes. Cosign uses a quarter of that, 64 MiB."""
 
 _KEY_BYTES: Final = 32
 
 
 class UnreadableKeyError(Exception):
-    """A key that does not open, in words that follow its file's name."""
+    """A key that cannot be decrypted; the message follows the file name."""
 
 
 class _Parameters(msgspec.Struct, frozen=True):
@@ -55,7 +55,7 @@ class _Encrypted(msgspec.Struct, frozen=True):
 
 
 def is_of_cosign(pem: bytes) -> bool:
-    """Whether a file has a key in this form."""
+    """Return whether a file has a private key in cosign's format."""
     return any(mark in pem for mark in _MARKS)
 
 
@@ -65,49 +65,49 @@ def decrypted(pem: bytes, password: bytes) -> bytes:
     Raises
     ------
     UnreadableKeyError
-        When it is of no known form, or the password is another one.
+        If the format is unknown, or the password is wrong.
     """
-    from nacl.exceptions import CryptoError  # noqa: PLC0415  only who signs with such a key needs it
+    from nacl.exceptions import CryptoError  # noqa: PLC0415  only needed for such keys
     from nacl.secret import SecretBox  # noqa: PLC0415
 
     try:
         lines = [each for each in pem.split(b"\n") if each.strip() and not each.startswith(b"-----")]
         key = msgspec.json.decode(base64.b64decode(b"".join(lines), validate=False), type=_Encrypted)
     except (binascii.Error, ValueError, msgspec.MsgspecError) as error:
-        raise UnreadableKeyError("is no key that cosign generate-key-pair wrote, or a part of one") from error
+        raise UnreadableKeyError("is not a complete key of cosign generate-key-pair") from error
     parameters = key.kdf.params
     if (key.kdf.name, key.cipher.name) != ("scrypt", "nacl/secretbox"):
         names = json.dumps([key.kdf.name, key.cipher.name])
-        raise UnreadableKeyError(f"is encrypted by {names}: cosign does it by scrypt and nacl/secretbox")
+        raise UnreadableKeyError(f"is encrypted with {names}: use scrypt and nacl/secretbox, as cosign does")
     if parameters.n * parameters.r * parameters.p > _MOST_SCRYPT_BLOCKS:
-        raise UnreadableKeyError("asks for more memory than cosign does: make it anew")
+        raise UnreadableKeyError("needs more memory to decrypt than a key of cosign: create it again")
     try:
         derived = Scrypt(key.kdf.salt, _KEY_BYTES, parameters.n, parameters.r, parameters.p).derive(password)
         return SecretBox(derived).decrypt(key.ciphertext, key.cipher.nonce)
     except (CryptoError, OverflowError, ValueError) as error:
-        raise UnreadableKeyError("does not open with this password") from error
+        raise UnreadableKeyError("cannot be decrypted with this password") from error
 
 
 _FIX: Final = (
-    "make one with cosign generate-key-pair, or openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256"
+    "create one with cosign generate-key-pair, or openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256"
 )
-_IF_ANY: Final = "--signing-key-password-file names the file with its password, and only where it has one"
+_IF_ANY: Final = "set --signing-key-password-file to the file with its password, only if it has one"
 
 
 class KeyFormatError(Exception):
-    """A key that cannot be used, in words that follow its file's name."""
+    """A key that cannot be used; the message follows the file name."""
 
 
 class PublicKey:
-    """What says whether a signature is of its private key."""
+    """Public key that verifies signatures of its private key."""
 
     def __init__(self, key: ec.EllipticCurvePublicKey) -> None:
         self._key = key
         fingerprint = b64encode(ssh_key_fingerprint(key, SHA256())).decode().rstrip("=")
         self.id = f"SHA256:{fingerprint}"
-        """What tells one key from another, as cosign wants it: it passes over signatures with another one.
+        """Key ID in the format of cosign, which ignores signatures with another ID; ssh-keygen -l also prints it.
 
-        github.com/secure-systems-lab/go-securesystemslib, dsse/verify.go and SHA256KeyID; ssh-keygen -l prints it, too.
+        Source: github.com/secure-systems-lab/go-securesystemslib, dsse/verify.go and SHA256KeyID.
         """
 
     @classmethod
@@ -117,20 +117,20 @@ class PublicKey:
         Raises
         ------
         KeyFormatError
-            When it is something else.
+            If it is not a public key on P-256.
         """
         try:
             key = load_pem_public_key(pem)
         except (ValueError, UnsupportedAlgorithm) as error:
-            what = "is a private key" if b"PRIVATE KEY" in pem else "is no public key in PEM"
-            fix = "give its public one, as cosign.pub or openssl pkey -pubout have it"
+            what = "is a private key" if b"PRIVATE KEY" in pem else "is not a public key in PEM"
+            fix = "use the public key: cosign.pub, or the output of openssl pkey -pubout"
             raise KeyFormatError(f"{what}: {fix}") from error
         if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
-            raise KeyFormatError("is no ECDSA key on P-256, with which attestations are signed: give that one")
+            raise KeyFormatError("is not an ECDSA key on P-256: use the public key of the signing key")
         return cls(key)
 
     def verifies(self, signature: bytes, message: bytes) -> bool:
-        """Whether a signature is of this key's owner, over this message."""
+        """Return whether the private key of this key signed the message."""
         try:
             self._key.verify(signature, message, ec.ECDSA(SHA256()))
         except InvalidSignature:
@@ -139,26 +139,26 @@ class PublicKey:
 
 
 class SigningKey:
-    """What signs, and the public key to it."""
+    """Private key that signs attestations, and its public key."""
 
     def __init__(self, key: ec.EllipticCurvePrivateKey, former: tuple[PublicKey, ...] = ()) -> None:
         self._key = key
         self.public = PublicKey(key.public_key())
         self.former = former
-        """Those that signed before: what they signed is signed anew."""
+        """Public keys of earlier signing keys: their attestations are signed again."""
 
     @classmethod
     def read(cls, pem: bytes, password: bytes | None = None, former: tuple[PublicKey, ...] = ()) -> "SigningKey":
-        """Return the key of a file such as cosign.key, or of any PEM; without a password where that has none.
+        """Return the key of a file such as cosign.key, or of any PEM; omit the password if it has none.
 
         Raises
         ------
         KeyFormatError
-            When it is something else, or the password is another one.
+            If it is not a private key on P-256, or the password is wrong.
         """
         try:
             if is_of_cosign(pem):
-                # Cosign encrypts with an empty one where it is given none.
+                # Without a password, cosign encrypts with an empty one.
                 key = load_der_private_key(decrypted(pem, password or b""), None)
             else:
                 key = load_pem_private_key(pem, password)
@@ -169,10 +169,10 @@ class SigningKey:
             raise KeyFormatError(f"{why}: {_IF_ANY}") from error
         except (ValueError, UnsupportedAlgorithm) as error:
             if b"ENCRYPTED PRIVATE KEY" in pem:
-                raise KeyFormatError(f"does not open with this password: {_IF_ANY}") from error
-            raise KeyFormatError(f"is no private key in PEM: {_FIX}") from error
+                raise KeyFormatError(f"cannot be decrypted with this password: {_IF_ANY}") from error
+            raise KeyFormatError(f"is not a private key in PEM: {_FIX}") from error
         if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
-            raise KeyFormatError(f"is no ECDSA key on P-256: {_FIX}")
+            raise KeyFormatError(f"is not an ECDSA key on P-256: {_FIX}")
         return cls(key, former)
 
     def sign(self, message: bytes) -> bytes:

@@ -23,45 +23,45 @@ _CONTAINERS: Final = ("initContainers", "containers", "ephemeralContainers")
 
 @dataclass(frozen=True)
 class Gate:
-    """What pods are held against."""
+    """Compares pods with attestations."""
 
     keys: tuple[PublicKey, ...]
-    """Of who may have signed: several while one replaces the other."""
+    """Accepted public keys: several while one replaces another."""
 
     others: frozenset[tuple[str, str]] = frozenset()
-    """Containers that others add to pods, by name and image: nothing is asked of them."""
+    """Containers that other tools add to pods, by name and image: they are not compared."""
 
     def is_unchanged(self, pod: Body, before: Body) -> bool:
-        """Whether a change of a pod is none of what is attested."""
+        """Return whether a change of a pod leaves all attested content the same."""
         return pods_of(pod) == pods_of(before)
 
     def refusal_of_change(self, pod: Body, before: Body, key: Key, config_map: Body | None) -> str | None:
-        """Return why a pod that runs may not become this one; None if it may.
+        """Return why a running pod may not be changed into this one; None if it may.
 
-        What was not attested has run in it, and an image that takes its place finds the files that it left.
+        An earlier content that was not attested has run in the pod, and a new image finds the files that it left.
         """
         if refusal := self.refusal(pod, key, config_map):
             return refusal
         earlier = self.refusal(before, key, config_map)
-        return f"what it was before the change {earlier}: delete the pod" if earlier else None
+        return f"before the change, the pod {earlier}: delete the pod" if earlier else None
 
     def refusal(self, pod: Body, key: Key, config_map: Body | None) -> str | None:
         """Return why a pod of this deployment may not start, by the ConfigMap with its attestations; None if it may."""
         name = f"ConfigMap {printable(attestation_name(key))}"
         if config_map is None:
-            return f"{name} is not there: an operator with a signing key writes it before it starts engines"
+            return f"{name} does not exist: an operator with a signing key writes it before it starts engines"
         entries = [text for entry, text in mapping(config_map, "data").items() if entry.endswith(ENTRY_SUFFIX)]
         if len(entries) > MOST_ROLLOUTS:
-            return f"{name} has {len(entries)} attestations: an operator writes {MOST_ROLLOUTS} at most"
+            return f"{name} has {len(entries)} attestations, but an operator writes at most {MOST_ROLLOUTS}"
         rollouts, reasons = self._verified(entries, key, _owners(config_map))
         if not rollouts:
-            return f"{name} holds no attestation that verifies{': ' if reasons else ''}{'; '.join(sorted({*reasons}))}"
+            return f"{name} has no valid attestation{': ' if reasons else ''}{'; '.join(sorted({*reasons}))}"
         own = pods_of(self._without_others(pod))
         found = min((pod_differences(each, own) for each in rollouts), key=len)
         return f"is not as attested in {name}: {'; '.join(_told(found))}" if found else None
 
     def _verified(self, entries: list[str], key: Key, owners: set[str]) -> tuple[list[Rollout], list[str]]:
-        """Return what those say that hold, and why others do not: whoever writes ConfigMaps may have written them."""
+        """Return the rollouts of the valid entries, and reasons for the others: the ConfigMap is untrusted input."""
         rollouts, reasons = [], []
         for text in entries:
             try:
@@ -72,7 +72,7 @@ class Gate:
             if (rollout.object.namespace, rollout.object.name) != (key.namespace, key.name):
                 reasons.append(f"one is of {rollout.object.namespace}/{rollout.object.name}")
             elif rollout.object.uid not in owners:
-                reasons.append("one is of an earlier object of this name, by its uid")
+                reasons.append("one is of an earlier object of this name, with another uid")
             else:
                 rollouts.append(rollout)
         return rollouts, reasons
@@ -87,25 +87,25 @@ class Gate:
 
 
 def owner_of(pod: Mapping[str, Any]) -> str | None:
-    """Return the name of the deployment whose engine a pod says to be; None of one that says nothing."""
+    """Return the deployment that the labels of a pod name; None without such a label."""
     serves, computes = engine_labels(pod)
     return serves if serves is not None else computes
 
 
 def engine_labels(pod: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """Return by which labels a pod says whose engine it is: one that clients reach, one that computes for it."""
+    """Return the deployments that a pod's labels name: as an engine that clients reach, and as a worker of one."""
     labels = mapping(mapping(pod, "metadata"), "labels")
     return labels.get(DEPLOYMENT_LABEL), labels.get(COMPUTES_FOR_LABEL)
 
 
 def _owners(config_map: Body) -> set[str]:
-    """Return whose ConfigMap it is: the API server deletes what belongs to an object that is gone."""
+    """Return the UIDs of the owning deployments: the garbage collector deletes the ConfigMap with its owner."""
     owners = objects(mapping(config_map, "metadata"), "ownerReferences")
     return {str(each.get("uid")) for each in owners if each.get("kind") == deployment.KIND}
 
 
 def _told(differences: tuple[Difference, ...]) -> Iterator[str]:
-    """Return what differs, and not what is attested: whoever reaches the webhook may ask."""
+    """Yield the differing fields without the attested values, because any client may call the webhook."""
     for each in differences[:_MOST_DIFFERENCES]:
         yield f"{printable(each.field)}: {shown(each.found)}" if each.field.endswith("image") else printable(each.field)
     if (left := len(differences) - _MOST_DIFFERENCES) > 0:

@@ -23,11 +23,11 @@ from specdecode_operator.untrusted import UnreadableTextError, mapping, name_of,
 
 PAYLOAD_TYPE: Final = "application/vnd.in-toto+json"
 MOST_BYTES: Final = 192 * 1024
-"""Of an envelope: a ConfigMap with four of them takes no more than etcd does."""
+"""Limit of an envelope: a ConfigMap with four of them stays below the limit of etcd."""
 
 
 class UnverifiedError(Exception):
-    """An attestation that does not hold, in one line."""
+    """An attestation that is not valid; the message is one line."""
 
 
 class _Signature(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -42,13 +42,13 @@ class _Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=
 
 
 def signed_bytes(payload: bytes, payload_type: str = PAYLOAD_TYPE) -> bytes:
-    """Return what a signature is over: the protocol's PAE."""
+    """Return the signed bytes: the pre-authentication encoding (PAE) of DSSE."""
     kind = payload_type.encode()
     return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
 
 
 def sealed(payload: bytes, key: SigningKey) -> str:
-    """Return the envelope of a payload, signed."""
+    """Return the signed envelope of a payload."""
     signature = _Signature(_encoded(key.sign(signed_bytes(payload))), key.public.id)
     return msgspec.json.encode(_Envelope(PAYLOAD_TYPE, _encoded(payload), (signature,))).decode()
 
@@ -59,25 +59,25 @@ def opened(text: str | bytes, *keys: PublicKey) -> bytes:
     Raises
     ------
     UnverifiedError
-        When it is no such envelope: nothing that it says may be believed then.
+        If it is not such an envelope; its content must not be trusted then.
     """
     try:
         envelope = msgspec.convert(parse_json(text, MOST_BYTES), _Envelope)
     except (UnreadableTextError, msgspec.ValidationError) as error:
-        raise UnverifiedError(f"is no DSSE envelope: {error}") from error
+        raise UnverifiedError(f"is not a DSSE envelope: {error}") from error
     if envelope.payload_type != PAYLOAD_TYPE:
-        raise UnverifiedError(f"payloadType is not {PAYLOAD_TYPE}: it is no in-toto statement")
+        raise UnverifiedError(f"has a payloadType other than {PAYLOAD_TYPE}, so it is not an in-toto statement")
     if len(envelope.signatures) != 1:
-        raise UnverifiedError(f"has {len(envelope.signatures)} signatures: the operator writes one")
+        raise UnverifiedError(f"has {len(envelope.signatures)} signatures, but the operator writes one")
     [signature] = envelope.signatures
-    # A hint, which an envelope need not have.
+    # The key ID is an optional hint.
     hinted = [each for each in keys if signature.keyid in ("", each.id)]
     if not hinted:
         given = " or ".join(each.id for each in keys)
-        raise UnverifiedError(f"was signed with another key: {given} is given, {shown(signature.keyid)} signed")
+        raise UnverifiedError(f"was signed with another key, {shown(signature.keyid)} instead of {given}")
     payload, signed = _decoded("payload", envelope.payload), _decoded("signature", signature.sig)
     if not any(each.verifies(signed, signed_bytes(payload)) for each in hinted):
-        raise UnverifiedError("the signature is not of this key, or what is signed was changed")
+        raise UnverifiedError("has a signature of another key, or its content was changed")
     return payload
 
 
@@ -89,9 +89,9 @@ def _decoded(name: str, text: str) -> bytes:
     try:
         content = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise UnverifiedError(f"{name} is no base64") from error
+        raise UnverifiedError(f"has a {name} that is not base64") from error
     if _encoded(content) != text:
-        raise UnverifiedError(f"{name} is base64 that can be written in another way")
+        raise UnverifiedError(f"has a {name} that is not canonical base64")
     return content
 
 
@@ -105,11 +105,11 @@ _DEFAULTS: Final = (
     ("expirationSeconds", 3600),
     ("volumeMode", "Filesystem"),
 )
-"""What the API server writes into references to fields and resources, and into volumes."""
+"""Defaults that the API server writes into references to fields and resources, and into volumes."""
 
 _OF_NO_CONTENT: Final = ("sizeLimit", "resources", "metadata", "pullPolicy")
-"""Fields of volumes that say nothing of what is in them: quantities are written in more ways than one, and claims of
-ephemeral volumes get metadata."""
+"""Fields of volumes that are not compared because they do not affect the content: quantities have several notations,
+and claims of ephemeral volumes get metadata."""
 
 _TOKEN_VOLUME: Final = {
     "projected": {
@@ -123,17 +123,19 @@ _TOKEN_VOLUME: Final = {
 _TOKEN_MOUNTS: Final = [
     [{"mountPath": "/var/run/secrets/kubernetes.io/serviceaccount", "readOnly": True}, _TOKEN_VOLUME]
 ]
-"""What the API server adds to pods whose account has a token, by another name in each: left out, as no template has it
-(kubernetes, plugin/pkg/admission/serviceaccount, TokenVolumeSource). Any other volume at that path is attested."""
+"""Volume that the API server adds to pods for the token of their account, under a random name. It is not compared,
+because no template has it; any other volume at that path is attested (kubernetes,
+plugin/pkg/admission/serviceaccount, TokenVolumeSource)."""
 
 _ANNOTATION: Final = re.compile(r"metadata\.annotations\['(specdecode\.io/.+)'\]")
-"""A reference to one of ours: engines have their logging from there, and what it runs. Others may be written later."""
+"""Reference to an annotation of the operator, whose value is attested because it configures the engine's logging and
+the code that this loads. Other annotations may change later."""
 
 _REFERS: Final = "$("
-"""In the value of a variable: the kubelet puts in the value that the named one has had by then."""
+"""Reference to an earlier variable in the value of a variable; the kubelet expands it."""
 
 _TERMINATION_MESSAGE: Final = "/dev/termination-log"
-"""What the API server writes where a container does not say it: the kubelet mounts an empty file there."""
+"""Default of the API server; the kubelet mounts an empty file there."""
 
 _TERMINAL: Final = ("stdin", "stdinOnce", "tty")
 _PROBES: Final = ("startupProbe", "readinessProbe", "livenessProbe")
@@ -148,20 +150,20 @@ class Container(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=
     command: tuple[str, ...]
     args: tuple[str, ...]
     environment_sha256: str
-    """Of its variables, in their order where that makes a difference; no value of one is told."""
+    """Digest of its variables, in order if the order matters; their values are not disclosed."""
 
     commands_sha256: str
-    """Of what the kubelet runs in it beside: commands of hooks and probes."""
+    """Digest of the commands of hooks and probes."""
 
     files_sha256: str
-    """Of the volumes that it sees, where it sees them, and its working directory."""
+    """Digest of its volumes, their mount paths and its working directory."""
 
     termination_message_path: str
     terminal: tuple[str, ...]
-    """By which fields somebody may type into it."""
+    """Fields that allow interactive input."""
 
     restart_policy: str
-    """Its own, by which an init container runs on beside those after it."""
+    """Restart policy of the container, which makes an init container a sidecar."""
 
 
 class Pods(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel", omit_defaults=True):
@@ -171,12 +173,12 @@ class Pods(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="came
     containers: tuple[Container, ...]
 
     service_links: bool = False
-    """Whether each Service of the namespace becomes variables of every container, which whoever creates Services then
-    sets: vLLM reads VLLM_PORT, which a Service named `vllm` makes."""
+    """Whether the Services of the namespace set variables of every container: a Service named `vllm` would set
+    VLLM_PORT, which vLLM reads."""
 
     @property
     def sha256(self) -> str:
-        """What tells these pods from others."""
+        """Digest that identifies these pods."""
         return digest(self)
 
 
@@ -186,16 +188,16 @@ def digest(value: Any) -> str:
 
 
 def pods_of(template: Mapping[str, Any]) -> Pods:
-    """Return what an attestation says of pods, of a template or of one that is there."""
+    """Return the attested content of pods, from a template or a live pod."""
     spec, annotations = mapping(template, "spec"), mapping(mapping(template, "metadata"), "annotations")
     volumes = {name_of(each): _told({**each, "name": None}, annotations) for each in objects(spec, "volumes")}
-    # Somebody's kubectl debug is a container more.
+    # kubectl debug adds an ephemeral container.
     running = [*objects(spec, "containers"), *objects(spec, "ephemeralContainers")]
     initial = objects(spec, "initContainers")
     return Pods(
         tuple(_container(each, volumes, annotations) for each in initial),
         tuple(_container(each, volumes, annotations) for each in running),
-        # The API server enables them unless a pod says otherwise.
+        # The API server enables them by default.
         service_links=spec.get("enableServiceLinks") is not False,
     )
 
@@ -216,9 +218,9 @@ def _container(body: Body, volumes: Mapping[str, Any], annotations: Mapping[str,
 
 
 def _variables(body: Body, annotations: Mapping[str, Any]) -> dict[str, Any] | list[tuple[str, Any]]:
-    """Return the variables; in their order where one refers to another, or of one name the last counts.
+    """Return the variables, in order if one refers to another or a name is set twice.
 
-    Otherwise without it: who merges a list may put what was there already first.
+    Otherwise they are sorted by name, because admission may reorder a merged list.
     """
     own = [each for each in objects(body, "env") if not name_of(each).startswith(_OF_GROUPS)]
     pairs = [(name_of(each), _value(each, annotations)) for each in own]
@@ -238,14 +240,14 @@ def _commands(body: Body) -> dict[str, Any]:
 
 
 def _files(body: Body, volumes: Mapping[str, Any]) -> list[Any]:
-    """Return what is seen where. Names of volumes say nothing: another one under the same name is told."""
+    """Return the working directory and the mounts with their volumes. The content of a volume counts, not its name."""
     mounts = [*objects(body, "volumeMounts"), *objects(body, "volumeDevices")]
     seen = [[_told({**each, "name": None}, {}), volumes.get(name_of(each))] for each in mounts]
     return [body.get("workingDir") or "", *sorted((each for each in seen if each not in _TOKEN_MOUNTS), key=digest)]
 
 
 def _told(value: Any, annotations: Mapping[str, Any]) -> Any:
-    """Return a value without defaults and what says nothing, and with each annotation of ours that it refers to."""
+    """Return a value without defaults and empty fields, and with the operator's annotations that it refers to."""
     if isinstance(value, list):
         return [_told(each, annotations) for each in value]
     if not isinstance(value, dict):
@@ -270,7 +272,7 @@ class _Told(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="cam
 
 
 class Subject(_Told, frozen=True):
-    """What the statement is about, by its digest."""
+    """Subject of the statement, with its digest."""
 
     name: str
     digest: dict[str, str]
@@ -287,12 +289,12 @@ class AttestedObject(_Told, frozen=True):
 
 
 class Memory(_Told, frozen=True):
-    """What the engines report of their KV cache."""
+    """Predicted and reported KV cache."""
 
     predicted_tokens: int
     reported_tokens: int | None = None
     residual_bytes: int | None = None
-    """On one GPU, predicted less reported."""
+    """Predicted less reported bytes on one GPU."""
 
 
 class Image(_Told, frozen=True):
@@ -304,19 +306,19 @@ class Image(_Told, frozen=True):
 
 
 class Verdict(_Told, frozen=True):
-    """What the newest comparison of the deployment came to."""
+    """Result of the deployment's newest comparison of arms."""
 
     capture: str
     uid: str
     status: str
-    """Of the condition Pays."""
+    """Status of the condition Pays."""
 
     reason: str
     message: str
 
 
 class Served(_Told, frozen=True):
-    """What there is to say once every engine of the template serves."""
+    """Report of the engines, once all engines of the template serve."""
 
     engines: int
     engine_version: str | None
@@ -326,25 +328,25 @@ class Served(_Told, frozen=True):
 
 
 class Rollout(_Told, frozen=True):
-    """The predicate."""
+    """Predicate of the statement."""
 
     made_at: str
-    """RFC 3339."""
+    """Time in RFC 3339."""
 
     operator_version: str
     object: AttestedObject
     plan: dict[str, Any]
-    """As status.plan of that generation has it."""
+    """status.plan of that generation."""
 
     pods: tuple[Pods, ...]
-    """Of each template of the workload: the leader's first where there are two."""
+    """Pods of each template of the workload; if there are two, the leader's come first."""
 
     served: Served | None = None
-    """Absent until all engines serve: then only the plan is attested."""
+    """None until all engines serve; only the plan is attested then."""
 
     @property
     def age(self) -> tuple[int, str]:
-        """By which rollouts of one object are sorted, the newest last."""
+        """Sort key of the rollouts of one object; the newest comes last."""
         return self.object.generation, self.made_at
 
 
@@ -358,7 +360,7 @@ class Statement(_Told, frozen=True):
 
 
 def statement_of(rollout: Rollout) -> Statement:
-    """Return the statement that is made of a rollout: its subjects are templates of pods, and images."""
+    """Return the statement of a rollout; its subjects are pod templates and images."""
     place = f"{rollout.object.namespace}/{rollout.object.name}"
     pods = [Subject(f"{place}/pods/{number}", {"sha256": each.sha256}) for number, each in enumerate(rollout.pods)]
     images = {each.digest: each for each in (rollout.served.images if rollout.served else ())}
@@ -372,21 +374,21 @@ def statement_text(statement: Statement) -> bytes:
 
 
 def read_statement(payload: bytes) -> Statement:
-    """Return the statement of a payload whose signature holds.
+    """Return the statement of a verified payload.
 
     Raises
     ------
     UnverifiedError
-        When it speaks of something else, or says of one thing two.
+        If it is another kind of statement, or its subjects contradict its predicate.
     """
     try:
         statement = msgspec.json.decode(payload, type=Statement)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise UnverifiedError(f"is no statement of a rollout that this version reads: {error}") from error
+        raise UnverifiedError(f"is not a statement of a rollout that this version can read: {error}") from error
     if (statement.type, statement.predicate_type) != (STATEMENT_TYPE, PREDICATE_TYPE):
-        raise UnverifiedError(f"is a statement of another kind: {PREDICATE_TYPE} is meant")
+        raise UnverifiedError(f"is another kind of statement; expected {PREDICATE_TYPE}")
     if statement != statement_of(statement.predicate):
-        raise UnverifiedError("its subjects are not those of its predicate")
+        raise UnverifiedError("has subjects that contradict its predicate")
     return statement
 
 

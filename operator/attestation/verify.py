@@ -13,7 +13,7 @@ from specdecode_operator.problems import shown, shown_or_missing
 from specdecode_operator.untrusted import mapping, objects
 
 CHECKED: Final = (deployment.KIND, *sorted(WORKLOAD_KINDS), POD.kind)
-"""Kinds of objects that an attestation says something of."""
+"""Kinds of objects that can be compared with an attestation."""
 
 
 _OF_CONTAINERS: Final = {
@@ -27,7 +27,7 @@ _OF_CONTAINERS: Final = {
     "terminal": "stdin, stdinOnce, tty",
     "restart_policy": "restartPolicy",
 }
-"""What is attested of a container, in words of its manifest."""
+"""Attested fields of a container, and their names in its manifest."""
 
 
 class Difference(NamedTuple):
@@ -45,10 +45,10 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True)
 class Compared:
-    """One object, held against what was attested."""
+    """Comparison of one object with an attestation."""
 
     looked_at: str
-    """Of what, for people."""
+    """Compared parts, for people."""
 
     differences: tuple[Difference, ...]
 
@@ -56,7 +56,7 @@ class Compared:
 def compared(rollouts: Sequence[Rollout], body: Body) -> Compared:
     """Return how an object of `CHECKED` differs from the newest of some rollouts of one SpecDecodeDeployment.
 
-    Pods of an earlier rollout may run on while its successor comes up: they may be those of any.
+    A pod may match any rollout, because pods of an earlier one run until its successor is ready.
     """
     newest = max(rollouts, key=lambda each: each.age)
     foreign = tuple(_foreign(newest, body))
@@ -69,7 +69,7 @@ def compared(rollouts: Sequence[Rollout], body: Body) -> Compared:
     of_pod = next((each for each in rollouts if own in each.pods), None)
     if of_pod is None:
         return Compared("containers", foreign or pod_differences(newest, own))
-    # The kubelet knows some before others, and who leaves out the status has none compared.
+    # The kubelet learns digests one by one; without a status none are compared.
     running = {each.name for each in (*own.init_containers, *own.containers)}
     by_digest = of_pod.served and running == {name for name, _ in images_of(body)}
     looked_at = "containers, images by digest" if by_digest else "containers"
@@ -77,13 +77,13 @@ def compared(rollouts: Sequence[Rollout], body: Body) -> Compared:
 
 
 def pod_differences(rollout: Rollout, own: Pods) -> tuple[Difference, ...]:
-    """Return how a pod differs from those of a rollout that it is most like; none where it is one of them."""
+    """Return how a pod differs from the most similar pods of a rollout; empty if it matches."""
     none = (Difference("templates of pods", 0, 1),)
     return min((tuple(_of_pods([each], [own])) for each in rollout.pods), key=len, default=none)
 
 
 def _foreign(rollout: Rollout, body: Body) -> Iterator[Difference]:
-    """Whose object it is."""
+    """Yield differences in namespace and deployment."""
     metadata = mapping(body, "metadata")
     yield from _differs("metadata.namespace", rollout.object.namespace, metadata.get("namespace"))
     if body.get("kind") == deployment.KIND:
@@ -121,7 +121,7 @@ def _of_pods(attested: Sequence[Pods], found: Sequence[Pods]) -> Iterator[Differ
     for pods, others in zip(attested, found, strict=False):
         told = [*_differs("enableServiceLinks", pods.service_links, others.service_links)]
         told += _of_containers(pods, others)
-        # Their order is attested as well.
+        # The order of the containers is also attested.
         yield from told or _differs("pods (SHA-256)", pods.sha256, others.sha256)
 
 
@@ -154,7 +154,7 @@ def _of_images(rollout: Rollout, pod: Body) -> Iterator[Difference]:
 
 
 def images_of(pod: Body) -> Iterator[tuple[str, str]]:
-    """Return the digest of each container's image, as the kubelet says it; none that it does not know yet."""
+    """Yield container and image digest as the kubelet reports them, without digests that it does not know yet."""
     status = mapping(pod, "status")
     for each in (*objects(status, "initContainerStatuses"), *objects(status, "containerStatuses")):
         _, _, value = str(each.get("imageID") or "").rpartition("sha256:")

@@ -101,10 +101,10 @@ _FIELDS: Final[Mapping[str, str]] = {
 
 _FETCHING: Final[Mapping[str, tuple[str, str]]] = {
     RESOLVING: (
-        "nothing is known of it yet",
-        "has read it; or create another capture with the content of its config.json beside its name",
+        "no facts about it yet",
+        "has read it; or put its config.json into config, next to model, in a new capture",
     ),
-    DOWNLOADING: ("it is not in the deployment's cache", "has downloaded it to the same claim"),
+    DOWNLOADING: ("not in the deployment's cache", "has downloaded it to the same claim"),
 }
 """Missing model and remedy, by the reason of a deployment that waits for it; captures fetch no models for arms."""
 
@@ -199,15 +199,14 @@ def captured_arms(
 
 def _plan_blocked(outcome: RolledBack | NotLaunched, arm: Arm) -> Blocked:
     if isinstance(outcome, RolledBack):
-        return Blocked(_REJECTED, f"engines of it never served ({outcome.failure}): leave it out", permanent=True)
+        return Blocked(_REJECTED, f"its engines never served ({outcome.failure}): remove the arm", permanent=True)
     readiness = outcome.readiness
     if readiness.reason in _FETCHING:
         lacks, helps = _FETCHING[readiness.reason]
         draft = arm.speculation.draft if arm.speculation else None
         model = f"speculation.draft.model: {draft.model}" if draft else "a checkpoint of the target"
         message = (
-            f"{model}: {lacks}; goes on when a SpecDecodeDeployment of this namespace that serves it, or would if it"
-            f" were not suspended, {helps}"
+            f"{model}: {lacks}; continues when a SpecDecodeDeployment of this namespace that uses this model {helps}"
         )
         return Blocked(WAITS, message)
     why = f"{readiness.reason}: {readiness.message}"
@@ -222,7 +221,7 @@ def _place_blocked(launch: Launch, source: CapturedDeployment) -> Blocked | None
     arm, deployment = (
         place_phrase(plan.gpus, plan.nodes, plan.product) for plan in (launch.plan.chosen, source.launch.plan.chosen)
     )
-    message = f"it takes {arm}, and the deployment {deployment}, which all arms share: leave it out"
+    message = f"needs {arm}, but all arms share the {deployment} of the deployment: remove the arm"
     return None if arm == deployment else Blocked(_REJECTED, message, permanent=True)
 
 
@@ -236,8 +235,8 @@ def _models_blocked(arms: Sequence[CapturedArm]) -> Blocked | None:
             if revision != model.revision:
                 wanted, there = model.revision or "the newest", revision or "the newest"
                 message = (
-                    f"spec.arms[{index}] ({arm.name}): wants {model.model} at revision {wanted}, and arm {other} at"
-                    f" {there}, in the same folder: give the deployment a spec.models.cache, which holds both"
+                    f"spec.arms[{index}] ({arm.name}): needs {model.model} at revision {wanted}, but arm {other} puts"
+                    f" {there} into the same folder: set spec.models.cache of the deployment, which holds both"
                 )
                 return Blocked(_REJECTED, message, permanent=True)
     return None

@@ -81,7 +81,7 @@ class Borrowing:
         if not self._are_gone:
             return replace(self._waiting_for_engines(), borrow=record)
         return replace(
-            status.pending("Starting", "the Job is started"), borrow=record, writes=status.Writes(job_suspended=False)
+            status.pending("Starting", "Job is starting"), borrow=record, writes=status.Writes(job_suspended=False)
         )
 
     def running(self, job: Body, progress: Progress) -> status.Decision:
@@ -93,7 +93,7 @@ class Borrowing:
                 # Kueue starts Jobs. Any other Job was started by another client, or its status was lost.
                 waits = self.waits()
                 if waits is None and not self.capture.queue_labels:
-                    message = "the Job is suspended until the capture has the GPUs of its deployment"
+                    message = "Job is suspended until the capture has the GPUs of its deployment"
                     waits = status.pending("Starting", message)
                 if waits is not None:
                     return replace(waits, writes=status.withdrawn(self.capture))
@@ -119,7 +119,7 @@ class Borrowing:
             return _lent_to_another(deployment)
         if job is not None and is_suspended(job) and (left := left_pod(job, self.observed.pods)):
             return status.pending(
-                "WaitingForCleanup", f"pod {left} of an earlier attempt has not ended; goes on when it has"
+                "WaitingForCleanup", f"pod {left} of an earlier attempt has not ended; continues when it has"
             )
         blocked = mounts_blocked(self.capture, self.spec, self.observed.mounted)
         return None if blocked is None else status.blocked_decision(blocked)
@@ -147,8 +147,8 @@ class Borrowing:
 
     def _given_up(self, record: BorrowStatus) -> status.Decision:
         message = (
-            f"{record.failed_attempts} attempts to start on the GPUs of deployment {self.spec.deployment} failed; the"
-            f" last one: {record.last_failure}; create another capture when that is mended"
+            f"{record.failed_attempts} attempts to start on the GPUs of deployment {self.spec.deployment} failed; last"
+            f" failure: {record.last_failure}; fix it, then create another capture"
         )
         succeeded = ConditionUpdate("Succeeded", FALSE, "NotStarted", message)
         return status.Decision(
@@ -157,15 +157,14 @@ class Borrowing:
 
     def _back_off_words(self, record: BorrowStatus) -> str:
         return (
-            f"deployment {self.spec.deployment} has its GPUs back, because the capture did not start:"
-            f" {record.last_failure}; attempt {record.failed_attempts} of {gpu_sharing.MOST_ATTEMPTS}; the next one"
-            f" comes after {record.next_attempt_at}, when the deployment serves"
+            f"attempt {record.failed_attempts} of {gpu_sharing.MOST_ATTEMPTS} failed: {record.last_failure}; deployment"
+            f" {self.spec.deployment} has its GPUs back; next attempt after {record.next_attempt_at}, when it serves"
         )
 
     def _waiting_for_engines(self) -> status.Decision:
         deployment = self.observed.deployment
         what = place_word(None if deployment is None else _product(deployment))
-        message = f"the engines of {self.spec.deployment} are ending; then the capture has their {what}"
+        message = f"waiting for the {what} of deployment {self.spec.deployment}, whose engines are terminating"
         return status.pending("WaitingForDeployment", message)
 
     def _overdue(self, record: BorrowStatus) -> str | None:
@@ -209,7 +208,7 @@ def trial_pod(capture: Capture, job: Body) -> Body:
 
 def _lent_to_another(deployment: ObservedDeployment) -> status.Decision:
     what = place_word(_product(deployment))
-    message = f"capture {deployment.lent_to} has the {what} of deployment {deployment.key.name}; goes on when it ended"
+    message = f"capture {deployment.lent_to} has the {what} of deployment {deployment.key.name}; continues when it ends"
     return status.pending("WaitingForDeployment", message)
 
 

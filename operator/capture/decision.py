@@ -149,7 +149,7 @@ def _next_step(
     if job is not None:
         return _with_job(capture, spec, observed, job, now)
     if spec.suspend:
-        accepted = ConditionUpdate("Accepted", UNKNOWN, "Suspended", "it is looked at when it shall start")
+        accepted = ConditionUpdate("Accepted", UNKNOWN, "Suspended", "Checked when the capture starts")
         return status.suspended(accepted, status.Writes())
     return _without_job(capture, spec, observed, now)
 
@@ -177,7 +177,7 @@ def _keeping_engines(capture: Capture, observed: CaptureObservation, job: Body, 
             return status.queued(capture)
         if observed.goes_first is not None:
             return status.pending(_WAITING, observed.goes_first)
-        return replace(status.pending("Starting", "the Job is started"), writes=status.Writes(job_suspended=False))
+        return replace(status.pending("Starting", "Job is starting"), writes=status.Writes(job_suspended=False))
     pod = newest_pod(job, observed.pods)
     if observed.goes_first is not None and in_line(pod):
         return replace(status.pending(_WAITING, observed.goes_first), writes=status.withdrawn(capture))
@@ -223,7 +223,7 @@ def _without_job(
     annotations = (job["metadata"].get("annotations") or {}) | {name: each for name, each in notes.items() if each}
     job = {**job, "metadata": {**job["metadata"], "annotations": annotations}}
     trial = trial_pod(capture, job) if borrows(capture.spec) else None
-    waiting = status.queued(capture) if capture.queue_labels else status.pending("Starting", "the Job is created")
+    waiting = status.queued(capture) if capture.queue_labels else status.pending("Starting", "Job is being created")
     writes = status.Writes(claim=claim, job=job, trial_pod=trial)
     return replace(waiting, accepted=replace(status.ACCEPTED, message=words), writes=writes, engine=engine)
 

@@ -36,12 +36,14 @@ def golden_blocked(spec: SpecDecodeCaptureSpec, golden: Body | None) -> Blocked 
         return None
     field = f"spec.against.capture: {spec.against.capture}"
     if golden is None:
-        message = f"{field}: there is no SpecDecodeCapture of this name in the namespace; goes on when it succeeded"
+        message = (
+            f"{field}: there is no SpecDecodeCapture of this name in the namespace; continues when it has succeeded"
+        )
         return Blocked("GoldenNotFound", message)
     known = read_capture(golden)
     ended = known.ended
     if ended is None:
-        return Blocked("GoldenNotReady", f"{field}: it has not ended; goes on when it succeeded")
+        return Blocked("GoldenNotReady", f"{field}: it has not ended; continues when it has succeeded")
     if ended.status is not TRUE or known.status.claim is None:
         message = f"{field}: it failed ({ended.reason}): take another golden capture"
         return Blocked("GoldenFailed", message, permanent=True)
@@ -92,7 +94,7 @@ def with_golden(job: Body, capture: Capture, spec: SpecDecodeCaptureSpec, golden
 def holds_condition(regression: RegressionStatus | None, *, over: bool) -> ConditionUpdate:
     """Return the condition Holds: whether a capture's engine serves as well as the golden capture's."""
     if regression is None:
-        message = "Not compared; see the condition Succeeded" if over else "Compared when the capture ends"
+        message = "Not compared; see condition Ready" if over else "Compared when the capture ends"
         return ConditionUpdate("Holds", UNKNOWN, "NotJudged", message)
     status = {Regressed.HOLDS: TRUE, Regressed.REGRESSED: FALSE}.get(regression.verdict, UNKNOWN)
     return ConditionUpdate("Holds", status, regression.verdict, f"against {regression.against}: {regression.message}")
@@ -142,13 +144,13 @@ def _judgement(key: Key, gate: Gate, capture: Capture, *, is_own: bool) -> GateC
     if ended is not None and ended.status is not TRUE:
         message = f"the capture failed ({ended.reason}: {ended.message})"
     elif ended is not None and regression is None:
-        message = "it ended and has judged nothing"
+        message = "the capture ended without a verdict"
     elif ended is not None and regression is not None:
         holds = regression.verdict is Regressed.HOLDS
         failed = not holds
         message = regression.message if holds else f"{regression.verdict.value}: {regression.message}"
-    elif stalled is not None and stalled.status is TRUE:
-        message = f"{stalled.reason}: {stalled.message}"
+    elif ready is not None and stalled is not None and stalled.status is TRUE:
+        message = f"{ready.reason}: {ready.message}"
     else:
         # The message of Ready counts requests, which would update the deployment's status all the time.
         failed, message = False, ready.reason if ready is not None else "Pending"
@@ -169,12 +171,12 @@ def _is_as_made(key: Key, gate: Gate, capture: Capture) -> bool:
 
 def _golden_missing(golden: Body | None) -> str | None:
     if golden is None:
-        return "there is no SpecDecodeCapture of this name in the namespace; goes on when it succeeded"
+        return "there is no SpecDecodeCapture of this name in the namespace; continues when it has succeeded"
     ended = read_capture(golden).ended
     if ended is None:
-        return "it has not ended; goes on when it succeeded"
+        return "it has not ended; continues when it has succeeded"
     if ended.status is not TRUE:
-        return f"it failed ({ended.reason}); goes on when another one is named"
+        return f"it failed ({ended.reason}); name another capture"
     return None
 
 

@@ -229,7 +229,7 @@ def serving_goes_first(own: Key, servings: Iterable[Serving], now: datetime) -> 
     if first.lent_to is not None:
         to = f"capture {first.lent_to}" if is_near else "a capture"
         why = f"has lent its {place_word(first.product)} to {to}"
-    return f"{who} {why}; its engines go before a capture that keeps them: goes on when all have their place"
+    return f"{who} {why}; its engines have priority: continues when all are placed"
 
 
 def _goes_first(other: Serving, own: Key, now: datetime) -> bool:

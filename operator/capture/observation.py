@@ -16,7 +16,7 @@ from specdecode_operator.api.deployment_status import Condition, ConditionStatus
 from specdecode_operator.cluster.clock import without_times_ahead
 from specdecode_operator.cluster.resources import QUEUE_LABEL, QUEUE_PREFIX, SCHEDULE_LABEL
 from specdecode_operator.cluster.storage_classes import StorageClasses
-from specdecode_operator.deployment.conditions import Blocked
+from specdecode_operator.deployment.conditions import Blocked, full_message
 from specdecode_operator.deployment.desired_state import DesiredState, Launch
 from specdecode_operator.untrusted import mapping, objects
 
@@ -71,9 +71,11 @@ class Capture:
 
     @property
     def ended(self) -> Condition | None:
-        """Condition Succeeded, if the capture has ended."""
+        """Condition Succeeded with its full message, if the capture has ended."""
         condition = next((each for each in self.status.conditions if each.type == "Succeeded"), None)
-        return condition if condition is not None and condition.status is not ConditionStatus.UNKNOWN else None
+        if condition is None or condition.status is ConditionStatus.UNKNOWN:
+            return None
+        return condition.model_copy(update={"message": full_message(condition, self.status.conditions)})
 
 
 def created_claim(name: str) -> str:

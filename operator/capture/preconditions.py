@@ -27,7 +27,7 @@ def captured_deployment(
     # ``gate_capture`` is the name of a capture that judges engines at a gate: it captures the engines that wait there.
     if observed is None:
         message = (
-            f"spec.deployment: {name}: there is no SpecDecodeDeployment of this name in the namespace; goes on when"
+            f"spec.deployment: {name}: there is no SpecDecodeDeployment of this name in the namespace; continues when"
             " it exists"
         )
         return Blocked("DeploymentNotFound", message)
@@ -36,17 +36,19 @@ def captured_deployment(
         # The engines that wait at a gate are for the capture that judges them, and for no other.
         held = outcome if isinstance(outcome, Gated) and outcome.held.capture == gate_capture else None
         if held is None and gate_capture is not None:
-            message = f"the gate of deployment {name} waits for no capture of this name: rename this one, or delete it"
+            message = (
+                f"the gate of deployment {name} does not use a capture of this name: rename this one, or delete it"
+            )
             return Blocked("GateElsewhere", message)
         if held is None:
-            message = f"the engines of deployment {name} wait at its gate; goes on when they serve"
+            message = f"the engines of deployment {name} wait at its gate; continues when they serve"
             return Blocked("DeploymentGated", message)
     if isinstance(outcome, RolledBack):
-        message = f"deployment {name} was rolled back ({outcome.failure}); goes on when its spec serves"
+        message = f"deployment {name} was rolled back ({outcome.failure}); continues when its spec serves"
         return Blocked("DeploymentRolledBack", message, permanent=True)
     if isinstance(outcome, NotLaunched):
         why = f"{outcome.readiness.reason}: {outcome.readiness.message}"
-        message = f"deployment {name} has no plan in force ({why}); goes on when it has one"
+        message = f"deployment {name} has no plan in force ({why}); continues when it has one"
         return Blocked("DeploymentNotPlanned", message, permanent=outcome.readiness.stalled)
     launch = outcome.launch if isinstance(outcome, Gated) else outcome
     return CapturedDeployment(observed.key, observed.uid, observed.generation, launch)
@@ -63,25 +65,25 @@ def engine_blocked(facts: Facts, plan: Plan) -> Blocked | None:
     if facts.replay is not None:
         reason = "EngineReplayed"
         message = (
-            "the deployment replays a recording (spec.engine.replay), and a capture of it would measure nothing:"
-            " capture a deployment without it, or record a replay on your own machine: specdecode replay serve --record"
+            "the deployment replays a recording (spec.engine.replay), so no model would be measured: capture a"
+            " deployment without it, or record a replay on your own machine: specdecode replay serve --record"
         )
     elif plan.chosen.nodes > 1:
         reason = "MultiNodeNotSupported"
         message = (
-            f"a replica of the deployment takes {plan.chosen.nodes} nodes, and captures are of one node for now:"
-            " capture a deployment with fewer GPUs a replica (spec.parallelism)"
+            f"a replica of the deployment takes {plan.chosen.nodes} nodes, and captures support only one: capture a"
+            " deployment with fewer GPUs per replica (spec.parallelism)"
         )
     elif interval is not None and interval.value != "1":
         reason = "StreamIntervalNotOne"
         message = (
-            f"the deployment's spec.engine.extraArgs say {_STREAM_INTERVAL} {interval.value}: the engine then holds"
-            " tokens back, and what clients see is not when they were made: remove it"
+            f"the deployment's spec.engine.extraArgs have {_STREAM_INTERVAL} {interval.value}, which delays tokens, so"
+            " clients cannot measure when they were generated: remove it"
         )
     elif any(name == _RUST_FRONTEND and value.lower() not in _OFF for name, value in env):
         reason = "RustFrontend"
         message = (
-            f"the deployment sets {_RUST_FRONTEND}: that frontend loads no recorder: remove it"
+            f"the deployment sets {_RUST_FRONTEND}, and that frontend cannot load the recorder: remove it"
             " (spec.engine.env, or spec.podTemplate)"
         )
     else:
@@ -96,8 +98,8 @@ def workload_blocked(spec: SpecDecodeCaptureSpec) -> Blocked | None:
     expected_s = expected_duration_s(spec.workload)
     if expected_s > spec.deadline_seconds:
         message = (
-            f"spec.deadlineSeconds: {spec.deadline_seconds}: the phases of spec.workload take {expected_s:.0f} s:"
-            " raise it, or shorten them"
+            f"spec.deadlineSeconds: {spec.deadline_seconds}: is less than the {expected_s:.0f} s that the phases of"
+            " spec.workload take: raise it, or shorten them"
         )
         return Blocked("WorkloadTooLong", message, permanent=True)
     return None
@@ -113,7 +115,7 @@ def dataset_blocked(spec: SpecDecodeCaptureSpec, source: Body | None) -> Blocked
     else:
         field, name = "persistentVolumeClaim.claimName", str(dataset_claim(spec))
     if source is None:
-        message = f"spec.workload.prompts.dataset.{field}: {name}: there is none of this name; goes on when it exists"
+        message = f"spec.workload.prompts.dataset.{field}: {name}: not found; continues when it exists"
         return Blocked("DatasetNotFound", message)
     keys = {*(source.get("data") or {}), *(source.get("binaryData") or {})}
     paths = [part.path for part in parts_of(spec.workload).values()]

@@ -134,7 +134,7 @@ def compose_status(capture: Capture, decision: Decision, now: datetime) -> captu
     waiting = ConditionUpdate("WaitingForGPUs", FALSE, "NotWaiting", "")
     if decision.waiting_for_gpus is not None:
         waiting = ConditionUpdate("WaitingForGPUs", TRUE, "Unschedulable", decision.waiting_for_gpus)
-    findings = [*decision.readiness.conditions(), decision.accepted, waiting, decision.succeeded]
+    findings = decision.readiness.conditions([decision.accepted, waiting, decision.succeeded])
     over, comparison = decision.succeeded.status is not UNKNOWN, decision.comparison
     if capture.compares and comparison is not None and comparison.arms:
         arm = comparison.arms[0]
@@ -144,7 +144,7 @@ def compose_status(capture: Capture, decision: Decision, now: datetime) -> captu
         message = f"{arm.name} against {comparison.baseline}: {arm.message}"
         findings.append(ConditionUpdate("Pays", pays, arm.verdict, message))
     elif capture.compares:
-        message = "No arms compared; see the condition Succeeded" if over else "Arms are compared when the capture ends"
+        message = "No arms compared; see condition Ready" if over else "Arms are compared when the capture ends"
         findings.append(ConditionUpdate("Pays", UNKNOWN, "NotCompared", message))
     if capture.spec.get("against"):
         findings.append(holds_condition(decision.regression, over=over))

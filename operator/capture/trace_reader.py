@@ -113,7 +113,7 @@ class Recording:
 
 
 def _reject(error: RecordingError) -> None:
-    raise RecordingError(f"{error}: mend it, or skip bad lines")
+    raise RecordingError(f"{error}: fix it, or skip bad lines")
 
 
 def read_recording(path: Path, *, skip_bad_lines: bool = False) -> Recording:

@@ -75,13 +75,13 @@ def claim_blocked(capture: Capture, storage: Storage, claim: Body | None) -> Blo
         return None if wanted is None else Blocked("ClaimNotFound", message)
     name, metadata = claim["metadata"]["name"], claim["metadata"]
     if "deletionTimestamp" in metadata:
-        return Blocked("ClaimIsLeaving", f"claim {name} is being deleted; goes on when it is gone")
+        return Blocked("ClaimIsLeaving", f"claim {name} is being deleted; continues when it is gone")
     if (claim.get("status") or {}).get("phase") == "Lost":
         return Blocked("ClaimLost", f"claim {name} has lost its volume: delete it, or name another one", permanent=True)
     if storage.existing_claim is not None:
         is_readable_only = (claim.get("spec") or {}).get("accessModes") == [_READ_ONLY]
         field = "spec.storage.persistentVolumeClaim.claimName"
-        message = f"{field}: {name}: can only be read (accessModes {_READ_ONLY}): name another one"
+        message = f"{field}: {name}: is read-only (accessModes {_READ_ONLY}): name another one"
         return Blocked("ClaimReadOnly", message, permanent=True) if is_readable_only else None
     if (metadata.get("labels") or {}).get(CAPTURE_LABEL) == capture.key.name:
         # It was created for a capture of this name: this one, or an earlier one that left it.
@@ -109,13 +109,13 @@ def published_blocked(storage: Storage, claim: Body | None) -> Blocked | None:
     if storage.existing_claim is not None or claim is None or not is_published(claim):
         return None
     message = (
-        f"claim {claim['metadata']['name']} holds the files of an earlier capture of this name, which are never"
+        f"claim {claim['metadata']['name']} has the files of an earlier capture of this name, which are never"
         " overwritten: choose another name, or delete the claim with its files"
     )
     return Blocked(ALREADY_PUBLISHED, message, permanent=True)
 
 
-_GOES_ON = "the deployment serves meanwhile, and the capture goes on when that has changed"
+_GOES_ON = "the deployment keeps serving; the capture continues when this is fixed"
 
 
 def mounted_names(pod_spec: Body) -> tuple[list[str], list[str]]:
@@ -136,8 +136,8 @@ def class_blocked(spec: SpecDecodeCaptureSpec, mounted: MountedObjects) -> Block
     if spec.storage.storage_class_name is None:
         fix = "name one in another capture, or mark one as the default"
     message = (
-        f"spec.storage.storageClassName: {spec.storage.storage_class_name or 'not set'}: {missing}: {fix}; for a"
-        f" volume that was made by hand, name its claim in spec.storage.persistentVolumeClaim.claimName; {_GOES_ON}"
+        f"spec.storage.storageClassName: {spec.storage.storage_class_name or 'not set'}: {missing}: {fix}, or name an"
+        f" existing claim in spec.storage.persistentVolumeClaim.claimName; {_GOES_ON}"
     )
     return Blocked("StorageClassNotFound", message)
 
@@ -148,7 +148,7 @@ def waits_for_binding(spec: SpecDecodeCaptureSpec, mounted: MountedObjects) -> B
     if mounted.classes is None or not mounted.classes.binds_at_once(name):
         return None
     which = f"StorageClass {name}" if name else "the default StorageClass"
-    message = f"spec.storage: the claim was created, and {which} binds it at once; goes on when it is bound"
+    message = f"spec.storage: waiting until {which} binds the new claim"
     return Blocked("ClaimNotBound", message)
 
 
@@ -192,6 +192,6 @@ def _unbound(where: str, claim: Body, classes: StorageClasses | None) -> Blocked
         return Blocked("StorageClassNotFound", f"{where} is not bound: {missing}: {fix}; {_GOES_ON}")
     if name != "" and not classes.binds_at_once(name):
         return None
-    binds = "names no StorageClass" if name == "" else f"StorageClass {name or 'by default'} binds it at once"
-    message = f"{where} is not bound ({binds}): kubectl describe pvc tells why; {_GOES_ON}"
+    binds = "names no StorageClass" if name == "" else f"StorageClass {name or 'by default'} binds it immediately"
+    message = f"{where} is not bound ({binds}): see kubectl describe pvc; {_GOES_ON}"
     return Blocked("ClaimNotBound", message)

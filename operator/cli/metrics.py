@@ -231,14 +231,14 @@ def _from_prometheus(
         except (OSError, UnicodeDecodeError):
             token = ""
         if not token.isprintable() or not token or " " in token or len(token) > _LONGEST_TOKEN:
-            fail(f"--token-file: {shown(token_file)} holds no token: write it in one line, without spaces")
+            fail(f"--token-file: {shown(token_file)} has no token: write it in one line, without spaces")
     values = ask_prometheus(
         url, token, measures.Scope(window=f"{over_s}s", namespace=namespace, deployment=name), figures
     )
     if not any(values.values()):
         raise NoAnswerError(
             f"{place_of(url)}: has no series with namespace={namespace} and specdecode_deployment={name}:"
-            " docs/operate/monitor.md says how it gets them"
+            " see docs/operate/monitor.md for the scrape configuration"
         )
     return _output(place_of(url), (None, []), over_s, values, {each.name: each.unit for each in figures})
 

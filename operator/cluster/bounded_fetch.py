@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class NoAnswerError(Exception):
-    """No usable response; the message says why, and what to do."""
+    """No usable response; the message has the cause and the fix."""
 
 
 class WrongAnswerError(NoAnswerError):

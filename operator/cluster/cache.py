@@ -296,12 +296,12 @@ class Cache:
         return self._sorted_nodes
 
     def give_nodes(self, nodes: Iterable[NodeFacts]) -> None:
-        """Set the nodes from the operator's configuration, if it may not list those of the cluster."""
+        """Set the nodes from the operator's configuration, if it may not list nodes."""
         self._nodes = {node.name: (node, 0) for node in nodes}
         self._sorted_nodes = None
 
     def knows_parent(self, kind: str, body: Body) -> bool:
-        """Return whether an object of ours is stored in this version or a later one."""
+        """Return whether a parent is stored in this version or a later one."""
         return _is_as_new(self._parents[kind].get(_key(kind, body)), body)
 
     def knows(self, kind: str, body: Body) -> bool:

@@ -64,7 +64,7 @@ class UntriableError(ClusterError):
 
 
 class InvalidObjectError(ClusterError):
-    """The API server rejects the object as it is; a retry will not help."""
+    """The API server rejects the object; a retry will not help."""
 
 
 class RefusedForNowError(ClusterError):
@@ -72,7 +72,7 @@ class RefusedForNowError(ClusterError):
 
 
 class NotLeadingError(ClusterError):
-    """The replica does not hold the Lease, so it writes nothing."""
+    """The replica does not hold the Lease, so it must not write."""
 
 
 REQUEST_TIMEOUT_S: Final = 30
@@ -234,7 +234,7 @@ class Cluster:
 
     @classmethod
     async def connect(cls, may_write: Callable[[], bool] = lambda: True, clock: ServerTime | None = None) -> "Cluster":
-        """Connect as the pod's service account, or as KUBECONFIG says outside a cluster.
+        """Connect as the pod's service account, or with KUBECONFIG outside a cluster.
 
         ``may_write`` is called before each write; ``clock`` learns the time from each answer.
         """
@@ -278,7 +278,7 @@ class Cluster:
         namespace: str | None = None,
         is_known: Callable[[Body], bool] | None = None,
     ) -> AsyncIterator[Page]:
-        """Yield the pages of a list; thousands of objects at once would take much memory.
+        """Yield the pages of a list, because one response with thousands of objects takes much memory.
 
         ``is_known`` is called with each object's metadata. Of known objects only the UID is parsed.
         """
@@ -291,7 +291,7 @@ class Cluster:
             version, more = str(metadata.get("resourceVersion")), metadata.get("continue")
             is_endless = more and more == query.get("continue")
             if not isinstance(answer.get("items"), list) or not version.isdecimal() or is_endless:
-                raise ClusterError(f"{request}: the answer of the API server is no list, or one without an end")
+                raise ClusterError(f"{request}: the response of the API server is not a list, or has no end")
             yield Page(answer["items"], answer.get("known", ()), int(version))
             if not more:
                 return
@@ -412,7 +412,7 @@ class Cluster:
     ) -> Body:
         """Send a request once; raise _PassingError if a retry may help and is safe."""
         if request.method != "GET" and not self._may_write():
-            raise NotLeadingError(f"{request}: not written, for this replica does not hold the Lease now")
+            raise NotLeadingError(f"{request}: write rejected: this replica is not the leader")
         # A POST that may have been carried out would create another object.
         may_repeat, asked_s = request.method != "POST", self.clock.steady_s()
         try:
@@ -438,7 +438,7 @@ class Cluster:
             told = ClusterError(f"{request}: the response of the API server is not valid JSON ({error})")
             raise _PassingError(told) if may_repeat else told from error
         if not isinstance(found, dict):
-            raise ClusterError(f"{request}: the answer of the API server is no object")
+            raise ClusterError(f"{request}: the response of the API server is not an object")
         return found
 
 
@@ -503,7 +503,7 @@ def _error(request: _Request, status: int, message: str) -> ClusterError:
         # The response of server-side apply to unknown fields and wrong types.
         return InvalidObjectError(f"{request}: {message}")
     if status == HTTPStatus.UNPROCESSABLE_ENTITY and _ANOTHER_UID in message:
-        return ConflictError(f"{request}: there is another of its name")
+        return ConflictError(f"{request}: an object of this name exists")
     kinds: dict[int, type[ClusterError]] = {
         HTTPStatus.BAD_REQUEST: InvalidObjectError,
         HTTPStatus.NOT_FOUND: NotFoundError,

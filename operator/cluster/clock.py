@@ -86,7 +86,7 @@ class ServerTime:
         else:
             if not self.disputed_within(_STANDS_S):
                 _logger.warning(
-                    "the API server's answers disagree on the time by %.0f s: check the clocks of its nodes",
+                    "responses of the API server disagree on the time by %.0f s: check the clocks of its nodes",
                     abs(offset.least - self._offset.least),
                 )
             self._disputed_s = heard_s
@@ -127,7 +127,7 @@ class ServerTime:
 
 
 AHEAD: Final = timedelta(minutes=1)
-"""Usual difference of clocks: a time so near in the future is left as it is."""
+"""Usual difference of clocks: a time that is less far in the future is kept."""
 
 TIME_IN_FUTURE: Final = "TimeInFuture"
 """Reason of the Event about a past time in the future."""
@@ -170,7 +170,7 @@ def told_ahead(field: str, text: str, now: datetime) -> str:
 
 
 def without_times_ahead(status: Body, now: datetime | None) -> tuple[Body, tuple[str, ...]]:
-    """Return a status with future times of past events set to ``now``, and a message for each; None changes nothing."""
+    """Return a status with future times of past events set to ``now``, and a message for each; None keeps them."""
     if now is None:
         return status, ()
     found = tuple(_found(status, "status", now))

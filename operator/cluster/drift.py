@@ -36,7 +36,7 @@ def is_same_wish(desired: Body, live: Body) -> bool:
 
 
 def changed_fields(before: Body, after: Body) -> str:
-    """Return the first few fields in which two versions of an object differ, as text; empty for none."""
+    """Return the first few fields in which two versions of an object differ, as text; empty if they are equal."""
     names = sorted({*before, *after} - {"apiVersion", "kind", "metadata", "status"})
     paths = [path for name in names for path in differing_paths(name, before.get(name), after.get(name))]
     owners = [each["metadata"].get("ownerReferences") for each in (before, after)]
@@ -73,7 +73,7 @@ def _by_key(value: Any) -> dict[str, Any] | None:
 
 
 def content_digest(body: Body, desired: Body) -> str:
-    """Return the digest of what a person could change of an object: no status, bookkeeping, or labels of others.
+    """Return the digest of the content that users can change: no status, bookkeeping, or labels of other tools.
 
     The content itself would take much memory for thousands of children.
     """
@@ -104,7 +104,7 @@ _LEFT_TO_OTHERS: Final = frozenset({JOB.kind, PERSISTENT_VOLUME_CLAIM.kind, POD.
 controller and grown by people."""
 
 _OF_OTHERS: Final = ("f:labels", "f:annotations", "f:finalizers")
-"""Metadata of other tools, which starts nothing."""
+"""Metadata of other tools, which starts no pods."""
 
 _RESTARTED: Final = ("f:spec", "f:template", "f:metadata", "f:annotations", "f:kubectl.kubernetes.io/restartedAt")
 """Field of `kubectl rollout restart`, which is no drift."""

@@ -113,7 +113,7 @@ _MOST_BYTES = 2 * 2**20
 _MOST_VERSION_BYTES = 2**14
 _MOST_VERSIONS = 10_000
 _AT_ONCE = 4
-"""Engines of one object that are scraped at once: with 16 workers, hostile ones take 128 MiB of memory."""
+"""Engines of one object that are scraped in parallel: with 16 workers, hostile ones take 128 MiB of memory."""
 
 
 class _NoPageError(Exception):

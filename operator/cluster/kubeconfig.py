@@ -78,9 +78,7 @@ class ClusterView:
         except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):
-            raise ClusterError(
-                f"{self.server}: does not answer as an API server does: name another (--context, KUBECONFIG)"
-            )
+            raise ClusterError(f"{self.server}: is not an API server: set --context or KUBECONFIG to another cluster")
         return found
 
 
@@ -141,8 +139,8 @@ async def _load_kubeconfig(context: str | None, kubeconfig: str | None) -> str:
 
 def _error(what: str, status: int, message: str) -> ClusterError:
     if status == HTTPStatus.FORBIDDEN:
-        return ForbiddenError(f"you may not {what}: ask for the right, or for somebody who has it")
+        return ForbiddenError(f"you may not {what}: ask the cluster administrator for the permission")
     if status == HTTPStatus.UNAUTHORIZED:
-        return ClusterError("KUBECONFIG: the API server does not know you: sign in again")
+        return ClusterError("KUBECONFIG: the API server rejects the credentials: sign in again")
     kind = NotFoundError if status == HTTPStatus.NOT_FOUND else ClusterError
     return kind(f"{what}: {message or f'HTTP {status}'}")

@@ -1,6 +1,6 @@
 """GPUs of a node from its GPU-feature-discovery labels.
 
-The label forms are those of NVIDIA/k8s-device-plugin, docs/gpu-feature-discovery/README.md and
+The label forms are from NVIDIA/k8s-device-plugin, docs/gpu-feature-discovery/README.md and
 internal/lm/{resource,mig-strategy}.go.
 """
 
@@ -76,7 +76,7 @@ def gpus_of(pod: Mapping[str, Any]) -> int:
 
 
 def product_refusal(product: str) -> str | None:
-    """Return why a product label is not that of a whole, unshared GPU, or None."""
+    """Return why a product label does not stand for a whole, unshared GPU, or None."""
     mig = _MIG_PRODUCT.fullmatch(product)
     if mig and mig["profile"] == "INVALID":
         return "its MIG slices differ, which mig.strategy single cannot name: switch MIG off on this node"
@@ -109,7 +109,7 @@ def _missing_gpus(resources: Mapping[str, int]) -> str | None:
 
 def _shared(how: str) -> str:
     return (
-        f"is shared by several pods ({how}): what the others take is not known, so nothing can be promised;"
+        f"is shared by several pods ({how}), whose use of it is unknown, so no memory can be planned;"
         " use a node whose GPUs are not shared"
     )
 

@@ -1,4 +1,4 @@
-"""Figures of an object's engines: from Prometheus if one is configured, else from engine samples."""
+"""Figures of an object's engines: from Prometheus if one is configured, otherwise from engine samples."""
 
 import asyncio
 import math
@@ -64,14 +64,14 @@ class FiguresReader:
         return kept.shown
 
     async def read(self, key: Key, looks: SampleBuffer) -> FiguresStatus | None:
-        """Return the figures of an object; None if neither source has any yet."""
+        """Return the figures of an object; None if no source has any yet."""
         why = None
         if self._prometheus is not None:
             try:
                 values = await self._ask(self._prometheus, key)
                 return _status(FiguresSource.PROMETHEUS, values, WINDOW_S)
             except NoAnswerError as error:
-                why = f"{clip(str(error), _LONGEST_WHY)}; until then the engines themselves are asked"
+                why = f"{clip(str(error), _LONGEST_WHY)}; until then the figures come from the engines"
         found = looks.figures(time.monotonic())
         return None if found is None else _status(FiguresSource.PODS, *found, why)
 
@@ -99,7 +99,7 @@ class FiguresReader:
         if not any(values.values()):
             raise NoAnswerError(
                 f"{place_of(prometheus.url)}: has no series with namespace={key.namespace} and"
-                f" specdecode_deployment={key.name}: docs/operate/monitor.md says how it gets them"
+                f" specdecode_deployment={key.name}: see docs/operate/monitor.md for the scrape configuration"
             )
         return values
 
@@ -113,7 +113,7 @@ def _read_token(file: Path | None) -> str | None:
     except (OSError, ValueError):
         token = ""
     if not token.isprintable() or not token or " " in token:
-        raise NoAnswerError(f"{_ASKS_FOR}: {file} holds no token: write it in one line, without spaces")
+        raise NoAnswerError(f"{_ASKS_FOR}: {file} has no token: write it in one line, without spaces")
     return token
 
 

@@ -36,14 +36,14 @@ def check_answer(text: bytes) -> None:
     try:
         answer = parse_json(text, MOST_BYTES)
     except UnreadableTextError as error:
-        raise UnusableAnswerError(f"what answers is no Prometheus: its answer {error}") from error
+        raise UnusableAnswerError(f"is not a Prometheus server: its response {error}") from error
     if not isinstance(answer, dict) or answer.get("status") != "success":
         said = answer.get("error") if isinstance(answer, dict) else None
-        raise UnusableAnswerError(f"it says {printable(shown(said))}" if said else "what answers is no Prometheus")
+        raise UnusableAnswerError(f"reports {printable(shown(said))}" if said else "is not a Prometheus server")
     data = answer.get("data")
     result = data.get("result") if isinstance(data, dict) and data.get("resultType") == "vector" else None
     if not isinstance(result, list) or len(result) > _MOST_SERIES:
-        raise UnusableAnswerError("it does not answer with a vector: what answers is no Prometheus")
+        raise UnusableAnswerError("is not a Prometheus server: its response has no vector")
 
 
 def read_series(result: list[Any], scope: Scope) -> Values:
@@ -61,15 +61,11 @@ def _sample(series: Any, scope: Scope) -> tuple[str, float]:
         labels, (_, text) = dict(series["metric"]), series["value"]
         value = float(text)
     except (TypeError, KeyError, ValueError) as error:
-        raise UnusableAnswerError(
-            "it answers with a series that has no value: what answers is no Prometheus"
-        ) from error
+        raise UnusableAnswerError("is not a Prometheus server: its response has a series without a value") from error
     found = (labels.pop("namespace", None), labels.pop(DEPLOYMENT_LABEL, None))
     if found != (scope.namespace, scope.deployment):
         named = printable("/".join(shown(each) for each in found))
-        raise UnusableAnswerError(
-            f"it answers with series of {named}: look at what rewrites labels or queries between it and you"
-        )
+        raise UnusableAnswerError(f"returns series of {named}: check the proxies that rewrite labels or queries")
     return (str(next(iter(labels.values()))) if labels else ""), value
 
 
@@ -103,7 +99,7 @@ def ask_prometheus(
 
 def _client(url: str, token: str | None, asks_for: str) -> PrometheusConnect:
     if not url.lower().startswith(("http://", "https://")):
-        raise ValueError("it begins with neither http:// nor https://")
+        raise ValueError("does not begin with http:// or https://")
     session = requests.Session()
     # Settings of the environment but ~/.netrc, whose password would replace the token.
     session.trust_env = False
@@ -122,7 +118,7 @@ def _ask(client: PrometheusConnect, query: str, seconds: int) -> Any:
     except _TIMEOUTS as error:
         raise TimeoutError from error
     except urllib3.exceptions.ProtocolError as error:
-        raise UnusableAnswerError("what answers is no Prometheus: its answer breaks off") from error
+        raise UnusableAnswerError("is not a Prometheus server: its response is incomplete") from error
 
 
 def _check(asks_for: str, response: requests.Response, **_: Any) -> None:
@@ -141,7 +137,9 @@ def _check(asks_for: str, response: requests.Response, **_: Any) -> None:
 
 def _read(status: int, response: requests.Response, asks_for: str) -> bytes:
     if status in _REFUSALS:
-        raise UnusableAnswerError(f"refuses with {status}: give {asks_for}, or one with the right")
+        raise UnusableAnswerError(
+            f"rejects the request with HTTP {status}: set {asks_for}, or use a token with the permission"
+        )
     content: bytes = response.raw.read(MOST_BYTES + 1, decode_content=False)
     if len(content) > MOST_BYTES:
         raise UnusableAnswerError(f"answers with more than {MOST_BYTES} bytes")

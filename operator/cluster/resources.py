@@ -24,7 +24,7 @@ OVER_AGE_ANNOTATION = "specdecode.io/over-age-since"
 """On a claim: when it was first found older than its schedule keeps claims."""
 
 COUNTED_FROM_ANNOTATION = "specdecode.io/counted-from"
-"""On captures and claims of schedules: when their time of creation was found to lie in the future."""
+"""On captures and claims of schedules: when the operator found their creation time in the future."""
 
 READS_FOR_LABEL = "specdecode.io/reads-model-for"
 """On pods that read a model: no engine's label, which Services and autoscalers select by."""
@@ -33,11 +33,11 @@ COMPUTES_FOR_LABEL = "specdecode.io/computes-for"
 """On pods of an engine on several nodes that answer no client: only their leader has an engine's label."""
 
 ATTESTED_PODS_LABEL = "specdecode.io/attested-pods"
-"""On namespaces: which pods must be attested there, as the example asks for."""
+"""On namespaces: which pods must be attested there; the example of a webhook configuration selects by it."""
 
 MODEL_FACTS_LABEL = "specdecode.io/model-facts"
 MODEL_FACTS_NAME = "specdecode-model-facts"
-"""Name of the ConfigMap that has this label, one a namespace."""
+"""Name of the ConfigMap that has this label, one per namespace."""
 
 MODEL_KEY_ANNOTATION = "specdecode.io/model-key"
 DOWNLOAD_KEY_ANNOTATION = "specdecode.io/download-key"
@@ -51,17 +51,18 @@ KEPT_MANAGERS_ANNOTATION = "specdecode.io/keep-fields-of"
 """On a SpecDecodeDeployment: field managers, separated by commas, whose changes of its children stay."""
 
 QUEUE_PREFIX = "kueue.x-k8s.io/"
-"""Of all labels and annotations of Kueue."""
+"""Prefix of all labels and annotations of Kueue."""
 
 QUEUE_LABEL = f"{QUEUE_PREFIX}queue-name"
-"""On what Kueue shall start: its LocalQueue. https://kueue.sigs.k8s.io/docs/tasks/run/jobs/"""
+"""On objects that Kueue starts: the LocalQueue. https://kueue.sigs.k8s.io/docs/tasks/run/jobs/"""
 
 QUEUE_PRIORITY_LABEL = f"{QUEUE_PREFIX}priority-class"
-"""Beside it: a WorkloadPriorityClass."""
+"""On the same objects: a WorkloadPriorityClass."""
 
 CAPTURED_ENGINE_ANNOTATION = "specdecode.io/captured-engine"
 ACCEPTED_ANNOTATION = "specdecode.io/accepted"
-"""On the Job of a capture: what its status says of engine and arms, should the operator end before it is written."""
+"""On the Job of a capture: engine hash and message of Accepted, in case the operator ends before it writes the
+status."""
 
 TEMPLATE_HASH_ANNOTATION = "specdecode.io/template-hash"
 OWNED_SELECTOR = f"{MANAGED_BY_LABEL}={MANAGER}"

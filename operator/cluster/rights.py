@@ -114,7 +114,7 @@ OPERATOR_RIGHTS: Final = (
 
 
 def permissions(*scopes: Scope) -> tuple[str, ...]:
-    """Return the permissions of the given scopes, such as ``patch deployments.apps``; of all scopes if none is given.
+    """Return the permissions of the given scopes, such as ``patch deployments.apps``; without scopes, of all.
 
     A permission for a named object ends with its name: ``list leases.coordination.k8s.io specdecode-serves``.
     """
@@ -127,5 +127,5 @@ def permissions(*scopes: Scope) -> tuple[str, ...]:
 
 
 def rights_in(*scopes: Scope) -> tuple[Right, ...]:
-    """Return the rights of the given scopes, or all rights if none is given."""
+    """Return the rights of the given scopes; without scopes, all rights."""
     return tuple(right for right in OPERATOR_RIGHTS if right.scope in (scopes or tuple(Scope)))

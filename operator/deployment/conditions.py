@@ -4,7 +4,7 @@ Generation and transition time are added when the status is written.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -35,6 +35,9 @@ MESSAGE_LIMIT = 4096  # Characters of a message, which may include untrusted out
 _REASON_LIMIT = 64
 _BEGINS = (UNKNOWN, "Starting")
 SUSPENDED_FOR_CAPTURE = "SuspendedForCapture"
+SEE_READY: Final = "See condition Ready"
+"""Message of a condition that would repeat the message of Ready."""
+
 EFFECTIVE: Final = "SpeculationEffective"
 
 
@@ -53,6 +56,13 @@ def kept(condition: Condition | None, generation: int) -> ConditionUpdate | None
     if condition is None or condition.observed_generation != generation:
         return None
     return ConditionUpdate(condition.type, condition.status, condition.reason, condition.message)
+
+
+def full_message(condition: Condition, conditions: Sequence[Condition]) -> str:
+    """Return the message of a condition; that of Ready if it refers to Ready."""
+    if condition.message != SEE_READY:
+        return condition.message
+    return next((each.message for each in conditions if each.type == "Ready"), condition.message)
 
 
 def stamp(
@@ -87,14 +97,14 @@ def stamp(
 def changed_conditions(old: list[Condition], new: list[Condition]) -> list[Condition]:
     """Return the conditions that get an Event: status or reason changed, and the change matters to a user."""
     before = {condition.type: (condition.status, condition.reason) for condition in old} or {"Ready": _BEGINS}
-    # Ready already covers Reconciling, Stalled and Available.
+    # Ready already covers Reconciling, Stalled, Available and WaitingForGPUs.
     told: dict[str, tuple[ConditionStatus, ...]] = {
-        **dict.fromkeys(("Reconciling", "Stalled", "Available"), ()),
-        "WaitingForGPUs": (TRUE,),
+        **dict.fromkeys(("Reconciling", "Stalled", "Available", "WaitingForGPUs"), ()),
         "Accepted": (FALSE,),
         "Ready": (TRUE, FALSE, UNKNOWN),
     }
-    changed = [each for each in new if before.get(each.type) != (each.status, each.reason)]
+    own = [each for each in new if each.message != SEE_READY]
+    changed = [each for each in own if before.get(each.type) != (each.status, each.reason)]
     return [each for each in changed if each.status in told.get(each.type, (TRUE, FALSE)) or each.reason in CAVEATS]
 
 

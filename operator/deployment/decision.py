@@ -117,7 +117,7 @@ def decide(parent: ParsedDeployment, cluster: ClusterState) -> DesiredState:
         planned = _resolve(parent, cluster)
     except InvalidSpecError as error:
         accepted = ConditionUpdate("Accepted", FALSE, error.reason, str(error))
-        condition = ConditionUpdate("Planned", FALSE, "NotAccepted", "Spec is not accepted; see the condition Accepted")
+        condition = ConditionUpdate("Planned", FALSE, "NotAccepted", "Spec is not accepted")
         return DesiredState(NotLaunched(stalled(error.reason, str(error))), [accepted, condition])
     if isinstance(planned, DesiredState):
         return planned

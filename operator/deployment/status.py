@@ -8,7 +8,7 @@ from typing import Final
 from specdecode_operator.api.deployment import PolicyStatus, ScheduleStatus
 from specdecode_operator.api.deployment_status import ObservedStatus, SpecDecodeDeploymentStatus, SpeculationFeature
 from specdecode_operator.cluster.resources import KEPT_MANAGERS_ANNOTATION, selector_labels
-from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate, kept, stamp
+from specdecode_operator.deployment.conditions import FALSE, SEE_READY, TRUE, UNKNOWN, ConditionUpdate, kept, stamp
 from specdecode_operator.deployment.desired_state import DesiredState, Gated, Launch, NotLaunched
 from specdecode_operator.deployment.observed.decay import decay_condition
 from specdecode_operator.deployment.observed.engine_reports import (
@@ -91,17 +91,17 @@ def compose_status(  # noqa: PLR0913  the status combines these inputs
     if no_engine is not None and available.status is FALSE:
         is_overdue = lending is not None and lending.is_overdue(now)
         reason = CAPTURE_OVERDUE if is_overdue else no_engine.reason
-        available = replace(available, reason=reason, message=no_engine.message)
+        message = SEE_READY if no_engine.message == readiness.message else no_engine.message
+        available = replace(available, reason=reason, message=message)
     if seen.replays:
         readiness = replace(readiness, message=f"{readiness.message}{_REPLAYED}")
-        available = replace(available, message=f"{available.message}{_REPLAYED}")
     facts = desired.outcome.facts if isinstance(desired.outcome, Launch) else None
     acceptance = last_acceptance(parent.status.acceptance, seen.figures, facts, now)
     proofs = [with_last_acceptance(each, acceptance) for each in seen.conditions]
     if parent.written_spec is not None:
         proofs = [replace(each, message=_BY_POLICY) if each.reason == "Disabled" else each for each in proofs]
     effective = _effective_condition(seen.declined, policy_condition(policy))
-    conditions = [*readiness.conditions(), *desired.conditions, available, *proofs, *effective]
+    conditions = [*readiness.conditions(desired.conditions), available, *proofs, *effective]
     if observation.contested:
         message = f"{'; '.join(observation.contested)}: changed again after each repair. {_CONTESTED_FIX}"
         conditions.append(ConditionUpdate("ChildrenInSync", FALSE, "RepairsUndone", message))

@@ -47,7 +47,7 @@ PLAN_WARNING: Final = "PlanWarning"
 PLAN_NOTE: Final = "PlanNote"
 """Rules without a condition's reason."""
 
-_ASSUMED: Final = f"looked at for nodes of {ASSUMED_GPUS_PER_NODE} GPUs, as nobody says which there are: "
+_ASSUMED: Final = f"checked for nodes with {ASSUMED_GPUS_PER_NODE} GPUs, because the nodes are unknown: "
 
 
 class Level(StrEnum):
@@ -55,7 +55,7 @@ class Level(StrEnum):
 
     ERROR = "error"
     WARNING = "warning"
-    NOTE = "note"  # Nothing to mend
+    NOTE = "note"  # No fix needed
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def deployment_remarks(
     *,
     unknown: Mapping[str, ModelSource] | None = None,
 ) -> Iterator[Remark]:
-    """Yield what the operator would reject in a SpecDecodeDeployment or mention about it, errors first.
+    """Yield the findings about a SpecDecodeDeployment, errors first.
 
     ``known`` are models that were read, ``unknown`` those that could not be, by field. None: all models that neither
     the spec, the catalogue nor the operator's facts files describe.
@@ -130,7 +130,7 @@ def deployment_remarks(
 
 
 def capture_remarks(spec: SpecDecodeCaptureSpec, terms: Terms) -> Iterator[Remark]:
-    """Yield what the operator would reject in a SpecDecodeCapture of any deployment, or warn about."""
+    """Yield the findings about a SpecDecodeCapture, whichever deployment it names."""
     if blocked := workload_blocked(spec):
         yield Remark(Level.ERROR, blocked.reason, Problem("", "", blocked.message))
     yield from _of_storage(spec.storage, "spec.storage", terms)
@@ -246,7 +246,7 @@ class Policies:
         reference = mapping(binding, "paramRef")
         parameters = self.parameters.get((str(reference.get("namespace")), str(reference.get("name"))))
         if reference and parameters is None:
-            missing = f"ConfigMap {reference.get('name')} of {name} is not among the files: its limits are not known"
+            missing = f"ConfigMap {reference.get('name')} of {name} is not among the files, so its limits are unknown"
             yield _remark(Level.WARNING, missing)
             return
         spec = mapping(policy, "spec")
@@ -285,7 +285,7 @@ def _broken(spec: Body, body: Body, parameters: Body | None) -> Iterator[str]:
 
 
 def _is_about(match: Body, body: Body, resource: str) -> bool:
-    """Return whether a match selects an object, whatever its namespace; without rules it does."""
+    """Return whether a match selects an object in any namespace; without rules it does."""
     rules, labels = objects(match, "resourceRules"), mapping(mapping(body, "metadata"), "labels")
     return (
         (not rules or any(_is_of(rule, body, resource) for rule in rules))

@@ -1,7 +1,7 @@
 """Apply, scale and delete the children of an object; back off when another writer contests a repair.
 
 `Children` finds the children by the operator's label and the owner's UID, and never takes over an object of another
-owner. `Repairs` repairs drift at once, and backs off if the same field changes again after each repair.
+owner. `Repairs` repairs drift immediately, and backs off if the same field changes again after each repair.
 """
 
 import time
@@ -144,7 +144,7 @@ class _Applied:
 
 
 class Children(Reporter):
-    """Children of one object of ours: finds, creates, repairs and deletes them.
+    """Children of one SpecDecodeDeployment or SpecDecodeCapture: finds, creates, repairs and deletes them.
 
     Writes raise `ClusterError`, and `ChildNameTakenError` if another owner's object has the name of a child.
     """
@@ -170,11 +170,11 @@ class Children(Reporter):
             self._applied = {child: _Applied(digest) for child, digest in proofs.items()}
 
     def digests(self) -> dict[Identity, str]:
-        """Return the digests of the children as they were left, for the next operator."""
+        """Return the digests of the children after their last apply, for the next operator."""
         return {child: self._applied[child].digest for child in self.owned() if child in self._applied}
 
     async def check_names(self, missing: Iterable[Body]) -> dict[Identity, Body]:
-        """Reject names that another owner's object has; return the children that exist although no watch told."""
+        """Reject names that another owner's object has; return existing children that no watch reported."""
         found = {}
         for child in missing:
             if await self._live(child, may_be_old=True) is not None and (live := await self._own(child)):
@@ -182,10 +182,10 @@ class Children(Reporter):
         return found
 
     async def apply(self, children: Collection[Body], kept_managers: Collection[str] = ()) -> bool:
-        """Apply children that are missing or drifted, and remove what others added to them.
+        """Apply children that are missing or drifted, and remove fields that other writers added.
 
-        Names are checked first, so that nothing is half-created. ``kept_managers`` are the field managers whose fields
-        stay. Returns False if the repair of a contested child was put off.
+        Names are checked first, so that a conflict creates no child. ``kept_managers`` are the field managers whose
+        fields stay. Returns False if the repair of a contested child was put off.
         """
         owned = self.owned()
         found = await self.check_names(child for child in children if identity(child) not in owned)
@@ -264,7 +264,7 @@ class Children(Reporter):
         self.repairs.forget(child["metadata"]["uid"])
 
     async def _own(self, child: Body) -> Body | None:
-        """Return a child as it is now, if it exists; raise if another owner's object has its name."""
+        """Return the live child, if it exists; raise if another owner's object has its name."""
         live = await self._live(child)
         if live is not None and not is_owned(live, self.uid):
             # One that an earlier object of this name owned is garbage that is being collected.
@@ -289,7 +289,7 @@ async def what_blocks(writing: Awaitable[object], *, hint: str = "", status_is_c
     writing
         The writes.
     hint
-        What helps if the API server rejects an object as it is.
+        Fix to add if the API server rejects an object.
     status_is_current
         Whether the status is about the present spec. Then a `ClusterError` is raised, and the queue retries.
     """
@@ -315,15 +315,15 @@ class ModelFactsFullError(BlockedError):
 
     def __init__(self, namespace: str) -> None:
         message = (
-            f"ConfigMap {CONFIG_MAP_NAME} in namespace {namespace} takes no more (1 MiB): delete entries of models"
-            " that are no longer served, or all of it; what is needed is read again"
+            f"ConfigMap {CONFIG_MAP_NAME} in namespace {namespace} is full (1 MiB): delete the entries of models that"
+            " are no longer served, or the ConfigMap; the operator reads missing facts again"
         )
         super().__init__(Blocked("ModelFactsFull", message, permanent=True))
 
 
 @dataclass(frozen=True)
 class _InLine:
-    """Inputs of the last reconcile that had nothing to write and nothing to wait for."""
+    """Inputs of the last reconcile without writes and waits."""
 
     outcome: Outcome
     kept_managers: frozenset[str]
@@ -379,7 +379,7 @@ class EngineChildren(Children):
         self._in_line = _InLine(outcome, parent.kept_managers, wanted, before) if is_at_rest else None
 
     def is_in_line(self, parent: ParsedDeployment, desired: DesiredState) -> bool:
-        """Return whether the last reconcile of the same inputs had nothing to write."""
+        """Return whether the last reconcile of the same inputs made no writes."""
         last = self._in_line
         return (
             last is not None
@@ -405,7 +405,7 @@ class EngineChildren(Children):
         return None if desired.workload is None else identity(desired.workload)
 
     def proofs(self) -> dict[str, str]:
-        """Return the digests of the children as they were left, as the status holds them."""
+        """Return the digests of the children after their last apply, in the form of the status."""
         return {child_entry(child): digest for child, digest in self.digests().items()}
 
     async def keep_model_facts(self, entries: Mapping[str, str]) -> None:

@@ -186,7 +186,7 @@ class Leadership:
         await asyncio.wrap_future(self._led)
 
     def stop(self) -> None:
-        """Give the Lease back, if this process has it: nothing may be written after that. Idempotent."""
+        """Release the Lease, if this process has it; no write may follow. Idempotent."""
         with suppress(RuntimeError):  # the loop has ended by itself
             self._loop.call_soon_threadsafe(self._ends.set)
         self._thread.join(timeout=_STOP_S)
@@ -327,7 +327,7 @@ class Claims:
         return namespace not in self._others
 
     async def look(self) -> None:
-        """Renew the claims, or read those of other operators; keep the last answer if it cannot be read."""
+        """Renew the claims, or read the claims of other operators; keep the last answer if it cannot be read."""
         others = await (self._claim() if self._candidates else self._claimed_by_others())
         for namespace, holder in others.items():
             if self._others.get(namespace) != holder:

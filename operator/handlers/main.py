@@ -66,7 +66,7 @@ async def on_capture(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> Non
 
 
 def _store(event: kopf.RawEvent, kind: str, memo: OperatorState) -> Key | None:
-    """Store an object of ours; return its key, or None if it is listed in a version that is known."""
+    """Store a parent; return its key, or None if a list returns a known version."""
     memo.relist.watched.add(kind)
     body = _body(event, kind, memo)
     if event["type"] is None and memo.cache.knows_parent(kind, body):
@@ -134,7 +134,7 @@ _RELIST: Final = b'{"type":"ERROR","object":{"code":410}}'
 
 
 async def login(**kwargs: Any) -> kopf.AiohttpSession | None:
-    """Log in as the pod's service account, or as KUBECONFIG says outside a cluster."""
+    """Log in as the pod's service account, or with KUBECONFIG outside a cluster."""
     info = kopf.login_with_service_account(**kwargs)
     if info is not None:
         # By address, as client libraries do: kopf's host name needs a cluster DNS.
@@ -225,7 +225,7 @@ def register_lifecycle(registry: kopf.OperatorRegistry) -> None:
 
 
 def configure(settings: kopf.OperatorSettings) -> None:
-    """Set what the handlers rely on."""
+    """Set the kopf settings that the handlers rely on."""
     # If a handler ever stores its progress, that is in the status: metadata stays as Git has it.
     settings.persistence.finalizer = "specdecode.io/kopf"
     settings.persistence.progress_storage = kopf.StatusProgressStorage(field="status.kopf.progress")
@@ -316,7 +316,7 @@ operator for 0.25 s each, and took a fifth of the CPU time of an idle one (Pytho
 
 
 def run_operator(settings: Settings, *, health_port: int, metrics_port: int, verbose: bool = False) -> None:
-    """Serve what the settings name until SIGTERM; /livez, /readyz and /metrics answer on their ports."""
+    """Run the operator until SIGTERM, with /livez, /readyz and /metrics on their ports."""
     kopf.configure(verbose=verbose)
     for handler in logging.getLogger().handlers:
         handler.addFilter(OneLine())

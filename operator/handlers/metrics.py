@@ -28,17 +28,17 @@ from specdecode_operator.sizing.memory.budget import Verdict
 
 _BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 OUTCOMES = ("allowed", "warned", "refused", "failed")
-"""Of a review. Failed: the API server sent none, or the operator itself failed on it."""
+"""Outcomes of a request. Failed: it is not a review, or the operator failed on it."""
 
 
 class AdmissionCollector(Collector):
-    """How long reviews take and what comes of them, and until when the certificate can be shown."""
+    """Metrics of the webhook: duration and outcome of reviews, and expiry of the certificate."""
 
     def __init__(self, expires: Callable[[], datetime | None]) -> None:
         self._expires = expires
         self._seconds = prometheus_client.Histogram(
             "specdecode_admission_duration_seconds",
-            "Time of one answer of the admission webhook, without the connection.",
+            "Duration of one review of the admission webhook, without the connection.",
             ["outcome"],
             buckets=_BUCKETS_S,
             registry=None,
@@ -56,7 +56,7 @@ class AdmissionCollector(Collector):
         expires = self._expires()
         yield GaugeMetricFamily(
             "specdecode_admission_certificate_expiry_timestamp_seconds",
-            "When the certificate of the admission webhook ends; 0 while there is none.",
+            "Expiry time of the admission webhook's certificate; 0 without a certificate.",
             value=expires.timestamp() if expires else 0,
         )
 
@@ -65,7 +65,7 @@ _LABELS: Final = ("product", "engine_version", "runner", "tensor")
 """Each has few values: known products and versions, two runners, powers of two."""
 
 _ENDED: Final = (CapturePhase.SUCCEEDED, CapturePhase.FAILED)
-"""Final phases: a cancelled capture may go on."""
+"""Final phases: a cancelled capture can be resumed."""
 
 _MOST_CONDITIONS: Final = 200
 """Series of conditions: more than there are reasons. A pod's own reason is untrusted text."""
@@ -76,7 +76,7 @@ _RECONCILE_BUCKETS_S: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 
 
 class OperatorMetrics(Collector):
-    """Metrics of objects and reconciles. No series is per object, which is what kubectl is for.
+    """Metrics of objects and reconciles. No series is per object; kubectl shows single objects.
 
     Reconciles that take ``told_from_s`` or longer are logged.
     """
@@ -92,7 +92,7 @@ class OperatorMetrics(Collector):
             self._ended.labels(phase.value)
         self._decisions = prometheus_client.Counter(
             "specdecode_policy_decisions",
-            "Decisions of policies that are news, by what is best and what came of it.",
+            "New decisions of policies, by action and outcome.",
             ["action", "outcome"],
             registry=None,
         )
@@ -101,7 +101,7 @@ class OperatorMetrics(Collector):
                 self._decisions.labels(action.value, outcome.value)
         self._seconds = prometheus_client.Histogram(
             "specdecode_reconcile_duration_seconds",
-            "Time of one look at one object; one that failed is tried again.",
+            "Duration of one reconcile of one object; a failed one is retried.",
             ["kind", "outcome"],
             buckets=_RECONCILE_BUCKETS_S,
             registry=None,
@@ -122,7 +122,7 @@ class OperatorMetrics(Collector):
             self._ended.labels(now.value).inc()
 
     def count_policy_decision(self, action: PolicyAction, outcome: PolicyOutcome) -> None:
-        """Count a policy decision that is news."""
+        """Count a policy decision that differs from the one before."""
         self._decisions.labels(action.value, outcome.value).inc()
 
     @contextmanager
@@ -146,8 +146,8 @@ class OperatorMetrics(Collector):
         # Residuals by kind of engine: estimates err for a device, vLLM version, runner and tensor parallelism.
         residuals = GaugeMetricFamily(
             "specdecode_budget_residual_bytes",
-            "Predicted less reported KV cache on one GPU, the largest of all objects:"
-            " positive where engines got less than was predicted.",
+            "Predicted less reported KV cache on one GPU, the maximum of all objects; positive if engines got less than"
+            " predicted.",
             labels=_LABELS,
         )
         worst: dict[tuple[str, ...], int] = {}
@@ -167,7 +167,7 @@ class OperatorMetrics(Collector):
         statuses = self._statuses(deployment.KIND)
         conditions = GaugeMetricFamily(
             "specdecode_deployments",
-            "SpecDecodeDeployments by what their conditions say.",
+            "SpecDecodeDeployments by condition, status and reason.",
             labels=("condition", "status", "reason"),
         )
         counts = Counter(
@@ -189,7 +189,7 @@ class OperatorMetrics(Collector):
 
 
 def told(key: Key, outcome: str, took_s: float, waits: Waits) -> str:
-    """Return the log line about one reconcile: its time, and what it waited for."""
+    """Return the log line about one reconcile: its duration and its waits."""
     api, engines = waits.api_server, waits.engines
     rest_s = took_s - api.seconds - engines.seconds
     return (

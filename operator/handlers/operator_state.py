@@ -44,7 +44,7 @@ _CONTAINER = "operator"
 
 
 async def own_image(cluster: Cluster) -> str | None:
-    """Return the image that the environment names, or that of the operator's own pod; None without both."""
+    """Return the image in the environment or of the operator's own pod; None without both."""
     if image := os.environ.get(IMAGE_VARIABLE):
         return image
     namespace, name = os.environ.get("POD_NAMESPACE"), os.environ.get("POD_NAME")
@@ -80,7 +80,7 @@ class OperatorState:
         self._leads = False
         """Whether it has had the Lease, or needs none. The client checks before each write whether it has it now."""
         self.ended = asyncio.Event()
-        """Set when the work has ended and the process is to end, too."""
+        """Set when the work has ended and the process must also end."""
         self.cache = Cache()
         self.progress = WatchProgress(by_namespace=bool(self.namespaces))
         self.cache.on_seen = self.progress.knows

@@ -63,7 +63,7 @@ class _Line:
 class WorkQueue:
     """Runs one coroutine per key, again after a failure, and again if the key was added meanwhile.
 
-    User changes go ahead of changed children, and those of resyncs: a change need not wait for a thousand objects that
+    User changes go ahead of changed children and resyncs: a change need not wait for a thousand objects that
     start or are resynced. Many user changes in one namespace delay only what follows in that namespace.
     """
 

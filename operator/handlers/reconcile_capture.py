@@ -147,7 +147,7 @@ def _amounts(text: str) -> dict[str, Decimal]:
 
 
 class Servings:
-    """What each deployment has, read again only if it changed: a thousand captures may wait for a thousand of them."""
+    """Engines and GPUs of each deployment, cached until it changes: 1,000 captures may wait for 1,000 deployments."""
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
@@ -156,7 +156,7 @@ class Servings:
         cache.on_change = self._note
 
     def now(self) -> Sequence[Serving]:
-        """Return what each deployment has that is not being removed."""
+        """Return the engines and GPUs of each deployment that is not being deleted."""
         while self._changed:
             key = self._changed.pop()
             body = self._cache.parent(key)
@@ -249,7 +249,7 @@ class CaptureReconciler:
         return record
 
     async def _observe(self, capture: Capture) -> CaptureObservation:
-        """Observe what a capture depends on; objects without our labels are read only before it starts."""
+        """Observe the objects that a capture depends on; those without our labels are read only before it starts."""
         job = self._job(capture)
         if job is None and capture.status.job is not None and capture.ended is None:
             job = await self._found_again(capture)
@@ -285,7 +285,7 @@ class CaptureReconciler:
         )
 
     async def _mounted(self, capture: Capture, job: Body | None, sources: References) -> MountedObjects:
-        """Return what the pod of a capture mounts; before there is a Job, what its spec names and what exists."""
+        """Return the mounts of a capture's pod; before the Job exists, those that its spec names and that exist."""
         claim_names, map_names = [each for each in (sources.claim, sources.dataset_claim) if each], list[str]()
         if job is not None:
             claim_names, map_names = mounted_names(mapping(mapping(job["spec"], "template"), "spec"))
@@ -350,7 +350,7 @@ class CaptureReconciler:
         )
 
     def _arm_states(self, capture: Capture, body: Body, desired: DesiredState) -> list[DesiredState]:
-        """Return the desired state of the deployment with each arm; nothing for an invalid spec."""
+        """Return the desired state of the deployment with each arm; empty for an invalid spec."""
         try:
             spec = SpecDecodeCaptureSpec.parse(capture.spec, newer=True)
         except ValidationError:
@@ -361,7 +361,7 @@ class CaptureReconciler:
         return arm_states(spec, body, desired.outcome, lambda arm, changed: decide_on(changed, decisions[arm]))
 
     async def _write(self, capture: Capture, writes: Writes) -> None:
-        """Create, start, stop and remove what is decided."""
+        """Carry out the writes of a decision."""
         children = self._record(capture).children
         if writes.trial_pod is not None:
             await self._try(capture, writes.trial_pod)
@@ -392,7 +392,7 @@ class CaptureReconciler:
     async def _try(self, capture: Capture, pod: Body) -> None:
         """Check by a dry run whether the API server would accept the pod of a capture, with all policies and quotas.
 
-        What it cannot check is left to the time-out. Quota that the engines use counts as free, because they end before
+        Other causes are found by the timeout. Quota that the engines use counts as free, because they end before
         the pod comes. Raises BlockedError if the pod would be rejected.
         """
         try:

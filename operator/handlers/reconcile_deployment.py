@@ -178,9 +178,9 @@ class PolicyKeeper:
 async def keep_schedules(
     reporter: Reporter, parent: ParsedDeployment, schedules: Sequence[CaptureSchedule] | None
 ) -> list[ScheduleStatus] | None:
-    """Write what is due; return the status of the schedules, or None if they cannot be read.
+    """Write due captures and deletions; return the status of the schedules, or None if they cannot be read.
 
-    The status of a schedule stays as it was while its capture cannot be created.
+    The status of a schedule does not change while its capture cannot be created.
     """
     if not schedules:  # most objects: nothing is looked up at every round
         return None if schedules is None else []
@@ -249,7 +249,7 @@ def _typed(body: Body) -> Body:
 
 
 def seen_gate(cache: Cache, parent: ParsedDeployment) -> GateState:
-    """Return what the cluster has for the gate of a deployment."""
+    """Return the observed state of a deployment's gate."""
     gate = _gate_of(parent)
     return gate_state(parent.key, parent.uid, gate, _gate_objects(cache, parent.key, gate))
 
@@ -300,7 +300,7 @@ class Record:
     policy: PolicyKeeper
     decisions: DecisionCache = field(default_factory=DecisionCache)
     written: DecisionCache = field(default_factory=DecisionCache)
-    """Decisions for the spec as it is written, if a policy has put another speculation in force."""
+    """Decisions for the unchanged spec, if a policy has put another speculation in force."""
     candidates: DecisionCache = field(default_factory=DecisionCache)
     """Decisions for the speculations that the policy may put in force."""
     figures_written_s: float | None = None
@@ -387,14 +387,14 @@ class Reconciler:
         return why_not_plannable(desired, parent.status.plan)
 
     def desired_state_of(self, body: Body) -> tuple[ParsedDeployment, DesiredState]:
-        """Return an object as it is written and its desired state, for a capture of it."""
+        """Return an object with its unchanged spec, and its desired state, for a capture."""
         parent = self._read(body, as_written=True)
         record = self._record(parent)
         decisions = record.written if parent.status.policy else record.decisions
         return parent, decisions.decide(parent, self._cluster_state(parent))
 
     def decider_of_arms(self, namespace: str) -> Callable[[Body, DecisionCache], DesiredState]:
-        """Return what decides on specs of a capture's arms, for objects of a namespace.
+        """Return a function that decides on specs of a capture's arms, for objects of a namespace.
 
         It is given a cache, because such decisions would evict the object's own. Models that the object's own cache
         lacks may have been downloaded for others.
@@ -404,7 +404,7 @@ class Reconciler:
             name = downloads_name(key)
             for each in self._cache.children_of(key, CONFIG_MAP.kind):
                 if each["metadata"]["name"] == name:
-                    # Of a neighbour only this is read: it may be as large as it likes.
+                    # Only this is read of another object, whose size is not limited.
                     proofs = proofs_in(self._cache.parent(key) or {})
                     downloads |= read_downloads({"data": believed(name, each.get("data") or {}, proofs)})
 
@@ -417,7 +417,7 @@ class Reconciler:
         return decide
 
     def _record(self, parent: ParsedDeployment) -> Record:
-        """Return the record of this very object, not that of an earlier one of its name."""
+        """Return the record of this very object, not of an earlier one of its name."""
         record = self._records.get(parent.key)
         if record is None or record.children.uid != parent.uid:
             key = self._settings.signing_key
@@ -426,7 +426,7 @@ class Reconciler:
         return record
 
     def _read(self, body: Body, *, as_written: bool = False) -> ParsedDeployment:
-        """Parse an object; it wants no engines while a capture has their GPUs."""
+        """Parse an object; its engines are scaled to zero while a capture has their GPUs."""
         key = Key(body["metadata"]["namespace"], body["metadata"]["name"])
         preempted_by = preempting_capture(self._cache.captures_of(key))
         now = self._cluster.clock.now()
@@ -462,7 +462,7 @@ class Reconciler:
         return [pod for pod in self._cache.children_of(parent.key, POD.kind) if is_model_pod(pod)]
 
     def _proofs(self, parent: ParsedDeployment) -> Mapping[str, str]:
-        """Return the digests of what the operator keeps in ConfigMaps for an object."""
+        """Return the digests of the operator's entries in ConfigMaps of an object."""
         kept = self._record(parent).kept
         return own_proofs(parent.status.kept) if kept is None else kept
 
@@ -472,7 +472,7 @@ class Reconciler:
         return {**body, "data": believed(name, body.get("data") or {}, self._proofs(parent))}
 
     def _model_facts(self, parent: ParsedDeployment) -> dict[str, str]:
-        """Return what was read of an object's models, for whichever object of its namespace."""
+        """Return the known facts about an object's models, from any object of its namespace."""
         entries = self._cache.model_facts(parent.key.namespace)
         if isinstance(parent.spec, InvalidSpecError) or not entries:
             return {}
@@ -496,7 +496,7 @@ class Reconciler:
         self._records.pop(key, None)
 
     async def _keep_what_was_read(self, parent: ParsedDeployment, record: Record) -> Readiness | None:
-        """Store what pods have read of models before their Jobs are deleted; return what blocks that."""
+        """Store the facts that pods have read, before their Jobs are deleted; return a blocker, if any."""
         readers = self._model_pods(parent)
         entries = newly_read_models(parent, self._model_facts(parent), readers) if readers else {}
         if not entries:

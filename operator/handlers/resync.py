@@ -43,7 +43,7 @@ from specdecode_operator.deployment.requeue import Requeue
 
 _OUR_KINDS: Final = (SPECDECODE_DEPLOYMENT, SPECDECODE_CAPTURE)
 _SEEN: Final = (NODE, *WATCHED, *_OUR_KINDS)
-"""All of which the cache knows, in the order in which they are listed: an object is read when what it owns is known."""
+"""Cached kinds in the order of their lists: children are known before their owner is reconciled."""
 
 _ROUNDS_TO_RELIST = 20
 _ROUNDS_TO_RETRY = 4
@@ -52,9 +52,9 @@ _logger = logging.getLogger(__name__)
 
 
 class Relist:
-    """Lists what watches may have missed, and queues what is new or gone. Lists raise `ClusterError`.
+    """Lists objects to find changes that watches missed, and queues them. Lists raise `ClusterError`.
 
-    ``nodes`` are the configured nodes; None for those of the cluster.
+    ``nodes`` are the configured nodes; None to list those of the cluster.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Relist:
         """StorageClasses for warnings of the webhook; None while they are unknown."""
 
     async def everything(self, cluster: Cluster) -> None:
-        """List everything: at the start, and now and then, because a watch that restarts misses deletions.
+        """List all kinds: at the start, and periodically, because a watch that restarts misses deletions.
 
         At the start watches deliver in any order, and a serving object would seem to have lost its nodes and engines.
         """
@@ -90,7 +90,7 @@ class Relist:
         await self._list_storage_classes(cluster)
 
     async def in_round(self, number: int, cluster: Cluster) -> None:
-        """List what is due in a round; everything in the first, because watches began after the lists of the start."""
+        """List the kinds that are due in a round; all in the first, because watches start after the first lists."""
         if number % _ROUNDS_TO_RETRY == 0:
             self.due |= self._put_off
             self._put_off.clear()
@@ -149,8 +149,8 @@ class Relist:
 class Lists:
     """Lists of the whole cluster, or of each namespace that is served.
 
-    A namespace in which the operator may not list is skipped, and its cache stays. It is an error if it may list in
-    none.
+    A namespace in which the operator may not list is skipped, and its cache stays. If that applies to all namespaces,
+    it is an error.
     """
 
     def __init__(self, cache: Cache, namespaces: Sequence[str]) -> None:
@@ -159,7 +159,7 @@ class Lists:
         self._skipped: set[tuple[Resource, str | None]] = set()
 
     async def changes(self, cluster: Cluster, resource: Resource) -> set[Key]:
-        """List a kind; return the objects of ours, or the owners of children and pods, that are new or gone."""
+        """List a kind; return the parents, or the owners of children and pods, that are new or gone."""
         cache, kind, is_ours = self._cache, resource.kind, resource in _OUR_KINDS
         knows, retain = (cache.knows_parent, cache.retain_parents) if is_ours else (cache.knows, cache.retain)
         selector = None if is_ours else OWNED_SELECTOR
@@ -201,9 +201,9 @@ class _Watch:
 
 
 class WatchProgress:
-    """Compares what the watch of each kind has delivered with what lists and responses have shown.
+    """Compares the versions that the watch of each kind has delivered with those in lists and responses.
 
-    A watch has stalled if it lacks a known version for long, and has delivered nothing meanwhile. A watch that never
+    A watch has stalled if it lacks a known version for long, and has delivered no event meanwhile. A watch that never
     delivered anything cannot stall: its objects are listed.
     """
 
@@ -240,7 +240,7 @@ class WatchProgress:
 
 
 _MOST_LOOKS: Final = 64
-"""Reconciles per round, each of which scrapes engines: with more objects the interval grows, and not the work. 64 take
+"""Reconciles per round, each of which scrapes engines: with more objects the interval grows, but not the work. 64 take
 1.5 % of a core on a slow machine."""
 
 _LEAST_LOOKS: Final = 20
@@ -250,14 +250,14 @@ _ROUNDS_OF_POLICIES: Final = 3
 """Rounds in which each object with a policy is resynced: a sample expires after a minute (stats/engine_window.py)."""
 
 _ROUNDS_OF_ALL: Final = 20
-"""Rounds in which each object that waits for nothing is resynced, in case a watch has missed an event."""
+"""Rounds in which each object at rest is resynced, in case a watch has missed an event."""
 
 
 class ResyncOrder(Collector):
     """Order of resyncs: three lines, each with the object first that was reconciled longest ago.
 
-    Objects of two lines change by themselves: their engines are scraped, or they wait for a time. All with a policy are
-    resynced often enough for it.
+    Objects of two lines change without an event: their engines are scraped, or they wait for a time. Objects with a
+    policy are resynced often enough for its samples.
     """
 
     def __init__(self, round_s: float) -> None:
@@ -297,9 +297,9 @@ class ResyncOrder(Collector):
         return list(dict.fromkeys(chain(new, due, *turns)))
 
     def _shared(self, looks: int) -> Iterable[Key]:
-        """Return objects without a policy, one half by time alone, the other for each namespace in turn.
+        """Return objects without a policy: one half by time only, the other for each namespace in turn.
 
-        By namespaces alone, the objects of a large one would wait for hours beside many small ones.
+        Turns by namespace only would make the objects of a large namespace wait for hours if there are many small ones.
         """
         if looks >= len(self._close):
             return self._close
@@ -313,7 +313,7 @@ class ResyncOrder(Collector):
 
     @property
     def _looks(self) -> tuple[int, int]:
-        """Numbers of objects with a policy, and of others that change by themselves, in one round."""
+        """Number of objects per round with a policy, and number of others that change without an event."""
         if len(self._measured) + len(self._close) <= _MOST_LOOKS:
             return len(self._measured), len(self._close)
         measured = math.ceil(len(self._measured) / _ROUNDS_OF_POLICIES)
@@ -321,7 +321,7 @@ class ResyncOrder(Collector):
 
     @property
     def interval_s(self) -> float:
-        """Mean interval at which an object without a policy that changes by itself is resynced."""
+        """Mean resync interval of an object without a policy that changes without an event."""
         _, looks = self._looks
         return self._round_s * max(1, math.ceil(len(self._close) / max(1, looks)))
 
@@ -329,7 +329,7 @@ class ResyncOrder(Collector):
         """Yield the samples of one scrape."""
         yield GaugeMetricFamily(
             "specdecode_look_interval_seconds",
-            "How often engines are asked: 15 s, and longer where more objects have engines than the operator may ask."
-            " Those with a policy: every 45 s at least.",
+            "Interval at which engines are scraped: 15 s, and longer if more objects have engines than the operator"
+            " scrapes per round. Objects with a policy: at most 45 s.",
             value=self.interval_s,
         )

@@ -30,14 +30,14 @@ class Webhook:
 
 @dataclass(frozen=True)
 class Settings:
-    """What one operator serves, and by which terms."""
+    """Options of one operator process."""
 
     calibration: CalibrationFile = field(default_factory=CalibrationFile)
     facts: FactsFolder = field(default_factory=FactsFolder)
     host_paths: tuple[str, ...] = ()
-    """Directories of nodes that objects may have their models in."""
+    """Node directories from which objects may mount models."""
     pod_template: frozenset[str] = NONE_ALLOWED
-    """What podTemplate of objects may ask for beyond the policy."""
+    """Names of settings that podTemplate may have although the policy forbids them."""
     prometheus: Prometheus | None = None
     """Source of figures instead of the engines."""
     webhook: Webhook | None = None

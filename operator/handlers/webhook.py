@@ -191,7 +191,7 @@ _MOST_VALUES: Final = 400_000
 
 _LARGE_BYTES: Final = 256 * 2**10
 _MOST_LARGE: Final = 4
-"""Large reviews at once: 32 of the largest would exceed the memory."""
+"""Limit of parallel large reviews: 32 of the largest would exceed the memory."""
 
 Answer = Callable[[Any], Body]
 """Returns the response to an AdmissionReview, or raises NoReviewError."""
@@ -279,7 +279,7 @@ class _Answering(BoundedHandler):
         if not is_number or int(length) > _MOST_BYTES:
             raise NoReviewError(f"send at most {_MOST_BYTES // 2**20} MiB, with a Content-Length header")
         if int(length) > _LARGE_BYTES and not self.server.large.take(self.connection):
-            raise NoReviewError("too many large reviews at once; try again")
+            raise NoReviewError("too many large reviews at the same time; try again")
         try:
             text = self.rfile.read(int(length))
         except OSError as error:

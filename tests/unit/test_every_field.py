@@ -27,6 +27,7 @@ from specdecode_operator.capture.schedules import DueCapture
 from specdecode_operator.capture.status import capture_attention, is_outlived
 from specdecode_operator.capture.status import compose_status as compose_capture_status
 from specdecode_operator.cluster.resources import ENGINE_CONTAINER
+from specdecode_operator.deployment.conditions import SEE_READY
 from specdecode_operator.deployment.observed.observation import Observation
 from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from specdecode_operator.deployment.status import compose_status
@@ -182,9 +183,10 @@ KINDS: Mapping[str, tuple[Mapping[str, FieldCase], Callable[[Body, FieldCase], O
 
 
 def accepted(outcome: Outcome) -> dict[str, Any]:
-    """The condition that says whether the object is refused, and for which fields."""
-    condition: dict[str, Any] = next(each for each in outcome[1]["conditions"] if each["type"] == "Accepted")
-    return condition
+    """The condition Accepted; if it refers to Ready, with the message of Ready."""
+    conditions: dict[str, dict[str, Any]] = {each["type"]: each for each in outcome[1]["conditions"]}
+    refers = conditions["Accepted"]["message"] == SEE_READY
+    return conditions["Accepted"] | ({"message": conditions["Ready"]["message"]} if refers else {})
 
 
 def test_every_kind_is_walked() -> None:

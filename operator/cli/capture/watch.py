@@ -54,14 +54,10 @@ def phase_of(capture: Body) -> CapturePhase | None:
 
 
 def message_of(capture: Body) -> str:
-    """Return what the operator says of a capture now."""
+    """Return the message of the condition Ready."""
     if phase_of(capture) is None:
-        return "not looked at yet"
-    for type_ in ("Stalled", "WaitingForGPUs", "Reconciling"):
-        condition = condition_of(capture, type_)
-        if condition.get("status") == "True":
-            return str(condition["message"])
-    return str((condition_of(capture, "Succeeded") or condition_of(capture, "Ready")).get("message", ""))
+        return "not reconciled yet"
+    return str(condition_of(capture, "Ready").get("message", ""))
 
 
 def verdict_of(capture: Body) -> str:

@@ -11,6 +11,7 @@ from specdecode_operator.api.deployment_status import Condition, ConditionStatus
 from specdecode_operator.deployment.conditions import (
     FALSE,
     OTHERWISE,
+    SEE_READY,
     SUSPENDED_FOR_CAPTURE,
     TRUE,
     UNKNOWN,
@@ -36,15 +37,16 @@ class Readiness:
     reconciling: bool = False
     stalled: bool = False
 
-    def conditions(self) -> list[ConditionUpdate]:
-        """Return the conditions Ready, Reconciling and Stalled."""
+    def conditions(self, details: Sequence[ConditionUpdate] = ()) -> list[ConditionUpdate]:
+        """Return Ready, Reconciling and Stalled, and the details, which refer to Ready if they have its message."""
         helpers = (("Reconciling", self.reconciling), ("Stalled", self.stalled))
         return [
             ConditionUpdate("Ready", self.status, self.reason, self.message),
             *(
-                ConditionUpdate(type_, TRUE if holds else FALSE, self.reason, self.message if holds else "")
+                ConditionUpdate(type_, TRUE if holds else FALSE, self.reason, SEE_READY if holds else "")
                 for type_, holds in helpers
             ),
+            *(replace(each, message=SEE_READY) if each.message == self.message else each for each in details),
         ]
 
 
@@ -169,7 +171,7 @@ def summarize(
         if speculation.status is not FALSE or speculation.reason == "Disabled":
             return Readiness(TRUE, "Serving", counts)
         lack = "some speculation settings are not in force" if speculation.reason in OTHERWISE else "they do not draft"
-        return Readiness(TRUE, "SpeculationInactive", f"{counts}, but {lack}: {speculation.message}")
+        return Readiness(TRUE, "SpeculationInactive", f"{counts}, but {lack}; see condition SpeculationActive")
     if paused and rollout.updated < rollout.wanted:
         state = f"{rollout.updated} of {rollout.wanted} engines run this spec, {counts}; set it to false to continue"
         return working("RolloutPaused", f"spec.rollout.paused is true: {state}")
@@ -208,13 +210,15 @@ def _not_yet_ready(rollout: Rollout) -> Readiness:
 def available_condition(counts: EngineCounts, readiness: Readiness) -> ConditionUpdate:
     """Return the condition Available; if no engine serves, its reason is that of the pods or of ``readiness``."""
     if counts.wanted == 0 or (counts.ready == 0 and counts.blocked is None):
-        return ConditionUpdate("Available", FALSE, readiness.reason, readiness.message)
+        return ConditionUpdate("Available", FALSE, readiness.reason, SEE_READY)
+    why = f": {counts.blocked.message}" if counts.blocked else ""
+    if counts.blocked and counts.blocked.message in readiness.message:
+        why = "; see condition Ready"
     if counts.ready == 0 and counts.blocked is not None:
-        return ConditionUpdate("Available", FALSE, counts.blocked.reason, f"{counts}: {counts.blocked.message}")
+        return ConditionUpdate("Available", FALSE, counts.blocked.reason, f"{counts}{why}")
     if counts.earlier:
         message = f"{counts.ready} engines of an earlier spec ready; none can be launched for the current spec"
         return ConditionUpdate("Available", TRUE, "EarlierEnginesServe", message)
     if counts.ready >= counts.wanted:
         return ConditionUpdate("Available", TRUE, "EnginesServe", str(counts))
-    why = f": {counts.blocked.message}" if counts.blocked else ""
     return ConditionUpdate("Available", TRUE, "SomeEnginesServe", f"{counts}{why}")

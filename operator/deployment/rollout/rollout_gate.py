@@ -119,5 +119,5 @@ def held_readiness(held: Held, rollout: Rollout) -> Readiness:
             "Rollout of this spec is stopped: change the spec, delete the capture to repeat it, or set"
             " spec.rollout.gate.override"
         )
-        return stalled(held.reason, f"{held.message}. {fix}. {counts}")
-    return working(held.reason, f"{held.message}. {counts} until the gate decides")
+        return stalled(held.reason, f"{counts}. {fix}; see condition Gate")
+    return working(held.reason, f"{counts} until the gate decides; see condition Gate")

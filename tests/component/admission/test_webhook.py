@@ -45,7 +45,7 @@ def test_what_the_reconcile_would_refuse_is_never_stored(installed: InstalledWeb
         assert f"[{reason}]" in said
     taken, said = installed.dry_run(capture(REFUSED_CAPTURE))
     assert not taken
-    assert "spec.deadlineSeconds: 30: the phases of spec.workload take 600 s" in said
+    assert "spec.deadlineSeconds: 30: is less than the 600 s that the phases of spec.workload take" in said
     assert installed.dry_run(deployment(ADMITTED)) == (True, "")
 
 

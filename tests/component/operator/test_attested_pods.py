@@ -289,7 +289,7 @@ def test_without_a_signing_key_no_engine_starts_and_the_object_says_why(
     del operator
     apply(gated)
     message = wait_for(gated, "tiny", "Ready", "PodsRefused")
-    assert "ConfigMap tiny-attestation is not there: an operator with a signing key writes it" in message
+    assert "ConfigMap tiny-attestation does not exist: an operator with a signing key writes it" in message
 
 
 def test_while_nobody_answers_no_engine_starts_and_those_that_run_may_go(

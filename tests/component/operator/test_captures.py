@@ -314,14 +314,14 @@ class TestBorrowing:
         load_start = datetime(2026, 1, 1, tzinfo=UTC)
 
         def bound() -> bool:
-            return "at the latest" in condition(kubectl, "tiny", "Available")[2]
+            return "at the latest" in condition(kubectl, "tiny", "Ready")[2]
 
         eventually(bound, "the deadline of the Job is told")
         write_pod_status(kubectl, "Running", {"running": {"startedAt": load_start.strftime("%Y-%m-%dT%H:%M:%SZ")}})
         body = wait_for_all(
             kubectl, "tiny", Ready=("False", "SuspendedForCapture"), Available=("False", "CaptureOverdue")
         )
-        assert "expected end was 2026-01-01 00:03 UTC" in current(body, "Available")[2]
+        assert "expected end was 2026-01-01 00:03 UTC" in current(body, "Ready")[2]
         patch(kubectl, suspend=True)
         self.back(kubectl)
         body = wait_for_all(kubectl, "tiny", Available="False")

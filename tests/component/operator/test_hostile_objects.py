@@ -34,6 +34,6 @@ def test_an_object_that_is_made_to_hurt_is_told_and_harms_no_other(
     kubectl.must("create", f"--raw={path}", f"--filename={file}")
     kubectl.write(json.dumps({**body, "metadata": {"name": "tiny"}, "spec": tiny_cpu()}))
     wait_for(kubectl, "tiny", "Planned", "Fits")
-    path = "-o=jsonpath={.status.conditions[?(@.type=='Accepted')].message}"  # by kubectl: no Python reads all of it
+    path = "-o=jsonpath={.status.conditions[?(@.type=='Ready')].message}"  # by kubectl: no Python reads all of it
     eventually(lambda: said in kubectl.must("get", "sdd/hostile", path), "the object says what is wrong with it")
     assert b"Traceback" not in operator.log.read_bytes()[before:]

@@ -203,7 +203,7 @@ def test_engines_behind_a_gate_roll_out_only_if_they_are_judged_as_good(
     judge(kubectl, worse, "Regressed")
     operator.start()
     body = wait_for_all(kubectl, "tiny", Ready=("False", "GateFailed"), Stalled="True", Available="True")
-    assert "goodput 90 after 100 tokens/s" in current(body, "Ready")[2]
+    assert "goodput 90 after 100 tokens/s" in current(body, "Gate")[2]
     spec = kubectl.object("sdc", worse)["spec"]
     assert (spec["seed"], spec["against"]["capture"]) == (7, "golden")
     assert spec["storage"]["persistentVolumeClaim"] == {"claimName": "files"}

@@ -44,7 +44,7 @@ def test_the_operator_notices_that_they_come(bare_cluster: Cluster, tmp_path: Pa
 def _comes_and_is_used(kubectl: Kubectl) -> None:
     body = {"apiVersion": "specdecode.io/v1alpha1", "kind": "SpecDecodeDeployment", "metadata": {"name": "wide"}}
     assert kubectl.write(yaml.safe_dump({**body, "spec": SPEC})).returncode == 0
-    assert "2 nodes x 8 x NVIDIA-H100-80GB-HBM3" in wait_for(kubectl, "wide", "Planned", "LeaderWorkerSetMissing")
+    assert "2 nodes x 8 x NVIDIA-H100-80GB-HBM3" in wait_for(kubectl, "wide", "Ready", "LeaderWorkerSetMissing")
     assert condition(kubectl, "wide", "Ready")[0] == "Unknown"
     assert kubectl.objects("deployments,services", OURS) == [], "nothing is launched"
 

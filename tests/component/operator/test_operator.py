@@ -154,7 +154,7 @@ def test_a_spec_that_becomes_bad_does_not_take_the_engines_down(kubectl: Kubectl
     eventually(lambda: ("Deployment", "tiny") in children(kubectl), "the Deployment exists")
     before = kubectl.object("deployment", "tiny")["spec"]
     apply(kubectl, "tiny", tiny_cpu(engine={"image": "localhost/engine:1", "extraArgs": ["--swap-space=4"]}))
-    message = wait_for(kubectl, "tiny", "Accepted", "Invalid")
+    message = wait_for(kubectl, "tiny", "Ready", "Invalid")
     assert "spec.engine.extraArgs[0]" in message
     assert kubectl.object("deployment", "tiny")["spec"] == before
     apply(kubectl, "tiny", tiny_cpu(suspend=True))
@@ -238,7 +238,7 @@ def test_plans_follow_the_nodes_of_the_cluster(kubectl: Kubectl) -> None:
     wait_for(kubectl, "llama", "Planned", "NoMatchingNodes")
     try:
         kubectl.add_node("h100-0", H100)
-        message = wait_for(kubectl, "llama", "Planned", "DoesNotFit")
+        message = wait_for(kubectl, "llama", "Ready", "DoesNotFit")
         assert "weights" in message
         assert "target.quantization: FP8" in message
         assert children(kubectl) == {("ConfigMap", "llama-plan")}

@@ -141,4 +141,4 @@ def test_failures_push_out_no_good_data(kubectl: Kubectl) -> None:
 )
 def test_a_time_that_never_comes_is_refused_by_name(kubectl: Kubectl, schedule: dict[str, Any], words: str) -> None:
     deploy(kubectl, **schedule)
-    assert words in wait_for(kubectl, "tiny", "Accepted", "Invalid")
+    assert words in wait_for(kubectl, "tiny", "Ready", "Invalid")

@@ -114,4 +114,4 @@ def test_who_has_no_rights_on_pods_starts_none_that_reaches_further(neighbour: K
         ({"containers": [{"name": "engine", "securityContext": {"privileged": True}}]}, "PodTemplateNotAllowed"),
     ):
         deploy(neighbour, ours, podTemplate={"spec": template})
-        assert next(iter(template)) in wait_for(neighbour, "tiny", "Accepted", reason)
+        assert next(iter(template)) in wait_for(neighbour, "tiny", "Ready", reason)

@@ -66,7 +66,7 @@ def add_fleet(cluster: Cluster, fleet: str) -> None:
 def test_bf16_does_not_fit_h100_and_lands_on_h200_when_there_is_one(cluster: Cluster, kubectl: Kubectl) -> None:
     add_fleet(cluster, "2xH100:8")
     name = apply_example(kubectl, "llama-70b.yaml")
-    message = wait_for(kubectl, name, "Planned", "DoesNotFit")
+    message = wait_for(kubectl, name, "Ready", "DoesNotFit")
     assert "weights" in message
     assert "target.quantization: FP8" in message
     assert condition(kubectl, name, "Stalled")[0] == "True"

@@ -87,7 +87,7 @@ def test_405b_lies_on_two_nodes_through_its_whole_life(cluster: Cluster, kubectl
 
 def _waits_until_leaderworkersets_are_there(cluster: Cluster, kubectl: Kubectl) -> None:
     name = apply(kubectl)
-    message = wait_for(kubectl, name, "Planned", "LeaderWorkerSetMissing")
+    message = wait_for(kubectl, name, "Ready", "LeaderWorkerSetMissing")
     assert "2 nodes x 8 x NVIDIA-H100-80GB-HBM3" in message
     assert "https://lws.sigs.k8s.io" in message
     assert condition(kubectl, name, "Ready")[0] == "Unknown"

@@ -148,7 +148,7 @@ def test_no_field_of_an_envelope_can_be_changed() -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "{", '{"payload": "", "payload": ""}', "[" * 100_000])
 def test_what_is_no_envelope_is_refused(text: str) -> None:
-    with pytest.raises(UnverifiedError, match="is no DSSE envelope"):
+    with pytest.raises(UnverifiedError, match="is not a DSSE envelope"):
         opened(text, KEY.public)
 
 
@@ -356,18 +356,18 @@ def test_a_key_is_read_with_its_password_or_says_what_to_give() -> None:
     assert SigningKey.read(locked, b"secret").public.id == KEY.public.id
     ours, params = cosign_key(PRIVATE, b"secret"), {"N": 2**30, "r": 8, "p": 1}
     for pem, password, says in (
-        (locked, None, "has a password: --signing-key-password-file"),
-        (locked, b"x", "does not open with this password"),
+        (locked, None, "has a password: set --signing-key-password-file"),
+        (locked, b"x", "cannot be decrypted with this password"),
         (PRIVATE, b"secret", "has no password"),
-        (ours, None, "does not open with this password"),
-        (ours, b"x", "does not open with this password"),
-        (cosign_key(PRIVATE, b"secret", kdf={"name": "argon2"}), b"secret", "is encrypted by"),
-        (cosign_key(PRIVATE, b"secret", kdf={"params": params}), b"secret", "asks for more memory"),
-        (cosign_key(PRIVATE, b"secret", kdf={"params": {**params, "N": -1}}), b"secret", "does not open"),
-        (cosign_key(PRIVATE, b"secret", cipher={"nonce": "AAAA"}), b"secret", "does not open"),
-        (ours.replace(b"\n", b"\nAAAA", 1), b"secret", "or a part of one"),
-        (b"", None, "is no private key"),
-        (PUBLIC, None, "is no private key"),
+        (ours, None, "cannot be decrypted with this password"),
+        (ours, b"x", "cannot be decrypted with this password"),
+        (cosign_key(PRIVATE, b"secret", kdf={"name": "argon2"}), b"secret", "is encrypted with"),
+        (cosign_key(PRIVATE, b"secret", kdf={"params": params}), b"secret", "needs more memory"),
+        (cosign_key(PRIVATE, b"secret", kdf={"params": {**params, "N": -1}}), b"secret", "cannot be decrypted"),
+        (cosign_key(PRIVATE, b"secret", cipher={"nonce": "AAAA"}), b"secret", "cannot be decrypted"),
+        (ours.replace(b"\n", b"\nAAAA", 1), b"secret", "is not a complete key"),
+        (b"", None, "is not a private key"),
+        (PUBLIC, None, "is not a private key"),
     ):
         with pytest.raises(KeyFormatError, match=says):
             SigningKey.read(pem, password)

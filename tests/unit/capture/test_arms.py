@@ -10,6 +10,7 @@ from specdecode_operator.api.capture import Arm
 from specdecode_operator.capture.arms import arm_body
 from specdecode_operator.capture.load.run_settings import RunSettings, read_settings
 from specdecode_operator.capture.status import Decision
+from specdecode_operator.deployment.conditions import full_message
 from specdecode_operator.deployment.desired_state import Launch
 from tests.support.capture_decisions import after, decided, words
 from tests.support.captures import capture, capture_pod, capture_spec, ended, job, observed_deployment, surroundings
@@ -28,12 +29,12 @@ def drafted(**draft: Any) -> Body:
 
 
 def outcome(*arms: Body, of: Body | None = None, **spec: Any) -> tuple[Decision, dict[str, Any]]:
-    """What becomes of a capture with these arms, and its condition `Accepted`."""
+    """What becomes of a capture with these arms, and its condition `Accepted` with the full message."""
     asked = capture_spec(arms=list(arms), **spec)
     deployment = observed_deployment(of or pair_70b(), nodes=NODES, capture=asked)
     decision, status = decided(capture(asked), surroundings(deployment=deployment))
     accepted = next(each for each in status.conditions if each.type == "Accepted")
-    return decision, accepted.model_dump(mode="json")
+    return decision, accepted.model_dump(mode="json") | {"message": full_message(accepted, status.conditions)}
 
 
 def rendered(*arms: Body, of: Body | None = None, **spec: Any) -> Body:
@@ -112,14 +113,16 @@ class TestPlanning:
     def test_a_draft_that_nobody_knows_is_waited_for_with_what_helps(self) -> None:
         decision, accepted = outcome(PLAIN, drafted(model="org/unknown"))
         assert (accepted["status"], accepted["reason"]) == ("Unknown", "ArmWaits")
-        assert "spec.arms[1] (drafted): speculation.draft.model: org/unknown: nothing is known" in accepted["message"]
+        assert (
+            "spec.arms[1] (drafted): speculation.draft.model: org/unknown: no facts about it yet" in accepted["message"]
+        )
         assert "config.json" in accepted["message"]
         assert decision.writes.job is None
 
     def test_two_revisions_of_a_model_need_a_cache(self) -> None:
         _, accepted = outcome(drafted(), {**drafted(revision="v2"), "name": "newer"})
         assert accepted["status"] == "False"
-        assert f"spec.arms[1] (newer): wants {LLAMA_8B} at revision v2, and arm drafted" in accepted["message"]
+        assert f"spec.arms[1] (newer): needs {LLAMA_8B} at revision v2, but arm drafted" in accepted["message"]
 
     def test_an_arm_without_draft_needs_no_split_of_one(self) -> None:
         split = pair_70b(parallelism={"tensor": 2, "draftTensor": 1})

@@ -313,7 +313,7 @@ def test_a_finished_capture_is_deleted_when_its_time_is_over() -> None:
 def test_a_spec_of_another_version_of_the_crd_is_refused_by_name() -> None:
     _, status = decided(capture({"deployment": "llama", "seed": "seven"}))
     assert words(status)["Accepted"] == ("False", "Invalid")
-    (message,) = (each.message for each in status.conditions if each.type == "Accepted")
+    (message,) = (each.message for each in status.conditions if each.type == "Ready")
     assert "spec.seed" in message
 
 
@@ -610,7 +610,7 @@ BAD: dict[str, tuple[Body, CaptureObservation, str, bool, str]] = {
         surroundings(),
         "WorkloadTooLong",
         True,
-        "take 180 s",
+        "less than the 180 s",
     ),
     "a phase without a rate": (
         capture(capture_spec(workload={"phases": [{"name": "a", "pattern": "Constant", "requests": 1}]})),
@@ -645,7 +645,7 @@ BAD: dict[str, tuple[Body, CaptureObservation, str, bool, str]] = {
         surroundings(claim=claim(labels={"specdecode.io/capture": "demo", "specdecode.io/published": "true"})),
         "AlreadyPublished",
         True,
-        "claim demo-capture holds the files",
+        "claim demo-capture has the files",
     ),
     "a stranger's claim": (
         capture(),
@@ -894,7 +894,7 @@ def test_a_golden_capture_that_cannot_be_one_takes_no_gpu(
     decision, status = decided(capture(JUDGED), surroundings(golden=seen))
     assert decision.writes.job is None
     assert words(status)["Accepted"] == ("False" if is_permanent else "Unknown", reason)
-    said = next(each.message for each in status.conditions if each.type == "Accepted")
+    said = next(each.message for each in status.conditions if each.type == "Ready")
     assert said.startswith("spec.against.capture: golden: ")
     assert message in said
 

@@ -122,7 +122,7 @@ def test_a_deployment_without_its_gpus_is_not_ready_and_is_coming_back() -> None
     said = summary_of(tiny_cpu(), "demo")
     assert said["Ready"][:2] == ("False", "SuspendedForCapture")
     assert (said["Reconciling"][0], said["Stalled"][0]) == ("True", "False")
-    assert said["Available"] == said["Ready"]
+    assert said["Available"] == ("False", "SuspendedForCapture", "See condition Ready")
     owner = parse_deployment(parent(tiny_cpu()), preempted_by="demo")
     assert desired_state(owner, ()).children[-1]["spec"]["replicas"] == 0
 

@@ -76,9 +76,10 @@ class TestProgress:
         unscheduled = {"type": "PodScheduled", "status": "False", "message": words_of_scheduler}
         pods = [capture_pod(phase="Pending", conditions=[unscheduled])]
         _, status = decided(capture(), surroundings(job=job(), pods=pods))
-        (waits,) = (each for each in status.conditions if each.type == "WaitingForGPUs")
-        assert waits.status.value == "True"
-        assert words_of_scheduler in waits.message
+        conditions = {each.type: each for each in status.conditions}
+        assert words_of_scheduler in conditions["Ready"].message
+        assert conditions["WaitingForGPUs"].status.value == "True"
+        assert conditions["WaitingForGPUs"].message == "See condition Ready"
 
     @pytest.mark.parametrize("message", UNMOUNTABLE)
     def test_a_volume_that_no_node_can_mount_is_no_lack_of_gpus(self, message: str) -> None:
@@ -163,7 +164,9 @@ class TestEnd:
         pods = [capture_pod(phase="Succeeded", containerStatuses=[ended("load", 0, said)])]
         _, status = decided(capture(), surroundings(job=job("Complete"), pods=pods))
         messages = {each.type: each.message for each in status.conditions}
-        assert messages["Ready"] == messages["Succeeded"]
+        assert messages["Succeeded"] == "See condition Ready"
+        later = decided(after(capture(), surroundings(job=job("Complete"), pods=pods)), surroundings())[1]
+        assert {each.type: each.message for each in later.conditions} == messages, "its Job and pod may be gone"
         assert messages["Ready"] == ("files are validated and published; nobody tried it; another was planned for")
         assert status.summary is not None
         assert status.summary.engine_version == "0.99.1"
@@ -173,7 +176,7 @@ class TestEnd:
         pods = [capture_pod(phase="Succeeded", containerStatuses=[ended("load", 0, said)])]
         _, status = decided(capture(), surroundings(job=job("Complete"), pods=pods))
         messages = {each.type: each.message for each in status.conditions}
-        assert messages["Succeeded"] == "files are validated and published; they are random"
+        assert messages["Ready"] == "files are validated and published; they are random"
 
     @pytest.mark.parametrize("tokens", [2**53 + 1, -(10**300)])
     def test_a_number_that_no_status_takes_does_not_keep_a_capture_from_its_end(self, tokens: int) -> None:
@@ -253,7 +256,7 @@ class TestEnd:
         assert status.phase == "Failed"
         assert words(status)["Succeeded"] == ("False", reason)
         assert words(status)["Stalled"][0] == "True"
-        (text,) = (each.message for each in status.conditions if each.type == "Succeeded")
+        (text,) = (each.message for each in status.conditions if each.type == "Ready")
         assert said in text
 
     @pytest.mark.parametrize(
@@ -271,7 +274,7 @@ class TestEnd:
         said = {"error": {"reason": reason, "message": "the volume at /capture"}}
         pods = [capture_pod(phase="Failed", initContainerStatuses=[ended("prepare", 1, said)])]
         _, status = decided(capture(capture_spec(storage=storage)), surroundings(job=job("Failed"), pods=pods))
-        (text,) = (each.message for each in status.conditions if each.type == "Succeeded")
+        (text,) = (each.message for each in status.conditions if each.type == "Ready")
         assert text == f"{'' if reason == 'Dropped' else claim_said}the volume at /capture"
 
     def test_the_last_words_of_an_engine_that_died_are_added(self) -> None:
@@ -283,7 +286,7 @@ class TestEnd:
         error = {"error": {"reason": "EngineInterrupted", "message": "another boot"}}
         pod = capture_pod(phase="Failed", initContainerStatuses=[engine], containerStatuses=[ended("load", 1, error)])
         _, status = decided(capture(), surroundings(job=job("Failed"), pods=[pod]))
-        (text,) = (each.message for each in status.conditions if each.type == "Succeeded")
+        (text,) = (each.message for each in status.conditions if each.type == "Ready")
         assert text.startswith("another boot; the engine had exited with code 1: CUDA out of memory")
 
     def test_an_engine_that_died_and_came_back_is_told_when_its_words_are_gone(self) -> None:
@@ -292,7 +295,7 @@ class TestEnd:
         error = {"error": {"reason": "EngineExited", "message": "nothing listens"}}
         pod = capture_pod(phase="Failed", initContainerStatuses=[engine], containerStatuses=[ended("load", 1, error)])
         _, status = decided(capture(), surroundings(job=job("Failed"), pods=[pod]))
-        (text,) = (each.message for each in status.conditions if each.type == "Succeeded")
+        (text,) = (each.message for each in status.conditions if each.type == "Ready")
         assert text == "nothing listens; the engine was restarted (1)"
 
     def test_a_failed_job_without_a_pod_says_what_it_can(self) -> None:

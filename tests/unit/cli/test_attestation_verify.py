@@ -63,7 +63,7 @@ def test_one_that_does_not_hold_among_those_that_do_is_not_verified(
     config_map["data"]["forged.intoto.json"] = "{}"
     result = specdecode("attestation", "verify", write("mixed.yaml", config_map), "--key", key)
     assert result.exit_code == NOT_VERIFIED
-    assert "forged.intoto.json: is no DSSE envelope" in result.stderr
+    assert "forged.intoto.json: is not a DSSE envelope" in result.stderr
 
 
 def test_attestations_of_several_objects_are_not_held_against_one(
@@ -128,7 +128,7 @@ def test_the_envelope_of_a_bundle_is_read(specdecode: Specdecode, tmp_path: Path
 def test_files_that_cannot_be_used_say_why(specdecode: Specdecode, write: WriteObject, tmp_path: Path) -> None:
     attestation, key = attested(write, tmp_path)
     for arguments, says in (
-        ((attestation, "--key", attestation), "is no public key in PEM"),
+        ((attestation, "--key", attestation), "is not a public key in PEM"),
         ((write("pod.yaml", serving()[2]), "--key", key), "holds no attestation"),
         ((tmp_path / "none.yaml", "--key", key), "No such file"),
     ):
@@ -141,7 +141,7 @@ def test_an_operator_does_not_begin_with_a_key_that_cannot_sign(specdecode: Spec
     (tmp_path / "cosign.pub").write_bytes(key_pair()[1])
     result = specdecode("operator", "--signing-key", tmp_path / "cosign.pub")
     assert result.exit_code == INVALID
-    assert "is no private key in PEM: make one with cosign generate-key-pair" in result.stderr
+    assert "is not a private key in PEM: create one with cosign generate-key-pair" in result.stderr
 
 
 def test_a_former_key_is_a_public_one(specdecode: Specdecode, tmp_path: Path) -> None:
@@ -150,5 +150,5 @@ def test_a_former_key_is_a_public_one(specdecode: Specdecode, tmp_path: Path) ->
     result = specdecode("operator", "--signing-key", tmp_path / "key.pem", *former)
     assert result.exit_code == INVALID
     assert "--former-key: " in result.stderr
-    assert "is a private key: give its public one" in result.stderr
+    assert "is a private key: use the public key" in result.stderr
     assert "--former-key: is for --signing-key alone" in " ".join(specdecode("operator", *former).stderr.split())

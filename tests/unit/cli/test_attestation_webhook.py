@@ -23,7 +23,7 @@ def test_a_key_that_is_none_is_named(specdecode: Specdecode, tmp_path: Path) -> 
     private, public = key_pair()
     (tmp_path / "key.pem").write_bytes(private)
     (tmp_path / "cosign.pub").write_bytes(public)
-    for key, says in (("key.pem", "is a private key: give its public one"), ("none", "No such file")):
+    for key, says in (("key.pem", "is a private key: use the public key"), ("none", "No such file")):
         keys = ("--key", tmp_path / "cosign.pub", "--key", tmp_path / key)
         result = specdecode("attestation-webhook", *keys, "--certificate", tmp_path)
         assert result.exit_code == INVALID

@@ -187,12 +187,12 @@ def test_a_prometheus_is_asked_with_its_token_for_the_deployment_alone(specdecod
 @pytest.mark.parametrize(
     ("status", "body", "said"),
     [
-        (401, b"", "refuses with 401: give --token-file"),
-        (403, b"", "refuses with 403"),
+        (401, b"", "rejects the request with HTTP 401: set --token-file"),
+        (403, b"", "rejects the request with HTTP 403"),
         (302, b"", "answers with HTTP 302"),
         (503, b"starting", "answers with HTTP 503"),
-        (400, b'{"status":"error","error":"bad query"}', "it says bad query"),
-        (200, b"hello", "no Prometheus"),
+        (400, b'{"status":"error","error":"bad query"}', "reports bad query"),
+        (200, b"hello", "not a Prometheus"),
         (200, b'{"status":"success","data":{"resultType":"vector","result":[]}}', "has no series with"),
         # More than sockets buffer: the server is stuck unless the connection is closed.
         (200, b" " * (64 * 2**20), "answers with more than"),
@@ -240,7 +240,7 @@ def test_a_password_of_a_url_is_not_shown(specdecode: Specdecode, option: str) -
     assert "hunter2" not in done.output + told
 
 
-@pytest.mark.parametrize(("file", "said"), [("/dev/zero", "is a device"), ("long", "holds no token")])
+@pytest.mark.parametrize(("file", "said"), [("/dev/zero", "is a device"), ("long", "has no token")])
 def test_what_never_ends_is_no_token(
     specdecode: Specdecode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, said: str
 ) -> None:
@@ -313,7 +313,7 @@ def test_the_token_is_given_where_netrc_has_a_password(
 def test_a_token_that_is_none_is_not_shown(specdecode: Specdecode, tmp_path: Path, token: str) -> None:
     (tmp_path / "token").write_text(token)
     done = specdecode("metrics", "a", "-n", "n", "--prometheus", NOBODY, "--token-file", tmp_path / "token")
-    assert (done.exit_code, "holds no token" in " ".join(done.output.split())) == (2, True)
+    assert (done.exit_code, "has no token" in " ".join(done.output.split())) == (2, True)
     assert "nret" not in done.output
 
 
@@ -329,7 +329,7 @@ def test_a_token_that_is_none_is_not_shown(specdecode: Specdecode, tmp_path: Pat
         (('x"}) or vector(1', "-n", "n", "--prometheus", NOBODY), "is not a name of Kubernetes"),
         (("llama", "-n", "n", "--prometheus", NOBODY), "does not answer"),
         (("llama", "-n", "n", "--prometheus", "file:///etc/passwd"), "does not answer"),
-        (("llama", "-n", "n", "--prometheus", "prometheus:9090"), "begins with neither http:// nor"),
+        (("llama", "-n", "n", "--prometheus", "prometheus:9090"), "does not begin with http:// or"),
         (("llama", "-n", "n", "--prometheus", "http://["), "does not answer"),
         (("--engine", NOBODY), "does not answer"),
         (("--engine", "http://[", "--over", "5"), "does not answer"),

@@ -165,7 +165,7 @@ def test_a_capture_without_a_deployment_that_runs(
     ("draft", "said", "code"),
     [
         ("meta-llama/Llama-3.1-70B-Instruct", "(drafted): DoesNotFit: ", 4),
-        ("org/unknown", "(drafted): speculation.draft.model: org/unknown: nothing is known of it yet", 5),
+        ("org/unknown", "(drafted): speculation.draft.model: org/unknown: no facts about it yet", 5),
         ("meta-llama/Llama-3.1-8B-Instruct", "", 0),
     ],
     ids=["too large", "unknown", "good"],
@@ -227,7 +227,7 @@ def test_a_capture_that_is_refused_says_why(specdecode: Specdecode, write: Write
     spec["workload"] = {**spec["workload"], "phases": [{**spec["workload"]["phases"][0], "durationSeconds": 90}]}
     result = specdecode("render", write("a.yaml", {**CAPTURE, "spec": spec}, manifest("chat")))
     assert result.exit_code == 2
-    assert "spec.deadlineSeconds: 60: the phases of spec.workload take" in result.stderr
+    assert "spec.deadlineSeconds: 60: is less than the 90 s that the phases of spec.workload take" in result.stderr
 
 
 def test_what_cannot_run_hides_nothing_of_the_others(specdecode: Specdecode, write: WriteObject) -> None:

@@ -282,6 +282,6 @@ class ListingApi:
 )
 async def test_what_is_no_list_is_an_error_and_none_goes_on_for_ever(answer: dict[str, Any], asked: int) -> None:
     api = ListingApi(answer)
-    with pytest.raises(ClusterError, match="list services: the answer of the API server is no list"):
+    with pytest.raises(ClusterError, match="list services: the response of the API server is not a list"):
         await Cluster(cast("ApiClient", api)).list(SERVICE_KIND)
     assert api.asked == asked

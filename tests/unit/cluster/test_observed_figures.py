@@ -107,11 +107,11 @@ async def test_a_prometheus_is_asked_by_the_same_definitions(looks: SampleBuffer
 @pytest.mark.parametrize(
     ("status", "body", "said"),
     [
-        (401, b"", "refuses with 401: give --prometheus-token-file"),
+        (401, b"", "rejects the request with HTTP 401: set --prometheus-token-file"),
         (503, b"starting", "answers with HTTP 503"),
-        (200, b"hello", "no Prometheus"),
+        (200, b"hello", "not a Prometheus"),
         (200, NOTHING, "has no series with namespace=n and specdecode_deployment=d"),
-        (200, series("1", namespace="other"), "answers with series of other/d"),
+        (200, series("1", namespace="other"), "returns series of other/d"),
         (200, series("NaN"), "has no series with"),
     ],
 )
@@ -142,7 +142,7 @@ async def test_a_token_that_is_none_is_told(looks: SampleBuffer, tmp_path: Path)
     for file in (tmp_path / "absent", tmp_path):
         found = await FiguresReader(Prometheus(NOBODY, file)).read(KEY, looks)
         assert found is not None
-        assert f"--prometheus-token-file: {file} holds no token" in str(found.message)
+        assert f"--prometheus-token-file: {file} has no token" in str(found.message)
 
 
 async def test_one_that_is_slow_holds_up_one_object_and_then_nobody_for_a_while(

@@ -42,19 +42,19 @@ def test_nothing_and_what_is_no_number_is_not_told() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (b"<html>", "no Prometheus"),
-        (b"[]", "no Prometheus"),
-        (b'{"status":"error","error":"query timed out\\u001b[2J"}', "it says query timed out"),
+        (b"<html>", "not a Prometheus"),
+        (b"[]", "not a Prometheus"),
+        (b'{"status":"error","error":"query timed out\\u001b[2J"}', "reports query timed out"),
         (b'{"status":"success"}', "vector"),
         (answer(series("1"), kind="matrix"), "vector"),
         (answer(*[series("1")] * 1001), "vector"),
-        (answer(series("one")), "no value"),
-        (answer(series(None)), "no value"),
-        (answer({"metric": OURS}), "no value"),
-        (answer("text"), "no value"),
+        (answer(series("one")), "without a value"),
+        (answer(series(None)), "without a value"),
+        (answer({"metric": OURS}), "without a value"),
+        (answer("text"), "without a value"),
         (answer(series("1", specdecode_deployment="other")), "series of models/other"),
         (answer({"metric": {}, "value": [0, "1"]}), "series of null/null"),
-        (b'{"status":"success","data":' + b"[" * 5000, "no Prometheus"),
+        (b'{"status":"success","data":' + b"[" * 5000, "not a Prometheus"),
     ],
 )
 def test_what_answers_otherwise_is_not_believed(text: bytes, said: str) -> None:

@@ -64,7 +64,7 @@ def as_json(status: SpecDecodeDeploymentStatus) -> dict[str, Any]:
 
 def problem(body: dict[str, Any]) -> str:
     _, status = decide(body, H100_NODE)
-    return {condition.type: condition for condition in status.conditions}["Accepted"].message
+    return {condition.type: condition for condition in status.conditions}["Ready"].message
 
 
 def engine(desired: DesiredState) -> Any:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api.deployment import PolicyAction, PolicyMode, PolicyOutcome, PolicyStatus
-from specdecode_operator.api.deployment_status import SpecDecodeDeploymentStatus
-from specdecode_operator.deployment.conditions import changed_conditions
+from specdecode_operator.api.deployment_status import Condition, SpecDecodeDeploymentStatus
+from specdecode_operator.deployment.conditions import SEE_READY, changed_conditions
 from specdecode_operator.deployment.observed.decay import Decay
 from specdecode_operator.deployment.observed.observation import Observation
 from specdecode_operator.deployment.parsed_deployment import parse_deployment
@@ -16,6 +16,7 @@ from specdecode_operator.deployment.status import compose_status
 from specdecode_operator.vllm.engine_metrics import EngineReading, SpeculationReading, Unreachable
 from specdecode_operator.vllm.profiles import KNOWN_VERSIONS
 from tests.support.decisions import H200_NODE, NOW, decide, desired_state, summary
+from tests.support.lives import State, states
 from tests.support.objects import Body, deployment, pair_70b, parent, pod, tiny_cpu
 from tests.support.scheduler_words import NO_ROOM, UNMOUNTABLE
 
@@ -111,8 +112,8 @@ def test_an_engine_that_does_not_draft_is_caught(engine: EngineReading) -> None:
     _, _, conditions = decide(parent(tiny_cpu()), Observation(SERVING, [], {"llama-1": engine}))
     assert conditions["SpeculationActive"].status == "False"
     assert conditions["SpeculationActive"].reason == "NotDrafting"
-    assert "spec.speculation.method draft_model" in conditions["Ready"].message
-    assert "spec.engine.extraArgs" in conditions["Ready"].message
+    assert "spec.speculation.method draft_model" in conditions["SpeculationActive"].message
+    assert "spec.engine.extraArgs" in conditions["SpeculationActive"].message
     assert summary(conditions) == ("True", "SpeculationInactive", "False", "False")
 
 
@@ -194,6 +195,17 @@ def test_people_hear_of_ready_and_of_proofs_but_not_of_every_helper() -> None:
     _, serving, _ = decide(parent(tiny_cpu()), Observation(SERVING, [], {"llama-1": reading()}))
     assert [condition.type for condition in changed_conditions([], starting.conditions)] == ["Planned"]
     assert [c.type for c in changed_conditions(starting.conditions, serving.conditions)] == ["Ready", "BudgetAccurate"]
+
+
+@pytest.mark.parametrize("state", [*states()], ids=lambda state: state.name)
+def test_one_condition_and_one_event_have_the_cause(state: State) -> None:
+    conditions = [Condition.parse(each) for each in state.body["status"].get("conditions", [])]
+    cause = next((each.message for each in conditions if each.type == "Ready" and each.reason != "Serving"), "")
+    having = [each.type for each in conditions if cause and cause in each.message]
+    assert having == (["Ready"] if cause else [])
+    announced = [each.type for each in changed_conditions([], conditions)]
+    assert not {"Reconciling", "Stalled", "Available", "WaitingForGPUs"} & {*announced}
+    assert all(each.message != SEE_READY for each in conditions if each.type in announced)
 
 
 def test_a_version_that_nobody_knows_is_told_before_and_while_it_runs() -> None:

@@ -471,7 +471,7 @@ def test_what_was_not_attested_before_becomes_nothing_that_is() -> None:
     before = a_pod()
     engine(before)["image"] = "evil:1"
     refusal = judged(a_pod(), config_map(), before)
-    assert "what it was before the change is not as attested" in refusal
+    assert "before the change, the pod is not as attested" in refusal
     assert "container engine: image: evil:1: delete the pod" in refusal
 
 
@@ -483,7 +483,7 @@ def test_an_engine_may_become_one_of_another_rollout() -> None:
     for each in (*pod["spec"]["initContainers"], engine(pod)):
         each["image"] = "vllm/other:1"
     assert judged(pod, second, before=a_pod()) == ""
-    assert "what it was before the change is not as attested" in judged(pod, config_map(changed), before=a_pod())
+    assert "before the change, the pod is not as attested" in judged(pod, config_map(changed), before=a_pod())
 
 
 def test_only_what_the_key_signed_of_this_very_object_counts() -> None:
@@ -492,15 +492,15 @@ def test_only_what_the_key_signed_of_this_very_object_counts() -> None:
     earlier["metadata"]["uid"] = "uid-0"
     kept = config_map()
     for attested, says in (
-        (None, "ConfigMap llama-attestation is not there"),
-        (config_map(key=OTHER), "holds no attestation that verifies: one was signed with another key"),
+        (None, "ConfigMap llama-attestation does not exist"),
+        (config_map(key=OTHER), "has no valid attestation: one was signed with another key"),
         ({**kept, "data": config_map(elsewhere)["data"]}, "one is of theirs/llama"),
         ({**kept, "data": config_map(earlier)["data"]}, "one is of an earlier object of this name"),
         (owned_by(kept, kind="Gone"), "one is of an earlier object of this name"),
-        ({**kept, "data": {}}, "holds no attestation that verifies"),
+        ({**kept, "data": {}}, "has no valid attestation"),
         ({**kept, "data": {f"{n}.intoto.json": "{}" for n in range(5)}}, "has 5 attestations"),
-        ({**kept, "data": {"a.intoto.json": " " * MOST_BYTES + "{}"}}, "no DSSE envelope"),
-        ({**kept, "data": {"a.intoto.json": json.dumps({"payload": "\x1b[2J" * 900})}}, "no DSSE envelope"),
+        ({**kept, "data": {"a.intoto.json": " " * MOST_BYTES + "{}"}}, "not a DSSE envelope"),
+        ({**kept, "data": {"a.intoto.json": json.dumps({"payload": "\x1b[2J" * 900})}}, "not a DSSE envelope"),
         (ForbiddenError("no"), "let the webhook get ConfigMaps in namespace default"),
         (ClusterError("it does not answer"), "cannot be read: it does not answer"),
     ):

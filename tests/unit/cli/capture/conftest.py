@@ -96,7 +96,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 def cancelled(generation: int, **spec: Any) -> Body:
     """One whose status is of generation 2."""
-    told = {"type": "Succeeded", "status": "Unknown", "reason": "Suspended", "message": CANCELLED}
+    told = {"type": "Ready", "status": "True", "reason": "Suspended", "message": CANCELLED}
     body = capture(phase="Cancelled", observedGeneration=2, conditions=[told])
     body["metadata"]["generation"] = generation
     return {**body, "spec": {**body["spec"], **spec}}

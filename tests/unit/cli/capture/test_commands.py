@@ -27,8 +27,8 @@ class TestRun:
         assert answer.stderr == f"error: NAME: {words}: name one\n"
 
     def test_a_capture_that_failed_ends_it_with_the_reason(self, cluster: Cluster, run: Callable[..., Result]) -> None:
-        stalled = {"type": "Stalled", "status": "True", "observedGeneration": 1, "message": "the engine was restarted"}
-        cluster.holds(capture(phase="Failed", conditions=[stalled]))
+        ready = {"type": "Ready", "status": "False", "observedGeneration": 1, "message": "the engine was restarted"}
+        cluster.holds(capture(phase="Failed", conditions=[ready]))
         answer = run("run", "demo")
         assert answer.exit_code == 1
         assert answer.stderr == "error: capture demo: Failed: the engine was restarted\n"
@@ -188,13 +188,9 @@ class TestDown:
 
 def test_what_the_cluster_says_does_nothing_to_a_terminal(cluster: Cluster, run: Callable[..., Result]) -> None:
     """Whoever may write the status of a capture writes its words."""
-    told = {
-        "type": "Stalled",
-        "status": "True",
-        "observedGeneration": 1,
-        "message": "a\x1b[2J\u202eb\nother: Succeeded",
-    }
-    cluster.holds(capture(phase="Pending", claim="c\x9b2K", path="p\nq", conditions=[told]))
+    told = {"status": "True", "observedGeneration": 1, "message": "a\x1b[2J\u202eb\nother: Succeeded"}
+    conditions = [{"type": type_, **told} for type_ in ("Ready", "Stalled")]
+    cluster.holds(capture(phase="Pending", claim="c\x9b2K", path="p\nq", conditions=conditions))
     for command in ("status", "down", "run"):
         output = run(command, "demo").output
         assert output.replace("\n", "").isprintable()

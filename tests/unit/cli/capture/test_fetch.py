@@ -263,7 +263,7 @@ class TestFetch:
     def test_a_run_that_failed_has_nothing_to_fetch_and_says_where_its_partial_files_are(
         self, cluster: Cluster, run: Callable[..., Result], tmp_path: Path
     ) -> None:
-        failed = {"type": "Succeeded", "status": "False", "message": "the disk is full"}
+        failed = {"type": "Ready", "status": "False", "message": "the disk is full"}
         cluster.holds(capture(phase="Failed", claim="demo-capture", conditions=[failed]))
         answer = run("fetch", "demo", tmp_path / "out")
         assert answer.exit_code == ExitCode.INVALID

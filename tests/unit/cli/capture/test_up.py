@@ -18,7 +18,7 @@ class TestUp:
     """The capture is applied, and waits for its deployment; the command does not for long."""
 
     MISSING = "spec.deployment: llama: there is no SpecDecodeDeployment of this name"
-    STUCK = "deployment llama has no plan in force (DoesNotFit: 3 GiB are missing); goes on when it has one"
+    STUCK = "deployment llama has no plan in force (DoesNotFit: 3 GiB are missing); continues when it has one"
 
     @pytest.mark.parametrize(
         ("documents", "said"),

@@ -14,6 +14,7 @@ from specdecode_operator.deployment.rollout.readiness import (
     Readiness,
     available_condition,
     name_claim_users,
+    readiness_of,
     rolled_back,
     summarize,
     suspended_for_capture,
@@ -39,8 +40,8 @@ TO_ZERO = Readiness(TRUE, "ScaledToZero", "spec.replicas is 0: no engine runs")
 @pytest.mark.parametrize(
     ("rollout", "readiness", "said"),
     [
-        (rollout(0, 0, wanted=0, replicas=0), TO_ZERO, (FALSE, "ScaledToZero", TO_ZERO.message)),
-        (rollout(0, 0, wanted=0, blocked=CRASHED), TO_ZERO, (FALSE, "ScaledToZero", TO_ZERO.message)),
+        (rollout(0, 0, wanted=0, replicas=0), TO_ZERO, (FALSE, "ScaledToZero", "See condition Ready")),
+        (rollout(0, 0, wanted=0, blocked=CRASHED), TO_ZERO, (FALSE, "ScaledToZero", "See condition Ready")),
         (rollout(2), STARTING, (TRUE, "EnginesServe", "2 of 2 engines ready")),
         (rollout(2, updated=1), STARTING, (TRUE, "EnginesServe", "2 of 2 engines ready")),
         (rollout(3), STARTING, (TRUE, "EnginesServe", "3 of 2 engines ready")),
@@ -50,11 +51,21 @@ TO_ZERO = Readiness(TRUE, "ScaledToZero", "spec.replicas is 0: no engine runs")
             STARTING,
             (TRUE, "SomeEnginesServe", "1 of 2 engines ready: engine ended with exit code 1"),
         ),
-        (rollout(0), STARTING, (FALSE, "Starting", STARTING.message)),
+        (rollout(0), STARTING, (FALSE, "Starting", "See condition Ready")),
         (
             rollout(0, blocked=CRASHED),
             Readiness(FALSE, "ReplicasLost", "0 of 2 engines ready"),
             (FALSE, "EngineFailed", "0 of 2 engines ready: engine ended with exit code 1"),
+        ),
+        (
+            rollout(blocked=CRASHED),
+            readiness_of(CRASHED),
+            (TRUE, "SomeEnginesServe", "1 of 2 engines ready; see condition Ready"),
+        ),
+        (
+            rollout(0, blocked=CRASHED),
+            readiness_of(CRASHED),
+            (FALSE, "EngineFailed", "0 of 2 engines ready; see condition Ready"),
         ),
     ],
     ids=[
@@ -67,6 +78,8 @@ TO_ZERO = Readiness(TRUE, "ScaledToZero", "spec.replicas is 0: no engine runs")
         "one crashed",
         "starting",
         "all crashed",
+        "one crashed, as Ready reports",
+        "all crashed, as Ready reports",
     ],
 )
 def test_available_is_whether_any_engine_serves(
@@ -262,4 +275,4 @@ def test_who_shares_a_claim_is_named_only_where_a_pod_waits_for_it() -> None:
 def test_an_engine_that_does_not_draft_is_ready_and_says_so(speculation: ConditionUpdate, reason: str) -> None:
     said = summarize(rollout(2), speculation, None, 1)
     assert (said.status, said.reason) == (TRUE, reason)
-    assert (said.message == "2 of 2 engines ready, but they do not draft: no drafts") is (reason != "Serving")
+    assert ("see condition SpeculationActive" in said.message) is (reason != "Serving")

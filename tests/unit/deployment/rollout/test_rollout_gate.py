@@ -126,7 +126,7 @@ def test_new_engines_wait_until_they_are_judged_and_then_roll_out() -> None:
         ("Regressed", "True", "Regressed: goodput 90 after 100 tokens/s"),
         ("Inconclusive", "True", "Inconclusive: goodput 90"),
         ("NotComparable", "True", "NotComparable: goodput 90"),
-        (None, "True", "it ended and has judged nothing"),
+        (None, "True", "the capture ended without a verdict"),
         (None, "False", "the capture failed (EngineExited: )"),
     ],
 )
@@ -143,7 +143,7 @@ def test_engines_that_do_not_hold_never_roll_out_and_are_not_asked_again(
         assert story.template == story.served
         assert said(refused, "Gate") == said(refused, "Ready") == ("False", "GateFailed")
         assert said(refused, "Stalled")[0] == "True"
-        assert why in refused["Ready"].message
+        assert why in refused["Gate"].message
         assert "1 of 1 engines of an earlier spec serve" in refused["Ready"].message
         assert story.name == name
     story.write({"maxModelLen": 768})
@@ -211,7 +211,7 @@ def test_a_capture_that_others_made_in_its_place_is_not_believed() -> None:
         refused = story.look(serving=1)
         assert story.template == story.served
         assert said(refused, "Gate") == said(refused, "Ready") == ("False", "GateFailed")
-        assert "not created by this deployment" in refused["Ready"].message
+        assert "not created by this deployment" in refused["Gate"].message
         assert story.captures[story.name] is other, "what others made is theirs to delete"
     story.captures[story.name] = mine
     story.look()
