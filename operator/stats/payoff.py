@@ -17,6 +17,9 @@ from typing import Final
 LARGEST_K: Final = 32
 """Largest number of proposed tokens per step."""
 
+LARGEST_BATCH: Final = 8192
+"""Largest batch in which to look for a crossover, more requests than engines run at the same time."""
+
 _HALVINGS: Final = 60
 
 
@@ -105,8 +108,8 @@ _CLEARLY_LESS: Final = 0.95
 class Curve:
     """Time of a pass by its tokens: points (tokens, milliseconds), by rising tokens.
 
-    Below the first point a pass takes the first point's time. Above the last one, the last slope continues, but never
-    falls. A single point is a constant time, as of a pass that only reads weights.
+    Times outside the points are extrapolated. Below the first point a pass takes the first point's time. Above the last
+    one, the last slope continues, but never falls. A single point gives the same time everywhere.
     """
 
     points: tuple[tuple[float, float], ...]
@@ -121,9 +124,14 @@ class Curve:
             if after <= before:
                 raise PayoffError(f"{after:g} tokens after {before:g}: name each number of tokens once, rising")
 
+    @classmethod
+    def constant(cls, ms: float) -> "Curve":
+        """Return the curve of a pass that takes the same time for every number of tokens."""
+        return cls(((1, ms), (_LARGEST_COUNT, ms)))
+
     def knows(self, tokens: float) -> bool:
-        """Whether the number of tokens is within the points, or a single point gives a constant time."""
-        return len(self.points) == 1 or self.points[0][0] <= tokens <= self.points[-1][0]
+        """Return whether the number of tokens is within the points."""
+        return self.points[0][0] <= tokens <= self.points[-1][0]
 
     @property
     def falls(self) -> bool:
@@ -144,17 +152,23 @@ class Curve:
         return last_ms + max(0.0, (last_ms - left_ms) / (last - left)) * (tokens - last)
 
 
+NO_DRAFT: Final = Curve.constant(0.0)
+"""Time of a draft pass of methods that look up tokens: ngram and suffix."""
+
+
 @dataclass(frozen=True)
 class StepCosts:
     """The cost of a decode step, with and without proposed tokens."""
 
     target: Curve
-    draft: Curve = Curve(((1, 0.0),))  # one pass of the draft; 0 for ngram and suffix
+    draft: Curve = NO_DRAFT  # one pass of the draft
     one_pass: bool = False  # the draft proposes all K tokens in one pass: DFlash, DSpark, P-EAGLE, PARD
     # Added to a pass by reading the KV cache of 1,000 tokens
     target_ms_per_1000_context: float = 0.0
     draft_ms_per_1000_context: float = 0.0
     drafted: int = 0  # minimum of proposed tokens, however few of them are verified
+    recorded_k: int = 0  # K of the recorded steps from which `draft` was derived, by subtracting the target's time
+    as_recorded: bool = False  # steps with that K have the recorded times
 
     def __post_init__(self) -> None:
         for ms in (self.target_ms_per_1000_context, self.draft_ms_per_1000_context):
@@ -179,9 +193,32 @@ class StepCosts:
             return target_ms + self.draft.ms(batch * k) + reading_ms
         return target_ms + k * (self.draft.ms(batch) + reading_ms)
 
+    def _needed(self, k: int) -> tuple[float, int]:
+        """Return the tokens per request of the largest target pass, and of a draft pass, that K >= 1 needs to know.
 
-LARGEST_BATCH: Final = 8192
-"""Largest batch in which to look for a crossover, more requests than engines run at the same time."""
+        Steps with the recorded K were measured as a whole. For another K, the draft's time is only known if the
+        subtracted time of the target is.
+        """
+        drafted = k if self.one_pass else 1
+        if k == self.recorded_k and self.as_recorded:
+            return 1, drafted
+        subtracted = drafted * (self.recorded_k + 1) / (max(1, self.recorded_k) if self.one_pass else 1)
+        return max(k + 1, subtracted), drafted
+
+    def extrapolated(self, load: "Load", k: int) -> list[Curve]:
+        """Return the curves whose points do not cover a plain step or a step with K."""
+        verified, drafted = self._needed(k)
+        target = self.target.knows(load.batch_alone) and self.target.knows(load.batch * verified)
+        draft = self.draft.knows(load.batch * drafted)
+        return [curve for curve, known in ((self.target, target), (self.draft, draft)) if not known]
+
+    def measured_batches(self, k: int) -> range:
+        """Return the numbers of requests, up to `LARGEST_BATCH`, for which no time of a step with K is extrapolated."""
+        verified, drafted = self._needed(k)
+        first = max(self.target.points[0][0], self.draft.points[0][0] / drafted)
+        last = min(self.target.points[-1][0] / verified, self.draft.points[-1][0] / drafted, LARGEST_BATCH)
+        return range(math.ceil(first), math.floor(last) + 1)
+
 
 LARGEST_RATIO: Final = 100
 """Largest ratio of a draft's size to the target's, far more than in any pair."""
@@ -244,24 +281,26 @@ def best_k(acceptance: Acceptance, costs: StepCosts, load: Load, largest: int = 
 
 
 def crossover(acceptance: Acceptance, costs: StepCosts, k: int, context_tokens: float = 0.0) -> int | None:
-    """Return the number of requests from which K is slower than no speculation; None if not at `LARGEST_BATCH`.
+    """Return the number of requests from which K is slower than no speculation, within the measured batches.
 
-    It is 1 if K is slower for every number of requests.
+    It is the first measured batch if K is slower in all of them, and None if K is not slower in the last one, or if no
+    batch is measured.
     """
 
     def loses(batch: int) -> bool:
         return speed_up(acceptance, costs, k, Load.same(batch, context_tokens)) < 1
 
-    if not loses(LARGEST_BATCH):
+    batches = costs.measured_batches(k)
+    if not batches or not loses(batches[-1]):
         return None
     # The gained time is a straight line between corners of a step's time: it may be lost and won again.
     at = [tokens / rows for tokens, _ in costs.target.points for rows in (1, k + 1)]
     at += [tokens / (k if costs.one_pass else 1) for tokens, _ in costs.draft.points]
     beside = {int(each) + up for each in at for up in (0, 1)}
-    corners = {1, LARGEST_BATCH, *(each for each in beside if 1 <= each <= LARGEST_BATCH)}
-    low = max((corner for corner in corners if not loses(corner)), default=0)
+    corners = {batches[0], batches[-1], *(each for each in beside if each in batches)}
+    low = max((corner for corner in corners if not loses(corner)), default=batches[0] - 1)
     high = min(corner for corner in corners if corner > low)
-    while low and high - low > 1:
+    while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if loses(middle) else (middle, high)
     return high

@@ -1,6 +1,6 @@
-"""The answer of `advise`: figures, with the assumptions behind them."""
+"""Output of `advise`: figures and the assumptions behind them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import typer
@@ -13,6 +13,7 @@ from specdecode_operator.problems import shown
 from specdecode_operator.sizing.errors import SizingError
 from specdecode_operator.sizing.memory.prefix_cache import prefix_tax
 from specdecode_operator.stats.payoff import (
+    LARGEST_K,
     Acceptance,
     Load,
     StepCosts,
@@ -27,88 +28,96 @@ from specdecode_operator.vllm.versions import LAUNCHED_VERSIONS, release
 
 
 class PositionOutput(Output):
-    """Acceptance at one place in the proposal."""
+    """Acceptance at one position of the draft."""
 
     position: int
-    """From 1."""
+    """Position in the draft, from 1."""
     conditional: float
-    """Of the drafts whose earlier tokens were all accepted, those whose token here was, too."""
+    """Share of drafts with this token accepted, among those whose earlier tokens were all accepted."""
     of_all_drafts: float
-    """Of all drafts, those accepted up to here: what vLLM counts."""
+    """Share of all drafts that were accepted up to this position, as vLLM counts it."""
     expected_tokens: float
-    """Tokens that a request gets from a step where K ends here."""
+    """Expected tokens per step and request if K is this position."""
     known: bool
-    """Whether the share was given; where not, that of the position before stands for it."""
+    """Whether acceptance was given for this position. If false, `conditional` is that of the last given position."""
 
 
 class LoadOutput(Output):
-    """Whether speculation pays with so many requests at once; times are null where none were given."""
+    """Payoff of speculation at one load: a number of requests and their context length."""
 
     batch: float
-    """Requests in a step with speculation."""
+    """Requests per step with speculation."""
     batch_alone: float
-    """Requests in a step without: more than with it where the KV cache is full and the draft takes a share."""
+    """Requests per step without speculation. More than `batch` if the draft takes space in a full KV cache."""
     context_tokens: float
-    """Of each request."""
+    """Context length of each request."""
     full_cache: bool
-    """Whether these requests are all that the KV cache holds."""
+    """Whether these requests fill the KV cache."""
     plain_step_ms: float
-    """A step without speculation."""
+    """Time of a step without speculation."""
     step_ms: float
-    """A step with K proposed tokens a request."""
+    """Time of a step with K draft tokens per request."""
     break_even_tokens: float
-    """Tokens a request must get from that step for it to be worth its time."""
+    """Tokens per step and request at which speculation breaks even."""
     break_even_acceptance: float | None
-    """Accepted over drafted tokens that give them; null where even all of them are too few."""
+    """Accepted divided by drafted tokens at break-even; null if accepting all of them is not enough."""
     speed_up: float | None
-    """Tokens a second over those without speculation; null where acceptance is not known."""
+    """Tokens per second at K, divided by those without speculation; null if acceptance is unknown."""
+    extrapolated: bool
+    """Whether the figures above need a step time or a position outside the measured ones."""
     best_k: int | None
-    """The K with the largest speed-up; 0: no speculation."""
+    """K with the largest speed-up, at most one more than the positions with known acceptance; 0: no speculation."""
     best_speed_up: float | None
-    """That speed-up."""
+    """Speed-up at `best_k`."""
+    best_k_extrapolated: bool
+    """Whether `best_k` needs a step time or a position outside the measured ones."""
 
 
 class PrefixCacheOutput(Output):
-    """What the draft costs of the prefix cache."""
+    """Cost of the draft for the prefix cache."""
 
     method: str
-    """How tokens are proposed."""
+    """Speculation method."""
     engine_version: str
-    """vLLM's version."""
+    """vLLM version."""
     block_tokens: int
-    """Tokens in a block of the KV cache."""
+    """Tokens per block of the KV cache."""
     mean_lost_tokens: float
-    """Tokens that a prefix of at least a block loses, over all lengths alike."""
+    """Tokens that a prefix of at least one block loses, averaged over all lengths."""
     shared_tokens: int | None
-    """Tokens with which prompts begin alike; null where it was not asked."""
+    """Length of the common beginning of prompts; null without --shared-prefix."""
     found_tokens: int | None
-    """Tokens of them that are found in the cache."""
+    """Shared tokens that are reused from the cache."""
     lost_tokens: int | None
-    """Tokens of them that would be found without speculation, and are computed again."""
+    """Shared tokens that are computed again because of the draft."""
 
 
 class AdviseOutput(Output):
-    """The arithmetic of speculation for the numbers that were given."""
+    """Payoff of speculation, computed from the given measurements."""
 
     num_speculative_tokens: int
     """K."""
     acceptance: list[PositionOutput]
-    """By position up to K; empty where it is not known."""
+    """Acceptance per position up to K; empty if it is unknown."""
     acceptance_rate: float | None
-    """Accepted over drafted tokens at K."""
+    """Accepted divided by drafted tokens at K."""
     expected_tokens: float | None
-    """Tokens that a request gets from a step: mean acceptance length, block efficiency."""
+    """Expected tokens per step and request: mean acceptance length, block efficiency."""
     memory_bound_speed_up: float | None
-    """MBSU; null without --size-ratio."""
+    """Memory-bound speed-up (MBSU); null without --size-ratio."""
     loads: list[LoadOutput]
-    """One for each number of requests and context length; empty where no step times are known."""
+    """One entry per number of requests and context length; empty without step times."""
+    measured_batches: tuple[int, int] | None
+    """Smallest and largest number of requests, up to 8,192, whose steps at K need no extrapolated time; null if there
+    are none."""
     crossover_batch: int | None
-    """Requests from which on K no longer pays, at the first context length and while the KV cache has room; 1 where it
-    never does, null where it does with 8,192, or it is not known."""
+    """Requests from which K no longer pays, at the first context length and while the KV cache has room. It is the
+    smallest of `measured_batches` if K pays at none of them, and null if K pays at the largest or acceptance is
+    unknown."""
     prefix_cache: PrefixCacheOutput | None
-    """The prefix-cache tax; null without a method."""
+    """Prefix-cache tax; null without a method."""
     assumptions: list[str]
-    """What was taken for granted."""
+    """Assumptions behind the figures."""
 
 
 def prefix_cache(  # noqa: PLR0913  each is an option
@@ -120,31 +129,31 @@ def prefix_cache(  # noqa: PLR0913  each is an option
     *,
     mtp: tuple[int, int] = (1, 1),
 ) -> PrefixCacheOutput | None:
-    """Return the prefix-cache tax of a method; None if no method is known, and nothing else was asked for.
+    """Return the prefix-cache tax of a method; None if the method is unknown and no other option needs it.
 
-    ``mtp`` are the target's layers that predict tokens, and K: several of them read one after the other.
+    ``mtp`` is the number of the target's MTP layers, and K. Several layers run in a chain.
     """
     recorded = speculating or Measured(k=0, acceptance=None, shortened=False, step_ms={})
     asked = method or recorded.method
     if asked is None:
         if (version, block_size, shared) != (None, None, None):
-            raise typer.BadParameter("is missing: what is lost depends on it", param_hint="--method")
+            raise typer.BadParameter("is missing: the prefix-cache tax depends on the method", param_hint="--method")
         return None
     version = version or recorded.version or LAUNCHED_VERSIONS[-1]
     block_tokens = block_size or recorded.block_tokens or 16
     if mtp[0] > 1 and asked != Method.MTP:
-        raise typer.BadParameter(f"{mtp[0]}: it is for --method {Method.MTP} alone", param_hint="--mtp-layers")
+        raise typer.BadParameter(f"{mtp[0]}: only applies to --method {Method.MTP}", param_hint="--mtp-layers")
     option, message, tax = "--engine-version", "", None
     if asked not in set(Method):
-        option, message = "--method", f"{shown(asked)}: is no method: use {', '.join(Method)}"
+        option, message = "--method", f"{shown(asked)}: is not a method; use one of {', '.join(Method)}"
     else:
         try:
             tax = prefix_tax(version, asked, block_tokens, mtp[1] if mtp[0] > 1 else 1)
-            message = f"{shown(version)}: was not read for this: name {LAUNCHED_VERSIONS[0]} or later"
+            message = f"{shown(version)}: prefix cache unknown; use {LAUNCHED_VERSIONS[0]} or later"
         except SizingError as error:
             message = str(error)
     if tax is None:
-        # A recording may have a method or version that is unknown here.
+        # The method or version of a capture may be unknown here.
         if method is None and shared is None:
             return None
         raise typer.BadParameter(message, param_hint=option)
@@ -161,7 +170,7 @@ def prefix_cache(  # noqa: PLR0913  each is an option
 
 @dataclass(frozen=True)
 class Question:
-    """The numbers that are known."""
+    """The measurements."""
 
     k: int
     acceptance: Acceptance | None = None
@@ -169,14 +178,20 @@ class Question:
     loads: tuple[Load, ...] = ()
     size_ratio: float | None = None
     one_pass: bool = False  # The draft proposes all tokens in one pass
-    captured: bool = False  # Acceptance and drafting are those of a capture
+    captured: bool = False  # Acceptance and drafting times are from a capture
     prefix: PrefixCacheOutput | None = None
-    shortened: bool = False  # Drafts were shorter than K at times
-    drafts_in_full: str | None = None  # A method that drafts K tokens even if fewer are asked for
+    shortened: bool = False  # Some drafts were shorter than K
+    mean_only: bool = False  # Acceptance is known as a mean over the positions
+    drafts_in_full: str | None = None  # A method that drafts K tokens even if a schedule asks for fewer
+
+    @property
+    def positions(self) -> int:
+        """Positions with known acceptance; K without any, because no figure then depends on acceptance."""
+        return self.k if self.acceptance is None else len(self.acceptance.conditional)
 
 
 def answer(question: Question) -> AdviseOutput:
-    """Return all figures that the numbers allow."""
+    """Return all figures that the measurements allow."""
     k, acceptance, costs, ratio = question.k, question.acceptance, question.costs, question.size_ratio
     positions, tokens, speed_up_bound, crossing = [], None, None, None
     if acceptance is not None:
@@ -188,29 +203,33 @@ def answer(question: Question) -> AdviseOutput:
                 conditional=conditional,
                 of_all_drafts=reached,
                 expected_tokens=acceptance.expected_tokens(position),
-                known=position <= len(acceptance.conditional),
+                known=position <= question.positions,
             )
             positions.append(row)
         if ratio is not None:
             speed_up_bound = memory_bound_speed_up(tokens, 1 if question.one_pass else k, ratio)
-        if costs is not None and question.loads:
+        if costs is not None:
             crossing = crossover(acceptance, costs, k, question.loads[0].context_tokens)
+    loads = [_at(load, costs, question) for load in question.loads] if costs else []
+    batches = costs.measured_batches(k) if costs else range(0)
     return AdviseOutput(
         num_speculative_tokens=k,
         acceptance=positions,
         acceptance_rate=None if acceptance is None else acceptance.rate(k),
         expected_tokens=tokens,
         memory_bound_speed_up=speed_up_bound,
-        loads=[_at(load, costs, k, acceptance) for load in question.loads] if costs else [],
+        loads=loads,
+        measured_batches=(batches[0], batches[-1]) if batches else None,
         crossover_batch=crossing,
         prefix_cache=question.prefix,
-        assumptions=list(_assumptions(question, crossing)),
+        assumptions=list(_assumptions(question, loads)),
     )
 
 
-def _at(load: Load, costs: StepCosts, k: int, acceptance: Acceptance | None) -> LoadOutput:
+def _at(load: Load, costs: StepCosts, question: Question) -> LoadOutput:
+    k, acceptance = question.k, question.acceptance
     needed = break_even_tokens(costs, k, load)
-    best = None if acceptance is None else best_k(acceptance, costs, load)
+    best = None if acceptance is None else best_k(acceptance, costs, load, min(LARGEST_K, question.positions + 1))
     return LoadOutput(
         batch=load.batch,
         batch_alone=load.batch_alone,
@@ -221,131 +240,159 @@ def _at(load: Load, costs: StepCosts, k: int, acceptance: Acceptance | None) -> 
         break_even_tokens=needed,
         break_even_acceptance=break_even_rate(needed, k),
         speed_up=None if acceptance is None else speed_up(acceptance, costs, k, load),
+        extrapolated=_is_extrapolated(load, costs, question, k),
         best_k=best,
         best_speed_up=None if acceptance is None or best is None else speed_up(acceptance, costs, best, load),
+        best_k_extrapolated=best is not None and _is_extrapolated(load, costs, question, best),
     )
 
 
-def _assumptions(question: Question, crossing: int | None) -> Iterator[str]:
+def _is_extrapolated(load: Load, costs: StepCosts, question: Question, k: int) -> bool:
+    # K 0 is the best if K 1 is slower, which needs the times of K 1.
+    return k > question.positions or bool(costs.extrapolated(load, max(k, 1)))
+
+
+def _assumptions(question: Question, loads: Sequence[LoadOutput]) -> Iterator[str]:
     acceptance, costs, captured, prefix = question.acceptance, question.costs, question.captured, question.prefix
-    if acceptance is not None and len(acceptance.conditional) < question.k:
-        yield f"positions after {len(acceptance.conditional)} are accepted as that one, of the drafts that got so far"
+    if max([question.k, *(each.best_k or 0 for each in loads)]) > question.positions:
+        yield f"extrapolated (*): later positions have the conditional acceptance of position {question.positions}"
+    if question.mean_only:
+        yield "conditional acceptance is the same at every position (--acceptance-rate)"
     if question.shortened:
-        yield "drafts were shorter than K at times: the tokens that they lack count as refused"
+        yield "some drafts were shorter than K: the missing tokens count as rejected"
     if costs is None and (captured or acceptance is None):
-        yield "break-even takes the target's own step times: give --baseline, or --target-step-ms"
+        yield "break-even and speed-up need step times of the target: give --baseline or --target-step-ms"
     if costs is not None:
         if captured:
-            yield "drafting takes what is left of a recorded step beside the target's pass over as many tokens"
-        yield from _of_times(question, costs, crossing)
+            yield "drafting time is the time of a recorded step minus the target's time for the same number of tokens"
+        yield from _of_times(question, costs, loads)
     if question.size_ratio is not None and acceptance is not None:
-        yield "MBSU: a step takes as long as reading the weights of each pass; nothing else takes time"
+        yield "MBSU counts only the time to read the weights in each pass"
     if prefix is not None and release(prefix.engine_version) > release(LAUNCHED_VERSIONS[-1]):
         yield (
-            f"vLLM {prefix.engine_version} is newer than all that were read: its prefix cache is taken to be "
-            f"that of {LAUNCHED_VERSIONS[-1]}"
+            f"vLLM {prefix.engine_version} is newer than the newest known version {LAUNCHED_VERSIONS[-1]}: its prefix"
+            " cache is assumed to work the same"
         )
 
 
-def _of_times(question: Question, costs: StepCosts, crossing: int | None) -> Iterator[str]:
-    k, acceptance, loads = question.k, question.acceptance, question.loads
-    if acceptance is not None:
-        yield "the best K takes later positions to be accepted as the last one known, of the drafts that got so far"
-        if question.drafts_in_full is not None and not costs.one_pass and k > 1:
-            # In vllm/v1/worker/gpu/spec_decode/standalone_ar/speculator.py, _multi_step_decode runs all passes; tokens
-            # beyond those asked for are dropped before verification (v1/worker/gpu/model_runner.py).
-            in_full = replace(costs, drafted=k)
-            best = {
-                f"{load.batch:g}": max(range(1, k + 1), key=lambda each: speed_up(acceptance, in_full, each, load))
-                for load in loads
-            }
-            listed = ", ".join(f"{each} of {batch} requests" for batch, each in best.items())
-            yield (
-                f"with numSpeculativeTokensByBatchSize {question.drafts_in_full} still drafts {k} tokens each step,"
-                f" and fewer save verification alone: its best numbers are {listed}; the best K is that of an engine"
-                " started with it"
-            )
-    batches = [(load.batch, load.batch_alone) for load in loads]
-    batches += [] if crossing is None else [(crossing, crossing)]
-    steps = [tokens for batch, alone in batches for tokens in (alone, batch * (k + 1))]
-    passes = [batch * (k if costs.one_pass else 1) for batch, _ in batches]
-    for what, curve, asked in (
-        ("steps of {} tokens were asked for, the target's", costs.target, steps),
-        ("passes of {} tokens were asked for, the draft's", costs.draft, passes),
-    ):
-        if beyond := [tokens for tokens in asked if not curve.knows(tokens)]:
+def _of_times(question: Question, costs: StepCosts, loads: Sequence[LoadOutput]) -> Iterator[str]:
+    k, acceptance = question.k, question.acceptance
+    if acceptance is not None and question.drafts_in_full is not None and not costs.one_pass and k > 1:
+        # In vllm/v1/worker/gpu/spec_decode/standalone_ar/speculator.py, _multi_step_decode runs all passes; tokens
+        # beyond those asked for are dropped before verification (v1/worker/gpu/model_runner.py).
+        in_full = replace(costs, drafted=k)
+        scheduled = range(1, min(k, question.positions + 1) + 1)
+        best = {
+            f"{load.batch:g}": max(scheduled, key=lambda each: speed_up(acceptance, in_full, each, load))
+            for load in question.loads
+        }
+        listed = ", ".join(
+            f"{each} at {batch} {'request' if batch == '1' else 'requests'}" for batch, each in best.items()
+        )
+        yield (
+            f"numSpeculativeTokensByBatchSize saves only verification with {question.drafts_in_full}, which always"
+            f" drafts {k} tokens: its best entries are {listed}. BEST K is for an engine that is started with it"
+        )
+    beyond = [
+        curve
+        for load, found in zip(question.loads, loads, strict=True)
+        for tried in (k, k if found.best_k is None else max(found.best_k, 1))
+        for curve in costs.extrapolated(load, tried)
+    ]
+    for what, curve in (("target steps", costs.target), ("draft passes", costs.draft)):
+        if any(each is curve for each in beyond):
             low, high = curve.points[0][0], curve.points[-1][0]
-            asked_for = " to ".join(dict.fromkeys(f"{each:.5g}" for each in (min(beyond), max(beyond))))
-            yield (
-                f"{what.format(asked_for)} times are known of {low:g} to {high:g}: below they stay as they are, above"
-                " they go on"
-            )
+            measured = f"{low:,g} to {high:,g}" if low < high else f"{low:,g}"
+            yield f"extrapolated (*): the measured {what} have {measured} {'token' if high == 1 else 'tokens'}"
     if len(costs.target.points) == 1:
-        yield "a step of the target takes equally long whatever is in it: true of few requests (--verify-step-ms)"
+        yield "a target step takes the same time for any number of tokens: true of few requests (--verify-step-ms)"
+    if len({ms for _, ms in costs.draft.points}) == 1 and costs.draft.points[0][1]:
+        yield "a draft pass takes the same time for any number of tokens: if not, give --draft-step-ms by tokens"
     if costs.target.falls:
-        yield "times of the target fall where a step has more tokens: measure longer, speed-ups come out too large"
-    if any(load.context_tokens for load in loads) and not costs.target_ms_per_1000_context:
+        yield "target step times fall with more tokens, so speed-ups are too large: measure longer"
+    if any(load.context_tokens for load in question.loads) and not costs.target_ms_per_1000_context:
         yield "reading the context takes the target no time: give --target-context-ms"
-    yield "requests decode all the time: prefill, and steps that a finished request leaves early, are not counted"
-    yield "acceptance is the same at every load, and adaptive verification is off: under it acceptance reads low"
+    yield "prefill and the surplus tokens of a request's last step are not included"
+    yield "acceptance is the same at every load, and adaptive verification is off: it makes acceptance read low"
 
 
 def advise_text(found: AdviseOutput) -> str:
-    """Return the answer for people."""
+    """Return the figures as text."""
     parts = [_acceptance_text(found), *_loads_text(found)]
     if found.memory_bound_speed_up is not None:
-        parts.append(f"memory-bound speed-up, MBSU: {found.memory_bound_speed_up:.2f}x")
-    if (crossing := found.crossover_batch) is not None:
-        context, k = found.loads[0].context_tokens, found.num_speculative_tokens
-        each = f" of {context:,.0f} tokens" if context else ""
-        room = " while the KV cache has room" if any(load.full_cache for load in found.loads) else ""
-        never = f"K {k} pays for no number of requests{each}{room}"
-        parts.append(never if crossing == 1 else f"K {k} no longer pays from {crossing:,} requests{each} on{room}")
+        parts.append(f"memory-bound speed-up, MBSU: {found.memory_bound_speed_up:.2f}x{_mark(not _knows_k(found))}")
+    if found.loads and found.acceptance:
+        parts.append(_crossover_text(found))
     if (prefix := found.prefix_cache) is not None:
         text = f"prefix cache, {prefix.method} in vLLM {prefix.engine_version}: "
         if not prefix.mean_lost_tokens:
-            text += "nothing is lost"
+            text += "loses no tokens"
         else:
             mean, shared, lost = prefix.mean_lost_tokens, prefix.shared_tokens, prefix.lost_tokens
             text += f"each prefix loses {'1 token' if mean == 1 else f'{mean:g} tokens'} on average"
             if shared is not None and lost is not None:
                 share = f"{100 * lost / shared:.1f} %"
-                text += f"; of {shared:,} that prompts share {lost:,} are computed again ({share})"
+                text += f"; {lost:,} of {shared:,} shared tokens are computed again ({share})"
         parts.append(text)
     return "\n".join([*parts, *(f"note: {each}" for each in found.assumptions)])
 
 
+def _mark(extrapolated: bool) -> str:
+    return "*" if extrapolated else ""
+
+
+def _knows_k(found: AdviseOutput) -> bool:
+    return all(each.known for each in found.acceptance)
+
+
 def _acceptance_text(found: AdviseOutput) -> str:
     if found.expected_tokens is None or found.acceptance_rate is None:
-        return f"K {found.num_speculative_tokens}: acceptance is not known"
+        return f"K {found.num_speculative_tokens}: acceptance is unknown"
     head = (
-        f"K {found.num_speculative_tokens}: {found.expected_tokens:.2f} tokens a step expected, acceptance "
+        f"K {found.num_speculative_tokens}: {found.expected_tokens:.2f} tokens per step, acceptance "
         f"{100 * found.acceptance_rate:.0f} %"
     )
-    rows = [("POSITION", "OF ALL DRAFTS", "OF THOSE THAT GOT THERE", "TOKENS A STEP")]
+    if not _knows_k(found):
+        head += f", extrapolated (*) beyond position {sum(each.known for each in found.acceptance)}"
+    rows = [("POSITION", "OF ALL DRAFTS", "CONDITIONAL", "TOKENS PER STEP")]
     for each in found.acceptance:
-        assumed = "" if each.known else " (assumed)"
-        shares = (f"{100 * each.of_all_drafts:.1f} %", f"{100 * each.conditional:.1f} %{assumed}")
-        rows.append((str(each.position), *shares, f"{each.expected_tokens:.2f}"))
+        shares = (f"{100 * each.of_all_drafts:.1f} %", f"{100 * each.conditional:.1f} %")
+        rows.append((f"{each.position}{_mark(not each.known)}", *shares, f"{each.expected_tokens:.2f}"))
     return "\n".join([head, *aligned(rows)])
 
 
 def _loads_text(found: AdviseOutput) -> list[str]:
     with_k = f"STEP WITH K {found.num_speculative_tokens}"
-    rows = [("REQUESTS", "CONTEXT", "PLAIN STEP", with_k, "BREAK-EVEN", "SPEED-UP", "BEST K", "ITS SPEED-UP")]
+    rows = [("REQUESTS", "CONTEXT", "PLAIN STEP", with_k, "BREAK-EVEN", "SPEED-UP", "BEST K", "BEST SPEED-UP")]
     for each in found.loads:
+        mark, best_mark = _mark(each.extrapolated), _mark(each.best_k_extrapolated)
         requests = f"{each.batch:.4g}" if not each.full_cache else f"{each.batch:.4g} of {each.batch_alone:.4g} (full)"
         needed = each.break_even_acceptance
-        ups = ("-" if up is None else f"{up:.2f}x" for up in (each.speed_up, each.best_speed_up))
         row = (
-            requests,
+            f"{requests}{mark}",
             f"{each.context_tokens:,.0f}" if each.context_tokens else "-",
             f"{each.plain_step_ms:.2f} ms",
             f"{each.step_ms:.2f} ms",
             "> 100 %" if needed is None else f"{100 * needed:.0f} %",
-            next(ups),
-            "-" if each.best_k is None else str(each.best_k),
-            next(ups),
+            "-" if each.speed_up is None else f"{each.speed_up:.2f}x{mark}",
+            "-" if each.best_k is None else f"{each.best_k}{best_mark}",
+            "-" if each.best_speed_up is None else f"{each.best_speed_up:.2f}x{best_mark}",
         )
         rows.append(row)
     return aligned(rows) if found.loads else []
+
+
+def _crossover_text(found: AdviseOutput) -> str:
+    k = f"K {found.num_speculative_tokens}{_mark(not _knows_k(found))}"
+    if found.measured_batches is None:
+        return f"crossover of {k} unknown: its steps are extrapolated at every number of requests"
+    first, last = found.measured_batches
+    context = found.loads[0].context_tokens
+    of = f" of {context:,.0f} tokens" if context else ""
+    room = " while the KV cache has room" if any(load.full_cache for load in found.loads) else ""
+    most = "1 request" if last == 1 else f"{last:,} requests"
+    if found.crossover_batch is None:
+        return f"no crossover within the measured loads: {k} still pays at {most}{of}{room}"
+    if found.crossover_batch == first:
+        return f"{k} does not pay within the measured loads, {first:,} to {most}{of}{room}"
+    return f"{k} no longer pays from {found.crossover_batch:,} requests{of} on{room}"

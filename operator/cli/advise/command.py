@@ -93,7 +93,8 @@ def advise_command(  # noqa: PLR0913  each is an option
         typer.Option(
             "--draft-step-ms",
             metavar="MS",
-            help="Time of one draft pass, in the same format. Defaults to 0, as for ngram.",
+            help="Time of one draft pass, in the same format. Required with target step times, except with CAPTURE and "
+            "for methods ngram, ngram_gpu and suffix.",
         ),
     ] = None,
     parallel_drafting: Annotated[
@@ -170,10 +171,10 @@ def advise_command(  # noqa: PLR0913  each is an option
     """Estimate from measurements whether speculation pays: speed-up, break-even acceptance and best K.
 
     The inputs are numbers that you measured, or captures with and without
-    speculation. The answer lists its assumptions. It does not predict anything
-    that was not measured: only a comparison on your own traffic decides.
+    speculation. The answer lists its assumptions, and marks figures with * that
+    it extrapolates. Only a comparison on your own traffic decides.
 
-    For example: specdecode advise --acceptance 0.8,0.6 --target-step-ms 1:20,64:24
+    For example: specdecode advise --acceptance 0.8,0.6 --target-step-ms 1:20,64:24 --draft-step-ms 1.5
     """
     shares = {"--acceptance": acceptance, "--conditional-acceptance": conditional_acceptance}
     given.refuse_several({**shares, "--acceptance-rate": acceptance_rate, "--metrics": metrics, "CAPTURE": capture})
@@ -181,7 +182,7 @@ def advise_command(  # noqa: PLR0913  each is an option
     given.refuse_several({"CAPTURE": capture, "--draft-step-ms": draft_step_ms})
     given.refuse_several({"--baseline": baseline, "--verify-step-ms": verify_step_ms})
     if verify_step_ms is not None and target_step_ms is None:
-        raise typer.BadParameter("is missing: --verify-step-ms is held against it", param_hint="--target-step-ms")
+        raise typer.BadParameter("is missing: --verify-step-ms needs it", param_hint="--target-step-ms")
     speculating = None if capture is None else given.measured(capture, "CAPTURE")
     plain = None if baseline is None else given.measured(baseline, "--baseline")
     found, shortened, k = None, False, num_speculative_tokens
@@ -203,11 +204,10 @@ def advise_command(  # noqa: PLR0913  each is an option
             given.curve_of(target_step_ms, "--target-step-ms"), verify_step_ms, batches[0], k
         )
     if target is not None:
-        draft = given.curve_of(draft_step_ms or "0", "--draft-step-ms")
-        if speculating is not None:
-            draft = given.draft_curve(speculating, target, "CAPTURE", one_pass=one_pass)
+        draft = given.draft_curve(draft_step_ms, speculating, target, method, one_pass=one_pass)
         with refused("--target-step-ms", PayoffError):
             costs = StepCosts(target, draft, one_pass, target_context_ms, draft_context_ms)
+        costs = given.with_recorded_k(costs, speculating)
     question = Question(
         k=k,
         acceptance=found or given.acceptance_of(acceptance, conditional_acceptance, acceptance_rate, k),
@@ -218,6 +218,7 @@ def advise_command(  # noqa: PLR0913  each is an option
         captured=speculating is not None,
         prefix=prefix_cache(method, engine_version, block_size, shared_prefix, speculating, mtp=(mtp_layers, k)),
         shortened=shortened,
+        mean_only=acceptance_rate is not None,
         drafts_in_full=_drafts_in_full(
             method or (speculating.method if speculating else None),
             engine_version or (speculating.version if speculating else None),
@@ -232,9 +233,9 @@ def advise_command(  # noqa: PLR0913  each is an option
 
 
 def _drafts_in_full(method: str | None, version: str | None) -> str | None:
-    """Return who drafts K tokens, however few are asked for; None for a method that drafts fewer, or none known.
+    """Return the method and engine that draft K tokens even if a schedule asks for fewer; None if it drafts fewer.
 
-    Model runner V2 of a GPU is meant: V1 drafts fewer.
+    This is the behaviour of model runner V2 on a GPU; V1 drafts fewer. Unknown methods and versions give None, too.
     """
     asked = ".".join((version or LAUNCHED_VERSIONS[-1]).split(".")[:2])
     try:

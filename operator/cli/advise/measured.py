@@ -1,9 +1,9 @@
-"""The inputs of `advise`: acceptance and step times from options, a capture, or a saved metrics page."""
+"""Inputs of `advise`: acceptance and step times from options, a capture, or a saved metrics page."""
 
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Final
@@ -14,9 +14,18 @@ from specdecode_operator.capture.trace_reader import Recording, RecordingError, 
 from specdecode_operator.cli.options import refused
 from specdecode_operator.cli.replay.fit import NO_NUMPY
 from specdecode_operator.cli.text_files import DocumentError, place_of, read_text
-from specdecode_operator.enums import METHODS_OF_BLOCKS
+from specdecode_operator.enums import METHODS_OF_BLOCKS, METHODS_OF_FREE_LENGTH
 from specdecode_operator.problems import printable, shown
-from specdecode_operator.stats.payoff import LARGEST_K, Acceptance, Curve, Load, PayoffError, full_cache
+from specdecode_operator.stats.payoff import (
+    LARGEST_K,
+    NO_DRAFT,
+    Acceptance,
+    Curve,
+    Load,
+    PayoffError,
+    StepCosts,
+    full_cache,
+)
 from specdecode_operator.vllm.engine_metrics import UnreadableMetricsError, read_metrics
 from specdecode_operator.vllm.profiles import find_profile
 from specdecode_operator.vllm.versions import LAUNCHED_VERSIONS
@@ -26,14 +35,14 @@ _LARGEST: Final = 2**31
 
 
 def refuse_several(given: Mapping[str, object]) -> None:
-    """End if more than one of some options says the same thing."""
+    """Raise BadParameter if more than one of the options is given."""
     named = [option for option, value in given.items() if value is not None]
     if len(named) > 1:
-        raise typer.BadParameter(f"is given beside {named[0]}: give one of them", param_hint=named[1])
+        raise typer.BadParameter(f"cannot be combined with {named[0]}: give one of them", param_hint=named[1])
 
 
 def acceptance_of(by_position: str | None, conditional: str | None, rate: float | None, k: int) -> Acceptance | None:
-    """Return the acceptance that one of three options gives, if any."""
+    """Return the acceptance from one of three options, or None without any."""
     if by_position is not None:
         with refused("--acceptance", PayoffError):
             return Acceptance.by_position(_numbers(by_position, "--acceptance"))
@@ -46,13 +55,13 @@ def acceptance_of(by_position: str | None, conditional: str | None, rate: float 
     return None
 
 
-def curve_of(text: str, option: str) -> Curve:
-    """Return a curve of ``MS``, or of ``TOKENS:MS,TOKENS:MS``."""
+def curve_of(text: str, option: str, *, constant: bool = False) -> Curve:
+    """Parse ``MS`` or ``TOKENS:MS,TOKENS:MS``; ``MS`` is the time of one token, or with ``constant`` of any number."""
     parts = text.split(",")
     with refused(option, PayoffError):
         if ":" not in text and len(parts) == 1:
             (ms,) = _numbers(text, option)
-            return Curve(((1.0, ms),))
+            return Curve.constant(ms) if constant else Curve(((1.0, ms),))
         if lacking := [part for part in parts[:MOST_NUMBERS] if ":" not in part]:
             raise typer.BadParameter(f"{shown(lacking[0])}: write TOKENS:MS, such as 64:21.5", param_hint=option)
         tokens, times = (",".join(part.partition(":")[side] for part in parts) for side in (0, 2))
@@ -62,33 +71,33 @@ def curve_of(text: str, option: str) -> Curve:
 def _numbers(text: str, option: str) -> list[float]:
     found, parts = [], text.split(",")
     if len(parts) > MOST_NUMBERS:
-        raise typer.BadParameter(f"has {len(parts)} numbers: give at most {MOST_NUMBERS}", param_hint=option)
+        raise typer.BadParameter(f"{len(parts)} numbers exceed the maximum of {MOST_NUMBERS}", param_hint=option)
     for part in parts:
         try:
             value = float(part)
         except ValueError:
             value = math.nan
         if not math.isfinite(value):
-            raise typer.BadParameter(f"{shown(part)}: is no number; write them with commas between", param_hint=option)
+            raise typer.BadParameter(f"{shown(part)}: is not a number; separate numbers with commas", param_hint=option)
         found.append(value)
     return found
 
 
 def counts(text: str, option: str) -> list[int]:
-    """Return the numbers of a list with commas, which are whole and above 0."""
+    """Parse a list of positive whole numbers that are separated by commas."""
     found = _numbers(text, option)
     for each in found:
         if each != int(each) or not 0 < each <= _LARGEST:
-            raise typer.BadParameter(f"{each:g}: write whole numbers above 0, up to {_LARGEST}", param_hint=option)
+            raise typer.BadParameter(f"{each:g}: is not a whole number from 1 to {_LARGEST}", param_hint=option)
     return [int(each) for each in found]
 
 
 def with_verification(target: Curve, verify_ms: float | None, batch: int, k: int) -> Curve:
-    """Return the curve through a plain step and one that verifies, both of the same requests."""
+    """Return the curve through a plain step and a verifying step of the same requests."""
     if verify_ms is None:
         return target
     if len(target.points) > 1:
-        message = "is given beside times by tokens in the step, which say it already: leave it out"
+        message = "only applies to a single --target-step-ms, not to times by tokens: leave it out"
         raise typer.BadParameter(message, param_hint="--verify-step-ms")
     with refused("--verify-step-ms", PayoffError):
         return Curve(((batch, target.points[0][1]), (batch * (k + 1), verify_ms)))
@@ -97,15 +106,15 @@ def with_verification(target: Curve, verify_ms: float | None, batch: int, k: int
 def loads_of(
     batches: Sequence[int], context: str | None, kv_tokens: int | None, kv_tokens_alone: int | None
 ) -> tuple[Load, ...]:
-    """Return a load for each number of requests and context length, and where it is known those of a full cache."""
+    """Return one load per number of requests and context length, and those that fill the cache if its size is given."""
     contexts = [] if context is None else counts(context, "--context")
     loads = [Load.same(batch, tokens) for tokens in contexts or [0] for batch in batches]
     if (kv_tokens is None) != (kv_tokens_alone is None):
         missing = "--kv-tokens" if kv_tokens is None else "--kv-tokens-alone"
-        raise typer.BadParameter("is missing: plan says both, give both or none", param_hint=missing)
+        raise typer.BadParameter("is missing: give both sizes as reported by plan, or neither", param_hint=missing)
     if kv_tokens is not None and kv_tokens_alone is not None:
         if not contexts:
-            message = "is missing: how many requests fill the KV cache depends on how long they are"
+            message = "is missing: the number of requests that fill the KV cache depends on it"
             raise typer.BadParameter(message, param_hint="--context")
         with refused("--kv-tokens", PayoffError):
             loads += [full_cache(kv_tokens, kv_tokens_alone, tokens) for tokens in contexts]
@@ -113,20 +122,20 @@ def loads_of(
 
 
 _LEAST_STEPS: Final = 20
-"""Of one number of requests: the median of fewer is as good as chance."""
+"""Minimum number of steps with the same number of requests; the median of fewer is too noisy."""
 _MOST_BATCHES: Final = 8
 """Approximate number of request counts that are shown by default."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """An engine as it was recorded: times by the requests in a step, of steps in which all of them decode."""
+    """Measurements of a recorded engine. Step times are by number of requests, all of them decoding."""
 
     k: int
     acceptance: Acceptance | None
-    shortened: bool  # Whether drafts were shorter than K, which counts as refused
+    shortened: bool  # Some drafts were shorter than K, which counts as rejected
     step_ms: Mapping[int, float]
-    # As its header says; None where it does not
+    # From the header; None if it lacks them
     method: str | None = None
     version: str | None = None
     block_tokens: int | None = None
@@ -134,20 +143,20 @@ class Measured:
 
     @property
     def one_pass(self) -> bool:
-        """Whether its draft is known to propose all tokens at once; earlier recorders do not tell it of heads."""
+        """Whether the draft is known to propose all tokens in one pass; older recorders omit this for heads."""
         return self.parallel or self.method in METHODS_OF_BLOCKS
 
 
 def measured(path: Path, option: str) -> Measured:
-    """Return the measurements in a capture's folder; BadParameter if it has none."""
+    """Read the measurements from a capture's folder; raise BadParameter if it has none."""
     with refused(option, PayoffError):
         try:
             recording = read_recording(path)
             if recording.steps is None:
-                message = f"{printable(str(path))}: has no step-stats.jsonl: name a capture's folder"
+                message = f"{printable(str(path))}: has no step-stats.jsonl; name the folder of a capture"
                 raise typer.BadParameter(message, param_hint=option)
             if (k := recording.num_speculative_tokens) > LARGEST_K:
-                raise typer.BadParameter(f"K is {k}: at most {LARGEST_K} is looked at", param_hint=option)
+                raise typer.BadParameter(f"K {k} of the capture exceeds the maximum of {LARGEST_K}", param_hint=option)
             acceptance, shortened = None, False
             drafts, drafted, accepted = 0, 0, Counter[int]()
             for line in read_steps(recording.steps) if k else ():
@@ -171,7 +180,7 @@ def measured(path: Path, option: str) -> Measured:
 
 
 def _step_ms(recording: Recording, k: int) -> dict[int, float]:
-    """Return the median time of a step by its requests, where all of them have K + 1 tokens in it and none prefills."""
+    """Return the median step time by number of requests, of steps with K + 1 tokens per request and no prefill."""
     from specdecode_operator.replay.fit_step_time import MeasuredSteps  # noqa: PLC0415  takes numpy
 
     found = MeasuredSteps.of([recording])
@@ -185,15 +194,15 @@ def _step_ms(recording: Recording, k: int) -> dict[int, float]:
 
 
 _NO_STEPS: Final = (
-    f"no {_LEAST_STEPS} steps of as many requests say that all of them decode: record a steadier load, with "
-    "--enable-logging-iteration-details, as captures have it"
+    f"fewer than {_LEAST_STEPS} steps with the same number of requests, all of them decoding: record a steadier load, "
+    "with --enable-logging-iteration-details as captures set it"
 )
 
 
 def plain_curve(baseline: Measured, option: str) -> Curve:
-    """Return times of the target by the tokens in a step, from an engine that does not speculate."""
+    """Return target step times by number of tokens, from a capture without speculation."""
     if baseline.k:
-        message = f"it speculates, with K {baseline.k}: name a capture of the same load with method none"
+        message = f"speculates with K {baseline.k}: name a capture of the same load with method none"
         raise typer.BadParameter(message, param_hint=option)
     if not baseline.step_ms:
         raise typer.BadParameter(_NO_STEPS, param_hint=option)
@@ -201,10 +210,27 @@ def plain_curve(baseline: Measured, option: str) -> Curve:
         return Curve(tuple(baseline.step_ms.items()))
 
 
-def draft_curve(speculating: Measured, target: Curve, option: str, *, one_pass: bool) -> Curve:
-    """Return times of a pass of the draft by the tokens in it: what is left of a step beside the target's pass."""
+def draft_curve(
+    text: str | None, speculating: Measured | None, target: Curve, method: str | None, *, one_pass: bool
+) -> Curve:
+    """Return draft pass times from a capture or --draft-step-ms; without them, only lookup methods have known times."""
+    if speculating is not None:
+        return _recorded_draft(speculating, target, "CAPTURE", one_pass=one_pass)
+    if text is not None:
+        return curve_of(text, "--draft-step-ms", constant=True)
+    if method in METHODS_OF_FREE_LENGTH:
+        return NO_DRAFT
+    message = (
+        "is missing: give the time of one draft pass in milliseconds, or a CAPTURE with speculation to derive it; only "
+        f"--method {', '.join(METHODS_OF_FREE_LENGTH)} need neither"
+    )
+    raise typer.BadParameter(message, param_hint="--draft-step-ms")
+
+
+def _recorded_draft(speculating: Measured, target: Curve, option: str, *, one_pass: bool) -> Curve:
+    """Return draft pass times by number of tokens: the recorded step time minus the target's, divided by the passes."""
     if not speculating.k:
-        raise typer.BadParameter("it does not speculate: name it with --baseline", param_hint=option)
+        raise typer.BadParameter("does not speculate: name it with --baseline", param_hint=option)
     if not speculating.step_ms:
         raise typer.BadParameter(_NO_STEPS, param_hint=option)
     k = speculating.k
@@ -215,8 +241,19 @@ def draft_curve(speculating: Measured, target: Curve, option: str, *, one_pass: 
         return Curve(tuple((batch, ms / k) for batch, ms in left.items()))
 
 
+def with_recorded_k(costs: StepCosts, speculating: Measured | None) -> StepCosts:
+    """Return costs that know K of the capture, and whether they reproduce its step times.
+
+    They do not if an extrapolated time of the target exceeds the time of a recorded step.
+    """
+    if speculating is None:
+        return costs
+    same = (math.isclose(costs.step_ms(batch, speculating.k), ms) for batch, ms in speculating.step_ms.items())
+    return replace(costs, recorded_k=speculating.k, as_recorded=all(same))
+
+
 def measured_batches(recorded: Measured | None) -> list[int]:
-    """Return the requests that steps of a recording had, a few of them where they are many; one without a recording."""
+    """Return up to about `_MOST_BATCHES` of the recorded numbers of requests, or 1 without a recording."""
     batches = [] if recorded is None else sorted(recorded.step_ms)
     if not batches:
         return [1]
@@ -225,13 +262,13 @@ def measured_batches(recorded: Measured | None) -> list[int]:
 
 
 def acceptance_of_page(file: str) -> tuple[int, Acceptance, bool]:
-    """Return the counts of an engine's saved /metrics: K, acceptance, and whether drafts were shorter than K."""
+    """Read K, acceptance, and whether some drafts were shorter than K from an engine's saved /metrics page."""
     try:
         counted = read_metrics(read_text(file), find_profile(LAUNCHED_VERSIONS[-1])).speculation
     except (DocumentError, UnreadableMetricsError) as error:
         raise typer.BadParameter(printable(str(error)), param_hint="--metrics") from error
     if counted is None or not counted.drafts or not counted.accepted_per_position:
-        message = f"{place_of(file)}: counts no drafts: this engine has not speculated"
+        message = f"{place_of(file)}: counts no drafts; this engine has not speculated"
         raise typer.BadParameter(message, param_hint="--metrics")
     with refused("--metrics", PayoffError):
         k = len(counted.accepted_per_position)

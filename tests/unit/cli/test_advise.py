@@ -15,6 +15,7 @@ from specdecode_operator.replay.virtual_run import spread
 from tests.support.synthetic import RATES, Truth
 from tests.unit.cli.conftest import Specdecode
 
+CONSTANT = ("--target-step-ms", 20, "--draft-step-ms", 0)
 MEASURED = ("--target-step-ms", "1:20,64:24,512:60", "--draft-step-ms", "1.5")
 
 
@@ -55,12 +56,11 @@ def test_each_load_has_its_break_even_speed_up_and_best_k(specdecode: Specdecode
     assert few["best_k"] > 3
     assert many["speed_up"] < 1
     assert many["best_k"] < 3
-    assert 64 < found["crossover_batch"] < 512
 
 
 def test_a_full_kv_cache_is_a_load_of_its_own_for_each_context(specdecode: Specdecode) -> None:
     room = ("--kv-tokens", 238_896, "--kv-tokens-alone", 383_600, "--context", "2000,8000")
-    found = _asked(specdecode, "-K", 3, "--target-step-ms", 20, *room)
+    found = _asked(specdecode, "-K", 3, "--target-step-ms", 20, "--draft-step-ms", 0, *room)
     full = [each for each in found["loads"] if each["full_cache"]]
     assert [each["batch"] for each in full] == pytest.approx([119.448, 29.862])
     # A step that takes equally long: the share of the cache alone.
@@ -69,17 +69,90 @@ def test_a_full_kv_cache_is_a_load_of_its_own_for_each_context(specdecode: Specd
 
 
 def test_a_verified_step_says_what_rows_cost(specdecode: Specdecode) -> None:
-    found = _asked(specdecode, "-K", 3, "--target-step-ms", 20, "--verify-step-ms", 26, "--batch", "8,64")
+    times = ("--target-step-ms", 20, "--verify-step-ms", 26, "--draft-step-ms", 0)
+    found = _asked(specdecode, "-K", 3, *times, "--batch", "8,64")
     assert [each["step_ms"] for each in found["loads"]] == pytest.approx([26, 20 + 6 * 31 * 8 / 24])
 
 
-def test_steps_that_nobody_measured_are_said(specdecode: Specdecode) -> None:
-    within = _asked(specdecode, "-K", 1, *MEASURED, "--batch", "1,256")
-    beyond = _asked(specdecode, "-K", 1, *MEASURED, "--batch", "1,257")
-    assert not any("were asked for" in each for each in within["assumptions"])
-    assert any("steps of 514 tokens were asked for" in each for each in beyond["assumptions"])
-    drafted = _asked(specdecode, "-K", 2, "--target-step-ms", 20, "--draft-step-ms", "7:1,8:1.2", "--batch", "8,40")
-    assert any("passes of 40 tokens were asked for, the draft's times" in each for each in drafted["assumptions"])
+def _column(text: str, name: str) -> list[str]:
+    """Return the cells of a column of the table of loads."""
+    lines = [re.split(r" {2,}", line.strip()) for line in text.splitlines() if line.startswith("  ")]
+    head = next(index for index, cells in enumerate(lines) if cells[0] == "REQUESTS")
+    return [cells[lines[head].index(name)] for cells in lines[head + 1 :]]
+
+
+def _extrapolations(found: dict[str, Any]) -> list[str]:
+    return [each for each in found["assumptions"] if each.startswith("extrapolated (*)")]
+
+
+def test_loads_beyond_the_measured_times_are_marked(specdecode: Specdecode) -> None:
+    asked = ("-K", 1, *MEASURED, "--batch", "1,256,257")
+    found = _asked(specdecode, *asked)
+    assert [each["extrapolated"] for each in found["loads"]] == [False, False, True]
+    assert found["measured_batches"] == [1, 256]
+    (told,) = _extrapolations(found)
+    assert "1 to 512 tokens" in told
+    assert _column(specdecode("advise", *asked).stdout, "REQUESTS") == ["1", "256", "257*"]
+    times = ("--target-step-ms", "1:20,512:60", "--draft-step-ms", "7:1,8:1.2", "--batch", "6,7,8,9")
+    drafted = _asked(specdecode, "-K", 2, *times)
+    assert [each["extrapolated"] for each in drafted["loads"]] == [True, False, False, True]
+    (told,) = _extrapolations(drafted)
+    assert "draft passes have 7 to 8 tokens" in told
+
+
+def test_one_time_of_the_target_is_not_known_for_larger_steps(specdecode: Specdecode) -> None:
+    found = _asked(specdecode, "--acceptance", "0.8,0.6", "--target-step-ms", 20, "--draft-step-ms", 1)
+    assert found["loads"][0]["extrapolated"]
+    assert (found["measured_batches"], found["crossover_batch"]) == (None, None)
+
+
+def test_the_best_k_is_at_most_one_beyond_the_measured_positions(specdecode: Specdecode) -> None:
+    asked = ("--acceptance", "0.8,0.6", "--method", "ngram", "--target-step-ms", "1:20,64:24", "--batch", "1,16,32")
+    found = _asked(specdecode, *asked)
+    assert [each["best_k"] for each in found["loads"]] == [3, 3, 3]
+    assert [each["extrapolated"] for each in found["loads"]] == [False, False, True]
+    assert all(each["best_k_extrapolated"] for each in found["loads"])
+    text = specdecode("advise", *asked).stdout
+    assert _column(text, "BEST K") == ["3*"] * 3
+    assert [cell.endswith("*") for cell in _column(text, "SPEED-UP")] == [False, False, True]
+    assert any("acceptance of position 2" in each for each in _extrapolations(found))
+    dear = _asked(specdecode, "--acceptance", "0.8,0.1", *MEASURED, "--batch", "128")
+    assert dear["loads"][0]["best_k"] == 1
+    assert not dear["loads"][0]["best_k_extrapolated"]
+    assert _extrapolations(dear) == []
+
+
+def test_the_first_line_tells_that_k_is_beyond_the_measured_positions(specdecode: Specdecode) -> None:
+    asked = ("--acceptance", "0.8,0.6", *MEASURED, "--size-ratio", 0.1)
+    within, beyond = (specdecode("advise", *asked, "-K", k).stdout for k in (2, 3))
+    assert "extrapolated" not in within.splitlines()[0]
+    assert "extrapolated (*) beyond position 2" in beyond.splitlines()[0]
+    assert re.search(r"MBSU: \d+\.\d+x\*", beyond)
+    assert _asked(specdecode, *asked, "-K", 3)["loads"][0]["extrapolated"]
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "target", "crossing", "text"),
+    [
+        ("0.7,0.5,0.35", "1:20,64:24,512:60,1024:101", 221, r"K 3 no longer pays from 221 requests"),
+        ("0.7,0.5,0.35", "1:20,64:24,512:60", None, r"no crossover within the measured loads.* 128 requests"),
+        ("0,0,0", "2:20,512:60", 2, r"K 3 does not pay within the measured loads, 2 to 128 requests"),
+        ("0.7,0.5,0.35", "64:24,128:30", None, r"crossover of K 3 unknown"),
+    ],
+)
+def test_the_crossover_is_searched_within_the_measured_loads(
+    specdecode: Specdecode, acceptance: str, target: str, crossing: int | None, text: str
+) -> None:
+    asked = ("--acceptance", acceptance, "--target-step-ms", target, "--draft-step-ms", 1.2)
+    assert _asked(specdecode, *asked)["crossover_batch"] == crossing
+    assert re.search(text, specdecode("advise", *asked).stdout)
+
+
+@pytest.mark.parametrize("method", ["eagle3", "ngram", "ngram_gpu", "suffix"])
+def test_only_lookup_methods_need_no_time_of_a_draft_pass(specdecode: Specdecode, method: str) -> None:
+    result = specdecode("advise", "-K", 2, "--target-step-ms", "1:20,64:24", "--method", method)
+    assert result.exit_code == (2 if method == "eagle3" else 0)
+    assert ("--draft-step-ms: is missing" in result.stderr) == (method == "eagle3")
 
 
 def test_a_method_says_what_it_costs_of_the_prefix_cache(specdecode: Specdecode) -> None:
@@ -89,7 +162,7 @@ def test_a_method_says_what_it_costs_of_the_prefix_cache(specdecode: Specdecode)
     ahead = _asked(specdecode, *asked, "eagle3", "--engine-version", "0.33")["prefix_cache"]
     assert (ahead["mean_lost_tokens"], ahead["found_tokens"], ahead["lost_tokens"]) == (1, 3984, 16)
     text = specdecode("advise", *asked, "eagle3", "--engine-version", "0.32").stdout
-    assert "of 4,000 that prompts share 16 are computed again (0.4 %)" in text
+    assert "16 of 4,000 shared tokens are computed again (0.4 %)" in text
     assert "0.33: each prefix loses 1 token on average" in specdecode("advise", *asked, "eagle3").stdout
     chained = _asked(specdecode, *asked, "mtp", "--engine-version", "0.33", "--mtp-layers", 2)["prefix_cache"]
     assert (chained["mean_lost_tokens"], chained["lost_tokens"]) == (3, 16)
@@ -115,24 +188,25 @@ def test_a_draft_that_proposes_all_in_one_pass_is_read_and_waited_for_once(
 @pytest.mark.parametrize(
     ("arguments", "note"),
     [
-        (("-K", 2), "give --baseline, or --target-step-ms"),
-        (("-K", 2, "--target-step-ms", 20, "--verify-step-ms", 10), "times of the target fall"),
-        (("-K", 2, "--target-step-ms", 20, "--context", 4000), "give --target-context-ms"),
-        (("-K", 2, "--method", "eagle3", "--engine-version", "0.34"), "vLLM 0.34 is newer than all that were read"),
+        (("-K", 2), "give --baseline or --target-step-ms"),
+        (("-K", 2, *CONSTANT, "--verify-step-ms", 10), "target step times fall"),
+        (("-K", 2, *CONSTANT, "--context", 4000), "give --target-context-ms"),
+        (("-K", 2, "--target-step-ms", 20, "--draft-step-ms", 1), "give --draft-step-ms by tokens"),
+        (("-K", 2, "--acceptance-rate", 0.5), "the same at every position"),
+        (("-K", 2, "--method", "eagle3", "--engine-version", "0.34"), "vLLM 0.34 is newer than"),
     ],
 )
 def test_what_makes_figures_too_good_is_said(specdecode: Specdecode, arguments: tuple[object, ...], note: str) -> None:
     assert any(note in each for each in _asked(specdecode, *arguments)["assumptions"])
-    usual = _asked(specdecode, "-K", 2, "--target-step-ms", 20, "--verify-step-ms", 21, "--method", "eagle3")
+    usual = _asked(specdecode, "-K", 2, *CONSTANT, "--verify-step-ms", 21, "--method", "eagle3")
     assert not any(note in each for each in usual["assumptions"])
 
 
 def test_the_load_from_which_it_no_longer_pays_is_told_with_its_context(specdecode: Specdecode) -> None:
-    given = ("--acceptance", "0.8,0.6", *MEASURED, "--context", "1000,32000", "--kv-tokens", 90_000)
+    times = ("--target-step-ms", "1:20,64:24,4096:320", "--draft-step-ms", 1.5)
+    given = ("--acceptance", "0.8,0.6", *times, "--context", "1000,32000", "--kv-tokens", 90_000)
     text = specdecode("advise", *given, "--kv-tokens-alone", 90_000, "--target-context-ms", 0.01).stdout
     assert re.search(r"K 2 no longer pays from \d+ requests of 1,000 tokens on while the KV cache has room", text)
-    never = specdecode("advise", "--acceptance", "0,0", "--target-step-ms", 20, "--draft-step-ms", 3).stdout
-    assert "K 2 pays for no number of requests" in never
     dear = specdecode("advise", "-K", 2, "--target-step-ms", 20, "--draft-step-ms", 30).stdout
     assert "> 100 %" in dear, "no draft is good enough, which is not that none is needed"
 
@@ -140,11 +214,9 @@ def test_the_load_from_which_it_no_longer_pays_is_told_with_its_context(specdeco
 def test_the_table_has_the_same_figures_and_says_what_it_takes_for_granted(specdecode: Specdecode) -> None:
     room = ("--context", 2000, "--kv-tokens", 238_896, "--kv-tokens-alone", 383_600)
     text = specdecode("advise", "--acceptance", "0.8,0.6", "-K", 3, *MEASURED, *room, "--size-ratio", 0.1).stdout
-    assert "K 3: 2.85 tokens a step expected, acceptance 62 %" in text
-    assert "(assumed)" in text
-    assert "119.4 of 191.8 (full)" in text
-    assert "MBSU: 2.19x" in text
-    assert "no longer pays from" in text
+    assert "K 3: 2.85 tokens per step, acceptance 62 %" in text
+    assert "119.4 of 191.8 (full)*" in text
+    assert "MBSU: 2.19x*" in text
     assert "note: acceptance is the same at every load" in text
 
 
@@ -153,23 +225,23 @@ def test_the_table_has_the_same_figures_and_says_what_it_takes_for_granted(specd
     [
         ((), "--num-speculative-tokens"),
         (("--acceptance", "0.5,0.6"), "0.6 follows 0.5"),
-        (("--acceptance", "0.5,x"), "x: is no number"),
+        (("--acceptance", "0.5,x"), "x: is not a number"),
         (("--acceptance", ",".join(["0"] * 65)), "65 numbers"),
         (("--acceptance", "0.5", "--acceptance-rate", "0.5"), "give one of them"),
         (("--acceptance-rate", "1.5", "-K", 2), "from 0 to 1"),
         (("-K", 33), "33"),
-        (("-K", 2, "--target-step-ms", "5e-324", "--verify-step-ms", "1e7"), "takes time"),
+        (("-K", 2, "--target-step-ms", "5e-324", "--verify-step-ms", "1e7", "--draft-step-ms", 0), "takes time"),
         (("-K", 2, "--target-step-ms", "2:1,1:2"), "rising"),
         (("-K", 2, "--target-step-ms", "1:1,2:2", "--verify-step-ms", 1), "leave it out"),
-        (("-K", 2, "--target-step-ms", "1", "--target-context-ms", "-1"), "milliseconds"),
-        (("-K", 2, "--batch", "1.5"), "whole numbers"),
+        (("-K", 2, *CONSTANT, "--target-context-ms", "-1"), "milliseconds are from"),
+        (("-K", 2, "--batch", "1.5"), "is not a whole number"),
         (("--acceptance", "0.5", "--size-ratio", "nan"), "from 0 to 100"),
         (("-K", 2, "--shared-prefix", 5), "--method"),
         (("-K", 2, "--method", "eagle3", "--mtp-layers", 3), "--mtp-layers"),
         (("-K", 2, "--verify-step-ms", 20), "--target-step-ms: is missing"),
-        (("-K", 2, "--method", "magic"), "is no method"),
+        (("-K", 2, "--method", "magic"), "is not a method"),
         (("-K", 2, "--method", "eagle", "--engine-version", "new"), "write it as"),
-        (("-K", 2, "--method", "eagle", "--engine-version", "0.20"), "was not read for this"),
+        (("-K", 2, "--method", "eagle", "--engine-version", "0.20"), "prefix cache unknown"),
         (("-K", 2, "--kv-tokens", 5), "--kv-tokens-alone"),
         (("-K", 2, "--kv-tokens", 5, "--kv-tokens-alone", 6), "--context"),
         (("-K", 2, "--kv-tokens", 5, "--kv-tokens-alone", 6, "--context", 9), "no more than the cache"),
@@ -195,8 +267,8 @@ def _scheduled(specdecode: Specdecode, *arguments: str) -> list[str]:
 def test_a_draft_model_drafts_in_full_whatever_a_schedule_asks_for(specdecode: Specdecode) -> None:
     [told] = _scheduled(specdecode, "--method", "draft_model", "--engine-version", "0.33")
     # One request: drafting is paid for, and verifying all of it costs next to nothing.
-    assert "still drafts 4 tokens" in told
-    assert "4 of 1 requests" in told
+    assert "always drafts 4 tokens" in told
+    assert "4 at 1 request" in told
     best = _asked(specdecode, *SLOW_DRAFT, "--batch", "1")["loads"][0]["best_k"]
     assert best < 4, "an engine that is started with fewer saves the drafting, too"
 
@@ -252,6 +324,20 @@ def test_another_k_is_answered_from_what_a_pass_of_the_draft_takes(
 ) -> None:
     (load,) = _asked_captures(specdecode, captures[0], "--baseline", captures[1], "--batch", 8, "-K", 1)["loads"]
     assert load["step_ms"] == pytest.approx(_target_ms(16) + DRAFT_MS, rel=0.05)
+    assert not load["extrapolated"]
+
+
+def test_arms_of_the_same_load_know_steps_with_the_recorded_k_only(
+    specdecode: Specdecode, captures: tuple[Path, Path], tmp_path: Path
+) -> None:
+    plain = Truth(None, StepTime(TARGET)).make(tmp_path / "plain", "closed:1,closed:8", 60).folder
+    recorded, other = (
+        _asked_captures(specdecode, captures[0], "--baseline", plain, "--batch", "8,9", *more)["loads"]
+        for more in ((), ("-K", 1))
+    )
+    assert [each["extrapolated"] for each in recorded] == [False, True]
+    assert [each["extrapolated"] for each in other] == [True, True]
+    assert all(each["best_k_extrapolated"] for each in recorded if each["best_k"] != len(RATES))
 
 
 def test_without_times_of_the_target_a_capture_gives_acceptance_alone(
@@ -307,13 +393,13 @@ def test_a_saved_page_of_metrics_gives_acceptance(specdecode: Specdecode) -> Non
         float(re.findall(rf"^vllm:spec_decode_num_{name}_total\{{.*?\}} (\S+)$", PAGE.read_text(), re.MULTILINE)[0])
         for name in ("drafts", "accepted_tokens")
     )
-    found = _asked_captures(specdecode, "--metrics", PAGE, "--target-step-ms", 20)
+    found = _asked_captures(specdecode, "--metrics", PAGE, *CONSTANT)
     assert found["expected_tokens"] == pytest.approx(1 + accepted / drafts)
     assert found["loads"][0]["speed_up"] == pytest.approx(1 + accepted / drafts)
 
 
 def test_a_page_of_an_engine_whose_drafts_were_shorter_at_times_says_so(specdecode: Specdecode, tmp_path: Path) -> None:
-    note = "drafts were shorter than K at times: the tokens that they lack count as refused"
+    note = "some drafts were shorter than K: the missing tokens count as rejected"
     assert note not in _asked_captures(specdecode, "--metrics", PAGE)["assumptions"]
     shorter = re.sub(r"(num_draft_tokens_total\{.*\}) \S+", r"\1 2000.0", PAGE.read_text())
     (tmp_path / "page").write_text(shorter)
@@ -333,13 +419,14 @@ def test_what_says_nothing_is_refused_with_what_to_do(
         ((tmp_path / "none",), "holds no trace.jsonl"),
         ((tmp_path / "empty",), "holds no trace.jsonl"),
         ((tmp_path / "alone",), "has no step-stats.jsonl"),
-        ((speculating, "--baseline", speculating), "it speculates, with K 4"),
+        ((speculating, "--baseline", speculating), "speculates with K 4"),
         ((plain, "--baseline", plain, "-K", 3), "does not speculate"),
         ((plain,), "give K"),
         ((speculating, "--baseline", short.folder), "record a steadier load"),
         ((speculating, "--acceptance", "0.5"), "give one of them"),
         ((speculating, "--draft-step-ms", "5"), "give one of them"),
         (("-K", 2, "--baseline", plain, "--target-step-ms", "5"), "give one of them"),
+        (("-K", 2, "--baseline", plain), "--draft-step-ms: is missing"),
         (("--metrics", tmp_path / "page"), "--metrics"),
         (("--metrics", tmp_path / "gone"), "gone"),
     ):

@@ -1,7 +1,7 @@
 """Tokens per step, speed-up, break-even and the best K, compared with a simulation."""
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from random import Random
 
@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdecode_operator.stats.payoff import (
-    LARGEST_BATCH,
     Acceptance,
     Curve,
     Load,
@@ -113,22 +112,55 @@ def test_speed_up_is_one_exactly_at_break_even(
 
 
 @pytest.mark.parametrize("one_pass", [True, False])
-def test_the_crossover_is_the_load_from_which_on_it_never_pays_again(one_pass: bool) -> None:
-    """Counted out for each number of requests: between its points a curve's gain may be lost and won more than once."""
+def test_the_crossover_is_the_last_measured_load_at_which_speculation_pays(one_pass: bool) -> None:
+    """Compares with every measured number of requests: the gain may be lost and won more than once between points."""
     random = Random(16)
     found = []
-    for _ in range(20):
-        tokens = sorted(random.sample(range(1, 600), 4))
+    for _ in range(40):
+        tokens = sorted(random.sample(range(1, 3000), 6))
         target = Curve(tuple(zip(map(float, tokens), sorted(random.uniform(5, 60) for _ in tokens), strict=True)))
-        costs = StepCosts(target, Curve(((3, 1.0), (90, random.uniform(1, 2)))), one_pass, 0.0001, 0.00005)
+        costs = StepCosts(target, Curve(((3, 1.0), (2500, random.uniform(1, 9)))), one_pass, 0.0001, 0.00005)
         acceptance, k = Acceptance((random.uniform(0.2, 0.9),)), random.randint(1, 6)
-        pays = [
-            batch for batch in range(1, LARGEST_BATCH + 1) if speed_up(acceptance, costs, k, Load.same(batch, 500)) >= 1
+        measured = [
+            batch
+            for batch in range(1, 3000)
+            if tokens[0] <= batch and batch * (k + 1) <= tokens[-1] and 3 <= batch * (k if one_pass else 1) <= 2500
         ]
-        last = max(pays, default=0)
-        found.append((len(pays) < last, crossover(acceptance, costs, k, 500)))
-        assert found[-1][1] == (None if last == LARGEST_BATCH else last + 1)
-    assert any(again for again, _ in found)
+        assert list(costs.measured_batches(k)) == measured
+        pays = [batch for batch in measured if speed_up(acceptance, costs, k, Load.same(batch, 500)) >= 1]
+        crossing = crossover(acceptance, costs, k, 500)
+        if not measured or pays[-1:] == measured[-1:]:
+            assert crossing is None
+        else:
+            assert crossing == (pays[-1] + 1 if pays else measured[0])
+            found.append(bool(pays) and pays != list(range(measured[0], pays[-1] + 1)))
+    assert any(found), "the gain is lost, won and lost again"
+    assert not all(found)
+
+
+def test_a_step_with_the_recorded_k_needs_no_time_of_the_target_for_its_tokens() -> None:
+    target, draft = Curve(((1, 20.0), (40, 24.0))), Curve(((4, 1.0), (40, 2.0)))
+    recorded = StepCosts(target, draft, recorded_k=4, as_recorded=True)
+    assert not recorded.extrapolated(Load.same(40), 4)
+    assert recorded.extrapolated(Load.same(3), 4) == [draft]
+    assert recorded.extrapolated(Load.same(41), 4) == [target, draft]
+    assert (recorded.measured_batches(4)[0], recorded.measured_batches(4)[-1]) == (4, 40)
+    # The draft's time at 9 requests was derived from the target's extrapolated time for 45 tokens.
+    assert recorded.extrapolated(Load.same(9), 1) == [target]
+    assert not recorded.extrapolated(Load.same(8), 1)
+    assert replace(recorded, as_recorded=False).extrapolated(Load.same(9), 4) == [target]
+    # A pass for 4 requests with K 8 has the 32 tokens of 8 requests with K 4, which the target verified with 40.
+    at_once = replace(recorded, draft=Curve(((4, 1.0), (160, 2.0))), one_pass=True)
+    assert not at_once.extrapolated(Load.same(4), 8)
+    shorter = Curve(((1, 20.0), (39, 24.0)))
+    assert replace(at_once, target=shorter).extrapolated(Load.same(4), 8) == [shorter]
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 5000])
+def test_a_constant_time_is_known_for_every_number_of_tokens(tokens: int) -> None:
+    assert Curve.constant(3.0).knows(tokens)
+    assert Curve.constant(3.0).ms(tokens) == 3
+    assert Curve(((7, 3.0),)).knows(tokens) == (tokens == 7)
 
 
 @pytest.mark.parametrize("k", [1, 4, 9])
