@@ -60,6 +60,16 @@ def break_even(pair: Pair, budget: Budget, alone: Budget) -> BreakEven | None:
     )
 
 
+def low_load_break_even(pair: Pair, device: Device, split: Parallelism) -> float | None:
+    """Return the break-even of a pair with few requests; None if it is unknown, or above full acceptance."""
+    try:
+        budget, alone = estimate(pair, device, split), estimate(without_speculation(pair), device, split)
+    except PlanError:
+        return None
+    found = break_even(pair, budget, alone)
+    return found.few_requests if found else None
+
+
 def pays_from(needed: BreakEven | None) -> str:
     """Return the break-even acceptance for a share of the KV cache as a sentence to append, without a full stop."""
     if needed is None:

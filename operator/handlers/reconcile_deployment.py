@@ -46,7 +46,7 @@ from specdecode_operator.deployment.observed.observation import (
     update_last_good,
 )
 from specdecode_operator.deployment.parsed_deployment import ParsedDeployment, engine_spec_hash, parse_deployment
-from specdecode_operator.deployment.planning import plan_change
+from specdecode_operator.deployment.planning import plan_change, planned_break_even
 from specdecode_operator.deployment.requeue import Requeue, requeue_for
 from specdecode_operator.deployment.rollout.blocked_pods import waits_for_claim
 from specdecode_operator.deployment.rollout.engine_workload import serving_pods
@@ -542,7 +542,8 @@ class Reconciler:
         record, now_s, key = self._record(parent), time.monotonic(), parent.key
         workload, replaced = record.children.workloads(desired if blocked is None else None)
         pods = current_pods(self._cache.children_of(key, POD.kind), workload)
-        facts = desired.outcome.facts if isinstance(desired.outcome, Launch) else None
+        launch = desired.outcome if isinstance(desired.outcome, Launch) else None
+        facts = launch.facts if launch else None
         record.figures = record.figures if facts else KeptFigures()
         readings: Mapping[str, Reading] = {}
         if blocked is None and facts is not None:
@@ -553,7 +554,8 @@ class Reconciler:
         record.silent_since_s = (record.silent_since_s or now_s) if unanswered else None
         record.recent = update_recent(record.recent, readings, now_s)
         measured = partial(newest_measured, self._cache.captures_of(key), parent.spec, desired.outcome.plan_status)
-        record.decay = update_decay(record.decay, record.recent, facts, measured)
+        break_even = partial(planned_break_even, launch.facts, launch.plan) if launch else lambda: None
+        record.decay = update_decay(record.decay, record.recent, facts, measured, break_even)
         observation = Observation(
             workload,
             pods,
