@@ -146,6 +146,13 @@ class PolicyMode(StrEnum):
     ENFORCE = "Enforce"
 
 
+class OnCrashLoop(StrEnum):
+    """What a policy does about engines that crash again and again while they speculate."""
+
+    REPORT = "Report"
+    SERVE_WITHOUT_SPECULATION = "ServeWithoutSpeculation"
+
+
 class PolicyAction(StrEnum):
     """What is to be done."""
 

@@ -43,6 +43,7 @@ from specdecode_operator.enums import (
     Dtype,
     KvCacheDtype,
     Objective,
+    OnCrashLoop,
     PolicyAction,
     PolicyMode,
     PolicyOutcome,
@@ -282,6 +283,11 @@ class Policy(ApiModel):
     """Observe reports recommendations in the status. Advise also reports them in a condition and in Events. Enforce
     applies them: the spec does not change, and status.policy shows the speculation that replaces spec.speculation."""
 
+    on_crash_loop: OnCrashLoop | None = None
+    """Reaction to engines that served and then crash 3 times within an hour while they speculate. Report sets the
+    condition SpeculationEffective to False. ServeWithoutSpeculation also replaces the engines by ones without
+    speculation, until the spec changes. Defaults to Report, and to ServeWithoutSpeculation in mode Enforce."""
+
     paused: StrictBool = False
     """Make no further changes. The setting in force stays."""
 
@@ -352,7 +358,7 @@ class PolicyStatus(ApiModel):
     """Capture whose measurements the policy uses."""
 
     arm: _Name | None = None
-    """Name of the arm in force, as in that capture."""
+    """Name of the arm in force, as in that capture; or "without speculation" after a crash loop."""
 
     since: Timestamp | None = None
     """Time since which the policy has had this arm in force. Not set while spec.speculation is in force."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from specdecode_operator.enums import METHODS_OF_BLOCKS, Method, Precision, Slo, WorkloadKind
+from specdecode_operator.enums import METHODS_OF_BLOCKS, METHODS_WITH_SAMPLING, Method, Precision, Slo, WorkloadKind
 from specdecode_operator.sizing.arithmetic import GIB, format_gib
 from specdecode_operator.sizing.devices import Device
 from specdecode_operator.sizing.errors import PlanError
@@ -58,6 +58,16 @@ def break_even(pair: Pair, budget: Budget, alone: Budget) -> BreakEven | None:
         full_cache=break_even_rate(break_even_tokens(costs, k, full), k),
         reads_all=reads_all,
     )
+
+
+def low_load_break_even(pair: Pair, device: Device, split: Parallelism) -> float | None:
+    """Return the break-even of a pair with few requests; None if it is unknown, or above full acceptance."""
+    try:
+        budget, alone = estimate(pair, device, split), estimate(without_speculation(pair), device, split)
+    except PlanError:
+        return None
+    found = break_even(pair, budget, alone)
+    return found.few_requests if found else None
 
 
 def pays_from(needed: BreakEven | None) -> str:
@@ -120,7 +130,7 @@ def advise(pair: Pair, device: Device, split: Parallelism | int, workload: Workl
     case = _Case(pair, device, split, estimate(pair, device, split), workload)
     rules = (
         *(_draft_model, _weights, _draft_kv, _prefix_cache, _precisions, _effective_batch, _sampler_logits),
-        *(_workload, _usual_concurrency),
+        *(_sampling, _workload, _usual_concurrency),
     )
     return tuple(advice for rule in rules for advice in rule(case))
 
@@ -279,6 +289,17 @@ def _sampler_logits(case: _Case) -> Iterator[Advice]:
         f"verifying maxNumSeqs x (K + 1) proposals can take {format_gib(budget.overrun_bytes)} GiB that vLLM does not "
         f"reserve, but only {format_gib(max(0, budget.slack_bytes))} GiB are free outside its budget; {remedy}",
     )
+
+
+def _sampling(case: _Case) -> Iterator[Advice]:
+    """Advise to sample drafts for requests with a temperature: vLLM's default proposes the most likely tokens."""
+    temperature, method = case.workload.temperature, case.pair.method
+    if temperature and method in METHODS_WITH_SAMPLING and not (case.pair.samples_drafts or case.pair.maps_vocabulary):
+        yield Advice(
+            "draft-sampling",
+            f"requests have temperature {temperature:g}, but the draft proposes the most likely tokens; set "
+            "draftSampling: probabilistic, which raises acceptance and needs memory for the draft's logits",
+        )
 
 
 def _workload(case: _Case) -> Iterator[Advice]:

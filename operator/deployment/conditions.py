@@ -39,6 +39,7 @@ SEE_READY: Final = "See condition Ready"
 """Message of a condition that would repeat the message of Ready."""
 
 EFFECTIVE: Final = "SpeculationEffective"
+CRASH_LOOP: Final = "CrashLoop"
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Parse a SpecDecodeDeployment as the API server returns it: spec, status, and the spec in force.
 
-The spec in force is the written spec; a policy in mode Enforce may replace its speculation. A hash of the fields
+The spec in force is the written spec; a policy may replace its speculation. A hash of the fields
 that change engines tells whether two specs start the same engines.
 """
 
@@ -17,13 +17,19 @@ from cronsim import CronSim, CronSimError
 from pydantic import ValidationError
 
 from specdecode_operator.api.base import CRON_FIX, Body
-from specdecode_operator.api.deployment import CaptureSchedule, Key, PolicyStatus, SpecDecodeDeploymentSpec
+from specdecode_operator.api.deployment import (
+    CaptureSchedule,
+    Key,
+    Policy,
+    PolicyStatus,
+    SpecDecodeDeploymentSpec,
+)
 from specdecode_operator.api.deployment_status import PlanStatus, SpecDecodeDeploymentStatus
 from specdecode_operator.api.spec_problems import parsed_spec
 from specdecode_operator.api.speculation import Speculation
 from specdecode_operator.cluster.clock import without_times_ahead
 from specdecode_operator.cluster.resources import KEPT_MANAGERS_ANNOTATION
-from specdecode_operator.enums import METHODS_WITH_LAYERS, PolicyMode
+from specdecode_operator.enums import METHODS_WITH_LAYERS, OnCrashLoop, PolicyMode
 from specdecode_operator.problems import InvalidSpecError, Problem
 
 
@@ -75,8 +81,25 @@ def with_policy(spec: SpecDecodeDeploymentSpec, status: PolicyStatus | None) -> 
 
 def is_by_policy(spec: SpecDecodeDeploymentSpec, status: PolicyStatus | None) -> bool:
     """Whether a policy chose the speculation in force for this spec, even if it equals the written one."""
-    is_enforced = spec.policy is not None and spec.policy.mode is PolicyMode.ENFORCE
-    return is_enforced and status is not None and status.since is not None and status.asked == engine_spec_hash(spec)
+    if spec.policy is None or status is None or status.since is None or status.asked != engine_spec_hash(spec):
+        return False
+    is_enforced = spec.policy.mode is PolicyMode.ENFORCE
+    return serves_without(spec.policy) if is_off_after_crashes(status) else is_enforced
+
+
+CRASH_LOOP_ARM: Final = "without speculation"
+"""In `status.policy.arm` after a crash loop turned speculation off; names of arms have no spaces."""
+
+
+def is_off_after_crashes(status: PolicyStatus) -> bool:
+    """Whether a crash loop turned speculation off."""
+    return status.arm == CRASH_LOOP_ARM and status.speculation is not None
+
+
+def serves_without(policy: Policy) -> bool:
+    """Whether a policy turns speculation off in a crash loop."""
+    default = OnCrashLoop.SERVE_WITHOUT_SPECULATION if policy.mode is PolicyMode.ENFORCE else OnCrashLoop.REPORT
+    return (policy.on_crash_loop or default) is OnCrashLoop.SERVE_WITHOUT_SPECULATION
 
 
 def speculating(spec: SpecDecodeDeploymentSpec, speculation: Speculation) -> SpecDecodeDeploymentSpec:

@@ -14,7 +14,7 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import Override, SpecDecodeDeploymentSpec
 from specdecode_operator.api.deployment_status import GpuMemory, PlanStatus
 from specdecode_operator.cluster.nodes import NodeFacts, NodesFrom
-from specdecode_operator.deployment.advice import Advice, Workload, advise, advise_on_nodes
+from specdecode_operator.deployment.advice import Advice, Workload, advise, advise_on_nodes, low_load_break_even
 from specdecode_operator.deployment.conditions import FALSE, TRUE, Blocked, ConditionUpdate
 from specdecode_operator.deployment.spec_facts import Facts
 from specdecode_operator.deployment.validation import UNKNOWN_MEMORY, facts_problems
@@ -381,6 +381,12 @@ def plan_advice(facts: Facts, plan: Plan) -> tuple[Advice, ...]:
         tokens = (given.prompt_tokens, given.output_tokens)
         workload = Workload(given.kind, temperature, given.primary_slo, *tokens)
     return (*advise(facts.pair, device, plan.chosen.split, workload), *advise_on_nodes(plan.chosen))
+
+
+def planned_break_even(facts: Facts, plan: Plan) -> float | None:
+    """Return the acceptance at which the draft breaks even at low load on the chosen row; None if it is unknown."""
+    device = find_device(plan.chosen.product, facts.spec.accelerator.memory_gib_per_gpu)
+    return None if device is None else low_load_break_even(facts.pair, device, plan.chosen.split)
 
 
 def _ignored_by(facts: Facts) -> Override | None:

@@ -23,11 +23,16 @@ from specdecode_operator.api.crd_validation import broken_rules
 from specdecode_operator.api.deployment import MOST_DECISIONS, MOST_RESTARTS, Policy, PolicyDecision, PolicyStatus
 from specdecode_operator.api.deployment_status import PlanStatus
 from specdecode_operator.api.speculation import Speculation
-from specdecode_operator.deployment.conditions import EFFECTIVE, FALSE, TRUE, UNKNOWN, ConditionUpdate
+from specdecode_operator.deployment.conditions import CRASH_LOOP, EFFECTIVE, FALSE, TRUE, UNKNOWN, ConditionUpdate
 from specdecode_operator.deployment.desired_state import DesiredState, Launch
 from specdecode_operator.deployment.observed.engine_reports import decimal
 from specdecode_operator.deployment.observed.observation import Observation, rollout_of
-from specdecode_operator.deployment.parsed_deployment import ParsedDeployment, speculating
+from specdecode_operator.deployment.parsed_deployment import (
+    CRASH_LOOP_ARM,
+    ParsedDeployment,
+    is_off_after_crashes,
+    speculating,
+)
 from specdecode_operator.enums import Method, PolicyAction, PolicyMode, PolicyOutcome, RejectionSampling
 from specdecode_operator.problems import InvalidSpecError
 from specdecode_operator.redaction import clip
@@ -449,7 +454,7 @@ def _read_time(text: object) -> datetime | None:
         return None
 
 
-_OFF: Final = Speculation(method=Method.NONE)
+OFF: Final = Speculation(method=Method.NONE)
 _NONE: Final = "No SpecDecodeCapture of this deployment compared arms; create one with spec.arms"
 
 
@@ -483,7 +488,7 @@ def read_measured(
     except ValidationError:
         return NoEvidence("EvidenceUnusable", f"The comparison of capture {found} is not valid; capture again")
     speculations = _speculations(capture["spec"].get("arms") or [], asked)
-    arm = next((each for each, its in speculations.items() if its == (in_force or _OFF)), None)
+    arm = next((each for each, its in speculations.items() if its == (in_force or OFF)), None)
     if arm is None:
         return NoEvidence(
             "EvidenceOutdated",
@@ -494,7 +499,7 @@ def read_measured(
         return NoEvidence(
             "EvidenceUnusable", f"Capture {found} has no confidence interval at any load; capture again, for longer"
         )
-    return Measured(evidence, speculations, asked or _OFF, arm)
+    return Measured(evidence, speculations, asked or OFF, arm)
 
 
 def _chosen(captures: Sequence[Body], name: str | None) -> Body | NoEvidence:
@@ -529,7 +534,7 @@ def _speculations(arms: Sequence[Any], asked: Speculation | None) -> dict[str, S
             continue
         try:
             given = arm.get("speculation")
-            found[str(arm.get("name"))] = Speculation.parse(given, newer=True) if given else asked or _OFF
+            found[str(arm.get("name"))] = Speculation.parse(given, newer=True) if given else asked or OFF
         except ValidationError:
             continue
     return found
@@ -740,6 +745,47 @@ def policy_status(case: PolicyInputs, decision: Decision, memory: Memory, now: d
     )
 
 
+def after_crashes(case: PolicyInputs, loop: str, refusal: str, now: datetime) -> PolicyStatus:
+    """Return the status after a crash loop: speculation is off until the spec changes, unless something prevents it.
+
+    The policy does not try again, because an hour without crashes would not prove that the drafter works. ``refusal``
+    is why engines cannot run without speculation, or empty.
+    """
+    before = case.before or PolicyStatus(
+        mode=case.policy.mode,
+        action=PolicyAction.TURN_OFF,
+        outcome=PolicyOutcome.REFUSED,
+        reason=CRASH_LOOP,
+        message="",
+        asked=case.asked,
+    )
+    action, moment = PolicyAction.TURN_OFF, now.strftime(_TIME)
+    outcome = PolicyOutcome.REFUSED
+    if case.policy.paused or case.rollout_paused:
+        outcome, refusal = PolicyOutcome.PAUSED, "the policy is paused"
+    elif any(each.endswith(f"@{_digest(OFF)}") for each in before.failed_arms):
+        refusal = "engines without speculation did not serve"
+    if refusal:
+        told = {"action": action, "outcome": outcome, "reason": CRASH_LOOP, "target": None}
+        return before.model_copy(update={**told, "message": f"Speculation stays on: {refusal}"})
+    message, done = clip(loop, _LONGEST), PolicyOutcome.DONE
+    decision = PolicyDecision(at=moment, action=action, outcome=done, message=message)
+    return PolicyStatus(
+        mode=case.policy.mode,
+        action=action,
+        outcome=done,
+        reason=CRASH_LOOP,
+        message=message,
+        arm=CRASH_LOOP_ARM,
+        since=moment,
+        speculation=OFF,
+        asked=case.asked,
+        failed_arms=before.failed_arms,
+        restarts=[*before.restarts, moment][-MOST_RESTARTS:],
+        decisions=[decision, *before.decisions][:MOST_DECISIONS],
+    )
+
+
 def is_unchanged(before: PolicyStatus | None, decision: Decision) -> bool:
     """Whether the status already reflects the decision, ignoring numbers in its message."""
     return before is not None and (before.action, before.outcome, before.target) == (
@@ -784,6 +830,9 @@ def steady(new: PolicyStatus, old: PolicyStatus | None, *, due: bool) -> PolicyS
 
 def policy_condition(status: PolicyStatus | None) -> ConditionUpdate | None:
     """Return the condition SpeculationEffective: whether the best measured setting is in force; None for Observe."""
+    if status is not None and is_off_after_crashes(status):
+        message = f"Speculation is off until the spec changes: {status.message}"
+        return ConditionUpdate(EFFECTIVE, FALSE, CRASH_LOOP, message)
     if status is None or status.mode is PolicyMode.OBSERVE:
         return None
     if status.action is not PolicyAction.KEEP:

@@ -8,7 +8,17 @@ from typing import Final
 from specdecode_operator.api.deployment import PolicyStatus, ScheduleStatus
 from specdecode_operator.api.deployment_status import ObservedStatus, SpecDecodeDeploymentStatus, SpeculationFeature
 from specdecode_operator.cluster.resources import KEPT_MANAGERS_ANNOTATION, selector_labels
-from specdecode_operator.deployment.conditions import FALSE, SEE_READY, TRUE, UNKNOWN, ConditionUpdate, kept, stamp
+from specdecode_operator.deployment.conditions import (
+    CRASH_LOOP,
+    EFFECTIVE,
+    FALSE,
+    SEE_READY,
+    TRUE,
+    UNKNOWN,
+    ConditionUpdate,
+    kept,
+    stamp,
+)
 from specdecode_operator.deployment.desired_state import DesiredState, Gated, Launch, NotLaunched
 from specdecode_operator.deployment.observed.decay import decay_condition
 from specdecode_operator.deployment.observed.engine_reports import (
@@ -24,7 +34,7 @@ from specdecode_operator.deployment.observed.speculation_in_force import (
     settings_condition,
     with_last_acceptance,
 )
-from specdecode_operator.deployment.parsed_deployment import ParsedDeployment
+from specdecode_operator.deployment.parsed_deployment import ParsedDeployment, is_off_after_crashes
 from specdecode_operator.deployment.rollout.readiness import (
     CAPTURE_OVERDUE,
     ROLLED_BACK,
@@ -47,6 +57,10 @@ _BY_POLICY: Final = "Turned off by the speculation policy; see status.policy"
 _REPLAYED: Final = "; replaying a recording (spec.engine.replay), no model runs"
 
 
+_CRASH_FIX: Final = (
+    "Save the log (kubectl logs POD --previous). Then set spec.speculation.method to none, or let the operator do it:"
+    " spec.policy.onCrashLoop: ServeWithoutSpeculation"
+)
 _CONTESTED_FIX: Final = (
     "Backing off repairs: stop the other writer, or keep its changes by listing its field manager in annotation"
     f" {KEPT_MANAGERS_ANNOTATION}"
@@ -101,6 +115,11 @@ def compose_status(  # noqa: PLR0913  the status combines these inputs
     if parent.written_spec is not None:
         proofs = [replace(each, message=_BY_POLICY) if each.reason == "Disabled" else each for each in proofs]
     effective = _effective_condition(seen.declined, policy_condition(policy))
+    if observation.crash_loop and not (policy is not None and is_off_after_crashes(policy)):
+        message = (
+            f"{observation.crash_loop}. {policy.message if policy and policy.reason == CRASH_LOOP else _CRASH_FIX}"
+        )
+        effective = [ConditionUpdate(EFFECTIVE, FALSE, CRASH_LOOP, message)]
     conditions = [*readiness.conditions(desired.conditions), available, *proofs, *effective]
     if observation.contested:
         message = f"{'; '.join(observation.contested)}: changed again after each repair. {_CONTESTED_FIX}"

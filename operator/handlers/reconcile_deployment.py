@@ -38,6 +38,7 @@ from specdecode_operator.deployment.desired_state import ClusterState, DesiredSt
 from specdecode_operator.deployment.models.model_facts import believed_entries, site_facts_of
 from specdecode_operator.deployment.models.model_jobs import downloads_name, is_model_pod, read_downloads
 from specdecode_operator.deployment.models.model_locations import claims_named
+from specdecode_operator.deployment.observed.crash_loop import NO_CRASHES, CrashHistory, crash_loop, update_crashes
 from specdecode_operator.deployment.observed.decay import NOTHING_DECAYED, Decay, newest_measured, update_decay
 from specdecode_operator.deployment.observed.observation import (
     Observation,
@@ -45,19 +46,32 @@ from specdecode_operator.deployment.observed.observation import (
     update_group_history,
     update_last_good,
 )
-from specdecode_operator.deployment.parsed_deployment import ParsedDeployment, engine_spec_hash, parse_deployment
-from specdecode_operator.deployment.planning import plan_change
+from specdecode_operator.deployment.parsed_deployment import (
+    ParsedDeployment,
+    engine_spec_hash,
+    is_off_after_crashes,
+    parse_deployment,
+    serves_without,
+)
+from specdecode_operator.deployment.planning import plan_change, planned_break_even
 from specdecode_operator.deployment.requeue import Requeue, requeue_for
 from specdecode_operator.deployment.rollout.blocked_pods import waits_for_claim
 from specdecode_operator.deployment.rollout.engine_workload import serving_pods
 from specdecode_operator.deployment.rollout.readiness import Lending, Readiness, lent_since
 from specdecode_operator.deployment.rollout.rollback import LastGood, last_good_name, read_last_good, render_last_good
 from specdecode_operator.deployment.rollout.rollout_gate import GateState, may_be_of_gate
-from specdecode_operator.deployment.rollout.rollout_progress import NO_GROUP_HISTORY, GroupHistory, current_pods
+from specdecode_operator.deployment.rollout.rollout_progress import (
+    NO_GROUP_HISTORY,
+    GroupHistory,
+    current_pods,
+    serving_hash,
+)
 from specdecode_operator.deployment.speculation_policy import (
+    OFF,
     Measured,
     PolicyInputs,
     Remembered,
+    after_crashes,
     given_up,
     is_unchanged,
     judge,
@@ -71,7 +85,7 @@ from specdecode_operator.deployment.speculation_policy import (
     with_speculation,
 )
 from specdecode_operator.deployment.status import compose_status
-from specdecode_operator.enums import PolicyAction, PolicyOutcome
+from specdecode_operator.enums import Method, PolicyAction, PolicyOutcome
 from specdecode_operator.handlers.apply_children import EngineChildren, what_blocks
 from specdecode_operator.handlers.decision_cache import DecisionCache
 from specdecode_operator.handlers.metrics import OperatorMetrics
@@ -89,6 +103,10 @@ _MESSAGE_REST_S: Final = 300.0
 
 NotHad = Callable[[Speculation], str]
 """Returns why a speculation cannot be had where the engines are; an empty text if it can."""
+
+
+def _has_served(last_good: LastGood | None, workload: Body) -> bool:
+    return last_good is not None and serving_hash(last_good.workload) == serving_hash(workload)
 
 
 class PolicyKeeper:
@@ -129,12 +147,27 @@ class PolicyKeeper:
             written.speculation,
             in_force,
         )
+        if before is not None and is_off_after_crashes(before):
+            if serves_without(policy):
+                return before
+            before = before.model_copy(update=dict.fromkeys(("speculation", "since", "arm")))
         case = PolicyInputs(policy, asked, before, measured, rollout_paused=written.rollout.paused)
+        if observation.crash_loop and serves_without(policy):
+            return await self._after_crashes(case, observation.crash_loop, not_had(OFF))
         return await self._decide(desired, observation, case, not_had)
+
+    async def _after_crashes(self, case: PolicyInputs, loop: str, refusal: str) -> PolicyStatus:
+        """Turn speculation off unless something prevents it; ``refusal`` is why engines cannot run without it."""
+        status = after_crashes(case, loop, refusal, self._reporter.cluster.clock.now())
+        if status.outcome is PolicyOutcome.DONE:
+            self._memory = None
+            self._metrics.count_policy_decision(status.action, status.outcome)
+            await self._reporter.post_event("PolicyActed", f"{status.action}: {status.message}", warns=True)
+        return status
 
     async def _decide(
         self, desired: DesiredState, observation: Observation, case: PolicyInputs, not_had: NotHad
-    ) -> PolicyStatus | None:
+    ) -> PolicyStatus:
         now, measured = self._reporter.cluster.clock.now(), case.measured
         now_s, length_s = now.timestamp(), float(case.policy.window_seconds)
         remembered = self._memory
@@ -308,6 +341,7 @@ class Record:
     """When the last engine stopped answering; None while one answers."""
     recent: Recent = NOTHING_RECENT
     decay: Decay = NOTHING_DECAYED
+    crashes: CrashHistory = NO_CRASHES
     figures: KeptFigures = field(default_factory=KeptFigures)
     groups: GroupHistory | None = None
     kept: dict[str, str] | None = None
@@ -542,7 +576,8 @@ class Reconciler:
         record, now_s, key = self._record(parent), time.monotonic(), parent.key
         workload, replaced = record.children.workloads(desired if blocked is None else None)
         pods = current_pods(self._cache.children_of(key, POD.kind), workload)
-        facts = desired.outcome.facts if isinstance(desired.outcome, Launch) else None
+        launch = desired.outcome if isinstance(desired.outcome, Launch) else None
+        facts = launch.facts if launch else None
         record.figures = record.figures if facts else KeptFigures()
         readings: Mapping[str, Reading] = {}
         if blocked is None and facts is not None:
@@ -553,13 +588,20 @@ class Reconciler:
         record.silent_since_s = (record.silent_since_s or now_s) if unanswered else None
         record.recent = update_recent(record.recent, readings, now_s)
         measured = partial(newest_measured, self._cache.captures_of(key), parent.spec, desired.outcome.plan_status)
-        record.decay = update_decay(record.decay, record.recent, facts, measured)
+        break_even = partial(planned_break_even, launch.facts, launch.plan) if launch else lambda: None
+        record.decay = update_decay(record.decay, record.recent, facts, measured, break_even)
+        unix_s = self._cluster.clock.now().timestamp()
+        if workload is not None and launch is not None:
+            serves = partial(_has_served, last_good, workload)
+            speculates = launch.facts.method is not Method.NONE
+            record.crashes = update_crashes(record.crashes, pods, unix_s, served=serves, speculates=speculates)
         observation = Observation(
             workload,
             pods,
             readings,
             recent=record.recent,
             decay=record.decay,
+            crash_loop=crash_loop(record.crashes, unix_s) if launch else None,
             figures=await self._figures.keep(key, record.figures, parent.status.figures, now_s) if facts else None,
             figures_due=record.figures_written_s is None or now_s - record.figures_written_s >= _FIGURES_REST_S,
             silent_s=None if record.silent_since_s is None else now_s - record.silent_since_s,
@@ -569,7 +611,6 @@ class Reconciler:
             blocked=blocked,
             contested=tuple(record.children.repairs.contested(now_s)),
         )
-        unix_s = self._cluster.clock.now().timestamp()
         record.groups = update_group_history(record.groups, desired, observation, last_good, unix_s)
         return replace(observation, groups=record.groups)
 

@@ -1,8 +1,11 @@
-"""Detect a decline for the condition SpeculationEffective: drafts are accepted less often, or tokens take longer.
+"""Decide SpeculationEffective: whether drafts are accepted often enough, and as often and as fast as they were.
 
-The baseline is the newest capture of these settings, and the engines' first windows after a start, by load; it is
-relearned when the operator restarts. Windows with another draft length are skipped, as with K by batch size, and
-acceptance is ignored under adaptive verification, which lowers the reported value by design.
+A draft that never pays has an acceptance below break-even, or below LEAST_ACCEPTANCE if the break-even is lower or
+unknown. This needs no baseline, so it counts from the first window.
+
+For a decline, the baseline is the newest capture of these settings, and the engines' first windows after a start, by
+load; it is relearned when the operator restarts. Windows with another draft length are skipped, as with K by batch
+size, and acceptance is ignored under adaptive verification, which lowers the reported value by design.
 
 `Decline` is an e-detector. Losses are non-negative and scaled so that the largest allowed mean is 1. A bet of
 fraction b on losses above 1 multiplies wealth by 1 + b (loss - 1). A decline may begin at any loss, so a new bet starts
@@ -23,10 +26,11 @@ from specdecode_operator.api.capture_status import CapturePhase, SpecDecodeCaptu
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.deployment_status import PlanStatus
 from specdecode_operator.deployment.conditions import EFFECTIVE, FALSE, ConditionUpdate
+from specdecode_operator.deployment.model_checks import runs_on_v1
 from specdecode_operator.deployment.observed.engine_reports import decimal
 from specdecode_operator.deployment.parsed_deployment import engine_spec_hash
 from specdecode_operator.deployment.spec_facts import Facts
-from specdecode_operator.enums import METHODS_OF_FREE_LENGTH, Method
+from specdecode_operator.enums import METHODS_OF_FREE_LENGTH, METHODS_WITH_SAMPLING, Method
 from specdecode_operator.problems import InvalidSpecError, printable
 from specdecode_operator.stats.engine_window import Recent, Work
 
@@ -66,8 +70,12 @@ SLOWER: Final = 0.25  # An increase of the time per token by this share is alway
 # A window may also be worse by this many standard deviations of the baseline's windows.
 DEVIATIONS: Final = 1.5
 _OTHER_LENGTH: Final = 0.1
-_ACCEPTANCE, _GAIN, _PACE = "AcceptanceDecayed", "DraftsBringLess", "StepsSlower"
-REASONS: Final = (_ACCEPTANCE, _GAIN, _PACE)
+LEAST_ACCEPTANCE: Final = 0.05
+"""Acceptance that every published setup which pays exceeds several times; mismatched drafts have 0 to 2 %."""
+_MOST_NEEDED: Final = 0.95  # The loss has no scale if the break-even is full acceptance
+_ENOUGH_DRAFTED_TOKENS: Final = 256
+_USELESS, _ACCEPTANCE, _GAIN, _PACE = "BelowBreakEven", "AcceptanceDecayed", "DraftsBringLess", "StepsSlower"
+REASONS: Final = (_USELESS, _ACCEPTANCE, _GAIN, _PACE)
 _TRAFFIC: Final = (
     "Other prompts, longer contexts or a higher temperature have the same effect. If the traffic did not change, check"
     " the engine logs and restart the engines"
@@ -92,6 +100,7 @@ class Decay:
     """Baseline of an object's engines, and the state of its detectors."""
 
     settings: Any = None
+    break_even: float | None = None  # Acceptance at which the draft costs as much as it saves at low load
     windows: int = 0  # Number of complete windows so far
     learned: Mapping[int, tuple[Work, ...]] = field(default_factory=dict)
     declines: Mapping[str, Decline] = field(default_factory=dict)
@@ -103,36 +112,50 @@ NOTHING_DECAYED: Final = Decay()
 
 
 def update_decay(
-    before: Decay, recent: Recent, facts: Facts | None, measured: Callable[[], Measured | None] = lambda: None
+    before: Decay,
+    recent: Recent,
+    facts: Facts | None,
+    measured: Callable[[], Measured | None] = lambda: None,
+    break_even: Callable[[], float | None] = lambda: None,
 ) -> Decay:
     """Return the state after the engines' last complete window, if that window is new.
 
     ``facts`` describe the launched engines, or are None without a launch. The state is reset without a launch and when
-    the settings or the engines change.
+    the settings or the engines change; ``break_even`` is called then.
     """
     if facts is None:
         return NOTHING_DECAYED
     settings = (facts.profile.version, facts.pair)
     if before.settings != settings or recent.windows < before.windows:
-        before = Decay(settings)
-    if recent.windows == before.windows or recent.last is None or recent.running is None or not recent.last.tokens:
+        before = Decay(settings, break_even())
+    if recent.windows == before.windows or recent.last is None:
         return replace(before, windows=recent.windows)
-    load = round(2 * math.log2(max(1.0, recent.running)))
-    known = before.learned.get(load, ())
-    if known and facts.method not in METHODS_OF_FREE_LENGTH:
-        now_long, long = (work.draft_tokens / max(1, work.drafts) for work in (recent.last, known[0]))
-        known = () if abs(now_long - long) > _OTHER_LENGTH * max(long, 1.0) else known
-    if len(known) < LEARNED_WINDOWS:
-        return replace(before, windows=recent.windows, learned={**before.learned, load: (*known, recent.last)})
+    known, learned = _learn(before, recent, facts)
+    losses = [*_below_break_even(facts, recent.last, before.break_even)]
+    losses += _losses(facts, recent, known, measured()) if known else []
     declines, told = dict(before.declines), dict(before.told)
-    for reason, size, words in _losses(facts, recent, known, measured()):
+    for reason, size, words in losses:
         # Divide the rate of false alarms among the reasons.
         declines[reason] = declines.get(reason, Decline()).after(size, len(REASONS) * WINDOWS_BETWEEN_FALSE_ALARMS)
         if not declines[reason].found:
             told.pop(reason, None)
         else:
             told.setdefault(reason, words)
-    return replace(before, windows=recent.windows, declines=declines, told=told)
+    return replace(before, windows=recent.windows, learned=learned, declines=declines, told=told)
+
+
+def _learn(before: Decay, recent: Recent, facts: Facts) -> tuple[Sequence[Work], Mapping[int, tuple[Work, ...]]]:
+    """Return the baseline of a window, empty while it is being learned, and the baselines of all loads."""
+    if recent.running is None or recent.last is None or not recent.last.tokens:
+        return (), before.learned
+    load = round(2 * math.log2(max(1.0, recent.running)))
+    known = before.learned.get(load, ())
+    if known and facts.method not in METHODS_OF_FREE_LENGTH:
+        now_long, long = (work.draft_tokens / max(1, work.drafts) for work in (recent.last, known[0]))
+        known = () if abs(now_long - long) > _OTHER_LENGTH * max(long, 1.0) else known
+    if len(known) < LEARNED_WINDOWS:
+        return (), {**before.learned, load: (*known, recent.last)}
+    return known, before.learned
 
 
 def newest_measured(
@@ -157,11 +180,48 @@ def newest_measured(
 
 
 def decay_condition(decay: Decay) -> ConditionUpdate | None:
-    """Return the condition SpeculationEffective if something has declined."""
+    """Return the condition SpeculationEffective if drafts do not pay or something has declined."""
     found = [reason for reason in REASONS if reason in decay.told]
     if not found:
         return None
     return ConditionUpdate(EFFECTIVE, FALSE, found[0], ". ".join(decay.told[each] for each in found))
+
+
+def _counts_all(facts: Facts) -> bool:
+    """Whether all counted draft tokens were verified."""
+    return facts.method is not Method.NONE and not facts.pair.adaptive_verification
+
+
+def _below_break_even(facts: Facts, window: Work, break_even: float | None) -> Iterator[tuple[str, float, str]]:
+    """Yield reason, loss and message for a window's acceptance; the mean loss is 1 at the lowest one that may pay."""
+    now = window.acceptance(_ENOUGH_DRAFTED_TOKENS)
+    if now is None or not _counts_all(facts):
+        return
+    least, whose = LEAST_ACCEPTANCE, "the least that any published setup needs"
+    if break_even is not None and break_even > least:
+        least, whose = (
+            min(break_even, _MOST_NEEDED),
+            "the memory-bound estimate of break-even at low load",
+        )
+    told = f"{now:.1%} of drafted tokens accepted, below {least:.0%}, {whose}. {_causes(facts)}"
+    yield (_USELESS, (1 - now) / (1 - least), told)
+
+
+def _causes(facts: Facts) -> str:
+    """Return the likely causes of an acceptance that was never sufficient, the most likely first."""
+    if facts.method in METHODS_OF_FREE_LENGTH:
+        causes = ["answers repeat little of their prompts and of earlier answers, so another method suits them better"]
+    else:
+        causes = ["the draft was made for another target, fine-tune or quantization"]
+        if facts.method in METHODS_WITH_SAMPLING and not facts.pair.samples_drafts:
+            causes.append("requests have a temperature, but spec.speculation.draftSampling is not probabilistic")
+        causes += [
+            *(["draft and target map tokens differently"] if facts.method is Method.DRAFT_MODEL else []),
+            "the chat template or the language differs from the draft's training data",
+            *(["model runner V1 handles this method differently"] if runs_on_v1(facts.spec, facts.pair) else []),
+        ]
+    listed = "; ".join(f"({number}) {cause}" for number, cause in enumerate(causes, 1))
+    return f"Check in this order: {listed}. Then compare with an arm whose speculation.method is none in a capture"
 
 
 def _losses(
@@ -170,7 +230,7 @@ def _losses(
     """Yield reason, loss and message for each compared figure of a window; the largest allowed mean loss is 1."""
     window, running = recent.last or Work(), recent.running or 0.0
     where = f"at {running:.1f} concurrent requests per engine"
-    drafts = facts.method is not Method.NONE and not facts.pair.adaptive_verification
+    drafts = _counts_all(facts)
     if drafts and facts.method not in METHODS_OF_FREE_LENGTH and window.draft_tokens:
         usual = Usual.of([each.accepted_tokens / each.draft_tokens for each in known if each.draft_tokens])
         usual, whose = _larger(usual, measured.acceptance if measured else None, measured)

@@ -44,6 +44,7 @@ class Observation:
     claim_users: tuple[str, ...] = ()
     recent: Recent = NOTHING_RECENT
     decay: Decay = NOTHING_DECAYED
+    crash_loop: str | None = None  # Message about engines that crash again and again while they speculate
     figures: FiguresStatus | None = None
     groups: GroupHistory = NO_GROUP_HISTORY
     replaced_workload: Body | None = None

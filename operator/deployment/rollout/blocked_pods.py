@@ -242,11 +242,11 @@ def _blocked_container(pod: Body, container: Body) -> Blocked | None:
             return Blocked("ContainerFailed", message or reason)
     ended = container.get("state", {}).get("terminated") or container.get("lastState", {}).get("terminated")
     if ended and (ended.get("exitCode") or container["name"] == ENGINE_CONTAINER):
-        return _ended(container["name"], ended)
+        return ended_container(container["name"], ended)
     return None
 
 
-def _ended(name: str, ended: Body) -> Blocked:
+def ended_container(name: str, ended: Body) -> Blocked:
     """Return why a container ended that should run, from its exit code and last log lines."""
     exit_code, said = ended.get("exitCode", 0), ended.get("message", "")
     if ended.get("reason") == "OOMKilled":

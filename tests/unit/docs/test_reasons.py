@@ -66,6 +66,8 @@ OTHER_WORDS = {
         "Warning",
         "Event",
         "ModelFacts",  # the kind of facts files
+        "Unknown",  # the kubelet's reasons of a container whose node restarted
+        "ContainerStatusUnknown",
     ),
     # What validation tells a person of files.
     *("Trace", "UnknownFile"),

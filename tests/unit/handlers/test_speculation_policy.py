@@ -269,3 +269,107 @@ async def test_no_gate_judges_what_a_capture_with_arms_has_measured(shift: Shift
     shift.change(speculation={**pair_70b()["speculation"], "numSpeculativeTokens": 3})
     await shift.world.look()
     assert shift.world.said("Ready")[1] == "GoldenNotReady"
+
+
+ILLEGAL = "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
+IN_DRAFTER = f"""ERROR 01-01 00:00:00 [core.py:1] Traceback (most recent call last):
+ERROR 01-01 00:00:00 [core.py:1]   File "/usr/lib/vllm/v1/spec_decode/eagle.py", line 310, in propose
+ERROR 01-01 00:00:00 [core.py:1] {ILLEGAL}"""
+
+
+async def crash(shift: Shift, times: int, message: str = ILLEGAL, minutes: float = 10, reason: str = "Error") -> None:
+    """Let the engine crash some times, and serve again after each."""
+    for _ in range(times):
+        await shift.work(minutes, 8)
+        (pod,) = shift.world.all(POD)
+        (before,) = pod["status"].get("containerStatuses") or [{"restartCount": 0}]
+        last = ended(1, message, reason=reason)
+        last["lastState"]["terminated"]["finishedAt"] = shift.clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")
+        again = {**last, "restartCount": before["restartCount"] + 1, "ready": True, "state": {"running": {}}}
+        shift.world.api.change(POD, pod["metadata"]["name"], status={**pod["status"], "containerStatuses": [again]})
+        await shift.work(1, 8)
+
+
+@pytest.mark.parametrize("policy", [{"mode": "Enforce"}, {"onCrashLoop": "ServeWithoutSpeculation"}])
+async def test_a_crash_loop_turns_speculation_off_until_the_spec_changes(shift: Shift, policy: Body) -> None:
+    await shift.serve(**policy)
+    await crash(shift, 2)
+    assert shift.speculation() is not None, "two may be one request that is sent again"
+    await crash(shift, 1)
+    assert shift.speculation() is None
+    assert (shift.policy["reason"], shift.policy["speculation"]["method"]) == ("CrashLoop", "none")
+    assert shift.done() == [("TurnOff", "Done")]
+    status, reason, message = shift.world.said("SpeculationEffective")
+    assert (status, reason) == ("False", "CrashLoop")
+    assert ILLEGAL in message
+    assert shift.world.told().count("PolicyActed") == 1
+    shift.begin()
+    await shift.work(150, 8)
+    assert shift.speculation() is None, "neither time nor another process tries again"
+    shift.change(serving={"maxModelLen": 8192, "maxNumSeqs": 128})
+    await shift.work(10, 8)
+    assert shift.speculation() is not None
+
+
+async def test_crashes_are_reported_to_those_who_want_to_act_themselves(shift: Shift) -> None:
+    await shift.serve(mode="Enforce", onCrashLoop="Report")
+    await crash(shift, 4, IN_DRAFTER)
+    assert shift.speculation() is not None
+    status, reason, message = shift.world.said("SpeculationEffective")
+    assert (status, reason) == ("False", "CrashLoop")
+    assert "4 times" in message
+    assert "drafter" in message
+    assert "spec.policy.onCrashLoop" in message
+    await shift.work(90, 8)
+    assert shift.world.said("SpeculationEffective")[1] != "CrashLoop", "an hour without a crash"
+
+
+async def test_without_a_policy_crashes_are_reported(shift: Shift) -> None:
+    await shift.serve()
+    shift.change(policy=None)
+    await crash(shift, 3)
+    assert shift.world.said("SpeculationEffective")[:2] == ("False", "CrashLoop")
+    assert shift.speculation() is not None
+
+
+@pytest.mark.parametrize(("minutes", "reason"), [(35, "Error"), (10, "Unknown"), (10, "ContainerStatusUnknown")])
+async def test_rare_crashes_and_restarts_of_nodes_are_no_loop(shift: Shift, minutes: float, reason: str) -> None:
+    await shift.serve(mode="Enforce")
+    await crash(shift, 4, minutes=minutes, reason=reason)
+    assert shift.speculation() is not None
+    assert "CrashLoop" not in shift.world.told()
+
+
+async def test_engines_that_crash_without_speculation_too_keep_it(shift: Shift) -> None:
+    await shift.serve(mode="Enforce", spec={"speculation": {"method": "none"}})
+    await crash(shift, 3)
+    shift.change(speculation=pair_70b()["speculation"])
+    await crash(shift, 3)
+    assert shift.speculation() is not None
+    await crash(shift, 3, IN_DRAFTER)
+    assert shift.speculation() is None, "a traceback through the drafter is its fault"
+
+
+async def test_a_paused_policy_says_that_speculation_stays_on(shift: Shift) -> None:
+    await shift.serve(mode="Enforce", paused=True)
+    await crash(shift, 3)
+    assert shift.speculation() is not None
+    assert (shift.policy["outcome"], shift.policy["reason"]) == ("Paused", "CrashLoop")
+    assert "paused" in shift.world.said("SpeculationEffective")[2]
+
+
+async def test_a_user_takes_speculation_back_by_asking_for_reports_only(shift: Shift) -> None:
+    await shift.serve(onCrashLoop="ServeWithoutSpeculation")
+    await crash(shift, 3)
+    assert shift.speculation() is None
+    shift.change(policy={**WINDOW, "onCrashLoop": "Report"})
+    await shift.work(10, 8)
+    assert shift.speculation() is not None
+
+
+async def test_failures_before_an_engine_serves_are_not_counted(shift: Shift) -> None:
+    await shift.serve(mode="Enforce")
+    shift.world.api.change(DEPLOYMENT, "llama", status={"observedGeneration": 9, "replicas": 1})
+    shift.change(serving={"maxModelLen": 4096})
+    await crash(shift, 3)
+    assert "CrashLoop" not in shift.world.told()

@@ -163,6 +163,20 @@ def test_temperature(make_pair: PairFactory, temperature: float | None, words: s
         assert words in advice.sentence
 
 
+@pytest.mark.parametrize(
+    ("changes", "temperature", "advised"),
+    [({}, 0.6, True), ({}, 0.0, False), ({}, None, False), ({"samples_drafts": True}, 0.6, False),
+     ({"maps_vocabulary": True}, 0.6, False)],
+)  # fmt: skip
+def test_drafts_for_requests_with_a_temperature_are_sampled(
+    make_pair: PairFactory, changes: dict[str, bool], temperature: float | None, advised: bool
+) -> None:
+    pair = replace(make_pair("FP8"), **changes)
+    assert ("draft-sampling" in _advice(pair, Workload(temperature=temperature))) is advised
+    ngram = replace(pair, method="ngram", draft=None, draft_precision=None)
+    assert "draft-sampling" not in _advice(ngram, Workload(temperature=temperature)), "it has no probabilities"
+
+
 def test_a_promise_on_the_first_token(make_pair: PairFactory) -> None:
     assert "first-token" in _advice(make_pair("FP8"), Workload(primary_slo=Slo.TTFT))
     assert "first-token" not in _advice(make_pair("FP8"), Workload(primary_slo=Slo.TPOT))

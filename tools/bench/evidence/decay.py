@@ -1,4 +1,4 @@
-"""How rarely a decline in SpeculationEffective is wrong, and after how many windows it tells what is so."""
+"""Measure the false alarms of SpeculationEffective, and how many windows it takes to report a real problem."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -58,6 +58,11 @@ def accepted(was: float, now: float, noise: Noise, rng: Random) -> Iterator[floa
 
     usual = Usual.of(list(islice(shares(was), LEARNED_WINDOWS)))
     return (usual.loss_below(share, 1.0) for share in shares(now))
+
+
+def useless(acceptance: float, least: float, noise: Noise, rng: Random) -> Iterator[float]:
+    """Return the losses of an acceptance compared with the least one that may pay."""
+    return ((1 - min(1.0, max(0.0, acceptance + each))) / (1 - least) for each in noise(rng))
 
 
 def paced(times: float, noise: Noise, rng: Random) -> Iterator[float]:
@@ -122,6 +127,12 @@ def _power(drop: float) -> str:
     return f"{drop:>7.0%}   " + "".join(row)
 
 
+def _useless(acceptance: float) -> str:
+    noise = independent(0.01)
+    row = [_found_after(lambda rng, least=least: useless(acceptance, least, noise, rng)) for least in (0.05, 0.1, 0.2)]  # type: ignore[misc]
+    return f"{acceptance:>7.1%}   " + "".join(row)
+
+
 def _slow(times: float) -> str:
     return f"{times:>7.2f}   " + _found_after(lambda rng: paced(times, _NOISES["10 points, wandering (0.9)"], rng))
 
@@ -135,6 +146,8 @@ def main() -> None:
         print("\n".join(pool.imap(_silent, _NOISES)))
         print("\nwindows until it is told, of half and of nine in ten of 30: acceptance 30, 60, 85 %")
         print("\n".join(pool.imap(_power, (0.15, 0.2, 0.3, 0.5, 0.9))))
+        print("\nwindows until drafts that never pay are reported: break-even 5, 10, 20 %")
+        print("\n".join(pool.imap(_useless, (0.0, 0.01, 0.02, 0.04))))
         print("\nthe same of a time for a token that is so many times what it was")
         print("\n".join(pool.imap(_slow, (1.4, 1.6, 2.0, 3.0))))
 

@@ -42,9 +42,10 @@ class Api:
         """Decide whether there is an object at `path`."""
         return bool(self._call("GET", path, accept=HTTPStatus.NOT_FOUND))
 
-    def apply(self, path: str, manifest: dict[str, Any]) -> dict[str, Any]:
-        """Create the object or bring it to `manifest` (server-side apply), and return it."""
-        return self._call("PATCH", f"{path}?fieldManager=devcluster&force=true", manifest)
+    def apply(self, path: str, manifest: dict[str, Any], *, dry_run: bool = False) -> dict[str, Any]:
+        """Create the object or bring it to `manifest` (server-side apply), and return it; a dry run stores nothing."""
+        dry = "&dryRun=All" if dry_run else ""
+        return self._call("PATCH", f"{path}?fieldManager=devcluster&force=true{dry}", manifest)
 
     def delete(self, path: str) -> None:
         """Delete the object at `path`; one that does not exist is fine."""

@@ -230,6 +230,7 @@ class Cluster:
         host, port = settings.api_address, settings.lws_port or 0
         self._wait(lambda: _reachable(host, port), "the LeaderWorkerSet controller answers", [lws.COMPONENT])
         lws.apply_hooks(api, self.state, settings)
+        self._wait(lambda: lws.hooks_answer(api), "the webhooks of LeaderWorkerSets are called", [lws.COMPONENT])
 
     # --- starting parts
 

@@ -66,6 +66,29 @@ def apply_hooks(api: Api, state: Path, settings: Settings) -> None:
         api.apply(f"{_HOOKS}/{body['kind'].lower()}s/{name}", body)
 
 
+def hooks_answer(api: Api) -> bool:
+    """Decide whether the API server calls the webhooks: it reads their configuration a moment after it was written.
+
+    Pods of groups that start before lack the variables of their group. A dry run creates nothing.
+    """
+    name = "lws-hooks-0"
+    probe = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "labels": {
+                "leaderworkerset.sigs.k8s.io/name": "lws-hooks",
+                "leaderworkerset.sigs.k8s.io/worker-index": "0",
+            },
+            "annotations": {"leaderworkerset.sigs.k8s.io/size": "1"},
+        },
+        "spec": {"containers": [{"name": "probe", "image": "probe"}]},
+    }
+    pod = api.apply(f"/api/v1/namespaces/default/pods/{name}", probe, dry_run=True)
+    return any(each["name"] == "LWS_WORKER_INDEX" for each in pod["spec"]["containers"][0].get("env", []))
+
+
 def established(api: Api) -> bool:
     """Decide whether the API server serves the kind."""
     return is_established(api.get(CRD_PATH))

@@ -21,11 +21,11 @@ from specdecode_operator.deployment.observed.decay import (
 from specdecode_operator.deployment.observed.observation import Observation
 from specdecode_operator.deployment.parsed_deployment import engine_spec_hash
 from specdecode_operator.deployment.validation import valid_facts
-from specdecode_operator.stats.engine_window import NOTHING_RECENT, Recent, update_recent
+from specdecode_operator.stats.engine_window import NOTHING_RECENT, update_recent
 from specdecode_operator.vllm.engine_metrics import EngineReading, Reading
 from tests.support.decisions import decide
 from tests.support.engine_work import LOOK_S, Working
-from tests.support.objects import Body, parent, tiny_cpu
+from tests.support.objects import Body, pair_70b, parent, tiny_cpu
 from tests.unit.deployment.test_status import SERVING
 
 NGRAM = {"method": "ngram", "numSpeculativeTokens": 4}
@@ -37,10 +37,10 @@ SPEC = SpecDecodeDeploymentSpec.model_validate(tiny_cpu())
 class Watched:
     """A deployment whose engines are looked at again and again."""
 
-    def __init__(self, spec: Body, measured: Measured | None = None) -> None:
+    def __init__(self, spec: Body, measured: Measured | None = None, break_even: float | None = None) -> None:
         self.spec, self.facts = spec, valid_facts(SpecDecodeDeploymentSpec.model_validate(spec))
         self._measured, self._now_s = measured, 0.0
-        self._recent: Recent = NOTHING_RECENT
+        self._break_even, self._recent = break_even, NOTHING_RECENT
         self._decay: Decay = NOTHING_DECAYED
         self._said: dict[str, Reading] = {}
 
@@ -49,7 +49,9 @@ class Watched:
         self._now_s += LOOK_S
         self._said = engines
         self._recent = update_recent(self._recent, engines, self._now_s)
-        self._decay = update_decay(self._decay, self._recent, self.facts, lambda: self._measured)
+        self._decay = update_decay(
+            self._decay, self._recent, self.facts, lambda: self._measured, lambda: self._break_even
+        )
         return decay_condition(self._decay)
 
     def condition(self) -> Condition | None:
@@ -82,7 +84,7 @@ def test_acceptance_that_falls_is_told_with_both_figures(engine: Working) -> Non
     told = watched.looks(100, lambda: engine.works(0.3 + rng.gauss(0, 0.03)))
     assert told is not None
     assert (told.status, told.reason) == ("False", "AcceptanceDecayed")
-    assert all(part in told.message for part in ("8.0", "29%", "60%", "32"))
+    assert all(part in told.message for part in ("8.0", "32%", "60%", "32 windows"))
     shown = watched.condition()
     assert shown is not None
     assert (shown.status, shown.reason, shown.message) == ("False", told.reason, told.message)
@@ -92,6 +94,72 @@ def test_acceptance_that_falls_is_told_with_both_figures(engine: Working) -> Non
         told = watched.look(a=engine.works(0.6))
     assert told is None, "it is over once windows are as they were"
     assert watched.condition() is None
+
+
+def test_a_draft_that_never_pays_is_reported_without_a_baseline(engine: Working) -> None:
+    watched, windows = Watched(draft_model()), 0
+    while not (told := watched.look(a=engine.works(0.002))):
+        windows += 1
+        assert windows < 300
+    assert windows > 100, "one bad hour of unusual requests is no evidence"
+    assert (told.status, told.reason) == ("False", "BelowBreakEven")
+    assert all(part in told.message for part in ("0.2%", "5%", "(1) the draft was made for another target"))
+    shown = watched.condition()
+    assert shown is not None
+    assert (shown.status, shown.reason, shown.message) == ("False", told.reason, told.message)
+    for _ in range(8):
+        told = watched.look(a=engine.works(0.4))
+    assert told is None, "another chat template may help without a restart"
+
+
+def test_an_acceptance_around_the_limit_is_not_reported(engine: Working) -> None:
+    watched, rng = Watched(draft_model()), Random(1)
+    assert watched.looks(1000, lambda: engine.works(max(0.0, 0.07 + rng.gauss(0, 0.03)))) is None
+
+
+def test_a_known_break_even_is_the_limit(engine: Working) -> None:
+    """A draft of an eighth of the target's size with K 4 needs an eighth of its tokens accepted."""
+    watched = Watched(draft_model(), break_even=0.125)
+    told = watched.looks(400, lambda: engine.works(0.06))
+    assert told is not None
+    assert told.reason == "BelowBreakEven"
+    assert all(part in told.message for part in ("6.0%", "12%", "memory-bound estimate"))
+    assert Watched(draft_model(), break_even=1.0).looks(400, lambda: Working().works(0.99)) is None
+
+
+ADAPTIVE = pair_70b(speculation=pair_70b()["speculation"] | {"adaptiveVerification": True})
+
+
+@pytest.mark.parametrize("spec", [ADAPTIVE, tiny_cpu(speculation={"method": "none"})])
+def test_acceptance_that_reads_low_by_design_is_not_reported(engine: Working, spec: Body) -> None:
+    assert Watched(spec).looks(400, lambda: engine.works(0.0)) is None
+
+
+def test_little_traffic_is_no_evidence(engine: Working) -> None:
+    watched = Watched(draft_model())
+    assert watched.looks(400, lambda: engine.works(0.0, token_s=60)) is None, "32 steps in 16 requests of 2 tokens"
+    idle = engine.reading
+    assert watched.looks(400, lambda: idle) is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "cause"),
+    [
+        (draft_model(), "draftSampling is not probabilistic"),
+        (draft_model(), "map tokens differently"),
+        ({**tiny_cpu(), "speculation": NGRAM}, "another method"),
+    ],
+)
+def test_likely_causes_depend_on_the_method(engine: Working, spec: Body, cause: str) -> None:
+    told = Watched(spec).looks(400, lambda: engine.works(0.0))
+    assert told is not None
+    assert cause in told.message
+
+
+def test_probabilistic_drafts_are_not_told_to_become_so(engine: Working) -> None:
+    told = Watched(draft_model(draftSampling="probabilistic")).looks(400, lambda: engine.works(0.0))
+    assert told is not None
+    assert "draftSampling" not in told.message
 
 
 def test_tokens_that_take_longer_at_a_like_load_are_told(engine: Working) -> None:

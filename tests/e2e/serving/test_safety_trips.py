@@ -1,0 +1,88 @@
+"""Real engines whose drafts are never accepted, and that crash again and again."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.conditions import condition, wait_for
+from tests.support.kubectl import Kubectl
+from tests.support.traffic import Traffic
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.long
+EXAMPLES = Path(__file__).parents[3] / "examples"
+ENGINES = "--selector=specdecode.io/deployment=tiny"
+DEADLINE_S = 1200
+KILL_ENGINE_CORE = """
+import contextlib, os, pathlib, signal
+for process in pathlib.Path("/proc").glob("[0-9]*"):
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        if (process / "cmdline").read_bytes().startswith(b"VLLM::EngineCore"):
+            os.kill(int(process.name), signal.SIGKILL)
+            print("killed")
+"""
+
+
+@pytest.fixture(scope="module")
+def tiny(kubectl: Kubectl) -> Iterator[Kubectl]:
+    """An engine of a pair that almost never agrees."""
+    models = (EXAMPLES / "tiny-models.yaml").read_text()
+    assert kubectl.apply(models.replace("--agreement-noise=0.1", "--agreement-noise=1")).returncode == 0
+    kubectl.wait("job/tiny-models", "condition=Complete", 300)
+    body = yaml.safe_load((EXAMPLES / "tiny-cpu.yaml").read_text())
+    body["spec"]["policy"] = {"onCrashLoop": "ServeWithoutSpeculation"}
+    assert kubectl.apply(yaml.safe_dump(body)).returncode == 0
+    wait_for(kubectl, "tiny", "Ready", "Serving", DEADLINE_S)
+    yield kubectl
+    kubectl.must("delete", "sdd", "tiny")
+    eventually(lambda: not kubectl.objects("pods", ENGINES), "the engines are gone")
+
+
+def engine(kubectl: Kubectl) -> dict[str, Any]:
+    (pod,) = kubectl.objects("pods", ENGINES)
+    return pod
+
+
+def test_drafts_that_never_pay_are_reported_with_their_likely_causes(tiny: Kubectl) -> None:
+    url = f"http://{tiny.service_address('tiny')}/v1/completions"
+    question = {"model": "target", "prompt": "Once upon a time", "temperature": 0, "ignore_eos": True}
+    looks = iter(range(100_000))
+
+    def reported() -> bool:
+        # Each change of the object makes the operator read the engines, so the windows fill in minutes.
+        tiny.must("annotate", "sdd", "tiny", f"look={next(looks)}", "--overwrite")
+        conditions = tiny.object("sdd", "tiny")["status"]["conditions"]
+        return any(each["reason"] == "BelowBreakEven" for each in conditions)
+
+    with Traffic(url, [{**question, "max_tokens": 900} for _ in range(8)]) as requests:
+        eventually(reported, "the operator has enough evidence", DEADLINE_S)
+    assert requests.failures == []
+    status, _, message = condition(tiny, "tiny", "SpeculationEffective")
+    assert status == "False"
+    assert "(1) the draft was made for another target" in message
+    assert tiny.object("sdd", "tiny")["status"]["observed"]["acceptancePercent"] < 5
+    assert condition(tiny, "tiny", "SpeculationActive")[:2] == ("True", "Drafting")
+
+
+def test_an_engine_that_crashes_again_and_again_serves_without_speculation(tiny: Kubectl) -> None:
+    assert "--speculative-config" in engine(tiny)["spec"]["containers"][0]["command"]
+    for crashes in range(1, 4):
+        pod = engine(tiny)
+        assert "killed" in tiny.must("exec", pod["metadata"]["name"], "--", "python3", "-c", KILL_ENGINE_CORE)
+        if crashes < 3:
+            eventually(lambda: engine(tiny)["status"]["containerStatuses"][0]["restartCount"] == crashes, "it restarts")  # noqa: B023
+            wait_for(tiny, "tiny", "Ready", "Serving", DEADLINE_S)
+    assert "3 times" in wait_for(tiny, "tiny", "SpeculationEffective", "CrashLoop", DEADLINE_S)
+    wait_for(tiny, "tiny", "SpeculationActive", "Disabled", DEADLINE_S)
+    wait_for(tiny, "tiny", "Ready", "Serving", DEADLINE_S)
+    eventually(lambda: len(tiny.objects("pods", ENGINES)) == 1, "the earlier engine is gone")
+    assert "--speculative-config" not in engine(tiny)["spec"]["containers"][0]["command"]
+    events = tiny.objects("events", "--field-selector=reason=PolicyActed")
+    assert any("crashed 3 times" in each["note" if "note" in each else "message"] for each in events)
+    assert (
+        json.loads(tiny.must("get", "sdd", "tiny", "--output=json"))["spec"]["speculation"]["method"] == "draft_model"
+    )
