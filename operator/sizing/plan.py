@@ -54,7 +54,7 @@ DEFAULT_UTILIZATION_PERCENT: Final = 92
 
 HIGHEST_UTILIZATION_PERCENT: Final = 95
 """Highest percentage that is proposed. Sizing counts what the engine takes outside the budget (slack in
-docs/design/sizing.md), but not other processes. 5 % of an 80 GB GPU, 4 GiB, are left to both."""
+docs/design/sizing-activation.md), but not other processes. 5 % of an 80 GB GPU, 4 GiB, are left to both."""
 
 _LEAST_BATCHED_TOKENS: Final = 1024
 """Fewest tokens per step that are proposed, our own choice. Prompts are read in parts of this size, one per step."""

@@ -60,7 +60,7 @@ def _remarks(answer: Answer, facts: Facts) -> Iterator[str]:
         kept = f"the plan keeps a margin of {gib(max(margins))} GiB per GPU (docs/design/accuracy.md)"
         yield f"Estimates for vLLM {facts.profile.version} are not confirmed by public logs, so {kept}"
     if kept_bytes := max((each.estimated_margin_bytes for each in budgets), default=0):
-        yield f"{gib(kept_bytes)} GiB per GPU of this margin are for estimated models (docs/design/accuracy.md)"
+        yield f"{gib(kept_bytes)} GiB per GPU of this margin are for estimated models (docs/design/estimated-models.md)"
     for each in answer.candidates:
         if each.verdict == DOES_NOT_FIT:
             # The plan's sentence goes on with its fixes, which are listed here.
