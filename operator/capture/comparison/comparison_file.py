@@ -1,6 +1,6 @@
 """Define ``comparison.json``, the result of comparing the arms of a capture.
 
-docs/reference/comparison.md defines every figure.
+docs/reference/comparison-figures.md defines every figure.
 """
 
 from typing import Final

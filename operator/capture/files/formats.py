@@ -2,7 +2,8 @@
 
 The trace and the step statistics are those that vllm-vcr reads (its crates sim-trace and sim-protocol, release
 0.2.1). Fields that it does not know are extra; it ignores them. docs/reference/trace-format.md and the
-pages that it links explain every field. All times are milliseconds since the run's zero, which the manifest gives on both clocks.
+pages that it links explain every field. All times are milliseconds since the run's zero, which the manifest gives on
+both clocks.
 
 ``checks.json`` lies beside the first manifest of an arm. It holds the answers to requests that do not measure
 speed: every arm gets the same ones, one after the other, so that batching cannot change an answer. It stores no
