@@ -393,7 +393,7 @@ NOT_RUN: Final[dict[tuple[str, str], str]] = {
     ("docs/design/decay.md", "$ .venv/bin/python -m bench.evidence.decay"): _MEASURED,
     ("docs/design/policy.md", "$ .venv/bin/python -m bench.evidence.policy"): _MEASURED,
     ("docs/design/verdict.md", "$ .venv/bin/python -m bench.evidence.verdict"): _MEASURED,
-    ("docs/design/verdict.md", "$ .venv/bin/python -m bench.evidence.comparison"): _MEASURED,
+    ("docs/design/verdict-starts.md", "$ .venv/bin/python -m bench.evidence.comparison"): _MEASURED,
     ("docs/measure/calibrate.md", "# on a machine with GPUs"): "needs a GPU",
     ("docs/measure/captures.md", "specdecode capture up"): _CAPTURE,
     ("docs/measure/does-it-pay.md", "specdecode capture fetch"): _CAPTURE,
