@@ -1,4 +1,4 @@
-"""Specs and settings that break each rule of docs/reference/launch.md, with words of the message."""
+"""Specs and settings that break each rule of docs/reference/vllm-rules.md, with words of the message."""
 
 import json
 from typing import Any
@@ -401,7 +401,7 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
         (drafting("ngram", QWEN, engine={"extraArgs": CONNECTED, "env": [EXPANDING]}), "expandable_segments")
     ],
 }
-"""What breaks each rule, and words of the answer, by the rule as docs/reference/launch.md writes it."""
+"""What breaks each rule, and words of the answer, by the rule as docs/reference/vllm-rules.md writes it."""
 
 
 def problems(broken: EngineSettings | Body) -> list[Problem]:
