@@ -42,7 +42,7 @@ def plan_command(  # noqa: PLR0913  each is an option
             "--batch",
             HiddenName("--in"),
             metavar="FILE",
-            help="Size engine configurations instead of objects: a file with one JSON object per line, or -.",
+            help="Size engine configurations instead of objects: one JSON object per line; - for standard input.",
         ),
     ] = None,
     explain: Annotated[
