@@ -184,8 +184,8 @@ def ask(
 ) -> Answers:
     """Plan each object that was read.
 
-    ``products`` replace the products that the objects name. Only with ``every_precision`` are precisions sized that a
-    spec does not request, because that takes longer than the rest.
+    ``products`` replace the products that the objects name. Precisions that a spec does not request are sized only with
+    ``every_precision``, because that takes longer than the rest.
     """
     try:
         inputs = options.read(reading.documents)

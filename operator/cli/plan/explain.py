@@ -160,7 +160,7 @@ class TermOutput(Output):
     """One term of a memory budget."""
 
     name: str
-    """Name of the term. It starts with - if the term is subtracted from the budget, and with = if it is a result."""
+    """Name of the term. It starts with - or + if the term is subtracted or added, and with = if it is a result."""
     bytes: int
     """Size of the term."""
     formula: str

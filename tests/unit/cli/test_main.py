@@ -70,7 +70,6 @@ def test_estimate_is_plan_with_batch(specdecode: Specdecode) -> None:
         (["x.yaml", "--explain", "--matrix"], "--matrix"),
         (["x.yaml", "--explain", "-o", "markdown"], "--output"),
     ],
-    ids=" ".join,
 )
 def test_plan_refuses_options_without_effect(specdecode: Specdecode, options: list[str], refused: str) -> None:
     result = specdecode("plan", *options)
