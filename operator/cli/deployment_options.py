@@ -25,7 +25,7 @@ from specdecode_operator.sizing.estimate_fields import CaseError, find_named_gpu
 from specdecode_operator.vllm.profiles import UnknownEngineVersionError, find_profile
 
 _PANELS: Final = {
-    "Model": ("file", "model", "quantization", "model_config", "facts", "hub"),
+    "Model": ("file", "batch", "model", "quantization", "model_config", "facts", "hub"),
     "Speculation": ("draft", "method", "num_speculative_tokens"),
     "Hardware": ("gpu", "nodes", "tp", "pp", "dp", "calibration"),
     "Engine": (
@@ -36,7 +36,7 @@ _PANELS: Final = {
         "gpu_memory_utilization",
         "allow_pod_template",
     ),
-    "Output": ("matrix", "strict", "output", "out", "plot", "name", "namespace"),
+    "Output": ("explain", "matrix", "strict", "output", "out", "plot", "name", "namespace"),
 }
 """Options of commands with a description, by panel of help, in their order."""
 

@@ -210,11 +210,9 @@ class _TopLevel(LazyGroup):
     later: ClassVar = {
         "init": "init:init_command",
         "plan": "plan.command:plan_command",
-        "explain": "explain:explain_command",
         "lint": "lint:lint_command",
         "import": "importing:import_command",
         "models": "models:models_app",
-        "estimate": "estimate:estimate_command",
         "status": "status:status_command",
         "doctor": "doctor:doctor_command",
         "render": "render:render_command",
@@ -236,14 +234,21 @@ class _TopLevel(LazyGroup):
         "read-model": "job_commands:read_model_app",
     }
     panels: ClassVar = {
-        "Plan": ("init", "plan", "explain", "lint", "import", "models", "estimate"),
+        "Plan": ("init", "plan", "lint", "import", "models"),
         "Run": ("status", "doctor", "render", "attestation"),
         "Measure": ("capture", "metrics", "advise", "verdict", "calibrate"),
         "Simulate": ("replay",),
         "Other": ("completion", "version", "crds"),
     }
     """Commands in help, by panel. Help omits all other commands."""
-    renamed: ClassVar = {"figures": "metrics", "verify": "attestation verify", "schema figures": "schema metrics"}
+    renamed: ClassVar = {
+        "figures": "metrics",
+        "verify": "attestation verify",
+        "explain": "plan --explain",
+        "estimate": "plan --batch",
+        "schema figures": "schema metrics",
+        "schema estimate": "schema batch",
+    }
     """Former names, with their new ones."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -259,7 +264,8 @@ class _TopLevel(LazyGroup):
         for former, name in () if ctx.resilient_parsing else self.renamed.items():
             if args[: len(former.split())] == former.split():
                 typer.echo(f"specdecode {former}: renamed to specdecode {name}", err=True)
-                args = [*name.split(), *args[len(former.split()) :]]
+                # Of estimate, --in names the file of --batch.
+                args = [*name.removesuffix("--batch").split(), *args[len(former.split()) :]]
                 break
         return list(super().parse_args(ctx, args or ["--help"]))
 

@@ -1,11 +1,12 @@
 """Options, exit codes and errors that several commands share."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
+from typer.core import TyperArgument
 
 from specdecode_operator.cli import completion
 from specdecode_operator.cli.terminal import say_line
@@ -154,6 +155,15 @@ def refused(option: str | None, *errors: type[Exception]) -> Iterator[None]:
         yield
     except errors as error:
         raise typer.BadParameter(str(error), param_hint=option) from error
+
+
+def refuse_written(context: typer.Context, names: Collection[str], why: str) -> None:
+    """Reject options and arguments on the command line that have no effect."""
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if parameter.name in names and source is not None and source.name == "COMMANDLINE":
+            name = parameter.metavar if isinstance(parameter, TyperArgument) else parameter.opts[0]
+            raise typer.BadParameter(why, param_hint=name)
 
 
 def allowed_names(given: list[str] | None) -> frozenset[str]:

@@ -14,7 +14,7 @@ class Printed(StrEnum):
 
     PLAN = "plan"
     EXPLAIN = "explain"
-    ESTIMATE = "estimate"
+    BATCH = "batch"
     ADVISE = "advise"
     VERDICT = "verdict"
     METRICS = "metrics"
@@ -24,8 +24,9 @@ class Printed(StrEnum):
 
 
 def schema_command(command: Annotated[Printed, typer.Argument(help="Command whose output to describe.")]) -> None:
-    """Print the JSON schema of the output of a command with -o json. For estimate and verdict: of a line.
+    """Print the JSON schema of the output of a command with -o json. For batch and verdict: of a line.
 
+    explain and batch are the output of plan with these options.
     comparison is the output of capture compare, and comparison.json of a capture.
     """
     typer.echo(schema_text(command), nl=False)
@@ -33,8 +34,8 @@ def schema_command(command: Annotated[Printed, typer.Argument(help="Command whos
 
 _MODELS: Final = {
     Printed.PLAN: "cli.plan.data:PlanOutput",
-    Printed.EXPLAIN: "cli.explain:ExplainOutput",
-    Printed.ESTIMATE: "cli.estimate:EstimateOutput",
+    Printed.EXPLAIN: "cli.plan.explain:ExplainOutput",
+    Printed.BATCH: "cli.plan.batch:BatchOutput",
     Printed.ADVISE: "cli.advise.answer:AdviseOutput",
     Printed.VERDICT: "cli.verdict:VerdictOutput",
     Printed.METRICS: "cli.metrics:MetricsOutput",

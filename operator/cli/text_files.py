@@ -154,8 +154,10 @@ def _umask() -> int:
 
 
 @contextmanager
-def opened_line_files(source: str, target: str, most_line_bytes: int) -> Iterator[tuple[Iterator[bytes], TextIO]]:
-    """Open the files of --in and --out; end with the exit code of invalid input if one is unusable.
+def opened_line_files(
+    source: str, target: str, most_line_bytes: int, option: str = "--in"
+) -> Iterator[tuple[Iterator[bytes], TextIO]]:
+    """Open the files of ``option`` and --out; end with the exit code of invalid input if one is unusable.
 
     A line that is too long is cut, so that it need not be held in memory.
     """
@@ -180,11 +182,11 @@ def opened_line_files(source: str, target: str, most_line_bytes: int) -> Iterato
                 found = os.fstat(sys.stdout.fileno()) if to_stdout else Path(target).stat()
                 if stat.S_ISREG(found.st_mode) and os.path.samestat(os.fstat(stream.fileno()), found):
                     name = "standard output" if to_stdout else place_of(target)
-                    fail(f"--out: {name}: is the file of --in: name another")
+                    fail(f"--out: {name}: is the file of {option}: name another")
             with nullcontext(sys.stdout) if to_stdout else replaced_whole(Path(target)) as written:
                 yield lines(stream), written
     except DocumentError as error:
-        fail(f"--in: {error}")
+        fail(f"{option}: {error}")
     except OSError as error:
         if to_stdout:
             raise

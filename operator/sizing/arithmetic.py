@@ -1,7 +1,7 @@
 """Units, rounding, and traced integers that record their formula.
 
 Sizing computes with plain integers, thousands of times a second. Given a traced copy of the same models and
-settings, its functions return the same numbers with their formulas. `explain` therefore prints the actual
+settings, its functions return the same numbers with their formulas. `plan --explain` therefore prints the actual
 arithmetic of sizing.
 """
 

@@ -1,4 +1,4 @@
-"""Size one engine configuration given as JSON: `specdecode estimate`.
+"""Size one engine configuration given as JSON: `specdecode plan --batch`.
 
 Keys are either ours or vLLM's. Settings that vLLM would reject raise CaseError; settings that vLLM might reject are
 sized. `unmodelled` lists settings that are accepted and do not change the result. Batches call only this module.
@@ -428,8 +428,7 @@ def _model_geometry(fields: CaseFields, method: Method = Method.NONE) -> ModelGe
     if geometry is None:
         raise fields.error(
             "model",
-            f"no facts about this model: give model_config (docs/reference/models.md lists the {len(known_models())}"
-            " known ones)",
+            f"is not one of the {len(known_models())} models of specdecode models list: set model_config",
         )
     return geometry
 

@@ -504,13 +504,16 @@ class _Search:
             if changes is None:
                 continue
             same_place = (row.product, row.split) == (self.chosen.product, self.chosen.split)
+            place = "" if same_place else f" on {row.place}"
+            if row.product != self.chosen.product and PRODUCT_FIELD not in {each.field for each in changes}:
+                place += f" instead of {self.chosen.place}"
             fix = Fix(
                 changes=changes,
                 verdict=row.verdict,
                 tokens=row.budget.kv_cache_tokens,
                 concurrency=row.budget.max_concurrency,
                 effect=capacity_phrase(row.budget, question.pair.limits.max_model_len, row.split)
-                + ("" if same_place else f" on {row.place}")
+                + place
                 + (" (tight)" if row.verdict is Verdict.TIGHT else ""),
                 gained_bytes=_spare_bytes(row) - _spare_bytes(self.chosen),
             )

@@ -1,6 +1,5 @@
 """`specdecode replay fit` and `compare`: fit an engine model to captures, and compare two recordings."""
 
-from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -98,14 +97,6 @@ def with_limits(model: FittedModel, *limits: int | None) -> FittedModel:
     given: dict[str, Any] = {name: value for name, value in zip(names, limits, strict=True) if value is not None}
     changed = msgspec.structs.replace(model.origin.limits, **given)
     return msgspec.structs.replace(model, origin=msgspec.structs.replace(model.origin, limits=changed))
-
-
-def refuse_written(context: typer.Context, names: Collection[str], why: str) -> None:
-    """Reject options on the command line that have no effect."""
-    for parameter in context.command.params:
-        source = context.get_parameter_source(parameter.name or "")
-        if parameter.name in names and source is not None and source.name == "COMMANDLINE":
-            raise typer.BadParameter(why, param_hint=parameter.opts[0])
 
 
 def compare_command(

@@ -14,9 +14,8 @@ import typer
 
 from specdecode_operator.capture.trace_reader import RecordingError
 from specdecode_operator.cli import options
-from specdecode_operator.cli.options import HiddenName, fail, refused
+from specdecode_operator.cli.options import HiddenName, fail, refuse_written, refused
 from specdecode_operator.cli.render import Options, RenderedDeployment, render
-from specdecode_operator.cli.replay.fit import refuse_written
 from specdecode_operator.cli.terminal import say, say_line
 from specdecode_operator.cli.text_files import DocumentError
 from specdecode_operator.deployment.desired_state import Launch

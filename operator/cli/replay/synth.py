@@ -9,13 +9,12 @@ import typer
 from specdecode_operator.api.capture import Phase
 from specdecode_operator.capture.files.formats import MANIFEST_SCHEMA, TraceMeta
 from specdecode_operator.capture.trace_reader import RecordedRequest, Recording, RecordingError, read_recording
-from specdecode_operator.cli.options import HiddenName, refused
+from specdecode_operator.cli.options import HiddenName, refuse_written, refused
 from specdecode_operator.cli.replay.fit import (
     NO_NUMPY,
     MaxNumBatchedTokens,
     MaxNumSeqs,
     NumGpuBlocks,
-    refuse_written,
     with_limits,
 )
 from specdecode_operator.cli.terminal import say

@@ -228,7 +228,7 @@ def test_a_malformed_value_is_reported_with_its_line(was: str, becomes: str, wha
     assert len(done.output) < 1000
 
 
-# --calibration of `plan`, `explain` and `estimate`: they say what measurements say, and name them.
+# --calibration of `plan`, also with --explain and --batch: they say what measurements say, and name them.
 
 TARGET, DRAFT = "meta-llama/Llama-3.1-70B-Instruct", "meta-llama/Llama-3.1-8B-Instruct"
 ENTRY = CalibrationEntry(
@@ -272,7 +272,7 @@ def test_plan_says_where_no_measurement_was_of_use(
 ) -> None:
     path = write("a.yaml", manifest("a", parallelism={"tensor": 4}))
     told = specdecode("plan", "-f", path, "--calibration", calibration).stderr
-    assert f"warning: --calibration: {calibration}: none of its entries is of engines like these" in told
+    assert f"warning: --calibration: {calibration}: has no entry for these engines" in told
     used = write("b.yaml", manifest("b", **FP8))
     assert "warning" not in specdecode("plan", "-f", used, "--calibration", calibration).stderr
 
@@ -280,7 +280,8 @@ def test_plan_says_where_no_measurement_was_of_use(
 def test_explain_has_a_line_for_it_and_adds_up(specdecode: Specdecode, write: WriteObject, calibration: Path) -> None:
     path = write("a.yaml", manifest("a", **FP8))
     plain, corrected = (
-        figures(specdecode("explain", "-f", path, *more).stdout) for more in ([], ["--calibration", calibration])
+        figures(specdecode("plan", "--explain", "-f", path, *more).stdout)
+        for more in ([], ["--calibration", calibration])
     )
     assert corrected["- correction"] == GIB
     assert corrected["- non-torch"] == plain["- non-torch"]
@@ -302,7 +303,7 @@ def test_estimate_corrects_each_case(specdecode: Specdecode, calibration: Path) 
     plain, corrected = (
         [
             json.loads(line)
-            for line in specdecode("estimate", "--in", "-", "--out", "-", *more, stdin=lines).stdout.splitlines()
+            for line in specdecode("plan", "--batch", "-", "--out", "-", *more, stdin=lines).stdout.splitlines()
         ]
         for more in ([], ["--calibration", calibration])
     )
@@ -311,16 +312,16 @@ def test_estimate_corrects_each_case(specdecode: Specdecode, calibration: Path) 
     assert corrected[1] == plain[1], "nobody measured four GPUs"
 
 
-@pytest.mark.parametrize("command", ["plan", "explain", "estimate"])
+@pytest.mark.parametrize("option", [[], ["--explain"], ["--batch", "-"]], ids=str)
 def test_a_file_that_cannot_be_used_is_an_error(
-    specdecode: Specdecode, write: WriteObject, tmp_path: Path, command: str
+    specdecode: Specdecode, write: WriteObject, tmp_path: Path, option: list[str]
 ) -> None:
-    arguments = ["-f", write("a.yaml", manifest("a"))] if command != "estimate" else ["--in", "-", "--out", "-"]
+    files = [] if "--batch" in option else ["-f", write("a.yaml", manifest("a"))]
     for content, words in ((None, "No such file"), ("{", "is not valid JSON"), ("{}", "format")):
         file = tmp_path / "bad.json"
         if content is not None:
             file.write_text(content)
-        done = specdecode(command, *arguments, "--calibration", file, stdin="{}")
+        done = specdecode("plan", *option, *files, "--calibration", file, stdin="{}")
         assert done.exit_code == 2
         assert words in done.stderr
         assert str(file) in done.stderr

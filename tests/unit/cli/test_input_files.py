@@ -60,7 +60,7 @@ def test_an_object_without_a_name_is_invalid(
     answer = told(specdecode, path)
     assert words in answer
     assert "a.yaml" in answer
-    assert specdecode("explain", path).exit_code == INVALID
+    assert specdecode("plan", "--explain", path).exit_code == INVALID
     assert specdecode("render", path).exit_code == INVALID
 
 
@@ -79,7 +79,7 @@ def test_the_matrix_of_several_objects_is_shown(specdecode: Specdecode, write: W
     assert [line.split()[0] for line in text.splitlines() if "vLLM 0.33, length" in line] == ["a", "b"]
 
 
-@pytest.mark.parametrize("command", ["plan", "explain", "render", "lint"])
+@pytest.mark.parametrize("command", ["plan", "render", "lint"])
 def test_a_config_that_goes_into_no_object_is_refused(specdecode: Specdecode, write: WriteObject, command: str) -> None:
     config = write("config.json", json.dumps(SMALL_CONFIG))
     path = write("a.yaml", manifest("a"), with_config())
@@ -194,7 +194,7 @@ def test_an_unknown_model_says_what_helps(specdecode: Specdecode, write: WriteOb
     for fix in (
         "--model-config my/own-draft=PATH",
         "spec.speculation.draft.config",
-        "In a cluster the operator reads",
+        "In a cluster, the operator reads",
     ):
         assert fix in answer
 
@@ -204,13 +204,13 @@ def test_bad_lines_of_a_batch_decide_the_exit_code_only_when_strict(specdecode: 
     bad = json.dumps({"id": 2, "gpu": "H100", "model": LLAMA_8B, "max_model_len": 2**63})
     lines = f"{good}\n\n{bad}\nnot json\n{good}\n"
     for arguments, exit_code in (((), 0), (("--strict",), INVALID)):
-        result = specdecode("estimate", "--in", "-", "--out", "-", *arguments, stdin=lines)
+        result = specdecode("plan", "--batch", "-", "--out", "-", *arguments, stdin=lines)
         assert result.exit_code == exit_code
         results = [json.loads(line) for line in result.stdout.splitlines()]
         assert [each["error"] is None for each in results] == [True, False, False, True]
         assert results[1]["error"].startswith("max_model_len: 9223372036854775808: must lie between 1 and")
         assert "2 of 4 cases have an error" in result.stderr
-    assert specdecode("estimate", "--in", "-", "--out", "-", "--strict", stdin=good).exit_code == 0
+    assert specdecode("plan", "--batch", "-", "--out", "-", "--strict", stdin=good).exit_code == 0
 
 
 def test_of_thousands_of_problems_the_first_are_told(specdecode: Specdecode, write: WriteObject) -> None:
@@ -340,7 +340,7 @@ def test_what_is_no_file_is_refused_at_once(specdecode: Specdecode, name: str, w
         ("plan", "FILE", "--nodes", "FIFO"),
         ("plan", "FILE", "--model-config", "my/model=FIFO"),
         ("plan", "FILE", "--calibration", "FIFO"),
-        ("estimate", "--in", "FIFO", "--out", "-"),
+        ("plan", "--batch", "FIFO", "--out", "-"),
         ("verdict", "--in", "FIFO", "--out", "-"),
         ("calibrate", "--append-to", "OUT", "--gpu", "NVIDIA-H200", "--from-log", "FIFO"),
         ("calibrate", "--append-to", "OUT", "--from-deployment", "FIFO"),
@@ -384,20 +384,20 @@ def test_results_are_never_written_into_the_cases(specdecode: Specdecode, tmp_pa
     link.symlink_to(cases)
     os.link(cases, tmp_path / "hard")
     for out in (cases, link, tmp_path / "hard"):
-        result = specdecode("estimate", "--in", cases, "--out", out)
-        assert "is the file of --in: name another" in result.stderr
+        result = specdecode("plan", "--batch", cases, "--out", out)
+        assert "is the file of --batch: name another" in result.stderr
         assert cases.read_text() == "{}\n"
 
 
 def test_results_that_cannot_be_written_whole_leave_what_was_there(specdecode: Specdecode, tmp_path: Path) -> None:
     cases, out = tmp_path / "cases", tmp_path / "folder" / "out"
     cases.write_text("{}\n")
-    result = specdecode("estimate", "--in", cases, "--out", out)
+    result = specdecode("plan", "--batch", cases, "--out", out)
     assert f"--out: {out}: No such file or directory" in result.stderr
     out.parent.mkdir()
     out.write_text("old")
     out.chmod(0o640)
-    assert specdecode("estimate", "--in", cases, "--out", out).exit_code == 0
+    assert specdecode("plan", "--batch", cases, "--out", out).exit_code == 0
     assert out.stat().st_mode & 0o777 == 0o640
     assert [file.name for file in out.parent.iterdir()] == ["out"]
 
@@ -457,12 +457,12 @@ class TestData:
     """Data for programs is looked at by people, too."""
 
     @pytest.mark.parametrize(("output", "read"), [("json", json.loads), ("yaml", yaml.safe_load)])
-    @pytest.mark.parametrize("command", ["plan", "explain"])
+    @pytest.mark.parametrize("command", ["plan", "plan --explain"])
     def test_answers_keep_the_value(
         self, specdecode: Specdecode, write: WriteObject, command: str, output: str, read: Callable[[str], Any]
     ) -> None:
         body = {**manifest("a"), "metadata": {"name": "a", "namespace": EVIL}}
-        result = specdecode(command, write("a.yaml", json.dumps(body)), "-o", output)
+        result = specdecode(*command.split(), write("a.yaml", json.dumps(body)), "-o", output)
         assert is_plain(result.stdout)
         assert read(result.stdout)["objects"][0]["namespace"] == EVIL
 
@@ -509,7 +509,7 @@ class TestData:
         assert said.decode() == value
 
     def test_results_of_a_batch_keep_the_id(self, specdecode: Specdecode) -> None:
-        result = specdecode("estimate", "--in", "-", "--out", "-", stdin=json.dumps({"id": EVIL, "model": "b/c"}))
+        result = specdecode("plan", "--batch", "-", "--out", "-", stdin=json.dumps({"id": EVIL, "model": "b/c"}))
         assert is_plain(result.stdout)
         assert json.loads(result.stdout)["id"] == EVIL
 

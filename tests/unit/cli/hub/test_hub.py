@@ -216,7 +216,7 @@ def test_a_hub_out_of_reach_leaves_what_was_read_before(
 @pytest.mark.parametrize("model", ["../../etc/passwd", "a/../b", "a/b/c", "/a", "a b", "a/b?c", "a/b\nc", "é/b"])
 def test_what_is_no_hub_id_is_not_asked_for(specdecode: Specdecode, write: WriteObject, hub: Hub, model: str) -> None:
     case = json.dumps({"gpu": "H100", "model": model})
-    result = specdecode("estimate", "--in", "-", "--out", "-", "--hub", stdin=case)
+    result = specdecode("plan", "--batch", "-", "--out", "-", "--hub", stdin=case)
     assert "is no hub id" in json.loads(result.stdout)["error"]
     assert specdecode("plan", "-f", write("a.yaml", alone(model)), "--hub").exit_code == 2, "no API server takes it"
     assert hub.asked == []
@@ -245,11 +245,11 @@ def test_estimate_reads_models_from_the_hub(specdecode: Specdecode, hub: Hub) ->
         {"id": 2, "gpu": "H100", "model": "acme/none"},
     ]
     stdin = "\n".join(map(json.dumps, cases))
-    result = specdecode("estimate", "--in", "-", "--out", "-", "--hub", stdin=stdin)
+    result = specdecode("plan", "--batch", "-", "--out", "-", "--hub", stdin=stdin)
     first, second = map(json.loads, result.stdout.splitlines())
     assert (first["verdict"], second["error"].startswith("model: acme/none: ")) == ("Fits", True)
     assert any(asked.partition("?")[0].endswith("/revision/v1") for asked in hub.asked)
-    without = specdecode("estimate", "--in", "-", "--out", "-", stdin=stdin)
+    without = specdecode("plan", "--batch", "-", "--out", "-", stdin=stdin)
     assert "not in the catalogue: acme/open, acme/none: add --hub" in without.stderr
 
 
