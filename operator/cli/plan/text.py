@@ -26,6 +26,7 @@ from specdecode_operator.sizing.plan import NO_CHANGE_HELPS, least_change
 from specdecode_operator.sizing.quantization_matrix import MatrixRow, best_places
 
 ACCURACY_PAGE: Final = "How accurate sizing is"
+ESTIMATED_PAGE: Final = "Models without an exact memory model"
 """Title of the documentation page about the margin and its sources."""
 
 
@@ -65,7 +66,8 @@ def _remarks(answer: Answer, facts: Facts) -> Iterator[str]:
         kept = f"so the plan keeps a margin of {gib(max(margins))} GiB per GPU{where}"
         yield f"No public log confirms the estimates for vLLM {facts.profile.version}, {kept}"
     if kept_bytes := max((each.estimated_margin_bytes for each in budgets), default=0):
-        yield f"{gib(kept_bytes)} GiB per GPU of the margin are for estimated models (documentation: "Estimated models")"
+        where = f'(documentation: "{ESTIMATED_PAGE}")'
+        yield f"{gib(kept_bytes)} GiB per GPU of the margin are for estimated models {where}"
     for each in answer.candidates:
         if each.verdict == DOES_NOT_FIT:
             # The rest of the explanation is the first fix. All fixes follow as a list.
