@@ -312,7 +312,14 @@ kubectl apply -n models -f examples/llama-70b.yaml
     "docs/operate/troubleshoot.md": Page(
         cluster=True,
         names={"NAME": "llama-70b", "NAMESPACE": "default"},
-        before={"kubectl describe sdd": f"{_KINDS}kubectl apply -f examples/llama-70b.yaml"},
+        before={
+            "kubectl describe sdd": f"{_KINDS}kubectl apply -f examples/llama-70b.yaml",
+            "kubectl get sdd NAME -n NAMESPACE -o jsonpath='{.status.plan.fixes}'": f"""
+{_ONE_H100_NODE}
+{_OPERATOR} &
+kubectl wait sdd/llama-70b --for=condition=Planned=False --timeout=60s
+""",
+        },
     ),
     "docs/operate/troubleshoot-speculation.md": Page(
         cluster=True,
@@ -322,11 +329,6 @@ kubectl apply -n models -f examples/llama-70b.yaml
 {_KINDS}
 kubectl apply -f examples/llama-70b.yaml
 {_status("sdd", "llama-70b", '{"speculation": [{"feature": "k", "asked": "x", "inForce": "True", "message": ""}]}')}
-""",
-            "kubectl get sdd NAME -o jsonpath='{.status.plan.fixes}'": f"""
-{_ONE_H100_NODE}
-{_OPERATOR} &
-kubectl wait sdd/llama-70b --for=condition=Planned=False --timeout=60s
 """,
         },
     ),
