@@ -453,7 +453,10 @@ def undivided(body: dict[str, Any]) -> None:
         (unknown, "use --model-config ID=PATH"),
         (undivided, "status.plan"),
         (requantized, "target INT4 needs a checkpoint"),
-        (captured_otherwise, "cudagraphMode, maxCudagraphCaptureSize: calibration supports only vLLM's default CUDA graphs"),
+        (
+            captured_otherwise,
+            "cudagraphMode, maxCudagraphCaptureSize: calibration supports only vLLM's default CUDA graphs",
+        ),
         (captured_less, "cudagraphMode, maxCudagraphCaptureSize: calibration supports only vLLM's default CUDA graphs"),
         (undersized, "another engine than the predicted one"),
     ],

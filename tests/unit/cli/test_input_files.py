@@ -89,9 +89,9 @@ def test_a_config_that_goes_into_no_object_is_refused(specdecode: Specdecode, wr
     named = "meta-llama/Llama-3.1-70B-Instruct, meta-llama/Llama-3.1-8B-Instruct, my/model"
     assert f"--model-config: my/modell: not used in any object: use one of these ids: {named}" in result.stderr
     own = specdecode(command, path, "--model-config", f"my/model={config}")
-    assert "--model-config: my/model: the object has a config of its own: remove one of the two" in own.stderr
+    assert "--model-config: my/model: the object already has a config" in own.stderr
     twice = ["--model-config", f"my/model={config}"] * 2
-    assert "my/model: is given twice: remove one" in specdecode(command, path, *twice).stderr
+    assert "my/model: set twice: remove one" in specdecode(command, path, *twice).stderr
 
 
 @pytest.mark.parametrize(
