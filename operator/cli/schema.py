@@ -10,7 +10,7 @@ import typer
 
 
 class Printed(StrEnum):
-    """Commands that print data."""
+    """Commands with JSON output."""
 
     PLAN = "plan"
     EXPLAIN = "explain"
@@ -24,10 +24,10 @@ class Printed(StrEnum):
 
 
 def schema_command(command: Annotated[Printed, typer.Argument(help="Command whose output to describe.")]) -> None:
-    """Print the JSON schema of the output of a command with -o json. For batch and verdict: of a line.
+    """Print the JSON schema of a command's output with -o json. For batch and verdict, it describes one line.
 
-    explain and batch are the output of plan with these options.
-    comparison is the output of capture compare, and comparison.json of a capture.
+    explain and batch describe the output of plan with these options.
+    comparison describes the output of capture compare and the file comparison.json.
     """
     typer.echo(schema_text(command), nl=False)
 

@@ -821,7 +821,7 @@ def two_engines() -> dict[str, Any]:
 
 
 WRONG = {
-    "not a server": ({**engine(), "kind": "DaemonSet"}, "kind: DaemonSet: holds nothing that can be imported"),
+    "not a server": ({**engine(), "kind": "DaemonSet"}, "kind: DaemonSet: cannot be imported"),
     "no vLLM": (engine(image="nginx:1", command=["nginx"]), "spec.template.spec.containers: nginx:1: runs no vLLM"),
     "two engines": (two_engines(), "spec.template.spec.containers: vllm, other: run vLLM each"),
     "no containers": (with_pod(containers=[]), "spec.template.spec.containers: is missing: must be a list"),
@@ -898,7 +898,7 @@ def test_what_must_be_decided_is_printed_as_far_as_it_goes(specdecode: Specdecod
     arguments = ["-sc", '{"method":"eagle9","model":"a/b","num_speculative_tokens":3}']
     result = specdecode("import", "-f", write("d.yaml", engine(LLAMA_8B, *arguments)))
     assert yaml.safe_load(result.stdout)["spec"]["speculation"]["method"] == "eagle9", "no cluster takes it as it is"
-    assert result.stdout.startswith("# To be decided first: spec.speculation.method: eagle9: ")
+    assert result.stdout.startswith("# Decide first: spec.speculation.method: eagle9: ")
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -1119,5 +1119,5 @@ async def test_a_runtime_that_is_not_there_is_a_decision(api: ApiServer) -> None
 
 @pytest.mark.parametrize("which", ["statefulset/nobody", "isvc/nobody"])
 async def test_what_is_not_there_is_said(api: ApiServer, which: str) -> None:
-    with pytest.raises(SourceError, match="/nobody: is not in namespace team: name another"):
+    with pytest.raises(SourceError, match="/nobody: not found in namespace team"):
         await read(which)

@@ -87,11 +87,11 @@ def test_a_config_that_goes_into_no_object_is_refused(specdecode: Specdecode, wr
     result = specdecode(command, path, "--model-config", f"my/modell={config}")
     assert result.exit_code == INVALID
     named = "meta-llama/Llama-3.1-70B-Instruct, meta-llama/Llama-3.1-8B-Instruct, my/model"
-    assert f"--model-config: my/modell: no object names this model: use one of those named ({named})" in result.stderr
+    assert f"--model-config: my/modell: not used in any object: use one of these ids: {named}" in result.stderr
     own = specdecode(command, path, "--model-config", f"my/model={config}")
-    assert "--model-config: my/model: the object has a config of its own: remove one of the two" in own.stderr
+    assert "--model-config: my/model: the object already has a config" in own.stderr
     twice = ["--model-config", f"my/model={config}"] * 2
-    assert "my/model: is given twice: remove one" in specdecode(command, path, *twice).stderr
+    assert "my/model: set twice: remove one" in specdecode(command, path, *twice).stderr
 
 
 @pytest.mark.parametrize(
@@ -229,11 +229,11 @@ def test_one_name_is_one_object(specdecode: Specdecode, write: WriteObject, tmp_
     write("a/two.yaml", manifest("a"))
     answer = told(specdecode, tmp_path / "a")
     assert (
-        f"two.yaml, document 1: metadata.name: a: SpecDecodeDeployment a is there already ({first}, document 1):"
-        " remove one, or give it another name" in answer
+        f"two.yaml, document 1: metadata.name: a: SpecDecodeDeployment a is also in {first}, document 1:"
+        " remove or rename one" in answer
     )
-    assert answer.count("already") == 1
-    assert "already" in told(specdecode, first, "-f", first)
+    assert answer.count("is also in") == 1
+    assert "is also in" in told(specdecode, first, "-f", first)
     twice = specdecode("plan", "-f", first, "-f", "-", stdin=(tmp_path / "a/two.yaml").read_text())
     assert twice.exit_code == INVALID
     assert "standard input, document 1: metadata.name: a:" in twice.stderr
@@ -250,26 +250,26 @@ def test_the_errors_of_a_file_are_told_as_far_as_anybody_reads(specdecode: Specd
             line for line in (result.stdout + result.stderr).splitlines() if "twins.yaml" in line and "rror" in line
         ]
         assert len(told) == 51, command
-        assert "has 59 errors: only the first 50 are shown; fix them first" in told[-1]
+        assert "has 59 errors, of which 50 are shown" in told[-1]
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "holds no SpecDecodeDeployment: name another file or folder"),
-        ("# nothing yet\n", "holds no SpecDecodeDeployment: name another"),
-        ("- 1\n- 2\n", "holds no SpecDecodeDeployment; it has a list: name another"),
-        ("hello", "holds no SpecDecodeDeployment; it has plain text: name another"),
-        ("target: {model: x}", "; it has an object without kind: name another"),
+        ("", "contains no SpecDecodeDeployment: use another file or folder"),
+        ("# nothing yet\n", "contains no SpecDecodeDeployment: use another"),
+        ("- 1\n- 2\n", "contains no SpecDecodeDeployment, only a list: use another"),
+        ("hello", "contains no SpecDecodeDeployment, only plain text: use another"),
+        ("target: {model: x}", ", only an object without kind: use another"),
         (
             "{apiVersion: apps/v1, kind: Deployment}\n---\n[]",
-            "; it has Deployment (apps/v1), a list: convert it with specdecode import -f ",
+            ", only Deployment (apps/v1), a list: convert it with specdecode import -f ",
         ),
         (
             "{apiVersion: specdecode.io/v1alpha1}",
-            "document 1: kind: is missing: specdecode.io has no such kind: use SpecDec",
+            "document 1: kind: is missing: use SpecDec",
         ),
-        ("{apiVersion: specdecode.io/v1alpha1, kind: SpecDecode}", "kind: SpecDecode: specdecode.io has no such kind"),
+        ("{apiVersion: specdecode.io/v1alpha1, kind: SpecDecode}", "kind: SpecDecode: use SpecDecodeDeployment"),
         ("{kind: SpecDecodeDeployment}", "document 1: apiVersion: is missing: use specdecode.io/v1alpha1"),
         (
             "{apiVersion: example.org/v1, kind: SpecDecodeDeployment}",
@@ -325,7 +325,7 @@ def test_merged_keys_may_be_overridden(specdecode: Specdecode, write: WriteObjec
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("", "the name of a file is empty"), ("/", "is the root of all files"), ("/dev/zero", "is a device")],
+    [("", "empty file name"), ("/", "is the root folder"), ("/dev/zero", "is a device")],
 )
 def test_what_is_no_file_is_refused_at_once(specdecode: Specdecode, name: str, words: str) -> None:
     assert words in specdecode("plan", "-f", name).stderr
@@ -375,7 +375,7 @@ def test_a_folder_with_more_files_than_any_repository_is_refused(
     for number in range(4):
         (tmp_path / f"{number}.txt").touch()
     result = specdecode("plan", tmp_path)
-    assert "holds more than 3 files: name a folder in it" in result.stderr
+    assert "contains more than 3 files" in result.stderr
 
 
 def test_results_are_never_written_into_the_cases(specdecode: Specdecode, tmp_path: Path) -> None:
@@ -385,7 +385,7 @@ def test_results_are_never_written_into_the_cases(specdecode: Specdecode, tmp_pa
     os.link(cases, tmp_path / "hard")
     for out in (cases, link, tmp_path / "hard"):
         result = specdecode("plan", "--batch", cases, "--out", out)
-        assert "is the file of --batch: name another" in result.stderr
+        assert "is also the file of --batch" in result.stderr
         assert cases.read_text() == "{}\n"
 
 

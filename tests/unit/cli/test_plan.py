@@ -349,14 +349,14 @@ def test_the_shipped_folder_is_planned(specdecode: Specdecode, option: tuple[str
 def test_captures_alone_are_no_deployment(specdecode: Specdecode) -> None:
     result = specdecode("plan", EXAMPLES / "capture-tiny.yaml")
     assert result.exit_code == 2
-    assert "holds no SpecDecodeDeployment; it has SpecDecodeCapture (specdecode.io/v1alpha1)" in result.stderr
-    assert "name that of its deployment; specdecode lint and render take both files" in result.stderr
+    assert "contains no SpecDecodeDeployment, only SpecDecodeCapture (specdecode.io/v1alpha1)" in result.stderr
+    assert "use the file of the capture's deployment" in result.stderr
 
 
 def test_without_a_file_it_is_said_how_to_name_one(specdecode: Specdecode) -> None:
     result = specdecode("plan")
     assert result.exit_code == 2
-    assert "name a file, a folder, or -" in " ".join(result.stderr.split())
+    assert "use a file, a folder, or -" in " ".join(result.stderr.split())
 
 
 # The changes that `plan` offers: each is applied to the object, and planned again.

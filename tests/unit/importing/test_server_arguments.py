@@ -67,7 +67,7 @@ def test_a_rope_that_no_field_says_is_never_lost_in_silence(
 ) -> None:
     source = write("d.yaml", engine("Qwen/Qwen3-32B", "--rope-scaling", rope, "--max-model-len", "131072"))
     assert "--hf-overrides" in asked(specdecode, source)
-    assert specdecode("import", "-f", source).stdout.startswith("# To be decided first")
+    assert specdecode("import", "-f", source).stdout.startswith("# Decide first")
 
 
 @pytest.mark.parametrize(

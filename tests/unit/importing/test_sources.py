@@ -174,7 +174,7 @@ def test_what_people_have_becomes_the_object_that_means_the_same(specdecode: Spe
     if "podTemplate" not in spec:
         found.pop("podTemplate", None)
     assert found == spec
-    asked = [line.split(": ")[1] for line in result.stdout.splitlines() if line.startswith("# To be decided first")]
+    asked = [line.split(": ")[1] for line in result.stdout.splitlines() if line.startswith("# Decide first")]
     assert asked == left_open
     assert result.exit_code == (INVALID if left_open else 0)
     assert "sk-not-for-your-eyes" not in result.output
@@ -339,7 +339,7 @@ def test_one_service_of_several_is_chosen_by_name(specdecode: Specdecode, write:
     body = compose()
     body["services"]["big"] = {**body["services"]["llm"], "command": [LLAMA_70B, "-tp", "2"]}
     file = write("compose.yaml", body)
-    assert "holds big, llm: name the one to import" in specdecode("import", "-f", file).stderr
+    assert "contains big, llm: select one" in specdecode("import", "-f", file).stderr
     result = specdecode("import", "big", "-f", file)
     assert yaml.safe_load(result.stdout)["spec"]["target"]["model"] == LLAMA_70B
 
@@ -354,7 +354,7 @@ def test_of_a_rendered_chart_the_server_is_taken(specdecode: Specdecode, write: 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("kind: CronJob\n", "holds nothing that can be imported"),
+        ("kind: CronJob\n", "cannot be imported"),
         ("a: 1\n", READABLE),
         ("docker compose up -d\n", "command line: no image: runs no vLLM server"),
         ("[]", "kind: nothing"),

@@ -27,7 +27,7 @@ PAGES: Final = {
 """Pages with another budget."""
 
 ROOMS: Final = {
-    "api": (3, 9), "attestation": (3, 3), "capture": (6, 23), "cli": (27, 18), "cluster": (3, 3),
+    "api": (3, 9), "attestation": (3, 3), "capture": (6, 23), "cli": (7, 3), "cluster": (3, 3),
     "deployment": (4.5, 6.5), "handlers": (3, 3), "importing": (4, 19), "replay": (7, 13), "sizing": (7, 12),
     "stats": (5, 3), "vllm": (3, 3),
 }  # fmt: skip

@@ -786,7 +786,7 @@ def test_a_table_has_each_load_of_both_arms_and_the_sentence(compared_folder: Pa
     assert "+" in lines[4]
     assert "%" not in lines[3]
     assert any("tokens a verification" in line for line in lines)
-    assert "* plain, which the others are compared with; goodput in tokens/s, TTFT and TPOT in ms" in lines
+    assert "* plain, the baseline; goodput in tokens/s, TTFT and TPOT in ms" in lines
 
 
 def test_what_wants_one_recording_names_those_of_arms(compared_folder: Path) -> None:
@@ -797,7 +797,7 @@ def test_what_wants_one_recording_names_those_of_arms(compared_folder: Path) -> 
 
 def test_a_price_makes_costs_of_gpu_time(compared_folder: Path) -> None:
     done = CliRunner().invoke(app, ["capture", "compare", str(compared_folder), "--price-per-gpu-hour", "3.6"])
-    assert "GPU time for 1,000 tokens (and what it costs) " in done.stdout
+    assert "GPU time per 1,000 tokens (and cost) " in done.stdout
 
 
 def test_json_is_what_the_file_holds_and_its_schema_names(compared_folder: Path) -> None:
