@@ -272,7 +272,7 @@ class ArmSums:
             if (index := differs_at(one, other)) is not None:
                 raise not_comparable(
                     f"workloads differ: request {index} of phase {phase.name} in arm {self.name}, repetition {number}, "
-                    "is not the one that the baseline was sent: compare arms of one capture"
+                    "differs from the request sent to the baseline: compare arms of one capture"
                 )
             self.pairs[phase.name][number] = paired_blocks(phase, one, other)
 

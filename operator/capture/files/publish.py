@@ -149,12 +149,12 @@ def verify(folder: Path) -> list[str]:
     try:
         files = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=_Files).files
     except FileNotFoundError:
-        return [f"{MANIFEST} is missing: this is no published capture"]
+        return [f"{MANIFEST} is missing: this is not a published capture"]
     except msgspec.DecodeError as error:
         return [f"{MANIFEST} cannot be read: {error}"]
     elsewhere = [name for name in files if name != Path(name).name]
     if elsewhere:
-        return [f"{printable(elsewhere[0])} in {MANIFEST} is no name of a file of a capture"]
+        return [f"{printable(elsewhere[0])} in {MANIFEST} is not the name of a capture file"]
     faults = [fault for name, entry in files.items() for fault in _differences(folder / name, entry)]
     extra = [name for name in DATA_FILES if name not in files and (folder / name).exists()]
     return faults + [f"{name} is not in the manifest" for name in extra]
@@ -164,7 +164,7 @@ def _differences(path: Path, expected: FileEntry) -> Iterator[str]:
     compressed = path.with_name(f"{path.name}{GZIP_SUFFIX}")
     present = path if path.is_file() or not compressed.is_file() else compressed
     if present.exists() and not present.is_file():
-        yield f"{path.name} is no file"  # a device or a pipe might never end
+        yield f"{path.name} is not a regular file"  # a device or a pipe might never end
         return
     try:
         found = file_entry(present)
@@ -176,7 +176,7 @@ def _differences(path: Path, expected: FileEntry) -> Iterator[str]:
         if found.bytes != expected.bytes:
             yield f"{path.name} has {found.bytes} bytes instead of {expected.bytes}"
         elif found != expected:
-            yield f"{path.name} has another checksum than in the manifest"
+            yield f"{path.name} does not match its checksum in the manifest"
 
 
 def file_entry(path: Path) -> FileEntry:

@@ -152,9 +152,7 @@ def read_shapes(path: str, mount: Path) -> Shapes:
     if trace.is_dir():
         found = next((each for name in (TRACE, TRACE + GZIP_SUFFIX) if (each := trace / name).is_file()), None)
         if found is None:
-            raise datasets.BadDatasetError(
-                f"{trace}: holds no {TRACE}: name a capture's folder, as its status.path says it"
-            )
+            raise datasets.BadDatasetError(f"{trace}: holds no {TRACE}: name a capture's folder, as in its status.path")
         trace = found
     try:
         shapes = _read(trace)
@@ -183,7 +181,7 @@ def _read(trace: Path) -> Shapes:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError) as error:
             why = printable(str(error))
             raise datasets.BadDatasetError(
-                f"{trace}: line {line.number}: is no record of a trace ({why}): mend it"
+                f"{trace}: line {line.number}: is not a record of a trace ({why}): correct it"
             ) from error
         held_bytes += _SHAPE_BYTES + (0 if hashes is None else len(hashes) * hashes.itemsize)
         if held_bytes > _MOST_HELD_BYTES:
@@ -249,8 +247,8 @@ class TraceSource(PromptSource):
             found = self._shapes[phase.name]
             if phase.pattern == Pattern.RECORDED and any(each.arrival_ms is None for each in found.requests):
                 raise datasets.BadDatasetError(
-                    f"{found.path}: has requests without arrival_ms, and a phase of pattern Recorded sends at their"
-                    " moments: name a capture's trace, or take another pattern"
+                    f"{found.path}: has requests without arrival_ms, which a phase with pattern Recorded needs: "
+                    "name a capture's trace, or use another pattern"
                 )
         self._ids, self._seed = ids, seed
         self._prompts = lru_cache(maxsize=8)(self._of_one_run)

@@ -61,14 +61,14 @@ def read_order(path: Path) -> Order | None:
         raise BadOrderError(error.strerror) from error
     with os.fdopen(opened, "rb") as stream:
         if not stat.S_ISREG(os.fstat(opened).st_mode):
-            raise BadOrderError("no regular file")
+            raise BadOrderError("not a regular file")
         text = stream.read(_LARGEST_ORDER_BYTES + 1)
     if len(text) > _LARGEST_ORDER_BYTES:
         raise BadOrderError(f"more than {_LARGEST_ORDER_BYTES} bytes")
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise BadOrderError("no JSON") from error
+        raise BadOrderError("invalid JSON") from error
     return _order(document)
 
 
@@ -77,15 +77,15 @@ def _order(document: Any) -> Order:
         raise BadOrderError("not number, command and env")
     number, command, env = document["number"], document["command"], document["env"]
     if type(number) is not int or not 0 < number <= _LARGEST_NUMBER:
-        raise BadOrderError("number is no positive integer")
+        raise BadOrderError("number is not a positive integer")
     if command is not None and not (
         isinstance(command, list) and command and command[0] and all(map(_passes, command))
     ):
-        raise BadOrderError("command is no list of words")
+        raise BadOrderError("command is not a list of words")
     if not isinstance(env, dict) or not all(key and "=" not in key and _passes(key) for key in env):
-        raise BadOrderError("env has names that no variable has")
+        raise BadOrderError("env has invalid names of variables")
     if not all(map(_passes, env.values())):
-        raise BadOrderError("env has values that no variable has")
+        raise BadOrderError("env has invalid values of variables")
     return Order(number, command, env)
 
 
@@ -181,7 +181,7 @@ class Switcher:
         except FileNotFoundError:
             return
         except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise SystemExit(f"switcher: {STATE_FILE} is not what it wrote") from error
+            raise SystemExit(f"switcher: {STATE_FILE} was modified") from error
         if state == RUNNING:  # the engine ended with the previous start of the container
             self._say(ENDED, None)
 
@@ -209,7 +209,7 @@ class Switcher:
         try:
             order = read_order(self._folder / ORDER_FILE)
         except BadOrderError as error:
-            self._complain(f"{ORDER_FILE} is not followed: {error}")
+            self._complain(f"{ORDER_FILE} is ignored: {error}")
             return None
         return order if order is not None and order.number > self._number else None
 

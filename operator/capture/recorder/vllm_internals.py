@@ -150,7 +150,7 @@ def _written(kind: Any) -> str:
 def _method_problems(owner: type, name: str) -> list[str]:
     function, wanted, where = getattr(owner, name, None), _PARAMETERS[name], f"{owner.__name__}.{name}"
     if not inspect.isfunction(function) or inspect.iscoroutinefunction(function):
-        return [f"{where} is no plain method"]
+        return [f"{where} is not a plain method"]
     found = list(inspect.signature(function).parameters)
     if found[: len(wanted)] != wanted:
         return [f"{where} takes {', '.join(found)}"]
@@ -161,7 +161,7 @@ def _client_problems(client: type) -> list[str]:
     name = "get_output_async"
     function, where = getattr(client, name, None), f"{client.__name__}.{name}"
     if function is None or not inspect.iscoroutinefunction(function):
-        return [f"{where} is no coroutine"]
+        return [f"{where} is not a coroutine"]
     parameters = list(inspect.signature(function).parameters)
     problems = [] if parameters == _PARAMETERS[name] else [f"{where} takes {', '.join(parameters)}"]
     problems += _type_problems(f"{where}: ", inspect.get_annotations(function), _MESSAGES[name])

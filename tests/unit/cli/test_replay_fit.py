@@ -60,7 +60,7 @@ def test_what_a_draft_takes_of_a_step_is_told_by_who_knows_the_models(tmp_path: 
         ([], "has no request: record some load"),
         ([record(arrival_ms=None)], "no request has arrival_ms, which a fit needs"),
         ([record(), record(itl_ms=[10.0, -1.0])], "line 3: a time of -1 ms"),
-        ([record(itl_ms=[10.0, 4e6])], "it must lie between 0 and an hour"),
+        ([record(itl_ms=[10.0, 4e6])], "it must be between 0 and 1 hour"),
     ],
 )
 def test_what_nothing_can_be_fitted_to_is_refused(tmp_path: Path, records: list[dict[str, object]], says: str) -> None:

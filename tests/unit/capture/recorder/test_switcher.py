@@ -167,7 +167,7 @@ class TestOrders:
         eventually(lambda: "not followed" in container.said.read_text(), "it says so")
         os.mkfifo(tmp_path / "pipe")
         (tmp_path / "pipe").rename(container.folder / "order.json")
-        eventually(lambda: "no regular file" in container.said.read_text(), "it waits for no writer")
+        eventually(lambda: "not a regular file" in container.said.read_text(), "it waits for no writer")
         container.start(1, SAYS_AND_WAITS, NAME="whole")
 
 
