@@ -66,7 +66,7 @@ class ScriptError(ValueError):
 
     def __init__(self, text: str, what: str) -> None:
         super().__init__(
-            f"holds {what}, which is not followed here: write the server's command with its values, such as"
+            f"holds {what}, which import does not evaluate: write the server's command with its values, such as"
             " exec vllm serve MODEL --port 8000, in a copy, and import that with -f"
         )
         self.text = text
@@ -275,7 +275,7 @@ def find_server_command(container: Object, where: str) -> ServerCommand | None:
         return server
     first = [word for command in commands for word in command.words[:4]]
     if any(PurePosixPath(word).name == "vllm" or word.startswith("vllm.") for word in first):
-        fix = "runs no vLLM server: only vllm serve and its API server are, started directly, by exec or by env"
+        fix = "does not run vLLM: import reads vllm serve or the API server, started directly, with exec or with env"
         raise MigrationError(f"{where}.command", "; ".join(shown(each.words) for each in others), fix)
     return None
 
@@ -338,7 +338,9 @@ def _words(container: Object, key: str, where: str) -> list[str]:
     if given is None:
         return []
     if not isinstance(given, list):
-        raise MigrationError(f"{where}.{key}", shown(str(given).split()), "must be a list of text, one argument each")
+        raise MigrationError(
+            f"{where}.{key}", shown(str(given).split()), "must be a list of strings, one for each argument"
+        )
     return [str(word) for word in given]
 
 

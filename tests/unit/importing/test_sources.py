@@ -310,7 +310,10 @@ def of_compose(**service: Any) -> Migration:
 @pytest.mark.parametrize(
     ("service", "words"),
     [
-        ({"env_file": ".env"}, "services.llm.env_file: is not read here: docker compose config"),
+        (
+            {"env_file": ".env"},
+            "services.llm.env_file: is not read by import: import the output of docker compose config",
+        ),
         ({"secrets": ["token"]}, "services.llm.secrets"),
         ({"cap_add": ["ALL"]}, "services.llm.cap_add"),
         ({"environment": {"MODE": "${MODE}"}}, "spec.engine.env: MODE"),
@@ -362,7 +365,7 @@ def test_of_a_rendered_chart_the_server_is_taken(specdecode: Specdecode, write: 
         (f"docker run {IMAGE} a\ndocker run {IMAGE} b\n", "2 containers: import them one at a time"),
         (
             f"docker run --gpus all {IMAGE} --model $MODEL --api-key sk-secret$X\n",
-            "MODEL, X: are filled in where it runs",
+            "MODEL, X: are replaced on the machine that runs it",
         ),
         ("vllm serve $(cat model)\n", "a substitution"),
         ("services: {llm: {image: 'vllm/vllm-openai:${TAG:-latest}', command: [x]}}\n", "services.llm.image: ${TAG}"),
@@ -511,7 +514,7 @@ def claiming() -> dict[str, Any]:
 OPEN = {
     "a runtime that is elsewhere": (
         inference_service({"model": {**HUGGINGFACE, "runtime": "ours"}}),
-        "spec.predictor.model.runtime: ours: is not beside it",
+        "spec.predictor.model.runtime: ours: is not in the input",
     ),
     "an autoscaler": (
         inference_service({"model": HUGGINGFACE, "minReplicas": 1, "maxReplicas": 5}),
@@ -524,9 +527,9 @@ OPEN = {
     "workers": (inference_service({"model": HUGGINGFACE, "workerSpec": {"size": 2}}), "spec.predictor.workerSpec"),
     "a bucket": (
         inference_service({"model": {**HUGGINGFACE, "args": [], "storageUri": "s3://bucket/llama?sig=sk-secret"}}),
-        "spec.target.model: s3://bucket/llama: lies at an address",
+        "spec.target.model: s3://bucket/llama: is an address",
     ),
-    "prefill apart": (llm(prefill={"replicas": 2}), "spec.prefill: is set: no field of the object means it"),
+    "prefill apart": (llm(prefill={"replicas": 2}), "spec.prefill: is set: the object has no such field"),
     "other configurations": (llm(baseRefs=[{"name": "shared"}]), "spec.baseRefs: is set"),
     "adapters": (llm(model={"uri": f"hf://{LLAMA_8B}", "lora": {"adapters": [{"name": "a"}]}}), "spec.model.lora"),
     "workers of data": (llm(worker={"containers": [{}]}, parallelism={"data": 2}), "spec.worker: is set"),
