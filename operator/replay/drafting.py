@@ -42,9 +42,9 @@ class AcceptanceSchedule:
         except ValueError as error:
             raise ValueError(f"{text}: write a share such as 0.7, or shares by seconds such as 0:0.8,60:0.3") from error
         if not all(0 <= share <= 1 for share in shares):
-            raise ValueError(f"{text}: a share lies between 0 and 1")
+            raise ValueError(f"{text}: a share must be between 0 and 1")
         if begins_ms[0] != 0 or list(begins_ms) != sorted(set(begins_ms)) or begins_ms[-1] == float("inf"):
-            raise ValueError(f"{text}: the seconds begin with 0 and rise")
+            raise ValueError(f"{text}: the seconds must start at 0 and increase")
         return cls(begins_ms, shares)
 
     def at(self, now_ms: float) -> float:

@@ -26,7 +26,7 @@ from specdecode_operator.replay.engine import (
 _NUMBER: Final = re.compile(r"-(\d{1,9})$")
 
 Match = Callable[[Incoming], int | None]
-"""Takes the record of a request: returns its place in the order of arrival, None if no record is left for it."""
+"""Takes the record of a request: returns its place in the order of arrival, None if no unused record matches it."""
 
 
 class Matching(StrEnum):
@@ -156,7 +156,7 @@ class StepsEngine:
         if place is None:
             if self.settings.otherwise is not None:
                 return self.settings.otherwise.submit(request, sink)
-            raise UnmatchedRequestError("no record is left for it")
+            raise UnmatchedRequestError("no unused record matches it")
         record = self._requests[place]
         drafting = self._drafting[place] if self._drafting is not None else assumed_drafting(record, self.k)
         return _Playing(self, record, drafting, request, sink)

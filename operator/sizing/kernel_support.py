@@ -92,17 +92,17 @@ def checkpoint_problem(
         return None
     if own is not Precision.BF16:
         return (
-            f"{role} {precision} needs a checkpoint: that of {geometry.name} is {own} and vLLM serves it as it is; "
+            f"{role} {precision} needs a checkpoint: vLLM serves {geometry.name} in its own precision, {own}; "
             f"name a checkpoint in {precision}"
         )
     if geometry.dtype_bytes == FLOAT32_BYTES:
-        return f"{role} {precision} is multiplied in 16 bits: use another serving.dtype than float32"
+        return f"{role} {precision} is multiplied in 16 bits: use a serving.dtype other than float32"
     if precision in ONLINE_PRECISIONS:
         return None
     if precision is Precision.MXFP4 and not geometry.has_experts:
-        return f"{role} {precision} is for experts: {geometry.name} has none, so no such checkpoint of it exists"
+        return f"{role} {precision} only applies to experts, and {geometry.name} has none: use another precision"
     return (
-        f"{role} {precision} needs a checkpoint: vLLM makes no {precision} weights while loading; "
+        f"{role} {precision} needs a checkpoint: vLLM cannot quantize to {precision} while loading; "
         f"name a checkpoint of {geometry.name} in {precision}"
     )
 
@@ -168,8 +168,8 @@ def cache_dtype_problem(
     )
     if target.has_sparse_attention and as_it_asks and not on_blackwell and not on_hopper:
         return (
-            f"{target.name} asks for fp8_e4m3, which vLLM {engine_version} has no sparse attention for on Hopper:"
-            ' write fp8 or bfloat16, set engine.version: "0.30" or later, or name Blackwell alone in'
+            f"{target.name} requires fp8_e4m3, for which vLLM {engine_version} has no sparse attention on Hopper:"
+            ' write fp8 or bfloat16, set engine.version: "0.30" or later, or name only Blackwell GPUs in'
             " accelerator.products"
         )
     if wanted != KvCacheDtype.FP8_E5M2:
@@ -299,7 +299,7 @@ def pair_kernel_problem(product: str, pair: Pair, split: Parallelism) -> PlanErr
         if (problem := _kernel_problem(product, model, cache_bytes, backend)) is not None:
             if asked is not None or problem.field in {PRODUCT_FIELD, BACKEND_FIELD}:
                 return problem
-            why = f"the checkpoint asks for an FP8 cache: {problem.message}"
+            why = f"the checkpoint requires an FP8 cache: {problem.message}"
             return PlanError(problem.field, KvCacheDtype.AUTO.value, why)
         if not split.expert and (message := _cut_experts_problem(product, model, split.tensor * split.data)):
             return PlanError(TENSOR_FIELD, split.tensor, message)
@@ -357,7 +357,7 @@ def _adaptive_kernel_problem(product: str, pair: Pair, kernels: Iterable[str]) -
     # parts of drafts on any GPU.
     if named is None and not _has_sinks(target) and "FLASH_ATTN" not in fitting:
         message = (
-            f"on {product} vLLM {version} chooses FLASH_ATTN, which takes whole drafts alone: add"
+            f"on {product} vLLM {version} chooses FLASH_ATTN, which only verifies whole drafts: add"
             f" --attention-backend TRITON_ATTN to {BACKEND_FIELD}, or remove it"
         )
         return PlanError(ADAPTIVE_FIELD, True, message)

@@ -34,7 +34,7 @@ PIPELINE_FIELD: Final = "parallelism.pipeline"
 _DRAFT_FIELD: Final = "speculation.draft.model"
 _TOKENS_FIELD: Final = "speculation.numSpeculativeTokens"
 
-NO_LENGTH: Final = "is missing, and nothing says how long the sequences of this model may be: set it, such as 8192"
+NO_LENGTH: Final = "is missing, and the model has no maximum length: set it, such as 8192"
 """Problem of a missing length, for a model with `says_no_length`."""
 
 _PADDED_AT_MOST: Final = 1024
@@ -238,7 +238,9 @@ class Pair:
                 raise PlanError(_DRAFT_FIELD, draft.name, message)
             draft = prediction_draft(draft, self.num_speculative_tokens)
         if draft.head is not None and draft.head.refiner is not None and not sizing_facts(version)["refines_blocks"]:
-            message = f"vLLM {version} knows no heads with XPress: use 0.33 or later, or name a dflash head without"
+            message = (
+                f"vLLM {version} does not support heads with XPress: use 0.33 or later, or name a plain dflash head"
+            )
             raise PlanError(_DRAFT_FIELD, draft.name, message)
         # The engine makes the rotary table of these heads as long as requests (config/speculative.py).
         stretched = sizing_facts(version)["positions_like_target"]
@@ -285,7 +287,7 @@ def _fitted_draft(draft: ModelGeometry, target: ModelGeometry, tokens: int, leas
         return draft
     if parts.most_tokens is not None and tokens > parts.most_tokens:
         most = parts.most_tokens
-        message = f"{draft.name} was trained to propose at most {most} a step; write {most} or less"
+        message = f"{draft.name} was trained to propose at most {most} tokens per step; write {most} or less"
         raise PlanError(_TOKENS_FIELD, tokens, message)
     # vLLM reads its mixer of places as one of K + 1 (vllm/v1/worker/gpu/spec_decode/xpress/kernels.py).
     if parts.refiner is not None and tokens != (wanted := parts.refiner.places - 1):

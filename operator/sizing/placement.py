@@ -65,12 +65,12 @@ def refuse_too_many(pools: Iterable[GpuPool], tensor: int | None, spread: Parall
     widest = max(pool.gpus_per_node for pool in pools)
     several = any(pool.nodes > 1 for pool in pools)
     if tensor is not None and spread == TENSOR_ONLY:
-        room = "nodes that may be used do not share so many" if several else "no node has so many"
+        room = "no group of matching nodes has this many" if several else "no node has this many"
         # Layers are split over powers of two.
-        message = f"{room} GPUs, the largest has {widest}; write {1 << (widest.bit_length() - 1)} or less"
+        message = f"{room} GPUs, and the largest has {widest}; write {1 << (widest.bit_length() - 1)} or less"
         raise PlanError(TENSOR_FIELD, tensor, message)
     gpus = (tensor or 1) * spread.groups
-    message = f"GPUs a replica (tensor x pipeline x data), the largest node has {widest}; lower one of them"
+    message = f"GPUs per replica (tensor x pipeline x data), but the largest node has {widest}; lower one of them"
     raise PlanError("parallelism", gpus, message)
 
 

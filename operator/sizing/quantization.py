@@ -377,7 +377,7 @@ def read_checkpoint(config: Fields) -> Checkpoint:
     if section.is_set(_DYNAMIC):
         rules = section.section(_DYNAMIC) or section.having({})
         if any(value for key, value in rules.values.items() if not key.startswith(_SKIPPED)):
-            raise section.unmodelled(_DYNAMIC, "modules with settings of their own cannot be sized yet")
+            raise section.unmodelled(_DYNAMIC, "modules with separate settings cannot be sized yet")
         patterns = [f"re:{key.removeprefix(_SKIPPED)}" for key in rules.values if key.startswith(_SKIPPED)]
         excluded.append(_read_exclusions(section.having({_DYNAMIC: patterns}), _DYNAMIC, num_layers))
     _reject_quantized_head(config, section)

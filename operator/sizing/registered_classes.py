@@ -70,7 +70,7 @@ def unregistered(architecture: str, version: str) -> Unregistered | None:
     elif architecture.endswith(GENERATES):
         return None
     elif release(version) > release(registry["newest"]):
-        why = f"is unknown to vLLM {registry['newest']}, the newest that this operator knows; {version} may have it"
+        why = f"is unknown to vLLM {registry['newest']}, the newest that this operator supports; {version} may have it"
         return Unregistered(architecture, why, fix, refused=False)
     else:
         why = "is unknown to vLLM, which would not start"

@@ -287,8 +287,8 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]  # vLLM ships types only
         for name, times in self._settings.step_time.outside(shape).items():
             if name not in self._warned:
                 self._warned.add(name)
-                far = f"{times:.2g} times what the model was fitted on"
-                logger.warning("Emulated: %s: %s is %s: step times are guesses", name, getattr(shape, name), far)
+                far = f"{times:.2g} times the largest value of the fit"
+                logger.warning("Emulated: %s: %s is %s: step times are extrapolated", name, getattr(shape, name), far)
 
     # The rest.
 

@@ -127,7 +127,9 @@ def error(status: int, kind: str, message: str, parameter: str | None = None) ->
 
 
 _HASHED_AT_ONCE_S: Final = 0.0002
-_ENGINE_ERROR: Final = "the engine gave it up: it is too large for the KV cache, or ended so when it was recorded"
+_ENGINE_ERROR: Final = (
+    "the engine aborted the request: it is too large for the KV cache, or was aborted in the recording"
+)
 
 
 @dataclass(frozen=True, kw_only=True)

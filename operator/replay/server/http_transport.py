@@ -237,5 +237,5 @@ class BoundedHttp(HttpToolsProtocol):
         self.transport.abort()
 
     def _abandon(self, unread_bytes: int) -> None:
-        self.logger.warning("A connection was closed whose client had %s bytes to read and did not.", unread_bytes)
+        self.logger.warning("A connection was closed because its client left %s bytes unread.", unread_bytes)
         self.transport.abort()

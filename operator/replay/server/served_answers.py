@@ -361,7 +361,7 @@ class CaptureRecorder:
         """
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
-            raise FileExistsError(17, "holds files already", str(folder))
+            raise FileExistsError(17, "already contains files", str(folder))
         self._folder = folder
         self._engine = engine
         self._k = k

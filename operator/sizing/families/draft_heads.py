@@ -258,7 +258,7 @@ def peagle(fields: Fields, architecture: str) -> ModelGeometry:
     if fields.text("speculators_model_type", default="") != "peagle":
         raise fields.error(
             "architectures",
-            "vLLM does not start with a P-EAGLE head as it was trained: convert it to the format of vLLM's speculators "
+            "vLLM does not start with an unconverted P-EAGLE head: convert it to the format of vLLM's speculators "
             "library, or to LlamaForCausalLMEagle3 with ptd_token_id",
         )
     if not fields.is_set("mask_token_id"):
@@ -400,7 +400,9 @@ def dflash(fields: Fields, architecture: str) -> ModelGeometry:
     is the token that verification gave, so it proposes one fewer.
     """
     if fields.text("model_type", default="qwen3") == "dflash":
-        raise fields.error("model_type", "vLLM knows no such type and would not start; its DFlash heads are of qwen3")
+        raise fields.error(
+            "model_type", "vLLM does not support this type and would not start; its DFlash heads have type qwen3"
+        )
     options = fields.section("dflash_config") or Fields(fields.model, {})
     block = fields.size("block_size") if fields.is_set("block_size") else None
     most_tokens = None if block is None else block - (not options.flag("sample_from_anchor"))
@@ -418,7 +420,7 @@ def dflash2(fields: Fields, architecture: str) -> ModelGeometry:
     size, taps = fields.size("hidden_size"), options.size("conv_kernel_size")
     group = options.size("conv_group_size")
     if size % group:
-        raise options.error("conv_group_size", f"vLLM refuses what does not divide the hidden size of {size}")
+        raise options.error("conv_group_size", f"must divide the hidden size of {size}, or vLLM rejects it")
     convolution = _SIDES * taps * (size + size // group * size)
     selector = options.size("selector_rank", _SELECTOR_RANK) * (2 * fields.size("vocab_size") + size)
     home = fields if fields.is_set("block_size") else options
@@ -439,10 +441,12 @@ def xpress(fields: Fields, architecture: str) -> ModelGeometry:
     """
     options = fields.section("dflash_config") or Fields(fields.model, {})
     if fields.flag("sample_from_anchor") or options.flag("sample_from_anchor"):
-        raise fields.error("sample_from_anchor", "vLLM does not start with an XPress head that was trained so")
+        raise fields.error("sample_from_anchor", "vLLM does not start with an XPress head that was trained with it")
     vocabulary, size = fields.size("vocab_size"), fields.size("hidden_size")
     if _draft_vocabulary(fields) != vocabulary:
-        raise fields.error("draft_vocab_size", "vLLM starts with XPress heads of the target's whole vocabulary alone")
+        raise fields.error(
+            "draft_vocab_size", "vLLM only starts with XPress heads that have the target's whole vocabulary"
+        )
     rank, width = fields.size("xpress_rank", _RANK), fields.size("xpress_mlp_hidden", _MLP_WIDTH)
     places = fields.size("xpress_block_size", fields.size("num_speculative_steps", _STEPS) + 1)
     copied = rank * (3 * rank + places * places + 3 * width + vocabulary)
@@ -450,7 +454,7 @@ def xpress(fields: Fields, architecture: str) -> ModelGeometry:
     of_all = fields.values.get("xpress_topc") == 0
     candidates = 0 if of_all else fields.size("xpress_topc", min(_CANDIDATES, vocabulary))
     if candidates > vocabulary:
-        raise fields.error("xpress_topc", f"vLLM refuses more than the vocabulary of {vocabulary}")
+        raise fields.error("xpress_topc", f"must be at most the vocabulary of {vocabulary}, or vLLM rejects it")
     parts = _parts(fields, options, most_tokens=places - 1)
     parts = replace(
         parts,
@@ -598,8 +602,8 @@ def _module(model: ModelGeometry, fields: Fields) -> Layer:
     if layer is None:
         raise fields.error(
             "num_hidden_layers",
-            "none of these layers has attention, which a module for multi-token prediction takes after: copy it, and"
-            " what says which layers have it, from the model's config.json",
+            "no layer has attention, which its module for multi-token prediction copies: copy this key, and those that"
+            " select the layers with attention, from the model's config.json",
         )
     mixer = layer.mixer
     if isinstance(mixer, LatentAttention) and mixer.sparse_tokens:

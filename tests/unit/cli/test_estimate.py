@@ -440,7 +440,7 @@ def test_a_cache_type_that_the_engine_refuses_is_told_as_plan_does(estimate: Est
 
 def test_a_cache_that_the_checkpoint_made_fp8_is_not_said_to_be_asked_for(estimate: Estimate) -> None:
     (result,) = estimate({"model": "nvidia/Kimi-K2.5-NVFP4", "gpu": "A100-80", "tp": 8, "pp": 2})
-    assert result["error"].startswith("kv_cache_dtype: auto: the checkpoint asks for an FP8 cache: on NVIDIA-A100")
+    assert result["error"].startswith("kv_cache_dtype: auto: the checkpoint requires an FP8 cache: on NVIDIA-A100")
 
 
 @pytest.mark.parametrize(

@@ -308,7 +308,7 @@ def test_the_mode_of_graphs_goes_to_its_field_and_the_rest_is_spelled_alike(
         (
             ["-cc.mode=2", "--compilation_config.level", "3"],
             ["--compilation_config.level", "3"],
-            "-cc.mode: vLLM takes",
+            "-cc.mode: vLLM uses",
         ),
         (
             ["--compilation-config.level=3", "-cc.mode=2", "--compilation-config.backend=eager"],
@@ -828,12 +828,12 @@ def two_engines() -> dict[str, Any]:
 
 WRONG = {
     "not a server": ({**engine(), "kind": "DaemonSet"}, "kind: DaemonSet: cannot be imported"),
-    "no vLLM": (engine(image="nginx:1", command=["nginx"]), "spec.template.spec.containers: nginx:1: runs no vLLM"),
+    "no vLLM": (engine(image="nginx:1", command=["nginx"]), "spec.template.spec.containers: nginx:1: does not run vLLM"),
     "two engines": (two_engines(), "spec.template.spec.containers: vllm, other: each run vLLM"),
     "no containers": (with_pod(containers=[]), "spec.template.spec.containers: is missing: must be a list"),
     "no GPU": (without_gpu(cpu=1), "resources.limits.nvidia.com/gpu: is missing"),
     "MIG": (without_gpu(**{"nvidia.com/mig-1g.10gb": 1}), "nvidia.com/mig-1g.10gb"),
-    "not vllm serve": (engine(command=["vllm", "bench"], args=["latency"]), "runs no vLLM server"),
+    "not vllm serve": (engine(command=["vllm", "bench"], args=["latency"]), "does not run vLLM"),
     "args no list": (engine(args="vllm"), "spec.template.spec.containers[0].args: vllm: must be a list"),
     "unclosed quote": (engine(command=["sh", "-c", "vllm serve 'x"], args=None), "No closing quotation"),
     "no model": (engine("--port", "8000"), "spec.target.model: is missing"),

@@ -101,7 +101,7 @@ def test_data_for_programs(trace: Path) -> None:
     ("arguments", "says"),
     [
         (["--model", "other"], "error: --model: other: http://127.0.0.1:"),
-        (["--url", "nowhere"], "error: --url: nowhere: is no URL of HTTP: write one such as http://localhost:8000"),
+        (["--url", "nowhere"], "error: --url: nowhere: is not an HTTP URL: write one such as http://localhost:8000"),
         (["--url", "http://127.0.0.1:1"], "error: --url: http://127.0.0.1:1/v1/models: does not answer"),
         (["--api-key-variable", "UNSET"], "error: --api-key-variable: UNSET: is not set: export it"),
         (["--api-key-variable", "BROKEN"], "error: --api-key-variable: BROKEN: contains characters that are invalid"),

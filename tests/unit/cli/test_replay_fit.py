@@ -277,7 +277,7 @@ def test_what_cannot_be_forecast_is_refused_and_leaves_nothing(
 def test_a_file_that_is_no_model_or_has_no_donors_is_named(tmp_path: Path) -> None:
     path = tmp_path / "model.json"
     for content, says in (
-        (b"{}", "is no fitted model"),
+        (b"{}", "is not a fitted model"),
         (encode_model(FittedModel(schema=1, origin=Origin())), "the model has no donors: fit it again"),
     ):
         path.write_bytes(content)

@@ -136,7 +136,7 @@ def test_traces_that_cannot_be_played_are_refused_in_one_line(tmp_path: Path) ->
     assert "block_hashes" in refused(str(here), "--match", "prefix")
     model = tmp_path / "model.json"
     model.write_text("{}")
-    assert "is no fitted model" in refused(str(model), "--mode", "modelled")
+    assert "is not a fitted model" in refused(str(model), "--mode", "modelled")
     assert "--mode modelled" in refused(str(here), "--mode", "modelled", "--match", "prefix")
     assert "--plan" in refused(str(here), "--plan", "x.yaml")
     assert "no effect with --mode steps" in refused(str(here), "--max-num-seqs", "8")
@@ -283,7 +283,7 @@ def test_vllm_is_started_with_the_plugin_and_its_end_is_told(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--plan", EXAMPLE, "--engine", "/bin/ls"), "--engine /bin/ls: has no vLLM: name the python"),
+        (("--plan", EXAMPLE, "--engine", "/bin/ls"), "--engine /bin/ls: has no vLLM: name a python"),
         (("--plan", EXAMPLE, "--engine", "/nowhere"), "--engine /nowhere: cannot be run: name the python"),
         (("--plan", EXAMPLE, "--tokenizer", "/nowhere"), "--tokenizer /nowhere: contains no tokenizer: use a folder"),
         (("--plan", EXAMPLE.parent), "SpecDecodeDeployments: use a file with one"),

@@ -359,7 +359,7 @@ def test_of_a_rendered_chart_the_server_is_taken(specdecode: Specdecode, write: 
     [
         ("kind: CronJob\n", "cannot be imported"),
         ("a: 1\n", READABLE),
-        ("docker compose up -d\n", "command line: no image: runs no vLLM server"),
+        ("docker compose up -d\n", "command line: no image: does not run vllm serve"),
         ("[]", "kind: nothing"),
         ("docker run --gpus all\n", "names no image"),
         (f"docker run {IMAGE} a\ndocker run {IMAGE} b\n", "2 containers: import them one at a time"),
@@ -537,7 +537,10 @@ OPEN = {
     "a switch for a size": (llm(parallelism={"data": True}), "spec.parallelism.data: true: must be a whole number"),
     "replicas in quotes": (llm(replicas="3"), 'spec.replicas: "3": must be a whole number, without quotes'),
     "far too many replicas in quotes": (llm(replicas=str(2**60)), "must be at most 1,000"),
-    "LMCache": (stack(lmcacheConfig={"enabled": True}), "modelSpec[0].lmcacheConfig: enabled: helm template"),
+    "LMCache": (
+        stack(lmcacheConfig={"enabled": True}),
+        "modelSpec[0].lmcacheConfig: enabled: import the output of helm template",
+    ),
     "Ray": (stack(raySpec={"headNode": {}}), "servingEngineSpec.modelSpec[0].raySpec"),
     "autoscaling by KEDA": (stack(keda={"enabled": True}), "servingEngineSpec.modelSpec[0].keda"),
     "a setting that came later": (stack(vllmConfig={"newest": 1}), "vllmConfig.newest"),

@@ -108,9 +108,9 @@ def test_what_may_not_be_compared_is_said(tmp_path: Path) -> None:
     )
     notes = " / ".join(compare(one, other).notes)
     assert "K is 4 in the first and 2 in the second" in notes
-    assert "the first is of tiny, the second of large" in notes
+    assert "the first recording is of tiny, the second of large" in notes
     assert "the first has 1 requests, the second 2" in notes
-    assert "no arrival_ms: there is no throughput" in notes
+    assert "no arrival_ms, so throughput cannot be compared" in notes
 
 
 def test_without_speculation_there_is_no_acceptance(tmp_path: Path) -> None:
