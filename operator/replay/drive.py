@@ -102,13 +102,13 @@ def planned(recording: Recording, time_scale: float, most: int | None = None) ->
     requests = [request for request in recording.requests if request.arrival_ms is not None][:most]
     if not requests:
         raise RecordingError(
-            f"{printable(str(recording.trace))}: no record has arrival_ms, so the sending times are not known: name a trace"
-            " of a capture"
+            f"{printable(str(recording.trace))}: no record has arrival_ms, so the sending times are not known: name a"
+            " trace of a capture"
         )
     longest = max(request.prompt_tokens for request in requests)
     if longest > _LONGEST_PROMPT:
         raise RecordingError(
-            f"{printable(str(recording.trace))}: a prompt of {longest} tokens exceeds {_LONGEST_PROMPT}: remove its record"
+            f"{printable(str(recording.trace))}: a prompt of {longest} tokens exceeds {_LONGEST_PROMPT}: remove it"
         )
     first_ms = requests[0].arrival_ms or 0.0
     earlier = earlier_turns(requests)
