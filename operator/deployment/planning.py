@@ -313,7 +313,7 @@ def _no_node_message(facts: Facts, nodes: tuple[NodeFacts, ...], nodes_from: Nod
     refused = f"; {passed_over(facts, nodes)}".removesuffix("; ")
     if nodes_from is NodesFrom.FILE:
         return (
-            f"none of the configured nodes (fleet.nodes of the chart, --nodes) has {wanted}"
+            f"no configured node (fleet.nodes of the chart, --nodes) has {wanted}"
             f" (GPUs configured: {present}); for other nodes, set {missing}{refused}"
         )
     return (

@@ -20,7 +20,7 @@ _SWITCHES: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "serviceAccountName": (("", "default", None), "gives the pod the permissions of another account"),
     "serviceAccount": (("", "default", None), "gives the pod the permissions of another account"),
     # Null would remove the operator's own false.
-    "automountServiceAccountToken": ((False,), "gives the pod a token for the API server"),
+    "automountServiceAccountToken": ((False,), "gives the pod access to the API server with a token"),
 }
 _CONTAINER_SWITCHES: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "privileged": ((False, None), "gives the container full access to the node"),
@@ -120,7 +120,7 @@ def _of_pod(spec: Mapping[str, Any]) -> Iterator[_Found]:
         if field in spec and spec[field] not in harmless:
             yield f"spec.{field}", spec[field], why, "serviceAccountName" if field == "serviceAccount" else field
     if str(spec.get("priorityClassName")).startswith("system-"):
-        why = "lets the pod preempt all other pods, including those of the cluster itself"
+        why = "lets the pod preempt all other pods, including system pods"
         yield "spec.priorityClassName", spec["priorityClassName"], why, "priorityClassName"
     yield from _of_security("spec.securityContext", spec)
     for index, sysctl in enumerate(objects(mapping(spec, "securityContext"), "sysctls")):

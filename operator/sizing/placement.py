@@ -70,7 +70,7 @@ def refuse_too_many(pools: Iterable[GpuPool], tensor: int | None, spread: Parall
         message = f"{room} GPUs, and the largest has {widest}; write {1 << (widest.bit_length() - 1)} or less"
         raise PlanError(TENSOR_FIELD, tensor, message)
     gpus = (tensor or 1) * spread.groups
-    message = f"GPUs per replica (tensor x pipeline x data), but the largest node has {widest}; lower one of them"
+    message = f"GPUs per replica (tensor x pipeline x data), but the largest node has {widest}; lower one"
     raise PlanError("parallelism", gpus, message)
 
 

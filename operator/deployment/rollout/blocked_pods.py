@@ -33,7 +33,7 @@ _FIXES: Final = {
     "TaintToleration": "tolerate the node's taint in spec.podTemplate, or remove nodeName from it",
     "Preempting": "the node runs a critical pod instead: cordon it, or set a priorityClassName for the engines",
 }
-_OTHER_FIX: Final = "run kubectl describe on the node to see what is missing; fix it, or cordon the node"
+_OTHER_FIX: Final = "run kubectl describe on the node to see the cause; fix it, or cordon the node"
 
 
 def condition_of(body: Body, type_: str) -> Body:

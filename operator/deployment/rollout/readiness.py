@@ -217,7 +217,7 @@ def available_condition(counts: EngineCounts, readiness: Readiness) -> Condition
     if counts.ready == 0 and counts.blocked is not None:
         return ConditionUpdate("Available", FALSE, counts.blocked.reason, f"{counts}{why}")
     if counts.earlier:
-        message = f"{counts.ready} engines of an earlier spec ready; none can be launched for the current spec"
+        message = f"{counts.ready} engines of an earlier spec ready; the current spec cannot be launched"
         return ConditionUpdate("Available", TRUE, "EarlierEnginesServe", message)
     if counts.ready >= counts.wanted:
         return ConditionUpdate("Available", TRUE, "EnginesServe", str(counts))

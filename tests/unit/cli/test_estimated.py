@@ -116,7 +116,7 @@ def test_numbers_beside_a_known_model_are_shown_with_its_own(specdecode: Specdec
     assert found["models"][0]["knowledge"] == "exact"
     assert found["candidates"][0]["kv_bytes_per_token"] == 131_072
     assert "15.0 GiB instead of 20.0" in result.stderr
-    assert "131,072 bytes a token instead of 1,000" in result.stderr
+    assert "131,072 bytes per token instead of 1,000" in result.stderr
 
 
 @pytest.mark.parametrize("method", ["eagle", "eagle3", "dflash", "dspark"])

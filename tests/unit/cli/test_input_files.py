@@ -118,7 +118,7 @@ def test_a_bad_number_is_told_with_its_bound(
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (speculation(numSpeculativeTokens=0), "numSpeculativeTokens: 0: proposes nothing: use 1 to 32"),
+        (speculation(numSpeculativeTokens=0), "numSpeculativeTokens: 0: proposes no tokens: use 1 to 32"),
         (speculation(numSpeculativeTokens=-3), "numSpeculativeTokens: -3: must be at least 0"),
         (speculation(numSpeculativeTokens=33), "numSpeculativeTokens: 33: is more than 32: method draft_model takes"),
         (speculation(numSpeculativeTokens=2**63), "numSpeculativeTokens: 9223372036854775808: must be at most 64"),

@@ -232,7 +232,7 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
         (refining(numSpeculativeTokens=6), "write 7"),
         (refining(numSpeculativeTokens=8), "write 7"),
     ],
-    "an XPress head: only greedy": [(refining(draftSampling="probabilistic"), "the likeliest alone")],
+    "an XPress head: only greedy": [(refining(draftSampling="probabilistic"), "only proposes the likeliest")],
     "dflash with an XPress head; at most its vocabulary": [
         (refining(xpressTopC=151_937), "use 151936 or less"),
         (refining(draft={"model": QWEN_HEAD}, method="eagle3", xpressTopC=64), "has no XPress refiner"),

@@ -392,7 +392,7 @@ CASES: dict[str, Any] = {
     ),
     "padding, and a version that drafts with one kind of layer": (
         pair("google/gemma-3-27b-it", "google/gemma-3-1b-it", engine={"version": "0.28"}),
-        r"choose a draft whose vocab_size is 262208, or use method: (\w+), which needs none$",
+        r"choose a draft whose vocab_size is 262208, or use method: (\w+), which needs no draft$",
         without_draft,
     ),
     "another family": (
@@ -402,7 +402,7 @@ CASES: dict[str, Any] = {
     ),
     "a vocabulary of its own": (
         {**pair("acme/own", "Qwen/Qwen3-0.6B"), "target": OTHER_VOCABULARY},
-        r"vocab_size is 1000, or use method: (\w+), which needs none$",
+        r"vocab_size is 1000, or use method: (\w+), which needs no draft$",
         without_draft,
     ),
     "a head as a draft model": (
