@@ -81,8 +81,8 @@ def pod_problems(
 ) -> list[Problem]:
     """Return the fields of a pod's metadata and spec that are not allowed, below ``where``, each with its fix.
 
-    A pod may also be a patch for another pod, in which null removes a field. ``namespace`` is that of the pod; if
-    empty, every namespace counts as another one.
+    A pod may also be a patch for another pod, in which null removes a field. ``namespace`` is the namespace of the pod;
+    if empty, every namespace counts as another one.
     """
     fix = "leave it out, or ask the operator's administrator to allow it with --allow-pod-template"
     return [
@@ -137,7 +137,7 @@ def _of_anti_affinity(terms: Mapping[str, Any], namespace: str) -> Iterator[_Fou
 
     The scheduler applies these both ways: it does not place a pod that they select in the topology of the pod that has
     them (interpodaffinity, satisfyExistingPodsAntiAffinity). Preferred terms and affinity only change scores, and
-    topologySpreadConstraints count pods of their own namespace (podtopologyspread).
+    topologySpreadConstraints count pods of the same namespace (podtopologyspread).
     """
     required = "requiredDuringSchedulingIgnoredDuringExecution"
     why = "keeps pods of other namespaces off the nodes where this pod runs"

@@ -127,7 +127,7 @@ def _image_doubts(spec: SpecDecodeDeploymentSpec, profile: EngineProfile) -> Ite
 
 
 def token_doubts(spec: SpecDecodeDeploymentSpec) -> Iterator[Problem]:
-    """Yield the gated models that pods would download without a token; a plan alone downloads nothing."""
+    """Yield the gated models that pods would download without a token; planning does not download."""
     reaches_hub = spec.models.volume is None and spec.engine.replay is None
     if not reaches_hub or spec.models.hub_token_secret is not None or hub_environment(spec):
         return

@@ -20,7 +20,7 @@ USUAL_CACHES: Final = ("/root/.cache/huggingface", "/root/.cache/huggingface/hub
 
 
 _IN_TARGET: Final = frozenset({Method.MTP, Method.DSPARK})
-"""Methods whose draft is in the target's checkpoint, or in one of its own (vllm/config/speculative.py)."""
+"""Methods whose draft is in the target's checkpoint, or in a separate one (vllm/config/speculative.py)."""
 
 _SPECULATORS: Final = "speculators_config"
 _SPECULATORS_METHODS: Final = {"peagle": "eagle3", "dflash2": "dflash"}

@@ -19,14 +19,14 @@ from specdecode_operator.vllm.profiles import EngineProfile, Flag
 
 @dataclass(frozen=True)
 class OlderSetting:
-    """Successor of a setting of older versions: ``now``, or ``gone``; if neither is set, the user decides."""
+    """Successor of a setting of older versions: ``now``, or ``gone``; without both, the user decides."""
 
     now: str = ""
     """Flag, key of its JSON value, or variable with the same meaning."""
     gone: str = ""
     """Reason why the setting can be dropped."""
     ask: str = ""
-    """What the user can set instead."""
+    """Settings that the user can use instead."""
     now_of_one: str = ""
     """Flag with the same meaning for a single value; ``now`` if this is empty."""
     value: str | None = None
@@ -91,12 +91,12 @@ class Argument:
 
     @property
     def text(self) -> str:
-        """The argument as it was written."""
+        """The argument as written."""
         return " ".join(self.words)
 
     @property
     def value(self) -> str:
-        """Its first value; empty if it has none."""
+        """Its first value, or an empty text."""
         return self.values[0] if self.values else ""
 
     @property

@@ -31,7 +31,7 @@ Quantifiers are possessive, so that a long script takes linear time.
 
 _LITERAL, _QUOTED, _END, _BLANK, _EMPTY = "\ue000", "\ue001", "\ue002", "\ue003", "\ue004"
 """Stand in for a dollar that is text, a dollar in double quotes, the end of a command, a blank that divides a
-variable's value into words, and quotes around nothing: shlex drops the quotes that tell these apart."""
+variable's value into words, and empty quotes: shlex drops the quotes that distinguish these."""
 
 KUBELET_DOLLAR: Final = "\ue005"
 """Stands for the dollar of a variable that the kubelet replaces, in any quotes."""
@@ -314,7 +314,7 @@ def plain_environment(container: Object) -> dict[str, str]:
 
 
 def secret_variable(word: str) -> str | None:
-    """Return the variable that a whole word stands for, if its value is not in the object."""
+    """Return the variable that a whole word refers to, if its value is not in the object."""
     found = re.fullmatch(r"\$\((\w+)\)|\$\{?(\w+)\}?", word)
     return (found[1] or found[2]) if found else None
 
@@ -355,7 +355,7 @@ def _by_kubelet(text: str, env: Mapping[str, str | None], *, unknown: str) -> st
 
 
 def script_index(words: Sequence[str]) -> int | None:
-    """Return the index of the script that a shell receives by ``-c``, alone or with other letters."""
+    """Return the index of the script that a shell receives with ``-c``, also combined with other letters."""
     if PurePosixPath(words[0]).name not in _SHELLS:
         return None
     for index, word in enumerate(words[1:-1], start=1):

@@ -222,7 +222,7 @@ def plain(value: Any) -> str:
 
 
 def required(body: Object, where: str) -> dict[str, Any]:
-    """Return the object at a path such as ``spec.template.spec``; raise MigrationError if there is none."""
+    """Return the object at a path such as ``spec.template.spec``; raise MigrationError if it is missing."""
     place: Any = body
     keys = where.split(".")
     for depth, key in enumerate(keys, start=1):

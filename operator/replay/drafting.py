@@ -33,7 +33,7 @@ class AcceptanceSchedule:
         Raises
         ------
         ValueError
-            The text is neither; the message says why.
+            The text has another form; the message explains why.
         """
         pairs = [part.rpartition(":")[::2] for part in text.split(",")]
         try:
@@ -146,7 +146,7 @@ def recorded_drafting(recording: Recording, steps: Iterator[StepLine]) -> Sequen
 
 
 def _steps_of(requests: Sequence[RecordedRequest], ends: "array[float]") -> "npt.NDArray[np.int64]":
-    """Return the step of each burst, request by request; -1 if a burst has none."""
+    """Return the step of each burst, request by request; -1 for a burst without a step."""
     import numpy as np  # noqa: PLC0415  takes a tenth of a second, which a trace without statistics does not need
 
     of_requests = [

@@ -185,7 +185,7 @@ async def find_target(address: Address, model: str | None, recorded: str | None,
     Parameters
     ----------
     model
-        The model name to send. If None, the recorded one if it is served, else the only one.
+        The model name to send. If None, the recorded model if it is served, or the only served model.
 
     Raises
     ------

@@ -93,7 +93,7 @@ _OF_A_TOKENIZER: Final = (
 """Files of a model's repository that hold its tokenizer, and the tokens that end a text."""
 
 _USUAL_TEXT: Final = (300, 1000)
-"""Token ids of a text: in published vocabularies these are pieces of words, and none ends a text."""
+"""Token ids of a text: in published vocabularies these are pieces of words, and do not end a text."""
 
 
 def write_model_folder(

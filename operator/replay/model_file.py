@@ -54,7 +54,7 @@ class Range(Struct, frozen=True):
     most: float
 
     def outside(self, name: str, value: float) -> str | None:
-        """Return a message if a value is more than 5 % outside the range, else None."""
+        """Return a message if a value is more than 5 % outside the range, or None."""
         if self.least / _NEAR <= value <= self.most * _NEAR:
             return None
         bound, word = (self.most, "most") if value > self.most else (self.least, "least")

@@ -56,7 +56,7 @@ def matcher(matching: Matching, requests: Sequence[RecordedRequest]) -> Match:
 
 
 def _by_id(requests: Sequence[RecordedRequest]) -> Match:
-    """Match by recorded id, else by the number at the end of the id: the place in the order of arrival."""
+    """Match by recorded id, or by the number at the end of the id: the place in the order of arrival."""
     unused = [True] * len(requests)
     named: dict[str, deque[int]] = {}
     for place, request in enumerate(requests):
@@ -99,7 +99,7 @@ def _first_unused(places: deque[int], unused: list[bool]) -> int | None:
 
 
 def repeating(match: Match, requests: Sequence[RecordedRequest]) -> Match:
-    """Return a matcher that cycles through the records by arrival if the other one has none left."""
+    """Return a matcher that cycles through the records by arrival if the other one has no records left."""
     places = cycle(range(len(requests)))
 
     def take(request: Incoming) -> int:

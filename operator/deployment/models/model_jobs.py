@@ -72,7 +72,7 @@ class ModelJob(Generic[_Answer]):
         return found
 
     def blocked(self, pods: Sequence[Body], sources: Mapping[str, ModelSource]) -> Blocked | None:
-        """Return why the first failing model has no result, with its field and a fix; None if none fails."""
+        """Return why the first failing model has no result, with its field and a fix; None without failures."""
         for field, source in sources.items():
             pod, terminated = self._newest(pods, source)
             if pod is None:

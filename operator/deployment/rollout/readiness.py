@@ -208,7 +208,7 @@ def _not_yet_ready(rollout: Rollout) -> Readiness:
 
 
 def available_condition(counts: EngineCounts, readiness: Readiness) -> ConditionUpdate:
-    """Return the condition Available; if no engine serves, its reason is that of the pods or of ``readiness``."""
+    """Return the condition Available; if no engine serves, its reason comes from the pods or from ``readiness``."""
     if counts.wanted == 0 or (counts.ready == 0 and counts.blocked is None):
         return ConditionUpdate("Available", FALSE, readiness.reason, SEE_READY)
     why = f": {counts.blocked.message}" if counts.blocked else ""

@@ -178,7 +178,7 @@ class BoundedHttp(HttpToolsProtocol):
                 cycle.message_event.set()
 
     def data_received(self, data: bytes) -> None:
-        """Parse what a client sent."""
+        """Parse the bytes that a client sent."""
         if self.transport.is_closing():
             return
         self._unread_bytes += len(data)

@@ -236,7 +236,7 @@ def _own_header(recording: Recording) -> TraceMeta:
 
 
 def _drafting(recordings: Sequence[Recording], notes: list[str]) -> Sequence[Drafting] | None:
-    """Return the drafting of each request, from step statistics if they match; None if none do."""
+    """Return the drafting of each request, from matching step statistics; None without a match."""
     of_steps = [
         recorded_drafting(each, read_steps(each.steps)) if each.steps is not None else None for each in recordings
     ]

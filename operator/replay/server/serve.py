@@ -252,7 +252,7 @@ class _Keyed:
 
 
 MOST_CONNECTIONS: Final = 2048
-"""Connections at a time unless the user says otherwise; with unfinished headers of 64 KiB each they hold 128 MiB."""
+"""Default limit of concurrent connections; with unfinished headers of 64 KiB each they hold 128 MiB."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -430,7 +430,7 @@ class CaptureRecorder:
         seal(self._folder)
 
     def _try(self, write: Callable[[], None]) -> None:
-        """Write, unless an earlier write failed: nothing may follow a torn line."""
+        """Write, unless an earlier write failed: a torn line must be the last one."""
         if self.failure is not None:
             return
         try:
