@@ -97,7 +97,7 @@ class Recording:
 
     @cached_property
     def num_speculative_tokens(self) -> int:
-        """K from the header, else the largest burst minus the target's own token; 0 without speculation."""
+        """K from the header, or the largest burst minus the target's own token; 0 without speculation."""
         # Without a header, bursts of one size are the blocks of a diffusion model, which does not draft.
         given = (self.meta.speculative or {}).get("num_speculative_tokens")
         if isinstance(given, int) and 0 < given < MOST_TOKENS_AT_ONCE:
@@ -156,7 +156,7 @@ def find_trace(path: Path) -> Path:
 
 
 def find_steps(trace: Path) -> Path | None:
-    """Return the step statistics beside a trace, if there are any."""
+    """Return the step statistics next to a trace, if there are any."""
     return _beside(trace.parent, formats.STEP_STATS)
 
 

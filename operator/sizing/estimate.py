@@ -483,7 +483,7 @@ def _reject_models(fields: CaseFields, speculative: CaseFields | None, pair: Pai
 
 
 def _values(config: Mapping[str, Any], key: str) -> Iterator[int]:
-    """Yield the numbers under a key, including those of nested configs."""
+    """Yield the numbers under a key, including nested configs."""
     for name, value in config.items():
         if name == key and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
             yield int(value)

@@ -1,9 +1,9 @@
 """Reject precisions, KV cache types and adaptive verification that vLLM's kernels do not support.
 
-The rules are those of vLLM 0.32. It can quantize 16-bit weights to FP8 at load time
+The rules follow vLLM 0.32. It can quantize 16-bit weights to FP8 at load time
 (layers/quantization/online/fp8.py). It cannot quantize dense layers to INT8 or INT4. A quantized checkpoint is
-served as it is: another precision fails with "does not match the quantization method specified" (config/model.py).
-Rules that need neither layers nor GPU are in vllm/speculation_rules.py.
+served unchanged: another precision fails with "does not match the quantization method specified" (config/model.py).
+Rules that do not need layers or GPUs are in vllm/speculation_rules.py.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -139,10 +139,10 @@ _SCALES_A_CACHE: Final = frozenset({QuantizationMethod.FP8, QuantizationMethod.M
 """Checkpoint formats for which vLLM always makes scales of the cache (BaseKVCacheMethod)."""
 
 _PLAIN_SPARSE_SINCE: Final = (0, 30)
-"""First vLLM whose FLASHINFER_MLA_SPARSE_SM90 reads an fp8_e4m3 cache on Hopper, beside FlashMLA's fp8 and bfloat16
+"""First vLLM whose FLASHINFER_MLA_SPARSE_SM90 reads an fp8_e4m3 cache on Hopper; FlashMLA reads fp8 and bfloat16
 (v1/attention/backends/mla/flashinfer_mla_sparse_sm90.py). It needs FlashInfer 0.6.18; vLLM 0.33 pins 0.7.2.
 
-Sizing counts the cache as FlashMLA's, with 656 bytes a token and layer instead of 576."""
+Sizing counts the cache as FlashMLA's, with 656 bytes per token and layer instead of 576."""
 
 _PLAIN_SPARSE_KV_RANK: Final = 512
 _PLAIN_SPARSE_ROPE_DIMS: Final = (0, 64)
@@ -183,7 +183,7 @@ def cache_dtype_problem(
 
 @lru_cache(maxsize=MEMO_SIZE)
 def kernel_note(product: str, precision: Precision) -> str | None:
-    """Return how a GPU product supports a precision if that is less than users expect, else None."""
+    """Return how a GPU product supports a precision if that is less than users expect, or None."""
     generation = generation_of(product)
     if generation is None or precision.value not in _WEIGHT_ONLY[generation]:
         return None

@@ -35,7 +35,7 @@ _DRAFT_FIELD: Final = "speculation.draft.model"
 _TOKENS_FIELD: Final = "speculation.numSpeculativeTokens"
 
 NO_LENGTH: Final = "is missing, and the model has no maximum length: set it, such as 8192"
-"""Problem of a missing length, for a model with `says_no_length`."""
+"""Problem of a missing length of a model with `says_no_length`."""
 
 _PADDED_AT_MOST: Final = 1024
 """Maximum difference of vocabularies of one family that were padded to different multiples."""
@@ -183,7 +183,7 @@ class Pair:
 
     @property
     def models(self) -> str:
-        """The target's name, and after `` + `` that of the draft."""
+        """The names of target and draft, joined by `` + ``."""
         return self.target.name + (f" + {self.draft.name}" if self.draft else "")
 
     @property
@@ -194,7 +194,7 @@ class Pair:
 
     @property
     def drafts_in_parallel(self) -> bool:
-        """True if the draft proposes all tokens in one pass, as it was trained to (PARD, P-EAGLE)."""
+        """True if the draft proposes all tokens in one pass, as trained (PARD, P-EAGLE)."""
         return self.draft is not None and self.draft.drafts_in_parallel and self.method in METHODS_IN_PARALLEL
 
     @property
@@ -261,7 +261,7 @@ def loaded_draft(pair: Pair) -> tuple[ModelGeometry, Precision] | None:
 def prediction_draft(target: ModelGeometry, num_speculative_tokens: int) -> ModelGeometry:
     """Return the draft that a target's own layers for multi-token prediction make.
 
-    Raise PlanError if it has none, or the tokens are above its modules and no multiple of them (vLLM,
+    Raise PlanError without modules, or if the tokens are more than the modules and not a multiple of them (vLLM,
     config/speculative.py, __post_init__).
     """
     draft, modules = mtp_head(target), target.mtp_layers

@@ -4,7 +4,7 @@ The module supports fp8, compressed-tensors, AWQ, GPTQ, MXFP4 and ModelOpt. In e
 head, norms and biases keep the model's 16-bit type.
 
 Exclusion patterns are untrusted input. They are compiled by pydantic's Rust regex engine, which does not backtrack:
-matching time is proportional to the length of the name times that of the patterns. Python's `re` could take
+matching time is proportional to the length of the name times the length of the patterns. Python's `re` could take
 exponential time.
 """
 

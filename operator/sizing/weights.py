@@ -52,7 +52,7 @@ _AWQ_AND_GPTQ: Final = (QuantizationMethod.AWQ, QuantizationMethod.GPTQ)
 def linear_bytes(weight_format: WeightFormat, linear: LinearLayer, dtype_bytes: int = SIXTEEN_BIT_BYTES) -> int:
     """Return the bytes of one copy of a linear layer on a rank, with scales, without bias.
 
-    ``dtype_bytes`` are those of an unquantized element. Scales in the model's type have 16 bits: vLLM multiplies
+    ``dtype_bytes`` is the size of an unquantized element. Scales in the model's type have 16 bits: vLLM multiplies
     quantized layers in 16 bits only.
     """
     weights = linear.inputs * linear.outputs
@@ -358,7 +358,7 @@ def _padded_experts(linear: LinearLayer, stored_as: WeightFormat) -> tuple[Linea
 def linear_format(linear: LinearLayer, layer: Layer, weight_format: WeightFormat) -> WeightFormat:
     """Return how one linear layer of a quantized model is stored.
 
-    AWQ and GPTQ look up in their files which layers they quantize; these leave routers alone (vLLM, auto_gptq.py and
+    AWQ and GPTQ look up in their files which layers they quantize; these exclude routers (vLLM, auto_gptq.py and
     auto_awq.py, maybe_update_config).
     """
     if (
@@ -395,7 +395,7 @@ TOLERANCE_BYTES: Final = 64 * 1024
 
 
 def checkpoint_disagreement(geometry: ModelGeometry, stored: StoredWeights) -> str | None:
-    """Return a sentence if the tensors in a model's files and the geometry of its config.json differ, else None.
+    """Return a sentence if the tensors in a model's files and the geometry of its config.json differ, or None.
 
     The sentence names the largest parts of the files if they are known.
     """

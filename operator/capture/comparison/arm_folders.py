@@ -84,7 +84,7 @@ class ArmFolders:
 
     @property
     def first(self) -> ArmManifest:
-        """One manifest, for the fields that are equal in all."""
+        """A manifest of the baseline, with the fields that are equal in all manifests."""
         return self.repetitions[self.experiment.baseline][0].manifest
 
 

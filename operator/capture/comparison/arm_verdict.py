@@ -52,8 +52,8 @@ def judge(  # noqa: PLR0913  the measurements and the level
     predicted
         The ratio that formulas predict.
     whole
-        Whether all repetitions are there. Else there is no verdict: looking earlier than planned, and stopping when it
-        looks good, would err more often than the level says.
+        Whether all repetitions are present. Otherwise there is no verdict: looking earlier than planned, and stopping
+        at a good result, would err more often than the level allows.
     """
     series, found = PairedSeries(level), None
     for _, of_one in sorted(pairs.items()):

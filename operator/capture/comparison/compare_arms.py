@@ -1,7 +1,7 @@
 """Compare the arms of a capture: published folders in, a comparison out.
 
-Besides the figures, this compares what the arms answer (greedy tokens and output formats), and notes what other
-than the setting may explain a difference, such as another precision than the baseline's. In the capture's pod all
+In addition to the figures, this compares the answers of the arms (greedy tokens and output formats), and notes other
+explanations of a difference than the setting, such as another precision than the baseline's. In the capture's pod all
 files were published just before; elsewhere they are untrusted.
 """
 

@@ -1,6 +1,6 @@
-"""Judge whether an engine serves as well as that of a golden capture, figure by figure.
+"""Judge each figure of an engine against a golden capture.
 
-Each figure has a largest loss that may pass. It is Regressed if more than half of that was lost and chance alone
+Each figure has a largest loss that may pass. It is Regressed if more than half of that was lost and chance
 does not explain it, at a level that holds for all figures together (Bonferroni), because one of many is beyond its
 limits by chance. It is Inconclusive if the end of its own interval lies beyond the whole of it, and Holds
 otherwise. All figures have to hold, so each may be judged at its own level (Berger 1982): such a loss passes at
@@ -45,7 +45,7 @@ from specdecode_operator.stats.verdict import (
 )
 
 ALARM_LEVEL: Final = 0.99
-"""Confidence level of all figures together that none is called worse by chance."""
+"""Confidence level of all figures together: the chance that no figure is called worse by mistake."""
 
 LEVEL: Final = 0.9
 """Confidence level of each interval: 5 % on either side."""

@@ -214,7 +214,7 @@ def gates(
 
 
 def missing_steps(trace: TraceTotals, steps: StepTotals | None) -> Gate:
-    """Judge whether the steps that were asked for were recorded; without any, the gates above would pass."""
+    """Judge whether the requested steps were recorded; without any steps, the gates above would pass."""
     without = 0 if steps is not None and steps.steps else trace.records
     return _none_of(without, "requests without engine steps, although record.stepStats is on")
 

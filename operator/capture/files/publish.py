@@ -1,7 +1,7 @@
 """Publish the files of a capture atomically.
 
 Every file is flushed and checksummed under its ``.part`` name, then renamed. The manifest comes next. Renaming the
-folder to its final name comes last. An attempt that is killed before the manifest exists stays as it is, labelled
+folder to its final name comes last. An attempt that is killed before the manifest exists stays unchanged, labelled
 by its manifest.partial.json. An attempt with a manifest is complete: the next attempt of the same capture renames
 its folder.
 """
@@ -39,7 +39,7 @@ _TAKEN: Final = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR})
 
 
 def seal(attempt: Path) -> dict[str, FileEntry]:
-    """Flush, checksum and rename an attempt's ``.part`` files; sealed files stay as they are."""
+    """Flush, checksum and rename an attempt's ``.part`` files; sealed files do not change."""
     entries = {}
     for name in DATA_FILES:
         part, sealed = attempt / f"{name}{PART_SUFFIX}", attempt / name
@@ -145,7 +145,7 @@ class _Files(msgspec.Struct):
 
 
 def verify(folder: Path) -> list[str]:
-    """Return the differences between a published folder and its manifest; empty if there are none."""
+    """Return the differences between a published folder and its manifest, or an empty list."""
     try:
         files = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=_Files).files
     except FileNotFoundError:

@@ -1,6 +1,6 @@
 """List, read and count the segments that the recorders of a capture wrote.
 
-An engine that restarts writes new segments beside the old ones, so an older segment is interrupted, never
+An engine that restarts writes new segments next to the old ones, so an older segment is interrupted, never
 truncated. The segments of one start carry its start id. Without a start id, segments are grouped by API-server
 index, which is unique per start.
 """

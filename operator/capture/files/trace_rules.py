@@ -175,7 +175,7 @@ def decode(decoder: "msgspec.json.Decoder[_Line]", text: bytes) -> _Line:
 
 
 def _repeated(text: bytes) -> str | None:
-    """Return a duplicate field that the reader knows; a search for words first avoids a second parse."""
+    """Return a duplicate field that the reader uses; a search for words first avoids a second parse."""
     words = _WORD.findall(text)
     if len(set(words)) == len(words) or not any(words.count(key) > 1 for key in _KEYS):
         return None

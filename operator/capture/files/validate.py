@@ -104,7 +104,7 @@ RANDOM_PROMPTS: Final = (
 
 
 def are_random(workload: Mapping[str, Any]) -> bool:
-    """Whether the prompts of a manifest's workload are random, as they are by default."""
+    """Whether the prompts of a manifest's workload are random, which is the default."""
     prompts = workload.get("prompts", {"synthetic": {}})
     if not isinstance(prompts, Mapping):
         return False

@@ -131,7 +131,7 @@ class CheckRequests:
         )
 
     async def structured(self, prompt: Sequence[int] | str, salt: str) -> str | None:
-        """Request JSON of the schema; return None if it is valid, else the problem without the content."""
+        """Request JSON of the schema; return None if it is valid, or the problem without the content."""
         form = {"type": "json_schema", "json_schema": {"name": _TOOL, "schema": _SCHEMA}}
         document = {"prompt": prompt, "max_tokens": formats.MOST_CHECK_TOKENS, "response_format": form}
         choice = (await self._ask("/completions", document, salt)).choices[0]

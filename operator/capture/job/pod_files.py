@@ -65,7 +65,7 @@ SWITCH_FOLDER: Final = "/specdecode/switch"
 def switcher_command(recorder: str, folder: str = SWITCH_FOLDER) -> list[str]:
     """Return the command of an engine's container that starts engines on orders.
 
-    ``recorder`` is the folder of the bundle. ``-I`` ignores the image's Python variables, which are for engines alone.
+    ``recorder`` is the folder of the bundle. ``-I`` ignores the image's Python variables, which are only for engines.
     """
     return ["python3", "-I", f"{recorder}/{PLUGIN}/switcher.py", folder]
 

@@ -58,7 +58,7 @@ class Part:
 
 
 def order_of_arms(arms: Sequence[str], repetitions: int, seed: int) -> list[list[str]]:
-    """Return the order in which the arms are measured, for each repetition."""
+    """Return the order of the arms in each repetition."""
     # Repetitions form pairs: the first has a random order, the second the reverse. A steady drift, such as a GPU that
     # gets warmer, then affects all arms alike.
     order: list[list[str]] = []

@@ -29,7 +29,7 @@ from specdecode_operator.problems import printable
 class TokenIds:
     """Generator of token ids without special tokens.
 
-    1 % of the ids at either end of the vocabulary are not used, because special tokens lie there: at most 1000 of
+    1 % of the ids at either end of the vocabulary are not used, because these are special tokens: at most 1000 of
     131072 at the beginning (Mistral's Tekken), and 1090 of 201088 at the end (gpt-oss).
     """
 
@@ -77,8 +77,8 @@ class Said:
 class BlockPrompts:
     """Generator of prompts by block: equal hashes give equal tokens, and another seed gives other tokens.
 
-    A chained hash identifies the whole prompt up to the block's end, so the tokens of a block may depend on its hash
-    alone. Blocks of answers are the answers' own tokens, if known.
+    A chained hash identifies the whole prompt up to the block's end, so the tokens of a block may depend only on its
+    hash. Blocks of answers are the answers' own tokens, if known.
     """
 
     token_ids: TokenIds
@@ -87,7 +87,7 @@ class BlockPrompts:
     _answered: dict[int, Sequence[int]] = field(default_factory=dict)
 
     def make(self, shape: "Shape | RecordedRequest", place: int, said: Said) -> list[int]:
-        """Return a prompt of a shape for the request at a place, which continues what was said."""
+        """Return a prompt of a shape for the request at a place, which continues the conversation."""
         prompt = list(said.tokens[: shape.prompt_tokens])
         # An untrusted trace may have more hashes than full blocks.
         blocks = shape.prompt_tokens // self.block_size

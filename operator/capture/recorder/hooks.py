@@ -152,7 +152,7 @@ def _start(settings: Settings, vllm_config: Any, engines: list[int]) -> None:
 
 
 class Recording(threading.Thread):
-    """Thread of the writer, until it is told to close or the process ends."""
+    """Thread of the writer, until an order to close or the end of the process."""
 
     def __init__(self, writer: Writer, hooks: Hooks, close_file: Path) -> None:
         super().__init__(name="specdecode-recorder", daemon=True)

@@ -1,6 +1,6 @@
 """Run the engines of several arms in one container, one at a time, on the load generator's orders.
 
-Runs as a script with the python3 of the engine's image, on the standard library alone. Orders and states are files in
+Runs as a script with the python3 of the engine's image, with only the standard library. Orders and states are files in
 a shared folder. Each is written under another name and renamed, so that a reader never sees a partial file. An engine
 counts as stopped when every process that it started is gone, because the next one needs its port and GPU memory.
 """
@@ -31,7 +31,7 @@ _BY_SIGNAL = 128
 
 @dataclass(frozen=True)
 class Grace:
-    """Time for an engine to end by itself, in seconds."""
+    """Time limits for stopping an engine, in seconds."""
 
     told_s: float = 90.0  # after SIGTERM; longer than vLLM waits for open requests (--shutdown-timeout)
     rest_s: float = 10.0  # for its other processes, after it has ended
@@ -43,7 +43,7 @@ class BadOrderError(ValueError):
 
 @dataclass(frozen=True)
 class Order:
-    """Order to run an engine, or none."""
+    """Order to run an engine, or to stop it."""
 
     number: int  # greater than that of every earlier one
     command: list[str] | None  # None: nothing
@@ -131,7 +131,7 @@ class Engine:
                 self.exit_code = self._process.returncode = os.waitstatus_to_exitcode(status)
 
     def end(self, grace: Grace) -> None:
-        """Send SIGTERM, kill what takes too long, and return when no process is left."""
+        """Send SIGTERM, kill processes that take too long, and return when no process is left."""
         if self.exit_code is None:
             with suppress(ProcessLookupError):
                 os.kill(self._process.pid, signal.SIGTERM)
@@ -190,7 +190,7 @@ class Switcher:
         self._told_to_end = True
 
     def run(self) -> int:
-        """Follow orders until told to end, or until the engine ends by itself; return the exit code."""
+        """Follow orders until SIGTERM, or until the engine exits; return the exit code."""
         while not self._told_to_end:
             order = self._next_order()
             if order is not None and (failed := self._follow(order)) is not None:
@@ -230,7 +230,7 @@ class Switcher:
         return None
 
     def _stop(self) -> int:
-        """Stop the engine; return its exit code, 0 if none ran."""
+        """Stop the engine; return its exit code, or 0 without an engine."""
         if self._engine is None:
             return 0
         self._engine.end(self._grace)

@@ -1,8 +1,8 @@
-"""Check vLLM's internal classes against what the recorder uses, and read facts about the engine.
+"""Check the internal classes of vLLM that the recorder uses, and read facts about the engine.
 
 The classes are not a public interface. Everything that the hooks use, including types, is checked before the hooks
 are set. The result of the check decides, not the version: an untested vLLM is recorded if it looks like the tested
-ones, and its segments say so. Beside plugin.py this is the only module that imports vllm.
+ones, and its segments record that. Only this module and plugin.py import vllm.
 """
 
 import dataclasses

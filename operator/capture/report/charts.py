@@ -498,7 +498,7 @@ def _octaves(each: Series) -> dict[str, Mask]:
 
 
 def _zero_or_log(axes: Axes) -> None:
-    """Start at 0, unless the loads differ so much that the small ones could not be read."""
+    """Start at 0, unless the small loads would become unreadable."""
     values = [float(value) for line in axes.lines for value in np.asarray(line.get_ydata()) if value > 0]
     if values and max(values) > 20 * min(values):
         plain_log(axes, "y")
@@ -680,7 +680,7 @@ Drawn = Sequence[tuple[Arm, Style]]
 
 
 class _Places:
-    """Positions of loads: by the baseline's running requests, or side by side if each asks different things."""
+    """Positions of loads: by the baseline's running requests, or side by side if their requests differ."""
 
     def __init__(self, baseline: Sequence[Load]) -> None:
         self.apart = any(each.asks for each in baseline)

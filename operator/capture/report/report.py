@@ -345,7 +345,7 @@ MOST_CAPTURES: Final = len(STYLES)
 
 
 class ReportError(Exception):
-    """A report cannot be made; the message says what to do."""
+    """A report cannot be made; the message has a fix."""
 
 
 @dataclass(frozen=True)
@@ -373,7 +373,7 @@ def make_report(captured: Sequence[Path], replayed: Sequence[Path], outputs: Out
     Raises
     ------
     ReportError
-        If there are more captures than can be told apart, or a file cannot be written.
+        If there are more captures than can be distinguished, or a file cannot be written.
     RecordingError
         If a capture cannot be read.
     """

@@ -50,7 +50,7 @@ DRAFT_CLASSES: Final[Mapping[str, str]] = {
 """Class that any version of vLLM maps a draft head to, by the first of its ``architectures``."""
 
 DFLASH2: Final = "DFlash2Qwen3ForCausalLM"
-"""Class of DFlash heads with a selector, which model runner V2 alone asks (vllm/config/vllm.py, _is_dflash2_draft)."""
+"""Class of DFlash heads with a selector, which only model runner V2 uses (vllm/config/vllm.py, _is_dflash2_draft)."""
 
 ASSISTANTS: Final = ("Gemma4Assistant", "Gemma4UnifiedAssistant")
 """Beginnings of architectures that vLLM takes for Gemma4MTPModel, by their type (config/speculative.py)."""
@@ -67,14 +67,14 @@ _METHODS_OF_CLASSES: Final = (
 """Method of heads whose class has the word in its name; the first word that fits decides."""
 
 _OUTSIDE_THE_LAYER: Final = ("draft_vocab_size", "target_hidden_size", "norm_before_fc", "fc_norm")
-"""Keys of the speculators library's format beside the section of the layers (vLLM, configs/speculators/algos.py)."""
+"""Keys of the speculators library's format outside the section of the layers (vLLM, configs/speculators/algos.py)."""
 
 _FROM_SPECULATORS: Final = ("PEagleDraftModel",)
 
 _NEVER_RENAMED: Final = ("LiLiCorrDraftModel",)
 
 _TAKEN_FOR_MTP: Final = ("deepseek_mtp", "deepseek_v3", "deepseek_v32", "glm_moe_dsa")
-"""Types of files that vLLM rewrites to DeepSeek's modules for multi-token prediction, whatever their class."""
+"""Types of files that vLLM rewrites to DeepSeek's modules for multi-token prediction, regardless of the class."""
 
 _FROZEN_SINCE: Final = (0, 5)
 """First release of the speculators library whose heads keep a frozen copy of the target's output head: its rows for the
@@ -303,7 +303,7 @@ def _llama_like(fields: Fields, architecture: str) -> ModelGeometry:
 def medusa(fields: Fields, architecture: str) -> ModelGeometry:
     """Medusa: residual blocks and an output head for each token ahead, no attention (vLLM, medusa.py).
 
-    The vocabulary is the target's, whatever the file says (config/speculative.py), so a file need not name it.
+    The vocabulary is always the target's (config/speculative.py), so a file need not name it.
     """
     size = fields.size("hidden_size", default=_MEDUSA_WIDTH)
     # Old files name them otherwise.
@@ -362,7 +362,7 @@ _OUTSIDE_THE_LAYERS: Final = (
     *("markov_rank", "block_size", "enable_confidence_head", "confidence_head_with_markov"),
 )
 _OPTIONS: Final = ("sample_from_anchor", "conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
-"""Keys of that format beside the section of the layers, and those that vLLM moves to dflash_config."""
+"""Keys of that format outside the section of the layers, and keys that vLLM moves to dflash_config."""
 
 
 def as_engine_reads(fields: Fields) -> Fields:
@@ -557,7 +557,7 @@ _SPLIT_PROJECTION: Final = ("Qwen3Next", "Qwen3_5", "NemotronH")
 """Families with one projection for all modules, split over the ranks, and the norms once."""
 
 _EMBEDDING_IMAGES: Final = "Qwen3_5"
-"""The family whose class takes images (SupportsMultiModal); other drafts here see the placeholders alone."""
+"""The family whose class takes images (SupportsMultiModal); other drafts here only see the placeholders."""
 
 
 def with_prediction(model: ModelGeometry, fields: Fields) -> ModelGeometry:
@@ -575,7 +575,7 @@ def with_prediction(model: ModelGeometry, fields: Fields) -> ModelGeometry:
 def _module(model: ModelGeometry, fields: Fields) -> Layer:
     """Return the layer of one module.
 
-    Like the model's last one with attention, but with an indexer of its own if attention is sparse. MiMo V2's has a
+    Like the model's last one with attention, but with its own indexer if attention is sparse. MiMo V2's has a
     window and a dense feed-forward, its output projection in 16 bits (mimo_v2_mtp.py); ERNIE's is a Llama layer of the
     model's sizes (ernie_mtp.py). A quantized checkpoint names it after the last layer.
     """
