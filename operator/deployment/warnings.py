@@ -231,7 +231,7 @@ def _scale_warnings(facts: Facts) -> Iterator[str]:
             yield (
                 f"{field}: layers of {model.name} take {format_gib(in_files)} GiB in its files and about"
                 f" {format_gib(by_shape)} GiB by its config.json, more than {SCALE_TOLERANCE_PERCENT} % apart: the plan"
-                " counts the files; check that both are of this model, and write its facts file again"
+                " counts the files; check that both belong to this model, and write its facts file again"
             )
 
 

@@ -225,7 +225,7 @@ def known_drafts(target: str) -> tuple[KnownDraft, ...]:
 
 
 def drafts_by(model_id: str) -> str | None:
-    """Return the method by which a draft with this hub id proposes; None if it is no head, or not known."""
+    """Return the method by which a draft with this hub id proposes; None if it is not a head, or not known."""
     geometry = sized_geometry(model_id)
     return None if geometry is None else method_of_head(geometry)
 

@@ -317,7 +317,7 @@ def adaptive_problem(product: str, pair: Pair) -> PlanError | None:
     rules = sizing_facts(version).get("adaptive_verification")
     mixers = set(map(type, target.mixers))
     if rules is None:
-        message = f"is of vLLM 0.28 and later, and this is {version}: remove it"
+        message = f"needs vLLM 0.28 or later, and this is {version}: remove it"
     elif pair.draft is not None and pair.draft.architecture in _UNSURE_HEADS:
         message = f"vLLM {version} does not ask {pair.draft.name} how sure it is: remove it"
     elif {_STATES[kind] for kind in mixers & _STATES.keys()} - rules["states"].keys():

@@ -140,10 +140,10 @@ def spread_problems(target: ModelGeometry, spread: Parallelism, version: str) ->
         message = f"{name} has {layers} layers, and each stage needs one: use {layers} or less"
         found.append(PlanError(PIPELINE_FIELD, spread.pipeline, message))
     elif spread.pipeline > 1 and target.architecture.startswith(tuple(sizing_facts(version)["unstaged_targets"])):
-        message = f"vLLM {version} ends at start with {name} on several stages: use 1, or vLLM 0.30 or newer"
+        message = f"vLLM {version} does not start with {name} on several stages: use 1, or vLLM 0.30 or newer"
         found.append(PlanError(PIPELINE_FIELD, spread.pipeline, message))
     elif spread.pipeline > 1 and target.architecture == _TIED_ON_ONE_STAGE and target.tie_word_embeddings:
-        message = f"vLLM ends at start with {name} on several stages, because its embeddings are tied: use 1"
+        message = f"vLLM does not start with {name} on several stages, because its embeddings are tied: use 1"
         found.append(PlanError(PIPELINE_FIELD, spread.pipeline, message))
     # vllm/config/model.py, _verify_with_expert_parallelism.
     if spread.expert and not target.has_experts and not target.is_made_up:

@@ -119,7 +119,7 @@ def _read_exclusions(section: Fields, key: str, num_layers: int) -> Exclusions:
                 _compiled(part)
                 _automaton([part])
         except SchemaError:
-            problem = "is no regular expression, or looks back or around, which only one (?! ) at its beginning may"
+            problem = "is not a regular expression, or looks back or around, which only one (?! ) at its beginning may"
             raise section.error(key, f"{shown(expression)} {problem}: name the modules") from None
     try:
         return _exclusions(texts)

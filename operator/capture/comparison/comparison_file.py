@@ -14,7 +14,7 @@ SCHEMA: Final = 1
 
 
 class Slo(Struct, kw_only=True, frozen=True, rename="camel"):
-    """Limits in milliseconds for a request to count as goodput; null is no limit."""
+    """Limits in milliseconds for a request to count as goodput; null means no limit."""
 
     ttft_ms: int | None = None
     tpot_ms: int | None = None

@@ -545,7 +545,7 @@ _MOST_BYTES: Final = 2**50
 _BAR: Final = 0.6
 _LABEL_SHARE: Final = 0.045
 _KV: Final = ("KV cache", "#009E73", "")
-_REST: Final = ("all but the KV cache", "#BBBBBB", "\\\\\\\\")
+_REST: Final = ("without the KV cache", "#BBBBBB", "\\\\\\\\")
 _PARTS: Final = (
     (("target weights", "#0072B2", ""), ("targetWeightsBytes",)),
     (("draft weights", "#56B4E9", "xxxx"), ("draftWeightsBytes",)),

@@ -283,7 +283,7 @@ def _with_windows(fields: Fields, defaults: Mapping[str, object], is_windowed: C
 def _model(
     fields: Fields, architecture: str, mixer: SelfAttention, feed_forward: DenseMlp | None = None, **arrangement: Any
 ) -> ModelGeometry:
-    """Return a model of equal layers, but for the windows that its file gives to some of them.
+    """Return a model of equal layers, except for the windows that its file gives to some of them.
 
     ``arrangement`` has fields of `Decoder`; a norm with a bias counts as two norms.
     """
