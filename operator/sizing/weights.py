@@ -103,7 +103,7 @@ def _packed_bytes(weight_format: WeightFormat, linear: LinearLayer) -> int:
 def refined_block(edge: int, linear: LinearLayer) -> int | None:
     """Return the edge of the blocks that vLLM cuts an expert's blocks into; None if it rejects them.
 
-    If a rank's part of an expert is not divisible by the edge, it takes the largest common divisor with the part and the
+    If a rank's part of an expert is not divisible by it, the edge is the largest common divisor with the part and the
     hidden size (vLLM, fused_moe/oracle/fp8.py, refine_fp8_moe_block_shape).
     """
     part = linear.parts[0] if linear.widens else linear.inputs
