@@ -155,7 +155,7 @@ class TestOrders:
     ) -> None:
         monkeypatch.chdir(tmp_path)
         container.order(order)
-        eventually(lambda: "order.json is not followed" in container.said.read_text(), "it says so")
+        eventually(lambda: "order.json is ignored" in container.said.read_text(), "it says so")
         assert not (container.folder / "state.json").exists()
         container.start(1, SAYS_AND_WAITS, NAME="whole")
         assert container.logged(1)
