@@ -420,10 +420,16 @@ def removed(name: str) -> Change:
 
 REFUSED: dict[str, tuple[Change, str]] = {
     "no baseline": (removed("plain"), "plain: not found: the other arms are compared with it"),
-    "one arm": (removed("drafted"), "only arm plain is there"),
-    "another workload": (manifest(lambda each: each | {"workload": {}}), "workloads differ: workload of arm drafted"),
-    "another seed": (manifest(lambda each: each | {"seed": 9}), "workloads differ: seed of arm drafted"),
-    "another capture": (manifest(lambda each: each | {"capture": "b"}), "workloads differ: capture"),
+    "one arm": (removed("drafted"), "has only arm plain"),
+    "another workload": (
+        manifest(lambda each: each | {"workload": {}}),
+        "workloads differ: arms drafted and plain have a different workload",
+    ),
+    "another seed": (
+        manifest(lambda each: each | {"seed": 9}),
+        "workloads differ: arms drafted and plain have a different seed",
+    ),
+    "another capture": (manifest(lambda each: each | {"capture": "b"}), "have a different capture"),
     "other prompts": (
         client(lambda each: each | {"prompt_tokens": each["prompt_tokens"] + 1}),
         "workloads differ: request 0 of phase closed-4 in arm drafted, repetition 1",
@@ -461,8 +467,8 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "a torn line": (torn, "arm drafted, repetition 2: client.jsonl, line 32 cannot be read"),
     "a file that is shorter": (shorter, "arm drafted, repetition 2: trace.jsonl has 32 lines instead of 33"),
     "half a gzip": (cut_gzip, "arm drafted, repetition 2: client.jsonl is cut off or damaged"),
-    "no client.jsonl": (removed("drafted/1/client.jsonl"), "repetition 1: client.jsonl is not there"),
-    "no steps though they were recorded": (removed("drafted/1/step-stats.jsonl"), "step-stats.jsonl is not there"),
+    "no client.jsonl": (removed("drafted/1/client.jsonl"), "repetition 1: client.jsonl not found"),
+    "no steps though they were recorded": (removed("drafted/1/step-stats.jsonl"), "step-stats.jsonl not found"),
     "a line that is deep": (line_of(b"[" * 100_000), "client.jsonl, line 1 cannot be read"),
     "no UTF-8": (line_of(b'{"phase": "\xff"}'), "client.jsonl, line 1 cannot be read"),
     "an index that would fill the memory": (client(lambda each: each | {"index": MOST_REQUESTS}), "line 1 cannot be"),
@@ -662,7 +668,7 @@ def asked(load: Load, ratio: float, low: float, high: float, **others: int | Non
     [
         ({"repetitions_needed": 4, "blocks_needed": 60}, 2, "about 4 repetitions instead of 2 would decide it"),
         # Phases are cut into sixteen blocks, however long: more of them are repetitions, or longer phases.
-        ({"repetitions_needed": 2, "blocks_needed": 100}, 2, "about 3.2 times as many requests would tell"),
+        ({"repetitions_needed": 2, "blocks_needed": 100}, 2, "about 3.2 times as many requests would decide it"),
         (
             {"repetitions_needed": 3, "blocks_needed": 96},
             2,

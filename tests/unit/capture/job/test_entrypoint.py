@@ -102,7 +102,7 @@ class TestPublished:
                 ["is vLLM 0.32.1+cpu, but was planned and started as version 0.33"],
             ),
             ("0.1.dev1+g1234", False, "0.33", ["the recorder is not tested with vLLM 0.1.dev1+g1234"]),
-            ("9.9" + "\n" * 90, False, "0.33", ["nobody tried", "is vLLM 9.9\\n"]),
+            ("9.9" + "\n" * 90, False, "0.33", ["is not tested with", "is vLLM 9.9\\n"]),
         ],
     )
     def test_a_version_that_is_in_doubt_is_told(
@@ -372,7 +372,7 @@ class TestFailures:
         failure = failure_of(pod)
         assert failure.reason == "RecorderOff"
         assert failure.message == (
-            "the recorder switched itself off, the engine, vLLM 0.32.0, went on: EngineCoreOutput lacks new_token_ids:"
+            "the recorder switched itself off, the engine, vLLM 0.32.0, kept running: EngineCoreOutput lacks new_token_ids:"
             " capture a version that it is tested with, vLLM 0.28 to 0.33 (spec.engine of the deployment)"
         )
 
@@ -410,7 +410,7 @@ class TestFailures:
         failure = failure_of(pod, load)
         pod.end()
         assert failure.reason == "EngineExited"
-        assert "nothing listens" in failure.message
+        assert "its port is closed" in failure.message
 
     def test_segment_that_nobody_understands(self, pod: Pod) -> None:
         async def load(_settings: RunSettings, folder: Path, stop: Stop) -> Result:
@@ -786,7 +786,7 @@ def test_the_message_fits_whatever_is_in_it() -> None:
 def test_golden_files_may_not_have_a_device_read_for_ever(volume: Path, tmp_path: Path) -> None:
     new = _new(tmp_path, ServedEngine())
     rewrite(volume / ARM / "manifest.json", lambda each: {**each, "files": each["files"] | {"../zero": ZERO}})
-    assert "../zero in manifest.json is no name of a file" in _judged(new).message
+    assert "../zero in manifest.json is not the name of a capture file" in _judged(new).message
     (volume / ARM / "zero").symlink_to("/dev/zero")
     rewrite(volume / ARM / "manifest.json", lambda each: {**each, "files": {"zero": ZERO}})
     assert "zero is not a regular file" in _judged(new).message

@@ -164,7 +164,7 @@ class TestOrders:
     def test_no_link_and_no_pipe_is_followed(self, container: Container, tmp_path: Path) -> None:
         (tmp_path / "elsewhere").write_text(json.dumps({"number": 1, "command": ["true"], "env": {}}))
         (container.folder / "order.json").symlink_to(tmp_path / "elsewhere")
-        eventually(lambda: "not followed" in container.said.read_text(), "it says so")
+        eventually(lambda: "is ignored" in container.said.read_text(), "it says so")
         os.mkfifo(tmp_path / "pipe")
         (tmp_path / "pipe").rename(container.folder / "order.json")
         eventually(lambda: "not a regular file" in container.said.read_text(), "it waits for no writer")
