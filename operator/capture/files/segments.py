@@ -108,7 +108,7 @@ def last_closed(path: Path) -> Closed | None:
 
 
 def off_reason(path: Path) -> str | None:
-    """Return why the recorder switched itself off, from the last lines of its segment."""
+    """Return why the recorder turned itself off, from the last lines of its segment."""
     found = (_decoded_or_none(text) for text in _tail(path))
     return next((line.reason for line in found if isinstance(line, Off)), None)
 

@@ -266,8 +266,8 @@ def _ended(segment: Segment, reason: str) -> CaptureError:
         return CaptureError("EngineExited", "the engine ended during the recording: see its log")
     why = segments.off_reason(segment.path) or reason
     fix = f": capture a version that it is tested with, vLLM {TRIED} (spec.engine of the deployment)"
-    engine = f"the engine, vLLM {clip(printable(segment.header.vllm), 64)}, kept running"
-    message = f"the recorder switched itself off, {engine}: {why}{fix if reason == UNKNOWN_SHAPE else ''}"
+    engine = f"the engine (vLLM {clip(printable(segment.header.vllm), 64)}) kept running"
+    message = f"the recorder turned itself off, but {engine}: {why}{fix if reason == UNKNOWN_SHAPE else ''}"
     return CaptureError("RecorderOff", message)
 
 

@@ -372,8 +372,9 @@ class TestFailures:
         failure = failure_of(pod)
         assert failure.reason == "RecorderOff"
         assert failure.message == (
-            "the recorder switched itself off, the engine, vLLM 0.32.0, kept running: EngineCoreOutput lacks new_token_ids:"
-            " capture a version that it is tested with, vLLM 0.28 to 0.33 (spec.engine of the deployment)"
+            "the recorder turned itself off, but the engine (vLLM 0.32.0) kept running: EngineCoreOutput lacks"
+            " new_token_ids: capture a version that it is tested with, vLLM 0.28 to 0.33 (spec.engine of the"
+            " deployment)"
         )
 
     @pytest.mark.parametrize(

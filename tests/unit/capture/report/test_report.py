@@ -325,7 +325,7 @@ def test_arms_that_cannot_be_compared_are_drawn_with_the_reason(tmp_path: Path) 
     folder = MadeCapture(requests=8).make(tmp_path / "capture")
     rewrite(folder / "drafted" / "2" / "manifest.json", lambda each: each | {"seed": 99})
     words, errors, _ = report_arms(folder)
-    assert "its arms are not compared: workloads differ: seed of arm drafted" in words
+    assert "its arms are not compared: workloads differ: arms drafted and plain have a different seed" in words
     assert "workloads differ" in errors
     assert "Verdict by load" not in words
     assert "default/test/drafted · tiny" in words
