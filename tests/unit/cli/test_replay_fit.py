@@ -85,7 +85,7 @@ def test_bad_lines_may_be_left_out_and_are_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("meta", "says"),
     [
-        ({"model": "other"}, "model is other, that of"),
+        ({"model": "other"}, "model is other, but"),
         ({"speculative": {"method": "ngram", "num_speculative_tokens": 2}}, "speculative is"),
     ],
 )

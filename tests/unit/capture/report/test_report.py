@@ -120,7 +120,7 @@ def left_out(report: Report, tmp_path: Path, records: list[Any], meta: Any = MET
 def test_a_trace_alone_has_the_figures_of_a_trace(report: Report, tmp_path: Path) -> None:
     said = left_out(report, tmp_path, [record(arrival_ms=10.0 * place) for place in range(3)])
     for title, why in (
-        ("Acceptance by position", "there are no step statistics"),
+        ("Acceptance by position", "step statistics (step-stats.jsonl)"),
         ("KV cache and preemptions", "there are no step statistics"),
         ("TTFT at the client and at the engine", "client.jsonl is missing"),
         ("Memory: the plan against the engine", "no manifest holds the plan"),
