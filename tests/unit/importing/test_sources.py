@@ -208,9 +208,9 @@ def test_the_last_steps_end_what_ran_before(specdecode: Specdecode, file: str, e
 
 def test_the_gpus_of_all_copies_are_needed_beside_the_old_ones(specdecode: Specdecode, write: WriteObject) -> None:
     body = yaml.safe_load((DATA / "llm-inference-service.yaml").read_text())
-    assert "it needs 4 more GPUs" in specdecode("import", "-f", write("two.yaml", body)).stderr
+    assert "needs 4 more GPUs" in specdecode("import", "-f", write("two.yaml", body)).stderr
     body["spec"]["parallelism"] = {"tensor": 2, "data": 4, "dataLocal": 1}
-    assert "it needs 16 more GPUs" in specdecode("import", "-f", write("wide.yaml", body)).stderr
+    assert "needs 16 more GPUs" in specdecode("import", "-f", write("wide.yaml", body)).stderr
 
 
 @pytest.mark.parametrize(("scaled", "told"), [("llama", True), ("other", False)])
