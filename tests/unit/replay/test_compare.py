@@ -63,7 +63,7 @@ def test_acceptance_is_by_the_engines_counters_where_both_have_them(tmp_path: Pa
     assert figures(made.recording, same.recording)["acceptance"].first == pytest.approx(70, abs=2)
     (same.folder / "step-stats.jsonl").unlink()
     found = compare(made.recording, same.recording)
-    assert any("by the engine's counters in one" in note for note in found.notes)
+    assert any("from the engine's counters in one" in note for note in found.notes)
     # Chunks do not tell a draft of which nothing was accepted from none.
     assert next(each for each in found.figures if each.name == "acceptance").second == pytest.approx(35, abs=3)
 
