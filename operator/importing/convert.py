@@ -45,7 +45,7 @@ from specdecode_operator.importing.server_arguments import (
     say_as_now,
     without_group,
 )
-from specdecode_operator.importing.server_command import ServerCommand, find_server_command
+from specdecode_operator.importing.server_command import NO_VLLM, ServerCommand, find_server_command
 from specdecode_operator.importing.spec_builder import (
     MigrationError,
     Object,
@@ -182,7 +182,7 @@ def runs_server(workload: Workload) -> bool:
     try:
         return bool(_find_server(workload))
     except MigrationError as error:
-        return "runs no vLLM server" not in error.problem.message
+        return not error.problem.message.startswith(NO_VLLM)
 
 
 def _find_server(workload: Workload) -> tuple[str, dict[str, Any], ServerCommand]:
@@ -204,7 +204,7 @@ def _find_server(workload: Workload) -> tuple[str, dict[str, Any], ServerCommand
         fix = (
             "write vllm serve MODEL, or an image of vLLM" if workload.outside else "name one whose container starts it"
         )
-        raise MigrationError(workload.where, images, f"does not run vllm serve: {fix}")
+        raise MigrationError(workload.where, images, f"{NO_VLLM}: {fix}")
     if len(found) > 1:
         names = ", ".join(name_of(container) for _, container, _ in found)
         raise MigrationError(workload.where, names, "each run vLLM: split them into one server per pod")

@@ -251,6 +251,10 @@ class ServerCommand:
     """Omitted commands that may have an effect, as `shown` prints them."""
 
 
+NO_VLLM: Final = "does not run vLLM"
+"""Start of the message about a container without a vLLM server."""
+
+
 def find_server_command(container: Object, where: str) -> ServerCommand | None:
     """Return the command of vLLM's server in a container; None if it starts something else."""
     written = " ".join(_words(container, "command", where) + _words(container, "args", where))
@@ -275,7 +279,7 @@ def find_server_command(container: Object, where: str) -> ServerCommand | None:
         return server
     first = [word for command in commands for word in command.words[:4]]
     if any(PurePosixPath(word).name == "vllm" or word.startswith("vllm.") for word in first):
-        fix = "does not run vLLM: import reads vllm serve or the API server, started directly, with exec or with env"
+        fix = f"{NO_VLLM}: import reads vllm serve or the API server, started directly, with exec or with env"
         raise MigrationError(f"{where}.command", "; ".join(shown(each.words) for each in others), fix)
     return None
 

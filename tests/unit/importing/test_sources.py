@@ -359,7 +359,7 @@ def test_of_a_rendered_chart_the_server_is_taken(specdecode: Specdecode, write: 
     [
         ("kind: CronJob\n", "cannot be imported"),
         ("a: 1\n", READABLE),
-        ("docker compose up -d\n", "command line: no image: does not run vllm serve"),
+        ("docker compose up -d\n", "command line: no image: does not run vLLM"),
         ("[]", "kind: nothing"),
         ("docker run --gpus all\n", "names no image"),
         (f"docker run {IMAGE} a\ndocker run {IMAGE} b\n", "2 containers: import them one at a time"),
