@@ -828,7 +828,7 @@ def two_engines() -> dict[str, Any]:
 
 WRONG = {
     "not a server": ({**engine(), "kind": "DaemonSet"}, "kind: DaemonSet: cannot be imported"),
-    "no vLLM": (engine(image="nginx:1", command=["nginx"]), "spec.template.spec.containers: nginx:1: does not run vLLM"),
+    "no vLLM": (engine(image="nginx:1", command=["nginx"]), "containers: nginx:1: does not run vLLM"),
     "two engines": (two_engines(), "spec.template.spec.containers: vllm, other: each run vLLM"),
     "no containers": (with_pod(containers=[]), "spec.template.spec.containers: is missing: must be a list"),
     "no GPU": (without_gpu(cpu=1), "resources.limits.nvidia.com/gpu: is missing"),
