@@ -202,7 +202,7 @@ class BatchSizeRange(ApiModel):
     """Highest number of running requests in the range, inclusive."""
 
     num_speculative_tokens: StrictInt = Field(ge=0, le=32)
-    """Number of tokens proposed per step (K) in this range; 0 turns speculation off."""
+    """Number of tokens proposed per step (K) in this range; 0 proposes none, but keeps the draft and its memory."""
 
 
 class Speculation(ApiModel):
