@@ -259,7 +259,8 @@ def _launch(
     if failure is not None and failure.attempt == attempt_of(facts.spec, plan.chosen):
         rolled_back = RolledBack(facts, planned.plan_status, failure)
         return DesiredState(rolled_back, planned.conditions, [kept, *others, earlier])
-    # A capture with arms measured the policy's choice; the golden capture is of other speculation settings.
+    # The gate does not apply to a policy's choice: a capture with arms measured it, and the golden capture has other
+    # settings.
     held = None if parent.by_policy else held_at_gate(key, facts.spec, workload, last_good, gate)
     if held:
         gated = Gated(facts, planned.plan_status, launch, held)

@@ -128,8 +128,8 @@ def make_plan(
 ) -> Plan | Blocked:
     """Return the plan of a spec, or why no node of the cluster is usable yet.
 
-    A plan in force is kept while the spec allows it, leaves the same choice, and it fits: a better node or a cordoned
-    node does not restart engines. Raises InvalidSpecError if no node could ever run the spec.
+    A plan in force is kept as long as the spec allows it, the spec leaves the same choice, and the plan fits. A better
+    or a cordoned node therefore does not restart engines. Raises InvalidSpecError if no node could ever run the spec.
 
     Parameters
     ----------
@@ -390,7 +390,7 @@ def planned_break_even(facts: Facts, plan: Plan) -> float | None:
 
 
 def _ignored_by(facts: Facts) -> Override | None:
-    """Return the override that ignores the plan; None if the plan counts."""
+    """Return the override if it ignores the plan; otherwise None."""
     override = facts.spec.override
     return override if override is not None and override.ignore_plan else None
 

@@ -71,7 +71,7 @@ _WITH_PART: Final = ("capabilities", "sysctls", "volumes")
 
 
 def is_grant(name: str) -> bool:
-    """Whether a name is a valid grant; volumes.hostPath is not, because host paths are allowed by path."""
+    """Whether a name is a valid grant; volumes.hostPath is invalid, because host paths are granted by path."""
     whole, dot, part = name.partition(".")
     return name in GRANTS or (whole in _WITH_PART and bool(dot and part) and part not in VOLUMES)
 

@@ -84,7 +84,7 @@ class Setting:
         )
 
     def tokens_per_step(self, acceptance_factor: float) -> float:
-        """Return tokens per step over the measured ones if acceptance changed by ``acceptance_factor``."""
+        """Return tokens per step relative to the measured ones if acceptance changed by ``acceptance_factor``."""
         if self.acceptance is None or self.off:
             return 1.0
         accepted = self.acceptance * self.drafts
@@ -114,7 +114,7 @@ class Evidence:
 
 
 def _between(places: Sequence[float], place: float) -> tuple[int, int, float]:
-    """Return the indexes around a place, and its share of the logarithmic distance between them; 0 at the ends."""
+    """Return the indexes below and above a place, and its logarithmic position between them; 0 at the ends."""
     above = bisect_right(places, place)
     low, high = max(above - 1, 0), min(above, len(places) - 1)
     left, right = places[low], places[high]
@@ -133,7 +133,7 @@ class Predicted:
     setting: Setting
     gain: float
     low: float  # Lower bound of the gain by the confidence intervals of both settings
-    # Gain in each third of the window, newest last. A short or past change of load is not in all of them.
+    # Gain in each third of the window, newest last. A short or past load change does not affect all thirds.
     thirds: tuple[float, ...]
     running: float
     measured: bool
@@ -232,8 +232,8 @@ class Memory:
     tried_in_vain: bool = False
     restarts: tuple[float, ...] = ()
     looked_s: float | None = None
-    # Accumulated gain of each other setting since the last change, in seconds of the goodput in force. It decreases, to
-    # 0 at the least, while the setting in force is better.
+    # Accumulated gain of each other setting since the last change, in seconds of the goodput in force. It decreases to
+    # at least 0 while the setting in force is better.
     ahead_s: Mapping[str, float] = field(default_factory=dict)
     failed: frozenset[str] = frozenset()
 
@@ -575,7 +575,7 @@ def _evidence(
 
 
 def _refusal(arm: ComparedArm, its: Speculation) -> str:
-    """Return why an arm is never chosen: its outputs may differ; an empty text otherwise."""
+    """Return why an arm is never chosen, which is that its outputs may differ; an empty text otherwise."""
     if its.rejection_sampling is RejectionSampling.FLY:
         return "its outputs may differ from the target's (rejectionSampling fly)"
     if arm.verdict is ArmVerdict.INCORRECT or arm.outputs in {Outputs.DIFFERENT, Outputs.LOSSY}:
@@ -645,7 +645,7 @@ class Remembered:
 
 
 def of_this_spec(status: PolicyStatus | None, asked: str) -> PolicyStatus | None:
-    """Return the remembered status of a spec; of an earlier spec, only restarts and decisions."""
+    """Return the stored status if it belongs to this spec; otherwise only its restarts and decisions."""
     if status is None or status.asked == asked:
         return status
     return PolicyStatus(

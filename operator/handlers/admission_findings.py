@@ -1,6 +1,6 @@
-"""Check an object without a cluster: the findings that `lint` and the webhook share.
+"""Check an object without a cluster, for `specdecode lint` and for the webhook.
 
-Findings depend only on the object and on the operator's settings, not on nodes. Every replica and `specdecode lint`
+Findings depend only on the object and on the operator's settings, not on nodes. All replicas and `specdecode lint`
 therefore agree. `Policies` evaluates ValidatingAdmissionPolicies offline as the API server does, for `lint`:
 https://kubernetes.io/docs/reference/access-authn-authz/validating-admission-policy/
 """
@@ -45,7 +45,7 @@ from specdecode_operator.untrusted import mapping, objects, texts
 
 PLAN_WARNING: Final = "PlanWarning"
 PLAN_NOTE: Final = "PlanNote"
-"""Rules without a condition's reason."""
+"""Rule of a finding that no condition reports."""
 
 _ASSUMED: Final = f"checked for nodes with {ASSUMED_GPUS_PER_NODE} GPUs, because the nodes are unknown: "
 
@@ -63,12 +63,12 @@ class Remark:
     """A finding about an object."""
 
     level: Level
-    rule: str  # The reason that the condition would have
+    rule: str  # Reason of the condition that would report it
     problem: Problem  # Field and value may be empty
 
     @property
     def sentence(self) -> str:
-        """One line without a full stop."""
+        """Finding as one line without a full stop."""
         return str(self.problem) if self.problem.field else self.problem.message
 
 
@@ -77,13 +77,13 @@ class Terms:
     """Settings of the operator that apply to all objects."""
 
     host_paths: tuple[str, ...] = ()
-    """Directories of nodes that may be mounted."""
+    """Node directories from which objects may mount models."""
     pod_template: frozenset[str] = NONE_ALLOWED
-    """What podTemplate may ask for beyond `deployment/pod_security.py`, by name."""
+    """Names of settings that podTemplate may have although `deployment/pod_security.py` forbids them."""
     does_not_fit: bool = True
-    """Whether a plan that does not fit is a warning, and not an error."""
+    """Whether a plan that does not fit is a warning instead of an error."""
     nodes: tuple[NodeFacts, ...] | None = None
-    """The fleet. None: nodes of the products that an object names, or of all known products."""
+    """Nodes to plan for. None: nodes of the products that an object names, or of all known products."""
     calibration: Calibration = UNCALIBRATED
     site_facts: Mapping[str, SiteFacts] = field(default_factory=dict)
     """Facts about models that the catalogue lacks, by model id."""
@@ -101,8 +101,8 @@ def deployment_remarks(
 ) -> Iterator[Remark]:
     """Yield the findings about a SpecDecodeDeployment, errors first.
 
-    ``known`` are models that were read, ``unknown`` those that could not be, by field. None: all models that neither
-    the spec, the catalogue nor the operator's facts files describe.
+    ``known`` has the models that were read. ``unknown`` has the models that could not be read, by field; None stands
+    for all models that the spec, the catalogue and the operator's facts files do not describe.
     """
     for schedule in spec.captures:
         where = f"spec.captures[name={schedule.name}].template.storage"
@@ -130,7 +130,7 @@ def deployment_remarks(
 
 
 def capture_remarks(spec: SpecDecodeCaptureSpec, terms: Terms) -> Iterator[Remark]:
-    """Yield the findings about a SpecDecodeCapture, whichever deployment it names."""
+    """Yield the findings about a SpecDecodeCapture that do not depend on its deployment."""
     if blocked := workload_blocked(spec):
         yield Remark(Level.ERROR, blocked.reason, Problem("", "", blocked.message))
     yield from _of_storage(spec.storage, "spec.storage", terms)
@@ -160,7 +160,7 @@ def _of_plan(key: Key, facts: Facts, terms: Terms, known: KnownModels) -> Iterat
     plan = make_plan(facts, nodes, None, groups=True)
     too_large = Level.WARNING if terms.does_not_fit else Level.ERROR
     if isinstance(plan, Blocked):
-        # Nodes may be added, so this is no error.
+        # This is not an error, because nodes may be added.
         assumed = _ASSUMED if terms.nodes is None else ""
         yield Remark(Level.WARNING, plan.reason, Problem("", "", f"{assumed}{plan.message}"))
         tensor = facts.spec.parallelism.tensor or facts.spec.parallelism.draft_tensor or 1
@@ -172,7 +172,7 @@ def _of_plan(key: Key, facts: Facts, terms: Terms, known: KnownModels) -> Iterat
             level = too_large if verdict.reason == Verdict.DOES_NOT_FIT else Level.WARNING
             yield Remark(level, verdict.reason, Problem("", "", verdict.message))
         facts = facts.at(*plan.chosen.served)
-    # Doubts have a field, and so a line in the file.
+    # Warnings have a field, so `lint` can name its line in the file.
     doubts = {str(doubt): doubt for doubt in (*spec_doubts(facts.spec, facts.profile), *size_doubts(facts))}
     for warning in plan_warnings(facts, known, tensor):
         yield Remark(Level.WARNING, PLAN_WARNING, doubts.get(warning, Problem("", "", warning)))
@@ -190,7 +190,7 @@ _BINDING: Final = "ValidatingAdmissionPolicyBinding"
 
 @dataclass(frozen=True)
 class Policies:
-    """ValidatingAdmissionPolicies with the objects that they refer to, of a chart or a cluster."""
+    """ValidatingAdmissionPolicies of a chart or a cluster, with the objects that they refer to."""
 
     policies: Mapping[str, Body]
     bindings: Sequence[Body]
@@ -267,7 +267,7 @@ def _broken(spec: Body, body: Body, parameters: Body | None) -> Iterator[str]:
         return
     variables: Body = {}
     for each in objects(spec, "variables"):
-        # The API server evaluates variables when they are used, so one that fails is only missing.
+        # The API server evaluates a variable when it is used, so a variable that fails is only missing.
         try:
             variables[str(each.get("name"))] = evaluator(None, **given, variables=variables)(
                 str(each.get("expression"))
@@ -285,7 +285,7 @@ def _broken(spec: Body, body: Body, parameters: Body | None) -> Iterator[str]:
 
 
 def _is_about(match: Body, body: Body, resource: str) -> bool:
-    """Return whether a match selects an object in any namespace; without rules it does."""
+    """Return whether a match selects an object in any namespace; a match without rules selects all objects."""
     rules, labels = objects(match, "resourceRules"), mapping(mapping(body, "metadata"), "labels")
     return (
         (not rules or any(_is_of(rule, body, resource) for rule in rules))
@@ -332,7 +332,7 @@ def _holds(requirement: Body, labels: Mapping[str, Any]) -> bool:
 
 
 def _remark(level: Level, message: str, doubt: str = "") -> Remark:
-    # Messages of ours have the form of a problem, whose field has a line in the file.
+    # Our messages have the form of a problem, so `lint` can name the line of its field.
     field, _, rest = message.partition(": ")
     value, _, words = rest.partition(": ")
     if field.startswith("spec.") and words:

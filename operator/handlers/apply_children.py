@@ -61,7 +61,7 @@ from specdecode_operator.deployment.rollout.rollout_progress import NO_GROUP_HIS
 from specdecode_operator.handlers.status_writer import Reporter
 
 _AT_ONCE: Final = 3
-"""Repairs without a wait: a person may be trying something out."""
+"""Repairs without backoff, because a person may be trying something out."""
 
 _CONTESTED: Final = 5
 _REMEMBERED_S: Final = 1800.0
@@ -85,33 +85,33 @@ class Repairs:
         self._untold: list[str] = []
 
     def may_repair(self, uid: str, now_s: float) -> bool:
-        """Return whether an object may be repaired now: exponential backoff after the first repairs."""
+        """Return whether an object may be repaired now; after the first repairs, the backoff is exponential."""
         times_s = self._repaired[uid].recent(now_s) if uid in self._repaired else []
         return len(times_s) < _AT_ONCE or now_s - times_s[-1] >= min(2.0 ** len(times_s), _LONGEST_WAIT_S)
 
     def record(self, uid: str, what: str, now_s: float) -> None:
-        """Record a repair; ``what`` names object, fields and who wrote them."""
+        """Record a repair; ``what`` names the object, the fields and their writer."""
         for old in [each for each, repaired in self._repaired.items() if not repaired.recent(now_s)]:
             del self._repaired[old]
         self._repaired[uid] = _Repaired([*self._repaired[uid].recent(now_s), now_s], what)
         self._untold.append(what)
 
     def untold(self) -> list[str]:
-        """Return the repairs since the last call of this."""
+        """Return the repairs since the last call."""
         told, self._untold = self._untold, []
         return told
 
     def contested(self, now_s: float) -> list[str]:
-        """Return the repairs that another writer undoes each time."""
+        """Return the repairs that another writer keeps undoing."""
         return [each.what for each in self._repaired.values() if len(each.recent(now_s)) >= _CONTESTED]
 
     def forget(self, uid: str) -> None:
-        """Drop the history of an object that is gone."""
+        """Drop the history of a deleted object."""
         self._repaired.pop(uid, None)
 
 
 class BlockedError(Exception):
-    """The cluster keeps the desired state from being written."""
+    """The cluster does not accept the desired state."""
 
     def __init__(self, blocked: Blocked) -> None:
         super().__init__(blocked.message)
@@ -119,7 +119,7 @@ class BlockedError(Exception):
 
 
 class ChildNameTakenError(BlockedError):
-    """An object that is not ours has the name of a child."""
+    """Another owner's object has the name of a child."""
 
     def __init__(self, kind: str, name: str, *, leaving: bool) -> None:
         if leaving:
@@ -144,7 +144,7 @@ class _Applied:
 
 
 class Children(Reporter):
-    """Children of one SpecDecodeDeployment or SpecDecodeCapture: finds, creates, repairs and deletes them.
+    """Finds, creates, repairs and deletes the children of one SpecDecodeDeployment or SpecDecodeCapture.
 
     Writes raise `ClusterError`, and `ChildNameTakenError` if another owner's object has the name of a child.
     """
@@ -156,7 +156,7 @@ class Children(Reporter):
         self.repairs = Repairs()
 
     def owned(self) -> dict[Identity, Body]:
-        """Return the children of this very object, by kind and name."""
+        """Return the children of the object with this UID, by kind and name."""
         return {
             (resource.kind, child["metadata"]["name"]): {**child, "kind": resource.kind}
             for resource in self._kinds
@@ -165,12 +165,12 @@ class Children(Reporter):
         }
 
     def believe(self, proofs: Mapping[Identity, str]) -> None:
-        """Take over the digests of the children as an earlier operator left them, unless this one applied any."""
+        """Use the digests that an earlier operator process stored, unless this process has applied a child."""
         if not self._applied:
             self._applied = {child: _Applied(digest) for child, digest in proofs.items()}
 
     def digests(self) -> dict[Identity, str]:
-        """Return the digests of the children after their last apply, for the next operator."""
+        """Return the digests of the children after their last apply, for the next operator process."""
         return {child: self._applied[child].digest for child in self.owned() if child in self._applied}
 
     async def check_names(self, missing: Iterable[Body]) -> dict[Identity, Body]:
@@ -184,8 +184,8 @@ class Children(Reporter):
     async def apply(self, children: Collection[Body], kept_managers: Collection[str] = ()) -> bool:
         """Apply children that are missing or drifted, and remove fields that other writers added.
 
-        Names are checked first, so that a conflict creates no child. ``kept_managers`` are the field managers whose
-        fields stay. Returns False if the repair of a contested child was put off.
+        Names are checked first, so no child is created if there is a conflict. Fields of ``kept_managers`` stay.
+        Returns False if the repair of a contested child was postponed.
         """
         owned = self.owned()
         found = await self.check_names(child for child in children if identity(child) not in owned)
@@ -203,7 +203,7 @@ class Children(Reporter):
         """Create a child whose name was free."""
         try:
             self._store(child, await self.cluster.apply_new(child))
-        except ConflictError:  # it may be ours: the answer to an earlier try was lost
+        except ConflictError:  # An earlier try may have created it, and its response was lost.
             live = await self._own(child)
             if live is None:
                 raise
@@ -220,8 +220,8 @@ class Children(Reporter):
         if is_drift and not self.repairs.may_repair(uid, now_s):
             return False
         if is_drift and (managers or applied):
-            # Changes that were made since the last event are set back with the rest, and reported too. A child that is
-            # unknown is only applied once: hardly any has drifted.
+            # Changes since the last event are also reverted and reported. A child without a known digest is applied
+            # only once, because children rarely drift.
             now = await self._live(live)
             if now is not None and now["metadata"]["uid"] == uid:
                 live = slim(live["kind"], now)
@@ -234,7 +234,7 @@ class Children(Reporter):
             now = await self._live(child)
             if now is not None and now["metadata"]["uid"] == uid:
                 raise
-            self.cache.drop(child["kind"], live)  # it is gone, and no watch has told
+            self.cache.drop(child["kind"], live)  # It was deleted, but no watch event arrived.
             await self.create(child, kept_managers)
             return True
         if is_drift and (fields := changed_fields(live, answer)):
@@ -243,13 +243,13 @@ class Children(Reporter):
         return True
 
     async def _apply_to(self, child: Body, live: Body, kept_managers: Collection[str]) -> Body:
-        """Apply a child to exactly this live object, without the fields of kept managers."""
+        """Apply a child to the live object with this UID, without the fields of kept managers."""
         wanted = without_kept_fields(child, live, kept_managers)
         named = {**wanted, "metadata": {**wanted["metadata"], "uid": live["metadata"]["uid"]}}
         return self._store(wanted, await self.cluster.apply(named))
 
     def _store(self, child: Body, answer: Body) -> Body:
-        # Live objects come from the cache, so they are compared with an answer that is as slim.
+        # Live objects come from the cache, which drops fields, so the same fields of the response are dropped.
         slimmed = slim(child["kind"], answer)
         version = answer["metadata"]["resourceVersion"]
         self._applied[identity(child)] = _Applied(content_digest(slimmed, child), version)
@@ -258,7 +258,7 @@ class Children(Reporter):
 
     async def delete(self, child: Body) -> None:
         """Delete a child."""
-        if not await self.cluster.delete(child):  # it went between two lists, of which no watch tells
+        if not await self.cluster.delete(child):  # It was deleted, but no watch event arrived.
             self.cache.drop(child["kind"], child)
         self._applied.pop(identity(child), None)
         self.repairs.forget(child["metadata"]["uid"])
@@ -267,7 +267,7 @@ class Children(Reporter):
         """Return the live child, if it exists; raise if another owner's object has its name."""
         live = await self._live(child)
         if live is not None and not is_owned(live, self.uid):
-            # One that an earlier object of this name owned is garbage that is being collected.
+            # If an earlier object with this name owned it, the garbage collector is about to delete it.
             leaving = any(
                 (owner["kind"], owner["name"]) == (self.key.kind, self.key.name)
                 and owner["apiVersion"].startswith(f"{base.GROUP}/")
@@ -282,7 +282,7 @@ class Children(Reporter):
 
 
 async def what_blocks(writing: Awaitable[object], *, hint: str = "", status_is_current: bool) -> Readiness | None:
-    """Write to the cluster; return what blocks the object then, or None.
+    """Write to the cluster; return what blocks the object, or None.
 
     Parameters
     ----------
@@ -291,7 +291,7 @@ async def what_blocks(writing: Awaitable[object], *, hint: str = "", status_is_c
     hint
         Fix to add if the API server rejects an object.
     status_is_current
-        Whether the status is about the present spec. Then a `ClusterError` is raised, and the queue retries.
+        Whether the status describes the current spec. If it does, a `ClusterError` is raised and the queue retries.
     """
     try:
         await writing
@@ -323,14 +323,14 @@ class ModelFactsFullError(BlockedError):
 
 @dataclass(frozen=True)
 class _InLine:
-    """Inputs of the last reconcile without writes and waits."""
+    """Inputs of the last reconcile that had nothing to write and nothing to wait for."""
 
     outcome: Outcome
     kept_managers: frozenset[str]
     workload: Identity | None
-    """The desired workload: the decision has it packed."""
+    """Kind and name of the desired workload. The workload itself is packed in the decision."""
     children: Sequence[Body]
-    """All objects that carry the object's label, pods too."""
+    """All objects with the object's label, including pods."""
 
 
 class EngineChildren(Children):
@@ -366,14 +366,14 @@ class EngineChildren(Children):
             if workload["spec"].get("replicas", 1) != replicas:
                 scaled = await self.cluster.merge(workload, {"spec": {"replicas": replicas}})
                 self.cache.put(workload["kind"], scaled)
-        # What was just applied counts: engines of the other kind end when those of the new template serve.
+        # Includes the child that was just applied: engines of the other kind stop when those of the new template serve.
         (successor, _), pods = self.workloads(desired), self.cache.children_of(self.key, POD.kind)
         unwanted = objects_to_delete(desired, owned.values(), successor, pods)
         for child in unwanted:
             await self.delete(child)
         is_group = desired.workload is not None and desired.workload["kind"] == LEADER_WORKER_SET.kind
         waits = not is_all or unwanted or self._signing_key is not None or is_group or rejections(pods)
-        # What has changed meanwhile would be out of line at the next reconcile: to keep it would only take memory.
+        # If the object has changed meanwhile, the next reconcile could not use this record, so it is not kept.
         is_at_rest = not waits and before == self.cache.all_children(self.key)
         wanted = self._wanted(desired)
         self._in_line = _InLine(outcome, parent.kept_managers, wanted, before) if is_at_rest else None
@@ -389,9 +389,9 @@ class EngineChildren(Children):
         )
 
     def workloads(self, desired: DesiredState | None) -> tuple[Body | None, Body | None]:
-        """Return the live workload that is desired, and one of the other kind that ran the engines before it.
+        """Return the live workload that is desired, and the workload of the other kind that ran the engines before.
 
-        If none is desired, the first is the earlier one.
+        If no workload is desired, the first one is the earlier workload.
         """
         wanted = None if desired is None else self._wanted(desired)
         live = {key: child for key, child in self.owned().items() if key[0] in WORKLOAD_KINDS}

@@ -1,7 +1,7 @@
 """Cache of the last decision about each object; an entry is valid while its inputs are unchanged.
 
-Children are stored packed. Sizing every precision in every place and rendering the children takes tens of
-milliseconds, and hundreds of objects are reconciled several times a minute.
+Planning and rendering an object takes tens of milliseconds, and hundreds of objects are reconciled several times a
+minute. The rendered children are stored compressed.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from specdecode_operator.problems import InvalidSpecError
 
 
 class PackedChildren(Sequence[Body]):
-    """Packed children, each unpacked when it is used: the plan alone is tens of kilobytes."""
+    """Compressed children, each unpacked when it is used. The ConfigMap of the plan alone has tens of kilobytes."""
 
     def __init__(self, packed: Sequence[bytes]) -> None:
         self._packed = packed
@@ -32,7 +32,7 @@ class PackedChildren(Sequence[Body]):
     @overload
     def __getitem__(self, index: slice) -> Sequence[Body]: ...
     def __getitem__(self, index: int | slice) -> Body | Sequence[Body]:
-        """Return one child, the same object each time, or several."""
+        """Return one child, or the children of a slice; repeated calls return the same objects."""
         if isinstance(index, slice):
             return [self[each] for each in range(*index.indices(len(self)))]
         place = range(len(self))[index]
@@ -51,7 +51,7 @@ class DecisionCache:
 
     def decide(self, parent: ParsedDeployment, cluster: ClusterState) -> DesiredState:
         """Return what `decision.decide` returns."""
-        # A policy may put another speculation in force without a new generation of the spec.
+        # A policy may change the speculation in force, and the generation of the object stays the same.
         speculation = None if isinstance(parent.spec, InvalidSpecError) else parent.spec.speculation
         asked = (
             *(parent.uid, parent.generation, parent.raw_spec, parent.suspended_for, parent.status.plan),

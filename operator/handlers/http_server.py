@@ -1,4 +1,4 @@
-"""HTTP server that limits the number of connections and the duration of each."""
+"""HTTP server with limits on the number and duration of connections."""
 
 import socket
 from contextlib import suppress
@@ -9,17 +9,17 @@ from threading import Lock, Thread, Timer
 from typing import Any, Final, Self
 
 TIMEOUT_S: Final = 10.0
-"""Limit of a connection: the API server's default timeout of webhooks."""
+"""Maximum duration of a connection. The API server's default timeout of webhooks is the same."""
 
 _MOST_CONNECTIONS: Final = 32
 _HEAD_BYTES: Final = 16 * 2**10
-"""Limit of a request before its body: Python's own is 6 MiB, which it parses into many times that."""
+"""Maximum size of a request before its body. Python's own limit is 6 MiB, and parsing takes many times that."""
 
 
 class Places:
-    """A bounded number of connections: a new one replaces the oldest without a complete request.
+    """Limits the number of connections. A new one replaces the oldest one without a complete request.
 
-    So silent clients cannot block others.
+    Silent clients therefore cannot block other clients.
     """
 
     def __init__(self, most: int) -> None:
@@ -28,7 +28,7 @@ class Places:
         self._lock = Lock()
 
     def take(self, connection: socket.socket) -> bool:
-        """Return whether the connection gets a place, possibly of a silent one, which is closed."""
+        """Return whether the connection gets a place; if all are taken, close a silent connection."""
         with self._lock:
             if len(self._has_asked) >= self._most:
                 silent = next((each for each, has_asked in self._has_asked.items() if not has_asked), None)
@@ -52,7 +52,7 @@ class Places:
 
 
 class BoundedHandler(BaseHTTPRequestHandler):
-    """Handler of one request, which calls ``keep_place`` once the request is complete."""
+    """Handler of one request. Subclasses call ``keep_place`` when the request is complete."""
 
     server: "BoundedServer"
 
@@ -113,7 +113,7 @@ class BoundedServer(ThreadingHTTPServer):
             self.shutdown_request(request)
 
     def finish_request(self, request: Any, client_address: Any) -> None:
-        """Serve a connection with a total timeout, which slow bytes do not extend."""
+        """Serve a connection within a total timeout, even if its bytes arrive slowly."""
         request.settimeout(TIMEOUT_S)
         end = Timer(TIMEOUT_S, _hang_up, [request])
         end.start()
@@ -123,15 +123,15 @@ class BoundedServer(ThreadingHTTPServer):
             end.cancel()
 
     def shutdown_request(self, request: Any) -> None:
-        """Close a connection, however it ended."""
+        """Close a connection, with or without an error."""
         self.places.leave(request)
         super().shutdown_request(request)
 
     def handle_error(self, request: socket.socket | tuple[bytes, socket.socket], client_address: Any) -> None:
-        """Ignore clients that hang up, or trust another certificate."""
+        """Ignore clients that hang up or do not trust the certificate."""
 
 
 def _hang_up(connection: socket.socket) -> None:
-    """Shut a connection down, TLS without close_notify; its thread closes it."""
+    """Shut down a connection, without close_notify for TLS; its thread closes it."""
     with suppress(OSError):
         socket.socket.shutdown(connection, socket.SHUT_RDWR)

@@ -29,12 +29,12 @@ from specdecode_operator.untrusted import mapping
 
 _LONGEST_LEASE_S: Final = 600
 _MOST_TRANSITIONS: Final = 2**31 - 1
-"""Limit of the API server: a Lease with a higher count could not be taken."""
+"""Limit of the API server, which rejects a Lease with a higher count."""
 
 
 @dataclass(frozen=True)
 class LeaseName:
-    """A Lease, its candidate, and how long it lasts without a renewal."""
+    """A Lease, its candidate, and its duration without a renewal."""
 
     namespace: str
     name: str
@@ -43,7 +43,7 @@ class LeaseName:
 
 
 class Silence:
-    """Time since the holder of a Lease last renewed it, by this process's clock: clocks of nodes may differ.
+    """Time since the last renewal of a Lease by this process's clock, because clocks of nodes may differ.
 
     The time between two checks counts for at most half of the duration: while the API server is down, no holder can
     renew its Lease.
@@ -54,7 +54,7 @@ class Silence:
         self._version, self._silent_s, self._looked_s = "", 0.0, 0.0
 
     def lasts_s(self, lease: Body) -> float:
-        """Return the silence in seconds, as of this read of the Lease."""
+        """Return the seconds since the last renewal, given the Lease as just read."""
         before_s, self._looked_s = self._looked_s, self._clock()
         self._silent_s += min(self._looked_s - before_s, self._most_s)
         if (version := str(lease["metadata"]["resourceVersion"])) != self._version:
@@ -63,27 +63,27 @@ class Silence:
 
 
 class Candidate:
-    """Takes and renews a Lease; each call is one attempt. A restarted container has its pod's Lease."""
+    """Takes and renews a Lease; each call is one attempt. A restarted container keeps the Lease of its pod."""
 
     def __init__(self, cluster: Cluster, lease: LeaseName, clock: Callable[[], float] = time.monotonic) -> None:
         self._cluster, self._lease = cluster, lease
         self._silence = Silence(clock, lease.duration_s)
         self._held: Body | None = None
-        """The Lease as this candidate wrote it last."""
+        """Lease as this candidate last wrote it."""
         self.holder = ""
         self.transitions = 0
 
     async def take(self, *, only_renew: bool = False) -> bool:
         """Take or renew the Lease; return whether this candidate has it.
 
-        With ``only_renew`` it is not taken if another candidate has had it since. A ClusterError means unknown.
+        With ``only_renew``, it is not taken if another candidate has held it since. A ClusterError means unknown.
         """
         if self._held is not None:
             held, self._held = self._held, None
             try:
                 return await self._write(held)
             except (ConflictError, NotFoundError):
-                pass  # another client wrote it in between
+                pass  # Another client wrote it in between.
         live = await self._cluster.get(LEASE, self._lease.namespace, self._lease.name)
         if live is None:
             name = {"namespace": self._lease.namespace, "name": self._lease.name}
@@ -94,14 +94,14 @@ class Candidate:
         return await self._write(live) if self._may_take(live, only_renew=only_renew) else False
 
     async def release(self) -> None:
-        """Give the Lease back, so that the next holder need not wait."""
+        """Release the Lease, so that the next holder need not wait."""
         live = await self._cluster.get(LEASE, self._lease.namespace, self._lease.name)
         if live is not None and mapping(live, "spec").get("holderIdentity") == self._lease.identity:
             version = {"metadata": {"resourceVersion": live["metadata"]["resourceVersion"]}}
             await self._cluster.merge(live, version | {"spec": {"holderIdentity": ""}})
 
     async def _write(self, live: Body) -> bool:
-        """Write the Lease, unless its version changed."""
+        """Write the Lease if its resourceVersion is unchanged."""
         version = {"metadata": {"resourceVersion": live["metadata"]["resourceVersion"]}}
         self._held = await self._cluster.merge(live, version | self._spec(mapping(live, "spec")))
         return True
@@ -136,7 +136,7 @@ def _transitions(spec: Body) -> int:
 
 
 _RENEW_WITHIN: Final = 2 / 3
-"""Share of the duration after which a holder that cannot renew stops writing, well before another may take over."""
+"""Share of the duration after which a holder stops writing if it cannot renew, before another can take over."""
 
 _RETRY_AFTER: Final = 1 / 6
 """Share of the duration between two attempts."""
@@ -144,15 +144,15 @@ _RETRY_AFTER: Final = 1 / 6
 _STOP_S: Final = 10.0
 
 EXIT_STATUS: Final = 3
-"""Exit status of a process whose Lease another one took."""
+"""Exit status of a process that lost its Lease to another one."""
 
 _logger = logging.getLogger(__name__)
 
 
 class Leadership:
-    """Thread that holds the Lease while the operator works, however busy its event loop is.
+    """Thread that renews the Lease, even while the event loop is busy.
 
-    ``lost`` is called with the reason when another replica has had it: the state of this process is out of date then.
+    ``lost`` is called with the reason if another replica has held the Lease, because the state is then out of date.
     """
 
     def __init__(self, lease: LeaseName, lost: Callable[[str], None]) -> None:
@@ -162,19 +162,19 @@ class Leadership:
         self._loop = asyncio.new_event_loop()
         self._ends = asyncio.Event()
         self._led: Future[None] = Future()
-        self._led.set_running_or_notify_cancel()  # a waiter that is cancelled does not cancel it
+        self._led.set_running_or_notify_cancel()  # So that a cancelled waiter does not cancel it.
         self._until_s = -math.inf
-        """Until when this process may write, as `_now_s` counts."""
+        """Time until which this process may write, on the clock of `_now_s`."""
         self.stands_by = False
-        """Whether another replica holds the Lease, by the last read."""
+        """Whether another replica held the Lease at the last read."""
         self._failure = ""
-        """Error of the last read, or empty."""
+        """Error of the last read; empty without one."""
         self.transitions: int | None = None
-        """How many times the Lease changed hands; None before the first read."""
+        """Number of times that the Lease changed its holder; None before the first read."""
         self._thread = Thread(target=self._run, name="leadership", daemon=True)
 
     def start(self) -> None:
-        """Begin to ask for the Lease."""
+        """Start trying to take the Lease."""
         self._thread.start()
 
     def may_write(self) -> bool:
@@ -182,12 +182,12 @@ class Leadership:
         return _now_s() < self._until_s
 
     async def led(self) -> None:
-        """Wait until this process has had the Lease."""
+        """Wait until this process has held the Lease once."""
         await asyncio.wrap_future(self._led)
 
     def stop(self) -> None:
-        """Release the Lease, if this process has it; no write may follow. Idempotent."""
-        with suppress(RuntimeError):  # the loop has ended by itself
+        """Release the Lease if this process holds it; the caller must not write afterwards. Idempotent."""
+        with suppress(RuntimeError):  # The loop has already ended.
             self._loop.call_soon_threadsafe(self._ends.set)
         self._thread.join(timeout=_STOP_S)
 
@@ -213,7 +213,7 @@ class Leadership:
             await cluster.close()
 
     async def _renew(self, candidate: Candidate) -> bool:
-        """Take and renew the Lease until the process ends; return whether it is to be given back."""
+        """Take and renew the Lease until the process ends; return whether to release it."""
         led = False
         while not self._ends.is_set():
             asked_s = _now_s()
@@ -239,15 +239,15 @@ class Leadership:
         return self._led.done()
 
     async def _look(self, candidate: Candidate) -> tuple[bool | None, str]:
-        """Return whether the Lease is held, None if unknown, and why not."""
+        """Return whether this process holds the Lease, None if unknown, and the reason if it does not."""
         has_led = self._led.done()
         try:
-            # At first half of the time: a connection that hangs leaves time for another. Then the server is slow.
+            # The first attempt gets half of the time, so that another can follow if its connection hangs.
             async with asyncio.timeout(self._lease.duration_s if self._failure else self._renew_within_s / 2):
                 holds = await candidate.take(only_renew=has_led)
         except (ClusterError, TimeoutError) as error:
             why = str(error) or "the API server did not answer in time"
-            if why != self._failure and not isinstance(error, ConflictError):  # the next read tells more about those
+            if why != self._failure and not isinstance(error, ConflictError):  # The next read explains it
                 _logger.warning("Lease %s/%s: %s", self._lease.namespace, self._lease.name, why)
             self.stands_by, self._failure = False, why
             return None, why
@@ -259,13 +259,13 @@ class Leadership:
 
 
 class LeaderCollector(Collector):
-    """Metrics of the Lease, by scope: the whole ``Cluster``, or named namespaces (``Namespaced``)."""
+    """Metrics of the Lease. The scope is ``Cluster``, or ``Namespaced`` if namespaces are named."""
 
     def __init__(self, leadership: Leadership | None = None, scope: str = "Cluster") -> None:
         self._leadership, self._scope = leadership, scope
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yield the samples of one scrape; a single replica leads."""
+        """Yield the samples of one scrape; without a Lease, the only replica is the leader."""
         leads = self._leadership is None or self._leadership.may_write()
         transitions = None if self._leadership is None else self._leadership.transitions
         for name, text, value in (
@@ -279,7 +279,7 @@ class LeaderCollector(Collector):
 
 
 def end_at_once(why: str) -> None:
-    """End the process immediately, because another one works."""
+    """End the process immediately, because another replica leads."""
     _logger.critical("lease lost; exiting: %s", why)
     logging.shutdown()
     os._exit(EXIT_STATUS)
@@ -299,12 +299,12 @@ def holding(leadership: Leadership | None) -> Iterator[None]:
 
 
 def _now_s() -> float:
-    # A clock that is never set, and that goes on while the machine is suspended.
+    # This clock is never set, and also runs while the machine is suspended.
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 CLAIM_S: Final = 30
-"""Duration of a claim, which is renewed each 15 s."""
+"""Duration of a claim, which is renewed every 15 s."""
 
 _RELEASE_S: Final = 2.0
 
@@ -327,7 +327,7 @@ class Claims:
         return namespace not in self._others
 
     async def look(self) -> None:
-        """Renew the claims, or read the claims of other operators; keep the last answer if it cannot be read."""
+        """Renew the claims, or read the claims of other operators; keep the last result if they cannot be read."""
         others = await (self._claim() if self._candidates else self._claimed_by_others())
         for namespace, holder in others.items():
             if self._others.get(namespace) != holder:
@@ -337,7 +337,7 @@ class Claims:
         self._others = others
 
     async def release(self) -> None:
-        """Give the claims back, for at most 2 s, so that another operator need not wait for their end."""
+        """Release the claims, within 2 s, so that another operator need not wait until they expire."""
         until_s = asyncio.get_running_loop().time() + _RELEASE_S
         for candidate in self._candidates.values():
             try:
@@ -347,7 +347,7 @@ class Claims:
                 _logger.warning("failed to release the claim of a namespace; it expires: %s", error)
 
     async def _claim(self) -> dict[str, str]:
-        """Claim each namespace; return the holders of those that another operator has."""
+        """Claim each namespace; return the holders of the namespaces that other operators have claimed."""
         found = {}
         for namespace, candidate in self._candidates.items():
             try:

@@ -1,8 +1,8 @@
 """Run the operator process: kopf settings, login, start, stop and health.
 
-`run_operator` is the entry of `specdecode operator`. It serves /livez, /readyz and /metrics on their own threads
-and hands watches and signals to kopf. The login session replaces kopf's response class, because kopf's own fails on
-objects that are nested too deeply or are too large.
+`run_operator` implements `specdecode operator`. It serves /livez, /readyz and /metrics on separate threads, and kopf
+runs the watches. The login session has another response class, because kopf's own fails on objects that are too large
+or too deeply nested.
 
 Each event of a watch updates the cache and queues the objects to reconcile. No handler keeps state in kopf, so kopf
 writes neither annotations nor finalizers. Create, update, resume and child events all trigger the same reconcile.
@@ -48,7 +48,7 @@ async def on_deployment(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> 
     key = _store(event, deployment.KIND, memo)
     if key is not None:
         ask = memo.queue.add_soon if is_echo else _queueing(event, memo)
-        ask(key)  # also if it is deleted, so that the reconciler forgets it
+        ask(key)  # Also if it was deleted, so that the reconciler drops its state.
         memo.add_related(key, ask)
 
 
@@ -58,11 +58,11 @@ async def on_capture(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> Non
     if key is None:
         return
     ask, spec = _queueing(event, memo), event["object"].get("spec") or {}
-    ask(key)  # also if it is deleted
+    ask(key)  # Also if it was deleted.
     if name := spec.get("deployment"):
         memo.add_related(Key(key.namespace, name), ask)
     if borrows(spec):
-        memo.add_keeping_captures()  # they make room for engines that lend their GPUs, and for their return
+        memo.add_keeping_captures()  # They wait while engines have lent GPUs or need them back.
 
 
 def _store(event: kopf.RawEvent, kind: str, memo: OperatorState) -> Key | None:
@@ -82,13 +82,13 @@ def _body(event: kopf.RawEvent, kind: str, memo: OperatorState) -> dict[str, Any
     """Return the object of an event, and record the progress of its watch."""
     body: dict[str, Any] = dict(event["object"])
     memo.progress.brings(kind, body)
-    if event["type"] is None:  # the watch restarted with a list, which lacks deleted objects
+    if event["type"] is None:  # The watch restarted with a list, which lacks deleted objects.
         memo.relist.due.add(kind)
     return body
 
 
 def _queueing(event: kopf.RawEvent, memo: OperatorState) -> Callable[[Key], None]:
-    """Return how to queue: an object that is only listed, such as at the start, need not have changed."""
+    """Return the function that queues the object; a listed object is not urgent, because it may be unchanged."""
     return memo.queue.add_calmly if event["type"] is None else memo.queue.add
 
 
@@ -100,7 +100,7 @@ async def on_node(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> None:
 
 
 async def on_child(event: kopf.RawEvent, resource: kopf.Resource, memo: OperatorState, **_: Any) -> None:
-    """Queue the owner of a child or a pod, or all deployments that share facts about models."""
+    """Queue the owner of a child or a pod, or the deployments of a namespace if its model facts changed."""
     kind = resource.kind or ""
     body = _body(event, kind, memo)
     if event["type"] is None and memo.cache.knows(kind, body):
@@ -118,7 +118,7 @@ async def on_child(event: kopf.RawEvent, resource: kopf.Resource, memo: Operator
 
 
 def register_watches(registry: kopf.OperatorRegistry, *, nodes: bool) -> None:
-    """Register the event handlers; nodes only if the operator may list them."""
+    """Register the event handlers; the handler of nodes only if the operator may list them."""
     kopf.on.event(base.GROUP, base.VERSION, deployment.PLURAL, registry=registry)(on_deployment)
     kopf.on.event(base.GROUP, base.VERSION, capture.PLURAL, registry=registry)(on_capture)
     if nodes:
@@ -130,14 +130,14 @@ def register_watches(registry: kopf.OperatorRegistry, *, nodes: bool) -> None:
 
 _ERROR: Final = b'{"type":"ERROR"'
 _RELIST: Final = b'{"type":"ERROR","object":{"code":410}}'
-"""The only error after which kopf lists and watches again; any other ends the operator."""
+"""The only error after which kopf lists and watches again. After any other error, kopf ends the operator."""
 
 
 async def login(**kwargs: Any) -> kopf.AiohttpSession | None:
     """Log in as the pod's service account, or with KUBECONFIG outside a cluster."""
     info = kopf.login_with_service_account(**kwargs)
     if info is not None:
-        # By address, as client libraries do: kopf's host name needs a cluster DNS.
+        # Use the address, as client libraries do, because kopf's host name needs a cluster DNS.
         host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
         info = replace(info, server=f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}")
     else:
@@ -160,11 +160,11 @@ async def login(**kwargs: Any) -> kopf.AiohttpSession | None:
 
 
 class _Answer(aiohttp.ClientResponse):
-    """Response as kopf reads it: JSON with limits on depth and size, or a watch line by line."""
+    """Response for kopf: JSON with limits on depth and size, or the lines of a watch."""
 
     async def start(self, connection: Any) -> "_Answer":
         await super().start(connection)
-        self.content = _Lines(self.content)  # type: ignore[assignment]  # as far as kopf uses it
+        self.content = _Lines(self.content)  # type: ignore[assignment]  # Has what kopf uses
         return self
 
     async def json(self, **_: Any) -> Any:
@@ -181,7 +181,7 @@ class _Lines:
         return getattr(self._content, name)
 
     async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
-        """Yield whole lines of any length; drop the incomplete one of a connection that ends."""
+        """Yield complete lines of any length; drop an incomplete line at the end of a connection."""
         rest = bytearray()
         async for chunk in self._content.iter_chunked(size):
             rest += chunk
@@ -194,26 +194,26 @@ class _Lines:
 
 _RETRY_S = 5
 _LAST_S: Final = 10.0
-"""Exit timeout after a task of kopf failed: others may wait for ever for a session that it has closed."""
+"""Exit timeout after a task of kopf failed, because other tasks may wait forever for a closed session."""
 _HEALTH_PATHS = ("/livez", "/readyz", "/healthz")
 
 
 async def start(settings: kopf.OperatorSettings, memo: OperatorState, **_: Any) -> None:
-    """Set up kopf, connect and begin to work."""
+    """Configure kopf, connect, and start the work."""
     configure(settings)
-    # No cluster-wide requests with named namespaces: kinds that are installed later are listed, not watched.
+    # Avoids cluster-wide requests if namespaces are named. Kinds that are installed later are listed, not watched.
     settings.scanning.disabled = bool(memo.namespaces)
     try:
         await memo.start()
     except ClusterError as error:
         raise kopf.TemporaryError(str(error), delay=_RETRY_S) from error
-    # Instead of kopf's own handlers, which end watches and workers first, while another replica waits for the Lease.
+    # kopf's own handlers end watches and workers first, and meanwhile another replica would wait for the Lease.
     for each in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(each, memo.end)
 
 
 async def stop(memo: OperatorState, **_: Any) -> None:
-    """End the work."""
+    """Stop the work."""
     await memo.stop()
 
 
@@ -226,22 +226,22 @@ def register_lifecycle(registry: kopf.OperatorRegistry) -> None:
 
 def configure(settings: kopf.OperatorSettings) -> None:
     """Set the kopf settings that the handlers rely on."""
-    # If a handler ever stores its progress, that is in the status: metadata stays as Git has it.
+    # If kopf stores progress, it goes to the status, so that metadata stays the same as in Git.
     settings.persistence.finalizer = "specdecode.io/kopf"
     settings.persistence.progress_storage = kopf.StatusProgressStorage(field="status.kopf.progress")
     settings.persistence.diffbase_storage = _NothingCompared()
-    settings.posting.enabled = False  # our own Events speak of conditions
+    settings.posting.enabled = False  # The operator posts its own Events about conditions.
     settings.watching.server_timeout = 300
     settings.watching.client_timeout = 310
     settings.watching.connect_timeout = 30
-    settings.watching.chunk_size = 100  # each is held as text and as values at once
+    settings.watching.chunk_size = 100  # A chunk is in memory as text and as parsed values.
     settings.watching.reconnect_backoff = 1.0
     settings.networking.request_timeout = 30
     settings.networking.error_backoffs = _Backoffs()
     settings.process.ultimate_exiting_timeout = _LAST_S
-    # A worker of kopf holds its object until then; after a start there is one for each object and child.
+    # kopf's workers hold their object for this time. After a start, each object and child has a worker.
     settings.queueing.idle_timeout = 0.1
-    # Only what carries our label is watched: clusters have many other pods.
+    # Watch only objects with our label, because clusters have many other pods.
     for resource in WATCHED:
         settings.watching.label_selectors[resource.group, resource.plural] = OWNED_SELECTOR
 
@@ -249,7 +249,7 @@ def configure(settings: kopf.OperatorSettings) -> None:
 class _Backoffs:
     """Endless backoff, in seconds, of a list or a watch that fails.
 
-    After the last one kopf would end the operator: for all namespaces, if it lost its rights in one of them.
+    After the last one, kopf would end the operator, even if the operator lost its rights only in one namespace.
     """
 
     def __iter__(self) -> Iterator[float]:
@@ -258,7 +258,7 @@ class _Backoffs:
 
 
 class _NothingCompared(kopf.DiffBaseStorage):
-    """Disables diffs, for which kopf would copy each object twice per event."""
+    """Disables diffs, because kopf would copy each object twice per event for them."""
 
     def build(self, **_: Any) -> kopf.BodyEssence:
         return kopf.BodyEssence()
@@ -273,19 +273,19 @@ class _NothingCompared(kopf.DiffBaseStorage):
 def serve_health(port: int, state: OperatorState, leadership: Leadership | None = None) -> None:
     """Answer /livez, /readyz and /healthz from a separate thread until the process ends.
 
-    kopf would answer in the event loop, after the start. A loop that plans for hundreds of objects, or a process that
-    gets little CPU, would fail its probe and be restarted again and again.
+    kopf would answer in the event loop, after the start. The probes would then fail while the loop plans hundreds of
+    objects or the process gets little CPU, and the kubelet would restart the operator each time.
     """
 
     class Answers(BoundedHandler):
         def do_GET(self) -> None:
-            """Answer /livez, whether the process hangs, and /readyz and /healthz, whether it works."""
+            """Answer /livez (whether the process hangs), /readyz and /healthz (whether it works)."""
             self.keep_place()
             status, words = HTTPStatus.NOT_FOUND, "no such path"
             if self.path in _HEALTH_PATHS:
                 status, words = _health(state, leadership)
             if self.path == "/livez" and status is HTTPStatus.SERVICE_UNAVAILABLE:
-                status = HTTPStatus.OK  # It starts, or the API server is down: a restart would not help.
+                status = HTTPStatus.OK  # The process starts, or the API server is down. A restart would not help.
             self.send_response(status)
             self.end_headers()
             self.wfile.write(words.encode())
@@ -308,7 +308,7 @@ def _health(state: OperatorState, leadership: Leadership | None) -> tuple[HTTPSt
 
 
 _CHATTY_LOGGERS = ("kopf.objects", "aiohttp.access", "httpx")
-"""They log every watch event and every request."""
+"""Loggers of every watch event and every request."""
 
 _GARBAGE_THRESHOLDS = (700, 10, 100)
 """For `gc.set_threshold`. With the default of 10 as the last, full collections with 1,000 deployments paused the
@@ -316,7 +316,7 @@ operator for 0.25 s each, and took a fifth of the CPU time of an idle one (Pytho
 
 
 def run_operator(settings: Settings, *, health_port: int, metrics_port: int, verbose: bool = False) -> None:
-    """Run the operator until SIGTERM, with /livez, /readyz and /metrics on their ports."""
+    """Run the operator until SIGTERM; serve /livez, /readyz and /metrics on these ports."""
     kopf.configure(verbose=verbose)
     for handler in logging.getLogger().handlers:
         handler.addFilter(OneLine())
@@ -339,8 +339,8 @@ def run_operator(settings: Settings, *, health_port: int, metrics_port: int, ver
             clusterwide=not settings.namespaces,
             namespaces=settings.namespaces,
             standalone=True,
-            # kopf would ask for the name of the process's user, which a container need not have.
-            identity="specdecode-operator",  # type: ignore[arg-type]  # its type is private to kopf
+            # By default, kopf looks up the name of the process's user, which may not exist in a container.
+            identity="specdecode-operator",  # type: ignore[arg-type]  # Its type is private to kopf.
             memo=state,
             stop_flag=state.ended,
         )

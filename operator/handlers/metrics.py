@@ -28,11 +28,11 @@ from specdecode_operator.sizing.memory.budget import Verdict
 
 _BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 OUTCOMES = ("allowed", "warned", "refused", "failed")
-"""Outcomes of a request. Failed: it is not a review, or the operator failed on it."""
+"""Outcomes of a request. ``failed``: the request is not a review, or the operator failed to answer it."""
 
 
 class AdmissionCollector(Collector):
-    """Metrics of the webhook: duration and outcome of reviews, and expiry of the certificate."""
+    """Metrics of the webhook: duration and outcome of reviews, and end of the certificate's validity."""
 
     def __init__(self, expires: Callable[[], datetime | None]) -> None:
         self._expires = expires
@@ -62,13 +62,13 @@ class AdmissionCollector(Collector):
 
 
 _LABELS: Final = ("product", "engine_version", "runner", "tensor")
-"""Each has few values: known products and versions, two runners, powers of two."""
+"""Each label has few values: known products and versions, two runners, powers of two."""
 
 _ENDED: Final = (CapturePhase.SUCCEEDED, CapturePhase.FAILED)
-"""Final phases: a cancelled capture can be resumed."""
+"""Final phases. ``Cancelled`` is not one, because a cancelled capture can be resumed."""
 
 _MOST_CONDITIONS: Final = 200
-"""Series of conditions: more than there are reasons. A pod's own reason is untrusted text."""
+"""Maximum number of series of conditions. Reasons of pods are untrusted text; our own reasons are fewer."""
 
 _logger = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class OperatorMetrics(Collector):
     def __init__(self, cache: Cache, told_from_s: float | None = None) -> None:
         self._cache, self._told_from_s = cache, told_from_s
         self._residuals: dict[Key, BudgetResidual] = {}
-        # Known series begin at 0, or the first increase would not be seen.
+        # Known series start at 0, so that Prometheus sees the first increase.
         self._ended = prometheus_client.Counter(
             "specdecode_captures_ended", "SpecDecodeCaptures that ended.", ["phase"], registry=None
         )
@@ -117,17 +117,17 @@ class OperatorMetrics(Collector):
             self._residuals[key] = residual
 
     def count_capture(self, before: CapturePhase | None, now: CapturePhase | None) -> None:
-        """Count a capture that has ended, unless it had before."""
+        """Count a capture if it has just ended."""
         if now in _ENDED and before not in _ENDED:
             self._ended.labels(now.value).inc()
 
     def count_policy_decision(self, action: PolicyAction, outcome: PolicyOutcome) -> None:
-        """Count a policy decision that differs from the one before."""
+        """Count a policy decision; the caller skips repeated ones."""
         self._decisions.labels(action.value, outcome.value).inc()
 
     @contextmanager
     def measured(self, key: Key) -> Iterator[None]:
-        """Measure the block as one reconcile, which fails if it raises."""
+        """Measure the block as one reconcile; an exception counts as a failure."""
         started_s, outcome = time.perf_counter(), "done"
         with counted_waits() as waits:
             try:
@@ -143,7 +143,7 @@ class OperatorMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the samples of one scrape."""
-        # Residuals by kind of engine: estimates err for a device, vLLM version, runner and tensor parallelism.
+        # Residuals by kind of engine, because errors of estimates depend on device, vLLM version, runner and TP size.
         residuals = GaugeMetricFamily(
             "specdecode_budget_residual_bytes",
             "Predicted less reported KV cache on one GPU, the maximum of all objects; positive if engines got less than"
@@ -206,10 +206,10 @@ def serve_metrics(port: int, *collectors: Collector) -> int:
         registry.register(collector)
 
     class Scrape(BoundedHandler, MetricsHandler):
-        """One scrape. Its connection is kept, however many clients connect and are silent."""
+        """Handler of one scrape. Silent clients cannot replace its connection."""
 
         def do_GET(self) -> None:
-            """Answer it."""
+            """Answer the scrape."""
             self.keep_place()
             super().do_GET()
 

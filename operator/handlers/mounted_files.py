@@ -28,9 +28,9 @@ _logger = logging.getLogger(__name__)
 
 
 class CalibrationFile:
-    """Follows a calibration file, which may be absent.
+    """Reads a calibration file, which may be absent.
 
-    It is small and read whole each time, because a mounted ConfigMap changes by links whose times say little.
+    It is read completely each time: it is small, and the mtime of a mounted ConfigMap does not show changes reliably.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -40,7 +40,7 @@ class CalibrationFile:
         self._calibration = UNCALIBRATED
 
     def read(self) -> Calibration:
-        """Return the content: empty if there is no file, the last valid one if it is invalid."""
+        """Return the content; empty without a file, and the last valid content if the file is invalid."""
         if self._path is None:
             return UNCALIBRATED
         text: str | None = None
@@ -69,11 +69,11 @@ MOST_FILE_BYTES: Final = 2**20
 """Maximum size of a ConfigMap."""
 
 MOST_BYTES: Final = 8 * 2**20
-"""Total size of the files that are read: eight full ConfigMaps."""
+"""Maximum total size of the files: eight full ConfigMaps."""
 
 _LONGEST_PROBLEM: Final = 500
 _MOST_PROBLEMS: Final = 20
-"""Problems that are logged at a time."""
+"""Maximum number of problems per log message."""
 
 ReadFacts = Callable[[Path], Mapping[str, Checkpoint]]
 """Returns the facts in one file by model id; raises FactsFileError, or OSError if the file cannot be read."""
@@ -85,9 +85,9 @@ _Stamp = tuple[str, int, int, int]
 @dataclass(frozen=True)
 class _File:
     stamp: _Stamp
-    facts: Mapping[str, SiteFacts] | None = None  # The last valid ones; None if there never were any
+    facts: Mapping[str, SiteFacts] | None = None  # Last valid facts; None if there were none
     problem: str | None = None
-    try_again: bool = False  # Whether reading it failed for a cause that may pass
+    try_again: bool = False  # Whether the file could not be read, which may be temporary
 
 
 def read_facts_file(path: Path) -> Mapping[str, Checkpoint]:
@@ -103,10 +103,10 @@ def read_facts_file(path: Path) -> Mapping[str, Checkpoint]:
 
 
 class FactsFolder:
-    """Follows a folder of facts files, which may be absent; thread-safe.
+    """Reads a folder of facts files, which may be absent; thread-safe.
 
-    The event loop reads it in a thread, because files of 8 MiB may take seconds to parse. An invalid file affects no
-    other file.
+    The event loop reads it in a thread, because parsing 8 MiB may take seconds. An invalid file does not affect the
+    other files.
     """
 
     def __init__(self, folder: Path | None = None, read_file: ReadFacts = read_facts_file) -> None:
@@ -151,7 +151,7 @@ class FactsFolder:
         self._tell(problems)
 
     def _take(self, folder: Path, stamps: tuple[_Stamp, ...]) -> Iterator[str]:
-        """Read the files that have changed; yield the problem of each that is not used."""
+        """Read the files that have changed; yield a problem for each file that is not used."""
         files: dict[str, _File] = {}
         facts: dict[str, SiteFacts] = {}
         left_bytes = MOST_BYTES
@@ -182,7 +182,7 @@ class FactsFolder:
                 f"{_place(path)}: {stamp[-1]:,} bytes exceed the limit of {MOST_FILE_BYTES:,} per file or"
                 f" {MOST_BYTES:,} in total; create the file again with specdecode models add, or remove other files"
             )
-            return _File(("", 0, 0, 0), last, problem)  # the stamp changes: it may fit when others are removed
+            return _File(("", 0, 0, 0), last, problem)  # Not a real stamp: it may fit later.
         if before is not None and before.stamp == stamp and not before.try_again:
             return before
         try:
@@ -213,7 +213,7 @@ class FactsFolder:
 def _place(path: Path) -> str:
     """Return how the log names a file.
 
-    The folder comes last: a file may be called ``password``, and what follows that and a colon is masked as a secret.
+    The folder comes last: if a file is called ``password``, text after its name and a colon is masked as a secret.
     """
     return f"{path.name} in {path.parent}"
 
@@ -225,14 +225,14 @@ def _stamps(folder: Path) -> tuple[_Stamp, ...]:
     except FileNotFoundError:
         return ()
     for name in names:
-        if name.startswith("."):  # links and folders of the kubelet
+        if name.startswith("."):  # Links and folders of the kubelet
             continue
         try:
             known = (folder / name).stat()
-        except FileNotFoundError:  # removed meanwhile
+        except FileNotFoundError:  # Removed meanwhile
             continue
         except OSError:
-            found.append((name, 0, 0, 0))  # reading it reports the error
+            found.append((name, 0, 0, 0))  # Reading it reports the error.
             continue
         if stat.S_ISREG(known.st_mode):
             found.append((name, known.st_ino, known.st_mtime_ns, known.st_size))

@@ -1,7 +1,7 @@
 """Wire up one operator process: cache, queue, reconcilers and the resync loop.
 
-`OperatorState` is the composition root that kopf handlers receive as memo. A replica without the Lease keeps its cache
-current and writes nothing, so it can take over immediately.
+`OperatorState` is the composition root that kopf handlers receive as memo. A standby replica keeps its cache up to
+date and writes nothing, so it can take over immediately.
 """
 
 import asyncio
@@ -38,13 +38,13 @@ from specdecode_operator.handlers.resync import Relist, ResyncOrder, WatchProgre
 from specdecode_operator.handlers.settings import Settings
 
 IMAGE_VARIABLE = "SPECDECODE_OPERATOR_IMAGE"
-"""Names the operator's image outside a pod, or if other pods pull it from elsewhere."""
+"""Environment variable with the operator's image, for use outside a pod or if pods pull it from elsewhere."""
 
 _CONTAINER = "operator"
 
 
 async def own_image(cluster: Cluster) -> str | None:
-    """Return the image in the environment or of the operator's own pod; None without both."""
+    """Return the image from the environment, or that of the operator's own pod; None if both are missing."""
     if image := os.environ.get(IMAGE_VARIABLE):
         return image
     namespace, name = os.environ.get("POD_NAMESPACE"), os.environ.get("POD_NAME")
@@ -57,30 +57,30 @@ async def own_image(cluster: Cluster) -> str | None:
 _STUCK_S = 300.0
 _BEAT_S = 1.0
 _SETTLED_AFTER_S = 5.0
-"""When a replica that takes over reconciles objects that were in order before."""
+"""Delay after which a new leader reconciles objects whose spec has not changed."""
 RESYNC_S = 15.0
-"""Interval at which engines are scraped, while there are few."""
+"""Interval between scrapes of an engine, if there are few engines."""
 _PARTS_OF_ROUND: Final = 5
-"""Reconciles of one part follow each other, which takes half of the CPU time of reconciles far apart: the processor's
-caches are warm."""
+"""Parts into which a round is split. Reconciles of one part follow each other directly. With warm processor caches,
+they take half of the CPU time of separate reconciles."""
 
 _logger = logging.getLogger(__name__)
 
 
 class OperatorStuckError(Exception):
-    """The process must be restarted."""
+    """The operator hangs and must be restarted."""
 
 
 class OperatorState:
-    """Cache, queue and connections of one process."""
+    """Holds the cache, the queue and the connections of one process."""
 
     def __init__(self, settings: Settings | None = None, leadership: Leadership | None = None) -> None:
         self.settings = settings or Settings()
         self._leadership = leadership
         self._leads = False
-        """Whether it has had the Lease, or needs none. The client checks before each write whether it has it now."""
+        """Whether this process has held the Lease or needs none. The client checks the Lease again before each write."""
         self.ended = asyncio.Event()
-        """Set when the work has ended and the process must also end."""
+        """Set when the work has stopped and the process must end."""
         self.cache = Cache()
         self.progress = WatchProgress(by_namespace=bool(self.namespaces))
         self.cache.on_seen = self.progress.knows
@@ -98,12 +98,12 @@ class OperatorState:
         self._end: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Connect, list everything, and begin to work or to wait for the Lease.
+        """Connect, list all kinds, and start to work or to wait for the Lease.
 
         Raises
         ------
         ClusterError
-            If the cluster cannot be listed; it may be called again.
+            If the cluster cannot be listed. The caller may try again.
         """
         await self._connections.aclose()
         may_write = (lambda: True) if self._leadership is None else self._leadership.may_write
@@ -132,7 +132,7 @@ class OperatorState:
                         await captures.reconcile(key)
                         body = self.cache.parent(key)
                         requeue = Requeue(is_close=False) if body is None else capture_attention(read_capture(body))
-            finally:  # also after a failure: first in the line, it would keep others from their turn
+            finally:  # Also after a failure: the object would stay first in the resync order and block others.
                 if self.cache.parent(key) is None:
                     self.turns.forget(key)
                 else:
@@ -145,7 +145,7 @@ class OperatorState:
         ]
 
     def end(self) -> None:
-        """Begin to end: first the work and the Lease, for which another waits, then the process."""
+        """Start the shutdown: stop work and release the Lease first, because another replica waits for it."""
 
         async def end() -> None:
             try:
@@ -156,7 +156,7 @@ class OperatorState:
         self._end = self._end or asyncio.create_task(end())
 
     async def stop(self) -> None:
-        """End the work, give claims and Lease back, and close all connections; idempotent."""
+        """Stop the work, release claims and Lease, and close all connections; idempotent."""
         if self._next_beat is not None:
             self._next_beat.cancel()
         tasks, self._tasks = self._tasks, []
@@ -179,7 +179,7 @@ class OperatorState:
             raise OperatorStuckError(f"the event loop has been blocked for more than {_STUCK_S:.0f} s")
         if stalled := self.progress.stalled():
             raise OperatorStuckError(stalled)
-        # A long queue that gets shorter is work.
+        # The operator is not stuck while a long queue gets shorter.
         if min(self.queue.longest_wait_s(), self.queue.idle_s()) > _STUCK_S:
             raise OperatorStuckError(f"the work queue has made no progress for more than {_STUCK_S:.0f} s")
 
@@ -190,36 +190,36 @@ class OperatorState:
 
     @property
     def has_started(self) -> bool:
-        """Whether it has connected and listed everything."""
+        """Whether the operator has connected and listed all kinds."""
         return bool(self._tasks)
 
     def add_all(self, namespace: str | None = None) -> None:
-        """Queue every SpecDecodeDeployment, or every one of a namespace."""
+        """Queue all SpecDecodeDeployments, or those of one namespace."""
         for key in self.cache.parents(deployment.KIND):
             if namespace in (None, key.namespace):
                 self.queue.add_calmly(key)
 
     def add_related(self, key: Key, ask: Callable[[Key], None]) -> None:
-        """Queue a SpecDecodeDeployment and its captures: they wait for each other."""
+        """Queue a SpecDecodeDeployment and its captures, because they wait for each other."""
         for body in self.cache.captures_of(key):
             ask(Key(key.namespace, body["metadata"]["name"], capture.KIND))
         if self.cache.parent(key) is not None:
             ask(key)
 
     def add_keeping_captures(self) -> None:
-        """Queue every capture that keeps its deployment's engines, and has not ended."""
+        """Queue all captures that have not ended and do not borrow the GPUs of their deployment."""
         for key in self.cache.parents(capture.KIND):
             body = self.cache.parent(key)
             if body is not None and not borrows(body.get("spec") or {}) and not has_ended(body):
                 self.queue.add_calmly(key)
 
     async def _work(self, claims: Claims, work: Work) -> None:
-        """Work off the queue once this replica leads: first objects with a changed spec, then the rest."""
+        """Process the queue when this replica leads: first objects with a changed spec, then the rest."""
         if self._leadership is not None:
             await self._leadership.led()
         self._leads = self.queue.is_open = True
         self._connections.push_async_callback(claims.release)
-        if self.namespaces:  # else it has looked while it waited, because that is no write
+        if self.namespaces:  # Otherwise `_resync` has read the claims while waiting.
             await claims.look()
         for key in self.cache.parents():
             body: Body = self.cache.parent(key) or {}
@@ -227,7 +227,7 @@ class OperatorState:
                 self.queue.add(key)
         if self._leadership is None:
             self._add_everything()
-        else:  # the rest is in order: reconciling all at once would only hold up the changed ones
+        else:  # Reconciling the unchanged objects at once would delay the changed ones.
             asyncio.get_running_loop().call_later(_SETTLED_AFTER_S, self._add_everything)
         await self.queue.run(work)
 
@@ -236,12 +236,12 @@ class OperatorState:
             self.queue.add_calmly(key)
 
     def _beat(self) -> None:
-        """Record that the event loop turns."""
+        """Record that the event loop is running."""
         self._last_beat_s = time.monotonic()
         self._next_beat = asyncio.get_running_loop().call_later(_BEAT_S, self._beat)
 
     async def _resync(self, cluster: Cluster, claims: Claims) -> None:
-        """One task for all objects: kopf's timers and daemons would put finalizers on them."""
+        """Resync all objects in one task, because kopf's timers and daemons would add finalizers."""
         facts, calibration, loop = self.settings.facts, self.settings.calibration, asyncio.get_running_loop()
 
         async def shared() -> object:
@@ -262,7 +262,7 @@ class OperatorState:
             if before != now:
                 self.add_all()
             before = now
-            # In parts through the round: other changes need not wait for all of them.
+            # Spread over the round, so that other changes need not wait for all of these objects.
             keys = self.turns.next(self.cache.parents(), self.time.now().timestamp()) if self._leads else []
             for number, key in enumerate(keys):
                 part = number * _PARTS_OF_ROUND // len(keys)

@@ -16,22 +16,22 @@ _FIRST_RETRY_S = 1.0
 _LAST_RETRY_S = 60.0
 _MOST_DOUBLINGS = 10
 _LEAST_OF_DELAY = 0.75
-"""Minimum share of a delay, which is drawn at random: keys that failed together do not come back together."""
+"""Minimum of the random factor of a delay, which spreads the retries of keys that failed together."""
 
 _REST_S = 0.5
-"""Between two reconciles of an object whose children change: a start causes ten events in a second or two."""
+"""Minimum time between reconciles of an object whose children change. A start causes ten events within 2 s."""
 
 _CALM_TURN = 4
-"""Every 4th turn is for keys that can wait, of namespaces without user changes."""
+"""Every 4th turn is for a key that can wait, in a namespace without user changes."""
 
 _ANY_TURN = 20
-"""Every 20th turn is for keys that can wait, of any namespace."""
+"""Every 20th turn is for a key that can wait, in any namespace."""
 
 _logger = logging.getLogger(__name__)
 
 
 class _Line:
-    """Keys taken from each namespace in turn, so that one with many keys does not hold up others."""
+    """Keys, taken from each namespace in turn, so that a namespace with many keys does not delay the others."""
 
     def __init__(self) -> None:
         self.namespaces: OrderedDict[str, dict[Key, None]] = OrderedDict()
@@ -61,10 +61,10 @@ class _Line:
 
 
 class WorkQueue:
-    """Runs one coroutine per key, again after a failure, and again if the key was added meanwhile.
+    """Runs one coroutine per key; runs it again after a failure, and if the key was added meanwhile.
 
-    User changes go ahead of changed children and resyncs: a change need not wait for a thousand objects that
-    start or are resynced. Many user changes in one namespace delay only what follows in that namespace.
+    User changes come before changed children and resyncs, so they need not wait for a thousand objects that start or
+    are resynced. Many user changes in one namespace delay only later keys of that namespace.
     """
 
     def __init__(self, workers: int = 16) -> None:
@@ -75,14 +75,14 @@ class WorkQueue:
         self._waiting: dict[Key, float] = {}
         self._running: set[Key] = set()
         self._again: dict[Key, Callable[[Key], None]] = {}
-        """How to add keys that came while they were worked on."""
+        """Functions that add keys again that were added while a worker had them."""
         self._resting: dict[Key, asyncio.TimerHandle] = {}
         self._after_rest: set[Key] = set()
         self._failures: dict[Key, int] = {}
         self._retries: dict[Key, asyncio.TimerHandle] = {}
         self._last_done_s = time.monotonic()
         self.is_open = True
-        """Whether it accepts keys. A standby replica drops them, and adds all when it leads."""
+        """Whether the queue accepts keys. A standby replica drops them, and adds all keys when it becomes leader."""
 
     def add(self, key: Key) -> None:
         """Add a key that a user changed; idempotent until work on it starts."""
@@ -97,7 +97,7 @@ class WorkQueue:
         self._count(key)
 
     def add_soon(self, key: Key) -> None:
-        """Add a key whose children changed: behind user changes, and not right after a reconcile."""
+        """Add a key whose children changed. It comes after user changes, and not directly after a reconcile."""
         if not self.is_open:
             return
         if key in self._running:
@@ -136,7 +136,7 @@ class WorkQueue:
             self._to_take.release()
 
     def forget(self, key: Key) -> None:
-        """Drop the state of a key that is gone."""
+        """Drop the state of the key of a deleted object."""
         self._failures.pop(key, None)
         self._again.pop(key, None)
         self._after_rest.discard(key)
@@ -144,15 +144,15 @@ class WorkQueue:
 
     def longest_wait_s(self) -> float:
         """Return how long the oldest key has waited for a worker."""
-        oldest = next(iter([*self._waiting.values()]), None)  # a copy, for another thread asks
+        oldest = next(iter([*self._waiting.values()]), None)  # A copy, because another thread reads it.
         return 0.0 if oldest is None else time.monotonic() - oldest
 
     def idle_s(self) -> float:
-        """Return the time since work was last done."""
+        """Return the time since a worker last finished a key."""
         return time.monotonic() - self._last_done_s
 
     async def run(self, work: Work) -> None:
-        """Work until cancelled."""
+        """Run the workers until cancelled."""
         async with asyncio.TaskGroup() as group:
             for _ in range(self._workers):
                 group.create_task(self._run_worker(work))
@@ -177,10 +177,10 @@ class WorkQueue:
                 self._last_done_s = time.monotonic()
             if ask := self._again.pop(key, None):
                 ask(key)
-            await asyncio.sleep(0)  # endless work that awaits nothing would block the event loop
+            await asyncio.sleep(0)  # Otherwise keys whose work never awaits would block the event loop.
 
     def _take(self) -> tuple[Key, Callable[[Key], None]]:
-        """Return the key whose turn it is, and how to add it again: a change stays urgent if it fails."""
+        """Return the key whose turn it is, and the function to add it again, so that a failed change stays urgent."""
         self._turns += 1
         news, calm = (self._news, self.add_soon), (self._calm, self.add_calmly)
         if self._turns % _CALM_TURN == 0:
@@ -193,11 +193,11 @@ class WorkQueue:
 
     def _retry_later(self, key: Key, error: Exception, ask_again: Callable[[Key], None]) -> None:
         failures = self._failures[key] = self._failures.get(key, 0) + 1
-        # The exponent is bounded too: an object may fail for days.
+        # The exponent is also bounded, because an object may fail for days.
         delay_s = min(_FIRST_RETRY_S * 2 ** min(failures - 1, _MOST_DOUBLINGS), _LAST_RETRY_S)
         delay_s *= random.uniform(_LEAST_OF_DELAY, 1)  # noqa: S311  no secret
         kind = type(error).__name__
-        # A ClusterError names the request, and happens whenever the API server is slow or away.
+        # A ClusterError names the request, and occurs each time the API server is slow or unavailable.
         show_traceback = failures == 1 and not isinstance(error, ClusterError)
         _logger.warning("%s: %s: %s; next try in %.0f s", key, kind, error, delay_s, exc_info=show_traceback)
         self._retries[key] = asyncio.get_running_loop().call_later(delay_s, ask_again, key)

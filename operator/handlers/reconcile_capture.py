@@ -1,7 +1,7 @@
 """Reconcile one SpecDecodeCapture: observe, decide, write, report.
 
 A capture may wait until engines of other deployments have their GPUs. It may also wait for a ResourceQuota that
-will have room once borrowed engines have stopped. The quota arithmetic reads the API server's rejection message
+will have room after the engines whose GPUs it borrows have stopped. The quota arithmetic reads the API server's message
 (apiserver/pkg/admission/plugin/resourcequota/controller.go).
 """
 
@@ -96,10 +96,10 @@ _QUANTITY: Final = re.compile(r"(?P<number>[+-]?[0-9.]{1,32}(?:[eE][+-]?[0-9]{1,
 _EXCEEDED: Final = re.compile(
     r"exceeded quota: [^,]*, requested: (?P<requested>[^ ]*), used: (?P<used>[^ ]*), limited: (?P<limited>[^ ]*)"
 )
-"""How the API server refuses a pod (apiserver/pkg/admission/plugin/resourcequota/controller.go)."""
+"""Message with which the API server rejects a pod (apiserver/pkg/admission/plugin/resourcequota/controller.go)."""
 
 Amounts = Mapping[str, Decimal]
-"""Amounts by the names that quotas give them, such as ``requests.nvidia.com/gpu``."""
+"""Amounts by their names in quotas, such as ``requests.nvidia.com/gpu``."""
 
 
 def quantity(text: object) -> Decimal | None:
@@ -114,7 +114,7 @@ def quantity(text: object) -> Decimal | None:
 
 
 def quota_usage(pod_spec: Mapping[str, Any]) -> dict[str, Decimal]:
-    """Return the quota usage of a pod, without init containers and overhead: a little less than it frees."""
+    """Return the quota usage of a pod without init containers and overhead, a lower bound of what it frees."""
     found = {"pods": Decimal(1), "count/pods": Decimal(1)}
     for container in objects(pod_spec, "containers"):
         resources = mapping(container, "resources")
@@ -129,7 +129,7 @@ def quota_usage(pod_spec: Mapping[str, Any]) -> dict[str, Decimal]:
 
 
 def has_room_without(refusal: str, freed: Amounts) -> bool | None:
-    """Return whether a quota would accept a rejected pod once others have ended; None if the message does not tell."""
+    """Return whether a quota would accept a rejected pod after others have ended; None if the message is unclear."""
     found = _EXCEEDED.search(refusal)
     if found is None:
         return None
@@ -147,7 +147,7 @@ def _amounts(text: str) -> dict[str, Decimal]:
 
 
 class Servings:
-    """Engines and GPUs of each deployment, cached until it changes: 1,000 captures may wait for 1,000 deployments."""
+    """Caches engines and GPUs of each deployment, because 1,000 captures may wait for 1,000 deployments."""
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
@@ -172,7 +172,7 @@ class Servings:
     def _note(self, key: Key) -> None:
         if self._cache.parent(key) is not None:
             self._changed.add(key)
-        else:  # its pods end later, but nothing of it is kept
+        else:  # Its pods may still be ending, but they no longer count.
             self._changed.discard(key)
             self._servings.pop(key, None)
 
@@ -185,7 +185,7 @@ def engine_pods(cache: Cache, key: Key) -> list[Body]:
 _logger = logging.getLogger(__name__)
 
 _UNSEEN: Final[Body] = {}
-"""Stands for an object that the operator may not read."""
+"""Placeholder for an object that the operator may not read."""
 
 
 @dataclass
@@ -194,7 +194,7 @@ class Record:
 
     children: Children
     arms: defaultdict[int, DecisionCache] = field(default_factory=lambda: defaultdict(DecisionCache))
-    """Decisions about each arm, by its number, while the capture is still to start."""
+    """Decisions about each arm, by its number, before the capture starts."""
 
 
 class CaptureReconciler:
@@ -209,12 +209,12 @@ class CaptureReconciler:
         self._records: dict[Key, Record] = {}
 
     async def reconcile(self, key: Key) -> None:
-        """Bring one SpecDecodeCapture and its children in line.
+        """Reconcile one SpecDecodeCapture.
 
         Raises
         ------
         ClusterError
-            If the status cannot say what blocks it; the queue retries.
+            If a request failed for a cause that the status cannot report; the queue retries.
         """
         body = self._cache.parent(key)
         if body is None or "deletionTimestamp" in body["metadata"]:
@@ -249,7 +249,7 @@ class CaptureReconciler:
         return record
 
     async def _observe(self, capture: Capture) -> CaptureObservation:
-        """Observe the objects that a capture depends on; those without our labels are read only before it starts."""
+        """Observe the objects that a capture depends on; objects without our labels are read only before it starts."""
         job = self._job(capture)
         if job is None and capture.status.job is not None and capture.ended is None:
             job = await self._found_again(capture)
@@ -285,13 +285,13 @@ class CaptureReconciler:
         )
 
     async def _mounted(self, capture: Capture, job: Body | None, sources: References) -> MountedObjects:
-        """Return the mounts of a capture's pod; before the Job exists, those that its spec names and that exist."""
+        """Return the mounts of a capture's pod; before the Job exists, the existing objects that the spec names."""
         claim_names, map_names = [each for each in (sources.claim, sources.dataset_claim) if each], list[str]()
         if job is not None:
             claim_names, map_names = mounted_names(mapping(mapping(job["spec"], "template"), "spec"))
         claims = {name: await self._seen(capture, PERSISTENT_VOLUME_CLAIM, name) for name in claim_names}
         config_maps = {name: await self._seen(capture, CONFIG_MAP, name) for name in map_names}
-        classes = None  # an operator of named namespaces may not list them
+        classes = None  # If namespaces are named, the operator may not list them.
         if not self._settings.namespaces:
             with suppress(ForbiddenError):
                 classes = StorageClasses.of((await self._cluster.list(STORAGE_CLASS))[0])
@@ -311,9 +311,9 @@ class CaptureReconciler:
         return self._record(capture).children.owned().get((JOB.kind, capture.job_name))
 
     async def _found_again(self, capture: Capture) -> Body | None:
-        """Return the Job that the status names, if it exists although no watch shows it: its labels were removed.
+        """Return the Job that the status names if no watch reports it because its labels were removed; None without it.
 
-        It gets them back, and runs or waits on as it did.
+        Its labels are restored, and the Job continues unchanged.
         """
         live = await self._get(capture, JOB, capture.job_name)
         if live is None or not is_owned(live, capture.uid):
@@ -350,7 +350,7 @@ class CaptureReconciler:
         )
 
     def _arm_states(self, capture: Capture, body: Body, desired: DesiredState) -> list[DesiredState]:
-        """Return the desired state of the deployment with each arm; empty for an invalid spec."""
+        """Return the desired state of the deployment with each arm; empty without arms or if the spec is invalid."""
         try:
             spec = SpecDecodeCaptureSpec.parse(capture.spec, newer=True)
         except ValidationError:
@@ -366,7 +366,7 @@ class CaptureReconciler:
         if writes.trial_pod is not None:
             await self._try(capture, writes.trial_pod)
         if writes.job is not None:
-            # Before the first write, so that nothing is half-created.
+            # Before the first write, so that a conflict leaves no objects behind.
             await children.check_names([writes.job])
         if writes.claim is not None:
             self._cache.put(PERSISTENT_VOLUME_CLAIM.kind, await self._cluster.apply_new(writes.claim))
@@ -390,10 +390,10 @@ class CaptureReconciler:
                 _logger.warning(message, capture.key, error)
 
     async def _try(self, capture: Capture, pod: Body) -> None:
-        """Check by a dry run whether the API server would accept the pod of a capture, with all policies and quotas.
+        """Check by a dry run whether the policies and quotas of the cluster accept the pod of a capture.
 
-        Other causes are found by the timeout. Quota that the engines use counts as free, because they end before
-        the pod comes. Raises BlockedError if the pod would be rejected.
+        The timeout detects other causes. Quota that the engines use counts as free, because the engines end before
+        the pod is created. Raises BlockedError if the pod would be rejected.
         """
         try:
             await self._cluster.try_create(POD, pod)
@@ -429,7 +429,7 @@ def _deployment_of(capture: Capture) -> Key:
 
 
 def _serves(engines: Body) -> bool:
-    """Whether engines of a Deployment serve, as its controller reports since the last change."""
+    """Whether engines of a Deployment serve, according to its controller and its current generation."""
     status = mapping(engines, "status")
     is_current = status.get("observedGeneration", 0) >= engines["metadata"].get("generation", 0)
     return bool(is_current and engines["spec"].get("replicas", 1) and status.get("availableReplicas"))

@@ -1,4 +1,4 @@
-"""Reconcile one SpecDecodeDeployment: read, decide, write, observe, run schedules, gate and policy, report.
+"""Reconcile one SpecDecodeDeployment: read, decide, write, observe, run schedules and policy, report.
 
 `Record` holds all in-memory state of one object between reconciles. It is lost when the process ends.
 """
@@ -99,10 +99,10 @@ _logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 _MESSAGE_REST_S: Final = 300.0
-"""Minimum interval between writes of a message in which only figures changed."""
+"""Minimum interval between writes of a message if only its numbers changed."""
 
 NotHad = Callable[[Speculation], str]
-"""Returns why a speculation cannot be had where the engines are; an empty text if it can."""
+"""Returns why the engines' placement cannot run a speculation; an empty text if it can."""
 
 
 def _has_served(last_good: LastGood | None, workload: Body) -> bool:
@@ -121,7 +121,7 @@ class PolicyKeeper:
     ) -> PolicyStatus | None:
         """Decide, act, and return the status of the policy.
 
-        ``refused`` is why the speculation that the policy put in force cannot be launched any more, or empty.
+        ``refused`` is why the speculation that the policy chose can no longer be launched; empty if it can.
         """
         written = parent.written_spec or parent.spec
         if isinstance(written, InvalidSpecError):
@@ -157,7 +157,7 @@ class PolicyKeeper:
         return await self._decide(desired, observation, case, not_had)
 
     async def _after_crashes(self, case: PolicyInputs, loop: str, refusal: str) -> PolicyStatus:
-        """Turn speculation off unless something prevents it; ``refusal`` is why engines cannot run without it."""
+        """Turn speculation off if the engines can run without it; ``refusal`` is why they cannot, or empty."""
         status = after_crashes(case, loop, refusal, self._reporter.cluster.clock.now())
         if status.outcome is PolicyOutcome.DONE:
             self._memory = None
@@ -183,7 +183,7 @@ class PolicyKeeper:
         if is_restart and (refused := await self._restart(decision.target)):
             decision = replace(decision, outcome=PolicyOutcome.REFUSED, message=f"{decision.message}; {refused}")
             memory = replace(memory, restarts=memory.restarts[:-1])
-        due = not 0 <= now_s - remembered.written_s < _MESSAGE_REST_S  # the API server's clock may step back
+        due = not 0 <= now_s - remembered.written_s < _MESSAGE_REST_S  # The API server's clock may step back.
         status = steady(policy_status(case, decision, memory, now), case.before, due=due)
         written_s = remembered.written_s if status is case.before else now_s
         window = Window(length_s) if decision.changes else seen.window
@@ -196,7 +196,7 @@ class PolicyKeeper:
         return status
 
     async def _restart(self, name: str | None) -> str:
-        """Evict an engine's pod; return what prevents it, or an empty text."""
+        """Evict an engine's pod; return why that failed, or an empty text."""
         pods = self._reporter.cache.children_of(self._reporter.key, POD.kind)
         pod = next((each for each in pods if each["metadata"]["name"] == name), None)
         if pod is None:
@@ -211,11 +211,11 @@ class PolicyKeeper:
 async def keep_schedules(
     reporter: Reporter, parent: ParsedDeployment, schedules: Sequence[CaptureSchedule] | None
 ) -> list[ScheduleStatus] | None:
-    """Write due captures and deletions; return the status of the schedules, or None if they cannot be read.
+    """Create due captures and delete old ones; return the status of the schedules, or None if they cannot be read.
 
-    The status of a schedule does not change while its capture cannot be created.
+    The status of a schedule stays the same while its capture cannot be created.
     """
-    if not schedules:  # most objects: nothing is looked up at every round
+    if not schedules:  # Most objects have no schedules, so their reconciles skip the rest.
         return None if schedules is None else []
     cluster, cache = reporter.cluster, reporter.cache
     observed = ObservedSchedules(
@@ -263,8 +263,8 @@ async def _write_note(reporter: Reporter, note: Note) -> bool:
 async def _start(reporter: Reporter, due: DueCapture) -> ScheduleEvent:
     """Create a capture unless it exists; return the event to post.
 
-    It is never applied: that would take over another owner's object of its name. One that no watch has reported yet
-    is a conflict, and is known at the next reconcile.
+    It is created, not applied, because an apply would take over another owner's object with this name. If a capture
+    exists that no watch has reported yet, the request is a conflict, and the next reconcile knows the capture.
     """
     live = reporter.cache.parent(Key(reporter.key.namespace, due.name, capture.KIND))
     if live is not None and not is_owned(live, reporter.uid):
@@ -277,7 +277,7 @@ async def _start(reporter: Reporter, due: DueCapture) -> ScheduleEvent:
 
 
 def _typed(body: Body) -> Body:
-    """Add the kind, which lists leave out."""
+    """Return the object with its kind, which lists omit."""
     return {**body, "apiVersion": base.API_VERSION, "kind": capture.KIND}
 
 
@@ -309,7 +309,7 @@ def _gate_objects(cache: Cache, key: Key, gate: Gate | None) -> GateObjects:
     captures = cache.captures_of(key)
     if gate is None:
         return GateObjects(captures)
-    # Captures of other deployments may have the name of one that judges for this one.
+    # A capture of another deployment may have the name of this gate's capture.
     names = {body["metadata"]["name"] for body in captures}
     in_its_place = [
         body
@@ -333,25 +333,25 @@ class Record:
     policy: PolicyKeeper
     decisions: DecisionCache = field(default_factory=DecisionCache)
     written: DecisionCache = field(default_factory=DecisionCache)
-    """Decisions for the unchanged spec, if a policy has put another speculation in force."""
+    """Decisions for the spec as written, if a policy has chosen another speculation."""
     candidates: DecisionCache = field(default_factory=DecisionCache)
-    """Decisions for the speculations that the policy may put in force."""
+    """Decisions for the speculations that the policy may choose."""
     figures_written_s: float | None = None
     silent_since_s: float | None = None
-    """When the last engine stopped answering; None while one answers."""
+    """Time at which the last engine stopped answering; None while an engine answers."""
     recent: Recent = NOTHING_RECENT
     decay: Decay = NOTHING_DECAYED
     crashes: CrashHistory = NO_CRASHES
     figures: KeptFigures = field(default_factory=KeptFigures)
     groups: GroupHistory | None = None
     kept: dict[str, str] | None = None
-    """Digests of the entries in ConfigMaps; None before the first reconcile, when only the status has them."""
+    """Digests of ConfigMap entries; None before the first reconcile, when only the status contains them."""
     last_good: LastGood | None = None
-    """Copy of the ConfigMap about earlier engines, in case it is deleted."""
+    """Content of the ConfigMap with the last good workload, in case that is deleted."""
     last_good_digests: dict[str, str] = field(default_factory=dict)
-    """Kept because rendering takes a millisecond, at each reconcile of each object."""
+    """Digests of that ConfigMap. Computing them at each reconcile would take a millisecond."""
     last_good_due: bool = True
-    """Whether another workload may serve, or fail, since the last check."""
+    """Whether a workload may have become ready or failed since the last check."""
 
 
 _FIGURES_REST_S = 60.0
@@ -370,12 +370,12 @@ class Reconciler:
         self._records: dict[Key, Record] = {}
 
     async def reconcile(self, key: Key) -> Requeue:
-        """Bring one SpecDecodeDeployment and its children in line; return when to requeue it.
+        """Reconcile one SpecDecodeDeployment; return when to requeue it.
 
         Raises
         ------
         ClusterError
-            If the status cannot say what blocks it; the queue retries.
+            If a request failed for a cause that the status cannot report; the queue retries.
         """
         body = self._cache.parent(key)
         if body is None or "deletionTimestamp" in body["metadata"]:
@@ -388,7 +388,7 @@ class Reconciler:
             cluster = self._cluster_state(parent)
             desired = record.decisions.decide(parent, cluster)
             if parent.written_spec is not None and (refused := refusal(desired)):
-                # The speculation that a policy put in force is rejected: the spec as it is written is used.
+                # The speculation that a policy chose is rejected, so the spec as written applies.
                 parent, desired = self.desired_state_of(body)
         except ClusterError:
             raise
@@ -402,7 +402,7 @@ class Reconciler:
         for repair in record.children.repairs.untold():
             await record.children.post_event("DriftRepaired", repair, warns=True)
         observation = await self._observe(parent, desired, cluster.last_good, blocked)
-        if observation.silent_s is None:  # an engine that misses a scrape keeps its residual
+        if observation.silent_s is None:  # An engine that misses a scrape keeps its residual.
             self._metrics.set_residual(key, observed_residual(desired, observation))
         blocked = await self._keep_last_good(parent, desired, observation, cluster.last_good)
         record.kept = self._kept(parent, desired, cluster.model_facts)
@@ -413,7 +413,7 @@ class Reconciler:
         return requeue_for(parent, desired, observation, schedules or ())
 
     def _not_had(self, parent: ParsedDeployment, speculation: Speculation) -> str:
-        """Return why a speculation cannot take the place of the one in force; an empty text if it can."""
+        """Return why a speculation cannot replace the one in force; an empty text if it can."""
         changed = with_speculation(parent, speculation)
         if isinstance(changed, str):
             return changed
@@ -421,37 +421,37 @@ class Reconciler:
         return why_not_plannable(desired, parent.status.plan)
 
     def desired_state_of(self, body: Body) -> tuple[ParsedDeployment, DesiredState]:
-        """Return an object with its unchanged spec, and its desired state, for a capture."""
+        """Return an object with its spec as written, and its desired state, for a capture."""
         parent = self._read(body, as_written=True)
         record = self._record(parent)
         decisions = record.written if parent.status.policy else record.decisions
         return parent, decisions.decide(parent, self._cluster_state(parent))
 
     def decider_of_arms(self, namespace: str) -> Callable[[Body, DecisionCache], DesiredState]:
-        """Return a function that decides on specs of a capture's arms, for objects of a namespace.
+        """Return a function that decides on the specs of a capture's arms, for objects of a namespace.
 
-        It is given a cache, because such decisions would evict the object's own. Models that the object's own cache
-        lacks may have been downloaded for others.
+        It takes a separate cache, because these decisions would evict the object's own. A model that is missing in the
+        object's downloads may have been downloaded for another object.
         """
         downloads: dict[str, str] = {}
         for key in self._keys_in(namespace):
             name = downloads_name(key)
             for each in self._cache.children_of(key, CONFIG_MAP.kind):
                 if each["metadata"]["name"] == name:
-                    # Only this is read of another object, whose size is not limited.
+                    # Parse only the digests of the other object, because its size is not limited.
                     proofs = proofs_in(self._cache.parent(key) or {})
                     downloads |= read_downloads({"data": believed(name, each.get("data") or {}, proofs)})
 
         def decide(body: Body, decisions: DecisionCache) -> DesiredState:
             parent = self._read(body, as_written=True)
             cluster = self._cluster_state(parent)
-            # Its own first: arms are compared with what is served, though others downloaded a later commit.
+            # Its own downloads take precedence: another object may have a later commit than the engines that serve.
             return decisions.decide(parent, replace(cluster, downloads={**downloads, **cluster.downloads}))
 
         return decide
 
     def _record(self, parent: ParsedDeployment) -> Record:
-        """Return the record of this very object, not of an earlier one of its name."""
+        """Return the record of the object with this UID, not of an earlier object with this name."""
         record = self._records.get(parent.key)
         if record is None or record.children.uid != parent.uid:
             key = self._settings.signing_key
@@ -460,14 +460,14 @@ class Reconciler:
         return record
 
     def _read(self, body: Body, *, as_written: bool = False) -> ParsedDeployment:
-        """Parse an object; its engines are scaled to zero while a capture has their GPUs."""
+        """Parse an object; its engines are scaled to zero while a capture holds their GPUs."""
         key = Key(body["metadata"]["namespace"], body["metadata"]["name"])
         preempted_by = preempting_capture(self._cache.captures_of(key))
         now = self._cluster.clock.now()
         return parse_deployment(body, preempted_by=preempted_by, as_written=as_written, now=now)
 
     def _cluster_state(self, parent: ParsedDeployment) -> ClusterState:
-        """Return the inputs of a decision; ConfigMaps count as far as the operator wrote them."""
+        """Return the inputs of a decision; ConfigMap entries that the operator did not write are ignored."""
         settings, spec = self._settings, parent.spec
         return ClusterState(
             nodes=self._cache.nodes(),
@@ -496,17 +496,17 @@ class Reconciler:
         return [pod for pod in self._cache.children_of(parent.key, POD.kind) if is_model_pod(pod)]
 
     def _proofs(self, parent: ParsedDeployment) -> Mapping[str, str]:
-        """Return the digests of the operator's entries in ConfigMaps of an object."""
+        """Return the digests of the entries that the operator wrote to ConfigMaps of an object."""
         kept = self._record(parent).kept
         return own_proofs(parent.status.kept) if kept is None else kept
 
     def _believed(self, parent: ParsedDeployment, name: str) -> Body:
-        """Return a ConfigMap of an object as far as the operator wrote it."""
+        """Return a ConfigMap of an object without entries that the operator did not write."""
         body = self._record(parent).children.owned().get((CONFIG_MAP.kind, name)) or {}
         return {**body, "data": believed(name, body.get("data") or {}, self._proofs(parent))}
 
     def _model_facts(self, parent: ParsedDeployment) -> dict[str, str]:
-        """Return the known facts about an object's models, from any object of its namespace."""
+        """Return the facts about an object's models that objects of its namespace have read."""
         entries = self._cache.model_facts(parent.key.namespace)
         if isinstance(parent.spec, InvalidSpecError) or not entries:
             return {}
@@ -518,7 +518,7 @@ class Reconciler:
         if isinstance(parent.spec, InvalidSpecError):
             return dict(self._proofs(parent))
         name, record = downloads_name(parent.key), self._record(parent)
-        if record.children.is_in_line(parent, desired):  # it is as it was
+        if record.children.is_in_line(parent, desired):  # Unchanged
             downloads = {entry: each for entry, each in self._proofs(parent).items() if entry.startswith(f"{name}/")}
         else:
             rendered = (child for child in desired.children if identity(child) == (CONFIG_MAP.kind, name))
@@ -530,7 +530,7 @@ class Reconciler:
         self._records.pop(key, None)
 
     async def _keep_what_was_read(self, parent: ParsedDeployment, record: Record) -> Readiness | None:
-        """Store the facts that pods have read, before their Jobs are deleted; return a blocker, if any."""
+        """Store the facts that pods have read, before their Jobs are deleted; return what blocks this, or None."""
         readers = self._model_pods(parent)
         entries = newly_read_models(parent, self._model_facts(parent), readers) if readers else {}
         if not entries:
@@ -541,7 +541,7 @@ class Reconciler:
     async def _keep_last_good(
         self, parent: ParsedDeployment, desired: DesiredState, observation: Observation, before: LastGood | None
     ) -> Readiness | None:
-        """Store which workload served last, and which failed; return what blocks that.
+        """Store the workload that served last, and the failed attempt; return what blocks this, or None.
 
         The event of the ConfigMap triggers the next reconcile, which rolls back.
         """
@@ -561,7 +561,7 @@ class Reconciler:
         return blocked
 
     async def _write(self, parent: ParsedDeployment, writing: Awaitable[object]) -> Readiness | None:
-        """Write to the cluster; return what blocks that."""
+        """Write to the cluster; return what blocks this, or None."""
         hint = "; spec.podTemplate is merged into it, and the engine's container there is called engine"
         return await what_blocks(
             writing,
@@ -615,7 +615,7 @@ class Reconciler:
         return replace(observation, groups=record.groups)
 
     def _lending(self, parent: ParsedDeployment) -> Lending | None:
-        """Return the capture that has the GPUs of an object's engines, and when it should give them back."""
+        """Return the capture that holds the GPUs of an object's engines, and when it should return them."""
         if parent.suspended_for is None:
             return None
         key = Key(parent.key.namespace, parent.suspended_for, capture.KIND)
@@ -627,7 +627,7 @@ class Reconciler:
         return lending_to(body, next(jobs, None), pods, lent_since(parent.status.conditions))
 
     def _claim_users(self, parent: ParsedDeployment) -> tuple[str, ...]:
-        """Return the other objects with models on a claim of this one, if one of its pods waits for such a claim."""
+        """Return the objects that share a claim with models, if a pod of this object waits for such a claim."""
         if not any(map(waits_for_claim, self._cache.children_of(parent.key, POD.kind))):
             return ()
         claims, others = claims_named(parent.raw_spec), self._neighbours(parent)

@@ -1,8 +1,8 @@
 """Resync: full lists, detection of stalled watches, and the order of reconciles without an event.
 
-`Relist` brings the cache up to date with changes that watches missed. `WatchProgress` reports a watch that delivers
+`Relist` updates the cache with changes that watches missed. `WatchProgress` reports a watch that delivers
 no events although the API server has newer objects. `ResyncOrder` picks the objects of a round, because engine
-state does not trigger watches. With more objects, the interval grows, and the work of a round stays the same.
+state does not trigger watches. With more objects, the interval grows and the work per round stays the same.
 """
 
 import logging
@@ -43,7 +43,7 @@ from specdecode_operator.deployment.requeue import Requeue
 
 _OUR_KINDS: Final = (SPECDECODE_DEPLOYMENT, SPECDECODE_CAPTURE)
 _SEEN: Final = (NODE, *WATCHED, *_OUR_KINDS)
-"""Cached kinds in the order of their lists: children are known before their owner is reconciled."""
+"""Cached kinds in the order in which they are listed, so that children are known before their owners."""
 
 _ROUNDS_TO_RELIST = 20
 _ROUNDS_TO_RETRY = 4
@@ -52,9 +52,9 @@ _logger = logging.getLogger(__name__)
 
 
 class Relist:
-    """Lists objects to find changes that watches missed, and queues them. Lists raise `ClusterError`.
+    """Lists objects and queues those whose changes watches missed. Failed lists raise `ClusterError`.
 
-    ``nodes`` are the configured nodes; None to list those of the cluster.
+    ``nodes`` are the configured nodes; None to list the nodes of the cluster.
     """
 
     def __init__(
@@ -64,20 +64,20 @@ class Relist:
         self._is_clusterwide = not namespaces
         self._lists = Lists(cache, namespaces)
         self.watched: set[str] = set()
-        """Kinds whose watch has delivered an object. kopf may miss a CRD that is created after its start, if the API
-        server serves it later than it announces it: until then objects are listed."""
+        """Kinds whose watch has delivered an object. Other kinds are listed: kopf may miss a CRD that is created after
+        its start, if the API server announces the CRD before serving it."""
         self.due: set[str] = set()
-        """Kinds to list in the next round: a watch that restarts does not report deleted objects."""
+        """Kinds to list in the next round, because a watch that restarts does not report deleted objects."""
         self._put_off: set[str] = set()
-        """Kinds whose list failed, possibly after half a minute: the other kinds are listed first."""
+        """Kinds whose list failed. The other kinds are listed first, because a list may take 30 s to fail."""
         self._reported_skews: set[str] = set()
         self.storage_classes: StorageClasses | None = None
         """StorageClasses for warnings of the webhook; None while they are unknown."""
 
     async def everything(self, cluster: Cluster) -> None:
-        """List all kinds: at the start, and periodically, because a watch that restarts misses deletions.
+        """List all kinds at the start, and periodically, because a watch that restarts misses deletions.
 
-        At the start watches deliver in any order, and a serving object would seem to have lost its nodes and engines.
+        At the start, watches deliver kinds in any order, so a serving object might seem to lack nodes and engines.
         """
         self.due.update(resource.kind for resource in _SEEN)
         await self._list_due(cluster)
@@ -90,7 +90,7 @@ class Relist:
         await self._list_storage_classes(cluster)
 
     async def in_round(self, number: int, cluster: Cluster) -> None:
-        """List the kinds that are due in a round; all in the first, because watches start after the first lists."""
+        """List the kinds that are due in a round; all kinds in round 0, because watches start after the first lists."""
         if number % _ROUNDS_TO_RETRY == 0:
             self.due |= self._put_off
             self._put_off.clear()
@@ -105,7 +105,7 @@ class Relist:
             is_watched = resource.kind in self.watched if resource in _OUR_KINDS else resource != LEADER_WORKER_SET
             if is_watched and resource.kind not in self.due:
                 continue
-            self.due.discard(resource.kind)  # before, because its watch may restart meanwhile
+            self.due.discard(resource.kind)  # Before the list, because its watch may restart meanwhile.
             try:
                 for key in await self._list(cluster, resource):
                     self._ask(key)
@@ -129,8 +129,8 @@ class Relist:
             keys = await self._lists.changes(cluster, resource)
         except (NotFoundError, ForbiddenError) as error:
             if resource == LEADER_WORKER_SET:
-                self._cache.has_groups = False  # they may be installed at any time
-            elif resource not in _OUR_KINDS or not isinstance(error, NotFoundError):  # without its CRD
+                self._cache.has_groups = False  # LeaderWorkerSets may be installed at any time.
+            elif resource not in _OUR_KINDS or not isinstance(error, NotFoundError):  # Not a missing CRD
                 raise
             return ()
         if resource == LEADER_WORKER_SET:
@@ -138,7 +138,7 @@ class Relist:
         return keys if resource in _OUR_KINDS else [key for key in keys if self._cache.parent(key) is not None]
 
     async def _list_storage_classes(self, cluster: Cluster) -> None:
-        if not self._is_clusterwide:  # an operator of named namespaces may not list them
+        if not self._is_clusterwide:  # If namespaces are named, the operator may not list them.
             return
         try:
             self.storage_classes = StorageClasses.of((await cluster.list(STORAGE_CLASS))[0])
@@ -147,10 +147,10 @@ class Relist:
 
 
 class Lists:
-    """Lists of the whole cluster, or of each namespace that is served.
+    """Lists the whole cluster, or each namespace that is served.
 
-    A namespace in which the operator may not list is skipped, and its cache stays. If that applies to all namespaces,
-    it is an error.
+    A namespace in which the operator may not list is skipped, and its cached objects stay. If this applies to all
+    namespaces, the list fails.
     """
 
     def __init__(self, cache: Cache, namespaces: Sequence[str]) -> None:
@@ -159,7 +159,7 @@ class Lists:
         self._skipped: set[tuple[Resource, str | None]] = set()
 
     async def changes(self, cluster: Cluster, resource: Resource) -> set[Key]:
-        """List a kind; return the parents, or the owners of children and pods, that are new or gone."""
+        """List a kind; return parents that changed or were deleted, or the owners of such children and pods."""
         cache, kind, is_ours = self._cache, resource.kind, resource in _OUR_KINDS
         knows, retain = (cache.knows_parent, cache.retain_parents) if is_ours else (cache.knows, cache.retain)
         selector = None if is_ours else OWNED_SELECTOR
@@ -188,7 +188,7 @@ class Lists:
 
 
 STALLED_S: Final = 120.0
-"""kopf reopens a watch that was silent for 70 s."""
+"""Minimum age of a stall. kopf reopens a watch that was silent for 70 s."""
 
 
 @dataclass
@@ -196,15 +196,15 @@ class _Watch:
     delivered: int
     """Newest resourceVersion that the watch has delivered."""
     known: int
-    """Newest resourceVersion that is known from any source."""
+    """Newest resourceVersion from any source."""
     behind_since_s: float = 0.0
 
 
 class WatchProgress:
     """Compares the versions that the watch of each kind has delivered with those in lists and responses.
 
-    A watch has stalled if it lacks a known version for long, and has delivered no event meanwhile. A watch that never
-    delivered anything cannot stall: its objects are listed.
+    A watch has stalled if it has not delivered a known version, or any event, for `STALLED_S`. A watch that never
+    delivered an event cannot stall, because its objects are listed.
     """
 
     def __init__(self, *, by_namespace: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
@@ -240,24 +240,24 @@ class WatchProgress:
 
 
 _MOST_LOOKS: Final = 64
-"""Reconciles per round, each of which scrapes engines: with more objects the interval grows, but not the work. 64 take
-1.5 % of a core on a slow machine."""
+"""Maximum number of reconciles per round, each of which scrapes engines. With more objects, the interval grows, but not
+the work. 64 reconciles take 1.5 % of a core on a slow machine."""
 
 _LEAST_LOOKS: Final = 20
-"""Reconciles per round for objects without a policy, however many have one."""
+"""Minimum number of reconciles per round for objects without a policy, even if many objects have a policy."""
 
 _ROUNDS_OF_POLICIES: Final = 3
-"""Rounds in which each object with a policy is resynced: a sample expires after a minute (stats/engine_window.py)."""
+"""Rounds within which each object with a policy is resynced. Samples expire after 60 s (stats/engine_window.py)."""
 
 _ROUNDS_OF_ALL: Final = 20
-"""Rounds in which each object at rest is resynced, in case a watch has missed an event."""
+"""Rounds within which each object at rest is resynced, in case a watch has missed an event."""
 
 
 class ResyncOrder(Collector):
-    """Order of resyncs: three lines, each with the object first that was reconciled longest ago.
+    """Order of resyncs in three lines. The first object of a line is the one that was reconciled longest ago.
 
-    Objects of two lines change without an event: their engines are scraped, or they wait for a time. Objects with a
-    policy are resynced often enough for its samples.
+    Objects in two of the lines change without an event, because their engines are scraped or they wait for a time.
+    Objects with a policy are resynced often enough for its samples.
     """
 
     def __init__(self, round_s: float) -> None:
@@ -268,7 +268,7 @@ class ResyncOrder(Collector):
         self._quiet: dict[Key, None] = {}
         self._lines = (self._measured, self._close, self._quiet)
         self._due_at_s: dict[Key, float] = {}
-        """Unix time at which an object is due in any case."""
+        """Unix time at which an object is due, regardless of its line."""
 
     def looked(self, key: Key, asked: Requeue) -> None:
         """Record that an object was reconciled, and when to requeue it."""
@@ -279,13 +279,13 @@ class ResyncOrder(Collector):
             self._due_at_s[key] = asked.due_at_s
 
     def forget(self, key: Key) -> None:
-        """Drop an object that is gone."""
+        """Drop a deleted object."""
         for line in self._lines:
             line.pop(key, None)
         self._due_at_s.pop(key, None)
 
     def next(self, present: Collection[Key], now_s: float) -> list[Key]:
-        """Return the objects of this round: new ones, those due at ``now_s`` (Unix time), the first of each line."""
+        """Return the objects of this round: new ones, those due at Unix time ``now_s``, and the first of each line."""
         there = set(present)
         for gone in {key for line in self._lines for key in line} - there:
             self.forget(gone)
@@ -297,9 +297,9 @@ class ResyncOrder(Collector):
         return list(dict.fromkeys(chain(new, due, *turns)))
 
     def _shared(self, looks: int) -> Iterable[Key]:
-        """Return objects without a policy: one half by time only, the other for each namespace in turn.
+        """Return objects without a policy: half of them by time only, the other half from each namespace in turn.
 
-        Turns by namespace only would make the objects of a large namespace wait for hours if there are many small ones.
+        With turns by namespace only, objects of a large namespace would wait for hours beside many small namespaces.
         """
         if looks >= len(self._close):
             return self._close
@@ -313,7 +313,7 @@ class ResyncOrder(Collector):
 
     @property
     def _looks(self) -> tuple[int, int]:
-        """Number of objects per round with a policy, and number of others that change without an event."""
+        """Numbers of objects per round: with a policy, and others that change without an event."""
         if len(self._measured) + len(self._close) <= _MOST_LOOKS:
             return len(self._measured), len(self._close)
         measured = math.ceil(len(self._measured) / _ROUNDS_OF_POLICIES)

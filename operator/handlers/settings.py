@@ -1,4 +1,4 @@
-"""Options of one operator process, as the command line gives them."""
+"""Options of one operator process, from the command line."""
 
 import os
 import socket
@@ -20,11 +20,11 @@ def own_name() -> str:
 
 @dataclass(frozen=True)
 class Webhook:
-    """Options of the admission webhook, which also answers while another replica leads."""
+    """Options of the admission webhook, which standby replicas also serve."""
 
     port: int
     certificate: Path
-    """Folder with tls.crt and tls.key, which may come later and change."""
+    """Folder with tls.crt and tls.key, which may appear later and change."""
     refuses_what_does_not_fit: bool = False
 
 
@@ -39,24 +39,24 @@ class Settings:
     pod_template: frozenset[str] = NONE_ALLOWED
     """Names of settings that podTemplate may have although the policy forbids them."""
     prometheus: Prometheus | None = None
-    """Source of figures instead of the engines."""
+    """Source of the figures; None to scrape the engines."""
     webhook: Webhook | None = None
     lease: LeaseName | None = None
     """Lease for leader election; None for a single replica."""
     namespaces: tuple[str, ...] = ()
     """Namespaces to serve; empty for all."""
     nodes: tuple[NodeFacts, ...] | None = None
-    """Nodes to plan for if namespaces are named: then the cluster's own nodes are not listed."""
+    """Nodes to plan for if namespaces are named, because the operator then cannot list the cluster's nodes."""
     signing_key: SigningKey | None = None
     """Signs the attestation of each rollout."""
     reconciles_told_from_s: float | None = None
     """Minimum duration of reconciles that are logged."""
     operator_image: str | None = None
-    """Image of this operator, which Jobs run; known once it is connected."""
+    """Image of this operator, which Jobs run. It is known after the operator has connected."""
 
     @property
     def identity(self) -> str:
-        """Holder of claims on namespaces: one for all replicas of an installation."""
+        """Holder of claims on namespaces, the same for all replicas of an installation."""
         return own_name() if self.lease is None else f"{self.lease.namespace}/{self.lease.name}"
 
     @property

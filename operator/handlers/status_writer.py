@@ -17,7 +17,7 @@ from specdecode_operator.redaction import clip
 
 _MESSAGE_LIMIT = 1024
 _NOTHING_WRONG = frozenset({"Starting", "Disabled", "NotAccepted", "DoesNotPay", SUSPENDED_FOR_CAPTURE})
-"""Reasons of conditions that are False without anything being wrong."""
+"""Reasons for which a condition is False without a problem."""
 
 _logger = logging.getLogger(__name__)
 
@@ -30,20 +30,20 @@ class Reporter:
         self.key, self.uid = key, uid
 
     async def write_status(self, status: ApiModel) -> bool:
-        """Write a status; return False if the object is gone."""
+        """Write a status; return False if the object does not exist any more."""
         fields = status.model_dump(by_alias=True, mode="json", exclude_none=True)
         body = {
             "apiVersion": base.API_VERSION,
             "kind": self.key.kind,
             "metadata": {"namespace": self.key.namespace, "name": self.key.name, "uid": self.uid},
-            # The API server keeps an empty list, but may drop one that an apply empties: so none is ever written.
+            # Empty lists are never written: if an apply empties a list, the API server may remove the field.
             "status": {name: value for name, value in fields.items() if value != []},
         }
         resource = SPECDECODE_CAPTURE if self.key.kind == capture.KIND else SPECDECODE_DEPLOYMENT
         try:
             self.cache.put_parent(self.key.kind, await self.cluster.apply_status(resource, body))
         except NotFoundError:
-            # Deleted meanwhile, although no event reported it: the garbage collector removes its children.
+            # It was deleted, but no event has arrived yet. The garbage collector removes its children.
             self.cache.drop_parent(self.key.kind, body)
             return False
         return True
@@ -57,12 +57,12 @@ class Reporter:
             await self.post_event(each.reason, f"{each.type} is {each.status}: {each.message}", warns=warns)
 
     async def post_times_ahead(self, messages: Sequence[str]) -> None:
-        """Post an Event for each time that lay in the future, once the status no longer has it."""
+        """Post an Event for each future time in the status, after the status no longer contains it."""
         for message in messages:
             await self.post_event(TIME_IN_FUTURE, message, warns=True)
 
     async def post_event(self, reason: str, message: str, *, warns: bool = False) -> None:
-        """Post an Event; only log one that cannot be posted."""
+        """Post an Event; log a failure."""
         now = self.cluster.clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")
         event = {
             "apiVersion": "v1",

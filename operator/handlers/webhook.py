@@ -47,7 +47,7 @@ from specdecode_operator.untrusted import UnreadableTextError, mapping, parse_js
 API_VERSION: Final = "admission.k8s.io/v1"
 _JUDGED: Final = ("CREATE", "UPDATE")
 _MOST_REFUSALS: Final = 32
-"""Limit of the message: an object may have thousands of errors."""
+"""Maximum number of errors in a message, because an object may have thousands."""
 
 _MOST_WARNINGS: Final = 8
 _REASONS: Final = {
@@ -55,10 +55,10 @@ _REASONS: Final = {
     HTTPStatus.UNPROCESSABLE_ENTITY: "Invalid",
     HTTPStatus.SERVICE_UNAVAILABLE: "ServiceUnavailable",
 }
-"""Reasons of the API server."""
+"""Reasons of the API server by status code."""
 
 _LONGEST_WARNING: Final = 250
-"""If there are many, the API server shows 256 characters of each warning, and 4,096 in all."""
+"""Maximum length of a warning. The API server shortens many warnings to 256 characters each, and 4,096 in total."""
 
 
 class NoReviewError(Exception):
@@ -66,7 +66,7 @@ class NoReviewError(Exception):
 
 
 def answer(review: Any, terms: Terms) -> Body:
-    """Return the response to an AdmissionReview, without any request to others; raise NoReviewError."""
+    """Return the response to an AdmissionReview, without any network request; raise NoReviewError."""
     request = request_of(review)
     remarks = [*_remarks(request, terms)]
     warned = [each.sentence for each in remarks if each.level is Level.WARNING]
@@ -104,7 +104,7 @@ def _answered(request: Body, warnings: Sequence[str], said: Body) -> Body:
 
 
 def _remarks(request: Body, terms: Terms) -> Iterator[Remark]:
-    """Yield the findings about the object of a request; none if it is deleted, or its spec stays the same."""
+    """Yield the findings about the object of a request; none for deletions and for unchanged specs."""
     body, before = mapping(request, "object"), mapping(request, "oldObject")
     document, metadata = body.get("spec"), mapping(body, "metadata")
     if request.get("operation") not in _JUDGED or metadata.get("deletionTimestamp"):
@@ -125,13 +125,13 @@ Read = Callable[[Key], Body | None]
 """Returns the ConfigMap with the attestations of a deployment, or None."""
 
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
-"""Name of an object. It becomes part of a URL path, and labels of a pod are untrusted."""
+"""Name of an object. It is part of a URL path, and comes from labels of a pod, which are untrusted."""
 
 _BORN: Final = (
     f"labels {DEPLOYMENT_LABEL} and {COMPUTES_FOR_LABEL} of a pod cannot change after its creation;"
     " delete the pod and create it again"
 )
-"""Programs that ran in a pod before it became an engine's were not attested, and their files stay."""
+"""Message for a pod that gets the label of engines later. Programs that ran in it before were not attested."""
 
 
 def answer_pod(review: Any, gate: Gate, read: Read) -> Body:
@@ -168,7 +168,7 @@ def _judged(request: Body, gate: Gate, read: Read) -> Body:
 
 
 def _stranger(pod: Body) -> str:
-    """Return why a pod is no engine's, and what helps if it is another pod of the operator."""
+    """Return why a pod is not an engine's, with the remedy if it is another pod of the operator."""
     labels = mapping(mapping(pod, "metadata"), "labels")
     let_in = f"label the namespace {ATTESTED_PODS_LABEL}=engines"
     if CAPTURE_LABEL in labels:
@@ -184,14 +184,14 @@ def _stranger(pod: Body) -> str:
 VALIDATE: Final = "/validate"
 
 _MOST_BYTES: Final = 8 * 2**20
-"""A review has the new and the old object; the API server accepts 3 MiB of each."""
+"""Maximum size of a review, which contains the new and the old object. The API server accepts 3 MiB of each."""
 
 _MOST_VALUES: Final = 400_000
-"""Values in a review: both objects have at most 1.5 MiB in etcd, and not half as many."""
+"""Maximum number of values in a review. Objects have at most 1.5 MiB in etcd, so two have less than half as many."""
 
 _LARGE_BYTES: Final = 256 * 2**10
 _MOST_LARGE: Final = 4
-"""Limit of parallel large reviews: 32 of the largest would exceed the memory."""
+"""Maximum number of parallel large reviews, because 32 of the largest would exceed the memory."""
 
 Answer = Callable[[Any], Body]
 """Returns the response to an AdmissionReview, or raises NoReviewError."""
@@ -203,7 +203,7 @@ def serve_admission(
     port: int, certificate: CertificateFolder, answers: Mapping[str, Answer], collector: AdmissionCollector
 ) -> int:
     """Answer reviews by path until the process ends; return the port, which the system chooses for 0."""
-    certificate.context()  # log its errors now, and not at the first request
+    certificate.context()  # Log its errors now instead of at the first request.
     return int(_Server(port, certificate, answers, collector).serve("admission").server_port)
 
 
@@ -218,7 +218,7 @@ class _Server(BoundedServer):
         self._certificate = certificate
         self.large = Places(_MOST_LARGE)
         self.judging = Lock()
-        """One review at a time: parallel ones end no sooner, and take more memory."""
+        """Reviews run one at a time, because parallel ones take more memory and do not end sooner."""
 
     def get_request(self) -> tuple[Any, Any]:
         """Accept a connection."""
@@ -230,7 +230,7 @@ class _Server(BoundedServer):
         return context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False), address
 
     def shutdown_request(self, request: Any) -> None:
-        """Close a connection, however it ended."""
+        """Close a connection, with or without an error."""
         self.large.leave(request)
         super().shutdown_request(request)
 
@@ -239,7 +239,7 @@ class _Answering(BoundedHandler):
     server: _Server
 
     def setup(self) -> None:
-        """Shake hands in the connection's thread: a slow client delays no other."""
+        """Do the TLS handshake in the connection's thread, so that a slow client does not delay others."""
         self.request.do_handshake()
         super().setup()
 
@@ -247,7 +247,7 @@ class _Answering(BoundedHandler):
         """Answer a review; if the operator fails, failurePolicy decides."""
         started_s, outcome = time.perf_counter(), "failed"
         try:
-            # Read first: a client that still sends may not see the response.
+            # Read the whole request first, because a client that is still sending may miss the response.
             text = self._body()
             with self.server.judging:
                 status, body = HTTPStatus.OK, self._answer()(parse_json(text, _MOST_BYTES))
@@ -286,7 +286,7 @@ class _Answering(BoundedHandler):
             raise NoReviewError(f"send the whole request within {TIMEOUT_S:.0f} s") from error
         self.keep_place()
         self.server.large.keep(self.connection)
-        # Counted before parsing: each value takes many times the memory of its text.
+        # Count values before parsing, because each value takes many times the memory of its text.
         if sum(map(text.count, (b"[", b"{", b","))) > _MOST_VALUES:
             raise NoReviewError(f"send at most {_MOST_VALUES:,} values")
         return text

@@ -1,6 +1,6 @@
-"""TLS certificate of the webhook: reload it from a folder, create or renew it, store it in a Secret.
+"""TLS certificate of the webhook: reload from a folder, create or renew, store in a Secret.
 
-`CertificateFolder` follows a mounted Secret; a renewed certificate applies from the next connection on.
+`CertificateFolder` reads a mounted Secret; a renewed certificate applies from the next connection.
 `kept_or_renewed` creates a self-signed certificate for clusters without cert-manager. `write_certificate` stores it
 and sets the CA bundle of the ValidatingWebhookConfiguration, with the rights of the chart's Job.
 """
@@ -38,7 +38,7 @@ _logger = logging.getLogger(__name__)
 
 
 class CertificateFolder:
-    """Follows a mounted Secret, which may come later than the pod; an invalid one is ignored."""
+    """Reads a mounted Secret, which may appear later than the pod; ignores an invalid one."""
 
     def __init__(self, folder: Path) -> None:
         self._files = (folder / CERTIFICATE_FILE, folder / KEY_FILE)
@@ -50,14 +50,14 @@ class CertificateFolder:
 
     @property
     def expires(self) -> datetime | None:
-        """End of the current certificate; None without one."""
+        """End of the current certificate's validity; None without a certificate."""
         return self._expires
 
     def context(self) -> ssl.SSLContext | None:
         """Return the TLS context of the next connection; None without a certificate."""
         with self._lock:
             try:
-                # A mounted Secret changes by a link to other files.
+                # The kubelet updates a mounted Secret by changing a link.
                 seen = [(status.st_ino, status.st_mtime_ns) for status in (file.stat() for file in self._files)]
                 if seen != self._seen:
                     certificate, key = self._files
@@ -72,7 +72,7 @@ class CertificateFolder:
                     else:
                         message = "serving with certificate %s, which expires on %s"
                         _logger.info(message, certificate, expires.isoformat())
-            except (OSError, ValueError) as error:  # of ssl, and of PEM
+            except (OSError, ValueError) as error:  # Errors of ssl and of PEM
                 why = str(error)
                 if why != self._seen:
                     self._seen = why
@@ -84,7 +84,7 @@ class CertificateFolder:
 TRUST_FILE: Final = "ca.crt"
 LASTS: Final = timedelta(days=90)
 RENEWED_BEFORE: Final = timedelta(days=30)
-"""Remaining lifetime at which a certificate is renewed; it is checked each week."""
+"""Remaining lifetime at which a certificate is renewed. It is checked every week."""
 
 _CLOCKS_DIFFER_BY: Final = timedelta(hours=1)
 _LONGEST_COMMON_NAME: Final = 64
@@ -97,7 +97,7 @@ class ServerCertificate:
     certificate: bytes
     key: bytes
     trust: bytes
-    """The certificate, and the one before it until it expires: pods present it until they have the new one."""
+    """CA bundle: the certificate, and the previous one until it expires, because pods present it until they reload."""
 
     @property
     def files(self) -> dict[str, bytes]:
@@ -106,7 +106,7 @@ class ServerCertificate:
 
 
 def kept_or_renewed(files: Mapping[str, bytes], hosts: Sequence[str], now: datetime | None = None) -> ServerCertificate:
-    """Return the certificate in the files if it is valid for these hosts, else a new one."""
+    """Return the certificate in the files if it is valid for these hosts; otherwise a new one."""
     now, current = now or datetime.now(UTC), None
     with suppress(ValueError):
         current = x509.load_pem_x509_certificate(files.get(CERTIFICATE_FILE, b""))
@@ -163,7 +163,7 @@ async def write_certificate(
 ) -> None:
     """Set the CA bundle of a webhook, then write the files to a Secret that the webhook's configuration owns.
 
-    ``secret`` is namespace and name; ``webhook`` is the name of its configuration, and its own.
+    ``secret`` is its namespace and name. ``webhook`` has the names of the configuration and of the webhook in it.
     """
     configuration, name = webhook
     kind = {"apiVersion": _CONFIGURATION.api_version, "kind": _CONFIGURATION.kind}

@@ -145,7 +145,7 @@ def is_model_pod(pod: Body) -> bool:
 
 
 _FROM_POD_TEMPLATE: Final = ("imagePullSecrets", "nodeSelector", "tolerations", "affinity", "priorityClassName")
-# User of an engine. Without runAsNonRoot: the reader never runs as root, so it cannot read files of root only.
+# User of an engine. runAsNonRoot is not needed, because the reader never runs as root.
 _USER_FIELDS: Final = ("runAsUser", "runAsGroup", "fsGroup", "supplementalGroups", "seLinuxOptions")
 _REMEDIES: Final = {
     "ModelNotFound": "correct the path, or put the model there",
@@ -350,7 +350,7 @@ DOWNLOADER: Final = ModelJob(
     template="download-job",
     container="download-model",
     name_suffix="model",
-    # Passed as an argument, the script needs no ConfigMap and always matches this operator.
+    # The script is an argument, so it needs no ConfigMap and always matches this operator.
     command=("python3", "-c", Path(download_model.__file__).read_text(encoding="utf-8")),
     key_annotation=resources.DOWNLOAD_KEY_ANNOTATION,
     patch=lambda given: {name: given[name] for name in _DOWNLOAD_FROM_POD_TEMPLATE if name in given},

@@ -3,8 +3,8 @@
 Kubernetes restarts such engines forever, because the rollback only judges engines that never served. Known causes are
 bugs of a drafter with cached prefixes (vllm-project/vllm#40756), and the remedy is to serve without speculation.
 
-Pods only tell their last crash and the number of restarts. The history is therefore kept in memory, and after an
-operator restart it begins with the last crash of each pod.
+Pods report only their last crash and the number of restarts. The history is therefore kept in memory. After an
+operator restart, it starts with the last crash of each pod.
 """
 
 import re
@@ -20,10 +20,10 @@ from specdecode_operator.deployment.rollout.engine_errors import error_lines
 from specdecode_operator.deployment.rollout.rollout_progress import GROUP_INDEX_LABEL
 
 CRASHES: Final = 3
-"""Crashes within WINDOW_S that are a loop: two may be a coincidence of requests that are sent again."""
+"""Crashes within WINDOW_S that are a loop. Two crashes may come from one request that a client repeats."""
 WINDOW_S: Final = 3600.0
 _MEMORY_S: Final = 86_400.0
-_ONE_CRASH_S: Final = 120.0  # The pods of a group end one after the other
+_ONE_CRASH_S: Final = 120.0  # Crashes of a group's pods within this time count as one
 _NODE_RESTARTED: Final = frozenset({"Unknown", "ContainerStatusUnknown"})
 # Frames of the drafter in a traceback: vllm/v1/spec_decode and vllm/v1/worker/gpu/spec_decode, and the sampler that
 # verifies drafts. The configuration that vLLM dumps also names speculation, but not in a frame.
@@ -37,13 +37,13 @@ class Crash:
     at_s: float
     engine: str  # Pod, or group of pods
     speculated: bool
-    in_drafter: bool  # Whether its last words are a traceback through the drafter
+    in_drafter: bool  # Whether its termination log has a traceback through the drafter
     message: str
 
 
 @dataclass(frozen=True)
 class CrashHistory:
-    """Crashes of the last day, and the restarts that are counted already, by pod UID."""
+    """Crashes of the last day, and the number of restarts already counted, by pod UID."""
 
     crashes: tuple[Crash, ...] = ()
     restarts: Mapping[str, int] = field(default_factory=dict)
@@ -55,9 +55,9 @@ NO_CRASHES: Final = CrashHistory()
 def update_crashes(
     before: CrashHistory, pods: list[Body], now_s: float, *, served: Callable[[], bool], speculates: bool
 ) -> CrashHistory:
-    """Return the history after a look at the pods of the current template, at a Unix time.
+    """Return the history after observing the pods of the current template at a Unix time.
 
-    ``served`` returns whether engines of this template have served: earlier crashes are start failures.
+    ``served`` returns whether engines of this template have served. Crashes before that are start failures.
     """
     found, restarts = [each for each in before.crashes if now_s - each.at_s < _MEMORY_S], dict[str, int]()
     for pod in pods:

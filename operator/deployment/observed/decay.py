@@ -1,4 +1,4 @@
-"""Decide SpeculationEffective: whether drafts are accepted often enough, and as often and as fast as they were.
+"""Decide SpeculationEffective: whether acceptance is high enough, and whether acceptance or speed has declined.
 
 A draft that never pays has an acceptance below break-even, or below LEAST_ACCEPTANCE if the break-even is lower or
 unknown. This needs no baseline, so it counts from the first window.
@@ -61,7 +61,7 @@ class Decline:
         return Decline(sums, () if found else last, found=found)
 
 
-# Lower bound of the mean: 17 days if each scrape of the engines is a window.
+# Lower bound of the mean number of windows between false alarms: 17 days if each scrape of the engines is a window.
 WINDOWS_BETWEEN_FALSE_ALARMS: Final = 100_000
 LEARNED_WINDOWS: Final = 32  # Windows per load that make up the baseline
 # A drop of accepted tokens by this share is always allowed, because traffic varies.
@@ -72,7 +72,7 @@ DEVIATIONS: Final = 1.5
 _OTHER_LENGTH: Final = 0.1
 LEAST_ACCEPTANCE: Final = 0.05
 """Acceptance that every published setup which pays exceeds several times; mismatched drafts have 0 to 2 %."""
-_MOST_NEEDED: Final = 0.95  # The loss has no scale if the break-even is full acceptance
+_MOST_NEEDED: Final = 0.95  # Upper limit of the break-even, because the loss would divide by zero at 1
 _ENOUGH_DRAFTED_TOKENS: Final = 256
 _USELESS, _ACCEPTANCE, _GAIN, _PACE = "BelowBreakEven", "AcceptanceDecayed", "DraftsBringLess", "StepsSlower"
 REASONS: Final = (_USELESS, _ACCEPTANCE, _GAIN, _PACE)
@@ -193,7 +193,7 @@ def _counts_all(facts: Facts) -> bool:
 
 
 def _below_break_even(facts: Facts, window: Work, break_even: float | None) -> Iterator[tuple[str, float, str]]:
-    """Yield reason, loss and message for a window's acceptance; the mean loss is 1 at the lowest one that may pay."""
+    """Yield reason, loss and message for a window's acceptance; the loss is 1 at the lowest acceptance that may pay."""
     now = window.acceptance(_ENOUGH_DRAFTED_TOKENS)
     if now is None or not _counts_all(facts):
         return

@@ -308,7 +308,7 @@ def with_last_acceptance(condition: ConditionUpdate, acceptance: AcceptanceStatu
     if not is_unsure or acceptance is None or acceptance.said_until is None:
         return condition
     known = f"; acceptance was {acceptance.percent}% until {acceptance.said_until}"
-    # A condition that was kept already ends with it.
+    # A kept condition already has this suffix.
     return replace(condition, message=f"{condition.message.removesuffix(known)}{known}")
 
 

@@ -73,7 +73,7 @@ class Lending:
     expected_end: datetime | None = None  # None if the workload does not determine it
     # When the deadline of its Job or pod stops the capture; None before the Job starts.
     latest_end: datetime | None = None
-    overdue_from: datetime | None = None  # From when on the capture holds the GPUs longer than expected
+    overdue_from: datetime | None = None  # Time from which the capture is overdue
 
     def is_overdue(self, now: datetime) -> bool:
         """Return whether the capture holds the GPUs longer than expected."""

@@ -117,7 +117,7 @@ def put_back(key: Key, uid: str, workload: Body, earlier: Body) -> Body:
 def after_rollout(
     last_good: LastGood | None, wanted: Body, attempt: Callable[[], str], rollout: Rollout
 ) -> LastGood | None:
-    """Return the record after a look at a rollout; ``wanted`` is its workload, ``attempt`` returns its ID."""
+    """Return the record after observing a rollout; ``wanted`` is its workload, ``attempt`` returns its ID."""
     if rollout.wanted == 0:
         return last_good
     if rollout.complete:
@@ -144,5 +144,5 @@ def with_crashes(last_good: LastGood | None, groups: GroupHistory) -> LastGood |
     earlier = kept if kept.template == groups.template else NO_GROUP_HISTORY
     if earlier.crashed == groups.crashed or earlier.crashes >= _MOST_CRASHES:
         return last_good
-    # Each reconcile computes the waiting time from `first_seen_s`.
+    # The waiting time is not stored, because each reconcile computes it from `first_seen_s`.
     return replace(last_good, groups=replace(groups, waited_s=0.0))

@@ -20,7 +20,7 @@ WINDOWS: Final = 200_000
 RUNS: Final = 30
 MOST: Final = 5_000
 DRAFTED_TOKENS: Final = 1024
-"""In a window of 512 steps, or more."""
+"""Drafted tokens in a window."""
 
 Noise = Callable[[Random], Iterator[float]]
 
@@ -30,12 +30,12 @@ def _random(seed: int) -> Random:
 
 
 def independent(size: float) -> Noise:
-    """Return noise of windows that know nothing of each other."""
+    """Return noise that is independent in each window."""
     return lambda rng: (rng.gauss(0, size) for _ in count())
 
 
 def wandering(size: float, persistence: float) -> Noise:
-    """Return noise that stays for a while, as prompts of one kind do."""
+    """Return noise that persists for a while, as if prompts of one kind arrived."""
 
     def noise(rng: Random) -> Iterator[float]:
         at = 0.0
@@ -47,7 +47,7 @@ def wandering(size: float, persistence: float) -> Noise:
 
 
 def accepted(was: float, now: float, noise: Noise, rng: Random) -> Iterator[float]:
-    """Return the losses of an acceptance, held to what the first windows had."""
+    """Return the losses of an acceptance compared with that of the first windows."""
     around = noise(rng)
 
     def shares(mean: float) -> Iterator[float]:
@@ -61,19 +61,19 @@ def accepted(was: float, now: float, noise: Noise, rng: Random) -> Iterator[floa
 
 
 def useless(acceptance: float, least: float, noise: Noise, rng: Random) -> Iterator[float]:
-    """Return the losses of an acceptance compared with the least one that may pay."""
+    """Return the losses of an acceptance compared with the lowest one that may pay."""
     return ((1 - min(1.0, max(0.0, acceptance + each))) / (1 - least) for each in noise(rng))
 
 
 def paced(times: float, noise: Noise, rng: Random) -> Iterator[float]:
-    """Return the losses of a time for a token, that is so many times what it was."""
+    """Return the losses of a time per token that rises by a factor."""
     around = noise(rng)
     usual = Usual.of([math.exp(each) for each in islice(around, LEARNED_WINDOWS)])
     return (usual.loss_above(times * math.exp(each)) for each in around)
 
 
 def alarms(losses: Iterator[float], windows: int) -> list[int]:
-    """Return after how many windows there was an alarm, and after how many more the next one."""
+    """Return the number of windows before each alarm, counted from the previous one."""
     known, since, found = Decline(), 0, []
     for loss in islice(losses, windows):
         since += 1
@@ -85,9 +85,9 @@ def alarms(losses: Iterator[float], windows: int) -> list[int]:
 
 
 _WORST: Final[dict[str, Callable[[Random], Iterator[float]]]] = {
-    "all or nothing": lambda rng: (rng.choice((0.0, 2.0)) for _ in count()),
-    "rarely, and much": lambda rng: (rng.choice((4.0, 0.0, 0.0, 0.0)) for _ in count()),
-    "evenly spread": lambda rng: (rng.uniform(0, 2) for _ in count()),
+    "0 or 2": lambda rng: (rng.choice((0.0, 2.0)) for _ in count()),
+    "4 in a quarter of windows": lambda rng: (rng.choice((4.0, 0.0, 0.0, 0.0)) for _ in count()),
+    "uniform between 0 and 2": lambda rng: (rng.uniform(0, 2) for _ in count()),
 }
 _NOISES: Final[dict[str, Noise]] = {
     "2 points": independent(0.02),
@@ -138,22 +138,22 @@ def _slow(times: float) -> str:
 
 
 def main() -> None:
-    """Print all of it."""
+    """Print the tables."""
     with Pool() as pool:
-        print(f"false alarms in {WINDOWS:,} windows whose losses are as large as they may be, at {_promised()}")
+        print(f"false alarms in {WINDOWS:,} windows at the largest tolerated loss (guaranteed mean: {_guarantee()})")
         print("\n".join(pool.imap(_edge, _WORST)))
-        print(f"\nalarms in {WINDOWS:,} windows without a decline: acceptance 30, 60, 85 %, time for a token")
+        print(f"\nalarms in {WINDOWS:,} windows without a decline: acceptance 30, 60, 85 %, time per token")
         print("\n".join(pool.imap(_silent, _NOISES)))
-        print("\nwindows until it is told, of half and of nine in ten of 30: acceptance 30, 60, 85 %")
+        print(f"\nwindows until 50 % / 90 % of {RUNS} declines are detected: acceptance 30, 60, 85 %")
         print("\n".join(pool.imap(_power, (0.15, 0.2, 0.3, 0.5, 0.9))))
-        print("\nwindows until drafts that never pay are reported: break-even 5, 10, 20 %")
+        print(f"\nwindows until 50 % / 90 % of {RUNS} drafts that never pay are detected: break-even 5, 10, 20 %")
         print("\n".join(pool.imap(_useless, (0.0, 0.01, 0.02, 0.04))))
-        print("\nthe same of a time for a token that is so many times what it was")
+        print("\nthe same for a time per token that rises by a factor")
         print("\n".join(pool.imap(_slow, (1.4, 1.6, 2.0, 3.0))))
 
 
-def _promised() -> str:
-    return f"most {WINDOWS / (len(REASONS) * WINDOWS_BETWEEN_FALSE_ALARMS):.1f} of each are promised on average"
+def _guarantee() -> str:
+    return f"at most {WINDOWS / (len(REASONS) * WINDOWS_BETWEEN_FALSE_ALARMS):.1f} each"
 
 
 if __name__ == "__main__":
