@@ -78,7 +78,7 @@ class OperatorState:
         self.settings = settings or Settings()
         self._leadership = leadership
         self._leads = False
-        """Whether this process has held the Lease or needs none. The client checks the Lease again before each write."""
+        """Whether this process has held the Lease or needs none. Each write checks the Lease again."""
         self.ended = asyncio.Event()
         """Set when the work has stopped and the process must end."""
         self.cache = Cache()
