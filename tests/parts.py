@@ -1,9 +1,9 @@
-"""The parts of the suite, side by side: one computes while another waits for a cluster. `./just test` runs this.
+"""Run the parts of the test suite in parallel: one computes while another waits for a cluster. `./just test` runs this.
 
-    python -m tests.parts [PART...]    all parts where none is named
+    python -m tests.parts [PART...]    all parts if no part is named
 
-Each part is a run of its own, and one that fails does not end the others. At the end stands what each took: wall
-time, and CPU time of all its processes with those of its clusters.
+Each part is a separate process, and a failed part does not end the others. At the end, the wall time of each part is
+printed, and the CPU time of all its processes, including the processes in its clusters.
 """
 
 import argparse

@@ -1,8 +1,8 @@
-"""For every field of our kinds, a value that makes a difference.
+"""Provide a value for every field of our kinds that changes the operator's output.
 
-A field that is added to a CRD needs a line here, unless `_passed_on` has a value for it: `at(VALUE)` where the value
-changes what the operator makes of an object, `refused(VALUE)` where the object is refused for it. `on=` names another
-object to start from.
+A new field of a CRD needs a line here, unless `_passed_on` has a value for it. Use `at(VALUE)` if the value changes the
+operator's output for an object, and `refused(VALUE)` if the object is rejected for it. `on=` sets another object to
+start from.
 """
 
 import re

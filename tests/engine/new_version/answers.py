@@ -1,4 +1,4 @@
-"""What one version of vLLM says of itself, as sections of names and texts, and how two versions differ in that."""
+"""Inspect one vLLM version: sections of names and texts, and the differences between two versions."""
 
 import json
 import re

@@ -1,7 +1,7 @@
-"""What of vLLM's source the project names: each file and function that a fact, a rule or a formula of ours stands on.
+"""Find the vLLM files and functions that the project cites as sources of facts, rules and formulas.
 
-Read from the sources that `operator/vllm/data/` and `operator/sizing/data/` state, and from docstrings, comments
-and texts of the operator's modules. Nothing is kept twice: who names a new source has it watched.
+The citations are in `operator/vllm/data/`, in `operator/sizing/data/`, and in docstrings, comments and texts of the
+operator's modules. There is no separate list, so each new citation is found automatically.
 """
 
 import ast

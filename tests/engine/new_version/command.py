@@ -1,11 +1,12 @@
-"""What a new version of vLLM changes, what can be written of it without a person, and a page of the rest.
+"""Create the profile of a new vLLM version, and print the manual steps.
 
     ./just engine-new 0.34 > page.md
-    ./just engine-new newest > page.md    nothing, where the newest release is known
+    ./just engine-new newest > page.md    prints no page if the newest release has a profile
 
-Installs the version beside the others, asks it and the newest one before it, compares the source that we name, writes
-its profile where it has none yet, and runs the tests that ask an engine. Beside the page, the differences of that
-source and the output of the tests are left in a folder of the cache, which is named on standard error.
+The command installs the version in addition to the others, and compares it with the newest earlier version: results
+of vLLM's own functions, and the source that the project cites. It creates the profile if it does not exist, and runs the
+tests that use an engine. The page, the differences of the source and the output of the tests are in a folder of the
+cache, which is printed on standard error.
 """
 
 import argparse

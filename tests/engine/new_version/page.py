@@ -1,4 +1,4 @@
-"""The page of what a person must look at before a new version of vLLM is known: what hurts first."""
+"""Render the page of manual steps for a new vLLM version, the most important first."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""The files of a new version: its requirement, its flags, and of its facts what an engine can be asked."""
+"""Create the files of a new version: its requirement, its flags, and the facts that vLLM itself reports."""
 
 import json
 import re

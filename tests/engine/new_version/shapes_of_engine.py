@@ -1,8 +1,8 @@
-"""What the installed vLLM's configuration, messages and interfaces look like; runs in the engine's Python.
+"""Write the shapes of the installed vLLM's configuration, messages and interfaces; runs in the engine's Python.
 
     python shapes_of_engine.py ANSWERS.json
 
-Writes sections of names with their shapes as text: what differs between two versions is what has to be looked at.
+The file has sections of names with their shapes as text. A contributor checks the differences between two versions.
 """
 
 import dataclasses

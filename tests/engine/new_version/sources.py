@@ -1,4 +1,4 @@
-"""What changed between two versions in the vLLM source that the project names, function by function."""
+"""Compare the vLLM source that the project cites between two versions, function by function."""
 
 import ast
 import difflib

@@ -1,4 +1,4 @@
-"""The contract and oracle tests, run for one version."""
+"""Run the contract and oracle tests for one version."""
 
 import subprocess
 import sys
