@@ -4,9 +4,9 @@
     ./just engine-new newest > page.md    prints no page if the newest release has a profile
 
 The command installs the version in addition to the others, and compares it with the newest earlier version: results
-of vLLM's own functions, and the source that the project cites. It creates the profile if it does not exist, and runs the
-tests that use an engine. The page, the differences of the source and the output of the tests are in a folder of the
-cache, which is printed on standard error.
+of vLLM's own functions, and the source that the project cites. It creates the profile if it does not exist, and runs
+the tests that use an engine. The page, the differences of the source and the output of the tests are in a folder of
+the cache, which is printed on standard error.
 """
 
 import argparse

@@ -188,7 +188,7 @@ def _then(found: Findings) -> Iterator[str]:
     yield "   An entry that has a source alone names what was read and changes nothing: it is not shown again."
     yield "2. What a rule refuses or a formula counts otherwise from this version on: the place in the last column."
     yield f"3. `./just engine-new {found.version}` again, until no test fails and each line here is judged."
-    yield "4. The rest of [Add a vLLM version](docs/design/new-vllm-version.md): memory, recorder, documents, changelog."
+    yield "4. The rest of [Add a vLLM version](docs/design/new-vllm-version.md): memory, recorder, pages, changelog."
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
