@@ -198,7 +198,7 @@ def sentence(  # noqa: PLR0913, PLR0917  what it speaks of
         why = next((each.not_compared for each in loads if each.not_compared), "none ran")
         parts.append(f"no load could be compared: {why}")
     if crossing is not None:
-        parts.append(f"stops paying above about {crossing:g} running")
+        parts.append(f"pays off up to about {crossing:g} running requests")
     if verdict is ArmVerdict.INCONCLUSIVE and missing is None:
         parts += _needed(compared, repetitions)
     if outputs is not None and verdict is not ArmVerdict.INCORRECT:

@@ -787,7 +787,7 @@ def _goodput(arms: Drawn) -> _ArmsDrawn:
     for arm, _ in arms:
         loads = [f"{measured(each.goodput)} tokens/s in {printable(each.phase)}" for each in arm.loads if each.goodput]
         turns = arm.crossover_running
-        stops = "" if turns is None else f"; it stops paying above about {turns:g} running"
+        stops = "" if turns is None else f"; it pays off up to about {turns:g} running requests"
         words.append(f"{printable(arm.name)}: {', '.join(loads[:_MOST_LOADS]) or 'nothing'}{stops}.")
     return figure, words
 

@@ -82,7 +82,7 @@ class TestVerdict:
         assert found.crossover_running is not None
         few, many = (each.running or 0 for each in compare_capture(tmp_path).arms[0].loads)
         assert few < found.crossover_running < many
-        assert f"stops paying above about {found.crossover_running:g} running" in found.message
+        assert f"pays off up to about {found.crossover_running:g} running requests" in found.message
 
     def test_a_start_effect_that_looks_like_one_is_no_verdict(self, tmp_path: Path) -> None:
         """Each arm's two starts lie 4 % apart; the blocks of either would swear that the arms differ."""
@@ -791,7 +791,7 @@ def test_a_table_has_each_load_of_both_arms_and_the_sentence(compared_folder: Pa
     assert names == ["closed-4", "closed-4", "poisson-20", "poisson-20"]
     assert "+" in lines[4]
     assert "%" not in lines[3]
-    assert any("tokens a verification" in line for line in lines)
+    assert any("tokens per verification" in line for line in lines)
     assert "* plain, the baseline; goodput in tokens/s, TTFT and TPOT in ms" in lines
 
 
