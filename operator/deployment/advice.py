@@ -61,13 +61,15 @@ def break_even(pair: Pair, budget: Budget, alone: Budget) -> BreakEven | None:
 
 
 def low_load_break_even(pair: Pair, device: Device, split: Parallelism) -> float | None:
-    """Return the break-even of a pair with few requests; None if it is unknown, or above full acceptance."""
+    """Return the break-even of a pair with few requests; 1 if even full acceptance does not pay, None if unknown."""
     try:
         budget, alone = estimate(pair, device, split), estimate(without_speculation(pair), device, split)
     except PlanError:
         return None
     found = break_even(pair, budget, alone)
-    return found.few_requests if found else None
+    if found is None or not found.reads_all:
+        return None
+    return 1.0 if found.few_requests is None else found.few_requests
 
 
 def pays_from(needed: BreakEven | None) -> str:

@@ -29,7 +29,7 @@ from specdecode_operator.api.spec_problems import parsed_spec
 from specdecode_operator.api.speculation import Speculation
 from specdecode_operator.cluster.clock import without_times_ahead
 from specdecode_operator.cluster.resources import KEPT_MANAGERS_ANNOTATION
-from specdecode_operator.enums import METHODS_WITH_LAYERS, OnCrashLoop, PolicyMode
+from specdecode_operator.enums import METHODS_WITH_LAYERS, Method, OnCrashLoop, PolicyMode
 from specdecode_operator.problems import InvalidSpecError, Problem
 
 
@@ -93,7 +93,8 @@ CRASH_LOOP_ARM: Final = "without speculation"
 
 def is_off_after_crashes(status: PolicyStatus) -> bool:
     """Whether a crash loop turned speculation off."""
-    return status.arm == CRASH_LOOP_ARM and status.speculation is not None
+    is_off = status.speculation is not None and status.speculation.method is Method.NONE
+    return is_off and status.arm == CRASH_LOOP_ARM
 
 
 def serves_without(policy: Policy) -> bool:
@@ -138,6 +139,12 @@ class ParsedDeployment:
         if isinstance(self.spec, InvalidSpecError) or schedule_problems(self.spec.captures):
             return None
         return self.spec.captures
+
+
+def engine_spec_hash_of(parent: ParsedDeployment) -> str:
+    """Return the hash of the written spec; empty if it is invalid."""
+    written = parent.written_spec or parent.spec
+    return "" if isinstance(written, InvalidSpecError) else engine_spec_hash(written)
 
 
 def parse_deployment(

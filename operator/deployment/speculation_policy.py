@@ -34,7 +34,7 @@ from specdecode_operator.deployment.parsed_deployment import (
     speculating,
 )
 from specdecode_operator.enums import Method, PolicyAction, PolicyMode, PolicyOutcome, RejectionSampling
-from specdecode_operator.problems import InvalidSpecError
+from specdecode_operator.problems import InvalidSpecError, printable
 from specdecode_operator.redaction import clip
 from specdecode_operator.stats.engine_window import LOOK_STANDS_S, Sample, Window, Work
 from specdecode_operator.vllm.engine_metrics import answering_engines
@@ -767,8 +767,8 @@ def after_crashes(case: PolicyInputs, loop: str, refusal: str, now: datetime) ->
         refusal = "engines without speculation did not serve"
     if refusal:
         told = {"action": action, "outcome": outcome, "reason": CRASH_LOOP, "target": None}
-        return before.model_copy(update={**told, "message": f"Speculation stays on: {refusal}"})
-    message, done = clip(loop, _LONGEST), PolicyOutcome.DONE
+        return before.model_copy(update={**told, "message": _clipped(f"Speculation stays on: {refusal}")})
+    message, done = _clipped(loop), PolicyOutcome.DONE
     decision = PolicyDecision(at=moment, action=action, outcome=done, message=message)
     return PolicyStatus(
         mode=case.policy.mode,
@@ -786,6 +786,11 @@ def after_crashes(case: PolicyInputs, loop: str, refusal: str, now: datetime) ->
     )
 
 
+def _clipped(untrusted: str) -> str:
+    """Return a text that fits into the status: escaping makes unprintable characters longer."""
+    return clip(printable(untrusted), _LONGEST)
+
+
 def is_unchanged(before: PolicyStatus | None, decision: Decision) -> bool:
     """Whether the status already reflects the decision, ignoring numbers in its message."""
     return before is not None and (before.action, before.outcome, before.target) == (
@@ -799,7 +804,7 @@ def given_up(status: PolicyStatus, why: str, now: datetime) -> PolicyStatus:
     if status.arm and status.speculation is not None:
         failed = [f"{status.arm[:_LONGEST_ARM]}@{_digest(status.speculation)}"]
     earlier = [each for each in status.failed_arms if each not in failed]
-    message = clip(f"{arm} failed, and the speculation of the spec is in force again: {why}", _LONGEST)
+    message = _clipped(f"{arm} failed, and the speculation of the spec is in force again: {why}")
     done, at = PolicyOutcome.DONE, now.strftime(_TIME)
     told = PolicyDecision(at=at, action=PolicyAction.KEEP, outcome=done, target=arm or None, message=message)
     return status.model_copy(

@@ -49,6 +49,7 @@ from specdecode_operator.deployment.observed.observation import (
 from specdecode_operator.deployment.parsed_deployment import (
     ParsedDeployment,
     engine_spec_hash,
+    engine_spec_hash_of,
     is_off_after_crashes,
     parse_deployment,
     serves_without,
@@ -64,7 +65,6 @@ from specdecode_operator.deployment.rollout.rollout_progress import (
     NO_GROUP_HISTORY,
     GroupHistory,
     current_pods,
-    serving_hash,
 )
 from specdecode_operator.deployment.speculation_policy import (
     OFF,
@@ -105,10 +105,6 @@ NotHad = Callable[[Speculation], str]
 """Returns why the engines' placement cannot run a speculation; an empty text if it can."""
 
 
-def _has_served(last_good: LastGood | None, workload: Body) -> bool:
-    return last_good is not None and serving_hash(last_good.workload) == serving_hash(workload)
-
-
 class PolicyKeeper:
     """Carries out the policy of one deployment."""
 
@@ -131,7 +127,12 @@ class PolicyKeeper:
             return None
         asked, now = engine_spec_hash(written), self._reporter.cluster.clock.now()
         before = of_this_spec(parent.status.policy, asked)
-        if isinstance(desired.outcome, RolledBack) and parent.written_spec is not None:
+        never_served = isinstance(desired.outcome, RolledBack) and parent.written_spec is not None
+        if before is not None and is_off_after_crashes(before) and not never_served:
+            if serves_without(written.policy):
+                return before
+            before = before.model_copy(update=dict.fromkeys(("speculation", "since", "arm")))
+        if isinstance(desired.outcome, RolledBack) and never_served:
             refused = f"its engines never served ({desired.outcome.failure})"
         if refused and before is not None:
             self._memory = None
@@ -147,10 +148,6 @@ class PolicyKeeper:
             written.speculation,
             in_force,
         )
-        if before is not None and is_off_after_crashes(before):
-            if serves_without(policy):
-                return before
-            before = before.model_copy(update=dict.fromkeys(("speculation", "since", "arm")))
         case = PolicyInputs(policy, asked, before, measured, rollout_paused=written.rollout.paused)
         if observation.crash_loop and serves_without(policy):
             return await self._after_crashes(case, observation.crash_loop, not_had(OFF))
@@ -591,17 +588,16 @@ class Reconciler:
         break_even = partial(planned_break_even, launch.facts, launch.plan) if launch else lambda: None
         record.decay = update_decay(record.decay, record.recent, facts, measured, break_even)
         unix_s = self._cluster.clock.now().timestamp()
-        if workload is not None and launch is not None:
-            serves = partial(_has_served, last_good, workload)
-            speculates = launch.facts.method is not Method.NONE
-            record.crashes = update_crashes(record.crashes, pods, unix_s, served=serves, speculates=speculates)
+        spec, speculates = engine_spec_hash_of(parent), facts is not None and facts.method is not Method.NONE
+        if facts is not None and blocked is None:
+            record.crashes = update_crashes(record.crashes, pods, unix_s, spec=spec, speculates=speculates)
         observation = Observation(
             workload,
             pods,
             readings,
             recent=record.recent,
             decay=record.decay,
-            crash_loop=crash_loop(record.crashes, unix_s) if launch else None,
+            crash_loop=crash_loop(record.crashes, unix_s, spec) if speculates else None,
             figures=await self._figures.keep(key, record.figures, parent.status.figures, now_s) if facts else None,
             figures_due=record.figures_written_s is None or now_s - record.figures_written_s >= _FIGURES_REST_S,
             silent_s=None if record.silent_since_s is None else now_s - record.silent_since_s,

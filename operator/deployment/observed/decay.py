@@ -72,6 +72,7 @@ DEVIATIONS: Final = 1.5
 _OTHER_LENGTH: Final = 0.1
 LEAST_ACCEPTANCE: Final = 0.05
 """Acceptance that every published setup which pays exceeds several times; mismatched drafts have 0 to 2 %."""
+_SHORT_DRAFT: Final = 4
 _MOST_NEEDED: Final = 0.95  # Upper limit of the break-even, because the loss would divide by zero at 1
 _ENOUGH_DRAFTED_TOKENS: Final = 256
 _USELESS, _ACCEPTANCE, _GAIN, _PACE = "BelowBreakEven", "AcceptanceDecayed", "DraftsBringLess", "StepsSlower"
@@ -197,14 +198,13 @@ def _below_break_even(facts: Facts, window: Work, break_even: float | None) -> I
     now = window.acceptance(_ENOUGH_DRAFTED_TOKENS)
     if now is None or not _counts_all(facts):
         return
-    least, whose = LEAST_ACCEPTANCE, "the least that any published setup needs"
+    # Of long drafts, a smaller share is worth as many tokens per step.
+    least = LEAST_ACCEPTANCE * min(1.0, _SHORT_DRAFT / max(1, facts.pair.num_speculative_tokens))
+    whose = "the least that any published setup needs"
     if break_even is not None and break_even > least:
-        least, whose = (
-            min(break_even, _MOST_NEEDED),
-            "the memory-bound estimate of break-even at low load",
-        )
-    told = f"{now:.1%} of drafted tokens accepted, below {least:.0%}, {whose}. {_causes(facts)}"
-    yield (_USELESS, (1 - now) / (1 - least), told)
+        least, whose = min(break_even, _MOST_NEEDED), "the memory-bound estimate of break-even at low load"
+    told = f"{now:.1%} of drafted tokens accepted, below {least:.1%}, {whose}. {_causes(facts)}"
+    yield (_USELESS, max(0.0, 1 - now) / (1 - least), told)
 
 
 def _causes(facts: Facts) -> str:

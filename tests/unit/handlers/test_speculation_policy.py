@@ -277,17 +277,23 @@ ERROR 01-01 00:00:00 [core.py:1]   File "/usr/lib/vllm/v1/spec_decode/eagle.py",
 ERROR 01-01 00:00:00 [core.py:1] {ILLEGAL}"""
 
 
-async def crash(shift: Shift, times: int, message: str = ILLEGAL, minutes: float = 10, reason: str = "Error") -> None:
-    """Let the engine crash some times, and serve again after each."""
+async def crash(
+    shift: Shift, times: int, message: str = ILLEGAL, minutes: float = 10, reason: str = "Error", engines: int = 1
+) -> None:
+    """Let engines crash together some times, and serve again after each."""
     for _ in range(times):
         await shift.work(minutes, 8)
-        (pod,) = shift.world.all(POD)
-        (before,) = pod["status"].get("containerStatuses") or [{"restartCount": 0}]
-        last = ended(1, message, reason=reason)
-        last["lastState"]["terminated"]["finishedAt"] = shift.clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")
-        again = {**last, "restartCount": before["restartCount"] + 1, "ready": True, "state": {"running": {}}}
-        shift.world.api.change(POD, pod["metadata"]["name"], status={**pod["status"], "containerStatuses": [again]})
+        for pod in shift.world.all(POD)[:engines]:
+            end(shift, pod, message, reason)
         await shift.work(1, 8)
+
+
+def end(shift: Shift, pod: Body, message: str = ILLEGAL, reason: str = "Error") -> None:
+    (before,) = pod["status"].get("containerStatuses") or [{"restartCount": 0}]
+    last = ended(1, message, reason=reason)
+    last["lastState"]["terminated"]["finishedAt"] = shift.clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")
+    again = {**last, "restartCount": before["restartCount"] + 1, "ready": True, "state": {"running": {}}}
+    shift.world.api.change(POD, pod["metadata"]["name"], status={**pod["status"], "containerStatuses": [again]})
 
 
 @pytest.mark.parametrize("policy", [{"mode": "Enforce"}, {"onCrashLoop": "ServeWithoutSpeculation"}])
@@ -309,6 +315,54 @@ async def test_a_crash_loop_turns_speculation_off_until_the_spec_changes(shift: 
     shift.change(serving={"maxModelLen": 8192, "maxNumSeqs": 128})
     await shift.work(10, 8)
     assert shift.speculation() is not None
+
+
+async def test_a_changed_spec_speculates_again_within_the_same_hour(shift: Shift) -> None:
+    await shift.serve(mode="Enforce")
+    await crash(shift, 3)
+    assert shift.speculation() is None
+    shift.change(serving={"maxModelLen": 8192, "maxNumSeqs": 128})
+    await shift.work(15, 8)
+    assert shift.speculation() is not None
+    assert "CrashLoop" not in {each["reason"] for each in shift.world.object["status"]["conditions"]}
+
+
+async def test_engines_that_crash_together_once_are_no_loop(shift: Shift) -> None:
+    """A driver reset, or a request that the gateway sends to one replica after the other."""
+    await shift.serve(mode="Enforce", engines=3)
+    await crash(shift, 1, engines=3)
+    assert shift.speculation() is not None
+    await crash(shift, 2, engines=3)
+    assert shift.speculation() is None
+
+
+async def test_a_pod_that_never_becomes_ready_is_no_crash_loop(shift: Shift) -> None:
+    await shift.serve(mode="Enforce", engines=2)
+    await shift.work(10, 8)
+    shift.world.api.change(POD, "llama-1", status={"podIP": "127.0.0.1", "conditions": []})
+    shift.begin()
+    for _ in range(4):
+        await shift.work(10, 8)
+        end(shift, shift.world.api.find(POD, "llama-1") or {})
+    await shift.work(1, 8)
+    assert shift.speculation() is not None
+    assert "CrashLoop" not in shift.world.told()
+
+
+async def test_last_words_that_grow_when_they_are_escaped_do_not_keep_speculation_on(shift: Shift) -> None:
+    await shift.serve(mode="Enforce")
+    await crash(shift, 3, f"RuntimeError: {chr(0x10FFFF) * 290}")
+    assert shift.speculation() is None
+    assert len(shift.policy["message"]) <= 1024
+
+
+async def test_a_draft_below_its_break_even_on_gpus_is_reported(shift: Shift) -> None:
+    """An 8B draft for 70B with K 5 needs 11 % at low load, by the weights that a step reads."""
+    await shift.serve(mode="Observe")
+    await shift.work(100, 8, accepted=0.06)
+    status, reason, message = shift.world.said("SpeculationEffective")
+    assert (status, reason) == ("False", "BelowBreakEven")
+    assert "11.4%" in message
 
 
 async def test_crashes_are_reported_to_those_who_want_to_act_themselves(shift: Shift) -> None:
