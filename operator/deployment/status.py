@@ -58,7 +58,7 @@ _REPLAYED: Final = "; replaying a recording (spec.engine.replay), no model runs"
 
 
 _CRASH_FIX: Final = (
-    "Save the log (kubectl logs POD --previous). Then set spec.speculation.method to none, or let the operator do it:"
+    "Save the log (kubectl logs POD --previous). Then remove spec.speculation, or let the operator turn it off:"
     " spec.policy.onCrashLoop: ServeWithoutSpeculation"
 )
 _CONTESTED_FIX: Final = (

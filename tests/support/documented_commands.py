@@ -102,6 +102,8 @@ _SERVES: Final = (
     f'{{"observed": {{"engines": 1, "kvCacheTokens": 127008}}, "conditions": [{_condition("Ready", "Serving")}]}}'
 )
 _PLANNED_AND_SERVES: Final = f'{{"conditions": [{_condition("Planned", "Fits")}, {_condition("Ready", "Serving")}]}}'
+_FIGURES: Final = _status("sdd", "llama-70b", '{"figures": {"source": "Pods", "overSeconds": 300}}')
+_PAIR_NAMES: Final = {"NAME": "llama-70b", "NAMESPACE": "default"}
 _SERVER: Final = """
 kubectl create namespace models
 kubectl create deployment chat -n models --image vllm/vllm-openai:v0.33.0 -- vllm serve Qwen/Qwen3-32B
@@ -185,7 +187,18 @@ cp examples/llama-70b-fp8.yaml pairs
         },
         exits={"specdecode doctor": 4},  # no node has GPUs
     ),
-    "docs/operate/alerts.md": Page(cluster=True, before={"CONDITION=": _KINDS}),
+    "docs/operate/alerts.md": Page(
+        cluster=True,
+        names=_PAIR_NAMES,
+        before={
+            "kubectl get sdd NAME": f"""
+{_KINDS}
+kubectl apply -f examples/llama-70b.yaml
+{_FIGURES}
+""",
+        },
+    ),
+    "docs/operate/operator-health.md": Page(cluster=True, before={"kubectl get deployment": _CHARTS}),
     "docs/operate/back-up.md": Page(
         cluster=True,
         before={
@@ -219,6 +232,13 @@ for name in demo before after replay; do specdecode replay synth --out captures/
     ),
     "docs/serve/autoscale.md": Page(
         cluster=True, before={"kubectl scale": f"{_KINDS}\nkubectl apply -f examples/llama-70b.yaml"}
+    ),
+    "docs/serve/turn-speculation-off.md": Page(
+        cluster=True,
+        names=_PAIR_NAMES,
+        before={
+            "kubectl get sdd NAME -n NAMESPACE -o jsonpath": f"{_KINDS}\nkubectl apply -f examples/llama-70b.yaml",
+        },
     ),
     "docs/serve/migrate.md": Page(
         cluster=True, before={"specdecode import deployment": _SERVER, "specdecode import -f": _COMPOSE}
@@ -291,7 +311,7 @@ kubectl apply -f examples/llama-70b.yaml
 {_KINDS}
 kubectl create namespace models
 kubectl apply -n models -f examples/llama-70b.yaml
-{_status("sdd", "llama-70b", '{"figures": {"source": "Pods", "overSeconds": 300}}', "-n models")}
+{_FIGURES} -n models
 """
         },
     ),
@@ -311,9 +331,9 @@ kubectl apply -n models -f examples/llama-70b.yaml
     "docs/simulate/test-clients.md": Page(before={"specdecode replay drive": _SERVER_ANSWERS}),
     "docs/operate/troubleshoot.md": Page(
         cluster=True,
-        names={"NAME": "llama-70b", "NAMESPACE": "default"},
+        names=_PAIR_NAMES,
         before={
-            "kubectl describe sdd": f"{_KINDS}kubectl apply -f examples/llama-70b.yaml",
+            "kubectl get sdd -A": f"{_KINDS}kubectl apply -f examples/llama-70b.yaml",
             "kubectl get sdd NAME -n NAMESPACE -o jsonpath='{.status.plan.fixes}'": f"""
 {_ONE_H100_NODE}
 {_OPERATOR} &
@@ -323,11 +343,12 @@ kubectl wait sdd/llama-70b --for=condition=Planned=False --timeout=60s
     ),
     "docs/operate/troubleshoot-speculation.md": Page(
         cluster=True,
-        names={"NAME": "llama-70b"},
+        names=_PAIR_NAMES,
         before={
-            "kubectl get sdd NAME -o jsonpath='{.status.speculation}'": f"""
+            "kubectl get sdd NAME -n NAMESPACE -o jsonpath='{.status.figures}'": f"""
 {_KINDS}
 kubectl apply -f examples/llama-70b.yaml
+{_FIGURES}
 {_status("sdd", "llama-70b", '{"speculation": [{"feature": "k", "asked": "x", "inForce": "True", "message": ""}]}')}
 """,
         },
@@ -370,6 +391,7 @@ timeout 60 sh -c 'until kubectl get configmap llama-attestation; do sleep 1; don
 _MEASURED: Final = "figures of one machine, measured by hand: minutes to hours"
 _DEMO: Final = "the demo's own cluster: .github/workflows/empty-machine.yml runs ./just demo"
 _ENGINE: Final = "asks running engines: tests/engine/test_figures.py"
+_ENGINE_LOG: Final = "needs the pod of an engine that crashed"
 _VLLM: Final = "needs vLLM: tests/engine/test_replay_clients.py does it"
 _CAPTURE: Final = (
     "needs an engine and a volume: tests/e2e/serving/test_capture.py and tests/component/operator/test_capture_verbs.py"
@@ -378,6 +400,7 @@ _FULCIO: Final = "needs somebody who gives certificates: tests/unit/attestation/
 _NO_NODES: Final = "waits for pods, and has no nodes here: tests/component/admission/test_doctor.py runs doctor"
 _GPUS: Final = "needs GPUs; tests/e2e/serving sends requests to a tiny pair"
 _RELEASE: Final = "needs a release in a registry: tests/devcluster/test_publish.py runs it there"
+_OF_OPERATOR: Final = "needs a running operator: tests/component/operator starts replicas"
 _INSTALL: Final = "docs/install/install.md has the same commands, which run on an API server"
 NOT_RUN: Final[dict[tuple[str, str], str]] = {
     ("README.md", "kubectl port-forward"): _GPUS,
@@ -406,6 +429,11 @@ NOT_RUN: Final[dict[tuple[str, str], str]] = {
     ("docs/install/install.md", "kubectl --namespace specdecode-system rollout status"): _NO_NODES,
     ("docs/install/run-locally.md", "KUBECONFIG="): "runs until it ends: tests/support/operator_process.py starts it",
     ("docs/operate/monitor.md", "specdecode metrics"): _ENGINE,
+    ("docs/operate/alerts.md", "kubectl get pods"): _ENGINE_LOG,
+    ("docs/operate/operator-health.md", "kubectl get lease"): _OF_OPERATOR,
+    ("docs/operate/operator-health.md", "kubectl logs"): _OF_OPERATOR,
+    ("docs/operate/operator-health.md", "kubectl port-forward"): _OF_OPERATOR,
+    ("docs/serve/turn-speculation-off.md", "kubectl get sdd NAME -n NAMESPACE -w"): "runs until it ends",
     ("docs/simulate/emulate.md", "specdecode replay serve --mode"): "needs vLLM: tests/engine/test_emulated.py",
     ("docs/serve/serve-a-pair.md", "kubectl port-forward"): "needs GPUs; tests/e2e/serving asks a tiny pair so",
     ("docs/simulate/test-clients.md", "from openai"): _VLLM,

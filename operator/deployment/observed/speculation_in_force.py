@@ -262,7 +262,7 @@ def _schedule(engines: _Engines, value: Any) -> _Finding:
 _STARVED: Final = "acceptance fell to less than half of its earlier value"
 _NOT_OFF: Final = (
     "0 tokens do not turn speculation off: a draft with layers still runs once per step and keeps its memory, and its"
-    " acceptance may collapse when drafting resumes. Use 1 instead of 0, or set spec.speculation.method to none"
+    " acceptance may collapse when drafting resumes. Use 1 instead of 0, or remove spec.speculation"
 )
 
 
