@@ -416,8 +416,8 @@ class Parallelism(ApiModel):
     """Distribute whole experts over the tensor x data GPUs of a stage, instead of splitting each expert."""
 
     draft_tensor: StrictInt | None = Field(default=None, ge=1, le=64)
-    """Tensor parallelism of the draft that is passed to vLLM: 1, or the value of tensor. vLLM splits the draft like the
-    target regardless of it; status.plan.draftTensor shows the split in effect."""
+    """Value passed to vLLM: 1, or the value of tensor. It has no effect, because vLLM always splits the draft like the
+    target; status.plan.draftTensor shows the split in effect."""
 
 
 class Accelerator(ApiModel):
@@ -497,7 +497,7 @@ class Serving(ApiModel):
     """Model names that clients can request. If empty, the last part of target.model."""
 
     api_key_secret: SecretKey | None = None
-    """Secret key that holds the API key for the OpenAI API. If set, clients must send the API key."""
+    """Key of a Secret with the API key that clients must send to the engine."""
 
     tls_secret: TlsSecret | None = None
     """Secret with the certificate for HTTPS. If not set, the engine serves plain HTTP."""

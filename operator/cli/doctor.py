@@ -307,7 +307,7 @@ def rights_finding(account: str, missing: Reading[Sequence[str]]) -> Finding:
     if isinstance(missing, Unreadable):
         return unknown("permissions", missing)
     if missing:
-        fix = "grant the permissions in manifests/operator-role.yaml"
+        fix = "grant them: run helm upgrade, or apply manifests/operator-role.yaml if it serves the whole cluster"
         return fail("permissions", f"{account} may not {listed(missing, 4)}", fix)
     return ok("permissions", f"{account} has all required permissions")
 

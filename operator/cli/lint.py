@@ -269,7 +269,7 @@ def lint_command(  # noqa: PLR0913  each is an option
         Form, typer.Option("--output", "-o", help="Format: text, json, sarif, or markdown for CI summaries.")
     ] = Form.TEXT,
 ) -> None:
-    """Report errors that the API server, admission or the operator would reject, and warnings.
+    """Report objects that the API server, admission or the operator would reject, with the reason.
 
     An object that fits nowhere is a warning, as in admission. The check uses
     --nodes, or else the GPU products that the object names, or else all known

@@ -308,7 +308,7 @@ def _no_node_message(facts: Facts, nodes: tuple[NodeFacts, ...], nodes_from: Nod
     missing = "spec.accelerator.perNode" if facts.spec.accelerator.products else "spec.accelerator.products and perNode"
     if nodes_from is NodesFrom.NOWHERE:
         administrator = "ask its administrator to configure the nodes (fleet.nodes of the chart, --nodes)"
-        return f"this operator serves named namespaces and may not list nodes: set {missing}, or {administrator}"
+        return f"this operator serves selected namespaces and may not list nodes: set {missing}, or {administrator}"
     present = ", ".join(sorted({node.product for node in nodes if node.product})) or "none"
     refused = f"; {passed_over(facts, nodes)}".removesuffix("; ")
     if nodes_from is NodesFrom.FILE:

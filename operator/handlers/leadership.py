@@ -363,7 +363,7 @@ class Claims:
         try:
             bodies, _ = await self._cluster.list(LEASE, name=SERVES)
         except ClusterError as error:
-            _logger.warning("cannot list the operators of single namespaces: %s", error)
+            _logger.warning("cannot list the operators of selected namespaces: %s", error)
             return self._others
         found, silences = {}, {}
         for body in bodies:

@@ -607,9 +607,14 @@ def least_change(fixes: Sequence[Fix]) -> Fix | None:
     return next((fix for fix in fixes if fix.verdict is Verdict.FITS), fixes[0] if fixes else None)
 
 
+def least_change_title(least: Fix) -> str:
+    """Return how to introduce the smallest change: smaller ones may exist that end tight."""
+    return "smallest change that fits" if least.verdict is Verdict.FITS else "smallest change"
+
+
 def _plan(rows: tuple[Row, ...], fixes: tuple[Fix, ...], sentence: str, choice: str = "") -> Plan:
     if (least := least_change(fixes)) is not None:
-        sentence += f"; smallest change: {least.sentence}"
+        sentence += f"; {least_change_title(least)}: {least.sentence}"
     elif rows[0].verdict is Verdict.DOES_NOT_FIT:
         sentence += f"; {NO_CHANGE_HELPS}"
     return Plan(rows[0].verdict, rows[0], rows, fixes, sentence, choice)

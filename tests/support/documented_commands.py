@@ -294,10 +294,9 @@ kubectl apply -f examples/llama-70b.yaml
         cluster=True,
         before={"specdecode models add": f"kubectl create namespace specdecode-system\n{_NEW_MODEL}"},
     ),
-    "docs/install/namespaces.md": Page(
-        cluster=True,
-        before={"helm install": "kubectl create namespace team-a\nkubectl create namespace team-b"},
-    ),
+    "docs/install/namespaces.md": Page(cluster=True),
+    "docs/install/argo-cd.md": Page(cluster=True, before={"kubectl delete secret": _CHARTS}),
+    "docs/serve/access.md": Page(cluster=True),
     "docs/install/run-locally.md": Page(
         cluster=True, before={"kubectl --namespace specdecode-system scale": f"{_NO_CHARTS}{_CHARTS}"}
     ),
@@ -399,6 +398,7 @@ _CAPTURE: Final = (
 _FULCIO: Final = "needs somebody who gives certificates: tests/unit/attestation/test_cosign.py has a Fulcio for it"
 _NO_NODES: Final = "waits for pods, and has no nodes here: tests/component/admission/test_doctor.py runs doctor"
 _GPUS: Final = "needs GPUs; tests/e2e/serving sends requests to a tiny pair"
+_ARGO: Final = "needs Argo CD: tests/component/admission/gitops runs its code and checks the applications"
 _RELEASE: Final = "needs a release in a registry: tests/devcluster/test_publish.py runs it there"
 _OF_OPERATOR: Final = "needs a running operator: tests/component/operator starts replicas"
 _INSTALL: Final = "docs/install/install.md has the same commands, which run on an API server"
@@ -427,6 +427,9 @@ NOT_RUN: Final[dict[tuple[str, str], str]] = {
     ("docs/get-started/quickstart-gpus.md", "./just setup"): _NO_NODES,
     ("docs/get-started/quickstart-gpus.md", "kubectl port-forward"): _GPUS,
     ("docs/install/install.md", "kubectl --namespace specdecode-system rollout status"): _NO_NODES,
+    ("docs/install/argo-cd.md", "kubectl apply --filename root.yaml"): _ARGO,
+    ("docs/install/argo-cd.md", "argocd app delete"): _ARGO,
+    ("docs/serve/access.md", "API_KEY="): _GPUS,
     ("docs/install/run-locally.md", "KUBECONFIG="): "runs until it ends: tests/support/operator_process.py starts it",
     ("docs/operate/monitor.md", "specdecode metrics"): _ENGINE,
     ("docs/operate/alerts.md", "kubectl get pods"): _ENGINE_LOG,

@@ -22,7 +22,7 @@ from specdecode_operator.sizing.arithmetic import GIB
 from specdecode_operator.sizing.geometry import ModelGeometry, precision_name
 from specdecode_operator.sizing.memory.budget import Budget
 from specdecode_operator.sizing.placement import calibration_phrase, capacity_phrase, place_phrase
-from specdecode_operator.sizing.plan import NO_CHANGE_HELPS, least_change
+from specdecode_operator.sizing.plan import NO_CHANGE_HELPS, least_change, least_change_title
 from specdecode_operator.sizing.quantization_matrix import MatrixRow, best_places
 
 ACCURACY_PAGE: Final = "How accurate sizing is"
@@ -47,7 +47,7 @@ def plan_text(answer: Answer, *, matrix: bool, width: int | None = None) -> str:
         )
         if chosen.verdict == DOES_NOT_FIT:
             least = least_change(chosen.fixes)
-            helps = f"smallest change: {least.change}" if least else NO_CHANGE_HELPS
+            helps = f"{least_change_title(least)}: {least.change}" if least else NO_CHANGE_HELPS
             conclusion = f"Does not fit on {chosen.label}; {helps}"
         parts[0] += folded(conclusion, width)
         parts.append(_table(answer.matrix if matrix else candidates, facts, by_row=matrix))

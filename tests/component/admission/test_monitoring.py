@@ -215,6 +215,14 @@ def test_engines_are_found_by_the_labels_and_ports_that_they_have() -> None:
         assert "metricRelabelings" not in endpoint
 
 
+def test_engines_are_found_only_in_the_namespaces_that_are_served() -> None:
+    options = ("--set=metrics.enginePodMonitor.enabled=true", "--set=watchNamespaces={team-a,team-b}")
+    monitor = helm(*options)["PodMonitor", f"{NAME}-engines"]
+    assert monitor["spec"]["namespaceSelector"] == {"matchNames": ["team-a", "team-b"]}
+    everywhere = helm(options[0])["PodMonitor", f"{NAME}-engines"]
+    assert everywhere["spec"]["namespaceSelector"] == {"any": True}
+
+
 def test_all_that_is_read_of_engines_is_kept_where_nothing_else_is() -> None:
     monitor = helm(*(f"--set=metrics.enginePodMonitor.{each}=true" for each in ("enabled", "figuresOnly")))
     folder = ROOT / "charts/specdecode-operator/files"

@@ -68,7 +68,7 @@ class TestPlanning:
                 drafted(model=LLAMA_70B),
                 "ArmDoesNotFit",
                 "DoesNotFit",
-                "smallest change: speculation.draft.quantization: FP8",
+                "smallest change that fits: speculation.draft.quantization: FP8",
             ),
             (
                 {"name": "drafted", "speculation": {**drafted()["speculation"], "method": "eagle3"}},

@@ -76,7 +76,7 @@ def test_the_crds(own: dict[str, Any]) -> None:
     check(doctor.crd_finding(own, installed(own, schema={}), groups), WARN, name, "the schema of", "differs")
     older = installed(own, schema={})
     older["metadata"] = {**older["metadata"], "labels": {"app.kubernetes.io/version": "0.0.1"}}
-    check(doctor.crd_finding(own, older, groups), WARN, f"{name} is of 0.0.1, older than this {__version__}")
+    check(doctor.crd_finding(own, older, groups), WARN, f"{name} has version 0.0.1, older than this {__version__}")
     check(doctor.crd_finding(own, installed(own, name="v1"), groups), FAIL, f"{name} serves v1, not v1alpha1")
     check(doctor.crd_finding(own, installed(own) | {"status": {}}, groups), FAIL, f"{name} is not established")
 

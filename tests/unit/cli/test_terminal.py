@@ -129,10 +129,10 @@ def test_explain_keeps_to_the_width(
     ("spec", "conclusion"),
     [
         ({}, "Runs on 2 x H200, TP 2: 237,168 tokens (29.0 requests of 8192)"),
-        (H100, "Does not fit on 2 x H100, TP 2; smallest change: target.quantization: FP8"),
+        (H100, "Does not fit on 2 x H100, TP 2; smallest change that fits: target.quantization: FP8"),
         (
             {**H100, "parallelism": {"tensor": 1}},
-            "Does not fit on 1 x H100, TP 1; smallest change: parallelism.tensor: 4",
+            "Does not fit on 1 x H100, TP 1; smallest change that fits: parallelism.tensor: 4",
         ),
         (
             {

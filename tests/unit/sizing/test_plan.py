@@ -53,7 +53,7 @@ def test_bf16_pair_on_two_h100_does_not_fit_and_says_why(make_pair: PairFactory)
     assert plan.verdict is Verdict.DOES_NOT_FIT
     assert plan.explanation == (
         "2 x NVIDIA-H100-80GB-HBM3 per replica (TP 2) does not fit: weights take 73.2 of 72.9 GiB usable per GPU, "
-        "nothing is left for the KV cache; smallest change: target.quantization: FP8 gives 127,024 tokens "
+        "nothing is left for the KV cache; smallest change that fits: target.quantization: FP8 gives 127,024 tokens "
         "(15.5 requests of 8192)"
     )
     assert [(fix.change, fix.tokens) for fix in plan.fixes] == [
@@ -345,7 +345,7 @@ def test_a_change_that_ends_tight_says_so_and_is_not_the_least_that_fits(make_pa
     draft = fixes["speculation.draft.quantization: FP8"]
     assert (draft.verdict, draft.sentence.endswith("(tight)")) == (Verdict.TIGHT, True)
     assert fixes["serving.kvCacheDtype: fp8"].verdict is Verdict.FITS
-    assert "smallest change: serving.kvCacheDtype: fp8 gives" in plan.explanation
+    assert "smallest change that fits: serving.kvCacheDtype: fp8 gives" in plan.explanation
 
 
 def test_what_is_tight_outside_the_budget_is_told_so(make_pair: PairFactory) -> None:
@@ -512,7 +512,7 @@ def test_too_little_memory_names_the_whole_gib_that_fits(pair: Pair) -> None:
     assert (plan.verdict, plan.chosen.budget.binding_term) == (Verdict.DOES_NOT_FIT, Term.MEMORY)
     assert [fix.change for fix in plan.fixes] == ["accelerator.memoryGiB: 7"]
     assert plan_on_cpu(pair, 7 * GIB, 1 * GIB).verdict is Verdict.FITS
-    assert "make 6.3 GiB; smallest change: accelerator.memoryGiB: 7" in plan.explanation
+    assert "make 6.3 GiB; smallest change that fits: accelerator.memoryGiB: 7" in plan.explanation
 
 
 def test_memory_within_the_margin_is_tight(pair: Pair) -> None:
