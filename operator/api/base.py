@@ -161,9 +161,7 @@ def _bounded(whole: dict[str, Any]) -> dict[str, Any]:
         level = inner_values(level)
         count += len(level)
         if count > _MOST_VALUES:
-            raise PydanticCustomError(
-                "too_large", f"has more than {_MOST_VALUES:,} values: leave out what is not needed"
-            )
+            raise PydanticCustomError("too_large", f"has more than {_MOST_VALUES:,} values: remove some")
         if not level:
             return whole
     raise PydanticCustomError("too_deep", f"is nested more than {_DEEPEST} deep: reduce it")

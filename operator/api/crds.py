@@ -353,6 +353,6 @@ def crd_skew(body: Body) -> str | None:
     if said == __version__:
         return None
     if said and is_newer(said, __version__):
-        return f"{name} is of {said}, newer than this {__version__}, which knows none of the fields that came since"
-    older = f"is of {said}" if said else "does not say its version"
+        return f"{name} has version {said}, newer than this {__version__}, which does not support its new fields"
+    older = f"has version {said}" if said else "has no version label"
     return f"{name} {older}, older than this {__version__}: the API server drops fields that it lacks"

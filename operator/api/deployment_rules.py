@@ -242,7 +242,7 @@ SPECULATION = (
     ),
     rule(
         "self.method == 'none' || !has(self.numSpeculativeTokens) || self.numSpeculativeTokens > 0",
-        "numSpeculativeTokens: is 0, which proposes nothing: use 1 to 32, or method: none",
+        "numSpeculativeTokens: is 0, which proposes no tokens: use 1 to 32, or method: none",
     ),
     rule(
         "self.method == 'suffix' || !has(self.numSpeculativeTokens) || self.numSpeculativeTokens <= 32",
@@ -265,13 +265,13 @@ SPECULATION = (
     forbidden(
         "self.method == 'draft_model' || !has(self.draft) || !has(self.draft.quantization)"
         " || self.draft.quantization == 'AsCheckpoint'",
-        "draft.quantization: is {self.draft.quantization}, but the head of method {self.method} is served as it was"
-        " stored: remove it",
+        "draft.quantization: is {self.draft.quantization}, but the head of method {self.method} is served in its own"
+        " precision: remove it",
     ),
     forbidden(
         "!has(self.draft) || self.method == 'draft_model' || !has(self.draft.checkpoints)"
         " || self.draft.checkpoints.size() == 0",
-        "draft.checkpoints: the head of method {self.method} is served as it was stored: remove them",
+        "draft.checkpoints: the head of method {self.method} is served in its own precision: remove them",
     ),
     forbidden(
         "self.method == 'draft_model' || !has(self.useHeterogeneousVocab) || !self.useHeterogeneousVocab",
@@ -316,8 +316,8 @@ SPECULATION = (
     ),
     forbidden(
         f"{is_one_of(METHODS_WITH_SAMPLING)} || !has(self.adaptiveVerification) || !self.adaptiveVerification",
-        "adaptiveVerification: method {self.method} has no draft that says how sure it is: remove it, or choose a"
-        " method with a draft",
+        "adaptiveVerification: method {self.method} has no draft that reports its confidence: remove it, or choose"
+        " a method with a draft",
     ),
     forbidden(
         f"{is_one_of(METHODS_WITH_TARGETS_HEAD)} || !has(self.draftLmHeadQuantization)",
@@ -349,7 +349,7 @@ SPECULATION = (
     rule(
         f"{_NO_SCHEDULE} || !has(self.numSpeculativeTokens)"
         f" || {_SCHEDULE}.all(r, r.numSpeculativeTokens <= self.numSpeculativeTokens)",
-        "numSpeculativeTokensByBatchSize: a range asks for more than numSpeculativeTokens"
+        "numSpeculativeTokensByBatchSize: a range requests more than numSpeculativeTokens"
         " {self.numSpeculativeTokens:d}: lower that range, or raise numSpeculativeTokens",
     ),
 )
@@ -419,7 +419,7 @@ _REPLAYS: Final = "has(self.engine.replay)"
 REPLAYING_SPEC = (
     forbidden(
         f"!{_REPLAYS} || !has(self.serving.tlsSecret)",
-        "serving.tlsSecret: a replay (engine.replay) speaks plain HTTP: remove one of the two",
+        "serving.tlsSecret: a replay (engine.replay) only serves plain HTTP: remove one of the two",
     ),
     forbidden(
         f"!{_REPLAYS} || !has(self.captures) || self.captures.size() == 0",
@@ -547,7 +547,7 @@ SPEC = (
     rule(
         "self.accelerator.type != 'CPU'"
         " || self.parallelism.pipeline * self.parallelism.data == 1 && !self.parallelism.expert",
-        "parallelism: a replica on CPU is split by tensor alone: remove the others",
+        "parallelism: a replica on CPU can only be split by tensor: remove the others",
     ),
     rule(
         f"!has(self.accelerator.kvCacheGiB) || !has({_TENSOR}) || self.accelerator.kvCacheGiB % {_TENSOR} == 0",

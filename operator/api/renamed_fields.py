@@ -53,7 +53,7 @@ RENAMED: Final = (
         ("spec.accelerator",),
         "product",
         "products",
-        "keep the list as it is",
+        "keep the list unchanged",
         {
             "type": "array",
             "maxItems": 16,
@@ -66,7 +66,7 @@ RENAMED: Final = (
         ("spec.serving",),
         "memoryUtilizationPercent",
         "gpuMemoryUtilizationPercent",
-        "keep the number as it is",
+        "keep the number unchanged",
         {"type": "integer", "format": "int64"},
     ),
     RenamedField(

@@ -98,7 +98,7 @@ SYNONYMS: Final[Mapping[str, str]] = {
 def parsed_spec(kind: type[_Spec], document: Any, *, newer: bool = False) -> _Spec:
     """Return the spec of an object, or raise InvalidSpecError; ``newer`` ignores fields of a newer CRD."""
     if isinstance(document, dict) and TOO_LARGE in document:
-        message = f"has more than {MOST_VALUES:,} values: leave out what is not needed"
+        message = f"has more than {MOST_VALUES:,} values: remove some"
         raise InvalidSpecError([Problem("the object", document[TOO_LARGE], message)])
     try:
         return kind.parse(document, newer=newer)

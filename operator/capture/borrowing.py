@@ -85,7 +85,7 @@ class Borrowing:
         )
 
     def running(self, job: Body, progress: Progress) -> status.Decision:
-        """Decide while the Job is neither suspended nor ended."""
+        """Decide while the Job is active."""
         record, pod = self._record, newest_pod(job, self.observed.pods)
         in_use, borrows_now = runs_engine(job, pod), not gpu_sharing.is_held(record)
         if borrows_now:
@@ -179,7 +179,7 @@ class Borrowing:
 
 
 def released(capture: Capture, decision: status.Decision, now: datetime) -> status.Decision:
-    """Return a decision that releases the GPUs, for a capture that could not be observed or parsed."""
+    """Return a decision that releases the GPUs of a capture that could not be observed or parsed."""
     record = capture.status.borrow
     if record is not None and gpu_sharing.is_held(record):
         failure = Blocked(decision.readiness.reason, decision.readiness.message)
@@ -189,7 +189,7 @@ def released(capture: Capture, decision: status.Decision, now: datetime) -> stat
 
 
 def serves(deployment: ObservedDeployment | None) -> bool:
-    """Return whether a deployment serves again, wants no engines, or lends its GPUs to another capture."""
+    """Return whether a deployment serves again, needs no engines, or lends its GPUs to another capture."""
     if deployment is None or not deployment.wants_engines:
         return True
     return deployment.serves or deployment.lent_to is not None

@@ -6,7 +6,7 @@ borrows the GPUs and records the time. An operator that restarts after a crash a
 it. The deployment gets its GPUs back when the capture ends, is suspended or is deleted, even if the operator was
 down in the meantime.
 
-A capture that keeps the engines running waits while a deployment has lent its GPUs or wants them back. Otherwise
+A capture that keeps the engines running waits while a deployment has lent its GPUs or needs them back. Otherwise
 its pod would be ahead of the engines in the scheduler's queue and take their place. This is not stored; it is
 derived from the objects.
 """

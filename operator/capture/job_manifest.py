@@ -4,7 +4,7 @@ The engine becomes a native sidecar, so it starts before the load generator. The
 exits; the kubelet then stops the engine. With several arms, the engine's container starts one engine after the
 other, as ordered by the load generator.
 
-The manifest of a capture names the digest of the engine's image, which only the node knows. The kubelet writes it
+The manifest of a capture names the digest of the engine's image, which only the node can report. The kubelet writes it
 to the pod's status. The operator copies it into a ConfigMap that the pod mounts. Writing it to a pod annotation
 would require cluster-wide `patch pods`.
 """

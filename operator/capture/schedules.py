@@ -285,7 +285,7 @@ def _newest_first(bodies: Sequence[Body], now: datetime) -> list[Body]:
 
 
 def _made(body: Body, now: datetime) -> datetime:
-    """Return the creation time of an object, or when it was first found to lie in the future."""
+    """Return the creation time of an object, or when it was first found to be in the future."""
     created = _time(_created(body))
     return created if created <= now + AHEAD else _counted_from(body, now) or now
 

@@ -97,7 +97,7 @@ class Recording:
 
     @cached_property
     def num_speculative_tokens(self) -> int:
-        """K from the header, else the largest burst minus the target's own token; 0 without speculation."""
+        """K from the header, or the largest burst minus the target's own token; 0 without speculation."""
         # Without a header, bursts of one size are the blocks of a diffusion model, which does not draft.
         given = (self.meta.speculative or {}).get("num_speculative_tokens")
         if isinstance(given, int) and 0 < given < MOST_TOKENS_AT_ONCE:
@@ -156,7 +156,7 @@ def find_trace(path: Path) -> Path:
 
 
 def find_steps(trace: Path) -> Path | None:
-    """Return the step statistics beside a trace, if there are any."""
+    """Return the step statistics next to a trace, if there are any."""
     return _beside(trace.parent, formats.STEP_STATS)
 
 
@@ -209,14 +209,14 @@ def reject_different(recordings: Sequence[Recording]) -> None:
             mine, theirs = getattr(first.meta, name), getattr(other.meta, name)
             if mine != theirs:
                 raise RecordingError(
-                    f"{printable(str(other.trace))}: {name} is {printable(str(theirs))}, that of "
-                    f"{printable(str(first.trace))} {printable(str(mine))}: use each by itself"
+                    f"{printable(str(other.trace))}: {name} is {printable(str(theirs))}, but "
+                    f"{printable(str(mine))} in {printable(str(first.trace))}: use the traces separately"
                 )
         k, other_k = first.num_speculative_tokens, other.num_speculative_tokens
         if k != other_k:
             raise RecordingError(
                 f"{printable(str(other.trace))}: K is {other_k}, "
-                f"that of {printable(str(first.trace))} {k}: use each by itself"
+                f"but {k} in {printable(str(first.trace))}: use the traces separately"
             )
 
 
@@ -262,14 +262,14 @@ def _request(text: bytes) -> RecordedRequest:
         gaps_ms = array("d", [summary.mean_ms]) * summary.count
     for value in chain((record.ttft_ms,), gaps_ms):
         if not 0 <= value <= LONGEST_GAP_MS:
-            raise trace_rules.UnreadableLineError("time", f"a time of {value:g} ms: it must lie between 0 and an hour")
+            raise trace_rules.UnreadableLineError("time", f"a time of {value:g} ms: it must be between 0 and 1 hour")
     for time_ms in (record.arrival_ms, record.scheduled_ms):
         if time_ms is not None and not abs(time_ms) <= LONGEST_RUN_MS:
             raise trace_rules.UnreadableLineError(
-                "time", f"a moment of {time_ms:g} ms: it must lie within {LONGEST_RUN_MS:g}"
+                "time", f"a time stamp of {time_ms:g} ms: it must be within {LONGEST_RUN_MS:g} ms of 0"
             )
     if max(record.prompt_tokens, record.cached_tokens, record.output_tokens) > MOST_TOKENS:
-        raise trace_rules.UnreadableLineError("tokens", f"more than {MOST_TOKENS:,} tokens, which no request has")
+        raise trace_rules.UnreadableLineError("tokens", f"more than {MOST_TOKENS:,} tokens in one request")
     # Without chunk sizes, each gap ends in one token and the first chunk gets the rest.
     sizes = record.itl_tokens if record.itl_tokens is not None else [1] * len(gaps_ms)
     first_chunk = record.output_tokens - sum(sizes)

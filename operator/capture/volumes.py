@@ -51,7 +51,7 @@ def _owners(capture: Capture, storage: Storage) -> list[Body]:
 
 
 def claim_changes(capture: Capture, storage: Storage, claim: Body, *, published: bool) -> Body:
-    """Return the changes to the metadata of a created claim, with the UID that they are for; empty if none."""
+    """Return the changes to the metadata of a created claim, with the UID that they are for; empty without changes."""
     changes: Body = {}
     if is_owned(claim, capture.uid) is storage.retain:  # storage.retain has changed since
         changes["ownerReferences"] = _owners(capture, storage)

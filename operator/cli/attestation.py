@@ -37,7 +37,7 @@ KeysOption = Annotated[
 
 
 def public_keys(files: Sequence[Path], option: str = "--key") -> tuple[PublicKey, ...]:
-    """Return the keys of files that an option names; end with the exit code of invalid input if one has none."""
+    """Read public keys from files; exit with an error that names the option if a file has no key."""
     keys = []
     for file in files:
         with ended(KeyFormatError, at=f"{option}: {printable(str(file))}: "), ended(DocumentError, at=f"{option}: "):
@@ -49,49 +49,49 @@ class AttestationOutput(Output):
     """One attestation of a rollout."""
 
     place: str
-    """The file, and the entry in its ConfigMap."""
+    """File and, for a ConfigMap, the entry."""
     problem: str | None
-    """Why it does not hold; null where it does."""
+    """Why verification failed; null if it succeeded."""
     rollout: dict[str, Any] | None
-    """The predicate, as it was signed; null where it does not hold."""
+    """The signed predicate; null if verification failed."""
 
 
 class DifferenceOutput(Output):
-    """A field that is not as attested."""
+    """A field that differs from the attestation."""
 
     field: str
-    """Path in the object, or of which container."""
+    """Path in the object, or the container."""
     attested: Any
-    """Null where nothing is."""
+    """Attested value; null if the attestation has none."""
     found: Any
-    """Null where there is nothing."""
+    """Value in the object; null if it has none."""
 
 
 class ComparedOutput(Output):
-    """One object that was held against the attestations."""
+    """An object compared with the attestations."""
 
     kind: str
     name: str
-    """With its namespace."""
+    """Namespace and name."""
     looked_at: str
-    """What of it is attested and was compared."""
+    """The compared parts of the object."""
     differences: list[DifferenceOutput]
-    """Empty where it is as attested."""
+    """Empty if the object matches the attestation."""
 
 
 class VerifyOutput(Output):
-    """What a third party finds out."""
+    """Result of `specdecode attestation verify`."""
 
     verified: bool
-    """Whether all of it holds."""
+    """Whether all signatures are valid and all objects match."""
     attestations: list[AttestationOutput]
-    """All that the argument names."""
+    """All attestations in the given file."""
     several_objects: bool
-    """Whether they are of several SpecDecodeDeployments: nothing is compared then."""
+    """Whether they are about several SpecDecodeDeployments. If so, objects are not compared."""
     objects: list[ComparedOutput]
-    """Those of the files that an attestation says something of."""
+    """Objects of the -f files that the attestations cover."""
     not_looked_at: list[str]
-    """Kinds that no file has."""
+    """Attested kinds that the -f files lack."""
 
 
 def verify_command(
@@ -120,7 +120,7 @@ def verify_command(
     envelopes = [found for each in documents for found in _envelopes(each)]
     if not envelopes:
         fix = "name the ConfigMap NAME-attestation, a DSSE envelope or a bundle"
-        fail(f"{printable(attestation)}: holds no attestation: {fix}")
+        fail(f"{printable(attestation)}: contains no attestation: {fix}")
     found, rollouts = _verified(envelopes, keys, given)
     if output is TextOrJson.JSON:
         print_json(found.model_dump(mode="json"))
@@ -133,7 +133,7 @@ def verify_command(
 def _envelopes(document: Document) -> Iterator[tuple[str, str]]:
     """Yield the envelopes of an object, each with its place."""
     body = document.body
-    # Of a sigstore bundle, as cosign writes it.
+    # cosign writes a sigstore bundle, with the envelope in this field.
     envelope = body.get("dsseEnvelope", body)
     if isinstance(envelope, dict) and "payloadType" in envelope:
         yield document.place, json.dumps(envelope)
@@ -190,15 +190,15 @@ def _say(found: VerifyOutput, rollouts: Sequence[Rollout]) -> None:
             for line in _told(next(valid)):
                 say_line(printable(line))
     if found.several_objects:
-        say_line("the attestations are of several objects: name those of one", err=True)
+        say_line("the attestations are about several objects: pass the attestations of one object", err=True)
     for each in found.objects:
         for difference in each.differences:
             told = Difference(difference.field, difference.attested, difference.found)
             say_line(f"{each.kind} {each.name}: {printable(str(told))}", err=True)
         if not each.differences:
-            say_line(f"{each.kind} {each.name} is as attested: {each.looked_at}")
+            say_line(f"{each.kind} {each.name} matches the attestation: {each.looked_at}")
     if found.not_looked_at:
-        say_line(f"not looked at, for no file has it: {', '.join(found.not_looked_at)}")
+        say_line(f"not checked, because no file contains it: {', '.join(found.not_looked_at)}")
     say_line("verified" if found.verified else "NOT VERIFIED", err=not found.verified)
 
 
@@ -207,7 +207,7 @@ def _told(rollout: Rollout) -> Iterator[str]:
     yield f"{its.namespace}/{its.name}, generation {its.generation}: signed at {rollout.made_at}"
     yield f"  plan: {plan.get('verdict')}: {plan.get('explanation')}"
     if served is None:
-        yield "  not attested: that engines served by it"
+        yield "  not attested: engines that served with this plan"
         return
     counts = (served.kv_cache.predicted_tokens, served.kv_cache.reported_tokens)
     predicted, reported = ("nothing" if count is None else f"{count:,} tokens" for count in counts)
@@ -264,8 +264,8 @@ def attestation_webhook_command(
 
 
 async def _serve(gate: Gate, certificate_folder: Path, port: int, metrics_port: int) -> None:
-    """Answer until SIGTERM: reviews in threads of their own, requests to the API server in this loop."""
-    # kopf and the Kubernetes client take a second to load.
+    """Serve until SIGTERM. Each review has a thread; requests to the API server run in this event loop."""
+    # Importing kopf and the Kubernetes client takes a second.
     from specdecode_operator.cluster.client import Cluster, ClusterError  # noqa: PLC0415
     from specdecode_operator.cluster.resources import CONFIG_MAP  # noqa: PLC0415
     from specdecode_operator.handlers.metrics import AdmissionCollector, serve_metrics  # noqa: PLC0415
@@ -278,7 +278,7 @@ async def _serve(gate: Gate, certificate_folder: Path, port: int, metrics_port: 
     cluster = await Cluster.connect()
 
     async def attestations(key: Key) -> Body | None:
-        # The API server waits ten seconds for the answer to a review unless told otherwise.
+        # By default, the API server times out a review after 10 seconds.
         within_s = 5
         try:
             async with asyncio.timeout(within_s):

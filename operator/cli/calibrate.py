@@ -50,30 +50,30 @@ from specdecode_operator.vllm.startup_log import (
 )
 
 _ONLINE_FP8: Final = ("fp8", "fp8_per_tensor", "fp8_per_channel", "online")
-"""Values of --quantization that make FP8 while loading (vLLM, quantization/online)."""
+"""Values of --quantization that quantize to FP8 while loading (vLLM, quantization/online)."""
 
 
 class UnusableLogError(ValueError):
-    """A log that cannot be compared: something is missing, or it is of an engine that is not sized."""
+    """The log lacks a setting, or its engine is not supported by the memory estimate."""
 
 
 @dataclass(frozen=True)
 class Given:
-    """What the user adds to a log, because no log says it, or this one does not; it wins over the log."""
+    """Settings from options. They take precedence over the log."""
 
     product: str
-    """GPU product as its node label says; no log names it."""
+    """GPU product, as in the node label. Logs do not contain it."""
     engine_version: str | None = None
     tensor: int | None = None
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     configs: Mapping[str, Body] = field(default_factory=dict)
-    """Content of config.json by model, as the log names the models."""
+    """Content of config.json, by model name in the log."""
 
 
 class Term(NamedTuple):
-    """One term in bytes of one GPU, predicted and as the engine reports it; None if its log does not say."""
+    """Predicted and reported memory of one term in bytes per GPU; None if not in the log."""
 
     name: str
     predicted_bytes: int
@@ -81,7 +81,7 @@ class Term(NamedTuple):
 
 
 class Measurement(NamedTuple):
-    """Prediction and report of one engine, and its line of the calibration file."""
+    """Predicted and reported memory of an engine, and its entry in the calibration file."""
 
     entry: calibration.CalibrationEntry
     terms: tuple[Term, ...]
@@ -92,7 +92,8 @@ class Measurement(NamedTuple):
 def measure(log: StartupLog, given: Given) -> Measurement:
     """Compare a log with the prediction for the same engine.
 
-    UnusableLogError says what is missing or not sized, InvalidSpecError what the operator would reject.
+    Raises UnusableLogError if the log lacks a setting or the engine cannot be estimated, and InvalidSpecError if the
+    operator would reject the engine's settings.
     """
     version, logged = given.engine_version or log.version, log.settings
     settings = replace(
@@ -111,13 +112,15 @@ def measure(log: StartupLog, given: Given) -> Measurement:
     }
     if version is None or None in needed.values():
         absent = ", ".join(name for name, value in needed.items() if value is None)
-        raise UnusableLogError(f"it does not say all that decides the memory: add {absent}")
+        raise UnusableLogError(f"settings that affect memory are missing: add {absent}")
     if (settings.pipeline or 1) > 1:
-        raise UnusableLogError(f"pipeline_parallel_size {settings.pipeline}: only tensor parallelism is calibrated")
+        raise UnusableLogError(
+            f"pipeline_parallel_size {settings.pipeline}: calibration supports only tensor parallelism"
+        )
     if settings.dtype == f"torch.{Dtype.FLOAT32}":
-        raise UnusableLogError(f"dtype {Dtype.FLOAT32}: only engines in 16 bits are calibrated")
+        raise UnusableLogError(f"dtype {Dtype.FLOAT32}: calibration supports only 16-bit dtypes")
     if settings.method is None:
-        raise UnusableLogError("it does not say whether the engine speculates: give the log from its first line on")
+        raise UnusableLogError("the speculative configuration is missing: include the log from its first line")
     return _measured(log, settings, version, given)
 
 
@@ -128,7 +131,7 @@ def _measured(log: StartupLog, settings: LoggedSettings, version: str, given: Gi
         raise UnusableLogError(plan.message)
     available, beside, peak = memory.available_kv_bytes, memory.non_model_bytes, None
     if available is None:
-        raise UnusableLogError("it has no line 'Available KV cache memory': the engine did not come so far")
+        raise UnusableLogError("no line 'Available KV cache memory' found: use the log of an engine that started")
     budget, kind = plan.chosen.budget, engine_kind(facts.pair, given.product, tensor)
     try:
         kind = replace(kind, engine_version=version, runner=log.runner or kind.runner)
@@ -136,7 +139,7 @@ def _measured(log: StartupLog, settings: LoggedSettings, version: str, given: Gi
     except calibration.CalibrationError as error:
         raise UnusableLogError(str(error)) from error
     if memory.requested_bytes is not None and memory.model_load_bytes is not None and beside is not None:
-        # The printed peak activation includes the graph estimate or not, by version: the rest is exact.
+        # Versions differ in whether the logged peak activation includes the graph estimate; this difference is exact.
         peak = memory.requested_bytes - memory.model_load_bytes - beside - available
     terms = (
         Term("device total", budget.total_bytes, memory.total_bytes),
@@ -159,8 +162,8 @@ def _spec(settings: LoggedSettings, version: str, given: Given) -> SpecDecodeDep
 
     utilization = settings.utilization or 0.92  # vLLM, config/cache.py CacheConfig
     percent = round(100 * utilization)
-    if abs(100 * utilization - percent) > 1e-6:  # noqa: PLR2004  what a float of two decimals may be off by
-        raise UnusableLogError(f"gpu_memory_utilization {utilization}: only whole percents are sized")
+    if abs(100 * utilization - percent) > 1e-6:  # noqa: PLR2004  floating-point error
+        raise UnusableLogError(f"gpu_memory_utilization {utilization}: must be a multiple of 0.01")
     body: Body = {
         "target": model(settings.model or "", settings.quantization),
         "parallelism": {"tensor": settings.tensor},
@@ -185,45 +188,48 @@ def _spec(settings: LoggedSettings, version: str, given: Given) -> SpecDecodeDep
     except ValidationError as error:
         detail = error.errors()[0]
         place = ".".join(map(str, detail["loc"]))
-        message = f"{place}: {shown(detail['input'])}: {detail['msg']}; this engine cannot be sized"
+        message = f"{place}: {shown(detail['input'])}: {detail['msg']}; memory of this engine cannot be estimated"
         raise UnusableLogError(message) from error
 
 
 def measured_entry(kind: calibration.EngineKind, budget: Budget, reported_bytes: int) -> calibration.CalibrationEntry:
-    """Return the entry of an engine that reported so much for the KV cache, against its uncalibrated budget."""
+    """Return the calibration entry for reported KV cache memory, compared with the uncalibrated budget."""
     residual = budget.available_kv_bytes - reported_bytes
     if -residual > budget.estimated_bytes:
         raise calibration.CalibrationError(
             "residual_bytes",
             residual,
-            f"the engine had {format_gib(-residual)} GiB more for the KV cache than predicted, but all that is "
-            f"estimated takes {format_gib(budget.estimated_bytes)} GiB: it was not the engine that was predicted; "
+            f"KV cache memory exceeds the prediction by {format_gib(-residual)} GiB, more than all estimated terms "
+            f"({format_gib(budget.estimated_bytes)} GiB), so this is another engine than the predicted one: "
             "check product, models, precisions and memory utilization",
         )
     return calibration.CalibrationEntry(**asdict(kind), residual_bytes=residual)
 
 
 class UnusableObjectError(ValueError):
-    """An object that shows no residual, or one that cannot be used; the text says what to do."""
+    """The object has no residual, or one that cannot be used. The message includes a fix."""
 
 
 def measure_deployment(body: Body) -> Measurement:
-    """Compare an object as ``kubectl get -o yaml`` prints it with the estimates.
+    """Compare an object, as printed by ``kubectl get -o yaml``, with the estimate.
 
-    The operator may have planned with a calibration, or be of another version: the residual is counted against today's
-    estimate without one. UnusableObjectError says what the object lacks, InvalidSpecError what would be rejected.
+    The residual is calculated against the current uncalibrated estimate, because the operator may have planned with a
+    calibration or another version of the estimate. Raises UnusableObjectError if the object has no usable residual,
+    and InvalidSpecError if its spec is invalid.
     """
     spec, plan, observed = _parts(body)
     device = find_device(plan.product, spec.accelerator.memory_gib_per_gpu)
     if plan.product == CPU_PRODUCT or device is None:
-        raise UnusableObjectError(f"status.plan.product: {plan.product}: only GPUs whose memory is known are estimated")
+        raise UnusableObjectError(
+            f"status.plan.product: {plan.product}: calibration supports only GPUs with known memory"
+        )
     facts = valid_facts(spec)
     if facts.options.spread != TENSOR_ONLY:
-        raise UnusableObjectError("spec.parallelism: only engines with tensor parallelism alone are calibrated")
+        raise UnusableObjectError("spec.parallelism: calibration supports only tensor parallelism")
     if facts.pair.limits.dtype_bytes != SIXTEEN_BIT_BYTES:
-        raise UnusableObjectError(f"spec.serving.dtype: {spec.serving.dtype}: only engines in 16 bits are calibrated")
+        raise UnusableObjectError(f"spec.serving.dtype: {spec.serving.dtype}: calibration supports only 16-bit dtypes")
     if not facts.pair.limits.has_own_graphs:
-        message = "only engines with vLLM's own CUDA graphs are calibrated"
+        message = "calibration supports only vLLM's default CUDA graphs"
         raise UnusableObjectError(f"spec.serving.cudagraphMode, maxCudagraphCaptureSize: {message}")
     try:
         facts = _as_planned(facts, plan)
@@ -241,7 +247,7 @@ def measure_deployment(body: Body) -> Measurement:
 
 
 def _as_planned(facts: Facts, plan: PlanStatus) -> Facts:
-    """Return the facts at the precisions of the plan; ValueError if the spec has no checkpoint for one."""
+    """Return the facts at the plan's precisions; raise ValueError if the spec has no checkpoint for one of them."""
     target = Precision(plan.target_quantization)
     draft = Precision(plan.draft_quantization) if plan.draft_quantization else None
     pair, available = facts.pair, facts.options.available
@@ -249,42 +255,46 @@ def _as_planned(facts: Facts, plan: PlanStatus) -> Facts:
     if pair.draft is not None and draft is not None:
         problems.append(checkpoint_problem("draft", pair.draft, draft, available.draft_precisions))
     for problem in filter(None, problems):
-        raise ValueError(f"{problem}; or get the object again: its plan is of another spec")
+        raise ValueError(f"{problem}; if the spec changed, get the object again, because its plan is outdated")
     return facts.at(target, draft)
 
 
 def _parts(body: Body) -> tuple[SpecDecodeDeploymentSpec, PlanStatus, ObservedStatus]:
-    """Return the spec, and of the status what belongs to this very spec."""
+    """Return spec, plan and observed status; raise UnusableObjectError if the status is older than the spec."""
     try:
         spec = SpecDecodeDeploymentSpec.parse(body.get("spec"), newer=True)
         status = SpecDecodeDeploymentStatus.parse(body.get("status") or {}, newer=True)
     except ValidationError as error:
         detail = error.errors()[0]
         place = ".".join(map(str, detail["loc"]))
-        raise UnusableObjectError(f"{place}: {detail['msg']}: write it with kubectl get sdd NAME -o yaml") from error
+        raise UnusableObjectError(
+            f"{place}: {detail['msg']}: export the object with kubectl get sdd NAME -o yaml"
+        ) from error
     if spec.engine.replay is not None:
-        raise UnusableObjectError("spec.engine.replay: only engines that run a model show what memory it takes")
+        raise UnusableObjectError(
+            "spec.engine.replay: a replay engine loads no model: use an object with a real engine"
+        )
     plan, observed = status.plan, status.observed
     if plan is None or observed is None or observed.kv_cache_residual_bytes is None:
-        raise UnusableObjectError("has no status.observed.kvCacheResidualBytes: wait until an engine of it serves")
-    # The share is written with the residual: if it is not that of the plan, one of the two is older.
+        raise UnusableObjectError("status.observed.kvCacheResidualBytes is missing: wait until an engine serves")
+    # Share and residual are written together. If the share does not match the plan, one of them is outdated.
     current = observed.kv_cache_residual == residual_share(plan.kv_cache_tokens, observed.kv_cache_tokens or 0)
     if mapping(body, "metadata").get("generation") != status.observed_generation or not current:
-        raise UnusableObjectError("its status is older than its spec or its plan: get it again in a minute")
+        raise UnusableObjectError("the status is older than the spec or the plan: get the object again in a minute")
     return spec, plan, observed
 
 
 DEFAULT_SHAPES: Final = ("64x8192", "256x8192", "1024x8192")
-"""Sequences x batched tokens: what the persistent buffers and the activation peak grow with."""
+"""Sequences x batched tokens, which determine persistent buffers and peak activation."""
 _DEADLINE_S: Final = 1800.0
-"""A cold start of a large model compiles for many minutes."""
+"""Long, because a large model compiles for many minutes on a cold start."""
 _STOP_S: Final = 60.0
 _SHOWN_CHARACTERS: Final = 2000
 
 
 @dataclass(frozen=True)
 class EngineRun:
-    """One start of an engine."""
+    """An engine to start for measurement."""
 
     name: str
     command: tuple[str, ...]
@@ -293,16 +303,16 @@ class EngineRun:
     max_num_batched_tokens: int
 
     def start(self) -> str:
-        """Start it, wait until it serves, end it, and return its log.
+        """Start the engine, wait until it serves, stop it, and return its log.
 
-        RuntimeError has the end of its log if it ends by itself or does not serve in time.
+        Raises RuntimeError with the end of the log if the engine exits early or does not serve in time.
         """
-        # The compile cache makes two starts differ: every run begins without one, as a new pod does.
+        # A compile cache changes memory use: start without one, like a new pod.
         with tempfile.TemporaryDirectory() as folder:
             log = Path(folder) / "log"
             environment = os.environ | {"VLLM_LOGGING_LEVEL": "DEBUG", "VLLM_CACHE_ROOT": folder}
             with log.open("wb") as stream:
-                # In its own session, so that its workers can be ended with it.
+                # A new session, so that its workers can be stopped with it.
                 process = subprocess.Popen(  # noqa: S603  the command is ours
                     self.command, stdout=stream, stderr=stream, env=environment, start_new_session=True
                 )
@@ -317,7 +327,7 @@ class EngineRun:
                         raise RuntimeError(f"{self.name}: vLLM {why}:\n{clip_start(text, _SHOWN_CHARACTERS)}")
                     time.sleep(0.5)
             finally:
-                # Gently, then not.
+                # SIGTERM first, then SIGKILL.
                 for number, patience_s in ((signal.SIGTERM, _STOP_S), (signal.SIGKILL, None)):
                     with suppress(ProcessLookupError, subprocess.TimeoutExpired):
                         os.killpg(process.pid, number)
@@ -329,10 +339,10 @@ class EngineRun:
 def _runs_of(
     model: str, draft: str | None, shapes: Sequence[str], num_speculative_tokens: int, given: Given
 ) -> list[EngineRun]:
-    """Return the runs that measure a model: each shape without speculation, with ngram, and with the draft."""
+    """Return the runs for a model: each shape without speculation, with ngram, and with the draft if given."""
     program = shutil.which("vllm")
     if program is None:
-        fail("vllm is not installed here: pip install '.[engine]' in a clone, where the GPUs are")
+        fail("vllm is not installed: run pip install '.[engine]' in a clone on the machine with the GPUs")
     common = ["--load-format", "dummy", "--tensor-parallel-size", str(given.tensor or 1)]
     common += ["--max-model-len", str(given.max_model_len)] if given.max_model_len else []
     speculations: list[dict[str, str | int]] = [{}, {"method": "ngram"}]
@@ -357,7 +367,7 @@ def _runs_of(
 def _of_deployments(files: list[str], configs: Mapping[str, dict[str, Any]]) -> list[calibration.CalibrationEntry]:
     reading = read_deployments(files)
     if reading.errors or not reading.documents:
-        fail(str(reading.errors[0]) if reading.errors else f"{', '.join(files)}: holds no SpecDecodeDeployment")
+        fail(str(reading.errors[0]) if reading.errors else f"{', '.join(files)}: contains no SpecDecodeDeployment")
     with ended(DocumentError):
         refuse_unused(configs, reading.documents)
     entries = []
@@ -391,7 +401,7 @@ def _say(name: str, measurement: Measurement) -> calibration.CalibrationEntry:
     )
     lines = [
         engine,
-        f"{'GiB on each GPU':<30}{'predicted':>10}{'reported':>10}{'residual':>10}",
+        f"{'GiB per GPU':<30}{'predicted':>10}{'reported':>10}{'residual':>10}",
     ]
     for term, predicted, reported in measurement.terms:
         compared = f"{'-':>10}{'-':>10}"
@@ -399,7 +409,7 @@ def _say(name: str, measurement: Measurement) -> calibration.CalibrationEntry:
             compared = f"{reported / GIB:>10.2f}{(predicted - reported) / GIB:>+10.2f}"
         lines.append(f"{term:<30}{predicted / GIB:>10.2f}{compared}")
     tokens = measurement.reported_tokens
-    said = "not said" if tokens is None else f"{tokens:,}"
+    said = "none" if tokens is None else f"{tokens:,}"
     say("\n".join([*lines, f"KV cache tokens: {measurement.predicted_tokens:,} predicted, {said} reported", ""]))
     return entry
 
@@ -414,7 +424,7 @@ def _write_entries(out: Path, entries: list[calibration.CalibrationEntry]) -> No
     except calibration.CalibrationError as error:
         fail(f"{place_of(str(out))}: {error}")
     except OSError as error:
-        fail(f"{place_of(str(out))}: {error.strerror}: name a file that can be written")
+        fail(f"{place_of(str(out))}: {error.strerror}: use a writable file")
 
 
 def calibrate_command(  # noqa: PLR0913  each is an option
@@ -470,9 +480,13 @@ def calibrate_command(  # noqa: PLR0913  each is an option
             help="GPUs per engine, if not in the log.",
         ),
     ] = None,
-    max_model_len: Annotated[int | None, typer.Option(min=1, help="Where the log does not say.")] = None,
-    max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Where the log does not say.")] = None,
-    max_num_batched_tokens: Annotated[int | None, typer.Option(min=1, help="Where the log does not say.")] = None,
+    max_model_len: Annotated[
+        int | None, typer.Option(min=1, help="Maximum sequence length. Overrides the log.")
+    ] = None,
+    max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Sequences per batch. Overrides the log.")] = None,
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens per step. Overrides the log.")
+    ] = None,
     engine_version: Annotated[str | None, typer.Option(help="vLLM version such as 0.32, if not in the log.")] = None,
     model_config: ModelConfigOption = None,
 ) -> None:
@@ -481,7 +495,7 @@ def calibrate_command(  # noqa: PLR0913  each is an option
     with ended(DocumentError):
         configs, _ = read_models([*(model_config or []), *(f"{name}={name}/config.json" for name in folders)])
     if [bool(from_log), bool(model), bool(from_deployment)].count(True) != 1:
-        fail("give one of --from-log FILE, --from-deployment FILE, and --model MODEL to run vLLM here")
+        fail("set exactly one of --from-log FILE, --from-deployment FILE and --model MODEL")
     if from_deployment:
         entries = _of_deployments(from_deployment, configs)
     elif product is None:
@@ -492,7 +506,7 @@ def calibrate_command(  # noqa: PLR0913  each is an option
         if model:
             entries = _of_runs(_runs_of(model, draft, shape or [], num_speculative_tokens, given), given, out)
         else:
-            # All logs are read before the first is compared.
+            # Read all logs first, so that an unreadable one fails early.
             texts = [(place_of(str(file)), _log(file)) for file in from_log or []]
             entries = [_of_log(name, text, given) for name, text in texts]
     _write_entries(out, entries)
@@ -507,16 +521,16 @@ def _of_runs(runs: list[EngineRun], given: Given, out: Path) -> list[calibration
         with ended(RuntimeError):
             text = run.start()
         entries.append(_of_log(run.name, text, shaped))
-        _write_entries(out, entries)  # at once, because runs take minutes
+        _write_entries(out, entries)  # After each run, because a run takes minutes
     return entries
 
 
 def _log(file: Path) -> str:
-    """Return the beginning of a log, which has the engine's start."""
+    """Return the beginning of a log, which contains the engine's start."""
     try:
         with open_to_read(str(file)) as stream:
             return stream.read(MAX_BYTES).decode(errors="replace")
     except DocumentError as error:
         fail(error)
     except OSError as error:
-        fail(f"{place_of(str(file))}: {error.strerror}: name a file that can be read")
+        fail(f"{place_of(str(file))}: {error.strerror}: use a readable file")

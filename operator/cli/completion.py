@@ -1,6 +1,6 @@
 """`specdecode completion`: shell completion of commands, options and their values.
 
-Each list of values is looked up only when a shell asks for it.
+Lists of values are imported only when a shell requests them.
 """
 
 from collections.abc import Callable, Iterable
@@ -13,7 +13,7 @@ import typer
 
 def _values(module: str, find: Callable[[Any], Iterable[str]]) -> Callable[[str], list[str]]:
     def complete(incomplete: str) -> list[str]:
-        # Looked up only when a shell asks.
+        # Import only when a shell requests the values.
         found = dict.fromkeys(map(str, find(import_module(f"specdecode_operator.{module}"))))
         return [value for value in found if value.lower().startswith(incomplete.lower())]
 
@@ -32,7 +32,7 @@ versions = _values("vllm.profiles", lambda profiles: profiles.KNOWN_VERSIONS)
 
 
 class Shell(StrEnum):
-    """Shells that can be taught."""
+    """Supported shells."""
 
     BASH = "bash"
     ZSH = "zsh"
@@ -47,7 +47,7 @@ def completion_command(shell: Annotated[Shell, typer.Argument(help="Shell that w
     For all new shells, write it to the folder from which the shell loads it:
     specdecode completion fish > ~/.config/fish/completions/specdecode.fish
     """
-    from typer._completion_shared import get_completion_script  # noqa: PLC0415  (the library has no other)
+    from typer._completion_shared import get_completion_script  # noqa: PLC0415  no public function exists
 
     script = get_completion_script(prog_name="specdecode", complete_var="_SPECDECODE_COMPLETE", shell=shell.value)
     typer.echo(script)

@@ -25,7 +25,7 @@ from specdecode_operator.sizing.estimate_fields import CaseError, find_named_gpu
 from specdecode_operator.vllm.profiles import UnknownEngineVersionError, find_profile
 
 _PANELS: Final = {
-    "Model": ("file", "model", "quantization", "model_config", "facts", "hub"),
+    "Model": ("file", "batch", "model", "quantization", "model_config", "facts", "hub"),
     "Speculation": ("draft", "method", "num_speculative_tokens"),
     "Hardware": ("gpu", "nodes", "tp", "pp", "dp", "calibration"),
     "Engine": (
@@ -36,9 +36,9 @@ _PANELS: Final = {
         "gpu_memory_utilization",
         "allow_pod_template",
     ),
-    "Output": ("matrix", "strict", "output", "out", "plot", "name", "namespace"),
+    "Output": ("explain", "matrix", "strict", "output", "out", "plot", "name", "namespace"),
 }
-"""Options of commands with a description, by panel of help, in their order."""
+"""Options of commands that take a description, by help panel and in help order."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Description:
         typer.Option(
             "--quantization",
             autocompletion=completion.precisions,
-            help="Quantization of the target: BF16, FP8, … Defaults to that of its checkpoint.",
+            help="Quantization of the target: BF16, FP8, … Defaults to the checkpoint's.",
         ),
     ] = None
     kv_cache_dtype: Annotated[
@@ -140,12 +140,12 @@ class Description:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no option was given."""
+        """Whether no option is set."""
         return self == Description()
 
     @property
     def products(self) -> tuple[str, ...]:
-        """GPU products, those included that only their memory names."""
+        """GPU products, including pseudo-products for memory sizes such as 48GiB."""
         try:
             return tuple(product_of_memory(gpu) or find_named_gpu(gpu).product for gpu in self.gpu or ())
         except CaseError as error:
@@ -159,22 +159,22 @@ class Description:
             return None
         percent = round(100 * self.gpu_memory_utilization)
         if not isclose(percent, 100 * self.gpu_memory_utilization):
-            steps = "must be a multiple of 0.01, because the manifest has whole percent"
+            steps = "must be a multiple of 0.01, because manifests use whole percents"
             raise DocumentError(f"--gpu-memory-utilization: {self.gpu_memory_utilization}: {steps}")
         return percent
 
     @property
     def by_memory(self) -> str | None:
-        """The first GPU that only its memory names; None where there is none."""
+        """The first --gpu that is a memory size; None if all are products."""
         return next((gpu for gpu in self.gpu or () if product_of_memory(gpu)), None)
 
     def document(self, name: str | None = None, namespace: str | None = None) -> Document:
-        """Return the object that is described, with only what was asked for; by default named after the target."""
+        """Return the described object, with only the fields that are set. It is named after the target by default."""
         if self.model is None:
-            raise DocumentError("--model: is missing: name the target, or a file with -f")
+            raise DocumentError("--model is missing: set the target model, or pass a file with -f")
         image = None
         with suppress(UnknownEngineVersionError):
-            # A version newer than all known ones needs an image: this is vLLM's usual name.
+            # An untested version needs an explicit image: use vLLM's usual name.
             if self.engine_version is not None and not find_profile(self.engine_version).tested:
                 image = f"docker.io/vllm/vllm-openai:v{self.engine_version}.0"
         speculation: dict[str, Any] = {}
@@ -188,7 +188,7 @@ class Description:
             "target": {"model": self.model, "quantization": self.quantization},
             "speculation": speculation,
             "parallelism": {"tensor": self.tp, "pipeline": self.pp, "data": self.dp},
-            # No cluster can be asked for a GPU by its memory.
+            # A manifest cannot request a GPU by its memory.
             "accelerator": {"products": None if self.by_memory else (list(self.products) or None)},
             "serving": {
                 "maxModelLen": self.max_model_len,
@@ -201,7 +201,7 @@ class Description:
         said = {name: {key: each for key, each in part.items() if each is not None} for name, part in parts.items()}
         spec = {name: part for name, part in said.items() if part}
         if not name:
-            # The last part of the model's name: llama-3-1-70b-instruct. A Service's name begins with a letter.
+            # The last part of the model id, such as llama-3-1-70b-instruct. A Service name starts with a letter.
             name = re.sub(r"[^a-z0-9]+", "-", self.model.rpartition("/")[2].lower())
             name = name.strip("-") if name.strip("-")[:1].isalpha() else f"model-{name}"
             name = name[:NAME_MAX_LENGTH].strip("-")
@@ -210,7 +210,7 @@ class Description:
 
 
 def with_description(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of a Description instead of its parameter ``description``, in the panels of help."""
+    """Replace a command's parameter ``description`` with the options of a Description, in their help panels."""
     hints, names = get_type_hints(Description, include_extras=True), [each.name for each in fields(Description)]
     kind, parameters = Parameter.KEYWORD_ONLY, list[Parameter]()
     for each in signature(command).parameters.values():
@@ -235,18 +235,18 @@ def _in_panel(parameter: Parameter) -> Parameter:
     panel = next((panel for panel, names in _PANELS.items() if parameter.name in names), None)
     if panel is None:
         return parameter
-    # A copy, because other commands have the same option without a panel.
+    # Copy it: other commands have the same option without a panel.
     option = copy(parameter.annotation.__metadata__[0])
     option.rich_help_panel = panel
     return parameter.replace(annotation=Annotated[parameter.annotation.__origin__, option])
 
 
 def described_or_read(description: Description, files: Sequence[str]) -> Reading:
-    """Return the object that options describe, or those of the files where no option describes one."""
+    """Return the object that the options describe or, without such options, the objects in the files."""
     if description.is_empty or (files and description == Description(gpu=description.gpu)):
         return read_deployments(files)
     if files:
-        why = f"--model: {description.model or 'nothing'}: {files[0]} is named, too: name files, or describe one object"
+        why = f"options that describe an object cannot be combined with files ({files[0]}): use one or the other"
         return Reading((), (DocumentError(why),))
     try:
         return Reading((description.document(),), ())

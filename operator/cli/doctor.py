@@ -33,7 +33,7 @@ _Read = TypeVar("_Read")
 
 
 class Grade(StrEnum):
-    """FAIL: no engine will serve like this. WARN: some will not, or it cannot be told."""
+    """FAIL: no engine can serve. WARN: some engines cannot serve, or the check is not possible."""
 
     OK = "OK"
     WARN = "WARN"
@@ -42,7 +42,7 @@ class Grade(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the answer: what was looked at, what was found, and what to do about it."""
+    """Result of one check: its subject, the finding and the fix."""
 
     grade: Grade
     subject: str
@@ -58,57 +58,57 @@ class Unreadable:
 
 
 Reading: TypeAlias = _Read | Unreadable
-"""What was read of the cluster, or why it was not."""
+"""Data read from the cluster, or the reason why it could not be read."""
 
 
 def ok(subject: str, what: str) -> Finding:
-    """Return a finding that asks for nothing."""
+    """Return a finding without a fix."""
     return Finding(Grade.OK, subject, what)
 
 
 def warn(subject: str, what: str, fix: str) -> Finding:
-    """Return a finding with which some engines will not serve."""
+    """Return a finding that prevents some engines from serving."""
     return Finding(Grade.WARN, subject, what, fix)
 
 
 def fail(subject: str, what: str, fix: str) -> Finding:
-    """Return a finding with which no engine will serve."""
+    """Return a finding that prevents all engines from serving."""
     return Finding(Grade.FAIL, subject, what, fix)
 
 
 def unknown(subject: str, reading: Unreadable) -> Finding:
-    """Return a finding for what could not be read."""
-    return warn(subject, f"cannot be told: {reading.why}", "run it as somebody who may, or ask them to")
+    """Return a finding for data that could not be read."""
+    return warn(subject, f"cannot check: {reading.why}", "run doctor with an account that has this permission")
 
 
 def listed(names: Sequence[str], most: int = 3) -> str:
-    """Return the first names, and how many more there are."""
+    """Return the first names and the number of further names."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 ENGINE_CUDA: Final = "13.0"
-"""CUDA of the engine: torch 2.14, which vLLM 0.33 asks for, depends on cuda-toolkit 13.0 as 2.13 did (its metadata)."""
+"""CUDA version of the engine. vLLM 0.33 requires torch 2.14, which depends on cuda-toolkit 13.0, as 2.13 did."""
 _OLDEST_DRIVER: Final = 580
 _OLDEST_COMPATIBLE: Final = 525
-"""NVIDIA, CUDA compatibility: CUDA 13 wants driver 580; data-centre drivers from 525 can run it with cuda-compat."""
+"""NVIDIA, CUDA compatibility: CUDA 13 needs driver 580. Data-centre drivers from 525 can run it with cuda-compat."""
 _DRIVER_LABELS: Final = (
     "nvidia.com/cuda.driver-version.full",
     "nvidia.com/cuda.driver-version.major",
     "nvidia.com/cuda.driver.major",
 )
-"""Newer and older names that GPU-feature-discovery gives it (NVIDIA/k8s-device-plugin, internal/lm/nvml.go)."""
+"""Newer and older labels of GPU-feature-discovery (NVIDIA/k8s-device-plugin, internal/lm/nvml.go)."""
 _ENDED: Final = ("Succeeded", "Failed")
 
 
 def gpu_findings(nodes: Reading[Sequence[Body]], pods: Reading[Sequence[Body]]) -> list[Finding]:
-    """Judge the nodes' GPUs by product, what keeps some from being planned for, drivers, and what is free."""
+    """Check the nodes' GPUs: products, unusable nodes, drivers and free GPUs."""
     if isinstance(nodes, Unreadable):
         return [unknown("gpus", nodes)]
     facts = [found for body in nodes if (found := node_facts(body)) is not None]
     if not facts:
-        fix = "install NVIDIA's GPU operator, or device plugin and GPU-feature-discovery (type CPU needs neither)"
-        return [fail("gpus", f"none of {len(nodes)} nodes offers {GPU_RESOURCE}", fix)]
+        fix = "install NVIDIA's GPU operator, or its device plugin and GPU-feature-discovery; not needed for type CPU"
+        return [fail("gpus", f"0 of {len(nodes)} nodes offer {GPU_RESOURCE}", fix)]
     usable = [each for each in facts if each.refusal is None and each.schedulable and find_device(each.product)]
     lines: list[Finding] = []
     for (product, gpus), count in sorted(Counter((each.product, each.gpus) for each in usable).items()):
@@ -116,7 +116,7 @@ def gpu_findings(nodes: Reading[Sequence[Body]], pods: Reading[Sequence[Body]]) 
         label = "" if device is None or device.calibrated else ", sized uncalibrated"
         lines.append(ok("gpus", f"{count} node{'s' if count > 1 else ''} with {gpus} x {product}{label}"))
     if not usable:
-        lines.append(fail("gpus", "no node has GPUs that can be planned for", "mend one of the nodes below"))
+        lines.append(fail("gpus", "no node has usable GPUs", "fix one of the nodes below"))
     by_reason: dict[tuple[str, str], list[str]] = defaultdict(list)
     for each in facts:
         if (why := _unusable(each)) is not None:
@@ -134,14 +134,16 @@ def gpu_findings(nodes: Reading[Sequence[Body]], pods: Reading[Sequence[Body]]) 
 
 
 def _unusable(node: NodeFacts) -> tuple[str, str] | None:
-    """Return why a node is not planned for, and the fix."""
+    """Return why plans cannot use a node, and the fix; None if they can."""
     if node.refusal is not None:
-        return node.refusal, "plans pass it over as it is"
+        return node.refusal, "until this is fixed, plans skip the node"
     if find_device(node.product) is None:
-        fix = f"name it in spec.accelerator.products and set spec.{MEMORY_FIELD}"
-        return f"{node.product} has no memory figures", fix
+        fix = f"add the product to spec.accelerator.products and set spec.{MEMORY_FIELD}"
+        return f"the memory of {node.product} is unknown", fix
     return (
-        None if node.schedulable else ("is cordoned: nothing new starts there", "kubectl uncordon it when it is well")
+        None
+        if node.schedulable
+        else ("cordoned: no new pods are scheduled", "run kubectl uncordon when the node is healthy")
     )
 
 
@@ -149,36 +151,37 @@ def _driver_finding(driver: str, names: Sequence[str]) -> Finding:
     subject, where = "driver", listed(sorted(names))
     match = re.match(r"(\d+)", driver)
     if match is None:
-        fix = f"install GPU-feature-discovery, which sets {_DRIVER_LABELS[-1]}; engines want {_OLDEST_DRIVER} or newer"
-        return warn(subject, f"{where}: no label tells the driver's version", fix)
+        fix = f"install GPU-feature-discovery, which sets {_DRIVER_LABELS[-1]}; engines need {_OLDEST_DRIVER} or newer"
+        return warn(subject, f"{where}: no label with the driver version", fix)
     what = f"{where}: {driver}"
     if int(match[1]) >= _OLDEST_DRIVER:
         return ok(subject, f"{what}, enough for CUDA {ENGINE_CUDA}")
     if int(match[1]) >= _OLDEST_COMPATIBLE:
         fix = (
-            f"upgrade it to {_OLDEST_DRIVER}; data-centre GPUs may do with VLLM_ENABLE_CUDA_COMPATIBILITY=1 in"
-            " spec.engine.env"
+            f"upgrade it to {_OLDEST_DRIVER}; on data-centre GPUs, VLLM_ENABLE_CUDA_COMPATIBILITY=1 in"
+            " spec.engine.env may be enough"
         )
-        return warn(subject, f"{what} is older than CUDA {ENGINE_CUDA} wants", fix)
+        return warn(subject, f"{what} is too old for CUDA {ENGINE_CUDA}", fix)
     return fail(subject, f"{what} cannot run CUDA {ENGINE_CUDA}", f"upgrade it to {_OLDEST_DRIVER}")
 
 
 def _free_finding(usable: Sequence[NodeFacts], pods: Reading[Sequence[Body]]) -> Finding:
     total = sum(each.gpus for each in usable)
     if isinstance(pods, Unreadable):
-        return warn("free gpus", f"of {total}, how many are taken cannot be told: {pods.why}", "ask somebody who may")
+        why = f"cannot count the used ones of {total}: {pods.why}"
+        return warn("free gpus", why, "run doctor with an account that has this permission")
     names = {each.name for each in usable}
     running = [pod for pod in pods if mapping(pod, "status").get("phase") not in _ENDED]
     taken = sum(gpus_of(pod) for pod in running if mapping(pod, "spec").get("nodeName") in names)
     if taken >= total:
-        return warn("free gpus", f"all {total} are taken", "free some, add a node, or set the priority of the pods")
+        return warn("free gpus", f"0 of {total}", "free some, add a node, or set a priority class for the pods")
     return ok("free gpus", f"{total - taken} of {total}")
 
 
 OLDEST_MINOR: Final = 30
-"""preStop sleep and ValidatingAdmissionPolicy are there without a switch from 1.30."""
+"""preStop sleep and ValidatingAdmissionPolicy are enabled by default from 1.30."""
 NEWEST_MINOR: Final = 37
-"""The newest that our tests run on (docs/reference/supported.md)."""
+"""Newest version in our tests (docs/reference/supported.md)."""
 _CRD: Final = "crd"
 _OPERATOR: Final = "operator"
 _ADD_ONS: Final = (
@@ -186,45 +189,45 @@ _ADD_ONS: Final = (
         "leaderworkerset",
         "leaderworkerset.x-k8s.io",
         "for replicas over several nodes",
-        "is not installed: needed only for replicas over several nodes",
+        "not installed: only needed for replicas over several nodes",
     ),
     (
         "kueue",
         "kueue.x-k8s.io",
         "for captures and engines in queues",
-        "is not installed: needed only for captures and schedules that name a queue",
+        "not installed: only needed for captures and schedules with a queue",
     ),
     (
         "prometheus",
         "monitoring.coreos.com",
         "metrics.podMonitor.enabled of the chart works",
-        "no Prometheus operator: leave metrics.podMonitor.enabled of the chart off",
+        "no Prometheus operator: keep metrics.podMonitor.enabled of the chart off",
     ),
 )
-"""What only some need: subject, API group, what it is for, and what its absence means."""
+"""Optional components: subject, API group, text if installed, and text if not."""
 
 
 def version_finding(seen: Reading[str]) -> Finding:
-    """Judge the version of the API server."""
+    """Check the version of the API server."""
     if isinstance(seen, Unreadable):
         return unknown("kubernetes", seen)
     oldest, newest = (f"1.{minor}" for minor in (OLDEST_MINOR, NEWEST_MINOR))
     match = re.match(r"v?1\.(\d+)", seen)
     if match is None:
-        return warn("kubernetes", f"{seen}, which is no version that is known", f"use {oldest} to {newest}")
+        return warn("kubernetes", f"unknown version {seen}", f"use {oldest} to {newest}")
     if int(match[1]) < OLDEST_MINOR:
-        fix = f"upgrade: engines drain with preStop sleep, on from {oldest}"
+        fix = f"upgrade: engines drain with preStop sleep, which is enabled from {oldest}"
         return fail("kubernetes", f"{seen} is older than {oldest}", fix)
     if int(match[1]) > NEWEST_MINOR:
-        what = f"{seen} is newer than {newest}, the newest that this release is tested on"
-        return warn("kubernetes", what, "see whether a newer release names it, or try an object of no importance")
+        what = f"{seen} is newer than {newest}, the newest version tested with this release"
+        return warn("kubernetes", what, "check whether a newer release supports it, or test with an unimportant object")
     return ok("kubernetes", seen)
 
 
 def crd_finding(expected: Body, body: Reading[Body | None], groups: Reading[Mapping[str, Sequence[str]]]) -> Finding:
-    """Judge one CRD: ``expected`` is that of this command line, ``body`` the installed one.
+    """Compare an installed CRD with the one that this command line includes.
 
-    If that may not be read, ``groups``, the served versions by API group, say less.
+    If the caller may not read CRDs, only the served versions of the API group (``groups``) are checked.
     """
     name = expected["metadata"]["name"]
     if body is None:
@@ -233,8 +236,8 @@ def crd_finding(expected: Body, body: Reading[Body | None], groups: Reading[Mapp
         if isinstance(groups, Unreadable):
             return unknown(_CRD, body)
         if VERSION not in groups.get(GROUP, ()):
-            return fail(_CRD, f"{GROUP}/{VERSION} is not served, nor {name}", INSTALL_CRD)
-        what = f"{GROUP}/{VERSION} is served; whether {name} is, and its schema, cannot be told: {body.why}"
+            return fail(_CRD, f"{GROUP}/{VERSION}, the API of {name}, is not served", INSTALL_CRD)
+        what = f"{GROUP}/{VERSION} is served; cannot check the schema of {name}: {body.why}"
         return warn(_CRD, what, INSTALL_CRD)
     return _installed_crd_finding(expected, body)
 
@@ -250,14 +253,14 @@ def _installed_crd_finding(expected: Body, body: Body) -> Finding:
     if conditions.get("Established") != "True":
         return fail(_CRD, f"{name} is not established", f"see kubectl describe crd {name}")
     if installed.get("schema") != expected["spec"]["versions"][0]["schema"]:
-        fix = f"install CRDs and operator of {__version__} ({INSTALL_CRD}), or use the command line of the operator"
-        other = f"{name} serves {VERSION} with another schema than that of this command line"
+        fix = f"install CRDs and operator {__version__} ({INSTALL_CRD}), or use the operator's version of specdecode"
+        other = f"the schema of {name} {VERSION} differs from the one in this command line"
         return warn(_CRD, crd_skew(body) or other, fix)
-    return ok(_CRD, f"{name} serves {names}, as this command line has it")
+    return ok(_CRD, f"{name} serves {names}; the schema matches this command line")
 
 
 def operator_finding(deployments: Reading[Sequence[Body]]) -> Finding:
-    """Judge whether an operator runs, and its version; of several the first with which something is wrong."""
+    """Check that an operator runs in the right version; of several operators, report the first with a problem."""
     if isinstance(deployments, Unreadable):
         return unknown(_OPERATOR, deployments)
     if not deployments:
@@ -266,9 +269,9 @@ def operator_finding(deployments: Reading[Sequence[Body]]) -> Finding:
     for first, second in combinations(deployments, 2):
         served, also = served_namespaces(first), served_namespaces(second)
         if served & also or not (served or also):
-            # They would undo each other's work.
-            where = f"runs more than once: {_place(first)} and {_place(second)} serve the same namespaces"
-            return fail(_OPERATOR, where, "remove one, or have each serve namespaces of its own (watchNamespaces)")
+            # They would overwrite each other's changes.
+            where = f"{_place(first)} and {_place(second)} serve the same namespaces"
+            return fail(_OPERATOR, where, "remove one, or set watchNamespaces so that each serves different namespaces")
     findings = list(map(_one_operator_finding, deployments))
     return next((each for each in findings if each.grade is not Grade.OK), findings[0])
 
@@ -280,19 +283,19 @@ def _one_operator_finding(body: Body) -> Finding:
         namespace, _, name = place.partition("/")
         fix = f"see kubectl describe deployment {name} -n {namespace}, and its pods' logs"
         return fail(_OPERATOR, f"{place} is installed but not available", fix)
-    # The tag of the image has the version; if a digest names it, the label has.
+    # The image tag contains the version. For a digest, use the label.
     tag = image.rpartition(":")[2].removeprefix("v")
     label = mapping(mapping(body, "metadata"), "labels").get("app.kubernetes.io/version")
     told = (each for each in (tag, label) if isinstance(each, str))
     version = next((each for each in told if re.fullmatch(r"\d+\.\d+\.\d+.*", each)), None)
     if version not in {None, __version__}:
-        fix = "use the same version of both: the other one's rules and sizes may differ"
-        return warn(_OPERATOR, f"{place} runs {version}, this command line is {__version__}", fix)
+        fix = "use the same version of both, because rules and memory estimates may differ"
+        return warn(_OPERATOR, f"{place} runs {version}, but this command line is {__version__}", fix)
     return ok(_OPERATOR, f"{place} is available (image {image})")
 
 
 def served_namespaces(body: Body) -> frozenset[str]:
-    """Return the namespaces that an operator's Deployment names; none if it serves the whole cluster."""
+    """Return the namespaces that an operator is limited to; empty if it serves the whole cluster."""
     prefix = "--namespace="
     containers = objects(mapping(mapping(mapping(body, "spec"), "template"), "spec"), "containers")
     arguments = texts(containers[0], "args") if containers else ()
@@ -300,17 +303,17 @@ def served_namespaces(body: Body) -> frozenset[str]:
 
 
 def rights_finding(account: str, missing: Reading[Sequence[str]]) -> Finding:
-    """Judge the rights of the operator's service account."""
+    """Check the permissions of the operator's service account."""
     if isinstance(missing, Unreadable):
         return unknown("permissions", missing)
     if missing:
-        fix = "grant it: manifests/operator-role.yaml has the whole list"
+        fix = "grant the permissions in manifests/operator-role.yaml"
         return fail("permissions", f"{account} may not {listed(missing, 4)}", fix)
-    return ok("permissions", f"{account} may do all that it needs")
+    return ok("permissions", f"{account} has all required permissions")
 
 
 def optional_findings(groups: Reading[Mapping[str, Sequence[str]]]) -> list[Finding]:
-    """Say what is there that only some need."""
+    """Report which optional components are installed."""
     if isinstance(groups, Unreadable):
         return [unknown("add-ons", groups)]
     return [
@@ -330,24 +333,26 @@ _SHARED_MODES: Final = frozenset({"ReadWriteMany", "ReadOnlyMany"})
 
 
 def security_finding(name: str, namespace: Reading[Body | None]) -> Finding:
-    """Judge the namespace's pod security level. Our pods are within restricted, with what podTemplate may not undo."""
+    """Check the namespace's pod security level. Engine pods satisfy restricted, and podTemplate cannot weaken that."""
     subject = "pod security"
     if isinstance(namespace, Unreadable):
         return unknown(subject, namespace)
     if namespace is None:
-        return fail("namespace", f"{name} does not exist", f"kubectl create namespace {name}, or name another with -n")
+        return fail(
+            "namespace", f"{name} does not exist", f"run kubectl create namespace {name}, or set another with -n"
+        )
     level = mapping(mapping(namespace, "metadata"), "labels").get(_ENFORCED, "privileged")
     what = f"namespace {name} enforces {level}"
     if level in {"baseline", "restricted"}:
-        what += ", which engine pods are within: but spec.models.volume.hostPath is refused"
+        what += ", which engine pods satisfy; spec.models.volume.hostPath is rejected"
     return ok(subject, what)
 
 
 def quota_findings(quotas: Reading[Sequence[Body]], limits: Reading[Sequence[Body]]) -> list[Finding]:
-    """Judge whether a quota leaves room for GPUs, and whether it wants what engine pods do not say."""
+    """Check whether quotas leave GPUs free, and whether they require resources that engine pods do not set."""
     if isinstance(quotas, Unreadable):
         return [unknown("quota", quotas)]
-    defaults: set[str] = set()  # What LimitRanges fill in, as quotas call it
+    defaults: set[str] = set()  # Resources that LimitRanges set, by their names in quotas
     for each in _limits(limits):
         limited, requested = mapping(each, "default"), mapping(each, "defaultRequest")
         defaults |= {f"limits.{name}" for name in limited}
@@ -359,15 +364,15 @@ def quota_findings(quotas: Reading[Sequence[Body]], limits: Reading[Sequence[Bod
         for resource in (f"requests.{GPU_RESOURCE}", f"limits.{GPU_RESOURCE}"):
             if resource in hard:
                 most, taken = str(hard[resource]), str(used.get(resource, "0"))
-                what = f"{name} leaves {most} - {taken} {GPU_RESOURCE}"
+                what = f"{name}: {taken} of {most} {GPU_RESOURCE} used"
                 numbers = whole_number(most), whole_number(taken)
                 is_full = None not in numbers and (numbers[0] or 0) <= (numbers[1] or 0)
                 fix = f"raise {resource} of ResourceQuota {name}, or free GPUs in the namespace"
                 gpus.append(fail("quota", what, fix) if is_full else ok("quota", what))
         if wanted := [each for each in _MUST_BE_SAID if each in hard and each not in defaults]:
-            fix = "set them in spec.podTemplate.spec.containers[engine].resources, or give defaults in a LimitRange"
-            wants.append(warn("quota", f"{name} wants every container to say {', '.join(wanted)}", fix))
-    return [*gpus, *wants] or [ok("quota", "no ResourceQuota stands in the way")]
+            fix = "set them in spec.podTemplate.spec.containers[engine].resources, or as defaults in a LimitRange"
+            wants.append(warn("quota", f"{name} requires every container to set {', '.join(wanted)}", fix))
+    return [*gpus, *wants] or [ok("quota", "no ResourceQuota limits engine pods")]
 
 
 def _limits(bodies: Reading[Sequence[Body]]) -> list[Body]:
@@ -376,7 +381,7 @@ def _limits(bodies: Reading[Sequence[Body]]) -> list[Body]:
 
 
 def limit_findings(limits: Reading[Sequence[Body]]) -> list[Finding]:
-    """Judge default memory limits, which would count against shared memory and the loading of weights."""
+    """Check default memory limits, which also apply to shared memory and to loading weights."""
     if isinstance(limits, Unreadable):
         return [unknown("limits", limits)]
     found = []
@@ -384,65 +389,67 @@ def limit_findings(limits: Reading[Sequence[Body]]) -> list[Finding]:
         for each in objects(mapping(body, "spec"), "limits"):
             memory = mapping(each, "default").get("memory")
             if each.get("type") == "Container" and memory is not None:
-                fix = "set limits.memory of container engine in spec.podTemplate to what the loading of weights takes"
+                fix = "set limits.memory of container engine in spec.podTemplate high enough to load the weights"
                 found.append(warn("limits", f"LimitRange {_name(body)} limits engines to {memory} of memory", fix))
     return found
 
 
 def shared_memory_finding(limits: Sequence[Finding]) -> Finding:
-    """Say where /dev/shm comes from: nothing of the node's is needed."""
-    what = "pods bring their own /dev/shm: an emptyDir in memory, 1 GiB for each GPU"
+    """Report the source of /dev/shm, which needs no setup on nodes."""
+    what = "pods mount their own /dev/shm: an emptyDir in memory, 1 GiB per GPU"
     return ok("shared memory", what + (", which counts against the limit below" if limits else ""))
 
 
 def storage_findings(classes: Reading[Sequence[Body]]) -> list[Finding]:
-    """Judge where claims for models and captures would come from."""
+    """Check the StorageClass for claims of models and captures."""
     subject = "storage"
     if isinstance(classes, Unreadable):
         return [unknown(subject, classes)]
     if not classes:
         fix = (
-            "install a provisioner, or make the volumes by hand: captures then need spec.storage.persistentVolumeClaim,"
+            "install a provisioner, or create volumes manually: captures then need spec.storage.persistentVolumeClaim,"
             " and without a claim each pod downloads its models"
         )
-        return [warn(subject, "there is no StorageClass", fix)]
+        return [warn(subject, "no StorageClass exists", fix)]
     default = [each for each in classes if is_default(each)]
     names = ", ".join(_name(each) for each in classes)
     if not default:
-        fix = "name one in each claim and in spec.storage.storageClassName of each capture, or mark one"
-        return [warn(subject, f"no StorageClass of {names} is the default", fix)]
+        fix = "mark one as default, or set it in each claim and in spec.storage.storageClassName of each capture"
+        return [warn(subject, f"no default StorageClass among {names}", fix)]
     if len(default) > 1:
         marked = ", ".join(_name(each) for each in default)
-        return [warn(subject, f"several StorageClasses are the default: {marked}", "leave the mark on one")]
+        return [warn(subject, f"several StorageClasses are the default: {marked}", "mark only one as default")]
     (chosen,) = default
     mode = chosen.get("volumeBindingMode", "Immediate")
     if mode == "Immediate":
-        fix = "use a class with WaitForFirstConsumer where volumes belong to zones or nodes"
-        return [warn(subject, f"default {_name(chosen)} binds at once: a volume may be where no GPU is", fix)]
+        fix = "if volumes belong to a zone or node, use a class with WaitForFirstConsumer"
+        what = f"default {_name(chosen)} binds immediately: a volume may be created where no GPU is"
+        return [warn(subject, what, fix)]
     return [ok(subject, f"default StorageClass {_name(chosen)} ({mode})")]
 
 
 def claim_finding(claims: Reading[Sequence[Body]]) -> Finding:
-    """Say which claims several nodes can share, and which several pods."""
+    """Check which claims several nodes, or several pods, can share."""
     subject = "claims"
     if isinstance(claims, Unreadable):
         return unknown(subject, claims)
     if not claims:
-        return ok(subject, "none in the namespace: models are downloaded by each pod, or put on one and named")
+        return ok(subject, "none in the namespace: each pod downloads its models, unless spec.models refers to a claim")
     modes = [(_name(each), texts(mapping(each, "spec"), "accessModes")) for each in claims]
     if exclusive := [name for name, found in modes if found == ["ReadWriteOncePod"]]:
-        fix = "for models use ReadWriteMany or ReadOnlyMany, or one object with one replica"
+        fix = "for models, use ReadWriteMany or ReadOnlyMany, or run one object with one replica"
         return warn(subject, f"only one pod at a time can mount {listed(exclusive)}", fix)
     if single := [name for name, found in modes if not _SHARED_MODES & set(found)]:
         fix = (
-            "for models that replicas on several nodes share, use ReadWriteMany, or ReadOnlyMany for spec.models.volume"
+            "to share models between replicas on several nodes, use ReadWriteMany, or ReadOnlyMany for"
+            " spec.models.volume"
         )
         return warn(subject, f"only one node at a time can mount {listed(single)}", fix)
     writable = [name for name, found in modes if "ReadWriteMany" in found]
     many = f"all {len(claims)} can be shared by several nodes"
     if not writable:
-        return ok(subject, f"{many}, none for spec.models.cache: read-only")
-    return ok(subject, f"{many}, {listed(writable)} for spec.models.cache too")
+        return ok(subject, f"{many}; all are read-only, so spec.models.cache cannot use them")
+    return ok(subject, f"{many}; spec.models.cache can use {listed(writable)}")
 
 
 def _name(body: Body) -> str:
@@ -454,7 +461,7 @@ _RENEW: Final = "see the CronJob of the chart (webhook.certificate.from: Job), o
 
 
 def webhook_findings(configurations: Reading[Sequence[Body]], now: datetime) -> list[Finding]:
-    """Judge the webhooks of our charts by the certificates that the API server trusts."""
+    """Check the certificates of our charts' webhooks that the API server trusts."""
     if isinstance(configurations, Unreadable):
         return [unknown("admission", configurations)]
     found = []
@@ -463,13 +470,13 @@ def webhook_findings(configurations: Reading[Sequence[Body]], now: datetime) -> 
         for webhook in objects(configuration, "webhooks"):
             # Without Ignore, an untrusted webhook blocks all objects.
             judged = fail if webhook.get("failurePolicy") != "Ignore" else warn
-            then = "objects cannot be stored" if judged is fail else "objects pass unjudged"
+            then = "objects cannot be stored" if judged is fail else "objects are not validated"
             ends = _last_end(mapping(webhook, "clientConfig").get("caBundle"))
             what = f"webhook {name} is trusted until {ends:%Y-%m-%d}" if ends else ""
             if ends is None:
                 what = f"the API server trusts no certificate of webhook {name}: {then}"
             elif ends < now:
-                what = f"the certificate of webhook {name} has expired on {ends:%Y-%m-%d}: {then}"
+                what = f"the certificate of webhook {name} expired on {ends:%Y-%m-%d}: {then}"
             elif ends - now < _SOON:
                 judged, what = warn, f"the certificate of webhook {name} expires on {ends:%Y-%m-%d}"
             is_sound = ends is not None and ends - now >= _SOON
@@ -478,7 +485,7 @@ def webhook_findings(configurations: Reading[Sequence[Body]], now: datetime) -> 
 
 
 def _last_end(bundle: object) -> datetime | None:
-    from cryptography import x509  # noqa: PLC0415  it takes longer to load than most commands
+    from cryptography import x509  # noqa: PLC0415  its import takes longer than most commands
 
     try:
         pem = b64decode(str(bundle or ""), validate=True)
@@ -503,8 +510,8 @@ _USUAL_NAMESPACE: Final = "specdecode-system"
 
 
 async def examine(cluster: ClusterView, namespace: str) -> list[Finding]:
-    """Return all findings on a cluster, and on engines in one of its namespaces."""
-    # Whoever may not even ask for the version has no cluster, or no login.
+    """Return all findings about a cluster, and about engines in one namespace."""
+    # If this fails, the cluster or the login does not work at all.
     version = await cluster.version()
     expected = crds()
     groups, deployments, webhooks, nodes, pods, classes = await asyncio.gather(
@@ -554,12 +561,12 @@ async def _operators(cluster: ClusterView) -> Reading[list[Body]]:
     if not isinstance(everywhere, Unreadable):
         return everywhere
     usual = await _read(cluster.list(DEPLOYMENT, _USUAL_NAMESPACE, _OPERATOR_LABEL))
-    # None there says nothing of the other namespaces.
+    # If this namespace has no operator, others still may.
     return usual if not isinstance(usual, Unreadable) and usual else everywhere
 
 
 async def _rights(cluster: ClusterView, deployments: Reading[Sequence[Body]]) -> list[Finding]:
-    """Judge the rights of each operator's service account."""
+    """Check the permissions of each operator's service account."""
     findings = []
     for body in [] if isinstance(deployments, Unreadable) else deployments:
         own, name = (str(mapping(body, "metadata").get(key)) for key in ("namespace", "name"))

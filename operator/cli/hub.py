@@ -28,7 +28,7 @@ from specdecode_operator.problems import printable
 from specdecode_operator.version import __version__
 
 DEFAULT_ENDPOINT: Final = "https://huggingface.co"
-"""As in huggingface_hub (constants.py), which reads HF_ENDPOINT and HF_TOKEN too."""
+"""Default of huggingface_hub (constants.py), which also reads HF_ENDPOINT and HF_TOKEN."""
 _TOKEN: Final = re.compile(r"[!-~]{1,512}")
 _MOST_REDIRECTS: Final = 5
 _CONNECT_S: Final = 10
@@ -37,7 +37,7 @@ _SILENCE_S: Final = 30
 
 @dataclass(frozen=True)
 class HubSettings:
-    """Which hub is asked, and as whom."""
+    """Endpoint and token of the hub."""
 
     endpoint: str
     host: str
@@ -45,22 +45,22 @@ class HubSettings:
 
     @classmethod
     def of(cls, environment: Mapping[str, str] = os.environ) -> "HubSettings":
-        """Return what the environment says, by the names of huggingface_hub."""
+        """Read the settings from the environment variables of huggingface_hub."""
         try:
             url = httpx.URL(environment.get("HF_ENDPOINT", "").strip() or DEFAULT_ENDPOINT)
         except httpx.InvalidURL:
             url = httpx.URL("")
         if url.scheme not in ("http", "https") or not url.host or url.userinfo or url.query or url.fragment:
-            raise CheckpointError("HubRefused", f"HF_ENDPOINT must be an address such as {DEFAULT_ENDPOINT}")
+            raise CheckpointError("HubRefused", f"HF_ENDPOINT must be a URL such as {DEFAULT_ENDPOINT}")
         token = environment.get("HF_TOKEN", "").strip()
         if token and not _TOKEN.fullmatch(token):
-            raise CheckpointError("HubRefused", "HF_TOKEN holds characters that no token has: set it anew")
+            raise CheckpointError("HubRefused", "HF_TOKEN contains invalid characters: set it again")
         return cls(str(url).rstrip("/"), url.netloc.decode("ascii"), token)
 
 
 @dataclass
 class Allowance:
-    """How much may be read of a repository, and until when on the event loop's clock."""
+    """Limits for reading a repository: a deadline on the event loop's clock, and bytes in total and per request."""
 
     until_s: float
     left_bytes: int
@@ -68,25 +68,25 @@ class Allowance:
 
 
 class HubClient:
-    """One hub. Its requests run on an event loop of their own: nothing else ends a server that drips."""
+    """Client of a hub. Requests run on an event loop, because only that can time out a server that sends slowly."""
 
     def __init__(self, settings: HubSettings) -> None:
         self.settings = settings
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
         self._client = httpx.AsyncClient(
-            # Compressed answers could grow without bound, and no range of them can be asked for.
+            # A compressed response could expand without bound, and does not support ranges.
             headers={"Accept-Encoding": "identity"}
             | ({"Authorization": f"Bearer {settings.token}"} if settings.token else {}),
             timeout=httpx.Timeout(_SILENCE_S, connect=_CONNECT_S),
-            # httpx sends the token to no other host that a redirect names.
+            # After a redirect to another host, httpx does not send the token.
             follow_redirects=True,
             max_redirects=_MOST_REDIRECTS,
             event_hooks={"request": [self._refuse_downgrade]},
         )
 
     def get(self, path: str, allowance: Allowance, *, start: int, length: int) -> bytes:
-        """Return at most ``length`` bytes from a start on; CheckpointError if the hub does not give them."""
+        """Return at most ``length`` bytes from ``start``; raise CheckpointError if the request fails."""
         answer = self._get(f"{self.settings.endpoint}/{path}", allowance, start, length)
         return asyncio.run_coroutine_threadsafe(answer, self._loop).result()
 
@@ -102,39 +102,39 @@ class HubClient:
                     if len(found) >= length:
                         break
                     if len(found) > min(allowance.left_at_once_bytes, allowance.left_bytes):
-                        raise CheckpointError("HubRefused", f"{host} sends more than a model's headers take")
+                        raise CheckpointError("HubRefused", f"{host} sends more data than the headers of a model need")
         except TimeoutError:
-            raise CheckpointError("HubUnreachable", f"{host} takes too long to answer: try again later") from None
+            raise CheckpointError("HubUnreachable", f"{host} responds too slowly: try again later") from None
         except httpx.TooManyRedirects:
             raise CheckpointError("HubRefused", f"{host} redirects more than {_MOST_REDIRECTS} times") from None
         except httpx.TimeoutException:
             raise CheckpointError("HubUnreachable", f"{host} does not answer: try again later") from None
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeError):
-            message = f"{host} cannot be reached, or does not speak HTTP: check HF_ENDPOINT and the network"
+            message = f"{host} cannot be reached over HTTP: check HF_ENDPOINT and the network"
             raise CheckpointError("HubUnreachable", message) from None
         allowance.left_bytes -= len(found)
         return bytes(found[:length])
 
     async def _refuse_downgrade(self, request: httpx.Request) -> None:
         if self.settings.endpoint.startswith("https:") and request.url.scheme != "https":
-            raise CheckpointError("HubRefused", f"{self.settings.host} redirects to an address without TLS")
+            raise CheckpointError("HubRefused", f"{self.settings.host} redirects to a URL without TLS")
 
 
 def _problem(answer: httpx.Response, host: str, start: int) -> tuple[str, str] | None:
-    """Return reason and message of a bad answer; its own words are not repeated."""
+    """Return reason and message for a failed request, without the untrusted text of the response."""
     code, status = answer.headers.get("X-Error-Code", ""), answer.status_code
     if code == "GatedRepo":
         return "HubRefused", "is gated: accept its terms on the hub, and set HF_TOKEN to a token of that account"
     if code == "RevisionNotFound":
         return "HubRefused", "has no such revision on the hub"
     if status in (401, 403, 404):
-        # The hub does not reveal repositories that the caller may not see.
-        return "HubRefused", f"{host} does not have it, or not for everybody: check the id, or set HF_TOKEN"
+        # The hub hides repositories that the caller may not read.
+        return "HubRefused", f"not found on {host}, or private: check the id, or set HF_TOKEN"
     encoded = answer.headers.get("Content-Encoding", "identity") != "identity"
     if status not in (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT):
         return "HubUnreachable", f"{host} answers HTTP {status}: try again later"
     if encoded or (start and status != HTTPStatus.PARTIAL_CONTENT):
-        why = "compresses what was asked for as it is" if encoded else "does not send parts of files"
+        why = "ignores Accept-Encoding: identity" if encoded else "does not support range requests"
         return "HubRefused", f"{host} {why}"
     return None
 
@@ -145,17 +145,17 @@ COMMIT: Final = re.compile(r"[0-9A-Za-z]{7,64}")
 _DEADLINE_S: Final = 120
 _LISTING_LIMIT_BYTES: Final = 8 * 2**20
 _READ_LIMIT_BYTES: Final = 32 * 2**20
-"""Of one header or index: the longest known, of 200,000 tensors, takes 20 MiB."""
+"""Maximum size of a header or index. The largest known has 200,000 tensors and takes 20 MiB."""
 _TOTAL_LIMIT_BYTES: Final = 128 * 2**20
 _MOST_FILES: Final = 4096
 
 
 class ListedRepository:
-    """A model on the hub, at the commit of a revision. Only what is listed is asked for."""
+    """A model on the hub at the commit of a revision. Only listed files are requested."""
 
     def __init__(self, hub: HubClient, model: str, revision: str | None) -> None:
         if not HUB_ID.fullmatch(model) or ".." in model:
-            raise CheckpointError("HubRefused", "is no hub id such as owner/model")
+            raise CheckpointError("HubRefused", "is not a hub id such as owner/model")
         self.where = "the repository"
         self._hub, self._model = hub, model
         self._allowance = Allowance(time.monotonic() + _DEADLINE_S, _TOTAL_LIMIT_BYTES, _READ_LIMIT_BYTES)
@@ -173,14 +173,16 @@ class ListedRepository:
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             is_sound = is_commit = False
         if not is_sound or not is_commit or len(self._listed) > _MOST_FILES:
-            raise CheckpointError("HubRefused", f"{hub.settings.host} lists no files of it: check HF_ENDPOINT")
+            raise CheckpointError(
+                "HubRefused", f"{hub.settings.host} returned no valid list of files: check HF_ENDPOINT"
+            )
 
     def sizes(self) -> dict[str, int | None]:
-        """Files at the top of the repository: vLLM loads no others."""
+        """Return the sizes of top-level files. vLLM loads no other files."""
         return self._listed
 
     def read(self, name: str, start: int, length: int) -> bytes:
-        """Bytes of a file: fewer where it ends."""
+        """Return ``length`` bytes of a file, or fewer at its end."""
         path = f"{self._model}/resolve/{self.commit}/{quote(name, safe='')}"
         return self._hub.get(path, self._allowance, start=start, length=length)
 
@@ -189,18 +191,18 @@ _FILE_LIMIT_BYTES: Final = 2**20
 
 
 class HubCache:
-    """Facts of models by hub, id and commit. A folder that cannot be used keeps nothing."""
+    """Cache of model facts by hub, id and commit. Without a usable folder, it stays empty."""
 
     def __init__(self, folder: Path | None, endpoint: str) -> None:
         self._folder, self._endpoint = folder, endpoint
 
     def commit(self, model: str, revision: str | None) -> str | None:
-        """Return the commit that a revision had at the last request."""
+        """Return the commit of a revision at the last request."""
         found = self._read({"model": model, "revision": revision})
         return found if isinstance(found, str) else None
 
     def keep_commit(self, model: str, revision: str | None, commit: str) -> None:
-        """Remember the commit of a revision."""
+        """Store the commit of a revision."""
         self._write({"model": model, "revision": revision}, commit)
 
     def checkpoint(self, model: str, commit: str) -> Checkpoint | None:
@@ -211,11 +213,11 @@ class HubCache:
             return None
 
     def keep_checkpoint(self, model: str, commit: str, checkpoint: Checkpoint) -> None:
-        """Remember the facts of a model at a commit."""
+        """Store the facts of a model at a commit."""
         self._write({"model": model, "commit": commit}, asdict(checkpoint))
 
     def _read(self, key: dict[str, str | None]) -> Any:
-        """Return the value of a key; None if there is none, or the file has another key."""
+        """Return the value of a key; None if it is missing or the file has another key."""
         whole, path = self._place(key)
         try:
             if path is None:
@@ -241,14 +243,14 @@ class HubCache:
                 Path(part).unlink(missing_ok=True)
 
     def _place(self, key: dict[str, str | None]) -> tuple[dict[str, str | None], Path | None]:
-        # Another version may read other facts of the same files.
+        # Other versions may read different facts from the same files.
         whole = {"endpoint": self._endpoint, "version": __version__, **key}
         digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
         return whole, None if self._folder is None else self._folder / f"{digest[:40]}.json"
 
 
 def cache_folder() -> Path | None:
-    """Return the folder of the cache by the XDG Base Directory Specification; None where there is no home."""
+    """Return the cache folder of the XDG Base Directory Specification; None without a home directory."""
     given = os.environ.get("XDG_CACHE_HOME", "")
     try:
         base = Path(given) if given.startswith("/") else Path.home() / ".cache"
@@ -262,13 +264,13 @@ _WHOLE_COMMIT: Final = 40
 
 @dataclass
 class HubModels:
-    """The models that a command asks for, each requested once."""
+    """Models of one command. Each model is requested once."""
 
     _found: dict[tuple[str, str | None], Checkpoint | CheckpointError] = field(default_factory=dict)
     _client: HubClient | None = None
 
     def find(self, model: str, revision: str | None) -> Checkpoint:
-        """Return the facts of a model at a revision, by default the hub's; CheckpointError if it has none."""
+        """Return the facts of a model at a revision, by default main; raise CheckpointError if it cannot be read."""
         key = (model, revision)
         if key not in self._found:
             try:
@@ -277,7 +279,7 @@ class HubModels:
                 self._found[key] = error
         found = self._found[key]
         if isinstance(found, CheckpointError):
-            # Names of files and tensors are untrusted.
+            # The message may contain untrusted names of files and tensors.
             raise CheckpointError(found.reason, printable(found.message))
         return found
 
@@ -297,7 +299,7 @@ class HubModels:
             kept = None if last is None else cache.checkpoint(model, last)
             if kept is None:
                 raise
-            say_line(f"warning: {error.message}; {model} is taken as it was at commit {str(last)[:12]}", err=True)
+            say_line(f"warning: {error.message}; using cached facts of {model} at commit {str(last)[:12]}", err=True)
             return kept
         commit = str(repository.commit)
         checkpoint = cache.checkpoint(model, commit)
@@ -305,8 +307,8 @@ class HubModels:
             try:
                 checkpoint = read_checkpoint(repository)
             except (ValueError, RecursionError, OverflowError, MemoryError) as error:
-                raise CheckpointError("HubRefused", "its files make no sense") from error
+                raise CheckpointError("HubRefused", "its files are invalid") from error
             cache.keep_checkpoint(model, commit, checkpoint)
         cache.keep_commit(model, revision, commit)
-        say_line(f"{model} is read from {settings.host} at commit {commit[:12]}", err=True)
+        say_line(f"{model}: read from {settings.host} at commit {commit[:12]}", err=True)
         return checkpoint

@@ -24,7 +24,7 @@ from specdecode_operator.untrusted import mapping
 
 
 def report_lines(migration: Migration, place: str) -> list[str]:
-    """Return the report on one import, line by line."""
+    """Return the report on one import, as lines."""
     lines = [f"{place} -> SpecDecodeDeployment {migration.body['metadata']['name']}", ""]
     links = {Outcome.FIELD: " ->", Outcome.EXTRA: " ->", Outcome.POD: " ->"}
     for outcome in (*links, Outcome.OPERATOR, Outcome.DROPPED, Outcome.DEFAULT):
@@ -33,8 +33,8 @@ def report_lines(migration: Migration, place: str) -> list[str]:
             link = links.get(outcome, ":")
             lines += [f"{outcome.value}:", *(f"  {each.name}{link} {each.result}" for each in settings), ""]
     if migration.decisions:
-        lines += ["to be decided before it is applied:", *(f"  {problem}" for problem in migration.decisions), ""]
-    lines.append("to adopt it without downtime, with the object in OBJECT.yaml:")
+        lines += ["decide before you apply it:", *(f"  {problem}" for problem in migration.decisions), ""]
+    lines.append("to migrate without downtime, with the object saved as OBJECT.yaml:")
     for number, step in enumerate(migration.steps, start=1):
         lines += [f"  {number}. {step.purpose}", f"       {step.command}"]
     return lines
@@ -58,15 +58,15 @@ _RESOURCES: Final = {
         for version in ("v1alpha2", "v1alpha1")
     ),
 }
-"""What a kind is called on the command line, with the versions in which an API server may have it."""
+"""Names of each kind on the command line, with the API versions that may serve it."""
 
 
 class SourceError(Exception):
-    """There is no server to read, in one line that says what to do."""
+    """No server could be read. The message is one line and includes a fix."""
 
 
 class Source(NamedTuple):
-    """A server, where it was read, and the Services of its namespace."""
+    """A vLLM server, its source, and the Services in its namespace."""
 
     place: str
     workload: Workload
@@ -80,16 +80,16 @@ def read_source(
     context: str | None = None,
     kubeconfig: str | None = None,
 ) -> Source:
-    """Return the server that the arguments name."""
+    """Return the server that the arguments select."""
     if file is None and (len(words) > 1 or sources.is_command_text(" ".join(words))):
         return Source("the command line", sources.read_words(words))
     if len(words) > 1:
-        raise SourceError(f"{clip(printable(' '.join(words)), 64)}: name one server of the file, KIND/NAME")
+        raise SourceError(f"{clip(printable(' '.join(words)), 64)}: select one server in the file: KIND/NAME")
     kind, name = _name(words[0]) if words else (None, None)
     if file is not None:
         return _from_file(file, kind, name, namespace)
     if name is None:
-        raise SourceError(f"source: is missing: name deployment/NAME, or a file with -f FILE: a {sources.READABLE}")
+        raise SourceError(f"source is missing: pass deployment/NAME, or -f FILE with a {sources.READABLE}")
     return asyncio.run(_from_cluster(kind or "Deployment", name, namespace, context, kubeconfig))
 
 
@@ -98,9 +98,7 @@ def _name(text: str) -> tuple[str | None, str]:
     kind = next((found[0].kind for forms, found in _RESOURCES.items() if written.partition(".")[0] in forms), None)
     if not name or (slash and kind is None):
         kinds = ", ".join(forms[0] for forms in _RESOURCES)
-        raise SourceError(
-            f"source: {clip(printable(text), 64)}: write KIND/NAME, or -f FILE; kinds that can be imported are {kinds}"
-        )
+        raise SourceError(f"source: {clip(printable(text), 64)}: use KIND/NAME or -f FILE; supported kinds are {kinds}")
     return kind, name
 
 
@@ -109,9 +107,7 @@ def _from_file(file: str, kind: str | None, name: str | None, namespace: str | N
         text = read_text(file)
         if sources.is_command_text(text):
             if name is not None:
-                raise SourceError(
-                    f"{place_of(file)}: is a command line, which has no {printable(name)}: leave the name out"
-                )
+                raise SourceError(f"{place_of(file)}: contains a command line, not {printable(name)}: omit the name")
             workload = sources.read_command_text(text)
             return Source(f"{place_of(file)} ({workload.kind})", workload)
         found = objects_in(text, file)
@@ -123,10 +119,10 @@ def _from_file(file: str, kind: str | None, name: str | None, namespace: str | N
     document, workload = _chosen(file, found, kind, name)
     services = [each.body for each in found if each.kind == "Service"]
     for scaler in (each.body for each in found if each.kind in ("HorizontalPodAutoscaler", "ScaledObject")):
-        # An autoscaler goes on with the old server alone.
+        # The autoscaler keeps scaling the old server.
         scaled = mapping(mapping(scaler, "spec"), "scaleTargetRef")
         if (scaled.get("name"), scaled.get("kind", workload.kind)) == (workload.name, workload.kind):
-            message = "scales the old server: point it at the new object (SpecDecodeDeployment), or remove it"
+            message = "scales the old server: change its scaleTargetRef to the new SpecDecodeDeployment, or remove it"
             shown = clip(printable(str(mapping(scaler, "metadata").get("name"))), 64)
             workload.remarks.decide("spec.replicas", f"{scaler['kind']} {shown}", message)
     near = [each for each in services if mapping(each, "metadata").get("namespace") in (None, workload.namespace)]
@@ -140,20 +136,18 @@ def _chosen(file: str, found: Sequence[Document], kind: str | None, name: str | 
     if len(wanted) > 1:
         wanted = [(each, server) for each, server in wanted if runs_server(server)] or wanted
     if len(wanted) > 1:
-        raise SourceError(f"{place_of(file)}: holds {_listed(server for _, server in wanted)}: name the one to import")
+        raise SourceError(f"{place_of(file)}: contains {_listed(server for _, server in wanted)}: select one")
     if wanted:
         return wanted[0]
     if servers:
         asked = f"{kind.lower()}/{name}" if kind else str(name)
         listed = _listed(server for _, server in servers)
-        raise SourceError(f"{place_of(file)}: holds no {printable(asked)} but {listed}: name one of these")
+        raise SourceError(f"{place_of(file)}: {printable(asked)} not found: select one of {listed}")
     for each in found:
         if instead := sources.import_instead(each.body):
             raise SourceError(f"{each.place}: {clip(printable(instead), 400)}")
     kinds = ", ".join(dict.fromkeys(printable(str(each.body.get("kind") or "nothing")) for each in found)) or "nothing"
-    raise SourceError(
-        f"{place_of(file)}: kind: {clip(kinds, 96)}: holds nothing that can be imported, which is a {sources.READABLE}"
-    )
+    raise SourceError(f"{place_of(file)}: kind: {clip(kinds, 96)}: cannot be imported: use a {sources.READABLE}")
 
 
 def _listed(servers: Iterable[Workload]) -> str:
@@ -163,7 +157,7 @@ def _listed(servers: Iterable[Workload]) -> str:
 async def _from_cluster(
     kind: str, name: str, namespace: str | None, context: str | None, kubeconfig: str | None
 ) -> Source:
-    # The Kubernetes client takes most of a second to load, which files need not wait for.
+    # Importing the Kubernetes client takes most of a second, and files do not need it.
     from specdecode_operator.cluster.client import ClusterError, ForbiddenError  # noqa: PLC0415
     from specdecode_operator.cluster.kubeconfig import open_cluster  # noqa: PLC0415
 
@@ -176,7 +170,9 @@ async def _from_cluster(
             for resource in resources:
                 found = found or await cluster.get(resource, within, name)
             if found is None:
-                raise SourceError(f"{which}: is not in namespace {within}: name another, or its namespace with -n")
+                raise SourceError(
+                    f"{which}: not found in namespace {within}: check the name, or set the namespace with -n"
+                )
             runtime = runtime_of(found) if kind == "InferenceService" else None
             for resource in _RUNTIMES if runtime and not beside else ():
                 scope = within if resource.kind == "ServingRuntime" else None
@@ -202,7 +198,7 @@ _FILE_HELP: Final = (
 
 
 class Form(StrEnum):
-    """How to print the object."""
+    """Output format."""
 
     YAML = "yaml"
     JSON = "json"
@@ -249,15 +245,16 @@ def import_command(  # noqa: PLR0913  each is an option
 ) -> None:
     """Convert an existing vLLM server into an equivalent SpecDecodeDeployment.
 
-    The object is printed to standard output. Standard error reports where each
-    argument went, what is not kept and why, which defaults change, and the kubectl
-    commands that move traffic without downtime. Nothing in the cluster changes.
+    The object is printed to standard output, a report to standard error: the field
+    of each argument, settings that are not kept with the reason, changed defaults,
+    and the kubectl commands to move traffic without downtime. The command does not
+    change the cluster.
 
     For example: specdecode import deployment/chat -n models > chat.yaml,
     or: specdecode import -- vllm serve Qwen/Qwen3-32B -tp 2 > chat.yaml
 
     Exits with 0 when the object is complete, 2 when you must decide something
-    first or there is nothing to import.
+    first or the source contains no server.
     """
     with ended(SourceError, MigrationError, DocumentError):
         found = read_source(source or [], file, namespace, context, kubeconfig)
@@ -271,8 +268,8 @@ def import_command(  # noqa: PLR0913  each is an option
     if output is Form.JSON:
         typer.echo(json_text(migration.body, indent=2))
     else:
-        # A reader of the file has not seen the report.
-        decisions = (f"# To be decided first: {' '.join(str(each).split())}\n" for each in migration.decisions)
+        # Someone who reads only the file has not seen the report.
+        decisions = (f"# Decide first: {' '.join(str(each).split())}\n" for each in migration.decisions)
         typer.echo("".join(decisions) + yaml_text(migration.body, width=120), nl=False)
     say("\n".join(map(printable, report_lines(migration, found.place))), err=True)
     raise typer.Exit(ExitCode.INVALID if migration.decisions else ExitCode.OK)

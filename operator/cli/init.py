@@ -37,7 +37,7 @@ def init_command(
     Exits as plan does. An invalid manifest is not written.
     """
     if description.by_memory:
-        fail(f"--gpu: {description.by_memory}: no manifest can ask for a GPU by its memory: name a product, or none")
+        fail(f"--gpu: {description.by_memory}: manifests cannot request memory sizes: use a product, or omit --gpu")
     with ended(DocumentError):
         document = description.document(name, namespace)
     result = ask(Reading((document,), ()), InputOptions(model_configs=model_config or []))
@@ -47,7 +47,9 @@ def init_command(
     code = exit_code(result, strict=False)
     if code is not ExitCode.INVALID:
         if image := document.body["spec"].get("engine", {}).get("image"):
-            say_line(f"warning: spec.engine.image: {image}: is vLLM's usual name for it: see that it exists", err=True)
+            say_line(
+                f"warning: spec.engine.image: {image}: derived from the version: check that the image exists", err=True
+            )
         try:
             if out is None:
                 typer.echo(yaml_text(document.body), nl=False)
@@ -57,5 +59,5 @@ def init_command(
         except OSError as error:
             if out is None:
                 raise
-            fail(f"--out: {out}: {error.strerror}: name a new file in a folder that exists")
+            fail(f"--out: {out}: {error.strerror}: use a new file in an existing folder")
     raise typer.Exit(code)

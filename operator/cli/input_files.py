@@ -1,7 +1,4 @@
-"""Read SpecDecodeDeployments, nodes, config.json files and calibrations.
-
-Sources are files, folders and standard input.
-"""
+"""Read SpecDecodeDeployments, nodes, config.json files and calibrations from files, folders and standard input."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,22 +31,22 @@ _SHOWN_OTHERS = 3
 _IMPORTED = ("Deployment", "StatefulSet", "InferenceService", "LLMInferenceService")
 """Kinds of other servers that `specdecode import` reads from a file."""
 _MOST_FILES = 50_000
-"""Of a folder, whatever they are: no repository of manifests has so many, but homes and disks have."""
+"""Maximum number of files below a folder: more than in a repository of manifests, but fewer than in a home."""
 _TEMPLATE = "is a template, not YAML: render it first (helm template CHART | specdecode plan -f -)"
 
 
 @dataclass(frozen=True)
 class Document:
-    """One object and where it was read."""
+    """An object and its source."""
 
-    file: str  # As it was named; ``-`` for standard input
+    file: str  # As named on the command line; ``-`` for standard input
     body: Body
-    number: int | None = None  # Of the document in the file, from 1; None if it comes from no file
-    item: int | None = None  # Of the object in a List, from 1
+    number: int | None = None  # Number of the document in the file, from 1; None if it is not from a file
+    item: int | None = None  # Number of the object in a List, from 1
 
     @property
     def place(self) -> str:
-        """File, and number of the document in it, as messages say it."""
+        """File and document number for messages."""
         number = "" if self.number is None else f", document {self.number}"
         item = "" if self.item is None else f", item {self.item}"
         return f"{place_of(self.file)}{number}{item}"
@@ -73,13 +70,13 @@ class Document:
 
     @property
     def qualified_name(self) -> str:
-        """Namespace and name; the name alone if the object has no namespace."""
+        """Namespace and name, or only the name if the object has no namespace."""
         return f"{printable(self.namespace)}/{self.name}" if self.namespace else self.name
 
 
 @dataclass(frozen=True)
 class Other:
-    """Something else in a file, such as ``Service (v1)``."""
+    """Another object in a file, such as ``Service (v1)``."""
 
     name: str
 
@@ -89,11 +86,11 @@ _Found = Document | DocumentError | Other
 
 @dataclass(frozen=True)
 class Reading:
-    """The objects of ours in some sources, in the order of reading."""
+    """Our objects in the sources, in the order they were read."""
 
     documents: tuple[Document, ...]
     errors: tuple[DocumentError, ...]
-    """Also says what was found if that is neither an object nor an error."""
+    """Errors of unreadable documents, or one error if the sources contain none of our objects."""
 
 
 class Models(Protocol):
@@ -105,19 +102,19 @@ class Models(Protocol):
 
 @dataclass(frozen=True)
 class Inputs:
-    """What is known beside the objects."""
+    """Inputs in addition to the objects."""
 
     nodes: tuple[NodeFacts, ...] | None = None  # None: nodes are assumed
     configs: Mapping[str, dict[str, Any]] = field(default_factory=dict)  # Content of config.json by model id
     given: Mapping[str, Checkpoint] = field(default_factory=dict)  # Facts of models in folders and files
     calibration: Calibration = UNCALIBRATED
-    models: Models | None = None  # Asked for models that neither the above nor the catalogue describe
-    allowed: frozenset[str] | None = None  # What podTemplate may ask for; None: not checked
+    models: Models | None = None  # Source of models that are neither in the inputs above nor in the catalogue
+    allowed: frozenset[str] | None = None  # Permissions for podTemplate; None: not checked
 
 
 @dataclass(frozen=True)
 class InputOptions:
-    """Options that name those inputs."""
+    """Options for the inputs."""
 
     nodes: str | None = None
     model_configs: Sequence[str] = ()  # ID=PATH
@@ -127,7 +124,7 @@ class InputOptions:
     allowed: frozenset[str] | None = None
 
     def read(self, documents: Sequence[Document]) -> Inputs:
-        """Read the files; raise DocumentError if one is unusable, or if no document needs one of the configs."""
+        """Read the files; raise DocumentError if one is unusable, or a config belongs to no document."""
         nodes = None if self.nodes is None else read_nodes(self.nodes)
         configs, given = _read_given(self.model_configs, self.facts)
         refuse_unused(configs, documents)
@@ -140,10 +137,8 @@ def read_ours(sources: Iterable[str], kinds: Sequence[str] = (KIND, CAPTURE)) ->
     for item in (item for source in sources for item in _read(source, kinds)):
         first = known.setdefault((item.kind, item.qualified_name), item) if isinstance(item, Document) else item
         if isinstance(item, Document) and isinstance(first, Document) and first is not item:
-            what = f"{item.kind} {item.qualified_name} is there already ({first.place})"
-            error = DocumentError(
-                f"{item.place}: metadata.name: {item.name}: {what}: remove one, or give it another name"
-            )
+            what = f"{item.kind} {item.qualified_name} is also in {first.place}"
+            error = DocumentError(f"{item.place}: metadata.name: {item.name}: {what}: remove or rename one")
             error.file = item.file
             found.append(error)
         else:
@@ -153,16 +148,16 @@ def read_ours(sources: Iterable[str], kinds: Sequence[str] = (KIND, CAPTURE)) ->
     if not documents and not errors:
         others = list(dict.fromkeys(item.name for item in found if isinstance(item, Other)))
         but = ", ".join([*others[:_SHOWN_OTHERS], *(["more"] if len(others) > _SHOWN_OTHERS else [])])
-        fix = "name another file or folder"
+        fix = "use another file or folder"
         if CAPTURE not in kinds and any(other.startswith(CAPTURE) for other in others):
             fix = (
-                "name that of its deployment; specdecode lint and render take both files, and plan each arm of the"
-                " capture"
+                "use the file of the capture's deployment, or pass both files to specdecode lint or render, which plan"
+                " each arm of the capture"
             )
         if any(other.partition(" ")[0] in _IMPORTED for other in others):
-            fix = f"convert it with specdecode import -f {sources[0]}, or name another file or folder"
-        but = f"; it has {but}" if but else ""
-        message = f"{', '.join(sources)}: holds no {' or '.join(kinds)}{but}: {fix}"
+            fix = f"convert it with specdecode import -f {sources[0]}, or use another file or folder"
+        but = f", only {but}" if but else ""
+        message = f"{', '.join(sources)}: contains no {' or '.join(kinds)}{but}: {fix}"
         errors = (DocumentError(message),)
     return Reading(documents, errors)
 
@@ -175,15 +170,17 @@ def read_deployments(sources: Iterable[str]) -> Reading:
 def read_nodes(file: str) -> tuple[NodeFacts, ...]:
     """Return the nodes with GPUs in the output of ``kubectl get nodes -o yaml`` or ``-o json``.
 
-    A label may be short, such as ``H100``, in a file that was written by hand.
+    In files written by hand, the product label may be a short name such as ``H100``.
     """
     nodes = [each for each in read_all(file) if isinstance(each, Document) and each.body.get("kind") == "Node"]
     if not nodes:
-        raise DocumentError(f"{file}: holds no Node: write it with kubectl get nodes -o yaml")
+        raise DocumentError(f"{file}: contains no Node: create it with kubectl get nodes -o yaml")
     try:
         found = [node_facts(document.body) for document in nodes]
     except (KeyError, AttributeError, TypeError) as error:
-        raise DocumentError(f"{file}: a Node lacks its metadata: write it with kubectl get nodes -o yaml") from error
+        raise DocumentError(
+            f"{file}: a Node has no valid metadata: create it with kubectl get nodes -o yaml"
+        ) from error
     return tuple(replace(facts, product=full_product(facts.product)) for facts in found if facts is not None)
 
 
@@ -195,48 +192,48 @@ def read_storage_classes(file: str) -> StorageClasses:
     if not found and not any(
         isinstance(each, Document) and each.body.get("items") == [] for each in _documents_in(text, file)
     ):
-        raise DocumentError(f"{file}: holds no {kind}: write it with kubectl get storageclasses -o yaml")
+        raise DocumentError(f"{file}: contains no {kind}: create it with kubectl get storageclasses -o yaml")
     return StorageClasses.of(found)
 
 
 def read_all(file: str) -> list[Document | Other]:
-    """Return every object of a file, those of a List one by one, and what else it holds."""
+    """Return every object in a file, with Lists expanded, and other documents."""
     return [*_objects_in(read_text(file), file)]
 
 
 def objects_in(text: str, file: str) -> list[Document]:
-    """Return every object of a file's text, those of a List one by one."""
+    """Return every object in a file's text, with Lists expanded."""
     return [each for each in _objects_in(text, file) if isinstance(each, Document)]
 
 
 def read_models(named: Iterable[str]) -> tuple[dict[str, dict[str, Any]], dict[str, Checkpoint]]:
-    """Return the config.json of each ``ID=PATH`` by model id, and the facts of those that are folders."""
+    """Return the config.json of each ``ID=PATH`` by model id, and the facts of models in folders."""
     configs: dict[str, dict[str, Any]] = {}
     folders: dict[str, Checkpoint] = {}
     for text in named:
         model, _, file = text.partition("=")
         if not (model and file):
-            raise DocumentError(f"--model-config: {text}: write ID=PATH, such as my/model=config.json")
+            raise DocumentError(f"--model-config: {text}: must be ID=PATH, such as my/model=config.json")
         if model in configs:
-            raise DocumentError(f"--model-config: {model}: is given twice: remove one")
+            raise DocumentError(f"--model-config: {model}: set twice: remove one")
         if Path(file).is_dir():
             try:
                 folders[model] = read_checkpoint(FolderOfHeaders(file))
             except CheckpointError as error:
                 no_weights = error.reason == "WeightsNotFound"
-                fix = ": name its config.json to size the model by that alone" if no_weights else ""
+                fix = ": to size the model only by its config.json, use the path of that file" if no_weights else ""
                 raise DocumentError(f"{file}: {printable(error.message)}{fix}") from error
             configs[model] = folders[model].config
             continue
         content = list(_documents_in(read_text(file), file))
         if len(content) != 1 or not isinstance(content[0], Document):
-            raise DocumentError(f"{file}: must hold one object, the content of a model's config.json")
+            raise DocumentError(f"{file}: must contain one object, a model's config.json")
         configs[model] = shortened(content[0].body)
     return configs, folders
 
 
 def with_configs(spec: Any, model_configs: Mapping[str, dict[str, Any]]) -> Any:
-    """Return a spec with a config.json put into each model that is named and has none."""
+    """Add each config.json to the models with its id that have no config."""
     if not isinstance(spec, dict):
         return spec
     spec = dict(spec)
@@ -245,7 +242,7 @@ def with_configs(spec: Any, model_configs: Mapping[str, dict[str, Any]]) -> Any:
     speculation = spec.get("speculation")
     if isinstance(speculation, dict) and "draft" in speculation:
         spec["speculation"] = {**speculation, "draft": _with_config(speculation["draft"], model_configs)}
-    if isinstance(spec.get("arms"), list):  # of a capture, each with its own speculation
+    if isinstance(spec.get("arms"), list):  # arms of a capture have their own speculation
         spec["arms"] = [with_configs(arm, model_configs) for arm in spec["arms"]]
     return spec
 
@@ -261,20 +258,18 @@ def _with_config(model: Any, model_configs: Mapping[str, dict[str, Any]]) -> Any
 
 
 def refuse_unused(model_configs: Mapping[str, dict[str, Any]], documents: Sequence[Document]) -> None:
-    """Reject a config.json that goes into no object."""
+    """Reject a config.json that no object uses."""
     used = {model: given for document in documents for model, given in _models(document.body.get("spec"))}
     for model in model_configs if documents else ():
         if model not in used:
             named = ", ".join(sorted(used)) or "none"
-            raise DocumentError(
-                f"--model-config: {model}: no object names this model: use one of those named ({named})"
-            )
+            raise DocumentError(f"--model-config: {model}: not used in any object: use one of these ids: {named}")
         if used[model]:
-            raise DocumentError(f"--model-config: {model}: the object has a config of its own: remove one of the two")
+            raise DocumentError(f"--model-config: {model}: the object already has a config: remove one of them")
 
 
 def _models(spec: Any) -> Iterator[tuple[str, bool]]:
-    """Return the models of a spec, and whether each has a config."""
+    """Yield the models of a spec, and whether each has a config."""
     if not isinstance(spec, dict):
         return
     for arm in spec["arms"] if isinstance(spec.get("arms"), list) else ():
@@ -288,7 +283,7 @@ def _models(spec: Any) -> Iterator[tuple[str, bool]]:
 
 
 def read_calibration(file: str | None) -> Calibration:
-    """Return the content of a calibration file; empty if none is named."""
+    """Read a calibration file; return an empty calibration without a file."""
     if file is None:
         return UNCALIBRATED
     try:
@@ -308,21 +303,21 @@ def _read(source: str, kinds: Sequence[str]) -> Iterator[_Found]:
         yield error
         return
     if not files:
-        yield DocumentError(f"{place_of(source)}: no {', '.join(_SUFFIXES)} file is in this folder: name another")
+        yield DocumentError(f"{place_of(source)}: no {', '.join(_SUFFIXES)} file in this folder: use another")
     for file in files:
         yield from _ours(str(file), kinds)
 
 
 def files_below(folder: Path) -> list[Path]:
-    """Return the YAML and JSON files of a folder, sorted, but not those of .git, .github and the like."""
+    """Return the YAML and JSON files below a folder, sorted, without hidden files and folders."""
     if folder.resolve() == Path(folder.resolve().anchor):
-        raise DocumentError(f"{folder}: is the root of all files: name the folder with the manifests")
+        raise DocumentError(f"{folder}: is the root folder: use the folder with the manifests")
     found, looked_at = [], 0
     for place, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         looked_at += len(folders) + len(files)
         if looked_at > _MOST_FILES:
-            raise DocumentError(f"{place_of(str(folder))}: holds more than {_MOST_FILES:,} files: name a folder in it")
+            raise DocumentError(f"{place_of(str(folder))}: contains more than {_MOST_FILES:,} files: use a subfolder")
         found += [Path(place, name) for name in files if not name.startswith(".") and Path(name).suffix in _SUFFIXES]
     return sorted(file for file in found if file.is_file())
 
@@ -340,19 +335,19 @@ def _ours(file: str, kinds: Sequence[str]) -> Iterator[_Found]:
 
 
 def _our(document: Document, kinds: Sequence[str]) -> _Found:
-    """Return the object if it is of these kinds, and an error if it was meant to be one of ours."""
+    """Return the object if it has one of these kinds, or an error if it has our API group but is not valid."""
     kind, version = document.body.get("kind"), document.body.get("apiVersion")
     ours = str(version).partition("/")[0] == GROUP
     if kind not in kinds and (kind in (KIND, CAPTURE) or not ours):
         return Other(f"{shown(kind)} ({shown(version)})" if kind else "an object without kind")
     if kind not in kinds:
         known = " or ".join(kinds)
-        return DocumentError(f"{document.place}: kind: {shown_or_missing(kind)}: {GROUP} has no such kind: use {known}")
+        return DocumentError(f"{document.place}: kind: {shown_or_missing(kind)}: use {known}")
     if version != API_VERSION:
         return DocumentError(f"{document.place}: apiVersion: {shown_or_missing(version)}: use {API_VERSION}")
     metadata = document.body.get("metadata")
     if not isinstance(metadata, dict | None):
-        return DocumentError(f"{document.place}: metadata: {shown(metadata)}: must be an object with the name")
+        return DocumentError(f"{document.place}: metadata: {shown(metadata)}: must be an object with a name")
     return document
 
 
@@ -378,7 +373,7 @@ def _documents_in(text: str, file: str) -> Iterator[Document | Other]:
     except UnreadableTextError as error:
         unreadable = DocumentError(f"{place_of(file)}, document {number + 1}: {_TEMPLATE if '{{' in text else error}")
         if error.line is not None and file != STANDARD_INPUT:
-            # A missing end is reported in the line after the last.
+            # The parser reports a missing end in the line after the last one.
             unreadable.line = max(1, min(error.line, len(text.splitlines())))
         raise unreadable from error
 
@@ -392,17 +387,19 @@ def _read_given(
         in_file = known.get(model, checkpoint)
         if in_file.weights != checkpoint.weights:
             total, other = in_file.weights.total_bytes, checkpoint.weights.total_bytes
-            said = f"weights of {total:,} bytes contradict {other:,} bytes"
+            said = f"weights of {total:,} bytes differ from the {other:,} bytes"
         elif in_file.config != checkpoint.config:
-            said = "its config contradicts that"
+            said = "its config differs from the one"
         else:
             continue
-        raise DocumentError(f"--facts: {printable(model)}: {said} in the folder of --model-config: give one of the two")
+        raise DocumentError(
+            f"--facts: {printable(model)}: {said} in the folder of --model-config: omit one of the options"
+        )
     return configs, {**known, **folders}
 
 
 def read_facts(files: Iterable[str]) -> dict[str, Checkpoint]:
-    """Return the facts in some files by model id; a model may be in one file only."""
+    """Return the facts in these files by model id. Each model may be in only one file."""
     found: dict[str, Checkpoint] = {}
     for file in files:
         text = read_text(file)

@@ -35,7 +35,7 @@ def prepare_command(
 
 @capture_job_app.command("run")
 def run_command(*, termination_log: _Termination = _TERMINATION_LOG) -> None:
-    """Send the workload beside the engine, then merge, validate and publish what was recorded."""
+    """Send the workload to the engine, then merge, validate and publish the recorded files."""
     from specdecode_operator.capture.job.entrypoint import run_job  # noqa: PLC0415
 
     _end(termination_log, run_job)
@@ -50,7 +50,7 @@ def _end(termination_log: Path, work: Callable[[], bytes]) -> None:
     except CaptureError as error:
         say_line(f"{error.reason}: {error.message}", err=True)
         message, code = error_message(error), 1
-    # Outside a pod there is no such file, and the exit code says enough.
+    # Outside a pod the file does not exist, and the exit code is enough.
     with suppress(OSError):
         termination_log.write_bytes(message)
     raise typer.Exit(code)
@@ -76,8 +76,8 @@ def hub_command(
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit.")] = None,
     message: Annotated[Path, typer.Option(help="File for the answer.")] = Path("/dev/termination-log"),
 ) -> None:
-    """Read config.json and safetensors headers of a repository on the hub; no weights are fetched."""
-    # Other Jobs need no HTTP.
+    """Read config.json and safetensors headers of a repository on the hub, without its weights."""
+    # Other Jobs do not need an HTTP client.
     from specdecode_operator.cli.hub import HubClient, HubSettings, ListedRepository  # noqa: PLC0415
 
     raise typer.Exit(leave_answer(message, lambda: ListedRepository(HubClient(HubSettings.of()), model, revision)))
@@ -102,13 +102,13 @@ def webhook_certificate_command(
     week. The previous certificate stays trusted until it expires, because pods get
     the new one up to a minute later.
     """
-    # kopf and the Kubernetes client take a second to load.
+    # Importing kopf and the Kubernetes client takes a second.
     from specdecode_operator.cluster.client import Cluster, ClusterError  # noqa: PLC0415
     from specdecode_operator.handlers.webhook_certificate import kept_or_renewed, write_certificate  # noqa: PLC0415
 
     files = {}
     if current is not None:
-        # The files of a mounted Secret are links; there are none before it exists.
+        # The files are symlinks, and missing until the Secret exists.
         with suppress(OSError):
             files = {file.name: file.read_bytes() for file in current.iterdir() if file.is_file()}
     made = kept_or_renewed(files, [f"{service}.{namespace}.svc", f"{service}.{namespace}.svc.cluster.local"])
@@ -116,7 +116,7 @@ def webhook_certificate_command(
     async def write() -> None:
         cluster = await Cluster.connect()
         try:
-            # The chart's configuration has a webhook of this name.
+            # Name of the webhook in the chart's configuration.
             webhook = (configuration, "validate.specdecode.io")
             await write_certificate(cluster, made.files, made.trust, (namespace, secret), webhook)
         finally:

@@ -20,7 +20,7 @@ from specdecode_operator.untrusted import mapping, objects, parse_json
 
 
 class KubectlError(Exception):
-    """kubectl did not do what it was asked; the message is its own, or says what is missing."""
+    """kubectl failed. The message is kubectl's, or one with a fix."""
 
 
 _MOST_NAMED: Final = 8
@@ -38,15 +38,15 @@ _NO_CLUSTER: Final = ("Unable to connect to the server", "no such host", "i/o ti
 
 @dataclass(frozen=True)
 class Kubectl:
-    """kubectl with a context, a namespace and a kubeconfig; None leaves the choice to kubectl."""
+    """kubectl with a context, namespace and kubeconfig. None selects kubectl's default."""
 
     context: str | None = None
     namespace: str | None = None
     kubeconfig: str | None = None
 
     def text(self, *arguments: str, stdin: str | None = None) -> str:
-        """Return what kubectl prints."""
-        done = subprocess.run(  # noqa: S603  arguments are a list: no shell reads them
+        """Return kubectl's output."""
+        done = subprocess.run(  # noqa: S603  without a shell
             self._command(arguments),
             input=None if stdin is None else stdin.encode(),
             stdin=subprocess.DEVNULL if stdin is None else None,
@@ -58,34 +58,34 @@ class Kubectl:
         return done.stdout.decode(errors="replace")
 
     def short_text(self, *arguments: str, most_bytes: int) -> str:
-        """Return what kubectl prints, where who answers it need not end."""
+        """Return kubectl's output, limited to ``most_bytes`` because an untrusted server may send without end."""
         with tempfile.TemporaryFile() as errors, self.stream(*arguments, errors=errors) as process:
             printed = process.stdout.read(most_bytes + 1) if process.stdout else b""
             if len(printed) > most_bytes:
                 process.kill()
-                raise KubectlError(f"answers with more than {most_bytes} bytes")
+                raise KubectlError(f"the answer exceeds {most_bytes} bytes")
             if process.wait():
                 errors.seek(0)
                 raise KubectlError(self._words(errors.read().decode(errors="replace"), process.returncode))
         return printed.decode(errors="replace")
 
     def find(self, *arguments: str) -> Body | None:
-        """Return the object or list that ``get`` with these arguments finds, or None."""
+        """Return the object or list of ``kubectl get``; None if not found."""
         printed = self.text("get", *arguments, "--ignore-not-found", "--output=json")
         return _object(printed) if printed.strip() else None
 
     def apply(self, body: Body, *options: str) -> Body:
-        """Apply an object or a List, and return what the API server made of it."""
+        """Apply an object or a List, and return it as stored by the API server."""
         text = json.dumps(body, default=str)
         return _object(self.text("apply", "--server-side", "--filename=-", "--output=json", *options, stdin=text))
 
     def items(self, *arguments: str) -> list[Body]:
-        """Return the objects that ``get`` with these arguments lists."""
+        """Return the items that ``kubectl get`` lists."""
         listed: list[Body] = (self.find(*arguments) or {}).get("items", [])
         return listed
 
     def select(self, resource: str, *, all_namespaces: bool, selector: str | None) -> list[Body]:
-        """Return the objects of a resource that the common options select."""
+        """Return the objects of a resource that -A and -l select."""
         options = ["--all-namespaces"] if all_namespaces else []
         return self.items(resource, *options, *([f"--selector={selector}"] if selector else []))
 
@@ -94,7 +94,7 @@ class Kubectl:
         return replace(self, namespace=str(body["metadata"]["namespace"]))
 
     def names_here(self, resource: str, plural: str, name: str) -> str:
-        """Return which objects of a resource exist, and the one that a mistyped name may mean."""
+        """Return a hint for a name that was not found: a similar name, and the existing ones."""
         names = [each["metadata"]["name"] for each in self.items(resource)]
         if not names:
             return f"no {plural} here"
@@ -103,16 +103,16 @@ class Kubectl:
         return f"did you mean {meant[0]}? {listed}" if meant else listed
 
     def stream(self, *arguments: str, errors: int | BinaryIO = subprocess.PIPE) -> subprocess.Popen[bytes]:
-        """Start kubectl, whose output is read while it runs; end it when it is no longer needed."""
-        return subprocess.Popen(  # noqa: S603  arguments are a list: no shell reads them
+        """Start kubectl and return the process; the caller reads its output and stops it."""
+        return subprocess.Popen(  # noqa: S603  without a shell
             self._command(arguments), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors
         )
 
     def _command(self, arguments: Sequence[str]) -> list[str]:
         program = shutil.which("kubectl")
         if program is None:
-            raise KubectlError("kubectl: not on PATH: install it; this command reaches the cluster through kubectl")
-        # Joined by "=", a value that begins with a dash is not another option.
+            raise KubectlError("kubectl: not found on PATH: install it; this command needs it to reach the cluster")
+        # With "=", a value that starts with a dash is not parsed as an option.
         chosen = [
             *([f"--kubeconfig={self.kubeconfig}"] if self.kubeconfig else []),
             *([f"--context={self.context}"] if self.context else []),
@@ -123,7 +123,7 @@ class Kubectl:
     def _words(self, stderr: str, code: int) -> str:
         said = one_line(stderr)
         if not said:
-            return f"kubectl ended with exit code {code} and said nothing"
+            return f"kubectl exited with code {code} and no message"
         if match := _NO_CONTEXT.search(said):
             return unknown_context(match[1] or match[2], self.kubeconfig)
         if _NO_KUBECONFIG.search(said):
@@ -132,7 +132,7 @@ class Kubectl:
 
 
 def _of_no_answer(said: str) -> str:
-    """Return the words of kubectl, or the common message if the API server does not answer."""
+    """Return kubectl's message, or the common one if the API server does not answer."""
     if match := _REFUSED.search(said):
         return unreachable(match[1], "Connection refused")
     if not any(words in said for words in _NO_CLUSTER):
@@ -148,20 +148,22 @@ def _object(printed: str) -> Body:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise KubectlError("kubectl did not print an object: is it kubectl, and is this the API server of a cluster?")
+        raise KubectlError(
+            "kubectl did not print an object: check that kubectl and the server in the kubeconfig are the right ones"
+        )
     return found
 
 
 def condition_of(body: Body, type_: str) -> Body:
-    """Return a condition in the status of an object; empty if it has none of this type."""
+    """Return the condition of a type from an object's status; empty if it is missing."""
     conditions = objects(mapping(body, "status"), "conditions")
     return next((each for each in conditions if each.get("type") == type_), {})
 
 
 def with_kubectl(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options -n, --context and --kubeconfig, and the Kubectl for them as its first argument.
+    """Add -n, --context and --kubeconfig to a command, which gets a Kubectl as its first argument.
 
-    Its other arguments are keyword-only.
+    Other arguments of the command must be keyword-only.
     """
 
     def run(
@@ -176,14 +178,14 @@ def with_kubectl(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def one_line(stderr: str) -> str:
-    """Return what kubectl complained of, without its log, its warnings, and its ``error:``.
+    """Return kubectl's error message on one line, without log lines, warnings and ``error:``.
 
-    A refusal has a line for each field.
+    A rejected object has one line per field.
     """
     lines = [line.strip() for line in stderr.splitlines()]
     said = [line for line in lines if line and not line.startswith("Warning:") and not _LOG_LINE.match(line)]
     said = [line for line in said if _NOT_ALL not in line]
-    # Where the log is all that there is, its last line says why.
+    # If there are only log lines, the last one has the reason.
     said = said or [_QUOTED.sub(r"\1", line).replace('\\"', '"') for line in lines if line][-1:]
     text = "; ".join(line.removeprefix("* ").removeprefix("error: ") for line in said)
     return printable(text.replace(":; ", ": "))

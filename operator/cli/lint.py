@@ -41,12 +41,12 @@ from specdecode_operator.sizing.calibration import UNCALIBRATED
 from specdecode_operator.version import __version__
 
 _STEP: Final = re.compile(r"[^.\[\]]+|\[(\d+)\]")
-# The safe loader in C where there is one: this composes the whole file once more.
+# The C loader if available: the whole file is parsed a second time.
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def line_of(document: input_files.Document, field: str) -> int | None:
-    """Return the line, from 1, of a field of an object, or of its closest parent; None if the file is unknown."""
+    """Return the line (from 1) of a field or its closest existing parent; None if the file is unknown."""
     documents = _composed(document.file)
     if document.number is None or document.number > len(documents):
         return None
@@ -73,28 +73,28 @@ def _composed(file: str) -> tuple[yaml.Node | None, ...]:
         return ()
     try:
         return tuple(yaml.compose_all(read_text(file), Loader=_Loader))
-    except (yaml.YAMLError, DocumentError):  # JSON with tabs is no YAML; and files come and go
+    except (yaml.YAMLError, DocumentError):  # JSON with tabs is not valid YAML, or the file has been removed
         return ()
 
 
-_LATER: Final = "in the cluster the operator reads it; with {options} the rest is checked here, too"
+_LATER: Final = "the operator reads it in the cluster; to check the rest here, add {options}"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong, or worth knowing."""
+    """An error, warning or note about an object or a file."""
 
     level: admission_findings.Level
-    rule: str  # The reason that the condition `Accepted` would have; Unreadable for a file without an object
-    message: str  # Field, value and what to do, without a full stop
-    file: str  # As it was named; ``-`` for standard input
+    rule: str  # Reason of the condition `Accepted`; Unreadable if no object could be read
+    message: str  # Field, value, problem and fix, without a full stop
+    file: str  # As named on the command line; ``-`` for standard input
     document: input_files.Document | None = None  # None if a file could not be read
-    field: str = ""  # Path in the object; empty if no single field is meant
-    line: int | None = None  # Of the field in the file, from 1
+    field: str = ""  # Path in the object; empty if the finding is about several fields
+    line: int | None = None  # Line of the field, from 1
 
     @property
     def place(self) -> str:
-        """File and line; empty if several files lack it."""
+        """File and, if known, line."""
         return f"{self.file}:{self.line}" if self.line is not None else self.file
 
 
@@ -104,10 +104,7 @@ def find(
     terms: admission_findings.Terms,
     policies: admission_findings.Policies | None = None,
 ) -> list[Finding]:
-    """Return the findings of the objects that were read, in their order, and what could not be read.
-
-    ``terms`` are those of the operator, ``policies`` those of the cluster.
-    """
+    """Return the findings about objects in the order they were read, then an error for each unreadable document."""
     by_kind: dict[str, dict[str, input_files.Document]] = {capture.KIND: {}, deployment.KIND: {}}
     for each in reading.documents:
         by_kind[each.kind][each.qualified_name] = each
@@ -162,13 +159,13 @@ def _in_capture(
     terms: admission_findings.Terms,
     _: admission_findings.Policies | None,
 ) -> list[admission_findings.Remark]:
-    """Judge a capture; whether it can be taken of its deployment only if that is in the files and runs."""
+    """Check a capture; also check it against its deployment if the files contain it and it can be launched."""
     spec = admitted_capture(document.body)
     remarks = [*admission_findings.capture_remarks(spec, terms)]
     deployments = by_kind[deployment.KIND]
     owner = deployments.get(neighbour(document, spec.deployment))
     if owner is None and (meant := _misspelt(document, spec.deployment, deployments)):
-        problem = Problem("spec.deployment", spec.deployment, f"is not in these files: did you mean {meant}?")
+        problem = Problem("spec.deployment", spec.deployment, f"not found in these files; did you mean {meant}?")
         remarks.append(admission_findings.Remark(admission_findings.Level.WARNING, "DeploymentNotFound", problem))
     if owner is None or any(each.level is admission_findings.Level.ERROR for each in remarks):
         return remarks
@@ -185,7 +182,7 @@ def _in_capture(
 
 
 def _misspelt(document: input_files.Document, name: str, deployments: Mapping[str, input_files.Document]) -> str | None:
-    """Return the deployment in a capture's namespace with almost this name."""
+    """Return a deployment with a similar name in the capture's namespace."""
     names = {each.name for key, each in deployments.items() if key == neighbour(document, each.name)}
     return next(iter(get_close_matches(name, names, n=1)), None)
 
@@ -203,7 +200,7 @@ _SCHEMA: Final = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/sch
 
 
 def sarif(findings: Sequence[Finding]) -> dict[str, Any]:
-    """Return a log with one run. Files below the working directory are relative to it, as GitHub wants them."""
+    """Return a SARIF log with one run. GitHub requires paths relative to the working directory."""
     rules, results, here = list(dict.fromkeys(each.rule for each in findings)), [], Path.cwd()
     for each in findings:
         path = Path(each.file).absolute()
@@ -229,7 +226,7 @@ def sarif(findings: Sequence[Finding]) -> dict[str, Any]:
 
 
 class Form(StrEnum):
-    """How to print."""
+    """Output format."""
 
     TEXT = "text"
     JSON = "json"
@@ -312,12 +309,12 @@ def _policies(file: str) -> admission_findings.Policies:
     )
     if not found.bindings and not found.policies:
         raise DocumentError(
-            f"{file}: holds no ValidatingAdmissionPolicy: of the chart's values, limits makes them: set it and render"
-            " the chart anew, or leave --admission-policy out"
+            f"{file}: no ValidatingAdmissionPolicy found: set limits in the chart's values and render the chart again,"
+            " or omit --admission-policy"
         )
     if not found.bindings or not found.policies:
         lacks = "bindings of its policies" if found.policies else "policies of its bindings"
-        raise DocumentError(f"{file}: lacks the {lacks}: write both, as helm template does")
+        raise DocumentError(f"{file}: the {lacks} are missing: include both, as helm template does")
     return found
 
 

@@ -31,15 +31,15 @@ _WORDS: Final = {
     "path": "PATH",
     "Path": "PATH",
 }
-"""What help calls a value, by the type that Python calls it. A switch has none."""
+"""Names of value types in help, by their names in Python. Flags have no value."""
 _WIDEST_TYPE: Final = 13
 
 
 class Group(TyperGroup):
-    """Commands whose values and errors have names for people."""
+    """Command group with readable names of value types, in help and in errors."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command; rephrase the checking library's errors, and add the value."""
+        """Run a command; add the rejected value to pydantic's error messages."""
         try:
             return super().invoke(ctx)
         except typer.BadParameter as error:
@@ -52,11 +52,11 @@ class Group(TyperGroup):
             raise
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return the parameters of the group itself."""
+        """Return the group's own parameters."""
         return [_named(each, ctx) for each in super().get_params(ctx)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command of the group."""
+        """Return a command, with readable names of its value types."""
         command = super().get_command(ctx, cmd_name)
         for parameter in [] if command is None else command.get_params(ctx):
             _named(parameter, ctx)
@@ -64,17 +64,17 @@ class Group(TyperGroup):
 
 
 class LazyGroup(Group):
-    """Commands that are loaded when they are called: all of them take as long as a plan."""
+    """Group that imports a command when it is called: importing all commands takes as long as a plan."""
 
     later: ClassVar[Mapping[str, str]]
-    """By name, the module in this folder, and the function or the group in it."""
+    """MODULE:ATTRIBUTE of each command: a module in this folder, and a function or group in it."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.commands = _Commands(self.later)
 
     def list_commands(self, _ctx: Any) -> list[str]:
-        """Return the names, without loading the commands."""
+        """Return the names without importing the commands."""
         return [*self.commands]
 
 
@@ -82,7 +82,7 @@ class _Commands(UserDict[str, Any]):
     def __getitem__(self, name: str) -> Any:
         if isinstance(where := self.data[name], str):
             module, _, attribute = where.partition(":")
-            # Collecting garbage meanwhile takes a tenth longer, and none of it is garbage later.
+            # Garbage collection would make the import 10 % slower, and none of the objects is ever freed.
             gc.disable()
             found = getattr(import_module(f"specdecode_operator.cli.{module}"), attribute)
             gc.freeze()
@@ -99,7 +99,7 @@ class _Commands(UserDict[str, Any]):
 
 
 def application(description: str, *, cls: type[Group] = Group, hidden: bool = False) -> typer.Typer:
-    """Return a command with further ones under it, each with the docstring of its function as help."""
+    """Return a command group. The help of each command is its function's docstring."""
     return typer.Typer(
         cls=cls,
         help=description,
@@ -118,11 +118,11 @@ def _named(parameter: Any, ctx: Any) -> Any:
     if isinstance(parameter, TyperOption) and parameter.metavar is None:
         kind = parameter.display_type(ctx).strip("<>").removeprefix("list[").removesuffix("]")
         parameter.metavar = name = _WORDS.get(kind, f"<{kind}>")
-        numbers = parameter._get_number_range_help_str()  # noqa: SLF001  the library gives it no other way
+        numbers = parameter._get_number_range_help_str()  # noqa: SLF001  no public function returns it
         numbers = f"[{numbers}]" if numbers else ""
         shown = f"{name} {numbers}".strip()
         if len(shown) > _WIDEST_TYPE:
-            # In lines, because names would be cut in 80 columns.
+            # Break the line: in 80 columns, names would be truncated.
             if len(numbers) > _WIDEST_TYPE:
                 numbers = numbers.replace("x<=", "x\n<=")
             shown = f"{name}\n{numbers}" if numbers else name.replace("|", "|\n")
@@ -130,9 +130,9 @@ def _named(parameter: Any, ctx: Any) -> Any:
         parameter._get_number_range_help_str = lambda: None  # type: ignore[method-assign]  # noqa: SLF001
     elif isinstance(parameter, TyperArgument):
         parameter.metavar = parameter.metavar or parameter.name.upper()
-        # The name of an argument says what it is.
+        # The name of an argument describes its value.
         parameter.display_type_rich = lambda ctx: None  # type: ignore[method-assign]  # noqa: ARG005
-    # `completion` covers each shell; the library's options only the one they run in.
+    # `specdecode completion` supports every shell; typer's options support only the current one.
     parameter.hidden = parameter.hidden or parameter.name in ("install_completion", "show_completion")
     return parameter
 
@@ -144,12 +144,12 @@ def _add_option(option: TyperOption, names: list[str], parser: Any, ctx: Any) ->
 
 
 class Ending(IntEnum):
-    """Exit codes of a command that was stopped, beside its own."""
+    """Exit codes of a command that did not finish, in addition to its own."""
 
-    # As in sysexits.h
+    # From sysexits.h
     DEFECT = 70
     NOT_WRITTEN = 74
-    # As shells report that a signal ended a program
+    # 128 + signal number, as shells report it
     INTERRUPTED = 130
     PIPE_CLOSED = 141
 
@@ -158,10 +158,10 @@ TRACEBACK: Final = "SPECDECODE_TRACEBACK"
 
 
 def run_to_its_end(command: Callable[[], None]) -> NoReturn:
-    """Run a command and end the process: with its exit code, or with one line on what stopped it."""
+    """Run a command and exit with its code; report an unexpected error on one line."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # Whatever the locale, and whatever bytes the name of a file has.
+            # File names may have characters that the locale cannot encode.
             stream.reconfigure(errors="backslashreplace")
     try:
         try:
@@ -174,14 +174,14 @@ def run_to_its_end(command: Callable[[], None]) -> NoReturn:
     except KeyboardInterrupt:
         _end(Ending.INTERRUPTED)
     except BrokenPipeError:
-        # Who reads has enough, as head does: that is no error of anyone.
+        # The reader closed the pipe, as head does: not an error.
         _end(Ending.PIPE_CLOSED)
     except OSError as error:
         place = error.filename if isinstance(error.filename, str) else "standard output"
         _end(Ending.NOT_WRITTEN, f"{place}: {error.strerror or error}: write to another place")
     except MemoryError:
-        _end(Ending.DEFECT, "there is not enough memory for it: give it less at once")
-    except Exception as error:  # noqa: BLE001  the last to hear of it
+        _end(Ending.DEFECT, "out of memory: use fewer or smaller files")
+    except Exception as error:  # noqa: BLE001  the outermost handler
         _end_with_defect(error)
     sys.exit(0)
 
@@ -191,7 +191,7 @@ def _end(code: Ending, message: str | None = None) -> NoReturn:
         if message is not None:
             sys.stderr.write(f"error: {printable(message)}\n")
         sys.stderr.flush()
-    # What could not be written would be tried, and told, once more.
+    # At exit, Python would flush unwritten output again and report the same error.
     with suppress(OSError, AttributeError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
@@ -199,10 +199,10 @@ def _end(code: Ending, message: str | None = None) -> NoReturn:
 
 def _end_with_defect(error: Exception) -> NoReturn:
     if os.environ.get(TRACEBACK) or sys.argv[1:2] in [["operator"], ["capture-job"], ["read-model"]]:
-        # Commands in pods cannot be run again to see more.
+        # A command in a pod cannot be run again to get a traceback.
         traceback.print_exception(error)
     what = " ".join(f"{type(error).__name__}: {error}".split())
-    hint = f"this is a defect of specdecode: please report what {TRACEBACK}=1 shows"
+    hint = f"this is a bug in specdecode: please report it with the output of {TRACEBACK}=1"
     _end(Ending.DEFECT, f"{clip(what, 300)}: {hint}")
 
 
@@ -210,11 +210,9 @@ class _TopLevel(LazyGroup):
     later: ClassVar = {
         "init": "init:init_command",
         "plan": "plan.command:plan_command",
-        "explain": "explain:explain_command",
         "lint": "lint:lint_command",
         "import": "importing:import_command",
         "models": "models:models_app",
-        "estimate": "estimate:estimate_command",
         "status": "status:status_command",
         "doctor": "doctor:doctor_command",
         "render": "render:render_command",
@@ -236,18 +234,25 @@ class _TopLevel(LazyGroup):
         "read-model": "job_commands:read_model_app",
     }
     panels: ClassVar = {
-        "Plan": ("init", "plan", "explain", "lint", "import", "models", "estimate"),
+        "Plan": ("init", "plan", "lint", "import", "models"),
         "Run": ("status", "doctor", "render", "attestation"),
         "Measure": ("capture", "metrics", "advise", "verdict", "calibrate"),
         "Simulate": ("replay",),
         "Other": ("completion", "version", "crds"),
     }
-    """Commands in help, by panel. Help omits all other commands."""
-    renamed: ClassVar = {"figures": "metrics", "verify": "attestation verify", "schema figures": "schema metrics"}
-    """Former names, with their new ones."""
+    """Commands by help panel. Help omits all other commands."""
+    renamed: ClassVar = {
+        "figures": "metrics",
+        "verify": "attestation verify",
+        "explain": "plan --explain",
+        "estimate": "plan --batch",
+        "schema figures": "schema metrics",
+        "schema estimate": "schema batch",
+    }
+    """Former names of commands, with their new names."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command with its panel of help."""
+        """Return a command with its help panel."""
         command = super().get_command(ctx, cmd_name)
         if command is not None:
             panel = next((panel for panel, names in self.panels.items() if cmd_name in names), None)
@@ -255,11 +260,12 @@ class _TopLevel(LazyGroup):
         return command
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Print help and succeed if there are no arguments, as kubectl does; accept former names of commands."""
+        """Without arguments, print help and exit with 0, as kubectl does; accept former names of commands."""
         for former, name in () if ctx.resilient_parsing else self.renamed.items():
             if args[: len(former.split())] == former.split():
                 typer.echo(f"specdecode {former}: renamed to specdecode {name}", err=True)
-                args = [*name.split(), *args[len(former.split()) :]]
+                # Of estimate, --in names the file of --batch.
+                args = [*name.removesuffix("--batch").split(), *args[len(former.split()) :]]
                 break
         return list(super().parse_args(ctx, args or ["--help"]))
 
@@ -317,11 +323,11 @@ def options(
         ),
     ] = False,
 ) -> None:
-    """Take the options that stand before a command."""
+    """Accept options before a command."""
 
 
 def main() -> None:
     """Entry point of the console script."""
-    # They would be looked for among all packages that are installed, at each start.
+    # At each start, pydantic would search all installed packages for plugins.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     run_to_its_end(app)

@@ -1,7 +1,4 @@
-"""`specdecode metrics`: current metrics of running engines, from /metrics or Prometheus.
-
-Both sources use the same definitions.
-"""
+"""`specdecode metrics`: current metrics of running engines, from /metrics or Prometheus, with the same definitions."""
 
 import math
 import re
@@ -27,31 +24,31 @@ from specdecode_operator.stats.figures import FIGURES, TPOT_LIMIT, TTFT_LIMIT, F
 
 
 class FigureOutput(Output):
-    """One figure of docs/reference/metrics.md."""
+    """A metric of docs/reference/metrics.md."""
 
     name: str
-    """As in the name of its recorded series."""
+    """Name of the metric, as in its recorded series."""
     unit: str
-    """Empty where it has none."""
+    """Unit; empty if the metric has none."""
     value: float | None
-    """Null where there was nothing to divide by, or the engines do not tell it."""
+    """Null if the divisor was zero or the engines do not report it."""
     by_position: dict[str, float] | None
-    """Of a figure by position in the draft, counted from 0; null of all others."""
+    """Values by draft position, from 0; null for metrics without positions."""
 
 
 class MetricsOutput(Output):
-    """Figures of one deployment."""
+    """Metrics of one deployment."""
 
     source: str
-    """Who was asked."""
+    """Deployment, engine URLs or Prometheus that was read."""
     over_seconds: float
-    """What they are taken over."""
+    """Length of the measurement interval."""
     engines: int | None
-    """How many engines answered at both looks; null of a Prometheus."""
+    """Number of engines that answered both reads; null for Prometheus."""
     left_out: list[str]
-    """Engines that did not answer, and why."""
+    """Engines that did not answer, with the reason."""
     figures: list[FigureOutput]
-    """In the order of the page."""
+    """Metrics in the order of docs/reference/metrics.md."""
 
 
 Name = Annotated[
@@ -79,11 +76,11 @@ Over = Annotated[
 
 
 _PORTS: Final = {"http": "", "https": "https:"}
-"""Names of an engine's port, with what the API server's proxy wants before the pod's name."""
+"""Port names of engines, and the prefix of the pod name in the API server's proxy path."""
 
 
 class Engine(NamedTuple):
-    """One engine, and how its /metrics is read."""
+    """An engine, and a function that reads its /metrics."""
 
     name: str
     read: Callable[[], str]
@@ -174,7 +171,7 @@ def metrics_command(  # noqa: PLR0913  each is an option
     known = {each.name: each.value for each in found.figures}
     for what, limit in (("time_to_first_token", ttft_limit), ("time_per_output_token", tpot_limit)):
         if limit is not None and known[f"{what}_within_limit"] is None and known[f"{what}_p50"] is not None:
-            why = f"{limit:g} is no bucket of the histogram of {what}: take one that /metrics has as le"
+            why = f"{limit:g} is not a bucket of the {what} histogram: use an le value from /metrics"
             say_line(f"note: {why}", err=True)
     if output is not TableOrData.TABLE:
         print_data(found, output)
@@ -188,18 +185,18 @@ def _check(
     name: str | None, namespace: str | None, engine: list[str] | None, prometheus: str | None, token_file: str | None
 ) -> None:
     if bool(engine) == bool(name) or (engine and prometheus):
-        fail("NAME, --engine: give a SpecDecodeDeployment or URLs of engines; a Prometheus wants the first")
+        fail("NAME, --engine: set either NAME or --engine; --prometheus needs NAME")
     if prometheus and not namespace:
-        fail("--namespace: give it beside --prometheus, which knows no kubeconfig")
+        fail("--namespace: required with --prometheus, which does not use the kubeconfig")
     if token_file and not prometheus:
-        fail("--token-file: it is for --prometheus alone: give both or neither")
+        fail("--token-file: requires --prometheus")
     for option, value in (("NAME", name), ("--namespace", namespace)):
         if value is not None and not _NAME.fullmatch(value):
-            fail(f"{option}: {shown(value)} is not a name of Kubernetes: write lower-case letters, digits, - and .")
+            fail(f"{option}: {shown(value)} is not a Kubernetes name: use lower-case letters, digits, - and .")
 
 
 def _figures(limits: Mapping[str, float | None]) -> Iterator[Figure]:
-    """Yield the figures, with limits put in; those whose limit is not given are left out."""
+    """Yield the figures, with limits filled in. Figures without a given limit are omitted."""
     for figure in FIGURES:
         if not isinstance(figure.measure, measures.Within):
             yield figure
@@ -209,7 +206,7 @@ def _figures(limits: Mapping[str, float | None]) -> Iterator[Figure]:
 
 def _table(found: MetricsOutput) -> str:
     asked = "" if found.engines is None else f" of {found.engines} engine{'s' if found.engines != 1 else ''}"
-    lines = [f"figures{asked} over {found.over_seconds:g} s; docs/reference/metrics.md defines them"]
+    lines = [f"metrics{asked} over {found.over_seconds:g} s; docs/reference/metrics.md defines them"]
     width = max(len(each.name) for each in found.figures)
     for each in found.figures:
         numbers = (each.by_position or {}).values() if each.value is None else [each.value]
@@ -231,13 +228,13 @@ def _from_prometheus(
         except (OSError, UnicodeDecodeError):
             token = ""
         if not token.isprintable() or not token or " " in token or len(token) > _LONGEST_TOKEN:
-            fail(f"--token-file: {shown(token_file)} has no token: write it in one line, without spaces")
+            fail(f"--token-file: {shown(token_file)}: contains no token: write it on one line, without spaces")
     values = ask_prometheus(
         url, token, measures.Scope(window=f"{over_s}s", namespace=namespace, deployment=name), figures
     )
     if not any(values.values()):
         raise NoAnswerError(
-            f"{place_of(url)}: has no series with namespace={namespace} and specdecode_deployment={name}:"
+            f"{place_of(url)}: no series with namespace={namespace} and specdecode_deployment={name}:"
             " see docs/operate/monitor.md for the scrape configuration"
         )
     return _output(place_of(url), (None, []), over_s, values, {each.name: each.unit for each in figures})
@@ -246,13 +243,13 @@ def _from_prometheus(
 def _from_engines(
     kubectl: Kubectl, name: str | None, urls: Sequence[str], figures: Sequence[Figure], over_s: int
 ) -> MetricsOutput:
-    """Return figures of what engines did between two looks; one that does not answer both is left out."""
+    """Return the figures between two reads of the engines. Engines that miss a read are left out."""
     try:
         engines = _engines(kubectl, name, urls)
     except KubectlError as error:
         raise NoAnswerError(str(error)) from error
     if not engines:
-        raise NoAnswerError(f"NAME: {name} has no engine that is ready: look at kubectl get sdd and kubectl get pods")
+        raise NoAnswerError(f"NAME: {name} has no ready engine: see kubectl get sdd and kubectl get pods")
     series = frozenset().union(*(figure.measure.series() for figure in figures))
     left_out: dict[str, str] = {}
     before = _look(engines, series, left_out)

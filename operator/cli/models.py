@@ -67,7 +67,7 @@ def list_command(
     titles = ("id", "kind", "quantization", "parameters")
     cells = [tuple(_lines(title, row[title])[0] for title in titles) for row in rows]
     if not cells:
-        say_line(f"no id holds {word}: specdecode models list shows all", err=True)
+        say_line(f"no id contains {word}: run specdecode models list to see all", err=True)
         raise typer.Exit(ExitCode.UNKNOWN)
     say("\n".join(aligned([titles, *cells], left=3, indent="")))
 
@@ -101,9 +101,11 @@ def show_command(
             meant = catalogue.similar_model(model, heads=False) or catalogue.similar_model(model, heads=True)
             others = others_named(model, heads=False) or others_named(model, heads=True)
             or_meant = (
-                f", did you mean {meant}?" if meant else f"{others}{'' if hub else ': add --hub to read it there'}"
+                f", did you mean {meant}?"
+                if meant
+                else f"{others}{'' if hub else ': add --hub to read it from the hub'}"
             )
-            _end_unknown(f"{model}: is not in the catalogue{' or the facts files' if facts else ''}{or_meant}")
+            _end_unknown(f"{model}: not found in the catalogue{' or the facts files' if facts else ''}{or_meant}")
         entry = _entry(model, read, source)
     known = list(_facts(entry, read))
     if output is TextOrJson.JSON:
@@ -147,7 +149,7 @@ def drafts_command(
     if not rows:
         meant = catalogue.similar_model(model, heads=False)
         or_meant = f", did you mean {meant}?" if meant and meant != model else ""
-        _end_unknown(f"{model}: no draft for this model is known here{or_meant}")
+        _end_unknown(f"{model}: no known draft for this model{or_meant}")
     if output is TextOrJson.JSON:
         print_json(rows)
         return
@@ -187,8 +189,8 @@ def add_command(
         fix = ""
         if error.reason == "WeightsNotFound" and Path(model).is_dir():
             fix = (
-                ": add them, or their headers alone; without them, plan and lint size the model by its config.json with"
-                f" --model-config {shlex.quote(name or 'ID')}={shlex.quote(str(Path(model, 'config.json')))}"
+                ": add them, or only their headers; without them, plan and lint can size the model by its config.json"
+                f" with --model-config {shlex.quote(name or 'ID')}={shlex.quote(str(Path(model, 'config.json')))}"
             )
         _end_unknown(f"{printable(model)}: {printable(error.message)}{printable(fix)}")
     except FactsFileError as error:

@@ -38,26 +38,26 @@ def crds_command(
     ] = None,
 ) -> None:
     """Print the CustomResourceDefinitions as YAML, ready for kubectl apply."""
-    # Only this command needs the models of the API, which take a third of a second to load.
+    # Importing the API models takes a third of a second, and other commands do not need them.
     from specdecode_operator.api.crds import crd_file_name, crd_yaml, crds  # noqa: PLC0415
 
     if out is None:
         typer.echo("---\n".join(map(crd_yaml, crds())), nl=False)
         return
     if not out.is_dir():
-        fail(f"--out: {place_of(str(out))}: is not a folder: create it first, or name another")
+        fail(f"--out: {place_of(str(out))}: is not a folder: create it first, or use another")
     for crd in crds():
         file = out / crd_file_name(crd)
         try:
             with replaced_whole(file) as stream:
                 stream.write(crd_yaml(crd))
         except OSError as error:
-            fail(f"--out: {place_of(str(file))}: {error.strerror}: name a folder that can be written")
+            fail(f"--out: {place_of(str(file))}: {error.strerror}: use a writable folder")
 
 
 _LEASE_S: Final = 6
 _SHORTEST_LEASE_S: Final = 4
-"""It is renewed six times as often, and a busy machine or API server may need a second for that."""
+"""The operator renews the Lease six times per duration, and one renewal may take a second under load."""
 _LONGEST_LEASE_S: Final = 300
 
 _NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -152,7 +152,7 @@ def operator_command(  # noqa: PLR0913  each is an option
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log every step.")] = False,
 ) -> None:
     """Run the operator: in a cluster with its service account, elsewhere with KUBECONFIG."""
-    # Loading kopf and the Kubernetes client takes a second that other commands need not spend.
+    # Importing kopf and the Kubernetes client takes a second, and other commands do not need them.
     from specdecode_operator.cli.input_files import read_nodes  # noqa: PLC0415
     from specdecode_operator.cluster.observed_figures import Prometheus  # noqa: PLC0415
     from specdecode_operator.handlers.main import run_operator  # noqa: PLC0415
@@ -162,21 +162,21 @@ def operator_command(  # noqa: PLR0913  each is an option
     namespaces = tuple(dict.fromkeys(namespace or ()))
     for each in namespaces:
         if not _NAMESPACE.fullmatch(each):
-            why = "must be the name of one namespace; for several give --namespace several times"
+            why = "must be the name of one namespace; repeat --namespace for several"
             raise typer.BadParameter(f"{printable(each)}: {why}", param_hint="--namespace")
     is_url = prometheus is None or prometheus.lower().startswith(("http://", "https://"))
-    of_cluster = "is for --namespace alone: an operator of the whole cluster sees its nodes: remove it"
-    both = "goes with --webhook-certificate: give both or neither"
-    alone = "is for --prometheus alone: give both or neither"
-    lonely_key = "is for --signing-key alone: give both or neither"
+    of_cluster = "requires --namespace: without it, the operator watches the nodes itself: omit --nodes"
+    both = "must be set together with --webhook-certificate"
+    alone = "requires --prometheus"
+    lonely_key = "requires --signing-key"
     for option, is_wrong, message in (
-        ("--prometheus", not is_url, f"{prometheus}: must begin with http:// or https://"),
+        ("--prometheus", not is_url, f"{prometheus}: must start with http:// or https://"),
         ("--prometheus-token-file", prometheus is None and prometheus_token_file is not None, alone),
         ("--webhook-port", (webhook_port is None) != (webhook_certificate is None), both),
         (
             "--refuse-does-not-fit",
             webhook_port is None and refuse_does_not_fit,
-            "is for the webhook: add --webhook-port",
+            "requires --webhook-port",
         ),
         ("--nodes", nodes is not None and not namespaces, of_cluster),
         ("--signing-key-password-file", signing_key is None and signing_key_password_file is not None, lonely_key),
@@ -207,19 +207,19 @@ def operator_command(  # noqa: PLR0913  each is an option
 def _lease(name: str | None, duration_s: int | None) -> "LeaseName | None":
     if name is None:
         if duration_s is not None:
-            fix = "goes with --leader-election only: add --leader-election LEASE, or leave it out"
+            fix = "requires --leader-election: add --leader-election LEASE, or omit the option"
             raise typer.BadParameter(f"{duration_s}: {fix}", param_hint="--lease-duration")
         return None
     duration_s = _LEASE_S if duration_s is None else duration_s
     if not _SHORTEST_LEASE_S <= duration_s <= _LONGEST_LEASE_S:
-        allowed = f"give {_SHORTEST_LEASE_S} to {_LONGEST_LEASE_S} seconds"
+        allowed = f"must be {_SHORTEST_LEASE_S} to {_LONGEST_LEASE_S} seconds"
         raise typer.BadParameter(f"{duration_s}: {allowed}", param_hint="--lease-duration")
     from specdecode_operator.handlers.leadership import LeaseName  # noqa: PLC0415
     from specdecode_operator.handlers.settings import own_name  # noqa: PLC0415
 
     namespace = os.environ.get("POD_NAMESPACE")
     if not namespace or not name:
-        fix = "set POD_NAMESPACE, as the pod of the operator has it" if name else "name a Lease"
+        fix = "set POD_NAMESPACE, as in the operator's pod" if name else "set the name of a Lease"
         raise typer.BadParameter(f"{name or 'an empty name'}: {fix}", param_hint="--leader-election")
     return LeaseName(namespace, name, own_name(), duration_s)
 
@@ -227,12 +227,12 @@ def _lease(name: str | None, duration_s: int | None) -> "LeaseName | None":
 def _given_key(file: Path | None, password_file: Path | None, former: Sequence[Path]) -> "SigningKey | None":
     if file is None:
         return None
-    # cryptography takes long to load.
+    # Importing cryptography is slow.
     from specdecode_operator.attestation.keys import KeyFormatError, SigningKey  # noqa: PLC0415
     from specdecode_operator.cli.attestation import public_keys  # noqa: PLC0415
 
     with ended(DocumentError, at="--signing-key: "):
-        # A hand-written file ends its line.
+        # A file written by hand ends with a line break.
         password = None if password_file is None else read_text(str(password_file)).removesuffix("\n").encode()
         pem = read_text(str(file)).encode()
     with ended(KeyFormatError, at=f"--signing-key: {printable(str(file))}: "):

@@ -1,11 +1,12 @@
 """Options, exit codes and errors that several commands share."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
+from typer.core import TyperArgument
 
 from specdecode_operator.cli import completion
 from specdecode_operator.cli.terminal import say_line
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class HiddenName(str):
-    """Spelling of an option that commands accept and help omits, such as a former one or that of vLLM."""
+    """Name of an option that help omits, such as a former name or vLLM's name."""
 
     __slots__ = ()
 
@@ -108,7 +109,7 @@ RefuseOption = Annotated[
 
 
 class ExitCode(IntEnum):
-    """What the shell gets; the names are those of the verdicts of a plan."""
+    """Exit codes, named like the verdicts of a plan."""
 
     OK = 0
     INVALID = 2
@@ -118,14 +119,14 @@ class ExitCode(IntEnum):
 
 
 class TextOrJson(StrEnum):
-    """How to print an answer."""
+    """Output format."""
 
     TEXT = "text"
     JSON = "json"
 
 
 class TableOrData(StrEnum):
-    """How to print an answer about memory."""
+    """Output format."""
 
     TABLE = "table"
     JSON = "json"
@@ -133,14 +134,14 @@ class TableOrData(StrEnum):
 
 
 def fail(message: object) -> NoReturn:
-    """Say on standard error what is wrong, and end with the exit code of invalid input."""
+    """Print an error to standard error, and exit with the code for invalid input."""
     say_line(f"error: {message}", err=True)
     raise typer.Exit(ExitCode.INVALID)
 
 
 @contextmanager
 def ended(*errors: type[Exception], at: str = "") -> Iterator[None]:
-    """End with the exit code of invalid input on one of these errors."""
+    """On one of these errors, print it and exit with the code for invalid input."""
     try:
         yield
     except errors as error:
@@ -149,28 +150,37 @@ def ended(*errors: type[Exception], at: str = "") -> Iterator[None]:
 
 @contextmanager
 def refused(option: str | None, *errors: type[Exception]) -> Iterator[None]:
-    """Name the option whose value causes one of these errors."""
+    """Report one of these errors as an error of this option."""
     try:
         yield
     except errors as error:
         raise typer.BadParameter(str(error), param_hint=option) from error
 
 
+def refuse_written(context: typer.Context, names: Collection[str], why: str) -> None:
+    """Reject options and arguments on the command line that have no effect."""
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if parameter.name in names and source is not None and source.name == "COMMANDLINE":
+            name = parameter.metavar if isinstance(parameter, TyperArgument) else parameter.opts[0]
+            raise typer.BadParameter(why, param_hint=name)
+
+
 def allowed_names(given: list[str] | None) -> frozenset[str]:
-    """Return what --allow-pod-template names; end with the exit code of invalid input where it cannot be allowed."""
-    from specdecode_operator.deployment.pod_security import GRANTS, is_grant  # noqa: PLC0415  most commands need none of it
+    """Parse and check the values of --allow-pod-template."""
+    from specdecode_operator.deployment.pod_security import GRANTS, is_grant  # noqa: PLC0415  few commands need it
 
     names = [name.strip() for each in given or [] for name in each.split(",")]
     for name in names:
         if not is_grant(name):
             known = f"use {', '.join(GRANTS)}, or a part such as capabilities.IPC_LOCK"
-            message = f"{name}: cannot be allowed: {known}; directories of nodes are allowed by --allow-host-path"
+            message = f"{name}: cannot be allowed: {known}; for node directories, use --allow-host-path"
             raise typer.BadParameter(message, param_hint="--allow-pod-template")
     return frozenset(names)
 
 
 def allowed_paths(given: list[str] | None) -> tuple[str, ...]:
-    """Return what --allow-host-path names; end with the exit code of invalid input where one is no directory."""
+    """Check the values of --allow-host-path: absolute paths without ``..``."""
     for path in given or []:
         if not path.startswith("/") or ".." in path.split("/"):
             raise typer.BadParameter(f"{path}: must be an absolute path without ..", param_hint="--allow-host-path")
@@ -178,10 +188,10 @@ def allowed_paths(given: list[str] | None) -> tuple[str, ...]:
 
 
 def sources(files: list[str] | None, with_option: list[str] | None, *, needed: bool = True) -> list[str]:
-    """Return the files that are named, with -f or without."""
+    """Return the files from arguments and from -f."""
     named = [*(files or []), *(with_option or [])]
     if needed and not named:
-        raise typer.BadParameter("name a file, a folder, or - for standard input", param_hint="-f FILE")
+        raise typer.BadParameter("missing: use a file, a folder, or - for standard input", param_hint="-f FILE")
     return named
 
 
@@ -189,11 +199,11 @@ def refuse_name_of_list(name: str | None, *, all_namespaces: bool, selector: str
     """Reject the name of one object together with options for a list."""
     if name and (all_namespaces or selector):
         option = "--all-namespaces" if all_namespaces else "--selector"
-        raise typer.BadParameter(f"{name}: cannot be used with {option}; leave one out", param_hint="NAME")
+        raise typer.BadParameter(f"{name}: cannot be used with {option}: omit one of them", param_hint="NAME")
 
 
 def hub_models(*, wanted: bool) -> "HubModels | None":
-    """Return the models of the hub, if they are wanted: nothing else opens a connection."""
+    """Return the models of the hub if wanted, otherwise None. Only these open connections to the hub."""
     if not wanted:
         return None
     from specdecode_operator.cli.hub import HubModels  # noqa: PLC0415

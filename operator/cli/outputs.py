@@ -1,6 +1,6 @@
-"""Command output: its common fields, and how it is printed as JSON, YAML and Markdown.
+"""Common output models, and output as JSON, YAML and Markdown.
 
-Untrusted text keeps its value and cannot control the terminal.
+Control characters in untrusted text are escaped.
 """
 
 import json
@@ -18,7 +18,7 @@ Verdict = Literal["Fits", "Tight", "DoesNotFit", "Unknown", "Invalid"]
 
 
 class Output(BaseModel):
-    """A part of what a command prints as JSON or YAML; later versions may have further keys."""
+    """Base of models that commands print as JSON or YAML. Later versions may add keys."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
@@ -27,19 +27,19 @@ _T = TypeVar("_T", bound=Output)
 
 
 def filled(model: type[_T], source: object, **given: Any) -> _T:
-    """Return a model with the values given, and for its other fields the attributes of the same name."""
+    """Return a model with the given values; other fields are copied from the attributes of ``source``."""
     return model(**{name: getattr(source, name) for name in model.model_fields.keys() - given.keys()}, **given)
 
 
 class ProblemOutput(Output):
-    """One thing that is wrong with an object."""
+    """A problem in an object."""
 
     field: str
     """Path in the object, such as spec.parallelism.tensor."""
     value: str
-    """What stands there."""
+    """Value of the field."""
     message: str
-    """What is wrong with it and what to write instead."""
+    """Problem and fix."""
 
 
 def problems_data(problems: Iterable[Problem]) -> list[ProblemOutput]:
@@ -48,30 +48,30 @@ def problems_data(problems: Iterable[Problem]) -> list[ProblemOutput]:
 
 
 class PerGpu(Output):
-    """Memory of one GPU, on CPU of one rank, in bytes: requested less the six terms is available_kv."""
+    """Memory per GPU (on CPU: per rank) in bytes. available_kv is requested minus the six terms in between."""
 
     total: int
     """Memory of the device, as CUDA reports it."""
     requested: int
-    """What the engine claims of it; on CPU what it will take in all."""
+    """Memory that the engine claims; on CPU, its total memory use."""
     target_weights: int
     """Weights of the target."""
     draft_weights: int
     """Weights of the draft."""
     state: int
-    """Buffers for the state of requests."""
+    """Buffers for request state."""
     activation: int
-    """Peak of one step."""
+    """Peak activation memory of one step."""
     cuda_graphs: int
     """CUDA graphs."""
     non_torch: int
-    """Memory outside torch, corrections of a calibration among it."""
+    """Memory outside torch, including corrections from a calibration."""
     available_kv: int
-    """What is left for the KV cache, before the margin; negative where the rest is too much."""
+    """Memory left for the KV cache, before the margin. Negative if the other terms exceed the requested memory."""
 
 
 def print_data(data: "BaseModel", output: TableOrData) -> None:
-    """Print an answer for programs."""
+    """Print an answer as JSON or YAML."""
     plain = data.model_dump(mode="json")
     if output is TableOrData.JSON:
         print_json(plain)
@@ -80,26 +80,26 @@ def print_data(data: "BaseModel", output: TableOrData) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print a value as JSON that people can read, too."""
+    """Print a value as indented JSON."""
     typer.echo(json_text(value, indent=2))
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
-    """Return a value as JSON, in which characters that are not printable stand as escapes."""
+    """Return a value as JSON, with non-printable characters escaped."""
     return printable_json(json.dumps(value, indent=indent, ensure_ascii=False))
 
 
 def printable_json(text: str) -> str:
-    """Return JSON that means the same."""
+    """Escape non-printable characters in JSON; the values stay the same."""
     if _is_printable(text):
         return text
-    # Between its texts JSON has no such characters but ends of lines.
+    # Outside strings, the only such character is the line break.
     return "".join(each if each == "\n" or each.isprintable() else json.dumps(each)[1:-1] for each in text)
 
 
 def yaml_text(value: Any, **options: Any) -> str:
-    """Return a value as YAML, likewise; the options are those of ``yaml.dump``."""
-    # Takes longer to load than the rest of the command line.
+    """Return a value as YAML, with non-printable characters escaped. ``options`` go to ``yaml.dump``."""
+    # Importing yaml takes longer than the rest of the command line.
     import yaml  # noqa: PLC0415
 
     chosen = {"Dumper": yaml.SafeDumper, "sort_keys": False, **options}
@@ -116,21 +116,21 @@ _MOST_ITEMS: Final = 100
 
 
 def code(text: object) -> str:
-    """Return a text as a code span: neither a link nor a mention, a picture or HTML comes of it."""
+    """Return a text as a Markdown code span, so that it cannot become a link, mention, image or HTML."""
     plain = printable(str(text)).strip()
     fence = "`" * (max(map(len, re.findall("`+", plain)), default=0) + 1)
-    # Spaces beside the fence are taken off again, and an empty span is none.
+    # Markdown strips the spaces next to the fence, and has no empty code spans.
     return f"{fence} {plain or '-'} {fence}" if "`" in plain else f"{fence}{plain or '-'}{fence}"
 
 
 def table(heading: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """Return the lines of a table, its cells as code; none without rows."""
-    # No escape of a bar holds in every reader after a backslash.
+    """Return the lines of a Markdown table with code spans as cells; empty without rows."""
+    # After a backslash, an escaped bar does not work in every renderer.
     lines = [f"| {' | '.join(code(str(each).replace('|', '¦')) for each in row)} |" for row in rows]
     return [f"| {' | '.join(heading)} |", f"|{' --- |' * len(heading)}", *limited(lines)] if lines else []
 
 
 def limited(items: Sequence[str]) -> list[str]:
-    """Return the first lines, and how many there are beside them."""
+    """Return the first 100 lines, and the number of omitted lines."""
     left = len(items) - _MOST_ITEMS
     return [*items[:_MOST_ITEMS], *([f"\nand {left} more"] if left > 0 else [])]

@@ -1,7 +1,4 @@
-"""`specdecode render`: print the objects and command lines that the operator would create.
-
-It needs no cluster.
-"""
+"""`specdecode render`: print the objects and command lines that the operator would create, without a cluster."""
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -55,18 +52,18 @@ from specdecode_operator.sizing.calibration import UNCALIBRATED, Calibration
 from specdecode_operator.untrusted import mapping
 
 OPERATOR_IMAGE: Final = "localhost/specdecode/operator:dev"
-"""The chart's default. Load generators of captures, and replays, run from the operator's own image."""
+"""The chart's default. Load generators of captures and replays run from the operator's image."""
 _NAMESPACE: Final = "default"
 _NOT_KNOWN: Final = "known-in-the-cluster"
-"""For a uid, and for the claim of a golden capture that is in no file."""
+"""Placeholder for a uid, and for the claim of a golden capture that the files lack."""
 _NO_COMMIT: Final = "not-downloaded-yet"
-"""For a branch or tag: only the download finds out which commit it is."""
+"""Placeholder for the commit of a branch or tag, which only the download resolves."""
 _ANY_TIME: Final = datetime(2000, 1, 1, tzinfo=UTC)
-"""Nothing that is rendered depends on it."""
+"""Placeholder: rendered objects do not depend on the time."""
 
 
 class NotRenderedError(Exception):
-    """Nothing is made of an object; why, without a full stop."""
+    """The operator would create no objects; the message gives the reason, without a full stop."""
 
     def __init__(self, readiness: Readiness) -> None:
         super().__init__(readiness.message)
@@ -76,7 +73,7 @@ class NotRenderedError(Exception):
 
 @dataclass(frozen=True)
 class AssumedCluster:
-    """What is taken for granted, where the operator would look."""
+    """Assumed state of the cluster, which the operator would read from the API server."""
 
     nodes: tuple[NodeFacts, ...]
     calibration: Calibration = UNCALIBRATED
@@ -84,11 +81,11 @@ class AssumedCluster:
     operator_image: str = OPERATOR_IMAGE
 
     def state(self) -> ClusterState:
-        """Return the cluster as the operator would see it."""
+        """Return the cluster state that the operator would pass to its decision."""
         return ClusterState(
             nodes=self.nodes,
             calibration=self.calibration,
-            # The operator's command line says which directories of nodes are allowed.
+            # Allow all paths here: a flag of the operator restricts them.
             host_paths=("/",),
             pod_template=self.pod_template,
             has_leader_worker_sets=True,
@@ -105,18 +102,18 @@ class RenderedDeployment:
     body: Body
     cluster: AssumedCluster
     downloads: tuple[Body, ...] = ()
-    """Jobs that fill its cache of models; the desired state follows when they have ended."""
+    """Jobs that download models into its cache; they run before the other objects are created."""
 
     @property
     def objects(self) -> list[Body]:
-        """All objects that are made for it, in the order of creation."""
+        """All objects created for it, in order of creation."""
         return [*self.downloads, *self.desired.children]
 
 
 def render_deployment(body: Body, cluster: AssumedCluster) -> RenderedDeployment:
-    """Return what the operator makes of a SpecDecodeDeployment whose models the catalogue or the spec describes.
+    """Render a SpecDecodeDeployment whose models are in the catalogue or described in its spec.
 
-    NotRenderedError is raised if it launches nothing.
+    Raises NotRenderedError if the operator would not launch it.
     """
     parent = parse_deployment(as_stored(body))
     desired = _desired_state(parent, cluster)
@@ -129,7 +126,7 @@ def render_deployment(body: Body, cluster: AssumedCluster) -> RenderedDeployment
 
 
 def _desired_state(parent: ParsedDeployment, cluster: AssumedCluster) -> DesiredState:
-    """Return what should exist for an object once its models are downloaded."""
+    """Return the desired state of an object after its models are downloaded."""
     wanted = set() if isinstance(parent.spec, InvalidSpecError) else set(wanted_downloads(parent.spec).values())
     commits = {}
     for source in wanted:
@@ -141,10 +138,10 @@ def _desired_state(parent: ParsedDeployment, cluster: AssumedCluster) -> Desired
 def render_capture(
     body: Body, captured: RenderedDeployment, golden: Body | None = None, operator_image: str | None = None
 ) -> list[Body]:
-    """Return claim and Job of a valid SpecDecodeCapture; what it names beside its deployment is assumed to exist.
+    """Render the claim and Job of a valid SpecDecodeCapture. Other objects that it refers to are assumed to exist.
 
-    ``golden`` is the capture in spec.against, if known: then the fit is checked too. NotRenderedError is raised if the
-    operator would reject the capture.
+    ``golden`` is the capture in spec.against. If it is known, both captures are checked for compatibility. Raises
+    NotRenderedError if the operator would reject the capture.
     """
     capture, parent = read_capture(as_stored(body)), captured.parent
     arms = arm_states(
@@ -169,7 +166,7 @@ def render_capture(
 
 
 def _without_owner(objects: Iterable[Body]) -> tuple[Body, ...]:
-    """Return objects without what binds them to their owner in a cluster, so that they can be applied."""
+    """Remove owner references and the operator's hash annotation, so that kubectl can apply the objects."""
     found = []
     for body in objects:
         metadata = {name: value for name, value in body["metadata"].items() if name != "ownerReferences"}
@@ -180,7 +177,7 @@ def _without_owner(objects: Iterable[Body]) -> tuple[Body, ...]:
 
 
 def as_stored(body: Body) -> Body:
-    """Return an object with what the API server would add to it: namespace, uid, generation, resource version."""
+    """Return an object with the metadata that the API server adds: namespace, uid, generation, resource version."""
     metadata = {"namespace": _NAMESPACE, "uid": _NOT_KNOWN, "generation": 1, "resourceVersion": "1", **body["metadata"]}
     return {**body, "metadata": metadata}
 
@@ -207,7 +204,7 @@ def _as_golden(capture: Capture, golden: Body | None) -> Body | None:
 
 
 _VERDICTS: Final = {arms.DOES_NOT_FIT: DOES_NOT_FIT, arms.WAITS: UNKNOWN}
-"""Of captures that the operator would not start, by its reason; all others are invalid."""
+"""Verdict on a capture that the operator would not start, by reason. For other reasons, the verdict is Invalid."""
 
 
 @dataclass(frozen=True)
@@ -215,24 +212,24 @@ class Rendered:
     """The rendering of one object."""
 
     document: input_files.Document
-    verdict: str  # Fits, Tight, Unknown, DoesNotFit or Invalid, as `plan` has it; Fits for a capture
-    objects: tuple[Body, ...] = ()  # In the order of their creation
-    refusal: str = ""  # Why there are none, without a full stop
-    deployment: RenderedDeployment | None = None  # What a capture of it needs to know
+    verdict: str  # The verdict of `plan`: Fits, Tight, Unknown, DoesNotFit or Invalid; Fits for a rendered capture
+    objects: tuple[Body, ...] = ()  # In order of creation
+    refusal: str = ""  # Reason if there are no objects, without a full stop
+    deployment: RenderedDeployment | None = None  # Used to render captures of it
     unknown: tuple[UnknownModel, ...] = ()  # Models that only the cluster can read
 
 
 @dataclass(frozen=True)
 class Options(input_files.InputOptions):
-    """Options beside the files."""
+    """Options of `specdecode render`."""
 
     allowed: frozenset[str] | None = NONE_ALLOWED
-    engine_version: str | None = None  # Replaces the version in objects
+    engine_version: str | None = None  # Overrides spec.engine.version
     operator_image: str | None = None
 
 
 def render(files: Sequence[str], options: Options) -> tuple[list[Rendered], list[DocumentError]]:
-    """Render each object in files, folders or ``-``, in the order of reading; also return what is unreadable."""
+    """Render each object in files, folders or ``-``, in the order read; also return the errors of unreadable files."""
     reading = input_files.read_ours(files)
     try:
         inputs = options.read(reading.documents)
@@ -259,7 +256,7 @@ def render(files: Sequence[str], options: Options) -> tuple[list[Rendered], list
 def rendered_deployment(
     document: input_files.Document, inputs: input_files.Inputs, operator_image: str | None = None
 ) -> Rendered:
-    """Render a SpecDecodeDeployment; without nodes, on those that `plan` assumes."""
+    """Render a SpecDecodeDeployment. Without --nodes, it uses the nodes that `plan` assumes."""
     planned = answer(document, inputs)
     if planned.facts is None or planned.verdict not in (FITS, TIGHT):
         return Rendered(document, planned.verdict, refusal=planned.explanation, unknown=planned.unknown)
@@ -277,7 +274,7 @@ def rendered_deployment(
 
 
 def neighbour(document: input_files.Document, name: str) -> str:
-    """Return the qualified name of another object in the namespace of one."""
+    """Return the qualified name of an object in the same namespace."""
     metadata = {**document.body["metadata"], "name": name}
     return replace(document, body={"metadata": metadata}).qualified_name
 
@@ -285,7 +282,7 @@ def neighbour(document: input_files.Document, name: str) -> str:
 def golden_body(
     document: input_files.Document, spec: SpecDecodeCaptureSpec, captures: Mapping[str, input_files.Document]
 ) -> Body | None:
-    """Return the capture in spec.against; None if no file has it, or it is invalid."""
+    """Return the capture in spec.against; None if the files lack it or it is invalid."""
     golden = captures.get(neighbour(document, spec.against.capture)) if spec.against else None
     if golden is None:
         return None
@@ -309,7 +306,7 @@ def _capture(
         return Rendered(document, INVALID, refusal=str(error))
     captured = deployments.get(neighbour(document, spec.deployment))
     if captured is None:
-        refusal = f"spec.deployment: {spec.deployment}: is not in these files: name its file, too"
+        refusal = f"spec.deployment: {spec.deployment}: not found in these files: add its file"
         return Rendered(document, INVALID, refusal=refusal)
     if captured.deployment is None:
         return Rendered(document, captured.verdict, refusal=f"its deployment: {captured.refusal}")
@@ -327,12 +324,12 @@ _ENGINE: Final = "vllm"
 
 
 def documents_text(objects: Iterable[Body]) -> str:
-    """Return objects as documents of one YAML file, each after ``---``."""
+    """Return objects as YAML documents, each after ``---``."""
     return "".join(f"---\n{yaml_text(body, Dumper=_Readable, sort_keys=True, width=_LINE_WIDTH)}" for body in objects)
 
 
 def command_text(objects: Sequence[Body]) -> str:
-    """Return what each engine of the objects is started with: image, environment, and a line per argument."""
+    """Return the image, environment and arguments of each engine, with one argument per line."""
     commands = []
     for body in objects:
         if body["kind"] not in WORKLOAD_KINDS:
@@ -345,7 +342,7 @@ def command_text(objects: Sequence[Body]) -> str:
         for role, pod in pods.items():
             (engine,) = (each for each in pod["containers"] if each["name"] == ENGINE_CONTAINER)
             words = [*engine.get("command", []), *engine.get("args", [])]
-            # With a cache of models a script comes first, which becomes the engine.
+            # With a model cache, a shell script comes first and then execs vLLM.
             words = words[words.index(_ENGINE) :] if _ENGINE in words else words
             lines = [f"{each['name']}={_in_shell(each['value'])}" for each in engine.get("env", []) if "value" in each]
             variables = len(lines)
@@ -360,11 +357,11 @@ def command_text(objects: Sequence[Body]) -> str:
 
 
 def _in_shell(word: str) -> str:
-    """Return a container's argument as a shell takes it: the kubelet makes one dollar of two."""
+    """Quote a container's argument for a shell. In containers, $$ is an escaped $."""
     plain = word.replace("$$", "$")
     if plain.replace("\n", "").isprintable():
         return shlex.quote(plain)
-    # Escapes for a terminal, as bash, zsh and the POSIX shell of 2024 write them.
+    # Dollar quotes of bash, zsh and POSIX.1-2024 escape control characters.
     escaped = (
         f"\\{each}"
         if each in "'\\"
@@ -377,7 +374,7 @@ def _in_shell(word: str) -> str:
 
 
 class _Readable(yaml.SafeDumper):
-    """Writes texts of several lines as such, and equal values out each time."""
+    """YAML dumper that writes multi-line strings as blocks and uses no aliases."""
 
     def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002  yaml's signature
         return True
@@ -392,7 +389,7 @@ _Readable.add_multi_representer(str, _text)
 
 
 class Form(StrEnum):
-    """What to print."""
+    """Output format."""
 
     YAML = "yaml"
     JSON = "json"

@@ -10,11 +10,11 @@ import typer
 
 
 class Printed(StrEnum):
-    """Commands that print data."""
+    """Commands with JSON output."""
 
     PLAN = "plan"
     EXPLAIN = "explain"
-    ESTIMATE = "estimate"
+    BATCH = "batch"
     ADVISE = "advise"
     VERDICT = "verdict"
     METRICS = "metrics"
@@ -24,17 +24,18 @@ class Printed(StrEnum):
 
 
 def schema_command(command: Annotated[Printed, typer.Argument(help="Command whose output to describe.")]) -> None:
-    """Print the JSON schema of the output of a command with -o json. For estimate and verdict: of a line.
+    """Print the JSON schema of a command's output with -o json. For batch and verdict, it describes one line.
 
-    comparison is the output of capture compare, and comparison.json of a capture.
+    explain and batch describe the output of plan with these options.
+    comparison describes the output of capture compare and the file comparison.json.
     """
     typer.echo(schema_text(command), nl=False)
 
 
 _MODELS: Final = {
     Printed.PLAN: "cli.plan.data:PlanOutput",
-    Printed.EXPLAIN: "cli.explain:ExplainOutput",
-    Printed.ESTIMATE: "cli.estimate:EstimateOutput",
+    Printed.EXPLAIN: "cli.plan.explain:ExplainOutput",
+    Printed.BATCH: "cli.plan.batch:BatchOutput",
     Printed.ADVISE: "cli.advise.answer:AdviseOutput",
     Printed.VERDICT: "cli.verdict:VerdictOutput",
     Printed.METRICS: "cli.metrics:MetricsOutput",

@@ -38,7 +38,7 @@ _MEMORY: Final = {
     "nonTorchBytes": "outside PyTorch",
     "availableKvBytes": "KV cache",
 }
-"""Terms of status.plan.perGpu, as the screen calls them."""
+"""Labels for the terms of status.plan.perGpu."""
 _FIGURES: Final = (
     "output_tokens_per_second",
     "answered_requests_per_second",
@@ -52,10 +52,10 @@ _UNITS: Final = {each.name: each.unit for each in FIGURES}
 
 
 class DeploymentOutput(Output):
-    """One SpecDecodeDeployment and its Events."""
+    """A SpecDecodeDeployment and its Events."""
 
     deployment: dict[str, Any]
-    """The object as the API server returns it, without managedFields."""
+    """The object from the API server, without managedFields."""
     events: list[dict[str, Any]] | None
     """Its newest Events, newest first; null if NAME is not given or Events cannot be read."""
 
@@ -64,7 +64,7 @@ class StatusOutput(Output):
     """SpecDecodeDeployments of a cluster."""
 
     deployments: list[DeploymentOutput]
-    """One if NAME is given, otherwise all that the options select."""
+    """One object if NAME is given, otherwise all objects that the options select."""
 
 
 @with_kubectl
@@ -94,7 +94,7 @@ def status_command(  # noqa: PLR0913  each is an option
         body = kubectl.find(f"{_RESOURCE}/{name}")
         if body is None:
             here = kubectl.names_here(_RESOURCE, "SpecDecodeDeployments", name)
-            fail(f"SpecDecodeDeployment {name}: not found ({here}): name another, or its namespace with -n")
+            fail(f"SpecDecodeDeployment {name}: not found ({here}): check the name, or set the namespace with -n")
         return StatusOutput(deployments=[DeploymentOutput(deployment=_lean(body), events=_events(kubectl, body))])
 
     def show(found: StatusOutput) -> None:
@@ -115,7 +115,7 @@ def _lean(body: Body) -> Body:
 
 
 def _events(kubectl: Kubectl, body: Body) -> list[Body] | None:
-    """Return the newest Events of an object; None if the user must not read them."""
+    """Return the newest Events of an object; None if the caller may not read them."""
     try:
         found = kubectl.within(body).items("events", f"--field-selector=involvedObject.uid={body['metadata']['uid']}")
     except KubectlError:
@@ -168,7 +168,7 @@ def _screen(found: DeploymentOutput, now: datetime) -> list[str]:
         [_age(_seen(each), now), each.get("type"), each.get("reason"), each.get("count", 1), each.get("message")]
         for each in found.events or ()
     ]
-    no_events = "none" if found.events is not None else "cannot be read: kubectl get events shows why"
+    no_events = "none" if found.events is not None else "cannot be read: run kubectl get events to see why"
     figures = mapping(status, "figures")
     over = f" (over {_cell(figures.get('overSeconds'))} s, from {_cell(figures.get('source'))})" if figures else ""
     current, seen = metadata.get("generation"), status.get("observedGeneration")
@@ -246,7 +246,7 @@ def _policy(body: Body) -> Iterator[tuple[str, object]]:
 
 
 def _speculation(body: Body) -> Body:
-    """Return the speculation settings in force: those of the policy, otherwise those of the spec."""
+    """Return the speculation settings in force: the policy's, or else the spec's."""
     chosen = mapping(mapping(mapping(body, "status"), "policy"), "speculation")
     return chosen or body["spec"].get("speculation") or {}
 
@@ -271,7 +271,7 @@ def _number(value: object) -> str:
 
 
 def _age(time: object, now: datetime) -> str:
-    """Return the time since then as kubectl prints it: 75s, 90m, 30h, 5d."""
+    """Return the age in kubectl's format: 75s, 90m, 30h, 5d."""
     try:
         age = now - datetime.fromisoformat(str(time))
     except (ValueError, TypeError):
@@ -293,7 +293,7 @@ def _pairs(rows: Iterator[tuple[str, object]]) -> list[str]:
 
 
 def _columns(heading: Sequence[str], rows: Sequence[Sequence[object]], otherwise: str) -> list[str]:
-    """Return a table whose last column is folded on a terminal."""
+    """Return the lines of a table. On a terminal, its last column is folded."""
     if not rows:
         return [f"  {otherwise}"]
     cells = [heading, *([*map(_cell, row)] for row in rows)]

@@ -17,7 +17,7 @@ from specdecode_operator.redaction import redact
 from specdecode_operator.untrusted import whole_number
 
 _COLOURS: Final = {"Fits": 32, "Tight": 33, "Unknown": 33, "DoesNotFit": 31, "Invalid": 31}
-"""Green, yellow and red of ECMA-48, as the terminal's owner has chosen them."""
+"""Green, yellow and red in ECMA-48."""
 _VERDICT: Final = re.compile(rf"(?<![\w.-])({'|'.join(_COLOURS)})(?![\w-])")
 
 
@@ -27,7 +27,7 @@ def coloured(text: str) -> str:
 
 
 def wants_colour(stream: TextIO) -> bool:
-    """Whether a stream shows colours and its reader wants them (no-color.org, force-color.org)."""
+    """Return whether to colour output to a stream (see no-color.org and force-color.org)."""
     if os.environ.get("NO_COLOR"):
         return False
     if os.environ.get("FORCE_COLOR"):
@@ -36,18 +36,18 @@ def wants_colour(stream: TextIO) -> bool:
 
 
 def say(text: object, *, err: bool = False, nl: bool = True, verdicts: bool = False) -> None:
-    """Print lines for people: what others wrote in them is shown, whatever a terminal would make of it.
+    """Print a text, with secrets masked and control characters escaped.
 
-    ``verdicts`` are shown in colour where the reader wants colours.
+    ``verdicts`` colours the verdicts in it if the stream is to be coloured.
     """
-    # A private key has several lines: it is masked before the lines are taken apart.
+    # Mask first: a private key spans several lines.
     lines = "\n".join(map(printable, redact(str(text)).split("\n")))
     in_colour = verdicts and wants_colour(sys.stderr if err else sys.stdout)
     typer.echo(coloured(lines) if in_colour else lines, err=err, nl=nl, color=in_colour)
 
 
 def say_line(text: object, *, err: bool = False) -> None:
-    """Print what is one line, whatever others wrote in it."""
+    """Print a text on one line: its line breaks are escaped too."""
     say(printable(str(text)), err=err)
 
 
@@ -57,9 +57,9 @@ _CLEAR: Final = "\x1b[H\x1b[2J"
 
 
 def show_live(find: Callable[[], _Found], show: Callable[[_Found], None], *, watch: bool) -> None:
-    """Show what ``find`` returns; with ``watch``, again after each change, until Ctrl-C.
+    """Show the result of ``find``; with ``watch``, show it again after each change, until Ctrl-C.
 
-    A terminal is cleared before each time. Elsewhere, an empty line separates them.
+    A terminal is cleared in between. Other output gets an empty line.
     """
     last: _Found | None = None
     while True:
@@ -77,14 +77,14 @@ def show_live(find: Callable[[], _Found], show: Callable[[_Found], None], *, wat
 
 
 def line_width() -> int | None:
-    """Return how wide lines may be; None where no terminal shows them and COLUMNS does not say."""
+    """Return the maximum line width; None if output is not a terminal and COLUMNS is not set."""
     if columns := whole_number(os.environ.get("COLUMNS")):
         return columns
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def folded(line: str, width: int | None) -> list[str]:
-    """Return a sentence as lines; those after the first are indented two further."""
+    """Wrap a sentence into lines; continuation lines are indented by two more spaces."""
     if width is None or len(line) <= width:
         return [line]
     indent = line[: len(line) - len(line.lstrip())]
@@ -93,7 +93,7 @@ def folded(line: str, width: int | None) -> list[str]:
 
 _GAP: Final = "   "
 _NARROWEST: Final = 12
-"""Characters below which no column is folded: its lines would be words."""
+"""Minimum width of a folded column, in characters."""
 
 
 def aligned(

@@ -1,6 +1,6 @@
 """Read text from files named on the command line, and write files atomically.
 
-Files that a command answers line by line are read with a limit on the length of each line.
+Line-based input is read with a limit on the length of each line.
 """
 
 import os
@@ -20,28 +20,28 @@ from specdecode_operator.untrusted import MAX_BYTES, too_large
 
 STANDARD_INPUT: Final = "-"
 
-_FIX: Final = "name a file that can be read, or - for standard input"
+_FIX: Final = "use a readable file, or - for standard input"
 _MOST_ERRORS: Final = 50
-"""Of one file: nobody reads more."""
+"""Maximum number of errors shown per file."""
 
 
 class DocumentError(Exception):
-    """A file that cannot be read, in one line that names the file and what to do."""
+    """A file cannot be read. The message is one line with the file and a fix."""
 
     file: str | None = None
-    """The file as it was named, where manifests are read."""
+    """Manifest as named on the command line; None for other files."""
 
     line: int | None = None
-    """Of the file, from 1, where one line is meant."""
+    """Line in the file, from 1; None if the error is not about one line."""
 
 
 def place_of(file: str) -> str:
-    """Return a file's name as messages say it."""
+    """Return a file's name for messages."""
     return "standard input" if file == STANDARD_INPUT else printable(file)
 
 
 def first_errors(errors: Iterable[DocumentError]) -> Iterator[DocumentError]:
-    """Return the first errors of each file, and how many more there are."""
+    """Yield the first errors of each file, and an error with the total number if there are more."""
     told: Counter[str | None] = Counter()
     for error in errors:
         told[error.file] += 1
@@ -50,14 +50,14 @@ def first_errors(errors: Iterable[DocumentError]) -> Iterator[DocumentError]:
     for file, count in told.items():
         if count > _MOST_ERRORS:
             more = DocumentError(
-                f"{place_of(file or '')}: has {count:,} errors: only the first {_MOST_ERRORS} are shown; fix them first"
+                f"{place_of(file or '')}: has {count:,} errors, of which {_MOST_ERRORS} are shown: fix these first"
             )
             more.file = file
             yield more
 
 
 def read_text(file: str) -> str:
-    """Return the text of a file, or of standard input."""
+    """Return the text of a file or of standard input."""
     with open_to_read(file) as stream:
         try:
             content = stream.read(MAX_BYTES + 1)
@@ -68,31 +68,31 @@ def read_text(file: str) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise DocumentError(f"{place_of(file)}: is not UTF-8 text: name a YAML or JSON file") from error
+        raise DocumentError(f"{place_of(file)}: is not UTF-8 text: use a YAML or JSON file") from error
 
 
 @contextmanager
 def open_to_read(file: str) -> Iterator[BinaryIO]:
-    """Open a file that somebody named, or standard input, without waiting for who may never write."""
+    """Open a file, a shell's <(command) or standard input. Other FIFOs and devices are rejected, as they may block."""
     if file == STANDARD_INPUT:
         if sys.stdin is None:
-            raise DocumentError("standard input is closed: name a file")
+            raise DocumentError("standard input is closed: use a file")
         yield sys.stdin.buffer
         return
     if not file:
-        raise DocumentError(f"the name of a file is empty: {_FIX}")
+        raise DocumentError(f"empty file name: {_FIX}")
     try:
         mode = Path(file).stat().st_mode
     except (OSError, ValueError) as error:
         raise unreadable(file, error) from error
-    # A shell makes a FIFO of <(command).
+    # In a shell, <(command) is a FIFO.
     of_shell = stat.S_ISFIFO(mode) and file.startswith(("/dev/stdin", "/dev/fd/", "/proc/self/fd/"))
     if not stat.S_ISREG(mode) and not of_shell:
         kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
         kind = kinds.get(stat.S_IFMT(mode), "a device")
-        raise DocumentError(f"{place_of(file)}: is {kind}: name a file, or - for standard input")
+        raise DocumentError(f"{place_of(file)}: is {kind}: use a file, or - for standard input")
     try:
-        stream = Path(file).open("rb")  # noqa: SIM115  closed below; the errors of who reads are not ours
+        stream = Path(file).open("rb")  # noqa: SIM115  closed below; the caller handles its own read errors
     except OSError as error:
         raise unreadable(file, error) from error
     with stream:
@@ -100,14 +100,14 @@ def open_to_read(file: str) -> Iterator[BinaryIO]:
 
 
 def unreadable(file: str, error: OSError | ValueError) -> DocumentError:
-    """Return what is said of a file that cannot be read."""
+    """Return the error for a file that cannot be read."""
     return DocumentError(f"{place_of(file)}: {getattr(error, 'strerror', None) or error}: {_FIX}")
 
 
 @contextmanager
 def replaced_whole(file: Path) -> Iterator[TextIO]:
-    """Write a file that is there whole, or not at all: what stood there before stays until the end."""
-    # What a link names is written, not the link.
+    """Write a file atomically: readers see either the old or the complete new content."""
+    # For a symlink, replace its target.
     target = Path(os.path.realpath(file))
     if target.exists() and not target.is_file():
         with target.open("w", encoding="utf-8") as stream:
@@ -117,7 +117,7 @@ def replaced_whole(file: Path) -> Iterator[TextIO]:
     try:
         handle, name = tempfile.mkstemp(prefix=f".{target.name[:64]}.", dir=target.parent)
     except OSError as error:
-        error.filename = str(file)  # users do not know the temporary file
+        error.filename = str(file)  # report the user's file and not the temporary one
         raise
     temporary = Path(name)
     try:
@@ -133,9 +133,9 @@ def replaced_whole(file: Path) -> Iterator[TextIO]:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """Fill a folder that is there under its name when it is whole, or not at all."""
+    """Create a folder atomically: it gets its name after all files are written."""
     if os.path.lexists(folder):
-        raise DocumentError(f"{printable(str(folder))}: is there already: name a new folder")
+        raise DocumentError(f"{printable(str(folder))}: already exists: use a new folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name[:64]}.", dir=folder.parent))
     try:
@@ -147,17 +147,19 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 
 def _umask() -> int:
-    """Return the mask of the process, which can only be read by setting it."""
+    """Return the umask of the process, which can only be read by setting it."""
     mask = os.umask(0)
     os.umask(mask)
     return mask
 
 
 @contextmanager
-def opened_line_files(source: str, target: str, most_line_bytes: int) -> Iterator[tuple[Iterator[bytes], TextIO]]:
-    """Open the files of --in and --out; end with the exit code of invalid input if one is unusable.
+def opened_line_files(
+    source: str, target: str, most_line_bytes: int, option: str = "--in"
+) -> Iterator[tuple[Iterator[bytes], TextIO]]:
+    """Open the files of ``option`` and --out; exit with the code for invalid input if one is unusable.
 
-    A line that is too long is cut, so that it need not be held in memory.
+    Overlong lines are truncated, so that they do not have to fit in memory.
     """
     to_stdout = target == STANDARD_INPUT
 
@@ -180,12 +182,12 @@ def opened_line_files(source: str, target: str, most_line_bytes: int) -> Iterato
                 found = os.fstat(sys.stdout.fileno()) if to_stdout else Path(target).stat()
                 if stat.S_ISREG(found.st_mode) and os.path.samestat(os.fstat(stream.fileno()), found):
                     name = "standard output" if to_stdout else place_of(target)
-                    fail(f"--out: {name}: is the file of --in: name another")
+                    fail(f"--out: {name}: is also the file of {option}: use another")
             with nullcontext(sys.stdout) if to_stdout else replaced_whole(Path(target)) as written:
                 yield lines(stream), written
     except DocumentError as error:
-        fail(f"--in: {error}")
+        fail(f"{option}: {error}")
     except OSError as error:
         if to_stdout:
             raise
-        fail(f"--out: {place_of(target)}: {error.strerror}: name a file that can be written, or -")
+        fail(f"--out: {place_of(target)}: {error.strerror}: use a writable file, or -")

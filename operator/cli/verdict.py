@@ -1,6 +1,6 @@
 """`specdecode verdict`: compare the goodput of two arms, with a verdict after each block.
 
-The verdict says whether the candidate pays. Series may interleave. Each verdict uses only its own line and earlier
+The verdict is whether the candidate pays. Series may interleave. Each verdict uses only its own line and earlier
 ones. The input is untrusted: line length, number of series and number of blocks are bounded.
 """
 
@@ -23,21 +23,21 @@ from specdecode_operator.untrusted import UnreadableTextError, parse_json
 
 _LONGEST_NAME: Final = 200
 _LARGEST_BLOCK: Final = 2**53
-_GOODPUT: Final = "write the goodput of that arm as a number, 0 or more, such as 812.3"
+_GOODPUT: Final = "set it to the arm's goodput, a number of 0 or more, such as 812.3"
 _MEANINGS: Final = {
-    "series": f"write a name of at most {_LONGEST_NAME} characters or a whole number, or leave it out",
-    "block": "write its number as a whole number, 0 or more, such as 1",
+    "series": f"use a name of at most {_LONGEST_NAME} characters or a whole number, or omit it",
+    "block": "set it to the block's number, a whole number of 0 or more, such as 1",
     "baseline": _GOODPUT,
     "candidate": _GOODPUT,
 }
 MOST_LINE_BYTES: Final = 64 * 2**10
 MOST_SERIES: Final = 20_000
 MOST_BLOCKS: Final = 100_000
-"""Per series."""
+"""Maximum number of blocks per series."""
 MOST_BLOCKS_IN_ALL: Final = 5_000_000
-"""A block takes 24 bytes, a series up to 28 kB more: 0.7 GB at most."""
+"""A block takes 24 bytes, a series up to 28 kB: at most 0.7 GB in total."""
 _MOST_NAMED: Final = 20
-"""Series in the summary on standard error; each has its last line in the results."""
+"""Series in the summary on standard error. The results contain all series."""
 _LOWEST_LEVEL: Final = 0.5
 _HIGHEST_LEVEL: Final = 0.999999
 
@@ -45,38 +45,38 @@ SeriesName = str | int | None
 
 
 class FindingOutput(Output):
-    """What a series says after a block, from that block and those before it."""
+    """Verdict on a series after a block, from this block and the earlier ones."""
 
     series: str | int | None
-    """That of the block; null where it has none."""
+    """Series of the block; null if the block has none."""
     block: int
-    """That of the block."""
+    """Number of the block."""
     verdict: Literal["Pays", "DoesNotPay", "Inconclusive"]
-    """Pays where low is above 1, DoesNotPay where high is below 1."""
+    """Pays if low is above 1, DoesNotPay if high is below 1."""
     ratio: float | None
-    """Goodput of the candidate to that of the baseline, the mean of log ratios without the outer fifths; null where one
-    of them did nothing in half of the blocks or more, or neither ever did anything."""
+    """Goodput of the candidate divided by the goodput of the baseline: the trimmed mean of log ratios, without the
+    lowest and highest fifth. Null if an arm had no goodput in half of the blocks or more, or both never had any."""
     low: float | None
-    """Lower end of the interval; null while there is none."""
+    """Lower end of the confidence interval; null if unknown."""
     high: float | None
-    """Upper end of the interval; null while there is none."""
+    """Upper end of the confidence interval; null if unknown."""
     level: float
-    """Probability that the true ratio lies in the intervals after all blocks at once."""
+    """Simultaneous confidence level: probability that the intervals after all blocks contain the true ratio."""
 
 
 class BlockErrorOutput(Output):
-    """A line that is no block, or none that can be counted."""
+    """A line that is not a valid block."""
 
     series: str | int | None
-    """That of the line; null where it cannot be read."""
+    """Series in the line; null if it cannot be read."""
     block: int | None
-    """That of the line; null where it cannot be read."""
+    """Block number in the line; null if it cannot be read."""
     error: str
-    """Why."""
+    """Problem and fix."""
 
 
 class VerdictOutput(RootModel[FindingOutput | BlockErrorOutput]):
-    """One line of the results."""
+    """A line of the results."""
 
 
 @dataclass
@@ -88,7 +88,7 @@ class _State:
 
 
 class Batch:
-    """All series of an input, with intervals of this level."""
+    """All series of an input, with one confidence level."""
 
     def __init__(self, level: float) -> None:
         self._level = level
@@ -96,7 +96,7 @@ class Batch:
         self.lines = self.errors = self._blocks = 0
 
     def answer(self, number: int, text: str | bytes) -> dict[str, Any]:
-        """Return the answer to a line of the input: a finding, or what is wrong with the line."""
+        """Return the answer to an input line: a finding, or an error."""
         self.lines += 1
         value: Any = None
         try:
@@ -129,7 +129,7 @@ class Batch:
             return f"{shown(value)}: must be an object with {', '.join(_MEANINGS)}"
         for key, given in value.items():
             if key not in _MEANINGS:
-                return Problem(shown(key), shown(given), f"unknown field of a block: use {', '.join(_MEANINGS)}")
+                return Problem(shown(key), shown(given), f"unknown field: use {', '.join(_MEANINGS)}")
         for key, meaning in _MEANINGS.items():
             if key not in value and key != "series":
                 return Problem(key, MISSING, meaning)
@@ -142,19 +142,23 @@ class Batch:
     def _limit(self, series: SeriesName, block: int) -> Problem | None:
         state, number = self._states.get(series), shown(block)
         if state and state.last is not None and block <= state.last:
-            fix = f"must be larger than that of the block before it in its series, {state.last}"
+            fix = f"must be larger than the previous block of the series, {state.last}"
             return Problem("block", number, fix)
         if not state and len(self._states) >= MOST_SERIES:
-            fix = f"is one more than the {MOST_SERIES:,} that are kept: divide the input"
+            fix = f"exceeds the maximum of {MOST_SERIES:,} series: divide the input"
             return Problem("series", shown(series), fix)
         if state and state.blocks >= MOST_BLOCKS:
-            return Problem("block", number, f"its series has {MOST_BLOCKS:,} already: make blocks longer")
+            return Problem(
+                "block", number, f"exceeds the maximum of {MOST_BLOCKS:,} blocks per series: make blocks longer"
+            )
         if self._blocks >= MOST_BLOCKS_IN_ALL:
-            return Problem("block", number, f"all series have {MOST_BLOCKS_IN_ALL:,} already: divide the input")
+            return Problem(
+                "block", number, f"exceeds the maximum of {MOST_BLOCKS_IN_ALL:,} blocks in all series: divide the input"
+            )
         return None
 
     def summary(self) -> Iterator[str]:
-        """Yield a line for each of the first series, and how many lines have an error."""
+        """Yield a line for each of the first series, and the number of lines with errors."""
         for name, state in islice(self._states.items(), _MOST_NAMED):
             found, count = state.finding, state.blocks
             if found is None:
@@ -176,7 +180,7 @@ def _is_name(value: Any) -> bool:
 
 
 def _is_block(value: Any) -> bool:
-    # Data frames write whole numbers with a point if a column has gaps.
+    # Data frames write whole numbers as floats if a column has gaps.
     whole = int(value) if isinstance(value, float) and value.is_integer() else value
     return _is_whole(whole) and whole >= 0
 
@@ -207,7 +211,7 @@ def verdict_command(
         ),
     ] = DEFAULT_LEVEL,
 ) -> None:
-    """Decide after each block of a paired comparison whether the candidate pays. Stop at any block.
+    """Decide after each block of a paired comparison whether the candidate pays. You may stop after any block.
 
     A block has the goodput of both arms:
     {"series": "a", "block": 1, "baseline": 812.3, "candidate": 901.0}
@@ -219,7 +223,7 @@ def verdict_command(
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 target.write(json_text(batch.answer(number, line)) + "\n")
-                # Who feeds a pipe waits for the answer before the next block.
+                # The writer of a pipe may wait for the answer before it sends the next block.
                 target.flush()
     for each in batch.summary():
         say_line(each, err=True)

@@ -126,5 +126,5 @@ def render_children(key: Key, uid: str, facts: Facts, plan: Plan, plan_texts: Ma
 
 
 def wanted_replicas(facts: Facts) -> int:
-    """Return the number of engines that should run: zero if suspended, else the replicas of the spec."""
+    """Return the number of engines that should run: the replicas of the spec, or 0 if suspended."""
     return 0 if facts.spec.suspend else facts.spec.replicas

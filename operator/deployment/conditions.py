@@ -60,7 +60,7 @@ def kept(condition: Condition | None, generation: int) -> ConditionUpdate | None
 
 
 def full_message(condition: Condition, conditions: Sequence[Condition]) -> str:
-    """Return the message of a condition; that of Ready if it refers to Ready."""
+    """Return the message of a condition, or the message of Ready if it refers to Ready."""
     if condition.message != SEE_READY:
         return condition.message
     return next((each.message for each in conditions if each.type == "Ready"), condition.message)

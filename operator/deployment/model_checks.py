@@ -37,8 +37,8 @@ _SEVERAL_DIMENSIONS: Final = ("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3_5")
 _LARGEST_TENSOR: Final = 8
 # Starved drafts: NVIDIA/TensorRT-LLM#16888. What 0 tokens cost in vLLM: vllm-project/vllm#49548.
 _NOT_OFF: Final = (
-    "0 tokens are not off: the draft keeps its memory, and one that is starved meanwhile resumes with collapsed"
-    " acceptance, so use 1 in place of 0, or speculation.method none"
+    "0 tokens do not turn speculation off: the draft keeps its memory, and its acceptance may collapse when drafting"
+    " resumes, so use 1 instead of 0, or speculation.method none"
 )
 
 
@@ -58,8 +58,8 @@ def runner_problems(spec: SpecDecodeDeploymentSpec, method: Method, pair: Pair) 
     if method is Method.DRAFT_MODEL and (several or draft.architecture.startswith(_SEVERAL_DIMENSIONS)):
         # vllm/v1/spec_decode/llm_base_proposer.py, _raise_if_mrope.
         message = (
-            f"has positions in several dimensions (M-RoPE), which vLLM {version} does not draft with here: use a draft "
-            "for text alone, or method ngram"
+            f"has positions in several dimensions (M-RoPE), which vLLM {version} cannot use in a draft here: use a "
+            "text-only draft, or method ngram"
         )
         yield Problem(f"{DRAFT}.model", draft.name, message)
     asked, found = spec.parallelism, list[int]()
@@ -71,8 +71,8 @@ def runner_problems(spec: SpecDecodeDeploymentSpec, method: Method, pair: Pair) 
     if (groups := min(found, default=1)) > 1:
         # vllm/v1/spec_decode/llm_base_proposer.py, validate_same_kv_cache_group.
         message = (
-            f"its layers lie in {groups} groups of the KV cache beside {pair.target.name}, and vLLM {version} drafts "
-            "only from one here: use a draft whose layers all attend alike, or method ngram"
+            f"with {pair.target.name} its layers are in {groups} groups of the KV cache, and vLLM {version} only "
+            "drafts from one here: use a draft whose layers have the same kind of attention, or method ngram"
         )
         yield Problem(f"{DRAFT}.model", draft.name, message)
 
@@ -99,7 +99,7 @@ def schedule_notes(spec: SpecDecodeDeploymentSpec, profile: EngineProfile, pair:
         is_off = 0 in pair.other_draft_lengths
         if not on_v1 and speculation.method not in profile.shortens_drafts_on_v2:
             still = f"the draft still proposes {pair.num_speculative_tokens} tokens each step"
-            effects.append(f"{still}, and what is too much is dropped unverified")
+            effects.append(f"{still}, and surplus tokens are dropped unverified")
         elif is_off:
             effects.append("for 0 tokens the draft still runs once each step, to keep its KV cache up")
         effects += [_NOT_OFF] if is_off else []
@@ -163,12 +163,10 @@ def _role_problems(spec: SpecDecodeDeploymentSpec, method: Method, pair: Pair) -
         named = _other_head(target, method)
         refused = vocabulary_mismatch(target, draft) or any(runner_problems(spec, Method.DRAFT_MODEL, pair))
         otherwise = "" if refused else ", or use method: draft_model"
-        message = f"is a model of its own, and method {method} needs a head: {named}{otherwise}"
+        message = f"is a complete model, and method {method} needs a head: {named}{otherwise}"
         yield Problem(f"{DRAFT}.model", draft.name, message)
     elif proposes_by is not None and method is Method.DRAFT_MODEL:
-        message = (
-            f"is a draft head, and method {method} needs a model of its own: use method: {proposes_by}, or name one"
-        )
+        message = f"is a draft head, and method {method} needs a complete model: use method: {proposes_by}, or name one"
         yield Problem(f"{DRAFT}.model", draft.name, message)
     elif proposes_by not in (None, method) and not draft.is_made_up:
         message = f"is a head for method {proposes_by}: use that, or name a head for {method}"
@@ -231,7 +229,7 @@ def _other_draft(spec: SpecDecodeDeploymentSpec, pair: Pair, profile: EngineProf
         tensor = spec.parallelism.tensor
         if not pairing_problems(asked, tried, profile) and not (tensor and tensor_problems(other, tensor)):
             return f"choose {other.name}, which has {other.vocab_size}"
-    return f"choose a draft whose vocab_size is {pair.target.vocab_size}, or use method: ngram, which needs none"
+    return f"choose a draft whose vocab_size is {pair.target.vocab_size}, or use method: ngram, which needs no draft"
 
 
 def _draft_problems(spec: SpecDecodeDeploymentSpec, method: Method, pair: Pair) -> Iterator[Problem]:
@@ -239,7 +237,7 @@ def _draft_problems(spec: SpecDecodeDeploymentSpec, method: Method, pair: Pair) 
     if draft is None:
         return
     # Heads are served in their stored precision, because sizing does not model online quantization of heads.
-    stored = f"the head of method {method} is served as it was stored: remove"
+    stored = f"the head of method {method} is served in its own precision: remove"
     if method is not Method.DRAFT_MODEL and draft.quantization is not Quantization.AS_CHECKPOINT:
         yield Problem(f"{DRAFT}.quantization", draft.quantization, f"{stored} it")
     if method is not Method.DRAFT_MODEL and draft.checkpoints:
@@ -298,7 +296,7 @@ def _refiner_problems(spec: SpecDecodeDeploymentSpec, pair: Pair) -> Iterator[Pr
         yield Problem(field, str(asked), message)
     if pair.samples_drafts:
         # vllm/v1/worker/gpu/spec_decode/xpress/speculator.py: _jacobi_refine writes no logits for verification.
-        message = f"{draft.name} proposes the likeliest alone, and vLLM would check them as if by chance: remove it"
+        message = f"{draft.name} only proposes the likeliest tokens, but vLLM would verify them as sampled: remove it"
         yield Problem("spec.speculation.draftSampling", DraftSampling.PROBABILISTIC, message)
     if runs_on_v1(spec, pair):
         # vllm/config/vllm.py, _get_v1_model_runner_unsupported_features.
@@ -338,7 +336,7 @@ def _assistant_problems(spec: SpecDecodeDeploymentSpec, pair: Pair) -> Iterator[
         yield Problem("spec.parallelism.pipeline", str(spec.parallelism.pipeline), message)
     if speculation.draft_lm_head_quantization is not None:
         # vllm/config/speculative.py, _verify_args.
-        message = f"{draft.name} has an output head of its own: remove it"
+        message = f"{draft.name} has its own output head: remove it"
         yield Problem("spec.speculation.draftLmHeadQuantization", speculation.draft_lm_head_quantization, message)
 
 
@@ -370,7 +368,7 @@ def _split_problems(spec: SpecDecodeDeploymentSpec, method: Method, pair: Pair) 
         return
     if asked.pipeline * asked.data > 1 or asked.expert:
         groups = f"{asked.pipeline * asked.data} groups"
-        yield Problem("spec.parallelism", groups, "a replica on CPU is split by tensor alone: remove the others")
+        yield Problem("spec.parallelism", groups, "a replica on CPU can only be split by tensor: remove the others")
     tensor, given = asked.tensor or 1, spec.accelerator.kv_cache_gib or 0
     if given % tensor:
         # vllm/platforms/cpu.py, check_and_update_config: a rank's KV space is given in whole GiB.

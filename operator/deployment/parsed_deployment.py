@@ -1,7 +1,7 @@
 """Parse a SpecDecodeDeployment as the API server returns it: spec, status, and the spec in force.
 
 The spec in force is the written spec; a policy may replace its speculation. A hash of the fields
-that change engines tells whether two specs start the same engines.
+that change engines shows whether two specs start the same engines.
 """
 
 import hashlib

@@ -128,15 +128,15 @@ def make_plan(
 ) -> Plan | Blocked:
     """Return the plan of a spec, or why no node of the cluster is usable yet.
 
-    A plan in force is kept while the spec allows it, leaves the same choice, and it fits: neither a better node nor a
-    cordoned node is a reason to restart engines. Raises InvalidSpecError if no node could ever run the spec.
+    A plan in force is kept while the spec allows it, leaves the same choice, and it fits: a better node or a cordoned
+    node does not restart engines. Raises InvalidSpecError if no node could ever run the spec.
 
     Parameters
     ----------
     groups
         Whether the cluster has LeaderWorkerSets, which replicas on several nodes need.
     nodes_from
-        Source of the nodes, for the message if none is usable.
+        Source of the nodes, used in the message if no node is usable.
     """
     accelerator = facts.spec.accelerator
     if facts.on_cpu:
@@ -229,7 +229,7 @@ def chosen_by(facts: Facts) -> str:
 def full_matrix(facts: Facts, nodes: tuple[NodeFacts, ...], plan: Plan) -> tuple[MatrixRow, ...]:
     """Return the matrix of all precisions and placements that the spec allows; empty on CPU.
 
-    Without usable nodes, the placements are those of the plan's product.
+    Without usable nodes, the placements assume the plan's product.
     """
     if facts.on_cpu:
         return ()
@@ -313,7 +313,7 @@ def _no_node_message(facts: Facts, nodes: tuple[NodeFacts, ...], nodes_from: Nod
     refused = f"; {passed_over(facts, nodes)}".removesuffix("; ")
     if nodes_from is NodesFrom.FILE:
         return (
-            f"none of the configured nodes (fleet.nodes of the chart, --nodes) has {wanted}"
+            f"no configured node (fleet.nodes of the chart, --nodes) has {wanted}"
             f" (GPUs configured: {present}); for other nodes, set {missing}{refused}"
         )
     return (
@@ -371,7 +371,7 @@ def kv_cache_dtype(facts: Facts) -> str:
 
 
 def plan_advice(facts: Facts, plan: Plan) -> tuple[Advice, ...]:
-    """Return the advice on the chosen row; none on CPU or if it does not fit, because fixes are listed then."""
+    """Return the advice on the chosen row; empty on CPU or if it does not fit, because fixes are listed then."""
     device = find_device(plan.chosen.product, facts.spec.accelerator.memory_gib_per_gpu)
     if device is None or plan.verdict is Verdict.DOES_NOT_FIT:
         return ()

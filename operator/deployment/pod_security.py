@@ -20,7 +20,7 @@ _SWITCHES: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "serviceAccountName": (("", "default", None), "gives the pod the permissions of another account"),
     "serviceAccount": (("", "default", None), "gives the pod the permissions of another account"),
     # Null would remove the operator's own false.
-    "automountServiceAccountToken": ((False,), "gives the pod a token for the API server"),
+    "automountServiceAccountToken": ((False,), "gives the pod access to the API server with a token"),
 }
 _CONTAINER_SWITCHES: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "privileged": ((False, None), "gives the container full access to the node"),
@@ -81,8 +81,8 @@ def pod_problems(
 ) -> list[Problem]:
     """Return the fields of a pod's metadata and spec that are not allowed, below ``where``, each with its fix.
 
-    A pod may also be a patch for another pod, in which null removes a field. ``namespace`` is that of the pod; if
-    empty, every namespace counts as another one.
+    A pod may also be a patch for another pod, in which null removes a field. ``namespace`` is the namespace of the pod;
+    if empty, every namespace counts as another one.
     """
     fix = "leave it out, or ask the operator's administrator to allow it with --allow-pod-template"
     return [
@@ -120,7 +120,7 @@ def _of_pod(spec: Mapping[str, Any]) -> Iterator[_Found]:
         if field in spec and spec[field] not in harmless:
             yield f"spec.{field}", spec[field], why, "serviceAccountName" if field == "serviceAccount" else field
     if str(spec.get("priorityClassName")).startswith("system-"):
-        why = "lets the pod preempt all other pods, including those of the cluster itself"
+        why = "lets the pod preempt all other pods, including system pods"
         yield "spec.priorityClassName", spec["priorityClassName"], why, "priorityClassName"
     yield from _of_security("spec.securityContext", spec)
     for index, sysctl in enumerate(objects(mapping(spec, "securityContext"), "sysctls")):
@@ -137,7 +137,7 @@ def _of_anti_affinity(terms: Mapping[str, Any], namespace: str) -> Iterator[_Fou
 
     The scheduler applies these both ways: it does not place a pod that they select in the topology of the pod that has
     them (interpodaffinity, satisfyExistingPodsAntiAffinity). Preferred terms and affinity only change scores, and
-    topologySpreadConstraints count pods of their own namespace (podtopologyspread).
+    topologySpreadConstraints count pods of the same namespace (podtopologyspread).
     """
     required = "requiredDuringSchedulingIgnoredDuringExecution"
     why = "keeps pods of other namespaces off the nodes where this pod runs"

@@ -207,7 +207,7 @@ ENGINE_USER_ID: Final = 2000
 def container_user(spec: SpecDecodeDeploymentSpec, container: str, user_id: int = ENGINE_USER_ID) -> Body:
     """Return the user settings for the security context of a container.
 
-    Settings of podTemplate for the whole pod are left out, because those of a container would override them.
+    Pod-wide settings of podTemplate are left out, because container settings would override them.
     """
     given = _given(spec)
     context = dict(mapping(given, "securityContext"))

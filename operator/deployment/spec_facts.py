@@ -100,7 +100,7 @@ def gather_facts(
 ) -> Facts:
     """Resolve the references of a spec without validating it; `validation.valid_facts` does both.
 
-    ``known`` has the models that were read because neither the spec nor the catalogue describes them. Raises
+    ``known`` has the models that were read because they are not in the spec or the catalogue. Raises
     InvalidSpecError for an unknown vLLM version, model, checkpoint or precision.
     """
     profile = engine_profile(spec)

@@ -160,7 +160,7 @@ def predict(evidence: Evidence, in_force: str, window: Window, acceptance_factor
     """Return the predicted goodput of each setting; None if the one in force was not measured.
 
     Goodput is summed over the samples of the window, not computed at the mean load: if two loads alternate, the best
-    setting at their mean may be the best at neither.
+    setting at their mean may not be the best at either.
     """
     present = evidence.find(in_force)
     if present is None:

@@ -87,7 +87,7 @@ def compose_status(  # noqa: PLR0913  the status combines these inputs
     *,
     policy: PolicyStatus | None = None,
 ) -> SpecDecodeDeploymentStatus:
-    """Return the status; without ``schedules``, those of the previous status stay."""
+    """Return the status; without ``schedules``, keep the schedules of the previous status."""
     seen = _engine_status(parent, desired, observation)
     # If a capture has the GPUs, or the user asked for zero engines, Available gives that reason even if something else
     # is wrong with the object too.

@@ -121,11 +121,13 @@ def refuse_host_paths(spec: SpecDecodeDeploymentSpec, allowed: Sequence[str]) ->
     for field, path in _host_paths(spec).items():
         if not _is_inside(path, allowed):
             fix = (
-                "this operator allows no directories of nodes: use a persistentVolumeClaim, or have whoever runs the"
-                f" operator start it with --allow-host-path={path}"
+                "this operator does not allow directories of nodes: use a persistentVolumeClaim, or ask its"
+                f" administrator to start it with --allow-host-path={path}"
             )
             if allowed:
-                fix = f"is outside of what this operator allows: use a directory in {', '.join(allowed)}, without .."
+                fix = (
+                    f"is outside the directories that this operator allows: use one in {', '.join(allowed)}, without .."
+                )
             problems.append(Problem(field, path, fix))
     _raise(problems, reason="HostPathNotAllowed")
 

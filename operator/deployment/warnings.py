@@ -127,7 +127,7 @@ def _image_doubts(spec: SpecDecodeDeploymentSpec, profile: EngineProfile) -> Ite
 
 
 def token_doubts(spec: SpecDecodeDeploymentSpec) -> Iterator[Problem]:
-    """Yield the gated models that pods would download without a token; a plan alone downloads nothing."""
+    """Yield the gated models that pods would download without a token; planning does not download."""
     reaches_hub = spec.models.volume is None and spec.engine.replay is None
     if not reaches_hub or spec.models.hub_token_secret is not None or hub_environment(spec):
         return
@@ -171,8 +171,8 @@ def untested_version(spec: SpecDecodeDeploymentSpec, profile: EngineProfile) -> 
     more = format_gib(memory_coefficients().unknown_version_margin_bytes)
     margin = "" if platform_of(spec) is Platform.CPU else f", with {more} GiB more margin on each GPU"
     message = (
-        f"is untested, so it is launched and sized as {newest}, the newest vLLM that this operator knows{margin}; set"
-        f' "{newest}", or watch the first start'
+        f"is untested, so it is launched and sized as {newest}, the newest vLLM that this operator supports{margin};"
+        f' set "{newest}", or watch the first start'
     )
     return Problem("spec.engine.version", profile.version, message)
 
@@ -186,7 +186,7 @@ def _estimated_warnings(facts: Facts) -> Iterator[str]:
         why = f"sizing does not implement {lacks}"
         if model.estimated_because == MORE_IN_FILES:
             why = "its files hold more than its config.json describes"
-        counted = "the bytes in its files" if model.stored else "the shapes in its config.json alone"
+        counted = "the bytes in its files" if model.stored else "only the shapes in its config.json"
         wider = "and the plan keeps a wider margin"
         yield f"the {role} {model.name} is estimated: {why}; weights follow from {counted}, {wider}"
         yield from (f"the {role} {model.name}: {doubt}" for doubt in model.doubts)
@@ -204,12 +204,12 @@ def _assumed_warnings(facts: Facts) -> Iterator[str]:
             if given.weights_bytes is not None:
                 pairs.append(f"weights {format_gib(known)} GiB instead of {format_gib(given.weights_bytes)}")
             if given.kv_bytes_per_token is not None:
-                pairs.append(f"KV cache {cache.token_bytes:,} bytes a token instead of {given.kv_bytes_per_token:,}")
+                pairs.append(f"KV cache {cache.token_bytes:,} bytes per token instead of {given.kv_bytes_per_token:,}")
             if given.state_bytes_per_request is not None:
                 instead = given.state_bytes_per_request // MIB
-                pairs.append(f"states {cache.state_bytes / MIB:.0f} MiB a request instead of {instead}")
+                pairs.append(f"states {cache.state_bytes / MIB:.0f} MiB per request instead of {instead}")
             compared = ", ".join(pairs)
-            yield f"{field}.assume is not used, because sizing knows {model.name} exactly: {compared}; remove it"
+            yield f"{field}.assume is not used, because sizing is exact for {model.name}: {compared}; remove it"
         else:
             weights, states = given.weights_bytes, given.state_bytes_per_request
             told = (
@@ -231,7 +231,7 @@ def _scale_warnings(facts: Facts) -> Iterator[str]:
             yield (
                 f"{field}: layers of {model.name} take {format_gib(in_files)} GiB in its files and about"
                 f" {format_gib(by_shape)} GiB by its config.json, more than {SCALE_TOLERANCE_PERCENT} % apart: the plan"
-                " counts the files; check that both are of this model, and write its facts file again"
+                " counts the files; check that both belong to this model, and write its facts file again"
             )
 
 
@@ -297,7 +297,7 @@ def _draft_length_warnings(facts: Facts) -> Iterator[str]:
     if facts.method is Method.MTP and _ROPE_KEYS.search(pair.target.told_config):
         yield (
             f"the MTP layers of {pair.target.name} do not get its extended rope, because vLLM reads them from the"
-            " checkpoint as it is; acceptance beyond the model's own length is low"
+            " unchanged checkpoint; acceptance beyond the model's own length is low"
         )
     if draft is None or facts.method in GETS_LONGER:
         return
@@ -330,7 +330,7 @@ def _lookup_warnings(facts: Facts) -> Iterator[str]:
     yield (
         f"outputs of {target.name} with method {facts.method} may be corrupted, tool calls above all: vLLM does not"
         " restore the states of its gated delta net after rejected drafts (vllm-project/vllm#39273, #56077, open);"
-        f" compare outputs with those of method none{instead}"
+        f" compare the outputs with method none{instead}"
     )
 
 
@@ -413,7 +413,7 @@ def lossy_answers(facts: Facts) -> str | None:
     if not facts.pair.checks_by_entropy or facts.replay is not None:
         return None
     return (
-        f"with speculation.rejectionSampling fly, outputs differ from those of {facts.spec.target.model}, as"
+        f"with speculation.rejectionSampling fly, outputs differ from {facts.spec.target.model}, as"
         " speculation.lossy allows: some accepted tokens would have been rejected by it; compare the output quality,"
         " and use block if it suffers"
     )

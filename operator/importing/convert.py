@@ -45,7 +45,7 @@ from specdecode_operator.importing.server_arguments import (
     say_as_now,
     without_group,
 )
-from specdecode_operator.importing.server_command import ServerCommand, find_server_command
+from specdecode_operator.importing.server_command import NO_VLLM, ServerCommand, find_server_command
 from specdecode_operator.importing.spec_builder import (
     MigrationError,
     Object,
@@ -74,16 +74,16 @@ class Step:
 def migration_steps(workload: Workload, new: str, services: Sequence[Object], gpus: int) -> list[Step]:
     """Return the steps, first to last, that replace a server without downtime."""
     within = in_namespace(workload.namespace)
-    need = f"{gpus} more GPUs" if gpus else "room for as many pods again"
-    start = "start it" if workload.outside else f"start it beside the old one; it needs {need} for a while"
+    need = f"{gpus} more GPUs" if gpus else "room for the same number of pods"
+    start = "start it" if workload.outside else f"start it while the old one runs; this temporarily needs {need}"
     steps = [
-        Step("see where it will run, and what to change if it does not fit", f"specdecode plan -f {_FILE}"),
+        Step("see where it will run, and the changes that it needs if it does not fit", f"specdecode plan -f {_FILE}"),
         Step(start, f"kubectl apply{within} -f {_FILE}"),
         Step("wait until it serves", f"kubectl wait --for=condition=Ready sdd/{new}{within} --timeout=45m"),
     ]
     if workload.outside:
         end = workload.end or f"kubectl get service {new}{within}"
-        return [*steps, Step("send requests to it, then end the old server", end)]
+        return [*steps, Step("send requests to it, then stop the old server", end)]
     for service in services:
         name = str(mapping(service, "metadata").get("name"))
         # After the slash, a leading dash does not make the name an option.
@@ -93,11 +93,11 @@ def migration_steps(workload: Workload, new: str, services: Sequence[Object], gp
         purpose = f"send new requests to them (the selector was {selector})"
         steps.append(Step(purpose, f"kubectl patch {which}{within} --type=json -p '{patch}'"))
     if not services:
-        purpose = "send new requests to them (SERVICE is yours; none was found that selects the old pods)"
+        purpose = "send new requests to them (replace SERVICE; no Service was found that selects the old pods)"
         steps.append(Step(purpose, f"kubectl patch service SERVICE{within} --type=json -p '{_patch(new, [])}'"))
-    steps.append(Step("end the old pods, once vllm:num_requests_running at their /metrics is 0", workload.end))
+    steps.append(Step("stop the old pods once vllm:num_requests_running at their /metrics is 0", workload.end))
     if workload.remove:
-        purpose = "when you are content; until then, the Service's old selector and a scale up take you back"
+        purpose = "when you are satisfied; until then, restore the Service's old selector and scale up to go back"
         steps.append(Step(purpose, workload.remove))
     return steps
 
@@ -156,7 +156,7 @@ def migrate_workload(
         volumes = builder.get("podTemplate.spec.volumes")
         held = [("spec.models.volume", builder.get("models.volume"))]
         held += [("spec.podTemplate.spec.volumes", each) for each in (volumes if isinstance(volumes, list) else [])]
-        message = "is of the machine that runs it: copy it to a PersistentVolumeClaim and name that, or use a hub id"
+        message = "is on the machine that runs it: copy it to a PersistentVolumeClaim and name that, or use a hub id"
         for field, volume in held:
             if path := mapping(volume or {}, "hostPath").get("path"):
                 builder.decide(field, str(path), message)
@@ -182,7 +182,7 @@ def runs_server(workload: Workload) -> bool:
     try:
         return bool(_find_server(workload))
     except MigrationError as error:
-        return "runs no vLLM server" not in error.problem.message
+        return not error.problem.message.startswith(NO_VLLM)
 
 
 def _find_server(workload: Workload) -> tuple[str, dict[str, Any], ServerCommand]:
@@ -204,10 +204,10 @@ def _find_server(workload: Workload) -> tuple[str, dict[str, Any], ServerCommand
         fix = (
             "write vllm serve MODEL, or an image of vLLM" if workload.outside else "name one whose container starts it"
         )
-        raise MigrationError(workload.where, images, f"runs no vLLM server, which is vllm serve: {fix}")
+        raise MigrationError(workload.where, images, f"{NO_VLLM}: {fix}")
     if len(found) > 1:
         names = ", ".join(name_of(container) for _, container, _ in found)
-        raise MigrationError(workload.where, names, "run vLLM each: split them, one server a pod")
+        raise MigrationError(workload.where, names, "each run vLLM: split them into one server per pod")
     return found[0]
 
 
@@ -225,7 +225,10 @@ def _take_server(
     for other in command.harmless:
         builder.drop(f"shell command {other}", "the operator starts vllm without a shell")
     if command.others:
-        fix = "only the server is started: do it in the image or in an init container, remove it here, and import again"
+        fix = (
+            "the operator only starts the server: do it in the image or in an init container, remove it here, and"
+            " import again"
+        )
         builder.decide(f"{where}.args", "; ".join(command.others), fix)
     known = ask_for_unknown(command, read_arguments(command.arguments, profile), builder)
     known = without_group(last_of_each(say_as_now(known, builder, profile), builder), workload.nodes, builder)
@@ -256,7 +259,7 @@ def _take_split(gpus: int, builder: SpecBuilder) -> None:
     ranks = [builder.get(f"parallelism.{each}") or 1 for each in ("tensor", "pipeline", "data")]
     what = f"resources nvidia.com/gpu {gpus}"
     if gpus and all(isinstance(each, int) for each in ranks) and gpus != math.prod(ranks):
-        builder.drop(what, f"the server is spread over {math.prod(ranks)}: that is what a pod of the operator asks for")
+        builder.drop(what, f"the server uses {math.prod(ranks)} GPUs, so the operator requests {math.prod(ranks)}")
     elif gpus and not taken:
         builder.own(what, "follows from spec.parallelism")
 
@@ -270,9 +273,9 @@ def _take_rollout(spec: Object, builder: SpecBuilder) -> None:
     if missing in none and surge not in (None, *none):
         # GPUs are scarce: start a further engine first only if the old server could not miss one.
         what = f"strategy with maxSurge {surge} and maxUnavailable {missing}"
-        builder.take(what, "rollout.strategy", "Surge", "one engine more than replicas is started first")
+        builder.take(what, "rollout.strategy", "Surge", "the operator first starts one engine more than replicas")
     elif mapping(spec, "strategy"):
-        why = "an old engine ends before its successor starts: spec.rollout.strategy Surge needs GPUs for one more"
+        why = "an old engine stops before its successor starts: spec.rollout.strategy Surge needs GPUs for one more"
         builder.own("strategy", why)
     if spec.get("paused") is True:
         builder.take("paused", "rollout.paused", value=True)
@@ -312,10 +315,10 @@ def _new_name(workload: Workload, wanted: str | None, builder: SpecBuilder) -> s
     else:
         name = f"{old[: NAME_MAX_LENGTH - len(_SUFFIX)].rstrip('-.')}{_SUFFIX}".replace(".", "-")
     if wanted and wanted == old and not workload.outside:
-        fix = "the operator makes a Deployment of that name, which is taken: choose another with --name"
+        fix = "the operator creates a Deployment of that name, which already exists: choose another name with --name"
         raise MigrationError("metadata.name", name, fix)
     if len(name) > NAME_MAX_LENGTH or not _NAME.fullmatch(name):
-        fix = f"choose with --name at most {NAME_MAX_LENGTH} of a-z, 0-9 and -, beginning with a letter"
+        fix = f"choose a name with --name: at most {NAME_MAX_LENGTH} of a-z, 0-9 and -, beginning with a letter"
         raise MigrationError("metadata.name", name, fix)
     return name
 

@@ -25,7 +25,7 @@ from specdecode_operator.vllm.environment import API_KEY_VARIABLE
 _MOST_USER_ID: Final = 2**31 - 1
 """Largest runAsUser and runAsGroup that Kubernetes takes (IsValidUserID of k8s.io/apimachinery)."""
 
-_OF_MACHINE: Final = "is for the machine that runs it: a pod has its own"
+_OF_MACHINE: Final = "only applies to the machine that runs it; a pod has its own"
 
 
 def _as_text(word: str) -> str:
@@ -116,7 +116,7 @@ def read_docker_run(command: Command) -> Workload:
     if unknown := sorted(command.unknown.intersection(words)):
         names = ", ".join(sorted({name for word in unknown for name in re.findall(r"\$\{?(\w+)", word)}))
         raise MigrationError(
-            "command line", names, "are filled in where it runs: write the values out, and import again"
+            "command line", names, "are replaced on the machine that runs it: write the values, and import again"
         )
     run.body["image"], *args = map(_as_text, words)
     if args:
@@ -172,7 +172,9 @@ def _take(name: str, value: str, run: _Container, unknown: frozenset[str]) -> No
     if is_unknown and name == "--env":
         run.add_variable(value.partition("=")[0], None)
     elif is_unknown and name != "--volume":
-        run.remarks.decide("command line", name, "has its value only where it runs: write it out, and import again")
+        run.remarks.decide(
+            "command line", name, "has its value only on the machine that runs it: write the value, and import again"
+        )
     elif name in _TAKERS or name in _RUN["own"]:
         if name in _TAKERS:
             _TAKERS[name](value, run)
@@ -181,7 +183,7 @@ def _take(name: str, value: str, run: _Container, unknown: frozenset[str]) -> No
     elif name in _RUN["dropped"]:
         run.remarks.drop(name, _OF_MACHINE)
     else:
-        message = "gives the container what a pod of the operator has not: say it in podTemplate, or remove it"
+        message = "is a setting that the pods of the operator do not have: set it in podTemplate, or remove it"
         run.remarks.decide("spec.podTemplate", name, message)
 
 
@@ -199,10 +201,10 @@ def _take_user(value: str, run: _Container) -> None:
     if context:
         run.body["securityContext"] = context
     else:
-        run.remarks.decide("spec.podTemplate", f"--user {value}", "a pod takes a user by number: write --user UID:GID")
+        run.remarks.decide("spec.podTemplate", f"--user {value}", "a pod needs a numeric user: write --user UID:GID")
 
 
-_ENV_FILE: Final = "holds variables that are not read here: write them as --env NAME=VALUE, and import again"
+_ENV_FILE: Final = "contains variables that import does not read: write them as --env NAME=VALUE, and import again"
 _TAKERS: Final[Mapping[str, Callable[[str, _Container], None]]] = {
     "--gpus": lambda value, run: setattr(run, "gpus", gpus_of_devices(value)),
     "--env": lambda value, run: run.add_variable(*(value.split("=", 1) if "=" in value else (value, None))),
@@ -218,7 +220,7 @@ _TAKERS: Final[Mapping[str, Callable[[str, _Container], None]]] = {
 }
 
 
-_RESOLVE: Final = "docker compose config writes it out: import what that prints"
+_RESOLVE: Final = "import the output of docker compose config, which contains it"
 _COMPOSE: Final = SOURCE_KEYS["docker compose"]
 
 
@@ -251,7 +253,7 @@ def _read(name: str, service: Object) -> Workload:
     if (user := whole_number(service.get("user"), _MOST_USER_ID)) is not None:
         container.body["securityContext"] = {"runAsUser": user}
     elif service.get("user"):
-        remarks.decide("spec.podTemplate", f"{where}.user", "a pod takes a user by number: write it so")
+        remarks.decide("spec.podTemplate", f"{where}.user", "a pod needs a numeric user: write UID:GID")
     _take_resources(service, container, where)
     for key in service:
         if key in _COMPOSE["own"]:
@@ -284,7 +286,7 @@ def _words(value: Any, where: str) -> Iterator[str]:
     for word in words:
         name = _filled_in(word)
         if name is not None:
-            raise MigrationError(where, f"${{{name}}}", f"is filled in from elsewhere: {_RESOLVE}")
+            raise MigrationError(where, f"${{{name}}}", f"is filled in from another place: {_RESOLVE}")
         # Compose and a pod both read two dollars as one.
         yield word
 
@@ -306,7 +308,7 @@ def _take_variables(service: Object, container: _Container, where: str) -> None:
         is_known = text is not None and _filled_in(text) is None
         container.add_variable(name, str(text).replace("$$", "$") if is_known else None)
     if service.get("env_file"):
-        container.remarks.decide("spec.engine.env", f"{where}.env_file", f"is not read here: {_RESOLVE}")
+        container.remarks.decide("spec.engine.env", f"{where}.env_file", f"is not read by import: {_RESOLVE}")
 
 
 def _take_volumes(service: Object, container: _Container) -> None:
@@ -329,7 +331,7 @@ def _take_resources(service: Object, container: _Container, where: str) -> None:
     gpus: list[int | None] = []
     for device in [*objects(mapping(resources, "reservations"), "devices"), *objects(service, "gpus")]:
         if device.get("driver") not in (None, "nvidia", "cdi"):
-            message = "only NVIDIA GPUs are planned for"
+            message = "the operator only supports NVIDIA GPUs"
             container.remarks.decide(f"{where}.deploy.resources", str(device.get("driver")), message)
         elif ids := texts(device, "device_ids"):
             gpus.append(len(ids))
@@ -342,5 +344,5 @@ def _take_resources(service: Object, container: _Container, where: str) -> None:
         container.limit(GPU_RESOURCE, str(container.gpus))
     for key in mapping(service, "deploy"):
         if key not in ("resources", "replicas"):
-            message = "is for the machines that run it: the operator plans and rolls out itself"
+            message = "only applies to the machines that run it; the operator plans and rolls out itself"
             container.remarks.drop(f"{where}.deploy.{key}", message)

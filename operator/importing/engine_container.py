@@ -45,8 +45,8 @@ _MIRRORS: Final = ("HF_ENDPOINT", "VLLM_USE_MODELSCOPE")
 _READ_BY_ENGINE: Final = ("VLLM_", "NCCL_", "CUDA_", "PYTORCH_", "TORCH", "HF_", "OMP_")
 _SET_BY_OPERATOR: Final = FIXED_VARIABLES | {LOGGING_CONFIG_VARIABLE: LOGGING_CONFIG_PATH}
 _CHANGES: Final = {
-    "VLLM_SERVER_DEV_MODE": "the operator keeps /sleep, /collective_rpc and more closed to clients: remove it",
-    "VLLM_USE_V2_MODEL_RUNNER": "the plan counts with the model runner that vLLM itself chooses: remove it",
+    "VLLM_SERVER_DEV_MODE": "the operator does not expose /sleep, /collective_rpc and similar paths: remove it",
+    "VLLM_USE_V2_MODEL_RUNNER": "the plan assumes the model runner that vLLM chooses: remove it",
 }
 """Variables that the operator sets itself and whose value makes a difference to clients or to the plan."""
 
@@ -80,7 +80,7 @@ def take_variables(container: Object, command: ServerCommand, builder: SpecBuild
         elif each.get("valueFrom") is not None:
             _take_source(name, mapping(each, "valueFrom"), name_of(container), sources, builder)
         elif _SET_BY_OPERATOR.get(name) == value:
-            builder.own(what, "the operator sets it so")
+            builder.own(what, "the operator sets it to the same value")
         else:
             # The kubelet expands only variables defined above, and the one that it names may move elsewhere.
             expands = name not in command.env and not values.keys().isdisjoint(variables_in(value))
@@ -118,9 +118,9 @@ def _take_value(name: str, value: str | None, plain: dict[str, str], builder: Sp
         plain[name] = value
         builder.note(Outcome.FIELD, f"env {name}", "spec.engine.env")
         return
-    message = "holds a secret as plain text: put it into a Secret, and name that by valueFrom"
+    message = "holds a secret as plain text: put it into a Secret, and refer to that with valueFrom"
     if value is None:
-        message = "holds a variable that only the running container knows: set it in spec.podTemplate"
+        message = "contains a variable with a value only in the running container: set it in spec.podTemplate"
     builder.decide("spec.engine.env", name, message)
 
 
@@ -133,7 +133,7 @@ def _take_named(name: str, variable: Object, secrets: Object, builder: SpecBuild
         if name in secrets or builder.get(path) is None:
             take_secret(what, name, path, secrets, builder)
         else:
-            builder.drop(what, f"spec.{path} is taken from elsewhere, which counts before it")
+            builder.drop(what, f"spec.{path} comes from another setting, which takes precedence")
     elif name == "VLLM_CPU_KVCACHE_SPACE" and on_cpu:
         text = str(variable.get("value") or "")
         number = int(text) if re.fullmatch(r"\d{1,9}", text) else None
@@ -141,14 +141,14 @@ def _take_named(name: str, variable: Object, secrets: Object, builder: SpecBuild
         ranks = builder.get("parallelism.tensor") or 1
         builder.take(what, "accelerator.kvCacheGiB", text if number is None else number * ranks)
     elif name in ("VLLM_CPU_OMP_THREADS_BIND", "OMP_NUM_THREADS") and on_cpu:
-        builder.own(what, "the operator counts threads by spec.accelerator.cpuCores")
+        builder.own(what, "the operator derives the threads from spec.accelerator.cpuCores")
     elif name in {*CACHE_VARIABLES, "HF_HUB_ENABLE_HF_TRANSFER"}:
-        builder.own(what, "a pod has its models in a folder of its own, or on a claim")
+        builder.own(what, "each pod stores its models in its own folder or on a claim")
     elif name in _DEVICES:
-        builder.drop(what, "a pod is given its own GPUs, as many as the server spreads over")
+        builder.drop(what, "each pod gets as many GPUs as the server uses")
     elif name in _MIRRORS and builder.get("models.volume") is None:
         message = (
-            "the operator downloads from the hub itself: put the models on a volume, spec.models.volume, or remove it"
+            "only the operator downloads from the hub: put the models on a volume, spec.models.volume, or remove it"
         )
         builder.decide("spec.models", what, message)
     elif name in _CHANGES and str(variable.get("value") or "").lower() not in ("", "0", "false"):
@@ -190,7 +190,7 @@ def take_secret(what: str, variable: str | None, path: str, secrets: Object, bui
     if variable is not None and variable in secrets:
         builder.take(what, path, secrets[variable])
     else:
-        message = "must not stand in an object: put it into a Secret and name that here, {name, key}"
+        message = "must not be in the object: put it into a Secret and refer to that here, as {name, key}"
         builder.decide(f"spec.{path}", f"the value of {what.removeprefix('env ')}", message)
 
 
@@ -217,7 +217,7 @@ def find_platform(
     place = f"{where}.resources.limits"
     for name, amount in amounts.items():
         if name != GPU_RESOURCE and _ACCELERATOR.match(name) and not _NETWORK.match(name):
-            fix = f"only whole NVIDIA GPUs ({GPU_RESOURCE}) and CPUs are planned for: keep this Deployment as it is"
+            fix = f"only whole NVIDIA GPUs ({GPU_RESOURCE}) and CPUs are supported: keep this Deployment"
             raise MigrationError(f"{place}.{name}", str(amount), fix)
     gpus = str(amounts.get(GPU_RESOURCE, "0"))
     if not re.fullmatch(r"\d{1,6}", gpus):
@@ -229,7 +229,7 @@ def find_platform(
         return Platform.CPU, 0
     if not says_gpus:
         return Platform.GPU, 0
-    fix = "say how many GPUs the server has (an image or variables for CPU would tell of one without)"
+    fix = "set the number of GPUs of the server (an image or variables for CPU identify a server without GPUs)"
     raise MigrationError(f"{place}.{GPU_RESOURCE}", MISSING, fix)
 
 
@@ -240,12 +240,12 @@ def take_cpu(container: Object, builder: SpecBuilder) -> None:
     for field, resource, units in (("cpuCores", "cpu", _CORES), ("memoryGiB", "memory", _UNIT_GIB)):
         match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)([a-zA-Z]{0,2})", str(amounts.get(resource)))
         if match is None or match[2] not in units:
-            builder.decide(f"spec.accelerator.{field}", MISSING, f"say how much {resource} a replica has")
+            builder.decide(f"spec.accelerator.{field}", MISSING, f"set the {resource} of one replica")
         else:
             value = max(1, math.floor(Fraction(match[1]) * units[match[2]]))
             builder.take(f"resources {resource} {amounts[resource]}", f"accelerator.{field}", value)
     if "VLLM_CPU_KVCACHE_SPACE" not in plain_environment(container):
-        builder.decide("spec.accelerator.kvCacheGiB", MISSING, "say how many GiB of the memory are KV cache")
+        builder.decide("spec.accelerator.kvCacheGiB", MISSING, "set how many GiB of the memory are KV cache")
 
 
 def take_image(image: str, platform: Platform, wanted: str | None, builder: SpecBuilder) -> EngineProfile:
@@ -256,10 +256,10 @@ def take_image(image: str, platform: Platform, wanted: str | None, builder: Spec
     repository, tag = split_reference(image)
     version = wanted or version_of_image(image)
     if not image and version is None:
-        builder.note(Outcome.DEFAULT, "image (not said)", f"vLLM {_NEWEST}: --engine-version takes another")
+        builder.note(Outcome.DEFAULT, "image (not said)", f"vLLM {_NEWEST}; choose another with --engine-version")
         return find_profile(_NEWEST)
     if version is None:
-        fix = f"does not tell the version of vLLM: give --engine-version, such as {_NEWEST}"
+        fix = f"does not contain the version of vLLM: set --engine-version, such as {_NEWEST}"
         builder.decide("spec.engine.version", tag or image or MISSING, fix)
         builder.set("engine.image", image)
         return find_profile(_NEWEST)
@@ -270,12 +270,10 @@ def take_image(image: str, platform: Platform, wanted: str | None, builder: Spec
             raise MigrationError("--engine-version", wanted, error.problem.message) from error
         profile = find_profile(_NEWEST)
         if repository.endswith("vllm/vllm-openai") and platform in profile.images:
-            reason = (
-                f"vLLM {version} is older than what the operator launches: {profile.images[platform]} takes its place"
-            )
+            reason = f"the operator no longer supports vLLM {version}: {profile.images[platform]} replaces it"
             builder.drop(f"image {image}", f"{reason}; compare answers and speed before you move traffic")
         else:
-            fix = f"holds vLLM {version}, which is older than what the operator launches: name an image of {_NEWEST}"
+            fix = f"contains vLLM {version}, which the operator no longer supports: name an image of {_NEWEST}"
             builder.decide("spec.engine.image", image, fix)
         return profile
     own = profile.images.get(platform)
@@ -289,7 +287,9 @@ def take_image(image: str, platform: Platform, wanted: str | None, builder: Spec
         builder.take(f"image {image}", "engine.version", version)
         builder.set("engine.image", image)
     if not profile.tested:
-        newer = f"is newer than all that the operator knows: launched and sized as {profile.known_as}, with more margin"
+        newer = (
+            f"is newer than the versions that the operator supports: treated as {profile.known_as}, with more margin"
+        )
         builder.note(Outcome.DEFAULT, f"vLLM {version}", newer)
     return profile
 
@@ -327,12 +327,12 @@ def take_whole_prompts(builder: SpecBuilder, profile: EngineProfile) -> None:
         geometry = find_geometry(str(builder.get("target.model")))
         length = longest_sequence(geometry, profile.version) if length is None and geometry else length
     if not isinstance(length, int):
-        message = "without chunked prefill vLLM takes the longest request of the model: write that number of tokens"
+        message = "without chunked prefill vLLM uses the longest request of the model: write that number of tokens"
         builder.decide(f"spec.{field}", MISSING, message)
         return
     products = builder.get("accelerator.products") or [""]
     usual = engine_defaults(profile.version, find_device(products[0])).max_num_batched_tokens
-    remark = "without chunked prefill vLLM takes the longest request"
+    remark = "without chunked prefill vLLM uses the longest request"
     builder.take("--max-num-batched-tokens (absent)", field, max(length, usual), remark)
 
 
@@ -342,7 +342,7 @@ def note_user(builder: SpecBuilder) -> None:
     contexts = [mapping(each, "securityContext") for each in (template, *objects(template, "containers"))]
     if not any(context.keys() & {"runAsUser", "runAsNonRoot"} for context in contexts):
         keep = "{runAsNonRoot: false} in spec.podTemplate.spec.securityContext keeps the image's"
-        result = f"user {ENGINE_USER_ID} in the place of the image's, which is root in vLLM's: {keep}"
+        result = f"user {ENGINE_USER_ID} instead of the user of the image, which is root in vLLM's images: {keep}"
         builder.note(Outcome.DEFAULT, "securityContext.runAsUser (not said)", result)
 
 

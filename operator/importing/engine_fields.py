@@ -108,9 +108,9 @@ _OF_SPECULATION: Final = re.compile(
 _SETTLED: Final = {
     "--host": "the engine listens on all addresses of its pod",
     "--shutdown-timeout": "requests get 60 s to end after the pod has left the Service",
-    "--download-dir": "models come from spec.models; the engine itself downloads nothing",
+    "--download-dir": "models come from spec.models; the engine does not download them",
     "--disable-log-stats": "statistics stay on: they show whether the engine drafts",
-    "--help": "the server would print its help and end",
+    "--help": "the server would print its help and exit",
 }
 OF_CHECKPOINTS: Final = frozenset(
     {
@@ -191,12 +191,12 @@ def _pass_on(given: Argument, builder: SpecBuilder, profile: EngineProfile) -> l
     elif given.name.startswith(_SHAPE) and given.values == ("1",) and given.name.endswith(("-size", "--nnodes")):
         builder.own(given.text, HOLDS_ANYWAY)
     elif given.name.startswith(_SHAPE):
-        message = reserved_flag_problem(given.name) or "no field of the object means it"
+        message = reserved_flag_problem(given.name) or "the object has no such field"
         builder.decide("spec.parallelism", given.text, message)
     elif given.name in _OF_OPERATOR:
-        builder.own(given.text, "the operator writes it by the plan")
+        builder.own(given.text, "the operator sets it from the plan")
     elif given.name == "--config":
-        message = "holds arguments that are not read here: write them into the command line, then import again"
+        message = "contains arguments that import does not read: write them into the command line, then import again"
         builder.decide("spec.engine.extraArgs", given.text, message)
     elif problems := extra_args_problems(given.words, profile):
         # Without the flag, the new engine would differ.
@@ -240,9 +240,11 @@ def _take_special(given: Argument, builder: SpecBuilder) -> bool:
         case "--served-model-name", _:
             builder.take(what, "serving.servedModelNames", list(given.values))
         case "--port", _ if number is not None and 0 < number < 1024:  # noqa: PLR2004
-            builder.drop(what, "below 1024 the engine would need root: it serves on 8000, Services on any")
+            builder.drop(what, "below 1024 the engine would need root: it uses 8000, and a Service can use any port")
         case "--max-model-len", "auto" | "-1":
-            message = "the operator does not shorten the length until it fits: say how many tokens a request may have"
+            message = (
+                "the operator does not shorten the length until it fits: set the maximum number of tokens per request"
+            )
             builder.decide("spec.serving.maxModelLen", what, message)
         case "--gpu-memory-utilization", text:
             _take_utilization(what, text, builder)
@@ -263,7 +265,7 @@ def _take_precision(given: Argument, builder: SpecBuilder) -> bool:
             # The checks of the spec name one that vLLM does not know.
             builder.take(what, "serving.dtype", str(ENGINE_DTYPES.get(dtype.lower(), dtype)))
         case "--quantization", "fp8" | "fp8_per_tensor":
-            builder.take(what, "target.quantization", "FP8", "made while loading, where the checkpoint is 16-bit")
+            builder.take(what, "target.quantization", "FP8", "quantized while loading if the checkpoint is 16-bit")
         case "--quantization", scheme if scheme in OF_CHECKPOINTS:
             builder.own(what, "vLLM reads it from the checkpoint, as AsCheckpoint does")
         case "--quantization", _:
@@ -297,7 +299,7 @@ def take_tls(
     rest, paths = [], {}
     for given in flags:
         if given.name == "--enable-ssl-refresh":
-            builder.own(given.text, "a renewed certificate counts without a restart")
+            builder.own(given.text, "a renewed certificate is used without a restart")
         elif given.name not in _CERTIFICATE_FILES:
             rest.append(given)
         elif given.values:
@@ -311,7 +313,7 @@ def take_tls(
     if len(secrets) == 1 and keys == _CERTIFICATE_FILES:
         builder.take(shown, "serving.tlsSecret", {"name": secrets.pop()})
         return rest, {each[2] for each in found.values() if each is not None}
-    fix = "put both into one Secret of type kubernetes.io/tls, whose keys are tls.crt and tls.key, and name it here"
+    fix = "put both into one Secret of type kubernetes.io/tls, with the keys tls.crt and tls.key, and name it here"
     builder.decide("spec.serving.tlsSecret", shown, fix)
     return rest, set()
 

@@ -78,7 +78,7 @@ def with_token(pod: dict[str, Any], body: Object, remarks: Remarks) -> dict[str,
         reference = {"secretKeyRef": {"name": str(secret), "key": "HF_TOKEN"}}
         fetches[-1]["env"] = [{"name": "HF_TOKEN", "valueFrom": reference}]
     elif secret:
-        remarks.drop(f"annotation {SECRET_ANNOTATION}", "is for a download, and the model is not downloaded")
+        remarks.drop(f"annotation {SECRET_ANNOTATION}", "is for downloads, and the model is not downloaded")
     return pod
 
 
@@ -93,7 +93,7 @@ def read_inference_service(body: Object, others: Sequence[Object]) -> Workload:
     predictor, remarks = required(body, _PREDICTOR), Remarks()
     for key in ("transformer", "explainer"):
         if mapping(body, "spec").get(key):
-            message = "the operator serves the predictor alone: keep the InferenceService"
+            message = "the operator only serves the predictor: keep the InferenceService"
             remarks.decide(f"spec.{key}", "is set", message)
     remarks.own_keys(predictor, _KEYS["own"])
     remarks.ask_for_rest(predictor, (*_KEYS["read"], *_KEYS["own"], *_KEYS["pod"]), _PREDICTOR)
@@ -103,11 +103,11 @@ def read_inference_service(body: Object, others: Sequence[Object]) -> Workload:
     elif mapping(predictor, "model"):
         pod = _of_model(body, predictor, others, remarks)
     else:
-        raise MigrationError(_PREDICTOR, "neither containers nor model", "must say what serves: one of them")
+        raise MigrationError(_PREDICTOR, "neither containers nor model", "set one of them")
     pod = with_token(pod, body, remarks)
     least, most = predictor.get("minReplicas"), predictor.get("maxReplicas")
     if most not in (None, least):
-        message = "say in spec.replicas how many there are, and point an autoscaler at the new object, or remove it"
+        message = "set spec.replicas, and point an autoscaler at the new object, or remove it"
         remarks.decide("spec.replicas", f"minReplicas {least}, maxReplicas {most}", message)
     return Workload(
         kind="InferenceService",
@@ -145,7 +145,7 @@ def _of_model(body: Object, predictor: Object, others: Sequence[Object], remarks
         word.replace("{{.Name}}", name).replace("{{ .Name }}", name) for word in (*texts(container, "args"), *arguments)
     ]
     if mapping(model, "storage"):
-        message = "names a place by a Secret: put the model on a claim, or use the hub"
+        message = "names a location in a Secret: put the model on a claim, or use the hub"
         remarks.decide(f"{where}.storage", "is set", message)
     volumes = _merged(objects(pod, "volumes"), objects(predictor, "volumes"))
     pod = {**pod, **_of_pods(predictor), "containers": [merged], "volumes": volumes}
@@ -169,10 +169,10 @@ def _find_runtime(
     if form == "huggingface" and name in (None, "kserve-huggingfaceserver"):
         arguments = _as_vllm(arguments, remarks)
     elif name is not None:
-        message = "is not beside it: put its ServingRuntime into the file, or read it from the cluster, without -f"
+        message = "is not in the input: put its ServingRuntime into the file, or read it from the cluster, without -f"
         remarks.decide(f"{_PREDICTOR}.model.runtime", name, message)
     elif form != "vllm":
-        fix = "only vLLM is served: a runtime of vLLM, modelFormat vLLM or huggingface"
+        fix = "the operator only supports vLLM: use a runtime of vLLM, or modelFormat vLLM or huggingface"
         raise MigrationError(f"{_PREDICTOR}.model.modelFormat", form, fix)
     given = {word.partition("=")[0].replace("_", "-") for word in arguments}
     before = {"--model": MODEL_PATH, "--served-model-name": name_in(body)}
@@ -190,7 +190,7 @@ def _as_vllm(words: Sequence[str], remarks: Remarks) -> list[str]:
             value = value if equals else rest.pop(0) if rest and not rest[0].startswith("-") else ""
             if (flag, value) == ("--backend", "huggingface"):
                 raise MigrationError(f"{_PREDICTOR}.model.args", "--backend=huggingface", "it does not run vLLM")
-            remarks.drop(flag, "is for KServe's own server: vLLM is started without it")
+            remarks.drop(flag, "only applies to KServe's own server")
         else:
             # The server passes other flags on to vLLM (python/huggingfaceserver of KServe).
             found.append(_KEYS["vllm_flags"][flag] + equals + value if flag in _KEYS["vllm_flags"] else word)
@@ -224,7 +224,9 @@ def _read_speculator(spec: Object, remarks: Remarks) -> tuple[list[str], str | N
     if uri:
         scheme, _, place = uri.partition("://")
         config["model"] = {"hf": place, "pvc": _DRAFT_PATH}.get(scheme, uri)
-    remarks.own(f"spec.{field}", "becomes spec.speculation, as the controller writes --speculative-config of it")
+    remarks.own(
+        f"spec.{field}", "becomes spec.speculation, because the controller creates --speculative-config from it"
+    )
     return ["--speculative-config", json.dumps(config)], uri
 
 
@@ -232,7 +234,7 @@ def _snake(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).replace("-", "_").lower()
 
 
-_KEEP: Final = "no field of the object means it: keep the LLMInferenceService"
+_KEEP: Final = "the object has no such field: keep the LLMInferenceService"
 _LLM: Final = SOURCE_KEYS["LLMInferenceService"]
 _MORE: Final = "VLLM_ADDITIONAL_ARGS"
 
@@ -247,7 +249,9 @@ def read_llm_inference_service(body: Object) -> Workload:
         if spec.get(key) is not None and spec[key] != []:
             remarks.decide(f"spec.{key}", "is set", message)
     if mapping(model, "lora"):
-        remarks.decide("spec.model.lora", "is set", "say the adapters by --enable-lora and --lora-modules in extraArgs")
+        remarks.decide(
+            "spec.model.lora", "is set", "set the adapters with --enable-lora and --lora-modules in extraArgs"
+        )
     if spec.get("router") is not None:
         remarks.own("router", "routes and scheduler select pods: point them at the new Service")
     if spec.get("rolloutStrategy"):
@@ -262,7 +266,7 @@ def read_llm_inference_service(body: Object) -> Workload:
     nodes, parallelism = 1, mapping(spec, "parallelism")
     pipeline = parallelism.get("pipeline")
     if mapping(spec, "worker") and (parallelism.get("data") is not None or "pipeline" not in parallelism):
-        remarks.decide("spec.worker", "is set", "which GPUs its pods lend to one server is not read here: " + _KEEP)
+        remarks.decide("spec.worker", "is set", "import does not read how its pods share GPUs for one server: " + _KEEP)
     elif mapping(spec, "worker") and isinstance(pipeline, int) and pipeline > 0:
         nodes = pipeline
     return Workload(
@@ -294,7 +298,7 @@ def _containers(body: Object, spec: Object, speculation: Sequence[str], remarks:
         except ValueError:
             more = None
         if more is None:
-            message = "holds arguments that are not read here: write them into args, and import again"
+            message = "contains arguments that import does not read: write them into args, and import again"
             remarks.decide("spec.template.containers[main].env", _MORE, message)
     served = str(mapping(spec, "model").get("name") or name_in(body))
     args = [MODEL_PATH, "--served-model-name", served, "--port", "8000", *_sizes(spec, remarks), *speculation]
@@ -310,7 +314,7 @@ def _sizes(spec: Object, remarks: Remarks) -> Iterator[str]:
         if type(value) is int:
             yield from (f"--{key}-parallel-size", str(value))
         elif value is not None:
-            fix = "must be a whole number without quotes, as Kubernetes refuses all else: correct it, and import again"
+            fix = "must be a whole number without quotes, as Kubernetes requires: correct it, and import again"
             remarks.decide(f"spec.parallelism.{key}", shown(value), fix)
     if parallelism.get("expert") is True:
         yield "--enable-expert-parallel"

@@ -20,7 +20,7 @@ USUAL_CACHES: Final = ("/root/.cache/huggingface", "/root/.cache/huggingface/hub
 
 
 _IN_TARGET: Final = frozenset({Method.MTP, Method.DSPARK})
-"""Methods whose draft is in the target's checkpoint, or in one of its own (vllm/config/speculative.py)."""
+"""Methods whose draft is in the target's checkpoint, or in a separate one (vllm/config/speculative.py)."""
 
 _SPECULATORS: Final = "speculators_config"
 _SPECULATORS_METHODS: Final = {"peagle": "eagle3", "dflash2": "dflash"}
@@ -59,7 +59,7 @@ def take_speculators(
         return list(flags)
     name = model.values[0]
     for other in sorted(configs.keys() - {name}):
-        raise MigrationError("--model-config", other, f"the server is given {name}: write {name}=PATH")
+        raise MigrationError("--model-config", other, f"the server serves {name}: write {name}=PATH")
     entry = find_entry(name)
     config = configs.get(name) or (entry.config if entry else {})
     section = mapping(config, _SPECULATORS)
@@ -78,7 +78,7 @@ def take_speculators(
             builder.decide("spec.target.model", name, message)
         return list(flags)
     for key in sorted(found.config.keys() & {"method", "model"}):
-        builder.drop(found.written[key], f"vLLM goes by {_SPECULATORS} of {name}")
+        builder.drop(found.written[key], f"vLLM uses {_SPECULATORS} of {name}")
     algorithm = str(config.get("speculators_model_type") or section.get("algorithm"))
     said: dict[str, Any] = {"method": _SPECULATORS_METHODS.get(algorithm, algorithm), "model": name}
     tokens = next(iter(objects(section, "proposal_methods")), {}).get("speculative_tokens")
@@ -87,7 +87,7 @@ def take_speculators(
     for key, value in said.items():
         found.config[key], found.written[key] = value, f"{key} in {_SPECULATORS} of {name}"
     if builder.get("serving.servedModelNames") is None:
-        builder.take("the name that clients ask for", "serving.servedModelNames", [name])
+        builder.take("the name that clients use", "serving.servedModelNames", [name])
     return [replace(each, values=(verifier,)) if each is model else each for each in flags]
 
 
@@ -98,7 +98,7 @@ def take_models(
     named = _named_model(flags, builder)
     locations = []
     if named is None:
-        builder.decide("spec.target.model", MISSING, "name the model: the server is given none")
+        builder.decide("spec.target.model", MISSING, "the command has no model: name one")
     else:
         locations.append(_take_target(named, flags, _find_location(named.values[0], pod, container), builder))
     method = builder.get("speculation.method")
@@ -134,11 +134,11 @@ def _named_model(flags: Sequence[Argument], builder: SpecBuilder) -> Argument | 
     """Return the argument with the model: vLLM prefers the one by position (entrypoints/cli/serve.py)."""
     by_position = [given for given in flags if not given.name]
     for other in by_position[1:]:
-        message = "stands where no flag takes it, and vLLM takes one model: correct the command line"
+        message = "belongs to no flag, and vLLM takes one model: correct the command line"
         builder.decide("spec.engine.extraArgs", other.text, message)
     flagged = [given for given in flags if given.name == "--model" and given.values]
     for other in flagged if by_position else flagged[:-1]:
-        why = "vLLM prefers the model that is given without a flag" if by_position else "another --model follows it"
+        why = "vLLM prefers the model without a flag" if by_position else "another --model follows it"
         builder.drop(other.text, why)
     return next(iter((*by_position, *reversed(flagged))), None)
 
@@ -150,11 +150,11 @@ def _take_target(given: Argument, flags: Sequence[Argument], location: Location,
     if revision and location.claim is None and location.host_path is None:
         builder.take(f"revision {revision}", "target.revision", revision)
     elif revision:
-        builder.drop(f"revision {revision}", "is of the hub, and the model lies on a volume")
+        builder.drop(f"revision {revision}", "only applies to the hub, and the model is on a volume")
     if location.problem:
         builder.decide("spec.target.model", written, location.problem)
     if builder.get("serving.servedModelNames") is None and written != short_name(location.model):
-        builder.take("the name that clients ask for", "serving.servedModelNames", [written])
+        builder.take("the name that clients use", "serving.servedModelNames", [written])
     return location
 
 
@@ -170,11 +170,11 @@ def _take_volume(locations: list[Location], builder: SpecBuilder) -> None:
         else:
             sources["the hub"] = None
     if len(sources) > 1:
-        fix = "target and draft must lie together, on one claim or on the hub: copy one of them"
+        fix = "target and draft must be on the same claim or both on the hub: copy one of them"
         builder.decide("spec.models.volume", ", ".join(sorted(sources)), fix)
     for name, source in sources.items():
         if source is not None:
-            remark = "where the operator allows it: --allow-host-path" if "hostPath" in source else ""
+            remark = "if the operator allows it (--allow-host-path)" if "hostPath" in source else ""
             builder.take(f"volume of {name}", "models.volume", source, remark)
             return
 
@@ -189,17 +189,17 @@ def _take_cache(env: Mapping[str, str], caches: set[str], pod: Object, container
             continue
         what = f"claim {claim} at {path}"
         if builder.get("models.volume") is not None or builder.get("models.cache") is not None:
-            builder.drop(what, "is the hub's cache, which is not needed beside the volume, or a second one")
+            builder.drop(what, "is a cache of the hub, which is not needed with a volume or another cache")
             continue
         there = path == home and not mount.get("subPath")
-        remark = "what it holds is not fetched again" if there else "its folder hub is used: fetched once more there"
+        remark = "models in it are not downloaded again" if there else "models are downloaded again to its folder hub"
         builder.take(what, "models.cache", {"persistentVolumeClaim": {"claimName": claim}}, remark)
 
 
 def _find_location(model: str, pod: Object, container: Object) -> Location:
     copy = "copy it to a PersistentVolumeClaim and name that in spec.models, or use its hub id"
     if "://" in model:
-        return Location(model, problem=f"lies at an address: {copy}")
+        return Location(model, problem=f"is an address: {copy}")
     if not model.startswith(("/", "./", "~")):
         return Location(model)
     path = model.rstrip("/")
@@ -209,7 +209,7 @@ def _find_location(model: str, pod: Object, container: Object) -> Location:
         return replace(fetched, volume=name)
     if mount is None:
         problem = (
-            "lies in the image, or on its machine: put it on a PersistentVolumeClaim and name that in spec.models,"
+            "is in the image, or on the machine: put it on a PersistentVolumeClaim and name that in spec.models,"
             " or use its hub id"
         )
         return Location(model, problem=problem)
@@ -218,12 +218,14 @@ def _find_location(model: str, pod: Object, container: Object) -> Location:
     claim, host = (each if isinstance(each, str) else None for each in (claim, host))
     if claim is None and host is None:
         kind = next((key for key in volume if key != "name"), "a volume that the pod does not have")
-        return Location(model, volume=name, problem=f"lies on {kind}: {copy}")
+        return Location(model, volume=name, problem=f"is on {kind}: {copy}")
     parts = (str(mount.get("subPath") or "").strip("/"), path[len(str(mount["mountPath"]).rstrip("/")) :].strip("/"))
     inside = "/".join(part for part in parts if part)
     if host is not None and not inside:
         host, _, inside = host.rstrip("/").rpartition("/")
-    at_root = None if inside else "is the claim's root: put the model into a folder of the claim, and name the folder"
+    at_root = (
+        None if inside else "is the root of the claim: put the model into a folder of the claim, and name the folder"
+    )
     return Location(inside or model, claim=claim, host_path=host, volume=name, problem=at_root)
 
 
@@ -254,7 +256,7 @@ def _download(path: str, containers: Iterable[Object]) -> Location | None:
                 continue
             model, _, revision = found
             if model in command.unknown or revision in command.unknown:
-                problem = f"is {model} of the hub, but {name} learns that only when it runs: write the hub id out"
+                problem = f"is {model} of the hub, but {name} gets this value only when it runs: write the hub id"
                 return Location(path, download=name, problem=problem)
             return Location(model, revision=revision, download=name, token=token)
     return None

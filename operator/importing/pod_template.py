@@ -43,8 +43,8 @@ _OF_OPERATOR: Final = {
     "startupProbe": OWN_PROBES,
     "readinessProbe": OWN_PROBES,
     "livenessProbe": OWN_PROBES,
-    "lifecycle": "the operator lets requests end before a pod goes",
-    "ports": "the one port is spec.serving.port, by the name http",
+    "lifecycle": "the operator lets requests finish before a pod stops",
+    "ports": "the only port is spec.serving.port, named http",
 }
 
 _FILE: Final = re.compile(r"(?:/|\.{1,2}/|~)[^\s{}]+|[^\s{}:]+\.(?:jinja2?|j2|py|json|ya?ml|txt)")
@@ -87,12 +87,12 @@ def ask_for_files(passed_on: Iterable[Argument], container: Object, builder: Spe
                 continue
             if given.name == _ADAPTERS and _HUB_ID.fullmatch(file):
                 message = (
-                    "is a hub id, and engines download nothing: put the adapter on a PersistentVolumeClaim, mount that"
+                    "is a hub id, and engines cannot download: put the adapter on a PersistentVolumeClaim, mount that"
                     " in spec.podTemplate, and name its path there"
                 )
             else:
                 message = (
-                    "lies in the image, or on its machine: mount it in spec.podTemplate, from a ConfigMap or a"
+                    "is in the image, or on the machine: mount it in spec.podTemplate, from a ConfigMap or a"
                     " PersistentVolumeClaim, and name its path there"
                 )
             builder.decide("spec.engine.extraArgs", f"{given.name} {file}", message)
@@ -141,7 +141,7 @@ def take_metadata(metadata: Object, selectors: Iterable[Mapping[str, str]], buil
     labels, annotations = mapping(metadata, "labels"), mapping(metadata, "annotations")
     for key in labels:
         if key in selected:
-            why = "Services and what made the old pods select by it: traffic moves when you say so, below"
+            why = "Services and the old controller select pods by it: move the traffic with the steps below"
             builder.drop(f"label {key}", why)
     labels = {key: value for key, value in labels.items() if key not in selected}
     for kind, words, own in (("label", labels, _OWN_LABELS), ("annotation", annotations, _OWN_ANNOTATIONS)):
@@ -161,7 +161,7 @@ def note_selecting(pod: Object, selectors: Iterable[Mapping[str, str]], builder:
         text = json.dumps(pod.get(field))
         named = sorted(label for label in labels if json.dumps(label) in text)
         if named:
-            why = f"selects pods by {', '.join(named)}, which the new ones lack: use specdecode.io/deployment there"
+            why = f"selects pods by {', '.join(named)}, which the new pods lack: use specdecode.io/deployment there"
             builder.drop(f"the labelSelector in {field}", why)
 
 
@@ -197,7 +197,7 @@ def take_pod(pod: Object, container: Object, omitted: Omitted, builder: SpecBuil
         named = [name_of(each) for each in listed if isinstance(each, dict) and "name" in each]
         names = f" ({', '.join(named)})" if named else ""
         grants = ",".join(dict.fromkeys(needed_grants({"spec": {key: part}}).values()))
-        remark = f", where the operator allows it: --allow-pod-template={grants}" if grants else ""
+        remark = f", if the operator allows it (--allow-pod-template={grants})" if grants else ""
         builder.note(Outcome.POD, key, f"{_TEMPLATE}.{key}{names}{remark}")
     if template:
         builder.set("podTemplate.spec", template)
@@ -206,7 +206,7 @@ def take_pod(pod: Object, container: Object, omitted: Omitted, builder: SpecBuil
 def _tolerations(pod: Object, builder: SpecBuilder, *, on_gpu: bool) -> list[dict[str, Any]]:
     tolerations = objects(pod, "tolerations")
     if tolerations == [_GPU_TOLERATION]:
-        builder.own(f"toleration {GPU_RESOURCE}", "the operator's pods have it, too")
+        builder.own(f"toleration {GPU_RESOURCE}", "the operator sets it on its pods")
         return []
     if tolerations and on_gpu and not any(each.get("key") in (GPU_RESOURCE, None) for each in tolerations):
         # The list replaces the operator's own.
@@ -260,7 +260,7 @@ def _engine(container: Object, omitted: Omitted, builder: SpecBuilder, *, on_gpu
 def _keeps(mount: Object, omitted: Omitted, builder: SpecBuilder) -> bool:
     path = str(mount.get("mountPath")).rstrip("/")
     if path in OWN_MOUNTS:
-        builder.own(f"mount {path}", "the operator mounts its own there")
+        builder.own(f"mount {path}", "the operator mounts its own volume there")
         return False
     if any(f"{path}/" in f"{argument}/" for argument in omitted.arguments):
         return True

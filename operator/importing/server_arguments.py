@@ -19,14 +19,14 @@ from specdecode_operator.vllm.profiles import EngineProfile, Flag
 
 @dataclass(frozen=True)
 class OlderSetting:
-    """Successor of a setting of older versions: ``now``, or ``gone``; if neither is set, the user decides."""
+    """Successor of a setting of older versions: ``now``, or ``gone``; without both, the user decides."""
 
     now: str = ""
     """Flag, key of its JSON value, or variable with the same meaning."""
     gone: str = ""
     """Reason why the setting can be dropped."""
     ask: str = ""
-    """What the user can set instead."""
+    """Settings that the user can use instead."""
     now_of_one: str = ""
     """Flag with the same meaning for a single value; ``now`` if this is empty."""
     value: str | None = None
@@ -63,8 +63,8 @@ def older_variable(name: str, version: str, known: frozenset[str]) -> OlderSetti
     if not name.startswith("VLLM_") or name in known or name in _READ_UNLISTED:
         return None
     if name.startswith(_OF_OTHERS):
-        return OlderSetting(gone="is for other hardware than NVIDIA GPUs and CPUs")
-    ask = f"vLLM {version} does not read it: find out what says the same now, or remove it from the Deployment"
+        return OlderSetting(gone="is for hardware that the operator does not support")
+    ask = f"vLLM {version} does not support it: use its replacement, or remove it from the Deployment"
     return VARIABLES.get(name) or OlderSetting(ask=ask)
 
 
@@ -91,12 +91,12 @@ class Argument:
 
     @property
     def text(self) -> str:
-        """The argument as it was written."""
+        """The argument as written."""
         return " ".join(self.words)
 
     @property
     def value(self) -> str:
-        """Its first value; empty if it has none."""
+        """Its first value, or an empty text."""
         return self.values[0] if self.values else ""
 
     @property
@@ -173,7 +173,7 @@ def _values(flag: Flag | None, name: str, follows: Sequence[str], profile: Engin
 def ask_for_unknown(command: ServerCommand, arguments: Iterable[Argument], builder: SpecBuilder) -> list[Argument]:
     """Return the arguments whose values are in the source or in a Secret; ask for the others."""
     message = (
-        "has its value only in the running container: write the value out, or put its ConfigMap into the same file,"
+        "has its value only in the running container: write the value, or put its ConfigMap into the same file,"
         " then import again"
     )
     known = []
@@ -212,7 +212,7 @@ def _successor(given: Argument, older: OlderSetting, builder: SpecBuilder, profi
         builder.drop(given.shown, older.gone)
     elif not words or words[0].partition(".")[0] not in profile.flags:
         known = ", ".join(older.allowed)
-        message = older.ask or f"vLLM {profile.version} knows {known}: write one of them, and import again"
+        message = older.ask or f"vLLM {profile.version} supports {known}: write one of them, and import again"
         builder.decide("spec.engine.extraArgs", given.shown, message)
     else:
         builder.own(given.shown, f"vLLM {profile.version} calls it {words[0]}")
@@ -236,10 +236,10 @@ def last_of_each(arguments: Sequence[Argument], builder: SpecBuilder) -> list[Ar
         in_force = spelling.get(given.name)
         if given.path and _spelled(given) != in_force:
             other = ".".join((_spelled(given), *given.path))
-            builder.drop(other, f"vLLM takes the paths under one spelling of a flag, which is {in_force} here")
+            builder.drop(other, f"vLLM uses the paths under one spelling of a flag, which is {in_force} here")
             continue
         if given.name not in _SEVERAL and same in later:
-            builder.drop(given.shown, "is said again behind it, and vLLM takes what is said last")
+            builder.drop(given.shown, "is repeated later, and vLLM uses the last value")
         elif given.name not in _SEVERAL and not given.path and in_force is not None:
             builder.drop(given.shown, _replaced(given, in_force, arguments))
         else:
@@ -254,7 +254,7 @@ def _spelled(given: Argument) -> str:
 
 
 def _replaced(whole: Argument, spelled: str, arguments: Iterable[Argument]) -> str:
-    why = f"vLLM takes {spelled}.… in its place, wherever they stand"
+    why = f"vLLM uses {spelled}.… instead, regardless of the order"
     again = {given.path[0] for given in arguments if given.path and given.name == whole.name}
     try:
         value = parse_json(whole.value)
@@ -269,7 +269,7 @@ def without_group(arguments: Iterable[Argument], nodes: int, builder: SpecBuilde
     kept = []
     for given in arguments:
         if nodes > 1 and (given.name in _OF_GROUPS or (given.name, given.value) == ("--nnodes", str(nodes))):
-            builder.own(given.shown, "the operator writes it where a replica needs several nodes")
+            builder.own(given.shown, "the operator sets it if a replica needs several nodes")
         else:
             kept.append(given)
     return kept

@@ -31,7 +31,7 @@ Quantifiers are possessive, so that a long script takes linear time.
 
 _LITERAL, _QUOTED, _END, _BLANK, _EMPTY = "\ue000", "\ue001", "\ue002", "\ue003", "\ue004"
 """Stand in for a dollar that is text, a dollar in double quotes, the end of a command, a blank that divides a
-variable's value into words, and quotes around nothing: shlex drops the quotes that tell these apart."""
+variable's value into words, and empty quotes: shlex drops the quotes that distinguish these."""
 
 KUBELET_DOLLAR: Final = "\ue005"
 """Stands for the dollar of a variable that the kubelet replaces, in any quotes."""
@@ -66,7 +66,7 @@ class ScriptError(ValueError):
 
     def __init__(self, text: str, what: str) -> None:
         super().__init__(
-            f"holds {what}, which is not followed here: write the server's command with its values, such as"
+            f"holds {what}, which import does not evaluate: write the server's command with its values, such as"
             " exec vllm serve MODEL --port 8000, in a copy, and import that with -f"
         )
         self.text = text
@@ -251,6 +251,10 @@ class ServerCommand:
     """Omitted commands that may have an effect, as `shown` prints them."""
 
 
+NO_VLLM: Final = "does not run vLLM"
+"""Start of the message about a container without a vLLM server."""
+
+
 def find_server_command(container: Object, where: str) -> ServerCommand | None:
     """Return the command of vLLM's server in a container; None if it starts something else."""
     written = " ".join(_words(container, "command", where) + _words(container, "args", where))
@@ -275,7 +279,7 @@ def find_server_command(container: Object, where: str) -> ServerCommand | None:
         return server
     first = [word for command in commands for word in command.words[:4]]
     if any(PurePosixPath(word).name == "vllm" or word.startswith("vllm.") for word in first):
-        fix = "runs no vLLM server: only vllm serve and its API server are, started directly, by exec or by env"
+        fix = f"{NO_VLLM}: import reads vllm serve or the API server, started directly, with exec or with env"
         raise MigrationError(f"{where}.command", "; ".join(shown(each.words) for each in others), fix)
     return None
 
@@ -314,7 +318,7 @@ def plain_environment(container: Object) -> dict[str, str]:
 
 
 def secret_variable(word: str) -> str | None:
-    """Return the variable that a whole word stands for, if its value is not in the object."""
+    """Return the variable that a whole word refers to, if its value is not in the object."""
     found = re.fullmatch(r"\$\((\w+)\)|\$\{?(\w+)\}?", word)
     return (found[1] or found[2]) if found else None
 
@@ -338,7 +342,9 @@ def _words(container: Object, key: str, where: str) -> list[str]:
     if given is None:
         return []
     if not isinstance(given, list):
-        raise MigrationError(f"{where}.{key}", shown(str(given).split()), "must be a list of text, one argument each")
+        raise MigrationError(
+            f"{where}.{key}", shown(str(given).split()), "must be a list of strings, one for each argument"
+        )
     return [str(word) for word in given]
 
 
@@ -353,7 +359,7 @@ def _by_kubelet(text: str, env: Mapping[str, str | None], *, unknown: str) -> st
 
 
 def script_index(words: Sequence[str]) -> int | None:
-    """Return the index of the script that a shell receives by ``-c``, alone or with other letters."""
+    """Return the index of the script that a shell receives with ``-c``, also combined with other letters."""
     if PurePosixPath(words[0]).name not in _SHELLS:
         return None
     for index, word in enumerate(words[1:-1], start=1):

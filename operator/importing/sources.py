@@ -53,13 +53,13 @@ def read_stateful_set(body: Object) -> Workload:
     spec, remarks = mapping(body, "spec"), Remarks()
     for key in ("podManagementPolicy", "serviceName", "persistentVolumeClaimRetentionPolicy", "ordinals"):
         if spec.get(key):
-            remarks.drop(key, "engines are alike: they need no names of their own")
+            remarks.drop(key, "engines are interchangeable and need no fixed names")
     if spec.get("updateStrategy"):
         remarks.own("updateStrategy", ROLLS_OUT)
     claims = [name_in(each) for each in objects(spec, "volumeClaimTemplates")]
     containers = objects(mapping(mapping(spec, "template"), "spec"), "containers")
     mounts = [each for container in containers for each in objects(container, "volumeMounts")]
-    message = "gives each pod a claim of its own: name one that all replicas can read in spec.models, or use the hub"
+    message = "gives each pod its own claim: name a claim in spec.models that all replicas can read, or use the hub"
     for claim in claims:
         paths = [str(each.get("mountPath")).rstrip("/") for each in mounts if name_of(each) == claim]
         if not all(any(f"{cache}/".startswith(f"{path}/") for cache in USUAL_CACHES) for path in paths):
@@ -113,9 +113,11 @@ def read_leader_worker_set(body: Object) -> Workload:
     pod = required(body, f"{_TEMPLATE}.{leader}.spec")
     for key in _OWN_KEYS:
         if spec.get(key):
-            remarks.own(key, "the operator makes a LeaderWorkerSet of its own where a replica needs several nodes")
+            remarks.own(key, "the operator creates a LeaderWorkerSet if a replica needs several nodes")
     if template.get("subGroupPolicy"):
-        remarks.decide(f"{_TEMPLATE}.subGroupPolicy", "is set", "groups are not divided: keep the LeaderWorkerSet")
+        remarks.decide(
+            f"{_TEMPLATE}.subGroupPolicy", "is set", "the operator does not divide groups: keep the LeaderWorkerSet"
+        )
     remarks.ask_for_rest(spec, ("replicas", "leaderWorkerTemplate", *_OWN_KEYS), "spec")
     remarks.drop_metadata(body)
     # The controller gives a leader these variables; its command line may name them.
@@ -141,7 +143,7 @@ def read_leader_worker_set(body: Object) -> Workload:
 
 
 _SECTION: Final = "servingEngineSpec"
-_RENDER: Final = "helm template RELEASE CHART -f VALUES writes it out: import what that prints"
+_RENDER: Final = "import the output of helm template RELEASE CHART -f VALUES, which contains it"
 _STACK: Final = SOURCE_KEYS["production-stack"]
 
 
@@ -188,7 +190,7 @@ def _remarks(model: Object, common: Object, where: str) -> Remarks:
         remarks.decide(f"{where}.lmcacheConfig", "enabled", _RENDER)
     if model.get("chatTemplate"):
         remarks.decide(f"{where}.chatTemplate", "is set", f"its file is on a volume of the chart: {_RENDER}")
-    message = "values do not name the release: write its name, in small letters, as helm list has it"
+    message = "values do not contain the release: write its name in lower case, as in helm list"
     if _has_claim(model) and not model.get("pvcExistingClaimName"):
         remarks.decide("spec.models.cache.persistentVolumeClaim.claimName", "RELEASE", message)
     if isinstance(model.get("hf_token"), str):
@@ -299,7 +301,7 @@ _CREATES: Final[Mapping[tuple[str | None, str], tuple[str, str]]] = {
 }
 """Kinds of other projects, with the kind that their controllers create under the same name."""
 
-_NO_SERVER: Final = "does not run vllm serve: write its engine arguments behind vllm serve, and import that"
+_NO_SERVER: Final = "does not run vllm serve: write its engine arguments after vllm serve, and import that"
 
 
 def is_of_its_group(body: Object) -> bool:
@@ -373,7 +375,7 @@ def with_values(workload: Workload, others: Sequence[Object]) -> Workload:
                 for each in pod[key]
             ]
     for name in sorted(used):
-        why = "its values are written out: a later change of it does not reach the engines"
+        why = "its current values are copied: later changes do not reach the engines"
         workload.remarks.drop(f"ConfigMap {name}", why)
     return replace(workload, pod=pod)
 
@@ -458,7 +460,7 @@ def read_command_text(text: str) -> Workload:
         workload = read_docker_run(runs[0])
         for command in commands:
             if command is not runs[0] and not is_of_docker(command.words) and not is_harmless(command):
-                message = "only the container is imported: do it in the image, or in an init container"
+                message = "import only reads the container: do it in the image, or in an init container"
                 workload.remarks.decide("command line", shown(command.words), message)
         return workload
     # The shell expands variables here, not the kubelet.
@@ -513,7 +515,7 @@ def read_workloads(body: Object, others: Sequence[Object] = ()) -> list[Workload
     """Return the servers of one object, empty for an unknown kind; ``others`` are the other objects of the input."""
     for owner in objects(mapping(body, "metadata"), "ownerReferences"):
         if owner.get("kind") == KIND:
-            fix = f"it belongs to {KIND} {owner.get('name')} already: nothing is to be imported"
+            fix = f"it belongs to {KIND} {owner.get('name')} already, so it does not need an import"
             raise MigrationError("metadata.ownerReferences", KIND, fix)
     if is_compose(body):
         return read_compose(body)

@@ -53,9 +53,7 @@ def withhold_secrets(builder: "SpecBuilder") -> None:
             for each in objects(container, "env"):
                 name = str(each.get("name"))
                 if is_secret_variable(name, str(each.get("value") or "")):
-                    message = (
-                        "stands there as plain text: put it into a Secret, and name that in podTemplate, by valueFrom"
-                    )
+                    message = "is plain text: put it into a Secret, and refer to that in podTemplate with valueFrom"
                     builder.decide("spec.podTemplate", f"env {name} of {container.get('name')}", message)
                 else:
                     kept.append(each)
@@ -85,11 +83,11 @@ def _without(value: Any, path: str, builder: "SpecBuilder", flag: Any = None) ->
     return cleaned
 
 
-HOLDS_ANYWAY: Final = "is what holds without it"
+HOLDS_ANYWAY: Final = "is the default"
 OWN_PROBES: Final = "the operator's own probes allow for a long start"
-OWN_GRACE: Final = "the operator adds up the steps in which a pod ends"
-ROLLS_OUT: Final = "an old engine ends before its successor starts"
-UNDOES: Final = "it could undo what the operator sets: name its variables one by one, and import again"
+OWN_GRACE: Final = "the operator adds up the steps of stopping a pod"
+ROLLS_OUT: Final = "an old engine stops before its successor starts"
+UNDOES: Final = "it could override settings of the operator: list its variables one by one, and import again"
 
 
 SOURCE_KEYS: Final[Mapping[str, Any]] = json.loads(Path(__file__).with_name("source_keys.json").read_text("utf-8"))
@@ -112,7 +110,7 @@ class Outcome(StrEnum):
     FIELD = "taken into fields"
     EXTRA = "passed on in spec.engine.extraArgs"
     POD = "taken into spec.podTemplate"
-    OPERATOR = "the operator's own business"
+    OPERATOR = "set by the operator"
     DROPPED = "not kept"
     DEFAULT = "defaults that change"
 
@@ -163,7 +161,7 @@ class Remarks:
                 if key.startswith(_WRITERS):
                     why = "Kubernetes wrote it for the old object"
                 else:
-                    why = "is the old object's own: add it to metadata of the new one if a tool or a policy reads it"
+                    why = "belongs to the old object: add it to metadata of the new one if a tool or a policy reads it"
                 if key not in read:
                     self.drop(f"metadata.{kind} {key}", why)
 
@@ -175,7 +173,7 @@ class Remarks:
 
     def ask_for_rest(self, body: Object, known: Sequence[str], where: str) -> None:
         """Ask for each key that is set but not known; its value may be a secret."""
-        message = "is not read here: say what means the same in podTemplate or extraArgs, or remove it"
+        message = "is not read by import: set its equivalent in podTemplate or extraArgs, or remove it"
         for key, value in body.items():
             if key not in known and value not in (None, "", {}, [], False):
                 self.decide(f"{where}.{key}", "is set", message)
@@ -224,7 +222,7 @@ def plain(value: Any) -> str:
 
 
 def required(body: Object, where: str) -> dict[str, Any]:
-    """Return the object at a path such as ``spec.template.spec``; raise MigrationError if there is none."""
+    """Return the object at a path such as ``spec.template.spec``; raise MigrationError if it is missing."""
     place: Any = body
     keys = where.split(".")
     for depth, key in enumerate(keys, start=1):

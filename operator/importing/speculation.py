@@ -85,7 +85,7 @@ class SpeculativeConfig:
             place[last] = value
             value = whole
         elif key in self.config:
-            builder.drop(self.written[key], f"{written} says it again")
+            builder.drop(self.written[key], f"{written} repeats it")
         self.config[key], self.written[key] = read_lax(key, value), written
 
 
@@ -105,7 +105,7 @@ def read_speculation(flags: Iterable[Argument], builder: SpecBuilder, profile: E
                     parsed = read_json(given.value)
             found.add(key, parsed, given.shown, builder, given.path[1:])
         elif given.name not in OF_MODELS:
-            message = f"{_of_none(profile)} has no such flag: say it in --speculative-config, and import again"
+            message = f"{_of_none(profile)} has no such flag: set it in --speculative-config, and import again"
             builder.decide("spec.speculation", given.shown, message)
     if str(found.draft).strip("[]") == "ngram":
         if found.config.get("method") in (None, "draft_model"):
@@ -120,30 +120,30 @@ def take_speculation(found: SpeculativeConfig, builder: SpecBuilder, profile: En
     if not config:
         return
     method = _method(config, profile)
-    what = found.written.get("method") or f"{found.written.get('model', _CONFIG)}, which tells the method"
+    what = found.written.get("method") or f"{found.written.get('model', _CONFIG)}, which implies the method"
     builder.take(what, "speculation.method", method)
     if method not in {each.value for each in Method}:
         have = ", ".join(each.value for each in Method)
-        why = "the operator does not have this method"
+        why = "the operator does not support this method"
         if method == "mlp_speculator":
             # vllm/v1 has no drafter for it, and its entry in the model registry is commented out.
-            why = "no vLLM that the operator launches can draft so any more"
+            why = "no vLLM version that the operator supports has this method"
         builder.decide("spec.speculation.method", method, f"{why}: use one of {have}, or keep the Deployment")
         for key in sorted(config.keys() - {"method"}):
-            builder.drop(found.written[key], f"is of method {method}")
+            builder.drop(found.written[key], f"belongs to method {method}")
         return
     if method != Method.NONE and config.get("num_speculative_tokens") is None:
-        # For suffix vLLM takes the depth of its trees, by default 24 (config/speculative.py).
+        # For suffix, vLLM uses the depth of its trees, by default 24 (config/speculative.py).
         depth = config.get("suffix_decoding_max_tree_depth") or 24
         if method == Method.SUFFIX and isinstance(depth, int):
-            remark = "vLLM takes the depth of its trees"
+            remark = "vLLM uses the depth of its trees"
             builder.take("num_speculative_tokens (absent)", "speculation.numSpeculativeTokens", depth, remark)
         else:
-            message = "say how many tokens to propose in each step"
+            message = "set how many tokens to propose in each step"
             builder.decide("spec.speculation.numSpeculativeTokens", MISSING, message)
     for key in sorted(config, key=_LAST.__contains__):
         if method in _WITHOUT_DRAFT and key in _OF_DRAFT:
-            builder.drop(found.written[key], f"is of a draft, and {method} has none")
+            builder.drop(found.written[key], f"applies to drafts, and {method} has no draft")
         elif key not in {"method", "model"}:
             _take(found.written[key], key, config[key], builder, profile)
 
@@ -159,7 +159,7 @@ def _method(config: dict[str, Any], profile: EngineProfile) -> str:
 
 def _take(what: str, key: str, value: Any, builder: SpecBuilder, profile: EngineProfile) -> None:
     if key == "parallel_drafting" and isinstance(value, bool):
-        builder.own(f"{what} {shown(value)}", "the operator says so of each draft whose config.json does")
+        builder.own(f"{what} {shown(value)}", "the operator sets it for drafts whose config.json has it")
     elif key == "parallel_drafting" and value is not None:
         builder.decide("spec.speculation", f"{what}: {shown(value)}", "must be true or false")
     elif value is None or (value is False and key in profile.speculative_keys - _INHERITED):
@@ -187,7 +187,7 @@ def _take_without_field(what: str, key: str, value: Any, builder: SpecBuilder, p
         if key == "fly_window_size" and isinstance(tokens, int):
             default = min(default, tokens - 1)
         if builder.get("speculation.rejectionSampling") != RejectionSampling.FLY.value:
-            builder.drop(f"{what} {shown(value)}", "is of rejection_sample_method fly alone")
+            builder.drop(f"{what} {shown(value)}", "only applies to rejection_sample_method fly")
         elif value == default:
             builder.own(f"{what} {shown(value)}", HOLDS_ANYWAY)
         else:
@@ -199,13 +199,13 @@ def _take_without_field(what: str, key: str, value: Any, builder: SpecBuilder, p
     elif key in OLDER_SETTINGS["speculation_keys_gone"]:
         builder.drop(f"{what}: {shown(value)}", OLDER_SETTINGS["speculation_keys_gone"][key])
     else:
-        message = f"{_of_none(profile)} has no such key: remove it from the Deployment, or write the one that is meant"
+        message = f"{_of_none(profile)} has no such key: remove it from the Deployment, or correct it"
         builder.decide("spec.speculation", f"{what}: {shown(value)}", message)
 
 
 def _of_none(profile: EngineProfile) -> str:
     version = f"vLLM {profile.version}"
-    return version if profile.tested else f"{version} is newer than all that are known, and {profile.known_as}"
+    return version if profile.tested else f"{version} is newer than the supported versions, and {profile.known_as}"
 
 
 def _take_quantization(what: str, value: Any, builder: SpecBuilder) -> None:

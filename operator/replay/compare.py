@@ -175,18 +175,21 @@ def _shares(one: Measures, other: Measures) -> Iterator[Figure]:
 
 def _notes(first: Recording, second: Recording, one: Measures, other: Measures) -> Iterator[str]:
     if one.k != other.k:
-        yield f"K is {one.k} in the first and {other.k} in the second: bursts and acceptance are of different drafts"
+        yield f"K is {one.k} in the first and {other.k} in the second: bursts and acceptance are not comparable"
     if first.meta.model != second.meta.model:
         names = [printable(str(each.meta.model)) for each in (first, second)]
-        yield f"the first is of {names[0]}, the second of {names[1]}"
+        yield f"the first recording is of {names[0]}, the second of {names[1]}"
     if one.requests != other.requests:
         yield f"the first has {one.requests} requests, the second {other.requests}"
     if min(one.requests, other.requests) < _FEW:
-        yield f"with fewer than {_FEW:,} requests P{_TAIL} of TTFT and TPOT is that of a few, and not judged"
+        yield f"P{_TAIL} of TTFT and TPOT is not judged, because it needs {_FEW:,} requests or more"
     if one.from_steps != other.from_steps:
-        yield "acceptance is by the engine's counters in one and by chunks, as if every step had drafted, in the other"
+        yield (
+            "acceptance comes from the engine's counters in one, and from chunks in the other, as if every step had"
+            " drafted"
+        )
     if not one.seconds or not other.seconds:
-        yield "one has no arrival_ms: there is no throughput to compare"
+        yield "one has no arrival_ms, so throughput cannot be compared"
 
 
 def _at(values: Floats, share: int) -> float:

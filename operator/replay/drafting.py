@@ -33,7 +33,7 @@ class AcceptanceSchedule:
         Raises
         ------
         ValueError
-            The text is neither; the message says why.
+            The text has another form; the message explains why.
         """
         pairs = [part.rpartition(":")[::2] for part in text.split(",")]
         try:
@@ -42,9 +42,9 @@ class AcceptanceSchedule:
         except ValueError as error:
             raise ValueError(f"{text}: write a share such as 0.7, or shares by seconds such as 0:0.8,60:0.3") from error
         if not all(0 <= share <= 1 for share in shares):
-            raise ValueError(f"{text}: a share lies between 0 and 1")
+            raise ValueError(f"{text}: a share must be between 0 and 1")
         if begins_ms[0] != 0 or list(begins_ms) != sorted(set(begins_ms)) or begins_ms[-1] == float("inf"):
-            raise ValueError(f"{text}: the seconds begin with 0 and rise")
+            raise ValueError(f"{text}: the seconds must start at 0 and increase")
         return cls(begins_ms, shares)
 
     def at(self, now_ms: float) -> float:
@@ -146,7 +146,7 @@ def recorded_drafting(recording: Recording, steps: Iterator[StepLine]) -> Sequen
 
 
 def _steps_of(requests: Sequence[RecordedRequest], ends: "array[float]") -> "npt.NDArray[np.int64]":
-    """Return the step of each burst, request by request; -1 if a burst has none."""
+    """Return the step of each burst, request by request; -1 for a burst without a step."""
     import numpy as np  # noqa: PLC0415  takes a tenth of a second, which a trace without statistics does not need
 
     of_requests = [

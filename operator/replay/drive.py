@@ -102,12 +102,14 @@ def planned(recording: Recording, time_scale: float, most: int | None = None) ->
     requests = [request for request in recording.requests if request.arrival_ms is not None][:most]
     if not requests:
         raise RecordingError(
-            f"{printable(str(recording.trace))}: no record has arrival_ms, so nobody knows when to send them: name a"
+            f"{printable(str(recording.trace))}: no record has arrival_ms, so the sending times are not known: name a"
             " trace of a capture"
         )
     longest = max(request.prompt_tokens for request in requests)
     if longest > _LONGEST_PROMPT:
-        raise RecordingError(f"{printable(str(recording.trace))}: a prompt of {longest} tokens: leave its record out")
+        raise RecordingError(
+            f"{printable(str(recording.trace))}: a prompt of {longest} tokens exceeds {_LONGEST_PROMPT}: remove it"
+        )
     first_ms = requests[0].arrival_ms or 0.0
     earlier = earlier_turns(requests)
     continued = set(earlier)
@@ -162,9 +164,9 @@ class Address:
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port
         except ValueError as error:
-            raise TargetError(f"--url: {shown(url)}: is no URL: {wanted}") from error
+            raise TargetError(f"--url: {shown(url)}: is not a URL: {wanted}") from error
         if parts.scheme not in _PORTS or not host or not url.isascii() or not url.isprintable() or " " in url:
-            raise TargetError(f"--url: {shown(url)}: is no URL of HTTP: {wanted}")
+            raise TargetError(f"--url: {shown(url)}: is not an HTTP URL: {wanted}")
         if parts.query or parts.fragment or parts.username is not None:
             raise TargetError(f"--url: {shown(url)}: has more than host, port and path: {wanted}")
         path = parts.path.rstrip("/").removesuffix(_API)
@@ -183,7 +185,7 @@ async def find_target(address: Address, model: str | None, recorded: str | None,
     Parameters
     ----------
     model
-        The model name to send. If None, the recorded one if it is served, else the only one.
+        The model name to send. If None, the recorded model if it is served, or the only served model.
 
     Raises
     ------
@@ -228,9 +230,9 @@ async def _served(address: Address, api_key: str | None, tls: ssl.SSLContext | N
     """Return the names of its models; None if it has no such page."""
     status, page = await _get(f"{address.root}{_API}/models", api_key, tls)
     if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
-        given = "refuses the key" if api_key else "requires a key"
+        given = "rejects the key" if api_key else "requires a key"
         raise TargetError(
-            f"{address.root}: {given} ({status}): put the right one into a variable, and name that with"
+            f"{address.root}: {given} ({status}): put the right key into a variable, and name that with"
             " --api-key-variable"
         )
     if status in (httpx.codes.NOT_FOUND, httpx.codes.METHOD_NOT_ALLOWED, httpx.codes.NOT_IMPLEMENTED):

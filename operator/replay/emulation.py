@@ -93,7 +93,7 @@ _OF_A_TOKENIZER: Final = (
 """Files of a model's repository that hold its tokenizer, and the tokens that end a text."""
 
 _USUAL_TEXT: Final = (300, 1000)
-"""Token ids of a text: in published vocabularies these are pieces of words, and none ends a text."""
+"""Token ids of a text: in published vocabularies these are pieces of words, and do not end a text."""
 
 
 def write_model_folder(
@@ -242,9 +242,11 @@ def emulation(launch: Launch, model: FittedModel) -> Emulation:
     row = launch.plan.chosen
     facts = launch.facts.at(*row.served)
     if row.split.pipeline > 1:
-        raise NotEmulatedError(f"spec.parallelism.pipeline: {row.split.pipeline}: stages are not emulated: use 1")
+        raise NotEmulatedError(
+            f"spec.parallelism.pipeline: {row.split.pipeline}: several stages are not emulated: use 1"
+        )
     if row.split.data > 1:
-        raise NotEmulatedError(f"spec.parallelism.data: {row.split.data}: one copy is emulated: use 1")
+        raise NotEmulatedError(f"spec.parallelism.data: {row.split.data}: several replicas are not emulated: use 1")
     if model.step_time is None:
         raise NotEmulatedError(
             "the model has no step_time: fit it to a capture with step statistics (engine.extraArgs"
@@ -257,7 +259,7 @@ def emulation(launch: Launch, model: FittedModel) -> Emulation:
     target_config = config_of(facts.spec.target, None)
     draft_config = config_of(draft, None) if draft is not None else None
     if target_config is None or (draft is not None and draft_config is None):
-        raise NotEmulatedError("the config.json of target and draft are needed: name them with --model-config")
+        raise NotEmulatedError("the config.json files of target and draft are needed: name them with --model-config")
     settings = engine_settings(facts.spec, facts.pair, row.tensor)
     settings = replace(settings, serving=settings.serving.model_copy(update={"tls_secret": None}), group=None)
     grouping = cache_layout(facts.pair, row.split)[0]
@@ -282,7 +284,7 @@ def transfer_warnings(emulated: Emulation, tensor: int, product: str) -> list[st
     planned = "cpu" if product == CPU_PRODUCT else gpu_label(product)
     fitted = {"GPU": (gpu, planned), "tensor parallelism": (origin.tp, tensor)}
     found = [
-        f"the model was fitted on {what} {seen}, and the plan has {wanted}: step times are those of {seen}"
+        f"the model was fitted on {what} {seen}, but the plan has {wanted}: step times apply to {seen}"
         for what, (seen, wanted) in fitted.items()
         if seen is not None and seen != wanted
     ]
@@ -291,8 +293,8 @@ def transfer_warnings(emulated: Emulation, tensor: int, product: str) -> list[st
         width, seen_width = speculation.num_speculative_tokens, acceptance["num_speculative_tokens"]
         if width > seen_width:
             found.append(
-                f"the model was fitted on K {seen_width}, and the plan has {width}: positions after {seen_width} are"
-                " accepted as the last one, which nobody measured"
+                f"the model was fitted on K {seen_width}, but the plan has {width}: positions after {seen_width} were"
+                " not measured, and use the acceptance of the last one"
             )
     return found
 
@@ -398,7 +400,7 @@ class EngineEnvironment:
         version = done.stdout.strip()
         if done.returncode or not version[:1].isdigit():
             place = self.packages or self.python
-            raise NotEmulatedError(f"--engine {place}: has no vLLM: name the python, or the packages, that have it")
+            raise NotEmulatedError(f"--engine {place}: has no vLLM: name a python, or a package folder, that has it")
         return version
 
     def variables(self, plugins: Sequence[Path], more: Mapping[str, str]) -> dict[str, str]:

@@ -69,7 +69,7 @@ class UnmatchedRequestError(Exception):
 
 
 class Submission(Ticket, Protocol):
-    """A submitted request that knows how long it waited."""
+    """A submitted request with its waiting time."""
 
     def waited_ms(self) -> float | None:
         """Return the time until it was first part of a step; None before that."""

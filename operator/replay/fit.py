@@ -55,7 +55,7 @@ Bools = NDArray[np.bool_]
 
 
 def fit_acceptance(recordings: Sequence[Recording]) -> dict[str, Any] | None:
-    """Return the section; None if there are no drafts, too few chunks, or drafts longer than those of any engine."""
+    """Return the section; None without drafts, with too few chunks, or with longer drafts than any engine makes."""
     k = max((each.num_speculative_tokens for each in recordings), default=0)
     requests = [request for each in recordings for request in each.requests]
     if not 0 < k <= MOST_K or not requests:
@@ -133,7 +133,7 @@ def _drafted_lengths(recordings: Sequence[Recording], k: int) -> Numbers | None:
 
 
 def _outcomes(accepted: Numbers, lengths: Numbers | None) -> tuple[list[tuple[int, int]], Numbers]:
-    """Return the observed (drafted, accepted) pairs, and the share of each among those of its accepted length."""
+    """Return the observed (drafted, accepted) pairs, and the share of each among the pairs of its accepted length."""
     k = len(accepted) - 1
     if lengths is None or lengths[1:].sum() == 0:
         lengths = np.append(np.zeros(k), 1.0)
@@ -168,7 +168,7 @@ def _best_mixture(follows: Numbers) -> list[tuple[float, Numbers]]:
 def _fit_mixture(follows: Numbers, classes: int, remembers: bool) -> tuple[Numbers, Numbers, float]:
     """Return the likeliest mixture of this many classes (Dempster, Laird and Rubin 1977), and Schwarz's criterion.
 
-    Chances are by class, the length before (the last one: none), and the length.
+    Chances are by class, the length before (the last one: no length), and the length.
     """
     lengths, counts = follows.shape[2], follows.sum(axis=1)
     marginal = counts.sum(axis=0) / counts.sum()
@@ -235,7 +235,7 @@ class Timeline:
 
 
 def timeline(requests: Sequence[RecordedRequest], stats: Sequence[StepLine]) -> Timeline:
-    """Return the steps of one engine, from its step statistics and those of its requests that have an arrival."""
+    """Return the steps of one engine, from its step statistics and its requests that have an arrival."""
     counts = np.array([len(each.chunk_tokens) for each in requests], dtype=np.int64)
     chunk_ms = np.concatenate(
         [np.cumsum(np.concatenate([[(each.arrival_ms or 0.0) + each.ttft_ms], each.gaps_ms])) for each in requests]
@@ -498,7 +498,7 @@ def fit(recordings: Sequence[Recording], *, draft_share: float = 0.0) -> model_f
     Parameters
     ----------
     draft_share
-        Bytes that one pass of the draft reads, divided by those of the target: see `fit_step_time`.
+        Bytes that one pass of the draft reads, divided by the bytes for the target: see `fit_step_time`.
 
     Raises
     ------
@@ -704,7 +704,7 @@ def _bursts(line: Timeline, pace: Numbers, of_class: Ints) -> model_file.Bursts:
 
 
 def _drafts(line: Timeline, k: int, drafts: int, draft_tokens: int) -> model_file.Drafts:
-    """Return drafts by the engine's counters, or K tokens in every step if it had none."""
+    """Return drafts by the engine's counters, or K tokens in every step without counters."""
     if not drafts:
         return model_file.Drafts(singles=1.0 if k else 0.0, tokens=float(k))
     sizes = line.chunk_tokens[~line.chunk_is_first]

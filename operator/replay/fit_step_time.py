@@ -115,7 +115,7 @@ def iteration_counts(line: StepLine, *names: str) -> tuple[int, ...] | None:
 
 
 def _chunks_by_step(ends_ms: Numbers, requests: Sequence[RecordedRequest]) -> dict[str, Numbers]:
-    """Return, for each step, sums over the requests that got a chunk at its end.
+    """Return sums over the requests that got a chunk at the end of each step.
 
     ``count``: their number. ``context``: tokens that they attend to, without those that the step decodes. For requests
     with their first chunk, ``uncached``: computed prompt tokens, and ``pairs``: these multiplied by the prompt tokens.
@@ -174,8 +174,8 @@ def fit_step_time(
     Parameters
     ----------
     draft_share
-        Bytes that one pass of the draft reads, divided by those of the target. A forecast for another K needs it if all
-        recordings have the same K, as the cost of the draft cannot be measured then. Ignored if K varies.
+        Bytes that one pass of the draft reads, divided by the bytes for the target. A forecast for another K needs it
+        if all recordings have the same K, as the cost of the draft cannot be measured then. Ignored if K varies.
     one_pass
         Whether the draft proposes all tokens in one pass.
     """

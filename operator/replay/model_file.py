@@ -54,12 +54,12 @@ class Range(Struct, frozen=True):
     most: float
 
     def outside(self, name: str, value: float) -> str | None:
-        """Return a message if a value is more than 5 % outside the range, else None."""
+        """Return a message if a value is more than 5 % outside the range, or None."""
         if self.least / _NEAR <= value <= self.most * _NEAR:
             return None
         bound, word = (self.most, "most") if value > self.most else (self.least, "least")
         times = f", {value / bound:.1f} times that" if bound > 0 else ""
-        return f"{name} {value:g} is outside of what the model was fitted on: {bound:g} at {word}{times}"
+        return f"{name} {value:g} is outside of the range of the fit: {bound:g} at {word}{times}"
 
 
 MOST_DONORS: Final = 256
@@ -236,7 +236,7 @@ def decode_model(text: bytes) -> FittedModel:
     """
     document = parse_json(text, MAX_BYTES)
     if not isinstance(document, dict) or "origin" not in document:
-        raise UnreadableTextError("is no fitted model: name a file that `specdecode replay fit` wrote")
+        raise UnreadableTextError("is not a fitted model: name a file that `specdecode replay fit` wrote")
     if document.get("schema") != SCHEMA:
         found = shown(document.get("schema"))
         raise UnreadableTextError(f"schema: {found}: this specdecode reads {SCHEMA}: fit it again")

@@ -52,7 +52,7 @@ class BurstChances:
         self.sizes: Sequence[int] = sorted(self._counts[()]) or [1]
 
     def up_to(self, key: Key) -> Sequence[float]:
-        """Return, for each of `sizes`, the chance that a burst is not larger."""
+        """Return the chance that a burst is not larger than each of `sizes`."""
         if (found := self._sums.get(key)) is None:
             chances = self._of(key)
             found = self._sums[key] = list(accumulate(chances.get(size, 0.0) for size in self.sizes))
@@ -206,7 +206,7 @@ class ModelledBehaviour:
         return _Course(self, of_class, request.prompt_tokens, output_tokens, reason)
 
     def step_ms(self, step: StepShape, decoding: int) -> float:
-        """Draw the duration of a step: that of a similar recorded step, scaled by the trend."""
+        """Draw the duration of a similar recorded step, scaled by the trend."""
         persistence = self._persistence
         self._mood = persistence * self._mood + math.sqrt(1 - persistence**2) * self.random.gauss(0, 1)
         share = _NORMAL.cdf(self._mood)

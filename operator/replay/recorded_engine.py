@@ -26,7 +26,7 @@ from specdecode_operator.replay.engine import (
 _NUMBER: Final = re.compile(r"-(\d{1,9})$")
 
 Match = Callable[[Incoming], int | None]
-"""Takes the record of a request: returns its place in the order of arrival, None if no record is left for it."""
+"""Takes the record of a request: returns its place in the order of arrival, None if no unused record matches it."""
 
 
 class Matching(StrEnum):
@@ -56,7 +56,7 @@ def matcher(matching: Matching, requests: Sequence[RecordedRequest]) -> Match:
 
 
 def _by_id(requests: Sequence[RecordedRequest]) -> Match:
-    """Match by recorded id, else by the number at the end of the id: the place in the order of arrival."""
+    """Match by recorded id, or by the number at the end of the id: the place in the order of arrival."""
     unused = [True] * len(requests)
     named: dict[str, deque[int]] = {}
     for place, request in enumerate(requests):
@@ -99,7 +99,7 @@ def _first_unused(places: deque[int], unused: list[bool]) -> int | None:
 
 
 def repeating(match: Match, requests: Sequence[RecordedRequest]) -> Match:
-    """Return a matcher that cycles through the records by arrival if the other one has none left."""
+    """Return a matcher that cycles through the records by arrival if the other one has no records left."""
     places = cycle(range(len(requests)))
 
     def take(request: Incoming) -> int:
@@ -156,7 +156,7 @@ class StepsEngine:
         if place is None:
             if self.settings.otherwise is not None:
                 return self.settings.otherwise.submit(request, sink)
-            raise UnmatchedRequestError("no record is left for it")
+            raise UnmatchedRequestError("no unused record matches it")
         record = self._requests[place]
         drafting = self._drafting[place] if self._drafting is not None else assumed_drafting(record, self.k)
         return _Playing(self, record, drafting, request, sink)

@@ -100,7 +100,7 @@ class KvCache:
         return next(missing, len(hashes))
 
     def admit(self, hashes: Sequence[int], found: int, fresh: int) -> bool:
-        """Take a request's found blocks and fresh ones; return False and take none if there is no room."""
+        """Take a request's found blocks and fresh ones; return False without taking any if there is no room."""
         used = hashes[:found]
         revived = sum(1 for each in used if each in self._kept)
         if not self._has_room(fresh + revived):
@@ -111,7 +111,7 @@ class KvCache:
         return self.grow(fresh)
 
     def grow(self, blocks: int) -> bool:
-        """Take fresh blocks; return False and take none if there is no room."""
+        """Take fresh blocks; return False without taking any if there is no room."""
         if not self._has_room(blocks):
             return False
         self._anonymous += blocks
@@ -176,7 +176,7 @@ class _Request:
 
     @property
     def hashes(self) -> Sequence[int]:
-        """Hashes of all known blocks, including those of the answer."""
+        """Hashes of all known blocks, including the answer."""
         incoming = self.incoming
         return [*incoming.block_hashes, *incoming.answer_hashes] if incoming.answer_hashes else incoming.block_hashes
 
@@ -263,7 +263,7 @@ class SteppedEngine:
             self._begin(self._clock.now_ms())
 
     def _begin(self, start_ms: float) -> None:
-        """Plan a step and wait for its end; do nothing without requests."""
+        """Plan a step and wait for its end; return immediately without requests."""
         self._busy = True
         self._plan(start_ms)
         while not self._batch:

@@ -126,7 +126,7 @@ class Prompts:
     def hashes(self, conversation: str, tokens: int) -> Sequence[int]:
         """Return the hashes of the full blocks of a conversation's first tokens, starting with the shared prefix.
 
-        One number stands for the content of a block: chained like those of tokens, and much faster.
+        One number represents the content of a block: chained like hashes of tokens, and much faster.
         """
         shared = self.shared_prefix_tokens // self.block_size
         blocks = tokens // self.block_size

@@ -1,7 +1,7 @@
 """Units, rounding, and traced integers that record their formula.
 
 Sizing computes with plain integers, thousands of times a second. Given a traced copy of the same models and
-settings, its functions return the same numbers with their formulas. `explain` therefore prints the actual
+settings, its functions return the same numbers with their formulas. `plan --explain` therefore prints the actual
 arithmetic of sizing.
 """
 
@@ -114,7 +114,7 @@ def described(size: int, words: str) -> int:
 
 
 def traced(value: _T, words: Mapping[str, str], field: str = "") -> _T:
-    """Return a copy of models or settings whose whole numbers are traced; ``words`` has those of each field."""
+    """Return a copy of models or settings whose whole numbers are traced; ``words`` has the words for each field."""
     result: Any = value
     if type(value) is int:
         result = Traced(cast("int", value), words=words.get(field, ""))

@@ -97,9 +97,9 @@ class Calibration:
     def find(self, kind: EngineKind) -> Correction | None:
         """Return the correction for a kind of engine; None if no such engine was measured.
 
-        Product, version, runner, tensor parallelism and enforce_eager must be equal. Of these measurements, the nearest
-        is used: first by method, then by the ratio of each setting. Of several equally near ones, which may differ in
-        model and precision, the most pessimistic is used. A correction that promises more than the estimate (a negative
+        Product, version, runner, tensor parallelism and enforce_eager must be equal. The nearest of these measurements
+        is used: first by method, then by the ratio of each setting. If several are equally near, with different models
+        or precisions, the most pessimistic is used. A correction that promises more than the estimate (a negative
         residual, a smaller margin) needs a measurement of these models and precisions with these settings.
         """
         alike = self._by_kind.get(_kind(kind))

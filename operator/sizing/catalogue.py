@@ -65,7 +65,7 @@ class KnownDraft:
 def find_geometry(model_id: str, method: str | None = None) -> ModelGeometry | None:
     """Return the geometry of the model with exactly this hub id, or None.
 
-    ``method`` says how the config.json of a draft head is read; None for a model of its own. Raise GeometryError if
+    ``method`` selects how the config.json of a draft head is read; None for a complete model. Raise GeometryError if
     sizing does not know the architecture of this model.
     """
     entry = find_entry(model_id)
@@ -179,7 +179,7 @@ def hub_ids() -> tuple[str, ...]:
 
 
 def similar_model(model_id: str, *, heads: bool) -> str | None:
-    """Return the known id of a draft head, or of another model, that a misspelt id means; None if there is none.
+    """Return the known id of a draft head, or of another model, that a misspelled id means, or None.
 
     Numbers and words must be equal, because another number or word is another model. Originals are suggested, not
     copies.
@@ -194,7 +194,7 @@ def similar_model(model_id: str, *, heads: bool) -> str | None:
 def same_beginning(model_id: str, *, heads: bool) -> tuple[str, ...]:
     """Return the known ids of any owner whose name is this one, or continues it with ``-`` or ``_``.
 
-    If there are none, return the known builds of the same model, which differ only in precision. Copies are omitted in
+    Without one, return the known builds of the same model, which differ only in precision. Copies are omitted in
     favor of their originals.
     """
     name = model_id.rpartition("/")[2].lower()
@@ -225,7 +225,7 @@ def known_drafts(target: str) -> tuple[KnownDraft, ...]:
 
 
 def drafts_by(model_id: str) -> str | None:
-    """Return the method by which a draft with this hub id proposes; None if it is no head, or not known."""
+    """Return the method by which a draft with this hub id proposes; None if it is not a head, or not known."""
     geometry = sized_geometry(model_id)
     return None if geometry is None else method_of_head(geometry)
 

@@ -183,20 +183,20 @@ def uncalibrated_note(device: Device) -> str | None:
     subject = f"{device.product} is uncalibrated"
     generation = generation_of(device.product)
     if generation is None:
-        return f"{subject}: only its memory is known; all other figures are those of an H100 without NVLink"
-    note = f"{subject}: no public start-up log of vLLM on it confirms the memory terms, which are those of an H100"
+        return f"{subject}: only its memory is known; other figures are taken from an H100 without NVLink"
+    note = f"{subject}: no public start-up log of vLLM confirms its memory terms, which are taken from an H100"
     unmodelled = _UNMODELLED.get(generation)
     return note if unmodelled is None else f"{note}; {unmodelled}"
 
 
 _UNMODELLED: Final = {
     "Blackwell": (
-        "vLLM runs other kernels on compute capability 10: FlashInfer with TensorRT-LLM's for attention, their own"
-        " workspaces for NVFP4 experts; what these and their CUDA graphs take is not modelled"
+        "vLLM runs other kernels on compute capability 10: FlashInfer with TensorRT-LLM kernels for attention, separate"
+        " workspaces for NVFP4 experts; the memory of these and of their CUDA graphs is not modelled"
     ),
     "Blackwell RTX": (
         "vLLM runs other kernels on compute capability 12: FlashAttention 2, Triton for latent attention, CUTLASS for"
-        " NVFP4; what their workspaces and CUDA graphs take is not modelled"
+        " NVFP4; the memory of their workspaces and CUDA graphs is not modelled"
     ),
 }
 """Differences from Hopper that are not counted: vLLM 0.33, platforms/cuda.py, _get_backend_priorities;

@@ -18,7 +18,7 @@ class GeometryError(SizingError):
 
 
 class UnmodelledError(GeometryError):
-    """A config.json with a feature that sizing does not implement, though vLLM may serve it."""
+    """A config.json with a feature that sizing does not implement, although vLLM may serve it."""
 
 
 class PlanError(SizingError):

@@ -1,4 +1,4 @@
-"""Size one engine configuration given as JSON: `specdecode estimate`.
+"""Size one engine configuration given as JSON: `specdecode plan --batch`.
 
 Keys are either ours or vLLM's. Settings that vLLM would reject raise CaseError; settings that vLLM might reject are
 sized. `unmodelled` lists settings that are accepted and do not change the result. Batches call only this module.
@@ -358,7 +358,7 @@ def _unmodelled(fields: CaseFields) -> Iterator[str]:
         yield f"{_CONTEXT_KEY}: {ranks} ranks share each sequence, so the cache holds up to {ranks} times the tokens"
     limits = fields.section(_LIMIT_KEY)
     if limits is not None and limits.values and not _takes_no_items(fields):
-        yield f"{_LIMIT_KEY}: the encoder is sized for its largest items, whatever a request may have of them"
+        yield f"{_LIMIT_KEY}: the encoder is sized for its largest items, regardless of the limit"
     section = fields.section(_COMPILATION_KEY)
     for key, value in () if section is None else section.values.items():
         if key not in ("cudagraph_mode", _GRAPH_KEY) and value is not None:
@@ -428,8 +428,7 @@ def _model_geometry(fields: CaseFields, method: Method = Method.NONE) -> ModelGe
     if geometry is None:
         raise fields.error(
             "model",
-            f"no facts about this model: give model_config (docs/reference/models.md lists the {len(known_models())}"
-            " known ones)",
+            f"is not one of the {len(known_models())} models of specdecode models list: set model_config",
         )
     return geometry
 
@@ -484,7 +483,7 @@ def _reject_models(fields: CaseFields, speculative: CaseFields | None, pair: Pai
 
 
 def _values(config: Mapping[str, Any], key: str) -> Iterator[int]:
-    """Yield the numbers under a key, including those of nested configs."""
+    """Yield the numbers under a key, including nested configs."""
     for name, value in config.items():
         if name == key and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
             yield int(value)
@@ -536,7 +535,7 @@ def _reject_speculation(speculative: CaseFields, pair: Pair) -> None:
     if pair.checks_by_entropy and FLY_KEY not in sizing_facts(version).get("speculative_keys", {}):
         raise speculative.error(_REJECTION_KEY, f"vLLM {version} does not have it: use 0.33 or later")
     if pair.checks_by_entropy and tokens == 1:
-        raise speculative.error("num_speculative_tokens", "fly looks at tokens after a rejected one: use 2 or more")
+        raise speculative.error("num_speculative_tokens", "fly compares tokens after a rejected one: use 2 or more")
     if draft is None or pair.method != Method.DRAFT_MODEL or pair.maps_vocabulary:
         return
     # config/speculative.py, verify_equal_vocab_size_if_draft_model.

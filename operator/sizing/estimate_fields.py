@@ -1,4 +1,4 @@
-"""Fields of one JSON case of `specdecode estimate`: typed access, accepted key spellings, GPU names."""
+"""Fields of one JSON case of `specdecode plan --batch`: typed access, accepted key spellings, GPU names."""
 
 import difflib
 import math

@@ -49,7 +49,7 @@ def rope_table(
 ) -> RopeTable:
     """Return the table that vLLM builds for a config.json.
 
-    The rows of each type are those of vLLM 0.32's rotary_embedding package: default and llama3 cover
+    The rows of each type follow vLLM 0.32's rotary_embedding package: default and llama3 cover
     max_position_embeddings, linear and yarn stretch by their factor. Positions in several dimensions may exceed the
     tokens unless it is known that they never do (``follows_tokens``).
     """
@@ -141,7 +141,7 @@ class Scales(StrEnum):
 
 
 class QuantizationMethod(StrEnum):
-    """vLLM's quantization method of the layers; each has small tensors of its own."""
+    """vLLM's quantization method of the layers; each has its own small tensors."""
 
     NONE = "none"
     FP8 = "fp8"
@@ -153,7 +153,7 @@ class QuantizationMethod(StrEnum):
 
 
 def precision_name(precision: Precision, dtype_bytes: int) -> str:
-    """Return the name of a precision: BF16 stands for unquantized, which may be float32."""
+    """Return the name of a precision: BF16 means unquantized, which may be float32."""
     return "FP32" if precision is Precision.BF16 and dtype_bytes == FLOAT32_BYTES else precision.value
 
 
@@ -163,7 +163,7 @@ class ExpertKernel(StrEnum):
     MARLIN = "Marlin"
     TRITON = "Triton"
     TRITON_BESIDE_SCALES = "Triton, beside the stored scales"
-    """Up to vLLM 0.24 the scales of the checkpoint stay beside those that the kernel reads."""
+    """Up to vLLM 0.24 the scales of the checkpoint stay in memory with the scales that the kernel reads."""
 
 
 @dataclass(frozen=True)
@@ -362,7 +362,7 @@ class Layer:
 
     @property
     def mixers(self) -> tuple[SingleMixer, ...]:
-        """The mixers of the layer: none, one, or two side by side."""
+        """The mixers of the layer: up to two side by side."""
         match self.mixer:
             case None:
                 return ()

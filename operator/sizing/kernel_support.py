@@ -1,9 +1,9 @@
 """Reject precisions, KV cache types and adaptive verification that vLLM's kernels do not support.
 
-The rules are those of vLLM 0.32. It can quantize 16-bit weights to FP8 at load time
+The rules follow vLLM 0.32. It can quantize 16-bit weights to FP8 at load time
 (layers/quantization/online/fp8.py). It cannot quantize dense layers to INT8 or INT4. A quantized checkpoint is
-served as it is: another precision fails with "does not match the quantization method specified" (config/model.py).
-Rules that need neither layers nor GPU are in vllm/speculation_rules.py.
+served unchanged: another precision fails with "does not match the quantization method specified" (config/model.py).
+Rules that do not need layers or GPUs are in vllm/speculation_rules.py.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -92,17 +92,17 @@ def checkpoint_problem(
         return None
     if own is not Precision.BF16:
         return (
-            f"{role} {precision} needs a checkpoint: that of {geometry.name} is {own} and vLLM serves it as it is; "
+            f"{role} {precision} needs a checkpoint: vLLM serves {geometry.name} in its own precision, {own}; "
             f"name a checkpoint in {precision}"
         )
     if geometry.dtype_bytes == FLOAT32_BYTES:
-        return f"{role} {precision} is multiplied in 16 bits: use another serving.dtype than float32"
+        return f"{role} {precision} is multiplied in 16 bits: use a serving.dtype other than float32"
     if precision in ONLINE_PRECISIONS:
         return None
     if precision is Precision.MXFP4 and not geometry.has_experts:
-        return f"{role} {precision} is for experts: {geometry.name} has none, so no such checkpoint of it exists"
+        return f"{role} {precision} only applies to experts, and {geometry.name} has none: use another precision"
     return (
-        f"{role} {precision} needs a checkpoint: vLLM makes no {precision} weights while loading; "
+        f"{role} {precision} needs a checkpoint: vLLM cannot quantize to {precision} while loading; "
         f"name a checkpoint of {geometry.name} in {precision}"
     )
 
@@ -139,10 +139,10 @@ _SCALES_A_CACHE: Final = frozenset({QuantizationMethod.FP8, QuantizationMethod.M
 """Checkpoint formats for which vLLM always makes scales of the cache (BaseKVCacheMethod)."""
 
 _PLAIN_SPARSE_SINCE: Final = (0, 30)
-"""First vLLM whose FLASHINFER_MLA_SPARSE_SM90 reads an fp8_e4m3 cache on Hopper, beside FlashMLA's fp8 and bfloat16
+"""First vLLM whose FLASHINFER_MLA_SPARSE_SM90 reads an fp8_e4m3 cache on Hopper; FlashMLA reads fp8 and bfloat16
 (v1/attention/backends/mla/flashinfer_mla_sparse_sm90.py). It needs FlashInfer 0.6.18; vLLM 0.33 pins 0.7.2.
 
-Sizing counts the cache as FlashMLA's, with 656 bytes a token and layer instead of 576."""
+Sizing counts the cache as FlashMLA's, with 656 bytes per token and layer instead of 576."""
 
 _PLAIN_SPARSE_KV_RANK: Final = 512
 _PLAIN_SPARSE_ROPE_DIMS: Final = (0, 64)
@@ -168,8 +168,8 @@ def cache_dtype_problem(
     )
     if target.has_sparse_attention and as_it_asks and not on_blackwell and not on_hopper:
         return (
-            f"{target.name} asks for fp8_e4m3, which vLLM {engine_version} has no sparse attention for on Hopper:"
-            ' write fp8 or bfloat16, set engine.version: "0.30" or later, or name Blackwell alone in'
+            f"{target.name} requires fp8_e4m3, for which vLLM {engine_version} has no sparse attention on Hopper:"
+            ' write fp8 or bfloat16, set engine.version: "0.30" or later, or name only Blackwell GPUs in'
             " accelerator.products"
         )
     if wanted != KvCacheDtype.FP8_E5M2:
@@ -183,7 +183,7 @@ def cache_dtype_problem(
 
 @lru_cache(maxsize=MEMO_SIZE)
 def kernel_note(product: str, precision: Precision) -> str | None:
-    """Return how a GPU product supports a precision if that is less than users expect, else None."""
+    """Return how a GPU product supports a precision if that is less than users expect, or None."""
     generation = generation_of(product)
     if generation is None or precision.value not in _WEIGHT_ONLY[generation]:
         return None
@@ -299,7 +299,7 @@ def pair_kernel_problem(product: str, pair: Pair, split: Parallelism) -> PlanErr
         if (problem := _kernel_problem(product, model, cache_bytes, backend)) is not None:
             if asked is not None or problem.field in {PRODUCT_FIELD, BACKEND_FIELD}:
                 return problem
-            why = f"the checkpoint asks for an FP8 cache: {problem.message}"
+            why = f"the checkpoint requires an FP8 cache: {problem.message}"
             return PlanError(problem.field, KvCacheDtype.AUTO.value, why)
         if not split.expert and (message := _cut_experts_problem(product, model, split.tensor * split.data)):
             return PlanError(TENSOR_FIELD, split.tensor, message)
@@ -317,7 +317,7 @@ def adaptive_problem(product: str, pair: Pair) -> PlanError | None:
     rules = sizing_facts(version).get("adaptive_verification")
     mixers = set(map(type, target.mixers))
     if rules is None:
-        message = f"is of vLLM 0.28 and later, and this is {version}: remove it"
+        message = f"needs vLLM 0.28 or later, and this is {version}: remove it"
     elif pair.draft is not None and pair.draft.architecture in _UNSURE_HEADS:
         message = f"vLLM {version} does not ask {pair.draft.name} how sure it is: remove it"
     elif {_STATES[kind] for kind in mixers & _STATES.keys()} - rules["states"].keys():
@@ -357,7 +357,7 @@ def _adaptive_kernel_problem(product: str, pair: Pair, kernels: Iterable[str]) -
     # parts of drafts on any GPU.
     if named is None and not _has_sinks(target) and "FLASH_ATTN" not in fitting:
         message = (
-            f"on {product} vLLM {version} chooses FLASH_ATTN, which takes whole drafts alone: add"
+            f"on {product} vLLM {version} chooses FLASH_ATTN, which only verifies whole drafts: add"
             f" --attention-backend TRITON_ATTN to {BACKEND_FIELD}, or remove it"
         )
         return PlanError(ADAPTIVE_FIELD, True, message)

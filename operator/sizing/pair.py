@@ -34,8 +34,8 @@ PIPELINE_FIELD: Final = "parallelism.pipeline"
 _DRAFT_FIELD: Final = "speculation.draft.model"
 _TOKENS_FIELD: Final = "speculation.numSpeculativeTokens"
 
-NO_LENGTH: Final = "is missing, and nothing says how long the sequences of this model may be: set it, such as 8192"
-"""Problem of a missing length, for a model with `says_no_length`."""
+NO_LENGTH: Final = "is missing, and the model has no maximum length: set it, such as 8192"
+"""Problem of a missing length of a model with `says_no_length`."""
 
 _PADDED_AT_MOST: Final = 1024
 """Maximum difference of vocabularies of one family that were padded to different multiples."""
@@ -140,10 +140,10 @@ def spread_problems(target: ModelGeometry, spread: Parallelism, version: str) ->
         message = f"{name} has {layers} layers, and each stage needs one: use {layers} or less"
         found.append(PlanError(PIPELINE_FIELD, spread.pipeline, message))
     elif spread.pipeline > 1 and target.architecture.startswith(tuple(sizing_facts(version)["unstaged_targets"])):
-        message = f"vLLM {version} ends at start with {name} on several stages: use 1, or vLLM 0.30 or newer"
+        message = f"vLLM {version} does not start with {name} on several stages: use 1, or vLLM 0.30 or newer"
         found.append(PlanError(PIPELINE_FIELD, spread.pipeline, message))
     elif spread.pipeline > 1 and target.architecture == _TIED_ON_ONE_STAGE and target.tie_word_embeddings:
-        message = f"vLLM ends at start with {name} on several stages, because its embeddings are tied: use 1"
+        message = f"vLLM does not start with {name} on several stages, because its embeddings are tied: use 1"
         found.append(PlanError(PIPELINE_FIELD, spread.pipeline, message))
     # vllm/config/model.py, _verify_with_expert_parallelism.
     if spread.expert and not target.has_experts and not target.is_made_up:
@@ -183,7 +183,7 @@ class Pair:
 
     @property
     def models(self) -> str:
-        """The target's name, and after `` + `` that of the draft."""
+        """The names of target and draft, joined by `` + ``."""
         return self.target.name + (f" + {self.draft.name}" if self.draft else "")
 
     @property
@@ -194,7 +194,7 @@ class Pair:
 
     @property
     def drafts_in_parallel(self) -> bool:
-        """True if the draft proposes all tokens in one pass, as it was trained to (PARD, P-EAGLE)."""
+        """True if the draft proposes all tokens in one pass, as trained (PARD, P-EAGLE)."""
         return self.draft is not None and self.draft.drafts_in_parallel and self.method in METHODS_IN_PARALLEL
 
     @property
@@ -238,7 +238,9 @@ class Pair:
                 raise PlanError(_DRAFT_FIELD, draft.name, message)
             draft = prediction_draft(draft, self.num_speculative_tokens)
         if draft.head is not None and draft.head.refiner is not None and not sizing_facts(version)["refines_blocks"]:
-            message = f"vLLM {version} knows no heads with XPress: use 0.33 or later, or name a dflash head without"
+            message = (
+                f"vLLM {version} does not support heads with XPress: use 0.33 or later, or name a plain dflash head"
+            )
             raise PlanError(_DRAFT_FIELD, draft.name, message)
         # The engine makes the rotary table of these heads as long as requests (config/speculative.py).
         stretched = sizing_facts(version)["positions_like_target"]
@@ -259,7 +261,7 @@ def loaded_draft(pair: Pair) -> tuple[ModelGeometry, Precision] | None:
 def prediction_draft(target: ModelGeometry, num_speculative_tokens: int) -> ModelGeometry:
     """Return the draft that a target's own layers for multi-token prediction make.
 
-    Raise PlanError if it has none, or the tokens are above its modules and no multiple of them (vLLM,
+    Raise PlanError without modules, or if the tokens are more than the modules and not a multiple of them (vLLM,
     config/speculative.py, __post_init__).
     """
     draft, modules = mtp_head(target), target.mtp_layers
@@ -285,7 +287,7 @@ def _fitted_draft(draft: ModelGeometry, target: ModelGeometry, tokens: int, leas
         return draft
     if parts.most_tokens is not None and tokens > parts.most_tokens:
         most = parts.most_tokens
-        message = f"{draft.name} was trained to propose at most {most} a step; write {most} or less"
+        message = f"{draft.name} was trained to propose at most {most} tokens per step; write {most} or less"
         raise PlanError(_TOKENS_FIELD, tokens, message)
     # vLLM reads its mixer of places as one of K + 1 (vllm/v1/worker/gpu/spec_decode/xpress/kernels.py).
     if parts.refiner is not None and tokens != (wanted := parts.refiner.places - 1):

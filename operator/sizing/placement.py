@@ -65,12 +65,12 @@ def refuse_too_many(pools: Iterable[GpuPool], tensor: int | None, spread: Parall
     widest = max(pool.gpus_per_node for pool in pools)
     several = any(pool.nodes > 1 for pool in pools)
     if tensor is not None and spread == TENSOR_ONLY:
-        room = "nodes that may be used do not share so many" if several else "no node has so many"
+        room = "no group of matching nodes has this many" if several else "no node has this many"
         # Layers are split over powers of two.
-        message = f"{room} GPUs, the largest has {widest}; write {1 << (widest.bit_length() - 1)} or less"
+        message = f"{room} GPUs, and the largest has {widest}; write {1 << (widest.bit_length() - 1)} or less"
         raise PlanError(TENSOR_FIELD, tensor, message)
     gpus = (tensor or 1) * spread.groups
-    message = f"GPUs a replica (tensor x pipeline x data), the largest node has {widest}; lower one of them"
+    message = f"GPUs per replica (tensor x pipeline x data), but the largest node has {widest}; lower one"
     raise PlanError("parallelism", gpus, message)
 
 
@@ -93,7 +93,7 @@ class Row:
 
     @property
     def served(self) -> tuple[Precision, Precision | None, int | None]:
-        """Precisions of target and draft, and the lowered default of requests at once, if it is lowered."""
+        """Precisions of target and draft, and the default of concurrent requests, if it is lowered."""
         return self.target_precision, self.draft_precision, self.budget.fewer_seqs
 
     @property
@@ -146,7 +146,7 @@ def gpu_sentence(row: Row, limits: EngineLimits) -> str:
 
 
 def calibration_phrase(budget: Budget) -> str | None:
-    """Return the correction of the estimates by measurements; None if there is none."""
+    """Return the correction of the estimates by measurements, or None."""
     if budget.calibration is None:
         return None
     more = "more" if budget.correction_bytes >= 0 else "less"
@@ -155,7 +155,7 @@ def calibration_phrase(budget: Budget) -> str | None:
 
 
 def uncalibrated_phrase(budget: Budget) -> str | None:
-    """Return a caveat with the margin if neither a public log nor a measurement of the GPU confirms the figures."""
+    """Return a caveat with the margin unless a public log or a measurement of the GPU confirms the figures."""
     if not budget.uncalibrated_gpu or budget.calibration is not None:
         return None
     return f"uncalibrated GPU: the plan keeps a margin of {format_gib(budget.margin_bytes)} GiB per GPU"

@@ -54,7 +54,7 @@ DEFAULT_UTILIZATION_PERCENT: Final = 92
 
 HIGHEST_UTILIZATION_PERCENT: Final = 95
 """Highest percentage that is proposed. Sizing counts what the engine takes outside the budget (slack in
-docs/design/sizing.md), but not other processes. 5 % of an 80 GB GPU, 4 GiB, are left to both."""
+docs/design/sizing-activation.md), but not other processes. 5 % of an 80 GB GPU, 4 GiB, are left to both."""
 
 _LEAST_BATCHED_TOKENS: Final = 1024
 """Fewest tokens per step that are proposed, our own choice. Prompts are read in parts of this size, one per step."""
@@ -504,13 +504,16 @@ class _Search:
             if changes is None:
                 continue
             same_place = (row.product, row.split) == (self.chosen.product, self.chosen.split)
+            place = "" if same_place else f" on {row.place}"
+            if row.product != self.chosen.product and PRODUCT_FIELD not in {each.field for each in changes}:
+                place += f" instead of {self.chosen.place}"
             fix = Fix(
                 changes=changes,
                 verdict=row.verdict,
                 tokens=row.budget.kv_cache_tokens,
                 concurrency=row.budget.max_concurrency,
                 effect=capacity_phrase(row.budget, question.pair.limits.max_model_len, row.split)
-                + ("" if same_place else f" on {row.place}")
+                + place
                 + (" (tight)" if row.verdict is Verdict.TIGHT else ""),
                 gained_bytes=_spare_bytes(row) - _spare_bytes(self.chosen),
             )

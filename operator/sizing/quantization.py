@@ -4,7 +4,7 @@ The module supports fp8, compressed-tensors, AWQ, GPTQ, MXFP4 and ModelOpt. In e
 head, norms and biases keep the model's 16-bit type.
 
 Exclusion patterns are untrusted input. They are compiled by pydantic's Rust regex engine, which does not backtrack:
-matching time is proportional to the length of the name times that of the patterns. Python's `re` could take
+matching time is proportional to the length of the name times the length of the patterns. Python's `re` could take
 exponential time.
 """
 
@@ -119,7 +119,7 @@ def _read_exclusions(section: Fields, key: str, num_layers: int) -> Exclusions:
                 _compiled(part)
                 _automaton([part])
         except SchemaError:
-            problem = "is no regular expression, or looks back or around, which only one (?! ) at its beginning may"
+            problem = "is not a regular expression, or looks back or around, which only one (?! ) at its beginning may"
             raise section.error(key, f"{shown(expression)} {problem}: name the modules") from None
     try:
         return _exclusions(texts)
@@ -377,7 +377,7 @@ def read_checkpoint(config: Fields) -> Checkpoint:
     if section.is_set(_DYNAMIC):
         rules = section.section(_DYNAMIC) or section.having({})
         if any(value for key, value in rules.values.items() if not key.startswith(_SKIPPED)):
-            raise section.unmodelled(_DYNAMIC, "modules with settings of their own cannot be sized yet")
+            raise section.unmodelled(_DYNAMIC, "modules with separate settings cannot be sized yet")
         patterns = [f"re:{key.removeprefix(_SKIPPED)}" for key in rules.values if key.startswith(_SKIPPED)]
         excluded.append(_read_exclusions(section.having({_DYNAMIC: patterns}), _DYNAMIC, num_layers))
     _reject_quantized_head(config, section)

@@ -79,7 +79,7 @@ class MatrixRow:
 
     @property
     def concurrency(self) -> float:
-        """Requests of max_model_len that fit at once."""
+        """Requests of max_model_len that fit together."""
         return 0.0 if self.budget is None else self.budget.max_concurrency
 
     @property
@@ -223,7 +223,7 @@ def _sizes(pools: Iterable[GpuPool], tensor: int | None, spread: Parallelism) ->
 _GENTLEST_FIRST: Final = ("BF16", "FP8", "INT8", "NVFP4", "MXFP4", "INT4")
 """Precisions by their loss of quality: fewer bits later.
 
-FP8 before INT8, because FP8 lost nothing measurable where INT8 lost 1-3 % (Kurtic et al., "Give Me BF16 or Give Me
+FP8 before INT8, because FP8 had no measurable loss where INT8 lost 1-3 % (Kurtic et al., "Give Me BF16 or Give Me
 Death?", arXiv 2411.02355). INT8 before all of 4 bits.
 """
 
@@ -273,7 +273,7 @@ def choice_phrase(row: MatrixRow | Row, objective: Objective) -> str:
 
 
 def missing_checkpoint(rows: Iterable[MatrixRow], objective: Objective) -> str:
-    """Return the unnamed checkpoint that would make the pair fit; empty if there is none."""
+    """Return the unnamed checkpoint that would make the pair fit, or an empty text."""
     lacking = [row for row in rows if row.budget is not None and row.verdict is Verdict.FITS and not row.launchable]
     if not lacking:
         return ""

@@ -1,6 +1,6 @@
 """Model classes in vLLM's registry, each with its first and last version (data/registry.json).
 
-If the registry lacks a class, vLLM falls back to the Transformers class of that name. If there is none, vLLM exits
+If the registry lacks a class, vLLM falls back to the Transformers class of that name. Without one, vLLM exits
 with an error. Source: vLLM, model_executor/models/registry.py, inspect_model_cls.
 """
 
@@ -12,7 +12,7 @@ from specdecode_operator.sizing.data_files import read_data
 from specdecode_operator.vllm.versions import LAUNCHED_VERSIONS, release
 
 GENERATES: Final = ("ForCausalLM", "ForConditionalGeneration", "ChatModel", "LMHeadModel")
-"""Endings that stand for each other: vLLM looks for the class with each of them (config/model.py,
+"""Endings that replace each other: vLLM looks for the class with each of them (config/model.py,
 _SUFFIX_TO_DEFAULTS; registry.py, _normalize_arch). A class that no registry has is a decoder if it ends so."""
 
 
@@ -70,7 +70,7 @@ def unregistered(architecture: str, version: str) -> Unregistered | None:
     elif architecture.endswith(GENERATES):
         return None
     elif release(version) > release(registry["newest"]):
-        why = f"is unknown to vLLM {registry['newest']}, the newest that this operator knows; {version} may have it"
+        why = f"is unknown to vLLM {registry['newest']}, the newest that this operator supports; {version} may have it"
         return Unregistered(architecture, why, fix, refused=False)
     else:
         why = "is unknown to vLLM, which would not start"

@@ -52,7 +52,7 @@ _AWQ_AND_GPTQ: Final = (QuantizationMethod.AWQ, QuantizationMethod.GPTQ)
 def linear_bytes(weight_format: WeightFormat, linear: LinearLayer, dtype_bytes: int = SIXTEEN_BIT_BYTES) -> int:
     """Return the bytes of one copy of a linear layer on a rank, with scales, without bias.
 
-    ``dtype_bytes`` are those of an unquantized element. Scales in the model's type have 16 bits: vLLM multiplies
+    ``dtype_bytes`` is the size of an unquantized element. Scales in the model's type have 16 bits: vLLM multiplies
     quantized layers in 16 bits only.
     """
     weights = linear.inputs * linear.outputs
@@ -103,7 +103,7 @@ def _packed_bytes(weight_format: WeightFormat, linear: LinearLayer) -> int:
 def refined_block(edge: int, linear: LinearLayer) -> int | None:
     """Return the edge of the blocks that vLLM cuts an expert's blocks into; None if it rejects them.
 
-    If a rank's part of an expert is no multiple of the edge, it takes the largest common divisor with the part and the
+    If a rank's part of an expert is not divisible by it, the edge is the largest common divisor with the part and the
     hidden size (vLLM, fused_moe/oracle/fp8.py, refine_fp8_moe_block_shape).
     """
     part = linear.parts[0] if linear.widens else linear.inputs
@@ -358,7 +358,7 @@ def _padded_experts(linear: LinearLayer, stored_as: WeightFormat) -> tuple[Linea
 def linear_format(linear: LinearLayer, layer: Layer, weight_format: WeightFormat) -> WeightFormat:
     """Return how one linear layer of a quantized model is stored.
 
-    AWQ and GPTQ look up in their files which layers they quantize; these leave routers alone (vLLM, auto_gptq.py and
+    AWQ and GPTQ look up in their files which layers they quantize; these exclude routers (vLLM, auto_gptq.py and
     auto_awq.py, maybe_update_config).
     """
     if (
@@ -395,7 +395,7 @@ TOLERANCE_BYTES: Final = 64 * 1024
 
 
 def checkpoint_disagreement(geometry: ModelGeometry, stored: StoredWeights) -> str | None:
-    """Return a sentence if the tensors in a model's files and the geometry of its config.json differ, else None.
+    """Return a sentence if the tensors in a model's files and the geometry of its config.json differ, or None.
 
     The sentence names the largest parts of the files if they are known.
     """

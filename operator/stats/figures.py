@@ -35,7 +35,7 @@ ANSWERED: Final = "stop|length"
 
 TTFT_LIMIT: Final = "$ttft_limit"
 TPOT_LIMIT: Final = "$tpot_limit"
-"""Placeholders for the limits of an SLO, which only the user knows."""
+"""Placeholders for the limits of an SLO, which the user provides."""
 
 _NAMES: Final = find_profile(KNOWN_VERSIONS[-1]).metrics
 """Metric names, which are equal in all known versions (tested), so that one rule serves engines of several versions."""
@@ -296,7 +296,7 @@ class SampleBuffer:
         self._pages: dict[str, list[Page]] = {}
 
     def names_due(self, engine: str, at_s: float) -> frozenset[str]:
-        """Return the names to read on a page scraped now; none within `SAMPLE_INTERVAL_S` of the last one."""
+        """Return the names to read on a page scraped now; empty within `SAMPLE_INTERVAL_S` of the last one."""
         pages = self._pages.get(engine)
         return frozenset() if pages and at_s - pages[-1].at_s < SAMPLE_INTERVAL_S else _LOOKS_NAMES
 

@@ -82,7 +82,7 @@ def read_page(text: str, names: Collection[str], at_s: float) -> Page:
     Raises
     ------
     UnreadablePageError
-        If it is not in Prometheus format, has none of them, or holds an impossible number.
+        If it is not in Prometheus format, lacks all of them, or has an impossible number.
     """
     try:
         return page_of(read_exposition(text, names), names, at_s)
@@ -96,7 +96,7 @@ def page_of(read: Exposition, names: Collection[str], at_s: float) -> Page:
     Raises
     ------
     UnreadablePageError
-        If it has none of the names, or holds an impossible number.
+        If it lacks all names, or has an impossible number.
     """
     counters: defaultdict[Series, float] = defaultdict(float)
     gauges: dict[str, tuple[float, float]] = {}
@@ -167,7 +167,7 @@ POD_LEVEL: Final = (*DEPLOYMENT_LEVEL, "pod")
 _FEWEST_BUCKETS: Final = 2
 
 Values = dict[str, float]
-"""Values of a figure by the label that tells them apart, or one value under the empty text."""
+"""Values of a figure by the label that distinguishes them, or one value under the empty text."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ class PayoffError(ValueError):
 
 @dataclass(frozen=True)
 class Acceptance:
-    """The conditional share of each position; the last share stands for all further positions."""
+    """The conditional share of each position; the last share applies to all further positions."""
 
     conditional: tuple[float, ...]
 

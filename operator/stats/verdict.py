@@ -30,7 +30,7 @@ from statistics import fmean
 from typing import Final
 
 ANYTHING_TO_NOTHING: Final = 1e4
-"""Log ratio of a block in which only one arm made progress, larger than that of any two floats (1420)."""
+"""Log ratio of a block in which only one arm made progress, larger than for any two floats (1420)."""
 
 _NORMAL_QUARTILES: Final = 1.349
 """Distance between the quartiles of a normal distribution, in standard deviations."""
@@ -130,7 +130,7 @@ _WEIGHTS: Final = (0.125, 0.25, 0.5, 1.0, 2.0)
 """Weights of the martingale; each is best for an effect of its size in scales. `Point` requires that they double."""
 
 _BOUND_FARTHEST: Final = 2.0
-"""Largest deviation of a block in scales, so that one outlier neither decides nor destroys the bound."""
+"""Largest deviation of a block in scales, so that one outlier cannot decide or destroy the bound."""
 
 _FARTHEST_BEFORE: Final = 3.0
 """Scales of the block before that one is expected to follow."""
@@ -166,7 +166,7 @@ class Point:
         self._evidence = 0.0
 
     def evidence(self, history: History, side: int, dependence: float) -> float:
-        """Return the logarithm of the martingale after all blocks; side -1 looks at the series with arms swapped."""
+        """Return the logarithm of the martingale after all blocks; side -1 uses the series with swapped arms."""
         blocks = len(history.scales)
         if self._seen < blocks:
             logs = self._logs
@@ -333,7 +333,7 @@ class PairedSeries:
         self._bounds: dict[float, tuple[LowerBound, LowerBound]] = {}
 
     def add(self, baseline: float, candidate: float) -> Finding:
-        """Add the next block and return the finding. A block in which neither arm did anything is ignored."""
+        """Add the next block and return the finding. A block without activity in both arms is ignored."""
         if baseline and candidate:
             self._history.add(math.log(candidate) - math.log(baseline))
         elif baseline or candidate:

@@ -1,7 +1,7 @@
 """Where sizing and vLLM's classes differ, and by exactly how much: no tolerances, only rules.
 
 What is built on the meta device is what vLLM makes before a checkpoint is
-loaded. Sizing counts what stays afterwards. docs/design/sizing.md names the same rules.
+loaded. Sizing counts what stays afterwards. docs/design/sizing-weights.md names the same rules.
 
 The amounts here are our own arithmetic, not vLLM's: without a file nothing is
 loaded, so that no function of vLLM can be asked what goes, and which layers

@@ -67,7 +67,7 @@ UNSIZED = {
     "sgl-project/SpecForge:configs/qwen3.5-4b-domino.json": "vLLM does not know this draft",
     "sgl-project/SpecForge:configs/qwen3.6-27b-domino-full-attention.json": "vLLM does not know this draft",
     "sgl-project/SpecForge:configs/qwen3.6-27b-dspark.json": "markov_rank: is missing",
-    "torchspec-project/TorchSpec:torchspec/config/dflash_draft_config.json": "vLLM knows no such type",
+    "torchspec-project/TorchSpec:torchspec/config/dflash_draft_config.json": "vLLM does not support this type",
 }
 """Files of the catalogue that sizing refuses, and what it says of each."""
 

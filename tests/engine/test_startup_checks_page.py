@@ -1,4 +1,4 @@
-"""docs/reference/startup-checks.md names every `raise` of the newest vLLM's configuration and of its core."""
+"""The pages about start-up errors name every `raise` of the newest vLLM's configuration and of its core."""
 
 import ast
 import re
@@ -10,7 +10,7 @@ from devcluster.host.errors import ClusterError
 from devcluster.host.paths import REPOSITORY
 from tests.engine.engine_versions import NEWEST, SERVED, install
 
-PAGE = REPOSITORY / "docs/reference/startup-checks.md"
+PAGES = [REPOSITORY / "docs/reference" / name for name in ("startup-checks.md", "startup-errors-left-to-vllm.md")]
 READ = ("config/*.py", "platforms/cuda.py", "v1/core/**/*.py")
 
 
@@ -24,18 +24,19 @@ def in_the_source(package: Path) -> set[tuple[str, int]]:
     }
 
 
-def on_the_page() -> list[tuple[str, int]]:
-    rows = re.findall(r"^\| `([\w/]+\.py)`: ([\d, ]+) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+def on_the_pages() -> list[tuple[str, int]]:
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    rows = re.findall(r"^\| `([\w/]+\.py)`: ([\d, ]+) \|", text, re.MULTILINE)
     return [(file, int(line)) for file, lines in rows for line in lines.split(", ")]
 
 
 def test_every_place_is_named_once() -> None:
     if NEWEST == SERVED:
-        pytest.skip("the page is of a version that is asked only")
+        pytest.skip("the pages are of a version that is asked only")
     try:
         package = Path(install(NEWEST)) / "vllm"
     except ClusterError as error:
         pytest.skip(f"no vLLM {NEWEST} here ({error})")
-    named = on_the_page()
+    named = on_the_pages()
     assert len(named) == len(set(named))
     assert set(named) == in_the_source(package)

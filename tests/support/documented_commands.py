@@ -312,7 +312,14 @@ kubectl apply -n models -f examples/llama-70b.yaml
     "docs/operate/troubleshoot.md": Page(
         cluster=True,
         names={"NAME": "llama-70b", "NAMESPACE": "default"},
-        before={"kubectl describe sdd": f"{_KINDS}kubectl apply -f examples/llama-70b.yaml"},
+        before={
+            "kubectl describe sdd": f"{_KINDS}kubectl apply -f examples/llama-70b.yaml",
+            "kubectl get sdd NAME -n NAMESPACE -o jsonpath='{.status.plan.fixes}'": f"""
+{_ONE_H100_NODE}
+{_OPERATOR} &
+kubectl wait sdd/llama-70b --for=condition=Planned=False --timeout=60s
+""",
+        },
     ),
     "docs/operate/troubleshoot-speculation.md": Page(
         cluster=True,
@@ -322,11 +329,6 @@ kubectl apply -n models -f examples/llama-70b.yaml
 {_KINDS}
 kubectl apply -f examples/llama-70b.yaml
 {_status("sdd", "llama-70b", '{"speculation": [{"feature": "k", "asked": "x", "inForce": "True", "message": ""}]}')}
-""",
-            "kubectl get sdd NAME -o jsonpath='{.status.plan.fixes}'": f"""
-{_ONE_H100_NODE}
-{_OPERATOR} &
-kubectl wait sdd/llama-70b --for=condition=Planned=False --timeout=60s
 """,
         },
     ),
@@ -389,11 +391,11 @@ NOT_RUN: Final[dict[tuple[str, str], str]] = {
     ("docs/operate/verify-a-rollout.md", "specdecode attestation verify"): _FULCIO,
     ("docs/operate/verify-a-rollout.md", "cosign verify-blob-attestation --bundle"): _FULCIO,
     ("docs/design/benchmarks.md", "./just bench"): _MEASURED,
-    ("docs/design/accuracy.md", ".venv/bin/python -m bench.replay.fidelity"): _MEASURED,
+    ("docs/design/replay-accuracy.md", ".venv/bin/python -m bench.replay.fidelity"): _MEASURED,
     ("docs/design/decay.md", "$ .venv/bin/python -m bench.evidence.decay"): _MEASURED,
     ("docs/design/policy.md", "$ .venv/bin/python -m bench.evidence.policy"): _MEASURED,
     ("docs/design/verdict.md", "$ .venv/bin/python -m bench.evidence.verdict"): _MEASURED,
-    ("docs/design/verdict.md", "$ .venv/bin/python -m bench.evidence.comparison"): _MEASURED,
+    ("docs/design/verdict-starts.md", "$ .venv/bin/python -m bench.evidence.comparison"): _MEASURED,
     ("docs/measure/calibrate.md", "# on a machine with GPUs"): "needs a GPU",
     ("docs/measure/captures.md", "specdecode capture up"): _CAPTURE,
     ("docs/measure/does-it-pay.md", "specdecode capture fetch"): _CAPTURE,

@@ -17,7 +17,7 @@ from specdecode_operator.problems import printable, shown
 
 _MOST_MANIFEST_BYTES: Final = 16 * 2**20
 _ARM: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?")
-_HOW: Final = "fetch the capture anew"
+_HOW: Final = "fetch the capture again"
 
 ArmName = Annotated[str, Meta(min_length=1, max_length=40)]
 _Text = Annotated[str, Meta(max_length=2048)]
@@ -84,7 +84,7 @@ class ArmFolders:
 
     @property
     def first(self) -> ArmManifest:
-        """One manifest, for the fields that are equal in all."""
+        """A manifest of the baseline, with the fields that are equal in all manifests."""
         return self.repetitions[self.experiment.baseline][0].manifest
 
 
@@ -98,26 +98,28 @@ def find_arms(folder: Path) -> ArmFolders:
     found = [*_published(folder)]
     experiments = [each.manifest.experiment for _, each in found]
     if not found or None in experiments:
-        raise not_comparable(f"{folder}: holds no capture with arms: name the folder that has those of its arms in it")
+        raise not_comparable(f"{folder}: holds no capture with arms: name the folder that contains one folder per arm")
     experiment = experiments[0]
     assert experiment is not None  # noqa: S101  as was asked above
     if any(each != experiment for each in experiments):
-        raise not_comparable(f"{folder}: its arms are not of one capture: their manifests name other arms: {_HOW}")
+        raise not_comparable(
+            f"{folder}: its arms belong to different captures: their manifests list different arms: {_HOW}"
+        )
     bad = next((name for name in experiment.arms if not _ARM.fullmatch(name)), None)
     if bad is not None:
-        raise not_comparable(f"{folder}: experiment.arms: {shown(bad)}: is no name of an arm: {_HOW}")
+        raise not_comparable(f"{folder}: experiment.arms: {shown(bad)}: is not a valid arm name: {_HOW}")
     if len(set(experiment.arms)) < len(experiment.arms) or experiment.arms[0] != experiment.baseline:
         raise not_comparable(
-            f"{folder}: experiment.arms: {shown(experiment.arms)}: each stands there once, the baseline first: {_HOW}"
+            f"{folder}: experiment.arms: {shown(experiment.arms)}: must name each arm once, baseline first: {_HOW}"
         )
     repetitions: dict[str, list[Repetition]] = {name: [] for name in experiment.arms}
     for arm, repetition in found:
         if arm in repetitions and repetition.number <= experiment.repetitions:
             repetitions[arm].append(repetition)
     if not repetitions[experiment.baseline]:
-        raise not_comparable(f"{folder / experiment.baseline}: is not there: others are compared with it: {_HOW}")
+        raise not_comparable(f"{folder / experiment.baseline}: not found: the other arms are compared with it: {_HOW}")
     if not any(each for name, each in repetitions.items() if name != experiment.baseline):
-        raise not_comparable(f"{folder}: only arm {experiment.baseline} is there: nothing to compare it with: {_HOW}")
+        raise not_comparable(f"{folder}: has only arm {experiment.baseline}, without an arm to compare it with: {_HOW}")
     _check_workloads(repetitions)
     return ArmFolders(experiment, repetitions)
 
@@ -130,8 +132,8 @@ def _check_workloads(repetitions: Mapping[str, list[Repetition]]) -> None:
         for what in ("namespace", "capture", "workload", "seed"):
             if getattr(manifest, what) != getattr(first, what):
                 raise not_comparable(
-                    f"workloads differ: {what} of arm {name} is not that of arm {first_name}: what was asked must be "
-                    "the same for both: compare arms of one capture"
+                    f"workloads differ: arms {name} and {first_name} have a different {what}: compare arms of "
+                    "one capture"
                 )
 
 
@@ -150,7 +152,7 @@ def _published(folder: Path) -> Iterator[tuple[str, Repetition]]:
         manifest = _decoded(place / MANIFEST, ArmManifest)
         if (manifest.arm, manifest.repetition) != (name, number):
             whose = f"repetition {manifest.repetition} of arm {shown(manifest.arm)}"
-            raise not_comparable(f"{place}: holds {whose}: give the folder back its name, or fetch the capture anew")
+            raise not_comparable(f"{place}: holds {whose}: restore the name of the folder, or fetch the capture again")
         yield name, Repetition(place, number, manifest)
 
 

@@ -272,7 +272,7 @@ class ArmSums:
             if (index := differs_at(one, other)) is not None:
                 raise not_comparable(
                     f"workloads differ: request {index} of phase {phase.name} in arm {self.name}, repetition {number}, "
-                    "is not the one that the baseline was sent: compare arms of one capture"
+                    "differs from the request sent to the baseline: compare arms of one capture"
                 )
             self.pairs[phase.name][number] = paired_blocks(phase, one, other)
 
@@ -281,7 +281,7 @@ class ArmSums:
         return phase in self.phases and self.phases[phase].outcomes["completed"] > 0
 
     def running(self, phase: str) -> float | None:
-        """Return the mean running requests: by the engine's steps, else by the duration of requests."""
+        """Return the mean running requests: from the engine's steps, or from the duration of requests without steps."""
         steps, sums = self.steps(phase), self.phases.get(phase)
         if steps.busy_ms:
             return steps.running_ms / steps.busy_ms

@@ -52,8 +52,8 @@ def judge(  # noqa: PLR0913  the measurements and the level
     predicted
         The ratio that formulas predict.
     whole
-        Whether all repetitions are there. Else there is no verdict: looking earlier than planned, and stopping when it
-        looks good, would err more often than the level says.
+        Whether all repetitions are present. Otherwise there is no verdict: looking earlier than planned, and stopping
+        at a good result, would err more often than the level allows.
     """
     series, found = PairedSeries(level), None
     for _, of_one in sorted(pairs.items()):
@@ -236,21 +236,21 @@ def _needed(compared: Sequence[Compared], repetitions: int) -> Iterator[str]:
         needed.append((starts * max(1, longer), starts, longer, load.phase))
     if needed:
         _, starts, longer, phase = min(needed)
-        more = [f"{starts} repetitions in place of {repetitions}"] if starts > repetitions else []
+        more = [f"{starts} repetitions instead of {repetitions}"] if starts > repetitions else []
         more += [f"{math.ceil(10 * longer) / 10:g} times as many requests"] if longer > 1 else []
-        yield f"if it is as measured, about {' with '.join(more)} would tell in {phase}"
+        yield f"if the difference is as measured, about {' with '.join(more)} would decide it in {phase}"
         return
     if any(each.ratio and abs(math.log(each.ratio)) >= SMALLEST_EFFECT for _, each in compared):
-        yield "more than 20 repetitions, or many times as many requests, would be needed to tell"
+        yield "more than 20 repetitions, or many times as many requests, would be needed to decide"
     elif any(each.low and each.high and each.high / each.low > _WIDE for _, each in compared):
-        yield "the difference is less than 1 % as measured, but intervals are wide: more repetitions make them narrower"
+        yield "the measured difference is less than 1 %, but the intervals are wide: more repetitions narrow them"
 
 
 def _wrong(outputs: OutputsFound) -> Iterator[str]:
     if outputs.outputs == Outputs.DIFFERENT and outputs.first_difference is not None:
         first = outputs.first_difference
         apart = first.baseline_margin
-        margin = "" if apart is None else f", where its two likeliest were {apart:.3g} apart"
+        margin = "" if apart is None else f", where the baseline's two likeliest tokens were {apart:.3g} apart"
         yield (
             f"{outputs.different} of {outputs.prompts} greedy answers differ from the baseline's, one at "
             f"token {first.position + 1}{margin}"
@@ -262,8 +262,10 @@ def _wrong(outputs: OutputsFound) -> Iterator[str]:
 
 def _outputs(outputs: OutputsFound) -> str:
     equal = f"{outputs.prompts} greedy answer{'s' * (outputs.prompts != 1)} equal to the baseline's"
-    explained = f"{outputs.explained} of {outputs.prompts} greedy answers differ, where two tokens were about as likely"
-    lossy = "it may answer otherwise by its settings"
+    explained = (
+        f"{outputs.explained} of {outputs.prompts} greedy answers differ where two tokens were about equally likely"
+    )
+    lossy = "its settings allow different answers"
     known = {Outputs.EQUAL.value: equal, Outputs.EXPLAINED.value: explained, Outputs.LOSSY.value: lossy}
     return known.get(outputs.outputs, "outputs were not checked")
 

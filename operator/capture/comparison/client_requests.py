@@ -165,11 +165,15 @@ def read_client_side(
         if request.warmup:
             continue
         if request.phase not in sums and len(sums) >= _MOST_PHASES:
-            raise not_comparable(f"arm {name}: client.jsonl has more than {_MOST_PHASES} phases: fetch it anew")
+            raise not_comparable(
+                f"arm {name}: client.jsonl has more than {_MOST_PHASES} phases: fetch the capture again"
+            )
         sent = by_phase.setdefault(request.phase, Sent())
         room += max(0, request.index + 1 - len(sent))
         if room > MOST_REQUESTS:
-            raise not_comparable(f"arm {name}: client.jsonl has indices beyond {MOST_REQUESTS:,} in all: fetch it anew")
+            raise not_comparable(
+                f"arm {name}: client.jsonl has indices beyond {MOST_REQUESTS:,} in total: fetch the capture again"
+            )
         sent.put(request, sums.setdefault(request.phase, PhaseSums()).add(request, slo))
         if request.sent_ms is not None and request.finished_ms is not None:
             first, last = span_ms.get(request.phase, (request.sent_ms, request.finished_ms))
@@ -186,7 +190,7 @@ def decoded_lines(
     where = f"arm {arm}, repetition {repetition.number}: {name}"
     path = find(repetition.folder, name)
     if path is None:
-        raise not_comparable(f"{where} is not there: fetch the capture anew")
+        raise not_comparable(f"{where} not found: fetch the capture again")
     count = 0
     try:
         for line in read_lines(path):
@@ -196,16 +200,16 @@ def decoded_lines(
             try:
                 decoded = decoder.decode(line.text)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                message = f"{where}, line {line.number} cannot be read: {error}: fetch it anew"
+                message = f"{where}, line {line.number} cannot be read: {error}: fetch the capture again"
                 raise not_comparable(message) from error
             yield decoded
     except (BrokenGzipError, NoTrailerError, EOFError) as error:
-        raise not_comparable(f"{where} is cut off or damaged: {error}: fetch it anew") from error
+        raise not_comparable(f"{where} is cut off or damaged: {error}: fetch the capture again") from error
     except OSError as error:
         raise not_comparable(f"{where} cannot be read: {error.strerror}") from error
     entry = repetition.manifest.files.get(name)
     if entry is not None and entry.lines != count:
-        raise not_comparable(f"{where} has {count:,} lines instead of {entry.lines:,}: fetch it anew")
+        raise not_comparable(f"{where} has {count:,} lines instead of {entry.lines:,}: fetch the capture again")
 
 
 _BLOCKS: Final = 16

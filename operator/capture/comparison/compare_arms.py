@@ -1,7 +1,7 @@
 """Compare the arms of a capture: published folders in, a comparison out.
 
-Besides the figures, this compares what the arms answer (greedy tokens and output formats), and notes what other
-than the setting may explain a difference, such as another precision than the baseline's. In the capture's pod all
+In addition to the figures, this compares the answers of the arms (greedy tokens and output formats), and notes other
+explanations of a difference than the setting, such as another precision than the baseline's. In the capture's pod all
 files were published just before; elsewhere they are untrusted.
 """
 
@@ -177,11 +177,11 @@ def precision_notes(folders: ArmFolders, arms: list[Arm]) -> Iterator[str]:
         said = f"arm {arm.name}: acceptance is {own:.1f} %, the baseline's {of_baseline:.1f} %, and {precision}"
         if lost > MOST_POINTS_LOST:
             yield (
-                f"{said}: {lost:.1f} points less, more than {MOST_POINTS_LOST:g}, say that the draft no longer fits:"
-                " take a higher precision, a draft trained beside this one, or a smaller K"
+                f"{said}: a loss of {lost:.1f} points, more than {MOST_POINTS_LOST:g}, shows that the draft no longer"
+                " fits: use a higher precision, a draft trained for this precision, or a smaller K"
             )
         else:
-            yield f"{said}: it cost no more than {MOST_POINTS_LOST:g} points, the draft still fits"
+            yield f"{said}: the loss is at most {MOST_POINTS_LOST:g} points, so the draft still fits"
 
 
 def _other_precision(folders: ArmFolders, name: str) -> str | None:
@@ -221,7 +221,7 @@ def confounds(folders: ArmFolders) -> Iterator[str]:
     for name, repetitions in folders.repetitions.items():
         places = {(each.manifest.node, *each.manifest.gpu_uuids) for each in repetitions}
         if len(places) > 1:
-            yield f"arm {name}: its repetitions ran on other GPUs or nodes: how these differ is in the interval"
+            yield f"arm {name}: its repetitions ran on different GPUs or nodes: the interval includes how these differ"
 
 
 def _differences(name: str, arm: ArmManifest, baseline: ArmManifest) -> Iterator[str]:
@@ -285,12 +285,12 @@ def compare_capture(folder: Path, price_per_gpu_hour: float | None = None) -> Co
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, ("workload", *first["loc"])))
-        raise not_comparable(f"manifest.json: {where}: {first['msg']}: fetch the capture anew") from error
+        raise not_comparable(f"manifest.json: {where}: {first['msg']}: fetch the capture again") from error
     sums = _read(folders, phases)
     experiment = folders.experiment
     own = sums[experiment.baseline]
     loads = [load_of(own, own, phase, price_per_gpu_hour) for phase in phases]
-    arms = [_arm(experiment.baseline, own, own, message="what the others are compared with", loads=loads)]
+    arms = [_arm(experiment.baseline, own, own, message="baseline of the other arms", loads=loads)]
     arms += [_candidate(sums, name, folders, loads, phases, price_per_gpu_hour) for name in experiment.arms[1:]]
     return Comparison(
         specdecode=__version__,
@@ -362,7 +362,7 @@ def _candidate(  # noqa: PLR0913, PLR0917  what an arm is compared with
     own, baseline = sums.get(name), sums[experiment.baseline]
     lossy = lossy_of(folders, name)
     if own is None:
-        message, verdict = "no verdict: none of its repetitions is there", ArmVerdict.INCONCLUSIVE
+        message, verdict = "no verdict: all of its repetitions are missing", ArmVerdict.INCONCLUSIVE
         return _arm(name, None, baseline, message=message, verdict=verdict.value, lossy=lossy, loads=[])
     there = {each.number for each in own.repetitions} & {each.number for each in baseline.repetitions}
     missing = experiment.repetitions - len(there)
@@ -371,7 +371,7 @@ def _candidate(  # noqa: PLR0913, PLR0917  what an arm is compared with
     for phase in phases:
         load = load_of(own, baseline, phase, price)
         if phase not in comparable:
-            why = "it sends at a rate, the same to all arms, and nothing says what counts as goodput: slo"
+            why = "all arms receive requests at the same rate, and goodput is not defined: set spec.slo"
             loads.append(msgspec.structs.replace(load, not_compared=why))
         elif silent := [each.name for each in (baseline, own) if not each.answered(phase.name)]:
             why = f"no request of it was answered in arm {silent[0]}"
@@ -388,10 +388,10 @@ def _candidate(  # noqa: PLR0913, PLR0917  what an arm is compared with
     verdict, crossing = arm_verdict(loads, outputs), crossover(of_baseline, loads)
     why_none = None
     if missing:
-        why_none = f"no verdict, as {missing} of {experiment.repetitions} repetitions are missing"
+        why_none = f"no verdict, because {missing} of {experiment.repetitions} repetitions are missing"
     elif experiment.repetitions < FEWEST_STARTS:
         why_none = (
-            "no verdict with one repetition, which does not show how engines differ from start to start: take 3 or 4"
+            "no verdict with one repetition, which does not show how engines vary from start to start: use 3 or 4"
         )
     return _arm(
         name,

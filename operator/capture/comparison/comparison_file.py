@@ -1,6 +1,6 @@
 """Define ``comparison.json``, the result of comparing the arms of a capture.
 
-docs/reference/comparison.md defines every figure.
+docs/reference/comparison-figures.md defines every figure.
 """
 
 from typing import Final
@@ -14,7 +14,7 @@ SCHEMA: Final = 1
 
 
 class Slo(Struct, kw_only=True, frozen=True, rename="camel"):
-    """Limits in milliseconds for a request to count as goodput; null is no limit."""
+    """Limits in milliseconds for a request to count as goodput; null means no limit."""
 
     ttft_ms: int | None = None
     tpot_ms: int | None = None

@@ -141,7 +141,7 @@ def _lines(folder: Path) -> Iterator[TraceMeta | TraceRecord]:
             try:
                 yield _decoded(line)
             except UnreadableLineError as error:
-                message = f"{shown}: line {line.number}: {printable(str(error))}: record it anew"
+                message = f"{shown}: line {line.number}: {printable(str(error))}: record it again"
                 raise NotComparableError(message) from error
     except (BrokenGzipError, NoTrailerError) as error:
         raise NotComparableError(f"{shown}: {error}: fetch it again") from error

@@ -1,6 +1,6 @@
-"""Judge whether an engine serves as well as that of a golden capture, figure by figure.
+"""Judge each figure of an engine against a golden capture.
 
-Each figure has a largest loss that may pass. It is Regressed if more than half of that was lost and chance alone
+Each figure has a largest loss that may pass. It is Regressed if more than half of that was lost and chance
 does not explain it, at a level that holds for all figures together (Bonferroni), because one of many is beyond its
 limits by chance. It is Inconclusive if the end of its own interval lies beyond the whole of it, and Holds
 otherwise. All figures have to hold, so each may be judged at its own level (Berger 1982): such a loss passes at
@@ -45,7 +45,7 @@ from specdecode_operator.stats.verdict import (
 )
 
 ALARM_LEVEL: Final = 0.99
-"""Confidence level of all figures together that none is called worse by chance."""
+"""Confidence level of all figures together: the chance that no figure is called worse by mistake."""
 
 LEVEL: Final = 0.9
 """Confidence level of each interval: 5 % on either side."""
@@ -170,13 +170,13 @@ def _asked(blocks: Sequence[Block], golden: Record, found: Record, limits: Limit
         for phase, own in phases.items()
     ]
     if now is None and before is not None:
-        notes.append("the engine does not speculate, that of the golden record did: acceptance is not judged")
+        notes.append("the engine no longer speculates, unlike in the golden record: acceptance is not judged")
     else:
         asked += _acceptance(blocks, limits.acceptance, whole=before == now)
     if before == now:
         asked += _step_time(blocks, limits.step_time)
     else:
-        notes.append(f"K is {before or 0} in the golden record and {now or 0} now: steps are not of one kind")
+        notes.append(f"K is {before or 0} in the golden record and {now or 0} now: step times cannot be compared")
     # Quantiles of each phase: over phases with different loads they would lie between the loads.
     for phase, own in phases.items():
         for name, share in product(("ttft", "tpot"), (0.5, 0.9)):
@@ -184,7 +184,7 @@ def _asked(blocks: Sequence[Block], golden: Record, found: Record, limits: Limit
             of = partial(_quantile, own, f"{name}_ms", share)
             asked.append(_Asked(what, "ms", limits.latency, -1, of, len(own), decides=False))
     if golden.is_cut or found.is_cut:
-        notes.append("a record has more answers than are judged: the first ones are")
+        notes.append("a record has too many answers: only the first ones are judged")
     return asked, notes
 
 
@@ -390,7 +390,7 @@ def regression_status(environment: Mapping[str, str], published: Path) -> dict[s
     except NotComparableError as error:
         why = str(error)
     except Exception as error:  # noqa: BLE001  files that others may write to
-        why = f"it could not be judged: {type(error).__name__}: {error}"
+        why = f"judging failed: {type(error).__name__}: {error}"
     return status | {"verdict": "NotComparable", "message": clip(printable(why), _MESSAGE_CHARACTERS)}
 
 
@@ -398,7 +398,7 @@ def _judged(golden: Path, found: Path, limits: Limits) -> Regression:
     folders = repetitions_of(golden), repetitions_of(found)
     for folder in folders[0]:
         if faults := verify(folder):
-            raise NotComparableError(f"{folder}: {faults[0]}: the golden capture was changed: take it anew")
+            raise NotComparableError(f"{folder}: {faults[0]}: the golden capture was modified: record it again")
     manifests = [read_manifest(each[0]) for each in folders]
     for name in ("workload", "seed"):
         first, second = (getattr(each, name, None) for each in manifests)

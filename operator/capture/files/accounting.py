@@ -63,7 +63,7 @@ class Accounting:
     warmup: int = 0
     mismatches: int = 0
     shown: list[Mismatch] = field(default_factory=list)  # the first of them
-    token_mismatches: int = 0  # requests of which client and engine counted different numbers of tokens
+    token_mismatches: int = 0  # requests for which the client and the engine counted different numbers of tokens
 
     @property
     def holds(self) -> bool:
@@ -100,7 +100,7 @@ class Accounting:
         client = clients[0]
         if client.outcome == "not_sent":
             self.not_sent += 1
-            return "the engine served it, but the client says that it was not sent" if records else None
+            return "the engine served it, but the client recorded it as not sent" if records else None
         self.sent += len(clients)
         if len(clients) > 1:
             return f"{len(clients)} lines of the client have this id"
@@ -121,7 +121,7 @@ class Accounting:
         if client.outcome == "completed":
             ends = [record.ended_by for record in records]
             if unended := next((end for end in ends if end in _UNENDED), None):
-                return f"the client got the whole answer, but the engine says {unended}"
+                return f"the client received the whole answer, but the engine recorded {unended}"
             produced, reported = sum(record.output_tokens for record in records), client.completion_tokens
             if reported not in (None, produced) and all(end == BY_ENGINE for end in ends):
                 self.token_mismatches += 1
@@ -186,21 +186,22 @@ def gates(
             accounting.mismatches, f"{accounting.equation}{f': {named}{more}' if named else ''}"
         )
         found["client_tokens"] = _none_of(
-            accounting.token_mismatches, "requests of which client and engine counted different numbers of tokens"
+            accounting.token_mismatches,
+            "requests for which the client and the engine counted different numbers of tokens",
         )
     if segments is not None:
         # The loss of a segment that did not end as ordered is not known.
         lost = sum(segment.dropped or 0 for segment in segments)
         unended = sum(segment.closed != ORDERED for segment in segments)
         interrupted = f"; {unended} of {len(segments)} segments were interrupted" if unended else ""
-        why = f"{lost} lines that the recorder lost, by its own count{interrupted}"
+        why = f"{lost} lines lost, counted by the recorder{interrupted}"
         found["dropped"] = _gate(lost + unended, why)
     if trace is not None:
         found["short_gap_share"] = _short_gaps(trace)
         found["largest_chunk"] = _largest_chunk(trace, steps)
     if trace is not None or steps is not None:
         backward = (trace.backward if trace else 0) + (steps.backward if steps else 0)
-        found["clock"] = _none_of(backward, "gaps, first tokens or steps that lie before what they follow")
+        found["clock"] = _none_of(backward, "gaps, first tokens or steps that precede their predecessor")
     if steps is not None:
         found["per_position"] = _none_of(
             steps.inconsistent, "steps whose acceptance per position does not add up, or rises with the position"
@@ -213,9 +214,9 @@ def gates(
 
 
 def missing_steps(trace: TraceTotals, steps: StepTotals | None) -> Gate:
-    """Judge whether the steps that were asked for were recorded; without any, the gates above would pass."""
+    """Judge whether the requested steps were recorded; without any steps, the gates above would pass."""
     without = 0 if steps is not None and steps.steps else trace.records
-    return _none_of(without, "requests without any step of the engine, though record.stepStats asks for steps")
+    return _none_of(without, "requests without engine steps, although record.stepStats is on")
 
 
 def _gate(value: float, why: str, limit: float | None = 0) -> Gate:
@@ -236,7 +237,7 @@ def _engine_counters(steps: StepTotals, counters: EngineCounters) -> Gate:
 
 def _short_gaps(trace: TraceTotals) -> Gate:
     share = trace.short_gaps / trace.gaps if trace.gaps else 0.0
-    why = f"{trace.short_gaps} of {trace.gaps} gaps are below {SHORT_GAP_MS} ms, which no step is"
+    why = f"{trace.short_gaps} of {trace.gaps} gaps are below {SHORT_GAP_MS} ms, shorter than any step"
     return Gate(value=round(share, 6), limit=SHORT_GAP_SHARE, passed=share <= SHORT_GAP_SHARE, why=why)
 
 
@@ -245,7 +246,7 @@ def _largest_chunk(trace: TraceTotals, steps: StepTotals | None) -> Gate:
     k = (steps.num_spec_tokens if steps else 0) or (trace.meta.speculative or {}).get("num_speculative_tokens")
     without_drafts = steps is not None and trace.meta.speculative is None and trace.meta.schema is not None
     limit = int(k) + 1 if k else 1 if without_drafts else None
-    why = "tokens in the largest chunk; one step gives K + 1 at most" if limit else "K is not known: not judged"
+    why = "tokens in the largest chunk; one step produces at most K + 1" if limit else "K is not known: not judged"
     return _gate(trace.largest_chunk, why, limit)
 
 
@@ -256,11 +257,11 @@ def _step_counters(trace: TraceTotals, steps: StepTotals) -> Gate:
     share = f" ({100 * cut / steps.accepted:.1f} %)" if steps.accepted else ""
     why = (
         f"{steps.accepted} drafts accepted by the engine's counters, {trace.extra_tokens} in the chunks: "
-        f"{cut}{share} were cut from last chunks"
+        f"{cut}{share} were cut from the last chunks"
     )
     if cut < 0:
-        return Gate(value=cut, limit=None, passed=False, why=f"{why}: chunks hold more than was accepted")
+        return Gate(value=cut, limit=None, passed=False, why=f"{why}: chunks contain more tokens than were accepted")
     if others:
-        why += f"; not judged, as {others} requests were ended by others than the engine, which then drafted on"
+        why += f"; not judged, because {others} requests were not ended by the engine, which then kept drafting"
         return _gate(cut, why, None)
     return _gate(cut, f"{why}; each request can lose K at its end", steps.num_spec_tokens * trace.records)

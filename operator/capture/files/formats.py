@@ -1,10 +1,11 @@
 """Define the files of a capture: names, lines, checks and manifest; read JSONL, plain or gzip.
 
 The trace and the step statistics are those that vllm-vcr reads (its crates sim-trace and sim-protocol, release
-0.2.1). Fields that it does not know are extra; it ignores them. docs/reference/trace-format.md explains every
-field. All times are milliseconds since the run's zero, which the manifest gives on both clocks.
+0.2.1). Fields that it does not know are extra; it ignores them. docs/reference/trace-format.md and the
+pages that it links explain every field. All times are milliseconds since the run's zero, which the manifest gives on
+both clocks.
 
-``checks.json`` lies beside the first manifest of an arm. It holds the answers to requests that do not measure
+``checks.json`` is next to the first manifest of an arm. It holds the answers to requests that do not measure
 speed: every arm gets the same ones, one after the other, so that batching cannot change an answer. It stores no
 text of prompts or answers, only the token ids of greedy answers.
 """
@@ -25,7 +26,7 @@ from specdecode_operator.enums import METHODS_OF_BLOCKS
 
 
 class CaptureError(Exception):
-    """A capture cannot go on."""
+    """A capture cannot continue."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)

@@ -426,7 +426,7 @@ def _check_counts(segment: Segment, requests: int, steps: int) -> None:
         raise CaptureError(
             "SegmentIncomplete",
             f"{segment.path.name} holds {requests} requests and {steps} steps, but its recorder wrote"
-            f" {closed.requests} and {closed.steps}: the volume lost some",
+            f" {closed.requests} and {closed.steps}: the volume lost the rest",
         )
 
 

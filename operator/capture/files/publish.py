@@ -1,7 +1,7 @@
 """Publish the files of a capture atomically.
 
 Every file is flushed and checksummed under its ``.part`` name, then renamed. The manifest comes next. Renaming the
-folder to its final name comes last. An attempt that is killed before the manifest exists stays as it is, labelled
+folder to its final name comes last. An attempt that is killed before the manifest exists stays unchanged, labelled
 by its manifest.partial.json. An attempt with a manifest is complete: the next attempt of the same capture renames
 its folder.
 """
@@ -39,7 +39,7 @@ _TAKEN: Final = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR})
 
 
 def seal(attempt: Path) -> dict[str, FileEntry]:
-    """Flush, checksum and rename an attempt's ``.part`` files; sealed files stay as they are."""
+    """Flush, checksum and rename an attempt's ``.part`` files; sealed files do not change."""
     entries = {}
     for name in DATA_FILES:
         part, sealed = attempt / f"{name}{PART_SUFFIX}", attempt / name
@@ -145,16 +145,16 @@ class _Files(msgspec.Struct):
 
 
 def verify(folder: Path) -> list[str]:
-    """Return the differences between a published folder and its manifest; empty if there are none."""
+    """Return the differences between a published folder and its manifest, or an empty list."""
     try:
         files = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=_Files).files
     except FileNotFoundError:
-        return [f"{MANIFEST} is missing: this is no published capture"]
+        return [f"{MANIFEST} is missing: this is not a published capture"]
     except msgspec.DecodeError as error:
         return [f"{MANIFEST} cannot be read: {error}"]
     elsewhere = [name for name in files if name != Path(name).name]
     if elsewhere:
-        return [f"{printable(elsewhere[0])} in {MANIFEST} is no name of a file of a capture"]
+        return [f"{printable(elsewhere[0])} in {MANIFEST} is not the name of a capture file"]
     faults = [fault for name, entry in files.items() for fault in _differences(folder / name, entry)]
     extra = [name for name in DATA_FILES if name not in files and (folder / name).exists()]
     return faults + [f"{name} is not in the manifest" for name in extra]
@@ -164,7 +164,7 @@ def _differences(path: Path, expected: FileEntry) -> Iterator[str]:
     compressed = path.with_name(f"{path.name}{GZIP_SUFFIX}")
     present = path if path.is_file() or not compressed.is_file() else compressed
     if present.exists() and not present.is_file():
-        yield f"{path.name} is no file"  # a device or a pipe might never end
+        yield f"{path.name} is not a regular file"  # a device or a pipe might never end
         return
     try:
         found = file_entry(present)
@@ -176,7 +176,7 @@ def _differences(path: Path, expected: FileEntry) -> Iterator[str]:
         if found.bytes != expected.bytes:
             yield f"{path.name} has {found.bytes} bytes instead of {expected.bytes}"
         elif found != expected:
-            yield f"{path.name} has another checksum than in the manifest"
+            yield f"{path.name} does not match its checksum in the manifest"
 
 
 def file_entry(path: Path) -> FileEntry:

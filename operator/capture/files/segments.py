@@ -1,6 +1,6 @@
 """List, read and count the segments that the recorders of a capture wrote.
 
-An engine that restarts writes new segments beside the old ones, so an older segment is interrupted, never
+An engine that restarts writes new segments next to the old ones, so an older segment is interrupted, never
 truncated. The segments of one start carry its start id. Without a start id, segments are grouped by API-server
 index, which is unique per start.
 """
@@ -108,7 +108,7 @@ def last_closed(path: Path) -> Closed | None:
 
 
 def off_reason(path: Path) -> str | None:
-    """Return why the recorder switched itself off, from the last lines of its segment."""
+    """Return why the recorder turned itself off, from the last lines of its segment."""
     found = (_decoded_or_none(text) for text in _tail(path))
     return next((line.reason for line in found if isinstance(line, Off)), None)
 

@@ -27,7 +27,7 @@ class Quantiles(Struct, kw_only=True, frozen=True):
 
 
 def quantiles(values: Iterable[float]) -> Quantiles | None:
-    """Return the quantiles of numbers; None if there are none."""
+    """Return the quantiles of numbers; None without numbers."""
     numbers = list(values)
     if not numbers:
         return None
@@ -129,7 +129,7 @@ class DraftTotals:
 
     @property
     def acceptance(self) -> float | None:
-        """Accepted share of the drafted tokens; None if nothing was drafted."""
+        """Accepted share of the drafted tokens; None without drafts."""
         return self.accepted / self.draft_tokens if self.draft_tokens else None
 
     @property

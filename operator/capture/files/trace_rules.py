@@ -125,11 +125,11 @@ def decode_record(decoder: "msgspec.json.Decoder[_Line]", text: bytes) -> _Line:
     except UnreadableLineError as error:
         if error.broken.rule == "missing-field" and b'"meta"' in text and is_meta(text):
             raise UnreadableLineError(
-                "second-meta", "a second meta line: only the first line may be one, drop it"
+                "second-meta", "a second meta line: only the first line may be one; remove it"
             ) from error
         raise
     if name := _repeated(text):
-        raise UnreadableLineError("repeated-field", f"{name} comes twice")
+        raise UnreadableLineError("repeated-field", f"{name} appears twice")
     return record
 
 
@@ -161,7 +161,7 @@ def decode(decoder: "msgspec.json.Decoder[_Line]", text: bytes) -> _Line:
         text.decode()
         return decoder.decode(text)
     except UnicodeDecodeError as error:
-        raise UnreadableLineError("utf-8", f"byte {error.start} is no UTF-8") from error
+        raise UnreadableLineError("utf-8", f"byte {error.start} is not UTF-8") from error
     except msgspec.ValidationError as error:
         message, rule = str(error), "missing-field" if "missing required field" in str(error) else "type"
         if "finish_reason" in message:
@@ -169,13 +169,13 @@ def decode(decoder: "msgspec.json.Decoder[_Line]", text: bytes) -> _Line:
             rule = "finish-reason" if rule == "type" else rule
         raise UnreadableLineError(rule, message) from error
     except msgspec.DecodeError as error:
-        raise UnreadableLineError("json", f"no JSON: {error}") from error
+        raise UnreadableLineError("json", f"invalid JSON: {error}") from error
     except RecursionError as error:
-        raise UnreadableLineError("json", "no JSON: nested too deep") from error
+        raise UnreadableLineError("json", "invalid JSON: nested too deeply") from error
 
 
 def _repeated(text: bytes) -> str | None:
-    """Return a duplicate field that the reader knows; a search for words first avoids a second parse."""
+    """Return a duplicate field that the reader uses; a search for words first avoids a second parse."""
     words = _WORD.findall(text)
     if len(set(words)) == len(words) or not any(words.count(key) > 1 for key in _KEYS):
         return None
@@ -194,7 +194,7 @@ def broken_rules(record: Record) -> Iterator[BrokenRule]:
     """Return the rules that a decoded record breaks."""
     gaps, outputs = len(record.itl_ms or ()), record.output_tokens
     if outputs > 1 and record.itl_ms is None and record.itl_summary is None:
-        yield BrokenRule("no-gaps", f"output_tokens is {outputs}, but neither itl_ms nor itl_summary is there")
+        yield BrokenRule("no-gaps", f"output_tokens is {outputs}, but itl_ms and itl_summary are missing")
     for name in ("num_running", "prefill_tokens") if record.itl_ctx else ():
         entries = len(getattr(record.itl_ctx, name))
         if entries != gaps:
@@ -218,5 +218,6 @@ def _broken_chunks(tokens: list[int], gaps: int, output_tokens: int) -> Iterator
         yield BrokenRule("chunk-zero", f"itl_tokens has a 0 at position {tokens.index(0)}: every chunk has a token")
     if sum(tokens) >= output_tokens:
         yield BrokenRule(
-            "chunk-sum", f"itl_tokens sums to {sum(tokens)}, which leaves the first chunk none of {output_tokens}"
+            "chunk-sum",
+            f"itl_tokens sums to {sum(tokens)}, which leaves 0 of {output_tokens} tokens for the first chunk",
         )

@@ -61,14 +61,14 @@ def engine_notes(vllm: str, *, recorder_tried: bool, context: Mapping[str, Any])
     version, notes = _short(vllm), []
     if not recorder_tried:
         notes.append(
-            f"nobody tried the recorder with vLLM {version}: it recorded because all that it uses of the engine is as"
-            f" in {TRIED}, with which it was tried"
+            f"the recorder is not tested with vLLM {version}: it recorded because all interfaces that it uses are"
+            f" the same as in {TRIED}, with which it is tested"
         )
     planned, said = context.get("engine_version"), version_of_engine(vllm)
     if isinstance(planned, str) and said not in (None, planned):
         notes.append(
-            f"the engine is vLLM {version}, and was planned and started as spec.engine.version"
-            f" {_short(planned)} of its deployment"
+            f"the engine is vLLM {version}, but was planned and started as version {_short(planned)}"
+            " (spec.engine.version of its deployment)"
         )
     return notes
 
@@ -77,7 +77,9 @@ def maker_note(specdecode: str) -> list[str]:
     """Note that files of a newer operator may hold more than is read here."""
     if not is_newer(specdecode, __version__):
         return []
-    return [f"made by {_short(specdecode)}, newer than this {__version__}, which passes over what it does not know"]
+    return [
+        f"made by {_short(specdecode)}, newer than this {__version__}, which ignores fields that it does not support"
+    ]
 
 
 def status_notes(manifest: Manifest) -> dict[str, Any]:
@@ -95,13 +97,14 @@ def _short(version: str) -> str:
 
 
 RANDOM_PROMPTS: Final = (
-    "the prompts are random tokens (workload.prompts): times and memory hold for other prompts of these lengths,"
-    " acceptance does not: 0.13 to 0.27 is usual, and more where a model repeats itself; decide by prompts of your own"
+    "the prompts are random tokens (workload.prompts): times and memory apply to other prompts of these lengths,"
+    " but acceptance does not. It is usually 0.13 to 0.27, and higher if a model repeats itself; decide by your own"
+    " prompts"
 )
 
 
 def are_random(workload: Mapping[str, Any]) -> bool:
-    """Whether the prompts of a manifest's workload are random, as they are by default."""
+    """Whether the prompts of a manifest's workload are random, which is the default."""
     prompts = workload.get("prompts", {"synthetic": {}})
     if not isinstance(prompts, Mapping):
         return False
@@ -265,7 +268,7 @@ def _kind(path: Path) -> str:
         if kind.removesuffix(".jsonl") in path.name:
             return kind
     known = ", ".join(_TELLING)
-    raise CaptureError("UnknownFile", f"{path}: is no file of a capture: name one like {known}, or a folder")
+    raise CaptureError("UnknownFile", f"{path}: is not a file of a capture: name one like {known}, or a folder")
 
 
 _TELLING: Final = {
@@ -289,12 +292,12 @@ def _check(path: Path, kind: str, found: Validation) -> None:
         if trace.records and not trace.with_arrival:
             report.notes.append("no record has arrival_ms: replay by arrival is not possible")
         elif not trace.records and not report.broken:  # if lines are broken, the number of records is not known
-            report.notes.append("holds no record: nothing can be replayed from it")
+            report.notes.append("has no records: a replay needs at least one")
     elif kind == STEP_STATS:
         steps = found.steps = StepTotals()
         report = _read(path, kind, lambda _, line: steps.add(decode_step(line.text)))
         if not steps.steps and not report.broken:
-            report.notes.append("holds no step: statistics were not recorded")
+            report.notes.append("has no steps: statistics were not recorded")
     elif kind == CLIENT:
         client = found.client = ClientTotals()
         report = _read(path, kind, lambda _, line: client.add(decode(_CLIENT, line.text)))
@@ -317,7 +320,7 @@ def _read(path: Path, kind: str, take: Callable[[FileReport, Line], object]) -> 
                     rule, message = "torn-line", f"the last line is cut off after {len(line.text)} bytes: remove it"
                 report.add(line.number, rule, message)
     except NoTrailerError as error:
-        report.notes.append(f"{error}: it was not finished; what follows the last whole line is missing")
+        report.notes.append(f"{error}: the file was not finished; data after the last whole line is missing")
     except BrokenGzipError as error:
         report.add(report.lines + 1, "gzip", f"damaged: {error}")
     return report

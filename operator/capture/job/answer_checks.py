@@ -116,7 +116,7 @@ class CheckRequests:
         answer = await self._ask("/completions", {"prompt": prompt, "max_tokens": most_tokens, **wanted}, sha256)
         choice = answer.choices[0]
         if choice.token_ids is None:
-            raise NotAnsweredError("the engine does not say which tokens it answered", refused=True)
+            raise NotAnsweredError("the engine does not return the token ids of its answer", refused=True)
         likeliest = (choice.logprobs.top_logprobs if choice.logprobs else None) or []
         # How far the most likely token is ahead of the second.
         best = [sorted((each or {}).values(), reverse=True) for each in likeliest]
@@ -131,7 +131,7 @@ class CheckRequests:
         )
 
     async def structured(self, prompt: Sequence[int] | str, salt: str) -> str | None:
-        """Request JSON of the schema; return None if it is valid, else the problem without the content."""
+        """Request JSON of the schema; return None if it is valid, or the problem without the content."""
         form = {"type": "json_schema", "json_schema": {"name": _TOOL, "schema": _SCHEMA}}
         document = {"prompt": prompt, "max_tokens": formats.MOST_CHECK_TOKENS, "response_format": form}
         choice = (await self._ask("/completions", document, salt)).choices[0]
@@ -150,7 +150,7 @@ class CheckRequests:
         choice = (await self._ask("/chat/completions", document, salt)).choices[0]
         calls = (choice.message.tool_calls if choice.message else None) or []
         if [call.function.name for call in calls] != [_TOOL]:
-            return f"{len(calls)} calls of other functions or none"
+            return f"{len(calls)} calls instead of one call of the named function"
         return _wrong_form(calls[0].function.arguments, choice.finish_reason)
 
     async def _ask(self, path: str, document: Mapping[str, Any], salt: str) -> _Answer:
@@ -171,19 +171,19 @@ class CheckRequests:
         try:
             return _ANSWER.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise NotAnsweredError("an answer that nobody can read") from error
+            raise NotAnsweredError("an unreadable answer") from error
 
 
 def _wrong_form(text: str, finish_reason: str | None) -> str | None:
     try:
         _FORM.decode(text)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
-        return f"{len(text)} characters that are not of the schema, ended by {clip(str(finish_reason), 20)}"
+        return f"{len(text)} characters that do not match the schema, ended by {clip(str(finish_reason), 20)}"
     return None
 
 
 _BUDGET_S: Final = 180.0  # time limit of each check; requests answered by then count
-_NONE_ASKED: Final = "spec.checks asks for none"
+_NONE_ASKED: Final = "spec.checks requests none"
 _NO_TIME: Final = "there was no time for any"
 _SHOWN_FAILURES: Final = 5
 _LONGEST_REASON: Final = 500

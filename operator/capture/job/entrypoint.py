@@ -86,7 +86,9 @@ class Job:
         attempt = environment.get(run_settings.ATTEMPT_VARIABLE)
         if not text or not attempt:
             missing = run_settings.ATTEMPT_VARIABLE if text else run_settings.SETTINGS_VARIABLE
-            raise CaptureError("InvalidSettings", f"{missing} is not set: this runs in the pod of a capture's Job only")
+            raise CaptureError(
+                "InvalidSettings", f"{missing} is not set: this program only runs in the pod of a capture's Job"
+            )
         try:
             self.settings = run_settings.read_settings(text)
         except run_settings.InvalidSettingsError as error:
@@ -139,8 +141,8 @@ class Job:
         except CaptureError:
             raise
         except Exception as error:
-            message = f"the arms are published, and comparing them failed: {type(error).__name__}: {error}"
-            raise CaptureError("InternalError", f"{message}: specdecode capture compare does it again") from error
+            message = f"the arms are published, but comparing them failed: {type(error).__name__}: {error}"
+            raise CaptureError("InternalError", f"{message}: compare them with specdecode capture compare") from error
         with pod_files.volume_errors(self.places.root):
             write_comparison(folder, comparison)
         return comparison

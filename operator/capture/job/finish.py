@@ -166,7 +166,7 @@ def _accepted(validation: validate.Validation) -> Accounting:
         raise formats.CaptureError("NothingRecorded", f"no request got a token ({outcomes or 'none was due'}){why}")
     if validation.accounting is None:
         raise formats.CaptureError(
-            "ValidationFailed", "client.jsonl or trace.jsonl is missing: nothing can be accounted for"
+            "ValidationFailed", "client.jsonl or trace.jsonl is missing: requests cannot be accounted for"
         )
     return validation.accounting
 
@@ -177,7 +177,7 @@ def _notes(run: Run, validation: validate.Validation, merged: Merged) -> list[st
     if merged.warmup_records:
         notes.append(f"{merged.warmup_records} warm-up requests left out of trace and step statistics")
     if run.image_id is None:
-        notes.append("the digest of the engine's image is not known: the operator did not say it in time")
+        notes.append("the digest of the engine's image is not known: the operator did not report it in time")
     if run.no_counters:
         notes.append(f"the engine's own counters are not known, and were not compared: {run.no_counters}")
     if merged.steps_without_stats:

@@ -65,7 +65,7 @@ SWITCH_FOLDER: Final = "/specdecode/switch"
 def switcher_command(recorder: str, folder: str = SWITCH_FOLDER) -> list[str]:
     """Return the command of an engine's container that starts engines on orders.
 
-    ``recorder`` is the folder of the bundle. ``-I`` ignores the image's Python variables, which are for engines alone.
+    ``recorder`` is the folder of the bundle. ``-I`` ignores the image's Python variables, which are only for engines.
     """
     return ["python3", "-I", f"{recorder}/{PLUGIN}/switcher.py", folder]
 
@@ -186,7 +186,7 @@ def begin(places: Places) -> None:
         if places.client_file.exists() or (places.segments.exists() and any(places.segments.iterdir())):
             raise CaptureError(
                 "AttemptInterrupted",
-                f"{places.folder.name} was begun and interrupted: its files stay as they are, a new pod begins anew",
+                f"{places.folder.name} was interrupted: its files are kept, and a new pod starts another attempt",
             )
         places.segments.mkdir(parents=True, exist_ok=True)
         for folder in (places.folder, places.segments):
@@ -196,7 +196,7 @@ def begin(places: Places) -> None:
             flush(folder)
             if folder == places.root:
                 break
-        label_attempt(places, UNFINISHED, "the attempt runs, or was killed before it could say why")
+        label_attempt(places, UNFINISHED, "the attempt runs, or was killed before it could report a reason")
 
 
 def label_attempt(places: Places, reason: str, message: str) -> None:

@@ -58,7 +58,7 @@ class Part:
 
 
 def order_of_arms(arms: Sequence[str], repetitions: int, seed: int) -> list[list[str]]:
-    """Return the order in which the arms are measured, for each repetition."""
+    """Return the order of the arms in each repetition."""
     # Repetitions form pairs: the first has a random order, the second the reverse. A steady drift, such as a GPU that
     # gets warmer, then affects all arms alike.
     order: list[list[str]] = []
@@ -175,7 +175,7 @@ class EngineSwitch:
 
 def _how(state: State) -> str:
     code = "" if state.exit_code is None else f" with exit code {state.exit_code}"
-    return f"the engine ended{code}, and nobody had told it to"
+    return f"the engine ended{code} without an order to stop"
 
 
 _RECORDER_POLL_S: Final = 0.2
@@ -251,7 +251,7 @@ class Recorders:
     def _failure(self, current: list[Segment]) -> CaptureError | None:
         if segments.boots(current) != self._boots:
             return CaptureError(
-                "EngineRestarted", "the engine was started anew while it was recorded: see the log of its last start"
+                "EngineRestarted", "the engine restarted during the recording: see the log of its last start"
             )
         for segment in current:
             if segment.closed is not None and segment.closed.reason != ORDERED:
@@ -263,11 +263,11 @@ def _ended(segment: Segment, reason: str) -> CaptureError:
     if reason == DISK_FULL:
         return CaptureError("DiskFull", "the recorder stopped: the volume is full; use a larger one")
     if reason == EXIT:
-        return CaptureError("EngineExited", "the engine ended while it was recorded: see its log")
+        return CaptureError("EngineExited", "the engine ended during the recording: see its log")
     why = segments.off_reason(segment.path) or reason
-    fix = f": capture one that it was tried with, vLLM {TRIED} (spec.engine of the deployment)"
-    engine = f"the engine, vLLM {clip(printable(segment.header.vllm), 64)}, went on"
-    message = f"the recorder switched itself off, {engine}: {why}{fix if reason == UNKNOWN_SHAPE else ''}"
+    fix = f": capture a version that it is tested with, vLLM {TRIED} (spec.engine of the deployment)"
+    engine = f"the engine (vLLM {clip(printable(segment.header.vllm), 64)}) kept running"
+    message = f"the recorder turned itself off, but {engine}: {why}{fix if reason == UNKNOWN_SHAPE else ''}"
     return CaptureError("RecorderOff", message)
 
 
@@ -348,7 +348,7 @@ class Recording:
         await recorders.wait_until_recording(self._timeouts.recording_s)
         watches = [asyncio.create_task(recorders.watch(stop)), asyncio.create_task(self._watch_engine(stop))]
         deadline_s = self._settings.deadline_seconds or self._timeouts.ready_s
-        message = f"the load did not end within spec.deadlineSeconds ({deadline_s:g}): raise it, or send less"
+        message = f"the load did not end within spec.deadlineSeconds ({deadline_s:g}): raise it, or send fewer requests"
         late = CaptureError("DeadlineExceeded", message)
         deadline = asyncio.get_running_loop().call_later(deadline_s, self._fail, late, stop)
         image_id_until_s = time.monotonic() + self._timeouts.image_id_s
@@ -380,7 +380,7 @@ class Recording:
         """Stop the load when the engine is gone: a killed engine sends no report, and its restart takes minutes."""
         async with self._monitor() as monitor:
             await monitor.wait_until_gone()
-        message = "the engine ended while it was recorded: nothing listens at its port any more; see its log"
+        message = "the engine ended during the recording: its port is closed; see its log"
         self._fail(CaptureError("EngineExited", message), stop)
 
     async def _watch_switch(self, switch: EngineSwitch, stop: Stop) -> None:

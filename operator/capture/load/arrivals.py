@@ -1,6 +1,6 @@
 """Compute the number of requests that a workload sends, their times and the total duration.
 
-Times of an open phase are offsets from its start. Each is computed from the index of the request alone, so rounding
+Times of an open phase are offsets from its start. Each is computed only from the index of the request, so rounding
 errors do not accumulate, however long the phase is.
 """
 

@@ -61,7 +61,7 @@ def read_dataset(settings: Dataset, mount: Path = DATASET_MOUNT, part: Part | No
     except OSError as error:
         raise BadDatasetError(f"{path}: cannot be read: {error.strerror or error}") from error
     if not prompts:
-        raise BadDatasetError(f"{path}: holds no prompt: put at least one in")
+        raise BadDatasetError(f"{path}: holds no prompt: add at least one")
     return prompts
 
 
@@ -86,7 +86,7 @@ def _checked_file(path: Path) -> Path:
         raise BadDatasetError(f"{path}: is a folder: name the file in it")
     size_bytes = path.stat().st_size
     if size_bytes == 0:
-        raise BadDatasetError(f"{path}: is empty: put at least one prompt in")
+        raise BadDatasetError(f"{path}: is empty: add at least one prompt")
     if size_bytes > _MOST_BYTES:
         raise BadDatasetError(
             f"{path}: is {size_bytes / 2**30:.1f} GiB, and is read into memory: cut it to {_MOST_BYTES / 2**30:.0f} GiB"

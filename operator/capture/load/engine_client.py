@@ -1,6 +1,6 @@
 """Stream completions from the engine over HTTP/1.1, one connection per request.
 
-If the time of a request is known, its connection is opened before that time, because opening hundreds at once takes
+If the time of a request is known, its connection is opened before that time, because opening hundreds together takes
 over 100 ms.
 
 Why not httpx: it takes 90 µs per event of a stream, and its pool overhead grows with the number of connections.
@@ -228,7 +228,7 @@ _UNREADABLE = (
 class Exchange(asyncio.Protocol):
     """A request that is sent at its time or once it is connected, and its answer.
 
-    ``due_s`` is on the monotonic clock, which is also the event loop's. A past time means at once.
+    ``due_s`` is on the monotonic clock, which is also the event loop's. A past time means immediately.
     """
 
     def __init__(self, request: bytes, due_s: float, *, keep_answer: bool) -> None:
@@ -406,7 +406,7 @@ class EngineClient:
         return self._headers + own.encode() + body
 
     async def send(self, prepared: bytes, due_s: float, *, keep_answer: bool = False) -> Exchange:
-        """Send a prepared request at its time, or at once if it is late; return the ended exchange."""
+        """Send a prepared request at its time, or immediately if it is late; return the ended exchange."""
         exchange = Exchange(prepared, due_s, keep_answer=keep_answer)
         if self._cancelled is not None:
             exchange.end("cancelled", self._cancelled)

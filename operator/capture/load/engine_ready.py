@@ -73,7 +73,7 @@ class EngineMonitor:
                 raise EngineNotReadyError(f"stopped before the engine was ready: {stop.reason}")
 
     async def wait_until_gone(self) -> None:
-        """Wait until nothing listens at the engine's address; a busy engine still accepts connections."""
+        """Wait until the engine's port is closed; a busy engine still accepts connections."""
         url = self._client.base_url
         while True:
             try:

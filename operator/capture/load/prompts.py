@@ -29,7 +29,7 @@ from specdecode_operator.problems import printable
 class TokenIds:
     """Generator of token ids without special tokens.
 
-    1 % of the ids at either end of the vocabulary are not used, because special tokens lie there: at most 1000 of
+    1 % of the ids at either end of the vocabulary are not used, because these are special tokens: at most 1000 of
     131072 at the beginning (Mistral's Tekken), and 1090 of 201088 at the end (gpt-oss).
     """
 
@@ -77,8 +77,8 @@ class Said:
 class BlockPrompts:
     """Generator of prompts by block: equal hashes give equal tokens, and another seed gives other tokens.
 
-    A chained hash identifies the whole prompt up to the block's end, so the tokens of a block may depend on its hash
-    alone. Blocks of answers are the answers' own tokens, if known.
+    A chained hash identifies the whole prompt up to the block's end, so the tokens of a block may depend only on its
+    hash. Blocks of answers are the answers' own tokens, if known.
     """
 
     token_ids: TokenIds
@@ -87,7 +87,7 @@ class BlockPrompts:
     _answered: dict[int, Sequence[int]] = field(default_factory=dict)
 
     def make(self, shape: "Shape | RecordedRequest", place: int, said: Said) -> list[int]:
-        """Return a prompt of a shape for the request at a place, which continues what was said."""
+        """Return a prompt of a shape for the request at a place, which continues the conversation."""
         prompt = list(said.tokens[: shape.prompt_tokens])
         # An untrusted trace may have more hashes than full blocks.
         blocks = shape.prompt_tokens // self.block_size
@@ -152,9 +152,7 @@ def read_shapes(path: str, mount: Path) -> Shapes:
     if trace.is_dir():
         found = next((each for name in (TRACE, TRACE + GZIP_SUFFIX) if (each := trace / name).is_file()), None)
         if found is None:
-            raise datasets.BadDatasetError(
-                f"{trace}: holds no {TRACE}: name a capture's folder, as its status.path says it"
-            )
+            raise datasets.BadDatasetError(f"{trace}: holds no {TRACE}: name a capture's folder, as in its status.path")
         trace = found
     try:
         shapes = _read(trace)
@@ -183,7 +181,7 @@ def _read(trace: Path) -> Shapes:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError) as error:
             why = printable(str(error))
             raise datasets.BadDatasetError(
-                f"{trace}: line {line.number}: is no record of a trace ({why}): mend it"
+                f"{trace}: line {line.number}: is not a record of a trace ({why}): correct it"
             ) from error
         held_bytes += _SHAPE_BYTES + (0 if hashes is None else len(hashes) * hashes.itemsize)
         if held_bytes > _MOST_HELD_BYTES:
@@ -249,8 +247,8 @@ class TraceSource(PromptSource):
             found = self._shapes[phase.name]
             if phase.pattern == Pattern.RECORDED and any(each.arrival_ms is None for each in found.requests):
                 raise datasets.BadDatasetError(
-                    f"{found.path}: has requests without arrival_ms, and a phase of pattern Recorded sends at their"
-                    " moments: name a capture's trace, or take another pattern"
+                    f"{found.path}: has requests without arrival_ms, which a phase with pattern Recorded needs: "
+                    "name a capture's trace, or use another pattern"
                 )
         self._ids, self._seed = ids, seed
         self._prompts = lru_cache(maxsize=8)(self._of_one_run)

@@ -70,7 +70,7 @@ class CheckSettings(_Settings):
 
 
 class RunSettings(_Settings):
-    """Settings of the load generator. Values for the manifest alone are read in ``job/finish.py``."""
+    """Settings of the load generator. Values that only the manifest needs are read in ``job/finish.py``."""
 
     namespace: str
     capture: str

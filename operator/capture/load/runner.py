@@ -203,14 +203,14 @@ async def run_load(
 ) -> LoadResult:
     """Send a workload to an engine that is ready, and write client.jsonl.part.
 
-    When ``stop`` is set, open requests end as ``cancelled``, nothing more is sent, and the file is still complete.
+    When ``stop`` is set, open requests end as ``cancelled``, sending stops, and the file is still complete.
 
     Raises
     ------
     BadDatasetError
-        The dataset has no prompts; nothing was sent.
+        The dataset has no prompts; no request was sent.
     InvalidSettingsError
-        The engine's key or certificates are missing; nothing was sent.
+        The engine's key or certificates are missing; no request was sent.
     OSError
         client.jsonl.part cannot be written.
     """

@@ -152,7 +152,7 @@ class Sender:
         self._parts = parts
 
     async def send(self, prepared: Prepared, scheduled_s: float) -> Exchange:
-        """Send a request at a time of the monotonic clock, or at once if it is late; log and return the exchange."""
+        """Send a request at a monotonic time, or immediately if it is late; log and return the exchange."""
         request, parts = prepared.request, self._parts
         exchange = await parts.client.send(prepared.wire, scheduled_s, keep_answer=request.keep_answer)
         if exchange.withdrawn:

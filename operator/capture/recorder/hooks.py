@@ -120,7 +120,7 @@ def start(vllm_config: Any, engines: list[int]) -> None:
         if settings is not None and _first.acquire(blocking=False):
             _start(settings, vllm_config, engines)
     except Exception:
-        logger.exception("recorder: off, it could not start")
+        logger.exception("recorder: off, because it could not start")
 
 
 def _start(settings: Settings, vllm_config: Any, engines: list[int]) -> None:
@@ -141,18 +141,18 @@ def _start(settings: Settings, vllm_config: Any, engines: list[int]) -> None:
         problems = [f"{type(error).__name__}: {error}"]
     if classes is None or problems:
         writer.turn_off(UNKNOWN_SHAPE, "; ".join(problems))
-        logger.warning("recorder: off, this engine is not one that it knows: %s", "; ".join(problems))
+        logger.warning("recorder: off, because this engine is not supported: %s", "; ".join(problems))
         return
     hooks = Hooks(classes, collector)
     hooks.install()
     Recording(writer, hooks, settings.folder / CLOSE_FILE).start()
     if not first_line.recorder_tried:
-        logger.warning("recorder: nobody tried it with vLLM %s, whose classes are as it needs them", first_line.vllm)
+        logger.warning("recorder: not tested with vLLM %s, whose classes have the expected form", first_line.vllm)
     logger.info("recorder: on, writing %s", segment.path)
 
 
 class Recording(threading.Thread):
-    """Thread of the writer, until it is told to close or the process ends."""
+    """Thread of the writer, until an order to close or the end of the process."""
 
     def __init__(self, writer: Writer, hooks: Hooks, close_file: Path) -> None:
         super().__init__(name="specdecode-recorder", daemon=True)

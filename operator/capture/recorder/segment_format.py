@@ -1,6 +1,6 @@
 """Define the lines of a segment file, and the environment variables that configure the recorder.
 
-Lines are written beside the engine and read by the load generator's container; ``k`` tags the kind of line. There
+Lines are written in the engine's process and read by the load generator's container; ``k`` tags the kind of line. There
 is one file per API server. Every time is in seconds: ``*_monotonic_s``, ``chunk_s``, ``queued_s``, ``scheduled_s``
 and ``t`` are CLOCK_MONOTONIC of this host, ``*_wall_s`` are seconds since 1970.
 """
@@ -168,7 +168,7 @@ class Settings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Settings | None":
-        """Return the settings, or None if nothing is to be recorded."""
+        """Return the settings, or None if recording is off."""
         folder = environment.get(FOLDER_VARIABLE)
         if not folder:
             return None

@@ -1,6 +1,6 @@
 """Run the engines of several arms in one container, one at a time, on the load generator's orders.
 
-Runs as a script with the python3 of the engine's image, on the standard library alone. Orders and states are files in
+Runs as a script with the python3 of the engine's image, with only the standard library. Orders and states are files in
 a shared folder. Each is written under another name and renamed, so that a reader never sees a partial file. An engine
 counts as stopped when every process that it started is gone, because the next one needs its port and GPU memory.
 """
@@ -31,7 +31,7 @@ _BY_SIGNAL = 128
 
 @dataclass(frozen=True)
 class Grace:
-    """Time for an engine to end by itself, in seconds."""
+    """Time limits for stopping an engine, in seconds."""
 
     told_s: float = 90.0  # after SIGTERM; longer than vLLM waits for open requests (--shutdown-timeout)
     rest_s: float = 10.0  # for its other processes, after it has ended
@@ -43,7 +43,7 @@ class BadOrderError(ValueError):
 
 @dataclass(frozen=True)
 class Order:
-    """Order to run an engine, or none."""
+    """Order to run an engine, or to stop it."""
 
     number: int  # greater than that of every earlier one
     command: list[str] | None  # None: nothing
@@ -61,14 +61,14 @@ def read_order(path: Path) -> Order | None:
         raise BadOrderError(error.strerror) from error
     with os.fdopen(opened, "rb") as stream:
         if not stat.S_ISREG(os.fstat(opened).st_mode):
-            raise BadOrderError("no regular file")
+            raise BadOrderError("not a regular file")
         text = stream.read(_LARGEST_ORDER_BYTES + 1)
     if len(text) > _LARGEST_ORDER_BYTES:
         raise BadOrderError(f"more than {_LARGEST_ORDER_BYTES} bytes")
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise BadOrderError("no JSON") from error
+        raise BadOrderError("invalid JSON") from error
     return _order(document)
 
 
@@ -77,15 +77,15 @@ def _order(document: Any) -> Order:
         raise BadOrderError("not number, command and env")
     number, command, env = document["number"], document["command"], document["env"]
     if type(number) is not int or not 0 < number <= _LARGEST_NUMBER:
-        raise BadOrderError("number is no positive integer")
+        raise BadOrderError("number is not a positive integer")
     if command is not None and not (
         isinstance(command, list) and command and command[0] and all(map(_passes, command))
     ):
-        raise BadOrderError("command is no list of words")
+        raise BadOrderError("command is not a list of words")
     if not isinstance(env, dict) or not all(key and "=" not in key and _passes(key) for key in env):
-        raise BadOrderError("env has names that no variable has")
+        raise BadOrderError("env has invalid names of variables")
     if not all(map(_passes, env.values())):
-        raise BadOrderError("env has values that no variable has")
+        raise BadOrderError("env has invalid values of variables")
     return Order(number, command, env)
 
 
@@ -131,7 +131,7 @@ class Engine:
                 self.exit_code = self._process.returncode = os.waitstatus_to_exitcode(status)
 
     def end(self, grace: Grace) -> None:
-        """Send SIGTERM, kill what takes too long, and return when no process is left."""
+        """Send SIGTERM, kill processes that take too long, and return when no process is left."""
         if self.exit_code is None:
             with suppress(ProcessLookupError):
                 os.kill(self._process.pid, signal.SIGTERM)
@@ -181,7 +181,7 @@ class Switcher:
         except FileNotFoundError:
             return
         except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise SystemExit(f"switcher: {STATE_FILE} is not what it wrote") from error
+            raise SystemExit(f"switcher: {STATE_FILE} was modified") from error
         if state == RUNNING:  # the engine ended with the previous start of the container
             self._say(ENDED, None)
 
@@ -190,7 +190,7 @@ class Switcher:
         self._told_to_end = True
 
     def run(self) -> int:
-        """Follow orders until told to end, or until the engine ends by itself; return the exit code."""
+        """Follow orders until SIGTERM, or until the engine exits; return the exit code."""
         while not self._told_to_end:
             order = self._next_order()
             if order is not None and (failed := self._follow(order)) is not None:
@@ -209,7 +209,7 @@ class Switcher:
         try:
             order = read_order(self._folder / ORDER_FILE)
         except BadOrderError as error:
-            self._complain(f"{ORDER_FILE} is not followed: {error}")
+            self._complain(f"{ORDER_FILE} is ignored: {error}")
             return None
         return order if order is not None and order.number > self._number else None
 
@@ -230,7 +230,7 @@ class Switcher:
         return None
 
     def _stop(self) -> int:
-        """Stop the engine; return its exit code, 0 if none ran."""
+        """Stop the engine; return its exit code, or 0 without an engine."""
         if self._engine is None:
             return 0
         self._engine.end(self._grace)

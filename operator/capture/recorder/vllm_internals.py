@@ -1,8 +1,8 @@
-"""Check vLLM's internal classes against what the recorder uses, and read facts about the engine.
+"""Check the internal classes of vLLM that the recorder uses, and read facts about the engine.
 
 The classes are not a public interface. Everything that the hooks use, including types, is checked before the hooks
 are set. The result of the check decides, not the version: an untested vLLM is recorded if it looks like the tested
-ones, and its segments say so. Beside plugin.py this is the only module that imports vllm.
+ones, and its segments record that. Only this module and plugin.py import vllm.
 """
 
 import dataclasses
@@ -150,7 +150,7 @@ def _written(kind: Any) -> str:
 def _method_problems(owner: type, name: str) -> list[str]:
     function, wanted, where = getattr(owner, name, None), _PARAMETERS[name], f"{owner.__name__}.{name}"
     if not inspect.isfunction(function) or inspect.iscoroutinefunction(function):
-        return [f"{where} is no plain method"]
+        return [f"{where} is not a plain method"]
     found = list(inspect.signature(function).parameters)
     if found[: len(wanted)] != wanted:
         return [f"{where} takes {', '.join(found)}"]
@@ -161,7 +161,7 @@ def _client_problems(client: type) -> list[str]:
     name = "get_output_async"
     function, where = getattr(client, name, None), f"{client.__name__}.{name}"
     if function is None or not inspect.iscoroutinefunction(function):
-        return [f"{where} is no coroutine"]
+        return [f"{where} is not a coroutine"]
     parameters = list(inspect.signature(function).parameters)
     problems = [] if parameters == _PARAMETERS[name] else [f"{where} takes {', '.join(parameters)}"]
     problems += _type_problems(f"{where}: ", inspect.get_annotations(function), _MESSAGES[name])

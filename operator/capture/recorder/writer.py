@@ -29,7 +29,7 @@ class SegmentWriteError(Exception):
 
 
 class Segment:
-    """A new segment file, beside its reserve."""
+    """A new segment file, next to its reserve."""
 
     def __init__(self, path: Path) -> None:
         """Create both; fail if one exists."""
@@ -184,7 +184,7 @@ class Writer:
         self._write_last([], reason)
 
     def turn_off(self, reason: str, because: str) -> None:
-        """End recording with a line that says why, and drop queued samples."""
+        """End recording with a line that has the reason, and drop queued samples."""
         self._end_recording()
         self._write_last([Off(because)], reason)
 

@@ -92,7 +92,7 @@ def identify(folder: Path | None, meta: TraceMeta, trace: str) -> tuple[Identity
 
 
 def _manifest(path: Path) -> tuple[Mapping[str, Any], str | None]:
-    """Return a manifest, empty if there is none, and why it cannot be read."""
+    """Return a manifest, empty if it is missing, and why it cannot be read."""
     if not path.is_file():
         return {}, None
     try:

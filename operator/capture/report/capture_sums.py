@@ -133,7 +133,7 @@ LARGEST_BURST: Final = 256
 CONTEXT_BINS: Final = 128
 CONTEXT_BINS_PER_OCTAVE: Final = 4
 _BATCH_GAPS: Final = 200_000
-"""Bursts that are added at once, which pays for the overhead of array arithmetic."""
+"""Bursts that are added together, which pays for the overhead of array arithmetic."""
 
 _MOST_PHASES: Final = 64
 _MOST_TEMPERATURES: Final = 16

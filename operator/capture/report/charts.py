@@ -94,7 +94,7 @@ def _drafts(each: Series) -> bool:
 def _no_drafts(series: Sequence[Series]) -> str:
     if not any(each.capture.speculates for each in series):
         return "nothing was drafted"
-    return "there are no step statistics (step-stats.jsonl), and only they tell what was drafted"
+    return "step statistics (step-stats.jsonl), which contain the drafts, are missing"
 
 
 def _has_bursts(each: Series) -> bool:
@@ -373,7 +373,7 @@ def distributions(known: list[Series]) -> _Drawn:
         for each in known:
             _curve(axes, values_of(each), each)
         _finish_curves(axes, f"{name} at the engine (ms)")
-    percent_axis(left, "requests that took at most so long")
+    percent_axis(left, "requests that took at most this long")
     if len(known) > 1:
         legend_above(figure, left)
 
@@ -498,7 +498,7 @@ def _octaves(each: Series) -> dict[str, Mask]:
 
 
 def _zero_or_log(axes: Axes) -> None:
-    """Start at 0, unless the loads differ so much that the small ones could not be read."""
+    """Start at 0, unless the small loads would become unreadable."""
     values = [float(value) for line in axes.lines for value in np.asarray(line.get_ydata()) if value > 0]
     if values and max(values) > 20 * min(values):
         plain_log(axes, "y")
@@ -508,8 +508,8 @@ def _zero_or_log(axes: Axes) -> None:
 
 
 def _no_client(series: Sequence[Series]) -> str:
-    why = "no client.jsonl is there" if all(each.capture.client is None for each in series) else _ONE_REQUEST
-    return f"{why}, so what clients saw is not known"
+    why = "client.jsonl is missing" if all(each.capture.client is None for each in series) else _ONE_REQUEST
+    return f"{why}, so the times at clients are not known"
 
 
 @_chart(
@@ -545,7 +545,7 @@ _MOST_BYTES: Final = 2**50
 _BAR: Final = 0.6
 _LABEL_SHARE: Final = 0.045
 _KV: Final = ("KV cache", "#009E73", "")
-_REST: Final = ("all but the KV cache", "#BBBBBB", "\\\\\\\\")
+_REST: Final = ("without the KV cache", "#BBBBBB", "\\\\\\\\")
 _PARTS: Final = (
     (("target weights", "#0072B2", ""), ("targetWeightsBytes",)),
     (("draft weights", "#56B4E9", "xxxx"), ("draftWeightsBytes",)),
@@ -615,7 +615,7 @@ def budgets(known: list[Series]) -> _Drawn:
     def words(each: Series) -> str:
         planned, reported = each.capture.identity.plan.get("kvCacheTokens"), each.capture.identity.kv_cache_tokens
         if not isinstance(planned, int) or planned <= 0 or reported is None:
-            return "the engine's own figure is not in the capture, so the plan stands alone"
+            return "the capture does not contain the engine's own figure, so only the plan is shown"
         change = f"{reported / planned - 1:+.1%}"
         return f"the plan has {planned:,} tokens of KV cache, the engine reported {reported:,} ({change})"
 
@@ -680,7 +680,7 @@ Drawn = Sequence[tuple[Arm, Style]]
 
 
 class _Places:
-    """Positions of loads: by the baseline's running requests, or side by side if each asks different things."""
+    """Positions of loads: by the baseline's running requests, or side by side if their requests differ."""
 
     def __init__(self, baseline: Sequence[Load]) -> None:
         self.apart = any(each.asks for each in baseline)
@@ -702,7 +702,7 @@ class _Places:
         if self.apart:
             _name_phases(axes, self._phases)
         else:
-            axes.set_xlabel("requests running at once in the baseline")
+            axes.set_xlabel("concurrent requests in the baseline")
             plain_log(axes, "x")
         legend_above(figure, axes)
 

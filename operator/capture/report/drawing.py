@@ -1,6 +1,6 @@
 """Define the look of all charts, and write them as files or inline SVG.
 
-Colours, markers and hatches can be told apart in greyscale and with every kind of colour vision.
+Colours, markers and hatches can be distinguished in grayscale and with every kind of colour vision.
 """
 
 import io

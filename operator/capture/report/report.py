@@ -53,7 +53,7 @@ def _timeline(each: Series, suffix: str) -> Picture | LeftOut:
     rows = request_times(each.capture.requests, each.capture.zero_ms) / 1000
     rows = rows[~np.isnan(rows).any(axis=1)]
     if not len(rows):
-        return LeftOut(title, "no request has its moment of arrival")
+        return LeftOut(title, "the requests have no arrival times")
     rows = rows[np.argsort(rows[:, 0], kind="stable")]
     # Requests in flight at each arrival, that one included. A client that sends its next request at once does so when
     # its answer ended, up to the rounding of sums.
@@ -345,7 +345,7 @@ MOST_CAPTURES: Final = len(STYLES)
 
 
 class ReportError(Exception):
-    """A report cannot be made; the message says what to do."""
+    """A report cannot be made; the message has a fix."""
 
 
 @dataclass(frozen=True)
@@ -373,13 +373,13 @@ def make_report(captured: Sequence[Path], replayed: Sequence[Path], outputs: Out
     Raises
     ------
     ReportError
-        If there are more captures than can be told apart, or a file cannot be written.
+        If there are more captures than can be distinguished, or a file cannot be written.
     RecordingError
         If a capture cannot be read.
     """
     for folder in (outputs.png, outputs.svg):
         if folder is not None and folder.exists() and not folder.is_dir():
-            raise ReportError(f"{printable(str(folder))}: is no folder: name one for the figures")
+            raise ReportError(f"{printable(str(folder))}: is not a folder: name one for the charts")
     found = [(path, arms_of(path)) for path in captured]
     arms = [each for _, each in found if each is not None]
     folders = [
@@ -387,7 +387,7 @@ def make_report(captured: Sequence[Path], replayed: Sequence[Path], outputs: Out
     ]
     folders += [(folder, True) for path in replayed for folder in captures_below(path)]
     if len(folders) > MOST_CAPTURES and not arms:
-        raise ReportError(f"{len(folders)} captures cannot be told apart in a picture: name {MOST_CAPTURES} at most")
+        raise ReportError(f"{len(folders)} captures cannot be distinguished in a chart: name at most {MOST_CAPTURES}")
     # Fails before anything is read and drawn if the page cannot be written.
     with _written(outputs.page) as partial:
         captures = [read_capture(folder, replayed=is_replay) for folder, is_replay in folders[:MOST_CAPTURES]]
@@ -431,7 +431,7 @@ def _doubts(captures: Sequence[Capture], arms: Sequence[Arms]) -> Iterator[str]:
     compared = [(each.folders, each.comparison) for each in arms if each.comparison is not None]
     yield from (printable(each.warning) for each in arms if each.warning is not None)
     if len(compared) > 1:
-        yield "Of several captures with arms only the first one's are compared: name one."
+        yield "Only the arms of the first capture are compared: name one capture."
     for folders, comparison in compared[:1]:
         if len(folders) > MOST_CAPTURES:
             yield f"The capture has {len(folders)} arms: {MOST_CAPTURES} are drawn, all are in the table."
@@ -461,4 +461,4 @@ def _written(file: Path) -> Iterator[Path]:
 
 
 def _cannot_write(file: Path, error: OSError) -> ReportError:
-    return ReportError(f"{printable(str(file))}: {error.strerror}: name a place that can be written")
+    return ReportError(f"{printable(str(file))}: {error.strerror}: name a path that can be written")

@@ -35,10 +35,10 @@ from specdecode_operator.problems import printable
 
 _ENGINE_TIMEOUT_S: Final = 3600
 _DEPLOYMENT_TIMEOUT_S: Final = 30
-_STOPPED_WATCHING: Final = "stopped watching; the capture goes on: specdecode capture run follows it again"
-_HOW_TO_CREATE: Final = "add --create to create it with the usual load"
+_STOPPED_WATCHING: Final = "stopped watching; the capture continues: run specdecode capture run again to follow it"
+_HOW_TO_CREATE: Final = "add --create to create it with the default load"
 _LINE_START: Final = "\r\033[K"
-"""Back to the beginning of a terminal's line, and clear it."""
+"""Terminal codes that return to the start of the line and clear it."""
 
 
 capture_app = application("Captures: apply, follow, fetch, validate, compare, free the GPUs.")
@@ -131,9 +131,11 @@ def run(  # noqa: PLR0913  each is an option
     """
     with _errors_in_one_line(_STOPPED_WATCHING):
         if deployment is not None and not create:
-            raise watch.CaptureError(f"--deployment: {deployment}: is that of a capture that is created: add --create")
+            raise watch.CaptureError(
+                f"--deployment: {deployment}: only used with --create: add it, or omit --deployment"
+            )
         if create and name is None:
-            raise watch.CaptureError("NAME: is missing: give the capture that is created a name")
+            raise watch.CaptureError("NAME is missing: --create needs a name for the capture")
         if name is None:
             names = [
                 each["metadata"]["name"]
@@ -141,10 +143,8 @@ def run(  # noqa: PLR0913  each is an option
                 if watch.phase_of(each) not in watch.FINAL
             ]
             if len(names) != 1:
-                over = (
-                    f"{len(names)} captures are not over ({', '.join(names)})" if names else "no capture is on its way"
-                )
-                raise watch.CaptureError(f"NAME: {over}: name one")
+                over = f"{len(names)} unfinished captures ({', '.join(names)})" if names else "no unfinished captures"
+                raise watch.CaptureError(f"NAME: {over}: set NAME")
             name = str(names[0])
         out = out or Path("captures") / name
         kubectl = _found_or_created(kubectl, name, out, deployment, create=create)
@@ -253,15 +253,15 @@ def down(
         for capture in captures:
             found_name = capture["metadata"]["name"]
             if watch.phase_of(capture) in watch.FINAL or capture["spec"].get("suspend"):
-                say_line(f"{found_name}: {watch.phase_of(capture) or 'suspended'}: holds no GPU")
+                say_line(f"{found_name}: {watch.phase_of(capture) or 'suspended'}: uses no GPUs")
             else:
                 kubectl.text("patch", watch.RESOURCE, found_name, "--type=merge", '--patch={"spec":{"suspend":true}}')
-                say_line(f"{found_name}: cancelled; what was recorded so far stays as partial files")
+                say_line(f"{found_name}: cancelled; the recording so far is kept as partial files")
             if where := _where(capture):
                 say_line(f"  data: {where}")
         if not captures:
             here = watch.names_here(kubectl, name or "")
-            say_line(f"{name}: is not there ({here}); nothing to free" if name else f"{here}; nothing to free")
+            say_line(f"{name}: not found ({here})" if name else here)
             if name and (claim := claim_of(kubectl, name)):
                 say_line(f"  data: claim {claim}")
 
@@ -295,11 +295,9 @@ def _resume(applied: watch.Applied) -> None:
     if not watch.get_capture(kubectl, name)["spec"].get("suspend"):
         return
     if applied.suspended:
-        raise watch.CaptureError(
-            f"capture {name}: the file says spec.suspend: true: remove it there to start the capture"
-        )
+        raise watch.CaptureError(f"capture {name}: spec.suspend is true in the file: remove it to start the capture")
     kubectl.text("patch", watch.RESOURCE, name, "--type=merge", '--patch={"spec":{"suspend":false}}')
-    say_line(f"capture {name} was cancelled, and begins anew")
+    say_line(f"capture {name} was cancelled and now starts again")
 
 
 def _found_or_created(kubectl: Kubectl, name: str, out: Path, deployment: str | None, *, create: bool) -> Kubectl:
@@ -311,7 +309,7 @@ def _found_or_created(kubectl: Kubectl, name: str, out: Path, deployment: str | 
         return applied.kubectl
     if deployment not in {None, found["spec"]["deployment"]}:
         raise watch.CaptureError(
-            f"--deployment: {deployment}: capture {name} is of {found['spec']['deployment']}: name another"
+            f"--deployment: {deployment}: capture {name} belongs to {found['spec']['deployment']}: use another NAME"
         )
     return kubectl
 
@@ -321,11 +319,11 @@ def _usual_capture(kubectl: Kubectl, name: str, deployment: str | None) -> Body:
     found = ", ".join(names) or "none"
     if deployment is not None and deployment not in names:
         raise watch.CaptureError(
-            f"--deployment: {deployment}: is not here (SpecDecodeDeployments: {found}): name another"
+            f"--deployment: {deployment}: not found (SpecDecodeDeployments in the namespace: {found})"
         )
     if deployment is None and len(names) != 1:
         raise watch.CaptureError(
-            f"--deployment: capture {name} would be created, and SpecDecodeDeployments here are: {found}; name one"
+            f"--deployment is missing: set the one to capture (SpecDecodeDeployments in the namespace: {found})"
         )
     return {
         "apiVersion": base.API_VERSION,
@@ -336,9 +334,9 @@ def _usual_capture(kubectl: Kubectl, name: str, deployment: str | None) -> Body:
 
 
 def _to_the_end_s(spec: Body, engine_timeout_s: int) -> int:
-    """Return how long a capture whose engine serves may take to its end, with an engine for each further attempt.
+    """Return the maximum duration of a capture after its engine serves, including engine starts of further attempts.
 
-    With arms the load generator is there before the first engine, and starts one for each run.
+    With arms, the load generator runs before the first engine, and starts an engine for each run.
     """
     asked = api.SpecDecodeCaptureSpec.parse(spec, newer=True)
     once_s = asked.deadline_seconds + wrap_up_s(asked.deadline_seconds)
@@ -348,7 +346,7 @@ def _to_the_end_s(spec: Body, engine_timeout_s: int) -> int:
 
 
 def _follow(kubectl: Kubectl, capture: Body) -> None:
-    """Show the progress of the load until its container ends: in place on a terminal, else the last of each phase."""
+    """Show the load's progress until its container ends. Without a terminal, show the last line of each phase."""
     start, last = _LINE_START if sys.stdout.isatty() else "", None
     for line in watch.progress(kubectl, capture):
         if last is not None and last["phase"] != line["phase"]:
@@ -363,12 +361,12 @@ def _follow(kubectl: Kubectl, capture: Body) -> None:
 def _fetch(kubectl: Kubectl, name: str, out: Path, image: str | None) -> None:
     folder = shlex.quote(str(out))
     again = f"specdecode capture fetch {shlex.quote(name)} {folder}"
-    with _errors_in_one_line(f"stopped; what came is kept: {again} goes on from there"):
+    with _errors_in_one_line(f"stopped; fetched files are kept: {again} resumes"):
         location = find_files(kubectl, name, image)
         say_line(f"fetching {location.path} of claim {location.claim} to {out}")
-        say_line(f"  the volume is read by a pod with image {location.image} ({location.image_source})")
+        say_line(f"  reading the volume with a pod of image {location.image} ({location.image_source})")
         files = fetch(kubectl, location, out)
-    say_line(f"{len(files)} files in {out}; look at them with: specdecode capture validate {folder}")
+    say_line(f"{len(files)} files in {out}; to validate them, run: specdecode capture validate {folder}")
 
 
 def _where(capture: Body) -> str:

@@ -26,21 +26,21 @@ from specdecode_operator.untrusted import parse_json
 MANIFEST: Final = "manifest.json"
 PARTIAL_SUFFIX: Final = ".fetching"
 BEGUN: Final = f"{MANIFEST}{PARTIAL_SUFFIX}"
-"""The manifest while its files are on their way, so that their owner is known before the first of them comes."""
+"""Name of the manifest during a fetch. It identifies the capture before the first file is complete."""
 _SHOWN: Final = 3
 _BLOCK_BYTES: Final = 1 << 20
 _MOUNT: Final = "/capture"
 _POD_LIVES_S: Final = 6 * 3600
-"""Long enough for tens of gigabytes; a pod that was left behind ends by itself."""
+"""Lifetime of the pod: long enough for tens of gigabytes. If it cannot be deleted, it stops after this time."""
 _READY_DEADLINE_S: Final = 120
 _SILENT_S: Final = 120.0
-"""Streams through the API server break, and each try resumes. An API server that restarts answers again by then."""
+"""Time without data before a fetch fails. Each retry resumes, and an API server restarts within this time."""
 _PAUSES_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
-"""Between tries that bring nothing; the last one is that of all further tries."""
+"""Pauses between retries without new data. The last one repeats."""
 _MANIFEST_BYTES: Final = 16 << 20
 _NAMES_BYTES: Final = 1 << 16
 _COMPARISON: Final = "comparison.json"
-"""The comparison of arms: beside their folders, and in no manifest."""
+"""Comparison of arms, in the folder above theirs. Manifests do not list it."""
 _ALONE: Final = "as-deployed/1"
 """Folder of a capture without arms."""
 _ARM: Final = re.compile(PHASE_NAME)
@@ -48,15 +48,15 @@ _REPETITION: Final = re.compile(r"[1-9][0-9]?")
 _FILE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _USER: Final = 65532
-"""The user of the operator's image, who wrote the files."""
+"""User of the operator's image, and owner of the files."""
 
 
 class FetchError(Exception):
-    """The files could not be had, in one line that says what to do."""
+    """The files could not be fetched. The message is one line and includes a fix."""
 
 
 class RemoteFile(NamedTuple):
-    """One file on the volume, and what its copy must be like."""
+    """A file on the volume, with the size and checksum of a correct copy."""
 
     name: str
     bytes: int
@@ -65,7 +65,7 @@ class RemoteFile(NamedTuple):
 
 @dataclass(frozen=True)
 class Location:
-    """Where the files of a capture lie: the claim of the volume, and the folder on it."""
+    """Claim and folder with the files of a capture."""
 
     capture: str
     claim: str
@@ -75,18 +75,18 @@ class Location:
 
 
 def refuse_earlier(out: Path, capture: str, uid: str | None) -> None:
-    """Reject, before a load is sent, a folder with files of another capture; the UID is None before creation."""
+    """Reject a folder with files of another capture before a load is sent. The UID is None before creation."""
     if not _is_folder(out):
         return
     if uid is None and any(out.iterdir()):
-        raise FetchError(f"{out}: holds files already: name another folder for those of capture {capture} (--out)")
+        raise FetchError(f"{out}: contains other files: use another folder for capture {capture} (--out)")
     held = _held(out).get("capture_uid")
     if held is not None and held != uid:
         raise _holds_others(out, capture)
 
 
 def _refuse_others(out: Path, capture: str, manifest: bytes, files: Sequence[RemoteFile]) -> None:
-    """Reject a folder with other files: they would be lost, or pass for the capture's."""
+    """Reject a folder with other files, which could be overwritten or mistaken for the capture's."""
     if not _is_folder(out):
         return
     begun = [path for name in (MANIFEST, BEGUN) if (path := out / name).is_file()]
@@ -106,18 +106,18 @@ def _refuse(out: Path, capture: str, strangers: Sequence[str]) -> None:
         shown = ", ".join(printable(name) for name in sorted(strangers)[:_SHOWN])
         more = f" and {len(strangers) - _SHOWN} more" if len(strangers) > _SHOWN else ""
         raise FetchError(
-            f"{out}: holds {shown}{more}, which capture {capture} has not: name another folder, or move it away"
+            f"{out}: contains {shown}{more}, not part of capture {capture}: use another folder, or move these away"
         )
 
 
 def _is_folder(out: Path) -> bool:
     if out.exists() and not out.is_dir():
-        raise FetchError(f"{out}: is no folder: name another")
+        raise FetchError(f"{out}: is not a folder: use another path")
     return out.exists()
 
 
 def _is_plain(path: Path) -> bool:
-    """Return whether a path is a file itself: what is written through a link lands somewhere else."""
+    """Return whether a path is a regular file. Writing through a link would change a file elsewhere."""
     return path.is_file() and not path.is_symlink()
 
 
@@ -131,15 +131,15 @@ def _is_right(path: Path, file: RemoteFile) -> bool:
 def _holds_others(out: Path, capture: str) -> FetchError:
     held = _held(out)
     name = f"{printable(str(held.get('namespace')))}/{printable(str(held['capture']))}" if held.get("capture") else ""
-    whose = f"capture {name}, recorded at another time," if name.endswith(f"/{capture}") else f"capture {name}"
+    whose = f"an earlier capture {name}" if name.endswith(f"/{capture}") else f"capture {name}"
     return FetchError(
-        f"{out}: holds files of {whose if name else 'something else'}: name another folder for those of capture"
-        f" {capture}, or move these away"
+        f"{out}: contains files of {whose if name else 'something else'}: use another folder for capture {capture},"
+        " or move these away"
     )
 
 
 def _held(out: Path) -> dict[str, Any]:
-    """Return the manifest in a folder; empty if it has none that can be read."""
+    """Return the manifest in a folder; empty if none can be read."""
     of_arms = sorted(path for name in (MANIFEST, BEGUN) for path in out.glob(f"*/*/{name}"))
     for path in (out / MANIFEST, out / BEGUN, *of_arms[:1]):
         try:
@@ -151,21 +151,21 @@ def _held(out: Path) -> dict[str, Any]:
 
 
 def find_files(kubectl: Kubectl, name: str, image: str | None) -> Location:
-    """Return where a capture's files lie, also when the capture itself is gone; raise CaptureError if it has none.
+    """Find the files of a capture, even after it was deleted; raise CaptureError if it has none.
 
-    Only the operator may write a capture's status. Labels are no proof of the image: anyone who may create a Deployment
-    in any namespace can label it like the operator, and the volume must not be mounted into their image.
+    The image comes from the capture's status, because only the operator may write that. An image found by labels cannot
+    be trusted with the volume: any user who can create a Deployment can label it like the operator.
     """
     capture = kubectl.find(f"{RESOURCE}/{name}")
     status = (capture or {}).get("status", {})
     if capture is not None and not status.get("path"):
-        raise CaptureError(f"capture {name}: {phase_of(capture) or 'Pending'}: has no files yet: {message_of(capture)}")
+        raise CaptureError(f"capture {name}: {phase_of(capture) or 'Pending'}: no files yet: {message_of(capture)}")
     claim = status.get("claim") or claim_of(kubectl, name)
     if claim is None:
-        raise CaptureError(f"capture {name}: neither it nor a claim of it is in this namespace: name another, or -n")
+        raise CaptureError(f"capture {name}: no capture or claim found in this namespace: check the name, or set -n")
     found = kubectl.find(f"persistentvolumeclaim/{claim}")
     if found is None:
-        raise CaptureError(f"claim {claim}: is gone, and the files of capture {name} with it")
+        raise CaptureError(f"claim {claim}: was deleted, together with the files of capture {name}")
     recorded = status.get("operatorImage")
     path = status.get("path") or f"{found['metadata']['namespace']}/{name}"
     if image is not None:
@@ -173,26 +173,25 @@ def find_files(kubectl: Kubectl, name: str, image: str | None) -> Location:
     if isinstance(recorded, str) and recorded:
         return Location(name, claim, path, recorded, "status.operatorImage of the capture")
     message = (
-        f"--image: is missing: no status of capture {name} names the image that ran it, because the capture is gone or"
-        " was run by an older operator; name an image that you trust and that has cat, ls and tail, such as the"
-        " operator's own"
+        f"--image is missing: capture {name} was deleted or run by an older operator, so its image is unknown; set a"
+        " trusted image that contains cat, ls and tail, such as the operator's"
     )
     raise CaptureError(message)
 
 
 def claim_of(kubectl: Kubectl, name: str) -> str | None:
-    """Return the name of the claim that was made for a capture."""
-    # Another claim may have the label, too: the name tells them apart.
+    """Return the name of the claim that was created for a capture."""
+    # Another claim may have the same label, so the name is checked too.
     claim = kubectl.find(f"persistentvolumeclaim/{created_claim(name)}")
     labels = (claim or {}).get("metadata", {}).get("labels") or {}
     return created_claim(name) if labels.get(CAPTURE_LABEL) == name else None
 
 
 def fetch(kubectl: Kubectl, location: Location, out: Path) -> list[Path]:
-    """Copy the published files into a folder, and return them; correct copies are kept.
+    """Copy the published files to a folder, and return their paths. Files that are already correct are kept.
 
-    Files of several arms or repetitions lie in a folder each, with the comparison beside them. FetchError is raised if
-    the volume has no published files, a copy is not as in the manifest, or the folder holds anything else.
+    Several arms or repetitions have one folder each, next to the comparison. Raises FetchError if the volume has no
+    published files, a copy does not match the manifest, or the folder contains other files.
     """
     with _reader(kubectl, location) as pod:
         folders = [_Folder(kubectl, pod, location, path, out / part) for part, path in _parts(kubectl, pod, location)]
@@ -206,23 +205,21 @@ def fetch(kubectl: Kubectl, location: Location, out: Path) -> list[Path]:
         out.mkdir(parents=True, exist_ok=True)
         wanted, free = sum(folder.missing_bytes() for folder in folders), shutil.disk_usage(out).free
         if wanted > free:
-            raise FetchError(
-                f"{out}: {wanted:,} bytes are to come, and {free:,} are free: name a folder with more room"
-            )
+            raise FetchError(f"{out}: needs {wanted:,} bytes, but only {free:,} are free: use a folder with more space")
         found = [path for folder in folders for path in folder.copy()]
         if several:
             content, _ = _read(kubectl, pod, ("cat", f"{_MOUNT}/{location.path}/{_COMPARISON}"), _MANIFEST_BYTES)
             if content:
-                (out / _COMPARISON).unlink(missing_ok=True)  # what is written through a link lands somewhere else
+                (out / _COMPARISON).unlink(missing_ok=True)  # it may be a link
                 (out / _COMPARISON).write_bytes(content)
                 found.append(out / _COMPARISON)
         return found
 
 
 def _parts(kubectl: Kubectl, pod: str, location: Location) -> list[tuple[str, str]]:
-    """Return the folders with published files: where they go below the output folder, and their path on the volume.
+    """Return the folders with published files: path below the output folder, and path on the volume.
 
-    Whoever may write to the volume may not write anywhere else on this machine: names are checked.
+    Names are checked, because files on the volume must not cause writes elsewhere on this machine.
     """
 
     def names(path: str, allowed: re.Pattern[str]) -> list[str]:
@@ -239,40 +236,40 @@ def _parts(kubectl: Kubectl, pod: str, location: Location) -> list[tuple[str, st
 
 
 class _Folder:
-    """One folder of published files, and the one that it goes to."""
+    """A folder of published files, and its local destination."""
 
     def __init__(self, kubectl: Kubectl, pod: str, location: Location, path: str, out: Path) -> None:
         self._kubectl, self._pod, self._path, self.out = kubectl, pod, path, out
         where = f"{path}/{MANIFEST}"
         self.manifest, words = _read(kubectl, pod, ("cat", f"{_MOUNT}/{where}"), _MANIFEST_BYTES + 1)
         if len(self.manifest) > _MANIFEST_BYTES:
-            raise FetchError(f"{where}: is larger than {_MANIFEST_BYTES:,} bytes: is no manifest")
+            raise FetchError(f"{where}: is not a manifest: larger than {_MANIFEST_BYTES:,} bytes")
         if not self.manifest:
             raise FetchError(
-                f"{location.capture}: claim {location.claim} has no {where}: nothing was published;"
-                f" files of a run that failed or was cancelled are beside it, in {path}.part-…"
+                f"{location.capture}: claim {location.claim} has no {where}, so no files were published;"
+                f" files of a failed or cancelled run are in {path}.part-…"
                 f"{f' ({words})' if words else ''}"
             )
         try:
             listed = parse_json(self.manifest)["files"].items()
             found = [(str(name), each["bytes"], each["sha256"]) for name, each in listed]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise FetchError(f"{where}: is no manifest of a capture: name another capture") from error
+            raise FetchError(f"{where}: is not the manifest of a capture: use another capture") from error
         for name, size, sha256 in found:
-            # Whoever may write to the volume may not write anywhere else on this machine.
+            # Files on the volume must not cause writes elsewhere on this machine.
             if not _FILE_NAME.fullmatch(name) or name == MANIFEST or name.endswith(PARTIAL_SUFFIX):
-                raise FetchError(f"{where}: {printable(name)}: is no name of a file of a capture")
+                raise FetchError(f"{where}: {printable(name)}: is not a valid file name")
             if type(size) is not int or size < 0 or not (isinstance(sha256, str) and _SHA256.fullmatch(sha256)):
-                raise FetchError(f"{where}: {name}: has no number of bytes and no sha256: the manifest is broken")
+                raise FetchError(f"{where}: {name}: bytes or sha256 is missing or invalid: the manifest is damaged")
         self.files = [RemoteFile(*each) for each in found]
 
     def missing_bytes(self) -> int:
-        """Return how many bytes are to come."""
+        """Return the number of bytes still to fetch."""
         paths = (self.out / f"{file.name}{suffix}" for file in self.files for suffix in ("", PARTIAL_SUFFIX))
         return sum(file.bytes for file in self.files) - sum(path.stat().st_size for path in paths if path.exists())
 
     def copy(self) -> list[Path]:
-        """Copy what is missing; return all files."""
+        """Fetch missing files; return the paths of all files."""
         manifest, begun = self.out / MANIFEST, self.out / BEGUN
         self.out.mkdir(parents=True, exist_ok=True)
         if not manifest.exists():
@@ -280,19 +277,19 @@ class _Folder:
         try:
             for file in self.files:
                 if _is_right(self.out / file.name, file):
-                    say_line(f"  {file.name}: is here already")
+                    say_line(f"  {file.name}: already complete")
                 else:
                     self._copy(file)
-                    say_line(f"  {file.name}: {file.bytes:,} bytes, checksum right")
+                    say_line(f"  {file.name}: {file.bytes:,} bytes, checksum verified")
         finally:
             if [*self.out.iterdir()] == [begun]:
-                begun.unlink()  # no file has come
+                begun.unlink()  # no file was fetched
         if begun.exists():
-            begun.replace(manifest)  # last, so that a folder with a manifest is whole here too
+            begun.replace(manifest)  # last, so that a folder with a manifest is complete
         return sorted(self.out / name for name in (MANIFEST, *(file.name for file in self.files)))
 
     def _copy(self, file: RemoteFile) -> None:
-        """Copy one file, from where an earlier fetch ended."""
+        """Fetch one file; resume an earlier fetch."""
         partial = self.out / f"{file.name}{PARTIAL_SUFFIX}"
         partial.touch()
         source = f"{_MOUNT}/{self._path}/{file.name}"
@@ -307,15 +304,15 @@ class _Folder:
                 continue
             if time.monotonic() - heard_at >= _SILENT_S:
                 raise FetchError(
-                    f"{file.name}: nothing came for {_SILENT_S:.0f} s, {have:,} of {file.bytes:,} bytes are here: fetch"
-                    f" again, it goes on from there{f'; {words}' if words else ''}"
+                    f"{file.name}: no data for {_SILENT_S:.0f} s, {have:,} of {file.bytes:,} bytes fetched: fetch again"
+                    f" to resume{f'; {words}' if words else ''}"
                 )
             time.sleep(_PAUSES_S[min(in_vain, len(_PAUSES_S) - 1)])
             in_vain += 1
         if not _is_right(partial, file):
             partial.unlink()
             raise FetchError(
-                f"{file.name}: {have:,} bytes came that are not what the manifest says ({file.bytes:,} bytes, sha256"
+                f"{file.name}: {have:,} bytes fetched, which do not match the manifest ({file.bytes:,} bytes, sha256"
                 f" {file.sha256[:12]}…): fetch again"
             )
         partial.replace(self.out / file.name)
@@ -328,9 +325,9 @@ def _read(kubectl: Kubectl, pod: str, command: Sequence[str], most_bytes: int) -
 
 
 def _stream(kubectl: Kubectl, pod: str, command: Sequence[str], sink: BinaryIO, most_bytes: int) -> str:
-    """Write what a command in the pod prints, but no more than that: a file may be a link to something endless.
+    """Write a command's output in the pod to ``sink``, and return its error output.
 
-    Returns what it complained of.
+    The size is limited, because a file may be a link to an endless device.
     """
     with tempfile.TemporaryFile() as complaints:
         process = kubectl.stream("exec", pod, "--", *command, errors=complaints)
@@ -350,7 +347,7 @@ def _stream(kubectl: Kubectl, pod: str, command: Sequence[str], sink: BinaryIO, 
 
 @contextlib.contextmanager
 def _reader(kubectl: Kubectl, location: Location) -> Iterator[str]:
-    """Start a pod that sees the volume, and remove it in the end."""
+    """Run a pod that mounts the volume, and delete it at the end."""
     name = f"{location.capture[:40]}-fetch-{secrets.token_hex(3)}"
     kubectl.text("create", "--filename=-", stdin=json.dumps(_pod(name, location)))
     try:
@@ -369,7 +366,8 @@ def _reader(kubectl: Kubectl, location: Location) -> Iterator[str]:
             kubectl.text("delete", f"pod/{name}", "--wait=false", "--ignore-not-found")
         except KubectlError as error:
             hours = _POD_LIVES_S // 3600
-            say_line(f"  pod {name} is left (kubectl delete pod {name}), it ends by itself in {hours} hours: {error}")
+            fix = f"run kubectl delete pod {name}, or wait {hours} hours until it ends"
+            say_line(f"  pod {name} was not deleted: {error}: {fix}")
 
 
 def _pod(name: str, location: Location) -> Body:

@@ -37,8 +37,8 @@ def validate_command(
 ) -> None:
     """Validate the files of captures: report each problem with its line, and quality metrics.
 
-    The rules are those of the vllm-vcr reader, so valid files can be replayed
-    there. For a published capture, the checksums in its manifest are also checked.
+    The rules match the vllm-vcr reader, so valid files can be replayed there. For a
+    published capture, the checksums in its manifest are also checked.
 
     For example: specdecode capture validate demo/
 
@@ -75,21 +75,21 @@ def validate_command(
 
 
 def _targets(path: Path) -> list[Path]:
-    """Return what to validate as one: a file, a folder with a capture's files, or the captures and files below it."""
+    """Return the units to validate: a file, a folder with a capture's files, or the captures and files below it."""
     if not path.exists():
-        raise FileNotFoundError(0, "is not there: name a file or a folder", str(path))
+        raise FileNotFoundError(0, "not found: use a file or a folder", str(path))
     if path.is_file() or any(find(path, name) for name in (MANIFEST, *DATA_FILES)):
         return [path]
     captures = [manifest.parent for manifest in sorted(path.rglob(MANIFEST))]
     files = [each for each in sorted(path.iterdir()) if each.is_file() and each.name.endswith((".jsonl", ".jsonl.gz"))]
     if not captures and not files:
-        why = "holds neither a capture nor a .jsonl or .jsonl.gz file: name another folder"
+        why = "contains no capture and no .jsonl or .jsonl.gz file: use another folder"
         raise FileNotFoundError(0, why, str(path))
     return captures or files
 
 
 def _summary(path: Path, found: Validation) -> Any:
-    """Return the summary of a capture whose client file and trace are there."""
+    """Return the summary of a capture if its client file and trace exist."""
     if found.client is None or found.trace is None:
         return None
     return summarize(found, sum(file.stat().st_size for name in DATA_FILES if (file := find(path, name)) is not None))
@@ -120,7 +120,7 @@ _HEAD = ("load", "running", "goodput", "change", "95 %", "TTFT P50", "TPOT P50",
 
 
 class TableOrJson(StrEnum):
-    """How to print a comparison."""
+    """Output format."""
 
     TABLE = "table"
     JSON = "json"
@@ -148,7 +148,7 @@ def compare_command(
 
     For example: specdecode capture compare captures/demo
 
-    Exits with 0 whatever the verdicts are, 2 when the arms cannot be compared.
+    Exits with 0 for every verdict, 2 when the arms cannot be compared.
     """
     try:
         comparison = compare_capture(folder, price)
@@ -175,7 +175,7 @@ def _lines(comparison: Comparison) -> Iterator[str]:
         if comparison.slo.given:
             yield f"  within the SLO {sum(each.within_slo for each in arm.loads):,} requests"
         yield ""
-    yield f"* {baseline.name}, which the others are compared with; goodput in tokens/s, TTFT and TPOT in ms"
+    yield f"* {baseline.name}, the baseline; goodput in tokens/s, TTFT and TPOT in ms"
     yield from (f"note: {each}" for each in comparison.notes)
 
 
@@ -198,7 +198,7 @@ def _figures(arm: Arm, *, priced: bool) -> Iterator[str]:
         most = "" if drafting.largest_block_efficiency is None else f" of {drafting.largest_block_efficiency}"
         yield (
             f"  acceptance {drafting.acceptance:.1%}, by position {positions}; "
-            f"{drafting.block_efficiency:.2f}{most} tokens a verification"
+            f"{drafting.block_efficiency:.2f}{most} tokens per verification"
         )
     if cache is not None and cache.hit_rate is not None:
         tax = (
@@ -211,7 +211,7 @@ def _figures(arm: Arm, *, priced: bool) -> Iterator[str]:
             price = "" if each.cost_per_1000_tokens is None else f" ({each.cost_per_1000_tokens:.3g})"
             costs.append(f"{each.gpu_seconds_per_1000_tokens:.3g} s{price} in {each.phase}")
     if costs:
-        yield f"  GPU time for 1,000 tokens{' (and what it costs)' if priced else ''} {', '.join(costs)}"
+        yield f"  GPU time per 1,000 tokens{' (and cost)' if priced else ''} {', '.join(costs)}"
 
 
 _MOST_PERCENT: Final = 90

@@ -1,4 +1,4 @@
-"""Apply captures from files, all or none, and follow their progress."""
+"""Apply captures from files after a dry run, and follow their progress."""
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,12 +23,12 @@ DEPLOYMENTS: Final = "specdecodedeployments.specdecode.io"
 RESOURCE: Final = "specdecodecaptures.specdecode.io"
 FINAL: Final = frozenset({CapturePhase.SUCCEEDED, CapturePhase.FAILED, CapturePhase.CANCELLED})
 SERVING: Final = frozenset({CapturePhase.LOADING, CapturePhase.SUCCEEDED})
-"""The engine serves, or served: all may be over already."""
+"""Phases in which the engine serves or has served."""
 _PERIOD_S: Final = 2.0
 _SEEN_WITHIN_S: Final = 60.0
-"""An operator that has just been installed or that takes over from another one has looked at everything by then."""
+"""An operator reconciles all objects within this time after installation or a change of leader."""
 _OUTAGE_S: Final = 120.0
-"""An API server that restarts, or another one that takes over, answers again by then."""
+"""An API server answers again within this time after a restart or failover."""
 _NOT_FOUND: Final = "DeploymentNotFound"
 _LOAD_CONTAINER: Final = "load"
 _LONGEST_LOG_BYTES: Final = 2**25
@@ -36,7 +36,7 @@ _FIGURES: Final = ("sent", "recorded", "completed", "failed", "rate", "eta_s")
 
 
 class CaptureError(Exception):
-    """Why a command cannot do its work, in one line."""
+    """A command failed. The message is one line."""
 
 
 class CaptureFailedError(CaptureError):
@@ -61,36 +61,37 @@ def message_of(capture: Body) -> str:
 
 
 def verdict_of(capture: Body) -> str:
-    """Return the verdict on several arms; empty while there is none."""
+    """Return the verdict on several arms; empty if there is no verdict yet."""
     condition = condition_of(capture, "Pays")
     known = condition.get("reason") not in (None, "NotCompared")
     return f"{condition['reason']}: {condition['message']}" if known else ""
 
 
-def get_capture(kubectl: Kubectl, name: str, otherwise: str = "name another, or its namespace (-n)") -> Body:
-    """Return a capture; CaptureError says what to do if it does not exist."""
+def get_capture(kubectl: Kubectl, name: str, otherwise: str = "check the name, or set the namespace (-n)") -> Body:
+    """Return a capture; raise CaptureError with the fix ``otherwise`` if it does not exist."""
     found = kubectl.find(f"{RESOURCE}/{name}")
     if found is None:
-        raise CaptureError(f"capture {name}: is not there ({names_here(kubectl, name)}): {otherwise}")
+        raise CaptureError(f"capture {name}: not found ({names_here(kubectl, name)}): {otherwise}")
     return found
 
 
 def names_here(kubectl: Kubectl, name: str) -> str:
-    """Return which captures exist, and the one that a mistyped name may mean."""
+    """Return a hint for a name that was not found: a similar name, and the existing ones."""
     return kubectl.names_here(RESOURCE, "captures", name)
 
 
 class Timeouts(NamedTuple):
-    """Seconds to wait for a phase, and for a deployment that is missing or cannot be launched as it is."""
+    """Seconds to wait for a phase, and for a deployment that does not exist or cannot be launched."""
 
     phase_s: float
     deployment_s: float
 
 
 def wait_for(kubectl: Kubectl, name: str, phases: frozenset[CapturePhase], timeouts: Timeouts) -> Body:
-    """Wait until a capture is in one of these phases; print each change on the way.
+    """Wait until a capture is in one of these phases; print each change.
 
-    CaptureFailedError is raised if it stalls, ends otherwise, waits for what does not come by itself, or takes longer.
+    Raises CaptureFailedError if the capture stalls, ends in another phase, waits longer than allowed for its
+    deployment, or takes too long.
     """
     shown, start, no_deployment_since, ignored_since = "", time.monotonic(), None, None
     while True:
@@ -109,13 +110,13 @@ def wait_for(kubectl: Kubectl, name: str, phases: frozenset[CapturePhase], timeo
             if phase is CapturePhase.CANCELLED:
                 patch = """--type=merge --patch='{"spec":{"suspend":false}}'"""
                 where = f"{name} -n {capture['metadata']['namespace']}"
-                resume = f"; it begins anew with: kubectl patch sdc {where} {patch}"
+                resume = f"; to start it again, run: kubectl patch sdc {where} {patch}"
             raise CaptureFailedError(f"capture {name}: {words}{resume}")
         if no_deployment_since is not None and now - no_deployment_since >= timeouts.deployment_s:
             raise CaptureFailedError(_deployment_missing(kubectl, capture))
         ignored_since = (ignored_since or now) if phase is None else None
         if ignored_since is not None and now - ignored_since >= _SEEN_WITHIN_S:
-            raise CaptureFailedError(f"capture {name}: no operator has looked at it: see specdecode doctor")
+            raise CaptureFailedError(f"capture {name}: not reconciled by any operator: run specdecode doctor")
         if words != shown:
             say_line(f"  {words}")
             shown = words
@@ -133,7 +134,7 @@ def _get_through_outage(kubectl: Kubectl, name: str) -> Body:
             now = time.monotonic()
             if failing_since is None:
                 failing_since = now
-                say_line(f"  {error}; trying again for {_OUTAGE_S:.0f} s")
+                say_line(f"  {error}; retrying for {_OUTAGE_S:.0f} s")
             if now - failing_since >= _OUTAGE_S:
                 raise
             time.sleep(_PERIOD_S)
@@ -144,13 +145,13 @@ def _deployment_missing(kubectl: Kubectl, capture: Body) -> str:
     namespace = capture["metadata"]["namespace"]
     if condition_of(capture, "Ready")["reason"] == _NOT_FOUND:
         there = ", ".join(each["metadata"]["name"] for each in kubectl.items(DEPLOYMENTS)) or "none"
-        what = f"deployment {deployment} is not in namespace {namespace} (SpecDecodeDeployments there: {there})"
+        what = f"deployment {deployment} not found in namespace {namespace} (SpecDecodeDeployments there: {there})"
         fix = "apply it, or create the capture for another one"
     else:
-        what, fix = message_of(capture), f"correct it (kubectl describe sdd {deployment} -n {namespace})"
+        what, fix = message_of(capture), f"fix the deployment (kubectl describe sdd {deployment} -n {namespace})"
     return (
-        f"capture {name}: {what}: {fix}; the capture waits and goes on by itself then,"
-        f" with --deployment-timeout this command does too; kubectl delete sdc {name} -n {namespace} removes it"
+        f"capture {name}: {what}: {fix}; the capture then continues automatically; to wait for that, use"
+        f" --deployment-timeout; to remove the capture, run kubectl delete sdc {name} -n {namespace}"
     )
 
 
@@ -171,7 +172,7 @@ def progress(kubectl: Kubectl, capture: Body) -> Iterator[Body]:
 
 
 def how_far(kubectl: Kubectl, capture: Body) -> str | None:
-    """Return the progress of a capture's load; None without one, or if its log may not be read."""
+    """Return the progress of a capture's load; None if no load runs or its log cannot be read."""
     job = capture.get("status", {}).get("job")
     if phase_of(capture) is not CapturePhase.LOADING or not job:
         return None
@@ -188,12 +189,12 @@ def how_far(kubectl: Kubectl, capture: Body) -> str | None:
         elif is_progress:
             last = line
     runs = max(1, len(asked.arms)) * asked.starts
-    load = progress_text(last) if last else "no request of the next one yet"
-    return load if runs == 1 else f"{published} of {runs} runs are published; {load}"
+    load = progress_text(last) if last else "no request in the next run yet"
+    return load if runs == 1 else f"{published} of {runs} runs published; {load}"
 
 
 def _told(lines: Iterable[str | bytes]) -> Iterator[tuple[Body, bool]]:
-    """Yield the JSON objects in an untrusted log, and whether each is one of progress."""
+    """Yield the JSON objects in an untrusted log, and whether each is a progress line."""
     for line in lines:
         try:
             found = parse_json(line)
@@ -206,7 +207,7 @@ def _told(lines: Iterable[str | bytes]) -> Iterator[tuple[Body, bool]]:
 
 
 def progress_text(line: Body) -> str:
-    """Return one line of progress for people."""
+    """Return a progress line as readable text."""
     parts = [f"{line.get('phase'):<14}", f"sent {line.get('sent') or 0:>6,}"]
     if line.get("recorded") is not None:
         parts.append(f"recorded {line['recorded']:>6,}")
@@ -216,7 +217,7 @@ def progress_text(line: Body) -> str:
     if line.get("rate") is not None:
         parts.append(f"{line['rate']:.1f}/s")
     if line.get("eta_s") is not None:
-        parts.append(f"{line['eta_s']:.0f} s to go")
+        parts.append(f"{line['eta_s']:.0f} s left")
     return "  ".join(parts)
 
 
@@ -225,32 +226,32 @@ _PROBLEMS_NAMED: Final = 3
 
 
 class Applied(NamedTuple):
-    """A capture that was applied."""
+    """An applied capture."""
 
     name: str
-    kubectl: Kubectl  # In its namespace, which the file may name
-    suspended: bool  # Applied as one that shall not start
+    kubectl: Kubectl  # In the capture's namespace
+    suspended: bool  # spec.suspend in the file
 
 
 def read_captures(sources: Sequence[str], *, recursive: bool = False) -> list[Body]:
-    """Return the captures of files, of ``-``, or of a folder's files, as ``kubectl apply`` takes them.
+    """Read captures from files, folders and ``-``, like ``kubectl apply``.
 
-    CaptureError is raised if anything else is among them, or one capture twice; DocumentError for unreadable files.
+    Raises CaptureError for other objects and duplicate captures, and DocumentError for unreadable files.
     """
     files = [file for source in sources for file in _files(source, recursive=recursive)]
     found = [(file, each) for file in files for each in read_all(file)]
-    wrong = [f"{printable(file)}: holds {each.name}" for file, each in found if isinstance(each, Other)]
+    wrong = [f"{printable(file)}: contains {each.name}" for file, each in found if isinstance(each, Other)]
     documents = [each for _, each in found if isinstance(each, Document)]
     wrong += filter(None, map(_wrong, documents))
     if wrong:
         more = f"; and {len(wrong) - _PROBLEMS_NAMED} more" if len(wrong) > _PROBLEMS_NAMED else ""
         raise CaptureError(f"nothing was applied: {'; '.join(wrong[:_PROBLEMS_NAMED])}{more}")
     if not documents:
-        raise CaptureError(f"{', '.join(sources)}: holds no {api.KIND}: name another file or folder")
+        raise CaptureError(f"{', '.join(sources)}: contains no {api.KIND}: use another file or folder")
     names: set[str] = set()
     for document in documents:
         if document.qualified_name in names:
-            twice = f"{document.place}: metadata.name: {shown(document.name)}: is there twice"
+            twice = f"{document.place}: metadata.name: {shown(document.name)}: duplicate name"
             raise CaptureError(f"nothing was applied: {twice}: rename one")
         names.add(document.qualified_name)
     return [document.body for document in documents]
@@ -263,16 +264,16 @@ def _files(source: str, *, recursive: bool) -> list[str]:
     found = files_below(folder) if recursive else sorted(folder.iterdir())
     files = [str(file) for file in found if file.suffix in _SUFFIXES and file.is_file()]
     if not files:
-        below = "" if recursive else "; -R also reads the folders in it"
-        raise CaptureError(f"{source}: no {', '.join(_SUFFIXES)} file is in this folder: name another{below}")
+        below = "" if recursive else ", or add -R to read its subfolders"
+        raise CaptureError(f"{source}: no {', '.join(_SUFFIXES)} file in this folder: use another{below}")
     return files
 
 
 def _wrong(document: Document) -> str | None:
-    """Return why a document is no capture that could be applied."""
+    """Return why a document cannot be applied as a capture; None if it can."""
     kind, version = document.body.get("kind") or None, document.body.get("apiVersion") or None
     if kind != api.KIND:
-        return f"{document.place}: kind: {shown_or_missing(kind)}: is no {api.KIND}: apply it with kubectl"
+        return f"{document.place}: kind: {shown_or_missing(kind)}: is not a {api.KIND}: apply it with kubectl"
     if version != base.API_VERSION:
         return f"{document.place}: apiVersion: {shown_or_missing(version)}: use {base.API_VERSION}"
     if problems := metadata_problems(document.body.get("metadata")):
@@ -283,9 +284,9 @@ def _wrong(document: Document) -> str | None:
 
 
 def apply(kubectl: Kubectl, captures: Sequence[Body]) -> list[Applied]:
-    """Apply captures, after the API server has said that it takes every one of them.
+    """Apply captures after a server-side dry run of all of them.
 
-    What is sent is what was read, not the file's text: another parser might find other objects in it.
+    The parsed objects are sent and not the text of the files, because another parser could find other objects in it.
     """
     listed: Body = {"apiVersion": "v1", "kind": "List", "items": [*captures]}
     if len(captures) > 1:

@@ -35,7 +35,7 @@ from specdecode_operator.sizing.plan import Fix, Plan, Row, product_change
 from specdecode_operator.sizing.quantization_matrix import MatrixRow
 
 _MOST_NAMED: Final = 3
-"""Models of the catalogue that a message suggests."""
+"""Number of models of the catalogue that a message suggests."""
 _MATRIX_PRECISIONS: Final = (Precision.BF16, Precision.FP8, Precision.INT8, Precision.INT4)
 
 FITS: Final = "Fits"
@@ -48,18 +48,18 @@ _FROM_BEST: Final = (FITS, TIGHT, UNKNOWN, DOES_NOT_FIT, INVALID)
 
 @dataclass(frozen=True)
 class UnknownModel:
-    """A model that is unknown here; in a cluster the operator reads it."""
+    """A model without known facts. In a cluster, the operator reads it."""
 
-    field: str  # Where the spec names it
+    field: str  # Field of the spec that names it
     source: model_locations.ModelSource
     problem: Problem
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One place where a pair could run."""
+    """GPUs, split and precisions with which a pair could run."""
 
-    label: str  # Such as ``2 x H100, TP 2``
+    label: str  # ``2 x H100, TP 2``
     product: str  # GPU product, or CPU
     gpus: int  # GPUs of a replica; 0 on CPU
     nodes: int
@@ -68,7 +68,7 @@ class Candidate:
     target_precision: Precision
     draft_precision: Precision | None  # None if no model drafts
     explanation: str = ""  # Set for the best split on each product
-    fixes: tuple[Fix, ...] = ()  # Single changes that make it fit there, least harm first
+    fixes: tuple[Fix, ...] = ()  # Changes that make it fit on this product, least disruptive first
 
     @property
     def verdict(self) -> str:
@@ -86,11 +86,11 @@ class Answer:
     facts: Facts | None = None  # None if the object is invalid or a model is unknown
     candidates: tuple[Candidate, ...] = ()  # The best split on each product, best first
     matrix: tuple[Candidate, ...] = ()  # All products and splits, best first
-    precisions: tuple[MatrixRow, ...] = ()  # Every precision on every product and split, if asked for
-    choice: str = ""  # Why these precisions; empty if there was no choice
+    precisions: tuple[MatrixRow, ...] = ()  # Every precision on every product and split, if requested
+    choice: str = ""  # Reason for these precisions; empty if there was no choice
     warnings: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()  # Includes the warnings
-    problems: tuple[Problem, ...] = ()  # What is invalid or unknown
+    problems: tuple[Problem, ...] = ()  # Invalid fields and unknown models
     unknown: tuple[UnknownModel, ...] = ()
     known: model_locations.KnownModels = field(default_factory=dict)  # Models that were read from the hub
 
@@ -104,24 +104,24 @@ class Answers:
 
     @property
     def verdict(self) -> str:
-        """The worst of all; Invalid if a file could not be read or there is no object."""
+        """The worst verdict of all objects; Invalid if a file could not be read or there is no object."""
         if self.errors or not self.answers:
             return INVALID
         return max((each.verdict for each in self.answers), key=_FROM_BEST.index)
 
     @property
     def unknown(self) -> tuple[UnknownModel, ...]:
-        """Models of all objects that only the cluster can read."""
+        """Unknown models of all objects."""
         return tuple(each for answer in self.answers for each in answer.unknown)
 
 
 def look_up(
     spec: SpecDecodeDeploymentSpec, models: Models | None, given: Mapping[str, Checkpoint]
 ) -> tuple[model_locations.KnownModels, tuple[UnknownModel, ...]]:
-    """Return the facts of the models that need some, and the models that stay unknown.
+    """Return the facts of models that the catalogue or the spec does not describe, and the models that stay unknown.
 
-    ``given`` has facts by model id. InvalidSpecError is raised if they contradict the catalogue; a config in the spec
-    is checked later.
+    ``given`` has facts by model id. Raise InvalidSpecError if they contradict the catalogue. A config in the spec is
+    checked later.
     """
     served = model_locations.served_models(spec)
     known = {
@@ -135,9 +135,7 @@ def look_up(
         for key, value in (config or {}).items():
             other = given[model.model].config.get(key)
             if type(value) is int and type(other) is int and value != other:
-                message = (
-                    f"the facts given for {model.model} say {key} {other}, and its config.json says {value}: remove one"
-                )
+                message = f"has {key} {other} in its facts, but {value} in its config.json; remove one of the two"
                 problems.append(Problem(f"{path}.model", model.model, message))
     if problems:
         raise InvalidSpecError(problems)
@@ -146,7 +144,7 @@ def look_up(
         if source in known:
             continue
         if models is None or source.on_volume:
-            place = " and it lies on a volume" if source.on_volume else ""
+            place = " and is on a volume" if source.on_volume else ""
             why = f"is not in the catalogue{place}{_meant(spec, path)}"
         else:
             try:
@@ -171,7 +169,7 @@ def _meant(spec: SpecDecodeDeploymentSpec, field: str) -> str:
 
 
 def others_named(model: str, *, heads: bool) -> str:
-    """Return the end of a sentence that lists models of the catalogue whose names begin like this one."""
+    """Return a phrase that lists models of the catalogue whose names begin like this one."""
     known = same_beginning(model, heads=heads)
     more = len(known) - _MOST_NAMED
     return f", which has {', '.join(known[:_MOST_NAMED])}{f' and {more} more' if more > 0 else ''}" if known else ""
@@ -186,7 +184,7 @@ def ask(
 ) -> Answers:
     """Plan each object that was read.
 
-    ``products`` replace those that the objects name. Precisions that a spec does not ask for are sized only with
+    ``products`` replace the products that the objects name. Precisions that a spec does not request are sized only with
     ``every_precision``, because that takes longer than the rest.
     """
     try:
@@ -200,7 +198,7 @@ def ask(
 def answer(
     document: Document, inputs: Inputs, *, products: tuple[str, ...] = (), every_precision: bool = False
 ) -> Answer:
-    """Plan an object; without nodes, on nodes of 8 of the products that it names, or of H100 and H200."""
+    """Plan an object. Without nodes, assume nodes of 8 GPUs of the products that it names, or of H100 and H200."""
     try:
         spec = admitted_object({**document.body, "spec": with_configs(document.body.get("spec"), inputs.configs)})
         if products:
@@ -262,7 +260,7 @@ def _planned(
     warnings = plan_warnings(chosen, known, plan.chosen.tensor)
     if document.number is not None:
         warnings += map(str, token_doubts(chosen.spec))
-    # What to know of the figures for each GPU without public logs.
+    # Caveats of GPUs without public logs
     gpus = ((product, find_device(product, facts.spec.accelerator.memory_gib_per_gpu)) for product in best)
     notes = (
         note for product, gpu in gpus if gpu for note in (uncalibrated_note(gpu), adaptive_doubt(product, facts.pair))
@@ -287,13 +285,13 @@ def _planned(
 
 
 def _judged(candidate: Candidate, facts: Facts, plan: Plan, nodes: tuple[NodeFacts, ...]) -> Candidate:
-    """Return the candidate with the sentence and the fixes that its product would have alone."""
+    """Return the candidate with the explanation and fixes of a plan for its product only."""
     if candidate.product == plan.chosen.product:
         return replace(candidate, explanation=plan.explanation, fixes=plan.fixes)
     if candidate.verdict == DOES_NOT_FIT:
         alone = make_plan(facts, tuple(node for node in nodes if node.product == candidate.product), None, groups=True)
         if not isinstance(alone, Blocked):
-            # A product that is there already is no fix.
+            # Changing to a product that was also planned is not a fix.
             present = [(product_change(row.product),) for row in plan.rows]
             fixes = tuple(fix for fix in alone.fixes if fix.changes not in present)
             return replace(candidate, explanation=alone.explanation, fixes=fixes)
@@ -320,7 +318,7 @@ def short_names(products: set[str]) -> dict[str, str]:
 
 
 def say_what_is_missing(errors: Iterable[DocumentError], unknown: Sequence[UnknownModel], *, hub: bool) -> None:
-    """Print on standard error what could not be read, and all unknown models with what makes them known."""
+    """Print errors of reading on standard error, and how to describe each unknown model."""
     for error in errors:
         say_line(f"error: {error}", err=True)
     if not unknown:
@@ -329,25 +327,25 @@ def say_what_is_missing(errors: Iterable[DocumentError], unknown: Sequence[Unkno
     by_hand = " ".join(f"--model-config {shlex.quote(name)}=PATH" for name in map(printable, names))
     lines = [
         f"{f'{len(names)} models are' if len(names) > 1 else '1 model is'} unknown here: {printable(', '.join(names))}",
-        "In a cluster the operator reads what it needs. Here, add",
+        "In a cluster, the operator reads the files of a model. Here, add one of these:",
     ]
     if not hub and not all(each.source.on_volume for each in unknown):
-        lines.append("  --hub, to read config.json and the headers of the weights from the model hub, or")
+        lines.append("  --hub, to read config.json and the headers of the weights from the model hub")
     fields = ", ".join(dict.fromkeys(f"{each.field}.config" for each in unknown))
     lines += [
-        f"  {by_hand}, or",
-        "  --facts FILE, which specdecode models add writes where the model can be read, or",
-        f"  the content of its config.json as {fields}, or",
-        f"  weightsGiB and kvBytesPerToken in {fields.replace('.config', '.assume')}, which nothing checks",
+        f"  {by_hand}",
+        "  --facts FILE, written by specdecode models add on a machine that can read the model",
+        f"  {fields} in the object: the content of its config.json",
+        f"  {fields.replace('.config', '.assume')} in the object: weightsGiB and kvBytesPerToken, unchecked",
     ]
     say("\n".join(lines), err=True)
 
 
 def exit_code(result: Answers, *, strict: bool) -> ExitCode:
-    """Return the exit code; print on standard error what is tight, and all warnings."""
+    """Return the exit code, and print tight objects and warnings on standard error."""
     for answer in result.answers:
         if answer.verdict == TIGHT:
-            say_line(f"warning: {answer.document.name} is tight: {answer.explanation}", err=True)
+            say_line(f"warning: {answer.document.name} is tight", err=True)
     warnings = [(answer.document.name, warning) for answer in result.answers for warning in answer.warnings]
     for name, warning in warnings:
         say_line(f"{'error: --strict' if strict else 'warning'}: {name}: {warning}", err=True)

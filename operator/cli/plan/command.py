@@ -2,23 +2,27 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from specdecode_operator.cli import options
 from specdecode_operator.cli.deployment_options import Description, described_or_read, with_description
 from specdecode_operator.cli.input_files import InputOptions
-from specdecode_operator.cli.options import TableOrData, ended, fail
+from specdecode_operator.cli.options import HiddenName, TableOrData, ended, fail, refuse_written
 from specdecode_operator.cli.outputs import print_data
-from specdecode_operator.cli.plan.answers import ask, exit_code, say_what_is_missing
+from specdecode_operator.cli.plan.answers import Answers, ask, exit_code, say_what_is_missing
 from specdecode_operator.cli.plan.text import plan_markdown, plan_text, summary_lines
 from specdecode_operator.cli.terminal import line_width, say, say_line
-from specdecode_operator.cli.text_files import DocumentError
+from specdecode_operator.cli.text_files import STANDARD_INPUT, DocumentError
+
+_BATCH_OPTIONS: Final = frozenset({"batch", "out", "hub", "calibration", "strict"})
+_PIPED_WIDTH: Final = 100
+"""Line width of formulas outside a terminal."""
 
 
 class Form(StrEnum):
-    """How to print."""
+    """Output format."""
 
     TABLE = "table"
     JSON = "json"
@@ -28,9 +32,22 @@ class Form(StrEnum):
 
 @with_description
 def plan_command(  # noqa: PLR0913  each is an option
+    context: typer.Context,
     files: options.FilesArgument = None,
     *,
     file: options.FilesOption = None,
+    batch: Annotated[
+        str | None,
+        typer.Option(
+            "--batch",
+            HiddenName("--in"),
+            metavar="FILE",
+            help="Size engine configurations instead of objects: one JSON object per line; - for standard input.",
+        ),
+    ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show the formula and numbers of each memory term at the best place.")
+    ] = False,
     matrix: Annotated[bool, typer.Option("--matrix", help="Show every product and split, not only the best.")] = False,
     nodes: options.NodesOption = None,
     model_config: options.ModelConfigOption = None,
@@ -38,11 +55,19 @@ def plan_command(  # noqa: PLR0913  each is an option
     hub: options.HubOption = False,
     calibration: options.CalibrationOption = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with 3 if there are warnings, including tight fits.")
+        bool,
+        typer.Option(
+            "--strict",
+            help="Exit with 3 if there are warnings, including tight fits. With --batch, exit with 2 if a line has an "
+            "error.",
+        ),
     ] = False,
     output: Annotated[
         Form, typer.Option("--output", "-o", help="Format: table, json, yaml, or markdown for CI summaries.")
     ] = Form.TABLE,
+    out: Annotated[
+        str, typer.Option(metavar="FILE", help="With --batch: file for the results, or - for standard output.")
+    ] = STANDARD_INPUT,
     allow_pod_template: options.AllowPodTemplateOption = None,
     plot: Annotated[
         Path | None, typer.Option(help="Draw the memory of each candidate to FILE.png or FILE.svg.")
@@ -57,38 +82,63 @@ def plan_command(  # noqa: PLR0913  each is an option
     Exits with 0 when all fit (tight ones with a warning), 2 for invalid
     input, 3 with --strict when there are warnings, 4 when one does not fit,
     5 when a model is unknown here. In a cluster, the operator would read it.
+    With --batch: 0 when all results are written, 2 when a file cannot be used
+    or, with --strict, when a line has an error.
     """
+    if batch is not None:
+        from specdecode_operator.cli.plan.batch import size_batch  # noqa: PLC0415
+
+        others = {each.name or "" for each in context.command.params} - _BATCH_OPTIONS
+        refuse_written(context, others, "cannot be used with --batch; leave it out")
+        raise typer.Exit(size_batch(batch, out, hub=hub, calibration=calibration, strict=strict))
+    refuse_written(context, {"out"}, "needs --batch")
+    if explain:
+        refuse_written(context, {"matrix"}, "cannot be used with --explain; leave one out")
+    if explain and output is Form.MARKDOWN:
+        fail("--output: markdown: has no formulas; use another format, or leave out --explain")
     reading = described_or_read(description, options.sources(files, file, needed=description.is_empty))
     if description.gpu and nodes:
-        fail(f"--gpu: {description.gpu[0]}: --nodes says which GPUs there are: remove one of the two")
+        fail(f"--gpu: {description.gpu[0]}: --nodes defines the GPUs; leave one of the two out")
     with ended(DocumentError):
-        # With files they replace the products that those name.
+        # With files, they replace the products that the objects name.
         products = description.products if description.by_memory or description.model is None else ()
     models, allowed = options.hub_models(wanted=hub), options.allowed_names(allow_pod_template)
     result = ask(
         reading,
         InputOptions(nodes, model_config or [], calibration, facts or [], models, allowed),
         products=products,
-        every_precision=matrix or output in (Form.JSON, Form.YAML),
+        every_precision=not explain and (matrix or output in (Form.JSON, Form.YAML)),
     )
-    if output is Form.MARKDOWN:
-        say(plan_markdown(result, matrix=matrix))
-    elif output is not Form.TABLE:
-        from specdecode_operator.cli.plan.data import plan_data  # noqa: PLC0415
-
-        print_data(plan_data(result), TableOrData(output.value))
-    elif matrix or len(result.answers) == 1:
-        texts = (plan_text(each, matrix=matrix, width=line_width()) for each in result.answers)
-        say("\n\n".join(texts), nl=bool(result.answers), verdicts=True)
-    elif result.answers:
-        say("\n".join(summary_lines(result.answers)), verdicts=True)
+    _print(result, output, explain=explain, matrix=matrix)
     say_what_is_missing(result.errors, result.unknown, hub=hub)
     corrected = any(place.budget.calibration for each in result.answers for place in each.matrix)
     if calibration and result.answers and not corrected:
-        say_line(f"warning: --calibration: {calibration}: none of its entries is of engines like these", err=True)
+        say_line(f"warning: --calibration: {calibration}: has no entry for these engines", err=True)
     if plot is not None:
         from specdecode_operator.cli.plan.plot import PlotError, draw  # noqa: PLC0415
 
         with ended(PlotError, at="--plot: "):
             draw(result.answers, plot, matrix=matrix)
     raise typer.Exit(exit_code(result, strict=strict))
+
+
+def _print(result: Answers, output: Form, *, explain: bool, matrix: bool) -> None:
+    if output is Form.MARKDOWN:
+        say(plan_markdown(result, matrix=matrix))
+    elif explain:
+        from specdecode_operator.cli.plan.explain import explain_data, explain_text  # noqa: PLC0415
+
+        if output is Form.TABLE:
+            texts = [explain_text(each, line_width() or _PIPED_WIDTH) for each in result.answers]
+            say("\n\n".join(texts), nl=bool(texts), verdicts=True)
+        else:
+            print_data(explain_data(result), TableOrData(output.value))
+    elif output is not Form.TABLE:
+        from specdecode_operator.cli.plan.data import plan_data  # noqa: PLC0415
+
+        print_data(plan_data(result), TableOrData(output.value))
+    elif matrix or len(result.answers) == 1:
+        texts = [plan_text(each, matrix=matrix, width=line_width()) for each in result.answers]
+        say("\n\n".join(texts), nl=bool(texts), verdicts=True)
+    elif result.answers:
+        say("\n".join(summary_lines(result.answers)), verdicts=True)

@@ -1,4 +1,4 @@
-"""The answers of `plan` as data for `-o json` and `-o yaml`: the keys that CI reads."""
+"""Convert plans to the data of `-o json` and `-o yaml`."""
 
 from typing import Any
 
@@ -9,182 +9,182 @@ from specdecode_operator.sizing.quantization_matrix import MatrixRow
 
 
 class CandidateOutput(Output):
-    """One place where a pair could run."""
+    """GPUs, split and precisions with which a pair could run."""
 
     product: str
-    """GPU product, CPU, or the memory that --gpu named."""
+    """GPU product, CPU, or the memory size given with --gpu."""
     gpus: int
-    """GPUs of a replica; 0 on CPU."""
+    """GPUs per replica; 0 on CPU."""
     nodes: int
-    """Over how many nodes they lie."""
+    """Nodes per replica."""
     tensor: int
-    """GPUs that share each layer."""
+    """Tensor parallelism."""
     pipeline: int
-    """Stages of layers."""
+    """Pipeline stages."""
     data: int
-    """Copies of all but the experts."""
+    """Data-parallel copies. Each has all weights except the experts."""
     expert: bool
-    """Whether whole experts are spread."""
+    """Whether experts are distributed over the GPUs (expert parallelism)."""
     target_precision: str
-    """What the target is served in."""
+    """Precision of the target."""
     draft_precision: str | None
-    """What the draft is served in; null without one."""
+    """Precision of the draft; null if no model drafts."""
     verdict: Verdict
-    """Whether it fits there."""
+    """Whether the pair fits."""
     binding_term: str | None
-    """What breaks it; null where it fits."""
+    """Term that prevents Fits; null if the pair fits."""
     per_gpu: PerGpu
-    """The budget of each GPU."""
+    """Budget of each GPU."""
     needed_kv_bytes: int
-    """KV cache without which it does not fit."""
+    """Minimum size of the KV cache."""
     margin_bytes: int
-    """What the verdict keeps back because estimates err."""
+    """Memory that must be to spare for Fits, because estimates may be wrong."""
     estimated_margin_bytes: int
-    """Part of it that is there because a model is estimated."""
+    """Part of the margin that is added for estimated models."""
     calibrated: bool
-    """Whether public logs of this vLLM version and of this GPU confirm the estimates."""
+    """Whether public logs of this vLLM version and GPU confirm the estimates."""
     uncalibrated_gpu: bool
-    """Whether no public log of this GPU confirms the estimates; the margin is wider then."""
+    """Whether no public log of this GPU confirms the estimates. The margin is then wider."""
     correction_bytes: int
-    """By how much measurements change the estimates."""
+    """Correction of the estimates by measurements."""
     calibration: str | None
-    """Which measurements those are; null without any."""
+    """Measurements that correct the estimates; null if none do."""
     kv_bytes_per_token: int
     """KV cache of one token in target and draft."""
     kv_cache_tokens: int
     """Tokens that the KV cache of each data-parallel copy holds, before the margin."""
     max_concurrency: float
-    """Requests of full length that it holds, in each copy."""
+    """Requests of full length that the KV cache of each copy holds."""
 
 
 class PrecisionOutput(Output):
-    """One combination of precisions at one place."""
+    """One combination of precisions on one product and split."""
 
     target: str
     """Precision of the target."""
     draft: str | None
-    """Precision of the draft; null without one."""
+    """Precision of the draft; null if no model drafts."""
     kv_cache_dtype: str
-    """auto or fp8."""
+    """Data type of the KV cache: auto or fp8."""
     product: str
     """GPU product."""
     gpus: int
-    """GPUs of a replica."""
+    """GPUs per replica."""
     tensor: int
-    """GPUs that share each layer."""
+    """Tensor parallelism."""
     verdict: Verdict
-    """Whether it fits there."""
+    """Whether the pair fits."""
     launchable: bool
-    """Whether vLLM could be started so, whatever the memory."""
+    """Whether vLLM can start with these precisions, regardless of the memory."""
     reason: str | None
-    """Why not; null where it could."""
+    """Reason why vLLM cannot start; null if it can."""
     available_kv: int | None
-    """KV cache of each GPU in bytes; null where it cannot be split so."""
+    """KV cache of each GPU in bytes; null if the models cannot be split like this."""
     kv_cache_tokens: int | None
-    """Tokens that it holds, in each data-parallel copy."""
+    """Tokens that the KV cache of each data-parallel copy holds."""
     max_concurrency: float | None
-    """Requests of full length that it holds, in each copy."""
+    """Requests of full length that the KV cache of each copy holds."""
 
 
 class ChangeOutput(Output):
-    """One field and what to write there."""
+    """A field and its new value."""
 
     field: str
     """Path in the object."""
     value: Any
-    """New value; null: the field is to be removed."""
+    """New value; null to remove the field."""
 
 
 class FixOutput(Output):
-    """A change that makes it fit."""
+    """A change with which the pair fits."""
 
     change: str
-    """The change in words."""
+    """Fields and new values as text."""
     changes: list[ChangeOutput]
-    """The same, field by field."""
+    """Fields and new values."""
     verdict: Verdict
-    """What the plan says then."""
+    """Verdict after the change."""
     kv_cache_tokens: int
-    """Tokens that the KV cache of each data-parallel copy holds then."""
+    """Tokens that the KV cache of each data-parallel copy holds after the change."""
     max_concurrency: float
-    """Requests of full length that it holds then, in each copy."""
+    """Requests of full length that the KV cache of each copy holds after the change."""
 
 
 class UnknownModelOutput(Output):
-    """A model of which nothing is known here."""
+    """A model without known facts."""
 
     model: str
-    """Its id, or its path."""
+    """Id or path of the model."""
     revision: str | None
-    """The revision that is asked for; null for the newest."""
+    """Requested revision; null for the newest."""
 
 
 class ReadModelOutput(UnknownModelOutput):
     """A model that was read from the hub."""
 
     commit: str | None
-    """The commit that was read."""
+    """Commit that was read."""
 
 
 class ModelOutput(Output):
-    """A model that was sized, and how well it is known."""
+    """A model that was sized, and the accuracy of its size."""
 
     role: str
     """target or draft."""
     model: str
-    """Its id, or its path."""
+    """Id or path of the model."""
     knowledge: str
-    """exact, estimated or assumed."""
+    """Accuracy of its size: exact, estimated or assumed."""
     estimated_because: str | None
-    """The field of config.json that sizing does not implement; null for an exact model."""
+    """Field of config.json that sizing does not implement; null if the model is not estimated."""
 
 
 class ObjectOutput(Output):
-    """What one object comes to."""
+    """Plan of one object."""
 
     name: str
-    """Its name."""
+    """Name of the object."""
     namespace: str | None
-    """Its namespace; null where it says none."""
+    """Namespace of the object; null if it has none."""
     place: str
     """File, and number of the document in it."""
     verdict: Verdict
-    """That of the best candidate, or why there is none."""
+    """Verdict of the best candidate, or why there is no candidate."""
     explanation: str
-    """Why, in one sentence."""
+    """Reason for the verdict in one sentence."""
     choice: str | None
-    """Why these precisions; null where there was nothing to choose."""
+    """Reason for the precisions; null if there was no choice."""
     models: list[ModelOutput]
-    """Target and draft; empty where the object is invalid or a model is unknown."""
+    """Target and draft; empty if the object is invalid or a model is unknown."""
     candidates: list[CandidateOutput]
-    """All places that were looked at, the one to choose first."""
+    """All candidates, best first."""
     precisions: list[PrecisionOutput]
-    """Target, draft and KV cache in every precision, at each place."""
+    """Every precision of target, draft and KV cache on each product and split."""
     fixes: dict[str, list[FixOutput]]
-    """What to change, smallest change first, by the place where it does not fit."""
+    """Changes, smallest first, by the candidate that does not fit."""
     advice: list[str]
-    """What is worth knowing although it is no error."""
+    """Warnings, advice and notes."""
     problems: list[ProblemOutput]
-    """What is invalid."""
+    """Invalid fields and unknown models."""
     unknown_models: list[UnknownModelOutput]
-    """Models of which nothing is known here."""
+    """Models without known facts."""
     read_models: list[ReadModelOutput]
     """Models that --hub read."""
 
 
 class PlanOutput(Output):
-    """The answer of `plan`. Sizes are in bytes."""
+    """Output of `plan`. Sizes are in bytes."""
 
     verdict: Verdict
-    """The worst of all objects; Invalid where a file could not be read."""
+    """The worst verdict of all objects; Invalid if a file could not be read or there is no object."""
     objects: list[ObjectOutput]
-    """One for each object, in the order of reading."""
+    """One entry per object, in the order of reading."""
     errors: list[str]
-    """What could not be read."""
+    """Files and documents that could not be read, with the reason."""
 
 
 def plan_data(result: Answers) -> PlanOutput:
-    """Return everything that `plan` knows: all candidates, whatever the table shows. Sizes are in bytes."""
+    """Return the data of all objects with every candidate."""
     return PlanOutput(
         verdict=result.verdict,
         objects=[_object(answer) for answer in result.answers],

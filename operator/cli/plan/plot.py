@@ -33,13 +33,13 @@ _DOTS_PER_INCH: Final = 150
 
 # Bars
 _MOST_BARS: Final = 40
-"""More bars cannot be told apart."""
+"""Limit for readable bars."""
 _FEW_BARS: Final = 4
 _LINE_REACH: Final = 0.4
 _BAR_WIDTH: Final = 0.62
 _LABEL_SHARE: Final = 0.03
-"""Parts below this share of the picture's height have no room for their number."""
-# Colours that people with any colour vision can tell apart (Okabe and Ito, 2008): label, colour, ink, terms.
+"""Share of the picture's height below which a part has no room for its number."""
+# Label, colour, ink and terms. Colour-blind people can distinguish these colours (Okabe and Ito, 2008).
 _PARTS: Final = (
     ("target weights", "#0072B2", "white", ("target_weights_bytes",)),
     ("draft weights", "#56B4E9", "black", ("draft_weights_bytes",)),
@@ -59,7 +59,7 @@ _TOO_MUCH: Final = "#B00020"
 _LENGTHS_WIDTH_IN: Final = 5.5
 _SHORTEST: Final = 1024
 _OCTAVES: Final = 24
-# The same colours, with marks and lines for print; more lines cannot be told apart.
+# The same colours, with markers and line styles for print. More lines would not be distinguishable.
 _LOOKS: Final = (
     ("#0072B2", "o", "-"),
     ("#D55E00", "s", "--"),
@@ -71,52 +71,52 @@ _LOOKS: Final = (
     ("#999999", "*", ":"),
 )
 _AT_ONCE: Final = (1, 8, 64)
-"""Requests of the full length whose tokens are drawn as guides."""
+"""Numbers of full-length requests with a guide line."""
 _GUIDE: Final = "#888888"
 
 # Precisions
 _MOST_ROWS: Final = 100
-"""Over all objects: more rows do not fit on a screen."""
+"""Limit for all objects, so that the picture fits on a screen."""
 _CELL_WIDTH_IN: Final = 1.1
 _CELL_HEIGHT_IN: Final = 0.26
 _DARK: Final = 0.55
-"""Share of the scale below which cells are so dark that their number is white."""
+"""Share of the colour scale below which numbers are white."""
 _NO_PLACE: Final = "#EFEFEF"
-_NOTE: Final = "hatched: does not fit    ~ tight    * needs a checkpoint that nobody named, or cannot be launched so"
+_NOTE: Final = "hatched: does not fit    ~ tight    * vLLM rejects it, or it needs a checkpoint that the spec lacks"
 
 
 class PlotError(Exception):
-    """A picture that cannot be drawn, and what to do."""
+    """Error of drawing, with a fix."""
 
 
 class _Line(NamedTuple):
-    """KV cache of one candidate by length: maxModelLen and tokens."""
+    """KV cache capacity of one candidate by maxModelLen."""
 
     label: str
-    own_length: int  # The length that the object asks for
-    held: list[tuple[int, int]]
+    own_length: int  # maxModelLen of the object
+    held: list[tuple[int, int]]  # maxModelLen and tokens
 
 
 def draw(answers: Sequence[Answer], file: Path, *, matrix: bool) -> None:
-    """Write a picture: a bar for each candidate and its tokens by length, or a map of all precisions and places.
+    """Write a picture: a bar and the tokens by length for each candidate, or with ``matrix`` a heat map of precisions.
 
-    PlotError is raised if the format is unknown, matplotlib is missing, there is nothing to draw, or the file cannot be
+    Raise PlotError if the format is unknown, matplotlib is missing, there is no candidate, or the file cannot be
     written.
     """
     if file.suffix.lower() not in _SUFFIXES:
-        raise PlotError(f"{file}: no such format: end the name in {' or '.join(_SUFFIXES)}")
+        raise PlotError(f"{file}: unknown format; use a name that ends in {' or '.join(_SUFFIXES)}")
     try:
         import matplotlib.figure  # noqa: F401, PLC0415  heavy, and an extra
     except ImportError as error:
         raise PlotError("matplotlib is not installed: pip install '.[plot]' in a clone") from error
     bars = [(answer, candidate) for answer in answers for candidate in (answer.matrix if matrix else answer.candidates)]
     if not bars:
-        raise PlotError(f"{file}: there is no candidate to draw")
+        raise PlotError(f"{file}: no object has a candidate to draw")
     figure = (_draw_matrix(answers, file) if matrix else None) or _draw_candidates(answers, bars, file, matrix=matrix)
     try:
         figure.savefig(file, dpi=_DOTS_PER_INCH)
     except OSError as error:
-        raise PlotError(f"{file}: {error.strerror}: name a file that can be written") from error
+        raise PlotError(f"{file}: {error.strerror}; name a file in a writable folder") from error
 
 
 def _draw_candidates(
@@ -125,11 +125,11 @@ def _draw_candidates(
     from matplotlib.figure import Figure  # noqa: PLC0415  heavy, and an extra
 
     if len(bars) > _MOST_BARS:
-        raise PlotError(f"{file}: {len(bars)} bars are too many, {_MOST_BARS} are the most: plan fewer objects")
+        raise PlotError(f"{file}: {len(bars)} bars exceed the maximum of {_MOST_BARS}; plan fewer objects")
     several = len(answers) > 1
     lines = [] if matrix else _lengths_of(bars, several=several)
     width = max(7, 2.5 + 1.35 * len(bars))
-    # Without pyplot no display is needed and nothing is kept.
+    # Figure without pyplot needs no display and keeps no global state.
     if lines:
         figure = Figure(figsize=(width + _LENGTHS_WIDTH_IN, 5.5), layout="constrained")
         axes, lengths = figure.subplots(1, 2, width_ratios=(width, _LENGTHS_WIDTH_IN))
@@ -140,7 +140,7 @@ def _draw_candidates(
     _draw_bars(axes, [candidate.budget for _, candidate in bars])
     labels = []
     for answer, candidate in bars:
-        # Two lines, because one would run into the next bar's.
+        # Two lines, because one line would overlap the next label.
         place, comma, precisions = candidate.label.partition(", TP ")
         split, _, held = precisions.partition(", ")
         name = f"{answer.document.name}\n" if several else ""
@@ -166,7 +166,7 @@ def _draw_bars(axes: "Axes", budgets: Sequence[Budget]) -> None:
     places = range(len(budgets))
     reach = ([place - _LINE_REACH for place in places], [place + _LINE_REACH for place in places])
     memory, requested = ([getattr(each, f"{name}_bytes") / GIB for each in budgets] for name in ("total", "requested"))
-    # What is left for the KV cache may be negative, which has no height.
+    # Memory left for the KV cache may be negative.
     parts = [[max(0, sum(getattr(each, term) for term in terms)) / GIB for each in budgets] for *_, terms in _PARTS]
     used = [sum(heights) for heights in zip(*parts, strict=True)]
     top, bottoms = max(*memory, *used), [0.0] * len(budgets)
@@ -175,14 +175,14 @@ def _draw_bars(axes: "Axes", budgets: Sequence[Budget]) -> None:
             axes.bar(places, heights, bottom=bottoms, width=_BAR_WIDTH, color=colour, label=label)
         for place, (height, bottom) in enumerate(zip(heights, bottoms, strict=True)):
             if height > _LABEL_SHARE * top:
-                # Numbers cover the lines that cross them.
+                # A box keeps crossing lines off the number.
                 box = {"facecolor": colour, "edgecolor": "none", "pad": 0.3}
                 style: Any = {"ha": "center", "va": "center", "color": ink, "fontsize": "small"}
                 axes.text(place, bottom + height / 2, f"{height:.1f}", bbox=box, zorder=5, **style)
         bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
     rest = [max(0.0, whole - taken) for whole, taken in zip(memory, used, strict=True)]
     axes.bar(places, rest, bottom=bottoms, width=_BAR_WIDTH, color=_OUTSIDE, label="outside the budget", zorder=0)
-    # The verdict keeps a margin of the KV cache back, because estimates err.
+    # The margin is the end of the KV cache.
     margins = [min(max(0, each.available_kv_bytes), each.margin_bytes) / GIB for each in budgets]
     if any(margins):
         bottoms = [end - margin for end, margin in zip(requested, margins, strict=True)]
@@ -190,7 +190,7 @@ def _draw_bars(axes: "Axes", budgets: Sequence[Budget]) -> None:
         axes.bar(places, margins, bottom=bottoms, width=_BAR_WIDTH, label="margin", **hatched)
     axes.hlines(memory, *reach, colors="black", linestyles="solid", linewidth=1.4, label="memory")
     axes.hlines(requested, *reach, colors="black", linestyles="dashed", linewidth=1.4, label="budget")
-    # Where the KV cache that is needed would end, on bars that do not hold it.
+    # End of the needed KV cache, on bars where it does not fit
     lacking = [each.needed_kv_bytes - each.available_kv_bytes for each in budgets]
     ends = {place: requested[place] + lacking[place] / GIB for place in places if lacking[place] > 0}
     if ends:
@@ -276,13 +276,13 @@ def _draw_lengths(axes: "Axes", lines: Sequence[_Line]) -> None:
 
 
 def _draw_matrix(answers: Sequence[Answer], file: Path) -> "Figure | None":
-    """Return a figure with a map for each object; None if none was sized in every precision, as on CPU."""
+    """Return a figure with a heat map per object; None if no object was sized in every precision, as on CPU."""
     from matplotlib.figure import Figure  # noqa: PLC0415  heavy, and an extra
 
     maps = [(each, each.facts, rows) for each in answers if each.facts and (rows := shown_precisions(each, each.facts))]
     heights = [len(set(map(_precisions, rows))) for *_, rows in maps]
     if sum(heights) > _MOST_ROWS:
-        raise PlotError(f"{file}: {sum(heights)} rows are too many, {_MOST_ROWS} are the most: plan fewer objects")
+        raise PlotError(f"{file}: {sum(heights)} rows exceed the maximum of {_MOST_ROWS}; plan fewer objects")
     if not maps:
         return None
     width = max(len(set(map(_place, rows))) for *_, rows in maps)
@@ -340,7 +340,7 @@ def _draw_cell(axes: "Axes", row: MatrixRow, x: int, y: int, norm: "Normalize") 
     corner, fits = (x - 0.5, y - 0.5), row.verdict.value != DOES_NOT_FIT
     if fits:
         share = float(norm(row.concurrency))
-        # Lighter is more, for every colour vision and in grey alike.
+        # Lighter cells hold more requests, also in greyscale.
         cell = Rectangle(corner, 1, 1, facecolor=colormaps["cividis"](share), edgecolor="white")
         ink = "white" if share < _DARK else "black"
         words = f"{'~' * (row.verdict.value == TIGHT)}{row.concurrency:,.1f}{'*' * (not row.launchable)}"

@@ -1,6 +1,7 @@
-"""The answers of `plan` as text and tables, and as Markdown for a CI job summary."""
+"""Format plans as text and tables, and as Markdown for a CI job summary."""
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from specdecode_operator.cli.outputs import code, limited, table
 from specdecode_operator.cli.plan.answers import (
@@ -24,9 +25,13 @@ from specdecode_operator.sizing.placement import calibration_phrase, capacity_ph
 from specdecode_operator.sizing.plan import NO_CHANGE_HELPS, least_change
 from specdecode_operator.sizing.quantization_matrix import MatrixRow, best_places
 
+ACCURACY_PAGE: Final = "How accurate sizing is"
+ESTIMATED_PAGE: Final = "Models without an exact memory model"
+"""Title of the documentation page about the margin and its sources."""
+
 
 def plan_text(answer: Answer, *, matrix: bool, width: int | None = None) -> str:
-    """Return what `plan` prints for one object; sentences are folded to ``width``."""
+    """Return the text for one object, with sentences folded to ``width``."""
     facts, candidates = answer.facts, answer.candidates
     if facts is None:
         what = "is invalid" if not answer.unknown else "names models that are unknown here"
@@ -56,14 +61,16 @@ def plan_text(answer: Answer, *, matrix: bool, width: int | None = None) -> str:
 
 def _remarks(answer: Answer, facts: Facts) -> Iterator[str]:
     budgets = [each.budget for each in answer.candidates]
+    where = f' (documentation: "{ACCURACY_PAGE}")'
     if margins := [each.margin_bytes for each in budgets if not (facts.on_cpu or each.calibrated or each.calibration)]:
-        kept = f"the plan keeps a margin of {gib(max(margins))} GiB per GPU (docs/design/accuracy.md)"
-        yield f"Estimates for vLLM {facts.profile.version} are not confirmed by public logs, so {kept}"
+        kept = f"so the plan keeps a margin of {gib(max(margins))} GiB per GPU{where}"
+        yield f"No public log confirms the estimates for vLLM {facts.profile.version}, {kept}"
     if kept_bytes := max((each.estimated_margin_bytes for each in budgets), default=0):
-        yield f"{gib(kept_bytes)} GiB per GPU of this margin are for estimated models (docs/design/accuracy.md)"
+        where = f'(documentation: "{ESTIMATED_PAGE}")'
+        yield f"{gib(kept_bytes)} GiB per GPU of the margin are for estimated models {where}"
     for each in answer.candidates:
         if each.verdict == DOES_NOT_FIT:
-            # The plan's sentence goes on with its fixes, which are listed here.
+            # The rest of the explanation is the first fix. All fixes follow as a list.
             reason = each.explanation.partition("; ")[0]
             yield f"{reason}. Smallest change first:" if each.fixes else f"{reason}; {NO_CHANGE_HELPS}"
             if each.fixes:
@@ -80,7 +87,7 @@ def _remarks(answer: Answer, facts: Facts) -> Iterator[str]:
 
 
 def summary_lines(answers: Sequence[Answer]) -> list[str]:
-    """Return one line per object, with its file unless it simply fits."""
+    """Return one line per object, with its file unless it fits."""
     rows = []
     for each in answers:
         place = "" if each.verdict == FITS else f" ({each.document.place})"
@@ -89,9 +96,9 @@ def summary_lines(answers: Sequence[Answer]) -> list[str]:
 
 
 def heading(answer: Answer, facts: Facts, *, precisions: bool = True) -> str:
-    """Return the line that names an object, its models and what decides their memory.
+    """Return the title of an object: its name, models, speculation, vLLM version and length.
 
-    Precisions are left out if each row or bar has its own.
+    Leave out the precisions if each row or bar shows its own.
     """
     pair = facts.pair
 
@@ -111,13 +118,13 @@ def heading(answer: Answer, facts: Facts, *, precisions: bool = True) -> str:
 
 
 def gib(size_bytes: int) -> str:
-    """Return a size in GiB with two decimals, never ``-0.00``."""
+    """Return a size in GiB with two decimals, and ``0.00`` for ``-0.00``."""
     text = f"{size_bytes / GIB:,.2f}"
     return "0.00" if text == "-0.00" else text
 
 
 def _table(candidates: Sequence[Candidate], facts: Facts, *, by_row: bool) -> list[str]:
-    """Return a table with a column for each candidate or, of a matrix, a row."""
+    """Return a table with one column per candidate or, ``by_row``, with one row."""
     copy, percent = candidates[0].split.each_copy, facts.pair.limits.memory_utilization_percent
     unit, engine, held = "GiB per GPU", "state, activation, graphs, NCCL", f"tokens / full requests{copy}"
     labels = [f"budget ({percent} %)", "target weights", "draft weights", engine, "left for KV cache"]
@@ -153,14 +160,14 @@ def _precisions(rows: Sequence[MatrixRow]) -> list[str]:
 
 
 def capacity(budget: Budget) -> str:
-    """Return how many tokens and requests of full length a KV cache holds; ``-`` for none."""
+    """Return the number of tokens and of full-length requests that a KV cache holds, or ``-`` for none."""
     if budget.kv_cache_tokens <= 0:
         return "-"
     return f"{budget.kv_cache_tokens:,} / {budget.max_concurrency:.1f}"
 
 
 def plan_markdown(result: Answers, *, matrix: bool) -> str:
-    """Return the verdict, a table of places, and what is to be changed or known; sizes are those of a GPU."""
+    """Return the verdict, a table of candidates with sizes per GPU, and remarks with fixes and warnings."""
     rows, remarks = [], []
     for answer in result.answers:
         name = answer.document.qualified_name
@@ -168,7 +175,7 @@ def plan_markdown(result: Answers, *, matrix: bool) -> str:
             sizes = (gib(each.budget.weights_bytes), gib(each.budget.available_kv_bytes), capacity(each.budget))
             rows.append((name, each.label, each.verdict, *sizes))
         if answer.verdict != FITS:
-            # The sentence goes on with its fixes, which are listed here.
+            # The rest of the explanation is the first fix. All fixes follow as a list.
             reason = answer.explanation.partition("; ")[0] if answer.candidates else answer.explanation
             remarks.append(f"- **{answer.verdict}** {code(name)} ({code(answer.document.place)}): {code(reason)}")
             for each in answer.candidates:

@@ -61,8 +61,8 @@ def drive_command(  # noqa: PLR0913  each is an option
 
     For example: specdecode replay drive captures/demo --url http://localhost:8000
 
-    Ends with 0 when every request was answered, 1 when some were not, 2 when
-    nothing can be sent, and 130 after Ctrl-C, when unfinished requests are
+    Exits with 0 when every request was answered, 1 when some were not, 2 when no
+    request can be sent, and 130 after Ctrl-C. Unfinished requests are then
     recorded as cancelled.
     """
     with ended(RecordingError, driving.TargetError, DocumentError):
@@ -72,7 +72,7 @@ def drive_command(  # noqa: PLR0913  each is an option
         for note in _notes(recording, plan, requests):
             say_line(f"note: {note}", err=True)
         server = asyncio.run(driving.find_target(address, model, recording.meta.model, key))
-        # A trace whose header does not say it has blocks of 16, as vllm-vcr has it.
+        # As in vllm-vcr, the default block size is 16.
         prompts = BlockPrompts(TokenIds(vocab_size), recording.meta.block_size or 16, seed)
         progress = partial(say_line, err=True) if sys.stderr.isatty() else None
         drive = driving.Drive(
@@ -87,9 +87,9 @@ def drive_command(  # noqa: PLR0913  each is an option
     else:
         say(driving.summary_text(summary))
         if summary.first_failure is not None and "vocab" in summary.first_failure:
-            say_line(f"hint: {printable(server.model)} has fewer tokens: give --vocab-size what its config.json says")
+            say_line(f"hint: {printable(server.model)} has fewer tokens: set --vocab-size to its vocab_size")
     if summary.stop_reason is not None:
-        raise typer.Exit(130)  # as shells say that a signal ended a program
+        raise typer.Exit(130)  # as shells report SIGINT
     raise typer.Exit(int(summary.outcomes != {"completed": summary.planned}))
 
 
@@ -101,11 +101,11 @@ async def _run(drive: driving.Drive, plan: Sequence[driving.Planned], folder: Pa
 
 def _notes(recording: Recording, plan: Sequence[driving.Planned], most: int | None) -> Iterator[str]:
     if recording.skipped_lines:
-        yield f"{recording.skipped_lines} lines that cannot be read are left out"
+        yield f"skipped {recording.skipped_lines} lines that cannot be parsed"
     if most is None and len(plan) < len(recording.requests):
-        yield f"{len(recording.requests) - len(plan)} records without arrival_ms are left out"
+        yield f"skipped {len(recording.requests) - len(plan)} records without arrival_ms"
     if not any(each.request.block_hashes for each in plan):
-        yield "no record has block_hashes: prompts have nothing in common, and no turn waits for another"
+        yield "no record has block_hashes: prompts share no prefixes, and turns do not wait for each other"
 
 
 def _key(variable: str | None) -> str | None:
@@ -113,7 +113,7 @@ def _key(variable: str | None) -> str | None:
         return None
     key, name = os.environ.get(variable, "").strip(), f"--api-key-variable: {printable(variable)}"
     if not key:
-        raise driving.TargetError(f"{name}: is not set: export it, or leave the option out")
+        raise driving.TargetError(f"{name}: is not set: export it, or omit the option")
     if not (key.isascii() and key.isprintable()):
-        raise driving.TargetError(f"{name}: holds what no header can carry: set it again")
+        raise driving.TargetError(f"{name}: contains characters that are invalid in an HTTP header: set it again")
     return key

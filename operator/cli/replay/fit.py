@@ -1,6 +1,5 @@
 """`specdecode replay fit` and `compare`: fit an engine model to captures, and compare two recordings."""
 
-from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -56,7 +55,7 @@ def fit_command(  # noqa: PLR0913  each is an option
 ) -> None:
     """Fit a model of an engine to captures, so that replay can simulate other loads.
 
-    All captures must have the same model and the same K. More loads make the model valid for more loads.
+    All captures must have the same model and the same K. The fitted model is valid for the range of loads in them.
 
     For example: specdecode replay fit captures/demo --out demo-model.json
     """
@@ -72,7 +71,7 @@ def fit_command(  # noqa: PLR0913  each is an option
     try:
         decode_model(text)
     except UnreadableTextError as error:
-        raise typer.BadParameter(f"no engine is so: {error}", param_hint="TRACE") from error
+        raise typer.BadParameter(f"the captures result in an invalid model: {error}", param_hint="TRACE") from error
     with replaced_whole(out) as stream:
         stream.write(text.decode())
     captures, name = model.origin.captures, printable(model.origin.model or "an unnamed model")
@@ -81,31 +80,23 @@ def fit_command(  # noqa: PLR0913  each is an option
     limits = msgspec.structs.asdict(model.origin.limits)
     if known := ", ".join(f"{limit} {value}" for limit, value in limits.items() if value is not None):
         about = limits["num_gpu_blocks"] is not None
-        lines.append(f"  limits: {known}{' (num_gpu_blocks about, where no manifest says it)' * about}")
+        lines.append(f"  limits: {known}{' (num_gpu_blocks is approximate if not in a manifest)' * about}")
     ranges = model.donors.ranges if model.donors else {}
     lines += (f"  {figure}: {seen.least:g} to {seen.most:g}" for figure, seen in ranges.items())
     say("\n".join(lines))
     engines = {request.engine for recording in recordings for request in recording.requests}
     if len(engines) > 1:
-        say(f"{len(engines)} data-parallel engines were recorded: the model is of one of them", err=True)
+        say(f"{len(engines)} data-parallel engines were recorded: the model describes one of them", err=True)
     if skipped := sum(each.skipped_lines for each in recordings):
-        say(f"{skipped} lines could not be read and were left out", err=True)
+        say(f"skipped {skipped} lines that cannot be parsed", err=True)
 
 
 def with_limits(model: FittedModel, *limits: int | None) -> FittedModel:
-    """Return a model with the limits that are given: max_num_seqs, max_num_batched_tokens and num_gpu_blocks."""
+    """Override max_num_seqs, max_num_batched_tokens and num_gpu_blocks of a model. None keeps a limit."""
     names = ("max_num_seqs", "max_num_batched_tokens", "num_gpu_blocks")
     given: dict[str, Any] = {name: value for name, value in zip(names, limits, strict=True) if value is not None}
     changed = msgspec.structs.replace(model.origin.limits, **given)
     return msgspec.structs.replace(model, origin=msgspec.structs.replace(model.origin, limits=changed))
-
-
-def refuse_written(context: typer.Context, names: Collection[str], why: str) -> None:
-    """Reject options on the command line that have no effect."""
-    for parameter in context.command.params:
-        source = context.get_parameter_source(parameter.name or "")
-        if parameter.name in names and source is not None and source.name == "COMMANDLINE":
-            raise typer.BadParameter(why, param_hint=parameter.opts[0])
 
 
 def compare_command(

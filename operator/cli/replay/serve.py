@@ -14,9 +14,8 @@ import typer
 
 from specdecode_operator.capture.trace_reader import RecordingError
 from specdecode_operator.cli import options
-from specdecode_operator.cli.options import HiddenName, fail, refused
+from specdecode_operator.cli.options import HiddenName, fail, refuse_written, refused
 from specdecode_operator.cli.render import Options, RenderedDeployment, render
-from specdecode_operator.cli.replay.fit import refuse_written
 from specdecode_operator.cli.terminal import say, say_line
 from specdecode_operator.cli.text_files import DocumentError
 from specdecode_operator.deployment.desired_state import Launch
@@ -58,41 +57,41 @@ _OWN: Final = frozenset({
 
 
 def _refuse_options(context: typer.Context, mode: str) -> None:
-    """Reject options on the command line that this mode does not heed."""
+    """Reject options on the command line that this mode ignores."""
     if mode == "emulated":
         others = {parameter.name or "" for parameter in context.command.params} - _TAKEN
     else:
-        refuse_written(context, _OWN, "is heeded with --mode emulated alone: leave it out")
+        refuse_written(context, _OWN, "requires --mode emulated: add it, or omit the option")
         others = {"max_num_seqs", "max_num_batched_tokens"} if mode == "steps" else {"match", "unmatched"}
-    refuse_written(context, others, f"is not heeded with --mode {mode}: leave it out")
+    refuse_written(context, others, f"has no effect with --mode {mode}: omit it")
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What a user asks for."""
+    """Options of --mode emulated."""
 
-    models: Sequence[Path]  # one, as `specdecode replay fit` wrote it
+    models: Sequence[Path]  # must be one, written by `specdecode replay fit`
     plan: str | None  # file with one SpecDecodeDeployment
-    rendering: Options  # how it is planned
-    engine: Path | None = None  # python, or folder of packages, that has vLLM; None: this python
+    rendering: Options  # options for planning it
+    engine: Path | None = None  # Python, or its site-packages, with vLLM; None: this Python
     host: str = "127.0.0.1"
-    port: int = 8000  # 0: a free one
-    served_model_names: Sequence[str] = ()  # in the place of those of the plan
-    tokenizer: Path | None = None  # folder with the model's own
+    port: int = 8000  # 0: a free port
+    served_model_names: Sequence[str] = ()  # replace the names in the plan
+    tokenizer: Path | None = None  # folder with the model's tokenizer
     seed: int = 0
-    record: Path | None = None  # folder for what the recorder writes
-    keep: Path | None = None  # folder for all files, which stays; None: one that is removed
-    more: Sequence[str] = ()  # arguments for vLLM
+    record: Path | None = None  # folder for the recorder's segments
+    keep: Path | None = None  # folder for all files; None: a temporary folder
+    more: Sequence[str] = ()  # further arguments for vLLM
 
 
 def _serve_emulated(asked: Asked) -> int:
-    """Serve until a signal comes; return the exit status."""
+    """Serve until a signal; return the exit status."""
     try:
         if len(asked.models) != 1:
-            fail(f"--mode emulated takes one fitted model, not {len(asked.models)}: fit it to all captures together")
+            fail(f"--mode emulated uses one fitted model, not {len(asked.models)}: fit one model to all captures")
         model = read_model(asked.models[0])
         if asked.tokenizer is not None and not emulating.tokenizer_files(asked.tokenizer):
-            fail(f"--tokenizer {asked.tokenizer}: has no tokenizer: name a folder with its tokenizer.json")
+            fail(f"--tokenizer {asked.tokenizer}: contains no tokenizer: use a folder with tokenizer.json")
         launch = _planned(asked)
         emulated = emulating.emulation(launch, model)
         engine = emulating.EngineEnvironment.at(asked.engine)
@@ -114,20 +113,20 @@ def _serve_emulated(asked: Asked) -> int:
                 arguments += ["--served-model-name", *asked.served_model_names]
             say_line(f"emulated: serving at http://{asked.host}:{port}", err=True)
             status = engine.serve([*arguments, *asked.more], engine.variables([written.plugins], variables))
-            # The plugin says whether this machine was fast enough.
+            # The plugin reports whether this machine was fast enough.
             lateness = written.reports / "lateness.txt"
             if lateness.exists():
                 say_line(lateness.read_text(encoding="utf-8").strip(), err=True)
     except (emulating.NotEmulatedError, ModelFileError) as error:
         fail(error)
     except FileExistsError as error:
-        fail(f"--keep {asked.keep}: {error.filename} is there already: name another folder")
+        fail(f"--keep {asked.keep}: {error.filename} already exists: use another folder")
     return status
 
 
 def _planned(asked: Asked) -> Launch:
     if asked.plan is None:
-        fail("--mode emulated needs --plan FILE: the SpecDecodeDeployment whose engine it is")
+        fail("--mode emulated needs --plan FILE with the SpecDecodeDeployment to emulate")
     found, errors = render([asked.plan], asked.rendering)
     problems: list[DocumentError | str] = [*errors]
     problems += [f"{each.document.name}: {each.refusal}" for each in found if each.refusal]
@@ -135,10 +134,10 @@ def _planned(asked: Asked) -> Launch:
         fail(problems[0])
     deployments = [each.deployment for each in found if isinstance(each.deployment, RenderedDeployment)]
     if len(deployments) != 1:
-        fail(f"--plan {printable(asked.plan)}: {len(deployments)} SpecDecodeDeployments: name a file with one")
+        fail(f"--plan {printable(asked.plan)}: {len(deployments)} SpecDecodeDeployments: use a file with one")
     outcome = deployments[0].desired.outcome
     if not isinstance(outcome, Launch):
-        fail(f"--plan {printable(asked.plan)}: nothing would be launched for it")
+        fail(f"--plan {printable(asked.plan)}: the operator would not launch it: run specdecode plan to see the reason")
     return outcome
 
 
@@ -151,7 +150,7 @@ def _say_what_is_served(emulated: emulating.Emulation, launch: Launch, version: 
     )
     planned = emulated.profile.version
     if version.split(".")[:2] != planned.split(".")[:2]:
-        say_line(f"warning: the plan is for vLLM {planned}: name an engine of that version with --engine", err=True)
+        say_line(f"warning: the plan is for vLLM {planned}: set --engine to an engine of that version", err=True)
     for line in emulating.transfer_warnings(emulated, row.tensor, row.product):
         say_line(f"warning: {line}", err=True)
 
@@ -190,13 +189,13 @@ def prepare_command(  # noqa: PLR0913  each is an option
     except (emulating.NotEmulatedError, ModelFileError) as error:
         fail(error)
     except OSError as error:
-        fail(f"--out {out}: {error.strerror}: name another folder")
+        fail(f"--out {out}: {error.strerror}: use another folder")
     (out / "start.py").write_text(emulating.start_script(written.plugins, written.arguments), encoding="utf-8")
     _say_what_is_served(emulated, launch, emulated.profile.version)
 
 
 class Mode(StrEnum):
-    """What answers requests."""
+    """Source of responses."""
 
     STEPS = "steps"
     MODELLED = "modelled"
@@ -303,8 +302,9 @@ def serve_command(  # noqa: PLR0913  each is an option
 ) -> None:
     """Serve a capture like vLLM: each request gets the tokens of a recorded one, with the same timing.
 
-    It serves completions and chats, streamed or not, models, health and metrics,
-    including speculation metrics. Text is generated, with four bytes per token.
+    The server has vLLM's endpoints for completions, chats (streamed or not),
+    models, health and metrics, including speculation metrics. Text is generated,
+    with four bytes per token.
 
     For example: specdecode replay serve captures/demo --port 8000
 
@@ -316,7 +316,7 @@ def serve_command(  # noqa: PLR0913  each is an option
 
     For example: specdecode replay serve --mode emulated model.json --plan deployment.yaml --engine venv/bin/python
 
-    Ends with 0 after SIGTERM or Ctrl-C, when running responses are complete; with 2 when nothing can be served.
+    Exits with 0 after SIGTERM or Ctrl-C, when running responses are complete, and with 2 when it cannot serve.
     """
     _refuse_options(context, mode.value)
     if mode is Mode.EMULATED:
@@ -339,10 +339,10 @@ def serve_command(  # noqa: PLR0913  each is an option
     extra = ("starlette", "uvicorn", "uvloop", "httptools", "numpy")
     if missing := [name for name in extra if find_spec(name) is None]:
         names = ", ".join(missing)
-        raise typer.BadParameter(f"needs the extra replay ({names}): install 'specdecode-operator[replay]'")
+        raise typer.BadParameter(f"the extra replay is not installed ({names}): install 'specdecode-operator[replay]'")
     with refused("--acceptance", ValueError):
         schedule = None if acceptance is None else AcceptanceSchedule.parse(acceptance)
-    # The server takes longer to load than the rest of the command line.
+    # Importing the server takes longer than the rest of the command line.
     from specdecode_operator.replay.server import playback_source as sources  # noqa: PLC0415
     from specdecode_operator.replay.server import serve as server  # noqa: PLC0415
 

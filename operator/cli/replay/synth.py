@@ -9,13 +9,12 @@ import typer
 from specdecode_operator.api.capture import Phase
 from specdecode_operator.capture.files.formats import MANIFEST_SCHEMA, TraceMeta
 from specdecode_operator.capture.trace_reader import RecordedRequest, Recording, RecordingError, read_recording
-from specdecode_operator.cli.options import HiddenName, refused
+from specdecode_operator.cli.options import HiddenName, refuse_written, refused
 from specdecode_operator.cli.replay.fit import (
     NO_NUMPY,
     MaxNumBatchedTokens,
     MaxNumSeqs,
     NumGpuBlocks,
-    refuse_written,
     with_limits,
 )
 from specdecode_operator.cli.terminal import say
@@ -54,7 +53,7 @@ Seed = Annotated[int, typer.Option(help="Random seed. The same seed creates the 
 
 def _phases_of(arrivals: list[str], requests: int | None, duration_s: int | None) -> list[Phase]:
     if requests is not None and duration_s is not None:
-        raise typer.BadParameter("give --requests or --duration, not both", param_hint="--duration")
+        raise typer.BadParameter("--requests and --duration exclude each other: omit one", param_hint="--duration")
     if requests is None and duration_s is None:
         requests = 200
     with refused("--arrivals", synthetic_load.InvalidLoadError):
@@ -81,15 +80,15 @@ def _prompts_of(
 
 
 def _refuse_nothing(outcome: Outcome) -> None:
-    """Reject a run in which no request was answered to its end."""
+    """Reject a run without a completed request."""
     if not outcome.finished and not outcome.failed:
-        raise typer.BadParameter("no request comes in that time: give more", param_hint="--duration")
+        raise typer.BadParameter("no request arrives in this time: use a larger value", param_hint="--duration")
     if not outcome.finished:
-        raise typer.BadParameter("no request fits into so many: give more", param_hint="--num-gpu-blocks")
+        raise typer.BadParameter("too few for any request: use a larger value", param_hint="--num-gpu-blocks")
 
 
 SOURCE: Final = "synthetic"
-"""What the header of such a trace says that it is from."""
+"""Source in the header of synthetic traces."""
 
 
 def synth_command(  # noqa: PLR0913  each is an option
@@ -145,7 +144,7 @@ def synth_command(  # noqa: PLR0913  each is an option
         shares = None if acceptance in ("", "none") else [float(share) for share in acceptance.split(",")]
         rates = None if shares is None else from_rates(shares, drafting)
     except ValueError as error:
-        message = f"{shown(acceptance)}: write shares from 1 to 0 that do not rise, such as 0.8,0.6"
+        message = f"{shown(acceptance)}: must be shares from 1 to 0 in descending order, such as 0.8,0.6"
         raise typer.BadParameter(message, param_hint="--acceptance") from error
     speculative: dict[str, object] | None = None
     if rates is not None:
@@ -186,7 +185,7 @@ def synth_command(  # noqa: PLR0913  each is an option
 
 
 FORECAST_SOURCE: Final = "forecast"
-"""What the header of such a trace says that it is from."""
+"""Source in the header of forecasts."""
 
 
 def forecast_command(  # noqa: PLR0913  each is an option
@@ -215,18 +214,17 @@ def forecast_command(  # noqa: PLR0913  each is an option
     """Simulate a fitted engine under another load, in virtual time: hours take seconds.
 
     It writes trace.jsonl and step-stats.jsonl, like a capture of that load. It
-    reports values outside the range to which the model was fitted, and by how
-    much.
+    reports values outside the range of the captures, and how far outside they are.
 
     For example: specdecode replay forecast demo-model.json --out doubled --load captures/demo --load-factor 2
     """
     if (load is None) == (not arrivals):
-        raise typer.BadParameter("give --arrivals or --load, one of them", param_hint="--load")
+        raise typer.BadParameter("set either --arrivals or --load", param_hint="--load")
     if load is None:
-        refuse_written(context, {"load_factor"}, "is heeded with --load alone: leave it out")
+        refuse_written(context, {"load_factor"}, "requires --load: add it, or omit the option")
     else:
         of_arrivals = {"requests", "duration", "prompt_tokens", "output_tokens", "shared_prefix_tokens"}
-        refuse_written(context, of_arrivals, "is not heeded with --load: leave it out")
+        refuse_written(context, of_arrivals, "has no effect with --load: omit it")
     fitted, behaviour = _engine(model, seed, max_num_seqs, max_num_batched_tokens, num_gpu_blocks)
     limits, origin = fitted.origin.limits, fitted.origin
     meta = TraceMeta(
@@ -258,8 +256,8 @@ def forecast_command(  # noqa: PLR0913  each is an option
         say(f"note: {line}", err=True)
     if limits.max_model_len is not None and behaviour.longest_request > limits.max_model_len:
         say(
-            f"note: requests of up to {behaviour.longest_request} tokens are longer than max_model_len "
-            f"{limits.max_model_len}: they end there, and vLLM refuses them",
+            f"note: the longest request has {behaviour.longest_request} tokens, which exceeds max_model_len "
+            f"{limits.max_model_len}: the simulation truncates such requests, and vLLM rejects them",
             err=True,
         )
 
@@ -277,7 +275,7 @@ def _engine(path: Path, seed: int, *limits: int | None) -> tuple[FittedModel, Mo
 def _arrived(recording: Recording) -> list[RecordedRequest]:
     found = [request for request in recording.requests if request.arrival_ms is not None]
     if not found:
-        raise RecordingError(f"{printable(str(recording.trace))}: no request has arrival_ms: give --arrivals")
+        raise RecordingError(f"{printable(str(recording.trace))}: no request has arrival_ms: use --arrivals instead")
     return found
 
 
@@ -292,8 +290,8 @@ def _text(out: Path, outcome: Outcome) -> Iterator[str]:
     try:
         recording = read_recording(out, skip_bad_lines=True)
     except RecordingError:
-        # The reader takes none of the lines for a step of an engine.
-        yield f"{name}: {finished}, all of which waited longer than an hour"
+        # The reader accepts no line as an engine's step.
+        yield f"{name}: {finished}, all waited longer than an hour"
         return
     found = measured(recording)
     rate = found.output_tokens / found.seconds if found.seconds else 0.0
@@ -311,4 +309,4 @@ def _text(out: Path, outcome: Outcome) -> Iterator[str]:
     if outcome.failed:
         yield f"  {outcome.failed} requests were too large for the KV cache"
     if late := recording.skipped_lines:
-        yield f"  {late:,} requests waited longer than an hour, and are not in these figures"
+        yield f"  excluded {late:,} requests that waited longer than an hour"

@@ -121,7 +121,7 @@ class Folder:
             raise _unreadable(self.where, error) from error
 
     def read(self, name: str, start: int, length: int) -> bytes:
-        """Bytes of a file: fewer where it ends."""
+        """Bytes of a file; fewer at its end."""
         path = Path(self.where, name)
         try:
             with path.open("rb") as stream:
@@ -153,7 +153,7 @@ class Files(Protocol):
         """Return the files at the top level, the only ones that vLLM loads, with their sizes if known."""
 
     def read(self, name: str, start: int, length: int) -> bytes:
-        """Bytes of a file: fewer where it ends."""
+        """Bytes of a file; fewer at its end."""
 
 
 def read_checkpoint(files: Files) -> Checkpoint:

@@ -78,7 +78,7 @@ def config_of(model: ServedModel | ModelCheckpoint, read: Checkpoint | None) -> 
 
 
 def stored_type(config: Mapping[str, Any]) -> str | None:
-    """Return the element type that vLLM finds in a config.json; None if it has none.
+    """Return the element type that vLLM finds in a config.json, or None.
 
     vllm/transformers_utils/model_arch_config_convertor.py, get_torch_dtype.
     """
@@ -239,7 +239,7 @@ def named_checkpoints(
 def wanted_precision(
     field: str, wanted: Quantization, own: ModelGeometry, named: tuple[ModelGeometry, ...]
 ) -> Precision:
-    """Return the requested precision of a model; for AsCheckpoint and Auto, that of its checkpoint."""
+    """Return the requested precision of a model; for AsCheckpoint and Auto, the precision of its checkpoint."""
     held = own.checkpoint_precision
     if wanted in (Quantization.AS_CHECKPOINT, Quantization.AUTO):
         return held or Precision.BF16
@@ -257,7 +257,7 @@ def wanted_precision(
 
 
 def choices(wanted: Quantization, own: ModelGeometry, named: tuple[ModelGeometry, ...]) -> frozenset[Precision]:
-    """Return the precisions that a plan may choose from; empty unless the spec says Auto."""
+    """Return the precisions that a plan may choose from; empty unless the spec has Auto."""
     if wanted is not Quantization.AUTO:
         return frozenset()
     online = ONLINE_PRECISIONS if own.checkpoint is None else frozenset()
@@ -265,7 +265,7 @@ def choices(wanted: Quantization, own: ModelGeometry, named: tuple[ModelGeometry
 
 
 def spec_at(spec: SpecDecodeDeploymentSpec, target: Precision, draft: Precision | None) -> SpecDecodeDeploymentSpec:
-    """Return the spec with the checkpoints of these precisions; the served name stays that of the original model."""
+    """Return the spec with the checkpoints of these precisions; the served name does not change."""
     speculation, serving = spec.speculation, spec.serving
     if speculation is not None and speculation.draft is not None and draft is not None:
         speculation = speculation.model_copy(update={"draft": _model_at(speculation.draft, draft)})

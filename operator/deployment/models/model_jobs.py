@@ -72,7 +72,7 @@ class ModelJob(Generic[_Answer]):
         return found
 
     def blocked(self, pods: Sequence[Body], sources: Mapping[str, ModelSource]) -> Blocked | None:
-        """Return why the first failing model has no result, with its field and a fix; None if none fails."""
+        """Return why the first failing model has no result, with its field and a fix; None without failures."""
         for field, source in sources.items():
             pod, terminated = self._newest(pods, source)
             if pod is None:
@@ -154,13 +154,13 @@ _REMEDIES: Final = {
     "ConfigTooLong": "put the keys that describe the model's shape into {field}.config",
     "WeightsNotFound": "complete the model: put its safetensors files there",
     "WeightsUnreadable": "copy or download the file again",
-    "HubRefused": "check the name, the model's licence and spec.models.hubTokenSecret",
+    "HubRefused": "check the name, the model's license and spec.models.hubTokenSecret",
     "HubUnreachable": "let pods reach the hub, name a volume in spec.models, or put config.json into {field}.config",
     "ImagePullFailed": "the operator's own image; set its pull secret in spec.podTemplate.spec.imagePullSecrets",
     "ReaderTimedOut": "check that the volume or the hub responds, or put config.json into {field}.config",
     "ReaderFailed": "see kubectl logs of its pod, or put the content of config.json into {field}.config",
 }
-# Other reasons may be temporary: a volume that is being filled, an unreachable hub, a licence not granted yet.
+# Other reasons may be temporary: a volume that is being filled, an unreachable hub, a license not granted yet.
 _ONLY_THE_USER: Final = frozenset({"ConfigUnreadable", "ConfigTooLong"})
 
 
@@ -218,7 +218,7 @@ _DOWNLOAD_FROM_POD_TEMPLATE: Final = (
 _TOKEN: Final = "spec.models.hubTokenSecret"  # noqa: S105  the name of a field
 # Fixes by the script's reason. All reasons may be temporary, so downloads are retried.
 _DOWNLOAD_REMEDIES: Final = {
-    "ModelGated": f"accept its licence on the hub, and name a Secret with a token of that account in {_TOKEN}",
+    "ModelGated": f"accept its license on the hub, and name a Secret with a token of that account in {_TOKEN}",
     "ModelNotFound": f"correct {{field}}.model; a private one needs a token in {_TOKEN}",
     "RevisionNotFound": "correct {field}.revision",
     "NoSpaceLeft": "enlarge claim {claim}, or delete unused models from it",

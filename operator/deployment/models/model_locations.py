@@ -37,7 +37,7 @@ def model_path(model: str) -> str:
 def engine_model_path(spec: SpecDecodeDeploymentSpec, model: ServedModel | ModelCheckpoint) -> str:
     """Return the path from which the engine loads a model; in a cache, the snapshot of one commit.
 
-    The layout is that of huggingface_hub (file_download.py, repo_folder_name).
+    The layout is the same as in huggingface_hub (file_download.py, repo_folder_name).
     """
     if not downloads_to_cache(spec):
         return model_path(model.model)
@@ -165,7 +165,7 @@ def model_source(spec: SpecDecodeDeploymentSpec, model: ServedModel | ModelCheck
 
 
 def undescribed_models(spec: SpecDecodeDeploymentSpec) -> dict[str, ModelSource]:
-    """Return the models that neither spec nor catalogue describes, by field."""
+    """Return the models that are not in the spec or the catalogue, by field."""
     found = models_without_config(spec).items()
     return {field: model_source(spec, model) for field, model in found if not assumption_of(model).is_complete}
 
@@ -182,7 +182,7 @@ def models_without_config(spec: SpecDecodeDeploymentSpec) -> dict[str, ServedMod
 
 
 def assumption_of(model: ServedModel | ModelCheckpoint) -> Assumption:
-    """Return the numbers that the spec assumes for a model; its further checkpoints have none."""
+    """Return the numbers that the spec assumes for a model, but not for its further checkpoints."""
     given = model.assume if isinstance(model, ServedModel) else None
     if given is None:
         return NOTHING_ASSUMED

@@ -92,7 +92,7 @@ def said_versions(readings: Mapping[str, Reading]) -> list[str]:
 
 
 def other_version(facts: Facts, readings: Mapping[str, Reading]) -> str | None:
-    """Return a message if engines report another vLLM version than the planned one, else None."""
+    """Return a message if engines report another vLLM version than the planned one, or None."""
     planned = facts.profile.version
     others = {version: version_of_engine(version) for version in said_versions(readings)}
     differing = [version for version, minor in others.items() if minor not in (None, planned)]

@@ -67,7 +67,7 @@ _CHANGES: Final[Mapping[str, tuple[str, str, str]]] = {
     ),
     "max_num_seqs": (
         "FewerRequests",
-        "fewer than spec.serving.maxNumSeqs requests run at once, because each needs several tokens of a step",
+        "fewer than spec.serving.maxNumSeqs requests run concurrently, because each needs several tokens of a step",
         "raise spec.serving.maxNumBatchedTokens, or lower spec.serving.maxNumSeqs",
     ),
     "model_runner": (
@@ -409,7 +409,7 @@ def _nothing_drafted(facts: Facts, tokens: int) -> ConditionUpdate:
     if facts.method in METHODS_OF_FREE_LENGTH:
         lookup = "part of an earlier answer" if facts.method is Method.SUFFIX else "n-gram of a prompt"
         return _ACTIVE(UNKNOWN, "NoMatches", f"Engines generate, but no {lookup} has repeated yet")
-    message = f"Engines generated {tokens} tokens, but drafted none with spec.speculation.method {facts.method}"
+    message = f"Engines generated {tokens} tokens without any drafts of spec.speculation.method {facts.method}"
     ranges = facts.spec.speculation.num_speculative_tokens_by_batch_size if facts.spec.speculation else []
     if any(part.num_speculative_tokens == 0 for part in ranges):
         message += "; spec.speculation.numSpeculativeTokensByBatchSize sets 0 for some numbers of requests"

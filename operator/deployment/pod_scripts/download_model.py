@@ -38,7 +38,7 @@ _NEVER = ("original/*", "metal/*", "onnx/*", "*.gguf", "*.onnx", "*.h5", "*.msgp
 
 _PICKLES = ("*.bin", "*.pt", "*.pth")
 _MEANINGS = {
-    "GatedRepoError": ("ModelGated", "is gated; access needs a token of an account that accepted its licence"),
+    "GatedRepoError": ("ModelGated", "is gated; access needs a token of an account that accepted its license"),
     "RevisionNotFoundError": ("RevisionNotFound", "has no such revision"),
     "RepositoryNotFoundError": ("ModelNotFound", "does not exist, or is private and this token has no access"),
     "HFValidationError": ("ModelNotFound", "is not a valid hub ID"),

@@ -33,11 +33,11 @@ _FIXES: Final = {
     "TaintToleration": "tolerate the node's taint in spec.podTemplate, or remove nodeName from it",
     "Preempting": "the node runs a critical pod instead: cordon it, or set a priorityClassName for the engines",
 }
-_OTHER_FIX: Final = "run kubectl describe on the node to see what is missing; fix it, or cordon the node"
+_OTHER_FIX: Final = "run kubectl describe on the node to see the cause; fix it, or cordon the node"
 
 
 def condition_of(body: Body, type_: str) -> Body:
-    """Return a condition in the status of a pod or workload; empty if it has none of this type."""
+    """Return a condition of this type in the status of a pod or workload, or an empty object."""
     conditions: list[Body] = (body.get("status") or {}).get("conditions") or []
     return next((each for each in conditions if each["type"] == type_), {})
 
@@ -191,7 +191,7 @@ def first_blocked(pods: list[Body]) -> Blocked | None:
 
 
 def blocked_pod(pod: Body) -> Blocked | None:
-    """Return why a pod does not run; None while nothing blocks it."""
+    """Return why a pod does not run, or None if it is not blocked."""
     if rejected := rejected_pod(pod):
         return rejected
     scheduled = condition_of(pod, "PodScheduled")

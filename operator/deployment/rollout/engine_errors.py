@@ -241,7 +241,7 @@ def find_error(last_words: str) -> tuple[EngineError, str] | None:
 
 
 def telling_line(last_words: str) -> str:
-    """Return the most informative line: the last one with a cause, else with an error, else the last one."""
+    """Return the most informative line: the last one with a cause, or with an error, or the last line."""
     lines = [line.strip() for line in error_lines(last_words) if line.strip()]
     if not lines:
         return "its log does not say why" if last_words.strip() else "no message was logged"
@@ -251,7 +251,7 @@ def telling_line(last_words: str) -> str:
 
 
 def dead_core(last_words: str) -> str | None:
-    """Return a message about a killed engine process, with a fix; None if none was killed or a cause was logged."""
+    """Return a message about a killed engine process, with a fix; None without a kill, or if a cause was logged."""
     text = "\n".join(error_lines(last_words))
     died = _CORE_DIED.search(text)
     if died is None or any(not _WRAPPERS.search(line) for line in _named(text.splitlines())):

@@ -208,7 +208,7 @@ def _not_yet_ready(rollout: Rollout) -> Readiness:
 
 
 def available_condition(counts: EngineCounts, readiness: Readiness) -> ConditionUpdate:
-    """Return the condition Available; if no engine serves, its reason is that of the pods or of ``readiness``."""
+    """Return the condition Available; if no engine serves, its reason comes from the pods or from ``readiness``."""
     if counts.wanted == 0 or (counts.ready == 0 and counts.blocked is None):
         return ConditionUpdate("Available", FALSE, readiness.reason, SEE_READY)
     why = f": {counts.blocked.message}" if counts.blocked else ""
@@ -217,7 +217,7 @@ def available_condition(counts: EngineCounts, readiness: Readiness) -> Condition
     if counts.ready == 0 and counts.blocked is not None:
         return ConditionUpdate("Available", FALSE, counts.blocked.reason, f"{counts}{why}")
     if counts.earlier:
-        message = f"{counts.ready} engines of an earlier spec ready; none can be launched for the current spec"
+        message = f"{counts.ready} engines of an earlier spec ready; the current spec cannot be launched"
         return ConditionUpdate("Available", TRUE, "EarlierEnginesServe", message)
     if counts.ready >= counts.wanted:
         return ConditionUpdate("Available", TRUE, "EnginesServe", str(counts))

@@ -130,7 +130,7 @@ def after_rollout(
         return last_good
     if blocked is not None:
         return replace(last_good, failure=Failure(attempt(), blocked.reason, blocked.message))
-    message = f"no engine became ready within {rollout.deadline_s} s and none reported an error; the engine may hang"
+    message = f"no engine became ready within {rollout.deadline_s} s and no error was reported; the engine may hang"
     return replace(last_good, failure=Failure(attempt(), "EngineReadyTimeout", message))
 
 

@@ -38,7 +38,7 @@ def allows(row: Row, token: int) -> bool:
 
 
 def pick(row: Row, endings: Endings, random: Random) -> int | None:
-    """Return an allowed token, a blank one only if no other is allowed; None if there is none."""
+    """Return an allowed token, a blank one only if no other is allowed; None if no token is allowed."""
     for token in endings.stop:
         if allows(row, token):
             return token

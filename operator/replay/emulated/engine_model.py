@@ -15,7 +15,7 @@ from random import Random
 from typing import Any, Final
 
 Outcome = tuple[int, int]
-"""Tokens drafted for a step of one request (0: the drafter found nothing), and how many of them were accepted."""
+"""Tokens drafted for a step of one request (0 without a match), and how many of them were accepted."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Difficulty:
     outcomes: Sequence[float]  # chance of each outcome of the section
     after: Sequence[Sequence[float]] = ()
     """If outcomes depend on the step before: their chances after each outcome, in the section's order. An empty row
-    stands for ``outcomes``."""
+    means ``outcomes``."""
 
     temperature: float | None = None  # of the requests it was fitted on
 

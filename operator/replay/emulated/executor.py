@@ -204,12 +204,12 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]  # vLLM ships types only
     # Calls before the engine core serves.
 
     def get_kv_cache_specs(self) -> list[dict[str, Any]]:
-        """Return the KV cache of every layer, including the draft's, for each rank."""
+        """Return the KV cache of every layer of target and draft for each rank."""
         specs = kv_cache_specs(self._settings.layers, self.vllm_config)
         return [dict(specs) for _ in range(self.parallel_config.world_size)]
 
     def get_supported_kv_cache_layouts(self) -> list[list[str]]:
-        """Return all layouts, as none is read (called since 0.29)."""
+        """Return all layouts, because the executor reads no cache (called since 0.29)."""
         from vllm.v1.attention.backends.utils import get_supported_kv_cache_layouts  # noqa: PLC0415
 
         names = [layout.name for layout in get_supported_kv_cache_layouts([])]
@@ -227,10 +227,10 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]  # vLLM ships types only
         return [self._settings.kv_cache_bytes] * self.parallel_config.world_size
 
     def initialize_from_config(self, kv_cache_configs: list[Any]) -> None:
-        """Do nothing: no KV cache is allocated."""
+        """Skip the allocation of the KV cache."""
 
     def compile_or_warm_up_model(self) -> None:
-        """Do nothing: there is no model to compile."""
+        """Skip compilation: there is no model to compile."""
 
     # Calls in every step.
 
@@ -278,7 +278,7 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]  # vLLM ships types only
     def _is_held_up(self, scheduled: Any) -> bool:
         """Return whether an idle accelerator waits for this machine.
 
-        Without asynchronous scheduling it always waits; then it counts only if the model knows the host's time.
+        Without asynchronous scheduling it always waits; then it counts only if the model has the host's time.
         """
         follows = bool(scheduled.scheduled_cached_reqs.req_ids) and self._free_at > 0
         return follows and (self.scheduler_config.async_scheduling or self._settings.step_time.host_ms > 0)
@@ -287,8 +287,8 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]  # vLLM ships types only
         for name, times in self._settings.step_time.outside(shape).items():
             if name not in self._warned:
                 self._warned.add(name)
-                far = f"{times:.2g} times what the model was fitted on"
-                logger.warning("Emulated: %s: %s is %s: step times are guesses", name, getattr(shape, name), far)
+                far = f"{times:.2g} times the largest value of the fit"
+                logger.warning("Emulated: %s: %s is %s: step times are extrapolated", name, getattr(shape, name), far)
 
     # The rest.
 
@@ -308,7 +308,7 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]  # vLLM ships types only
         return False
 
     def check_health(self) -> None:
-        """Do nothing: the executor is healthy as long as its process runs."""
+        """Succeed: the executor is healthy as long as its process runs."""
 
     def shutdown(self) -> None:
         """Log whether this machine was fast enough."""

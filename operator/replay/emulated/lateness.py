@@ -53,6 +53,6 @@ class Lateness:
         if self.is_believable:
             return said
         return (
-            f"{said}: this machine was too slow to be believed (at most {100 * BELIEVABLE_SHARE:.0f} % may be late):"
-            " free it from other work, or emulate fewer requests"
+            f"{said}: this machine was too slow for reliable results (at most {100 * BELIEVABLE_SHARE:.0f} % may be"
+            " late): stop other work, or emulate fewer requests"
         )

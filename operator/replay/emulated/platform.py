@@ -38,9 +38,9 @@ class EmulatedPlatform(CpuPlatform):  # type: ignore[misc]  # vLLM ships types o
         params = named.get("params", given[-1] if given else None)
         wanted = getattr(params, "logprobs", None)
         if getattr(params, "prompt_logprobs", None) is not None:
-            _refuse("prompt_logprobs", "has none: leave them out")
+            _refuse("prompt_logprobs", "does not return these: omit them")
         if getattr(params, "logprob_token_ids", None) or (wanted is not None and wanted < 0):
-            _refuse("logprobs", "makes them up, for a number of tokens: ask for 0 or more")
+            _refuse("logprobs", "invents these for a number of tokens: request 0 or more")
 
 
 def _refuse(parameter: str, message: str) -> None:

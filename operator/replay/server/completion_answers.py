@@ -127,7 +127,9 @@ def error(status: int, kind: str, message: str, parameter: str | None = None) ->
 
 
 _HASHED_AT_ONCE_S: Final = 0.0002
-_ENGINE_ERROR: Final = "the engine gave it up: it is too large for the KV cache, or ended so when it was recorded"
+_ENGINE_ERROR: Final = (
+    "the engine aborted the request: it is too large for the KV cache, or was aborted in the recording"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +185,7 @@ class Generation(ABC):
         self._longest_stop = max(map(len, asked.stop), default=0)
 
     async def begin(self, receive: Receive) -> bool:
-        """Submit the request to the engine, all of it or nothing; return whether its client is still connected.
+        """Submit the request to the engine as a whole; return whether its client is still connected.
 
         Raises
         ------
@@ -284,7 +286,7 @@ class Generation(ABC):
         return None if hashing.cancelled() else hashing.result()
 
     async def _hashes(self, block: int) -> Sequence[Sequence[int]]:
-        """Hash one prompt at a time, for a short while between tokens of other requests."""
+        """Hash one prompt at a time in short slices between tokens of other requests."""
         hashes = []
         for prompt in self.asked.prompts:
             found: list[int] = []

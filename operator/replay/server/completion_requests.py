@@ -188,10 +188,10 @@ def read_completion(data: bytes) -> Asked:
     """
     body = _decoded(_COMPLETION, data)
     if body.suffix:
-        raise bad_request("suffix: a replay has no model that could lead up to it: leave it out", "suffix")
+        raise bad_request("suffix: a replay has no model that could lead up to it: remove it", "suffix")
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise bad_request(
-            f"best_of: a replay has no model that could choose {body.n or 1} of {body.best_of} answers: leave it out",
+            f"best_of: a replay has no model that could choose {body.n or 1} of {body.best_of} answers: remove it",
             "best_of",
         )
     # 16 is vLLM's default for completions.
@@ -211,7 +211,7 @@ def read_chat(data: bytes) -> Asked:
         raise bad_request("messages must not be empty", "messages")
     if body.tool_choice not in (None, "auto", "none"):
         # vLLM would constrain the answer to the tool's schema.
-        raise bad_request("tool_choice: a replay has no model that could call a tool: leave it out", "tool_choice")
+        raise bad_request("tool_choice: a replay has no model that could call a tool: remove it", "tool_choice")
     text = "".join(f"{message.role}\n{_content(message.content)}\n" for message in body.messages)
     return _asked(body, [Prompt(text, count_tokens(text))], body.max_completion_tokens or body.max_tokens, chat=True)
 
@@ -219,10 +219,10 @@ def read_chat(data: bytes) -> Asked:
 def _asked(body: _Body, prompts: Sequence[Prompt], max_tokens: int | None, *, chat: bool) -> Asked:
     for name in ("echo", "logprobs", "prompt_logprobs", "structured_outputs"):
         if getattr(body, name) not in (None, False):
-            raise bad_request(f"{name}: a replay has no model that could answer it: leave it out", name)
+            raise bad_request(f"{name}: a replay has no model that could answer it: remove it", name)
     kind = body.response_format.get("type") if isinstance(body.response_format, dict) else body.response_format
     if kind not in (None, "text"):
-        raise bad_request("response_format: a replay has no model that could keep to it: leave it out")
+        raise bad_request("response_format: a replay has no model that could keep to it: remove it")
     options = body.stream_options
     if options is not None and not body.stream:
         raise bad_request("Stream options can only be defined when `stream=True`.", "stream_options")
@@ -240,7 +240,7 @@ def _asked(body: _Body, prompts: Sequence[Prompt], max_tokens: int | None, *, ch
         raise bad_request(f"stop: {len(stop)} texts: at most {_MOST_STOPS}", "stop")
     if body.return_token_ids and n * sum(prompt.tokens for prompt in prompts) > _MOST_TOLD_IDS:
         raise bad_request(
-            f"return_token_ids: of more than {_MOST_TOLD_IDS} tokens of prompts: ask for fewer answers",
+            f"return_token_ids: has more than {_MOST_TOLD_IDS} tokens of prompts: ask for fewer answers",
             "return_token_ids",
         )
     return Asked(
@@ -263,9 +263,9 @@ def _decoded(decoder: "msgspec.json.Decoder[_BodyT]", data: bytes) -> _BodyT:
     try:
         return decoder.decode(data)
     except RecursionError as error:
-        raise bad_request("the body is nested too deep") from error
+        raise bad_request("the body is nested too deeply") from error
     except UnicodeDecodeError as error:
-        raise bad_request(f"the body is no UTF-8 at byte {error.start}") from error
+        raise bad_request(f"the body is not UTF-8 at byte {error.start}") from error
     except msgspec.ValidationError as error:
         what, _, where = str(error).partition(" - at `$.")
         parameter = where.rstrip("`") or None
@@ -287,7 +287,7 @@ def _prompts(raw: msgspec.Raw) -> Sequence[Prompt]:
             given = [_IDS.decode(data)]
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise bad_request(
-            "prompt: must be a text, token ids (whole numbers from 0 to 2^32 - 1), or a list of such", "prompt"
+            "prompt: must be a string, token ids (whole numbers from 0 to 2^32 - 1), or a list of these", "prompt"
         ) from error
     if not all(given):
         raise bad_request("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")

@@ -178,7 +178,7 @@ class BoundedHttp(HttpToolsProtocol):
                 cycle.message_event.set()
 
     def data_received(self, data: bytes) -> None:
-        """Parse what a client sent."""
+        """Parse the bytes that a client sent."""
         if self.transport.is_closing():
             return
         self._unread_bytes += len(data)
@@ -237,5 +237,5 @@ class BoundedHttp(HttpToolsProtocol):
         self.transport.abort()
 
     def _abandon(self, unread_bytes: int) -> None:
-        self.logger.warning("A connection was closed whose client had %s bytes to read and did not.", unread_bytes)
+        self.logger.warning("A connection was closed because its client left %s bytes unread.", unread_bytes)
         self.transport.abort()

@@ -101,11 +101,11 @@ def read_source(settings: SourceSettings) -> Source:
     is_model = settings.mode is Mode.MODELLED and settings.traces[0].suffix == ".json"
     source = _read_model_file(settings.traces[0]) if is_model else _read_traces(settings)
     if settings.acceptance is not None and not source.num_speculative_tokens:
-        raise ServeError("--acceptance: the engine did not speculate: leave it out, or name another capture")
+        raise ServeError("--acceptance: the engine did not speculate: remove the option, or name another capture")
     if settings.mode is Mode.MODELLED and (settings.kv_cache_tokens or source.kv_cache_tokens) is None:
         unknown = (
-            "nothing says how large the KV cache is: it is taken for endless, and kv_cache_usage_perc stays 0: "
-            "give --kv-cache-tokens"
+            "the size of the KV cache is not known, so it is unlimited, and kv_cache_usage_perc stays 0: "
+            "set --kv-cache-tokens"
         )
         return replace(source, notes=[*source.notes, unknown])
     return source
@@ -118,7 +118,7 @@ def play(settings: SourceSettings, source: Source, clock: Clock) -> Played:
     modelled = _modelled(settings, source.model, clock) if source.model is not None else None
     if source.recording is None or settings.mode is Mode.MODELLED:
         if modelled is None:
-            raise ServeError("--mode modelled: there is no model: name one, or traces that it can be fitted to")
+            raise ServeError("--mode modelled: no model is given: name one, or traces for a fit")
         return modelled
     requests = source.recording.requests
     match = matcher(settings.matching, requests)
@@ -189,7 +189,7 @@ def _read_traces(settings: SourceSettings) -> Source:
     recording, notes, model = concatenated(recordings), list[str](), None
     count, k = len(recording.requests), recording.num_speculative_tokens
     if recording.skipped_lines:
-        notes.append(f"{recording.skipped_lines} lines that cannot be read were left out")
+        notes.append(f"{recording.skipped_lines} unreadable lines were skipped")
     modelled = settings.mode is Mode.MODELLED
     if modelled or settings.unmatched is Unmatched.MODELLED:
         from specdecode_operator.replay.fit import fit  # noqa: PLC0415  takes a while, and few need it
@@ -202,7 +202,7 @@ def _read_traces(settings: SourceSettings) -> Source:
         if all(request.arrival_ms is None for request in recording.requests):
             notes.append("no record has arrival_ms: they are used in the order of the file")
         if all(request.token_ids is None for request in recording.requests):
-            notes.append("no record has token ids: return_token_ids gets those of made-up words")
+            notes.append("no record has token ids: return_token_ids returns the ids of invented words")
         if settings.matching is Matching.PREFIX and not any(request.block_hashes for request in recording.requests):
             raise ServeError("--match: prefix: no record has block_hashes: match by arrival or request-id")
     of_what = "an engine fitted to " if modelled else ""
@@ -236,7 +236,7 @@ def _own_header(recording: Recording) -> TraceMeta:
 
 
 def _drafting(recordings: Sequence[Recording], notes: list[str]) -> Sequence[Drafting] | None:
-    """Return the drafting of each request, from step statistics if they match; None if none do."""
+    """Return the drafting of each request, from matching step statistics; None without a match."""
     of_steps = [
         recorded_drafting(each, read_steps(each.steps)) if each.steps is not None else None for each in recordings
     ]

@@ -167,7 +167,7 @@ class _Answers:
                 "input_tokens",
             )
         if service.fail_share and service.random.random() < service.fail_share:
-            raise RejectedError(500, "InternalServerError", "a failure that --fail-share ordered")
+            raise RejectedError(500, "InternalServerError", "a failure requested by --fail-share")
         request_id = Request(scope).headers.get("x-request-id", "")[:_LONGEST_ID] or None
         if asked.stream:
             wire = Wire(send, service.engines.unread, scope["extensions"][ABANDON]["close"])
@@ -184,7 +184,7 @@ async def _begin(generation: Streamed | Whole, receive: Receive) -> bool:
     try:
         return await generation.begin(receive)
     except UnmatchedRequestError as unmatched:
-        message = f"{unmatched}: the trace is used up, or has none like it: --unmatched says what comes then"
+        message = f"{unmatched}: the trace is used up, or has no such request: choose another --unmatched"
         raise RejectedError(409, "ConflictError", message) from unmatched
 
 
@@ -200,7 +200,9 @@ class _Held:
         more_bytes = own_bytes - self.own_bytes
         if more_bytes > 0 and self.service.held_bytes + more_bytes > _MOST_HELD_BYTES:
             raise RejectedError(
-                503, "ServiceUnavailableError", f"request bodies of more than {_MOST_HELD_BYTES} bytes are held already"
+                503,
+                "ServiceUnavailableError",
+                f"the server already holds request bodies of more than {_MOST_HELD_BYTES} bytes",
             )
         self.service.held_bytes += more_bytes
         self.own_bytes = own_bytes
@@ -250,7 +252,7 @@ class _Keyed:
 
 
 MOST_CONNECTIONS: Final = 2048
-"""Connections at a time unless the user says otherwise; with unfinished headers of 64 KiB each they hold 128 MiB."""
+"""Default limit of concurrent connections; with unfinished headers of 64 KiB each they hold 128 MiB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -328,12 +330,12 @@ async def _serve(settings: ServeSettings, source: Source, say: Callable[[str], N
     if assembled.recorder is not None:
         assembled.recorder.close()
         if (failure := assembled.recorder.failure) is not None:
-            say(f"note: --record ended early, and its files are left as .part: {failure.strerror}")
+            say(f"note: --record ended early, and its files keep the suffix .part: {failure.strerror}")
     for line in assembled.played.outside():
         say(f"note: {line}")
     if clock.late_timers > 0.01 * clock.timers:
         share = 100 * clock.late_timers / clock.timers
-        say(f"note: {share:.1f} % of bursts came more than {LATE_MS:g} ms too late: this machine was too busy for it")
+        say(f"note: {share:.1f} % of bursts were more than {LATE_MS:g} ms late: this machine was too busy")
 
 
 class _Server(uvicorn.Server):

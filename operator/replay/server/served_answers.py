@@ -361,7 +361,7 @@ class CaptureRecorder:
         """
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
-            raise FileExistsError(17, "holds files already", str(folder))
+            raise FileExistsError(17, "already contains files", str(folder))
         self._folder = folder
         self._engine = engine
         self._k = k
@@ -430,7 +430,7 @@ class CaptureRecorder:
         seal(self._folder)
 
     def _try(self, write: Callable[[], None]) -> None:
-        """Write, unless an earlier write failed: nothing may follow a torn line."""
+        """Write, unless an earlier write failed: a torn line must be the last one."""
         if self.failure is not None:
             return
         try:

@@ -131,7 +131,7 @@ _ANY_LANGUAGE_MODEL: Final[Mapping[str, Mapping[str, object]]] = {
 """Wrappers around a language model of any family, with the defaults of their class in transformers."""
 
 ARCHITECTURES: Final = (*READERS, *_ANY_LANGUAGE_MODEL)
-"""Every architecture that sizing knows, as files name it."""
+"""Every supported architecture, as named in files."""
 
 _BY_MODEL_TYPE: Final[Mapping[str, str]] = {
     "llama": "LlamaForCausalLM",
@@ -279,7 +279,7 @@ def _head(fields: Fields, method: str) -> ModelGeometry:
 
 
 def _named_architecture(fields: Fields) -> str:
-    """Return the architecture that the engine looks up: the first of ``architectures``, or that of its model_type."""
+    """Return the architecture that the engine looks up: the first of ``architectures``, or by model_type."""
     architectures = fields.strings("architectures")
     if not architectures:
         by_type = _BY_MODEL_TYPE.get(fields.text("model_type", default=""))
@@ -290,7 +290,7 @@ def _named_architecture(fields: Fields) -> str:
 
 
 def _flattened(fields: Fields) -> Fields:
-    """Return the fields overlaid with those of the language model, which wrappers nest in a section."""
+    """Return the fields overlaid with the fields of the language model, which wrappers nest in a section."""
     section = fields.section("text_config")
     if section is None:
         return fields

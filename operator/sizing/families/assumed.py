@@ -15,7 +15,7 @@ from specdecode_operator.sizing.weights import weight_parts
 
 _WIDTHS: Final = ((4 * GIB, 2048), (32 * GIB, 4096), (256 * GIB, 8192))
 _WIDEST: Final = 16_384
-"""Widths of models by their weights, each at least that of published models of the size; they decide the activation."""
+"""Widths of models by their weights, each at least as in published models of the size; they decide the activation."""
 
 _HEAD_DIM: Final = 128
 _WIDENS: Final = 4
@@ -71,7 +71,7 @@ def usual_config(
 
 @lru_cache(maxsize=MEMO_SIZE)
 def assumed_geometry(model: ModelGeometry, given: Assumption) -> ModelGeometry:
-    """Return a model with the user-supplied sizes; an exactly known model stays as it is.
+    """Return a model with the user-supplied sizes; an exactly known model stays unchanged.
 
     Raises
     ------

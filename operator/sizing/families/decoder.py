@@ -109,7 +109,7 @@ def attention(
     default_kv
         Whether a file without key/value heads has as many as query heads.
     default_dim
-        Width of a head if the file has none; None: the hidden size divided by the heads.
+        Width of a head if the file lacks it; None: the hidden size divided by the heads.
     """
     count = fields.size("num_attention_heads")
     kv_count = fields.size("num_key_value_heads", default=count if default_kv else None)
@@ -215,7 +215,7 @@ def latent_attention(fields: Fields) -> LatentAttention:
 
 
 def has_indexer(fields: Fields, index: int) -> bool:
-    """Test whether a layer chooses tokens itself; in GLM-5.2, three of four layers reuse those of an earlier layer."""
+    """Test whether a layer chooses tokens itself; in GLM-5.2, three of four layers reuse tokens of an earlier one."""
     pattern = fields.text("index_topk_pattern", default="")
     if pattern:
         return index >= len(pattern) or pattern[index] != "S"  # Shared

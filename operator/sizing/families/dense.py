@@ -42,7 +42,7 @@ _FOREIGN_KEYS: Final = {
     "attention_chunk_size": "chunked attention",
     "dual_chunk_attention_config": "dual-chunk attention",
 }
-"""Keys that no dense model has: the architecture says one thing, the file another."""
+"""Keys that no dense model has, so the file contradicts its architecture."""
 
 _PLAIN_POSITIONS: Final = "Qwen3VL"
 """Positions of its images and videos never go beyond the tokens (vLLM, qwen3_vl.py, mrope_positions_factor)."""
@@ -283,7 +283,7 @@ def _with_windows(fields: Fields, defaults: Mapping[str, object], is_windowed: C
 def _model(
     fields: Fields, architecture: str, mixer: SelfAttention, feed_forward: DenseMlp | None = None, **arrangement: Any
 ) -> ModelGeometry:
-    """Return a model of equal layers, but for the windows that its file gives to some of them.
+    """Return a model of equal layers, except for the windows that its file gives to some of them.
 
     ``arrangement`` has fields of `Decoder`; a norm with a bias counts as two norms.
     """
@@ -333,7 +333,7 @@ _GEMMA3_PATTERN: Final = 6
 
 _NORMS: Final = 4
 _NORMS_WITH_EXPERTS: Final = 7
-"""Norms of a layer: before and after each half, and before and after what stands beside each other."""
+"""Norms of a layer: before and after each half, and before and after parallel parts."""
 
 
 def gemma2(fields: Fields, architecture: str) -> ModelGeometry:

@@ -50,7 +50,7 @@ DRAFT_CLASSES: Final[Mapping[str, str]] = {
 """Class that any version of vLLM maps a draft head to, by the first of its ``architectures``."""
 
 DFLASH2: Final = "DFlash2Qwen3ForCausalLM"
-"""Class of DFlash heads with a selector, which model runner V2 alone asks (vllm/config/vllm.py, _is_dflash2_draft)."""
+"""Class of DFlash heads with a selector, which only model runner V2 uses (vllm/config/vllm.py, _is_dflash2_draft)."""
 
 ASSISTANTS: Final = ("Gemma4Assistant", "Gemma4UnifiedAssistant")
 """Beginnings of architectures that vLLM takes for Gemma4MTPModel, by their type (config/speculative.py)."""
@@ -67,14 +67,14 @@ _METHODS_OF_CLASSES: Final = (
 """Method of heads whose class has the word in its name; the first word that fits decides."""
 
 _OUTSIDE_THE_LAYER: Final = ("draft_vocab_size", "target_hidden_size", "norm_before_fc", "fc_norm")
-"""Keys of the speculators library's format beside the section of the layers (vLLM, configs/speculators/algos.py)."""
+"""Keys of the speculators library's format outside the section of the layers (vLLM, configs/speculators/algos.py)."""
 
 _FROM_SPECULATORS: Final = ("PEagleDraftModel",)
 
 _NEVER_RENAMED: Final = ("LiLiCorrDraftModel",)
 
 _TAKEN_FOR_MTP: Final = ("deepseek_mtp", "deepseek_v3", "deepseek_v32", "glm_moe_dsa")
-"""Types of files that vLLM rewrites to DeepSeek's modules for multi-token prediction, whatever their class."""
+"""Types of files that vLLM rewrites to DeepSeek's modules for multi-token prediction, regardless of the class."""
 
 _FROZEN_SINCE: Final = (0, 5)
 """First release of the speculators library whose heads keep a frozen copy of the target's output head: its rows for the
@@ -258,7 +258,7 @@ def peagle(fields: Fields, architecture: str) -> ModelGeometry:
     if fields.text("speculators_model_type", default="") != "peagle":
         raise fields.error(
             "architectures",
-            "vLLM does not start with a P-EAGLE head as it was trained: convert it to the format of vLLM's speculators "
+            "vLLM does not start with an unconverted P-EAGLE head: convert it to the format of vLLM's speculators "
             "library, or to LlamaForCausalLMEagle3 with ptd_token_id",
         )
     if not fields.is_set("mask_token_id"):
@@ -303,7 +303,7 @@ def _llama_like(fields: Fields, architecture: str) -> ModelGeometry:
 def medusa(fields: Fields, architecture: str) -> ModelGeometry:
     """Medusa: residual blocks and an output head for each token ahead, no attention (vLLM, medusa.py).
 
-    The vocabulary is the target's, whatever the file says (config/speculative.py), so a file need not name it.
+    The vocabulary is always the target's (config/speculative.py), so a file need not name it.
     """
     size = fields.size("hidden_size", default=_MEDUSA_WIDTH)
     # Old files name them otherwise.
@@ -362,7 +362,7 @@ _OUTSIDE_THE_LAYERS: Final = (
     *("markov_rank", "block_size", "enable_confidence_head", "confidence_head_with_markov"),
 )
 _OPTIONS: Final = ("sample_from_anchor", "conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
-"""Keys of that format beside the section of the layers, and those that vLLM moves to dflash_config."""
+"""Keys of that format outside the section of the layers, and keys that vLLM moves to dflash_config."""
 
 
 def as_engine_reads(fields: Fields) -> Fields:
@@ -400,7 +400,9 @@ def dflash(fields: Fields, architecture: str) -> ModelGeometry:
     is the token that verification gave, so it proposes one fewer.
     """
     if fields.text("model_type", default="qwen3") == "dflash":
-        raise fields.error("model_type", "vLLM knows no such type and would not start; its DFlash heads are of qwen3")
+        raise fields.error(
+            "model_type", "vLLM does not support this type and would not start; its DFlash heads have type qwen3"
+        )
     options = fields.section("dflash_config") or Fields(fields.model, {})
     block = fields.size("block_size") if fields.is_set("block_size") else None
     most_tokens = None if block is None else block - (not options.flag("sample_from_anchor"))
@@ -418,7 +420,7 @@ def dflash2(fields: Fields, architecture: str) -> ModelGeometry:
     size, taps = fields.size("hidden_size"), options.size("conv_kernel_size")
     group = options.size("conv_group_size")
     if size % group:
-        raise options.error("conv_group_size", f"vLLM refuses what does not divide the hidden size of {size}")
+        raise options.error("conv_group_size", f"must divide the hidden size of {size}, or vLLM rejects it")
     convolution = _SIDES * taps * (size + size // group * size)
     selector = options.size("selector_rank", _SELECTOR_RANK) * (2 * fields.size("vocab_size") + size)
     home = fields if fields.is_set("block_size") else options
@@ -439,10 +441,12 @@ def xpress(fields: Fields, architecture: str) -> ModelGeometry:
     """
     options = fields.section("dflash_config") or Fields(fields.model, {})
     if fields.flag("sample_from_anchor") or options.flag("sample_from_anchor"):
-        raise fields.error("sample_from_anchor", "vLLM does not start with an XPress head that was trained so")
+        raise fields.error("sample_from_anchor", "vLLM does not start with an XPress head that was trained with it")
     vocabulary, size = fields.size("vocab_size"), fields.size("hidden_size")
     if _draft_vocabulary(fields) != vocabulary:
-        raise fields.error("draft_vocab_size", "vLLM starts with XPress heads of the target's whole vocabulary alone")
+        raise fields.error(
+            "draft_vocab_size", "vLLM only starts with XPress heads that have the target's whole vocabulary"
+        )
     rank, width = fields.size("xpress_rank", _RANK), fields.size("xpress_mlp_hidden", _MLP_WIDTH)
     places = fields.size("xpress_block_size", fields.size("num_speculative_steps", _STEPS) + 1)
     copied = rank * (3 * rank + places * places + 3 * width + vocabulary)
@@ -450,7 +454,7 @@ def xpress(fields: Fields, architecture: str) -> ModelGeometry:
     of_all = fields.values.get("xpress_topc") == 0
     candidates = 0 if of_all else fields.size("xpress_topc", min(_CANDIDATES, vocabulary))
     if candidates > vocabulary:
-        raise fields.error("xpress_topc", f"vLLM refuses more than the vocabulary of {vocabulary}")
+        raise fields.error("xpress_topc", f"must be at most the vocabulary of {vocabulary}, or vLLM rejects it")
     parts = _parts(fields, options, most_tokens=places - 1)
     parts = replace(
         parts,
@@ -553,7 +557,7 @@ _SPLIT_PROJECTION: Final = ("Qwen3Next", "Qwen3_5", "NemotronH")
 """Families with one projection for all modules, split over the ranks, and the norms once."""
 
 _EMBEDDING_IMAGES: Final = "Qwen3_5"
-"""The family whose class takes images (SupportsMultiModal); other drafts here see the placeholders alone."""
+"""The family whose class takes images (SupportsMultiModal); other drafts here only see the placeholders."""
 
 
 def with_prediction(model: ModelGeometry, fields: Fields) -> ModelGeometry:
@@ -571,7 +575,7 @@ def with_prediction(model: ModelGeometry, fields: Fields) -> ModelGeometry:
 def _module(model: ModelGeometry, fields: Fields) -> Layer:
     """Return the layer of one module.
 
-    Like the model's last one with attention, but with an indexer of its own if attention is sparse. MiMo V2's has a
+    Like the model's last one with attention, but with its own indexer if attention is sparse. MiMo V2's has a
     window and a dense feed-forward, its output projection in 16 bits (mimo_v2_mtp.py); ERNIE's is a Llama layer of the
     model's sizes (ernie_mtp.py). A quantized checkpoint names it after the last layer.
     """
@@ -598,8 +602,8 @@ def _module(model: ModelGeometry, fields: Fields) -> Layer:
     if layer is None:
         raise fields.error(
             "num_hidden_layers",
-            "none of these layers has attention, which a module for multi-token prediction takes after: copy it, and"
-            " what says which layers have it, from the model's config.json",
+            "no layer has attention, which its module for multi-token prediction copies: copy this key, and those that"
+            " select the layers with attention, from the model's config.json",
         )
     mixer = layer.mixer
     if isinstance(mixer, LatentAttention) and mixer.sparse_tokens:

@@ -100,7 +100,7 @@ def _settled(fields: Fields, levels: Iterable[Fields]) -> tuple[Fields, tuple[st
 
 
 def _size(value: object) -> int | None:
-    """Return a size as files write it: a number, one in quotes, or the largest of one for each layer; else None."""
+    """Return a size as files write it: a number, one in quotes, or the largest of one per layer; otherwise None."""
     if isinstance(value, list):
         return max((each for each in value if type(each) is int), default=None)
     if isinstance(value, str) and value.isdecimal() and len(value) <= _MOST_DIGITS:
@@ -175,7 +175,7 @@ def _attention_doubts(fields: Fields, kinds: tuple[str, ...], architecture: str)
 
 
 def _shares_layers(architecture: str) -> bool:
-    """Return whether layers read keys and values of earlier ones: in vLLM 0.33 those of gemma3n.py and gemma4.py."""
+    """Return whether layers read keys and values of earlier ones: in vLLM 0.33 in gemma3n.py and gemma4.py."""
     return architecture.startswith("Gemma")
 
 
@@ -234,7 +234,7 @@ def _periodic_kind(fields: Fields, index: int) -> str | None:
 
 
 def _mixers(fields: Fields, kinds: tuple[str, ...], architecture: str) -> tuple[Callable[[int], Mixer | None], int]:
-    """Return the mixer of each layer, and the width of a head's rotated part; zero for none."""
+    """Return the mixer of each layer, and the width of a head's rotated part, or 0."""
     states = _states(fields, kinds) if LINEAR in kinds else None
     beside = None
     if LINEAR not in kinds and fields.is_set("mamba_d_ssm"):
@@ -516,10 +516,10 @@ MORE_IN_FILES: Final = "weights"
 """Value of `ModelGeometry.estimated_because` for a model of a known class that `as_in_files` estimates."""
 
 SCALE_TOLERANCE_PERCENT: Final = 25
-"""Difference between the layers in the files and those of a config.json above which a plan warns.
+"""Difference between the layers in the files and in the config.json above which a plan warns.
 
-By config.json alone, `estimated_geometry` finds the layers of the 301 exact models of the catalogue within 3 % for 299,
-and within 7 % for 300.
+With only config.json, `estimated_geometry` finds the layers of 299 of the catalogue's 301 exact models within 3 %, and
+of 300 within 7 %.
 """
 
 _NORMS: Final = 2
@@ -538,7 +538,7 @@ def estimated_geometry(
     because
         What sizing does not implement.
     stored
-        What the headers of its files say; None if they were not read.
+        Contents of the headers of its files; None if they were not read.
     tower
         Its encoder if sizing implements that; None to estimate it.
 
@@ -596,7 +596,7 @@ def _estimated(model: ModelGeometry, because: str, stored: StoredWeights | None)
 
 
 def _language_model(fields: Fields) -> Fields:
-    """Return the fields with those of the innermost language model on top."""
+    """Return the fields, overridden by the innermost language model."""
     for key in _INNER:
         section = fields.section(key)
         if section is None:
@@ -637,7 +637,7 @@ def _decoder(fields: Fields, architecture: str, stored: StoredWeights | None, do
 
 
 def _with_experts(checkpoint: WeightFormat | None, fields: Fields, architecture: str) -> WeightFormat | None:
-    """Return the format of a checkpoint with that of its experts, if they are in 4 bits beside layers in FP8.
+    """Return the format of a checkpoint and of its experts, if these have 4 bits and other layers are in FP8.
 
     vLLM, models/deepseek_v41/quant_config.py, DeepseekV4FP8Config: files of DeepSeek V4 that do not say are so.
     """
@@ -771,7 +771,7 @@ def _scaled(model: ModelGeometry, stored: StoredWeights | None) -> ModelGeometry
 def _prediction_scale(model: ModelGeometry, stored: StoredWeights) -> tuple[int, int]:
     """Return the bytes of layers for multi-token prediction in the files, and as their shapes give them.
 
-    Files often hold them in 16 bits beside quantized layers, and their experts may have other sizes.
+    Files often hold them in 16 bits next to quantized layers, and their experts may have other sizes.
     """
     projections = model.mtp_layers * 2 * model.hidden_size**2 * model.dtype_bytes
     in_files = stored.prediction_bytes - projections

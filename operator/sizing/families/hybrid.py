@@ -107,7 +107,7 @@ _JAMBA_STEP_SHARE: Final = 16
 def nemotron_h(fields: Fields, architecture: str) -> ModelGeometry:
     """Nemotron-H and Nemotron 3: each layer is Mamba 2, attention, a feed-forward layer or experts, and one norm.
 
-    vLLM, nemotron_h.py: no gates, no rotary positions, an output head of its own even where the file ties it.
+    vLLM, nemotron_h.py: no gates, no rotary positions, its own output head even if the file ties it.
     """
     kinds = _kinds(fields, "layers_block_type", "hybrid_override_pattern")
     if not kinds:
@@ -155,7 +155,7 @@ def nemotron_h(fields: Fields, architecture: str) -> ModelGeometry:
 
 
 def _kinds(fields: Fields, list_key: str, pattern_key: str) -> tuple[str, ...]:
-    """Return the kinds of layers from a list or a pattern; empty if the file has neither."""
+    """Return the kinds of layers from a list or a pattern; empty if the file lacks both."""
     listed = fields.strings(list_key)
     if listed:
         return _known(list_key, listed, fields, (LINEAR, FULL, _EXPERTS, _DENSE))
@@ -192,7 +192,7 @@ def _nemotron_experts(fields: Fields) -> Experts:
 
 
 def granite_hybrid(fields: Fields, architecture: str) -> ModelGeometry:
-    """Granite 4.0: Mamba 2 or attention, then experts beside a feed-forward layer that every token visits."""
+    """Granite 4.0: Mamba 2 or attention, then experts in parallel with a feed-forward layer that every token visits."""
     count = fields.size("num_hidden_layers")
     given = fields.strings("layer_types") or fields.strings("layers_block_type") or (LINEAR,) * count
     kinds = _known("layer_types", given, fields, (LINEAR, FULL))
@@ -284,7 +284,7 @@ def mamba2(fields: Fields, architecture: str) -> ModelGeometry:
 
 def jamba(fields: Fields, architecture: str) -> ModelGeometry:
     """Jamba: Mamba 1 with attention in every eighth layer, experts in every other; no rotary positions."""
-    # The engine's class has an output head of its own even where the file ties it (vLLM, jamba.py).
+    # The engine's class has its own output head even if the file ties it (vLLM, jamba.py).
     fields = with_defaults(fields.having({**fields.values, "tie_word_embeddings": False}), _JAMBA_DEFAULTS)
     hidden = fields.size("hidden_size")
     automatic = fields.values.get("mamba_dt_rank") in (None, "auto")

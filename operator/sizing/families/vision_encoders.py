@@ -319,4 +319,4 @@ TOWERS: Final[Mapping[str, Callable[[Fields], Tower]]] = {
     "Gemma4ForConditionalGeneration": gemma4_vision,
     "InternVLForConditionalGeneration": internvl,
 }
-"""Encoders by architecture; those of other wrappers are not known."""
+"""Encoders by architecture; encoders of other wrappers are not known."""

@@ -8,7 +8,7 @@ with the attention's output and the residual, which its caller holds, and makes 
 values. So the peak is either around an attention or around the feed-forward layer after it.
 
 Model runner V2 profiles the draft's proposal in full (v1/worker/gpu/model_runner.py, _dummy_run); V1 runs the
-draft's layers alone (v1/spec_decode/llm_base_proposer.py, dummy_run). XPress refinement follows
+draft's layers only (v1/spec_decode/llm_base_proposer.py, dummy_run). XPress refinement follows
 model_executor/models/qwen3_xpress.py, jacobi_refine_greedy.
 
 `on_product` selects the kernels for a GPU product, such as Triton's for latent attention, which reserves workspace
@@ -54,7 +54,7 @@ _FLOAT32_COPIES: Final = 3
 """Float32 tensors as large as the logits that the sampler makes."""
 
 _LARGEST_PIECE_BYTES: Final = Named(GIB, "of a piece in float32")
-"""Maximum piece of logits that V2 copies to float32 at once (v1/worker/gpu/spec_decode/rejection_sampler.py)."""
+"""Maximum piece of logits that V2 copies to float32 together (v1/worker/gpu/spec_decode/rejection_sampler.py)."""
 
 
 def profiled_sampling_bytes(pair: Pair, tensor: int) -> int:
@@ -91,7 +91,7 @@ def verification_bytes(pair: Pair, tensor: int) -> int:
     V2 (v1/worker/gpu/spec_decode/rejection_sampler.py): this rank's logits, the gathered rows and their copy, and a
     float32 piece of at most 1 GiB (MAX_CHUNK_BYTES). V1: its profiling run verified one proposed token per request. A
     draft that samples leaves its probabilities there through the whole next step (v1/worker/gpu_model_runner.py,
-    _draft_probs), and those of the verified rows are gathered (_get_spec_decode_draft_probs); V2 keeps logits, which
+    _draft_probs), and the rows to verify are gathered (_get_spec_decode_draft_probs); V2 keeps logits, which
     are part of its state. Entropy (v1/spec_decode/fly.py, compute_fly_entropy) copies such a piece once more, in
     logsumexp; on V1 it reads the existing softmax.
     """
@@ -142,7 +142,7 @@ def _v1_rejection_bytes(pair: Pair, bonus_rows: int, target_rows: int) -> int:
 def _gathered_bytes(logits_bytes: int, tensor: int) -> int:
     """Return the peak of gathering logits: this rank's part, the gathered rows, and their copy in order.
 
-    vLLM, distributed/device_communicators/base_device_communicator.py, all_gather; a single rank gathers nothing.
+    vLLM, distributed/device_communicators/base_device_communicator.py, all_gather; a single rank does not gather.
     """
     return 2 * logits_bytes + ceil_div(logits_bytes, tensor) if tensor > 1 else logits_bytes
 
@@ -154,7 +154,7 @@ _CONTEXT_OF_A_PART: Final = 512
 _TRITON_ALONE: Final = frozenset({"Ampere", "Ada", "Blackwell RTX"})
 _MOST_PARTS: Final = 2 * 108
 """Two for each multiprocessor of an A100. RTX PRO 6000 has 188 multiprocessors and L40S 142: the margin of uncalibrated
-GPUs stands for the rest."""
+GPUs covers the rest."""
 
 
 _WITHOUT_NVLINK: Final = frozenset({"Ada", "Blackwell RTX"})
@@ -255,15 +255,15 @@ def _profiles_latent_parts(pair: Pair) -> bool:
 
 
 _TRANSITIONS: Final = 3
-"""Logits of a place in DSpark beside all others: of the place before, the bias, and their sum (_sample_sequential)."""
+"""Additional logits of a place in DSpark: of the place before, the bias, and their sum (_sample_sequential)."""
 
 
 def proposing_bytes(pair: Pair, draft: ModelGeometry, tensor: int) -> int:
     """Return the peak of proposing: the states that a draft's layers return, the rows selected from them, their logits.
 
-    Heads that propose blocks take all places of all requests at once (dflash/speculator.py, _generate_draft), others
+    Heads that propose blocks take all places of all requests together (dflash/speculator.py, _generate_draft), others
     one per request (target_dependent_ar/speculator.py and standalone_ar/speculator.py, _prefill). EAGLE-3 returns two
-    tensors, and holds what it joined the target's states to. Logits of a smaller vocabulary are spread over the
+    tensors, and keeps its concatenation with the target's states. Logits of a smaller vocabulary are spread over the
     target's (qwen3_dflash.py and llama_eagle3.py, compute_logits).
     """
     tokens, requests, head = pair.limits.max_num_batched_tokens, profiled_requests(pair), draft.head
@@ -299,7 +299,7 @@ _CHUNK_BYTES: Final = 4 + _INT64_BYTES
 def refining_bytes(pair: Pair, draft: ModelGeometry, tensor: int) -> int:
     """Return the peak of refining the blocks of a full step; 0 for drafts without a refiner.
 
-    The states and logits of all places, and beside them first a copy of the logits of those to fill, then for each the
+    The states and logits of all places, first with a copy of the logits of places to fill, then for each of these the
     rows of its candidates in the second table, their logits before and after, and their ids.
     """
     refiner = draft.head.refiner if draft.head else None
@@ -347,7 +347,7 @@ def forward_bytes(pair: Pair, model: ModelGeometry, stage: Stage, precision: Pre
     Latent attention sets up one chunk of context whole for the profile (vLLM,
     model_executor/layers/attention/mla_attention.py, forward_impl and determine_chunked_prefill_workspace_size). A
     kernel that is tuned at its first launch flushes the L2 cache with a buffer of its size; engines that do not compile
-    tune none.
+    do not tune.
     """
     step = _step(model, stage, precision, split)
     limits, tokens = pair.limits, pair.limits.max_num_batched_tokens
@@ -413,8 +413,8 @@ def _widths(mixer: SingleMixer, tensor: int) -> tuple[int, int]:
     """Return the width alive inside a mixer on one rank, and the width that it passes to the next piece.
 
     Inside are the outputs of its projections in, and its own. Linear mixers also pass the gate of their norm. Mamba 2
-    copies what it convolves twice (vLLM, model_executor/layers/mamba/mamba_mixer2.py, conv_ssm_forward, where the
-    profiling run turns back).
+    copies the input of its convolution twice (vLLM, model_executor/layers/mamba/mamba_mixer2.py, conv_ssm_forward,
+    which returns early in the profiling run).
     """
     match mixer:
         case SelfAttention():
@@ -537,14 +537,14 @@ def activation_bytes(pair: Pair, split: Parallelism, stage: Stage | None = None)
 
 
 def compiling_bytes(pair: Pair, model: ModelGeometry, tensor: int) -> int:
-    """Return the peak of compiling a model at a start without a compile cache; 0 if the start compiles nothing.
+    """Return the peak of compiling a model at a start without a compile cache; 0 without compilation.
 
     vLLM sets benchmark_combo_kernel (config/compilation.py, CompilationConfig.__post_init__): torch times the kernels
     that it may join, and fills tensors with random numbers for all that they read and write
     (torch/_inductor/codegen/triton.py, codegen_kernel_benchmark). The first kernel reads the embedding. So a second
-    table of that size stands beside the weights, with the buffer that flushes the L2 cache between repetitions
-    (torch/_inductor/runtime/benchmarking.py). The kernel writes the residual and the normed states. That of EAGLE-3
-    reads the target's states, too, and writes both side by side into a tensor that each repetition clones
+    table of that size is in memory with the weights, and with the buffer that flushes the L2 cache between repetitions
+    (torch/_inductor/runtime/benchmarking.py). The kernel writes the residual and the normed states. EAGLE-3's
+    also reads the target's states, and writes both side by side into a tensor that each repetition clones
     (llama_eagle3.py, forward).
     """
     if not pair.limits.compiles_anew or pair.limits.enforce_eager or not model.layers:

@@ -74,7 +74,7 @@ _QUANTIZATION_STEPS: Final = {Precision.FP8: 1, Precision.INT8: 2}
 _STACK_BYTES: Final = {0: 768, 4: 880, 2: 1504, 3: 1888, 1: 1696}
 """Stack per thread of the Triton top-k kernel, compiled for sm90, by how far the vocabulary can be read in vectors.
 
-Keys: 0 for a multiple of 16, 4 of 4, 2 of 2, else the remainder by 4 (Triton 3.6, ptxas -v).
+Keys: 0 for a multiple of 16, 4 of 4, 2 of 2, otherwise the remainder by 4 (Triton 3.6, ptxas -v).
 """
 
 
@@ -291,7 +291,7 @@ _WEIGHTS_MARGIN_PERCENT: Final = 15
 _STORED_WEIGHTS_MARGIN_PERCENT: Final = 3
 _ACTIVATION_MARGIN_PERCENT: Final = 25
 _UNKNOWN_ENCODER_BYTES: Final = 3 * GIB // 2
-"""Margins of estimated models; tools/bench/sizing/estimated.py compares with models that sizing knows exactly."""
+"""Margins of estimated models; tools/bench/sizing/estimated.py compares with models that sizing describes exactly."""
 
 _FEW_SEQUENCES: Final = 32
 """Concurrent requests from which a doubt about blocks is a reason to run fewer: our own choice."""
@@ -314,7 +314,7 @@ class Term(StrEnum):
     """The term of a budget that does not fit."""
 
     WEIGHTS = "weights"
-    """The weights alone exceed the engine's share."""
+    """The weights exceed the engine's share."""
 
     OVERHEAD = "overhead"
     """Weights fit, but the engine's overhead leaves no memory for the KV cache."""
@@ -326,7 +326,7 @@ class Term(StrEnum):
     """The KV cache has fewer blocks than concurrent requests, each of which keeps its states in one."""
 
     UTILIZATION = "memory_utilization_percent"
-    """The engine asks for more than is free when it starts."""
+    """The engine requests more than is free when it starts."""
 
     MEMORY = "memory"
     """On CPU: the memory given is less than all terms together."""
@@ -391,7 +391,7 @@ class Budget:
 def estimate(pair: Pair, device: Device, split: Parallelism | int) -> Budget:
     """Return the budget of each GPU for a split of the pair; a whole number is a tensor parallelism.
 
-    The rules are those of vLLM's gpu_worker.py. The KV cache is a share of the device, minus weights, buffers, the
+    The rules follow vLLM's gpu_worker.py. The KV cache is a share of the device, minus weights, buffers, the
     profiled peak, non-torch memory and graphs. With pipeline stages it is the budget of the GPU with the fewest
     blocks, because all stages get the same number.
 
@@ -549,7 +549,7 @@ def _margin_bytes(era: VersionRules, device: Device, rank: Rank, correction: Cor
 
 
 def _estimated_margin_bytes(pair: Pair, target_bytes: int, draft_bytes: int, activation_bytes: int) -> int:
-    """Return the margin of one GPU for estimated models; zero if sizing knows both exactly.
+    """Return the margin of one GPU for estimated models; zero if sizing describes both exactly.
 
     A share of the weights, smaller if the headers of the files were read, a share of the activation, and for an encoder
     that sizing does not implement 1.5 GiB and its weights.
@@ -593,7 +593,7 @@ __all__ = ["Budget", "EngineLimits", "Pair", "Parallelism", "Term", "Verdict", "
 
 
 def estimate_on_cpu(pair: Pair, memory_bytes: int, kv_cache_bytes: int, tensor: int = 1) -> Budget:
-    """Return the budget of one rank on CPU; ``memory_bytes`` and ``kv_cache_bytes`` are those of all ranks.
+    """Return the budget of one rank on CPU; ``memory_bytes`` and ``kv_cache_bytes`` are totals of all ranks.
 
     Blocks and tokens follow exactly from the KV space of each rank (VLLM_CPU_KVCACHE_SPACE;
     vllm/v1/worker/cpu_worker.py, determine_available_memory). Weights, KV space and the engine's own processes must

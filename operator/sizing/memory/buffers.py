@@ -24,7 +24,7 @@ _LARGEST_GRAPH_OF_GPT_OSS: Final = 1024
 
 
 def further_graphs(pair: Pair) -> int:
-    """Return the number of V2's graphs in addition to K's: of decoding, for each other number of proposed tokens.
+    """Return the number of V2's decoding graphs for other numbers of proposed tokens than K.
 
     v1/worker/gpu/cudagraph_utils.py, _init_candidates. Each counts like a size of K, which also has a graph in pieces:
     an upper bound. V1 then captures only pieces (config/vllm.py, _maybe_override_dynamic_sd_cudagraph_mode), so its
@@ -42,7 +42,7 @@ def decode_graphs(pair: Pair) -> int:
 
 
 def _whole_requests(pair: Pair, tokens: int, sizes: tuple[int, ...]) -> int:
-    """Return the number of batches of whole requests that sizes are rounded up to, for a number of proposed tokens."""
+    """Return the number of batches of whole requests that sizes are rounded up to with a number of proposed tokens."""
     largest, verified = _largest_graph(pair), tokens + 1
     rounded = {ceil_div(size, verified) for size in sizes}
     return sum(each * verified <= largest and each <= pair.limits.max_num_seqs for each in rounded)
@@ -120,7 +120,7 @@ def _confidences(pair: Pair) -> int:
 
 
 def adaptive_graphs(pair: Pair) -> int:
-    """Return the number of captured graphs beyond those of a fixed K.
+    """Return how many more graphs are captured than with a fixed K.
 
     A fixed K has one for each multiple of K + 1 that a size is rounded up to, adaptive verification one for each size
     (v1/worker/gpu/cudagraph_utils.py, _init_candidates).
@@ -152,7 +152,7 @@ def profiled_steps(pair: Pair) -> tuple[int, ...]:
 def cost_profile_s(pair: Pair, weights_bytes: int) -> int:
     """Return the most seconds by which profiling these steps extends the start; 0 without adaptive verification.
 
-    ``weights_bytes`` are those of one GPU. The result is an upper bound for deadlines: each step may read all memory
+    ``weights_bytes`` apply to one GPU. The result is an upper bound for deadlines: each step may read all memory
     once, and every token is computed at a fraction of the rate in data sheets.
     """
     steps = profiled_steps(pair)

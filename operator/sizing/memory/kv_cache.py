@@ -1,6 +1,6 @@
 """Lay out the KV cache of a pair: layers on stages and ranks, groups of block tables, and capacity.
 
-All groups draw blocks of one size from one pool that target and draft share. Full attention alone is one group,
+All groups draw blocks of one size from one pool that target and draft share. Pure full attention is one group,
 even with layers of different widths. Other mixes are cut into groups of about equal bytes, and each group takes
 separate blocks for a request. Source: v1/core/kv_cache_utils.py. Weights are placed here too, because they share
 the stages.
@@ -75,7 +75,7 @@ def cached_layers(
 ) -> tuple[tuple[LayerRun, ...], ...]:
     """Return the cached layers of each pipeline stage; the draft sits on the last one.
 
-    Without ``element_bytes`` the cache has the type that the checkpoint asks for, or else the model's own. The draft
+    Without ``element_bytes`` the cache has the type that the checkpoint requires, or else the model's own. The draft
     follows the target: vLLM gives both the same cache_dtype.
     """
     element_bytes = element_bytes or target.cache_element_bytes
@@ -355,11 +355,11 @@ class KvCapacity(NamedTuple):
     num_blocks: int
     tokens: int
     max_concurrency: float
-    """Requests of the full length that fit at once."""
+    """Requests of the full length that fit together."""
 
 
 def pool_blocks(stages: Sequence[KvGrouping], available_bytes: Sequence[int]) -> int:
-    """Return the blocks of the pool: those of the smallest rank (get_kv_cache_configs)."""
+    """Return the blocks of the pool, which the smallest rank limits (get_kv_cache_configs)."""
     return min(max(0, size // stage.bytes_per_block) for stage, size in zip(stages, available_bytes, strict=True))
 
 
@@ -511,7 +511,7 @@ def target_parts(
 def draft_parts(
     target: ModelGeometry, draft: ModelGeometry, precision: Precision, split: Parallelism, loading: Loading
 ) -> dict[str, int]:
-    """Return the bytes of the draft that a rank loads beside its target, by the name of the part."""
+    """Return the bytes of the draft that a rank loads in addition to its target, by the name of the part."""
     tables = Tables.OWN
     if draft.head is not None:
         # If the target's embedding lies on another stage, the head brings its own, or the engine makes the target a

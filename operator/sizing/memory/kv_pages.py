@@ -166,7 +166,7 @@ _LOCAL: Final = frozenset({CacheKind.SLIDING, CacheKind.CHUNKED})
 """Kinds that forget."""
 
 _LATENT_BLOCK_ALIGNMENT: Final = 128
-"""Multiple in tokens of blocks beside states with latent attention (interface.py, _align_hybrid_block_size)."""
+"""Multiple in tokens of blocks if states and latent attention are combined (interface.py, _align_hybrid_block_size)."""
 
 _EXPORTED_TOKENS: Final = 64
 """Multiple in tokens at which FlashInfer exports states (gdn_attn.py, FLASHINFER_GDN_CHECKPOINT_ALIGNMENT)."""
@@ -188,7 +188,7 @@ def layer_pages(layers: Sequence[KvLayer], settings: KvSettings) -> list[Page]:
 
     If the target has states, blocks are raised until attention's page holds one, and every state is padded to that page
     (platforms/interface.py, _align_hybrid_block_size). A state has room for the speculated tokens. States that a
-    prefill exports lie on a grid, and so do blocks (get_mamba_prefill_checkpoint_alignment).
+    prefill exports are on a grid, and so are blocks (get_mamba_prefill_checkpoint_alignment).
     """
     states = {layer: _state_bytes(layer, settings) for layer in layers if layer.kind is CacheKind.STATE}
     of_target = [layer for layer in states if not layer.of_draft]
@@ -265,7 +265,7 @@ def keep_all_tokens(pages: list[Page]) -> list[Page] | None:
 def equal_pages(pages: list[Page], settings: KvSettings) -> list[Page] | None:
     """Return the pages raised to the largest; None if the engine cannot.
 
-    kv_cache_utils.py, unify_kv_cache_spec_page_size: more tokens if the page divides the largest, else padding.
+    kv_cache_utils.py, unify_kv_cache_spec_page_size: more tokens if the page divides the largest, otherwise padding.
     """
     largest = max(page.page_bytes for page in pages)
     raised = []

@@ -25,7 +25,7 @@ class Loss(StrEnum):
     """The last block that agrees is computed again: the draft's cache of its last token was made with the next one."""
 
     HASHES_AHEAD = "hashes_ahead"
-    """A block agrees only if the following tokens that the draft reads agree, too."""
+    """A block agrees only if the following tokens that the draft reads also agree."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class PrefixTax:
 def prefix_tax(version: str, method: str, block_tokens: int, chained_tokens: int = 1) -> PrefixTax | None:
     """Return the loss by a method in a version of vLLM; None if that version's source was not read for it.
 
-    ``chained_tokens`` is K for MTP modules that read one after the other, else 1 (config/vllm.py,
+    ``chained_tokens`` is K for MTP modules that read one after the other, and 1 otherwise (config/vllm.py,
     num_prefill_lookahead_tokens).
     """
     methods: Mapping[str, str] | None = sizing_facts(version).get("prefix_cache")
@@ -71,7 +71,7 @@ def prefix_tax(version: str, method: str, block_tokens: int, chained_tokens: int
 
 
 def unread_layers(pair: Pair, split: Parallelism) -> str:
-    """Return the layers whose rules for prefixes were not read, if they may shorten a pair's prefixes; else empty."""
+    """Return the layers with unread rules for prefixes, if they may shorten a pair's prefixes; otherwise empty."""
     usual = prefix_tax(pair.limits.engine_version, pair.method, block_tokens=1)
     # Without attention no prefixes are cached by default.
     caches = pair.limits.prefix_caching and bool(pair.target.attentions)

@@ -98,13 +98,13 @@ BAD = {
     "quantized head": Bad(
         "speculation: {method: eagle, numSpeculativeTokens: 3, draft: {model: org/head, quantization: FP8}}",
         "spec.speculation.draft.quantization",
-        "is FP8, but the head of method eagle is served as it was stored: remove it",
+        "is FP8, but the head of method eagle is served in its own precision: remove it",
     ),
     "head with checkpoints": Bad(
         "speculation: {method: eagle, numSpeculativeTokens: 3,"
         " draft: {model: org/head, checkpoints: [{quantization: INT4, model: org/x}]}}",
         "spec.speculation.draft.checkpoints",
-        "served as it was stored: remove them",
+        "served in its own precision: remove them",
     ),
     "ngram with bounds of suffix": Bad(
         "speculation: {method: ngram_gpu, numSpeculativeTokens: 3, suffix: {maxTreeDepth: 8}}",
@@ -196,7 +196,7 @@ BAD = {
     "stages on CPU": Bad(
         "parallelism: {pipeline: 2}\naccelerator: {type: CPU, cpuCores: 8, memoryGiB: 16, kvCacheGiB: 4}",
         "spec.parallelism",
-        "a replica on CPU is split by tensor alone: remove the others",
+        "a replica on CPU can only be split by tensor: remove the others",
     ),
     "part of a GiB for a rank": Bad(
         "parallelism: {tensor: 2}\naccelerator: {type: CPU, cpuCores: 8, memoryGiB: 16, kvCacheGiB: 3}",
@@ -206,7 +206,7 @@ BAD = {
     "experts on CPU": Bad(
         "parallelism: {expert: true}\naccelerator: {type: CPU, cpuCores: 8, memoryGiB: 16, kvCacheGiB: 4}",
         "spec.parallelism",
-        "a replica on CPU is split by tensor alone: remove the others",
+        "a replica on CPU can only be split by tensor: remove the others",
     ),
     "no stage": Bad("parallelism: {pipeline: 0}", "spec.parallelism.pipeline", "greater than or equal to 1"),
     "too many copies": Bad("parallelism: {data: 65}", "spec.parallelism.data", "less than or equal to 64"),
@@ -258,7 +258,7 @@ BAD = {
     "costs of a lookup": Bad(
         "speculation: {method: ngram, numSpeculativeTokens: 3, adaptiveVerification: true}",
         "spec.speculation.adaptiveVerification",
-        "method ngram has no draft that says how sure it is: remove it, or choose a method with a draft",
+        "method ngram has no draft that reports its confidence: remove it, or choose a method with a draft",
     ),
     "vocabulary of a lookup": Bad(
         "speculation: {method: ngram, numSpeculativeTokens: 3, useHeterogeneousVocab: true}",
@@ -422,12 +422,12 @@ BAD = {
     "old name of products": Bad(
         "accelerator: {product: [NVIDIA-H200]}",
         "spec.accelerator.product",
-        "was renamed to products: keep the list as it is",
+        "was renamed to products: keep the list unchanged",
     ),
     "old name of gpuMemoryUtilizationPercent": Bad(
         "serving: {memoryUtilizationPercent: 90}",
         "spec.serving.memoryUtilizationPercent",
-        "was renamed to gpuMemoryUtilizationPercent: keep the number as it is",
+        "was renamed to gpuMemoryUtilizationPercent: keep the number unchanged",
     ),
     "old name of ignorePlan": Bad(
         "override: {planning: Ignore, reason: measured}",

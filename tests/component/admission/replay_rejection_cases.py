@@ -74,7 +74,7 @@ REPLAYS = {
     "replay over HTTPS": Bad(
         replay(more="serving: {tlsSecret: {name: certificate}}"),
         "spec.serving.tlsSecret",
-        "a replay (engine.replay) speaks plain HTTP: remove one of the two",
+        "a replay (engine.replay) only serves plain HTTP: remove one of the two",
     ),
     "replay that is captured": Bad(
         replay(more="captures: [{name: nightly, schedule: 0 3 * * *}]"),

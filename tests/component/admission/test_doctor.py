@@ -174,14 +174,14 @@ def test_namespaces(specdecode: Any, kubectl: Kubectl) -> None:
     strict.must("create", "--filename=-", stdin=json.dumps(body))
     after = findings(specdecode, "-n", "strict")
     assert grades(after, "pod security") == ["OK"]
-    assert "restricted, which engine pods are within" in json.dumps(after)
+    assert "restricted, which engine pods satisfy" in json.dumps(after)
     assert grades(after, "quota") == ["FAIL"]
     assert grades(after, "limits") == ["WARN"]
     assert grades(after, "claims") == ["WARN"]
 
 
 def test_storage_classes(specdecode: Any, kubectl: Kubectl) -> None:
-    assert "there is no StorageClass" in findings(specdecode)["storage"][0]["what"]
+    assert "no StorageClass exists" in findings(specdecode)["storage"][0]["what"]
     body = {
         "apiVersion": "storage.k8s.io/v1",
         "kind": "StorageClass",
@@ -282,7 +282,7 @@ def test_a_live_deployment_is_imported_with_its_services(specdecode: Any, kubect
     kubectl.must("apply", "--dry-run=server", "--filename=-", stdin=live.stdout)
     nobody = specdecode("import", "deployment/nobody")
     assert nobody.exit_code == INVALID
-    assert "deployment/nobody: is not in namespace default" in nobody.stderr
+    assert "deployment/nobody: not found in namespace default" in nobody.stderr
 
 
 def test_the_command_that_moves_traffic_does(specdecode: Any, kubectl: Kubectl) -> None:

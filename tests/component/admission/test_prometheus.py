@@ -214,4 +214,4 @@ def test_a_deployment_is_told_apart_by_its_label(watched: Watched) -> None:
     options = ("-n", "elsewhere", "--prometheus", watched.url)
     done = CliRunner().invoke(app, ["metrics", "llama", *options])
     assert done.exit_code == 2
-    assert "has no series with namespace=elsewhere and specdecode_deployment=llama" in " ".join(done.output.split())
+    assert "no series with namespace=elsewhere and specdecode_deployment=llama" in " ".join(done.output.split())

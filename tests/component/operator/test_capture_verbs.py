@@ -62,7 +62,7 @@ def test_a_deployment_that_is_not_accepted_ends_it_with_the_field(kubectl: Kubec
     answer = up()
     assert answer.exit_code == 1
     assert "spec.engine.extraArgs[0]: --nonsense: vLLM 0.33 has no such flag" in answer.stderr
-    assert f"correct it (kubectl describe sdd tiny -n {kubectl.namespace})" in answer.stderr
+    assert f"fix the deployment (kubectl describe sdd tiny -n {kubectl.namespace})" in answer.stderr
 
 
 @pytest.mark.usefixtures("operator")

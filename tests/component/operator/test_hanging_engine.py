@@ -85,5 +85,5 @@ def test_engines_that_served_come_back_where_the_next_ones_hang(kubectl: Kubectl
     serve(kubectl)
     body = wait_for_all(kubectl, "tiny", Ready=("False", "RolledBack"), Stalled="True", Available="True")
     message = current(body, "Ready")[2]
-    assert f"EngineReadyTimeout: {SAID.format('')} and none reported an error; the engine may hang" in message
+    assert f"EngineReadyTimeout: {SAID.format('')} and no error was reported; the engine may hang" in message
     assert "change the spec to try again" in message

@@ -209,7 +209,7 @@ def test_a_capture_that_never_was_is_told_in_one_line(kubectl: Kubectl, captured
     answer = specdecode(kubectl, "fetch", "nothing", "nowhere")
     assert answer.returncode == 2
     assert answer.stderr == (
-        "error: capture nothing: neither it nor a claim of it is in this namespace: name another, or -n\n"
+        "error: capture nothing: no capture or claim found in this namespace: check the name, or set -n\n"
     )
 
 

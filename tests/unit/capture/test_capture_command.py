@@ -46,7 +46,7 @@ class TestValidate:
         (tmp_path / "trace.jsonl.gz").write_bytes(gzip.compress(GOOD + BAD))
         result = validate(tmp_path / "trace.jsonl.gz")
         assert result.exit_code == 1
-        assert "    line 2: output_tokens is 2, but neither itl_ms nor itl_summary is there [no-gaps]" in result.output
+        assert "    line 2: output_tokens is 2, but itl_ms and itl_summary are missing [no-gaps]" in result.output
 
     def test_folder_of_a_capture(self, capture: Path) -> None:
         result = validate(capture)

@@ -160,14 +160,19 @@ class TestEnd:
         )
 
     def test_doubts_about_the_version_of_the_engine_are_told(self) -> None:
-        said = SUMMARY | {"engineVersion": "0.99.1", "engineNotes": ["nobody tried it", "another was planned for"]}
+        said = SUMMARY | {
+            "engineVersion": "0.99.1",
+            "engineNotes": ["the recorder is untested", "another was planned for"],
+        }
         pods = [capture_pod(phase="Succeeded", containerStatuses=[ended("load", 0, said)])]
         _, status = decided(capture(), surroundings(job=job("Complete"), pods=pods))
         messages = {each.type: each.message for each in status.conditions}
         assert messages["Succeeded"] == "See condition Ready"
         later = decided(after(capture(), surroundings(job=job("Complete"), pods=pods)), surroundings())[1]
         assert {each.type: each.message for each in later.conditions} == messages, "its Job and pod may be gone"
-        assert messages["Ready"] == ("files are validated and published; nobody tried it; another was planned for")
+        assert messages["Ready"] == (
+            "files are validated and published; the recorder is untested; another was planned for"
+        )
         assert status.summary is not None
         assert status.summary.engine_version == "0.99.1"
 

@@ -98,7 +98,7 @@ def test_recordings_of_one_engine_follow_one_another_and_others_are_refused(tmp_
     assert [each.scheduled_ms for each in both] == [None, 52.5 + 1000 + 7]
     assert [each.engine for each in both] == [0, 1]
     other = read_recording(write_trace(tmp_path / "c.jsonl", [record()], meta={**META, "model": "large"}))
-    with pytest.raises(RecordingError, match=r"c\.jsonl: model is large, that of .*a\.jsonl tiny"):
+    with pytest.raises(RecordingError, match=r"c\.jsonl: model is large, but tiny in .*a\.jsonl"):
         concatenated([one, other])
 
 

@@ -26,7 +26,7 @@ def test_objects_as_attested_are_verified(specdecode: Specdecode, write: WriteOb
     attestation, key = attested(write, tmp_path)
     result = specdecode("attestation", "verify", attestation, "--key", key, "-f", write("objects.yaml", *serving()))
     assert result.exit_code == VERIFIED, result.output
-    assert "Pod default/llama-1 is as attested: containers, images by digest" in result.stdout
+    assert "Pod default/llama-1 matches the attestation: containers, images by digest" in result.stdout
     assert result.stdout.endswith("verified\n")
     assert "not looked at" not in result.stdout
 
@@ -35,7 +35,7 @@ def test_what_no_file_has_is_said(specdecode: Specdecode, write: WriteObject, tm
     attestation, key = attested(write, tmp_path)
     result = specdecode("attestation", "verify", attestation, "--key", key)
     assert result.exit_code == VERIFIED, result.output
-    assert "not looked at, for no file has it: SpecDecodeDeployment, Deployment, Pod" in result.stdout
+    assert "not checked, because no file contains it: SpecDecodeDeployment, Deployment, Pod" in result.stdout
 
 
 def test_another_image_is_not_verified(specdecode: Specdecode, write: WriteObject, tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_attestations_of_several_objects_are_not_held_against_one(
     objects = write("objects.yaml", *serving())
     result = specdecode("attestation", "verify", both, "--key", tmp_path / "key", "-f", objects)
     assert result.exit_code == NOT_VERIFIED
-    assert "are of several objects" in result.stderr
+    assert "about several objects" in result.stderr
 
 
 def test_an_envelope_alone_is_read_from_standard_input(specdecode: Specdecode, tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_an_envelope_alone_is_read_from_standard_input(specdecode: Specdecode, t
     [envelope] = entries(attest(serving()[0], SigningKey.read(private))).values()
     result = specdecode("attestation", "verify", "-", "--key", tmp_path / "key", stdin=envelope)
     assert result.exit_code == VERIFIED, result.output
-    assert "not attested: that engines served by it" in result.stdout
+    assert "not attested: engines that served with this plan" in result.stdout
     cut = json.dumps({**json.loads(envelope), "signatures": []})
     assert specdecode("attestation", "verify", "-", "--key", tmp_path / "key", stdin=cut).exit_code == NOT_VERIFIED
 
@@ -129,7 +129,7 @@ def test_files_that_cannot_be_used_say_why(specdecode: Specdecode, write: WriteO
     attestation, key = attested(write, tmp_path)
     for arguments, says in (
         ((attestation, "--key", attestation), "is not a public key in PEM"),
-        ((write("pod.yaml", serving()[2]), "--key", key), "holds no attestation"),
+        ((write("pod.yaml", serving()[2]), "--key", key), "contains no attestation"),
         ((tmp_path / "none.yaml", "--key", key), "No such file"),
     ):
         result = specdecode("attestation", "verify", *arguments)
@@ -151,4 +151,4 @@ def test_a_former_key_is_a_public_one(specdecode: Specdecode, tmp_path: Path) ->
     assert result.exit_code == INVALID
     assert "--former-key: " in result.stderr
     assert "is a private key: use the public key" in result.stderr
-    assert "--former-key: is for --signing-key alone" in " ".join(specdecode("operator", *former).stderr.split())
+    assert "--former-key: requires --signing-key" in " ".join(specdecode("operator", *former).stderr.split())

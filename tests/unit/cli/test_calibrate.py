@@ -95,9 +95,9 @@ def test_entries_are_added_and_the_same_start_is_not_counted_twice(log: Path, tm
         (LOG.replace("'max_num_seqs': 128, ", ""), "add --max-num-seqs"),
         (LOG.replace("Available KV cache memory", "Available"), "Available KV cache memory"),
         (LOG.replace("pipeline_parallel_size=1", "pipeline_parallel_size=2"), "only tensor parallelism"),
-        (LOG.replace("dtype=torch.bfloat16", "dtype=torch.float32"), "only engines in 16 bits"),
+        (LOG.replace("dtype=torch.bfloat16", "dtype=torch.float32"), "16-bit dtypes"),
         (LOG.replace("meta-llama/Llama-3.1-70B", "acme/unheard-of"), "config.json"),
-        (LOG.replace("0.9, 'quant", "0.915, 'quant"), "whole percents"),
+        (LOG.replace("0.9, 'quant", "0.915, 'quant"), "multiple of 0.01"),
     ],
     ids=["empty", "no sequences", "never came so far", "pipeline", "float32", "unknown model", "half a percent"],
 )
@@ -114,8 +114,8 @@ def test_what_cannot_be_compared_says_why_and_writes_nothing(text: str, words: s
 def test_bad_input_is_refused(log: Path, tmp_path: Path) -> None:
     out = tmp_path / "calibration.json"
     assert "is a MIG slice" in calibrate(out, "--from-log", str(log), product=f"{H200}-MIG-1g.18gb").output
-    assert "give one of --from-log" in calibrate(out).output
-    assert "give one of --from-log" in calibrate(out, "--from-log", str(log), "--from-deployment", str(log)).output
+    assert "exactly one of --from-log" in calibrate(out).output
+    assert "exactly one of --from-log" in calibrate(out, "--from-log", str(log), "--from-deployment", str(log)).output
     missing = CliRunner().invoke(app, ["calibrate", "--append-to", str(out), "--from-log", str(log)])
     assert (missing.exit_code, "--gpu is missing" in missing.output) == (2, True)
     assert "name a file that can be read" in calibrate(out, "--from-log", str(tmp_path / "none")).output
@@ -228,7 +228,7 @@ def test_a_malformed_value_is_reported_with_its_line(was: str, becomes: str, wha
     assert len(done.output) < 1000
 
 
-# --calibration of `plan`, `explain` and `estimate`: they say what measurements say, and name them.
+# --calibration of `plan`, also with --explain and --batch: they say what measurements say, and name them.
 
 TARGET, DRAFT = "meta-llama/Llama-3.1-70B-Instruct", "meta-llama/Llama-3.1-8B-Instruct"
 ENTRY = CalibrationEntry(
@@ -272,7 +272,7 @@ def test_plan_says_where_no_measurement_was_of_use(
 ) -> None:
     path = write("a.yaml", manifest("a", parallelism={"tensor": 4}))
     told = specdecode("plan", "-f", path, "--calibration", calibration).stderr
-    assert f"warning: --calibration: {calibration}: none of its entries is of engines like these" in told
+    assert f"warning: --calibration: {calibration}: has no entry for these engines" in told
     used = write("b.yaml", manifest("b", **FP8))
     assert "warning" not in specdecode("plan", "-f", used, "--calibration", calibration).stderr
 
@@ -280,7 +280,8 @@ def test_plan_says_where_no_measurement_was_of_use(
 def test_explain_has_a_line_for_it_and_adds_up(specdecode: Specdecode, write: WriteObject, calibration: Path) -> None:
     path = write("a.yaml", manifest("a", **FP8))
     plain, corrected = (
-        figures(specdecode("explain", "-f", path, *more).stdout) for more in ([], ["--calibration", calibration])
+        figures(specdecode("plan", "--explain", "-f", path, *more).stdout)
+        for more in ([], ["--calibration", calibration])
     )
     assert corrected["- correction"] == GIB
     assert corrected["- non-torch"] == plain["- non-torch"]
@@ -302,7 +303,7 @@ def test_estimate_corrects_each_case(specdecode: Specdecode, calibration: Path) 
     plain, corrected = (
         [
             json.loads(line)
-            for line in specdecode("estimate", "--in", "-", "--out", "-", *more, stdin=lines).stdout.splitlines()
+            for line in specdecode("plan", "--batch", "-", "--out", "-", *more, stdin=lines).stdout.splitlines()
         ]
         for more in ([], ["--calibration", calibration])
     )
@@ -311,16 +312,16 @@ def test_estimate_corrects_each_case(specdecode: Specdecode, calibration: Path) 
     assert corrected[1] == plain[1], "nobody measured four GPUs"
 
 
-@pytest.mark.parametrize("command", ["plan", "explain", "estimate"])
+@pytest.mark.parametrize("option", [[], ["--explain"], ["--batch", "-"]], ids=str)
 def test_a_file_that_cannot_be_used_is_an_error(
-    specdecode: Specdecode, write: WriteObject, tmp_path: Path, command: str
+    specdecode: Specdecode, write: WriteObject, tmp_path: Path, option: list[str]
 ) -> None:
-    arguments = ["-f", write("a.yaml", manifest("a"))] if command != "estimate" else ["--in", "-", "--out", "-"]
+    files = [] if "--batch" in option else ["-f", write("a.yaml", manifest("a"))]
     for content, words in ((None, "No such file"), ("{", "is not valid JSON"), ("{}", "format")):
         file = tmp_path / "bad.json"
         if content is not None:
             file.write_text(content)
-        done = specdecode(command, *arguments, "--calibration", file, stdin="{}")
+        done = specdecode("plan", *option, *files, "--calibration", file, stdin="{}")
         assert done.exit_code == 2
         assert words in done.stderr
         assert str(file) in done.stderr
@@ -445,16 +446,19 @@ def undivided(body: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (stale, "get it again"),
-        (replanned, "get it again"),
-        (silent, "kvCacheResidualBytes: wait until"),
+        (stale, "get the object again"),
+        (replanned, "get the object again"),
+        (silent, "kvCacheResidualBytes is missing: wait until"),
         (damaged, "plan.tensor"),
         (unknown, "use --model-config ID=PATH"),
         (undivided, "status.plan"),
         (requantized, "target INT4 needs a checkpoint"),
-        (captured_otherwise, "cudagraphMode, maxCudagraphCaptureSize: only engines with vLLM's own CUDA graphs"),
-        (captured_less, "cudagraphMode, maxCudagraphCaptureSize: only engines with vLLM's own CUDA graphs"),
-        (undersized, "it was not the engine that was predicted"),
+        (
+            captured_otherwise,
+            "cudagraphMode, maxCudagraphCaptureSize: calibration supports only vLLM's default CUDA graphs",
+        ),
+        (captured_less, "cudagraphMode, maxCudagraphCaptureSize: calibration supports only vLLM's default CUDA graphs"),
+        (undersized, "another engine than the predicted one"),
     ],
 )
 def test_what_shows_no_residual_says_why_and_writes_nothing(change: Any, words: str, out: Path) -> None:
@@ -479,4 +483,4 @@ def test_an_unknown_model_is_taken_from_its_config(out: Path, tmp_path: Path) ->
 
 
 def test_a_file_without_objects_is_refused(out: Path) -> None:
-    assert "holds no SpecDecodeDeployment" in calibrate_deployment(out, {"kind": "Other"}).output
+    assert "contains no SpecDecodeDeployment" in calibrate_deployment(out, {"kind": "Other"}).output

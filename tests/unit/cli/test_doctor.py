@@ -73,7 +73,7 @@ def test_the_crds(own: dict[str, Any]) -> None:
     groups, name = {"specdecode.io": ["v1alpha1"]}, own["metadata"]["name"]
     check(doctor.crd_finding(own, installed(own), groups), OK, f"{name} serves v1alpha1")
     check(doctor.crd_finding(own, None, groups), FAIL, f"{name} is not installed", "specdecode crds | kubectl apply")
-    check(doctor.crd_finding(own, installed(own, schema={}), groups), WARN, name, "another schema")
+    check(doctor.crd_finding(own, installed(own, schema={}), groups), WARN, name, "the schema of", "differs")
     older = installed(own, schema={})
     older["metadata"] = {**older["metadata"], "labels": {"app.kubernetes.io/version": "0.0.1"}}
     check(doctor.crd_finding(own, older, groups), WARN, f"{name} is of 0.0.1, older than this {__version__}")
@@ -120,7 +120,12 @@ def test_the_operator() -> None:
     check(doctor.operator_finding([operator(label="9.0.0")]), OK)  # a tag says more of what runs
     check(doctor.operator_finding([operator(available=0)]), FAIL, "not available", "kubectl describe")
     check(doctor.operator_finding([]), FAIL, "not installed", "chart")
-    check(doctor.operator_finding([operator(), operator(name="p")]), FAIL, "more than once", "specdecode-system/p")
+    check(
+        doctor.operator_finding([operator(), operator(name="p")]),
+        FAIL,
+        "serve the same namespaces",
+        "specdecode-system/p",
+    )
     serving = {name: operator(name=name, served=name.split("-")) for name in ("a", "b", "a-c")}
     check(doctor.operator_finding([operator(), serving["a"], serving["b"]]), OK)
     check(doctor.operator_finding([serving["a"], serving["b"], serving["a-c"]]), FAIL, "specdecode-system/a-c serve")
@@ -157,7 +162,7 @@ def test_a_card_without_public_logs_is_labelled() -> None:
 
 
 def test_a_cluster_without_gpus() -> None:
-    check(of("gpus", [node(gpu=0, product="")])[0], FAIL, "none of 1 nodes", "GPU operator")
+    check(of("gpus", [node(gpu=0, product="")])[0], FAIL, "0 of 1 nodes", "GPU operator")
     check(doctor.gpu_findings(DENIED, DENIED)[0], WARN, "you may not look")
 
 
@@ -167,7 +172,7 @@ def test_a_cluster_without_gpus() -> None:
         (node("bad", product=""), "no label nvidia.com/gpu.product"),
         (node("bad", product=f"{H100}-MIG-1g.10gb"), "MIG"),
         (node("bad", product=f"{H100}-SHARED"), "shared"),
-        (node("bad", product="NVIDIA-H100-80GB-HBM3-ODD"), "no memory figures"),
+        (node("bad", product="NVIDIA-H100-80GB-HBM3-ODD"), "is unknown"),
         (node("bad") | {"spec": {"unschedulable": True}}, "cordoned"),
     ],
 )
@@ -198,7 +203,7 @@ def taking(gpu: int, phase: str = "Running") -> dict[str, Any]:
 
 def test_free_gpus() -> None:
     check(of("free gpus", [node()], [taking(2), taking(4, "Succeeded")])[0], OK, "6 of 8")
-    check(of("free gpus", [node()], [taking(8)])[0], WARN, "all 8 are taken")
+    check(of("free gpus", [node()], [taking(8)])[0], WARN, "0 of 8")
     check(of("free gpus", [node()], DENIED)[0], WARN, "of 8")
 
 
@@ -218,9 +223,14 @@ def test_storage_classes() -> None:
 
     check(judged(storage_class("fast")), OK, "fast")
     check(judged(), WARN, "no StorageClass", "captures then need spec.storage.persistentVolumeClaim")
-    check(judged(storage_class("fast", default=False)), WARN, "fast is the default", "spec.storage.storageClassName")
+    check(
+        judged(storage_class("fast", default=False)),
+        WARN,
+        "no default StorageClass among fast",
+        "spec.storage.storageClassName",
+    )
     check(judged(storage_class("a"), storage_class("b")), WARN, "a, b")
-    check(judged(storage_class("a", "Immediate")), WARN, "binds at once")
+    check(judged(storage_class("a", "Immediate")), WARN, "binds immediately")
     check(doctor.storage_findings(DENIED)[0], WARN)
 
 
@@ -233,8 +243,8 @@ def test_claims() -> None:
     exclusive = named("exclusive", spec={"accessModes": ["ReadWriteOncePod"]})
     check(doctor.claim_finding([shared, exclusive]), WARN, "only one pod", "exclusive")
     writable = named("writable", spec={"accessModes": ["ReadWriteMany"]})
-    check(doctor.claim_finding([shared, writable]), OK, "writable for spec.models.cache")
-    check(doctor.claim_finding([shared]), OK, "none for spec.models.cache")
+    check(doctor.claim_finding([shared, writable]), OK, "spec.models.cache can use writable")
+    check(doctor.claim_finding([shared]), OK, "spec.models.cache cannot use them")
     check(doctor.claim_finding(DENIED), WARN)
 
 
@@ -267,8 +277,8 @@ def test_quota() -> None:
         (finding,) = doctor.quota_findings([body], limits)
         return finding
 
-    check(judged(quota("2", **{"requests.nvidia.com/gpu": "8"})), OK, "8 - 2")
-    check(judged(quota("8", **{"requests.nvidia.com/gpu": "8"})), FAIL, "8 - 8", "raise")
+    check(judged(quota("2", **{"requests.nvidia.com/gpu": "8"})), OK, "2 of 8")
+    check(judged(quota("8", **{"requests.nvidia.com/gpu": "8"})), FAIL, "8 of 8", "raise")
     check(judged(quota("0", **{"requests.nvidia.com/gpu": "0"})), FAIL)
     check(judged(quota("0", **{"requests.nvidia.com/gpu": "9" * 5000})), OK)
     check(judged(quota(**{"limits.memory": "64Gi"})), WARN, "limits.memory")
@@ -292,7 +302,7 @@ def test_default_memory_limits() -> None:
 def test_shared_memory_is_what_pods_bring() -> None:
     (shm,) = (volume for volume in pod_spec(pair_70b())["volumes"] if volume["name"] == "shm")
     assert shm["emptyDir"] == {"medium": "Memory", "sizeLimit": "2Gi"}, "on two GPUs"
-    assert "1 GiB for each GPU" in doctor.shared_memory_finding([]).what
+    assert "1 GiB per GPU" in doctor.shared_memory_finding([]).what
 
 
 # What doctor says of the admission webhook.
@@ -316,10 +326,10 @@ def configuration(trusted: Any, policy: str | None = "Ignore") -> dict[str, Any]
         (bundle(80), "Fail", Grade.OK, "is trusted until"),
         (bundle(80, -1), "Fail", Grade.OK, "is trusted until"),
         (bundle(5), "Fail", Grade.WARN, "expires on"),
-        (bundle(-1), "Ignore", Grade.WARN, "has expired on"),
+        (bundle(-1), "Ignore", Grade.WARN, "expired on"),
         (bundle(-1), "Fail", Grade.FAIL, "objects cannot be stored"),
         (bundle(-1), None, Grade.FAIL, "objects cannot be stored"),
-        (None, "Ignore", Grade.WARN, "trusts no certificate of webhook ours: objects pass unjudged"),
+        (None, "Ignore", Grade.WARN, "trusts no certificate of webhook ours: objects are not validated"),
         ("no base64", "Fail", Grade.FAIL, "trusts no certificate"),
         (b64encode(b"no PEM").decode(), "Fail", Grade.FAIL, "trusts no certificate"),
         (7, "Fail", Grade.FAIL, "trusts no certificate"),

@@ -1,4 +1,4 @@
-"""`specdecode estimate`."""
+"""`specdecode plan --batch`."""
 
 import json
 from collections.abc import Callable
@@ -31,7 +31,7 @@ def estimate(specdecode: Specdecode, tmp_path: Path) -> Estimate:
     def run(*cases: dict[str, Any] | str) -> list[dict[str, Any]]:
         source, results = tmp_path / "cases.jsonl", tmp_path / "results.jsonl"
         source.write_text("".join((case if isinstance(case, str) else json.dumps(case)) + "\n" for case in cases))
-        finished = specdecode("estimate", "--in", source, "--out", results)
+        finished = specdecode("plan", "--batch", source, "--out", results)
         assert finished.exit_code == 0, finished.output
         return [json.loads(line) for line in results.read_text().splitlines()]
 
@@ -187,13 +187,13 @@ def test_a_config_stands_in_for_the_catalogue(estimate: Estimate) -> None:
 
 def test_streams_may_be_standard_ones(specdecode: Specdecode) -> None:
     case = json.dumps(article("H100", "fp8", "bf16"))
-    result = specdecode("estimate", "--in", "-", "--out", "-", stdin=f"{case}\nbad\n")
+    result = specdecode("plan", "--batch", "-", "--out", "-", stdin=f"{case}\nbad\n")
     assert [json.loads(line)["error"] is None for line in result.stdout.splitlines()] == [True, False]
     assert "1 of 2 cases have an error" in result.stderr
 
 
 def test_a_file_that_cannot_be_read_is_named(specdecode: Specdecode, tmp_path: Path) -> None:
-    result = specdecode("estimate", "--in", tmp_path / "absent.jsonl", "--out", "-")
+    result = specdecode("plan", "--batch", tmp_path / "absent.jsonl", "--out", "-")
     assert result.exit_code == 2
     assert "absent.jsonl" in result.stderr
 
@@ -256,7 +256,7 @@ def forget_what_was_read() -> None:
                 each.cache_clear()
 
 
-# `specdecode estimate`: what GPUs and settings of an engine mean, and which ones vLLM refuses.
+# `specdecode plan --batch`: what GPUs and settings of an engine mean, and which ones vLLM refuses.
 
 
 @pytest.mark.parametrize(
@@ -440,7 +440,7 @@ def test_a_cache_type_that_the_engine_refuses_is_told_as_plan_does(estimate: Est
 
 def test_a_cache_that_the_checkpoint_made_fp8_is_not_said_to_be_asked_for(estimate: Estimate) -> None:
     (result,) = estimate({"model": "nvidia/Kimi-K2.5-NVFP4", "gpu": "A100-80", "tp": 8, "pp": 2})
-    assert result["error"].startswith("kv_cache_dtype: auto: the checkpoint asks for an FP8 cache: on NVIDIA-A100")
+    assert result["error"].startswith("kv_cache_dtype: auto: the checkpoint requires an FP8 cache: on NVIDIA-A100")
 
 
 @pytest.mark.parametrize(
@@ -460,7 +460,7 @@ def test_a_gpu_without_logs_is_said_to_be_uncalibrated(
     assert (result["margin_bytes"] > known["margin_bytes"]) is uncalibrated
 
 
-# `specdecode estimate` takes vLLM's own names, and passes nothing over that it does not know.
+# `specdecode plan --batch` takes vLLM's own names, and passes nothing over that it does not know.
 
 OURS = {"model": TARGET, "gpu": "H200", "tp": 4, "max_model_len": 8192}
 SPECULATIVE = {"method": "draft_model", "num_speculative_tokens": 5, "model": DRAFT}
@@ -605,7 +605,7 @@ def test_a_method_that_ended_is_sized_where_it_lives(estimate: Estimate) -> None
     assert "use eagle3, or vllm_version 0.32" in ended["error"]
 
 
-# `specdecode estimate` takes the settings that real logs name, or says of each what it does not model.
+# `specdecode plan --batch` takes the settings that real logs name, or says of each what it does not model.
 
 TEXT, IMAGES = "meta-llama/Llama-3.1-8B-Instruct", "google/gemma-3-4b-it"
 NEWEST = find_profile(KNOWN_VERSIONS[-1])
@@ -734,7 +734,7 @@ def test_settings_that_an_engine_takes_are_sized(on_h100: Estimate, model: str, 
     assert result["error"] is None
 
 
-# What `estimate` makes of a --speculative-config that says more of the draft.
+# What `plan --batch` makes of a --speculative-config that says more of the draft.
 
 
 def test_a_draft_in_one_pass_is_sized_where_the_engine_is_told_so(estimate: Estimate) -> None:

@@ -71,7 +71,7 @@ def test_without_headers_more_is_kept_back(specdecode: Specdecode, path: Path, h
 def test_plan_explain_and_lint_say_so(specdecode: Specdecode, path: Path, headers: Path) -> None:
     given = ("--model-config", f"my/new={headers}")
     assert "(estimated)" in specdecode("plan", path, *given).stdout
-    assert "of it for estimated models" in specdecode("explain", path, *given).stdout
+    assert "of it for estimated models" in specdecode("plan", "--explain", path, *given, "-o", "json").stdout
     assert "is estimated" in specdecode("lint", path, *given).output
 
 
@@ -116,7 +116,7 @@ def test_numbers_beside_a_known_model_are_shown_with_its_own(specdecode: Specdec
     assert found["models"][0]["knowledge"] == "exact"
     assert found["candidates"][0]["kv_bytes_per_token"] == 131_072
     assert "15.0 GiB instead of 20.0" in result.stderr
-    assert "131,072 bytes a token instead of 1,000" in result.stderr
+    assert "131,072 bytes per token instead of 1,000" in result.stderr
 
 
 @pytest.mark.parametrize("method", ["eagle", "eagle3", "dflash", "dspark"])
@@ -168,7 +168,9 @@ def test_a_facts_file_stands_for_the_folder(
     printed = tmp_path / "printed.json"
     printed.write_text(specdecode("models", "add", headers, "--id", "my/new").stdout)
     assert json.loads(printed.read_text()) == json.loads(facts.read_text())
-    assert "of it for estimated models" in specdecode("explain", path, "--facts", printed).stdout
+    assert (
+        "of it for estimated models" in specdecode("plan", "--explain", path, "--facts", printed, "-o", "json").stdout
+    )
     assert specdecode("render", path, "--facts", printed).exit_code == 0
 
 

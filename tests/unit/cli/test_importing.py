@@ -56,7 +56,7 @@ def test_the_shell_string_of_the_vllm_documents(specdecode: Specdecode) -> None:
             },
         },
     }
-    assert "what it holds is not fetched again" in said
+    assert "models in it are not downloaded again" in said
 
 
 def test_a_deployment_of_the_production_stack_chart(specdecode: Specdecode) -> None:
@@ -120,10 +120,10 @@ def with_volume(deployment: dict[str, Any], volume: dict[str, Any], mount: str, 
 @pytest.mark.parametrize(
     ("mount", "more", "remark"),
     [
-        ("/root/.cache/huggingface", {}, "what it holds is not fetched again"),
-        ("/root/.cache", {}, "fetched once more there"),
-        ("/root/.cache/huggingface/hub", {}, "fetched once more there"),
-        ("/root/.cache/huggingface", {"subPath": "hf"}, "fetched once more there"),
+        ("/root/.cache/huggingface", {}, "models in it are not downloaded again"),
+        ("/root/.cache", {}, "downloaded again to its folder hub"),
+        ("/root/.cache/huggingface/hub", {}, "downloaded again to its folder hub"),
+        ("/root/.cache/huggingface", {"subPath": "hf"}, "downloaded again to its folder hub"),
     ],
 )
 def test_a_claim_with_the_hubs_cache_becomes_the_cache(mount: str, more: dict[str, Any], remark: str) -> None:
@@ -303,19 +303,19 @@ def test_the_mode_of_graphs_goes_to_its_field_and_the_rest_is_spelled_alike(
             ["-cc.mode=2"],
             "cudagraph_mode",
         ),
-        (["-cc.mode=2", "-cc", '{"mode": 3}'], ["-cc.mode=2"], "vLLM takes -cc.… in its place, wherever they stand\n"),
-        (["-cc.mode=2", "-cc", "3"], ["-cc.mode=2"], "vLLM takes -cc.… in its place, wherever they stand\n"),
+        (["-cc.mode=2", "-cc", '{"mode": 3}'], ["-cc.mode=2"], "vLLM uses -cc.… instead, regardless of the order\n"),
+        (["-cc.mode=2", "-cc", "3"], ["-cc.mode=2"], "vLLM uses -cc.… instead, regardless of the order\n"),
         (
             ["-cc.mode=2", "--compilation_config.level", "3"],
             ["--compilation_config.level", "3"],
-            "-cc.mode: vLLM takes",
+            "-cc.mode: vLLM uses",
         ),
         (
             ["--compilation-config.level=3", "-cc.mode=2", "--compilation-config.backend=eager"],
             ["-cc.mode=2"],
             "config.backend: ",
         ),
-        (["-cc.mode=2", "-cc.mode=3"], ["-cc.mode=3"], "is said again behind it"),
+        (["-cc.mode=2", "-cc.mode=3"], ["-cc.mode=3"], "is repeated later"),
     ],
 )
 def test_dotted_paths_replace_a_whole_value_and_another_spelling_as_in_vllm(
@@ -431,7 +431,7 @@ def test_that_engines_are_not_root_any_more_is_told_where_the_image_decided(
     file = tmp_path / "deployment.yaml"
     file.write_text(yaml.safe_dump(with_pod(securityContext=context)))
     _, said = imported(specdecode, file)
-    assert ("user 2000 in the place of the image's" in " ".join(said.split())) is told
+    assert ("user 2000 instead of the user of the image" in " ".join(said.split())) is told
 
 
 # `specdecode import` takes the models and settings that vLLM would take, or asks: never others with exit 0.
@@ -492,12 +492,18 @@ OPEN = {
     "exported from the container": (scripted(f"export VLLM_HOST_IP=$POD_IP; vllm serve {LLAMA_8B}"), "VLLM_HOST_IP"),
     "given to the command": (scripted(f"VLLM_HOST_IP=$POD_IP vllm serve {LLAMA_8B}"), "VLLM_HOST_IP"),
     "given to env": (scripted(f"env VLLM_HOST_IP=$POD_IP vllm serve {LLAMA_8B}"), "VLLM_HOST_IP"),
-    "another command": (scripted(f"pip install x\nvllm serve {LLAMA_8B}"), "args: pip install: only the server is"),
+    "another command": (
+        scripted(f"pip install x\nvllm serve {LLAMA_8B}"),
+        "args: pip install: the operator only starts the server",
+    ),
     "two other commands": (
         scripted(f"cd /m; hf download {SMALL}; vllm serve {LLAMA_8B}"),
         "cd; hf download:",
     ),
-    "read from elsewhere": (scripted(f"M={LLAMA_8B}; . /env.sh; vllm serve $M"), "args: .: only the server is"),
+    "read from elsewhere": (
+        scripted(f"M={LLAMA_8B}; . /env.sh; vllm serve $M"),
+        "args: .: the operator only starts the server",
+    ),
     "two starts": (scripted(f"vllm serve {LLAMA_70B}; vllm serve {LLAMA_8B}"), "once"),
     "a program that starts it": (scripted(f"nohup vllm serve {LLAMA_8B}"), "nohup vllm: "),
     "a file of arguments": (engine(LLAMA_8B, "--config", "/etc/vllm.yaml"), "--config /etc/vllm.yaml"),
@@ -517,7 +523,7 @@ OPEN = {
                 {"name": "URL", "value": "https://x/$(KEY)"},
             ]
         ),
-        "spec.engine.env: URL: holds a variable",
+        "spec.engine.env: URL: contains a variable",
     ),
     "a flag that nobody knows": (engine("--all-new", "1", LLAMA_8B), "spec.target.model: is missing"),
 }
@@ -821,13 +827,13 @@ def two_engines() -> dict[str, Any]:
 
 
 WRONG = {
-    "not a server": ({**engine(), "kind": "DaemonSet"}, "kind: DaemonSet: holds nothing that can be imported"),
-    "no vLLM": (engine(image="nginx:1", command=["nginx"]), "spec.template.spec.containers: nginx:1: runs no vLLM"),
-    "two engines": (two_engines(), "spec.template.spec.containers: vllm, other: run vLLM each"),
+    "not a server": ({**engine(), "kind": "DaemonSet"}, "kind: DaemonSet: cannot be imported"),
+    "no vLLM": (engine(image="nginx:1", command=["nginx"]), "containers: nginx:1: does not run vLLM"),
+    "two engines": (two_engines(), "spec.template.spec.containers: vllm, other: each run vLLM"),
     "no containers": (with_pod(containers=[]), "spec.template.spec.containers: is missing: must be a list"),
     "no GPU": (without_gpu(cpu=1), "resources.limits.nvidia.com/gpu: is missing"),
     "MIG": (without_gpu(**{"nvidia.com/mig-1g.10gb": 1}), "nvidia.com/mig-1g.10gb"),
-    "not vllm serve": (engine(command=["vllm", "bench"], args=["latency"]), "runs no vLLM server"),
+    "not vllm serve": (engine(command=["vllm", "bench"], args=["latency"]), "does not run vLLM"),
     "args no list": (engine(args="vllm"), "spec.template.spec.containers[0].args: vllm: must be a list"),
     "unclosed quote": (engine(command=["sh", "-c", "vllm serve 'x"], args=None), "No closing quotation"),
     "no model": (engine("--port", "8000"), "spec.target.model: is missing"),
@@ -840,7 +846,7 @@ WRONG = {
     ),
     "a method that died": (
         engine(LLAMA_8B, "--speculative-model", "org/llama-mlp-speculator", "--num-speculative-tokens", "3"),
-        "spec.speculation.method: mlp_speculator: no vLLM that the operator launches",
+        "spec.speculation.method: mlp_speculator: no vLLM version that the operator supports",
     ),
     "no K": (engine(LLAMA_8B, "-sc", '{"method":"ngram"}'), "spec.speculation.numSpeculativeTokens"),
     "speculation no JSON": (engine(LLAMA_8B, "-sc", "{ngram"), "--speculative-config"),
@@ -898,7 +904,7 @@ def test_what_must_be_decided_is_printed_as_far_as_it_goes(specdecode: Specdecod
     arguments = ["-sc", '{"method":"eagle9","model":"a/b","num_speculative_tokens":3}']
     result = specdecode("import", "-f", write("d.yaml", engine(LLAMA_8B, *arguments)))
     assert yaml.safe_load(result.stdout)["spec"]["speculation"]["method"] == "eagle9", "no cluster takes it as it is"
-    assert result.stdout.startswith("# To be decided first: spec.speculation.method: eagle9: ")
+    assert result.stdout.startswith("# Decide first: spec.speculation.method: eagle9: ")
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -1010,7 +1016,7 @@ def test_what_says_neither_true_nor_false_of_drafts_in_one_pass_is_asked_for(
     ("version", "lacks"),
     [
         ("0.32", "vLLM 0.32 has no such"),
-        ("0.99", f"vLLM 0.99 is newer than all that are known, and {KNOWN_VERSIONS[-1]} has no such"),
+        ("0.99", f"vLLM 0.99 is newer than the supported versions, and {KNOWN_VERSIONS[-1]} has no such"),
     ],
 )
 def test_a_key_and_a_flag_that_nobody_knows_are_said_of_the_version_that_was_asked_for(
@@ -1119,5 +1125,5 @@ async def test_a_runtime_that_is_not_there_is_a_decision(api: ApiServer) -> None
 
 @pytest.mark.parametrize("which", ["statefulset/nobody", "isvc/nobody"])
 async def test_what_is_not_there_is_said(api: ApiServer, which: str) -> None:
-    with pytest.raises(SourceError, match="/nobody: is not in namespace team: name another"):
+    with pytest.raises(SourceError, match="/nobody: not found in namespace team"):
         await read(which)

@@ -55,9 +55,9 @@ def test_examples_have_nothing_wrong(specdecode: Specdecode) -> None:
 @pytest.mark.parametrize(
     ("kinds", "told"),
     [
-        ("", "holds no ValidatingAdmissionPolicy: of the chart's values, limits makes them: set it and render"),
-        ("ValidatingAdmissionPolicy", "lacks the bindings of its policies: write both, as helm template does"),
-        ("ValidatingAdmissionPolicyBinding", "lacks the policies of its bindings: write both, as helm template does"),
+        ("", "no ValidatingAdmissionPolicy found: set limits in the chart's values"),
+        ("ValidatingAdmissionPolicy", "the bindings of its policies are missing"),
+        ("ValidatingAdmissionPolicyBinding", "the policies of its bindings are missing"),
     ],
     ids=["a chart without limits", "no binding", "no policy"],
 )

@@ -1,6 +1,7 @@
 """The top level of `specdecode`: its help, its version, and former names of commands."""
 
 import json
+import re
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -33,13 +34,47 @@ def test_version_is_that_of_the_option_and_lists_engines_as_json(specdecode: Spe
 
 
 @pytest.mark.parametrize(
-    ("old", "new"), [("figures", "metrics"), ("verify", "attestation verify"), ("schema figures", "schema metrics")]
+    ("old", "new"),
+    [
+        ("figures", "metrics"),
+        ("verify", "attestation verify"),
+        ("explain", "plan --explain"),
+        ("schema figures", "schema metrics"),
+        ("schema estimate", "schema batch"),
+    ],
 )
 def test_a_former_name_works_and_the_new_one_is_printed_once(specdecode: Specdecode, old: str, new: str):
     result, renamed = specdecode(*old.split(), "--help"), specdecode(*new.split(), "--help")
     assert (result.exit_code, result.stdout) == (0, renamed.stdout)
     assert result.stderr.splitlines() == [f"specdecode {old}: renamed to specdecode {new}"]
     assert renamed.stderr == ""
+
+
+def test_estimate_is_plan_with_batch(specdecode: Specdecode) -> None:
+    case = json.dumps({"gpu": "H100", "model": "meta-llama/Llama-3.1-8B-Instruct"})
+    old, new = (
+        specdecode(*words, stdin=case) for words in (["estimate", "--out", "-", "--in", "-"], ["plan", "--batch", "-"])
+    )
+    assert (old.exit_code, old.stdout) == (0, new.stdout)
+    assert json.loads(new.stdout)["verdict"] == "Fits"
+    assert old.stderr.splitlines() == ["specdecode estimate: renamed to specdecode plan --batch"]
+
+
+@pytest.mark.parametrize(
+    ("options", "refused"),
+    [
+        (["--batch", "-", "--gpu", "H100"], "--gpu"),
+        (["--batch", "-", "x.yaml"], "FILE"),
+        (["--batch", "-", "--explain"], "--explain"),
+        (["x.yaml", "--out", "x"], "--out"),
+        (["x.yaml", "--explain", "--matrix"], "--matrix"),
+        (["x.yaml", "--explain", "-o", "markdown"], "--output"),
+    ],
+)
+def test_plan_refuses_options_without_effect(specdecode: Specdecode, options: list[str], refused: str) -> None:
+    result = specdecode("plan", *options)
+    assert result.exit_code == 2
+    assert re.search(rf"(Invalid value for|error:) {refused}: ", result.stderr)
 
 
 def test_kubectl_finds_the_command_as_a_plugin():

@@ -79,9 +79,9 @@ def test_what_cannot_be_sized_says_why(specdecode: Specdecode) -> None:
     ("model", "words"),
     [
         ("meta-lama/Llama-3.1-8B-Instruct", f"did you mean {LLAMA}?"),
-        ("zai-org/GLM-3.5", "add --hub to read it there"),
+        ("zai-org/GLM-3.5", "add --hub to read it from the hub"),
         ("llama-3.1-405b", "catalogue, which has meta-llama/Llama-3.1-405B-Instruct, nvidia/"),
-        ("a\x1b[2Jb", "is not in the catalogue"),
+        ("a\x1b[2Jb", "not found in the catalogue"),
     ],
 )
 def test_an_unknown_model_ends_with_5(specdecode: Specdecode, model: str, words: str) -> None:

@@ -21,9 +21,9 @@ NODE = {
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (["--namespace", "a,b"], "a,b: must be the name of one namespace; for several give --namespace several times"),
+        (["--namespace", "a,b"], "a,b: must be the name of one namespace; repeat --namespace for several"),
         (["--namespace", "../kube-system"], "../kube-system: must be the name of one namespace"),
-        (["--nodes", "nodes.yaml"], "is for --namespace alone"),
+        (["--nodes", "nodes.yaml"], "requires --namespace"),
         (["--namespace", "team", "--nodes", "missing.yaml"], "missing.yaml"),
     ],
 )

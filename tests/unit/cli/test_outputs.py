@@ -14,17 +14,17 @@ import typer
 import yaml
 from pydantic import BaseModel
 
-from specdecode_operator.cli.estimate import EstimateOutput
-from specdecode_operator.cli.explain import ExplainOutput
 from specdecode_operator.cli.main import TRACEBACK, Ending, app, run_to_its_end
 from specdecode_operator.cli.options import HiddenName
+from specdecode_operator.cli.plan.batch import BatchOutput
 from specdecode_operator.cli.plan.data import PlanOutput
+from specdecode_operator.cli.plan.explain import ExplainOutput
 from tests.support.golden import EXAMPLES, ROOT
 from tests.support.objects import H200
 from tests.unit.cli.conftest import Specdecode, WriteObject, manifest
 from tests.unit.cli.test_explain import figures
 
-MODELS: dict[str, type[BaseModel]] = {"plan": PlanOutput, "explain": ExplainOutput}
+MODELS: dict[str, type[BaseModel]] = {"plan": PlanOutput, "plan --explain": ExplainOutput}
 LARGE = {"accelerator": {"products": ["NVIDIA-H100-80GB-HBM3"]}}
 CASE = {"gpu": "H100", "model": "meta-llama/Llama-3.1-8B-Instruct"}
 
@@ -38,11 +38,11 @@ def test_real_answers_are_what_the_schema_says(specdecode: Specdecode, write: Wr
         write("broken.yaml", "{a: [1"),
         EXAMPLES,
     ]
-    text = specdecode(command, *files, "-o", "json").stdout
+    text = specdecode(*command.split(), *files, "-o", "json").stdout
     answer = MODELS[command].model_validate_json(text, extra="forbid")
     # What the schema describes is what was printed, key by key.
     assert answer.model_dump(mode="json") == json.loads(text)
-    as_yaml = specdecode(command, *files, "-o", "yaml").stdout
+    as_yaml = specdecode(*command.split(), *files, "-o", "yaml").stdout
     assert yaml.safe_load(as_yaml) == json.loads(text)
     verdicts = {each["verdict"] for each in json.loads(text)["objects"]}
     assert verdicts == {"Fits", "DoesNotFit", "Invalid", "Unknown"}
@@ -59,13 +59,13 @@ def test_real_answers_are_what_the_schema_says(specdecode: Specdecode, write: Wr
         {"model": "nobody/knows", "gpu": "H100"},
     ],
 )
-def test_a_line_of_estimate_is_what_the_schema_says(specdecode: Specdecode, case: dict[str, Any]) -> None:
-    line = specdecode("estimate", "--in", "-", "--out", "-", stdin=json.dumps(case)).stdout
-    result = EstimateOutput.model_validate_json(line, extra="forbid")
+def test_a_line_of_a_batch_is_what_the_schema_says(specdecode: Specdecode, case: dict[str, Any]) -> None:
+    line = specdecode("plan", "--batch", "-", "--out", "-", stdin=json.dumps(case)).stdout
+    result = BatchOutput.model_validate_json(line, extra="forbid")
     assert result.model_dump(mode="json", exclude_unset=True) == json.loads(line)
 
 
-@pytest.mark.parametrize("command", ["plan", "explain", "estimate", "advise", "verdict"])
+@pytest.mark.parametrize("command", ["plan", "explain", "batch", "advise", "verdict"])
 def test_a_schema_says_what_each_key_means(specdecode: Specdecode, command: str) -> None:
     schema = json.loads(specdecode("schema", command).stdout)
     assert schema["$schema"].startswith("https://json-schema.org/")
@@ -74,10 +74,13 @@ def test_a_schema_says_what_each_key_means(specdecode: Specdecode, command: str)
             assert described.get("description"), f"{name}.{key}"
 
 
-def test_explain_says_as_data_what_it_says_as_text(specdecode: Specdecode, write: WriteObject) -> None:
+def test_explain_says_as_data_what_it_says_as_text(
+    specdecode: Specdecode, write: WriteObject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
     path = write("a.yaml", manifest("a"))
-    (answer,) = json.loads(specdecode("explain", path, "-o", "json").stdout)["objects"]
-    text = specdecode("explain", path).stdout
+    (answer,) = json.loads(specdecode("plan", "--explain", path, "-o", "json").stdout)["objects"]
+    text = specdecode("plan", "--explain", path).stdout
     printed = figures(text)
     for term in (*answer["memory"], *answer["judged"]):
         assert printed[term["name"]] == term["bytes"]
@@ -170,7 +173,7 @@ def test_what_does_not_fit_is_written_and_told(specdecode: Specdecode) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--tp", 2), "error: --model: is missing"),
+        (("--tp", 2), "error: --model is missing"),
         (("--model", TARGET, "--gpu", "H3"), "error: --gpu: H3: no memory figures are known"),
         (
             ("--model", TARGET, "--draft", DRAFT),
@@ -195,7 +198,7 @@ def test_a_file_and_a_description_are_one_too_many(specdecode: Specdecode, write
     file = write("a.yaml", manifest("a"))
     result = specdecode("plan", file, "--model", TARGET)
     assert result.exit_code == 2
-    assert f"--model: {TARGET}: {file} is named, too" in result.stderr
+    assert f"cannot be combined with files ({file})" in result.stderr
 
 
 def test_a_version_that_nobody_knows_is_described_with_an_image_to_look_for(
@@ -206,7 +209,7 @@ def test_a_version_that_nobody_knows_is_described_with_an_image_to_look_for(
     assert written.exit_code == 0, written.output
     image = "docker.io/vllm/vllm-openai:v0.99.0"
     assert yaml.safe_load(written.stdout)["spec"]["engine"] == {"version": "0.99", "image": image}
-    assert f"warning: spec.engine.image: {image}: is vLLM's usual name for it" in written.stderr
+    assert f"warning: spec.engine.image: {image}: derived from the version" in written.stderr
     assert "is untested" in written.stderr
     of_file = planned(specdecode, write("a.yaml", written.stdout))["advice"]
     # Options ask for a plan alone, which downloads no gated model.
@@ -321,7 +324,7 @@ def started(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]
     )
 
 
-@pytest.mark.parametrize("arguments", [("plan", EXAMPLE), ("crds",), ("estimate", "--in", "-", "--out", "-")])
+@pytest.mark.parametrize("arguments", [("plan", EXAMPLE), ("crds",), ("plan", "--batch", "-", "--out", "-")])
 def test_a_full_disk_is_told_in_a_line(arguments: tuple[str, ...]) -> None:
     with Path("/dev/full").open("w", encoding="utf-8") as full:
         ended = started(*arguments, stdout=full, input="{}\n")
@@ -358,7 +361,7 @@ def fails_with(error: BaseException) -> Callable[[], None]:
     [
         (KeyError("spec\n\x1b[31m"), Ending.DEFECT, "error: KeyError: "),
         (RecursionError("too deep"), Ending.DEFECT, "error: RecursionError: too deep"),
-        (MemoryError(), Ending.DEFECT, "error: there is not enough memory"),
+        (MemoryError(), Ending.DEFECT, "error: out of memory"),
         (BrokenPipeError(), Ending.PIPE_CLOSED, ""),
         (KeyboardInterrupt(), Ending.INTERRUPTED, ""),
         (PermissionError(13, "Permission denied", "x.yaml"), Ending.NOT_WRITTEN, "error: x.yaml: Permission denied"),

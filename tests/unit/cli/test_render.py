@@ -145,8 +145,8 @@ def test_a_capture_is_rendered_beside_its_deployment(specdecode: Specdecode, wri
 @pytest.mark.parametrize(
     ("owner", "said", "code"),
     [
-        (None, "error: evening: spec.deployment: chat: is not in these files: name its file, too", 2),
-        (manifest("other"), "spec.deployment: chat: is not in these files", 2),
+        (None, "error: evening: spec.deployment: chat: not found in these files: add its file", 2),
+        (manifest("other"), "spec.deployment: chat: not found in these files", 2),
         (manifest("chat", serving={"maxModelLen": "x"}), "evening: its deployment: spec.serving.maxModelLen: x", 2),
         (manifest("chat", parallelism={"tensor": 1}), "evening: its deployment:", 4),
     ],

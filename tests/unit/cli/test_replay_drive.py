@@ -73,7 +73,7 @@ def test_every_request_is_in_the_folder_and_in_the_summary(trace: Path, tmp_path
         code, text = run(trace, "--url", url, "--out", tmp_path / "driven", "--vocab-size", VOCAB_SIZE)
     assert code == 0, text
     assert "2 of 2 sent: 2 completed" in text
-    assert "no record has block_hashes: prompts have nothing in common" in text
+    assert "no record has block_hashes: prompts share no prefixes" in text
     assert [path.name for path in (tmp_path / "driven").iterdir()] == ["client.jsonl"]
     lines = [json.loads(line) for line in (tmp_path / "driven" / "client.jsonl").read_text().splitlines()]
     assert [line["id"] for line in lines] == ["replay-0", "replay-1"]
@@ -86,7 +86,7 @@ def test_requests_that_are_refused_are_told_with_what_to_do_and_fail_the_command
         code, text = run(trace, "--url", url)
     assert code == 1
     assert "first failure replay-0: http rejected 400: out of vocabulary" in text
-    assert "hint: tiny has fewer tokens: give --vocab-size what its config.json says" in text
+    assert "hint: tiny has fewer tokens: set --vocab-size" in text
 
 
 def test_data_for_programs(trace: Path) -> None:
@@ -101,11 +101,11 @@ def test_data_for_programs(trace: Path) -> None:
     ("arguments", "says"),
     [
         (["--model", "other"], "error: --model: other: http://127.0.0.1:"),
-        (["--url", "nowhere"], "error: --url: nowhere: is no URL of HTTP: write one such as http://localhost:8000"),
+        (["--url", "nowhere"], "error: --url: nowhere: is not an HTTP URL: write one such as http://localhost:8000"),
         (["--url", "http://127.0.0.1:1"], "error: --url: http://127.0.0.1:1/v1/models: does not answer"),
         (["--api-key-variable", "UNSET"], "error: --api-key-variable: UNSET: is not set: export it"),
-        (["--api-key-variable", "BROKEN"], "error: --api-key-variable: BROKEN: holds what no header can carry"),
-        (["--out", "."], "error: .: is there already: name a new folder"),
+        (["--api-key-variable", "BROKEN"], "error: --api-key-variable: BROKEN: contains characters that are invalid"),
+        (["--out", "."], "error: .: already exists: use a new folder"),
     ],
 )
 def test_what_cannot_be_sent_is_one_line_and_leaves_nothing(

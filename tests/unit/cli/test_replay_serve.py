@@ -136,10 +136,10 @@ def test_traces_that_cannot_be_played_are_refused_in_one_line(tmp_path: Path) ->
     assert "block_hashes" in refused(str(here), "--match", "prefix")
     model = tmp_path / "model.json"
     model.write_text("{}")
-    assert "is no fitted model" in refused(str(model), "--mode", "modelled")
+    assert "is not a fitted model" in refused(str(model), "--mode", "modelled")
     assert "--mode modelled" in refused(str(here), "--mode", "modelled", "--match", "prefix")
     assert "--plan" in refused(str(here), "--plan", "x.yaml")
-    assert "not heeded with --mode steps" in refused(str(here), "--max-num-seqs", "8")
+    assert "no effect with --mode steps" in refused(str(here), "--max-num-seqs", "8")
     assert "--host" in refused(str(here), "--host", "192.0.2.1")
     occupied = tmp_path / "occupied"
     occupied.mkdir()
@@ -267,7 +267,7 @@ def test_vllm_is_started_with_the_plugin_and_its_end_is_told(
     assert done.exit_code == 7
     told = done.stderr.splitlines()
     assert told[0] == "emulated: 2 x NVIDIA-H200, 14823 KV blocks, 237168 tokens, vLLM 0.31.0"
-    assert told[1] == "warning: the plan is for vLLM 0.33: name an engine of that version with --engine"
+    assert told[1] == "warning: the plan is for vLLM 0.33: set --engine to an engine of that version"
     assert told[-1] == VERDICT
     arguments = (tmp_path / "arguments").read_text().splitlines()
     assert arguments[:4] == ["-m", "vllm.entrypoints.cli.main", "serve", str(kept / "engine" / "target")]
@@ -283,13 +283,13 @@ def test_vllm_is_started_with_the_plugin_and_its_end_is_told(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--plan", EXAMPLE, "--engine", "/bin/ls"), "--engine /bin/ls: has no vLLM: name the python"),
+        (("--plan", EXAMPLE, "--engine", "/bin/ls"), "--engine /bin/ls: has no vLLM: name a python"),
         (("--plan", EXAMPLE, "--engine", "/nowhere"), "--engine /nowhere: cannot be run: name the python"),
-        (("--plan", EXAMPLE, "--tokenizer", "/nowhere"), "--tokenizer /nowhere: has no tokenizer: name a folder"),
-        (("--plan", EXAMPLE.parent), "SpecDecodeDeployments: name a file with one"),
-        (("--plan", EXAMPLE, EXAMPLE), "takes one fitted model, not 2"),
+        (("--plan", EXAMPLE, "--tokenizer", "/nowhere"), "--tokenizer /nowhere: contains no tokenizer: use a folder"),
+        (("--plan", EXAMPLE.parent), "SpecDecodeDeployments: use a file with one"),
+        (("--plan", EXAMPLE, EXAMPLE), "uses one fitted model, not 2"),
         ((), "--mode emulated needs --plan FILE"),
-        (("--plan", EXAMPLE, "--time-scale", 2), "is not heeded with --mode emulated"),
+        (("--plan", EXAMPLE, "--time-scale", 2), "has no effect with --mode emulated"),
     ],
 )
 def test_what_cannot_be_started_is_told_in_a_line(
@@ -303,12 +303,12 @@ def test_what_cannot_be_started_is_told_in_a_line(
 def test_its_options_are_no_others_of_a_recording(specdecode: Specdecode, tmp_path: Path) -> None:
     done = specdecode("replay", "serve", tmp_path, "--plan", EXAMPLE)
     assert done.exit_code == 2
-    assert "is heeded with --mode emulated alone" in " ".join(done.stderr.replace("│", "").split())
+    assert "requires --mode emulated" in " ".join(done.stderr.replace("│", "").split())
 
 
 def test_what_is_kept_stays_as_it_was(specdecode: Specdecode, model: Path, engine: Path, tmp_path: Path) -> None:
     (tmp_path / "kept" / "engine" / "told").mkdir(parents=True)
     done = _emulate(specdecode, model, "--plan", EXAMPLE, "--engine", engine, "--keep", tmp_path / "kept")
     assert done.exit_code == 2
-    assert "is there already: name another folder" in done.stderr
+    assert "already exists: use another folder" in done.stderr
     assert not (tmp_path / "arguments").exists()

@@ -68,7 +68,7 @@ def test_verdicts_have_colours_and_data_never_has(
     assert text.replace(GREEN, "Fits").replace(RED, "DoesNotFit") == plain
     two = write("two.yaml", manifest("fits"), manifest("large", **H100))
     assert RED in specdecode("plan", two).stdout
-    assert GREEN in specdecode("explain", path).stdout
+    assert GREEN in specdecode("plan", "--explain", path).stdout
     for output, read in (("json", json.loads), ("yaml", yaml.safe_load)):
         data = specdecode("plan", path, "-o", output).stdout
         assert "\x1b" not in data
@@ -92,7 +92,7 @@ def test_a_real_terminal_gets_colours_and_lines_that_have_room(write: WriteObjec
         termios.tcsetwinsize(follower, (40, 90))
         # Without env it would inherit what readline has put beside os.environ: COLUMNS among it.
         env = dict(os.environ)
-        process = subprocess.Popen([SPECDECODE, "explain", path], stdout=follower, stderr=follower, env=env)
+        process = subprocess.Popen([SPECDECODE, "plan", "--explain", path], stdout=follower, stderr=follower, env=env)
         os.close(follower)
         shown = b""
         while chunk := _read(screen.fileno()):
@@ -116,10 +116,11 @@ def test_explain_keeps_to_the_width(
     specdecode: Specdecode, write: WriteObject, monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
     path = write("a.yaml", manifest("a"))
-    whole = specdecode("explain", path).stdout
-    assert max(map(len, whole.splitlines())) > 120, "what is piped is not folded"
+    assert 80 < max(map(len, specdecode("plan", "--explain", path).stdout.splitlines())) <= 100, "piped"
+    monkeypatch.setenv("COLUMNS", "400")
+    whole = specdecode("plan", "--explain", path).stdout
     monkeypatch.setenv("COLUMNS", str(columns))
-    narrow = specdecode("explain", path).stdout
+    narrow = specdecode("plan", "--explain", path).stdout
     assert max(map(len, narrow.splitlines())) <= columns
     assert sorted("".join(narrow.split())) == sorted("".join(whole.split())), "nothing is lost"
 

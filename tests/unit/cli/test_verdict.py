@@ -71,26 +71,26 @@ BAD: list[tuple[dict[str, Any] | str, str]] = [
     ("no json", "is not valid JSON at column 1"),
     ("[1]", "must be an object with series, block, baseline, candidate"),
     ("null", "null: must be an object"),
-    ('{"series": "a", "block": 2, "baseline": NaN, "candidate": 1}', "baseline: nan: write the goodput"),
-    ('{"series": "a", "block": 2, "baseline": 1, "candidate": Infinity}', "candidate: inf: write the goodput"),
+    ('{"series": "a", "block": 2, "baseline": NaN, "candidate": 1}', "baseline: nan: set it to the arm's goodput"),
+    ('{"series": "a", "block": 2, "baseline": 1, "candidate": Infinity}', "candidate: inf: set it to"),
     ('{"series": "a", "block": 2, "baseline": 1e999, "candidate": 1}', "the number 1e999 is too large"),
-    ({**GOOD, "block": 2, "baseline": -1}, "baseline: -1: write the goodput of that arm as a number, 0 or more"),
+    ({**GOOD, "block": 2, "baseline": -1}, "baseline: -1: set it to the arm's goodput"),
     ({**GOOD, "block": 2, "baseline": 10**400}, "has 401 digits"),
-    ({**GOOD, "block": 2, "candidate": "901.0"}, 'candidate: "901.0": write the goodput'),
-    ({**GOOD, "block": 2, "candidate": True}, "candidate: true: write the goodput"),
-    ({**GOOD, "block": 2, "candidate": None}, "candidate: null: write the goodput"),
+    ({**GOOD, "block": 2, "candidate": "901.0"}, 'candidate: "901.0": set it to'),
+    ({**GOOD, "block": 2, "candidate": True}, "candidate: true: set it to"),
+    ({**GOOD, "block": 2, "candidate": None}, "candidate: null: set it to"),
     ({"series": "a", "block": 2, "baseline": 1}, "candidate: is missing: "),
     ({"series": "a", "baseline": 1, "candidate": 1}, "block: is missing: "),
-    ({**GOOD, "block": 2, "candidat": 1}, "candidat: 1: unknown field of a block: use series, block"),
-    ({**GOOD, "block": "2"}, 'block: "2": write its number as a whole number'),
-    ({**GOOD, "block": 2.5}, "block: 2.5: write its number as a whole number"),
-    ({**GOOD, "block": 1e300}, "block: 1e+300: write its number as a whole number"),
-    ({**GOOD, "block": 2**53 + 1}, "block: 9007199254740993: write its number as a whole number"),
-    ({**GOOD, "block": -1}, "block: -1: write its number as a whole number, 0 or more"),
-    ({**GOOD, "block": 1}, "block: 1: must be larger than that of the block before it in its series, "),
-    ({**GOOD, "block": 0}, "block: 0: must be larger than that of the block before it in its series, "),
-    ({**GOOD, "block": 2, "series": ["a"]}, 'series: ["a"]: write a name of at most 200 characters'),
-    ({**GOOD, "block": 2, "series": "a" * 201}, "write a name of at most 200 characters"),
+    ({**GOOD, "block": 2, "candidat": 1}, "candidat: 1: unknown field: use series, block"),
+    ({**GOOD, "block": "2"}, 'block: "2": set it to'),
+    ({**GOOD, "block": 2.5}, "block: 2.5: set it to the block's number"),
+    ({**GOOD, "block": 1e300}, "block: 1e+300: set it to the block's number"),
+    ({**GOOD, "block": 2**53 + 1}, "block: 9007199254740993: set it to the block's number"),
+    ({**GOOD, "block": -1}, "block: -1: set it to the block's number"),
+    ({**GOOD, "block": 1}, "block: 1: must be larger than the previous block of the series, "),
+    ({**GOOD, "block": 0}, "block: 0: must be larger than the previous block of the series, "),
+    ({**GOOD, "block": 2, "series": ["a"]}, 'series: ["a"]: use a name of at most 200 characters'),
+    ({**GOOD, "block": 2, "series": "a" * 201}, "use a name of at most 200 characters"),
     ('{"block": 1, "block": 2, "baseline": 1, "candidate": 1}', "the key block is there twice"),
     ("[" * 50_000, "is nested more than 100 deep"),
     ({**GOOD, "block": 2, "series": "x" * 10_000_000}, "has more than 64 KiB"),
@@ -125,9 +125,9 @@ def test_a_block_that_was_refused_may_be_sent_again(specdecode: Specdecode) -> N
 @pytest.mark.parametrize(
     ("limit", "value", "words"),
     [
-        ("MOST_SERIES", 1, "series: b: is one more than the 1 that are kept: divide the input"),
-        ("MOST_BLOCKS", 1, "block: 2: its series has 1 already: make blocks longer"),
-        ("MOST_BLOCKS_IN_ALL", 2, "block: 2: all series have 2 already: divide the input"),
+        ("MOST_SERIES", 1, "series: b: exceeds the maximum of 1 series: divide the input"),
+        ("MOST_BLOCKS", 1, "block: 2: exceeds the maximum of 1 blocks per series: make blocks longer"),
+        ("MOST_BLOCKS_IN_ALL", 2, "block: 2: exceeds the maximum of 2 blocks in all series: divide the input"),
     ],
 )
 def test_what_is_kept_has_limits(
@@ -162,7 +162,7 @@ def test_files_that_cannot_be_used_are_named(specdecode: Specdecode, tmp_path: P
     assert f"--in: {pairs_file}: " in specdecode("verdict", "--in", pairs_file, "--out", "-").stderr
     pairs_file.write_text(json.dumps(GOOD))
     result = specdecode("verdict", "--in", pairs_file, "--out", pairs_file)
-    assert (result.exit_code, "is the file of --in" in result.stderr) == (INVALID, True)
+    assert (result.exit_code, "is also the file of --in" in result.stderr) == (INVALID, True)
     assert specdecode("verdict", "--in", pairs_file, "--out", tmp_path / "no" / "v").exit_code == INVALID
 
 

@@ -1,4 +1,4 @@
-"""Specs and settings that break each rule of docs/reference/launch.md, with words of the message."""
+"""Specs and settings that break each rule of docs/reference/vllm-rules.md, with words of the message."""
 
 import json
 from typing import Any
@@ -232,7 +232,7 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
         (refining(numSpeculativeTokens=6), "write 7"),
         (refining(numSpeculativeTokens=8), "write 7"),
     ],
-    "an XPress head: only greedy": [(refining(draftSampling="probabilistic"), "the likeliest alone")],
+    "an XPress head: only greedy": [(refining(draftSampling="probabilistic"), "only proposes the likeliest")],
     "dflash with an XPress head; at most its vocabulary": [
         (refining(xpressTopC=151_937), "use 151936 or less"),
         (refining(draft={"model": QWEN_HEAD}, method="eagle3", xpressTopC=64), "has no XPress refiner"),
@@ -401,7 +401,7 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
         (drafting("ngram", QWEN, engine={"extraArgs": CONNECTED, "env": [EXPANDING]}), "expandable_segments")
     ],
 }
-"""What breaks each rule, and words of the answer, by the rule as docs/reference/launch.md writes it."""
+"""What breaks each rule, and words of the answer, by the rule as docs/reference/vllm-rules.md writes it."""
 
 
 def problems(broken: EngineSettings | Body) -> list[Problem]:

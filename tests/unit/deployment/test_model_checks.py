@@ -224,7 +224,7 @@ BAD = {
             },
         },
         "spec.speculation.draft.quantization",
-        "as it was stored",
+        "in its own precision",
     ),
     "a draft that is too short": (
         pair_70b(
@@ -246,7 +246,7 @@ BAD = {
         "spec.parallelism.draftTensor",
         "there is no draft to split",
     ),
-    "stages on the CPU": (tiny_cpu(parallelism={"pipeline": 2}), "spec.parallelism", "split by tensor alone"),
+    "stages on the CPU": (tiny_cpu(parallelism={"pipeline": 2}), "spec.parallelism", "only be split by tensor"),
     "heads that the ranks of a CPU cannot share": (
         tiny_cpu(
             target={"model": "pair/target", "quantization": "Auto", "config": tiny_cpu()["target"]["config"]},
@@ -336,7 +336,7 @@ def test_what_adaptive_verification_makes_of_acceptance_is_told() -> None:
 def test_answers_that_are_not_the_targets_own_are_told() -> None:
     lossy = {"rejectionSampling": "fly", "lossy": True}
     message = planned_message(pair_70b(speculation=pair_70b()["speculation"] | lossy))
-    assert "outputs differ from those of meta-llama/Llama-3.1-70B-Instruct" in message
+    assert "outputs differ from meta-llama/Llama-3.1-70B-Instruct" in message
     assert "outputs differ" not in planned_message(pair_70b())
 
 

@@ -104,7 +104,7 @@ def llama_pair(target: str, draft: str) -> Pair:
     """The 70B pair with the settings that docs/design/sizing.md names."""
     geometry, draft_geometry = (find_geometry(f"meta-llama/Llama-3.1-{size}-Instruct") for size in ("70B", "8B"))
     assert geometry is not None
-    if draft == "none":
+    if draft not in set(Precision):
         return Pair(geometry, Precision(target), None, None, "none", 0, ARTICLE_FIRST_START)
     return Pair(geometry, Precision(target), draft_geometry, Precision(draft), "draft_model", 5, ARTICLE_FIRST_START)
 

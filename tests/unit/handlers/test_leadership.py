@@ -167,8 +167,8 @@ def test_a_lease_needs_a_name_and_a_namespace(name: str, namespace: str, fix: st
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--leader-election=l", "--lease-duration=3"], "--lease-duration: 3: give 4 to 300 seconds"),
-        (["--lease-duration=6"], "--lease-duration: 6: goes with --leader-election only: add --leader-election LEASE"),
+        (["--leader-election=l", "--lease-duration=3"], "--lease-duration: 3: must be 4 to 300 seconds"),
+        (["--lease-duration=6"], "--lease-duration: 6: requires --leader-election: add --leader-election LEASE"),
     ],
 )
 def test_how_long_a_lease_lasts_has_bounds_and_goes_with_a_lease(options: list[str], message: str) -> None:

@@ -434,10 +434,10 @@ async def said(caplog: pytest.LogCaptureFixture, state: OperatorState) -> list[s
 @pytest.mark.parametrize(
     ("installed", "words"),
     [
-        ("1.9.0", "is of 1.9.0, older than this 1.10.0: the API server drops fields"),
-        ("1.11.0", "is of 1.11.0, newer than this 1.10.0, which knows none of the fields that came since"),
-        ("1.10.1", "is of 1.10.1, newer than this 1.10.0"),
-        (None, "does not say its version, older than this 1.10.0"),
+        ("1.9.0", "has version 1.9.0, older than this 1.10.0: the API server drops fields"),
+        ("1.11.0", "has version 1.11.0, newer than this 1.10.0, which does not support its new fields"),
+        ("1.10.1", "has version 1.10.1, newer than this 1.10.0"),
+        (None, "has no version label, older than this 1.10.0"),
     ],
 )
 async def test_older_and_newer_crds_are_told(

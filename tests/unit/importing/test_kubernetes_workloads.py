@@ -98,7 +98,7 @@ def test_values_of_a_config_map_in_the_file_are_read() -> None:
     assert not migration.decisions, decided(migration)
     assert (spec["target"]["model"], spec["parallelism"]["tensor"]) == (LLAMA_8B, 1)
     assert {"name": "VLLM_LOGGING_LEVEL", "value": "DEBUG"} in spec["engine"]["env"]
-    assert "ConfigMap runtime: its values are written out" in told(migration)
+    assert "ConfigMap runtime: its current values are copied" in told(migration)
 
 
 def test_all_of_a_config_map_is_read_and_a_variable_of_its_own_counts_before_it() -> None:

@@ -165,7 +165,7 @@ def test_what_is_said_beside_a_speculators_checkpoint_counts_where_vllm_counts_i
     found = speculation(migration)
     assert (found["method"], found["numSpeculativeTokens"]) == ("eagle3", 5)
     assert found["extraConfig"] == {"attention_backend": "TRITON_ATTN"}
-    assert "vLLM goes by speculators_config" in told(migration)
+    assert "vLLM uses speculators_config" in told(migration)
 
 
 @pytest.mark.parametrize(

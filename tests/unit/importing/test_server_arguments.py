@@ -67,7 +67,7 @@ def test_a_rope_that_no_field_says_is_never_lost_in_silence(
 ) -> None:
     source = write("d.yaml", engine("Qwen/Qwen3-32B", "--rope-scaling", rope, "--max-model-len", "131072"))
     assert "--hf-overrides" in asked(specdecode, source)
-    assert specdecode("import", "-f", source).stdout.startswith("# To be decided first")
+    assert specdecode("import", "-f", source).stdout.startswith("# Decide first")
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_of_a_flag_that_stands_there_twice_the_last_counts(flags: list[str], exp
     migration = imported(*flags)
     field, value = expected
     assert migration.body["spec"]["serving"].get(field) == value
-    assert "vLLM takes what is said last" in told(migration)
+    assert "vLLM uses the last value" in told(migration)
 
 
 def test_dotted_keys_stand_behind_all_json() -> None:
@@ -344,7 +344,7 @@ def test_keys_of_a_draft_that_is_none_are_told(method: str) -> None:
     migration = imported("-sc", json.dumps(config))
     assert "draft" not in decided(migration)
     assert migration.body["spec"]["speculation"] == {"method": method, "numSpeculativeTokens": 3}
-    assert all(f"--speculative-config {key}: is of a draft" in told(migration) for key in (*keys, "quantization"))
+    assert all(f"--speculative-config {key}: applies to drafts" in told(migration) for key in (*keys, "quantization"))
 
 
 def test_a_lossy_check_is_asked_for_and_its_parameters_are_not_lost() -> None:
@@ -358,7 +358,7 @@ def test_a_lossy_check_is_asked_for_and_its_parameters_are_not_lost() -> None:
     assert other.body["spec"]["speculation"]["extraConfig"] == {"fly_entropy_top_k": 9, "fly_window_size": 2}
     block = imported("-sc", json.dumps(fly | {"rejection_sample_method": "block", "fly_entropy_top_k": 9}))
     assert not block.decisions
-    assert "is of rejection_sample_method fly alone" in told(block)
+    assert "only applies to rejection_sample_method fly" in told(block)
 
 
 # Nothing that a server is told disappears: each key, flag, variable, label and annotation is in object or report.
@@ -478,7 +478,7 @@ def test_each_label_and_annotation_is_accounted_for() -> None:
     ("flags", "name"),
     [
         (["--model", "org/a", "--model", LLAMA_8B], "--model org/a"),
-        (["--speculative-config.method=ngram", "--spec-method", "suffix"], "says it again"),
+        (["--speculative-config.method=ngram", "--spec-method", "suffix"], "repeats it"),
         (["--model=/models/llama", "--revision", "main"], "revision main"),
     ],
 )

@@ -86,7 +86,7 @@ def test_a_server_without_gpus_is_told_by_its_variables() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["-v", "/data/llama:/m/llama"], "spec.models.volume: /data: is of the machine that runs it"),
+        (["-v", "/data/llama:/m/llama"], "spec.models.volume: /data: is on the machine that runs it"),
         (["--mount", "type=bind,source=/data,target=/m"], "spec.models.volume: /data: "),
         (["-v", "weights:/m"], "spec.models.volume: /var/lib/docker/volumes/weights/_data: "),
     ],

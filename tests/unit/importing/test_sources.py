@@ -174,7 +174,7 @@ def test_what_people_have_becomes_the_object_that_means_the_same(specdecode: Spe
     if "podTemplate" not in spec:
         found.pop("podTemplate", None)
     assert found == spec
-    asked = [line.split(": ")[1] for line in result.stdout.splitlines() if line.startswith("# To be decided first")]
+    asked = [line.split(": ")[1] for line in result.stdout.splitlines() if line.startswith("# Decide first")]
     assert asked == left_open
     assert result.exit_code == (INVALID if left_open else 0)
     assert "sk-not-for-your-eyes" not in result.output
@@ -208,9 +208,9 @@ def test_the_last_steps_end_what_ran_before(specdecode: Specdecode, file: str, e
 
 def test_the_gpus_of_all_copies_are_needed_beside_the_old_ones(specdecode: Specdecode, write: WriteObject) -> None:
     body = yaml.safe_load((DATA / "llm-inference-service.yaml").read_text())
-    assert "it needs 4 more GPUs" in specdecode("import", "-f", write("two.yaml", body)).stderr
+    assert "needs 4 more GPUs" in specdecode("import", "-f", write("two.yaml", body)).stderr
     body["spec"]["parallelism"] = {"tensor": 2, "data": 4, "dataLocal": 1}
-    assert "it needs 16 more GPUs" in specdecode("import", "-f", write("wide.yaml", body)).stderr
+    assert "needs 16 more GPUs" in specdecode("import", "-f", write("wide.yaml", body)).stderr
 
 
 @pytest.mark.parametrize(("scaled", "told"), [("llama", True), ("other", False)])
@@ -310,7 +310,10 @@ def of_compose(**service: Any) -> Migration:
 @pytest.mark.parametrize(
     ("service", "words"),
     [
-        ({"env_file": ".env"}, "services.llm.env_file: is not read here: docker compose config"),
+        (
+            {"env_file": ".env"},
+            "services.llm.env_file: is not read by import: import the output of docker compose config",
+        ),
         ({"secrets": ["token"]}, "services.llm.secrets"),
         ({"cap_add": ["ALL"]}, "services.llm.cap_add"),
         ({"environment": {"MODE": "${MODE}"}}, "spec.engine.env: MODE"),
@@ -339,7 +342,7 @@ def test_one_service_of_several_is_chosen_by_name(specdecode: Specdecode, write:
     body = compose()
     body["services"]["big"] = {**body["services"]["llm"], "command": [LLAMA_70B, "-tp", "2"]}
     file = write("compose.yaml", body)
-    assert "holds big, llm: name the one to import" in specdecode("import", "-f", file).stderr
+    assert "contains big, llm: select one" in specdecode("import", "-f", file).stderr
     result = specdecode("import", "big", "-f", file)
     assert yaml.safe_load(result.stdout)["spec"]["target"]["model"] == LLAMA_70B
 
@@ -354,15 +357,15 @@ def test_of_a_rendered_chart_the_server_is_taken(specdecode: Specdecode, write: 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("kind: CronJob\n", "holds nothing that can be imported"),
+        ("kind: CronJob\n", "cannot be imported"),
         ("a: 1\n", READABLE),
-        ("docker compose up -d\n", "command line: no image: runs no vLLM server"),
+        ("docker compose up -d\n", "command line: no image: does not run vLLM"),
         ("[]", "kind: nothing"),
         ("docker run --gpus all\n", "names no image"),
         (f"docker run {IMAGE} a\ndocker run {IMAGE} b\n", "2 containers: import them one at a time"),
         (
             f"docker run --gpus all {IMAGE} --model $MODEL --api-key sk-secret$X\n",
-            "MODEL, X: are filled in where it runs",
+            "MODEL, X: are replaced on the machine that runs it",
         ),
         ("vllm serve $(cat model)\n", "a substitution"),
         ("services: {llm: {image: 'vllm/vllm-openai:${TAG:-latest}', command: [x]}}\n", "services.llm.image: ${TAG}"),
@@ -511,7 +514,7 @@ def claiming() -> dict[str, Any]:
 OPEN = {
     "a runtime that is elsewhere": (
         inference_service({"model": {**HUGGINGFACE, "runtime": "ours"}}),
-        "spec.predictor.model.runtime: ours: is not beside it",
+        "spec.predictor.model.runtime: ours: is not in the input",
     ),
     "an autoscaler": (
         inference_service({"model": HUGGINGFACE, "minReplicas": 1, "maxReplicas": 5}),
@@ -524,9 +527,9 @@ OPEN = {
     "workers": (inference_service({"model": HUGGINGFACE, "workerSpec": {"size": 2}}), "spec.predictor.workerSpec"),
     "a bucket": (
         inference_service({"model": {**HUGGINGFACE, "args": [], "storageUri": "s3://bucket/llama?sig=sk-secret"}}),
-        "spec.target.model: s3://bucket/llama: lies at an address",
+        "spec.target.model: s3://bucket/llama: is an address",
     ),
-    "prefill apart": (llm(prefill={"replicas": 2}), "spec.prefill: is set: no field of the object means it"),
+    "prefill apart": (llm(prefill={"replicas": 2}), "spec.prefill: is set: the object has no such field"),
     "other configurations": (llm(baseRefs=[{"name": "shared"}]), "spec.baseRefs: is set"),
     "adapters": (llm(model={"uri": f"hf://{LLAMA_8B}", "lora": {"adapters": [{"name": "a"}]}}), "spec.model.lora"),
     "workers of data": (llm(worker={"containers": [{}]}, parallelism={"data": 2}), "spec.worker: is set"),
@@ -534,7 +537,10 @@ OPEN = {
     "a switch for a size": (llm(parallelism={"data": True}), "spec.parallelism.data: true: must be a whole number"),
     "replicas in quotes": (llm(replicas="3"), 'spec.replicas: "3": must be a whole number, without quotes'),
     "far too many replicas in quotes": (llm(replicas=str(2**60)), "must be at most 1,000"),
-    "LMCache": (stack(lmcacheConfig={"enabled": True}), "modelSpec[0].lmcacheConfig: enabled: helm template"),
+    "LMCache": (
+        stack(lmcacheConfig={"enabled": True}),
+        "modelSpec[0].lmcacheConfig: enabled: import the output of helm template",
+    ),
     "Ray": (stack(raySpec={"headNode": {}}), "servingEngineSpec.modelSpec[0].raySpec"),
     "autoscaling by KEDA": (stack(keda={"enabled": True}), "servingEngineSpec.modelSpec[0].keda"),
     "a setting that came later": (stack(vllmConfig={"newest": 1}), "vllmConfig.newest"),

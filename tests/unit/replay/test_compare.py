@@ -63,7 +63,7 @@ def test_acceptance_is_by_the_engines_counters_where_both_have_them(tmp_path: Pa
     assert figures(made.recording, same.recording)["acceptance"].first == pytest.approx(70, abs=2)
     (same.folder / "step-stats.jsonl").unlink()
     found = compare(made.recording, same.recording)
-    assert any("by the engine's counters in one" in note for note in found.notes)
+    assert any("from the engine's counters in one" in note for note in found.notes)
     # Chunks do not tell a draft of which nothing was accepted from none.
     assert next(each for each in found.figures if each.name == "acceptance").second == pytest.approx(35, abs=3)
 
@@ -108,9 +108,9 @@ def test_what_may_not_be_compared_is_said(tmp_path: Path) -> None:
     )
     notes = " / ".join(compare(one, other).notes)
     assert "K is 4 in the first and 2 in the second" in notes
-    assert "the first is of tiny, the second of large" in notes
+    assert "the first recording is of tiny, the second of large" in notes
     assert "the first has 1 requests, the second 2" in notes
-    assert "no arrival_ms: there is no throughput" in notes
+    assert "no arrival_ms, so throughput cannot be compared" in notes
 
 
 def test_without_speculation_there_is_no_acceptance(tmp_path: Path) -> None:

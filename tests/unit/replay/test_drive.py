@@ -112,7 +112,7 @@ def test_moments_are_scaled_and_only_the_first_are_taken(tmp_path: Path) -> None
 
 
 def test_a_prompt_longer_than_any_is_refused_before_it_is_made(tmp_path: Path) -> None:
-    with pytest.raises(RecordingError, match="a prompt of 100000000 tokens: leave its record out"):
+    with pytest.raises(RecordingError, match="a prompt of 100000000 tokens exceeds"):
         plan_of(tmp_path, [record(prompt_tokens=10**8)])
 
 
@@ -360,7 +360,7 @@ async def test_a_server_without_a_list_of_models_is_believed(server_target: Comp
         (page(*"abcdefg"), None, None, "serves a, b, c, d, e and 2 more"),
         (page(), None, None, "serves no model"),
         ((401, "{}"), None, None, r"requires a key \(401\): .* --api-key-variable"),
-        ((403, "{}"), None, "k", r"refuses the key \(403\)"),
+        ((403, "{}"), None, "k", r"rejects the key \(403\)"),
         ((500, '{"error": {"message": "no\\u001b[1mmemory"}}'), None, None, r"answered 500 \(no\\x1b\[1mmemory\)"),
         ((200, "<html>"), None, None, "is not a list of models"),
         ((200, '{"data": [{"id": 3}]}'), None, None, "is not a list of models"),

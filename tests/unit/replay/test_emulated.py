@@ -323,7 +323,7 @@ def test_one_that_was_too_slow_is_told_so_and_what_to_do() -> None:
         lateness.add(0.01, 0.005 if index % 10 == 0 else -0.001)
         assert lateness.is_hopeless == (index >= 199)
     assert "10.0 % of them late, 5.0 % longer in all" in lateness.verdict()
-    assert "too slow to be believed" in lateness.verdict()
+    assert "too slow for reliable results" in lateness.verdict()
 
 
 # How long a step takes, by what is in it.

@@ -163,14 +163,14 @@ def test_what_the_model_was_not_fitted_on_is_told(tmp_path: Path) -> None:
         assert transfer_warnings(replace(dense, model=_of(short)), 2, "NVIDIA-H200") == []
     assert transfer_warnings(replace(dense, model=_of("cpu")), 2, "CPU") == []
     (line,) = transfer_warnings(replace(dense, model=_of("emulated H200")), 2, "NVIDIA-H200")
-    assert "fitted on GPU emulated H200, and the plan has H200" in line
+    assert "fitted on GPU emulated H200, but the plan has H200" in line
     assert [line.split(",")[0] for line in transfer_warnings(dense, 4, "NVIDIA-H100-80GB-HBM3")] == [
         "the model was fitted on GPU H200",
         "the model was fitted on tensor parallelism 2",
     ]
     wider = DENSE | {"speculation": DENSE["speculation"] | {"numSpeculativeTokens": 7}}  # type: ignore[operator]
     (line,) = transfer_warnings(_emulation(wider, tmp_path), 2, "NVIDIA-H200")
-    assert "fitted on K 5, and the plan has 7" in line
+    assert "fitted on K 5, but the plan has 7" in line
 
 
 # The environment that an emulated engine runs in.

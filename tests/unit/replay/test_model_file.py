@@ -36,8 +36,8 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     ("text", "says"),
     [
         ("", "is empty"),
-        ("[]", "is no fitted model"),
-        ('{"schema": 1}', "is no fitted model"),
+        ("[]", "is not a fitted model"),
+        ('{"schema": 1}', "is not a fitted model"),
         ('{"schema": 2, "origin": {}}', "schema: 2: this specdecode reads 1: fit it again"),
         ('{"schema": 1, "origin": {"tp": -1}}', "$.origin.tp"),
         ('{"schema": 1, "origin": {}, "origin": {}}', "there twice"),
@@ -77,7 +77,7 @@ def test_how_far_outside_is_said() -> None:
     assert fitted_on.outside("running", 8) is None
     assert fitted_on.outside("running", 8.1) is None, "not 1.0 times that"
     assert fitted_on.outside("running", 24) == (
-        "running 24 is outside of what the model was fitted on: 8 at most, 3.0 times that"
+        "running 24 is outside of the range of the fit: 8 at most, 3.0 times that"
     )
     assert "1 at least" in (fitted_on.outside("running", 0.5) or "")
 

@@ -202,7 +202,7 @@ def test_what_is_outside_of_the_model_is_said_with_how_far(tmp_path: Path) -> No
     behaviour.begin(Incoming(request_id="a", prompt_tokens=4000, max_tokens=10, ignore_eos=True))
     lines = behaviour.outside()
     assert len(lines) == 2
-    assert lines[0].startswith("tokens of a prompt 4000 is outside of what the model was fitted on: ")
+    assert lines[0].startswith("tokens of a prompt 4000 is outside of the range of the fit: ")
     assert lines[0].endswith("10.1 times that")
 
 

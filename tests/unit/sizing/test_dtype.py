@@ -69,7 +69,7 @@ def test_what_is_quantized_while_loading_is_told_of_another_type_than_float32() 
     assert target is not None
     assert checkpoint_problem("target", target, Precision.FP8) is None
     in_float32 = checkpoint_problem("target", computed_in(target, FLOAT32_BYTES), Precision.FP8)
-    assert in_float32 == "target FP8 is multiplied in 16 bits: use another serving.dtype than float32"
+    assert in_float32 == "target FP8 is multiplied in 16 bits: use a serving.dtype other than float32"
 
 
 def test_what_does_not_fit_in_float32_is_told_of_16_bits() -> None:

@@ -1,4 +1,4 @@
-"""What is remembered of the lines of `specdecode estimate` holds nothing of what they say."""
+"""Caches of `specdecode plan --batch` keep no content of its lines."""
 
 import json
 import tracemalloc

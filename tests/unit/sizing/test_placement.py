@@ -312,7 +312,7 @@ def test_a_target_without_attention_needs_no_kernel_for_it(make_pair: PairFactor
 
 
 def test_versions_before_it_do_not_have_it(make_pair: PairFactory) -> None:
-    assert "is of vLLM 0.28 and later" in message(adapting(make_pair(), version="0.20.0"))
+    assert "needs vLLM 0.28 or later" in message(adapting(make_pair(), version="0.20.0"))
 
 
 def test_a_plan_leaves_out_the_gpus_without_and_says_why_where_none_is_left(make_pair: PairFactory) -> None:

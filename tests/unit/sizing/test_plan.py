@@ -223,6 +223,16 @@ def test_utilization_is_brought_back_to_the_default(make_pair: PairFactory) -> N
     assert "more than is free when it starts" in too_high.explanation
 
 
+def test_a_change_of_settings_that_also_changes_the_product_names_both(
+    make_pair: PairFactory, llama_8b: ModelGeometry
+) -> None:
+    pair = replace(make_pair("BF16", None, memory_utilization_percent=1), target=llama_8b)
+    plan = plan_on_gpus(pair, [EIGHT_H100, EIGHT_H200], None)
+    assert plan.chosen.place == f"8 x {H200}"
+    assert plan.fixes[0].change == "serving.gpuMemoryUtilizationPercent: 92"
+    assert plan.fixes[0].effect.endswith(f" on 1 x {H100} instead of 8 x {H200}")
+
+
 def test_a_quantized_checkpoint_is_never_told_to_become_fp8(make_pair: PairFactory) -> None:
     pair = make_pair("INT8", "INT8", min_concurrency=30)
     held = named(["INT8"], ["INT8"])

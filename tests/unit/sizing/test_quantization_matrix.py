@@ -102,7 +102,7 @@ def test_a_quantized_checkpoint_is_served_as_it_is(make_pair: PairFactory, llama
     for precision in ("BF16", "FP8", "INT4"):
         reason = _one(rows, precision, "BF16", 2).reason
         assert reason is not None
-        assert "is INT8 and vLLM serves it as it is" in reason
+        assert "in its own precision, INT8" in reason
 
 
 def test_kernel_limits_make_a_row_unlaunchable(make_pair: PairFactory, llama_config: dict[str, Any]) -> None:
@@ -155,7 +155,7 @@ def test_a_model_without_experts_has_no_mxfp4_checkpoint(make_pair: PairFactory)
     """Their row would save nothing: MXFP4 is for experts alone."""
     row = _one(quantization_matrix(make_pair(), POOLS), "MXFP4", "BF16", 2)
     assert row.reason == (
-        "target MXFP4 is for experts: meta-llama/Llama-3.1-70B-Instruct has none, so no such checkpoint of it exists"
+        "target MXFP4 only applies to experts, and meta-llama/Llama-3.1-70B-Instruct has none: use another precision"
     )
 
 

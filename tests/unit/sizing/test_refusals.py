@@ -29,24 +29,24 @@ COUNT = "must be a whole number"
 @pytest.mark.parametrize(
     ("pools", "tensor", "spread", "message"),
     [
-        ([ONE_NODE], 16, TENSOR_ONLY, "tensor: 16: no node has so many GPUs, the largest has 8; write 8 or less"),
+        ([ONE_NODE], 16, TENSOR_ONLY, "tensor: 16: no node has this many GPUs, and the largest has 8; write 8 or less"),
         (
             [GpuPool("NVIDIA-H200", 4), TWO_NODES],
             32,
             TENSOR_ONLY,
-            "tensor: 32: nodes that may be used do not share so many GPUs, the largest has 8; write 8 or less",
+            "tensor: 32: no group of matching nodes has this many GPUs, and the largest has 8; write 8 or less",
         ),
         (
             [ONE_NODE],
             4,
             Parallelism(pipeline=4),
-            "parallelism: 16: GPUs a replica (tensor x pipeline x data), the largest node has 8; lower one of them",
+            "parallelism: 16: GPUs per replica (tensor x pipeline x data), but the largest node has 8; lower one",
         ),
         (
             [TWO_NODES],
             None,
             Parallelism(data=32),
-            "parallelism: 32: GPUs a replica (tensor x pipeline x data), the largest node has 8; lower one of them",
+            "parallelism: 32: GPUs per replica (tensor x pipeline x data), but the largest node has 8; lower one",
         ),
     ],
 )

@@ -203,10 +203,10 @@ def test_variables_of_the_operator_are_refused(name: str, fix: str) -> None:
     assert fix in problem.message
 
 
-# docs/reference/launch.md says what the code does; its generated tables are compared in tests/unit/docs.
+# docs/reference/launch.md and vllm-rules.md describe the code; generated tables are compared in tests/unit/docs.
 
 REFERENCE = Path(__file__).parents[3] / "docs/reference"
-DOCUMENT, FIELDS = REFERENCE / "launch.md", REFERENCE / "deployment-fields.md"
+DOCUMENT, RULES, FIELDS = (REFERENCE / f"{name}.md" for name in ("launch", "vllm-rules", "deployment-fields"))
 ENGINE = Path(profiles.__file__).parent
 
 
@@ -246,5 +246,5 @@ def test_the_source_of_a_rule_told_early_is_named_in_the_code() -> None:
     rules = (path for room in ("vllm", "deployment", "sizing") for path in package.glob(f"{room}/*.py"))
     told = (*rules, *package.glob("vllm/data/*.json"))
     code = "\n".join(path.read_text() for path in told)
-    for *_, source in rows("field"):
+    for *_, source in rows("field", RULES):
         assert source.strip("`") in code, source

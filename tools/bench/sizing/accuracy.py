@@ -108,7 +108,7 @@ def other_rows() -> list[MemoryRow]:
 
 
 def later_rows() -> list[MemoryRow]:
-    """Return runs of vLLM 0.20 to 0.26 with their estimates, most with a draft: lines of specdecode estimate."""
+    """Return runs of vLLM 0.20 to 0.26 with their estimates, most with a draft: lines of specdecode plan --batch."""
     return [_later_row(run) for run in read_runs("later_runs.jsonl")]
 
 

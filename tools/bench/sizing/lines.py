@@ -1,4 +1,4 @@
-"""`specdecode estimate` as people run it: a process that reads a file, each line of which holds its config.json."""
+"""Speed and memory of `specdecode plan --batch` as a process, with a config.json in each line."""
 
 import json
 import tempfile
@@ -72,13 +72,13 @@ def figures() -> Iterator[Figure]:
             f"{LINES:,} lines, {size_mb:.0f} MB, a process from start to end, best of {ROUNDS}; "
             f"{100 * rate / ready:.0f} % of the {ready:,.0f} of geometry that is there, same run"
         )
-        yield Figure("lines of estimate --in", rate, "1/s of CPU", at_least(50_000), remark)
-        yield Figure("lines of estimate --in, memory", longest.memory_mib, "MiB", at_most(250), f"{LINES:,} lines")
-        yield growth("lines of estimate --in", "s", {size: used.cpu_s - start_s for size, used in runs.items()})
+        yield Figure("lines of plan --batch", rate, "1/s of CPU", at_least(50_000), remark)
+        yield Figure("lines of plan --batch, memory", longest.memory_mib, "MiB", at_most(250), f"{LINES:,} lines")
+        yield growth("lines of plan --batch", "s", {size: used.cpu_s - start_s for size, used in runs.items()})
         differing = _run(_write(folder / "models.jsonl", other_models(), OTHER_MODELS))
         remark = f"{OTHER_MODELS:,} lines, no target twice; {differing.memory_mib:.0f} MiB"
         yield Figure(
-            "lines of estimate --in, all targets differ", OTHER_MODELS / differing.cpu_s, "1/s of CPU", None, remark
+            "lines of plan --batch, all targets differ", OTHER_MODELS / differing.cpu_s, "1/s of CPU", None, remark
         )
 
 
@@ -95,4 +95,4 @@ def _write(file: Path, of: Iterator[dict[str, Any]], count: int) -> Path:
 
 
 def _run(file: Path) -> Used:
-    return run_command("estimate", "--in", str(file), "--out", str(file.with_suffix(".out")), "--strict")
+    return run_command("plan", "--batch", str(file), "--out", str(file.with_suffix(".out")), "--strict")

@@ -16,13 +16,13 @@ CALCULATOR: Final = "our aim; AIConfigurator 0.12.0 takes 4.4 to 8.5 s, agilerl-
 
 
 def figures() -> Iterator[Figure]:
-    """Yield time and memory of a plan, and of an estimate of one line."""
+    """Yield time and memory of a plan, and of a batch of one line."""
     with tempfile.TemporaryDirectory() as folder:
         one = Path(folder) / "one.jsonl"
         one.write_text(json.dumps(next(cases())) + "\n", encoding="utf-8")
         commands = {
             f"plan -f {EXAMPLE}": ("plan", "-f", EXAMPLE),
-            "estimate of one line": ("estimate", "--in", str(one), "--out", str(one.with_suffix(".out"))),
+            "plan --batch of one line": ("plan", "--batch", str(one), "--out", str(one.with_suffix(".out"))),
         }
         for name, arguments in commands.items():
             best = min((run_command(*arguments) for _ in range(ROUNDS)), key=_wall_s)

@@ -122,7 +122,7 @@ class TestVerdict:
         found = compare_capture(tmp_path)
         assert found.arm("drafted").verdict == "Pays"
         assert found.arm("lost").verdict == "Inconclusive"
-        assert "none of its repetitions is there" in found.arm("lost").message
+        assert "all of its repetitions are missing" in found.arm("lost").message
 
     def test_a_rate_without_slo_gives_latencies_and_no_verdict(self, tmp_path: Path) -> None:
         found = compare_capture(MadeCapture(arrivals="poisson:20").make(tmp_path)).arm("drafted")
@@ -323,8 +323,8 @@ class TestVerdictOfAnswers:
         arm = compare_capture(made.make(tmp_path)).arm("drafted")
         assert arm.verdict == "Incorrect"
         assert arm.message.startswith(
-            "1 of 1 greedy answers differ from the baseline's, one at token 3, where its two likeliest were "
-            "1.5 apart; goodput +"
+            "1 of 1 greedy answers differ from the baseline's, one at token 3, where the baseline's "
+            "two likeliest tokens were 1.5 apart; goodput +"
         )
 
     def test_an_arm_whose_answers_parse_less_is_incorrect(self, tmp_path: Path) -> None:
@@ -340,7 +340,7 @@ class TestVerdictOfAnswers:
         found = compare_capture(MadeCapture(arms={"plain": PLAIN, "fly": lossy}).make(tmp_path))
         arm = found.arm("fly")
         assert (arm.verdict, arm.outputs.outputs if arm.outputs else "") == ("Pays", "Lossy")
-        assert arm.message.endswith("it may answer otherwise by its settings")
+        assert arm.message.endswith("its settings allow different answers")
         assert any("rejection_sample_method fly" in note for note in found.notes)
 
 
@@ -419,11 +419,17 @@ def removed(name: str) -> Change:
 
 
 REFUSED: dict[str, tuple[Change, str]] = {
-    "no baseline": (removed("plain"), "plain: is not there: others are compared with it"),
-    "one arm": (removed("drafted"), "only arm plain is there"),
-    "another workload": (manifest(lambda each: each | {"workload": {}}), "workloads differ: workload of arm drafted"),
-    "another seed": (manifest(lambda each: each | {"seed": 9}), "workloads differ: seed of arm drafted"),
-    "another capture": (manifest(lambda each: each | {"capture": "b"}), "workloads differ: capture"),
+    "no baseline": (removed("plain"), "plain: not found: the other arms are compared with it"),
+    "one arm": (removed("drafted"), "has only arm plain"),
+    "another workload": (
+        manifest(lambda each: each | {"workload": {}}),
+        "workloads differ: arms drafted and plain have a different workload",
+    ),
+    "another seed": (
+        manifest(lambda each: each | {"seed": 9}),
+        "workloads differ: arms drafted and plain have a different seed",
+    ),
+    "another capture": (manifest(lambda each: each | {"capture": "b"}), "have a different capture"),
     "other prompts": (
         client(lambda each: each | {"prompt_tokens": each["prompt_tokens"] + 1}),
         "workloads differ: request 0 of phase closed-4 in arm drafted, repetition 1",
@@ -431,7 +437,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "other lengths": (client(lambda each: each | {"max_tokens": 7}), "workloads differ: request 0 of phase closed-4"),
     "an arm in the folder of another": (
         lambda folder: (folder / "plain").rename(folder / "x") and (folder / "drafted").rename(folder / "plain"),
-        "plain/1: holds repetition 1 of arm drafted: give the folder back its name",
+        "plain/1: holds repetition 1 of arm drafted: restore the name of the folder",
     ),
     "a repetition in the folder of another": (
         manifest(lambda each: each | {"repetition": 2}),
@@ -440,15 +446,15 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "no experiment": (everywhere(lambda each: each | {"experiment": None}), "holds no capture with arms"),
     "two experiments": (
         manifest(lambda each: each | {"experiment": each["experiment"] | {"repetitions": 5}}),
-        "its arms are not of one capture",
+        "its arms belong to different captures",
     ),
     "a name that leads elsewhere": (
         everywhere(lambda each: each | {"experiment": each["experiment"] | {"arms": ["plain", "../../etc"]}}),
-        "experiment.arms: ../../etc: is no name of an arm",
+        "experiment.arms: ../../etc: is not a valid arm name",
     ),
     "an arm twice": (
         everywhere(lambda each: each | {"experiment": each["experiment"] | {"arms": ["plain", "plain"]}}),
-        "each stands there once, the baseline first",
+        "must name each arm once, baseline first",
     ),
     "a thousand arms": (
         everywhere(lambda each: each | {"experiment": each["experiment"] | {"arms": ["a"] * 1000}}),
@@ -461,8 +467,8 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "a torn line": (torn, "arm drafted, repetition 2: client.jsonl, line 32 cannot be read"),
     "a file that is shorter": (shorter, "arm drafted, repetition 2: trace.jsonl has 32 lines instead of 33"),
     "half a gzip": (cut_gzip, "arm drafted, repetition 2: client.jsonl is cut off or damaged"),
-    "no client.jsonl": (removed("drafted/1/client.jsonl"), "repetition 1: client.jsonl is not there"),
-    "no steps though they were recorded": (removed("drafted/1/step-stats.jsonl"), "step-stats.jsonl is not there"),
+    "no client.jsonl": (removed("drafted/1/client.jsonl"), "repetition 1: client.jsonl not found"),
+    "no steps though they were recorded": (removed("drafted/1/step-stats.jsonl"), "step-stats.jsonl not found"),
     "a line that is deep": (line_of(b"[" * 100_000), "client.jsonl, line 1 cannot be read"),
     "no UTF-8": (line_of(b'{"phase": "\xff"}'), "client.jsonl, line 1 cannot be read"),
     "an index that would fill the memory": (client(lambda each: each | {"index": MOST_REQUESTS}), "line 1 cannot be"),
@@ -660,17 +666,17 @@ def asked(load: Load, ratio: float, low: float, high: float, **others: int | Non
 @pytest.mark.parametrize(
     ("needed", "repetitions", "said"),
     [
-        ({"repetitions_needed": 4, "blocks_needed": 60}, 2, "about 4 repetitions in place of 2 would tell"),
+        ({"repetitions_needed": 4, "blocks_needed": 60}, 2, "about 4 repetitions instead of 2 would decide it"),
         # Phases are cut into sixteen blocks, however long: more of them are repetitions, or longer phases.
-        ({"repetitions_needed": 2, "blocks_needed": 100}, 2, "about 3.2 times as many requests would tell"),
+        ({"repetitions_needed": 2, "blocks_needed": 100}, 2, "about 3.2 times as many requests would decide it"),
         (
             {"repetitions_needed": 3, "blocks_needed": 96},
             2,
-            "about 3 repetitions in place of 2 with 2 times as many requests would tell",
+            "about 3 repetitions instead of 2 with 2 times as many requests would decide it",
         ),
         # Enough of both as measured, and undecided all the same.
-        ({"repetitions_needed": 2, "blocks_needed": 11}, 2, "about 3 repetitions in place of 2 would tell"),
-        ({}, 2, "more than 20 repetitions, or many times as many requests, would be needed to tell"),
+        ({"repetitions_needed": 2, "blocks_needed": 11}, 2, "about 3 repetitions instead of 2 would decide it"),
+        ({}, 2, "more than 20 repetitions, or many times as many requests, would be needed to decide"),
     ],
 )
 def test_what_would_tell_is_what_a_capture_can_be_given(
@@ -684,7 +690,7 @@ def test_no_difference_is_told_from_an_interval_that_hides_one(load: Load) -> No
     narrow, wide = [asked(load, 1.004, 0.99, 1.02)], [asked(load, 1.004, 0.8, 1.3)]
     said = [sentence(ArmVerdict.INCONCLUSIVE, each, each, None, None, 0.95, 2, None) for each in (narrow, wide)]
     assert "more repetitions" not in said[0]
-    assert "intervals are wide: more repetitions make them narrower" in said[1]
+    assert "intervals are wide: more repetitions narrow them" in said[1]
 
 
 # Comparisons whose phases, or whose arms, ask something of their own: sweeps, and precisions before and after.
@@ -714,9 +720,9 @@ def quantized(rates: tuple[float, ...], plan: dict[str, str], k: int = 4) -> Mad
 @pytest.mark.parametrize(
     ("rates", "plan", "said"),
     [
-        ((0.7, 0.5, 0.32, 0.2), {"targetQuantization": "FP8"}, "points less, more than 5, say that the draft no"),
-        (RATES, {"targetQuantization": "FP8"}, "it cost no more than 5 points, the draft still fits"),
-        (RATES, {"kvCacheDtype": "fp8"}, "its KV cache is in fp8, the baseline's in auto: it cost no more than 5"),
+        ((0.7, 0.5, 0.32, 0.2), {"targetQuantization": "FP8"}, "points, more than 5, shows that the draft no"),
+        (RATES, {"targetQuantization": "FP8"}, "the loss is at most 5 points, so the draft still fits"),
+        (RATES, {"kvCacheDtype": "fp8"}, "its KV cache is in fp8, the baseline's in auto: the loss is at most 5"),
     ],
 )
 def test_another_precision_is_held_to_five_points_and_never_called_equal(
@@ -786,7 +792,7 @@ def test_a_table_has_each_load_of_both_arms_and_the_sentence(compared_folder: Pa
     assert "+" in lines[4]
     assert "%" not in lines[3]
     assert any("tokens a verification" in line for line in lines)
-    assert "* plain, which the others are compared with; goodput in tokens/s, TTFT and TPOT in ms" in lines
+    assert "* plain, the baseline; goodput in tokens/s, TTFT and TPOT in ms" in lines
 
 
 def test_what_wants_one_recording_names_those_of_arms(compared_folder: Path) -> None:
@@ -797,7 +803,7 @@ def test_what_wants_one_recording_names_those_of_arms(compared_folder: Path) -> 
 
 def test_a_price_makes_costs_of_gpu_time(compared_folder: Path) -> None:
     done = CliRunner().invoke(app, ["capture", "compare", str(compared_folder), "--price-per-gpu-hour", "3.6"])
-    assert "GPU time for 1,000 tokens (and what it costs) " in done.stdout
+    assert "GPU time per 1,000 tokens (and cost) " in done.stdout
 
 
 def test_json_is_what_the_file_holds_and_its_schema_names(compared_folder: Path) -> None:

@@ -71,9 +71,9 @@ def test_every_way_to_end(tmp_path: Path) -> None:
         ([client("a")], [record("a"), record("a")], "2 records for n = 1"),
         ([client("a", n=3)], [record("a"), record("a")], "2 records for n = 3"),
         ([client("a"), client("a")], [record("a")], "2 lines of the client"),
-        ([client("a", "not_sent")], [record("a")], "was not sent"),
-        ([client("a")], [record("a", ended_by="abort")], "got the whole answer, but the engine says abort"),
-        ([client("a")], [record("a", ended_by="unfinished")], "the engine says unfinished"),
+        ([client("a", "not_sent")], [record("a")], "recorded it as not sent"),
+        ([client("a")], [record("a", ended_by="abort")], "received the whole answer, but the engine recorded abort"),
+        ([client("a")], [record("a", ended_by="unfinished")], "the engine recorded unfinished"),
     ],
 )
 def test_what_does_not_fit_is_named(

@@ -17,7 +17,8 @@ from specdecode_operator.capture.files.totals import StepTotals, TraceTotals
 from specdecode_operator.capture.files.trace_rules import broken_rules, decode_record
 from specdecode_operator.capture.recorder import segment_format as segment_lines
 
-DOCUMENT = Path(__file__).parents[4] / "docs/reference/trace-format.md"
+REFERENCE = Path(__file__).parents[4] / "docs/reference"
+PAGES = ("trace-format.md", "capture-checks.md", "capture-manifest.md", "recorder-segments.md")
 
 SECTIONS: dict[str, type[Struct]] = {
     "meta": formats.TraceMeta,
@@ -27,7 +28,7 @@ SECTIONS: dict[str, type[Struct]] = {
     "aborted.jsonl": formats.AbortedRecord,
     "checks.json": formats.Checks,
     "Greedy answers": formats.GreedyAnswer,
-    "manifest.json": formats.Manifest,
+    "Fields": formats.Manifest,
     "Experiment": formats.Experiment,
     "Accounting": formats.AccountingEntry,
     "Engine settings": segment_lines.EngineConfig,
@@ -49,7 +50,7 @@ SECTIONS: dict[str, type[Struct]] = {
 
 def documented(title: str) -> list[str]:
     """Return the names in the first column of all tables of a section, its subsections left out."""
-    text = DOCUMENT.read_text(encoding="utf-8")
+    text = "\n".join((REFERENCE / page).read_text(encoding="utf-8") for page in PAGES)
     match = re.search(rf"^#+ {re.escape(title)}\n(.*?)(?=^#|\Z)", text, re.DOTALL | re.MULTILINE)
     assert match, title
     rows = re.findall(r"^\| ([^|]+?) \|", match.group(1), re.MULTILINE)

@@ -238,7 +238,7 @@ class TestVerify:
                 lambda folder: (folder / "trace.jsonl").write_bytes(
                     (folder / "trace.jsonl").read_bytes().replace(b"in", b"IN", 1)
                 ),
-                "another checksum",
+                "does not match its checksum",
             ),
             (lambda folder: (folder / "aborted.jsonl").write_bytes(b"{}\n"), "aborted.jsonl is not in the manifest"),
             (lambda folder: (folder / "manifest.json").unlink(), "manifest.json is missing"),

@@ -258,7 +258,7 @@ class TestReaderRules:
 
     @pytest.mark.parametrize(
         ("lines", "note"),
-        [([GOOD_META], "holds no record"), ([edited(RECORD, arrival_ms=...)], "no record has arrival_ms")],
+        [([GOOD_META], "has no records"), ([edited(RECORD, arrival_ms=...)], "no record has arrival_ms")],
     )
     def test_what_cannot_be_replayed_is_noted(self, tmp_path: Path, lines: list[bytes], note: str) -> None:
         found = validated(tmp_path, "trace.jsonl", *lines)
@@ -291,7 +291,7 @@ class TestKinds:
         assert validated(tmp_path, "my-trace.jsonl", end=b"").files[0].kind == "trace.jsonl"
 
     def test_something_else(self, tmp_path: Path) -> None:
-        with pytest.raises(CaptureError, match="is no file of a capture"):
+        with pytest.raises(CaptureError, match="is not a file of a capture"):
             validated(tmp_path, "notes.txt", b"hello")
 
     def test_client_outcome_must_be_known(self, tmp_path: Path) -> None:
@@ -399,7 +399,7 @@ class TestGates:
         edit(capture / "step-stats.jsonl.part", lambda lines: lines.__delitem__(slice(0, None, 2)))
         found = gate(capture, "step_counters")
         assert not found.passed
-        assert "chunks hold more than was accepted" in found.why
+        assert "chunks contain more tokens than were accepted" in found.why
 
     def test_no_step_at_all_where_steps_were_asked_for(self, capture: Path) -> None:
         (capture / "step-stats.jsonl.part").write_bytes(b"")
@@ -441,7 +441,7 @@ class TestGates:
         found = gate(capture, "step_counters")
         assert found.value is not None
         assert 0 < found.value <= 4 * 12
-        assert "were cut from last chunks" in found.why
+        assert "were cut from the last chunks" in found.why
 
     def test_drafts_of_aborted_requests_are_not_judged(self, capture: Path) -> None:
         edit(capture / "trace.jsonl.part", lambda lines: lines[1].__setitem__("ended_by", "stop_string"))
@@ -462,7 +462,7 @@ class TestGates:
 
     def test_how_many_it_were_is_said(self, capture: Path) -> None:
         edit(capture / "trace.jsonl.part", lambda lines: lines[1]["itl_ms"].__setitem__(0, -1.0))
-        assert gate(capture, "clock").why.startswith("1 gaps, first tokens or steps that lie before")
+        assert gate(capture, "clock").why.startswith("1 gaps, first tokens or steps that precede")
 
     def test_request_without_record(self, capture: Path) -> None:
         edit(capture / "trace.jsonl.part", lambda lines: lines.__delitem__(1))
@@ -568,7 +568,7 @@ def test_accounting_names_what_does_not_fit_and_counts_the_rest(mismatches: int,
 
 @pytest.mark.parametrize(
     ("accepted", "told"),
-    [(400, "40 (10.0 %) were cut from last chunks"), (0, "0 were cut from last chunks")],
+    [(400, "40 (10.0 %) were cut from the last chunks"), (0, "0 were cut from the last chunks")],
     ids=["some accepted", "none accepted"],
 )
 def test_cut_drafts_are_told_with_their_share(accepted: int, told: str) -> None:
@@ -585,5 +585,5 @@ def test_cut_drafts_are_told_with_their_share(accepted: int, told: str) -> None:
 
 def test_what_lies_before_what_it_follows_is_counted_in_both_files() -> None:
     found = gates(TraceTotals(backward=2), StepTotals(steps=1, backward=1), None, None)["clock"]
-    why = "3 gaps, first tokens or steps that lie before what they follow"
+    why = "3 gaps, first tokens or steps that precede their predecessor"
     assert found == Gate(value=3, limit=0, passed=False, why=why)

@@ -144,11 +144,14 @@ class TestGreedy:
         [
             (rejection(400, b'{"error": {"message": "no logprobs here"}}'), "HTTP 400: no logprobs here"),
             (rejection(500, b"broken"), "HTTP 500: broken"),
-            (document({"choices": []}), "nobody can read"),
-            (document({"choices": [{"text": "a"}]}), "does not say which tokens"),
-            (document({"choices": [{"token_ids": [-1]}]}), "nobody can read"),
-            (document({"choices": [{"token_ids": [1], "logprobs": {"top_logprobs": [["a"]]}}]}), "nobody can read"),
-            (b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n[[[[[", "nobody can read"),
+            (document({"choices": []}), "an unreadable answer"),
+            (document({"choices": [{"text": "a"}]}), "does not return the token ids"),
+            (document({"choices": [{"token_ids": [-1]}]}), "an unreadable answer"),
+            (
+                document({"choices": [{"token_ids": [1], "logprobs": {"top_logprobs": [["a"]]}}]}),
+                "an unreadable answer",
+            ),
+            (b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n[[[[[", "an unreadable answer"),
             (b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n" + b" " * (2**22 + 1), "more than 4194304 bytes"),
             (b"", "RemoteProtocolError"),
         ],
@@ -187,7 +190,7 @@ class TestForms:
         found = await checked(server)
         for check in (found.structured, found.tool_calls):
             assert (check.asked, check.parsed, check.not_measured) == (2, 0, None)
-            assert all(each.endswith("not of the schema, ended by stop") for each in check.failures)
+            assert all(each.endswith("do not match the schema, ended by stop") for each in check.failures)
 
     async def test_call_of_another_function(self, server: CompletionServer) -> None:
         async def another(request: Received, writer: asyncio.StreamWriter) -> None:
@@ -196,7 +199,7 @@ class TestForms:
             writer.write(document(answer))
 
         server.answer = another
-        assert (await checked(server)).tool_calls.failures == ["1 calls of other functions or none"] * 2
+        assert (await checked(server)).tool_calls.failures == ["1 calls instead of one call of the named function"] * 2
 
     async def test_what_the_engine_refuses_is_not_measured(self, server: CompletionServer) -> None:
         """A tokenizer without a chat template, say, or no parser of tool calls."""

@@ -94,15 +94,15 @@ class TestPublished:
         [
             ("0.33.0", True, "0.33", []),
             ("0.33.1.dev5+g1234", True, None, []),
-            ("0.99.1", False, "0.99", ["nobody tried the recorder with vLLM 0.99.1"]),
+            ("0.99.1", False, "0.99", ["the recorder is not tested with vLLM 0.99.1"]),
             (
                 "0.32.1+cpu",
                 True,
                 "0.33",
-                ["is vLLM 0.32.1+cpu, and was planned and started as spec.engine.version 0.33"],
+                ["is vLLM 0.32.1+cpu, but was planned and started as version 0.33"],
             ),
-            ("0.1.dev1+g1234", False, "0.33", ["nobody tried the recorder with vLLM 0.1.dev1+g1234"]),
-            ("9.9" + "\n" * 90, False, "0.33", ["nobody tried", "is vLLM 9.9\\n"]),
+            ("0.1.dev1+g1234", False, "0.33", ["the recorder is not tested with vLLM 0.1.dev1+g1234"]),
+            ("9.9" + "\n" * 90, False, "0.33", ["is not tested with", "is vLLM 9.9\\n"]),
         ],
     )
     def test_a_version_that_is_in_doubt_is_told(
@@ -372,8 +372,9 @@ class TestFailures:
         failure = failure_of(pod)
         assert failure.reason == "RecorderOff"
         assert failure.message == (
-            "the recorder switched itself off, the engine, vLLM 0.32.0, went on: EngineCoreOutput lacks new_token_ids:"
-            " capture one that it was tried with, vLLM 0.28 to 0.33 (spec.engine of the deployment)"
+            "the recorder turned itself off, but the engine (vLLM 0.32.0) kept running: EngineCoreOutput lacks"
+            " new_token_ids: capture a version that it is tested with, vLLM 0.28 to 0.33 (spec.engine of the"
+            " deployment)"
         )
 
     @pytest.mark.parametrize(
@@ -410,7 +411,7 @@ class TestFailures:
         failure = failure_of(pod, load)
         pod.end()
         assert failure.reason == "EngineExited"
-        assert "nothing listens" in failure.message
+        assert "its port is closed" in failure.message
 
     def test_segment_that_nobody_understands(self, pod: Pod) -> None:
         async def load(_settings: RunSettings, folder: Path, stop: Stop) -> Result:
@@ -430,7 +431,7 @@ class TestFailures:
         pod.start()
         failure = failure_of(pod)
         assert failure.reason == "ValidationFailed"
-        assert "dropped: 5 lines that the recorder lost" in failure.message
+        assert "dropped: 5 lines lost, counted by the recorder" in failure.message
         assert "trace.jsonl.part" in pod.label.files
 
     def test_request_that_is_unaccounted_for_is_named(self, pod: Pod) -> None:
@@ -477,7 +478,7 @@ class TestFailures:
             lines[:] = [line for line in lines if line["k"] != "step"]
             lines[-1]["steps"] = 0
         pod.start()
-        assert "missing_steps: 12 requests without any step" in failure_of(pod).message
+        assert "missing_steps: 12 requests without engine steps" in failure_of(pod).message
 
     def test_cancelled_by_a_signal(self, pod: Pod) -> None:
         async def load(_settings: RunSettings, folder: Path, stop: Stop) -> Result:
@@ -747,7 +748,7 @@ def test_golden_files_that_were_changed_or_are_gone_are_refused(volume: Path, tm
     changed = _judged(new)
     assert changed.verdict is Regressed.NOT_COMPARABLE
     assert "trace.jsonl has" in changed.message
-    assert changed.message.endswith("the golden capture was changed: take it anew")
+    assert changed.message.endswith("the golden capture was modified: record it again")
     for file in (volume / ARM).iterdir():
         file.unlink()
     assert "holds no capture" in _judged(new).message
@@ -762,7 +763,7 @@ def test_whatever_goes_wrong_the_capture_itself_has_succeeded(
     monkeypatch.setattr(regression, "judge", breaks)
     found = _judged(_new(tmp_path, ServedEngine()))
     assert found.verdict is Regressed.NOT_COMPARABLE
-    assert found.message == "it could not be judged: ZeroDivisionError: oops"
+    assert found.message == "judging failed: ZeroDivisionError: oops"
 
 
 def test_the_message_fits_whatever_is_in_it() -> None:
@@ -786,7 +787,7 @@ def test_the_message_fits_whatever_is_in_it() -> None:
 def test_golden_files_may_not_have_a_device_read_for_ever(volume: Path, tmp_path: Path) -> None:
     new = _new(tmp_path, ServedEngine())
     rewrite(volume / ARM / "manifest.json", lambda each: {**each, "files": each["files"] | {"../zero": ZERO}})
-    assert "../zero in manifest.json is no name of a file" in _judged(new).message
+    assert "../zero in manifest.json is not the name of a capture file" in _judged(new).message
     (volume / ARM / "zero").symlink_to("/dev/zero")
     rewrite(volume / ARM / "manifest.json", lambda each: {**each, "files": {"zero": ZERO}})
-    assert "zero is no file" in _judged(new).message
+    assert "zero is not a regular file" in _judged(new).message

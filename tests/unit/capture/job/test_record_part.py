@@ -202,7 +202,7 @@ class TestFailures:
         pod = ArmPod(tmp_path, arms=self.arms(port, command=["sh", "-c", "exit 3"]))
         failure = failure_of(pod)
         assert failure.reason == "EngineExited"
-        assert self.second(pod, failure) == "the engine ended with exit code 3, and nobody had told it to: see its log"
+        assert self.second(pod, failure) == "the engine ended with exit code 3 without an order to stop: see its log"
         assert pod.switcher.wait(60) == 3, "so Kubernetes keeps the engine's last words"
 
     def test_engine_that_is_never_ready(self, tmp_path: Path, port: int) -> None:

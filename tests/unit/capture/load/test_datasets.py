@@ -109,7 +109,7 @@ def test_share_gpt_is_held_in_memory_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (b"", "a: is empty: put at least one prompt in"),
+        (b"", "a: is empty: add at least one prompt"),
         (b"\n\n", "a: holds no prompt"),
         (b'{"prompt": "one"}\n{"prompt"', "a: line 2: is not JSON"),
         (b'{"prompt": "one"}\n"two"\n', "a: line 2: is text, not an object"),

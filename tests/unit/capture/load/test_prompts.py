@@ -298,18 +298,24 @@ def test_a_trace_of_others_has_no_header_and_may_be_packed(tmp_path: Path) -> No
 
 def test_requests_without_moments_cannot_be_sent_at_them(tmp_path: Path) -> None:
     _write(tmp_path / "a.jsonl", META, *REQUESTS, {"prompt_tokens": 4, "output_tokens": 2})
-    with pytest.raises(BadDatasetError, match=r"a.jsonl: has requests without arrival_ms.* or take another pattern"):
+    with pytest.raises(BadDatasetError, match=r"a.jsonl: has requests without arrival_ms.* or use another pattern"):
         _trace_source(tmp_path, "a.jsonl")
 
 
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ({"prompt": "one"}, "line 2: is no record of a trace (Object missing required field `prompt_tokens`): mend it"),
-        ({"prompt_tokens": 0, "output_tokens": 1}, "line 2: is no record of a trace (Expected `int` >= 1"),
-        ({"prompt_tokens": 2**40, "output_tokens": 1}, "line 2: is no record of a trace (Expected `int` <= 16777216"),
-        ({"prompt_tokens": 9, "output_tokens": 1, "block_hashes": [2**64]}, "line 2: is no record of a trace"),
-        ({"prompt_tokens": 9, "output_tokens": 1, "arrival_ms": 1e300}, "line 2: is no record of a trace"),
+        (
+            {"prompt": "one"},
+            "line 2: is not a record of a trace (Object missing required field `prompt_tokens`): correct it",
+        ),
+        ({"prompt_tokens": 0, "output_tokens": 1}, "line 2: is not a record of a trace (Expected `int` >= 1"),
+        (
+            {"prompt_tokens": 2**40, "output_tokens": 1},
+            "line 2: is not a record of a trace (Expected `int` <= 16777216",
+        ),
+        ({"prompt_tokens": 9, "output_tokens": 1, "block_hashes": [2**64]}, "line 2: is not a record of a trace"),
+        ({"prompt_tokens": 9, "output_tokens": 1, "arrival_ms": 1e300}, "line 2: is not a record of a trace"),
     ],
 )
 def test_bad_records(tmp_path: Path, line: dict[str, Any], complaint: str) -> None:

@@ -458,12 +458,15 @@ def with_own_client(classes: EngineClasses) -> EngineClasses:
             with_method("output_processor", "add_request", more_needed),
             "OutputProcessor.add_request takes self, request, s",
         ),
-        (with_method("output_processor", "abort_requests", turned_async), "OutputProcessor.abort_requests is no plain"),
+        (
+            with_method("output_processor", "abort_requests", turned_async),
+            "OutputProcessor.abort_requests is not a plain",
+        ),
         (
             with_method("output_processor", "process_outputs", None),
-            "OutputProcessor.process_outputs is no plain method",
+            "OutputProcessor.process_outputs is not a plain method",
         ),
-        (with_method("client", "get_output_async", turned_sync), "AsyncMPClient.get_output_async is no coroutine"),
+        (with_method("client", "get_output_async", turned_sync), "AsyncMPClient.get_output_async is not a coroutine"),
         (
             with_method("client", "get_output_async", turned_async),
             "AsyncMPClient.get_output_async takes self, request_ids",

@@ -122,7 +122,7 @@ async def test_a_version_that_nobody_tried_is_recorded_where_its_classes_are_as_
     written, *_, closed = segment_lines(tmp_path)
     assert (written["vllm"], written["recorder_tried"]) == ("0.99.0", False)
     assert (closed["reason"], closed["requests"]) == ("ordered", 1)
-    assert "nobody tried it with vLLM 0.99.0" in caplog.text
+    assert "not tested with vLLM 0.99.0" in caplog.text
 
 
 def test_engine_without_a_class_is_left_alone(classes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

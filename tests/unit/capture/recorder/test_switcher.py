@@ -155,7 +155,7 @@ class TestOrders:
     ) -> None:
         monkeypatch.chdir(tmp_path)
         container.order(order)
-        eventually(lambda: "order.json is not followed" in container.said.read_text(), "it says so")
+        eventually(lambda: "order.json is ignored" in container.said.read_text(), "it says so")
         assert not (container.folder / "state.json").exists()
         container.start(1, SAYS_AND_WAITS, NAME="whole")
         assert container.logged(1)
@@ -164,10 +164,10 @@ class TestOrders:
     def test_no_link_and_no_pipe_is_followed(self, container: Container, tmp_path: Path) -> None:
         (tmp_path / "elsewhere").write_text(json.dumps({"number": 1, "command": ["true"], "env": {}}))
         (container.folder / "order.json").symlink_to(tmp_path / "elsewhere")
-        eventually(lambda: "not followed" in container.said.read_text(), "it says so")
+        eventually(lambda: "is ignored" in container.said.read_text(), "it says so")
         os.mkfifo(tmp_path / "pipe")
         (tmp_path / "pipe").rename(container.folder / "order.json")
-        eventually(lambda: "no regular file" in container.said.read_text(), "it waits for no writer")
+        eventually(lambda: "not a regular file" in container.said.read_text(), "it waits for no writer")
         container.start(1, SAYS_AND_WAITS, NAME="whole")
 
 

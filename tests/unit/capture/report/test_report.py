@@ -120,9 +120,9 @@ def left_out(report: Report, tmp_path: Path, records: list[Any], meta: Any = MET
 def test_a_trace_alone_has_the_figures_of_a_trace(report: Report, tmp_path: Path) -> None:
     said = left_out(report, tmp_path, [record(arrival_ms=10.0 * place) for place in range(3)])
     for title, why in (
-        ("Acceptance by position", "there are no step statistics"),
+        ("Acceptance by position", "step statistics (step-stats.jsonl)"),
         ("KV cache and preemptions", "there are no step statistics"),
-        ("TTFT at the client and at the engine", "no client.jsonl is there"),
+        ("TTFT at the client and at the engine", "client.jsonl is missing"),
         ("Memory: the plan against the engine", "no manifest holds the plan"),
     ):
         assert f"left out: {title}: {why}" in said
@@ -152,7 +152,7 @@ def test_a_client_that_asks_again_at_once_is_one_at_a_time(report: Report, tmp_p
 
 def test_requests_that_never_arrived_have_no_timeline(report: Report, tmp_path: Path) -> None:
     said = left_out(report, tmp_path, [record(arrival_ms=None), record(arrival_ms=None)])
-    assert "Timeline of requests: no request has its moment of arrival" in said
+    assert "Timeline of requests: the requests have no arrival times" in said
 
 
 HOSTILE = "</title><script>alert(1)</script> $x^{$ & \"'\x00\x1b[31m\u202e]]>--><!-- 漢字"
@@ -223,9 +223,9 @@ def test_moments_of_another_era_and_sizes_beyond_all_are_drawn(report: Report, t
     ("arguments", "says"),
     [
         (["nothing"], "nothing: holds no trace.jsonl: name a capture's folder or a trace"),
-        (["demo"] * 8, "8 captures cannot be told apart in a picture: name 7 at most"),
-        (["demo", "--out", "gone/report.html"], "gone/report.html: No such file or directory: name a place"),
-        (["demo", "--svg", "demo/trace.jsonl"], "demo/trace.jsonl: is no folder: name one"),
+        (["demo"] * 8, "8 captures cannot be distinguished in a chart: name at most 7"),
+        (["demo", "--out", "gone/report.html"], "gone/report.html: No such file or directory: name a path"),
+        (["demo", "--svg", "demo/trace.jsonl"], "demo/trace.jsonl: is not a folder: name one"),
         (["empty"], "has no request: record some load"),
         (["demo/manifest.json"], "manifest.json: line 1: Object missing required field `prompt_tokens`"),
     ],
@@ -325,7 +325,7 @@ def test_arms_that_cannot_be_compared_are_drawn_with_the_reason(tmp_path: Path) 
     folder = MadeCapture(requests=8).make(tmp_path / "capture")
     rewrite(folder / "drafted" / "2" / "manifest.json", lambda each: each | {"seed": 99})
     words, errors, _ = report_arms(folder)
-    assert "its arms are not compared: workloads differ: seed of arm drafted" in words
+    assert "its arms are not compared: workloads differ: arms drafted and plain have a different seed" in words
     assert "workloads differ" in errors
     assert "Verdict by load" not in words
     assert "default/test/drafted · tiny" in words

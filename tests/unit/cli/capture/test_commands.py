@@ -14,8 +14,8 @@ class TestRun:
     @pytest.mark.parametrize(
         ("captures", "words"),
         [
-            ([], "no capture is on its way"),
-            ([capture("a", "Loading"), capture("b", "Pending")], "2 captures are not over (a, b)"),
+            ([], "no unfinished captures"),
+            ([capture("a", "Loading"), capture("b", "Pending")], "2 unfinished captures (a, b)"),
         ],
     )
     def test_without_a_name_there_must_be_one_on_its_way(
@@ -24,7 +24,7 @@ class TestRun:
         cluster.holds(*captures)
         answer = run("run")
         assert answer.exit_code == ExitCode.INVALID
-        assert answer.stderr == f"error: NAME: {words}: name one\n"
+        assert answer.stderr == f"error: NAME: {words}: set NAME\n"
 
     def test_a_capture_that_failed_ends_it_with_the_reason(self, cluster: Cluster, run: Callable[..., Result]) -> None:
         ready = {"type": "Ready", "status": "False", "observedGeneration": 1, "message": "the engine was restarted"}
@@ -49,16 +49,16 @@ class TestRun:
         answer = run("run", "demmo")
         assert answer.exit_code == ExitCode.INVALID
         assert answer.stderr == (
-            f"error: capture demmo: is not there ({said}): add --create to create it with the usual load\n"
+            f"error: capture demmo: not found ({said}): add --create to create it with the default load\n"
         )
         assert not cluster.calls("apply")
 
     @pytest.mark.parametrize(
         ("arguments", "said"),
         [
-            (["new", "--deployment=llama"], "--deployment: llama: is that of a capture that is created: add --create"),
-            (["--create"], "NAME: is missing: give the capture that is created a name"),
-            (["demo", "--create", "--deployment=other"], "--deployment: other: capture demo is of llama: name another"),
+            (["new", "--deployment=llama"], "--deployment: llama: only used with --create: add it"),
+            (["--create"], "NAME is missing"),
+            (["demo", "--create", "--deployment=other"], "--deployment: other: capture demo belongs to llama"),
         ],
     )
     def test_what_is_asked_of_a_creation_fits_together(
@@ -66,7 +66,8 @@ class TestRun:
     ) -> None:
         cluster.holds(capture())
         answer = run("run", *arguments, f"--out={tmp_path / 'out'}")
-        assert (answer.exit_code, answer.stderr) == (ExitCode.INVALID, f"error: {said}\n")
+        assert answer.exit_code == ExitCode.INVALID
+        assert answer.stderr.startswith(f"error: {said}")
         assert not cluster.calls("apply")
 
     def test_one_that_is_asked_for_is_created(
@@ -90,7 +91,7 @@ class TestRun:
         cluster.holds(**{"specdecodedeployment/llama": llama})
         answer = run("run", "new", "--create", "--deployment=lama")
         assert answer.exit_code == ExitCode.INVALID
-        assert answer.stderr == "error: --deployment: lama: is not here (SpecDecodeDeployments: llama): name another\n"
+        assert answer.stderr == "error: --deployment: lama: not found (SpecDecodeDeployments in the namespace: llama)\n"
         assert not cluster.calls("apply")
 
     def test_an_api_server_that_is_away_for_a_moment_ends_nothing(
@@ -131,7 +132,7 @@ SAID = {
     ),
     "error: timed out waiting for the condition\n": "timed out waiting for the condition",
     "Warning: old\n" + _LOG: "couldn't get current server API group list",
-    "": "kubectl ended with exit code 1 and said nothing",
+    "": "kubectl exited with code 1 and no message",
     'The SpecDecodeCapture "a" is invalid: \n* spec.seed: Invalid value\n* spec.record: Invalid value\n'
     "* <nil>: Invalid value: null: some validation rules were not checked because the object was invalid\n": (
         'The SpecDecodeCapture "a" is invalid: spec.seed: Invalid value; spec.record: Invalid value'
@@ -159,7 +160,7 @@ def test_without_kubectl_one_line_says_so(run: Callable[..., Result], monkeypatc
     monkeypatch.setenv("PATH", "/nowhere")
     answer = run("status")
     assert answer.exit_code == ExitCode.INVALID
-    assert answer.stderr.startswith("error: kubectl: not on PATH: ")
+    assert answer.stderr.startswith("error: kubectl: not found on PATH: ")
 
 
 # `specdecode capture down`: what is cancelled, and what is left alone.
@@ -173,7 +174,7 @@ class TestDown:
         (patch,) = cluster.calls("patch")
         assert "a" in patch
         assert "a: cancelled" in answer.stdout
-        assert "b: Succeeded: holds no GPU" in answer.stdout
+        assert "b: Succeeded: uses no GPUs" in answer.stdout
 
     def test_what_was_just_told_to_go_on_is_cancelled_again(self, cluster: Cluster, run: Callable[..., Result]) -> None:
         """Its status still says what it was before."""
@@ -206,7 +207,7 @@ def test_of_several_deployments_none_is_taken(cluster: Cluster, run: Callable[..
     cluster.holds(**both)
     result = run("run", "demo", "--create")
     assert result.exit_code == ExitCode.INVALID
-    assert "SpecDecodeDeployments here are: chat, code; name one" in result.output
+    assert "SpecDecodeDeployments in the namespace: chat, code" in result.output
     assert not cluster.calls("apply")
 
 

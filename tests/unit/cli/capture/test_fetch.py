@@ -44,7 +44,7 @@ class TestFetch:
         cluster.publish(sha256="0" * 64)
         answer = run("fetch", "demo", tmp_path / "out")
         assert answer.exit_code == 1
-        assert answer.stderr.startswith(f"error: trace.jsonl: {len(CONTENT):,} bytes came that are not what")
+        assert answer.stderr.startswith(f"error: trace.jsonl: {len(CONTENT):,} bytes fetched, which do not match")
         assert list((tmp_path / "out").iterdir()) == []
         assert cluster.calls("delete"), "the pod that reads the volume goes in every case"
 
@@ -77,7 +77,7 @@ class TestFetch:
         cluster.publish()
         first = run("fetch", "demo", tmp_path / "out")
         assert first.exit_code == 1
-        assert f"{len(CONTENT) // 2:,} of {len(CONTENT):,} bytes are here: fetch again" in first.stderr
+        assert f"{len(CONTENT) // 2:,} of {len(CONTENT):,} bytes fetched: fetch again" in first.stderr
         cluster.holds(published())
         second = run("fetch", "demo", tmp_path / "out")
         assert second.exit_code == 0, second.stderr
@@ -96,7 +96,7 @@ class TestFetch:
         cluster.holds(published())
         cluster.publish(**({"sha256": sha256} if sha256 else {}))
         answer = run("fetch", "demo", tmp_path / "out")
-        assert "is left (kubectl delete pod demo-fetch-" in answer.stdout
+        assert "was not deleted: " in answer.stdout
         if sha256:
             assert answer.stderr.startswith("error: trace.jsonl: ")
         else:
@@ -114,7 +114,7 @@ class TestFetch:
         for command in (("fetch", "demo", out), ("run", "demo", f"--out={out}")):
             answer = run(*command)
             assert answer.exit_code == 130
-            said = f"\nstopped; what came is kept: specdecode capture fetch demo '{out}' goes on from there\n"
+            said = f"\nstopped; fetched files are kept: specdecode capture fetch demo '{out}' resumes\n"
             assert answer.stderr == said, "the capture is over"
 
     def test_an_empty_file_is_a_file(self, cluster: Cluster, run: Callable[..., Result], tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ class TestFetch:
         (cluster.volume / "manifest.json").write_text(json.dumps({"files": files}))
         answer = run("fetch", "demo", tmp_path / "out")
         assert answer.exit_code == 1
-        assert answer.stderr == f"error: {FOLDER}/manifest.json: ../escaped: is no name of a file of a capture\n"
+        assert answer.stderr == f"error: {FOLDER}/manifest.json: ../escaped: is not a valid file name\n"
         assert not (tmp_path / "escaped").exists()
 
     @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ class TestFetch:
         answer = run("fetch", "demo", tmp_path / "out")
         assert answer.exit_code == 1
         assert answer.stderr.count("\n") == 1
-        assert answer.stderr.endswith(": is no name of a file of a capture\n")
+        assert answer.stderr.endswith(": is not a valid file name\n")
         assert "\u202e" not in answer.stderr
         assert not (tmp_path / "out").exists(), "nothing was begun"
 
@@ -195,7 +195,7 @@ class TestFetch:
         cluster.publish(size=1 << 60)
         answer = run("fetch", "demo", tmp_path / "out")
         assert answer.exit_code == 1
-        assert f"{1 << 60:,} bytes are to come, and " in answer.stderr
+        assert f"needs {1 << 60:,} bytes, but only " in answer.stderr
         assert not cluster.calls("tail")
         assert list((tmp_path / "out").iterdir()) == []
 
@@ -242,7 +242,7 @@ class TestFetch:
         cluster.publish()
         answer = run("fetch", "demo", tmp_path / "out")
         assert answer.exit_code == ExitCode.INVALID
-        assert answer.stderr.startswith("error: --image: is missing")
+        assert answer.stderr.startswith("error: --image is missing")
         assert not cluster.calls("create"), "no pod is started"
 
     @pytest.mark.parametrize("own_is_there", [True, False])
@@ -267,7 +267,7 @@ class TestFetch:
         cluster.holds(capture(phase="Failed", claim="demo-capture", conditions=[failed]))
         answer = run("fetch", "demo", tmp_path / "out")
         assert answer.exit_code == ExitCode.INVALID
-        assert "Failed: has no files" in answer.stderr
+        assert "Failed: no files yet" in answer.stderr
         assert "the disk is full" in answer.stderr
 
 
@@ -334,7 +334,7 @@ def test_nothing_is_written_beside_what_is_not_the_captures(
     path.write_text("mine")
     answer = run("fetch", "demo", tmp_path / "out")
     assert answer.exit_code == 1
-    assert "holds notes.txt, which capture demo has not: name another folder" in answer.stderr
+    assert "contains notes.txt, not part of capture demo: use another folder" in answer.stderr
     assert there(tmp_path / "out") == {stranger}
 
 
@@ -355,10 +355,10 @@ def test_files_of_another_run_of_the_name_stay(
     publish(cluster, *PARTS, capture_uid="another")
     answer = run("fetch", "demo", tmp_path / "out")
     assert answer.exit_code == 1
-    assert "holds files of capture team/demo, recorded at another time" in answer.stderr
+    assert "contains files of an earlier capture team/demo" in answer.stderr
     cluster.holds({**published(path=ROOT), "metadata": {"name": "demo", "namespace": "team", "uid": "another"}})
     answer = run("run", "demo", f"--out={tmp_path / 'out'}")
-    assert "recorded at another time" in answer.stderr, "before any load is sent"
+    assert "files of an earlier capture" in answer.stderr, "before any load is sent"
 
 
 def test_the_verdict_is_told_beside_what_became_of_it(cluster: Cluster, run: Callable[..., Result]) -> None:
@@ -378,10 +378,10 @@ def figures(sent: int) -> str:
 @pytest.mark.parametrize(
     ("log", "said"),
     [
-        ([], "  0 of 4 runs are published; no request of the next one yet"),
-        ([figures(3)], "  0 of 4 runs are published; closed-2        sent      3"),
-        ([figures(3), '{"published": "team/demo/plain/1"}'], "  1 of 4 runs are published; no request of the next one"),
-        (['{"published": "team/demo/plain/1"}', "no JSON", "[]", figures(5)], "  1 of 4 runs are published; closed-2"),
+        ([], "  0 of 4 runs published; no request in the next run yet"),
+        ([figures(3)], "  0 of 4 runs published; closed-2        sent      3"),
+        ([figures(3), '{"published": "team/demo/plain/1"}'], "  1 of 4 runs published; no request in the next run"),
+        (['{"published": "team/demo/plain/1"}', "no JSON", "[]", figures(5)], "  1 of 4 runs published; closed-2"),
     ],
 )
 def test_status_says_how_far_several_arms_are(
@@ -434,6 +434,6 @@ def test_a_disk_takes_what_it_has_room_for(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     refused = run("fetch", "demo", tmp_path / "out")
     assert refused.exit_code == 1
-    assert "name a folder with more room" in refused.output
+    assert "use a folder with more space" in refused.output
     usage.free += 1
     assert run("fetch", "demo", tmp_path / "out").exit_code == 0

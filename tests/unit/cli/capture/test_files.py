@@ -48,13 +48,13 @@ class TestFolder:
         (out / "trace.jsonl").write_text("theirs")
         said = self.refused(run, out)
         assert said == (
-            f"error: {out}: holds files of capture team/other: name another folder for those of capture demo, or move"
+            f"error: {out}: contains files of capture team/other: use another folder for capture demo, or move"
             " these away\n"
         )
 
     def test_with_files_of_an_earlier_capture_of_the_name(self, run: Callable[..., Result], out: Path) -> None:
         (out / "manifest.json").write_text(json.dumps({"namespace": "team", "capture": "demo", "files": {}}))
-        assert "holds files of capture team/demo, recorded at another time,: " in self.refused(run, out)
+        assert "contains files of an earlier capture team/demo: " in self.refused(run, out)
 
     @pytest.mark.parametrize("manifest", ["", "[]", "[" * 100_000, '{"capture": "\\u001b[2J"}'])
     def test_with_a_manifest_of_who_knows_whom(self, run: Callable[..., Result], out: Path, manifest: str) -> None:
@@ -65,7 +65,7 @@ class TestFolder:
     def test_with_files_of_nobody(self, run: Callable[..., Result], out: Path, name: str) -> None:
         (out / name).write_text("mine")
         shown = name.encode("unicode_escape").decode()
-        assert f"holds {shown}, which capture demo has not: name another folder, or move it away" in self.refused(
+        assert f"contains {shown}, not part of capture demo: use another folder, or move these away" in self.refused(
             run, out
         )
 
@@ -83,7 +83,7 @@ class TestFolder:
         out.rmdir()
         out.write_text("a file")
         answer = run("fetch", "demo", out)
-        assert (answer.exit_code, answer.stderr) == (1, f"error: {out}: is no folder: name another\n")
+        assert (answer.exit_code, answer.stderr) == (1, f"error: {out}: is not a folder: use another path\n")
 
     def test_with_the_capture_s_own_files_is_completed(self, run: Callable[..., Result], out: Path) -> None:
         (out / "trace.jsonl").write_bytes(CONTENT)
@@ -99,10 +99,7 @@ class TestFolder:
         (out / "manifest.json").write_text(json.dumps({"namespace": "a", "capture": "b", "capture_uid": "c"}))
         cluster.holds(**{"specdecodedeployment/llama": llama})
         answer = run("run", "new", "--create", f"--out={out}")
-        assert (
-            answer.stderr
-            == f"error: {out}: holds files already: name another folder for those of capture new (--out)\n"
-        )
+        assert answer.stderr == f"error: {out}: contains other files: use another folder for capture new (--out)\n"
         assert not cluster.calls("apply")
         cluster.holds(capture(phase="Loading"))
         assert "holds files of capture a/b" in run("run", "demo", f"--out={out}").stderr

@@ -23,20 +23,23 @@ class TestUp:
     @pytest.mark.parametrize(
         ("documents", "said"),
         [
-            ([MINE, {**MINE, "kind": "Pod"}], "document 2: kind: Pod: is no SpecDecodeCapture: apply it with kubectl"),
+            (
+                [MINE, {**MINE, "kind": "Pod"}],
+                "document 2: kind: Pod: is not a SpecDecodeCapture: apply it with kubectl",
+            ),
             ([{"kind": "List", "items": [MINE, {"kind": "Secret"}]}], "document 1, item 2: kind: Secret: is no"),
             ([{**MINE, "kind": "SpecDecodeDeployment"}], "document 1: kind: SpecDecodeDeployment: is no"),
             ([{**MINE, "apiVersion": "batch/v1"}], "document 1: apiVersion: batch/v1: use specdecode.io/v1alpha1"),
-            ([{}], "document 1: kind: is missing: is no SpecDecodeCapture"),
-            ([MINE, MINE], "document 2: metadata.name: demo: is there twice: rename one"),
+            ([{}], "document 1: kind: is missing: is not a SpecDecodeCapture"),
+            ([MINE, MINE], "document 2: metadata.name: demo: duplicate name: rename one"),
             ([{**MINE, "metadata": {"generateName": "a-"}}], "document 1: metadata.name: is missing: name the object"),
             ([{**MINE, "metadata": []}], "document 1: metadata.name: is missing: name the object"),
             (
                 [{**MINE, "metadata": {"name": "a", "namespace": [1]}}],
                 "metadata.namespace: [1]: must be text",
             ),
-            ([MINE, [MINE]], "capture.yaml: holds a list"),
-            ([{"kind": "List", "items": [MINE, 7]}], "capture.yaml: holds a list without objects"),
+            ([MINE, [MINE]], "capture.yaml: contains a list"),
+            ([{"kind": "List", "items": [MINE, 7]}], "capture.yaml: contains a list without objects"),
             ([{**MINE, "spec": []}], "document 1: spec: must be an object"),
         ],
     )
@@ -122,11 +125,11 @@ class TestUp:
         cluster.holds(waiting, **{"specdecodedeployment/lama": lama})
         answer = run(command, file if command == "up" else "demo", "--deployment-timeout=0")
         assert answer.exit_code == 1
-        assert answer.stderr == (
-            "error: capture demo: deployment llama is not in namespace team (SpecDecodeDeployments there: lama): apply"
-            " it, or create the capture for another one; the capture waits and goes on by itself then, with"
-            " --deployment-timeout this command does too; kubectl delete sdc demo -n team removes it\n"
+        assert answer.stderr.startswith(
+            "error: capture demo: deployment llama not found in namespace team (SpecDecodeDeployments there: lama): "
         )
+        assert "--deployment-timeout" in answer.stderr
+        assert answer.stderr.endswith("kubectl delete sdc demo -n team\n")
 
     def test_a_deployment_that_cannot_be_launched_is_told_with_what_hinders_it(
         self, cluster: Cluster, run: Callable[..., Result], file: Path
@@ -135,7 +138,7 @@ class TestUp:
         answer = run("up", file, "--deployment-timeout=0")
         assert answer.exit_code == 1
         assert answer.stderr.startswith(
-            f"error: capture demo: {self.STUCK}: correct it (kubectl describe sdd llama -n team); the capture waits"
+            f"error: capture demo: {self.STUCK}: fix the deployment (kubectl describe sdd llama -n team); "
         )
 
     def test_a_deployment_on_its_way_is_waited_for(
@@ -182,7 +185,7 @@ class TestUp:
         cluster.holds(cancelled(2, suspend=True))
         answer = run("up", file)
         assert answer.stderr == (
-            "error: capture demo: the file says spec.suspend: true: remove it there to start the capture\n"
+            "error: capture demo: spec.suspend is true in the file: remove it to start the capture\n"
         )
         assert not cluster.calls("patch")
 
@@ -192,7 +195,7 @@ class TestUp:
         cluster.holds(cancelled(2, suspend=True))
         answer = run("run", "demo")
         assert answer.stderr == (
-            f"error: capture demo: Cancelled: {CANCELLED}; it begins anew with: kubectl patch sdc demo -n team"
+            f"error: capture demo: Cancelled: {CANCELLED}; to start it again, run: kubectl patch sdc demo -n team"
             """ --type=merge --patch='{"spec":{"suspend":false}}'\n"""
         )
 
@@ -214,7 +217,7 @@ class TestUp:
         monkeypatch.setattr("specdecode_operator.cli.capture.watch._SEEN_WITHIN_S", 0.0)
         cluster.holds({**capture(), "status": {}})
         answer = run("up", file)
-        assert answer.stderr == "error: capture demo: no operator has looked at it: see specdecode doctor\n"
+        assert answer.stderr == "error: capture demo: not reconciled by any operator: run specdecode doctor\n"
 
 
 # A folder of captures may hold folders.

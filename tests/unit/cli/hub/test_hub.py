@@ -196,7 +196,7 @@ def test_settings_that_cannot_be_used_are_named_and_not_repeated(
 ) -> None:
     monkeypatch.setenv(name, value)
     result = specdecode("plan", "-f", write("a.yaml", alone("acme/open")), "--hub")
-    told = {"HF_TOKEN": "HF_TOKEN holds characters", "HF_ENDPOINT": "HF_ENDPOINT must be an address"}[name]
+    told = {"HF_TOKEN": "HF_TOKEN contains invalid characters", "HF_ENDPOINT": "HF_ENDPOINT must be a URL"}[name]
     assert (result.exit_code, told in result.stdout, value in result.output) == (5, True, False)
 
 
@@ -216,8 +216,8 @@ def test_a_hub_out_of_reach_leaves_what_was_read_before(
 @pytest.mark.parametrize("model", ["../../etc/passwd", "a/../b", "a/b/c", "/a", "a b", "a/b?c", "a/b\nc", "é/b"])
 def test_what_is_no_hub_id_is_not_asked_for(specdecode: Specdecode, write: WriteObject, hub: Hub, model: str) -> None:
     case = json.dumps({"gpu": "H100", "model": model})
-    result = specdecode("estimate", "--in", "-", "--out", "-", "--hub", stdin=case)
-    assert "is no hub id" in json.loads(result.stdout)["error"]
+    result = specdecode("plan", "--batch", "-", "--out", "-", "--hub", stdin=case)
+    assert "is not a hub id" in json.loads(result.stdout)["error"]
     assert specdecode("plan", "-f", write("a.yaml", alone(model)), "--hub").exit_code == 2, "no API server takes it"
     assert hub.asked == []
 
@@ -245,11 +245,11 @@ def test_estimate_reads_models_from_the_hub(specdecode: Specdecode, hub: Hub) ->
         {"id": 2, "gpu": "H100", "model": "acme/none"},
     ]
     stdin = "\n".join(map(json.dumps, cases))
-    result = specdecode("estimate", "--in", "-", "--out", "-", "--hub", stdin=stdin)
+    result = specdecode("plan", "--batch", "-", "--out", "-", "--hub", stdin=stdin)
     first, second = map(json.loads, result.stdout.splitlines())
     assert (first["verdict"], second["error"].startswith("model: acme/none: ")) == ("Fits", True)
     assert any(asked.partition("?")[0].endswith("/revision/v1") for asked in hub.asked)
-    without = specdecode("estimate", "--in", "-", "--out", "-", stdin=stdin)
+    without = specdecode("plan", "--batch", "-", "--out", "-", stdin=stdin)
     assert "not in the catalogue: acme/open, acme/none: add --hub" in without.stderr
 
 
@@ -346,16 +346,16 @@ class OddHandler(Quiet, BaseHTTPRequestHandler):
     ("way", "words"),
     [
         ("loop", "redirects more than 5 times"),
-        ("file", "cannot be reached, or does not speak HTTP"),
-        ("compressed", "compresses"),
-        ("endless", "lists no files"),
+        ("file", "cannot be reached over HTTP"),
+        ("compressed", "ignores Accept-Encoding"),
+        ("endless", "no valid list of files"),
         ("error", "answers HTTP 500"),
-        ("<html>", "lists no files"),
-        ("[]", "lists no files"),
-        ("[" * 100_000, "lists no files"),
-        ('{"sha": "../..", "siblings": []}', "lists no files"),
-        ('{"sha": "abcdef0123", "siblings": [{"rfilename": 3}]}', "lists no files"),
-        ('{"sha": "abcdef0123", "siblings": [{"rfilename": "config.json", "size": -1}]}', "lists no files"),
+        ("<html>", "no valid list of files"),
+        ("[]", "no valid list of files"),
+        ("[" * 100_000, "no valid list of files"),
+        ('{"sha": "../..", "siblings": []}', "no valid list of files"),
+        ('{"sha": "abcdef0123", "siblings": [{"rfilename": 3}]}', "no valid list of files"),
+        ('{"sha": "abcdef0123", "siblings": [{"rfilename": "config.json", "size": -1}]}', "no valid list of files"),
         ('{"sha": "abcdef0123", "siblings": []}', "there is no config.json"),
     ],
 )
@@ -373,11 +373,11 @@ def test_a_server_that_is_no_hub_is_told_in_our_words(
 def test_no_more_is_read_than_is_allowed_of_a_file_and_of_all(left: int, at_once: int) -> None:
     with serving(Odd("endless")) as server:
         hub = HubClient(HubSettings.of({"HF_ENDPOINT": server.url}))
-        with pytest.raises(CheckpointError, match="more than a model's headers take"):
+        with pytest.raises(CheckpointError, match="more data than the headers of a model need"):
             hub.get("x", Allowance(math.inf, left, at_once), start=0, length=8 * 2**20)
 
 
-@pytest.mark.parametrize(("answer", "words"), [(307, "redirects to an address without TLS"), (500, "HTTP 500")])
+@pytest.mark.parametrize(("answer", "words"), [(307, "redirects to a URL without TLS"), (500, "HTTP 500")])
 def test_no_redirect_leaves_tls(monkeypatch: pytest.MonkeyPatch, answer: int, words: str) -> None:
     asked = []
 
@@ -393,7 +393,7 @@ def test_no_redirect_leaves_tls(monkeypatch: pytest.MonkeyPatch, answer: int, wo
     assert asked == ["https"], "nothing is sent in the clear"
 
 
-@pytest.mark.parametrize(("files", "words"), [(4096, "there is no config.json"), (4097, "lists no files")])
+@pytest.mark.parametrize(("files", "words"), [(4096, "there is no config.json"), (4097, "no valid list of files")])
 def test_a_repository_has_so_many_files_at_most(
     specdecode: Specdecode, write: WriteObject, monkeypatch: pytest.MonkeyPatch, files: int, words: str
 ) -> None:
@@ -412,7 +412,7 @@ def test_a_server_that_never_answers_is_left(
         monkeypatch.setenv("HF_ENDPOINT", server.url)
         result = specdecode("plan", "-f", write("a.yaml", alone("acme/open")), "--hub")
         server.done.set()
-    assert (result.exit_code, "takes too long" in result.stdout) == (5, True)
+    assert (result.exit_code, "responds too slowly" in result.stdout) == (5, True)
 
 
 def test_the_token_goes_to_the_hub_alone(

@@ -29,14 +29,14 @@ def test_models_on_nodes_are_mounted_where_the_operator_allows_it(allowed: tuple
 
 @pytest.mark.parametrize(
     ("allowed", "fix"),
-    [((), "--allow-host-path=/mnt/models/llama"), (("/mnt/model", "/srv"), "use a directory in /mnt/model, /srv")],
+    [((), "--allow-host-path=/mnt/models/llama"), (("/mnt/model", "/srv"), "use one in /mnt/model, /srv")],
 )
 def test_other_directories_of_nodes_are_refused(allowed: tuple[str, ...], fix: str) -> None:
     desired, spec = on_nodes(allowed)
-    accepted = said(desired, spec)["Accepted"]
-    assert accepted[:2] == ("False", "HostPathNotAllowed")
-    assert "spec.models.volume.hostPath.path: /mnt/models/llama" in accepted[2]
-    assert fix in accepted[2]
+    conditions = said(desired, spec)
+    assert conditions["Accepted"][:2] == ("False", "HostPathNotAllowed")
+    assert "spec.models.volume.hostPath.path: /mnt/models/llama" in conditions["Ready"][2]
+    assert fix in conditions["Ready"][2]
     assert desired.children == []
 
 

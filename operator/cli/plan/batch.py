@@ -1,14 +1,13 @@
-"""`specdecode estimate`: the memory budget of many engine configurations, one per line."""
+"""`specdecode plan --batch`: size many engine configurations, one per line."""
 
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-import typer
 from pydantic import RootModel
 
 from specdecode_operator.cli.input_files import read_calibration
-from specdecode_operator.cli.options import CalibrationOption, ExitCode, HubOption, ended, hub_models
+from specdecode_operator.cli.options import ExitCode, ended, hub_models
 from specdecode_operator.cli.outputs import Output, json_text
 from specdecode_operator.cli.terminal import say_line
 from specdecode_operator.cli.text_files import DocumentError, opened_line_files
@@ -24,12 +23,12 @@ if TYPE_CHECKING:
 
 
 class CasePerGpu(Output):
-    """Memory of one GPU in bytes; null but for available_kv where a case gives the KV cache alone."""
+    """Memory of one GPU in bytes. If the case sets available_kv_gib, all fields except available_kv are null."""
 
     total: int | None
     """Memory of the device."""
     requested: int | None
-    """What the engine claims of it."""
+    """Budget of the engine."""
     target_weights: int | None
     """Weights of the target."""
     draft_weights: int | None
@@ -37,76 +36,64 @@ class CasePerGpu(Output):
     state: int | None
     """Buffers for the state of requests."""
     activation: int | None
-    """Peak of one step."""
+    """Peak activation memory of one step."""
     cuda_graphs: int | None
     """CUDA graphs."""
     non_torch: int | None
-    """Memory outside torch, corrections of a calibration among it."""
+    """Memory outside torch, including the correction of a calibration."""
     available_kv: int
-    """What is left for the KV cache, before the margin."""
+    """Memory left for the KV cache, before the margin."""
 
 
 class CaseOutput(Output):
-    """A case that could be sized."""
+    """Result of a case that was sized."""
 
     id: str | int | None
-    """That of the case."""
+    """Id of the case."""
     verdict: Literal["Fits", "Tight", "DoesNotFit"]
-    """Whether it fits."""
+    """Whether the case fits."""
     per_gpu: CasePerGpu
-    """The budget of each GPU."""
+    """Budget of each GPU."""
     margin_bytes: int
-    """What the verdict keeps back because estimates err."""
+    """Memory that must be to spare for Fits, because estimates may be wrong."""
     kv_cache_tokens: int
     """Tokens that the KV cache of each data-parallel copy holds, before the margin."""
     max_concurrency: float
-    """Requests of full length that it holds, in each copy."""
+    """Requests of full length that the KV cache of each copy holds."""
     calibration: str | None = None
-    """Which measurements correct it; absent without any."""
+    """Measurements that correct the estimates; absent if none do."""
     error: None
-    """Nothing is wrong with it."""
+    """Null for a case that was sized."""
 
 
 class CaseErrorOutput(Output):
-    """A case that could not be sized."""
+    """Result of a case that could not be sized."""
 
     id: str | int | None
-    """That of the case; null where the line cannot be read."""
+    """Id of the case; null if the line cannot be parsed."""
     error: str
-    """Why."""
+    """Reason."""
 
 
-class EstimateOutput(RootModel[CaseOutput | CaseErrorOutput]):
-    """One line of the results."""
+class BatchOutput(RootModel[CaseOutput | CaseErrorOutput]):
+    """Output of `plan --batch`: one line of the results."""
 
 
 _MOST_LINE_BYTES: Final = 4 * 2**20
-"""Of a configuration: the largest config.json, with a word on each of its experts, has 3 MB."""
+"""Maximum size of a line. The largest known config.json, with settings for each expert, has 3 MB."""
 _MOST_NAMED: Final = 5
-"""Unknown models in the summary on standard error; each has its own line in the results."""
+"""Number of unknown models in the summary on standard error. The results name all of them."""
 
 
-def estimate_command(
-    cases: Annotated[
-        str, typer.Option("--in", help="File of JSON lines, one configuration per line; - for standard input.")
-    ],
-    results: Annotated[
-        str, typer.Option("--out", help="File for the results, one line per case; - for standard output.")
-    ],
-    *,
-    hub: HubOption = False,
-    calibration: CalibrationOption = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with 2 if a line has an error.")] = False,
-) -> None:
-    """Size engine configurations from a file. An invalid line gets an error, and the others are sized.
+def size_batch(cases: str, results: str, *, hub: bool, calibration: str | None, strict: bool) -> ExitCode:
+    """Write the result of each line of a file, and return the exit code; ``-`` is standard input or output.
 
-    Exits with 0 when all results are written, 2 when a file cannot be used
-    or, with --strict, when a line has an error.
+    The result of an invalid line is an error. With ``strict``, the exit code is then that of invalid input.
     """
     with ended(DocumentError, at="--calibration: "):
         measured = read_calibration(calibration)
     lookup, total, bad = Lookup(hub_models(wanted=hub)), 0, 0
-    with opened_line_files(cases, results, _MOST_LINE_BYTES) as (lines, target):
+    with opened_line_files(cases, results, _MOST_LINE_BYTES, "--batch") as (lines, target):
         objects = JsonLines(_MOST_LINE_BYTES)
         for number, line in enumerate(lines, start=1):
             if line.strip():
@@ -121,10 +108,9 @@ def estimate_command(
             named = ", ".join(map(shown, islice(lookup.unknown, _MOST_NAMED))) + (
                 f" and {more} more" if more > 0 else ""
             )
-            fix = "add --hub, or give model_config" if lookup.hub is None else "give model_config"
+            fix = "add --hub, or set model_config" if lookup.hub is None else "set model_config"
             say_line(f"not in the catalogue: {named}: {fix}", err=True)
-        if strict:
-            raise typer.Exit(ExitCode.INVALID)
+    return ExitCode.INVALID if bad and strict else ExitCode.OK
 
 
 def _estimated(line: bytes, number: int, objects: JsonLines, lookup: "Lookup", measured: Calibration) -> dict[str, Any]:
@@ -138,13 +124,13 @@ def _estimated(line: bytes, number: int, objects: JsonLines, lookup: "Lookup", m
         return {"id": identity, **size_case(lookup.described(case), measured)}
     except ValueError as error:
         return {"id": identity, "error": str(error)}
-    except Exception as error:  # noqa: BLE001  one case must never stop the batch, whatever it brings to light
-        return {"id": identity, "error": f"sizing failed on this case ({type(error).__name__}: {error}), please report"}
+    except Exception as error:  # noqa: BLE001  one case must never stop the batch
+        return {"id": identity, "error": f"sizing failed ({type(error).__name__}: {error}); please report this case"}
 
 
 @dataclass
 class Lookup:
-    """Models of cases that the catalogue lacks: read from a hub, if there is one, else remembered."""
+    """Looks up models that are not in the catalogue, and records those that stay unknown."""
 
     hub: "HubModels | None"
     unknown: dict[str, None] = field(default_factory=dict)

@@ -1,16 +1,11 @@
-"""`specdecode explain`: each term of a memory budget with its formula and numbers."""
+"""Explain a memory budget term by term, with formulas and numbers: `specdecode plan --explain`."""
 
-from typing import Annotated, Final, NamedTuple
+from typing import Final, NamedTuple
 
-import typer
-
-from specdecode_operator.cli import options
-from specdecode_operator.cli.input_files import InputOptions, read_deployments
-from specdecode_operator.cli.options import ExitCode, TableOrData
-from specdecode_operator.cli.outputs import Output, ProblemOutput, Verdict, print_data, problems_data
-from specdecode_operator.cli.plan.answers import INVALID, UNKNOWN, Answer, Answers, Candidate, ask, say_what_is_missing
-from specdecode_operator.cli.plan.text import gib, heading, plan_text
-from specdecode_operator.cli.terminal import aligned, folded, line_width, say
+from specdecode_operator.cli.outputs import Output, ProblemOutput, Verdict, problems_data
+from specdecode_operator.cli.plan.answers import Answer, Answers, Candidate
+from specdecode_operator.cli.plan.text import ACCURACY_PAGE, gib, heading, plan_text
+from specdecode_operator.cli.terminal import aligned, folded
 from specdecode_operator.deployment.spec_facts import Facts
 from specdecode_operator.sizing.arithmetic import ceil_div, formula, traced
 from specdecode_operator.sizing.devices import MEMORY_FIELD, find_device
@@ -40,13 +35,13 @@ _WORDS: Final = {
     "element_bytes": "bytes",
     "cache_element_bytes": "byte (fp8 from the checkpoint)",
 }
-"""Unit of a number, by the field of models and settings that holds it."""
+"""Unit of a number, by the name of its field in models and settings."""
 
 _MEASURED: Final = "measured, sizing/data/memory.json"
 
 
 class Term(NamedTuple):
-    """One term of a budget: its name, bytes, formula and source."""
+    """One term of a memory budget."""
 
     name: str
     size_bytes: int
@@ -55,7 +50,7 @@ class Term(NamedTuple):
 
 
 class Figure(NamedTuple):
-    """One figure of the KV cache's capacity."""
+    """One step of the computation of the KV cache's capacity."""
 
     name: str
     formula: str
@@ -63,7 +58,7 @@ class Figure(NamedTuple):
 
 
 def charged_terms(pair: Pair, split: Parallelism, budget: Budget) -> list[Term]:
-    """Return the terms that are charged to a GPU's budget before the KV cache."""
+    """Return the terms that a GPU's budget covers before the KV cache."""
     number = tightest_stage(pair, split, budget)
     pair, split = _traced(pair, split)
     stage = stages(pair.target, split.pipeline)[number]
@@ -81,7 +76,7 @@ def charged_terms(pair: Pair, split: Parallelism, budget: Budget) -> list[Term]:
 
 
 def cpu_terms(pair: Pair, tensor: int, budget: Budget) -> list[Term]:
-    """Return the terms of a rank on CPU beside the KV cache."""
+    """Return the terms of a rank on CPU in addition to the KV cache."""
     weights = _weight_terms(*_traced(pair, Parallelism(tensor)), 0)
     engine = Term("engine", budget.non_torch_bytes, "Python, torch and vLLM's processes", _MEASURED)
     return [*(term for term in weights if not term.name.endswith(ALLOCATOR)), engine]
@@ -106,7 +101,7 @@ def capacity_figures(pair: Pair, split: Parallelism, budget: Budget) -> list[Fig
     available, blocks, block_bytes = max(0, budget.available_kv_bytes), budget.num_blocks, grouping.bytes_per_block
     per_request, token_bytes = request_blocks(grouping, length), budget.kv_bytes_per_token
     each_group = [group.blocks_per_request(length) for group in grouping.groups]
-    of_block = f"pages of the layers that share it; {len(each_group)} groups of layers take blocks of their own"
+    of_block = f"pages of the layers that share it; each of {len(each_group)} groups of layers has its own blocks"
     if block_size * token_bytes == block_bytes:
         of_block = f"{block_size} tokens x {token_bytes:,}"
     of_request = f"({' + '.join(f'{each:,}' for each in each_group)}) for {length:,} tokens"
@@ -128,7 +123,7 @@ def capacity_figures(pair: Pair, split: Parallelism, budget: Budget) -> list[Fig
 
 
 def _traced(pair: Pair, split: Parallelism) -> tuple[Pair, Parallelism]:
-    """Return copies with which the functions of sizing give formulas, too."""
+    """Return copies for which the functions of sizing also record their formulas."""
     asked = "byte (fp8 from serving.kvCacheDtype)" if pair.limits.kv_cache_element_bytes == 1 else "bytes"
     return traced((pair, split), {**_WORDS, "kv_cache_element_bytes": asked})
 
@@ -157,79 +152,79 @@ def _graphs(pair: Pair, size_bytes: int) -> Term:
     if not pair.limits.captures_graphs:
         return term._replace(formula="none: cudagraphMode is NONE")
     if not pair.era.charges_graphs:
-        return term._replace(formula="not charged by this version: they are outside the budget")
+        return term._replace(formula="outside the budget with this vLLM version")
     return term
 
 
 class TermOutput(Output):
-    """One term of a budget."""
+    """One term of a memory budget."""
 
     name: str
-    """What it is; - before what is taken off the budget, = before what is left."""
+    """Name of the term. It starts with - or + if the term is subtracted or added, and with = if it is a result."""
     bytes: int
-    """Its size."""
+    """Size of the term."""
     formula: str
-    """How it comes about, with the numbers filled in."""
+    """Formula with its numbers."""
     source: str | None
-    """Where the rule is from; null where it is plain arithmetic."""
+    """Source of the formula; null for plain arithmetic."""
 
 
 class FigureOutput(Output):
-    """One figure of what the KV cache holds."""
+    """One step of the computation of the KV cache's capacity."""
 
     name: str
-    """What it is."""
+    """Name of the figure."""
     formula: str
-    """How it comes about."""
+    """Formula with its numbers."""
     result: str
-    """The figure, as it is printed."""
+    """Result as printed."""
 
 
 class ExplainedOutput(Output):
-    """How the memory of one object is counted, at the candidate that `plan` chooses."""
+    """Memory of one object at the best candidate."""
 
     name: str
-    """Its name."""
+    """Name of the object."""
     namespace: str | None
-    """Its namespace; null where it says none."""
+    """Namespace of the object; null if it has none."""
     place: str
     """File, and number of the document in it."""
     verdict: Verdict
-    """Whether it fits."""
+    """Verdict of the best candidate, or why there is no candidate."""
     explanation: str
-    """Why, in one sentence."""
+    """Reason for the verdict in one sentence."""
     candidate: str | None
-    """Where, such as 2 x H200, TP 2; null where there is no candidate."""
+    """Best candidate, such as 2 x H200, TP 2; null if there is no candidate."""
     memory: list[TermOutput]
-    """The budget and what is taken off it; empty without a candidate. So are the next two."""
+    """Budget and the terms subtracted from it. Like the next two lists, empty if there is no candidate."""
     kv_cache: list[FigureOutput]
-    """What the KV cache holds."""
+    """Capacity of the KV cache, step by step."""
     judged: list[TermOutput]
-    """What the verdict compares."""
+    """Sizes that the verdict compares."""
     problems: list[ProblemOutput]
-    """What is invalid."""
+    """Invalid fields and unknown models."""
 
 
 class ExplainOutput(Output):
-    """The answer of `explain`."""
+    """Output of `plan --explain`."""
 
     objects: list[ExplainedOutput]
-    """One for each object, in the order of reading."""
+    """One entry per object, in the order of reading."""
     errors: list[str]
-    """What could not be read."""
+    """Files and documents that could not be read, with the reason."""
 
 
 class Explained(NamedTuple):
-    """One object, explained."""
+    """Terms of one candidate."""
 
-    unit: str  # Of a GPU, a replica or a rank
-    counted: list[Term]  # The budget and what is taken off it
-    figures: list[Figure]  # What the KV cache holds
-    judged: list[Term]  # What the verdict compares
+    unit: str  # per GPU, per replica or per rank
+    counted: list[Term]  # Budget and the terms subtracted from it
+    figures: list[Figure]  # Capacity of the KV cache
+    judged: list[Term]  # Sizes that the verdict compares
 
 
 def explained(facts: Facts, chosen: Candidate) -> Explained:
-    """Return how the memory of the chosen candidate is counted."""
+    """Return the terms of the chosen candidate."""
     budget, split, given = chosen.budget, chosen.split, facts.spec.accelerator
     if facts.on_cpu:
         share = f" / {split.tensor} ranks" if split.tensor > 1 else ""
@@ -257,7 +252,7 @@ def explained(facts: Facts, chosen: Candidate) -> Explained:
                 "vLLM, v1/worker/utils.py, request_memory",
             ),
             *(term._replace(name=f"- {term.name}") for term in charged_terms(pair, split, budget)),
-            Term("= left for KV cache", budget.available_kv_bytes, "the budget less all terms above"),
+            Term("= left for KV cache", budget.available_kv_bytes, "budget minus all terms above"),
         ]
     judged = [*_verdict_terms(facts, chosen), *outside]
     return Explained(unit, counted, capacity_figures(facts.pair, split, budget), judged)
@@ -267,27 +262,27 @@ def _verdict_terms(facts: Facts, chosen: Candidate) -> list[Term]:
     budget, limits = chosen.budget, facts.pair.limits
     grouping = tightest_grouping(facts.pair, chosen.split, budget)
     blocks = request_blocks(grouping, limits.max_model_len)
-    requests = f"{limits.min_concurrency} requests{chosen.split.each_copy}"
+    requests = f"{limits.min_concurrency} request{'s' * (limits.min_concurrency > 1)}{chosen.split.each_copy}"
     needed = f"({requests} x {blocks:,} + the null block) x {grouping.bytes_per_block:,}"
     sequences = limits.max_num_seqs * grouping.bytes_per_block
     if budget.needed_kv_bytes == sequences > (limits.min_concurrency * blocks + 1) * grouping.bytes_per_block:
-        # Each request that may run of a model with states needs a block.
+        # With states, each of the max_num_seqs requests needs a block.
         needed = f"{limits.max_num_seqs:,} requests x {grouping.bytes_per_block:,}"
-    spare, difference = budget.available_kv_bytes - budget.needed_kv_bytes, "left less needed"
+    spare, difference = budget.available_kv_bytes - budget.needed_kv_bytes, "left minus needed"
     if facts.on_cpu:
-        spare, difference = budget.total_bytes - budget.requested_bytes, "memory given less needed"
+        spare, difference = budget.total_bytes - budget.requested_bytes, "memory given minus needed"
     kept = budget.estimated_margin_bytes
     of_estimates = f"; {kept:,} of it for estimated models" if kept else ""
-    margin = f"to spare at least for Fits: how far the estimates may be off{of_estimates}"
+    margin = f"minimum to spare for Fits, because estimates may be wrong{of_estimates}"
     return [
         Term("KV cache needed", budget.needed_kv_bytes, needed),
         Term("to spare", spare, difference),
-        Term("margin", budget.margin_bytes, margin, "sizing/data/memory.json; docs/design/accuracy.md"),
+        Term("margin", budget.margin_bytes, margin, f"sizing/data/memory.json; documentation: {ACCURACY_PAGE}"),
     ]
 
 
 def explain_data(result: Answers) -> ExplainOutput:
-    """Return how the memory of each object is counted."""
+    """Return the output for ``-o json`` and ``-o yaml``."""
     return ExplainOutput(objects=list(map(_object, result.answers)), errors=list(map(str, result.errors)))
 
 
@@ -316,7 +311,7 @@ def _term(term: Term) -> TermOutput:
 
 
 def explain_text(answer: Answer, width: int | None = None) -> str:
-    """Return what `explain` prints for one object: the budget of the chosen candidate, and what its KV cache holds."""
+    """Return the text for one object: budget, KV cache capacity, verdict and sources at the best candidate."""
     if answer.facts is None or not answer.candidates:
         return plan_text(answer, matrix=False, width=width)
     chosen = answer.candidates[0]
@@ -334,7 +329,7 @@ def explain_text(answer: Answer, width: int | None = None) -> str:
             f"Memory {unit} on {chosen.label}:",
             *_table(counted, width),
             "",
-            "What the KV cache holds:",
+            "Capacity of the KV cache:",
             *aligned(results, left=2, width=width, foldable=(1,)),
             "",
             "Verdict:",
@@ -350,35 +345,3 @@ def explain_text(answer: Answer, width: int | None = None) -> str:
 def _table(terms: list[Term], width: int | None) -> list[str]:
     rows = [(term.name, term.formula, f"{term.size_bytes:,}", gib(term.size_bytes)) for term in terms]
     return aligned([("term", "formula", "= bytes", "GiB"), *rows], left=2, width=width, foldable=(0, 1))
-
-
-def explain_command(  # noqa: PLR0913  each is an option
-    files: options.FilesArgument = None,
-    *,
-    file: options.FilesOption = None,
-    nodes: options.NodesOption = None,
-    model_config: options.ModelConfigOption = None,
-    facts: options.FactsOption = None,
-    hub: options.HubOption = False,
-    calibration: options.CalibrationOption = None,
-    output: Annotated[
-        TableOrData, typer.Option("--output", "-o", help="Format: table, json or yaml.")
-    ] = TableOrData.TABLE,
-) -> None:
-    """Show how the memory of the chosen candidate is computed, term by term, with the sums of `plan`.
-
-    Exits with 0, 2 for invalid input, or 5 when a model is unknown.
-    """
-    reading, models = read_deployments(options.sources(files, file)), options.hub_models(wanted=hub)
-    result = ask(reading, InputOptions(nodes, model_config or [], calibration, facts or [], models))
-    if output is TableOrData.TABLE:
-        texts = (explain_text(each, line_width()) for each in result.answers)
-        say("\n\n".join(texts), nl=bool(result.answers), verdicts=True)
-    else:
-        print_data(explain_data(result), output)
-    say_what_is_missing(result.errors, result.unknown, hub=hub)
-    verdicts = {answer.verdict for answer in result.answers}
-    if result.errors or INVALID in verdicts:
-        raise typer.Exit(ExitCode.INVALID)
-    if UNKNOWN in verdicts:
-        raise typer.Exit(ExitCode.UNKNOWN)
