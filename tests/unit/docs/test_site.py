@@ -1,5 +1,6 @@
 """The docs site."""
 
+import html
 import json
 import os
 import re
@@ -26,7 +27,17 @@ from bench.site import architecture
 from bench.site.build import build, prepare
 from bench.site.navigation import named_pages, navigation
 from bench.site.pages import ROOT, LinkError, Repository, pages, with_links
-from bench.site.screenshots import LARGEST_BYTES, PICTURES, SCREENSHOTS, Screenshot, ScreenshotError, make
+from bench.site.screenshots import (
+    LARGEST_BYTES,
+    PICTURES,
+    SCREENSHOTS,
+    TERMINALS,
+    Screenshot,
+    ScreenshotError,
+    Terminal,
+    draw,
+    make,
+)
 from tests.support import browser
 from tests.support.documents import DOCUMENTS, relative, table
 from tests.support.http_server import Quiet, serving
@@ -366,7 +377,7 @@ ALIKE = 6
 
 
 def test_there_are_no_pictures_of_which_nobody_knows_how_they_came_about() -> None:
-    assert {path.name for path in PICTURES.iterdir()} == {each.name for each in SCREENSHOTS}
+    assert {path.name for path in PICTURES.iterdir()} == {each.name for each in (*SCREENSHOTS, *TERMINALS)}
     others = {path for path in ROOT.glob("docs/**/*.*") if path.suffix in (".png", ".jpg", ".gif", ".webp")}
     assert {relative(path) for path in others if path.parent != PICTURES} == set()
 
@@ -381,6 +392,26 @@ def test_a_picture_is_small_and_shown_beside_its_command(screenshot: Screenshot)
     for document in shown:
         _, *after = re.split(rf"pictures/{re.escape(screenshot.name)}\)", document.read_text())
         assert all(f"`{screenshot.command}`" in text[:400] for text in after), relative(document)
+
+
+@pytest.mark.parametrize("terminal", TERMINALS, ids=lambda each: each.name)
+def test_a_picture_of_a_terminal_is_shown_after_its_commands_and_loads_nothing(terminal: Terminal) -> None:
+    picture = (PICTURES / terminal.name).read_text()
+    assert len(picture) < LARGEST_BYTES
+    assert "url(http" not in picture
+    drawn = html.unescape(" ".join(re.findall(r">([^<>]+)</text>", picture))).replace("\xa0", " ")
+    assert [command for command in terminal.commands if f"$ {command}" not in drawn] == []
+    shown = [path.read_text() for path in DOCUMENTS if f"pictures/{terminal.name})" in path.read_text()]
+    assert shown, "no document shows it"
+    for text in shown:
+        before = text[: text.index(f"pictures/{terminal.name})")]
+        assert [command for command in terminal.commands if command not in before] == []
+
+
+def test_a_terminal_with_a_failing_command_is_not_drawn(tmp_path: Path) -> None:
+    with pytest.raises(ScreenshotError, match="gone"):
+        draw(Terminal("gone.svg", ("ls /gone",)), tmp_path)
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_command_that_makes_nothing_is_told(tmp_path: Path) -> None:

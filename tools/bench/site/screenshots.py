@@ -1,11 +1,16 @@
-"""The pictures in the documents, made by the commands that stand beside them. `./just screenshots` runs this.
+"""Make the pictures of the documents with the commands that are printed next to them: `./just screenshots`.
 
     python -m bench.site.screenshots [NAME …]
 
-A page is drawn by a headless Chromium, from files that are in the repository: a capture of a real vLLM.
+A page is drawn by a headless Chromium, from files that are in the repository: a capture of a real vLLM. Pictures of a
+terminal need a cluster, so they are only made if they are named, in the cluster of KUBECONFIG.
 """
 
+import io
+import os
+import re
 import shlex
+import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -13,6 +18,9 @@ from pathlib import Path
 from typing import Final
 
 from PIL import Image
+from rich.console import Console
+from rich.terminal_theme import MONOKAI
+from rich.text import Text
 from typer.testing import CliRunner
 
 from bench.site.pages import ROOT
@@ -51,6 +59,37 @@ SCREENSHOTS: Final = (
         "capture-report.png", "specdecode capture report tests/data/captures/draft_model", "--out=shown.html", 1775
     ),
 )
+
+
+@dataclass(frozen=True)
+class Terminal:
+    """A picture of a terminal with commands and their output."""
+
+    name: str
+    commands: tuple[str, ...]  # all on the page with the picture
+
+
+TERMINALS: Final = (Terminal("status.svg", ("kubectl get sdd", "specdecode status tiny")),)
+_COLUMNS: Final = 120
+_WEB_FONT: Final = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
+
+
+def draw(terminal: Terminal, folder: Path) -> Path:
+    """Write the picture of a terminal into a folder. Raises ScreenshotError if a command fails."""
+    console = Console(record=True, width=_COLUMNS, file=io.StringIO(), force_terminal=True)
+    for command in terminal.commands:
+        env = {**os.environ, "COLUMNS": str(_COLUMNS)}
+        done = subprocess.run(shlex.split(command), env=env, capture_output=True, text=True, check=False)  # noqa: S603  ours
+        if done.returncode:
+            message = f"{command}: {done.stderr.strip()[-500:]}"
+            raise ScreenshotError(message)
+        console.print(Text(f"$ {command}", style="bold"))
+        console.print(Text.from_ansi(done.stdout.rstrip()), "", sep="\n")
+    # Pictures load nothing from other hosts.
+    text = _WEB_FONT.sub("", console.export_svg(title="", theme=MONOKAI, unique_id="terminal"))
+    target = folder / terminal.name
+    target.write_text(re.sub(r"[ \t]+$", "", text, flags=re.MULTILINE))
+    return target
 
 
 def make(screenshot: Screenshot, folder: Path) -> Path:
@@ -101,14 +140,14 @@ def _small(source: Path, target: Path, height_px: int | None) -> Path:
 
 
 def main() -> int:
-    """Make those that are named, or all of them."""
+    """Make those that are named, or all that need no cluster."""
+    by_name = {each.name: each for each in (*SCREENSHOTS, *TERMINALS)}
     wanted = sys.argv[1:] or [each.name for each in SCREENSHOTS]
-    if unknown := set(wanted) - {each.name for each in SCREENSHOTS}:
-        sys.exit(f"screenshots: {', '.join(sorted(unknown))}: there are {', '.join(each.name for each in SCREENSHOTS)}")
-    for screenshot in SCREENSHOTS:
-        if screenshot.name in wanted:
-            made = make(screenshot, PICTURES)
-            print(f"{made.relative_to(ROOT)}: {made.stat().st_size / 1000:.0f} kB, {screenshot.command}")
+    if unknown := set(wanted) - by_name.keys():
+        sys.exit(f"screenshots: {', '.join(sorted(unknown))}: there are {', '.join(by_name)}")
+    for each in map(by_name.__getitem__, wanted):
+        made = draw(each, PICTURES) if isinstance(each, Terminal) else make(each, PICTURES)
+        print(f"{made.relative_to(ROOT)}: {made.stat().st_size / 1000:.0f} kB")
     return 0
 
 
