@@ -61,7 +61,7 @@ class SyntheticPrompts(ApiModel):
     """Length of each prompt in tokens."""
 
     output_tokens: TokenCount = 128
-    """Length of each output to request, in tokens."""
+    """Length of each output in tokens. The model cannot end it earlier."""
 
     shared_prefix_tokens: StrictInt = Field(default=0, ge=0, le=16_777_216)
     """Length in tokens of a prefix that all prompts share."""
@@ -89,7 +89,8 @@ class Dataset(ApiModel):
     """Field of each JSONL object that holds the prompt."""
 
     output_tokens: TokenCount = 128
-    """Length of each output to request, in tokens. With format Trace, outputs are as long as the recorded ones."""
+    """Maximum length of each output in tokens; the model may end it earlier. With format Trace, outputs are as long as
+    the recorded ones."""
 
 
 class Prompts(ApiModel):
@@ -153,7 +154,8 @@ class Phase(ApiModel):
     """Length of each synthetic prompt in tokens. Defaults to prompts.synthetic.promptTokens."""
 
     output_tokens: TokenCount | None = None
-    """Length of each output to request, in tokens. Defaults to outputTokens of the prompts."""
+    """Length of each output, in tokens: exact for synthetic prompts, the maximum for a dataset. Defaults to
+    outputTokens of the prompts."""
 
     path: FilePath | None = None
     """File with the prompts, in the same ConfigMap or volume. Defaults to prompts.dataset.path."""
@@ -199,13 +201,15 @@ class CaptureWorkload(ApiModel):
     """Load that the load generator sends to the engine."""
 
     prompts: Prompts = Prompts(synthetic=SyntheticPrompts())
-    """Source of the prompts. Defaults to synthetic prompts of 512 tokens with outputs of 128 tokens."""
+    """Source of the prompts, which are sent to /v1/completions without a chat template. Defaults to synthetic prompts
+    of 512 tokens with outputs of 128 tokens."""
 
     phases: list[Phase] = Field(default_factory=_default_phases, min_length=1, max_length=32)
     """Phases of the load, sent one after another. Defaults to one client for 60 s, then 16 clients for 120 s."""
 
     temperatures: list[TemperatureShare] = Field(default_factory=_default_temperatures, min_length=1, max_length=16)
-    """Sampling temperatures with the share of requests for each, in random order. Defaults to 0.0 for all requests."""
+    """Sampling temperatures with the share of requests for each, in random order. Defaults to 0.0 (greedy) for all
+    requests. Other sampling parameters are the engine's defaults."""
 
     warmup_requests: StrictInt = Field(default=4, ge=0, le=10_000)
     """Number of requests before the first phase, which are not counted in any result."""

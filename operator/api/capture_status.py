@@ -61,10 +61,11 @@ class ComparedLoad(ApiModel):
     """Goodput of the arm relative to the baseline's, as a decimal. Not set if it is unknown."""
 
     low: Word | None = None
-    """Lower end of the confidence interval of the ratio. Not set until there is enough data."""
+    """Lower end of the confidence interval of the ratio: the lower one of the interval of blocks and the interval of
+    starts. Not set until there is enough data."""
 
     high: Word | None = None
-    """Upper end of the confidence interval of the ratio."""
+    """Upper end of the confidence interval of the ratio: the higher one of the same two intervals."""
 
 
 class ComparedArm(ApiModel):
@@ -97,8 +98,8 @@ class ComparisonStatus(ApiModel):
     """Name of the first arm, with which the other arms are compared."""
 
     level_percent: int
-    """Confidence level in percent: the probability that all intervals of an arm contain the true ratio, however
-    often the data is evaluated."""
+    """Confidence level in percent: the probability that the intervals of all loads of an arm contain the true ratios.
+    It is not corrected for the number of arms."""
 
     baseline_acceptance_percent: int | None = None
     """Accepted share of the tokens that the baseline drafted, in percent. Not set if it drafted no tokens."""
@@ -108,7 +109,7 @@ class ComparisonStatus(ApiModel):
 
     crossover_running: Word | None = None
     """Number of running requests above which the second arm no longer pays, as a decimal. Not set if there is no such
-    number."""
+    number. For other arms, see their message."""
 
 
 Path = Annotated[str, StringConstraints(max_length=1024)]

@@ -137,7 +137,8 @@ def drafts_command(
 ) -> None:
     """List drafts that are published or recommended for a target: method, size, tokens per step, source.
 
-    A draft without an id is the target's own layers for multi-token prediction. Exits with 5 when no draft is known.
+    A draft without an id is the target's own layers for multi-token prediction. A draft of unknown size is not in the
+    catalogue: to plan with it, add --hub or --facts. Exits with 5 when no draft is known.
     """
     rows: list[dict[str, Any]] = []
     for each in catalogue.known_drafts(model):
@@ -154,10 +155,15 @@ def drafts_command(
         print_json(rows)
         return
     titles = ("draft", "method", "source", "parameters", "tokens")
+    unknown = [row for row in rows if row["draft"] and row["parameters"] is None]
+    for row in unknown:
+        row["parameters"] = "unknown"
     cells = [
         (row["draft"] or "(its own layers)", *(_lines(title, row[title])[0] for title in titles[1:])) for row in rows
     ]
     say("\n".join(aligned([titles, *cells], left=3, indent="")))
+    if unknown:
+        say_line("note: the catalogue lacks drafts of unknown size: plan them with --hub or --facts", err=True)
 
 
 @models_app.command("add")

@@ -268,6 +268,9 @@ timeout 60 sh -c 'until kubectl get configmap llama-70b-plan; do sleep 1; done'
             "specdecode verdict": _PAIRS,
         },
     ),
+    "docs/measure/capture-loads.md": Page(
+        cluster=True, before={"kubectl create configmap": """echo '{"prompt": "Hello"}' >prompts.jsonl"""}
+    ),
     "docs/simulate/emulate.md": Page(
         before={"specdecode replay fit": "specdecode replay synth --out captures/demo --requests 20"}
     ),
@@ -420,6 +423,7 @@ NOT_RUN: Final[dict[tuple[str, str], str]] = {
     ("docs/design/verdict.md", "$ .venv/bin/python -m bench.evidence.verdict"): _MEASURED,
     ("docs/design/verdict-starts.md", "$ .venv/bin/python -m bench.evidence.comparison"): _MEASURED,
     ("docs/measure/calibrate.md", "# on a machine with GPUs"): "needs a GPU",
+    ("docs/measure/capture-loads.md", "kubectl apply -f datasets.yaml"): "copies files through a pod: no nodes here",
     ("docs/measure/captures.md", "specdecode capture up"): _CAPTURE,
     ("docs/measure/does-it-pay.md", "specdecode capture fetch"): _CAPTURE,
     ("docs/install/install.md", "KUBECONTEXT="): "needs a registry; the demo and end-to-end tests install so",

@@ -53,6 +53,12 @@ def test_drafts_of_a_target_are_listed_with_the_tokens_that_their_source_recomme
     assert sized["yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"] > 10**8
     others = {row["draft"]: row["parameters"] for row in data(specdecode, "drafts", "Qwen/Qwen3-8B")}
     assert others["RedHatAI/Qwen3-8B-speculator.peagle"] is None, "no source gives its shape"
+    shown = specdecode("models", "drafts", "Qwen/Qwen3-8B")
+    lines = {line.split()[0]: line.split()[3:] for line in shown.stdout.splitlines()}
+    assert lines["RedHatAI/Qwen3-8B-speculator.peagle"] == ["unknown", "-"]
+    assert "unknown" not in lines["AngelSlim/Qwen3-8B_eagle3"]
+    assert "--hub" in shown.stderr
+    assert "unknown" not in specdecode("models", "drafts", "Qwen/Qwen3-Next-80B-A3B-Instruct").output, "its own layers"
 
 
 def test_a_target_without_a_known_draft_ends_as_unknown(specdecode: Specdecode) -> None:

@@ -134,7 +134,7 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
         (speculating(ranges((1, 8, 5))), "exceeds numSpeculativeTokens")
     ],
     "a multiple of the block size of the attention backend": [(replace(PLAIN, block_size=24), "multiple of 16")],
-    "no float16 with Gemma 2, Gemma 3, GLM-4 0414 and MXFP4; no float32 with quantized models and latent attention": [
+    "no float16 with Gemma 2, Gemma 3, GLM-4 0414 and MXFP4; no float32 with quantized models or latent attention": [
         (typed("float16", "google/gemma-3-27b-it"), "is not stable in it"),
         (typed("float16", "openai/gpt-oss-20b"), "only in bfloat16"),
         (typed("float32", "openai/gpt-oss-20b"), "is served in MXFP4, which vLLM multiplies in 16 bits"),
@@ -184,13 +184,16 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
     ],
     "at least 1": [(speculating(replace(NGRAM, num_speculative_tokens=0)), "at least 1")],
     "not below `maxNumSeqs`": [(replace(PLAIN, max_num_batched_tokens=8), "at least serving.maxNumSeqs")],
-    "no `--async-scheduling` with ngram, suffix and medusa on model runner V1, with ngram up to 0.32, or on V1 with"
-    " pipeline stages from 0.31 on": [
+    "no `--async-scheduling` with ngram, suffix and medusa on model runner V1": [
         (given("--async-scheduling", speculation=replace(NGRAM, method=Method.SUFFIX)), "does not combine"),
+    ],
+    "no `--async-scheduling` with ngram up to 0.32": [
         (
             drafting("ngram", QWEN, engine={"version": "0.32", "extraArgs": ["--async-scheduling"]}),
             "0.32 does not combine",
         ),
+    ],
+    "no `--async-scheduling` on model runner V1 with pipeline stages, from 0.31 on": [
         (
             replace(PLAIN, target_on_v1=True, pipeline_parallel_size=2, extra_args=("--async-scheduling",)),
             "over pipeline stages",
@@ -274,7 +277,7 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
     "with `--enable-lora`, `maxNumSeqs` x (K + 1)": [
         (given("--enable-lora", speculation=DRAFT_MODEL, max_num_batched_tokens=300), "x (K + 1)")
     ],
-    "no `block` on model runner V1: on the CPU, and with medusa and suffix": [
+    "no `block` on model runner V1, which CPUs, medusa and suffix use": [
         (by_cpu(replace(DRAFT_MODEL, rejection_sampling=RejectionSampling.BLOCK)), "runner V1"),
         (speculating(replace(NGRAM, method=Method.SUFFIX, rejection_sampling=RejectionSampling.BLOCK)), "runner V1"),
     ],
@@ -330,7 +333,7 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
             "custom logits processors",
         )
     ],
-    "on model runner V1, layers that lie in one group of the KV cache, beside those of the target": [
+    "on model runner V1, all draft layers must be in one KV cache group, together with target layers": [
         (drafting("draft_model", "openai/gpt-oss-120b", "openai/gpt-oss-20b", engine={"version": "0.30"}), "2 groups")
     ],
     "on model runner V1, no draft model with M-RoPE, which vision models use": [
@@ -378,9 +381,9 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
         (given("--enable-trace-replay", speculation=replace(NGRAM, method=Method.SUFFIX)), "runner V2")
     ],
     "`--runner` only `generate` or `auto`": [(given("--runner=pooling"), "turns off generation")],
-    "`--watermark-config` with speculation: dflash (from 0.33), dspark, eagle, eagle3 or mtp, token by token,"
-    " `draftSampling` probabilistic, `rejectionSampling` standard, algorithm dual_key_gumbel or"
-    " `allow_target_only_watermarking`": [
+    "`--watermark-config` with speculation needs: method dflash (from 0.33), dspark, eagle, eagle3 or mtp; drafting"
+    " token by token; `draftSampling: probabilistic`; `rejectionSampling: standard`; and the algorithm"
+    " dual_key_gumbel or `allow_target_only_watermarking`": [
         (given("--watermark-config", '{"key": 1}', speculation=NGRAM), "marks no tokens"),
         (given("--watermark-config", '{"algorithm": "dual_key_gumbel"}', speculation=HEAD), "draftSampling"),
     ],
