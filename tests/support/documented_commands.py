@@ -198,7 +198,12 @@ kubectl apply -f examples/llama-70b.yaml
 """,
         },
     ),
-    "docs/operate/operator-health.md": Page(cluster=True, before={"kubectl get deployment": _CHARTS}),
+    "docs/operate/operator-health.md": Page(
+        cluster=True,
+        names={"NAMESPACE": "default"},
+        before={"kubectl get deployment": _CHARTS},
+        exits={"specdecode doctor": 4},  # no node has GPUs
+    ),
     "docs/operate/back-up.md": Page(
         cluster=True,
         before={
@@ -237,7 +242,7 @@ for name in demo before after replay; do specdecode replay synth --out captures/
         cluster=True,
         names=_PAIR_NAMES,
         before={
-            "kubectl get sdd NAME -n NAMESPACE -o jsonpath": f"{_KINDS}\nkubectl apply -f examples/llama-70b.yaml",
+            "saved=$(kubectl get sdd NAME": f"{_KINDS}\nkubectl apply -f examples/llama-70b.yaml",
         },
     ),
     "docs/serve/migrate.md": Page(
@@ -437,10 +442,11 @@ NOT_RUN: Final[dict[tuple[str, str], str]] = {
     ("docs/install/run-locally.md", "KUBECONFIG="): "runs until it ends: tests/support/operator_process.py starts it",
     ("docs/operate/monitor.md", "specdecode metrics"): _ENGINE,
     ("docs/operate/alerts.md", "kubectl get pods"): _ENGINE_LOG,
+    ("docs/operate/operator-health.md", "kubectl exec"): _OF_OPERATOR,
     ("docs/operate/operator-health.md", "kubectl get lease"): _OF_OPERATOR,
     ("docs/operate/operator-health.md", "kubectl logs"): _OF_OPERATOR,
     ("docs/operate/operator-health.md", "kubectl port-forward"): _OF_OPERATOR,
-    ("docs/serve/turn-speculation-off.md", "kubectl get sdd NAME -n NAMESPACE -w"): "runs until it ends",
+    ("docs/serve/turn-speculation-off.md", "kubectl wait"): "waits for engines: no nodes here",
     ("docs/simulate/emulate.md", "specdecode replay serve --mode"): "needs vLLM: tests/engine/test_emulated.py",
     ("docs/serve/serve-a-pair.md", "kubectl port-forward"): "needs GPUs; tests/e2e/serving asks a tiny pair so",
     ("docs/simulate/test-clients.md", "from openai"): _VLLM,
