@@ -402,8 +402,9 @@ class CaptureRun(ApiModel):
     others. If not set, only the deployment's own settings are measured."""
 
     repetitions: StrictInt | None = Field(default=None, ge=1, le=20)
-    """Number of times to start and measure each arm, in a new random order each time. Several arms need at least 2.
-    Defaults to 2 with several arms, otherwise to 1."""
+    """Number of times to start and measure each arm. Repetitions form pairs: the first of a pair has a random order of
+    the arms, and the second the reverse order. Several arms need at least 2. Defaults to 2 with several arms, otherwise
+    to 1."""
 
     slo: Slo | None = None
     """Limits that a request must meet to count towards goodput. If not set, all completed requests count."""

@@ -431,8 +431,8 @@ class Accelerator(ApiModel):
     fits."""
 
     per_node: StrictInt | None = Field(default=None, ge=1, le=64)
-    """Number of GPUs per node, for planning while no matching node exists, such as for a node pool that scales from
-    zero. Existing nodes take precedence."""
+    """Number of GPUs per node, for planning when the operator sees no matching node: a pool that scales from zero, or
+    an operator for selected namespaces without fleet.nodes. Existing nodes take precedence."""
 
     memory_gib_per_gpu: StrictInt | None = Field(default=None, alias="memoryGiBPerGPU", ge=1, le=4096)
     """Memory of each GPU in whole GiB, as CUDA reports it, for products whose memory the operator does not know.

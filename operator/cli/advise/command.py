@@ -172,7 +172,8 @@ def advise_command(  # noqa: PLR0913  each is an option
 
     The inputs are numbers that you measured, or captures with and without
     speculation. The answer lists its assumptions, and marks figures with * that
-    it extrapolates. Only a comparison on your own traffic decides.
+    it extrapolates. Best K is at most one more than the number of positions
+    with measured acceptance. Only a comparison on your own traffic decides.
 
     For example: specdecode advise --acceptance 0.8,0.6 --target-step-ms 1:20,64:24 --draft-step-ms 1.5
     """

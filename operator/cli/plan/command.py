@@ -81,7 +81,8 @@ def plan_command(  # noqa: PLR0913  each is an option
 
     Exits with 0 when all fit (tight ones with a warning), 2 for invalid
     input, 3 with --strict when there are warnings, 4 when one does not fit,
-    5 when a model is unknown here. In a cluster, the operator would read it.
+    5 when a model is not in the catalogue (in a cluster, the operator would
+    read its config.json).
     With --batch: 0 when all results are written, 2 when a file cannot be used
     or, with --strict, when a line has an error.
     """
