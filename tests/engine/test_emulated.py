@@ -147,7 +147,7 @@ def test_logprobs_are_made_up_and_those_of_prompts_refused(emulated: Emulated) -
     )
     refused = _complete(emulated, prompt="Hello", max_tokens=7, prompt_logprobs=1)
     assert refused.status_code == 400
-    assert "prompt_logprobs: an emulated engine has none" in refused.json()["error"]["message"]
+    assert "prompt_logprobs: an emulated engine does not return these" in refused.json()["error"]["message"]
 
 
 def test_states_beside_attention_take_the_blocks_that_vllm_gives_them(

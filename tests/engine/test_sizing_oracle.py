@@ -63,7 +63,7 @@ UNSIZED = {
     "sgl-project/SpecForge:configs/qwen3-4b-dspark.json": "markov_rank: is missing",
     "sgl-project/SpecForge:configs/qwen3-8b-domino.json": "vLLM does not know this draft",
     "sgl-project/SpecForge:configs/qwen3-8b-dspark.json": "markov_rank: is missing",
-    "sgl-project/SpecForge:configs/qwen3-8b-peagle.json": "vLLM does not start with a P",
+    "sgl-project/SpecForge:configs/qwen3-8b-peagle.json": "vLLM does not start with an unconverted P-EAGLE",
     "sgl-project/SpecForge:configs/qwen3.5-4b-domino.json": "vLLM does not know this draft",
     "sgl-project/SpecForge:configs/qwen3.6-27b-domino-full-attention.json": "vLLM does not know this draft",
     "sgl-project/SpecForge:configs/qwen3.6-27b-dspark.json": "markov_rank: is missing",

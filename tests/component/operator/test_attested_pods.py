@@ -114,7 +114,7 @@ def gated(webhook: Webhook, kubectl: Kubectl) -> Kubectl:
     account = f"--as=system:serviceaccount:{ITS_NAMESPACE}:{NAME}"
     eventually(lambda: kubectl("auth", "can-i", "get", "configmaps", account).returncode == 0, "it has its right")
     engine = a_pod({"spec": {"containers": [{"name": "engine", "image": "i:1"}]}}, deployment="none")
-    eventually(lambda: "ConfigMap none-attestation is not there" in refusal(kubectl, engine), "the webhook is asked")
+    eventually(lambda: "ConfigMap none-attestation does not exist" in refusal(kubectl, engine), "the webhook is asked")
     return kubectl
 
 
@@ -270,7 +270,7 @@ def test_what_the_key_did_not_sign_of_this_object_lets_nobody_in(gated: Kubectl,
         gated.must("replace", "--filename=-", stdin=json.dumps({**kept, "data": data, "metadata": named(kept)}))
         assert says in refusal(gated, a_pod(template))
     gated.must("delete", "configmap", "tiny-attestation")
-    assert "ConfigMap tiny-attestation is not there" in refusal(gated, a_pod(template))
+    assert "ConfigMap tiny-attestation does not exist" in refusal(gated, a_pod(template))
 
 
 def writing_refused(kubectl: Kubectl, name: str) -> str:
