@@ -419,11 +419,3 @@ async def test_a_user_takes_speculation_back_by_asking_for_reports_only(shift: S
     shift.change(policy={**WINDOW, "onCrashLoop": "Report"})
     await shift.work(10, 8)
     assert shift.speculation() is not None
-
-
-async def test_failures_before_an_engine_serves_are_not_counted(shift: Shift) -> None:
-    await shift.serve(mode="Enforce")
-    shift.world.api.change(DEPLOYMENT, "llama", status={"observedGeneration": 9, "replicas": 1})
-    shift.change(serving={"maxModelLen": 4096})
-    await crash(shift, 3)
-    assert "CrashLoop" not in shift.world.told()

@@ -129,7 +129,7 @@ def test_speculation_that_is_gone_is_for_goodput_to_judge(golden: Path, tmp_path
     regression = judge([golden], [ServedEngine(rates=()).serve(tmp_path / "new", 2)])
     assert regression.verdict is REGRESSED
     assert not [name for name in _verdicts(regression) if name.startswith("accept")]
-    assert any("does not speculate" in note for note in regression.notes)
+    assert any("no longer speculates" in note for note in regression.notes)
 
 
 def test_steps_of_another_k_are_not_held_against_each_other(golden: Path, tmp_path: Path) -> None:
