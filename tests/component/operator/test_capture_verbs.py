@@ -52,7 +52,9 @@ def test_a_deployment_that_is_not_there_ends_it_and_names_those_that_are(kubectl
     answer = up()
     assert answer.exit_code == 1
     where = f"in namespace {kubectl.namespace} (SpecDecodeDeployments there: small)"
-    assert answer.stderr.startswith(f"error: capture demo: deployment tiny is not {where}: apply it, or create"), answer
+    assert answer.stderr.startswith(f"error: capture demo: deployment tiny not found {where}: apply it, or create"), (
+        answer
+    )
     assert kubectl.object("sdc", "demo")["status"]["phase"] == "Pending", "the capture itself goes on waiting"
 
 

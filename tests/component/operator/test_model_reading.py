@@ -166,7 +166,7 @@ def test_a_full_config_map_is_told(kubectl: Kubectl) -> None:
     kubectl.must("create", "--filename=-", stdin=json.dumps({**body, "data": {"large": "x" * (2**20 - 200)}}))
     apply(kubectl, "tiny", undescribed())
     answer(kubectl, "tiny", facts())
-    assert "delete entries" in wait_for(kubectl, "tiny", "Ready", "ModelFactsFull")
+    assert "delete the entries" in wait_for(kubectl, "tiny", "Ready", "ModelFactsFull")
     assert condition(kubectl, "tiny", "Stalled")[0] == "True"
     kubectl.must("patch", "configmap", FACTS, "--type=json", '--patch=[{"op": "remove", "path": "/data/large"}]')
     wait_for(kubectl, "tiny", "Planned", "Fits")

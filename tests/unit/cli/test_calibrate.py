@@ -118,7 +118,7 @@ def test_bad_input_is_refused(log: Path, tmp_path: Path) -> None:
     assert "exactly one of --from-log" in calibrate(out, "--from-log", str(log), "--from-deployment", str(log)).output
     missing = CliRunner().invoke(app, ["calibrate", "--append-to", str(out), "--from-log", str(log)])
     assert (missing.exit_code, "--gpu is missing" in missing.output) == (2, True)
-    assert "name a file that can be read" in calibrate(out, "--from-log", str(tmp_path / "none")).output
+    assert "use a readable file" in calibrate(out, "--from-log", str(tmp_path / "none")).output
     out.write_text("{}")
     assert "format" in calibrate(out, "--from-log", str(log)).output
     assert out.read_text() == "{}", "a file that is not ours stays"

@@ -152,7 +152,7 @@ def test_a_bad_line_can_be_left_out(tmp_path: Path) -> None:
     with serving(str(trace), "--skip-bad-lines") as (process, url):
         assert httpx.get(f"{url}/v1/models", trust_env=False, timeout=120).json()["data"][0]["id"] == "tiny"
         assert process.stderr is not None
-        assert "1 lines" in process.stderr.readline()
+        assert "1 unreadable lines" in process.stderr.readline()
 
 
 # Every option of `specdecode replay serve` is what the server is told.

@@ -76,7 +76,7 @@ class TestFolder:
         (tmp_path / "precious").write_bytes((cluster.volume / "manifest.json").read_bytes())
         (out / name).symlink_to(tmp_path / "precious")
         (out / "manifest.json").write_bytes((cluster.volume / "manifest.json").read_bytes())
-        assert f"holds {name}, which" in self.refused(run, out)
+        assert f"contains {name}, not part" in self.refused(run, out)
         assert content(tmp_path)["precious"] == (cluster.volume / "manifest.json").read_bytes()
 
     def test_that_is_none(self, run: Callable[..., Result], out: Path) -> None:
@@ -102,4 +102,4 @@ class TestFolder:
         assert answer.stderr == f"error: {out}: contains other files: use another folder for capture new (--out)\n"
         assert not cluster.calls("apply")
         cluster.holds(capture(phase="Loading"))
-        assert "holds files of capture a/b" in run("run", "demo", f"--out={out}").stderr
+        assert "contains files of capture a/b" in run("run", "demo", f"--out={out}").stderr
