@@ -6,10 +6,12 @@ from typing import Final
 
 from specdecode_operator.api.deployment import Policy, PolicyStatus
 from specdecode_operator.api.speculation import Speculation
+from specdecode_operator.deployment.parsed_deployment import serves_without
 from specdecode_operator.deployment.speculation_policy import (
     PolicyInputs,
     Remembered,
     Seen,
+    after_crashes,
     judge,
     policy_status,
     read_measured,
@@ -64,6 +66,7 @@ def _with_policy(**fields: object) -> Body:
 POLICY_FIELDS: Mapping[str, FieldCase] = {
     "policy.mode": at("Advise", on=_with_policy()),
     "policy.paused": at(value=True, on=_with_policy()),
+    "policy.onCrashLoop": at("Report", on=_with_policy()),
     "policy.evidence": at("older", on=_with_policy()),
     "policy.minGainPercent": at(50, on=_with_policy()),
     "policy.windowSeconds": at(1800, on=_with_policy()),
@@ -106,4 +109,5 @@ def _outcome(policy: Policy, captures: Sequence[Body], restarted: list[str]) -> 
     status = policy_status(case, decision, memory, NOW).model_dump(
         mode="json", by_alias=True, exclude={"mode", "message"}
     )
-    return {**status, "decisions": len(status["decisions"])}
+    crashed = after_crashes(case, "loop", "", NOW).speculation if serves_without(policy) else None
+    return {**status, "decisions": len(status["decisions"]), "after crashes": crashed and crashed.method}

@@ -47,7 +47,7 @@ def test_a_class_that_a_version_has_or_transformers_may_have_is_no_problem(archi
     [
         ("MiniMaxForCausalLM", "0.33", "up to 0.23"),
         ("Glm5NextForConditionalGeneration", "0.29", "needs vLLM 0.30"),
-        ("BertModel", "0.34", "the newest that this operator knows"),
+        ("BertModel", "0.34", "the newest that this operator supports"),
     ],
 )
 def test_a_class_that_may_be_served_all_the_same_is_a_doubt(architecture: str, version: str, words: str) -> None:
