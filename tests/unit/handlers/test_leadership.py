@@ -157,7 +157,9 @@ class _AnyStatus(urllib.request.HTTPErrorProcessor):
         return response
 
 
-@pytest.mark.parametrize(("name", "namespace", "fix"), [("l", "", "POD_NAMESPACE"), ("", "n", "name a Lease")])
+@pytest.mark.parametrize(
+    ("name", "namespace", "fix"), [("l", "", "POD_NAMESPACE"), ("", "n", "set the name of a Lease")]
+)
 def test_a_lease_needs_a_name_and_a_namespace(name: str, namespace: str, fix: str) -> None:
     answer = CliRunner().invoke(app, ["operator", f"--leader-election={name}"], env={"POD_NAMESPACE": namespace})
     assert answer.exit_code == 2
