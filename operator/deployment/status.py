@@ -114,12 +114,7 @@ def compose_status(  # noqa: PLR0913  the status combines these inputs
     proofs = [with_last_acceptance(each, acceptance) for each in seen.conditions]
     if parent.written_spec is not None:
         proofs = [replace(each, message=_BY_POLICY) if each.reason == "Disabled" else each for each in proofs]
-    effective = _effective_condition(seen.declined, policy_condition(policy))
-    if observation.crash_loop and not (policy is not None and is_off_after_crashes(policy)):
-        message = (
-            f"{observation.crash_loop}. {policy.message if policy and policy.reason == CRASH_LOOP else _CRASH_FIX}"
-        )
-        effective = [ConditionUpdate(EFFECTIVE, FALSE, CRASH_LOOP, message)]
+    effective = _effective_condition(observation.crash_loop, seen.declined, policy)
     conditions = [*readiness.conditions(desired.conditions), available, *proofs, *effective]
     if observation.contested:
         message = f"{'; '.join(observation.contested)}: changed again after each repair. {_CONTESTED_FIX}"
@@ -143,11 +138,18 @@ def compose_status(  # noqa: PLR0913  the status combines these inputs
     )
 
 
-def _effective_condition(declined: ConditionUpdate | None, by_policy: ConditionUpdate | None) -> list[ConditionUpdate]:
-    """Return the condition SpeculationEffective, if a decline or a policy sets it.
+def _effective_condition(
+    crash_loop: str | None, declined: ConditionUpdate | None, policy: PolicyStatus | None
+) -> list[ConditionUpdate]:
+    """Return the condition SpeculationEffective, if a crash loop, a decline or a policy sets it.
 
-    A decline takes precedence, because it is measured now, while the policy uses earlier captures.
+    A crash loop takes precedence until the policy has turned speculation off. A decline comes before the policy,
+    because it is measured now, while the policy uses earlier captures.
     """
+    if crash_loop and not (policy is not None and is_off_after_crashes(policy)):
+        fix = policy.message if policy is not None and policy.reason == CRASH_LOOP else _CRASH_FIX
+        return [ConditionUpdate(EFFECTIVE, FALSE, CRASH_LOOP, f"{crash_loop}. {fix}")]
+    by_policy = policy_condition(policy)
     if declined is not None and by_policy is not None:
         return [replace(declined, message=f"{declined.message}. By the policy: {by_policy.message}")]
     found = declined or by_policy

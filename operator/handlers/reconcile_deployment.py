@@ -61,11 +61,7 @@ from specdecode_operator.deployment.rollout.engine_workload import serving_pods
 from specdecode_operator.deployment.rollout.readiness import Lending, Readiness, lent_since
 from specdecode_operator.deployment.rollout.rollback import LastGood, last_good_name, read_last_good, render_last_good
 from specdecode_operator.deployment.rollout.rollout_gate import GateState, may_be_of_gate
-from specdecode_operator.deployment.rollout.rollout_progress import (
-    NO_GROUP_HISTORY,
-    GroupHistory,
-    current_pods,
-)
+from specdecode_operator.deployment.rollout.rollout_progress import NO_GROUP_HISTORY, GroupHistory, current_pods
 from specdecode_operator.deployment.speculation_policy import (
     OFF,
     Measured,
@@ -127,13 +123,12 @@ class PolicyKeeper:
             return None
         asked, now = engine_spec_hash(written), self._reporter.cluster.clock.now()
         before = of_this_spec(parent.status.policy, asked)
-        never_served = isinstance(desired.outcome, RolledBack) and parent.written_spec is not None
-        if before is not None and is_off_after_crashes(before) and not never_served:
+        if isinstance(desired.outcome, RolledBack) and parent.written_spec is not None:
+            refused = f"its engines never served ({desired.outcome.failure})"
+        elif before is not None and is_off_after_crashes(before):
             if serves_without(written.policy):
                 return before
             before = before.model_copy(update=dict.fromkeys(("speculation", "since", "arm")))
-        if isinstance(desired.outcome, RolledBack) and never_served:
-            refused = f"its engines never served ({desired.outcome.failure})"
         if refused and before is not None:
             self._memory = None
             status = given_up(before, refused, now)
