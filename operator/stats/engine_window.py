@@ -125,7 +125,7 @@ class Window:
 _WINDOW_STEPS: Final = 512
 _MOST_MISSING: Final = 100
 """Most engines that are kept although they do not answer: they may have been removed."""
-_ENOUGH_DRAFTED_TOKENS: Final = 256
+ENOUGH_DRAFTED_TOKENS: Final = 256
 """Fewest drafted tokens of a window before its acceptance is compared: chance never halves the share of 256."""
 
 
@@ -148,7 +148,7 @@ class Recent:
     @property
     def acceptance_collapsed(self) -> bool:
         """Whether acceptance fell below half of its best."""
-        now = self.last.acceptance(_ENOUGH_DRAFTED_TOKENS) if self.last else None
+        now = self.last.acceptance(ENOUGH_DRAFTED_TOKENS) if self.last else None
         return now is not None and 2 * now < self.best_acceptance
 
 
@@ -181,7 +181,7 @@ def update_recent(before: Recent, readings: Mapping[str, Reading], now_s: float 
     return Recent(
         begun={**dict(missing), **now},
         last=window,
-        best_acceptance=max(before.best_acceptance, window.acceptance(_ENOUGH_DRAFTED_TOKENS) or 0.0),
+        best_acceptance=max(before.best_acceptance, window.acceptance(ENOUGH_DRAFTED_TOKENS) or 0.0),
         begun_s=now_s,
         running=window.seconds / passed_s / len(now) if passed_s > 0 and window.seconds else None,
         windows=before.windows + 1,

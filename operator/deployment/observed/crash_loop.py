@@ -10,11 +10,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.cluster.resources import ENGINE_CONTAINER
-from specdecode_operator.deployment.rollout.blocked_pods import condition_of, container_statuses, ended_container
+from specdecode_operator.deployment.rollout.blocked_pods import (
+    condition_of,
+    container_statuses,
+    ended_container,
+    last_end,
+)
 from specdecode_operator.deployment.rollout.engine_errors import error_lines
 
 CRASHES: Final = 3
@@ -62,7 +67,7 @@ def update_crashes(
         uid = str(pod["metadata"]["uid"])
         if uid in before.ready or condition_of(pod, "Ready").get("status") == "True":
             ready.add(uid)
-        last = _last_end(pod)
+        last = _crash_of(pod)
         if last is None:
             continue
         ended[uid] = str(last.get("finishedAt", ""))
@@ -95,13 +100,11 @@ def crash_loop(history: CrashHistory, now_s: float, spec: str) -> str | None:
     return f"Engines crashed {len(recent)} times within an hour while speculating, last{where}: {last.message}"
 
 
-def _last_end(pod: Body) -> dict[str, Any] | None:
+def _crash_of(pod: Body) -> Body | None:
     """Return how the engine container ended last; None if it did not end, or because its pod was deleted."""
     metadata = pod["metadata"]
     engine = next((each for each in container_statuses(pod) if each["name"] == ENGINE_CONTAINER), {})
-    ended: dict[str, Any] | None = next(
-        filter(None, ((engine.get(state) or {}).get("terminated") for state in ("state", "lastState"))), None
-    )
+    ended = last_end(engine)
     if ended is None or "deletionTimestamp" not in metadata:
         return ended
     # A group's controller deletes a pod as soon as its engine crashes. The timestamp is at the end of the grace period.

@@ -32,7 +32,7 @@ from specdecode_operator.deployment.parsed_deployment import engine_spec_hash
 from specdecode_operator.deployment.spec_facts import Facts
 from specdecode_operator.enums import METHODS_OF_FREE_LENGTH, METHODS_WITH_SAMPLING, Method
 from specdecode_operator.problems import InvalidSpecError, printable
-from specdecode_operator.stats.engine_window import Recent, Work
+from specdecode_operator.stats.engine_window import ENOUGH_DRAFTED_TOKENS, Recent, Work
 
 _SHARES: Final = (0.0625, 0.125, 0.25, 0.5, 1.0)  # Bet fractions; each is best for another size of loss
 # Larger losses are clipped, so that one stalled window does not decide. Clipping only lowers means.
@@ -74,7 +74,6 @@ LEAST_ACCEPTANCE: Final = 0.05
 """Acceptance that every published setup which pays exceeds several times; mismatched drafts have 0 to 2 %."""
 _SHORT_DRAFT: Final = 4
 _MOST_NEEDED: Final = 0.95  # Upper limit of the break-even, because the loss would divide by zero at 1
-_ENOUGH_DRAFTED_TOKENS: Final = 256
 _USELESS, _ACCEPTANCE, _GAIN, _PACE = "BelowBreakEven", "AcceptanceDecayed", "DraftsBringLess", "StepsSlower"
 REASONS: Final = (_USELESS, _ACCEPTANCE, _GAIN, _PACE)
 _TRAFFIC: Final = (
@@ -195,7 +194,7 @@ def _counts_all(facts: Facts) -> bool:
 
 def _below_break_even(facts: Facts, window: Work, break_even: float | None) -> Iterator[tuple[str, float, str]]:
     """Yield reason, loss and message for a window's acceptance; the loss is 1 at the lowest acceptance that may pay."""
-    now = window.acceptance(_ENOUGH_DRAFTED_TOKENS)
+    now = window.acceptance(ENOUGH_DRAFTED_TOKENS)
     if now is None or not _counts_all(facts):
         return
     # Of long drafts, a smaller share is worth as many tokens per step.

@@ -48,6 +48,14 @@ def container_statuses(pod: Body) -> list[Body]:
     return [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
 
 
+def last_end(container: Body) -> Body | None:
+    """Return how a container ended last, by its status; None if it never did."""
+    ended: Body | None = next(
+        filter(None, ((container.get(state) or {}).get("terminated") for state in ("state", "lastState"))), None
+    )
+    return ended
+
+
 def rejected_pod(pod: Body) -> Blocked | None:
     """Return why the kubelet rejected a pod; None if it accepted the pod, or the pod has no node yet."""
     status = pod.get("status", {})
@@ -240,7 +248,7 @@ def _blocked_container(pod: Body, container: Body) -> Blocked | None:
             return Blocked("ImagePullFailed", f"image {container.get('image')}: {message or reason}", waits=True)
         case "CreateContainerConfigError" | "CreateContainerError" | "RunContainerError":
             return Blocked("ContainerFailed", message or reason)
-    ended = container.get("state", {}).get("terminated") or container.get("lastState", {}).get("terminated")
+    ended = last_end(container)
     if ended and (ended.get("exitCode") or container["name"] == ENGINE_CONTAINER):
         return ended_container(container["name"], ended)
     return None

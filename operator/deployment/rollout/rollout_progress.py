@@ -22,6 +22,7 @@ from specdecode_operator.deployment.rollout.blocked_pods import (
     condition_of,
     container_statuses,
     first_blocked,
+    last_end,
     rejected_pod,
     rejections,
 )
@@ -211,8 +212,7 @@ def _crash_time(pod: Body) -> str | None:
     if rejected_pod(pod):
         return str(pod["metadata"].get("creationTimestamp", ""))
     for container in container_statuses(pod):
-        states = (container.get("state", {}), container.get("lastState", {}))
-        ended = next((state["terminated"] for state in states if state.get("terminated")), None)
+        ended = last_end(container)
         if ended and (ended.get("exitCode") or container.get("restartCount")):
             return str(ended.get("finishedAt", ""))
     return None
