@@ -10,6 +10,7 @@ import yaml
 
 from devcluster.install import NAMESPACE, OPERATOR
 from tests.support.conditions import condition, current, wait_for, wait_for_all
+from tests.support.engine_core import kill_engine_core
 from tests.support.kubectl import Kubectl
 from tests.support.traffic import Traffic
 from tests.support.waiting import eventually
@@ -17,14 +18,6 @@ from tests.support.waiting import eventually
 EXAMPLES = Path(__file__).parents[3] / "examples"
 ENGINES = "--selector=specdecode.io/deployment=tiny"
 ENGINE_DEADLINE_S = 600
-KILL_ENGINE_CORE = """
-import contextlib, os, pathlib, signal
-for process in pathlib.Path("/proc").glob("[0-9]*"):
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        if (process / "cmdline").read_bytes().startswith(b"VLLM::EngineCore"):
-            os.kill(int(process.name), signal.SIGKILL)
-            print("killed")
-"""
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +91,7 @@ def test_no_request_is_lost_while_engines_are_replaced_and_removed(tiny: Kubectl
 def test_an_engine_that_is_killed_is_started_again_and_the_conditions_say_so(tiny: Kubectl) -> None:
     pod = lone_engine(tiny)
     name = pod["metadata"]["name"]
-    assert "killed" in tiny.must("exec", name, "--", "python3", "-c", KILL_ENGINE_CORE)
+    kill_engine_core(tiny, name)
     message = wait_for(tiny, "tiny", "Ready", "ReplicasLost")
     assert "0 of 1 engines ready" in message
     assert condition(tiny, "tiny", "Reconciling")[0] == "True"

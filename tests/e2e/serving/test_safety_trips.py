@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from tests.support.conditions import condition, wait_for
+from tests.support.engine_core import kill_engine_core
 from tests.support.kubectl import Kubectl
 from tests.support.traffic import Traffic
 from tests.support.waiting import eventually
@@ -17,14 +18,6 @@ pytestmark = pytest.mark.long
 EXAMPLES = Path(__file__).parents[3] / "examples"
 ENGINES = "--selector=specdecode.io/deployment=tiny"
 DEADLINE_S = 1200
-KILL_ENGINE_CORE = """
-import contextlib, os, pathlib, signal
-for process in pathlib.Path("/proc").glob("[0-9]*"):
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        if (process / "cmdline").read_bytes().startswith(b"VLLM::EngineCore"):
-            os.kill(int(process.name), signal.SIGKILL)
-            print("killed")
-"""
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +65,7 @@ def test_an_engine_that_crashes_again_and_again_serves_without_speculation(tiny:
     assert "--speculative-config" in engine(tiny)["spec"]["containers"][0]["command"]
     for crashes in range(1, 4):
         pod = engine(tiny)
-        assert "killed" in tiny.must("exec", pod["metadata"]["name"], "--", "python3", "-c", KILL_ENGINE_CORE)
+        kill_engine_core(tiny, pod["metadata"]["name"])
         if crashes < 3:
             eventually(lambda: engine(tiny)["status"]["containerStatuses"][0]["restartCount"] == crashes, "it restarts")  # noqa: B023
             wait_for(tiny, "tiny", "Ready", "Serving", DEADLINE_S)
