@@ -16,6 +16,8 @@ import msgspec
 EMULATED = "emulated"  # prefix of the GPU name of an emulated engine (replay/emulated), which computes nothing
 RECORDER_VERSION = "0.1.0"  # changes with the recorded data, unlike the operator's version, which the manifest also has
 SCHEMA = 1
+FNV1A64, SALTED_BLAKE2B = "fnv1a64", "blake2b-salted"
+"""Recipes of block hashes. FNV can be inverted, so that hashes of users' prompts would give the prompts away."""
 # Reasons for closing a segment: on order, end of the engine, full disk, unknown engine, broken disk.
 ORDERED, EXIT, DISK_FULL, UNKNOWN_SHAPE, WRITE_ERROR = "ordered", "exit", "disk_full", "unknown_shape", "write_error"
 
@@ -68,6 +70,9 @@ class Header(msgspec.Struct, tag_field="k", tag="header", frozen=True, kw_only=T
     start: str | None = None  # common to all API servers of one start of the engine; None if unknown
     gpu_uuids: list[str] = []  # empty if unknown
     recorder_tried: bool = True  # tested with this version of vLLM; if not, all classes it uses match the tested ones
+    live: bool = False  # traffic of users: identifiers and block hashes are salted
+    sample_percent: int = 100  # share of the requests that have a line
+    block_hash: str = FNV1A64
 
 
 class Request(msgspec.Struct, tag_field="k", tag="request", frozen=True, kw_only=True, omit_defaults=True):
@@ -100,6 +105,7 @@ class Request(msgspec.Struct, tag_field="k", tag="request", frozen=True, kw_only
     # Tokens of the last chunk that the client got, if a stop string cut it. vLLM before 0.32 does not report them.
     kept_tokens: int | None = None
     token_ids: list[int] | None = None  # generated tokens, if requested
+    prompt_token_ids: list[int] | None = None  # only in a live capture, if requested and allowed
 
 
 class Step(msgspec.Struct, tag_field="k", tag="step", frozen=True):
@@ -115,6 +121,36 @@ class Anchor(msgspec.Struct, tag_field="k", tag="anchor", frozen=True):
 
     monotonic_s: float
     wall_s: float
+
+
+class Counters(msgspec.Struct, tag_field="k", tag="counters", frozen=True):
+    """vLLM's own counters of this process, read between two messages of the engine, when a live capture starts or ends.
+
+    The keys are ``requests_finished``, ``generation_tokens``, ``prompt_tokens``, ``drafts``, ``draft_tokens`` and
+    ``accepted_tokens``; one that this vLLM does not count is absent.
+    """
+
+    monotonic_s: float
+    values: dict[str, float]
+
+
+class Tally(msgspec.Struct, tag_field="k", tag="tally", frozen=True, kw_only=True):
+    """All requests of this process in the window of a live capture, recorded or not."""
+
+    admitted: int  # arrived in the window: recorded + sampled_out + dropped
+    recorded: int
+    sampled_out: int
+    dropped: int  # selected, but lost
+    older: int  # running when the window opened
+    after: int  # arrived after its end, while recorded requests still ran
+    finished: int  # that vLLM counts as finished between the two readings of its counters
+    generated_tokens: int  # that vLLM counts between the two readings
+
+
+class Refused(msgspec.Struct, tag_field="k", tag="refused", frozen=True):
+    """Only line of a recorder that cannot record for a live capture."""
+
+    reason: str
 
 
 class Off(msgspec.Struct, tag_field="k", tag="off", frozen=True):
@@ -136,7 +172,7 @@ class Closed(msgspec.Struct, tag_field="k", tag="closed", frozen=True):
     first_error: str | None
 
 
-SegmentLine = Header | Request | Step | Anchor | Off | Closed
+SegmentLine = Header | Request | Step | Anchor | Counters | Tally | Refused | Off | Closed
 
 
 def _as_plain(value: Any) -> Any:
