@@ -206,7 +206,7 @@ def _figures(limits: Mapping[str, float | None]) -> Iterator[Figure]:
 
 def _table(found: MetricsOutput) -> str:
     asked = "" if found.engines is None else f" of {found.engines} engine{'s' if found.engines != 1 else ''}"
-    lines = [f"metrics{asked} over {found.over_seconds:g} s; docs/reference/metrics.md defines them"]
+    lines = [f'metrics{asked} over {found.over_seconds:g} s (definitions in the documentation: "Metrics")']
     width = max(len(each.name) for each in found.figures)
     for each in found.figures:
         numbers = (each.by_position or {}).values() if each.value is None else [each.value]
@@ -235,7 +235,7 @@ def _from_prometheus(
     if not any(values.values()):
         raise NoAnswerError(
             f"{place_of(url)}: no series with namespace={namespace} and specdecode_deployment={name}:"
-            " see docs/operate/monitor.md for the scrape configuration"
+            ' configure Prometheus to scrape the engines (documentation: "Monitor")'
         )
     return _output(place_of(url), (None, []), over_s, values, {each.name: each.unit for each in figures})
 

@@ -99,7 +99,8 @@ class FiguresReader:
         if not any(values.values()):
             raise NoAnswerError(
                 f"{place_of(prometheus.url)}: has no series with namespace={key.namespace} and"
-                f" specdecode_deployment={key.name}: see docs/operate/monitor.md for the scrape configuration"
+                f" specdecode_deployment={key.name}: configure it to scrape the engines"
+                ' (documentation: "Monitor")'
             )
         return values
 
@@ -113,7 +114,7 @@ def _read_token(file: Path | None) -> str | None:
     except (OSError, ValueError):
         token = ""
     if not token.isprintable() or not token or " " in token:
-        raise NoAnswerError(f"{_ASKS_FOR}: {file} has no token: write it in one line, without spaces")
+        raise NoAnswerError(f"{_ASKS_FOR}: {file} contains no token: write it on one line, without spaces")
     return token
 
 

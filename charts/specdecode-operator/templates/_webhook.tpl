@@ -20,7 +20,7 @@ activeDeadlineSeconds: 600
 template:
   metadata:
     labels:
-      # Not those of the operator's pods, which the webhook's Service sends requests to.
+      # Must differ from the labels of the operator's pods, which the webhook's Service selects.
       app.kubernetes.io/name: {{ include "specdecode.webhookJob" . }}
       app.kubernetes.io/part-of: specdecode
       {{- with .Values.extraLabels }}

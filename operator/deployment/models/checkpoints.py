@@ -126,7 +126,7 @@ def geometry_of(
     if geometry is None:
         message = (
             f"no facts about this model: put the content of its config.json into {field}.config"
-            f" (known without that: the {len(known_models())} models of docs/reference/models.md)"
+            f" ({len(known_models())} models need no config; specdecode models list shows them)"
         )
         raise InvalidSpecError([Problem(f"{field}.model", name, message)], reason=MODEL_UNKNOWN)
     return _as_assumed(field, geometry, given)
