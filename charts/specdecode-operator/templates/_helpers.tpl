@@ -54,7 +54,7 @@ held. Offline Helm knows no kinds, not even pods, and nothing is told. */}}
 {{- define "specdecode.needsPolicies" -}}
 {{- $served := (index . 0).Capabilities.APIVersions -}}
 {{- if and ($served.Has "v1/Pod") (not ($served.Has "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy")) -}}
-{{- fail (printf "%s: the API server does not serve ValidatingAdmissionPolicy of admissionregistration.k8s.io/v1, and nothing would hold it: have it served, or leave the value out" (index . 1)) -}}
+{{- fail (printf "%s: needs ValidatingAdmissionPolicy of admissionregistration.k8s.io/v1, which the API server does not serve: enable it there, or remove the value" (index . 1)) -}}
 {{- end -}}
 {{- end -}}
 
@@ -85,7 +85,7 @@ held. Offline Helm knows no kinds, not even pods, and nothing is told. */}}
 {{- $release := dig "annotations" "meta.helm.sh/release-name" "" .metadata -}}
 {{- $namespace := (first .subjects).namespace -}}
 {{- if or (ne $release $.Release.Name) (ne $namespace $.Release.Namespace) -}}
-{{- fail (printf "the operator of namespace %s (%s) serves all namespaces already, and two would undo each other's work: upgrade or remove that one" $namespace ($release | default "installed without Helm")) -}}
+{{- fail (printf "the operator in namespace %s (%s) already serves all namespaces, and two operators would overwrite each other's changes: upgrade or remove that one" $namespace ($release | default "installed without Helm")) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

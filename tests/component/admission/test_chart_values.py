@@ -116,7 +116,7 @@ def test_of_the_secret_that_signed_before_only_the_public_key_is_mounted() -> No
     (item,) = volume["secret"]["items"]
     (mount,) = (each for each in container["volumeMounts"] if each["name"] == volume["name"])
     assert (item["key"], argument) == ("a.pub", f"--former-key={mount['mountPath']}/{item['path']}")
-    with pytest.raises(ClusterError, match=r"attestation\.formerKeySecret: .* give both or neither"):
+    with pytest.raises(ClusterError, match=r"attestation\.formerKeySecret: .* set both or neither"):
         objects(*former)
 
 
@@ -143,7 +143,7 @@ def test_facts_that_are_no_text_or_would_be_overwritten_are_refused() -> None:
         objects("--set=modelFacts.files.a=7")
     with pytest.raises(ClusterError, match="files"):
         objects("--set=modelFacts.files.a/b=text")
-    with pytest.raises(ClusterError, match=rf"modelFacts\.configMap: {NAME}-facts: .* name another"):
+    with pytest.raises(ClusterError, match=rf"modelFacts\.configMap: {NAME}-facts: .* choose another name"):
         objects("--set=modelFacts.files.a=text", f"--set=modelFacts.configMap={NAME}-facts")
 
 

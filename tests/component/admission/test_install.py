@@ -201,7 +201,7 @@ def test_the_fleet_of_the_values_is_what_the_operator_reads(tmp_path: Path) -> N
     assert {"name": "fleet", "configMap": {"name": config_map["metadata"]["name"]}} in pod["volumes"]
     (mount,) = (each for each in operator_container(objects)["volumeMounts"] if each["name"] == "fleet")
     assert f"--nodes={mount['mountPath']}/nodes.json" in operator_container(objects)["args"]
-    with pytest.raises(ClusterError, match=r"fleet\.nodes: is for watchNamespaces alone"):
+    with pytest.raises(ClusterError, match=r"fleet\.nodes: can only be used with watchNamespaces"):
         chart.template(FLEET)
 
 
@@ -317,7 +317,7 @@ def test_the_chart_takes_each_name_by_which_something_can_be_allowed(name: str) 
 def test_values_with_which_the_operator_would_not_start_are_refused() -> None:
     with pytest.raises(ClusterError, match="/allowedPodTemplate/0"):
         chart.template("--set=allowedPodTemplate={hostnetwork}")
-    with pytest.raises(ClusterError, match=r"webhook\.port: is metrics\.port, too"):
+    with pytest.raises(ClusterError, match=r"webhook\.port: .* metrics\.port"):
         chart.template("--set=webhook.enabled=true", "--set=webhook.port=8081")
 
 

@@ -167,7 +167,7 @@ def test_it_has_the_labels_of_the_job() -> None:
 
 
 def test_namespaces_without_policies_are_refused(tmp_path: Path) -> None:
-    told = r"networkPolicy\.namespaces: names a, b, and nothing is closed there .*: enable it, or remove them"
+    told = r"networkPolicy\.namespaces: contains a, b, but .*: enable it, or remove"
     with pytest.raises(ClusterError, match=told):
         policies(tmp_path, enabled=False, namespaces=["a", "b"])
 

@@ -142,7 +142,7 @@ async def test_a_token_that_is_none_is_told(looks: SampleBuffer, tmp_path: Path)
     for file in (tmp_path / "absent", tmp_path):
         found = await FiguresReader(Prometheus(NOBODY, file)).read(KEY, looks)
         assert found is not None
-        assert f"--prometheus-token-file: {file} has no token" in str(found.message)
+        assert f"--prometheus-token-file: {file} contains no token" in str(found.message)
 
 
 async def test_one_that_is_slow_holds_up_one_object_and_then_nobody_for_a_while(
