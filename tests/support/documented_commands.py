@@ -267,7 +267,9 @@ timeout 60 sh -c 'until kubectl get configmap llama-70b-plan; do sleep 1; done'
             "kubectl wait": _status(
                 "sdc",
                 "qwen3-8b-does-it-pay",
-                f'{{"conditions": [{_condition("Succeeded", "Completed")}, {_condition("Pays", "Pays")}]}}',
+                f'{{"conditions": [{_condition("Succeeded", "Completed")}, {_condition("Pays", "Pays")}], '
+                '"comparison": {"baseline": "baseline", "levelPercent": 95, "arms": [{"name": "k3", "verdict": "Pays", '
+                '"message": "18.2 % more goodput", "outputs": "Equal"}]}}',
             ),
             "specdecode capture report": _COMPARED,
             "specdecode verdict": _PAIRS,
