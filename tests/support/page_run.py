@@ -49,7 +49,7 @@ def run_page(document: str, folder: Path, kubeconfig: Path | None = None, progra
         )  # fmt: skip
     text = log.read_text(errors="replace")
     assert done.returncode == 0, f"{document} ended with exit code {done.returncode}:\n{text[-6000:]}"
-    _, *printed = re.split(rf"^{_MARK}.*\n", text, flags=re.MULTILINE)
+    _, *printed = re.split(rf"\n{_MARK}.*\n", text)
     return dict(zip(blocks, printed, strict=True))
 
 
@@ -72,7 +72,8 @@ def _script(blocks: list[Block]) -> str:
         text = block.text
         for name, value in page.names.items():
             text = re.sub(rf"\b{name}\b", value, text)
-        parts += [f"echo '{_MARK}{block}'", _expecting(_as_shell(block.language, text), _exit_code(block))]
+        # Output does not always end with a newline.
+        parts += [f"echo; echo '{_MARK}{block}'", _expecting(_as_shell(block.language, text), _exit_code(block))]
     return "\n".join(parts)
 
 
