@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import Key, ReplayMode, SpecDecodeDeploymentSpec
-from specdecode_operator.cluster.manifests import owned, render_template
+from specdecode_operator.cluster.manifests import owned
 from specdecode_operator.cluster.resources import ENGINE_CONTAINER
 from specdecode_operator.deployment.pod_template_merge import (
     FILES_PATH,
@@ -89,8 +89,8 @@ def order_name(key: Key) -> str:
 
 def recorder_config_map(key: Key, uid: str) -> Body:
     """Return the ConfigMap with the recorder and the sidecar's program."""
-    body = render_template("configmap", {"name": recorder_name(key)})
-    body |= {field: dict(entries) for field, entries in _content().items()}
+    content = {field: dict(entries) for field, entries in _content().items()}
+    body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": recorder_name(key)}, **content}
     return owned(body, key, uid)
 
 
