@@ -48,7 +48,7 @@ _RESTARTED: Final = (
     'while :; do python3 -I "$0" & wait "$!"; sleep 5 & wait "$!"; done'
 )
 _USER_FIELDS: Final = ("runAsNonRoot", "runAsUser", "runAsGroup", "seLinuxOptions")
-RUST_FRONTEND_VARIABLE: Final = "VLLM_USERUST_FRONTEND_VARIABLE"
+RUST_FRONTEND_VARIABLE: Final = "VLLM_USE_RUST_FRONTEND"
 _OFF: Final = frozenset({"", "0", "false"})
 _FROM_ELSEWHERE: Final = "from elsewhere"
 
