@@ -43,8 +43,10 @@ class PluginBundle:
     def zipped(self) -> bytes:
         """Return the package as a zip file for PYTHONPATH; equal files give equal bytes."""
         content = io.BytesIO()
-        with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
-            for name, text in sorted(self.files().items()):
+        # In a zip file, Python finds a package without this file only if the folder has an entry.
+        files = {f"{self.package}/__init__.py": ""} | self.files()
+        with zipfile.ZipFile(content, "w") as archive:
+            for name, text in sorted(files.items()):
                 entry = zipfile.ZipInfo(name, _OLDEST_DATE)
                 entry.external_attr = 0o644 << 16
                 entry.compress_type = zipfile.ZIP_DEFLATED

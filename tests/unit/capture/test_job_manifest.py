@@ -15,7 +15,6 @@ from tests.support.capture_decisions import NOW
 from tests.support.captures import OPERATOR_IMAGE, capture, capture_spec, observed_deployment, surroundings
 from tests.support.objects import Body, tiny_cpu
 
-
 WITHOUT_RECORDER = tiny_cpu(engine={"image": "localhost/engine:1", "recorder": False})
 
 
