@@ -1,4 +1,4 @@
-"""The recorder for live captures in engine pods: what a pod carries, when it carries nothing, and what users may set."""
+"""The recorder for live captures in engine pods: what a pod carries, when it carries none, and what users may set."""
 
 import base64
 import io

@@ -326,9 +326,9 @@ def with_sidecar(sidecar: Body, *engine: Body) -> Body:
         (waiting("RunContainerError", "no such file: /bin/sh", "recorder"), "RecorderFailed", "no such file"),
         (waiting("ImagePullBackOff", "not found", "recorder"), "ImagePullFailed", "image i:1: not found"),
         (
-            waiting("CreateContainerConfigError", 'secret "clients" not found', "recorder"),
+            waiting("CreateContainerConfigError", 'secret "a" not found', "recorder"),
             "WaitingForSecret",
-            "clients",
+            'secret "a"',
         ),
     ],
 )
@@ -350,4 +350,4 @@ def test_crash_of_a_sidecar_is_no_crash_of_a_group() -> None:
     crashed = {**ended(1, "", "recorder"), "restartCount": 5}
     leader = with_sidecar(crashed, {"name": "engine", "ready": True})
     leader["metadata"] |= {"uid": "leader", "labels": {}}
-    assert observe_groups(NO_GROUP_HISTORY, [leader], 0.0).crashes == 0
+    assert observe_groups(NO_GROUP_HISTORY, None, [leader], 0.0, serve=False).crashes == 0
