@@ -18,9 +18,9 @@ from specdecode_operator.deployment.rollout.rollback import Failure, LastGood, a
 from specdecode_operator.enums import LiveTokenIds
 from tests.support.decisions import desired_state
 from tests.support.objects import Body, parent, tiny_cpu
-from tests.unit.deployment.group_pods import STAGES
-from tests.unit.deployment.test_groups import TWO_H100, templates
-from tests.unit.deployment.test_replays import emulated, replaying
+from tests.support.replay_field_cases import replaying
+from tests.unit.deployment.test_groups import STAGES, TWO_H100, templates
+from tests.unit.deployment.test_replays import emulated
 
 IMAGE = {"image": "localhost/engine:1"}
 RUST = {"name": "VLLM_USE_RUST_FRONTEND", "value": "1"}
@@ -212,7 +212,7 @@ def test_compiled_code_is_shared_with_engines_without_recorder() -> None:
     def folder(engine: Body) -> str:
         models = {**tiny_cpu()["models"], "cache": {"persistentVolumeClaim": {"claimName": "cache"}}}
         mounts = pod_of(tiny_cpu(models=models, engine=engine))["containers"][0]["volumeMounts"]
-        return next(each["subPath"] for each in mounts if each["mountPath"] == "/compiled")
+        return next(str(each["subPath"]) for each in mounts if each["mountPath"] == "/compiled")
 
     assert folder(IMAGE) == folder(OFF)
 
