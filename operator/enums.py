@@ -278,3 +278,11 @@ class RolloutStrategy(StrEnum):
 
     REPLACE = "Replace"
     SURGE = "Surge"
+
+
+class LiveTokenIds(StrEnum):
+    """Token ids that live captures may record in a namespace, as in the engine's variable."""
+
+    NONE = ""
+    ANSWERS = "answers"
+    PROMPTS = "answers,prompts"

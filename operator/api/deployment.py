@@ -596,6 +596,12 @@ class Engine(ApiModel):
     env: list[EnvVar] = Field(default=[], max_length=256, json_schema_extra=map_by("name"))
     """Additional environment variables of the engine container."""
 
+    recorder: StrictBool = True
+    """Whether engine pods carry a recorder for live captures. A live capture records the traffic of users instead of a
+    generated load. The recorder is loaded into vLLM and sleeps until a live capture starts it. A sidecar connects it
+    with the capture. Without it, this deployment cannot be captured live. A change of this field replaces the engines.
+    Engines with VLLM_USE_RUST_FRONTEND, and replays without vLLM, have no recorder."""
+
     replay: Replay | None = None
     """Recording to replay instead of running vLLM, on any node and without a GPU, for testing clients, autoscalers and
     policies. The rest of the spec is still validated and planned, for nodes that need not exist, but no model is

@@ -33,8 +33,8 @@ _KEPT = (("--folder", model_locations.COMPILED_PATH), ("--cache", model_location
 
 
 def engine_pod_of(source: CapturedDeployment) -> Body:
-    """Return the pod of the deployment's engine."""
-    return engine_pod(source.key, source.launch.facts, source.launch.plan)
+    """Return the pod of the deployment's engine, without the recorder for live captures: a capture brings its own."""
+    return engine_pod(source.key, source.launch.facts, source.launch.plan, live=False)
 
 
 def engine_container(pod: Body) -> Body:

@@ -25,7 +25,7 @@ from specdecode_operator.capture.arms import (
     literals,
     plain_command,
 )
-from specdecode_operator.capture.job.pod_files import IMAGE_ID_FILE, PLUGIN, SWITCH_FOLDER, Places, switcher_command
+from specdecode_operator.capture.job.pod_files import IMAGE_ID_FILE, SWITCH_FOLDER, Places, switcher_command
 from specdecode_operator.capture.load import run_settings
 from specdecode_operator.capture.observation import Capture, CapturedDeployment, dataset_claim
 from specdecode_operator.capture.recorder.segment_format import FOLDER_VARIABLE, STEPS_VARIABLE, TOKEN_IDS_VARIABLE
@@ -39,6 +39,7 @@ from specdecode_operator.deployment.warnings import lossy_answers
 from specdecode_operator.untrusted import mapping, objects
 from specdecode_operator.version import __version__
 from specdecode_operator.vllm.environment import API_KEY_VARIABLE
+from specdecode_operator.vllm.plugin_bundle import RECORDER
 
 PREPARE, LOAD = "prepare", "load"
 SWITCH_VOLUME: Final = "specdecode-switch"
@@ -53,12 +54,6 @@ _NOT_IN_A_SIDECAR: Final = ("readinessProbe", "livenessProbe", "lifecycle")
 # Total time that the pods of a capture may wait with borrowed GPUs. spec.borrowTimeoutSeconds is shorter; this bounds
 # a pod that no operator watches.
 _LONGEST_WAIT_S: Final = 1800
-# A shell in the container extends the variables that the image sets.
-_WITH_RECORDER: Final = (
-    'export PYTHONPATH="$0${PYTHONPATH:+:$PYTHONPATH}"; '
-    f'if [ -n "${{VLLM_PLUGINS+set}}" ]; then export VLLM_PLUGINS="${{VLLM_PLUGINS:+$VLLM_PLUGINS,}}{PLUGIN}"; fi; '
-    'exec "$@"'
-)
 
 
 def image_id_config_map(capture: Capture, pod: Body | None) -> Body | None:
@@ -229,7 +224,7 @@ def _engine(capture: Capture, spec: SpecDecodeCaptureSpec, pod: Body, *, switche
     return {
         **kept,
         "restartPolicy": "Always",
-        "command": ["/bin/sh", "-c", _WITH_RECORDER, _RECORDER_PATH, *command],
+        "command": RECORDER.loaded_by(command, _RECORDER_PATH),
         "env": [*(each for each in engine.get("env") or [] if each["name"] not in names), *recording],
         "volumeMounts": mounts,
     }

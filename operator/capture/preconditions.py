@@ -6,18 +6,14 @@ from specdecode_operator.api.crd_validation import broken_rules
 from specdecode_operator.capture.load.arrivals import expected_duration_s
 from specdecode_operator.capture.load.datasets import parts_of
 from specdecode_operator.capture.observation import CapturedDeployment, ObservedDeployment, dataset_claim
-from specdecode_operator.cluster.resources import ENGINE_CONTAINER
 from specdecode_operator.deployment.conditions import Blocked
 from specdecode_operator.deployment.desired_state import Gated, NotLaunched, RolledBack
+from specdecode_operator.deployment.live_recorder import RUST_FRONTEND_VARIABLE, uses_rust_frontend
 from specdecode_operator.deployment.spec_facts import Facts
 from specdecode_operator.sizing.plan import Plan
-from specdecode_operator.vllm.environment import known_values
 from specdecode_operator.vllm.extra_args_parser import last_option
 
 _STREAM_INTERVAL = "--stream-interval"
-_RUST_FRONTEND = "VLLM_USE_RUST_FRONTEND"
-_OFF = frozenset({"", "0", "false"})
-_FROM_ELSEWHERE = "from elsewhere"
 
 
 def captured_deployment(
@@ -57,11 +53,6 @@ def captured_deployment(
 def engine_blocked(facts: Facts, plan: Plan) -> Blocked | None:
     """Return what blocks the recording of a deployment's engine: always a field of the deployment."""
     spec, interval = facts.spec, last_option(_STREAM_INTERVAL, facts.spec.engine.extra_args, facts.profile)
-    env = [(name, _FROM_ELSEWHERE if value is None else value) for name, value in known_values(spec.engine.env).items()]
-    containers = (spec.pod_template.spec or {}).get("containers") or [] if spec.pod_template else []
-    for container in containers:
-        if container.get("name") == ENGINE_CONTAINER:
-            env += [(each.get("name"), each.get("value", _FROM_ELSEWHERE)) for each in container.get("env") or []]
     if facts.replay is not None:
         reason = "EngineReplayed"
         message = (
@@ -80,10 +71,10 @@ def engine_blocked(facts: Facts, plan: Plan) -> Blocked | None:
             f"the deployment's spec.engine.extraArgs have {_STREAM_INTERVAL} {interval.value}, which delays tokens, so"
             " clients cannot measure when they were generated: remove it"
         )
-    elif any(name == _RUST_FRONTEND and value.lower() not in _OFF for name, value in env):
+    elif uses_rust_frontend(spec):
         reason = "RustFrontend"
         message = (
-            f"the deployment sets {_RUST_FRONTEND}, and that frontend cannot load the recorder: remove it"
+            f"the deployment sets {RUST_FRONTEND_VARIABLE}, and that frontend cannot load the recorder: remove it"
             " (spec.engine.env, or spec.podTemplate)"
         )
     else:

@@ -23,6 +23,7 @@ from specdecode_operator.problems import printable
 
 if TYPE_CHECKING:
     from specdecode_operator.attestation.keys import SigningKey
+    from specdecode_operator.enums import LiveTokenIds
     from specdecode_operator.handlers.leadership import LeaseName
 
 
@@ -81,6 +82,14 @@ def operator_command(  # noqa: PLR0913  each is an option
     ] = None,
     allow_host_path: AllowHostPathOption = None,
     allow_pod_template: AllowPodTemplateOption = None,
+    allow_token_ids: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAMESPACE=WHAT",
+            help="Token ids that live captures may record in a namespace: answers, or answers,prompts. May be "
+            "repeated. Defaults to none. A change replaces the engines of that namespace.",
+        ),
+    ] = None,
     prometheus: Annotated[
         str | None,
         typer.Option(
@@ -191,6 +200,7 @@ def operator_command(  # noqa: PLR0913  each is an option
         facts=FactsFolder(facts),
         host_paths=allowed_paths(allow_host_path),
         pod_template=allowed_names(allow_pod_template),
+        token_ids=_allowed_token_ids(allow_token_ids or []),
         prometheus=None if prometheus is None else Prometheus(prometheus, prometheus_token_file),
         webhook=None
         if webhook_port is None or webhook_certificate is None
@@ -202,6 +212,22 @@ def operator_command(  # noqa: PLR0913  each is an option
         reconciles_told_from_s=log_reconciles_from,
     )
     run_operator(settings, health_port=health_port, metrics_port=metrics_port, verbose=verbose)
+
+
+def _allowed_token_ids(given: Sequence[str]) -> "dict[str, LiveTokenIds]":
+    from specdecode_operator.enums import LiveTokenIds  # noqa: PLC0415
+
+    choices, option = [each.value for each in LiveTokenIds if each], "--allow-token-ids"
+    allowed: dict[str, LiveTokenIds] = {}
+    for each in given:
+        namespace, _, what = each.partition("=")
+        if not _NAMESPACE.fullmatch(namespace) or what not in choices:
+            message = f"must be NAMESPACE=WHAT, such as team-a=answers; WHAT is {' or '.join(choices)}"
+            raise typer.BadParameter(f"{printable(each)}: {message}", param_hint=option)
+        if namespace in allowed:
+            raise typer.BadParameter(f"{namespace}: is given twice; keep one of them", param_hint=option)
+        allowed[namespace] = LiveTokenIds(what)
+    return allowed
 
 
 def _lease(name: str | None, duration_s: int | None) -> "LeaseName | None":

@@ -50,6 +50,7 @@ from specdecode_operator.deployment.rollout.readiness import Readiness
 from specdecode_operator.problems import InvalidSpecError, printable
 from specdecode_operator.sizing.calibration import UNCALIBRATED, Calibration
 from specdecode_operator.untrusted import mapping
+from specdecode_operator.vllm.environment import LIVE_FOLDER_VARIABLE, LIVE_TOKEN_IDS_VARIABLE
 
 OPERATOR_IMAGE: Final = "localhost/specdecode/operator:dev"
 """The chart's default. Load generators of captures and replays run from the operator's image."""
@@ -342,9 +343,14 @@ def command_text(objects: Sequence[Body]) -> str:
         for role, pod in pods.items():
             (engine,) = (each for each in pod["containers"] if each["name"] == ENGINE_CONTAINER)
             words = [*engine.get("command", []), *engine.get("args", [])]
-            # With a model cache, a shell script comes first and then execs vLLM.
+            # The shell that loads the recorder comes first, and with a model cache, a script that then execs vLLM.
+            words = words[4:] if words[:2] == ["/bin/sh", "-c"] else words
             words = words[words.index(_ENGINE) :] if _ENGINE in words else words
-            lines = [f"{each['name']}={_in_shell(each['value'])}" for each in engine.get("env", []) if "value" in each]
+            lines = [
+                f"{each['name']}={_in_shell(each['value'])}"
+                for each in engine.get("env", [])
+                if "value" in each and each["name"] not in (LIVE_FOLDER_VARIABLE, LIVE_TOKEN_IDS_VARIABLE)
+            ]
             variables = len(lines)
             for word in words:
                 if len(lines) > variables and not word.startswith("--"):

@@ -113,8 +113,8 @@ class SharedTexts:
 
 _REMEMBERED_DELETIONS = 10_000
 
-_COMPARED_DATA: Final = frozenset({"plan.json", "matrix.csv"})
-"""Entries of a plan's ConfigMap: only changes matter, because they are never read back."""
+_COMPARED_DATA: Final = frozenset({"plan.json", "matrix.csv", "sidecar.py"})
+"""Entries of the ConfigMaps with plan and recorder: only changes matter, because they are never read back."""
 
 
 class Cache:
@@ -416,10 +416,15 @@ def slim(kind: str, body: Body) -> Body:
         slimmed["spec"] = node | {"containers": [each for each in containers if each]}
     if kind == CONFIG_MAP.kind:
         slimmed["data"] = {
-            key: hashlib.sha256(text.encode()).hexdigest() if key in _COMPARED_DATA else text
-            for key, text in (body.get("data") or {}).items()
+            key: _digest(text) if key in _COMPARED_DATA else text for key, text in (body.get("data") or {}).items()
         }
+        if binary := body.get("binaryData"):
+            slimmed["binaryData"] = {key: _digest(text) for key, text in binary.items()}
     return slimmed
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _slim_container(container: Body) -> Body:

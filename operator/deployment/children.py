@@ -1,6 +1,6 @@
-"""Render the objects that a SpecDecodeDeployment owns: workload, Service, disruption budget, plan.
+"""Render the objects that a SpecDecodeDeployment owns: workload, Service, disruption budget, plan, recorder.
 
-The ConfigMap holds the plan, with the quantization matrix as CSV of at most 256 KiB.
+A ConfigMap holds the plan, with the quantization matrix as CSV of at most 256 KiB.
 """
 
 import csv
@@ -16,6 +16,7 @@ from specdecode_operator.api.deployment import Key
 from specdecode_operator.cluster.manifests import owned, render_template
 from specdecode_operator.cluster.resources import DEPLOYMENT, LEADER_WORKER_SET, QUEUE_PREFIX, selector_labels
 from specdecode_operator.deployment.engine_pod import engine_pod, engine_timeouts, group_pods, replay_pod, scheme
+from specdecode_operator.deployment.live_recorder import live_recorder_blocked, recorder_config_map
 from specdecode_operator.deployment.rollout.engine_workload import workload_name
 from specdecode_operator.deployment.spec_facts import Facts
 from specdecode_operator.enums import RolloutStrategy
@@ -100,7 +101,10 @@ def render_children(key: Key, uid: str, facts: Facts, plan: Plan, plan_texts: Ma
         workload_name(key, (LEADER_WORKER_SET if in_groups else DEPLOYMENT).kind),
     )
     service = {"name": key.name, "selector": selector, "port": spec.serving.port, "scheme": scheme(spec)}
-    children = [plan_config_map(key, uid, plan_texts), owned(render_template("service", service), key, uid)]
+    children = [plan_config_map(key, uid, plan_texts)]
+    if live_recorder_blocked(facts) is None:
+        children.append(recorder_config_map(key, uid))
+    children.append(owned(render_template("service", service), key, uid))
     if wanted_replicas(facts) > 1:
         # In groups, select the workers too: a group fails with any of its pods.
         budget = {"name": key.name, "selector": {"leaderworkerset.sigs.k8s.io/name": name} if in_groups else selector}

@@ -28,6 +28,12 @@ from specdecode_operator.deployment.desired_state import (
     NotLaunched,
     RolledBack,
 )
+from specdecode_operator.deployment.live_recorder import (
+    allows_token_ids,
+    carries_recorder,
+    live_recorder_blocked,
+    recorder_config_map,
+)
 from specdecode_operator.deployment.models.model_facts import SiteFacts, facts_entry, known_checkpoints, read_entries
 from specdecode_operator.deployment.models.model_jobs import (
     READER,
@@ -69,6 +75,7 @@ from specdecode_operator.deployment.warnings import (
     token_doubts,
     untested_version,
 )
+from specdecode_operator.enums import LiveTokenIds
 from specdecode_operator.problems import InvalidSpecError
 from specdecode_operator.sizing.calibration import Calibration
 from specdecode_operator.sizing.plan import Plan
@@ -91,6 +98,7 @@ class _Question:
     has_groups: bool
     calibration: Calibration
     operator_image: str | None
+    live_token_ids: LiveTokenIds
 
 
 @dataclass(frozen=True)
@@ -159,6 +167,7 @@ def _resolve(parent: ParsedDeployment, cluster: ClusterState) -> _Planned | Desi
         has_groups=cluster.has_leader_worker_sets,
         calibration=cluster.calibration,
         operator_image=cluster.operator_image,
+        live_token_ids=cluster.live_token_ids,
     )
     planned = _plan(question)
     if isinstance(planned, _Planned):
@@ -208,7 +217,7 @@ def _plan(question: _Question) -> _Planned | Blocked:
     """Return the plan of a spec, or why no node is usable. Cached, because hundreds of objects may have one spec."""
     nodes, known, site_facts = question.nodes, question.known, dict(question.site_facts)
     facts = valid_facts(question.spec, known, question.calibration)
-    facts = replace(facts, operator_image=question.operator_image)
+    facts = replace(facts, operator_image=question.operator_image, live_token_ids=question.live_token_ids)
     plan = make_plan(facts, nodes, question.previous, groups=question.has_groups, nodes_from=question.nodes_from)
     if isinstance(plan, Blocked):
         return plan
@@ -246,7 +255,9 @@ def _launch(
     key, uid, plan, last_good, gate = parent.key, parent.uid, planned.plan, cluster.last_good, cluster.gate
     if last_good is not None:
         allowed = (cluster.host_paths, cluster.pod_template, key.namespace)
-        if not all(is_still_allowed(each, *allowed) for each in pod_templates(last_good.workload)):
+        pods = pod_templates(last_good.workload)
+        is_allowed = all(is_still_allowed(each, *allowed) for each in pods)
+        if not is_allowed or not allows_token_ids(pods, cluster.live_token_ids):
             last_good = None
     facts, kept_commits = at_commits(key, uid, planned.facts, commits, parent.written_spec)
     launch = Launch(facts, plan, planned.plan_status)
@@ -256,13 +267,16 @@ def _launch(
         return DesiredState(launch, [*planned.conditions, *passed], [*others, workload])
     kept, failure = render_last_good(key, uid, last_good), last_good.failure
     earlier = put_back(key, uid, workload, last_good.workload)
+    of_earlier = list[Body]()
+    if live_recorder_blocked(facts) is not None and any(map(carries_recorder, pod_templates(earlier))):
+        of_earlier = [recorder_config_map(key, uid)]
     if failure is not None and failure.attempt == attempt_of(facts.spec, plan.chosen):
         rolled_back = RolledBack(facts, planned.plan_status, failure)
-        return DesiredState(rolled_back, planned.conditions, [kept, *others, earlier])
+        return DesiredState(rolled_back, planned.conditions, [kept, *of_earlier, *others, earlier])
     # The gate does not apply to a policy's choice: a capture with arms measured it, and the golden capture has other
     # settings.
     held = None if parent.by_policy else held_at_gate(key, facts.spec, workload, last_good, gate)
     if held:
         gated = Gated(facts, planned.plan_status, launch, held)
-        return DesiredState(gated, [*planned.conditions, held_condition(held)], [kept, *others, earlier])
+        return DesiredState(gated, [*planned.conditions, held_condition(held)], [kept, *of_earlier, *others, earlier])
     return DesiredState(launch, [*planned.conditions, *passed], [kept, *others, workload])

@@ -15,6 +15,7 @@ from specdecode_operator.deployment.rollout.readiness import Readiness
 from specdecode_operator.deployment.rollout.rollback import Failure, LastGood
 from specdecode_operator.deployment.rollout.rollout_gate import UNGATED, GateState, Held
 from specdecode_operator.deployment.spec_facts import Facts
+from specdecode_operator.enums import LiveTokenIds
 from specdecode_operator.sizing.calibration import UNCALIBRATED, Calibration
 from specdecode_operator.sizing.plan import Plan
 
@@ -36,6 +37,7 @@ class ClusterState:
     pod_template: frozenset[str] = NONE_ALLOWED
     nodes_from: NodesFrom = NodesFrom.CLUSTER
     has_leader_worker_sets: bool = False
+    live_token_ids: LiveTokenIds = LiveTokenIds.NONE  # allowed in the object's namespace
     operator_image: str | None = None  # Image of this operator, for Jobs and replays; None if unknown
 
 

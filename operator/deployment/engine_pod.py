@@ -37,12 +37,19 @@ from specdecode_operator.deployment.engine_settings import (
     served_names,
     timeouts,
 )
+from specdecode_operator.deployment.live_recorder import (
+    carries_recorder,
+    live_recorder_blocked,
+    sidecar_of,
+    with_recorder,
+)
 from specdecode_operator.deployment.models import model_locations
 from specdecode_operator.deployment.pod_scripts import warm_start
 from specdecode_operator.deployment.pod_template_merge import (
     DOWNLOAD_DRAFT,
     DOWNLOAD_TARGET,
     PREPARE,
+    SIDECAR,
     container_user,
     merge,
     volume_group,
@@ -51,6 +58,7 @@ from specdecode_operator.deployment.spec_facts import Facts
 from specdecode_operator.enums import Platform
 from specdecode_operator.sizing.memory.buffers import cost_profile_s
 from specdecode_operator.sizing.plan import Plan
+from specdecode_operator.untrusted import mapping, name_of, objects
 from specdecode_operator.vllm import logging_config
 from specdecode_operator.vllm.arguments import TLS_PATH, command_line
 from specdecode_operator.vllm.environment import (
@@ -79,9 +87,12 @@ class Role(StrEnum):
     WORKER = "worker"
 
 
-def engine_pod(key: Key, facts: Facts, plan: Plan) -> Body:
-    """Return metadata and spec of the pods that serve this plan, with the user's podTemplate merged in."""
-    return rendered_pod(facts.spec, _values(key, facts, plan, Role.ALONE))
+def engine_pod(key: Key, facts: Facts, plan: Plan, *, live: bool = True) -> Body:
+    """Return metadata and spec of the pods that serve this plan, with the user's podTemplate merged in.
+
+    Without ``live``, the pod does not carry the recorder for live captures.
+    """
+    return rendered_pod(facts.spec, _values(key, facts, plan, Role.ALONE, live=live))
 
 
 def group_pods(key: Key, facts: Facts, plan: Plan) -> tuple[Body, Body]:
@@ -103,7 +114,17 @@ def _merged(spec: SpecDecodeDeploymentSpec, values: Mapping[str, Any]) -> Body:
     # Labels are added here because the rendered text is cached for all objects with the same spec.
     pod["metadata"] = {"labels": dict(values["labels"]), **(pod["metadata"] or {})}
     template = spec.pod_template
-    return pod if template is None else merge(pod, template.model_dump(by_alias=True, exclude_none=True))
+    patch: Body = template.model_dump(by_alias=True, exclude_none=True) if template else {}
+    of_sidecar = [each for each in objects(mapping(patch, "spec"), "initContainers") if name_of(each) == SIDECAR]
+    if of_sidecar:
+        others = [each for each in patch["spec"]["initContainers"] if each not in of_sidecar]
+        patch = {**patch, "spec": {**patch["spec"], "initContainers": others}}
+    pod = dict(merge(pod, patch))
+    if carries_recorder(pod):
+        # It starts last, when models are downloaded, and runs as the user that the patch gives the engine.
+        (sidecar,) = merge([sidecar_of(pod)], of_sidecar, "initContainers")
+        pod["spec"]["initContainers"] = [*(pod["spec"].get("initContainers") or []), sidecar]
+    return pod
 
 
 def _mark(template_hash: str, *pods: Body) -> None:
@@ -126,7 +147,7 @@ def engine_timeouts(facts: Facts, plan: Plan) -> Timeouts:
     return timeouts(facts.spec, of_gpu_bytes * plan.chosen.gpus, measuring_s, together=together)
 
 
-def _values(key: Key, facts: Facts, plan: Plan, role: Role) -> dict[str, Any]:
+def _values(key: Key, facts: Facts, plan: Plan, role: Role, *, live: bool = True) -> dict[str, Any]:
     spec, times, group = facts.spec, engine_timeouts(facts, plan), None
     if role is not Role.ALONE:
         leads = role is Role.LEADER
@@ -158,7 +179,7 @@ def _values(key: Key, facts: Facts, plan: Plan, role: Role) -> dict[str, Any]:
         resources = {"requests": requests, "limits": {"memory": memory}}
     level = own_env.get(logging_config.LOGGING_LEVEL_VARIABLE, {}).get("value", "INFO")
     logging = logging_config.logging_config(level.upper())
-    return {
+    values: dict[str, Any] = {
         "role": role,
         "prepare": None,
         "labels": worker_labels(key.name) if role is Role.WORKER else selector_labels(key.name),
@@ -187,6 +208,8 @@ def _values(key: Key, facts: Facts, plan: Plan, role: Role) -> dict[str, Any]:
         "hub_token": secret_key(spec.models.hub_token_secret),
         **_access_values(spec),
     }
+    carries = live and role is not Role.WORKER and live_recorder_blocked(facts) is None
+    return with_recorder(values, key, facts.live_token_ids) if carries else values
 
 
 def _with_own(env: Mapping[str, str], own: Mapping[str, Body]) -> list[Body]:
@@ -334,7 +357,8 @@ def replay_pod(key: Key, facts: Facts, plan: Plan) -> Body:
         **_access_values(spec),
         **engine,
     }
-    return rendered_pod(spec, values)
+    carries = live_recorder_blocked(facts) is None
+    return rendered_pod(spec, with_recorder(values, key, facts.live_token_ids) if carries else values)
 
 
 def _replay_command(facts: Facts, replay: Replay, plan: Plan) -> list[str]:

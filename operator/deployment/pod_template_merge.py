@@ -44,8 +44,18 @@ _PROTECTED_IN_ENGINE = {
 }
 DOWNLOAD_TARGET, DOWNLOAD_DRAFT = "download-target", "download-draft"
 PREPARE = "prepare-emulation"
-OWN_VOLUMES = frozenset({"models", "cache", "tmp", "shm", "engine-config", "tls"})
-OWN_MOUNTS = frozenset({"/models", "/tmp", "/dev/shm", "/compiled", "/etc/specdecode", "/etc/specdecode-tls"})  # noqa: S108
+SIDECAR = "recorder"
+"""Name of the sidecar for live captures."""
+
+FILES_VOLUME, SOCKETS_VOLUME = "specdecode-recorder", "specdecode-sockets"
+FILES_PATH, SOCKETS_PATH = "/specdecode/recorder", "/specdecode/sockets"
+OWN_VOLUMES = frozenset({"models", "cache", "tmp", "shm", "engine-config", "tls", FILES_VOLUME, SOCKETS_VOLUME})
+OWN_MOUNTS = frozenset(
+    {
+        *("/models", "/tmp", "/dev/shm", "/compiled", "/etc/specdecode", "/etc/specdecode-tls"),  # noqa: S108
+        *(FILES_PATH, SOCKETS_PATH),
+    }
+)
 _PLANNED_RESOURCES = {
     Platform.GPU: {GPU_RESOURCE: "spec.parallelism"},
     Platform.CPU: {"memory": "spec.accelerator.memoryGiB", "cpu": "spec.accelerator.cpuCores"},
@@ -146,7 +156,7 @@ def _init_container_problems(spec: dict[str, Any], *, replays: bool) -> Iterator
     """Yield changes of the operator's init containers; those that download models have the hub token."""
     for where, container in _elements(spec, "initContainers"):
         name = name_of(container)
-        if name in {DOWNLOAD_TARGET, DOWNLOAD_DRAFT, PREPARE}:
+        if name in {DOWNLOAD_TARGET, DOWNLOAD_DRAFT, PREPARE, SIDECAR}:
             for field in ("command", "args", "image", "envFrom", "lifecycle", "volumeMounts"):
                 if field in container:
                     yield Problem(f"{where}.{field}", "set", f"{name} is the operator's init container; remove it")
@@ -159,6 +169,8 @@ def _init_container_problems(spec: dict[str, Any], *, replays: bool) -> Iterator
 
 def _engine_problems(spec: dict[str, Any], planned_resources: Mapping[str, str]) -> Iterator[Problem]:
     for where, container in _elements(spec, "containers"):
+        if container.get("name") == SIDECAR:
+            yield Problem(f"{where}.name", SIDECAR, "is the name of the operator's sidecar; rename it")
         if container.get("name") != ENGINE_CONTAINER:
             if "image" not in container:
                 message = f"is an added container without an image; set one, or use the name {ENGINE_CONTAINER}"

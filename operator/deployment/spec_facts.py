@@ -29,6 +29,7 @@ from specdecode_operator.enums import (
     KV_ELEMENT_BYTES,
     AcceleratorType,
     DraftSampling,
+    LiveTokenIds,
     Method,
     Platform,
     Precision,
@@ -55,6 +56,7 @@ class Facts:
     options: PlanOptions = PLACE_ONLY
     stored_type: str | None = None
     operator_image: str | None = None
+    live_token_ids: LiveTokenIds = LiveTokenIds.NONE  # that live captures may record
 
     def at(self, target: Precision, draft: Precision | None, fewer_seqs: int | None = None) -> "Facts":
         """Return the facts with these precisions chosen and, if given, with ``fewer_seqs`` as maxNumSeqs."""

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from specdecode_operator.api.deployment import ReplayMode, Serving, SpecDecodeDeploymentSpec
 from specdecode_operator.api.speculation import ServedModel
+from specdecode_operator.deployment.live_recorder import live_recorder_blocked
 from specdecode_operator.deployment.model_checks import GETS_LONGER, class_doubts, runs_on_v1, schedule_notes
 from specdecode_operator.deployment.models.checkpoints import config_of, stored_weights
 from specdecode_operator.deployment.models.model_locations import (
@@ -61,6 +62,7 @@ def plan_warnings(facts: Facts, known: KnownModels, tensor: int) -> list[str]:
     """
     return [
         *_replay_warnings(facts),
+        *_recorder_warnings(facts),
         *map(str, spec_doubts(facts.spec, facts.profile)),
         *map(str, size_doubts(facts)),
         *map(str, class_doubts(facts.spec, facts.pair, facts.profile)),
@@ -97,6 +99,13 @@ def _replay_warnings(facts: Facts) -> Iterator[str]:
     if unused:
         fields = " and ".join(f"engine.{name}" for name in unused)
         yield f"a replay ignores {fields}"
+
+
+def _recorder_warnings(facts: Facts) -> Iterator[str]:
+    """Yield why engines carry no recorder although the spec wants one; that a replay has none is documented."""
+    engine, blocked = facts.spec.engine, live_recorder_blocked(facts)
+    if engine.recorder and engine.replay is None and blocked:
+        yield f"engine.recorder: live captures are not possible: {blocked}"
 
 
 def spec_doubts(spec: SpecDecodeDeploymentSpec, profile: EngineProfile) -> list[Problem]:

@@ -475,6 +475,7 @@ class Reconciler:
             host_paths=settings.host_paths,
             pod_template=settings.pod_template,
             has_leader_worker_sets=self._cache.has_groups,
+            live_token_ids=settings.token_ids_allowed(parent.key.namespace),
             operator_image=settings.operator_image,
         )
 

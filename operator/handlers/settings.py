@@ -2,6 +2,7 @@
 
 import os
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from specdecode_operator.attestation.keys import SigningKey
 from specdecode_operator.cluster.nodes import NodeFacts, NodesFrom
 from specdecode_operator.cluster.observed_figures import Prometheus
 from specdecode_operator.deployment.pod_security import NONE_ALLOWED
+from specdecode_operator.enums import LiveTokenIds
 from specdecode_operator.handlers.leadership import LeaseName
 from specdecode_operator.handlers.mounted_files import CalibrationFile, FactsFolder
 
@@ -38,6 +40,8 @@ class Settings:
     """Node directories from which objects may mount models."""
     pod_template: frozenset[str] = NONE_ALLOWED
     """Names of settings that podTemplate may have although the policy forbids them."""
+    token_ids: Mapping[str, LiveTokenIds] = field(default_factory=dict)
+    """Token ids that live captures may record, by namespace."""
     prometheus: Prometheus | None = None
     """Source of the figures; None to scrape the engines."""
     webhook: Webhook | None = None
@@ -58,6 +62,10 @@ class Settings:
     def identity(self) -> str:
         """Holder of claims on namespaces, the same for all replicas of an installation."""
         return own_name() if self.lease is None else f"{self.lease.namespace}/{self.lease.name}"
+
+    def token_ids_allowed(self, namespace: str) -> LiveTokenIds:
+        """Return the token ids that live captures may record in a namespace."""
+        return self.token_ids.get(namespace, LiveTokenIds.NONE)
 
     @property
     def nodes_from(self) -> NodesFrom:

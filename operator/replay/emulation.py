@@ -19,7 +19,6 @@ from types import FrameType
 from typing import Any, Final
 
 from specdecode_operator.capture.files.config_hash import gpu_label
-from specdecode_operator.capture.job.pod_files import RECORDER, PluginBundle
 from specdecode_operator.deployment.desired_state import Launch
 from specdecode_operator.deployment.engine_settings import engine_settings
 from specdecode_operator.deployment.models.checkpoints import config_of
@@ -32,6 +31,7 @@ from specdecode_operator.sizing.pair import Pair
 from specdecode_operator.sizing.plan import CPU_PRODUCT
 from specdecode_operator.version import __version__
 from specdecode_operator.vllm.arguments import ARGUMENTS, COMPILATION_CONFIG
+from specdecode_operator.vllm.plugin_bundle import RECORDER, PluginBundle
 from specdecode_operator.vllm.profiles import EngineProfile
 from specdecode_operator.vllm.settings import EngineSettings
 

@@ -14,6 +14,12 @@ HOST_ADDRESS_VARIABLE = "VLLM_HOST_IP"
 """Address at which an engine on several nodes listens. A pod may have several networks, and ZeroMQ needs one address.
 """
 
+LIVE_FOLDER_VARIABLE = "SPECDECODE_LIVE_DIR"
+"""Folder of the sockets on which a recorder for live captures listens."""
+
+LIVE_TOKEN_IDS_VARIABLE = "SPECDECODE_LIVE_TOKEN_IDS"  # noqa: S105  no password
+"""Token ids that such a recorder may hand out (`LiveTokenIds`)."""
+
 ENGINE_READY_TIMEOUT_S = 14_400
 """Time that the API server waits for the engine core.
 
@@ -52,6 +58,8 @@ _OWNED = {
     "VLLM_CPU_KVCACHE_SPACE": "use spec.accelerator.kvCacheGiB",
     API_KEY_VARIABLE: "use spec.serving.apiKeySecret, which keeps the key out of this object",
     HOST_ADDRESS_VARIABLE: "remove it; the operator sets the pod's address for engines on several nodes",
+    LIVE_FOLDER_VARIABLE: "remove it; use spec.engine.recorder",
+    LIVE_TOKEN_IDS_VARIABLE: "remove it; only the operator's administrator allows token ids, with --allow-token-ids",
     "VLLM_USE_V2_MODEL_RUNNER": "remove it; the plan assumes the model runner that vLLM chooses by default",
     "VLLM_SERVER_DEV_MODE": "remove it; it opens /sleep, /collective_rpc and more to every client",
 }

@@ -247,6 +247,7 @@ DEPLOYMENT_FIELDS: Mapping[str, FieldCase] = {
     "engine.version": at("0.31"),
     "engine.image": at("localhost/engine:2"),
     "engine.extraArgs[]": at("--enable-prefix-caching"),
+    "engine.recorder": at(False),
     "engine.env[].name": at("TWO", on=WITH_VARIABLE),
     "engine.env[].value": at("2", on=WITH_VARIABLE),
     **{

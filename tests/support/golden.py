@@ -22,6 +22,7 @@ from specdecode_operator.cli.render import (
     render_deployment,
 )
 from specdecode_operator.cluster.nodes import NodeFacts
+from specdecode_operator.cluster.resources import APPLIED_HASH_ANNOTATION
 from specdecode_operator.deployment.observed.observation import Observation
 from specdecode_operator.deployment.status import compose_status
 from tests.support.objects import H100, H200, Body
@@ -120,9 +121,13 @@ def _text(name: str, objects: list[Body]) -> str:
 
 
 def _without_long_texts(value: Any) -> Any:
-    """Return an object without long texts: the matrix of a plan, and scripts that are files of ours."""
+    """Return an object without long texts: the matrix of a plan, and scripts and archives that are files of ours."""
     if isinstance(value, dict):
-        return {key: _without_long_texts(each) for key, each in value.items()}
+        short = {key: _without_long_texts(each) for key, each in value.items()}
+        if "binaryData" in value:
+            short["binaryData"] = dict.fromkeys(value["binaryData"], "(base64)")
+            short["metadata"]["annotations"][APPLIED_HASH_ANNOTATION] = "(of the files)"
+        return short
     if isinstance(value, list):
         return [_without_long_texts(each) for each in value]
     if isinstance(value, str) and value.count("\n") > _MOST_LINES:

@@ -28,6 +28,7 @@ from specdecode_operator.capture.load.datasets import DATASET_MOUNT, BadDatasetE
 from specdecode_operator.capture.load.prompts import prompt_source
 from specdecode_operator.capture.load.runner import print_line, run_load
 from specdecode_operator.redaction import clip
+from specdecode_operator.vllm.plugin_bundle import RECORDER
 
 _MESSAGE_CHARACTERS: Final = 2000
 
@@ -107,7 +108,7 @@ class Job:
             if part.arm is None:
                 pod_files.begin(part.places)
         if left:
-            pod_files.RECORDER.write(recorder)
+            RECORDER.write(recorder)
             try:
                 # Before the engine starts, so that no GPU loads a model for an unreadable dataset.
                 prompt_source(self.settings, datasets)

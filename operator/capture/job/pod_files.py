@@ -18,45 +18,8 @@ from typing import Final
 from specdecode_operator.capture.files.formats import CLIENT, PART_SUFFIX, CaptureError, PartialManifest
 from specdecode_operator.capture.files.publish import UNFINISHED, flush, label_partial, reject_finished
 from specdecode_operator.capture.files.segments import FOLDER
-from specdecode_operator.capture.recorder.segment_format import CLOSE_FILE, RECORDER_VERSION
-
-
-@dataclass(frozen=True)
-class PluginBundle:
-    """Modules of this package as a self-contained package with its own distribution metadata."""
-
-    package: str
-    version: str
-    sources: Path  # folder of its modules
-    entry_points: str  # content of entry_points.txt
-
-    def files(self) -> dict[str, str]:
-        """Return the content of every file, by its path relative to the folder on PYTHONPATH."""
-        info = f"{self.package}-{self.version}.dist-info"
-        paths = sorted(self.sources.glob("*.py"))
-        modules = {f"{self.package}/{path.name}": path.read_text(encoding="utf-8") for path in paths}
-        metadata = f"Metadata-Version: 2.1\nName: {self.package}\nVersion: {self.version}\n"
-        return modules | {f"{info}/METADATA": metadata, f"{info}/entry_points.txt": self.entry_points}
-
-    def write(self, folder: Path) -> list[Path]:
-        """Write the package below a folder, readable by every user; return its files."""
-        written = []
-        for name, text in self.files().items():
-            path = folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-            path.chmod(0o644)
-            written.append(path)
-        return written
-
-
-PLUGIN: Final = "specdecode_recorder"  # name of the entry point, which VLLM_PLUGINS must list if it is set
-RECORDER: Final = PluginBundle(
-    package=PLUGIN,
-    version=RECORDER_VERSION,
-    sources=Path(__file__).parents[1] / "recorder",
-    entry_points=f"[vllm.stat_logger_plugins]\n{PLUGIN} = {PLUGIN}.plugin:RecorderPlugin\n",
-)
+from specdecode_operator.capture.recorder.segment_format import CLOSE_FILE
+from specdecode_operator.vllm.plugin_bundle import RECORDER
 
 # Folder that the engine and the load generator share, with orders and states.
 SWITCH_FOLDER: Final = "/specdecode/switch"
@@ -67,7 +30,7 @@ def switcher_command(recorder: str, folder: str = SWITCH_FOLDER) -> list[str]:
 
     ``recorder`` is the folder of the bundle. ``-I`` ignores the image's Python variables, which are only for engines.
     """
-    return ["python3", "-I", f"{recorder}/{PLUGIN}/switcher.py", folder]
+    return ["python3", "-I", f"{recorder}/{RECORDER.package}/switcher.py", folder]
 
 
 # File of a ConfigMap that the operator writes from the pod's status: one line, ``<UID of the pod> <image id>``.

@@ -16,6 +16,7 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.cluster.clock import AHEAD
 from specdecode_operator.cluster.resources import ENGINE_CONTAINER
 from specdecode_operator.deployment.conditions import Blocked
+from specdecode_operator.deployment.pod_template_merge import SIDECAR
 from specdecode_operator.deployment.rollout.engine_errors import dead_core, find_error, telling_line
 from specdecode_operator.vllm.environment import API_KEY_VARIABLE
 
@@ -148,6 +149,8 @@ def _name_secret_field(pod: Body, message: str) -> str:
     return f"{message} ({' and '.join(sorted(fields)) or _VOLUMES_OF_USERS}): {fix}; retried automatically"
 
 
+# The sidecar has the image and the API key of the engine.
+_OF_ANY_CONTAINER: Final = frozenset({"ImagePullFailed", "WaitingForSecret"})
 _WORDLESS = "; it was stopped, or one of its processes was killed. See kubectl logs --previous of its pod"
 VOLUME_IN_USE = "VolumeInUse"
 # Lower-case parts of the scheduler's reasons about volumes, such as "node(s) didn't match PersistentVolume's node
@@ -205,7 +208,10 @@ def blocked_pod(pod: Body) -> Blocked | None:
     scheduled = condition_of(pod, "PodScheduled")
     if scheduled.get("status") == "False":
         return _unscheduled(scheduled.get("message", ""))
-    waiting = [each for each in container_statuses(pod) if not each.get("ready")]
+    # The engine's failure is more important than its sidecar's.
+    waiting = sorted(
+        (each for each in container_statuses(pod) if not each.get("ready")), key=lambda each: each["name"] == SIDECAR
+    )
     return next(filter(None, (_blocked_container(pod, container) for container in waiting)), None)
 
 
@@ -237,6 +243,18 @@ def _unscheduled(message: str) -> Blocked:
 
 
 def _blocked_container(pod: Body, container: Body) -> Blocked | None:
+    blocked = _blocked_by(pod, container)
+    if blocked is None or container["name"] != SIDECAR or blocked.reason in _OF_ANY_CONTAINER:
+        return blocked
+    message = (
+        f"sidecar {SIDECAR}, which live captures need, does not run: {blocked.message}; see kubectl logs -c {SIDECAR}"
+        f" of pod {pod['metadata']['name']}, or set spec.engine.recorder to false"
+    )
+    # It waits: the engine works, so another spec would not help.
+    return Blocked("RecorderFailed", message, waits=True)
+
+
+def _blocked_by(pod: Body, container: Body) -> Blocked | None:
     waiting = container.get("state", {}).get("waiting") or {}
     reason, message = waiting.get("reason", ""), waiting.get("message", "")
     match reason:
@@ -249,9 +267,17 @@ def _blocked_container(pod: Body, container: Body) -> Blocked | None:
         case "CreateContainerConfigError" | "CreateContainerError" | "RunContainerError":
             return Blocked("ContainerFailed", message or reason)
     ended = last_end(container)
+    if ended and container["name"] == SIDECAR:
+        return Blocked("RecorderFailed", _words_of_sidecar(ended))
     if ended and (ended.get("exitCode") or container["name"] == ENGINE_CONTAINER):
         return ended_container(container["name"], ended)
     return None
+
+
+def _words_of_sidecar(ended: Body) -> str:
+    if ended.get("reason") == "OOMKilled":
+        return "it exceeded its memory limit and was killed"
+    return f"it ended with exit code {ended.get('exitCode', 0)}: {telling_line(ended.get('message', ''))}"
 
 
 def ended_container(name: str, ended: Body) -> Blocked:

@@ -15,6 +15,7 @@ from typing import Any, Final
 from specdecode_operator.api.base import Body
 from specdecode_operator.cluster.resources import ENGINE_CONTAINER, TEMPLATE_HASH_ANNOTATION
 from specdecode_operator.deployment.conditions import Blocked
+from specdecode_operator.deployment.pod_template_merge import SIDECAR
 from specdecode_operator.deployment.rollout.blocked_pods import (
     POD_REJECTED,
     backs_off_after,
@@ -212,6 +213,8 @@ def _crash_time(pod: Body) -> str | None:
     if rejected_pod(pod):
         return str(pod["metadata"].get("creationTimestamp", ""))
     for container in container_statuses(pod):
+        if container["name"] == SIDECAR:
+            continue
         ended = last_end(container)
         if ended and (ended.get("exitCode") or container.get("restartCount")):
             return str(ended.get("finishedAt", ""))

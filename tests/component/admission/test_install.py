@@ -1,5 +1,6 @@
 """What `manifests/` and `charts/` install: the same objects, with no more rights than are needed."""
 
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -314,7 +315,17 @@ def test_the_chart_takes_each_name_by_which_something_can_be_allowed(name: str) 
     assert f"--allow-pod-template={name}" in operator_container(helm(f"--set=allowedPodTemplate={{{name}}}"))["args"]
 
 
+def test_token_ids_are_allowed_by_namespace_and_nowhere_by_default() -> None:
+    flag = "--allow-token-ids="
+    assert not [each for each in operator_container(helm())["args"] if each.startswith(flag)]
+    given = "--set-json=liveCapture.tokenIds=" + json.dumps([{"namespace": "a"}, {"namespace": "b", "prompts": True}])
+    args = operator_container(helm(given))["args"]
+    assert [each for each in args if each.startswith(flag)] == [f"{flag}a=answers", f"{flag}b=answers,prompts"]
+
+
 def test_values_with_which_the_operator_would_not_start_are_refused() -> None:
+    with pytest.raises(ClusterError, match="/liveCapture/tokenIds/0"):
+        chart.template('--set-json=liveCapture.tokenIds=[{"namespace": "a=b"}]')
     with pytest.raises(ClusterError, match="/allowedPodTemplate/0"):
         chart.template("--set=allowedPodTemplate={hostnetwork}")
     with pytest.raises(ClusterError, match=r"webhook\.port: .* metrics\.port"):

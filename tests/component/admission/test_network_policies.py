@@ -69,6 +69,7 @@ LET_THROUGH = {
     "a leader to its worker": (ENGINE, WORKER, 29500),
     "a worker to its leader": (WORKER, ENGINE, 29500),
     "a model's download": (MODEL_JOB, HUB, 443),
+    "records of an engine, sent to a live capture": (ENGINE, CAPTURE, 8470),
 }
 HELD = {
     "requests of another namespace": (STRANGER, ENGINE, 8000),
@@ -77,6 +78,9 @@ HELD = {
     "workers, by clients": (CLIENT, WORKER, 29500),
     "captures, by clients": (CLIENT, CAPTURE, 8000),
     "captures, by the operator": (OPERATOR, CAPTURE, 8000),
+    "live captures, by clients": (CLIENT, CAPTURE, 8470),
+    "engines of captures, by serving engines": (ENGINE, CAPTURE, 8000),
+    "live captures, by workers": (WORKER, CAPTURE, 8470),
     "a model's reader, by anybody": (CLIENT, MODEL_JOB, 80),
     "the hub, by engines": (ENGINE, HUB, 443),
     "the hub, by captures": (CAPTURE, HUB, 443),

@@ -159,6 +159,10 @@ def test_a_statement_whose_subjects_are_not_its_own_is_refused_though_signed() -
         assert refusal(sealed(text.encode(), KEY)), place
 
 
+def values_of(env: list[Body]) -> list[Body]:
+    return [{"value": "", **each} if "valueFrom" not in each else each for each in env]
+
+
 def test_objects_are_as_attested_until_something_is_changed() -> None:
     _, rollout = served()
     body, workload, pod = serving()
@@ -174,7 +178,10 @@ def test_objects_are_as_attested_until_something_is_changed() -> None:
     for of, path in ((workload, ["spec", "template", "spec"]), (pod, ["spec"])):
         fields = ("name", "image", "command", "args", "env")
         attested += [
-            (of, [*path, "containers", 0, field]) for field in fields if field in at(of, [*path, "containers", 0])
+            (of, [*path, kind, 0, field])
+            for kind in ("containers", "initContainers")
+            for field in fields
+            if field in at(of, [*path, kind, 0])
         ]
     attested.append((pod, ["status", "containerStatuses", 0, "imageID"]))
     for of, path in attested:
@@ -183,6 +190,8 @@ def test_objects_are_as_attested_until_something_is_changed() -> None:
                 continue  # no field of a variable
             other = copy.deepcopy(of)
             at(other, path[:-1])[path[-1]] = changed
+            if path[-1] == "env" and values_of(changed) == values_of(at(of, path)):
+                continue  # a variable without a value is empty
             assert compared([rollout], other).differences, (path, place)
 
 

@@ -15,6 +15,8 @@ from tests.support.capture_decisions import NOW
 from tests.support.captures import OPERATOR_IMAGE, capture, capture_spec, observed_deployment, surroundings
 from tests.support.objects import Body, tiny_cpu
 
+WITHOUT_RECORDER = tiny_cpu(engine={"image": "localhost/engine:1", "recorder": False})
+
 
 def deployed(spec: Body | None = None) -> tuple[ObservedDeployment, Body]:
     """A deployment, and the pod that it starts."""
@@ -51,7 +53,7 @@ def settings(job: Body) -> Body:
 
 class TestEngine:
     def test_it_is_the_deployments_own_but_for_what_records(self) -> None:
-        _, template = deployed()
+        _, template = deployed(WITHOUT_RECORDER)
         (original,) = template["spec"]["containers"]
         engine = containers(rendered())["engine"]
         assert engine["restartPolicy"] == "Always", "a native sidecar"
@@ -64,6 +66,10 @@ class TestEngine:
         ]
         assert engine["env"][: len(original["env"])] == original["env"]
         assert engine["volumeMounts"][: len(original["volumeMounts"])] == original["volumeMounts"]
+
+    def test_the_recorder_for_live_captures_stays_with_the_deployment(self) -> None:
+        assert "recorder" in {each["name"] for each in deployed()[1]["spec"]["initContainers"]}
+        assert pod_spec(rendered()) == pod_spec(rendered(WITHOUT_RECORDER))
 
     def test_nothing_kills_it_or_makes_it_wait_while_it_is_recorded(self) -> None:
         assert containers(rendered())["engine"].keys().isdisjoint({"readinessProbe", "livenessProbe", "lifecycle"})
@@ -277,8 +283,8 @@ class TestSettings:
         assert settings(job)["workload"]["prompts"]["dataset"]["promptField"] == "a'b\"c"
 
     def test_the_manifest_will_tell_what_was_different(self) -> None:
-        seen, template = deployed()
-        context = settings(rendered())["context"]
+        seen, template = deployed(WITHOUT_RECORDER)
+        context = settings(rendered(WITHOUT_RECORDER))["context"]
         assert context["recording_flags"] == ["--enable-logging-iteration-details"]
         assert context["image"] == "localhost/engine:1"
         assert context["command"] == template["spec"]["containers"][0]["command"]

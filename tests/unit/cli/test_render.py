@@ -50,7 +50,7 @@ def test_objects_are_those_that_the_operator_decides_on(specdecode: Specdecode, 
             del child["metadata"]["annotations"]
     workloads = [each for each in found if each["kind"] == "Deployment"]
     assert workloads == [each for each in expected if each["kind"] == "Deployment"]
-    assert kinds(found) == kinds(expected) == ["ConfigMap", "Service", "Deployment"]
+    assert kinds(found) == kinds(expected) == ["ConfigMap", "ConfigMap", "Service", "Deployment"]
     assert [each["metadata"] for each in found] == [each["metadata"] for each in expected]
 
 
@@ -76,18 +76,24 @@ def test_yaml_holds_the_same_objects_as_json(specdecode: Specdecode) -> None:
 
 
 def test_command_is_what_the_container_runs(specdecode: Specdecode, write: WriteObject) -> None:
-    path = write("a.yaml", manifest("chat", engine={"extraArgs": ["--response-role", "it's $HOME"]}))
+    engine = {"extraArgs": ["--response-role", "it's $HOME"], "recorder": False}
+    path = write("a.yaml", manifest("chat", engine=engine))
     result = specdecode("render", path, "-o", "command")
     assert result.exit_code == 0
     title, _, shell = result.stdout.partition("\n")
     (workload,) = (each for each in objects(specdecode, path) if each["kind"] == "Deployment")
-    (engine,) = workload["spec"]["template"]["spec"]["containers"]
+    (container,) = workload["spec"]["template"]["spec"]["containers"]
     words = shlex.split(shell.replace("\\\n", ""))
-    variables = [f"{each['name']}={each['value']}" for each in engine["env"] if "value" in each]
-    command = [each.replace("$$", "$") for each in [*engine["command"], *engine.get("args", [])]]
-    assert title == f"# Deployment chat: {engine['image']}"
+    variables = [f"{each['name']}={each['value']}" for each in container["env"] if "value" in each]
+    command = [each.replace("$$", "$") for each in [*container["command"], *container.get("args", [])]]
+    assert title == f"# Deployment chat: {container['image']}"
     assert words == [*variables, *command]
     assert "it's $HOME" in words
+
+
+def test_command_is_the_same_with_the_recorder_for_live_captures(specdecode: Specdecode, write: WriteObject) -> None:
+    files = [write(f"{recorder}.yaml", manifest("chat", engine={"recorder": recorder})) for recorder in (True, False)]
+    assert len({specdecode("render", file, "-o", "command").stdout for file in files}) == 1
 
 
 def test_commands_of_a_group_are_those_of_leader_and_workers(specdecode: Specdecode) -> None:

@@ -161,6 +161,17 @@ def test_of_a_plan_only_whether_it_changed_is_kept() -> None:
     assert all(data["template"] == "{}" for data in kept)
 
 
+def test_of_a_recorder_only_whether_it_changed_is_kept() -> None:
+    kept = []
+    for text in ("x" * 50_000, "x" * 50_000, "y" * 50_000):
+        config_map = {**body("a", 1), "binaryData": {"recorder.zip": text}, "data": {"sidecar.py": text}}
+        kept.append(slim("ConfigMap", config_map))
+    assert kept[0] == kept[1]
+    for field in ("binaryData", "data"):
+        assert kept[1][field] != kept[2][field]
+    assert all(len(str(each)) < 1_000 for each in kept)
+
+
 def captured(
     version: int, name: str = "c", *, of: str = "llama", uid: str | None = None, namespace: str = "default"
 ) -> dict[str, Any]:

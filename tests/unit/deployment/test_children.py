@@ -26,8 +26,10 @@ def pod_spec(spec: dict[str, Any]) -> dict[str, Any]:
 
 def test_the_hub_and_its_token_are_seen_by_the_download_only() -> None:
     pod = pod_spec(pair_70b(models={"hubTokenSecret": {"name": "hub", "key": "token"}}))
-    assert [container["name"] for container in pod["initContainers"]] == ["download-target", "download-draft"]
-    for container in pod["initContainers"]:
+    *downloads, recorder = pod["initContainers"]
+    assert [container["name"] for container in downloads] == ["download-target", "download-draft"]
+    assert "HF_TOKEN" not in {variable["name"] for variable in recorder["env"]}
+    for container in downloads:
         token = next(variable for variable in container["env"] if variable["name"] == "HF_TOKEN")
         assert token["valueFrom"] == {"secretKeyRef": {"name": "hub", "key": "token"}}
     engine_env = {variable["name"]: variable for variable in pod["containers"][0]["env"]}
@@ -92,7 +94,8 @@ def test_a_variable_comes_after_those_that_its_value_names() -> None:
 def test_downloads_get_the_proxy_from_the_same_source() -> None:
     proxy = {"name": "HTTPS_PROXY", "valueFrom": {"secretKeyRef": {"name": "proxy", "key": "url"}}}
     pod = pod_spec(pair_70b(engine={"env": [proxy]}))
-    assert all(proxy in container["env"] for container in pod["initContainers"])
+    *downloads, _ = pod["initContainers"]
+    assert all(proxy in container["env"] for container in downloads)
 
 
 def test_a_source_of_a_variable_tells_compiled_folders_apart() -> None:
@@ -143,7 +146,8 @@ def test_the_overlay_is_merged_by_name() -> None:
     pod = whole["spec"]
     assert pod["priorityClassName"] == "high"
     assert pod["tolerations"] == [{"key": "a", "operator": "Exists"}], "tolerations have no merge key"
-    assert {volume["name"] for volume in pod["volumes"]} == {"models", "tmp", "shm", "engine-config", "extra"}
+    own = {"models", "tmp", "shm", "engine-config", "specdecode-recorder", "specdecode-sockets"}
+    assert {volume["name"] for volume in pod["volumes"]} == own | {"extra"}
     assert [container["name"] for container in pod["containers"]] == ["engine", "sidecar"]
     mounts = {mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
     assert {"/extra", "/models"} <= mounts

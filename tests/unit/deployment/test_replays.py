@@ -205,7 +205,7 @@ def refusal(spec: Body) -> str:
 
 def prepared(pod: Body, folder: Path) -> Path:
     """Do what the init container does; return the folder that it writes."""
-    (container,) = pod["initContainers"]
+    container, _ = pod["initContainers"]
     shell, _, script, planned, model, *flags = [word.replace("$$", "$") for word in container["command"]]
     assert shell == "/bin/sh"
     assert script.startswith('printf %s "$0" | exec specdecode ')
@@ -221,10 +221,11 @@ def prepared(pod: Body, folder: Path) -> Path:
 
 def test_vllms_image_serves_what_the_operators_image_wrote() -> None:
     _, pod = launched(emulated())
-    (before,), (engine,) = pod["initContainers"], pod["containers"]
+    (before, recorder), (engine,) = pod["initContainers"], pod["containers"]
     assert before["image"] == OPERATOR_IMAGE
     assert engine["image"] == IMAGE
-    assert engine["command"] == ["python3", "/tmp/emulated/start.py", "--host=0.0.0.0", "--port=8000"]
+    assert engine["command"][4:] == ["python3", "/tmp/emulated/start.py", "--host=0.0.0.0", "--port=8000"]
+    assert (recorder["name"], recorder["image"]) == ("recorder", IMAGE)
     assert "nvidia.com/gpu" not in str(engine["resources"])
     mounts = [{mount["mountPath"] for mount in each["volumeMounts"]} for each in (before, engine)]
     assert all({"/recording", "/tmp"} <= each for each in mounts)
@@ -280,7 +281,7 @@ def test_what_cannot_be_emulated_is_refused_before_a_pod_finds_out() -> None:
 
 
 def test_what_writes_the_engines_files_is_the_operators_own() -> None:
-    (own,) = launched(emulated())[1]["initContainers"]
+    own, _ = launched(emulated())[1]["initContainers"]
     for field in ("image", "command", "volumeMounts"):
         template = {"spec": {"initContainers": [{"name": own["name"], field: own[field]}]}}
         said = f"spec.podTemplate.spec.initContainers[0].{field}: set: {own['name']} is the operator's init container"

@@ -46,7 +46,7 @@ def test_the_same_question_gets_the_same_answer_and_is_not_decided_anew() -> Non
     cache = DecisionCache()
     first, second = ask(cache), ask(cache)
     assert [*first.children] == [*second.children]
-    assert [child["kind"] for child in second.children] == ["ConfigMap", "Service", "Deployment"]
+    assert [child["kind"] for child in second.children] == ["ConfigMap", "ConfigMap", "Service", "Deployment"]
     assert second.outcome is first.outcome
 
 

@@ -47,7 +47,7 @@ def test_only_the_download_sees_the_token_and_may_write_models() -> None:
     env = {each["name"]: each.get("value") for each in engine["env"]}
     assert env["HF_HUB_OFFLINE"] == "1"
     assert "HF_TOKEN" not in json.dumps(pod_spec)
-    assert "initContainers" not in pod_spec
+    assert [each["name"] for each in pod_spec["initContainers"]] == ["recorder"]
     assert {"name": "models", "mountPath": "/models", "readOnly": True} in engine["volumeMounts"]
     assert {"name": "models", "persistentVolumeClaim": {"claimName": "hub"}} in pod_spec["volumes"]
 

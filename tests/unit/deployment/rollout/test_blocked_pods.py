@@ -311,3 +311,43 @@ LOSSES = {
 @pytest.mark.parametrize(("status", "why"), LOSSES.values(), ids=LOSSES)
 def test_a_pod_that_its_node_lost_says_how(status: Body, why: str) -> None:
     assert first_blocked([pod(**status)]) == Blocked("NodeLost", LOST.format(why), waits=True)
+
+
+def with_sidecar(sidecar: Body, *engine: Body) -> Body:
+    return pod(phase="Running", initContainerStatuses=[sidecar], containerStatuses=[*engine])
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "words"),
+    [
+        (ended(1, "OSError: no sockets", "recorder"), "RecorderFailed", "exit code 1: OSError: no sockets"),
+        (ended(0, "", "recorder"), "RecorderFailed", "exit code 0"),
+        (ended(137, "", "recorder", "OOMKilled"), "RecorderFailed", "memory limit"),
+        (waiting("RunContainerError", "no such file: /bin/sh", "recorder"), "RecorderFailed", "no such file"),
+        (waiting("ImagePullBackOff", "not found", "recorder"), "ImagePullFailed", "image i:1: not found"),
+        (
+            waiting("CreateContainerConfigError", 'secret "a" not found', "recorder"),
+            "WaitingForSecret",
+            'secret "a"',
+        ),
+    ],
+)
+def test_sidecar_for_live_captures_is_named_and_is_not_the_engine(status: Body, reason: str, words: str) -> None:
+    blocked = blocked_pod(with_sidecar(status, {"name": "engine", "ready": True}))
+    assert blocked is not None
+    assert (blocked.reason, blocked.permanent, blocked.waits) == (reason, False, True)
+    assert words in blocked.message
+    assert ("spec.engine.recorder" in blocked.message) == (reason == "RecorderFailed")
+
+
+def test_engine_that_crashed_is_told_before_its_sidecar() -> None:
+    blocked = blocked_pod(with_sidecar(ended(1, "", "recorder"), ended(1, "ValueError: no model")))
+    assert blocked is not None
+    assert blocked.reason == "EngineFailed"
+
+
+def test_crash_of_a_sidecar_is_no_crash_of_a_group() -> None:
+    crashed = {**ended(1, "", "recorder"), "restartCount": 5}
+    leader = with_sidecar(crashed, {"name": "engine", "ready": True})
+    leader["metadata"] |= {"uid": "leader", "labels": {}}
+    assert observe_groups(NO_GROUP_HISTORY, None, [leader], 0.0, serve=False).crashes == 0
