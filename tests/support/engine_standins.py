@@ -102,6 +102,14 @@ class OutputProcessorOutput:
     reqs_to_abort: list[str]
 
 
+class IterationStats:
+    """What vLLM counts in one message."""
+
+    def __init__(self) -> None:
+        self.num_generation_tokens = 0
+        self.finished = 0
+
+
 class OlderOutputProcessor:
     """As in vLLM 0.28 to 0.31: finds stop strings, and leaves what follows them.
 
@@ -135,6 +143,8 @@ class OlderOutputProcessor:
         for output in engine_core_outputs:
             if output.request_id not in self.request_states:
                 continue
+            if iteration_stats is not None:
+                iteration_stats.num_generation_tokens += len(output.new_token_ids)
             before = self.request_states[output.request_id]
             self.request_states[output.request_id] += len(output.new_token_ids)
             stop_at = self.stop_at.get(output.request_id, 0)
@@ -143,6 +153,8 @@ class OlderOutputProcessor:
                 self._trim(output, stop_at - before)
             if is_stopped or output.finish_reason is not None:
                 del self.request_states[output.request_id]
+                if iteration_stats is not None:
+                    iteration_stats.finished += 1
                 if output.finish_reason is None:
                     to_abort.append(output.request_id)
         return OutputProcessorOutput([], to_abort)
@@ -206,6 +218,7 @@ class ApiServer:
     def __init__(self, classes: EngineClasses) -> None:
         self.processor = classes.output_processor()
         self.client = classes.client()
+        self.counters = {"requests_finished": 0.0, "generation_tokens": 0.0}
         self._clock = itertools.count(100)
         self._pending: asyncio.Task[Any] | None = None
 
@@ -231,9 +244,20 @@ class ApiServer:
         task = self._pending or asyncio.create_task(self.client.get_output_async())
         self.client.messages.put_nowait(message)
         received = await task
+        stats = IterationStats()
         for start in range(0, len(received.outputs), SLICE):
             part = received.outputs[start : start + SLICE]
-            self.processor.process_outputs(part, received.timestamp, None)
+            self.processor.process_outputs(part, received.timestamp, stats)
+            await self.between_slices()
+        self.counters["generation_tokens"] += stats.num_generation_tokens
+        self.counters["requests_finished"] += stats.finished
+        await self.wait()
+
+    async def between_slices(self) -> None:
+        """Do what other tasks do between two slices of a message: nothing, unless a test replaces this."""
+
+    async def wait(self) -> None:
+        """Ask for the next message."""
         self._pending = asyncio.create_task(self.client.get_output_async())
         await asyncio.sleep(0)
 
