@@ -102,6 +102,15 @@ class OutputProcessorOutput:
     reqs_to_abort: list[str]
 
 
+@dataclass
+class RequestState:
+    """What vLLM knows of a request in flight."""
+
+    prompt_len: int
+    is_prefilling: bool = True
+    tokens: int = 0
+
+
 class IterationStats:
     """What vLLM counts in one message."""
 
@@ -120,7 +129,7 @@ class OlderOutputProcessor:
     """
 
     def __init__(self) -> None:
-        self.request_states: dict[str, int] = {}
+        self.request_states: dict[str, RequestState] = {}
         self.stop_at: dict[str, int] = {}
 
     def add_request(
@@ -131,7 +140,8 @@ class OlderOutputProcessor:
         request_index: int = 0,
         queue: Any = None,
     ) -> None:
-        self.request_states.setdefault(request.request_id, 0)
+        state = RequestState(len(request.prompt_token_ids or ()))
+        self.request_states.setdefault(request.request_id, state)
 
     def process_outputs(
         self,
@@ -145,8 +155,10 @@ class OlderOutputProcessor:
                 continue
             if iteration_stats is not None:
                 iteration_stats.num_generation_tokens += len(output.new_token_ids)
-            before = self.request_states[output.request_id]
-            self.request_states[output.request_id] += len(output.new_token_ids)
+            state = self.request_states[output.request_id]
+            before = state.tokens
+            state.tokens += len(output.new_token_ids)
+            state.is_prefilling = False
             stop_at = self.stop_at.get(output.request_id, 0)
             is_stopped = before < stop_at <= before + len(output.new_token_ids)
             if is_stopped:
@@ -226,7 +238,8 @@ class ApiServer:
         """Admit a request."""
         parameters = more.pop("sampling_params", SamplingParams())
         prompt = [1, 2, 3] if prompt is None else prompt
-        self.processor.add_request(EngineCoreRequest(request_id, prompt, parameters, request_id, **more), None)
+        external_id = more.pop("external_req_id", request_id)
+        self.processor.add_request(EngineCoreRequest(request_id, prompt, parameters, external_id, **more), None)
 
     def abort(self, *request_ids: str) -> None:
         """Give requests up."""

@@ -298,6 +298,8 @@ class LiveRecorder(threading.Thread):
         self.process_ends.set()
         with suppress(OSError):
             self._path.unlink()
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # ends accept
         connection = self._armed_connection
         if connection is not None:
             connection.join(EXIT_TIMEOUT_S)

@@ -36,17 +36,21 @@ class Switch:
         self._is_waiting = True
 
     def end_wait(self) -> None:
-        """Note that vLLM has a message, or an error."""
+        """Note that vLLM has a message to process."""
         self._is_waiting = False
 
     def between_messages(self, action: Callable[[], None], timeout_s: float) -> bool:
-        """Run an action on the engine's event loop while it processes no message; return whether it ran.
+        """Run an action while the engine's event loop processes no message; return whether it ran.
 
-        Called by one other thread at a time. Counters of vLLM and of the hooks agree only between messages.
+        It runs on the event loop. Called by one other thread at a time. Counters of vLLM and of the hooks agree only between messages.
         """
         loop = self._loop
-        if loop is None or not loop.is_running():
+        if loop is None:
             return False
+        if not loop.is_running():  # the process ends
+            if self._is_waiting:
+                action()
+            return self._is_waiting
         due = self._due = _Action(action)
         try:
             loop.call_soon_threadsafe(self._run_due_if_waiting)
@@ -188,10 +192,8 @@ def _get_output_async(switch: Switch, original: Callable[..., Any]) -> Callable[
             except Exception as error:  # noqa: BLE001 (the engine must not see any)
                 collector.fail(error)
         switch.begin_wait()
-        try:
-            message = await original(self)
-        finally:
-            switch.end_wait()
+        message = await original(self)
+        switch.end_wait()
         collector = switch.collector
         if collector is not None:
             try:
