@@ -110,7 +110,7 @@ def _address(text: Any) -> tuple[str, int]:
         number = int(port) if port.isascii() and port.isdigit() else 0
     except ValueError as error:
         raise BadOrderError("address is not IP:PORT") from error
-    if is_bracketed != (address.version == 6) or not 0 < number <= _LARGEST_PORT:  # noqa: PLR2004 (IPv6)
+    if "%" in host or is_bracketed != (address.version == 6) or not 0 < number <= _LARGEST_PORT:  # noqa: PLR2004 (IPv6)
         raise BadOrderError("address is not IP:PORT, with brackets around IPv6")
     return str(address), number
 
@@ -143,11 +143,14 @@ class Relay:
             order = read_order(self._order_file)
         except BadOrderError as error:
             order, complaint = None, f"{self._order_file.name} is ignored: {error}"
+        if order is not None and time.time() >= order.until_wall_s:
+            complaint = f"{self._order_file.name} is ignored: capture {order.capture}: until_wall_s has passed"
+            order = None
         if complaint != self._complaint:
             self._complaint = complaint
             if complaint is not None:
                 self._log(complaint)
-        return None if order is None or time.time() >= order.until_wall_s else order
+        return order
 
     async def _change(self, order: Order | None) -> None:
         if self._order is not None:

@@ -49,7 +49,7 @@ def engine(tmp_path: Path) -> Iterator[LiveEngine]:
 async def until(condition: Any) -> None:
     """Wait for another thread while the event loop goes on."""
     async with asyncio.timeout(DEADLINE_S):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 (of a thread that knows no event loop)
             await asyncio.sleep(0.01)
 
 
