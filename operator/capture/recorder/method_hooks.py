@@ -42,7 +42,8 @@ class Switch:
     def between_messages(self, action: Callable[[], None], timeout_s: float) -> bool:
         """Run an action while the engine's event loop processes no message; return whether it ran.
 
-        It runs on the event loop. Called by one other thread at a time. Counters of vLLM and of the hooks agree only between messages.
+        It runs on the event loop, and is called by one other thread at a time. Counters of vLLM and of the hooks agree
+        only between messages.
         """
         loop = self._loop
         if loop is None:

@@ -223,11 +223,11 @@ class Relay:
         opening = asyncio.open_connection(order.host, order.port, limit=_BUFFER_BYTES)
         reader, writer = await asyncio.wait_for(opening, _CONNECT_S)
         try:
+            self._log(f"capture {order.capture}: {name or 'no socket'}: connected")
             _detect_lost_peer(writer.get_extra_info("socket"))
             writer.transport.set_write_buffer_limits(high=_BUFFER_BYTES)
             writer.write(json.dumps(self._hello(order, name, note)).encode() + b"\n")
             await asyncio.wait_for(writer.drain(), _STALLED_S)
-            self._log(f"capture {order.capture}: {name or 'no socket'}: connected")
             if streams is None:
                 await _pass_orders(reader, None)
             else:
