@@ -65,8 +65,8 @@ class Users:
         }
         if kind == "stopped":
             body |= {"stop": [STOP], "allowed_token_ids": [20], "max_tokens": 400}
-        elif kind == "twins":
-            body |= {"n": 2}
+        elif kind == "pair":
+            body |= {"prompt": [prompt(50, number), prompt(60, number)]}
         elif kind == "leaver":
             body |= {"max_tokens": 900}
         asked = Asked(name, kind, time.monotonic())
@@ -143,6 +143,7 @@ class Collector:
     def __init__(self, folder: Path) -> None:
         self.order_file = folder / "order.json"
         self.sockets = folder / "sockets"
+        self.sockets.mkdir()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.settimeout(TIMEOUT_S)
         self._orders = 0
@@ -171,7 +172,7 @@ class Collector:
     @contextmanager
     def beside(self, engine: Engine) -> Iterator[None]:
         """Run the sidecar with the engine's Python."""
-        command = [engine.python, "-I", sidecar.__file__, self.order_file, self.sockets]
+        command = [str(engine.python), "-I", sidecar.__file__, str(self.order_file), str(self.sockets)]
         log = self.order_file.with_name("sidecar.log")
         with log.open("wb") as output:
             process = subprocess.Popen(command, stderr=output, env=os.environ | {"POD_NAME": "tiny-0"})

@@ -1,6 +1,8 @@
-"""Live captures of a real vLLM: the sidecar arms its recorder under the load of users, and vLLM's own counters agree."""
+"""Live captures of a busy vLLM, through the sidecar: its counters, its scheduler and its users agree with them."""
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,12 +14,23 @@ from tests.engine.recorder_checks import SPECULATION, chunks_of, speculation
 from tests.engine.recorder_server import Line, Server, serving
 
 KEY = "5a" * 32
-KINDS = ("plain", "plain-too", "stopped", "twins", "leaver")
+KINDS = ("plain", "plain-too", "stopped", "pair", "leaver")
 
 
 def arm(sample_percent: int) -> Line:
     more = {"token_ids": False, "prompt_token_ids": False, "steps": True}
     return {"arm": {"salt": KEY, "sample_percent": sample_percent, **more}}
+
+
+@contextmanager
+def live_serving(engine: Engine, models: Path, collector: Collector, *options: str) -> Iterator[Server]:
+    """Start an engine that is ready for live captures, and a sidecar beside it."""
+    folder, sockets = collector.sockets.parent / "engine", str(collector.sockets)
+    with (
+        serving(engine, models, folder, *options, SPECDECODE_RECORD_DIR="", SPECDECODE_LIVE_DIR=sockets) as server,
+        collector.beside(engine),
+    ):
+        yield server
 
 
 def of_kind(lines: list[Line], kind: str) -> list[Line]:
@@ -81,9 +94,7 @@ def recorded_window(received: Received, sample_percent: int, users: Users) -> li
 
 def test_live_captures_of_a_busy_engine(engine: Engine, models: Path, tmp_path: Path) -> None:
     collector = Collector(tmp_path)
-    collector.sockets.mkdir()
-    live = {"SPECDECODE_RECORD_DIR": "", "SPECDECODE_LIVE_DIR": str(collector.sockets)}
-    with serving(engine, models, tmp_path / "engine", **live) as server, collector.beside(engine):
+    with live_serving(engine, models, collector) as server:
         users = Users(server.url)
         with users.busy(KINDS):
             wait_for_traffic(users, 5)
@@ -126,12 +137,7 @@ def test_live_captures_of_a_busy_engine(engine: Engine, models: Path, tmp_path: 
 def test_each_api_server_counts_its_own_requests(engine: Engine, models: Path, tmp_path: Path) -> None:
     """vLLM's counters are in one folder for all API servers; each recorder reads those of its own process."""
     collector = Collector(tmp_path)
-    collector.sockets.mkdir()
-    live = {"SPECDECODE_RECORD_DIR": "", "SPECDECODE_LIVE_DIR": str(collector.sockets)}
-    with (
-        serving(engine, models, tmp_path / "engine", "--api-server-count=2", **live) as server,
-        collector.beside(engine),
-    ):
+    with live_serving(engine, models, collector, "--api-server-count=2") as server:
         users = Users(server.url)
         with users.busy(KINDS):
             collector.call()

@@ -76,7 +76,8 @@ async def ended(armed: Armed) -> tuple[list[Any], Tally]:
 def counted(first: Any, lines: list[Any]) -> tuple[float, float]:
     """Return how many requests and tokens vLLM counted in the window."""
     last = lines[-2].values
-    return tuple(last[key] - first.values[key] for key in ("requests_finished", "generation_tokens"))  # type: ignore[return-value]
+    finished, tokens = (last[key] - first.values[key] for key in ("requests_finished", "generation_tokens"))
+    return finished, tokens
 
 
 async def test_a_capture_from_its_first_to_its_last_line(engine: LiveEngine) -> None:
@@ -606,7 +607,7 @@ async def test_failing_counters_do_no_harm(engine: LiveEngine) -> None:
 def test_other_users_cannot_connect(engine: LiveEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     assert engine.path.stat().st_mode & 0o777 == 0o600
     uid = os.geteuid()
-    monkeypatch.setattr(live.os, "geteuid", lambda: uid + 1)
+    monkeypatch.setattr(os, "geteuid", lambda: uid + 1)
     connection = engine.connect()
     assert connection._line() is None
 
