@@ -18,26 +18,23 @@ from .vllm_internals import EngineClasses
 class Switch:
     """State of the hooks in one process. The engine's event loop reads it in every hook."""
 
-    __slots__ = ("_due", "_is_waiting", "_loop", "collector", "processor")
+    __slots__ = ("_due", "_loop", "collector", "has_work", "is_waiting", "processor")
 
     def __init__(self, collector: Collector | None = None) -> None:
         self.collector = collector  # None: asleep
         self.processor: Any = None  # vLLM's OutputProcessor, from the first request on
+        self.is_waiting = False  # whether vLLM has processed all messages that it has, and waits for another
+        self.has_work = True  # whether to call run_due before vLLM waits; initially to learn the event loop
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._is_waiting = False  # whether vLLM waits for a message of the engine
         self._due: _Action | None = None
 
-    def begin_wait(self) -> None:
-        """Run a due action: vLLM has processed one message, and requests the next."""
-        if self._due is not None:
-            self._run_due()
-        if self._loop is None:
-            self._loop = asyncio.get_running_loop()
-        self._is_waiting = True
-
-    def end_wait(self) -> None:
-        """Note that vLLM has a message to process."""
-        self._is_waiting = False
+    def run_due(self) -> None:
+        """Run the action that is due; vLLM has processed one message, and has not requested the next."""
+        self.has_work = False
+        self._loop = asyncio.get_running_loop()
+        due, self._due = self._due, None
+        if due is not None:
+            due.run()
 
     def between_messages(self, action: Callable[[], None], timeout_s: float) -> bool:
         """Run an action while the engine's event loop processes no message; return whether it ran.
@@ -49,10 +46,11 @@ class Switch:
         if loop is None:
             return False
         if not loop.is_running():  # the process ends
-            if self._is_waiting:
+            if self.is_waiting:
                 action()
-            return self._is_waiting
+            return self.is_waiting
         due = self._due = _Action(action)
+        self.has_work = True
         try:
             loop.call_soon_threadsafe(self._run_due_if_waiting)
         except RuntimeError:  # closed by now
@@ -63,13 +61,8 @@ class Switch:
         return due.finish()
 
     def _run_due_if_waiting(self) -> None:
-        if self._is_waiting:
-            self._run_due()
-
-    def _run_due(self) -> None:
-        due, self._due = self._due, None
-        if due is not None:
-            due.run()
+        if self.is_waiting:
+            self.run_due()
 
 
 class _Action:
@@ -192,9 +185,11 @@ def _get_output_async(switch: Switch, original: Callable[..., Any]) -> Callable[
                 collector.settle()
             except Exception as error:  # noqa: BLE001 (the engine must not see any)
                 collector.fail(error)
-        switch.begin_wait()
+        if switch.has_work:
+            switch.run_due()
+        switch.is_waiting = True
         message = await original(self)
-        switch.end_wait()
+        switch.is_waiting = False
         collector = switch.collector
         if collector is not None:
             try:
