@@ -71,15 +71,16 @@ def _start(settings: Settings, vllm_config: Any, engines: list[int]) -> None:
 def _start_live(settings: LiveSettings, vllm_config: Any, engines: list[int]) -> None:
     classes, problem = _supported_classes(lambda found: unknown_shapes(found) + live_problems(found))
     hooks = Hooks(classes) if classes is not None else None
-    if hooks is not None:
-        hooks.install()
     parts = Parts(
         switch=hooks.switch if hooks is not None else None,
         problem=problem,
         header=lambda boot, chosen: header(vllm_config, engines, boot, chosen),
         read_counters=read_counters,
     )
-    LiveRecorder(settings, parts).start()
+    recorder = LiveRecorder(settings, parts)
+    if hooks is not None:
+        hooks.install()
+    recorder.start()
 
 
 def _supported_classes(problems_of: Callable[[EngineClasses], list[str]]) -> tuple[EngineClasses | None, str]:

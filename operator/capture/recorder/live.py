@@ -198,7 +198,11 @@ class LiveRecording:
             live=LiveLines(salt, arm.prompt_token_ids, ending),
         )
         self._drained_by_s: float | None = None
-        if not collector.begin() or collector.first is None:
+        try:
+            has_begun = collector.begin()
+        except Exception as error:
+            raise Refusal(f"the counters of vLLM cannot be read: {type(error).__name__}") from error
+        if not has_begun or collector.first is None:
             raise Refusal("the engine's event loop does not respond")
         self._writer.begin(first_line, collector.first)
 

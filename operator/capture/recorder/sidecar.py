@@ -126,6 +126,7 @@ class Relay:
         self._complaint: str | None = None
         self._pipes: dict[str | None, asyncio.Task[None]] = {}
         self._is_done = False
+        self._unanswered = ""  # the last socket without an answer, and why
 
     async def run(self) -> None:
         """Follow orders until cancelled."""
@@ -177,7 +178,9 @@ class Relay:
         for name, streams in opened.items():
             self._pipes[name] = asyncio.create_task(self._keep_connected(order, name, streams))
         if not self._pipes:
-            note = "no process of the engine answers" if names else "no process of the engine has a recorder yet"
+            note = (
+                f"no recorder answers ({self._unanswered})" if names else "no process of the engine has a recorder yet"
+            )
             self._pipes[None] = asyncio.create_task(self._keep_connected(order, None, None, note))
 
     async def _open_socket(self, name: str) -> Streams | None:
@@ -185,8 +188,10 @@ class Relay:
         try:
             opening = asyncio.open_unix_connection(path, limit=_BUFFER_BYTES)
             return await asyncio.wait_for(opening, _CONNECT_S)
-        except (OSError, asyncio.TimeoutError):  # noqa: UP041 (they differ in Python 3.10)
-            return None  # left behind by an ended process
+        except (OSError, asyncio.TimeoutError) as error:  # noqa: UP041 (they differ in Python 3.10)
+            # Most often left behind by an ended process
+            self._unanswered = f"{name}: {(isinstance(error, OSError) and error.strerror) or type(error).__name__}"
+            return None
 
     async def _keep_connected(
         self, order: Order, name: str | None, streams: Streams | None, note: str | None = None

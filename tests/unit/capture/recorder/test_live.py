@@ -597,7 +597,8 @@ async def test_failing_counters_do_no_harm(engine: LiveEngine) -> None:
     good, engine.server.counters = engine.server.counters, None  # type: ignore[assignment]
     connection = engine.connect()
     connection.order(arm())
-    assert await connection.rest() == []
+    (line,) = await connection.rest()
+    assert "TypeError" in line.reason
     await until(lambda: engine.is_asleep)
     engine.server.counters = good
     armed, _ = await engine.arm()
@@ -655,6 +656,15 @@ def test_engine_with_a_folder_for_sockets_is_ready(started: Any, tmp_path: Path)
     assert [path.name for path in tmp_path.iterdir()] == [f"{os.getpid()}.sock"]
     assert hasattr(started.classes.output_processor.add_request, "__wrapped__")
     assert len(started.made) == 1
+
+
+def test_folder_without_room_for_a_socket_leaves_the_engine_alone(
+    started: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("SPECDECODE_LIVE_DIR", "/proc/nowhere")
+    hooks.start(None, [0])
+    assert not hasattr(started.classes.output_processor.add_request, "__wrapped__")
+    assert "could not start" in caplog.text
 
 
 def test_engine_of_a_capture_keeps_its_mode(started: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

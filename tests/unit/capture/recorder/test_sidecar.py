@@ -147,12 +147,16 @@ def test_each_recorder_has_its_connection(pod: Pod) -> None:
     assert sorted((hello["socket"], hello["sockets"]) for hello in hellos) == [("1.sock", 2), ("2.sock", 2)]
 
 
-def test_pod_without_recorder_says_why_and_then_connects_it(pod: Pod) -> None:
+@pytest.mark.parametrize("left_behind", [True, False])
+def test_pod_without_recorder_says_why_and_then_connects_it(pod: Pod, left_behind: bool) -> None:
+    if left_behind:
+        with socket.socket(socket.AF_UNIX) as ended:
+            ended.bind(str(pod.sockets / "1.sock"))
     pod.order()
     without = pod.called()
     hello = without.hello()
     assert (hello["socket"], hello["sockets"]) == (None, 0)
-    assert "no process" in hello["note"]
+    assert ("1.sock: Connection refused" if left_behind else "no process") in hello["note"]
     pod.recorder("17.sock")
     assert pod.called().hello()["socket"] == "17.sock"
     assert without.is_cut
