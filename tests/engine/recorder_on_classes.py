@@ -3,10 +3,12 @@
     python recorder_on_classes.py FOLDER TOKENIZER
 
 The plugin on PYTHONPATH is loaded as vLLM loads it, then a few requests go through the real OutputProcessor, as
-messages that came through the real encoder and decoder. The segment is left in FOLDER.
+messages that came through the real encoder and decoder. The segment is left in FOLDER. Before that, the same requests go
+through the recorder of live captures, whose tally and what vLLM counted are left in FOLDER/live.json.
 """
 
 import asyncio
+import json
 import os
 import sys
 import time
@@ -16,6 +18,12 @@ from typing import Any
 
 os.environ["SPECDECODE_RECORD_DIR"] = sys.argv[1]
 
+from msgspec.structs import asdict
+from specdecode_recorder.collector import BoundedQueue
+from specdecode_recorder.live_collector import LiveCollector
+from specdecode_recorder.method_hooks import Hooks
+from specdecode_recorder.salting import Salt
+from specdecode_recorder.vllm_internals import find_classes, live_problems
 from transformers import AutoTokenizer
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
@@ -48,6 +56,7 @@ class Loop:
         self.client.resources = SimpleNamespace(output_queue_task=object(), engine_dead=True)
         self.encoder, self.decoder = MsgpackEncoder(), MsgpackDecoder(EngineCoreOutputs)
         self.pending: asyncio.Task[Any] | None = None
+        self.finished = self.generated_tokens = 0  # as vLLM counts them for its metrics
 
     def add(self, name: str, **parameters: Any) -> None:
         sampling = SamplingParams(output_kind=RequestOutputKind.DELTA, **parameters)
@@ -72,7 +81,10 @@ class Loop:
         task = self.pending or asyncio.create_task(self.client.get_output_async())
         self.client.outputs_queue.put_nowait(self.decoder.decode(self.encoder.encode(message)))
         received = await task
-        self.processor.process_outputs(received.outputs, received.timestamp, IterationStats())
+        counted = IterationStats()
+        self.processor.process_outputs(received.outputs, received.timestamp, counted)
+        self.generated_tokens += counted.num_generation_tokens
+        self.finished += len(counted.finished_requests)
         self.pending = asyncio.create_task(self.client.get_output_async())
         await asyncio.sleep(0)
 
@@ -82,8 +94,7 @@ def chunk(name: str, letters: str, **more: Any) -> EngineCoreOutput:
     return EngineCoreOutput(request_id=name, new_token_ids=ids, **more)
 
 
-async def serve() -> None:
-    loop = Loop()
+async def serve(loop: Loop) -> None:
     for name in ("plain", "left", "unfinished"):
         loop.add(name)
     loop.add("stopped", stop=["bb"])
@@ -97,11 +108,38 @@ async def serve() -> None:
     await loop.step(6.0)
 
 
+async def _serve_new() -> None:
+    await serve(Loop())
+
+
+async def serve_live() -> dict[str, Any]:
+    """Return the tally of a live capture in which no request is selected, and the counts of vLLM."""
+    classes = find_classes()
+    hooks = Hooks(classes)
+    hooks.install()
+    loop = Loop()
+    loop.add("older")
+    await loop.step(1.0, chunk("older", "ab"))
+    loop.finished = loop.generated_tokens = 0
+    collector = LiveCollector(
+        BoundedQueue(), hooks.switch, dict, Salt(b"salt"), sample_percent=0, token_ids=False, steps=True
+    )
+    await asyncio.to_thread(collector.begin)
+    await loop.step(2.0, chunk("older", "cab", finish_reason=FinishReason.LENGTH))
+    await serve(loop)
+    await asyncio.to_thread(collector.close)
+    hooks.remove()
+    tally = asdict(collector.tally(0))
+    vllm = {"finished": loop.finished, "generated_tokens": loop.generated_tokens}
+    return {"problems": live_problems(classes), "tally": tally, "vllm": vllm, "errors": collector.first_error}
+
+
 def main() -> None:
+    (Path(sys.argv[1]) / "live.json").write_text(json.dumps(asyncio.run(serve_live())))
     (plugin,) = load_stat_logger_plugin_factories()
     config = SimpleNamespace(cache_config=SimpleNamespace(block_size=16))
     plugin(vllm_config=config, engine_indexes=[1])
-    asyncio.run(serve())
+    asyncio.run(_serve_new())
     (Path(sys.argv[1]) / "close").touch()
 
 

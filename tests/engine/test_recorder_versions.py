@@ -44,3 +44,9 @@ def test_records_with_the_classes_of(vllm: Vllm, models: Path, tmp_path: Path) -
     steps = [line for line in lines if line["k"] == "step"]
     assert [step["t"] for step in steps] == [3.0, 4.0, 5.0, 6.0]
     assert steps[0]["scheduler"]["spec_decoding_stats"]["num_accepted_tokens_per_pos"] == [0, 0, 0, 0]
+
+    live = json.loads((segments / "live.json").read_text())
+    assert (live["problems"], live["errors"]) == ([], None)
+    counted = {name: live["tally"][name] for name in ("finished", "generated_tokens")}
+    assert counted == live["vllm"] == {"finished": 3, "generated_tokens": 3 + 4 + 20 + 2}
+    assert (live["tally"]["admitted"], live["tally"]["sampled_out"], live["tally"]["older"]) == (4, 4, 1)

@@ -102,6 +102,23 @@ class OutputProcessorOutput:
     reqs_to_abort: list[str]
 
 
+@dataclass
+class RequestState:
+    """What vLLM knows of a request in flight."""
+
+    prompt_len: int
+    is_prefilling: bool = True
+    tokens: int = 0
+
+
+class IterationStats:
+    """What vLLM counts in one message."""
+
+    def __init__(self) -> None:
+        self.num_generation_tokens = 0
+        self.finished = 0
+
+
 class OlderOutputProcessor:
     """As in vLLM 0.28 to 0.31: finds stop strings, and leaves what follows them.
 
@@ -112,7 +129,7 @@ class OlderOutputProcessor:
     """
 
     def __init__(self) -> None:
-        self.request_states: dict[str, int] = {}
+        self.request_states: dict[str, RequestState] = {}
         self.stop_at: dict[str, int] = {}
 
     def add_request(
@@ -123,7 +140,8 @@ class OlderOutputProcessor:
         request_index: int = 0,
         queue: Any = None,
     ) -> None:
-        self.request_states.setdefault(request.request_id, 0)
+        state = RequestState(len(request.prompt_token_ids or ()))
+        self.request_states.setdefault(request.request_id, state)
 
     def process_outputs(
         self,
@@ -135,14 +153,20 @@ class OlderOutputProcessor:
         for output in engine_core_outputs:
             if output.request_id not in self.request_states:
                 continue
-            before = self.request_states[output.request_id]
-            self.request_states[output.request_id] += len(output.new_token_ids)
+            if iteration_stats is not None:
+                iteration_stats.num_generation_tokens += len(output.new_token_ids)
+            state = self.request_states[output.request_id]
+            before = state.tokens
+            state.tokens += len(output.new_token_ids)
+            state.is_prefilling = False
             stop_at = self.stop_at.get(output.request_id, 0)
             is_stopped = before < stop_at <= before + len(output.new_token_ids)
             if is_stopped:
                 self._trim(output, stop_at - before)
             if is_stopped or output.finish_reason is not None:
                 del self.request_states[output.request_id]
+                if iteration_stats is not None:
+                    iteration_stats.finished += 1
                 if output.finish_reason is None:
                     to_abort.append(output.request_id)
         return OutputProcessorOutput([], to_abort)
@@ -206,6 +230,7 @@ class ApiServer:
     def __init__(self, classes: EngineClasses) -> None:
         self.processor = classes.output_processor()
         self.client = classes.client()
+        self.counters = {"requests_finished": 0.0, "generation_tokens": 0.0}
         self._clock = itertools.count(100)
         self._pending: asyncio.Task[Any] | None = None
 
@@ -213,7 +238,8 @@ class ApiServer:
         """Admit a request."""
         parameters = more.pop("sampling_params", SamplingParams())
         prompt = [1, 2, 3] if prompt is None else prompt
-        self.processor.add_request(EngineCoreRequest(request_id, prompt, parameters, request_id, **more), None)
+        external_id = more.pop("external_req_id", request_id)
+        self.processor.add_request(EngineCoreRequest(request_id, prompt, parameters, external_id, **more), None)
 
     def abort(self, *request_ids: str) -> None:
         """Give requests up."""
@@ -231,9 +257,20 @@ class ApiServer:
         task = self._pending or asyncio.create_task(self.client.get_output_async())
         self.client.messages.put_nowait(message)
         received = await task
+        stats = IterationStats()
         for start in range(0, len(received.outputs), SLICE):
             part = received.outputs[start : start + SLICE]
-            self.processor.process_outputs(part, received.timestamp, None)
+            self.processor.process_outputs(part, received.timestamp, stats)
+            await self.between_slices()
+        self.counters["generation_tokens"] += stats.num_generation_tokens
+        self.counters["requests_finished"] += stats.finished
+        await self.wait()
+
+    async def between_slices(self) -> None:
+        """Do what other tasks do between two slices of a message: nothing, unless a test replaces this."""
+
+    async def wait(self) -> None:
+        """Ask for the next message."""
         self._pending = asyncio.create_task(self.client.get_output_async())
         await asyncio.sleep(0)
 

@@ -29,6 +29,7 @@ PARTS: Final = (
     "operator.rendering",
     "operator.admission",
     "capture.recorder",
+    "capture.live_recorder",
     "capture.recorder_overhead",
     "capture.load_generator",
     "capture.validator",

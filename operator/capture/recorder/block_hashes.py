@@ -1,6 +1,8 @@
 """Hash the blocks of prompts, to find common prefixes without storing the prompts."""
 
+import struct
 from collections.abc import Callable, Iterator, Sequence
+from hashlib import blake2b
 
 _OFFSET_BASIS = 0xCBF29CE484222325
 _PRIME = 0x100000001B3
@@ -29,6 +31,27 @@ def chained_hashes(token_ids: Sequence[int], block_size: int) -> Iterator[int]:
     for start in range(0, len(token_ids) - block_size + 1, block_size):
         previous = _block_hash(previous, token_ids[start : start + block_size])
         yield previous
+
+
+HASH_BYTES = 8
+
+
+def salted_block_hashes(token_ids: Sequence[int], block_size: int, pause: Callable[[], None], salt: bytes) -> list[int]:
+    """Return the chained hash of every full block of a user's prompt; ``pause`` is called after each.
+
+    Keyed BLAKE2b with 8-byte digests, read as little-endian integers. The input is the digest of the previous block
+    (initially zeros) and each token id (8 bytes, little-endian). Without the salt, a prompt cannot be guessed and
+    compared.
+    """
+    hashes = []
+    previous = bytes(HASH_BYTES)
+    block = struct.Struct(f"<{block_size}q")
+    for start in range(0, len(token_ids) - block_size + 1, block_size):
+        text = previous + block.pack(*token_ids[start : start + block_size])
+        previous = blake2b(text, digest_size=HASH_BYTES, key=salt, person=b"block").digest()
+        hashes.append(int.from_bytes(previous, "little"))
+        pause()
+    return hashes
 
 
 def _block_hash(previous: int, token_ids: Sequence[int]) -> int:

@@ -54,12 +54,8 @@ class RequestSample:
         self.concurrency = 1  # requests in flight at its arrival, itself included
         # 8 bytes a token instead of 40, until it is hashed; 0.14 ms for 8,000 of them.
         self.prompt_token_ids = array("q", request.prompt_token_ids or ())
-        # The prompt may have been given as embeddings.
-        prompt = request.prompt_token_ids if request.prompt_token_ids is not None else request.prompt_embeds
-        self.prompt_tokens = len(prompt) if prompt is not None else 0
-        # An engine that only prefills may have processed the prompt (vllm-vcr leaves those out too).
-        transfer = (getattr(parameters, "extra_args", None) or {}).get("kv_transfer_params") or {}
-        self.prefill_tokens = 0 if transfer.get("do_remote_prefill") else self.prompt_tokens
+        self.prompt_tokens = _prompt_tokens(request)
+        self.prefill_tokens = tokens_to_prefill(request)
         self.temperature: float | None = getattr(parameters, "temperature", None)
         stop = getattr(parameters, "stop", None) or []
         self.stop_strings: list[str] = [stop] if isinstance(stop, str) else list(stop)
@@ -84,6 +80,19 @@ class RequestSample:
         chunks_bytes = _CHUNK_BYTES * len(self.counts)
         prompt_bytes = self.prompt_token_ids.itemsize * len(self.prompt_token_ids)
         return _REQUEST_BYTES + prompt_bytes + chunks_bytes + _TOKEN_ID_BYTES * ids
+
+
+def _prompt_tokens(request: Any) -> int:
+    # The prompt may have been given as embeddings.
+    prompt = request.prompt_token_ids if request.prompt_token_ids is not None else request.prompt_embeds
+    return len(prompt) if prompt is not None else 0
+
+
+def tokens_to_prefill(request: Any) -> int:
+    """Return the prompt length of an EngineCoreRequest, or 0 if another engine processed the prompt."""
+    # An engine that only prefills may have done so (vllm-vcr leaves those out too).
+    transfer = (getattr(request.sampling_params, "extra_args", None) or {}).get("kv_transfer_params") or {}
+    return 0 if transfer.get("do_remote_prefill") else _prompt_tokens(request)
 
 
 Sample = RequestSample | StepSample
@@ -143,6 +152,8 @@ class Collector:
         self._keeps_steps = steps
         self._is_open = True
         self._live: dict[str, RequestSample] = {}
+        # Requests in flight that are not recorded (live captures only), and their prompt tokens until the first chunk
+        self._others: dict[str, int] = {}
         self._finishing: list[tuple[RequestSample, Any]] = []
         # Held by every hook while it runs, and by the writer once, to close. Uncontended it costs 0.1 us.
         self._lock = threading.Lock()
@@ -156,17 +167,33 @@ class Collector:
         """Count an error of a hook."""
         self.errors += 1
         if self.first_error is None:
-            self.first_error = f"{type(error).__name__}: {error}"
+            self.first_error = self._described(error)
         if self.is_broken:
             self._is_open = False
+
+    def _described(self, error: Exception) -> str:
+        return f"{type(error).__name__}: {error}"
 
     def admit(self, request: Any, arrival_monotonic_s: float) -> None:
         """Start to follow a request; a followed one with more input (a streamed prompt) stays the same request."""
         with self._lock:
             if self._is_open and request.request_id not in self._live:
-                sample = RequestSample(request, arrival_monotonic_s, token_ids=self._keeps_token_ids)
-                self._live[request.request_id] = sample
-                sample.concurrency = len(self._live)
+                self._follow(request, arrival_monotonic_s)
+
+    def _follow(self, request: Any, arrival_monotonic_s: float) -> None:
+        sample = RequestSample(request, arrival_monotonic_s, token_ids=self._keeps_token_ids)
+        self._live[request.request_id] = sample
+        sample.concurrency = self._in_flight
+
+    @property
+    def _in_flight(self) -> int:
+        return len(self._live) + len(self._others)
+
+    def before_outputs(self, processor: Any, outputs: Iterable[Any]) -> None:
+        """Count outputs that vLLM is about to process. Only live captures do."""
+
+    def after_outputs(self, processor: Any, outputs: Iterable[Any]) -> None:
+        """Count outputs that vLLM has processed. Only live captures do."""
 
     def take(self, message: Any) -> None:
         """Record the chunks of one message of an engine, before vLLM trims them after a stop string."""
@@ -178,16 +205,20 @@ class Collector:
                 self._queue.put(StepSample(message.engine_index, message.timestamp, stats))
             if message.outputs:
                 # Only one API server gets the statistics of a step; the others count their own requests.
-                running = len(self._live) if stats is None else stats.num_running_reqs
+                running = self._in_flight if stats is None else stats.num_running_reqs
                 self._take_outputs(message, Moment(message.timestamp, running))
 
     def _take_outputs(self, message: Any, moment: Moment) -> None:
         find = self._live.get
         for output in message.outputs:
             sample = find(output.request_id)
-            if sample is None:
-                continue  # aborted, which the engine did not know yet
             tokens = output.new_token_ids
+            if sample is None:
+                # Not recorded, or aborted, which the engine did not know yet
+                if tokens and self._others.get(output.request_id):
+                    moment.prefill_tokens += self._others[output.request_id]
+                    self._others[output.request_id] = 0
+                continue
             if tokens:
                 if not sample.counts:
                     sample.engine = message.engine_index

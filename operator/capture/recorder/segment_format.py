@@ -54,7 +54,7 @@ class Header(msgspec.Struct, tag_field="k", tag="header", frozen=True, kw_only=T
     schema: int
     recorder: str  # RECORDER_VERSION
     vllm: str
-    boot: str  # random, one for each start of a process
+    boot: str  # random, one for each start of a process, or each live capture of it
     host: str
     pid: int
     client_index: int  # index of the API server among client_count
@@ -191,6 +191,8 @@ def encode(line: msgspec.Struct) -> bytes:
 FOLDER_VARIABLE = "SPECDECODE_RECORD_DIR"
 TOKEN_IDS_VARIABLE = "SPECDECODE_RECORD_TOKEN_IDS"  # noqa: S105 (no password)
 STEPS_VARIABLE = "SPECDECODE_RECORD_STEPS"
+LIVE_FOLDER_VARIABLE = "SPECDECODE_LIVE_DIR"
+LIVE_TOKEN_IDS_VARIABLE = "SPECDECODE_LIVE_TOKEN_IDS"  # noqa: S105 (no password)
 CLOSE_FILE = "close"  # file beside the segments by which the load generator orders the recorders to finish
 
 
@@ -213,3 +215,21 @@ class Settings:
             token_ids=environment.get(TOKEN_IDS_VARIABLE, "0") == "1",
             steps=environment.get(STEPS_VARIABLE, "1") != "0",
         )
+
+
+@dataclass(frozen=True)
+class LiveSettings:
+    """Settings of a recorder that sleeps until a live capture connects to its socket."""
+
+    folder: Path  # for one socket per API server
+    may_send_answers: bool = False  # token ids of answers, if the capture requests them
+    may_send_prompts: bool = False
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "LiveSettings | None":
+        """Return the settings, or None if live captures are off."""
+        folder = environment.get(LIVE_FOLDER_VARIABLE)
+        if not folder:
+            return None
+        allowed = {word.strip() for word in environment.get(LIVE_TOKEN_IDS_VARIABLE, "").split(",")}
+        return cls(Path(folder), may_send_answers="answers" in allowed, may_send_prompts="prompts" in allowed)

@@ -213,6 +213,37 @@ def find_classes() -> EngineClasses:
     )
 
 
+def live_problems(classes: EngineClasses) -> list[str]:
+    """Return what a live capture needs besides and cannot find."""
+    code = getattr(classes.output_processor.__init__, "__code__", None)
+    if code is not None and "request_states" in code.co_names:
+        return []
+    return [f"{classes.output_processor.__name__} has no request_states"]
+
+
+_COUNTERS = {
+    "requests_finished": "vllm:request_success_total",
+    "generation_tokens": "vllm:generation_tokens_total",
+    "prompt_tokens": "vllm:prompt_tokens_total",
+    "drafts": "vllm:spec_decode_num_drafts_total",
+    "draft_tokens": "vllm:spec_decode_num_draft_tokens_total",
+    "accepted_tokens": "vllm:spec_decode_num_accepted_tokens_total",
+}
+
+
+def read_counters() -> dict[str, float]:
+    """Return vLLM's own counters of this process, summed over labels; a counter that it lacks is left out."""
+    # Also of this process alone if several API servers share a folder (PROMETHEUS_MULTIPROC_DIR): only the collector
+    # of that folder, which is in another registry, adds up processes.
+    from prometheus_client import REGISTRY  # noqa: PLC0415 (only inside an engine)
+
+    found: dict[str, float] = {}
+    for metric in REGISTRY.restricted_registry(_COUNTERS.values()).collect():
+        for sample in metric.samples:
+            found[sample.name] = found.get(sample.name, 0.0) + sample.value
+    return {key: found[name] for key, name in _COUNTERS.items() if name in found}
+
+
 def header(vllm_config: Any, engines: list[int], boot: str, settings: Settings) -> Header:
     """Return the first line of the segment; settings that vLLM lacks are null."""
     parallel = getattr(vllm_config, "parallel_config", None)

@@ -1,6 +1,6 @@
-"""Encode samples, and append them to the segment file of one API server, in a thread.
+"""Encode samples, and append them to the segment of one API server, in a thread.
 
-A segment is append-only and contains whole lines only.
+A segment is a file, or the connection of a live capture. A file is append-only and contains whole lines only.
 """
 
 import errno
@@ -9,10 +9,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
-from .block_hashes import block_hashes
+import msgspec
+
+from .block_hashes import block_hashes, salted_block_hashes
 from .collector import BoundedQueue, Collector, RequestSample, Sample, StepSample
+from .salting import Salt, http_request
 from .segment_format import DISK_FULL, UNKNOWN_SHAPE, WRITE_ERROR, Anchor, Closed, Header, Off, Request, Step, encode
 
 RESERVE_BYTES = 16 * 1024  # reserved on the disk, so that a full one still has room for the last lines
@@ -26,6 +31,30 @@ class SegmentWriteError(Exception):
         super().__init__(str(cause))
         self.written = written  # lines that are in the file
         self.is_full = cause.errno in _FULL
+
+
+class Sink(Protocol):
+    """Destination of the lines; the methods raise SegmentWriteError."""
+
+    def append(self, lines: Sequence[bytes]) -> None:
+        """Write lines, in order."""
+
+    def sync(self) -> None:
+        """Make written lines durable."""
+
+    def close(self, last_lines: Sequence[bytes]) -> None:
+        """Write the last lines, and close."""
+
+
+def whole_lines(lines: Sequence[bytes], written_bytes: int) -> tuple[int, int]:
+    """Return the number of lines that are completely among the first bytes, and their length in bytes."""
+    whole = length = 0
+    for line in lines:
+        if length + len(line) > written_bytes:
+            break
+        length += len(line)
+        whole += 1
+    return whole, length
 
 
 class Segment:
@@ -61,13 +90,8 @@ class Segment:
 
     def _drop_torn_line(self, lines: Sequence[bytes], written_bytes: int) -> int:
         """Truncate a partial line; return the number of whole lines before it."""
-        whole = 0
-        for line in lines:
-            if written_bytes < len(line):
-                break
-            written_bytes -= len(line)
-            self._length += len(line)
-            whole += 1
+        whole, length = whole_lines(lines, written_bytes)
+        self._length += length
         with suppress(OSError):  # a reader skips a torn end
             os.ftruncate(self._file, self._length)
         return whole
@@ -104,6 +128,7 @@ def _unless_full(step: Callable[[], object], file: int) -> None:
 ANCHOR_EVERY_S = 10.0
 SYNC_EVERY_S = 5.0
 _LINES_AT_ONCE = 256
+_BATCHES_A_TURN = 16
 _WORK_S = 0.0001
 _PAUSE_S = 0.0001
 
@@ -140,20 +165,24 @@ class Pace:
 class Writer:
     """Writes the queue to the segment."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (parts of a recorder)
         self,
-        segment: Segment,
+        segment: Sink,
         collector: Collector,
         queue: BoundedQueue,
         block_size: int,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        live: "LiveLines | None" = None,
     ) -> None:
+        """Prepare to write; ``live`` protects the traffic of users."""
         self.closed_as: str | None = None  # reason in the last line, once that is written
         self._segment = segment
         self._collector = collector
         self._queue = queue
         self._block_size = block_size
         self._clock = clock
+        self._live = live
         self._pace = Pace()
         self._anchored_s = self._synced_s = clock()
         self._has_ended = False
@@ -166,9 +195,9 @@ class Writer:
         """Whether the last line is written."""
         return self.closed_as is not None
 
-    def begin(self, header: Header) -> None:
-        """Write the first line."""
-        self._guarded(lambda: self._segment.append([encode(header)]))
+    def begin(self, header: Header, *more: msgspec.Struct) -> None:
+        """Write the first lines."""
+        self._guarded(lambda: self._segment.append([encode(line) for line in (header, *more)]))
 
     def turn(self) -> None:
         """Write queued samples, anchor and sync when due; close on a disk error."""
@@ -207,7 +236,7 @@ class Writer:
             self._unfinished_requests = len(self._unfinished)
 
     def _take_turn(self) -> None:
-        self._drain()
+        self._drain(_BATCHES_A_TURN)
         now_s = self._clock()
         if now_s - self._anchored_s >= ANCHOR_EVERY_S:
             self._segment.append([_anchor()])
@@ -235,13 +264,15 @@ class Writer:
             first_error=self._collector.first_error,
         )
         self.closed_as = reason
+        more = self._live.ending(self._requests) if self._live else ()
         # If even these cannot be written, the missing last line shows it.
         with suppress(SegmentWriteError):
-            self._segment.close([encode(line) for line in (*lines, closed)])
+            self._segment.close([encode(line) for line in (*lines, *more, closed)])
 
-    def _drain(self) -> None:
+    def _drain(self, most_batches: int | None = None) -> None:
         samples: list[Sample] = []
-        while True:
+        batches = 0
+        while batches != most_batches:
             sample = self._queue.get()
             if sample is None and self._unfinished:
                 sample = self._unfinished.popleft()
@@ -250,6 +281,7 @@ class Writer:
             if samples and (sample is None or len(samples) == _LINES_AT_ONCE):
                 self._write(samples)
                 samples = []
+                batches += 1
             elif sample is None:
                 return
 
@@ -280,19 +312,43 @@ class Writer:
     def _line(self, sample: Sample) -> bytes:
         if isinstance(sample, StepSample):
             return encode(Step(sample.engine, sample.monotonic_s, sample.scheduler_stats))
+        if self._live is not None:
+            return encode(self._live.request(sample, self._block_size, self._pace.pause))
         hashes = block_hashes(sample.prompt_token_ids, self._block_size, self._pace.pause)
         return encode(_request(sample, hashes))
 
 
-_SAME_FIELDS = sorted(
-    set(Request.__struct_fields__) - {"chunk_s", "chunk_tokens", "num_running", "prefill_tokens", "block_hashes"}
-)
+@dataclass(frozen=True)
+class LiveLines:
+    """Lines of a live capture, without text that users wrote."""
+
+    salt: Salt
+    prompt_token_ids: bool
+    ending: Callable[[int], Sequence[msgspec.Struct]]  # lines before the last, given the number of request lines
+
+    def request(self, sample: RequestSample, block_size: int, pause: Callable[[], None]) -> Request:
+        """Return the line of a request."""
+        hashes = salted_block_hashes(sample.prompt_token_ids, block_size, pause, self.salt.key)
+        prompt = {"prompt_token_ids": sample.prompt_token_ids.tolist()} if self.prompt_token_ids else {}
+        return _request(
+            sample,
+            hashes,
+            id=self.salt.pseudonym(sample.id),
+            external_id=self.salt.pseudonym(http_request(sample.id, sample.external_id)),
+            stop_reason="string" if isinstance(sample.stop_reason, str) else sample.stop_reason,
+            **prompt,
+        )
 
 
-def _request(sample: RequestSample, hashes: list[int]) -> Request:
+_COMPUTED_FIELDS = {"chunk_s", "chunk_tokens", "num_running", "prefill_tokens", "block_hashes", "prompt_token_ids"}
+_SAME_FIELDS = sorted(set(Request.__struct_fields__) - _COMPUTED_FIELDS)
+
+
+def _request(sample: RequestSample, hashes: list[int], **changes: Any) -> Request:
     moments = sample.moments
+    fields = {name: getattr(sample, name) for name in _SAME_FIELDS} | changes
     return Request(
-        **{name: getattr(sample, name) for name in _SAME_FIELDS},
+        **fields,
         chunk_s=[moment.monotonic_s for moment in moments],
         chunk_tokens=sample.counts,
         num_running=[moment.num_running for moment in moments],

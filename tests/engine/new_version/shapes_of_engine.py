@@ -85,10 +85,10 @@ def _literals(kind: Any) -> set[str]:
 
 def recorder() -> dict[str, str]:
     """Return what the recorder on the path makes of this engine."""
-    find_classes = import_module("specdecode_recorder.vllm_internals").find_classes
-    unknown_shapes = import_module("specdecode_recorder.vllm_internals").unknown_shapes
+    internals = import_module("specdecode_recorder.vllm_internals")
     try:
-        return dict.fromkeys(unknown_shapes(find_classes()), "does not record")
+        classes = internals.find_classes()
+        return dict.fromkeys(internals.unknown_shapes(classes) + internals.live_problems(classes), "does not record")
     except (ImportError, AttributeError, KeyError) as error:
         return {f"{type(error).__name__}: {error}": "does not record"}
 
