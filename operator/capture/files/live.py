@@ -179,6 +179,10 @@ class Recorded:
             for source in self.sources
         }
 
+    def entries(self) -> list[SegmentEntry]:
+        """Return the entries of all segments in the manifest."""
+        return [source.entry() for source in self.sources]
+
     def live(self, records: int) -> Live:
         """Return the part of the manifest; ``records`` is the number of lines of requests in the files."""
         return Live(
@@ -288,8 +292,8 @@ def _jumps(sources: Sequence[Source]) -> Iterable[str]:
             key=lambda offset_s: abs(offset_s - first.offset_s),
         )
         if abs(jump_s := largest_s - first.offset_s) > LONGEST_JUMP_S:
-            node = f"node {first.node}" if first.node else "unknown node"
-            yield f"the clock of pod {first.pod} ({node}) jumped by {jump_s:+.3f} s: its times follow the clock before that"
+            whose = f"pod {first.pod}{f' (node {first.node})' if first.node else ''}"
+            yield f"the clock of {whose} jumped by {jump_s:+.3f} s: its times follow the clock before that"
 
 
 def _missing_servers(sources: Sequence[Source]) -> Iterable[str]:

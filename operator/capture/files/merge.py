@@ -199,7 +199,7 @@ class WholeEngine:
 
 _DIGITS: Final = 4
 """Decimal digits of a millisecond: a tenth of a microsecond, less than the precision of an engine's stamp."""
-_OLDER_READERS: Final[dict[str, Any]] = {
+OLDER_READERS: Final[dict[str, Any]] = {
     "encoder_cache_usage": 0.0,
     "waiting_lora_adapters": {},
     "running_lora_adapters": {},
@@ -443,7 +443,7 @@ class _Merge:
                 details = step.scheduler.get("iteration_details")
                 yield StepStats(
                     ts_ms=self._clock.ms(step.t),
-                    scheduler=_OLDER_READERS | step.scheduler,
+                    scheduler=OLDER_READERS | step.scheduler,
                     engine=step.engine,
                     duration_ms=details.get("elapsed_ms") if isinstance(details, dict) else None,
                 )
