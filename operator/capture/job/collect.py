@@ -785,29 +785,26 @@ class CollectJob:
             context=settings.context | ({"slo": settings.slo} if settings.slo else {}),
         )
 
-    def run(self, listener: Callable[[int], socket.socket] = listen) -> Published:
+    async def run(self, listener: socket.socket | None = None) -> Published:
         """Record and publish; a failure leaves the files labelled as partial."""
         if (found := published_before(self.places, self._asked)) is not None:
             return found
         pod_files.look_at_volume(self.places)
         pod_files.begin(self.places)
         with label_failure(self.places):
+            stop = Stop()
+            stop_on_signals(stop)
             with pod_files.volume_errors(self.places.root):
-                recorded, zero_s = asyncio.run(self._record(listener))
+                collection = Collection(self.settings, self.places, stop)
+                recorded = await collection.run(listener or listen(self.settings.live.port))
                 flush(self.places.segments)
-            return finish(self.places, self._asked, _run(recorded, zero_s))
-
-    async def _record(self, listener: Callable[[int], socket.socket]) -> tuple[Recorded, float]:
-        stop = Stop()
-        stop_on_signals(stop)
-        recorded = await Collection(self.settings, self.places, stop).run(listener(self.settings.live.port))
-        return recorded, recorded.zero_s
+            return await asyncio.to_thread(finish, self.places, self._asked, _run(recorded))
 
 
-def _run(recorded: Recorded, zero_s: float) -> Run:
+def _run(recorded: Recorded) -> Run:
     nodes = {source.node for source in recorded.sources}
     return Run(
-        zero_monotonic_s=zero_s,
+        zero_monotonic_s=recorded.zero_s,
         zero_wall_s=recorded.window.started_wall_s,
         segments=[source.segment for source in recorded.sources],
         node=nodes.pop() or None if len(nodes) == 1 else None,
@@ -817,6 +814,6 @@ def _run(recorded: Recorded, zero_s: float) -> Run:
 
 def collect_job() -> bytes:
     """Run the container `collect`, and print the summary; return its termination message."""
-    published = CollectJob(os.environ).run()
+    published = asyncio.run(CollectJob(os.environ).run())
     print_line(report(published))
     return success_message(published)
