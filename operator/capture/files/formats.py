@@ -72,6 +72,9 @@ class TraceMeta(Struct, kw_only=True, frozen=True, omit_defaults=True):
     zero_wall_s: float | None = None
     engine_hash: str | None = None  # our fuller hash: also GPU name, image and every setting
     speculative: dict[str, Any] | None = None  # method, K and draft model; absent without speculation
+    # Only in a live capture: recipe of the salted ``block_hashes``, and the share of the requests if it is below 100.
+    block_hash: str | None = None
+    sample_percent: int | None = None
 
     @property
     def drafts_in_one_pass(self) -> bool:
@@ -129,6 +132,7 @@ class TraceRecord(Record, kw_only=True, frozen=True):
     stop_reason: int | str | None = None  # stop string or token, as vLLM says it
     kept_tokens: int | None = None  # tokens of the last chunk that a stop string left
     client_ttft_ms: float | None = None  # TTFT as the client saw it, over HTTP
+    prompt_token_ids: list[Word] | None = None  # in a live capture where ``record.promptTokenIds`` asks for them
 
     def chunk_sizes(self) -> list[int]:
         """Return the tokens of every chunk, the first included."""

@@ -255,6 +255,7 @@ def trace_record(
         preemptions=request.preemptions,
         kept_tokens=request.kept_tokens,
         client_ttft_ms=client.ttft_ms if client else None,
+        prompt_token_ids=request.prompt_token_ids,
         **_identity(request, client, clock),
     )
 

@@ -9,7 +9,7 @@ from msgspec import Struct
 from specdecode_operator.capture.files import formats, validate
 from specdecode_operator.capture.files.accounting import Accounting
 from specdecode_operator.capture.files.config_hash import engine_hash, gpu_label, header_hash
-from specdecode_operator.capture.files.live import Recorded, loss_text
+from specdecode_operator.capture.files.live import ALL_PERCENT, Recorded, loss_text
 from specdecode_operator.capture.files.merge import Merged, merge
 from specdecode_operator.capture.files.publish import finish_publication, publish, read_manifest, seal
 from specdecode_operator.capture.files.segments import Segment
@@ -75,6 +75,8 @@ def finish(places: Places, asked: Asked, run: Run) -> Published:
         zero_wall_s=run.zero_wall_s,
         engine_hash=engine_digest,
         speculative=msgspec.to_builtins(speculative) if speculative else None,
+        block_hash=None if run.live is None else header.block_hash,
+        sample_percent=None if header.sample_percent == ALL_PERCENT else header.sample_percent,
     )
     recorded = [_entry(each) for each in run.segments] if run.live is None else run.live.entries()
     with volume_errors(places.root):
