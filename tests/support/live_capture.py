@@ -58,7 +58,8 @@ class PlayedServer:
     index: int
     servers: int
     lines: list[dict[str, Any]]  # of requests and steps
-    boot: str
+    boot: str  # another one for each connection
+    start: str  # of the engine
     monotonic_s: float  # the host's when it was armed
     wall_s: float
     engines: list[int]
@@ -71,7 +72,7 @@ class PlayedServer:
             self.index,
             self.servers,
             boot=self.boot,
-            start=self.boot[:4],
+            start=self.start,
             monotonic_s=self.monotonic_s,
             wall_s=self.wall_s,
             engines=self.engines,
@@ -132,6 +133,7 @@ class PlayedPod:
     monotonic_s: float = 50_000.0  # of its host when it is armed
     ahead_s: float = 0.0  # of its wall clock
     older: int = 0
+    _armed: int = 0
 
     @property
     def servers(self) -> int:
@@ -153,6 +155,7 @@ class PlayedPod:
 
     def played(self, server: int, order: dict[str, Any], **changes: Any) -> PlayedServer:
         """Return what an API server sends after an order."""
+        self._armed += 1
         salt, shift_s = bytes.fromhex(order["salt"]), self.monotonic_s - ZERO_S
         lines = []
         for line in Recording(self.scenario).segments[server][1:-1]:
@@ -164,7 +167,8 @@ class PlayedPod:
             elif line["k"] == "step" and order["steps"]:
                 lines.append(line | {"t": line["t"] + shift_s})
         usual: dict[str, Any] = {
-            "boot": f"{hashlib.sha256(self.name.encode()).hexdigest()[:4]}{server:04x}",
+            "boot": f"{self._armed:08x}",
+            "start": f"start-of-{self.name}",
             "monotonic_s": self.monotonic_s,
             "wall_s": WALL_S + self.ahead_s,
             "engines": list(range(self.scenario.engines)),
@@ -198,6 +202,11 @@ class Peer:
         self._writer.write(b"".join(parts))
         await self._writer.drain()
 
+    async def send_what_is_read(self, data: bytes) -> None:
+        """Send bytes until the collector closes the connection."""
+        with suppress(ConnectionError):
+            await self.send(data)
+
     async def close(self) -> None:
         """End the connection."""
         self._writer.close()
@@ -218,7 +227,7 @@ class Peer:
         assert order is not None, "the connection was closed"
         assert order.keys() == {"disarm"}
         await self.send(*played.last_lines(**tally))
-        assert await self.order() is None
+        assert await self.order() == {"bye": True}
 
 
 class Running:
@@ -254,6 +263,15 @@ class Running:
     def segments(self) -> list[Path]:
         """The files of the segments, in the order of their names."""
         return sorted(self.job.places.segments.glob("*.jsonl"))
+
+    def connected(self, pod: str) -> int:
+        """Return the number of API servers of a pod that the collector knows to be connected."""
+        return self.job.collection.connected(pod) if self.job.collection else 0
+
+    @property
+    def connections(self) -> int:
+        """Number of open connections to the collector."""
+        return self.job.collection.connections if self.job.collection else 0
 
     async def until(self, condition: Callable[[], bool], what: str) -> None:
         """Let the collector work until a condition holds."""

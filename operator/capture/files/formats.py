@@ -335,6 +335,7 @@ class LiveSegment(Struct, kw_only=True, frozen=True):
     # All requests of the API server in the window, by the recorder; null if the connection broke.
     tally: dict[str, int] | None = None
     counters: dict[str, float] | None = None  # growth of vLLM's own counters meanwhile; null if the connection broke
+    errors: int = 0  # of the recorder inside the engine
     interrupted: str | None = None  # why there are no tally and counters
 
 

@@ -30,12 +30,15 @@ from specdecode_operator.capture.files.formats import (
 from specdecode_operator.capture.files.segments import Segment
 from specdecode_operator.capture.files.totals import StepTotals, TraceTotals
 from specdecode_operator.capture.recorder.segment_format import ORDERED, Counters, Request, SegmentLine, Step, Tally
+from specdecode_operator.problems import printable
+from specdecode_operator.redaction import clip
 
 ALL_PERCENT: Final = 100
 
 LONGEST_JUMP_S: Final = 0.1
 """Steps of a wall clock above this are reported."""
 
+_LONGEST_REASON: Final = 300
 _LATE_S: Final = 5.0
 """A recorder that starts later than this after the window opened has missed requests."""
 
@@ -81,6 +84,11 @@ class Source:
         return self.pod, header.start or header.boot
 
     @property
+    def process(self) -> tuple[str | None, int]:
+        """Identify the process of the API server in its pod: each has its own counters."""
+        return self.segment.header.start, self.segment.header.pid
+
+    @property
     def growth(self) -> dict[str, float] | None:
         """Growth of vLLM's own counters while it was recorded; None if a reading is missing."""
         return None if self.first is None or self.last is None else grown(self.first, self.last)
@@ -100,6 +108,7 @@ class Source:
                 counts=DraftCounts(
                     drafts=self.drafts, draft_tokens=self.draft_tokens, accepted_tokens=self.accepted_tokens
                 ),
+                errors=closed.errors if closed else 0,
                 tally=None if self.tally is None else msgspec.structs.asdict(self.tally),
                 counters=self.growth,
                 interrupted=self.interrupted,
@@ -216,8 +225,11 @@ class Recorded:
                 yield LiveLoss(**who, reason=f"the recorder turned itself off: {source.off}")
             elif source.segment.closed is not None and source.segment.closed.reason != ORDERED:
                 yield LiveLoss(**who, reason=f"the recorder ended with the reason {source.segment.closed.reason}")
-            if source.tally is not None and source.tally.dropped:
-                yield LiveLoss(**who, reason="dropped by the recorder", requests=source.tally.dropped)
+            closed = source.segment.closed
+            if source.tally is not None and closed is not None and closed.dropped:
+                errors = f", of which {closed.errors} by errors, first {closed.first_error}" if closed.errors else ""
+                reason = f"the recorder dropped {closed.dropped} lines of requests and steps{errors}"
+                yield LiveLoss(**who, reason=clip(printable(reason), _LONGEST_REASON), requests=source.tally.dropped)
 
     def _clock_uncertainty_ms(self) -> float | None:
         bounds = [pod.clock_ahead_ms for pod in self.pods if pod.clock_ahead_ms is not None]
@@ -258,11 +270,11 @@ def _gap(source: Source, following: Source | None, who: Mapping[str, Any]) -> Li
     if following is None:
         return LiveLoss(**who, reason=reason)
     seconds = round(following.began_s - source.ended_s, 3)
-    restarted = following.segment.header.boot != source.segment.header.boot
-    if restarted or source.first is None or following.first is None:
-        why = f"{reason}; the engine restarted" if restarted else reason
-        return LiveLoss(**who, reason=why, seconds=seconds)
+    if source.first is None or following.first is None:
+        return LiveLoss(**who, reason=reason, seconds=seconds)
     growth = grown(source.first, following.first)
+    if source.process != following.process or min(growth.values(), default=0) < 0:
+        return LiveLoss(**who, reason=f"{reason}; the engine restarted", seconds=seconds)
 
     def left(name: str, recorded: int) -> int | None:
         return max(0, round(growth[name]) - recorded) if name in growth else None
@@ -340,7 +352,8 @@ def live_gates(
         pairs = [
             (part.tally[tallied], part.counters[counter], part)
             for part in parts
-            if part.tally is not None and part.counters is not None and counter in part.counters
+            # After an error in a hook, the recorder's own counts are not known to be right.
+            if part.tally is not None and part.counters is not None and counter in part.counters and not part.errors
         ]
         apart = {part.pod: abs(own - of_vllm) for own, of_vllm, part in pairs if own != of_vllm}
         own, of_vllm = sum(own for own, _, _ in pairs), sum(of_vllm for _, of_vllm, _ in pairs)
@@ -351,7 +364,7 @@ def live_gates(
                 sum(apart.values()), f"{what}: {own} by the recorders, {of_vllm:.0f} by vLLM's counters{where}"
             )
     if steps is not None:
-        found |= _drafting(parts, steps)
+        found |= _drafting(segments, steps)
     lost = sum(each.dropped or 0 for each in segments)
     unended = sum(each.closed != ORDERED for each in segments)
     why = f"{lost} lines lost, counted by the recorders; {unended} of {len(segments)} segments were interrupted"
@@ -379,13 +392,18 @@ def _unaccounted(
         yield abs(lines - written), f"{lines} requests arrived, and {written} are in the files"
 
 
-def _drafting(parts: Sequence[LiveSegment], steps: StepTotals) -> dict[str, Gate]:
-    """Compare the statistics of the steps with vLLM's counters, in each API server and in the files."""
+def _drafting(segments: Sequence[SegmentEntry], steps: StepTotals) -> dict[str, Gate]:
+    """Compare the statistics of the steps with vLLM's counters, in each API server and in the files.
+
+    A recorder that dropped lines is left out, since steps are among them.
+    """
+    parts = [each.live for each in segments if each.live is not None]
     in_files = (steps.drafts, steps.draft_tokens, steps.accepted)
     names = _DRAFTED
     arrived = tuple(sum(getattr(part.counts, name) for part in parts) for name in names)
     apart = max(abs(here - there) for here, there in zip(in_files, arrived, strict=True))
-    counted = [part for part in parts if part.counters is not None and "drafts" in part.counters]
+    whole = [each.live for each in segments if each.live is not None and each.dropped == 0]
+    counted = [part for part in whole if part.counters is not None and "drafts" in part.counters]
     for part in counted:
         growth = part.counters or {}
         apart = max(apart, *(abs(getattr(part.counts, name) - round(growth.get(name, 0))) for name in names))

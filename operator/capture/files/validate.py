@@ -180,15 +180,15 @@ class Validation:
 def validate_capture(
     folder: Path,
     segments: list[SegmentEntry] | None = None,
-    counts: EngineCounters | Live | None = None,
+    counters: EngineCounters | Live | None = None,
     scratch: Path | None = None,
     *,
     steps_wanted: bool = False,
 ) -> Validation:
     """Validate the files of a published capture, an attempt (``.part``), or any other folder.
 
-    ``segments``, ``counts`` and ``steps_wanted`` (``record.stepStats``) are taken from the manifest of a published
-    capture. ``counts`` are the engine's counters during a load, or the account of a live capture. ``scratch`` is the
+    ``segments``, ``counters`` and ``steps_wanted`` (``record.stepStats``) are taken from the manifest of a published
+    capture. ``counters`` are the engine's counters during a load, or the account of a live capture. ``scratch`` is the
     folder to sort in; it defaults to the system's folder for temporary files.
     """
     found = Validation()
@@ -200,7 +200,7 @@ def validate_capture(
         try:
             if not report.broken:
                 manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=_Recorded)
-                segments, counts = manifest.segments, manifest.live or manifest.engine_counters
+                segments, counters = manifest.segments, manifest.live or manifest.engine_counters
                 steps_wanted = wants_steps(manifest.record)
                 notes = engine_notes(manifest.vllm, recorder_tried=manifest.recorder_tried, context=manifest.context)
                 report.notes += [*maker_note(manifest.specdecode), *notes]
@@ -214,11 +214,11 @@ def validate_capture(
     if client is not None and trace is not None and not unreadable:
         with tempfile.TemporaryDirectory(prefix="specdecode-", dir=scratch) as place:
             found.accounting = account(client, trace, find(folder, ABORTED), Path(place))
-    if isinstance(counts, Live):
-        found.live = counts
-        found.gates = gates_of_live(found.trace, found.steps, counts, segments or [], found.aborted.total())
+    if isinstance(counters, Live):
+        found.live = counters
+        found.gates = gates_of_live(found.trace, found.steps, counters, segments or [], found.aborted.total())
     else:
-        found.gates = gates(found.trace, found.steps, found.accounting, segments, counts)
+        found.gates = gates(found.trace, found.steps, found.accounting, segments, counters)
     if steps_wanted and found.trace is not None:
         found.gates["missing_steps"] = missing_steps(found.trace, found.steps)
     return found

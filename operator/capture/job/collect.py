@@ -61,8 +61,8 @@ CONNECTIONS_PER_POD: Final = 64
 _LONGEST_HELLO_BYTES: Final = 4096
 _READ_BYTES: Final = 2**18
 _HELLO_S: Final = 10.0
-_FIRST_LINE_S: Final = 30.0  # until the first recorder answers the order to record
-_LAST_LINES_S: Final = 30.0  # beyond the drain time, for lines that are under way
+_FIRST_LINE_S: Final = 60.0  # until the first recorder begins; it waits up to 30 s for its engine's event loop
+_LAST_LINES_S: Final = 60.0  # beyond the drain time, for the same and for lines that are under way
 _SYNC_EVERY_S: Final = 5.0
 _LONGEST_REASON: Final = 300
 _LONGEST_TIME_S: Final = 1e12
@@ -222,8 +222,11 @@ class SegmentReader:
             raise RejectedError(f"a line of the kind {_kind(line)} between requests")
 
     def _before_last(self, line: SegmentLine) -> None:
-        self.source.last = _counters(line)
-        self._next = self._last
+        if isinstance(line, Closed):  # the engine's event loop did not respond, so its counters are not known
+            self._last(line)
+        else:
+            self.source.last = _counters(line)
+            self._next = self._last
 
     def _last(self, line: SegmentLine) -> None:
         _require(isinstance(line, Closed), "the last line is not of the kind closed")
@@ -275,7 +278,8 @@ class SegmentReader:
         )
         for given, wanted, length in (
             (line.token_ids, record.token_ids, sum(line.chunk_tokens)),
-            (line.prompt_token_ids, record.prompt_token_ids, line.prompt_tokens),
+            # A prompt of embeddings has no token ids.
+            (line.prompt_token_ids or None, record.prompt_token_ids, line.prompt_tokens),
         ):
             _require(given is None or wanted, "token ids that were not ordered")
             _require(
@@ -469,7 +473,7 @@ class Collection:
             live.duration_seconds or math.inf, self._settings.deadline_seconds or math.inf
         )
         self._state = _OPEN
-        for peer in self._connected():
+        for peer in self._open_peers():
             self._arm(peer)
         began = await self._wait(lambda: bool(self._peers), self._zero_s + _FIRST_LINE_S)
         if not began:
@@ -500,16 +504,16 @@ class Collection:
     async def _disarm(self) -> None:
         """End the window, and wait for the last lines of all recorders."""
         drain_s = self._live.drain_seconds
-        for peer in self._connected():
+        for peer in self._open_peers():
             if peer.has_segment:
                 peer.send({"disarm": {"drain_s": drain_s}})
             else:
                 peer.end("the window is over")
         within_s = drain_s + _LAST_LINES_S
-        await self._wait(lambda: not self._connected(), time.monotonic() + within_s)
-        for peer in self._connected():
+        await self._wait(lambda: not self._open_peers(), time.monotonic() + within_s)
+        for peer in self._open_peers():
             peer.end(f"the recorder did not finish within {within_s:g} s")
-        await self._wait(lambda: not self._connected(), time.monotonic() + _LAST_LINES_S)
+        await self._wait(lambda: not self._open_peers(), time.monotonic() + _LAST_LINES_S)
 
     async def _wait(self, condition: Callable[[], bool], until_s: float) -> bool:
         """Wait for a condition or a time; return whether the condition holds. Raise if the run must end."""
@@ -524,6 +528,15 @@ class Collection:
                 return condition()
         return True
 
+    @property
+    def connections(self) -> int:
+        """Number of open connections, of anyone."""
+        return len(self._handlers)
+
+    def connected(self, pod: str) -> int:
+        """Return the number of API servers of a pod that are connected."""
+        return len(self._pods[pod].peers)
+
     def _all_joined(self) -> bool:
         return all(pod.has_joined for pod in self._pods.values())
 
@@ -533,7 +546,7 @@ class Collection:
     def _recorded(self) -> int:
         return sum(peer.reader.source.requests for peer in self._peers)
 
-    def _connected(self) -> list[Peer]:
+    def _open_peers(self) -> list[Peer]:
         return [peer for pod in self._pods.values() for peer in pod.peers.values()]
 
     def _nobody(self, after_s: float) -> CaptureError:
@@ -620,6 +633,8 @@ class Collection:
                 if problem is not None:
                     reason = problem
                     self._complaints.add(peer.writer, problem)
+                if peer.reader.closed is not None and self._state == _OVER:
+                    peer.send({"bye": True})
                 if problem is not None or peer.reader.is_complete:
                     return
         except RejectedError as error:
@@ -704,7 +719,7 @@ class Collection:
     async def _sync(self) -> None:
         while True:
             await asyncio.sleep(_SYNC_EVERY_S)
-            for peer in self._connected():
+            for peer in self._open_peers():
                 if peer.file is not None:
                     try:
                         await asyncio.to_thread(os.fsync, peer.file)
@@ -779,6 +794,7 @@ class CollectJob:
             raise CaptureError("InvalidSettings", str(error)) from error
         settings = self.settings
         self.places = pod_files.Places(Path(settings.root), settings.namespace, settings.capture, attempt)
+        self.collection: Collection | None = None  # while it records
         self._asked = Asked(
             capture_uid=settings.capture_uid,
             record=settings.record.model_dump(by_alias=True),
@@ -795,8 +811,8 @@ class CollectJob:
             stop = Stop()
             stop_on_signals(stop)
             with pod_files.volume_errors(self.places.root):
-                collection = Collection(self.settings, self.places, stop)
-                recorded = await collection.run(listener or listen(self.settings.live.port))
+                self.collection = Collection(self.settings, self.places, stop)
+                recorded = await self.collection.run(listener or listen(self.settings.live.port))
                 flush(self.places.segments)
             return await asyncio.to_thread(finish, self.places, self._asked, _run(recorded))
 

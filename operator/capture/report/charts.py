@@ -402,6 +402,8 @@ def lengths(known: list[Series]) -> _Drawn:
             _curve(axes, tokens, each)
     for axes, name in ((left, "prompt"), (right, "output")):
         _finish_curves(axes, f"tokens of the {name}")
+        if axes.get_xscale() == "linear":
+            whole_ticks(axes)
     percent_axis(left, "requests that had at most this many")
     if len(known) > 1:
         legend_above(figure, left)
