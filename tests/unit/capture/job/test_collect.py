@@ -140,10 +140,10 @@ class TestClocks:
         first, second = (sorted(times) for times in by_engine.values())
         # Equal traffic, but the clock of the second host is 20 ms ahead.
         assert [later - earlier for earlier, later in zip(first, second, strict=True)] == pytest.approx([20.0] * 12)
-        assert first[0] == pytest.approx(10_003.0)
+        assert first[0] == pytest.approx(9_998.0)
 
     async def test_servers_of_one_engine_share_its_first_reading(self, tmp_path: Path) -> None:
-        """Their messages of one step are microseconds apart, and stay so although wall clocks are read at other times."""
+        """Their messages of one step are microseconds apart, and stay so although they read the wall clock differently."""
         pod = PlayedPod("a", Scenario(warmup=0, servers=2))
         async with collector(environment(tmp_path, ["a"])) as running:
             peers = await running.join(pod)
@@ -175,7 +175,7 @@ class TestClocks:
             await running.received(3 + len(joined[0][1].recorded))
             published = await end(running, joined)
         assert [note for note in published.manifest.notes if "jumped by -3.500 s" in note]
-        assert recording_in(tmp_path).requests[0].arrival_ms == pytest.approx(10_003.0)
+        assert recording_in(tmp_path).requests[0].arrival_ms == pytest.approx(9_998.0)
 
     async def test_bounds_of_a_wrong_clock_are_published(self, tmp_path: Path) -> None:
         published = await publish(tmp_path, PlayedPod("a"), PlayedPod("b", node="node-2", ahead_s=7.0))
@@ -228,13 +228,15 @@ class TestWindow:
             await running.until(lambda: running.connected("a") == 1, "the pod has joined")
             running.advance(150)
             joined = [(peer, await peer.armed(early))]
+            await running.received(2)
             running.advance(60)
             joined += await armed(running, late)
             await send_all(running, joined)
             published = await end(running, joined)
         (loss,) = live_of(published).lost
         assert (loss.pod, loss.requests) == ("late", None)
-        assert loss.seconds == pytest.approx(60, abs=30)
+        assert loss.seconds is not None
+        assert loss.seconds >= 60
         assert live_of(published).accounting.records == 16
 
     async def test_recorder_that_does_not_finish_is_interrupted(self, tmp_path: Path) -> None:
@@ -534,9 +536,8 @@ class TestUntrustedPeers:
     async def test_connections_are_bounded(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(collect, "CONNECTIONS_PER_POD", 2)
         async with collector(environment(tmp_path, ["a"])) as running:
-            for count in (1, 2):
-                await running.connect()
-                await running.until(lambda count=count: running.connections == count, "a connection")  # type: ignore[misc]
+            kept = [await running.connect() for _ in range(2)]
+            await running.until(lambda: running.connections == len(kept), "two connections")
             assert await (await running.connect()).order() is None
 
     async def test_line_before_the_order_ends_the_connection(self, tmp_path: Path) -> None:
