@@ -770,9 +770,7 @@ def _clock_note(pod: LivePod) -> str | None:
         return None
     least_s, word = (low_s, "ahead of") if low_s > 0 else (-high_s, "behind")
     node = pod.node or "unknown"
-    return (
-        f"the clock of node {node} is at least {least_s:.1f} s {word} the collector's, and the times of {pod.pod} too"
-    )
+    return f"the clock of node {node} (pod {pod.pod}) is at least {least_s:.1f} s {word} the collector's"
 
 
 def listen(port: int) -> socket.socket:

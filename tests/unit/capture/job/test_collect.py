@@ -143,7 +143,7 @@ class TestClocks:
         assert first[0] == pytest.approx(9_998.0)
 
     async def test_servers_of_one_engine_share_its_first_reading(self, tmp_path: Path) -> None:
-        """Their messages of one step are microseconds apart, and stay so although they read the wall clock differently."""
+        """Their messages of one step are microseconds apart, and stay so if they read other wall clocks."""
         pod = PlayedPod("a", Scenario(warmup=0, servers=2))
         async with collector(environment(tmp_path, ["a"])) as running:
             peers = await running.join(pod)
@@ -182,7 +182,7 @@ class TestClocks:
         live = live_of(published)
         assert [each.clock_ahead_ms for each in live.pods] == [pytest.approx((0, 0)), pytest.approx((7000, 7000))]
         assert live.clock_uncertainty_ms == pytest.approx(7000)
-        assert [note for note in published.manifest.notes if "node node-2 is at least 7.0 s ahead" in note]
+        assert [note for note in published.manifest.notes if "(pod b) is at least 7.0 s ahead" in note]
 
 
 class TestWindow:
