@@ -57,6 +57,7 @@ from specdecode_operator.problems import printable
 from specdecode_operator.redaction import clip
 
 LONGEST_LINE_BYTES: Final = 16 * 2**20
+_MOST_TORN_BYTES: Final = 32 * LONGEST_LINE_BYTES
 CONNECTIONS_PER_POD: Final = 64
 _LONGEST_HELLO_BYTES: Final = 4096
 _READ_BYTES: Final = 2**18
@@ -93,11 +94,19 @@ class RejectedError(Exception):
     """A peer sent something wrong; its connection ends."""
 
 
-class _Lines:
-    """Whole lines of a connection, with a bound on their length."""
+class _Memory:
+    """Bytes of unfinished lines of all connections."""
 
-    def __init__(self, reader: asyncio.StreamReader) -> None:
+    def __init__(self) -> None:
+        self.used_bytes = 0
+
+
+class _Lines:
+    """Whole lines of a connection, with a bound on their length, and on the unfinished lines of all connections."""
+
+    def __init__(self, reader: asyncio.StreamReader, memory: _Memory) -> None:
         self.longest_bytes = _LONGEST_HELLO_BYTES
+        self._memory = memory
         self._reader = reader
         self._torn: list[bytes] = []
         self._torn_bytes = 0
@@ -107,14 +116,25 @@ class _Lines:
         while piece := await self._reader.read(_READ_BYTES):
             first, found, rest = piece.partition(b"\n")
             self._torn.append(first)
-            self._torn_bytes += len(first)
-            self._bound(self._torn_bytes)
+            self._keep(self._torn, self._torn_bytes + len(first))
             if found:
                 *whole, torn = (b"".join(self._torn) + b"\n" + rest).split(b"\n")
-                self._torn, self._torn_bytes = [torn], len(torn)
-                self._bound(max(map(len, (*whole, torn))))
+                self._keep([torn], len(torn))
+                self._bound(max(map(len, whole)))
                 return whole
         return []
+
+    def _keep(self, torn: list[bytes], size_bytes: int) -> None:
+        self._memory.used_bytes += size_bytes - self._torn_bytes
+        self._torn, self._torn_bytes = torn, size_bytes
+        self._bound(size_bytes)
+        if self._memory.used_bytes > _MOST_TORN_BYTES:
+            raise RejectedError("too many long lines at a time")
+
+    def release(self) -> None:
+        """Forget an unfinished line."""
+        self._memory.used_bytes -= self._torn_bytes
+        self._torn, self._torn_bytes = [], 0
 
     def _bound(self, size_bytes: int) -> None:
         if size_bytes > self.longest_bytes:
@@ -442,6 +462,7 @@ class Collection:
         self._changed = asyncio.Event()
         self._handlers: set[asyncio.Task[None]] = set()
         self._complaints = _Complaints()
+        self._memory = _Memory()
         self._salt = os.urandom(32).hex()
 
     async def run(self, listener: socket.socket) -> Recorded:
@@ -574,13 +595,13 @@ class Collection:
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - asyncio runs this as a task
+        lines = _Lines(reader, self._memory)
         try:
             if len(self._handlers) >= len(self._pods) * CONNECTIONS_PER_POD:
                 self._complaints.add(writer, "too many connections")
                 return
             self._handlers.add(task)
             _keep_alive(writer)
-            lines = _Lines(reader)
             hello = await self._hello(lines)
             pod = self._pods.get(hello.pod)
             if pod is None or self._state == _OVER:
@@ -600,6 +621,7 @@ class Collection:
             pass  # it is gone
         finally:
             self._handlers.discard(task)
+            lines.release()
             writer.close()
             self._changed.set()
 

@@ -634,6 +634,19 @@ class TestUntrustedPeers:
             assert await peer.order() is None
             assert running.written() == 2
 
+    async def test_unfinished_lines_of_all_are_bounded(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(collect, "_MOST_TORN_BYTES", 2**20)
+        pods = [PlayedPod("a"), PlayedPod("b")]
+        async with collector(environment(tmp_path, ["a", "b"])) as running:
+            peers = [peer for pod in pods for peer in await running.join(pod)]
+            for pod, peer in zip(pods, peers, strict=True):
+                await peer.armed(pod)
+            for peer in peers:
+                await peer.send_what_is_read(b"x" * 2**19)
+            await peers[1].send_what_is_read(b"x" * 2**18)
+            assert await peers[1].order() is None
+            assert running.connected("a") == 1
+
     async def test_torn_line_is_not_written(self, tmp_path: Path) -> None:
         async with collector(environment(tmp_path, ["a"])) as running:
             ((peer, played),) = await armed(running, PlayedPod("a"))
