@@ -242,7 +242,8 @@ def _live_reservations(live: LiveCounts) -> list[str]:
         found.append(f"{live.missing_pods} of {live.pods + live.missing_pods} pods were not recorded")
     if live.gaps:
         lost = "an unknown number of" if live.lost_requests is None else live.lost_requests
-        found.append(f"{live.gaps} gaps in the recording, with {lost} requests; see live.lost in manifest.json")
+        gaps = f"{live.gaps} gap{'s' * (live.gaps != 1)}"
+        found.append(f"{gaps} in the recording, with {lost} requests; see live.lost in manifest.json")
     return found
 
 
