@@ -168,6 +168,34 @@ class Quantiles(ApiModel):
     """99th percentile, in milliseconds."""
 
 
+class LiveCounts(ApiModel):
+    """What a live capture recorded."""
+
+    sample_percent: int
+    """Share of the requests that were recorded, in percent."""
+
+    window_seconds: Word
+    """Length of the window in seconds, as a decimal."""
+
+    pods: int
+    """Number of engine pods that were recorded."""
+
+    missing_pods: int = 0
+    """Number of engine pods of the deployment that were not recorded. The notes of the manifest name them."""
+
+    recorded: int
+    """Number of recorded requests."""
+
+    sampled_out: int = 0
+    """Number of requests in the window that the sample left out."""
+
+    gaps: int = 0
+    """Number of gaps in the recording, for example because an engine restarted."""
+
+    lost_requests: int | None = None
+    """Number of requests that the engines finished in the gaps. Not set if it is unknown."""
+
+
 class PublishedFile(ApiModel):
     """File on the volume."""
 
@@ -188,7 +216,11 @@ class CaptureSummary(ApiModel):
     """Results of the capture."""
 
     requests: RequestCounts
-    """Number of requests by outcome."""
+    """Number of requests by outcome. In a live capture, sent is the number of requests that arrived in the window, and
+    completed the number of recorded ones with a complete answer."""
+
+    live: LiveCounts | None = None
+    """What a live capture recorded. Not set for a load."""
 
     engine_version: Word | None = None
     """vLLM version that the engine reports, such as 0.33.0."""
@@ -216,13 +248,13 @@ class CaptureSummary(ApiModel):
     """Accepted share of the drafted tokens at each draft position, in percent."""
 
     ttft_ms: Quantiles | None = None
-    """Time to first token (TTFT) as measured by the client."""
+    """Time to first token (TTFT) as measured by the client; in a live capture, by the engine."""
 
     tpot_ms: Quantiles | None = None
     """Time per further output token (TPOT) of a request."""
 
     latency_ms: Quantiles | None = None
-    """Time to the last token as measured by the client."""
+    """Time to the last token as measured by the client; in a live capture, by the engine."""
 
     late_ms: Quantiles | None = None
     """Delay between the due time of requests and their sending, for the phase with the largest delays."""

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import RegressionStatus
-from specdecode_operator.api.capture_status import CapturePhase, CaptureSummary, ComparisonStatus
+from specdecode_operator.api.capture_status import CapturePhase, CaptureSummary, ComparisonStatus, LiveCounts
 from specdecode_operator.capture.gpu_sharing import in_line
 from specdecode_operator.capture.job_manifest import LOAD, PREPARE, SWITCH_VOLUME
 from specdecode_operator.capture.observation import Progress
@@ -36,7 +36,7 @@ _ENDED = frozenset({"Succeeded", "Failed"})
 _ENDING = "load finished, pod is terminating"
 _PARTIAL = "files recorded so far are kept as partial files"
 
-_Status = TypeVar("_Status", CaptureSummary, ComparisonStatus, RegressionStatus)
+_Status = TypeVar("_Status", CaptureSummary, ComparisonStatus, LiveCounts, RegressionStatus)
 
 
 def read_summary(pod: Body | None) -> CaptureSummary | None:
@@ -222,7 +222,9 @@ def _reservations(summary: CaptureSummary | None) -> str:
     if summary is None:
         return ""
     requests, short = summary.requests, []
-    if requests.completed < requests.sent:
+    if summary.live is not None:
+        short = _live_reservations(summary.live)
+    elif requests.completed < requests.sent:
         counts = {
             "rejected by the engine": requests.http_rejected,
             "disconnected": requests.disconnected,
@@ -232,6 +234,17 @@ def _reservations(summary: CaptureSummary | None) -> str:
         words = f"{requests.sent - requests.completed} of {requests.sent} requests did not complete"
         short = [f"{words}{f' ({why})' if why else ''}; see client.jsonl for the errors"]
     return "".join(f"; {each}" for each in [*short, *(summary.engine_notes or ()), *(summary.prompt_notes or ())])
+
+
+def _live_reservations(live: LiveCounts) -> list[str]:
+    found = []
+    if live.missing_pods:
+        found.append(f"{live.missing_pods} of {live.pods + live.missing_pods} pods were not recorded")
+    if live.gaps:
+        lost = "an unknown number of" if live.lost_requests is None else live.lost_requests
+        gaps = f"{live.gaps} gap{'s' * (live.gaps != 1)}"
+        found.append(f"{gaps} in the recording, with {lost} requests; see live.lost in manifest.json")
+    return found
 
 
 def _has_ended(pod: Body) -> bool:

@@ -41,6 +41,14 @@ def run_command(*, termination_log: _Termination = _TERMINATION_LOG) -> None:
     _end(termination_log, run_job)
 
 
+@capture_job_app.command("collect")
+def collect_command(*, termination_log: _Termination = _TERMINATION_LOG) -> None:
+    """Record the traffic of running engines, then merge, validate and publish the recorded files."""
+    from specdecode_operator.capture.job.collect import collect_job  # noqa: PLC0415
+
+    _end(termination_log, collect_job)
+
+
 def _end(termination_log: Path, work: Callable[[], bytes]) -> None:
     from specdecode_operator.capture.files.formats import CaptureError  # noqa: PLC0415
     from specdecode_operator.capture.job.entrypoint import error_message  # noqa: PLC0415

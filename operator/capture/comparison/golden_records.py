@@ -107,6 +107,10 @@ def read_record(folders: Sequence[Path]) -> Record:
             while (request := (repetition, line.phase, int(number[:9]), several)) in answers:
                 several += 1
             answers[request] = answer
+    if not answers and meta is not None and meta.block_hash is not None:
+        raise NotComparableError(
+            f"{name}: is a live capture, whose requests no other capture can repeat: name one that sends a load"
+        )
     if not answers:
         raise NotComparableError(f"{name}: has no request of a workload: name the folder of a capture")
     return Record(name=name, meta=meta or TraceMeta(), answers=answers)

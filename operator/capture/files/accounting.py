@@ -21,9 +21,11 @@ from specdecode_operator.capture.files.formats import (
     ClientRecord,
     EngineCounters,
     Gate,
+    Live,
     SegmentEntry,
     read_lines,
 )
+from specdecode_operator.capture.files.live import live_gates, unjudged_chunks
 from specdecode_operator.capture.files.merge import read_client, scratch_database
 from specdecode_operator.capture.files.totals import BY_ENGINE, SHORT_GAP_MS, StepTotals, TraceTotals
 from specdecode_operator.capture.recorder.segment_format import ORDERED
@@ -175,9 +177,7 @@ def gates(
 ) -> dict[str, Gate]:
     """Return every gate that the given files allow, by name."""
     found: dict[str, Gate] = {}
-    if steps is not None and not steps.steps:
-        # No steps were recorded, as with record.stepStats: false, so they prove nothing.
-        steps = None
+    steps = _recorded(steps)
     if accounting is not None:
         named = "; ".join(f"{each.request_id}: {each.what}" for each in accounting.shown)
         rest = accounting.mismatches - len(accounting.shown)
@@ -196,6 +196,39 @@ def gates(
         interrupted = f"; {unended} of {len(segments)} segments were interrupted" if unended else ""
         why = f"{lost} lines lost, counted by the recorder{interrupted}"
         found["dropped"] = _gate(lost + unended, why)
+    found |= _of_files(trace, steps)
+    if trace is not None and steps is not None:
+        found["step_counters"] = _step_counters(trace, steps)
+    if steps is not None and counters is not None and counters.drafts is not None:
+        found["engine_counters"] = _engine_counters(steps, counters)
+    return found
+
+
+def gates_of_live(
+    trace: TraceTotals | None, steps: StepTotals | None, live: Live, segments: Sequence[SegmentEntry], aborted: int
+) -> dict[str, Gate]:
+    """Return every gate of a live capture that the given files allow, by name.
+
+    Steps and chunks are compared without an upper limit: the steps also serve requests that were running when the
+    window opened, which are not recorded. ``aborted`` is the number of lines in aborted.jsonl.
+    """
+    steps = _recorded(steps)
+    found = live_gates(live, segments, trace, steps, aborted) | _of_files(trace, steps)
+    if trace is not None and steps is not None:
+        found["step_counters"] = _step_counters(
+            trace, steps, unjudged=unjudged_chunks(live, segments), most="steps of older requests count too: no limit"
+        )
+    return found
+
+
+def _recorded(steps: StepTotals | None) -> StepTotals | None:
+    """Return the steps; None if none were recorded, as with record.stepStats: false, so that they prove nothing."""
+    return steps if steps is not None and steps.steps else None
+
+
+def _of_files(trace: TraceTotals | None, steps: StepTotals | None) -> dict[str, Gate]:
+    """Return the gates that need no other source than trace and steps."""
+    found: dict[str, Gate] = {}
     if trace is not None:
         found["short_gap_share"] = _short_gaps(trace)
         found["largest_chunk"] = _largest_chunk(trace, steps)
@@ -206,10 +239,6 @@ def gates(
         found["per_position"] = _none_of(
             steps.inconsistent, "steps whose acceptance per position does not add up, or rises with the position"
         )
-    if trace is not None and steps is not None:
-        found["step_counters"] = _step_counters(trace, steps)
-    if steps is not None and counters is not None and counters.drafts is not None:
-        found["engine_counters"] = _engine_counters(steps, counters)
     return found
 
 
@@ -250,7 +279,10 @@ def _largest_chunk(trace: TraceTotals, steps: StepTotals | None) -> Gate:
     return _gate(trace.largest_chunk, why, limit)
 
 
-def _step_counters(trace: TraceTotals, steps: StepTotals) -> Gate:
+def _step_counters(
+    trace: TraceTotals, steps: StepTotals, *, unjudged: str | None = None, most: str | None = None
+) -> Gate:
+    """Compare accepted drafts with the chunks; ``unjudged`` is why they cannot be, and ``most`` why without a limit."""
     # Drafts are counted as accepted before max_tokens or a stop token cuts the last chunk, so a few are missing.
     cut = steps.accepted - trace.extra_tokens
     others = sum(count for ended, count in trace.ended_by.items() if ended != BY_ENGINE)
@@ -259,9 +291,13 @@ def _step_counters(trace: TraceTotals, steps: StepTotals) -> Gate:
         f"{steps.accepted} drafts accepted by the engine's counters, {trace.extra_tokens} in the chunks: "
         f"{cut}{share} were cut from the last chunks"
     )
+    if unjudged is not None:
+        return _gate(cut, f"{why}; not judged, because {unjudged}", None)
     if cut < 0:
         return Gate(value=cut, limit=None, passed=False, why=f"{why}: chunks contain more tokens than were accepted")
     if others:
         why += f"; not judged, because {others} requests were not ended by the engine, which then kept drafting"
         return _gate(cut, why, None)
+    if most is not None:
+        return _gate(cut, f"{why}; {most}", None)
     return _gate(cut, f"{why}; each request can lose K at its end", steps.num_spec_tokens * trace.records)

@@ -72,6 +72,9 @@ class TraceMeta(Struct, kw_only=True, frozen=True, omit_defaults=True):
     zero_wall_s: float | None = None
     engine_hash: str | None = None  # our fuller hash: also GPU name, image and every setting
     speculative: dict[str, Any] | None = None  # method, K and draft model; absent without speculation
+    # Only in a live capture: recipe of the salted ``block_hashes``, and the share of the requests if it is below 100.
+    block_hash: str | None = None
+    sample_percent: int | None = None
 
     @property
     def drafts_in_one_pass(self) -> bool:
@@ -129,6 +132,7 @@ class TraceRecord(Record, kw_only=True, frozen=True):
     stop_reason: int | str | None = None  # stop string or token, as vLLM says it
     kept_tokens: int | None = None  # tokens of the last chunk that a stop string left
     client_ttft_ms: float | None = None  # TTFT as the client saw it, over HTTP
+    prompt_token_ids: list[Word] | None = None  # in a live capture where ``record.promptTokenIds`` asks for them
 
     def chunk_sizes(self) -> list[int]:
         """Return the tokens of every chunk, the first included."""
@@ -312,6 +316,29 @@ class FileEntry(Struct, kw_only=True, frozen=True):
     sha256: str
 
 
+class DraftCounts(Struct, kw_only=True, frozen=True):
+    """Counts of drafting."""
+
+    drafts: int = 0  # verifications of one request's draft
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+
+
+class LiveSegment(Struct, kw_only=True, frozen=True):
+    """One connection of a recorder to the collector of a live capture."""
+
+    pod: str
+    # What the collector received.
+    requests: int
+    steps: int
+    counts: DraftCounts = DraftCounts()  # of these steps
+    # All requests of the API server in the window, by the recorder; null if the connection broke.
+    tally: dict[str, int] | None = None
+    counters: dict[str, float] | None = None  # growth of vLLM's own counters meanwhile; null if the connection broke
+    errors: int = 0  # of the recorder inside the engine
+    interrupted: str | None = None  # why there are no tally and counters
+
+
 class SegmentEntry(Struct, kw_only=True, frozen=True):
     """One API server's recorder, by its own report."""
 
@@ -323,6 +350,7 @@ class SegmentEntry(Struct, kw_only=True, frozen=True):
     steps: int | None = None
     dropped: int | None = None
     unfinished: int | None = None
+    live: LiveSegment | None = None  # only in a live capture
 
 
 class Gate(Struct, kw_only=True, frozen=True):
@@ -372,6 +400,85 @@ class Experiment(Struct, kw_only=True, frozen=True):
     lossy: dict[str, str] = {}  # arms that may answer otherwise by their settings, and why
 
 
+WindowEnd = Literal["duration", "requests", "deadline"]
+
+
+class LiveWindow(Struct, kw_only=True, frozen=True):
+    """Time in which the recorders of a live capture took requests."""
+
+    started_wall_s: float  # when the recorders were armed, in seconds since 1970
+    seconds: float
+    ended_by: WindowEnd
+    # As requested; null if not limited.
+    duration_seconds: float | None = None
+    requests: int | None = None
+
+
+class LivePod(Struct, kw_only=True, frozen=True):
+    """One engine pod that a live capture names."""
+
+    pod: str
+    uid: str | None = None
+    node: str | None = None
+    api_servers: int = 0  # that recorded
+    missing: str | None = None  # why none of them did
+    # Bounds of how far the clock of its node is ahead of the collector's; null if unknown.
+    clock_ahead_ms: tuple[float, float] | None = None
+
+
+class LiveEngine(Struct, kw_only=True, frozen=True):
+    """Where one engine of the files ran. In every pod the first engine calls itself 0."""
+
+    engine: int  # in trace.jsonl and step-stats.jsonl
+    pod: str
+    node: str | None
+    index: int  # in its pod
+    config_hash: str
+
+
+class LiveLoss(Struct, kw_only=True, frozen=True):
+    """A gap in the recording of one API server."""
+
+    pod: str
+    client_index: int
+    reason: str
+    seconds: float | None = None  # until the API server recorded again; null if it did not
+    # That vLLM counted and the files do not have; null if the API server did not record again, or restarted.
+    requests: int | None = None
+    tokens: int | None = None
+
+
+class LiveAccounting(Struct, kw_only=True, frozen=True):
+    """Where every request of a live capture went: ``admitted = recorded + sampled_out + dropped``.
+
+    Interrupted segments are left out, except in ``records``; ``lost`` of the manifest has them.
+    """
+
+    admitted: int  # arrived in the window
+    recorded: int
+    sampled_out: int
+    dropped: int
+    older: int  # running when the window opened, and not recorded
+    after: int  # arrived after the window while recorded requests still ran, and not recorded
+    finished: int  # by vLLM's rules, of all the requests above
+    generated_tokens: int
+    records: int  # lines in trace.jsonl and aborted.jsonl
+    equation: str
+
+
+class Live(Struct, kw_only=True, frozen=True):
+    """Recording of a live capture."""
+
+    window: LiveWindow
+    sample_percent: int  # share of the requests that are recorded
+    pods: list[LivePod]
+    engines: list[LiveEngine]
+    lost: list[LiveLoss]
+    accounting: LiveAccounting
+    # Largest error of times of one pod compared with those of another; null if unknown.
+    clock_uncertainty_ms: float | None = None
+
+
 class Manifest(Struct, kw_only=True, frozen=True):
     """Everything about a published capture."""
 
@@ -406,13 +513,21 @@ class Manifest(Struct, kw_only=True, frozen=True):
     published_wall_s: float  # when the files were complete, in seconds since 1970
     config_hash: str  # as vllm-vcr computes it (scheme v3)
     engine_hash: str  # over everything that the engine runs with
-    accounting: AccountingEntry
+    accounting: AccountingEntry | None  # null in a live capture, which has its own in ``live``
     engine_counters: EngineCounters | None  # what /metrics says of the run; null where it did not answer
     files: dict[str, FileEntry]
     gates: dict[str, Gate]
     segments: list[SegmentEntry]
     notes: list[str]  # what else a reader should know, such as torn ends that were left out
     summary: dict[str, Any]
+    source: Literal["load", "live"] = "load"  # requests of the load generator, or of users
+    live: Live | None = None  # null for a load
+
+    @property
+    def equation(self) -> str:
+        """Where every request went, in one line."""
+        entry = self.live.accounting if self.live is not None else self.accounting
+        return entry.equation if entry is not None else ""
 
 
 class PartialManifest(Struct, kw_only=True, frozen=True):

@@ -1,4 +1,4 @@
-"""Merge the segments of the recorders and the load generator's log into the files of a capture.
+"""Merge the segments of the recorders and the load generator's log, if any, into the files of a capture.
 
 SQLite sorts and joins everything in tables on the volume, so memory does not grow with the capture:
 
@@ -9,6 +9,9 @@ SQLite sorts and joins everything in tables on the volume, so memory does not gr
 
 An index is created before its table is filled. Otherwise SQLite sorts in /var/tmp or /tmp, which is the node's
 storage.
+
+A live capture has no client, so every recorded request and step is measured. Its segments come from several hosts, and
+each line is first put on the clock of the capture (``live.Placement``).
 
 With several API servers, one step of an engine yields one message per API server, with the requests of that server
 only, microseconds apart, and the step's statistics go to one of them. Messages of one engine that are closer than
@@ -48,6 +51,7 @@ from specdecode_operator.capture.files.formats import (
     encode_meta,
     read_lines,
 )
+from specdecode_operator.capture.files.live import ALL_PERCENT, Placement, Recorded
 from specdecode_operator.capture.files.segments import FOLDER, Segment, Torn, list_segments, read_segment
 from specdecode_operator.capture.recorder.segment_format import Request, Step
 
@@ -120,9 +124,13 @@ class _Samples:
 
 
 class WholeEngine:
-    """Collects steps and requests of all API servers, then answers for one instant of one engine."""
+    """Collects steps and requests of all API servers, then answers for one instant of one engine.
 
-    def __init__(self) -> None:
+    If only a sample of the requests is recorded (`sampled`), it cannot count requests, and returns None for them.
+    """
+
+    def __init__(self, *, sampled: bool = False) -> None:
+        self._sampled = sampled
         self._running: defaultdict[int, _Samples] = defaultdict(_Samples)
         self._prefills: defaultdict[int, _Samples] = defaultdict(_Samples)
         self._shortest_s: dict[int, float] = {}
@@ -162,8 +170,10 @@ class WholeEngine:
         for samples in self._prefills.values():
             samples.values = array("Q", accumulate(samples.values, initial=0))
 
-    def concurrency(self, arrival_s: float) -> int:
+    def concurrency(self, arrival_s: float) -> int | None:
         """Return the requests in flight at an instant, those that arrive in it included."""
+        if self._sampled:
+            return None
         return bisect_right(self._arrivals_s, arrival_s) - bisect_right(self._ends_s, arrival_s)
 
     def num_running(self, engine: int, stamp_s: float) -> int | None:
@@ -172,8 +182,10 @@ class WholeEngine:
         first, end = self._step(engine, samples.times, stamp_s)
         return int(samples.values[first]) if first < end else None
 
-    def prefill_tokens(self, engine: int, stamp_s: float) -> int:
+    def prefill_tokens(self, engine: int, stamp_s: float) -> int | None:
         """Return the prompt lengths of all requests whose first token came in the step with this stamp."""
+        if self._sampled:
+            return None
         samples = self._prefills.get(engine)
         if samples is None:
             return 0
@@ -187,7 +199,7 @@ class WholeEngine:
 
 _DIGITS: Final = 4
 """Decimal digits of a millisecond: a tenth of a microsecond, less than the precision of an engine's stamp."""
-_OLDER_READERS: Final[dict[str, Any]] = {
+OLDER_READERS: Final[dict[str, Any]] = {
     "encoder_cache_usage": 0.0,
     "waiting_lora_adapters": {},
     "running_lora_adapters": {},
@@ -220,12 +232,12 @@ def trace_record(
     tokens = [request.chunk_tokens[index] for index in kept]
     running = [request.num_running[index] for index in kept]
     prefill = [request.prefill_tokens[index] for index in kept]
+    arrival_s, concurrency = request.arrival_monotonic_s, request.concurrency
     if whole is not None:
         engine = request.engine or 0
-        of_all = [whole.num_running(engine, stamp_s) for stamp_s in stamps_s]
-        running = [own if found is None else found for found, own in zip(of_all, running, strict=True)]
-        prefill = [whole.prefill_tokens(engine, stamp_s) for stamp_s in stamps_s]
-    arrival_s = request.arrival_monotonic_s
+        running = [_known(whole.num_running(engine, at_s), own) for at_s, own in zip(stamps_s, running, strict=True)]
+        prefill = [_known(whole.prefill_tokens(engine, at_s), own) for at_s, own in zip(stamps_s, prefill, strict=True)]
+        concurrency = _known(whole.concurrency(arrival_s), concurrency)
     gaps_ms = [round((after_s - before_s) * 1000, _DIGITS) for before_s, after_s in pairwise([arrival_s, *stamps_s])]
     return TraceRecord(
         prompt_tokens=request.prompt_tokens,
@@ -234,7 +246,7 @@ def trace_record(
         ttft_ms=gaps_ms[0],
         itl_ms=gaps_ms[1:],
         itl_tokens=tokens[1:] if any(count != 1 for count in tokens[1:]) else None,
-        concurrency=max(1, whole.concurrency(arrival_s) if whole else request.concurrency),
+        concurrency=max(1, concurrency),
         itl_ctx=ItlContext(num_running=[max(1, each) for each in running[1:]], prefill_tokens=prefill[1:]),
         block_hashes=request.block_hashes or None,
         output_token_ids=request.token_ids,
@@ -243,8 +255,13 @@ def trace_record(
         preemptions=request.preemptions,
         kept_tokens=request.kept_tokens,
         client_ttft_ms=client.ttft_ms if client else None,
+        prompt_token_ids=request.prompt_token_ids,
         **_identity(request, client, clock),
     )
+
+
+def _known(found: int | None, own: int) -> int:
+    return own if found is None else found
 
 
 def aborted_record(request: Request, client: ClientRecord | None, clock: Clock) -> AbortedRecord:
@@ -304,10 +321,11 @@ class Merged:
     torn: tuple[Torn, ...]
 
 
-def merge(folder: Path, meta: TraceMeta, zero_monotonic_s: float) -> Merged:
+def merge(folder: Path, meta: TraceMeta, zero_monotonic_s: float, live: Recorded | None = None) -> Merged:
     """Write ``.part`` files of trace, step statistics and aborted requests from an attempt's segments.
 
-    The attempt's folder holds ``segments`` and ``client.jsonl.part``; ``meta`` becomes the first line of the trace.
+    The attempt's folder holds ``segments`` and, except for a live capture, ``client.jsonl.part``; ``meta`` becomes the
+    first line of the trace. The segments of a live capture are put on its own clock, so its zero is not needed.
 
     Raises
     ------
@@ -316,12 +334,12 @@ def merge(folder: Path, meta: TraceMeta, zero_monotonic_s: float) -> Merged:
     OSError
         If the volume is full or fails.
     """
-    merging = _Merge(folder, Clock(zero_monotonic_s))
+    merging = _Merge(folder, Clock(0.0 if live else zero_monotonic_s), live)
     with scratch_database(folder, "steps", *_STEP_TABLES) as steps:
         # Closed before the steps are written: the volume holds the segments too.
         with scratch_database(folder, "requests", *_REQUEST_TABLES) as requests:
             merging.read_segments(requests, steps)
-            for client, line in read_client(folder / f"{CLIENT}{PART_SUFFIX}"):
+            for client, line in () if live else read_client(folder / f"{CLIENT}{PART_SUFFIX}"):
                 # Accounting reports a duplicate id.
                 requests.execute("INSERT OR IGNORE INTO clients VALUES (?, ?)", (client.id, line))
             records = merging.write_trace(requests, meta)
@@ -333,45 +351,67 @@ def merge(folder: Path, meta: TraceMeta, zero_monotonic_s: float) -> Merged:
 class _Merge:
     """One merge and its counts."""
 
-    def __init__(self, folder: Path, clock: Clock) -> None:
+    def __init__(self, folder: Path, clock: Clock, live: Recorded | None) -> None:
         self.torn: list[Torn] = []
         self.without_stats = 0
         self.warmup = 0
         self._folder = folder
         self._clock = clock
-        self._first_arrival_s = float("inf")
-        self._whole: WholeEngine | None = None
+        self._live = live
+        # Every step of a live capture counts, as vLLM's own counters do: the first ones serve older requests.
+        self._first_arrival_s = float("-inf" if live else "inf")
+        self._shared: dict[str, WholeEngine] = {}  # by pod, if several API servers share its engines
+        self._pods: dict[int, str] = {}  # of the engines
 
     def read_segments(self, requests: sqlite3.Connection, steps: sqlite3.Connection) -> None:
         segments = list_segments(self._folder / FOLDER)
-        if any(each.header.client_count > 1 for each in segments):
-            self._whole = WholeEngine()
+        self._share(segments)
         for number, segment in enumerate(segments):
             counts: Counter[type] = Counter()
-            for line in read_segment(segment.path, self.torn.append):
+            placement = self._placement(segment)
+            whole = self._shared.get(placement.pod if placement else "")
+            for found in read_segment(segment.path, self.torn.append):
+                line = found if placement is None else placement.place(found)
                 counts[type(line)] += 1
                 if isinstance(line, Request):
-                    has_tokens = any(line.chunk_tokens)
-                    # The sort key of the file that it goes to.
-                    key_s = line.chunk_s[-1] if has_tokens else line.arrival_monotonic_s
-                    row = (client_id(line.external_id or line.id), has_tokens, key_s, _ENCODER.encode(line))
-                    requests.execute("INSERT INTO requests VALUES (?, ?, ?, ?)", row)
-                    if self._whole:
-                        self._whole.add_request(line)
+                    _insert_request(requests, line)
+                    if whole:
+                        whole.add_request(line)
                 elif isinstance(line, Step):
-                    if line.scheduler is None:
-                        self.without_stats += 1
-                    else:
-                        steps.execute("INSERT INTO steps VALUES (?, ?)", (line.t, _ENCODER.encode(line)))
-                    if self._whole:
-                        self._whole.add_step(number, line)
+                    self._insert_step(steps, line)
+                    if whole:
+                        whole.add_step(number, line)
             _check_counts(segment, counts[Request], counts[Step])
-        if self._whole:
-            self._whole.freeze()
+        for each in self._shared.values():
+            each.freeze()
+
+    def _share(self, segments: list[Segment]) -> None:
+        """Find the pods whose engines are shared by several API servers."""
+        sampled = self._live is not None and self._live.sample_percent < ALL_PERCENT
+        for segment in segments:
+            placement = self._placement(segment)
+            if placement is not None:
+                self._pods |= dict.fromkeys(placement.engines.values(), placement.pod)
+            if segment.header.client_count > 1:
+                self._shared.setdefault(placement.pod if placement else "", WholeEngine(sampled=sampled))
+
+    def _insert_step(self, steps: sqlite3.Connection, line: Step) -> None:
+        if line.scheduler is None:
+            self.without_stats += 1
+        else:
+            steps.execute("INSERT INTO steps VALUES (?, ?)", (line.t, _ENCODER.encode(line)))
+
+    def _placement(self, segment: Segment) -> Placement | None:
+        return None if self._live is None else self._live.placements[segment.path.name]
+
+    def _whole_of(self, request: Request) -> WholeEngine | None:
+        return self._shared.get(self._pods.get(request.engine or 0, ""))
 
     def write_trace(self, requests: sqlite3.Connection, meta: TraceMeta) -> int:
         joined = self._joined(requests, has_tokens=True)
-        lines = (encode(trace_record(request, client, self._clock, self._whole)) for request, client in joined)
+        lines = (
+            encode(trace_record(request, client, self._clock, self._whole_of(request))) for request, client in joined
+        )
         return self._write(TRACE, lines, first=encode_meta(meta))
 
     def write_aborted(self, requests: sqlite3.Connection) -> int:
@@ -404,7 +444,7 @@ class _Merge:
                 details = step.scheduler.get("iteration_details")
                 yield StepStats(
                     ts_ms=self._clock.ms(step.t),
-                    scheduler=_OLDER_READERS | step.scheduler,
+                    scheduler=OLDER_READERS | step.scheduler,
                     engine=step.engine,
                     duration_ms=details.get("elapsed_ms") if isinstance(details, dict) else None,
                 )
@@ -418,6 +458,14 @@ class _Merge:
                 stream.write(line + b"\n")
                 count += 1
         return count
+
+
+def _insert_request(requests: sqlite3.Connection, line: Request) -> None:
+    has_tokens = any(line.chunk_tokens)
+    # The sort key of the file that it goes to.
+    key_s = line.chunk_s[-1] if has_tokens else line.arrival_monotonic_s
+    row = (client_id(line.external_id or line.id), has_tokens, key_s, _ENCODER.encode(line))
+    requests.execute("INSERT INTO requests VALUES (?, ?, ?, ?)", row)
 
 
 def _check_counts(segment: Segment, requests: int, steps: int) -> None:

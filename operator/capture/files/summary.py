@@ -1,13 +1,15 @@
 """Summarize a capture in a few numbers, for the terminal, the status and the manifest."""
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
 
-from specdecode_operator.capture.files.formats import FileEntry, Outcome
+from specdecode_operator.capture.files.formats import FileEntry, Live, Outcome
 from specdecode_operator.capture.files.totals import (
+    BY_ENGINE,
     ClientTotals,
     Latencies,
     PhaseTotals,
@@ -23,6 +25,7 @@ MESSAGE_BYTES: Final = 4096
 
 _OUTCOMES: Final[tuple[Outcome, ...]] = Outcome.__args__  # type: ignore[attr-defined]
 _MAX_POSITIONS: Final = 32
+_WHOLE: Final = (BY_ENGINE, "stop_string")
 
 
 class Times(Struct, kw_only=True, frozen=True):
@@ -57,7 +60,7 @@ class PhaseSummary(Struct, kw_only=True, frozen=True):
 class Summary(Struct, kw_only=True, frozen=True):
     """Results of a capture, without warm-up."""
 
-    requests: dict[str, int]  # sent, and by outcome
+    requests: dict[str, int]  # sent, and by outcome; of a live capture, see `_live_requests`
     records: int
     steps: int
     seconds: float  # from the first arrival to the last token, by the engine's clock
@@ -80,7 +83,12 @@ def summarize(validation: Validation, size_bytes: int) -> Summary:
     steps = validation.steps or StepTotals()
     client = validation.client or ClientTotals()
     seconds = ((trace.last_ms or 0.0) - (trace.first_ms or 0.0)) / 1000
-    outcomes: dict[str, int] = {outcome: client.outcomes[outcome] for outcome in _OUTCOMES if client.outcomes[outcome]}
+    completed = client.outcomes["completed"]
+    requests = {"sent": client.outcomes.total() - client.outcomes["not_sent"]}
+    requests |= {outcome: client.outcomes[outcome] for outcome in _OUTCOMES if client.outcomes[outcome]}
+    if validation.live is not None:
+        requests = _live_requests(validation, validation.live)
+        completed = requests["completed"]
     speculation = None
     if steps.draft_tokens:
         speculation = Speculation(
@@ -92,14 +100,14 @@ def summarize(validation: Validation, size_bytes: int) -> Summary:
             per_position=[round(share, 4) for share in steps.per_position],
         )
     return Summary(
-        requests={"sent": client.outcomes.total() - client.outcomes["not_sent"]} | outcomes,
+        requests=requests,
         records=trace.records,
         steps=steps.steps,
         seconds=round(seconds, 3),
         prompt_tokens=trace.prompt_tokens,
         cached_tokens=trace.cached_tokens,
         output_tokens=trace.output_tokens,
-        requests_per_second=_rate(client.outcomes["completed"], seconds),
+        requests_per_second=_rate(completed, seconds),
         output_tokens_per_second=_rate(trace.output_tokens, seconds),
         speculation=speculation,
         client=_times(client.all.latencies),
@@ -108,6 +116,22 @@ def summarize(validation: Validation, size_bytes: int) -> Summary:
         phases={name: _phase(phase) for name, phase in client.phases.items()},
         bytes=size_bytes,
     )
+
+
+def _live_requests(validation: Validation, live: Live) -> dict[str, int]:
+    """Return the requests that arrived in the window, and the recorded ones by their end."""
+    counts = live.accounting
+    ends = validation.aborted + (validation.trace.ended_by if validation.trace else Counter())
+    whole = sum(ends[end] for end in _WHOLE)
+    return {
+        "admitted": counts.admitted,
+        "recorded": counts.records,
+        "completed": whole,
+        "aborted": ends["abort"],
+        "unfinished": ends["unfinished"],
+        "sampled_out": counts.sampled_out,
+        "dropped": counts.dropped,
+    }
 
 
 def _times(latencies: Latencies) -> Times:
@@ -134,8 +158,13 @@ def _rate(count: int, seconds: float) -> float | None:
     return round(count / seconds, 2) if seconds > 0 else None
 
 
-def status_summary(summary: Summary, files: Mapping[str, FileEntry], path: str) -> dict[str, Any]:
-    """Return ``status.summary`` of a SpecDecodeCapture: decimals are text, as everywhere in that API."""
+def status_summary(
+    summary: Summary, files: Mapping[str, FileEntry], path: str, live: Live | None = None
+) -> dict[str, Any]:
+    """Return ``status.summary`` of a SpecDecodeCapture: decimals are text, as everywhere in that API.
+
+    A live capture has no client, so its times are those of the engine.
+    """
 
     def decimals(times: Quantiles | None) -> dict[str, str] | None:
         names = ("p50", "p90", "p95", "p99")
@@ -144,8 +173,12 @@ def status_summary(summary: Summary, files: Mapping[str, FileEntry], path: str) 
     rates = (summary.requests_per_second, summary.output_tokens_per_second)
     requests_per_second, tokens_per_second = (None if each is None else f"{each:.2f}" for each in rates)
     names = {"http_rejected": "httpRejected", "timed_out": "timedOut", "not_sent": "notSent"}
+    requests, times = summary.requests, summary.client
+    if live is not None:
+        requests, times = {"sent": requests["admitted"], "completed": requests["completed"]}, summary.engine
     found: dict[str, Any] = {
-        "requests": {"completed": 0} | {names.get(name, name): count for name, count in summary.requests.items()},
+        "requests": {"completed": 0} | {names.get(name, name): count for name, count in requests.items()},
+        "live": None if live is None else _live_status(live),
         "outputTokens": summary.output_tokens,
     }
     if (drafting := summary.speculation) is not None:
@@ -156,15 +189,30 @@ def status_summary(summary: Summary, files: Mapping[str, FileEntry], path: str) 
             "perPositionPercent": [round(100 * share) for share in drafting.per_position[:_MAX_POSITIONS]],
         }
     found |= {
-        "ttftMs": decimals(summary.client.ttft_ms),
-        "tpotMs": decimals(summary.client.tpot_ms),
-        "latencyMs": decimals(summary.client.latency_ms),
+        "ttftMs": decimals(times.ttft_ms),
+        "tpotMs": decimals(times.tpot_ms),
+        "latencyMs": decimals(times.latency_ms),
         "lateMs": decimals(_worst_lateness(summary.phases)[1]),
         "requestsPerSecond": requests_per_second,
         "outputTokensPerSecond": tokens_per_second,
         "bytes": summary.bytes,
         "files": [{"name": name, **msgspec.to_builtins(entry)} for name, entry in files.items()],
         "path": path,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _live_status(live: Live) -> dict[str, Any]:
+    counts, known = live.accounting, [each.requests for each in live.lost if each.requests is not None]
+    found = {
+        "samplePercent": live.sample_percent,
+        "windowSeconds": f"{live.window.seconds:.1f}",
+        "pods": sum(pod.missing is None for pod in live.pods),
+        "missingPods": sum(pod.missing is not None for pod in live.pods),
+        "recorded": counts.records,
+        "sampledOut": counts.sampled_out,
+        "gaps": len(live.lost),
+        "lostRequests": sum(known) if len(known) == len(live.lost) else None,
     }
     return {name: value for name, value in found.items() if value is not None}
 

@@ -6,6 +6,7 @@ measured with random prompts does not carry over.
 """
 
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from specdecode_operator.capture.files.accounting import Accounting, account, gates, missing_steps
+from specdecode_operator.capture.files.accounting import Accounting, account, gates, gates_of_live, missing_steps
 from specdecode_operator.capture.files.formats import (
     ABORTED,
     CLIENT,
@@ -30,6 +31,7 @@ from specdecode_operator.capture.files.formats import (
     EngineCounters,
     Gate,
     Line,
+    Live,
     Manifest,
     NoTrailerError,
     SegmentEntry,
@@ -106,7 +108,7 @@ RANDOM_PROMPTS: Final = (
 def are_random(workload: Mapping[str, Any]) -> bool:
     """Whether the prompts of a manifest's workload are random, which is the default."""
     prompts = workload.get("prompts", {"synthetic": {}})
-    if not isinstance(prompts, Mapping):
+    if not workload or not isinstance(prompts, Mapping):  # a live capture has no workload
         return False
     dataset = prompts.get("dataset")
     return prompts.get("synthetic") is not None or (isinstance(dataset, Mapping) and dataset.get("format") == "Trace")
@@ -159,7 +161,9 @@ class Validation:
     trace: TraceTotals | None = None
     steps: StepTotals | None = None
     client: ClientTotals | None = None
+    aborted: Counter[str] = field(default_factory=Counter)  # requests without a token, by their end
     accounting: Accounting | None = None
+    live: Live | None = None  # of a live capture
 
     @property
     def problems(self) -> list[FileProblem]:
@@ -176,7 +180,7 @@ class Validation:
 def validate_capture(
     folder: Path,
     segments: list[SegmentEntry] | None = None,
-    counters: EngineCounters | None = None,
+    counters: EngineCounters | Live | None = None,
     scratch: Path | None = None,
     *,
     steps_wanted: bool = False,
@@ -184,7 +188,8 @@ def validate_capture(
     """Validate the files of a published capture, an attempt (``.part``), or any other folder.
 
     ``segments``, ``counters`` and ``steps_wanted`` (``record.stepStats``) are taken from the manifest of a published
-    capture. ``scratch`` is the folder to sort in; it defaults to the system's folder for temporary files.
+    capture. ``counters`` are the engine's counters during a load, or the account of a live capture. ``scratch`` is the
+    folder to sort in; it defaults to the system's folder for temporary files.
     """
     found = Validation()
     if (folder / MANIFEST).exists():
@@ -195,7 +200,7 @@ def validate_capture(
         try:
             if not report.broken:
                 manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=_Recorded)
-                segments, counters = manifest.segments, manifest.engine_counters
+                segments, counters = manifest.segments, manifest.live or manifest.engine_counters
                 steps_wanted = wants_steps(manifest.record)
                 notes = engine_notes(manifest.vllm, recorder_tried=manifest.recorder_tried, context=manifest.context)
                 report.notes += [*maker_note(manifest.specdecode), *notes]
@@ -209,7 +214,11 @@ def validate_capture(
     if client is not None and trace is not None and not unreadable:
         with tempfile.TemporaryDirectory(prefix="specdecode-", dir=scratch) as place:
             found.accounting = account(client, trace, find(folder, ABORTED), Path(place))
-    found.gates = gates(found.trace, found.steps, found.accounting, segments, counters)
+    if isinstance(counters, Live):
+        found.live = counters
+        found.gates = gates_of_live(found.trace, found.steps, counters, segments or [], found.aborted.total())
+    else:
+        found.gates = gates(found.trace, found.steps, found.accounting, segments, counters)
     if steps_wanted and found.trace is not None:
         found.gates["missing_steps"] = missing_steps(found.trace, found.steps)
     return found
@@ -251,6 +260,7 @@ class _Recorded(msgspec.Struct):
     recorder_tried: bool = True
     specdecode: str = ""
     context: dict[str, Any] = {}
+    live: Live | None = None
 
 
 def _kind(path: Path) -> str:
@@ -302,7 +312,7 @@ def _check(path: Path, kind: str, found: Validation) -> None:
         client = found.client = ClientTotals()
         report = _read(path, kind, lambda _, line: client.add(decode(_CLIENT, line.text)))
     else:
-        report = _read(path, kind, lambda _, line: decode(_ABORTED, line.text))
+        report = _read(path, kind, lambda _, line: found.aborted.update([decode(_ABORTED, line.text).ended_by]))
     found.files.append(report)
 
 

@@ -7,8 +7,8 @@ container's termination message: the summary, or ``{"error": {"reason", "message
 
 import asyncio
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -70,7 +70,7 @@ def comparison_report(comparison: Comparison) -> str:
 
 def report(published: Published) -> str:
     """Return the last log lines of a success."""
-    return f"{summary_text(published.summary)}\n{published.manifest.accounting.equation}\n{published.status['path']}"
+    return f"{summary_text(published.summary)}\n{published.manifest.equation}\n{published.status['path']}"
 
 
 class Job:
@@ -83,13 +83,7 @@ class Job:
         image_id_file: Path = pod_files.IMAGE_ID_FILE,
         switch_folder: Path = Path(pod_files.SWITCH_FOLDER),
     ) -> None:
-        text = environment.get(run_settings.SETTINGS_VARIABLE)
-        attempt = environment.get(run_settings.ATTEMPT_VARIABLE)
-        if not text or not attempt:
-            missing = run_settings.ATTEMPT_VARIABLE if text else run_settings.SETTINGS_VARIABLE
-            raise CaptureError(
-                "InvalidSettings", f"{missing} is not set: this program only runs in the pod of a capture's Job"
-            )
+        text, attempt = run_settings.required(environment)
         try:
             self.settings = run_settings.read_settings(text)
         except run_settings.InvalidSettingsError as error:
@@ -114,7 +108,7 @@ class Job:
                 prompt_source(self.settings, datasets)
             except BadDatasetError as error:
                 failure = CaptureError("InvalidDataset", str(error))
-                _label(left[0], failure)
+                _label(left[0].places, failure)
                 raise failure from error
 
     def run(self, load: Load = run_load) -> Published:
@@ -153,25 +147,33 @@ class Job:
         return len(self.settings.arms) > 1
 
     def _run(self, part: Part, load: Load) -> Published:
-        try:
+        with label_failure(part.places, part.named):
             if part.arm is not None:
                 pod_files.look_at_volume(part.places)
                 pod_files.begin(part.places)
             return finish(part.places, part.asked, asyncio.run(Recording(part, self._timeouts, self._pod).run(load)))
-        except Exception as error:
-            failure = error
-            if not isinstance(failure, CaptureError):
-                message = f"{type(error).__name__}: {error}: see the log of this container"
-                failure = CaptureError("InternalError", message)
-            failure = part.named(failure)
-            _label(part, failure)
-            raise failure from error
 
 
-def _label(part: Part, error: CaptureError) -> None:
+@contextmanager
+def label_failure(
+    places: pod_files.Places, named: Callable[[CaptureError], CaptureError] = lambda error: error
+) -> Iterator[None]:
+    """Label the files of an attempt with a failure, and raise it as a CaptureError; ``named`` adds whose it is."""
+    try:
+        yield
+    except Exception as error:
+        failure = error
+        if not isinstance(failure, CaptureError):
+            failure = CaptureError("InternalError", f"{type(error).__name__}: {error}: see the log of this container")
+        failure = named(failure)
+        _label(places, failure)
+        raise failure from error
+
+
+def _label(places: pod_files.Places, error: CaptureError) -> None:
     # If even this cannot be written, the initial label still says that it is unfinished.
     with suppress(OSError):
-        pod_files.label_attempt(part.places, error.reason, error.message)
+        pod_files.label_attempt(places, error.reason, error.message)
 
 
 def prepare_job(recorder: Path) -> bytes:

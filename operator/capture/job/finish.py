@@ -9,6 +9,7 @@ from msgspec import Struct
 from specdecode_operator.capture.files import formats, validate
 from specdecode_operator.capture.files.accounting import Accounting
 from specdecode_operator.capture.files.config_hash import engine_hash, gpu_label, header_hash
+from specdecode_operator.capture.files.live import ALL_PERCENT, Recorded, loss_text
 from specdecode_operator.capture.files.merge import Merged, merge
 from specdecode_operator.capture.files.publish import finish_publication, publish, read_manifest, seal
 from specdecode_operator.capture.files.segments import Segment
@@ -42,6 +43,7 @@ class Run(Struct, frozen=True, kw_only=True):
     no_counters: str | None = None  # why they are unknown
     node: str | None = None
     image_id: str | None = None  # of the engine's container, with its digest
+    live: Recorded | None = None  # a live capture, with what its collector knows of the segments
 
 
 class Published(Struct, frozen=True, kw_only=True):
@@ -73,27 +75,17 @@ def finish(places: Places, asked: Asked, run: Run) -> Published:
         zero_wall_s=run.zero_wall_s,
         engine_hash=engine_digest,
         speculative=msgspec.to_builtins(speculative) if speculative else None,
+        block_hash=None if run.live is None else header.block_hash,
+        sample_percent=None if header.sample_percent == ALL_PERCENT else header.sample_percent,
     )
-    recorded = []
-    for segment in run.segments:
-        closed = segment.closed
-        counts = (
-            {name: getattr(closed, name) for name in ("requests", "steps", "dropped", "unfinished")} if closed else {}
-        )
-        recorded.append(
-            formats.SegmentEntry(
-                boot=segment.header.boot,
-                client_index=segment.header.client_index,
-                closed=closed.reason if closed else None,
-                **counts,
-            )
-        )
+    recorded = [_entry(each) for each in run.segments] if run.live is None else run.live.entries()
     with volume_errors(places.root):
-        merged = merge(places.folder, meta, run.zero_monotonic_s)
+        merged = merge(places.folder, meta, run.zero_monotonic_s, run.live)
+        live = None if run.live is None else run.live.live(merged.records + merged.aborted)
         validation = validate.validate_capture(
             places.folder,
             recorded,
-            run.counters,
+            live or run.counters,
             scratch=places.folder,
             steps_wanted=validate.wants_steps(asked.record),
         )
@@ -118,16 +110,28 @@ def finish(places: Places, asked: Asked, run: Run) -> Published:
             published_wall_s=round(time.time(), 3),
             config_hash=config_digest,
             engine_hash=engine_digest,
-            accounting=accounting.entry(),
+            accounting=None if accounting is None else accounting.entry(),
             engine_counters=run.counters,
             files=files,
             gates=validation.gates,
             segments=recorded,
-            notes=[*notes, *_notes(run, validation, merged)],
+            notes=notes + _notes(run, validation, merged),
             summary=msgspec.to_builtins(summary),
+            source="load" if live is None else "live",
+            live=live,
         )
         publish(places.folder, places.final, manifest)
     return _published(places, manifest, summary)
+
+
+def _entry(segment: Segment) -> formats.SegmentEntry:
+    closed, names = segment.closed, ("requests", "steps", "dropped", "unfinished")
+    return formats.SegmentEntry(
+        boot=segment.header.boot,
+        client_index=segment.header.client_index,
+        closed=closed.reason if closed else None,
+        **({name: getattr(closed, name) for name in names} if closed else {}),
+    )
 
 
 def published_before(places: Places, asked: Asked) -> Published | None:
@@ -144,12 +148,12 @@ def published_before(places: Places, asked: Asked) -> Published | None:
 
 
 def _published(places: Places, manifest: formats.Manifest, summary: Summary) -> Published:
-    status = status_summary(summary, manifest.files, places.path) | validate.status_notes(manifest)
+    status = status_summary(summary, manifest.files, places.path, manifest.live) | validate.status_notes(manifest)
     return Published(manifest=manifest, summary=summary, status=status)
 
 
-def _accepted(validation: validate.Validation) -> Accounting:
-    """Return the accounting of valid files with at least one record."""
+def _accepted(validation: validate.Validation) -> Accounting | None:
+    """Return the accounting of valid files with at least one record; None of a live capture, which has its own."""
     # With a wrong API key, for example, every request is rejected and accounted for, and there is nothing to publish.
     problems = [
         f"{each.file}{f', line {each.line}' if each.line else ''}: {each.message}" for each in validation.problems
@@ -157,6 +161,8 @@ def _accepted(validation: validate.Validation) -> Accounting:
     if problems:
         more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
         raise formats.CaptureError("ValidationFailed", "; ".join(problems[:_SHOWN]) + more)
+    if validation.live is not None and not (validation.trace and validation.trace.records):
+        raise formats.CaptureError("NothingRecorded", _no_traffic(validation.live))
     if validation.trace is None or not validation.trace.records:
         client = validation.client or ClientTotals()
         outcomes = ", ".join(f"{number} {name.replace('_', ' ')}" for name, number in sorted(client.outcomes.items()))
@@ -164,15 +170,27 @@ def _accepted(validation: validate.Validation) -> Accounting:
         status = f"HTTP {first.http_status}, " if first and first.http_status else ""
         why = f"; the first one, {first.id}: {status}{first.error or first.outcome}" if first else ""
         raise formats.CaptureError("NothingRecorded", f"no request got a token ({outcomes or 'none was due'}){why}")
-    if validation.accounting is None:
+    if validation.accounting is None and validation.live is None:
         raise formats.CaptureError(
             "ValidationFailed", "client.jsonl or trace.jsonl is missing: requests cannot be accounted for"
         )
     return validation.accounting
 
 
+def _no_traffic(live: formats.Live) -> str:
+    counts, lost = live.accounting, "".join(f"; {loss_text(each)}" for each in live.lost[:_SHOWN])
+    older = f" ({counts.older} of the requests were running when it opened)" if counts.older else ""
+    return (
+        f"no recorded request got a token in the window of {live.window.seconds:.0f} s: by their own counters, the"
+        f" engines finished {counts.finished} requests in it{older}; {counts.equation}{lost}: record while users send"
+        " requests, or raise the sample"
+    )
+
+
 def _notes(run: Run, validation: validate.Validation, merged: Merged) -> list[str]:
     notes = [note for report in validation.files for note in report.notes]
+    if run.live is not None and validation.live is not None:
+        return notes + run.live.all_notes(validation.live)
     notes += [f"{torn.path.name}: {torn.size_bytes} bytes of a torn line {torn.line} left out" for torn in merged.torn]
     if merged.warmup_records:
         notes.append(f"{merged.warmup_records} warm-up requests left out of trace and step statistics")

@@ -6,6 +6,7 @@ rules. All other keys are in snake_case.
 """
 
 import ssl
+from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
@@ -14,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from specdecode_operator.api.capture import CaptureWorkload
+from specdecode_operator.capture.files.formats import CaptureError
 from specdecode_operator.problems import Problem
 from specdecode_operator.redaction import clip
 
@@ -23,6 +25,17 @@ ATTEMPT_VARIABLE, NODE_VARIABLE = "SPECDECODE_ATTEMPT", "SPECDECODE_NODE"
 WARMUP_PHASE: Final = "warmup"  # reserved phase name of the requests before the first phase
 
 _Value = TypeVar("_Value")
+
+
+def required(environment: Mapping[str, str]) -> tuple[str, str]:
+    """Return the text of the settings and the attempt's UID from the container's environment."""
+    text, attempt = environment.get(SETTINGS_VARIABLE), environment.get(ATTEMPT_VARIABLE)
+    if not text or not attempt:
+        missing = ATTEMPT_VARIABLE if text else SETTINGS_VARIABLE
+        raise CaptureError(
+            "InvalidSettings", f"{missing} is not set: this program only runs in the pod of a capture's Job"
+        )
+    return text, attempt
 
 
 class InvalidSettingsError(ValueError):

@@ -3,7 +3,7 @@
 Values of manifests and headers are untrusted; they are made safe to show.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -21,10 +21,12 @@ from specdecode_operator.capture.files.formats import (
     BrokenGzipError,
     CaptureError,
     ClientRecord,
+    Live,
     NoTrailerError,
     TraceMeta,
     read_lines,
 )
+from specdecode_operator.capture.files.live import ALL_PERCENT, loss_text
 from specdecode_operator.capture.files.trace_rules import UnreadableLineError, decode
 from specdecode_operator.capture.report.capture_sums import ClientSums, RequestSums, StepSums
 from specdecode_operator.capture.trace_reader import (
@@ -59,6 +61,7 @@ class Identity:
     source: str  # who made it, where that was not our own recorder in front of a real engine
     plan: Mapping[str, Any] = field(default_factory=dict)  # what the operator planned, as the manifest repeats it
     kv_cache_tokens: int | None = None  # what the engine said it allocated
+    live: Live | None = None  # how a live capture was recorded
 
     def caption(self, requests: int) -> str:
         """Return the identity in one line."""
@@ -71,7 +74,7 @@ class Identity:
 def identify(folder: Path | None, meta: TraceMeta, trace: str) -> tuple[Identity, str | None]:
     """Return a capture's identity, and why its manifest could not be read, if so."""
     manifest, problem = _manifest(folder / MANIFEST) if folder else ({}, None)
-    context = _object(manifest.get("context"))
+    context, live = _object(manifest.get("context")), _live(manifest)
     named = f"{manifest.get('namespace')}/{manifest['capture']}" if manifest.get("capture") else meta.capture
     if named and manifest.get("arm") and isinstance(manifest.get("experiment"), dict):
         named = f"{named}/{manifest['arm']}"
@@ -85,10 +88,35 @@ def identify(folder: Path | None, meta: TraceMeta, trace: str) -> tuple[Identity
         vllm=_text(manifest.get("vllm") or meta.vllm_version),
         config_hash=_text(manifest.get("config_hash") or meta.config_hash)[:_HASH],
         speculation=speculation if said else "none",
-        source="" if meta.source in {None, _OURS} else f"made by {_text(meta.source)}",
+        source=_live_words(live) if live else "" if meta.source in {None, _OURS} else f"made by {_text(meta.source)}",
         plan=_object(context.get("plan")),
         kv_cache_tokens=tokens if isinstance(tokens, int) and tokens > 0 else None,
+        live=live,
     ), problem
+
+
+def _live(manifest: Mapping[str, Any]) -> Live | None:
+    try:
+        return msgspec.convert(manifest.get("live"), Live | None)
+    except msgspec.ValidationError:
+        return None
+
+
+def _live_words(live: Live) -> str:
+    pods = sum(pod.missing is None for pod in live.pods)
+    sample = f", {live.sample_percent} % of the requests" if live.sample_percent < ALL_PERCENT else ""
+    return f"live traffic of {pods} pod{'s' * (pods != 1)} in {live.window.seconds:.0f} s{sample}"
+
+
+_MOST_LOSSES: Final = 3
+
+
+def _losses(live: Live) -> Iterator[str]:
+    """Yield what a live capture did not record."""
+    yield from (f"Pod {pod.pod} was not recorded: {pod.missing}" for pod in live.pods if pod.missing is not None)
+    yield from (f"{text[0].upper()}{text[1:]}" for text in map(loss_text, live.lost[:_MOST_LOSSES]))
+    if (rest := len(live.lost) - _MOST_LOSSES) > 0:
+        yield f"{rest} more gaps in the recording are in live.lost of the manifest"
 
 
 def _manifest(path: Path) -> tuple[Mapping[str, Any], str | None]:
@@ -181,7 +209,7 @@ def read_capture(path: Path, *, replayed: bool = False) -> Capture:
         steps.flush()
     client = _client(folder, bad) if folder else None
     identity, problem = identify(folder, meta, trace.name)
-    warnings = [problem] if problem else []
+    warnings = [*([problem] if problem else []), *(_losses(identity.live) if identity.live else ())]
     if count:
         warnings.append(f"{count:,} line{'s' * (count > 1)} that cannot be read left out, first {first}")
     return Capture(

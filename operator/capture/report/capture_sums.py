@@ -158,6 +158,7 @@ class RequestSums:
         self.gaps: Integers = np.zeros((LARGEST_BURST + 1, LOG_BINS), dtype=np.int64)  # by burst and length
         self.by_context = ByNumber(CONTEXT_BINS - 1, 2)  # bursts, tokens; by bins of `context_tokens`
         self.by_temperature: dict[float, tuple[int, int]] = {}  # bursts, tokens; without the last one of a request
+        self.temperatures: Counter[float | None] = Counter()  # requests; None: further temperatures
         self.by_time = ByTime(2)  # bursts, tokens
         self._pending: list[RecordedRequest] = []
         self._pending_gaps = 0
@@ -183,6 +184,9 @@ class RequestSums:
             column.append(max(-(2**62), min(value, 2**62)))
         name = request.phase if request.phase in self.phases or len(self.phases) < _MOST_PHASES else _OTHER
         self.phase.append(self.phases.setdefault(name, len(self.phases)))
+        if request.temperature is not None:
+            named = request.temperature in self.temperatures or len(self.temperatures) < _MOST_TEMPERATURES
+            self.temperatures[request.temperature if named else None] += 1
         at, inner = request.temperature, request.chunk_tokens[1:-1]  # the answer's end may cut the last burst short
         known = at in self.by_temperature or len(self.by_temperature) < _MOST_TEMPERATURES
         if at is not None and inner and 0 <= at <= _HOTTEST and known:

@@ -388,6 +388,36 @@ def distributions(known: list[Series]) -> _Drawn:
     return figure, words
 
 
+@_chart("lengths", "Prompt and output lengths", _has_several_requests, _ONE_REQUEST)
+def lengths(known: list[Series]) -> _Drawn:
+    """Draw the shares of requests by the tokens of their prompts, and of their outputs."""
+    figure, (left, right) = new_figure(1, 2, sharey=True)
+
+    def tokens_of(each: Series) -> tuple[tuple[str, Floats], tuple[str, Floats]]:
+        requests = each.capture.requests
+        return ("prompt", np.asarray(requests.prompt_tokens)), ("output", np.asarray(requests.output_tokens))
+
+    for each in known:
+        for axes, (_, tokens) in zip((left, right), tokens_of(each), strict=True):
+            _curve(axes, tokens, each)
+    for axes, name in ((left, "prompt"), (right, "output")):
+        _finish_curves(axes, f"tokens of the {name}")
+        if axes.get_xscale() == "linear":
+            whole_ticks(axes)
+    percent_axis(left, "requests that had at most this many")
+    if len(known) > 1:
+        legend_above(figure, left)
+
+    def words(each: Series) -> str:
+        return ", ".join(
+            f"{name}s P50 {quantiles[0]:,.0f}, P99 {quantiles[2]:,.0f} tokens"
+            for name, tokens in tokens_of(each)
+            for quantiles in [np.quantile(tokens, _QUANTILES)]
+        )
+
+    return figure, words
+
+
 def ttft_ms(each: Series) -> Floats:
     """Return the times to the first token."""
     return np.asarray(each.capture.requests.ttft_ms)
@@ -508,6 +538,8 @@ def _zero_or_log(axes: Axes) -> None:
 
 
 def _no_client(series: Sequence[Series]) -> str:
+    if all(each.capture.identity.live is not None for each in series):
+        return "live traffic has no load generator, so the times at clients are not known"
     why = "client.jsonl is missing" if all(each.capture.client is None for each in series) else _ONE_REQUEST
     return f"{why}, so the times at clients are not known"
 
@@ -865,6 +897,7 @@ CHARTS: Final = (
     by_temperature,
     distributions,
     by_load,
+    lengths,
     client_ttft,
     cache_use,
 )

@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 
 from specdecode_operator.capture.comparison.comparison_file import Comparison
 from specdecode_operator.capture.report.capture_reader import Arms, Capture, arms_of, captures_below, read_capture
-from specdecode_operator.capture.report.capture_sums import Floats, RequestSums
+from specdecode_operator.capture.report.capture_sums import Floats, RequestSums, log_quantile
 from specdecode_operator.capture.report.charts import CHARTS, budgets, pictures_of
 from specdecode_operator.capture.report.drawing import (
     STYLES,
@@ -217,6 +217,8 @@ def measures_of(capture: Capture) -> dict[str, Measure]:
         "requests": Measure(len(requests)),
         "output tokens": Measure(tokens),
     }
+    if shown := temperatures_text(requests):
+        found["temperatures"] = Measure(shown)
     rows = request_times(requests, 0.0)
     rows = rows[~np.isnan(rows).any(axis=1)]
     if len(rows) and (seconds := float(rows[:, 3].max() - rows[:, 0].min()) / 1000) > 0:
@@ -231,7 +233,23 @@ def measures_of(capture: Capture) -> dict[str, Measure]:
         if len(values):
             for share, value in zip(_QUANTILES, np.percentile(values, _QUANTILES), strict=True):
                 found[f"{name} P{share}"] = Measure(float(value), "ms")
+    gaps = requests.gaps.sum(axis=0)
+    if gaps.any():
+        for share in _QUANTILES:
+            found[f"ITL P{share}"] = Measure(log_quantile(gaps, share / 100), "ms")
     return found
+
+
+_MOST_TEMPERATURES: Final = 4
+
+
+def temperatures_text(requests: RequestSums) -> str:
+    """Return the most frequent temperatures of requests, each with its share; empty if none is known."""
+    counts, total = requests.temperatures, requests.temperatures.total()
+    named = [(at, count) for at, count in counts.most_common() if at is not None][:_MOST_TEMPERATURES]
+    parts = [f"{at:g} ({count / total:.0%})" for at, count in named]
+    rest = total - sum(count for _, count in named)
+    return ", ".join([*parts, *([f"others ({rest / total:.0%})"] if rest else [])])
 
 
 # Names in files are untrusted: the page loads nothing and runs no script.

@@ -89,8 +89,8 @@ def _targets(path: Path) -> list[Path]:
 
 
 def _summary(path: Path, found: Validation) -> Any:
-    """Return the summary of a capture if its client file and trace exist."""
-    if found.client is None or found.trace is None:
+    """Return the summary of a capture if its trace exists, and its client file or the account of a live capture."""
+    if found.trace is None or (found.client is None and found.live is None):
         return None
     return summarize(found, sum(file.stat().st_size for name in DATA_FILES if (file := find(path, name)) is not None))
 

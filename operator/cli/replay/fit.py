@@ -86,7 +86,13 @@ def fit_command(  # noqa: PLR0913  each is an option
     say("\n".join(lines))
     engines = {request.engine for recording in recordings for request in recording.requests}
     if len(engines) > 1:
-        say(f"{len(engines)} data-parallel engines were recorded: the model describes one of them", err=True)
+        say(f"{len(engines)} engines were recorded: the model describes one of them", err=True)
+    shares = {recording.meta.sample_percent for recording in recordings} - {None}
+    if shares:
+        say(
+            f"only {min(filter(None, shares))} % of the requests were recorded: the others count in steps alone",
+            err=True,
+        )
     if skipped := sum(each.skipped_lines for each in recordings):
         say(f"skipped {skipped} lines that cannot be parsed", err=True)
 

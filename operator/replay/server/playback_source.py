@@ -205,6 +205,10 @@ def _read_traces(settings: SourceSettings) -> Source:
             notes.append("no record has token ids: return_token_ids returns the ids of invented words")
         if settings.matching is Matching.PREFIX and not any(request.block_hashes for request in recording.requests):
             raise ServeError("--match: prefix: no record has block_hashes: match by arrival or request-id")
+        if settings.matching is Matching.PREFIX and recording.meta.block_hash is not None:
+            raise ServeError(
+                "--match: prefix: the block_hashes of a live capture are salted and match no prompt: match by arrival"
+            )
     of_what = "an engine fitted to " if modelled else ""
     meta = _own_header(recording)
     return Source(

@@ -159,6 +159,20 @@ class TestEnd:
             " 1 timed out after workload.timeoutSeconds); see client.jsonl for the errors"
         )
 
+    def test_gaps_of_a_live_capture_are_told(self) -> None:
+        def told(**live: int) -> str:
+            counts = {"samplePercent": 50, "windowSeconds": "600.0", "pods": 2, "recorded": 6, "sampledOut": 2} | live
+            said = {"requests": {"sent": 8, "completed": 6}, "live": counts}
+            pods = [capture_pod(phase="Succeeded", containerStatuses=[ended("load", 0, said)])]
+            _, status = decided(capture(), surroundings(job=job("Complete"), pods=pods))
+            (ready,) = (each for each in status.conditions if each.type == "Ready")
+            return ready.message
+
+        assert told() == "files are validated and published", "a sample has fewer requests, as ordered"
+        assert "2 gaps in the recording, with 7 requests" in told(gaps=2, lostRequests=7)
+        assert "1 gap in the recording, with an unknown number of requests" in told(gaps=1)
+        assert "1 of 3 pods were not recorded" in told(missingPods=1)
+
     def test_doubts_about_the_version_of_the_engine_are_told(self) -> None:
         said = SUMMARY | {
             "engineVersion": "0.99.1",

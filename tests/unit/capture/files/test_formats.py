@@ -35,6 +35,13 @@ SECTIONS: dict[str, type[Struct]] = {
     "Engine counters": formats.EngineCounters,
     "Files": formats.FileEntry,
     "Recorders": formats.SegmentEntry,
+    "Live captures": formats.Live,
+    "Window": formats.LiveWindow,
+    "Pods": formats.LivePod,
+    "Engines": formats.LiveEngine,
+    "Losses": formats.LiveLoss,
+    "Segments of a live capture": formats.LiveSegment,
+    "Accounting of a live capture": formats.LiveAccounting,
     "Summary": summary.Summary,
     "Speculation": summary.Speculation,
     "Phases": summary.PhaseSummary,
@@ -43,6 +50,9 @@ SECTIONS: dict[str, type[Struct]] = {
     "request": segment_lines.Request,
     "step": segment_lines.Step,
     "anchor": segment_lines.Anchor,
+    "counters": segment_lines.Counters,
+    "tally": segment_lines.Tally,
+    "refused": segment_lines.Refused,
     "off": segment_lines.Off,
     "closed": segment_lines.Closed,
 }
@@ -65,7 +75,8 @@ class TestDocument:
     def test_names_every_gate_and_no_other(self) -> None:
         steps = StepTotals(steps=1)
         found = gates(TraceTotals(), steps, Accounting(), [], EngineCounters(generation_tokens=0, drafts=0))
-        assert sorted(documented("Gates")) == sorted([*found, "missing_steps"])
+        only_live = ["finished_requests", "generated_tokens"]
+        assert sorted(documented("Gates")) == sorted([*found, *only_live, "missing_steps"])
 
 
 MILLISECONDS = st.floats(min_value=0, max_value=1e9, allow_nan=False)

@@ -55,7 +55,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     outputs = ("--out", folder / "page.html", "--svg", folder / "svg", "--png", folder / "png")
     result = run(write_capture(folder / "demo"), *outputs, "--perfetto", folder / "trace.json")
     assert (result.exit_code, result.stderr) == (0, "")
-    assert "page.html: 12 figures" in result.stdout
+    assert "page.html: 13 figures" in result.stdout
     return folder
 
 
@@ -126,7 +126,7 @@ def test_a_trace_alone_has_the_figures_of_a_trace(report: Report, tmp_path: Path
         ("Memory: the plan against the engine", "no manifest holds the plan"),
     ):
         assert f"left out: {title}: {why}" in said
-    assert "report.html: 6 figures" in said
+    assert "report.html: 7 figures" in said
 
 
 def test_one_request_without_a_step_has_a_timeline(report: Report, tmp_path: Path) -> None:
@@ -490,7 +490,7 @@ def test_figures_are_those_of_the_manifest(folder: Path) -> None:
 # The page in a browser: it opens from a file, without a network, and there is nothing to complain of.
 
 _HOSTILE = "<img src=x onerror=alert(1)>"
-_FIGURES = 12
+_FIGURES = 13
 
 
 @pytest.fixture(scope="module")

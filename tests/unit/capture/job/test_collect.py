@@ -1,0 +1,710 @@
+"""The container that collects a live capture: who may connect, the window, and what is published."""
+
+import errno
+import os
+import signal
+import stat
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from specdecode_operator.api.capture_status import CaptureSummary
+from specdecode_operator.capture.files.formats import PARTIAL_MANIFEST, Live, Manifest, PartialManifest
+from specdecode_operator.capture.files.publish import verify
+from specdecode_operator.capture.files.validate import validate_capture
+from specdecode_operator.capture.job import collect
+from specdecode_operator.capture.job.collect import LONGEST_LINE_BYTES, CollectJob
+from specdecode_operator.capture.job.entrypoint import success_message
+from specdecode_operator.capture.job.finish import Published
+from specdecode_operator.capture.trace_reader import Recording, read_recording, read_steps
+from tests.support.live_capture import (
+    TOKEN,
+    WALL_S,
+    Peer,
+    PlayedPod,
+    PlayedServer,
+    Running,
+    collector,
+    environment,
+    publish,
+)
+from tests.support.recordings import Scenario
+
+FOLDER = "team/live/as-deployed/1"
+
+
+def live_of(published: Published) -> Live:
+    live = published.manifest.live
+    assert live is not None
+    return live
+
+
+def recording_in(root: Path) -> Recording:
+    return read_recording(root / FOLDER)
+
+
+def requests_of(played: PlayedServer) -> list[dict[str, Any]]:
+    return [line for line in played.recorded if line["k"] == "request"]
+
+
+async def send_all(running: Running, joined: list[tuple[Peer, PlayedServer]]) -> None:
+    """Send all lines between the first and the last ones, and wait until they are on the volume."""
+    for peer, played in joined:
+        await peer.send(*played.recorded)
+    await running.received(sum(2 + len(played.recorded) for _, played in joined))
+
+
+async def armed(running: Running, pod: PlayedPod) -> list[tuple[Peer, PlayedServer]]:
+    """Connect a pod to a collector that waits for no other, and begin its segments."""
+    peers = await running.join(pod)
+    return [(peer, await peer.armed(pod, server)) for server, peer in enumerate(peers)]
+
+
+async def end(running: Running, joined: list[tuple[Peer, PlayedServer]], **tally: int) -> Published:
+    """End the window by its duration, finish all segments, and return what was published."""
+    running.advance(600)
+    for peer, played in joined:
+        await peer.finish(played, **tally)
+    return await running.published()
+
+
+class TestPublished:
+    async def test_traffic_of_all_pods_is_one_capture(self, tmp_path: Path) -> None:
+        shared = PlayedPod("a", Scenario(warmup=0, servers=2, requests=12), node="node-1", older=1)
+        other = PlayedPod("b", Scenario(warmup=0, requests=8, seed=1), node="node-2", monotonic_s=7.0)
+        published = await publish(tmp_path, shared, other)
+        manifest = published.manifest
+        assert (manifest.source, manifest.accounting, manifest.node) == ("live", None, None)
+        live = live_of(published)
+        assert [(each.pod, each.node, each.api_servers, each.missing) for each in live.pods] == [
+            ("a", "node-1", 2, None),
+            ("b", "node-2", 1, None),
+        ]
+        assert [(each.engine, each.pod, each.index) for each in live.engines] == [(0, "a", 0), (1, "b", 0)]
+        assert (live.window.ended_by, live.window.started_wall_s, live.sample_percent) == ("duration", WALL_S, 100)
+        assert live.window.seconds >= 600
+        assert (live.accounting.admitted, live.accounting.records, live.accounting.older) == (20, 20, 2)
+        assert live.lost == []
+        recording = recording_in(tmp_path)
+        assert [sum(each.engine == engine for each in recording.requests) for engine in (0, 1)] == [12, 8]
+        assert {each.phase for each in recording.requests} == {None}
+        assert recording.meta.block_hash == "blake2b-salted"
+        assert recording.steps is not None
+        assert {step.engine for step in read_steps(recording.steps)} == {0, 1}
+
+    async def test_files_are_valid_where_they_were_published(self, tmp_path: Path) -> None:
+        await publish(tmp_path, PlayedPod("a"), PlayedPod("b"))
+        folder = tmp_path / FOLDER
+        assert verify(folder) == []
+        found = validate_capture(folder)
+        assert found.problems == []
+        assert {"accounting", "finished_requests", "generated_tokens", "engine_counters"} <= found.gates.keys()
+        assert sorted(path.name for path in folder.iterdir()) == ["manifest.json", "step-stats.jsonl", "trace.jsonl"]
+
+    async def test_status_has_the_engines_times_and_what_was_recorded(self, tmp_path: Path) -> None:
+        published = await publish(tmp_path, PlayedPod("a"), sample_percent=50)
+        status = CaptureSummary.model_validate(msgspec.json.decode(success_message(published)))
+        assert status.ttft_ms is not None
+        assert status.live is not None
+        recorded = live_of(published).accounting.records
+        assert (status.live.sample_percent, status.live.recorded, status.live.sampled_out) == (
+            50,
+            recorded,
+            12 - recorded,
+        )
+        assert (status.live.pods, status.live.missing_pods, status.live.gaps) == (1, 0, 0)
+        assert (status.requests.sent, status.requests.completed) == (12, recorded)
+        assert status.prompt_notes is None
+
+    async def test_later_attempt_finds_what_was_published(self, tmp_path: Path) -> None:
+        first = await publish(tmp_path, PlayedPod("a"))
+        again = await CollectJob(environment(tmp_path, ["a"])).run()
+        assert again.manifest == first.manifest
+
+    async def test_ids_are_kept_only_as_ordered(self, tmp_path: Path) -> None:
+        pod = PlayedPod("a", Scenario(warmup=0, token_ids=True))
+        await publish(tmp_path, pod, record={"tokenIds": True})
+        assert all(each.token_ids is not None for each in recording_in(tmp_path).requests)
+
+
+class TestClocks:
+    async def test_times_of_all_hosts_are_on_one_clock(self, tmp_path: Path) -> None:
+        pods = [PlayedPod("a", monotonic_s=1e6), PlayedPod("b", monotonic_s=3.0, ahead_s=0.02)]
+        await publish(tmp_path, *pods)
+        by_engine: dict[int, list[float]] = {0: [], 1: []}
+        for each in recording_in(tmp_path).requests:
+            assert each.arrival_ms is not None
+            by_engine[each.engine].append(each.arrival_ms)
+        first, second = (sorted(times) for times in by_engine.values())
+        # Equal traffic, but the clock of the second host is 20 ms ahead.
+        assert [later - earlier for earlier, later in zip(first, second, strict=True)] == pytest.approx([20.0] * 12)
+        assert first[0] == pytest.approx(9_998.0)
+
+    async def test_servers_of_one_engine_share_its_first_reading(self, tmp_path: Path) -> None:
+        """Their messages of one step are microseconds apart, and stay so if they read other wall clocks."""
+        pod = PlayedPod("a", Scenario(warmup=0, servers=2))
+        async with collector(environment(tmp_path, ["a"])) as running:
+            peers = await running.join(pod)
+            joined = [
+                (peer, await peer.armed(pod, server, wall_s=WALL_S + 0.03 * server))
+                for server, peer in enumerate(peers)
+            ]
+            await send_all(running, joined)
+            await end(running, joined)
+        apart_ms = {
+            round(request.arrival_ms - 1000 * (line["arrival_monotonic_s"] - pod.monotonic_s), 3)
+            for request in recording_in(tmp_path).requests
+            for _, played in joined
+            for line in requests_of(played)
+            if line["external_id"] == request.request_id and request.arrival_ms is not None
+        }
+        assert len(apart_ms) == 1
+        assert {each.concurrency for each in recording_in(tmp_path).requests} > {1}
+
+    async def test_jump_of_a_clock_is_told_and_ignored(self, tmp_path: Path) -> None:
+        pod = PlayedPod("a")
+        async with collector(environment(tmp_path, ["a"])) as running:
+            joined = await armed(running, pod)
+            jumped = {"k": "anchor", "monotonic_s": pod.monotonic_s + 5, "wall_s": WALL_S + 5 - 3.5}
+            await joined[0][0].send(jumped)
+            await running.received(3)
+            for peer, played in joined:
+                await peer.send(*played.recorded)
+            await running.received(3 + len(joined[0][1].recorded))
+            published = await end(running, joined)
+        assert [note for note in published.manifest.notes if "jumped by -3.500 s" in note]
+        assert recording_in(tmp_path).requests[0].arrival_ms == pytest.approx(9_998.0)
+
+    async def test_bounds_of_a_wrong_clock_are_published(self, tmp_path: Path) -> None:
+        published = await publish(tmp_path, PlayedPod("a"), PlayedPod("b", node="node-2", ahead_s=7.0))
+        live = live_of(published)
+        assert [each.clock_ahead_ms for each in live.pods] == [pytest.approx((0, 0)), pytest.approx((7000, 7000))]
+        assert live.clock_uncertainty_ms == pytest.approx(7000)
+        assert [note for note in published.manifest.notes if "(pod b) is at least 7.0 s ahead" in note]
+
+
+class TestWindow:
+    async def test_ends_after_requests(self, tmp_path: Path) -> None:
+        pod = PlayedPod("a")
+        async with collector(environment(tmp_path, ["a"], requests=12)) as running:
+            ((peer, played),) = await armed(running, pod)
+            *rest, last = played.recorded
+            assert last["k"] == "request"
+            await peer.send(*rest)
+            await running.received(2 + len(rest))
+            await peer.send(last)
+            await peer.finish(played)  # without a driven clock
+            window = live_of(await running.published()).window
+        assert (window.ended_by, window.requests, window.duration_seconds) == ("requests", 12, None)
+
+    async def test_deadline_ends_a_window_of_requests(self, tmp_path: Path) -> None:
+        async with collector(environment(tmp_path, ["a"], requests=1000, deadline_seconds=600.0)) as running:
+            joined = await armed(running, PlayedPod("a"))
+            await send_all(running, joined)
+            published = await end(running, joined)
+        assert live_of(published).window.ended_by == "deadline"
+        assert [note for note in published.manifest.notes if "after 12 of 1000 requests" in note]
+
+    async def test_pod_that_does_not_join_is_told(self, tmp_path: Path) -> None:
+        pod = PlayedPod("a")
+        async with collector(environment(tmp_path, ["a", "gone"])) as running:
+            (peer,) = await running.join(pod)
+            await running.until(lambda: running.connected(pod.name) == 1, "the pod has joined")
+            running.advance(150)
+            joined = [(peer, await peer.armed(pod))]
+            await send_all(running, joined)
+            published = await end(running, joined)
+        missing = {each.pod: each.missing for each in live_of(published).pods}
+        assert missing["a"] is None
+        assert "sidecar never connected" in (missing["gone"] or "")
+        assert published.status["live"]["missingPods"] == 1
+
+    async def test_pod_that_joins_late_is_recorded_from_then_on(self, tmp_path: Path) -> None:
+        early, late = PlayedPod("a"), PlayedPod("late", Scenario(warmup=0, requests=4))
+        async with collector(environment(tmp_path, ["a", "late"])) as running:
+            (peer,) = await running.join(early)
+            await running.until(lambda: running.connected("a") == 1, "the pod has joined")
+            running.advance(150)
+            joined = [(peer, await peer.armed(early))]
+            await running.received(2)
+            running.advance(60)
+            joined += await armed(running, late)
+            await send_all(running, joined)
+            published = await end(running, joined)
+        (loss,) = live_of(published).lost
+        assert (loss.pod, loss.requests) == ("late", None)
+        assert loss.seconds is not None
+        assert loss.seconds >= 60
+        assert live_of(published).accounting.records == 16
+
+    async def test_recorder_that_does_not_finish_is_interrupted(self, tmp_path: Path) -> None:
+        async with collector(environment(tmp_path, ["a", "b"], drain_seconds=30.0)) as running:
+            pods = [PlayedPod("a"), PlayedPod("b")]
+            peers = [peer for pod in pods for peer in await running.join(pod)]
+            joined = [(peer, await peer.armed(pod)) for pod, peer in zip(pods, peers, strict=True)]
+            await send_all(running, joined)
+            running.advance(600)
+            (hung, _), (other, played) = joined
+            assert await hung.order() == {"disarm": {"drain_s": 30.0}}
+            await other.finish(played)
+            running.advance(90)
+            published = await running.published()
+        assert [(each.pod, each.requests) for each in live_of(published).lost] == [("a", None)]
+        assert "did not finish within 90 s" in live_of(published).lost[0].reason
+
+    async def test_peer_that_comes_after_the_window_is_sent_away(self, tmp_path: Path) -> None:
+        pod = PlayedPod("a")
+        async with collector(environment(tmp_path, ["a"])) as running:
+            joined = await armed(running, pod)
+            await send_all(running, joined)
+            running.advance(600)
+            ((peer, played),) = joined
+            assert await peer.order() == {"disarm": {"drain_s": 60.0}}
+            late = await running.connect(pod.hello())
+            assert await late.order() == {"bye": True}
+            assert await late.order() is None
+            await peer.send(*played.last_lines())
+            assert await peer.order() == {"bye": True}
+            await running.published()
+
+    async def test_sigterm_cancels(self, tmp_path: Path) -> None:
+        async with collector(environment(tmp_path, ["a"])) as running:
+            ((peer, _),) = await armed(running, PlayedPod("a"))
+            os.kill(os.getpid(), signal.SIGTERM)
+            failure = await running.failure()
+            assert await peer.order() is None, "the recorder is disarmed"
+        assert failure.reason == "Cancelled"
+        label = msgspec.json.decode((running.job.places.folder / PARTIAL_MANIFEST).read_bytes(), type=PartialManifest)
+        assert label.reason == "Cancelled"
+
+
+class TestLosses:
+    async def test_requests_of_a_gap_are_those_that_vllm_counted(self, tmp_path: Path) -> None:
+        pod = PlayedPod("a")
+        async with collector(environment(tmp_path, ["a"])) as running:
+            ((peer, cut),) = await armed(running, pod)
+            some = [line for line in cut.recorded if line["k"] == "request"][:5]
+            await peer.send(*some)
+            await running.received(2 + 5)
+            await peer.close()
+            await running.until(lambda: running.connected("a") == 0, "the connection has ended")
+            running.advance(7)
+            (again,) = await running.join(pod)
+            # In between vLLM has finished 9 requests: 5 are recorded, 4 are lost.
+            second = await again.armed(pod, base=1009.0)
+            await again.send(*second.recorded)
+            await running.received(2 + 5 + 2 + len(second.recorded))
+            published = await end(running, [(again, second)])
+        (loss,) = live_of(published).lost
+        assert (loss.pod, loss.requests, loss.reason) == ("a", 4, "the connection ended")
+        assert loss.seconds is not None
+        assert loss.seconds >= 7
+        assert published.status["live"] | {"windowSeconds": ""} == {
+            "samplePercent": 100,
+            "windowSeconds": "",
+            "pods": 1,
+            "missingPods": 0,
+            "recorded": 17,
+            "sampledOut": 0,
+            "gaps": 1,
+            "lostRequests": 4,
+        }
+        assert published.manifest.gates["dropped"].passed
+        assert validate_capture(tmp_path / FOLDER).problems == []
+        interrupted, whole = published.manifest.segments
+        assert (interrupted.closed, whole.closed) == (None, "ordered")
+
+    async def test_requests_of_a_restarted_engine_are_unknown(self, tmp_path: Path) -> None:
+        pod = PlayedPod("a")
+        async with collector(environment(tmp_path, ["a"])) as running:
+            ((peer, _),) = await armed(running, pod)
+            await peer.close()
+            await running.until(lambda: running.connected("a") == 0, "the connection has ended")
+            (again,) = await running.join(pod)
+            second = await again.armed(pod, start="another", base=0.0)
+            joined = [(again, second)]
+            await again.send(*second.recorded)
+            await running.received(4 + len(second.recorded))
+            published = await end(running, joined)
+        (loss,) = live_of(published).lost
+        assert loss.requests is None
+        assert loss.reason.endswith("the engine restarted")
+        assert "lostRequests" not in published.status["live"]
+
+    async def test_dropped_requests_are_told_and_pass(self, tmp_path: Path) -> None:
+        async with collector(environment(tmp_path, ["a"])) as running:
+            ((peer, played),) = await armed(running, PlayedPod("a"))
+            await send_all(running, [(peer, played)])
+            running.advance(600)
+            assert await peer.order() is not None
+            tally, counters, closed = played.last_lines(admitted=15, dropped=3)
+            await peer.send(tally, counters, closed | {"dropped": 4})
+            published = await running.published()
+        assert published.manifest.gates["dropped"].value == 4
+        assert [each.requests for each in live_of(published).lost] == [3]
+        assert live_of(published).accounting.equation == "15 admitted = 12 recorded + 0 sampled out + 3 dropped"
+
+    async def test_recorder_that_turns_itself_off_is_told(self, tmp_path: Path) -> None:
+        async with collector(environment(tmp_path, ["a", "b"])) as running:
+            pods = [PlayedPod("a"), PlayedPod("b")]
+            peers = [peer for pod in pods for peer in await running.join(pod)]
+            joined = [(peer, await peer.armed(pod)) for pod, peer in zip(pods, peers, strict=True)]
+            await send_all(running, joined)
+            (off, played), whole = joined
+            tally, counters, closed = played.last_lines()
+            await off.send(
+                {"k": "off", "reason": "the hooks failed"}, tally, counters, closed | {"reason": "unknown_shape"}
+            )
+            assert await off.order() is None
+            published = await end(running, [whole])
+        (loss,) = live_of(published).lost
+        assert (loss.pod, "the hooks failed" in loss.reason) == ("a", True)
+
+    async def test_window_without_traffic_fails(self, tmp_path: Path) -> None:
+        async with collector(environment(tmp_path, ["a"])) as running:
+            pod = PlayedPod("a", older=3)
+            (peer,) = await running.join(pod)
+            played = await peer.armed(pod)
+            played.lines = []
+            await running.received(2)
+            running.advance(600)
+            await peer.finish(played)
+            failure = await running.failure()
+        assert failure.reason == "NothingRecorded"
+        assert "finished 3 requests" in failure.message
+
+
+class TestGates:
+    """Each gate fails if what it compares differs."""
+
+    async def failing(self, root: Path, counters: dict[str, float] | None = None, **tally: int) -> str:
+        async with collector(environment(root, ["a"])) as running:
+            ((peer, played),) = await armed(running, PlayedPod("a"))
+            await send_all(running, [(peer, played)])
+            running.advance(600)
+            assert await peer.order() is not None
+            counts, last, closed = played.last_lines(**tally)
+            last["values"] |= {name: last["values"][name] + by for name, by in (counters or {}).items()}
+            await peer.send(counts, last, closed)
+            failure = await running.failure()
+        assert failure.reason == "ValidationFailed"
+        return failure.message
+
+    async def test_request_that_is_not_accounted_for(self, tmp_path: Path) -> None:
+        assert (await self.failing(tmp_path, admitted=13)).startswith("accounting: 13 admitted != 12 recorded")
+
+    async def test_request_that_did_not_arrive(self, tmp_path: Path) -> None:
+        assert "of which 12 arrived" in await self.failing(tmp_path, admitted=13, recorded=13)
+
+    async def test_request_that_vllm_did_not_count(self, tmp_path: Path) -> None:
+        assert (await self.failing(tmp_path, {"requests_finished": -1})).startswith("finished_requests: ")
+
+    async def test_tokens_that_vllm_did_not_count(self, tmp_path: Path) -> None:
+        assert (await self.failing(tmp_path, {"generation_tokens": 1})).startswith("generated_tokens: ")
+
+    @pytest.mark.parametrize("counter", ["drafts", "draft_tokens", "accepted_tokens"])
+    async def test_drafts_that_no_step_has(self, tmp_path: Path, counter: str) -> None:
+        assert (await self.failing(tmp_path, {counter: 1})).startswith("engine_counters: ")
+
+    async def test_line_that_is_not_in_the_files(self, tmp_path: Path) -> None:
+        published = await publish(tmp_path, PlayedPod("a"))
+        folder = tmp_path / FOLDER
+        trace = folder / "trace.jsonl"
+        trace.write_bytes(b"".join(trace.read_bytes().splitlines(keepends=True)[:-1]))
+        steps = folder / "step-stats.jsonl"
+        steps.write_bytes(b"".join(steps.read_bytes().splitlines(keepends=True)[:-2]))
+        found = validate_capture(_unsealed(folder), published.manifest.segments, published.manifest.live)
+        assert {"accounting", "engine_counters"} <= {name for name, gate in found.gates.items() if not gate.passed}
+
+    async def test_sample_does_not_compare_steps_with_chunks(self, tmp_path: Path) -> None:
+        published = await publish(tmp_path, PlayedPod("a"), sample_percent=50)
+        gate = published.manifest.gates["step_counters"]
+        assert (gate.limit, gate.passed) == (None, True)
+        assert "only 50 % of the requests are recorded" in gate.why
+        counts = live_of(published).accounting
+        assert counts.admitted == 12 == counts.recorded + counts.sampled_out
+        assert 0 < counts.recorded < 12
+
+    async def test_whole_capture_compares_steps_with_chunks(self, tmp_path: Path) -> None:
+        gates = (await publish(tmp_path, PlayedPod("a"))).manifest.gates
+        assert gates["step_counters"].passed
+        assert "not judged" not in gates["step_counters"].why
+        assert gates["largest_chunk"].limit == 5
+
+    async def test_without_steps_nothing_is_compared_with_them(self, tmp_path: Path) -> None:
+        gates = (await publish(tmp_path, PlayedPod("a"), record={"stepStats": False})).manifest.gates
+        assert gates.keys().isdisjoint({"engine_counters", "step_counters", "missing_steps"})
+
+
+def _unsealed(folder: Path) -> Path:
+    """Take the manifest away, which has the checksums."""
+    (folder / "manifest.json").unlink()
+    return folder
+
+
+class TestNoEngine:
+    async def test_names_what_each_pod_said(self, tmp_path: Path) -> None:
+        async with collector(environment(tmp_path, ["silent", "starting"])) as running:
+            starting = await running.connect(
+                PlayedPod("starting").hello(socket=None, sockets=0, note="no process of the engine has a recorder yet")
+            )
+            assert await starting.order() is None
+            running.advance(150)
+            failure = await running.failure()
+        assert failure.reason == "NoEngineJoined"
+        assert "pod silent: its sidecar never connected" in failure.message
+        assert "TCP port 8470" in failure.message
+        assert (
+            "pod starting: its sidecar found no API server with a recorder: no process of the engine" in failure.message
+        )
+
+    async def test_names_why_recorders_refuse(self, tmp_path: Path) -> None:
+        async with collector(environment(tmp_path, ["a"])) as running:
+            (peer,) = await running.join(PlayedPod("a"))
+            assert await peer.order() is not None
+            await peer.send({"k": "refused", "reason": "this engine is not supported: vLLM 9"})
+            assert await peer.order() is None
+            running.advance(90)
+            failure = await running.failure()
+        assert failure.reason == "NoEngineJoined"
+        assert "vLLM 9" in failure.message
+
+    async def test_recorder_that_refuses_once_may_join_again(self, tmp_path: Path) -> None:
+        pod = PlayedPod("a")
+        async with collector(environment(tmp_path, ["a"])) as running:
+            (peer,) = await running.join(pod)
+            assert await peer.order() is not None
+            await peer.send({"k": "refused", "reason": "another connection is armed"})
+            assert await peer.order() is None
+            joined = await armed(running, pod)
+            await send_all(running, joined)
+            published = await end(running, joined)
+        assert live_of(published).accounting.records == 12
+        assert live_of(published).pods[0].missing is None
+
+
+class TestUntrustedPeers:
+    @pytest.mark.parametrize(
+        ("first", "why"),
+        [
+            (PlayedPod("a").hello(token=TOKEN[:-1] + "0"), "wrong token"),
+            (PlayedPod("a").hello(token="é" * 8), "wrong token"),
+            (PlayedPod("a").hello(hello=2), "no valid hello"),
+            (PlayedPod("a").hello(more=1), "no valid hello"),
+            (PlayedPod("a").hello(socket="../x.sock"), "no valid hello"),
+            (PlayedPod("a").hello(sockets=10**6), "no valid hello"),
+            (b"GET / HTTP/1.1\r\n\r\n", "no valid hello"),
+            (b"\xff\xfe\n", "no valid hello"),
+            (b"[" * 4000 + b"\n", "no valid hello"),
+            (b"x" * 5000, "a line of more than 4096 bytes"),
+        ],
+    )
+    async def test_wrong_hello_is_closed_and_logged(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], first: Any, why: str
+    ) -> None:
+        async with collector(environment(tmp_path, ["a"])) as running:
+            peer = await running.connect(first)
+            assert await peer.order() is None
+            assert running.connected("a") == 0
+        assert f"rejected a connection from 127.0.0.1: {why}" in capsys.readouterr().out
+
+    async def test_pod_that_is_not_named_is_sent_away(self, tmp_path: Path) -> None:
+        async with collector(environment(tmp_path, ["a"])) as running:
+            peer = await running.connect(PlayedPod("stranger").hello())
+            assert await peer.order() == {"bye": True}
+            assert await peer.order() is None
+
+    async def test_silent_peer_is_closed(self, tmp_path: Path) -> None:
+        async with collector(environment(tmp_path, ["a"])) as running:
+            peer = await running.connect()
+            await running.until(lambda: running.connections == 1, "a connection")
+            running.advance(10)
+            assert await peer.order() is None
+
+    async def test_log_has_one_line_a_second(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        async with collector(environment(tmp_path, ["a"])) as running:
+            for _ in range(5):
+                assert await (await running.connect(b"{}\n")).order() is None
+            running.advance(1)
+            assert await (await running.connect(b"{}\n")).order() is None
+        lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("rejected")]
+        assert len(lines) == 2
+        assert lines[1].endswith("5 since the last such line")
+
+    async def test_connections_are_bounded(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(collect, "CONNECTIONS_PER_POD", 2)
+        async with collector(environment(tmp_path, ["a"])) as running:
+            kept = [await running.connect() for _ in range(2)]
+            await running.until(lambda: running.connections == len(kept), "two connections")
+            assert await (await running.connect()).order() is None
+
+    async def test_line_before_the_order_ends_the_connection(self, tmp_path: Path) -> None:
+        pod = PlayedPod("a")
+        async with collector(environment(tmp_path, ["a", "b"])) as running:
+            (peer,) = await running.join(pod)
+            await peer.send({"k": "anchor", "monotonic_s": 1.0, "wall_s": 1.0})
+            assert await peer.order() is None
+
+    @pytest.mark.parametrize(
+        ("change", "why"),
+        [
+            ({"live": False}, "does not follow the order"),
+            ({"block_hash": "fnv1a64"}, "does not follow the order"),
+            ({"sample_percent": 50}, "does not follow the order"),
+            ({"schema": 2}, "schema 2"),
+            ({"boot": "../../x"}, "boot id"),
+            ({"client_index": 1}, "index of an API server"),
+            ({"engines": []}, "engine indexes"),
+            ({"engines": [-1]}, "engine indexes"),
+            ({"token_ids": True}, "token ids that were not ordered"),
+        ],
+    )
+    async def test_wrong_header_begins_no_segment(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], why: str
+    ) -> None:
+        pod = PlayedPod("a")
+        async with collector(environment(tmp_path, ["a"])) as running:
+            (peer,) = await running.join(pod)
+            order = await peer.order()
+            assert order is not None
+            header, _ = pod.played(0, order["arm"]).first_lines()
+            await peer.send(header | change)
+            assert await peer.order() is None
+            assert running.segments == []
+        assert why in capsys.readouterr().out
+
+    @pytest.mark.parametrize(
+        ("change", "why"),
+        [
+            ({"chunk_tokens": [1]}, "different lengths"),
+            ({"engine": 5}, "unknown engine"),
+            ({"engine": None}, "without an engine"),
+            ({"id": "cmpl-x"}, "not salted"),
+            ({"external_id": "user@example.com"}, "not salted"),
+            ({"prompt_tokens": -1}, "invalid number"),
+            ({"block_hashes": [2**64]}, "invalid number"),
+            ({"arrival_monotonic_s": 1e300}, "invalid time"),
+            ({"ended_by": "me"}, "unknown end"),
+            ({"finish_reason": "tired"}, "unknown end"),
+            ({"stop_reason": "secret"}, "text of a stop string"),
+            ({"token_ids": [1]}, "not ordered"),
+            ({"prompt_token_ids": [1]}, "not ordered"),
+            ({"chunk_s": "x"}, "unreadable line"),
+            ({"k": "header"}, "unreadable line"),
+        ],
+    )
+    async def test_wrong_request_interrupts_only_its_segment(
+        self, tmp_path: Path, change: dict[str, Any], why: str
+    ) -> None:
+        async with collector(environment(tmp_path, ["bad", "good"])) as running:
+            pods = [PlayedPod("bad"), PlayedPod("good")]
+            peers = [peer for pod in pods for peer in await running.join(pod)]
+            (bad, played), good = [(peer, await peer.armed(pod)) for pod, peer in zip(pods, peers, strict=True)]
+            request, *_ = requests_of(played)
+            await bad.send(request, request | change, request)
+            assert await bad.order() is None
+            await good[0].send(*good[1].recorded)
+            await running.received(3 + 2 + len(good[1].recorded))
+            published = await end(running, [good])
+        (loss,) = live_of(published).lost
+        assert loss.pod == "bad"
+        assert why in loss.reason
+        assert live_of(published).accounting.records == 13
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            b"not json\n",
+            b"[]\n",
+            b'{"k":"surprise"}\n',
+            b'{"k":"closed","reason":"ordered","requests":0,"steps":0,"dropped":0,"unfinished":0,"errors":0,"first_error":null}\n',
+            b'{"k":"step","engine":7,"t":1.0}\n',
+            b'{"k":"step","engine":0,"t":1.0,"scheduler":{"num_running_reqs":-1}}\n',
+            b'{"k":"counters","monotonic_s":1.0,"values":{}}\n',
+            b"[" * 100_000 + b"\n",
+            b"x" * (LONGEST_LINE_BYTES + 2),
+        ],
+    )
+    async def test_garbage_ends_the_connection(self, tmp_path: Path, line: bytes) -> None:
+        async with collector(environment(tmp_path, ["a"])) as running:
+            ((peer, _),) = await armed(running, PlayedPod("a"))
+            await peer.send_what_is_read(line)
+            assert await peer.order() is None
+            assert running.written() == 2
+
+    async def test_unfinished_lines_of_all_are_bounded(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(collect, "_MOST_TORN_BYTES", 2**20)
+        pods = [PlayedPod("a"), PlayedPod("b")]
+        async with collector(environment(tmp_path, ["a", "b"])) as running:
+            peers = [peer for pod in pods for peer in await running.join(pod)]
+            for pod, peer in zip(pods, peers, strict=True):
+                await peer.armed(pod)
+            for peer in peers:
+                await peer.send_what_is_read(b"x" * 2**19)
+            await peers[1].send_what_is_read(b"x" * 2**18)
+            await running.until(lambda: running.connected("a") + running.connected("b") == 1, "one is closed")
+
+    async def test_torn_line_is_not_written(self, tmp_path: Path) -> None:
+        async with collector(environment(tmp_path, ["a"])) as running:
+            ((peer, played),) = await armed(running, PlayedPod("a"))
+            await running.received(2)
+            await peer.send(msgspec.json.encode(played.recorded[0]))
+            await peer.close()
+            await running.until(lambda: running.connected("a") == 0, "the connection has ended")
+            (segment,) = running.segments
+            assert segment.read_bytes().count(b"\n") == 2
+            assert segment.read_bytes().endswith(b"\n")
+
+    async def test_newer_connection_of_a_socket_replaces_the_older(self, tmp_path: Path) -> None:
+        pod = PlayedPod("a")
+        async with collector(environment(tmp_path, ["a"])) as running:
+            ((old, _),) = await armed(running, pod)
+            await running.received(2)
+            joined = await armed(running, pod)
+            assert await old.order() is None
+            for peer, played in joined:
+                await peer.send(*played.recorded)
+            await running.received(4 + len(joined[0][1].recorded))
+            published = await end(running, joined)
+        assert [each.reason for each in live_of(published).lost] == ["the sidecar connected again"]
+
+
+class TestVolume:
+    @pytest.mark.parametrize(
+        ("code", "reason"),
+        [
+            (errno.ENOSPC, "DiskFull"),
+            (errno.EDQUOT, "DiskFull"),
+            (errno.EROFS, "VolumeReadOnly"),
+            (errno.EIO, "VolumeFailed"),
+        ],
+    )
+    async def test_volume_that_fails_ends_the_capture(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, reason: str
+    ) -> None:
+        write = os.write
+
+        def fails(file: int, data: Any) -> int:
+            if stat.S_ISREG(os.fstat(file).st_mode):
+                raise OSError(code, os.strerror(code))
+            return write(file, data)
+
+        async with collector(environment(tmp_path, ["a"])) as running:
+            ((peer, played),) = await armed(running, PlayedPod("a"))
+            await running.received(2)
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "write", fails)
+                await peer.send(*played.recorded)
+                failure = await running.failure()
+        assert failure.reason == reason
+
+    async def test_published_capture_of_another_object_stays(self, tmp_path: Path) -> None:
+        await publish(tmp_path, PlayedPod("a"))
+        manifest = tmp_path / FOLDER / "manifest.json"
+        found = msgspec.json.decode(manifest.read_bytes(), type=Manifest)
+        manifest.write_bytes(msgspec.json.encode(msgspec.structs.replace(found, capture_uid="another")))
+        async with collector(environment(tmp_path, ["a"])) as running:
+            failure = await running.failure()
+        assert failure.reason == "AlreadyPublished"
