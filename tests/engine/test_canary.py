@@ -19,6 +19,7 @@ from specdecode_operator.capture.recorder.canary import (
 from specdecode_operator.deployment.canaries import CLOSE_NATS, DEFAULT_PROMPTS
 from tests.engine.engine_process import Engine as InstalledEngine
 from tests.engine.recorder_server import Line, serving
+from tests.engine.wrong_verification import write_plugin
 
 SETTINGS = Settings(DEFAULT_PROMPTS, max_tokens=24, interval_s=600, model="tiny", margin_nats=CLOSE_NATS)
 K = 3
@@ -58,11 +59,19 @@ def test_answers_of_an_engine_that_verifies_are_right(engine: InstalledEngine, m
 def test_answers_of_an_engine_that_accepts_what_the_target_rejects_are_wrong(
     engine: InstalledEngine, models: Path, tmp_path: Path
 ) -> None:
-    # vLLM's own benchmark mode accepts drafts without looking at the target.
-    broken = draft_model(models, rejection_sample_method="synthetic", synthetic_acceptance_rates=[1.0] * K)
-    with serving(engine, models, tmp_path, speculation=broken, SPECDECODE_RECORD_DIR="", OBSERVER_DIR="") as server:
+    plugin = write_plugin(tmp_path / "wrong")
+    speculation = draft_model(models)
+    with serving(
+        *(engine, models, tmp_path),
+        speculation=speculation,
+        packages=[plugin],
+        SPECDECODE_RECORD_DIR="",
+        OBSERVER_DIR="",
+    ) as server:
         found = verdicts(Engine(server.url))
-    assert [each.word for each in found] == [WRONG] * len(DEFAULT_PROMPTS)
+        counters = server.counters()
+    assert counters["vllm:spec_decode_num_draft_tokens_total"] == counters["vllm:spec_decode_num_accepted_tokens_total"]
+    assert [each.word for each in found] == [WRONG] * len(DEFAULT_PROMPTS), found
 
 
 def test_an_engine_without_log_probabilities_is_not_judged(
