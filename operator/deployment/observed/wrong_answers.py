@@ -33,8 +33,8 @@ _FIX: Final = (
     " vLLM with its version, the speculation and the attention backend of the engine log"
 )
 _NOT_BY_SPECULATION: Final = (
-    f"These engines do not speculate, so speculation is not the cause. {_DETAILS}. Try another attention backend or"
-    " serving.enablePrefixCaching: false, and report it to vLLM"
+    f"These engines do not speculate, so speculation is not the cause. {_DETAILS}. Try another attention backend, or"
+    " an earlier image or driver, and report it to vLLM"
 )
 
 
