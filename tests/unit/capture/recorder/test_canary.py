@@ -35,6 +35,7 @@ from specdecode_operator.capture.recorder.canary import (
     read_settings,
 )
 from specdecode_operator.capture.recorder.canary_metrics import publish
+from specdecode_operator.vllm.engine_metrics import CANARY_ANSWERS, CANARY_REFUSED, read_exposition
 from tests.support.certificates import write_certificate
 from tests.support.http_server import Quiet, serving
 from tests.support.waiting import eventually
@@ -402,6 +403,9 @@ def test_verdicts_become_counters_and_a_reason(monkeypatch: pytest.MonkeyPatch) 
         labels = f'prompt="{digest("one")}",verdict="{word}"'
         assert f"{canary_metrics.ANSWERS}_total{{{labels}}} {count}.0" in page
     assert f'{canary_metrics.REFUSED}{{reason="HTTP 400: \\"no\\""}} 1.0' in page
+    # The operator reads them by these names.
+    samples = {each.name for each in read_exposition(page, {CANARY_ANSWERS, CANARY_REFUSED}).samples}
+    assert samples == {CANARY_ANSWERS, CANARY_REFUSED}
     publish(line_of("one", Verdict(RIGHT))["canary"])
     assert f'{canary_metrics.REFUSED}{{reason="HTTP 400: \\"no\\""}} 0.0' in generate_latest(REGISTRY).decode()
 
