@@ -18,6 +18,7 @@ import http.client
 import json
 import math
 import secrets
+import socket
 import ssl
 import sys
 import threading
@@ -38,9 +39,10 @@ DIGEST_CHARACTERS = 8
 
 MOST_PROMPTS, MOST_PROMPT_CHARACTERS, MOST_TOKENS = 16, 2000, 256
 _LARGEST_SETTINGS_BYTES = 2**19
-_LARGEST_RESPONSE_BYTES = 2**22
+_LARGEST_RESPONSE_BYTES = 2**21  # twice the log probabilities of the longest prompt; the sidecar has 64 MiB
 _TIMEOUT_S = 300.0
 _HEALTH_TIMEOUT_S = 10.0
+_TELL_TIMEOUT_S = 10.0
 _POLL_S = 1.0
 _REST_S = 10.0  # after an engine that is not healthy
 _TRY_AGAIN = frozenset({408, 429})  # client errors that another attempt may not get
@@ -166,7 +168,8 @@ class Engine:
         connection: http.client.HTTPConnection
         if self._place.scheme == "https":
             # The certificate is for the Service's name, and the connection does not leave the pod.
-            context = ssl._create_unverified_context()  # noqa: S323, SLF001
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
             connection = http.client.HTTPSConnection(host, port, timeout=timeout_s, context=context)
         else:
             connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
@@ -291,6 +294,28 @@ def line_of(prompt: str, verdict: Verdict) -> dict[str, Any]:
     return {"canary": {"prompt": digest(prompt), "verdict": verdict.word, "reason": reason}}
 
 
+def tell_recorder(sockets: Path, line: Mapping[str, Any]) -> None:
+    """Send a line to one of the recorders of this pod, which all serve the same /metrics.
+
+    Raises OSError if no socket of the folder accepts it.
+    """
+    failed: OSError = FileNotFoundError(f"no recorder has a socket in {sockets}")
+    for path in sorted(sockets.glob("*.sock")):
+        with socket.socket(socket.AF_UNIX) as recorder:
+            recorder.settimeout(_TELL_TIMEOUT_S)
+            try:
+                recorder.connect(str(path))
+                recorder.sendall(json.dumps(line).encode() + b"\n")
+                recorder.shutdown(socket.SHUT_WR)
+                while recorder.recv(4096):  # it closes the connection when it has read the line
+                    pass
+            except OSError as error:  # of a process that has ended
+                failed = error
+            else:
+                return
+    raise failed
+
+
 class Canaries:
     """Asks one question after the other, as long as a file of settings exists.
 
@@ -301,7 +326,8 @@ class Canaries:
     file
         Settings; the operator may change or remove the file at any time.
     tell
-        Takes the `line_of` a verdict to the process that serves /metrics. A verdict is lost if this raises OSError.
+        Takes the `line_of` a verdict to the process that serves /metrics, as `tell_recorder` does. A verdict is lost
+        if this raises OSError.
     """
 
     def __init__(self, engine: Engine, file: Path, tell: Callable[[dict[str, Any]], None]) -> None:

@@ -428,8 +428,9 @@ CANARIES: Body = {"canaries": {}}
 WRONG = CanaryReading(right=10, wrong=3, wrong_prompts=2)
 
 
-async def test_wrong_answers_turn_speculation_off_until_the_spec_changes(shift: Shift) -> None:
-    await shift.serve(mode="Enforce", **CANARIES)
+@pytest.mark.parametrize("policy", [{}, {"onCrashLoop": "Report"}])
+async def test_wrong_answers_turn_speculation_off_until_the_spec_changes(shift: Shift, policy: Body) -> None:
+    await shift.serve(mode="Enforce", **CANARIES, **policy)
     shift.canaries["llama-0"] = CanaryReading(right=10, wrong=9, unconfirmed=5, failed=7, wrong_prompts=1)
     await shift.work(10, 8)
     assert shift.speculation() is not None, "one prompt may lie at a near tie"

@@ -2,6 +2,8 @@
 
 import json
 import os
+import socket
+import socketserver
 import ssl
 import subprocess
 import sys
@@ -33,6 +35,7 @@ from specdecode_operator.capture.recorder.canary import (
     judge,
     line_of,
     read_settings,
+    tell_recorder,
 )
 from specdecode_operator.capture.recorder.canary_metrics import publish
 from specdecode_operator.vllm.engine_metrics import CANARY_ANSWERS, CANARY_REFUSED, read_exposition
@@ -230,7 +233,7 @@ def test_an_engine_that_fails_when_asked_again_leaves_it_unconfirmed(target: Tar
 
 
 def test_an_endless_response_fails(target: Target) -> None:
-    target.says[1] = (200, b" " * (2**22 + 1))
+    target.says[1] = (200, b" " * (2**21 + 1))
     assert judge(Engine(target.url), SETTINGS, "one").word == FAILED
 
 
@@ -346,6 +349,28 @@ def test_verdicts_are_logged_and_told(
     assert f"{digest('one')}: wrong: token 3" in logged
     assert "3.00 nats" in logged
     assert "a verdict is lost" in logged
+
+
+def test_a_line_reaches_the_first_recorder_that_lives(tmp_path: Path) -> None:
+    received: list[bytes] = []
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            received.append(self.rfile.read())
+
+    with pytest.raises(FileNotFoundError):
+        tell_recorder(tmp_path, {})
+    with socket.socket(socket.AF_UNIX) as gone:
+        gone.bind(str(tmp_path / "1.sock"))
+    with pytest.raises(ConnectionRefusedError):
+        tell_recorder(tmp_path, {})
+    line = line_of("one", Verdict(RIGHT))
+    with socketserver.UnixStreamServer(str(tmp_path / "2.sock"), Handler) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        tell_recorder(tmp_path, line)
+        thread.join()
+    assert received == [json.dumps(line).encode() + b"\n"]
 
 
 def test_a_thread_asks_until_it_is_told_to_stop(canaries: Canaries, told: Told, settings_file: Path) -> None:
