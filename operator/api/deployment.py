@@ -276,6 +276,24 @@ class AcceptanceRule(StrEnum):
         return int(self.value.removeprefix("Below").removesuffix("Percent")) / 100
 
 
+MOST_CANARIES: Final = 16
+CanaryPrompt = Annotated[str, StringConstraints(min_length=1, max_length=2000)]
+
+
+class Canaries(ApiModel):
+    """Fixed prompts that each engine is asked at a low rate, to check that its answers are the target's own."""
+
+    interval_seconds: StrictInt = Field(default=600, ge=60, le=86_400)
+    """Time in seconds in which each engine is asked every prompt once. The prompts are spread evenly over it."""
+
+    max_tokens: StrictInt = Field(default=32, ge=1, le=256)
+    """Length of each answer in tokens."""
+
+    prompts: list[CanaryPrompt] = Field(default=[], max_length=MOST_CANARIES)
+    """Prompts to ask, each of up to 2,000 characters. Prompts like your users' find more. Defaults to 5 short prompts:
+    facts, code, JSON, arithmetic and French."""
+
+
 class Policy(ApiModel):
     """Policy that chooses among measured speculation settings by their goodput and the current load."""
 
@@ -294,6 +312,11 @@ class Policy(ApiModel):
     evidence: ObjectName | None = None
     """SpecDecodeCapture in this namespace whose arms the policy may choose. Defaults to the newest capture of this
     deployment that compared arms."""
+
+    canaries: Canaries | None = None
+    """Check answers of the running engines. If engines answer other than the target, the condition
+    SpeculationEffective becomes False with reason WrongAnswers; in mode Enforce, engines without speculation also
+    replace them, until the spec changes. If not set, answers are not checked."""
 
     min_gain_percent: StrictInt = Field(default=3, ge=1, le=100)
     """Minimum gain in goodput that another setting must bring, in percent."""
@@ -358,7 +381,8 @@ class PolicyStatus(ApiModel):
     """Capture whose measurements the policy uses."""
 
     arm: _Name | None = None
-    """Name of the arm in force, as in that capture; or "without speculation" after a crash loop."""
+    """Name of the arm in force, as in that capture; or "without speculation" after a crash loop or wrong
+    answers."""
 
     since: Timestamp | None = None
     """Time since which the policy has had this arm in force. Not set while spec.speculation is in force."""

@@ -203,6 +203,31 @@ class ObservedStatus(ApiModel):
     """Share of decoding steps that verified a draft, in percent."""
 
 
+class CanaryStatus(ApiModel):
+    """Answers of running engines to the canary prompts since they started."""
+
+    right: int
+    """Number of answers that were the target's own. Written when an answer is not right, or when it has doubled."""
+
+    wrong: int
+    """Number of wrong answers that were confirmed by asking again."""
+
+    unconfirmed: int
+    """Number of wrong answers that were right when asked again."""
+
+    failed: int
+    """Number of questions that healthy engines did not answer."""
+
+    unsupported: Annotated[str, StringConstraints(max_length=256), AfterValidator(printable)] | None = None
+    """Reason why the engines are not asked, or why they reject the questions."""
+
+    generated_tokens_per_hour: int
+    """Tokens that each engine generates for canaries in an hour. Twice as many while its answers are wrong."""
+
+    prompt_tokens_per_hour: int
+    """Upper limit of the prompt tokens that each engine processes for canaries in an hour."""
+
+
 class FiguresSource(StrEnum):
     """Source of the figures."""
 
@@ -312,6 +337,9 @@ class SpecDecodeDeploymentStatus(ApiModel):
 
     policy: PolicyStatus | None = None
     """Current decision of the policy, and its reason."""
+
+    canaries: CanaryStatus | None = None
+    """Answers to the canary prompts of spec.policy.canaries, and what they cost."""
 
     captures: list[ScheduleStatus] = Field(default=[], max_length=8, json_schema_extra=map_by("name"))
     """Status of the capture schedules."""

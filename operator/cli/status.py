@@ -243,6 +243,11 @@ def _policy(body: Body) -> Iterator[tuple[str, object]]:
         yield "Message", policy.get("message")
         if policy.get("arm"):
             yield "Arm", policy["arm"]
+    canaries = mapping(mapping(body, "status"), "canaries")
+    if canaries:
+        counts = (f"{canaries.get(verdict)} {verdict}" for verdict in ("right", "wrong", "unconfirmed", "failed"))
+        refused = canaries.get("unsupported")
+        yield "Canaries", ", ".join([*counts, *([f"not asked: {refused}"] if refused else [])])
 
 
 def _speculation(body: Body) -> Body:

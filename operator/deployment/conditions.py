@@ -40,6 +40,7 @@ SEE_READY: Final = "See condition Ready"
 
 EFFECTIVE: Final = "SpeculationEffective"
 CRASH_LOOP: Final = "CrashLoop"
+WRONG_ANSWERS: Final = "WrongAnswers"
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from specdecode_operator.api.spec_problems import parsed_spec
 from specdecode_operator.api.speculation import Speculation
 from specdecode_operator.cluster.clock import without_times_ahead
 from specdecode_operator.cluster.resources import KEPT_MANAGERS_ANNOTATION
+from specdecode_operator.deployment.conditions import WRONG_ANSWERS
 from specdecode_operator.enums import METHODS_WITH_LAYERS, Method, OnCrashLoop, PolicyMode
 from specdecode_operator.problems import InvalidSpecError, Problem
 
@@ -84,17 +85,27 @@ def is_by_policy(spec: SpecDecodeDeploymentSpec, status: PolicyStatus | None) ->
     if spec.policy is None or status is None or status.since is None or status.asked != engine_spec_hash(spec):
         return False
     is_enforced = spec.policy.mode is PolicyMode.ENFORCE
-    return serves_without(spec.policy) if is_off_after_crashes(status) else is_enforced
+    return stays_off(spec.policy, status) if is_off_until_change(status) else is_enforced
 
 
-CRASH_LOOP_ARM: Final = "without speculation"
-"""In `status.policy.arm` after a crash loop turned speculation off; names of arms have no spaces."""
+WITHOUT_SPECULATION: Final = "without speculation"
+"""In `status.policy.arm` after a crash loop or wrong answers turned speculation off; names of arms have no spaces."""
 
 
-def is_off_after_crashes(status: PolicyStatus) -> bool:
-    """Whether a crash loop turned speculation off."""
+def is_off_until_change(status: PolicyStatus) -> bool:
+    """Whether a crash loop or wrong answers turned speculation off."""
     is_off = status.speculation is not None and status.speculation.method is Method.NONE
-    return is_off and status.arm == CRASH_LOOP_ARM
+    return is_off and status.arm == WITHOUT_SPECULATION
+
+
+def stays_off(policy: Policy, status: PolicyStatus) -> bool:
+    """Whether a policy keeps speculation off for the reason in a status."""
+    return distrusts(policy) if status.reason == WRONG_ANSWERS else serves_without(policy)
+
+
+def distrusts(policy: Policy) -> bool:
+    """Whether a policy turns speculation off after wrong answers."""
+    return policy.canaries is not None and policy.mode is PolicyMode.ENFORCE
 
 
 def serves_without(policy: Policy) -> bool:

@@ -23,14 +23,14 @@ from specdecode_operator.api.crd_validation import broken_rules
 from specdecode_operator.api.deployment import MOST_DECISIONS, MOST_RESTARTS, Policy, PolicyDecision, PolicyStatus
 from specdecode_operator.api.deployment_status import PlanStatus
 from specdecode_operator.api.speculation import Speculation
-from specdecode_operator.deployment.conditions import CRASH_LOOP, EFFECTIVE, FALSE, TRUE, UNKNOWN, ConditionUpdate
+from specdecode_operator.deployment.conditions import EFFECTIVE, FALSE, TRUE, UNKNOWN, ConditionUpdate
 from specdecode_operator.deployment.desired_state import DesiredState, Launch
 from specdecode_operator.deployment.observed.engine_reports import decimal
 from specdecode_operator.deployment.observed.observation import Observation, rollout_of
 from specdecode_operator.deployment.parsed_deployment import (
-    CRASH_LOOP_ARM,
+    WITHOUT_SPECULATION,
     ParsedDeployment,
-    is_off_after_crashes,
+    is_off_until_change,
     speculating,
 )
 from specdecode_operator.enums import Method, PolicyAction, PolicyMode, PolicyOutcome, RejectionSampling
@@ -745,8 +745,8 @@ def policy_status(case: PolicyInputs, decision: Decision, memory: Memory, now: d
     )
 
 
-def after_crashes(case: PolicyInputs, loop: str, refusal: str, now: datetime) -> PolicyStatus:
-    """Return the status after a crash loop: speculation is off until the spec changes, unless something prevents it.
+def turned_off(case: PolicyInputs, reason: str, why: str, refusal: str, now: datetime) -> PolicyStatus:
+    """Return the status after a crash loop or wrong answers: speculation is off until the spec changes.
 
     The policy does not try again, because an hour without crashes would not prove that the drafter works. ``refusal``
     is why engines cannot run without speculation, or empty.
@@ -755,7 +755,7 @@ def after_crashes(case: PolicyInputs, loop: str, refusal: str, now: datetime) ->
         mode=case.policy.mode,
         action=PolicyAction.TURN_OFF,
         outcome=PolicyOutcome.REFUSED,
-        reason=CRASH_LOOP,
+        reason=reason,
         message="",
         asked=case.asked,
     )
@@ -766,17 +766,17 @@ def after_crashes(case: PolicyInputs, loop: str, refusal: str, now: datetime) ->
     elif any(each.endswith(f"@{_digest(OFF)}") for each in before.failed_arms):
         refusal = "engines without speculation did not serve"
     if refusal:
-        told = {"action": action, "outcome": outcome, "reason": CRASH_LOOP, "target": None}
+        told = {"action": action, "outcome": outcome, "reason": reason, "target": None}
         return before.model_copy(update={**told, "message": _clipped(f"Speculation stays on: {refusal}")})
-    message, done = _clipped(loop), PolicyOutcome.DONE
+    message, done = _clipped(why), PolicyOutcome.DONE
     decision = PolicyDecision(at=moment, action=action, outcome=done, message=message)
     return PolicyStatus(
         mode=case.policy.mode,
         action=action,
         outcome=done,
-        reason=CRASH_LOOP,
+        reason=reason,
         message=message,
-        arm=CRASH_LOOP_ARM,
+        arm=WITHOUT_SPECULATION,
         since=moment,
         speculation=OFF,
         asked=case.asked,
@@ -835,9 +835,9 @@ def steady(new: PolicyStatus, old: PolicyStatus | None, *, due: bool) -> PolicyS
 
 def policy_condition(status: PolicyStatus | None) -> ConditionUpdate | None:
     """Return the condition SpeculationEffective: whether the best measured setting is in force; None for Observe."""
-    if status is not None and is_off_after_crashes(status):
+    if status is not None and is_off_until_change(status):
         message = f"Speculation is off until the spec changes: {status.message}"
-        return ConditionUpdate(EFFECTIVE, FALSE, CRASH_LOOP, message)
+        return ConditionUpdate(EFFECTIVE, FALSE, status.reason, message)
     if status is None or status.mode is PolicyMode.OBSERVE:
         return None
     if status.action is not PolicyAction.KEEP:

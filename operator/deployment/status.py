@@ -15,6 +15,7 @@ from specdecode_operator.deployment.conditions import (
     SEE_READY,
     TRUE,
     UNKNOWN,
+    WRONG_ANSWERS,
     ConditionUpdate,
     kept,
     stamp,
@@ -34,7 +35,8 @@ from specdecode_operator.deployment.observed.speculation_in_force import (
     settings_condition,
     with_last_acceptance,
 )
-from specdecode_operator.deployment.parsed_deployment import ParsedDeployment, is_off_after_crashes
+from specdecode_operator.deployment.observed.wrong_answers import canary_status
+from specdecode_operator.deployment.parsed_deployment import ParsedDeployment, is_off_until_change
 from specdecode_operator.deployment.rollout.readiness import (
     CAPTURE_OVERDUE,
     ROLLED_BACK,
@@ -114,7 +116,7 @@ def compose_status(  # noqa: PLR0913  the status combines these inputs
     proofs = [with_last_acceptance(each, acceptance) for each in seen.conditions]
     if parent.written_spec is not None:
         proofs = [replace(each, message=_BY_POLICY) if each.reason == "Disabled" else each for each in proofs]
-    effective = _effective_condition(observation.crash_loop, seen.declined, policy)
+    effective = _effective_condition(observation, seen.declined, policy)
     conditions = [*readiness.conditions(desired.conditions), available, *proofs, *effective]
     if observation.contested:
         message = f"{'; '.join(observation.contested)}: changed again after each repair. {_CONTESTED_FIX}"
@@ -129,6 +131,7 @@ def compose_status(  # noqa: PLR0913  the status combines these inputs
         speculation=seen.features,
         figures=observation.figures,
         policy=policy,
+        canaries=canary_status(facts, observation.answers, parent.status.canaries),
         captures=list(parent.status.captures if schedules is None else schedules),
         ready=f"{seen.counts.ready}/{_wanted_engines(parent)}",
         kept=parent.status.kept,
@@ -139,16 +142,20 @@ def compose_status(  # noqa: PLR0913  the status combines these inputs
 
 
 def _effective_condition(
-    crash_loop: str | None, declined: ConditionUpdate | None, policy: PolicyStatus | None
+    observation: Observation, declined: ConditionUpdate | None, policy: PolicyStatus | None
 ) -> list[ConditionUpdate]:
-    """Return the condition SpeculationEffective, if a crash loop, a decline or a policy sets it.
+    """Return the condition SpeculationEffective, if crashes, wrong answers, a decline or a policy set it.
 
-    A crash loop takes precedence until the policy has turned speculation off. A decline comes before the policy,
-    because it is measured now, while the policy uses earlier captures.
+    Crashes and wrong answers of engines that speculate take precedence until the policy has turned speculation off. A
+    decline comes before the policy, because it is measured now, while the policy uses earlier captures.
     """
-    if crash_loop and not (policy is not None and is_off_after_crashes(policy)):
-        fix = policy.message if policy is not None and policy.reason == CRASH_LOOP else _CRASH_FIX
-        return [ConditionUpdate(EFFECTIVE, FALSE, CRASH_LOOP, f"{crash_loop}. {fix}")]
+    crash_loop, wrong = observation.crash_loop, observation.wrong_answers
+    is_off = policy is not None and is_off_until_change(policy)
+    told = {policy.reason: policy.message} if policy is not None else {}
+    if crash_loop and not is_off:
+        return [ConditionUpdate(EFFECTIVE, FALSE, CRASH_LOOP, f"{crash_loop}. {told.get(CRASH_LOOP, _CRASH_FIX)}")]
+    if wrong is not None and not (is_off and wrong.speculates):
+        return [wrong.condition(None if is_off else told.get(WRONG_ANSWERS))]
     by_policy = policy_condition(policy)
     if declined is not None and by_policy is not None:
         return [replace(declined, message=f"{declined.message}. By the policy: {by_policy.message}")]

@@ -32,6 +32,7 @@ from specdecode_operator.cluster.drift import identity, is_owned
 from specdecode_operator.cluster.engine_probe import EngineProbe
 from specdecode_operator.cluster.observed_figures import FiguresReader, KeptFigures
 from specdecode_operator.cluster.resources import CONFIG_MAP, JOB, MODEL_FACTS_NAME, PERSISTENT_VOLUME_CLAIM, POD
+from specdecode_operator.deployment.conditions import CRASH_LOOP, WRONG_ANSWERS
 from specdecode_operator.deployment.configmap_digests import believed, digests, kept_entries, own_proofs, proofs_in
 from specdecode_operator.deployment.decision import internal_error, newly_read_models
 from specdecode_operator.deployment.desired_state import ClusterState, DesiredState, Launch, RolledBack
@@ -46,13 +47,16 @@ from specdecode_operator.deployment.observed.observation import (
     update_group_history,
     update_last_good,
 )
+from specdecode_operator.deployment.observed.wrong_answers import Answers, update_answers, wrong_answers
 from specdecode_operator.deployment.parsed_deployment import (
     ParsedDeployment,
+    distrusts,
     engine_spec_hash,
     engine_spec_hash_of,
-    is_off_after_crashes,
+    is_off_until_change,
     parse_deployment,
     serves_without,
+    stays_off,
 )
 from specdecode_operator.deployment.planning import plan_change, planned_break_even
 from specdecode_operator.deployment.requeue import Requeue, requeue_for
@@ -67,7 +71,6 @@ from specdecode_operator.deployment.speculation_policy import (
     Measured,
     PolicyInputs,
     Remembered,
-    after_crashes,
     given_up,
     is_unchanged,
     judge,
@@ -77,6 +80,7 @@ from specdecode_operator.deployment.speculation_policy import (
     read_measured,
     refusal,
     steady,
+    turned_off,
     why_not_plannable,
     with_speculation,
 )
@@ -125,8 +129,8 @@ class PolicyKeeper:
         before = of_this_spec(parent.status.policy, asked)
         if isinstance(desired.outcome, RolledBack) and parent.written_spec is not None:
             refused = f"its engines never served ({desired.outcome.failure})"
-        elif before is not None and is_off_after_crashes(before):
-            if serves_without(written.policy):
+        elif before is not None and is_off_until_change(before):
+            if stays_off(written.policy, before):
                 return before
             before = before.model_copy(update=dict.fromkeys(("speculation", "since", "arm")))
         if refused and before is not None:
@@ -144,13 +148,13 @@ class PolicyKeeper:
             in_force,
         )
         case = PolicyInputs(policy, asked, before, measured, rollout_paused=written.rollout.paused)
-        if observation.crash_loop and serves_without(policy):
-            return await self._after_crashes(case, observation.crash_loop, not_had(OFF))
+        if found := _failure(observation, policy):
+            return await self._turned_off(case, *found, not_had(OFF))
         return await self._decide(desired, observation, case, not_had)
 
-    async def _after_crashes(self, case: PolicyInputs, loop: str, refusal: str) -> PolicyStatus:
+    async def _turned_off(self, case: PolicyInputs, reason: str, why: str, refusal: str) -> PolicyStatus:
         """Turn speculation off if the engines can run without it; ``refusal`` is why they cannot, or empty."""
-        status = after_crashes(case, loop, refusal, self._reporter.cluster.clock.now())
+        status = turned_off(case, reason, why, refusal, self._reporter.cluster.clock.now())
         if status.outcome is PolicyOutcome.DONE:
             self._memory = None
             self._metrics.count_policy_decision(status.action, status.outcome)
@@ -198,6 +202,16 @@ class PolicyKeeper:
         except ClusterError as error:
             return str(error)
         return ""
+
+
+def _failure(observation: Observation, policy: Policy) -> tuple[str, str] | None:
+    """Return reason and message of a failure for which a policy turns speculation off, or None."""
+    wrong = observation.wrong_answers
+    if observation.crash_loop and serves_without(policy):
+        return CRASH_LOOP, observation.crash_loop
+    if wrong is not None and wrong.speculates and distrusts(policy):
+        return WRONG_ANSWERS, wrong.message
+    return None
 
 
 async def keep_schedules(
@@ -334,6 +348,7 @@ class Record:
     recent: Recent = NOTHING_RECENT
     decay: Decay = NOTHING_DECAYED
     crashes: CrashHistory = NO_CRASHES
+    answers: Answers = field(default_factory=dict)
     figures: KeptFigures = field(default_factory=KeptFigures)
     groups: GroupHistory | None = None
     kept: dict[str, str] | None = None
@@ -587,6 +602,7 @@ class Reconciler:
         spec, speculates = engine_spec_hash_of(parent), facts is not None and facts.method is not Method.NONE
         if facts is not None and blocked is None:
             record.crashes = update_crashes(record.crashes, pods, unix_s, spec=spec, speculates=speculates)
+        record.answers = update_answers(record.answers, {each["metadata"]["name"] for each in pods}, readings)
         observation = Observation(
             workload,
             pods,
@@ -594,6 +610,8 @@ class Reconciler:
             recent=record.recent,
             decay=record.decay,
             crash_loop=crash_loop(record.crashes, unix_s, spec) if speculates else None,
+            wrong_answers=wrong_answers(facts, record.answers),
+            answers=record.answers,
             figures=await self._figures.keep(key, record.figures, parent.status.figures, now_s) if facts else None,
             figures_due=record.figures_written_s is None or now_s - record.figures_written_s >= _FIGURES_REST_S,
             silent_s=None if record.silent_since_s is None else now_s - record.silent_since_s,

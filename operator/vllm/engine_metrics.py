@@ -37,6 +37,12 @@ _MOST_SETTING_VALUES: Final = 3
 """Most values kept of one setting. Ranks are configured alike, but a hostile pod may report any number.
 """
 
+CANARY_ANSWERS: Final = "specdecode:canary_answers_total"
+CANARY_REFUSED: Final = "specdecode:canary_unsupported"
+"""Metrics about canary answers, from the recorder in the engine (capture/recorder/canary_metrics.py)."""
+
+_CANARY_VERDICTS: Final = ("right", "wrong", "unconfirmed", "failed")
+
 _UNSET: Final = "None"
 _WORD: Final = re.compile(r"[\w.+-]{1,64}", re.ASCII)
 _LABEL: Final = r'[a-zA-Z_]\w*+="[^"\\]*+(?:\\.[^"\\]*+)*+"'
@@ -156,6 +162,25 @@ class SpeculationReading:
 
 
 @dataclass(frozen=True)
+class CanaryReading:
+    """Answers to canary prompts since an engine started, by verdict (capture/recorder/canary.py)."""
+
+    right: int = 0
+    wrong: int = 0
+    unconfirmed: int = 0
+    failed: int = 0
+    wrong_prompts: int = 0
+    """Number of prompts with a wrong answer."""
+    unsupported: str | None = None
+    """Reason why the engine rejects the questions; untrusted text."""
+
+    @property
+    def answers(self) -> int:
+        """Answers that were judged."""
+        return self.right + self.wrong + self.unconfirmed
+
+
+@dataclass(frozen=True)
 class EngineReading:
     """Values of one scrape of one engine; None for each value that the engine does not report.
 
@@ -181,6 +206,8 @@ class EngineReading:
     """Duration of these steps in seconds, summed over requests."""
     first_tokens: int | None = None
     """Requests that generated their first token."""
+    canaries: CanaryReading | None = None
+    """None if the engine was asked no canary prompt."""
     speculation_settings: Mapping[str, str] = field(default_factory=dict)
     """Speculative configuration that the engine logged at its start, by vLLM's keys."""
 
@@ -245,6 +272,7 @@ def reading_of(page: Exposition, profile: EngineProfile) -> EngineReading:
         decode_steps=_total(samples, names.decode_steps) if samples.get(names.decode_steps) else None,
         decode_seconds=_sum(names.decode_seconds, (sample.value for sample in seconds)) if seconds else None,
         first_tokens=_total(samples, names.first_tokens) if samples.get(names.first_tokens) else None,
+        canaries=_canaries(samples),
         speculation_settings=_speculation_settings(samples.get(SPECULATION, [])),
     )
 
@@ -252,10 +280,28 @@ def reading_of(page: Exposition, profile: EngineProfile) -> EngineReading:
 def names_read(profile: EngineProfile) -> frozenset[str]:
     """Return the metric names that `reading_of` needs."""
     names = profile.metrics
-    return frozenset((METRIC, SPECULATION)).union(
+    return frozenset((METRIC, SPECULATION, CANARY_ANSWERS, CANARY_REFUSED)).union(
         (names.cache_config, names.drafts, names.draft_tokens, names.accepted_tokens),
         (names.accepted_tokens_per_position, names.generation_tokens, names.requests_running, names.requests_waiting),
         (names.decode_steps, names.decode_seconds, names.first_tokens),
+    )
+
+
+def _canaries(samples: _Samples) -> CanaryReading | None:
+    if not samples.get(CANARY_ANSWERS):
+        return None
+    counts: defaultdict[str, int] = defaultdict(int)
+    wrong_prompts = set[str]()
+    for sample in samples[CANARY_ANSWERS]:
+        verdict, count = sample.labels.get("verdict", ""), int(_checked(sample.name, sample.value))
+        counts[verdict] += count
+        if verdict == "wrong" and count:
+            wrong_prompts.add(sample.labels.get("prompt", ""))
+    reasons = (each.labels.get("reason", "") for each in samples.get(CANARY_REFUSED, []) if each.value)
+    return CanaryReading(
+        **{verdict: int(_checked(CANARY_ANSWERS, counts[verdict])) for verdict in _CANARY_VERDICTS},
+        wrong_prompts=len(wrong_prompts),
+        unsupported=next(reasons, None),
     )
 
 

@@ -5,6 +5,7 @@ the page: what one block writes, the next one finds. ``before`` is what the page
 the block's beginning. There, ``$shown`` is a file with the YAML that the page shows last.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -102,6 +103,8 @@ _SERVES: Final = (
     f'{{"observed": {{"engines": 1, "kvCacheTokens": 127008}}, "conditions": [{_condition("Ready", "Serving")}]}}'
 )
 _PLANNED_AND_SERVES: Final = f'{{"conditions": [{_condition("Planned", "Fits")}, {_condition("Ready", "Serving")}]}}'
+_COUNTS: Final = ("right", "wrong", "unconfirmed", "failed", "generatedTokensPerHour", "promptTokensPerHour")
+_ANSWERS: Final = json.dumps({"canaries": dict.fromkeys(_COUNTS, 0)})
 _FIGURES: Final = _status("sdd", "llama-70b", '{"figures": {"source": "Pods", "overSeconds": 300}}')
 _PAIR_NAMES: Final = {"NAME": "llama-70b", "NAMESPACE": "default"}
 _SERVER: Final = """
@@ -195,6 +198,17 @@ cp examples/llama-70b-fp8.yaml pairs
 {_KINDS}
 kubectl apply -f examples/llama-70b.yaml
 {_FIGURES}
+""",
+        },
+    ),
+    "docs/operate/check-answers.md": Page(
+        cluster=True,
+        names=_PAIR_NAMES,
+        before={
+            "kubectl get sdd NAME": f"""
+{_KINDS}
+kubectl apply -f examples/llama-70b.yaml
+{_status("sdd", "llama-70b", _ANSWERS)}
 """,
         },
     ),
@@ -444,6 +458,7 @@ NOT_RUN: Final[dict[tuple[str, str], str]] = {
     ("docs/install/run-locally.md", "KUBECONFIG="): "runs until it ends: tests/support/operator_process.py starts it",
     ("docs/operate/monitor.md", "specdecode metrics"): _ENGINE,
     ("docs/operate/alerts.md", "kubectl get pods"): _ENGINE_LOG,
+    ("docs/operate/check-answers.md", "kubectl logs"): "needs the pod of an engine",
     ("docs/operate/operator-health.md", "kubectl exec"): _OF_OPERATOR,
     ("docs/operate/operator-health.md", "kubectl get lease"): _OF_OPERATOR,
     ("docs/operate/operator-health.md", "kubectl logs"): _OF_OPERATOR,

@@ -6,15 +6,16 @@ from typing import Final
 
 from specdecode_operator.api.deployment import Policy, PolicyStatus
 from specdecode_operator.api.speculation import Speculation
-from specdecode_operator.deployment.parsed_deployment import serves_without
+from specdecode_operator.deployment.canaries import hourly_cost, prompts_of
+from specdecode_operator.deployment.parsed_deployment import distrusts, serves_without
 from specdecode_operator.deployment.speculation_policy import (
     PolicyInputs,
     Remembered,
     Seen,
-    after_crashes,
     judge,
     policy_status,
     read_measured,
+    turned_off,
 )
 from specdecode_operator.enums import PolicyAction, PolicyOutcome
 from specdecode_operator.stats.engine_window import Sample, Window, Work
@@ -67,6 +68,9 @@ POLICY_FIELDS: Mapping[str, FieldCase] = {
     "policy.mode": at("Advise", on=_with_policy()),
     "policy.paused": at(value=True, on=_with_policy()),
     "policy.onCrashLoop": at("Report", on=_with_policy()),
+    "policy.canaries.intervalSeconds": at(60, on=_with_policy(canaries={})),
+    "policy.canaries.maxTokens": at(8, on=_with_policy(canaries={})),
+    "policy.canaries.prompts[]": at("Once upon a time", on=_with_policy(canaries={})),
     "policy.evidence": at("older", on=_with_policy()),
     "policy.minGainPercent": at(50, on=_with_policy()),
     "policy.windowSeconds": at(1800, on=_with_policy()),
@@ -109,5 +113,11 @@ def _outcome(policy: Policy, captures: Sequence[Body], restarted: list[str]) -> 
     status = policy_status(case, decision, memory, NOW).model_dump(
         mode="json", by_alias=True, exclude={"mode", "message"}
     )
-    crashed = after_crashes(case, "loop", "", NOW).speculation if serves_without(policy) else None
-    return {**status, "decisions": len(status["decisions"]), "after crashes": crashed and crashed.method}
+    crashed = turned_off(case, "CrashLoop", "loop", "", NOW).speculation if serves_without(policy) else None
+    canaries = policy.canaries
+    return {
+        **status,
+        "decisions": len(status["decisions"]),
+        "after crashes": crashed and crashed.method,
+        "canaries": canaries and [prompts_of(canaries), hourly_cost(canaries), distrusts(policy)],
+    }

@@ -45,13 +45,10 @@ from specdecode_operator.capture.comparison.comparison_file import (
 from specdecode_operator.capture.files.formats import CHECKS, Checks, GreedyAnswer, ParsingCheck
 from specdecode_operator.capture.files.publish import write_whole
 from specdecode_operator.capture.files.validate import RANDOM_PROMPTS, are_random
+from specdecode_operator.deployment.canaries import CLOSE_NATS
 from specdecode_operator.problems import printable, shown
 from specdecode_operator.stats.verdict import DEFAULT_LEVEL, FEWEST_STARTS
 from specdecode_operator.version import __version__
-
-CLOSE: Final = 0.25
-"""Difference of log probability up to which two tokens are equally likely: logits from 16 to 32 have steps of 0.125 in
-BF16, and either may be off by one step, as the order of sums depends on the batch."""
 
 _BY_CHANCE: Final = 0.05
 
@@ -108,7 +105,7 @@ def _difference(baseline: GreedyAnswer, other: GreedyAnswer) -> Difference:
         prompt_sha256=baseline.prompt_sha256,
         position=position,
         baseline_margin=margin,
-        explained=margin is not None and abs(margin) <= CLOSE,
+        explained=margin is not None and abs(margin) <= CLOSE_NATS,
     )
 
 

@@ -12,6 +12,7 @@ from specdecode_operator.deployment.desired_state import DesiredState, Gated, La
 from specdecode_operator.deployment.engine_pod import engine_timeouts
 from specdecode_operator.deployment.observed.decay import NOTHING_DECAYED, Decay
 from specdecode_operator.deployment.observed.engine_reports import BudgetResidual, budget_residual
+from specdecode_operator.deployment.observed.wrong_answers import Answers, WrongAnswers
 from specdecode_operator.deployment.rollout.readiness import Lending, Readiness
 from specdecode_operator.deployment.rollout.rollback import LastGood, after_rollout, attempt_of, with_crashes
 from specdecode_operator.deployment.rollout.rollout_progress import (
@@ -45,6 +46,8 @@ class Observation:
     recent: Recent = NOTHING_RECENT
     decay: Decay = NOTHING_DECAYED
     crash_loop: str | None = None  # Message about engines that crash again and again while they speculate
+    wrong_answers: WrongAnswers | None = None
+    answers: Answers = field(default_factory=dict)
     figures: FiguresStatus | None = None
     groups: GroupHistory = NO_GROUP_HISTORY
     replaced_workload: Body | None = None

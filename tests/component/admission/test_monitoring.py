@@ -24,7 +24,7 @@ from tests.support.documents import ROOT, relative
 from tests.support.prometheus import promtool
 
 DATA = Path(__file__).parent / "data"
-RUNBOOKS = [ROOT / "docs/operate/alerts.md", ROOT / "docs/operate/operator-health.md"]
+RUNBOOKS = [ROOT / "docs/operate" / name for name in ("alerts.md", "check-answers.md", "operator-health.md")]
 CASES = sorted(DATA.glob("*-test.yaml"))
 OFFERED = ("prometheusRule", "dashboard", "enginePodMonitor")
 _SERIES = re.compile(

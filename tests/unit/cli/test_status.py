@@ -224,3 +224,10 @@ def test_a_mistyped_name_lists_the_others(cluster: Cluster, specdecode: Specdeco
     answer = specdecode("status", "caht")
     assert answer.exit_code == ExitCode.INVALID
     assert "did you mean chat?" in answer.stderr
+
+
+def test_canaries_are_shown_with_the_policy(cluster: Cluster, specdecode: Specdecode) -> None:
+    counts = {"right": 41, "wrong": 2, "unconfirmed": 1, "failed": 0}
+    holds(cluster, chat(canaries={**counts, "unsupported": "HTTP 400"}))
+    policy = section(specdecode("status", "chat", "-n", "team").stdout, "Policy")
+    assert policy[-1].split(None, 1)[1] == "41 right, 2 wrong, 1 unconfirmed, 0 failed, not asked: HTTP 400"

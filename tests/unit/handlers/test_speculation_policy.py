@@ -11,7 +11,7 @@ from specdecode_operator.api.deployment_status import PlanStatus
 from specdecode_operator.cluster.client import Cluster, ForbiddenError
 from specdecode_operator.cluster.resources import DEPLOYMENT, NODE, POD, SPECDECODE_DEPLOYMENT
 from specdecode_operator.deployment.parsed_deployment import engine_spec_hash, parse_deployment
-from specdecode_operator.vllm.engine_metrics import EngineReading, SpeculationReading
+from specdecode_operator.vllm.engine_metrics import CanaryReading, EngineReading, SpeculationReading, Unreachable
 from tests.support.driven_clock import DrivenServerTime
 from tests.support.objects import H200, Body, ended, pair_70b
 from tests.support.policy_field_cases import OFF_ARM, measured_capture
@@ -32,6 +32,7 @@ class Shift:
         self.world = world
         self.clock = DrivenServerTime(datetime(2026, 1, 1, tzinfo=UTC))
         self.drafted: dict[str, list[int]] = {}
+        self.canaries: dict[str, CanaryReading] = {}
         self.said = AsyncMock(return_value={})
         monkeypatch.setattr(world.probe, "read_all", self.said)
         self.begin()
@@ -85,6 +86,7 @@ class Shift:
         return EngineReading(
             *(None, None, None, None, spoken if speculates else None, counters[0] * 3, round(running), 0),
             decode_steps=counters[0],
+            canaries=self.canaries.get(name),
         )
 
     def roll_out(self) -> None:
@@ -97,6 +99,7 @@ class Shift:
         for number in range(replicas):
             if self.world.api.find(POD, f"llama-{number}") is None:
                 self.drafted.pop(f"llama-{number}", None)
+                self.canaries.pop(f"llama-{number}", None)
                 self.world.start_engines(f"llama-{number}")
 
     def speculation(self) -> str | None:
@@ -419,3 +422,130 @@ async def test_a_user_takes_speculation_back_by_asking_for_reports_only(shift: S
     shift.change(policy={**WINDOW, "onCrashLoop": "Report"})
     await shift.work(10, 8)
     assert shift.speculation() is not None
+
+
+CANARIES: Body = {"canaries": {}}
+WRONG = CanaryReading(right=10, wrong=3, wrong_prompts=2)
+
+
+@pytest.mark.parametrize("policy", [{}, {"onCrashLoop": "Report"}])
+async def test_wrong_answers_turn_speculation_off_until_the_spec_changes(shift: Shift, policy: Body) -> None:
+    await shift.serve(mode="Enforce", **CANARIES, **policy)
+    shift.canaries["llama-0"] = CanaryReading(right=10, wrong=9, unconfirmed=5, failed=7, wrong_prompts=1)
+    await shift.work(10, 8)
+    assert shift.speculation() is not None, "one prompt may lie at a near tie"
+    shift.canaries["llama-0"] = WRONG
+    await shift.work(1, 8)
+    assert shift.speculation() is None
+    assert (shift.policy["reason"], shift.policy["arm"]) == ("WrongAnswers", "without speculation")
+    assert shift.done() == [("TurnOff", "Done")]
+    status, reason, message = shift.world.said("SpeculationEffective")
+    assert (status, reason) == ("False", "WrongAnswers")
+    assert "llama-0 gave 3 wrong answers to 2 canary prompts" in message
+    assert "of 13 answers" in message
+    assert shift.world.told().count("PolicyActed") == 1
+    shift.begin()
+    shift.canaries["llama-0"] = CanaryReading(right=50)
+    await shift.work(150, 8)
+    assert shift.speculation() is None, "neither time nor another process tries again"
+    shift.change(serving={"maxModelLen": 8192, "maxNumSeqs": 128})
+    await shift.work(10, 8)
+    assert shift.speculation() is not None
+    assert shift.world.object["status"]["policy"]["reason"] != "WrongAnswers"
+
+
+@pytest.mark.parametrize("mode", ["Observe", "Advise"])
+async def test_wrong_answers_are_reported_to_those_who_want_to_act_themselves(shift: Shift, mode: str) -> None:
+    await shift.serve(mode=mode, engines=2, onCrashLoop="ServeWithoutSpeculation", **CANARIES)
+    shift.canaries = dict.fromkeys(("llama-0", "llama-1"), WRONG)
+    await shift.work(2, 8)
+    assert shift.speculation() is not None
+    status, reason, message = shift.world.said("SpeculationEffective")
+    assert (status, reason) == ("False", "WrongAnswers")
+    assert "as 1 more engines do" in message
+    assert "spec.policy.mode: Enforce" in message
+    assert "WrongAnswers" in shift.world.told()
+    shift.canaries.clear()
+    await shift.work(2, 8)
+    found = {each["reason"] for each in shift.world.object["status"]["conditions"]}
+    assert "WrongAnswers" not in found, "restarted engines have given no wrong answer"
+
+
+async def test_a_missed_scrape_does_not_hide_wrong_answers(shift: Shift) -> None:
+    await shift.serve(**CANARIES)
+    shift.canaries["llama-0"] = WRONG
+    await shift.work(2, 8)
+    shift.said.return_value = {"llama-0": Unreachable("timeout")}
+    await shift.world.look()
+    assert shift.world.said("SpeculationEffective")[1] == "WrongAnswers"
+
+
+async def test_without_canaries_in_the_spec_counters_of_engines_mean_nothing(shift: Shift) -> None:
+    await shift.serve(mode="Enforce")
+    shift.canaries["llama-0"] = WRONG
+    await shift.work(2, 8)
+    assert shift.speculation() is not None
+    assert "canaries" not in shift.world.object["status"]
+
+
+async def test_wrong_answers_without_speculation_are_not_blamed_on_it(shift: Shift) -> None:
+    await shift.serve(mode="Enforce", **CANARIES)
+    shift.canaries["llama-0"] = WRONG
+    await shift.work(5, 8)
+    assert shift.speculation() is None
+    shift.canaries["llama-0"] = WRONG
+    await shift.work(5, 8)
+    status, reason, message = shift.world.said("SpeculationEffective")
+    assert (status, reason) == ("False", "WrongAnswers")
+    assert "do not speculate" in message
+    assert shift.done() == [("TurnOff", "Done")]
+
+
+async def test_a_single_wrong_prompt_is_enough_if_there_is_no_other(shift: Shift) -> None:
+    await shift.serve(mode="Enforce", canaries={"prompts": ["Once upon a time"]})
+    shift.canaries["llama-0"] = CanaryReading(right=3, wrong=1, wrong_prompts=1)
+    await shift.work(1, 8)
+    assert shift.speculation() is None
+
+
+async def test_a_paused_policy_reports_wrong_answers(shift: Shift) -> None:
+    await shift.serve(mode="Enforce", paused=True, **CANARIES)
+    shift.canaries["llama-0"] = WRONG
+    await shift.work(2, 8)
+    assert shift.speculation() is not None
+    assert (shift.policy["outcome"], shift.policy["reason"]) == ("Paused", "WrongAnswers")
+    assert "paused" in shift.world.said("SpeculationEffective")[2]
+
+
+async def test_a_user_takes_speculation_back_by_another_mode(shift: Shift) -> None:
+    await shift.serve(mode="Enforce", **CANARIES)
+    shift.canaries["llama-0"] = WRONG
+    await shift.work(2, 8)
+    assert shift.speculation() is None
+    shift.change(policy={**WINDOW, **CANARIES, "mode": "Advise"})
+    await shift.work(10, 8)
+    assert shift.speculation() is not None
+
+
+async def test_the_status_counts_answers_and_states_the_cost(shift: Shift) -> None:
+    await shift.serve(engines=2, canaries={"intervalSeconds": 3600, "maxTokens": 9, "prompts": ["abc", "defgh"]})
+    shift.canaries = {"llama-0": CanaryReading(right=5, failed=1), "llama-1": CanaryReading(unconfirmed=1)}
+    await shift.work(1, 8)
+    assert shift.world.object["status"]["canaries"] == {
+        "right": 5,
+        "wrong": 0,
+        "unconfirmed": 1,
+        "failed": 1,
+        "generatedTokensPerHour": 2 * (9 + 1),
+        "promptTokensPerHour": 2 * (4 + 6) + 2 * 9,
+    }
+    # Each write of a status triggers all watches of the object.
+    shift.canaries["llama-0"] = CanaryReading(right=9, failed=1)
+    await shift.work(1, 8)
+    assert shift.world.object["status"]["canaries"]["right"] == 5
+    shift.canaries["llama-0"] = CanaryReading(right=10, failed=1)
+    await shift.work(1, 8)
+    assert shift.world.object["status"]["canaries"]["right"] == 10
+    shift.canaries["llama-0"] = CanaryReading(unsupported="HTTP 400: \x1b no")
+    await shift.work(1, 8)
+    assert shift.world.object["status"]["canaries"]["unsupported"] == r"HTTP 400: \x1b no"

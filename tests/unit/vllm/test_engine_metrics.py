@@ -14,6 +14,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from specdecode_operator.stats.figures import FIGURES
 from specdecode_operator.vllm.engine_metrics import (
+    CANARY_ANSWERS,
+    CANARY_REFUSED,
+    CanaryReading,
     EngineReading,
     ExpositionError,
     Sample,
@@ -268,3 +271,18 @@ def test_as_many_ranks_as_are_served_are_read() -> None:
 def test_what_is_more_than_an_engine_says_is_not_read(hostile: str) -> None:
     with pytest.raises(ExpositionError, match="exceeds the size"):
         read_exposition(hostile, {TOKENS})
+
+
+def test_canary_answers_are_counted_by_verdict_and_by_prompt() -> None:
+    counts = {("right", "aa"): 7, ("right", "bb"): 2, ("wrong", "aa"): 3, ("wrong", "bb"): 0, ("failed", "cc"): 1}
+    lines = [
+        f'{CANARY_ANSWERS}{{prompt="{prompt}",verdict="{verdict}"}} {count}.0\n'
+        for (verdict, prompt), count in counts.items()
+    ]
+    lines += [f'{CANARY_REFUSED}{{reason="{reason}"}} {value}\n' for reason, value in (("earlier", 0), ("HTTP 400", 1))]
+    assert read_metrics(SCRAPE, PROFILE).canaries is None
+    found = read_metrics(SCRAPE + "".join(lines), PROFILE).canaries
+    assert found == CanaryReading(right=9, wrong=3, failed=1, wrong_prompts=1, unsupported="HTTP 400")
+    assert found.answers == 12
+    with pytest.raises(UnreadableMetricsError, match=CANARY_ANSWERS):
+        read_metrics(SCRAPE + f'{CANARY_ANSWERS}{{prompt="aa",verdict="wrong"}} -1\n', PROFILE)

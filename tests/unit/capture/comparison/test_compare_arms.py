@@ -22,16 +22,13 @@ from specdecode_operator.capture.comparison.arm_verdict import (
     sentence,
 )
 from specdecode_operator.capture.comparison.client_requests import MOST_REQUESTS
-from specdecode_operator.capture.comparison.compare_arms import (
-    CLOSE,
-    compare_capture,
-    compare_outputs,
-)
+from specdecode_operator.capture.comparison.compare_arms import compare_capture, compare_outputs
 from specdecode_operator.capture.comparison.comparison_file import Comparison, Load, LoadVerdict
 from specdecode_operator.capture.files.formats import CaptureError, Checks, GreedyAnswer, GreedyCheck, ParsingCheck
 from specdecode_operator.capture.trace_reader import RecordingError, find_trace
 from specdecode_operator.cli.main import app
 from specdecode_operator.cli.schema import Printed, schema_text
+from specdecode_operator.deployment.canaries import CLOSE_NATS
 from tests.support.compared_captures import (
     PLAIN,
     RATES,
@@ -258,7 +255,7 @@ class TestGreedy:
         assert (found.outputs, found.prompts, found.equal, found.first_difference) == ("Equal", 1, 1, None)
 
     @pytest.mark.parametrize(
-        ("margin", "outputs"), [(CLOSE, "Explained"), (CLOSE * 1.01, "Different"), (None, "Different")]
+        ("margin", "outputs"), [(CLOSE_NATS, "Explained"), (CLOSE_NATS * 1.01, "Different"), (None, "Different")]
     )
     def test_another_token_is_explained_where_two_were_about_as_likely(self, margin: float, outputs: str) -> None:
         found = compare_outputs(checks(answer([1, 2, 3], margin)), checks(answer([1, 9, 3], margin)), None)

@@ -1,0 +1,89 @@
+"""Canary answers of a real vLLM that speculates: right ones, and wrong ones that its verification lets through."""
+
+import json
+import shutil
+from pathlib import Path
+
+import httpx
+
+from specdecode_operator.capture.recorder.canary import (
+    RIGHT,
+    UNSUPPORTED,
+    WRONG,
+    Engine,
+    Settings,
+    Verdict,
+    ask,
+    judge,
+)
+from specdecode_operator.deployment.canaries import CLOSE_NATS, DEFAULT_PROMPTS
+from tests.engine.engine_process import Engine as InstalledEngine
+from tests.engine.recorder_server import Line, serving
+from tests.engine.wrong_verification import write_plugin
+
+SETTINGS = Settings(DEFAULT_PROMPTS, max_tokens=24, interval_s=600, model="tiny", margin_nats=CLOSE_NATS)
+K = 3
+
+
+def draft_model(models: Path, **more: object) -> Line:
+    """Return a speculation of the tiny pair."""
+    return {"method": "draft_model", "model": str(models / "draft"), "num_speculative_tokens": K, **more}
+
+
+def verdicts(engine: Engine) -> list[Verdict]:
+    """Ask every prompt."""
+    return [judge(engine, SETTINGS, prompt) for prompt in SETTINGS.prompts]
+
+
+def test_answers_of_an_engine_that_verifies_are_right(engine: InstalledEngine, models: Path, tmp_path: Path) -> None:
+    # Defaults of a checkpoint must not change the greedy answers.
+    target = tmp_path / "models" / "target"
+    shutil.copytree(models / "target", target)
+    (target / "generation_config.json").write_text(json.dumps({"repetition_penalty": 1.9, "temperature": 1.5}))
+    with serving(
+        engine, target.parent, tmp_path, speculation=draft_model(models), SPECDECODE_RECORD_DIR="", OBSERVER_DIR=""
+    ) as server:
+        client = Engine(server.url)
+        assert client.is_healthy()
+        assert [each.word for each in verdicts(client)] == [RIGHT] * len(DEFAULT_PROMPTS)
+        counters = server.counters()
+        checked = ask(client, SETTINGS, DEFAULT_PROMPTS[0])
+        unknown = judge(client, Settings(("x",), 1, 1, "another", 1), "x")
+    assert counters["vllm:spec_decode_num_draft_tokens_total"] > counters["vllm:spec_decode_num_accepted_tokens_total"]
+    assert counters["vllm:generation_tokens_total"] == len(DEFAULT_PROMPTS) * (SETTINGS.max_tokens + 1)
+    assert len(checked.tokens) == SETTINGS.max_tokens
+    assert unknown.word == UNSUPPORTED
+    assert "HTTP 404" in unknown.details
+
+
+def test_answers_of_an_engine_that_accepts_what_the_target_rejects_are_wrong(
+    engine: InstalledEngine, models: Path, tmp_path: Path
+) -> None:
+    plugin = write_plugin(tmp_path / "wrong")
+    speculation = draft_model(models)
+    with serving(
+        *(engine, models, tmp_path),
+        speculation=speculation,
+        packages=[plugin],
+        SPECDECODE_RECORD_DIR="",
+        OBSERVER_DIR="",
+    ) as server:
+        found = verdicts(Engine(server.url))
+        counters = server.counters()
+    assert counters["vllm:spec_decode_num_draft_tokens_total"] == counters["vllm:spec_decode_num_accepted_tokens_total"]
+    assert [each.word for each in found] == [WRONG] * len(DEFAULT_PROMPTS), found
+
+
+def test_an_engine_without_log_probabilities_is_not_judged(
+    engine: InstalledEngine, models: Path, tmp_path: Path
+) -> None:
+    options = ("--max-logprobs=0", "--api-key=secret")
+    with serving(
+        engine, models, tmp_path, *options, speculation=draft_model(models), SPECDECODE_RECORD_DIR="", OBSERVER_DIR=""
+    ) as server:
+        found = judge(Engine(server.url, "secret"), SETTINGS, DEFAULT_PROMPTS[0])
+        stranger = judge(Engine(server.url), SETTINGS, DEFAULT_PROMPTS[0])
+        assert httpx.get(f"{server.url}/health", trust_env=False).status_code == httpx.codes.OK
+    assert (found.word, stranger.word) == (UNSUPPORTED, UNSUPPORTED)
+    assert "prompt logprobs" in found.details
+    assert "401" in stranger.details
