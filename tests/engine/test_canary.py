@@ -2,9 +2,11 @@
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import httpx
+import pytest
 
 from specdecode_operator.capture.recorder.canary import (
     RIGHT,
@@ -27,6 +29,7 @@ from tests.engine.wrong_verification import write_plugin
 SETTINGS = Settings(DEFAULT_PROMPTS, max_tokens=24, interval_s=600, model="tiny", margin_nats=CLOSE_NATS)
 K = 3
 TOLD = "HTTP 400: it is a test"
+unrecorded = partial(serving, SPECDECODE_RECORD_DIR="", OBSERVER_DIR="")
 
 
 def draft_model(models: Path, **more: object) -> Line:
@@ -44,9 +47,7 @@ def test_answers_of_an_engine_that_verifies_are_right(engine: InstalledEngine, m
     target = tmp_path / "models" / "target"
     shutil.copytree(models / "target", target)
     (target / "generation_config.json").write_text(json.dumps({"repetition_penalty": 1.9, "temperature": 1.5}))
-    with serving(
-        engine, target.parent, tmp_path, speculation=draft_model(models), SPECDECODE_RECORD_DIR="", OBSERVER_DIR=""
-    ) as server:
+    with unrecorded(engine, target.parent, tmp_path, speculation=draft_model(models)) as server:
         client = Engine(server.url)
         assert client.is_healthy()
         assert [each.word for each in verdicts(client)] == [RIGHT] * len(DEFAULT_PROMPTS)
@@ -63,37 +64,29 @@ def test_answers_of_an_engine_that_verifies_are_right(engine: InstalledEngine, m
 def test_answers_of_an_engine_that_accepts_what_the_target_rejects_are_wrong(
     engine: InstalledEngine, models: Path, tmp_path: Path
 ) -> None:
-    plugin = write_plugin(tmp_path / "wrong")
+    plugins = [write_plugin(tmp_path / "wrong"), _write_teller(tmp_path / "teller")]
     speculation = draft_model(models)
-    with serving(
-        *(engine, models, tmp_path),
-        speculation=speculation,
-        packages=[plugin],
-        SPECDECODE_RECORD_DIR="",
-        OBSERVER_DIR="",
-    ) as server:
+    with unrecorded(engine, models, tmp_path, speculation=speculation, packages=plugins) as server:
         found = verdicts(Engine(server.url))
         counters = server.counters()
+        page = httpx.get(f"{server.url}/metrics", trust_env=False).text
     assert counters["vllm:spec_decode_num_draft_tokens_total"] == counters["vllm:spec_decode_num_accepted_tokens_total"]
     assert [each.word for each in found] == [WRONG] * len(DEFAULT_PROMPTS), found
+    told = read_metrics(page, find_profile(SERVED)).canaries
+    assert told == CanaryReading(unsupported=TOLD), "the engine publishes what the recorder's module is told"
 
 
+@pytest.mark.long
 def test_an_engine_without_log_probabilities_is_not_judged(
     engine: InstalledEngine, models: Path, tmp_path: Path
 ) -> None:
     options = ("--max-logprobs=0", "--api-key=secret")
-    quiet = {"SPECDECODE_RECORD_DIR": "", "OBSERVER_DIR": ""}
-    packages = [_write_teller(tmp_path / "teller")]
-    speculation = draft_model(models)
-    with serving(engine, models, tmp_path, *options, speculation=speculation, packages=packages, **quiet) as server:
+    with unrecorded(engine, models, tmp_path, *options, speculation=draft_model(models)) as server:
         found = judge(Engine(server.url, "secret"), SETTINGS, DEFAULT_PROMPTS[0])
         stranger = judge(Engine(server.url), SETTINGS, DEFAULT_PROMPTS[0])
-        page = httpx.get(f"{server.url}/metrics", trust_env=False).text
     assert (found.word, stranger.word) == (UNSUPPORTED, UNSUPPORTED)
     assert "prompt logprobs" in found.details
     assert "401" in stranger.details
-    told = read_metrics(page, find_profile(SERVED)).canaries
-    assert told == CanaryReading(unsupported=TOLD), "the engine publishes what the recorder's module is told"
 
 
 def _write_teller(folder: Path) -> Path:
