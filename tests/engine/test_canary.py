@@ -2,9 +2,11 @@
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import httpx
+import pytest
 
 from specdecode_operator.capture.recorder.canary import (
     RIGHT,
@@ -17,12 +19,17 @@ from specdecode_operator.capture.recorder.canary import (
     judge,
 )
 from specdecode_operator.deployment.canaries import CLOSE_NATS, DEFAULT_PROMPTS
+from specdecode_operator.vllm.engine_metrics import CanaryReading, read_metrics
+from specdecode_operator.vllm.profiles import find_profile
 from tests.engine.engine_process import Engine as InstalledEngine
+from tests.engine.engine_versions import SERVED
 from tests.engine.recorder_server import Line, serving
 from tests.engine.wrong_verification import write_plugin
 
 SETTINGS = Settings(DEFAULT_PROMPTS, max_tokens=24, interval_s=600, model="tiny", margin_nats=CLOSE_NATS)
 K = 3
+TOLD = "HTTP 400: it is a test"
+unrecorded = partial(serving, SPECDECODE_RECORD_DIR="", OBSERVER_DIR="")
 
 
 def draft_model(models: Path, **more: object) -> Line:
@@ -40,9 +47,7 @@ def test_answers_of_an_engine_that_verifies_are_right(engine: InstalledEngine, m
     target = tmp_path / "models" / "target"
     shutil.copytree(models / "target", target)
     (target / "generation_config.json").write_text(json.dumps({"repetition_penalty": 1.9, "temperature": 1.5}))
-    with serving(
-        engine, target.parent, tmp_path, speculation=draft_model(models), SPECDECODE_RECORD_DIR="", OBSERVER_DIR=""
-    ) as server:
+    with unrecorded(engine, target.parent, tmp_path, speculation=draft_model(models)) as server:
         client = Engine(server.url)
         assert client.is_healthy()
         assert [each.word for each in verdicts(client)] == [RIGHT] * len(DEFAULT_PROMPTS)
@@ -59,31 +64,38 @@ def test_answers_of_an_engine_that_verifies_are_right(engine: InstalledEngine, m
 def test_answers_of_an_engine_that_accepts_what_the_target_rejects_are_wrong(
     engine: InstalledEngine, models: Path, tmp_path: Path
 ) -> None:
-    plugin = write_plugin(tmp_path / "wrong")
+    plugins = [write_plugin(tmp_path / "wrong"), _write_teller(tmp_path / "teller")]
     speculation = draft_model(models)
-    with serving(
-        *(engine, models, tmp_path),
-        speculation=speculation,
-        packages=[plugin],
-        SPECDECODE_RECORD_DIR="",
-        OBSERVER_DIR="",
-    ) as server:
+    with unrecorded(engine, models, tmp_path, speculation=speculation, packages=plugins) as server:
         found = verdicts(Engine(server.url))
         counters = server.counters()
+        page = httpx.get(f"{server.url}/metrics", trust_env=False).text
     assert counters["vllm:spec_decode_num_draft_tokens_total"] == counters["vllm:spec_decode_num_accepted_tokens_total"]
     assert [each.word for each in found] == [WRONG] * len(DEFAULT_PROMPTS), found
+    told = read_metrics(page, find_profile(SERVED)).canaries
+    assert told == CanaryReading(unsupported=TOLD), "the engine publishes what the recorder's module is told"
 
 
+@pytest.mark.long
 def test_an_engine_without_log_probabilities_is_not_judged(
     engine: InstalledEngine, models: Path, tmp_path: Path
 ) -> None:
     options = ("--max-logprobs=0", "--api-key=secret")
-    with serving(
-        engine, models, tmp_path, *options, speculation=draft_model(models), SPECDECODE_RECORD_DIR="", OBSERVER_DIR=""
-    ) as server:
+    with unrecorded(engine, models, tmp_path, *options, speculation=draft_model(models)) as server:
         found = judge(Engine(server.url, "secret"), SETTINGS, DEFAULT_PROMPTS[0])
         stranger = judge(Engine(server.url), SETTINGS, DEFAULT_PROMPTS[0])
-        assert httpx.get(f"{server.url}/health", trust_env=False).status_code == httpx.codes.OK
     assert (found.word, stranger.word) == (UNSUPPORTED, UNSUPPORTED)
     assert "prompt logprobs" in found.details
     assert "401" in stranger.details
+
+
+def _write_teller(folder: Path) -> Path:
+    """Write a plugin that tells a verdict in each process of vLLM, as the recorder does in those with an API server."""
+    info = folder / "teller-0.0.dist-info"
+    info.mkdir(parents=True)
+    verdict = {"prompt": "0" * 8, "verdict": UNSUPPORTED, "reason": TOLD}
+    publish = f"from specdecode_recorder.canary_metrics import publish\n\ndef register():\n    publish({verdict!r})\n"
+    (folder / "teller.py").write_text(publish)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: teller\nVersion: 0.0\n")
+    (info / "entry_points.txt").write_text("[vllm.general_plugins]\nteller = teller:register\n")
+    return folder
