@@ -172,6 +172,11 @@ class Collector:
     image: str  # of the operator
 
 
+def longest_attempt_s(spec: SpecDecodeCaptureSpec) -> int:
+    """Return the time limit of a live capture's pod: until recorders connect, recording, and publication."""
+    return JOIN_S + spec.window_s + DRAIN_S + _CLOSE_S + wrap_up_s(spec.window_s)
+
+
 def render_live_job(
     capture: Capture, spec: SpecDecodeCaptureSpec, source: CapturedDeployment, collector: Collector
 ) -> Body:
@@ -206,7 +211,7 @@ def render_live_job(
     values = {
         "name": capture.job_name,
         "backoff_limit": spec.backoff_limit,
-        "pod_deadline_s": JOIN_S + spec.window_s + DRAIN_S + _CLOSE_S + wrap_up_s(spec.window_s),
+        "pod_deadline_s": longest_attempt_s(spec),
         "labels": child_labels(capture.key) | {CAPTURED_DEPLOYMENT_LABEL: spec.deployment},
         "security_context": security,
         "pull_secrets": engine_pod["spec"].get("imagePullSecrets") or [],
