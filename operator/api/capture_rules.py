@@ -213,11 +213,11 @@ _SOURCE = (
     ),
     forbidden(
         f"{_IS_LIVE} || !has(self.live)",
-        "live: is for recording users' requests, and source is Load: remove it, or set source: Live",
+        "live: is for live captures, and source is Load: remove it, or set source: Live",
     ),
     forbidden(
         f"{_IS_LIVE} || !has(self.record) || !has(self.record.promptTokenIds) || !self.record.promptTokenIds",
-        "record.promptTokenIds: is for recording users' requests, and source is Load: remove it, or set source: Live",
+        "record.promptTokenIds: is for live captures, and source is Load: remove it, or set source: Live",
     ),
     *map(_of_load, ("arms", "repetitions", "slo", "checks", "against")),
     _of_load(

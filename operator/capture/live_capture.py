@@ -60,7 +60,7 @@ def not_recordable(spec: SpecDecodeCaptureSpec, source: CapturedDeployment, allo
         message = f"spec.source: Live: the engines of deployment {source.key.name} cannot record: {why}"
         return Blocked("RecorderNotInEngines", message, permanent=True)
     asked = {"tokenIds": (spec.record.token_ids, _ANSWERS), "promptTokenIds": (spec.record.prompt_token_ids, _PROMPTS)}
-    refused = {field: kind for field, (wants, kind) in asked.items() if wants and kind not in allowed}
+    refused = {field: kind for field, (is_set, kind) in asked.items() if is_set and kind not in allowed}
     if refused:
         fields = " and ".join(f"spec.record.{field}" for field in refused)
         message = (
@@ -180,7 +180,7 @@ def longest_attempt_s(spec: SpecDecodeCaptureSpec) -> int:
 def render_live_job(
     capture: Capture, spec: SpecDecodeCaptureSpec, source: CapturedDeployment, collector: Collector
 ) -> Body:
-    """Return the Job of a live capture, whose only container collects what the recorders send."""
+    """Return the Job of a live capture, whose only container collects the data of the recorders."""
     assert spec.live is not None  # noqa: S101  a rule of the CRD
     engine_pod = engine_pod_of(source)
     duration_s = spec.live.duration_seconds
