@@ -250,7 +250,7 @@ def _settings(capture: Capture, spec: SpecDecodeCaptureSpec, source: CapturedDep
         "engine": _address(source.launch, pod),
         "workload": spec.workload.model_dump(mode="json", by_alias=True, exclude_none=True),
         "seed": spec.seed,
-        "record": spec.record.model_dump(mode="json", by_alias=True),
+        "record": spec.record.model_dump(mode="json", by_alias=True, exclude={"prompt_token_ids"}),
         "deadline_seconds": spec.deadline_seconds,
         "context": engine_context(source, pod, _flags_added(spec, pod)),
     }
