@@ -29,6 +29,7 @@ from specdecode_operator.cluster.clock import is_ahead, told_ahead
 from specdecode_operator.cluster.resources import ACCEPTED_ANNOTATION, CAPTURED_ENGINE_ANNOTATION
 from specdecode_operator.deployment.conditions import OPERATOR_IMAGE_UNKNOWN, TRUE, UNKNOWN, Blocked, ConditionUpdate
 from specdecode_operator.deployment.parsed_deployment import is_engine_spec_hash
+from specdecode_operator.deployment.rollout.engine_workload import serving_template
 from specdecode_operator.deployment.rollout.readiness import Readiness
 from specdecode_operator.problems import InvalidSpecError
 
@@ -252,12 +253,14 @@ def _without_live_job(capture: Capture, spec: SpecDecodeCaptureSpec, observed: C
         return status.blocked_decision(source if isinstance(source, Blocked) else OPERATOR_IMAGE_UNKNOWN)
     if waits := live_capture.waits_for_engines(spec, deployment) or observed.goes_first:
         return status.pending(_WAITING, waits)
+    assert deployment.desired.workload is not None  # noqa: S101  otherwise it waits
+    template = serving_template(deployment.desired.workload)
     pods = live_capture.pods_to_record(spec, deployment)
     if blocked := live_capture.too_many(spec, pods):
         return status.blocked_decision(blocked)
     wants_claim = spec.storage.existing_claim is None and observed.claim is None
     claim = volumes.render_claim(capture, spec.deployment, spec.storage) if wants_claim else None
-    collector = live_capture.Collector(pods, observed.token, observed.operator_image)
+    collector = live_capture.Collector(pods, template, observed.token, observed.operator_image)
     job = _with_notes(
         live_capture.render_live_job(capture, spec, source, collector), deployment.engine, status.ACCEPTED.message
     )

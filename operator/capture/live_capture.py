@@ -15,7 +15,7 @@ from typing import Any, Final
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import Source, SpecDecodeCaptureSpec
 from specdecode_operator.api.crd_validation import broken_rules
-from specdecode_operator.capture.arms import engine_pod_of
+from specdecode_operator.capture.arms import engine_container
 from specdecode_operator.capture.job_manifest import COLLECT, ROOT, USER_ID, engine_context, wrap_up_s
 from specdecode_operator.capture.job_status import is_running, is_suspended, newest_pod
 from specdecode_operator.capture.load import run_settings
@@ -37,6 +37,8 @@ DRAIN_S: Final = 60  # for requests that run when the recording ends
 _CLOSE_S: Final = 30  # for recorders to send their last lines
 ORDER_KEY: Final = "order.json"
 _NAMED: Final = 4
+_RECORDER_ZIP: Final = "recorder.zip"
+_SHELL: Final = 4  # /bin/sh -c SCRIPT PATH, before the engine's command
 _ANSWERS, _PROMPTS = "answers", "prompts"
 _TOKEN_IDS_VALUE: Final = "liveCapture.tokenIds"  # noqa: S105  a value of the chart
 
@@ -81,8 +83,9 @@ def waits_for_engines(spec: SpecDecodeCaptureSpec, deployment: ObservedDeploymen
             " raise spec.replicas; continues when an engine is ready"
         )
     pods, workload = _serving(deployment), deployment.desired.workload
-    wanted = None if workload is None else serving_hash(workload)
-    if old := [pod["metadata"]["name"] for pod in pods if template_hash(pod) != wanted]:
+    if workload is None:
+        return f"deployment {name} has no engines to run yet; continues when it has"
+    if old := [pod["metadata"]["name"] for pod in pods if template_hash(pod) != serving_hash(workload)]:
         return (
             f"deployment {name} is rolling out: {len(old)} of {len(pods)} engine pods run an earlier spec"
             f" ({_named(old)}); continues when the rollout is complete"
@@ -168,6 +171,7 @@ class Collector:
     """Settings of the collector that the spec does not have."""
 
     pods: Sequence[str]  # engine pods to record
+    engine_pod: Body  # their template
     token: str  # with which their recorders authenticate
     image: str  # of the operator
 
@@ -182,7 +186,7 @@ def render_live_job(
 ) -> Body:
     """Return the Job of a live capture, whose only container collects the data of the recorders."""
     assert spec.live is not None  # noqa: S101  a rule of the CRD
-    engine_pod = engine_pod_of(source)
+    engine_pod = _without_recorder(collector.engine_pod)
     duration_s = spec.live.duration_seconds
     settings: dict[str, Any] = {
         "namespace": capture.key.namespace,
@@ -230,6 +234,16 @@ def render_live_job(
     job = owned(render_template("live-capture-job", values), capture.key, capture.uid)
     job["metadata"]["labels"] |= {CAPTURED_DEPLOYMENT_LABEL: spec.deployment}
     return job
+
+
+def _without_recorder(engine_pod: Body) -> Body:
+    """Return an engine pod with the engine's own command, which a shell starts after it has loaded the recorder."""
+    engine = engine_container(engine_pod)
+    command = engine["command"]
+    if len(command) > _SHELL and command[0] == "/bin/sh" and command[_SHELL - 1].endswith(f"/{_RECORDER_ZIP}"):
+        engine["command"] = command[_SHELL:]
+    containers = [engine if each["name"] == engine["name"] else each for each in engine_pod["spec"]["containers"]]
+    return {**engine_pod, "spec": {**engine_pod["spec"], "containers": containers}}
 
 
 def order_name(deployment: str) -> str:

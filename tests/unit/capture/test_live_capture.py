@@ -6,12 +6,15 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+import yaml
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.capture.live_capture import MOST_PODS, recorded_first
 from specdecode_operator.capture.observation import CaptureObservation, ObservedDeployment, read_capture
+from specdecode_operator.cluster.nodes import NodeFacts
 from specdecode_operator.cluster.resources import QUEUE_LABEL, TEMPLATE_HASH_ANNOTATION
 from specdecode_operator.deployment.conditions import UNKNOWN
+from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from tests.support.capture_decisions import NOW, after, decided, words
 from tests.support.captures import (
     JOB_UID,
@@ -28,7 +31,9 @@ from tests.support.captures import (
     serving,
     surroundings,
 )
-from tests.support.objects import tiny_cpu
+from tests.support.decisions import desired_state
+from tests.support.documents import ROOT
+from tests.support.objects import H100, parent, tiny_cpu
 from tests.support.replay_field_cases import replaying
 
 STARTED_S = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
@@ -129,6 +134,31 @@ class TestStart:
         assert decision.writes.job["spec"]["suspend"] is False
         assert QUEUE_LABEL not in decision.writes.job["metadata"]["labels"]
         assert words(status)["Ready"] == ("Unknown", "Starting")
+
+    def test_the_manifest_gets_the_command_of_the_engine_without_the_shell_that_loads_the_recorder(self) -> None:
+        deployment = serving()
+        workload = deployment.desired.workload
+        assert workload is not None
+        (engine,) = workload["spec"]["template"]["spec"]["containers"]
+        loaded = {
+            **engine,
+            "command": ["/bin/sh", "-c", "export …", "/specdecode/recorder/recorder.zip", "vllm", "serve"],
+        }
+        template = {**workload["spec"]["template"]}
+        template["spec"] = {**template["spec"], "containers": [loaded], "imagePullSecrets": [{"name": "registry"}]}
+        changed = {**workload, "spec": {**workload["spec"], "template": template}}
+        desired = replace(deployment.desired, children=[changed])
+        job = created_job(deployment=replace(deployment, desired=desired))
+        assert settings(job)["context"]["command"] == ["vllm", "serve"]
+        assert job["spec"]["template"]["spec"]["imagePullSecrets"] == [{"name": "registry"}]
+
+    def test_engines_on_several_nodes_are_recorded_by_their_leader(self) -> None:
+        spec = yaml.safe_load((ROOT / "examples/llama-405b-two-nodes.yaml").read_text())["spec"]
+        nodes = tuple(NodeFacts(f"node-{number}", H100, 8) for number in range(2))
+        desired = desired_state(parse_deployment(parent(spec)), nodes, has_leader_worker_sets=True)
+        deployment = serving(replace(observed_deployment(), desired=desired))
+        command = settings(created_job(deployment=deployment))["context"]["command"]
+        assert any(each.startswith("--nnodes") for each in command)
 
     def test_a_dollar_in_the_command_survives_the_kubelet(self) -> None:
         spec = tiny_cpu()
