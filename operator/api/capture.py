@@ -313,11 +313,40 @@ class DuringCapture(StrEnum):
     SUSPEND = "Suspend"
 
 
+class Source(StrEnum):
+    """Origin of the requests that a capture records."""
+
+    LOAD = "Load"
+    LIVE = "Live"
+
+
+class LiveRecording(ApiModel):
+    """Extent of a recording of users' requests."""
+
+    duration_seconds: Seconds | None = None
+    """Duration of the recording in seconds. Set either this or requests."""
+
+    requests: StrictInt | None = Field(default=None, ge=1, le=10_000_000)
+    """Number of requests to record. The recording ends earlier after spec.deadlineSeconds. Set either this or
+    durationSeconds."""
+
+    sample_percent: StrictInt = Field(default=100, ge=1, le=100)
+    """Share of the requests to record, in percent. The choice is random per request."""
+
+    pods: list[ObjectName] = Field(default=[], max_length=64)
+    """Names of the engine pods to record. If not set, all ready engine pods of the deployment are recorded."""
+
+
 class Record(ApiModel):
-    """Data to record in addition to times and counts. Prompts are never recorded."""
+    """Data to record in addition to times and counts. Text is never recorded."""
 
     token_ids: StrictBool = False
-    """Record the token ids of the outputs."""
+    """Record the token ids of the outputs. With source Live, the namespace needs permission
+    (liveCapture.tokenIds in the values of the chart)."""
+
+    prompt_token_ids: StrictBool = False
+    """Record the token ids of the prompts. Only with source Live, and only if the namespace has permission
+    (liveCapture.tokenIds in the values of the chart)."""
 
     step_stats: StrictBool = True
     """Record the scheduler's statistics for each step."""
@@ -397,6 +426,14 @@ class Checks(ApiModel):
 class CaptureRun(ApiModel):
     """Load, recording and storage, which captures and the templates of schedules share."""
 
+    source: Source = Source.LOAD
+    """Load: a Job starts an engine like the deployment's, and sends a load to it. Live: the deployment's running
+    engines serve users, and some or all of these requests are recorded. No engine is started or restarted, and no load
+    is sent."""
+
+    live: LiveRecording | None = None
+    """With source Live: the extent of the recording. Required there."""
+
     arms: list[Arm] = Field(default=[], max_length=8)
     """Variants to measure one after another on the same GPUs with the same load. The first one is the baseline for the
     others. If not set, only the deployment's own settings are measured."""
@@ -431,7 +468,7 @@ class CaptureRun(ApiModel):
     """Seed for everything random: prompts, arrival times, temperatures."""
 
     record: Record = Record()
-    """Data to record in addition to times and counts. Prompts are never recorded."""
+    """Data to record in addition to times and counts. Text is never recorded."""
 
     storage: Storage = Storage()
     """Volume for the capture's files: a claim to create, or an existing one."""
@@ -439,7 +476,7 @@ class CaptureRun(ApiModel):
     deadline_seconds: StrictInt = Field(default=3600, ge=30, le=604_800)
     """Time limit in seconds for the load, counted from when the engine serves. It applies to each repetition of each
     arm and to each attempt. Engine start has the deployment's own limit; merging and validation have 15 minutes plus a
-    tenth of this value."""
+    tenth of this value. With source Live, it limits a recording with live.requests."""
 
     backoff_limit: StrictInt = Field(default=0, ge=0, le=10)
     """Number of retries after a failed attempt."""
@@ -448,6 +485,11 @@ class CaptureRun(ApiModel):
     def starts(self) -> int:
         """How often each arm is started."""
         return self.repetitions or (2 if len(self.arms) > 1 else 1)
+
+    @property
+    def window_s(self) -> int:
+        """Longest duration of the recording of a live capture, in seconds."""
+        return (self.live.duration_seconds if self.live else None) or self.deadline_seconds
 
 
 class SpecDecodeCaptureSpec(CaptureRun):

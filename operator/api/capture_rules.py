@@ -9,6 +9,7 @@ from specdecode_operator.api.capture import (
     CaptureRun,
     CaptureWorkload,
     Dataset,
+    LiveRecording,
     Phase,
     Prompts,
     SpecDecodeCaptureSpec,
@@ -173,17 +174,74 @@ _ONE_CLAIM = forbidden(
 
 STORAGE = (_ONE_CLAIM, *map(_immutable, ("size", "storageClassName", "persistentVolumeClaim")))
 
+LIVE = (
+    rule(
+        "has(self.durationSeconds) != has(self.requests)",
+        "durationSeconds: a recording ends by time or by requests: set one of durationSeconds and requests",
+    ),
+)
+
+_IS_LIVE = "has(self.source) && self.source == 'Live'"
 _SEVERAL_ARMS = "has(self.arms) && self.arms.size() > 1"
 
 
 def _compares(field: str) -> Rule:
     return forbidden(
-        f"!has(self.{field}) || {_SEVERAL_ARMS}",
+        f"!has(self.{field}) || {_SEVERAL_ARMS} || {_IS_LIVE}",
         f"{field}: is for comparing arms: remove it, or list two arms or more",
     )
 
 
+_STARTS_ENGINES = "is for captures that start an engine, and source is Live: remove it, or set source: Load"
+
+
+def _of_load(field: str, is_default: str = "false") -> Rule:
+    """Return that a live capture may not set a field; the API server has written its default if it has one."""
+    return forbidden(f"!({_IS_LIVE}) || !has(self.{field}) || {is_default}", f"{field}: {_STARTS_ENGINES}")
+
+
+def _is_default(field: str, model: type[ApiModel] = CaptureRun, place: str = "self") -> str:
+    """Return the condition that a field is not set, or has the default that the API server writes."""
+    (default,) = (each.default for each in model.model_fields.values() if each.alias == field)
+    return f"!has({place}.{field}) || {place}.{field} == {repr(str(default)) if isinstance(default, str) else default}"
+
+
+_SOURCE = (
+    required(
+        f"!({_IS_LIVE}) || has(self.live)",
+        "live: source Live needs it: set live.durationSeconds, to 600 for example, or live.requests",
+    ),
+    forbidden(
+        f"{_IS_LIVE} || !has(self.live)",
+        "live: is for live captures, and source is Load: remove it, or set source: Live",
+    ),
+    forbidden(
+        f"{_IS_LIVE} || !has(self.record) || !has(self.record.promptTokenIds) || !self.record.promptTokenIds",
+        "record.promptTokenIds: is for live captures, and source is Load: remove it, or set source: Live",
+    ),
+    *map(_of_load, ("arms", "repetitions", "slo", "checks", "against")),
+    _of_load(
+        "workload",
+        " && ".join(
+            [
+                *(f"!has(self.workload.{field})" for field in ("prompts", "phases", "temperatures")),
+                *(
+                    f"({_is_default(field, CaptureWorkload, 'self.workload')})"
+                    for field in ("warmupRequests", "timeoutSeconds")
+                ),
+            ]
+        ),
+    ),
+    *(_of_load(field, _is_default(field)) for field in ("seed", "deploymentDuringCapture", "borrowTimeoutSeconds")),
+    forbidden(
+        f"!({_IS_LIVE}) || !has(self.live) || !has(self.live.durationSeconds) || {_is_default('deadlineSeconds')}",
+        "deadlineSeconds: limits a recording of live.requests, and live.durationSeconds is set: remove one of them",
+    ),
+)
+
+
 RUN = (
+    *_SOURCE,
     rule(
         "!has(self.arms) || self.arms.all(a, self.arms.exists_one(b, b.name == a.name))",
         "arms: two arms have one name: rename one",
@@ -205,7 +263,7 @@ SPEC = (
         _immutable,
         (
             *("deployment", "deploymentDuringCapture", "workload", "seed", "record", "deadlineSeconds", "backoffLimit"),
-            *("arms", "repetitions", "slo", "checks", "against"),
+            *("arms", "repetitions", "slo", "checks", "against", "source", "live"),
         ),
     ),
 )
@@ -225,6 +283,7 @@ _WORKLOAD_RULES: Mapping[type[ApiModel], tuple[Rule, ...]] = {
     Dataset: DATASET,
     Phase: PHASE,
     ArmSpeculation: SPECULATION,
+    LiveRecording: LIVE,
 }
 
 SCHEDULE_RULES: Mapping[type[ApiModel], tuple[Rule, ...]] = {

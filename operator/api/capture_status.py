@@ -122,6 +122,7 @@ class CapturePhase(StrEnum):
     WAITING_FOR_GPUS = "WaitingForGPUs"
     STARTING = "Starting"
     LOADING = "Loading"
+    RECORDING = "Recording"
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
     CANCELLED = "Cancelled"

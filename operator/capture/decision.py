@@ -12,7 +12,7 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import SpecDecodeCaptureSpec
 from specdecode_operator.api.capture_status import CapturePhase
 from specdecode_operator.api.spec_problems import parsed_spec
-from specdecode_operator.capture import preconditions, status, volumes
+from specdecode_operator.capture import live_capture, preconditions, status, volumes
 from specdecode_operator.capture.arms import arm_notes, captured_arms
 from specdecode_operator.capture.borrowing import Borrowing, released, trial_pod
 from specdecode_operator.capture.golden_gate import golden_blocked, is_of_gate, with_golden
@@ -29,6 +29,7 @@ from specdecode_operator.cluster.clock import is_ahead, told_ahead
 from specdecode_operator.cluster.resources import ACCEPTED_ANNOTATION, CAPTURED_ENGINE_ANNOTATION
 from specdecode_operator.deployment.conditions import OPERATOR_IMAGE_UNKNOWN, TRUE, UNKNOWN, Blocked, ConditionUpdate
 from specdecode_operator.deployment.parsed_deployment import is_engine_spec_hash
+from specdecode_operator.deployment.rollout.engine_workload import serving_template
 from specdecode_operator.deployment.rollout.readiness import Readiness
 from specdecode_operator.problems import InvalidSpecError
 
@@ -181,6 +182,9 @@ def _keeping_engines(capture: Capture, observed: CaptureObservation, job: Body, 
     pod = newest_pod(job, observed.pods)
     if observed.goes_first is not None and in_line(pod):
         return replace(status.pending(_WAITING, observed.goes_first), writes=status.withdrawn(capture))
+    if capture.is_live:
+        order = live_capture.order_config_map(capture, job, observed.pods)
+        return replace(status.under_way(progress), writes=status.Writes(live_order=order))
     return replace(status.under_way(progress), writes=status.Writes(image_id=image_id_config_map(capture, pod)))
 
 
@@ -188,6 +192,8 @@ def _without_job(
     capture: Capture, spec: SpecDecodeCaptureSpec, observed: CaptureObservation, now: datetime
 ) -> status.Decision:
     """Start a capture, or return what blocks it."""
+    if capture.is_live:
+        return _without_live_job(capture, spec, observed)
     gate_capture = capture.key.name if is_of_gate(capture) else None
     source = preconditions.workload_blocked(spec) or preconditions.captured_deployment(
         spec.deployment, observed.deployment, gate_capture=gate_capture
@@ -215,17 +221,51 @@ def _without_job(
     words = "; ".join([status.ACCEPTED.message, *arm_notes(arms)])
     engine = observed.deployment.engine if observed.deployment else None
     job = with_golden(render_job(capture, spec, source, arms, observed.operator_image), capture, spec, observed.golden)
-    # The Job records them too, because the operator may stop before it writes the status.
-    notes = {
-        CAPTURED_ENGINE_ANNOTATION: engine,
-        ACCEPTED_ANNOTATION: words if words != status.ACCEPTED.message else None,
-    }
-    annotations = (job["metadata"].get("annotations") or {}) | {name: each for name, each in notes.items() if each}
-    job = {**job, "metadata": {**job["metadata"], "annotations": annotations}}
+    job = _with_notes(job, engine, words)
     trial = trial_pod(capture, job) if borrows(capture.spec) else None
     waiting = status.queued(capture) if capture.queue_labels else status.pending("Starting", "Job is being created")
     writes = status.Writes(claim=claim, job=job, trial_pod=trial)
     return replace(waiting, accepted=replace(status.ACCEPTED, message=words), writes=writes, engine=engine)
+
+
+def _with_notes(job: Body, engine: str | None, accepted: str) -> Body:
+    """Return a Job with the engine hash and message of the status, which the operator may not get to write."""
+    notes = {
+        CAPTURED_ENGINE_ANNOTATION: engine,
+        ACCEPTED_ANNOTATION: accepted if accepted != status.ACCEPTED.message else None,
+    }
+    annotations = (job["metadata"].get("annotations") or {}) | {name: each for name, each in notes.items() if each}
+    return {**job, "metadata": {**job["metadata"], "annotations": annotations}}
+
+
+def _without_live_job(capture: Capture, spec: SpecDecodeCaptureSpec, observed: CaptureObservation) -> status.Decision:
+    """Start a live capture, or return what blocks it."""
+    deployment = observed.deployment
+    source = live_capture.invalid(spec) or preconditions.captured_deployment(spec.deployment, deployment)
+    if not isinstance(source, Blocked):
+        source = (
+            live_capture.not_recordable(spec, source, observed.token_ids_allowed)
+            or volumes.claim_blocked(capture, spec.storage, observed.claim)
+            or volumes.published_blocked(spec.storage, observed.claim)
+            or source
+        )
+    if isinstance(source, Blocked) or deployment is None or observed.operator_image is None:
+        return status.blocked_decision(source if isinstance(source, Blocked) else OPERATOR_IMAGE_UNKNOWN)
+    if waits := live_capture.waits_for_engines(spec, deployment) or observed.goes_first:
+        return status.pending(_WAITING, waits)
+    assert deployment.desired.workload is not None  # noqa: S101  otherwise it waits
+    template = serving_template(deployment.desired.workload)
+    pods = live_capture.pods_to_record(spec, deployment)
+    if blocked := live_capture.too_many(spec, pods):
+        return status.blocked_decision(blocked)
+    wants_claim = spec.storage.existing_claim is None and observed.claim is None
+    claim = volumes.render_claim(capture, spec.deployment, spec.storage) if wants_claim else None
+    collector = live_capture.Collector(pods, template, observed.token, observed.operator_image)
+    job = _with_notes(
+        live_capture.render_live_job(capture, spec, source, collector), deployment.engine, status.ACCEPTED.message
+    )
+    starting = status.pending("Starting", "Job is being created")
+    return replace(starting, writes=status.Writes(claim=claim, job=job), engine=deployment.engine)
 
 
 def _waits_to_borrow(

@@ -58,6 +58,8 @@ def _difference(spec: SpecDecodeCaptureSpec, golden: Capture) -> str | None:
         other = SpecDecodeCaptureSpec.parse(golden.spec, newer=True)
     except ValidationError:
         return "this operator cannot read its spec"
+    if golden.is_live:
+        return "it recorded users' requests, which cannot be sent again"
     if len(golden.spec.get("arms") or ()) > 1:
         return "it has several arms"
     if other.workload != spec.workload:

@@ -41,13 +41,13 @@ from specdecode_operator.version import __version__
 from specdecode_operator.vllm.environment import API_KEY_VARIABLE
 from specdecode_operator.vllm.plugin_bundle import RECORDER
 
-PREPARE, LOAD = "prepare", "load"
+PREPARE, LOAD, COLLECT = "prepare", "load", "collect"
 SWITCH_VOLUME: Final = "specdecode-switch"
-_ROOT: Final = "/capture"
+ROOT: Final = "/capture"  # of the volume
 _RECORDER_PATH: Final = "/specdecode/recorder"
 _CERTIFICATES_FOLDER: Final = "/specdecode/tls"
 _ITERATION_DETAILS: Final = "--enable-logging-iteration-details"
-_USER_ID: Final = 65532
+USER_ID: Final = 65532
 # No Service sends requests to the engine, and a probe that kills it would interrupt the recording. The load generator
 # checks for itself whether it answers.
 _NOT_IN_A_SIDECAR: Final = ("readinessProbe", "livenessProbe", "lifecycle")
@@ -70,7 +70,7 @@ def image_id_config_map(capture: Capture, pod: Body | None) -> Body | None:
 
 def published_folder(capture: Capture) -> str:
     """Return the folder of the validated files, relative to the volume's root; with arms, their parent folder."""
-    found = Places(Path(_ROOT), capture.key.namespace, capture.key.name, attempt="")
+    found = Places(Path(ROOT), capture.key.namespace, capture.key.name, attempt="")
     return str(found.of_capture.relative_to(found.root)) if capture.switches else found.path
 
 
@@ -90,7 +90,7 @@ def render_job(
     pod_spec = pod["spec"]
     security: Body = pod_spec.get("securityContext") or {}
     if spec.storage.existing_claim is None:  # a created volume belongs to the group that writes to it
-        security = {"fsGroup": _USER_ID, "fsGroupChangePolicy": "OnRootMismatch", **security}
+        security = {"fsGroup": USER_ID, "fsGroupChangePolicy": "OnRootMismatch", **security}
     dataset = spec.workload.prompts.dataset
     dataset_volume: Body | None = None
     if dataset is not None and dataset.config_map is not None:
@@ -138,11 +138,11 @@ def render_job(
         },
         "engine_volumes": pod_spec.get("volumes") or [],
         "security_context": security,
-        "user_id": _USER_ID,
+        "user_id": USER_ID,
         "settings_variable": run_settings.SETTINGS_VARIABLE,
         "attempt_variable": run_settings.ATTEMPT_VARIABLE,
         "node_variable": run_settings.NODE_VARIABLE,
-        "root": _ROOT,
+        "root": ROOT,
         "recorder_path": _RECORDER_PATH,
         "certificates_folder": _CERTIFICATES_FOLDER,
         "image_id_folder": str(IMAGE_ID_FILE.parent),
@@ -163,7 +163,8 @@ def render_job(
 def load_image(job: Body | None) -> str | None:
     """Return the operator image of a capture's Job; None without a Job or an image."""
     pod = mapping(mapping(mapping(job or {}, "spec"), "template"), "spec")
-    image = next((each.get("image") for each in objects(pod, "containers") if each.get("name") == LOAD), None)
+    main = (each.get("image") for each in objects(pod, "containers") if each.get("name") in (LOAD, COLLECT))
+    image = next(main, None)
     return image if isinstance(image, str) else None
 
 
@@ -202,7 +203,7 @@ def _engine(capture: Capture, spec: SpecDecodeCaptureSpec, pod: Body, *, switche
     mounts = [
         *(engine.get("volumeMounts") or []),
         {"name": "specdecode-recorder", "mountPath": _RECORDER_PATH, "readOnly": True},
-        {"name": "specdecode-capture", "mountPath": _ROOT},
+        {"name": "specdecode-capture", "mountPath": ROOT},
     ]
     folder: list[Body] = []
     if switches:
@@ -212,7 +213,7 @@ def _engine(capture: Capture, spec: SpecDecodeCaptureSpec, pod: Body, *, switche
         kept.pop("startupProbe", None)
     else:
         command = [*engine["command"], *_flags_added(spec, pod)]
-        places = Places(Path(_ROOT), capture.key.namespace, capture.key.name, f"$({run_settings.ATTEMPT_VARIABLE})")
+        places = Places(Path(ROOT), capture.key.namespace, capture.key.name, f"$({run_settings.ATTEMPT_VARIABLE})")
         folder = [{"name": FOLDER_VARIABLE, "value": str(places.segments)}]
     recording: list[Body] = [
         {"name": run_settings.ATTEMPT_VARIABLE, "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
@@ -240,13 +241,13 @@ def _settings(capture: Capture, spec: SpecDecodeCaptureSpec, source: CapturedDep
         "namespace": capture.key.namespace,
         "capture": capture.key.name,
         "capture_uid": capture.uid,
-        "root": _ROOT,
+        "root": ROOT,
         "engine": _address(source.launch, pod),
         "workload": spec.workload.model_dump(mode="json", by_alias=True, exclude_none=True),
         "seed": spec.seed,
-        "record": spec.record.model_dump(mode="json", by_alias=True),
+        "record": spec.record.model_dump(mode="json", by_alias=True, exclude={"prompt_token_ids"}),
         "deadline_seconds": spec.deadline_seconds,
-        "context": _context(source, pod, spec),
+        "context": engine_context(source, pod, _flags_added(spec, pod)),
     }
 
 
@@ -262,7 +263,7 @@ def _arm_settings(
                 "command": [*plain_command(pod), *_flags_added(spec, pod)],
                 "env": literals(engine_container(pod), beside=engine_container(common)),
                 "start_seconds": engine_timeouts(arm.source.launch.facts, arm.source.launch.plan).startup_s,
-                "context": _context(arm.source, pod, spec),
+                "context": engine_context(arm.source, pod, _flags_added(spec, pod)),
                 "lossy": lossy_answers(arm.source.launch.facts),
             }
             for arm, pod in runs
@@ -285,14 +286,14 @@ def _address(launch: Launch, pod: Body) -> dict[str, Any]:
     } | ({"certificates": _CERTIFICATES_FOLDER} if settings.tls else {})
 
 
-def _context(source: CapturedDeployment, pod: Body, spec: SpecDecodeCaptureSpec) -> dict[str, Any]:
+def engine_context(source: CapturedDeployment, pod: Body, flags_added: Sequence[str] = ()) -> dict[str, Any]:
     """Return the context for the manifest: the engine's deployment, plan and command, and the flags added."""
     return {
         "deployment": {"name": source.key.name, "uid": source.uid, "generation": source.generation},
         "image": engine_container(pod)["image"],
         "engine_version": source.launch.facts.spec.engine.version,
         "command": plain_command(pod),
-        "recording_flags": _flags_added(spec, pod),
+        "recording_flags": list(flags_added),
         "plan": source.launch.plan_status.model_dump(mode="json", by_alias=True, exclude_none=True),
         "operator_version": __version__,
     }

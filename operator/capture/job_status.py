@@ -10,7 +10,7 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import RegressionStatus
 from specdecode_operator.api.capture_status import CapturePhase, CaptureSummary, ComparisonStatus, LiveCounts
 from specdecode_operator.capture.gpu_sharing import in_line
-from specdecode_operator.capture.job_manifest import LOAD, PREPARE, SWITCH_VOLUME
+from specdecode_operator.capture.job_manifest import COLLECT, LOAD, PREPARE, SWITCH_VOLUME
 from specdecode_operator.capture.observation import Progress
 from specdecode_operator.cluster.drift import is_owned
 from specdecode_operator.cluster.resources import ENGINE_CONTAINER
@@ -19,7 +19,7 @@ from specdecode_operator.deployment.rollout.blocked_pods import blocked_pod, is_
 from specdecode_operator.deployment.rollout.engine_errors import dead_core, error_lines, find_error, telling_line
 from specdecode_operator.problems import printable
 from specdecode_operator.redaction import clip
-from specdecode_operator.untrusted import parse_json
+from specdecode_operator.untrusted import mapping, objects, parse_json
 
 _TOLD_TO_STOP = frozenset({0, 137, 143})  # exit codes of an engine that was stopped because the load ended
 _MESSAGE_LIMIT = 1024
@@ -33,7 +33,7 @@ _UNTOLD = {
 
 _CRASHES_BELIEVED = 3  # restarts that an engine gets, as in a deployment
 _ENDED = frozenset({"Succeeded", "Failed"})
-_ENDING = "load finished, pod is terminating"
+_ENDING = "load or recording finished, pod is terminating"
 _PARTIAL = "files recorded so far are kept as partial files"
 
 _Status = TypeVar("_Status", CaptureSummary, ComparisonStatus, LiveCounts, RegressionStatus)
@@ -51,7 +51,7 @@ def read_regression(pod: Body | None) -> RegressionStatus | None:
 
 
 def _load_said(pod: Body | None) -> Body:
-    said = _said(_ended(pod, LOAD)) if pod is not None else None
+    said = _said(_ended(pod, LOAD) or _ended(pod, COLLECT)) if pod is not None else None
     return said if isinstance(said, dict) else {}
 
 
@@ -73,7 +73,7 @@ def _is_countable(value: Any) -> bool:
 def read_failure(pod: Body | None, job: Body) -> Blocked:
     """Return the cause of a capture's failure, from the most specific source that reports one."""
     if pod is not None:
-        for container in (PREPARE, LOAD):
+        for container in (PREPARE, LOAD, COLLECT):
             ended = _ended(pod, container)
             if ended and ended.get("exitCode"):
                 return _with_engine(pod, _failure_of(container, ended, pod))
@@ -186,7 +186,8 @@ def read_progress(job: Body, pods: Sequence[Body]) -> Progress:
     finished = conditions.keys() & {"Complete", "Failed"}
     # The Job's end may be seen before its pod's, whose last message is still to come.
     if finished and pod is not None and "deletionTimestamp" not in pod["metadata"] and not _has_ended(pod):
-        return Progress(CapturePhase.LOADING, "Finishing", _ENDING, started_at=started_at)
+        phase = CapturePhase.RECORDING if collects(job) else CapturePhase.LOADING
+        return Progress(phase, "Finishing", _ENDING, started_at=started_at)
     if done := conditions.get("Complete"):
         summary, comparison = read_summary(pod), _parse(ComparisonStatus, _load_said(pod).get("comparison"))
         names = [arm.name for arm in comparison.arms] if comparison else []
@@ -214,7 +215,7 @@ def read_progress(job: Body, pods: Sequence[Body]) -> Progress:
         name = job["metadata"]["name"]
         message = f"Job {name} has no pod yet; kubectl describe job/{name} shows if a quota or a policy rejects it"
         return Progress(CapturePhase.PENDING, "WaitingForPod", message)
-    return _of_pod(pod, started_at)
+    return _of_pod(pod, started_at, is_live=collects(job))
 
 
 def _reservations(summary: CaptureSummary | None) -> str:
@@ -270,11 +271,17 @@ def is_suspended(job: Body | None) -> bool:
     return job is not None and bool(job["spec"].get("suspend"))
 
 
+def collects(job: Body) -> bool:
+    """Return whether a Job is that of a live capture."""
+    pod = mapping(mapping(mapping(job, "spec"), "template"), "spec")
+    return any(each.get("name") == COLLECT for each in objects(pod, "containers"))
+
+
 def runs_engine(job: Body, pod: Body | None) -> bool:
     """Return whether the engine of a capture's pod runs, or an init container that its deployment has too."""
     if pod is None or "deletionTimestamp" in pod["metadata"] or _has_ended(pod):
         return False
-    if _is(pod, LOAD, "running") or _is(pod, LOAD, "terminated"):
+    if is_running(pod, LOAD) or _is(pod, LOAD, "terminated"):
         return True
     containers = ((job["spec"].get("template") or {}).get("spec") or {}).get("initContainers") or []
     ends = {each["name"] for each in containers if each.get("restartPolicy") != "Always"} - {PREPARE}
@@ -289,10 +296,14 @@ def left_pod(job: Body, pods: Sequence[Body]) -> str | None:
     return min((pod["metadata"]["name"] for pod in _pods_of(job, pods) if not _has_ended(pod)), default=None)
 
 
-def _of_pod(pod: Body, started_at: str | None) -> Progress:
+def _unscheduled(pod: Body, *, is_live: bool) -> Progress | None:
+    """Return the progress of a pod that no node takes; None if it has a node, or the scheduler has not tried."""
     for condition in pod.get("status", {}).get("conditions") or []:
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             message = condition.get("message", "")
+            if is_live:
+                words = f"no node takes the collector's pod, which needs no GPU: {message}"
+                return Progress(CapturePhase.PENDING, "Unschedulable", words)
             if is_about_volumes(message):
                 words = (
                     f"no node can mount the volumes: {message}; the claims of spec.storage, the dataset and the models"
@@ -301,26 +312,41 @@ def _of_pod(pod: Body, started_at: str | None) -> Progress:
                 return Progress(CapturePhase.PENDING, "WaitingForVolume", words)
             words = f"no node takes the capture's pod: {message}"
             return Progress(CapturePhase.WAITING_FOR_GPUS, "WaitingForGPUs", words, waiting_for_gpus=True)
-    phase, failure = CapturePhase.LOADING, None
+    return None
+
+
+def _of_pod(pod: Body, started_at: str | None, *, is_live: bool) -> Progress:
+    if unscheduled := _unscheduled(pod, is_live=is_live):
+        return unscheduled
+    phase, failure = CapturePhase.RECORDING if is_live else CapturePhase.LOADING, None
     is_alive = pod.get("status", {}).get("phase") in {"Pending", "Running"}
     if "deletionTimestamp" in pod["metadata"] and (taken := disrupted(pod)):
         # The end of pods on a lost node is never reported.
         reason, message = taken.reason, f"{taken.message}; waiting for the pod to end"
-    elif _is(pod, LOAD, "running"):
+    elif is_running(pod, LOAD):
         switches = any(each["name"] == SWITCH_VOLUME for each in pod.get("spec", {}).get("volumes") or [])
         reason, message = "Loading", "engine ready, load is running"
         message = "arms run and are loaded in turn" if switches else message
-    elif _is(pod, LOAD, "terminated"):
+    elif is_running(pod, COLLECT):
+        reason = "Recording"
+        message = "engines are recorded while they serve; specdecode capture status NAME shows how far"
+    elif _is(pod, LOAD, "terminated") or _is(pod, COLLECT, "terminated"):
         reason, message = "Finishing", _ENDING
     elif blocked := blocked_pod(pod) if is_alive else rejected_pod(pod):
         phase, reason, message = CapturePhase.STARTING, blocked.reason, blocked.message
         if blocked.permanent or _engine_restarts(pod) >= _CRASHES_BELIEVED:
-            phase, message = CapturePhase.FAILED, f"the engine did not start: {blocked.message}"
+            what = "collector" if is_live else "engine"
+            phase, message = CapturePhase.FAILED, f"the {what} did not start: {blocked.message}"
             failure = Blocked(blocked.reason, message, permanent=True)
     else:
         phase, reason = CapturePhase.STARTING, "Starting"
-        message = "checking the volume, then starting the engine"
+        message = "starting the collector" if is_live else "checking the volume, then starting the engine"
     return Progress(phase, reason, message, failure=failure, started_at=started_at)
+
+
+def is_running(pod: Body, container: str) -> bool:
+    """Return whether a container of a pod runs; not an init container."""
+    return _is(pod, container, "running")
 
 
 def _is(pod: Body, container: str, state: str) -> bool:

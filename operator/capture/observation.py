@@ -1,6 +1,6 @@
 """Parse a SpecDecodeCapture, and describe the cluster objects that it depends on."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -48,10 +48,15 @@ class Capture:
 
     @property
     def queue_labels(self) -> dict[str, str]:
-        """Labels that put its Job into a queue of Kueue; empty without a queue."""
-        if QUEUE_LABEL not in self.labels:
+        """Labels that put its Job into a queue of Kueue; empty without a queue, and without GPUs to wait for."""
+        if QUEUE_LABEL not in self.labels or self.is_live:
             return {}
         return {name: value for name, value in self.labels.items() if name.startswith(QUEUE_PREFIX)}
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it records the requests of users in running engines."""
+        return self.spec.get("source") == api.Source.LIVE
 
     @property
     def compares(self) -> bool:
@@ -161,9 +166,11 @@ class CaptureObservation:
     claim: Body | None = None
     dataset: Body | None = None  # the ConfigMap or claim that holds the prompts
     golden: Body | None = None  # the SpecDecodeCapture that spec.against names
-    goes_first: str | None = None  # message about a deployment that a capture which keeps the engines waits for
+    goes_first: str | None = None  # message about a deployment or live capture that a capture waits for
     mounted: MountedObjects = field(default_factory=MountedObjects)  # for a borrowing capture without a running pod
     operator_image: str | None = None  # that the load generator runs; None if the operator does not know its own
+    token: str = ""  # for a new Job of a live capture, with which recorders authenticate
+    token_ids_allowed: Collection[str] = ()  # token ids that live captures of the namespace may record
 
 
 @dataclass(frozen=True)

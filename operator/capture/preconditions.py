@@ -1,7 +1,7 @@
 """Check whether engine, workload and dataset allow a capture; return the blocking reason if not."""
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.capture import SpecDecodeCaptureSpec
+from specdecode_operator.api.capture import Source, SpecDecodeCaptureSpec
 from specdecode_operator.api.crd_validation import broken_rules
 from specdecode_operator.capture.load.arrivals import expected_duration_s
 from specdecode_operator.capture.load.datasets import parts_of
@@ -83,7 +83,9 @@ def engine_blocked(facts: Facts, plan: Plan) -> Blocked | None:
 
 
 def workload_blocked(spec: SpecDecodeCaptureSpec) -> Blocked | None:
-    """Return the CRD rules that a workload breaks, or that it exceeds its deadline."""
+    """Return the CRD rules that a workload breaks, or that it exceeds its deadline; a live capture has none."""
+    if spec.source is Source.LIVE:
+        return None
     if problems := "; ".join(map(str, broken_rules(spec.workload, "spec.workload"))):
         return Blocked("Invalid", problems, permanent=True)
     expected_s = expected_duration_s(spec.workload)

@@ -26,6 +26,7 @@ class Writes:
     remove_job: bool = False
     trial_pod: Body | None = None  # for a dry run; if the API server rejects it, nothing else is written
     image_id: Body | None = None  # ConfigMap to create or change, with the image ID of the engine
+    live_order: Body | None = None  # ConfigMap that tells the recorders where to connect; without it, delete it
 
 
 @dataclass(frozen=True)
@@ -110,9 +111,10 @@ def suspended(accepted: ConditionUpdate, writes: Writes) -> Decision:
 
 
 def withdrawn(capture: Capture) -> Writes:
-    """Return the writes that remove a capture's pod; Kueue would resume a suspended Job, so it is deleted."""
-    in_queue = bool(capture.queue_labels)
-    return Writes(remove_job=in_queue, job_suspended=None if in_queue else True)
+    """Return the writes that remove a capture's pod."""
+    # Kueue would resume a suspended Job. The Job of a live capture names engine pods that may be gone later.
+    removes = bool(capture.queue_labels) or capture.is_live
+    return Writes(remove_job=removes, job_suspended=None if removes else True)
 
 
 def blocked_decision(blocked: Blocked) -> Decision:

@@ -37,7 +37,14 @@ from specdecode_operator.cli.plan.answers import (
 from specdecode_operator.cli.terminal import say_line
 from specdecode_operator.cli.text_files import DocumentError
 from specdecode_operator.cluster.nodes import NodeFacts
-from specdecode_operator.cluster.resources import APPLIED_HASH_ANNOTATION, DEPLOYMENT, ENGINE_CONTAINER, JOB
+from specdecode_operator.cluster.resources import (
+    APPLIED_HASH_ANNOTATION,
+    DEPLOYMENT,
+    DEPLOYMENT_LABEL,
+    ENGINE_CONTAINER,
+    JOB,
+    TEMPLATE_HASH_ANNOTATION,
+)
 from specdecode_operator.deployment.decision import decide
 from specdecode_operator.deployment.desired_state import ClusterState, DesiredState, NotLaunched
 from specdecode_operator.deployment.models.model_jobs import wanted_downloads
@@ -47,6 +54,7 @@ from specdecode_operator.deployment.planning import assumed_nodes
 from specdecode_operator.deployment.pod_security import NONE_ALLOWED
 from specdecode_operator.deployment.rollout.engine_workload import WORKLOAD_KINDS
 from specdecode_operator.deployment.rollout.readiness import Readiness
+from specdecode_operator.deployment.rollout.rollout_progress import serving_hash
 from specdecode_operator.problems import InvalidSpecError, printable
 from specdecode_operator.sizing.calibration import UNCALIBRATED, Calibration
 from specdecode_operator.untrusted import mapping
@@ -56,7 +64,7 @@ OPERATOR_IMAGE: Final = "localhost/specdecode/operator:dev"
 """The chart's default. Load generators of captures and replays run from the operator's image."""
 _NAMESPACE: Final = "default"
 _NOT_KNOWN: Final = "known-in-the-cluster"
-"""Placeholder for a uid, and for the claim of a golden capture that the files lack."""
+"""Placeholder for a uid, a token, an engine pod, and the claim of a golden capture that the files lack."""
 _NO_COMMIT: Final = "not-downloaded-yet"
 """Placeholder for the commit of a branch or tag, which only the download resolves."""
 _ANY_TIME: Final = datetime(2000, 1, 1, tzinfo=UTC)
@@ -154,16 +162,33 @@ def render_capture(
     claim = mapping(mapping(capture.spec, "storage"), "persistentVolumeClaim").get("claimName")
     dataset = mapping(mapping(capture.spec, "workload"), "prompts").get("dataset")
     observed = CaptureObservation(
-        ObservedDeployment(parent.key, parent.uid, parent.generation, captured.desired, arms),
+        ObservedDeployment(
+            parent.key, parent.uid, parent.generation, captured.desired, arms, pods=_ready_pods(capture, captured)
+        ),
         operator_image=operator_image or OPERATOR_IMAGE,
         golden=_as_golden(capture, golden),
         claim={"metadata": {"name": claim}, "spec": {"accessModes": ["ReadWriteMany"]}} if claim else None,
         dataset={"data": {dataset["path"]: ""}} if dataset else None,
+        token=_NOT_KNOWN,
+        token_ids_allowed=("answers", "prompts"),
     )
     decision = decide_capture(capture, observed, _ANY_TIME)
     if decision.writes.job is None:
         raise NotRenderedError(decision.readiness)
     return [each for each in (decision.writes.claim, decision.writes.job) if each is not None]
+
+
+def _ready_pods(capture: Capture, captured: RenderedDeployment) -> list[Body]:
+    """Return the engine pods that a live capture would record; a placeholder if it names none."""
+    workload, names = captured.desired.workload, mapping(capture.spec, "live").get("pods") or [_NOT_KNOWN]
+    if workload is None or not capture.is_live:
+        return []
+    metadata = {
+        "labels": {DEPLOYMENT_LABEL: captured.parent.key.name},
+        "annotations": {TEMPLATE_HASH_ANNOTATION: serving_hash(workload)},
+    }
+    ready = {"conditions": [{"type": "Ready", "status": "True"}]}
+    return [{"metadata": {"name": name, **metadata}, "status": ready} for name in names]
 
 
 def _without_owner(objects: Iterable[Body]) -> tuple[Body, ...]:

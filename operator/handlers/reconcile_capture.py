@@ -7,8 +7,9 @@ will have room after the engines whose GPUs it borrows have stopped. The quota a
 
 import logging
 import re
+import secrets
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from decimal import Decimal, InvalidOperation
@@ -40,6 +41,7 @@ from specdecode_operator.capture.gpu_sharing import (
     serving_goes_first,
 )
 from specdecode_operator.capture.job_status import is_suspended, is_to_start
+from specdecode_operator.capture.live_capture import order_name, recorded_first
 from specdecode_operator.capture.observation import (
     Capture,
     CaptureObservation,
@@ -76,7 +78,7 @@ from specdecode_operator.deployment.conditions import Blocked
 from specdecode_operator.deployment.desired_state import DesiredState
 from specdecode_operator.deployment.models.model_jobs import is_model_pod
 from specdecode_operator.deployment.parsed_deployment import engine_spec_hash
-from specdecode_operator.handlers.apply_children import BlockedError, Children, what_blocks
+from specdecode_operator.handlers.apply_children import BlockedError, ChildNameTakenError, Children, what_blocks
 from specdecode_operator.handlers.decision_cache import DecisionCache
 from specdecode_operator.handlers.metrics import OperatorMetrics
 from specdecode_operator.handlers.reconcile_deployment import Reconciler
@@ -195,6 +197,8 @@ class Record:
     children: Children
     arms: defaultdict[int, DecisionCache] = field(default_factory=lambda: defaultdict(DecisionCache))
     """Decisions about each arm, by its number, before the capture starts."""
+    token: str = field(default_factory=lambda: secrets.token_hex(32))
+    """Token of the Job of a live capture. It stays the same if the Job's creation is retried."""
 
 
 class CaptureReconciler:
@@ -259,7 +263,9 @@ class CaptureReconciler:
             self._record(capture).arms.clear()
         is_of_interest = capture.ended is None or is_unsettled(capture.status.borrow)
         goes_first = None
-        if is_to_start(job, pods) and not borrows(capture.spec) and capture.ended is None:
+        if capture.is_live:
+            goes_first = self._recorded_first(capture) if is_to_start(job, pods) and capture.ended is None else None
+        elif is_to_start(job, pods) and not borrows(capture.spec) and capture.ended is None:
             goes_first = serving_goes_first(_deployment_of(capture), self._servings.now(), self._cluster.clock.now())
         observed = CaptureObservation(
             deployment=self._deployment(capture, starts=job is None) if is_of_interest else None,
@@ -268,6 +274,8 @@ class CaptureReconciler:
             claim=next((claim for claim in claims if claim["metadata"]["name"] == capture.job_name), None),
             goes_first=goes_first,
             operator_image=self._settings.operator_image,
+            token=self._record(capture).token,
+            token_ids_allowed=token_ids_allowed(self._settings, capture.key.namespace),
         )
         if capture.ended is not None:
             return observed
@@ -283,6 +291,13 @@ class CaptureReconciler:
             dataset=await self._get(capture, CONFIG_MAP, sources.dataset_config_map)
             or await self._get(capture, PERSISTENT_VOLUME_CLAIM, sources.dataset_claim),
         )
+
+    def _recorded_first(self, capture: Capture) -> str | None:
+        captures = self._cache.captures_of(_deployment_of(capture))
+        keys = (Key(capture.key.namespace, each["metadata"]["name"], KIND) for each in captures)
+        jobs = {key.name: self._cache.children_of(key, JOB.kind) for key in keys}
+        begun = [name for name, owned in jobs.items() if any(not is_suspended(each) for each in owned)]
+        return recorded_first(capture, captures, begun)
 
     async def _mounted(self, capture: Capture, job: Body | None, sources: References) -> MountedObjects:
         """Return the mounts of a capture's pod; before the Job exists, the existing objects that the spec names."""
@@ -363,11 +378,7 @@ class CaptureReconciler:
     async def _write(self, capture: Capture, writes: Writes) -> None:
         """Carry out the writes of a decision."""
         children = self._record(capture).children
-        if writes.trial_pod is not None:
-            await self._try(capture, writes.trial_pod)
-        if writes.job is not None:
-            # Before the first write, so that a conflict leaves no objects behind.
-            await children.check_names([writes.job])
+        await self._check(capture, writes)
         if writes.claim is not None:
             self._cache.put(PERSISTENT_VOLUME_CLAIM.kind, await self._cluster.apply_new(writes.claim))
         if writes.claim_metadata:
@@ -382,12 +393,51 @@ class CaptureReconciler:
             self._cache.put(JOB.kind, await self._cluster.merge(live, {"spec": {"suspend": writes.job_suspended}}))
         if live is not None and writes.remove_job:
             await children.delete(live)
+        if capture.is_live:
+            await self._write_order(capture, writes.live_order)
         if writes.image_id is not None:
-            try:
-                await children.apply([writes.image_id])
-            except (ClusterError, BlockedError) as error:
-                message = "%s: the manifest may lack the digest of the engine image: %s"
-                _logger.warning(message, capture.key, error)
+            await self._write_image_id(capture, writes.image_id)
+
+    async def _check(self, capture: Capture, writes: Writes) -> None:
+        """Raise before the first write if the Job could not be created, so that no objects are left behind."""
+        if writes.trial_pod is not None:
+            await self._try(capture, writes.trial_pod)
+        if writes.job is not None:
+            await self._record(capture).children.check_names([writes.job])
+        if writes.job is not None and capture.is_live:
+            await self._check_order_name(capture)
+
+    async def _write_image_id(self, capture: Capture, config_map: Body) -> None:
+        try:
+            await self._record(capture).children.apply([config_map])
+        except (ClusterError, BlockedError) as error:
+            _logger.warning("%s: the manifest may lack the digest of the engine image: %s", capture.key, error)
+
+    async def _write_order(self, capture: Capture, order: Body | None) -> None:
+        """Apply the order of a live capture, or delete it if there is none to give."""
+        children = self._record(capture).children
+        existing = children.owned().get((CONFIG_MAP.kind, order_name(_deployment_of(capture).name)))
+        if order is None:
+            if existing is not None:
+                await children.delete(existing)
+            return
+        if existing is None:
+            await self._check_order_name(capture)
+        await children.apply([order])
+
+    async def _check_order_name(self, capture: Capture) -> None:
+        """Raise BlockedError if the order of a live capture would replace an object of another owner."""
+        name = order_name(_deployment_of(capture).name)
+        live = await self._get(capture, CONFIG_MAP, name)
+        if live is None or is_owned(live, capture.uid):
+            return
+        owner = next(
+            (each["name"] for each in live["metadata"].get("ownerReferences") or [] if each["kind"] == KIND), None
+        )
+        if owner is None:
+            raise ChildNameTakenError(CONFIG_MAP.kind, name, leaving=False)
+        message = f"ConfigMap {name} of live capture {owner} still exists; continues when it is deleted"
+        raise BlockedError(Blocked("WaitingForCleanup", message))
 
     async def _try(self, capture: Capture, pod: Body) -> None:
         """Check by a dry run whether the policies and quotas of the cluster accept the pod of a capture.
@@ -422,6 +472,11 @@ class CaptureReconciler:
             self._metrics.count_capture(capture.status.phase, status.phase)
             await children.post_times_ahead((*capture.times_ahead, *decision.times_ahead))
             await children.post_changes(capture.status.conditions, status.conditions)
+
+
+def token_ids_allowed(settings: Settings, namespace: str) -> Collection[str]:  # noqa: ARG001
+    """Return the token ids of users' requests that live captures of a namespace may record: answers, prompts."""
+    return ()
 
 
 def _deployment_of(capture: Capture) -> Key:

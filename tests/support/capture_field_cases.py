@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tests.support.captures import SHORT, capture_spec
+from tests.support.captures import SHORT, capture_spec, live_spec
 from tests.support.field_cases import DEPLOYMENT_FIELDS, FieldCase, at, refused
 from tests.support.objects import TINY_CONFIG, Body, pair_70b, tiny_cpu
 
@@ -32,6 +32,9 @@ TWO_TEMPERATURES = _workload(
     temperatures=[{"temperature": "0.0", "sharePercent": 60}, {"temperature": "1.0", "sharePercent": 40}]
 )
 
+LIVE = live_spec()
+LIVE_BY_REQUESTS = live_spec(live={"requests": 10})
+
 _SPECULATION = "speculation."
 
 
@@ -53,6 +56,11 @@ def _of_pair(case: FieldCase) -> FieldCase:
 
 CAPTURE_FIELDS: Mapping[str, FieldCase] = {
     "deployment": at("other", on=PLAIN),
+    "source": refused("Live", "spec.live: ", on=PLAIN),
+    "live.durationSeconds": at(60, on=LIVE),
+    "live.requests": at(20, on=LIVE_BY_REQUESTS),
+    "live.samplePercent": at(10, on=LIVE),
+    "live.pods[]": at("llama-b", on=live_spec(live={"durationSeconds": 600, "pods": ["llama-a"]})),
     "deploymentDuringCapture": at("Suspend", on=PLAIN),
     "borrowTimeoutSeconds": at(60, on=PLAIN),
     "arms[].name": at("other", on=_comparing()),
@@ -106,6 +114,7 @@ CAPTURE_FIELDS: Mapping[str, FieldCase] = {
     "workload.timeoutSeconds": at(60, on=PLAIN),
     "seed": at(7, on=PLAIN),
     "record.tokenIds": at(value=True, on=PLAIN),
+    "record.promptTokenIds": at(value=True, on=LIVE),
     "record.stepStats": at(value=False, on=PLAIN),
     "storage.size": at("5Gi", on=PLAIN),
     "storage.storageClassName": at("fast", on=PLAIN),

@@ -1,6 +1,7 @@
 """SpecDecodeCaptures, their Jobs and pods as the API server has them."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from specdecode_operator.api import capture as capture_api
@@ -9,12 +10,15 @@ from specdecode_operator.api.deployment import Key
 from specdecode_operator.capture.arms import arm_states
 from specdecode_operator.capture.observation import CaptureObservation, ObservedDeployment
 from specdecode_operator.cluster.nodes import NodeFacts
+from specdecode_operator.cluster.resources import DEPLOYMENT_LABEL, TEMPLATE_HASH_ANNOTATION
 from specdecode_operator.deployment.parsed_deployment import parse_deployment
+from specdecode_operator.deployment.rollout.rollout_progress import serving_hash
 from tests.support.decisions import desired_state
 from tests.support.objects import Body, parent, tiny_cpu
 
 OPERATOR_IMAGE = "registry.example/operator:1"
 JOB_UID = "job-uid"
+TOKEN = 32 * "a1"
 SHORT = {"phases": [{"name": "short", "pattern": "Closed", "concurrency": 2, "requests": 8}]}
 
 
@@ -64,9 +68,37 @@ def observed_deployment(
     return ObservedDeployment(owner.key, owner.uid, owner.generation, desired, arms, **seen)
 
 
+def engine_pod(name: str, of: ObservedDeployment, *, ready: bool = True, **meta: Any) -> Body:
+    """An engine pod of a deployment's current template."""
+    workload = of.desired.workload
+    assert workload is not None
+    annotations = {TEMPLATE_HASH_ANNOTATION: serving_hash(workload)}
+    labels = {DEPLOYMENT_LABEL: of.key.name}
+    return {
+        "metadata": {"name": name, "namespace": "default", "labels": labels, "annotations": annotations, **meta},
+        "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": str(ready)}]},
+    }
+
+
+def serving(of: ObservedDeployment | None = None, *names: str) -> ObservedDeployment:
+    """A deployment with ready engine pods."""
+    of = of or observed_deployment()
+    return replace(of, pods=[engine_pod(name, of) for name in names or ("llama-a", "llama-b")], serves=True)
+
+
+def live_spec(**changes: Any) -> Body:
+    """Spec of a capture that records the engines of the deployment `llama` for ten minutes."""
+    return {"deployment": "llama", "source": "Live", "live": {"durationSeconds": 600}, **changes}
+
+
 def surroundings(**changes: Any) -> CaptureObservation:
     """What lets a capture start."""
-    seen: dict[str, Any] = {"deployment": observed_deployment(), "operator_image": OPERATOR_IMAGE}
+    seen: dict[str, Any] = {
+        "deployment": observed_deployment(),
+        "operator_image": OPERATOR_IMAGE,
+        "token": TOKEN,
+        "token_ids_allowed": ("answers", "prompts"),
+    }
     return CaptureObservation(**{**seen, **changes})
 
 

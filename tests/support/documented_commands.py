@@ -249,6 +249,13 @@ for name in demo before after replay; do specdecode replay synth --out captures/
 """,
         },
     ),
+    "docs/measure/live-captures.md": Page(
+        cluster=True,
+        before={
+            "kubectl apply": _KINDS,
+            "specdecode capture report": "specdecode replay synth --out captures/llama-70b-live --requests 20",
+        },
+    ),
     "docs/serve/autoscale.md": Page(
         cluster=True, before={"kubectl scale": f"{_KINDS}\nkubectl apply -f examples/llama-70b.yaml"}
     ),
@@ -446,6 +453,10 @@ NOT_RUN: Final[dict[tuple[str, str], str]] = {
     ("docs/measure/calibrate.md", "# on a machine with GPUs"): "needs a GPU",
     ("docs/measure/capture-loads.md", "kubectl apply -f datasets.yaml"): "copies files through a pod: no nodes here",
     ("docs/measure/captures.md", "specdecode capture up"): _CAPTURE,
+    (
+        "docs/measure/live-captures.md",
+        "specdecode capture live",
+    ): "needs running engines: tests/unit/cli/capture/test_live.py",
     ("docs/measure/does-it-pay.md", "specdecode capture fetch"): _CAPTURE,
     ("docs/install/install.md", "KUBECONTEXT="): "needs a registry; the demo and end-to-end tests install so",
     ("docs/get-started/quickstart-gpus.md", "kubectl --namespace specdecode-system rollout status"): _NO_NODES,

@@ -14,7 +14,7 @@ import yaml
 from specdecode_operator.api.renamed_fields import OLD_NAMES
 from specdecode_operator.capture.decision import decide
 from specdecode_operator.capture.golden_gate import gate_capture
-from specdecode_operator.capture.job_manifest import LOAD
+from specdecode_operator.capture.job_manifest import COLLECT, LOAD
 from specdecode_operator.capture.load.run_settings import SETTINGS_VARIABLE
 from specdecode_operator.capture.observation import read_capture
 from specdecode_operator.capture.recorder.segment_format import (
@@ -33,7 +33,7 @@ from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from specdecode_operator.deployment.status import compose_status
 from specdecode_operator.problems import InvalidSpecError
 from tests.support.capture_field_cases import BURST, CAPTURE_FIELDS, MULTITURN, PLAIN
-from tests.support.captures import capture, golden, observed_deployment, surroundings
+from tests.support.captures import capture, golden, observed_deployment, serving, surroundings
 from tests.support.decisions import NOW, desired_state
 from tests.support.field_cases import DEPLOYMENT_FIELDS, NODES, FieldCase
 from tests.support.objects import Body, parent
@@ -90,6 +90,8 @@ def _capture_outcome(spec_text: str, captured: str) -> Outcome:
     spec = json.loads(spec_text)
     subject = read_capture(capture(spec))
     deployment = observed_deployment(json.loads(captured), nodes=NODES, capture=spec, engines_wanted=1)
+    if subject.is_live:
+        deployment = serving(deployment)
     judged_by = golden((spec.get("against") or {}).get("capture", "golden"), of=spec)
     seen = surroundings(deployment=deployment, dataset={"data": DATASETS}, golden=judged_by)
     decision = decide(subject, seen, NOW)
@@ -109,6 +111,8 @@ def forget_outcomes() -> None:
 def _job_outcome(job: Body) -> Any:
     """The Job without the settings that stand in it, and what those are for: the requests, and what is recorded."""
     pod = job["spec"]["template"]["spec"]
+    if pod["containers"][0]["name"] == COLLECT:
+        return _without_copies(job)
     containers = {each["name"]: each for each in [*pod["initContainers"], *pod["containers"]]}
     environments = {name: _literal(container) for name, container in containers.items()}
     settings = environments[LOAD][SETTINGS_VARIABLE].replace("$$", "$")

@@ -17,6 +17,11 @@
     - {key: specdecode.io/computes-for, operator: Exists}
 {{- end -}}
 
+{{/* Port of the collector of a live capture: PORT in operator/capture/live_capture.py. */}}
+{{- define "specdecode.collectorPort" -}}
+8470
+{{- end -}}
+
 {{/* Egress to the API server, of .Values.networkPolicy: it is no pod, and each cluster has it elsewhere. */}}
 {{- define "specdecode.apiServerEgress" -}}
 - ports:

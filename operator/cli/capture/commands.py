@@ -1,9 +1,11 @@
 """`specdecode capture`: commands that run a capture from start to finish, through kubectl."""
 
+import re
 import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -13,8 +15,10 @@ from specdecode_operator.api import base
 from specdecode_operator.api import capture as api
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture_status import CapturePhase
+from specdecode_operator.api.deployment_rules import NAME_MAX_LENGTH
 from specdecode_operator.capture.arms import asked_arms
 from specdecode_operator.capture.job_manifest import wrap_up_s
+from specdecode_operator.capture.live_capture import longest_attempt_s
 from specdecode_operator.cli.capture import watch
 from specdecode_operator.cli.capture.fetch import FetchError, claim_of, fetch, find_files, refuse_earlier
 from specdecode_operator.cli.capture.files import compare_command, gate_command, report_command, validate_command
@@ -37,6 +41,9 @@ _ENGINE_TIMEOUT_S: Final = 3600
 _DEPLOYMENT_TIMEOUT_S: Final = 30
 _STOPPED_WATCHING: Final = "stopped watching; the capture continues: run specdecode capture run again to follow it"
 _HOW_TO_CREATE: Final = "add --create to create it with the default load"
+_UNITS_S: Final = {"h": 3600, "m": 60, "s": 1}
+_DURATION: Final = re.compile("".join(rf"(?:(?P<{unit}>[0-9]{{1,5}}){unit})?" for unit in _UNITS_S))
+_LONGEST_S: Final = 86_400
 _LINE_START: Final = "\r\033[K"
 """Terminal codes that return to the start of the line and clear it."""
 
@@ -148,15 +155,91 @@ def run(  # noqa: PLR0913  each is an option
             name = str(names[0])
         out = out or Path("captures") / name
         kubectl = _found_or_created(kubectl, name, out, deployment, create=create)
-        timeouts = watch.Timeouts(timeout, deployment_timeout)
-        capture = watch.wait_for(kubectl, name, watch.SERVING, timeouts)
-        _follow(kubectl, capture)
-        timeouts = watch.Timeouts(_to_the_end_s(capture["spec"], timeout), deployment_timeout)
-        capture = watch.wait_for(kubectl, name, frozenset({CapturePhase.SUCCEEDED}), timeouts)
-        say_line(f"capture {name}: {watch.message_of(capture)}")
-        if verdict := watch.verdict_of(capture):
-            say_line(f"  {verdict}")
-        _fetch(kubectl, name, out, image)
+        _watch_to_the_end(kubectl, name, out, watch.Timeouts(timeout, deployment_timeout), image)
+
+
+def _watch_to_the_end(kubectl: Kubectl, name: str, out: Path, timeouts: watch.Timeouts, image: str | None) -> None:
+    """Follow a capture until it ends, print its results, and fetch its files."""
+    capture = watch.wait_for(kubectl, name, watch.SERVING, timeouts)
+    _follow(kubectl, capture)
+    timeouts = timeouts._replace(phase_s=_to_the_end_s(capture["spec"], int(timeouts.phase_s)))
+    capture = watch.wait_for(kubectl, name, frozenset({CapturePhase.SUCCEEDED}), timeouts)
+    say_line(f"capture {name}: {watch.message_of(capture)}")
+    if verdict := watch.verdict_of(capture):
+        say_line(f"  {verdict}")
+    if watch.is_live(capture):
+        say_line(f"  {watch.summary_text(capture)}")
+    _fetch(kubectl, name, out, image)
+    if watch.is_live(capture):
+        say_line(f"to draw a report, run: specdecode capture report {shlex.quote(str(out))}")
+
+
+@capture_app.command("live")
+@with_kubectl
+def live(  # noqa: PLR0913  each is an option
+    kubectl: Kubectl,
+    *,
+    deployment: Annotated[str, typer.Argument(help="Deployment whose engines are recorded while they serve.")],
+    duration: Annotated[
+        str | None, typer.Option("--for", metavar="TIME", help="Duration of the recording, such as 90s, 10m or 1h30m.")
+    ] = None,
+    requests: Annotated[int | None, typer.Option(help="Number of requests to record.", min=1, max=10_000_000)] = None,
+    sample: Annotated[
+        int, typer.Option(metavar="PERCENT", help="Share of the requests to record, in percent.", min=1, max=100)
+    ] = 100,
+    pods: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--pod", metavar="POD", help="Engine pod to record. May be repeated. Defaults to all ready engine pods."
+        ),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the capture. Defaults to DEPLOYMENT-live- and the time in UTC.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the files. Defaults to captures/NAME.")] = None,
+    timeout: Annotated[
+        int, typer.Option(help="Seconds to wait for engines that can be recorded.", min=1)
+    ] = _ENGINE_TIMEOUT_S,
+    image: Image = None,
+) -> None:
+    """Record the requests that the engines of a deployment serve, and fetch the files.
+
+    The engines continue without a restart, and no load is sent. Set --for or
+    --requests. No text and no token ids are recorded. Ctrl-C stops only the
+    command: the capture continues.
+
+    For example: specdecode capture live llama-70b --for 10m
+
+    Exits with 0 when the files are fetched, 1 when the capture fails, takes too
+    long or its files cannot be fetched, 2 when it cannot be created or the
+    cluster cannot be reached.
+    """
+    name = name or _name_of_live(deployment)
+    shown = shlex.quote(name)
+    stopped = (
+        f"stopped watching; the capture continues: specdecode capture run {shown} follows it, and specdecode capture"
+        f" down {shown} stops it"
+    )
+    with _errors_in_one_line(stopped):
+        if (duration is None) == (requests is None):
+            raise watch.CaptureError("--for: a recording ends by time or by requests: set one of --for and --requests")
+        extent = {
+            "durationSeconds": None if duration is None else _seconds(duration),
+            "requests": requests,
+            "samplePercent": sample,
+            "pods": pods,
+        }
+        spec = {"source": api.Source.LIVE.value, "live": {field: value for field, value in extent.items() if value}}
+        out = out or Path("captures") / name
+        refuse_earlier(out, name, None)
+        if kubectl.find(f"{watch.RESOURCE}/{name}"):
+            raise watch.CaptureError(
+                f"--name: {name}: this capture exists: use another name, or follow it: specdecode capture run {shown}"
+            )
+        captured = _deployment_named(kubectl, deployment, "DEPLOYMENT")
+        (applied,) = watch.apply(kubectl, [_new_capture(name, {"deployment": captured, **spec})])
+        say_line(f"capture {name} applied in namespace {applied.kubectl.namespace}")
+        _watch_to_the_end(applied.kubectl, name, out, watch.Timeouts(timeout, _DEPLOYMENT_TIMEOUT_S), image)
 
 
 @capture_app.command("status")
@@ -304,7 +387,8 @@ def _found_or_created(kubectl: Kubectl, name: str, out: Path, deployment: str | 
     found = kubectl.find(f"{watch.RESOURCE}/{name}") if create else watch.get_capture(kubectl, name, _HOW_TO_CREATE)
     refuse_earlier(out, name, found["metadata"].get("uid") if found else None)
     if found is None:
-        (applied,) = watch.apply(kubectl, [_usual_capture(kubectl, name, deployment)])
+        captured = _deployment_named(kubectl, deployment, "--deployment")
+        (applied,) = watch.apply(kubectl, [_new_capture(name, {"deployment": captured})])
         say_line(f"capture {name} applied in namespace {applied.kubectl.namespace}")
         return applied.kubectl
     if deployment not in {None, found["spec"]["deployment"]}:
@@ -314,23 +398,35 @@ def _found_or_created(kubectl: Kubectl, name: str, out: Path, deployment: str | 
     return kubectl
 
 
-def _usual_capture(kubectl: Kubectl, name: str, deployment: str | None) -> Body:
+def _deployment_named(kubectl: Kubectl, deployment: str | None, option: str) -> str:
+    """Return the deployment to capture: the one that an option names, or the only one in the namespace."""
     names = [each["metadata"]["name"] for each in kubectl.items(watch.DEPLOYMENTS)]
     found = ", ".join(names) or "none"
     if deployment is not None and deployment not in names:
-        raise watch.CaptureError(
-            f"--deployment: {deployment}: not found (SpecDecodeDeployments in the namespace: {found})"
-        )
+        raise watch.CaptureError(f"{option}: {deployment}: not found (SpecDecodeDeployments in the namespace: {found})")
     if deployment is None and len(names) != 1:
         raise watch.CaptureError(
-            f"--deployment is missing: set the one to capture (SpecDecodeDeployments in the namespace: {found})"
+            f"{option} is missing: set the one to capture (SpecDecodeDeployments in the namespace: {found})"
         )
-    return {
-        "apiVersion": base.API_VERSION,
-        "kind": api.KIND,
-        "metadata": {"name": name},
-        "spec": {"deployment": deployment or names[0]},
-    }
+    return str(deployment or names[0])
+
+
+def _new_capture(name: str, spec: Body) -> Body:
+    return {"apiVersion": base.API_VERSION, "kind": api.KIND, "metadata": {"name": name}, "spec": spec}
+
+
+def _name_of_live(deployment: str) -> str:
+    suffix = f"-live-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    return f"{deployment[: NAME_MAX_LENGTH - len(suffix)].rstrip('-')}{suffix}"
+
+
+def _seconds(text: str) -> int:
+    """Return the seconds of a duration such as 1h30m; raise CaptureError if it is not one."""
+    found = _DURATION.fullmatch(text)
+    seconds = sum(int(found[unit] or 0) * factor for unit, factor in _UNITS_S.items()) if found else 0
+    if not 0 < seconds <= _LONGEST_S:
+        raise watch.CaptureError(f"--for: {printable(text)}: is not a time from 1s to 24h: write 90s, 10m or 1h30m")
+    return seconds
 
 
 def _to_the_end_s(spec: Body, engine_timeout_s: int) -> int:
@@ -339,6 +435,8 @@ def _to_the_end_s(spec: Body, engine_timeout_s: int) -> int:
     With arms, the load generator runs before the first engine, and starts an engine for each run.
     """
     asked = api.SpecDecodeCaptureSpec.parse(spec, newer=True)
+    if asked.source is api.Source.LIVE:
+        return (1 + asked.backoff_limit) * (engine_timeout_s + longest_attempt_s(asked))
     once_s = asked.deadline_seconds + wrap_up_s(asked.deadline_seconds)
     arms = asked_arms(asked)
     attempt_s = len(arms) * asked.starts * (engine_timeout_s + once_s) if arms else once_s

@@ -10,19 +10,21 @@ from pydantic import ValidationError
 from specdecode_operator.api import base
 from specdecode_operator.api import capture as api
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.capture import SpecDecodeCaptureSpec
+from specdecode_operator.api.capture import Source, SpecDecodeCaptureSpec
 from specdecode_operator.api.capture_status import CapturePhase
 from specdecode_operator.api.crd_validation import metadata_problems
+from specdecode_operator.capture.job_manifest import COLLECT, LOAD
 from specdecode_operator.cli.input_files import Document, Other, files_below, read_all
 from specdecode_operator.cli.kubectl import Kubectl, KubectlError, condition_of
 from specdecode_operator.cli.terminal import say_line
 from specdecode_operator.problems import printable, shown, shown_or_missing
-from specdecode_operator.untrusted import parse_json
+from specdecode_operator.untrusted import mapping, parse_json
 
 DEPLOYMENTS: Final = "specdecodedeployments.specdecode.io"
 RESOURCE: Final = "specdecodecaptures.specdecode.io"
 FINAL: Final = frozenset({CapturePhase.SUCCEEDED, CapturePhase.FAILED, CapturePhase.CANCELLED})
-SERVING: Final = frozenset({CapturePhase.LOADING, CapturePhase.SUCCEEDED})
+_UNDER_WAY: Final = frozenset({CapturePhase.LOADING, CapturePhase.RECORDING})
+SERVING: Final = _UNDER_WAY | {CapturePhase.SUCCEEDED}
 """Phases in which the engine serves or has served."""
 _PERIOD_S: Final = 2.0
 _SEEN_WITHIN_S: Final = 60.0
@@ -30,7 +32,6 @@ _SEEN_WITHIN_S: Final = 60.0
 _OUTAGE_S: Final = 120.0
 """An API server answers again within this time after a restart or failover."""
 _NOT_FOUND: Final = "DeploymentNotFound"
-_LOAD_CONTAINER: Final = "load"
 _LONGEST_LOG_BYTES: Final = 2**25
 _FIGURES: Final = ("sent", "recorded", "completed", "failed", "rate", "eta_s")
 
@@ -155,15 +156,25 @@ def _deployment_missing(kubectl: Kubectl, capture: Body) -> str:
     )
 
 
+def is_live(capture: Body) -> bool:
+    """Return whether a capture records the requests of users."""
+    return bool(capture["spec"].get("source") == Source.LIVE)
+
+
+def _container(capture: Body) -> str:
+    """Return the container whose log has the progress."""
+    return COLLECT if is_live(capture) else LOAD
+
+
 def progress(kubectl: Kubectl, capture: Body) -> Iterator[Body]:
-    """Yield the load generator's lines of progress until it ends.
+    """Yield the lines of progress of the load generator or the collector until it ends.
 
     The stream may break before that: the caller checks the phase afterwards.
     """
     job = capture["status"].get("job")
     if not job:
         return
-    stream = kubectl.stream("logs", f"job/{job}", f"--container={_LOAD_CONTAINER}", "--follow")
+    stream = kubectl.stream("logs", f"job/{job}", f"--container={_container(capture)}", "--follow")
     try:
         yield from (line for line, is_progress in _told(stream.stdout or ()) if is_progress)
     finally:
@@ -172,13 +183,13 @@ def progress(kubectl: Kubectl, capture: Body) -> Iterator[Body]:
 
 
 def how_far(kubectl: Kubectl, capture: Body) -> str | None:
-    """Return the progress of a capture's load; None if no load runs or its log cannot be read."""
+    """Return the progress of a load or recording; None if none runs or its log cannot be read."""
     job = capture.get("status", {}).get("job")
-    if phase_of(capture) is not CapturePhase.LOADING or not job:
+    if phase_of(capture) not in _UNDER_WAY or not job:
         return None
     try:
         asked = SpecDecodeCaptureSpec.parse(capture["spec"], newer=True)
-        command = ("logs", f"job/{job}", f"--container={_LOAD_CONTAINER}")
+        command = ("logs", f"job/{job}", f"--container={_container(capture)}")
         log = kubectl.short_text(*command, most_bytes=_LONGEST_LOG_BYTES).splitlines()
     except (KubectlError, ValidationError):
         return None
@@ -189,7 +200,7 @@ def how_far(kubectl: Kubectl, capture: Body) -> str | None:
         elif is_progress:
             last = line
     runs = max(1, len(asked.arms)) * asked.starts
-    load = progress_text(last) if last else "no request in the next run yet"
+    load = progress_text(last) if last else "no request yet" if is_live(capture) else "no request in the next run yet"
     return load if runs == 1 else f"{published} of {runs} runs published; {load}"
 
 
@@ -219,6 +230,23 @@ def progress_text(line: Body) -> str:
     if line.get("eta_s") is not None:
         parts.append(f"{line['eta_s']:.0f} s left")
     return "  ".join(parts)
+
+
+def summary_text(capture: Body) -> str:
+    """Return the results of a capture on one line."""
+    summary = mapping(mapping(capture, "status"), "summary")
+    requests = mapping(summary, "requests")
+    parts = [f"{requests.get('completed', 0)} of {requests.get('sent', 0)} requests completed"]
+    figures = (
+        ("acceptance", "{} of drafted tokens accepted"),
+        ("meanAcceptanceLength", "{} tokens per step"),
+        ("outputTokensPerSecond", "{} output tokens/s"),
+    )
+    parts += [words.format(summary[field]) for field, words in figures if field in summary]
+    for field, words in (("ttftMs", "TTFT"), ("tpotMs", "TPOT")):
+        if (quantiles := mapping(summary, field)).get("p50") is not None:
+            parts.append(f"{words} P50 {quantiles['p50']} ms, P99 {quantiles.get('p99')} ms")
+    return ", ".join(parts)
 
 
 _SUFFIXES: Final = (".json", ".yaml", ".yml")

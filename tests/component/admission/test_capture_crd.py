@@ -24,6 +24,25 @@ def dataset(kind: str, rest: str) -> str:
     return f"workload: {{prompts: {{dataset: {source}}}, phases: [{{name: a, {rest}}}]}}"
 
 
+LIVE = "live: {durationSeconds: 600}"
+OF_LOADS = {
+    "arms": f"[{OFF}]",
+    "repetitions": "1",
+    "slo": "{ttftMs: 1}",
+    "checks": "{}",
+    "against": "{capture: golden}",
+    "workload": "{timeoutSeconds: 60}",
+    "seed": "1",
+    "deploymentDuringCapture": "Suspend",
+    "borrowTimeoutSeconds": "60",
+}
+"""Fields that only a capture with a load has, with a value that is not the default."""
+
+
+def live(rest: str) -> str:
+    return f"{{source: Live, {rest}}}"
+
+
 GOOD = {
     "minimal": "{}",
     "suspends": "{deploymentDuringCapture: Suspend, seed: 7, record: {tokenIds: true, stepStats: false}}",
@@ -88,6 +107,11 @@ workload:
     " kvCacheDtype: fp8}, {name: as-deployed}], repetitions: 3, slo: {ttftMs: 500, tpotMs: 50, latencyMs: 9000},"
     " checks: {greedyPrompts: 0, structuredRequests: 64}}",
     "one arm": "{arms: [{name: plain, speculation: {method: none}}], repetitions: 1}",
+    "live": "{source: Live, live: {durationSeconds: 600, samplePercent: 10, pods: [llama-a, llama-b]},"
+    " record: {tokenIds: true, promptTokenIds: true}, backoffLimit: 1}",
+    "live by requests": "{source: Live, live: {requests: 1000}, deadlineSeconds: 600}",
+    "live with what the defaults are": "{source: Live, live: {durationSeconds: 60}, deploymentDuringCapture: Keep,"
+    " borrowTimeoutSeconds: 120, workload: {warmupRequests: 4, timeoutSeconds: 600}, seed: 0, deadlineSeconds: 3600}",
     "lives on": "{suspend: true, deadlineSeconds: 600, backoffLimit: 2, ttlSecondsAfterFinished: 0}",
 }
 BAD = {
@@ -241,6 +265,27 @@ BAD = {
     ),
     "an SLO without arms": ("slo: {ttftMs: 1}", "spec.slo", "list two arms or more"),
     "checks of one arm": (f"{{arms: [{OFF}], checks: {{}}}}", "spec.checks", "list two arms or more"),
+    "live without an extent": ("source: Live", "spec.live", "set live.durationSeconds"),
+    "an extent of a load": ("live: {requests: 1}", "spec.live", "remove it, or set source: Live"),
+    "live without an end": ("{source: Live, live: {}}", "spec.live.durationSeconds", "set one of"),
+    "live with two ends": (live("live: {durationSeconds: 1, requests: 1}"), "spec.live.durationSeconds", "set one of"),
+    "nothing of live": (
+        live("live: {requests: 1, samplePercent: 0}"),
+        "spec.live.samplePercent",
+        "greater than or equal to 1",
+    ),
+    "more than all of live": (
+        live("live: {requests: 1, samplePercent: 101}"),
+        "spec.live.samplePercent",
+        "less than or equal to 100",
+    ),
+    "prompts of a load": ("record: {promptTokenIds: true}", "spec.record.promptTokenIds", "or set source: Live"),
+    **{
+        f"live with {field}": (live(f"{LIVE}, {field}: {value}"), f"spec.{field}", "remove it, or set source: Load")
+        for field, value in OF_LOADS.items()
+    },
+    "live with two limits of time": (live(f"{LIVE}, deadlineSeconds: 60"), "spec.deadlineSeconds", "remove one"),
+    "another source": ("source: Replay", "spec.source", '"Load", "Live"'),
     "no time": ("deadlineSeconds: 0", "spec.deadlineSeconds", "greater than or equal to 30"),
 }
 
@@ -282,11 +327,12 @@ def test_defaults_are_filled_in(kubectl: Kubectl) -> None:
     kubectl.write(body("{}"))
     assert kubectl.object("sdc", "demo")["spec"] == {
         "deployment": "llama",
+        "source": "Load",
         "deploymentDuringCapture": "Keep",
         "borrowTimeoutSeconds": 120,
         "workload": {"warmupRequests": 4, "timeoutSeconds": 600},
         "seed": 0,
-        "record": {"tokenIds": False, "stepStats": True},
+        "record": {"tokenIds": False, "promptTokenIds": False, "stepStats": True},
         "storage": {"retain": True},
         "suspend": False,
         "deadlineSeconds": 3600,
@@ -313,6 +359,7 @@ IMMUTABLE = {
     "arms": {"arms": [{"name": "as-deployed"}]},
     "repetitions": {"repetitions": 2},
     "against": {"against": {"capture": "golden"}},
+    "source": {"source": "Live", "live": {"durationSeconds": 60}},
 }
 
 
@@ -328,6 +375,13 @@ def test_what_feeds_the_job_stays(kubectl: Kubectl, name: str) -> None:
     kubectl.write(body("{}"))
     answer = kubectl.write(body(json.dumps(IMMUTABLE[name])))
     assert answer.returncode != 0
+    assert "cannot be changed: another run is another object" in answer.stderr
+
+
+def test_the_extent_of_a_live_capture_stays(kubectl: Kubectl) -> None:
+    kubectl.write(body(live(LIVE)))
+    answer = kubectl.write(body(live("live: {durationSeconds: 60}")))
+    assert "spec.live" in answer.stderr
     assert "cannot be changed: another run is another object" in answer.stderr
 
 

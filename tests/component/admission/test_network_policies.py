@@ -11,6 +11,7 @@ import yaml
 
 from devcluster import chart
 from devcluster.host.errors import ClusterError
+from specdecode_operator.capture.live_capture import PORT
 from specdecode_operator.cluster.resources import selector_labels, worker_labels
 from tests.support.kubectl import Kubectl
 from tests.support.network_policies import Connection, Peer, refused
@@ -26,6 +27,7 @@ OPERATOR = Peer(
     {"health": 8080, "metrics": 8081},
 )
 ENGINE = Peer("10.0.0.2", "team", selector_labels("llama"), ENGINE_PORTS)
+ENGINE_ELSEWHERE = Peer("10.0.0.10", "other", selector_labels("llama"), ENGINE_PORTS)
 WORKER = Peer("10.0.0.3", "team", worker_labels("llama"))
 CAPTURE = Peer("10.0.0.4", "team", OURS | {"specdecode.io/capture": "demo"}, ENGINE_PORTS)
 MODEL_JOB = Peer("10.0.0.5", "team", OURS | {"specdecode.io/reads-model-for": "llama"})
@@ -68,8 +70,8 @@ LET_THROUGH = {
     "the API server": (OPERATOR, API_SERVER, 6443),
     "a leader to its worker": (ENGINE, WORKER, 29500),
     "a worker to its leader": (WORKER, ENGINE, 29500),
+    "what the recorder of an engine sends to a live capture": (ENGINE, CAPTURE, PORT),
     "a model's download": (MODEL_JOB, HUB, 443),
-    "records of an engine, sent to a live capture": (ENGINE, CAPTURE, 8470),
 }
 HELD = {
     "requests of another namespace": (STRANGER, ENGINE, 8000),
@@ -78,9 +80,11 @@ HELD = {
     "workers, by clients": (CLIENT, WORKER, 29500),
     "captures, by clients": (CLIENT, CAPTURE, 8000),
     "captures, by the operator": (OPERATOR, CAPTURE, 8000),
-    "live captures, by clients": (CLIENT, CAPTURE, 8470),
-    "engines of captures, by serving engines": (ENGINE, CAPTURE, 8000),
-    "live captures, by workers": (WORKER, CAPTURE, 8470),
+    "the collector of a live capture, by clients": (CLIENT, CAPTURE, PORT),
+    "the collector of a live capture, by engines of another namespace": (ENGINE_ELSEWHERE, CAPTURE, PORT),
+    "the collector of a live capture, by workers": (WORKER, CAPTURE, PORT),
+    "the other ports of captures, by engines": (ENGINE, CAPTURE, 8000),
+    "engines, by captures": (CAPTURE, ENGINE, 8000),
     "a model's reader, by anybody": (CLIENT, MODEL_JOB, 80),
     "the hub, by engines": (ENGINE, HUB, 443),
     "the hub, by captures": (CAPTURE, HUB, 443),

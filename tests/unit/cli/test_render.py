@@ -148,6 +148,20 @@ def test_a_capture_is_rendered_beside_its_deployment(specdecode: Specdecode, wri
     assert "Deployment" in kinds(rest)
 
 
+@pytest.mark.parametrize("pods", [[], ["chat-a", "chat-b"]])
+def test_a_live_capture_is_rendered_as_if_its_engines_were_ready(
+    specdecode: Specdecode, write: WriteObject, pods: list[str]
+) -> None:
+    live = {"source": "Live", "live": {"requests": 9, "pods": pods}, "record": {"tokenIds": True}}
+    body = {**CAPTURE, "spec": {"deployment": CAPTURE["spec"]["deployment"], **live}}
+    claim, job, *_ = objects(specdecode, write("a.yaml", body, manifest("chat")))
+    assert (claim["kind"], job["kind"]) == ("PersistentVolumeClaim", "Job")
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert container["name"] == "collect"
+    (settings,) = (each["value"] for each in container["env"] if each["name"] == "SPECDECODE_CAPTURE")
+    assert json.loads(settings)["live"]["pods"] == (pods or ["known-in-the-cluster"])
+
+
 @pytest.mark.parametrize(
     ("owner", "said", "code"),
     [

@@ -95,6 +95,7 @@ OTHER_WORDS = {
     ),
     # What it is told.
     *("Always", "ConfigMap", "Directory", "Exists", "In", "OnRootMismatch", "ReadOnlyMany", "ReadWriteOncePod"),
+    "RuntimeDefault",
     *("FallbackToLogsOnError", "RollingUpdate"),
     *("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"),
     # What `/metrics` says is served.

@@ -1,6 +1,8 @@
 """Reconcile captures: names that are taken, image notes, dry runs, quotas and which engines serve."""
 
 import asyncio
+import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -23,7 +25,7 @@ from specdecode_operator.cluster.client import (
 )
 from specdecode_operator.cluster.clock import ServerTime
 from specdecode_operator.cluster.manifests import child_labels
-from specdecode_operator.cluster.resources import CAPTURE_LABEL, DEPLOYMENT_LABEL, POD, Resource
+from specdecode_operator.cluster.resources import CAPTURE_LABEL, CONFIG_MAP, DEPLOYMENT_LABEL, POD, Resource
 from specdecode_operator.deployment.desired_state import DesiredState
 from specdecode_operator.deployment.parsed_deployment import ParsedDeployment, parse_deployment
 from specdecode_operator.handlers.decision_cache import DecisionCache
@@ -36,7 +38,18 @@ from specdecode_operator.handlers.reconcile_capture import (
     quota_usage,
 )
 from specdecode_operator.handlers.settings import Settings
-from tests.support.captures import JOB_UID, KEY, capture, capture_pod, capture_spec, job, running
+from tests.support.captures import (
+    JOB_UID,
+    KEY,
+    capture,
+    capture_pod,
+    capture_spec,
+    golden,
+    job,
+    live_spec,
+    running,
+    serving,
+)
 from tests.support.decisions import desired_state
 from tests.support.objects import parent, tiny_cpu
 
@@ -204,6 +217,171 @@ def test_a_job_of_its_own_whose_labels_were_taken_off_gets_them_back_and_runs_on
     (ready,) = (each for each in cluster.status["conditions"] if each["type"] == "Ready")
     assert ready["reason"] == "WaitingForPod"
     assert not cluster.applied
+
+
+class Orders(FakeCluster):
+    """Has one ConfigMap of a name, and keeps what is written and deleted."""
+
+    def __init__(self, order: Body | None = None) -> None:
+        super().__init__()
+        self.order = order
+        self.written: list[Body] = []
+        self.deleted: list[str] = []
+
+    async def get(self, resource: Resource, _namespace: str, name: str, **__: bool) -> Body | None:
+        return self.order if resource == CONFIG_MAP and name == ORDER else None
+
+    async def apply(self, body: Body) -> Body:
+        self.written.append(body)
+        return {**body, "metadata": {**body["metadata"], "uid": f"{body['kind']}-uid", "resourceVersion": "1"}}
+
+    async def delete(self, body: Body) -> bool:
+        self.deleted.append(body["metadata"]["name"])
+        return True
+
+    async def apply_status(self, _resource: Any, body: Body) -> Body:
+        self.status = body["status"]
+        return {**capture(live_spec()), "status": self.status}
+
+
+class AnswersLost(Orders):
+    """Answers no creation of a Job."""
+
+    async def apply(self, body: Body) -> Body:
+        answer = await super().apply(body)
+        if body["kind"] == "Job":
+            raise RefusedForNowError("no answer")
+        return answer
+
+
+ORDER = "llama-live-order"
+
+
+def order_of(owner: Body | None) -> Body:
+    """The order ConfigMap of a capture, or of somebody else."""
+    metadata = {"namespace": "default", "name": ORDER, "uid": "order-uid", "resourceVersion": "1"}
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {**metadata, "labels": LABELS, "ownerReferences": [owner] if owner else []},
+        "data": {"order.json": "{}"},
+    }
+
+
+def live_cache(*captures: Body, **status: Any) -> Cache:
+    """A cache with a deployment that serves, and live captures of it."""
+    cache, body = Cache(), parent(tiny_cpu())
+    cache.put_parent(deployment.KIND, {**body, "metadata": {**body["metadata"], "resourceVersion": "1"}})
+    for pod in serving().pods:
+        labels = {**pod["metadata"]["labels"], "app.kubernetes.io/managed-by": "specdecode-operator"}
+        metadata = {"uid": pod["metadata"]["name"], "resourceVersion": "1", "labels": labels}
+        cache.put("Pod", {**pod, "metadata": {**pod["metadata"], **metadata}})
+    for each in captures or (capture(live_spec(), status=status),):
+        cache.put_parent(KIND, each)
+    return cache
+
+
+def recording(cluster: Orders, **pod: Any) -> Cache:
+    """A cache with a live capture whose collector runs; the Job is the one that the reconciler created."""
+    cache = live_cache()
+    asyncio.run(reconciler(cluster, cache, Deployments()).reconcile(KEY))
+    (created,) = (each for each in cluster.written if each["kind"] == "Job")
+    cache.put("Job", {**created, "metadata": {**created["metadata"], "uid": JOB_UID, "resourceVersion": "2"}})
+    status = {"podIP": "10.1.2.3", "containerStatuses": [running("collect")], **pod}
+    cache.put("Pod", labelled(capture_pod(**status), "pod-uid"))
+    cluster.written.clear()
+    return cache
+
+
+def ready_of(cluster: FakeCluster) -> tuple[str, str]:
+    (ready,) = (each for each in cluster.status["conditions"] if each["type"] == "Ready")
+    return ready["reason"], ready["message"]
+
+
+class TestLiveOrder:
+    def test_the_recorders_are_told_once_the_collector_runs(self) -> None:
+        cluster = Orders()
+        cache = recording(cluster)
+        asyncio.run(reconciler(cluster, cache, Deployments()).reconcile(KEY))
+        (order,) = cluster.written
+        assert order["metadata"]["name"] == ORDER
+        (job,) = cache.children_of(KEY, "Job")
+        (container,) = job["spec"]["template"]["spec"]["containers"]
+        token = json.loads(order["data"]["order.json"])["token"]
+        assert re.fullmatch("[0-9a-f]{64}", token)
+        assert any(token in each.get("value", "") for each in container["env"])
+        assert ready_of(cluster)[0] == "Recording"
+
+    def test_each_job_has_a_token_of_its_own_that_a_retry_keeps(self) -> None:
+        jobs = []
+        for _ in range(2):
+            cluster = AnswersLost()
+            looked_at = reconciler(cluster, live_cache(), Deployments())
+            for _ in range(2):
+                asyncio.run(looked_at.reconcile(KEY))
+            first, again = (each["spec"] for each in cluster.written if each["kind"] == "Job")
+            assert first == again
+            jobs.append(first)
+        assert jobs[0] != jobs[1]
+
+    @pytest.mark.parametrize(
+        "pod",
+        [{"containerStatuses": [{"name": "collect", "state": {"terminated": {"exitCode": 0}}}]}, {"podIP": None}],
+    )
+    def test_an_order_without_a_collector_is_deleted(self, pod: Body) -> None:
+        cluster = Orders()
+        cache = recording(cluster, **pod)
+        cache.put("ConfigMap", order_of(OWNER))
+        asyncio.run(reconciler(cluster, cache, Deployments()).reconcile(KEY))
+        assert cluster.deleted == [ORDER]
+        assert cluster.written == []
+
+    def test_the_order_of_a_capture_that_ended_is_deleted(self) -> None:
+        cluster = Orders()
+        cache = live_cache(golden("demo", of=live_spec(), claim="demo-capture"))
+        cache.put("ConfigMap", order_of({**OWNER, "uid": "demo-uid"}))
+        asyncio.run(reconciler(cluster, cache, Deployments()).reconcile(KEY))
+        assert cluster.deleted == [ORDER]
+
+    @pytest.mark.parametrize(
+        ("owner", "reason"),
+        [
+            (None, "ChildNameConflict"),
+            ({"kind": "Deployment", "name": "web", "uid": "theirs"}, "ChildNameConflict"),
+            ({"kind": KIND, "name": "earlier", "uid": "theirs"}, "WaitingForCleanup"),
+        ],
+    )
+    def test_an_order_of_another_owner_is_left_alone_and_before_it_nothing_is_written(
+        self, owner: Body | None, reason: str
+    ) -> None:
+        cluster = Orders(order_of(owner))
+        asyncio.run(reconciler(cluster, live_cache(), Deployments()).reconcile(KEY))
+        assert cluster.written == []
+        assert ready_of(cluster)[0] == reason
+        assert ORDER in ready_of(cluster)[1]
+
+    def test_an_order_that_another_owner_made_meanwhile_is_left_alone(self) -> None:
+        cluster = Orders()
+        cache = recording(cluster)
+        cluster.order = order_of({"kind": KIND, "name": "other", "uid": "theirs"})
+        asyncio.run(reconciler(cluster, cache, Deployments()).reconcile(KEY))
+        assert cluster.written == []
+        assert ready_of(cluster)[0] == "WaitingForCleanup"
+
+    def test_a_younger_live_capture_of_the_deployment_waits_until_the_older_one_has_ended(self) -> None:
+        cluster = Orders()
+        older = capture(live_spec(), name="older", uid="older-uid", creationTimestamp="2026-01-01T00:00:00Z")
+        own = capture(live_spec(), creationTimestamp="2026-01-01T00:01:00Z")
+        looked_at = reconciler(cluster, cache := live_cache(older, own), Deployments())
+        asyncio.run(looked_at.reconcile(KEY))
+        assert cluster.written == []
+        reason, message = ready_of(cluster)
+        assert reason == "WaitingForDeployment"
+        assert "older" in message
+        ended = golden("older", of=live_spec())
+        cache.put_parent(KIND, {**ended, "metadata": {**older["metadata"], "resourceVersion": "2"}})
+        asyncio.run(looked_at.reconcile(KEY))
+        assert [each["kind"] for each in cluster.written] == ["PersistentVolumeClaim", "Job"]
 
 
 QUOTA = "exceeded quota: small, requested: pods=1, used: pods={}, limited: pods=2"
