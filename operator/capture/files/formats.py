@@ -129,6 +129,7 @@ class TraceRecord(Record, kw_only=True, frozen=True):
     stop_reason: int | str | None = None  # stop string or token, as vLLM says it
     kept_tokens: int | None = None  # tokens of the last chunk that a stop string left
     client_ttft_ms: float | None = None  # TTFT as the client saw it, over HTTP
+    prompt_token_ids: list[Word] | None = None  # only in a live capture, if requested and allowed
 
     def chunk_sizes(self) -> list[int]:
         """Return the tokens of every chunk, the first included."""
