@@ -24,7 +24,7 @@ from specdecode_operator.untrusted import MAX_BYTES, UnreadableTextError, mappin
 Tokenize = Callable[[str], Sequence[int]]
 """Tokenizer of the target, which adds special tokens as the engine does."""
 
-_MOST_SEED: Final = 2**63
+_MOST_SEED: Final = 2**31 - 1
 _TOKENIZE_TIMEOUT_S: Final = 60
 
 
