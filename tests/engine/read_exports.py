@@ -7,6 +7,7 @@ rows after speculators' own preprocessing.
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -35,9 +36,7 @@ def guidellm(file: Path, block_tokens: int, tokenizer: str) -> list[object]:
     from guidellm.schemas.data.deserializers import FileDataArgs, MooncakeTraceFormatArgs
     from transformers import AutoTokenizer
 
-    trace = MooncakeTraceFormatArgs(
-        source=FileDataArgs(kind="json_file", path=file), hash_id_block_size=block_tokens
-    )
+    trace = MooncakeTraceFormatArgs(source=FileDataArgs(kind="json_file", path=file), hash_id_block_size=block_tokens)
     found = DatasetDeserializerFactory.deserialize(
         config=trace, processor_factory=lambda: AutoTokenizer.from_pretrained(tokenizer), random_seed=1
     )
@@ -48,6 +47,8 @@ def guidellm(file: Path, block_tokens: int, tokenizer: str) -> list[object]:
 
 
 def aiperf(file: Path, block_tokens: int, tokenizer: str) -> list[object]:
+    # Offline, aiperf asks the cache of the hub even for a folder.
+    os.environ.pop("HF_HUB_OFFLINE")
     from aiperf.common import random_generator
     from aiperf.common.tokenizer import Tokenizer
     from aiperf.dataset.generator.prompt import PromptGenerator
@@ -59,9 +60,7 @@ def aiperf(file: Path, block_tokens: int, tokenizer: str) -> list[object]:
     )
     first = json.loads(file.read_text().partition("\n")[0])
     assert MooncakeTraceDatasetLoader.can_load(first)
-    loader = MooncakeTraceDatasetLoader(
-        filename=file, prompt_generator=generator, default_block_size=block_tokens
-    )
+    loader = MooncakeTraceDatasetLoader(filename=file, prompt_generator=generator, default_block_size=block_tokens)
     traces = [only for (only,) in loader.load_dataset().values()]
     prompts = [generator._build_token_sequence(each.input_length, each.hash_ids, block_tokens) for each in traces]
     return [
@@ -82,4 +81,4 @@ def speculators(file: Path, _block_tokens: int, tokenizer: str) -> list[object]:
 if __name__ == "__main__":
     tool, path, block, model = sys.argv[1:]
     found = globals()[tool](Path(path), int(block), model)
-    print("\n" + json.dumps(found))
+    sys.stdout.write(f"\n{json.dumps(found)}\n")
