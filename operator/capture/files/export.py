@@ -36,7 +36,8 @@ from specdecode_operator.problems import printable, some_of
 MOONCAKE_BLOCK_TOKENS: Final = 512
 _USUAL_BLOCK_TOKENS: Final = 16  # vLLM's default, for a trace without block_size
 _MOST_BLOCK_TOKENS: Final = 2**16
-_ARRIVAL_BYTES: Final = 512  # memory of a request without its hashes
+_ARRIVAL_BYTES: Final = 512  # memory of a request without its blocks
+_BLOCK_BYTES: Final = 256  # memory of a block, with its number
 _BROKEN_OFF: Final = frozenset({"error", "repetition"})
 _ENCODER: Final = msgspec.json.Encoder()
 
@@ -243,10 +244,10 @@ def _arrivals(source: _Source) -> tuple[list[_Arrival], list[str]]:
             unusable["with an empty prompt"] += 1
             continue
         hashes = each.block_hashes if each.block_hashes is not None else array("Q")
-        held_bytes += _ARRIVAL_BYTES + len(hashes) * hashes.itemsize
+        held_bytes += _ARRIVAL_BYTES + len(hashes) * _BLOCK_BYTES
         if held_bytes > MOST_HELD_BYTES:
             raise ExportError(
-                f"{printable(str(source.trace))}: more than {MOST_HELD_BYTES >> 20} MiB of block hashes after "
+                f"{printable(str(source.trace))}: more than {MOST_HELD_BYTES >> 20} MiB of blocks after "
                 f"{len(held)} requests: export single phases with --phase"
             )
         held.append(

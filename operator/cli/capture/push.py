@@ -128,10 +128,17 @@ def _is_there(store: "ObjectStore", file: Upload) -> bool:
 
 @contextmanager
 def _reported(key: str) -> Iterator[None]:
-    from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError  # noqa: PLC0415  as above
+    from obstore.exceptions import (  # noqa: PLC0415  as above
+        BaseError,
+        NotFoundError,
+        PermissionDeniedError,
+        UnauthenticatedError,
+    )
 
     try:
         yield
+    except (FileNotFoundError, NotFoundError) as error:
+        raise PushError(f"{key}: the bucket does not exist: create it, or use another") from error
     except (PermissionDeniedError, UnauthenticatedError, PermissionError) as error:
         raise PushError(f"{key}: permission denied: set credentials that may read and write the prefix") from error
     except (BaseError, OSError) as error:

@@ -197,4 +197,4 @@ class TestServer:
         answer = run(capture, "s3://missing-bucket/demo", "--endpoint-url", server)
         assert answer.exit_code == 1
         assert answer.stderr.count("\n") == 1
-        assert answer.stderr.startswith("error: s3://missing-bucket/demo: ")
+        assert "s3://missing-bucket/demo: client.jsonl: the bucket does not exist" in answer.stderr
