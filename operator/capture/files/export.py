@@ -276,7 +276,7 @@ def _lost_in_load(arrivals: Sequence[_Arrival], load: _Load, blocks: "_Blocks") 
     temperatures = sorted({each.temperature for each in arrivals if each.temperature is not None})
     if temperatures and not load.has_temperature:
         values = some_of(f"{each:g}" for each in temperatures)
-        yield f"temperature ({values}): the format has none; set it in the tool"
+        yield f"temperature ({values}): the format has no field for it; set it in the tool"
     if stopped := sum(each.stopped for each in arrivals):
         yield f"why {_count(stopped, 'answer')} ended early: the tool requests the recorded length"
     if not any(len(each.block_hashes) for each in arrivals):

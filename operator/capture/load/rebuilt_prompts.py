@@ -34,7 +34,7 @@ def refuse_random_prompts(capture: Path) -> None:
     dataset = mapping(prompts, "dataset")
     if "synthetic" in prompts or dataset.get("format") == DatasetFormat.TRACE:
         raise ExportError(
-            f"{printable(str(capture))}: its prompts are random tokens, from which a draft learns nothing: use a "
+            f"{printable(str(capture))}: its prompts are random tokens, which do not train a draft: use a "
             "capture with prompts from a dataset of another format than Trace"
         )
 
