@@ -5,13 +5,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from specdecode_operator.capture.files.export import ExportFormat, export_capture
+from specdecode_operator.capture.load.rebuilt_prompts import tokenizer_at
 from specdecode_operator.capture.trace_reader import read_recording
 from tests.engine import export_packages, guidellm_package
-from tests.engine.engine_process import Engine
-from tests.engine.recorder_server import make_models
+from tests.engine.engine_process import DEADLINE_S, Engine
+from tests.engine.recorder_server import Server, make_models
 from tests.support.replay_process import replaying
 from tests.support.synthetic import Truth
 from tests.support.traces import META, record, write_trace
@@ -129,6 +131,16 @@ def test_speculators_keeps_tokens_and_mask(tools: Engine, tokenizer: Path, tmp_p
     assert rows == [
         {"input_ids": [1, 2, 3, number, 5, 6, 7, 8, 9], "loss_mask": [0, 0, 0, 1, 1, 1, 1, 1, 1]} for number in (40, 41)
     ]
+
+
+@pytest.mark.long
+def test_the_server_tokenizes_as_for_a_completion(small_cache: Server) -> None:
+    small_cache.wait_until_healthy()
+    tokenize = tokenizer_at(small_cache.url)
+    for text in ("A prompt of a dataset", " <s>héllo</s>\n", "x"):
+        asked = {"model": "tiny", "prompt": text, "max_tokens": 1, "return_token_ids": True}
+        answer = httpx.post(f"{small_cache.url}/v1/completions", json=asked, timeout=DEADLINE_S)
+        assert tokenize(text) == answer.json()["choices"][0]["prompt_token_ids"]
 
 
 @pytest.fixture(scope="module")

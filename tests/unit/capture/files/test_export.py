@@ -166,6 +166,7 @@ class TestBlocksOf512:
 
 def test_hashes_beyond_the_prompt_are_ignored(tmp_path: Path) -> None:
     assert ids_of(tmp_path, (16, [1, 2, 3]), (32, [1, 2]), form="aiperf") == [[0], [0, 1]]
+    assert ids_of(tmp_path, (20, [1, 2, 3]), (20, [1, 2, 3]), form="aiperf") == [[0, 1], [0, 2]]
 
 
 def test_what_is_left_out_is_listed(tmp_path: Path) -> None:
