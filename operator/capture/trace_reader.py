@@ -65,6 +65,7 @@ class RecordedRequest:
     preemptions: int = 0
     block_hashes: "array[int] | None" = None  # chained hashes of the prompt's full blocks
     token_ids: "array[int] | None" = None  # of the output, if recorded
+    prompt_token_ids: "array[int] | None" = None  # if recorded
     finish_reason: str | None = None
 
     @property
@@ -76,7 +77,8 @@ class RecordedRequest:
     def held_bytes(self) -> int:
         """Approximate memory in bytes."""
         arrays = (self.chunk_tokens, self.gaps_ms, self.num_running, self.prefill_tokens, self.block_hashes)
-        held = sum(len(each) * each.itemsize for each in (*arrays, self.token_ids) if each is not None)
+        tokens = (self.token_ids, self.prompt_token_ids)
+        held = sum(len(each) * each.itemsize for each in (*arrays, *tokens) if each is not None)
         return held + len(self.request_id or "") + len(self.phase or "") + _OBJECT_BYTES
 
     @property
@@ -146,7 +148,7 @@ def read_recording(path: Path, *, skip_bad_lines: bool = False) -> Recording:
 
 def find_trace(path: Path) -> Path:
     """Return the trace in a capture's folder, or the path itself if it is a file."""
-    trace = _beside(path, formats.TRACE) if path.is_dir() else path
+    trace = find_file(path, formats.TRACE) if path.is_dir() else path
     if trace is None or not trace.is_file():
         # In a capture with arms, each repetition is a separate recording.
         below = sorted(each for depth in ("*", "*/*") for each in path.glob(f"{depth}/{formats.TRACE}*"))
@@ -157,7 +159,7 @@ def find_trace(path: Path) -> Path:
 
 def find_steps(trace: Path) -> Path | None:
     """Return the step statistics next to a trace, if there are any."""
-    return _beside(trace.parent, formats.STEP_STATS)
+    return find_file(trace.parent, formats.STEP_STATS)
 
 
 def no_requests(trace: Path) -> RecordingError:
@@ -220,7 +222,8 @@ def reject_different(recordings: Sequence[Recording]) -> None:
             )
 
 
-def _beside(folder: Path, name: str) -> Path | None:
+def find_file(folder: Path, name: str) -> Path | None:
+    """Return a file of a folder, plain or compressed, if there is one."""
     return next((path for path in (folder / name, folder / f"{name}{formats.GZIP_SUFFIX}") if path.is_file()), None)
 
 
@@ -295,5 +298,6 @@ def _request(text: bytes) -> RecordedRequest:
         preemptions=record.preemptions or 0,
         block_hashes=array("Q", record.block_hashes) if record.block_hashes else None,
         token_ids=array("I", record.output_token_ids) if record.output_token_ids else None,
+        prompt_token_ids=array("I", record.prompt_token_ids) if record.prompt_token_ids else None,
         finish_reason=record.finish_reason,
     )

@@ -256,6 +256,9 @@ for name in demo before after replay; do specdecode replay synth --out captures/
             "specdecode capture report": "specdecode replay synth --out captures/llama-70b-live --requests 20",
         },
     ),
+    "docs/measure/export.md": Page(
+        before={"specdecode capture export": "specdecode replay synth --out captures/demo --requests 20"}
+    ),
     "docs/serve/autoscale.md": Page(
         cluster=True, before={"kubectl scale": f"{_KINDS}\nkubectl apply -f examples/llama-70b.yaml"}
     ),
@@ -423,6 +426,7 @@ _DEMO: Final = "the demo's own cluster: .github/workflows/empty-machine.yml runs
 _ENGINE: Final = "asks running engines: tests/engine/test_figures.py"
 _ENGINE_LOG: Final = "needs the pod of an engine that crashed"
 _VLLM: Final = "needs vLLM: tests/engine/test_replay_clients.py does it"
+_READERS: Final = "needs the tool: tests/engine/test_export_readers.py has its reader read an export"
 _CAPTURE: Final = (
     "needs an engine and a volume: tests/e2e/serving/test_capture.py and tests/component/operator/test_capture_verbs.py"
 )
@@ -477,6 +481,11 @@ NOT_RUN: Final[dict[tuple[str, str], str]] = {
     ("docs/serve/turn-speculation-off.md", "kubectl wait"): "waits for engines: no nodes here",
     ("docs/simulate/emulate.md", "specdecode replay serve --mode"): "needs vLLM: tests/engine/test_emulated.py",
     ("docs/serve/serve-a-pair.md", "kubectl port-forward"): "needs GPUs; tests/e2e/serving asks a tiny pair so",
+    ("docs/measure/export.md", "PYTHONHASHSEED=0 vllm bench"): _READERS,
+    ("docs/measure/export.md", "guidellm"): _READERS,
+    ("docs/measure/export.md", "aiperf"): _READERS,
+    ("docs/measure/export.md", "kubectl port-forward"): "needs an engine and a capture of it; " + _READERS,
+    ("docs/measure/export.md", "export AWS_ACCESS_KEY_ID"): "tests/unit/cli/capture/test_push.py pushes to a server",
     ("docs/simulate/test-clients.md", "from openai"): _VLLM,
     ("docs/simulate/test-clients.md", "guidellm"): _VLLM,
     ("docs/simulate/test-clients.md", "vllm bench"): _VLLM,

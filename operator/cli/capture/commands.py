@@ -20,8 +20,10 @@ from specdecode_operator.capture.arms import asked_arms
 from specdecode_operator.capture.job_manifest import wrap_up_s
 from specdecode_operator.capture.live_capture import longest_attempt_s
 from specdecode_operator.cli.capture import watch
+from specdecode_operator.cli.capture.export import export_command
 from specdecode_operator.cli.capture.fetch import FetchError, claim_of, fetch, find_files, refuse_earlier
 from specdecode_operator.cli.capture.files import compare_command, gate_command, report_command, validate_command
+from specdecode_operator.cli.capture.push import push_command
 from specdecode_operator.cli.kubectl import Kubectl, KubectlError, with_kubectl
 from specdecode_operator.cli.main import Ending, application
 from specdecode_operator.cli.options import (
@@ -353,6 +355,8 @@ capture_app.command("validate")(validate_command)
 capture_app.command("compare")(compare_command)
 capture_app.command("gate")(gate_command)
 capture_app.command("report")(report_command)
+capture_app.command("export")(export_command)
+capture_app.command("push")(push_command)
 
 
 @contextmanager

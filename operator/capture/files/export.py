@@ -1,0 +1,375 @@
+"""Write the requests of a capture as input of other tools: load generators, simulators, and training of drafts.
+
+A load has one line per request in order of arrival: time since the first request, lengths, and ``hash_ids``. Requests
+with the same first N ids share the first N blocks of their prompts. The tools draw random tokens for each id, as a
+capture has no text. Training data has one line per request with the tokens of prompt and answer.
+
+The formats are those of vLLM 0.32 (``TimedTrace`` in vllm/benchmarks/datasets/datasets.py), guidellm 0.8.1
+(guidellm/data/deserializers/trace_mooncake.py), aiperf 0.13.0 (``MooncakeTrace`` in aiperf/dataset/loader/models.py),
+Mooncake's traces (FAST25-release), and speculators 0.9.0 (speculators/data_generation/preprocessing.py).
+"""
+
+from array import array
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, BinaryIO, Final, NoReturn
+
+import msgspec
+
+from specdecode_operator.capture.files import formats
+from specdecode_operator.capture.recorder.segment_format import EMULATED
+from specdecode_operator.capture.trace_reader import (
+    MOST_HELD_BYTES,
+    RecordedRequest,
+    RecordingError,
+    find_file,
+    find_trace,
+    no_requests,
+    read_requests,
+)
+from specdecode_operator.problems import printable, some_of
+
+MOONCAKE_BLOCK_TOKENS: Final = 512
+_USUAL_BLOCK_TOKENS: Final = 16  # vLLM's default, for a trace without block_size
+_MOST_BLOCK_TOKENS: Final = 2**16
+_ARRIVAL_BYTES: Final = 512  # memory of a request without its blocks
+_BLOCK_BYTES: Final = 256  # memory of a block, with its number
+_BROKEN_OFF: Final = frozenset({"error", "repetition"})
+_ENCODER: Final = msgspec.json.Encoder()
+
+
+class ExportFormat(StrEnum):
+    """Format of the written file."""
+
+    SPECULATORS = "speculators"
+    VLLM_BENCH = "vllm-bench"
+    GUIDELLM = "guidellm"
+    AIPERF = "aiperf"
+    MOONCAKE = "mooncake"
+
+
+RebuildPrompt = Callable[[RecordedRequest, int], Sequence[int] | None]
+"""Returns the token ids of a request's prompt, or None. The number is the size of the hashed blocks in tokens."""
+
+
+class ExportError(Exception):
+    """The capture cannot be exported in this format. The message is one line with the reason and a fix."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """Result of an export."""
+
+    requests: int  # lines in the file
+    block_tokens: int | None  # tokens per entry of ``hash_ids``; None for training data
+    left_out: Sequence[str]  # what the file does not have, each with the reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Arrival:
+    """A request as a load sends it."""
+
+    arrival_ms: float
+    duration_ms: float  # from arrival to the last token
+    prompt_tokens: int
+    output_tokens: int
+    temperature: float | None
+    stopped: bool  # the answer ended before its limit
+    block_hashes: Sequence[int]
+
+
+def _vllm_bench(request: _Arrival, at_ms: float) -> dict[str, Any]:
+    return {"timestamp": _seconds(at_ms), **_lengths(request)}
+
+
+def _guidellm(request: _Arrival, at_ms: float) -> dict[str, Any]:
+    return {"timestamp": _seconds(at_ms), **_lengths(request), "duration": _seconds(request.duration_ms)}
+
+
+def _aiperf(request: _Arrival, at_ms: float) -> dict[str, Any]:
+    # aiperf merges ``extra`` into the body of the request.
+    extra = {} if request.temperature is None else {"extra": {"temperature": request.temperature}}
+    return {"timestamp": round(at_ms, 4), **_lengths(request), **extra}
+
+
+def _mooncake(request: _Arrival, at_ms: float) -> dict[str, Any]:
+    return {"timestamp": round(at_ms), **_lengths(request)}
+
+
+def _lengths(request: _Arrival) -> dict[str, Any]:
+    return {"input_length": request.prompt_tokens, "output_length": request.output_tokens}
+
+
+def _seconds(time_ms: float) -> float:
+    return round(time_ms / 1000, 7)
+
+
+@dataclass(frozen=True)
+class _Load:
+    row: Callable[[_Arrival, float], dict[str, Any]]  # without ``hash_ids``; times in ms since the first request
+    block_tokens: int | None = None  # tokens per entry of ``hash_ids``; None for those of the capture
+    has_temperature: bool = False
+
+
+_LOADS: Final[Mapping[ExportFormat, _Load]] = {
+    ExportFormat.VLLM_BENCH: _Load(_vllm_bench),
+    ExportFormat.GUIDELLM: _Load(_guidellm),
+    ExportFormat.AIPERF: _Load(_aiperf, has_temperature=True),
+    ExportFormat.MOONCAKE: _Load(_mooncake, block_tokens=MOONCAKE_BLOCK_TOKENS),
+}
+
+
+def export_capture(
+    capture: Path, form: ExportFormat, out: Path, *, phases: Collection[str] = (), rebuild: RebuildPrompt | None = None
+) -> Exported:
+    """Write the requests of a capture to a file, atomically. An existing file is replaced.
+
+    Parameters
+    ----------
+    capture
+        Folder of a capture, or a trace.
+    phases
+        Phases to export; all if empty.
+    rebuild
+        Finds the prompts of training data that the capture does not have.
+
+    Raises
+    ------
+    ExportError
+        If the capture lacks data that the format needs.
+    RecordingError
+        If the trace cannot be read.
+    """
+    source = _Source(find_trace(capture), frozenset(phases))
+    part = out.with_name(f"{out.name}{formats.PART_SUFFIX}")
+    try:
+        with part.open("wb") as stream:
+            load = _LOADS.get(form)
+            exported = _write_training(source, rebuild, stream) if load is None else _write_load(source, load, stream)
+        part.replace(out)
+    except BaseException:
+        with suppress(OSError):
+            part.unlink()
+        raise
+    return exported
+
+
+@dataclass
+class _Source:
+    """Requests of a trace in the file's order, with counts of those that are left out."""
+
+    trace: Path
+    phases: frozenset[str]
+    meta: formats.TraceMeta = field(default_factory=formats.TraceMeta)
+    other_phases: int = 0
+    found: set[str] = field(default_factory=set)
+
+    def requests(self) -> Iterator[RecordedRequest]:
+        """Yield the requests of the phases. The header is known when the first request is."""
+        read = 0
+        for line in read_requests(self.trace, _reject):
+            if isinstance(line, formats.TraceMeta):
+                self.meta = line
+                continue
+            read += 1
+            if line.phase is not None:
+                self.found.add(line.phase)
+            if self.phases and line.phase not in self.phases:
+                self.other_phases += 1
+                continue
+            yield line
+        if not read:
+            raise no_requests(self.trace)
+        if missing := sorted(self.phases - self.found):
+            known = printable(some_of(sorted(self.found)) or "none")
+            raise ExportError(
+                f"--phase: {printable(missing[0])}: is not a phase of the capture: use one of its phases: {known}"
+            )
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens in a block that is hashed."""
+        size = self.meta.block_size or _USUAL_BLOCK_TOKENS
+        if size > _MOST_BLOCK_TOKENS:
+            raise ExportError(
+                f"{printable(str(self.trace))}: block_size: {size}: exceeds the maximum of {_MOST_BLOCK_TOKENS}: "
+                "correct the first line"
+            )
+        return size
+
+    def left_out(self) -> Iterator[str]:
+        """Yield the requests that no format has."""
+        if self.other_phases:
+            yield f"{_count(self.other_phases, 'request')} of other phases"
+        aborted = find_file(self.trace.parent, formats.ABORTED)
+        if aborted is None or not self.trace.name.startswith(formats.TRACE):
+            return
+        with suppress(OSError, formats.NoTrailerError, formats.BrokenGzipError):
+            if lines := sum(1 for _ in formats.read_lines(aborted)):
+                yield f"{_count(lines, 'request')} without a token ({formats.ABORTED}): their answers have no length"
+
+
+def _reject(error: RecordingError) -> NoReturn:
+    raise RecordingError(f"{error}: fix it")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"
+
+
+def _write_load(source: _Source, load: _Load, stream: BinaryIO) -> Exported:
+    """Write one line per request, in order of arrival."""
+    arrivals, left_out = _arrivals(source)
+    blocks = _Blocks(source.block_tokens, load.block_tokens or source.block_tokens)
+    for each in arrivals:
+        row = load.row(each, each.arrival_ms - arrivals[0].arrival_ms)
+        row["hash_ids"] = blocks.ids(each.prompt_tokens, each.block_hashes)
+        stream.write(_ENCODER.encode(row) + b"\n")
+    left_out += _lost_in_load(arrivals, load, blocks)
+    return Exported(requests=len(arrivals), block_tokens=blocks.exported_tokens, left_out=left_out)
+
+
+def _arrivals(source: _Source) -> tuple[list[_Arrival], list[str]]:
+    """Return the requests that a load can send, in order of arrival, and what is left out."""
+    held, held_bytes, unusable = list[_Arrival](), 0, Counter[str]()
+    for each in source.requests():
+        if each.arrival_ms is None:
+            unusable["without arrival_ms"] += 1
+            continue
+        if each.prompt_tokens == 0:
+            unusable["with an empty prompt"] += 1
+            continue
+        hashes = each.block_hashes if each.block_hashes is not None else array("Q")
+        held_bytes += _ARRIVAL_BYTES + len(hashes) * _BLOCK_BYTES
+        if held_bytes > MOST_HELD_BYTES:
+            raise ExportError(
+                f"{printable(str(source.trace))}: more than {MOST_HELD_BYTES >> 20} MiB of blocks after "
+                f"{len(held)} requests: export single phases with --phase"
+            )
+        held.append(
+            _Arrival(
+                arrival_ms=each.arrival_ms,
+                duration_ms=each.ttft_ms + sum(each.gaps_ms),
+                prompt_tokens=each.prompt_tokens,
+                output_tokens=each.output_tokens,
+                temperature=each.temperature,
+                stopped=each.finish_reason not in {None, "length"},
+                block_hashes=hashes,
+            )
+        )
+    left_out = [*source.left_out(), *(f"{_count(number, 'request')} {why}" for why, number in unusable.items())]
+    if not held:
+        raise ExportError(
+            f"{printable(str(source.trace))}: no request has arrival_ms and a prompt, which a load needs: "
+            "use the trace of a capture"
+        )
+    held.sort(key=lambda request: request.arrival_ms)
+    return held, left_out
+
+
+def _lost_in_load(arrivals: Sequence[_Arrival], load: _Load, blocks: "_Blocks") -> Iterator[str]:
+    """Yield the properties of the requests that the format cannot hold."""
+    temperatures = sorted({each.temperature for each in arrivals if each.temperature is not None})
+    if temperatures and not load.has_temperature:
+        values = some_of(f"{each:g}" for each in temperatures)
+        yield f"temperature ({values}): the format has no field for it; set it in the tool"
+    if stopped := sum(each.stopped for each in arrivals):
+        yield f"why {_count(stopped, 'answer')} ended early: the tool requests the recorded length"
+    if not any(len(each.block_hashes) for each in arrivals):
+        yield "shared prefixes: the capture has no block hashes, so no two prompts share a block"
+    elif blocks.lost_tokens:
+        yield (
+            f"{blocks.lost_tokens:,} of {blocks.shared_tokens:,} tokens in shared prefixes: the capture has blocks of "
+            f"{blocks.captured_tokens} tokens, the format blocks of {blocks.exported_tokens}"
+        )
+    yield "text: the tool sends random tokens of the recorded lengths"
+    yield "time of each token: the tool measures it"
+
+
+@dataclass
+class _Blocks:
+    """Numbers blocks of prompts, so that equal prefixes get equal numbers.
+
+    The hash of a captured block identifies the prompt up to the end of that block. An exported block is identified by
+    the first captured block that ends at or after its end. If this is missing, as at the end of most prompts, the
+    exported block gets a new number. So prompts never share more than they did, and may share less.
+    """
+
+    captured_tokens: int  # per block
+    exported_tokens: int  # per block
+    shared_tokens: int = 0  # in captured blocks that an earlier prompt had
+    lost_tokens: int = 0  # of these, in exported blocks that no earlier prompt had
+    _seen: set[int] = field(default_factory=set)
+    _ids: dict[int | tuple[int, int], int] = field(default_factory=dict)
+    _next: int = 0
+
+    def ids(self, prompt_tokens: int, hashes: Sequence[int]) -> list[int]:
+        """Return one number per exported block; the last block may be partial."""
+        # An untrusted trace may have more hashes than full blocks.
+        known = hashes[: prompt_tokens // self.captured_tokens]
+        ids, shared_tokens = list[int](), 0
+        for end in (*range(self.exported_tokens, prompt_tokens, self.exported_tokens), prompt_tokens):
+            place = -(-end // self.captured_tokens)
+            new = self._next
+            if place <= len(known):
+                # The size of a block is part of its identity: aiperf rejects an id with two sizes.
+                exact = end == place * self.captured_tokens and end % self.exported_tokens == 0
+                key = known[place - 1] if exact else (end, known[place - 1])
+                ids.append(self._ids.setdefault(key, new))
+            else:
+                ids.append(new)
+            self._next += ids[-1] == new
+            shared_tokens = end if ids[-1] != new else shared_tokens
+        captured = sum(self.captured_tokens for each in known if each in self._seen)
+        self._seen.update(known)
+        self.shared_tokens += captured
+        self.lost_tokens += max(captured - shared_tokens, 0)
+        return ids
+
+
+def _write_training(source: _Source, rebuild: RebuildPrompt | None, stream: BinaryIO) -> Exported:
+    """Write the tokens of each request, with a mask of 0 for the prompt and 1 for the answer, in the file's order."""
+    place, rows, missing = printable(str(source.trace)), 0, Counter[str]()
+    for each in source.requests():
+        if (source.meta.gpu or "").startswith(EMULATED):
+            raise ExportError(f"{place}: an emulated engine computed no answers: use a capture of a real engine")
+        if each.token_ids is None:
+            missing["whose answer has no token ids"] += 1
+        elif each.finish_reason in _BROKEN_OFF:
+            missing["whose answer is broken off"] += 1
+        elif (prompt := _prompt(each, source.block_tokens, rebuild)) is None:
+            missing["whose prompt has no token ids"] += 1
+        elif len(prompt) != each.prompt_tokens:
+            raise ExportError(
+                f"{place}: {printable(each.request_id or 'a request')}: prompt_token_ids: has {len(prompt)} ids for "
+                f"prompt_tokens {each.prompt_tokens}: fetch the capture again"
+            )
+        else:
+            mask = [0] * len(prompt) + [1] * len(each.token_ids)
+            stream.write(_ENCODER.encode({"input_ids": [*prompt, *each.token_ids], "loss_mask": mask}) + b"\n")
+            rows += 1
+    if not rows:
+        raise ExportError(f"{place}: {_why_untrainable(missing)}")
+    left_out = [*source.left_out(), *(f"{_count(number, 'request')} {why}" for why, number in missing.items())]
+    return Exported(requests=rows, block_tokens=None, left_out=[*left_out, "temperatures and times"])
+
+
+def _prompt(request: RecordedRequest, block_tokens: int, rebuild: RebuildPrompt | None) -> Sequence[int] | None:
+    if request.prompt_token_ids is not None:
+        return request.prompt_token_ids
+    return rebuild(request, block_tokens) if rebuild else None
+
+
+def _why_untrainable(missing: Mapping[str, int]) -> str:
+    if "whose prompt has no token ids" in missing:
+        return (
+            "no request has the token ids of its prompt: for a capture with prompts from a dataset, add --dataset and "
+            "--tokenizer-url"
+        )
+    if "whose answer has no token ids" in missing:
+        return "no request has the token ids of its answer: capture again with record.tokenIds: true"
+    return "no answer is complete: use another capture"
