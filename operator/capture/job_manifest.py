@@ -35,6 +35,7 @@ from specdecode_operator.cluster.manifests import child_labels, owned, render_te
 from specdecode_operator.deployment.desired_state import Launch
 from specdecode_operator.deployment.engine_pod import engine_timeouts
 from specdecode_operator.deployment.engine_settings import engine_settings
+from specdecode_operator.deployment.live_recorder import BUNDLE_PATH
 from specdecode_operator.deployment.warnings import lossy_answers
 from specdecode_operator.untrusted import mapping, objects
 from specdecode_operator.version import __version__
@@ -292,7 +293,7 @@ def engine_context(source: CapturedDeployment, pod: Body, flags_added: Sequence[
         "deployment": {"name": source.key.name, "uid": source.uid, "generation": source.generation},
         "image": engine_container(pod)["image"],
         "engine_version": source.launch.facts.spec.engine.version,
-        "command": plain_command(pod),
+        "command": RECORDER.unloaded(plain_command(pod), BUNDLE_PATH),
         "recording_flags": list(flags_added),
         "plan": source.launch.plan_status.model_dump(mode="json", by_alias=True, exclude_none=True),
         "operator_version": __version__,

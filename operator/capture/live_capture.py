@@ -15,7 +15,6 @@ from typing import Any, Final
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import Source, SpecDecodeCaptureSpec
 from specdecode_operator.api.crd_validation import broken_rules
-from specdecode_operator.capture.arms import engine_container
 from specdecode_operator.capture.job_manifest import COLLECT, ROOT, USER_ID, engine_context, wrap_up_s
 from specdecode_operator.capture.job_status import is_running, is_suspended, newest_pod
 from specdecode_operator.capture.load import run_settings
@@ -24,10 +23,11 @@ from specdecode_operator.capture.volumes import claim_of
 from specdecode_operator.cluster.manifests import child_labels, owned, render_template
 from specdecode_operator.cluster.resources import CAPTURED_DEPLOYMENT_LABEL, CONFIG_MAP
 from specdecode_operator.deployment.conditions import Blocked
+from specdecode_operator.deployment.live_recorder import ORDER_ENTRY, live_recorder_blocked, order_name
 from specdecode_operator.deployment.rollout.blocked_pods import condition_of
 from specdecode_operator.deployment.rollout.engine_workload import serving_pods
 from specdecode_operator.deployment.rollout.rollout_progress import serving_hash, template_hash
-from specdecode_operator.deployment.spec_facts import Facts
+from specdecode_operator.enums import LiveTokenIds
 from specdecode_operator.untrusted import mapping, objects, parse_json
 
 PORT: Final = 8470
@@ -35,19 +35,9 @@ MOST_PODS: Final = 64  # that one collector records
 JOIN_S: Final = 150  # the kubelet may need 90 s to show the order to the recorders
 DRAIN_S: Final = 60  # for requests that run when the recording ends
 _CLOSE_S: Final = 30  # for recorders to send their last lines
-ORDER_KEY: Final = "order.json"
 _NAMED: Final = 4
-_RECORDER_ZIP: Final = "recorder.zip"
-_SHELL: Final = 4  # /bin/sh -c SCRIPT PATH, before the engine's command
 _ANSWERS, _PROMPTS = "answers", "prompts"
 _TOKEN_IDS_VALUE: Final = "liveCapture.tokenIds"  # noqa: S105  a value of the chart
-
-
-def live_recorder_blocked(facts: Facts) -> str | None:
-    """Return why a deployment's engines have no recorder; None if they have one."""
-    if facts.replay is not None:
-        return "it replays a recording (spec.engine.replay), so no model serves: capture a deployment without it"
-    return None
 
 
 def invalid(spec: SpecDecodeCaptureSpec) -> Blocked | None:
@@ -56,13 +46,15 @@ def invalid(spec: SpecDecodeCaptureSpec) -> Blocked | None:
     return Blocked("Invalid", problems, permanent=True) if problems else None
 
 
-def not_recordable(spec: SpecDecodeCaptureSpec, source: CapturedDeployment, allowed: Collection[str]) -> Blocked | None:
+def not_recordable(spec: SpecDecodeCaptureSpec, source: CapturedDeployment, allowed: LiveTokenIds) -> Blocked | None:
     """Return what rules out a live capture for good; ``allowed`` are the token ids that the namespace may record."""
     if why := live_recorder_blocked(source.launch.facts):
         message = f"spec.source: Live: the engines of deployment {source.key.name} cannot record: {why}"
         return Blocked("RecorderNotInEngines", message, permanent=True)
     asked = {"tokenIds": (spec.record.token_ids, _ANSWERS), "promptTokenIds": (spec.record.prompt_token_ids, _PROMPTS)}
-    refused = {field: kind for field, (is_set, kind) in asked.items() if is_set and kind not in allowed}
+    refused = {
+        field: kind for field, (is_set, kind) in asked.items() if is_set and kind not in allowed.value.split(",")
+    }
     if refused:
         fields = " and ".join(f"spec.record.{field}" for field in refused)
         message = (
@@ -186,7 +178,7 @@ def render_live_job(
 ) -> Body:
     """Return the Job of a live capture, whose only container collects the data of the recorders."""
     assert spec.live is not None  # noqa: S101  a rule of the CRD
-    engine_pod = _without_recorder(collector.engine_pod)
+    engine_pod = collector.engine_pod
     duration_s = spec.live.duration_seconds
     settings: dict[str, Any] = {
         "namespace": capture.key.namespace,
@@ -236,21 +228,6 @@ def render_live_job(
     return job
 
 
-def _without_recorder(engine_pod: Body) -> Body:
-    """Return an engine pod with the engine's own command, which a shell starts after it has loaded the recorder."""
-    engine = engine_container(engine_pod)
-    command = engine["command"]
-    if len(command) > _SHELL and command[0] == "/bin/sh" and command[_SHELL - 1].endswith(f"/{_RECORDER_ZIP}"):
-        engine["command"] = command[_SHELL:]
-    containers = [engine if each["name"] == engine["name"] else each for each in engine_pod["spec"]["containers"]]
-    return {**engine_pod, "spec": {**engine_pod["spec"], "containers": containers}}
-
-
-def order_name(deployment: str) -> str:
-    """Return the name of the ConfigMap that the recorders of a deployment watch."""
-    return f"{deployment}-live-order"
-
-
 def order_config_map(capture: Capture, job: Body, pods: Sequence[Body]) -> Body | None:
     """Return the order of a live capture; None while no collector runs that the recorders could connect to."""
     pod = newest_pod(job, pods)
@@ -269,8 +246,8 @@ def order_config_map(capture: Capture, job: Body, pods: Sequence[Body]) -> Body 
     config_map = {
         "apiVersion": CONFIG_MAP.api_version,
         "kind": CONFIG_MAP.kind,
-        "metadata": {"name": order_name(str(capture.spec.get("deployment")))},
-        "data": {ORDER_KEY: json.dumps(order, sort_keys=True)},
+        "metadata": {"name": order_name(capture.deployment_key)},
+        "data": {ORDER_ENTRY: json.dumps(order, sort_keys=True)},
     }
     return owned(config_map, capture.key, capture.uid)
 

@@ -1,6 +1,6 @@
 """Parse a SpecDecodeCapture, and describe the cluster objects that it depends on."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -18,6 +18,7 @@ from specdecode_operator.cluster.resources import QUEUE_LABEL, QUEUE_PREFIX, SCH
 from specdecode_operator.cluster.storage_classes import StorageClasses
 from specdecode_operator.deployment.conditions import Blocked, full_message
 from specdecode_operator.deployment.desired_state import DesiredState, Launch
+from specdecode_operator.enums import LiveTokenIds
 from specdecode_operator.untrusted import mapping, objects
 
 
@@ -38,6 +39,11 @@ class Capture:
     def job_name(self) -> str:
         """Name of its Job, its ConfigMap with the image ID, and its claim if one is created."""
         return created_claim(self.key.name)
+
+    @property
+    def deployment_key(self) -> Key:
+        """Key of the deployment that it names."""
+        return Key(self.key.namespace, str(self.spec.get("deployment")), deployment.KIND)
 
     @property
     def schedule_label(self) -> dict[str, str]:
@@ -170,7 +176,7 @@ class CaptureObservation:
     mounted: MountedObjects = field(default_factory=MountedObjects)  # for a borrowing capture without a running pod
     operator_image: str | None = None  # that the load generator runs; None if the operator does not know its own
     token: str = ""  # for a new Job of a live capture, with which recorders authenticate
-    token_ids_allowed: Collection[str] = ()  # token ids that live captures of the namespace may record
+    token_ids_allowed: LiveTokenIds = LiveTokenIds.NONE  # in live captures of the namespace
 
 
 @dataclass(frozen=True)

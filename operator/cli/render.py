@@ -55,6 +55,7 @@ from specdecode_operator.deployment.pod_security import NONE_ALLOWED
 from specdecode_operator.deployment.rollout.engine_workload import WORKLOAD_KINDS
 from specdecode_operator.deployment.rollout.readiness import Readiness
 from specdecode_operator.deployment.rollout.rollout_progress import serving_hash
+from specdecode_operator.enums import LiveTokenIds
 from specdecode_operator.problems import InvalidSpecError, printable
 from specdecode_operator.sizing.calibration import UNCALIBRATED, Calibration
 from specdecode_operator.untrusted import mapping
@@ -170,7 +171,7 @@ def render_capture(
         claim={"metadata": {"name": claim}, "spec": {"accessModes": ["ReadWriteMany"]}} if claim else None,
         dataset={"data": {dataset["path"]: ""}} if dataset else None,
         token=_NOT_KNOWN,
-        token_ids_allowed=("answers", "prompts"),
+        token_ids_allowed=LiveTokenIds.PROMPTS,
     )
     decision = decide_capture(capture, observed, _ANY_TIME)
     if decision.writes.job is None:

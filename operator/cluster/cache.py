@@ -113,7 +113,7 @@ class SharedTexts:
 
 _REMEMBERED_DELETIONS = 10_000
 
-_COMPARED_DATA: Final = frozenset({"plan.json", "matrix.csv", "sidecar.py"})
+_COMPARED_DATA: Final = frozenset({"plan.json", "matrix.csv", "canaries.json"})
 """Entries of the ConfigMaps with plan and recorder: only changes matter, because they are never read back."""
 
 

@@ -15,6 +15,7 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import Key
 from specdecode_operator.cluster.manifests import owned, render_template
 from specdecode_operator.cluster.resources import DEPLOYMENT, LEADER_WORKER_SET, QUEUE_PREFIX, selector_labels
+from specdecode_operator.deployment.canaries import canaries_json
 from specdecode_operator.deployment.engine_pod import engine_pod, engine_timeouts, group_pods, replay_pod, scheme
 from specdecode_operator.deployment.live_recorder import live_recorder_blocked, recorder_config_map
 from specdecode_operator.deployment.rollout.engine_workload import workload_name
@@ -103,7 +104,7 @@ def render_children(key: Key, uid: str, facts: Facts, plan: Plan, plan_texts: Ma
     service = {"name": key.name, "selector": selector, "port": spec.serving.port, "scheme": scheme(spec)}
     children = [plan_config_map(key, uid, plan_texts)]
     if live_recorder_blocked(facts) is None:
-        children.append(recorder_config_map(key, uid))
+        children.append(recorder_config_map(key, uid, canaries_json(facts)))
     children.append(owned(render_template("service", service), key, uid))
     if wanted_replicas(facts) > 1:
         # In groups, select the workers too: a group fails with any of its pods.

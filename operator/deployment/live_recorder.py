@@ -14,6 +14,7 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import Key, ReplayMode, SpecDecodeDeploymentSpec
 from specdecode_operator.cluster.manifests import owned
 from specdecode_operator.cluster.resources import ENGINE_CONTAINER
+from specdecode_operator.deployment.canaries import CANARIES_FILE
 from specdecode_operator.deployment.pod_template_merge import (
     FILES_PATH,
     FILES_VOLUME,
@@ -33,7 +34,7 @@ from specdecode_operator.vllm.environment import (
 from specdecode_operator.vllm.plugin_bundle import RECORDER
 
 ZIP_ENTRY: Final = "recorder.zip"
-SIDECAR_ENTRY: Final = "sidecar.py"
+BUNDLE_PATH: Final = f"{FILES_PATH}/{ZIP_ENTRY}"
 ORDER_ENTRY: Final = "order.json"
 
 _MOUNTS: Final = (
@@ -87,18 +88,24 @@ def order_name(key: Key) -> str:
     return f"{key.name}-live-order"
 
 
-def recorder_config_map(key: Key, uid: str) -> Body:
-    """Return the ConfigMap with the recorder and the sidecar's program."""
-    content = {field: dict(entries) for field, entries in _content().items()}
-    body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": recorder_name(key)}, **content}
-    return owned(body, key, uid)
+def recorder_config_map(key: Key, uid: str, canaries: str | None = None) -> Body:
+    """Return the ConfigMap with the recorder and the sidecar's program, and the canaries for the sidecar to ask."""
+    return owned(
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": recorder_name(key)},
+            **({} if canaries is None else {"data": {CANARIES_FILE: canaries}}),
+            "binaryData": {ZIP_ENTRY: _zip()},
+        },
+        key,
+        uid,
+    )
 
 
 @cache
-def _content() -> Mapping[str, Mapping[str, str]]:
-    program = RECORDER.sources / SIDECAR_ENTRY
-    texts = {SIDECAR_ENTRY: program.read_text(encoding="utf-8")} if program.exists() else {}
-    return {"data": texts, "binaryData": {ZIP_ENTRY: base64.b64encode(RECORDER.zipped()).decode()}}
+def _zip() -> str:
+    return base64.b64encode(RECORDER.zipped()).decode()
 
 
 def with_recorder(values: Mapping[str, Any], key: Key, token_ids: LiveTokenIds) -> dict[str, Any]:
@@ -106,7 +113,7 @@ def with_recorder(values: Mapping[str, Any], key: Key, token_ids: LiveTokenIds) 
     variables = {LIVE_FOLDER_VARIABLE: SOCKETS_PATH, LIVE_TOKEN_IDS_VARIABLE: token_ids.value}
     return {
         **values,
-        "command": RECORDER.loaded_by(values["command"], f"{FILES_PATH}/{ZIP_ENTRY}"),
+        "command": RECORDER.loaded_by(values["command"], BUNDLE_PATH),
         "env": [*values["env"], *({"name": name, "value": value} for name, value in variables.items())],
         "mounts": [*values["mounts"], *_MOUNTS],
         "volumes": [*values["volumes"], *_volumes(key)],
@@ -141,7 +148,7 @@ def sidecar_of(pod: Body) -> Body:
         "image": engine["image"],
         **({"imagePullPolicy": engine["imagePullPolicy"]} if "imagePullPolicy" in engine else {}),
         "restartPolicy": "Always",
-        "command": ["/bin/sh", "-c", _RESTARTED, f"{FILES_PATH}/{SIDECAR_ENTRY}"],
+        "command": ["/bin/sh", "-c", _RESTARTED, BUNDLE_PATH],
         "env": [
             *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),
             {"name": "SPECDECODE_ENGINE_URL", "value": f"{port['name']}://127.0.0.1:{port['containerPort']}"},

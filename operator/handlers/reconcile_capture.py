@@ -9,7 +9,7 @@ import logging
 import re
 import secrets
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from decimal import Decimal, InvalidOperation
@@ -41,7 +41,7 @@ from specdecode_operator.capture.gpu_sharing import (
     serving_goes_first,
 )
 from specdecode_operator.capture.job_status import is_suspended, is_to_start
-from specdecode_operator.capture.live_capture import order_name, recorded_first
+from specdecode_operator.capture.live_capture import recorded_first
 from specdecode_operator.capture.observation import (
     Capture,
     CaptureObservation,
@@ -76,6 +76,7 @@ from specdecode_operator.cluster.resources import (
 from specdecode_operator.cluster.storage_classes import StorageClasses
 from specdecode_operator.deployment.conditions import Blocked
 from specdecode_operator.deployment.desired_state import DesiredState
+from specdecode_operator.deployment.live_recorder import order_name
 from specdecode_operator.deployment.models.model_jobs import is_model_pod
 from specdecode_operator.deployment.parsed_deployment import engine_spec_hash
 from specdecode_operator.handlers.apply_children import BlockedError, ChildNameTakenError, Children, what_blocks
@@ -266,7 +267,7 @@ class CaptureReconciler:
         if capture.is_live:
             goes_first = self._recorded_first(capture) if is_to_start(job, pods) and capture.ended is None else None
         elif is_to_start(job, pods) and not borrows(capture.spec) and capture.ended is None:
-            goes_first = serving_goes_first(_deployment_of(capture), self._servings.now(), self._cluster.clock.now())
+            goes_first = serving_goes_first(capture.deployment_key, self._servings.now(), self._cluster.clock.now())
         observed = CaptureObservation(
             deployment=self._deployment(capture, starts=job is None) if is_of_interest else None,
             job=job,
@@ -275,7 +276,7 @@ class CaptureReconciler:
             goes_first=goes_first,
             operator_image=self._settings.operator_image,
             token=self._record(capture).token,
-            token_ids_allowed=token_ids_allowed(self._settings, capture.key.namespace),
+            token_ids_allowed=self._settings.token_ids_allowed(capture.key.namespace),
         )
         if capture.ended is not None:
             return observed
@@ -293,7 +294,7 @@ class CaptureReconciler:
         )
 
     def _recorded_first(self, capture: Capture) -> str | None:
-        captures = self._cache.captures_of(_deployment_of(capture))
+        captures = self._cache.captures_of(capture.deployment_key)
         keys = (Key(capture.key.namespace, each["metadata"]["name"], KIND) for each in captures)
         jobs = {key.name: self._cache.children_of(key, JOB.kind) for key in keys}
         begun = [name for name, owned in jobs.items() if any(not is_suspended(each) for each in owned)]
@@ -341,7 +342,7 @@ class CaptureReconciler:
         return await self._cluster.get(resource, capture.key.namespace, name) if name else None
 
     def _deployment(self, capture: Capture, *, starts: bool) -> ObservedDeployment | None:
-        key = _deployment_of(capture)
+        key = capture.deployment_key
         body = self._cache.parent(key)
         if body is None or "deletionTimestamp" in body["metadata"]:
             return None
@@ -416,7 +417,7 @@ class CaptureReconciler:
     async def _write_order(self, capture: Capture, order: Body | None) -> None:
         """Apply the order of a live capture, or delete it if there is none to give."""
         children = self._record(capture).children
-        existing = children.owned().get((CONFIG_MAP.kind, order_name(_deployment_of(capture).name)))
+        existing = children.owned().get((CONFIG_MAP.kind, order_name(capture.deployment_key)))
         if order is None:
             if existing is not None:
                 await children.delete(existing)
@@ -427,7 +428,7 @@ class CaptureReconciler:
 
     async def _check_order_name(self, capture: Capture) -> None:
         """Raise BlockedError if the order of a live capture would replace an object of another owner."""
-        name = order_name(_deployment_of(capture).name)
+        name = order_name(capture.deployment_key)
         live = await self._get(capture, CONFIG_MAP, name)
         if live is None or is_owned(live, capture.uid):
             return
@@ -453,7 +454,7 @@ class CaptureReconciler:
             _logger.info("%s: cannot check whether the pod would be accepted: %s", capture.key, error)
         except RefusedForNowError as error:
             freed = defaultdict[str, Decimal](Decimal)
-            for engines in self._cache.children_of(_deployment_of(capture), DEPLOYMENT.kind):
+            for engines in self._cache.children_of(capture.deployment_key, DEPLOYMENT.kind):
                 engine_pod = mapping(mapping(mapping(engines, "spec"), "template"), "spec")
                 for name, amount in quota_usage(engine_pod).items():
                     freed[name] += amount * mapping(engines, "status").get("replicas", 0)
@@ -472,15 +473,6 @@ class CaptureReconciler:
             self._metrics.count_capture(capture.status.phase, status.phase)
             await children.post_times_ahead((*capture.times_ahead, *decision.times_ahead))
             await children.post_changes(capture.status.conditions, status.conditions)
-
-
-def token_ids_allowed(settings: Settings, namespace: str) -> Collection[str]:  # noqa: ARG001
-    """Return the token ids of users' requests that live captures of a namespace may record: answers, prompts."""
-    return ()
-
-
-def _deployment_of(capture: Capture) -> Key:
-    return Key(capture.key.namespace, str(capture.spec.get("deployment")))
 
 
 def _serves(engines: Body) -> bool:

@@ -20,6 +20,7 @@ class PluginBundle:
     version: str
     sources: Path  # folder of its modules
     entry_points: str  # content of entry_points.txt
+    program: str | None = None  # module whose `run` starts when Python gets the zip file as its script
 
     def files(self) -> dict[str, str]:
         """Return the content of every file, by its path relative to the folder on PYTHONPATH."""
@@ -45,6 +46,8 @@ class PluginBundle:
         content = io.BytesIO()
         # In a zip file, Python finds a package without this file only if the folder has an entry.
         files = {f"{self.package}/__init__.py": ""} | self.files()
+        if self.program is not None:
+            files["__main__.py"] = f"from {self.package}.{self.program} import run\n\nrun()\n"
         with zipfile.ZipFile(content, "w") as archive:
             for name, text in sorted(files.items()):
                 entry = zipfile.ZipInfo(name, _OLDEST_DATE)
@@ -66,6 +69,11 @@ class PluginBundle:
         )
         return ["/bin/sh", "-c", script, place, *command]
 
+    def unloaded(self, command: Sequence[str], place: str) -> list[str]:
+        """Return the command that `loaded_by` got, or the same command if it is not a result of that."""
+        head = self.loaded_by([], place)
+        return list(command[len(head) :] if list(command[: len(head)]) == head else command)
+
 
 _RECORDER_PACKAGE: Final = "specdecode_recorder"
 RECORDER: Final = PluginBundle(
@@ -74,5 +82,6 @@ RECORDER: Final = PluginBundle(
     # The recorder is independent of this package: its modules are shipped, not imported.
     sources=Path(__file__).parents[1] / "capture" / "recorder",
     entry_points=f"[vllm.stat_logger_plugins]\n{_RECORDER_PACKAGE} = {_RECORDER_PACKAGE}.plugin:RecorderPlugin\n",
+    program="sidecar",
 )
-"""The recorder of captures."""
+"""The recorder of captures, and the program of its sidecar."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from specdecode_operator.capture.recorder import sidecar
+from specdecode_operator.vllm.plugin_bundle import RECORDER
 from tests.engine.engine_process import Engine
 from tests.engine.recorder_clients import TIMEOUT_S, WORDS, prompt
 from tests.engine.recorder_server import Line
@@ -141,6 +141,7 @@ class Collector:
     """The collector, and the folder in which the sidecar finds its orders."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.order_file = folder / "order.json"
         self.sockets = folder / "sockets"
         self.sockets.mkdir()
@@ -170,12 +171,14 @@ class Collector:
         self.order_file.unlink()
 
     @contextmanager
-    def beside(self, engine: Engine) -> Iterator[None]:
+    def beside(self, engine: Engine, **env: str) -> Iterator[None]:
         """Run the sidecar with the engine's Python."""
-        command = [str(engine.python), "-I", sidecar.__file__, str(self.order_file), str(self.sockets)]
-        log = self.order_file.with_name("sidecar.log")
+        program = self.folder / "recorder.zip"
+        program.write_bytes(RECORDER.zipped())
+        command = [str(engine.python), "-I", str(program), str(self.folder), str(self.sockets)]
+        log = self.folder / "sidecar.log"
         with log.open("wb") as output:
-            process = subprocess.Popen(command, stderr=output, env=os.environ | {"POD_NAME": "tiny-0"})
+            process = subprocess.Popen(command, stderr=output, env=os.environ | {"POD_NAME": "tiny-0", **env})
         try:
             yield
             assert process.poll() is None, log.read_text()

@@ -3,8 +3,8 @@
     python recorder_on_classes.py FOLDER TOKENIZER
 
 The plugin on PYTHONPATH is loaded as vLLM loads it, then a few requests go through the real OutputProcessor, as
-messages that came through the real encoder and decoder. The segment is left in FOLDER. Before that, the same requests go
-through the recorder of live captures, whose tally and what vLLM counted are left in FOLDER/live.json.
+messages that came through the real encoder and decoder. The segment is left in FOLDER. Before that, the same requests
+go through the recorder of live captures, whose tally and what vLLM counted are left in FOLDER/live.json.
 """
 
 import asyncio

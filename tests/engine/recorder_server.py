@@ -16,8 +16,8 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from devcluster.cluster.settings import free_ports
-from specdecode_operator.capture.job.pod_files import RECORDER
 from specdecode_operator.vllm.logging_config import LOGGING_CONFIG_VARIABLE, WATCH, WATCH_FILE, logging_config
+from specdecode_operator.vllm.plugin_bundle import RECORDER
 from tests.engine import chunk_observer
 from tests.engine.engine_process import QUIET, START_S, Engine
 from tests.support.waiting import eventually

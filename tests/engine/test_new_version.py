@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from specdecode_operator.capture.job.pod_files import RECORDER
+from specdecode_operator.vllm.plugin_bundle import RECORDER
 from specdecode_operator.vllm.versions import release
 from tests.engine import made_up_version
 from tests.engine.engine_process import HERE, Engine

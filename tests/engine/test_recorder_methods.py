@@ -251,7 +251,9 @@ def publish(places: Places, counted: Counter[str], zero_monotonic_s: float, zero
 
 def assert_published_as_observed(published: Published, folder: Path, server: Server, records: dict[str, Line]) -> None:
     """Fail unless all gates passed, and sizes and gaps of the trace are those that the engine itself saw."""
-    assert published.manifest.accounting.mismatches == 0
+    accounting = published.manifest.accounting
+    assert accounting is not None
+    assert accounting.mismatches == 0
     assert [name for name, gate in published.manifest.gates.items() if not gate.passed] == []
     assert {"engine_counters", "largest_chunk", "clock", "per_position"} <= published.manifest.gates.keys()
     assert validate_capture(folder).problems == []

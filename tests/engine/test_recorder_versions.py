@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from specdecode_operator.capture.job.pod_files import RECORDER
+from specdecode_operator.vllm.plugin_bundle import RECORDER
 from tests.engine.contract_checks import Vllm
 from tests.engine.engine_process import HERE
 

@@ -13,6 +13,7 @@ from specdecode_operator.cluster.nodes import NodeFacts
 from specdecode_operator.cluster.resources import DEPLOYMENT_LABEL, TEMPLATE_HASH_ANNOTATION
 from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from specdecode_operator.deployment.rollout.rollout_progress import serving_hash
+from specdecode_operator.enums import LiveTokenIds
 from tests.support.decisions import desired_state
 from tests.support.objects import Body, parent, tiny_cpu
 
@@ -97,7 +98,7 @@ def surroundings(**changes: Any) -> CaptureObservation:
         "deployment": observed_deployment(),
         "operator_image": OPERATOR_IMAGE,
         "token": TOKEN,
-        "token_ids_allowed": ("answers", "prompts"),
+        "token_ids_allowed": LiveTokenIds.PROMPTS,
     }
     return CaptureObservation(**{**seen, **changes})
 

@@ -22,6 +22,7 @@ from typing import Annotated
 
 import msgspec
 
+from .canary_metrics import publish
 from .collector import BoundedQueue
 from .live_collector import LiveCollector
 from .method_hooks import Switch
@@ -69,11 +70,20 @@ class Disarm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     drain_s: Annotated[float, msgspec.Meta(ge=0, le=LONGEST_DRAIN_S)]  # time for recorded requests to end
 
 
+class Canary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Verdict of the sidecar on an answer of this engine, to publish at /metrics."""
+
+    prompt: str
+    verdict: str
+    reason: str | None
+
+
 class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One line of the collector."""
+    """One line of the collector or of the sidecar."""
 
     arm: Arm | None = None
     disarm: Disarm | None = None
+    canary: Canary | None = None
 
 
 _ORDER = msgspec.json.Decoder(Order)
@@ -115,8 +125,8 @@ class Orders:
             order = _ORDER.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise Refusal(f"invalid order: {error}") from error
-        if (order.arm is None) == (order.disarm is None):
-            raise Refusal("invalid order: expected either arm or disarm")
+        if [order.arm, order.disarm, order.canary].count(None) != len(Order.__struct_fields__) - 1:
+            raise Refusal("invalid order: expected one of arm, disarm and canary")
         return order
 
 
@@ -334,6 +344,12 @@ class Connection(threading.Thread):
 
     def _follow(self, orders: Orders) -> None:
         order = orders.next(None)
+        if order is not None and order.canary is not None:
+            try:
+                publish(msgspec.to_builtins(order.canary))
+            except ValueError as error:
+                raise Refusal(str(error)) from error
+            return
         if order is None or order.arm is None:
             raise Refusal("expected arm")
         if not self._recorder.armed.acquire(blocking=False):

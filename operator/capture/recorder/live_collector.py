@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from .canary import REQUEST_ID_PREFIX
 from .collector import BoundedQueue, Collector, RequestSample, tokens_to_prefill
 from .method_hooks import Switch
 from .salting import Salt, http_request
@@ -110,7 +111,8 @@ class LiveCollector(Collector):
                 self._after += 1
             else:
                 self._admitted += 1
-                if self._salt.selects(http_request(request_id, request.external_req_id), self._sample_percent):
+                http_id = http_request(request_id, request.external_req_id)
+                if not http_id.startswith(REQUEST_ID_PREFIX) and self._salt.selects(http_id, self._sample_percent):
                     self._follow(request, arrival_monotonic_s)
                     return
                 self._sampled_out += 1

@@ -139,7 +139,7 @@ class Tally(msgspec.Struct, tag_field="k", tag="tally", frozen=True, kw_only=Tru
 
     admitted: int  # arrived in the window: recorded + sampled_out + dropped
     recorded: int
-    sampled_out: int
+    sampled_out: int  # not in the sample, or a canary prompt of the sidecar
     dropped: int  # selected, but lost
     older: int  # running when the window opened
     after: int  # arrived after its end, while recorded requests still ran

@@ -1,9 +1,10 @@
-"""Connect the recorders of an engine's pod to the collector of a live capture, while there is an order to do so.
+"""Serve the recorders of an engine's pod: connect them to the collector of a live capture, and ask canary prompts.
 
-Runs as a script with the python3 of the engine's image, with only the standard library. The order is a file of a
-mounted ConfigMap. Every connection passes through small buffers, so that a slow collector slows down the recorder.
+Runs with the python3 of the engine's image, with only the standard library. The order to connect and the prompts are
+files of mounted ConfigMaps. Every connection passes through small buffers, so that a slow collector slows down the
+recorder.
 
-    python3 -I sidecar.py [ORDER [SOCKETS]]
+    python3 -I recorder.zip [FILES [SOCKETS]]
 """
 
 import asyncio
@@ -15,13 +16,17 @@ import re
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-ORDER_FILE = Path("/specdecode/recorder/order.json")
+from .canary import Canaries, Engine, tell_recorder
+
+FILES_FOLDER = Path("/specdecode/recorder")
 SOCKETS_FOLDER = Path("/specdecode/sockets")
 _KEYS = {"capture", "uid", "address", "token", "until_wall_s"}
 _LARGEST_ORDER_BYTES = 4096
@@ -314,12 +319,17 @@ def log(words: str) -> None:
     sys.stderr.write(f"recorder: {words}\n")
 
 
-async def main(order_file: Path = ORDER_FILE, sockets_folder: Path = SOCKETS_FOLDER) -> None:
-    """Do the duties of this container until SIGTERM."""
-    await asyncio.gather(Relay(order_file, sockets_folder, log).run())
+def serve(files: Path = FILES_FOLDER, sockets_folder: Path = SOCKETS_FOLDER) -> None:
+    """Do both duties until the process ends."""
+    if url := os.environ.get("SPECDECODE_ENGINE_URL"):
+        engine = Engine(url, os.environ.get("VLLM_API_KEY"))
+        canaries = Canaries(engine, files / "canaries.json", partial(tell_recorder, sockets_folder))
+        threading.Thread(target=canaries.run, args=(threading.Event(),), daemon=True).start()
+    asyncio.run(Relay(files / "order.json", sockets_folder, log).run())
 
 
-if __name__ == "__main__":
+def run() -> None:
+    """Run the program."""
     # The first process of a container ignores SIGTERM without a handler.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-    asyncio.run(main(*map(Path, sys.argv[1:3])))
+    serve(*map(Path, sys.argv[1:3]))

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specdecode_operator.capture.job.pod_files import RECORDER
 from specdecode_operator.sizing.families.architectures import READERS
+from specdecode_operator.vllm.plugin_bundle import RECORDER
 from tests.engine.contract_cases import GOOD, METHODS, PARALLEL, TARGET
 from tests.engine.contract_checks import Vllm
 from tests.engine.flag_table import keyed

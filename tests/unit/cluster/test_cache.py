@@ -164,7 +164,7 @@ def test_of_a_plan_only_whether_it_changed_is_kept() -> None:
 def test_of_a_recorder_only_whether_it_changed_is_kept() -> None:
     kept = []
     for text in ("x" * 50_000, "x" * 50_000, "y" * 50_000):
-        config_map = {**body("a", 1), "binaryData": {"recorder.zip": text}, "data": {"sidecar.py": text}}
+        config_map = {**body("a", 1), "binaryData": {"recorder.zip": text}, "data": {"canaries.json": text}}
         kept.append(slim("ConfigMap", config_map))
     assert kept[0] == kept[1]
     for field in ("binaryData", "data"):

@@ -270,7 +270,7 @@ def test_sidecar_outlives_a_crash_of_its_program_and_ends_at_once_when_told(tmp_
     process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
         assert process.stdout is not None
-        line = "started -I /specdecode/recorder/sidecar.py\n"
+        line = "started -I /specdecode/recorder/recorder.zip\n"
         assert [process.stdout.readline() for _ in range(2)] == [line, line]
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=300) == 0

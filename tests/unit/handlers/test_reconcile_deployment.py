@@ -41,7 +41,12 @@ from tests.unit.deployment.observed.test_speculation_in_force import counting
 from tests.unit.handlers.reconciler_world import World
 
 STATUS = "patch specdecodedeployments.specdecode.io/status llama"
-CHILD_WRITES = ["patch configmaps llama-plan", "patch services llama", "patch deployments.apps llama"]
+CHILD_WRITES = [
+    "patch configmaps llama-plan",
+    "patch configmaps llama-recorder",
+    "patch services llama",
+    "patch deployments.apps llama",
+]
 
 
 class TestSteps:

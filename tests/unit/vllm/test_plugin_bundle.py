@@ -24,6 +24,8 @@ def test_equal_files_give_equal_bytes(tmp_path: Path) -> None:
     (tmp_path / "recorder.zip").write_bytes(RECORDER.zipped())
     with zipfile.ZipFile(tmp_path / "recorder.zip") as archive:
         found = {name: archive.read(name).decode() for name in archive.namelist()}
+        program = found.pop("__main__.py")
+        assert "specdecode_recorder.sidecar" in program
         assert found == {"specdecode_recorder/__init__.py": "", **RECORDER.files()}
         assert {entry.date_time for entry in archive.infolist()} == {(1980, 1, 1, 0, 0, 0)}
 

@@ -21,7 +21,7 @@ from bench.figures import Figure, at_most, growth
 from devcluster.host.paths import engine_environment
 from specdecode_operator.capture.recorder.block_hashes import block_hashes
 from specdecode_operator.capture.recorder.collector import BoundedQueue, Collector
-from specdecode_operator.capture.recorder.hooks import Hooks
+from specdecode_operator.capture.recorder.method_hooks import Hooks
 from specdecode_operator.capture.recorder.vllm_internals import EngineClasses, find_classes
 from specdecode_operator.capture.recorder.writer import Segment, Writer
 from tests.support import engine_standins

@@ -39,9 +39,10 @@ from specdecode_operator.capture.recorder.canary import (
 )
 from specdecode_operator.capture.recorder.canary_metrics import publish
 from specdecode_operator.vllm.engine_metrics import CANARY_ANSWERS, CANARY_REFUSED, read_exposition
+from specdecode_operator.vllm.plugin_bundle import RECORDER
 from tests.support.certificates import write_certificate
 from tests.support.http_server import Quiet, serving
-from tests.support.waiting import eventually
+from tests.support.waiting import DEADLINE_S, eventually
 
 MARGIN = 0.25
 SETTINGS = Settings(("one", "two"), max_tokens=6, interval_s=100, model="tiny", margin_nats=MARGIN)
@@ -382,6 +383,30 @@ def test_a_thread_asks_until_it_is_told_to_stop(canaries: Canaries, told: Told, 
     stopped.set()
     thread.join()
     assert told.asked == [("one", RIGHT)]
+
+
+def test_the_program_of_the_sidecar_asks_its_engine_and_tells_the_recorder(target: Target, tmp_path: Path) -> None:
+    (tmp_path / "recorder.zip").write_bytes(RECORDER.zipped())
+    (tmp_path / "canaries.json").write_text(json.dumps(FILE))
+    target.key = "secret"
+    received: list[bytes] = []
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            received.append(self.rfile.read())
+
+    env = os.environ | {"SPECDECODE_ENGINE_URL": target.url, "VLLM_API_KEY": target.key}
+    command = [sys.executable, "-I", str(tmp_path / "recorder.zip"), str(tmp_path), str(tmp_path)]
+    with socketserver.UnixStreamServer(str(tmp_path / "1.sock"), Handler) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        process = subprocess.Popen(command, env=env)
+        try:
+            thread.join(DEADLINE_S)
+        finally:
+            process.kill()
+            process.wait()
+    assert [json.loads(line) for line in received] == [line_of("one", Verdict(RIGHT))]
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 
 from specdecode_operator.capture.recorder import hooks, live
 from specdecode_operator.capture.recorder.block_hashes import salted_block_hashes
+from specdecode_operator.capture.recorder.canary import REQUEST_ID_PREFIX, RIGHT, Verdict, line_of
 from specdecode_operator.capture.recorder.collector import TOO_MANY_ERRORS
 from specdecode_operator.capture.recorder.live_collector import LiveCollector
 from specdecode_operator.capture.recorder.salting import Salt, http_request
@@ -257,6 +259,25 @@ async def test_sample_is_chosen_by_http_request(engine: LiveEngine) -> None:
     assert (tally.finished, tally.generated_tokens) == counted(first, lines) == (200, 400)
     assert {record.concurrency for record in records} <= set(range(1, 201))
     assert {tuple(record.prefill_tokens) for record in records} == {(600,)}
+
+
+async def test_canaries_are_left_out_and_their_verdicts_published_meanwhile(engine: LiveEngine) -> None:
+    server = engine.server
+    await server.wait()
+    armed, _ = await engine.arm()
+    server.add("1", external_req_id=f"cmpl-{REQUEST_ID_PREFIX}0123-0")
+    server.add("2", external_req_id="cmpl-a-0")
+    await server.step(last_chunk("1", 2), last_chunk("2", 3))
+    told = engine.connect()
+    verdict = line_of("the prompt", Verdict(RIGHT))
+    told.order(verdict)
+    assert await told.rest() == []
+    lines, tally = await ended(armed)
+    assert [record.external_id for record in of_kind(lines, Request)] == [pseudonym("a")]
+    assert (tally.admitted, tally.recorded, tally.sampled_out) == (2, 1, 1)
+    assert (tally.finished, tally.generated_tokens) == (2, 5)
+    labels = {"prompt": verdict["canary"]["prompt"], "verdict": "right"}
+    assert (REGISTRY.get_sample_value("specdecode:canary_answers_total", labels) or 0) >= 1
 
 
 def test_sample_has_its_size_and_depends_on_the_salt() -> None:
@@ -517,9 +538,9 @@ def test_the_end_of_a_process_whose_event_loop_has_ended(tmp_path: Path, monkeyp
     [
         (b"nonsense\n", "invalid order"),
         (b"[]\n", "invalid order"),
-        (b"{}\n", "either arm or disarm"),
-        ({"arm": None}, "either arm or disarm"),
-        ({**arm(), **disarm()}, "either arm or disarm"),
+        (b"{}\n", "one of arm"),
+        ({"arm": None}, "one of arm"),
+        ({**arm(), **disarm()}, "one of arm"),
         ({**arm(), "more": 1}, "more"),
         (arm(more=1), "more"),
         (arm(salt="5A" * 32), "salt"),
@@ -529,6 +550,9 @@ def test_the_end_of_a_process_whose_event_loop_has_ended(tmp_path: Path, monkeyp
         (arm(steps=1), "steps"),
         (disarm(-1.0), "drain_s"),
         (disarm(), "expected arm"),
+        ({"canary": {"prompt": "0a1b2c3d", "verdict": "fine", "reason": None}}, "canary.verdict"),
+        ({"canary": {"prompt": "0a1b2c3d", "verdict": "right"}}, "reason"),
+        ({**arm(), "canary": {"prompt": "0a1b2c3d", "verdict": "right", "reason": None}}, "one of arm"),
         (b"x" * 70_000, "longer than 65536 bytes"),
         (b"\xff\xfe\n", "invalid order"),
     ],

@@ -16,10 +16,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from specdecode_operator.capture.job.pod_files import RECORDER
 from specdecode_operator.capture.recorder import hooks
 from specdecode_operator.capture.recorder.segment_format import Settings
 from specdecode_operator.capture.recorder.vllm_internals import start_id
+from specdecode_operator.vllm.plugin_bundle import RECORDER
 from tests.support.engine_standins import ApiServer, EngineCoreOutputs, engine_classes, last_chunk
 from tests.support.waiting import eventually
 from tests.unit.capture.conftest import HEADER

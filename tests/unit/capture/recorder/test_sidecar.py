@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.capture.recorder import sidecar
 from specdecode_operator.capture.recorder.sidecar import BadOrderError, Order, read_order
+from specdecode_operator.vllm.plugin_bundle import RECORDER
 from tests.support.waiting import DEADLINE_S, eventually
 
 TOKEN = "c0ffee" * 8
@@ -72,7 +72,9 @@ class Pod:
         self.collector.settimeout(DEADLINE_S)
         self.address = f"127.0.0.1:{self.collector.getsockname()[1]}"
         self._recorders: list[socket.socket] = []
-        command = [sys.executable, "-I", sidecar.__file__, str(self.order_file), str(self.sockets)]
+        program = root / "recorder.zip"
+        program.write_bytes(RECORDER.zipped())
+        command = [sys.executable, "-I", str(program), str(root), str(self.sockets)]
         names = {"POD_NAME": "tiny-0", "POD_UID": "22222222", "NODE_NAME": "node-1"}
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(command, stderr=log, env=os.environ | names)
