@@ -278,3 +278,4 @@ class RolloutStrategy(StrEnum):
 
     REPLACE = "Replace"
     SURGE = "Surge"
+    CANARY = "Canary"

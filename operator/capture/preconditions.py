@@ -8,7 +8,7 @@ from specdecode_operator.capture.load.datasets import parts_of
 from specdecode_operator.capture.observation import CapturedDeployment, ObservedDeployment, dataset_claim
 from specdecode_operator.cluster.resources import ENGINE_CONTAINER
 from specdecode_operator.deployment.conditions import Blocked
-from specdecode_operator.deployment.desired_state import Gated, NotLaunched, RolledBack
+from specdecode_operator.deployment.desired_state import Gated, InCanary, NotLaunched, RolledBack
 from specdecode_operator.deployment.spec_facts import Facts
 from specdecode_operator.sizing.plan import Plan
 from specdecode_operator.vllm.environment import known_values
@@ -43,6 +43,9 @@ def captured_deployment(
         if held is None:
             message = f"the engines of deployment {name} wait at its gate; continues when they serve"
             return Blocked("DeploymentGated", message)
+    if isinstance(outcome, InCanary):
+        message = f"a canary compares the new engines of deployment {name}; continues when they are promoted"
+        return Blocked("DeploymentGated", message)
     if isinstance(outcome, RolledBack):
         message = f"deployment {name} was rolled back ({outcome.failure}); continues when its spec serves"
         return Blocked("DeploymentRolledBack", message, permanent=True)
