@@ -32,7 +32,7 @@ def captured_deployment(
         )
         return Blocked("DeploymentNotFound", message)
     outcome = observed.desired.outcome
-    if gate_capture is not None or isinstance(outcome, Gated):
+    if gate_capture is not None or isinstance(outcome, Gated | InCanary):
         # The engines that wait at a gate are for the capture that judges them, and for no other.
         held = outcome if isinstance(outcome, Gated) and outcome.held.capture == gate_capture else None
         if held is None and gate_capture is not None:
@@ -41,11 +41,9 @@ def captured_deployment(
             )
             return Blocked("GateElsewhere", message)
         if held is None:
-            message = f"the engines of deployment {name} wait at its gate; continues when they serve"
+            where = "wait at its gate" if isinstance(outcome, Gated) else "are compared in a canary"
+            message = f"the engines of deployment {name} {where}; continues when they serve"
             return Blocked("DeploymentGated", message)
-    if isinstance(outcome, InCanary):
-        message = f"a canary compares the new engines of deployment {name}; continues when they are promoted"
-        return Blocked("DeploymentGated", message)
     if isinstance(outcome, RolledBack):
         message = f"deployment {name} was rolled back ({outcome.failure}); continues when its spec serves"
         return Blocked("DeploymentRolledBack", message, permanent=True)

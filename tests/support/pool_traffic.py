@@ -70,7 +70,8 @@ def scrapes(engine: Engine, traffic: Traffic, per_minute: list[float], random: R
         tokens = traffic.prompt_tokens * math.exp(random.gauss(0, traffic.spread))
         free_s = max(at_s, free_s) + engine.prefill_time * tokens / PROMPT_TOKENS_PER_S
         starts.append((free_s, free_s + 0.01 - at_s, tokens))
-    counters, running, gain, done, clock_s, noise = Served(), [], 0.0, 0.0, 0.0, 0.0
+    running: list[tuple[float, float]] = []
+    gain = done = clock_s = noise = 0.0
     place, end_s = 0, 60.0 * len(per_minute)
     steps = tokens = seconds = first_s = prompts = 0.0
     firsts = finished = answered = 0

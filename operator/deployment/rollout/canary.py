@@ -6,9 +6,7 @@ good workload: a promotion by the template of its pods, and a canary that failed
 
 import hashlib
 import json
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
@@ -172,28 +170,31 @@ def waiting_decision(blocked: Blocked) -> CanaryDecision:
 
 def judge_canary(canary: Canary, trial: CanaryTrial, rollout: Rollout, now_s: float) -> CanaryDecision:
     """Return what to do with a canary; ``rollout`` is that of its own Deployment, ``now_s`` is monotonic."""
-    if has_failed(rollout):
-        return CanaryDecision(CanaryStep.ROLL_BACK, CANARY_FAILED, _why_failed(rollout))
     status = _status(canary, trial.comparison, rollout)
-    figures = _figures_text(trial.comparison)
+    if has_failed(rollout):
+        return CanaryDecision(CanaryStep.ROLL_BACK, CANARY_FAILED, _why_failed(rollout), status=status)
     if trial.since_s is None:
-        if rollout.blocked is not None:
-            return CanaryDecision(CanaryStep.COMPARE, "CanaryBlocked", _with_fix(rollout.blocked), status=status)
-        message = f"{rollout.available} of {rollout.wanted} canary engines ready"
-        return CanaryDecision(CanaryStep.COMPARE, "CanaryStarting", message, status=status)
-    match pool_verdict(trial.comparison, limits_of(canary.max_loss_percent)):
-        case PoolVerdict.NOT_WORSE:
-            return CanaryDecision(
-                CanaryStep.PROMOTE, _PROMOTED, f"All figures are within their limits: {figures}", status=status
-            )
-        case PoolVerdict.WORSE:
-            message = f"The canary is worse than the earlier engines: {figures}"
-            return CanaryDecision(CanaryStep.ROLL_BACK, CANARY_FAILED, message, status=status)
-    left_s = trial.since_s + canary.max_seconds - now_s
-    if left_s > 0:
-        message = f"{figures}; undecided for at most {math.ceil(left_s / 60)} more minutes"
-        return CanaryDecision(CanaryStep.COMPARE, "CanaryComparing", message, status=status)
-    return replace(_after_time(canary, trial.comparison, figures), status=status)
+        return replace(_before_ready(rollout), status=status)
+    figures, left_s = _figures_text(trial.comparison), trial.since_s + canary.max_seconds - now_s
+    verdict = pool_verdict(trial.comparison, limits_of(canary.max_loss_percent))
+    if verdict is PoolVerdict.NOT_WORSE:
+        step, reason, message = CanaryStep.PROMOTE, _PROMOTED, f"All figures are within their limits: {figures}"
+    elif verdict is PoolVerdict.WORSE:
+        message = f"The canary is worse than the earlier engines: {figures}"
+        step, reason = CanaryStep.ROLL_BACK, CANARY_FAILED
+    elif left_s > 0:
+        message = f"{figures}; decided after spec.rollout.canary.maxSeconds: {canary.max_seconds} at the latest"
+        step, reason = CanaryStep.COMPARE, "CanaryComparing"
+    else:
+        return replace(_after_time(canary, trial.comparison, figures), status=status)
+    return CanaryDecision(step, reason, message, status=status)
+
+
+def _before_ready(rollout: Rollout) -> CanaryDecision:
+    if rollout.blocked is not None:
+        return CanaryDecision(CanaryStep.COMPARE, "CanaryBlocked", _with_fix(rollout.blocked))
+    message = f"{rollout.available} of {rollout.wanted} canary engines ready"
+    return CanaryDecision(CanaryStep.COMPARE, "CanaryStarting", message)
 
 
 def _after_time(canary: Canary, comparison: PoolComparison, figures: str) -> CanaryDecision:
@@ -202,8 +203,8 @@ def _after_time(canary: Canary, comparison: PoolComparison, figures: str) -> Can
         fix = "too few requests: send more, or increase maxSeconds"
     elif not comparison.comparable:
         fix = (
-            f"canary engines got {comparison.load_ratio:.2f} times the requests of the others, so their figures cannot be"
-            " compared; check how clients or gateways balance connections"
+            f"canary engines got {comparison.load_ratio:.2f} times the requests of the others, so their figures cannot"
+            " be compared; check how clients or gateways balance connections"
         )
     elif canary.on_undecided is OnUndecided.PROMOTE:
         message = f"{why}; promoted by spec.rollout.canary.onUndecided: {figures}"
@@ -224,8 +225,8 @@ def _with_fix(blocked: Blocked) -> str:
     if blocked.reason != "Unschedulable":
         return message
     return (
-        f"{message}. A canary needs GPUs in addition to those of the serving engines: add a node, lower spec.replicas or"
-        " spec.rollout.canary.replicas, or use spec.rollout.strategy: Replace"
+        f"{message}. A canary needs GPUs in addition to those of the serving engines: add a node, lower spec.replicas"
+        " or spec.rollout.canary.replicas, or use spec.rollout.strategy: Replace"
     )
 
 

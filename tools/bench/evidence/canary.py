@@ -1,4 +1,4 @@
-"""How often a canary is judged wrongly, and how long a verdict takes, with bursty traffic on engines in virtual time."""
+"""How often a canary is judged wrongly, and how long a verdict takes: bursty traffic on engines in virtual time."""
 
 import sys
 from collections import Counter
@@ -63,7 +63,7 @@ def _row(name: str, judged: list[Judged]) -> str:
 def report() -> Iterator[str]:
     """Yield the tables, line by line."""
     heads = [*(each.value for each in PoolFigure), "any", "promoted", "back", "neither"]
-    yield f"runs of {MINUTES} minutes in %: an interval that excluded equality in any block, by figure; then the verdict"
+    yield f"runs of {MINUTES} minutes, in %: an interval that ever excluded equality, by figure; then the verdict"
     with Pool() as pool:
         for title, names, runs in (("equal pools", EQUAL, RUNS), ("changed canary, 1 of 4", CHANGED, POWER_RUNS)):
             yield f"\n{f'{title} ({runs:,} runs)':32}" + "".join(f"{each:>8}"[-8:] for each in heads) + "  minutes"
