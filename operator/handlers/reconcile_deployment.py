@@ -80,7 +80,6 @@ from specdecode_operator.deployment.rollout.rollout_progress import (
     GroupHistory,
     current_pods,
     read_rollout,
-    serving_hash,
 )
 from specdecode_operator.deployment.speculation_policy import (
     OFF,
@@ -652,22 +651,21 @@ class Reconciler:
             record.canary = None
             return None
         facts, canary = outcome.facts, canary_settings(outcome.facts.spec)
-        if record.canary is None or record.canary.template != serving_hash(live):
-            record.canary = CanaryTrial.of(live)
+        trial = record.canary = CanaryTrial.of(live, record.canary)
         pods = current_pods(self._cache.children_of(record.children.key, POD.kind), live)
         serving = facts.spec.serving
         tls = serving.tls_secret is not None
         readings = await self._probe.read_all([*earlier, *pods], serving.port, facts.profile, tls=tls)
         counters, new = served(readings), {pod["metadata"]["name"] for pod in pods}
         rollout = read_rollout(live, pods, canary.replicas)
-        if record.canary.since_s is None and rollout.available:
-            record.canary.since_s = now_s
-        record.canary.comparison.observe(
+        if trial.since_s is None and rollout.available:
+            trial.since_s = now_s
+        trial.comparison.observe(
             {name: each for name, each in counters.items() if name not in new},
             {name: each for name, each in counters.items() if name in new},
             now_s,
         )
-        return judge_canary(canary, record.canary, rollout, now_s)
+        return judge_canary(canary, trial, rollout, now_s)
 
     def _lending(self, parent: ParsedDeployment) -> Lending | None:
         """Return the capture that holds the GPUs of an object's engines, and when it should return them."""

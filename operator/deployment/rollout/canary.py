@@ -126,9 +126,11 @@ class CanaryTrial:
     since_s: float | None = None  # Monotonic time at which a canary engine was first seen ready
 
     @classmethod
-    def of(cls, workload: Body) -> "CanaryTrial":
-        """Return a new comparison for the engines of a canary."""
+    def of(cls, workload: Body, before: "CanaryTrial | None" = None) -> "CanaryTrial":
+        """Return the comparison of the engines of a canary, which is new if the one before was of other engines."""
         template = serving_hash(workload)
+        if before is not None and before.template == template:
+            return before
         return cls(template, PoolComparison(template or ""))
 
 
@@ -231,7 +233,7 @@ def _with_fix(blocked: Blocked) -> str:
 
 
 def _percent(ratio: float) -> str:
-    return f"{100 * (ratio - 1):+.1f} %"
+    return f"{round(100 * (ratio - 1), 1) + 0.0:+.1f} %"  # not "-0.0"
 
 
 def _figure_text(figure: PoolFigure, finding: Finding) -> str:

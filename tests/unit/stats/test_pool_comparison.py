@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -31,10 +32,10 @@ BLOCK = Served(
 )  # fmt: skip
 
 
-def judged(seed: int, minutes: int = 40, **run: object) -> tuple[PoolComparison, PoolVerdict]:
+def judged(seed: int, minutes: int = 40, **run: Any) -> tuple[PoolComparison, PoolVerdict]:
     """Return the comparison of a run up to its first verdict."""
     found, verdict = PoolComparison(str(seed)), PoolVerdict.UNDECIDED
-    for at_s, stable, canary in looks(seed, minutes=minutes, **run):  # type: ignore[arg-type]  passed on
+    for at_s, stable, canary in looks(seed, minutes=minutes, **run):
         if found.observe(stable, canary, at_s) and (verdict := pool_verdict(found, LIMITS)) != PoolVerdict.UNDECIDED:
             break
     return found, verdict
