@@ -35,6 +35,7 @@ from specdecode_operator.stats.verdict import Finding
 CANARY: Final = "Canary"
 CANARY_FAILED: Final = "CanaryFailed"
 _PROMOTED: Final = "Promoted"
+_COMPARING: Final = "CanaryComparing"
 JUDGED: Final = frozenset({(CANARY, CANARY_FAILED), (CANARY, _PROMOTED)})
 """Type and reason of the condition after a verdict."""
 
@@ -162,7 +163,9 @@ class CanaryDecision:
         counts = f"{rollout.available} of {rollout.wanted} engines of an earlier spec serve"
         if self.stalled:
             return stalled(self.reason, f"{counts}; see condition {CANARY}")
-        return working(self.reason, f"{counts} until the canary is judged; see condition {CANARY}")
+        # After the verdict, the next reconcile rolls out or back.
+        reason = self.reason if self.step is CanaryStep.COMPARE else _COMPARING
+        return working(reason, f"{counts} until the canary is judged; see condition {CANARY}")
 
 
 def waiting_decision(blocked: Blocked) -> CanaryDecision:
@@ -186,7 +189,7 @@ def judge_canary(canary: Canary, trial: CanaryTrial, rollout: Rollout, now_s: fl
         step, reason = CanaryStep.ROLL_BACK, CANARY_FAILED
     elif left_s > 0:
         message = f"{figures}; decided after spec.rollout.canary.maxSeconds: {canary.max_seconds} at the latest"
-        step, reason = CanaryStep.COMPARE, "CanaryComparing"
+        step, reason = CanaryStep.COMPARE, _COMPARING
     else:
         return replace(_after_time(canary, trial.comparison, figures), status=status)
     return CanaryDecision(step, reason, message, status=status)
