@@ -195,9 +195,11 @@ def _engine_status(parent: ParsedDeployment, desired: DesiredState, observation:
     elif isinstance(outcome, InCanary):
         reason, readiness = "InCanary", canary_decision(outcome, observation).readiness(rollout)
     else:
-        is_canary = outcome.failure.reason == CANARY_FAILED
-        why = str(outcome.failure) if is_canary else f"the engines of this spec never served ({outcome.failure})"
-        reason, readiness = ROLLED_BACK, rolled_back(rollout, why)
+        failure, reason = outcome.failure, ROLLED_BACK
+        if failure.reason == CANARY_FAILED:
+            readiness = rolled_back(rollout, failure.message, "the canary of this spec failed")
+        else:
+            readiness = rolled_back(rollout, str(failure))
     return _unproven(without_engines(outcome.facts.spec) or readiness, EngineCounts.of_rollout(rollout), reason)
 
 

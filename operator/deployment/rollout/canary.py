@@ -138,9 +138,9 @@ class CanaryTrial:
 class CanaryStep(StrEnum):
     """What to do with a canary."""
 
-    COMPARE = "Compare"
-    PROMOTE = "Promote"
-    ROLL_BACK = "RollBack"
+    COMPARE = "compare"
+    PROMOTE = "promote"
+    ROLL_BACK = "roll back"
 
 
 @dataclass(frozen=True)
