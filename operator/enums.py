@@ -278,6 +278,7 @@ class RolloutStrategy(StrEnum):
 
     REPLACE = "Replace"
     SURGE = "Surge"
+    CANARY = "Canary"
 
 
 class LiveTokenIds(StrEnum):

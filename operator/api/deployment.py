@@ -35,7 +35,7 @@ from specdecode_operator.api.base import (
     TlsSecret,
     map_by,
 )
-from specdecode_operator.api.capture import Against, CaptureRun
+from specdecode_operator.api.capture import Against, CaptureRun, Percent
 from specdecode_operator.api.speculation import Models, ShortText, Speculation, Target
 from specdecode_operator.enums import (
     AcceleratorType,
@@ -680,12 +680,59 @@ class Gate(Against):
     """Roll out without the comparison for as long as this field is set."""
 
 
+class CanaryLimits(ApiModel):
+    """Largest losses that pass, in percent.
+
+    A figure counts as worse if its loss is statistically significant and exceeds half of its limit.
+    """
+
+    tpot: Percent = 10
+    """Limit for the increase of the time per output token (TPOT), in percent."""
+
+    ttft: Percent = 20
+    """Limit for the increase of the time to first token (TTFT) per prompt token, in percent."""
+
+    errors: Percent = 1
+    """Limit for the increase of finished requests per answered request, in percent. Answered requests ended with a stop
+    or at the length limit."""
+
+
+class OnUndecided(StrEnum):
+    """What happens to a canary that cannot be judged in time."""
+
+    ROLL_BACK = "RollBack"
+    PROMOTE = "Promote"
+
+
+class Canary(ApiModel):
+    """Engines of a new spec that serve a share of the traffic until they are judged."""
+
+    replicas: StrictInt = Field(default=1, ge=1, le=1000)
+    """Number of canary engines, in addition to replicas. Their share of the traffic follows from it: 1 next to 3
+    engines gets about a quarter of the connections."""
+
+    max_loss_percent: CanaryLimits = CanaryLimits()
+    """Largest losses against the earlier engines that pass, in percent."""
+
+    max_seconds: StrictInt = Field(default=3600, ge=300, le=604_800)
+    """Maximum time in seconds for which both pools are compared, counted from the first ready canary engine. It starts
+    again when the operator restarts."""
+
+    on_undecided: OnUndecided = OnUndecided.ROLL_BACK
+    """What to do after maxSeconds if the canary is neither worse nor proven to be within all limits. Promote still
+    rolls back if fewer than 7 blocks were compared, or if the pools got different shares of the traffic."""
+
+
 class Rollout(ApiModel):
     """How engines of a new spec replace the running ones."""
 
     strategy: RolloutStrategy = RolloutStrategy.REPLACE
     """Replace stops an old engine before its successor starts and needs no extra GPUs. Surge first starts one engine
-    more than replicas, so that capacity does not drop during the rollout."""
+    more than replicas, so that capacity does not drop during the rollout. Canary first compares additional engines of
+    the new spec with the running ones under production traffic, and then continues like Surge or rolls back."""
+
+    canary: Canary | None = None
+    """Settings of strategy Canary. If not set, their defaults apply."""
 
     gate: Gate | None = None
     """Compare changed engines with a golden capture, and roll them out only if they perform as well. If not set,

@@ -203,7 +203,7 @@ class ObservedStatus(ApiModel):
     """Share of decoding steps that verified a draft, in percent."""
 
 
-class CanaryStatus(ApiModel):
+class CanariesStatus(ApiModel):
     """Answers of running engines to the canary prompts since they started."""
 
     right: int
@@ -299,6 +299,48 @@ class AcceptanceStatus(ApiModel):
     """Time at which engines stopped reporting it, RFC 3339. Not set while they report it."""
 
 
+class CanaryFigure(ApiModel):
+    """One figure of both pools. A ratio above 1 means that the canary is worse."""
+
+    name: Word
+    """Name of the figure: tpot, ttft or errors."""
+
+    verdict: Word
+    """Verdict with the limit of this figure: Holds, Worse or Undecided."""
+
+    ratio: Word | None = None
+    """Value of the canary divided by that of the earlier engines, as a decimal."""
+
+    low: Word | None = None
+    """Lower end of the 95 % confidence interval of the ratio, as a decimal. Not set while it has no such end."""
+
+    high: Word | None = None
+    """Upper end of the 95 % confidence interval of the ratio, as a decimal. Not set while it has no such end."""
+
+
+class CanaryStatus(ApiModel):
+    """Comparison of a canary with the earlier engines."""
+
+    engines: Word
+    """Ready canary engines out of desired ones, such as 1/1."""
+
+    blocks: int
+    """Number of compared blocks of at least one minute. They start at zero when the operator restarts."""
+
+    load_ratio: Word | None = None
+    """Requests per canary engine divided by requests per earlier engine, as a decimal. Without a verdict if it is below
+    0.8 or above 1.25."""
+
+    tokens_per_step: Word | None = None
+    """Tokens that a request gets from one step of a canary engine, as a decimal."""
+
+    earlier_tokens_per_step: Word | None = None
+    """Tokens that a request gets from one step of an earlier engine, as a decimal."""
+
+    figures: list[CanaryFigure] = Field(default=[], max_length=8, json_schema_extra=map_by("name"))
+    """Figures that are compared."""
+
+
 class KeptEntry(ApiModel):
     """Internal: digest of a ConfigMap entry or child object as the operator wrote it."""
 
@@ -338,8 +380,11 @@ class SpecDecodeDeploymentStatus(ApiModel):
     policy: PolicyStatus | None = None
     """Current decision of the policy, and its reason."""
 
-    canaries: CanaryStatus | None = None
+    canaries: CanariesStatus | None = None
     """Answers to the canary prompts of spec.policy.canaries, and what they cost."""
+
+    canary: CanaryStatus | None = None
+    """Comparison of the canary with the earlier engines. Not set without a canary."""
 
     captures: list[ScheduleStatus] = Field(default=[], max_length=8, json_schema_extra=map_by("name"))
     """Status of the capture schedules."""

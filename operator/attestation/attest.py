@@ -34,8 +34,9 @@ from specdecode_operator.attestation.statement import (
 )
 from specdecode_operator.attestation.verify import images_of
 from specdecode_operator.cluster.manifests import owned
-from specdecode_operator.deployment.desired_state import DesiredState, Launch, NotLaunched
+from specdecode_operator.deployment.desired_state import DesiredState, InCanary, Launch, NotLaunched
 from specdecode_operator.deployment.parsed_deployment import ParsedDeployment
+from specdecode_operator.deployment.rollout.canary import is_canary
 from specdecode_operator.deployment.rollout.engine_workload import pod_templates
 from specdecode_operator.deployment.rollout.rollback import last_good_name, read_last_good
 from specdecode_operator.deployment.rollout.rollout_progress import current_pods
@@ -79,6 +80,9 @@ def attested(
     An existing entry counts only if the current key or a former one signed it.
     """
     outcome, workload = desired.outcome, desired.workload
+    if isinstance(outcome, InCanary):
+        # The earlier engines are attested already. The pods of their successor differ from the canary's by a label.
+        outcome, workload = outcome.launch, next(filter(is_canary, desired.children), None)
     if isinstance(outcome, NotLaunched) or workload is None:
         return desired
     pods = _pods(workload)

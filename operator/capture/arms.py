@@ -17,7 +17,15 @@ from specdecode_operator.capture.job.pod_files import ARM
 from specdecode_operator.capture.observation import CapturedDeployment
 from specdecode_operator.cluster.resources import ENGINE_CONTAINER
 from specdecode_operator.deployment.conditions import Blocked
-from specdecode_operator.deployment.desired_state import DesiredState, Gated, Launch, NotLaunched, Outcome, RolledBack
+from specdecode_operator.deployment.desired_state import (
+    DesiredState,
+    Gated,
+    InCanary,
+    Launch,
+    NotLaunched,
+    Outcome,
+    RolledBack,
+)
 from specdecode_operator.deployment.engine_pod import engine_pod
 from specdecode_operator.deployment.models import model_locations
 from specdecode_operator.deployment.models.model_jobs import DOWNLOADING, RESOLVING
@@ -146,7 +154,7 @@ def arm_states(
 
 
 def _ungated(outcome: Outcome) -> Launch | RolledBack | NotLaunched:
-    return outcome.launch if isinstance(outcome, Gated) else outcome
+    return outcome.launch if isinstance(outcome, Gated | InCanary) else outcome
 
 
 def arm_body(arm: Arm, body: Body, launch: Launch) -> Body:

@@ -7,7 +7,7 @@ from specdecode_operator.capture.load.arrivals import expected_duration_s
 from specdecode_operator.capture.load.datasets import parts_of
 from specdecode_operator.capture.observation import CapturedDeployment, ObservedDeployment, dataset_claim
 from specdecode_operator.deployment.conditions import Blocked
-from specdecode_operator.deployment.desired_state import Gated, NotLaunched, RolledBack
+from specdecode_operator.deployment.desired_state import Gated, InCanary, NotLaunched, RolledBack
 from specdecode_operator.deployment.live_recorder import RUST_FRONTEND_VARIABLE, uses_rust_frontend
 from specdecode_operator.deployment.spec_facts import Facts
 from specdecode_operator.sizing.plan import Plan
@@ -28,7 +28,7 @@ def captured_deployment(
         )
         return Blocked("DeploymentNotFound", message)
     outcome = observed.desired.outcome
-    if gate_capture is not None or isinstance(outcome, Gated):
+    if gate_capture is not None or isinstance(outcome, Gated | InCanary):
         # The engines that wait at a gate are for the capture that judges them, and for no other.
         held = outcome if isinstance(outcome, Gated) and outcome.held.capture == gate_capture else None
         if held is None and gate_capture is not None:
@@ -37,7 +37,8 @@ def captured_deployment(
             )
             return Blocked("GateElsewhere", message)
         if held is None:
-            message = f"the engines of deployment {name} wait at its gate; continues when they serve"
+            where = "wait at its gate" if isinstance(outcome, Gated) else "are compared in a canary"
+            message = f"the engines of deployment {name} {where}; continues when they serve"
             return Blocked("DeploymentGated", message)
     if isinstance(outcome, RolledBack):
         message = f"deployment {name} was rolled back ({outcome.failure}); continues when its spec serves"
@@ -46,7 +47,7 @@ def captured_deployment(
         why = f"{outcome.readiness.reason}: {outcome.readiness.message}"
         message = f"deployment {name} has no plan in force ({why}); continues when it has one"
         return Blocked("DeploymentNotPlanned", message, permanent=outcome.readiness.stalled)
-    launch = outcome.launch if isinstance(outcome, Gated) else outcome
+    launch = outcome.launch if isinstance(outcome, Gated | InCanary) else outcome
     return CapturedDeployment(observed.key, observed.uid, observed.generation, launch)
 
 

@@ -12,6 +12,9 @@ APPLIED_HASH_ANNOTATION = "specdecode.io/applied-hash"
 CAPTURE_LABEL = "specdecode.io/capture"
 """On children of a SpecDecodeCapture, its pods too: no engine's label, which Services and autoscalers select by."""
 
+POOL_LABEL = "specdecode.io/pool"
+"""On pods of a canary, which have the labels of engine pods too."""
+
 CAPTURED_DEPLOYMENT_LABEL = "specdecode.io/captured-deployment"
 SCHEDULE_LABEL = "specdecode.io/schedule"
 """On captures that a schedule of their deployment started, and on their claims."""

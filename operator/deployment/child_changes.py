@@ -17,6 +17,7 @@ from specdecode_operator.deployment.desired_state import DesiredState, Launch, N
 from specdecode_operator.deployment.observed.observation import Observation, rollout_of
 from specdecode_operator.deployment.parsed_deployment import ParsedDeployment
 from specdecode_operator.deployment.rollout.blocked_pods import backs_off, running_pods
+from specdecode_operator.deployment.rollout.canary import is_canary
 from specdecode_operator.deployment.rollout.engine_workload import WORKLOAD_KINDS
 from specdecode_operator.deployment.rollout.rollout_progress import (
     GroupHistory,
@@ -99,7 +100,8 @@ def objects_to_delete(
 ) -> list[Body]:
     """Return the live children to delete; ``successor`` is the live workload of the wanted kind.
 
-    Without a launch, the workload of an earlier spec stays with its objects, and only Jobs for models are deleted.
+    Without a launch, the workload of an earlier spec stays with its objects. Only Jobs for models and a canary, which
+    cannot be judged then, are deleted.
     """
     outcome = desired.outcome
     # A dependency is missing for now, such as nodes. Keep running downloads rather than restart them later.
@@ -109,18 +111,18 @@ def objects_to_delete(
     # The object's Service always has the object's name and is garbage-collected with it. Never delete another one.
     unwanted = [child for child in live if identity(child) not in wanted and child["kind"] != SERVICE.kind]
     if isinstance(outcome, NotLaunched):
-        return [child for child in unwanted if child["kind"] == JOB.kind]
+        return [child for child in unwanted if child["kind"] == JOB.kind or is_canary(child)]
     # With strategy Surge, delete a workload of the other kind when its successor serves; otherwise immediately.
-    may_replace = not outcome.facts.spec.rollout.paused
-    surges = outcome.facts.spec.rollout.strategy is RolloutStrategy.SURGE and wanted_replicas(outcome.facts) > 0
+    may_replace, strategy = not outcome.facts.spec.rollout.paused, outcome.facts.spec.rollout.strategy
+    surges = strategy is not RolloutStrategy.REPLACE and wanted_replicas(outcome.facts) > 0
     if may_replace and surges:
         may_replace = rollout_of(outcome, Observation(successor, current_pods(pods, successor))).complete
-    return [child for child in unwanted if child["kind"] not in WORKLOAD_KINDS or may_replace]
+    return [child for child in unwanted if child["kind"] not in WORKLOAD_KINDS or is_canary(child) or may_replace]
 
 
 def _paused_workload(desired: DesiredState, live: Iterable[Body]) -> Body | None:
     outcome, workload = desired.outcome, desired.workload
     if not isinstance(outcome, Launch) or workload is None or not outcome.facts.spec.rollout.paused:
         return None
-    running = {child["kind"]: child for child in live if child["kind"] in WORKLOAD_KINDS}
+    running = {child["kind"]: child for child in live if child["kind"] in WORKLOAD_KINDS and not is_canary(child)}
     return None if workload["kind"] in running else next(iter(running.values()), None)

@@ -112,7 +112,7 @@ def render_children(key: Key, uid: str, facts: Facts, plan: Plan, plan_texts: Ma
         children.append(owned(render_template("poddisruptionbudget", budget), key, uid))
     values: dict[str, Any] = {
         "replicas": wanted_replicas(facts),
-        "surge": spec.rollout.strategy is RolloutStrategy.SURGE,
+        "surge": spec.rollout.strategy is not RolloutStrategy.REPLACE,
         "paused": spec.rollout.paused,
         "name": name,
     }

@@ -24,6 +24,7 @@ from specdecode_operator.deployment.desired_state import (
     ClusterState,
     DesiredState,
     Gated,
+    InCanary,
     Launch,
     NotLaunched,
     RolledBack,
@@ -51,6 +52,15 @@ from specdecode_operator.deployment.models.model_locations import (
 )
 from specdecode_operator.deployment.parsed_deployment import ParsedDeployment
 from specdecode_operator.deployment.planning import full_matrix, make_plan, passed_over, plan_status, planned_condition
+from specdecode_operator.deployment.rollout.canary import (
+    awaits_canary,
+    canary_attempt,
+    canary_settings,
+    canary_workload,
+    promoted_condition,
+    rolled_back_condition,
+    why_no_canary,
+)
 from specdecode_operator.deployment.rollout.engine_workload import pod_templates
 from specdecode_operator.deployment.rollout.readiness import Readiness, readiness_of, stalled, without_engines, working
 from specdecode_operator.deployment.rollout.rollback import attempt_of, put_back, render_last_good
@@ -251,7 +261,7 @@ def _accepted(facts: Facts) -> ConditionUpdate:
 def _launch(
     parent: ParsedDeployment, planned: _Planned, commits: Mapping[str, str], cluster: ClusterState
 ) -> DesiredState:
-    """Launch the plan, or keep the last good workload if these engines failed before or wait at the gate."""
+    """Launch the plan, or keep the last good workload if these engines failed before or are not yet judged."""
     key, uid, plan, last_good, gate = parent.key, parent.uid, planned.plan, cluster.last_good, cluster.gate
     if last_good is not None:
         allowed = (cluster.host_paths, cluster.pod_template, key.namespace)
@@ -260,9 +270,12 @@ def _launch(
         if not is_allowed or not allows_token_ids(pods, cluster.live_token_ids):
             last_good = None
     facts, kept_commits = at_commits(key, uid, planned.facts, commits, parent.written_spec)
-    launch = Launch(facts, plan, planned.plan_status)
+    launch, spec = Launch(facts, plan, planned.plan_status), facts.spec
     *others, workload = [*kept_commits, *render_children(key, uid, facts, plan, planned.plan_texts)]
-    passed = passed_condition(key, facts.spec, workload, last_good, gate)
+    passed = [
+        *passed_condition(key, spec, workload, last_good, gate),
+        *promoted_condition(spec, workload, last_good),
+    ]
     if last_good is None:
         return DesiredState(launch, [*planned.conditions, *passed], [*others, workload])
     kept, failure = render_last_good(key, uid, last_good), last_good.failure
@@ -270,13 +283,23 @@ def _launch(
     of_earlier = list[Body]()
     if live_recorder_blocked(facts) is not None and any(map(carries_recorder, pod_templates(earlier))):
         of_earlier = [recorder_config_map(key, uid)]
-    if failure is not None and failure.attempt == attempt_of(facts.spec, plan.chosen):
+    # The gate and the canary do not apply to a policy's choice: a capture with arms measured it, and the golden capture
+    # has other settings.
+    in_canary = not parent.by_policy and awaits_canary(spec, workload, last_good)
+    attempt = canary_attempt(spec, plan.chosen) if in_canary else ""
+    if failure is not None and failure.attempt in {attempt_of(spec, plan.chosen), attempt}:
         rolled_back = RolledBack(facts, planned.plan_status, failure)
-        return DesiredState(rolled_back, planned.conditions, [kept, *of_earlier, *others, earlier])
-    # The gate does not apply to a policy's choice: a capture with arms measured it, and the golden capture has other
-    # settings.
-    held = None if parent.by_policy else held_at_gate(key, facts.spec, workload, last_good, gate)
+        judged = [rolled_back_condition(failure)] if failure.attempt == attempt else []
+        return DesiredState(rolled_back, [*planned.conditions, *judged], [kept, *of_earlier, *others, earlier])
+    held = None if parent.by_policy else held_at_gate(key, spec, workload, last_good, gate)
     if held:
         gated = Gated(facts, planned.plan_status, launch, held)
         return DesiredState(gated, [*planned.conditions, held_condition(held)], [kept, *of_earlier, *others, earlier])
+    if in_canary:
+        waits = why_no_canary(spec, workload, last_good.workload)
+        outcome = InCanary(facts, planned.plan_status, launch, attempt, workload, waits)
+        replicas = canary_settings(spec).replicas
+        canary = [] if waits else [canary_workload(key, uid, workload, replicas)]
+        of_gate = passed_condition(key, spec, workload, last_good, gate)
+        return DesiredState(outcome, [*planned.conditions, *of_gate], [kept, *of_earlier, *others, *canary, earlier])
     return DesiredState(launch, [*planned.conditions, *passed], [kept, *others, workload])

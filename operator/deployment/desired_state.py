@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment_status import PlanStatus
 from specdecode_operator.cluster.nodes import NodeFacts, NodesFrom
-from specdecode_operator.deployment.conditions import ConditionUpdate
+from specdecode_operator.deployment.conditions import Blocked, ConditionUpdate
 from specdecode_operator.deployment.models.model_facts import SiteFacts
 from specdecode_operator.deployment.models.model_locations import ModelSource
 from specdecode_operator.deployment.pod_security import NONE_ALLOWED
@@ -70,6 +70,18 @@ class Gated:
 
 
 @dataclass(frozen=True)
+class InCanary:
+    """Keep the workload that serves while a canary of this spec's engines serves a share of the traffic."""
+
+    facts: Facts
+    plan_status: PlanStatus
+    launch: Launch
+    attempt: str
+    promoted: Body  # The workload that replaces the earlier one if the canary passes
+    waits: Blocked | None = None  # Why there is no canary at present
+
+
+@dataclass(frozen=True)
 class NotLaunched:
     """Launch no engines for this spec; a workload of an earlier spec stays."""
 
@@ -77,7 +89,7 @@ class NotLaunched:
     plan_status: PlanStatus | None = None
 
 
-Outcome = Launch | RolledBack | Gated | NotLaunched
+Outcome = Launch | RolledBack | Gated | InCanary | NotLaunched
 
 
 @dataclass(frozen=True)

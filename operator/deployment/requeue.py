@@ -6,7 +6,7 @@ from datetime import datetime
 
 from specdecode_operator.api.deployment import ScheduleStatus
 from specdecode_operator.cluster.resources import JOB, LEADER_WORKER_SET
-from specdecode_operator.deployment.desired_state import DesiredState
+from specdecode_operator.deployment.desired_state import DesiredState, InCanary
 from specdecode_operator.deployment.observed.observation import Observation
 from specdecode_operator.deployment.parsed_deployment import ParsedDeployment
 from specdecode_operator.deployment.rollout.blocked_pods import rejections
@@ -40,6 +40,7 @@ def requeue_for(
         or observation.contested
         or waits
         or acts
+        or isinstance(desired.outcome, InCanary)
         or rejections(observation.pods)
     )
     times = [datetime.fromisoformat(each.next_schedule_time) for each in schedules if each.next_schedule_time]

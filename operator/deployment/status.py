@@ -6,7 +6,12 @@ from datetime import datetime
 from typing import Final
 
 from specdecode_operator.api.deployment import PolicyStatus, ScheduleStatus
-from specdecode_operator.api.deployment_status import ObservedStatus, SpecDecodeDeploymentStatus, SpeculationFeature
+from specdecode_operator.api.deployment_status import (
+    CanaryStatus,
+    ObservedStatus,
+    SpecDecodeDeploymentStatus,
+    SpeculationFeature,
+)
 from specdecode_operator.cluster.resources import KEPT_MANAGERS_ANNOTATION, selector_labels
 from specdecode_operator.deployment.conditions import (
     CRASH_LOOP,
@@ -20,7 +25,7 @@ from specdecode_operator.deployment.conditions import (
     kept,
     stamp,
 )
-from specdecode_operator.deployment.desired_state import DesiredState, Gated, Launch, NotLaunched
+from specdecode_operator.deployment.desired_state import DesiredState, Gated, InCanary, Launch, NotLaunched
 from specdecode_operator.deployment.observed.decay import decay_condition
 from specdecode_operator.deployment.observed.engine_reports import (
     budget_condition,
@@ -28,15 +33,16 @@ from specdecode_operator.deployment.observed.engine_reports import (
     observed_status,
     steady,
 )
-from specdecode_operator.deployment.observed.observation import Observation, rollout_of
+from specdecode_operator.deployment.observed.observation import Observation, canary_decision, rollout_of
 from specdecode_operator.deployment.observed.speculation_in_force import (
     last_acceptance,
     prove_speculation,
     settings_condition,
     with_last_acceptance,
 )
-from specdecode_operator.deployment.observed.wrong_answers import canary_status
+from specdecode_operator.deployment.observed.wrong_answers import canaries_status
 from specdecode_operator.deployment.parsed_deployment import ParsedDeployment, is_off_until_change
+from specdecode_operator.deployment.rollout.canary import CANARY_FAILED, JUDGED
 from specdecode_operator.deployment.rollout.readiness import (
     CAPTURE_OVERDUE,
     ROLLED_BACK,
@@ -117,7 +123,10 @@ def compose_status(  # noqa: PLR0913  the status combines these inputs
     if parent.written_spec is not None:
         proofs = [replace(each, message=_BY_POLICY) if each.reason == "Disabled" else each for each in proofs]
     effective = _effective_condition(observation, seen.declined, policy)
-    conditions = [*readiness.conditions(desired.conditions), available, *proofs, *effective]
+    details = list(desired.conditions)
+    if isinstance(desired.outcome, InCanary):
+        details.append(canary_decision(desired.outcome, observation).condition())
+    conditions = [*readiness.conditions(details), available, *proofs, *effective]
     if observation.contested:
         message = f"{'; '.join(observation.contested)}: changed again after each repair. {_CONTESTED_FIX}"
         conditions.append(ConditionUpdate("ChildrenInSync", FALSE, "RepairsUndone", message))
@@ -131,7 +140,8 @@ def compose_status(  # noqa: PLR0913  the status combines these inputs
         speculation=seen.features,
         figures=observation.figures,
         policy=policy,
-        canaries=canary_status(facts, observation.answers, parent.status.canaries),
+        canaries=canaries_status(facts, observation.answers, parent.status.canaries),
+        canary=_canary_status(parent, desired, observation),
         captures=list(parent.status.captures if schedules is None else schedules),
         ready=f"{seen.counts.ready}/{_wanted_engines(parent)}",
         kept=parent.status.kept,
@@ -163,6 +173,14 @@ def _effective_condition(
     return [found] if found else []
 
 
+def _canary_status(parent: ParsedDeployment, desired: DesiredState, observation: Observation) -> CanaryStatus | None:
+    """Return the comparison of the canary; the last one stays while its verdict applies."""
+    if isinstance(desired.outcome, InCanary):
+        return canary_decision(desired.outcome, observation).status
+    judged = any((each.type, each.reason) in JUDGED for each in desired.conditions)
+    return parent.status.canary if judged else None
+
+
 def _wanted_engines(parent: ParsedDeployment) -> int:
     """Return the number of engines in the spec, even if it is invalid or a capture has the GPUs."""
     replicas = parent.raw_spec.get("replicas", 1)
@@ -181,8 +199,14 @@ def _engine_status(parent: ParsedDeployment, desired: DesiredState, observation:
     rollout = rollout_of(outcome, observation)
     if isinstance(outcome, Gated):
         reason, readiness = "WaitsAtGate", held_readiness(outcome.held, rollout)
+    elif isinstance(outcome, InCanary):
+        reason, readiness = "InCanary", canary_decision(outcome, observation).readiness(rollout)
     else:
-        reason, readiness = ROLLED_BACK, rolled_back(rollout, str(outcome.failure))
+        failure, reason = outcome.failure, ROLLED_BACK
+        if failure.reason == CANARY_FAILED:
+            readiness = rolled_back(rollout, failure.message, "the canary of this spec failed")
+        else:
+            readiness = rolled_back(rollout, str(failure))
     return _unproven(without_engines(outcome.facts.spec) or readiness, EngineCounts.of_rollout(rollout), reason)
 
 

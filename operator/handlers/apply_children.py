@@ -38,6 +38,7 @@ from specdecode_operator.cluster.drift import (
 from specdecode_operator.cluster.resources import (
     CHILDREN,
     CONFIG_MAP,
+    DEPLOYMENT,
     LEADER_WORKER_SET,
     POD,
     Resource,
@@ -55,6 +56,7 @@ from specdecode_operator.deployment.desired_state import DesiredState, Outcome
 from specdecode_operator.deployment.models.model_facts import CONFIG_MAP_NAME, facts_config_map
 from specdecode_operator.deployment.parsed_deployment import ParsedDeployment
 from specdecode_operator.deployment.rollout.blocked_pods import rejections
+from specdecode_operator.deployment.rollout.canary import canary_name, is_canary
 from specdecode_operator.deployment.rollout.engine_workload import WORKLOAD_KINDS
 from specdecode_operator.deployment.rollout.readiness import Readiness, readiness_of, stalled, working
 from specdecode_operator.deployment.rollout.rollout_progress import NO_GROUP_HISTORY, GroupHistory, current_pods
@@ -394,10 +396,16 @@ class EngineChildren(Children):
         If no workload is desired, the first one is the earlier workload.
         """
         wanted = None if desired is None else self._wanted(desired)
-        live = {key: child for key, child in self.owned().items() if key[0] in WORKLOAD_KINDS}
+        live = {
+            name: child for name, child in self.owned().items() if name[0] in WORKLOAD_KINDS and not is_canary(child)
+        }
         if wanted is None:
             return next(iter(live.values()), None), None
         return live.pop(wanted, None), next(iter(live.values()), None)
+
+    def canary(self) -> Body | None:
+        """Return the live Deployment of the canary; None without one."""
+        return self.owned().get((DEPLOYMENT.kind, canary_name(self.key)))
 
     def _wanted(self, desired: DesiredState) -> Identity | None:
         if self._in_line is not None and self._in_line.outcome is desired.outcome:

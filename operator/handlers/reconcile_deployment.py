@@ -35,7 +35,14 @@ from specdecode_operator.cluster.resources import CONFIG_MAP, JOB, MODEL_FACTS_N
 from specdecode_operator.deployment.conditions import CRASH_LOOP, WRONG_ANSWERS
 from specdecode_operator.deployment.configmap_digests import believed, digests, kept_entries, own_proofs, proofs_in
 from specdecode_operator.deployment.decision import internal_error, newly_read_models
-from specdecode_operator.deployment.desired_state import ClusterState, DesiredState, Launch, RolledBack
+from specdecode_operator.deployment.desired_state import (
+    ClusterState,
+    DesiredState,
+    InCanary,
+    Launch,
+    Outcome,
+    RolledBack,
+)
 from specdecode_operator.deployment.models.model_facts import believed_entries, site_facts_of
 from specdecode_operator.deployment.models.model_jobs import downloads_name, is_model_pod, read_downloads
 from specdecode_operator.deployment.models.model_locations import claims_named
@@ -61,11 +68,23 @@ from specdecode_operator.deployment.parsed_deployment import (
 from specdecode_operator.deployment.planning import plan_change, planned_break_even
 from specdecode_operator.deployment.requeue import Requeue, requeue_for
 from specdecode_operator.deployment.rollout.blocked_pods import waits_for_claim
+from specdecode_operator.deployment.rollout.canary import (
+    CanaryDecision,
+    CanaryTrial,
+    after_canary,
+    canary_settings,
+    judge_canary,
+)
 from specdecode_operator.deployment.rollout.engine_workload import serving_pods
 from specdecode_operator.deployment.rollout.readiness import Lending, Readiness, lent_since
 from specdecode_operator.deployment.rollout.rollback import LastGood, last_good_name, read_last_good, render_last_good
 from specdecode_operator.deployment.rollout.rollout_gate import GateState, may_be_of_gate
-from specdecode_operator.deployment.rollout.rollout_progress import NO_GROUP_HISTORY, GroupHistory, current_pods
+from specdecode_operator.deployment.rollout.rollout_progress import (
+    NO_GROUP_HISTORY,
+    GroupHistory,
+    current_pods,
+    read_rollout,
+)
 from specdecode_operator.deployment.speculation_policy import (
     OFF,
     Measured,
@@ -93,6 +112,7 @@ from specdecode_operator.handlers.settings import Settings
 from specdecode_operator.handlers.status_writer import Reporter
 from specdecode_operator.problems import InvalidSpecError
 from specdecode_operator.stats.engine_window import NOTHING_RECENT, Recent, Window, update_recent
+from specdecode_operator.stats.pool_comparison import served
 from specdecode_operator.vllm.engine_metrics import Reading, Unreachable
 
 _logger = logging.getLogger(__name__)
@@ -353,6 +373,7 @@ class Record:
     groups: GroupHistory | None = None
     kept: dict[str, str] | None = None
     """Digests of ConfigMap entries; None before the first reconcile, when only the status contains them."""
+    canary: CanaryTrial | None = None
     last_good: LastGood | None = None
     """Content of the ConfigMap with the last good workload, in case that is deleted."""
     last_good_digests: dict[str, str] = field(default_factory=dict)
@@ -412,6 +433,7 @@ class Reconciler:
         if observation.silent_s is None:  # An engine that misses a scrape keeps its residual.
             self._metrics.set_residual(key, observed_residual(desired, observation))
         blocked = await self._keep_last_good(parent, desired, observation, cluster.last_good)
+        blocked = blocked or await self._keep_verdict(parent, desired, observation, cluster.last_good)
         record.kept = self._kept(parent, desired, cluster.model_facts)
         schedules = await keep_schedules(record.children, parent, parent.schedules)
         observation = replace(observation, blocked=blocked or observation.blocked)
@@ -556,8 +578,23 @@ class Reconciler:
         record = self._record(parent)
         if not record.last_good_due:
             return None
-        now = update_last_good(desired, observation, before)
-        blocked = None
+        blocked = await self._store(parent, before, update_last_good(desired, observation, before))
+        record.last_good_due = blocked is not None
+        return blocked
+
+    async def _keep_verdict(
+        self, parent: ParsedDeployment, desired: DesiredState, observation: Observation, before: LastGood | None
+    ) -> Readiness | None:
+        """Store the verdict on a canary, and report it; return what blocks this, or None."""
+        outcome, decision = desired.outcome, observation.canary
+        if before is None or decision is None or not isinstance(outcome, InCanary):
+            return None
+        now = after_canary(before, decision, outcome.promoted, outcome.attempt)
+        return None if now == before else await self._store(parent, before, now)
+
+    async def _store(self, parent: ParsedDeployment, before: LastGood | None, now: LastGood | None) -> Readiness | None:
+        """Write the ConfigMap with the last good workload if it changed; return what blocks this, or None."""
+        record, blocked = self._record(parent), None
         if now is not None and now != before:
             rendered = render_last_good(parent.key, parent.uid, now)
             blocked = await self._write(parent, record.children.apply([rendered], parent.kept_managers))
@@ -565,7 +602,6 @@ class Reconciler:
         if kept != record.last_good:
             entries = render_last_good(parent.key, parent.uid, kept)["data"] if kept else {}
             record.last_good, record.last_good_digests = kept, digests(last_good_name(parent.key), entries)
-        record.last_good_due = blocked is not None
         return blocked
 
     async def _write(self, parent: ParsedDeployment, writing: Awaitable[object]) -> Readiness | None:
@@ -607,6 +643,7 @@ class Reconciler:
             workload,
             pods,
             readings,
+            canary=await self._observe_canary(desired.outcome, record, pods, now_s) if blocked is None else None,
             recent=record.recent,
             decay=record.decay,
             crash_loop=crash_loop(record.crashes, unix_s, spec) if speculates else None,
@@ -623,6 +660,31 @@ class Reconciler:
         )
         record.groups = update_group_history(record.groups, desired, observation, last_good, unix_s)
         return replace(observation, groups=record.groups)
+
+    async def _observe_canary(
+        self, outcome: Outcome, record: Record, earlier: list[Body], now_s: float
+    ) -> CanaryDecision | None:
+        """Scrape both pools, add to their comparison, and judge the canary; ``earlier`` are pods of the other pool."""
+        live = record.children.canary()
+        if not isinstance(outcome, InCanary) or outcome.waits is not None or live is None:
+            record.canary = None
+            return None
+        facts, canary = outcome.facts, canary_settings(outcome.facts.spec)
+        trial = record.canary = CanaryTrial.of(live, record.canary)
+        pods = current_pods(self._cache.children_of(record.children.key, POD.kind), live)
+        serving = facts.spec.serving
+        tls = serving.tls_secret is not None
+        readings = await self._probe.read_all([*earlier, *pods], serving.port, facts.profile, tls=tls)
+        counters, new = served(readings), {pod["metadata"]["name"] for pod in pods}
+        rollout = read_rollout(live, pods, canary.replicas)
+        if trial.since_s is None and rollout.available:
+            trial.since_s = now_s
+        trial.comparison.observe(
+            {name: each for name, each in counters.items() if name not in new},
+            {name: each for name, each in counters.items() if name in new},
+            now_s,
+        )
+        return judge_canary(canary, trial, rollout, now_s)
 
     def _lending(self, parent: ParsedDeployment) -> Lending | None:
         """Return the capture that holds the GPUs of an object's engines, and when it should return them."""

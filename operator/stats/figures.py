@@ -24,14 +24,14 @@ from specdecode_operator.stats.measures import (
     growth_between,
     page_of,
 )
-from specdecode_operator.vllm.engine_metrics import Exposition
+from specdecode_operator.vllm.engine_metrics import ANSWERED_REASONS, Exposition
 from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, find_profile
 
 WINDOW: Final = Scope().window
 """Window of a recorded figure: ten scrapes at the usual interval."""
 
-ANSWERED: Final = "stop|length"
-"""Finish reasons of answered requests; the other reasons are abort, error and repetition."""
+ANSWERED: Final = "|".join(ANSWERED_REASONS)
+"""Finish reasons of answered requests, as a regular expression."""
 
 TTFT_LIMIT: Final = "$ttft_limit"
 TPOT_LIMIT: Final = "$tpot_limit"

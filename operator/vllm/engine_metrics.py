@@ -25,9 +25,9 @@ With 64 data-parallel ranks, the most that are served, vLLM 0.33 writes about 30
 creation times.
 """
 _MAX_READ_LINES: Final = 8_000
-"""Most lines with requested names. A rank has 66, plus one for each of up to 32 draft positions."""
+"""Most lines with requested names. A rank has 73, plus one for each of up to 32 draft positions."""
 _MAX_READ_CHARACTERS: Final = 2**20
-"""Most characters in these lines: 64 ranks have about 750,000."""
+"""Most characters in these lines: 64 ranks have about 800,000."""
 _MAX_LINE_CHARACTERS: Final = 8 * 1024
 """Most characters in one requested line: the cache's configuration has 1,100."""
 _MAX_COUNTER: Final = 2**53
@@ -42,6 +42,9 @@ CANARY_REFUSED: Final = "specdecode:canary_unsupported"
 """Metrics about canary answers, from the recorder in the engine (capture/recorder/canary_metrics.py)."""
 
 _CANARY_VERDICTS: Final = ("right", "wrong", "unconfirmed", "failed")
+
+ANSWERED_REASONS: Final = ("stop", "length")
+"""Finish reasons of answered requests; the other reasons are abort, error and repetition."""
 
 _UNSET: Final = "None"
 _WORD: Final = re.compile(r"[\w.+-]{1,64}", re.ASCII)
@@ -208,6 +211,12 @@ class EngineReading:
     """Requests that generated their first token."""
     canaries: CanaryReading | None = None
     """None if the engine was asked no canary prompt."""
+    first_token_seconds: float | None = None
+    """Time to the first token in seconds, summed over these requests."""
+    prompt_tokens: int | None = None
+    finished_requests: int | None = None
+    answered_requests: int | None = None
+    """Finished requests that ended with a stop or at the length limit."""
     speculation_settings: Mapping[str, str] = field(default_factory=dict)
     """Speculative configuration that the engine logged at its start, by vLLM's keys."""
 
@@ -256,7 +265,8 @@ def reading_of(page: Exposition, profile: EngineProfile) -> EngineReading:
         )
     cache = samples.get(names.cache_config, [])
     changed = {sample.labels.get(LABEL) for sample in samples.get(METRIC, []) if sample.value}
-    seconds = samples.get(names.decode_seconds)
+    finished = samples.get(names.finished_requests, [])
+    answered = [each.value for each in finished if each.labels.get(names.finished_reason_label) in ANSWERED_REASONS]
     return EngineReading(
         num_gpu_blocks=_whole(_smallest(cache, names.num_gpu_blocks_label)),
         block_size=_whole(_smallest(cache, names.block_size_label)),
@@ -269,9 +279,13 @@ def reading_of(page: Exposition, profile: EngineProfile) -> EngineReading:
         changed_settings=(
             frozenset(name for name in CHANGED_SETTINGS if name in changed) if METRIC in samples else None
         ),
-        decode_steps=_total(samples, names.decode_steps) if samples.get(names.decode_steps) else None,
-        decode_seconds=_sum(names.decode_seconds, (sample.value for sample in seconds)) if seconds else None,
-        first_tokens=_total(samples, names.first_tokens) if samples.get(names.first_tokens) else None,
+        decode_steps=_total_if_any(samples, names.decode_steps),
+        decode_seconds=_seconds_if_any(samples, names.decode_seconds),
+        first_tokens=_total_if_any(samples, names.first_tokens),
+        first_token_seconds=_seconds_if_any(samples, names.first_token_seconds),
+        prompt_tokens=_total_if_any(samples, names.prompt_tokens),
+        finished_requests=_total_if_any(samples, names.finished_requests),
+        answered_requests=int(_sum(names.finished_requests, answered)) if finished else None,
         canaries=_canaries(samples),
         speculation_settings=_speculation_settings(samples.get(SPECULATION, [])),
     )
@@ -284,6 +298,7 @@ def names_read(profile: EngineProfile) -> frozenset[str]:
         (names.cache_config, names.drafts, names.draft_tokens, names.accepted_tokens),
         (names.accepted_tokens_per_position, names.generation_tokens, names.requests_running, names.requests_waiting),
         (names.decode_steps, names.decode_seconds, names.first_tokens),
+        (names.first_token_seconds, names.prompt_tokens, names.finished_requests),
     )
 
 
@@ -329,6 +344,15 @@ def _total(samples: _Samples, name: str) -> int:
     if not samples.get(name):
         raise UnreadableMetricsError(f"{name} is missing")
     return int(_sum(name, (int(_checked(name, sample.value)) for sample in samples[name])))
+
+
+def _total_if_any(samples: _Samples, name: str) -> int | None:
+    return _total(samples, name) if samples.get(name) else None
+
+
+def _seconds_if_any(samples: _Samples, name: str) -> float | None:
+    found = samples.get(name)
+    return _sum(name, (sample.value for sample in found)) if found else None
 
 
 def _sum(name: str, values: Iterable[float]) -> float:

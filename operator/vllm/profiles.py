@@ -60,6 +60,7 @@ class MetricNames:
     accepted_tokens_per_position: str
     position_label: str
     generation_tokens: str
+    prompt_tokens: str
     decode_steps: str
     requests_running: str
     requests_waiting: str
@@ -81,6 +82,11 @@ class MetricNames:
     def first_tokens(self) -> str:
         """The count of the histogram of first tokens."""
         return f"{self.time_to_first_token}_count"
+
+    @property
+    def first_token_seconds(self) -> str:
+        """The sum of the histogram of first tokens."""
+        return f"{self.time_to_first_token}_sum"
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from specdecode_operator.deployment.observed.observation import Observation
 from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from specdecode_operator.deployment.status import compose_status
 from specdecode_operator.problems import InvalidSpecError
+from tests.support.canary_field_cases import CANARY_FIELDS, canary_outcome
 from tests.support.capture_field_cases import BURST, CAPTURE_FIELDS, MULTITURN, PLAIN
 from tests.support.captures import capture, golden, observed_deployment, serving, surroundings
 from tests.support.decisions import NOW, desired_state
@@ -75,7 +76,8 @@ def deployment_outcome(spec: Body, case: FieldCase) -> Outcome:
     decided = policy_outcomes(spec.get("policy"))
     gate = None if isinstance(owner.spec, InvalidSpecError) else owner.spec.rollout.gate
     judges = gate_capture(owner.key, owner.uid, "judges", gate, golden()) if gate else None
-    return (_without_copies(desired.children), scheduled, decided, judges), _dumped(status)
+    canary = None if isinstance(owner.spec, InvalidSpecError) else canary_outcome(owner.spec)
+    return (_without_copies(desired.children), scheduled, decided, judges, canary), _dumped(status)
 
 
 def capture_outcome(spec: Body, case: FieldCase | None = None) -> Outcome:
@@ -179,7 +181,7 @@ def fields() -> Iterator[tuple[str, str]]:
 KINDS: Mapping[str, tuple[Mapping[str, FieldCase], Callable[[Body, FieldCase], Outcome]]] = {
     "SpecDecodeCapture": (CAPTURE_FIELDS, capture_outcome),
     "SpecDecodeDeployment": (
-        {**DEPLOYMENT_FIELDS, **SCHEDULE_FIELDS, **REPLAY_FIELDS, **POLICY_FIELDS},
+        {**DEPLOYMENT_FIELDS, **SCHEDULE_FIELDS, **REPLAY_FIELDS, **POLICY_FIELDS, **CANARY_FIELDS},
         deployment_outcome,
     ),
 }

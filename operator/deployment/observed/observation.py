@@ -8,11 +8,20 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment_status import FiguresStatus
 from specdecode_operator.cluster.resources import LEADER_WORKER_SET
 from specdecode_operator.deployment.children import wanted_replicas
-from specdecode_operator.deployment.desired_state import DesiredState, Gated, Launch, NotLaunched, RolledBack
+from specdecode_operator.deployment.conditions import Blocked
+from specdecode_operator.deployment.desired_state import (
+    DesiredState,
+    Gated,
+    InCanary,
+    Launch,
+    NotLaunched,
+    RolledBack,
+)
 from specdecode_operator.deployment.engine_pod import engine_timeouts
 from specdecode_operator.deployment.observed.decay import NOTHING_DECAYED, Decay
 from specdecode_operator.deployment.observed.engine_reports import BudgetResidual, budget_residual
 from specdecode_operator.deployment.observed.wrong_answers import Answers, WrongAnswers
+from specdecode_operator.deployment.rollout.canary import CanaryDecision, waiting_decision
 from specdecode_operator.deployment.rollout.readiness import Lending, Readiness
 from specdecode_operator.deployment.rollout.rollback import LastGood, after_rollout, attempt_of, with_crashes
 from specdecode_operator.deployment.rollout.rollout_progress import (
@@ -30,6 +39,8 @@ from specdecode_operator.vllm.engine_metrics import Reading
 
 # Time without an answer after which engines count as silent: 3 scrapes in a row with an interval of 15 s.
 _SILENCE_S = 25.0
+
+_CREATED = Blocked("CanaryStarting", "The canary is being created", waits=True)
 
 
 @dataclass(frozen=True)
@@ -51,6 +62,7 @@ class Observation:
     figures: FiguresStatus | None = None
     groups: GroupHistory = NO_GROUP_HISTORY
     replaced_workload: Body | None = None
+    canary: CanaryDecision | None = None
     blocked: Readiness | None = None  # Why the API server rejected the desired objects
     contested: tuple[str, ...] = ()  # Children and fields that another writer changes again after each repair
 
@@ -68,7 +80,14 @@ def observed_residual(desired: DesiredState, observation: Observation) -> Budget
     return budget_residual(outcome.facts, outcome.plan, observation.readings) if isinstance(outcome, Launch) else None
 
 
-def rollout_of(outcome: Launch | RolledBack | Gated, observation: Observation) -> Rollout:
+def canary_decision(outcome: InCanary, observation: Observation) -> CanaryDecision:
+    """Return what to do with the canary."""
+    if outcome.waits is not None:
+        return waiting_decision(outcome.waits)
+    return observation.canary or waiting_decision(_CREATED)
+
+
+def rollout_of(outcome: Launch | RolledBack | Gated | InCanary, observation: Observation) -> Rollout:
     """Return the rollout of the workload, including the engines of a replaced workload."""
     workload, wanted = observation.workload, wanted_replicas(outcome.facts)
     if workload is None or workload.get("kind") != LEADER_WORKER_SET.kind:

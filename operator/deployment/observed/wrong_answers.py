@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from specdecode_operator.api.deployment import Canaries
-from specdecode_operator.api.deployment_status import CanaryStatus
+from specdecode_operator.api.deployment_status import CanariesStatus
 from specdecode_operator.deployment.canaries import canaries_of, hourly_cost, not_asked, prompts_of
 from specdecode_operator.deployment.conditions import EFFECTIVE, FALSE, WRONG_ANSWERS, ConditionUpdate
 from specdecode_operator.deployment.spec_facts import Facts
@@ -81,7 +81,7 @@ def wrong_answers(facts: Facts | None, answers: Answers) -> WrongAnswers | None:
     return WrongAnswers(message, facts.method is not Method.NONE, name)
 
 
-def canary_status(facts: Facts | None, answers: Answers, before: CanaryStatus | None) -> CanaryStatus | None:
+def canaries_status(facts: Facts | None, answers: Answers, before: CanariesStatus | None) -> CanariesStatus | None:
     """Return `status.canaries`: the earlier one until an answer was not right, or there are twice as many."""
     canaries = canaries_of(facts) if facts is not None else None
     if facts is None or canaries is None:
@@ -89,7 +89,7 @@ def canary_status(facts: Facts | None, answers: Answers, before: CanaryStatus | 
     cost, why_not = hourly_cost(canaries), not_asked(facts)
     read = [] if why_not else list(answers.values())
     refused = why_not or next((each.unsupported for each in read if each.unsupported is not None), None)
-    new = CanaryStatus(
+    new = CanariesStatus(
         right=_total(each.right for each in read),
         wrong=_total(each.wrong for each in read),
         unconfirmed=_total(each.unconfirmed for each in read),

@@ -184,10 +184,10 @@ def summarize(
     return _not_yet_ready(rollout)
 
 
-def rolled_back(rollout: Rollout, failure: str) -> Readiness:
+def rolled_back(rollout: Rollout, failure: str, what: str = "the engines of this spec never served") -> Readiness:
     """Return the readiness of an object that was rolled back because its spec failed."""
     counts = EngineCounts.of_rollout(rollout)
-    message = f"the engines of this spec never served ({failure})"
+    message = f"{what} ({failure})"
     if rollout.complete:
         message += f"; rolled back to the previous engines: {counts}; change the spec to try again"
         return Readiness(FALSE, ROLLED_BACK, message, stalled=True)

@@ -35,7 +35,7 @@ from specdecode_operator.untrusted import parse_json
 
 # Restarts of an engine before its rollout counts as failed, unless its error is permanent.
 _MOST_CRASHES: Final = 3
-_WORKLOAD, _FAILURE, _GROUPS = "engines.json", "failure.json", "groups.json"
+_WORKLOAD, _FAILURE, _GROUPS, _PROMOTION = "engines.json", "failure.json", "groups.json", "promotion.json"
 
 
 @dataclass(frozen=True)
@@ -51,17 +51,32 @@ class Failure:
 
 
 @dataclass(frozen=True)
+class Promotion:
+    """Engines whose canary passed."""
+
+    template: str  # Hash of their pod template
+    message: str
+
+
+@dataclass(frozen=True)
 class LastGood:
-    """Last good workload of an object, and the failed attempt since then."""
+    """Last good workload of an object, and the failed attempt or the promoted canary since then."""
 
     packed: bytes  # The workload, compressed: it is kept for each object, but rarely read
     failure: Failure | None = None
     groups: GroupHistory | None = None
+    promotion: Promotion | None = None
 
     @classmethod
-    def of(cls, workload: Body, failure: Failure | None = None, groups: GroupHistory | None = None) -> "LastGood":
+    def of(
+        cls,
+        workload: Body,
+        failure: Failure | None = None,
+        groups: GroupHistory | None = None,
+        promotion: Promotion | None = None,
+    ) -> "LastGood":
         """Return the record of a workload that is not compressed."""
-        return cls(pack_object(workload), failure, groups)
+        return cls(pack_object(workload), failure, groups, promotion)
 
     @property
     def workload(self) -> Body:
@@ -79,12 +94,15 @@ def read_last_good(config_map: Body | None) -> LastGood | None:
     data = (config_map or {}).get("data") or {}
     try:
         workload, failure = parse_json(data[_WORKLOAD]), parse_json(data.get(_FAILURE, "null"))
-        groups = parse_json(data.get(_GROUPS, "null"))
+        groups, promotion = parse_json(data.get(_GROUPS, "null")), parse_json(data.get(_PROMOTION, "null"))
         template = serving_template(workload)
         if not isinstance(template["spec"], dict) or template_hash(template) is None or not workload["apiVersion"]:
             return None
         return LastGood.of(
-            workload, Failure(**failure) if failure else None, group_history_from_data(groups) if groups else None
+            workload,
+            Failure(**failure) if failure else None,
+            group_history_from_data(groups) if groups else None,
+            Promotion(**promotion) if promotion else None,
         )
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
@@ -97,6 +115,8 @@ def render_last_good(key: Key, uid: str, last_good: LastGood) -> Body:
         data[_FAILURE] = json.dumps(asdict(last_good.failure), indent=2, sort_keys=True)
     if last_good.groups is not None:
         data[_GROUPS] = json.dumps(group_history_as_data(last_good.groups), indent=2, sort_keys=True)
+    if last_good.promotion is not None:
+        data[_PROMOTION] = json.dumps(asdict(last_good.promotion), indent=2, sort_keys=True)
     body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": last_good_name(key)}, "data": data}
     return owned(body, key, uid)
 
@@ -121,17 +141,27 @@ def after_rollout(
     if rollout.wanted == 0:
         return last_good
     if rollout.complete:
-        return LastGood.of({field: wanted[field] for field in ("apiVersion", "kind", "spec")})
+        promotion = None if last_good is None else last_good.promotion
+        if promotion is not None and promotion.template != serving_hash(wanted):
+            promotion = None
+        return LastGood.of({field: wanted[field] for field in ("apiVersion", "kind", "spec")}, promotion=promotion)
     if last_good is None or serving_hash(last_good.workload) == serving_hash(wanted):
         return last_good
     blocked = rollout.blocked
-    failed = blocked is not None and (blocked.permanent or (rollout.crashes >= _MOST_CRASHES and not blocked.waits))
-    if not failed and not rollout.overdue:
+    if not has_failed(rollout) and not rollout.overdue:
         return last_good
     if blocked is not None:
         return replace(last_good, failure=Failure(attempt(), blocked.reason, blocked.message))
     message = f"no engine became ready within {rollout.deadline_s} s and no error was reported; the engine may hang"
     return replace(last_good, failure=Failure(attempt(), "EngineReadyTimeout", message))
+
+
+def has_failed(rollout: Rollout) -> bool:
+    """Whether engines failed: with a permanent error, too many crashes, or not ready in time although not waiting."""
+    blocked = rollout.blocked
+    if blocked is None:
+        return rollout.overdue
+    return blocked.permanent or (not blocked.waits and (rollout.overdue or rollout.crashes >= _MOST_CRASHES))
 
 
 def with_crashes(last_good: LastGood | None, groups: GroupHistory) -> LastGood | None:

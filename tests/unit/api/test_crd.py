@@ -100,6 +100,7 @@ def test_lists_say_how_they_merge() -> None:
         ".status.conditions",
         ".status.speculation",
         ".status.figures.values",
+        ".status.canary.figures",
     }
     assert set(kinds.values()) == {"map", "atomic"}
 

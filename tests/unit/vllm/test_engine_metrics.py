@@ -38,6 +38,7 @@ READING = EngineReading(
     generation_tokens=2020,
     requests_running=0,
     requests_waiting=0,
+    prompt_tokens=543,
 )
 
 
