@@ -33,11 +33,11 @@ def test_a_renamed_flag_and_a_changed_message_are_told_and_what_can_be_is_writte
         text = page(examine((known, h100), (new, oracle), tmp_path, tmp_path))
         header, off, closed = _segment(oracle, models / "target", tmp_path)
 
-    assert text.startswith(f"# vLLM {version}: what to look at, against {NEWEST}\n")
-    assert f"- The recorder **does not record**: {MISSING}." in text
+    assert text.startswith(f"# vLLM {version}: changes to review since {NEWEST}\n")
+    assert f"- The recorder **does not work**: {MISSING}." in text
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
     (gone,) = (row for row in rows if f"`{FLAG}`" in row)
-    assert gone[3] == "no such"
+    assert gone[3] == "none"
     assert "vllm/arguments.py" in gone[4]
     refused = [row for row in rows if row[1].endswith(", refused`")]
     assert refused

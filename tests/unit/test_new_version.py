@@ -75,8 +75,8 @@ def test_what_the_facts_of_the_new_version_name_is_judged_wherever_it_lies_now(t
     found = compare(before, now, [named("v1/old.py", "moved", "changed", "other"), *said], "new:")
     assert {each.name: each.judged for each in found.named} == {"moved": True, "changed": True, "other": False}
     text = page(Findings("0.34", "0.33", [], found, None, []))
-    assert "3 functions that we name have changed, 2 are judged." in text
-    assert text.find("`other` | +1 -1 lines") < text.find("## Judged") < text.find("`v1/old.py` `moved`")
+    assert "Cited functions: 3 changed, 2 of them reviewed." in text
+    assert text.find("`other` | +1 -1 lines") < text.find("## Reviewed") < text.find("`v1/old.py` `moved`")
 
 
 def answers(slots: int, *, ahead: bool, runner: str, traits: str, more: str = "") -> Sections:
@@ -143,7 +143,7 @@ def test_classes_of_the_version_are_written_beside_those_that_are_known(tmp_path
     assert "LlamaForCausalLM" in now["until"][newest]
 
 
-def test_an_engine_that_does_not_start_any_more_is_one_difference() -> None:
+def test_an_engine_that_no_longer_starts_is_one_difference() -> None:
     before = {
         "configuration of an engine": {"experts, runner": "V2", "experts, --dtype": "auto", "plain, runner": "V1"}
     }
@@ -154,18 +154,18 @@ def test_an_engine_that_does_not_start_any_more_is_one_difference() -> None:
     ]
 
 
-def test_what_cannot_be_asked_is_not_taken_for_gone() -> None:
+def test_unreadable_facts_do_not_count_as_removed() -> None:
     before = {"flags": {"--a": "values: 1"}, "recorder": {}, UNASKED: {}}
     now = {UNASKED: {"flags": "ModuleNotFoundError: cli_args", "recorder, messages and signatures": "moved"}}
     found = differences(before, now)
     assert [each.section for each in found] == [UNASKED, UNASKED]
     text = page(Findings("0.34", "0.33", found, NOTHING, None, []))
-    assert "- **It cannot be asked** about flags; recorder, messages and signatures" in text
+    assert "- **Not readable from this version**: flags; recorder, messages and signatures" in text
     assert "`ModuleNotFoundError: cli_args`" in text
     assert "The recorder" not in text
 
 
-def test_the_page_begins_with_what_hurts() -> None:
+def test_page_lists_the_most_important_changes_first() -> None:
     found = Findings(
         "0.34",
         "0.33",
@@ -181,7 +181,7 @@ def test_the_page_begins_with_what_hurts() -> None:
                 "Literal['a', 'b', 'd']",
             ),
             Difference("metrics", "vllm:new_total", None, "counter: engine"),
-            Difference("recorder", "EngineCoreOutput has no new_token_ids", None, "does not record"),
+            Difference("recorder", "EngineCoreOutput has no new_token_ids", None, "does not work"),
         ],
         SourceChanges(
             (
@@ -195,19 +195,19 @@ def test_the_page_begins_with_what_hurts() -> None:
     )
     text = page(found)
     in_this_order = [
-        "# vLLM 0.34: what to look at, against 0.33",
+        "# vLLM 0.34: changes to review since 0.33",
         "- Tests: 3 passed, 1 failed",
-        "- The recorder **does not record**: EngineCoreOutput has no new_token_ids.",
+        "- The recorder **does not work**: EngineCoreOutput has no new_token_ids.",
         "| `test_contract.py test_x[0.34]` | `assert 1 == 2` |",
-        "| `--enable-expert-parallel` | `values: 0` | no such | importing/",
+        "| `--enable-expert-parallel` | `values: 0` | none | importing/",
         "| `--enforce-eager` | `values: 0` | `values: 1` |",
         "| `SpeculativeConfig.method` | -`c` | +`d` |",
-        "further spellings |  | +`--longest` |",
+        "additional spellings |  | +`--longest` |",
         "| `b.py` `g` | **gone** | kv_cache (0.28, 0.30) |",
-        "## Other source that we name",
+        "## Other changed source that the operator cites",
         "| `a.py` `f` |",
-        "| `--expert-parallel` | no such | `values: 0` |",
-        "| `vllm:new_total` | no such | `counter: engine` |",
+        "| `--expert-parallel` | none | `values: 0` |",
+        "| `vllm:new_total` | none | `counter: engine` |",
         "- `v1/core/pool.py`: a, b, c, d, e, f, g, h and 4 more\n- `models/llama.py`: +new",
     ]
     places = [text.find(part) for part in in_this_order]

@@ -11,20 +11,20 @@ from tests.engine.new_version.sources import Change, SourceChanges
 from tests.engine.new_version.suites import Outcome
 
 _LONGEST_TEXT = 160
-_SHOWN_BESIDE = 8
+_MOST_SHOWN = 8
 _LISTED = re.compile(r"[\w.-]+")
 _FACT = re.compile(r"vllm/data/([\d.]+)\.json: (.*)")
 
 _ALWAYS_OURS = (UNASKED, "speculative methods", "configuration of an engine", "recorder", "targets")
-"""Sections in which each difference touches what we say of the engine."""
+"""Sections of which the operator depends on every entry."""
 
 _NAMED = ("flags", "environment variables", "metrics")
-"""Sections whose names stand in our modules as they are."""
+"""Sections whose names appear literally in the operator."""
 
 
 @dataclass(frozen=True)
 class Findings:
-    """All that was found out of a version."""
+    """Everything that is known about a version."""
 
     version: str
     against: str
@@ -42,27 +42,27 @@ def page(found: Findings) -> str:
     memory = [each for each in found.sources.named if _of_memory(each) and not each.judged]
     other = [each for each in found.sources.named if not _of_memory(each) and not each.judged]
     parts = [
-        f"# vLLM {found.version}: what to look at, against {found.against}",
+        f"# vLLM {found.version}: changes to review since {found.against}",
         "\n".join(_summary(found, len(ours))),
         *_outcome(found.outcome),
-        "## Where it differs in what we say of it",
-        _table(("what", "name", found.against, found.version, "ours"), _rows_of_differences(ours)),
-        "## Source that our memory terms stand on",
-        _table(("file and function", "change", "ours"), _rows_of_changes(memory)),
-        "## Other source that we name",
-        _table(("file and function", "change", "ours"), _rows_of_changes(other)),
-        *_judged(found.version, judged),
-        "## New, or changed where we do not look",
+        "## Changes in behavior that the operator depends on",
+        _table(("kind", "name", found.against, found.version, "used in"), _rows_of_differences(ours)),
+        "## Changed source of memory terms",
+        _table(("file and function", "change", "used in"), _rows_of_changes(memory)),
+        "## Other changed source that the operator cites",
+        _table(("file and function", "change", "used in"), _rows_of_changes(other)),
+        *_reviewed(found.version, judged),
+        "## Other changes",
         *_new(rest, found),
-        *_beside(found.sources),
-        "## Then",
-        "\n".join(_then(found)),
+        *_others(found.sources),
+        "## Next steps",
+        "\n".join(_next_steps(found)),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def diffs(sources: SourceChanges) -> str:
-    """Return the differences of all functions that are named, one after the other."""
+    """Return the diffs of all cited functions."""
     return "\n".join(f"{each.diff}\n" for each in sources.named if each.diff)
 
 
@@ -72,27 +72,27 @@ def _summary(found: Findings, answers: int) -> Iterator[str]:
     told = [each for each in found.differences if each.now]
     unasked = [each.name for each in told if each.section == UNASKED]
     if unasked:
-        yield f"- **It cannot be asked** about {'; '.join(unasked)}: mend `tests/engine/engine_oracle.py` first."
+        yield f"- **Not readable from this version**: {'; '.join(unasked)}. Fix `tests/engine/engine_oracle.py` first."
     if problems := [each.name for each in told if each.section == "recorder"]:
-        yield f"- The recorder **does not record**: {'; '.join(problems)}."
+        yield f"- The recorder **does not work**: {'; '.join(problems)}."
     elif not any("recorder" in name for name in unasked):
-        yield "- The recorder records."
+        yield "- The recorder works."
     changed, judged = len(found.sources.named), sum(each.judged for each in found.sources.named)
-    yield f"- {answers} answers differ in what we say."
-    yield f"- {changed} functions that we name have changed, {judged} are judged."
-    yield "- Our own places, in the last columns, are below `operator/`."
+    yield f"- Behavior that the operator depends on: {answers} changes."
+    yield f"- Cited functions: {changed} changed, {judged} of them reviewed."
+    yield "- Paths in the last columns are relative to `operator/`."
     if found.written:
-        yield f"- Written: {', '.join(f'`{path}`' for path in found.written)}."
+        yield f"- Files written: {', '.join(f'`{path}`' for path in found.written)}."
 
 
 def _outcome(outcome: Outcome | None) -> Iterator[str]:
     if outcome and outcome.failures:
-        yield "## Tests that fail"
-        yield _table(("test", "what it says"), ((_code(name), _code(said)) for name, said in outcome.failures))
+        yield "## Failed tests"
+        yield _table(("test", "message"), ((_code(name), _code(said)) for name, said in outcome.failures))
 
 
 def _is_ours(difference: Difference) -> bool:
-    """Decide whether it touches what we say of the engine: what is told to it, read of it, or counted for it."""
+    """Return whether the operator depends on it: passes it to the engine, reads it, or counts it."""
     asked = difference.section in _ALWAYS_OURS or difference.name.startswith("SpeculativeConfig.")
     return asked or (difference.before is not None and bool(_ours(difference)))
 
@@ -109,27 +109,27 @@ def _of_memory(change: Change) -> bool:
 
 def _rows_of_differences(found: Sequence[Difference]) -> Iterator[tuple[str, ...]]:
     for each in found:
-        if not _only_spelled(each):
-            yield each.section, f"`{each.name}`", *_told(each), ", ".join(_ours(each))
-    if spelled := [each for each in found if _only_spelled(each)]:
-        spellings = ", ".join(_told(each)[1] for each in spelled)
+        if not _only_respelled(each):
+            yield each.section, f"`{each.name}`", *_texts(each), ", ".join(_ours(each))
+    if spelled := [each for each in found if _only_respelled(each)]:
+        spellings = ", ".join(_texts(each)[1] for each in spelled)
         yield (
             "flags",
-            "further spellings",
+            "additional spellings",
             "",
             spellings,
             ", ".join(sorted({place for d in spelled for place in _ours(d)})),
         )
 
 
-def _only_spelled(difference: Difference) -> bool:
-    """Decide whether a flag takes what it took, and has got further spellings."""
+def _only_respelled(difference: Difference) -> bool:
+    """Return whether a flag accepts the same values and only has additional spellings."""
     before, now = difference.before, difference.now
     return difference.section == "flags" and bool(before and now) and now.startswith(before)
 
 
-def _told(difference: Difference) -> tuple[str, str]:
-    """Return both texts; of two lists only what one has and the other lacks."""
+def _texts(difference: Difference) -> tuple[str, str]:
+    """Return both texts; of two lists only the items that differ."""
     before, now = difference.before, difference.now
     if before and now:
         words, others = (set(_LISTED.findall(text)) for text in (before, now))
@@ -140,17 +140,17 @@ def _told(difference: Difference) -> tuple[str, str]:
 
 
 def _value(text: str | None) -> str:
-    return "no such" if text is None else _code(text)
+    return "none" if text is None else _code(text)
 
 
 def _rows_of_changes(found: Iterable[Change]) -> Iterator[tuple[str, ...]]:
-    # What only moved is read last.
+    # Functions that only moved come last.
     for each in sorted(found, key=lambda each: each.found_in is not None and not each.diff):
         yield f"`{each.path}` `{each.name}`", each.what, _places(each.places)
 
 
 def _places(places: Iterable[str]) -> str:
-    """Return our places, with the versions behind a fact that several of them state."""
+    """Return the places, and the versions of a fact that several data files state."""
     versions: dict[str, list[str]] = {}
     for place in places:
         of_version = _FACT.fullmatch(place)
@@ -158,9 +158,9 @@ def _places(places: Iterable[str]) -> str:
     return ", ".join(f"{name} ({', '.join(known)})" if known else name for name, known in versions.items())
 
 
-def _judged(version: str, changes: Sequence[Change]) -> Iterator[str]:
+def _reviewed(version: str, changes: Sequence[Change]) -> Iterator[str]:
     if changes:
-        yield f"## Judged: `vllm/data/{version}.json` names them"
+        yield f"## Reviewed: listed in `vllm/data/{version}.json`"
         yield ", ".join(f"`{each.path}` `{each.name}`" for each in changes)
 
 
@@ -171,30 +171,30 @@ def _new(rest: Sequence[Difference], found: Findings) -> Iterator[str]:
         yield f"### {section[0].upper()}{section[1:]}\n\n{table}"
 
 
-def _beside(sources: SourceChanges) -> Iterator[str]:
+def _others(sources: SourceChanges) -> Iterator[str]:
     if not sources.beside:
         return
-    yield "### Beside it in files that we name"
+    yield "### Other changed functions in cited files"
     lines = []
     for path, names in sorted(sources.beside.items(), key=lambda each: ("models/" in each[0], each[0])):
-        more = f" and {len(names) - _SHOWN_BESIDE} more" if len(names) > _SHOWN_BESIDE else ""
-        lines.append(f"- `{path}`: {', '.join(names[:_SHOWN_BESIDE])}{more}")
+        more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
+        lines.append(f"- `{path}`: {', '.join(names[:_MOST_SHOWN])}{more}")
     yield "<details>\n\n" + "\n".join(lines) + "\n\n</details>"
 
 
-def _then(found: Findings) -> Iterator[str]:
+def _next_steps(found: Findings) -> Iterator[str]:
     data = f"operator/vllm/data/{found.version}.json"
-    yield f"1. Read each function above in both versions; what it changes goes into `{data}`, with file and function."
-    yield "   An entry that has a source alone names what was read and changes nothing: it is not shown again."
-    yield "2. What a rule refuses or a formula counts otherwise from this version on: the place in the last column."
-    yield f"3. `./just engine-new {found.version}` again, until no test fails and each line here is judged."
-    yield "4. The rest of [Add a vLLM version](docs/design/new-vllm-version.md): memory, recorder, pages, changelog."
+    yield f"1. Compare each function above in both versions. Add what changed to `{data}`, with file and function."
+    yield "   An entry with only a source marks the function as reviewed without a change, so it is not shown again."
+    yield "2. Where a rule or a formula differs from this version on, change the module in the last column."
+    yield f"3. Repeat `./just engine-new {found.version}` until no test fails and each function is reviewed."
+    yield "4. Continue with [Add a vLLM version](docs/design/new-vllm-version.md): memory, recorder, pages, changelog."
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [" | ".join(_cell(cell) for cell in row) for row in rows]
     if not lines:
-        return "Nothing."
+        return "None."
     return "\n".join(f"| {line} |" for line in (" | ".join(heads), " | ".join("---" for _ in heads), *lines))
 
 
@@ -203,7 +203,7 @@ def _cell(text: str) -> str:
 
 
 def _code(text: str) -> str:
-    """Return a stranger's words as they are: in an issue, @names call people and #numbers link."""
+    """Return text as code, because in an issue @names notify people and #numbers are links."""
     shown = _short(text).replace("`", "'")
     return f"`{shown}`"
 

@@ -88,9 +88,9 @@ def recorder() -> dict[str, str]:
     internals = import_module("specdecode_recorder.vllm_internals")
     try:
         classes = internals.find_classes()
-        return dict.fromkeys(internals.unknown_shapes(classes) + internals.live_problems(classes), "does not record")
+        return dict.fromkeys(internals.unknown_shapes(classes) + internals.live_problems(classes), "does not work")
     except (ImportError, AttributeError, KeyError) as error:
-        return {f"{type(error).__name__}: {error}": "does not record"}
+        return {f"{type(error).__name__}: {error}": "does not work"}
 
 
 def main() -> None:
