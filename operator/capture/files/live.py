@@ -428,6 +428,8 @@ def unjudged_chunks(live: Live, segments: Sequence[SegmentEntry]) -> str | None:
     """Return why the steps of a live capture cannot be compared with its chunks; None if they can."""
     if live.sample_percent < ALL_PERCENT:
         return f"only {live.sample_percent} % of the requests are recorded"
+    if canaries := live.accounting.sampled_out:
+        return f"{canaries} canary prompts of the operator are not recorded"
     if live.lost:
         return "requests were lost"
     if len(segments) > len(live.pods):

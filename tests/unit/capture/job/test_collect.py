@@ -427,6 +427,16 @@ class TestGates:
         assert counts.admitted == 12 == counts.recorded + counts.sampled_out
         assert 0 < counts.recorded < 12
 
+    async def test_capture_beside_canaries_does_not_compare_steps_with_chunks(self, tmp_path: Path) -> None:
+        async with collector(environment(tmp_path, ["a"])) as running:
+            ((peer, played),) = await armed(running, PlayedPod("a"))
+            await send_all(running, [(peer, played)])
+            running.advance(600)
+            await peer.finish(played, admitted=13, sampled_out=1)
+            published = await running.published()
+        assert published.manifest.gates["step_counters"].limit is None
+        assert "1 canary" in published.manifest.gates["step_counters"].why
+
     async def test_whole_capture_compares_steps_with_chunks(self, tmp_path: Path) -> None:
         gates = (await publish(tmp_path, PlayedPod("a"))).manifest.gates
         assert gates["step_counters"].passed
