@@ -338,7 +338,7 @@ class LiveRecording(ApiModel):
 
 
 class Record(ApiModel):
-    """Data to record in addition to times and counts. Text is never recorded."""
+    """Data to record in addition to times and counts. Text is not recorded, but token ids can be turned into text."""
 
     token_ids: StrictBool = False
     """Record the token ids of the outputs. With source Live, the namespace needs permission
@@ -468,7 +468,7 @@ class CaptureRun(ApiModel):
     """Seed for everything random: prompts, arrival times, temperatures."""
 
     record: Record = Record()
-    """Data to record in addition to times and counts. Text is never recorded."""
+    """Data to record in addition to times and counts. Text is not recorded, but token ids can be turned into text."""
 
     storage: Storage = Storage()
     """Volume for the capture's files: a claim to create, or an existing one."""
@@ -496,11 +496,12 @@ class SpecDecodeCaptureSpec(CaptureRun):
     """Deployment to capture, load, recording and storage."""
 
     deployment: ObjectName
-    """Name of the SpecDecodeDeployment in this namespace whose engine is captured. It may be suspended."""
+    """Name of the SpecDecodeDeployment in this namespace whose engine is captured. It may be suspended, except with
+    source Live."""
 
     suspend: StrictBool = False
-    """Stop the engine and the load, and keep the data recorded so far as partial files. When set to false again, the
-    capture starts over."""
+    """Stop the engine and the load, or with source Live the recording, and keep the data recorded so far as partial
+    files. When set to false again, the capture starts over."""
 
     ttl_seconds_after_finished: StrictInt | None = Field(default=None, ge=0, le=31_536_000)
     """Time in seconds after which a finished capture is deleted, counted from when the operator saw it finish. Its

@@ -182,13 +182,13 @@ class LiveCounts(ApiModel):
     """Number of engine pods that were recorded."""
 
     missing_pods: int = 0
-    """Number of engine pods of the deployment that were not recorded. The notes of the manifest name them."""
+    """Number of engine pods that should have been recorded but were not. The notes of the manifest name them."""
 
     recorded: int
     """Number of recorded requests."""
 
     sampled_out: int = 0
-    """Number of requests in the window that the sample left out."""
+    """Number of requests in the window that are not in the sample, including canary prompts."""
 
     gaps: int = 0
     """Number of gaps in the recording, for example because an engine restarted."""
