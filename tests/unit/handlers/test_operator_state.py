@@ -103,7 +103,7 @@ class TestStart:
         await state.start()
         await rounds.go()
         await until(lambda: reason(api, "Planned"), lambda: "the object is planned")
-        assert not state.cache.has_groups
+        assert not state.cache.optional_kinds
         api.refusals.clear()
         await rounds.go()
         await until(lambda: "llama-lws" in api.names(LEADER_WORKER_SET), lambda: "they are used once they come")
