@@ -26,7 +26,7 @@ _LIBRARIES: Final = {
 """Go module of `tools/devcluster/tools/health`, and what it stands for."""
 
 _MONITORS: Final = "github.com/prometheus-operator/prometheus-operator"
-_GATEWAY_API = "sigs.k8s.io/gateway-api"
+_GATEWAY_API: Final = "sigs.k8s.io/gateway-api"
 _GITOPS_ENGINE: Final = "github.com/argoproj/gitops-engine"
 _CONFORMANCE: Final = "`tests/component/admission/test_conformance.py`"
 
