@@ -42,6 +42,8 @@ def programs() -> None:
     binaries.kwok_stages()
     binaries.lws_sources()
     binaries.prometheus_operator_crds()
+    binaries.gateway_api_crds()
+    binaries.gateway_api_crds(oldest=True)
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ PHASE_NAME: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 SCHEDULE_NAME: Final = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 CRON_LINE: Final = r"^\S+ +\S+ +\S+ +\S+ +\S+$"
 TIME_ZONE: Final = r"^[A-Za-z0-9_+/-]+$"
+HOSTNAME: Final = r"^(\*\.)?[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 
 FIELD_PATH: Final = (
     r"^(metadata\.(name|namespace|uid|(labels|annotations)\['[-._/a-zA-Z0-9]+'\])"
@@ -59,6 +60,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     RESOURCE: "a resource of a container: write limits. or requests. and cpu, memory or ephemeral-storage",
     DIVISOR: "a unit: write 1, or 1 with a suffix, such as 1m or 1Mi",
     TIME_ZONE: "a time zone: write its IANA name, such as Europe/Berlin",
+    HOSTNAME: "a hostname: use a-z, 0-9, - and ., such as llm.example.com or *.example.com",
 }
 """Text that follows ``must match the pattern of``, by pattern. A test checks that it is complete."""
 

@@ -15,6 +15,7 @@ from specdecode_operator.api.base import (
     DIVISOR,
     ENGINE_VERSION,
     FIELD_PATH,
+    HOSTNAME,
     LABEL_VALUE,
     OBJECT_NAME,
     RESOURCE,
@@ -56,8 +57,9 @@ from specdecode_operator.problems import printable
 ScheduleName = Annotated[str, StringConstraints(max_length=20, pattern=SCHEDULE_NAME)]
 CronLine = Annotated[str, StringConstraints(max_length=128, pattern=CRON_LINE)]
 TimeZone = Annotated[str, StringConstraints(max_length=64, pattern=TIME_ZONE)]
-# As long as a label's value may be, which is how Kueue is told.
-QueueObject = Annotated[str, StringConstraints(max_length=63, pattern=OBJECT_NAME)]
+Hostname = Annotated[str, StringConstraints(max_length=253, pattern=HOSTNAME)]
+# As long as a label's value may be, which is how Kueue is told, and as a namespace's name.
+ShortName = Annotated[str, StringConstraints(max_length=63, pattern=OBJECT_NAME)]
 
 
 class Concurrency(StrEnum):
@@ -85,10 +87,10 @@ class Retention(ApiModel):
 class Queue(ApiModel):
     """Kueue queue in which the captures of a schedule wait."""
 
-    name: QueueObject
+    name: ShortName
     """Name of a LocalQueue in the same namespace."""
 
-    priority_class: QueueObject | None = None
+    priority_class: ShortName | None = None
     """Name of a WorkloadPriorityClass. If not set, the priority of the pods applies."""
 
 
@@ -742,6 +744,46 @@ class Rollout(ApiModel):
     """Hold rollouts: running engines are not changed, only their number."""
 
 
+class ParentRef(ApiModel):
+    """Gateway that a route attaches to."""
+
+    name: ObjectName
+    """Name of the Gateway."""
+
+    namespace: ShortName | None = None
+    """Namespace of the Gateway. Defaults to the namespace of this object. The listeners of a Gateway in another
+    namespace must allow routes from this one."""
+
+    section_name: ObjectName | None = None
+    """Listener of the Gateway. If neither sectionName nor port is set, the route attaches to all listeners that allow
+    it."""
+
+    port: StrictInt | None = Field(default=None, ge=1, le=65_535)
+    """Port of the Gateway's listeners to attach to."""
+
+
+class HttpRoute(ApiModel):
+    """HTTPRoute of the Gateway API to the engines' Service."""
+
+    parent_refs: list[ParentRef] = Field(min_length=1, max_length=8)
+    """Gateways that the route attaches to."""
+
+    hostnames: list[Hostname] = Field(default=[], max_length=16)
+    """Hostnames that the route serves. If empty, it serves all hostnames of the listeners."""
+
+    request_timeout_seconds: StrictInt = Field(default=0, ge=0, le=86_400)
+    """Time in seconds after which the gateway ends a request. 0 sets no limit, because a long answer can take minutes
+    and many gateways end requests after 15 seconds by default."""
+
+
+class Expose(ApiModel):
+    """How clients outside the cluster reach the engines."""
+
+    http_route: HttpRoute | None = None
+    """Create an HTTPRoute with the name of this object. It forwards the API for clients, but not metrics and health
+    checks. If not set, no route is created."""
+
+
 class PodTemplate(ApiModel):
     """Metadata and pod spec to merge into the engine pods."""
 
@@ -782,6 +824,9 @@ class SpecDecodeDeploymentSpec(ApiModel):
 
     rollout: Rollout = Rollout()
     """How engines of a new spec replace the running ones."""
+
+    expose: Expose = Expose()
+    """How clients outside the cluster reach the engines."""
 
     models: Models = Models()
     """Source of the model files: a volume that already holds them, or the Hugging Face Hub with an optional cache."""

@@ -192,6 +192,12 @@ _ADD_ONS: Final = (
         "not installed: only needed for replicas over several nodes",
     ),
     (
+        "gateway api",
+        "gateway.networking.k8s.io",
+        "for spec.expose.httpRoute",
+        "not installed: only needed for spec.expose.httpRoute",
+    ),
+    (
         "kueue",
         "kueue.x-k8s.io",
         "for captures and engines in queues",

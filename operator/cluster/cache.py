@@ -138,8 +138,8 @@ class Cache:
         self._nodes: dict[str, tuple[NodeFacts, int]] = {}
         self._sorted_nodes: tuple[NodeFacts, ...] | None = None
         """The same tuple until a node changes, because it is part of the key of each cached decision."""
-        self.has_groups = False
-        """Whether the cluster has LeaderWorkerSets."""
+        self.optional_kinds: frozenset[str] = frozenset()
+        """Kinds of `resources.OPTIONAL` that the cluster has and the operator may list."""
         self._deleted: OrderedDict[str, int] = OrderedDict()
         """Version by which an object was gone, by UID. One that gets our label back comes in a later version."""
         self.on_change: Callable[[Key], None] = lambda _: None

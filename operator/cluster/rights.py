@@ -63,6 +63,11 @@ OPERATOR_RIGHTS: Final = (
         _CHILD,
         "run engines on several nodes, if LeaderWorkerSet is installed",
     ),
+    Right(
+        "httproutes.gateway.networking.k8s.io",
+        _CHILD,
+        "route requests from a Gateway to the engines, if the Gateway API is installed and `expose.httpRoute` is set",
+    ),
     Right("jobs.batch", _CHILD, "run captures; read and download models"),
     Right(
         "persistentvolumeclaims",

@@ -11,7 +11,7 @@ from typing import Final
 from specdecode_operator.api.base import Body
 from specdecode_operator.cluster.drift import foreign_managers, identity
 from specdecode_operator.cluster.manifests import with_new_hash
-from specdecode_operator.cluster.resources import DEPLOYMENT, JOB, SERVICE
+from specdecode_operator.cluster.resources import DEPLOYMENT, HTTP_ROUTE, JOB, SERVICE
 from specdecode_operator.deployment.children import wanted_replicas
 from specdecode_operator.deployment.desired_state import DesiredState, Launch, NotLaunched
 from specdecode_operator.deployment.observed.observation import Observation, rollout_of
@@ -109,7 +109,9 @@ def objects_to_delete(
         return []
     wanted = {identity(child) for child in desired.children}
     # The object's Service always has the object's name and is garbage-collected with it. Never delete another one.
-    unwanted = [child for child in live if identity(child) not in wanted and child["kind"] != SERVICE.kind]
+    # The HTTPRoute is deleted if the spec has none, with or without a launch.
+    kept = (SERVICE.kind, HTTP_ROUTE.kind)
+    unwanted = [child for child in live if identity(child) not in wanted and child["kind"] not in kept]
     if isinstance(outcome, NotLaunched):
         return [child for child in unwanted if child["kind"] == JOB.kind or is_canary(child)]
     # With strategy Surge, delete a workload of the other kind when its successor serves; otherwise immediately.

@@ -52,7 +52,7 @@ def schedule_problems(schedules: Sequence[CaptureSchedule]) -> list[Problem]:
     return problems
 
 
-_CHANGE_NO_ENGINE: Final = {"replicas", "suspend", "rollout", "captures", "workload", "policy"}
+_CHANGE_NO_ENGINE: Final = {"replicas", "suspend", "rollout", "captures", "workload", "policy", "expose"}
 
 
 def engine_fields(spec: SpecDecodeDeploymentSpec) -> dict[str, Any]:

@@ -37,6 +37,7 @@ def requeue_for(
     is_close = bool(
         observation.readings
         or observation.blocked
+        or observation.route_blocked
         or observation.contested
         or waits
         or acts

@@ -26,6 +26,7 @@ from specdecode_operator.deployment.conditions import (
     stamp,
 )
 from specdecode_operator.deployment.desired_state import DesiredState, Gated, InCanary, Launch, NotLaunched
+from specdecode_operator.deployment.http_route import exposed_condition
 from specdecode_operator.deployment.observed.decay import decay_condition
 from specdecode_operator.deployment.observed.engine_reports import (
     budget_condition,
@@ -126,7 +127,8 @@ def compose_status(  # noqa: PLR0913  the status combines these inputs
     details = list(desired.conditions)
     if isinstance(desired.outcome, InCanary):
         details.append(canary_decision(desired.outcome, observation).condition())
-    conditions = [*readiness.conditions(details), available, *proofs, *effective]
+    exposed = exposed_condition(parent, observation.route, observation.route_blocked)
+    conditions = [*readiness.conditions(details), available, *proofs, *effective, *exposed]
     if observation.contested:
         message = f"{'; '.join(observation.contested)}: changed again after each repair. {_CONTESTED_FIX}"
         conditions.append(ConditionUpdate("ChildrenInSync", FALSE, "RepairsUndone", message))

@@ -87,8 +87,18 @@ def plan_notes(facts: Facts) -> list[str]:
         *_engine_notes(facts),
         *schedule_notes(facts.spec, facts.profile, facts.pair),
         *_uncounted_notes(facts),
-        *filter(None, [lossy_answers(facts)]),
+        *filter(None, [lossy_answers(facts), _route_note(facts)]),
     ]
+
+
+def _route_note(facts: Facts) -> str | None:
+    """Return that a route needs another object because engines serve HTTPS; None if it does not."""
+    if facts.spec.expose.http_route is None or facts.spec.serving.tls_secret is None:
+        return None
+    return (
+        "expose.httpRoute: the engines serve HTTPS (serving.tlsSecret), so the gateway needs a BackendTLSPolicy for the"
+        " Service, which the operator does not create"
+    )
 
 
 def _replay_warnings(facts: Facts) -> Iterator[str]:

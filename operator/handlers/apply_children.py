@@ -39,6 +39,7 @@ from specdecode_operator.cluster.resources import (
     CHILDREN,
     CONFIG_MAP,
     DEPLOYMENT,
+    HTTP_ROUTE,
     LEADER_WORKER_SET,
     POD,
     Resource,
@@ -53,6 +54,7 @@ from specdecode_operator.deployment.child_changes import (
 from specdecode_operator.deployment.conditions import Blocked
 from specdecode_operator.deployment.configmap_digests import child_entry, children_proofs
 from specdecode_operator.deployment.desired_state import DesiredState, Outcome
+from specdecode_operator.deployment.http_route import GATEWAY_API_MISSING, REFUSED_HINT, wanted_route
 from specdecode_operator.deployment.models.model_facts import CONFIG_MAP_NAME, facts_config_map
 from specdecode_operator.deployment.parsed_deployment import ParsedDeployment
 from specdecode_operator.deployment.rollout.blocked_pods import rejections
@@ -61,6 +63,7 @@ from specdecode_operator.deployment.rollout.engine_workload import WORKLOAD_KIND
 from specdecode_operator.deployment.rollout.readiness import Readiness, readiness_of, stalled, working
 from specdecode_operator.deployment.rollout.rollout_progress import NO_GROUP_HISTORY, GroupHistory, current_pods
 from specdecode_operator.handlers.status_writer import Reporter
+from specdecode_operator.problems import InvalidSpecError
 
 _AT_ONCE: Final = 3
 """Repairs without backoff, because a person may be trying something out."""
@@ -344,6 +347,9 @@ class EngineChildren(Children):
         super().__init__(cluster, cache, key, uid, CHILDREN)
         self._signing_key = signing_key
         self._in_line: _InLine | None = None
+        self.route_blocked: Readiness | None = None
+        """Why the HTTPRoute could not be written or deleted. Engines do not depend on it."""
+        self._route_postponed = False
 
     async def carry_out(
         self, parent: ParsedDeployment, desired: DesiredState, groups: GroupHistory = NO_GROUP_HISTORY
@@ -355,6 +361,7 @@ class EngineChildren(Children):
         self.believe(children_proofs(parent.status.kept))
         if self.is_in_line(parent, desired):
             return
+        self.route_blocked, self._route_postponed = None, False
         before, outcome, owned = self.cache.all_children(self.key), desired.outcome, self.owned()
         if self._signing_key is not None:
             kept = (owned.get((CONFIG_MAP.kind, attestation_name(self.key))) or {}).get("data") or {}
@@ -363,7 +370,8 @@ class EngineChildren(Children):
         (live, _), pods = self.workloads(desired), self.cache.children_of(self.key, POD.kind)
         desired = resting(desired, live, current_pods(pods, live), groups, self.cluster.clock.now().timestamp())
         children = objects_to_apply(desired, owned.values(), parent.kept_managers)
-        is_all = await self.apply(children, parent.kept_managers)
+        routes = [child for child in children if child["kind"] == HTTP_ROUTE.kind]
+        is_all = await self.apply([child for child in children if child not in routes], parent.kept_managers)
         for workload, replicas in workloads_to_scale(parent, desired, owned.values()):
             if workload["spec"].get("replicas", 1) != replicas:
                 scaled = await self.cluster.merge(workload, {"spec": {"replicas": replicas}})
@@ -373,12 +381,27 @@ class EngineChildren(Children):
         unwanted = objects_to_delete(desired, owned.values(), successor, pods)
         for child in unwanted:
             await self.delete(child)
+        self.route_blocked = await what_blocks(
+            self._keep_route(parent, routes), hint=REFUSED_HINT, status_is_current=False
+        )
         is_group = desired.workload is not None and desired.workload["kind"] == LEADER_WORKER_SET.kind
+        is_all = is_all and self.route_blocked is None and not self._route_postponed
         waits = not is_all or unwanted or self._signing_key is not None or is_group or rejections(pods)
         # If the object has changed meanwhile, the next reconcile could not use this record, so it is not kept.
         is_at_rest = not waits and before == self.cache.all_children(self.key)
         wanted = self._wanted(desired)
         self._in_line = _InLine(outcome, parent.kept_managers, wanted, before) if is_at_rest else None
+
+    async def _keep_route(self, parent: ParsedDeployment, routes: Sequence[Body]) -> None:
+        """Apply the HTTPRoute, or delete it if the spec has none."""
+        if wanted_route(parent) is None and not isinstance(parent.spec, InvalidSpecError):
+            for child in [child for (kind, _), child in self.owned().items() if kind == HTTP_ROUTE.kind]:
+                await self.delete(child)
+        if not routes:
+            return
+        if HTTP_ROUTE.kind not in self.cache.optional_kinds:
+            raise BlockedError(GATEWAY_API_MISSING)
+        self._route_postponed = not await self.apply(routes, parent.kept_managers)
 
     def is_in_line(self, parent: ParsedDeployment, desired: DesiredState) -> bool:
         """Return whether the last reconcile of the same inputs made no writes."""
@@ -402,6 +425,10 @@ class EngineChildren(Children):
         if wanted is None:
             return next(iter(live.values()), None), None
         return live.pop(wanted, None), next(iter(live.values()), None)
+
+    def route(self) -> Body | None:
+        """Return the live HTTPRoute; None without one."""
+        return self.owned().get((HTTP_ROUTE.kind, self.key.name))
 
     def canary(self) -> Body | None:
         """Return the live Deployment of the canary; None without one."""

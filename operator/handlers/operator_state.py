@@ -247,7 +247,7 @@ class OperatorState:
         async def shared() -> object:
             """Return the inputs of decisions that no watch reports."""
             await facts.look()
-            return calibration.read(), facts.known, self.cache.has_groups
+            return calibration.read(), facts.known, self.cache.optional_kinds
 
         before = await shared()
         for round_ in itertools.count():

@@ -31,7 +31,14 @@ from specdecode_operator.cluster.client import Cluster, ClusterError
 from specdecode_operator.cluster.drift import identity, is_owned
 from specdecode_operator.cluster.engine_probe import EngineProbe
 from specdecode_operator.cluster.observed_figures import FiguresReader, KeptFigures
-from specdecode_operator.cluster.resources import CONFIG_MAP, JOB, MODEL_FACTS_NAME, PERSISTENT_VOLUME_CLAIM, POD
+from specdecode_operator.cluster.resources import (
+    CONFIG_MAP,
+    JOB,
+    LEADER_WORKER_SET,
+    MODEL_FACTS_NAME,
+    PERSISTENT_VOLUME_CLAIM,
+    POD,
+)
 from specdecode_operator.deployment.conditions import CRASH_LOOP, WRONG_ANSWERS
 from specdecode_operator.deployment.configmap_digests import believed, digests, kept_entries, own_proofs, proofs_in
 from specdecode_operator.deployment.decision import internal_error, newly_read_models
@@ -511,7 +518,7 @@ class Reconciler:
             calibration=settings.calibration.read(),
             host_paths=settings.host_paths,
             pod_template=settings.pod_template,
-            has_leader_worker_sets=self._cache.has_groups,
+            has_leader_worker_sets=LEADER_WORKER_SET.kind in self._cache.optional_kinds,
             live_token_ids=settings.token_ids_allowed(parent.key.namespace),
             operator_image=settings.operator_image,
         )
@@ -656,6 +663,8 @@ class Reconciler:
             claim_users=self._claim_users(parent),
             replaced_workload=replaced,
             blocked=blocked,
+            route=record.children.route(),
+            route_blocked=record.children.route_blocked,
             contested=tuple(record.children.repairs.contested(now_s)),
         )
         record.groups = update_group_history(record.groups, desired, observation, last_good, unix_s)

@@ -29,8 +29,8 @@ from specdecode_operator.cluster.client import Cluster, ClusterError, ForbiddenE
 from specdecode_operator.cluster.nodes import NodeFacts
 from specdecode_operator.cluster.resources import (
     CUSTOM_RESOURCE_DEFINITION,
-    LEADER_WORKER_SET,
     NODE,
+    OPTIONAL,
     OWNED_SELECTOR,
     SPECDECODE_CAPTURE,
     SPECDECODE_DEPLOYMENT,
@@ -102,7 +102,7 @@ class Relist:
 
     async def _list_due(self, cluster: Cluster) -> None:
         for resource in _SEEN:
-            is_watched = resource.kind in self.watched if resource in _OUR_KINDS else resource != LEADER_WORKER_SET
+            is_watched = resource.kind in self.watched if resource in _OUR_KINDS else resource not in OPTIONAL
             if is_watched and resource.kind not in self.due:
                 continue
             self.due.discard(resource.kind)  # Before the list, because its watch may restart meanwhile.
@@ -128,13 +128,13 @@ class Relist:
         try:
             keys = await self._lists.changes(cluster, resource)
         except (NotFoundError, ForbiddenError) as error:
-            if resource == LEADER_WORKER_SET:
-                self._cache.has_groups = False  # LeaderWorkerSets may be installed at any time.
+            if resource in OPTIONAL:
+                self._cache.optional_kinds -= {resource.kind}  # It may be installed at any time.
             elif resource not in _OUR_KINDS or not isinstance(error, NotFoundError):  # Not a missing CRD
                 raise
             return ()
-        if resource == LEADER_WORKER_SET:
-            self._cache.has_groups = True
+        if resource in OPTIONAL:
+            self._cache.optional_kinds |= {resource.kind}
         return keys if resource in _OUR_KINDS else [key for key in keys if self._cache.parent(key) is not None]
 
     async def _list_storage_classes(self, cluster: Cluster) -> None:

@@ -103,6 +103,7 @@ STRETCHED = {**NGRAM, "target": {"model": LLAMA_70B, "ropeScaling": YARN}}
 RANGES = _drafting("draft_model", draft=pair_70b()["speculation"]["draft"])
 RANGES["speculation"]["numSpeculativeTokensByBatchSize"] = [{"from": 1, "to": 8, "numSpeculativeTokens": 2}]
 GATED = pair_70b(rollout={"gate": {"capture": "golden", "override": {"reason": "a fix"}}})
+ROUTED = pair_70b(expose={"httpRoute": {"parentRefs": [{"name": "public"}]}})
 EXPECTED = pair_70b(workload={"kind": "Chat", "promptTokens": 1000, "outputTokens": 200})
 SECRET = {"name": "one", "key": "key"}
 KEYED = pair_70b(serving={"maxModelLen": 8192, "apiKeySecret": SECRET}, models={"hubTokenSecret": SECRET})
@@ -239,6 +240,12 @@ DEPLOYMENT_FIELDS: Mapping[str, FieldCase] = {
     "rollout.gate.maxLossPercent.latency": at(9, on=GATED),
     "rollout.gate.override.reason": at("because", on=GATED),
     "rollout.paused": at(value=True),
+    "expose.httpRoute.parentRefs[].name": at("other", on=ROUTED),
+    "expose.httpRoute.parentRefs[].namespace": at("other", on=ROUTED),
+    "expose.httpRoute.parentRefs[].sectionName": at("https", on=ROUTED),
+    "expose.httpRoute.parentRefs[].port": at(443, on=ROUTED),
+    "expose.httpRoute.hostnames[]": at("llm.example.com", on=ROUTED),
+    "expose.httpRoute.requestTimeoutSeconds": at(600, on=ROUTED),
     "models.volume.persistentVolumeClaim.claimName": at("other", on=TINY),
     "models.volume.hostPath.path": refused("/srv", "--allow-host-path=/srv", on=tiny_cpu(models={"volume": {}})),
     "models.cache.persistentVolumeClaim.claimName": at("cache"),

@@ -33,6 +33,10 @@
 - apiGroups: [leaderworkerset.x-k8s.io]
   resources: [leaderworkersets]
   verbs: [get, list, watch, create, patch, delete]
+# Route requests from a Gateway to the engines, if the Gateway API is installed and `expose.httpRoute` is set.
+- apiGroups: [gateway.networking.k8s.io]
+  resources: [httproutes]
+  verbs: [get, list, watch, create, patch, delete]
 # Run captures; read and download models.
 - apiGroups: [batch]
   resources: [jobs]

@@ -64,6 +64,8 @@ class Observation:
     replaced_workload: Body | None = None
     canary: CanaryDecision | None = None
     blocked: Readiness | None = None  # Why the API server rejected the desired objects
+    route: Body | None = None
+    route_blocked: Readiness | None = None  # Why the HTTPRoute could not be written; engines do not depend on it
     contested: tuple[str, ...] = ()  # Children and fields that another writer changes again after each repair
 
     @property

@@ -16,6 +16,10 @@ GOOD = {
 target: {model: Qwen/Qwen2.5-7B-Instruct, revision: refs/pr/3}
 speculation: {method: ngram, numSpeculativeTokens: 4, ngram: {promptLookupMin: 2, promptLookupMax: 5}}
 """,
+    "route": """
+target: {model: org/target}
+expose: {httpRoute: {parentRefs: [{name: public, namespace: infra}], hostnames: ["*.example.com", llm.example.com]}}
+""",
     "head": """
 target: {model: Qwen/Qwen3-8B}
 speculation: {method: eagle3, numSpeculativeTokens: 3, draft: {model: AngelSlim/Qwen3-8B_eagle3, maxModelLen: 2048}}

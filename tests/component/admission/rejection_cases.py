@@ -24,6 +24,15 @@ BAD = {
     "no restart at all": Bad(
         "policy: {maxRestartsPerDay: 0}", "spec.policy.maxRestartsPerDay", "greater than or equal to 1"
     ),
+    # Expose
+    "a route without a Gateway": Bad(
+        "expose: {httpRoute: {parentRefs: []}}", "spec.expose.httpRoute.parentRefs", "at least 1 items"
+    ),
+    "a hostname with a port": Bad(
+        "expose: {httpRoute: {parentRefs: [{name: a}], hostnames: ['llm.example.com:443']}}",
+        "spec.expose.httpRoute.hostnames",
+        "should match",
+    ),
     # Speculation
     "no method": Bad("speculation: {numSpeculativeTokens: 5}", "spec.speculation.method", "Required"),
     "unknown method": Bad("speculation: {method: eagle9}", "spec.speculation.method", '"ngram_gpu", "suffix", "none"'),

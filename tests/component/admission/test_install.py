@@ -157,7 +157,7 @@ def test_operator_has_no_more_rights_than_listed() -> None:
     assert writable == {
         "specdecodedeployments/status", "specdecodecaptures", "specdecodecaptures/status", "configmaps", "services",
         "deployments", "leaderworkersets", "jobs", "persistentvolumeclaims", "poddisruptionbudgets", "events",
-        "pods/eviction",
+        "pods/eviction", "httproutes",
         "pods",  # the guard takes dry runs alone
     }  # fmt: skip
     assert ("specdecode.io", "specdecodecaptures", "delete") in granted, "those whose time is over"

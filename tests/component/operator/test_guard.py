@@ -309,3 +309,22 @@ def test_the_operator_works_under_its_guard(stolen: Kubectl) -> None:
     asked = {**body, "kind": "SpecDecodeCapture", "spec": {"deployment": "tiny", "deploymentDuringCapture": "Suspend"}}
     assert stolen.apply(yaml.safe_dump(asked)).returncode == 0
     eventually(lambda: stolen.objects("jobs") and stolen.objects("pvc"), "a capture gets its claim and its Job")
+
+
+@pytest.mark.parametrize(
+    ("rule", "passes"),
+    [
+        ({"backendRefs": [{"name": "x", "port": 8000}]}, True),
+        ({"backendRefs": [{"name": "other", "port": 8000}]}, False),
+        ({"backendRefs": [{"name": "x", "namespace": "theirs", "port": 8000}]}, False),
+        ({"backendRefs": [{"name": "x", "kind": "InferencePool", "port": 8000}]}, False),
+        ({"backendRefs": [{"name": "x", "filters": [{"type": "RequestMirror"}]}]}, False),
+        ({"backendRefs": [{"name": "x"}], "filters": [{"type": "RequestRedirect"}]}, False),
+    ],
+)
+def test_a_route_reaches_the_service_of_its_object_alone(rule: dict[str, Any], passes: bool) -> None:
+    (policy,) = [each for each in guard() if "Binding" not in each["kind"]]
+    assert (
+        holds(policy, {"kind": "HTTPRoute", "metadata": {"name": "x", "labels": OURS}, "spec": {"rules": [rule]}})
+        == passes
+    )

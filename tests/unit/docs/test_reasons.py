@@ -58,6 +58,7 @@ OTHER_WORDS = {
         "SpeculationEffective",
         "Gate",
         "Canary",
+        "Exposed",
         "SettingsInForce",
         "Succeeded",
         "WaitingForGPUs",

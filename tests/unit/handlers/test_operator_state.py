@@ -9,8 +9,10 @@ from specdecode_operator.api.deployment import Key
 from specdecode_operator.cluster import client
 from specdecode_operator.cluster.client import ClusterError
 from specdecode_operator.cluster.resources import (
+    HTTP_ROUTE,
     LEADER_WORKER_SET,
     NODE,
+    OPTIONAL,
     SPECDECODE_DEPLOYMENT,
     WATCHED,
     Resource,
@@ -18,6 +20,7 @@ from specdecode_operator.cluster.resources import (
 from specdecode_operator.handlers.operator_state import OperatorState, OperatorStuckError
 from tests.support.api_server import ApiServer
 from tests.support.embedded_operator import until
+from tests.support.objects import tiny_cpu
 from tests.unit.deployment.group_pods import WIDE, spec_at
 from tests.unit.handlers.resync_rounds import GROUPS, LLAMA, Rounds, add, add_node, reason
 
@@ -103,15 +106,28 @@ class TestStart:
         await state.start()
         await rounds.go()
         await until(lambda: reason(api, "Planned"), lambda: "the object is planned")
-        assert not state.cache.has_groups
+        assert LEADER_WORKER_SET.kind not in state.cache.optional_kinds
         api.refusals.clear()
         await rounds.go()
         await until(lambda: "llama-lws" in api.names(LEADER_WORKER_SET), lambda: "they are used once they come")
 
+    @pytest.mark.parametrize("status", [404, 403])
+    async def test_a_route_is_made_once_the_cluster_has_routes(
+        self, api: ApiServer, state: OperatorState, rounds: Rounds, status: int
+    ) -> None:
+        api.refusals[f"list {HTTP_ROUTE.qualified_plural}"] = (status, "no")
+        add(api, spec=tiny_cpu(expose={"httpRoute": {"parentRefs": [{"name": "public"}]}}))
+        await state.start()
+        await until(lambda: reason(api, "Exposed") == "GatewayApiMissing", lambda: "the route waits")
+        assert api.names(HTTP_ROUTE) == []
+        api.refusals.clear()
+        await rounds.go()
+        await until(lambda: api.names(HTTP_ROUTE) == ["llama"], lambda: "the route is made once the kind comes")
+
     async def test_any_other_kind_that_cannot_be_seen_holds_the_start_up(
         self, api: ApiServer, state: OperatorState
     ) -> None:
-        for resource in (each for each in WATCHED if each != LEADER_WORKER_SET):
+        for resource in (each for each in WATCHED if each not in OPTIONAL):
             api.refusals = {f"list {resource.qualified_plural}": (403, "no")}
             with pytest.raises(ClusterError):
                 await state.start()

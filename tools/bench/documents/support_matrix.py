@@ -26,6 +26,7 @@ _LIBRARIES: Final = {
 """Go module of `tools/devcluster/tools/health`, and what it stands for."""
 
 _MONITORS: Final = "github.com/prometheus-operator/prometheus-operator"
+_GATEWAY_API: Final = "sigs.k8s.io/gateway-api"
 _GITOPS_ENGINE: Final = "github.com/argoproj/gitops-engine"
 _CONFORMANCE: Final = "`tests/component/admission/test_conformance.py`"
 
@@ -99,13 +100,15 @@ def _tools() -> Iterator[_Row]:
     debian = f"{OLDEST}, or a newer one on the test machine"
     yield "Prometheus", debian, TESTED, "`tests/component/admission/test_prometheus.py`"
     yield "Prometheus operator", _pinned("prometheus-operator")[_MONITORS], CONTRACT, f"its CRDs, {_CONFORMANCE}"
+    routes = "its CRDs, without a gateway, `tests/component/operator/test_http_route.py`"
+    yield "Gateway API", _pinned("gateway-api")[_GATEWAY_API], CONTRACT, routes
     libraries = _pinned("health")
     for module, name in _LIBRARIES.items():
         yield name, f"{libraries[module]} of `{module}`", CONTRACT, "`tests/component/admission/gitops`"
     argo = "its own diff and sync, `tests/component/admission/gitops/test_argo.py`, every night"
     yield "Argo CD, sync", f"{_pinned('argo')[_GITOPS_ENGINE]} of `{_GITOPS_ENGINE}`", CONTRACT, argo
     untested = "the operator or chart creates objects for them, but no test runs them"
-    yield "Kueue, cert-manager, Gateway API", "any", CLAIMED, untested
+    yield "Kueue, cert-manager", "any", CLAIMED, untested
 
 
 def _pinned(tool: str) -> dict[str, str]:

@@ -172,6 +172,12 @@ def lws_sources() -> Path:
     return golang.module_dir(TOOLS / "lws", "sigs.k8s.io/lws") / "config"
 
 
+def gateway_api_crds(*, oldest: bool = False) -> Path:
+    """Return the folder with the CRDs of the Gateway API's standard channel; ``oldest`` lacks timeouts of routes."""
+    module = TOOLS / ("gateway-api-oldest" if oldest else "gateway-api")
+    return golang.module_dir(module, "sigs.k8s.io/gateway-api") / "config" / "crd" / "standard"
+
+
 def prometheus_operator_crds() -> Path:
     """Return the folder of the Prometheus operator's module that has its CRDs: nothing of it is built."""
     source = golang.module_dir(TOOLS / "prometheus-operator", "github.com/prometheus-operator/prometheus-operator")

@@ -1,0 +1,179 @@
+"""The operator writes an HTTPRoute when asked, whatever state the Gateway API is in, and engines never wait for it."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+
+from devcluster.builds import binaries
+from devcluster.cluster.cluster import Cluster
+from tests.component.operator.conftest import MANIFESTS
+from tests.support.audit import asked
+from tests.support.conditions import condition, wait_for
+from tests.support.guard import put_guard_in_force
+from tests.support.kubectl import Kubectl
+from tests.support.objects import tiny_cpu
+from tests.support.operator_process import NAMESPACE, OperatorProcess, may, service_account_kubeconfig
+from tests.support.waiting import eventually
+
+ROUTES: Final = "httproutes.gateway.networking.k8s.io"
+GATEWAY: Final = {"name": "public", "namespace": "infra", "sectionName": "https"}
+EXPOSE: Final = {"httpRoute": {"parentRefs": [GATEWAY], "hostnames": ["llm.example.com"]}}
+
+
+@pytest.fixture(scope="module")
+def operator(
+    bare_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory, asked_elsewhere: set[str]
+) -> Iterator[OperatorProcess]:
+    """The operator with its own rights and under its guard, in a cluster that begins without the Gateway API."""
+    folder = tmp_path_factory.mktemp("operator")
+    Kubectl(bare_cluster.kubeconfig).install_crds()
+    admin = Kubectl(bare_cluster.kubeconfig, NAMESPACE)
+    admin.must("apply", "--server-side", f"--kustomize={MANIFESTS}")
+    eventually(lambda: may(admin, "watch", "nodes"), "the operator has its rights")
+    put_guard_in_force(admin)
+    process = OperatorProcess(service_account_kubeconfig(admin, folder / "kubeconfig"), folder / "log")
+    process.start()
+    yield process
+    assert process.stop() == 0
+    seen = asked(bare_cluster)
+    assert not [each.named for each in seen if not each.allowed]
+    asked_elsewhere.update(*(each.rights for each in seen))
+
+
+@pytest.fixture
+def kubectl(bare_cluster: Cluster, operator: OperatorProcess) -> Iterator[Kubectl]:
+    """kubectl in the cluster of this module, whose objects of ours go with the test."""
+    kubectl = Kubectl(bare_cluster.kubeconfig)
+    yield kubectl
+    kubectl.remove("sdd")
+
+
+@pytest.fixture
+def routed(kubectl: Kubectl) -> Kubectl:
+    """kubectl where the Gateway API is installed."""
+    install(kubectl)
+    return kubectl
+
+
+def install(kubectl: Kubectl, *, oldest: bool = False) -> None:
+    folder: Path = binaries.gateway_api_crds(oldest=oldest)
+    file = folder / "gateway.networking.k8s.io_httproutes.yaml"
+    kubectl.must("apply", "--server-side", "--force-conflicts", f"--filename={file}")
+    kubectl.wait_for_crds(ROUTES)
+
+
+def apply(kubectl: Kubectl, name: str, expose: dict[str, Any] | None = EXPOSE) -> None:
+    body = {"apiVersion": "specdecode.io/v1alpha1", "kind": "SpecDecodeDeployment", "metadata": {"name": name}}
+    spec = tiny_cpu(**({} if expose is None else {"expose": expose}))
+    answer = kubectl.apply(yaml.safe_dump({**body, "spec": spec}))
+    assert answer.returncode == 0, answer.stderr
+
+
+def names(kubectl: Kubectl, kind: str) -> list[str]:
+    return [each["metadata"]["name"] for each in kubectl.objects(kind)]
+
+
+def route_of(kubectl: Kubectl, name: str) -> dict[str, Any]:
+    """Return the route of an object as soon as there is one."""
+    return eventually(
+        lambda: next((each for each in kubectl.objects(ROUTES) if each["metadata"]["name"] == name), None),
+        f"there is a route {name}",
+    )
+
+
+def report(kubectl: Kubectl, name: str, **conditions: tuple[str, str]) -> None:
+    """Write what a gateway controller finds: status and reason of each condition."""
+    route = kubectl.object(ROUTES, name)
+    found = [
+        {
+            "type": type_,
+            "status": status,
+            "reason": reason,
+            "message": f"said of {type_}",
+            "observedGeneration": route["metadata"]["generation"],
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        }
+        for type_, (status, reason) in conditions.items()
+    ]
+    parent = {"parentRef": GATEWAY, "controllerName": "example.com/gateway", "conditions": found}
+    patch = json.dumps({"status": {"parents": [parent]}})
+    kubectl.must("patch", ROUTES, name, "--subresource=status", "--type=merge", f"--patch={patch}")
+
+
+def test_engines_run_without_the_gateway_api_and_the_route_follows_when_it_comes(kubectl: Kubectl) -> None:
+    apply(kubectl, "early")
+    wait_for(kubectl, "early", "Exposed", "GatewayApiMissing")
+    wait_for(kubectl, "early", "Planned", "Fits")
+    assert "early" in names(kubectl, "deployments")
+    assert "early" in names(kubectl, "services")
+
+    install(kubectl, oldest=True)  # Its routes have no timeouts.
+    assert "1.2" in wait_for(kubectl, "early", "Exposed", "ChildRefused")
+    assert names(kubectl, ROUTES) == []
+    assert condition(kubectl, "early", "Ready")[1] != "ChildRefused"
+
+    install(kubectl)
+    route = route_of(kubectl, "early")
+    wait_for(kubectl, "early", "Exposed", "RoutePending")
+    (owner,) = route["metadata"]["ownerReferences"]
+    assert owner["uid"] == kubectl.object("sdd", "early")["metadata"]["uid"]
+
+
+def test_what_gateways_say_is_in_the_status(routed: Kubectl) -> None:
+    apply(routed, "seen")
+    route_of(routed, "seen")
+    resolved = {"ResolvedRefs": ("True", "ResolvedRefs")}
+    report(routed, "seen", Accepted=("False", "NotAllowedByListeners"), **resolved)
+    told = wait_for(routed, "seen", "Exposed", "RouteNotAccepted")
+    assert "infra/public" in told
+    assert "NotAllowedByListeners" in told
+    report(routed, "seen", Accepted=("True", "Accepted"), ResolvedRefs=("False", "RefNotPermitted"))
+    assert "RefNotPermitted" in wait_for(routed, "seen", "Exposed", "RouteNotResolved")
+    report(routed, "seen", Accepted=("True", "Accepted"), **resolved)
+    wait_for(routed, "seen", "Exposed", "RouteAccepted")
+    assert condition(routed, "seen", "Exposed")[0] == "True"
+
+
+def test_drift_is_repaired_and_a_route_that_is_no_longer_asked_for_goes(routed: Kubectl) -> None:
+    apply(routed, "kept")
+    wanted = route_of(routed, "kept")["spec"]
+    backends = [{"name": "other", "port": 80}]
+    paths = [{"path": {"type": "PathPrefix", "value": "/"}}]
+    change = json.dumps({"spec": {"hostnames": [], "rules": [{"matches": paths, "backendRefs": backends}]}})
+    routed.must("patch", ROUTES, "kept", "--type=merge", f"--patch={change}", "--field-manager=somebody")
+    eventually(lambda: routed.object(ROUTES, "kept")["spec"] == wanted, "the route is as before")
+    routed.must("delete", ROUTES, "kept")
+    route_of(routed, "kept")
+
+    apply(routed, "kept", {"httpRoute": {**EXPOSE["httpRoute"], "requestTimeoutSeconds": 90}})
+    eventually(
+        lambda: routed.object(ROUTES, "kept")["spec"]["rules"][0]["timeouts"] == {"request": "90s"}, "the time is set"
+    )
+    apply(routed, "kept", expose=None)
+    eventually(lambda: "kept" not in names(routed, ROUTES), "the route is deleted")
+    eventually(lambda: condition(routed, "kept", "Exposed")[1] == "", "the condition is gone")
+    assert "kept" in names(routed, "services")
+
+
+def test_a_route_of_another_owner_is_left_alone_and_does_not_hold_the_engines_up(routed: Kubectl) -> None:
+    theirs = {
+        "apiVersion": "gateway.networking.k8s.io/v1",
+        "kind": "HTTPRoute",
+        "metadata": {"name": "taken"},
+        "spec": {"hostnames": ["theirs.example.com"]},
+    }
+    routed.must("create", "--filename=-", stdin=yaml.safe_dump(theirs))
+    before = routed.object(ROUTES, "taken")
+    apply(routed, "taken")
+    wait_for(routed, "taken", "Exposed", "ChildNameConflict")
+    assert condition(routed, "taken", "Exposed")[0] == "False"
+    eventually(lambda: "taken" in names(routed, "deployments"), "engines are started")
+    assert routed.object(ROUTES, "taken") == before
+
+    routed.must("delete", ROUTES, "taken")
+    wait_for(routed, "taken", "Exposed", "RoutePending")
+    assert route_of(routed, "taken")["spec"]["hostnames"] == EXPOSE["httpRoute"]["hostnames"]

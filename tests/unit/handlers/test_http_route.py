@@ -1,0 +1,101 @@
+"""Write and delete the HTTPRoute of an object apart from its engines."""
+
+import pytest
+
+from specdecode_operator.cluster.resources import DEPLOYMENT, HTTP_ROUTE, SERVICE, SPECDECODE_DEPLOYMENT
+from tests.support.objects import Body, tiny_cpu
+from tests.unit.handlers.reconciler_world import World
+
+ROUTED = tiny_cpu(expose={"httpRoute": {"parentRefs": [{"name": "public"}]}})
+ROUTES = HTTP_ROUTE.qualified_plural
+
+
+@pytest.fixture
+def routed(world: World) -> World:
+    """A world with the Gateway API and an object that asks for a route."""
+    world.cache.optional_kinds = frozenset({HTTP_ROUTE.kind})
+    world.add(ROUTED)
+    return world
+
+
+def change(world: World, spec: Body) -> None:
+    meta = {**world.object["metadata"], "generation": world.object["metadata"].get("generation", 1) + 1}
+    world.api.change(SPECDECODE_DEPLOYMENT, "llama", spec=spec, metadata=meta)
+
+
+async def test_the_route_is_written_once(routed: World) -> None:
+    await routed.look()
+    assert routed.api.names(HTTP_ROUTE) == ["llama"]
+    assert routed.said("Exposed")[:2] == ("Unknown", "RoutePending")
+    await routed.look()
+    assert await routed.look() == [], "another look changes nothing"
+
+
+async def test_without_the_gateway_api_engines_start_and_the_route_waits(routed: World) -> None:
+    routed.cache.optional_kinds = frozenset()
+    await routed.look()
+    assert routed.said("Exposed")[:2] == ("Unknown", "GatewayApiMissing")
+    assert routed.api.names(DEPLOYMENT, SERVICE) == ["llama", "llama"]
+    assert routed.api.names(HTTP_ROUTE) == []
+    assert await routed.look() == [], "nothing is written again"
+    routed.cache.optional_kinds = frozenset({HTTP_ROUTE.kind})
+    await routed.look()
+    assert routed.api.names(HTTP_ROUTE) == ["llama"]
+
+
+async def test_a_route_stays_while_the_operator_may_not_list_routes(routed: World) -> None:
+    await routed.look()
+    routed.cache.optional_kinds = frozenset()
+    change(routed, {**ROUTED, "replicas": 2})
+    await routed.look()
+    assert routed.said("Exposed")[1] == "GatewayApiMissing"
+    assert routed.api.names(HTTP_ROUTE) == ["llama"]
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome"),
+    [
+        (403, ("Unknown", "Forbidden")),
+        (404, ("Unknown", "ApiServerError")),
+        (422, ("False", "ChildRefused")),
+    ],
+)
+async def test_a_refused_route_does_not_hold_the_engines_up(
+    routed: World, status: int, outcome: tuple[str, str]
+) -> None:
+    message = f'User "operator" cannot patch resource "{ROUTES}"' if status == 403 else "no"
+    routed.api.refusals[f"patch {ROUTES}"] = (status, message)
+    await routed.look()
+    assert routed.said("Exposed")[:2] == outcome
+    assert routed.said()[1] not in {"Forbidden", "ApiServerError", "ChildRefused"}
+    assert routed.api.names(DEPLOYMENT) == ["llama"]
+    routed.api.refusals.clear()
+    await routed.look()
+    assert routed.api.names(HTTP_ROUTE) == ["llama"]
+
+
+async def test_a_route_of_another_owner_is_left_alone(routed: World) -> None:
+    theirs = routed.api.create(HTTP_ROUTE, {"metadata": {"namespace": "team", "name": "llama"}, "spec": {}})
+    await routed.look()
+    assert routed.said("Exposed")[:2] == ("False", "ChildNameConflict")
+    assert routed.said()[1] != "ChildNameConflict"
+    assert routed.api.find(HTTP_ROUTE, "llama") == theirs
+    change(routed, tiny_cpu())
+    await routed.look()
+    assert routed.api.find(HTTP_ROUTE, "llama") == theirs
+
+
+async def test_the_route_goes_with_its_field_even_if_the_spec_does_not_fit(routed: World) -> None:
+    await routed.look()
+    change(routed, {**ROUTED, "speculation": {"method": "unknown"}})
+    await routed.look()
+    assert routed.api.names(HTTP_ROUTE) == ["llama"], "an invalid spec says nothing about it"
+    huge = tiny_cpu(serving={"maxModelLen": 1024, "minConcurrency": 60_000})
+    change(routed, {**huge, "expose": ROUTED["expose"]})
+    await routed.look()
+    assert routed.said("Planned")[1] == "DoesNotFit"
+    assert routed.api.names(HTTP_ROUTE) == ["llama"], "its engines still serve"
+    change(routed, huge)
+    await routed.look()
+    assert routed.api.names(HTTP_ROUTE) == []
+    assert routed.api.names(DEPLOYMENT) == ["llama"]
