@@ -6,7 +6,6 @@ The engines replay recordings, so their speed does not depend on the machine.
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
