@@ -41,7 +41,7 @@ class Served:
     tokens: int = 0  # after the first token of each request
     seconds: float = 0.0  # for these tokens, summed over requests
     steps: int = 0  # for these tokens, summed over requests
-    finished: int = 0
+    finished: int = 0  # or rejected with an HTTP status of 500 or more
     answered: int = 0  # finished by a stop or by the length limit
 
     def since(self, begun: "Served") -> "Served | None":
@@ -74,7 +74,8 @@ def served(readings: Mapping[str, Reading]) -> dict[str, Served]:
             continue
         tokens = max(0, engine.generation_tokens - (first or 0))
         of_decode = tokens, seconds or 0.0, steps or 0
-        found[name] = Served(first or 0, first_s or 0.0, prompts or 0, *of_decode, finished or 0, answered or 0)
+        ended = (finished or 0) + (engine.server_errors or 0)
+        found[name] = Served(first or 0, first_s or 0.0, prompts or 0, *of_decode, ended, answered or 0)
     return found
 
 

@@ -14,7 +14,7 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import Canary, CanaryLimits, Key, OnUndecided, SpecDecodeDeploymentSpec
 from specdecode_operator.api.deployment_status import CanaryFigure, CanaryStatus
 from specdecode_operator.cluster.manifests import content_hash, owned
-from specdecode_operator.cluster.resources import DEPLOYMENT, POOL_LABEL, TEMPLATE_HASH_ANNOTATION
+from specdecode_operator.cluster.resources import CANARY_POOL, DEPLOYMENT, POOL_LABEL, TEMPLATE_HASH_ANNOTATION
 from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, Blocked, ConditionUpdate
 from specdecode_operator.deployment.rollout.engine_workload import serving_template
 from specdecode_operator.deployment.rollout.readiness import Readiness, stalled, without_engines, working
@@ -39,7 +39,6 @@ _COMPARING: Final = "CanaryComparing"
 JUDGED: Final = frozenset({(CANARY, CANARY_FAILED), (CANARY, _PROMOTED)})
 """Type and reason of the condition after a verdict."""
 
-_POOL: Final = "canary"
 _NAMES: Final = {PoolFigure.TPOT: "TPOT", PoolFigure.TTFT: "TTFT per prompt token", PoolFigure.ERRORS: "errors"}
 
 
@@ -50,7 +49,7 @@ def canary_name(key: Key) -> str:
 
 def is_canary(child: Body) -> bool:
     """Whether a child is the Deployment of its object's canary."""
-    return (child["metadata"].get("labels") or {}).get(POOL_LABEL) == _POOL
+    return (child["metadata"].get("labels") or {}).get(POOL_LABEL) == CANARY_POOL
 
 
 def canary_settings(spec: SpecDecodeDeploymentSpec) -> Canary:
@@ -99,7 +98,7 @@ def canary_workload(key: Key, uid: str, workload: Body, replicas: int) -> Body:
     that replaces the earlier one.
     """
     template = serving_template(workload)
-    pool = {POOL_LABEL: _POOL}
+    pool = {POOL_LABEL: CANARY_POOL}
     labelled = {**template["metadata"], "labels": {**template["metadata"]["labels"], **pool}}
     annotations = {
         **labelled["annotations"],

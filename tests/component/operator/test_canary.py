@@ -5,7 +5,7 @@ The clock of the comparison is the test's, so a block takes as long as one recon
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -35,6 +35,7 @@ from tests.support.kubectl import Kubectl
 from tests.support.objects import tiny_cpu
 from tests.support.operator_process import IMAGE, OperatorProcess
 from tests.support.pool_traffic import Engine, looks
+
 from tests.support.waiting import DEADLINE_S
 
 STABLE = 2
@@ -51,6 +52,7 @@ BLOCK = Served(
 )  # fmt: skip
 SLOWER = replace(BLOCK, seconds=104.0)
 FAILING = replace(BLOCK, answered=38)
+EQUAL = Engine()
 OLD, NEW, NEXT = 1024, 512, 768
 
 
@@ -75,7 +77,8 @@ class EngineServer(ThreadingHTTPServer):
 
 
 def metrics(served: Served) -> str:
-    """Return the page of an engine with these counters."""
+    """Return the page of an engine with these counters; requests that fail are rejected with 500."""
+    failed = served.finished - served.answered
     values = {
         "vllm:num_requests_running": 1,
         "vllm:num_requests_waiting": 0,
@@ -84,9 +87,13 @@ def metrics(served: Served) -> str:
         "vllm:time_to_first_token_seconds_count": served.requests,
         "vllm:time_to_first_token_seconds_sum": served.first_token_seconds,
         "vllm:inter_token_latency_seconds_count": served.steps,
+        "vllm:spec_decode_num_drafts_total": served.steps,
+        "vllm:spec_decode_num_draft_tokens_total": 3 * served.steps,
+        "vllm:spec_decode_num_accepted_tokens_total": served.tokens - served.steps,
         "vllm:inter_token_latency_seconds_sum": served.seconds,
+        'http_requests_total{handler="/v1/completions",method="POST",status="2xx"}': served.answered,
+        'http_requests_total{handler="/v1/completions",method="POST",status="5xx"}': failed,
         'vllm:request_success_total{finished_reason="stop"}': served.answered,
-        'vllm:request_success_total{finished_reason="error"}': served.finished - served.answered,
     }
     return "".join(f"{name} {value}\n" for name, value in values.items())
 
@@ -96,14 +103,21 @@ class OperatorHere:
 
     def __init__(self, cluster: Cluster, key: Key) -> None:
         self._cluster, self._key = cluster, key
+        self._probes = list[EngineProbe]()
         self.restart()
 
     def restart(self) -> None:
         """Let another process take over."""
         cache, probe = Cache(), EngineProbe()
+        self._probes.append(probe)
         self._relist = Relist(cache, (), None, lambda _: None)
         settings = Settings(operator_image=IMAGE)
         self._reconciler = Reconciler(self._cluster, cache, probe, OperatorMetrics(cache), settings)
+
+    async def close(self) -> None:
+        """Close all connections to engines."""
+        for probe in self._probes:
+            await probe.close()
 
     async def look(self) -> None:
         """Reconcile the object once."""
@@ -174,22 +188,39 @@ class Story:
             self.reasons = (*self.reasons, reason)
 
     async def until(self, *reasons: str, kind: str = "Canary") -> None:
-        """Reconcile until a condition has one of these reasons; the clock of the comparison stands still."""
-        async with asyncio.timeout(DEADLINE_S):
-            while self.said(kind)[1] not in reasons:
-                await self.look()
+        """Reconcile until a condition has one of these reasons."""
+        await self.until_true(lambda: self.said(kind)[1] in reasons, f"{kind} is {' or '.join(reasons)}")
+
+    async def until_true(self, reached: Callable[[], bool], what: str) -> None:
+        """Reconcile until something holds; the clock of the comparison stands still."""
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                while not reached():
+                    await self.look()
+        except TimeoutError:
+            seen = {kind: self.said(kind) for kind in ("Ready", "Canary", "Planned", "Accepted")}
+            message = f"not within {DEADLINE_S} s: {what} (last: {seen})"
+            raise AssertionError(message) from None
+
+    async def scale(self, replicas: int) -> None:
+        """Change the number of replicas as an autoscaler does, and reconcile until they serve."""
+        self.kubectl.must("scale", "sdd", "tiny", f"--replicas={replicas}")
+
+        def serves() -> bool:
+            pods = self.pods(canary=False)
+            return len(pods) == replicas and self.engines.keys() >= set(pods)
+
+        await self.until_true(serves, f"{replicas} engines serve")
 
     async def settle(self) -> None:
         """Reconcile until only engines of one spec are left, and serve."""
         await self.until("Serving", "RolledBack", kind="Ready")
-        async with asyncio.timeout(DEADLINE_S):
-            while len(self.kubectl.objects("pods", ENGINES)) != STABLE:
-                await self.look()
+        await self.until_true(lambda: len(self.kubectl.objects("pods", ENGINES)) == STABLE, "other pods are gone")
 
     async def block(self, canary: Served = BLOCK) -> None:
         """Let both pools serve for a minute, and reconcile."""
         for pool, grown in ((False, BLOCK), (True, canary)):
-            for name in self.pods(canary=pool):
+            for name in self.engines.keys() & self.pods(canary=pool):
                 self.engines[name].served += grown
         self.now_s += BLOCK_S
         await self.look()
@@ -199,7 +230,7 @@ class Story:
         for number in range(count):
             await self.block(canary[number % len(canary)] if canary else BLOCK)
 
-    async def day(self, seed: int, engine: Engine = Engine()) -> None:
+    async def day(self, seed: int, engine: Engine = EQUAL) -> None:
         """Let both pools serve bursty traffic until the canary is judged."""
         stable, (canary,) = self.pods(canary=False), self.pods(canary=True)
         names = dict(zip([f"engine-{each}" for each in range(STABLE + 1)], [*stable, canary], strict=True))
@@ -263,6 +294,7 @@ async def story(
     found.reasons = ()
     found.apply(NEW)
     yield found
+    await operator.close()
     kubectl.remove("sdd")
 
 
@@ -339,9 +371,8 @@ async def test_a_spec_that_changes_again_gets_its_own_comparison(story: Story) -
     (before,) = story.pods(canary=True)
     story.apply(NEXT)
     await story.look()
-    async with asyncio.timeout(DEADLINE_S):
-        while before in story.pods(canary=True) or story.said()[1] != "CanaryComparing":
-            await story.look()
+    await story.until_true(lambda: before not in story.pods(canary=True), "the canary of the spec before is gone")
+    await story.until("CanaryComparing")
     assert story.status["canary"]["blocks"] == 0
     await story.blocks(FEWEST_BLOCKS + 3)
     assert story.said()[:2] == ("True", "Promoted")
@@ -364,9 +395,7 @@ async def test_suspension_ends_the_canary_and_it_starts_again_afterwards(story: 
     story.apply(NEW, suspend=True)
     await story.until("CanaryWaits")
     assert story.lengths == {"tiny": OLD}
-    async with asyncio.timeout(DEADLINE_S):
-        while story.kubectl.objects("pods", ENGINES):
-            await story.look()
+    await story.until_true(lambda: not story.kubectl.objects("pods", ENGINES), "all engines are gone")
     story.apply(NEW)
     await story.until("CanaryComparing")
     assert story.status["canary"]["blocks"] == 0
@@ -375,14 +404,11 @@ async def test_suspension_ends_the_canary_and_it_starts_again_afterwards(story: 
 async def test_a_scale_of_the_deployment_does_not_start_the_comparison_again(story: Story) -> None:
     await story.until("CanaryComparing")
     await story.blocks(2)
-    for replicas in (STABLE + 1, 1):
-        story.kubectl.must("scale", "sdd", "tiny", f"--replicas={replicas}")
-        async with asyncio.timeout(DEADLINE_S):
-            while len(story.pods(canary=False)) != replicas or story.said()[1] != "CanaryComparing":
-                await story.look()
-        await story.blocks(3)
-    assert story.status["canary"]["blocks"] >= 5
-    assert story.said()[1] in {"CanaryComparing", "Promoted"}
+    await story.scale(STABLE + 1)
+    await story.blocks(2)
+    await story.scale(1)
+    await story.blocks(4)
+    assert story.status["canary"]["blocks"] == FEWEST_BLOCKS
 
 
 async def test_a_day_of_equal_engines_has_no_other_decision_than_promotions(story: Story) -> None:
