@@ -15,7 +15,7 @@ from specdecode_operator.api.deployment import Canary, CanaryLimits, Key, OnUnde
 from specdecode_operator.api.deployment_status import CanaryFigure, CanaryStatus
 from specdecode_operator.cluster.manifests import content_hash, owned
 from specdecode_operator.cluster.resources import CANARY_POOL, DEPLOYMENT, POOL_LABEL, TEMPLATE_HASH_ANNOTATION
-from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, Blocked, ConditionUpdate
+from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, WRONG_ANSWERS, Blocked, ConditionUpdate
 from specdecode_operator.deployment.rollout.engine_workload import serving_template
 from specdecode_operator.deployment.rollout.readiness import Readiness, stalled, without_engines, working
 from specdecode_operator.deployment.rollout.rollback import Failure, LastGood, Promotion, attempt_of, has_failed
@@ -172,11 +172,20 @@ def waiting_decision(blocked: Blocked) -> CanaryDecision:
     return CanaryDecision(CanaryStep.COMPARE, blocked.reason, blocked.message, stalled=blocked.permanent)
 
 
-def judge_canary(canary: Canary, trial: CanaryTrial, rollout: Rollout, now_s: float) -> CanaryDecision:
-    """Return what to do with a canary; ``rollout`` is that of its own Deployment, ``now_s`` is monotonic."""
+def judge_canary(
+    canary: Canary, trial: CanaryTrial, rollout: Rollout, now_s: float, wrong_answers: str | None = None
+) -> CanaryDecision:
+    """Return what to do with a canary.
+
+    ``rollout`` is that of its own Deployment, ``now_s`` is monotonic, and ``wrong_answers`` describes confirmed wrong
+    answers to canary prompts.
+    """
     status = _status(canary, trial.comparison, rollout)
     if has_failed(rollout):
         return CanaryDecision(CanaryStep.ROLL_BACK, CANARY_FAILED, _why_failed(rollout), status=status)
+    if wrong_answers is not None:
+        message = f"{WRONG_ANSWERS}: {wrong_answers}"
+        return CanaryDecision(CanaryStep.ROLL_BACK, CANARY_FAILED, message, status=status)
     if trial.since_s is None:
         return replace(_before_ready(rollout), status=status)
     figures, left_s = _figures_text(trial.comparison), trial.since_s + canary.max_seconds - now_s
