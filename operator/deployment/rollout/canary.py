@@ -213,7 +213,10 @@ def _before_ready(rollout: Rollout) -> CanaryDecision:
 def _after_time(canary: Canary, comparison: PoolComparison, figures: str) -> CanaryDecision:
     why = f"Undecided after spec.rollout.canary.maxSeconds: {canary.max_seconds}"
     if comparison.blocks < FEWEST_BLOCKS:
-        fix = "too few requests: send more, or increase maxSeconds"
+        fix = (
+            "too few requests for each engine: send more, increase maxSeconds, or check that clients open new"
+            " connections"
+        )
     elif not comparison.comparable:
         fix = (
             f"canary engines got {comparison.load_ratio:.2f} times the requests of the others, so their figures cannot"

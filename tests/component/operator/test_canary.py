@@ -35,7 +35,6 @@ from tests.support.kubectl import Kubectl
 from tests.support.objects import tiny_cpu
 from tests.support.operator_process import IMAGE, OperatorProcess
 from tests.support.pool_traffic import Engine, looks
-
 from tests.support.waiting import DEADLINE_S
 
 STABLE = 2

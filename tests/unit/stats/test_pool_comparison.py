@@ -181,3 +181,4 @@ def test_only_engines_that_report_all_counters_are_compared() -> None:
     ((name, found),) = served({"a": reading, **silent}).items()
     assert name == "a"
     assert (found.requests, found.finished, found.answered, found.tokens) == (10, 9, 8, reading.generation_tokens - 10)
+    assert served({"a": replace(reading, server_errors=5)})["a"].finished == 14
