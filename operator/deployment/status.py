@@ -159,7 +159,9 @@ def compose_status(  # noqa: PLR0913  the status combines these inputs
 def _selector(parent: ParsedDeployment, outcome: Outcome) -> str:
     """Return the selector of the pods that autoscalers count: without a canary, which is not part of the replicas."""
     labels = [f"{name}={value}" for name, value in sorted(selector_labels(parent.key.name).items())]
-    return ",".join([*labels, f"{POOL_LABEL}!={CANARY_POOL}"] if isinstance(outcome, InCanary) else labels)
+    # The API server rejects != in the selector of a scale subresource.
+    without = [f"{POOL_LABEL} notin ({CANARY_POOL})"] if isinstance(outcome, InCanary) else []
+    return ",".join([*labels, *without])
 
 
 def _effective_condition(

@@ -265,7 +265,7 @@ def test_a_canary_is_no_replica_for_drains_and_autoscalers() -> None:
     selector = budget["spec"]["selector"]
     assert selector["matchLabels"].items() <= labels.items()
     assert selector["matchExpressions"] == [{"key": POOL_LABEL, "operator": "NotIn", "values": [labels[POOL_LABEL]]}]
-    assert story.status["selector"].endswith(f",{POOL_LABEL}!={labels[POOL_LABEL]}")
+    assert story.status["selector"].endswith(f",{POOL_LABEL} notin ({labels[POOL_LABEL]})")
     story.write(OLD)
     story.look(1)
     assert POOL_LABEL not in story.status["selector"]
