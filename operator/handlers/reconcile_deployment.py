@@ -687,7 +687,7 @@ class Reconciler:
         wrong = wrong_answers(
             facts, update_answers({}, new, {name: each for name, each in readings.items() if name in new})
         )
-        return judge_canary(canary, trial, rollout, now_s, wrong and wrong.message)
+        return judge_canary(canary, trial, rollout, now_s, None if wrong is None else wrong.message)
 
     def _lending(self, parent: ParsedDeployment) -> Lending | None:
         """Return the capture that holds the GPUs of an object's engines, and when it should return them."""
