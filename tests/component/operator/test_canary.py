@@ -52,6 +52,7 @@ BLOCK = Served(
 )  # fmt: skip
 SLOWER = replace(BLOCK, seconds=104.0)
 FAILING = replace(BLOCK, answered=38)
+DEAD = Served(requests=40, finished=40)
 EQUAL = Engine()
 OLD, NEW, NEXT = 1024, 512, 768
 
@@ -79,12 +80,13 @@ class EngineServer(ThreadingHTTPServer):
 def metrics(served: Served) -> str:
     """Return the page of an engine with these counters; requests that fail are rejected with 500."""
     failed = served.finished - served.answered
+    firsts = served.requests - failed
     values = {
         "vllm:num_requests_running": 1,
         "vllm:num_requests_waiting": 0,
-        "vllm:generation_tokens_total": served.tokens + served.requests,
+        "vllm:generation_tokens_total": served.tokens + firsts,
         "vllm:prompt_tokens_total": served.prompt_tokens,
-        "vllm:time_to_first_token_seconds_count": served.requests,
+        "vllm:time_to_first_token_seconds_count": firsts,
         "vllm:time_to_first_token_seconds_sum": served.first_token_seconds,
         "vllm:inter_token_latency_seconds_count": served.steps,
         "vllm:spec_decode_num_drafts_total": served.steps,
@@ -312,7 +314,11 @@ async def test_a_canary_that_is_not_worse_replaces_the_engines(story: Story) -> 
     assert story.reasons == ("CanaryStarting", "CanaryComparing", "Promoted")
 
 
-@pytest.mark.parametrize(("canary", "figure"), [(SLOWER, "tpot"), (FAILING, "errors")], ids=["slower", "failing"])
+@pytest.mark.parametrize(
+    ("canary", "figure"),
+    [(SLOWER, "tpot"), (FAILING, "errors"), (DEAD, "errors")],
+    ids=["slower", "a part of requests fails", "all requests fail"],
+)
 async def test_a_worse_canary_goes_and_the_earlier_engines_stay(story: Story, canary: Served, figure: str) -> None:
     await story.until("CanaryComparing")
     before = story.pods(canary=False)

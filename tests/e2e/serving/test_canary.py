@@ -6,6 +6,7 @@ The engines replay recordings, so their speed does not depend on the machine.
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -68,8 +69,8 @@ def serving(kubectl: Kubectl) -> Iterator[Kubectl]:
     kubectl.must("delete", "sdd", "replay")
 
 
-def change(kubectl: Kubectl, k: int, path: str) -> None:
-    spec = {"speculation": {"numSpeculativeTokens": k}, "engine": {"replay": {"trace": {"path": path}}}}
+def change(kubectl: Kubectl, k: int, path: str, **replay: Any) -> None:
+    spec = {"speculation": {"numSpeculativeTokens": k}, "engine": {"replay": {"trace": {"path": path}, **replay}}}
     kubectl.must("patch", "sdd", "replay", "--type=merge", f"--patch={json.dumps({'spec': spec})}")
 
 
@@ -84,6 +85,19 @@ def ready_endpoints(kubectl: Kubectl) -> set[str]:
     slices = kubectl.objects("endpointslices", "--selector=kubernetes.io/service-name=replay")
     endpoints = (each for found in slices for each in found["endpoints"] or ())
     return {each["targetRef"]["name"] for each in endpoints if each["conditions"]["ready"]}
+
+
+def served_alike(kubectl: Kubectl, before: dict[str, str]) -> None:
+    """Wait until the canary is gone, and check that the same engines serve."""
+    eventually(lambda: recordings_served(kubectl) == before, "the canary is gone, and the same engines are left")
+    assert condition(kubectl, "replay", "Ready")[:2] == ("False", "RolledBack")
+    assert condition(kubectl, "replay", "Available")[0] == "True"
+    assert {each["metadata"]["name"] for each in kubectl.objects("deployments")} == {"replay"}
+
+
+def worse(kubectl: Kubectl) -> set[str]:
+    figures = kubectl.object("sdd", "replay")["status"]["canary"]["figures"]
+    return {each["name"] for each in figures if each["verdict"] == "Worse"}
 
 
 def events(kubectl: Kubectl) -> list[str]:
@@ -129,13 +143,22 @@ def test_a_slower_canary_goes_and_the_earlier_engines_serve_on(serving: Kubectl)
         wait_for(serving, "replay", "Canary", "CanaryComparing")
         assert "slow.jsonl" in recordings_served(serving).values()
         wait_for(serving, "replay", "Canary", "CanaryFailed", VERDICT_DEADLINE_S)
-        eventually(lambda: recordings_served(serving) == before, "the canary is gone, and the same engines are left")
+        served_alike(serving, before)
         answered = requests.complete
         eventually(lambda: requests.complete > answered + CLIENTS, "the earlier engines answer")
     assert requests.failures == []
-    assert condition(serving, "replay", "Ready")[:2] == ("False", "RolledBack")
-    assert condition(serving, "replay", "Available")[0] == "True"
-    assert {each["metadata"]["name"] for each in serving.objects("deployments")} == {"replay"}
     assert events(serving).count("CanaryFailed") == 1
-    figures = serving.object("sdd", "replay")["status"]["canary"]["figures"]
-    assert next(each["verdict"] for each in figures if each["name"] == "tpot") == "Worse"
+    assert worse(serving) == {"tpot"}
+
+
+def test_a_canary_that_rejects_requests_goes(serving: Kubectl) -> None:
+    before = recordings_served(serving)
+    with traffic(serving) as requests:
+        change(serving, 5, "k5.jsonl", failures={"errorPercent": 50})
+        wait_for(serving, "replay", "Canary", "CanaryFailed", VERDICT_DEADLINE_S)
+        served_alike(serving, before)
+        failed, answered = len(requests.failures), requests.complete
+        eventually(lambda: requests.complete > answered + 10 * CLIENTS, "the earlier engines answer")
+        assert len(requests.failures) == failed, "only the canary failed requests"
+    assert {each.split(":")[0] for each in requests.failures} == {"HTTP 500"}
+    assert "errors" in worse(serving)
