@@ -695,8 +695,8 @@ class CanaryLimits(ApiModel):
     """Limit for the increase of the time to first token (TTFT) per prompt token, in percent."""
 
     errors: Percent = 1
-    """Limit for the increase of finished requests per answered request, in percent. Answered requests ended with a stop
-    or at the length limit."""
+    """Limit for the increase of finished requests, and responses with an HTTP status of 500 or more, per answered
+    request, in percent. Answered requests ended with a stop or at the length limit."""
 
 
 class OnUndecided(StrEnum):

@@ -13,6 +13,7 @@ CAPTURE_LABEL = "specdecode.io/capture"
 """On children of a SpecDecodeCapture, its pods too: no engine's label, which Services and autoscalers select by."""
 
 POOL_LABEL = "specdecode.io/pool"
+CANARY_POOL = "canary"
 """On pods of a canary, which have the labels of engine pods too."""
 
 CAPTURED_DEPLOYMENT_LABEL = "specdecode.io/captured-deployment"

@@ -14,7 +14,14 @@ import msgspec
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import Key
 from specdecode_operator.cluster.manifests import owned, render_template
-from specdecode_operator.cluster.resources import DEPLOYMENT, LEADER_WORKER_SET, QUEUE_PREFIX, selector_labels
+from specdecode_operator.cluster.resources import (
+    CANARY_POOL,
+    DEPLOYMENT,
+    LEADER_WORKER_SET,
+    POOL_LABEL,
+    QUEUE_PREFIX,
+    selector_labels,
+)
 from specdecode_operator.deployment.canaries import canaries_json
 from specdecode_operator.deployment.engine_pod import engine_pod, engine_timeouts, group_pods, replay_pod, scheme
 from specdecode_operator.deployment.http_route import render_route
@@ -111,7 +118,12 @@ def render_children(key: Key, uid: str, facts: Facts, plan: Plan, plan_texts: Ma
         children.append(render_route(key, uid, route, spec.serving.port))
     if wanted_replicas(facts) > 1:
         # In groups, select the workers too: a group fails with any of its pods.
-        budget = {"name": key.name, "selector": {"leaderworkerset.sigs.k8s.io/name": name} if in_groups else selector}
+        budget = {
+            "name": key.name,
+            "selector": {"leaderworkerset.sigs.k8s.io/name": name} if in_groups else selector,
+            "pool_label": POOL_LABEL,
+            "without_pool": CANARY_POOL if spec.rollout.strategy is RolloutStrategy.CANARY and not in_groups else None,
+        }
         children.append(owned(render_template("poddisruptionbudget", budget), key, uid))
     values: dict[str, Any] = {
         "replicas": wanted_replicas(facts),

@@ -12,7 +12,12 @@ from specdecode_operator.api.deployment_status import (
     SpecDecodeDeploymentStatus,
     SpeculationFeature,
 )
-from specdecode_operator.cluster.resources import KEPT_MANAGERS_ANNOTATION, selector_labels
+from specdecode_operator.cluster.resources import (
+    CANARY_POOL,
+    KEPT_MANAGERS_ANNOTATION,
+    POOL_LABEL,
+    selector_labels,
+)
 from specdecode_operator.deployment.conditions import (
     CRASH_LOOP,
     EFFECTIVE,
@@ -25,7 +30,7 @@ from specdecode_operator.deployment.conditions import (
     kept,
     stamp,
 )
-from specdecode_operator.deployment.desired_state import DesiredState, Gated, InCanary, Launch, NotLaunched
+from specdecode_operator.deployment.desired_state import DesiredState, Gated, InCanary, Launch, NotLaunched, Outcome
 from specdecode_operator.deployment.http_route import exposed_condition
 from specdecode_operator.deployment.observed.decay import decay_condition
 from specdecode_operator.deployment.observed.engine_reports import (
@@ -149,8 +154,16 @@ def compose_status(  # noqa: PLR0913  the status combines these inputs
         kept=parent.status.kept,
         replicas=sum(each.get("replicas", 0) for each in counts),
         ready_replicas=sum(each.get("readyReplicas", 0) for each in counts),
-        selector=",".join(f"{name}={value}" for name, value in sorted(selector_labels(parent.key.name).items())),
+        selector=_selector(parent, desired.outcome),
     )
+
+
+def _selector(parent: ParsedDeployment, outcome: Outcome) -> str:
+    """Return the selector of the pods that autoscalers count: without a canary, which is not part of the replicas."""
+    labels = [f"{name}={value}" for name, value in sorted(selector_labels(parent.key.name).items())]
+    # The API server rejects != in the selector of a scale subresource.
+    without = [f"{POOL_LABEL} notin ({CANARY_POOL})"] if isinstance(outcome, InCanary) else []
+    return ",".join([*labels, *without])
 
 
 def _effective_condition(

@@ -693,7 +693,10 @@ class Reconciler:
             {name: each for name, each in counters.items() if name in new},
             now_s,
         )
-        return judge_canary(canary, trial, rollout, now_s)
+        wrong = wrong_answers(
+            facts, update_answers({}, new, {name: each for name, each in readings.items() if name in new})
+        )
+        return judge_canary(canary, trial, rollout, now_s, None if wrong is None else wrong.message)
 
     def _lending(self, parent: ParsedDeployment) -> Lending | None:
         """Return the capture that holds the GPUs of an object's engines, and when it should return them."""

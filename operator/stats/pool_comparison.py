@@ -22,7 +22,7 @@ BLOCK_S: Final = 60.0
 """Shortest block: traffic that changes by the minute is equal for both pools within a block."""
 
 FEWEST_REQUESTS: Final = 30
-"""Fewest first tokens of a pool in a block, for each engine that was drawn."""
+"""Fewest requests of a pool in a block, for each engine that was drawn."""
 
 FEWEST_BLOCKS: Final = 7
 """Fewest blocks before a figure can be decided (`verdict.PairedSeries`)."""
@@ -35,13 +35,13 @@ MOST_LOAD_RATIO: Final = 1.25
 class Served:
     """Counters of an engine, or their growth."""
 
-    requests: int = 0  # that got their first token
-    first_token_seconds: float = 0.0  # summed over these requests
+    requests: int = 0  # that got their first token, or an HTTP status of 500 or more
+    first_token_seconds: float = 0.0  # summed over requests
     prompt_tokens: int = 0
     tokens: int = 0  # after the first token of each request
     seconds: float = 0.0  # for these tokens, summed over requests
     steps: int = 0  # for these tokens, summed over requests
-    finished: int = 0
+    finished: int = 0  # or rejected with an HTTP status of 500 or more
     answered: int = 0  # finished by a stop or by the length limit
 
     def since(self, begun: "Served") -> "Served | None":
@@ -74,7 +74,10 @@ def served(readings: Mapping[str, Reading]) -> dict[str, Served]:
             continue
         tokens = max(0, engine.generation_tokens - (first or 0))
         of_decode = tokens, seconds or 0.0, steps or 0
-        found[name] = Served(first or 0, first_s or 0.0, prompts or 0, *of_decode, finished or 0, answered or 0)
+        # The engine does not count these requests. Without them, a canary that fails all requests would end no block.
+        failed = engine.server_errors or 0
+        requests, ended = (first or 0) + failed, (finished or 0) + failed
+        found[name] = Served(requests, first_s or 0.0, prompts or 0, *of_decode, ended, answered or 0)
     return found
 
 
@@ -94,8 +97,8 @@ _FIGURES: Final[Mapping[PoolFigure, Callable[[Served], float]]] = {
     PoolFigure.TPOT: lambda grown: _share(grown.seconds, grown.tokens),
     # By prompt token, which halves the noise of long-tailed prompt lengths.
     PoolFigure.TTFT: lambda grown: _share(grown.first_token_seconds, grown.prompt_tokens),
-    # Requests for each answered one: it has a logarithm even if no request failed.
-    PoolFigure.ERRORS: lambda grown: _share(grown.finished, grown.answered),
+    # Requests for each answered one, and one more of both: it has a logarithm even if no request failed, or all did.
+    PoolFigure.ERRORS: lambda grown: _share(grown.finished + 1, grown.answered + 1),
 }
 
 

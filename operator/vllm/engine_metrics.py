@@ -46,6 +46,12 @@ _CANARY_VERDICTS: Final = ("right", "wrong", "unconfirmed", "failed")
 ANSWERED_REASONS: Final = ("stop", "length")
 """Finish reasons of answered requests; the other reasons are abort, error and repetition."""
 
+_HTTP_REQUESTS: Final = "http_requests_total"
+"""Responses by status class, from prometheus_fastapi_instrumentator (vllm/entrypoints/serve/instrumentator/metrics.py).
+
+The same in all versions. /metrics and /health are not counted.
+"""
+
 _UNSET: Final = "None"
 _WORD: Final = re.compile(r"[\w.+-]{1,64}", re.ASCII)
 _LABEL: Final = r'[a-zA-Z_]\w*+="[^"\\]*+(?:\\.[^"\\]*+)*+"'
@@ -217,6 +223,8 @@ class EngineReading:
     finished_requests: int | None = None
     answered_requests: int | None = None
     """Finished requests that ended with a stop or at the length limit."""
+    server_errors: int | None = None
+    """Responses with an HTTP status of 500 or more."""
     speculation_settings: Mapping[str, str] = field(default_factory=dict)
     """Speculative configuration that the engine logged at its start, by vLLM's keys."""
 
@@ -247,7 +255,7 @@ def reading_of(page: Exposition, profile: EngineProfile) -> EngineReading:
     for sample in page.samples:
         if sample.name in asked:
             samples[sample.name].append(sample)
-    if not samples:
+    if not samples.keys() - {_HTTP_REQUESTS}:
         raise UnreadableMetricsError(
             f"{names.generation_tokens} is missing: not a vLLM endpoint, or started with --disable-log-stats"
         )
@@ -286,6 +294,7 @@ def reading_of(page: Exposition, profile: EngineProfile) -> EngineReading:
         prompt_tokens=_total_if_any(samples, names.prompt_tokens),
         finished_requests=_total_if_any(samples, names.finished_requests),
         answered_requests=int(_sum(names.finished_requests, answered)) if finished else None,
+        server_errors=_server_errors(samples),
         canaries=_canaries(samples),
         speculation_settings=_speculation_settings(samples.get(SPECULATION, [])),
     )
@@ -294,12 +303,19 @@ def reading_of(page: Exposition, profile: EngineProfile) -> EngineReading:
 def names_read(profile: EngineProfile) -> frozenset[str]:
     """Return the metric names that `reading_of` needs."""
     names = profile.metrics
-    return frozenset((METRIC, SPECULATION, CANARY_ANSWERS, CANARY_REFUSED)).union(
+    return frozenset((METRIC, SPECULATION, CANARY_ANSWERS, CANARY_REFUSED, _HTTP_REQUESTS)).union(
         (names.cache_config, names.drafts, names.draft_tokens, names.accepted_tokens),
         (names.accepted_tokens_per_position, names.generation_tokens, names.requests_running, names.requests_waiting),
         (names.decode_steps, names.decode_seconds, names.first_tokens),
         (names.first_token_seconds, names.prompt_tokens, names.finished_requests),
     )
+
+
+def _server_errors(samples: _Samples) -> int | None:
+    if _HTTP_REQUESTS not in samples:
+        return None
+    failed = [each.value for each in samples[_HTTP_REQUESTS] if each.labels.get("status", "").startswith("5")]
+    return int(_sum(_HTTP_REQUESTS, failed))
 
 
 def _canaries(samples: _Samples) -> CanaryReading | None:

@@ -13,6 +13,8 @@ import pytest
 from specdecode_operator.cli.input_files import InputOptions, read_ours
 from specdecode_operator.cli.plan.answers import ask
 from specdecode_operator.replay.emulated.lateness import Lateness
+from specdecode_operator.vllm.engine_metrics import read_metrics
+from specdecode_operator.vllm.profiles import find_profile
 from tests.engine.emulated_server import DENSE, HYBRID, HYBRID_BLOCKS, RATES, REQUEST_US, STEP_MS, Emulated
 from tests.support.waiting import eventually
 
@@ -61,6 +63,13 @@ def test_the_kv_cache_is_the_plans(emulated: Emulated) -> None:
     assert int(told["num_gpu_blocks"]) == budget.num_blocks
     assert int(told["kv_cache_size_tokens"]) == budget.kv_cache_tokens
     assert float(told["kv_cache_max_concurrency"]) == pytest.approx(budget.max_concurrency)
+
+
+def test_responses_are_counted_by_their_status(emulated: Emulated) -> None:
+    assert _complete(emulated, prompt="a", max_tokens=1).status_code == httpx.codes.OK
+    assert _complete(emulated, prompt="a", max_tokens=1, model="unknown").status_code == httpx.codes.NOT_FOUND
+    page = httpx.get(f"{emulated.url}/metrics", trust_env=False, timeout=120).text
+    assert read_metrics(page, find_profile("0.32")).server_errors == 0, "None if vLLM does not count responses"
 
 
 def test_tokens_are_accepted_as_the_model_says_at_each_position(emulated: Emulated) -> None:

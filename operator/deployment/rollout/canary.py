@@ -14,8 +14,8 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import Canary, CanaryLimits, Key, OnUndecided, SpecDecodeDeploymentSpec
 from specdecode_operator.api.deployment_status import CanaryFigure, CanaryStatus
 from specdecode_operator.cluster.manifests import content_hash, owned
-from specdecode_operator.cluster.resources import DEPLOYMENT, POOL_LABEL, TEMPLATE_HASH_ANNOTATION
-from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, Blocked, ConditionUpdate
+from specdecode_operator.cluster.resources import CANARY_POOL, DEPLOYMENT, POOL_LABEL, TEMPLATE_HASH_ANNOTATION
+from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, WRONG_ANSWERS, Blocked, ConditionUpdate
 from specdecode_operator.deployment.rollout.engine_workload import serving_template
 from specdecode_operator.deployment.rollout.readiness import Readiness, stalled, without_engines, working
 from specdecode_operator.deployment.rollout.rollback import Failure, LastGood, Promotion, attempt_of, has_failed
@@ -39,7 +39,6 @@ _COMPARING: Final = "CanaryComparing"
 JUDGED: Final = frozenset({(CANARY, CANARY_FAILED), (CANARY, _PROMOTED)})
 """Type and reason of the condition after a verdict."""
 
-_POOL: Final = "canary"
 _NAMES: Final = {PoolFigure.TPOT: "TPOT", PoolFigure.TTFT: "TTFT per prompt token", PoolFigure.ERRORS: "errors"}
 
 
@@ -50,7 +49,7 @@ def canary_name(key: Key) -> str:
 
 def is_canary(child: Body) -> bool:
     """Whether a child is the Deployment of its object's canary."""
-    return (child["metadata"].get("labels") or {}).get(POOL_LABEL) == _POOL
+    return (child["metadata"].get("labels") or {}).get(POOL_LABEL) == CANARY_POOL
 
 
 def canary_settings(spec: SpecDecodeDeploymentSpec) -> Canary:
@@ -99,7 +98,7 @@ def canary_workload(key: Key, uid: str, workload: Body, replicas: int) -> Body:
     that replaces the earlier one.
     """
     template = serving_template(workload)
-    pool = {POOL_LABEL: _POOL}
+    pool = {POOL_LABEL: CANARY_POOL}
     labelled = {**template["metadata"], "labels": {**template["metadata"]["labels"], **pool}}
     annotations = {
         **labelled["annotations"],
@@ -173,11 +172,20 @@ def waiting_decision(blocked: Blocked) -> CanaryDecision:
     return CanaryDecision(CanaryStep.COMPARE, blocked.reason, blocked.message, stalled=blocked.permanent)
 
 
-def judge_canary(canary: Canary, trial: CanaryTrial, rollout: Rollout, now_s: float) -> CanaryDecision:
-    """Return what to do with a canary; ``rollout`` is that of its own Deployment, ``now_s`` is monotonic."""
+def judge_canary(
+    canary: Canary, trial: CanaryTrial, rollout: Rollout, now_s: float, wrong_answers: str | None = None
+) -> CanaryDecision:
+    """Return what to do with a canary.
+
+    ``rollout`` is that of its own Deployment, ``now_s`` is monotonic, and ``wrong_answers`` describes confirmed wrong
+    answers to canary prompts.
+    """
     status = _status(canary, trial.comparison, rollout)
     if has_failed(rollout):
         return CanaryDecision(CanaryStep.ROLL_BACK, CANARY_FAILED, _why_failed(rollout), status=status)
+    if wrong_answers is not None:
+        message = f"{WRONG_ANSWERS}: {wrong_answers}"
+        return CanaryDecision(CanaryStep.ROLL_BACK, CANARY_FAILED, message, status=status)
     if trial.since_s is None:
         return replace(_before_ready(rollout), status=status)
     figures, left_s = _figures_text(trial.comparison), trial.since_s + canary.max_seconds - now_s
@@ -205,7 +213,10 @@ def _before_ready(rollout: Rollout) -> CanaryDecision:
 def _after_time(canary: Canary, comparison: PoolComparison, figures: str) -> CanaryDecision:
     why = f"Undecided after spec.rollout.canary.maxSeconds: {canary.max_seconds}"
     if comparison.blocks < FEWEST_BLOCKS:
-        fix = "too few requests: send more, or increase maxSeconds"
+        fix = (
+            "too few requests for each engine: send more, increase maxSeconds, or check that clients open new"
+            " connections"
+        )
     elif not comparison.comparable:
         fix = (
             f"canary engines got {comparison.load_ratio:.2f} times the requests of the others, so their figures cannot"

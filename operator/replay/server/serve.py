@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -132,7 +133,7 @@ class _Answers:
         self._read = read
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        held = _Held(self._service)
+        held, responses = _Held(self._service), self._service.exposition.meter.responses
         try:
             data = await _body(receive, held)
             if data is None:
@@ -141,7 +142,9 @@ class _Answers:
             del data
             held.become(asked.held_bytes)
             await self._answer(asked, scope, receive, send)
+            responses[scope["path"], HTTPStatus.OK] += 1
         except RejectedError as rejected:
+            responses[scope["path"], rejected.status] += 1
             body = error(rejected.status, rejected.kind, str(rejected), rejected.parameter)
             await _json(body, rejected.status)(scope, receive, send)
         except asyncio.CancelledError:

@@ -100,6 +100,7 @@ class Meter:
         self.cached_tokens = 0
         self.generation_tokens = 0
         self.finished: Counter[str] = Counter()
+        self.responses: Counter[tuple[str, int]] = Counter()  # by path and status
         self.draft_tokens = 0
         # Drafts by their accepted tokens; with a single entry, the engine does not speculate.
         self.drafts_by_accepted = [0] * (num_speculative_tokens + 1)
@@ -275,6 +276,18 @@ class Exposition:
         for reason in ("stop", "length", "abort", "error", "repetition"):
             finished.add_metric((self.model, _ENGINE, reason), meter.finished[reason])
         yield finished
+        # As vLLM counts them, with prometheus_fastapi_instrumentator.
+        responses = CounterMetricFamily(
+            "http_requests",
+            "Total number of requests by method, status and handler.",
+            labels=("handler", "method", "status"),
+        )
+        by_class = Counter[tuple[str, str]]()
+        for (path, status), count in meter.responses.items():
+            by_class[path, f"{status // 100}xx"] += count
+        for (path, status_class), count in by_class.items():
+            responses.add_metric((path, "POST", status_class), count)
+        yield responses
 
     def _histograms(self) -> Iterator[Metric]:
         meter = self.meter

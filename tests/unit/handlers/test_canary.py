@@ -9,7 +9,7 @@ import pytest
 from specdecode_operator.cluster.resources import CONFIG_MAP, DEPLOYMENT, POD, SPECDECODE_DEPLOYMENT
 from specdecode_operator.handlers import reconcile_deployment
 from specdecode_operator.stats.pool_comparison import BLOCK_S
-from specdecode_operator.vllm.engine_metrics import EngineReading
+from specdecode_operator.vllm.engine_metrics import CanaryReading, EngineReading
 from tests.support.objects import Body, tiny_cpu
 from tests.unit.handlers.reconciler_world import World
 from tests.unit.vllm.test_engine_metrics import READING
@@ -24,6 +24,8 @@ class Pools:
     def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         self.world, self.monkeypatch = world, monkeypatch
         self.looks = 0
+        self.answers: CanaryReading | None = None
+        """Answers of the canary to canary prompts."""
 
     async def begin(self) -> None:
         """Let an engine serve, and change the spec."""
@@ -50,7 +52,8 @@ class Pools:
 
     async def look(self, slower: float = 1.0) -> list[str]:
         """Reconcile a minute later; the canary takes so much longer for each token."""
-        readings = {"llama-1": self._reading(1.0), "canary-1": self._reading(slower)}
+        canary = replace(self._reading(slower), canaries=self.answers)
+        readings = {"llama-1": self._reading(1.0), "canary-1": canary}
 
         async def read(pods: list[Body], *_: object, **__: object) -> dict[str, EngineReading]:
             return {pod["metadata"]["name"]: readings[pod["metadata"]["name"]] for pod in pods}
@@ -133,6 +136,20 @@ async def test_a_worse_canary_goes_and_the_engines_stay_after_a_restart_too(worl
         assert pools.model_len() == 1024
         world.restart()
     assert world.told().count("CanaryFailed") == 1
+
+
+async def test_a_canary_with_wrong_answers_is_not_promoted(world: World, pools: Pools) -> None:
+    pools.change(serving={"maxModelLen": 512}, rollout=ROLLOUT, policy={"canaries": {}})
+    await pools.look()
+    await pools.compare(1)
+    assert world.said("Canary")[:2] == ("Unknown", "CanaryComparing")
+    pools.answers = CanaryReading(right=9, wrong=4, wrong_prompts=2)
+    await pools.look()
+    assert world.said("Canary")[:2] == ("False", "CanaryFailed")
+    assert "WrongAnswers" in world.said("Canary")[2]
+    await pools.look()
+    assert pools.names == ["llama"]
+    assert pools.model_len() == 1024
 
 
 async def test_a_restart_of_the_operator_starts_the_comparison_again(world: World, pools: Pools) -> None:

@@ -103,6 +103,12 @@ def test_without_noise_a_verdict_takes_as_many_blocks_as_a_coin_would() -> None:
     assert pool_verdict(steady(9, canary=replace(BLOCK, seconds=88.1)), LIMITS) is PoolVerdict.WORSE
 
 
+def test_an_engine_that_fails_all_requests_is_worse() -> None:
+    found = steady(9, canary=Served(requests=40, finished=40))
+    assert pool_verdict(found, LIMITS) is PoolVerdict.WORSE
+    assert figure_verdict(found.findings[PoolFigure.ERRORS], LIMITS[PoolFigure.ERRORS]) is FigureVerdict.WORSE
+
+
 def test_pools_with_different_loads_are_not_judged() -> None:
     slow = replace(BLOCK, requests=60, seconds=160.0)
     found = steady(20, canary=slow)
@@ -181,3 +187,5 @@ def test_only_engines_that_report_all_counters_are_compared() -> None:
     ((name, found),) = served({"a": reading, **silent}).items()
     assert name == "a"
     assert (found.requests, found.finished, found.answered, found.tokens) == (10, 9, 8, reading.generation_tokens - 10)
+    failing = served({"a": replace(reading, server_errors=5)})["a"]
+    assert (failing.requests, failing.finished, failing.answered) == (15, 14, 8)

@@ -74,6 +74,21 @@ def test_the_time_of_steps_and_first_tokens_are_told_where_an_engine_says_them()
         read_metrics(f"{SCRAPE}vllm:inter_token_latency_seconds_sum -1\n", PROFILE)
 
 
+def test_server_errors_are_the_responses_of_all_paths_with_a_status_of_500_or_more() -> None:
+    line = 'http_requests_total{{handler="{}",method="POST",status="{}"}} {}\n'
+    lines = [
+        line.format("/v1/completions", "2xx", 40),
+        line.format("/v1/completions", "4xx", 3),
+        line.format("/v1/completions", "5xx", 2),
+        line.format("/v1/chat/completions", "5xx", 1),
+    ]
+    assert read_metrics(SCRAPE + "".join(lines), PROFILE).server_errors == 3
+    assert read_metrics(SCRAPE + lines[0], PROFILE).server_errors == 0
+    assert read_metrics(SCRAPE, PROFILE).server_errors is None
+    with pytest.raises(UnreadableMetricsError, match="not a vLLM endpoint"):
+        read_metrics(lines[0], PROFILE)
+
+
 def test_ranks_whose_sum_is_no_count_are_refused() -> None:
     lines = [f'vllm:generation_tokens_total{{engine="{rank}"}} {2.0**53}\n' for rank in (1, 2)]
     with pytest.raises(UnreadableMetricsError, match="which is impossible"):

@@ -80,7 +80,7 @@ class CanaryStory(Story):
 
     def _canary(
         self, ready: int = 0, canary_pods: list[Body] | None = None, counters: tuple[Served, Served] | None = None,
-        canary_overdue: bool = False,
+        canary_overdue: bool = False, wrong_answers: str | None = None,
     ) -> CanaryDecision | None:  # fmt: skip
         live = self.deployment
         if live is None or not isinstance(self.desired.outcome, InCanary):
@@ -96,7 +96,8 @@ class CanaryStory(Story):
             self.trial.since_s = self.now_s
         if counters is not None:
             self.trial.comparison.observe({"stable": counters[0]}, {"canary": counters[1]}, self.now_s)
-        return judge_canary(settings, self.trial, replace(rollout, overdue=canary_overdue), self.now_s)
+        rollout = replace(rollout, overdue=canary_overdue)
+        return judge_canary(settings, self.trial, rollout, self.now_s, wrong_answers)
 
     def compare(self, *canary: Served, blocks: int) -> dict[str, Condition]:
         """Let both pools serve blocks, those of the canary in turn; return the conditions after the last one."""
@@ -241,6 +242,33 @@ def test_a_canary_that_does_not_serve_is_rolled_back_with_the_reason(canary_pod:
     assert isinstance(story.desired.outcome, RolledBack)
     assert said(conditions, "Ready") == ("False", "RolledBack")
     assert said(conditions, "Available")[0] == "True"
+
+
+def test_a_canary_with_wrong_answers_is_rolled_back_before_any_block_ends() -> None:
+    story = CanaryStory()
+    story.look(1, ready=1)
+    conditions = story.look(1, ready=1, wrong_answers="canary-1 gave 4 wrong answers")
+    assert said(conditions) == ("False", "CanaryFailed")
+    assert "WrongAnswers: canary-1 gave 4 wrong answers" in conditions["Canary"].message
+    story.look(1)
+    assert isinstance(story.desired.outcome, RolledBack)
+
+
+def test_a_canary_is_no_replica_for_drains_and_autoscalers() -> None:
+    story = CanaryStory()
+    story.write(NEW, replicas=2)
+    story.look(1)
+    canary = story.deployment
+    assert canary is not None
+    labels = canary["spec"]["template"]["metadata"]["labels"]
+    budget = next(each for each in story.desired.children if each["kind"] == "PodDisruptionBudget")
+    selector = budget["spec"]["selector"]
+    assert selector["matchLabels"].items() <= labels.items()
+    assert selector["matchExpressions"] == [{"key": POOL_LABEL, "operator": "NotIn", "values": [labels[POOL_LABEL]]}]
+    assert story.status["selector"].endswith(f",{POOL_LABEL} notin ({labels[POOL_LABEL]})")
+    story.write(OLD)
+    story.look(1)
+    assert POOL_LABEL not in story.status["selector"]
 
 
 def test_a_canary_that_crashes_after_it_served_is_rolled_back() -> None:

@@ -13,6 +13,8 @@ from specdecode_operator.capture.recorder.block_hashes import block_hashes
 from specdecode_operator.replay.recorded_engine import Matching, Unmatched
 from specdecode_operator.replay.server import http_transport as wires
 from specdecode_operator.replay.server.http_transport import Unread, Wire
+from specdecode_operator.vllm.engine_metrics import read_metrics
+from specdecode_operator.vllm.profiles import find_profile
 from tests.support.replay_server import events, replay_server, texts
 from tests.support.traces import record
 
@@ -158,7 +160,9 @@ async def test_served_names_stand_in_for_the_trace_s(tmp_path: Path) -> None:
 async def test_failures_come_in_their_share(tmp_path: Path) -> None:
     async with replay_server(tmp_path, [record(**QUICK)], fail_share=0.5, seed=3) as client:
         found = [(await client.post("/v1/completions", json={"prompt": "a"})).status_code for _ in range(20)]
+        page = (await client.get("/metrics")).text
     assert set(found) == {200, 500}
+    assert read_metrics(page, find_profile("0.32")).server_errors == found.count(500)
 
 
 async def test_an_engine_s_error_is_told_in_the_stream(tmp_path: Path) -> None:
