@@ -121,8 +121,10 @@ def disrupted(pod: Body) -> Blocked | None:
     status = pod.get("status", {})
     name = pod["metadata"]["name"]
     if status.get("reason") == "DeadlineExceeded":
-        message = f"{name} did not end within spec.deadlineSeconds and the time allowed for the engine start"
-        return Blocked("DeadlineExceeded", message, permanent=True)
+        limit = "spec.deadlineSeconds and the time allowed for the engine start"
+        if _is_collector(pod):
+            limit = "the time for the recording (spec.live) and for publishing its files"
+        return Blocked("DeadlineExceeded", f"{name} did not end within {limit}", permanent=True)
     for condition in status.get("conditions") or []:
         if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
             why = condition.get("message") or condition.get("reason", "")
@@ -273,8 +275,11 @@ def is_suspended(job: Body | None) -> bool:
 
 def collects(job: Body) -> bool:
     """Return whether a Job is that of a live capture."""
-    pod = mapping(mapping(mapping(job, "spec"), "template"), "spec")
-    return any(each.get("name") == COLLECT for each in objects(pod, "containers"))
+    return _is_collector(mapping(mapping(job, "spec"), "template"))
+
+
+def _is_collector(pod: Body) -> bool:
+    return any(each.get("name") == COLLECT for each in objects(mapping(pod, "spec"), "containers"))
 
 
 def runs_engine(job: Body, pod: Body | None) -> bool:
