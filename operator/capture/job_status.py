@@ -93,8 +93,8 @@ def _failure_of(container: str, ended: Body, pod: Body) -> Blocked:
     said = _said(ended)
     error = said.get("error") if isinstance(said, dict) else None
     reason = error.get("reason") if isinstance(error, dict) else None
-    # A load generator that a signal stopped does not know why; the pod's status does.
-    if reason in (None, "Cancelled") and (lost := disrupted(pod)):
+    # A container that a signal stopped does not know why; the pod does.
+    if reason in (None, "Cancelled") and (lost := disrupted(pod) or _deleted(pod)):
         return lost
     if isinstance(error, dict) and reason:
         return Blocked(str(reason), clip(str(error.get("message", "")), _MESSAGE_LIMIT), permanent=True)
@@ -266,6 +266,13 @@ def newest_pod(job: Body, pods: Sequence[Body]) -> Body | None:
 def is_to_start(job: Body | None, pods: Sequence[Body]) -> bool:
     """Return whether a capture still waits for its place: only then priority matters."""
     return job is None or is_suspended(job) or in_line(newest_pod(job, pods))
+
+
+def _deleted(pod: Body) -> Blocked | None:
+    """Return the failure of a pod that someone has deleted, until its Job has seen that."""
+    if "deletionTimestamp" not in pod["metadata"]:
+        return None
+    return Blocked("NodeLost", f"{pod['metadata']['name']} was deleted", permanent=True)
 
 
 def is_suspended(job: Body | None) -> bool:

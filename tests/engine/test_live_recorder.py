@@ -92,13 +92,14 @@ def assert_records_are_what_happened(lines: list[Line], users: Users, server: Se
             assert by_user[name] - cut[name] == asked.tokens, asked
 
 
-def armed(collector: Collector, sample_percent: int) -> Received:
+def armed(collector: Collector, sample_percent: int, users: Users) -> Received:
     """Return a connection that records. A recorder that has not seen the end of the last one refuses it at first."""
     while True:
         received = collector.accept()
         assert (received.hello["pod"], received.hello["sockets"]) == ("tiny-0", 1)
-        received.send(arm(sample_percent))
-        received.read(lambda lines: is_armed(lines) or bool(of_kind(lines, "refused")))
+        with users.one_in_flight():
+            received.send(arm(sample_percent))
+            received.read(lambda lines: is_armed(lines) or bool(of_kind(lines, "refused")))
         if is_armed(received.lines):
             return received
         assert received.lines[0]["reason"] == "another connection is armed"
@@ -122,12 +123,12 @@ def test_live_captures_of_a_busy_engine(engine: Engine, models: Path, tmp_path: 
             windows = []
             for sample_percent in (100, 50, 100):
                 collector.call()
-                received = armed(collector, sample_percent)
+                received = armed(collector, sample_percent, users)
                 lines = recorded_window(received, users)
                 received.close()
                 windows.append(lines)
                 # Cut in the middle: the engine forgets, serves on, and can be armed again.
-                cut = armed(collector, 100)
+                cut = armed(collector, 100, users)
                 wait_for_traffic(users, 3)
                 cut.close()
                 collector.dismiss()
@@ -161,15 +162,15 @@ def test_canaries_are_counted_and_not_recorded(engine: Engine, models: Path, tmp
     with live_serving(engine, models, collector) as server:
         users = Users(server.url)
 
-        def told() -> CanaryReading:
+        def told() -> CanaryReading | None:
             page = httpx.get(f"{server.url}/metrics", trust_env=False, timeout=120).text
             return read_metrics(page, find_profile(SERVED)).canaries
 
         collector.call()
         with users.busy(("plain", "plain-too")):
-            received = armed(collector, 100)
+            received = armed(collector, 100, users)
             (collector.folder / CANARIES_FILE).write_text(canaries)
-            eventually(lambda: told().answers, "the answer is judged")
+            eventually(told, "the answer is judged")
             received.read(enough)
             received.send({"disarm": {"drain_s": 60.0}})
             lines = received.read()

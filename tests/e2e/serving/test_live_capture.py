@@ -391,7 +391,7 @@ class TestDisturbed:
         under_way(serving, "collector")
         serving.must("delete", "pods", "--selector=specdecode.io/capture=collector")
         assert ended(serving, "collector")["status"]["phase"] == "Failed"
-        assert condition(serving, "collector", "Succeeded", "sdc")[1] == "PodDeleted"
+        assert condition(serving, "collector", "Succeeded", "sdc")[1] == "NodeLost"
         assert users.failed == []
         assert_records_again(cluster, serving, "after-collector")
 
