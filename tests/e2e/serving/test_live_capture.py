@@ -316,7 +316,7 @@ def test_files_feed_the_commands(serving: Kubectl, story: Story, tmp_path: Path)
     ):
         done = specdecode_in(tmp_path, *command)
         assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads((tmp_path / "model.json").read_text())["step_time"]
+    assert json.loads((tmp_path / "model.json").read_text())["acceptance"]
 
 
 @pytest.mark.long
