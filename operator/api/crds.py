@@ -334,12 +334,12 @@ _DEPLOYMENT_COLUMNS: Final[Sequence[_Column]] = (
 )
 _CAPTURE_COLUMNS: Final[Sequence[_Column]] = (
     ("Status", "string", ".status.phase", "Phase of the capture."),
+    ("Reason", "string", '.status.conditions[?(@.type=="Succeeded")].reason', "Reason of the condition Succeeded."),
     ("Deployment", "string", ".spec.deployment", "SpecDecodeDeployment whose engine is captured."),
     ("Requests", "integer", ".status.summary.requests.completed", "Completed requests."),
     ("Acceptance", "string", ".status.summary.acceptance", "Accepted share of the proposed tokens."),
     ("Verdict", "string", '.status.conditions[?(@.type=="Pays")].reason', _VERDICT),
     ("Age", "date", ".metadata.creationTimestamp", "Time since creation."),
-    ("Reason", "string", '.status.conditions[?(@.type=="Succeeded")].reason', "Reason of the condition Succeeded.", 1),
     ("Claim", "string", ".status.claim", "PersistentVolumeClaim with its files.", 1),
     ("Path", "string", ".status.path", "Folder of its files on the volume.", 1),
 )

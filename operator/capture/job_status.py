@@ -93,8 +93,8 @@ def _failure_of(container: str, ended: Body, pod: Body) -> Blocked:
     said = _said(ended)
     error = said.get("error") if isinstance(said, dict) else None
     reason = error.get("reason") if isinstance(error, dict) else None
-    # A load generator that a signal stopped does not know why; the pod's status does.
-    if reason in (None, "Cancelled") and (lost := disrupted(pod)):
+    # A container that a signal stopped does not know why; the pod does.
+    if reason in (None, "Cancelled") and (lost := disrupted(pod) or _deleted(pod)):
         return lost
     if isinstance(error, dict) and reason:
         return Blocked(str(reason), clip(str(error.get("message", "")), _MESSAGE_LIMIT), permanent=True)
@@ -121,8 +121,10 @@ def disrupted(pod: Body) -> Blocked | None:
     status = pod.get("status", {})
     name = pod["metadata"]["name"]
     if status.get("reason") == "DeadlineExceeded":
-        message = f"{name} did not end within spec.deadlineSeconds and the time allowed for the engine start"
-        return Blocked("DeadlineExceeded", message, permanent=True)
+        limit = "spec.deadlineSeconds and the time allowed for the engine start"
+        if _is_collector(pod):
+            limit = "the time for the recording (spec.live) and for publishing its files"
+        return Blocked("DeadlineExceeded", f"{name} did not end within {limit}", permanent=True)
     for condition in status.get("conditions") or []:
         if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
             why = condition.get("message") or condition.get("reason", "")
@@ -266,6 +268,13 @@ def is_to_start(job: Body | None, pods: Sequence[Body]) -> bool:
     return job is None or is_suspended(job) or in_line(newest_pod(job, pods))
 
 
+def _deleted(pod: Body) -> Blocked | None:
+    """Return the failure of a pod that someone has deleted, until its Job has seen that."""
+    if "deletionTimestamp" not in pod["metadata"]:
+        return None
+    return Blocked("NodeLost", f"{pod['metadata']['name']} was deleted", permanent=True)
+
+
 def is_suspended(job: Body | None) -> bool:
     """Return whether there is a suspended Job."""
     return job is not None and bool(job["spec"].get("suspend"))
@@ -273,8 +282,11 @@ def is_suspended(job: Body | None) -> bool:
 
 def collects(job: Body) -> bool:
     """Return whether a Job is that of a live capture."""
-    pod = mapping(mapping(mapping(job, "spec"), "template"), "spec")
-    return any(each.get("name") == COLLECT for each in objects(pod, "containers"))
+    return _is_collector(mapping(mapping(job, "spec"), "template"))
+
+
+def _is_collector(pod: Body) -> bool:
+    return any(each.get("name") == COLLECT for each in objects(mapping(pod, "spec"), "containers"))
 
 
 def runs_engine(job: Body, pod: Body | None) -> bool:

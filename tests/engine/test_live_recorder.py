@@ -5,15 +5,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
+import yaml
 
+from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.capture.recorder.salting import Salt
+from specdecode_operator.deployment.canaries import CANARIES_FILE, canaries_json
+from specdecode_operator.deployment.spec_facts import gather_facts
+from specdecode_operator.vllm.engine_metrics import CanaryReading, read_metrics
+from specdecode_operator.vllm.profiles import find_profile
 from tests.engine.engine_process import Engine
+from tests.engine.engine_versions import SERVED
 from tests.engine.live_traffic import Collector, Received, Users, wait_for_traffic
 from tests.engine.recorder_checks import SPECULATION, chunks_of, speculation
 from tests.engine.recorder_server import Line, Server, serving
+from tests.support.waiting import eventually
 
 KEY = "5a" * 32
+TINY = Path(__file__).parents[2] / "examples/tiny-cpu.yaml"
 KINDS = ("plain", "plain-too", "stopped", "pair", "leaver")
 
 
@@ -24,11 +34,11 @@ def arm(sample_percent: int) -> Line:
 
 @contextmanager
 def live_serving(engine: Engine, models: Path, collector: Collector, *options: str) -> Iterator[Server]:
-    """Start an engine that is ready for live captures, and a sidecar beside it."""
+    """Start an engine that is ready for live captures, and a sidecar beside it that can ask it."""
     folder, sockets = collector.sockets.parent / "engine", str(collector.sockets)
     with (
         serving(engine, models, folder, *options, SPECDECODE_RECORD_DIR="", SPECDECODE_LIVE_DIR=sockets) as server,
-        collector.beside(engine),
+        collector.beside(engine, SPECDECODE_ENGINE_URL=server.url),
     ):
         yield server
 
@@ -82,10 +92,22 @@ def assert_records_are_what_happened(lines: list[Line], users: Users, server: Se
             assert by_user[name] - cut[name] == asked.tokens, asked
 
 
-def recorded_window(received: Received, sample_percent: int, users: Users) -> list[Line]:
-    """Arm, record for a while, disarm; return all lines."""
-    received.send(arm(sample_percent))
-    received.read(is_armed)
+def armed(collector: Collector, sample_percent: int, users: Users) -> Received:
+    """Return a connection that records. A recorder that has not seen the end of the last one refuses it at first."""
+    while True:
+        received = collector.accept()
+        assert (received.hello["pod"], received.hello["sockets"]) == ("tiny-0", 1)
+        with users.one_in_flight():
+            received.send(arm(sample_percent))
+            received.read(lambda lines: is_armed(lines) or bool(of_kind(lines, "refused")))
+        if is_armed(received.lines):
+            return received
+        assert received.lines[0]["reason"] == "another connection is armed"
+        received.close()
+
+
+def recorded_window(received: Received, users: Users) -> list[Line]:
+    """Record for a while, and disarm; return all lines."""
     wait_for_traffic(users, 15)
     received.read(enough)
     received.send({"disarm": {"drain_s": 60.0}})
@@ -101,15 +123,12 @@ def test_live_captures_of_a_busy_engine(engine: Engine, models: Path, tmp_path: 
             windows = []
             for sample_percent in (100, 50, 100):
                 collector.call()
-                received = collector.accept()
-                assert (received.hello["pod"], received.hello["sockets"]) == ("tiny-0", 1)
-                lines = recorded_window(received, sample_percent, users)
+                received = armed(collector, sample_percent, users)
+                lines = recorded_window(received, users)
                 received.close()
                 windows.append(lines)
                 # Cut in the middle: the engine forgets, serves on, and can be armed again.
-                cut = collector.accept()
-                cut.send(arm(100))
-                cut.read(is_armed)
+                cut = armed(collector, 100, users)
                 wait_for_traffic(users, 3)
                 cut.close()
                 collector.dismiss()
@@ -131,6 +150,36 @@ def test_live_captures_of_a_busy_engine(engine: Engine, models: Path, tmp_path: 
         assert len({lines[0]["boot"] for lines in windows}) == 3
         text = repr(windows)
         assert not any(kind in text for kind in KINDS)
+
+
+def test_canaries_are_counted_and_not_recorded(engine: Engine, models: Path, tmp_path: Path) -> None:
+    spec = yaml.safe_load(TINY.read_text())["spec"]
+    spec["serving"]["servedModelNames"] = ["tiny"]
+    spec["policy"] = {"canaries": {"intervalSeconds": 86_400, "prompts": ["The capital of Italy is"]}}  # asked once
+    canaries = canaries_json(gather_facts(SpecDecodeDeploymentSpec.parse(spec)))
+    assert canaries is not None
+    collector = Collector(tmp_path)
+    with live_serving(engine, models, collector) as server:
+        users = Users(server.url)
+
+        def told() -> CanaryReading | None:
+            page = httpx.get(f"{server.url}/metrics", trust_env=False, timeout=120).text
+            return read_metrics(page, find_profile(SERVED)).canaries
+
+        collector.call()
+        with users.busy(("plain", "plain-too")):
+            received = armed(collector, 100, users)
+            (collector.folder / CANARIES_FILE).write_text(canaries)
+            eventually(told, "the answer is judged")
+            received.read(enough)
+            received.send({"disarm": {"drain_s": 60.0}})
+            lines = received.read()
+        assert told() == CanaryReading(right=1)
+    tally = assert_counted_as_by_vllm(lines)
+    assert tally["sampled_out"] == 2, "the question, and its check"
+    salt = Salt(bytes.fromhex(KEY))
+    by_users = {salt.pseudonym(asked.name) for asked in users.asked}
+    assert {record["external_id"] for record in of_kind(lines, "request")} <= by_users
 
 
 @pytest.mark.long

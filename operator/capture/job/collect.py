@@ -28,7 +28,12 @@ from specdecode_operator.capture.files.live import LONGEST_JUMP_S, Recorded
 from specdecode_operator.capture.files.publish import flush
 from specdecode_operator.capture.files.segments import Segment
 from specdecode_operator.capture.job import pod_files
-from specdecode_operator.capture.job.collect_settings import CollectSettings, LiveSettings, read_collect_settings
+from specdecode_operator.capture.job.collect_settings import (
+    JOINING,
+    CollectSettings,
+    LiveSettings,
+    read_collect_settings,
+)
 from specdecode_operator.capture.job.entrypoint import label_failure, report, success_message
 from specdecode_operator.capture.job.finish import Asked, Published, Run, finish, published_before
 from specdecode_operator.capture.job.live_segment import LONGEST_REASON, MOST_API_SERVERS, RejectedError, SegmentReader
@@ -215,7 +220,7 @@ class _Pod:
         return f"its recorder did not begin{note or (f': {self.ended}' if self.ended else '')}"
 
 
-_JOINING, _OPEN, _OVER = "joining", "live", "draining"
+_OPEN, _OVER = "live", "draining"
 
 
 class Collection:
@@ -229,7 +234,7 @@ class Collection:
         self._failure: CaptureError | None = None
         self._pods = {name: _Pod(name) for name in self._live.pods}
         self._peers: list[Peer] = []  # with a segment, in the order of their start
-        self._state = _JOINING
+        self._state = JOINING
         self._zero_s = 0.0
         self._until_s: float | None = None
         self._changed = asyncio.Event()
@@ -522,19 +527,19 @@ class Collection:
                         self._fail(error)
 
     async def _progress(self) -> None:
-        """Print a line of progress each second, as the load generator does."""
+        """Print a line of progress each second."""
         while True:
             await asyncio.sleep(TICK_S)
             recorded = self._recorded()
-            completed = sum(peer.reader.completed for peer in self._peers)
-            passed_s = time.monotonic() - self._zero_s if self._state != _JOINING else 0.0
+            passed_s = time.monotonic() - self._zero_s if self._state != JOINING else 0.0
             left_s = None if self._until_s is None or math.isinf(self._until_s) else self._until_s - time.monotonic()
             line = {
                 "phase": self._state,
-                "sent": recorded,
+                "pods": len(self._pods),
+                "joined": sum(pod.has_joined for pod in self._pods.values()),
+                "seen": sum(peer.reader.seen for peer in self._peers),
                 "recorded": recorded,
-                "completed": completed,
-                "failed": recorded - completed,
+                "sampled_out": sum(peer.reader.sampled_out for peer in self._peers),
                 "rate": round(recorded / passed_s, 2) if passed_s else None,
                 "eta_s": None if left_s is None else round(max(0.0, left_s), 1),
             }

@@ -15,6 +15,9 @@ from specdecode_operator.redaction import clip
 
 MOST_PODS: Final = 64
 PORT: Final = 8470  # default of the collector's container
+JOINING: Final = "joining"
+"""Phase in the progress lines until the recorders are ordered to record."""
+
 _POD_NAME = r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$"
 
 

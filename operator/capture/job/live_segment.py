@@ -72,6 +72,7 @@ class SegmentReader:
         self.closed: Closed | None = None
         self.refused: str | None = None
         self.completed = 0
+        self._admitted = self._sampled_out = 0  # by the latest report
         # The facts are complete when the segment has its path.
         self.source = Source(_NO_SEGMENT, pod, uid, node, began_s=0.0)
         self._settings = settings
@@ -81,6 +82,19 @@ class SegmentReader:
     def is_complete(self) -> bool:
         """Whether no further line may come."""
         return self.closed is not None or self.refused is not None
+
+    @property
+    def sampled_out(self) -> int:
+        """Requests outside the sample, as far as reported."""
+        return self._sampled_out
+
+    @property
+    def seen(self) -> int:
+        """Requests in the window, as far as reported."""
+        return max(self._admitted, self.source.requests + self._sampled_out)
+
+    def _report(self, admitted: int, sampled_out: int) -> None:
+        self._admitted, self._sampled_out = admitted, sampled_out
 
     def take(self, text: bytes) -> None:
         """Check a line and add it; raise RejectedError if it is wrong or out of order."""
@@ -136,11 +150,15 @@ class SegmentReader:
             offset_s = line.wall_s - line.monotonic_s
             source.least_offset_s = min(source.least_offset_s, offset_s)
             source.largest_offset_s = max(source.largest_offset_s, offset_s)
+            if line.admitted is not None and line.sampled_out is not None:
+                _require(0 <= line.sampled_out <= line.admitted, "an invalid number of requests")
+                self._report(line.admitted, line.sampled_out)
         elif isinstance(line, Off):
             source.off = clip(printable(line.reason), LONGEST_REASON)
         elif isinstance(line, Tally):
             _require(min(msgspec.structs.astuple(line)) >= 0, "a tally below 0")
             source.tally = line
+            self._report(line.admitted, line.sampled_out)
             self._next = self._before_last
         else:
             raise RejectedError(f"a line of the kind {_kind(line)} between requests")

@@ -205,7 +205,7 @@ class LiveRecording:
             collector,
             queue,
             first_line.config.block_size or SMALLEST_BLOCK_SIZE,
-            live=LiveLines(salt, arm.prompt_token_ids, ending),
+            live=LiveLines(salt, arm.prompt_token_ids, ending, collector.so_far),
         )
         self._drained_by_s: float | None = None
         try:

@@ -81,6 +81,11 @@ class LiveCollector(Collector):
         self._others.clear()
         return unfinished
 
+    def so_far(self) -> tuple[int, int]:
+        """Return the number of requests in the window, and of those outside the sample."""
+        with self._lock:
+            return self._admitted, self._sampled_out
+
     def tally(self, recorded: int) -> Tally:
         """Return the counts of all requests, given the number of those that have a line."""
         return Tally(

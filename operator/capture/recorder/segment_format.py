@@ -116,11 +116,13 @@ class Step(msgspec.Struct, tag_field="k", tag="step", frozen=True):
     scheduler: dict[str, Any] | None = None  # None if another API server got them
 
 
-class Anchor(msgspec.Struct, tag_field="k", tag="anchor", frozen=True):
-    """Both clocks, read together."""
+class Anchor(msgspec.Struct, tag_field="k", tag="anchor", frozen=True, omit_defaults=True):
+    """Both clocks, read together, and in a live capture the requests so far, as in the tally."""
 
     monotonic_s: float
     wall_s: float
+    admitted: int | None = None
+    sampled_out: int | None = None
 
 
 class Counters(msgspec.Struct, tag_field="k", tag="counters", frozen=True):

@@ -126,18 +126,12 @@ def _unless_full(step: Callable[[], object], file: int) -> None:
 
 
 ANCHOR_EVERY_S = 10.0
+LIVE_ANCHOR_EVERY_S = 1.0  # for the progress that the collector shows
 SYNC_EVERY_S = 5.0
 _LINES_AT_ONCE = 256
 _BATCHES_A_TURN = 16
 _WORK_S = 0.0001
 _PAUSE_S = 0.0001
-
-
-def _anchor() -> bytes:
-    """Return a line with both clocks, read as close together as possible."""
-    before_s = time.monotonic()
-    wall_s = time.time()
-    return encode(Anchor((before_s + time.monotonic()) / 2, wall_s))
 
 
 class Pace:
@@ -238,8 +232,8 @@ class Writer:
     def _take_turn(self) -> None:
         self._drain(_BATCHES_A_TURN)
         now_s = self._clock()
-        if now_s - self._anchored_s >= ANCHOR_EVERY_S:
-            self._segment.append([_anchor()])
+        if now_s - self._anchored_s >= (ANCHOR_EVERY_S if self._live is None else LIVE_ANCHOR_EVERY_S):
+            self._segment.append([self._anchor()])
             self._anchored_s = now_s
         if now_s - self._synced_s >= SYNC_EVERY_S:
             self._segment.sync()
@@ -247,7 +241,14 @@ class Writer:
 
     def _write_rest(self) -> None:
         self._drain()
-        self._segment.append([_anchor()])
+        self._segment.append([self._anchor()])
+
+    def _anchor(self) -> bytes:
+        """Return a line with both clocks, read as close together as possible."""
+        so_far = self._live.so_far() if self._live else ()
+        before_s = time.monotonic()
+        wall_s = time.time()
+        return encode(Anchor((before_s + time.monotonic()) / 2, wall_s, *so_far))
 
     def _write_last(self, lines: list[Off], reason: str) -> None:
         if self.is_closed:
@@ -325,6 +326,7 @@ class LiveLines:
     salt: Salt
     prompt_token_ids: bool
     ending: Callable[[int], Sequence[msgspec.Struct]]  # lines before the last, given the number of request lines
+    so_far: Callable[[], tuple[int, int]]  # requests admitted, and those sampled out
 
     def request(self, sample: RequestSample, block_size: int, pause: Callable[[], None]) -> Request:
         """Return the line of a request."""

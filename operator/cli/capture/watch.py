@@ -13,6 +13,7 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import Source, SpecDecodeCaptureSpec
 from specdecode_operator.api.capture_status import CapturePhase
 from specdecode_operator.api.crd_validation import metadata_problems
+from specdecode_operator.capture.job.collect_settings import JOINING
 from specdecode_operator.capture.job_manifest import COLLECT, LOAD
 from specdecode_operator.cli.input_files import Document, Other, files_below, read_all
 from specdecode_operator.cli.kubectl import Kubectl, KubectlError, condition_of
@@ -33,7 +34,7 @@ _OUTAGE_S: Final = 120.0
 """An API server answers again within this time after a restart or failover."""
 _NOT_FOUND: Final = "DeploymentNotFound"
 _LONGEST_LOG_BYTES: Final = 2**25
-_FIGURES: Final = ("sent", "recorded", "completed", "failed", "rate", "eta_s")
+_FIGURES: Final = ("sent", "recorded", "completed", "failed", "rate", "eta_s", "pods", "joined", "seen", "sampled_out")
 
 
 class CaptureError(Exception):
@@ -218,18 +219,32 @@ def _told(lines: Iterable[str | bytes]) -> Iterator[tuple[Body, bool]]:
 
 
 def progress_text(line: Body) -> str:
-    """Return a progress line as readable text."""
-    parts = [f"{line.get('phase'):<14}", f"sent {line.get('sent') or 0:>6,}"]
-    if line.get("recorded") is not None:
-        parts.append(f"recorded {line['recorded']:>6,}")
-    parts.append(f"answered {line.get('completed') or 0:>6,}")
-    if line.get("failed"):
-        parts.append(f"failed {line['failed']:,}")
+    """Return a progress line of a load or of a live capture as readable text."""
+    parts = [f"{line.get('phase'):<14}", *(_load_parts(line) if line.get("pods") is None else _live_parts(line))]
     if line.get("rate") is not None:
         parts.append(f"{line['rate']:.1f}/s")
     if line.get("eta_s") is not None:
         parts.append(f"{line['eta_s']:.0f} s left")
     return "  ".join(parts)
+
+
+def _load_parts(line: Body) -> Iterator[str]:
+    yield f"sent {line.get('sent') or 0:>6,}"
+    if line.get("recorded") is not None:
+        yield f"recorded {line['recorded']:>6,}"
+    yield f"answered {line.get('completed') or 0:>6,}"
+    if line.get("failed"):
+        yield f"failed {line['failed']:,}"
+
+
+def _live_parts(line: Body) -> Iterator[str]:
+    joined, pods = line.get("joined") or 0, line["pods"]
+    if line.get("phase") == JOINING or joined < pods:
+        yield f"{joined} of {pods} engine pods connected"
+    if line.get("phase") != JOINING:
+        yield f"seen {line.get('seen') or 0:>6,}"
+        yield f"recorded {line.get('recorded') or 0:>6,}"
+        yield f"sampled out {line.get('sampled_out') or 0:>6,}"
 
 
 def summary_text(capture: Body) -> str:

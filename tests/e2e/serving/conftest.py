@@ -3,15 +3,16 @@
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import yaml
 
 from devcluster.cluster.cluster import Cluster
 from tests.support import traffic_recorder
-from tests.support.kubectl import program
+from tests.support.kubectl import Kubectl, program
 from tests.support.waiting import eventually
 
 
@@ -37,3 +38,38 @@ def watched(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield found
         watching.terminate()
         watching.wait()
+
+
+@pytest.fixture
+def small_volume(cluster: Cluster, kubectl: Kubectl) -> Iterator[Callable[[str, int], str]]:
+    """Make a claim of a name with so many MiB of room, no byte more; return where it is on the node."""
+    made: list[tuple[str, str]] = []
+
+    def make(name: str, mib: int) -> str:
+        path = f"{cluster.state}/{name}"
+        Path(path).mkdir()
+        mounted = cluster.in_namespace(["mount", "-t", "tmpfs", "-o", f"size={mib}m,mode=0777", name, path])
+        assert mounted.returncode == 0, mounted.stderr
+        room = {"storageClassName": "", "accessModes": ["ReadWriteOnce"]}
+        volume = {
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": {"name": name},
+            "spec": room | {"capacity": {"storage": f"{mib}Mi"}, "hostPath": {"path": path}},
+        }
+        claim = {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": name},
+            "spec": room | {"volumeName": name, "resources": {"requests": {"storage": f"{mib}Mi"}}},
+        }
+        assert kubectl.apply(yaml.safe_dump_all([volume, claim])).returncode == 0
+        made.append((name, path))
+        return path
+
+    yield make
+    for name, path in made:
+        kubectl.must("delete", "sdc", name)
+        kubectl.must("delete", "pvc", name)
+        kubectl.must("delete", "pv", name)
+        cluster.in_namespace(["umount", "--lazy", path])

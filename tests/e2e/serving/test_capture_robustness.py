@@ -212,41 +212,6 @@ def test_drained_node_then_a_killed_api_server(cluster: Cluster, kubectl: Kubect
     assert requests["sent"] == requests["completed"] == manifest.accounting.records
 
 
-@pytest.fixture
-def small_volume(cluster: Cluster, kubectl: Kubectl) -> Iterator[Callable[[str, int], str]]:
-    """Make a claim of a name with so many MiB of room, no byte more; return where it is on the node."""
-    made: list[tuple[str, str]] = []
-
-    def make(name: str, mib: int) -> str:
-        path = f"{cluster.state}/{name}"
-        Path(path).mkdir()
-        mounted = cluster.in_namespace(["mount", "-t", "tmpfs", "-o", f"size={mib}m,mode=0777", name, path])
-        assert mounted.returncode == 0, mounted.stderr
-        room = {"storageClassName": "", "accessModes": ["ReadWriteOnce"]}
-        volume = {
-            "apiVersion": "v1",
-            "kind": "PersistentVolume",
-            "metadata": {"name": name},
-            "spec": room | {"capacity": {"storage": f"{mib}Mi"}, "hostPath": {"path": path}},
-        }
-        claim = {
-            "apiVersion": "v1",
-            "kind": "PersistentVolumeClaim",
-            "metadata": {"name": name},
-            "spec": room | {"volumeName": name, "resources": {"requests": {"storage": f"{mib}Mi"}}},
-        }
-        assert kubectl.apply(yaml.safe_dump_all([volume, claim])).returncode == 0
-        made.append((name, path))
-        return path
-
-    yield make
-    for name, path in made:
-        kubectl.must("delete", "sdc", name)
-        kubectl.must("delete", "pvc", name)
-        kubectl.must("delete", "pv", name)
-        cluster.in_namespace(["umount", "--lazy", path])
-
-
 def restarts(kubectl: BaseKubectl, selector: str) -> list[int]:
     """How often the containers of some pods were started again."""
     statuses = [pod["status"] for pod in kubectl.objects("pods", f"--selector={selector}")]

@@ -278,6 +278,12 @@ class TestEnd:
         (text,) = (each.message for each in status.conditions if each.type == "Ready")
         assert said in text
 
+    def test_a_pod_that_was_deleted_is_the_cause_of_its_end(self) -> None:
+        pod = capture_pod(phase="Failed", containerStatuses=[ended("collect", 1, TOLD_TO_STOP)])
+        pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:09:00Z"
+        _, status = decided(capture(), surroundings(job=job("Failed"), pods=[pod]))
+        assert words(status)["Succeeded"] == ("False", "NodeLost")
+
     @pytest.mark.parametrize(
         ("storage", "claim_said"),
         [

@@ -280,6 +280,33 @@ class TestWindow:
         assert label.reason == "Cancelled"
 
 
+async def test_progress_tells_who_has_joined_and_what_was_seen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told: list[dict[str, Any]] = []
+
+    def last() -> dict[str, Any]:
+        told.extend(msgspec.json.decode(line) for line in capsys.readouterr().out.splitlines())
+        return told[-1] if told else {}
+
+    pod = PlayedPod("a")
+    async with collector(environment(tmp_path, ["a", "gone"], sample_percent=50)) as running:
+        (peer,) = await running.join(pod)
+        await running.until(lambda: running.connected("a") == 1, "the pod has joined")
+        running.advance(1)
+        await running.until(lambda: last().get("joined") == 1, "a line of progress")
+        assert (last()["phase"], last()["pods"]) == ("joining", 2)
+        running.advance(150)
+        played = await peer.armed(pod)
+        anchor = {"k": "anchor", "monotonic_s": pod.monotonic_s, "wall_s": WALL_S, "admitted": 20, "sampled_out": 8}
+        await peer.send(anchor, *played.recorded)
+        await running.received(3 + len(played.recorded))
+        running.advance(1)
+        await running.until(lambda: last()["seen"] == 20, "what the recorder has said")
+    assert (last()["phase"], last()["joined"]) == ("live", 1)
+    assert (last()["recorded"], last()["sampled_out"]) == (len(requests_of(played)), 8)
+
+
 class TestLosses:
     async def test_requests_of_a_gap_are_those_that_vllm_counted(self, tmp_path: Path) -> None:
         pod = PlayedPod("a")

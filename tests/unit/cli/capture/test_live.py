@@ -21,7 +21,17 @@ SUMMARY = {
     "acceptance": "71%",
     "ttftMs": {"p50": "12.3", "p90": "20.0", "p95": "25.0", "p99": "40.1"},
 }
-LINE = {"phase": "live", "sent": 120, "recorded": 118, "completed": 117, "failed": 0, "rate": 7.2, "eta_s": 480.0}
+LINE = {
+    "phase": "live",
+    "pods": 2,
+    "joined": 2,
+    "seen": 240,
+    "recorded": 118,
+    "sampled_out": 120,
+    "rate": 7.2,
+    "eta_s": 480.0,
+}
+JOINING = LINE | {"phase": "joining", "joined": 1, "seen": 0, "recorded": 0, "sampled_out": 0, "rate": None}
 
 
 def of_live(body: Body) -> Body:
@@ -54,7 +64,7 @@ def goes_well(cluster: Cluster, *, log: str = "") -> None:
 def test_a_live_capture_is_created_followed_and_fetched(
     cluster: Cluster, run: Callable[..., Result], tmp_path: Path, options: list[str], wanted: Body
 ) -> None:
-    goes_well(cluster, log=json.dumps(LINE))
+    goes_well(cluster, log="\n".join(map(json.dumps, (JOINING, LINE))))
     answer = run("live", "llama", "--name=demo", "--namespace=team", *options)
     assert answer.exit_code == 0, answer.stderr
     (applied,) = cluster.applied()
@@ -64,7 +74,9 @@ def test_a_live_capture_is_created_followed_and_fetched(
     assert content(tmp_path / "captures" / "demo")["trace.jsonl"] == CONTENT
     (logs,) = cluster.calls("logs")
     assert "--container=collect" in logs
-    assert "recorded    118" in answer.stdout
+    joining, recording = (line.split() for line in answer.stdout.splitlines() if "480 s left" in line)
+    assert joining[:4] == ["joining", "1", "of", "2"]
+    assert recording[:8] == ["live", "seen", "240", "recorded", "118", "sampled", "out", "120"]
     assert "430 of 431 requests completed" in answer.stdout
     assert "71% of drafted tokens accepted" in answer.stdout
     assert "specdecode capture report captures/demo" in answer.stdout
@@ -171,6 +183,8 @@ def test_ctrl_c_leaves_it_running_and_says_how_to_stop_it(
 def test_status_says_how_far_it_is(cluster: Cluster, run: Callable[..., Result]) -> None:
     recording = of_live(capture(phase="Recording", job="demo-capture"))
     cluster.holds(recording, streams={"log": json.dumps(LINE)})
-    assert "sent    120" in run("status", "demo").stdout
+    assert "recorded    118" in run("status", "demo").stdout
+    cluster.holds(recording, streams={"log": json.dumps(LINE | {"joined": 1})})
+    assert "1 of 2 engine pods connected" in run("status", "demo").stdout
     cluster.holds(recording)
     assert "no request yet" in run("status", "demo").stdout
