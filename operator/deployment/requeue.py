@@ -38,6 +38,7 @@ def requeue_for(
         observation.readings
         or observation.blocked
         or observation.contested
+        or observation.crash_loop
         or waits
         or acts
         or isinstance(desired.outcome, InCanary)

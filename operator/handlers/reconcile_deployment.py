@@ -46,7 +46,13 @@ from specdecode_operator.deployment.desired_state import (
 from specdecode_operator.deployment.models.model_facts import believed_entries, site_facts_of
 from specdecode_operator.deployment.models.model_jobs import downloads_name, is_model_pod, read_downloads
 from specdecode_operator.deployment.models.model_locations import claims_named
-from specdecode_operator.deployment.observed.crash_loop import NO_CRASHES, CrashHistory, crash_loop, update_crashes
+from specdecode_operator.deployment.observed.crash_loop import (
+    NO_CRASHES,
+    CrashHistory,
+    Engines,
+    crash_loop,
+    update_crashes,
+)
 from specdecode_operator.deployment.observed.decay import NOTHING_DECAYED, Decay, newest_measured, update_decay
 from specdecode_operator.deployment.observed.observation import (
     Observation,
@@ -75,7 +81,7 @@ from specdecode_operator.deployment.rollout.canary import (
     canary_settings,
     judge_canary,
 )
-from specdecode_operator.deployment.rollout.engine_workload import serving_pods
+from specdecode_operator.deployment.rollout.engine_workload import serving_pods, speculates
 from specdecode_operator.deployment.rollout.readiness import Lending, Readiness, lent_since
 from specdecode_operator.deployment.rollout.rollback import LastGood, last_good_name, read_last_good, render_last_good
 from specdecode_operator.deployment.rollout.rollout_gate import GateState, may_be_of_gate
@@ -84,6 +90,7 @@ from specdecode_operator.deployment.rollout.rollout_progress import (
     GroupHistory,
     current_pods,
     read_rollout,
+    serving_hash,
 )
 from specdecode_operator.deployment.speculation_policy import (
     OFF,
@@ -227,8 +234,9 @@ class PolicyKeeper:
 def _failure(observation: Observation, policy: Policy) -> tuple[str, str] | None:
     """Return reason and message of a failure for which a policy turns speculation off, or None."""
     wrong = observation.wrong_answers
-    if observation.crash_loop and serves_without(policy):
-        return CRASH_LOOP, observation.crash_loop
+    loop = observation.crash_loop
+    if loop is not None and loop.of_spec and serves_without(policy):
+        return CRASH_LOOP, loop.message
     if wrong is not None and wrong.speculates and distrusts(policy):
         return WRONG_ANSWERS, wrong.message
     return None
@@ -634,10 +642,9 @@ class Reconciler:
         measured = partial(newest_measured, self._cache.captures_of(key), parent.spec, desired.outcome.plan_status)
         break_even = partial(planned_break_even, launch.facts, launch.plan) if launch else lambda: None
         record.decay = update_decay(record.decay, record.recent, facts, measured, break_even)
-        unix_s = self._cluster.clock.now().timestamp()
-        spec, speculates = engine_spec_hash_of(parent), facts is not None and facts.method is not Method.NONE
-        if facts is not None and blocked is None:
-            record.crashes = update_crashes(record.crashes, pods, unix_s, spec=spec, speculates=speculates)
+        unix_s, steady_s = self._cluster.clock.now().timestamp(), self._cluster.clock.steady_s()
+        engines = self._engines(parent, None if blocked else launch, workload, last_good)
+        record.crashes = update_crashes(record.crashes, engines, steady_s)
         record.answers = update_answers(record.answers, {each["metadata"]["name"] for each in pods}, readings)
         observation = Observation(
             workload,
@@ -646,7 +653,7 @@ class Reconciler:
             canary=await self._observe_canary(desired.outcome, record, pods, now_s) if blocked is None else None,
             recent=record.recent,
             decay=record.decay,
-            crash_loop=crash_loop(record.crashes, unix_s, spec) if speculates else None,
+            crash_loop=crash_loop(record.crashes, engines, steady_s),
             wrong_answers=wrong_answers(facts, record.answers),
             answers=record.answers,
             figures=await self._figures.keep(key, record.figures, parent.status.figures, now_s) if facts else None,
@@ -660,6 +667,22 @@ class Reconciler:
         )
         record.groups = update_group_history(record.groups, desired, observation, last_good, unix_s)
         return replace(observation, groups=record.groups)
+
+    def _engines(
+        self, parent: ParsedDeployment, launch: Launch | None, live: Body | None, last_good: LastGood | None
+    ) -> list[Engines]:
+        """Return the engines that serve: those of the live workload, and of the last good one during a rollout."""
+        pods = self._cache.children_of(parent.key, POD.kind)
+        found = []
+        if live is not None:
+            speculate = speculates(live) if launch is None else launch.facts.method is not Method.NONE
+            spec = None if launch is None else engine_spec_hash_of(parent)
+            found.append(Engines(current_pods(pods, live), serving_hash(live), spec, speculate))
+        if launch is not None and last_good is not None:
+            earlier = last_good.workload
+            if serving_hash(earlier) not in {each.template for each in found}:
+                found.append(Engines(current_pods(pods, earlier), serving_hash(earlier), None, speculates(earlier)))
+        return found
 
     async def _observe_canary(
         self, outcome: Outcome, record: Record, earlier: list[Body], now_s: float

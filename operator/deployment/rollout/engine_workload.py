@@ -11,7 +11,8 @@ import msgspec
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import Key
-from specdecode_operator.cluster.resources import DEPLOYMENT, DEPLOYMENT_LABEL, LEADER_WORKER_SET
+from specdecode_operator.cluster.resources import DEPLOYMENT, DEPLOYMENT_LABEL, ENGINE_CONTAINER, LEADER_WORKER_SET
+from specdecode_operator.vllm.arguments import SPECULATIVE_OPTION
 from specdecode_operator.vllm.logging_config import WATCH, logging_config
 
 _COMMON: Final = msgspec.json.encode([WATCH, logging_config("INFO")])
@@ -52,6 +53,12 @@ def pod_templates(workload: Body) -> list[Body]:
     if workload["kind"] != LEADER_WORKER_SET.kind:
         return [template]
     return [template[role] for role in ("leaderTemplate", "workerTemplate") if template.get(role)]
+
+
+def speculates(workload: Body) -> bool:
+    """Return whether the engines of a workload are started with speculation."""
+    containers = (each for each in serving_template(workload)["spec"]["containers"] if each["name"] == ENGINE_CONTAINER)
+    return any(SPECULATIVE_OPTION in (each.get("command") or []) for each in containers)
 
 
 def with_pods_of(workload: Body, earlier: Body) -> Body:

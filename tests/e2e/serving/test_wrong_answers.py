@@ -9,6 +9,7 @@ import httpx
 import pytest
 import yaml
 
+from devcluster.images.engine_environment import MOUNT
 from tests.engine.wrong_verification import write_plugin
 from tests.support.conditions import condition, wait_for
 from tests.support.kubectl import Kubectl
@@ -62,7 +63,7 @@ def tiny(kubectl: Kubectl, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     body = deployment()
     # Paused, so that the faulty engine stays until the test has looked at it.
     body["spec"]["policy"]["paused"] = True
-    body["spec"]["engine"]["env"] = [{"name": "PYTHONPATH", "value": "/plugin"}]
+    body["spec"]["engine"]["env"] = [{"name": "PYTHONPATH", "value": f"/plugin:{MOUNT}"}]
     mount = {"name": PLUGIN, "mountPath": "/plugin", "readOnly": True}
     body["spec"]["podTemplate"] = {
         "spec": {"containers": [{"name": "engine", "volumeMounts": [mount]}], "volumes": [faulty["volume"]]}
