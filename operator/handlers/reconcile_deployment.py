@@ -627,7 +627,7 @@ class Reconciler:
         """Observe workload and pods, and scrape the engines."""
         record, now_s, key = self._record(parent), time.monotonic(), parent.key
         workload, replaced = record.children.workloads(desired if blocked is None else None)
-        pods = current_pods(self._cache.children_of(key, POD.kind), workload)
+        pods = current_pods(record.children.engine_pods(), workload)
         launch = desired.outcome if isinstance(desired.outcome, Launch) else None
         facts = launch.facts if launch else None
         record.figures = record.figures if facts else KeptFigures()
@@ -672,8 +672,7 @@ class Reconciler:
         self, parent: ParsedDeployment, launch: Launch | None, live: Body | None, last_good: LastGood | None
     ) -> list[Engines]:
         """Return the engines that serve: those of the live workload, and of the last good one during a rollout."""
-        pods = self._cache.children_of(parent.key, POD.kind)
-        found = []
+        pods, found = self._record(parent).children.engine_pods(), []
         if live is not None:
             speculate = speculates(live) if launch is None else launch.facts.method is not Method.NONE
             spec = None if launch is None else engine_spec_hash_of(parent)
@@ -694,7 +693,7 @@ class Reconciler:
             return None
         facts, canary = outcome.facts, canary_settings(outcome.facts.spec)
         trial = record.canary = CanaryTrial.of(live, record.canary)
-        pods = current_pods(self._cache.children_of(record.children.key, POD.kind), live)
+        pods = current_pods(record.children.engine_pods(), live)
         serving = facts.spec.serving
         tls = serving.tls_secret is not None
         readings = await self._probe.read_all([*earlier, *pods], serving.port, facts.profile, tls=tls)

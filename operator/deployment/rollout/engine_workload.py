@@ -71,6 +71,32 @@ def with_pods_of(workload: Body, earlier: Body) -> Body:
     return {"apiVersion": earlier["apiVersion"], "kind": earlier["kind"], "spec": spec}
 
 
+def engine_pods(pods: list[Body], key: Key) -> list[Body]:
+    """Return the pods that a controller of the object's workloads has created.
+
+    Everyone who may create pods can copy labels and annotations. A copied owner does not last: the controller deletes
+    surplus pods, and the garbage collector deletes pods whose owner does not exist.
+    """
+    return [pod for pod in pods if _is_controlled(pod["metadata"], key)]
+
+
+def _is_controlled(metadata: Body, key: Key) -> bool:
+    owner = next((each for each in metadata.get("ownerReferences") or [] if each.get("controller")), {})
+    if owner.get("kind") == "ReplicaSet":
+        suffix = (metadata.get("labels") or {}).get("pod-template-hash")
+        names = {workload_name(key, DEPLOYMENT.kind), canary_name(key)}
+        return any(owner["name"] == f"{name}-{suffix}" for name in names)
+    if owner.get("kind") == "StatefulSet":  # of all leaders, or of the workers of one group
+        first, name = workload_name(key, LEADER_WORKER_SET.kind), owner["name"]
+        return bool(name == first or (name.startswith(f"{first}-") and name[len(first) + 1 :].isdecimal()))
+    return False
+
+
+def canary_name(key: Key) -> str:
+    """Return the name of the Deployment of an object's canary."""
+    return f"{key.name}-canary"
+
+
 def serving_pods(pods: list[Body]) -> list[Body]:
     """Return the pods that serve clients: in a group, only the leader."""
     return [pod for pod in pods if DEPLOYMENT_LABEL in (pod["metadata"].get("labels") or {})]

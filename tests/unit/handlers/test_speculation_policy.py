@@ -1,6 +1,6 @@
 """Hours of engines under a policy, in virtual time."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from unittest.mock import AsyncMock
 
@@ -91,7 +91,9 @@ class Shift:
 
     def roll_out(self) -> None:
         """Let the Deployment's controller replace pods of an earlier template."""
-        (workload,) = self.world.all(DEPLOYMENT)
+        workload = self.workload
+        if workload["spec"].get("paused"):
+            return
         template, replicas = workload["spec"]["template"]["metadata"], workload["spec"]["replicas"]
         for pod in self.world.all(POD):
             if pod["metadata"]["annotations"] != template["annotations"]:
@@ -102,10 +104,15 @@ class Shift:
                 self.canaries.pop(f"llama-{number}", None)
                 self.world.start_engines(f"llama-{number}")
 
+    @property
+    def workload(self) -> Body:
+        found = self.world.api.find(DEPLOYMENT, "llama")
+        assert found is not None
+        return found
+
     def speculation(self) -> str | None:
         """What the engines are told of speculation."""
-        (workload,) = self.world.all(DEPLOYMENT)
-        arguments: list[str] = workload["spec"]["template"]["spec"]["containers"][0]["command"]
+        arguments: list[str] = self.workload["spec"]["template"]["spec"]["containers"][0]["command"]
         return next((each for each in arguments if "num_speculative_tokens" in each), None)
 
     @property
@@ -291,10 +298,16 @@ async def crash(
         await shift.work(1, 8)
 
 
-def end(shift: Shift, pod: Body, message: str = ILLEGAL, reason: str = "Error") -> None:
+def moment(shift: Shift, ahead_s: float = 0) -> str:
+    """Return the time in so many seconds, as Kubernetes writes it."""
+    return (shift.clock.now() + timedelta(seconds=ahead_s)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def end(shift: Shift, pod: Body, message: str = ILLEGAL, reason: str = "Error", ahead_s: float = 0) -> None:
+    """Let an engine end and start again, by the clock of its node."""
     (before,) = pod["status"].get("containerStatuses") or [{"restartCount": 0}]
     last = ended(1, message, reason=reason)
-    last["lastState"]["terminated"]["finishedAt"] = shift.clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")
+    last["lastState"]["terminated"]["finishedAt"] = moment(shift, ahead_s)
     again = {**last, "restartCount": before["restartCount"] + 1, "ready": True, "state": {"running": {}}}
     shift.world.api.change(POD, pod["metadata"]["name"], status={**pod["status"], "containerStatuses": [again]})
 
@@ -422,6 +435,122 @@ async def test_a_user_takes_speculation_back_by_asking_for_reports_only(shift: S
     shift.change(policy={**WINDOW, "onCrashLoop": "Report"})
     await shift.work(10, 8)
     assert shift.speculation() is not None
+
+
+CHANGED = {"maxModelLen": 8192, "maxNumSeqs": 64}
+
+
+@pytest.mark.parametrize(
+    ("change", "ready"),
+    [
+        ({"serving": CHANGED, "rollout": {"gate": {"capture": "golden"}}}, "GoldenNotReady"),
+        ({"serving": CHANGED, "rollout": {"strategy": "Canary"}}, "CanaryStarting"),
+        ({"serving": CHANGED, "rollout": {"paused": True}}, "RolloutPaused"),
+        ({"serving": {"maxModelLen": 1_000_000}}, "Invalid"),
+    ],
+)
+async def test_engines_of_an_earlier_spec_are_watched_and_left_alone(shift: Shift, change: Body, ready: str) -> None:
+    await shift.serve(mode="Enforce")
+    await shift.work(5, 8)
+    (before,) = shift.world.all(POD)
+    shift.change(**change)
+    await shift.world.look()
+    if ready == "RolloutPaused":
+        counts = {"replicas": 1, "updatedReplicas": 0, "availableReplicas": 1}
+        shift.world.api.change(DEPLOYMENT, "llama", status={"observedGeneration": 9, **counts})
+    await crash(shift, 2)
+    assert shift.world.said("Ready")[1] == ready
+    assert "CrashLoop" not in shift.world.told()
+    await crash(shift, 1)
+    status, reason, message = shift.world.said("SpeculationEffective")
+    assert (status, reason) == ("False", "CrashLoop")
+    assert "earlier spec" in message
+    (after,) = shift.world.all(POD)
+    assert after["metadata"]["uid"] == before["metadata"]["uid"]
+    assert shift.done() == []
+    assert shift.world.told().count("CrashLoop") == 1
+
+
+async def test_engines_after_a_rollback_are_watched_and_left_alone(shift: Shift) -> None:
+    await shift.serve(mode="Enforce")
+    await shift.work(5, 8)
+    shift.change(serving=CHANGED)
+    shift.world.serve(0)
+    await shift.world.look()
+    shift.world.api.remove(POD, "llama-0")
+    refused = ended(2, "vllm: error: unrecognized arguments: --x")
+    shift.world.start_engines("llama-0", phase="Running", containerStatuses=[refused])
+    for _ in range(3):
+        await shift.world.look()
+    shift.world.api.remove(POD, "llama-0")
+    shift.roll_out()
+    shift.world.serve()
+    await crash(shift, 3)
+    assert shift.world.said("Ready")[1] == "RolledBack"
+    assert shift.world.said("SpeculationEffective")[:2] == ("False", "CrashLoop")
+    assert shift.done() == []
+
+
+async def test_crashes_before_a_change_that_waits_count_with_those_after_it(shift: Shift) -> None:
+    await shift.serve(mode="Enforce")
+    await crash(shift, 2)
+    shift.change(serving=CHANGED, rollout={"paused": True})
+    await crash(shift, 1)
+    assert shift.world.said("SpeculationEffective")[1] == "CrashLoop"
+
+
+@pytest.mark.parametrize("ahead_s", [-10_000, 10_000])
+async def test_the_clock_of_a_node_hides_no_crash_loop(shift: Shift, ahead_s: float) -> None:
+    await shift.serve(mode="Enforce")
+    for _ in range(3):
+        await shift.work(10, 8)
+        end(shift, shift.world.all(POD)[0], ahead_s=ahead_s)
+        await shift.work(1, 8)
+    assert shift.speculation() is None
+
+
+async def test_a_node_whose_clock_steps_back_to_the_last_crash_hides_no_crash_loop(shift: Shift) -> None:
+    await shift.serve(mode="Enforce")
+    await shift.work(10, 8)
+    began = shift.clock.now()
+    for _ in range(3):
+        end(shift, shift.world.all(POD)[0], ahead_s=(began - shift.clock.now()).total_seconds())
+        await shift.work(10, 8)
+    assert shift.speculation() is None
+
+
+@pytest.mark.parametrize(("minutes", "jump_s", "is_loop"), [(10, 7200, True), (10, -7200, True), (35, -2700, False)])
+async def test_the_clock_of_the_api_server_neither_hides_nor_makes_a_crash_loop(
+    shift: Shift, minutes: float, jump_s: float, *, is_loop: bool
+) -> None:
+    await shift.serve(mode="Enforce")
+    for _ in range(3):
+        await crash(shift, 1, minutes=minutes)
+        shift.clock.jump(jump_s)
+    await shift.work(1, 8)
+    assert (shift.speculation() is None) is is_loop
+    assert ("CrashLoop" in shift.world.told()) is is_loop
+
+
+@pytest.mark.parametrize("is_seen_running", [True, False])
+async def test_engines_that_are_deleted_on_a_node_whose_clock_is_slow_do_not_crash(
+    shift: Shift, *, is_seen_running: bool
+) -> None:
+    await shift.serve(mode="Enforce")
+    for _ in range(3):
+        await shift.work(10, 8)
+        pod = shift.world.all(POD)[0]
+        leaving = {"deletionTimestamp": moment(shift, 30), "deletionGracePeriodSeconds": 30}
+        shift.world.api.change(POD, "llama-0", metadata={**pod["metadata"], **leaving})
+        if is_seen_running:
+            await shift.work(0.5, 8)
+        end(shift, shift.world.all(POD)[0], ahead_s=-600 if is_seen_running else 1)
+        await shift.work(0.5, 8)
+        shift.world.api.remove(POD, "llama-0")
+        shift.roll_out()
+    await shift.work(1, 8)
+    assert shift.speculation() is not None
+    assert "CrashLoop" not in shift.world.told()
 
 
 CANARIES: Body = {"canaries": {}}
