@@ -672,14 +672,16 @@ class Reconciler:
         self, parent: ParsedDeployment, launch: Launch | None, live: Body | None, last_good: LastGood | None
     ) -> list[Engines]:
         """Return the engines that serve: those of the live workload, and of the last good one during a rollout."""
-        pods, found = self._record(parent).children.engine_pods(), []
+        pods = self._record(parent).children.engine_pods()
+        current = current_pods(pods, live)
+        found = []
         if live is not None:
             speculate = speculates(live) if launch is None else launch.facts.method is not Method.NONE
             spec = None if launch is None else engine_spec_hash_of(parent)
-            found.append(Engines(current_pods(pods, live), serving_hash(live), spec, speculate))
-        if launch is not None and last_good is not None:
+            found.append(Engines(current, serving_hash(live), spec, speculate))
+        if launch is not None and last_good is not None and len(current) < len(pods):
             earlier = last_good.workload
-            if serving_hash(earlier) not in {each.template for each in found}:
+            if live is None or serving_hash(earlier) != serving_hash(live):
                 found.append(Engines(current_pods(pods, earlier), serving_hash(earlier), None, speculates(earlier)))
         return found
 

@@ -81,7 +81,7 @@ def engine_pods(pods: list[Body], key: Key) -> list[Body]:
 
 
 def _is_controlled(metadata: Body, key: Key) -> bool:
-    owner = next((each for each in metadata.get("ownerReferences") or [] if each.get("controller")), {})
+    owner: Body = next((each for each in metadata.get("ownerReferences") or [] if each.get("controller")), {})
     if owner.get("kind") == "ReplicaSet":
         suffix = (metadata.get("labels") or {}).get("pod-template-hash")
         names = {workload_name(key, DEPLOYMENT.kind), canary_name(key)}

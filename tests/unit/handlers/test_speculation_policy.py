@@ -1,8 +1,9 @@
-"""Hours of engines under a policy, in virtual time."""
+"""Hours and days of engines under a policy, in virtual time."""
 
+import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -11,6 +12,7 @@ from specdecode_operator.api.deployment_status import PlanStatus
 from specdecode_operator.cluster.client import Cluster, ForbiddenError
 from specdecode_operator.cluster.resources import DEPLOYMENT, NODE, POD, SPECDECODE_DEPLOYMENT
 from specdecode_operator.deployment.parsed_deployment import engine_spec_hash, parse_deployment
+from specdecode_operator.handlers import reconcile_deployment
 from specdecode_operator.vllm.engine_metrics import CanaryReading, EngineReading, SpeculationReading, Unreachable
 from tests.support.driven_clock import DrivenServerTime
 from tests.support.objects import H200, Body, ended, pair_70b
@@ -33,6 +35,8 @@ class Shift:
         self.clock = DrivenServerTime(datetime(2026, 1, 1, tzinfo=UTC))
         self.drafted: dict[str, list[int]] = {}
         self.canaries: dict[str, CanaryReading] = {}
+        self.step_s: float | None = None
+        """Time of a decode step, if the engines report it."""
         self.said = AsyncMock(return_value={})
         monkeypatch.setattr(world.probe, "read_all", self.said)
         self.begin()
@@ -65,27 +69,36 @@ class Shift:
             capture.KIND, {**body, "metadata": metadata, "status": {**body["status"], **known, **status}}
         )
 
-    async def work(self, minutes: float, running: float, *, accepted: dict[str, float] | float = 0.6) -> None:
+    async def work(
+        self,
+        minutes: float,
+        running: float,
+        *,
+        accepted: dict[str, float] | float = 0.6,
+        look_s: float = LOOK_S,
+        steps: int = STEPS_A_LOOK,
+    ) -> None:
         """Let time pass while engines work."""
-        for _ in range(round(minutes * 60 / LOOK_S)):
-            self.clock.advance(LOOK_S)
+        for _ in range(round(minutes * 60 / look_s)):
+            self.clock.advance(look_s)
             self.said.return_value = {
-                pod["metadata"]["name"]: self._reading(pod["metadata"]["name"], running, accepted)
+                pod["metadata"]["name"]: self._reading(pod["metadata"]["name"], running, accepted, steps)
                 for pod in self.world.all(POD)
             }
             await self.world.look()
             self.roll_out()
 
-    def _reading(self, name: str, running: float, accepted: dict[str, float] | float) -> EngineReading:
+    def _reading(self, name: str, running: float, accepted: dict[str, float] | float, steps: int) -> EngineReading:
         share = accepted.get(name, 0.6) if isinstance(accepted, dict) else accepted
         counters = self.drafted.setdefault(name, [0, 0])
-        counters[0] += STEPS_A_LOOK
-        counters[1] += round(STEPS_A_LOOK * K * share)
+        counters[0] += steps
+        counters[1] += round(steps * K * share)
         spoken = SpeculationReading(counters[0], counters[0] * K, counters[1], (counters[1],))
         speculates = self.speculation() is not None
         return EngineReading(
             *(None, None, None, None, spoken if speculates else None, counters[0] * 3, round(running), 0),
             decode_steps=counters[0],
+            **({} if self.step_s is None else {"decode_seconds": counters[0] * self.step_s, "first_tokens": 0}),
             canaries=self.canaries.get(name),
         )
 
@@ -678,3 +691,108 @@ async def test_the_status_counts_answers_and_states_the_cost(shift: Shift) -> No
     shift.canaries["llama-0"] = CanaryReading(unsupported="HTTP 400: \x1b no")
     await shift.work(1, 8)
     assert shift.world.object["status"]["canaries"]["unsupported"] == r"HTTP 400: \x1b no"
+
+
+BY_FAR: Body = measured_capture(arms=[{"name": "on"}, OFF_ARM], ratio=1.0, loads=((8, 0.3), (64, 0.3)))
+"""Speculation is the best setting at each load, even with few accepted tokens."""
+RUNNING = STEPS_A_LOOK * 0.8 / LOOK_S
+"""Concurrent requests if an engine needs 0.8 s for all steps of a second."""
+
+
+class Days(Shift):
+    """Days of engines that report the time of their steps."""
+
+    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(world, monkeypatch)
+        self.step_s = 0.8
+        driven = Mock(monotonic=self.clock.steady_s, time=time.time)
+        monkeypatch.setattr(reconcile_deployment, "time", driven)
+
+    async def day(self, hours: float, accepted: float = 0.6) -> None:
+        await self.work(hours * 60, RUNNING, accepted=accepted)
+
+    async def night(self) -> None:
+        """Let eight hours pass with a request now and then, whose drafts are accepted by chance."""
+        for share in (0.0, 1.0, 0.4, 0.8):
+            await self.work(120, 0, accepted=share, look_s=600, steps=2)
+
+    def effective(self) -> tuple[str, str]:
+        return self.world.said("SpeculationEffective")[:2]
+
+    def new_events(self) -> list[str]:
+        """Return the reasons of all Events since the last call, without those of ordinary rollouts."""
+        told = self.world.told()
+        new, self._told = told[getattr(self, "_told", 0) :], len(told)
+        return [each for each in new if each in OF_TRIPS]
+
+
+OF_TRIPS = {"AcceptanceDecayed", "DraftsBringLess", "StepsSlower", "BelowBreakEven", "CrashLoop", "WrongAnswers"} | {
+    "PolicyActed"
+}
+BEST = ("True", "BestMeasured")
+
+
+@pytest.fixture
+def days(world: World, monkeypatch: pytest.MonkeyPatch) -> Days:
+    return Days(world, monkeypatch)
+
+
+async def test_days_in_which_acceptance_falls_and_recovers(days: Days) -> None:
+    await days.serve(mode="Enforce", evidence=BY_FAR, **CANARIES)
+    for _ in range(2):
+        await days.day(1)
+        assert days.effective() == BEST
+        await days.night()
+        assert days.new_events() == [], "the few requests of a night prove nothing"
+    for _ in range(2):
+        await days.day(1, accepted=0.15)
+        assert days.effective() == ("False", "AcceptanceDecayed")
+        await days.night()
+        assert days.effective() == ("False", "AcceptanceDecayed"), "a night proves no recovery either"
+        await days.day(1)
+        assert days.effective() == BEST
+        assert days.new_events() == ["AcceptanceDecayed"]
+    assert days.done() == []
+    assert days.speculation() is not None
+
+
+async def test_days_with_trips_that_turn_speculation_off(days: Days) -> None:
+    await days.serve(mode="Enforce", evidence=BY_FAR, **CANARIES)
+    await days.day(1)
+    days.canaries["llama-0"] = CanaryReading(right=200, unconfirmed=1, failed=3)
+    await days.night()
+    assert (days.new_events(), days.done()) == ([], [])
+    await crash(days, 3)
+    assert (days.effective(), days.speculation()) == (("False", "CrashLoop"), None)
+    await days.night()
+    await days.day(1)
+    assert days.effective() == ("False", "CrashLoop")
+    assert days.new_events().count("PolicyActed") == 1
+    days.change(engine={"version": "0.32"})
+    days.measure(BY_FAR)
+    await days.day(1)
+    assert days.speculation() is not None
+    days.canaries["llama-0"] = WRONG
+    await days.day(0.1)
+    assert (days.effective(), days.speculation()) == (("False", "WrongAnswers"), None)
+    days.canaries["llama-0"] = CanaryReading(right=200)
+    await days.night()
+    await days.day(1)
+    assert days.effective() == ("False", "WrongAnswers")
+    assert days.new_events().count("PolicyActed") == 1
+    assert days.done() == [("TurnOff", "Done"), ("TurnOff", "Done")]
+    days.change(engine={"version": "0.31"})
+    await days.day(1)
+    assert days.speculation() is not None
+    assert days.new_events() == []
+
+
+async def test_days_of_adaptive_verification_raise_no_alarm(days: Days) -> None:
+    """It lowers the counted acceptance by design, and further at a high load."""
+    adaptive = {**pair_70b()["speculation"], "adaptiveVerification": True}
+    await days.serve(mode="Enforce", evidence=BY_FAR, spec={"speculation": adaptive}, **CANARIES)
+    for share in (0.6, 0.1, 0.02, 0.3):
+        await days.day(1, accepted=share)
+        await days.night()
+    assert (days.new_events(), days.done()) == ([], [])
+    assert days.speculation() is not None
