@@ -19,8 +19,8 @@ pytestmark = pytest.mark.long
 EXAMPLES = Path(__file__).parents[3] / "examples"
 ENGINES = "--selector=specdecode.io/deployment=tiny"
 DEADLINE_S = 1200
-QUESTIONS = 20
-"""Right answers after which an engine counts as healthy: each prompt four times."""
+QUESTIONS = 15
+"""Right answers after which an engine counts as healthy: each prompt three times."""
 PROMPTS_NEEDED = 2
 CANARIES = {"intervalSeconds": 60, "maxTokens": 24}
 PLUGIN = "wrong-verification"
@@ -86,7 +86,10 @@ def speculates(pod: dict[str, Any]) -> bool:
 
 def counted(kubectl: Kubectl) -> dict[str, float]:
     """Return the engine's own counts of answers by verdict."""
-    page = httpx.get(f"http://{kubectl.service_address('tiny')}/metrics", trust_env=False, timeout=30).text
+    try:
+        page = httpx.get(f"http://{kubectl.service_address('tiny')}/metrics", trust_env=False, timeout=30).text
+    except httpx.HTTPError as error:  # a probe may time out on a slow machine, and the Service has no engine then
+        raise ValueError(error) from error
     found: dict[str, float] = {}
     for labels, value in _COUNTED.findall(page):
         verdict = re.search('verdict="([a-z]+)"', labels)
