@@ -39,6 +39,7 @@ def requeue_for(
         or observation.blocked
         or observation.route_blocked
         or observation.contested
+        or observation.crash_loop
         or waits
         or acts
         or isinstance(desired.outcome, InCanary)

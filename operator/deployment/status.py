@@ -75,6 +75,10 @@ _CRASH_FIX: Final = (
     "Save the log (kubectl logs POD --previous). Then remove spec.speculation, or let the operator turn it off:"
     " spec.policy.onCrashLoop: ServeWithoutSpeculation"
 )
+_EARLIER_CRASH_FIX: Final = (
+    "The policy does not replace them. Save the log (kubectl logs POD --previous). Then let this spec roll out (see"
+    " Ready), or apply the earlier spec without spec.speculation"
+)
 _CONTESTED_FIX: Final = (
     "Backing off repairs: stop the other writer, or keep its changes by listing its field manager in annotation"
     f" {KEPT_MANAGERS_ANNOTATION}"
@@ -178,7 +182,8 @@ def _effective_condition(
     is_off = policy is not None and is_off_until_change(policy)
     told = {policy.reason: policy.message} if policy is not None else {}
     if crash_loop and not is_off:
-        return [ConditionUpdate(EFFECTIVE, FALSE, CRASH_LOOP, f"{crash_loop}. {told.get(CRASH_LOOP, _CRASH_FIX)}")]
+        fix = told.get(CRASH_LOOP, _CRASH_FIX) if crash_loop.of_spec else _EARLIER_CRASH_FIX
+        return [ConditionUpdate(EFFECTIVE, FALSE, CRASH_LOOP, f"{crash_loop.message}. {fix}")]
     if wrong is not None and not (is_off and wrong.speculates):
         return [wrong.condition(None if is_off else told.get(WRONG_ANSWERS))]
     by_policy = policy_condition(policy)

@@ -58,8 +58,8 @@ from specdecode_operator.deployment.http_route import GATEWAY_API_MISSING, REFUS
 from specdecode_operator.deployment.models.model_facts import CONFIG_MAP_NAME, facts_config_map
 from specdecode_operator.deployment.parsed_deployment import ParsedDeployment
 from specdecode_operator.deployment.rollout.blocked_pods import rejections
-from specdecode_operator.deployment.rollout.canary import canary_name, is_canary
-from specdecode_operator.deployment.rollout.engine_workload import WORKLOAD_KINDS
+from specdecode_operator.deployment.rollout.canary import is_canary
+from specdecode_operator.deployment.rollout.engine_workload import WORKLOAD_KINDS, canary_name, engine_pods
 from specdecode_operator.deployment.rollout.readiness import Readiness, readiness_of, stalled, working
 from specdecode_operator.deployment.rollout.rollout_progress import NO_GROUP_HISTORY, GroupHistory, current_pods
 from specdecode_operator.handlers.status_writer import Reporter
@@ -365,9 +365,9 @@ class EngineChildren(Children):
         before, outcome, owned = self.cache.all_children(self.key), desired.outcome, self.owned()
         if self._signing_key is not None:
             kept = (owned.get((CONFIG_MAP.kind, attestation_name(self.key))) or {}).get("data") or {}
-            seen = Seen(kept, self.cache.children_of(self.key, POD.kind), self.cache.captures_of(self.key))
+            seen = Seen(kept, self.engine_pods(), self.cache.captures_of(self.key))
             desired = attested(parent, desired, seen, self._signing_key, self.cluster.clock.now())
-        (live, _), pods = self.workloads(desired), self.cache.children_of(self.key, POD.kind)
+        (live, _), pods = self.workloads(desired), self.engine_pods()
         desired = resting(desired, live, current_pods(pods, live), groups, self.cluster.clock.now().timestamp())
         children = objects_to_apply(desired, owned.values(), parent.kept_managers)
         routes = [child for child in children if child["kind"] == HTTP_ROUTE.kind]
@@ -377,7 +377,7 @@ class EngineChildren(Children):
                 scaled = await self.cluster.merge(workload, {"spec": {"replicas": replicas}})
                 self.cache.put(workload["kind"], scaled)
         # Includes the child that was just applied: engines of the other kind stop when those of the new template serve.
-        (successor, _), pods = self.workloads(desired), self.cache.children_of(self.key, POD.kind)
+        (successor, _), pods = self.workloads(desired), self.engine_pods()
         unwanted = objects_to_delete(desired, owned.values(), successor, pods)
         for child in unwanted:
             await self.delete(child)
@@ -429,6 +429,10 @@ class EngineChildren(Children):
     def route(self) -> Body | None:
         """Return the live HTTPRoute; None without one."""
         return self.owned().get((HTTP_ROUTE.kind, self.key.name))
+
+    def engine_pods(self) -> list[Body]:
+        """Return the pods of all workloads of this object."""
+        return engine_pods(self.cache.children_of(self.key, POD.kind), self.key)
 
     def canary(self) -> Body | None:
         """Return the live Deployment of the canary; None without one."""

@@ -53,7 +53,13 @@ from specdecode_operator.deployment.desired_state import (
 from specdecode_operator.deployment.models.model_facts import believed_entries, site_facts_of
 from specdecode_operator.deployment.models.model_jobs import downloads_name, is_model_pod, read_downloads
 from specdecode_operator.deployment.models.model_locations import claims_named
-from specdecode_operator.deployment.observed.crash_loop import NO_CRASHES, CrashHistory, crash_loop, update_crashes
+from specdecode_operator.deployment.observed.crash_loop import (
+    NO_CRASHES,
+    CrashHistory,
+    Engines,
+    crash_loop,
+    update_crashes,
+)
 from specdecode_operator.deployment.observed.decay import NOTHING_DECAYED, Decay, newest_measured, update_decay
 from specdecode_operator.deployment.observed.observation import (
     Observation,
@@ -82,7 +88,7 @@ from specdecode_operator.deployment.rollout.canary import (
     canary_settings,
     judge_canary,
 )
-from specdecode_operator.deployment.rollout.engine_workload import serving_pods
+from specdecode_operator.deployment.rollout.engine_workload import serving_pods, speculates
 from specdecode_operator.deployment.rollout.readiness import Lending, Readiness, lent_since
 from specdecode_operator.deployment.rollout.rollback import LastGood, last_good_name, read_last_good, render_last_good
 from specdecode_operator.deployment.rollout.rollout_gate import GateState, may_be_of_gate
@@ -91,6 +97,7 @@ from specdecode_operator.deployment.rollout.rollout_progress import (
     GroupHistory,
     current_pods,
     read_rollout,
+    serving_hash,
 )
 from specdecode_operator.deployment.speculation_policy import (
     OFF,
@@ -234,8 +241,9 @@ class PolicyKeeper:
 def _failure(observation: Observation, policy: Policy) -> tuple[str, str] | None:
     """Return reason and message of a failure for which a policy turns speculation off, or None."""
     wrong = observation.wrong_answers
-    if observation.crash_loop and serves_without(policy):
-        return CRASH_LOOP, observation.crash_loop
+    loop = observation.crash_loop
+    if loop is not None and loop.of_spec and serves_without(policy):
+        return CRASH_LOOP, loop.message
     if wrong is not None and wrong.speculates and distrusts(policy):
         return WRONG_ANSWERS, wrong.message
     return None
@@ -626,7 +634,7 @@ class Reconciler:
         """Observe workload and pods, and scrape the engines."""
         record, now_s, key = self._record(parent), time.monotonic(), parent.key
         workload, replaced = record.children.workloads(desired if blocked is None else None)
-        pods = current_pods(self._cache.children_of(key, POD.kind), workload)
+        pods = current_pods(record.children.engine_pods(), workload)
         launch = desired.outcome if isinstance(desired.outcome, Launch) else None
         facts = launch.facts if launch else None
         record.figures = record.figures if facts else KeptFigures()
@@ -641,10 +649,9 @@ class Reconciler:
         measured = partial(newest_measured, self._cache.captures_of(key), parent.spec, desired.outcome.plan_status)
         break_even = partial(planned_break_even, launch.facts, launch.plan) if launch else lambda: None
         record.decay = update_decay(record.decay, record.recent, facts, measured, break_even)
-        unix_s = self._cluster.clock.now().timestamp()
-        spec, speculates = engine_spec_hash_of(parent), facts is not None and facts.method is not Method.NONE
-        if facts is not None and blocked is None:
-            record.crashes = update_crashes(record.crashes, pods, unix_s, spec=spec, speculates=speculates)
+        unix_s, steady_s = self._cluster.clock.now().timestamp(), self._cluster.clock.steady_s()
+        engines = self._engines(parent, None if blocked else launch, workload, last_good)
+        record.crashes = update_crashes(record.crashes, engines, steady_s)
         record.answers = update_answers(record.answers, {each["metadata"]["name"] for each in pods}, readings)
         observation = Observation(
             workload,
@@ -653,7 +660,7 @@ class Reconciler:
             canary=await self._observe_canary(desired.outcome, record, pods, now_s) if blocked is None else None,
             recent=record.recent,
             decay=record.decay,
-            crash_loop=crash_loop(record.crashes, unix_s, spec) if speculates else None,
+            crash_loop=crash_loop(record.crashes, engines, steady_s),
             wrong_answers=wrong_answers(facts, record.answers),
             answers=record.answers,
             figures=await self._figures.keep(key, record.figures, parent.status.figures, now_s) if facts else None,
@@ -670,6 +677,23 @@ class Reconciler:
         record.groups = update_group_history(record.groups, desired, observation, last_good, unix_s)
         return replace(observation, groups=record.groups)
 
+    def _engines(
+        self, parent: ParsedDeployment, launch: Launch | None, live: Body | None, last_good: LastGood | None
+    ) -> list[Engines]:
+        """Return the engines that serve: those of the live workload, and of the last good one during a rollout."""
+        pods = self._record(parent).children.engine_pods()
+        current = current_pods(pods, live)
+        found = []
+        if live is not None:
+            speculate = speculates(live) if launch is None else launch.facts.method is not Method.NONE
+            spec = None if launch is None else engine_spec_hash_of(parent)
+            found.append(Engines(current, serving_hash(live), spec, speculate))
+        if launch is not None and last_good is not None and len(current) < len(pods):
+            earlier = last_good.workload
+            if live is None or serving_hash(earlier) != serving_hash(live):
+                found.append(Engines(current_pods(pods, earlier), serving_hash(earlier), None, speculates(earlier)))
+        return found
+
     async def _observe_canary(
         self, outcome: Outcome, record: Record, earlier: list[Body], now_s: float
     ) -> CanaryDecision | None:
@@ -680,7 +704,7 @@ class Reconciler:
             return None
         facts, canary = outcome.facts, canary_settings(outcome.facts.spec)
         trial = record.canary = CanaryTrial.of(live, record.canary)
-        pods = current_pods(self._cache.children_of(record.children.key, POD.kind), live)
+        pods = current_pods(record.children.engine_pods(), live)
         serving = facts.spec.serving
         tls = serving.tls_secret is not None
         readings = await self._probe.read_all([*earlier, *pods], serving.port, facts.profile, tls=tls)

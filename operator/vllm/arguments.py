@@ -17,6 +17,8 @@ COMPILATION_CONFIG = "--compilation-config"
 
 HF_OVERRIDES = "--hf-overrides"
 
+SPECULATIVE_OPTION = "--speculative-config"
+
 SERVING: Final = "spec.serving."
 
 Values = tuple[str, ...] | None
@@ -119,7 +121,7 @@ ARGUMENTS: tuple[Argument, ...] = (
     # One key of a JSON value: users may set other keys in extraArgs.
     Argument(f"{COMPILATION_CONFIG}.cudagraph_mode", "spec.serving.cudagraphMode"),
     Argument("--max-cudagraph-capture-size", "spec.serving.maxCudagraphCaptureSize"),
-    Argument("--speculative-config", "spec.speculation", lambda s, p: _one(speculative_config(s, p))),
+    Argument(SPECULATIVE_OPTION, "spec.speculation", lambda s, p: _one(speculative_config(s, p))),
     Argument("--shutdown-timeout", None, lambda s, _: _one(s.shutdown_timeout_s)),
 )
 """Flags that the operator writes, in order. A flag is left out only if all versions and devices have the same default.

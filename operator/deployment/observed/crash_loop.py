@@ -4,10 +4,15 @@ Kubernetes restarts such engines forever, and the rollback only judges engines t
 bugs of a drafter with cached prefixes (vllm-project/vllm#40756), and the remedy is to serve without speculation.
 
 A pod reports only its last crash. The history is therefore kept in memory, and starts over when the operator restarts.
+A crash counts at the time at which the operator sees it, on a monotonic clock: the clocks of nodes and API server may
+be wrong and may step back.
+
+If the engines of the spec do not serve yet, those of an earlier spec do: the spec waits at a gate or for its canary,
+was rolled back or rejected, or the rollout is paused. They are watched too.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
@@ -28,6 +33,7 @@ WINDOW_S: Final = 3600.0
 _MEMORY_S: Final = 86_400.0
 # Crashes of several engines at about the same time have one cause, such as a driver reset.
 _ONE_INCIDENT_S: Final = 120.0
+_STOPPED: Final = frozenset({0, 143})  # Exit codes after SIGTERM
 _NODE_RESTARTED: Final = frozenset({"Unknown", "ContainerStatusUnknown"})
 # Frames of the drafter in a traceback: vllm/v1/spec_decode and vllm/v1/worker/gpu/spec_decode, and the sampler that
 # verifies drafts. The configuration that vLLM dumps also names speculation, but not in a frame.
@@ -35,11 +41,22 @@ _DRAFTER: Final = re.compile(r'File "[^"]*(?:/spec_decode/|rejection_sampler|/(?
 
 
 @dataclass(frozen=True)
+class Engines:
+    """Pods of one template."""
+
+    pods: Sequence[Body]
+    template: str | None  # Hash of the pod template
+    spec: str | None  # Hash of the written spec; None if they run an earlier one
+    speculate: bool
+
+
+@dataclass(frozen=True)
 class Crash:
     """End of an engine that had been ready."""
 
-    at_s: float
-    spec: str  # Hash of the written spec
+    at_s: float  # Monotonic
+    template: str | None
+    spec: str | None
     speculated: bool
     in_drafter: bool  # Whether its termination log has a traceback through the drafter
     message: str
@@ -47,69 +64,93 @@ class Crash:
 
 @dataclass(frozen=True)
 class CrashHistory:
-    """Crashes of the last day; and the current pods that were ready, with the end of their last container."""
+    """Crashes of the last day; and the current pods by UID: were ready, are being deleted, how they ended last."""
 
     crashes: tuple[Crash, ...] = ()
-    ready: frozenset[str] = frozenset()  # UIDs
-    ended: Mapping[str, str] = field(default_factory=dict)  # Time by UID
+    ready: frozenset[str] = frozenset()
+    leaving: frozenset[str] = frozenset()  # Pods whose engine still ran when they were deleted
+    ended: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 NO_CRASHES: Final = CrashHistory()
 
 
-def update_crashes(
-    before: CrashHistory, pods: list[Body], now_s: float, *, spec: str, speculates: bool
-) -> CrashHistory:
-    """Return the history updated from the pods of the current template, at a Unix time."""
+@dataclass(frozen=True)
+class CrashLoop:
+    """Engines that crash again and again while they speculate."""
+
+    message: str
+    of_spec: bool  # Whether they run the current spec, so that a policy may replace them
+
+
+def update_crashes(before: CrashHistory, engines: Sequence[Engines], now_s: float) -> CrashHistory:
+    """Return the history updated from the pods of these engines, at a monotonic time."""
     crashes = [each for each in before.crashes if now_s - each.at_s < _MEMORY_S]
-    ready, ended = set[str](), dict[str, str]()
-    for pod in pods:
+    ready, leaving, ended = set[str](), set[str](), dict[str, tuple[str, ...]]()
+    for its, pod in [(each, pod) for each in engines for pod in each.pods]:
         uid = str(pod["metadata"]["uid"])
         if uid in before.ready or condition_of(pod, "Ready").get("status") == "True":
             ready.add(uid)
-        last = _crash_of(pod)
+        engine = next((each for each in container_statuses(pod) if each["name"] == ENGINE_CONTAINER), {})
+        last, is_deleted = last_end(engine), "deletionTimestamp" in pod["metadata"]
+        if uid in before.leaving or (is_deleted and last is None):
+            leaving.add(uid)
+            continue
         if last is None:
             continue
-        ended[uid] = str(last.get("finishedAt", ""))
+        # The time alone may repeat if the node's clock steps back.
+        ended[uid] = tuple(str(each) for each in (last.get("finishedAt"), last.get("containerID"), _restarts(engine)))
         # A container that ended before its pod was first seen may have failed to start.
         if uid not in before.ready or ended[uid] == before.ended.get(uid) or last.get("reason") in _NODE_RESTARTED:
             continue
-        at_s = min(now_s, _unix_s(ended[uid], now_s))
-        if any(abs(each.at_s - at_s) < _ONE_INCIDENT_S for each in crashes):
+        if is_deleted and _was_stopped(pod["metadata"], last):
+            continue
+        if any(now_s - each.at_s < _ONE_INCIDENT_S for each in crashes):
             continue
         in_drafter = bool(_DRAFTER.search("\n".join(error_lines(last.get("message", "")))))
         message = ended_container(ENGINE_CONTAINER, last).message
-        crashes.append(Crash(at_s, spec, speculates, in_drafter, message))
-    return CrashHistory(tuple(sorted(crashes, key=lambda each: each.at_s)), frozenset(ready), ended)
+        crashes.append(Crash(now_s, its.template, its.spec, its.speculate, in_drafter, message))
+    return CrashHistory(tuple(crashes), frozenset(ready), frozenset(leaving), ended)
 
 
-def crash_loop(history: CrashHistory, now_s: float, spec: str) -> str | None:
-    """Return a message about a crash loop of a spec with speculation; None without one.
+def crash_loop(history: CrashHistory, engines: Sequence[Engines], now_s: float) -> CrashLoop | None:
+    """Return a crash loop of engines that speculate, the first of several; None without one.
 
     If engines also crashed that often without speculation in the last day, only tracebacks through the drafter count.
     """
-    recent = [
-        each for each in history.crashes if each.speculated and each.spec == spec and now_s - each.at_s < WINDOW_S
-    ]
-    in_drafter = [each for each in recent if each.in_drafter]
     without = sum(not each.speculated for each in history.crashes)
-    if len(recent) < CRASHES or (without >= CRASHES and not in_drafter):
-        return None
-    last = (in_drafter or recent)[-1]
-    where = " in the drafter" if in_drafter else ""
-    return f"Engines crashed {len(recent)} times within an hour while speculating, last{where}: {last.message}"
+    for its in engines:
+        recent = [
+            each
+            for each in history.crashes
+            if each.speculated
+            and now_s - each.at_s < WINDOW_S
+            and (each.template == its.template or (its.spec is not None and each.spec == its.spec))
+        ]
+        in_drafter = [each for each in recent if each.in_drafter]
+        if not its.speculate or len(recent) < CRASHES or (without >= CRASHES and not in_drafter):
+            continue
+        last = (in_drafter or recent)[-1]
+        where = " in the drafter" if in_drafter else ""
+        whose = "Engines" if its.spec is not None else "Engines of an earlier spec, which still serve,"
+        message = f"{whose} crashed {len(recent)} times within an hour while speculating, last{where}: {last.message}"
+        return CrashLoop(message, of_spec=its.spec is not None)
+    return None
 
 
-def _crash_of(pod: Body) -> Body | None:
-    """Return how the engine container ended last; None if it did not end, or because its pod was deleted."""
-    metadata = pod["metadata"]
-    engine = next((each for each in container_statuses(pod) if each["name"] == ENGINE_CONTAINER), {})
-    ended = last_end(engine)
-    if ended is None or "deletionTimestamp" not in metadata:
-        return ended
-    # A group's controller deletes a pod as soon as its engine crashes. The timestamp is at the end of the grace period.
+def _restarts(container: Body) -> int:
+    return int(container.get("restartCount", 0))
+
+
+def _was_stopped(metadata: Body, last: Body) -> bool:
+    """Return whether an engine ended because its pod was deleted, if both were first seen together.
+
+    A group's controller deletes a pod as soon as its engine crashes. The timestamp is at the end of the grace period.
+    """
+    if last.get("exitCode") in _STOPPED:
+        return True
     deleted_s = _unix_s(metadata["deletionTimestamp"], 0.0) - float(metadata.get("deletionGracePeriodSeconds") or 0)
-    return ended if _unix_s(ended.get("finishedAt"), deleted_s) < deleted_s else None
+    return _unix_s(last.get("finishedAt"), deleted_s) >= deleted_s
 
 
 def _unix_s(text: object, otherwise: float) -> float:

@@ -18,6 +18,7 @@ from specdecode_operator.deployment.desired_state import (
     RolledBack,
 )
 from specdecode_operator.deployment.engine_pod import engine_timeouts
+from specdecode_operator.deployment.observed.crash_loop import CrashLoop
 from specdecode_operator.deployment.observed.decay import NOTHING_DECAYED, Decay
 from specdecode_operator.deployment.observed.engine_reports import BudgetResidual, budget_residual
 from specdecode_operator.deployment.observed.wrong_answers import Answers, WrongAnswers
@@ -56,7 +57,7 @@ class Observation:
     claim_users: tuple[str, ...] = ()
     recent: Recent = NOTHING_RECENT
     decay: Decay = NOTHING_DECAYED
-    crash_loop: str | None = None  # Message about engines that crash again and again while they speculate
+    crash_loop: CrashLoop | None = None
     wrong_answers: WrongAnswers | None = None
     answers: Answers = field(default_factory=dict)
     figures: FiguresStatus | None = None

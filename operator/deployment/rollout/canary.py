@@ -16,7 +16,7 @@ from specdecode_operator.api.deployment_status import CanaryFigure, CanaryStatus
 from specdecode_operator.cluster.manifests import content_hash, owned
 from specdecode_operator.cluster.resources import CANARY_POOL, DEPLOYMENT, POOL_LABEL, TEMPLATE_HASH_ANNOTATION
 from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, WRONG_ANSWERS, Blocked, ConditionUpdate
-from specdecode_operator.deployment.rollout.engine_workload import serving_template
+from specdecode_operator.deployment.rollout.engine_workload import canary_name, serving_template
 from specdecode_operator.deployment.rollout.readiness import Readiness, stalled, without_engines, working
 from specdecode_operator.deployment.rollout.rollback import Failure, LastGood, Promotion, attempt_of, has_failed
 from specdecode_operator.deployment.rollout.rollout_progress import Rollout, serving_hash
@@ -40,11 +40,6 @@ JUDGED: Final = frozenset({(CANARY, CANARY_FAILED), (CANARY, _PROMOTED)})
 """Type and reason of the condition after a verdict."""
 
 _NAMES: Final = {PoolFigure.TPOT: "TPOT", PoolFigure.TTFT: "TTFT per prompt token", PoolFigure.ERRORS: "errors"}
-
-
-def canary_name(key: Key) -> str:
-    """Return the name of the Deployment of an object's canary."""
-    return f"{key.name}-canary"
 
 
 def is_canary(child: Body) -> bool:

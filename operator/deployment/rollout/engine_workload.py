@@ -11,7 +11,8 @@ import msgspec
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import Key
-from specdecode_operator.cluster.resources import DEPLOYMENT, DEPLOYMENT_LABEL, LEADER_WORKER_SET
+from specdecode_operator.cluster.resources import DEPLOYMENT, DEPLOYMENT_LABEL, ENGINE_CONTAINER, LEADER_WORKER_SET
+from specdecode_operator.vllm.arguments import SPECULATIVE_OPTION
 from specdecode_operator.vllm.logging_config import WATCH, logging_config
 
 _COMMON: Final = msgspec.json.encode([WATCH, logging_config("INFO")])
@@ -54,6 +55,12 @@ def pod_templates(workload: Body) -> list[Body]:
     return [template[role] for role in ("leaderTemplate", "workerTemplate") if template.get(role)]
 
 
+def speculates(workload: Body) -> bool:
+    """Return whether the engines of a workload are started with speculation."""
+    containers = (each for each in serving_template(workload)["spec"]["containers"] if each["name"] == ENGINE_CONTAINER)
+    return any(SPECULATIVE_OPTION in (each.get("command") or []) for each in containers)
+
+
 def with_pods_of(workload: Body, earlier: Body) -> Body:
     """Return the workload without metadata, but with the pod templates of an earlier workload."""
     if earlier["kind"] != workload["kind"]:
@@ -62,6 +69,32 @@ def with_pods_of(workload: Body, earlier: Body) -> Body:
         field = _TEMPLATE_FIELD[workload["kind"]]
         spec = {**workload["spec"], field: earlier["spec"][field]}
     return {"apiVersion": earlier["apiVersion"], "kind": earlier["kind"], "spec": spec}
+
+
+def engine_pods(pods: list[Body], key: Key) -> list[Body]:
+    """Return the pods that a controller of the object's workloads has created.
+
+    Everyone who may create pods can copy labels and annotations. A copied owner does not last: the controller deletes
+    surplus pods, and the garbage collector deletes pods whose owner does not exist.
+    """
+    return [pod for pod in pods if _is_controlled(pod["metadata"], key)]
+
+
+def _is_controlled(metadata: Body, key: Key) -> bool:
+    owner: Body = next((each for each in metadata.get("ownerReferences") or [] if each.get("controller")), {})
+    if owner.get("kind") == "ReplicaSet":
+        suffix = (metadata.get("labels") or {}).get("pod-template-hash")
+        names = {workload_name(key, DEPLOYMENT.kind), canary_name(key)}
+        return any(owner["name"] == f"{name}-{suffix}" for name in names)
+    if owner.get("kind") == "StatefulSet":  # of all leaders, or of the workers of one group
+        first, name = workload_name(key, LEADER_WORKER_SET.kind), owner["name"]
+        return bool(name == first or (name.startswith(f"{first}-") and name.removeprefix(f"{first}-").isdecimal()))
+    return False
+
+
+def canary_name(key: Key) -> str:
+    """Return the name of the Deployment of an object's canary."""
+    return f"{key.name}-canary"
 
 
 def serving_pods(pods: list[Body]) -> list[Body]:

@@ -18,13 +18,16 @@ pytestmark = pytest.mark.long
 EXAMPLES = Path(__file__).parents[3] / "examples"
 ENGINES = "--selector=specdecode.io/deployment=tiny"
 DEADLINE_S = 1200
+EVIDENCE_DEADLINE_S = 3600
+"""For 250 windows of 512 steps, which take 5 to 20 minutes on 2 cores. Only a test that fails waits so long."""
+CLIENTS = 16
 
 
 @pytest.fixture(scope="module")
 def tiny(kubectl: Kubectl) -> Iterator[Kubectl]:
-    """An engine of a pair that almost never agrees."""
+    """An engine of a pair that never agrees: its noise drowns the layer that both models have."""
     models = (EXAMPLES / "tiny-models.yaml").read_text()
-    assert kubectl.apply(models.replace("--agreement-noise=0.1", "--agreement-noise=1")).returncode == 0
+    assert kubectl.apply(models.replace("--agreement-noise=0.1", "--agreement-noise=10")).returncode == 0
     kubectl.wait("job/tiny-models", "condition=Complete", 300)
     body = yaml.safe_load((EXAMPLES / "tiny-cpu.yaml").read_text())
     body["spec"]["policy"] = {"onCrashLoop": "ServeWithoutSpeculation"}
@@ -42,7 +45,7 @@ def engine(kubectl: Kubectl) -> dict[str, Any]:
 
 def test_drafts_that_never_pay_are_reported_with_their_likely_causes(tiny: Kubectl) -> None:
     url = f"http://{tiny.service_address('tiny')}/v1/completions"
-    question = {"model": "target", "prompt": "Once upon a time", "temperature": 0, "ignore_eos": True}
+    question = {"model": "target", "temperature": 0, "ignore_eos": True, "max_tokens": 250}
     looks = iter(range(100_000))
 
     def reported() -> bool:
@@ -51,8 +54,9 @@ def test_drafts_that_never_pay_are_reported_with_their_likely_causes(tiny: Kubec
         conditions = tiny.object("sdd", "tiny")["status"]["conditions"]
         return any(each["reason"] == "BelowBreakEven" for each in conditions)
 
-    with Traffic(url, [{**question, "max_tokens": 900} for _ in range(8)]) as requests:
-        eventually(reported, "the operator has enough evidence", DEADLINE_S)
+    questions = [{**question, "prompt": f"Story {each}: once upon a time"} for each in range(CLIENTS)]
+    with Traffic(url, questions) as requests:
+        eventually(reported, "the operator has enough evidence", EVIDENCE_DEADLINE_S)
     assert requests.failures == []
     status, _, message = condition(tiny, "tiny", "SpeculationEffective")
     assert status == "False"

@@ -25,6 +25,15 @@ from tests.support.decisions import OPERATOR_IMAGE
 from tests.support.objects import Body
 
 
+def pod_metadata(deployment: Body) -> Body:
+    """Metadata that the controller of a Deployment's ReplicaSet gives to a pod."""
+    template = deployment["spec"]["template"]["metadata"]
+    replica_set = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "uid": "replica-set", "controller": True}
+    replica_set["name"] = f"{deployment['metadata']['name']}-5d7f"
+    labels = {**template["labels"], "pod-template-hash": "5d7f"}
+    return {**template, "labels": labels, "ownerReferences": [replica_set]}
+
+
 class World:
     """A cluster with one object of ours, and an operator that sees all of it before each look."""
 
@@ -92,9 +101,8 @@ class World:
     def start_engines(self, name: str = "llama-1", **status: Any) -> None:
         """Let the Deployment have a pod of its template."""
         (deployment,) = self.all(DEPLOYMENT)
-        template = deployment["spec"]["template"]["metadata"]
         ready = {"podIP": "127.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]}
-        pod = {"metadata": {**template, "namespace": "team", "name": name}, "status": status or ready}
+        pod = {"metadata": {**pod_metadata(deployment), "namespace": "team", "name": name}, "status": status or ready}
         self.api.create(POD, pod)
 
     def serve(self, engines: int = 1) -> None:

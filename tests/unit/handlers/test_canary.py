@@ -11,7 +11,7 @@ from specdecode_operator.handlers import reconcile_deployment
 from specdecode_operator.stats.pool_comparison import BLOCK_S
 from specdecode_operator.vllm.engine_metrics import CanaryReading, EngineReading
 from tests.support.objects import Body, tiny_cpu
-from tests.unit.handlers.reconciler_world import World
+from tests.unit.handlers.reconciler_world import World, pod_metadata
 from tests.unit.vllm.test_engine_metrics import READING
 
 READY = {"podIP": "127.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]}
@@ -45,7 +45,7 @@ class Pools:
     def start(self, deployment: str, name: str) -> None:
         """Let a Deployment have a ready pod."""
         found = self.world.api.find(DEPLOYMENT, deployment) or {}
-        meta = {**found["spec"]["template"]["metadata"], "namespace": "team", "name": name}
+        meta = {**pod_metadata(found), "namespace": "team", "name": name}
         self.world.api.create(POD, {"metadata": meta, "status": READY})
         counts = dict.fromkeys(("replicas", "updatedReplicas", "availableReplicas"), 1)
         self.world.api.change(DEPLOYMENT, deployment, status={"observedGeneration": 9, **counts})

@@ -1,6 +1,7 @@
-"""Forged ConfigMaps are not believed."""
+"""Forged ConfigMaps and pods are not believed."""
 
 import copy
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -34,10 +35,12 @@ from tests.support.api_server import ApiServer
 from tests.support.model_caches import CACHE, DRAFT, TARGET, cached
 from tests.support.objects import H200, Body, ended, tiny_cpu
 from tests.unit.deployment.models.test_model_facts import DRAFT_CONFIG, WEIGHTS, answers, undescribed
-from tests.unit.handlers.reconciler_world import World
+from tests.unit.handlers.reconciler_world import World, pod_metadata
 
 BROKEN = {"serving": {"maxModelLen": 512}}
 """A change of the spec, whose engines are played to fail."""
+
+READY = [{"type": "Ready", "status": "True"}]
 
 REFUSED = ended(2, "vllm: error: unrecognized arguments: --nonsense")
 
@@ -90,7 +93,7 @@ def forge(world: World) -> None:
 def fail(world: World) -> None:
     """Let engines of the present template end for good."""
     (deployment,) = world.all(DEPLOYMENT)
-    meta = deployment["spec"]["template"]["metadata"]
+    meta = pod_metadata(deployment)
     status = {"containerStatuses": [{**REFUSED, "restartCount": 0}]}
     world.api.create(POD, {"metadata": {**meta, "namespace": "team", "name": "llama-broken"}, "status": status})
 
@@ -172,6 +175,45 @@ class TestLastGood:
         fail(world)
         await world.look()
         await world.look()
+
+
+class TestPods:
+    @pytest.mark.parametrize(
+        "owner",
+        [
+            None,
+            {"kind": "ReplicaSet", "name": "llama-5d7f"},
+            {"kind": "ReplicaSet", "name": "other-5d7f", "controller": True},
+            {"kind": "StatefulSet", "name": "llama", "controller": True},
+            {"kind": "Job", "name": "llama-5d7f", "controller": True},
+        ],
+    )
+    async def test_a_pod_with_copied_labels_fails_no_rollout_and_is_not_read(
+        self, world: World, monkeypatch: pytest.MonkeyPatch, owner: Body | None
+    ) -> None:
+        read = AsyncMock(return_value={})
+        monkeypatch.setattr(world.probe, "read_all", read)
+        world.add(tiny_cpu())
+        await world.look()
+        world.serve()
+        await world.look()
+        world.api.change(SPECDECODE_DEPLOYMENT, "llama", spec=tiny_cpu(**BROKEN))
+        world.serve(0)
+        await world.look()
+        (deployment,) = world.all(DEPLOYMENT)
+        meta = {**pod_metadata(deployment), "ownerReferences": [{"uid": "x", **owner}] if owner else []}
+        refused = {"conditions": READY, "containerStatuses": [{**REFUSED, "restartCount": 0}]}
+        forged = {**meta, "namespace": "team", "name": "llama-forged"}
+        world.api.create(POD, {"metadata": forged, "status": refused})
+        for _ in range(2):
+            await world.look()
+        assert "512" in pod_spec(world)["containers"][0]["command"]
+        assert world.said()[1] != "RolledBack"
+        assert [pods for (pods, *_), _ in read.await_args_list if pods] == []
+
+    async def test_the_same_pod_of_the_deployments_replica_set_fails_the_rollout(self, world: World) -> None:
+        await TestLastGood().roll_back(world)
+        assert world.said()[1] == "RolledBack"
 
 
 class TestModels:

@@ -44,6 +44,7 @@ from tests.support.embedded_operator import embedded_operator, until
 from tests.support.objects import Body, tiny_cpu
 from tests.support.rights import role_rights
 from tests.support.waiting import DEADLINE_S
+from tests.unit.handlers.reconciler_world import pod_metadata
 from tests.unit.handlers.resync_rounds import add as add_idle
 from tests.unit.handlers.resync_rounds import reason
 
@@ -311,12 +312,14 @@ def start_engine(api: ApiServer, name: str) -> None:
         return
     template = workload["spec"]["template"]["metadata"]
     marks = {TEMPLATE_HASH_ANNOTATION: template["annotations"][TEMPLATE_HASH_ANNOTATION]}
+    made = pod_metadata(workload)
+    # There are no ReplicaSets here, so the pod goes with its Deployment.
     owner = {"uid": workload["metadata"]["uid"], "kind": "Deployment", "name": name, "apiVersion": "apps/v1"}
     about = {
         **churned(f"{name}-pod"),
-        "labels": template["labels"],
+        "labels": made["labels"],
         "annotations": marks,
-        "ownerReferences": [owner],
+        "ownerReferences": [*made["ownerReferences"], owner],
     }
     ready = {"podIP": "127.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]}
     api.create(POD, {"metadata": about, "status": ready})

@@ -1,8 +1,10 @@
-"""Hours of engines under a policy, in virtual time."""
+"""Hours and days of engines under a policy, in virtual time."""
 
-from datetime import UTC, datetime
+import time
+from collections import Counter
+from datetime import UTC, datetime, timedelta
 from typing import Any
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -11,6 +13,7 @@ from specdecode_operator.api.deployment_status import PlanStatus
 from specdecode_operator.cluster.client import Cluster, ForbiddenError
 from specdecode_operator.cluster.resources import DEPLOYMENT, NODE, POD, SPECDECODE_DEPLOYMENT
 from specdecode_operator.deployment.parsed_deployment import engine_spec_hash, parse_deployment
+from specdecode_operator.handlers import reconcile_deployment
 from specdecode_operator.vllm.engine_metrics import CanaryReading, EngineReading, SpeculationReading, Unreachable
 from tests.support.driven_clock import DrivenServerTime
 from tests.support.objects import H200, Body, ended, pair_70b
@@ -33,6 +36,8 @@ class Shift:
         self.clock = DrivenServerTime(datetime(2026, 1, 1, tzinfo=UTC))
         self.drafted: dict[str, list[int]] = {}
         self.canaries: dict[str, CanaryReading] = {}
+        self.step_s: float | None = None
+        """Time of a decode step, if the engines report it."""
         self.said = AsyncMock(return_value={})
         monkeypatch.setattr(world.probe, "read_all", self.said)
         self.begin()
@@ -65,33 +70,44 @@ class Shift:
             capture.KIND, {**body, "metadata": metadata, "status": {**body["status"], **known, **status}}
         )
 
-    async def work(self, minutes: float, running: float, *, accepted: dict[str, float] | float = 0.6) -> None:
+    async def work(
+        self,
+        minutes: float,
+        running: float,
+        *,
+        accepted: dict[str, float] | float = 0.6,
+        look_s: float = LOOK_S,
+        steps: int = STEPS_A_LOOK,
+    ) -> None:
         """Let time pass while engines work."""
-        for _ in range(round(minutes * 60 / LOOK_S)):
-            self.clock.advance(LOOK_S)
+        for _ in range(round(minutes * 60 / look_s)):
+            self.clock.advance(look_s)
             self.said.return_value = {
-                pod["metadata"]["name"]: self._reading(pod["metadata"]["name"], running, accepted)
+                pod["metadata"]["name"]: self._reading(pod["metadata"]["name"], running, accepted, steps)
                 for pod in self.world.all(POD)
             }
             await self.world.look()
             self.roll_out()
 
-    def _reading(self, name: str, running: float, accepted: dict[str, float] | float) -> EngineReading:
+    def _reading(self, name: str, running: float, accepted: dict[str, float] | float, steps: int) -> EngineReading:
         share = accepted.get(name, 0.6) if isinstance(accepted, dict) else accepted
         counters = self.drafted.setdefault(name, [0, 0])
-        counters[0] += STEPS_A_LOOK
-        counters[1] += round(STEPS_A_LOOK * K * share)
+        counters[0] += steps
+        counters[1] += round(steps * K * share)
         spoken = SpeculationReading(counters[0], counters[0] * K, counters[1], (counters[1],))
         speculates = self.speculation() is not None
         return EngineReading(
             *(None, None, None, None, spoken if speculates else None, counters[0] * 3, round(running), 0),
             decode_steps=counters[0],
+            **({} if self.step_s is None else {"decode_seconds": counters[0] * self.step_s, "first_tokens": 0}),
             canaries=self.canaries.get(name),
         )
 
     def roll_out(self) -> None:
         """Let the Deployment's controller replace pods of an earlier template."""
-        (workload,) = self.world.all(DEPLOYMENT)
+        workload = self.workload
+        if workload["spec"].get("paused"):
+            return
         template, replicas = workload["spec"]["template"]["metadata"], workload["spec"]["replicas"]
         for pod in self.world.all(POD):
             if pod["metadata"]["annotations"] != template["annotations"]:
@@ -102,10 +118,15 @@ class Shift:
                 self.canaries.pop(f"llama-{number}", None)
                 self.world.start_engines(f"llama-{number}")
 
+    @property
+    def workload(self) -> Body:
+        found = self.world.api.find(DEPLOYMENT, "llama")
+        assert found is not None
+        return found
+
     def speculation(self) -> str | None:
         """What the engines are told of speculation."""
-        (workload,) = self.world.all(DEPLOYMENT)
-        arguments: list[str] = workload["spec"]["template"]["spec"]["containers"][0]["command"]
+        arguments: list[str] = self.workload["spec"]["template"]["spec"]["containers"][0]["command"]
         return next((each for each in arguments if "num_speculative_tokens" in each), None)
 
     @property
@@ -291,10 +312,16 @@ async def crash(
         await shift.work(1, 8)
 
 
-def end(shift: Shift, pod: Body, message: str = ILLEGAL, reason: str = "Error") -> None:
+def moment(shift: Shift, ahead_s: float = 0) -> str:
+    """Return the time in so many seconds, as Kubernetes writes it."""
+    return (shift.clock.now() + timedelta(seconds=ahead_s)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def end(shift: Shift, pod: Body, message: str = ILLEGAL, reason: str = "Error", ahead_s: float = 0) -> None:
+    """Let an engine end and start again, by the clock of its node."""
     (before,) = pod["status"].get("containerStatuses") or [{"restartCount": 0}]
     last = ended(1, message, reason=reason)
-    last["lastState"]["terminated"]["finishedAt"] = shift.clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")
+    last["lastState"]["terminated"]["finishedAt"] = moment(shift, ahead_s)
     again = {**last, "restartCount": before["restartCount"] + 1, "ready": True, "state": {"running": {}}}
     shift.world.api.change(POD, pod["metadata"]["name"], status={**pod["status"], "containerStatuses": [again]})
 
@@ -424,6 +451,122 @@ async def test_a_user_takes_speculation_back_by_asking_for_reports_only(shift: S
     assert shift.speculation() is not None
 
 
+CHANGED = {"maxModelLen": 8192, "maxNumSeqs": 64}
+
+
+@pytest.mark.parametrize(
+    ("change", "ready"),
+    [
+        ({"serving": CHANGED, "rollout": {"gate": {"capture": "golden"}}}, "GoldenNotReady"),
+        ({"serving": CHANGED, "rollout": {"strategy": "Canary"}}, "CanaryStarting"),
+        ({"serving": CHANGED, "rollout": {"paused": True}}, "RolloutPaused"),
+        ({"serving": {"maxModelLen": 1_000_000}}, "Invalid"),
+    ],
+)
+async def test_engines_of_an_earlier_spec_are_watched_and_left_alone(shift: Shift, change: Body, ready: str) -> None:
+    await shift.serve(mode="Enforce")
+    await shift.work(5, 8)
+    (before,) = shift.world.all(POD)
+    shift.change(**change)
+    await shift.world.look()
+    if ready == "RolloutPaused":
+        counts = {"replicas": 1, "updatedReplicas": 0, "availableReplicas": 1}
+        shift.world.api.change(DEPLOYMENT, "llama", status={"observedGeneration": 9, **counts})
+    await crash(shift, 2)
+    assert shift.world.said("Ready")[1] == ready
+    assert "CrashLoop" not in shift.world.told()
+    await crash(shift, 1)
+    status, reason, message = shift.world.said("SpeculationEffective")
+    assert (status, reason) == ("False", "CrashLoop")
+    assert "earlier spec" in message
+    (after,) = shift.world.all(POD)
+    assert after["metadata"]["uid"] == before["metadata"]["uid"]
+    assert shift.done() == []
+    assert shift.world.told().count("CrashLoop") == 1
+
+
+async def test_engines_after_a_rollback_are_watched_and_left_alone(shift: Shift) -> None:
+    await shift.serve(mode="Enforce")
+    await shift.work(5, 8)
+    shift.change(serving=CHANGED)
+    shift.world.serve(0)
+    await shift.world.look()
+    shift.world.api.remove(POD, "llama-0")
+    refused = ended(2, "vllm: error: unrecognized arguments: --x")
+    shift.world.start_engines("llama-0", phase="Running", containerStatuses=[refused])
+    for _ in range(3):
+        await shift.world.look()
+    shift.world.api.remove(POD, "llama-0")
+    shift.roll_out()
+    shift.world.serve()
+    await crash(shift, 3)
+    assert shift.world.said("Ready")[1] == "RolledBack"
+    assert shift.world.said("SpeculationEffective")[:2] == ("False", "CrashLoop")
+    assert shift.done() == []
+
+
+async def test_crashes_before_a_change_that_waits_count_with_those_after_it(shift: Shift) -> None:
+    await shift.serve(mode="Enforce")
+    await crash(shift, 2)
+    shift.change(serving=CHANGED, rollout={"paused": True})
+    await crash(shift, 1)
+    assert shift.world.said("SpeculationEffective")[1] == "CrashLoop"
+
+
+@pytest.mark.parametrize("ahead_s", [-10_000, 10_000])
+async def test_the_clock_of_a_node_hides_no_crash_loop(shift: Shift, ahead_s: float) -> None:
+    await shift.serve(mode="Enforce")
+    for _ in range(3):
+        await shift.work(10, 8)
+        end(shift, shift.world.all(POD)[0], ahead_s=ahead_s)
+        await shift.work(1, 8)
+    assert shift.speculation() is None
+
+
+async def test_a_node_whose_clock_steps_back_to_the_last_crash_hides_no_crash_loop(shift: Shift) -> None:
+    await shift.serve(mode="Enforce")
+    await shift.work(10, 8)
+    began = shift.clock.now()
+    for _ in range(3):
+        end(shift, shift.world.all(POD)[0], ahead_s=(began - shift.clock.now()).total_seconds())
+        await shift.work(10, 8)
+    assert shift.speculation() is None
+
+
+@pytest.mark.parametrize(("minutes", "jump_s", "is_loop"), [(10, 7200, True), (10, -7200, True), (35, -2700, False)])
+async def test_the_clock_of_the_api_server_neither_hides_nor_makes_a_crash_loop(
+    shift: Shift, minutes: float, jump_s: float, *, is_loop: bool
+) -> None:
+    await shift.serve(mode="Enforce")
+    for _ in range(3):
+        await crash(shift, 1, minutes=minutes)
+        shift.clock.jump(jump_s)
+    await shift.work(1, 8)
+    assert (shift.speculation() is None) is is_loop
+    assert ("CrashLoop" in shift.world.told()) is is_loop
+
+
+@pytest.mark.parametrize("is_seen_running", [True, False])
+async def test_engines_that_are_deleted_on_a_node_whose_clock_is_slow_do_not_crash(
+    shift: Shift, *, is_seen_running: bool
+) -> None:
+    await shift.serve(mode="Enforce")
+    for _ in range(3):
+        await shift.work(10, 8)
+        pod = shift.world.all(POD)[0]
+        leaving = {"deletionTimestamp": moment(shift, 30), "deletionGracePeriodSeconds": 30}
+        shift.world.api.change(POD, "llama-0", metadata={**pod["metadata"], **leaving})
+        if is_seen_running:
+            await shift.work(0.5, 8)
+        end(shift, shift.world.all(POD)[0], ahead_s=-600 if is_seen_running else 1)
+        await shift.work(0.5, 8)
+        shift.world.api.remove(POD, "llama-0")
+        shift.roll_out()
+    await shift.work(1, 8)
+    assert shift.speculation() is not None
+    assert "CrashLoop" not in shift.world.told()
+
+
 CANARIES: Body = {"canaries": {}}
 WRONG = CanaryReading(right=10, wrong=3, wrong_prompts=2)
 
@@ -549,3 +692,108 @@ async def test_the_status_counts_answers_and_states_the_cost(shift: Shift) -> No
     shift.canaries["llama-0"] = CanaryReading(unsupported="HTTP 400: \x1b no")
     await shift.work(1, 8)
     assert shift.world.object["status"]["canaries"]["unsupported"] == r"HTTP 400: \x1b no"
+
+
+BY_FAR: Body = measured_capture(arms=[{"name": "on"}, OFF_ARM], ratio=1.0, loads=((8, 0.3), (64, 0.3)))
+"""Speculation is the best setting at each load, even with few accepted tokens."""
+RUNNING = STEPS_A_LOOK * 0.8 / LOOK_S
+"""Concurrent requests if an engine needs 0.8 s for all steps of a second."""
+
+
+class Days(Shift):
+    """Days of engines that report the time of their steps."""
+
+    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(world, monkeypatch)
+        self.step_s = 0.8
+        self._told = Counter[str]()
+        driven = Mock(monotonic=self.clock.steady_s, time=time.time)
+        monkeypatch.setattr(reconcile_deployment, "time", driven)
+
+    async def day(self, hours: float, accepted: float = 0.6) -> None:
+        await self.work(hours * 60, RUNNING, accepted=accepted)
+
+    async def night(self) -> None:
+        """Let eight hours pass with a request now and then, whose drafts are accepted by chance."""
+        for share in (0.0, 1.0, 0.4, 0.8):
+            await self.work(120, 0, accepted=share, look_s=600, steps=2)
+
+    def effective(self) -> tuple[str, str]:
+        return self.world.said("SpeculationEffective")[:2]
+
+    def new_events(self) -> list[str]:
+        """Return the reasons of all Events since the last call, without those of ordinary rollouts."""
+        told = Counter(each for each in self.world.told() if each in OF_TRIPS)
+        new, self._told = told - self._told, told
+        return sorted(new.elements())
+
+
+OF_TRIPS = {"AcceptanceDecayed", "DraftsBringLess", "StepsSlower", "BelowBreakEven", "CrashLoop", "WrongAnswers"} | {
+    "PolicyActed"
+}
+BEST = ("True", "BestMeasured")
+
+
+@pytest.fixture
+def days(world: World, monkeypatch: pytest.MonkeyPatch) -> Days:
+    return Days(world, monkeypatch)
+
+
+async def test_days_in_which_acceptance_falls_and_recovers(days: Days) -> None:
+    await days.serve(mode="Enforce", evidence=BY_FAR, **CANARIES)
+    await days.day(1)
+    assert days.effective() == BEST
+    await days.night()
+    assert days.new_events() == [], "the few requests of a night prove nothing"
+    for _ in range(2):
+        await days.day(1, accepted=0.15)
+        assert days.effective() == ("False", "AcceptanceDecayed")
+        await days.night()
+        assert days.effective() == ("False", "AcceptanceDecayed"), "a night proves no recovery either"
+        await days.day(1)
+        assert days.effective() == BEST
+        assert days.new_events() == ["AcceptanceDecayed"]
+    assert days.done() == []
+    assert days.speculation() is not None
+
+
+async def test_days_with_trips_that_turn_speculation_off(days: Days) -> None:
+    await days.serve(mode="Enforce", evidence=BY_FAR, **CANARIES)
+    await days.day(1)
+    days.canaries["llama-0"] = CanaryReading(right=200, unconfirmed=1, failed=3)
+    await days.night()
+    assert (days.new_events(), days.done()) == ([], [])
+    await crash(days, 3)
+    assert (days.effective(), days.speculation()) == (("False", "CrashLoop"), None)
+    await days.night()
+    await days.day(1)
+    assert days.effective() == ("False", "CrashLoop")
+    assert days.new_events().count("PolicyActed") == 1
+    days.change(engine={"version": "0.32"})
+    days.measure(BY_FAR)
+    await days.day(1)
+    assert days.speculation() is not None
+    days.canaries["llama-0"] = WRONG
+    await days.day(0.1)
+    assert (days.effective(), days.speculation()) == (("False", "WrongAnswers"), None)
+    days.canaries["llama-0"] = CanaryReading(right=200)
+    await days.night()
+    await days.day(1)
+    assert days.effective() == ("False", "WrongAnswers")
+    assert days.new_events().count("PolicyActed") == 1
+    assert days.done() == [("TurnOff", "Done"), ("TurnOff", "Done")]
+    days.change(engine={"version": "0.31"})
+    await days.day(1)
+    assert days.speculation() is not None
+    assert days.new_events() == []
+
+
+async def test_days_of_adaptive_verification_raise_no_alarm(days: Days) -> None:
+    """It lowers the counted acceptance by design, and further at a high load."""
+    adaptive = {**pair_70b()["speculation"], "adaptiveVerification": True}
+    await days.serve(mode="Enforce", evidence=BY_FAR, spec={"speculation": adaptive}, **CANARIES)
+    for share in (0.6, 0.1, 0.02, 0.3):
+        await days.day(1, accepted=share)
+        await days.night()
+    assert (days.new_events(), days.done()) == ([], [])
+    assert days.speculation() is not None
