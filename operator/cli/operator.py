@@ -85,7 +85,7 @@ def operator_command(  # noqa: PLR0913  each is an option
     allow_token_ids: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAMESPACE=WHAT",
+            metavar="NS=WHAT",
             help="Token ids that live captures may record in a namespace: answers, or answers,prompts. May be "
             "repeated. Defaults to none. A change replaces the engines of that namespace.",
         ),
@@ -222,7 +222,7 @@ def _allowed_token_ids(given: Sequence[str]) -> "dict[str, LiveTokenIds]":
     for each in given:
         namespace, _, what = each.partition("=")
         if not _NAMESPACE.fullmatch(namespace) or what not in choices:
-            message = f"must be NAMESPACE=WHAT, such as team-a=answers; WHAT is {' or '.join(choices)}"
+            message = f"must be NS=WHAT, such as team-a=answers; WHAT is {' or '.join(choices)}"
             raise typer.BadParameter(f"{printable(each)}: {message}", param_hint=option)
         if namespace in allowed:
             raise typer.BadParameter(f"{namespace}: is given twice; keep one of them", param_hint=option)

@@ -8,6 +8,7 @@ from typing import Final
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.deployment_status import PlanStatus
+from specdecode_operator.cluster.manifests import owned
 from specdecode_operator.cluster.nodes import NodeFacts, NodesFrom
 from specdecode_operator.deployment.children import plan_config_map, plan_data, render_children
 from specdecode_operator.deployment.conditions import (
@@ -282,7 +283,7 @@ def _launch(
     earlier = put_back(key, uid, workload, last_good.workload)
     of_earlier = list[Body]()
     if live_recorder_blocked(facts) is not None and any(map(carries_recorder, pod_templates(earlier))):
-        of_earlier = [recorder_config_map(key, uid)]
+        of_earlier = [owned(recorder_config_map(key), key, uid)]
     # The gate and the canary do not apply to a policy's choice: a capture with arms measured it, and the golden capture
     # has other settings.
     in_canary = not parent.by_policy and awaits_canary(spec, workload, last_good)

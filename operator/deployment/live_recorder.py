@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import Key, ReplayMode, SpecDecodeDeploymentSpec
-from specdecode_operator.cluster.manifests import owned
 from specdecode_operator.cluster.resources import ENGINE_CONTAINER
 from specdecode_operator.deployment.canaries import CANARIES_FILE
 from specdecode_operator.deployment.pod_template_merge import (
@@ -88,19 +87,15 @@ def order_name(key: Key) -> str:
     return f"{key.name}-live-order"
 
 
-def recorder_config_map(key: Key, uid: str, canaries: str | None = None) -> Body:
+def recorder_config_map(key: Key, canaries: str | None = None) -> Body:
     """Return the ConfigMap with the recorder and the sidecar's program, and the canaries for the sidecar to ask."""
-    return owned(
-        {
-            "apiVersion": "v1",
-            "kind": "ConfigMap",
-            "metadata": {"name": recorder_name(key)},
-            **({} if canaries is None else {"data": {CANARIES_FILE: canaries}}),
-            "binaryData": {ZIP_ENTRY: _zip()},
-        },
-        key,
-        uid,
-    )
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": recorder_name(key)},
+        **({} if canaries is None else {"data": {CANARIES_FILE: canaries}}),
+        "binaryData": {ZIP_ENTRY: _zip()},
+    }
 
 
 @cache

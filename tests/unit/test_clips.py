@@ -23,11 +23,14 @@ NO_MESSAGES: Final = {
     "deployment/models/model_locations.py: digest[:12]",
     "capture/report/capture_reader.py: _text(manifest.get('config_hash') or meta.config_hash)[:_HASH]",
     "deployment/models/model_facts.py: str(commit)[:64]",
+    # A number of names of pods.
+    "capture/live_capture.py: names[:_NAMED]",
     # Names of objects, files and certificates, which are of letters, digits and dashes.
     "handlers/webhook_certificate.py: hosts[0][:_LONGEST_COMMON_NAME]",
     "capture/schedules.py: key.name[:NAME_MAX_LENGTH - len(suffix)]",
     "cli/capture/fetch.py: location.capture[:40]",
     "cli/deployment_options.py: name[:NAME_MAX_LENGTH]",
+    "cli/capture/commands.py: deployment[:NAME_MAX_LENGTH - len(suffix)]",
     "cli/text_files.py: folder.name[:64]",
     "cli/text_files.py: target.name[:64]",
     "deployment/conditions.py: re.sub('[^A-Za-z0-9_,:]', '', update.reason)[:_REASON_LIMIT]",
@@ -61,8 +64,11 @@ UNMASKED: Final = {
     "redaction.py",
     "deployment/pod_scripts/download_model.py: text[:limit]",
     "deployment/models/checkpoint_reader.py: text[:limit]",
+    "capture/recorder/canary.py: printable[:LONGEST_REASON - 20]",
+    "capture/recorder/canary.py: str(error)[:LONGEST_REASON]",
 }
-"""The module that masks, and scripts that run without it and keep whole words (`tests/unit/deployment/models`)."""
+"""The module that masks, and scripts that run without it and keep whole words (`tests/unit/deployment/models`),
+or repeat vLLM's own error messages."""
 
 
 def is_length(bound: ast.expr | None) -> bool:
