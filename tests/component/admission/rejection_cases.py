@@ -30,7 +30,7 @@ BAD = {
     ),
     "a hostname with a port": Bad(
         "expose: {httpRoute: {parentRefs: [{name: a}], hostnames: ['llm.example.com:443']}}",
-        "spec.expose.httpRoute.hostnames",
+        "spec.expose.httpRoute.hostnames[0]",
         "should match",
     ),
     # Speculation
