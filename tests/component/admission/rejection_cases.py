@@ -25,12 +25,10 @@ BAD = {
         "policy: {maxRestartsPerDay: 0}", "spec.policy.maxRestartsPerDay", "greater than or equal to 1"
     ),
     # Expose
-    "a route without a Gateway": Bad(
-        "expose: {httpRoute: {parentRefs: []}}", "spec.expose.httpRoute.parentRefs", "at least 1 items"
-    ),
+    "a route without a Gateway": Bad("expose: {httpRoute: {}}", "spec.expose.httpRoute.parentRefs", "Required"),
     "a hostname with a port": Bad(
         "expose: {httpRoute: {parentRefs: [{name: a}], hostnames: ['llm.example.com:443']}}",
-        "spec.expose.httpRoute.hostnames",
+        "spec.expose.httpRoute.hostnames[0]",
         "should match",
     ),
     # Speculation

@@ -15,11 +15,12 @@ from tests.support.audit import asked
 from tests.support.conditions import condition, wait_for
 from tests.support.guard import put_guard_in_force
 from tests.support.kubectl import Kubectl
-from tests.support.objects import tiny_cpu
+from tests.support.objects import H200, tiny_cpu
 from tests.support.operator_process import NAMESPACE, OperatorProcess, may, service_account_kubeconfig
 from tests.support.waiting import eventually
 
 ROUTES: Final = "httproutes.gateway.networking.k8s.io"
+EXAMPLE: Final = Path(__file__).parents[3] / "examples/qwen3-8b-route.yaml"
 GATEWAY: Final = {"name": "public", "namespace": "infra", "sectionName": "https"}
 EXPOSE: Final = {"httpRoute": {"parentRefs": [GATEWAY], "hostnames": ["llm.example.com"]}}
 
@@ -177,3 +178,12 @@ def test_a_route_of_another_owner_is_left_alone_and_does_not_hold_the_engines_up
     routed.must("delete", ROUTES, "taken")
     wait_for(routed, "taken", "Exposed", "RoutePending")
     assert route_of(routed, "taken")["spec"]["hostnames"] == EXPOSE["httpRoute"]["hostnames"]
+
+
+def test_the_example_gets_its_route(routed: Kubectl) -> None:
+    routed.add_node("h200-0", H200)
+    routed.must("apply", f"--filename={EXAMPLE}")
+    asked_for = yaml.safe_load(EXAMPLE.read_text())["spec"]["expose"]["httpRoute"]
+    route = route_of(routed, EXAMPLE.stem)
+    assert route["spec"]["hostnames"] == asked_for["hostnames"]
+    assert route["spec"]["parentRefs"][0].items() >= asked_for["parentRefs"][0].items()

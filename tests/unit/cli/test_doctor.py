@@ -139,13 +139,13 @@ def test_the_operators_rights() -> None:
 
 
 def test_add_ons() -> None:
-    groups = ("leaderworkerset.x-k8s.io", "kueue.x-k8s.io", "monitoring.coreos.com")
+    groups = ("leaderworkerset.x-k8s.io", "gateway.networking.k8s.io", "kueue.x-k8s.io", "monitoring.coreos.com")
     there = doctor.optional_findings({group: ["v1"] for group in groups})
-    assert [finding.grade for finding in there] == [OK, OK, OK]
+    assert [finding.grade for finding in there] == [OK] * 4
     assert all(f"{group} v1" in finding.what for group, finding in zip(groups, there, strict=True))
     absent = doctor.optional_findings({})
-    assert [finding.grade for finding in absent] == [OK, OK, OK], "only some need them"
-    assert all("not installed" in finding.what for finding in absent[:2])
+    assert [finding.grade for finding in absent] == [OK] * 4, "only some need them"
+    assert all("not installed" in finding.what for finding in absent[:3])
     check(doctor.optional_findings(DENIED)[0], WARN)
 
 

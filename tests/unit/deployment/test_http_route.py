@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from specdecode_operator.deployment.observed.observation import Observation
+from specdecode_operator.deployment.parsed_deployment import engine_spec_hash_of, parse_deployment
 from specdecode_operator.deployment.rollout.readiness import stalled
 from tests.support.decisions import decide
 from tests.support.objects import Body, parent, tiny_cpu
@@ -92,6 +93,8 @@ def test_a_route_changes_no_engine() -> None:
         for spec in (tiny_cpu(), tiny_cpu(expose=asked()))
     )
     assert plain == exposed
+    hashes = {engine_spec_hash_of(parse_deployment(parent(spec))) for spec in (tiny_cpu(), tiny_cpu(expose=asked()))}
+    assert len(hashes) == 1, "neither a rollback nor a policy is judged anew"
 
 
 def live(*reports: tuple[Body, list[tuple[str, str, str]]], generation: int = 2, seen: int = 2) -> Body:

@@ -40,10 +40,11 @@ def test_what_only_others_can_change_is_left_alone(spec: Body, pods: list[Body])
     [
         {"readings": {"llama-1": Unreachable("busy")}},
         {"blocked": working("Forbidden", "no right")},
+        {"route_blocked": working("Forbidden", "no right")},
         {"contested": ("Service llama: spec.ports",)},
         {"pods": [rejected(0)]},
     ],
-    ids=["engines to ask", "blocked", "contested", "nodes reject pods"],
+    ids=["engines to ask", "blocked", "a route that is blocked", "contested", "nodes reject pods"],
 )
 def test_what_changes_with_time_or_in_engines_is_looked_at(seen: dict[str, Any]) -> None:
     assert is_close(tiny_cpu(), **seen)
