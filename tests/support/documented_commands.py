@@ -460,6 +460,10 @@ NOT_RUN: Final[dict[tuple[str, str], str]] = {
     ("docs/design/policy.md", "$ .venv/bin/python -m bench.evidence.policy"): _MEASURED,
     ("docs/design/verdict.md", "$ .venv/bin/python -m bench.evidence.verdict"): _MEASURED,
     ("docs/design/verdict-starts.md", "$ .venv/bin/python -m bench.evidence.comparison"): _MEASURED,
+    (
+        "docs/serve/canary.md",
+        "kubectl get sdd NAME",
+    ): "needs a canary: tests/component/operator/test_canary.py reads its status",
     ("docs/measure/calibrate.md", "# on a machine with GPUs"): "needs a GPU",
     ("docs/measure/capture-loads.md", "kubectl apply -f datasets.yaml"): "copies files through a pod: no nodes here",
     ("docs/measure/captures.md", "specdecode capture up"): _CAPTURE,
