@@ -387,17 +387,18 @@ def test_the_extent_of_a_live_capture_stays(kubectl: Kubectl) -> None:
 
 def test_kubectl_get_tells_how_far_it_is(kubectl: Kubectl) -> None:
     kubectl.write(body("{}"))
+    common = {"message": "", "observedGeneration": 1, "lastTransitionTime": "2026-01-01T00:00:00Z"}
     status = {
         "status": {
             "phase": "Succeeded",
             "summary": {"requests": {"sent": 9, "completed": 8}, "acceptance": "71%"},
             "conditions": [
-                {"type": "Pays", "status": "False", "reason": "DoesNotPay", "message": "", "observedGeneration": 1}
-                | {"lastTransitionTime": "2026-01-01T00:00:00Z"}
+                {"type": "Succeeded", "status": "True", "reason": "Captured", **common},
+                {"type": "Pays", "status": "False", "reason": "DoesNotPay", **common},
             ],
         }
     }
     kubectl.must("patch", "sdc", "demo", "--subresource=status", "--type=merge", f"--patch={json.dumps(status)}")
     header, row = kubectl.must("get", "sdc").splitlines()
-    assert header.split() == ["NAME", "STATUS", "DEPLOYMENT", "REQUESTS", "ACCEPTANCE", "VERDICT", "AGE"]
-    assert row.split()[:6] == ["demo", "Succeeded", "llama", "8", "71%", "DoesNotPay"]
+    assert header.split() == ["NAME", "STATUS", "REASON", "DEPLOYMENT", "REQUESTS", "ACCEPTANCE", "VERDICT", "AGE"]
+    assert row.split()[:7] == ["demo", "Succeeded", "Captured", "llama", "8", "71%", "DoesNotPay"]
