@@ -88,7 +88,7 @@ def _is_controlled(metadata: Body, key: Key) -> bool:
         return any(owner["name"] == f"{name}-{suffix}" for name in names)
     if owner.get("kind") == "StatefulSet":  # of all leaders, or of the workers of one group
         first, name = workload_name(key, LEADER_WORKER_SET.kind), owner["name"]
-        return bool(name == first or (name.startswith(f"{first}-") and name[len(first) + 1 :].isdecimal()))
+        return bool(name == first or (name.startswith(f"{first}-") and name.removeprefix(f"{first}-").isdecimal()))
     return False
 
 
