@@ -478,7 +478,7 @@ async def test_engines_of_an_earlier_spec_are_watched_and_left_alone(shift: Shif
     await crash(shift, 1)
     status, reason, message = shift.world.said("SpeculationEffective")
     assert (status, reason) == ("False", "CrashLoop")
-    assert "earlier spec" in message
+    assert "earlier rollout" in message
     (after,) = shift.world.all(POD)
     assert after["metadata"]["uid"] == before["metadata"]["uid"]
     assert shift.done() == []
