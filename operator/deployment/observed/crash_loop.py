@@ -55,6 +55,7 @@ class Crash:
     """End of an engine that had been ready."""
 
     at_s: float  # Monotonic
+    pod: str  # UID
     template: str | None
     spec: str | None
     speculated: bool
@@ -106,11 +107,11 @@ def update_crashes(before: CrashHistory, engines: Sequence[Engines], now_s: floa
             continue
         if is_deleted and _was_stopped(pod["metadata"], last):
             continue
-        if any(now_s - each.at_s < _ONE_INCIDENT_S for each in crashes):
+        if any(each.pod != uid and now_s - each.at_s < _ONE_INCIDENT_S for each in crashes):
             continue
         in_drafter = bool(_DRAFTER.search("\n".join(error_lines(last.get("message", "")))))
         message = ended_container(ENGINE_CONTAINER, last).message
-        crashes.append(Crash(now_s, its.template, its.spec, its.speculate, in_drafter, message))
+        crashes.append(Crash(now_s, uid, its.template, its.spec, its.speculate, in_drafter, message))
     return CrashHistory(tuple(crashes), frozenset(ready), frozenset(leaving), ended)
 
 
