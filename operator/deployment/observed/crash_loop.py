@@ -46,7 +46,7 @@ class Engines:
 
     pods: Sequence[Body]
     template: str | None  # Hash of the pod template
-    spec: str | None  # Hash of the written spec; None if they run an earlier one
+    spec: str | None  # Hash of the written spec; None if these engines are not of its rollout
     speculate: bool
 
 
@@ -55,6 +55,7 @@ class Crash:
     """End of an engine that had been ready."""
 
     at_s: float  # Monotonic
+    pod: str  # UID
     template: str | None
     spec: str | None
     speculated: bool
@@ -80,7 +81,7 @@ class CrashLoop:
     """Engines that crash again and again while they speculate."""
 
     message: str
-    of_spec: bool  # Whether they run the current spec, so that a policy may replace them
+    of_spec: bool  # Whether they are of the spec's rollout, so that a policy may replace them
 
 
 def update_crashes(before: CrashHistory, engines: Sequence[Engines], now_s: float) -> CrashHistory:
@@ -99,17 +100,18 @@ def update_crashes(before: CrashHistory, engines: Sequence[Engines], now_s: floa
         if last is None:
             continue
         # The time alone may repeat if the node's clock steps back.
-        ended[uid] = tuple(str(each) for each in (last.get("finishedAt"), last.get("containerID"), _restarts(engine)))
+        one_end = (last.get("finishedAt"), last.get("containerID"), engine.get("restartCount"))
+        ended[uid] = tuple(map(str, one_end))
         # A container that ended before its pod was first seen may have failed to start.
         if uid not in before.ready or ended[uid] == before.ended.get(uid) or last.get("reason") in _NODE_RESTARTED:
             continue
         if is_deleted and _was_stopped(pod["metadata"], last):
             continue
-        if any(now_s - each.at_s < _ONE_INCIDENT_S for each in crashes):
+        if any(each.pod != uid and now_s - each.at_s < _ONE_INCIDENT_S for each in crashes):
             continue
         in_drafter = bool(_DRAFTER.search("\n".join(error_lines(last.get("message", "")))))
         message = ended_container(ENGINE_CONTAINER, last).message
-        crashes.append(Crash(now_s, its.template, its.spec, its.speculate, in_drafter, message))
+        crashes.append(Crash(now_s, uid, its.template, its.spec, its.speculate, in_drafter, message))
     return CrashHistory(tuple(crashes), frozenset(ready), frozenset(leaving), ended)
 
 
@@ -132,14 +134,10 @@ def crash_loop(history: CrashHistory, engines: Sequence[Engines], now_s: float) 
             continue
         last = (in_drafter or recent)[-1]
         where = " in the drafter" if in_drafter else ""
-        whose = "Engines" if its.spec is not None else "Engines of an earlier spec, which still serve,"
+        whose = "Engines" if its.spec is not None else "Engines of an earlier rollout, which still serve,"
         message = f"{whose} crashed {len(recent)} times within an hour while speculating, last{where}: {last.message}"
         return CrashLoop(message, of_spec=its.spec is not None)
     return None
-
-
-def _restarts(container: Body) -> int:
-    return int(container.get("restartCount", 0))
 
 
 def _was_stopped(metadata: Body, last: Body) -> bool:

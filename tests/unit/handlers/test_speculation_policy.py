@@ -366,6 +366,14 @@ async def test_engines_that_crash_together_once_are_no_loop(shift: Shift) -> Non
     assert shift.speculation() is None
 
 
+async def test_an_engine_that_crashes_each_minute_is_a_loop(shift: Shift) -> None:
+    await shift.serve(mode="Enforce")
+    await crash(shift, 2, minutes=0.5)
+    assert shift.speculation() is not None
+    await crash(shift, 1, minutes=0.5)
+    assert shift.speculation() is None
+
+
 async def test_a_pod_that_never_becomes_ready_is_no_crash_loop(shift: Shift) -> None:
     await shift.serve(mode="Enforce", engines=2)
     await shift.work(10, 8)
@@ -478,7 +486,7 @@ async def test_engines_of_an_earlier_spec_are_watched_and_left_alone(shift: Shif
     await crash(shift, 1)
     status, reason, message = shift.world.said("SpeculationEffective")
     assert (status, reason) == ("False", "CrashLoop")
-    assert "earlier spec" in message
+    assert "earlier rollout" in message
     (after,) = shift.world.all(POD)
     assert after["metadata"]["uid"] == before["metadata"]["uid"]
     assert shift.done() == []
