@@ -193,7 +193,7 @@ class SegmentReader:
             and all(0 <= each < _U64 for each in line.block_hashes),
             "a request with an invalid number",
         )
-        times_s = (line.arrival_monotonic_s, line.queued_s, line.scheduled_s, line.temperature)
+        times_s = (line.arrival_monotonic_s, line.queued_s, line.scheduled_s)
         _require(_are_times(*times_s, *line.chunk_s), "a request with an invalid time")
         _require(line.ended_by in _ENDS and line.finish_reason in _FINISH_REASONS, "a request with an unknown end")
         _require(

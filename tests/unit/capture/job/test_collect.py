@@ -623,6 +623,17 @@ class TestUntrustedPeers:
         assert why in loss.reason
         assert live_of(published).accounting.records == 13
 
+    async def test_clients_temperature_ends_no_connection(self, tmp_path: Path) -> None:
+        async with collector(environment(tmp_path, ["a"])) as running:
+            ((peer, played),) = await armed(running, PlayedPod("a"))
+            request, *others = requests_of(played)
+            rest = [line for line in played.recorded if line["k"] != "request"]
+            await peer.send(request | {"temperature": 1e300}, *others, *rest)
+            await running.received(2 + len(played.recorded))
+            published = await end(running, [(peer, played)])
+        assert live_of(published).lost == []
+        assert live_of(published).accounting.records == len(others) + 1
+
     @pytest.mark.parametrize(
         "line",
         [
