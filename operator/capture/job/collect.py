@@ -49,7 +49,7 @@ _LAST_LINES_S: Final = 60.0  # beyond the drain time, for the same and for lines
 _SYNC_EVERY_S: Final = 5.0
 _KEEPALIVE: Final = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # a lost node is noticed in 30 s
 
-_Name = Annotated[str, Meta(max_length=253)]
+_Name = Annotated[str, Meta(pattern=r"\A[0-9A-Za-z._-]{0,253}\Z")]
 
 
 class Hello(Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,7 +60,7 @@ class Hello(Struct, frozen=True, forbid_unknown_fields=True):
     pod: _Name
     pod_uid: _Name
     node: _Name
-    socket: Annotated[str, Meta(pattern=r"^[0-9]{1,10}\.sock$")] | None  # of one API server; None if there is none
+    socket: Annotated[str, Meta(pattern=r"\A[0-9]{1,10}\.sock\Z")] | None  # of one API server; None if there is none
     sockets: Annotated[int, Meta(ge=0, le=CONNECTIONS_PER_POD)]  # of all API servers in the pod
     note: Annotated[str, Meta(max_length=1024)] | None = None
 
@@ -234,6 +234,7 @@ class Collection:
         self._until_s: float | None = None
         self._changed = asyncio.Event()
         self._handlers: set[asyncio.Task[None]] = set()
+        self._silent: dict[asyncio.Task[None], asyncio.StreamWriter] = {}  # without a valid hello, oldest first
         self._complaints = _Complaints()
         self._memory = _Memory()
         self._salt = os.urandom(32).hex()
@@ -370,18 +371,20 @@ class Collection:
         assert task is not None  # noqa: S101 - asyncio runs this as a task
         lines = _Lines(reader, self._memory)
         try:
-            if len(self._handlers) >= len(self._pods) * CONNECTIONS_PER_POD:
+            if len(self._handlers) >= len(self._pods) * CONNECTIONS_PER_POD and not self._close_oldest_silent():
                 self._complaints.add(writer, "too many connections")
                 return
             self._handlers.add(task)
+            self._silent[task] = writer
             _keep_alive(writer)
             hello = await self._hello(lines)
+            del self._silent[task]
             pod = self._pods.get(hello.pod)
             if pod is None or self._state == _OVER:
                 writer.write(_BYE)
                 await writer.drain()
                 if pod is None:
-                    self._complaints.add(writer, f"pod {printable(hello.pod)} is not named")
+                    self._complaints.add(writer, f"pod {hello.pod} is not named")
                 return
             pod.hello = hello
             if hello.socket is not None:
@@ -394,9 +397,23 @@ class Collection:
             pass  # it is gone
         finally:
             self._handlers.discard(task)
+            self._silent.pop(task, None)
             lines.release()
             writer.close()
             self._changed.set()
+
+    def _close_oldest_silent(self) -> bool:
+        """Close the oldest connection without a valid hello; return whether there was one.
+
+        Otherwise clients without the token could keep all sidecars out.
+        """
+        for task, writer in self._silent.items():
+            self._complaints.add(writer, "too many connections, and no hello yet")
+            task.cancel()
+            self._handlers.discard(task)
+            del self._silent[task]
+            return True
+        return False
 
     async def _hello(self, lines: _Lines) -> Hello:
         async with asyncio.timeout(_HELLO_S):

@@ -44,6 +44,7 @@ class RejectedError(Exception):
 
 _HEX_ID: Final = re.compile(r"[0-9a-f]{16}")
 _BOOT: Final = re.compile(r"[0-9A-Za-z_-]{1,64}")
+_LONGEST_HEADER_BYTES: Final = 2**16  # it stays in memory
 _MOST_ENGINES: Final = 1024
 _MOST_COUNTERS: Final = 32
 _ENDS: Final = frozenset({BY_ENGINE, "stop_string", "abort", "unfinished"})
@@ -88,6 +89,10 @@ class SegmentReader:
             line = _LINE.decode(text)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise RejectedError(f"an unreadable line: {clip(printable(str(error)), LONGEST_REASON)}") from error
+        _require(
+            not isinstance(line, Header) or len(text) <= _LONGEST_HEADER_BYTES,
+            f"a header of more than {_LONGEST_HEADER_BYTES} bytes",
+        )
         self._next(line)
 
     def _first(self, line: SegmentLine) -> None:

@@ -504,6 +504,9 @@ class TestUntrustedPeers:
             (PlayedPod("a").hello(hello=2), "no valid hello"),
             (PlayedPod("a").hello(more=1), "no valid hello"),
             (PlayedPod("a").hello(socket="../x.sock"), "no valid hello"),
+            (PlayedPod("a").hello(socket="1.sock\n"), "no valid hello"),
+            (PlayedPod("a").hello(node="\x1b[2J"), "no valid hello"),
+            (PlayedPod("a").hello(pod_uid="<b>"), "no valid hello"),
             (PlayedPod("a").hello(sockets=10**6), "no valid hello"),
             (b"GET / HTTP/1.1\r\n\r\n", "no valid hello"),
             (b"\xff\xfe\n", "no valid hello"),
@@ -545,10 +548,21 @@ class TestUntrustedPeers:
 
     async def test_connections_are_bounded(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(collect, "CONNECTIONS_PER_POD", 2)
+        async with collector(environment(tmp_path, ["a", "b"])) as running:
+            kept = [await running.connect(PlayedPod(name).hello(server)) for name in "ab" for server in range(2)]
+            await running.until(lambda: running.connected("a") + running.connected("b") == len(kept), "four sidecars")
+            assert await (await running.connect(PlayedPod("a").hello())).order() is None
+            assert running.connected("a") + running.connected("b") == len(kept)
+
+    async def test_silent_peers_keep_no_sidecar_out(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(collect, "CONNECTIONS_PER_POD", 2)
         async with collector(environment(tmp_path, ["a"])) as running:
-            kept = [await running.connect() for _ in range(2)]
-            await running.until(lambda: running.connections == len(kept), "two connections")
-            assert await (await running.connect()).order() is None
+            silent = [await running.connect() for _ in range(2)]
+            await running.until(lambda: running.connections == len(silent), "two connections")
+            ((peer, _),) = await armed(running, PlayedPod("a"))
+            assert await silent[0].order() is None
+            assert running.connections == len(silent)
+            await peer.close()
 
     async def test_line_before_the_order_ends_the_connection(self, tmp_path: Path) -> None:
         pod = PlayedPod("a")
@@ -568,6 +582,7 @@ class TestUntrustedPeers:
             ({"client_index": 1}, "index of an API server"),
             ({"engines": []}, "engine indexes"),
             ({"engines": [-1]}, "engine indexes"),
+            ({"gpu_uuids": ["x"] * 20_000}, "header of more than"),
             ({"token_ids": True}, "token ids that were not ordered"),
         ],
     )
