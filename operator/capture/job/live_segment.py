@@ -17,6 +17,8 @@ from specdecode_operator.capture.job.collect_settings import CollectSettings
 from specdecode_operator.capture.recorder.segment_format import (
     SALTED_BLAKE2B,
     SCHEMA,
+    STOP_STRING,
+    STOP_TOKEN,
     Anchor,
     Closed,
     Counters,
@@ -202,8 +204,8 @@ class SegmentReader:
         _require(_are_times(*times_s, *line.chunk_s), "a request with an invalid time")
         _require(line.ended_by in _ENDS and line.finish_reason in _FINISH_REASONS, "a request with an unknown end")
         _require(
-            line.stop_reason in {None, "string"} or type(line.stop_reason) is int,
-            "a request with the text of a stop string",
+            line.stop_reason in {None, STOP_STRING, STOP_TOKEN} or (record.token_ids and type(line.stop_reason) is int),
+            "a request with a stop string or stop token",
         )
         for given, wanted, length in (
             (line.token_ids, record.token_ids, sum(line.chunk_tokens)),

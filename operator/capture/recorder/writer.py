@@ -18,7 +18,20 @@ import msgspec
 from .block_hashes import block_hashes, salted_block_hashes
 from .collector import BoundedQueue, Collector, RequestSample, Sample, StepSample
 from .salting import Salt, http_request
-from .segment_format import DISK_FULL, UNKNOWN_SHAPE, WRITE_ERROR, Anchor, Closed, Header, Off, Request, Step, encode
+from .segment_format import (
+    DISK_FULL,
+    STOP_STRING,
+    STOP_TOKEN,
+    UNKNOWN_SHAPE,
+    WRITE_ERROR,
+    Anchor,
+    Closed,
+    Header,
+    Off,
+    Request,
+    Step,
+    encode,
+)
 
 RESERVE_BYTES = 16 * 1024  # reserved on the disk, so that a full one still has room for the last lines
 _FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -335,9 +348,17 @@ class LiveLines:
             hashes,
             id=self.salt.pseudonym(sample.id),
             external_id=self.salt.pseudonym(http_request(sample.id, sample.external_id)),
-            stop_reason="string" if isinstance(sample.stop_reason, str) else sample.stop_reason,
+            stop_reason=_without_content(sample),
             **prompt,
         )
+
+
+def _without_content(sample: RequestSample) -> int | str | None:
+    """Return the stop reason without text, and without a token id if those are not recorded."""
+    if isinstance(sample.stop_reason, str):
+        return STOP_STRING
+    # Clients may list the answers that they expect as stop tokens.
+    return STOP_TOKEN if isinstance(sample.stop_reason, int) and sample.token_ids is None else sample.stop_reason
 
 
 _COMPUTED_FIELDS = {"chunk_s", "chunk_tokens", "num_running", "prefill_tokens", "block_hashes", "prompt_token_ids"}

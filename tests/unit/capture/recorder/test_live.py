@@ -321,7 +321,7 @@ async def test_text_of_users_does_not_leave_the_pod(tmp_path: Path) -> None:
         server_lines += (await ended(armed))[0]
         records = {record.id: record for record in of_kind(server_lines, Request)}
         stop_reasons = [records[pseudonym(f"secret-{letter}")].stop_reason for letter in "abc"]
-        assert stop_reasons == ["string", None, 99]
+        assert stop_reasons == ["string", None, "token"]
         closed = server_lines[-1]
         assert closed.first_error.startswith("TypeError at collector.py:")
         everything = repr(server_lines)
@@ -335,10 +335,10 @@ async def test_token_ids_that_are_allowed(tmp_path: Path) -> None:
         await engine.server.wait()
         armed, (header, _) = await engine.arm(token_ids=True, prompt_token_ids=True)
         engine.server.add("a", [7, 8, 9, 7, 8])
-        await engine.server.step(last_chunk("a", 3))
+        await engine.server.step(chunk("a", 3, finish_reason=FinishReason.STOP, stop_reason=99))
         lines, _ = await ended(armed)
         (record,) = of_kind(lines, Request)
-        assert header.token_ids
+        assert (header.token_ids, record.stop_reason) == (True, 99)
         assert (record.token_ids, record.prompt_token_ids) == ([0, 1, 2], [7, 8, 9, 7, 8])
 
 
