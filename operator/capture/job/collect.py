@@ -35,10 +35,10 @@ from specdecode_operator.capture.job.live_segment import LONGEST_REASON, MOST_AP
 from specdecode_operator.capture.load import run_settings
 from specdecode_operator.capture.load.runner import TICK_S, print_line
 from specdecode_operator.capture.load.shutdown import Stop, beside, stop_on_signals
+from specdecode_operator.capture.recorder.segment_format import LONGEST_LINE_BYTES
 from specdecode_operator.problems import printable
 from specdecode_operator.redaction import clip
 
-LONGEST_LINE_BYTES: Final = 16 * 2**20
 _MOST_TORN_BYTES: Final = 32 * LONGEST_LINE_BYTES
 CONNECTIONS_PER_POD: Final = MOST_API_SERVERS
 _LONGEST_HELLO_BYTES: Final = 4096

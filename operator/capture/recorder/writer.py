@@ -20,6 +20,7 @@ from .collector import BoundedQueue, Collector, RequestSample, Sample, StepSampl
 from .salting import Salt, http_request
 from .segment_format import (
     DISK_FULL,
+    LONGEST_LINE_BYTES,
     STOP_STRING,
     STOP_TOKEN,
     UNKNOWN_SHAPE,
@@ -303,10 +304,14 @@ class Writer:
         lines: list[bytes] = []
         for sample in samples:
             try:
-                lines.append(self._line(sample))
+                line = self._line(sample)
             except Exception as error:  # noqa: BLE001 (connector statistics hold anything)
                 self._collector.fail(error)
                 continue
+            if self._live is not None and len(line) > LONGEST_LINE_BYTES:
+                self._lost += 1  # the collector would end the connection
+                continue
+            lines.append(line)
             kinds.append(type(sample))
             self._pace.pause()
         written = 0

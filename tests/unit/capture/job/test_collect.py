@@ -15,9 +15,10 @@ from specdecode_operator.capture.files.formats import PARTIAL_MANIFEST, Live, Ma
 from specdecode_operator.capture.files.publish import verify
 from specdecode_operator.capture.files.validate import validate_capture
 from specdecode_operator.capture.job import collect
-from specdecode_operator.capture.job.collect import LONGEST_LINE_BYTES, CollectJob
+from specdecode_operator.capture.job.collect import CollectJob
 from specdecode_operator.capture.job.entrypoint import success_message
 from specdecode_operator.capture.job.finish import Published
+from specdecode_operator.capture.recorder.segment_format import LONGEST_LINE_BYTES
 from specdecode_operator.capture.trace_reader import Recording, read_recording, read_steps
 from tests.support.live_capture import (
     TOKEN,

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
-from specdecode_operator.capture.recorder import hooks, live
+from specdecode_operator.capture.recorder import hooks, live, writer
 from specdecode_operator.capture.recorder.block_hashes import salted_block_hashes
 from specdecode_operator.capture.recorder.canary import REQUEST_ID_PREFIX, RIGHT, Verdict, line_of
 from specdecode_operator.capture.recorder.collector import TOO_MANY_ERRORS
@@ -458,6 +458,18 @@ async def test_what_the_queue_dropped_is_told(engine: LiveEngine, monkeypatch: p
     assert tally.admitted == 20 == tally.recorded + tally.dropped
     assert tally.recorded == len(of_kind(lines, Request))
     assert 0 < tally.dropped == lines[-1].dropped
+
+
+async def test_line_that_the_collector_rejects_is_dropped(engine: LiveEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "LONGEST_LINE_BYTES", 4096)
+    await engine.server.wait()
+    armed, _ = await engine.arm(steps=False)
+    engine.server.add("short")
+    engine.server.add("long", list(range(10_000)))
+    await engine.server.step(last_chunk("long"), last_chunk("short"))
+    lines, tally = await ended(armed)
+    assert [record.id for record in of_kind(lines, Request)] == [pseudonym("short")]
+    assert (tally.admitted, tally.recorded, tally.dropped, lines[-1].dropped) == (2, 1, 1, 1)
 
 
 async def test_after_many_errors_it_turns_itself_off(engine: LiveEngine) -> None:
