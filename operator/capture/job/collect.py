@@ -264,9 +264,8 @@ class Collection:
         if not any(pod.peers for pod in self._pods.values()):
             raise self._nobody(time.monotonic() - joining_since_s)
         self._zero_s, zero_wall_s = time.monotonic(), time.time()
-        self._until_s = self._zero_s + min(
-            live.duration_seconds or math.inf, self._settings.deadline_seconds or math.inf
-        )
+        duration_s, deadline_s = live.duration_seconds or math.inf, self._settings.deadline_seconds or math.inf
+        self._until_s = self._zero_s + min(duration_s, deadline_s)
         self._state = _OPEN
         for peer in self._open_peers():
             self._arm(peer)
@@ -277,8 +276,7 @@ class Collection:
         ended_s = time.monotonic()
         self._state = _OVER
         await self._disarm()
-        by_deadline = live.duration_seconds is None or self._until_s - self._zero_s < live.duration_seconds
-        ended_by: WindowEnd = "requests" if enough else "deadline" if by_deadline else "duration"
+        ended_by: WindowEnd = "requests" if enough else "deadline" if deadline_s < duration_s else "duration"
         window = LiveWindow(
             started_wall_s=zero_wall_s,
             seconds=round(ended_s - self._zero_s, 3),

@@ -200,6 +200,14 @@ class TestWindow:
             window = live_of(await running.published()).window
         assert (window.ended_by, window.requests, window.duration_seconds) == ("requests", 12, None)
 
+    async def test_duration_is_no_deadline_by_rounding(self, tmp_path: Path) -> None:
+        async with collector(environment(tmp_path, ["a"], duration_seconds=600.0000001)) as running:
+            running.advance(2.0**33)  # begins at a time with steps of 2 microseconds
+            joined = await armed(running, PlayedPod("a"))
+            await send_all(running, joined)
+            published = await end(running, joined)
+        assert live_of(published).window.ended_by == "duration"
+
     async def test_deadline_ends_a_window_of_requests(self, tmp_path: Path) -> None:
         async with collector(environment(tmp_path, ["a"], requests=1000, deadline_seconds=600.0)) as running:
             joined = await armed(running, PlayedPod("a"))
