@@ -28,7 +28,7 @@ from specdecode_operator.deployment.rollout.blocked_pods import condition_of
 from specdecode_operator.deployment.rollout.engine_workload import serving_pods
 from specdecode_operator.deployment.rollout.rollout_progress import serving_hash, template_hash
 from specdecode_operator.enums import LiveTokenIds
-from specdecode_operator.untrusted import mapping, objects, parse_json
+from specdecode_operator.untrusted import mapping, objects, parse_json, texts
 
 PORT: Final = 8470
 MOST_PODS: Final = 64  # that one collector records
@@ -74,7 +74,7 @@ def waits_for_engines(spec: SpecDecodeCaptureSpec, deployment: ObservedDeploymen
             f"deployment {name} is suspended or has replicas: 0, so no engine serves: set spec.suspend to false or"
             " raise spec.replicas; continues when an engine is ready"
         )
-    pods, workload = _serving(deployment), deployment.desired.workload
+    pods, workload = _serving(deployment.pods), deployment.desired.workload
     if workload is None:
         return f"deployment {name} has no engines to run yet; continues when it has"
     if old := [pod["metadata"]["name"] for pod in pods if template_hash(pod) != serving_hash(workload)]:
@@ -82,7 +82,7 @@ def waits_for_engines(spec: SpecDecodeCaptureSpec, deployment: ObservedDeploymen
             f"deployment {name} is rolling out: {len(old)} of {len(pods)} engine pods run an earlier spec"
             f" ({_named(old)}); continues when the rollout is complete"
         )
-    ready = [pod["metadata"]["name"] for pod in pods if _is_ready(pod)]
+    ready = ready_pods(deployment.pods)
     if not ready:
         return (
             f"none of the {len(pods)} engine pods of deployment {name} is ready: see its condition Ready (kubectl"
@@ -99,7 +99,7 @@ def waits_for_engines(spec: SpecDecodeCaptureSpec, deployment: ObservedDeploymen
 def pods_to_record(spec: SpecDecodeCaptureSpec, deployment: ObservedDeployment) -> list[str]:
     """Return the names of the engine pods to record: those that the spec names, or all that are ready."""
     named = list(dict.fromkeys(spec.live.pods)) if spec.live else []
-    return named or sorted(pod["metadata"]["name"] for pod in _serving(deployment) if _is_ready(pod))
+    return named or sorted(ready_pods(deployment.pods))
 
 
 def too_many(spec: SpecDecodeCaptureSpec, pods: Sequence[str]) -> Blocked | None:
@@ -113,13 +113,14 @@ def too_many(spec: SpecDecodeCaptureSpec, pods: Sequence[str]) -> Blocked | None
     return Blocked("TooManyPods", message, permanent=True)
 
 
-def _serving(deployment: ObservedDeployment) -> list[Body]:
+def _serving(pods: Iterable[Body]) -> list[Body]:
     """Return the pods that serve users, without terminating ones."""
-    return [pod for pod in serving_pods(list(deployment.pods)) if "deletionTimestamp" not in pod["metadata"]]
+    return [pod for pod in serving_pods(list(pods)) if "deletionTimestamp" not in pod["metadata"]]
 
 
-def _is_ready(pod: Body) -> bool:
-    return bool(condition_of(pod, "Ready").get("status") == "True")
+def ready_pods(pods: Iterable[Body]) -> list[str]:
+    """Return the names of the engine pods that can be recorded."""
+    return [pod["metadata"]["name"] for pod in _serving(pods) if condition_of(pod, "Ready").get("status") == "True"]
 
 
 def _named(names: Sequence[str]) -> str:
@@ -127,19 +128,27 @@ def _named(names: Sequence[str]) -> str:
     return f"{', '.join(names[:_NAMED])}{more}"
 
 
-def recorded_first(own: Capture, captures: Iterable[Body], begun: Collection[str]) -> str | None:
+def recorded_first(
+    own: Capture, captures: Iterable[Body], begun: Collection[str], ready: Collection[str]
+) -> str | None:
     """Return which live capture of the same deployment goes first; None if it is this one's turn.
 
-    ``captures`` are all captures of the deployment, and ``begun`` the names of those whose Job is not suspended.
-    Captures that have begun go first, and older ones before younger ones. A capture that something else blocks is
-    passed over.
+    ``captures`` are all captures of the deployment, ``begun`` the names of those whose Job is not suspended, and
+    ``ready`` the names of its ready engine pods. Captures that have begun go first, and older ones before younger ones.
+    A capture that something else blocks is passed over, such as one that waits for a pod that may never come.
     """
 
     def place(body: Body) -> tuple[bool, str, str]:
         metadata = body["metadata"]
         return metadata["name"] not in begun, str(metadata.get("creationTimestamp", "")), metadata["name"]
 
-    in_line = [body for body in captures if body["metadata"]["name"] == own.key.name or _is_in_line(body)]
+    def can_start(body: Body) -> bool:
+        named = texts(mapping(mapping(body, "spec"), "live"), "pods")
+        return body["metadata"]["name"] in begun or all(pod in ready for pod in named)
+
+    in_line = [
+        body for body in captures if body["metadata"]["name"] == own.key.name or (_is_in_line(body) and can_start(body))
+    ]
     first = min(in_line, key=place, default=None)
     if first is None or first["metadata"]["name"] == own.key.name:
         return None

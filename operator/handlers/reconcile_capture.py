@@ -41,7 +41,7 @@ from specdecode_operator.capture.gpu_sharing import (
     serving_goes_first,
 )
 from specdecode_operator.capture.job_status import is_suspended, is_to_start
-from specdecode_operator.capture.live_capture import recorded_first
+from specdecode_operator.capture.live_capture import ready_pods, recorded_first
 from specdecode_operator.capture.observation import (
     Capture,
     CaptureObservation,
@@ -298,7 +298,7 @@ class CaptureReconciler:
         keys = (Key(capture.key.namespace, each["metadata"]["name"], KIND) for each in captures)
         jobs = {key.name: self._cache.children_of(key, JOB.kind) for key in keys}
         begun = [name for name, owned in jobs.items() if any(not is_suspended(each) for each in owned)]
-        return recorded_first(capture, captures, begun)
+        return recorded_first(capture, captures, begun, ready_pods(engine_pods(self._cache, capture.deployment_key)))
 
     async def _mounted(self, capture: Capture, job: Body | None, sources: References) -> MountedObjects:
         """Return the mounts of a capture's pod; before the Job exists, the existing objects that the spec names."""

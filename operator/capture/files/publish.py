@@ -34,6 +34,7 @@ from specdecode_operator.capture.files.segments import FOLDER
 from specdecode_operator.problems import printable
 
 UNFINISHED: Final = "Unfinished"
+_LONGEST_NAME_BYTES: Final = 255  # limit of Linux
 _CHUNK_BYTES: Final = 2**20
 _TAKEN: Final = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR})
 
@@ -152,12 +153,17 @@ def verify(folder: Path) -> list[str]:
         return [f"{MANIFEST} is missing: this is not a published capture"]
     except msgspec.DecodeError as error:
         return [f"{MANIFEST} cannot be read: {error}"]
-    elsewhere = [name for name in files if name != Path(name).name]
+    elsewhere = [name for name in files if not _is_file_name(name)]
     if elsewhere:
         return [f"{printable(elsewhere[0])} in {MANIFEST} is not the name of a capture file"]
     faults = [fault for name, entry in files.items() for fault in _differences(folder / name, entry)]
     extra = [name for name in DATA_FILES if name not in files and (folder / name).exists()]
     return faults + [f"{name} is not in the manifest" for name in extra]
+
+
+def _is_file_name(name: str) -> bool:
+    longest_bytes = _LONGEST_NAME_BYTES - len(GZIP_SUFFIX)
+    return name == Path(name).name and "\0" not in name and len(name.encode()) <= longest_bytes
 
 
 def _differences(path: Path, expected: FileEntry) -> Iterator[str]:

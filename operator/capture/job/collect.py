@@ -40,10 +40,10 @@ from specdecode_operator.capture.job.live_segment import LONGEST_REASON, MOST_AP
 from specdecode_operator.capture.load import run_settings
 from specdecode_operator.capture.load.runner import TICK_S, print_line
 from specdecode_operator.capture.load.shutdown import Stop, beside, stop_on_signals
+from specdecode_operator.capture.recorder.segment_format import LONGEST_LINE_BYTES
 from specdecode_operator.problems import printable
 from specdecode_operator.redaction import clip
 
-LONGEST_LINE_BYTES: Final = 16 * 2**20
 _MOST_TORN_BYTES: Final = 32 * LONGEST_LINE_BYTES
 CONNECTIONS_PER_POD: Final = MOST_API_SERVERS
 _LONGEST_HELLO_BYTES: Final = 4096
@@ -54,7 +54,7 @@ _LAST_LINES_S: Final = 60.0  # beyond the drain time, for the same and for lines
 _SYNC_EVERY_S: Final = 5.0
 _KEEPALIVE: Final = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # a lost node is noticed in 30 s
 
-_Name = Annotated[str, Meta(max_length=253)]
+_Name = Annotated[str, Meta(pattern=r"\A[0-9A-Za-z._-]{0,253}\Z")]
 
 
 class Hello(Struct, frozen=True, forbid_unknown_fields=True):
@@ -65,7 +65,7 @@ class Hello(Struct, frozen=True, forbid_unknown_fields=True):
     pod: _Name
     pod_uid: _Name
     node: _Name
-    socket: Annotated[str, Meta(pattern=r"^[0-9]{1,10}\.sock$")] | None  # of one API server; None if there is none
+    socket: Annotated[str, Meta(pattern=r"\A[0-9]{1,10}\.sock\Z")] | None  # of one API server; None if there is none
     sockets: Annotated[int, Meta(ge=0, le=CONNECTIONS_PER_POD)]  # of all API servers in the pod
     note: Annotated[str, Meta(max_length=1024)] | None = None
 
@@ -239,6 +239,7 @@ class Collection:
         self._until_s: float | None = None
         self._changed = asyncio.Event()
         self._handlers: set[asyncio.Task[None]] = set()
+        self._silent: dict[asyncio.Task[None], asyncio.StreamWriter] = {}  # without a valid hello, oldest first
         self._complaints = _Complaints()
         self._memory = _Memory()
         self._salt = os.urandom(32).hex()
@@ -268,9 +269,8 @@ class Collection:
         if not any(pod.peers for pod in self._pods.values()):
             raise self._nobody(time.monotonic() - joining_since_s)
         self._zero_s, zero_wall_s = time.monotonic(), time.time()
-        self._until_s = self._zero_s + min(
-            live.duration_seconds or math.inf, self._settings.deadline_seconds or math.inf
-        )
+        duration_s, deadline_s = live.duration_seconds or math.inf, self._settings.deadline_seconds or math.inf
+        self._until_s = self._zero_s + min(duration_s, deadline_s)
         self._state = _OPEN
         for peer in self._open_peers():
             self._arm(peer)
@@ -281,8 +281,7 @@ class Collection:
         ended_s = time.monotonic()
         self._state = _OVER
         await self._disarm()
-        by_deadline = live.duration_seconds is None or self._until_s - self._zero_s < live.duration_seconds
-        ended_by: WindowEnd = "requests" if enough else "deadline" if by_deadline else "duration"
+        ended_by: WindowEnd = "requests" if enough else "deadline" if deadline_s < duration_s else "duration"
         window = LiveWindow(
             started_wall_s=zero_wall_s,
             seconds=round(ended_s - self._zero_s, 3),
@@ -375,18 +374,20 @@ class Collection:
         assert task is not None  # noqa: S101 - asyncio runs this as a task
         lines = _Lines(reader, self._memory)
         try:
-            if len(self._handlers) >= len(self._pods) * CONNECTIONS_PER_POD:
+            if len(self._handlers) >= len(self._pods) * CONNECTIONS_PER_POD and not self._close_oldest_silent():
                 self._complaints.add(writer, "too many connections")
                 return
             self._handlers.add(task)
+            self._silent[task] = writer
             _keep_alive(writer)
             hello = await self._hello(lines)
+            del self._silent[task]
             pod = self._pods.get(hello.pod)
             if pod is None or self._state == _OVER:
                 writer.write(_BYE)
                 await writer.drain()
                 if pod is None:
-                    self._complaints.add(writer, f"pod {printable(hello.pod)} is not named")
+                    self._complaints.add(writer, f"pod {hello.pod} is not named")
                 return
             pod.hello = hello
             if hello.socket is not None:
@@ -399,9 +400,23 @@ class Collection:
             pass  # it is gone
         finally:
             self._handlers.discard(task)
+            self._silent.pop(task, None)
             lines.release()
             writer.close()
             self._changed.set()
+
+    def _close_oldest_silent(self) -> bool:
+        """Close the oldest connection without a valid hello; return whether there was one.
+
+        Otherwise clients without the token could keep all sidecars out.
+        """
+        for task, writer in self._silent.items():
+            self._complaints.add(writer, "too many connections, and no hello yet")
+            task.cancel()
+            self._handlers.discard(task)
+            del self._silent[task]
+            return True
+        return False
 
     async def _hello(self, lines: _Lines) -> Hello:
         async with asyncio.timeout(_HELLO_S):

@@ -17,6 +17,8 @@ from specdecode_operator.capture.job.collect_settings import CollectSettings
 from specdecode_operator.capture.recorder.segment_format import (
     SALTED_BLAKE2B,
     SCHEMA,
+    STOP_STRING,
+    STOP_TOKEN,
     Anchor,
     Closed,
     Counters,
@@ -44,6 +46,7 @@ class RejectedError(Exception):
 
 _HEX_ID: Final = re.compile(r"[0-9a-f]{16}")
 _BOOT: Final = re.compile(r"[0-9A-Za-z_-]{1,64}")
+_LONGEST_HEADER_BYTES: Final = 2**16  # it stays in memory
 _MOST_ENGINES: Final = 1024
 _MOST_COUNTERS: Final = 32
 _ENDS: Final = frozenset({BY_ENGINE, "stop_string", "abort", "unfinished"})
@@ -102,6 +105,10 @@ class SegmentReader:
             line = _LINE.decode(text)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise RejectedError(f"an unreadable line: {clip(printable(str(error)), LONGEST_REASON)}") from error
+        _require(
+            not isinstance(line, Header) or len(text) <= _LONGEST_HEADER_BYTES,
+            f"a header of more than {_LONGEST_HEADER_BYTES} bytes",
+        )
         self._next(line)
 
     def _first(self, line: SegmentLine) -> None:
@@ -211,12 +218,12 @@ class SegmentReader:
             and all(0 <= each < _U64 for each in line.block_hashes),
             "a request with an invalid number",
         )
-        times_s = (line.arrival_monotonic_s, line.queued_s, line.scheduled_s, line.temperature)
+        times_s = (line.arrival_monotonic_s, line.queued_s, line.scheduled_s)
         _require(_are_times(*times_s, *line.chunk_s), "a request with an invalid time")
         _require(line.ended_by in _ENDS and line.finish_reason in _FINISH_REASONS, "a request with an unknown end")
         _require(
-            line.stop_reason in {None, "string"} or type(line.stop_reason) is int,
-            "a request with the text of a stop string",
+            line.stop_reason in {None, STOP_STRING, STOP_TOKEN} or (record.token_ids and type(line.stop_reason) is int),
+            "a request with a stop string or stop token",
         )
         for given, wanted, length in (
             (line.token_ids, record.token_ids, sum(line.chunk_tokens)),

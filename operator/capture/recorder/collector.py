@@ -91,8 +91,10 @@ def _prompt_tokens(request: Any) -> int:
 def tokens_to_prefill(request: Any) -> int:
     """Return the prompt length of an EngineCoreRequest, or 0 if another engine processed the prompt."""
     # An engine that only prefills may have done so (vllm-vcr leaves those out too).
-    transfer = (getattr(request.sampling_params, "extra_args", None) or {}).get("kv_transfer_params") or {}
-    return 0 if transfer.get("do_remote_prefill") else _prompt_tokens(request)
+    transfer = (getattr(request.sampling_params, "extra_args", None) or {}).get("kv_transfer_params")
+    # Clients may send anything under this name (vllm_xargs).
+    is_remote = isinstance(transfer, dict) and transfer.get("do_remote_prefill")
+    return 0 if is_remote else _prompt_tokens(request)
 
 
 Sample = RequestSample | StepSample

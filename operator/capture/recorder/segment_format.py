@@ -18,6 +18,9 @@ RECORDER_VERSION = "0.1.0"  # changes with the recorded data, unlike the operato
 SCHEMA = 1
 FNV1A64, SALTED_BLAKE2B = "fnv1a64", "blake2b-salted"
 """Recipes of block hashes. FNV can be inverted, so that hashes of users' prompts would give the prompts away."""
+LONGEST_LINE_BYTES = 16 * 2**20
+"""Limit of the collector of a live capture."""
+STOP_STRING, STOP_TOKEN = "string", "token"  # stop reasons in a live capture
 # Reasons for closing a segment: on order, end of the engine, full disk, unknown engine, broken disk.
 ORDERED, EXIT, DISK_FULL, UNKNOWN_SHAPE, WRITE_ERROR = "ordered", "exit", "disk_full", "unknown_shape", "write_error"
 

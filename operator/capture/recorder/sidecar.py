@@ -117,6 +117,10 @@ def _address(text: Any) -> tuple[str, int]:
         raise BadOrderError("address is not IP:PORT") from error
     if "%" in host or is_bracketed != (address.version == 6) or not 0 < number <= _LARGEST_PORT:  # noqa: PLR2004 (IPv6)
         raise BadOrderError("address is not IP:PORT, with brackets around IPv6")
+    # No pod has such an address; that of a cloud's metadata service is link-local.
+    reached = (address.version == 6 and address.ipv4_mapped) or address  # noqa: PLR2004 (as above)
+    if reached.is_link_local or reached.is_multicast or reached.is_unspecified:
+        raise BadOrderError("address is not that of a pod")
     return str(address), number
 
 

@@ -18,7 +18,21 @@ import msgspec
 from .block_hashes import block_hashes, salted_block_hashes
 from .collector import BoundedQueue, Collector, RequestSample, Sample, StepSample
 from .salting import Salt, http_request
-from .segment_format import DISK_FULL, UNKNOWN_SHAPE, WRITE_ERROR, Anchor, Closed, Header, Off, Request, Step, encode
+from .segment_format import (
+    DISK_FULL,
+    LONGEST_LINE_BYTES,
+    STOP_STRING,
+    STOP_TOKEN,
+    UNKNOWN_SHAPE,
+    WRITE_ERROR,
+    Anchor,
+    Closed,
+    Header,
+    Off,
+    Request,
+    Step,
+    encode,
+)
 
 RESERVE_BYTES = 16 * 1024  # reserved on the disk, so that a full one still has room for the last lines
 _FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -291,10 +305,14 @@ class Writer:
         lines: list[bytes] = []
         for sample in samples:
             try:
-                lines.append(self._line(sample))
+                line = self._line(sample)
             except Exception as error:  # noqa: BLE001 (connector statistics hold anything)
                 self._collector.fail(error)
                 continue
+            if self._live is not None and len(line) > LONGEST_LINE_BYTES:
+                self._lost += 1  # the collector would end the connection
+                continue
+            lines.append(line)
             kinds.append(type(sample))
             self._pace.pause()
         written = 0
@@ -337,9 +355,17 @@ class LiveLines:
             hashes,
             id=self.salt.pseudonym(sample.id),
             external_id=self.salt.pseudonym(http_request(sample.id, sample.external_id)),
-            stop_reason="string" if isinstance(sample.stop_reason, str) else sample.stop_reason,
+            stop_reason=_without_content(sample),
             **prompt,
         )
+
+
+def _without_content(sample: RequestSample) -> int | str | None:
+    """Return the stop reason without text, and without a token id if those are not recorded."""
+    if isinstance(sample.stop_reason, str):
+        return STOP_STRING
+    # Clients may list the answers that they expect as stop tokens.
+    return STOP_TOKEN if isinstance(sample.stop_reason, int) and sample.token_ids is None else sample.stop_reason
 
 
 _COMPUTED_FIELDS = {"chunk_s", "chunk_tokens", "num_running", "prefill_tokens", "block_hashes", "prompt_token_ids"}

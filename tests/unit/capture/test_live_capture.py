@@ -268,10 +268,10 @@ def others(*bodies: Body) -> list[Body]:
     return [live(name="own", creationTimestamp="2026-01-01T00:05:00Z"), *bodies]
 
 
-def first(*bodies: Body, begun: tuple[str, ...] = ()) -> bool:
+def first(*bodies: Body, begun: tuple[str, ...] = (), ready: tuple[str, ...] = ("llama-0",)) -> bool:
     """Whether another capture goes first."""
     own, *_ = found = others(*bodies)
-    told = recorded_first(read_capture(own), found, begun)
+    told = recorded_first(read_capture(own), found, begun, ready)
     assert told is None or "live capture other of deployment llama goes first" in told
     return told is not None
 
@@ -290,6 +290,13 @@ class TestTurn:
         spec = live_spec(storage={"persistentVolumeClaim": {"claimName": "missing"}})
         older = live(spec, name="other", creationTimestamp="2026-01-01T00:04:00Z")
         assert not first(after(older, seen()))
+
+    def test_one_that_waits_for_a_named_pod_is_passed_over(self) -> None:
+        spec = live_spec(live={"requests": 1, "pods": ["llama-0", "llama-1"]})
+        older = live(spec, name="other", creationTimestamp="2026-01-01T00:04:00Z")
+        assert not first(older)
+        assert first(older, ready=("llama-0", "llama-1"))
+        assert first(older, begun=("other",))
 
     def test_one_that_waits_for_the_same_engines_goes_first_all_the_same(self) -> None:
         older = live(name="other", creationTimestamp="2026-01-01T00:04:00Z")

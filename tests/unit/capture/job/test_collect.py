@@ -15,9 +15,10 @@ from specdecode_operator.capture.files.formats import PARTIAL_MANIFEST, Live, Ma
 from specdecode_operator.capture.files.publish import verify
 from specdecode_operator.capture.files.validate import validate_capture
 from specdecode_operator.capture.job import collect
-from specdecode_operator.capture.job.collect import LONGEST_LINE_BYTES, CollectJob
+from specdecode_operator.capture.job.collect import CollectJob
 from specdecode_operator.capture.job.entrypoint import success_message
 from specdecode_operator.capture.job.finish import Published
+from specdecode_operator.capture.recorder.segment_format import LONGEST_LINE_BYTES
 from specdecode_operator.capture.trace_reader import Recording, read_recording, read_steps
 from tests.support.live_capture import (
     TOKEN,
@@ -198,6 +199,14 @@ class TestWindow:
             await peer.finish(played)  # without a driven clock
             window = live_of(await running.published()).window
         assert (window.ended_by, window.requests, window.duration_seconds) == ("requests", 12, None)
+
+    async def test_duration_is_no_deadline_by_rounding(self, tmp_path: Path) -> None:
+        async with collector(environment(tmp_path, ["a"], duration_seconds=600.0000001)) as running:
+            running.advance(2.0**33)  # begins at a time with steps of 2 microseconds
+            joined = await armed(running, PlayedPod("a"))
+            await send_all(running, joined)
+            published = await end(running, joined)
+        assert live_of(published).window.ended_by == "duration"
 
     async def test_deadline_ends_a_window_of_requests(self, tmp_path: Path) -> None:
         async with collector(environment(tmp_path, ["a"], requests=1000, deadline_seconds=600.0)) as running:
@@ -531,6 +540,9 @@ class TestUntrustedPeers:
             (PlayedPod("a").hello(hello=2), "no valid hello"),
             (PlayedPod("a").hello(more=1), "no valid hello"),
             (PlayedPod("a").hello(socket="../x.sock"), "no valid hello"),
+            (PlayedPod("a").hello(socket="1.sock\n"), "no valid hello"),
+            (PlayedPod("a").hello(node="\x1b[2J"), "no valid hello"),
+            (PlayedPod("a").hello(pod_uid="<b>"), "no valid hello"),
             (PlayedPod("a").hello(sockets=10**6), "no valid hello"),
             (b"GET / HTTP/1.1\r\n\r\n", "no valid hello"),
             (b"\xff\xfe\n", "no valid hello"),
@@ -572,10 +584,21 @@ class TestUntrustedPeers:
 
     async def test_connections_are_bounded(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(collect, "CONNECTIONS_PER_POD", 2)
+        async with collector(environment(tmp_path, ["a", "b"])) as running:
+            kept = [await running.connect(PlayedPod(name).hello(server)) for name in "ab" for server in range(2)]
+            await running.until(lambda: running.connected("a") + running.connected("b") == len(kept), "four sidecars")
+            assert await (await running.connect(PlayedPod("a").hello())).order() is None
+            assert running.connected("a") + running.connected("b") == len(kept)
+
+    async def test_silent_peers_keep_no_sidecar_out(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(collect, "CONNECTIONS_PER_POD", 2)
         async with collector(environment(tmp_path, ["a"])) as running:
-            kept = [await running.connect() for _ in range(2)]
-            await running.until(lambda: running.connections == len(kept), "two connections")
-            assert await (await running.connect()).order() is None
+            silent = [await running.connect() for _ in range(2)]
+            await running.until(lambda: running.connections == len(silent), "two connections")
+            ((peer, _),) = await armed(running, PlayedPod("a"))
+            assert await silent[0].order() is None
+            assert running.connections == len(silent)
+            await peer.close()
 
     async def test_line_before_the_order_ends_the_connection(self, tmp_path: Path) -> None:
         pod = PlayedPod("a")
@@ -595,6 +618,7 @@ class TestUntrustedPeers:
             ({"client_index": 1}, "index of an API server"),
             ({"engines": []}, "engine indexes"),
             ({"engines": [-1]}, "engine indexes"),
+            ({"gpu_uuids": ["x"] * 20_000}, "header of more than"),
             ({"token_ids": True}, "token ids that were not ordered"),
         ],
     )
@@ -625,7 +649,8 @@ class TestUntrustedPeers:
             ({"arrival_monotonic_s": 1e300}, "invalid time"),
             ({"ended_by": "me"}, "unknown end"),
             ({"finish_reason": "tired"}, "unknown end"),
-            ({"stop_reason": "secret"}, "text of a stop string"),
+            ({"stop_reason": "secret"}, "a stop string"),
+            ({"stop_reason": 9642}, "stop token"),
             ({"token_ids": [1]}, "not ordered"),
             ({"prompt_token_ids": [1]}, "not ordered"),
             ({"chunk_s": "x"}, "unreadable line"),
@@ -649,6 +674,17 @@ class TestUntrustedPeers:
         assert loss.pod == "bad"
         assert why in loss.reason
         assert live_of(published).accounting.records == 13
+
+    async def test_clients_temperature_ends_no_connection(self, tmp_path: Path) -> None:
+        async with collector(environment(tmp_path, ["a"])) as running:
+            ((peer, played),) = await armed(running, PlayedPod("a"))
+            request, *others = requests_of(played)
+            rest = [line for line in played.recorded if line["k"] != "request"]
+            await peer.send(request | {"temperature": 1e300}, *others, *rest)
+            await running.received(2 + len(played.recorded))
+            published = await end(running, [(peer, played)])
+        assert live_of(published).lost == []
+        assert live_of(published).accounting.records == len(others) + 1
 
     @pytest.mark.parametrize(
         "line",

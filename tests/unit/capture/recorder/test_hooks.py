@@ -115,6 +115,16 @@ async def test_prompt_of_another_engine_is_no_prefill(recorder: Recorder) -> Non
     assert (record.prompt_tokens, record.prefill_tokens) == (8, [0])
 
 
+@pytest.mark.parametrize("given", ["x", ["do_remote_prefill"], 1, {}])
+async def test_clients_arguments_are_no_errors_of_the_recorder(recorder: Recorder, given: Any) -> None:
+    for number in range(TOO_MANY_ERRORS):
+        moved = SamplingParams(extra_args={"kv_transfer_params": given})
+        recorder.server.add(f"{number}", [1] * 8, sampling_params=moved)
+        await recorder.server.step(last_chunk(f"{number}"))
+    records = recorder.requests().values()
+    assert [record.prefill_tokens for record in records] == [[8]] * TOO_MANY_ERRORS
+
+
 async def test_events_and_preemptions(recorder: Recorder) -> None:
     server = recorder.server
     server.add("a")

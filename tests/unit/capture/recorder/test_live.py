@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
-from specdecode_operator.capture.recorder import hooks, live
+from specdecode_operator.capture.recorder import hooks, live, writer
 from specdecode_operator.capture.recorder.block_hashes import salted_block_hashes
 from specdecode_operator.capture.recorder.canary import REQUEST_ID_PREFIX, RIGHT, Verdict, line_of
 from specdecode_operator.capture.recorder.collector import TOO_MANY_ERRORS
@@ -321,7 +321,7 @@ async def test_text_of_users_does_not_leave_the_pod(tmp_path: Path) -> None:
         server_lines += (await ended(armed))[0]
         records = {record.id: record for record in of_kind(server_lines, Request)}
         stop_reasons = [records[pseudonym(f"secret-{letter}")].stop_reason for letter in "abc"]
-        assert stop_reasons == ["string", None, 99]
+        assert stop_reasons == ["string", None, "token"]
         closed = server_lines[-1]
         assert closed.first_error.startswith("TypeError at collector.py:")
         everything = repr(server_lines)
@@ -335,10 +335,10 @@ async def test_token_ids_that_are_allowed(tmp_path: Path) -> None:
         await engine.server.wait()
         armed, (header, _) = await engine.arm(token_ids=True, prompt_token_ids=True)
         engine.server.add("a", [7, 8, 9, 7, 8])
-        await engine.server.step(last_chunk("a", 3))
+        await engine.server.step(chunk("a", 3, finish_reason=FinishReason.STOP, stop_reason=99))
         lines, _ = await ended(armed)
         (record,) = of_kind(lines, Request)
-        assert header.token_ids
+        assert (header.token_ids, record.stop_reason) == (True, 99)
         assert (record.token_ids, record.prompt_token_ids) == ([0, 1, 2], [7, 8, 9, 7, 8])
 
 
@@ -458,6 +458,18 @@ async def test_what_the_queue_dropped_is_told(engine: LiveEngine, monkeypatch: p
     assert tally.admitted == 20 == tally.recorded + tally.dropped
     assert tally.recorded == len(of_kind(lines, Request))
     assert 0 < tally.dropped == lines[-1].dropped
+
+
+async def test_line_that_the_collector_rejects_is_dropped(engine: LiveEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "LONGEST_LINE_BYTES", 4096)
+    await engine.server.wait()
+    armed, _ = await engine.arm(steps=False)
+    engine.server.add("short")
+    engine.server.add("long", list(range(10_000)))
+    await engine.server.step(last_chunk("long"), last_chunk("short"))
+    lines, tally = await ended(armed)
+    assert [record.id for record in of_kind(lines, Request)] == [pseudonym("short")]
+    assert (tally.admitted, tally.recorded, tally.dropped, lines[-1].dropped) == (2, 1, 1, 1)
 
 
 async def test_after_many_errors_it_turns_itself_off(engine: LiveEngine) -> None:

@@ -323,6 +323,11 @@ def test_addresses(tmp_path: Path, address: str, host: str, port: int) -> None:
                 ("address", "[10.0.0.7]:80", "address"),
                 ("address", "fd00::7:80", "address"),
                 ("address", "[fd00::7%eth0]:80", "address"),
+                ("address", "169.254.169.254:80", "not that of a pod"),
+                ("address", "[::ffff:169.254.169.254]:80", "not that of a pod"),
+                ("address", "[fe80::1]:80", "not that of a pod"),
+                ("address", "0.0.0.0:8470", "not that of a pod"),
+                ("address", "224.0.0.1:8470", "not that of a pod"),
             ]
         ),
     ],

@@ -118,8 +118,10 @@ class TestFolder:
         (capture / "trace.jsonl").unlink()
         assert "trace.jsonl is missing" in self.refused(capture)
 
-    def test_with_a_file_outside(self, capture: Path) -> None:
-        (capture / "manifest.json").write_text('{"files": {"../x": {"bytes": 0, "lines": 0, "sha256": ""}}}')
+    @pytest.mark.parametrize("name", ["../x", "x\0", "x" * 253])
+    def test_with_a_name_of_no_file(self, capture: Path, name: str) -> None:
+        files = {name: {"bytes": 0, "lines": 0, "sha256": ""}}
+        (capture / "manifest.json").write_text(json.dumps({"files": files}))
         assert "is not the name of a capture file" in self.refused(capture)
 
     def test_with_a_compressed_file(self) -> None:
