@@ -97,7 +97,7 @@ def measured(engine: Engine, heads: Path, tmp_path_factory: pytest.TempPathFacto
     return Measured(pod, comparison)
 
 
-def test_a_draft_that_never_agrees_does_not_pay(measured: Measured) -> None:
+def test_draft_that_is_never_accepted_does_not_pay(measured: Measured) -> None:
     stranger = measured.arm("stranger")
     assert stranger.drafting is not None
     assert stranger.drafting.acceptance < 0.02
@@ -108,7 +108,7 @@ def test_a_draft_that_never_agrees_does_not_pay(measured: Measured) -> None:
     assert stranger.verdict == ArmVerdict.DOES_NOT_PAY, stranger.message
 
 
-def test_what_lookup_brings_has_an_interval(measured: Measured) -> None:
+def test_ngram_goodput_ratio_has_a_confidence_interval(measured: Measured) -> None:
     """Most drafts are right, and yet it need not pay: what drafting adds is as long as a step of a tiny model."""
     ngram = measured.arm("ngram")
     assert ngram.drafting is not None
@@ -122,7 +122,7 @@ def test_what_lookup_brings_has_an_interval(measured: Measured) -> None:
 
 
 @pytest.mark.parametrize("name", ["ngram", "stranger"])
-def test_greedy_answers_are_those_of_the_target(measured: Measured, name: str) -> None:
+def test_greedy_answers_match_the_target(measured: Measured, name: str) -> None:
     outputs = measured.arm(name).outputs
     assert outputs is not None
     # A step that looks at drafts rounds otherwise: of two tokens that are equally likely it may take the other.
@@ -131,7 +131,7 @@ def test_greedy_answers_are_those_of_the_target(measured: Measured, name: str) -
 
 
 @pytest.mark.parametrize("name", ["off", "ngram", "stranger"])
-def test_each_arm_has_counters_of_its_own(measured: Measured, name: str) -> None:
+def test_each_arm_has_its_own_engine_counters(measured: Measured, name: str) -> None:
     for repetition in range(1, REPETITIONS + 1):
         assert validate_capture(measured.pod.volume / f"team/demo/{name}/{repetition}").problems == []
         counters = measured.pod.manifest(name, repetition).engine_counters
@@ -141,7 +141,7 @@ def test_each_arm_has_counters_of_its_own(measured: Measured, name: str) -> None
 
 
 @pytest.mark.parametrize("name", ["off", "ngram", "stranger"])
-def test_forms_are_whole_and_margins_known(measured: Measured, name: str) -> None:
+def test_structured_answers_parse_and_greedy_margins_are_recorded(measured: Measured, name: str) -> None:
     found = measured.checks(name)
     assert [len(each.tokens) for each in found.greedy.answers] == [OUTPUT_TOKENS] * 3
     assert all(margin is not None and margin >= 0 for each in found.greedy.answers for margin in each.top2_margin)
@@ -149,12 +149,12 @@ def test_forms_are_whole_and_margins_known(measured: Measured, name: str) -> Non
 
 
 @pytest.mark.parametrize("name", ["off", "ngram"])
-def test_tools_are_called_in_their_form(measured: Measured, name: str) -> None:
+def test_tool_calls_parse(measured: Measured, name: str) -> None:
     calls = measured.checks(name).tool_calls
     assert (calls.asked, calls.parsed, calls.not_measured) == (2, 2, None)
 
 
-def test_an_engine_that_knows_no_tools_says_so(measured: Measured) -> None:
+def test_missing_tool_call_parser_is_reported_as_not_measured(measured: Measured) -> None:
     not_measured = measured.checks("stranger").tool_calls.not_measured
     assert not_measured is not None
     assert "--tool-call-parser" in not_measured

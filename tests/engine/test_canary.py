@@ -42,7 +42,7 @@ def verdicts(engine: Engine) -> list[Verdict]:
     return [judge(engine, SETTINGS, prompt) for prompt in SETTINGS.prompts]
 
 
-def test_answers_of_an_engine_that_verifies_are_right(engine: InstalledEngine, models: Path, tmp_path: Path) -> None:
+def test_canary_answers_of_a_verifying_engine_are_right(engine: InstalledEngine, models: Path, tmp_path: Path) -> None:
     # Defaults of a checkpoint must not change the greedy answers.
     target = tmp_path / "models" / "target"
     shutil.copytree(models / "target", target)
@@ -61,7 +61,7 @@ def test_answers_of_an_engine_that_verifies_are_right(engine: InstalledEngine, m
     assert "HTTP 404" in unknown.details
 
 
-def test_answers_of_an_engine_that_accepts_what_the_target_rejects_are_wrong(
+def test_canary_answers_of_an_engine_that_accepts_rejected_drafts_are_wrong(
     engine: InstalledEngine, models: Path, tmp_path: Path
 ) -> None:
     plugins = [write_plugin(tmp_path / "wrong"), _write_teller(tmp_path / "teller")]
@@ -77,7 +77,7 @@ def test_answers_of_an_engine_that_accepts_what_the_target_rejects_are_wrong(
 
 
 @pytest.mark.long
-def test_an_engine_without_log_probabilities_is_not_judged(
+def test_canary_is_unsupported_without_prompt_logprobs_or_api_key(
     engine: InstalledEngine, models: Path, tmp_path: Path
 ) -> None:
     options = ("--max-logprobs=0", "--api-key=secret")

@@ -85,7 +85,7 @@ def assert_published_as_observed(server: Server, folder: Path) -> None:
         pytest.param(NGRAM, ("--data-parallel-size=2",), id="data", marks=pytest.mark.long),
     ],
 )
-def test_published_files_are_what_happened(
+def test_published_capture_files_match_the_observer(
     engine: Engine, request: pytest.FixtureRequest, tmp_path: Path, speculation: Line, options: tuple[str, ...]
 ) -> None:
     if speculation is DRAFT_MODEL:

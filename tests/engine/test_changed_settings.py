@@ -32,7 +32,7 @@ SOURCES = (
 )
 
 
-def test_an_engine_that_serves_tells_what_it_changed(small_cache: Server) -> None:
+def test_settings_changed_by_vllm_are_reported(small_cache: Server) -> None:
     small_cache.wait_until_healthy()
     said = small_cache.log.read_text()
     assert "Async scheduling not supported with ngram-based speculative decoding and will be disabled." in said
@@ -43,7 +43,7 @@ def test_an_engine_that_serves_tells_what_it_changed(small_cache: Server) -> Non
     assert told(changed, tiny_cpu()) == ("False", "NotAsynchronous")
 
 
-def test_an_engine_that_serves_tells_how_it_speculates(small_cache: Server) -> None:
+def test_speculation_settings_in_force_are_reported(small_cache: Server) -> None:
     small_cache.wait_until_healthy()
     said = read(small_cache).speculation_settings
     assert (said["method"], said["num_speculative_tokens"]) == ("ngram", "4")
@@ -54,7 +54,7 @@ def test_an_engine_that_serves_tells_how_it_speculates(small_cache: Server) -> N
 
 
 @pytest.mark.long
-def test_each_of_several_api_servers_tells_it(engine: Engine, models: Path, tmp_path: Path) -> None:
+def test_each_api_server_reports_changed_settings(engine: Engine, models: Path, tmp_path: Path) -> None:
     with serving(engine, models, tmp_path, "--api-server-count=2") as server:
         # Of vLLM's own gauges some are not there before the first request.
         pages = [httpx.get(f"{server.url}/metrics", trust_env=False, timeout=120).text for _ in range(8)]
@@ -64,7 +64,7 @@ def test_each_of_several_api_servers_tells_it(engine: Engine, models: Path, tmp_
 
 
 @pytest.mark.long
-def test_a_configuration_tells_what_it_dropped(engine: Engine, models: Path, tmp_path: Path) -> None:
+def test_dropped_schedule_is_reported_with_data_parallelism(engine: Engine, models: Path, tmp_path: Path) -> None:
     ranges = {"num_speculative_tokens_per_batch_size": [[1, 4, 3], [5, 16, 1]]}
     config = {"method": "ngram", "num_speculative_tokens": 3, **ranges}
     argv = [str(models / "target"), "--data-parallel-size=2", f"--speculative-config={json.dumps(config)}"]
@@ -83,7 +83,7 @@ def test_a_configuration_tells_what_it_dropped(engine: Engine, models: Path, tmp
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_every_version_says_it_in_these_words(engine: Engine, version: str) -> None:
+def test_changed_setting_patterns_match_the_log_messages_of_each_version(engine: Engine, version: str) -> None:
     packages = engine.packages if version == SERVED else find_packages(version)
     if packages is None:
         pytest.skip(f"vLLM {version} is not installed here: ./just engine-versions")

@@ -71,7 +71,7 @@ def test_every_known_version_can_be_asked() -> None:
     assert VERSIONS == KNOWN_VERSIONS
 
 
-def test_flag_table_is_what_the_parser_says(vllm: Vllm) -> None:
+def test_flag_table_matches_the_vllm_parser(vllm: Vllm) -> None:
     flags = {frozenset(flag.names): flag.values for flag in vllm.profile.flags.values()}
     dumped = {frozenset(row["names"]): row["values"] for row in vllm.cpu.ask("flags").value}
     assert flags == dumped, "renew it: .venv/bin/python -m tests.engine.flag_table"
@@ -80,12 +80,12 @@ def test_flag_table_is_what_the_parser_says(vllm: Vllm) -> None:
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_rendered_line_is_taken_for_what_was_meant(vllm: Vllm, name: str) -> None:
+def test_vllm_parses_rendered_command_as_intended(vllm: Vllm, name: str) -> None:
     check_parsed(vllm, GOOD[name])
     check_started(vllm, GOOD[name])
 
 
-def test_what_is_just_allowed_is_taken(vllm: Vllm) -> None:
+def test_vllm_accepts_values_at_the_limits_of_our_rules(vllm: Vllm) -> None:
     refused = {}
     for name, settings in ON_THE_EDGE.items():
         if not set(settings.extra_args) & set(vllm.profile.later_flags):
@@ -95,7 +95,7 @@ def test_what_is_just_allowed_is_taken(vllm: Vllm) -> None:
 
 
 @pytest.mark.parametrize("mode", CudagraphMode)
-def test_every_mode_of_graphs_is_taken_for_what_was_meant(vllm: Vllm, mode: CudagraphMode) -> None:
+def test_vllm_applies_every_cudagraph_mode_as_intended(vllm: Vllm, mode: CudagraphMode) -> None:
     settings = replace(GPU, cudagraph_mode=mode, extra_args=("--compilation-config.mode", "3"))
     assert serving_problems(settings, vllm.profile) == []
     check_parsed(vllm, settings)
@@ -103,7 +103,7 @@ def test_every_mode_of_graphs_is_taken_for_what_was_meant(vllm: Vllm, mode: Cuda
 
 
 @pytest.mark.parametrize("extra", [("-cc.mode=3",), ("-cc", '{"mode": 3}')])
-def test_another_spelling_undoes_the_mode_of_graphs(vllm: Vllm, extra: tuple[str, ...]) -> None:
+def test_other_spelling_of_compilation_config_is_refused(vllm: Vllm, extra: tuple[str, ...]) -> None:
     settings = replace(GPU, cudagraph_mode=CudagraphMode.NONE, extra_args=extra)
     assert serving_problems(settings, vllm.profile)
     answer = vllm.start(settings)
@@ -114,7 +114,9 @@ def test_another_spelling_undoes_the_mode_of_graphs(vllm: Vllm, extra: tuple[str
 
 @pytest.mark.parametrize("mode", CudagraphMode)
 @pytest.mark.parametrize("extra", [("-O0",), ("--compilation-config.mode", "none"), ("-O", "0", "-O2")])
-def test_an_engine_that_compiles_nothing_has_no_pieces(vllm: Vllm, mode: CudagraphMode, extra: tuple[str, ...]) -> None:
+def test_cudagraph_mode_changed_without_compilation_is_refused_with_advice(
+    vllm: Vllm, mode: CudagraphMode, extra: tuple[str, ...]
+) -> None:
     settings = replace(GPU, cudagraph_mode=mode, extra_args=extra)
     answer = vllm.start(settings)
     assert answer.ok, answer.error
@@ -128,7 +130,7 @@ def test_an_engine_that_compiles_nothing_has_no_pieces(vllm: Vllm, mode: Cudagra
 
 
 @pytest.mark.parametrize("mode", CudagraphMode)
-def test_lengths_that_change_get_the_graphs_that_we_say(vllm: Vllm, mode: CudagraphMode) -> None:
+def test_scheduled_draft_lengths_get_the_expected_cudagraph_mode(vllm: Vllm, mode: CudagraphMode) -> None:
     scheduled = replace(DRAFT_MODEL, schedule=SCHEDULED.schedule)
     settings = replace(GPU, cudagraph_mode=mode, speculation=scheduled)
     answer = vllm.start(settings)
@@ -139,7 +141,7 @@ def test_lengths_that_change_get_the_graphs_that_we_say(vllm: Vllm, mode: Cudagr
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_line_of_every_method_is_taken_for_what_was_meant(vllm: Vllm, method: Method) -> None:
+def test_vllm_parses_command_of_every_method_as_intended(vllm: Vllm, method: Method) -> None:
     check_parsed(vllm, METHODS[method])
     if method in vllm.profile.ended_methods:
         assert speculation_problems(METHODS[method], vllm.profile)
@@ -149,7 +151,7 @@ def test_line_of_every_method_is_taken_for_what_was_meant(vllm: Vllm, method: Me
 
 
 @pytest.mark.parametrize("name", IN_PARALLEL)
-def test_a_draft_in_one_pass_is_taken_for_what_was_meant(vllm: Vllm, name: str) -> None:
+def test_vllm_parses_parallel_drafting_as_intended(vllm: Vllm, name: str) -> None:
     settings = IN_PARALLEL[name]
     if name == "gpu-xpress" and XPRESS_KEY not in vllm.profile.speculative_keys:
         assert speculation_problems(settings, vllm.profile)
@@ -160,7 +162,7 @@ def test_a_draft_in_one_pass_is_taken_for_what_was_meant(vllm: Vllm, name: str) 
     check_started(vllm, settings)
 
 
-def test_methods_that_ended_are_really_gone(vllm: Vllm) -> None:
+def test_removed_methods_are_refused_by_vllm(vllm: Vllm) -> None:
     for method in vllm.profile.ended_methods:
         told = json.dumps({"method": method, "num_speculative_tokens": 2})
         answer = vllm.h100.ask("start", [str(vllm.models / TARGET), "--speculative-config", told])
@@ -169,7 +171,7 @@ def test_methods_that_ended_are_really_gone(vllm: Vllm) -> None:
 
 
 @pytest.mark.parametrize("platform", ANOTHER_VOCABULARY)
-def test_a_draft_of_another_vocabulary_is_taken_where_it_is_mapped(vllm: Vllm, platform: str) -> None:
+def test_draft_of_other_vocabulary_is_allowed_only_where_vllm_maps_it(vllm: Vllm, platform: str) -> None:
     settings = ANOTHER_VOCABULARY[platform]
     answer = vllm.start(settings)
     assert answer.ok, answer.error
@@ -181,12 +183,12 @@ def test_a_draft_of_another_vocabulary_is_taken_where_it_is_mapped(vllm: Vllm, p
         check_started(vllm, settings)
 
 
-def test_no_method_is_left_out() -> None:
+def test_every_method_has_a_contract_case() -> None:
     assert {*METHODS, Method.NONE} == set(Method)
 
 
 @pytest.mark.parametrize(("tokens", "taken"), [(1, True), (2, True), (3, False), (4, True)])
-def test_layers_of_the_target_draft_a_multiple_of_themselves(vllm: Vllm, tokens: int, taken: bool) -> None:
+def test_mtp_draft_tokens_must_be_divisible_by_n_predict(vllm: Vllm, tokens: int, taken: bool) -> None:
     settings = replace(METHODS[Method.MTP], model="own-layers")
     answer = vllm.start(replace(settings, speculation=speculating_with(Method.MTP, tokens)))
     assert answer.ok == taken
@@ -194,7 +196,7 @@ def test_layers_of_the_target_draft_a_multiple_of_themselves(vllm: Vllm, tokens:
 
 
 @pytest.mark.parametrize("name", PARALLEL)
-def test_parallelism_is_taken_for_what_was_meant(vllm: Vllm, name: str) -> None:
+def test_vllm_parses_parallelism_as_intended(vllm: Vllm, name: str) -> None:
     settings = PARALLEL[name]
     check_parsed(vllm, settings)
     if any("pipeline" in problem.field for problem in speculation_problems(settings, vllm.profile)):
@@ -207,7 +209,7 @@ def test_parallelism_is_taken_for_what_was_meant(vllm: Vllm, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SEVERAL_NODES)
-def test_every_node_takes_its_own_ranks_and_all_are_taken(vllm: Vllm, name: str) -> None:
+def test_nodes_of_a_group_cover_all_ranks_without_overlap(vllm: Vllm, name: str) -> None:
     settings, nodes = SEVERAL_NODES[name]
     split = (settings.tensor_parallel_size, settings.pipeline_parallel_size, settings.data_parallel_size)
     taken = []
@@ -234,7 +236,7 @@ def test_every_node_takes_its_own_ranks_and_all_are_taken(vllm: Vllm, name: str)
 
 
 @pytest.mark.parametrize("method", [Method.NONE, Method.MTP, Method.NGRAM])
-def test_targets_with_experts_get_the_runner_that_we_say(vllm: Vllm, method: Method) -> None:
+def test_mixture_of_experts_targets_get_the_expected_runner(vllm: Vllm, method: Method) -> None:
     speculation = None if method is Method.NONE else speculating_with(method, 2)
     answer = vllm.start(replace(GPU, model="own-layers", speculation=speculation))
     assert answer.ok, answer.error
@@ -243,7 +245,7 @@ def test_targets_with_experts_get_the_runner_that_we_say(vllm: Vllm, method: Met
 
 
 @pytest.mark.parametrize("method", [Method.EAGLE3, Method.DRAFT_MODEL])
-def test_logits_processors_get_the_runner_that_we_say(vllm: Vllm, method: Method) -> None:
+def test_logits_processors_get_the_expected_runner(vllm: Vllm, method: Method) -> None:
     settings = replace(METHODS[method], extra_args=("--logits-processors", "a.b:C"))
     answer = vllm.start(settings)
     assert answer.ok, answer.error
@@ -253,13 +255,13 @@ def test_logits_processors_get_the_runner_that_we_say(vllm: Vllm, method: Method
 
 
 @pytest.mark.parametrize("method", METHODS_WITH_SAMPLING)
-def test_methods_that_adapt_are_those_that_we_say(vllm: Vllm, method: Method) -> None:
+def test_adaptive_verification_is_accepted_for_the_listed_methods_only(vllm: Vllm, method: Method) -> None:
     settings = drafting(method, adaptive_verification=True)
     adapts = method in vllm.profile.adaptive_verification.methods
     assert vllm.start(settings).ok == adapts == (not speculation_problems(settings, vllm.profile))
 
 
-def test_attention_that_takes_parts_of_drafts_is_what_we_say(vllm: Vllm) -> None:
+def test_adaptive_verification_attention_backends_match_our_list(vllm: Vllm) -> None:
     adapting = drafting(Method.DSPARK, adaptive_verification=True)
     answer = vllm.h100.ask("adapting", vllm.line(adapting))
     assert answer.ok, answer.error
@@ -269,7 +271,7 @@ def test_attention_that_takes_parts_of_drafts_is_what_we_say(vllm: Vllm) -> None
     assert set(answer.value["states"]) == said["states"].keys()
 
 
-def test_experts_of_a_dense_model_are_refused(vllm: Vllm) -> None:
+def test_expert_parallelism_of_dense_model_is_refused(vllm: Vllm) -> None:
     answer = vllm.start(replace(GPU, tensor_parallel_size=2, expert_parallel=True))
     assert "Number of experts in the model must be greater than 0" in (answer.error or "accepted")
 
@@ -287,7 +289,7 @@ def test_targets_can_do_what_we_say(vllm: Vllm) -> None:
     assert limits.with_hidden_states_over_stages <= handing_on | {"Phi3ForCausalLM"}  # a Llama in all but name
 
 
-def test_draft_heads_have_the_classes_that_we_say(vllm: Vllm) -> None:
+def test_draft_head_classes_match_our_list(vllm: Vllm) -> None:
     registered = vllm.cpu.ask("draft_classes").value
     said = version_facts(vllm.profile.version)["draft_classes"]
     assert said == {name: registered.get(name) for name in said}
@@ -296,7 +298,7 @@ def test_draft_heads_have_the_classes_that_we_say(vllm: Vllm) -> None:
 
 
 @pytest.mark.parametrize("body", EXAMPLES)
-def test_line_of_an_example_is_taken_for_what_was_meant(vllm: Vllm, body: Any) -> None:
+def test_vllm_parses_commands_of_the_examples_as_intended(vllm: Vllm, body: Any) -> None:
     spec = SpecDecodeDeploymentSpec.model_validate(body["spec"])
     settings = engine_settings(spec, valid_facts(spec).pair, spec.parallelism.tensor or 2)
     speculation = settings.speculation
@@ -308,12 +310,12 @@ def test_line_of_an_example_is_taken_for_what_was_meant(vllm: Vllm, body: Any) -
     check_started(vllm, replace(settings, model=target))
 
 
-def test_a_draft_of_another_vocabulary_is_refused(vllm: Vllm) -> None:
+def test_draft_with_another_vocabulary_size_is_refused(vllm: Vllm) -> None:
     answer = vllm.start(replace(GPU, speculation=replace(DRAFT_MODEL, draft_model=OTHER_VOCABULARY)))
     assert "same vocabulary size" in (answer.error or "accepted")
 
 
-def test_a_path_really_flips_the_method(vllm: Vllm) -> None:
+def test_vllm_changes_the_method_for_draft_paths_with_a_marker(vllm: Vllm) -> None:
     flipped = vllm.start(replace(GPU, speculation=replace(DRAFT_MODEL, draft_model=EAGLE_PATH)))
     assert flipped.value["method"] == vllm.profile.draft_path_markers["eagle-"] == "eagle"
     heads = speculating_with(Method.MEDUSA, 4, draft_model="eagle-house/several-heads")
@@ -321,7 +323,7 @@ def test_a_path_really_flips_the_method(vllm: Vllm) -> None:
     assert flipped.error or flipped.value["method"] == "eagle"
 
 
-def test_defaults_are_those_on_an_h100(vllm: Vllm) -> None:
+def test_profile_defaults_match_vllm_on_an_h100(vllm: Vllm) -> None:
     parsed = vllm.h100.ask("options_of", [TARGET]).value
     started = vllm.h100.ask("start", [str(vllm.models / TARGET)]).value
     assert vllm.profile.defaults["--dtype"] == parsed["dtype"]
@@ -333,24 +335,24 @@ def test_defaults_are_those_on_an_h100(vllm: Vllm) -> None:
     assert on_cpu == vllm.profile.default_block_sizes[Platform.CPU]
 
 
-def test_removed_flags_are_really_gone(vllm: Vllm) -> None:
+def test_removed_flags_are_refused_by_vllm(vllm: Vllm) -> None:
     answers = {flag: vllm.cpu.ask("options_of", [TARGET, flag, "1"]) for flag in vllm.profile.removed_flags}
     assert {flag for flag, answer in answers.items() if not (answer.error or "").startswith("exit 2")} == set()
 
 
-def test_later_flags_are_not_there_yet(vllm: Vllm) -> None:
+def test_later_flags_are_unknown_to_vllm(vllm: Vllm) -> None:
     answers = {flag: vllm.cpu.ask("options_of", [TARGET, flag]) for flag in vllm.profile.later_flags}
     assert {flag for flag, answer in answers.items() if "unrecognized arguments" not in (answer.error or "")} == set()
 
 
 @pytest.mark.parametrize("line", PASSING_EXTRA + FAILING_EXTRA)
-def test_extra_args_are_read_as_the_parser_reads_them(vllm: Vllm, line: str) -> None:
+def test_extra_args_are_accepted_if_the_vllm_parser_accepts_them(vllm: Vllm, line: str) -> None:
     answer = vllm.cpu.ask("options_of", [TARGET, *line.split()])
     assert answer.ok == (extra_args_problems(line.split(), vllm.profile) == []), answer
 
 
 @pytest.mark.parametrize("said", SCHEDULES)
-def test_scheduler_uses_the_schedule_that_the_user_wrote(vllm: Vllm, said: tuple[tuple[int, int, int], ...]) -> None:
+def test_scheduler_uses_the_schedule_of_the_spec(vllm: Vllm, said: tuple[tuple[int, int, int], ...]) -> None:
     speculation = replace(NGRAM, num_speculative_tokens=5, schedule=tuple(ScheduleRange(*part) for part in said))
     rendered = complete_schedule(speculation, GPU.max_num_seqs)
     asked = [[part.first, part.last, part.num_speculative_tokens] for part in rendered]
@@ -361,17 +363,17 @@ def test_scheduler_uses_the_schedule_that_the_user_wrote(vllm: Vllm, said: tuple
 
 
 @pytest.mark.parametrize("size", [16, 32, 48, 128])
-def test_cpu_block_sizes_are_those_that_the_backend_takes(vllm: Vllm, size: int) -> None:
+def test_cpu_block_size_multiple_matches_the_backend(vllm: Vllm, size: int) -> None:
     multiple = vllm.profile.block_size_multiples[Platform.CPU]
     assert vllm.cpu.ask("cpu_block_size", size).ok == (size % multiple == 0)
 
 
-def test_variables_are_ones_that_the_engine_reads(vllm: Vllm) -> None:
+def test_vllm_reads_the_environment_variables_that_we_set(vllm: Vllm) -> None:
     ours = {name for name in environment(CPU) if name.startswith("VLLM_")}
     assert ours <= set(vllm.cpu.ask("variables").value)
 
 
-def test_metrics_have_the_names_that_we_read(vllm: Vllm) -> None:
+def test_vllm_metrics_have_the_names_that_we_read(vllm: Vllm) -> None:
     speculating = read_metrics(vllm.h100.ask("metrics", vllm.line(GOOD["gpu-ngram"])).value, vllm.profile)
     assert speculating.num_gpu_blocks == 100
     assert speculating.block_size == GPU.block_size

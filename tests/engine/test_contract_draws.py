@@ -41,19 +41,19 @@ def check_drawn(vllm: Vllm, drawn: st.SearchStrategy[EngineSettings], examples: 
     check()
 
 
-def test_what_our_rules_let_pass_the_engine_takes(vllm: Vllm) -> None:
+def test_vllm_accepts_random_settings_that_pass_our_rules(vllm: Vllm) -> None:
     check_drawn(vllm, any_settings, 75)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_what_our_rules_let_pass_of_a_method_the_engine_takes(vllm: Vllm, method: Method) -> None:
+def test_vllm_accepts_random_settings_of_each_method_that_pass_our_rules(vllm: Vllm, method: Method) -> None:
     if method not in vllm.profile.ended_methods:
         skip_without_package(vllm, method)
         check_drawn(vllm, settings_of(method), 8)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_many_draws_of_every_method_pass(method: Method) -> None:
+def test_enough_random_settings_of_each_method_pass_our_rules(method: Method) -> None:
     profile = find_profile(VERSION)
     drawn = []
 

@@ -46,7 +46,9 @@ def snapshot(cache: Path) -> dict[str, bytes]:
 NEEDED = {name: FILES[name] for name in ("config.json", "model.safetensors")}
 
 
-def test_two_at_once_fill_one_cache_and_a_third_fetches_nothing(engine: Engine, hub: Hub, tmp_path: Path) -> None:
+def test_concurrent_downloads_share_one_cache_and_later_ones_fetch_nothing(
+    engine: Engine, hub: Hub, tmp_path: Path
+) -> None:
     cache = tmp_path / "cache"
     arguments = ("--model=acme/open", "--revision=v1", f"--cache={cache}")
 
@@ -65,7 +67,7 @@ def test_two_at_once_fill_one_cache_and_a_third_fetches_nothing(engine: Engine, 
     assert hub.sent == fetched
 
 
-def test_what_goes_wrong_is_told(engine: Engine, hub: Hub, tmp_path: Path) -> None:
+def test_download_failures_have_their_reasons(engine: Engine, hub: Hub, tmp_path: Path) -> None:
     def reason(model: str, *more: str, at: str | None = None, token: str | None = None) -> str:
         arguments = (f"--model={model}", f"--cache={tmp_path / 'cache'}", *more)
         answer = download(engine, at or hub.url, tmp_path / "pod", *arguments, token=token)

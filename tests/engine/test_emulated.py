@@ -57,7 +57,7 @@ def _planned(path: Path) -> Any:
     return answers.answers[0].candidates[0].budget
 
 
-def test_the_kv_cache_is_the_plans(emulated: Emulated) -> None:
+def test_emulated_kv_cache_equals_the_plan(emulated: Emulated) -> None:
     budget = _planned(DENSE)
     told = emulated.cache_config()
     assert int(told["num_gpu_blocks"]) == budget.num_blocks
@@ -72,7 +72,7 @@ def test_responses_are_counted_by_their_status(emulated: Emulated) -> None:
     assert read_metrics(page, find_profile("0.32")).server_errors == 0, "None if vLLM does not count responses"
 
 
-def test_tokens_are_accepted_as_the_model_says_at_each_position(emulated: Emulated) -> None:
+def test_acceptance_per_position_follows_the_model(emulated: Emulated) -> None:
     before = emulated.counters()
     with ThreadPoolExecutor(16) as pool:
         prompts = [[300 + index] * 20 for index in range(16)]
@@ -92,7 +92,7 @@ def test_tokens_are_accepted_as_the_model_says_at_each_position(emulated: Emulat
         assert accepted / drafts == pytest.approx(rate, abs=4 * (rate * (1 - rate) / drafts) ** 0.5)
 
 
-def test_steps_take_the_models_time_and_follow_each_other(emulated: Emulated) -> None:
+def test_steps_take_the_modelled_time_without_overlap(emulated: Emulated) -> None:
     before = len(emulated.steps)
     # Long enough that the last of the eight has begun before the first ends, also on a busy machine.
     _complete(emulated, prompt=[[400 + index] * 8 for index in range(8)], max_tokens=1000)
@@ -105,7 +105,7 @@ def test_steps_take_the_models_time_and_follow_each_other(emulated: Emulated) ->
     assert all(later["begins"] >= earlier["ends"] for earlier, later in pairwise(steps))
 
 
-def test_a_prompt_that_came_before_is_found_in_the_cache(emulated: Emulated) -> None:
+def test_repeated_prompt_hits_the_prefix_cache(emulated: Emulated) -> None:
     prompt = [500 + index % 400 for index in range(1000)]
     _complete(emulated, prompt=prompt, max_tokens=1)
     before = emulated.counters()["vllm:prefix_cache_hits_total"]
@@ -114,7 +114,7 @@ def test_a_prompt_that_came_before_is_found_in_the_cache(emulated: Emulated) -> 
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_structured_output_follows_its_grammar_and_ends(emulated: Emulated, streamed: bool) -> None:
+def test_json_schema_output_is_valid_and_stops(emulated: Emulated, streamed: bool) -> None:
     body = {
         "model": server_model(emulated),
         "messages": [{"role": "user", "content": "Who are you?"}],
@@ -140,14 +140,14 @@ def test_structured_output_follows_its_grammar_and_ends(emulated: Emulated, stre
     ("structured", "expected"),
     [({"choice": ["yes", "no"]}, "yes|no"), ({"regex": "[0-9]{3}-[a-f]{4}"}, "[0-9]{3}-[a-f]{4}")],
 )
-def test_choices_and_expressions_are_followed_too(emulated: Emulated, structured: Any, expected: str) -> None:
+def test_choice_and_regex_outputs_match(emulated: Emulated, structured: Any, expected: str) -> None:
     body = {"prompt": "Say it.", "max_tokens": 60, "structured_outputs": structured, "ignore_eos": False}
     (choice,) = _complete(emulated, **body).json()["choices"]
     assert choice["finish_reason"] == "stop"
     assert re.fullmatch(expected, choice["text"])
 
 
-def test_logprobs_are_made_up_and_those_of_prompts_refused(emulated: Emulated) -> None:
+def test_logprobs_are_returned_and_prompt_logprobs_refused(emulated: Emulated) -> None:
     (choice,) = _complete(emulated, prompt="Hello", max_tokens=7, logprobs=3).json()["choices"]
     found = choice["logprobs"]
     assert len(found["tokens"]) == len(found["token_logprobs"]) == 7
@@ -159,9 +159,7 @@ def test_logprobs_are_made_up_and_those_of_prompts_refused(emulated: Emulated) -
     assert "prompt_logprobs: an emulated engine does not return these" in refused.json()["error"]["message"]
 
 
-def test_states_beside_attention_take_the_blocks_that_vllm_gives_them(
-    both: tuple[Emulated, Emulated], tmp_path: Path
-) -> None:
+def test_hybrid_model_has_the_planned_tokens_and_preempts(both: tuple[Emulated, Emulated], tmp_path: Path) -> None:
     """The plan's tokens for as many blocks; and what does not fit is preempted, and answered all the same."""
     hybrid = both[1]
     plan = tmp_path / "hybrid.yaml"
@@ -175,7 +173,7 @@ def test_states_beside_attention_take_the_blocks_that_vllm_gives_them(
     eventually(lambda: hybrid.counters()["vllm:num_preemptions_total"] > 0, "some were preempted")
 
 
-def test_its_captures_are_marked_and_its_end_says_whether_to_believe_it(emulated: Emulated) -> None:
+def test_emulated_capture_is_marked_and_log_ends_with_lateness_verdict(emulated: Emulated) -> None:
     (emulated.folder / "segments" / "close").touch()
     eventually(lambda: emulated.segments[0][-1]["k"] == "closed", "the segment is closed")
     (segment,) = emulated.segments

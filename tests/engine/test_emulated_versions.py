@@ -20,7 +20,9 @@ SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}, "require
 
 @pytest.mark.long
 @pytest.mark.parametrize("version", BESIDE)
-def test_another_version_divides_the_cache_as_planned_and_serves(version: str, engine: Engine, tmp_path: Path) -> None:
+def test_emulated_engine_of_each_version_matches_the_plan_and_serves(
+    version: str, engine: Engine, tmp_path: Path
+) -> None:
     packages = find_packages(version)
     if packages is None:
         pytest.skip(f"vLLM {version} is not installed here: ./just engine-versions")

@@ -18,9 +18,7 @@ DEADLINE_S = 120
 
 
 @pytest.mark.long
-def test_a_core_that_is_killed_leaves_a_word_where_the_kubelet_looks(
-    engine: Engine, models: Path, tmp_path: Path
-) -> None:
+def test_killed_engine_core_writes_a_termination_message(engine: Engine, models: Path, tmp_path: Path) -> None:
     said = tmp_path / TERMINATION_LOG
     with serving(engine, models, tmp_path) as server:
         assert not said.exists(), "an engine that is well has no last words"
@@ -35,7 +33,7 @@ def test_a_core_that_is_killed_leaves_a_word_where_the_kubelet_looks(
 
 
 @pytest.mark.parametrize("version", BESIDE)
-def test_other_versions_warn_in_the_same_words_and_of_nothing_else(version: str) -> None:
+def test_other_versions_log_the_same_engine_core_warning_only(version: str) -> None:
     packages = find_packages(version)
     if packages is None:
         pytest.skip(f"vLLM {version} is not installed here: ./just engine-versions")

@@ -74,7 +74,7 @@ def check(requests: Any, *, in_s: bool) -> None:
     assert [each[2] for each in requests] == [6, 6, 6]
 
 
-def test_vllms_benchmark_sees_times_lengths_and_prefixes(
+def test_vllm_bench_reads_times_lengths_and_prefixes(
     engine: Engine, capture: Path, tokenizer: Path, tmp_path: Path
 ) -> None:
     file = exported(capture, tmp_path, ExportFormat.VLLM_BENCH)
@@ -88,7 +88,7 @@ def test_vllms_benchmark_sees_times_lengths_and_prefixes(
 
 @pytest.mark.long
 @pytest.mark.parametrize(("form", "block_tokens"), [("aiperf", BLOCK_TOKENS), ("mooncake", 512)])
-def test_aiperf_sees_times_lengths_prefixes_and_temperatures(
+def test_aiperf_reads_times_lengths_prefixes_and_temperatures(
     tools: Engine, capture: Path, tokenizer: Path, tmp_path: Path, form: str, block_tokens: int
 ) -> None:
     file = exported(capture, tmp_path, ExportFormat(form))
@@ -106,7 +106,9 @@ def test_aiperf_sees_times_lengths_prefixes_and_temperatures(
 
 @pytest.mark.long
 @pytest.mark.parametrize("form", ["guidellm", "mooncake"])
-def test_guidellm_reads_it(tools: Engine, capture: Path, tokenizer: Path, tmp_path: Path, form: str) -> None:
+def test_guidellm_reads_lengths_and_prefixes(
+    tools: Engine, capture: Path, tokenizer: Path, tmp_path: Path, form: str
+) -> None:
     file = exported(capture, tmp_path, ExportFormat(form))
     requests = read(tools, "guidellm", file, BLOCK_TOKENS if form == "guidellm" else 512, tokenizer)
     if form == "mooncake":
@@ -120,7 +122,7 @@ def test_guidellm_reads_it(tools: Engine, capture: Path, tokenizer: Path, tmp_pa
 
 
 @pytest.mark.long
-def test_speculators_keeps_tokens_and_mask(tools: Engine, tokenizer: Path, tmp_path: Path) -> None:
+def test_speculators_reads_tokens_and_loss_mask(tools: Engine, tokenizer: Path, tmp_path: Path) -> None:
     records = [
         record(prompt_tokens=3, prompt_token_ids=[1, 2, 3], output_token_ids=[number, 5, 6, 7, 8, 9])
         for number in (40, 41)
@@ -134,7 +136,7 @@ def test_speculators_keeps_tokens_and_mask(tools: Engine, tokenizer: Path, tmp_p
 
 
 @pytest.mark.long
-def test_the_server_tokenizes_as_for_a_completion(small_cache: Server) -> None:
+def test_tokenize_endpoint_matches_completion_prompt_tokens(small_cache: Server) -> None:
     small_cache.wait_until_healthy()
     tokenize = tokenizer_at(small_cache.url)
     for text in ("A prompt of a dataset", " <s>héllo</s>\n", "x"):
@@ -150,11 +152,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-class TestLoadsThatAreSent:
+class TestExportedLoadsSentToReplay:
     """The tools send an exported load to a replay of the same capture."""
 
     @pytest.mark.long
-    def test_by_vllms_benchmark(self, engine: Engine, made: Path, tokenizer: Path, tmp_path: Path) -> None:
+    def test_vllm_bench_sends_the_recorded_token_counts(
+        self, engine: Engine, made: Path, tokenizer: Path, tmp_path: Path
+    ) -> None:
         file = exported(made, tmp_path, ExportFormat.VLLM_BENCH)
         with replaying(made) as url:
             engine.run(
@@ -170,7 +174,9 @@ class TestLoadsThatAreSent:
         assert found["total_output_tokens"] == sum(each.output_tokens for each in recorded)
 
     @pytest.mark.long
-    def test_by_guidellm(self, tools: Engine, made: Path, tokenizer: Path, tmp_path: Path) -> None:
+    def test_guidellm_sends_the_recorded_token_counts(
+        self, tools: Engine, made: Path, tokenizer: Path, tmp_path: Path
+    ) -> None:
         file = exported(made, tmp_path, ExportFormat.GUIDELLM)
         source = {"kind": "json_file", "path": str(file)}
         data = json.dumps({"kind": "mooncake", "hash_id_block_size": BLOCK_TOKENS, "source": source})

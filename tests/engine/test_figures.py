@@ -9,7 +9,7 @@ from tests.engine.contract_cases import GOOD
 from tests.engine.contract_checks import Vllm
 
 
-def test_engines_have_the_series_and_the_buckets(vllm: Vllm) -> None:
+def test_vllm_publishes_the_series_and_buckets_of_the_figures(vllm: Vllm) -> None:
     page = vllm.h100.ask("metrics", vllm.line(GOOD["gpu-ngram"])).value
     samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
     asked = frozenset().union(*(figure.measure.series() for figure in FIGURES))

@@ -48,7 +48,7 @@ def error_of(vllm: Vllm, asked: EngineSettings, environment: dict[str, str]) -> 
     return vllm.oracle(asked).ask("start", line, environment).error
 
 
-def test_each_row_is_rejected_by_the_engine_in_its_words(vllm: Vllm) -> None:
+def test_vllm_rejects_each_flag_check_with_the_listed_message(vllm: Vllm) -> None:
     departures, asked = [], 0
     for check in FLAG_CHECKS:
         case = CASES[f"{check.source} {check.name}"]
@@ -70,7 +70,7 @@ def test_each_row_is_rejected_by_the_engine_in_its_words(vllm: Vllm) -> None:
     assert_none(departures)
 
 
-def test_the_nearest_value_is_taken(vllm: Vllm) -> None:
+def test_vllm_accepts_the_valid_value_beside_each_flag_check(vllm: Vllm) -> None:
     departures = {}
     for name, case in CASES.items():
         good = settings(BASES[case.good_base or case.base], case.good)

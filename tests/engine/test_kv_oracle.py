@@ -30,7 +30,7 @@ KvAnswers = tuple[str, list[dict[str, Any]]]
 """A version of vLLM, and what it made of all draws."""
 
 
-def test_the_draw_covers_what_it_should(kv_answers: KvAnswers) -> None:
+def test_random_layer_mixes_cover_the_intended_cases(kv_answers: KvAnswers) -> None:
     _, answers = kv_answers
     refused = [answer for answer in answers if "error" in answer]
     divided = [answer for answer in answers if "error" not in answer]
@@ -40,7 +40,7 @@ def test_the_draw_covers_what_it_should(kv_answers: KvAnswers) -> None:
     assert 0 < sum(not answer["starts"] for answer in divided) < CASES / 2
 
 
-def test_every_division_equals_the_engine(kv_answers: KvAnswers) -> None:
+def test_every_kv_cache_division_equals_vllm(kv_answers: KvAnswers) -> None:
     version, answers = kv_answers
     assert_none(difference for seed, answer in enumerate(answers) for difference in differences(seed, answer, version))
 

@@ -31,18 +31,18 @@ def told(log: str, exit_code: int) -> str:
     return blocked.message
 
 
-def test_it_logs_prompts_and_answers(request_log: str) -> None:
+def test_vllm_request_log_contains_prompts_and_answers(request_log: str) -> None:
     assert request_log.count(SECRET) > 4
     assert len(request_log.encode()) > KEPT_BYTES
 
 
 @pytest.mark.parametrize("exit_code", [1, 137])
-def test_no_prompt_is_told_wherever_the_log_ends(request_log: str, exit_code: int) -> None:
+def test_status_contains_no_prompt_wherever_the_log_ends(request_log: str, exit_code: int) -> None:
     for end in range(1, len(request_log), 3):
         assert "wish" not in told(request_log[:end], exit_code), request_log[:end]
 
 
-def test_the_cause_is_told_beside_them(request_log: str) -> None:
+def test_error_cause_is_reported_despite_prompts_in_the_log(request_log: str) -> None:
     cause = "(EngineCore pid=7) ERROR 11-21 17:11:00 [core.py:1510] NCCLError: no route\n"
     for log in (request_log + cause, request_log + cause + request_log[:500], cause + request_log[:1000]):
         assert "NCCLError: no route" in told(log, 1)

@@ -114,7 +114,7 @@ def recorded_window(received: Received, users: Users) -> list[Line]:
     return received.read()
 
 
-def test_live_captures_of_a_busy_engine(engine: Engine, models: Path, tmp_path: Path) -> None:
+def test_live_captures_of_a_busy_engine_match_counters_and_users(engine: Engine, models: Path, tmp_path: Path) -> None:
     collector = Collector(tmp_path)
     with live_serving(engine, models, collector) as server:
         users = Users(server.url)

@@ -22,7 +22,7 @@ EDITS = {
 MISSING = "OutputProcessorOutput has no reqs_to_abort"
 
 
-def test_a_renamed_flag_and_a_changed_message_are_told_and_what_can_be_is_written(
+def test_engine_new_reports_renamed_flag_and_changed_message_shape(
     newest: Engine, h100: Oracle, models: Path, tmp_path: Path
 ) -> None:
     known = Installed(NEWEST, newest)

@@ -38,7 +38,7 @@ def rows(vllm: Vllm, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[dic
     return list(zip(cases, json.loads(answers.read_text()), strict=True))
 
 
-def test_each_row_finds_what_vllm_finds(vllm: Vllm, rows: list[tuple[dict[str, Any], int]]) -> None:
+def test_prefix_cache_hits_equal_vllm(vllm: Vllm, rows: list[tuple[dict[str, Any], int]]) -> None:
     wrong = []
     for case, found in rows:
         tax = prefix_tax(f"{vllm.profile.version}.0", case["method"] or "none", BLOCK, 3 if case["modules"] > 1 else 1)
@@ -48,7 +48,7 @@ def test_each_row_finds_what_vllm_finds(vllm: Vllm, rows: list[tuple[dict[str, A
     assert not wrong, "\n".join(wrong)
 
 
-def test_some_drafts_lose_something_and_others_nothing(rows: list[tuple[dict[str, Any], int]]) -> None:
+def test_eagle3_loses_prefix_cache_hits_and_ngram_none(rows: list[tuple[dict[str, Any], int]]) -> None:
     """The rows could not tell otherwise whether the engine was asked of drafts at all."""
     none, eagle, ngram = (
         [tokens for case, tokens in rows if case["method"] == method] for method in (None, "eagle3", "ngram")

@@ -40,7 +40,7 @@ def leave_in_the_middle(server: Server) -> int:
     pytest.fail("the recorder has seen no request end that its client left")
 
 
-def test_records_what_the_engine_did(small_cache: Server) -> None:
+def test_recorder_matches_observer_and_engine_counters(small_cache: Server) -> None:
     server = small_cache
     streams = [repetitive(f"stream-{number}", number, max_tokens=150) for number in range(24)]
     # It may say one word alone, so that it says the string that stops it whatever the batch does to its logits.
@@ -102,7 +102,9 @@ def test_records_what_the_engine_did(small_cache: Server) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("options", [("--api-server-count=2",), ("--data-parallel-size=2",)], ids=["servers", "data"])
-def test_union_of_segments_is_complete(engine: Engine, models: Path, tmp_path: Path, options: tuple[str, ...]) -> None:
+def test_segments_of_several_api_servers_together_are_complete(
+    engine: Engine, models: Path, tmp_path: Path, options: tuple[str, ...]
+) -> None:
     questions: list[Question] = []
     with serving(engine, models, tmp_path, *options) as server:
         before = server.counters()
@@ -145,7 +147,7 @@ def busy_machine() -> Iterator[None]:
 
 
 @pytest.mark.long
-def test_no_chunks_merge_under_pressure(engine: Engine, models: Path, tmp_path: Path) -> None:
+def test_recorder_merges_no_chunks_under_cpu_pressure(engine: Engine, models: Path, tmp_path: Path) -> None:
     questions = [repetitive(f"stream-{number}", number, max_tokens=40) for number in range(600)]
     with serving(engine, models, tmp_path, "--max-num-seqs=256") as server:
         with busy_machine():
@@ -164,7 +166,7 @@ def test_no_chunks_merge_under_pressure(engine: Engine, models: Path, tmp_path: 
 
 
 @pytest.mark.long
-def test_draft_model_and_an_end_by_term(engine: Engine, models: Path, tmp_path: Path) -> None:
+def test_draft_model_recording_is_complete_after_sigterm(engine: Engine, models: Path, tmp_path: Path) -> None:
     drafting = {"method": "draft_model", "model": str(models / "draft"), "num_speculative_tokens": 4}
     questions = [Question(f"stream-{number}", prompt(80, number), max_tokens=80) for number in range(16)]
     with serving(engine, models, tmp_path, speculation=drafting, SPECDECODE_RECORD_TOKEN_IDS="1") as server:
@@ -178,7 +180,7 @@ def test_draft_model_and_an_end_by_term(engine: Engine, models: Path, tmp_path: 
 
 
 @pytest.mark.long
-def test_a_kill_leaves_whole_lines(engine: Engine, models: Path, tmp_path: Path) -> None:
+def test_killed_engine_leaves_complete_lines(engine: Engine, models: Path, tmp_path: Path) -> None:
     questions = [repetitive(f"stream-{number}", number) for number in range(40)]
     with serving(engine, models, tmp_path) as server:
         ask_all(server.url, questions, at_once=8)

@@ -110,7 +110,7 @@ def packages(method: Method) -> list[Path]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("method", METHODS, ids=str)
-def test_a_method_is_recorded_as_it_happened(
+def test_recording_of_each_method_matches_the_observer(
     engine: Engine, heads: Path, packages: list[Path], tmp_path: Path, method: Method
 ) -> None:
     places = Places(tmp_path / "volume", "team", "demo", "uid-1")

@@ -11,7 +11,7 @@ TRIMS_FROM = "0.32"
 """The first that cuts what follows a stop string."""
 
 
-def test_records_with_the_classes_of(vllm: Vllm, models: Path, tmp_path: Path) -> None:
+def test_recorder_records_with_the_classes_of_each_vllm_version(vllm: Vllm, models: Path, tmp_path: Path) -> None:
     version, plugins, segments = vllm.profile.version, tmp_path / "plugins", tmp_path / "segments"
     segments.mkdir()
     RECORDER.write(plugins)

@@ -86,7 +86,7 @@ def told_of(settings: EngineSettings) -> Callable[[], object]:
     return lambda: problems(settings, profile)
 
 
-def test_every_place_that_says_no_has_a_case_of_its_own(tmp_path: Path) -> None:
+def test_every_refusal_in_the_rules_has_its_own_case(tmp_path: Path) -> None:
     askers = {name: told_of(settings) for name, (settings, _) in REFUSALS.items()}
     askers |= {name: lambda body=body: settings_despite(body, tmp_path) for name, (body, _) in PAIRS.items()}
     assert len(askers) == len(REFUSALS) + len(PAIRS)
@@ -136,7 +136,7 @@ def checks_later(settings: EngineSettings, vllm: Vllm) -> bool:
 
 
 @pytest.mark.parametrize("name", LOSSY_CHECKS)
-def test_lossy_checks_are_taken_from_the_version_on_that_we_say(vllm: Vllm, name: str) -> None:
+def test_lossy_rejection_sampling_is_accepted_from_the_listed_version(vllm: Vllm, name: str) -> None:
     settings = LOSSY_CHECKS[name]
     if checks_later(settings, vllm):
         assert problems(settings, vllm.profile)
@@ -163,12 +163,12 @@ def of_this_version(vllm: Vllm) -> Iterator[tuple[str, EngineSettings, Verdict]]
             yield name, with_models_under(vllm.models, settings), verdict
 
 
-def test_what_our_rules_refuse_the_engine_does_not_take(vllm: Vllm) -> None:
+def test_vllm_refuses_settings_that_our_rules_refuse(vllm: Vllm) -> None:
     departures = {name: departure(vllm, *case) for name, *case in of_this_version(vllm)}
     assert_none(f"{name}: {what}" for name, what in departures.items() if what)
 
 
-def test_pairs_that_our_rules_refuse_the_engine_does_not_take(vllm: Vllm, tmp_path: Path) -> None:
+def test_vllm_refuses_pairs_that_our_rules_refuse(vllm: Vllm, tmp_path: Path) -> None:
     pairs = {
         name: (body, verdict)
         for name, (body, verdict) in PAIRS.items()
@@ -202,7 +202,7 @@ REFUSED_AT_START = {place for place, verdicts in proven().items() if verdicts ==
 
 @hypothesis_settings(max_examples=150, deadline=None)
 @given(settings=any_settings)
-def test_whatever_comes_to_such_a_place_is_refused(vllm: Vllm, settings: EngineSettings) -> None:
+def test_random_settings_refused_by_our_rules_are_refused_by_vllm(vllm: Vllm, settings: EngineSettings) -> None:
     with sites_visited() as places:
         told = problems(settings, vllm.profile)
     assume(places & REFUSED_AT_START)
@@ -232,7 +232,7 @@ def complaints() -> Iterator[str]:
                     yield re.escape(text.value)
 
 
-def test_every_complaint_about_an_argument_has_a_case() -> None:
+def test_every_message_about_extra_args_has_a_case() -> None:
     lines = [*(line.split() for line in (*FAILING_EXTRA, *OURS)), ["--seed 1 --port 2"]]
     profiles = [find_profile(version) for version in KNOWN_VERSIONS]
     later = [(profile, flag.split()) for profile in profiles for flag in profile.later_flags]
@@ -241,6 +241,6 @@ def test_every_complaint_about_an_argument_has_a_case() -> None:
     assert [text for text in complaints() if not any(re.search(text, message) for message in said)] == []
 
 
-def test_arguments_that_are_ours_to_refuse_are_taken(vllm: Vllm) -> None:
+def test_vllm_accepts_arguments_that_only_we_refuse(vllm: Vllm) -> None:
     answers = {line: vllm.cpu.ask("options_of", [TARGET, *line.split()]).error for line in OURS}
     assert answers == dict.fromkeys(OURS)

@@ -94,7 +94,7 @@ def of_the_engine() -> list[Rule]:
     return [rule for owner, rules in RULES.items() if owner not in PLACES for rule in rules if rule not in SOURCES]
 
 
-def test_every_rule_repeats_one_of_the_engine_or_says_whose_it_is(vllm: Vllm, tmp_path: Any) -> None:
+def test_every_crd_rule_repeats_a_vllm_rule_or_is_listed_as_ours(vllm: Vllm, tmp_path: Any) -> None:
     if vllm.profile.version != NEWEST:
         pytest.skip("the rules are those of the newest version")
     rules, departures, seen = of_the_engine(), {}, []

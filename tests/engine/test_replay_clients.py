@@ -30,7 +30,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_the_openai_library_sees_the_recorded_tokens(engine: Engine, trace: Path) -> None:
+def test_openai_client_receives_the_recorded_tokens(engine: Engine, trace: Path) -> None:
     recorded: dict[str, RecordedRequest] = {each.request_id or "": each for each in read_recording(trace).requests}
     with replaying(trace, "--match", "request-id", "--unmatched", "refuse", "--api-key", "secret") as url:
         asked = {
@@ -48,7 +48,7 @@ def test_the_openai_library_sees_the_recorded_tokens(engine: Engine, trace: Path
             assert answer["bursts"] == list(each.chunk_tokens)
 
 
-def test_the_client_in_the_documents_prints_answer_and_usage(engine: Engine, trace: Path) -> None:
+def test_documented_client_prints_usage(engine: Engine, trace: Path) -> None:
     (block,) = (each for each in blocks() if each.language == "python")
     with replaying(trace) as url:
         printed = engine.run("-c", block.text.replace("http://localhost:8000", url).replace('"synthetic"', '"trace"'))
@@ -61,7 +61,7 @@ def tokenizer(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.long
-def test_vllms_own_benchmark_sees_tokens_and_speculation(
+def test_vllm_bench_measures_recorded_tokens_and_acceptance(
     engine: Engine, trace: Path, tokenizer: Path, tmp_path: Path
 ) -> None:
     with replaying(trace) as url:
@@ -81,7 +81,9 @@ def test_vllms_own_benchmark_sees_tokens_and_speculation(
 
 
 @pytest.mark.long
-def test_guidellm_sees_tokens_and_bursts(engine: Engine, trace: Path, tokenizer: Path, tmp_path: Path) -> None:
+def test_guidellm_measures_recorded_tokens_and_bursts(
+    engine: Engine, trace: Path, tokenizer: Path, tmp_path: Path
+) -> None:
     package = guidellm_package.PACKAGE.find()
     if package is None:
         pytest.skip("guidellm is not there: `.venv/bin/python -m tests.engine.guidellm_package` installs it")

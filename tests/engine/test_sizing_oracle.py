@@ -153,7 +153,7 @@ def its_group(group: list[Any]) -> tuple[int, int]:
     return num_layers, page_bytes if kind.startswith("UniformType") else num_layers * page_bytes
 
 
-def test_starts_where_the_engine_does(asked: Subjects, truth: Truth) -> None:
+def test_sizing_refuses_exactly_the_cases_that_vllm_refuses(asked: Subjects, truth: Truth) -> None:
     differing = {}
     for batch in asked.targets:
         for case, answer in truth.of(batch).items():
@@ -167,11 +167,11 @@ def weights_differ(case: Case, answer: Any) -> Iterator[str]:
     yield from differing_terms({"weights by stage": our_weights(case)}, {"weights by stage": its_weights(answer)})
 
 
-def test_weights_of_every_rank_equal_the_engine(asked: Subjects, truth: Truth) -> None:
+def test_weights_of_every_rank_equal_vllm(asked: Subjects, truth: Truth) -> None:
     compare(asked.targets, truth, weights_differ)
 
 
-def test_experts_spread_whole_equal_the_engine(asked: Subjects, truth: Truth) -> None:
+def test_weights_with_expert_parallelism_equal_vllm(asked: Subjects, truth: Truth) -> None:
     refused = [case for batch in asked.spread for case, answer in truth.of(batch).items() if "error" in answer]
     assert refused == []
     compare(asked.spread, truth, weights_differ)
@@ -186,7 +186,7 @@ def tables_differ(case: Case, answer: Any) -> Iterator[str]:
     yield from differing_terms({"rotary tables": ours}, {"rotary tables": theirs})
 
 
-def test_rotary_tables_equal_the_engine(asked: Subjects, truth: Truth) -> None:
+def test_rotary_tables_equal_vllm(asked: Subjects, truth: Truth) -> None:
     compare(asked.targets, truth, tables_differ)
 
 
@@ -195,7 +195,7 @@ def cache_differs(case: Case, answer: Any) -> Iterator[str]:
     yield from differing_terms(our_cache(case, answer), its_cache(answer))
 
 
-def test_cache_is_divided_as_by_the_engine(asked: Subjects, truth: Truth) -> None:
+def test_kv_cache_division_equals_vllm(asked: Subjects, truth: Truth) -> None:
     compare(asked.targets, truth, cache_differs)
 
 
@@ -210,7 +210,7 @@ def draft_differs(case: Case, answer: Any) -> Iterator[str]:
     yield from cache_differs(case, answer)
 
 
-def test_draft_equals_the_engine(asked: Subjects, truth: Truth) -> None:
+def test_draft_weights_and_cache_equal_vllm(asked: Subjects, truth: Truth) -> None:
     answers = {case: answer for batch in asked.drafted for case, answer in truth.of(batch).items()}
     assert_none(
         f"{case}: {answer.get('error', 'starts')}"
@@ -220,20 +220,20 @@ def test_draft_equals_the_engine(asked: Subjects, truth: Truth) -> None:
     compare(asked.drafted, truth, draft_differs)
 
 
-def test_what_is_recorded_is_what_the_engine_answers(newest_truth: Truth) -> None:
+def test_recorded_answers_are_up_to_date_with_vllm(newest_truth: Truth) -> None:
     """The unit tests ask the record: write it anew with `python -m tests.engine.recorded_answers`."""
     found, kept = answers(newest_truth), recorded()
     assert_none(sorted(found.keys() ^ kept.keys()))
     assert_none(f"{case}: {kept[case]} recorded, {found[case]} now" for case in found if found[case] != kept[case])
 
 
-def test_models_that_sizing_refuses_are_these() -> None:
+def test_unsized_catalogue_models_are_listed_with_reason() -> None:
     found = {model: why for model, why in distinct_targets().items() if why not in ("", ESTIMATED)}
     assert found.keys() == UNSIZED.keys()
     assert [model for model, why in found.items() if UNSIZED[model] not in why] == []
 
 
-def test_the_engine_decides_as_on_a_gpu(truth: Truth) -> None:
+def test_oracle_vllm_chooses_gpu_settings(truth: Truth) -> None:
     quick = subjects(quick=True, version=truth.version)
     batch = next(batch for batch in quick.targets if batch.name == "llama, fp8 block")
     settings = next(iter(truth.of(batch).values()))["settings"]

@@ -13,7 +13,7 @@ BLOCKS = 308
 
 
 @pytest.mark.parametrize("mode", [CudagraphMode.FULL, CudagraphMode.FULL_DECODE_ONLY, CudagraphMode.FULL_AND_PIECEWISE])
-def test_each_request_of_a_model_with_states_takes_a_block(vllm: Vllm, mode: CudagraphMode) -> None:
+def test_stateful_model_needs_one_block_per_request_with_full_cudagraphs(vllm: Vllm, mode: CudagraphMode) -> None:
     enough = vllm.line(replace(GPU, max_num_seqs=BLOCKS, cudagraph_mode=mode))
     one_more = vllm.line(replace(GPU, max_num_seqs=BLOCKS + 1, cudagraph_mode=mode))
     assert vllm.h100.ask("after_start", enough, "state_blocks").error is None
@@ -24,12 +24,12 @@ def test_each_request_of_a_model_with_states_takes_a_block(vllm: Vllm, mode: Cud
 
 
 @pytest.mark.parametrize("mode", [CudagraphMode.NONE, CudagraphMode.PIECEWISE])
-def test_without_whole_graphs_blocks_are_shared(vllm: Vllm, mode: CudagraphMode) -> None:
+def test_stateful_model_needs_no_block_per_request_without_full_cudagraphs(vllm: Vllm, mode: CudagraphMode) -> None:
     line = vllm.line(replace(GPU, max_num_seqs=BLOCKS + 1, cudagraph_mode=mode))
     assert vllm.h100.ask("after_start", line, "state_blocks").error is None
 
 
-def test_an_item_that_no_step_may_cut_fits_into_one(vllm: Vllm) -> None:
+def test_unchunked_multimodal_item_must_fit_one_step(vllm: Vllm) -> None:
     whole = replace(GPU, max_num_seqs=16, max_num_batched_tokens=2495, extra_args=("--disable-chunked-mm-input",))
     for settings in (replace(whole, max_num_batched_tokens=2496), replace(whole, extra_args=())):
         assert vllm.h100.ask("after_start", vllm.line(settings), "largest_item").error is None

@@ -30,7 +30,7 @@ def on_the_pages() -> list[tuple[str, int]]:
     return [(file, int(line)) for file, lines in rows for line in lines.split(", ")]
 
 
-def test_every_place_is_named_once() -> None:
+def test_startup_error_pages_name_every_raise_once() -> None:
     if NEWEST == SERVED:
         pytest.skip("the pages are of a version that is asked only")
     try:

@@ -64,7 +64,7 @@ def _serves(process: subprocess.Popen[bytes], url: str, log: Path) -> bool:
         return False
 
 
-def test_the_second_engine_finds_what_the_first_compiled(engine: Engine, tmp_path: Path) -> None:
+def test_second_engine_finds_the_published_compile_cache(engine: Engine, tmp_path: Path) -> None:
     engine.run(str(ROOT / "examples/tiny_pair.py"), "--out", str(tmp_path / "models"))
     (tmp_path / "compiled").mkdir()
     first = serve_once(engine, tmp_path / "models", tmp_path, "first")

@@ -103,7 +103,7 @@ def clips(code: str) -> Iterator[str]:
                 yield "textwrap.shorten"
 
 
-def test_messages_are_shortened_by_clip() -> None:
+def test_messages_are_shortened_only_by_clip() -> None:
     found = {
         f"{file.relative_to(OPERATOR)}: {clip}"
         for file in OPERATOR.rglob("*.py")
@@ -115,7 +115,7 @@ def test_messages_are_shortened_by_clip() -> None:
     assert not NO_MESSAGES - found, "these are gone: remove them from NO_MESSAGES"
 
 
-def test_slices_of_texts_are_found() -> None:
+def test_slices_that_shorten_text_are_found() -> None:
     code = "a[:300]; b[-LIMIT:]; c[: limit - 1]; textwrap.shorten(d, 9); f'{e:.200}'; f'{f:>9.99s}'; g[:LONGEST // 3]"
     assert len([*clips(code)]) == 7
     assert not [*clips("a[:3]; b[:_MOST_NAMED]; c[1:]; f'{d:.2f}'; e[index]; f[: len(g)]; h[:-4]")]

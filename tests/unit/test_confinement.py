@@ -37,13 +37,13 @@ def containers(pod: dict[str, Any]) -> list[dict[str, Any]]:
     return [*pod.get("initContainers", []), *pod["containers"]]
 
 
-def test_there_are_pods_of_every_kind() -> None:
+def test_pods_of_every_kind_are_checked() -> None:
     names = {each["name"] for _, pod in PODS for each in containers(pod)}
     assert names >= {"operator", "engine", "prepare", "load", "download-target"}, names
 
 
 @pytest.mark.parametrize(("file", "pod"), PODS, ids=lambda value: value if isinstance(value, str) else "")
-def test_it_is_confined(file: str, pod: dict[str, Any]) -> None:
+def test_pods_and_containers_are_confined(file: str, pod: dict[str, Any]) -> None:
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert not any(pod.get(field) for field in ("hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace"))
     for each in containers(pod):

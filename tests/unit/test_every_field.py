@@ -195,11 +195,11 @@ def accepted(outcome: Outcome) -> dict[str, Any]:
     return conditions["Accepted"] | ({"message": conditions["Ready"]["message"]} if refers else {})
 
 
-def test_every_kind_is_walked() -> None:
+def test_every_kind_has_field_cases() -> None:
     assert {kind for kind, _ in fields()} == set(KINDS), "say in KINDS what comes of the new kind"
 
 
-def test_no_case_is_for_a_field_that_is_gone() -> None:
+def test_every_case_is_for_an_existing_field() -> None:
     assert {(kind, field) for kind, (cases, _) in KINDS.items() for field in cases} <= set(fields())
 
 
@@ -212,7 +212,7 @@ def test_the_same_spec_gives_the_same_outcome() -> None:
 
 
 @pytest.mark.parametrize(("kind", "field"), [each for each in fields() if each[0] in KINDS])
-def test_every_field_makes_a_difference_or_is_refused(kind: str, field: str) -> None:
+def test_every_field_changes_the_outcome_or_is_refused(kind: str, field: str) -> None:
     cases, outcome = KINDS[kind]
     assert field in cases, f"add a line for {field} to tests/support/*field_cases.py: a value that makes a difference"
     case = cases[field]

@@ -15,16 +15,16 @@ def fresh() -> dict[str, str]:
     return golden_texts()
 
 
-def test_something_comes_of_every_example() -> None:
+def test_every_example_renders_objects() -> None:
     assert [name for name, objects in rendered_examples().items() if not objects] == []
 
 
-def test_no_other_objects_are_checked_in(fresh: dict[str, str]) -> None:
+def test_only_rendered_examples_are_checked_in(fresh: dict[str, str]) -> None:
     assert {path.name for path in GOLDEN.glob("*.yaml")} == set(fresh), "renew them: ./just golden"
 
 
 @pytest.mark.parametrize("name", [f"{name}.yaml" for name in KEPT])
-def test_objects_of_an_example_are_those_that_are_checked_in(fresh: dict[str, str], name: str) -> None:
+def test_rendered_objects_match_the_golden_file(fresh: dict[str, str], name: str) -> None:
     known = (GOLDEN / name).read_text() if (GOLDEN / name).exists() else ""
     difference = difflib.unified_diff(
         known.splitlines(), fresh[name].splitlines(), "checked in", "made now", lineterm="", n=6
@@ -40,7 +40,7 @@ print(json.dumps([rendered_examples(), statuses(), crds()], indent=1))
 """
 
 
-def test_every_operator_makes_the_same_objects() -> None:
+def test_rendered_objects_do_not_depend_on_the_hash_seed() -> None:
     """Or each restart would write all of them anew, and pods would start anew: sets have an order for each process."""
     path = os.pathsep.join(sys.path)
     processes = [

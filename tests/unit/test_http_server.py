@@ -43,7 +43,7 @@ def health_port() -> int:
 
 
 @pytest.mark.parametrize(("serve", "path"), [(metrics_port, "/metrics"), (health_port, "/livez")])
-def test_who_is_silent_keeps_nobody_out_and_gives_way(serve: Callable[[], int], path: str) -> None:
+def test_silent_clients_are_disconnected_and_block_no_others(serve: Callable[[], int], path: str) -> None:
     threads, port = threading.active_count(), serve()
     silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(MANY)]
     for each in silent:
@@ -58,7 +58,7 @@ def test_who_is_silent_keeps_nobody_out_and_gives_way(serve: Callable[[], int], 
         each.close()
 
 
-def test_who_has_asked_gives_way_to_nobody() -> None:
+def test_client_with_a_request_is_not_disconnected() -> None:
     has_asked, goes_on = threading.Event(), threading.Event()
 
     class Slow(BoundedHandler):
@@ -85,7 +85,7 @@ def test_who_has_asked_gives_way_to_nobody() -> None:
 @pytest.mark.parametrize(
     "head", [b"GET /" + b"a" * 20_000, b"GET /metrics HTTP/1.0\r\n" + b"a: %b\r\n" % (b"b" * 1_000) * 90]
 )
-def test_of_what_comes_before_a_body_a_little_is_read(head: bytes) -> None:
+def test_oversized_request_head_is_rejected(head: bytes) -> None:
     asked = socket.create_connection(("127.0.0.1", metrics_port()), timeout=60)
     with suppress(ConnectionError):
         asked.sendall(head + b"\r\n\r\n")
@@ -94,7 +94,7 @@ def test_of_what_comes_before_a_body_a_little_is_read(head: bytes) -> None:
     asked.close()
 
 
-def test_where_all_have_asked_there_is_no_place_until_one_leaves() -> None:
+def test_full_server_has_no_place_until_a_client_leaves() -> None:
     (first, _), (second, _) = pairs = [socket.socketpair() for _ in range(2)]
     places = Places(1)
     assert places.take(first)

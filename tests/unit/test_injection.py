@@ -173,12 +173,12 @@ def check(case: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_hostile_text_stays_text(case: str) -> None:
+def test_hostile_text_does_not_change_the_objects(case: str) -> None:
     for text in HOSTILE:
         check(case, text)
 
 
 @settings(max_examples=60)
 @given(st.sampled_from(sorted(CASES)), st.lists(st.sampled_from([*HOSTILE, "a", "/", "B-9"]), min_size=2, max_size=4))
-def test_so_does_what_is_put_together_of_it(case: str, pieces: list[str]) -> None:
+def test_combined_hostile_text_does_not_change_the_objects(case: str, pieces: list[str]) -> None:
     check(case, "".join(pieces))

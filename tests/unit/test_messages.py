@@ -33,7 +33,7 @@ def told(field: str, value: Any) -> Iterator[Problem]:
 
 
 @pytest.mark.parametrize("field", CASES)
-def test_a_wrong_value_is_told_in_the_words_of_its_file(field: str) -> None:
+def test_wrong_field_value_is_reported_without_python_terms(field: str) -> None:
     for value in WRONG:
         for problem in told(field, value):
             assert not PYTHON.search(str(problem)), problem
@@ -93,7 +93,7 @@ def refusal(config: dict[str, Any]) -> SizingError | None:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_wrong_value_of_a_config_is_told_by_its_whole_path(name: str) -> None:
+def test_wrong_config_value_is_reported_with_its_full_path(name: str) -> None:
     config = CONFIGS[name]
     assert refusal(config) is None
     known = {".".join(path) for path in places(config)}

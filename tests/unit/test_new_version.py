@@ -25,7 +25,7 @@ def named(path: str, *words: str) -> Citation:
     return Citation(path, frozenset(words), "ours")
 
 
-def test_a_text_names_files_their_neighbours_and_functions() -> None:
+def test_citations_of_vllm_files_and_functions_are_found_in_text() -> None:
     text = "vllm/v1/core/kv.py get_configs and Spec.pages; pool.py schedule. See v1/worker/gpu for the rest."
     found = list(cited(text, "data"))
     assert [each.path for each in found] == ["v1/core/kv.py", "v1/core/pool.py", "v1/worker/gpu"]
@@ -35,13 +35,13 @@ def test_a_text_names_files_their_neighbours_and_functions() -> None:
     assert not list(cited("see https://example.org/a/b.py and our own words", "data"))
 
 
-def test_the_operator_names_what_its_facts_and_rules_stand_on() -> None:
+def test_operator_facts_and_rules_cite_vllm_files() -> None:
     found = list(citations())
     assert {"config/speculative.py", "v1/core/kv_cache_utils.py"} <= {each.path for each in found}
     assert {"vllm", "sizing"} <= {each.place.partition("/")[0] for each in found}
 
 
-def test_only_what_is_said_counts(tmp_path: Path) -> None:
+def test_changes_to_comments_and_formatting_are_ignored(tmp_path: Path) -> None:
     before = package(tmp_path / "a", m='def f():\n    """Old."""\n    return 1  # one\n\n\ndef g():\n    return 1\n')
     now = package(tmp_path / "b", m='def f():\n    """New."""\n    return (1)\n\n\ndef g():\n    return 2\n')
     (change,) = compare(before, now, [named("m.py", "f", "g")], "new").named
@@ -49,7 +49,7 @@ def test_only_what_is_said_counts(tmp_path: Path) -> None:
     assert "+    return 2" in change.diff
 
 
-def test_what_moved_is_found_and_what_is_gone_is_told(tmp_path: Path) -> None:
+def test_moved_functions_are_found_and_removed_ones_are_reported(tmp_path: Path) -> None:
     text = "def same():\n    return 1\n\n\ndef other():\n    return 1\n\n\ndef lost():\n    pass\n"
     before = package(tmp_path / "a", v1__old=text, v1__gone="def f():\n    pass\n")
     moved = "def same():\n    return 1\n\n\ndef other():\n    return 2\n"
@@ -63,7 +63,7 @@ def test_what_moved_is_found_and_what_is_gone_is_told(tmp_path: Path) -> None:
     assert found.beside == {"v1/old.py": ("+kept",), "v1/gone.py": ("the file is gone",)}
 
 
-def test_what_the_facts_of_the_new_version_name_is_judged_wherever_it_lies_now(tmp_path: Path) -> None:
+def test_functions_cited_by_new_version_facts_count_as_reviewed(tmp_path: Path) -> None:
     text = "def moved():\n    return {}\n\n\ndef changed():\n    return {}\n\n\ndef other():\n    return {}\n"
     before = package(tmp_path / "a", v1__old=text.format(1, 1, 1))
     moved, kept = text.format(2, 2, 2).split("\n\n\n", 1)
@@ -89,7 +89,7 @@ def answers(slots: int, *, ahead: bool, runner: str, traits: str, more: str = ""
     }
 
 
-def test_facts_that_an_engine_tells_are_written_with_their_source() -> None:
+def test_facts_reported_by_an_engine_are_written_with_their_source() -> None:
     before = answers(4, ahead=False, runner="V1", traits="stages", more="--b")
     now = answers(0, ahead=True, runner="V2", traits="hidden_states")
     image, *asked = json.loads(profile.facts(before, now, "0.34", "0.33"))
@@ -117,7 +117,7 @@ def test_facts_that_an_engine_tells_are_written_with_their_source() -> None:
     assert fewer[0]["extra_draft_slots"] == {"dflash": {"fixed": -1, "each_token": 1}}
 
 
-def test_files_that_a_person_has_worked_on_stay(tmp_path: Path) -> None:
+def test_existing_files_are_not_overwritten(tmp_path: Path) -> None:
     assert profile.write("0.34", {"data": "[]", "flags": "{}"}, tmp_path) == [
         str(tmp_path / "data/0.34.json"),
         str(tmp_path / "flags/0.34.json"),
@@ -127,7 +127,7 @@ def test_files_that_a_person_has_worked_on_stay(tmp_path: Path) -> None:
     assert (tmp_path / "data/0.34.json").read_text() == "[1]"
 
 
-def test_classes_of_the_version_are_written_beside_those_that_are_known(tmp_path: Path) -> None:
+def test_new_version_adds_its_model_classes_to_the_registry(tmp_path: Path) -> None:
     tables = ("_TEXT_GENERATION_MODELS", "_MULTIMODAL_MODELS", "_SPECULATIVE_DECODING_MODELS")
     text = (
         "".join(f"{name} = {{}}\n" for name in tables) + '_TRANSFORMERS_SUPPORTED_MODELS = {"BrandNew": ("a", "B")}\n'
@@ -143,7 +143,7 @@ def test_classes_of_the_version_are_written_beside_those_that_are_known(tmp_path
     assert "LlamaForCausalLM" in now["until"][newest]
 
 
-def test_an_engine_that_no_longer_starts_is_one_difference() -> None:
+def test_engine_that_no_longer_starts_is_a_single_difference() -> None:
     before = {
         "configuration of an engine": {"experts, runner": "V2", "experts, --dtype": "auto", "plain, runner": "V1"}
     }
@@ -215,7 +215,7 @@ def test_page_lists_the_most_important_changes_first() -> None:
     assert places == sorted(places)
 
 
-def test_a_report_of_tests_is_counted_and_failures_are_named(tmp_path: Path) -> None:
+def test_junit_report_gives_counts_and_names_of_failures(tmp_path: Path) -> None:
     report = tmp_path / "tests.xml"
     report.write_text(
         '<testsuites><testsuite><testcase classname="tests.engine.test_contract" name="test_a[0.34]"/>'

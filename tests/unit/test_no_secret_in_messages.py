@@ -174,7 +174,7 @@ def texts(form: SecretForm, limit: int, stride: int) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("clip", CLIPS)
-def test_no_clip_shows_a_part_of_a_secret(clip: str) -> None:
+def test_no_shortened_message_shows_a_part_of_a_secret(clip: str) -> None:
     told, limit = CLIPS[clip]
     for name, form in FORMS.items():
         for text in texts(form, limit, 1 if name in MAIN else STRIDE):
@@ -189,7 +189,7 @@ SHARES: Final = (1755, 512)
 
 @pytest.mark.parametrize("line", ["one line", "several lines"])
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_what_the_kubelet_has_cut_shows_no_part_of_a_secret(form: SecretForm, line: str) -> None:
+def test_log_cut_by_the_kubelet_shows_no_part_of_a_secret(form: SecretForm, line: str) -> None:
     space = " " if line == "one line" else "\n"
     log = f"it began{space}{form.text}{space}then it failed for good{space}"
     for cut in range(0, len(log), 3):
@@ -204,12 +204,12 @@ def test_what_the_kubelet_has_cut_shows_no_part_of_a_secret(form: SecretForm, li
             assert form.leaks_in(told) is None, told
 
 
-def test_a_log_that_is_whole_keeps_its_first_and_its_last_word() -> None:
+def test_uncut_log_keeps_its_first_and_last_word() -> None:
     assert error_lines("ValueError: first\nlast") == ["ValueError: first", "last"]
     assert error_lines("x" * 1536 + "\n") == ["x" * 1536, ""]
 
 
-def test_a_capture_with_lines_of_progress_shows_no_part_of_a_cut_secret() -> None:
+def test_capture_log_with_progress_lines_shows_no_part_of_a_secret() -> None:
     """The lines of progress are left out, so what is left no longer has the length of a log that was cut."""
     progress = "\n".join(json.dumps({"phase": "single", "sent": number}) for number in range(60))
     form = FORMS["token of the hub"]
@@ -225,9 +225,7 @@ def test_a_capture_with_lines_of_progress_shows_no_part_of_a_cut_secret() -> Non
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_texts_of_several_lines_are_masked_before_they_are_taken_apart(
-    form: SecretForm, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_multi_line_text_is_masked_before_it_is_split(form: SecretForm, capsys: pytest.CaptureFixture[str]) -> None:
     say(f"first\n{form.text}\nlast")
     say(f"first\n{form.text}\nlast", err=True)
     say_line(form.text)
@@ -245,7 +243,7 @@ def test_texts_of_several_lines_are_masked_before_they_are_taken_apart(
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_a_defect_is_told_without_a_secret(
+def test_unexpected_exception_is_printed_without_secrets(
     form: SecretForm, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.dup2", lambda *_: None)
@@ -261,7 +259,7 @@ def test_a_defect_is_told_without_a_secret(
         assert form.leaks_in(told) is None, told
 
 
-def test_the_end_of_the_log_of_a_calibrated_engine_shows_no_part_of_a_secret() -> None:
+def test_log_tail_of_a_calibration_engine_shows_no_part_of_a_secret() -> None:
     form = FORMS["token of the hub"]
     log = f"it began\n{form.text}".ljust(2000 + len(form.text) // 2, ".") + "\nit failed"
     command = (sys.executable, "-c", f"print({log!r}); raise SystemExit(3)")

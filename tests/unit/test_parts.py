@@ -23,7 +23,7 @@ def reaped(tmp_path: Path, script: str) -> tuple[int, float]:
     return subprocess.run(command, check=False).returncode, float(result.read_text())
 
 
-def test_a_daemon_that_outlives_its_parent_is_counted(tmp_path: Path) -> None:
+def test_cpu_time_of_an_orphaned_daemon_is_counted(tmp_path: Path) -> None:
     # It ends as the command does: its time counts once somebody has waited for it.
     status, cpu_s = reaped(tmp_path, ORPHANED + "import os, time\n" + WAIT_FOR_THE_ORPHAN)
     assert status == 0
@@ -49,5 +49,5 @@ while busy():
         (0, "= 3 skipped in 2.00s =", "unit: no test has passed"),
     ],
 )
-def test_what_fails_a_run(status: int, output: str, failure: str | None) -> None:
+def test_run_fails_on_exit_status_or_without_passed_tests(status: int, output: str, failure: str | None) -> None:
     assert Outcome(Part("unit", ()), status, 1, 1, output).failure == failure

@@ -35,7 +35,7 @@ def test_requirements_are_hashed_and_name_no_index(path: Path) -> None:
     assert not re.findall(r"^-.*|.*https?://.*", text, re.MULTILINE), "options and addresses are those of one machine"
 
 
-def test_all_that_the_project_asks_for_is_pinned() -> None:
+def test_all_dependencies_of_the_project_are_pinned() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     extras = project["project"]["optional-dependencies"]
     wanted = {
@@ -49,7 +49,7 @@ def test_all_that_the_project_asks_for_is_pinned() -> None:
         assert not missing, f"{file} lacks {sorted(missing)}: run ./just pins"
 
 
-def test_the_engine_to_calibrate_with_may_be_the_newest_that_is_known() -> None:
+def test_engine_extra_allows_up_to_the_newest_launched_version() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     (engine,) = map(Requirement, project["project"]["optional-dependencies"]["engine"])
     newest = LAUNCHED_VERSIONS[-1]
@@ -61,7 +61,7 @@ def test_the_engine_to_calibrate_with_may_be_the_newest_that_is_known() -> None:
     assert engine.specifier.contains(pinned[1])
 
 
-def test_files_that_are_installed_together_agree() -> None:
+def test_dev_and_engine_requirements_pin_the_runtime_versions() -> None:
     """One environment may hold the project with its extras, each from its own file."""
     versions = {
         path.name: dict(re.findall(r"^([a-z0-9-]+)==(\S+) (?:;.*)?\\$", path.read_text(), re.MULTILINE))

@@ -21,7 +21,7 @@ from specdecode_operator.problems import Problem, printable, shown, shown_or_mis
         ("\U000e0041", r"\U000e0041"),
     ],
 )
-def test_what_others_wrote_is_shown_and_not_done(text: str, escaped: str) -> None:
+def test_control_characters_are_escaped(text: str, escaped: str) -> None:
     assert printable(text) == escaped
     assert printable(escaped) == escaped
     assert str(Problem(text, text, text)) == f"{escaped}: {escaped}: {escaped}"
@@ -46,7 +46,7 @@ def test_what_others_wrote_is_shown_and_not_done(text: str, escaped: str) -> Non
         ("-----BEGIN RSA PRIVATE KEY-----\nMIIEv", "(a secret)"),
     ],
 )
-def test_what_has_the_form_of_a_secret_is_not_shown(text: str, told: str) -> None:
+def test_text_that_looks_like_a_secret_is_masked(text: str, told: str) -> None:
     assert printable(text) == told
     assert str(Problem("a", text, "b")) == f"a: {told}: b"
 
@@ -65,7 +65,7 @@ def test_what_has_the_form_of_a_secret_is_not_shown(text: str, told: str) -> Non
         "Qwen/eyJ-7B",
     ],
 )
-def test_what_only_looks_like_one_is(text: str) -> None:
+def test_harmless_text_similar_to_a_secret_is_shown(text: str) -> None:
     assert printable(text) == text
 
 
@@ -87,12 +87,12 @@ def test_what_only_looks_like_one_is(text: str) -> None:
         ("\x1b[31m", r"\x1b[31m"),
     ],
 )
-def test_values_are_shown_in_the_words_of_their_files(value: Any, text: str) -> None:
+def test_values_are_shown_as_written_in_yaml(value: Any, text: str) -> None:
     assert shown(value) == text
 
 
 @pytest.mark.parametrize("message", ["is missing: name a GPU", "name a GPU"])
-def test_what_is_missing_is_said_once(message: str) -> None:
+def test_missing_value_is_mentioned_only_once(message: str) -> None:
     assert str(Problem("gpu", shown_or_missing(None), message)) == "gpu: is missing: name a GPU"
 
 
@@ -101,7 +101,7 @@ def test_what_is_missing_is_said_once(message: str) -> None:
     [(f"{number} {'x' * 100_000}" for number in range(100)), (f"its text is {number}" for number in range(150_000))],
     ids=["long", "many"],
 )
-def test_what_is_remembered_of_texts_is_bounded(texts: Iterator[str]) -> None:
+def test_memory_of_the_printable_cache_is_bounded(texts: Iterator[str]) -> None:
     """Of both, all are 10 MB and more."""
     tracemalloc.start()
     try:
@@ -113,12 +113,12 @@ def test_what_is_remembered_of_texts_is_bounded(texts: Iterator[str]) -> None:
     assert held_bytes < 8 * 2**20
 
 
-def test_values_that_are_not_json_are_named_by_their_type() -> None:
+def test_value_that_is_not_json_is_shown_by_its_type() -> None:
     for value in (int("f" * 5000, 16), [int("f" * 5000, 16)], {(1, 2): 3}, {b"a": 1}, {1j: 2}):
         assert shown(value) == f"a {type(value).__name__} that is not JSON"
 
 
-def test_a_message_lists_few_names() -> None:
+def test_message_lists_at_most_a_few_names() -> None:
     assert some_of(["a", "b"]) == "a, b"
     assert some_of(map(str, range(7))) == "0, 1, 2, 3, 4, 5, 6"
     assert some_of(map(str, range(90))) == "0, 1, 2, 3, 4, 5 and 84 more"

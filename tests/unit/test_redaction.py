@@ -17,19 +17,19 @@ def filler(length: int) -> str:
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-class TestEachForm:
-    def test_it_is_masked(self, form: SecretForm) -> None:
+class TestSecretForm:
+    def test_secret_is_masked(self, form: SecretForm) -> None:
         masked = redact(f"before {form.text} after")
         assert form.leaks_in(masked) is None
         assert HIDDEN in masked
         assert masked.startswith("before ")
         assert redact(masked) == masked
 
-    def test_it_is_masked_in_a_message_of_one_line(self, form: SecretForm) -> None:
+    def test_secret_is_masked_in_a_one_line_message(self, form: SecretForm) -> None:
         assert form.leaks_in(printable(f"before {form.text} after")) is None
         assert form.leaks_in(printable(" ".join(form.text.split()))) is None
 
-    def test_no_part_of_it_is_left_by_a_clip(self, form: SecretForm) -> None:
+    def test_clip_leaks_no_part_of_a_secret(self, form: SecretForm) -> None:
         for length in range(max(LIMIT - len(form.text) - 8, 0), LIMIT + 8):
             before, after = (filler(length), " and more" * 20) if length % 2 else ("x" * (length - 1) + " ", "x" * 99)
             short = clip(before + form.text + after, LIMIT)
@@ -37,13 +37,13 @@ class TestEachForm:
             assert form.leaks_in(short) is None, (length, short)
             assert clip(short, LIMIT) == short
 
-    def test_no_part_of_it_is_left_by_a_clip_of_the_beginning(self, form: SecretForm) -> None:
+    def test_clip_start_leaks_no_part_of_a_secret(self, form: SecretForm) -> None:
         for length in range(max(LIMIT - len(form.text) - 8, 0), LIMIT + 8):
             short = clip_start("more and " * 20 + form.text + " " + filler(length), LIMIT)
             assert len(short) <= LIMIT
             assert form.leaks_in(short) is None, (length, short)
 
-    def test_no_part_of_it_is_left_where_someone_else_has_cut(self, form: SecretForm) -> None:
+    def test_text_already_cut_elsewhere_leaks_no_part_of_a_secret(self, form: SecretForm) -> None:
         for text in (f"a {form.text} then it ended for good", f"a\n{form.text}\nthen it ended for good"):
             for at in range(len(text)):
                 assert form.leaks_in(after_cut(text[at:])) is None, text[at:]
@@ -84,7 +84,7 @@ class TestEachForm:
         "tokenizer: Qwen/Qwen3-32B, task-0123456789abcdef0123, disk-9f8e7d6c5b4a39281706",
     ],
 )
-def test_what_is_no_secret_stays(text: str) -> None:
+def test_text_without_secrets_is_unchanged(text: str) -> None:
     assert redact(text) == text
     assert printable(text) == text
 
@@ -93,16 +93,16 @@ def test_what_is_no_secret_stays(text: str) -> None:
     "text",
     ["--password: vLLM0.33", "password: vLLM swordfish", "password='vLLM has it'", "--api-key vLLM --port 8000"],
 )
-def test_a_secret_may_be_called_like_the_engine(text: str) -> None:
+def test_secret_containing_vllm_is_masked(text: str) -> None:
     assert "vLLM" not in redact(text)
 
 
 class TestClip:
-    def test_a_short_text_stays(self) -> None:
+    def test_short_text_is_unchanged(self) -> None:
         assert clip("a b", 3) == "a b"
         assert clip("", 3) == ""
 
-    def test_a_long_text_ends_with_a_whole_word(self) -> None:
+    def test_clip_cuts_a_long_text_after_a_whole_word(self) -> None:
         assert clip("the engine did not start", 16) == f"the engine did{ELLIPSIS}"
         assert clip("the engine did not start", 18) == f"the engine did{ELLIPSIS}"
         assert clip("the engine did not start", 19) == f"the engine did not{ELLIPSIS}"
@@ -112,20 +112,20 @@ class TestClip:
         assert clip("a " + "x" * 200, LIMIT) == "a " + "x" * (LIMIT - 3) + ELLIPSIS
 
     @pytest.mark.parametrize("limit", [0, 1, 2])
-    def test_there_is_no_limit_that_is_too_small(self, limit: int) -> None:
+    def test_result_is_within_even_a_tiny_limit(self, limit: int) -> None:
         assert len(clip("the engine", limit)) <= limit
         assert len(clip_start("the engine", limit)) <= limit
 
-    def test_the_end_of_a_text_begins_with_a_whole_word(self) -> None:
+    def test_clip_start_cuts_before_a_whole_word(self) -> None:
         assert clip_start("the engine did not start", 10) == f"{ELLIPSIS}not start"
         assert clip_start("x" * 200, 10) == ELLIPSIS + "x" * 9
         assert clip_start("a\nb", 10) == "a\nb"
 
-    def test_masks_are_no_reason_to_cut(self) -> None:
+    def test_text_that_fits_once_masked_is_not_cut(self) -> None:
         assert clip(f"401 for {'x' * 8} {HUB_TOKEN}", 40) == f"401 for xxxxxxxx {HIDDEN}"
 
     @pytest.mark.parametrize("length", [100, 1000, 8000])
-    def test_a_secret_is_masked_however_far_behind_the_limit_it_ends(self, length: int) -> None:
+    def test_secret_that_ends_far_beyond_the_limit_is_masked(self, length: int) -> None:
         """A password in a URL is known by the sign behind it."""
         password = ("Sw0rdf1sh" * length)[:length]
         text = f"cannot reach postgres://admin:{password}@db:5432/x after three attempts"
@@ -133,14 +133,14 @@ class TestClip:
 
     @pytest.mark.parametrize("name", ["password in a URL", "token of GitHub"])
     @pytest.mark.parametrize("where", range(65_536 - 60, 65_536 + 2))
-    def test_the_bound_of_what_is_read_shows_no_part_of_a_secret(self, where: int, name: str) -> None:
+    def test_secret_at_the_input_bound_is_not_leaked(self, where: int, name: str) -> None:
         """Masks may leave so little of a text that its end is shown."""
         form = FORMS[name]
         key = f"-----BEGIN PRIVATE KEY-----\n{'QUJD' * ((where - 60) // 4)}\n-----END PRIVATE KEY----- "
         assert form.leaks_in(clip(key.ljust(where) + form.text, 300)) is None
         assert form.leaks_in(clip_start(form.text + key.rjust(where), 300)) is None
 
-    def test_a_word_without_an_end_is_left_out(self) -> None:
+    def test_very_long_word_is_cut_to_the_limit(self) -> None:
         assert clip("a " + "x" * 100_000, 300).startswith("a xxx")
         assert len(clip("x" * 1_000_000, 300)) == 300
 
@@ -155,13 +155,13 @@ class TestClip:
         "bearer ", "a",
     ],
 )  # fmt: skip
-def test_long_texts_take_linear_time(part: str) -> None:
+def test_long_texts_are_redacted_in_linear_time(part: str) -> None:
     """None of them would end within minutes if its time grew with the square of its length."""
     text = part * (50_000 // len(part))
     for each in (text, f"{text} password token key -----end input_value= value", f"password={text}"):
         assert redact(each) is not None
 
 
-def test_a_value_that_pydantic_has_shortened_is_left_out() -> None:
+def test_input_value_shortened_by_pydantic_is_removed() -> None:
     half = f"input_value={{'hub': '{HUB_TOKEN[:9]}...{HUB_TOKEN[-20:]}'}}, input_type=dict"
     assert redact(f"[type=x, {half}]") == f"[type=x, input_value={ELLIPSIS}, input_type=dict]"

@@ -17,7 +17,7 @@ OBJECTS = [
 ]
 
 
-def test_there_is_a_release_to_upgrade_from() -> None:
+def test_snapshots_of_earlier_releases_exist() -> None:
     assert OBJECTS
 
 
@@ -36,7 +36,7 @@ def _without_digest(name: str) -> str:
 
 
 @pytest.mark.parametrize(("release", "before"), OBJECTS)
-def test_engines_of_an_earlier_release_restart_only_where_it_is_announced(release: str, before: Body) -> None:
+def test_upgrade_restarts_engines_only_where_the_changelog_says_so(release: str, before: Body) -> None:
     fields = restarting_fields(before, made_now(before, snapshot(release)))
     known = announced(CHANGELOG, release)
     silent = sorted(field for field in fields if not any(pattern.fullmatch(field) for pattern in known))
@@ -44,7 +44,7 @@ def test_engines_of_an_earlier_release_restart_only_where_it_is_announced(releas
 
 
 @pytest.mark.parametrize(("name", "file"), [("llama-70b", "llama-70b"), ("llama-70b-bursts", "capture-llama-70b")])
-def test_an_object_with_its_stored_defaults_comes_to_what_the_example_does(name: str, file: str) -> None:
+def test_object_with_stored_defaults_renders_like_the_example(name: str, file: str) -> None:
     """Or a snapshot would tell differences that an upgrade does not make."""
     today = taken_now()
     entry = next(each for each in today if each["object"]["metadata"]["name"] == name)
@@ -63,7 +63,7 @@ def test_an_object_with_its_stored_defaults_comes_to_what_the_example_does(name:
         (lambda pod: pod["spec"].pop("volumes"), "spec.volumes"),
     ],
 )
-def test_a_changed_pod_is_told_by_its_field(change: object, field: str) -> None:
+def test_changed_pod_template_is_reported_by_field(change: object, field: str) -> None:
     before = next(entry for entry in taken_now() if entry["podTemplates"])
     after = copy.deepcopy(before)
     for template in after["podTemplates"].values():
@@ -72,7 +72,7 @@ def test_a_changed_pod_is_told_by_its_field(change: object, field: str) -> None:
     assert restarting_fields(before, after) == {field}
 
 
-def test_only_what_came_after_a_release_is_announced_for_it() -> None:
+def test_only_restarts_announced_after_a_release_count_for_it() -> None:
     changelog = f"""## [Unreleased]
 {RESTARTS}
 - All: `spec.containers[*].image`.

@@ -52,7 +52,7 @@ def lines(text: str) -> list[str]:
     return [line.strip(" -") for line in text.splitlines() if line.startswith(("  flaky", "  always", "  2 of", "- "))]
 
 
-def test_flaky_tests_are_told_from_those_that_always_fail(tests: Path) -> None:
+def test_flaky_tests_are_distinguished_from_always_failing_ones(tests: Path) -> None:
     page = tests.with_name("page.md")
     tests.write_text(TESTS)
     done = repeated(tests, "--times=2", f"--page={page}")
@@ -77,7 +77,7 @@ def test_flaky_tests_are_told_from_those_that_always_fail(tests: Path) -> None:
         ([], "PART|PATH"),
     ],
 )
-def test_what_cannot_be_repeated_is_named(arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_repeat_argument_is_named(arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 2
@@ -88,7 +88,7 @@ def test_every_part_with_tests_can_be_repeated() -> None:
     assert {*NAMES} - {*PARTS} == {"lint", "typing"}
 
 
-def test_the_load_ends_with_the_block() -> None:
+def test_load_processes_end_with_the_block() -> None:
     with busy(2) as processes:
         assert [each.poll() for each in processes] == [None, None]
     assert None not in [each.poll() for each in processes]

@@ -36,7 +36,7 @@ def test_rewriting_the_manifest_changes_nothing_when_it_is_up_to_date() -> None:
     assert manifest_with_script() == MANIFEST.read_text()
 
 
-def test_job_passes_options_that_the_script_knows() -> None:
+def test_job_passes_only_options_of_the_script() -> None:
     job = documents()["Job"]
     container = job["spec"]["template"]["spec"]["containers"][0]  # type: ignore[index]
     passed = {argument.partition("=")[0] for argument in container["args"]}
@@ -44,20 +44,20 @@ def test_job_passes_options_that_the_script_knows() -> None:
     assert "--out" in passed
 
 
-def test_script_imports_nothing_slow() -> None:
+def test_script_imports_no_slow_packages() -> None:
     """The script starts an interpreter each time; transformers alone doubles its time."""
     allowed = {"torch", "safetensors", "tokenizers"}
     assert imported_packages() - sys.stdlib_module_names <= allowed
 
 
-def test_demo_names_the_folders_that_the_job_fills() -> None:
+def test_demo_uses_the_volume_and_folders_of_the_tiny_models() -> None:
     demo = yaml.safe_load((EXAMPLES / "tiny-cpu.yaml").read_text())["spec"]
     assert demo["models"]["volume"]["persistentVolumeClaim"]["claimName"] == "tiny-models"
     assert demo["target"]["model"] == "pair/target"
     assert demo["speculation"]["draft"]["model"] == "pair/draft"
 
 
-def test_demo_describes_the_models_that_the_script_makes() -> None:
+def test_demo_config_matches_the_models_of_the_script() -> None:
     demo = yaml.safe_load((EXAMPLES / "tiny-cpu.yaml").read_text())["spec"]
     sizes = script_constants()
     expected = {

@@ -51,14 +51,14 @@ def traffic_until(answer: Answer, requests: int) -> Traffic:
 
 
 @pytest.mark.parametrize(("raw", "told"), CASES.values(), ids=CASES)
-def test_what_fails_is_counted_and_the_client_asks_on(raw: bytes, told: str) -> None:
+def test_failed_responses_are_counted_and_the_client_continues(raw: bytes, told: str) -> None:
     traffic = traffic_until(answer_with(raw), 2)
     assert traffic.complete == 0
     assert len(traffic.failures) >= 2
     assert all(told in failure for failure in traffic.failures), traffic.failures
 
 
-def test_whole_answers_are_complete() -> None:
+def test_complete_responses_are_counted() -> None:
     traffic = traffic_until(answer_in_full, 2)
     assert traffic.failures == []
     assert traffic.complete >= 2

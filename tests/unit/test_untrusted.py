@@ -36,7 +36,7 @@ from specdecode_operator.untrusted import (
         ("[" * MAX_DEPTH + "]" * MAX_DEPTH, None),
     ],
 )
-def test_json_is_read_as_json(text: str | bytes, value: Any) -> None:
+def test_valid_json_is_parsed(text: str | bytes, value: Any) -> None:
     assert value is None or parse_json(text) == value
     parse_json(text)
 
@@ -59,19 +59,19 @@ def test_json_is_read_as_json(text: str | bytes, value: Any) -> None:
         (b" " * (MAX_BYTES + 1), "has more than 32 MiB"),
     ],
 )
-def test_what_is_no_json_or_would_hurt_is_refused(text: str | bytes, words: str) -> None:
+def test_invalid_or_harmful_json_is_refused(text: str | bytes, words: str) -> None:
     with pytest.raises(UnreadableTextError) as refused:
         parse_json(text)
     assert words in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
-def test_whoever_reads_less_may_ask_for_less() -> None:
+def test_caller_may_lower_the_size_limit() -> None:
     with pytest.raises(UnreadableTextError, match="has more than 1 KiB"):
         parse_json("1" + " " * 1024, most_bytes=1024)
 
 
-def test_a_number_has_no_more_digits_than_one_that_can_be_computed_with() -> None:
+def test_number_with_more_than_308_digits_is_refused() -> None:
     assert parse_json("1" * 308) == int("1" * 308)
     with pytest.raises(UnreadableTextError, match="has 309 digits"):
         parse_json("1" * 309)
@@ -94,7 +94,7 @@ def outcome(read: Any, line: bytes) -> Any:
 
 
 @given(lines=st.lists(st.tuples(OBJECTS | VALUES, FORMS), min_size=1, max_size=4))
-def test_lines_are_read_as_they_are_one_by_one(lines: list[tuple[Any, dict[str, Any]]]) -> None:
+def test_json_lines_are_parsed_like_single_documents(lines: list[tuple[Any, dict[str, Any]]]) -> None:
     reader = JsonLines(MOST_BYTES)
     for value, form in lines * 2:
         line = json.dumps(value, **form).encode(errors="surrogatepass") + b"\n"
@@ -112,7 +112,7 @@ def test_lines_are_read_as_they_are_one_by_one(lines: list[tuple[Any, dict[str, 
 @example(b'{"a": "\xff"}', b"")
 @example(b'{"a": 1} {"a": 1}', b"")
 @example(b"\xef\xbb\xbf{}", b"")
-def test_whatever_stands_in_a_line_is_refused_as_alone(line: bytes, before: bytes) -> None:
+def test_arbitrary_line_has_the_same_outcome_as_alone(line: bytes, before: bytes) -> None:
     reader = JsonLines(MOST_BYTES)
     outcome(reader.parse, before)
     assert outcome(reader.parse, line) == outcome(lambda line: parse_json(line, MOST_BYTES), line)
@@ -137,7 +137,7 @@ def depth(value: Any) -> int:
 
 @pytest.mark.parametrize("levels", [200, 990, 9_990])
 @pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}"), ('["]",', "]"), ('["\\\\",', "]")])
-def test_what_is_too_deep_is_left_out_and_all_beside_it_stays(levels: int, opening: str, closing: str) -> None:
+def test_too_deeply_nested_values_are_dropped_and_siblings_kept(levels: int, opening: str, closing: str) -> None:
     deep = opening * levels + "1" + closing * levels
     found = read_json(f'{{"before": [{{}}], "deep": {deep}, "after": "[{{"}}'.encode())
     assert (found["before"], found["after"]) == ([{}], "[{")
@@ -155,11 +155,11 @@ def test_what_is_too_deep_is_left_out_and_all_beside_it_stays(levels: int, openi
         "1",
     ],
 )
-def test_what_is_not_too_deep_stays_as_it_is(text: str) -> None:
+def test_values_within_the_depth_limit_are_unchanged(text: str) -> None:
     assert read_json(text.encode()) == json.loads(text)
 
 
-def test_what_is_no_json_is_told_as_such() -> None:
+def test_invalid_json_raises_json_decode_error() -> None:
     """As kopf expects of an answer in plain text."""
     for text in (b"", b"404 page not found", b"[" * 5_000, b"]" * 500, b'"' + b"\\" * 501):
         with pytest.raises(json.JSONDecodeError):
@@ -178,24 +178,24 @@ def test_what_is_no_json_is_told_as_such() -> None:
         ('{"a": "\u00e9"}'.encode(), '{"a": "\u00e9"}'),
     ],
 )
-def test_what_is_no_character_is_replaced_and_all_else_stays(text: bytes, read_as: str) -> None:
+def test_only_invalid_characters_are_replaced(text: bytes, read_as: str) -> None:
     assert read_json(in_unicode(text)) == json.loads(read_as)
 
 
 @pytest.mark.parametrize(("text", "number"), [("0", 0), ("007", 7), (42, 42), ("9" * MOST_DIGITS, 10**MOST_DIGITS - 1)])
-def test_digits_are_a_number(text: object, number: int) -> None:
+def test_digits_are_a_whole_number(text: object, number: int) -> None:
     assert whole_number(text) == number
 
 
 @pytest.mark.parametrize(
     "text", ["", "-1", "+1", "1.0", "1_0", " 1", "1\n", "x", "\u0663", "\u00b2", "9" * 16, "9" * 5000]
 )
-def test_other_text_is_no_number(text: str) -> None:
+def test_other_text_is_no_whole_number(text: str) -> None:
     assert whole_number(text) is None
 
 
 @pytest.mark.parametrize("value", [None, True, 1.0, -1, [1], {}, b"1"])
-def test_other_values_are_no_number(value: object) -> None:
+def test_other_values_are_no_whole_number(value: object) -> None:
     assert whole_number(value) is None
 
 
@@ -234,7 +234,7 @@ def listed(*bodies: dict[str, Any]) -> dict[str, Any]:
     [body("wide", spec={"lists": WIDE}), body("wide", data={str(key): "" for key in range(60_000)})],
     ids=["lists", "data"],
 )
-def test_an_object_of_too_many_values_is_read_as_who_it_is_and_how_it_stands(wide: dict[str, Any]) -> None:
+def test_object_with_too_many_values_keeps_only_identity_and_status(wide: dict[str, Any]) -> None:
     size_bytes = len(text(wide))
     seen = {key: value for key, value in stub("wide", size_bytes).items() if key != "data"}
     assert read_answer(text(wide)) == seen
@@ -243,7 +243,7 @@ def test_an_object_of_too_many_values_is_read_as_who_it_is_and_how_it_stands(wid
     assert event == {"type": "MODIFIED", "object": seen}
 
 
-def test_what_others_wrote_into_metadata_and_status_is_no_way_around(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metadata_and_status_of_an_oversized_object_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     wide = body("wide", status={"lists": WIDE})
     wide["metadata"] |= {
         "labels": {f"l{number}": "" for number in range(100_000)},
@@ -256,14 +256,14 @@ def test_what_others_wrote_into_metadata_and_status_is_no_way_around(monkeypatch
     assert "managedFields" not in seen["metadata"]
 
 
-def test_one_that_is_being_deleted_is_read_as_such_however_large() -> None:
+def test_oversized_object_keeps_its_deletion_timestamp() -> None:
     wide = body("wide", spec={"lists": WIDE})
     since = {"creationTimestamp": "2026-01-01T00:00:00Z", "deletionTimestamp": "2026-01-02T00:00:00Z"}
     wide["metadata"] |= since
     assert read_answer(text(wide))["metadata"].items() >= since.items()
 
 
-def test_large_texts_are_read_whole() -> None:
+def test_large_strings_are_kept_whole() -> None:
     data = {"config.json": "{,[" * 300_000, "quoted": '\\"' * 100_000}
     whole = body("facts", data=data)
     assert read_answer(text(whole)) == whole
@@ -273,7 +273,7 @@ def test_large_texts_are_read_whole() -> None:
 
 
 @pytest.mark.parametrize("bad", [b"\xff", rb"\ud800"])
-def test_what_others_wrote_that_is_no_character_hides_nothing(bad: bytes) -> None:
+def test_invalid_characters_in_one_object_do_not_break_the_list(bad: bytes) -> None:
     """The API server keeps it so in managed fields of its own kinds: one ConfigMap would end each list and watch."""
     evil = body("evil")
     evil["metadata"]["managedFields"] = [{"fieldsV1": {"f:data": {"f:HERE": {}}}}]
@@ -285,7 +285,7 @@ def test_what_others_wrote_that_is_no_character_hides_nothing(bad: bytes) -> Non
     ]
 
 
-def test_of_objects_that_are_known_only_the_uid_is_read() -> None:
+def test_known_objects_are_reduced_to_their_uid() -> None:
     asked = []
 
     def is_known(seen: dict[str, Any]) -> bool:
@@ -300,13 +300,13 @@ def test_of_objects_that_are_known_only_the_uid_is_read() -> None:
     assert read_answer(text(listed()), is_known) == {**listed(), "known": []}
 
 
-def test_what_is_no_list_of_objects_is_read_as_it_is() -> None:
+def test_response_that_is_no_object_list_is_unchanged() -> None:
     discovery = {"kind": "APIResourceList", "resources": [{"name": f"n{number}"} for number in range(9000)]}
     assert read_answer(text(discovery)) == discovery
     assert read_answer(b'{"kind":"Status","code":404}') == {"kind": "Status", "code": 404}
 
 
 @pytest.mark.parametrize("torn", [b"", b"{", text(listed(body("wide", spec={"lists": WIDE})))[:-200_000]])
-def test_a_torn_answer_is_an_error_of_one_kind(torn: bytes) -> None:
+def test_truncated_response_raises_value_error(torn: bytes) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         read_answer(torn)

@@ -28,7 +28,7 @@ from specdecode_operator.untrusted_yaml import parse_yaml
         ("a: &x {p: 1}\nb: &y {q: 2}\nc: {<<: [*x, *y]}", {"a": {"p": 1}, "b": {"q": 2}, "c": {"p": 1, "q": 2}}),
     ],
 )
-def test_yaml_is_read_as_kubernetes_reads_it(text: str, value: Any) -> None:
+def test_yaml_values_are_parsed_as_in_kubernetes(text: str, value: Any) -> None:
     (found,) = parse_yaml(text)
     assert found == value
 
@@ -62,7 +62,7 @@ def test_yaml_is_read_as_kubernetes_reads_it(text: str, value: Any) -> None:
         ("a" * (MAX_BYTES + 1), "has more than 32 MiB"),
     ],
 )
-def test_what_is_no_yaml_or_would_hurt_is_refused(text: str, words: str) -> None:
+def test_invalid_or_harmful_yaml_is_refused(text: str, words: str) -> None:
     with pytest.raises(UnreadableTextError) as refused:
         list(parse_yaml(text))
     assert words in str(refused.value)
@@ -88,7 +88,7 @@ MERGES = "a0: &a0 {k: v}\n" + "".join(
         pytest.param(MERGES, id="merges"),
     ],
 )
-def test_too_many_values_are_refused_before_one_is_made(text: str) -> None:
+def test_too_many_values_are_refused_before_they_are_built(text: str) -> None:
     """A megabyte has at most 87,000 values, so neither time nor memory grows without end."""
     tracemalloc.start()
     try:
@@ -106,14 +106,14 @@ def test_a_large_list_of_nodes_is_read() -> None:
     assert len(found["items"]) == MANY_VALUES // 4
 
 
-def test_documents_before_one_that_is_wrong_are_read() -> None:
+def test_documents_before_an_invalid_one_are_read() -> None:
     documents = parse_yaml("a: 1\n---\nb: [\n")
     assert next(documents) == {"a": 1}
     with pytest.raises(UnreadableTextError, match="line 4"):
         next(documents)
 
 
-def test_an_alias_may_stand_for_a_single_value_and_a_mapping_be_merged_of_two() -> None:
+def test_scalar_aliases_and_several_merge_keys_are_accepted() -> None:
     text = "a: &a 1\nb: *a\nc: &c {d: 2}\ne: &e {f: 3}\ng:\n  <<: *c\n  <<: *e\n"
     (found,) = parse_yaml(text)
     assert (found["b"], found["g"]) == (1, {"d": 2, "f": 3})

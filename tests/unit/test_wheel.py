@@ -66,7 +66,7 @@ def test_the_wheel_holds_every_file_of_the_package(wheel: Path) -> None:
     assert names == {f"specdecode_operator/{path.relative_to(ROOT / 'operator')}" for path in files}
 
 
-def test_the_wheel_says_what_it_is(wheel: Path) -> None:
+def test_wheel_metadata_matches_the_project(wheel: Path) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     with zipfile.ZipFile(wheel) as archive:
         (information,) = {name.partition("/")[0] for name in archive.namelist() if ".dist-info/" in name}
@@ -99,7 +99,7 @@ def test_the_installed_command_needs_no_checkout(installed: Run) -> None:
 INSTALLS = re.compile(r"\b(?:pip install|pipx (?:install|run)|uv tool (?:install|run)|uvx|uv add)\s+([^\n`#]*)")
 
 
-def test_pages_install_only_what_a_reader_has() -> None:
+def test_pages_install_only_from_a_clone_or_a_wheel() -> None:
     """Nothing is published: what is installed is a clone, or a wheel that somebody has fetched."""
     named = {}
     for page in (path for path in PAGES if path.is_file()):
@@ -110,7 +110,7 @@ def test_pages_install_only_what_a_reader_has() -> None:
     assert named == {}
 
 
-def test_installing_stands_first_in_the_page_of_the_command_line() -> None:
+def test_cli_page_starts_with_installation() -> None:
     page = (ROOT / "docs/reference/cli.md").read_text()
     first = page.split("\n## ")[1]
     assert first.startswith("Install\n")

@@ -28,7 +28,7 @@ WRITES = {
 """What jobs may change, all others nothing."""
 
 
-def test_every_part_runs_once_a_push() -> None:
+def test_ci_workflow_runs_every_part_once() -> None:
     named = re.findall(r"\./just parts (.*)", (WORKFLOWS / "ci.yml").read_text())
     assert sorted(" ".join(named).split()) == sorted(NAMES)
 
@@ -53,14 +53,14 @@ def steps(file: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
-def test_recipes_that_are_run_exist(file: Path) -> None:
+def test_workflows_run_only_existing_recipes(file: Path) -> None:
     recipes = re.findall(r"^(?!_)([a-z-]+)(?: [^:=\n]*)?:(?!=)", (ROOT / "justfile").read_text(), re.MULTILINE)
     run = "\n".join(step.get("run", "") for step in steps(file))
     assert set(re.findall(r"\./just ([a-z-]+)", run)) <= {*recipes}
 
 
 @pytest.mark.parametrize("file", [file for file in FILES if file.parent == WORKFLOWS], ids=lambda file: file.name)
-def test_a_job_may_change_only_what_it_is_there_for(file: Path) -> None:
+def test_jobs_have_only_the_listed_write_permissions(file: Path) -> None:
     document = yaml.safe_load(file.read_text())
     written = {}
     for name, job in jobs(file).items():
@@ -72,7 +72,7 @@ def test_a_job_may_change_only_what_it_is_there_for(file: Path) -> None:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
-def test_no_step_keeps_the_token_or_runs_what_a_stranger_writes(file: Path) -> None:
+def test_steps_keep_no_token_and_run_no_untrusted_input(file: Path) -> None:
     for step in steps(file):
         if str(step.get("uses", "")).startswith("actions/checkout@"):
             assert step["with"]["persist-credentials"] is False
@@ -81,18 +81,18 @@ def test_no_step_keeps_the_token_or_runs_what_a_stranger_writes(file: Path) -> N
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
-def test_actions_are_named_by_their_commit(file: Path) -> None:
+def test_actions_are_pinned_to_commits(file: Path) -> None:
     used = [step["uses"] for step in steps(file) if not step.get("uses", "./").startswith("./")]
     assert [each for each in used if not re.search(r"@[0-9a-f]{40}$", each)] == []
 
 
-def test_what_signs_takes_no_programs_that_other_jobs_have_left() -> None:
+def test_release_job_uses_no_cache_and_its_own_environment() -> None:
     release = jobs(WORKFLOWS / "release.yml")["release"]
     assert [step["uses"] for step in release["steps"] if "cache" in step.get("uses", "")] == []
     assert release["environment"] == "release", "somebody looks before anything is published"
 
 
-def test_a_release_waits_for_the_long_tests_and_runs_the_recipes_of_people() -> None:
+def test_release_waits_for_long_tests_and_runs_the_recipes_in_order() -> None:
     tests, release = jobs(WORKFLOWS / "release.yml").values()
     assert (tests["uses"], release["needs"]) == ("./.github/workflows/long.yml", "tests")
     run = "\n".join(step.get("run", "") for step in release["steps"])
@@ -101,7 +101,7 @@ def test_a_release_waits_for_the_long_tests_and_runs_the_recipes_of_people() -> 
     assert all(f'"--{each}=' in run for each in ("registry", "base", "tag"))
 
 
-def test_programs_that_are_built_at_night_alone_are_kept_for_the_next_one() -> None:
+def test_programs_built_only_at_night_are_cached() -> None:
     long = jobs(WORKFLOWS / "long.yml")
     paths = steps(ROOT / ".github/actions/caches/action.yml")[-1]["with"]["path"]
     kept = paths.split("${{ env.SPECDECODE_CACHE }}/bin/")[1:]
@@ -112,7 +112,7 @@ def test_programs_that_are_built_at_night_alone_are_kept_for_the_next_one() -> N
         assert "${{" in "".join(own)
 
 
-def test_dependabot_updates_the_actions_of_every_folder_that_uses_some() -> None:
+def test_dependabot_covers_every_folder_with_actions() -> None:
     (actions,) = yaml.safe_load((ROOT / ".github/dependabot.yml").read_text())["updates"]
     folders = {f"/{file.parent.relative_to(ROOT)}" for file in FILES if file.parent not in (WORKFLOWS, ROOT)}
     assert {*actions["directories"]} == {"/", *folders}, "/ also covers the workflows"
@@ -122,7 +122,7 @@ FORMS = sorted(file for file in ROOT.glob(".github/ISSUE_TEMPLATE/*.yml") if fil
 
 
 @pytest.mark.parametrize("file", FORMS, ids=lambda file: file.name)
-def test_an_issue_form_has_all_that_github_requires(file: Path) -> None:
+def test_issue_form_has_all_required_keys(file: Path) -> None:
     form = yaml.safe_load(file.read_text())
     assert form["name"]
     assert form["description"]
@@ -160,7 +160,7 @@ NEW_ENGINE: str = steps(WORKFLOWS / "engine-new.yml")[-1]["run"]
 
 
 @pytest.mark.parametrize(("issues", "expected"), [("", "issue create --title vLLM 0.34"), ("17", "issue edit 17")])
-def test_a_new_engine_is_told_in_one_issue(tmp_path: Path, issues: str, expected: str) -> None:
+def test_new_vllm_version_is_reported_in_one_issue(tmp_path: Path, issues: str, expected: str) -> None:
     text = "# vLLM 0.34: what to look at, against 0.33\n\n- Tests: all\n" + "x" * 100_000
     (tmp_path / "page.md").write_text(text)
     called, body = _tell(tmp_path, issues, NEW_ENGINE)

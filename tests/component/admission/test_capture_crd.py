@@ -297,14 +297,14 @@ def body(spec: str, name: str = "demo") -> str:
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_good_captures_are_accepted_and_read(kubectl: Kubectl, name: str) -> None:
+def test_valid_captures_are_stored_and_parse(kubectl: Kubectl, name: str) -> None:
     answer = kubectl.write(body(GOOD[name]))
     assert answer.returncode == 0, answer.stderr
     SpecDecodeCaptureSpec.model_validate(kubectl.object("sdc", "demo")["spec"])
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_captures_are_refused_with_field_and_fix(kubectl: Kubectl, name: str) -> None:
+def test_invalid_captures_are_refused_with_field_and_fix(kubectl: Kubectl, name: str) -> None:
     spec, field, fix = BAD[name]
     answer = kubectl.create(body(spec))
     assert answer.returncode != 0
@@ -312,13 +312,13 @@ def test_bad_captures_are_refused_with_field_and_fix(kubectl: Kubectl, name: str
     assert fix in answer.stderr
 
 
-def test_a_deployment_must_be_named(kubectl: Kubectl) -> None:
+def test_spec_deployment_is_required(kubectl: Kubectl) -> None:
     answer = kubectl.create(yaml.safe_dump({**HEADER, "metadata": {"name": "demo"}, "spec": {}}))
     assert "spec.deployment: Required" in answer.stderr
 
 
 @pytest.mark.parametrize("name", ["Demo", "a.b", "a" * 53])
-def test_names_that_can_name_no_job_are_refused(kubectl: Kubectl, name: str) -> None:
+def test_names_invalid_for_a_job_are_refused(kubectl: Kubectl, name: str) -> None:
     answer = kubectl.create(body("{}", name))
     assert "metadata.name" in answer.stderr
 
@@ -364,28 +364,28 @@ IMMUTABLE = {
 
 
 @pytest.mark.parametrize("name", MUTABLE)
-def test_what_feeds_no_job_may_be_changed(kubectl: Kubectl, name: str) -> None:
+def test_fields_not_used_by_the_job_are_mutable(kubectl: Kubectl, name: str) -> None:
     kubectl.write(body("{}"))
     answer = kubectl.write(body(json.dumps(MUTABLE[name])))
     assert answer.returncode == 0, answer.stderr
 
 
 @pytest.mark.parametrize("name", IMMUTABLE)
-def test_what_feeds_the_job_stays(kubectl: Kubectl, name: str) -> None:
+def test_fields_used_by_the_job_are_immutable(kubectl: Kubectl, name: str) -> None:
     kubectl.write(body("{}"))
     answer = kubectl.write(body(json.dumps(IMMUTABLE[name])))
     assert answer.returncode != 0
     assert "cannot be changed: another run is another object" in answer.stderr
 
 
-def test_the_extent_of_a_live_capture_stays(kubectl: Kubectl) -> None:
+def test_live_settings_are_immutable(kubectl: Kubectl) -> None:
     kubectl.write(body(live(LIVE)))
     answer = kubectl.write(body(live("live: {durationSeconds: 60}")))
     assert "spec.live" in answer.stderr
     assert "cannot be changed: another run is another object" in answer.stderr
 
 
-def test_kubectl_get_tells_how_far_it_is(kubectl: Kubectl) -> None:
+def test_kubectl_get_prints_progress_and_verdict(kubectl: Kubectl) -> None:
     kubectl.write(body("{}"))
     common = {"message": "", "observedGeneration": 1, "lastTransitionTime": "2026-01-01T00:00:00Z"}
     status = {

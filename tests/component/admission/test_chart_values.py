@@ -34,13 +34,13 @@ def pod(found: Objects) -> dict[str, Any]:
     return template
 
 
-def test_what_comes_of_the_examples_is_what_is_checked_in() -> None:
+def test_rendered_values_examples_match_the_golden_files() -> None:
     found = {file.name: file.read_text() for file in chart.GOLDEN.iterdir()}
     assert found == chart.of_examples(), "look at the difference: ./just manifests writes it anew"
 
 
 @pytest.mark.parametrize("values", EXAMPLES, ids=lambda file: str(file.stem))
-def test_no_values_file_changes_how_the_operator_is_confined(values: Path) -> None:
+def test_values_examples_keep_the_operator_security_context(values: Path) -> None:
     found, default = (pod(objects(*options))["spec"] for options in ([f"--values={values}"], []))
     assert found["securityContext"] == default["securityContext"]
     for changed, own in zip(found["containers"], default["containers"], strict=True):
@@ -48,7 +48,7 @@ def test_no_values_file_changes_how_the_operator_is_confined(values: Path) -> No
 
 
 @pytest.mark.parametrize("values", [None, *EXAMPLES], ids=lambda file: file.stem if file else "none")
-def test_helm_finds_nothing_to_say_of_the_chart(values: Path | None) -> None:
+def test_helm_lint_reports_nothing(values: Path | None) -> None:
     options = [f"--values={values}"] if values else []
     command = [program("helm"), "lint", "--strict", str(chart.CHART), *options]
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -57,7 +57,7 @@ def test_helm_finds_nothing_to_say_of_the_chart(values: Path | None) -> None:
 
 
 @pytest.mark.parametrize("values", EXAMPLES, ids=lambda file: str(file.stem))
-def test_every_object_has_the_labels_and_annotations_that_all_shall_have(values: Path) -> None:
+def test_every_object_has_extra_labels_and_annotations(values: Path) -> None:
     found = objects(f"--values={values}", "--set=extraLabels.team=serving", "--set=extraAnnotations.owner=me")
     for key, body in found.items():
         assert body["metadata"]["labels"]["team"] == "serving", key
@@ -67,7 +67,7 @@ def test_every_object_has_the_labels_and_annotations_that_all_shall_have(values:
     assert pod(found)["metadata"]["annotations"]["owner"] == "me"
 
 
-def test_what_an_object_has_of_its_own_comes_first() -> None:
+def test_own_labels_and_annotations_override_extra_ones() -> None:
     """A key twice would be no YAML."""
     given = ["extraLabels.release=all", "extraAnnotations.a=all", "podAnnotations.a=own", "podLabels.release=own"]
     given += ["metrics.podMonitor.enabled=true", "metrics.podMonitor.labels.release=own"]
@@ -78,7 +78,7 @@ def test_what_an_object_has_of_its_own_comes_first() -> None:
     assert pod(found)["metadata"]["annotations"]["a"] == "own"
 
 
-def test_spread_and_disruption_budget_and_metrics_are_about_the_operators_own_pods() -> None:
+def test_spread_budget_and_metrics_service_select_operator_pods() -> None:
     ours = {"matchLabels": {"app.kubernetes.io/name": NAME, "app.kubernetes.io/instance": NAME}}
     found = objects(f"--values={chart.EXAMPLES / 'ha.yaml'}", "--set=metrics.service.enabled=true")
     assert ours["matchLabels"].items() <= pod(found)["metadata"]["labels"].items()
@@ -91,7 +91,7 @@ def test_spread_and_disruption_budget_and_metrics_are_about_the_operators_own_po
     assert service["ports"][0]["targetPort"] in {port["name"] for port in container["ports"]}
 
 
-def test_a_constraint_with_a_selector_keeps_it() -> None:
+def test_topology_constraint_keeps_its_own_label_selector() -> None:
     constraint = "maxSkew=1,topologySpreadConstraints[0].topologyKey=zone"
     constraint += ",topologySpreadConstraints[0].whenUnsatisfiable=DoNotSchedule"
     constraint += ",topologySpreadConstraints[0].labelSelector.matchLabels.a=b"
@@ -99,7 +99,7 @@ def test_a_constraint_with_a_selector_keeps_it() -> None:
     assert given["labelSelector"] == {"matchLabels": {"a": "b"}}
 
 
-def test_a_digest_comes_before_a_tag() -> None:
+def test_image_digest_takes_precedence_over_tag() -> None:
     digest = "sha256:" + "0" * 64
     (container,) = pod(objects("--set=image.repository=r.example/o", f"--set=image.digest={digest}"))["spec"][
         "containers"
@@ -107,7 +107,7 @@ def test_a_digest_comes_before_a_tag() -> None:
     assert container["image"] == f"r.example/o@{digest}"
 
 
-def test_of_the_secret_that_signed_before_only_the_public_key_is_mounted() -> None:
+def test_only_public_key_of_the_former_key_secret_is_mounted() -> None:
     former = ["--set=attestation.formerKeySecret=old,attestation.formerKey=a.pub"]
     found = pod(objects("--set=attestation.signingKeySecret=new", *former))["spec"]
     (container,) = found["containers"]
@@ -138,7 +138,7 @@ def test_facts_files_are_mounted_where_the_operator_reads_them(tmp_path: Path) -
     assert ("ConfigMap", f"{NAME}-facts") not in objects()
 
 
-def test_facts_that_are_no_text_or_would_be_overwritten_are_refused() -> None:
+def test_invalid_or_conflicting_facts_values_are_refused() -> None:
     with pytest.raises(ClusterError, match="files"):
         objects("--set=modelFacts.files.a=7")
     with pytest.raises(ClusterError, match="files"):
@@ -147,7 +147,7 @@ def test_facts_that_are_no_text_or_would_be_overwritten_are_refused() -> None:
         objects("--set=modelFacts.files.a=text", f"--set=modelFacts.configMap={NAME}-facts")
 
 
-def test_the_longest_name_of_a_release_leaves_names_that_the_api_server_takes() -> None:
+def test_longest_release_name_gives_valid_object_names() -> None:
     printed = chart.template("--set=webhook.enabled=true", release="a" * 53)
     most = {"CronJob": 52, "Job": 63, "Service": 63}
     found = [body for body in yaml.safe_load_all(printed) if body and body["kind"] in most]
@@ -156,7 +156,7 @@ def test_the_longest_name_of_a_release_leaves_names_that_the_api_server_takes() 
         assert len(body["metadata"]["name"]) <= most[body["kind"]], body["metadata"]["name"]
 
 
-def test_with_cert_manager_the_certificate_is_the_one_that_is_mounted_and_trusted() -> None:
+def test_cert_manager_certificate_is_mounted_and_injected() -> None:
     found = objects("--set=webhook.enabled=true", "--set=webhook.certificate.from=CertManager")
     certificate = found["Certificate", f"{NAME}-webhook"]
     place = certificate["metadata"]["namespace"]
@@ -177,14 +177,14 @@ def test_with_cert_manager_the_certificate_is_the_one_that_is_mounted_and_truste
     assert ("Issuer", f"{NAME}-webhook") not in named
 
 
-def test_the_webhook_of_named_namespaces_is_asked_of_no_other() -> None:
+def test_webhook_selects_only_the_watched_namespaces() -> None:
     found = objects("--set=webhook.enabled=true", "--set=watchNamespaces={team-a,team-b}")
     (webhook,) = found["ValidatingWebhookConfiguration", NAME]["webhooks"]
     (only,) = webhook["namespaceSelector"]["matchExpressions"]
     assert only == {"key": "kubernetes.io/metadata.name", "operator": "In", "values": ["team-a", "team-b"]}
 
 
-def test_the_guard_knows_both_names_of_an_account() -> None:
+def test_guard_checks_the_deprecated_service_account_field() -> None:
     # Only of kinds of its own the API server makes one of the two: groups of pods are another's.
     policy = objects("--set=operatorGuard.enabled=true")["ValidatingAdmissionPolicy", f"{NAME}-guard"]
     (rule,) = (each["expression"] for each in policy["spec"]["validations"] if "as another account" in each["message"])
@@ -212,7 +212,7 @@ def places(values: Any, where: str = "") -> Iterator[str]:
             yield from places(value, f"{where}/{name}")
 
 
-def test_values_of_another_type_are_refused_each_by_its_name(tmp_path: Path) -> None:
+def test_every_value_of_wrong_type_is_refused_by_name(tmp_path: Path) -> None:
     given = of_another_type(yaml.safe_load((chart.CHART / "values.yaml").read_text()))
     (tmp_path / "values.yaml").write_text(yaml.safe_dump(given))
     with pytest.raises(ClusterError) as refused:
@@ -224,12 +224,12 @@ def test_values_of_another_type_are_refused_each_by_its_name(tmp_path: Path) -> 
     assert wanted - named == set(), refused.value
 
 
-def test_a_value_that_nobody_knows_is_refused() -> None:
+def test_unknown_value_is_refused() -> None:
     with pytest.raises(ClusterError, match=r"additional properties 'replica' not allowed"):
         chart.template("--set=replica=2")
 
 
-def test_a_checkout_without_an_image_is_refused_with_the_value_to_set() -> None:
+def test_missing_image_repository_is_refused_with_the_value_to_set() -> None:
     """The development image exists in development clusters only: an installation with it could never start."""
     answer = subprocess.run(
         [program("helm"), "template", NAME, str(chart.CHART)], capture_output=True, text=True, check=False
@@ -247,7 +247,7 @@ def test_a_checkout_without_an_image_is_refused_with_the_value_to_set() -> None:
         (f"image.repository=r.example/operator,image.digest={DIGEST}", f"r.example/operator@{DIGEST}"),
     ],
 )
-def test_the_tag_is_the_version_of_the_chart_unless_another_is_set(values: str, image: str) -> None:
+def test_image_tag_defaults_to_the_chart_version(values: str, image: str) -> None:
     (container,) = pod(objects(f"--set={values}"))["spec"]["containers"]
     assert container["image"] == image
 

@@ -70,7 +70,7 @@ def installed(kubectl: Kubectl, *files: str) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_files_conform(schemas: Path, file: Path) -> None:
+def test_files_conform_to_api_schemas(schemas: Path, file: Path) -> None:
     text = file.read_text()
     if "<<:" in text:
         # kubeconform takes a merged key that is set otherwise beside the merge for one that is there twice.
@@ -79,7 +79,7 @@ def test_files_conform(schemas: Path, file: Path) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
-def test_what_is_installed_conforms(schemas: Path, command: tuple[str, ...]) -> None:
+def test_install_manifests_conform_to_api_schemas(schemas: Path, command: tuple[str, ...]) -> None:
     name, *arguments = command
     manifest = subprocess.check_output([program(name), *arguments], text=True, cwd=ROOT)
     assert "kind: " in manifest
@@ -94,7 +94,7 @@ def test_what_is_installed_conforms(schemas: Path, command: tuple[str, ...]) -> 
         ("kind: Service", "kind: Servise", "could not find schema"),
     ],
 )
-def test_a_mistake_is_found(schemas: Path, old: str, new: str, word: str) -> None:
+def test_schema_violation_is_reported(schemas: Path, old: str, new: str, word: str) -> None:
     service = "apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec: {clusterIP: None, ports: [{port: 80}]}\n"
     assert complaints(schemas, service) == []
     (said,) = complaints(schemas, service.replace(old, new))

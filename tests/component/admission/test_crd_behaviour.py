@@ -19,7 +19,7 @@ HEADER = {"apiVersion": "specdecode.io/v1alpha1", "kind": "SpecDecodeDeployment"
 
 
 @pytest.mark.parametrize("spec", GOOD.values(), ids=GOOD.keys())
-def test_good_spec_is_taken_and_parses(kubectl: Kubectl, spec: str) -> None:
+def test_valid_spec_is_stored_with_the_defaults_of_the_models(kubectl: Kubectl, spec: str) -> None:
     answer = kubectl.write(sdd(spec))
     assert answer.returncode == 0, answer.stderr
     stored = kubectl.object("sdd", "good")["spec"]
@@ -28,7 +28,7 @@ def test_good_spec_is_taken_and_parses(kubectl: Kubectl, spec: str) -> None:
     assert parsed == SpecDecodeDeploymentSpec.model_validate(yaml.safe_load(spec))
 
 
-def test_defaults_are_those_of_the_contract(kubectl: Kubectl) -> None:
+def test_minimal_spec_gets_the_documented_defaults(kubectl: Kubectl) -> None:
     kubectl.write(sdd(MINIMAL))
     assert kubectl.object("sdd", "good")["spec"] == {
         "target": {"model": "org/target", "quantization": "AsCheckpoint"},
@@ -52,12 +52,12 @@ def test_defaults_are_those_of_the_contract(kubectl: Kubectl) -> None:
     }
 
 
-def test_an_object_that_no_operator_has_seen_says_so(kubectl: Kubectl) -> None:
+def test_new_object_has_observed_generation_minus_one(kubectl: Kubectl) -> None:
     kubectl.apply(sdd(LLAMA))
     assert kubectl.object("sdd", "good")["status"] == {"observedGeneration": -1}
 
 
-def test_defaults_complete_an_object_that_is_given_in_part(kubectl: Kubectl) -> None:
+def test_defaults_complete_a_partial_serving_section(kubectl: Kubectl) -> None:
     kubectl.write(sdd(MINIMAL + "\nserving: {port: 9000}"))
     assert kubectl.object("sdd", "good")["spec"]["serving"]["maxNumSeqs"] == 256
 
@@ -94,7 +94,7 @@ def test_scale_reports_pods_and_selector(kubectl: Kubectl) -> None:
     assert scale["status"] == {"replicas": 2, "selector": "specdecode.io/deployment=good"}
 
 
-def test_get_prints_what_a_person_asks_first(kubectl: Kubectl) -> None:
+def test_kubectl_get_prints_the_documented_columns(kubectl: Kubectl) -> None:
     kubectl.write(sdd(LLAMA))
     kubectl.patch_status("good", status())
     header, row = kubectl("get", "sdd").stdout.splitlines()
@@ -115,7 +115,7 @@ def test_object_is_found_by_its_names_and_categories(kubectl: Kubectl, kind: str
     assert "specdecodedeployment.specdecode.io/good" in kubectl("get", kind, "-o", "name").stdout
 
 
-def test_status_is_written_apart_and_keeps_the_frameworks_state(kubectl: Kubectl) -> None:
+def test_status_patch_keeps_kopf_state_and_generation(kubectl: Kubectl) -> None:
     kubectl.write(sdd(MINIMAL))
     given = {**status(), "kopf": {"progress": {"reconcile": {"retries": 1}}}}
     kubectl.patch_status("good", given)
@@ -238,7 +238,7 @@ def status() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("release", releases())
-def test_objects_of_an_earlier_release_are_taken_and_lose_nothing(kubectl: Kubectl, release: str) -> None:
+def test_objects_of_earlier_releases_are_stored_without_losing_fields(kubectl: Kubectl, release: str) -> None:
     for entry in snapshot(release):
         body = entry["object"]
         answer = kubectl.create(json.dumps(body))

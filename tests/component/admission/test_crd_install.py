@@ -43,7 +43,7 @@ def installed(crds: Cluster) -> Kubectl:
         (False, "delete", "persistentvolumes"),
     ],
 )
-def test_operator_may_do_its_work_and_no_more(installed: Kubectl, verb: str, resource: str, *, granted: bool) -> None:
+def test_operator_has_exactly_its_rights(installed: Kubectl, verb: str, resource: str, *, granted: bool) -> None:
     assert may(installed, verb, resource) is granted
 
 

@@ -19,7 +19,7 @@ def refusing(crds: Cluster) -> Kubectl:
 
 
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD.keys())
-def test_bad_spec_is_refused_with_field_and_fix(refusing: Kubectl, bad: Bad) -> None:
+def test_invalid_spec_is_refused_with_field_and_fix(refusing: Kubectl, bad: Bad) -> None:
     spec = {"target": {"model": "org/target"}} | yaml.safe_load(bad.spec)
     answer = refusing.create(sdd("bad", spec))
     assert answer.returncode != 0, "the API server took it"
@@ -29,7 +29,7 @@ def test_bad_spec_is_refused_with_field_and_fix(refusing: Kubectl, bad: Bad) -> 
 
 
 @pytest.mark.parametrize("name", ["1st", "a" * 53, "a.b"])
-def test_name_that_cannot_name_a_service_is_refused(refusing: Kubectl, name: str) -> None:
+def test_name_invalid_for_a_service_is_refused(refusing: Kubectl, name: str) -> None:
     answer = refusing.create(sdd(name, {"target": {"model": "org/target"}}))
     assert answer.returncode != 0, "the API server took it"
     assert "metadata.name" in answer.stderr

@@ -25,14 +25,14 @@ def graphs(**serving: object) -> str:
 
 
 @pytest.mark.parametrize("mode", CudagraphMode)
-def test_every_mode_of_vllm_is_taken(kubectl: Kubectl, mode: CudagraphMode) -> None:
+def test_every_vllm_cudagraph_mode_is_accepted(kubectl: Kubectl, mode: CudagraphMode) -> None:
     answer = kubectl.write(graphs(cudagraphMode=mode.value))
     assert answer.returncode == 0, answer.stderr
     assert kubectl.object("sdd", "graphs")["spec"]["serving"]["cudagraphMode"] == mode.value
 
 
 @pytest.mark.parametrize(("serving", "field", "fix"), WITHOUT_GRAPHS)
-def test_what_contradicts_the_mode_is_refused(
+def test_settings_that_contradict_the_cudagraph_mode_are_refused(
     kubectl: Kubectl, serving: dict[str, object], field: str, fix: str
 ) -> None:
     answer = kubectl.create(graphs(**serving))

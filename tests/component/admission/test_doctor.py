@@ -72,7 +72,7 @@ def create_nodes(kubectl: Kubectl, text: str, **labels: str) -> None:
         kubectl.must("create", "--filename=-", stdin=json.dumps(manifest))
 
 
-def test_an_empty_cluster_and_then_one_that_is_ready(specdecode: Any, kubectl: Kubectl) -> None:
+def test_doctor_grades_an_empty_and_an_installed_cluster(specdecode: Any, kubectl: Kubectl) -> None:
     empty = findings(specdecode)
     assert grades(empty, "kubernetes") == ["OK"]
     assert empty["kubernetes"][0]["what"].startswith(f"v{MINOR}."), "the tests run on what they were asked to"
@@ -98,7 +98,7 @@ def test_an_empty_cluster_and_then_one_that_is_ready(specdecode: Any, kubectl: K
     assert "list specdecodedeployments.specdecode.io" in bare["permissions"][0]["what"]
 
 
-def test_a_second_operator_that_a_gitops_tool_applies_takes_the_rights_of_the_first_and_both_are_named(
+def test_doctor_names_both_operators_if_a_second_takes_the_binding(
     specdecode: Any, kubectl: Kubectl, tmp_path: Path
 ) -> None:
     kubectl.within("specdecode-system").must("apply", "--server-side", f"--kustomize={MANIFESTS}")
@@ -120,7 +120,7 @@ def test_a_second_operator_that_a_gitops_tool_applies_takes_the_rights_of_the_fi
 
 
 @pytest.mark.parametrize("kind", ["specdecodedeployments", "specdecodecaptures"])
-def test_a_crd_of_another_version_and_one_that_is_gone_are_seen(specdecode: Any, kubectl: Kubectl, kind: str) -> None:
+def test_doctor_warns_of_changed_crd_and_fails_on_missing_crd(specdecode: Any, kubectl: Kubectl, kind: str) -> None:
     kubectl.install_crds()
     name = f"{kind}.specdecode.io"
 
@@ -145,7 +145,7 @@ def test_a_crd_of_another_version_and_one_that_is_gone_are_seen(specdecode: Any,
     assert told() == good
 
 
-def test_nodes_that_plans_pass_over(specdecode: Any, kubectl: Kubectl) -> None:
+def test_mig_node_is_a_doctor_warning(specdecode: Any, kubectl: Kubectl) -> None:
     body = {
         "apiVersion": "v1",
         "kind": "Node",
@@ -162,7 +162,7 @@ def test_nodes_that_plans_pass_over(specdecode: Any, kubectl: Kubectl) -> None:
     assert "WARN" in grades(found, "driver"), "no label tells the driver of that node"
 
 
-def test_namespaces(specdecode: Any, kubectl: Kubectl) -> None:
+def test_doctor_grades_pod_security_quota_limits_and_claims(specdecode: Any, kubectl: Kubectl) -> None:
     assert grades(findings(specdecode, "-n", "nowhere"), "namespace") == ["FAIL"]
     kubectl.must("create", "namespace", "strict")
     before = findings(specdecode, "-n", "strict")
@@ -185,7 +185,7 @@ def test_namespaces(specdecode: Any, kubectl: Kubectl) -> None:
     assert grades(after, "claims") == ["WARN"]
 
 
-def test_storage_classes(specdecode: Any, kubectl: Kubectl) -> None:
+def test_doctor_grades_storage_classes(specdecode: Any, kubectl: Kubectl) -> None:
     assert "no StorageClass exists" in findings(specdecode)["storage"][0]["what"]
     body = {
         "apiVersion": "storage.k8s.io/v1",
@@ -202,7 +202,7 @@ def test_storage_classes(specdecode: Any, kubectl: Kubectl) -> None:
     assert grades(found, "storage") == ["OK"]
 
 
-def test_add_ons(specdecode: Any, kubectl: Kubectl) -> None:
+def test_doctor_reports_whether_leader_worker_set_is_installed(specdecode: Any, kubectl: Kubectl) -> None:
     assert "not installed" in findings(specdecode)["leaderworkerset"][0]["what"]
     version = {
         "name": "v1",
@@ -224,7 +224,7 @@ def test_add_ons(specdecode: Any, kubectl: Kubectl) -> None:
     eventually(lambda: f"{group} v1" in findings(specdecode)["leaderworkerset"][0]["what"], "the add-on is served")
 
 
-def test_who_may_read_nothing_gets_warnings(
+def test_user_without_read_rights_gets_doctor_warnings(
     specdecode: Any, kubectl: Kubectl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kubectl.install_crds()
@@ -247,14 +247,14 @@ def test_who_may_read_nothing_gets_warnings(
     assert "you may not get deployments.apps" in told.stderr
 
 
-def test_text_has_one_line_a_finding(specdecode: Any) -> None:
+def test_doctor_text_has_one_line_per_finding(specdecode: Any) -> None:
     result = specdecode("doctor")
     lines = result.stdout.splitlines()
     assert all(line.split()[0] in {"OK", "WARN", "FAIL"} for line in lines)
     assert all(" -> " in line for line in lines if not line.startswith("OK"))
 
 
-def test_a_wrong_context_and_a_server_that_is_down(
+def test_doctor_and_import_report_wrong_context_and_unreachable_server(
     specdecode: Any, tmp_path: Path, kubectl: Kubectl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for command in (("doctor",), ("import", "deployment/x")):
@@ -275,7 +275,7 @@ def test_a_wrong_context_and_a_server_that_is_down(
             assert words in down.stderr
 
 
-def test_a_live_deployment_is_imported_with_its_services(specdecode: Any, kubectl: Kubectl) -> None:
+def test_live_deployment_is_imported_like_its_file(specdecode: Any, kubectl: Kubectl) -> None:
     text = (IMPORT_DATA / "shell-string.yaml").read_text()
     kubectl.must("apply", "--filename=-", stdin=text)
     live = specdecode("import", "deployment/chat")
@@ -290,7 +290,7 @@ def test_a_live_deployment_is_imported_with_its_services(specdecode: Any, kubect
     assert "deployment/nobody: not found in namespace default" in nobody.stderr
 
 
-def test_the_command_that_moves_traffic_does(specdecode: Any, kubectl: Kubectl) -> None:
+def test_printed_service_patch_moves_traffic_to_the_import(specdecode: Any, kubectl: Kubectl) -> None:
     text = (IMPORT_DATA / "shell-string.yaml").read_text()
     kubectl.must("apply", "--filename=-", stdin=text)
     said = specdecode("import", "deployment/chat").stderr

@@ -12,7 +12,7 @@ LEADER_ELECTION = "leader-election"
 """The API server's own level of priority."""
 
 
-def test_the_operators_leases_are_asked_for_at_the_level_of_leader_elections(kubectl: Kubectl) -> None:
+def test_lease_requests_use_the_leader_election_priority_level(kubectl: Kubectl) -> None:
     made = chart.template("--set=leaderElection.flowSchema=true", "--show-only=templates/flow-schema.yaml")
     kubectl.must("apply", "--server-side", "--filename=-", stdin=made)
     try:

@@ -62,7 +62,7 @@ def ours(kind: str, name: str, spec: Body) -> str:
     return yaml.safe_dump(body)
 
 
-def test_objects_outlive_upgrade_rollback_and_removal(
+def test_objects_survive_helm_upgrade_rollback_and_uninstall(
     helm: Helm, older: Path, bare_cluster: Cluster, tmp_path: Path
 ) -> None:
     kubectl = Kubectl(bare_cluster.kubeconfig)

@@ -38,7 +38,7 @@ OLD = {
 
 
 @pytest.mark.parametrize("old", OLD.values(), ids=OLD)
-def test_what_is_imported_can_be_applied(kubectl: Kubectl, old: dict[str, Any]) -> None:
+def test_imported_deployment_is_accepted_by_the_api_server(kubectl: Kubectl, old: dict[str, Any]) -> None:
     migration = migrate(old)
     assert not migration.decisions, migration.decisions
     body = migration.body

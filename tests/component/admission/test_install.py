@@ -79,7 +79,7 @@ def test_chart_and_manifests_render_the_same_objects() -> None:
         assert without_tool_labels(from_chart[key]) == without_tool_labels(item)
 
 
-def test_manifests_are_those_that_the_chart_makes() -> None:
+def test_manifests_are_up_to_date_with_the_chart() -> None:
     made = chart.manifests()
     found = {file.name: file.read_text() for file in chart.MANIFESTS.iterdir() if file.name not in chart.BY_HAND}
     assert found == made, "stale: ./just manifests"
@@ -87,7 +87,7 @@ def test_manifests_are_those_that_the_chart_makes() -> None:
     assert sorted(kustomization["resources"]) == sorted(["namespace.yaml", *made])
 
 
-def test_the_namespace_of_the_manifests_lets_no_pod_in_that_is_not_restricted() -> None:
+def test_namespace_enforces_restricted_pod_security() -> None:
     labels = kustomize()["Namespace", NAMESPACE]["metadata"]["labels"]
     assert {labels[f"pod-security.kubernetes.io/{each}"] for each in ("enforce", "audit", "warn")} == {"restricted"}
 
@@ -120,7 +120,7 @@ def test_gitops_tools_prune_neither_crds_nor_the_namespace() -> None:
         assert crd["metadata"]["annotations"]["argocd.argoproj.io/sync-options"] == "Prune=confirm"
 
 
-def test_charts_carry_the_crds_and_the_version() -> None:
+def test_charts_contain_the_crds_and_the_current_version() -> None:
     from_chart = render(program("helm"), "template", "crds", chart.CRDS, "--set=extraLabels.a=b,extraAnnotations.c=d")
     from_folder = kustomize("crds")
     assert set(from_chart) == set(from_folder)
@@ -134,14 +134,14 @@ def test_charts_carry_the_crds_and_the_version() -> None:
         assert (metadata["version"], metadata["appVersion"]) == (__version__, __version__)
 
 
-def test_crds_folder_is_a_kustomization() -> None:
+def test_crds_folder_is_a_kustomization_of_both_crds() -> None:
     assert set(kustomize("crds")) == {
         ("CustomResourceDefinition", "specdecodedeployments.specdecode.io"),
         ("CustomResourceDefinition", "specdecodecaptures.specdecode.io"),
     }
 
 
-def test_operator_has_no_more_rights_than_listed() -> None:
+def test_operator_role_has_no_unlisted_write_permissions() -> None:
     objects = kustomize()
     rules = objects["ClusterRole", NAME]["rules"]
     granted = {
@@ -176,7 +176,7 @@ TEAMS = ("--set=watchNamespaces={team-a,team-b}",)
 FLEET = '--set-json=fleet.nodes=[{"name":"h","product":"NVIDIA-H200","gpus":8,"count":2}]'
 
 
-def test_named_namespaces_take_a_role_in_each_and_nothing_in_the_cluster() -> None:
+def test_watch_namespaces_creates_namespaced_roles_only() -> None:
     printed = chart.template(*TEAMS, "--set=userRoles.create=false")
     objects = [each for each in yaml.safe_load_all(printed) if each]
     assert not [each["kind"] for each in objects if "namespace" not in each["metadata"]]
@@ -193,7 +193,7 @@ def test_named_namespaces_take_a_role_in_each_and_nothing_in_the_cluster() -> No
     assert given == ["--namespace=team-a", "--namespace=team-b"]
 
 
-def test_the_fleet_of_the_values_is_what_the_operator_reads(tmp_path: Path) -> None:
+def test_fleet_values_are_read_by_the_operator(tmp_path: Path) -> None:
     objects = helm(*TEAMS, FLEET)
     (config_map,) = (each for (kind, _), each in objects.items() if kind == "ConfigMap")
     (tmp_path / "nodes.json").write_text(config_map["data"]["nodes.json"])
@@ -206,7 +206,7 @@ def test_the_fleet_of_the_values_is_what_the_operator_reads(tmp_path: Path) -> N
         chart.template(FLEET)
 
 
-def test_users_get_their_rights_with_the_usual_roles() -> None:
+def test_user_roles_aggregate_to_view_and_edit() -> None:
     objects = kustomize()
     view, edit = (objects["ClusterRole", f"{NAME}-{role}"] for role in ("view", "edit"))
     assert view["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-view"] == "true"
@@ -216,7 +216,7 @@ def test_users_get_their_rights_with_the_usual_roles() -> None:
     assert "specdecodedeployments/status" not in {name for rule in edit["rules"] for name in rule["resources"]}
 
 
-def test_image_is_replaced_in_one_place(tmp_path: Path) -> None:
+def test_image_can_be_replaced_by_kustomize_and_helm(tmp_path: Path) -> None:
     overlay = {
         "resources": ["manifests"],
         "images": [{"name": "localhost/specdecode/operator", "newName": "example.org/operator", "newTag": "1.0"}],
@@ -253,14 +253,14 @@ def test_chart_values_reach_the_pod(tmp_path: Path) -> None:
     assert objects["ServiceAccount", NAME]["metadata"]["annotations"] == {"a": "b"}
 
 
-def test_metrics_have_a_named_port_that_the_operator_serves() -> None:
+def test_metrics_port_is_named_and_passed_to_the_operator() -> None:
     for objects, port in ((kustomize(), 8081), (helm("--set=metrics.port=9100"), 9100)):
         container = operator_container(objects)
         assert {"name": "metrics", "containerPort": port} in container["ports"]
         assert f"--metrics-port={port}" in container["args"]
 
 
-def test_pod_monitor_finds_the_operator_and_is_off_by_default() -> None:
+def test_pod_monitor_selects_the_operator_and_is_off_by_default() -> None:
     assert not [kind for kind, _ in helm() if kind == "PodMonitor"], "clusters without its CRD would refuse the chart"
     options = ("--set=metrics.podMonitor.enabled=true", "--set=metrics.podMonitor.labels.release=prometheus")
     objects = helm(*options)
@@ -272,7 +272,7 @@ def test_pod_monitor_finds_the_operator_and_is_off_by_default() -> None:
     assert endpoint["port"] in {port["name"] for port in operator_container(objects)["ports"]}
 
 
-def test_calibration_is_an_optional_configmap_that_the_operator_follows() -> None:
+def test_calibration_is_mounted_from_an_optional_config_map() -> None:
     for objects, name in ((kustomize(), "specdecode-calibration"), (helm("--set=calibration.configMap=mine"), "mine")):
         pod = objects["Deployment", NAME]["spec"]["template"]["spec"]
         assert {"name": "calibration", "configMap": {"name": name, "optional": True}} in pod["volumes"]
@@ -283,14 +283,14 @@ def test_calibration_is_an_optional_configmap_that_the_operator_follows() -> Non
         assert f"--calibration={mount['mountPath']}/calibration.json" in container["args"]
 
 
-def test_directories_of_nodes_are_allowed_by_name_and_none_by_default() -> None:
+def test_allowed_host_paths_are_passed_and_empty_by_default() -> None:
     flag = "--allow-host-path="
     assert not [each for each in operator_container(helm())["args"] if each.startswith(flag)]
     args = operator_container(helm("--set=allowedHostPaths={/mnt/models,/srv/a b}"))["args"]
     assert [each for each in args if each.startswith(flag)] == [f"{flag}/mnt/models", f"{flag}/srv/a b"]
 
 
-def test_a_prometheus_is_asked_where_one_is_named() -> None:
+def test_prometheus_url_and_token_are_passed_only_if_set() -> None:
     flag = "--prometheus"
     assert not [each for each in operator_container(helm())["args"] if each.startswith(flag)]
     objects = helm("--set=prometheus.url=http://p:9090", "--set=prometheus.tokenSecret.name=s")
@@ -303,7 +303,7 @@ def test_a_prometheus_is_asked_where_one_is_named() -> None:
     assert {"name": "prometheus-token", "secret": secret} in volumes
 
 
-def test_what_pod_templates_may_ask_for_is_allowed_by_name_and_nothing_by_default() -> None:
+def test_allowed_pod_template_fields_are_passed_and_empty_by_default() -> None:
     flag = "--allow-pod-template="
     assert not [each for each in operator_container(helm())["args"] if each.startswith(flag)]
     args = operator_container(helm("--set=allowedPodTemplate={hostNetwork,capabilities.IPC_LOCK}"))["args"]
@@ -311,11 +311,11 @@ def test_what_pod_templates_may_ask_for_is_allowed_by_name_and_nothing_by_defaul
 
 
 @pytest.mark.parametrize("name", [*GRANTS, "capabilities.IPC_LOCK", "sysctls.net.core.somaxconn", "volumes.nfs"])
-def test_the_chart_takes_each_name_by_which_something_can_be_allowed(name: str) -> None:
+def test_chart_accepts_each_pod_template_grant(name: str) -> None:
     assert f"--allow-pod-template={name}" in operator_container(helm(f"--set=allowedPodTemplate={{{name}}}"))["args"]
 
 
-def test_token_ids_are_allowed_by_namespace_and_nowhere_by_default() -> None:
+def test_token_ids_are_allowed_per_namespace_and_off_by_default() -> None:
     flag = "--allow-token-ids="
     assert not [each for each in operator_container(helm())["args"] if each.startswith(flag)]
     given = "--set-json=liveCapture.tokenIds=" + json.dumps([{"namespace": "a"}, {"namespace": "b", "prompts": True}])
@@ -323,7 +323,7 @@ def test_token_ids_are_allowed_by_namespace_and_nowhere_by_default() -> None:
     assert [each for each in args if each.startswith(flag)] == [f"{flag}a=answers", f"{flag}b=answers,prompts"]
 
 
-def test_values_with_which_the_operator_would_not_start_are_refused() -> None:
+def test_values_that_prevent_operator_start_are_refused() -> None:
     with pytest.raises(ClusterError, match="/liveCapture/tokenIds/0"):
         chart.template('--set-json=liveCapture.tokenIds=[{"namespace": "a=b"}]')
     with pytest.raises(ClusterError, match="/allowedPodTemplate/0"):
@@ -332,7 +332,7 @@ def test_values_with_which_the_operator_would_not_start_are_refused() -> None:
         chart.template("--set=webhook.enabled=true", "--set=webhook.port=8081")
 
 
-def test_the_operator_takes_the_arguments_of_its_container() -> None:
+def test_operator_command_accepts_the_container_arguments() -> None:
     arguments = operator_container(kustomize())["args"]
     options = {option.partition("=")[0] for option in arguments[1:]}
     group = get_command(app)
@@ -341,7 +341,7 @@ def test_the_operator_takes_the_arguments_of_its_container() -> None:
     assert options <= known
 
 
-def test_chart_uses_a_service_account_that_exists() -> None:
+def test_chart_can_use_an_existing_service_account() -> None:
     objects = helm("--set=serviceAccount.create=false", "--set=serviceAccount.name=mine")
     assert ("ServiceAccount", NAME) not in objects
     assert objects["Deployment", NAME]["spec"]["template"]["spec"]["serviceAccountName"] == "mine"
@@ -372,12 +372,12 @@ def test_chart_uses_a_service_account_that_exists() -> None:
         ("webhook.certificate.from=Secret", "/webhook/certificate/secretName"),
     ],
 )
-def test_chart_refuses_values_that_it_does_not_know(value: str, field: str) -> None:
+def test_chart_refuses_invalid_values_with_their_field(value: str, field: str) -> None:
     with pytest.raises(ClusterError, match=re.escape(field)):
         chart.template(f"--set={value}")
 
 
-def test_second_release_gets_names_of_its_own() -> None:
+def test_second_release_gets_its_own_object_names() -> None:
     objects = helm(release="staging")
     assert objects.pop(("ClusterRoleBinding", NAME)), "of one name, for a cluster has one operator for all namespaces"
     names = {re.sub("-(view|edit|own)$", "", name) for _, name in objects}

@@ -71,13 +71,13 @@ def limited(crds: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Limited:
     return limited
 
 
-def test_what_is_within_the_limits_passes_both(limited: Limited) -> None:
+def test_spec_within_the_limits_passes_policy_and_lint(limited: Limited) -> None:
     for name, (namespace, spec) in TAKEN.items():
         assert limited.dry_run(namespace, spec).returncode == 0, name
         assert limited.linted(namespace, spec) == [], name
 
 
-def test_what_is_beyond_them_is_refused_by_both_in_the_same_words(limited: Limited) -> None:
+def test_policy_and_lint_refuse_specs_beyond_the_limits_with_equal_messages(limited: Limited) -> None:
     for name, (namespace, spec, words) in REFUSED.items():
         answer = limited.dry_run(namespace, spec)
         assert answer.returncode != 0, name
@@ -88,7 +88,7 @@ def test_what_is_beyond_them_is_refused_by_both_in_the_same_words(limited: Limit
         assert any(each in answer.stderr for each in found), name
 
 
-def test_a_limit_may_only_warn(limited: Limited) -> None:
+def test_limit_with_warn_action_only_warns(limited: Limited) -> None:
     namespace, spec, words = TOLD
     answer = limited.dry_run(namespace, spec)
     assert answer.returncode == 0
@@ -99,7 +99,7 @@ def test_a_limit_may_only_warn(limited: Limited) -> None:
     assert found["message"] in answer.stderr
 
 
-def test_objects_from_before_the_limits_stay_until_their_spec_changes(limited: Limited) -> None:
+def test_existing_objects_are_limited_only_on_spec_change(limited: Limited) -> None:
     _, spec, words = REFUSED["another product"]
     users = Kubectl(limited.admin.kubeconfig, "limits-later")
     users.must("create", "namespace", users.namespace)
@@ -120,7 +120,7 @@ def test_objects_from_before_the_limits_stay_until_their_spec_changes(limited: L
     users.must("delete", "sdd", "chat", "--wait=false")
 
 
-def test_replicas_are_not_raised_past_a_limit_by_the_subresource_scale(limited: Limited) -> None:
+def test_scale_subresource_cannot_raise_replicas_under_a_gpu_limit(limited: Limited) -> None:
     users = Kubectl(limited.admin.kubeconfig, SMALL)
     users.must("apply", "--filename=-", stdin=json.dumps(limited.object(SMALL, TAKEN["all as allowed"][1])))
     raised = lambda: users("scale", "sdd/chat", "--replicas=2")  # noqa: E731
@@ -130,24 +130,24 @@ def test_replicas_are_not_raised_past_a_limit_by_the_subresource_scale(limited: 
     users.must("delete", "sdd", "chat", "--wait=false")
 
 
-def test_two_limits_of_one_name_are_refused(tmp_path: Path) -> None:
+def test_duplicate_limit_names_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="two entries have the name a"):
         rendered(tmp_path, {"limits": [{"name": "a", "maxGpus": 1}, {"name": "a", "images": ["b/"]}]})
 
 
-def test_each_object_of_the_limits_has_a_name_of_its_own(tmp_path: Path) -> None:
+def test_limit_objects_have_unique_names(tmp_path: Path) -> None:
     values = {"limits": [{"name": name, "maxGpus": 1} for name in ("a", "a-scale", "scale", "scale-limits-a")]}
     made = [(each["kind"], each["metadata"]["name"]) for each in yaml.safe_load_all(rendered(tmp_path, values))]
     assert len(made) == len(set(made)) == 2 + 4 * 3
 
 
-def test_an_api_server_without_such_policies_is_told_before_anything_is_made() -> None:
+def test_kubernetes_before_1_30_is_refused_by_the_chart() -> None:
     with pytest.raises(ClusterError, match=r"requires kubeVersion: >=1\.30"):
         template("--kube-version=1.29.0")
 
 
 @pytest.mark.parametrize("value", ["limits", "operatorGuard.enabled"])
-def test_an_api_server_that_does_not_serve_them_is_told_with_the_value(value: str) -> None:
+def test_missing_validating_admission_policy_api_is_reported_with_the_value(value: str) -> None:
     wanted = {"limits": '--set-json=limits=[{"name": "a", "maxGpus": 1}]'}.get(value, f"--set={value}=true")
     kinds = "--api-versions=v1/Pod,admissionregistration.k8s.io/v1"
     with pytest.raises(ClusterError, match=f"{value}: the API server does not serve ValidatingAdmissionPolicy"):
@@ -173,6 +173,6 @@ def test_an_api_server_that_does_not_serve_them_is_told_with_the_value(value: st
     ],
     ids=str,
 )
-def test_limits_that_mean_nothing_are_refused(entry: Body, tmp_path: Path) -> None:
+def test_invalid_limits_are_refused(entry: Body, tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="/limits/0"):
         rendered(tmp_path, {"limits": [entry]})

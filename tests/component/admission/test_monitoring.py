@@ -61,19 +61,19 @@ def series_of_the_operator() -> set[str]:
 
 
 @pytest.mark.parametrize("name", files())
-def test_what_is_generated_is_up_to_date(name: str) -> None:
+def test_generated_monitoring_files_are_up_to_date(name: str) -> None:
     assert (FOLDER / name).read_text() == files()[name], f"{name} is stale: run ./just docs"
 
 
 @pytest.mark.parametrize("cases", CASES, ids=lambda path: path.stem)
-def test_figures_and_alerts_are_as_the_cases_say(cases: Path, tmp_path: Path) -> None:
+def test_rules_pass_their_promtool_cases(cases: Path, tmp_path: Path) -> None:
     for file in (*FOLDER.glob("*.yaml"), cases):
         shutil.copy(file, tmp_path)
     done = promtool("test", "rules", tmp_path / cases.name)
     assert done.returncode == 0, done.stdout
 
 
-def test_every_recorded_figure_and_every_alert_has_cases() -> None:
+def test_every_recording_rule_and_alert_has_cases() -> None:
     groups = [group for path in CASES for group in yaml.safe_load(path.read_text())["tests"]]
     asked = " ".join(each["expr"] for group in groups for each in group.get("promql_expr_test", ()))
     recorded = [rule["record"] for rule in rules("recording-rules.yaml")]
@@ -85,7 +85,7 @@ def test_every_recorded_figure_and_every_alert_has_cases() -> None:
     assert firing == silent == {rule["alert"] for rule in rules("alerts.yaml")}
 
 
-def test_promtool_fails_where_an_alert_does_not_fire(tmp_path: Path) -> None:
+def test_promtool_fails_if_an_alert_does_not_fire(tmp_path: Path) -> None:
     for file in (*FOLDER.glob("*.yaml"), DATA / "alerts-test.yaml"):
         shutil.copy(file, tmp_path)
     changed = (tmp_path / "alerts.yaml").read_text().replace("> 0.05", "> 0.5")
@@ -95,14 +95,14 @@ def test_promtool_fails_where_an_alert_does_not_fire(tmp_path: Path) -> None:
     assert "SpecDecodePreemptions" in done.stdout
 
 
-def test_every_alert_leads_to_its_runbook() -> None:
+def test_every_alert_links_to_its_runbook_section() -> None:
     alerts = {page: re.findall(r"^### (SpecDecode\w+)$", page.read_text(), re.MULTILINE) for page in RUNBOOKS}
     sections = {alert: f"{relative(page)}#{alert.lower()}" for page in RUNBOOKS for alert in alerts[page]}
     assert sections == {rule["alert"]: rule["annotations"]["runbook"] for rule in rules("alerts.yaml")}
     assert list(sections) == [rule["alert"] for rule in rules("alerts.yaml")], "in their order"
 
 
-def test_every_series_that_is_named_exists() -> None:
+def test_every_series_in_rules_and_dashboard_exists() -> None:
     expressions = [rule["expr"] for rule in (*rules("alerts.yaml"), *rules("recording-rules.yaml"))]
     named = set(_SERIES.findall(" ".join([*expressions, *dashboard_expressions()])))
     engines = frozenset().union(*(figure.measure.series() for figure in FIGURES))
@@ -112,14 +112,14 @@ def test_every_series_that_is_named_exists() -> None:
     assert named > recorded
 
 
-def test_the_dashboard_asks_what_prometheus_understands(tmp_path: Path) -> None:
+def test_dashboard_expressions_are_valid_promql(tmp_path: Path) -> None:
     asked = [{"record": f"a{place}", "expr": expr} for place, expr in enumerate(dashboard_expressions())]
     (tmp_path / "asked.yaml").write_text(yaml.safe_dump({"groups": [{"name": "asked", "rules": asked}]}))
     done = promtool("check", "rules", tmp_path / "asked.yaml")
     assert f"SUCCESS: {len(asked)} rules found" in done.stdout, done.stdout
 
 
-def test_the_dashboard_is_one_that_grafana_takes() -> None:
+def test_dashboard_layout_and_variables_are_consistent() -> None:
     board = dashboard()
     assert {"uid", "title", "schemaVersion", "panels", "templating", "time"} <= board.keys()
     assert set(Counter(panel["id"] for panel in board["panels"]).values()) == {1}
@@ -141,7 +141,7 @@ def test_the_dashboard_is_one_that_grafana_takes() -> None:
     assert [figure.name for figure in FIGURES if figure.levels and figure.recorded() not in shown] == []
 
 
-def test_the_chart_offers_them_and_brings_none_unasked() -> None:
+def test_chart_adds_rules_and_dashboard_only_if_enabled() -> None:
     plain = helm()
     assert not {kind for kind, _ in plain} & {"PodMonitor", "ServiceMonitor", "PrometheusRule"}, (
         "clusters without their CRDs refuse them"
@@ -159,7 +159,7 @@ def test_the_chart_offers_them_and_brings_none_unasked() -> None:
     assert json.loads(board["data"]["specdecode.json"]) == dashboard()
 
 
-def test_a_scrape_has_a_limit_and_the_operators_series_have_the_job_that_alerts_ask_for() -> None:
+def test_monitors_set_a_sample_limit_and_the_job_label_used_by_alerts() -> None:
     monitors = helm(*(f"--set=metrics.{name}.enabled=true" for name in ("podMonitor", "enginePodMonitor")))
     jobs = yaml.safe_load((FOLDER / "scrape.yaml").read_text())["scrape_configs"]
     limits = [monitors["PodMonitor", name]["spec"]["sampleLimit"] for name in (NAME, f"{NAME}-engines")]
@@ -174,7 +174,7 @@ def test_a_scrape_has_a_limit_and_the_operators_series_have_the_job_that_alerts_
             assert selector.startswith(f'{{job="{jobs[0]["job_name"]}"'), expression
 
 
-def test_a_service_monitor_does_as_a_pod_monitor_and_not_beside_it() -> None:
+def test_service_monitor_equals_pod_monitor_and_excludes_it() -> None:
     objects = helm("--set=metrics.serviceMonitor.enabled=true", "--set=metrics.serviceMonitor.labels.release=p")
     monitor, service = objects["ServiceMonitor", NAME], objects["Service", f"{NAME}-metrics"]
     assert monitor["metadata"]["labels"]["release"] == "p"
@@ -187,7 +187,7 @@ def test_a_service_monitor_does_as_a_pod_monitor_and_not_beside_it() -> None:
         chart.template("--set=metrics.serviceMonitor.enabled=true", "--set=metrics.podMonitor.enabled=true")
 
 
-def test_the_webhooks_service_is_not_scraped() -> None:
+def test_service_monitor_does_not_select_the_webhook_service() -> None:
     objects = helm("--set=metrics.serviceMonitor.enabled=true", "--set=webhook.enabled=true")
     wanted = objects["ServiceMonitor", NAME]["spec"]["selector"]["matchLabels"].items()
     services = {name: body["metadata"]["labels"] for (kind, name), body in objects.items() if kind == "Service"}
@@ -195,7 +195,7 @@ def test_the_webhooks_service_is_not_scraped() -> None:
     assert len(services) == 2
 
 
-def test_engines_are_found_by_the_labels_and_ports_that_they_have() -> None:
+def test_engine_pod_monitor_matches_engine_labels_and_ports() -> None:
     monitor = helm("--set=metrics.enginePodMonitor.enabled=true")["PodMonitor", f"{NAME}-engines"]
     golden = list(yaml.safe_load_all((ROOT / "tests/golden/llama-70b.yaml").read_text()))
     (engine,) = [each["spec"]["template"] for each in golden if each["kind"] == "Deployment"]
@@ -215,7 +215,7 @@ def test_engines_are_found_by_the_labels_and_ports_that_they_have() -> None:
         assert "metricRelabelings" not in endpoint
 
 
-def test_engines_are_found_only_in_the_namespaces_that_are_served() -> None:
+def test_engine_pod_monitor_selects_only_watched_namespaces() -> None:
     options = ("--set=metrics.enginePodMonitor.enabled=true", "--set=watchNamespaces={team-a,team-b}")
     monitor = helm(*options)["PodMonitor", f"{NAME}-engines"]
     assert monitor["spec"]["namespaceSelector"] == {"matchNames": ["team-a", "team-b"]}
@@ -223,7 +223,7 @@ def test_engines_are_found_only_in_the_namespaces_that_are_served() -> None:
     assert everywhere["spec"]["namespaceSelector"] == {"any": True}
 
 
-def test_all_that_is_read_of_engines_is_kept_where_nothing_else_is() -> None:
+def test_figures_only_keeps_every_series_used_by_rules_and_dashboard() -> None:
     monitor = helm(*(f"--set=metrics.enginePodMonitor.{each}=true" for each in ("enabled", "figuresOnly")))
     folder = ROOT / "charts/specdecode-operator/files"
     texts = [(folder / name).read_text() for name in ("recording-rules.yaml", "alerts.yaml", "dashboard.json")]
@@ -238,7 +238,7 @@ def test_all_that_is_read_of_engines_is_kept_where_nothing_else_is() -> None:
         assert not kept.fullmatch("vllm:e2e_request_latency_seconds_bucket")
 
 
-def test_a_prometheus_without_its_operator_takes_the_files(tmp_path: Path) -> None:
+def test_plain_prometheus_accepts_the_scrape_and_rule_files(tmp_path: Path) -> None:
     shutil.copytree(FOLDER, tmp_path, dirs_exist_ok=True)
     config = yaml.safe_load((FOLDER / "scrape.yaml").read_text())
     for job in config["scrape_configs"]:

@@ -104,23 +104,23 @@ def usual(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("case", LET_THROUGH)
-def test_what_is_needed_is_let_through(usual: list[dict[str, Any]], case: str) -> None:
+def test_needed_connections_are_allowed(usual: list[dict[str, Any]], case: str) -> None:
     source, destination, port = LET_THROUGH[case]
     assert refused(usual, Connection(source, destination, port)) == []
 
 
 @pytest.mark.parametrize("case", HELD)
-def test_what_is_not_is_held(usual: list[dict[str, Any]], case: str) -> None:
+def test_other_connections_are_blocked(usual: list[dict[str, Any]], case: str) -> None:
     source, destination, port = HELD[case]
     assert refused(usual, Connection(source, destination, port)) != []
 
 
 @pytest.mark.parametrize("pod", [OPERATOR, ENGINE, WORKER, CAPTURE, MODEL_JOB], ids=lambda pod: pod.address)
-def test_all_of_them_may_ask_for_names(usual: list[dict[str, Any]], pod: Peer) -> None:
+def test_all_pods_may_reach_dns(usual: list[dict[str, Any]], pod: Peer) -> None:
     assert refused(usual, Connection(pod, DNS, 53, "UDP")) == []
 
 
-def test_values_open_what_a_cluster_needs_beside_that(tmp_path: Path) -> None:
+def test_values_open_additional_connections(tmp_path: Path) -> None:
     gateway = Peer("10.0.0.9", "gateways", {"app": "envoy"})
     found = policies(
         tmp_path,
@@ -138,22 +138,20 @@ def test_values_open_what_a_cluster_needs_beside_that(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("url", "port", "other"), [("https://p.example", 443, 80), ("http://p.example", 80, 443)])
-def test_a_prometheus_whose_url_names_no_port_is_reached_on_that_of_its_scheme(
-    tmp_path: Path, url: str, port: int, other: int
-) -> None:
+def test_prometheus_url_without_port_uses_the_scheme_port(tmp_path: Path, url: str, port: int, other: int) -> None:
     api_server = {"cidrs": [f"{API_SERVER.address}/32"], "ports": [6443]}
     found = policies(tmp_path, others={"prometheus": {"url": url}}, apiServer=api_server)
     assert refused(found, Connection(OPERATOR, PROMETHEUS, port)) == []
     assert refused(found, Connection(OPERATOR, PROMETHEUS, other)) != []
 
 
-def test_the_api_server_reaches_the_webhook(tmp_path: Path) -> None:
+def test_api_server_reaches_the_webhook_if_enabled(tmp_path: Path) -> None:
     asked = Connection(API_SERVER, OPERATOR, 9443)
     assert refused(policies(tmp_path), asked) == ["specdecode-system/specdecode-operator"]
     assert refused(policies(tmp_path, others={"webhook": {"enabled": True}}), asked) == []
 
 
-def test_who_makes_the_webhooks_certificate_reaches_the_api_server_alone(tmp_path: Path) -> None:
+def test_certificate_job_reaches_only_dns_and_the_api_server(tmp_path: Path) -> None:
     job = Peer("10.0.0.10", OPERATOR_NAMESPACE, CERTIFICATE_JOB)
     found = policies(
         tmp_path, others={"webhook": {"enabled": True}}, hub={"ports": [443], "to": ANYWHERE, "fromEngines": True}
@@ -167,31 +165,31 @@ def test_who_makes_the_webhooks_certificate_reaches_the_api_server_alone(tmp_pat
     assert not [each for each in policies(tmp_path, others=given) if "certificate" in each["metadata"]["name"]]
 
 
-def test_it_has_the_labels_of_the_job() -> None:
+def test_certificate_jobs_have_the_labels_of_the_policy() -> None:
     found = yaml.safe_load_all(chart.template("--set=webhook.enabled=true"))
     jobs = {each["kind"]: each["spec"] for each in found if each and each["kind"] in ("Job", "CronJob")}
     templates = (jobs["Job"]["template"], jobs["CronJob"]["jobTemplate"]["spec"]["template"])
     assert [each["metadata"]["labels"] for each in templates] == [CERTIFICATE_JOB] * 2
 
 
-def test_namespaces_without_policies_are_refused(tmp_path: Path) -> None:
+def test_policy_namespaces_with_disabled_policies_are_refused(tmp_path: Path) -> None:
     told = r"networkPolicy\.namespaces: contains a, b, but .*: enable it, or remove"
     with pytest.raises(ClusterError, match=told):
         policies(tmp_path, enabled=False, namespaces=["a", "b"])
 
 
-def test_the_namespaces_that_are_watched_are_those_that_are_closed(tmp_path: Path) -> None:
+def test_policies_default_to_the_watched_namespaces(tmp_path: Path) -> None:
     watched = {"watchNamespaces": ["one", "two"]}
     found = policies(tmp_path, namespaces=[], others=watched)
     assert {each["metadata"]["namespace"] for each in found} == {OPERATOR_NAMESPACE, "one", "two"}
 
 
-def test_without_namespaces_the_operator_alone_is_held(tmp_path: Path) -> None:
+def test_without_namespaces_only_the_operator_gets_a_policy(tmp_path: Path) -> None:
     (only,) = policies(tmp_path, namespaces=[])
     assert only["metadata"] == only["metadata"] | {"name": "specdecode-operator", "namespace": OPERATOR_NAMESPACE}
 
 
-def test_an_api_server_takes_them(kubectl: Kubectl, usual: list[dict[str, Any]]) -> None:
+def test_api_server_accepts_the_policies(kubectl: Kubectl, usual: list[dict[str, Any]]) -> None:
     found = [deepcopy(each) for each in usual if each["metadata"]["namespace"] == "team"]
     for each in found:
         del each["metadata"]["namespace"]
@@ -211,6 +209,6 @@ def test_an_api_server_takes_them(kubectl: Kubectl, usual: list[dict[str, Any]])
         ("networkPolicy.hubs.ports={443}", "hubs"),
     ],
 )
-def test_values_of_another_form_are_refused(value: str, said: str) -> None:
+def test_malformed_network_policy_values_are_refused(value: str, said: str) -> None:
     with pytest.raises(ClusterError, match=said):
         chart.template(f"--set={value}")

@@ -52,7 +52,7 @@ def admission(kubectl: Kubectl, *pods: Body) -> str:
     return answer.stderr if answer.returncode else ""
 
 
-def test_all_that_the_operator_makes_is_let_in(strict: Kubectl) -> None:
+def test_restricted_namespace_admits_all_operator_pods(strict: Kubectl) -> None:
     shown = list(examples())
     assert len(shown) >= 15
     read = [each["spec"]["template"]["spec"] for each in readers(undescribed())]
@@ -60,12 +60,12 @@ def test_all_that_the_operator_makes_is_let_in(strict: Kubectl) -> None:
 
 
 @pytest.mark.parametrize("kind", ["engine", "download"])
-def test_another_user_of_the_whole_pod_is_let_in(strict: Kubectl, kind: str) -> None:
+def test_restricted_namespace_admits_other_user_id_but_not_root(strict: Kubectl, kind: str) -> None:
     assert admission(strict, pods(podTemplate={"spec": {"securityContext": {"runAsUser": 1000}}})[kind]) == ""
     assert "runAsNonRoot" in admission(strict, pods(podTemplate={"spec": ROOT_USER})[kind])
 
 
-def test_the_api_server_rejects_a_priority_that_no_class_gives(kubectl: Kubectl) -> None:
+def test_api_server_rejects_priority_without_a_class(kubectl: Kubectl) -> None:
     pod = pods()["engine"]
     assert admission(kubectl, pod) == ""
     for field, value in (("priority", 2_000_001_000), ("preemptionPolicy", "Never")):

@@ -36,7 +36,7 @@ WINDOW_S = 300  # as the recording rules
 NAMES = frozenset().union(*(figure.measure.series() for figure in FIGURES))
 
 
-def test_it_is_no_older_than_the_documents_say() -> None:
+def test_prometheus_is_at_least_the_documented_version() -> None:
     said = re.search(r"version (\d+)\.(\d+)", promtool("--version").stdout)
     assert said
     assert [int(part) for part in said.groups()] >= [int(part) for part in OLDEST.split(".")]
@@ -144,7 +144,7 @@ def figures(watched: Watched, name: str = "llama") -> dict[str, Any]:
     return {each["name"]: each for each in json.loads(done.stdout)["figures"]}
 
 
-def test_it_tells_the_figures_that_the_engines_own_pages_tell(watched: Watched) -> None:
+def test_figures_from_prometheus_match_the_engine_metrics(watched: Watched) -> None:
     growth = growth_between([(watched.before, watched.after)])
     # Counted first: more of them leave less that may be counted on.
     seen = f'vllm:generation_tokens_total{{specdecode_deployment="llama"}}[{WINDOW_S}s]'
@@ -168,7 +168,7 @@ def test_it_tells_the_figures_that_the_engines_own_pages_tell(watched: Watched) 
     assert told["mean_acceptance_length"]["value"] > 1
 
 
-async def test_the_operator_tells_the_same_of_either_source(watched: Watched) -> None:
+async def test_operator_reads_equal_figures_from_pods_and_prometheus(watched: Watched) -> None:
     """Shares, lengths and quantiles: what is told a second depends on when each looked first."""
     looks, key, now_s = SampleBuffer(), Key("models", "llama"), time.monotonic()
     for text, at_s in zip(watched.pages, (now_s - WINDOW_S, now_s), strict=True):
@@ -186,7 +186,7 @@ async def test_the_operator_tells_the_same_of_either_source(watched: Watched) ->
     assert len(pods) > 5
 
 
-def test_it_evaluates_every_rule_of_the_chart(watched: Watched) -> None:
+def test_prometheus_evaluates_every_rule_of_the_chart(watched: Watched) -> None:
     def evaluated() -> bool:
         groups = httpx.get(f"{watched.url}/api/v1/rules", trust_env=False, timeout=60).json()["data"]["groups"]
         rules = [rule for group in groups for rule in group["rules"]]
@@ -206,7 +206,7 @@ def test_it_evaluates_every_rule_of_the_chart(watched: Watched) -> None:
     eventually(lambda: watched.ask(ratio)[""] == length, "the rule tells what the command tells")
 
 
-def test_a_deployment_is_told_apart_by_its_label(watched: Watched) -> None:
+def test_scraped_series_are_labelled_by_deployment(watched: Watched) -> None:
     running = 'vllm:num_requests_running{specdecode_deployment!=""}'
     eventually(lambda: set(watched.ask(running)) == {"llama-0", "other-0"}, "a port of another name is not asked")
     up = 'up{job="specdecode-engines"}'

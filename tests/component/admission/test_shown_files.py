@@ -17,13 +17,13 @@ FOREIGN = ("argoproj.io", "inference.networking.k8s.io", "gateway.networking.k8s
 
 
 @pytest.mark.parametrize("block", blocks_for(Check.VALUES), ids=str)
-def test_helm_takes_values(block: Block, tmp_path: Path) -> None:
+def test_helm_accepts_documented_values(block: Block, tmp_path: Path) -> None:
     (tmp_path / "values.yaml").write_text(block.text)
     assert "kind: Deployment" in chart.template(f"--values={tmp_path / 'values.yaml'}")
 
 
 @pytest.mark.parametrize("block", blocks_for(Check.KUSTOMIZATION), ids=str)
-def test_kubectl_makes_objects_of_a_kustomization(block: Block, tmp_path: Path) -> None:
+def test_kubectl_renders_documented_kustomizations(block: Block, tmp_path: Path) -> None:
     (tmp_path / "specdecode-operator").symlink_to(ROOT)
     shown = {"resources": ["specdecode-operator/manifests"], **yaml.safe_load(block.text)}
     (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(shown))
@@ -42,7 +42,7 @@ def kustomize(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("block", blocks_for(Check.OTHER_OBJECTS), ids=str)
-def test_an_api_server_takes_objects_that_are_not_ours(block: Block, kubectl: Kubectl) -> None:
+def test_api_server_accepts_documented_objects_of_other_kinds(block: Block, kubectl: Kubectl) -> None:
     bodies = [each for body in yaml.safe_load_all(block.text) for each in body.get("items", [body])]
     known = [body for body in bodies if not body["apiVersion"].startswith(FOREIGN)]
     assert all(body["metadata"]["name"] for body in bodies)
@@ -52,7 +52,7 @@ def test_an_api_server_takes_objects_that_are_not_ours(block: Block, kubectl: Ku
 
 
 @pytest.mark.parametrize("block", blocks_for(Check.SCRAPE), ids=str)
-def test_prometheus_takes_settings_of_a_job(block: Block, tmp_path: Path) -> None:
+def test_prometheus_accepts_documented_scrape_jobs(block: Block, tmp_path: Path) -> None:
     job = {"job_name": "engines", **yaml.safe_load(block.text)}
     (tmp_path / "prometheus.yml").write_text(yaml.safe_dump({"scrape_configs": [job]}))
     done = promtool("check", "config", tmp_path / "prometheus.yml")

@@ -38,7 +38,7 @@ def installed(crds: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     installed.remove()
 
 
-def test_what_the_reconcile_would_refuse_is_never_stored(installed: InstalledWebhook) -> None:
+def test_specs_that_the_reconcile_refuses_are_rejected(installed: InstalledWebhook) -> None:
     for number, (spec, reason) in enumerate(REFUSED.values()):
         taken, said = installed.dry_run(deployment(spec, f"bad-{number}"))
         assert not taken
@@ -49,14 +49,14 @@ def test_what_the_reconcile_would_refuse_is_never_stored(installed: InstalledWeb
     assert installed.dry_run(deployment(ADMITTED)) == (True, "")
 
 
-def test_what_fits_nowhere_is_a_warning_of_kubectl(installed: InstalledWebhook) -> None:
+def test_spec_that_does_not_fit_is_a_kubectl_warning(installed: InstalledWebhook) -> None:
     taken, said = installed.dry_run(deployment(TOO_LARGE))
     assert taken
     assert said.startswith("Warning: 1 x ")
     assert "does not fit" in said
 
 
-def test_objects_from_before_can_be_labelled_and_deleted_but_not_made_worse(installed: InstalledWebhook) -> None:
+def test_invalid_stored_objects_can_be_labelled_and_deleted_only(installed: InstalledWebhook) -> None:
     users = installed.users
     installed.webhook(failurePolicy="Ignore", rules=[])
     eventually(lambda: installed.dry_run(BAD)[0], "the webhook is asked for nothing")
@@ -71,7 +71,7 @@ def test_objects_from_before_can_be_labelled_and_deleted_but_not_made_worse(inst
     users.must("delete", "sdd", "bad", "--wait=false")
 
 
-def test_a_certificate_is_kept_renewed_and_goes_with_the_webhook(installed: InstalledWebhook) -> None:
+def test_certificate_is_kept_renewed_and_owned_by_the_webhook(installed: InstalledWebhook) -> None:
     before = (installed.mounted / "tls.crt").read_bytes()
     assert "kept" in installed.renew()
     assert (installed.mounted / "tls.crt").read_bytes() == before
@@ -85,7 +85,7 @@ def test_a_certificate_is_kept_renewed_and_goes_with_the_webhook(installed: Inst
     assert [each["kind"] for each in secret["metadata"]["ownerReferences"]] == ["ValidatingWebhookConfiguration"]
 
 
-def test_the_job_may_make_its_secret_and_read_none(installed: InstalledWebhook) -> None:
+def test_certificate_job_cannot_read_secrets_or_write_other_objects(installed: InstalledWebhook) -> None:
     account = f"system:serviceaccount:{NAMESPACE}:{JOB}"
     assert not installed.may("get", f"secrets/{JOB}", account)
     assert not installed.may("list", "secrets", account)
@@ -95,7 +95,7 @@ def test_the_job_may_make_its_secret_and_read_none(installed: InstalledWebhook) 
     assert not installed.may("get", f"secrets/{JOB}", f"system:serviceaccount:{NAMESPACE}:{NAME}")
 
 
-def test_with_an_expired_certificate_the_failure_policy_decides(installed: InstalledWebhook, crds: Cluster) -> None:
+def test_failure_policy_applies_with_an_expired_certificate(installed: InstalledWebhook, crds: Cluster) -> None:
     host = f"{NAME}-webhook.{NAMESPACE}.svc"
     ended = write_certificate(installed.mounted, datetime.now(UTC) - DAY, host)
     installed.webhook(clientConfig={"caBundle": b64encode(ended).decode()})

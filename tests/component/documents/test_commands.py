@@ -11,7 +11,7 @@ from tests.support.page_run import run_page
 
 @pytest.mark.long
 @pytest.mark.parametrize("page", sorted(page for page, how in PAGES.items() if how.cluster))
-def test_commands_for_a_cluster_run(page: str, cluster: Cluster, programs: Path, tmp_path: Path) -> None:
+def test_documented_cluster_commands_run(page: str, cluster: Cluster, programs: Path, tmp_path: Path) -> None:
     printed = run_page(page, tmp_path / "reader", cluster.kubeconfig, str(programs))
     for block, output in printed.items():
         assert "jsonpath" not in block.text or output.strip(), f"{block}: the path leads to nothing"

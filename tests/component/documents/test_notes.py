@@ -112,7 +112,7 @@ def run_the_pods(kubectl: Kubectl) -> None:
         eventually(available, "the operator's pod is available")
 
 
-def test_each_command_leads_to_the_next(reader: Reader, cluster: Cluster, operator: OperatorProcess) -> None:
+def test_commands_of_the_helm_notes_run_in_order(reader: Reader, cluster: Cluster, operator: OperatorProcess) -> None:
     kubectl = Kubectl(cluster.kubeconfig, chart.NAMESPACE)
     kubectl.add_node("gpus", H100)
     kinds, *_ = told(reader.types(FIRST))

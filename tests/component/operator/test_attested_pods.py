@@ -146,7 +146,9 @@ def refusal(kubectl: Kubectl, pod: Body) -> str:
     return answer.stderr if answer.returncode else ""
 
 
-def test_rollout_and_rollback_pass_and_pods_of_others_do_not(gated: Kubectl, signing: OperatorProcess) -> None:
+def test_attested_rollout_and_rollback_are_admitted_and_altered_pods_refused(
+    gated: Kubectl, signing: OperatorProcess
+) -> None:
     apply(gated)
     serve(gated)
     wait_for(gated, "tiny", "Ready", "Serving")
@@ -192,9 +194,7 @@ def test_rollout_and_rollback_pass_and_pods_of_others_do_not(gated: Kubectl, sig
     assert not gated.object("configmap", "tiny-attestation")["metadata"].get("ownerReferences")
 
 
-def test_what_ran_unasked_becomes_no_engine_and_what_engines_run_is_changed_by_no_way(
-    gated: Kubectl, signing: OperatorProcess
-) -> None:
+def test_pods_cannot_gain_or_lose_engine_labels_or_change_scripts(gated: Kubectl, signing: OperatorProcess) -> None:
     apply(gated)
     (running,) = engines(gated, 1)
     template = gated.object("deployment", "tiny")["spec"]["template"]
@@ -243,7 +243,9 @@ def bound(kubectl: Kubectl, pod: str, path: str, **metadata: Any) -> str:
     return answer.stderr if answer.returncode else ""
 
 
-def test_what_the_key_did_not_sign_of_this_object_lets_nobody_in(gated: Kubectl, signing: OperatorProcess) -> None:
+def test_pods_without_valid_attestation_of_this_deployment_are_refused(
+    gated: Kubectl, signing: OperatorProcess
+) -> None:
     apply(gated)
     engines(gated, 1)
     template = gated.object("deployment", "tiny")["spec"]["template"]
@@ -283,16 +285,14 @@ def named(body: Body) -> Body:
     return {name: body["metadata"][name] for name in ("name", "namespace", "ownerReferences")}
 
 
-def test_without_a_signing_key_no_engine_starts_and_the_object_says_why(
-    gated: Kubectl, operator: OperatorProcess
-) -> None:
+def test_without_signing_key_no_engine_starts_and_ready_reports_why(gated: Kubectl, operator: OperatorProcess) -> None:
     del operator
     apply(gated)
     message = wait_for(gated, "tiny", "Ready", "PodsRefused")
     assert "ConfigMap tiny-attestation does not exist: an operator with a signing key writes it" in message
 
 
-def test_while_nobody_answers_no_engine_starts_and_those_that_run_may_go(
+def test_unreachable_webhook_blocks_new_engines_and_not_deletion(
     gated: Kubectl, signing: OperatorProcess, webhook: Webhook
 ) -> None:
     apply(gated)
@@ -311,18 +311,18 @@ def test_while_nobody_answers_no_engine_starts_and_those_that_run_may_go(
     eventually(lambda: refusal(gated, a_pod(template)) == "", "it answers again")
 
 
-def test_a_right_that_is_missing_is_named(gated: Kubectl) -> None:
+def test_missing_config_map_permission_is_named_in_the_refusal(gated: Kubectl) -> None:
     gated.must("delete", "rolebinding", "specdecode-attestation-webhook")
     engine = a_pod({"spec": {"containers": [{"name": "engine", "image": "i:1"}]}}, deployment="none")
     says = f"let the webhook get ConfigMaps in namespace {gated.namespace}"
     eventually(lambda: says in refusal(gated, engine), "its right is gone")
 
 
-def test_the_webhooks_own_pods_are_confined(webhook: Webhook) -> None:
+def test_webhook_pods_are_admitted_by_pod_security(webhook: Webhook) -> None:
     assert refusal(webhook.admin, a_pod(webhook.one("Deployment")["spec"]["template"])) == ""
 
 
-def test_a_pod_is_what_its_template_says_whatever_the_api_server_writes_into_it(kubectl: Kubectl) -> None:
+def test_api_server_defaults_do_not_change_the_attested_pod(kubectl: Kubectl) -> None:
     templates = [a_pod(each) for each in rendered()]
     for number, each in enumerate(templates):
         each["metadata"]["name"] = f"p{number}"

@@ -111,10 +111,10 @@ def refusal(kubectl: Kubectl, pod: dict[str, Any]) -> str:
     return kubectl("create", "--dry-run=server", "--filename=-", stdin=json.dumps(pod)).stderr
 
 
-class TestWhatIsMissing:
+class TestMissingPrerequisites:
     """It is waited for while the engines serve."""
 
-    def test_a_storage_class(self, kubectl: Kubectl) -> None:
+    def test_missing_storage_class_is_waited_for_without_borrowing(self, kubectl: Kubectl) -> None:
         name = f"{kubectl.namespace}-class"
         capture(kubectl, deploymentDuringCapture="Suspend", storage={"storageClassName": name})
         assert "spec.storage.storageClassName" in ready(kubectl, "StorageClassNotFound")
@@ -128,7 +128,7 @@ class TestWhatIsMissing:
         finally:
             kubectl.must("delete", "storageclass", name)
 
-    def test_a_claim_that_its_deployment_mounts(self, kubectl: Kubectl) -> None:
+    def test_missing_claim_of_the_deployment_prevents_borrowing(self, kubectl: Kubectl) -> None:
         capture(kubectl, deploymentDuringCapture="Suspend")
         eventually(lambda: replicas(kubectl) == 0, "nothing is missing")
         patch(kubectl, suspend=True)
@@ -139,7 +139,7 @@ class TestWhatIsMissing:
         assert "tiny-models" in message
         assert replicas(kubectl) == 1
 
-    def test_room_in_a_quota_that_the_engines_do_not_use(self, kubectl: Kubectl) -> None:
+    def test_quota_is_checked_without_the_share_of_the_engines(self, kubectl: Kubectl) -> None:
         hard = {"pods": "2", "requests.memory": "1Ti"}
         quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "small"}, "spec": {"hard": hard}}
         other = {"containers": [{"name": "c", "image": "i:1", "resources": {"requests": {"memory": "1Mi"}}}]}
@@ -164,7 +164,7 @@ class TestWhatIsMissing:
         assert "small" in ready(kubectl, "RefusedForNow")
         assert replicas(kubectl) == 1
 
-    def test_what_a_pod_policy_asks_for(self, kubectl: Kubectl) -> None:
+    def test_pod_refused_by_pod_security_prevents_borrowing(self, kubectl: Kubectl) -> None:
         enforced = json.dumps({"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}})
         # The engine runs already, so the policy does not judge it again.
         before = wanted_hash(kubectl)
@@ -182,10 +182,10 @@ class TestWhatIsMissing:
         assert never_touched(kubectl)
 
 
-class TestWhatComesInTheWayLater:
+class TestFailuresAfterBorrowing:
     """The engines have their GPUs back in time."""
 
-    def test_unschedulable(self, kubectl: Kubectl, request: pytest.FixtureRequest) -> None:
+    def test_engines_return_if_capture_is_unschedulable(self, kubectl: Kubectl, request: pytest.FixtureRequest) -> None:
         start(kubectl)
         given_back(kubectl, "WaitingForGPUs", request)
         message = ready(kubectl, "BackingOff")
@@ -193,13 +193,13 @@ class TestWhatComesInTheWayLater:
         eventually(lambda: replicas(kubectl) == 0, "it tries again")
         assert borrow(kubectl)["failedAttempts"] == 1
 
-    def test_missing_claim(self, kubectl: Kubectl, request: pytest.FixtureRequest) -> None:
+    def test_engines_return_if_capture_claim_is_deleted(self, kubectl: Kubectl, request: pytest.FixtureRequest) -> None:
         start(kubectl)
         remove_claim(kubectl, CLAIM)
         given_back(kubectl, "WaitingFor", request)
         eventually(lambda: said(kubectl, "Ready")[1] == "ClaimNotFound", "it borrows nothing for that again")
 
-    def test_missing_class(self, kubectl: Kubectl, request: pytest.FixtureRequest) -> None:
+    def test_engines_return_if_storage_class_is_deleted(self, kubectl: Kubectl, request: pytest.FixtureRequest) -> None:
         name = f"{kubectl.namespace}-class"
         kubectl.must("apply", "--filename=-", stdin=yaml.safe_dump({**STORAGE_CLASS, "metadata": {"name": name}}))
         start(kubectl, storage={"storageClassName": name})
@@ -207,18 +207,22 @@ class TestWhatComesInTheWayLater:
         given_back(kubectl, "WaitingFor", request)
         eventually(lambda: said(kubectl, "Ready")[1] == "StorageClassNotFound", "it borrows nothing for that again")
 
-    def test_image_pull_failure(self, kubectl: Kubectl, request: pytest.FixtureRequest) -> None:
+    def test_engines_return_on_image_pull_failure(self, kubectl: Kubectl, request: pytest.FixtureRequest) -> None:
         start(kubectl)
         write_engine(kubectl, {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}})
         given_back(kubectl, "ImagePullFailed", request)
 
-    def test_crash_in_the_first_seconds(self, kubectl: Kubectl, request: pytest.FixtureRequest) -> None:
+    def test_engines_return_if_capture_engine_crashes_at_start(
+        self, kubectl: Kubectl, request: pytest.FixtureRequest
+    ) -> None:
         start(kubectl)
         crashed = {"terminated": {"exitCode": 1, "message": "RuntimeError: no"}}
         write_engine(kubectl, {"waiting": {"reason": "CrashLoopBackOff"}}, 1, lastState=crashed)
         given_back(kubectl, "EngineFailed", request)
 
-    def test_node_lost(self, kubectl: Kubectl, request: pytest.FixtureRequest) -> None:
+    def test_engines_return_if_the_node_of_the_capture_is_lost(
+        self, kubectl: Kubectl, request: pytest.FixtureRequest
+    ) -> None:
         start(kubectl)
         write_engine(kubectl, {"running": {"startedAt": "2026-01-01T00:00:00Z"}})
         eventually(lambda: "idleSince" not in borrow(kubectl), "the engine has started")
@@ -226,7 +230,7 @@ class TestWhatComesInTheWayLater:
         given_back(kubectl, "", request)
 
     @pytest.mark.parametrize("step", ["borrowed", "begun", "overdue", "given back"])
-    def test_operator_killed(
+    def test_engines_return_if_operator_is_killed(
         self, kubectl: Kubectl, operator: OperatorProcess, request: pytest.FixtureRequest, step: str
     ) -> None:
         capture(kubectl, deploymentDuringCapture="Suspend", borrowTimeoutSeconds=TIMEOUT_S)

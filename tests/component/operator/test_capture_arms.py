@@ -30,7 +30,7 @@ def _running(operator: OperatorProcess) -> None:
     pass
 
 
-def test_an_arm_that_does_not_fit_takes_nothing_from_anybody(kubectl: Kubectl) -> None:
+def test_capture_with_an_arm_that_does_not_fit_creates_nothing(kubectl: Kubectl) -> None:
     serve(kubectl)
     capture(kubectl, arms=[PLAIN, TOO_LARGE], deploymentDuringCapture="Suspend")
     message = ready(kubectl, "ArmDoesNotFit")
@@ -42,7 +42,7 @@ def test_an_arm_that_does_not_fit_takes_nothing_from_anybody(kubectl: Kubectl) -
     assert kubectl.object("deployment", "tiny")["spec"]["replicas"] == 1
 
 
-def test_from_two_arms_to_a_verdict(kubectl: Kubectl) -> None:
+def test_capture_with_two_arms_reports_its_verdict(kubectl: Kubectl) -> None:
     serve(kubectl)
     capture(kubectl, arms=[PLAIN, NGRAM], slo={"tpotMs": 50})
     pod = captures_pod(kubectl)

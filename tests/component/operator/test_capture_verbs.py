@@ -47,7 +47,7 @@ def deploy(kubectl: Kubectl, name: str, **changes: Any) -> None:
     assert kubectl.apply(text).returncode == 0
 
 
-def test_a_deployment_that_is_not_there_ends_it_and_names_those_that_are(kubectl: Kubectl, up: Up) -> None:
+def test_capture_up_fails_on_missing_deployment_and_lists_existing_ones(kubectl: Kubectl, up: Up) -> None:
     deploy(kubectl, "small")
     answer = up()
     assert answer.exit_code == 1
@@ -58,7 +58,7 @@ def test_a_deployment_that_is_not_there_ends_it_and_names_those_that_are(kubectl
     assert kubectl.object("sdc", "demo")["status"]["phase"] == "Pending", "the capture itself goes on waiting"
 
 
-def test_a_deployment_that_is_not_accepted_ends_it_with_the_field(kubectl: Kubectl, up: Up) -> None:
+def test_capture_up_fails_on_invalid_deployment_and_names_the_field(kubectl: Kubectl, up: Up) -> None:
     deploy(kubectl, "tiny", engine={"image": "i:1", "extraArgs": ["--nonsense"]})
     eventually(lambda: condition(kubectl, "tiny", "Accepted")[0] == "False", "the operator has seen it")
     answer = up()

@@ -129,7 +129,7 @@ def replicas(kubectl: Kubectl) -> int:
     return int(kubectl.object("deployment", "tiny")["spec"]["replicas"])
 
 
-def test_a_capture_gets_its_claim_and_its_job(kubectl: Kubectl) -> None:
+def test_capture_gets_a_claim_and_a_job(kubectl: Kubectl) -> None:
     serve(kubectl)
     capture(kubectl, storage={"size": "1Gi"})
     message = ready(kubectl, "WaitingForGPUs")
@@ -152,7 +152,9 @@ def test_a_capture_gets_its_claim_and_its_job(kubectl: Kubectl) -> None:
     assert replicas(kubectl) == 1, "with Keep the deployment keeps its engines"
 
 
-def test_from_load_to_summary(kubectl: Kubectl, operator: OperatorProcess) -> None:
+def test_capture_reports_loading_and_its_summary_and_does_not_rerun(
+    kubectl: Kubectl, operator: OperatorProcess
+) -> None:
     serve(kubectl)
     capture(kubectl)
     ready(kubectl, "WaitingForGPUs")
@@ -186,7 +188,7 @@ def start_engine(kubectl: Kubectl, image_id: str) -> str:
     return str(pod["metadata"]["uid"])
 
 
-def test_the_load_generator_is_told_what_image_the_engine_runs(kubectl: Kubectl) -> None:
+def test_engine_image_id_is_passed_to_the_load_generator(kubectl: Kubectl) -> None:
     serve(kubectl)
     capture(kubectl)
     ready(kubectl, "WaitingForGPUs")
@@ -197,7 +199,7 @@ def test_the_load_generator_is_told_what_image_the_engine_runs(kubectl: Kubectl)
     eventually(lambda: NOTE not in {each["metadata"]["name"] for each in kubectl.objects("configmaps")}, "it goes too")
 
 
-def test_where_that_cannot_be_told_the_capture_goes_on(kubectl: Kubectl) -> None:
+def test_capture_continues_if_image_note_belongs_to_other_owner(kubectl: Kubectl) -> None:
     kubectl.must("create", "configmap", NOTE, "--from-literal=mine=1")
     serve(kubectl)
     capture(kubectl)
@@ -209,7 +211,7 @@ def test_where_that_cannot_be_told_the_capture_goes_on(kubectl: Kubectl) -> None
     assert kubectl.object("configmap", NOTE)["data"] == {"mine": "1"}, "it is a stranger's"
 
 
-def test_a_failure_is_told_and_not_tried_again(kubectl: Kubectl) -> None:
+def test_failed_capture_is_reported_and_stalled(kubectl: Kubectl) -> None:
     serve(kubectl)
     capture(kubectl)
     finish(kubectl, 1, {"error": {"reason": "DiskFull", "message": "the volume at /capture is full"}})
@@ -218,7 +220,7 @@ def test_a_failure_is_told_and_not_tried_again(kubectl: Kubectl) -> None:
     assert kubectl.object("sdc", "demo")["status"]["phase"] == "Failed"
 
 
-def test_the_data_outlives_capture_and_deployment(kubectl: Kubectl) -> None:
+def test_claim_outlives_capture_and_deployment(kubectl: Kubectl) -> None:
     serve(kubectl)
     capture(kubectl)
     ready(kubectl, "WaitingForGPUs")
@@ -241,7 +243,7 @@ def assert_stays(kubectl: Kubectl, claim: str) -> None:
     assert not kubectl.object("pvc", claim)["metadata"].keys() & {"deletionTimestamp", "ownerReferences"}
 
 
-def test_data_that_shall_not_be_kept_goes(kubectl: Kubectl) -> None:
+def test_claim_is_deleted_with_capture_if_retain_is_false(kubectl: Kubectl) -> None:
     serve(kubectl)
     capture(kubectl)
     ready(kubectl, "WaitingForGPUs")
@@ -280,25 +282,25 @@ class TestBorrowing:
         eventually(lambda: replicas(kubectl) == 1, "the engines are back")
         wait_for(kubectl, "tiny", "Ready", LAUNCHED)
 
-    def test_when_it_succeeded(self, kubectl: Kubectl, operator: OperatorProcess) -> None:
+    def test_engines_return_after_capture_succeeds(self, kubectl: Kubectl, operator: OperatorProcess) -> None:
         operator.kill()
         finish(kubectl, 0, SUMMARY)
         operator.start()
         ready(kubectl, "Captured")
         self.back(kubectl)
 
-    def test_when_it_failed(self, kubectl: Kubectl) -> None:
+    def test_engines_return_after_capture_fails(self, kubectl: Kubectl) -> None:
         finish(kubectl, 1, {"error": {"reason": "Dropped", "message": "3 records"}})
         ready(kubectl, "Dropped")
         self.back(kubectl)
 
-    def test_when_it_is_deleted(self, kubectl: Kubectl, operator: OperatorProcess) -> None:
+    def test_engines_return_after_capture_is_deleted(self, kubectl: Kubectl, operator: OperatorProcess) -> None:
         operator.kill()
         kubectl.must("delete", "sdc", "demo")
         operator.start()
         self.back(kubectl)
 
-    def test_when_it_is_suspended_and_gone_again_when_it_goes_on(self, kubectl: Kubectl) -> None:
+    def test_engines_return_while_suspended_and_stop_again_on_resume(self, kubectl: Kubectl) -> None:
         patch(kubectl, suspend=True)
         ready(kubectl, "Suspended")
         assert kubectl.object("sdc", "demo")["status"]["phase"] == "Cancelled"
@@ -309,7 +311,7 @@ class TestBorrowing:
         wait_for(kubectl, "tiny", "Ready", "SuspendedForCapture")
         eventually(lambda: kubectl.object("job", JOB)["spec"]["suspend"] is False, "the capture goes on")
 
-    def test_the_end_is_told_once_it_is_known(self, kubectl: Kubectl) -> None:
+    def test_expected_end_of_the_capture_is_reported_once_known(self, kubectl: Kubectl) -> None:
         """The load runs for 60 s of one phase and 120 s of the other; the Job and its pod have deadlines."""
         load_start = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -327,12 +329,12 @@ class TestBorrowing:
         body = wait_for_all(kubectl, "tiny", Available="False")
         assert current(body, "Available")[1] not in {"SuspendedForCapture", "CaptureOverdue"}
 
-    def test_the_plan_stays_meanwhile(self, kubectl: Kubectl) -> None:
+    def test_plan_and_spec_stay_unchanged_while_borrowed(self, kubectl: Kubectl) -> None:
         assert kubectl.object("sdd", "tiny")["status"]["plan"]["verdict"] == "Fits"
         assert kubectl.object("sdd", "tiny")["spec"]["suspend"] is False, "nothing is written to a spec"
 
 
-def test_a_capture_that_keeps_the_engines_takes_no_place_that_another_gives_back(
+def test_keep_capture_waits_for_engines_that_another_capture_returns(
     kubectl: Kubectl, operator: OperatorProcess, rest: Rest
 ) -> None:
     serve(kubectl)
@@ -354,7 +356,7 @@ def test_a_capture_that_keeps_the_engines_takes_no_place_that_another_gives_back
     ready(kubectl, "WaitingForGPUs")
 
 
-def test_a_capture_waits_for_its_deployment(kubectl: Kubectl) -> None:
+def test_capture_waits_for_its_deployment(kubectl: Kubectl) -> None:
     capture(kubectl)
     ready(kubectl, "DeploymentNotFound")
     deploy(kubectl, engine={"image": "i:1", "extraArgs": ["--stream-interval=8"]})
@@ -373,7 +375,7 @@ def test_a_capture_waits_for_its_deployment(kubectl: Kubectl) -> None:
     )
 
 
-def test_a_claim_that_is_given_is_waited_for(kubectl: Kubectl) -> None:
+def test_missing_claim_named_in_spec_is_waited_for(kubectl: Kubectl) -> None:
     serve(kubectl)
     capture(kubectl, storage={"persistentVolumeClaim": {"claimName": "mine"}})
     assert "mine" in ready(kubectl, "ClaimNotFound")
@@ -382,7 +384,7 @@ def test_a_claim_that_is_given_is_waited_for(kubectl: Kubectl) -> None:
     assert kubectl.object("pvc", "mine")["metadata"].get("labels") is None, "it is nobody's but its maker's"
 
 
-def test_a_strangers_objects_are_left_alone(kubectl: Kubectl) -> None:
+def test_job_of_other_owner_is_not_changed_and_nothing_is_borrowed(kubectl: Kubectl) -> None:
     deploy(kubectl)
     kubectl.must("create", "job", JOB, "--image=i:1")
     before = kubectl.object("job", JOB)["metadata"]["uid"]
@@ -394,7 +396,7 @@ def test_a_strangers_objects_are_left_alone(kubectl: Kubectl) -> None:
     assert replicas(kubectl) == 1, "who cannot start borrows nothing"
 
 
-def test_a_queue_starts_the_job_and_nobody_else(kubectl: Kubectl) -> None:
+def test_queued_job_starts_only_when_the_queue_unsuspends_it(kubectl: Kubectl) -> None:
     serve(kubectl)
     capture(kubectl, labels={"kueue.x-k8s.io/queue-name": "gpus"})
     ready(kubectl, "Queued")
@@ -405,7 +407,7 @@ def test_a_queue_starts_the_job_and_nobody_else(kubectl: Kubectl) -> None:
     eventually(lambda: not kubectl.objects("jobs"), "cancelled it leaves the queue")
 
 
-def test_what_a_queue_takes_back_waits_in_it_again(kubectl: Kubectl) -> None:
+def test_preempted_capture_is_queued_again_and_engines_return(kubectl: Kubectl) -> None:
     """A queue suspends the Job of a workload that it preempts; the engines have their GPUs meanwhile."""
     serve(kubectl)
     queue = {"kueue.x-k8s.io/queue-name": "gpus", "kueue.x-k8s.io/priority-class": "measurements"}
@@ -422,7 +424,7 @@ def test_what_a_queue_takes_back_waits_in_it_again(kubectl: Kubectl) -> None:
         eventually(lambda: replicas(kubectl) == 1, "the engines have their GPUs back")
 
 
-def test_a_capture_whose_time_is_over_goes_and_leaves_its_data(kubectl: Kubectl) -> None:
+def test_capture_is_deleted_after_its_ttl_and_its_claim_stays(kubectl: Kubectl) -> None:
     serve(kubectl)
     capture(kubectl, ttlSecondsAfterFinished=0)
     finish(kubectl, 0, SUMMARY)
@@ -430,7 +432,9 @@ def test_a_capture_whose_time_is_over_goes_and_leaves_its_data(kubectl: Kubectl)
     assert_stays(kubectl, CLAIM)
 
 
-def test_a_capture_with_nothing_to_do_writes_nothing(kubectl: Kubectl, operator: OperatorProcess, rest: Rest) -> None:
+def test_capture_reconcile_without_changes_writes_nothing(
+    kubectl: Kubectl, operator: OperatorProcess, rest: Rest
+) -> None:
     serve(kubectl)
     capture(kubectl)
     ready(kubectl, "WaitingForGPUs")

@@ -27,9 +27,7 @@ def config_map(kubectl: Kubectl, name: str, **data: str) -> Body:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
 
 
-async def test_a_late_change_of_an_object_that_is_gone_leaves_the_one_of_its_name_alone(
-    client: Client, kubectl: Kubectl
-) -> None:
+async def test_late_write_to_deleted_object_does_not_change_its_successor(client: Client, kubectl: Kubectl) -> None:
     body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": kubectl.namespace, "name": "kept"}}
     first = await client.create(body)
     await client.merge(first, {"data": {"by": "the first"}})
@@ -41,9 +39,7 @@ async def test_a_late_change_of_an_object_that_is_gone_leaves_the_one_of_its_nam
     assert "data" not in kubectl.object("configmap", "kept")
 
 
-async def test_a_new_child_is_applied_where_its_name_is_free_and_takes_over_nothing(
-    client: Client, kubectl: Kubectl
-) -> None:
+async def test_apply_new_creates_only_where_the_name_is_free(client: Client, kubectl: Kubectl) -> None:
     """By server-side apply, so that a field that a later apply leaves out goes."""
     made = await client.apply_new(config_map(kubectl, "new", first="1", second="2"))
     (manager,) = made["metadata"]["managedFields"]

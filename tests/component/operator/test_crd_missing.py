@@ -11,7 +11,7 @@ from tests.support.operator_process import OperatorProcess
 from tests.support.waiting import eventually
 
 
-def test_it_waits_for_the_crd_and_goes_on(bare_cluster: Cluster, tmp_path: Path) -> None:
+def test_operator_waits_for_missing_crd_and_then_plans(bare_cluster: Cluster, tmp_path: Path) -> None:
     operator = OperatorProcess(bare_cluster.kubeconfig, tmp_path / "log")
     operator.start()
     try:

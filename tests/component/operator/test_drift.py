@@ -66,7 +66,7 @@ POD_ADDITIONS: Final = {
 }
 
 
-def test_what_is_added_to_each_child_is_taken_away_and_told(launched: Kubectl) -> None:
+def test_fields_added_to_children_are_removed_and_reported(launched: Kubectl) -> None:
     kubectl = launched
     before = {kind: content(kubectl, kind) for kind in ("deployment", "service")}
     plan = content(kubectl, "configmap", "tiny-plan")
@@ -83,7 +83,7 @@ def test_what_is_added_to_each_child_is_taken_away_and_told(launched: Kubectl) -
     eventually(lambda: all(words in " ".join(repairs(kubectl)) for words in told), "each is told")
 
 
-def test_what_was_added_while_the_operator_was_away_goes_too(launched: Kubectl, operator: OperatorProcess) -> None:
+def test_fields_added_while_the_operator_was_down_are_removed(launched: Kubectl, operator: OperatorProcess) -> None:
     before = content(launched, "deployment")
     operator.kill()
     patch(launched, "deployment", {"spec": {"template": {"spec": POD_ADDITIONS}}})
@@ -92,14 +92,14 @@ def test_what_was_added_while_the_operator_was_away_goes_too(launched: Kubectl, 
     eventually(lambda: any("by somebody" in each for each in repairs(launched)), "it is told")
 
 
-def test_who_wipes_out_the_traces_of_writers_gains_nothing(launched: Kubectl) -> None:
+def test_wiping_managed_fields_does_not_protect_a_change(launched: Kubectl) -> None:
     before = content(launched, "deployment")
     wiped = {"metadata": {"managedFields": [{}]}, "spec": {"template": {"spec": {"hostNetwork": True}}}}
     patch(launched, "deployment", wiped, type_="merge")
     eventually(lambda: content(launched, "deployment") == before, "the Deployment is as before")
 
 
-def test_what_others_are_meant_to_write_stays(launched: Kubectl, rest: Rest) -> None:
+def test_annotations_labels_and_restarts_by_others_stay(launched: Kubectl, rest: Rest) -> None:
     kubectl = launched
     kubectl.must("annotate", "deployment", "tiny", "somebody=else")
     kubectl.must("label", "service", "tiny", "somebody=else")
@@ -112,7 +112,7 @@ def test_what_others_are_meant_to_write_stays(launched: Kubectl, rest: Rest) -> 
     assert repairs(kubectl) == []
 
 
-def test_fields_of_a_named_field_manager_stay(launched: Kubectl, rest: Rest) -> None:
+def test_fields_of_managers_in_keep_fields_of_annotation_stay(launched: Kubectl, rest: Rest) -> None:
     before = content(launched, "deployment")
     apply(launched, **{"specdecode.io/keep-fields-of": "injector, somebody"})
     # The object and its child are told of by different watches: the annotation has to be known first.
@@ -130,7 +130,7 @@ def test_fields_of_a_named_field_manager_stay(launched: Kubectl, rest: Rest) -> 
     )
 
 
-def test_who_writes_a_field_again_each_time_is_named_and_answered_ever_more_rarely(launched: Kubectl) -> None:
+def test_drift_rewritten_after_each_repair_is_repaired_repeatedly(launched: Kubectl) -> None:
     def written_again() -> bool:
         if launched.object("deployment", "tiny")["spec"]["template"]["spec"].get("hostNetwork") is None:
             patch(launched, "deployment", {"spec": {"template": {"spec": {"hostNetwork": True}}}})

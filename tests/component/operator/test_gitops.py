@@ -63,7 +63,7 @@ def pair(name: str = "llama", **changes: object) -> dict[str, str]:
 
 
 @pytest.mark.usefixtures("webhook")
-def test_a_pair_lives_in_a_repository(drill: Drill, nodes: str) -> None:
+def test_gitops_drill_from_pull_request_to_revert(drill: Drill, nodes: str) -> None:
     first = drill.propose("first", {"nodes.yaml": nodes, **pair()})
     assert first.code == 0
     assert "| `llama` | `2 x H200, TP 2` | `Fits` |" in first.summary

@@ -85,7 +85,7 @@ def workloads(cases: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def test_a_stolen_token_gets_no_pod_that_podtemplate_may_not_ask_for(stolen: Kubectl) -> None:
+def test_stolen_token_cannot_create_pods_with_refused_pod_template_fields(stolen: Kubectl) -> None:
     # Null takes away what stands in a pod that it is laid over; alone it is nothing. Certificates of pods are a field
     # that this API server drops, before it asks anybody: below they are judged offline.
     cases = [(template, field) for template, field, _ in REFUSED if not re.search("None|podCertificate", str(template))]
@@ -99,12 +99,12 @@ def test_a_stolen_token_gets_no_pod_that_podtemplate_may_not_ask_for(stolen: Kub
     assert others == NO_PODS_ANYWHERE, said
 
 
-def test_a_stolen_token_gets_what_podtemplate_may_ask_for(stolen: Kubectl) -> None:
+def test_stolen_token_can_create_pods_with_allowed_pod_template_fields(stolen: Kubectl) -> None:
     cases = [template for template in LET_THROUGH if template.get("containers") != "none"]
     assert refusal(stolen, *workloads([{}, *cases]).values()) == ""
 
 
-def test_a_stolen_token_asks_about_pods_and_makes_none(stolen: Kubectl) -> None:
+def test_stolen_token_can_only_dry_run_pods(stolen: Kubectl) -> None:
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x", "labels": OURS}, "spec": pod_with({})}
     told = stolen("create", "--filename=-", f"--as={USER}", stdin=json.dumps(pod))
     assert "makes no pods itself" in told.stderr
@@ -126,7 +126,9 @@ def test_a_stolen_token_asks_about_pods_and_makes_none(stolen: Kubectl) -> None:
     ],
     ids=str,
 )
-def test_a_stolen_token_takes_no_addresses(stolen: Kubectl, spec: dict[str, Any], told: str) -> None:
+def test_stolen_token_cannot_expose_services_outside_the_cluster(
+    stolen: Kubectl, spec: dict[str, Any], told: str
+) -> None:
     metadata = {"name": "x", "labels": OURS}
     ports = [{"port": 80}]
     said = refusal(
@@ -136,7 +138,7 @@ def test_a_stolen_token_takes_no_addresses(stolen: Kubectl, spec: dict[str, Any]
     assert bool(told) == bool(said)
 
 
-def test_a_stolen_token_takes_no_volume_by_its_name(stolen: Kubectl) -> None:
+def test_stolen_token_cannot_select_volumes_by_name_or_labels(stolen: Kubectl) -> None:
     claim: dict[str, Any] = {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
@@ -154,7 +156,7 @@ def test_a_stolen_token_takes_no_volume_by_its_name(stolen: Kubectl) -> None:
     assert refusal(stolen, claim) == "", "one that is bound is still changed"
 
 
-def test_what_somebody_added_may_stay_while_its_fields_are_taken_over_but_not_grow(stolen: Kubectl) -> None:
+def test_guard_allows_existing_unsafe_fields_and_no_new_ones(stolen: Kubectl) -> None:
     body = workload("Deployment", pod_with({"hostNetwork": True}))
     stolen.must("create", "--filename=-", stdin=json.dumps(body))
     given = {**body, "metadata": {**body["metadata"], "annotations": {"taken": "over"}}}
@@ -165,7 +167,7 @@ def test_what_somebody_added_may_stay_while_its_fields_are_taken_over_but_not_gr
 
 
 @pytest.mark.parametrize("grant", sorted({grant for *_, grant in REFUSED}))
-def test_what_is_allowed_by_name_goes_through_and_nothing_else(grant: str) -> None:
+def test_allowed_pod_template_value_permits_only_the_named_fields(grant: str) -> None:
     (policy,) = [each for each in guard(f"--set=allowedPodTemplate={{{grant}}}") if "Binding" not in each["kind"]]
     for template, field, needed in REFUSED:
         if "None" not in str(template) and template.get("hostNetwork") != "true":
@@ -173,7 +175,7 @@ def test_what_is_allowed_by_name_goes_through_and_nothing_else(grant: str) -> No
             assert holds(policy, body) == (grant in (needed, needed.partition(".")[0])), (field, grant)
 
 
-def test_anti_affinity_may_name_the_namespace_of_its_pod_and_no_other(stolen: Kubectl) -> None:
+def test_anti_affinity_may_name_only_its_own_namespace(stolen: Kubectl) -> None:
     for namespaces, let_through in (([stolen.namespace], True), ([stolen.namespace, "kube-system"], False)):
         pod = pod_with(anti_affinity(namespaces=namespaces))
         told = refusal(stolen, workload("Deployment", pod), workload("Job", pod))
@@ -181,7 +183,7 @@ def test_anti_affinity_may_name_the_namespace_of_its_pod_and_no_other(stolen: Ku
 
 
 @pytest.mark.parametrize("reaching", ["leaderTemplate", "workerTemplate"])
-def test_groups_of_pods_are_held_like_others_in_both_their_templates(reaching: str) -> None:
+def test_guard_checks_both_leader_worker_set_templates(reaching: str) -> None:
     (policy,) = [each for each in guard() if "Binding" not in each["kind"]]
     templates = {name: {"spec": pod_with({})} for name in ("leaderTemplate", "workerTemplate")}
     body = {"kind": "LeaderWorkerSet", "metadata": {"name": "x", "labels": OURS}}
@@ -190,7 +192,7 @@ def test_groups_of_pods_are_held_like_others_in_both_their_templates(reaching: s
     assert not holds(policy, {**body, "spec": {"leaderWorkerTemplate": templates}})
 
 
-def test_a_group_of_pods_brings_no_claims() -> None:
+def test_leader_worker_set_may_not_have_volume_claim_templates() -> None:
     (policy,) = [each for each in guard() if "Binding" not in each["kind"]]
     templates: dict[str, Any] = {"workerTemplate": {"spec": pod_with({})}}
     body = {"kind": "LeaderWorkerSet", "metadata": {"name": "x", "labels": OURS}}
@@ -199,13 +201,13 @@ def test_a_group_of_pods_brings_no_claims() -> None:
     assert not holds(policy, {**body, "spec": {"leaderWorkerTemplate": templates}})
 
 
-def test_the_guard_lets_through_what_podtemplate_may_ask_for_and_no_more() -> None:
+def test_guard_allows_exactly_the_safe_pod_templates() -> None:
     (policy,) = [each for each in guard() if "Binding" not in each["kind"]]
     for template in (*SAFE, *UNSAFE):
         assert holds(policy, workload("Deployment", pod_with(template))) == (template in SAFE), template
 
 
-def test_the_lists_of_the_guard_are_those_by_which_podtemplate_is_judged() -> None:
+def test_guard_lists_equal_the_pod_template_validation_lists() -> None:
     (policy,) = [each for each in guard() if "Binding" not in each["kind"]]
     rules = [each["expression"] for each in policy["spec"]["validations"]]
     lists = [set(yaml.safe_load(found)) for rule in rules for found in re.findall(r" in (\[[^]]*\])", rule)]
@@ -238,7 +240,7 @@ def holds(policy: dict[str, Any], body: dict[str, Any]) -> bool:
     return all(evaluate(each["expression"]) for each in policy["spec"]["validations"])
 
 
-def test_a_stolen_token_writes_nothing_but_the_operators_children(stolen: Kubectl) -> None:
+def test_stolen_token_can_write_only_the_operators_children(stolen: Kubectl) -> None:
     system = stolen.within("kube-system")
     assert "where the cluster itself runs" in refusal(system, config_map(OURS))
     stolen.must("create", "configmap", "theirs")
@@ -254,7 +256,7 @@ def capture(name: str, **spec: Any) -> dict[str, Any]:
     return {**kind, "metadata": {"name": name}, "spec": {"deployment": "nobody", **spec}}
 
 
-def test_a_stolen_token_deletes_nobodys_capture_but_one_that_may_outlive_its_time(stolen: Kubectl) -> None:
+def test_stolen_token_can_delete_only_captures_with_a_ttl(stolen: Kubectl) -> None:
     stolen.must("create", "--filename=-", stdin=json.dumps(capture("kept")))
     stolen.must("create", "--filename=-", stdin=json.dumps(capture("passing", ttlSecondsAfterFinished=99)))
     for name in ("kept", "passing"):
@@ -264,7 +266,7 @@ def test_a_stolen_token_deletes_nobodys_capture_but_one_that_may_outlive_its_tim
     stolen.must(*deletion, "passing")
 
 
-def test_a_stolen_token_tells_of_our_kinds_alone(stolen: Kubectl) -> None:
+def test_stolen_token_can_create_events_only_for_specdecode_kinds(stolen: Kubectl) -> None:
     def event(kind: str, version: str) -> str:
         about = {"kind": kind, "apiVersion": version, "name": "x", "namespace": stolen.namespace}
         return json.dumps(
@@ -279,7 +281,7 @@ def test_a_stolen_token_tells_of_our_kinds_alone(stolen: Kubectl) -> None:
     assert "where the cluster itself runs" in said
 
 
-def test_a_stolen_token_evicts_nobody_where_the_cluster_runs(stolen: Kubectl) -> None:
+def test_stolen_token_cannot_evict_pods_in_kube_system(stolen: Kubectl) -> None:
     for namespace, told in ((stolen, ""), (stolen.within("kube-system"), "where the cluster itself runs")):
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "evicted"}, "spec": POD}
         namespace.must("create", "--filename=-", stdin=json.dumps(pod))
@@ -290,7 +292,7 @@ def test_a_stolen_token_evicts_nobody_where_the_cluster_runs(stolen: Kubectl) ->
         assert bool(told) == bool(answer.returncode), answer.stderr
 
 
-def test_the_operator_works_under_its_guard(stolen: Kubectl) -> None:
+def test_operator_works_under_its_guard(stolen: Kubectl) -> None:
     body = {"apiVersion": "specdecode.io/v1alpha1", "kind": "SpecDecodeDeployment", "metadata": {"name": "tiny"}}
     assert stolen.apply(yaml.safe_dump({**body, "spec": tiny_cpu(replicas=2)})).returncode == 0
     wait_for(stolen, "tiny", "Planned", "Fits")

@@ -58,7 +58,7 @@ def hang_for_long(kubectl: Kubectl, reached: Callable[[], T | None], what: str) 
     return eventually(look, what)
 
 
-def test_the_first_engine_that_hangs_is_told_with_its_time_and_where_to_look(kubectl: Kubectl) -> None:
+def test_hanging_first_engine_is_reported_with_its_time_and_a_log_hint(kubectl: Kubectl) -> None:
     apply(kubectl)
 
     def given_up() -> str | None:
@@ -74,7 +74,7 @@ def test_the_first_engine_that_hangs_is_told_with_its_time_and_where_to_look(kub
     wait_for(kubectl, "tiny", "Ready", "Serving")
 
 
-def test_engines_that_served_come_back_where_the_next_ones_hang(kubectl: Kubectl) -> None:
+def test_hanging_engines_of_a_new_spec_are_rolled_back(kubectl: Kubectl) -> None:
     apply(kubectl)
     serve(kubectl)
     wait_for(kubectl, "tiny", "Ready", "Serving")

@@ -22,7 +22,7 @@ from tests.support.waiting import eventually
     ],
     ids=["deep", "as deep as the API server takes", "wide", "as wide as etcd takes"],
 )
-def test_an_object_that_is_made_to_hurt_is_told_and_harms_no_other(
+def test_oversized_or_deep_object_is_reported_without_affecting_others(
     operator: OperatorProcess, kubectl: Kubectl, tmp_path: Path, added: str, said: str
 ) -> None:
     before = operator.log.stat().st_size

@@ -65,7 +65,7 @@ def apply_examples(kubectl: Kubectl) -> None:
     kubectl.must("apply", "--server-side", "--filename=-", stdin=yaml.safe_dump_all(examples().values()))
 
 
-def test_a_second_apply_changes_nothing(settled: Kubectl) -> None:
+def test_second_apply_of_examples_changes_nothing(settled: Kubectl) -> None:
     def versions() -> dict[str, str]:
         return {body["metadata"]["name"]: body["metadata"]["resourceVersion"] for body in settled.objects("sdd")}
 
@@ -75,7 +75,7 @@ def test_a_second_apply_changes_nothing(settled: Kubectl) -> None:
     assert versions() == before
 
 
-def test_a_second_reconcile_changes_nothing(settled: Kubectl) -> None:
+def test_second_reconcile_of_examples_writes_nothing(settled: Kubectl) -> None:
     rest = Rest(settled)
     rest.reach()
     # A label makes the operator look again.

@@ -41,7 +41,7 @@ def holder(kubectl: Kubectl) -> object:
     return kubectl.within(NAMESPACE).object("lease", SERVICE_ACCOUNT)["spec"]["holderIdentity"]
 
 
-def test_the_second_waits_and_takes_over_from_the_first(
+def test_standby_operator_takes_over_when_the_leader_ends(
     operator: OperatorProcess, kubectl: Kubectl, tmp_path: Path
 ) -> None:
     second = OperatorProcess(operator.kubeconfig, tmp_path / "log", "pod-2")
@@ -96,7 +96,7 @@ class HeldCall:
         self._may_go.set()
 
 
-def test_a_leader_that_was_frozen_writes_nothing_when_it_wakes_and_what_it_had_sent_is_repaired(
+def test_woken_former_leader_writes_nothing_and_its_late_write_is_repaired(
     operator: OperatorProcess, kubectl: Kubectl, tmp_path: Path
 ) -> None:
     assert operator.stop() == 0

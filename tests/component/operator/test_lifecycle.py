@@ -109,7 +109,9 @@ def settle(kubectl: Kubectl) -> None:
     )
 
 
-def test_engines_that_served_are_put_back_and_nothing_flaps(kubectl: Kubectl, operator: OperatorProcess) -> None:
+def test_failed_rollout_returns_to_the_template_that_served_without_flapping(
+    kubectl: Kubectl, operator: OperatorProcess
+) -> None:
     apply(kubectl)
     serve(kubectl)
     wait_for(kubectl, "tiny", "Ready", "Serving")
@@ -182,9 +184,7 @@ def names(kubectl: Kubectl) -> list[str]:
     return [body["metadata"]["name"] for body in kubectl.objects("sdc")]
 
 
-def test_engines_behind_a_gate_roll_out_only_if_they_are_judged_as_good(
-    kubectl: Kubectl, operator: OperatorProcess
-) -> None:
+def test_gated_rollout_continues_only_if_the_gate_capture_holds(kubectl: Kubectl, operator: OperatorProcess) -> None:
     gated: dict[str, Any] = {"rollout": {"gate": {"capture": "golden"}}}
     apply(kubectl, **gated)
     serve(kubectl)
@@ -217,7 +217,7 @@ def test_engines_behind_a_gate_roll_out_only_if_they_are_judged_as_good(
     wait_for_all(kubectl, "tiny", Ready=("True", "Serving"), Gate=("True", "Passed"))
 
 
-def test_a_paused_rollout_holds_a_change_back(kubectl: Kubectl) -> None:
+def test_paused_rollout_does_not_roll_out_changes(kubectl: Kubectl) -> None:
     apply(kubectl)
     serve(kubectl)
     wait_for(kubectl, "tiny", "Ready", "Serving")
@@ -231,14 +231,14 @@ def test_a_paused_rollout_holds_a_change_back(kubectl: Kubectl) -> None:
     assert engines(kubectl, 1) != [before]
 
 
-def test_a_pause_by_somebody_else_is_undone(kubectl: Kubectl) -> None:
+def test_kubectl_rollout_pause_is_undone(kubectl: Kubectl) -> None:
     apply(kubectl)
     engines(kubectl, 1)
     kubectl.must("rollout", "pause", "deployment/tiny")
     eventually(lambda: not kubectl.object("deployment", "tiny")["spec"].get("paused"), "it goes on")
 
 
-def test_one_of_two_engines_may_be_disrupted_and_a_lone_one_is_not_held(kubectl: Kubectl) -> None:
+def test_disruption_budget_allows_one_of_two_and_none_exists_for_one(kubectl: Kubectl) -> None:
     def allowed() -> int:
         budgets = kubectl.objects("poddisruptionbudgets")
         return sum(budget.get("status", {}).get("disruptionsAllowed", 0) for budget in budgets)
@@ -253,7 +253,7 @@ def test_one_of_two_engines_may_be_disrupted_and_a_lone_one_is_not_held(kubectl:
     eventually(lambda: not kubectl.objects("poddisruptionbudgets"), "a lone engine holds no node up")
 
 
-def test_an_autoscaler_may_scale_it_but_not_below_nothing(kubectl: Kubectl) -> None:
+def test_autoscaler_scales_replicas_and_negative_replicas_are_refused(kubectl: Kubectl) -> None:
     apply(kubectl)
     serve(kubectl)
     patch = json.dumps({"spec": {"replicas": -1}})
@@ -282,7 +282,7 @@ def test_an_autoscaler_may_scale_it_but_not_below_nothing(kubectl: Kubectl) -> N
     assert told(body) == "good"
 
 
-def test_an_image_edited_by_hand_ends_no_engine_that_serves(kubectl: Kubectl) -> None:
+def test_manual_image_edit_is_repaired_without_ending_serving_engines(kubectl: Kubectl) -> None:
     apply(kubectl)
     serve(kubectl)
     wait_for(kubectl, "tiny", "Ready", "Serving")
@@ -298,7 +298,7 @@ def test_an_image_edited_by_hand_ends_no_engine_that_serves(kubectl: Kubectl) ->
     assert [each["image"] for each in containers] == ["localhost/engine:1"]
 
 
-def test_a_restart_by_kubectl_replaces_the_engine_without_a_further_gpu(kubectl: Kubectl) -> None:
+def test_kubectl_rollout_restart_replaces_the_engine(kubectl: Kubectl) -> None:
     apply(kubectl)
     serve(kubectl)
     wait_for(kubectl, "tiny", "Ready", "Serving")
@@ -309,7 +309,7 @@ def test_a_restart_by_kubectl_replaces_the_engine_without_a_further_gpu(kubectl:
     wait_for(kubectl, "tiny", "Ready", "Serving")
 
 
-def test_pods_that_a_kubelet_rejects_are_told_and_no_more_are_made(kubectl: Kubectl) -> None:
+def test_pods_rejected_by_kubelet_are_reported_and_no_more_are_created(kubectl: Kubectl) -> None:
     """Their ReplicaSet makes another one at once, for as long as one is wanted."""
     apply(kubectl)
     rejected = {"phase": "Failed", "reason": "OutOfcpu", "message": "Pod was rejected: Node didn't have enough: cpu"}

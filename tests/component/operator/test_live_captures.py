@@ -74,9 +74,7 @@ def recording(kubectl: Kubectl) -> dict[str, Any]:
     return dict(eventually(lambda: order(kubectl), "the recorders are told"))
 
 
-def test_running_engines_are_recorded_from_the_order_to_the_summary(
-    kubectl: Kubectl, operator: OperatorProcess
-) -> None:
+def test_live_capture_records_running_engines_until_its_summary(kubectl: Kubectl, operator: OperatorProcess) -> None:
     engine = serve(kubectl)
     found = recording(kubectl)
     (container,) = captures_pod(kubectl)["spec"]["containers"]
@@ -97,7 +95,7 @@ def test_running_engines_are_recorded_from_the_order_to_the_summary(
     assert pod["metadata"]["name"] == engine, "no engine was restarted"
 
 
-def test_suspended_and_deleted_it_leaves_no_order(kubectl: Kubectl) -> None:
+def test_suspended_or_deleted_live_capture_removes_its_order(kubectl: Kubectl) -> None:
     serve(kubectl)
     recording(kubectl)
     patch(kubectl, suspend=True)
@@ -114,7 +112,7 @@ def test_suspended_and_deleted_it_leaves_no_order(kubectl: Kubectl) -> None:
     eventually(lambda: order(kubectl) is None, "the order goes with the capture")
 
 
-def test_it_waits_for_engines_and_for_an_order_of_another_owner(kubectl: Kubectl) -> None:
+def test_live_capture_waits_for_engines_and_for_order_of_other_owner(kubectl: Kubectl) -> None:
     kubectl.must("create", "configmap", ORDER, "--from-literal=mine=1")
     deploy(kubectl)
     capture(kubectl)

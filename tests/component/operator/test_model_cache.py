@@ -72,7 +72,7 @@ def answer(kubectl: Kubectl, pod: dict[str, Any], message: dict[str, Any], exit_
 CACHE = {"persistentVolumeClaim": {"claimName": "hub"}}
 
 
-def test_engines_are_launched_once_their_models_are_there(kubectl: Kubectl) -> None:
+def test_engines_start_after_their_models_are_downloaded(kubectl: Kubectl) -> None:
     apply(kubectl, "tiny", cache=CACHE)
     pods = downloads(kubectl, "tiny")
     for pod in pods.values():
@@ -95,7 +95,7 @@ def test_engines_are_launched_once_their_models_are_there(kubectl: Kubectl) -> N
     assert {json.loads(each)["model"]: json.loads(each)["commit"] for each in kept.values()} == COMMITS
 
 
-def test_what_was_downloaded_is_remembered_and_can_be_forgotten(kubectl: Kubectl) -> None:
+def test_downloads_repeat_only_after_the_downloads_config_map_is_deleted(kubectl: Kubectl) -> None:
     apply(kubectl, "tiny", cache=CACHE)
     for model, pod in downloads(kubectl, "tiny").items():
         answer(kubectl, pod, {"commit": COMMITS[model]})
@@ -112,7 +112,7 @@ def test_what_was_downloaded_is_remembered_and_can_be_forgotten(kubectl: Kubectl
     assert kubectl.objects("deployments"), "the engines stay meanwhile"
 
 
-def test_a_directory_of_nodes_is_refused_by_an_operator_that_allows_none(kubectl: Kubectl) -> None:
+def test_host_path_cache_volume_is_refused_unless_the_operator_allows_it(kubectl: Kubectl) -> None:
     apply(kubectl, "tiny", volume={"hostPath": {"path": "/etc"}})
     wait_for(kubectl, "tiny", "Accepted", "HostPathNotAllowed")
     status, reason, message = condition(kubectl, "tiny", "Ready")

@@ -81,7 +81,9 @@ def known(kubectl: Kubectl) -> list[str]:
     return sorted(found[0].get("data") or {}) if found else []
 
 
-def test_what_a_reader_finds_leads_to_the_plan_and_is_shared(kubectl: Kubectl, operator: OperatorProcess) -> None:
+def test_model_facts_from_reader_job_complete_the_plan_and_are_shared(
+    kubectl: Kubectl, operator: OperatorProcess
+) -> None:
     apply(kubectl, "tiny", undescribed())
     wait_for(kubectl, "tiny", "Planned", "ResolvingModel")
     assert condition(kubectl, "tiny", "Ready")[0] == "Unknown"
@@ -107,7 +109,7 @@ def test_what_a_reader_finds_leads_to_the_plan_and_is_shared(kubectl: Kubectl, o
     assert version == body["metadata"]["resourceVersion"]
 
 
-def test_facts_that_are_deleted_are_read_again_while_engines_stay(kubectl: Kubectl) -> None:
+def test_deleted_model_facts_are_read_again_while_engines_stay(kubectl: Kubectl) -> None:
     apply(kubectl, "tiny", undescribed())
     answer(kubectl, "tiny", facts())
     # Ready has that reason while the Job's pod waits, too.
@@ -123,7 +125,7 @@ def test_facts_that_are_deleted_are_read_again_while_engines_stay(kubectl: Kubec
     assert kubectl.object("deployment", "tiny")["metadata"]["uid"] == uid
 
 
-def test_a_failure_is_told_and_a_new_spec_tries_anew(kubectl: Kubectl) -> None:
+def test_failed_reader_is_reported_and_replaced_after_spec_change(kubectl: Kubectl) -> None:
     apply(kubectl, "tiny", undescribed())
     (first,) = eventually(lambda: kubectl.objects("jobs"), "a Job reads the model")
     answer(kubectl, "tiny", NOT_FOUND, exit_code=1)
@@ -140,7 +142,7 @@ def test_a_failure_is_told_and_a_new_spec_tries_anew(kubectl: Kubectl) -> None:
     eventually(replaced, "another Job takes its place")
 
 
-def test_a_config_that_only_the_user_can_mend_stalls_it(kubectl: Kubectl) -> None:
+def test_unreadable_model_config_sets_stalled_until_fixed(kubectl: Kubectl) -> None:
     apply(kubectl, "tiny", undescribed())
     unreadable = pack_error(CheckpointError("ConfigUnreadable", "config.json is not JSON"))
     answer(kubectl, "tiny", unreadable, exit_code=1)
@@ -150,7 +152,7 @@ def test_a_config_that_only_the_user_can_mend_stalls_it(kubectl: Kubectl) -> Non
     wait_for(kubectl, "tiny", "Planned", "Fits")
 
 
-def test_a_strangers_config_map_is_left_alone(kubectl: Kubectl) -> None:
+def test_model_facts_config_map_of_other_owner_is_not_changed(kubectl: Kubectl) -> None:
     kubectl.must("create", "configmap", FACTS, "--from-literal=mine=yes")
     apply(kubectl, "tiny", undescribed())
     answer(kubectl, "tiny", facts())
@@ -160,7 +162,7 @@ def test_a_strangers_config_map_is_left_alone(kubectl: Kubectl) -> None:
     wait_for(kubectl, "tiny", "Planned", "Fits")
 
 
-def test_a_full_config_map_is_told(kubectl: Kubectl) -> None:
+def test_full_model_facts_config_map_is_reported(kubectl: Kubectl) -> None:
     labels = {"app.kubernetes.io/managed-by": "specdecode-operator", "specdecode.io/model-facts": "true"}
     body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": FACTS, "labels": labels}}
     kubectl.must("create", "--filename=-", stdin=json.dumps({**body, "data": {"large": "x" * (2**20 - 200)}}))
@@ -172,7 +174,7 @@ def test_a_full_config_map_is_told(kubectl: Kubectl) -> None:
     wait_for(kubectl, "tiny", "Planned", "Fits")
 
 
-def test_deleting_an_object_ends_its_reader(kubectl: Kubectl) -> None:
+def test_deleting_deployment_removes_its_reader_and_keeps_model_facts(kubectl: Kubectl) -> None:
     apply(kubectl, "other", undescribed(target={"model": "pair/other"}))
     answer(kubectl, "other", facts())
     wait_for(kubectl, "other", "Planned", "Fits")
@@ -184,9 +186,7 @@ def test_deleting_an_object_ends_its_reader(kubectl: Kubectl) -> None:
     assert known(kubectl) == [entry], "facts outlive who asked for them"
 
 
-def test_facts_files_take_the_place_of_jobs_as_they_come_without_a_restart(
-    kubectl: Kubectl, operator: OperatorProcess
-) -> None:
+def test_facts_files_replace_reader_jobs_without_a_restart(kubectl: Kubectl, operator: OperatorProcess) -> None:
     try:
         write_facts(operator.facts, "first.json", "site/first")
         (operator.facts / "broken.json").write_text('{"kind": "ModelFacts"}')

@@ -24,7 +24,9 @@ SPEC = pair_70b(
 )
 
 
-def test_the_operator_notices_that_they_come(bare_cluster: Cluster, tmp_path: Path, asked_elsewhere: set[str]) -> None:
+def test_operator_uses_leader_worker_set_crd_installed_later(
+    bare_cluster: Cluster, tmp_path: Path, asked_elsewhere: set[str]
+) -> None:
     kubectl = Kubectl(bare_cluster.kubeconfig)
     kubectl.install_crds()
     admin = Kubectl(bare_cluster.kubeconfig, NAMESPACE)

@@ -62,7 +62,7 @@ def apply(kubectl: Kubectl, name: str, spec: object) -> None:
     assert answer.returncode == 0, answer.stderr
 
 
-def test_each_namespace_has_one_operator_with_no_more_rights_than_it_needs(
+def test_namespaced_operator_serves_only_its_namespace_with_minimal_rights(
     crds: Cluster, kubectl: Kubectl, operator: OperatorProcess, named: OperatorProcess
 ) -> None:
     left = f"namespace {kubectl.namespace} is skipped"
@@ -90,7 +90,7 @@ def test_each_namespace_has_one_operator_with_no_more_rights_than_it_needs(
 
 
 @pytest.mark.long
-def test_two_operators_share_a_cluster_by_namespaces(crds: Cluster, kubectl: Kubectl, tmp_path: Path) -> None:
+def test_two_namespaced_operators_serve_separate_namespaces(crds: Cluster, kubectl: Kubectl, tmp_path: Path) -> None:
     """Neither asks about what is the other's, and objects of one name are served in both."""
     there = Kubectl(crds.kubeconfig, f"{kubectl.namespace}-there")
     kubectl.must("create", "namespace", there.namespace)

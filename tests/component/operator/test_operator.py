@@ -41,7 +41,7 @@ def children(kubectl: Kubectl) -> set[tuple[str, str]]:
     return {(body["kind"], body["metadata"]["name"]) for body in kubectl.objects(CHILD_KINDS, OURS)}
 
 
-def test_an_object_gets_its_children_and_keeps_its_metadata(kubectl: Kubectl) -> None:
+def test_deployment_gets_children_without_finalizers_or_annotations(kubectl: Kubectl) -> None:
     apply(kubectl, "tiny", tiny_cpu(replicas=2))
     wait_for(kubectl, "tiny", "Ready", LAUNCHED)
     assert children(kubectl) == {
@@ -57,7 +57,7 @@ def test_an_object_gets_its_children_and_keeps_its_metadata(kubectl: Kubectl) ->
     assert json.loads(kubectl.object("configmap", "tiny-plan")["data"]["plan.json"])["verdict"] == "Fits"
 
 
-def test_events_tell_people_what_happened(kubectl: Kubectl) -> None:
+def test_describe_shows_event_for_the_plan(kubectl: Kubectl) -> None:
     apply(kubectl, "tiny", tiny_cpu())
     wait_for(kubectl, "tiny", "Ready", LAUNCHED)
     described = eventually(
@@ -67,7 +67,7 @@ def test_events_tell_people_what_happened(kubectl: Kubectl) -> None:
     assert "fits: " in str(described)
 
 
-def test_what_is_no_longer_wanted_goes(kubectl: Kubectl) -> None:
+def test_budget_is_deleted_when_scaled_to_one_replica(kubectl: Kubectl) -> None:
     apply(kubectl, "tiny", tiny_cpu(replicas=2))
     eventually(lambda: ("PodDisruptionBudget", "tiny") in children(kubectl), "the budget exists")
     kubectl.must("scale", "sdd", "tiny", "--replicas=1")
@@ -75,7 +75,7 @@ def test_what_is_no_longer_wanted_goes(kubectl: Kubectl) -> None:
     assert kubectl.object("deployment", "tiny")["spec"]["replicas"] == 1
 
 
-def test_changes_by_others_are_undone(kubectl: Kubectl) -> None:
+def test_scaled_deployment_and_deleted_service_are_restored(kubectl: Kubectl) -> None:
     apply(kubectl, "tiny", tiny_cpu())
     eventually(lambda: ("Deployment", "tiny") in children(kubectl), "the Deployment exists")
     kubectl.must("scale", "deployment", "tiny", "--replicas=5")
@@ -84,7 +84,7 @@ def test_changes_by_others_are_undone(kubectl: Kubectl) -> None:
     eventually(lambda: ("Service", "tiny") in children(kubectl), "the Service is back")
 
 
-def test_a_strangers_object_is_left_alone(kubectl: Kubectl) -> None:
+def test_service_of_other_owner_is_not_changed(kubectl: Kubectl) -> None:
     kubectl.must("create", "service", "clusterip", "tiny", "--tcp=80")
     before = kubectl.object("service", "tiny")
     apply(kubectl, "tiny", tiny_cpu())
@@ -98,7 +98,7 @@ def test_a_strangers_object_is_left_alone(kubectl: Kubectl) -> None:
     assert ("Service", "tiny") in children(kubectl)
 
 
-def test_objects_deleted_in_the_middle_of_a_reconcile_leave_nothing(kubectl: Kubectl) -> None:
+def test_objects_deleted_during_reconcile_leave_no_children(kubectl: Kubectl) -> None:
     for _ in range(5):
         apply(kubectl, "tiny", tiny_cpu())
         kubectl.must("delete", "sdd", "tiny")
@@ -107,7 +107,7 @@ def test_objects_deleted_in_the_middle_of_a_reconcile_leave_nothing(kubectl: Kub
     wait_for(kubectl, "tiny", "Ready", LAUNCHED)
 
 
-def test_a_reconcile_with_nothing_to_do_writes_nothing(kubectl: Kubectl, rest: Rest) -> None:
+def test_reconcile_without_changes_writes_nothing(kubectl: Kubectl, rest: Rest) -> None:
     apply(kubectl, "tiny", tiny_cpu())
     wait_for(kubectl, "tiny", "Ready", LAUNCHED)
     rest.reach()
@@ -117,7 +117,7 @@ def test_a_reconcile_with_nothing_to_do_writes_nothing(kubectl: Kubectl, rest: R
     assert rest.changes() == []
 
 
-def test_a_killed_operator_goes_on_where_it_was(kubectl: Kubectl, operator: OperatorProcess) -> None:
+def test_restarted_operator_handles_changes_made_while_it_was_down(kubectl: Kubectl, operator: OperatorProcess) -> None:
     apply(kubectl, "before", tiny_cpu())
     wait_for(kubectl, "before", "Ready", LAUNCHED)
     uid = kubectl.object("deployment", "before")["metadata"]["uid"]
@@ -130,7 +130,7 @@ def test_a_killed_operator_goes_on_where_it_was(kubectl: Kubectl, operator: Oper
     assert kubectl.object("deployment", "before")["metadata"]["uid"] == uid
 
 
-def test_a_missing_permission_is_named_and_work_goes_on_once_it_is_there(kubectl: Kubectl) -> None:
+def test_missing_permission_is_reported_and_reconcile_continues_once_granted(kubectl: Kubectl) -> None:
     role = kubectl.object("clusterrole", "specdecode-operator")
     rules = [rule for rule in role["rules"] if rule["resources"] != ["services"]]
     without = {**role, "rules": rules}
@@ -149,7 +149,7 @@ def test_a_missing_permission_is_named_and_work_goes_on_once_it_is_there(kubectl
     wait_for(kubectl, "tiny", "Ready", LAUNCHED)
 
 
-def test_a_spec_that_becomes_bad_does_not_take_the_engines_down(kubectl: Kubectl) -> None:
+def test_invalid_spec_change_does_not_change_running_engines(kubectl: Kubectl) -> None:
     apply(kubectl, "tiny", tiny_cpu())
     eventually(lambda: ("Deployment", "tiny") in children(kubectl), "the Deployment exists")
     before = kubectl.object("deployment", "tiny")["spec"]
@@ -162,7 +162,7 @@ def test_a_spec_that_becomes_bad_does_not_take_the_engines_down(kubectl: Kubectl
     assert kubectl.object("deployment", "tiny")["spec"]["replicas"] == 0
 
 
-def test_a_pod_template_that_the_api_server_refuses_is_told(kubectl: Kubectl) -> None:
+def test_pod_template_refused_by_the_api_server_is_reported(kubectl: Kubectl) -> None:
     apply(kubectl, "tiny", tiny_cpu(podTemplate={"spec": {"tolerationz": []}}))
     message = wait_for(kubectl, "tiny", "Ready", "ChildRefused")
     assert "tolerationz" in message
@@ -176,7 +176,7 @@ def refused_by_quota(kubectl: Kubectl, *command: str) -> None:
     eventually(lambda: "exceeded quota" in kubectl(*command, "--dry-run=server").stderr, "the quota is in force")
 
 
-def test_an_exhausted_quota_is_told_and_waited_for(kubectl: Kubectl) -> None:
+def test_exhausted_quota_is_reported_and_retried(kubectl: Kubectl) -> None:
     kubectl.must("create", "quota", "small", "--hard=count/services=0")
     refused_by_quota(kubectl, "create", "service", "clusterip", "one", "--tcp=80")
     apply(kubectl, "tiny", tiny_cpu())
@@ -186,14 +186,14 @@ def test_an_exhausted_quota_is_told_and_waited_for(kubectl: Kubectl) -> None:
     wait_for(kubectl, "tiny", "Ready", LAUNCHED)
 
 
-def test_pods_that_a_quota_refuses_are_told(kubectl: Kubectl) -> None:
+def test_pods_refused_by_quota_are_reported(kubectl: Kubectl) -> None:
     kubectl.must("create", "quota", "no-pods", "--hard=pods=0")
     refused_by_quota(kubectl, "run", "one", "--image=i:1")
     apply(kubectl, "tiny", tiny_cpu())
     assert "no-pods" in wait_for(kubectl, "tiny", "Ready", "PodsRefused")
 
 
-def test_pods_that_a_limit_range_refuses_are_told(kubectl: Kubectl) -> None:
+def test_pods_refused_by_limit_range_are_reported(kubectl: Kubectl) -> None:
     limits = {"limits": [{"type": "Container", "min": {"memory": "1Ti"}}]}
     body = {"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "large-only"}, "spec": limits}
     assert kubectl.write(yaml.safe_dump(body)).returncode == 0
@@ -201,7 +201,7 @@ def test_pods_that_a_limit_range_refuses_are_told(kubectl: Kubectl) -> None:
     assert "minimum memory usage per Container is 1Ti" in wait_for(kubectl, "tiny", "Ready", "PodsRefused")
 
 
-def test_pods_that_pod_security_refuses_are_told_with_the_field_and_ours_are_let_in(
+def test_pod_security_refusal_names_the_field_and_default_pods_are_admitted(
     kubectl: Kubectl,
 ) -> None:
     kubectl.must("label", "namespace", str(kubectl.namespace), "pod-security.kubernetes.io/enforce=restricted")
@@ -214,7 +214,7 @@ def test_pods_that_pod_security_refuses_are_told_with_the_field_and_ours_are_let
     wait_for(kubectl, "tiny", "Ready", LAUNCHED)
 
 
-def test_values_that_come_back_in_other_words_are_not_applied_again(kubectl: Kubectl, rest: Rest) -> None:
+def test_values_normalized_by_the_api_server_are_not_applied_again(kubectl: Kubectl, rest: Rest) -> None:
     accelerator = {"type": "CPU", "cpuCores": 1, "memoryGiB": 1024, "kvCacheGiB": 1}
     template = {"spec": {"hostNetwork": False, "containers": [{"name": "engine", "env": [{"name": "A", "value": ""}]}]}}
     apply(kubectl, "tiny", tiny_cpu(accelerator=accelerator, podTemplate=template))
@@ -225,7 +225,7 @@ def test_values_that_come_back_in_other_words_are_not_applied_again(kubectl: Kub
     assert rest.changes() == []
 
 
-def test_suspending_stops_engines_whatever_else_is_wrong(kubectl: Kubectl) -> None:
+def test_suspend_stops_engines_of_an_invalid_spec(kubectl: Kubectl) -> None:
     apply(kubectl, "tiny", tiny_cpu())
     eventually(lambda: ("Deployment", "tiny") in children(kubectl), "the Deployment exists")
     apply(kubectl, "tiny", tiny_cpu(suspend=True, engine={"image": "localhost/engine:1", "extraArgs": ["--nonsense"]}))
@@ -233,7 +233,7 @@ def test_suspending_stops_engines_whatever_else_is_wrong(kubectl: Kubectl) -> No
     eventually(lambda: kubectl.object("deployment", "tiny")["spec"]["replicas"] == 0, "the engines are stopped")
 
 
-def test_plans_follow_the_nodes_of_the_cluster(kubectl: Kubectl) -> None:
+def test_plan_follows_nodes_added_to_the_cluster(kubectl: Kubectl) -> None:
     apply(kubectl, "llama", pair_70b())
     wait_for(kubectl, "llama", "Planned", "NoMatchingNodes")
     try:
@@ -249,7 +249,7 @@ def test_plans_follow_the_nodes_of_the_cluster(kubectl: Kubectl) -> None:
         kubectl.must("delete", "node", "--ignore-not-found", "h100-0", "h200-0")
 
 
-def test_a_calibration_file_is_followed_without_a_restart(kubectl: Kubectl, operator: OperatorProcess) -> None:
+def test_calibration_file_changes_apply_without_a_restart(kubectl: Kubectl, operator: OperatorProcess) -> None:
     entry = CalibrationEntry(
         H200, "0.33", "V2", 2, False, 256, 8192, "draft_model", 5, "measured", "FP8", "BF16", 3 * GIB
     )
@@ -273,7 +273,7 @@ def test_a_calibration_file_is_followed_without_a_restart(kubectl: Kubectl, oper
         kubectl.must("delete", "node", "--ignore-not-found", "h200-0")
 
 
-def test_a_restart_does_not_disturb_what_is_planned(kubectl: Kubectl, operator: OperatorProcess, rest: Rest) -> None:
+def test_operator_restart_changes_no_planned_objects(kubectl: Kubectl, operator: OperatorProcess, rest: Rest) -> None:
     try:
         kubectl.add_node("h200-0", H200)
         apply(kubectl, "llama", pair_70b())

@@ -79,7 +79,7 @@ def port(engines: Engines) -> Iterator[int]:
         yield server.server_port
 
 
-def test_what_is_expected_is_done_and_nothing_more(
+def test_policy_restarts_decayed_engine_turns_off_and_yields_to_user_edit(
     kubectl: Kubectl, operator: OperatorProcess, engines: Engines, port: int
 ) -> None:
     policy = {"mode": "Enforce", "windowSeconds": 30, "cooldownSeconds": 30}

@@ -20,7 +20,7 @@ def backed_up(kubectl: Kubectl, kind: str, name: str) -> dict[str, Any]:
     return {"apiVersion": body["apiVersion"], "kind": body["kind"], "metadata": metadata, "spec": spec}
 
 
-def test_engines_are_made_anew_and_no_capture_that_ended_runs_again(
+def test_restore_recreates_engines_and_does_not_rerun_finished_captures(
     kubectl: Kubectl, operator: OperatorProcess
 ) -> None:
     serve(kubectl)

@@ -22,7 +22,7 @@ TAKEN_AWAY = "services"
 """The kind on which there are no rights in one test: what is asked of it meanwhile depends on when watches end."""
 
 
-def test_nothing_was_denied_and_nothing_granted_went_unused(
+def test_operator_uses_all_granted_permissions_and_is_denied_none(
     request: pytest.FixtureRequest, crds: Cluster, asked_elsewhere: set[str]
 ) -> None:
     seen = [each for each in asked(crds) if each.user == USER]

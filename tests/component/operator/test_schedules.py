@@ -41,7 +41,7 @@ def deploy(kubectl: Kubectl, **schedule: Any) -> None:
     assert answer.returncode == 0, answer.stderr
 
 
-def test_a_capture_starts_every_minute_and_its_data_outlives_the_deployment(kubectl: Kubectl) -> None:
+def test_scheduled_capture_starts_each_minute_and_its_claim_outlives_the_deployment(kubectl: Kubectl) -> None:
     deploy(kubectl, queue={"name": "gpus", "priorityClass": "measurements"})
     first, *_ = eventually(lambda: kubectl.objects("sdc", OF_SCHEDULE), "a capture is due")
     (job, *_) = eventually(lambda: kubectl.objects("jobs"), "Kueue has a Job to start")
@@ -70,7 +70,7 @@ def test_a_capture_starts_every_minute_and_its_data_outlives_the_deployment(kube
 
 
 @pytest.mark.long
-def test_a_strangers_capture_of_a_due_name_is_left_as_it_is(kubectl: Kubectl) -> None:
+def test_capture_of_other_owner_with_a_due_name_is_not_changed(kubectl: Kubectl) -> None:
     """It is of the same deployment and has our labels, so neither the API server nor the guard would protect it."""
     deploy(kubectl, suspend=True)
     uid = kubectl.object("sdd", "tiny")["metadata"]["uid"]
@@ -116,7 +116,7 @@ def leave_claim(kubectl: Kubectl, capture: str, **labels: str) -> None:
     kubectl.must("create", "--filename=-", stdin=yaml.safe_dump(body))
 
 
-def test_failures_push_out_no_good_data(kubectl: Kubectl) -> None:
+def test_failed_captures_do_not_evict_published_claims_from_retention(kubectl: Kubectl) -> None:
     deploy(kubectl, schedule=NOT_TODAY, retention={"count": 2, "failedCount": 1})
     for number in (1, 2, 3):
         leave_claim(kubectl, f"good-{number}", published="true")
@@ -139,6 +139,8 @@ def test_failures_push_out_no_good_data(kubectl: Kubectl) -> None:
         ({"timeZone": "Europe/Atlantis"}, "spec.captures[0].timeZone: Europe/Atlantis"),
     ],
 )
-def test_a_time_that_never_comes_is_refused_by_name(kubectl: Kubectl, schedule: dict[str, Any], words: str) -> None:
+def test_invalid_schedule_or_time_zone_is_refused_with_its_field(
+    kubectl: Kubectl, schedule: dict[str, Any], words: str
+) -> None:
     deploy(kubectl, **schedule)
     assert words in wait_for(kubectl, "tiny", "Ready", "Invalid")

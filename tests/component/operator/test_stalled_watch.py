@@ -34,7 +34,7 @@ def write(kubectl: Kubectl, replicas: int) -> None:
     assert answer.returncode == 0, answer.stderr
 
 
-def test_a_watch_that_stalls_ends_in_a_restart_that_sees_all(
+def test_stalled_watch_fails_liveness_and_restart_sees_the_missed_change(
     operator: OperatorProcess, kubectl: Kubectl, tmp_path: Path
 ) -> None:
     assert operator.stop() == 0

@@ -57,7 +57,7 @@ def deploy(kubectl: Kubectl, *options: str, **changes: object) -> None:
     kubectl.must("apply", "--filename=-", *options, stdin=yaml.safe_dump({**body, "spec": tiny_cpu(**changes)}))
 
 
-def test_roles_reach_no_further_than_their_namespace(kubectl: Kubectl, neighbour: Kubectl) -> None:
+def test_roles_do_not_reach_other_namespaces(kubectl: Kubectl, neighbour: Kubectl) -> None:
     deploy(kubectl)
     wait_for(kubectl, "tiny", "Planned", "Fits")
     for role in ("view", "edit", "admin", "ours"):
@@ -88,7 +88,7 @@ def test_roles_reach_no_further_than_their_namespace(kubectl: Kubectl, neighbour
     eventually(have_theirs, "the usual roles have grown by ours")
 
 
-def test_a_capture_of_anothers_deployment_names_nothing(kubectl: Kubectl, neighbour: Kubectl) -> None:
+def test_capture_does_not_find_deployment_of_other_namespace(kubectl: Kubectl, neighbour: Kubectl) -> None:
     """The operator may read both namespaces, and does nothing for people that they may not do."""
     deploy(kubectl)
     wait_for(kubectl, "tiny", "Planned", "Fits")
@@ -102,7 +102,7 @@ def test_a_capture_of_anothers_deployment_names_nothing(kubectl: Kubectl, neighb
     assert neighbour.objects("jobs,pvc") == kubectl.objects("jobs,pvc") == []
 
 
-def test_who_has_no_rights_on_pods_starts_none_that_reaches_further(neighbour: Kubectl) -> None:
+def test_user_without_pod_rights_cannot_request_privileged_pod_fields(neighbour: Kubectl) -> None:
     ours = person(neighbour, "ours")
     deploy(neighbour, ours)
     wait_for(neighbour, "tiny", "Planned", "Fits")

@@ -63,7 +63,7 @@ def add_fleet(cluster: Cluster, fleet: str) -> None:
     cluster.add_fake_nodes(parse(f"kwok={fleet}").fake)
 
 
-def test_bf16_does_not_fit_h100_and_lands_on_h200_when_there_is_one(cluster: Cluster, kubectl: Kubectl) -> None:
+def test_bf16_does_not_fit_h100_and_runs_on_h200_once_added(cluster: Cluster, kubectl: Kubectl) -> None:
     add_fleet(cluster, "2xH100:8")
     name = apply_example(kubectl, "llama-70b.yaml")
     message = wait_for(kubectl, name, "Ready", "DoesNotFit")
@@ -85,7 +85,7 @@ def test_bf16_does_not_fit_h100_and_lands_on_h200_when_there_is_one(cluster: Clu
     assert status["plan"]["kvCacheTokens"] == 237_168, "the row 2xH200 BF16/BF16 of docs/design/sizing.md"
 
 
-def test_an_fp8_target_runs_on_h100(cluster: Cluster, kubectl: Kubectl) -> None:
+def test_fp8_target_runs_on_h100(cluster: Cluster, kubectl: Kubectl) -> None:
     add_fleet(cluster, "1xH100:8")
     name = apply_example(kubectl, "llama-70b-fp8.yaml")
     wait_for(kubectl, name, "Planned", "Fits")
@@ -97,7 +97,7 @@ def test_an_fp8_target_runs_on_h100(cluster: Cluster, kubectl: Kubectl) -> None:
     wait_for(kubectl, name, "SpeculationActive", "Unreachable")
 
 
-def test_the_plan_picks_tensor_parallelism_when_the_spec_does_not(cluster: Cluster, kubectl: Kubectl) -> None:
+def test_plan_chooses_tensor_parallelism_if_spec_omits_it(cluster: Cluster, kubectl: Kubectl) -> None:
     add_fleet(cluster, "1xH100:8")
     name = apply_example(kubectl, "llama-8b-ngram.yaml")
     wait_for(kubectl, name, "Planned", "Fits")

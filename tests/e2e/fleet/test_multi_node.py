@@ -73,7 +73,7 @@ def variables(pod: dict[str, Any]) -> dict[str, Any]:
     return {each["name"]: each.get("value") for each in pod["spec"]["containers"][0]["env"]}
 
 
-def test_405b_lies_on_two_nodes_through_its_whole_life(cluster: Cluster, kubectl: Kubectl) -> None:
+def test_405b_runs_on_two_nodes_through_rollout_scaling_and_move(cluster: Cluster, kubectl: Kubectl) -> None:
     add_fleet(cluster, "2xH100:8")
     try:
         _waits_until_leaderworkersets_are_there(cluster, kubectl)

@@ -45,7 +45,7 @@ def compared(kubectl: Kubectl) -> dict[str, Any]:
     return found
 
 
-def test_it_has_a_verdict_with_its_figures(kubectl: Kubectl, compared: dict[str, Any]) -> None:
+def test_comparison_has_a_verdict_with_figures(kubectl: Kubectl, compared: dict[str, Any]) -> None:
     comparison = compared["status"]["comparison"]
     (arm,) = comparison["arms"]
     assert (comparison["baseline"], arm["name"]) == ("plain", "ngram")
@@ -58,14 +58,14 @@ def test_it_has_a_verdict_with_its_figures(kubectl: Kubectl, compared: dict[str,
     assert float(load["low"]) <= float(load["ratio"]) <= float(load["high"])
 
 
-def test_n_grams_are_drafted_and_change_no_answer(compared: dict[str, Any]) -> None:
+def test_ngram_drafts_are_accepted_and_answers_unchanged(compared: dict[str, Any]) -> None:
     (arm,) = compared["status"]["comparison"]["arms"]
     assert arm["outputs"] in {"Equal", "Explained"}
     assert arm["acceptancePercent"] > 0
     assert compared["status"]["summary"]["requests"]["completed"] == REQUESTS
 
 
-def test_each_start_of_each_arm_has_files_of_its_own(kubectl: Kubectl, compared: dict[str, Any]) -> None:
+def test_each_repetition_of_each_arm_has_its_own_files(kubectl: Kubectl, compared: dict[str, Any]) -> None:
     folder = f"/capture/{compared['status']['path']}"
     found = on_the_volume(
         kubectl, "look", "find", folder, "-name", "manifest.json", "-printf", "%P\n", claim="does-it-pay-capture"

@@ -117,12 +117,12 @@ def on_the_volume(kubectl: Kubectl, name: str, *command: str, claim: str = "demo
     return kubectl.must("logs", name)
 
 
-def test_every_request_is_accounted_for(captured: dict[str, Any]) -> None:
+def test_every_sent_request_is_completed(captured: dict[str, Any]) -> None:
     requests = captured["status"]["summary"]["requests"]
     assert requests["sent"] == requests["completed"] == REQUESTS
 
 
-def test_the_status_tells_what_drafting_gave(captured: dict[str, Any]) -> None:
+def test_status_summarizes_speculation(captured: dict[str, Any]) -> None:
     status = captured["status"]
     summary = status["summary"]
     assert status["phase"] == "Succeeded"
@@ -136,7 +136,7 @@ def test_the_status_tells_what_drafting_gave(captured: dict[str, Any]) -> None:
     assert status["path"] == f"{captured['metadata']['namespace']}/demo/as-deployed/1"
 
 
-def test_the_files_are_whole_and_what_the_status_says(kubectl: Kubectl, captured: dict[str, Any]) -> None:
+def test_capture_files_are_valid_and_match_the_status(kubectl: Kubectl, captured: dict[str, Any]) -> None:
     path = f"/capture/{captured['status']['path']}"
     answer = json.loads(on_the_volume(kubectl, "validate", "specdecode", "capture", "validate", "-o", "json", path))
     (validated,) = answer["validated"]
@@ -159,19 +159,21 @@ def test_the_files_are_whole_and_what_the_status_says(kubectl: Kubectl, captured
         assert manifest["engine_counters"][counter] == drafting[counter] > 0
 
 
-def test_the_engines_are_back(kubectl: Kubectl, captured: dict[str, Any]) -> None:
+def test_engines_serve_again_after_the_capture(kubectl: Kubectl, captured: dict[str, Any]) -> None:
     wait_for(kubectl, "tiny", "Ready", "Serving", ENGINE_DEADLINE_S)
     assert len(kubectl.objects("pods", ENGINES)) == 1
 
 
-def test_what_run_fetched_can_be_trusted(kubectl: Kubectl, captured: dict[str, Any], fetched: Path) -> None:
+def test_files_fetched_by_capture_run_are_complete_and_valid(
+    kubectl: Kubectl, captured: dict[str, Any], fetched: Path
+) -> None:
     assert {path.name for path in fetched.iterdir()} == FILES | {"manifest.json"}
     answer = specdecode(kubectl, "validate", str(fetched))
     assert answer.returncode == 0, answer.stdout
     assert len((fetched / "trace.jsonl").read_text().splitlines()) == 1 + REQUESTS, "the meta line and the records"
 
 
-def test_taking_down_what_is_over_changes_nothing_and_says_where_the_data_is(
+def test_capture_down_after_the_end_changes_nothing_and_names_the_claim(
     kubectl: Kubectl, captured: dict[str, Any]
 ) -> None:
     for _ in range(2):
@@ -181,7 +183,7 @@ def test_taking_down_what_is_over_changes_nothing_and_says_where_the_data_is(
     assert kubectl.object("sdc", "demo")["spec"].get("suspend", False) is False
 
 
-def test_the_data_outlives_the_capture_and_a_fetch_goes_on_where_it_ended(
+def test_fetch_works_after_capture_deletion_and_resumes_partial_files(
     kubectl: Kubectl, captured: dict[str, Any], fetched: Path, tmp_path: Path
 ) -> None:
     image = captured["status"]["operatorImage"]
@@ -205,7 +207,7 @@ def test_the_data_outlives_the_capture_and_a_fetch_goes_on_where_it_ended(
     eventually(lambda: not kubectl.objects("pods", helpers), "its pod goes")
 
 
-def test_a_capture_that_never_was_is_told_in_one_line(kubectl: Kubectl, captured: dict[str, Any]) -> None:
+def test_fetch_of_unknown_capture_fails_with_one_line(kubectl: Kubectl, captured: dict[str, Any]) -> None:
     answer = specdecode(kubectl, "fetch", "nothing", "nowhere")
     assert answer.returncode == 2
     assert answer.stderr == (
@@ -236,11 +238,11 @@ class TestCancelled:
     """Runs after the others, on the same deployment."""
 
     @pytest.mark.usefixtures("cancelled")
-    def test_the_engines_come_back(self, kubectl: Kubectl) -> None:
+    def test_engines_serve_again_after_cancellation(self, kubectl: Kubectl) -> None:
         wait_for(kubectl, "tiny", "Ready", "Serving", ENGINE_DEADLINE_S)
 
     @pytest.mark.usefixtures("cancelled")
-    def test_what_was_recorded_is_kept_and_labelled_as_partial(self, kubectl: Kubectl) -> None:
+    def test_cancelled_capture_keeps_records_labelled_as_partial(self, kubectl: Kubectl) -> None:
         script = (
             "import json, pathlib;"
             "(folder,) = pathlib.Path('/capture').glob('*/second/as-deployed/*');"

@@ -149,7 +149,7 @@ def drain(kubectl: Kubectl) -> None:
         kubectl.must("uncordon", NODE_NAME)
 
 
-def test_killed_containers(cluster: Cluster, kubectl: Kubectl) -> None:
+def test_killed_load_or_engine_container_loses_no_records(cluster: Cluster, kubectl: Kubectl) -> None:
     """The load generator is killed in the first attempt, and the engine in the second."""
     begin(kubectl, "killed", LONG, backoffLimit=1)
     first, first_places = under_load(cluster, kubectl, "killed")
@@ -170,7 +170,7 @@ def test_killed_containers(cluster: Cluster, kubectl: Kubectl) -> None:
     assert {pod["status"]["phase"] for pod in pods} == {"Failed"}, "no engine holds a GPU"
 
 
-def test_drained_node(cluster: Cluster, kubectl: Kubectl) -> None:
+def test_drained_node_fails_the_capture_without_retries(cluster: Cluster, kubectl: Kubectl) -> None:
     """Without another attempt it fails, and says that the node was the reason; the operator was on it as well."""
     begin(kubectl, "drained", LONG)
     _, places = under_load(cluster, kubectl, "drained")
@@ -182,7 +182,7 @@ def test_drained_node(cluster: Cluster, kubectl: Kubectl) -> None:
     assert not places.final.exists()
 
 
-def test_drained_node_then_a_killed_api_server(cluster: Cluster, kubectl: Kubectl) -> None:
+def test_capture_retries_after_drain_and_survives_killed_api_server(cluster: Cluster, kubectl: Kubectl) -> None:
     """With another attempt it begins anew; that one needs no API server while it runs."""
     begin(kubectl, "patient", SHORT, backoffLimit=1)
     first, first_places = under_load(cluster, kubectl, "patient")
@@ -219,7 +219,9 @@ def restarts(kubectl: BaseKubectl, selector: str) -> list[int]:
     return [each["restartCount"] for status in statuses for field in both for each in status.get(field, [])]
 
 
-def test_a_volume_that_is_too_small(kubectl: Kubectl, small_volume: Callable[[str, int], str]) -> None:
+def test_too_small_volume_fails_before_the_engine_starts(
+    kubectl: Kubectl, small_volume: Callable[[str, int], str]
+) -> None:
     small_volume("small", 8)
     begin(kubectl, "small", SHORT, storage={"persistentVolumeClaim": {"claimName": "small"}})
     status, reason, message = ended(kubectl, "small")
@@ -230,7 +232,9 @@ def test_a_volume_that_is_too_small(kubectl: Kubectl, small_volume: Callable[[st
     assert "containerID" not in engine, "no engine is started for it"
 
 
-def test_a_volume_that_runs_full(cluster: Cluster, kubectl: Kubectl, small_volume: Callable[[str, int], str]) -> None:
+def test_full_volume_fails_the_capture_and_engines_return(
+    cluster: Cluster, kubectl: Kubectl, small_volume: Callable[[str, int], str]
+) -> None:
     """Engine and operator go on, and the deployment has its GPUs back."""
     system = kubectl.within(NAMESPACE)
     restarted_before = restarts(system, f"app.kubernetes.io/name={OPERATOR}")

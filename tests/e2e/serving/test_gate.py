@@ -71,7 +71,7 @@ def guarded(kubectl: Kubectl) -> Kubectl:
     return kubectl
 
 
-def test_engines_that_serve_as_well_roll_out(guarded: Kubectl) -> None:
+def test_gate_passes_engines_with_equal_goodput(guarded: Kubectl) -> None:
     change(guarded, serving={"maxNumBatchedTokens": 1024})
     said = wait_for(guarded, "tiny", "Gate", "Passed", DEADLINE_S)
     assert said.startswith("holds: goodput in phase closed-2 ")
@@ -80,7 +80,7 @@ def test_engines_that_serve_as_well_roll_out(guarded: Kubectl) -> None:
     assert command[command.index("--max-num-batched-tokens") + 1] == "1024"
 
 
-def test_engines_with_a_worse_draft_do_not(guarded: Kubectl) -> None:
+def test_gate_fails_engines_with_a_worse_draft(guarded: Kubectl) -> None:
     before = served_by(guarded)
     change(guarded, speculation={"draft": {"model": "stranger/draft"}})
     said = wait_for(guarded, "tiny", "Gate", "GateFailed", DEADLINE_S)

@@ -43,7 +43,7 @@ def kv_tokens(summary: str) -> int:
     return int(row.replace(",", ""))
 
 
-def test_a_pair_of_a_repository_serves_and_gets_another_draft(drill: Drill, kubectl: Kubectl) -> None:
+def test_gitops_drill_serves_changes_draft_and_reverts(drill: Drill, kubectl: Kubectl) -> None:
     nodes = kubectl.must("get", "nodes", "--output=yaml")
     first = drill.propose("first", {"nodes.yaml": nodes, **pair()})
     assert first.code == 0

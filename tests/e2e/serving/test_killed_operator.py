@@ -21,7 +21,7 @@ def works(system: Kubectl) -> bool:
     return system.must("get", "--raw", path) == "ok"
 
 
-def test_a_deployment_gets_ready_while_its_operator_keeps_dying(kubectl: Kubectl) -> None:
+def test_deployment_becomes_ready_while_operator_is_killed_repeatedly(kubectl: Kubectl) -> None:
     system = kubectl.within(NAMESPACE)
     kubectl.must("apply", f"--filename={EXAMPLES / 'tiny-models.yaml'}")
     kubectl.wait("job/tiny-models", "condition=Complete", 300)

@@ -70,7 +70,7 @@ def drafted(pod: dict[str, Any]) -> int:
 
 
 @pytest.mark.long
-def test_no_request_is_lost_while_engines_are_replaced_and_removed(tiny: Kubectl) -> None:
+def test_no_request_is_lost_during_rollout_and_scale_down(tiny: Kubectl) -> None:
     with traffic(tiny) as requests:
         eventually(lambda: requests.complete > 2, "requests are answered")
         patch(tiny, speculation={"numSpeculativeTokens": 2})
@@ -88,7 +88,7 @@ def test_no_request_is_lost_while_engines_are_replaced_and_removed(tiny: Kubectl
 
 
 @pytest.mark.long
-def test_an_engine_that_is_killed_is_started_again_and_the_conditions_say_so(tiny: Kubectl) -> None:
+def test_killed_engine_is_reported_and_restarted(tiny: Kubectl) -> None:
     pod = lone_engine(tiny)
     name = pod["metadata"]["name"]
     kill_engine_core(tiny, name)
@@ -102,7 +102,7 @@ def test_an_engine_that_is_killed_is_started_again_and_the_conditions_say_so(tin
 
 
 @pytest.mark.long
-def test_a_spec_that_cannot_start_is_taken_back_and_says_why(tiny: Kubectl) -> None:
+def test_spec_that_cannot_start_is_rolled_back_with_its_cause(tiny: Kubectl) -> None:
     lone_engine(tiny)
     patch(tiny, target={"model": "pair/gone"})
     wait_for(tiny, "tiny", "Ready", "RolledBack", ENGINE_DEADLINE_S)

@@ -142,7 +142,7 @@ def authority(kubectl: Kubectl, endpoint: str, tmp_path_factory: pytest.TempPath
     return folder / "ca.crt"
 
 
-def test_engines_serve_from_the_cache_and_see_no_token(kubectl: Kubectl, authority: Path) -> None:
+def test_engines_serve_from_the_cache_without_the_hub_token(kubectl: Kubectl, authority: Path) -> None:
     pod = engine(kubectl)
     command = " ".join(pod["spec"]["containers"][0]["command"])
     for model in ("target", "draft"):
@@ -155,13 +155,13 @@ def test_engines_serve_from_the_cache_and_see_no_token(kubectl: Kubectl, authori
     assert authority.exists()
 
 
-def test_clients_and_operator_speak_https(kubectl: Kubectl, authority: Path) -> None:
+def test_clients_and_operator_use_https(kubectl: Kubectl, authority: Path) -> None:
     assert complete(kubectl, authority)["usage"]["completion_tokens"] == 64
     wait_for(kubectl, "tiny", "SpeculationActive", "Drafting")
     assert condition(kubectl, "tiny", "BudgetAccurate")[0] == "True"
 
 
-def test_another_object_fetches_nothing_that_is_there(kubectl: Kubectl, endpoint: str, authority: Path) -> None:
+def test_second_deployment_reuses_downloaded_models(kubectl: Kubectl, endpoint: str, authority: Path) -> None:
     before = sent(kubectl)
     assert [name for name in before if name.endswith("safetensors")] == [
         "pair/draft/model.safetensors",
@@ -178,7 +178,7 @@ def test_another_object_fetches_nothing_that_is_there(kubectl: Kubectl, endpoint
     assert authority.exists()
 
 
-def test_what_an_engine_compiled_is_there_for_the_next(kubectl: Kubectl, authority: Path) -> None:
+def test_next_engine_gets_the_compile_cache(kubectl: Kubectl, authority: Path) -> None:
     eventually(lambda: "vllm" in within(kubectl, "ls", "/compiled").split(), "its cache is published")
     first = engine(kubectl)["metadata"]["name"]
     kubectl.must("delete", "pod", first)

@@ -73,14 +73,14 @@ def figures(kubectl: Kubectl) -> dict[str, Any]:
     return found
 
 
-def test_it_is_planned_for_gpus_that_are_not_there_and_says_what_it_is(deployed: Kubectl) -> None:
+def test_replay_is_planned_for_absent_gpus_and_reported_as_replay(deployed: Kubectl) -> None:
     body = wait_for_all(deployed, "replay", Ready=("True", "Serving"), BudgetAccurate=("Unknown", "Replayed"))
     assert "replaying a recording (spec.engine.replay)" in condition(deployed, "replay", "Ready")[2]
     plan = body["status"]["plan"]
     assert (plan["product"], plan["gpusPerReplica"], plan["verdict"]) == ("NVIDIA-H200", 2, "Fits")
 
 
-def test_clients_stream_from_it_and_the_status_has_what_was_recorded(deployed: Kubectl) -> None:
+def test_clients_stream_from_replay_and_status_shows_recorded_values(deployed: Kubectl) -> None:
     with traffic(deployed) as requests:
         eventually(lambda: requests.complete > 4, "requests are answered")
     assert requests.failures == []
@@ -91,7 +91,7 @@ def test_clients_stream_from_it_and_the_status_has_what_was_recorded(deployed: K
     assert 20 < status["observed"]["acceptancePercent"] < 90
 
 
-def test_its_figures_are_read_of_all_its_engines_through_the_api_server(deployed: Kubectl) -> None:
+def test_figures_of_all_replay_engines_are_read_through_the_api_server(deployed: Kubectl) -> None:
     with traffic(deployed) as requests:
         eventually(lambda: requests.complete, "requests are answered")
         told = figures(deployed)
@@ -102,7 +102,7 @@ def test_its_figures_are_read_of_all_its_engines_through_the_api_server(deployed
     assert 1 < values["mean_acceptance_length"] < 6
 
 
-def test_a_spec_that_changes_again_while_it_rolls_out_ends_as_the_last_one_and_no_request_is_lost(
+def test_spec_change_during_rollout_ends_at_the_last_spec_without_lost_requests(
     deployed: Kubectl,
 ) -> None:
     with traffic(deployed) as requests:
@@ -121,7 +121,7 @@ def test_a_spec_that_changes_again_while_it_rolls_out_ends_as_the_last_one_and_n
 
 
 @pytest.mark.long
-def test_vllm_itself_serves_the_plan_without_weights_and_gpus(kubectl: Kubectl) -> None:
+def test_emulated_vllm_serves_the_plan_without_weights_and_gpus(kubectl: Kubectl) -> None:
     body = list(yaml.safe_load_all(EXAMPLE.read_text()))[-1] | {"metadata": {"name": "emulated"}}
     trace = {"configMap": {"name": "model"}, "path": "model.json"}
     body["spec"]["engine"] = {

@@ -47,7 +47,7 @@ def engine(kubectl: Kubectl) -> dict[str, Any]:
     return pod
 
 
-def test_drafts_that_never_pay_are_reported_with_their_likely_causes(tiny: Kubectl) -> None:
+def test_rejected_drafts_are_reported_with_likely_causes(tiny: Kubectl) -> None:
     url = f"http://{tiny.service_address('tiny')}/v1/completions"
     question = {"model": "target", "temperature": 0, "ignore_eos": True, "max_tokens": 250}
     looks = iter(range(100_000))
@@ -69,7 +69,7 @@ def test_drafts_that_never_pay_are_reported_with_their_likely_causes(tiny: Kubec
     assert condition(tiny, "tiny", "SpeculationActive")[:2] == ("True", "Drafting")
 
 
-def test_an_engine_that_crashes_again_and_again_serves_without_speculation(tiny: Kubectl) -> None:
+def test_crash_looping_engine_restarts_without_speculation(tiny: Kubectl) -> None:
     assert "--speculative-config" in engine(tiny)["spec"]["containers"][0]["command"]
     for crashes in range(1, 4):
         pod = engine(tiny)

@@ -64,7 +64,7 @@ def engine(kubectl: Kubectl) -> str:
 
 
 @pytest.mark.long
-def test_an_engine_that_exits_at_once_says_why(tiny: Kubectl) -> None:
+def test_engine_exit_at_start_is_reported_with_its_cause(tiny: Kubectl) -> None:
     message = wait_for(tiny, "tiny", "Ready", "EngineRefusesArguments", ENGINE_DEADLINE_S)
     assert "watermark" in message
     assert condition(tiny, "tiny", "Stalled")[0] == "True"
@@ -84,7 +84,7 @@ def test_two_ranks_serve_and_draft(tiny: Kubectl) -> None:
 
 
 @pytest.mark.long
-def test_an_engine_that_never_drafts_is_caught(tiny: Kubectl) -> None:
+def test_engine_that_never_drafts_is_reported(tiny: Kubectl) -> None:
     patch(tiny, speculation={"numSpeculativeTokensByBatchSize": NEVER})
     wait_for(tiny, "tiny", "SpeculationActive", "NoTraffic", ENGINE_DEADLINE_S)
     assert sum(generate(tiny, 64) for _ in range(3)) == 192

@@ -77,11 +77,11 @@ def engine_pods(kubectl: Kubectl) -> list[dict[str, Any]]:
 
 @pytest.mark.usefixtures("story")
 class TestServing:
-    def test_it_waited_for_what_was_missing_and_named_it(self, story: Story) -> None:
+    def test_missing_claim_and_secret_were_reported(self, story: Story) -> None:
         assert '"tiny-models" not found' in story.missing_claim
         assert 'secret "clients" not found' in story.missing_secret
 
-    def test_models_that_nobody_describes_were_read_once(self, kubectl: Kubectl) -> None:
+    def test_model_facts_were_read_and_their_jobs_removed(self, kubectl: Kubectl) -> None:
         entries = kubectl.object("configmap", FACTS)["data"]
         layers = {name.rpartition("-")[0]: json.loads(entry)["checkpoint"] for name, entry in entries.items()}
         assert {name: found["config"]["num_hidden_layers"] for name, found in layers.items()} == {
@@ -91,17 +91,17 @@ class TestServing:
         eventually(lambda: not kubectl.objects("jobs", OURS), "their Jobs are removed")
         assert "hold" not in condition(kubectl, "tiny", "Planned")[2], "the files are those that config.json describes"
 
-    def test_a_client_needs_the_key(self, kubectl: Kubectl) -> None:
+    def test_request_with_wrong_api_key_is_refused(self, kubectl: Kubectl) -> None:
         with pytest.raises(urllib.error.HTTPError) as refused:
             complete(kubectl, "Hello", key="wrong")
         assert refused.value.code == 401
 
-    def test_the_engine_has_the_kv_cache_that_was_predicted(self, kubectl: Kubectl) -> None:
+    def test_observed_kv_cache_equals_the_plan(self, kubectl: Kubectl) -> None:
         status = wait_for_all(kubectl, "tiny", BudgetAccurate="True", SettingsInForce="True")["status"]
         assert status["observed"]["engineVersion"] == VLLM_VERSION, "it says so to those without the key, too"
         assert status["observed"]["kvCacheTokens"] == status["plan"]["kvCacheTokens"]
 
-    def test_speculation_is_proven_by_traffic(self, kubectl: Kubectl) -> None:
+    def test_traffic_makes_speculation_active(self, kubectl: Kubectl) -> None:
         for prompt in ("The quick brown fox", "Speculative decoding", "Once upon a time"):
             assert complete(kubectl, prompt)["usage"]["completion_tokens"] == 64
         wait_for(kubectl, "tiny", "SpeculationActive", "Drafting")
@@ -112,13 +112,13 @@ class TestServing:
         assert 5 < observed["acceptancePercent"] < 95, "the pair was made to agree sometimes"
         assert observed["acceptedTokens"] < observed["draftTokens"]
 
-    def test_kubectl_get_tells_a_newcomer_what_is_going_on(self, kubectl: Kubectl) -> None:
+    def test_kubectl_get_prints_the_documented_columns(self, kubectl: Kubectl) -> None:
         header, row = kubectl.must("get", "sdd").splitlines()
         assert header.split() == ["NAME", "READY", "STATUS", "MODEL", "METHOD", "K", "ACCEPTANCE", "AGE"]
         name, ready, reason, _, method, k, *_ = row.split()
         assert (name, ready, reason, method, k) == ("tiny", "1/1", "Serving", "draft_model", "3")
 
-    def test_a_killed_operator_changes_nothing(self, kubectl: Kubectl) -> None:
+    def test_killed_operator_does_not_change_engine_pods(self, kubectl: Kubectl) -> None:
         before = [pod["metadata"]["uid"] for pod in engine_pods(kubectl)]
         kill_operator(kubectl)
         kubectl.must("label", "sdd", "tiny", "touched=1", "--overwrite")
@@ -129,7 +129,7 @@ class TestServing:
         wait_for_all(kubectl, "tiny", Ready=("True", "Serving"))
         assert [pod["metadata"]["uid"] for pod in engine_pods(kubectl)] == before
 
-    def test_a_second_apply_changes_nothing(self, kubectl: Kubectl) -> None:
+    def test_second_server_side_apply_changes_nothing(self, kubectl: Kubectl) -> None:
         body = kubectl.object("sdd", "tiny")
         manifest = {
             "apiVersion": body["apiVersion"],
@@ -151,14 +151,14 @@ class TestServing:
 class TestChange:
     """Runs after the others: the engine goes. How one takes another's place: test_replay.py."""
 
-    def test_suspend_keeps_everything_but_the_pods(self, kubectl: Kubectl) -> None:
+    def test_suspend_removes_pods_and_keeps_service_and_plan(self, kubectl: Kubectl) -> None:
         kubectl.must("patch", "sdd", "tiny", "--type=merge", '--patch={"spec":{"suspend":true}}')
         wait_for(kubectl, "tiny", "Ready", "Suspended")
         eventually(lambda: not engine_pods(kubectl), "no engine pod is left")
         assert kubectl.object("service", "tiny")
         assert kubectl.object("sdd", "tiny")["status"]["plan"]["verdict"] == "Fits"
 
-    def test_deleting_it_leaves_nothing_behind_but_what_is_known_of_its_models(self, kubectl: Kubectl) -> None:
+    def test_deletion_leaves_only_the_model_facts(self, kubectl: Kubectl) -> None:
         kubectl.must("delete", "sdd", "tiny")
         kinds = "deployments,services,configmaps,poddisruptionbudgets,jobs,pods"
 

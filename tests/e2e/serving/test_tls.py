@@ -74,7 +74,7 @@ def asked(kubectl: Kubectl, name: str, url: str) -> tuple[str, str]:
     return phase(), kubectl.must("logs", name)
 
 
-def test_clients_and_the_operator_reach_it_by_tls_alone(serving: Kubectl) -> None:
+def test_engine_is_reached_only_over_tls(serving: Kubectl) -> None:
     (pod,) = serving.objects("pods", "--selector=specdecode.io/deployment=tiny")
     engine = f"{pod['status']['podIP']}:8000"
     assert asked(serving, "by-tls", f"https://{engine}/v1/models") == ("Succeeded", "200\n")
@@ -84,7 +84,7 @@ def test_clients_and_the_operator_reach_it_by_tls_alone(serving: Kubectl) -> Non
     eventually(lambda: condition(serving, "tiny", "SettingsInForce")[0] == "True", "the operator reads the engine")
 
 
-def test_a_capture_of_it_is_whole(serving: Kubectl) -> None:
+def test_capture_of_tls_engine_completes_all_requests(serving: Kubectl) -> None:
     assert serving.apply(yaml.safe_dump(capture())).returncode == 0
 
     def phase() -> Any:

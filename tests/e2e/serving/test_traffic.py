@@ -94,7 +94,7 @@ def told(each: Connection) -> str:
     return f"{' -> '.join(ends)} port {each.port}"
 
 
-def test_policies_let_through_what_was_needed_and_nobody_did_more(
+def test_network_policies_allow_all_observed_connections(
     request: pytest.FixtureRequest, watched: Watched, kubectl: Kubectl, tmp_path: Path
 ) -> None:
     ran = {item.path.name for item in request.session.items}

@@ -61,7 +61,7 @@ OWN_WORDS = {
 
 
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
-def test_what_the_api_server_refuses_is_refused_with_field_and_fix(bad: Bad) -> None:
+def test_spec_refused_by_the_api_server_is_refused_with_field_and_fix(bad: Bad) -> None:
     problems, fields_are_good = refused(bad.spec)
     blamed = [problem for problem in problems if problem.field == bad.field]
     assert blamed, f"{bad.field} is not named in {problems}"
@@ -73,7 +73,7 @@ def test_what_the_api_server_refuses_is_refused_with_field_and_fix(bad: Bad) -> 
 
 
 @pytest.mark.parametrize("spec", GOOD.values(), ids=GOOD)
-def test_what_the_api_server_takes_is_taken(spec: str) -> None:
+def test_spec_accepted_by_the_api_server_is_accepted(spec: str) -> None:
     assert object_problems(parsed(spec)) == []
 
 
@@ -81,7 +81,7 @@ RULE_CASES = [(owner.__name__, rule) for owner, rules in RULES.items() for rule 
 
 
 @pytest.mark.parametrize(("owner", "rule"), RULE_CASES, ids=[f"{owner}.{rule.field}" for owner, rule in RULE_CASES])
-def test_every_rule_has_an_object_that_breaks_it_and_one_that_keeps_it(owner: str, rule: Rule) -> None:
+def test_every_rule_has_an_object_that_breaks_it_and_one_that_passes(owner: str, rule: Rule) -> None:
     good, bad = ([evaluator(part)(rule.holds) for part in parts[owner]] for parts in (good_parts(), bad_parts()))
     assert any(good), "no good object in acceptance_cases.py has it"
     assert not all(bad), "no object in rejection_cases.py breaks it"
@@ -134,13 +134,13 @@ def spec_schema() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("spec", GOOD.values(), ids=GOOD)
-def test_rules_see_an_object_as_the_api_server_stores_it(spec: str) -> None:
+def test_rules_see_objects_with_api_server_defaults(spec: str) -> None:
     written = {"target": {"model": "org/target"}} | yaml.safe_load(spec)
     assert as_stored(parsed(spec)) == defaulted(spec_schema(), written)
 
 
 @pytest.mark.parametrize("name", ["1st", "a" * 53, "a.b"])
-def test_a_name_that_cannot_name_a_service_is_refused(name: str) -> None:
+def test_object_name_that_is_no_service_name_is_refused(name: str) -> None:
     (problem,) = object_problems(parsed("{}"), {"name": name})
     assert (problem.field, "use at most 52" in problem.message) == ("metadata.name", True)
     assert object_problems(parsed("{}"), {"name": "a" * 52}) == []

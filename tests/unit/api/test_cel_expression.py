@@ -48,11 +48,11 @@ VALUES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(("text", "value"), VALUES.items(), ids=VALUES)
-def test_an_expression_has_its_value(text: str, value: Any) -> None:
+def test_expression_evaluates_to_the_expected_value(text: str, value: Any) -> None:
     assert evaluator(SELF)(text) == value
 
 
-def test_the_end_of_a_text_is_not_before_a_line_feed() -> None:
+def test_dollar_sign_does_not_match_before_a_line_feed() -> None:
     # RE2, which CEL takes: $ without the flag m is the end of the text. Python's own would match.
     assert evaluator("a\n")("self.matches('^a$')") is False
 
@@ -60,7 +60,7 @@ def test_the_end_of_a_text_is_not_before_a_line_feed() -> None:
 @pytest.mark.parametrize(
     "text", ["self.missing", "self.list[3]", "self.list[0 - 1]", "other", "self.missing || self.a == 4"]
 )
-def test_what_has_no_value_is_an_error(text: str) -> None:
+def test_expression_without_a_value_is_an_error(text: str) -> None:
     with pytest.raises(CelError):
         evaluator(SELF)(text)
 
@@ -68,12 +68,12 @@ def test_what_has_no_value_is_an_error(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "self.", "self.a ==", "(self.a", "self.a self.b", "has(self)", "self.a.trim()", "a ^ b", "[1 2]", "'x"]
 )
-def test_what_is_not_known_here_is_an_error(text: str) -> None:
+def test_invalid_or_unsupported_syntax_is_an_error(text: str) -> None:
     with pytest.raises(CelError):
         evaluator(SELF)(text)
 
 
-def test_every_rule_can_be_read_and_uses_what_is_the_same_everywhere() -> None:
+def test_every_rule_uses_only_portable_cel() -> None:
     for rules in (*DEPLOYMENT_RULES.values(), *CAPTURE_RULES.values()):
         for text in [text for rule in rules for text in (rule.holds, *rule.values)]:
             functions = {name for name in cel.compile(text).functions() if name.isidentifier()}

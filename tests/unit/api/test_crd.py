@@ -35,7 +35,7 @@ def walk(path: str, schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any
         yield from walk(f"{path}[]", schema["items"])
 
 
-def test_checked_in_crds_are_what_the_models_say(tmp_path: Path) -> None:
+def test_checked_in_crds_match_the_models(tmp_path: Path) -> None:
     crds_command(tmp_path)
     written = {file.name: file.read_text() for file in tmp_path.iterdir()}
     assert set(written) == {file.name for file in CHECKED_IN.glob("*_*.yaml")}
@@ -53,7 +53,7 @@ def test_schema_is_structural() -> None:
         assert schema.get("default", "") is not None, f"{path} has a null default"
 
 
-def test_everything_is_bounded() -> None:
+def test_every_schema_node_is_bounded() -> None:
     """CEL rules over what is not bounded are too costly for the API server."""
     for path, schema in schemas():
         match schema["type"]:
@@ -75,7 +75,7 @@ def test_every_field_of_the_spec_is_described() -> None:
             assert schema.get("description"), f"{path} has no description"
 
 
-def test_where_no_default_is_filled_in_words_say_what_an_absent_field_means() -> None:
+def test_description_states_a_default_that_the_schema_omits() -> None:
     found = dict(schemas())
     quantization = found[".spec.arms[].speculation.draft.quantization"]
     assert "default" not in quantization, "server-side apply compares the list as a whole"
@@ -84,7 +84,7 @@ def test_where_no_default_is_filled_in_words_say_what_an_absent_field_means() ->
     assert (filled_in["default"], "Defaults to" in filled_in["description"]) == ("AsCheckpoint", False)
 
 
-def test_lists_say_how_they_merge() -> None:
+def test_every_list_has_a_merge_type() -> None:
     kinds = {path: schema["x-kubernetes-list-type"] for path, schema in schemas() if schema["type"] == "array"}
     assert {path for path, kind in kinds.items() if kind == "map"} == {
         ".spec.engine.env",
@@ -110,7 +110,7 @@ def test_lists_say_how_they_merge() -> None:
     [rule for rules in (*RULES.values(), *CAPTURE_RULES.values()) for rule in rules],
     ids=lambda rule: f"{rule.field}: {rule.holds[:60]}",
 )
-def test_rule_says_what_to_do(rule: Rule) -> None:
+def test_rule_message_says_what_to_write(rule: Rule) -> None:
     validation = rule.as_validation()
     assert "%" not in validation["message"], "it stands alone where a value has a line break"
     assert ("messageExpression" in validation) is bool(rule.values)
@@ -119,7 +119,7 @@ def test_rule_says_what_to_do(rule: Rule) -> None:
     assert "'" not in rule.message, "it would end the CEL text"
 
 
-def test_nobody_is_shown_a_rule_or_a_pattern() -> None:
+def test_every_rule_has_a_message_and_every_pattern_a_meaning() -> None:
     """The API server shows the rule where its message has a line break; plan and lint say what a pattern means."""
     for path, schema in schemas():
         for validation in schema.get("x-kubernetes-validations", []):
@@ -130,7 +130,7 @@ def test_nobody_is_shown_a_rule_or_a_pattern() -> None:
 
 
 @pytest.mark.parametrize("pattern", MEANINGS)
-def test_a_pattern_is_told_in_words(pattern: str) -> None:
+def test_pattern_error_is_in_plain_words(pattern: str) -> None:
     class Model(ApiModel):
         value: Annotated[str, StringConstraints(pattern=pattern)]
 

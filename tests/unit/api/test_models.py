@@ -33,7 +33,7 @@ PRODUCT = Path(__file__).parents[3] / "operator"
         ("serving.apiKeySecret.name", {"serving": {"apiKeySecret": {"name": "My_Secret", "key": "key"}}}),
     ],
 )
-def test_wrong_value_is_refused_by_field(field: str, spec: dict[str, Any]) -> None:
+def test_wrong_value_is_refused_with_its_field(field: str, spec: dict[str, Any]) -> None:
     with pytest.raises(ValidationError) as refused:
         SpecDecodeDeploymentSpec.model_validate({"target": TARGET, **spec})
     assert [".".join(str(part) for part in error["loc"]) for error in refused.value.errors()] == [field]
@@ -77,13 +77,13 @@ OTHER_NAMES = [
 
 
 @pytest.mark.parametrize(("model", "name", "alias"), OTHER_NAMES)
-def test_no_document_has_the_names_of_our_code(model: type[ApiModel], name: str, alias: str) -> None:
+def test_python_names_of_fields_are_refused_in_documents(model: type[ApiModel], name: str, alias: str) -> None:
     with pytest.raises(ValidationError) as refused:
         model.parse({name: None})
     unknown = [each["loc"] for each in refused.value.errors() if each["type"] == "extra_forbidden"]
     assert unknown == [(name,)], f"only {alias} is a field of the CRD"
 
 
-def test_no_part_of_the_product_reads_documents_past_that() -> None:
+def test_only_the_base_module_calls_model_validate() -> None:
     readers = [path.name for path in PRODUCT.rglob("*.py") if ".model_validate(" in path.read_text()]
     assert readers == ["base.py"]

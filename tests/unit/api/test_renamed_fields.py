@@ -44,7 +44,7 @@ def test_the_crd_declares_the_old_name_and_rejects_it(renamed: RenamedField, pla
 
 
 @CASES
-def test_both_names_are_in_the_model_that_has_the_field(renamed: RenamedField, place: str) -> None:
+def test_model_has_only_the_new_name(renamed: RenamedField, place: str) -> None:
     aliases = {info.alias for info in renamed.owner.model_fields.values()}
     assert renamed.new in aliases
     assert renamed.name not in aliases
@@ -52,7 +52,7 @@ def test_both_names_are_in_the_model_that_has_the_field(renamed: RenamedField, p
 
 
 @CASES
-def test_lint_and_plan_name_the_new_field(renamed: RenamedField, place: str) -> None:
+def test_error_for_an_old_name_names_the_new_field(renamed: RenamedField, place: str) -> None:
     kind = SpecDecodeCaptureSpec if is_of_captures(place) else SpecDecodeDeploymentSpec
     spec: Body = {"deployment": "llama"} if is_of_captures(place) else pair_70b()
     parent: Body = {"spec": spec}
@@ -81,7 +81,7 @@ def test_the_reference_lists_an_old_name_only_as_renamed(renamed: RenamedField, 
     assert f"\n| `{renamed.name}` |" not in text.partition("## status")[0]
 
 
-def test_a_field_with_an_old_name_elsewhere_stays_unknown() -> None:
+def test_old_name_in_another_object_is_an_unknown_field() -> None:
     with pytest.raises(InvalidSpecError, match="unknown field"):
         admitted_spec(pair_70b() | {"planning": "Ignore"})
     assert "planning" not in {info.alias for info in SpecDecodeDeploymentSpec.model_fields.values()}

@@ -31,7 +31,7 @@ TARGET = {"model": "org/target"}
         ({"speculation": {"method": "eagle-3"}}, "spec.speculation.method", "did you mean eagle3?"),
     ],
 )
-def test_a_problem_names_its_place_and_what_to_write(changes: dict[str, Any], field: str, words: str) -> None:
+def test_problem_names_the_field_and_the_fix(changes: dict[str, Any], field: str, words: str) -> None:
     with pytest.raises(ValidationError) as refused:
         SpecDecodeDeploymentSpec.model_validate({"target": TARGET, **changes})
     problems = {problem.field: problem.message for problem in spec_problems(refused.value)}
@@ -50,7 +50,7 @@ def test_a_problem_names_its_place_and_what_to_write(changes: dict[str, Any], fi
         ("9" * 5000, "must be a whole number"),
     ],
 )
-def test_quotes_are_to_be_removed_only_if_that_mends_a_value(replicas: str, message: str) -> None:
+def test_removing_quotes_is_suggested_only_if_it_fixes_the_value(replicas: str, message: str) -> None:
     with pytest.raises(ValidationError) as refused:
         SpecDecodeDeploymentSpec.model_validate({"target": TARGET, "replicas": replicas})
     (problem,) = spec_problems(refused.value)
@@ -61,7 +61,7 @@ def test_quotes_are_to_be_removed_only_if_that_mends_a_value(replicas: str, mess
     ("given", "words"),
     [(14.5, "must be text: put it in quotes"), (True, "a size in GiB"), (1e9, "9 characters at most")],
 )
-def test_quotes_are_to_be_added_only_if_that_mends_a_value(given: float, words: str) -> None:
+def test_adding_quotes_is_suggested_only_if_it_fixes_the_value(given: float, words: str) -> None:
     target = {**TARGET, "assume": {"weightsGiB": given}}
     with pytest.raises(ValidationError) as refused:
         SpecDecodeDeploymentSpec.model_validate({"target": target})
@@ -71,7 +71,7 @@ def test_quotes_are_to_be_added_only_if_that_mends_a_value(given: float, words: 
 
 
 @pytest.mark.parametrize(("wrong", "told"), [(50, 50), (51, 51), (80, 51)])
-def test_at_most_50_problems_are_told_with_the_number_of_all(wrong: int, told: int) -> None:
+def test_at_most_50_problems_are_listed_with_the_total(wrong: int, told: int) -> None:
     with pytest.raises(ValidationError) as refused:
         SpecDecodeDeploymentSpec.model_validate({"target": TARGET, **{f"f{number}": 1 for number in range(wrong)}})
     problems = spec_problems(refused.value)
@@ -93,7 +93,7 @@ def test_at_most_50_problems_are_told_with_the_number_of_all(wrong: int, told: i
         ({"image": "a:1"}, "spec.image", "spec.engine.image"),
     ],
 )
-def test_unknown_field_suggests_the_field_that_is_meant(changes: dict[str, Any], field: str, meant: str) -> None:
+def test_unknown_field_suggests_the_intended_field(changes: dict[str, Any], field: str, meant: str) -> None:
     with pytest.raises(ValidationError) as refused:
         SpecDecodeDeploymentSpec.model_validate({"target": TARGET, **changes})
     problems = {problem.field: problem.message for problem in spec_problems(refused.value)}
@@ -101,7 +101,7 @@ def test_unknown_field_suggests_the_field_that_is_meant(changes: dict[str, Any],
 
 
 @pytest.mark.parametrize("name", ["name", "zzz"])
-def test_unknown_field_without_one_meaning_lists_the_fields(name: str) -> None:
+def test_unknown_field_without_a_clear_match_lists_the_fields(name: str) -> None:
     with pytest.raises(ValidationError) as refused:
         SpecDecodeDeploymentSpec.model_validate({"target": TARGET, name: 1})
     (problem,) = spec_problems(refused.value)
@@ -129,14 +129,14 @@ def test_synonyms_name_fields_that_exist() -> None:
         ({"engine": {"version": 0.28}}, "spec.engine.version", 'write "0.28"'),
     ],
 )
-def test_wrong_type_shows_the_form_to_write(changes: dict[str, Any], field: str, form: str) -> None:
+def test_wrong_type_shows_the_expected_form(changes: dict[str, Any], field: str, form: str) -> None:
     with pytest.raises(ValidationError) as refused:
         SpecDecodeDeploymentSpec.model_validate({"target": TARGET, **changes})
     (problem,) = spec_problems(refused.value)
     assert (problem.field, problem.message.endswith(form)) == (field, True)
 
 
-def test_rule_shows_only_what_the_user_wrote() -> None:
+def test_rule_problem_shows_only_what_the_user_wrote() -> None:
     speculation = {"method": "ngram", "numSpeculativeTokens": 3, "draft": {"model": "org/draft"}}
     with pytest.raises(InvalidSpecError) as refused:
         admitted_spec({"target": TARGET, "speculation": speculation})

@@ -55,7 +55,7 @@ def refusal(envelope: str) -> str:
     return ""
 
 
-def test_a_plan_is_attested_before_a_pod_is_and_its_engines_once_they_serve() -> None:
+def test_plan_is_attested_before_pods_and_engines_once_they_serve() -> None:
     body, _, pod = serving()
     before = attest(parent(pair_70b()), KEY)
     assert before.children[0]["metadata"]["name"] == "llama-attestation"
@@ -72,14 +72,14 @@ def test_a_plan_is_attested_before_a_pod_is_and_its_engines_once_they_serve() ->
     assert entries(attest(body, KEY, Seen(after, [], []), NOW + timedelta(days=1))) == after
 
 
-def test_engines_that_served_by_an_earlier_spec_are_not_attested_for_the_next() -> None:
+def test_engines_of_an_earlier_generation_are_not_attested() -> None:
     body, _, pod = serving()
     body["metadata"]["generation"] += 1
     [envelope] = entries(attest(body, KEY, Seen({}, [pod], []))).values()
     assert read_statement(opened(envelope, KEY.public)).predicate.served is None
 
 
-def test_the_newest_rollouts_are_kept_and_what_others_wrote_is_not() -> None:
+def test_newest_rollouts_are_kept_and_foreign_entries_dropped() -> None:
     kept: dict[str, str] = {"forged.intoto.json": sealed(b"{}", SigningKey.read(key_pair()[0])), "x": "text"}
     for generation in range(1, MOST_ROLLOUTS + 3):
         spec = pair_70b(serving={"maxModelLen": 4096 + 16 * generation})
@@ -88,7 +88,7 @@ def test_the_newest_rollouts_are_kept_and_what_others_wrote_is_not() -> None:
     assert sorted(found, reverse=True) == [6, 5, 4, 3]
 
 
-def test_what_served_last_stays_attested_after_any_number_of_attempts_that_failed() -> None:
+def test_last_good_rollout_stays_attested_after_failed_attempts() -> None:
     first = attest(parent(pair_70b()), KEY)
     assert first.workload is not None
     [name], kept = entries(first), entries(first)
@@ -105,7 +105,7 @@ def test_what_served_last_stays_attested_after_any_number_of_attempts_that_faile
     assert len(kept) == MOST_ROLLOUTS
 
 
-def test_of_thousands_of_entries_that_others_wrote_few_are_verified_and_that_in_use_is_among_them() -> None:
+def test_rollout_in_use_is_kept_among_thousands_of_foreign_entries() -> None:
     earlier = entries(attest(parent(pair_70b(serving={"maxModelLen": 4096})), KEY))
     body = parent(pair_70b(), generation=2)
     its = entries(attest(body, KEY))
@@ -115,7 +115,7 @@ def test_of_thousands_of_entries_that_others_wrote_few_are_verified_and_that_in_
     assert len(entries(attest(body, KEY, Seen({**earlier, **its}, [], [])))) == 2
 
 
-def test_an_attestation_of_another_object_says_nothing_of_this_one() -> None:
+def test_attestation_of_an_object_with_the_same_name_is_ignored() -> None:
     body, _, pod = serving()
     its = entries(attest(body, KEY, Seen({}, [pod], [])))
     namesake = parent(pair_70b())
@@ -125,7 +125,7 @@ def test_an_attestation_of_another_object_says_nothing_of_this_one() -> None:
     assert (found.object.uid, found.served) == ("uid-2", None)
 
 
-def test_no_field_of_a_signed_statement_can_be_changed() -> None:
+def test_change_to_any_statement_field_fails_verification() -> None:
     envelope, _ = served()
     document = json.loads(envelope)
     statement = json.loads(base64.b64decode(document["payload"]))
@@ -136,7 +136,7 @@ def test_no_field_of_a_signed_statement_can_be_changed() -> None:
         assert "signature" in refusal(json.dumps({**document, "payload": payload})), place
 
 
-def test_no_field_of_an_envelope_can_be_changed() -> None:
+def test_change_to_any_envelope_field_but_keyid_fails_verification() -> None:
     envelope, _ = served()
     # A key's name is a hint: without it the signature tells alone.
     for place, changed in tampered(json.loads(envelope)):
@@ -147,12 +147,12 @@ def test_no_field_of_an_envelope_can_be_changed() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "{", '{"payload": "", "payload": ""}', "[" * 100_000])
-def test_what_is_no_envelope_is_refused(text: str) -> None:
+def test_malformed_envelope_is_refused(text: str) -> None:
     with pytest.raises(UnverifiedError, match="is not a DSSE envelope"):
         opened(text, KEY.public)
 
 
-def test_a_statement_whose_subjects_are_not_its_own_is_refused_though_signed() -> None:
+def test_signed_statement_with_changed_subjects_is_refused() -> None:
     statement = json.loads(opened(served()[0], KEY.public))
     for place, changed in tampered(statement["subject"]):
         text = json.dumps({**statement, "subject": changed})
@@ -163,7 +163,7 @@ def values_of(env: list[Body]) -> list[Body]:
     return [{"value": "", **each} if "valueFrom" not in each else each for each in env]
 
 
-def test_objects_are_as_attested_until_something_is_changed() -> None:
+def test_change_to_any_attested_field_is_a_difference() -> None:
     _, rollout = served()
     body, workload, pod = serving()
     for each in (body, workload, pod):
@@ -231,7 +231,7 @@ TOKEN_VOLUME: Body = {
 """What an API server 1.34 writes into a pod whose account has a token."""
 
 
-def test_only_the_token_that_the_api_server_mounts_is_left_out() -> None:
+def test_only_the_service_account_token_volume_is_ignored() -> None:
     attested = pods_of(a_pod())
     assert attested == pods_of(a_pod([TOKEN_VOLUME], volumeMounts=[TOKEN_MOUNT]))
     sources = TOKEN_VOLUME["projected"]["sources"]
@@ -246,7 +246,7 @@ def test_only_the_token_that_the_api_server_mounts_is_left_out() -> None:
     assert attested != pods_of(a_pod([TOKEN_VOLUME], volumeMounts=[{**TOKEN_MOUNT, "mountPath": "/models"}]))
 
 
-def test_what_is_mounted_and_what_the_kubelet_runs_is_attested() -> None:
+def test_volumes_mounts_and_probes_are_attested() -> None:
     field: Body = {"fieldPath": "metadata.annotations['specdecode.io/logging']"}
     rendered = [
         {"name": "cache", "emptyDir": {"sizeLimit": "1024Mi"}},
@@ -284,7 +284,7 @@ def test_what_is_mounted_and_what_the_kubelet_runs_is_attested() -> None:
     assert attested != pods_of(as_live)
 
 
-def test_a_variable_is_the_same_with_what_the_api_server_and_leader_worker_set_write_there() -> None:
+def test_env_defaults_of_api_server_and_leader_worker_set_are_ignored() -> None:
     rendered = [
         {"name": "EMPTY", "value": ""},
         {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
@@ -318,13 +318,13 @@ PLAIN, LED = {"name": "PLAIN", "value": "x"}, {"name": "LWS_LEADER_ADDRESS", "va
         ([BASE, PLAIN], [{**BASE, "value": "/evil"}, PLAIN, BASE], False),
     ],
 )
-def test_the_order_of_variables_counts_where_the_kubelet_reads_it(
+def test_env_order_counts_only_where_variables_refer_to_others(
     one: list[Body], other: list[Body], are_the_same: bool
 ) -> None:
     assert (pods_of(a_pod(env=one)) == pods_of(a_pod(env=other))) == are_the_same
 
 
-def test_who_may_type_into_a_container_what_covers_its_files_and_what_runs_on_is_attested() -> None:
+def test_stdin_tty_restart_policy_and_termination_path_are_attested() -> None:
     plain = pods_of(a_pod())
     written = {"terminationMessagePath": "/dev/termination-log", "stdin": False, "tty": False}
     assert pods_of(a_pod(**written)) == plain
@@ -339,7 +339,7 @@ def test_who_may_type_into_a_container_what_covers_its_files_and_what_runs_on_is
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not here")
-def test_openssl_verifies_the_same_bytes(tmp_path: Path) -> None:
+def test_openssl_verifies_the_signature(tmp_path: Path) -> None:
     document = json.loads(served()[0])
     files = {
         "key": PUBLIC,
@@ -353,13 +353,13 @@ def test_openssl_verifies_the_same_bytes(tmp_path: Path) -> None:
     assert answer.stdout == "Verified OK\n"
 
 
-def test_a_key_is_read_as_cosign_writes_it() -> None:
+def test_private_key_written_by_cosign_is_read() -> None:
     for password in (b"secret", b""):
         assert SigningKey.read(cosign_key(PRIVATE, password), password).public.id == KEY.public.id
     assert SigningKey.read(cosign_key(PRIVATE, b"")).public.id == KEY.public.id
 
 
-def test_a_key_is_read_with_its_password_or_says_what_to_give() -> None:
+def test_unreadable_private_key_says_what_to_provide() -> None:
     plain = load_pem_private_key(PRIVATE, None)
     locked = plain.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret"))
     assert SigningKey.read(locked, b"secret").public.id == KEY.public.id

@@ -65,7 +65,7 @@ def attested(folder: Path) -> Body:
 
 
 @pytest.mark.long
-def test_cosign_verifies_what_its_key_signed_here(folder: Path) -> None:
+def test_cosign_verifies_an_attestation_signed_with_its_key(folder: Path) -> None:
     config_map = attested(folder)
     assert run(folder, "", config_map) == 0
     assert run(folder, "", attest(serving()[0], SigningKey.read(key_pair()[0])).children[0]) == 1, "another key"
@@ -77,7 +77,7 @@ def test_cosign_verifies_what_its_key_signed_here(folder: Path) -> None:
 
 
 @pytest.mark.long
-def test_what_ci_signs_once_more_with_a_key_is_verified_here(folder: Path) -> None:
+def test_attestation_signed_again_by_ci_with_a_key_is_verified(folder: Path) -> None:
     offline = "--key=cosign.key --use-signing-config=false --tlog-upload=false"
     assert run(folder, ": CI signs", attested(folder), offline) == 0
     envelope = json.dumps(json.loads((folder / "rollout.sigstore.json").read_text())["dsseEnvelope"])
@@ -86,7 +86,7 @@ def test_what_ci_signs_once_more_with_a_key_is_verified_here(folder: Path) -> No
 
 
 @pytest.mark.long
-def test_what_ci_signs_by_its_identity_is_verified_by_that_alone(folder: Path) -> None:
+def test_keyless_ci_signature_is_verified_only_for_its_identity(folder: Path) -> None:
     with oidc_issuer() as issuer, fulcio(folder, issuer):
         (folder / "token").write_text(issuer.token())
         ours = "--signing-config=signing-config.json --trusted-root=trusted-root.json --identity-token=token"

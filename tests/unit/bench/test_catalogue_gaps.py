@@ -60,14 +60,14 @@ def registry(tmp_path: Path) -> Path:
     return path
 
 
-def test_targets_of_variants_and_drafts_are_models_of_a_recipe(recipes: Path) -> None:
+def test_recipe_models_include_variants_and_drafts(recipes: Path) -> None:
     assert recipe_models(recipes) == {
         "models/Qwen/a.yaml": ("Qwen/Qwen3-32B", "new/Qwen3-32B-FP9", "new/head"),
         "models/Qwen/b.yaml": ("Qwen/Qwen3-8B", "AngelSlim/Qwen3-8B_eagle3"),
     }
 
 
-def test_the_page_names_what_the_catalogue_and_sizing_lack(recipes: Path, registry: Path) -> None:
+def test_page_lists_models_and_classes_missing_here(recipes: Path, registry: Path) -> None:
     lines = page(recipes, registry, "0.34.0", KNOWN).splitlines()
     assert lines[0].startswith("# ")
     assert "- models/Qwen/a.yaml: `new/Qwen3-32B-FP9`, `new/head`" in lines
@@ -77,7 +77,7 @@ def test_the_page_names_what_the_catalogue_and_sizing_lack(recipes: Path, regist
     assert any("0.34.0" in line for line in lines)
 
 
-def test_a_new_version_adds_its_classes_and_ends_others(registry: Path, tmp_path: Path) -> None:
+def test_new_version_adds_classes_and_ends_removed_ones(registry: Path, tmp_path: Path) -> None:
     (tmp_path / "models/gone").mkdir(parents=True)
     (tmp_path / "models/gone/modeling_gone.py").write_text("class LostForCausalLM(Base):\n")
     known = {**KNOWN, "since": {"0.20": ["NewMTPModel", "LostForCausalLM", "LostModel"]}}
@@ -91,12 +91,12 @@ def test_a_new_version_adds_its_classes_and_ends_others(registry: Path, tmp_path
     assert json.loads(registry_text(now)) == now
 
 
-def test_registry_json_is_as_it_is_written() -> None:
+def test_registry_json_is_formatted_as_written() -> None:
     path = REPOSITORY / "operator/sizing/data/registry.json"
     assert path.read_text(encoding="utf-8") == registry_text(read_data("registry.json"))
 
 
-def test_another_layout_is_an_error_and_no_empty_page(tmp_path: Path, registry: Path) -> None:
+def test_unknown_layout_is_an_error(tmp_path: Path, registry: Path) -> None:
     with pytest.raises(ValueError, match="spec_decoding"):
         recipe_models(tmp_path)
     with pytest.raises(ValueError, match="_OTHER"):

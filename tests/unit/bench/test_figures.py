@@ -27,7 +27,7 @@ def _measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_measured")
-def test_the_table_has_each_figure_with_what_it_is_held_against(capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_shows_each_figure_with_its_reference(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--only", "sizing.speed,capture.report"]) == 0
 
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
@@ -39,7 +39,7 @@ def test_the_table_has_each_figure_with_what_it_is_held_against(capsys: pytest.C
 
 
 @pytest.mark.usefixtures("_measured")
-def test_a_part_measured_again_replaces_its_rows_and_no_others(tmp_path: Path) -> None:
+def test_part_measured_again_replaces_only_its_own_rows(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     write_run(file, Run(MACHINE, [Row(part, Figure("old", 1)) for part in ("sizing.speed", "replay.speed")]))
 
@@ -55,7 +55,7 @@ def test_a_part_measured_again_replaces_its_rows_and_no_others(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("_measured")
-def test_a_part_that_fails_is_told_and_the_others_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
+def test_failed_part_is_reported_and_others_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--only", "replay.speed,capture.report"]) == 1
 
     output = capsys.readouterr().out
@@ -71,7 +71,7 @@ def test_a_part_that_fails_is_told_and_the_others_are_measured(capsys: pytest.Ca
         ("sizing,", "'' is no area and no part: use some of sizing, "),
     ],
 )
-def test_a_wrong_name_is_told_before_anything_is_measured(
+def test_unknown_part_name_is_reported_before_measuring(
     capsys: pytest.CaptureFixture[str], only: str, said: str
 ) -> None:
     with pytest.raises(SystemExit, match="2"):

@@ -35,14 +35,14 @@ def observed() -> dict[float, float]:
     return histogram.buckets(PAGE, "specdecode_reconcile_duration_seconds", {"kind": "SpecDecodeDeployment"})
 
 
-def test_buckets_of_all_outcomes_of_a_kind_are_one_histogram() -> None:
+def test_buckets_of_all_outcomes_are_merged_into_one_histogram() -> None:
     assert observed() == {0.1: 50, 1.0: 100, float("inf"): 110}
 
 
 @pytest.mark.parametrize(
     ("share", "expected"), [(0.25, 0.055), (50 / 110, 0.1), (75 / 110, 0.55), (100 / 110, 1.0), (0.99, 1.0)]
 )
-def test_a_quantile_lies_evenly_within_its_bucket_as_prometheus_has_it(share: float, expected: float) -> None:
+def test_quantile_is_interpolated_within_its_bucket_as_in_prometheus(share: float, expected: float) -> None:
     assert histogram.quantile(observed(), share) == pytest.approx(expected)
 
 
@@ -56,7 +56,7 @@ def line(verb: str, resource: str, stage: str = "ResponseComplete", user: str = 
     return json.dumps(event, separators=(",", ":")).encode() + b"\n"
 
 
-def test_calls_of_one_user_are_counted_once_and_read_on_when_the_file_is_another(tmp_path: Path) -> None:
+def test_audit_calls_are_counted_once_across_log_rotation(tmp_path: Path) -> None:
     file = tmp_path / "audit.jsonl"
     counts = AuditCounts(file, USER)
     assert counts.read() == Counter(), "the API server has written nothing yet"
@@ -82,7 +82,7 @@ def test_calls_of_one_user_are_counted_once_and_read_on_when_the_file_is_another
     counts.close()
 
 
-def test_looks_are_read_as_the_operator_tells_of_them() -> None:
+def test_reconcile_log_lines_are_parsed() -> None:
     waits = Waits(Wait(6, 0.25), Wait(1, 0.125))
     lines = [told(Key("team", "llama"), outcome, 0.5, waits) for outcome in ("done", "failed")]
     assert looks("\n".join(lines)) == [Look(0.5, 0.25, 6, 0.125)]
@@ -111,7 +111,7 @@ def life(objects: int, seconds: float) -> Life:
     )
 
 
-def test_rows_say_how_the_operator_stands_beside_its_peer_and_how_costs_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_compare_the_operator_with_its_peer_and_show_growth(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scale, "_lives", lambda n, *_, **__: (life(n, n / 10), life(n, n / 20)))
     monkeypatch.setattr(scale, "OBJECTS", (100, 200))
     rows = {figure.name: figure for figure in scale.figures_of_sizes((100, 200), 60.0)}

@@ -91,7 +91,7 @@ class TestPlanning:
         ],
         ids=["too large", "no head", "no such checkpoint", "good"],
     )
-    def test_what_no_engine_would_start_takes_no_gpu(self, arm: Body, reason: str, named: str, fix: str) -> None:
+    def test_arm_that_cannot_start_is_not_accepted(self, arm: Body, reason: str, named: str, fix: str) -> None:
         decision, accepted = outcome(PLAIN, arm)
         if not named:
             assert accepted["status"] == "True"
@@ -103,14 +103,14 @@ class TestPlanning:
         assert decision.writes.job is None
         assert decision.writes.claim is None, "nothing is half-created"
 
-    def test_rules_of_the_whole_deployment_hold_for_an_arm(self) -> None:
+    def test_deployment_rules_apply_to_arms(self) -> None:
         ranges = [{"from": 1, "to": 1000, "numSpeculativeTokens": 2}]
         arm = {**NGRAM, "speculation": {**NGRAM["speculation"], "numSpeculativeTokensByBatchSize": ranges}}
         _, accepted = outcome(PLAIN, arm)
         assert "spec.arms[1].speculation.numSpeculativeTokensByBatchSize" in accepted["message"]
         assert "a range goes beyond serving.maxNumSeqs" in accepted["message"]
 
-    def test_a_draft_that_nobody_knows_is_waited_for_with_what_helps(self) -> None:
+    def test_arm_with_unknown_draft_model_waits_for_facts(self) -> None:
         decision, accepted = outcome(PLAIN, drafted(model="org/unknown"))
         assert (accepted["status"], accepted["reason"]) == ("Unknown", "ArmWaits")
         assert (
@@ -119,23 +119,23 @@ class TestPlanning:
         assert "config.json" in accepted["message"]
         assert decision.writes.job is None
 
-    def test_two_revisions_of_a_model_need_a_cache(self) -> None:
+    def test_arms_with_two_revisions_of_a_model_are_refused(self) -> None:
         _, accepted = outcome(drafted(), {**drafted(revision="v2"), "name": "newer"})
         assert accepted["status"] == "False"
         assert f"spec.arms[1] (newer): needs {LLAMA_8B} at revision v2, but arm drafted" in accepted["message"]
 
-    def test_an_arm_without_draft_needs_no_split_of_one(self) -> None:
+    def test_arm_without_draft_ignores_draft_tensor_parallelism(self) -> None:
         split = pair_70b(parallelism={"tensor": 2, "draftTensor": 1})
         _, accepted = outcome(PLAIN, DEPLOYED, of=split)
         assert accepted["status"] == "True", accepted["message"]
 
-    def test_all_arms_have_the_precision_that_the_deployments_plan_chose(self) -> None:
+    def test_arms_share_quantization_and_gpus_of_the_plan(self) -> None:
         auto = pair_70b(target={"model": LLAMA_70B, "quantization": "Auto"})
         told = settings(rendered(PLAIN, DEPLOYED, of=auto))
         plans = [arm.context["plan"] for arm in told.arms]
         assert len({(plan["targetQuantization"], plan["product"], plan["tensor"]) for plan in plans}) == 1
 
-    def test_a_plan_in_force_is_not_made_anew_for_an_arm(self) -> None:
+    def test_arm_uses_plan_in_force(self) -> None:
         free = pair_70b(target={"model": LLAMA_70B, "quantization": "Auto"})
         free["speculation"]["draft"]["quantization"] = "Auto"
         del free["parallelism"]
@@ -148,7 +148,7 @@ class TestPlanning:
         assert spec["speculation"]["draft"]["quantization"] == "FP8"
         assert (spec["accelerator"]["products"], spec["parallelism"]["tensor"]) == ([plan.product], plan.tensor)
 
-    def test_two_arms_of_one_engine_are_called_what_they_are_for_good(self) -> None:
+    def test_equal_arms_are_noted_as_a_a_test_in_every_state(self) -> None:
         asked = capture_spec(arms=[PLAIN, {"name": "a"}, {"name": "b"}])
         subject, seen = capture(asked), surroundings(deployment=observed_deployment(capture=asked))
         for state in (seen, surroundings(job=job()), surroundings(job=job("Failed"))):
@@ -157,7 +157,7 @@ class TestPlanning:
             assert "arms a and b start the same engine: an A/A test" in accepted.message
             subject = after(subject, state)
 
-    def test_an_arm_that_loses_is_told(self) -> None:
+    def test_lossy_arm_is_noted_in_accepted_condition(self) -> None:
         lossy = {"rejectionSampling": "fly", "lossy": True}
         arm = {**drafted(), "speculation": {**drafted()["speculation"], **lossy}}
         newest = pair_70b(engine={"version": "0.33"})
@@ -168,7 +168,7 @@ class TestPlanning:
 
 
 class TestPod:
-    def test_one_container_starts_the_engines_by_turns(self) -> None:
+    def test_one_container_runs_the_engines_of_all_arms(self) -> None:
         made = rendered(PLAIN, DEPLOYED, NGRAM)
         engine = containers(made)["engine"]
         assert engine["command"][3] == "/specdecode/recorder"
@@ -186,19 +186,19 @@ class TestPod:
         assert (told.checks.greedy_prompts, told.checks.structured_requests) == (8, 8)
         assert "SPECDECODE_RECORD_DIR" not in {each["name"] for each in engine["env"]}, "each run has its own"
 
-    def test_without_arms_nothing_is_switched(self) -> None:
+    def test_capture_without_arms_has_no_switcher(self) -> None:
         made = rendered()
         assert settings(made).arms == []
         assert "startupProbe" in containers(made)["engine"]
         assert "/specdecode/switch" not in json.dumps(made)
 
-    def test_one_engine_may_be_measured_again_and_again(self) -> None:
+    def test_repetitions_without_arms_measure_one_engine(self) -> None:
         told = settings(rendered(repetitions=3))
         assert [arm.name for arm in told.arms] == ["as-deployed"]
         assert told.repetitions == 3
         assert told.checks.greedy_prompts == 0, "there is nothing to compare"
 
-    def test_it_may_live_for_all_starts_and_loads(self) -> None:
+    def test_pod_deadline_covers_all_arms_and_repetitions(self) -> None:
         def deadline_s(**spec: Any) -> int:
             found: int = rendered(**spec, of=tiny_cpu())["spec"]["template"]["spec"]["activeDeadlineSeconds"]
             return found
@@ -208,7 +208,7 @@ class TestPod:
         two = rendered(PLAIN, PLAIN | {"name": "again"}, of=tiny_cpu(), repetitions=5)
         assert two["spec"]["template"]["spec"]["activeDeadlineSeconds"] == 10 * one
 
-    def test_the_drafts_of_all_arms_are_downloaded(self) -> None:
+    def test_draft_models_of_all_arms_are_downloaded(self) -> None:
         smaller = {**drafted(model="meta-llama/Llama-3.2-1B-Instruct"), "name": "smaller"}
         made = containers(rendered(PLAIN, drafted(), smaller))
         commands = [" ".join(each["command"]) for name, each in made.items() if name.startswith("download-")]
@@ -216,7 +216,7 @@ class TestPod:
         assert [each for each in commands if LLAMA_8B in each]
         assert [each for each in commands if "3.2-1B" in each]
 
-    def test_no_arm_starts_with_the_plan_that_another_one_left(self) -> None:
+    def test_each_arm_has_its_own_compile_cache(self) -> None:
         """vLLM's own keys leave out what the start-up plan depends on."""
         cached = pair_70b(models={"volume": {"persistentVolumeClaim": {"claimName": "models"}}})
         cached["models"]["cache"] = {"persistentVolumeClaim": {"claimName": "cache"}}
@@ -257,7 +257,7 @@ class TestPays:
             *((word, "Unknown") for word in ("DependsOnLoad", "Inconclusive", "Incorrect")),
         ],
     )
-    def test_it_says_what_the_second_arm_brings_for_good(self, verdict: str, status: str) -> None:
+    def test_pays_condition_keeps_verdict_of_second_arm(self, verdict: str, status: str) -> None:
         other = {**COMPARISON["arms"][0], "name": "other", "verdict": "Pays"}  # type: ignore[index]
         arms = [{**other, "name": "ngram", "verdict": verdict}, other]
         subject, seen = finished({**COMPARISON, "arms": arms})
@@ -271,12 +271,12 @@ class TestPays:
         assert message == "ngram against plain: goodput +18 %"
         assert found.path == "default/demo", "all arms are below it"
 
-    def test_before_its_end_nobody_knows(self) -> None:
+    def test_pays_is_unknown_before_capture_ends(self) -> None:
         asked = capture_spec(arms=[PLAIN, NGRAM])
         _, status = decided(capture(asked), surroundings(job=job()))
         assert words(status)["Pays"] == ("Unknown", "NotCompared")
 
-    def test_of_a_capture_without_arms_it_says_nothing(self) -> None:
+    def test_capture_without_arms_has_no_pays_condition(self) -> None:
         _, status = decided(*finished(None, repetitions=2))
         assert "Pays" not in words(status)
         assert status.path == "default/demo"
@@ -293,7 +293,7 @@ class TestPays:
         ],
         ids=["nothing", "empty", "a word", "a number too large", "one arm twice", "a book"],
     )
-    def test_what_no_status_may_hold_is_passed_over(self, said: Any) -> None:
+    def test_invalid_comparison_is_ignored(self, said: Any) -> None:
         _, status = decided(*finished(said))
         assert words(status)["Succeeded"][0] == "True"
         assert words(status)["Pays"] == ("Unknown", "NotCompared")

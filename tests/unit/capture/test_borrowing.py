@@ -273,7 +273,7 @@ CAUSES: dict[str, tuple[Pod, str]] = {
 
 
 @pytest.mark.parametrize("cause", CAUSES)
-def test_a_pod_that_does_not_start_gives_the_gpus_back_in_time(cause: str) -> None:
+def test_capture_pod_that_does_not_start_returns_gpus_in_time(cause: str) -> None:
     pod, reason = CAUSES[cause]
     gpus = Borrowed(pod)
     gpus.run(LONGEST_S + LOOK_S)
@@ -290,7 +290,7 @@ def test_a_pod_that_does_not_start_gives_the_gpus_back_in_time(cause: str) -> No
     assert gpus.record.seconds_without_serving <= LONGEST_S + STARTING_S + LOOK_S
 
 
-def test_one_that_starts_keeps_them_for_as_long_as_it_takes() -> None:
+def test_started_capture_keeps_gpus_beyond_timeout() -> None:
     gpus = Borrowed(loads)
     gpus.run(3000)
     assert gpus.lends
@@ -299,7 +299,7 @@ def test_one_that_starts_keeps_them_for_as_long_as_it_takes() -> None:
     assert "BackingOff" not in gpus.reasons
 
 
-def test_a_download_as_in_an_engine_pod_takes_the_time_that_it_takes() -> None:
+def test_model_download_does_not_count_toward_borrow_timeout() -> None:
     """Where its deployment has no cache, each pod downloads the model before the engine starts."""
     downloading = scheduled(initContainerStatuses=[running("download-target")])
     gpus = Borrowed(lambda age_s: downloading if age_s < 1000 else crashes(age_s - 1000))
@@ -313,7 +313,7 @@ def test_a_download_as_in_an_engine_pod_takes_the_time_that_it_takes() -> None:
     assert gpus.record.failed_attempts == 1, "what comes after it is bounded again"
 
 
-def test_a_sidecar_that_never_ends_is_no_start() -> None:
+def test_running_sidecar_does_not_count_as_start() -> None:
     meshed = scheduled(
         initContainerStatuses=[running("istio-proxy"), waiting("ImagePullBackOff", "") | {"name": "engine"}]
     )
@@ -322,15 +322,15 @@ def test_a_sidecar_that_never_ends_is_no_start() -> None:
     assert gpus.record.failed_attempts == 1
 
 
-def test_the_bound_is_the_spec_s() -> None:
+def test_borrow_timeout_comes_from_spec() -> None:
     gpus = Borrowed(lambda _: None, spec={"borrowTimeoutSeconds": 30})
     gpus.run(ENDING_S + 30 + 2 * LOOK_S)
     assert gpus.record.failed_attempts == 1
     assert gpus.longest_away_s <= ENDING_S + 30 + LOOK_S
 
 
-class TestTryingAgain:
-    def test_it_comes_later_each_time_and_only_once_the_deployment_serves(self) -> None:
+class TestRetries:
+    def test_retries_back_off_and_wait_until_deployment_serves(self) -> None:
         gpus = Borrowed(lambda _: None)
         begun = []
         for _ in range(4 * 3600):
@@ -346,7 +346,7 @@ class TestTryingAgain:
         )
         assert apart_s == sorted(apart_s)
 
-    def test_it_fails_with_the_cause_when_it_never_starts(self) -> None:
+    def test_capture_fails_with_cause_after_last_attempt(self) -> None:
         gpus = Borrowed(lambda _: unscheduled(NO_ROOM[0]))
         gpus.run(4 * 3600)
         assert gpus.condition("Succeeded")[:2] == ("False", "NotStarted")
@@ -358,7 +358,7 @@ class TestTryingAgain:
         assert gpus.record.served_at is not None
         assert abs(gpus.record.seconds_without_serving - gpus.away_s) <= MOST_ATTEMPTS * LOOK_S
 
-    def test_it_succeeds_when_the_cause_is_gone(self) -> None:
+    def test_capture_loads_once_cause_is_gone(self) -> None:
         gpus = Borrowed(lambda _: None)
         gpus.run(LONGEST_S + LOOK_S)
         gpus.pod = loads
@@ -366,7 +366,7 @@ class TestTryingAgain:
         assert gpus.lends
         assert gpus.condition("Ready")[1] == "Loading"
 
-    def test_a_deployment_that_does_not_serve_is_left_alone(self) -> None:
+    def test_gpus_are_not_borrowed_while_deployment_does_not_serve(self) -> None:
         gpus = Borrowed(lambda _: None)
         gpus.run(LONGEST_S + LOOK_S)
         gpus._engines_since = None
@@ -375,14 +375,14 @@ class TestTryingAgain:
             gpus.look()
             assert not gpus.lends
 
-    def test_the_person_who_suspends_it_begins_anew(self) -> None:
+    def test_suspending_capture_resets_attempts(self) -> None:
         gpus = Borrowed(lambda _: None)
         gpus.run(LONGEST_S + LOOK_S)
         gpus.body["spec"] = {**gpus.body["spec"], "suspend": True}
         gpus.look()
         assert (gpus.record.failed_attempts, gpus.record.next_attempt_at) == (0, None)
 
-    def test_a_clock_that_was_ahead_puts_nothing_off(self) -> None:
+    def test_timestamps_in_the_future_delay_nothing(self) -> None:
         gpus = Borrowed(lambda _: None)
         gpus.run(LONGEST_S + LOOK_S + STARTING_S)
         gpus.body["status"]["borrow"]["nextAttemptAt"] = "2031-01-01T00:00:00Z"
@@ -394,7 +394,7 @@ class TestTryingAgain:
         assert gpus.longest_away_s <= LONGEST_S
 
 
-def test_engines_that_do_not_end_get_their_gpus_back() -> None:
+def test_gpus_are_returned_if_engines_do_not_terminate() -> None:
     gpus = Borrowed(loads)
     gpus.run(15)
     gpus._gone_at = gpus.now + timedelta(days=1)
@@ -403,7 +403,7 @@ def test_engines_that_do_not_end_get_their_gpus_back() -> None:
     assert str(gpus.record.last_failure).startswith("WaitingForDeployment: ")
 
 
-def test_engines_may_take_their_grace_period_and_five_minutes_to_end() -> None:
+def test_engines_may_take_five_minutes_to_terminate() -> None:
     """A node that does not answer keeps its pods for as long."""
     gpus = Borrowed(loads)
     gpus.run(15)
@@ -413,7 +413,7 @@ def test_engines_may_take_their_grace_period_and_five_minutes_to_end() -> None:
     assert gpus.record.failed_attempts == 0
 
 
-class TestBeforeAnythingIsTaken:
+class TestBeforeBorrowing:
     """What is missing is waited for with the deployment untouched."""
 
     def waits(self, gpus: Borrowed, reason: str, *words: str) -> None:
@@ -427,21 +427,21 @@ class TestBeforeAnythingIsTaken:
         gpus.run(ENDING_S + 2 * LOOK_S + 90)
         assert gpus.condition("Ready")[1] == "Loading"
 
-    def test_a_storage_class(self) -> None:
+    def test_missing_storage_class_is_awaited(self) -> None:
         gpus = Borrowed(loads, spec={"storage": {"storageClassName": "fats"}})
         self.waits(gpus, "StorageClassNotFound", "spec.storage.storageClassName", "fats", "at-once, fast")
         assert not gpus.claims, "nothing is made that nobody could use"
         gpus.classes = StorageClasses({"fats": "WaitForFirstConsumer"})
         self.goes_on(gpus)
 
-    def test_a_default_storage_class(self) -> None:
+    def test_missing_default_storage_class_is_awaited(self) -> None:
         gpus = Borrowed(loads)
         gpus.classes = StorageClasses({"fast": "WaitForFirstConsumer"})
         self.waits(gpus, "StorageClassNotFound", "no default StorageClass")
         gpus.classes = StorageClasses({"fast": "WaitForFirstConsumer"}, ("fast",))
         self.goes_on(gpus)
 
-    def test_a_claim_that_is_bound_at_once_is_waited_for_until_it_is(self) -> None:
+    def test_claim_with_immediate_binding_is_awaited_until_bound(self) -> None:
         gpus = Borrowed(loads, spec={"storage": {"storageClassName": "at-once"}})
         self.waits(gpus, "ClaimNotBound", "at-once")
         gpus.claims["demo-capture"]["status"] = {"phase": "Bound"}
@@ -456,7 +456,7 @@ class TestBeforeAnythingIsTaken:
             ({"spec": {"storageClassName": "fats"}, "status": {"phase": "Pending"}}, "StorageClassNotFound"),
         ],
     )
-    def test_a_claim_of_the_models(self, change: Body, reason: str) -> None:
+    def test_unusable_models_claim_is_awaited(self, change: Body, reason: str) -> None:
         gpus = Borrowed(loads)
         gpus.claims["models"] = claim("models", **change)
         self.waits(gpus, reason, "claim models", "a volume of its deployment")
@@ -464,7 +464,7 @@ class TestBeforeAnythingIsTaken:
         self.goes_on(gpus)
 
     @pytest.mark.parametrize("gone", [None, {"deletionTimestamp": "2026-01-01T00:00:00Z"}])
-    def test_a_claim_that_was_deleted_since(self, gone: Body | None) -> None:
+    def test_deleted_capture_claim_is_awaited(self, gone: Body | None) -> None:
         gpus = Borrowed(loads)
         gpus.look()
         kept = gpus.claims["demo-capture"]
@@ -476,12 +476,12 @@ class TestBeforeAnythingIsTaken:
         gpus.claims["demo-capture"] = kept
         self.goes_on(gpus)
 
-    def test_nothing_is_known_of_classes_that_may_not_be_listed(self) -> None:
+    def test_storage_class_is_not_checked_if_classes_are_unknown(self) -> None:
         gpus = Borrowed(loads, spec={"storage": {"storageClassName": "fats"}})
         gpus.classes = None
         self.goes_on(gpus)
 
-    def test_the_pod_is_shown_to_the_api_server_before(self) -> None:
+    def test_trial_pod_is_written_before_gpus_are_borrowed(self) -> None:
         gpus = Borrowed(loads)
         shown: list[Body] = []
 
@@ -498,7 +498,7 @@ class TestBeforeAnythingIsTaken:
         assert shown[0]["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "specdecode-operator"
 
 
-def test_a_claim_that_is_deleted_while_the_engines_end_gives_the_gpus_back_at_once() -> None:
+def test_claim_deleted_while_engines_terminate_returns_gpus() -> None:
     gpus = Borrowed(loads)
     gpus.run(20)
     assert gpus.lends
@@ -509,7 +509,7 @@ def test_a_claim_that_is_deleted_while_the_engines_end_gives_the_gpus_back_at_on
     assert str(gpus.record.last_failure).startswith("ClaimNotFound: ")
 
 
-class TestAnOperatorThatIsKilled:
+class TestOperatorKilled:
     """At any step, for a while, it costs no more than that while."""
 
     DOWN_S = 50
@@ -517,7 +517,9 @@ class TestAnOperatorThatIsKilled:
     @pytest.mark.parametrize("look", range(8))
     @pytest.mark.parametrize("moment", [{"writes": False}, {"status": False}])
     @pytest.mark.parametrize("pod", [lambda _: None, crashes])
-    def test_at_each_look(self, look: int, moment: dict[str, bool], pod: Pod) -> None:
+    def test_operator_killed_at_any_reconcile_still_returns_gpus(
+        self, look: int, moment: dict[str, bool], pod: Pod
+    ) -> None:
         gpus = Borrowed(pod)
         for _ in range(look):
             gpus.look()
@@ -529,7 +531,7 @@ class TestAnOperatorThatIsKilled:
         assert gpus.longest_away_s <= LONGEST_S + self.DOWN_S
         assert gpus.record.failed_attempts == 1
 
-    def test_while_it_gives_them_back(self) -> None:
+    def test_operator_killed_while_returning_gpus_returns_them_later(self) -> None:
         gpus = Borrowed(lambda _: None)
         gpus.until(lambda: gpus.record.idle_since is not None, LONGEST_S)
         gpus.pass_s(TIMEOUT_S)
@@ -540,7 +542,7 @@ class TestAnOperatorThatIsKilled:
         assert gpus.record.failed_attempts == 1
 
 
-def test_what_it_cost_is_told_after_a_success_too() -> None:
+def test_seconds_without_serving_are_reported_after_success() -> None:
     gpus = Borrowed(loads)
     gpus.run(600)
     assert gpus.job is not None
@@ -556,7 +558,7 @@ def test_what_it_cost_is_told_after_a_success_too() -> None:
     assert abs(gpus.record.seconds_without_serving - gpus.away_s) <= LOOK_S
 
 
-def test_what_it_cost_counts_each_time_even_if_no_engine_served_in_between() -> None:
+def test_seconds_without_serving_add_up_over_repeated_borrowing() -> None:
     gpus = Borrowed(loads)
     gpus.run(600)
     for suspend in (True, False, True):
@@ -571,6 +573,6 @@ def test_what_it_cost_counts_each_time_even_if_no_engine_served_in_between() -> 
 
 
 @pytest.mark.parametrize("deployment", [{"wants_engines": False}, {"lent_to": "other"}])
-def test_a_deployment_that_wants_no_engines_back_is_without_them_no_longer(deployment: dict[str, Any]) -> None:
+def test_deployment_without_wanted_engines_or_lent_elsewhere_counts_as_serving(deployment: dict[str, Any]) -> None:
     assert not serves(observed_deployment())
     assert serves(replace(observed_deployment(), **deployment))

@@ -29,32 +29,32 @@ def capture(tmp_path: Path) -> Path:
 
 
 class TestValidate:
-    def test_good_file(self, tmp_path: Path) -> None:
+    def test_valid_file_is_ok(self, tmp_path: Path) -> None:
         (tmp_path / "trace.jsonl").write_bytes(GOOD)
         result = validate(tmp_path / "trace.jsonl")
         assert result.exit_code == 0
         assert result.output.startswith(f"{tmp_path}/trace.jsonl: ok\n  trace.jsonl: 1 line\n")
 
-    def test_a_manifest_without_files_is_one_problem_and_has_no_lines(self, tmp_path: Path) -> None:
+    def test_manifest_without_files_is_one_problem(self, tmp_path: Path) -> None:
         (tmp_path / "manifest.json").write_text("{}")
         result = validate(tmp_path)
         assert result.exit_code == 1
         told = "manifest.json cannot be read: Object missing required field `files` [manifest]"
         assert result.output == f"{tmp_path}: PROBLEMS\n  manifest.json: 1 problem\n    {told}\n"
 
-    def test_bad_line_is_named(self, tmp_path: Path) -> None:
+    def test_invalid_line_is_reported_with_its_number(self, tmp_path: Path) -> None:
         (tmp_path / "trace.jsonl.gz").write_bytes(gzip.compress(GOOD + BAD))
         result = validate(tmp_path / "trace.jsonl.gz")
         assert result.exit_code == 1
         assert "    line 2: output_tokens is 2, but itl_ms and itl_summary are missing [no-gaps]" in result.output
 
-    def test_folder_of_a_capture(self, capture: Path) -> None:
+    def test_capture_folder_shows_gates_and_summary(self, capture: Path) -> None:
         result = validate(capture)
         assert result.exit_code == 0
         assert "  pass  accounting 0 (limit 0): 12 sent = 0 HTTP-rejected" in result.output
         assert "TTFT client" in result.output
 
-    def test_folder_of_files(self, tmp_path: Path) -> None:
+    def test_each_file_in_folder_is_validated(self, tmp_path: Path) -> None:
         (tmp_path / "a-trace.jsonl").write_bytes(GOOD)
         (tmp_path / "b-trace.jsonl").write_bytes(BAD)
         result = validate(tmp_path)
@@ -69,7 +69,7 @@ class TestValidate:
         assert result.exit_code == 1
         assert "  FAIL  accounting 1 (limit 0)" in result.output
 
-    def test_json(self, capture: Path, tmp_path: Path) -> None:
+    def test_json_has_gates_summary_and_problems(self, capture: Path, tmp_path: Path) -> None:
         (tmp_path / "trace.jsonl").write_bytes(BAD)
         result = validate(capture, tmp_path / "trace.jsonl", "-o", "json")
         assert result.exit_code == 1
@@ -80,7 +80,7 @@ class TestValidate:
         assert alone["files"][0]["problems"][0]["line"] == 1
 
     @pytest.mark.parametrize("name", ["absent", "empty", "notes.txt"])
-    def test_bad_input_wins(self, tmp_path: Path, name: str) -> None:
+    def test_unusable_input_exits_with_status_2(self, tmp_path: Path, name: str) -> None:
         (tmp_path / "empty").mkdir()
         (tmp_path / "notes.txt").write_text("hello")
         (tmp_path / "trace.jsonl").write_bytes(BAD)
@@ -91,11 +91,11 @@ class TestValidate:
 
 
 class TestCaptureJob:
-    def test_is_hidden(self) -> None:
+    def test_capture_job_command_is_hidden(self) -> None:
         assert "capture-job" not in CliRunner().invoke(app, ["--help"]).output
 
     @pytest.mark.parametrize("command", ["prepare", "run"])
-    def test_failure_is_the_termination_message(
+    def test_failure_is_written_to_termination_log(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
     ) -> None:
         monkeypatch.delenv("SPECDECODE_CAPTURE", raising=False)
@@ -105,7 +105,9 @@ class TestCaptureJob:
         assert json.loads(log.read_bytes())["error"]["reason"] == "InvalidSettings"
         assert "InvalidSettings: SPECDECODE_CAPTURE is not set" in result.stderr
 
-    def test_prepare(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_prepare_command_installs_recorder_and_reports_folder(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         (tmp_path / "volume").mkdir()
         settings = {
             "namespace": "team",

@@ -43,7 +43,7 @@ from tests.support.objects import pair_70b, tiny_cpu
 from tests.support.replay_field_cases import replaying
 
 
-def test_a_capture_that_nothing_hinders_gets_its_claim_and_its_job() -> None:
+def test_valid_capture_gets_claim_and_job() -> None:
     decision, status = decided(capture())
     assert decision.writes.claim is not None
     assert decision.writes.job is not None
@@ -55,14 +55,14 @@ def test_a_capture_that_nothing_hinders_gets_its_claim_and_its_job() -> None:
     assert status.path is None, "there are no files yet"
 
 
-def test_a_claim_that_an_earlier_capture_of_the_name_left_is_used_again() -> None:
+def test_claim_left_by_earlier_capture_is_reused() -> None:
     left = claim(labels={"specdecode.io/capture": "demo"})
     decision, _ = decided(capture(), surroundings(claim=left))
     assert decision.writes.claim is None
     assert decision.writes.job is not None, "what it holds are partial files"
 
 
-def test_published_files_are_not_in_the_way_of_another_name() -> None:
+def test_published_files_of_other_capture_do_not_block_job() -> None:
     given = claim("mine", labels={"specdecode.io/capture": "other", "specdecode.io/published": "true"})
     decision, _ = decided(
         capture(capture_spec(storage={"persistentVolumeClaim": {"claimName": "mine"}})), surroundings(claim=given)
@@ -70,7 +70,7 @@ def test_published_files_are_not_in_the_way_of_another_name() -> None:
     assert decision.writes.job is not None
 
 
-def test_a_claim_that_still_goes_with_an_earlier_capture_is_waited_for() -> None:
+def test_claim_owned_by_earlier_capture_is_awaited() -> None:
     left = claim(labels={"specdecode.io/capture": "demo"})
     left["metadata"]["ownerReferences"] = [{"uid": "earlier"}]
     _, status = decided(capture(), surroundings(claim=left))
@@ -78,7 +78,7 @@ def test_a_claim_that_still_goes_with_an_earlier_capture_is_waited_for() -> None
 
 
 class TestRetain:
-    def test_a_claim_that_is_kept_has_no_owner(self) -> None:
+    def test_retained_claim_has_no_owner(self) -> None:
         decision, _ = decided(capture())
         assert decision.writes.claim is not None
         metadata = decision.writes.claim["metadata"]
@@ -94,7 +94,7 @@ class TestRetain:
             ([], False),
         ],
     )
-    def test_the_retention_of_a_schedule_counts_claims_of_its_own_captures_alone(
+    def test_claim_has_schedule_label_only_if_deployment_owns_capture(
         self, owners: list[Body], *, counted: bool
     ) -> None:
         """Who gives a capture the label would push out good data of the schedule's."""
@@ -102,13 +102,13 @@ class TestRetain:
         assert decision.writes.claim is not None
         assert (decision.writes.claim["metadata"]["labels"].get(SCHEDULE_LABEL) == "nightly") is counted
 
-    def test_one_that_is_not_kept_goes_with_the_capture(self) -> None:
+    def test_claim_not_retained_is_owned_by_capture(self) -> None:
         decision, _ = decided(capture(capture_spec(storage={"retain": False, "size": "1Gi"})))
         assert decision.writes.claim is not None
         assert [owner["uid"] for owner in decision.writes.claim["metadata"]["ownerReferences"]] == ["capture-uid"]
         assert decision.writes.claim["spec"]["resources"] == {"requests": {"storage": "1Gi"}}
 
-    def test_a_change_of_mind_is_carried_out(self) -> None:
+    def test_changed_retain_updates_claim_owner(self) -> None:
         kept = claim(labels={"specdecode.io/capture": "demo"})
         decision, _ = decided(capture(capture_spec(storage={"retain": False})), surroundings(claim=kept, job=job()))
         owners = decision.writes.claim_metadata["ownerReferences"]
@@ -117,7 +117,7 @@ class TestRetain:
         decision, _ = decided(capture(), surroundings(claim=kept, job=job()))
         assert decision.writes.claim_metadata == {"ownerReferences": [], "uid": kept["metadata"]["uid"]}
 
-    def test_a_claim_tells_for_good_that_it_holds_published_files(self) -> None:
+    def test_succeeded_capture_labels_its_claim_published(self) -> None:
         made = claim(labels={"specdecode.io/capture": "demo"})
         published = {"labels": {"specdecode.io/published": "true"}, "uid": made["metadata"]["uid"]}
         running_one, _ = decided(capture(), surroundings(claim=made, job=job()))
@@ -138,7 +138,7 @@ class TestRetain:
         again, _ = decided(capture(), surroundings(claim=made, job=job("Failed")))
         assert again.writes.claim_metadata == {}, "another one of the name that fails takes nothing away"
 
-    def test_a_claim_that_holds_the_files_of_an_earlier_capture_of_the_name_tells_so_too(self) -> None:
+    def test_already_published_failure_labels_claim_published(self) -> None:
         made = claim(labels={"specdecode.io/capture": "demo"})
         said = {"error": {"reason": "AlreadyPublished", "message": "holds a finished capture"}}
         pod = capture_pod(phase="Failed", initContainerStatuses=[ended("prepare", 1, said)])
@@ -146,7 +146,7 @@ class TestRetain:
         assert decision.succeeded.reason == "AlreadyPublished"
         assert decision.writes.claim_metadata["labels"] == {"specdecode.io/published": "true"}
 
-    def test_a_given_claim_is_nobodys(self) -> None:
+    def test_existing_claim_is_not_changed(self) -> None:
         spec = capture_spec(storage={"persistentVolumeClaim": {"claimName": "mine"}, "retain": False})
         decision, status = decided(capture(spec), surroundings(claim=claim("mine")))
         assert decision.writes.claim is None
@@ -155,7 +155,7 @@ class TestRetain:
 
 
 class TestSuspend:
-    def test_a_running_capture_is_cancelled(self) -> None:
+    def test_suspending_running_capture_cancels_it(self) -> None:
         body = capture(capture_spec(suspend=True))
         decision, status = decided(body, surroundings(job=job(), pods=[capture_pod()]))
         assert decision.writes.job_suspended is True
@@ -165,16 +165,16 @@ class TestSuspend:
         decision, _ = decided(body, surroundings(job=job(suspend=True)))
         assert decision.writes.job_suspended is None, "once is enough"
 
-    def test_it_begins_anew(self) -> None:
+    def test_resuming_capture_resumes_its_job(self) -> None:
         decision, _ = decided(capture(), surroundings(job=job(suspend=True)))
         assert decision.writes.job_suspended is False
 
-    def test_one_that_was_not_started_writes_nothing(self) -> None:
+    def test_suspended_capture_creates_no_job(self) -> None:
         decision, status = decided(capture(capture_spec(suspend=True)))
         assert decision.writes.job is None
         assert status.phase == "Cancelled"
 
-    def test_one_that_fails_while_it_is_cancelled_has_failed(self) -> None:
+    def test_job_failure_during_cancellation_is_failed(self) -> None:
         _, status = decided(capture(capture_spec(suspend=True)), surroundings(job=job("Failed")))
         assert status.phase == "Failed"
 
@@ -191,7 +191,7 @@ def suspended_job() -> Body:
 
 
 class TestQueue:
-    def test_the_job_waits_in_the_queue(self) -> None:
+    def test_job_with_queue_label_is_created_suspended(self) -> None:
         decision, _ = decided(capture(labels=QUEUED))
         assert decision.writes.job is not None
         assert decision.writes.job["spec"]["suspend"] is True
@@ -202,19 +202,19 @@ class TestQueue:
         pod_labels = decision.writes.job["spec"]["template"]["metadata"]["labels"]
         assert QUEUE_LABEL not in pod_labels, "the Job is queued, not its pod"
 
-    def test_it_borrows_nothing_before_the_queue_lets_it_start(self) -> None:
+    def test_queued_capture_borrows_no_gpus_before_admission(self) -> None:
         body = capture(BORROWS, labels=QUEUED)
         assert preempting_capture([after(body, surroundings())]) is None
         assert preempting_capture([after(body, surroundings(job=job(suspend=True)))]) is None
         assert preempting_capture([after(body, surroundings(job=job()))]) == "demo"
 
-    def test_nobody_but_kueue_starts_it(self) -> None:
+    def test_queued_job_is_not_resumed_by_operator(self) -> None:
         decision, status = decided(capture(labels=QUEUED), surroundings(job=job(suspend=True)))
         assert decision.writes.job_suspended is None
         assert words(status)["Ready"] == ("Unknown", "Queued")
 
     @pytest.mark.parametrize("admitted", [False, True])
-    def test_cancelled_it_leaves_the_queue(self, *, admitted: bool) -> None:
+    def test_cancelled_capture_removes_its_queued_job(self, *, admitted: bool) -> None:
         body = capture(capture_spec(suspend=True), labels=QUEUED)
         decision, _ = decided(body, surroundings(job=job(suspend=not admitted)))
         assert decision.writes.remove_job
@@ -222,14 +222,14 @@ class TestQueue:
 
 
 class TestBorrowing:
-    def test_the_job_is_there_but_waits(self) -> None:
+    def test_borrowing_job_is_created_suspended(self) -> None:
         decision, _ = decided(capture(BORROWS))
         assert decision.writes.job is not None
         assert decision.writes.job["spec"]["suspend"] is True, "what stands in its way is known before GPUs are taken"
         assert decision.writes.job["spec"]["activeDeadlineSeconds"] > 1800, "it cannot keep them for ever"
 
     @pytest.mark.parametrize("held", [{"engines_wanted": 1}, {"pods": [{}]}])
-    def test_it_waits_for_the_last_engine(self, held: dict[str, Any]) -> None:
+    def test_borrowing_job_waits_for_last_engine_pod(self, held: dict[str, Any]) -> None:
         suspended = suspended_job()
         seen = surroundings(deployment=observed_deployment(**held), job=suspended)
         decision, status = decided(capture(BORROWS), seen)
@@ -242,12 +242,12 @@ class TestBorrowing:
         decision, _ = decided(borrowed, surroundings(job=suspended))
         assert decision.writes.job_suspended is False
 
-    def test_a_deployment_that_is_gone_has_no_gpus_to_wait_for(self) -> None:
+    def test_borrowing_job_resumes_if_deployment_is_deleted(self) -> None:
         seen = surroundings(deployment=None, job=suspended_job())
         decision, _ = decided(after(capture(BORROWS), seen), seen)
         assert decision.writes.job_suspended is False
 
-    def test_a_job_that_runs_without_them_is_suspended_unless_its_engine_runs(self) -> None:
+    def test_job_running_without_borrowed_gpus_is_suspended_unless_loading(self) -> None:
         """A restored backup lacks statuses; a person may start the Job."""
         decision, _ = decided(capture(BORROWS), surroundings(job=job()))
         assert decision.writes.job_suspended is True
@@ -255,7 +255,7 @@ class TestBorrowing:
         seen = surroundings(job=job(), pods=[loading])
         assert preempting_capture([after(capture(BORROWS), seen)]) == "demo"
 
-    def test_one_capture_at_a_time_has_them(self) -> None:
+    def test_only_one_capture_borrows_gpus_at_a_time(self) -> None:
         lent = observed_deployment(lent_to="other")
         seen = surroundings(deployment=lent, job=suspended_job())
         body = after(capture(BORROWS), seen)
@@ -268,7 +268,7 @@ class TestBorrowing:
         assert "failedAttempts" not in again["status"]["borrow"] or again["status"]["borrow"]["failedAttempts"] == 0
 
 
-def test_what_hinders_the_start_takes_no_gpus_away() -> None:
+def test_name_conflict_blocks_capture_start() -> None:
     decision, _ = decided(capture())
     subject = read_capture(capture())
     blocked = blocked_by_cluster(subject, decision, stalled("ChildNameConflict", "taken"))
@@ -277,12 +277,12 @@ def test_what_hinders_the_start_takes_no_gpus_away() -> None:
     assert words(status)["Ready"] == ("False", "ChildNameConflict")
 
 
-def test_what_hinders_the_clean_up_does_not_undo_the_end() -> None:
+def test_cleanup_error_does_not_change_completed_capture() -> None:
     decision, _ = decided(capture(), surroundings(job=job("Complete")))
     assert blocked_by_cluster(read_capture(capture()), decision, stalled("Forbidden", "no")) == decision
 
 
-def test_who_is_refused_its_pod_borrows_nothing() -> None:
+def test_refused_trial_pod_prevents_borrowing() -> None:
     subject = read_capture(capture(BORROWS))
     decision, _ = decided(capture(BORROWS), surroundings(job=suspended_job()))
     assert decision.writes.trial_pod is not None
@@ -291,7 +291,7 @@ def test_who_is_refused_its_pod_borrows_nothing() -> None:
     assert status.borrow is None
 
 
-def test_who_cannot_be_observed_gives_the_gpus_back() -> None:
+def test_unobservable_capture_returns_gpus() -> None:
     borrowed = after(capture(BORROWS), surroundings(job=suspended_job()))
     subject = read_capture(borrowed)
     status = compose_status(subject, not_observed(subject, Blocked("Forbidden", "no"), NOW), NOW)
@@ -300,7 +300,7 @@ def test_who_cannot_be_observed_gives_the_gpus_back() -> None:
     assert status.borrow.last_failure == "Forbidden: no"
 
 
-def test_a_finished_capture_is_deleted_when_its_time_is_over() -> None:
+def test_finished_capture_expires_after_its_ttl() -> None:
     body = after(capture(capture_spec(ttlSecondsAfterFinished=60)), surroundings(job=job("Complete")))
     subject = read_capture(body)
     finished = datetime(2026, 1, 1, 0, 10, tzinfo=UTC)
@@ -310,14 +310,14 @@ def test_a_finished_capture_is_deleted_when_its_time_is_over() -> None:
     assert not is_outlived(read_capture(capture(capture_spec(ttlSecondsAfterFinished=0))), finished, 60)
 
 
-def test_a_spec_of_another_version_of_the_crd_is_refused_by_name() -> None:
+def test_invalid_spec_field_is_named() -> None:
     _, status = decided(capture({"deployment": "llama", "seed": "seven"}))
     assert words(status)["Accepted"] == ("False", "Invalid")
     (message,) = (each.message for each in status.conditions if each.type == "Ready")
     assert "spec.seed" in message
 
 
-def test_an_operator_that_ended_before_it_wrote_the_status_says_what_was_measured_all_the_same() -> None:
+def test_engine_is_read_from_job_annotation_if_status_was_not_written() -> None:
     first = surroundings(deployment=replace(observed_deployment(), engine="0123456789abcdef"))
     decision, status = decided(capture(), first)
     made = decision.writes.job
@@ -359,7 +359,7 @@ def _blocked(workload: dict[str, Any]) -> str:
         {"prompts": {"synthetic": {"promptTokens": 8, "sharedPrefixTokens": 8}}},
     ],
 )
-def test_a_workload_that_can_be_sent(workload: dict[str, Any]) -> None:
+def test_valid_workload_is_accepted(workload: dict[str, Any]) -> None:
     assert _blocked(workload) == ""
 
 
@@ -388,7 +388,7 @@ def test_a_workload_that_can_be_sent(workload: dict[str, Any]) -> None:
         ({"temperatures": [{"temperature": "0.5", "sharePercent": 30}]}, "the shares add up to 30"),
     ],
 )
-def test_a_workload_that_cannot_be_sent(workload: dict[str, Any], message: str) -> None:
+def test_invalid_workload_is_refused_with_field(workload: dict[str, Any], message: str) -> None:
     assert _blocked(workload).startswith("spec.workload.")
     assert message in _blocked(workload)
 
@@ -434,13 +434,13 @@ def pod(load: datetime | None = None, **status: Any) -> Body:
     return capture_pod(startTime=POD_START.isoformat(), containerStatuses=[{"name": "load", "state": state}], **status)
 
 
-def test_it_is_not_known_before_its_job_starts() -> None:
+def test_expected_end_is_unknown_before_job_starts() -> None:
     for lending in (lent(borrower(), None, []), lent(borrower(), body_of_job(started=False), [])):
         assert (lending.capture, lending.expected_end, lending.latest_end) == ("demo", None, None)
         assert not lending.is_overdue(JOB_START + timedelta(days=365))
 
 
-def test_a_job_that_does_not_start_is_overdue_after_a_quarter_of_an_hour() -> None:
+def test_unstarted_job_is_overdue_after_15_minutes() -> None:
     for live in (None, body_of_job(started=False)):
         lending = lending_to(borrower(), live, [], JOB_START)
         assert lending.overdue_from == JOB_START + timedelta(minutes=15)
@@ -458,9 +458,7 @@ def test_a_job_that_does_not_start_is_overdue_after_a_quarter_of_an_hour() -> No
     ],
     ids=["no pod yet", "the engine starts", "the load runs"],
 )
-def test_it_is_expected_after_the_start_of_the_engine_and_the_load(
-    pods: list[Body], expected: datetime, latest: datetime
-) -> None:
+def test_expected_end_follows_engine_startup_and_load(pods: list[Body], expected: datetime, latest: datetime) -> None:
     lending = lent(borrower(), body_of_job(), pods)
     assert (lending.expected_end, lending.latest_end) == (expected, latest)
     assert lending.overdue_from == expected + timedelta(seconds=wrap_up_s(60))
@@ -468,7 +466,7 @@ def test_it_is_expected_after_the_start_of_the_engine_and_the_load(
     assert lending.is_overdue(expected + timedelta(seconds=wrap_up_s(60)))
 
 
-def test_engines_that_are_started_by_turns_each_have_their_time() -> None:
+def test_expected_end_covers_all_repetitions_and_arms() -> None:
     lending = lent(borrower(repetitions=3), body_of_job(runs=3), [pod(LOAD_START)])
     assert lending.expected_end == POD_START + timedelta(seconds=3 * (STARTUP_S + 60))
     assert lending.latest_end == POD_START + timedelta(seconds=3 * POD_DEADLINE_S)
@@ -485,7 +483,7 @@ def test_engines_that_are_started_by_turns_each_have_their_time() -> None:
     ],
     ids=lambda phase: phase["pattern"],
 )
-def test_a_load_that_the_engine_ends_has_only_a_bound(phase: Body) -> None:
+def test_closed_load_by_requests_has_no_expected_end(phase: Body) -> None:
     lending = lent(borrower({"phases": [*ONE_MINUTE["phases"], phase]}), body_of_job(), [pod(LOAD_START)])
     bound = POD_START + timedelta(seconds=POD_DEADLINE_S)
     assert (lending.expected_end, lending.latest_end, lending.overdue_from) == (None, bound, bound)
@@ -494,12 +492,12 @@ def test_a_load_that_the_engine_ends_has_only_a_bound(phase: Body) -> None:
     assert lending.expected_end == LOAD_START + timedelta(seconds=90)
 
 
-def test_further_attempts_have_the_time_of_the_job() -> None:
+def test_latest_end_with_retries_is_job_deadline() -> None:
     lending = lent(borrower(backoffLimit=1), body_of_job(backoffLimit=1), [pod(LOAD_START)])
     assert lending.latest_end == JOB_START + timedelta(seconds=JOB_DEADLINE_S)
 
 
-def test_the_job_that_is_rendered_has_these_deadlines() -> None:
+def test_rendered_job_gives_expected_and_latest_end() -> None:
     seen = surroundings(deployment=observed_deployment(engines_wanted=0))
     rendered = decided(borrower(), seen)[0].writes.job
     assert rendered is not None
@@ -513,14 +511,14 @@ def test_the_job_that_is_rendered_has_these_deadlines() -> None:
     assert lending.latest_end == POD_START + timedelta(seconds=startup_s + DEADLINE_S + wrap_up_s(DEADLINE_S))
 
 
-def test_the_newest_attempt_counts() -> None:
+def test_expected_end_is_that_of_newest_pod() -> None:
     old = pod(JOB_START, name="old", created="2026-01-01T00:00:00Z")
     new = pod(LOAD_START, name="new", created="2026-01-01T00:01:00Z")
     expected = LOAD_START + timedelta(seconds=60)
     assert lent(borrower(backoffLimit=1), body_of_job(backoffLimit=1), [new, old]).expected_end == expected
 
 
-def test_an_end_after_the_deadline_is_not_expected() -> None:
+def test_expected_end_beyond_deadline_is_none() -> None:
     late = JOB_START + timedelta(seconds=JOB_DEADLINE_S)
     lending = lent(borrower(), body_of_job(backoffLimit=1), [pod(late)])
     assert (lending.expected_end, lending.latest_end) == (None, late)
@@ -539,7 +537,7 @@ def test_an_end_after_the_deadline_is_not_expected() -> None:
     ],
     ids=["invalid spec", "a phase that lacks fields", "a deadline beyond the calendar", "no deadlines"],
 )
-def test_what_others_wrote_makes_it_unknown_and_nothing_worse(body: Body, live: Body) -> None:
+def test_expected_end_is_unknown_for_invalid_spec_or_job(body: Body, live: Body) -> None:
     assert lent(body, live, [pod()]).expected_end is None
     assert lent(body, live, []).expected_end is None
 
@@ -704,7 +702,7 @@ BAD: dict[str, tuple[Body, CaptureObservation, str, bool, str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_cannot_be_captured_is_told_and_nothing_is_written(name: str) -> None:
+def test_impossible_capture_is_not_accepted_and_writes_nothing(name: str) -> None:
     body, seen, reason, permanent, said = BAD[name]
     decision, status = decided(body, seen)
     assert decision.writes.job is None
@@ -732,7 +730,7 @@ def test_what_cannot_be_captured_is_told_and_nothing_is_written(name: str) -> No
         (["-O", '{"stream_interval": 8}'], "DeploymentNotPlanned"),
     ],
 )
-def test_no_spelling_holds_tokens_back(extra_args: list[str], reason: str) -> None:
+def test_stream_interval_above_one_is_refused_in_any_spelling(extra_args: list[str], reason: str) -> None:
     deployment = observed_deployment(tiny_cpu(engine={"image": "i:1", "extraArgs": extra_args}))
     _, status = decided(capture(), surroundings(deployment=deployment))
     assert words(status)["Ready"][1] == reason
@@ -748,7 +746,7 @@ def test_no_spelling_holds_tokens_back(extra_args: list[str], reason: str) -> No
     ],
 )
 @pytest.mark.parametrize("place", ["engine.env", "podTemplate"])
-def test_a_frontend_without_python(variable: Body, reason: str, place: str) -> None:
+def test_rust_frontend_is_refused(variable: Body, reason: str, place: str) -> None:
     env = [{"name": "VLLM_USE_RUST_FRONTEND", **variable}]
     changes = {"podTemplate": {"spec": {"containers": [{"name": "engine", "env": env}]}}}
     if place == "engine.env":
@@ -771,7 +769,7 @@ def note(*pods: Body, **seen: Any) -> Body | None:
     return decision.writes.image_id
 
 
-def test_it_is_told_of_the_pod_that_runs_now() -> None:
+def test_image_id_is_that_of_running_pod() -> None:
     first = capture_pod(name="a", created="1", phase="Failed", initContainerStatuses=[engine("sha256:1")])
     second = capture_pod(name="b", created="2", initContainerStatuses=[running("prepare"), engine(DIGEST)])
     told = note(first, second)
@@ -783,7 +781,7 @@ def test_it_is_told_of_the_pod_that_runs_now() -> None:
     )
 
 
-async def test_the_load_generator_understands_it(tmp_path: Path) -> None:
+async def test_load_generator_reads_image_id_of_its_pod(tmp_path: Path) -> None:
     told = note(capture_pod(initContainerStatuses=[engine(DIGEST)]))
     assert told is not None
     ((name, text),) = told["data"].items()
@@ -792,13 +790,13 @@ async def test_the_load_generator_understands_it(tmp_path: Path) -> None:
     assert await engine_image_id(tmp_path / name, "another-uid", until_s=0) is None, "it is of another attempt"
 
 
-def test_an_image_that_the_node_does_not_name_yet_is_not_told() -> None:
+def test_image_id_is_not_written_before_node_reports_it() -> None:
     assert note() is None
     assert note(capture_pod(phase="Pending", initContainerStatuses=[{**running("prepare"), "imageID": DIGEST}])) is None
     assert note(capture_pod(phase="Pending", initContainerStatuses=[engine("")])) is None
 
 
-def test_nothing_is_told_when_nobody_listens_any_more() -> None:
+def test_image_id_is_not_written_after_end_or_cancellation() -> None:
     for end, phase in (("Complete", "Succeeded"), ("Failed", "Failed")):
         ended = capture_pod(phase=phase, initContainerStatuses=[engine(DIGEST)])
         assert note(ended, job=job(end)) is None
@@ -807,7 +805,7 @@ def test_nothing_is_told_when_nobody_listens_any_more() -> None:
     assert cancelled.writes.image_id is None
 
 
-def test_the_load_generator_sees_it_as_a_file() -> None:
+def test_image_id_config_map_is_mounted_in_load_container() -> None:
     decision = decide(read_capture(capture()), surroundings(), NOW)
     assert decision.writes.job is not None
     pod = decision.writes.job["spec"]["template"]["spec"]
@@ -837,7 +835,7 @@ def _load(body: Body) -> tuple[Body, list[Body]]:
     return pod["containers"][0], pod["volumes"]
 
 
-def test_the_golden_files_are_read_where_they_are() -> None:
+def test_golden_claim_is_mounted_read_only() -> None:
     decision, status = decided(capture(JUDGED), surroundings(golden=golden()))
     assert decision.writes.job is not None
     load, volumes = _load(decision.writes.job)
@@ -851,7 +849,7 @@ def test_the_golden_files_are_read_where_they_are() -> None:
     assert words(status)["Holds"] == ("Unknown", "NotJudged")
 
 
-def test_one_claim_for_both_is_one_volume() -> None:
+def test_shared_claim_of_golden_and_capture_is_one_volume() -> None:
     spec = {**JUDGED, "storage": {"persistentVolumeClaim": {"claimName": "shared"}}}
     bound = {"metadata": {"name": "shared"}, "spec": {}, "status": {"phase": "Bound"}}
     seen = surroundings(golden=golden(claim="shared"), claim=bound)
@@ -864,7 +862,7 @@ def test_one_claim_for_both_is_one_volume() -> None:
     assert mounts[AGAINST_MOUNT] == mounts["/capture"]
 
 
-def test_a_capture_without_one_has_neither_file_nor_condition() -> None:
+def test_capture_without_golden_has_no_holds_condition() -> None:
     decision, status = decided(capture(), surroundings(golden=golden()))
     assert decision.writes.job is not None
     load, _ = _load(decision.writes.job)
@@ -888,9 +886,7 @@ OTHER_LOAD = {"phases": [{"name": "short", "pattern": "Closed", "concurrency": 2
         (golden(of={"deployment": 7}), "GoldenDiffers", True, "this operator cannot read its spec"),
     ],
 )
-def test_a_golden_capture_that_cannot_be_one_takes_no_gpu(
-    seen: Body | None, reason: str, is_permanent: bool, message: str
-) -> None:
+def test_unusable_golden_capture_blocks_job(seen: Body | None, reason: str, is_permanent: bool, message: str) -> None:
     decision, status = decided(capture(JUDGED), surroundings(golden=seen))
     assert decision.writes.job is None
     assert words(status)["Accepted"] == ("False" if is_permanent else "Unknown", reason)
@@ -909,7 +905,7 @@ def _finished(regression: Any) -> Body:
     ("verdict", "status"),
     [("Holds", "True"), ("Regressed", "False"), ("Inconclusive", "Unknown"), ("NotComparable", "Unknown")],
 )
-def test_the_condition_says_whether_it_holds_and_stays(verdict: str, status: str) -> None:
+def test_holds_condition_follows_verdict_and_persists(verdict: str, status: str) -> None:
     done = _finished({"against": "golden", "verdict": verdict, "message": "goodput 90 after 100 tokens/s"})
     # The operator starts anew, and the Job is gone.
     _, found = decided(done, surroundings())
@@ -921,7 +917,7 @@ def test_the_condition_says_whether_it_holds_and_stays(verdict: str, status: str
 
 
 @pytest.mark.parametrize("regression", [None, 7, {}, {"against": "g", "verdict": "Great", "message": ""}])
-def test_a_pod_that_says_nothing_of_the_kind_has_judged_nothing(regression: Any) -> None:
+def test_invalid_regression_is_not_judged(regression: Any) -> None:
     _, found = decided(_finished(regression), surroundings())
     assert words(found)["Holds"] == ("Unknown", "NotJudged")
     assert found.regression is None

@@ -46,7 +46,7 @@ def borrowing(*conditions: tuple[str, ...], borrow: Body | None = None, name: st
     return capture(capture_spec(deploymentDuringCapture="Suspend", **spec), status=said, name=name)
 
 
-def test_a_capture_that_borrowed_the_gpus_and_is_not_over_has_them() -> None:
+def test_unfinished_borrowing_capture_preempts_deployment() -> None:
     assert preempting_capture([borrowing()]) == "demo"
 
 
@@ -66,11 +66,11 @@ NOT_BORROWING: dict[str, Body] = {
 
 
 @pytest.mark.parametrize("name", NOT_BORROWING)
-def test_the_deployment_has_them_back_in_every_other_case(name: str) -> None:
+def test_other_captures_do_not_preempt_deployment(name: str) -> None:
     assert preempting_capture([NOT_BORROWING[name]]) is None
 
 
-def test_of_several_the_first_to_borrow_is_named() -> None:
+def test_first_capture_to_borrow_preempts_deployment() -> None:
     later = borrowing(borrow={"since": "2026-01-01T00:00:01Z"}, name="a")
     assert preempting_capture([NOT_BORROWING["Keep"], later, borrowing()]) == "demo"
     assert preempting_capture([borrowing(name="b"), borrowing(name="a")]) == "a", "at one moment the first by name"
@@ -98,12 +98,12 @@ PODS: dict[str, tuple[Body, bool]] = {
 
 
 @pytest.mark.parametrize("name", PODS)
-def test_a_capture_waits_for_pods_that_hold_gpus_and_for_no_others(name: str) -> None:
+def test_pod_holds_gpus_until_ended_or_lost(name: str) -> None:
     pod, holds = PODS[name]
     assert holds_gpus(pod, NOW) is holds
 
 
-def test_what_is_wrong_with_a_spec_is_told_while_a_capture_has_its_gpus_too() -> None:
+def test_invalid_spec_is_reported_while_gpus_are_lent() -> None:
     owner = parse_deployment(parent(tiny_cpu(engine={"version": "0.1"})), preempted_by="demo")
     status = compose_status(owner, desired_state(owner, ()), Observation(), NOW)
     (found,) = (each for each in status.conditions if each.type == "Ready")
@@ -118,7 +118,7 @@ def summary_of(spec: Body, suspended_for: str | None, nodes: tuple[Any, ...] = (
     return {each.type: (each.status.value, each.reason, each.message) for each in status.conditions}
 
 
-def test_a_deployment_without_its_gpus_is_not_ready_and_is_coming_back() -> None:
+def test_deployment_lending_its_gpus_is_reconciling_not_stalled() -> None:
     said = summary_of(tiny_cpu(), "demo")
     assert said["Ready"][:2] == ("False", "SuspendedForCapture")
     assert (said["Reconciling"][0], said["Stalled"][0]) == ("True", "False")
@@ -127,7 +127,7 @@ def test_a_deployment_without_its_gpus_is_not_ready_and_is_coming_back() -> None
     assert desired_state(owner, ()).children[-1]["spec"]["replicas"] == 0
 
 
-def test_a_capture_that_keeps_them_too_long_is_overdue() -> None:
+def test_capture_beyond_its_overdue_time_is_reported() -> None:
     lending = Lending("demo", NOW - timedelta(hours=1), overdue_from=NOW)
     assert summary_of(tiny_cpu(), "demo", lending=lending)["Ready"][:2] == ("False", "SuspendedForCapture")
     assert summary_of(tiny_cpu(), "demo", lending=lending)["Available"][:2] == ("False", "CaptureOverdue")
@@ -135,7 +135,7 @@ def test_a_capture_that_keeps_them_too_long_is_overdue() -> None:
     assert summary_of(tiny_cpu(), "demo", lending=in_time)["Available"][:2] == ("False", "SuspendedForCapture")
 
 
-def test_it_is_looked_at_again_when_the_capture_is_overdue() -> None:
+def test_deployment_is_requeued_when_capture_becomes_overdue() -> None:
     owner = parse_deployment(parent(tiny_cpu()), preempted_by="demo")
     lending = Lending("demo", overdue_from=NOW + timedelta(minutes=7))
     asked = requeue_for(owner, desired_state(owner, ()), Observation(lending=lending), ())
@@ -143,7 +143,7 @@ def test_it_is_looked_at_again_when_the_capture_is_overdue() -> None:
 
 
 @pytest.mark.parametrize(("spec", "what"), [(tiny_cpu(), "place"), (None, "GPUs")])
-def test_a_deployment_on_cpu_does_not_speak_of_gpus(spec: Body | None, what: str) -> None:
+def test_message_of_cpu_deployment_does_not_mention_gpus(spec: Body | None, what: str) -> None:
     said = summary_of(spec or pair_70b(parallelism={"tensor": 4}), "demo", () if spec else FOUR_H100)
     assert f"capture demo uses the engines' {what}" in said["Ready"][2]
 
@@ -153,7 +153,7 @@ WANT_ZERO = {"Suspended": tiny_cpu(suspend=True), "ScaledToZero": tiny_cpu(repli
 
 @pytest.mark.parametrize("reason", WANT_ZERO)
 @pytest.mark.parametrize("suspended_for", [None, "demo"])
-def test_if_the_user_asked_for_zero_it_lends_nothing_and_is_ready(reason: str, suspended_for: str | None) -> None:
+def test_deployment_with_zero_engines_wanted_is_ready(reason: str, suspended_for: str | None) -> None:
     said = summary_of(WANT_ZERO[reason], suspended_for)
     assert (said["Ready"][:2], said["Available"][:2]) == (("True", reason), ("False", reason))
     assert (said["Reconciling"][0], said["Stalled"][0]) == ("False", "False")
@@ -168,15 +168,13 @@ def test_if_the_user_asked_for_zero_it_lends_nothing_and_is_ready(reason: str, s
         (tiny_cpu(engine={"version": "0.1"}), None, "Invalid"),
     ],
 )
-def test_available_says_why_no_engine_runs_even_if_the_spec_is_wrong(
-    spec: Body, suspended_for: str | None, reason: str
-) -> None:
+def test_available_keeps_its_reason_with_invalid_spec(spec: Body, suspended_for: str | None, reason: str) -> None:
     """An alert tells a user's own suspend from an outage by this reason."""
     said = summary_of(spec, suspended_for)
     assert (said["Ready"][:2], said["Available"][:2]) == (("False", "Invalid"), ("False", reason))
 
 
-def test_engines_that_still_serve_are_available_even_if_a_capture_should_have_their_gpus() -> None:
+def test_serving_engines_stay_available_during_preemption() -> None:
     owner = parse_deployment(parent(tiny_cpu(engine={"version": "0.1"})), preempted_by="demo")
     serving = Observation(deployment(replicas=1, updated=1, available=1))
     status = compose_status(owner, desired_state(owner, ()), serving, NOW)
@@ -184,7 +182,7 @@ def test_engines_that_still_serve_are_available_even_if_a_capture_should_have_th
     assert (said.status, said.reason) == ("True", "EarlierEnginesServe")
 
 
-def test_lending_changes_neither_plan_nor_pods() -> None:
+def test_lending_gpus_changes_neither_plan_nor_pod_template() -> None:
     own = desired_state(parse_deployment(parent(tiny_cpu())), ())
     lent = desired_state(parse_deployment(parent(tiny_cpu()), preempted_by="demo"), ())
     assert own.outcome.plan_status == lent.outcome.plan_status
@@ -228,47 +226,47 @@ def first(*servings: Any) -> str | None:
     return serving_goes_first(LLAMA, servings, NOON)
 
 
-class TestItsOwnDeployment:
+class TestOwnDeployment:
     @pytest.mark.parametrize(
         "pods",
         [(), (UNPLACED,), ({},), ({"phase": "Failed"},), ({"metadata": {"deletionTimestamp": "x"}, "status": PLACED},)],
     )
-    def test_goes_first_while_an_engine_that_is_wanted_has_no_node(self, pods: tuple[Body, ...]) -> None:
+    def test_own_deployment_goes_first_while_engine_has_no_node(self, pods: tuple[Body, ...]) -> None:
         said = first(serving(*pods, since=NOON - timedelta(days=9)))
         assert said is not None
         assert "deployment llama has 0 of 1 engine pods on nodes" in said
 
     @pytest.mark.parametrize("pod", [PLACED, {"phase": "Running"}])
-    def test_does_not_once_all_have_one(self, pod: Body) -> None:
+    def test_own_deployment_does_not_go_first_once_engines_have_nodes(self, pod: Body) -> None:
         assert first(serving(pod)) is None
         assert first(serving(pod, replicas=2)) is not None
         assert first(serving(pod, plan={"nodesPerReplica": 2})) is not None, "half a group serves nobody"
         assert first(serving(pod, UNPLACED)) is not None, "a rollout starts the new engine first"
 
-    def test_goes_first_while_it_lends_its_gpus_and_until_its_engines_are_back(self) -> None:
+    def test_own_deployment_goes_first_until_lent_gpus_are_back(self) -> None:
         said = first(serving(ready=LENT, captures=(borrowing(),)))
         assert said is not None
         assert "deployment llama has lent its GPUs to capture demo" in said
         assert first(serving(ready=LENT)) is not None, "the capture ended, or was deleted, and nothing is scaled yet"
 
-    def test_has_no_gpus_to_lend_on_cpu(self) -> None:
+    def test_cpu_deployment_lends_its_place(self) -> None:
         said = first(serving(ready=LENT, captures=(borrowing(),), plan={"product": "CPU"}))
         assert "deployment llama has lent its place to capture demo" in str(said)
 
-    def test_wants_nothing_where_nothing_is_asked_for(self) -> None:
+    def test_deployment_with_zero_engines_wanted_does_not_go_first(self) -> None:
         assert first(serving(suspend=True)) is None
         assert first(serving(replicas=0, captures=(borrowing(),))) is None
 
-    def test_that_is_deleted_is_waited_for_no_more(self) -> None:
+    def test_deleted_deployment_does_not_go_first(self) -> None:
         assert first(serving(name="other", ready=("True", "Available"))) is None
         assert first() is None
 
 
-class TestOthers:
+class TestOtherDeployments:
     def others(self, **other: Any) -> str | None:
         return first(serving(PLACED), serving(**{"name": "other", **other}))
 
-    def test_go_first_while_they_lend(self) -> None:
+    def test_lending_deployment_goes_first(self) -> None:
         said = self.others(ready=LENT, since=NOON - timedelta(days=1), captures=(borrowing(),))
         assert said is not None
         assert "deployment other has lent its GPUs to capture demo" in said
@@ -277,17 +275,17 @@ class TestOthers:
         assert self.others(ready=LENT_BEFORE_AN_UPGRADE) is not None
         assert self.others(ready=("True", "Available"), captures=(borrowing(),)) is not None, "from the start"
 
-    def test_go_first_while_their_engines_come_back_but_not_for_ever(self) -> None:
+    def test_starting_deployment_goes_first_for_ten_minutes(self) -> None:
         assert self.others(since=NOON - timedelta(minutes=9, seconds=59)) is not None
         assert self.others(since=NOON - timedelta(minutes=10)) is None
         assert self.others(ready=("True", "Available")) is None, "one that serves has what it needs"
 
-    def test_that_only_lend_are_not_coming_back_yet(self) -> None:
+    def test_lending_deployment_of_other_namespace_without_gpus_is_ignored(self) -> None:
         """Without GPUs in their namespace they would otherwise hold up every capture of the cluster."""
         assert self.others(namespace="secret", ready=LENT) is None
 
     @pytest.mark.parametrize("reason", ["GateFailed", "Starting"])
-    def test_are_given_their_ten_minutes_from_the_end_of_the_capture_on(self, reason: str) -> None:
+    def test_ten_minutes_begin_when_capture_ends(self, reason: str) -> None:
         """Also if Ready is False again after the capture that judged them, as at a gate."""
         lent = Readiness(FALSE, "SuspendedForCapture", "", reconciling=True).conditions()
         before = stamp(lent, [], 1, NOON - timedelta(days=1))
@@ -302,15 +300,15 @@ class TestOthers:
         assert lent_since(again) == NOON
         assert lent_since(after) is None
 
-    def test_without_a_plan_want_nothing(self) -> None:
+    def test_deployment_without_plan_does_not_go_first(self) -> None:
         assert self.others(plan={"product": None}) is None
         own = serving(PLACED, plan={"product": None})
         assert first(own, serving(name="other", plan={"product": None})) is None
 
-    def test_on_other_gpus_are_not_in_the_way(self) -> None:
+    def test_deployment_on_other_gpu_product_does_not_go_first(self) -> None:
         assert self.others(plan={"product": "NVIDIA-H100"}, ready=LENT) is None
 
-    def test_in_other_namespaces_are_waited_for_but_not_named(self) -> None:
+    def test_deployment_of_other_namespace_goes_first_unnamed(self) -> None:
         for captures in ((), (borrowing(),)):
             said = self.others(namespace="secret", ready=LENT, captures=captures, capture_pods=(ON_GPUS,))
             assert said is not None
@@ -327,7 +325,7 @@ class TestOthers:
         ],
         ids=["no node", "ended", "no limits", "no GPU"],
     )
-    def test_in_other_namespaces_that_have_no_gpus_hold_up_nobody(self, pod: Body) -> None:
+    def test_other_namespace_without_gpu_pods_does_not_go_first(self, pod: Body) -> None:
         lends: dict[str, Any] = {"namespace": "secret", "ready": LENT, "captures": (borrowing(),)}
         assert self.others(**lends) is None
         assert self.others(**lends, capture_pods=(pod,)) is None
@@ -335,17 +333,17 @@ class TestOthers:
         ends = {**ON_GPUS, "metadata": {"deletionTimestamp": "x"}}
         assert first(serving(PLACED), serving(ends, name="other", **lends)) is not None, "its engines are about to go"
 
-    def test_that_can_be_named_are_named_before_those_that_cannot(self) -> None:
+    def test_deployment_of_own_namespace_is_named_first(self) -> None:
         servings = [serving(PLACED), serving(name="a", namespace="a"), serving(name="z")]
         assert "deployment z has 0 of 1" in str(first(*servings))
 
-    def test_may_be_several_in_one_place_the_first_by_name_is_named(self) -> None:
+    def test_first_deployment_by_name_is_named(self) -> None:
         servings = [serving(PLACED), serving(name="z"), serving(name="y")]
         assert "deployment y has 0 of 1" in str(first(*servings))
 
 
-class TestTheCapture:
-    def test_is_not_begun(self) -> None:
+class TestWaitingCapture:
+    def test_capture_waits_while_deployment_goes_first(self) -> None:
         decision, status = decided(capture(), surroundings(**WAITS))
         assert decision.writes.job is None
         assert decision.writes.claim is None
@@ -354,12 +352,12 @@ class TestTheCapture:
         decision, _ = decided(capture(), surroundings())
         assert decision.writes.job is not None, "it begins once nobody goes before it"
 
-    def test_that_could_not_begin_anyway_says_why(self) -> None:
+    def test_other_blocker_is_reported_instead_of_waiting(self) -> None:
         _, status = decided(capture(), surroundings(**WAITS, deployment=None))
         assert words(status)["Ready"][1] == "DeploymentNotFound"
 
     @pytest.mark.parametrize("pods", [[], [capture_pod(**UNPLACED)]])
-    def test_leaves_the_scheduler_s_line(self, pods: list[Body]) -> None:
+    def test_unscheduled_capture_job_is_suspended_while_waiting(self, pods: list[Body]) -> None:
         decision, status = decided(capture(), surroundings(**WAITS, job=job(), pods=pods))
         assert decision.writes.job_suspended is True
         assert words(status)["Ready"][1] == "WaitingForDeployment"
@@ -369,18 +367,18 @@ class TestTheCapture:
         assert decision.writes.job_suspended is False, "and stands in it again"
 
     @pytest.mark.parametrize("pod", [capture_pod(), capture_pod(**PLACED), capture_pod(phase="Failed")])
-    def test_goes_on_once_it_has_its_place(self, pod: Body) -> None:
+    def test_scheduled_capture_job_is_not_suspended(self, pod: Body) -> None:
         decision, _ = decided(capture(), surroundings(**WAITS, job=job(), pods=[pod]))
         assert decision.writes.job_suspended is None
 
-    def test_in_a_queue_keeps_its_place_there_until_it_was_admitted(self) -> None:
+    def test_queued_capture_keeps_job_until_admitted(self) -> None:
         body = capture(labels={"kueue.x-k8s.io/queue-name": "gpus"})
         decision, status = decided(body, surroundings(**WAITS, job=job(suspend=True)))
         assert (decision.writes.remove_job, words(status)["Ready"][1]) == (False, "Queued")
         decision, _ = decided(body, surroundings(**WAITS, job=job()))
         assert decision.writes.remove_job, "suspended, Kueue would start it again"
 
-    def test_can_be_cancelled_meanwhile(self) -> None:
+    def test_waiting_capture_can_be_cancelled(self) -> None:
         body = capture(capture_spec(suspend=True))
         _, status = decided(body, surroundings(**WAITS, job=job(suspend=True)))
         assert words(status)["Ready"] == ("True", "Suspended")

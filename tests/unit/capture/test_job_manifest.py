@@ -52,7 +52,7 @@ def settings(job: Body) -> Body:
 
 
 class TestEngine:
-    def test_it_is_the_deployments_own_but_for_what_records(self) -> None:
+    def test_engine_equals_deployment_engine_plus_recording(self) -> None:
         _, template = deployed(WITHOUT_RECORDER)
         (original,) = template["spec"]["containers"]
         engine = containers(rendered())["engine"]
@@ -67,14 +67,14 @@ class TestEngine:
         assert engine["env"][: len(original["env"])] == original["env"]
         assert engine["volumeMounts"][: len(original["volumeMounts"])] == original["volumeMounts"]
 
-    def test_the_recorder_for_live_captures_stays_with_the_deployment(self) -> None:
+    def test_live_recorder_is_not_in_capture_pod(self) -> None:
         assert "recorder" in {each["name"] for each in deployed()[1]["spec"]["initContainers"]}
         assert pod_spec(rendered()) == pod_spec(rendered(WITHOUT_RECORDER))
 
-    def test_nothing_kills_it_or_makes_it_wait_while_it_is_recorded(self) -> None:
+    def test_engine_has_no_readiness_liveness_or_lifecycle(self) -> None:
         assert containers(rendered())["engine"].keys().isdisjoint({"readinessProbe", "livenessProbe", "lifecycle"})
 
-    def test_the_recorder_gets_the_attempts_folder(self) -> None:
+    def test_recorder_gets_folder_of_attempt(self) -> None:
         engine = containers(rendered())["engine"]
         found = variables(engine)
         folder = "/capture/default/demo/as-deployed/1.part-$(SPECDECODE_ATTEMPT)/segments"
@@ -93,7 +93,7 @@ class TestEngine:
             ({"VLLM_PLUGINS": ""}, "/specdecode/recorder", "specdecode_recorder"),
         ],
     )
-    def test_the_recorder_is_added_to_what_the_image_has(
+    def test_recorder_is_added_to_pythonpath_and_vllm_plugins(
         self, given: dict[str, str], path: str, plugins: str | None
     ) -> None:
         """Where VLLM_PLUGINS is not set, vLLM loads every plugin."""
@@ -106,19 +106,19 @@ class TestEngine:
         assert environment.get("VLLM_PLUGINS") == plugins
         assert arguments == ["--model=a b", "$HOME"], "arguments are passed on as they are"
 
-    def test_what_is_recorded_is_asked_for(self) -> None:
+    def test_record_settings_are_passed_to_engine(self) -> None:
         job = rendered(record={"tokenIds": True, "stepStats": False})
         found = variables(containers(job)["engine"])
         assert (found["SPECDECODE_RECORD_TOKEN_IDS"], found["SPECDECODE_RECORD_STEPS"]) == ("1", "0")
         assert "--enable-logging-iteration-details" not in containers(job)["engine"]["command"]
         assert settings(job)["context"]["recording_flags"] == []
 
-    def test_a_flag_that_is_there_is_not_given_twice(self) -> None:
+    def test_recording_flag_is_not_given_twice(self) -> None:
         flag = "--enable-logging-iteration-details"
         job = rendered(tiny_cpu(engine={"image": "i:1", "extraArgs": [flag]}))
         assert containers(job)["engine"]["command"].count(flag) == 1
 
-    def test_it_serves_tls_where_the_deployment_does(self) -> None:
+    def test_engine_and_load_use_tls_of_deployment(self) -> None:
         serving = {"maxModelLen": 1024, "tlsSecret": {"name": "certificate"}}
         job = rendered(tiny_cpu(serving=serving))
         engine, load = containers(job)["engine"], containers(job)["load"]
@@ -128,7 +128,7 @@ class TestEngine:
         (folder,) = (each["mountPath"] for each in load["volumeMounts"] if each["name"] == "specdecode-tls")
         assert settings(job)["engine"]["certificates"] == folder
 
-    def test_the_load_sees_no_key_of_a_certificate(self) -> None:
+    def test_load_gets_no_private_tls_key(self) -> None:
         serving = {"maxModelLen": 1024, "tlsSecret": {"name": "certificate"}}
         job = rendered(tiny_cpu(serving=serving))
         volumes = {volume["name"]: volume for volume in pod_spec(job)["volumes"]}
@@ -137,13 +137,13 @@ class TestEngine:
         assert [item["key"] for secret in secrets for item in secret["items"]] == ["tls.crt", "ca.crt"]
         assert "specdecode-tls" not in {each["name"] for each in containers(job)["prepare"]["volumeMounts"]}
 
-    def test_without_a_certificate_it_speaks_http(self) -> None:
+    def test_engine_without_tls_secret_uses_http(self) -> None:
         job = rendered()
         assert settings(job)["engine"]["url"] == "http://127.0.0.1:8000"
         assert "certificates" not in settings(job)["engine"]
         assert "specdecode-tls" not in {volume["name"] for volume in pod_spec(job)["volumes"]}
 
-    def test_the_load_has_the_key_of_the_engines_clients(self) -> None:
+    def test_load_gets_engine_api_key(self) -> None:
         job = rendered(tiny_cpu(serving={"maxModelLen": 1024, "apiKeySecret": {"name": "clients", "key": "api"}}))
         reference = {"secretKeyRef": {"name": "clients", "key": "api"}}
         assert variables(containers(job)["load"])["VLLM_API_KEY"] == reference
@@ -152,14 +152,14 @@ class TestEngine:
 
 
 class TestPod:
-    def test_no_service_of_the_deployment_selects_it(self) -> None:
+    def test_capture_pod_has_no_deployment_label(self) -> None:
         labels = rendered()["spec"]["template"]["metadata"]["labels"]
         assert "specdecode.io/deployment" not in labels
         assert labels["specdecode.io/capture"] == "demo"
         assert labels["specdecode.io/captured-deployment"] == "llama"
         assert labels["app.kubernetes.io/managed-by"] == "specdecode-operator"
 
-    def test_its_containers_come_in_their_order(self) -> None:
+    def test_containers_start_in_order_and_only_load_ends_the_pod(self) -> None:
         overlay = {
             "spec": {
                 "initContainers": [{"name": "mine", "image": "i:1"}],
@@ -171,7 +171,7 @@ class TestPod:
         assert [each["name"] for each in spec["containers"]] == ["load"], "it alone ends the pod"
         assert spec["initContainers"][-1]["restartPolicy"] == "Always"
 
-    def test_it_runs_where_the_engines_may(self) -> None:
+    def test_pod_template_of_deployment_applies_to_capture_pod(self) -> None:
         overlay = {
             "metadata": {"labels": {"team": "serving", "kueue.x-k8s.io/queue-name": "pods"}},
             "spec": {
@@ -193,7 +193,7 @@ class TestPod:
         assert "kueue.x-k8s.io/queue-name" not in labels
 
     @pytest.mark.parametrize("name", ["prepare", "load"])
-    def test_our_containers_are_restricted(self, name: str) -> None:
+    def test_operator_containers_are_restricted(self, name: str) -> None:
         container = containers(rendered())[name]
         assert container["image"] == OPERATOR_IMAGE
         context = container["securityContext"]
@@ -204,10 +204,10 @@ class TestPod:
         assert context["readOnlyRootFilesystem"] is True
         assert container["args"] == ["capture-job", {"prepare": "prepare", "load": "run"}[name]]
 
-    def test_a_volume_that_is_created_belongs_to_the_load(self) -> None:
+    def test_created_volume_has_fs_group_of_load(self) -> None:
         assert pod_spec(rendered())["securityContext"]["fsGroup"] == 65532
 
-    def test_a_volume_that_is_given_stays_whose_it_is(self) -> None:
+    def test_existing_claim_gets_no_fs_group(self) -> None:
         seen = surroundings(claim={"metadata": {"name": "mine"}, "spec": {"accessModes": ["ReadWriteMany"]}})
         spec = capture_spec(storage={"persistentVolumeClaim": {"claimName": "mine"}})
         job = decide(read_capture(capture(spec)), seen, NOW).writes.job
@@ -216,15 +216,15 @@ class TestPod:
         (volume,) = (each for each in pod_spec(job)["volumes"] if each["name"] == "specdecode-capture")
         assert volume["persistentVolumeClaim"] == {"claimName": "mine"}
 
-    def test_it_lives_as_long_as_start_and_load_may_take(self) -> None:
+    def test_pod_deadline_covers_start_load_and_merge(self) -> None:
         short, long = (pod_spec(rendered(deadlineSeconds=each))["activeDeadlineSeconds"] for each in (600, 3600))
         assert long - short == 3000 + 300, "what there is to merge grows with the load"
         assert short > 600 + 900 + 60, "an engine takes its time to start"
 
-    def test_waiting_for_gpus_costs_no_time(self) -> None:
+    def test_job_without_borrowing_has_no_deadline(self) -> None:
         assert "activeDeadlineSeconds" not in rendered()["spec"]
 
-    def test_with_borrowed_gpus_there_is_time_for_every_attempt_and_no_more(self) -> None:
+    def test_job_deadline_with_borrowing_covers_every_attempt(self) -> None:
         once, thrice = (rendered(deploymentDuringCapture="Suspend", backoffLimit=each) for each in (0, 2))
         attempt_s = pod_spec(once)["activeDeadlineSeconds"]
         assert pod_spec(thrice)["activeDeadlineSeconds"] == attempt_s
@@ -251,7 +251,7 @@ class TestDataset:
             ),
         ],
     )
-    def test_it_is_mounted_where_the_load_looks_for_it(self, source: Body, volume: Body) -> None:
+    def test_dataset_is_mounted_read_only_in_load(self, source: Body, volume: Body) -> None:
         job = self.dataset(**source)
         assert {"name": "specdecode-dataset", **volume} in pod_spec(job)["volumes"]
         mount = {"name": "specdecode-dataset", "mountPath": "/dataset", "readOnly": True}
@@ -259,7 +259,7 @@ class TestDataset:
 
 
 class TestSettings:
-    def test_the_load_generator_can_read_them(self) -> None:
+    def test_load_generator_can_read_settings(self) -> None:
         job = rendered(workload={}, deadlineSeconds=600, seed=7)
         text = variables(containers(job)["load"])["SPECDECODE_CAPTURE"]
         found = read_settings(text)
@@ -269,7 +269,7 @@ class TestSettings:
         assert [phase.name for phase in found.workload.phases] == ["single", "closed-16"]
         assert (found.engine.model, found.engine.vocab_size, found.engine.max_model_len) == ("target", 1024, 1024)
 
-    def test_the_kubelet_puts_no_variable_into_them(self) -> None:
+    def test_dollar_signs_in_settings_are_escaped(self) -> None:
         workload = {
             "prompts": {
                 "dataset": {"configMap": {"name": "p"}, "path": "$(HOME)$", "format": "JSONL", "promptField": "a'b\"c"}
@@ -282,7 +282,7 @@ class TestSettings:
         assert "$$(HOME)$$" in text
         assert settings(job)["workload"]["prompts"]["dataset"]["promptField"] == "a'b\"c"
 
-    def test_the_manifest_will_tell_what_was_different(self) -> None:
+    def test_settings_context_describes_engine_and_plan(self) -> None:
         seen, template = deployed(WITHOUT_RECORDER)
         context = settings(rendered(WITHOUT_RECORDER))["context"]
         assert context["recording_flags"] == ["--enable-logging-iteration-details"]

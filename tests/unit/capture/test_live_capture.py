@@ -69,7 +69,7 @@ def live(spec: Body | None = None, **meta: Any) -> Body:
 
 
 class TestStart:
-    def test_nothing_but_a_collector_and_its_claim_is_created(self) -> None:
+    def test_live_capture_creates_only_collector_and_claim(self) -> None:
         decision, status = decided(live(), seen())
         assert decision.writes.claim is not None
         assert decision.writes.live_order is None, "no collector listens yet"
@@ -79,12 +79,12 @@ class TestStart:
         assert [each["name"] for each in pod["containers"]] == ["collect"]
         assert pod["automountServiceAccountToken"] is False
 
-    def test_it_asks_for_no_gpu(self) -> None:
+    def test_collector_requests_no_gpu(self) -> None:
         resources = collector(created_job())["resources"]
         assert resources["requests"] == {"cpu": "100m", "memory": "256Mi"}
         assert set(resources["limits"]) == {"memory"}
 
-    def test_the_collector_is_told_whom_and_how_long_it_records(self) -> None:
+    def test_collector_settings_have_pods_duration_and_sample(self) -> None:
         spec = live_spec(live={"durationSeconds": 600, "samplePercent": 25}, record={"promptTokenIds": True})
         told = settings(created_job(spec))
         assert told["live"] == {
@@ -100,7 +100,7 @@ class TestStart:
         assert told["record"] == {"tokenIds": False, "promptTokenIds": True, "stepStats": True}
         assert told["context"]["deployment"]["name"] == "llama"
 
-    def test_a_recording_by_requests_ends_at_the_deadline_at_the_latest(self) -> None:
+    def test_recording_by_requests_has_a_deadline(self) -> None:
         told = settings(created_job(live_spec(live={"requests": 10}, deadlineSeconds=1200)))
         assert (told["live"]["requests"], told["live"]["duration_seconds"]) == (10, None)
         assert told["deadline_seconds"] == 1200
@@ -112,15 +112,15 @@ class TestStart:
             (live_spec(live={"requests": 10}, deadlineSeconds=1000), 1000),
         ],
     )
-    def test_the_pod_has_time_to_join_record_drain_and_publish(self, spec: Body, window_s: int) -> None:
+    def test_pod_deadline_covers_join_record_drain_and_publish(self, spec: Body, window_s: int) -> None:
         deadline_s = created_job(spec)["spec"]["template"]["spec"]["activeDeadlineSeconds"]
         assert deadline_s >= 150 + window_s + 60 + 30 + 900
 
-    def test_pods_that_are_named_are_the_only_ones_recorded(self) -> None:
+    def test_only_named_pods_are_recorded(self) -> None:
         spec = live_spec(live={"requests": 10, "pods": ["llama-b", "llama-b"]})
         assert settings(created_job(spec))["live"]["pods"] == ["llama-b"]
 
-    def test_pods_that_are_not_ready_or_compute_for_others_are_left_out(self) -> None:
+    def test_unready_pods_and_workers_are_left_out(self) -> None:
         deployment = serving()
         worker = engine_pod("llama-worker", deployment)
         worker["metadata"]["labels"] = {"specdecode.io/computes-for": "llama"}
@@ -129,14 +129,14 @@ class TestStart:
         told = settings(created_job(deployment=replace(deployment, pods=pods)))
         assert told["live"]["pods"] == ["llama-a", "llama-b"]
 
-    def test_its_job_does_not_wait_in_a_queue_for_gpus(self) -> None:
+    def test_live_capture_job_ignores_queue_label(self) -> None:
         decision, status = decided(live(labels={QUEUE_LABEL: "gpus"}), seen())
         assert decision.writes.job is not None
         assert decision.writes.job["spec"]["suspend"] is False
         assert QUEUE_LABEL not in decision.writes.job["metadata"]["labels"]
         assert words(status)["Ready"] == ("Unknown", "Starting")
 
-    def test_the_manifest_gets_the_command_of_the_engine_without_the_shell_that_loads_the_recorder(self) -> None:
+    def test_context_has_engine_command_without_recorder_shell(self) -> None:
         deployment = serving()
         workload = deployment.desired.workload
         assert workload is not None
@@ -150,7 +150,7 @@ class TestStart:
         assert settings(job)["context"]["command"][:2] == ["vllm", "serve"]
         assert job["spec"]["template"]["spec"]["imagePullSecrets"] == [{"name": "registry"}]
 
-    def test_engines_on_several_nodes_are_recorded_by_their_leader(self) -> None:
+    def test_context_has_command_of_multi_node_engine(self) -> None:
         spec = yaml.safe_load((ROOT / "examples/llama-405b-two-nodes.yaml").read_text())["spec"]
         nodes = tuple(NodeFacts(f"node-{number}", H100, 8) for number in range(2))
         desired = desired_state(parse_deployment(parent(spec)), nodes, has_leader_worker_sets=True)
@@ -158,7 +158,7 @@ class TestStart:
         command = settings(created_job(deployment=deployment))["context"]["command"]
         assert any(each.startswith("--nnodes") for each in command)
 
-    def test_a_dollar_in_the_command_survives_the_kubelet(self) -> None:
+    def test_dollar_signs_in_command_are_escaped(self) -> None:
         spec = tiny_cpu()
         spec["serving"]["servedModelNames"] = ["$(HOME)"]
         job = created_job(deployment=serving(observed_deployment(spec)))
@@ -199,7 +199,7 @@ class TestWaits:
             ),
         ],
     )
-    def test_it_waits_until_engines_serve_and_restarts_none(self, deployment: ObservedDeployment, named: str) -> None:
+    def test_live_capture_waits_until_engines_serve(self, deployment: ObservedDeployment, named: str) -> None:
         decision, status = decided(live(), seen(deployment=deployment))
         assert decision.writes.job is None
         assert decision.writes.claim is None
@@ -207,7 +207,7 @@ class TestWaits:
         assert named in decision.readiness.message
         assert "continues when" in decision.readiness.message
 
-    def test_it_waits_for_a_pod_that_it_names(self) -> None:
+    def test_live_capture_waits_for_named_pod(self) -> None:
         spec = live_spec(live={"requests": 10, "pods": ["llama-a", "llama-x"]})
         decision, status = decided(live(spec), seen())
         assert decision.writes.job is None
@@ -215,12 +215,12 @@ class TestWaits:
         assert decision.readiness.message.startswith("spec.live.pods: llama-x: ")
         assert "ready: llama-a, llama-b" in decision.readiness.message
 
-    def test_it_waits_for_its_turn(self) -> None:
+    def test_live_capture_waits_for_other_live_capture(self) -> None:
         decision, status = decided(live(), seen(goes_first="live capture other goes first"))
         assert decision.writes.job is None
         assert words(status)["Ready"] == ("Unknown", "WaitingForDeployment")
 
-    def test_a_claim_that_is_missing_is_waited_for(self) -> None:
+    def test_live_capture_waits_for_missing_claim(self) -> None:
         spec = live_spec(storage={"persistentVolumeClaim": {"claimName": "mine"}})
         _, status = decided(live(spec), seen())
         assert words(status)["Ready"] == ("Unknown", "ClaimNotFound")
@@ -237,14 +237,14 @@ class TestRefused:
         assert decision.accepted.message.startswith(f"spec.record.{field}: true: ")
         assert "liveCapture.tokenIds" in decision.accepted.message
 
-    def test_a_replay_has_no_recorder(self) -> None:
+    def test_replayed_engine_is_refused(self) -> None:
         deployment = serving(observed_deployment(replaying()))
         decision, status = decided(live(), seen(deployment=deployment))
         assert decision.writes.job is None
         assert words(status)["Accepted"] == ("False", "RecorderNotInEngines")
         assert "spec.engine.replay" in decision.accepted.message
 
-    def test_more_pods_than_one_collector_records_must_be_named(self) -> None:
+    def test_too_many_pods_are_refused_unless_named(self) -> None:
         names = [f"llama-{number}" for number in range(MOST_PODS + 1)]
         _, status = decided(live(), seen(deployment=serving(None, *names)))
         assert words(status)["Accepted"] == ("False", "TooManyPods")
@@ -252,13 +252,13 @@ class TestRefused:
         decision, _ = decided(live(spec), seen(deployment=serving(None, *names)))
         assert decision.writes.job is not None
 
-    def test_what_an_older_crd_let_pass_is_refused_here(self) -> None:
+    def test_seed_of_live_capture_is_refused(self) -> None:
         decision, status = decided(live(live_spec(seed=3)), seen())
         assert decision.writes.job is None
         assert words(status)["Accepted"] == ("False", "Invalid")
         assert decision.accepted.message.startswith("spec.seed: 3: ")
 
-    def test_no_capture_is_judged_by_one_without_a_load(self) -> None:
+    def test_live_capture_is_refused_as_golden(self) -> None:
         judged = {"deployment": "llama", "against": {"capture": "golden"}}
         _, status = decided(capture(judged), surroundings(golden=golden(of=live_spec())))
         assert words(status)["Accepted"] == ("False", "GoldenDiffers")
@@ -277,16 +277,16 @@ def first(*bodies: Body, begun: tuple[str, ...] = (), ready: tuple[str, ...] = (
 
 
 class TestTurn:
-    def test_the_older_one_goes_first(self) -> None:
+    def test_older_live_capture_goes_first(self) -> None:
         assert first(live(name="other", creationTimestamp="2026-01-01T00:04:00Z"))
         assert not first(live(name="other", creationTimestamp="2026-01-01T00:06:00Z"))
 
-    def test_one_that_has_begun_goes_first(self) -> None:
+    def test_started_live_capture_goes_first(self) -> None:
         younger = live(name="other", creationTimestamp="2026-01-01T00:06:00Z")
         assert first(younger, begun=("other",))
         assert not first(younger, begun=("other", "own"))
 
-    def test_one_that_something_else_blocks_is_passed_over(self) -> None:
+    def test_blocked_live_capture_is_skipped(self) -> None:
         spec = live_spec(storage={"persistentVolumeClaim": {"claimName": "missing"}})
         older = live(spec, name="other", creationTimestamp="2026-01-01T00:04:00Z")
         assert not first(after(older, seen()))
@@ -298,15 +298,15 @@ class TestTurn:
         assert first(older, ready=("llama-0", "llama-1"))
         assert first(older, begun=("other",))
 
-    def test_one_that_waits_for_the_same_engines_goes_first_all_the_same(self) -> None:
+    def test_live_capture_waiting_for_same_engines_goes_first(self) -> None:
         older = live(name="other", creationTimestamp="2026-01-01T00:04:00Z")
         assert first(after(older, seen(deployment=unready())))
 
     @pytest.mark.parametrize("spec", [live_spec(suspend=True), {"deployment": "llama"}])
-    def test_one_that_records_nothing_is_passed_over(self, spec: Body) -> None:
+    def test_suspended_or_ordinary_capture_is_skipped(self, spec: Body) -> None:
         assert not first(live(spec, name="other", creationTimestamp="2026-01-01T00:04:00Z"))
 
-    def test_one_that_has_ended_is_passed_over(self) -> None:
+    def test_ended_live_capture_is_skipped(self) -> None:
         done = golden("other", of=live_spec())
         done["metadata"]["creationTimestamp"] = "2026-01-01T00:04:00Z"
         assert not first(done)
@@ -329,7 +329,7 @@ def order(job: Body, pod: Body, body: Body | None = None) -> Body | None:
 
 
 class TestOrder:
-    def test_the_recorders_are_told_where_the_collector_listens_and_until_when(self) -> None:
+    def test_order_has_collector_address_and_deadline(self) -> None:
         job = created_job()
         deadline_s = job["spec"]["template"]["spec"]["activeDeadlineSeconds"]
         assert order(job, collecting()) == {
@@ -340,13 +340,13 @@ class TestOrder:
             "until_wall_s": STARTED_S + deadline_s,
         }
 
-    def test_an_operator_that_restarts_tells_the_same_token(self) -> None:
+    def test_restarted_operator_keeps_the_token(self) -> None:
         job = created_job()
         decision, _ = decided(live(), seen(job=job, pods=[collecting()], token="another one"))
         assert decision.writes.live_order is not None
         assert TOKEN in decision.writes.live_order["data"]["order.json"]
 
-    def test_an_address_of_ip_version_6_is_in_brackets(self) -> None:
+    def test_ipv6_address_is_in_brackets(self) -> None:
         told = order(created_job(), collecting(podIP="fd00::7"))
         assert told is not None
         assert told["address"] == "[fd00::7]:8470"
@@ -361,33 +361,33 @@ class TestOrder:
             {"startTime": None},
         ],
     )
-    def test_nothing_is_told_before_the_collector_listens_and_after_it_ended(self, status: Body) -> None:
+    def test_no_order_is_written_unless_collector_listens(self, status: Body) -> None:
         assert order(created_job(), collecting(**status)) is None
 
-    def test_nothing_is_told_of_a_collector_that_is_terminating(self) -> None:
+    def test_no_order_is_written_for_terminating_collector(self) -> None:
         pod = collecting()
         pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:10:00Z"
         assert order(created_job(), pod) is None
 
     @pytest.mark.parametrize("condition", ["Complete", "Failed"])
-    def test_nothing_is_told_once_the_job_has_ended(self, condition: str) -> None:
+    def test_no_order_is_written_after_job_ended(self, condition: str) -> None:
         done = {"type": condition, "status": "True", "lastTransitionTime": "2026-01-01T00:10:00Z"}
         job = {**created_job(), "status": {"conditions": [done], "completionTime": "2026-01-01T00:10:00Z"}}
         assert order(job, collecting(phase="Failed")) is None
 
-    def test_nothing_is_told_of_a_job_without_the_settings_of_a_collector(self) -> None:
+    def test_no_order_is_written_for_job_without_settings(self) -> None:
         job = created_job()
         collector(job)["env"].clear()
         assert order(job, collecting()) is None
 
 
 class TestProgress:
-    def test_it_records_while_the_collector_runs(self) -> None:
+    def test_phase_is_recording_while_collector_runs(self) -> None:
         _, status = decided(live(), seen(job=created_job(), pods=[collecting()]))
         assert status.phase == "Recording"
         assert words(status)["Ready"] == ("Unknown", "Recording")
 
-    def test_a_pod_that_no_node_takes_does_not_wait_for_gpus(self) -> None:
+    def test_unschedulable_collector_is_not_waiting_for_gpus(self) -> None:
         condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes: cpu"}
         pod = capture_pod(phase="Pending", conditions=[condition])
         _, status = decided(live(), seen(job=created_job(), pods=[pod]))
@@ -395,7 +395,7 @@ class TestProgress:
         assert words(status)["Ready"] == ("Unknown", "Unschedulable")
         assert words(status)["WaitingForGPUs"] == ("False", "NotWaiting")
 
-    def test_a_collector_that_fails_tells_why(self) -> None:
+    def test_collector_failure_reason_is_reported(self) -> None:
         said = {"error": {"reason": "NoEngineJoined", "message": "no recorder connected within 150 s"}}
         failed = {"type": "Failed", "status": "True", "lastTransitionTime": "2026-01-01T00:10:00Z"}
         job = {**created_job(), "status": {"conditions": [failed]}}
@@ -404,7 +404,7 @@ class TestProgress:
         assert status.phase == "Failed"
         assert decision.succeeded.reason == "NoEngineJoined"
 
-    def test_what_was_recorded_is_summed_up(self) -> None:
+    def test_collector_summary_is_in_status(self) -> None:
         said = {"requests": {"sent": 431, "completed": 430}, "acceptance": "71%"}
         done = {"type": "Complete", "status": "True"}
         finished = {"conditions": [done], "completionTime": "2026-01-01T00:10:00Z"}
@@ -415,12 +415,12 @@ class TestProgress:
         assert status.summary is not None
         assert status.summary.requests.completed == 430
 
-    def test_a_rollout_in_the_middle_does_not_end_it(self) -> None:
+    def test_rollout_does_not_end_recording(self) -> None:
         decision, status = decided(live(), seen(job=created_job(), pods=[collecting()], deployment=rolling()))
         assert decision.writes.live_order is not None
         assert status.phase == "Recording"
 
-    def test_suspended_it_removes_its_job_because_pods_may_be_gone_when_it_resumes(self) -> None:
+    def test_suspending_live_capture_removes_its_job(self) -> None:
         body = live(live_spec(suspend=True))
         decision, status = decided(body, seen(job=created_job(), pods=[collecting()]))
         assert decision.writes.remove_job

@@ -84,7 +84,7 @@ def created(decision: SchedulingDecision) -> list[dict[str, Any]]:
 
 
 class TestDue:
-    def test_a_capture_is_created_at_its_time_with_a_name_of_that_time(self) -> None:
+    def test_due_capture_is_created_with_time_in_its_name(self) -> None:
         decision = decide(NOON + timedelta(seconds=10), hourly(), status=seen())
         (body,) = created(decision)
         assert re.fullmatch(rf"llama-hourly-[0-9a-f]{{8}}-{int(NOON.timestamp()) // 60}", body["metadata"]["name"])
@@ -94,24 +94,24 @@ class TestDue:
         assert decision.statuses[0].last_schedule_time == "2026-11-21T12:00:00Z"
         assert decision.statuses[0].next_schedule_time == "2026-11-21T13:00:00Z"
 
-    def test_the_very_second_counts(self) -> None:
+    def test_capture_is_created_in_the_scheduled_second(self) -> None:
         assert decide(NOON, hourly(), status=seen()).create
 
-    def test_a_new_schedule_does_not_make_up_for_times_before_it(self) -> None:
+    def test_new_schedule_ignores_earlier_times(self) -> None:
         decision = decide(NOON + timedelta(seconds=10), hourly())
         assert not decision.create
         assert decision.statuses[0].since == "2026-11-21T12:00:10Z"
 
-    def test_a_second_decision_creates_nothing_more(self) -> None:
+    def test_created_capture_is_not_created_again(self) -> None:
         now = NOON + timedelta(seconds=10)
         assert not decide(now, hourly(), status=seen(last=NOON)).create
 
-    def test_nothing_is_created_twice_when_the_status_was_not_written(self) -> None:
+    def test_existing_capture_is_not_recreated_without_status(self) -> None:
         now = NOON + timedelta(seconds=10)
         assert not decide(now, hourly(), capture(NOON, "Loading"), status=seen()).create
 
     @pytest.mark.parametrize("annotations", [None, {}, {SCHEDULED_AT_ANNOTATION: "yesterday"}])
-    def test_a_capture_whose_annotation_somebody_broke_is_no_obstacle(self, annotations: dict[str, str] | None) -> None:
+    def test_invalid_scheduled_at_annotation_does_not_block_schedule(self, annotations: dict[str, str] | None) -> None:
         now = NOON + timedelta(seconds=10)
         broken = capture(NOON, "Succeeded")
         (broken["metadata"]["name"],) = names(created(decide(now, hourly(), status=seen())))
@@ -120,7 +120,7 @@ class TestDue:
         assert again["metadata"]["name"] == broken["metadata"]["name"]
         assert not decide(now, hourly(), broken, status=seen(last=NOON)).create
 
-    def test_the_time_zone_is_that_of_the_schedule(self) -> None:
+    def test_schedule_uses_its_time_zone(self) -> None:
         nightly = hourly(schedule="0 3 * * *", timeZone="Europe/Berlin")
         due = datetime(2026, 11, 21, 2, 0, tzinfo=UTC)
         assert decide(due + timedelta(seconds=5), nightly, status=seen(schedule=nightly)).create
@@ -130,7 +130,7 @@ class TestDue:
     @pytest.mark.parametrize(
         ("line", "runs"), [("30 * * * *", 4), ("*/30 * * * *", 7), ("0 */2 * * *", 2), ("0 3 * * *", 1)]
     )
-    def test_the_hour_that_autumn_repeats_has_its_captures_in_time(self, line: str, runs: int) -> None:
+    def test_repeated_hour_at_dst_end_has_its_captures(self, line: str, runs: int) -> None:
         """On 25 October 2026 Berlin has the hour from 2 to 3 twice: 00:00 to 02:00 UTC."""
         clock = hourly(schedule=line, timeZone="Europe/Berlin")
         now = datetime(2026, 10, 24, 23, 0, 5, tzinfo=UTC)
@@ -145,25 +145,25 @@ class TestDue:
             now += timedelta(seconds=60)
         assert started == runs
 
-    def test_another_schedule_makes_up_for_nothing_and_misses_nothing(self) -> None:
+    def test_changed_schedule_neither_creates_nor_misses_captures(self) -> None:
         nightly = hourly(schedule="0 3 * * *")
         decision = decide(NOON + timedelta(minutes=20), nightly, status=seen(last=NOON - timedelta(days=1)))
         assert (decision.create, decision.events) == ([], [])
 
-    def test_a_capture_may_be_as_late_as_its_deadline(self) -> None:
+    def test_capture_is_created_up_to_its_starting_deadline(self) -> None:
         assert decide(NOON + timedelta(seconds=300), hourly(), status=seen()).create
 
-    def test_a_capture_that_is_too_late_is_told_and_left_out(self) -> None:
+    def test_capture_beyond_starting_deadline_is_skipped_with_event(self) -> None:
         decision = decide(NOON + timedelta(seconds=301), hourly(), status=seen())
         assert not decision.create
         assert [told.reason for told in decision.events] == ["MissedSchedule"]
         assert decision.statuses[0].last_schedule_time == "2026-11-21T12:00:00Z"
 
-    def test_after_a_long_rest_only_the_latest_time_counts(self) -> None:
+    def test_only_latest_of_many_missed_times_is_created(self) -> None:
         decision = decide(NOON + timedelta(seconds=5), hourly(), status=seen(NOON - timedelta(days=90)))
         assert len(decision.create) == 1
 
-    def test_a_suspended_schedule_starts_nothing_and_makes_up_for_nothing(self) -> None:
+    def test_suspended_schedule_creates_nothing_and_does_not_catch_up(self) -> None:
         resting = decide(NOON + timedelta(seconds=5), hourly(suspend=True), status=seen())
         assert not resting.create
         assert resting.statuses[0].next_schedule_time is None
@@ -172,7 +172,7 @@ class TestDue:
 
 
 class TestConcurrency:
-    def test_forbid_waits_for_the_earlier_one_and_starts_within_the_deadline(self) -> None:
+    def test_forbid_policy_starts_capture_once_earlier_one_has_ended(self) -> None:
         earlier = NOON - timedelta(hours=1)
         status = seen(last=earlier)
         waiting = decide(NOON + timedelta(seconds=5), hourly(), capture(earlier, "Loading"), status=status)
@@ -182,11 +182,11 @@ class TestConcurrency:
         )
         assert len(later.create) == 1
 
-    def test_allow_starts_another(self) -> None:
+    def test_allow_policy_starts_concurrent_capture(self) -> None:
         schedule = hourly(concurrencyPolicy="Allow")
         assert decide(NOON, schedule, capture(NOON - timedelta(hours=1), "Loading"), status=seen()).create
 
-    def test_replace_cancels_the_earlier_one(self) -> None:
+    def test_replace_policy_replaces_running_capture(self) -> None:
         earlier = capture(NOON - timedelta(hours=1), "Loading")
         decision = decide(NOON, hourly(concurrencyPolicy="Replace"), earlier, status=seen())
         (due,) = decision.create
@@ -194,14 +194,14 @@ class TestConcurrency:
 
 
 class TestHistory:
-    def test_the_newest_of_each_outcome_stay(self) -> None:
+    def test_newest_captures_of_each_outcome_are_kept(self) -> None:
         hours = [NOON - timedelta(hours=hour) for hour in range(1, 6)]
         good = [capture(at, "Succeeded") for at in hours]
         bad = [capture(at + timedelta(minutes=1), phase) for at, phase in zip(hours, ["Failed", "Cancelled"] * 3)]  # noqa: B905
         decision = decide(NOON - timedelta(minutes=30), hourly(), *good, *bad, status=seen())
         assert names(decision.delete_captures) == names([*good[3:], *bad[1:]])
 
-    def test_claims_go_by_count_and_age_but_never_one_in_use(self) -> None:
+    def test_claims_beyond_count_or_age_are_deleted_unless_in_use(self) -> None:
         claims = [claim(f"claim-{day}", NOON - timedelta(days=day)) for day in range(1, 6)]
         running = capture(NOON - timedelta(minutes=5), "Loading")
         claims[-1]["metadata"]["labels"][CAPTURE_LABEL] = running["metadata"]["name"]
@@ -217,7 +217,7 @@ class TestHistory:
         by_age = decide(an_hour_later, by_days, running, status=seen(last=NOON), claims=noted)
         assert names(by_age.delete_claims) == ["claim-3", "claim-4"]
 
-    def test_no_number_of_failures_pushes_out_good_data(self) -> None:
+    def test_failed_captures_do_not_displace_published_claims(self) -> None:
         good = [claim(f"good-{day}", NOON - timedelta(days=day)) for day in range(20, 25)]
         failed = [claim(f"failed-{day}", NOON - timedelta(days=day), published=False) for day in range(1, 8)]
         later = NOON + timedelta(minutes=90)
@@ -234,7 +234,7 @@ class TestHistory:
         assert kept(failedCount=0) == names(good)
         assert kept(count=2, days=2) == ["failed-1"], "age holds for all"
 
-    def test_a_capture_that_succeeded_is_good_before_its_claim_says_so(self) -> None:
+    def test_succeeded_capture_is_kept_until_its_claim_is_labelled(self) -> None:
         at = NOON - timedelta(hours=1)
         fresh, over = claim("fresh", at, published=False), capture(at, "Succeeded")
         fresh["metadata"]["labels"][CAPTURE_LABEL] = over["metadata"]["name"]
@@ -245,18 +245,18 @@ class TestHistory:
         told = decide(NOON + timedelta(minutes=30), schedule, over, status=seen(last=NOON), claims=[fresh])
         assert (told.delete_claims, told.delete_captures) == ([], [over])
 
-    def test_claims_that_are_being_deleted_do_not_count(self) -> None:
+    def test_terminating_claims_do_not_count_toward_retention(self) -> None:
         claims = [claim(f"claim-{day}", NOON - timedelta(days=day)) for day in range(1, 4)]
         claims[0]["metadata"]["deletionTimestamp"] = text(NOON)
         later, schedule = NOON + timedelta(minutes=30), hourly(retention={"count": 2})
         assert not decide(later, schedule, status=seen(last=NOON), claims=claims).delete_claims
 
-    def test_without_retention_every_claim_stays(self) -> None:
+    def test_all_claims_are_kept_without_retention(self) -> None:
         claims = [claim(f"claim-{day}", NOON - timedelta(days=day)) for day in range(1, 400)]
         assert not decide(NOON + timedelta(minutes=30), hourly(), status=seen(last=NOON), claims=claims).delete_claims
 
 
-def test_a_capture_whose_status_was_never_written_is_not_made_again_once_the_history_lets_it_go() -> None:
+def test_capture_deleted_from_history_is_not_created_again() -> None:
     schedule, before = hourly(successfulHistoryLimit=0), seen(last=NOON - timedelta(hours=1))
     made = capture(NOON, "Succeeded")
     decision = decide_schedules(KEY, "uid", [schedule], ObservedSchedules([made], [], [before]), NOON)
@@ -266,14 +266,14 @@ def test_a_capture_whose_status_was_never_written_is_not_made_again_once_the_his
     assert not decide_schedules(KEY, "uid", [schedule], ObservedSchedules([], [], [told]), NOON).create
 
 
-def test_a_time_to_come_that_somebody_wrote_into_a_capture_stops_nothing() -> None:
+def test_future_scheduled_at_annotation_does_not_block_schedule() -> None:
     ahead = capture(NOON + timedelta(days=400), "Succeeded")
     (due,) = decide_schedules(KEY, "uid", [hourly()], ObservedSchedules([ahead], [], [seen()]), NOON).create
     assert due.body["metadata"]["annotations"][SCHEDULED_AT_ANNOTATION] == text(NOON)
 
 
 @given(st.lists(st.integers(min_value=1, max_value=4000), min_size=1, max_size=60))
-def test_each_time_gets_one_capture_however_often_and_irregularly_it_is_decided(steps: list[int]) -> None:
+def test_each_scheduled_time_gets_at_most_one_capture(steps: list[int]) -> None:
     now, status, made = NOON, seen(since=NOON), []
     for step in steps:
         now += timedelta(seconds=step)
@@ -295,7 +295,7 @@ def test_each_time_gets_one_capture_however_often_and_irregularly_it_is_decided(
         ({"timeZone": "Europe/Atlantis"}, "spec.captures[0].timeZone"),
     ],
 )
-def test_what_cron_or_the_zones_do_not_know_is_refused_by_name(fields: dict[str, str], field: str) -> None:
+def test_invalid_schedule_or_time_zone_is_refused_with_field(fields: dict[str, str], field: str) -> None:
     (problem,) = schedule_problems([hourly(**fields)])
     assert problem.field == field
     assert next(iter(fields.values())) in problem.value
@@ -309,7 +309,7 @@ def test_what_cron_or_the_zones_do_not_know_is_refused_by_name(fields: dict[str,
         (("llama", "a" * 20), ("llama-" + "a" * 20, "a" * 20)),
     ],
 )
-def test_no_two_schedules_give_one_name(one: tuple[str, str], other: tuple[str, str]) -> None:
+def test_capture_names_of_different_schedules_are_unique(one: tuple[str, str], other: tuple[str, str]) -> None:
     """A deployment that is made anew has schedules of its own, too."""
     made = [
         name

@@ -45,7 +45,7 @@ DRAINED = {
 
 
 class TestProgress:
-    def test_phases_on_the_way(self) -> None:
+    def test_phase_and_reason_follow_pod_state(self) -> None:
         body = capture()
         unscheduled = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes: Insufficient nvidia.com/gpu"}
         done = {"terminated": {"exitCode": 0}}
@@ -63,7 +63,7 @@ class TestProgress:
             assert words(status)["WaitingForGPUs"][0] == str(phase == "WaitingForGPUs")
             assert words(status)["Accepted"][0] == "True"
 
-    def test_a_pod_that_is_taken_from_its_node_is_no_load_under_way(self) -> None:
+    def test_evicted_pod_is_node_lost_once_deleted(self) -> None:
         pod = capture_pod(containerStatuses=[running("load")], conditions=[DRAINED])
         _, status = decided(capture(), surroundings(job=job(), pods=[pod]))
         assert words(status)["Ready"] == ("Unknown", "Loading"), "it is told to leave only when it is deleted"
@@ -72,7 +72,7 @@ class TestProgress:
         assert words(status)["Ready"] == ("Unknown", "NodeLost")
 
     @pytest.mark.parametrize("words_of_scheduler", NO_ROOM)
-    def test_gpus_are_waited_for_in_the_schedulers_words(self, words_of_scheduler: str) -> None:
+    def test_waiting_for_gpus_quotes_scheduler_message(self, words_of_scheduler: str) -> None:
         unscheduled = {"type": "PodScheduled", "status": "False", "message": words_of_scheduler}
         pods = [capture_pod(phase="Pending", conditions=[unscheduled])]
         _, status = decided(capture(), surroundings(job=job(), pods=pods))
@@ -82,7 +82,7 @@ class TestProgress:
         assert conditions["WaitingForGPUs"].message == "See condition Ready"
 
     @pytest.mark.parametrize("message", UNMOUNTABLE)
-    def test_a_volume_that_no_node_can_mount_is_no_lack_of_gpus(self, message: str) -> None:
+    def test_unmountable_volume_is_waiting_for_volume_not_gpus(self, message: str) -> None:
         unscheduled = {"type": "PodScheduled", "status": "False", "message": message}
         pods = [capture_pod(phase="Pending", conditions=[unscheduled])]
         _, status = decided(capture(), surroundings(job=job(), pods=pods))
@@ -91,7 +91,7 @@ class TestProgress:
         assert said.startswith(f"no node can mount the volumes: {message}; the claims of spec.storage, the dataset")
         assert words(status)["WaitingForGPUs"][0] == "False"
 
-    def test_an_engine_that_cannot_start_is_given_up_and_frees_its_gpus(self) -> None:
+    def test_engine_crash_loop_fails_capture_and_removes_job(self) -> None:
         crashed = {
             "name": "engine",
             "restartCount": 3,
@@ -106,7 +106,7 @@ class TestProgress:
         assert status.phase == "Failed"
         assert status.finished_at is not None
 
-    def test_an_engine_that_crashed_once_may_yet_start(self) -> None:
+    def test_engine_that_crashed_once_is_still_starting(self) -> None:
         crashed = {
             "name": "engine",
             "restartCount": 1,
@@ -117,7 +117,7 @@ class TestProgress:
         _, status = decided(capture(), surroundings(job=job(), pods=pods))
         assert (status.phase, words(status)["Ready"]) == ("Starting", ("Unknown", "EngineFailed"))
 
-    def test_an_image_that_cannot_be_pulled_is_told(self) -> None:
+    def test_image_pull_failure_is_reported(self) -> None:
         pods = [
             capture_pod(
                 phase="Pending", initContainerStatuses=[waiting("ErrImagePull", "no such image", container="prepare")]
@@ -128,7 +128,7 @@ class TestProgress:
 
 
 class TestEnd:
-    def test_a_capture_that_succeeded_says_what_it_found_and_where(self) -> None:
+    def test_succeeded_capture_has_summary_and_path(self) -> None:
         pods = [capture_pod(phase="Succeeded", containerStatuses=[ended("load", 0, SUMMARY)])]
         _, status = decided(capture(), surroundings(job=job("Complete"), pods=pods))
         assert status.phase == "Succeeded"
@@ -140,12 +140,12 @@ class TestEnd:
         assert status.started_at == "2026-01-01T00:00:00Z"
         assert status.finished_at == "2026-01-01T00:10:00Z"
 
-    def test_the_end_of_the_job_waits_for_that_of_its_pod(self) -> None:
+    def test_completed_job_waits_for_its_pod(self) -> None:
         pods = [capture_pod(containerStatuses=[running("load")])]
         _, status = decided(capture(), surroundings(job=job("Complete"), pods=pods))
         assert words(status)["Succeeded"] == ("Unknown", "Finishing")
 
-    def test_requests_that_were_not_answered_are_told(self) -> None:
+    def test_unanswered_requests_are_reported_in_ready(self) -> None:
         def told(**requests: int) -> str:
             pods = [capture_pod(phase="Succeeded", containerStatuses=[ended("load", 0, {"requests": requests})])]
             _, status = decided(capture(), surroundings(job=job("Complete"), pods=pods))
@@ -159,7 +159,7 @@ class TestEnd:
             " 1 timed out after workload.timeoutSeconds); see client.jsonl for the errors"
         )
 
-    def test_gaps_of_a_live_capture_are_told(self) -> None:
+    def test_gaps_of_live_capture_are_reported_in_ready(self) -> None:
         def told(**live: int) -> str:
             counts = {"samplePercent": 50, "windowSeconds": "600.0", "pods": 2, "recorded": 6, "sampledOut": 2} | live
             said = {"requests": {"sent": 8, "completed": 6}, "live": counts}
@@ -173,7 +173,7 @@ class TestEnd:
         assert "1 gap in the recording, with an unknown number of requests" in told(gaps=1)
         assert "1 of 3 pods were not recorded" in told(missingPods=1)
 
-    def test_doubts_about_the_version_of_the_engine_are_told(self) -> None:
+    def test_engine_notes_are_reported_in_ready(self) -> None:
         said = SUMMARY | {
             "engineVersion": "0.99.1",
             "engineNotes": ["the recorder is untested", "another was planned for"],
@@ -190,7 +190,7 @@ class TestEnd:
         assert status.summary is not None
         assert status.summary.engine_version == "0.99.1"
 
-    def test_random_prompts_are_told(self) -> None:
+    def test_random_prompts_are_reported_in_ready(self) -> None:
         said = SUMMARY | {"promptNotes": ["they are random"]}
         pods = [capture_pod(phase="Succeeded", containerStatuses=[ended("load", 0, said)])]
         _, status = decided(capture(), surroundings(job=job("Complete"), pods=pods))
@@ -198,7 +198,7 @@ class TestEnd:
         assert messages["Ready"] == "files are validated and published; they are random"
 
     @pytest.mark.parametrize("tokens", [2**53 + 1, -(10**300)])
-    def test_a_number_that_no_status_takes_does_not_keep_a_capture_from_its_end(self, tokens: int) -> None:
+    def test_summary_with_number_out_of_range_is_dropped(self, tokens: int) -> None:
         pods = [
             capture_pod(phase="Succeeded", containerStatuses=[ended("load", 0, SUMMARY | {"outputTokens": tokens})])
         ]
@@ -206,12 +206,12 @@ class TestEnd:
         assert words(status)["Succeeded"][0] == "True"
         assert status.summary is None
 
-    def test_words_that_were_lost_do_not_undo_a_success(self) -> None:
+    def test_missing_summary_does_not_undo_success(self) -> None:
         _, status = decided(capture(), surroundings(job=job("Complete")))
         assert words(status)["Succeeded"][0] == "True"
         assert status.summary is None
 
-    def test_what_ended_stays_ended_when_its_job_is_gone(self) -> None:
+    def test_succeeded_status_remains_without_job(self) -> None:
         pods = [capture_pod(phase="Succeeded", containerStatuses=[ended("load", 0, SUMMARY)])]
         body = after(capture(), surroundings(job=job("Complete"), pods=pods))
         body["metadata"]["generation"] = 2
@@ -266,7 +266,7 @@ class TestEnd:
             ("load", 1, DISK_FULL, {"conditions": [DRAINED]}, "DiskFull", "a larger one"),
         ],
     )
-    def test_a_failure_is_told_by_who_knows_most(
+    def test_failure_reason_comes_from_most_specific_source(
         self, container: str, exit_code: int, message: Any, pod: Body, reason: str, said: str
     ) -> None:
         status_field = "initContainerStatuses" if container == "prepare" else "containerStatuses"
@@ -295,14 +295,14 @@ class TestEnd:
         ],
     )
     @pytest.mark.parametrize("reason", ["VolumeTooSmall", "VolumeReadOnly", "DiskFull", "AlreadyPublished", "Dropped"])
-    def test_what_is_wrong_with_the_volume_names_its_claim(self, storage: Body, claim_said: str, reason: str) -> None:
+    def test_volume_failure_names_its_claim(self, storage: Body, claim_said: str, reason: str) -> None:
         said = {"error": {"reason": reason, "message": "the volume at /capture"}}
         pods = [capture_pod(phase="Failed", initContainerStatuses=[ended("prepare", 1, said)])]
         _, status = decided(capture(capture_spec(storage=storage)), surroundings(job=job("Failed"), pods=pods))
         (text,) = (each.message for each in status.conditions if each.type == "Ready")
         assert text == f"{'' if reason == 'Dropped' else claim_said}the volume at /capture"
 
-    def test_the_last_words_of_an_engine_that_died_are_added(self) -> None:
+    def test_exit_message_of_crashed_engine_is_added(self) -> None:
         engine = {
             "name": "engine",
             "state": {"terminated": {"exitCode": 0}},
@@ -314,7 +314,7 @@ class TestEnd:
         (text,) = (each.message for each in status.conditions if each.type == "Ready")
         assert text.startswith("another boot; the engine had exited with code 1: CUDA out of memory")
 
-    def test_an_engine_that_died_and_came_back_is_told_when_its_words_are_gone(self) -> None:
+    def test_engine_restart_is_reported_without_exit_message(self) -> None:
         """What the kubelet leaves of it when the pod has ended."""
         engine = {"name": "engine", "restartCount": 1, "state": {"terminated": {"exitCode": 0}}, "lastState": {}}
         error = {"error": {"reason": "EngineExited", "message": "nothing listens"}}
@@ -323,31 +323,31 @@ class TestEnd:
         (text,) = (each.message for each in status.conditions if each.type == "Ready")
         assert text == "nothing listens; the engine was restarted (1)"
 
-    def test_a_failed_job_without_a_pod_says_what_it_can(self) -> None:
+    def test_failed_job_without_pod_is_failed(self) -> None:
         _, status = decided(capture(), surroundings(job=job("Failed")))
         assert words(status)["Succeeded"] == ("False", "Failed")
 
-    def test_a_pod_that_was_taken_away_says_nothing_more(self) -> None:
+    def test_failed_job_with_deleted_pod_is_node_lost(self) -> None:
         failed = job("Failed")
         failed["status"]["conditions"][0]["reason"] = "BackoffLimitExceeded"
         _, status = decided(capture(), surroundings(job=failed))
         assert words(status)["Succeeded"] == ("False", "NodeLost")
 
-    def test_pods_of_an_earlier_job_say_nothing(self) -> None:
+    def test_pods_of_earlier_job_are_ignored(self) -> None:
         stranger = capture_pod(containerStatuses=[running("load")])
         stranger["metadata"]["ownerReferences"][0]["uid"] = "another"
         _, status = decided(capture(), surroundings(job=job(), pods=[stranger]))
         assert status.phase == "Pending"
 
 
-def test_a_status_that_says_the_same_is_the_same() -> None:
+def test_unchanged_status_is_equal_later() -> None:
     seen = surroundings(job=job(), pods=[capture_pod(containerStatuses=[running("load")])])
     body = after(capture(), seen)
     later = compose_status(read_capture(body), decide(read_capture(body), seen, NOW), NOW + timedelta(hours=1))
     assert later == read_capture(body).status
 
 
-def test_a_start_in_the_future_counts_as_now_and_stays_so() -> None:
+def test_future_start_time_is_replaced_by_now_once() -> None:
     """A node whose clock is ahead says when its pod began."""
     pod = capture_pod(startTime="2027-01-01T00:00:00Z")
     first, status = decided(capture(), surroundings(job=job(), pods=[pod]))

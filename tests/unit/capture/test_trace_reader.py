@@ -32,7 +32,7 @@ STEP = {
 
 
 @pytest.mark.parametrize("name", ["trace.jsonl", "trace.jsonl.gz"])
-def test_a_folder_is_read_in_order_of_arrival(tmp_path: Path, name: str) -> None:
+def test_folder_is_read_in_order_of_arrival(tmp_path: Path, name: str) -> None:
     late, early = record(arrival_ms=50.0, request_id="b"), record(arrival_ms=1.0, request_id="a")
     write_trace(tmp_path / name, [late, record(arrival_ms=None, request_id="c"), early])
     (tmp_path / "step-stats.jsonl").write_text(json.dumps(STEP) + "\n")
@@ -46,7 +46,7 @@ def test_a_folder_is_read_in_order_of_arrival(tmp_path: Path, name: str) -> None
     assert [step.duration_ms for step in read_steps(recording.steps)] == [4.0]
 
 
-def test_k_is_what_the_header_says_or_the_largest_burst_less_one(tmp_path: Path) -> None:
+def test_k_comes_from_header_or_largest_chunk(tmp_path: Path) -> None:
     told = read_recording(write_trace(tmp_path / "told.jsonl", [record()]))
     assert told.num_speculative_tokens == 4
     untold = read_recording(write_trace(tmp_path / "untold.jsonl", [record()], meta=None))
@@ -55,7 +55,7 @@ def test_k_is_what_the_header_says_or_the_largest_burst_less_one(tmp_path: Path)
     assert read_recording(write_trace(tmp_path / "plain.jsonl", [plain], meta=None)).num_speculative_tokens == 0
 
 
-def test_a_summary_of_gaps_stands_in_for_them(tmp_path: Path) -> None:
+def test_gap_summary_replaces_missing_gaps(tmp_path: Path) -> None:
     summary = record(itl_ms=None, itl_tokens=None, itl_summary={"mean_ms": 7.0, "count": 5})
     only = read_recording(write_trace(tmp_path / "t.jsonl", [summary])).requests[0]
     assert list(only.gaps_ms) == [7.0] * 5
@@ -73,9 +73,7 @@ def test_a_summary_of_gaps_stands_in_for_them(tmp_path: Path) -> None:
         ({"prompt_tokens": "many"}, "prompt_tokens"),
     ],
 )
-def test_a_bad_line_ends_the_reading_or_is_left_out_and_counted(
-    tmp_path: Path, bad: dict[str, object], said: str
-) -> None:
+def test_invalid_line_is_an_error_or_skipped_and_counted(tmp_path: Path, bad: dict[str, object], said: str) -> None:
     path = write_trace(tmp_path / "t.jsonl", [record(), record(**bad), record()])
     with pytest.raises(RecordingError, match=r"t\.jsonl: line 3: ") as caught:
         read_recording(path)
@@ -84,13 +82,13 @@ def test_a_bad_line_ends_the_reading_or_is_left_out_and_counted(
     assert (len(recording.requests), recording.skipped_lines) == (2, 1)
 
 
-def test_what_holds_no_request_is_refused(tmp_path: Path) -> None:
+def test_recording_without_requests_is_refused(tmp_path: Path) -> None:
     for path in (write_trace(tmp_path / "t.jsonl", []), tmp_path / "absent.jsonl", tmp_path):
         with pytest.raises(RecordingError):
             read_recording(path)
 
 
-def test_recordings_of_one_engine_follow_one_another_and_others_are_refused(tmp_path: Path) -> None:
+def test_recordings_of_one_engine_are_concatenated_and_others_refused(tmp_path: Path) -> None:
     one = read_recording(write_trace(tmp_path / "a.jsonl", [record()]))
     two = read_recording(write_trace(tmp_path / "b.jsonl", [record(arrival_ms=5.0, scheduled_ms=7.0, engine=1)]))
     both = concatenated([one, two]).requests
@@ -103,7 +101,7 @@ def test_recordings_of_one_engine_follow_one_another_and_others_are_refused(tmp_
 
 
 @pytest.mark.parametrize(("count", "output_tokens"), [(10**10, 5), (2**27 - 2, 2**27)])
-def test_a_summary_of_more_gaps_than_fit_into_memory_is_refused(tmp_path: Path, count: int, output_tokens: int) -> None:
+def test_oversized_gap_summary_is_refused(tmp_path: Path, count: int, output_tokens: int) -> None:
     summary = record(
         itl_ms=None, itl_tokens=None, output_tokens=output_tokens, itl_summary={"mean_ms": 7.0, "count": count}
     )
@@ -111,14 +109,14 @@ def test_a_summary_of_more_gaps_than_fit_into_memory_is_refused(tmp_path: Path, 
         read_recording(write_trace(tmp_path / "t.jsonl", [summary]))
 
 
-def test_a_line_that_does_not_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overlong_line_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(formats, "LONGEST_LINE_BYTES", 2**20)
     (tmp_path / "trace.jsonl.gz").write_bytes(gzip.compress(bytes(2**20 + 1)))
     with pytest.raises(RecordingError, match=r"line 1: has more than 1,048,576 bytes"):
         read_recording(tmp_path)
 
 
-def test_many_lines_fill_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recording_beyond_memory_limit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace_reader, "MOST_HELD_BYTES", 10 * 2**20)
     summary = record(
         output_tokens=2**19, itl_ms=None, itl_tokens=None, itl_summary={"mean_ms": 7.0, "count": 2**19 - 1}
@@ -133,7 +131,7 @@ def test_many_lines_fill_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         read_recording(write_trace(small, [record(request_id="a" * 2**20)] * 11))
 
 
-def test_no_file_has_more_steps_than_days_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_steps_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace_reader, "MOST_STEPS", 3)
     path = tmp_path / "step-stats.jsonl"
     path.write_text(3 * (json.dumps(STEP) + "\n"))

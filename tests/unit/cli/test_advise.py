@@ -27,7 +27,7 @@ def _asked(specdecode: Specdecode, *arguments: object) -> dict[str, Any]:
     return found
 
 
-def test_acceptance_by_position_gives_tokens_a_step(specdecode: Specdecode) -> None:
+def test_acceptance_by_position_gives_tokens_per_step(specdecode: Specdecode) -> None:
     found = _asked(specdecode, "--acceptance", "0.8,0.6,0.45")
     assert found["num_speculative_tokens"] == 3
     assert found["expected_tokens"] == pytest.approx(2.85)
@@ -37,7 +37,7 @@ def test_acceptance_by_position_gives_tokens_a_step(specdecode: Specdecode) -> N
     assert found["assumptions"] == [], "step times are asked for where nothing can be answered without them"
 
 
-def test_both_ways_of_counting_and_the_rate_say_the_same(specdecode: Specdecode) -> None:
+def test_all_forms_of_acceptance_give_the_same_result(specdecode: Specdecode) -> None:
     counted = _asked(specdecode, "--acceptance", "0.8,0.64", *MEASURED)
     conditional = _asked(specdecode, "--conditional-acceptance", "0.8,0.8", *MEASURED)
     rate = _asked(specdecode, "--acceptance-rate", "0.72", "-K", 2, *MEASURED)
@@ -58,7 +58,7 @@ def test_each_load_has_its_break_even_speed_up_and_best_k(specdecode: Specdecode
     assert many["best_k"] < 3
 
 
-def test_a_full_kv_cache_is_a_load_of_its_own_for_each_context(specdecode: Specdecode) -> None:
+def test_full_kv_cache_adds_a_load_per_context(specdecode: Specdecode) -> None:
     room = ("--kv-tokens", 238_896, "--kv-tokens-alone", 383_600, "--context", "2000,8000")
     found = _asked(specdecode, "-K", 3, "--target-step-ms", 20, "--draft-step-ms", 0, *room)
     full = [each for each in found["loads"] if each["full_cache"]]
@@ -68,7 +68,7 @@ def test_a_full_kv_cache_is_a_load_of_its_own_for_each_context(specdecode: Specd
     assert full[0]["speed_up"] is None
 
 
-def test_a_verified_step_says_what_rows_cost(specdecode: Specdecode) -> None:
+def test_verify_step_time_gives_the_cost_per_token_of_a_step(specdecode: Specdecode) -> None:
     times = ("--target-step-ms", 20, "--verify-step-ms", 26, "--draft-step-ms", 0)
     found = _asked(specdecode, "-K", 3, *times, "--batch", "8,64")
     assert [each["step_ms"] for each in found["loads"]] == pytest.approx([26, 20 + 6 * 31 * 8 / 24])
@@ -100,13 +100,13 @@ def test_loads_beyond_the_measured_times_are_marked(specdecode: Specdecode) -> N
     assert "draft passes have 7 to 8 tokens" in told
 
 
-def test_one_time_of_the_target_is_not_known_for_larger_steps(specdecode: Specdecode) -> None:
+def test_single_target_time_is_extrapolated_for_larger_steps(specdecode: Specdecode) -> None:
     found = _asked(specdecode, "--acceptance", "0.8,0.6", "--target-step-ms", 20, "--draft-step-ms", 1)
     assert found["loads"][0]["extrapolated"]
     assert (found["measured_batches"], found["crossover_batch"]) == (None, None)
 
 
-def test_the_best_k_is_at_most_one_beyond_the_measured_positions(specdecode: Specdecode) -> None:
+def test_best_k_is_at_most_one_beyond_the_measured_positions(specdecode: Specdecode) -> None:
     asked = ("--acceptance", "0.8,0.6", "--method", "ngram", "--target-step-ms", "1:20,64:24", "--batch", "1,16,32")
     found = _asked(specdecode, *asked)
     assert [each["best_k"] for each in found["loads"]] == [3, 3, 3]
@@ -122,7 +122,7 @@ def test_the_best_k_is_at_most_one_beyond_the_measured_positions(specdecode: Spe
     assert _extrapolations(dear) == []
 
 
-def test_the_first_line_tells_that_k_is_beyond_the_measured_positions(specdecode: Specdecode) -> None:
+def test_first_line_marks_k_beyond_the_measured_positions(specdecode: Specdecode) -> None:
     asked = ("--acceptance", "0.8,0.6", *MEASURED, "--size-ratio", 0.1)
     within, beyond = (specdecode("advise", *asked, "-K", k).stdout for k in (2, 3))
     assert "extrapolated" not in within.splitlines()[0]
@@ -140,7 +140,7 @@ def test_the_first_line_tells_that_k_is_beyond_the_measured_positions(specdecode
         ("0.7,0.5,0.35", "64:24,128:30", None, r"crossover of K 3 unknown"),
     ],
 )
-def test_the_crossover_is_searched_within_the_measured_loads(
+def test_crossover_is_searched_within_the_measured_loads(
     specdecode: Specdecode, acceptance: str, target: str, crossing: int | None, text: str
 ) -> None:
     asked = ("--acceptance", acceptance, "--target-step-ms", target, "--draft-step-ms", 1.2)
@@ -149,13 +149,13 @@ def test_the_crossover_is_searched_within_the_measured_loads(
 
 
 @pytest.mark.parametrize("method", ["eagle3", "ngram", "ngram_gpu", "suffix"])
-def test_only_lookup_methods_need_no_time_of_a_draft_pass(specdecode: Specdecode, method: str) -> None:
+def test_only_lookup_methods_need_no_draft_step_time(specdecode: Specdecode, method: str) -> None:
     result = specdecode("advise", "-K", 2, "--target-step-ms", "1:20,64:24", "--method", method)
     assert result.exit_code == (2 if method == "eagle3" else 0)
     assert ("--draft-step-ms: is missing" in result.stderr) == (method == "eagle3")
 
 
-def test_a_method_says_what_it_costs_of_the_prefix_cache(specdecode: Specdecode) -> None:
+def test_prefix_cache_loss_of_each_method_is_shown(specdecode: Specdecode) -> None:
     asked = ("-K", 3, "--shared-prefix", 4000, "--method")
     dropped = _asked(specdecode, *asked, "eagle3", "--engine-version", "0.32", "--block-size", 32)["prefix_cache"]
     assert (dropped["mean_lost_tokens"], dropped["found_tokens"], dropped["lost_tokens"]) == (32, 3968, 32)
@@ -170,15 +170,13 @@ def test_a_method_says_what_it_costs_of_the_prefix_cache(specdecode: Specdecode)
     assert "prefix cache, ngram in vLLM" in specdecode("advise", *asked, "ngram").stdout
 
 
-def test_mbsu_takes_the_ratio_of_sizes(specdecode: Specdecode) -> None:
+def test_size_ratio_gives_the_memory_bound_speed_up(specdecode: Specdecode) -> None:
     found = _asked(specdecode, "--acceptance", "0.8,0.6,0.45", "--size-ratio", 0.1)
     assert found["memory_bound_speed_up"] == pytest.approx(2.85 / 1.3)
 
 
 @pytest.mark.parametrize("said", [("--parallel-drafting",), ("--method", "dflash")])
-def test_a_draft_that_proposes_all_in_one_pass_is_read_and_waited_for_once(
-    specdecode: Specdecode, said: tuple[str, ...]
-) -> None:
+def test_parallel_drafting_counts_one_draft_pass_per_step(specdecode: Specdecode, said: tuple[str, ...]) -> None:
     given = ("--acceptance", "0.8,0.6,0.45", "--size-ratio", 0.1, "--target-step-ms", 20, "--draft-step-ms", 2)
     found = _asked(specdecode, *given, *said)
     assert found["memory_bound_speed_up"] == pytest.approx(2.85 / 1.1)
@@ -196,13 +194,13 @@ def test_a_draft_that_proposes_all_in_one_pass_is_read_and_waited_for_once(
         (("-K", 2, "--method", "eagle3", "--engine-version", "0.34"), "vLLM 0.34 is newer than"),
     ],
 )
-def test_what_makes_figures_too_good_is_said(specdecode: Specdecode, arguments: tuple[object, ...], note: str) -> None:
+def test_optimistic_assumptions_are_noted(specdecode: Specdecode, arguments: tuple[object, ...], note: str) -> None:
     assert any(note in each for each in _asked(specdecode, *arguments)["assumptions"])
     usual = _asked(specdecode, "-K", 2, *CONSTANT, "--verify-step-ms", 21, "--method", "eagle3")
     assert not any(note in each for each in usual["assumptions"])
 
 
-def test_the_load_from_which_it_no_longer_pays_is_told_with_its_context(specdecode: Specdecode) -> None:
+def test_crossover_load_is_shown_with_its_context_length(specdecode: Specdecode) -> None:
     times = ("--target-step-ms", "1:20,64:24,4096:320", "--draft-step-ms", 1.5)
     given = ("--acceptance", "0.8,0.6", *times, "--context", "1000,32000", "--kv-tokens", 90_000)
     text = specdecode("advise", *given, "--kv-tokens-alone", 90_000, "--target-context-ms", 0.01).stdout
@@ -211,7 +209,7 @@ def test_the_load_from_which_it_no_longer_pays_is_told_with_its_context(specdeco
     assert "> 100 %" in dear, "no draft is good enough, which is not that none is needed"
 
 
-def test_the_table_has_the_same_figures_and_says_what_it_takes_for_granted(specdecode: Specdecode) -> None:
+def test_table_shows_the_figures_and_assumptions(specdecode: Specdecode) -> None:
     room = ("--context", 2000, "--kv-tokens", 238_896, "--kv-tokens-alone", 383_600)
     text = specdecode("advise", "--acceptance", "0.8,0.6", "-K", 3, *MEASURED, *room, "--size-ratio", 0.1).stdout
     assert "K 3: 2.85 tokens per step, acceptance 62 %" in text
@@ -247,7 +245,7 @@ def test_the_table_has_the_same_figures_and_says_what_it_takes_for_granted(specd
         (("-K", 2, "--kv-tokens", 5, "--kv-tokens-alone", 6, "--context", 9), "no more than the cache"),
     ],
 )
-def test_numbers_that_cannot_be_are_refused_with_the_option(
+def test_invalid_numbers_are_refused_with_the_option(
     specdecode: Specdecode, arguments: tuple[object, ...], said: str
 ) -> None:
     result = specdecode("advise", *arguments)
@@ -264,7 +262,7 @@ def _scheduled(specdecode: Specdecode, *arguments: str) -> list[str]:
     return [each for each in found["assumptions"] if "numSpeculativeTokensByBatchSize" in each]
 
 
-def test_a_draft_model_drafts_in_full_whatever_a_schedule_asks_for(specdecode: Specdecode) -> None:
+def test_draft_model_always_drafts_k_tokens_under_a_schedule(specdecode: Specdecode) -> None:
     [told] = _scheduled(specdecode, "--method", "draft_model", "--engine-version", "0.33")
     # One request: drafting is paid for, and verifying all of it costs next to nothing.
     assert "always drafts 4 tokens" in told
@@ -304,7 +302,7 @@ def _asked_captures(specdecode: Specdecode, *arguments: object) -> dict[str, Any
     return json.loads(result.stdout)  # type: ignore[no-any-return]
 
 
-def test_two_captures_give_what_their_engines_are(specdecode: Specdecode, captures: tuple[Path, Path]) -> None:
+def test_two_captures_give_step_times_and_acceptance(specdecode: Specdecode, captures: tuple[Path, Path]) -> None:
     speculating, plain = captures
     found = _asked_captures(specdecode, speculating, "--baseline", plain, "--batch", 8)
     k = len(RATES)
@@ -319,15 +317,13 @@ def test_two_captures_give_what_their_engines_are(specdecode: Specdecode, captur
     assert not any("shorter than K" in each for each in found["assumptions"])
 
 
-def test_another_k_is_answered_from_what_a_pass_of_the_draft_takes(
-    specdecode: Specdecode, captures: tuple[Path, Path]
-) -> None:
+def test_other_k_is_computed_from_the_time_of_a_draft_pass(specdecode: Specdecode, captures: tuple[Path, Path]) -> None:
     (load,) = _asked_captures(specdecode, captures[0], "--baseline", captures[1], "--batch", 8, "-K", 1)["loads"]
     assert load["step_ms"] == pytest.approx(_target_ms(16) + DRAFT_MS, rel=0.05)
     assert not load["extrapolated"]
 
 
-def test_arms_of_the_same_load_know_steps_with_the_recorded_k_only(
+def test_arms_of_equal_load_measure_only_the_recorded_k(
     specdecode: Specdecode, captures: tuple[Path, Path], tmp_path: Path
 ) -> None:
     plain = Truth(None, StepTime(TARGET)).make(tmp_path / "plain", "closed:1,closed:8", 60).folder
@@ -340,9 +336,7 @@ def test_arms_of_the_same_load_know_steps_with_the_recorded_k_only(
     assert all(each["best_k_extrapolated"] for each in recorded if each["best_k"] != len(RATES))
 
 
-def test_without_times_of_the_target_a_capture_gives_acceptance_alone(
-    specdecode: Specdecode, captures: tuple[Path, Path]
-) -> None:
+def test_capture_without_a_baseline_gives_only_acceptance(specdecode: Specdecode, captures: tuple[Path, Path]) -> None:
     found = _asked_captures(specdecode, captures[0])
     assert [each["of_all_drafts"] for each in found["acceptance"]] == pytest.approx(RATES, abs=0.04)
     assert found["loads"] == []
@@ -352,20 +346,20 @@ def test_without_times_of_the_target_a_capture_gives_acceptance_alone(
     assert any("--baseline" in each for each in found["assumptions"])
 
 
-def test_requests_that_were_recorded_are_answered_for(specdecode: Specdecode, captures: tuple[Path, Path]) -> None:
+def test_default_loads_are_the_recorded_ones(specdecode: Specdecode, captures: tuple[Path, Path]) -> None:
     batches = [each["batch"] for each in _asked_captures(specdecode, captures[0], "--baseline", captures[1])["loads"]]
     assert batches == sorted(batches)
     assert 8 in batches
     assert max(batches) <= 8
 
 
-def test_of_many_loads_the_ends_and_some_between_are_answered_for() -> None:
+def test_many_recorded_loads_are_thinned_out_between_the_ends() -> None:
     batches = measured_batches(Measured(0, None, shortened=False, step_ms=dict.fromkeys(range(1, 21), 1.0)))
     assert {1, 20} < set(batches)
     assert len(batches) < 12
 
 
-def test_a_draft_of_one_pass_is_answered_by_all_its_tokens(specdecode: Specdecode, tmp_path: Path) -> None:
+def test_parallel_drafting_of_a_capture_keeps_the_recorded_step_time(specdecode: Specdecode, tmp_path: Path) -> None:
     engine = Truth(from_rates(RATES), StepTime(TARGET, draft_ms=DRAFT_MS, residuals=NOISE))
     folder = engine.make(tmp_path / "two", "closed:2,closed:8", 60).folder
     asked = (folder, "--target-step-ms", 5, "--batch", "2,8")
@@ -381,14 +375,14 @@ def test_a_draft_of_one_pass_is_answered_by_all_its_tokens(specdecode: Specdecod
     )
 
 
-def test_the_prefix_cache_is_that_of_the_recorded_engine() -> None:
+def test_prefix_cache_uses_version_and_block_size_of_the_capture() -> None:
     recorded = Measured(3, None, shortened=False, step_ms={}, method="eagle3", version="0.32.0", block_tokens=32)
     found = prefix_cache(None, None, None, 100, recorded)
     assert found is not None
     assert (found.engine_version, found.block_tokens, found.lost_tokens) == ("0.32.0", 32, 32)
 
 
-def test_a_saved_page_of_metrics_gives_acceptance(specdecode: Specdecode) -> None:
+def test_saved_metrics_page_gives_the_acceptance(specdecode: Specdecode) -> None:
     drafts, accepted = (
         float(re.findall(rf"^vllm:spec_decode_num_{name}_total\{{.*?\}} (\S+)$", PAGE.read_text(), re.MULTILINE)[0])
         for name in ("drafts", "accepted_tokens")
@@ -398,7 +392,7 @@ def test_a_saved_page_of_metrics_gives_acceptance(specdecode: Specdecode) -> Non
     assert found["loads"][0]["speed_up"] == pytest.approx(1 + accepted / drafts)
 
 
-def test_a_page_of_an_engine_whose_drafts_were_shorter_at_times_says_so(specdecode: Specdecode, tmp_path: Path) -> None:
+def test_metrics_page_with_short_drafts_gives_a_note(specdecode: Specdecode, tmp_path: Path) -> None:
     note = "some drafts were shorter than K: the missing tokens count as rejected"
     assert note not in _asked_captures(specdecode, "--metrics", PAGE)["assumptions"]
     shorter = re.sub(r"(num_draft_tokens_total\{.*\}) \S+", r"\1 2000.0", PAGE.read_text())
@@ -406,7 +400,7 @@ def test_a_page_of_an_engine_whose_drafts_were_shorter_at_times_says_so(specdeco
     assert note in _asked_captures(specdecode, "--metrics", tmp_path / "page")["assumptions"]
 
 
-def test_what_says_nothing_is_refused_with_what_to_do(
+def test_unusable_input_is_refused_with_a_fix(
     specdecode: Specdecode, captures: tuple[Path, Path], tmp_path: Path
 ) -> None:
     speculating, plain = captures

@@ -22,7 +22,7 @@ def attested(write: WriteObject, tmp_path: Path) -> tuple[Path, Path]:
     return write("attestation.yaml", desired.children[0]), tmp_path / "cosign.pub"
 
 
-def test_objects_as_attested_are_verified(specdecode: Specdecode, write: WriteObject, tmp_path: Path) -> None:
+def test_unchanged_objects_are_verified(specdecode: Specdecode, write: WriteObject, tmp_path: Path) -> None:
     attestation, key = attested(write, tmp_path)
     result = specdecode("attestation", "verify", attestation, "--key", key, "-f", write("objects.yaml", *serving()))
     assert result.exit_code == VERIFIED, result.output
@@ -31,14 +31,14 @@ def test_objects_as_attested_are_verified(specdecode: Specdecode, write: WriteOb
     assert "not looked at" not in result.stdout
 
 
-def test_what_no_file_has_is_said(specdecode: Specdecode, write: WriteObject, tmp_path: Path) -> None:
+def test_objects_missing_in_the_files_are_listed(specdecode: Specdecode, write: WriteObject, tmp_path: Path) -> None:
     attestation, key = attested(write, tmp_path)
     result = specdecode("attestation", "verify", attestation, "--key", key)
     assert result.exit_code == VERIFIED, result.output
     assert "not checked, because no file contains it: SpecDecodeDeployment, Deployment, Pod" in result.stdout
 
 
-def test_another_image_is_not_verified(specdecode: Specdecode, write: WriteObject, tmp_path: Path) -> None:
+def test_changed_image_is_not_verified(specdecode: Specdecode, write: WriteObject, tmp_path: Path) -> None:
     attestation, key = attested(write, tmp_path)
     pod = serving()[2]
     pod["spec"]["containers"][0]["image"] = "evil:1"
@@ -47,7 +47,9 @@ def test_another_image_is_not_verified(specdecode: Specdecode, write: WriteObjec
     assert "Pod default/llama-1: container engine: image: evil:1: " in result.stderr
 
 
-def test_another_key_does_not_verify(specdecode: Specdecode, write: WriteObject, tmp_path: Path) -> None:
+def test_attestation_is_not_verified_with_another_key(
+    specdecode: Specdecode, write: WriteObject, tmp_path: Path
+) -> None:
     attestation, key = attested(write, tmp_path)
     key.write_bytes(key_pair()[1])
     result = specdecode("attestation", "verify", attestation, "--key", key)
@@ -55,7 +57,7 @@ def test_another_key_does_not_verify(specdecode: Specdecode, write: WriteObject,
     assert "was signed with another key" in result.stderr
 
 
-def test_one_that_does_not_hold_among_those_that_do_is_not_verified(
+def test_one_invalid_attestation_among_valid_ones_fails(
     specdecode: Specdecode, write: WriteObject, tmp_path: Path
 ) -> None:
     attestation, key = attested(write, tmp_path)
@@ -66,7 +68,7 @@ def test_one_that_does_not_hold_among_those_that_do_is_not_verified(
     assert "forged.intoto.json: is not a DSSE envelope" in result.stderr
 
 
-def test_attestations_of_several_objects_are_not_held_against_one(
+def test_attestations_of_several_objects_are_refused(
     specdecode: Specdecode, write: WriteObject, tmp_path: Path
 ) -> None:
     private, public = key_pair()
@@ -80,7 +82,7 @@ def test_attestations_of_several_objects_are_not_held_against_one(
     assert "about several objects" in result.stderr
 
 
-def test_an_envelope_alone_is_read_from_standard_input(specdecode: Specdecode, tmp_path: Path) -> None:
+def test_single_envelope_is_read_from_standard_input(specdecode: Specdecode, tmp_path: Path) -> None:
     private, public = key_pair()
     (tmp_path / "key").write_bytes(public)
     [envelope] = entries(attest(serving()[0], SigningKey.read(private))).values()
@@ -91,7 +93,7 @@ def test_an_envelope_alone_is_read_from_standard_input(specdecode: Specdecode, t
     assert specdecode("attestation", "verify", "-", "--key", tmp_path / "key", stdin=cut).exit_code == NOT_VERIFIED
 
 
-def test_the_same_is_said_to_programs_and_either_key_verifies(
+def test_json_lists_differences_and_any_given_key_verifies(
     specdecode: Specdecode, write: WriteObject, tmp_path: Path
 ) -> None:
     attestation, key = attested(write, tmp_path)
@@ -117,7 +119,7 @@ def test_the_same_is_said_to_programs_and_either_key_verifies(
     assert (alone["verified"], alone["attestations"][0]["rollout"]) == (False, None)
 
 
-def test_the_envelope_of_a_bundle_is_read(specdecode: Specdecode, tmp_path: Path) -> None:
+def test_envelope_in_a_sigstore_bundle_is_read(specdecode: Specdecode, tmp_path: Path) -> None:
     private, public = key_pair()
     (tmp_path / "key").write_bytes(public)
     [envelope] = entries(attest(serving()[0], SigningKey.read(private))).values()
@@ -125,7 +127,7 @@ def test_the_envelope_of_a_bundle_is_read(specdecode: Specdecode, tmp_path: Path
     assert specdecode("attestation", "verify", "-", "--key", tmp_path / "key", stdin=bundle).exit_code == VERIFIED
 
 
-def test_files_that_cannot_be_used_say_why(specdecode: Specdecode, write: WriteObject, tmp_path: Path) -> None:
+def test_unusable_files_say_why(specdecode: Specdecode, write: WriteObject, tmp_path: Path) -> None:
     attestation, key = attested(write, tmp_path)
     for arguments, says in (
         ((attestation, "--key", attestation), "is not a public key in PEM"),
@@ -137,14 +139,14 @@ def test_files_that_cannot_be_used_say_why(specdecode: Specdecode, write: WriteO
         assert says in result.stderr
 
 
-def test_an_operator_does_not_begin_with_a_key_that_cannot_sign(specdecode: Specdecode, tmp_path: Path) -> None:
+def test_operator_refuses_a_signing_key_that_is_public(specdecode: Specdecode, tmp_path: Path) -> None:
     (tmp_path / "cosign.pub").write_bytes(key_pair()[1])
     result = specdecode("operator", "--signing-key", tmp_path / "cosign.pub")
     assert result.exit_code == INVALID
     assert "is not a private key in PEM: create one with cosign generate-key-pair" in result.stderr
 
 
-def test_a_former_key_is_a_public_one(specdecode: Specdecode, tmp_path: Path) -> None:
+def test_operator_refuses_a_former_key_that_is_private(specdecode: Specdecode, tmp_path: Path) -> None:
     (tmp_path / "key.pem").write_bytes(key_pair()[0])
     former = ("--former-key", tmp_path / "key.pem")
     result = specdecode("operator", "--signing-key", tmp_path / "key.pem", *former)

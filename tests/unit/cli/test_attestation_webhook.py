@@ -11,7 +11,7 @@ INVALID = 2
 
 
 @pytest.mark.parametrize("container", ["istio-proxy", "=image", "istio-proxy="])
-def test_a_container_is_allowed_by_name_and_image(specdecode: Specdecode, tmp_path: Path, container: str) -> None:
+def test_allow_container_needs_name_and_image(specdecode: Specdecode, tmp_path: Path, container: str) -> None:
     (tmp_path / "cosign.pub").write_bytes(key_pair()[1])
     given = ("--key", tmp_path / "cosign.pub", "--certificate", tmp_path)
     result = specdecode("attestation-webhook", *given, f"--allow-container={container}")
@@ -19,7 +19,7 @@ def test_a_container_is_allowed_by_name_and_image(specdecode: Specdecode, tmp_pa
     assert f"{container}: write NAME=IMAGE" in " ".join(result.stderr.split())
 
 
-def test_a_key_that_is_none_is_named(specdecode: Specdecode, tmp_path: Path) -> None:
+def test_unusable_key_file_is_named(specdecode: Specdecode, tmp_path: Path) -> None:
     private, public = key_pair()
     (tmp_path / "key.pem").write_bytes(private)
     (tmp_path / "cosign.pub").write_bytes(public)

@@ -63,7 +63,7 @@ def log(tmp_path: Path) -> Path:
     return file
 
 
-def test_a_log_becomes_a_table_and_an_entry(log: Path, tmp_path: Path) -> None:
+def test_log_gives_a_table_and_a_calibration_entry(log: Path, tmp_path: Path) -> None:
     out = tmp_path / "calibration.json"
     done = calibrate(out, "--from-log", str(log))
     assert done.exit_code == 0, done.output
@@ -79,7 +79,7 @@ def test_a_log_becomes_a_table_and_an_entry(log: Path, tmp_path: Path) -> None:
     assert (entry["max_num_seqs"], entry["max_num_batched_tokens"], entry["method"]) == (128, 8192, "draft_model")
 
 
-def test_entries_are_added_and_the_same_start_is_not_counted_twice(log: Path, tmp_path: Path) -> None:
+def test_entries_are_added_without_duplicates(log: Path, tmp_path: Path) -> None:
     out = tmp_path / "calibration.json"
     for _ in range(2):
         calibrate(out, "--from-log", str(log))
@@ -101,7 +101,7 @@ def test_entries_are_added_and_the_same_start_is_not_counted_twice(log: Path, tm
     ],
     ids=["empty", "no sequences", "never came so far", "pipeline", "float32", "unknown model", "half a percent"],
 )
-def test_what_cannot_be_compared_says_why_and_writes_nothing(text: str, words: str, tmp_path: Path) -> None:
+def test_unusable_log_says_why_and_writes_nothing(text: str, words: str, tmp_path: Path) -> None:
     file, out = tmp_path / "start.log", tmp_path / "calibration.json"
     file.write_text(text)
     done = calibrate(out, "--from-log", str(file))
@@ -161,7 +161,7 @@ def test_engines_are_run_for_each_shape_and_method(fake_vllm: Path, tmp_path: Pa
     }
 
 
-def test_an_engine_that_ends_is_told_with_its_last_words(fake_vllm: Path, tmp_path: Path) -> None:
+def test_failed_engine_is_reported_with_its_log(fake_vllm: Path, tmp_path: Path) -> None:
     (fake_vllm / "fail").touch()
     (fake_vllm / "log").write_text("torch.OutOfMemoryError: CUDA out of memory")
     done = calibrate(tmp_path / "calibration.json", "--model", "meta-llama/Llama-3.1-8B-Instruct")
@@ -199,7 +199,7 @@ _NUMBERS = [found.span() for found in re.finditer(r"\d+(?:\.\d+)?", LOG)]
         "9" * 15,
     ],
 )
-def test_a_malformed_log_is_an_error_of_the_input(wrong: str) -> None:
+def test_malformed_number_in_a_log_is_no_internal_error(wrong: str) -> None:
     """Every number of a log is replaced in turn: none of them may end in an internal error."""
     for start, end in _NUMBERS:
         with suppress(MalformedLogError, UnusableLogError, InvalidSpecError):
@@ -244,9 +244,7 @@ def calibration(tmp_path: Path) -> Path:
     return file
 
 
-def test_plan_corrects_the_products_that_were_measured(
-    specdecode: Specdecode, write: WriteObject, calibration: Path
-) -> None:
+def test_plan_corrects_only_measured_products(specdecode: Specdecode, write: WriteObject, calibration: Path) -> None:
     path = write("a.yaml", manifest("a", **FP8))
     plain, corrected = (
         json.loads(specdecode("plan", "-f", path, "-o", "json", *more).stdout)["objects"][0]["candidates"]
@@ -267,7 +265,7 @@ def test_plan_corrects_the_products_that_were_measured(
     assert "calibrated" not in specdecode("plan", "-f", path).stdout
 
 
-def test_plan_says_where_no_measurement_was_of_use(
+def test_plan_warns_if_no_calibration_entry_applies(
     specdecode: Specdecode, write: WriteObject, calibration: Path
 ) -> None:
     path = write("a.yaml", manifest("a", parallelism={"tensor": 4}))
@@ -277,7 +275,9 @@ def test_plan_says_where_no_measurement_was_of_use(
     assert "warning" not in specdecode("plan", "-f", used, "--calibration", calibration).stderr
 
 
-def test_explain_has_a_line_for_it_and_adds_up(specdecode: Specdecode, write: WriteObject, calibration: Path) -> None:
+def test_explain_shows_the_correction_and_adds_up(
+    specdecode: Specdecode, write: WriteObject, calibration: Path
+) -> None:
     path = write("a.yaml", manifest("a", **FP8))
     plain, corrected = (
         figures(specdecode("plan", "--explain", "-f", path, *more).stdout)
@@ -290,7 +290,7 @@ def test_explain_has_a_line_for_it_and_adds_up(specdecode: Specdecode, write: Wr
     assert corrected["budget"] - charged == corrected["= left for KV cache"] == plain["= left for KV cache"] - GIB
 
 
-def test_estimate_corrects_each_case(specdecode: Specdecode, calibration: Path) -> None:
+def test_batch_corrects_only_measured_cases(specdecode: Specdecode, calibration: Path) -> None:
     case = {
         "gpu": "H100",
         "model": TARGET,
@@ -313,7 +313,7 @@ def test_estimate_corrects_each_case(specdecode: Specdecode, calibration: Path) 
 
 
 @pytest.mark.parametrize("option", [[], ["--explain"], ["--batch", "-"]], ids=str)
-def test_a_file_that_cannot_be_used_is_an_error(
+def test_unusable_calibration_file_is_an_error(
     specdecode: Specdecode, write: WriteObject, tmp_path: Path, option: list[str]
 ) -> None:
     files = [] if "--batch" in option else ["-f", write("a.yaml", manifest("a"))]
@@ -361,7 +361,7 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "calibration.json"
 
 
-def test_the_residual_of_a_serving_object_becomes_an_entry(out: Path) -> None:
+def test_residual_of_a_serving_deployment_becomes_an_entry(out: Path) -> None:
     body = serving(1000)
     done = calibrate_deployment(out, body)
     assert done.exit_code == 0, done.output
@@ -388,7 +388,7 @@ def test_the_residual_of_a_serving_object_becomes_an_entry(out: Path) -> None:
     assert "draft_model K=5" in done.output
 
 
-def test_what_was_fed_back_predicts_what_the_engine_reports(out: Path) -> None:
+def test_calibrated_plan_predicts_the_reported_kv_cache(out: Path) -> None:
     calibrate_deployment(out, serving(1000))
     calibration = parse_calibration(out.read_text())
     body = serving(1000, calibration)
@@ -461,7 +461,7 @@ def undivided(body: dict[str, Any]) -> None:
         (undersized, "another engine than the predicted one"),
     ],
 )
-def test_what_shows_no_residual_says_why_and_writes_nothing(change: Any, words: str, out: Path) -> None:
+def test_deployment_without_a_residual_says_why_and_writes_nothing(change: Any, words: str, out: Path) -> None:
     body = serving(1000)
     change(body)
     done = calibrate_deployment(out, body)
@@ -471,7 +471,7 @@ def test_what_shows_no_residual_says_why_and_writes_nothing(change: Any, words: 
     assert not out.exists()
 
 
-def test_an_unknown_model_is_taken_from_its_config(out: Path, tmp_path: Path) -> None:
+def test_unknown_model_is_taken_from_its_model_config(out: Path, tmp_path: Path) -> None:
     body = serving(1000)
     config = tmp_path / "config.json"
     config.write_text(json.dumps(LLAMA_8B_CONFIG))
@@ -482,5 +482,5 @@ def test_an_unknown_model_is_taken_from_its_config(out: Path, tmp_path: Path) ->
     assert entry.model.endswith(" + acme/unheard-of")
 
 
-def test_a_file_without_objects_is_refused(out: Path) -> None:
+def test_file_without_deployments_is_refused(out: Path) -> None:
     assert "contains no SpecDecodeDeployment" in calibrate_deployment(out, {"kind": "Other"}).output

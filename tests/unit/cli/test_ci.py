@@ -36,7 +36,7 @@ def gitlab(folder: Path, **given: str) -> Job:
     return Job(code, (folder / "specdecode.md").read_text(), folder)
 
 
-def test_a_pull_request_that_holds_together_passes(tmp_path: Path, write: WriteObject) -> None:
+def test_pull_request_without_problems_passes(tmp_path: Path, write: WriteObject) -> None:
     write("pairs/a.yaml", FITS)
     write("nodes.yaml", NODES)
     job = run_action(tmp_path, files="pairs\n", nodes="nodes.yaml", strict="true", rendered="rendered.yaml")
@@ -48,7 +48,7 @@ def test_a_pull_request_that_holds_together_passes(tmp_path: Path, write: WriteO
     }
 
 
-def test_the_worst_of_a_pull_request_is_its_exit_code(tmp_path: Path, write: WriteObject) -> None:
+def test_exit_code_is_that_of_the_worst_object(tmp_path: Path, write: WriteObject) -> None:
     write("pairs/a.yaml", FITS, INVALID, TOO_LARGE)
     job = run_action(tmp_path, files="pairs")
     assert (job.code, job.refused) == (2, ["Invalid"])
@@ -56,12 +56,12 @@ def test_the_worst_of_a_pull_request_is_its_exit_code(tmp_path: Path, write: Wri
     assert "**DoesNotFit** `too-large`" in job.summary
 
 
-def test_a_model_that_only_the_cluster_can_read_may_pass(tmp_path: Path, write: WriteObject) -> None:
+def test_unknown_model_passes_with_allow_unknown(tmp_path: Path, write: WriteObject) -> None:
     write("a.yaml", manifest("a", target={"model": "nobody/knows"}))
     assert run_action(tmp_path, **{"allow-unknown": "true"}).code == 0
 
 
-def test_what_the_operator_is_told_to_allow_passes(tmp_path: Path, write: WriteObject) -> None:
+def test_host_path_and_pod_template_fields_pass_if_allowed(tmp_path: Path, write: WriteObject) -> None:
     pod = {"spec": {"hostNetwork": True, "containers": [{"name": "engine", "securityContext": {"privileged": True}}]}}
     write("a.yaml", manifest("a", models={"volume": {"hostPath": {"path": "/mnt/models"}}}, podTemplate=pod))
     refused = run_action(tmp_path, files="a.yaml")
@@ -73,7 +73,7 @@ def test_what_the_operator_is_told_to_allow_passes(tmp_path: Path, write: WriteO
     assert (job.code, job.refused) == (0, [])
 
 
-def test_what_the_cluster_limits_is_refused_in_the_pull_request(tmp_path: Path, write: WriteObject) -> None:
+def test_admission_policy_violation_fails_the_pull_request(tmp_path: Path, write: WriteObject) -> None:
     write("pairs/a.yaml", manifest("a", parallelism={"tensor": 2}))
     write("policy.yaml", POLICY, binding())
     job = run_action(tmp_path, files="pairs", **{"admission-policy": "policy.yaml"})
@@ -81,7 +81,7 @@ def test_what_the_cluster_limits_is_refused_in_the_pull_request(tmp_path: Path, 
     assert "spec.parallelism.tensor: 2: use 1" in job.summary
 
 
-def test_what_a_caller_gives_is_no_command(tmp_path: Path, write: WriteObject) -> None:
+def test_action_inputs_are_not_run_by_the_shell(tmp_path: Path, write: WriteObject) -> None:
     for step in ACTION["runs"]["steps"]:
         assert "${{" not in step["run"]
     name = "$(touch injected)`touch injected`; touch injected"
@@ -90,7 +90,7 @@ def test_what_a_caller_gives_is_no_command(tmp_path: Path, write: WriteObject) -
     assert not (tmp_path / "injected").exists()
 
 
-def test_what_an_object_says_is_no_command_to_the_runner(
+def test_object_text_is_no_workflow_command(
     tmp_path: Path, write: WriteObject, capfd: pytest.CaptureFixture[str]
 ) -> None:
     write("a.yaml", manifest("a", target={"model": "##[add-mask]fits"}))
@@ -103,7 +103,7 @@ def test_what_an_object_says_is_no_command_to_the_runner(
     assert any("##[add-mask]" in each for each in lines)
 
 
-def test_a_merge_request_passes_or_is_told_why(tmp_path: Path, write: WriteObject) -> None:
+def test_gitlab_job_passes_or_reports_what_does_not_fit(tmp_path: Path, write: WriteObject) -> None:
     write("pairs/a.yaml", FITS)
     write("nodes.yaml", NODES)
     job = gitlab(tmp_path)
@@ -116,16 +116,16 @@ def test_a_merge_request_passes_or_is_told_why(tmp_path: Path, write: WriteObjec
     assert "**DoesNotFit** `too-large`" in job.summary
 
 
-def test_the_example_for_gitlab_names_the_image_of_this_version() -> None:
+def test_gitlab_example_names_the_image_of_this_version() -> None:
     assert GITLAB["image"]["name"].endswith(f"/specdecode-operator:{__version__}")
 
 
-def test_the_examples_give_inputs_that_there_are() -> None:
+def test_examples_use_only_inputs_of_the_action() -> None:
     assert set(example_inputs()) <= set(ACTION["inputs"])
 
 
 @pytest.mark.long
-def test_the_action_installs_the_command_and_runs_nothing_of_the_pull_request(tmp_path: Path) -> None:
+def test_action_installs_the_command_without_running_repository_code(tmp_path: Path) -> None:
     path = tmp_path / "path"
     for module in ("venv", "pip", "argparse"):
         (tmp_path / f"{module}.py").write_text("open('ran', 'w')")

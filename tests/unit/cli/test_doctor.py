@@ -54,7 +54,7 @@ def of(
         (DENIED, WARN),
     ],
 )
-def test_the_api_server(version: str | Unreadable, grade: Grade) -> None:
+def test_api_server_version_is_graded(version: str | Unreadable, grade: Grade) -> None:
     check(doctor.version_finding(version), grade)
 
 
@@ -69,7 +69,7 @@ def installed(own: dict[str, Any], **version: Any) -> dict[str, Any]:
 
 
 @CRDS
-def test_the_crds(own: dict[str, Any]) -> None:
+def test_state_of_the_crds_is_graded(own: dict[str, Any]) -> None:
     groups, name = {"specdecode.io": ["v1alpha1"]}, own["metadata"]["name"]
     check(doctor.crd_finding(own, installed(own), groups), OK, f"{name} serves v1alpha1")
     check(doctor.crd_finding(own, None, groups), FAIL, f"{name} is not installed", "specdecode crds | kubectl apply")
@@ -82,7 +82,7 @@ def test_the_crds(own: dict[str, Any]) -> None:
 
 
 @CRDS
-def test_a_crd_that_may_not_be_read_is_told_by_what_is_served(own: dict[str, Any]) -> None:
+def test_unreadable_crd_is_graded_by_served_versions(own: dict[str, Any]) -> None:
     name = own["metadata"]["name"]
     check(
         doctor.crd_finding(own, DENIED, {"specdecode.io": ["v1alpha1"]}),
@@ -110,7 +110,7 @@ def operator(
     }
 
 
-def test_the_operator() -> None:
+def test_state_of_the_operator_is_graded() -> None:
     check(doctor.operator_finding([operator()]), OK, "specdecode-system/o")
     check(doctor.operator_finding([operator("r.io/operator:dev")]), OK, "dev")
     check(doctor.operator_finding([operator("r.io/operator:9.0.0")]), WARN, "9.0.0", __version__)
@@ -132,13 +132,13 @@ def test_the_operator() -> None:
     check(doctor.operator_finding(DENIED), WARN, "you may not look")
 
 
-def test_the_operators_rights() -> None:
+def test_missing_permission_of_the_operator_fails() -> None:
     check(doctor.rights_finding("a", []), OK)
     check(doctor.rights_finding("a", ["patch deployments.apps"]), FAIL, "may not patch deployments.apps")
     check(doctor.rights_finding("a", DENIED), WARN)
 
 
-def test_add_ons() -> None:
+def test_missing_add_ons_are_ok() -> None:
     groups = ("leaderworkerset.x-k8s.io", "gateway.networking.k8s.io", "kueue.x-k8s.io", "monitoring.coreos.com")
     there = doctor.optional_findings({group: ["v1"] for group in groups})
     assert [finding.grade for finding in there] == [OK] * 4
@@ -149,19 +149,19 @@ def test_add_ons() -> None:
     check(doctor.optional_findings(DENIED)[0], WARN)
 
 
-def test_gpus_by_product() -> None:
+def test_gpu_nodes_are_counted_by_product() -> None:
     found = of("gpus", [node("a"), node("b"), node("c", product=H100)])
     assert [finding.grade for finding in found] == [OK, OK]
     assert found[0].what == f"1 node with 8 x {H100}"
     assert found[1].what == f"2 nodes with 8 x {H200}"
 
 
-def test_a_card_without_public_logs_is_labelled() -> None:
+def test_gpu_without_public_logs_is_marked_uncalibrated() -> None:
     (found,) = of("gpus", [node("a", product="NVIDIA-B200")])
     check(found, OK, "8 x NVIDIA-B200, sized uncalibrated")
 
 
-def test_a_cluster_without_gpus() -> None:
+def test_cluster_without_gpus_fails() -> None:
     check(of("gpus", [node(gpu=0, product="")])[0], FAIL, "0 of 1 nodes", "GPU operator")
     check(doctor.gpu_findings(DENIED, DENIED)[0], WARN, "you may not look")
 
@@ -176,7 +176,7 @@ def test_a_cluster_without_gpus() -> None:
         (node("bad") | {"spec": {"unschedulable": True}}, "cordoned"),
     ],
 )
-def test_what_keeps_a_node_from_being_planned_for(bad: dict[str, Any], words: str) -> None:
+def test_node_that_cannot_be_planned_gives_a_warning(bad: dict[str, Any], words: str) -> None:
     alone, beside = of("gpus", [bad]), of("gpus", [bad, node("good")])
     assert [finding.grade for finding in alone] == [FAIL, WARN]
     assert [finding.grade for finding in beside] == [OK, WARN]
@@ -186,12 +186,12 @@ def test_what_keeps_a_node_from_being_planned_for(bad: dict[str, Any], words: st
 @pytest.mark.parametrize(
     ("driver", "grade"), [("580.65.06", OK), ("590", OK), ("550.54.15", WARN), ("470.1", FAIL), ("", WARN)]
 )
-def test_drivers(driver: str, grade: Grade) -> None:
+def test_driver_version_is_graded(driver: str, grade: Grade) -> None:
     (finding,) = of("driver", [node(driver=driver)])
     check(finding, grade, "n-1")
 
 
-def test_the_older_driver_label_counts_too() -> None:
+def test_older_driver_label_is_read() -> None:
     (finding,) = of("driver", [node(driver="", **{"nvidia.com/cuda.driver.major": "470"})])
     check(finding, FAIL, "470")
 
@@ -201,7 +201,7 @@ def taking(gpu: int, phase: str = "Running") -> dict[str, Any]:
     return {"spec": {"nodeName": "n-1", "containers": containers}, "status": {"phase": phase}}
 
 
-def test_free_gpus() -> None:
+def test_free_gpus_are_counted() -> None:
     check(of("free gpus", [node()], [taking(2), taking(4, "Succeeded")])[0], OK, "6 of 8")
     check(of("free gpus", [node()], [taking(8)])[0], WARN, "0 of 8")
     check(of("free gpus", [node()], DENIED)[0], WARN, "of 8")
@@ -216,7 +216,7 @@ def storage_class(name: str, mode: str = "WaitForFirstConsumer", *, default: boo
     return {"metadata": {"name": name, "annotations": annotations}, "volumeBindingMode": mode}
 
 
-def test_storage_classes() -> None:
+def test_storage_classes_are_graded() -> None:
     def judged(*classes: dict[str, Any]) -> Finding:
         (finding,) = doctor.storage_findings(classes)
         return finding
@@ -234,7 +234,7 @@ def test_storage_classes() -> None:
     check(doctor.storage_findings(DENIED)[0], WARN)
 
 
-def test_claims() -> None:
+def test_access_modes_of_claims_are_graded() -> None:
     shared = named("shared", spec={"accessModes": ["ReadOnlyMany"]})
     single = named("single", spec={"accessModes": ["ReadWriteOnce"]})
     check(doctor.claim_finding([]), OK)
@@ -252,7 +252,7 @@ def labelled(level: str) -> dict[str, Any]:
     return {"metadata": {"name": "x", "labels": {"pod-security.kubernetes.io/enforce": level}}}
 
 
-def test_pod_security() -> None:
+def test_pod_security_level_is_graded() -> None:
     check(doctor.security_finding("x", labelled("baseline")), OK)
     check(doctor.security_finding("x", named("x")), OK, "privileged")
     check(doctor.security_finding("x", labelled("restricted")), OK, "restricted", "hostPath")
@@ -260,7 +260,7 @@ def test_pod_security() -> None:
     check(doctor.security_finding("x", DENIED), WARN)
 
 
-def test_engine_pods_are_within_restricted() -> None:
+def test_engine_containers_run_as_non_root() -> None:
     """Otherwise doctor would be wrong; tests/component/admission/test_pod_security.py asks an API server."""
     pod = pod_spec(pair_70b())
     assert pod["initContainers"]
@@ -272,7 +272,7 @@ def quota(used: str = "0", **hard: str) -> dict[str, Any]:
     return named("q", spec={"hard": hard}, status={"used": dict.fromkeys(hard, used)})
 
 
-def test_quota() -> None:
+def test_resource_quotas_are_graded() -> None:
     def judged(body: dict[str, Any], *limits: dict[str, Any]) -> Finding:
         (finding,) = doctor.quota_findings([body], limits)
         return finding
@@ -290,7 +290,7 @@ def test_quota() -> None:
     check(doctor.quota_findings(DENIED, [])[0], WARN)
 
 
-def test_default_memory_limits() -> None:
+def test_default_memory_limit_gives_a_warning() -> None:
     limits = [named("l", spec={"limits": [{"type": "Container", "default": {"memory": "8Gi"}}]})]
     found = doctor.limit_findings(limits)
     check(found[0], WARN, "8Gi")
@@ -299,7 +299,7 @@ def test_default_memory_limits() -> None:
     check(doctor.limit_findings(DENIED)[0], WARN)
 
 
-def test_shared_memory_is_what_pods_bring() -> None:
+def test_pods_bring_their_own_shared_memory() -> None:
     (shm,) = (volume for volume in pod_spec(pair_70b())["volumes"] if volume["name"] == "shm")
     assert shm["emptyDir"] == {"medium": "Memory", "sizeLimit": "2Gi"}, "on two GPUs"
     assert "1 GiB per GPU" in doctor.shared_memory_finding([]).what
@@ -335,17 +335,17 @@ def configuration(trusted: Any, policy: str | None = "Ignore") -> dict[str, Any]
         (7, "Fail", Grade.FAIL, "trusts no certificate"),
     ],
 )
-def test_what_the_api_server_trusts_is_judged(trusted: Any, policy: str | None, grade: Grade, words: str) -> None:
+def test_webhook_certificate_is_graded(trusted: Any, policy: str | None, grade: Grade, words: str) -> None:
     (finding,) = webhook_findings([configuration(trusted, policy)], NOW)
     assert (finding.grade, finding.subject) == (grade, "admission")
     assert words in finding.what
     assert bool(finding.fix) == (grade is not Grade.OK)
 
 
-def test_nothing_is_said_where_none_is_installed() -> None:
+def test_missing_webhook_gives_no_finding() -> None:
     assert webhook_findings([], NOW) == []
 
 
-def test_what_may_not_be_read_is_said() -> None:
+def test_unreadable_webhooks_give_a_warning() -> None:
     (finding,) = webhook_findings(Unreadable("you may not list them"), NOW)
     assert finding.grade is Grade.WARN

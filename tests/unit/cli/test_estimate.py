@@ -71,7 +71,7 @@ def article(gpu: str, target: str | None, draft: str | None, /, **changes: Any) 
         ("H200", "fp8", "fp8", 38.11, 86.14, 403_248),
     ],
 )
-def test_the_articles_case(
+def test_llama_70b_pair_has_the_reference_figures(
     estimate: Estimate, gpu: str, target: str, draft: str | None, weights_gib: float, available_gib: float, tokens: int
 ) -> None:
     (result,) = estimate(article(gpu, target, draft))
@@ -82,7 +82,7 @@ def test_the_articles_case(
 
 
 @pytest.mark.parametrize("eager", [False, True])
-def test_plans_are_for_a_start_without_a_compile_cache(
+def test_plan_assumes_a_cold_compile_cache(
     specdecode: Specdecode, write: WriteObject, estimate: Estimate, eager: bool
 ) -> None:
     """A new pod has none, nor has the first one of a spec that keeps it on a claim."""
@@ -107,7 +107,7 @@ def test_terms_are_integers_that_add_up(estimate: Estimate) -> None:
         assert per_gpu["requested"] == pytest.approx(per_gpu["total"] * utilization, abs=2)
 
 
-def test_every_line_gets_its_line_whatever_it_holds(estimate: Estimate) -> None:
+def test_every_input_line_gets_one_result_line(estimate: Estimate) -> None:
     good = article("H100", "fp8", "bf16", id="good")
     bad: list[dict[str, Any] | str] = [
         "no json",
@@ -148,7 +148,7 @@ def test_every_line_gets_its_line_whatever_it_holds(estimate: Estimate) -> None:
     assert not any("please report" in str(result["error"]) for result in results)
 
 
-def test_remarks_and_blank_lines_are_passed_over(estimate: Estimate) -> None:
+def test_remark_keys_and_blank_lines_are_ignored(estimate: Estimate) -> None:
     plain = article("H100", "fp8", "bf16")
     assert estimate({**plain, "notes": "from a log", "observed": {"x": 1}}, "", "  ") == estimate(plain)
 
@@ -165,7 +165,7 @@ def test_a_given_kv_cache_skips_the_memory_model(estimate: Estimate) -> None:
     assert result["verdict"] == "DoesNotFit"
 
 
-def test_a_config_stands_in_for_the_catalogue(estimate: Estimate) -> None:
+def test_model_config_gives_the_same_result_as_the_catalogue(estimate: Estimate) -> None:
     config = {
         **LLAMA_8B_CONFIG,
         "rope_theta": 500000.0,
@@ -185,14 +185,14 @@ def test_a_config_stands_in_for_the_catalogue(estimate: Estimate) -> None:
     assert known == given
 
 
-def test_streams_may_be_standard_ones(specdecode: Specdecode) -> None:
+def test_batch_reads_stdin_and_writes_stdout(specdecode: Specdecode) -> None:
     case = json.dumps(article("H100", "fp8", "bf16"))
     result = specdecode("plan", "--batch", "-", "--out", "-", stdin=f"{case}\nbad\n")
     assert [json.loads(line)["error"] is None for line in result.stdout.splitlines()] == [True, False]
     assert "1 of 2 cases have an error" in result.stderr
 
 
-def test_a_file_that_cannot_be_read_is_named(specdecode: Specdecode, tmp_path: Path) -> None:
+def test_unreadable_batch_file_is_named(specdecode: Specdecode, tmp_path: Path) -> None:
     result = specdecode("plan", "--batch", tmp_path / "absent.jsonl", "--out", "-")
     assert result.exit_code == 2
     assert "absent.jsonl" in result.stderr
@@ -208,7 +208,7 @@ def test_min_concurrency_decides_the_verdict(estimate: Estimate) -> None:
     assert (fits["verdict"], too_many["verdict"]) == ("Fits", "DoesNotFit")
 
 
-def test_a_line_that_is_no_json_is_told_by_its_number(estimate: Estimate) -> None:
+def test_invalid_json_line_is_reported_by_its_number(estimate: Estimate) -> None:
     _, first, second = estimate("", "   ", {**OF_8B, "id": 1}, "{not json", "[" * 100_000)
     assert first["error"].startswith("line 4: is not valid JSON at column 2: ")
     assert second["error"].startswith("line 5: ")
@@ -223,7 +223,7 @@ def described(**changes: Any) -> dict[str, Any]:
     )
 
 
-def test_a_line_is_answered_as_alone_whatever_lines_before_it_said(estimate: Estimate) -> None:
+def test_result_of_a_line_does_not_depend_on_earlier_lines(estimate: Estimate) -> None:
     wide = {**LLAMA_8B_CONFIG, "intermediate_size": 16_384}
     too_many = {"method": "ngram", "num_speculative_tokens": 200}
     cases = [
@@ -277,7 +277,7 @@ def forget_what_was_read() -> None:
         ("RTX PRO 6000", "NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition"),
     ],
 )
-def test_gpus_have_many_names(estimate: Estimate, name: str, same_as: str) -> None:
+def test_known_gpu_is_recognized_in_other_spellings(estimate: Estimate, name: str, same_as: str) -> None:
     cases = (article(gpu, "fp8", "bf16", id=1) for gpu in (name, same_as))
     one, other = estimate(*cases)
     assert one["error"] is None
@@ -287,12 +287,12 @@ def test_gpus_have_many_names(estimate: Estimate, name: str, same_as: str) -> No
 @pytest.mark.parametrize(
     "name", ["H1000", "H100 40GB", "RTX 6000 Ada", "L40", "NVIDIA-H100-80GB-HBM3-MIG-1g.10gb", "RTX 4090"]
 )
-def test_other_gpus_are_not_taken_for_known_ones(estimate: Estimate, name: str) -> None:
+def test_similar_gpu_name_is_not_mistaken_for_a_known_gpu(estimate: Estimate, name: str) -> None:
     (result,) = estimate(article(name, "fp8", "bf16"))
     assert "gpu_total_gib" in result["error"]
 
 
-def test_the_memory_may_be_given_instead_of_the_gpu(estimate: Estimate) -> None:
+def test_gpu_memory_may_replace_the_gpu_name(estimate: Estimate) -> None:
     (result,) = estimate(article("H100", "fp8", "bf16", gpu=None, gpu_total_gib=100))
     assert result["per_gpu"]["total"] == 100 * GIB
 
@@ -300,13 +300,15 @@ def test_the_memory_may_be_given_instead_of_the_gpu(estimate: Estimate) -> None:
 @pytest.mark.parametrize(
     ("version", "utilization"), [("0.17.1", 0.9), ("v0.19.1", 0.9), ("0.22", 0.92), ("0.32.0", 0.92), (None, 0.92)]
 )
-def test_the_share_of_memory_follows_the_version(estimate: Estimate, version: str | None, utilization: float) -> None:
+def test_default_memory_utilization_follows_the_vllm_version(
+    estimate: Estimate, version: str | None, utilization: float
+) -> None:
     case = article("H200", "fp8", "bf16", vllm_version=version, gpu_memory_utilization=None)
     per_gpu = estimate(case)[0]["per_gpu"]
     assert per_gpu["requested"] / per_gpu["total"] == pytest.approx(utilization)
 
 
-def test_absent_settings_are_those_of_the_device(estimate: Estimate) -> None:
+def test_absent_settings_take_the_defaults_of_the_gpu(estimate: Estimate) -> None:
     left_out = {"max_num_seqs": None, "max_num_batched_tokens": None, "block_size": None, "kv_cache_dtype": None}
     large = {"max_num_seqs": 1024, "max_num_batched_tokens": 8192, "block_size": 16, "kv_cache_dtype": "auto"}
     small = {**large, "max_num_seqs": 256, "max_num_batched_tokens": 2048}
@@ -319,7 +321,7 @@ def test_absent_settings_are_those_of_the_device(estimate: Estimate) -> None:
         assert default == said
 
 
-def test_the_precision_of_the_checkpoint_is_the_default(estimate: Estimate) -> None:
+def test_default_quantization_is_that_of_the_checkpoint(estimate: Estimate) -> None:
     null, bf16 = estimate(article("H100", None, "bf16", id=1), article("H100", "bf16", "bf16", id=1))
     assert null["error"] is None
     assert null == bf16
@@ -349,7 +351,7 @@ OTHER_VOCABULARY = {"method": "draft_model", "num_speculative_tokens": 3, "model
         ({"pp": 33}, "pp: 33"),
     ],
 )
-def test_what_vllm_refuses_is_refused(estimate: Estimate, change: dict[str, Any], key: str) -> None:
+def test_case_that_vllm_refuses_is_an_error(estimate: Estimate, change: dict[str, Any], key: str) -> None:
     good, bad = estimate({**OF_8B}, {**OF_8B, **change})
     assert good["error"] is None
     assert bad["error"].startswith(key + ": ")
@@ -377,7 +379,7 @@ def small_config(**changes: Any) -> dict[str, Any]:
         {"model_max_length": 16384},
     ],
 )
-def test_what_vllm_stretches_is_sized(estimate: Estimate, change: dict[str, Any]) -> None:
+def test_length_extended_by_the_model_config_is_sized(estimate: Estimate, change: dict[str, Any]) -> None:
     asked = {"gpu": "H200", "max_model_len": 16384}
     stretched, plain = estimate(
         {**asked, "model_config": small_config(**change)}, {**asked, "model_config": small_config()}
@@ -386,7 +388,7 @@ def test_what_vllm_stretches_is_sized(estimate: Estimate, change: dict[str, Any]
     assert plain["error"].startswith("max_model_len: 16384: ")
 
 
-def test_yarn_stretches_as_in_the_version_of_the_line(estimate: Estimate) -> None:
+def test_yarn_length_limit_follows_the_vllm_version(estimate: Estimate) -> None:
     """From 0.30 on max_position_embeddings counts, as a file has it; without a version it is the newest."""
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
     case = {"gpu": "H200", "max_model_len": 16384, "model_config": small_config(rope_scaling=yarn)}
@@ -402,7 +404,7 @@ def test_yarn_stretches_as_in_the_version_of_the_line(estimate: Estimate) -> Non
     assert "made for at most 4096 tokens" in new["error"]
 
 
-def test_what_the_engine_lowers_by_itself_is_sized(estimate: Estimate) -> None:
+def test_settings_that_the_engine_adjusts_itself_are_no_error(estimate: Estimate) -> None:
     """Its own default of sequences; and other vocabularies, where the engine is told to translate."""
     translated = {**OTHER_VOCABULARY, "use_heterogeneous_vocab": True}
     results = estimate(
@@ -422,11 +424,11 @@ def test_what_the_engine_lowers_by_itself_is_sized(estimate: Estimate) -> None:
         ({"dtype": "float32", "quantization": "fp8"}, "multiplies in 16 bits"),
     ],
 )
-def test_a_type_that_the_engine_refuses_is_refused(estimate: Estimate, changes: dict[str, Any], words: str) -> None:
+def test_dtype_that_the_engine_refuses_is_an_error(estimate: Estimate, changes: dict[str, Any], words: str) -> None:
     assert words in estimate({"model": DRAFT, "gpu": "H200", **changes})[0]["error"]
 
 
-def test_a_cache_type_that_the_engine_refuses_is_told_as_plan_does(estimate: Estimate) -> None:
+def test_refused_kv_cache_dtype_is_reported_with_its_reason(estimate: Estimate) -> None:
     models = {
         "deepseek-ai/DeepSeek-V2-Lite": "latent attention",
         "Qwen/Qwen3-32B-FP8": "whose format scales the cache: write fp8",
@@ -438,7 +440,7 @@ def test_a_cache_type_that_the_engine_refuses_is_told_as_plan_does(estimate: Est
         assert error is None if words is None else error.startswith("kv_cache_dtype: fp8_e5m2: ") and words in error
 
 
-def test_a_cache_that_the_checkpoint_made_fp8_is_not_said_to_be_asked_for(estimate: Estimate) -> None:
+def test_error_blames_the_checkpoint_for_the_fp8_cache_it_requires(estimate: Estimate) -> None:
     (result,) = estimate({"model": "nvidia/Kimi-K2.5-NVFP4", "gpu": "A100-80", "tp": 8, "pp": 2})
     assert result["error"].startswith("kv_cache_dtype: auto: the checkpoint requires an FP8 cache: on NVIDIA-A100")
 
@@ -452,9 +454,7 @@ def test_a_cache_that_the_checkpoint_made_fp8_is_not_said_to_be_asked_for(estima
         ({"gpu": "RTX 5060 Ti", "gpu_total_gib": 15.48}, True),
     ],
 )
-def test_a_gpu_without_logs_is_said_to_be_uncalibrated(
-    estimate: Estimate, gpu: dict[str, Any], uncalibrated: bool
-) -> None:
+def test_gpu_without_logs_is_marked_uncalibrated(estimate: Estimate, gpu: dict[str, Any], uncalibrated: bool) -> None:
     known, (result,) = estimate({"gpu": "H100", "model": DRAFT})[0], estimate({**gpu, "model": DRAFT})
     assert result.get("uncalibrated", False) is uncalibrated
     assert (result["margin_bytes"] > known["margin_bytes"]) is uncalibrated
@@ -506,7 +506,9 @@ ONE_GPU = {"model": DRAFT, "gpu": "H200"}
         ),
     ],
 )
-def test_vllms_names_say_the_same(estimate: Estimate, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+def test_vllm_option_names_give_the_same_result(
+    estimate: Estimate, ours: dict[str, Any], theirs: dict[str, Any]
+) -> None:
     one, other = estimate(ours, theirs)
     assert one["error"] is None
     assert one == other
@@ -549,14 +551,14 @@ def test_vllms_names_say_the_same(estimate: Estimate, ours: dict[str, Any], thei
         ),
     ],
 )
-def test_what_is_not_understood_spoils_its_own_line_alone(estimate: Estimate, case: dict[str, Any], words: str) -> None:
+def test_invalid_key_fails_only_its_own_line(estimate: Estimate, case: dict[str, Any], words: str) -> None:
     before, bad, after = estimate(ONE_GPU, case, ONE_GPU)
     assert words in bad["error"]
     assert before == after
     assert before["error"] is None
 
 
-def test_what_changes_memory_is_counted(estimate: Estimate) -> None:
+def test_speculative_options_that_change_memory_are_counted(estimate: Estimate) -> None:
     drafted = {**OURS, "speculative": SPECULATIVE}
     pairs = [
         (drafted, {**OURS, "speculative": {**SPECULATIVE, "draft_sample_method": "probabilistic"}}),
@@ -571,7 +573,7 @@ def test_what_changes_memory_is_counted(estimate: Estimate) -> None:
         assert one["per_gpu"] != other["per_gpu"]
 
 
-def test_what_the_engine_is_told_of_the_config_is_counted(estimate: Estimate) -> None:
+def test_hf_overrides_are_applied(estimate: Estimate) -> None:
     rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768, "rope_theta": 1000000}
     asked = {"model": "Qwen/Qwen3-32B", "gpu": "H200", "max_model_len": 131_072}
     plain, told = estimate(
@@ -583,20 +585,20 @@ def test_what_the_engine_is_told_of_the_config_is_counted(estimate: Estimate) ->
     assert bad["error"].startswith("hf_overrides.num_hidden_layers: x")
 
 
-def test_schemes_of_checkpoints_ask_for_nothing(estimate: Estimate) -> None:
+def test_quantization_scheme_of_the_checkpoint_changes_nothing(estimate: Estimate) -> None:
     model = {"model": "nvidia/Llama-3.1-70B-Instruct-FP8", "gpu": "H200"}
     plain, named = estimate(model, {**model, "quantization": "modelopt"})
     assert plain == named
     assert plain["error"] is None
 
 
-def test_remarks_of_collected_logs_are_passed_over(estimate: Estimate) -> None:
+def test_remark_keys_of_collected_logs_are_ignored(estimate: Estimate) -> None:
     plain = article("H100", "fp8", "bf16")
     remarks = {"source_url": "https://example.org", "confidence": "high", "observed": {}, "gpu_count": 2, "comment": 1}
     assert estimate({**plain, **remarks}) == estimate(plain)
 
 
-def test_a_method_that_ended_is_sized_where_it_lives(estimate: Estimate) -> None:
+def test_removed_method_is_sized_only_for_versions_that_have_it(estimate: Estimate) -> None:
     head = {"model_type": "medusa", "hidden_size": 4096, "num_heads": 4, "num_hidden_layers": 1, "vocab_size": 128256}
     case = {**ONE_GPU, "speculative": {"method": "medusa", "num_speculative_tokens": 3, "model_config": head}}
     lives, ended = (estimate({**case, "vllm_version": version})[0] for version in ("0.32", "0.33"))
@@ -622,7 +624,7 @@ def on_h100(estimate: Estimate) -> Estimate:
 @pytest.mark.parametrize(
     "asked", [{"language_model_only": True}, {"limit_mm_per_prompt": {"image": 0, "video": {"count": 0}}}]
 )
-def test_an_encoder_that_takes_nothing_is_not_loaded(on_h100: Estimate, asked: dict[str, Any]) -> None:
+def test_unused_multimodal_encoder_is_not_counted(on_h100: Estimate, asked: dict[str, Any]) -> None:
     with_encoder, without = on_h100(IMAGES, {}, asked)
     assert without["per_gpu"]["target_weights"] < with_encoder["per_gpu"]["target_weights"]
     assert without["per_gpu"]["activation"] < with_encoder["per_gpu"]["activation"]
@@ -630,7 +632,7 @@ def test_an_encoder_that_takes_nothing_is_not_loaded(on_h100: Estimate, asked: d
 
 
 @pytest.mark.parametrize("limits", [{"image": 2}, {"image": 0}, {"image": 0, "video": 0, "audio": 1}])
-def test_fewer_images_are_said_not_to_be_modelled(on_h100: Estimate, limits: dict[str, int]) -> None:
+def test_image_limits_are_reported_as_unmodelled(on_h100: Estimate, limits: dict[str, int]) -> None:
     plain, limited = on_h100(IMAGES, {}, {"limit_mm_per_prompt": limits})
     assert limited["per_gpu"] == plain["per_gpu"]
     (said,) = limited["unmodelled"]
@@ -646,13 +648,13 @@ def test_fewer_images_are_said_not_to_be_modelled(on_h100: Estimate, limits: dic
         {"compilation_config": {"max_cudagraph_capture_size": 64}, "--max-cudagraph-capture-size": 64},
     ],
 )
-def test_fewer_graphs_take_less(on_h100: Estimate, asked: dict[str, Any]) -> None:
+def test_fewer_cuda_graphs_take_less_memory(on_h100: Estimate, asked: dict[str, Any]) -> None:
     plain, fewer, none = on_h100(TEXT, {}, asked, {"compilation_config": {"cudagraph_mode": "none"}})
     assert 0 < fewer["per_gpu"]["cuda_graphs"] < plain["per_gpu"]["cuda_graphs"]
     assert none["per_gpu"]["cuda_graphs"] == 0
 
 
-def test_other_keys_of_compilation_are_said_not_to_be_modelled(on_h100: Estimate) -> None:
+def test_other_compilation_keys_are_reported_as_unmodelled(on_h100: Estimate) -> None:
     (result,) = on_h100(
         TEXT, {"compilation_config": {"cudagraph_mode": "FULL", "pass_config": {"fuse_norm_quant": True}}}
     )
@@ -660,14 +662,14 @@ def test_other_keys_of_compilation_are_said_not_to_be_modelled(on_h100: Estimate
     assert said.startswith("compilation_config.pass_config: ")
 
 
-def test_shared_sequences_are_said_not_to_be_modelled(on_h100: Estimate) -> None:
+def test_decode_context_parallelism_is_reported_as_unmodelled(on_h100: Estimate) -> None:
     alone, shared = on_h100(TEXT, {"decode_context_parallel_size": 1}, {"decode_context_parallel_size": 2, "tp": 16})
     assert "unmodelled" not in alone
     (said,) = shared["unmodelled"]
     assert said.startswith("decode_context_parallel_size: 2 ranks")
 
 
-def test_states_in_another_type_take_other_room(on_h100: Estimate) -> None:
+def test_ssm_cache_dtype_changes_the_capacity(on_h100: Estimate) -> None:
     own, small, wide = on_h100(
         STATES, *({"available_kv_gib": 20, "mamba_ssm_cache_dtype": each} for each in ("auto", "bfloat16", "float32"))
     )
@@ -690,7 +692,7 @@ def test_states_in_another_type_take_other_room(on_h100: Estimate) -> None:
         ({"mamba_ssm_cache_dtype": "fp8"}, "mamba_ssm_cache_dtype: fp8: is not known"),
     ],
 )
-def test_a_bad_value_is_an_error_of_its_key(on_h100: Estimate, asked: dict[str, Any], start: str) -> None:
+def test_invalid_value_is_reported_with_its_key(on_h100: Estimate, asked: dict[str, Any], start: str) -> None:
     (result,) = on_h100(TEXT, asked)
     assert result["error"].startswith(start)
 
@@ -714,7 +716,7 @@ def test_a_bad_value_is_an_error_of_its_key(on_h100: Estimate, asked: dict[str, 
         ({"limit_mm_per_prompt": {"video": {"count": -1}}}, "limit_mm_per_prompt.video"),
     ],
 )
-def test_settings_that_no_engine_takes_are_one_error(on_h100: Estimate, asked: dict[str, Any], field: str) -> None:
+def test_settings_that_no_engine_accepts_are_an_error(on_h100: Estimate, asked: dict[str, Any], field: str) -> None:
     (result,) = on_h100(TEXT, asked)
     assert field in result["error"]
 
@@ -729,7 +731,7 @@ def test_settings_that_no_engine_takes_are_one_error(on_h100: Estimate, asked: d
         (TEXT, {"compilation_config": {"cudagraph_capture_sizes": [8, 1]}, "max_cudagraph_capture_size": 8}),
     ],
 )
-def test_settings_that_an_engine_takes_are_sized(on_h100: Estimate, model: str, asked: dict[str, Any]) -> None:
+def test_settings_that_an_engine_accepts_are_sized(on_h100: Estimate, model: str, asked: dict[str, Any]) -> None:
     (result,) = on_h100(model, asked)
     assert result["error"] is None
 
@@ -737,7 +739,7 @@ def test_settings_that_an_engine_takes_are_sized(on_h100: Estimate, model: str, 
 # What `plan --batch` makes of a --speculative-config that says more of the draft.
 
 
-def test_a_draft_in_one_pass_is_sized_where_the_engine_is_told_so(estimate: Estimate) -> None:
+def test_parallel_drafting_changes_the_memory_terms(estimate: Estimate) -> None:
     speculative = {"method": "draft_model", "model": "meta-llama/Llama-3.2-1B", "num_speculative_tokens": 8}
     plain, parallel = estimate(
         {**OF_8B, "speculative": speculative},
@@ -748,7 +750,7 @@ def test_a_draft_in_one_pass_is_sized_where_the_engine_is_told_so(estimate: Esti
     assert plain["per_gpu"] != parallel["per_gpu"]
 
 
-def test_a_quantized_copy_of_the_output_head_takes_memory(estimate: Estimate) -> None:
+def test_quantized_copy_of_the_output_head_takes_memory(estimate: Estimate) -> None:
     case = {"gpu": "H200", "model": "deepseek-ai/DeepSeek-V3", "tp": 8, "max_model_len": 8192}
     speculative = {"method": "mtp", "num_speculative_tokens": 1}
     plain, copied, unknown = estimate(
@@ -762,7 +764,7 @@ def test_a_quantized_copy_of_the_output_head_takes_memory(estimate: Estimate) ->
     assert "use one of fp8, nvfp4" in unknown["error"]
 
 
-def test_a_refiner_that_chooses_among_all_tokens_takes_memory(estimate: Estimate) -> None:
+def test_xpress_head_that_refines_all_tokens_takes_memory(estimate: Estimate) -> None:
     entry = find_entry("sgl-project/SpecForge:configs/qwen3-8b-dflash.json")
     assert entry is not None
     head = {**entry.config, "architectures": ["Qwen3XPressModel"]}
@@ -784,7 +786,7 @@ def test_a_refiner_that_chooses_among_all_tokens_takes_memory(estimate: Estimate
     assert "use 0.33 or later" in old["error"]
 
 
-def test_a_lossy_check_takes_memory_where_the_version_has_it(estimate: Estimate) -> None:
+def test_lossy_fly_verification_takes_memory_and_needs_vllm_033(estimate: Estimate) -> None:
     speculative = {"method": "draft_model", "model": "meta-llama/Llama-3.2-1B", "num_speculative_tokens": 8}
     block, fly = ({**speculative, "rejection_sample_method": way} for way in ("block", "fly"))
     full = {"max_num_seqs": 1024, "max_num_batched_tokens": 16_384, "gpu_memory_utilization": 0.95}
@@ -815,14 +817,14 @@ SHORT_KEYS = {"speculative": "speculative_config"}
 LOGGED_KEYS = {"max_seq_len", "model_tag", "warm_compile_cache"}
 
 
-def test_other_keys_of_a_case_are_flags_of_vllm() -> None:
+def test_batch_keys_are_vllm_flags() -> None:
     flags = {name.removeprefix("--").lstrip("-").replace("-", "_") for name in NEWEST.flags}
     keys = {SHORT_KEYS.get(key, key) for key in CASE_SPELLINGS} - OUR_KEYS - LOGGED_KEYS
     assert keys <= flags
     assert {*SPECULATIVE_SPELLINGS, *SPECULATIVE_REMARKS} - {"model_config", "draft_layers"} <= NEWEST.speculative_keys
 
 
-def test_an_error_about_a_field_names_the_key_that_the_field_becomes() -> None:
+def test_spec_field_errors_name_the_matching_batch_key() -> None:
     becomes = {(f"spec.{field}", key) for field, key in KEY_OF.items()}
     keys = {(row.field, f"speculative.{row.key}") for row in SPECULATIVE_KEYS}
     flags = {(row.field, CASE_SPELLINGS.get(row.flag.removeprefix("--").replace("-", "_"))) for row in ARGUMENTS}

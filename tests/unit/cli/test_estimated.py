@@ -49,7 +49,9 @@ def planned(specdecode: Specdecode, path: Path, given: Path) -> dict[str, Any]:
     return found
 
 
-def test_a_folder_of_headers_is_enough(specdecode: Specdecode, path: Path, headers: Path) -> None:
+def test_config_and_safetensors_headers_are_enough_for_an_estimate(
+    specdecode: Specdecode, path: Path, headers: Path
+) -> None:
     found = planned(specdecode, path, headers)
     assert found["models"] == [
         {"role": "target", "model": "my/new", "knowledge": "estimated", "estimated_because": "architectures"}
@@ -60,7 +62,7 @@ def test_a_folder_of_headers_is_enough(specdecode: Specdecode, path: Path, heade
     assert 0 < first["estimated_margin_bytes"] < first["margin_bytes"]
 
 
-def test_without_headers_more_is_kept_back(specdecode: Specdecode, path: Path, headers: Path) -> None:
+def test_estimate_without_headers_has_a_larger_margin(specdecode: Specdecode, path: Path, headers: Path) -> None:
     alone, with_headers = (
         planned(specdecode, path, given)["candidates"][0]["estimated_margin_bytes"]
         for given in (headers / "config.json", headers)
@@ -68,7 +70,7 @@ def test_without_headers_more_is_kept_back(specdecode: Specdecode, path: Path, h
     assert alone > with_headers
 
 
-def test_plan_explain_and_lint_say_so(specdecode: Specdecode, path: Path, headers: Path) -> None:
+def test_plan_explain_and_lint_mark_estimates(specdecode: Specdecode, path: Path, headers: Path) -> None:
     given = ("--model-config", f"my/new={headers}")
     assert "(estimated)" in specdecode("plan", path, *given).stdout
     assert "of it for estimated models" in specdecode("plan", "--explain", path, *given, "-o", "json").stdout
@@ -87,7 +89,7 @@ def test_plan_explain_and_lint_say_so(specdecode: Specdecode, path: Path, header
         (b"", "is truncated"),
     ],
 )
-def test_headers_that_make_no_sense_are_one_error(
+def test_invalid_safetensors_header_is_an_error(
     specdecode: Specdecode, path: Path, headers: Path, content: bytes, why: str
 ) -> None:
     (headers / "model.safetensors").write_bytes(content)
@@ -100,7 +102,7 @@ def assuming(write: WriteObject, target: str, **assume: Any) -> Path:
     return write("b.yaml", manifest("b", target={"model": target, "assume": assume}, speculation=None, parallelism={}))
 
 
-def test_numbers_that_the_user_gives_need_no_file(specdecode: Specdecode, write: WriteObject) -> None:
+def test_assumed_sizes_need_no_file(specdecode: Specdecode, write: WriteObject) -> None:
     result = specdecode("plan", assuming(write, "my/new", weightsGiB="14.5", kvBytesPerToken=131_072), "-o", "json")
     (found,) = json.loads(result.stdout)["objects"]
     assert found["models"][0]["knowledge"] == "assumed"
@@ -108,7 +110,7 @@ def test_numbers_that_the_user_gives_need_no_file(specdecode: Specdecode, write:
     assert "use unverified values" in result.stderr
 
 
-def test_numbers_beside_a_known_model_are_shown_with_its_own(specdecode: Specdecode, write: WriteObject) -> None:
+def test_assumed_sizes_of_a_known_model_are_ignored_with_a_warning(specdecode: Specdecode, write: WriteObject) -> None:
     known = "meta-llama/Llama-3.1-8B-Instruct"
     path = assuming(write, known, weightsGiB="20", kvBytesPerToken=1000)
     result = specdecode("plan", path, "-o", "json")
@@ -120,9 +122,7 @@ def test_numbers_beside_a_known_model_are_shown_with_its_own(specdecode: Specdec
 
 
 @pytest.mark.parametrize("method", ["eagle", "eagle3", "dflash", "dspark"])
-def test_an_assumed_head_is_one_for_the_method_that_is_named(
-    specdecode: Specdecode, write: WriteObject, method: str
-) -> None:
+def test_assumed_head_is_accepted_for_any_head_method(specdecode: Specdecode, write: WriteObject, method: str) -> None:
     """Its class is not known, so nothing speaks against the method."""
     draft = {"model": "my/head", "assume": {"weightsGiB": "1.5", "kvBytesPerToken": 8192}}
     speculation = {"method": method, "numSpeculativeTokens": 3, "draft": draft}
@@ -132,11 +132,11 @@ def test_an_assumed_head_is_one_for_the_method_that_is_named(
     assert [each["knowledge"] for each in found["models"]] == ["exact", "assumed"], result.output
 
 
-def test_weights_alone_are_not_enough_for_an_unknown_model(specdecode: Specdecode, write: WriteObject) -> None:
+def test_assumed_weights_alone_do_not_size_an_unknown_model(specdecode: Specdecode, write: WriteObject) -> None:
     assert specdecode("plan", assuming(write, "my/new", weightsGiB="14.5")).exit_code == 5
 
 
-def test_assuming_nothing_is_refused(specdecode: Specdecode, write: WriteObject) -> None:
+def test_empty_assume_is_refused(specdecode: Specdecode, write: WriteObject) -> None:
     result = specdecode("plan", assuming(write, "my/new"))
     assert result.exit_code == 2
     assert "spec.target.assume.weightsGiB" in result.output
@@ -158,7 +158,7 @@ def changed(facts: Path, **values: Any) -> Path:
     return facts
 
 
-def test_a_facts_file_stands_for_the_folder(
+def test_facts_file_gives_the_same_plan_as_the_folder(
     specdecode: Specdecode, path: Path, headers: Path, facts: Path, tmp_path: Path
 ) -> None:
     of_folder = planned(specdecode, path, headers)
@@ -189,7 +189,7 @@ def test_a_facts_file_stands_for_the_folder(
         ({"config": {"num_hidden_layers": 2**60}}, "config.num_hidden_layers"),
     ],
 )
-def test_facts_that_make_no_sense_are_one_error(
+def test_invalid_facts_file_is_a_single_error(
     specdecode: Specdecode, path: Path, facts: Path, values: dict[str, Any], why: str
 ) -> None:
     result = specdecode("plan", path, "--facts", changed(facts, **values))
@@ -198,7 +198,7 @@ def test_facts_that_make_no_sense_are_one_error(
     assert result.output.count("error:") == 1
 
 
-def test_facts_of_a_class_that_vllm_does_not_know_are_told_at_the_model(
+def test_facts_with_a_class_unknown_to_vllm_are_an_error_of_the_model(
     specdecode: Specdecode, path: Path, facts: Path
 ) -> None:
     result = specdecode("plan", path, "--facts", changed(facts, config={"architectures": ["Strange"]}))
@@ -209,7 +209,7 @@ def test_facts_of_a_class_that_vllm_does_not_know_are_told_at_the_model(
 @pytest.mark.parametrize(
     ("layers_bytes", "warns"), [(0.5, True), (0.79, True), (0.82, False), (1.24, False), (1.3, True)]
 )
-def test_weights_in_a_facts_file_are_compared_with_its_config(
+def test_weights_far_from_the_config_give_a_warning(
     specdecode: Specdecode, path: Path, facts: Path, layers_bytes: float, warns: bool
 ) -> None:
     """Its config.json describes 8 layers of 15,206,400 elements, and tables."""
@@ -226,7 +226,7 @@ def test_weights_in_a_facts_file_are_compared_with_its_config(
     )
 
 
-def test_facts_that_contradict_the_spec_or_the_catalogue(
+def test_facts_that_contradict_spec_or_catalogue_are_an_error(
     specdecode: Specdecode, write: WriteObject, facts: Path
 ) -> None:
     other = {"model": "my/new", "config": CONFIG | {"num_hidden_layers": 9}}
@@ -252,7 +252,7 @@ def test_facts_that_contradict_the_spec_or_the_catalogue(
         ({"num_key_value_heads": 16, "initializer_range": 1}, "num_key_value_heads"),
     ],
 )
-def test_facts_and_config_of_one_model_do_not_contradict_each_other(
+def test_facts_that_contradict_the_model_config_are_an_error(
     specdecode: Specdecode, path: Path, facts: Path, changes: dict[str, Any], key: str
 ) -> None:
     (config := facts.with_name("config.json")).write_text(json.dumps(CONFIG | changes))
@@ -262,7 +262,7 @@ def test_facts_and_config_of_one_model_do_not_contradict_each_other(
     assert result.output.count("contradicts the model's facts") == 1
 
 
-def test_facts_and_folder_of_one_model_do_not_contradict_each_other(
+def test_facts_that_contradict_the_model_folder_are_an_error(
     specdecode: Specdecode, path: Path, facts: Path, headers: Path
 ) -> None:
     given = ("--facts", facts, "--model-config", f"my/new={headers}")
@@ -273,7 +273,7 @@ def test_facts_and_folder_of_one_model_do_not_contradict_each_other(
     assert (result.exit_code, "in the folder of --model-config" in result.output) == (2, True)
 
 
-def test_an_assumed_model_needs_a_length(specdecode: Specdecode, write: WriteObject) -> None:
+def test_assumed_model_needs_max_model_len(specdecode: Specdecode, write: WriteObject) -> None:
     target = {"model": "my/new", "assume": {"weightsGiB": "14.5", "kvBytesPerToken": 131_072}}
     asked = {"target": target, "speculation": None, "parallelism": {}}
     path = write("d.yaml", manifest("d", **asked, serving={}))
@@ -284,7 +284,7 @@ def test_an_assumed_model_needs_a_length(specdecode: Specdecode, write: WriteObj
     assert specdecode("plan", path).exit_code == 0
 
 
-def test_facts_are_written_whole_or_not_at_all(
+def test_failed_write_keeps_the_old_facts_file(
     specdecode: Specdecode, headers: Path, facts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = facts.read_text()
@@ -299,17 +299,17 @@ def test_facts_are_written_whole_or_not_at_all(
     assert [each.name for each in facts.parent.iterdir() if each.name.startswith(".")] == []
 
 
-def test_a_model_has_one_facts_file(specdecode: Specdecode, path: Path, facts: Path) -> None:
+def test_second_facts_file_of_a_model_is_refused(specdecode: Specdecode, path: Path, facts: Path) -> None:
     result = specdecode("plan", path, "--facts", facts, "--facts", facts)
     assert (result.exit_code, "has facts already" in result.output) == (2, True)
 
 
-def test_a_folder_without_a_model_has_no_facts(specdecode: Specdecode, tmp_path: Path) -> None:
+def test_folder_without_a_config_is_refused(specdecode: Specdecode, tmp_path: Path) -> None:
     result = specdecode("models", "add", tmp_path)
     assert (result.exit_code, "there is no config.json" in result.output) == (5, True)
 
 
-def test_a_folder_without_weights_says_what_sizes_it(
+def test_folder_without_weights_suggests_model_config(
     specdecode: Specdecode, path: Path, tmp_path: Path, headers: Path
 ) -> None:
     (headers / "model.safetensors").unlink()
@@ -322,7 +322,7 @@ def test_a_folder_without_weights_says_what_sizes_it(
     assert (result.exit_code, "use the path of that file" in result.output.replace("\n", " ")) == (2, True)
 
 
-def test_the_model_of_a_facts_file_is_shown(specdecode: Specdecode, facts: Path) -> None:
+def test_models_show_reads_a_facts_file(specdecode: Specdecode, facts: Path) -> None:
     shown = json.loads(specdecode("models", "show", "my/new", "--facts", facts, "-o", "json").stdout)
     assert (shown["knowledge"], shown["source"]) == ("estimated", "a facts file")
     assert shown["weights"]["bytes"] == pytest.approx((2 * 32_000 + 8 * 40_960) * 1024 * 2, rel=0.01), "of its files"

@@ -38,7 +38,7 @@ SAMPLING = ON_V1 | {"speculation": PICKED}
     [{}, FP8, NGRAM, ALONE, GRAPHLESS, SAMPLING],
     ids=["BF16", "FP8", "ngram", "alone", "no graphs", "sampling on V1"],
 )
-def test_terms_add_up_to_what_the_plan_says(
+def test_terms_add_up_to_the_kv_cache_of_the_plan(
     specdecode: Specdecode, write: WriteObject, spec: dict[str, object]
 ) -> None:
     path = write("a.yaml", manifest("a", **spec))
@@ -52,7 +52,7 @@ def test_terms_add_up_to_what_the_plan_says(
     assert f"= {plan['kv_cache_tokens']:,}" in result.stdout
 
 
-def test_terms_on_cpu_add_up_to_the_memory_that_is_needed(specdecode: Specdecode, write: WriteObject) -> None:
+def test_terms_on_cpu_add_up_to_the_memory_needed(specdecode: Specdecode, write: WriteObject) -> None:
     """On a GPU torch's allocator takes a little more than this model's weights."""
     spec = {
         "target": {"model": "Qwen/Qwen3-4B"},
@@ -88,7 +88,7 @@ KINDS_IDS = [f"{kind} TP {tensor}" for kind in KINDS for tensor in (1, 2)]
 def test_terms_add_up_for_every_kind_of_model(
     specdecode: Specdecode, write: WriteObject, spec: dict[str, object]
 ) -> None:
-    test_terms_add_up_to_what_the_plan_says(specdecode, write, spec)
+    test_terms_add_up_to_the_kv_cache_of_the_plan(specdecode, write, spec)
     terms = figures(specdecode("plan", "--explain", "-f", write("a.yaml", manifest("a", **spec))).stdout)
     assert all(size >= 0 for name, size in terms.items() if name.startswith("- "))
 
@@ -113,7 +113,9 @@ def computed(formula: str) -> Fraction | None:
     [{}, FP8, NGRAM, ON_V1, {**ON_V1, **FP8}, *KINDS_OF_MODELS],
     ids=["BF16", "FP8", "ngram", "V1", "V1 FP8", *KINDS_IDS],
 )
-def test_formulas_give_their_result(specdecode: Specdecode, write: WriteObject, spec: dict[str, object]) -> None:
+def test_printed_formulas_compute_to_their_result(
+    specdecode: Specdecode, write: WriteObject, spec: dict[str, object]
+) -> None:
     """Those that are pure arithmetic are computed anew from their text."""
     text = specdecode("plan", "--explain", "-f", write("a.yaml", manifest("a", **spec))).stdout
     names = set()
@@ -134,7 +136,7 @@ def test_formulas_give_their_result(specdecode: Specdecode, write: WriteObject, 
     assert any(name.endswith("rotary table") for name in names), text
 
 
-def test_the_verdict_has_its_numbers_also_where_it_does_not_fit(specdecode: Specdecode, write: WriteObject) -> None:
+def test_verdict_that_does_not_fit_has_its_numbers(specdecode: Specdecode, write: WriteObject) -> None:
     body = manifest("a", accelerator={"products": ["NVIDIA-H100-80GB-HBM3"]})
     result = specdecode("plan", "--explain", "-f", write("a.yaml", body))
     assert result.exit_code == 4
@@ -150,7 +152,7 @@ def test_the_verdict_has_its_numbers_also_where_it_does_not_fit(specdecode: Spec
         ("nvidia/Llama-3.1-70B-Instruct-FP8", {}, "the checkpoint"),
     ],
 )
-def test_the_kv_cache_line_says_the_element_and_who_asked(
+def test_kv_cache_line_names_the_dtype_and_its_origin(
     specdecode: Specdecode, write: WriteObject, model: str, dtype: dict[str, str], who: str
 ) -> None:
     spec = {"target": {"model": model}, "serving": {"maxModelLen": 8192, **dtype}}
@@ -158,7 +160,7 @@ def test_the_kv_cache_line_says_the_element_and_who_asked(
     assert f"80 full layers x 8 heads / 2 x (128 + 128) x 1 byte (fp8 from {who})" in text
 
 
-def test_the_verdict_shows_what_lies_outside_the_budget(specdecode: Specdecode, write: WriteObject) -> None:
+def test_verdict_shows_the_memory_outside_the_budget(specdecode: Specdecode, write: WriteObject) -> None:
     serving = {"maxModelLen": 8192, "gpuMemoryUtilizationPercent": 99}
     path = write("a.yaml", manifest("a", serving=serving, accelerator={"products": ["NVIDIA-H200"]}))
     text = specdecode("plan", "--explain", "-f", path).stdout

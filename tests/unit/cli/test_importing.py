@@ -29,7 +29,7 @@ from tests.unit.cli.conftest import Specdecode, WriteObject
 from tests.unit.cli.old_deployments import DATA, INVALID, LLAMA_8B, LLAMA_70B, asked, engine, imported, with_pod
 
 
-def test_the_shell_string_of_the_vllm_documents(specdecode: Specdecode) -> None:
+def test_deployment_with_a_shell_command_is_imported(specdecode: Specdecode) -> None:
     spec, said = imported(specdecode, DATA / "shell-string.yaml")
     assert spec == {
         "target": {"model": LLAMA_8B},
@@ -59,7 +59,7 @@ def test_the_shell_string_of_the_vllm_documents(specdecode: Specdecode) -> None:
     assert "models in it are not downloaded again" in said
 
 
-def test_a_deployment_of_the_production_stack_chart(specdecode: Specdecode) -> None:
+def test_deployment_of_the_production_stack_chart_is_imported(specdecode: Specdecode) -> None:
     spec, said = imported(specdecode, DATA / "stack-chart.yaml")
     assert spec["target"] == {"model": LLAMA_70B}
     assert spec["speculation"] == {
@@ -126,7 +126,7 @@ def with_volume(deployment: dict[str, Any], volume: dict[str, Any], mount: str, 
         ("/root/.cache/huggingface", {"subPath": "hf"}, "downloaded again to its folder hub"),
     ],
 )
-def test_a_claim_with_the_hubs_cache_becomes_the_cache(mount: str, more: dict[str, Any], remark: str) -> None:
+def test_claim_with_the_hub_cache_becomes_models_cache(mount: str, more: dict[str, Any], remark: str) -> None:
     claim = {"persistentVolumeClaim": {"claimName": "hub-cache"}}
     migration = migrate(with_volume(engine(), claim, mount, **more))
     assert migration.body["spec"]["models"] == {"cache": claim}
@@ -137,7 +137,7 @@ def test_a_claim_with_the_hubs_cache_becomes_the_cache(mount: str, more: dict[st
 CERTIFICATE = ("--ssl-certfile=/tls/tls.crt", "--ssl-keyfile=/tls/tls.key", "--enable-ssl-refresh")
 
 
-def test_a_certificate_of_a_tls_secret_goes_to_its_field() -> None:
+def test_certificate_of_a_tls_secret_becomes_serving_tls_secret() -> None:
     secret = {"secret": {"secretName": "llama-tls"}}
     migration = migrate(with_volume(engine(LLAMA_8B, *CERTIFICATE), secret, "/tls", readOnly=True))
     assert migration.body["spec"]["serving"]["tlsSecret"] == {"name": "llama-tls"}
@@ -153,14 +153,14 @@ def test_a_certificate_of_a_tls_secret_goes_to_its_field() -> None:
         ({"secret": {"secretName": "s"}}, {"subPath": "tls.crt"}),
     ],
 )
-def test_a_certificate_of_another_kind_is_a_decision(volume: dict[str, Any], more: dict[str, Any]) -> None:
+def test_certificate_from_another_source_is_a_decision(volume: dict[str, Any], more: dict[str, Any]) -> None:
     migration = migrate(with_volume(engine(LLAMA_8B, *CERTIFICATE), volume, "/tls", **more))
     (decision,) = migration.decisions
     assert decision.field == "spec.serving.tlsSecret"
     assert "kubernetes.io/tls" in decision.message
 
 
-def test_a_model_in_a_directory_of_the_node_stays_there() -> None:
+def test_model_on_a_host_path_keeps_its_path() -> None:
     migration = migrate(with_volume(engine("/m/llama"), {"hostPath": {"path": "/mnt/models"}}, "/m"))
     assert migration.body["spec"]["target"]["model"] == "llama"
     assert migration.body["spec"]["models"] == {"volume": {"hostPath": {"path": "/mnt/models"}}}
@@ -179,21 +179,23 @@ def test_a_model_in_a_directory_of_the_node_stays_there() -> None:
         (None, None),
     ],
 )
-def test_a_rollout_that_misses_no_engine_stays_one(rolling: dict[str, Any] | None, strategy: str | None) -> None:
+def test_rolling_update_without_unavailability_becomes_surge(
+    rolling: dict[str, Any] | None, strategy: str | None
+) -> None:
     deployment = engine()
     deployment["spec"]["strategy"] = {"rollingUpdate": rolling} if rolling else {"type": "Recreate"}
     assert migrate(deployment).body["spec"].get("rollout", {}).get("strategy") == strategy
 
 
 @pytest.mark.parametrize(("seconds", "kept"), [(30, False), (300, True)])
-def test_a_long_time_to_end_is_kept(seconds: int, *, kept: bool) -> None:
+def test_long_termination_grace_period_is_kept(seconds: int, *, kept: bool) -> None:
     deployment = engine()
     deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = seconds
     pod = migrate(deployment).body["spec"].get("podTemplate", {}).get("spec", {})
     assert pod.get("terminationGracePeriodSeconds") == (seconds if kept else None)
 
 
-def test_the_flags_of_2024_are_translated(specdecode: Specdecode) -> None:
+def test_speculation_flags_of_2024_are_translated(specdecode: Specdecode) -> None:
     spec, said = imported(specdecode, DATA / "speculation-of-2024.yaml")
     assert spec["speculation"] == {
         "method": "draft_model",
@@ -209,7 +211,7 @@ def test_the_flags_of_2024_are_translated(specdecode: Specdecode) -> None:
         assert lost in said
 
 
-def test_models_on_a_claim_and_a_key_from_a_secret(specdecode: Specdecode) -> None:
+def test_models_on_a_claim_and_an_api_key_secret_are_imported(specdecode: Specdecode) -> None:
     spec, _ = imported(specdecode, DATA / "models-on-a-claim.yaml")
     assert spec["target"]["model"] == LLAMA_70B
     assert spec["models"] == {"volume": {"persistentVolumeClaim": {"claimName": "shared-models"}}}
@@ -227,7 +229,7 @@ def test_models_on_a_claim_and_a_key_from_a_secret(specdecode: Specdecode) -> No
 
 
 @pytest.mark.parametrize("file", sorted(DATA.glob("*.yaml")), ids=lambda path: path.stem)
-def test_what_import_prints_is_planned(specdecode: Specdecode, write: WriteObject, file: Path) -> None:
+def test_imported_object_can_be_planned(specdecode: Specdecode, write: WriteObject, file: Path) -> None:
     result = specdecode("import", "-f", file)
     allowed = re.findall(r"--allow-pod-template=[^\s)]+", result.stderr)
     planned = specdecode("plan", "-f", write("object.yaml", result.stdout), *allowed)
@@ -235,7 +237,7 @@ def test_what_import_prints_is_planned(specdecode: Specdecode, write: WriteObjec
 
 
 @pytest.mark.parametrize("file", sorted(DATA.glob("*.yaml")), ids=lambda path: path.stem)
-def test_the_steps_move_traffic_and_name_real_objects(specdecode: Specdecode, file: Path) -> None:
+def test_migration_steps_move_traffic_and_name_existing_objects(specdecode: Specdecode, file: Path) -> None:
     result = specdecode("import", "-f", file)
     body = yaml.safe_load(result.stdout)
     old = next(each for each in yaml.safe_load_all(file.read_text()) if each["kind"] == "Deployment")
@@ -262,7 +264,7 @@ def test_report_names_toleration_gpus_and_volumes(specdecode: Specdecode, write:
         assert reported in said
 
 
-def test_a_replica_may_spread_in_several_ways(specdecode: Specdecode, write: WriteObject) -> None:
+def test_pipeline_parallelism_is_imported_and_gpu_count_reported(specdecode: Specdecode, write: WriteObject) -> None:
     gpus = {"limits": {"nvidia.com/gpu": 4}}
     body = engine(LLAMA_70B, "-tp=2", "-pp", "2", "--distributed-executor-backend", "mp", resources=gpus)
     spec, said = imported(specdecode, write("d.yaml", body))
@@ -281,7 +283,7 @@ def test_a_replica_may_spread_in_several_ways(specdecode: Specdecode, write: Wri
         (["-cc.mode=3", "--seed=1"], ["-cc.mode=3", "--seed=1"]),
     ],
 )
-def test_the_mode_of_graphs_goes_to_its_field_and_the_rest_is_spelled_alike(
+def test_cudagraph_mode_becomes_a_field_and_other_keys_stay_arguments(
     specdecode: Specdecode, write: WriteObject, flags: list[str], extra: list[str] | None
 ) -> None:
     spec, _ = imported(specdecode, write("d.yaml", engine(LLAMA_8B, *flags)))
@@ -318,7 +320,7 @@ def test_the_mode_of_graphs_goes_to_its_field_and_the_rest_is_spelled_alike(
         (["-cc.mode=2", "-cc.mode=3"], ["-cc.mode=3"], "is repeated later"),
     ],
 )
-def test_dotted_paths_replace_a_whole_value_and_another_spelling_as_in_vllm(
+def test_dotted_flag_replaces_the_whole_value_as_in_vllm(
     specdecode: Specdecode, write: WriteObject, flags: list[str], extra: list[str], dropped: str
 ) -> None:
     spec, said = imported(specdecode, write("d.yaml", engine(LLAMA_8B, *flags)))
@@ -344,7 +346,7 @@ STARTS = {
 
 
 @pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
-def test_the_engine_is_found_however_it_is_started(
+def test_engine_is_found_for_every_kind_of_start_command(
     specdecode: Specdecode, write: WriteObject, start: dict[str, Any]
 ) -> None:
     start = {"args": None, **start}
@@ -352,13 +354,13 @@ def test_the_engine_is_found_however_it_is_started(
     assert spec["target"]["model"] == LLAMA_8B
 
 
-def test_the_version_can_be_given(specdecode: Specdecode, write: WriteObject) -> None:
+def test_engine_version_option_sets_the_version(specdecode: Specdecode, write: WriteObject) -> None:
     source = write("d.yaml", engine(image="vllm/vllm-openai:latest"))
     spec, _ = imported(specdecode, source, "--engine-version", "0.32")
     assert spec["engine"] == {"version": "0.32", "image": "vllm/vllm-openai:latest"}
 
 
-def test_the_server_s_defaults_of_an_object_are_no_wishes(specdecode: Specdecode, write: WriteObject) -> None:
+def test_api_server_defaults_are_not_imported(specdecode: Specdecode, write: WriteObject) -> None:
     body = with_pod(
         restartPolicy="Always", dnsPolicy="ClusterFirst", schedulerName="default-scheduler", securityContext={}
     )
@@ -370,7 +372,7 @@ def test_the_server_s_defaults_of_an_object_are_no_wishes(specdecode: Specdecode
     assert "podTemplate" not in spec
 
 
-def test_a_download_by_an_init_container_is_the_hub(specdecode: Specdecode, write: WriteObject) -> None:
+def test_init_container_download_becomes_a_hub_model(specdecode: Specdecode, write: WriteObject) -> None:
     mounts = [{"name": "weights", "mountPath": "/weights"}]
     body = engine("/weights/llama", volumeMounts=mounts)
     fetch = {
@@ -388,13 +390,13 @@ def test_a_download_by_an_init_container_is_the_hub(specdecode: Specdecode, writ
     assert "podTemplate" not in spec
 
 
-def test_json_and_standard_input(specdecode: Specdecode) -> None:
+def test_import_reads_stdin_and_writes_json(specdecode: Specdecode) -> None:
     result = specdecode("import", "-f", "-", "-o", "json", stdin=yaml.safe_dump(engine()))
     assert result.exit_code == 0, result.stderr
     assert json.loads(result.stdout)["spec"]["target"]["model"] == LLAMA_8B
 
 
-def test_one_of_several_is_chosen_by_name(specdecode: Specdecode, write: WriteObject) -> None:
+def test_one_of_several_deployments_is_chosen_by_name(specdecode: Specdecode, write: WriteObject) -> None:
     other = engine(LLAMA_70B, "-tp", "2")
     other["metadata"]["name"] = "other"
     source = write("d.yaml", engine(), other)
@@ -406,15 +408,13 @@ def test_one_of_several_is_chosen_by_name(specdecode: Specdecode, write: WriteOb
     assert "deployment/nobody" in asked(specdecode, source, "deployment/nobody")
 
 
-def test_a_model_that_the_catalogue_does_not_know_is_read_in_the_cluster(
-    specdecode: Specdecode, write: WriteObject
-) -> None:
+def test_model_outside_the_catalogue_is_imported_with_a_remark(specdecode: Specdecode, write: WriteObject) -> None:
     spec, said = imported(specdecode, write("d.yaml", engine("my/model")))
     assert spec["target"]["model"] == "my/model"
     assert "catalogue" in said
 
 
-def test_defaults_that_change_are_shown(specdecode: Specdecode, write: WriteObject) -> None:
+def test_changed_defaults_are_reported(specdecode: Specdecode, write: WriteObject) -> None:
     _, said = imported(specdecode, write("d.yaml", engine()))
     (line,) = [line for line in said.splitlines() if "spec.serving.maxNumSeqs" in line]
     assert "1024" in line
@@ -425,7 +425,7 @@ def test_defaults_that_change_are_shown(specdecode: Specdecode, write: WriteObje
     ("context", "told"),
     [({}, True), ({"fsGroup": 7}, True), ({"runAsUser": 0}, False), ({"runAsNonRoot": True}, False)],
 )
-def test_that_engines_are_not_root_any_more_is_told_where_the_image_decided(
+def test_change_of_user_is_reported_if_the_image_decided_it(
     specdecode: Specdecode, tmp_path: Path, context: dict[str, Any], *, told: bool
 ) -> None:
     file = tmp_path / "deployment.yaml"
@@ -467,17 +467,17 @@ MODELS = {
 
 
 @pytest.mark.parametrize("body", MODELS.values(), ids=MODELS)
-def test_the_model_is_that_of_vllm(body: dict[str, Any]) -> None:
+def test_model_argument_is_resolved_as_in_vllm(body: dict[str, Any]) -> None:
     assert spec_of(migrate(body))["target"]["model"] == LLAMA_8B
 
 
-def test_an_unquoted_variable_is_several_arguments() -> None:
+def test_unquoted_shell_variable_is_split_into_arguments() -> None:
     migration = migrate(scripted(f"vllm serve {LLAMA_8B} $EXTRA_ARGS", EXTRA_ARGS="--seed 7  --max-num-seqs 64"))
     spec = spec_of(migration)
     assert (spec["serving"]["maxNumSeqs"], spec["engine"]["extraArgs"]) == (64, ["--seed", "7"])
 
 
-def test_variables_of_the_script_are_the_engine_s() -> None:
+def test_exported_script_variables_become_engine_env() -> None:
     script = f"export A=1 B='x y'; A=2; C=3; export C; D=4; G=7\nE=$A$B env F=6 vllm serve {LLAMA_8B}"
     env = spec_of(migrate(scripted(script, G="1")))["engine"]["env"]
     found = {each["name"]: each["value"] for each in env}
@@ -556,7 +556,7 @@ BEYOND = {
 
 
 @pytest.mark.parametrize(("script", "what"), BEYOND.values(), ids=BEYOND)
-def test_a_script_that_does_more_is_a_question(
+def test_unsupported_shell_syntax_is_an_error(
     specdecode: Specdecode, write: WriteObject, script: str, what: str
 ) -> None:
     result = specdecode("import", "-f", write("d.yaml", scripted(script)))
@@ -575,7 +575,7 @@ def test_a_script_that_does_more_is_a_question(
         f"# if it's <big>\nvllm serve {LLAMA_8B} --chat-template '\nif x\n' \\\n  --seed 1",
     ],
 )
-def test_signs_in_quotes_and_comments_are_text(script: str) -> None:
+def test_shell_syntax_in_quotes_and_comments_is_plain_text(script: str) -> None:
     assert "--chat-template" in spec_of(migrate(scripted(script)))["engine"]["extraArgs"]
 
 
@@ -589,7 +589,7 @@ def test_signs_in_quotes_and_comments_are_text(script: str) -> None:
         ("--api-key 'SEKRET", "the script"),
     ],
 )
-def test_a_question_about_a_script_shows_no_word_of_it(script: str, where: str) -> None:
+def test_script_error_shows_no_word_of_the_script(script: str, where: str) -> None:
     with pytest.raises(MigrationError) as caught:
         migrate(scripted(f"vllm serve {LLAMA_8B} {script}"))
     assert caught.value.problem.value == where
@@ -608,7 +608,7 @@ def test_a_question_about_a_script_shows_no_word_of_it(script: str, where: str) 
         ("'Authorization: Bearer SEKRET'", "…"),
     ],
 )
-def test_a_command_beside_the_server_shows_none_of_its_words(other: str, shown: str) -> None:
+def test_other_script_command_is_shown_without_its_arguments(other: str, shown: str) -> None:
     migration = migrate(scripted(f"echo sekret; {other}; vllm serve {LLAMA_8B}"))
     (decision,) = migration.decisions
     assert decision.value == shown
@@ -625,7 +625,7 @@ LONG = {
 
 
 @pytest.mark.parametrize("text", LONG.values(), ids=LONG)
-def test_a_long_script_is_read_to_its_end(text: str) -> None:
+def test_long_script_is_parsed_to_its_end(text: str) -> None:
     with pytest.raises(MigrationError) as caught:
         migrate(scripted(f"vllm serve {LLAMA_8B} {text} | cat"))
     assert "holds a " in str(caught.value)
@@ -639,13 +639,13 @@ def test_a_script_that_is_too_long_is_refused() -> None:
 
 
 @pytest.mark.parametrize("sign", "\ue000\ue001\ue002\ue003\ue004\ue005")
-def test_characters_that_mean_syntax_in_here_are_refused(sign: str) -> None:
+def test_private_use_characters_are_refused(sign: str) -> None:
     for body in (scripted(f"vllm serve {LLAMA_8B}{sign}"), scripted(f"vllm serve {LLAMA_8B} $X", X=sign)):
         with pytest.raises(MigrationError, match="private characters"):
             migrate(body)
 
 
-def test_a_token_that_a_script_exports_is_asked_for_and_never_printed() -> None:
+def test_token_exported_by_a_script_is_a_decision_and_not_printed() -> None:
     migration = migrate(scripted(f"export HF_TOKEN=hf_secret; vllm serve {LLAMA_8B}"))
     (decision,) = migration.decisions
     assert decision.field == "spec.models.hubTokenSecret"
@@ -664,7 +664,7 @@ def test_a_sidecar_may_run_any_script() -> None:
 
 
 @pytest.mark.parametrize(("body", "words"), OPEN.values(), ids=OPEN)
-def test_what_only_the_container_knows_is_asked_for(
+def test_value_known_only_in_the_container_is_a_decision(
     specdecode: Specdecode, write: WriteObject, body: dict[str, Any], words: str
 ) -> None:
     assert words in asked(specdecode, write("d.yaml", body))
@@ -696,7 +696,7 @@ hf download "$DRAFT" \\
 """
 
 
-def test_each_model_is_the_one_that_is_fetched_to_its_folder() -> None:
+def test_models_fetched_by_a_script_are_matched_by_folder() -> None:
     spec = spec_of(migrate(fetching(BOTH, "/m/target", "/m/draft", env=LLAMA_8B)))
     assert spec["target"]["model"] == LLAMA_70B
     assert spec["speculation"]["draft"] == {"model": LLAMA_8B, "revision": "main"}
@@ -724,7 +724,9 @@ def ranges_of(migration: Migration) -> list[tuple[int, int, int]]:
     ],
     ids=["past the end", "in a gap", "out of order", "beyond K and the requests"],
 )
-def test_a_range_goes_on_until_the_next_as_in_vllm(written: list[list[int]], meant: list[tuple[int, int, int]]) -> None:
+def test_batch_size_range_extends_to_the_next_one_as_in_vllm(
+    written: list[list[int]], meant: list[tuple[int, int, int]]
+) -> None:
     # vllm/v1/spec_decode/dynamic/utils.py, build_dynamic_sd_schedule_lookup
     for order in (1, -1):
         config = {"num_speculative_tokens_per_batch_size": written, "num_speculative_tokens": 5}
@@ -732,18 +734,18 @@ def test_a_range_goes_on_until_the_next_as_in_vllm(written: list[list[int]], mea
 
 
 @pytest.mark.parametrize(("limit", "first"), [(1, 1), (16, 16), (64, 64)])
-def test_drafting_stops_from_so_many_requests_on(limit: int, first: int) -> None:
+def test_disable_by_batch_size_becomes_a_range_with_zero_tokens(limit: int, first: int) -> None:
     assert ranges_of(speculating(disable_by_batch_size=limit)) == [(first, 64, 0)]
 
 
-def test_a_way_to_sample_that_the_field_lacks_is_asked_for() -> None:
+def test_unsupported_draft_sample_method_is_a_decision() -> None:
     (decision,) = speculating(draft_sample_method=["greedy"]).decisions
     assert (decision.field, "draft_sample_method" in decision.value) == ("spec.speculation.draftSampling", True)
     assert "greedy" in decision.message
 
 
 @pytest.mark.parametrize("key", ["tensor_parallel_size", "synthetic_acceptance_length"])
-def test_a_key_that_vllm_or_the_operator_refuses_is_asked_for(key: str) -> None:
+def test_refused_speculative_key_is_a_decision(key: str) -> None:
     (decision,) = speculating(**{key: 2}).decisions
     assert key in decision.value
 
@@ -759,7 +761,7 @@ def test_a_key_that_vllm_or_the_operator_refuses_is_asked_for(key: str) -> None:
     ],
     ids=str,
 )
-def test_a_key_without_effect_is_told(key: dict[str, Any]) -> None:
+def test_speculative_key_without_effect_is_reported(key: dict[str, Any]) -> None:
     migration = speculating(**key)
     assert not migration.decisions
     assert any(next(iter(key)) in setting.name for setting in migration.settings)
@@ -775,7 +777,7 @@ def test_a_key_without_effect_is_told(key: dict[str, Any]) -> None:
         ("8.5e-1", 85, ""),
     ],
 )
-def test_a_share_of_the_memory_becomes_whole_percent_rounded_down(share: str, percent: int, remark: str) -> None:
+def test_memory_utilization_is_rounded_down_to_whole_percent(share: str, percent: int, remark: str) -> None:
     migration = migrate(engine(LLAMA_8B, "--gpu-memory-utilization", share))
     assert spec_of(migration)["serving"]["gpuMemoryUtilizationPercent"] == percent
     (setting,) = (each for each in migration.settings if "--gpu-memory-utilization" in each.name)
@@ -783,7 +785,7 @@ def test_a_share_of_the_memory_becomes_whole_percent_rounded_down(share: str, pe
 
 
 @pytest.mark.parametrize(("port", "kept"), [(1023, None), (1024, 1024), (1, None)])
-def test_a_port_is_kept_if_it_needs_no_root(port: int, kept: int | None) -> None:
+def test_port_is_kept_only_if_it_needs_no_root(port: int, kept: int | None) -> None:
     spec = spec_of(migrate(engine(LLAMA_8B, "--port", str(port))))
     assert spec.get("serving", {}).get("port") == kept
 
@@ -806,7 +808,7 @@ WORDS = {
 
 
 @pytest.mark.parametrize(("text", "words"), WORDS.items(), ids=WORDS)
-def test_words_are_those_of_a_shell(text: str, words: list[str]) -> None:
+def test_script_is_split_into_words_like_in_a_shell(text: str, words: list[str]) -> None:
     (command,) = read_script(text, {"X": "one two", "E": ""})
     assert list(command.words) == words
     assert command.unknown == ({"$XX"} if "$XX" in words else set())
@@ -865,7 +867,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("body", "words"), WRONG.values(), ids=WRONG)
-def test_what_is_wrong_or_open_is_named(
+def test_invalid_or_ambiguous_deployment_is_reported(
     specdecode: Specdecode, write: WriteObject, body: dict[str, Any], words: str
 ) -> None:
     options = ["--name", "x" * 60] if words == "metadata.name" else []
@@ -892,7 +894,7 @@ BIG = {
 
 
 @pytest.mark.parametrize(("body", "words"), BIG.values(), ids=BIG)
-def test_what_is_too_deep_or_too_large_is_named(body: dict[str, Any], words: str) -> None:
+def test_too_deep_or_too_large_value_is_reported(body: dict[str, Any], words: str) -> None:
     try:
         said = [str(each) for each in migrate(body).decisions]
     except MigrationError as error:
@@ -900,7 +902,7 @@ def test_what_is_too_deep_or_too_large_is_named(body: dict[str, Any], words: str
     assert any(words in each for each in said), said
 
 
-def test_what_must_be_decided_is_printed_as_far_as_it_goes(specdecode: Specdecode, write: WriteObject) -> None:
+def test_object_with_open_decisions_is_printed_with_a_comment(specdecode: Specdecode, write: WriteObject) -> None:
     arguments = ["-sc", '{"method":"eagle9","model":"a/b","num_speculative_tokens":3}']
     result = specdecode("import", "-f", write("d.yaml", engine(LLAMA_8B, *arguments)))
     assert yaml.safe_load(result.stdout)["spec"]["speculation"]["method"] == "eagle9", "no cluster takes it as it is"
@@ -917,7 +919,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("odd", [None, 7, "x", [], ["a"], {}, {"a": None}], ids=str)
 @pytest.mark.parametrize("file", sorted(DATA.glob("*.yaml")), ids=lambda path: path.stem)
-def test_no_broken_deployment_is_answered_with_a_traceback(file: Path, odd: Any) -> None:
+def test_malformed_deployment_never_causes_a_traceback(file: Path, odd: Any) -> None:
     *_, whole = yaml.safe_load_all(file.read_text())
     for path in places(whole):
         broken = deepcopy(whole)
@@ -944,7 +946,7 @@ def answered(body: dict[str, Any]) -> bool:
         (["deployment/x", "--context", "nowhere"], "KUBECONFIG"),
     ],
 )
-def test_bad_arguments(
+def test_invalid_arguments_are_refused(
     specdecode: Specdecode, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str], words: str
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
@@ -967,9 +969,7 @@ SPECULATIVE = {
 
 
 @pytest.mark.parametrize("arguments", SPECULATIVE.values(), ids=SPECULATIVE)
-def test_speculation_is_read_however_it_is_written(
-    specdecode: Specdecode, write: WriteObject, arguments: list[str]
-) -> None:
+def test_every_speculation_syntax_is_imported(specdecode: Specdecode, write: WriteObject, arguments: list[str]) -> None:
     spec, _ = imported(specdecode, write("d.yaml", engine(LLAMA_8B, *arguments)))
     assert spec["speculation"] == {"method": "ngram", "numSpeculativeTokens": 3, "ngram": {"promptLookupMin": 2}}
     assert "extraArgs" not in spec.get("engine", {})
@@ -983,7 +983,7 @@ HEADS = {
 
 
 @pytest.mark.parametrize("method", HEADS)
-def test_the_method_of_a_head_is_said_or_told_by_its_path(
+def test_method_of_a_head_is_given_or_derived_from_its_path(
     specdecode: Specdecode, write: WriteObject, method: str
 ) -> None:
     body = yaml.safe_load(specdecode("import", "-f", write("d.yaml", engine(LLAMA_8B, *HEADS[method]))).stdout)
@@ -992,7 +992,7 @@ def test_the_method_of_a_head_is_said_or_told_by_its_path(
     assert speculation["draft"]["model"] in " ".join(HEADS[method])
 
 
-def test_a_method_that_ended_is_a_decision_where_no_model_is_known(specdecode: Specdecode, write: WriteObject) -> None:
+def test_removed_method_is_a_decision_for_an_unknown_model(specdecode: Specdecode, write: WriteObject) -> None:
     result = specdecode("import", "--engine-version", "0.33", "--", "vllm", "serve", "org/vicuna", *HEADS["medusa"])
     assert result.exit_code == INVALID
     assert "spec.speculation.method: medusa: vLLM 0.33 no longer supports it; use method eagle3" in result.stderr
@@ -1003,7 +1003,7 @@ def test_a_method_that_ended_is_a_decision_where_no_model_is_known(specdecode: S
 
 
 @pytest.mark.parametrize("value", ['"perhaps"', "2", "[true]"])
-def test_what_says_neither_true_nor_false_of_drafts_in_one_pass_is_asked_for(
+def test_parallel_drafting_that_is_not_boolean_is_a_decision(
     specdecode: Specdecode, write: WriteObject, value: str
 ) -> None:
     config = f'{{"model":"amd/PARD-Llama-3.2-1B","num_speculative_tokens":3,"parallel_drafting":{value}}}'
@@ -1019,7 +1019,7 @@ def test_what_says_neither_true_nor_false_of_drafts_in_one_pass_is_asked_for(
         ("0.99", f"vLLM 0.99 is newer than the supported versions, and {KNOWN_VERSIONS[-1]} has no such"),
     ],
 )
-def test_a_key_and_a_flag_that_nobody_knows_are_said_of_the_version_that_was_asked_for(
+def test_unknown_key_and_flag_are_reported_for_the_given_version(
     specdecode: Specdecode, write: WriteObject, version: str, lacks: str
 ) -> None:
     config = '{"method":"ngram","num_speculative_tokens":3,"xyzzy":1}'
@@ -1051,11 +1051,11 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, list[tuple
     return found
 
 
-def test_there_are_all_commands_of_all_recipes_that_speculate() -> None:
+def test_data_has_all_recipe_commands_with_speculation() -> None:
     assert (len(COMMANDS), len({each["recipe"] for each in COMMANDS})) == (64, 56)
 
 
-def test_every_command_becomes_an_object(answers: Mapping[str, list[tuple[int, int | None]]]) -> None:
+def test_every_recipe_command_becomes_an_object(answers: Mapping[str, list[tuple[int, int | None]]]) -> None:
     assert [recipe for recipe, codes in answers.items() if any(planned is None for _, planned in codes)] == []
 
 
@@ -1114,7 +1114,7 @@ async def test_services_of_the_namespace_become_steps(api: ApiServer) -> None:
     assert any("kubectl patch service try-qwen -n lab" in each.command for each in steps)
 
 
-async def test_a_runtime_that_is_not_there_is_a_decision(api: ApiServer) -> None:
+async def test_missing_serving_runtime_is_a_decision(api: ApiServer) -> None:
     put(api, "inference-service-huggingface.yaml")
     body: dict[str, Any] = {"metadata": {"name": "other", "namespace": "team"}}
     model = {"modelFormat": {"name": "vLLM"}, "runtime": "gone", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
@@ -1124,6 +1124,6 @@ async def test_a_runtime_that_is_not_there_is_a_decision(api: ApiServer) -> None
 
 
 @pytest.mark.parametrize("which", ["statefulset/nobody", "isvc/nobody"])
-async def test_what_is_not_there_is_said(api: ApiServer, which: str) -> None:
+async def test_missing_object_is_reported(api: ApiServer, which: str) -> None:
     with pytest.raises(SourceError, match="/nobody: not found in namespace team"):
         await read(which)

@@ -37,7 +37,7 @@ def told(specdecode: Specdecode, path: Path, *arguments: object) -> str:
     return result.stderr + result.stdout
 
 
-def test_a_name_that_an_api_server_would_refuse_is_refused(specdecode: Specdecode, write: WriteObject) -> None:
+def test_name_that_the_api_server_would_refuse_is_refused(specdecode: Specdecode, write: WriteObject) -> None:
     assert "metadata.name" in told(specdecode, write("d.yaml", manifest("8b")))
 
 
@@ -53,7 +53,7 @@ def test_a_name_that_an_api_server_would_refuse_is_refused(specdecode: Specdecod
         ({"name": "a", "namespace": True}, "metadata.namespace: true: must be text: write it in quotes"),
     ],
 )
-def test_an_object_without_a_name_is_invalid(
+def test_object_without_a_name_is_invalid(
     specdecode: Specdecode, write: WriteObject, metadata: Any, words: str
 ) -> None:
     path = write("a.yaml", {**manifest("a"), "metadata": metadata})
@@ -64,13 +64,13 @@ def test_an_object_without_a_name_is_invalid(
     assert specdecode("render", path).exit_code == INVALID
 
 
-def test_all_that_is_wrong_with_an_object_is_said_at_once(specdecode: Specdecode, write: WriteObject) -> None:
+def test_all_problems_of_an_object_are_reported_in_one_run(specdecode: Specdecode, write: WriteObject) -> None:
     answer = told(specdecode, write("a.yaml", {**manifest("a"), "metadata": {}, "spec": {}}))
     assert "metadata.name: is missing" in answer
     assert "spec.target" in answer
 
 
-def test_the_matrix_of_several_objects_is_shown(specdecode: Specdecode, write: WriteObject) -> None:
+def test_matrix_is_shown_for_several_objects(specdecode: Specdecode, write: WriteObject) -> None:
     free = {"parallelism": {}, "target": {"model": "meta-llama/Llama-3.1-8B-Instruct"}, "speculation": None}
     path = write("two.yaml", manifest("a", **free), manifest("b", **free))
     assert "8 x H100, TP 8" not in specdecode("plan", path).stdout
@@ -80,7 +80,7 @@ def test_the_matrix_of_several_objects_is_shown(specdecode: Specdecode, write: W
 
 
 @pytest.mark.parametrize("command", ["plan", "render", "lint"])
-def test_a_config_that_goes_into_no_object_is_refused(specdecode: Specdecode, write: WriteObject, command: str) -> None:
+def test_unused_model_config_is_refused(specdecode: Specdecode, write: WriteObject, command: str) -> None:
     config = write("config.json", json.dumps(SMALL_CONFIG))
     path = write("a.yaml", manifest("a"), with_config())
     path.write_text(path.read_text().replace("name: a\n", "name: b\n", 1))
@@ -108,7 +108,7 @@ def test_a_config_that_goes_into_no_object_is_refused(specdecode: Specdecode, wr
         (200_000, "200000: meta-llama/Llama-3.1-70B-Instruct was made for at most 131072 tokens: use that or less"),
     ],
 )
-def test_a_bad_number_is_told_with_its_bound(
+def test_number_out_of_bounds_is_reported_with_its_bound(
     specdecode: Specdecode, write: WriteObject, value: object, words: str
 ) -> None:
     path = write("a.yaml", manifest("a", serving={"maxModelLen": value}))
@@ -152,7 +152,7 @@ def test_a_bad_number_is_told_with_its_bound(
         ),
     ],
 )
-def test_a_bad_field_is_told_with_its_fix(
+def test_invalid_field_is_reported_with_its_fix(
     specdecode: Specdecode, write: WriteObject, body: dict[str, Any], words: str
 ) -> None:
     assert words in told(specdecode, write("a.yaml", body))
@@ -179,13 +179,13 @@ def test_a_bad_field_is_told_with_its_fix(
         ),
     ],
 )
-def test_geometry_that_contradicts_itself_is_told_by_its_key(
+def test_contradictory_model_config_is_reported_by_key(
     specdecode: Specdecode, write: WriteObject, changes: dict[str, Any], words: str
 ) -> None:
     assert f"spec.target.config.{words}" in told(specdecode, write("a.yaml", with_config(**changes)))
 
 
-def test_an_unknown_model_says_what_helps(specdecode: Specdecode, write: WriteObject) -> None:
+def test_unknown_model_suggests_fixes(specdecode: Specdecode, write: WriteObject) -> None:
     misspelt = write("a.yaml", manifest("a", target={"model": "meta-llama/Lama-3.1-70B-Instruct"}))
     assert f"did you mean {LLAMA_70B}?" in specdecode("plan", "-f", misspelt).stdout
     result = specdecode("plan", "-f", write("a.yaml", speculation(draft={"model": "my/own-draft"})))
@@ -199,7 +199,7 @@ def test_an_unknown_model_says_what_helps(specdecode: Specdecode, write: WriteOb
         assert fix in answer
 
 
-def test_bad_lines_of_a_batch_decide_the_exit_code_only_when_strict(specdecode: Specdecode) -> None:
+def test_bad_batch_lines_fail_the_command_only_with_strict(specdecode: Specdecode) -> None:
     good = json.dumps({"id": 1, "gpu": "H100", "model": LLAMA_8B})
     bad = json.dumps({"id": 2, "gpu": "H100", "model": LLAMA_8B, "max_model_len": 2**63})
     lines = f"{good}\n\n{bad}\nnot json\n{good}\n"
@@ -213,7 +213,7 @@ def test_bad_lines_of_a_batch_decide_the_exit_code_only_when_strict(specdecode: 
     assert specdecode("plan", "--batch", "-", "--out", "-", "--strict", stdin=good).exit_code == 0
 
 
-def test_of_thousands_of_problems_the_first_are_told(specdecode: Specdecode, write: WriteObject) -> None:
+def test_only_the_first_50_of_many_problems_are_shown(specdecode: Specdecode, write: WriteObject) -> None:
     answer = told(specdecode, write("a.yaml", manifest("a", **{f"k{index:05}": {} for index in range(20_000)})))
     assert answer.count("unknown field") == 50
     assert "spec: 20,000 problems: only the first 50 are shown" in answer
@@ -222,7 +222,7 @@ def test_of_thousands_of_problems_the_first_are_told(specdecode: Specdecode, wri
 # What is no file, no folder, no YAML, or no object of ours: one line, at once, and nothing is overwritten.
 
 
-def test_one_name_is_one_object(specdecode: Specdecode, write: WriteObject, tmp_path: Path) -> None:
+def test_duplicate_object_name_is_an_error(specdecode: Specdecode, write: WriteObject, tmp_path: Path) -> None:
     elsewhere = manifest("a")
     elsewhere["metadata"]["namespace"] = "other"
     first = write("a/one.yaml", manifest("a"), manifest("b"), elsewhere)
@@ -241,7 +241,7 @@ def test_one_name_is_one_object(specdecode: Specdecode, write: WriteObject, tmp_
     assert specdecode("plan", kinds).exit_code == 0
 
 
-def test_the_errors_of_a_file_are_told_as_far_as_anybody_reads(specdecode: Specdecode, write: WriteObject) -> None:
+def test_only_the_first_50_errors_of_a_file_are_shown(specdecode: Specdecode, write: WriteObject) -> None:
     path = write("twins.yaml", *[manifest("a")] * 60)
     for command in ("plan", "lint"):
         result = specdecode(command, path)
@@ -281,7 +281,7 @@ def test_the_errors_of_a_file_are_told_as_far_as_anybody_reads(specdecode: Specd
     ],
 )
 @pytest.mark.parametrize("output", ["table", "json"])
-def test_what_is_no_object_of_ours_says_what_it_is(
+def test_file_without_a_deployment_says_what_it_contains(
     specdecode: Specdecode, write: WriteObject, text: str, words: str, output: str
 ) -> None:
     answer = told(specdecode, write("a.yaml", text), "-o", output)
@@ -298,7 +298,7 @@ def test_what_is_no_object_of_ours_says_what_it_is(
         ("a: &all [{x: 1}]\nb: [*all, *all]\na: 2", "a", "line 3, column 1"),
     ],
 )
-def test_a_key_that_is_there_twice_is_told(
+def test_duplicate_yaml_key_is_reported_with_its_line(
     specdecode: Specdecode, write: WriteObject, content: str, key: str, place: str | None
 ) -> None:
     """A forgotten --- makes two objects one, of which only the last would be read."""
@@ -327,7 +327,7 @@ def test_merged_keys_may_be_overridden(specdecode: Specdecode, write: WriteObjec
     ("name", "words"),
     [("", "empty file name"), ("/", "is the root folder"), ("/dev/zero", "is a device")],
 )
-def test_what_is_no_file_is_refused_at_once(specdecode: Specdecode, name: str, words: str) -> None:
+def test_path_that_is_no_file_is_refused(specdecode: Specdecode, name: str, words: str) -> None:
     assert words in specdecode("plan", "-f", name).stderr
     assert specdecode("plan", "-f", name).exit_code == INVALID
 
@@ -346,7 +346,7 @@ def test_what_is_no_file_is_refused_at_once(specdecode: Specdecode, name: str, w
         ("calibrate", "--append-to", "OUT", "--from-deployment", "FIFO"),
     ],
 )
-def test_a_fifo_that_nobody_writes_into_hangs_no_command(
+def test_fifo_is_refused_instead_of_blocking(
     specdecode: Specdecode, write: WriteObject, tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
     fifo, file = tmp_path / "fifo", write("a.yaml", manifest("a", target={"model": "my/model"}, speculation=None))
@@ -358,7 +358,7 @@ def test_a_fifo_that_nobody_writes_into_hangs_no_command(
     assert result.exit_code == INVALID
 
 
-def test_what_a_shell_makes_of_a_command_is_read(specdecode: Specdecode) -> None:
+def test_process_substitution_is_read(specdecode: Specdecode) -> None:
     reading, writing = os.pipe()
     os.write(writing, json.dumps(manifest("a")).encode())
     os.close(writing)
@@ -368,7 +368,7 @@ def test_what_a_shell_makes_of_a_command_is_read(specdecode: Specdecode) -> None
         os.close(reading)
 
 
-def test_a_folder_with_more_files_than_any_repository_is_refused(
+def test_folder_with_too_many_files_is_refused(
     specdecode: Specdecode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(input_files, "_MOST_FILES", 3)
@@ -378,7 +378,7 @@ def test_a_folder_with_more_files_than_any_repository_is_refused(
     assert "contains more than 3 files" in result.stderr
 
 
-def test_results_are_never_written_into_the_cases(specdecode: Specdecode, tmp_path: Path) -> None:
+def test_batch_output_is_never_written_to_the_input_file(specdecode: Specdecode, tmp_path: Path) -> None:
     cases, link = tmp_path / "cases", tmp_path / "link"
     cases.write_text("{}\n")
     link.symlink_to(cases)
@@ -389,7 +389,7 @@ def test_results_are_never_written_into_the_cases(specdecode: Specdecode, tmp_pa
         assert cases.read_text() == "{}\n"
 
 
-def test_results_that_cannot_be_written_whole_leave_what_was_there(specdecode: Specdecode, tmp_path: Path) -> None:
+def test_batch_output_replaces_a_file_and_keeps_its_mode(specdecode: Specdecode, tmp_path: Path) -> None:
     cases, out = tmp_path / "cases", tmp_path / "folder" / "out"
     cases.write_text("{}\n")
     result = specdecode("plan", "--batch", cases, "--out", out)
@@ -402,7 +402,7 @@ def test_results_that_cannot_be_written_whole_leave_what_was_there(specdecode: S
     assert [file.name for file in out.parent.iterdir()] == ["out"]
 
 
-def test_crds_need_a_folder_that_is_there(specdecode: Specdecode, tmp_path: Path) -> None:
+def test_crds_needs_an_existing_folder(specdecode: Specdecode, tmp_path: Path) -> None:
     result = specdecode("crds", "--out", tmp_path / "none")
     assert f"{tmp_path / 'none'}: is not a folder: create it first" in result.stderr
     assert result.exit_code == INVALID
@@ -421,7 +421,7 @@ def is_plain(text: str) -> bool:
     return text.replace("\n", "").isprintable()
 
 
-def test_what_others_wrote_does_nothing_to_a_terminal(specdecode: Specdecode, write: WriteObject) -> None:
+def test_terminal_escapes_in_input_are_escaped(specdecode: Specdecode, write: WriteObject) -> None:
     """Escape sequences could hide a verdict, and marks for the direction of writing turn it round."""
     evil = "a\x1b[2J\u202eb\x07"
     path = write("a.yaml", json.dumps(manifest(evil, target={"model": evil}, speculation=None)))
@@ -436,7 +436,7 @@ def test_what_others_wrote_does_nothing_to_a_terminal(specdecode: Specdecode, wr
 
 
 class TestLint:
-    def test_a_finding_is_one_line_whatever_the_values_say(self, specdecode: Specdecode, write: WriteObject) -> None:
+    def test_finding_is_one_line_for_any_value(self, specdecode: Specdecode, write: WriteObject) -> None:
         path = write("a.yaml", json.dumps(manifest("a", **{f"{EVIL}{LINES}": 1})))
         result = specdecode("lint", path)
         assert is_plain(result.output)
@@ -444,9 +444,7 @@ class TestLint:
         assert finding.startswith(f"{path}:1: error: ")
         assert r"a\x1b[2J\u202eb\x07\x9b2Kc\x7fx\nobjects: 1" in finding
 
-    def test_a_finding_is_one_line_whatever_the_file_is_called(
-        self, specdecode: Specdecode, write: WriteObject
-    ) -> None:
+    def test_finding_is_one_line_for_any_file_name(self, specdecode: Specdecode, write: WriteObject) -> None:
         path = write(f"{EVIL}{LINES}.yaml", manifest("a", target={}))
         result = specdecode("lint", path.parent)
         assert is_plain(result.output)
@@ -458,7 +456,7 @@ class TestData:
 
     @pytest.mark.parametrize(("output", "read"), [("json", json.loads), ("yaml", yaml.safe_load)])
     @pytest.mark.parametrize("command", ["plan", "plan --explain"])
-    def test_answers_keep_the_value(
+    def test_plan_data_keeps_control_characters_of_values(
         self, specdecode: Specdecode, write: WriteObject, command: str, output: str, read: Callable[[str], Any]
     ) -> None:
         body = {**manifest("a"), "metadata": {"name": "a", "namespace": EVIL}}
@@ -466,20 +464,22 @@ class TestData:
         assert is_plain(result.stdout)
         assert read(result.stdout)["objects"][0]["namespace"] == EVIL
 
-    def test_findings_keep_the_value(self, specdecode: Specdecode, write: WriteObject) -> None:
+    def test_lint_data_keeps_control_characters_of_file_names(self, specdecode: Specdecode, write: WriteObject) -> None:
         path = write(f"{EVIL}.yaml", manifest("a", target={}))
         result = specdecode("lint", path, "-o", "json")
         assert is_plain(result.stdout)
         assert json.loads(result.stdout)["findings"][0]["file"] == str(path)
 
-    def test_sarif_keeps_the_value(self, specdecode: Specdecode, write: WriteObject) -> None:
+    def test_sarif_with_control_characters_is_printable_and_valid_json(
+        self, specdecode: Specdecode, write: WriteObject
+    ) -> None:
         path = write("a.yaml", json.dumps(manifest("a", target={"model": "b/c", EVIL: 1})))
         result = specdecode("lint", path, "-o", "sarif")
         assert is_plain(result.stdout)
         json.loads(result.stdout)
 
     @pytest.mark.parametrize(("output", "read"), [("json", json.loads), ("yaml", yaml.safe_load_all)])
-    def test_rendered_objects_keep_the_value(
+    def test_rendered_objects_keep_control_characters_of_values(
         self, specdecode: Specdecode, write: WriteObject, output: str, read: Callable[[str], Any]
     ) -> None:
         path = write("a.yaml", json.dumps(manifest("a", engine={"env": [{"name": "MINE", "value": EVIL}]})))
@@ -491,14 +491,12 @@ class TestData:
         (engine,) = workload["spec"]["template"]["spec"]["containers"]
         assert {"name": "MINE", "value": EVIL} in engine["env"]
 
-    def test_text_of_other_languages_stays_as_it_is(self, specdecode: Specdecode, write: WriteObject) -> None:
+    def test_non_latin_text_is_unchanged(self, specdecode: Specdecode, write: WriteObject) -> None:
         path = write("日本.yaml", manifest("a", target={}))
         assert "日本.yaml" in specdecode("plan", path, "-o", "json").stdout
         assert "日本.yaml" in specdecode("plan", path, "-o", "yaml").stdout
 
-    def test_a_rendered_command_line_means_the_same_to_a_shell(
-        self, specdecode: Specdecode, write: WriteObject
-    ) -> None:
+    def test_rendered_command_line_keeps_the_value_in_a_shell(self, specdecode: Specdecode, write: WriteObject) -> None:
         value = f"{EVIL}'\\\n$HOME"
         path = write("a.yaml", json.dumps(manifest("a", engine={"env": [{"name": "MINE", "value": value}]})))
         result = specdecode("render", path, "-o", "command")
@@ -508,7 +506,7 @@ class TestData:
         said = subprocess.run(["bash", "-c", f"printf %s {word}"], capture_output=True, check=True).stdout
         assert said.decode() == value
 
-    def test_results_of_a_batch_keep_the_id(self, specdecode: Specdecode) -> None:
+    def test_batch_results_keep_the_id(self, specdecode: Specdecode) -> None:
         result = specdecode("plan", "--batch", "-", "--out", "-", stdin=json.dumps({"id": EVIL, "model": "b/c"}))
         assert is_plain(result.stdout)
         assert json.loads(result.stdout)["id"] == EVIL
@@ -529,7 +527,7 @@ class TestCapture:
         (folder / "trace.jsonl").write_text("{")
         return folder
 
-    def test_files_that_are_validated(self, specdecode: Specdecode, folder: Path) -> None:
+    def test_validate_escapes_the_path_and_keeps_it_in_json(self, specdecode: Specdecode, folder: Path) -> None:
         assert is_plain(specdecode("capture", "validate", folder).output)
         told = specdecode("capture", "validate", folder, "-o", "json").stdout
         assert is_plain(told)
@@ -537,7 +535,7 @@ class TestCapture:
 
 
 @pytest.mark.parametrize("output", ["yaml", "json"])
-def test_an_import_keeps_the_value_and_tells_it(specdecode: Specdecode, output: str) -> None:
+def test_import_keeps_control_characters_of_arguments(specdecode: Specdecode, output: str) -> None:
     words = ("vllm", "serve", "Qwen/Qwen3-32B", "--chat-template", f"{EVIL}{LINES}")
     result = specdecode("import", "-o", output, "--", *words)
     assert is_plain(result.output)

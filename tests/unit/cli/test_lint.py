@@ -46,7 +46,7 @@ def capture(**spec: Any) -> dict[str, Any]:
     return {**CAPTURE, "spec": {**deepcopy(CAPTURE["spec"]), **spec}}
 
 
-def test_examples_have_nothing_wrong(specdecode: Specdecode) -> None:
+def test_examples_have_no_findings(specdecode: Specdecode) -> None:
     result = specdecode("lint", EXAMPLES)
     assert result.exit_code == 0
     assert result.stdout == "objects: 25, errors: 0, warnings: 0\n"
@@ -61,7 +61,7 @@ def test_examples_have_nothing_wrong(specdecode: Specdecode) -> None:
     ],
     ids=["a chart without limits", "no binding", "no policy"],
 )
-def test_a_file_without_limits_is_told_how_to_get_some(
+def test_admission_policy_file_without_limits_is_an_error(
     specdecode: Specdecode, write: WriteObject, tmp_path: Path, kinds: str, told: str
 ) -> None:
     rendered = (ROOT / "manifests/deployment.yaml").read_text()
@@ -72,9 +72,7 @@ def test_a_file_without_limits_is_told_how_to_get_some(
     assert f"{policy}: {told}" in result.output
 
 
-def test_what_a_pod_template_may_not_ask_for_is_refused_unless_it_is_allowed(
-    specdecode: Specdecode, write: WriteObject
-) -> None:
+def test_disallowed_pod_template_field_needs_the_allow_option(specdecode: Specdecode, write: WriteObject) -> None:
     path = write("a.yaml", manifest("a", podTemplate={"spec": {"hostNetwork": True}}))
     (found,) = findings(specdecode, path)
     assert (found["rule"], found["field"]) == ("PodTemplateNotAllowed", "spec.podTemplate.spec.hostNetwork")
@@ -102,7 +100,7 @@ def all_wrong(**changes: Any) -> dict[str, Any]:
     return manifest("Chat_1", **{**spec, **changes})
 
 
-def test_mistakes_of_schema_and_rules_are_told_in_one_run(specdecode: Specdecode, write: WriteObject) -> None:
+def test_schema_and_rule_errors_are_reported_in_one_run(specdecode: Specdecode, write: WriteObject) -> None:
     found = {each["field"] for each in findings(specdecode, write("a.yaml", all_wrong()))}
     assert found == {
         "metadata.name",
@@ -127,7 +125,7 @@ def test_mistakes_of_schema_and_rules_are_told_in_one_run(specdecode: Specdecode
         ({"accelerator": {"type": "CPU", "cpuCores": "x"}}, "spec.accelerator.cpuCores: is missing"),
     ],
 )
-def test_a_rule_is_not_told_if_a_wrong_field_decides_it(
+def test_rule_is_skipped_if_a_field_it_needs_is_invalid(
     specdecode: Specdecode, write: WriteObject, changes: dict[str, Any], silent: str
 ) -> None:
     body = all_wrong(serving={"maxModelLen": "x"}, **{k: v for k, v in changes.items() if k != "serving"})
@@ -137,13 +135,13 @@ def test_a_rule_is_not_told_if_a_wrong_field_decides_it(
     assert len(messages) > 2
 
 
-def test_items_of_a_list_are_judged_beside_a_wrong_one(specdecode: Specdecode, write: WriteObject) -> None:
+def test_list_items_are_checked_beside_an_invalid_one(specdecode: Specdecode, write: WriteObject) -> None:
     arms = [{"name": "a", "speculation": {"method": "none", "numSpeculativeTokens": 3}}, {"name": "b", "tokens": 1}]
     found = {each["field"] for each in findings(specdecode, write("a.yaml", capture(arms=arms)))}
     assert {"spec.arms[0].speculation.numSpeculativeTokens", "spec.arms[1].tokens"} <= found
 
 
-def test_what_the_operator_does_not_allow_is_told_in_one_run(specdecode: Specdecode, write: WriteObject) -> None:
+def test_all_disallowed_settings_are_reported_in_one_run(specdecode: Specdecode, write: WriteObject) -> None:
     body = manifest(
         "a", podTemplate={"spec": {"hostNetwork": True}}, engine={"extraArgs": ["--tensor-parallel-size=4"]}
     )
@@ -152,13 +150,13 @@ def test_what_the_operator_does_not_allow_is_told_in_one_run(specdecode: Specdec
     assert rules == ["HostPathNotAllowed", "PodTemplateNotAllowed", "Invalid"]
 
 
-def test_what_is_missing_is_said_where_it_should_stand(specdecode: Specdecode, write: WriteObject) -> None:
+def test_missing_field_is_reported_at_the_line_of_its_parent(specdecode: Specdecode, write: WriteObject) -> None:
     text = BROKEN.replace("    max_num_seqs: 4\n", "").replace('"x"', "4096")
     (found,) = findings(specdecode, write("a.yaml", text))
     assert (found["field"], found["line"]) == ("spec.speculation.numSpeculativeTokens", 13)
 
 
-def test_an_item_of_a_list_has_the_lines_of_the_item(specdecode: Specdecode, write: WriteObject) -> None:
+def test_finding_in_a_list_object_names_the_line_of_the_item(specdecode: Specdecode, write: WriteObject) -> None:
     body = manifest("a", serving={"maxModelLen": 0})
     items = {"apiVersion": "v1", "kind": "List", "items": [manifest("b"), body]}
     text = json.dumps(items, indent=1)
@@ -168,7 +166,7 @@ def test_an_item_of_a_list_has_the_lines_of_the_item(specdecode: Specdecode, wri
     assert found["name"] == "a"
 
 
-def test_rules_between_fields_and_facts_about_vllm_are_said(specdecode: Specdecode, write: WriteObject) -> None:
+def test_crd_rules_and_vllm_rules_are_checked(specdecode: Specdecode, write: WriteObject) -> None:
     crd_rule = manifest("a", speculation={"method": "none", "numSpeculativeTokens": 3})
     engine_rule = manifest("b", engine={"extraArgs": ["--tensor-parallel-size", "4"]})
     found = findings(specdecode, write("a.yaml", crd_rule, engine_rule))
@@ -176,7 +174,7 @@ def test_rules_between_fields_and_facts_about_vllm_are_said(specdecode: Specdeco
     assert {each["rule"] for each in found} == {"Invalid"}
 
 
-def test_a_model_that_nobody_knows_is_a_warning_and_hides_nothing(specdecode: Specdecode, write: WriteObject) -> None:
+def test_unknown_model_is_a_warning_and_hides_no_errors(specdecode: Specdecode, write: WriteObject) -> None:
     body = manifest("a", target={"model": "acme/new"}, speculation=None)
     (found,) = findings(specdecode, write("a.yaml", body), code=0)
     assert (found["level"], found["rule"], found["field"]) == ("warning", "ModelUnknown", "spec.target.model")
@@ -186,9 +184,7 @@ def test_a_model_that_nobody_knows_is_a_warning_and_hides_nothing(specdecode: Sp
     assert [each["level"] for each in findings(specdecode, write("a.yaml", body))] == ["warning", "error"]
 
 
-def test_a_version_in_doubt_is_told_beside_a_model_that_nobody_knows(
-    specdecode: Specdecode, write: WriteObject
-) -> None:
+def test_untested_version_is_reported_beside_an_unknown_model(specdecode: Specdecode, write: WriteObject) -> None:
     body = manifest("a", target={"model": "acme/new"}, speculation=None, engine={"version": "0.99", "image": "i:1"})
     path = write("a.yaml", body)
     found = {each["field"]: each["message"] for each in findings(specdecode, path, code=0)}
@@ -196,7 +192,7 @@ def test_a_version_in_doubt_is_told_beside_a_model_that_nobody_knows(
     assert f"warning: a: {found['spec.engine.version']}" in specdecode("plan", "-f", path).stderr
 
 
-def test_a_config_that_is_given_makes_a_model_known(specdecode: Specdecode, write: WriteObject) -> None:
+def test_model_config_option_makes_a_model_known(specdecode: Specdecode, write: WriteObject) -> None:
     body = manifest("a", target={"model": "acme/new"}, speculation=None, serving={"maxModelLen": 9999})
     config = {**TINY_CONFIG, "max_position_embeddings": 2048}
     path = write("config.json", json.dumps(config))
@@ -204,7 +200,7 @@ def test_a_config_that_is_given_makes_a_model_known(specdecode: Specdecode, writ
     assert found["field"] == "spec.serving.maxModelLen"
 
 
-def test_what_the_plan_would_mention_is_a_warning(specdecode: Specdecode, write: WriteObject) -> None:
+def test_plan_warning_is_a_lint_warning(specdecode: Specdecode, write: WriteObject) -> None:
     body = manifest("a", engine={"version": "0.32", "image": "example.org/vllm-openai:v0.30.1"})
     (found,) = findings(specdecode, write("a.yaml", body), code=0)
     assert found["rule"] == "PlanWarning"
@@ -239,9 +235,7 @@ ADAPTIVE = {"method": "eagle3", "numSpeculativeTokens": 3, "adaptiveVerification
 }
 
 
-def test_what_comes_with_a_correct_setting_is_a_note_and_blocks_nobody(
-    specdecode: Specdecode, write: WriteObject
-) -> None:
+def test_plan_note_does_not_fail_strict(specdecode: Specdecode, write: WriteObject) -> None:
     path = write("a.yaml", manifest("a", **only(H100), target={"model": "Qwen/Qwen3-8B"}, speculation=ADAPTIVE))
     (found,) = findings(specdecode, path, "--strict", code=0)
     assert (found["level"], found["rule"]) == ("note", "PlanNote")
@@ -252,7 +246,7 @@ def test_what_comes_with_a_correct_setting_is_a_note_and_blocks_nobody(
     assert "acceptance reads low" in " ".join(planned.stdout.split())
 
 
-def test_who_serves_adapters_has_nothing_to_mend(specdecode: Specdecode, write: WriteObject) -> None:
+def test_lora_adapters_give_only_a_note(specdecode: Specdecode, write: WriteObject) -> None:
     body = manifest("a", **only("NVIDIA-H200"), engine={"extraArgs": ["--enable-lora"]}, speculation=None)
     path = write("a.yaml", body)
     (found,) = findings(specdecode, path, "--strict", code=0)
@@ -262,7 +256,7 @@ def test_who_serves_adapters_has_nothing_to_mend(specdecode: Specdecode, write: 
     assert "--enable-lora, which the plan does not count" in " ".join(planned.stdout.split())
 
 
-def test_strict_means_warnings_for_both_commands(specdecode: Specdecode, write: WriteObject) -> None:
+def test_strict_fails_on_warnings_in_lint_and_plan(specdecode: Specdecode, write: WriteObject) -> None:
     engine = {"version": "0.32", "image": "vllm/vllm-openai:v0.31.0"}
     body = manifest("a", **only("NVIDIA-H200"), engine=engine, speculation=None)
     path = write("a.yaml", body)
@@ -273,7 +267,7 @@ def test_strict_means_warnings_for_both_commands(specdecode: Specdecode, write: 
 
 
 @pytest.mark.parametrize("kind", ["List", "StorageClassList"])
-def test_a_cluster_without_storage_classes_is_one(specdecode: Specdecode, write: WriteObject, kind: str) -> None:
+def test_empty_list_of_storage_classes_gives_a_warning(specdecode: Specdecode, write: WriteObject, kind: str) -> None:
     classes = write("classes.yaml", {"apiVersion": "v1", "kind": kind, "items": []})
     (found,) = findings(specdecode, write("a.yaml", capture()), f"--storage-classes={classes}", code=0)
     assert (found["level"], found["rule"]) == ("warning", "StorageClassNotFound")
@@ -296,7 +290,7 @@ def test_a_cluster_without_storage_classes_is_one(specdecode: Specdecode, write:
         ({"arms": [{"name": "one"}, {"name": "other"}], "against": {"capture": "g"}}, "Invalid", "spec.against"),
     ],
 )
-def test_captures_are_read_too(
+def test_captures_are_checked(
     specdecode: Specdecode, write: WriteObject, spec: dict[str, Any], rule: str, field: str
 ) -> None:
     (found,) = findings(specdecode, write("a.yaml", capture(**spec)))
@@ -306,27 +300,27 @@ def test_captures_are_read_too(
 
 @pytest.mark.parametrize("kind", ["SpecDecodeDeployment", "SpecDecodeCapture"])
 @pytest.mark.parametrize("name", [None, "Chat", "a" * 60, 7])
-def test_names_are_judged_for_both_kinds(specdecode: Specdecode, write: WriteObject, kind: str, name: object) -> None:
+def test_names_of_both_kinds_are_checked(specdecode: Specdecode, write: WriteObject, kind: str, name: object) -> None:
     body = capture() if kind == "SpecDecodeCapture" else manifest("a")
     (found,) = findings(specdecode, write("a.yaml", {**body, "metadata": {"name": name} if name else {}}))
     assert (found["kind"], found["field"]) == (kind, "metadata.name")
 
 
-def test_a_capture_that_its_deadline_ends_is_refused(specdecode: Specdecode, write: WriteObject) -> None:
+def test_capture_longer_than_its_deadline_is_refused(specdecode: Specdecode, write: WriteObject) -> None:
     body = capture(deadlineSeconds=60)
     body["spec"]["workload"]["phases"][0]["durationSeconds"] = 90
     (found,) = findings(specdecode, write("a.yaml", body))
     assert found["rule"] == "WorkloadTooLong"
 
 
-def test_a_capture_is_held_against_its_deployment_in_the_files(specdecode: Specdecode, write: WriteObject) -> None:
+def test_capture_is_checked_against_its_deployment_in_the_files(specdecode: Specdecode, write: WriteObject) -> None:
     owner = manifest("chat", engine={"extraArgs": ["--stream-interval", "4"]})
     assert findings(specdecode, write("a.yaml", capture()), code=0) == []
     (found,) = findings(specdecode, write("a.yaml", capture(), owner))
     assert (found["kind"], found["rule"]) == ("SpecDecodeCapture", "StreamIntervalNotOne")
 
 
-def test_each_arm_of_a_capture_is_planned_as_its_deployment(
+def test_each_capture_arm_is_planned_like_a_deployment(
     specdecode: Specdecode, write: WriteObject, tmp_path: Path
 ) -> None:
     def drafted(method: str, model: str) -> dict[str, Any]:
@@ -377,13 +371,13 @@ def test_sarif_names_rule_place_and_object(
         assert name["fullyQualifiedName"].startswith("SpecDecodeDeployment chat spec.s")
 
 
-def test_sarif_of_nothing_wrong_is_a_run_without_results(specdecode: Specdecode, write: WriteObject) -> None:
+def test_sarif_without_findings_has_a_run_without_results(specdecode: Specdecode, write: WriteObject) -> None:
     result = specdecode("lint", write("a.yaml", manifest("a")), "-o", "sarif")
     assert result.exit_code == 0
     assert json.loads(result.stdout)["runs"][0]["results"] == []
 
 
-def test_a_file_that_cannot_be_read_is_a_finding_of_that_file(specdecode: Specdecode, write: WriteObject) -> None:
+def test_unreadable_file_is_a_finding_of_that_file(specdecode: Specdecode, write: WriteObject) -> None:
     path = write("a.yaml", "a: 1\nb: [")
     (found,) = findings(specdecode, path)
     assert (found["rule"], found["file"], found["line"]) == ("Unreadable", str(path), 2)
@@ -393,7 +387,7 @@ def test_a_file_that_cannot_be_read_is_a_finding_of_that_file(specdecode: Specde
     assert place["physicalLocation"]["region"] == {"startLine": 2}
 
 
-def test_standard_input_has_no_lines(specdecode: Specdecode) -> None:
+def test_findings_in_standard_input_have_no_line_numbers(specdecode: Specdecode) -> None:
     result = specdecode("lint", "-", "-o", "json", stdin=BROKEN)
     assert result.exit_code == 2
     assert {each["line"] for each in json.loads(result.stdout)["findings"]} == {None}
@@ -401,7 +395,7 @@ def test_standard_input_has_no_lines(specdecode: Specdecode) -> None:
     assert {each["line"] for each in json.loads(result.stdout)["findings"]} == {None}
 
 
-def test_what_no_single_file_lacks_is_said_without_a_place(specdecode: Specdecode, write: WriteObject) -> None:
+def test_empty_input_is_an_error_without_a_location(specdecode: Specdecode, write: WriteObject) -> None:
     result = specdecode("lint", write("a.yaml", ""))
     assert result.exit_code == 2
     assert result.stdout.startswith("error: ")

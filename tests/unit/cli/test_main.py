@@ -26,7 +26,7 @@ def test_help_omits_internal_commands_that_still_work(specdecode: Specdecode, na
     assert specdecode(name, "--help").exit_code == 0
 
 
-def test_version_is_that_of_the_option_and_lists_engines_as_json(specdecode: Specdecode):
+def test_version_command_matches_the_option_and_lists_vllm_versions(specdecode: Specdecode):
     assert specdecode("version").stdout == specdecode("--version").stdout
     data = json.loads(specdecode("version", "-o", "json").stdout)
     assert data["version"] == __version__
@@ -43,14 +43,14 @@ def test_version_is_that_of_the_option_and_lists_engines_as_json(specdecode: Spe
         ("schema estimate", "schema batch"),
     ],
 )
-def test_a_former_name_works_and_the_new_one_is_printed_once(specdecode: Specdecode, old: str, new: str):
+def test_former_command_name_works_and_prints_the_new_one_once(specdecode: Specdecode, old: str, new: str):
     result, renamed = specdecode(*old.split(), "--help"), specdecode(*new.split(), "--help")
     assert (result.exit_code, result.stdout) == (0, renamed.stdout)
     assert result.stderr.splitlines() == [f"specdecode {old}: renamed to specdecode {new}"]
     assert renamed.stderr == ""
 
 
-def test_estimate_is_plan_with_batch(specdecode: Specdecode) -> None:
+def test_estimate_is_an_alias_of_plan_batch(specdecode: Specdecode) -> None:
     case = json.dumps({"gpu": "H100", "model": "meta-llama/Llama-3.1-8B-Instruct"})
     old, new = (
         specdecode(*words, stdin=case) for words in (["estimate", "--out", "-", "--in", "-"], ["plan", "--batch", "-"])
@@ -82,7 +82,7 @@ def test_kubectl_finds_the_command_as_a_plugin():
     assert commands["kubectl-specdecode"] == commands["specdecode"]
 
 
-def test_plan_takes_the_names_of_vllm_for_parallelism(specdecode: Specdecode):
+def test_plan_accepts_vllm_names_for_parallelism(specdecode: Specdecode):
     pair = ("plan", "--model", "meta-llama/Llama-3.1-70B-Instruct", "--gpu", "H200", "-o", "json")
     short = specdecode(*pair, "--tp", 2, "--pp", 1, "--dp", 2)
     assert short.exit_code == 0
@@ -120,7 +120,7 @@ def test_help_omits_other_spellings_of_options_that_still_work(
     assert old not in names
 
 
-def test_plan_and_init_take_limits_of_the_engine_by_the_names_of_vllm(specdecode: Specdecode):
+def test_plan_and_init_accept_vllm_names_of_engine_limits(specdecode: Specdecode):
     model = ("--model", "meta-llama/Llama-3.1-8B-Instruct", "--gpu", "H200", "--max-num-seqs", 64)
     serving = yaml.safe_load(specdecode("init", *model, "--gpu-memory-utilization", 0.29).stdout)["spec"]["serving"]
     assert serving == {"maxNumSeqs": 64, "gpuMemoryUtilizationPercent": 29}
@@ -132,7 +132,7 @@ def test_plan_and_init_take_limits_of_the_engine_by_the_names_of_vllm(specdecode
 
 
 @pytest.mark.parametrize("command", ["plan", "init"])
-def test_help_groups_the_options_of_a_description(specdecode: Specdecode, command: str):
+def test_help_of_plan_and_init_groups_options_into_panels(specdecode: Specdecode, command: str):
     shown = specdecode(command, "--help").stdout
     found = [shown.index(f"─ {panel} ─") for panel in ("Model", "Speculation", "Hardware", "Engine", "Output")]
     assert found == sorted(found)

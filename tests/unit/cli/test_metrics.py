@@ -80,7 +80,7 @@ def told(text: str) -> dict[str, dict[str, object]]:
 
 
 @pytest.mark.usefixtures("clock")
-def test_engines_are_looked_at_twice_and_summed(specdecode: Specdecode) -> None:
+def test_engines_are_scraped_twice_and_summed(specdecode: Specdecode) -> None:
     with engine(page("a", 10), page("a", 15)) as a, engine(page("b", 10), page("b", 15)) as b:
         done = specdecode("metrics", "--engine", a, "--engine", b, "--over", FIVE_MINUTES_S, "-o", "json")
     assert done.exit_code == 0, done.output
@@ -94,7 +94,7 @@ def test_engines_are_looked_at_twice_and_summed(specdecode: Specdecode) -> None:
 
 
 @pytest.mark.usefixtures("clock")
-def test_one_that_vanishes_between_the_looks_is_left_out_and_told(specdecode: Specdecode) -> None:
+def test_engine_that_vanishes_between_scrapes_is_left_out_and_reported(specdecode: Specdecode) -> None:
     with engine(page("a", 10), page("a", 15)) as a, engine(page("b", 10), None) as b:
         done = specdecode("metrics", "--engine", a, "--engine", b, "--over", FIVE_MINUTES_S)
     assert done.exit_code == 0, done.output
@@ -105,7 +105,7 @@ def test_one_that_vanishes_between_the_looks_is_left_out_and_told(specdecode: Sp
 
 
 @pytest.mark.usefixtures("clock")
-def test_one_that_comes_between_the_looks_is_left_out_and_told(specdecode: Specdecode) -> None:
+def test_engine_that_appears_between_scrapes_is_left_out_and_reported(specdecode: Specdecode) -> None:
     with engine(page("a", 10), page("a", 15)) as a, engine(None, page("b", 15)) as b:
         done = specdecode("metrics", "--engine", a, "--engine", b, "-o", "json")
     assert done.exit_code == 0, done.output
@@ -115,7 +115,7 @@ def test_one_that_comes_between_the_looks_is_left_out_and_told(specdecode: Specd
 
 
 @pytest.mark.usefixtures("clock")
-def test_limits_of_an_slo_are_told_as_shares(specdecode: Specdecode) -> None:
+def test_latency_limits_give_the_share_of_requests_within_them(specdecode: Specdecode) -> None:
     histogram = "vllm:time_to_first_token_seconds"
     text = f'# TYPE {histogram} histogram\n{histogram}_bucket{{le="1.0"}} %d\n{histogram}_bucket{{le="+Inf"}} %d\n'
     pages = [text % counts + f"{histogram}_count {counts[1]}\n" for counts in ((5, 10), (80, 110))]
@@ -163,7 +163,7 @@ def test_engines_of_a_deployment_are_read_through_kubectl(
     assert (none.exit_code, "llama has no ready engine" in none.output) == (2, True)
 
 
-def test_a_prometheus_is_asked_with_its_token_for_the_deployment_alone(specdecode: Specdecode, tmp_path: Path) -> None:
+def test_prometheus_is_queried_with_the_token_for_one_deployment(specdecode: Specdecode, tmp_path: Path) -> None:
     queries = []
 
     def answer(request: BaseHTTPRequestHandler) -> tuple[int, bytes]:
@@ -198,7 +198,7 @@ def test_a_prometheus_is_asked_with_its_token_for_the_deployment_alone(specdecod
         (200, b" " * (64 * 2**20), "answers with more than"),
     ],
 )
-def test_what_a_prometheus_may_answer_instead(specdecode: Specdecode, status: int, body: bytes, said: str) -> None:
+def test_unusable_prometheus_response_is_an_error(specdecode: Specdecode, status: int, body: bytes, said: str) -> None:
     with answering(lambda _: (status, body)) as url:
         done = specdecode("metrics", "llama", "-n", "models", "--prometheus", url)
     assert done.exit_code == 2
@@ -206,9 +206,7 @@ def test_what_a_prometheus_may_answer_instead(specdecode: Specdecode, status: in
     assert "Traceback" not in done.output
 
 
-def test_a_prometheus_whose_answer_never_begins_is_not_waited_for(
-    specdecode: Specdecode, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prometheus_with_an_endless_header_times_out(specdecode: Specdecode, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each letter of its head comes in time."""
     monkeypatch.setattr(bounded_fetch, "DEADLINE_S", 0.5)
     given_up = threading.Event()
@@ -229,7 +227,7 @@ def test_a_prometheus_whose_answer_never_begins_is_not_waited_for(
 
 @pytest.mark.parametrize("option", ["--prometheus", "--engine"])
 @pytest.mark.usefixtures("clock")
-def test_a_password_of_a_url_is_not_shown(specdecode: Specdecode, option: str) -> None:
+def test_password_in_a_url_is_not_shown(specdecode: Specdecode, option: str) -> None:
     name = ["llama", "-n", "models"] if option == "--prometheus" else []
     with answering(lambda _: (404, b"")) as url:
         done = specdecode("metrics", *name, option, url.replace("//", "//me:hunter2@"))
@@ -241,7 +239,7 @@ def test_a_password_of_a_url_is_not_shown(specdecode: Specdecode, option: str) -
 
 
 @pytest.mark.parametrize(("file", "said"), [("/dev/zero", "is a device"), ("long", "contains no token")])
-def test_what_never_ends_is_no_token(
+def test_token_file_that_is_a_device_or_too_long_is_refused(
     specdecode: Specdecode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, said: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -250,7 +248,7 @@ def test_what_never_ends_is_no_token(
     assert (done.exit_code, f"--token-file: {file}" in done.output, said in done.output) == (2, True, True)
 
 
-def test_an_engine_behind_kubectl_that_says_too_much_is_left_out(
+def test_oversized_metrics_page_through_kubectl_is_refused(
     specdecode: Specdecode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pod = {
@@ -269,7 +267,7 @@ def test_an_engine_behind_kubectl_that_says_too_much_is_left_out(
     assert (done.exit_code, "a: the answer exceeds 4194304 bytes" in done.output) == (2, True)
 
 
-def test_a_redirection_takes_the_token_nowhere(specdecode: Specdecode, tmp_path: Path) -> None:
+def test_redirect_is_not_followed_with_the_token(specdecode: Specdecode, tmp_path: Path) -> None:
     asked = []
 
     def elsewhere(request: BaseHTTPRequestHandler) -> tuple[int, bytes]:
@@ -290,7 +288,7 @@ def test_a_redirection_takes_the_token_nowhere(specdecode: Specdecode, tmp_path:
     assert asked == []
 
 
-def test_the_token_is_given_where_netrc_has_a_password(
+def test_token_file_is_used_and_netrc_is_ignored(
     specdecode: Specdecode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = []
@@ -310,7 +308,7 @@ def test_the_token_is_given_where_netrc_has_a_password(
 
 
 @pytest.mark.parametrize("token", ["sec\nret", "sec nret", ""])
-def test_a_token_that_is_none_is_not_shown(specdecode: Specdecode, tmp_path: Path, token: str) -> None:
+def test_invalid_token_is_not_shown(specdecode: Specdecode, tmp_path: Path, token: str) -> None:
     (tmp_path / "token").write_text(token)
     done = specdecode("metrics", "a", "-n", "n", "--prometheus", NOBODY, "--token-file", tmp_path / "token")
     assert (done.exit_code, "contains no token" in " ".join(done.output.split())) == (2, True)
@@ -336,7 +334,7 @@ def test_a_token_that_is_none_is_not_shown(specdecode: Specdecode, tmp_path: Pat
         (("--engine", NOBODY, "--over", "0"), "must be greater than or equal to 1"),
     ],
 )
-def test_what_cannot_be_asked_is_told_in_a_line(specdecode: Specdecode, arguments: tuple[str, ...], said: str) -> None:
+def test_invalid_options_are_a_plain_error(specdecode: Specdecode, arguments: tuple[str, ...], said: str) -> None:
     done = specdecode("metrics", *arguments)
     assert done.exit_code == 2, done.output
     assert said in " ".join(done.output.replace("│", "").split())

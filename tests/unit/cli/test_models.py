@@ -39,7 +39,7 @@ def test_a_model_is_shown_with_its_heads_and_sources(specdecode: Specdecode) -> 
     assert (shown["kind"], shown["made for"]) == ("eagle3 head", [LLAMA])
 
 
-def test_drafts_of_a_target_are_listed_with_the_tokens_that_their_source_recommends(specdecode: Specdecode) -> None:
+def test_drafts_of_a_target_are_listed_with_recommended_token_counts(specdecode: Specdecode) -> None:
     rows = data(specdecode, "drafts", "zai-org/GLM-5.2-FP8")
     found = {(row["draft"], row["method"], row["tokens"]) for row in rows}
     assert found == {("RedHatAI/GLM-5.2-speculator.dspark", "dspark", 7), (None, "mtp", 5)}
@@ -61,13 +61,13 @@ def test_drafts_of_a_target_are_listed_with_the_tokens_that_their_source_recomme
     assert "unknown" not in specdecode("models", "drafts", "Qwen/Qwen3-Next-80B-A3B-Instruct").output, "its own layers"
 
 
-def test_a_target_without_a_known_draft_ends_as_unknown(specdecode: Specdecode) -> None:
+def test_target_without_known_drafts_exits_with_code_5(specdecode: Specdecode) -> None:
     result = specdecode("models", "drafts", "zai-org/GLM-5.2-FP9")
     assert (result.exit_code, result.stdout) == (5, "")
     assert "zai-org/GLM-5.2-FP9" in result.stderr
 
 
-def test_its_config_is_what_model_config_takes(specdecode: Specdecode, tmp_path: Path) -> None:
+def test_shown_config_works_as_model_config(specdecode: Specdecode, tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps(data(specdecode, "show", LLAMA)["config"]))
     options = ("--gpu", "H100", "-o", "json")
@@ -77,7 +77,7 @@ def test_its_config_is_what_model_config_takes(specdecode: Specdecode, tmp_path:
     assert first["candidates"] == second["candidates"]
 
 
-def test_what_cannot_be_sized_says_why(specdecode: Specdecode) -> None:
+def test_model_that_cannot_be_sized_is_marked(specdecode: Specdecode) -> None:
     assert "cannot be sized" in specdecode("models", "show", "Qwen/Qwen3-32B-FP8-Static-PerTensor").stdout
 
 
@@ -90,14 +90,12 @@ def test_what_cannot_be_sized_says_why(specdecode: Specdecode) -> None:
         ("a\x1b[2Jb", "not found in the catalogue"),
     ],
 )
-def test_an_unknown_model_ends_with_5(specdecode: Specdecode, model: str, words: str) -> None:
+def test_unknown_model_exits_with_code_5(specdecode: Specdecode, model: str, words: str) -> None:
     result = specdecode("models", "show", model)
     assert (result.exit_code, words in result.stderr, "\x1b" in result.stderr) == (5, True, False)
 
 
-def test_the_hub_is_read_where_it_is_asked_for(
-    specdecode: Specdecode, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_show_with_hub_reads_the_hub(specdecode: Specdecode, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with serving(Hub(FILES)) as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)

@@ -81,7 +81,7 @@ def kubectl_says(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     ],
 )
 @pytest.mark.usefixtures("kubeconfig")
-def test_the_same_cause_has_the_same_answer(
+def test_same_connection_error_gives_the_same_message(
     specdecode: Specdecode,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

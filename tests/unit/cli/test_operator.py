@@ -33,7 +33,7 @@ NODE = {
         (["--allow-token-ids=a=answers", "--allow-token-ids=a=answers,prompts"], "a: is given twice"),
     ],
 )
-def test_options_that_cannot_be_meant(specdecode: Specdecode, options: list[str], told: str) -> None:
+def test_invalid_options_are_refused(specdecode: Specdecode, options: list[str], told: str) -> None:
     done = specdecode("operator", *options)
     assert done.exit_code == 2
     said = " ".join(done.stderr.replace("│", " ").split())

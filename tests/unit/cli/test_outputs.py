@@ -30,7 +30,7 @@ CASE = {"gpu": "H100", "model": "meta-llama/Llama-3.1-8B-Instruct"}
 
 
 @pytest.mark.parametrize("command", MODELS)
-def test_real_answers_are_what_the_schema_says(specdecode: Specdecode, write: WriteObject, command: str) -> None:
+def test_json_output_matches_the_schema(specdecode: Specdecode, write: WriteObject, command: str) -> None:
     """Those that fit, that do not, that are invalid or unknown, on CPU and in files that cannot be read."""
     unknown = manifest("unknown", target={"model": "nobody/knows"}, speculation=None)
     files = [
@@ -59,14 +59,14 @@ def test_real_answers_are_what_the_schema_says(specdecode: Specdecode, write: Wr
         {"model": "nobody/knows", "gpu": "H100"},
     ],
 )
-def test_a_line_of_a_batch_is_what_the_schema_says(specdecode: Specdecode, case: dict[str, Any]) -> None:
+def test_batch_line_matches_the_schema(specdecode: Specdecode, case: dict[str, Any]) -> None:
     line = specdecode("plan", "--batch", "-", "--out", "-", stdin=json.dumps(case)).stdout
     result = BatchOutput.model_validate_json(line, extra="forbid")
     assert result.model_dump(mode="json", exclude_unset=True) == json.loads(line)
 
 
 @pytest.mark.parametrize("command", ["plan", "explain", "batch", "advise", "verdict"])
-def test_a_schema_says_what_each_key_means(specdecode: Specdecode, command: str) -> None:
+def test_schema_describes_each_key(specdecode: Specdecode, command: str) -> None:
     schema = json.loads(specdecode("schema", command).stdout)
     assert schema["$schema"].startswith("https://json-schema.org/")
     for name, part in schema["$defs"].items():
@@ -74,7 +74,7 @@ def test_a_schema_says_what_each_key_means(specdecode: Specdecode, command: str)
             assert described.get("description"), f"{name}.{key}"
 
 
-def test_explain_says_as_data_what_it_says_as_text(
+def test_explain_json_has_the_same_facts_as_its_text(
     specdecode: Specdecode, write: WriteObject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "400")
@@ -106,7 +106,7 @@ def planned(specdecode: Specdecode, *arguments: object) -> dict[str, Any]:
     return dict(found)
 
 
-def test_plan_of_options_is_that_of_a_file(specdecode: Specdecode, write: WriteObject) -> None:
+def test_plan_of_options_equals_the_plan_of_a_file(specdecode: Specdecode, write: WriteObject) -> None:
     file = write("a.yaml", manifest("a", accelerator={"products": [H200]}))
     of_options, of_file = planned(specdecode, *PAIR, "--gpu", "H200"), planned(specdecode, file)
     assert of_options["candidates"] == of_file["candidates"]
@@ -124,7 +124,7 @@ EVERY = {
 }
 
 
-def test_every_option_reaches_the_manifest(specdecode: Specdecode) -> None:
+def test_init_writes_every_option_to_the_manifest(specdecode: Specdecode) -> None:
     options = [word for words in EVERY.values() for word in words]
     result = specdecode("init", "--model", TARGET, "--num-speculative-tokens", 3, "--tp", 4, *options)
     assert result.exit_code == 0, result.output
@@ -143,7 +143,7 @@ def test_every_option_reaches_the_manifest(specdecode: Specdecode) -> None:
     }
 
 
-def test_the_manifest_is_what_plan_plans(specdecode: Specdecode, tmp_path: Path) -> None:
+def test_init_manifest_has_the_same_plan_as_the_options(specdecode: Specdecode, tmp_path: Path) -> None:
     file = tmp_path / "new.yaml"
     result = specdecode("init", *PAIR, "--gpu", "H200", "--name", "chat", "-n", "models", "--out", file)
     assert result.exit_code == 0
@@ -154,7 +154,7 @@ def test_the_manifest_is_what_plan_plans(specdecode: Specdecode, tmp_path: Path)
     assert again["candidates"] == planned(specdecode, *PAIR, "--gpu", "H200")["candidates"]
 
 
-def test_a_file_that_exists_is_kept(specdecode: Specdecode, tmp_path: Path) -> None:
+def test_init_keeps_an_existing_file(specdecode: Specdecode, tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("mine")
     result = specdecode("init", *PAIR, "--gpu", "H200", "--out", file)
@@ -163,7 +163,7 @@ def test_a_file_that_exists_is_kept(specdecode: Specdecode, tmp_path: Path) -> N
     assert file.read_text() == "mine"
 
 
-def test_what_does_not_fit_is_written_and_told(specdecode: Specdecode) -> None:
+def test_init_prints_a_manifest_that_does_not_fit_and_exits_with_4(specdecode: Specdecode) -> None:
     result = specdecode("init", *PAIR, "--gpu", "H100")
     assert result.exit_code == 4
     assert "does not fit" in result.stderr
@@ -182,7 +182,7 @@ def test_what_does_not_fit_is_written_and_told(specdecode: Specdecode) -> None:
         (("--model", TARGET, "--tp", 0), "spec.parallelism.tensor: 0: must be at least 1"),
     ],
 )
-def test_what_is_wrong_is_said_and_nothing_is_written(
+def test_invalid_options_are_reported_and_nothing_is_written(
     specdecode: Specdecode, tmp_path: Path, arguments: tuple[object, ...], said: str
 ) -> None:
     result = specdecode("init", *arguments, "--out", tmp_path / "new.yaml")
@@ -194,16 +194,14 @@ def test_what_is_wrong_is_said_and_nothing_is_written(
     assert said in result.stdout + result.stderr
 
 
-def test_a_file_and_a_description_are_one_too_many(specdecode: Specdecode, write: WriteObject) -> None:
+def test_file_and_model_options_exclude_each_other(specdecode: Specdecode, write: WriteObject) -> None:
     file = write("a.yaml", manifest("a"))
     result = specdecode("plan", file, "--model", TARGET)
     assert result.exit_code == 2
     assert f"cannot be combined with files ({file})" in result.stderr
 
 
-def test_a_version_that_nobody_knows_is_described_with_an_image_to_look_for(
-    specdecode: Specdecode, write: WriteObject
-) -> None:
+def test_init_with_an_unknown_version_derives_an_image_and_warns(specdecode: Specdecode, write: WriteObject) -> None:
     options = (*PAIR, "--gpu", "H200", "--engine-version", "0.99")
     written = specdecode("init", *options)
     assert written.exit_code == 0, written.output
@@ -233,7 +231,7 @@ ALL = [(), *commands(typer.main.get_command(app))]
 
 
 @pytest.mark.parametrize("command", ALL, ids=" ".join)
-def test_help_is_short_and_names_no_type_of_python(specdecode: Specdecode, command: tuple[str, ...]) -> None:
+def test_help_shows_no_python_types(specdecode: Specdecode, command: tuple[str, ...]) -> None:
     result = specdecode(*command, "-h")
     assert result.exit_code == 0
     assert result.stdout == specdecode(*command, "--help").stdout
@@ -243,7 +241,7 @@ def test_help_is_short_and_names_no_type_of_python(specdecode: Specdecode, comma
 
 
 @pytest.mark.parametrize("command", ALL, ids=" ".join)
-def test_help_has_whole_names_in_80_columns(specdecode: Specdecode, command: tuple[str, ...]) -> None:
+def test_help_fits_80_columns_with_whole_option_names(specdecode: Specdecode, command: tuple[str, ...]) -> None:
     text = specdecode(*command, "--help").stdout
     assert max(map(len, text.splitlines())) <= 80
     found = typer.main.get_command(app)
@@ -277,14 +275,14 @@ def test_bash_completes_commands_options_and_values() -> None:
 @pytest.mark.parametrize(
     ("shell", "words"), [("zsh", "#compdef specdecode"), ("fish", "complete --command specdecode")]
 )
-def test_other_shells_have_scripts_of_their_own(specdecode: Specdecode, shell: str, words: str) -> None:
+def test_zsh_and_fish_have_completion_scripts(specdecode: Specdecode, shell: str, words: str) -> None:
     result = specdecode("completion", shell)
     assert result.exit_code == 0
     assert words in result.stdout
     assert "_SPECDECODE_COMPLETE" in result.stdout
 
 
-def test_a_shell_that_is_not_known_is_refused_with_those_that_are(specdecode: Specdecode) -> None:
+def test_unknown_shell_is_refused_with_the_known_ones(specdecode: Specdecode) -> None:
     result = specdecode("completion", "csh")
     assert result.exit_code == 2
     assert all(shell in result.stderr for shell in ("bash", "zsh", "fish"))
@@ -302,7 +300,7 @@ def test_a_shell_that_is_not_known_is_refused_with_those_that_are(specdecode: Sp
         (("plan", "-o", "xml"), "'xml' is not one of 'table', 'json', 'yaml', 'markdown'."),
     ],
 )
-def test_a_value_that_cannot_be_is_told_in_plain_words(
+def test_invalid_value_is_reported_in_plain_words(
     specdecode: Specdecode, arguments: tuple[str, ...], said: str
 ) -> None:
     result = specdecode(*arguments)
@@ -325,14 +323,14 @@ def started(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]
 
 
 @pytest.mark.parametrize("arguments", [("plan", EXAMPLE), ("crds",), ("plan", "--batch", "-", "--out", "-")])
-def test_a_full_disk_is_told_in_a_line(arguments: tuple[str, ...]) -> None:
+def test_full_disk_is_reported_in_one_line(arguments: tuple[str, ...]) -> None:
     with Path("/dev/full").open("w", encoding="utf-8") as full:
         ended = started(*arguments, stdout=full, input="{}\n")
     assert ended.returncode == Ending.NOT_WRITTEN
     assert ended.stderr == "error: standard output: No space left on device: write to another place\n"
 
 
-def test_a_reader_that_has_enough_is_no_error() -> None:
+def test_closed_pipe_prints_no_error() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     try:
@@ -343,7 +341,7 @@ def test_a_reader_that_has_enough_is_no_error() -> None:
     assert ended.returncode
 
 
-def test_the_exit_codes_are_the_documented_ones() -> None:
+def test_exit_codes_are_documented() -> None:
     documented = (ROOT / "docs/reference/cli.md").read_text(encoding="utf-8")
     assert all(f"| {code.value} |" in documented for code in Ending)
     assert TRACEBACK in documented
@@ -368,7 +366,7 @@ def fails_with(error: BaseException) -> Callable[[], None]:
         (SystemExit(4), 4, ""),
     ],
 )
-def test_whatever_happens_ends_in_a_line(
+def test_any_exception_ends_in_a_one_line_error(
     error: BaseException, code: int, words: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["specdecode", "plan"])
@@ -381,7 +379,9 @@ def test_whatever_happens_ends_in_a_line(
     assert "\x1b" not in said
 
 
-def test_a_traceback_is_shown_to_who_asks(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_traceback_is_shown_if_the_variable_is_set(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "argv", ["specdecode", "plan"])
     monkeypatch.setenv(TRACEBACK, "1")
     with pytest.raises(SystemExit):
@@ -390,7 +390,7 @@ def test_a_traceback_is_shown_to_who_asks(capfd: pytest.CaptureFixture[str], mon
 
 
 @pytest.mark.parametrize("command", ["operator", "capture-job"])
-def test_a_pod_s_log_has_the_traceback(
+def test_log_of_operator_and_capture_job_has_the_traceback(
     command: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["specdecode", command, "--verbose"])

@@ -51,7 +51,7 @@ def tight_length(specdecode: Specdecode, write: WriteObject) -> int:
     return room // candidate["kv_bytes_per_token"] // 16 * 16
 
 
-def test_the_articles_case_is_laid_out_by_term(specdecode: Specdecode, write: WriteObject) -> None:
+def test_table_lists_the_memory_terms_of_each_placement(specdecode: Specdecode, write: WriteObject) -> None:
     result = specdecode("plan", "-f", write("llama-70b.yaml", manifest("llama-70b")))
     assert result.exit_code == 0
     heading = result.stdout.splitlines()[0]
@@ -70,7 +70,7 @@ def test_the_articles_case_is_laid_out_by_term(specdecode: Specdecode, write: Wr
         assert total == pytest.approx(budget, abs=0.03)
 
 
-def test_what_does_not_fit_gets_the_least_change_first(specdecode: Specdecode, write: WriteObject) -> None:
+def test_plan_that_does_not_fit_lists_the_smallest_change_first(specdecode: Specdecode, write: WriteObject) -> None:
     result = specdecode("plan", "-f", write("a.yaml", manifest("a", **only(H100))))
     assert result.exit_code == 4
     _, _, list_of_changes = result.stdout.partition("Smallest change first:\n")
@@ -79,7 +79,7 @@ def test_what_does_not_fit_gets_the_least_change_first(specdecode: Specdecode, w
     assert "parallelism.tensor: 4" in changes
 
 
-def test_the_draft_costs_what_the_advice_says(specdecode: Specdecode, write: WriteObject) -> None:
+def test_advice_states_the_kv_cache_cost_of_the_draft(specdecode: Specdecode, write: WriteObject) -> None:
     with_draft = manifest("with", **FP8_TARGET, **only(H100))
     alone = manifest("alone", **FP8_TARGET, **only(H100), speculation=None)
     tokens = {}
@@ -93,7 +93,7 @@ def test_the_draft_costs_what_the_advice_says(specdecode: Specdecode, write: Wri
     assert "[draft-kv]" in text
 
 
-def test_a_tight_plan_warns_and_fails_only_when_strict(specdecode: Specdecode, write: WriteObject) -> None:
+def test_tight_plan_warns_and_fails_only_with_strict(specdecode: Specdecode, write: WriteObject) -> None:
     serving = {"maxModelLen": min(tight_length(specdecode, write), 131_072)}
     tight = manifest("tight", **FP8_TARGET, **only(H100), serving=serving)
     path = write("tight.yaml", tight)
@@ -113,7 +113,7 @@ def test_a_tight_plan_warns_and_fails_only_when_strict(specdecode: Specdecode, w
     ],
     ids=str,
 )
-def test_a_vllm_in_doubt_is_told_and_fails_only_when_strict(
+def test_untested_vllm_version_warns_and_fails_only_with_strict(
     specdecode: Specdecode, write: WriteObject, engine: dict[str, str], told: str
 ) -> None:
     path = write("a.yaml", manifest("small", **SMALL_TARGET, **only(H100), engine=engine))
@@ -131,7 +131,7 @@ def test_a_vllm_in_doubt_is_told_and_fails_only_when_strict(
     assert specdecode("lint", path, "--strict").exit_code == 3
 
 
-def test_options_plan_for_a_version_that_nobody_knows(specdecode: Specdecode) -> None:
+def test_unknown_engine_version_is_sized_as_the_newest_known(specdecode: Specdecode) -> None:
     options = ("--model", "meta-llama/Llama-3.1-8B-Instruct", "--gpu", "H100", "--engine-version")
     result = specdecode("plan", *options, "0.99")
     assert result.exit_code == 0
@@ -139,7 +139,7 @@ def test_options_plan_for_a_version_that_nobody_knows(specdecode: Specdecode) ->
     assert specdecode("plan", *options, "0.27").exit_code == specdecode("plan", *options, "new").exit_code == 2
 
 
-def test_without_accelerator_it_answers_for_h100_and_h200(specdecode: Specdecode, write: WriteObject) -> None:
+def test_plan_without_accelerator_covers_h100_and_h200(specdecode: Specdecode, write: WriteObject) -> None:
     body = manifest("small", **SMALL_TARGET, parallelism={})
     data = json.loads(specdecode("plan", "-f", write("a.yaml", body), "-o", "json").stdout)
     candidates = data["objects"][0]["candidates"]
@@ -154,7 +154,7 @@ def test_the_matrix_shows_every_split(specdecode: Specdecode, write: WriteObject
     assert "8 x H100, TP 8" in specdecode("plan", "-f", path, "--matrix").stdout
 
 
-def test_yaml_and_json_say_the_same(specdecode: Specdecode, write: WriteObject) -> None:
+def test_yaml_and_json_output_are_equal(specdecode: Specdecode, write: WriteObject) -> None:
     path = write("a.yaml", manifest("a"))
     as_json = json.loads(specdecode("plan", "-f", path, "-o", "json").stdout)
     assert as_json == yaml.safe_load(specdecode("plan", "-f", path, "-o", "yaml").stdout)
@@ -163,7 +163,7 @@ def test_yaml_and_json_say_the_same(specdecode: Specdecode, write: WriteObject) 
     assert per_gpu["requested"] - charged == per_gpu["available_kv"]
 
 
-def test_a_folder_gets_a_line_an_object_and_fails_on_the_worst(
+def test_folder_has_a_line_per_object_and_the_worst_exit_code(
     specdecode: Specdecode, write: WriteObject, tmp_path: Path
 ) -> None:
     write("repo/apps/a.yaml", {"apiVersion": "v1", "kind": "Service"}, manifest("fits", **FP8_TARGET))
@@ -175,7 +175,7 @@ def test_a_folder_gets_a_line_an_object_and_fails_on_the_worst(
     assert [line.split()[:2] for line in result.stdout.splitlines()] == [["fits", "Fits"], ["large", "DoesNotFit"]]
 
 
-def test_lines_of_several_name_the_namespace_and_where_to_look(specdecode: Specdecode, write: WriteObject) -> None:
+def test_line_of_each_object_names_namespace_and_document(specdecode: Specdecode, write: WriteObject) -> None:
     fits, not_fitting, invalid = manifest("a"), manifest("a", **only(H100)), manifest("c", target={"model": "no/such"})
     fits["metadata"]["namespace"], not_fitting["metadata"]["namespace"] = "one", "two"
     path = write("all.yaml", fits, not_fitting, invalid)
@@ -191,7 +191,7 @@ def test_lines_of_several_name_the_namespace_and_where_to_look(specdecode: Specd
     assert names == ["a", "a", "c"]
 
 
-def test_products_that_are_there_already_are_no_fix(specdecode: Specdecode, write: WriteObject) -> None:
+def test_fix_never_names_products_that_are_already_allowed(specdecode: Specdecode, write: WriteObject) -> None:
     path = write("a.yaml", manifest("a"))
     text = specdecode("plan", "-f", path).stdout
     assert "2 x H100" in text
@@ -203,7 +203,7 @@ def test_products_that_are_there_already_are_no_fix(specdecode: Specdecode, writ
     assert f"accelerator.products: [{H200}]" in alone
 
 
-def test_it_says_where_estimates_are_not_confirmed(specdecode: Specdecode, write: WriteObject) -> None:
+def test_unconfirmed_estimates_are_marked(specdecode: Specdecode, write: WriteObject) -> None:
     path = write("a.yaml", manifest("a", **SMALL_TARGET))
     (line,) = (line for line in specdecode("plan", "-f", path).stdout.splitlines() if "estimates for vLLM" in line)
     title = (ROOT / "docs/design/accuracy.md").read_text().partition("\n")[0].removeprefix("# ")
@@ -214,7 +214,7 @@ def test_it_says_where_estimates_are_not_confirmed(specdecode: Specdecode, write
     assert {candidate["calibrated"] for candidate in answer["candidates"]} == {False}
 
 
-def test_an_invalid_object_is_worse_than_one_that_does_not_fit(specdecode: Specdecode, write: WriteObject) -> None:
+def test_exit_code_of_invalid_wins_over_does_not_fit(specdecode: Specdecode, write: WriteObject) -> None:
     invalid = manifest("invalid", target={"model": "no model"})
     result = specdecode("plan", "-f", write("a.yaml", manifest("large", **only(H100)), invalid))
     assert result.exit_code == 2
@@ -224,7 +224,7 @@ def test_an_invalid_object_is_worse_than_one_that_does_not_fit(specdecode: Specd
     ]
 
 
-def test_a_template_is_an_error_and_the_rest_is_planned(specdecode: Specdecode, write: WriteObject) -> None:
+def test_helm_template_is_an_error_and_other_objects_are_planned(specdecode: Specdecode, write: WriteObject) -> None:
     write("chart/a.yaml", manifest("fits", **FP8_TARGET))
     folder = write("chart/b.yaml", manifest("also", **FP8_TARGET), "{{ if .Values.on }}\na: {{ .Values.b }}\n").parent
     result = specdecode("plan", "-f", folder)
@@ -235,14 +235,14 @@ def test_a_template_is_an_error_and_the_rest_is_planned(specdecode: Specdecode, 
 
 
 @pytest.mark.parametrize("content", ["a: [1", "\x00", "a: b: c", "- &a [*a", "? {a"])
-def test_what_is_no_yaml_is_one_line_of_error(specdecode: Specdecode, write: WriteObject, content: str) -> None:
+def test_invalid_yaml_is_a_one_line_error(specdecode: Specdecode, write: WriteObject, content: str) -> None:
     result = specdecode("plan", "-f", write("a.yaml", content))
     assert result.exit_code == 2
     assert len(result.stderr.splitlines()) == 1
     assert "a.yaml, document 1: is not valid YAML" in result.stderr
 
 
-def test_another_api_version_is_an_error_and_not_passed_over(specdecode: Specdecode, write: WriteObject) -> None:
+def test_unknown_api_version_is_an_error(specdecode: Specdecode, write: WriteObject) -> None:
     other = {**manifest("other"), "apiVersion": "specdecode.io/v9"}
     result = specdecode("plan", "-f", write("a.yaml", other, manifest("fits", **FP8_TARGET)))
     assert result.exit_code == 2
@@ -250,7 +250,7 @@ def test_another_api_version_is_an_error_and_not_passed_over(specdecode: Specdec
     assert result.stdout.startswith("fits")
 
 
-def test_no_object_and_no_file_are_errors(specdecode: Specdecode, write: WriteObject, tmp_path: Path) -> None:
+def test_missing_object_or_file_is_an_error(specdecode: Specdecode, write: WriteObject, tmp_path: Path) -> None:
     for path in (write("a.yaml", {"kind": "Service"}), tmp_path / "absent.yaml"):
         result = specdecode("plan", "-f", path)
         assert result.exit_code == 2
@@ -273,7 +273,7 @@ def node(name: str, product: str, gpus: int) -> dict[str, Any]:
     }
 
 
-def test_it_plans_for_the_nodes_that_there_are(specdecode: Specdecode, write: WriteObject) -> None:
+def test_nodes_file_determines_the_candidates(specdecode: Specdecode, write: WriteObject) -> None:
     listed = {"apiVersion": "v1", "kind": "List", "items": [node("a", H100, 4), node("b", H100, 2)]}
     path = write("a.yaml", manifest("a", **FP8_TARGET, parallelism={}))
     for nodes in (write("nodes.yaml", listed), write("nodes.json", json.dumps(listed))):
@@ -283,7 +283,7 @@ def test_it_plans_for_the_nodes_that_there_are(specdecode: Specdecode, write: Wr
         }
 
 
-def test_nodes_without_such_gpus_are_no_place_for_it(specdecode: Specdecode, write: WriteObject) -> None:
+def test_nodes_without_the_required_gpus_do_not_fit(specdecode: Specdecode, write: WriteObject) -> None:
     path = write("a.yaml", manifest("a", **only(H200)))
     result = specdecode("plan", "-f", path, "--nodes", write("nodes.yaml", node("a", H100, 8)))
     assert result.exit_code == 4
@@ -291,14 +291,14 @@ def test_nodes_without_such_gpus_are_no_place_for_it(specdecode: Specdecode, wri
     assert H200 in result.stdout
 
 
-def test_a_file_without_nodes_is_an_error(specdecode: Specdecode, write: WriteObject) -> None:
+def test_nodes_file_without_nodes_is_an_error(specdecode: Specdecode, write: WriteObject) -> None:
     path = write("a.yaml", manifest("a"))
     result = specdecode("plan", "-f", path, "--nodes", path)
     assert result.exit_code == 2
     assert "kubectl get nodes -o yaml" in result.stderr
 
 
-def test_a_config_beside_the_file_stands_in_for_the_catalogue(specdecode: Specdecode, write: WriteObject) -> None:
+def test_model_config_option_sizes_an_unknown_model(specdecode: Specdecode, write: WriteObject) -> None:
     path = write("a.yaml", manifest("a", target={"model": "my/model"}, speculation=None))
     unknown = specdecode("plan", "-f", path)
     assert unknown.exit_code == 5
@@ -308,7 +308,7 @@ def test_a_config_beside_the_file_stands_in_for_the_catalogue(specdecode: Specde
     assert specdecode("plan", "-f", path, "--model-config", f"{config}").exit_code == 2
 
 
-def test_cpu_needs_no_nodes(specdecode: Specdecode, write: WriteObject) -> None:
+def test_cpu_object_is_planned_without_nodes(specdecode: Specdecode, write: WriteObject) -> None:
     spec = {
         "target": {"model": "my/model", "config": SMALL_CONFIG},
         "speculation": None,
@@ -323,7 +323,7 @@ def test_cpu_needs_no_nodes(specdecode: Specdecode, write: WriteObject) -> None:
     assert "confirmed" not in result.stdout, "nothing is estimated for GPUs"
 
 
-def test_a_plan_loads_no_cluster_client_and_no_other_command(write: WriteObject) -> None:
+def test_plan_imports_no_cluster_client_and_no_other_command(write: WriteObject) -> None:
     path = write("a.yaml", manifest("a"))
     heavy = {"kopf", "kubernetes", "httpx", "jinja2", "matplotlib", "numpy", "prompt_toolkit", "torch", "vllm"}
     heavy |= {"asyncio", "prometheus_api_client", "requests", "rich"}
@@ -340,20 +340,20 @@ def test_a_plan_loads_no_cluster_client_and_no_other_command(write: WriteObject)
 
 
 @pytest.mark.parametrize("option", [(), ("-f",), ("--explain",)], ids=" ".join)
-def test_the_shipped_folder_is_planned(specdecode: Specdecode, option: tuple[str, ...]) -> None:
+def test_examples_folder_is_planned(specdecode: Specdecode, option: tuple[str, ...]) -> None:
     result = specdecode("plan", *option, EXAMPLES)
     assert (result.exit_code, result.stderr) == (0, "")
     assert "llama-70b" in result.stdout
 
 
-def test_captures_alone_are_no_deployment(specdecode: Specdecode) -> None:
+def test_file_with_only_captures_is_an_error(specdecode: Specdecode) -> None:
     result = specdecode("plan", EXAMPLES / "capture-tiny.yaml")
     assert result.exit_code == 2
     assert "contains no SpecDecodeDeployment, only SpecDecodeCapture (specdecode.io/v1alpha1)" in result.stderr
     assert "use the file of the capture's deployment" in result.stderr
 
 
-def test_without_a_file_it_is_said_how_to_name_one(specdecode: Specdecode) -> None:
+def test_plan_without_a_file_says_how_to_name_one(specdecode: Specdecode) -> None:
     result = specdecode("plan")
     assert result.exit_code == 2
     assert "use a file, a folder, or -" in " ".join(result.stderr.split())
@@ -465,7 +465,7 @@ DO_NOT_FIT = {
 
 
 @pytest.mark.parametrize("body", DO_NOT_FIT.values(), ids=DO_NOT_FIT.keys())
-def test_what_is_offered_is_accepted_and_does_what_it_says(
+def test_each_suggested_fix_gives_its_stated_verdict(
     specdecode: Specdecode, write: WriteObject, body: dict[str, Any]
 ) -> None:
     offered = fixes(specdecode, write, body)
@@ -477,7 +477,7 @@ def test_what_is_offered_is_accepted_and_does_what_it_says(
         assert answer["candidates"][0]["kv_cache_tokens"] == fix["kv_cache_tokens"], fix["change"]
 
 
-def test_settings_come_before_hardware_and_say_what_ends_tight(specdecode: Specdecode, write: WriteObject) -> None:
+def test_fixes_list_settings_before_gpus_and_mark_tight_ones(specdecode: Specdecode, write: WriteObject) -> None:
     """gpt-oss-120b with an EAGLE-3 head, two long requests on one H100: no second GPU is needed."""
     body = {**GPT_OSS, "engine": {"version": "0.32"}}
     offered = {fix["change"]: fix for fix in fixes(specdecode, write, manifest("gpt-oss", **body))}
@@ -493,7 +493,7 @@ def test_settings_come_before_hardware_and_say_what_ends_tight(specdecode: Specd
     assert line.endswith("(tight)")
 
 
-def test_what_is_said_of_the_old_model_goes_with_it(specdecode: Specdecode, write: WriteObject) -> None:
+def test_fix_that_changes_the_draft_removes_its_old_fields(specdecode: Specdecode, write: WriteObject) -> None:
     own = [fix["change"] for fix in fixes(specdecode, write, DO_NOT_FIT["a draft beside own layers"])]
     assert "speculation.method: mtp, no speculation.draft" in own
     assert "speculation: {method: none}, no parallelism.draftTensor" in own
@@ -514,7 +514,7 @@ def candidates(specdecode: Specdecode, *arguments: object) -> list[dict[str, Any
 
 
 @pytest.mark.parametrize("asked", ["48GiB", "48 gib", "48Gi", "48.0GiB"])
-def test_any_gpu_is_planned_for_by_its_memory(specdecode: Specdecode, asked: str) -> None:
+def test_gpu_given_by_memory_is_planned_as_uncalibrated(specdecode: Specdecode, asked: str) -> None:
     model = ("--model", "meta-llama/Llama-3.1-8B-Instruct", "--max-model-len", "8192")
     found = candidates(specdecode, *model, "--gpu", asked)
     assert {each["product"] for each in found} == {"GPU of 48GiB"}
@@ -527,7 +527,7 @@ def test_any_gpu_is_planned_for_by_its_memory(specdecode: Specdecode, asked: str
     assert any("uncalibrated" in each for each in answer["advice"])
 
 
-def test_a_product_without_figures_is_planned_for_by_its_memory(specdecode: Specdecode, write: WriteObject) -> None:
+def test_unknown_product_is_planned_by_its_given_memory(specdecode: Specdecode, write: WriteObject) -> None:
     path = write("a.yaml", manifest("a", **SMALL, accelerator={"products": ["NVIDIA-T1000"], "memoryGiBPerGPU": 48}))
     found = candidates(specdecode, path)
     assert {each["product"] for each in found} == {"NVIDIA-T1000"}
@@ -537,7 +537,7 @@ def test_a_product_without_figures_is_planned_for_by_its_memory(specdecode: Spec
     assert "accelerator.memoryGiBPerGPU 48" in specdecode("plan", "--explain", path).stdout
 
 
-def test_memory_that_is_given_for_a_known_product_is_warned_of(specdecode: Specdecode, write: WriteObject) -> None:
+def test_given_memory_of_a_known_product_is_ignored_with_a_warning(specdecode: Specdecode, write: WriteObject) -> None:
     accelerator = {"products": ["NVIDIA-H100-80GB-HBM3"], "memoryGiBPerGPU": 14}
     path = write("a.yaml", manifest("a", **SMALL, accelerator=accelerator))
     assert "accelerator.memoryGiBPerGPU 14 is ignored" in specdecode("lint", path).output
@@ -546,7 +546,7 @@ def test_memory_that_is_given_for_a_known_product_is_warned_of(specdecode: Specd
     assert "is ignored" not in specdecode("lint", path).output
 
 
-def test_a_product_without_figures_needs_its_memory(specdecode: Specdecode, write: WriteObject) -> None:
+def test_unknown_product_without_memory_is_an_error(specdecode: Specdecode, write: WriteObject) -> None:
     path = write("a.yaml", manifest("a", **SMALL, accelerator={"products": ["NVIDIA-T1000"]}))
     result = specdecode("plan", path)
     assert result.exit_code == 2
@@ -556,7 +556,7 @@ def test_a_product_without_figures_needs_its_memory(specdecode: Specdecode, writ
     assert "is a MIG slice" in specdecode("plan", write("b.yaml", manifest("b", accelerator=slice_of))).output
 
 
-def test_a_file_is_planned_for_other_gpus_than_it_names(specdecode: Specdecode, write: WriteObject) -> None:
+def test_gpu_option_overrides_the_products_of_the_file(specdecode: Specdecode, write: WriteObject) -> None:
     path = write("a.yaml", manifest("a", accelerator={"products": [H100]}))
     assert {each["product"] for each in candidates(specdecode, path)} == {H100}
     assert {each["product"] for each in candidates(specdecode, path, "--gpu", "H200")} == {H200}
@@ -575,9 +575,7 @@ def test_a_file_is_planned_for_other_gpus_than_it_names(specdecode: Specdecode, 
         ("A300", "give its memory as CUDA reports it, such as 48GiB"),
     ],
 )
-def test_what_is_no_gpu_is_refused_with_what_is(
-    specdecode: Specdecode, write: WriteObject, gpu: str, words: str
-) -> None:
+def test_invalid_gpu_option_is_refused(specdecode: Specdecode, write: WriteObject, gpu: str, words: str) -> None:
     for start in (("--model", "gpt2"), (write("a.yaml", manifest("a")),)):
         result = specdecode("plan", *start, "--gpu", gpu)
         assert result.exit_code == 2
@@ -585,13 +583,15 @@ def test_what_is_no_gpu_is_refused_with_what_is(
         assert result.stderr.count("\n") == 1
 
 
-def test_nodes_and_gpus_are_not_both_given(specdecode: Specdecode, write: WriteObject) -> None:
+def test_nodes_and_gpu_options_exclude_each_other(specdecode: Specdecode, write: WriteObject) -> None:
     path = write("a.yaml", manifest("a"))
     result = specdecode("plan", path, "--gpu", "H200", "--nodes", path)
     assert (result.exit_code, "--nodes defines the GPUs; leave one" in result.stderr) == (2, True)
 
 
-def test_a_manifest_has_the_label_of_nodes_and_is_told_which(specdecode: Specdecode, write: WriteObject) -> None:
+def test_short_product_name_in_a_manifest_is_an_error_with_the_label(
+    specdecode: Specdecode, write: WriteObject
+) -> None:
     """The scheduler compares it with the label, so nothing shorter can stand there."""
     result = specdecode("plan", write("a.yaml", manifest("a", accelerator={"products": ["H200"]})))
     assert result.exit_code == 2
@@ -599,7 +599,7 @@ def test_a_manifest_has_the_label_of_nodes_and_is_told_which(specdecode: Specdec
     assert f"write the value of the node label nvidia.com/gpu.product: {H200}" in result.stdout
 
 
-def test_nodes_in_a_file_may_have_short_names(specdecode: Specdecode, write: WriteObject) -> None:
+def test_nodes_file_may_use_short_product_names(specdecode: Specdecode, write: WriteObject) -> None:
     def node(product: str) -> str:
         metadata = {"name": product.lower(), "labels": {"nvidia.com/gpu.product": product}}
         body = {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
@@ -625,7 +625,7 @@ def copies(data: int, serving: Body) -> Body:
 
 @pytest.mark.parametrize("serving", [FEW, MANY], ids=["fits", "does not fit"])
 @pytest.mark.parametrize("command", [["plan"], ["plan", "--matrix"], ["plan", "--explain"]], ids=" ".join)
-def test_every_text_says_of_what_its_figures_are(
+def test_capacity_with_data_parallelism_is_marked_per_copy(
     specdecode: Specdecode, write: WriteObject, command: list[str], serving: Body
 ) -> None:
     several, one = (specdecode(*command, "-f", write(f"{data}.yaml", copies(data, serving))).stdout for data in (4, 1))
@@ -637,7 +637,7 @@ def test_every_text_says_of_what_its_figures_are(
     assert "per copy" in several
 
 
-def test_sentences_in_data_say_so_too(specdecode: Specdecode, write: WriteObject) -> None:
+def test_json_explanation_with_data_parallelism_says_per_copy(specdecode: Specdecode, write: WriteObject) -> None:
     answer: dict[str, Any] = json.loads(specdecode("plan", "-o", "json", "-f", write("a.yaml", copies(4, FEW))).stdout)
     (found,) = answer["objects"]
     assert "tokens per copy" in found["explanation"]
@@ -657,7 +657,7 @@ def test_sentences_in_data_say_so_too(specdecode: Specdecode, write: WriteObject
     ],
     ids=lambda each: getattr(each, "__name__", ""),
 )
-def test_every_description_says_so(model: Any, fields: list[str]) -> None:
+def test_descriptions_of_per_replica_fields_say_so(model: Any, fields: list[str]) -> None:
     word = r"data-parallel\s+replica" if issubclass(model, ApiModel) else "cop"
     for field in fields:
         assert re.search(word, description(model, field).lower()), field
@@ -674,7 +674,7 @@ def description(model: Any, field: str) -> str:
 
 
 @pytest.mark.parametrize(("suffix", "beginning"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
-def test_the_plot_is_a_picture(
+def test_plot_writes_a_png_or_svg_file(
     specdecode: Specdecode, write: WriteObject, tmp_path: Path, suffix: str, beginning: bytes
 ) -> None:
     pytest.importorskip("matplotlib")
@@ -683,7 +683,7 @@ def test_the_plot_is_a_picture(
     assert picture.read_bytes().startswith(beginning)
 
 
-def test_bars_are_as_high_as_the_memory_and_say_what_is_over_the_budget(
+def test_plot_bars_match_the_memory_and_show_the_excess(
     specdecode: Specdecode, write: WriteObject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     figures = []
@@ -722,13 +722,13 @@ def drawn(specdecode: Specdecode, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     return figures[0]
 
 
-def test_a_plot_of_no_known_format_is_refused(specdecode: Specdecode, write: WriteObject, tmp_path: Path) -> None:
+def test_plot_in_an_unknown_format_is_refused(specdecode: Specdecode, write: WriteObject, tmp_path: Path) -> None:
     result = specdecode("plan", "-f", write("a.yaml", manifest("a")), "--plot", tmp_path / "plan.pdf")
     assert result.exit_code == 2
     assert ".png or .svg" in result.stderr
 
 
-def test_a_plot_without_matplotlib_says_what_to_install(
+def test_plot_without_matplotlib_says_what_to_install(
     specdecode: Specdecode, write: WriteObject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
@@ -765,13 +765,13 @@ def row_widths(markdown: str) -> set[int]:
 
 
 @pytest.mark.parametrize("text", CASES)
-def test_any_text_is_one_span_of_code(text: str) -> None:
+def test_any_text_becomes_one_markdown_code_span(text: str) -> None:
     (found,) = inline(f"- {code(text)}")
     assert found.type == "code_inline"
     assert found.content.isprintable()
 
 
-def test_a_plan_has_a_row_for_each_place(specdecode: Specdecode) -> None:
+def test_markdown_plan_has_a_row_per_placement(specdecode: Specdecode) -> None:
     result = specdecode("plan", EXAMPLES / "llama-70b.yaml", "-o", "markdown")
     heading, _, *lines = result.stdout.splitlines()
     assert (result.exit_code, heading) == (0, "### specdecode plan: Fits")
@@ -782,7 +782,7 @@ def test_a_plan_has_a_row_for_each_place(specdecode: Specdecode) -> None:
     assert row_widths(result.stdout) == {6}
 
 
-def test_a_matrix_has_every_split(specdecode: Specdecode) -> None:
+def test_markdown_matrix_has_every_split(specdecode: Specdecode) -> None:
     best, every = (
         specdecode("plan", EXAMPLES / "qwen3-8b-eagle3.yaml", "-o", "markdown", *option).stdout
         for option in ((), ("--matrix",))
@@ -791,7 +791,7 @@ def test_a_matrix_has_every_split(specdecode: Specdecode) -> None:
     assert "TP 4" not in best
 
 
-def test_what_does_not_fit_says_what_helps(specdecode: Specdecode, write: WriteObject) -> None:
+def test_markdown_plan_that_does_not_fit_lists_fixes(specdecode: Specdecode, write: WriteObject) -> None:
     path = write("a.yaml", manifest("a", parallelism={"tensor": 1}, accelerator={"products": ["NVIDIA-H200"]}))
     result = specdecode("plan", path, "-o", "markdown")
     assert result.exit_code == 4
@@ -800,7 +800,7 @@ def test_what_does_not_fit_says_what_helps(specdecode: Specdecode, write: WriteO
     assert any(each.startswith("  - `1 x H200, TP 1`: `parallelism.tensor: 2`, then `") for each in fixes)
 
 
-def test_findings_begin_with_what_is_refused(specdecode: Specdecode, write: WriteObject) -> None:
+def test_markdown_findings_list_errors_before_warnings(specdecode: Specdecode, write: WriteObject) -> None:
     doubtful = write("a.yaml", manifest("a", target={"model": "nobody/knows"}))
     wrong = write("b.yaml", manifest("b", target={}))
     result = specdecode("lint", doubtful, wrong, "-o", "markdown")
@@ -811,7 +811,7 @@ def test_findings_begin_with_what_is_refused(specdecode: Specdecode, write: Writ
     assert "objects: 2, errors: 1, warnings: 1" in result.stdout.splitlines()
 
 
-def test_a_clean_file_says_so(specdecode: Specdecode) -> None:
+def test_markdown_of_a_clean_file_has_only_the_counts(specdecode: Specdecode) -> None:
     result = specdecode("lint", EXAMPLES / "llama-70b.yaml", "-o", "markdown")
     assert result.stdout == "### specdecode lint\n\nobjects: 1, errors: 0, warnings: 0\n"
 
@@ -822,7 +822,7 @@ def test_a_clean_file_says_so(specdecode: Specdecode) -> None:
     [{"spec": {EVIL: 1}}, {"metadata": {"name": EVIL}}, {"metadata": {"name": "a", "namespace": EVIL}}],
     ids=str,
 )
-def test_what_others_wrote_is_shown_and_not_done(
+def test_markdown_output_neutralizes_markup_in_values(
     specdecode: Specdecode, write: WriteObject, command: str, change: dict[str, object]
 ) -> None:
     path = write("a.yaml", json.dumps({**manifest("a"), **change}))
@@ -833,7 +833,7 @@ def test_what_others_wrote_is_shown_and_not_done(
     assert row_widths(shown) <= {6}
 
 
-def test_a_file_that_cannot_be_read_is_told(specdecode: Specdecode, tmp_path: Path) -> None:
+def test_markdown_output_neutralizes_markup_in_unreadable_file_names(specdecode: Specdecode, tmp_path: Path) -> None:
     for command in ("lint", "plan"):
         result = specdecode(command, tmp_path / f"{EVIL.replace('/', '')}.yaml", "-o", "markdown")
         assert result.exit_code == 2

@@ -38,7 +38,7 @@ def kinds(found: list[dict[str, Any]]) -> list[str]:
     return [each["kind"] for each in found]
 
 
-def test_objects_are_those_that_the_operator_decides_on(specdecode: Specdecode, write: WriteObject) -> None:
+def test_rendered_objects_match_those_of_the_operator(specdecode: Specdecode, write: WriteObject) -> None:
     body = manifest("chat", accelerator={"products": [H200]})
     found = objects(specdecode, write("a.yaml", body))
     owned = {"namespace": "default", "uid": "any", "generation": 1}
@@ -54,9 +54,7 @@ def test_objects_are_those_that_the_operator_decides_on(specdecode: Specdecode, 
     assert [each["metadata"] for each in found] == [each["metadata"] for each in expected]
 
 
-def test_what_gitops_tools_mark_an_object_with_comes_to_none_that_is_made_of_it(
-    specdecode: Specdecode, write: WriteObject
-) -> None:
+def test_gitops_labels_and_annotations_are_not_copied_to_children(specdecode: Specdecode, write: WriteObject) -> None:
     """With their mark a claim that is kept, which has no owner, would be theirs to prune."""
     marks = {
         "labels": {"app.kubernetes.io/instance": "pruned", "kustomize.toolkit.fluxcd.io/name": "pruned"},
@@ -91,31 +89,31 @@ def test_command_is_what_the_container_runs(specdecode: Specdecode, write: Write
     assert "it's $HOME" in words
 
 
-def test_command_is_the_same_with_the_recorder_for_live_captures(specdecode: Specdecode, write: WriteObject) -> None:
+def test_recorder_does_not_change_the_command(specdecode: Specdecode, write: WriteObject) -> None:
     files = [write(f"{recorder}.yaml", manifest("chat", engine={"recorder": recorder})) for recorder in (True, False)]
     assert len({specdecode("render", file, "-o", "command").stdout for file in files}) == 1
 
 
-def test_commands_of_a_group_are_those_of_leader_and_workers(specdecode: Specdecode) -> None:
+def test_commands_of_a_multi_node_group_cover_leader_and_workers(specdecode: Specdecode) -> None:
     result = specdecode("render", EXAMPLES / "llama-405b-two-nodes.yaml", "-o", "command")
     titles = [line for line in result.stdout.splitlines() if line.startswith("#")]
     assert [title.partition(":")[0].rpartition(", ")[2] for title in titles] == ["leader", "workers"]
     assert "--headless" in result.stdout
 
 
-def test_command_with_a_cache_is_vllm_and_not_the_script_before_it(specdecode: Specdecode) -> None:
+def test_command_with_a_cache_omits_the_preceding_script(specdecode: Specdecode) -> None:
     result = specdecode("render", EXAMPLES / "llama-70b-cache.yaml", "-o", "command")
     assert "vllm serve /models/hub/" in result.stdout
     assert "python3" not in result.stdout
 
 
-def test_downloads_to_a_cache_come_first(specdecode: Specdecode) -> None:
+def test_cache_download_jobs_are_rendered_first(specdecode: Specdecode) -> None:
     found = objects(specdecode, EXAMPLES / "llama-70b-cache.yaml")
     assert kinds(found)[:3] == ["Job", "Job", "ConfigMap"]
     assert kinds(found)[-1] == "Deployment"
 
 
-def test_a_commit_that_is_pinned_is_the_one_that_is_served(specdecode: Specdecode) -> None:
+def test_pinned_commit_is_served_from_the_cache(specdecode: Specdecode) -> None:
     body = list(yaml.safe_load_all((EXAMPLES / "llama-70b-cache.yaml").read_text()))[-1]
     commit = "0123456789abcdef0123456789abcdef01234567"
     body["spec"]["target"]["revision"] = commit
@@ -124,7 +122,7 @@ def test_a_commit_that_is_pinned_is_the_one_that_is_served(specdecode: Specdecod
     assert "/snapshots/not-downloaded-yet" in result.stdout, "the draft names a branch"
 
 
-def test_another_engine_version_takes_the_place_of_the_objects_own(specdecode: Specdecode, write: WriteObject) -> None:
+def test_engine_version_option_replaces_the_version_of_the_object(specdecode: Specdecode, write: WriteObject) -> None:
     path = write("a.yaml", manifest("chat", engine={"version": "0.32"}))
     result = specdecode("render", path, "-o", "command", "--engine-version", "0.30")
     assert result.exit_code == 0
@@ -134,7 +132,7 @@ def test_another_engine_version_takes_the_place_of_the_objects_own(specdecode: S
     assert "spec.engine.version: 0.3x" in wrong.stderr
 
 
-def test_a_capture_is_rendered_beside_its_deployment(specdecode: Specdecode, write: WriteObject) -> None:
+def test_capture_is_rendered_with_its_deployment(specdecode: Specdecode, write: WriteObject) -> None:
     body = {**CAPTURE, "metadata": {"name": "evening", "namespace": "models"}}
     # The API server takes null for an absent field.
     body["spec"] = {**body["spec"], "storage": {"persistentVolumeClaim": None}}
@@ -149,7 +147,7 @@ def test_a_capture_is_rendered_beside_its_deployment(specdecode: Specdecode, wri
 
 
 @pytest.mark.parametrize("pods", [[], ["chat-a", "chat-b"]])
-def test_a_live_capture_is_rendered_as_if_its_engines_were_ready(
+def test_live_capture_is_rendered_as_if_engines_were_ready(
     specdecode: Specdecode, write: WriteObject, pods: list[str]
 ) -> None:
     live = {"source": "Live", "live": {"requests": 9, "pods": pods}, "record": {"tokenIds": True}}
@@ -172,7 +170,7 @@ def test_a_live_capture_is_rendered_as_if_its_engines_were_ready(
     ],
     ids=["alone", "another", "invalid", "does not fit"],
 )
-def test_a_capture_without_a_deployment_that_runs(
+def test_capture_without_a_runnable_deployment_is_an_error(
     specdecode: Specdecode, write: WriteObject, owner: dict[str, Any] | None, said: str, code: int
 ) -> None:
     result = specdecode("render", write("a.yaml", CAPTURE, *([owner] if owner else [])))
@@ -190,7 +188,7 @@ def test_a_capture_without_a_deployment_that_runs(
     ],
     ids=["too large", "unknown", "good"],
 )
-def test_an_arm_that_cannot_be_started_ends_as_a_deployment_of_it_would(
+def test_arm_that_cannot_start_fails_like_a_deployment(
     specdecode: Specdecode, write: WriteObject, draft: str, said: str, code: int
 ) -> None:
     speculation = {"method": "draft_model", "numSpeculativeTokens": 2, "draft": {"model": draft}}
@@ -214,7 +212,7 @@ def test_an_arm_that_cannot_be_started_ends_as_a_deployment_of_it_would(
     ],
     ids=["in the cluster", "in the files", "on a claim", "another seed"],
 )
-def test_a_golden_capture_is_taken_to_have_succeeded(
+def test_golden_capture_is_assumed_to_have_succeeded(
     specdecode: Specdecode, write: WriteObject, golden: dict[str, Any] | None, claim: str, said: str
 ) -> None:
     judged = {**CAPTURE, "spec": {**CAPTURE["spec"], "against": {"capture": "golden"}}}
@@ -238,7 +236,7 @@ def volumes(rendered: str) -> list[dict[str, Any]]:
     return list(job["spec"]["template"]["spec"]["volumes"])
 
 
-def test_a_capture_that_is_refused_says_why(specdecode: Specdecode, write: WriteObject) -> None:
+def test_refused_capture_says_why(specdecode: Specdecode, write: WriteObject) -> None:
     spec = {**CAPTURE["spec"], "deadlineSeconds": 60, "seeds": 1}
     result = specdecode("render", write("a.yaml", {**CAPTURE, "spec": spec}, manifest("chat")))
     assert result.exit_code == 2
@@ -250,7 +248,7 @@ def test_a_capture_that_is_refused_says_why(specdecode: Specdecode, write: Write
     assert "spec.deadlineSeconds: 60: is less than the 90 s that the phases of spec.workload take" in result.stderr
 
 
-def test_what_cannot_run_hides_nothing_of_the_others(specdecode: Specdecode, write: WriteObject) -> None:
+def test_object_that_cannot_run_does_not_hide_others(specdecode: Specdecode, write: WriteObject) -> None:
     good, wide = manifest("good"), manifest("wide", parallelism={"tensor": 1})
     result = specdecode("render", write("a.yaml", wide, good))
     assert result.exit_code == 4
@@ -259,7 +257,7 @@ def test_what_cannot_run_hides_nothing_of_the_others(specdecode: Specdecode, wri
     assert "wide" not in result.stdout
 
 
-def test_nodes_of_a_cluster_decide_the_product(specdecode: Specdecode, write: WriteObject, tmp_path: Path) -> None:
+def test_nodes_file_determines_the_gpu_product(specdecode: Specdecode, write: WriteObject, tmp_path: Path) -> None:
     node = {
         "kind": "Node",
         "metadata": {"name": "n1", "labels": {"nvidia.com/gpu.product": H200}},

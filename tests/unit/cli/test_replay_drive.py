@@ -68,7 +68,7 @@ def run(*arguments: object, **environment: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def test_every_request_is_in_the_folder_and_in_the_summary(trace: Path, tmp_path: Path) -> None:
+def test_every_request_is_in_the_output_folder_and_the_summary(trace: Path, tmp_path: Path) -> None:
     with engine() as url:
         code, text = run(trace, "--url", url, "--out", tmp_path / "driven", "--vocab-size", VOCAB_SIZE)
     assert code == 0, text
@@ -81,7 +81,7 @@ def test_every_request_is_in_the_folder_and_in_the_summary(trace: Path, tmp_path
     assert validated.exit_code == 0, validated.output
 
 
-def test_requests_that_are_refused_are_told_with_what_to_do_and_fail_the_command(trace: Path) -> None:
+def test_refused_requests_fail_the_command_with_a_hint(trace: Path) -> None:
     with engine() as url:
         code, text = run(trace, "--url", url)
     assert code == 1
@@ -89,7 +89,7 @@ def test_requests_that_are_refused_are_told_with_what_to_do_and_fail_the_command
     assert "hint: tiny has fewer tokens: set --vocab-size" in text
 
 
-def test_data_for_programs(trace: Path) -> None:
+def test_json_output_has_outcomes_and_recorded_latencies(trace: Path) -> None:
     with engine() as url:
         code, text = run(trace, "--url", url, "--vocab-size", VOCAB_SIZE, "-o", "json", "--requests", 1)
     found: dict[str, Any] = json.loads(text[text.index("{") :])
@@ -108,7 +108,7 @@ def test_data_for_programs(trace: Path) -> None:
         (["--out", "."], "error: .: already exists: use a new folder"),
     ],
 )
-def test_what_cannot_be_sent_is_one_line_and_leaves_nothing(
+def test_invalid_option_is_a_one_line_error_and_writes_nothing(
     trace: Path, tmp_path: Path, arguments: list[str], says: str
 ) -> None:
     with engine() as url:
@@ -121,19 +121,19 @@ def test_what_cannot_be_sent_is_one_line_and_leaves_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["trace.jsonl"]
 
 
-def test_a_trace_that_is_none(tmp_path: Path) -> None:
+def test_folder_without_a_trace_is_refused(tmp_path: Path) -> None:
     code, text = run(tmp_path, "--url", "http://127.0.0.1:1")
     assert (code, text.count("\n")) == (2, 1)
     assert "holds no trace.jsonl: name a capture's folder or a trace" in text
 
 
-def test_who_does_not_answer_in_time_is_given_up(trace: Path) -> None:
+def test_requests_without_a_response_time_out(trace: Path) -> None:
     with engine(silent=True) as url:
         code, text = run(trace, "--url", url, "--vocab-size", VOCAB_SIZE, "--timeout", "0.2", "-o", "json")
     assert (code, json.loads(text[text.index("{") :])["outcomes"]) == (1, {"timed_out": 2})
 
 
-def test_prompts_have_in_common_what_the_header_s_blocks_say(tmp_path: Path) -> None:
+def test_prompts_share_the_prefixes_given_by_block_hashes(tmp_path: Path) -> None:
     records = [record(prompt_tokens=10, block_hashes=[1, other], arrival_ms=float(other)) for other in (2, 3)]
     trace = write_trace(tmp_path / "trace.jsonl", records, {**META, "block_size": 4})
     with engine() as url:

@@ -24,7 +24,7 @@ def run(*arguments: str) -> tuple[int, str]:
     return result.exit_code, " ".join(result.output.replace("│", "").split())
 
 
-def test_a_capture_becomes_a_small_file(tmp_path: Path) -> None:
+def test_fit_writes_a_model_of_a_capture(tmp_path: Path) -> None:
     made = Truth().make(tmp_path / "made", "closed:4", 40)
     file = tmp_path / "model.json"
     code, text = run(
@@ -39,7 +39,7 @@ def test_a_capture_becomes_a_small_file(tmp_path: Path) -> None:
     assert [capture.requests for capture in model.origin.captures] == [40]
 
 
-def test_what_a_draft_takes_of_a_step_is_told_by_who_knows_the_models(tmp_path: Path) -> None:
+def test_draft_share_divides_the_step_time_among_draft_and_target(tmp_path: Path) -> None:
     capture = str(Path(__file__).parents[2] / "data/captures/draft_model")
     takes_ms = []
     for share in ("0", "0.1"):
@@ -63,7 +63,9 @@ def test_what_a_draft_takes_of_a_step_is_told_by_who_knows_the_models(tmp_path: 
         ([record(itl_ms=[10.0, 4e6])], "it must be between 0 and 1 hour"),
     ],
 )
-def test_what_nothing_can_be_fitted_to_is_refused(tmp_path: Path, records: list[dict[str, object]], says: str) -> None:
+def test_capture_without_usable_requests_is_refused(
+    tmp_path: Path, records: list[dict[str, object]], says: str
+) -> None:
     write_trace(tmp_path / "trace.jsonl", records)
     file = tmp_path / "model.json"
     code, text = run("fit", str(tmp_path), "--out", str(file))
@@ -72,7 +74,7 @@ def test_what_nothing_can_be_fitted_to_is_refused(tmp_path: Path, records: list[
     assert not file.exists()
 
 
-def test_bad_lines_may_be_left_out_and_are_counted(tmp_path: Path) -> None:
+def test_skip_bad_lines_counts_the_skipped_lines(tmp_path: Path) -> None:
     write_trace(tmp_path / "trace.jsonl", [record(), record(itl_ms=[10.0, -1.0]), record(arrival_ms=100.0)])
     code, text = run("fit", str(tmp_path), "--out", str(tmp_path / "model.json"), "--skip-bad-lines")
     assert code == 0
@@ -97,7 +99,7 @@ def test_captures_of_different_engines_are_not_mixed(tmp_path: Path, meta: dict[
     assert says in text
 
 
-def test_two_recordings_are_compared_as_text_and_as_data(tmp_path: Path) -> None:
+def test_compare_prints_text_and_json(tmp_path: Path) -> None:
     one = write_trace(tmp_path / "one.jsonl", [record()])
     other = write_trace(tmp_path / "other.jsonl", [record(ttft_ms=33.0)])
     code, text = run("compare", str(one), str(other))
@@ -120,7 +122,7 @@ def test_two_recordings_are_compared_as_text_and_as_data(tmp_path: Path) -> None
         {"scheduled_ms": -1e300},
     ],
 )
-def test_what_no_engine_ever_did_is_refused_with_its_line(tmp_path: Path, fields: dict[str, object]) -> None:
+def test_impossible_record_is_refused_with_its_line(tmp_path: Path, fields: dict[str, object]) -> None:
     trace = write_trace(tmp_path / "trace.jsonl", [record(), record(**fields)])
     for arguments in (("fit", str(trace), "--out", str(tmp_path / "model.json")), ("compare", str(trace), str(trace))):
         code, text = run(*arguments)
@@ -140,7 +142,7 @@ def test_what_no_engine_ever_did_is_refused_with_its_line(tmp_path: Path, fields
         ({}, [record(scheduled_ms=1e12), record(scheduled_ms=-1e12)]),
     ],
 )
-def test_what_is_strange_is_fitted_and_played(
+def test_unusual_capture_can_be_fitted_and_forecast(
     tmp_path: Path, meta: dict[str, object], records: list[dict[str, object]]
 ) -> None:
     write_trace(tmp_path / "trace.jsonl", records, {**META, **meta})
@@ -150,7 +152,7 @@ def test_what_is_strange_is_fitted_and_played(
     assert code == 0, text
 
 
-def test_limits_that_no_engine_has_are_refused(tmp_path: Path) -> None:
+def test_impossible_engine_limits_are_refused(tmp_path: Path) -> None:
     write_trace(tmp_path / "trace.jsonl", [record()], {**META, "max_num_seqs": 2**62})
     code, text = run("fit", str(tmp_path), "--out", str(tmp_path / "model.json"))
     assert code == 2
@@ -179,7 +181,7 @@ def run_forecast(*arguments: object) -> tuple[int, str]:
     return result.exit_code, " ".join(result.output.replace("│", "").split())
 
 
-def test_a_recorded_load_twice_as_fast(tmp_path: Path, made: Made, model: Path) -> None:
+def test_forecast_plays_a_recorded_load_twice_as_fast(tmp_path: Path, made: Made, model: Path) -> None:
     out = tmp_path / "out"
     code, text = run_forecast(model, "--out", out, "--load", made.folder, "--load-factor", 2)
     assert code == 0, text
@@ -192,7 +194,7 @@ def test_a_recorded_load_twice_as_fast(tmp_path: Path, made: Made, model: Path) 
     assert last == pytest.approx((recorded or 0) / 2, abs=0.001)
 
 
-def test_a_load_that_is_given(tmp_path: Path, model: Path) -> None:
+def test_forecast_of_a_given_load_is_a_valid_capture(tmp_path: Path, model: Path) -> None:
     out = tmp_path / "out"
     arguments = ("--arrivals", "closed:4", "--requests", 40, "--prompt-tokens", "200-400", "--output-tokens", 100)
     code, text = run_forecast(model, "--out", out, *arguments)
@@ -203,7 +205,7 @@ def test_a_load_that_is_given(tmp_path: Path, model: Path) -> None:
     assert validated.exit_code == 0, validated.output
 
 
-def test_what_is_said_is_what_was_written(tmp_path: Path, model: Path) -> None:
+def test_printed_figures_match_the_written_forecast(tmp_path: Path, model: Path) -> None:
     code, text = run_forecast(model, "--out", tmp_path / "out", "--arrivals", "poisson:4", "--requests", 40)
     assert code == 0, text
     found = measured(read_recording(tmp_path / "out"))
@@ -215,7 +217,7 @@ def test_what_is_said_is_what_was_written(tmp_path: Path, model: Path) -> None:
         assert f"{name} mean {values.mean():.2f} P50 {p50:.2f} P90 {p90:.2f} P99 {p99:.2f} ms" in text
 
 
-def test_what_would_not_be_heeded_is_refused(tmp_path: Path, made: Made, model: Path) -> None:
+def test_option_without_effect_is_refused(tmp_path: Path, made: Made, model: Path) -> None:
     for arguments in (
         ("--load", made.folder, "--prompt-tokens", 900),
         ("--load", made.folder, "--requests", 5),
@@ -225,7 +227,7 @@ def test_what_would_not_be_heeded_is_refused(tmp_path: Path, made: Made, model: 
         assert (code, str(arguments[2]) in text, "omit " in text) == (2, True, True), text
 
 
-def test_requests_beyond_max_model_len_are_told(tmp_path: Path, made: Made) -> None:
+def test_request_beyond_max_model_len_is_reported(tmp_path: Path, made: Made) -> None:
     fitted = fit([made.recording])
     limits = msgspec.structs.replace(fitted.origin.limits, max_model_len=500)
     path = tmp_path / "model.json"
@@ -238,7 +240,7 @@ def test_requests_beyond_max_model_len_are_told(tmp_path: Path, made: Made) -> N
     assert (code, "has 501 tokens, which exceeds max_model_len 500" in text) == (0, True), text
 
 
-def test_a_conversation_finds_its_answers_again(tmp_path: Path) -> None:
+def test_forecast_of_multiturn_load_reuses_cached_prefixes(tmp_path: Path) -> None:
     made = Truth().make(tmp_path / "made", "multiturn:3x4x1", 24)
     path = tmp_path / "model.json"
     path.write_bytes(encode_model(fit([made.recording])))
@@ -261,7 +263,7 @@ def test_a_conversation_finds_its_answers_again(tmp_path: Path) -> None:
         (["--arrivals", "closed:1", "--num-gpu-blocks", "1"], "too few for any request"),
     ],
 )
-def test_what_cannot_be_forecast_is_refused_and_leaves_nothing(
+def test_invalid_forecast_is_refused_and_writes_nothing(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], says: str
 ) -> None:
     (tmp_path / "late").mkdir()
@@ -274,7 +276,7 @@ def test_what_cannot_be_forecast_is_refused_and_leaves_nothing(
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_a_file_that_is_no_model_or_has_no_donors_is_named(tmp_path: Path) -> None:
+def test_invalid_model_or_model_without_donors_is_named(tmp_path: Path) -> None:
     path = tmp_path / "model.json"
     for content, says in (
         (b"{}", "is not a fitted model"),
@@ -294,7 +296,7 @@ def run_synth(*arguments: str) -> tuple[int, str]:
     return result.exit_code, " ".join(result.output.split())
 
 
-def test_a_folder_is_made_that_validates(tmp_path: Path) -> None:
+def test_synth_writes_a_valid_capture(tmp_path: Path) -> None:
     code, text = run_synth(
         "--out", str(tmp_path / "made"), "--requests", "20", "--arrivals", "closed:2", "--arrivals", "burst:5x1"
     )
@@ -315,14 +317,14 @@ def test_a_folder_is_made_that_validates(tmp_path: Path) -> None:
         (["--num-gpu-blocks", "2"], "too few for any request: use a larger value"),
     ],
 )
-def test_what_cannot_be_made_is_refused_and_leaves_nothing(tmp_path: Path, arguments: list[str], says: str) -> None:
+def test_invalid_synth_options_are_refused_and_write_nothing(tmp_path: Path, arguments: list[str], says: str) -> None:
     code, text = run_synth("--out", str(tmp_path / "made"), *arguments)
     assert code == 2
     assert says in text.replace("│ ", "").replace(" │", "")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_there_already_stays(tmp_path: Path) -> None:
+def test_synth_keeps_an_existing_folder(tmp_path: Path) -> None:
     (tmp_path / "made").mkdir()
     (tmp_path / "made" / "mine").write_text("x")
     code, text = run_synth("--out", str(tmp_path / "made"), "--requests", "3")
@@ -344,7 +346,7 @@ def by_id(folder: Path) -> dict[str, RecordedRequest]:
     return {each.request_id or "": each for each in read_recording(folder).requests}
 
 
-def test_a_replay_that_is_asked_as_the_engine_was_records_what_the_engine_did(tmp_path: Path) -> None:
+def test_replay_driven_with_its_capture_records_the_same_tokens(tmp_path: Path) -> None:
     made, replayed = tmp_path / "made", tmp_path / "replayed"
     load = ("--arrivals", "multiturn:4x3", "--requests", "24", "--prompt-tokens", "20-60", "--output-tokens", "8-24")
     specdecode("replay", "synth", "--out", made, *load, "--step-ms", "2", "--seed", "5")

@@ -55,7 +55,7 @@ def refused(*arguments: str) -> str:
     return " ".join(re.sub(r"[│╭╮╰╯─]", " ", ended.output).split())
 
 
-def test_a_server_that_is_told_to_end_answers_what_it_has_begun_and_leaves_a_capture(tmp_path: Path) -> None:
+def test_sigterm_finishes_open_requests_and_writes_the_capture(tmp_path: Path) -> None:
     trace = write_trace(tmp_path / "trace.jsonl", [record(ttft_ms=300.0, itl_ms=[300.0, 300.0])])
     with serving(str(trace), "--record", str(tmp_path / "out")) as (process, url):
         body = {"prompt": "a", "stream": True, "max_tokens": 50}
@@ -72,7 +72,7 @@ def test_a_server_that_is_told_to_end_answers_what_it_has_begun_and_leaves_a_cap
     assert found.passed, found.problems
 
 
-def test_what_takes_longer_than_the_end_may_is_cut_off_without_a_word_of_python(tmp_path: Path) -> None:
+def test_request_beyond_drain_timeout_is_cut_off_without_a_traceback(tmp_path: Path) -> None:
     trace = write_trace(tmp_path / "trace.jsonl", [record(ttft_ms=10.0, itl_ms=[3_600_000.0, 1.0])])
     out = tmp_path / "out"
     with serving(str(trace), "--drain-timeout", "1", "--record", str(out)) as (process, url):
@@ -86,7 +86,7 @@ def test_what_takes_longer_than_the_end_may_is_cut_off_without_a_word_of_python(
     assert json.loads((out / "trace.jsonl").read_text().splitlines()[1])["ended_by"] in {"abort", "unfinished"}
 
 
-def test_a_server_that_crashes_is_gone_with_its_streams(tmp_path: Path) -> None:
+def test_crash_after_ends_the_server_and_open_requests(tmp_path: Path) -> None:
     trace = write_trace(tmp_path / "trace.jsonl", [record(**QUICK), record(arrival_ms=1.0, ttft_ms=60_000.0)])
     out = tmp_path / "out"
     with serving(str(trace), "--crash-after", "2", "--record", str(out)) as (process, url):
@@ -99,7 +99,7 @@ def test_a_server_that_crashes_is_gone_with_its_streams(tmp_path: Path) -> None:
     assert found.trace.records == 1, "what had ended before is whole"
 
 
-def test_a_server_that_hangs_is_healthy_and_says_nothing(tmp_path: Path) -> None:
+def test_hang_after_stays_healthy_but_does_not_respond(tmp_path: Path) -> None:
     trace = write_trace(tmp_path / "trace.jsonl", [record(**QUICK)])
     with serving(str(trace), "--hang-after", "0") as (_, url):
         assert httpx.get(f"{url}/health", trust_env=False, timeout=120).status_code == 200
@@ -109,7 +109,7 @@ def test_a_server_that_hangs_is_healthy_and_says_nothing(tmp_path: Path) -> None
             )
 
 
-def test_one_that_starts_slowly_does_not_listen_and_can_be_stopped(tmp_path: Path) -> None:
+def test_slow_start_does_not_listen_and_can_be_stopped(tmp_path: Path) -> None:
     trace = write_trace(tmp_path / "trace.jsonl", [record(**QUICK)])
     process = subprocess.Popen(
         [*SERVE, str(trace), "--slow-start", "3600", "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -121,7 +121,7 @@ def test_one_that_starts_slowly_does_not_listen_and_can_be_stopped(tmp_path: Pat
     assert b"http" not in output
 
 
-def test_traces_that_cannot_be_played_are_refused_in_one_line(tmp_path: Path) -> None:
+def test_unusable_traces_and_options_are_refused_in_one_line(tmp_path: Path) -> None:
     empty = write_trace(tmp_path / "empty.jsonl", [])
     assert "has no request" in refused(str(empty))
     bad = write_trace(tmp_path / "bad.jsonl", [record(), record(ttft_ms=-1.0)])
@@ -147,7 +147,7 @@ def test_traces_that_cannot_be_played_are_refused_in_one_line(tmp_path: Path) ->
     assert "--record" in refused(str(here), "--record", str(occupied), "--port", "0")
 
 
-def test_a_bad_line_can_be_left_out(tmp_path: Path) -> None:
+def test_skip_bad_lines_ignores_unreadable_lines(tmp_path: Path) -> None:
     trace = write_trace(tmp_path / "bad.jsonl", [record(**QUICK), record(ttft_ms=-1.0)])
     with serving(str(trace), "--skip-bad-lines") as (process, url):
         assert httpx.get(f"{url}/v1/models", trust_env=False, timeout=120).json()["data"][0]["id"] == "tiny"
@@ -203,7 +203,7 @@ def served(specdecode: Specdecode, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     return run
 
 
-def test_each_option_is_what_the_server_is_told_and_changes_nothing_else(served: Served) -> None:
+def test_each_option_changes_only_its_own_setting(served: Served) -> None:
     usual = served()
     assert (usual.port, usual.drain_timeout_s, usual.record, usual.api_keys) == (8000, 60, None, ())
     for cases, of in ((OF_SOURCE, lambda settings: settings.source), (OF_SERVER, lambda settings: settings)):
@@ -258,7 +258,7 @@ def _emulate(specdecode: Specdecode, *arguments: object) -> Any:
     return specdecode("replay", "serve", "--mode", "emulated", *arguments)
 
 
-def test_vllm_is_started_with_the_plugin_and_its_end_is_told(
+def test_emulated_mode_starts_vllm_with_the_plugin_and_returns_its_code(
     specdecode: Specdecode, model: Path, engine: Path, tmp_path: Path
 ) -> None:
     kept, record = tmp_path / "kept", tmp_path / "segments"
@@ -292,7 +292,7 @@ def test_vllm_is_started_with_the_plugin_and_its_end_is_told(
         (("--plan", EXAMPLE, "--time-scale", 2), "has no effect with --mode emulated"),
     ],
 )
-def test_what_cannot_be_started_is_told_in_a_line(
+def test_emulated_mode_reports_unusable_inputs_in_one_line(
     specdecode: Specdecode, model: Path, arguments: tuple[object, ...], words: str
 ) -> None:
     done = _emulate(specdecode, model, *arguments)
@@ -300,13 +300,13 @@ def test_what_cannot_be_started_is_told_in_a_line(
     assert words in " ".join(done.stderr.replace("│", "").split())
 
 
-def test_its_options_are_no_others_of_a_recording(specdecode: Specdecode, tmp_path: Path) -> None:
+def test_replay_serve_accepts_plan_only_with_mode_emulated(specdecode: Specdecode, tmp_path: Path) -> None:
     done = specdecode("replay", "serve", tmp_path, "--plan", EXAMPLE)
     assert done.exit_code == 2
     assert "requires --mode emulated" in " ".join(done.stderr.replace("│", "").split())
 
 
-def test_what_is_kept_stays_as_it_was(specdecode: Specdecode, model: Path, engine: Path, tmp_path: Path) -> None:
+def test_existing_keep_folder_is_refused(specdecode: Specdecode, model: Path, engine: Path, tmp_path: Path) -> None:
     (tmp_path / "kept" / "engine" / "told").mkdir(parents=True)
     done = _emulate(specdecode, model, "--plan", EXAMPLE, "--engine", engine, "--keep", tmp_path / "kept")
     assert done.exit_code == 2

@@ -97,7 +97,7 @@ def section(text: str, title: str) -> list[str]:
     return [line.strip() for line in block.splitlines()[1:]]
 
 
-def test_a_screen_shows_each_part_of_the_object(cluster: Cluster, specdecode: Specdecode) -> None:
+def test_screen_shows_every_section_of_a_deployment(cluster: Cluster, specdecode: Specdecode) -> None:
     holds(cluster, chat(), events=2)
     answer = specdecode("status", "chat", "-n", "team")
     assert answer.exit_code == 0, answer.stderr
@@ -147,14 +147,14 @@ def test_only_the_newest_events_are_shown(cluster: Cluster, specdecode: Specdeco
     assert [each["reason"] for each in found["events"]] == [f"Reason{number}" for number in range(8)]
 
 
-def test_the_settings_of_the_policy_are_those_in_force(cluster: Cluster, specdecode: Specdecode) -> None:
+def test_method_chosen_by_the_policy_is_shown(cluster: Cluster, specdecode: Specdecode) -> None:
     chosen = {"mode": "Enforce", "arm": "k3", "speculation": {"method": "DraftModel", "numSpeculativeTokens": 3}}
     holds(cluster, chat(policy=chosen))
     (method,) = [line for line in specdecode("status", "chat").stdout.splitlines() if "Method:" in line]
     assert "K 3 (chosen by the policy)" in method
 
 
-def test_an_object_that_no_operator_has_seen_has_a_screen(cluster: Cluster, specdecode: Specdecode) -> None:
+def test_deployment_without_a_status_is_shown(cluster: Cluster, specdecode: Specdecode) -> None:
     body = chat()
     del body["status"], body["spec"]["speculation"]
     holds(cluster, body)
@@ -165,12 +165,12 @@ def test_an_object_that_no_operator_has_seen_has_a_screen(cluster: Cluster, spec
     assert specdecode("status").exit_code == 0
 
 
-def test_a_status_of_an_earlier_spec_is_marked(cluster: Cluster, specdecode: Specdecode) -> None:
+def test_status_of_an_earlier_generation_is_marked(cluster: Cluster, specdecode: Specdecode) -> None:
     holds(cluster, chat(observedGeneration=1))
     assert "Conditions (of generation 1, but the spec has generation 2)" in specdecode("status", "chat").stdout
 
 
-def test_without_a_name_there_is_a_row_for_each(cluster: Cluster, specdecode: Specdecode) -> None:
+def test_status_without_a_name_has_a_row_per_deployment(cluster: Cluster, specdecode: Specdecode) -> None:
     holds(cluster, chat(), chat("code", plan={"verdict": "Fits", "product": "CPU"}))
     heading, *rows = specdecode("status", "-A", "-l", "team=chat").stdout.splitlines()
     assert heading.split()[:4] == ["NAMESPACE", "NAME", "READY", "STATUS"]
@@ -182,7 +182,7 @@ def test_without_a_name_there_is_a_row_for_each(cluster: Cluster, specdecode: Sp
     assert specdecode("status").stdout.split()[0] == "NAME"
 
 
-def test_data_is_the_object_and_its_events(cluster: Cluster, specdecode: Specdecode) -> None:
+def test_json_and_yaml_hold_the_object_and_its_events(cluster: Cluster, specdecode: Specdecode) -> None:
     body = chat()
     holds(cluster, body, events=1)
     (found,) = yaml.safe_load(specdecode("status", "chat", "-o", "yaml").stdout)["deployments"]
@@ -194,7 +194,7 @@ def test_data_is_the_object_and_its_events(cluster: Cluster, specdecode: Specdec
 
 
 @pytest.mark.parametrize("arguments", [("chat",), (), ("chat", "-o", "json"), ("chat", "-o", "yaml")])
-def test_untrusted_text_does_nothing_to_a_terminal(
+def test_control_characters_in_the_object_are_escaped(
     cluster: Cluster, specdecode: Specdecode, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
 ) -> None:
     attack = "a\x1b[2J\u202eb\nReady  True  Forged\x9b2K"
@@ -208,7 +208,7 @@ def test_untrusted_text_does_nothing_to_a_terminal(
     assert not any(line.lstrip().startswith("Ready  True  Forged") for line in answer.stdout.splitlines())
 
 
-def test_a_watch_prints_again_after_a_change(
+def test_watch_prints_again_after_a_change(
     cluster: Cluster, specdecode: Specdecode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("specdecode_operator.cli.terminal._POLL_S", 0.0)
@@ -219,14 +219,14 @@ def test_a_watch_prints_again_after_a_change(
     assert ready == ["2/2", "1/2"]
 
 
-def test_a_mistyped_name_lists_the_others(cluster: Cluster, specdecode: Specdecode) -> None:
+def test_mistyped_name_suggests_a_similar_one(cluster: Cluster, specdecode: Specdecode) -> None:
     holds(cluster, chat())
     answer = specdecode("status", "caht")
     assert answer.exit_code == ExitCode.INVALID
     assert "did you mean chat?" in answer.stderr
 
 
-def test_canaries_are_shown_with_the_policy(cluster: Cluster, specdecode: Specdecode) -> None:
+def test_canary_counts_are_shown_with_the_policy(cluster: Cluster, specdecode: Specdecode) -> None:
     counts = {"right": 41, "wrong": 2, "unconfirmed": 1, "failed": 0}
     holds(cluster, chat(canaries={**counts, "unsupported": "HTTP 400"}))
     policy = section(specdecode("status", "chat", "-n", "team").stdout, "Policy")

@@ -47,7 +47,7 @@ class Stream:
         (True, {"NO_COLOR": "1", "FORCE_COLOR": "1"}, False),
     ],
 )
-def test_colours_are_for_terminals_and_for_who_wants_them(
+def test_colour_depends_on_the_terminal_and_the_environment(
     monkeypatch: pytest.MonkeyPatch, is_terminal: bool, wishes: dict[str, str], wanted: bool
 ) -> None:
     for name, value in wishes.items():
@@ -55,7 +55,7 @@ def test_colours_are_for_terminals_and_for_who_wants_them(
     assert terminal.wants_colour(Stream(terminal=is_terminal)) is wanted  # type: ignore[arg-type]
 
 
-def test_verdicts_have_colours_and_data_never_has(
+def test_verdicts_are_coloured_but_data_is_not(
     specdecode: Specdecode, write: WriteObject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write("a.yaml", manifest("a"))
@@ -75,7 +75,7 @@ def test_verdicts_have_colours_and_data_never_has(
         assert read(data)["verdict"] == "Fits"
 
 
-def test_what_others_wrote_brings_no_colours(
+def test_escape_sequences_in_objects_are_escaped(
     specdecode: Specdecode, write: WriteObject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
@@ -85,7 +85,7 @@ def test_what_others_wrote_brings_no_colours(
     assert "\\x1b[31m" in text
 
 
-def test_a_real_terminal_gets_colours_and_lines_that_have_room(write: WriteObject) -> None:
+def test_real_terminal_gets_colours_and_lines_of_its_width(write: WriteObject) -> None:
     path = write("a.yaml", manifest("a"))
     leader, follower = pty.openpty()
     with os.fdopen(leader, "rb", closefd=True) as screen:
@@ -112,7 +112,7 @@ def _read(terminal_fd: int) -> bytes:
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120])
-def test_explain_keeps_to_the_width(
+def test_explain_fits_the_terminal_width(
     specdecode: Specdecode, write: WriteObject, monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
     path = write("a.yaml", manifest("a"))
@@ -144,7 +144,7 @@ def test_explain_keeps_to_the_width(
         ),
     ],
 )
-def test_one_object_gets_a_conclusion(
+def test_single_object_gets_a_conclusion_line(
     specdecode: Specdecode, write: WriteObject, spec: dict[str, object], conclusion: str
 ) -> None:
     assert specdecode("plan", write("a.yaml", manifest("a", **spec))).stdout.splitlines()[1] == conclusion

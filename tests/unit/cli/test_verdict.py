@@ -34,7 +34,7 @@ def verdicts(specdecode: Specdecode, *cases: dict[str, Any] | str, exit_code: in
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 
-def test_each_block_gets_its_line(specdecode: Specdecode, tmp_path: Path) -> None:
+def test_each_block_gets_one_verdict_line(specdecode: Specdecode, tmp_path: Path) -> None:
     blocks, out = tmp_path / "pairs.jsonl", tmp_path / "verdicts.jsonl"
     given = lines("a", pairs(40, 0.1, 0.03, Random(1)))
     blocks.write_text("".join(json.dumps(each) + "\n" for each in given))
@@ -51,7 +51,7 @@ def test_each_block_gets_its_line(specdecode: Specdecode, tmp_path: Path) -> Non
     assert 1 < answers[-1]["low"] < answers[-1]["ratio"] < answers[-1]["high"]
 
 
-def test_series_in_one_input_know_nothing_of_each_other(specdecode: Specdecode) -> None:
+def test_series_in_one_input_are_independent(specdecode: Specdecode) -> None:
     series: list[str | int | None] = ["a", "1", 1, None]
     apart = [lines(name, pairs(20, 0.1 * index, 0.02, Random(index))) for index, name in enumerate(series)]
     together = [line for row in zip(*apart, strict=True) for line in row]
@@ -60,7 +60,7 @@ def test_series_in_one_input_know_nothing_of_each_other(specdecode: Specdecode) 
         assert answers[index :: len(series)] == verdicts(specdecode, *alone)
 
 
-def test_a_series_needs_no_name_and_its_blocks_may_have_gaps(specdecode: Specdecode) -> None:
+def test_series_may_be_unnamed_and_skip_block_numbers(specdecode: Specdecode) -> None:
     answers = verdicts(specdecode, *({"block": 3 * n, "baseline": 100, "candidate": 120 + n} for n in range(9)))
     assert [each["block"] for each in answers] == list(range(0, 27, 3))
     assert {each["series"] for each in answers} == {None}
@@ -97,7 +97,7 @@ BAD: list[tuple[dict[str, Any] | str, str]] = [
 ]
 
 
-def test_a_bad_line_gets_an_error_in_its_place_and_changes_nothing_else(specdecode: Specdecode) -> None:
+def test_bad_line_gets_an_error_and_affects_no_other_line(specdecode: Specdecode) -> None:
     good = lines("a", pairs(len(BAD) + 1, 0.1, 0.02, Random(2)))
     mixed = [good[0], *(line for (bad, _), block in zip(BAD, good[1:], strict=True) for line in (bad, block))]
     # Blocks of the good ones grow, but bad ones name the second: where they are counted, the next would be refused.
@@ -110,14 +110,14 @@ def test_a_bad_line_gets_an_error_in_its_place_and_changes_nothing_else(specdeco
         assert len(answer["error"]) < 400
 
 
-def test_an_error_says_which_block_it_was(specdecode: Specdecode) -> None:
+def test_error_names_series_and_block(specdecode: Specdecode) -> None:
     (answer,) = verdicts(specdecode, {**GOOD, "baseline": -1}, exit_code=INVALID)
     assert (answer["series"], answer["block"]) == ("a", 1)
     (answer,) = verdicts(specdecode, {**GOOD, "series": {}, "block": "x"}, exit_code=INVALID)
     assert (answer["series"], answer["block"]) == (None, None)
 
 
-def test_a_block_that_was_refused_may_be_sent_again(specdecode: Specdecode) -> None:
+def test_refused_block_may_be_sent_again(specdecode: Specdecode) -> None:
     answers = verdicts(specdecode, {**GOOD, "candidate": -1}, GOOD, exit_code=INVALID)
     assert answers[1]["verdict"] == "Inconclusive"
 
@@ -130,7 +130,7 @@ def test_a_block_that_was_refused_may_be_sent_again(specdecode: Specdecode) -> N
         ("MOST_BLOCKS_IN_ALL", 2, "block: 2: exceeds the maximum of 2 blocks in all series: divide the input"),
     ],
 )
-def test_what_is_kept_has_limits(
+def test_number_of_series_and_blocks_is_limited(
     specdecode: Specdecode, monkeypatch: pytest.MonkeyPatch, limit: str, value: int, words: str
 ) -> None:
     monkeypatch.setattr(verdict, limit, value)
@@ -139,7 +139,7 @@ def test_what_is_kept_has_limits(
     assert error.endswith(f": {words}")
 
 
-def test_of_many_series_the_first_are_summed_up(specdecode: Specdecode) -> None:
+def test_summary_lists_only_the_first_20_series(specdecode: Specdecode) -> None:
     def told(series: int) -> list[str]:
         stdin = "".join(json.dumps({**GOOD, "series": n}) + "\n" for n in range(series))
         return specdecode("verdict", "--in", "-", "--out", "-", stdin=stdin).stderr.splitlines()
@@ -151,13 +151,13 @@ def test_of_many_series_the_first_are_summed_up(specdecode: Specdecode) -> None:
 
 
 @pytest.mark.parametrize("level", ["0.3", "1", "95", "nan"])
-def test_a_level_that_is_none_is_refused(specdecode: Specdecode, level: str) -> None:
+def test_invalid_level_is_refused(specdecode: Specdecode, level: str) -> None:
     result = specdecode("verdict", "--in", "-", "--out", "-", "--level", level, stdin="")
     assert result.exit_code == INVALID
     assert "--level" in result.stderr
 
 
-def test_files_that_cannot_be_used_are_named(specdecode: Specdecode, tmp_path: Path) -> None:
+def test_unusable_files_are_named(specdecode: Specdecode, tmp_path: Path) -> None:
     pairs_file = tmp_path / "pairs.jsonl"
     assert f"--in: {pairs_file}: " in specdecode("verdict", "--in", pairs_file, "--out", "-").stderr
     pairs_file.write_text(json.dumps(GOOD))
@@ -179,7 +179,9 @@ LINE = b'{"series": "%s", "block": 1, "baseline": 1, "candidate": 2}'
         (LINE % b"\xfe", "is not UTF-8 text"),
     ],
 )
-def test_a_line_is_taken_as_its_bytes_are(specdecode: Specdecode, tmp_path: Path, line: bytes, words: str) -> None:
+def test_line_that_is_too_long_or_not_utf8_is_an_error(
+    specdecode: Specdecode, tmp_path: Path, line: bytes, words: str
+) -> None:
     (tmp_path / "pairs.jsonl").write_bytes(line + b"\n")
     result = specdecode("verdict", "--in", tmp_path / "pairs.jsonl", "--out", "-")
     (answer,) = map(json.loads, result.stdout.splitlines())
@@ -187,18 +189,18 @@ def test_a_line_is_taken_as_its_bytes_are(specdecode: Specdecode, tmp_path: Path
     assert words in answer["error"]
 
 
-def test_a_file_that_breaks_while_it_is_read_is_that_of_in(specdecode: Specdecode, tmp_path: Path) -> None:
+def test_read_error_is_reported_for_the_input_file(specdecode: Specdecode, tmp_path: Path) -> None:
     result = specdecode("verdict", "--in", "/proc/self/mem", "--out", tmp_path / "verdicts.jsonl")
     assert (result.exit_code, "--in: /proc/self/mem: Input/output error" in result.stderr) == (INVALID, True)
     assert not list(tmp_path.iterdir())
 
 
-def test_each_line_is_what_the_schema_says(specdecode: Specdecode) -> None:
+def test_output_lines_match_the_schema(specdecode: Specdecode) -> None:
     for answer in verdicts(specdecode, *lines("a", [(1.0, 2.0)] * 9), "bad", exit_code=INVALID):
         assert VerdictOutput.model_validate(answer).model_dump(mode="json") == answer
 
 
-def test_a_pipe_that_stays_open_is_answered_at_once() -> None:
+def test_verdicts_are_printed_while_the_pipe_is_open() -> None:
     command = [sys.executable, "-m", "specdecode_operator", "verdict", "--in", "-", "--out", "-"]
     # Else no answer would wait in a buffer.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}

@@ -25,7 +25,7 @@ def versions(cache: Cache, kind: str = "Service") -> list[str]:
     return [found["metadata"]["resourceVersion"] for found in cache.children_of(KEY, kind)]
 
 
-def test_an_older_version_does_not_replace_a_newer_one() -> None:
+def test_older_version_does_not_replace_newer_one() -> None:
     cache = Cache()
     cache.put("Service", body("a", 9))
     cache.put("Service", body("a", 10))
@@ -33,7 +33,7 @@ def test_an_older_version_does_not_replace_a_newer_one() -> None:
     assert versions(cache) == ["10"], "versions are numbers, not text"
 
 
-def test_what_the_api_server_says_is_not_there_does_not_come_back() -> None:
+def test_object_reported_as_missing_is_not_restored_by_late_events() -> None:
     cache, gone = Cache(), body("a", 1)
     cache.put("Service", body("a", 1))
     del gone["metadata"]["resourceVersion"]
@@ -43,7 +43,7 @@ def test_what_the_api_server_says_is_not_there_does_not_come_back() -> None:
 
 
 @pytest.mark.parametrize("labels", [{"specdecode.io/deployment": "other"}, {}], ids=["another", "none"])
-def test_a_child_lies_under_the_owner_of_its_label_and_under_no_former_one(labels: dict[str, str]) -> None:
+def test_child_moves_to_the_owner_of_its_changed_label(labels: dict[str, str]) -> None:
     cache, other = Cache(), Key("default", "other")
     assert cache.put("Service", body("a", 1)) == [KEY]
     moved = body("a", 2, labels=labels)
@@ -56,7 +56,7 @@ def test_a_child_lies_under_the_owner_of_its_label_and_under_no_former_one(label
     assert cache.all_children(other) == []
 
 
-def test_what_is_said_late_of_a_predecessor_does_not_replace_its_successor() -> None:
+def test_late_event_of_a_predecessor_does_not_replace_its_successor() -> None:
     cache = Cache()
     for uid, version in (("first", 3), ("new", 5), ("old", 4)):
         cache.put_parent(KIND, body(uid, version))
@@ -67,7 +67,7 @@ def test_what_is_said_late_of_a_predecessor_does_not_replace_its_successor() -> 
     assert cache.model_facts("default") == {"of": "new"}
 
 
-def test_a_late_deletion_does_not_take_its_successor_with_it() -> None:
+def test_late_deletion_does_not_drop_the_successor() -> None:
     cache = Cache()
     cache.put_parent(KIND, body("new", 5))
     cache.drop_parent(KIND, body("old", 4))
@@ -79,7 +79,7 @@ def test_a_late_deletion_does_not_take_its_successor_with_it() -> None:
     assert versions(cache) == ["5"]
 
 
-def test_a_full_list_drops_what_it_lacks_but_nothing_newer() -> None:
+def test_full_list_drops_missing_objects_but_not_newer_ones() -> None:
     cache = Cache()
     for uid, version in (("kept", 1), ("missed", 2), ("newer", 9)):
         cache.put("Pod", body(uid, version, name=uid))
@@ -98,7 +98,7 @@ def node(version: int, gpus: str = "8", name: str = "n", **spec: Any) -> dict[st
     return {"metadata": metadata, "spec": spec, "status": {"allocatable": {"nvidia.com/gpu": gpus}}}
 
 
-def test_a_full_list_drops_nodes_that_it_lacks_but_none_that_joined_after_it() -> None:
+def test_full_list_drops_missing_nodes_but_not_newer_ones() -> None:
     cache = Cache()
     for name, version in (("kept", 1), ("missed", 5), ("joined", 6)):
         cache.put_node(node(version, name=name))
@@ -106,7 +106,7 @@ def test_a_full_list_drops_nodes_that_it_lacks_but_none_that_joined_after_it() -
     assert [found.name for found in cache.nodes()] == ["joined", "kept"]
 
 
-def test_a_node_that_went_while_a_list_was_on_its_way_does_not_come_back() -> None:
+def test_node_deleted_during_a_list_is_not_restored() -> None:
     cache = Cache()
     cache.put_node(node(1))
     cache.drop_node(node(3))
@@ -115,7 +115,7 @@ def test_a_node_that_went_while_a_list_was_on_its_way_does_not_come_back() -> No
     assert cache.put_node({**node(4), "metadata": {**node(4)["metadata"], "uid": "another"}}), "it joined again"
 
 
-def test_only_what_plans_depend_on_makes_a_node_news() -> None:
+def test_node_update_is_reported_only_if_plans_depend_on_it() -> None:
     cache = Cache()
     assert cache.put_node(node(1))
     assert not cache.put_node(node(2)), "a heartbeat"
@@ -132,7 +132,7 @@ def facts(uid: str, version: int, data: dict[str, str]) -> dict[str, Any]:
     return {**body(uid, version, "specdecode-model-facts", labels=labels), "data": data}
 
 
-def test_facts_of_models_belong_to_a_namespace_and_follow_the_same_rules() -> None:
+def test_model_facts_are_kept_per_namespace_by_version() -> None:
     cache = Cache()
     assert cache.put("ConfigMap", facts("a", 9, {"one": "1"})) == []
     cache.put("ConfigMap", facts("a", 8, {}))
@@ -149,7 +149,7 @@ def test_facts_of_models_belong_to_a_namespace_and_follow_the_same_rules() -> No
     assert cache.model_facts("default") == {}, "a late event brings nothing back"
 
 
-def test_of_a_plan_only_whether_it_changed_is_kept() -> None:
+def test_plan_config_map_is_cached_in_reduced_form() -> None:
     cache = Cache()
     read_back = {"template": "{}"}
     kept = []
@@ -161,7 +161,7 @@ def test_of_a_plan_only_whether_it_changed_is_kept() -> None:
     assert all(data["template"] == "{}" for data in kept)
 
 
-def test_of_a_recorder_only_whether_it_changed_is_kept() -> None:
+def test_recorder_config_map_is_cached_in_reduced_form() -> None:
     kept = []
     for text in ("x" * 50_000, "x" * 50_000, "y" * 50_000):
         config_map = {**body("a", 1), "binaryData": {"recorder.zip": text}, "data": {"canaries.json": text}}
@@ -190,7 +190,7 @@ def names(bodies: list[dict[str, Any]]) -> list[str]:
 class TestCapturesOfADeployment:
     """They are found by what the newest version of each says."""
 
-    def test_only_its_own_in_its_namespace_by_name(self) -> None:
+    def test_captures_are_found_by_deployment_and_namespace_sorted_by_name(self) -> None:
         cache = Cache()
         for each in (
             captured(1, "b"),
@@ -204,7 +204,7 @@ class TestCapturesOfADeployment:
         assert names(cache.captures_of(Key("other", "llama"))) == ["elsewhere"]
         assert cache.captures_of(Key("default", "nobody")) == []
 
-    def test_one_that_names_another_deployment_now_is_found_there_only(self) -> None:
+    def test_capture_moves_to_the_deployment_that_it_names_now(self) -> None:
         cache, other = Cache(), Key("default", "other")
         cache.put_parent(capture.KIND, captured(1))
         cache.put_parent(capture.KIND, captured(3, of="other"))
@@ -213,14 +213,14 @@ class TestCapturesOfADeployment:
         cache.put_parent(capture.KIND, {**captured(4), "spec": {}})
         assert (cache.captures_of(KEY), cache.captures_of(other)) == ([], [])
 
-    def test_that_one_names_another_deployment_now_is_told_to_both(self) -> None:
+    def test_changed_deployment_of_a_capture_notifies_both_deployments(self) -> None:
         cache, told = Cache(), list[Key]()
         cache.put_parent(capture.KIND, captured(1))
         cache.on_change = told.append
         cache.put_parent(capture.KIND, captured(2, of="other"))
         assert {*told} == {KEY, Key("default", "other")}
 
-    def test_a_deleted_one_is_gone_and_one_made_anew_under_its_name_stays(self) -> None:
+    def test_deleted_capture_is_dropped_and_recreated_one_is_kept(self) -> None:
         cache = Cache()
         for each in (captured(1, "a"), captured(1, "b")):
             cache.put_parent(capture.KIND, each)
@@ -236,7 +236,7 @@ class TestCapturesOfADeployment:
 class TestClaimsCapturedFromADeployment:
     """They are found by their label, whether their capture is there or not."""
 
-    def test_only_claims_of_captures_of_it_in_its_namespace(self) -> None:
+    def test_claims_are_found_by_deployment_label_and_namespace(self) -> None:
         cache = Cache()
         for each in (claim(1, "b"), claim(1, "a"), claim(1, "of-another", of="other")):
             cache.put("PersistentVolumeClaim", each)
@@ -250,7 +250,7 @@ class TestClaimsCapturedFromADeployment:
         assert names(cache.claims_captured_from(KEY)) == ["a", "b"]
         assert cache.claims_captured_from(Key("other", "llama")) == []
 
-    def test_a_claim_outlives_its_capture_and_goes_with_its_own_deletion(self) -> None:
+    def test_claim_outlives_its_capture_until_its_own_deletion(self) -> None:
         cache = Cache()
         cache.put_parent(capture.KIND, captured(1))
         cache.put("PersistentVolumeClaim", claim(1))
@@ -263,7 +263,7 @@ class TestClaimsCapturedFromADeployment:
         assert cache.claims_captured_from(KEY) == []
 
 
-def test_of_a_pods_spec_only_its_node_the_secrets_that_it_asks_for_and_its_gpus_are_kept() -> None:
+def test_pod_spec_is_cached_with_only_node_secrets_and_gpus() -> None:
     secret = {"name": "VLLM_API_KEY", "valueFrom": {"secretKeyRef": {"name": "clients", "key": "api-key"}}}
     env = [{"name": "A", "value": "1"}, secret, {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}]
     gpus = {"resources": {"limits": {"nvidia.com/gpu": "8"}}}
@@ -277,7 +277,7 @@ def test_of_a_pods_spec_only_its_node_the_secrets_that_it_asks_for_and_its_gpus_
     assert "(spec.serving.apiKeySecret)" in getattr(blocked_pod(kept), "message", "")
 
 
-def test_keys_are_told_while_a_watch_brings_objects_in_another_thread() -> None:
+def test_listing_keys_tolerates_concurrent_additions() -> None:
     """As metrics are collected: at each turn of Python's, another object comes."""
     cache, before = Cache(), sys.gettrace()
     for number in range(3):

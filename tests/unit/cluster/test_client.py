@@ -54,7 +54,7 @@ class RefusingApi:
         ('admission webhook "policy.example.com" denied the request: no images from there', DeniedError),
     ],
 )
-async def test_what_passes_with_time_is_no_missing_permission(message: str, kind: type[ClusterError]) -> None:
+async def test_forbidden_answers_are_classified_by_message(message: str, kind: type[ClusterError]) -> None:
     with pytest.raises(ClusterError) as refused:
         await Cluster(cast("ApiClient", RefusingApi(message))).apply(SERVICE)
     assert type(refused.value) is kind
@@ -93,7 +93,7 @@ class WrittenByOthers:
 CHILD = {**SERVICE, "metadata": {**SERVICE_METADATA, "uid": "1"}}
 
 
-async def test_fields_are_taken_over_of_what_was_read_and_of_nothing_newer() -> None:
+async def test_take_over_fields_requires_the_version_that_was_read() -> None:
     api = WrittenByOthers(conflicts=2)
     await Cluster(cast("ApiClient", api)).take_over_fields(CHILD, ())
     (metadata,) = api.written
@@ -101,7 +101,7 @@ async def test_fields_are_taken_over_of_what_was_read_and_of_nothing_newer() -> 
     assert [each["manager"] for each in metadata["managedFields"]] == ["specdecode-operator"]
 
 
-async def test_an_object_that_is_always_written_in_between_is_left_for_later() -> None:
+async def test_take_over_fields_gives_up_after_repeated_conflicts() -> None:
     api = WrittenByOthers(conflicts=99)
     with pytest.raises(ConflictError):
         await Cluster(cast("ApiClient", api)).take_over_fields(CHILD, ())
@@ -157,7 +157,7 @@ TORN = b'{"metadata": {"na'
 @pytest.mark.parametrize(
     "failure", [429, 500, 503, BROKEN, TORN], ids=["overloaded", "internal", "unavailable", "broken", "torn"]
 )
-async def test_what_passes_in_a_moment_is_asked_again(failure: int | bytes | Exception, slept_s: list[float]) -> None:
+async def test_transient_failures_are_retried(failure: int | bytes | Exception, slept_s: list[float]) -> None:
     api = Answering(failure, failure, 200)
     await Cluster(cast("ApiClient", api)).apply(SERVICE)
     assert api.asked == 3
@@ -167,7 +167,7 @@ async def test_what_passes_in_a_moment_is_asked_again(failure: int | bytes | Exc
 @pytest.mark.parametrize(
     ("asked_for", "least_s", "most_s"), [("4", 4.0, 6.0), ("3600", 10.0, 15.0), ("soon", 0.2, 0.3)]
 )
-async def test_an_overloaded_server_says_when_within_reason(
+async def test_retry_after_is_respected_within_bounds(
     asked_for: str, least_s: float, most_s: float, slept_s: list[float]
 ) -> None:
     api = Answering(429, 200, retry_after=asked_for)
@@ -175,7 +175,7 @@ async def test_an_overloaded_server_says_when_within_reason(
     assert least_s <= slept_s[0] <= most_s
 
 
-async def test_what_does_not_pass_is_told_after_three_tries(slept_s: list[float]) -> None:
+async def test_persistent_failure_is_raised_after_three_attempts(slept_s: list[float]) -> None:
     api = Answering(503)
     with pytest.raises(ClusterError, match="too many requests"):
         await Cluster(cast("ApiClient", api)).apply(SERVICE)
@@ -183,7 +183,7 @@ async def test_what_does_not_pass_is_told_after_three_tries(slept_s: list[float]
 
 
 @pytest.mark.parametrize("failure", [503, BROKEN, TORN, b"[]"], ids=["unavailable", "broken", "torn", "a list"])
-async def test_what_would_be_there_twice_is_asked_for_once(
+async def test_non_idempotent_event_creation_is_not_retried(
     failure: int | bytes | Exception, slept_s: list[float]
 ) -> None:
     api = Answering(failure)
@@ -192,14 +192,14 @@ async def test_what_would_be_there_twice_is_asked_for_once(
     assert (api.asked, slept_s) == (1, [])
 
 
-async def test_a_budget_that_lets_no_pod_go_is_no_overload(slept_s: list[float]) -> None:
+async def test_eviction_refused_by_a_budget_is_not_retried(slept_s: list[float]) -> None:
     api = Answering(429)
     with pytest.raises(ClusterError):
         await Cluster(cast("ApiClient", api)).evict({"metadata": {**SERVICE_METADATA, "uid": "1"}})
     assert (api.asked, slept_s) == (1, [])
 
 
-async def test_what_is_changed_or_ended_is_this_very_object_and_none_that_took_its_name() -> None:
+async def test_merge_delete_and_evict_send_the_uid() -> None:
     api, body = Answering(b"{}"), {**SERVICE, "metadata": {**SERVICE_METADATA, "uid": "the-first"}}
     cluster = Cluster(cast("ApiClient", api))
     for write in (cluster.merge(body, {"spec": {}}), cluster.delete(body), cluster.evict(body)):
@@ -208,7 +208,7 @@ async def test_what_is_changed_or_ended_is_this_very_object_and_none_that_took_i
 
 
 @pytest.mark.parametrize("bypassed", [False, True])
-async def test_a_proxy_of_the_environment_is_gone_through_unless_it_says_otherwise(
+async def test_http_proxy_and_no_proxy_variables_are_respected(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, bypassed: bool
 ) -> None:
     asked: list[str] = []
@@ -242,7 +242,7 @@ async def test_a_proxy_of_the_environment_is_gone_through_unless_it_says_otherwi
 
 
 @pytest.mark.parametrize(("status", "learned"), [(200, True), (403, False), (404, False)])
-async def test_the_time_is_learned_from_what_the_api_server_itself_answered(status: int, *, learned: bool) -> None:
+async def test_server_time_is_learned_only_from_successful_answers(status: int, *, learned: bool) -> None:
     """An error may be the answer of a proxy, whose clock is another."""
     api, clock = Answering(status, headers={"Date": "Sat, 21 Nov 2026 12:00:00 GMT"}), ServerTime()
     with nullcontext() if learned else suppress(ClusterError):
@@ -280,7 +280,7 @@ class ListingApi:
         ({"items": [], "metadata": {"resourceVersion": "7", "continue": "again"}}, 2),
     ],
 )
-async def test_what_is_no_list_is_an_error_and_none_goes_on_for_ever(answer: dict[str, Any], asked: int) -> None:
+async def test_malformed_list_is_an_error_and_paging_ends(answer: dict[str, Any], asked: int) -> None:
     api = ListingApi(answer)
     with pytest.raises(ClusterError, match="list services: the response of the API server is not a list"):
         await Cluster(cast("ApiClient", api)).list(SERVICE_KIND)

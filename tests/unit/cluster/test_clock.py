@@ -30,7 +30,7 @@ def answered(clock: ServerTime, steady: Steady, moment: datetime, *, took_s: flo
     clock.hear(format_datetime(moment.replace(microsecond=0), usegmt=True), asked_s)
 
 
-def test_the_local_clock_counts_until_the_first_answer() -> None:
+def test_local_clock_is_used_until_the_first_answer() -> None:
     steady = Steady()
     clock = ServerTime(steady, local=NOON.timestamp)
     assert (clock.now(), clock.is_known) == (NOON, False)
@@ -38,7 +38,7 @@ def test_the_local_clock_counts_until_the_first_answer() -> None:
     assert (clock.now(), clock.is_known) == (NOON - timedelta(days=30), True)
 
 
-def test_time_goes_on_between_answers_whatever_becomes_of_the_local_clock() -> None:
+def test_time_advances_between_answers_independent_of_the_local_clock() -> None:
     steady, local_s = Steady(), [NOON.timestamp()]
     clock = ServerTime(steady, local=lambda: local_s[0])
     answered(clock, steady, NOON)
@@ -47,7 +47,7 @@ def test_time_goes_on_between_answers_whatever_becomes_of_the_local_clock() -> N
     assert clock.now() == NOON + timedelta(seconds=90)
 
 
-def test_the_time_is_never_later_than_the_server_has_it_and_gets_exact() -> None:
+def test_time_is_never_ahead_of_the_server_and_converges() -> None:
     """The header has whole seconds, and its answer may be on its way for long."""
     steady = Steady()
     clock, begun_s = ServerTime(steady), steady()
@@ -68,13 +68,13 @@ def test_the_time_is_never_later_than_the_server_has_it_and_gets_exact() -> None
 
 
 @pytest.mark.parametrize("header", [None, "", "yesterday", "Sat, 99 Nov 2026 12:00:00 GMT", "12", "\x00" * 99])
-def test_a_header_that_tells_no_time_teaches_nothing(header: str | None) -> None:
+def test_invalid_date_header_is_ignored(header: str | None) -> None:
     clock = ServerTime(Steady(), local=NOON.timestamp)
     clock.hear(header, 0.0)
     assert (clock.now(), clock.is_known, clock.agreed_s()) == (NOON, False, 0.0)
 
 
-def test_one_server_of_several_with_a_wrong_clock_moves_no_time_and_is_a_dispute() -> None:
+def test_one_wrong_server_clock_does_not_move_time_and_is_a_dispute() -> None:
     clock = DrivenServerTime(NOON)
     for _ in range(20):
         clock.advance(60)
@@ -90,7 +90,7 @@ def test_one_server_of_several_with_a_wrong_clock_moves_no_time_and_is_a_dispute
 
 
 @pytest.mark.parametrize("by_s", [-40 * 86_400, 40 * 86_400])
-def test_a_clock_that_was_set_is_believed_once_no_answer_has_told_the_old_time_for_minutes(by_s: float) -> None:
+def test_changed_server_clock_is_accepted_after_minutes_of_agreement(by_s: float) -> None:
     clock = DrivenServerTime(NOON)
     clock.advance(2 * HOUR_S)
     assert clock.agreed_s() == 2 * HOUR_S
@@ -113,7 +113,7 @@ def test_clocks_a_few_seconds_apart_are_no_dispute() -> None:
     assert abs((clock.now() - NOON).total_seconds() - 1800) < 10
 
 
-def test_a_node_whose_clock_is_wrong_is_told_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_wrong_node_clock_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     steady = Steady()
     with caplog.at_level(logging.WARNING):
         answered(ServerTime(steady, local=lambda: NOON.timestamp() + 5), steady, NOON)

@@ -55,7 +55,7 @@ def live(*others: Body, kind: str = "Deployment") -> Body:
         {"f:spec": {"f:template": {"f:metadata": {"f:annotations": {"f:inject": {}}}}}},
     ],
 )
-def test_a_field_that_somebody_else_wrote_is_theirs_whatever_else_they_wrote(fields: Body) -> None:
+def test_manager_of_drifted_fields_is_found_among_other_fields(fields: Body) -> None:
     noise = {"f:metadata": {"f:labels": {"f:x": {}}}, "f:status": {"f:replicas": {}}}
     assert foreign_managers(live(entry("vim", {**noise, **fields}))) == ["vim"]
     assert foreign_managers(live(entry("specdecode-operator", {**noise, **fields}))) == ["specdecode-operator"]
@@ -72,16 +72,16 @@ def test_a_field_that_somebody_else_wrote_is_theirs_whatever_else_they_wrote(fie
     ],
     ids=["marks", "status", "what is ours too", "a list that is ours too", "a restart"],
 )
-def test_what_is_left_to_others_is_nobodys_drift(fields: Body) -> None:
+def test_fields_left_to_others_are_no_drift(fields: Body) -> None:
     assert foreign_managers(live(entry("vim", fields))) == []
 
 
 @pytest.mark.parametrize("kind", ["Job", "PersistentVolumeClaim", "Pod"])
-def test_of_some_kinds_nothing_is_taken_back(kind: str) -> None:
+def test_jobs_claims_and_pods_have_no_drift(kind: str) -> None:
     assert foreign_entries(kind, live(entry("kueue", {"f:spec": {"f:suspend": {}}}), kind=kind)["metadata"]) == []
 
 
-def test_fields_are_taken_over_but_for_those_of_managers_that_are_kept() -> None:
+def test_fields_are_taken_over_except_from_kept_managers() -> None:
     added = pod({"f:hostNetwork": {}, "f:containers": {ENGINE: {"f:args": {}}}})
     body = live(entry("vim", added), entry("injector", pod({"f:hostPID": {}})))
     ours, *others = with_fields_taken_over(body, {"injector"})
@@ -94,12 +94,12 @@ def test_fields_are_taken_over_but_for_those_of_managers_that_are_kept() -> None
     assert foreign_managers({**body, "metadata": {"managedFields": [ours, *others]}}, {"injector"}) == []
 
 
-def test_of_a_writer_whose_fields_are_all_taken_over_nothing_stays() -> None:
+def test_manager_without_remaining_fields_is_removed() -> None:
     body = live(entry("vim", pod({"f:containers": {ENGINE: {".": {}, "f:args": {}}}})))
     assert len(with_fields_taken_over(body, ())) == 1, "who holds an element of a list keeps it from going"
 
 
-def test_what_the_operator_applied_to_the_status_is_not_what_it_applied_to_the_rest() -> None:
+def test_status_entry_of_the_operator_is_kept_separate() -> None:
     body = live()
     status = entry("specdecode-operator", {"f:status": {"f:replicas": {}}}, "Apply", subresource="status")
     body["metadata"]["managedFields"] = [status, OURS]
@@ -107,7 +107,7 @@ def test_what_the_operator_applied_to_the_status_is_not_what_it_applied_to_the_r
     assert (ours, other) == (OURS, status)
 
 
-def test_what_a_kept_manager_wrote_is_not_applied_over() -> None:
+def test_fields_of_kept_managers_are_not_applied() -> None:
     theirs = {"f:replicas": {}, **pod({"f:containers": {ENGINE: {"f:image": {}}}})["f:spec"]}
     body = live(entry("scaler", {"f:spec": theirs}), entry("vim", pod({"f:hostNetwork": {}})))
     engine, other = {"name": "engine", "image": "i:1", "command": ["x"]}, {"name": "other", "image": "i:1"}
@@ -121,7 +121,7 @@ def test_what_a_kept_manager_wrote_is_not_applied_over() -> None:
     assert without_kept_fields(desired, body, ()) == desired
 
 
-def test_an_object_whose_writers_were_wiped_out_is_taken_over_whole() -> None:
+def test_object_with_wiped_managed_fields_is_taken_over_completely() -> None:
     body = live()
     body["metadata"]["managedFields"] = [entry("before-first-apply", pod({"f:hostNetwork": {}}))]
     (ours,) = with_fields_taken_over(body, ())
@@ -129,13 +129,13 @@ def test_an_object_whose_writers_were_wiped_out_is_taken_over_whole() -> None:
     assert ours["fieldsV1"]["f:spec"] == {"f:template": {"f:spec": {"f:hostNetwork": {}}}}
 
 
-def test_the_cache_keeps_of_the_writers_only_what_counts() -> None:
+def test_cache_keeps_managed_fields_only_for_drift() -> None:
     assert "managedFields" not in slim("Deployment", live(entry("vim", {"f:status": {}})))["metadata"]
     kept = slim("Deployment", live(entry("vim", pod({"f:hostNetwork": {}}))))
     assert foreign_managers(kept) == ["vim"]
 
 
-def test_hands_that_try_something_out_are_answered_at_once_and_a_loop_ever_more_rarely() -> None:
+def test_first_repairs_are_immediate_and_later_ones_back_off() -> None:
     repairs, now_s, waits = Repairs(), 0.0, []
     for _ in range(12):
         asked_s = now_s
@@ -150,7 +150,7 @@ def test_hands_that_try_something_out_are_answered_at_once_and_a_loop_ever_more_
     assert repairs.may_repair("other", now_s)
 
 
-def test_after_half_an_hour_of_peace_nothing_is_contested() -> None:
+def test_contested_repairs_reset_after_half_an_hour() -> None:
     repairs = Repairs()
     for _ in range(9):
         repairs.record("uid", "what", 0.0)
@@ -185,13 +185,13 @@ BEFORE: Any = {
         (lambda _: None, ""),
     ],
 )
-def test_drift_is_named_by_its_fields(change: Any, named: str) -> None:
+def test_changed_fields_are_named_and_limited(change: Any, named: str) -> None:
     after = copy.deepcopy(BEFORE)
     change(after["spec"]["template"])
     assert changed_fields(BEFORE, after) == changed_fields(after, BEFORE) == named
 
 
-def test_owners_count_and_marks_of_tools_do_not() -> None:
+def test_owner_references_count_as_drift_and_annotations_do_not() -> None:
     marked = {**BEFORE, "metadata": {"labels": {}, "annotations": {"x": "y"}}, "status": {}}
     assert changed_fields(BEFORE, marked) == ""
     owned = {**BEFORE, "metadata": {"ownerReferences": [{"uid": "1"}]}}

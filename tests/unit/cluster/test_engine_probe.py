@@ -73,11 +73,11 @@ async def ask(port: int, *, tls: bool) -> object:
         await probe.close()
 
 
-async def test_an_engine_without_a_certificate_is_asked_over_http(plain_port: int) -> None:
+async def test_engine_without_tls_is_scraped_over_http(plain_port: int) -> None:
     assert isinstance(await ask(plain_port, tls=False), EngineReading)
 
 
-async def test_an_engine_with_a_certificate_is_asked_over_https(tls_port: int) -> None:
+async def test_engine_with_tls_is_scraped_over_https(tls_port: int) -> None:
     assert isinstance(await ask(tls_port, tls=True), EngineReading)
 
 
@@ -115,18 +115,18 @@ def response(content: bytes, *headers: bytes, status: bytes = b"200 OK") -> byte
     return b"\r\n".join([b"HTTP/1.1 " + status, *headers, b"Connection: close", b"", content])
 
 
-async def test_nothing_that_an_engine_sends_is_unpacked() -> None:
+async def test_compressed_response_is_not_decompressed() -> None:
     ((found,), _) = await answered(response(gzip.compress(SCRAPE.read_bytes()), b"Content-Encoding: gzip"))
     assert isinstance(found, Unreachable)
 
 
-async def test_no_engine_sends_the_operator_elsewhere(plain_port: int) -> None:
+async def test_redirects_are_not_followed(plain_port: int) -> None:
     elsewhere = f"Location: http://127.0.0.1:{plain_port}/metrics".encode()
     ((found,), _) = await answered(response(b"", elsewhere, status=b"302 Found"))
     assert found == Unreachable("/metrics answered 302")
 
 
-async def test_what_is_longer_than_an_engine_says_is_not_read_on() -> None:
+async def test_too_long_page_is_unreachable() -> None:
     ((found,), _) = await answered(response(b"vllm:x 1\n" * 2**18))
     assert isinstance(found, Unreachable)
     assert "longer" in found.reason
@@ -168,7 +168,7 @@ def paged(pages: dict[str, bytes]) -> Iterator[int]:
     ],
     ids=repr,
 )
-async def test_an_engine_says_its_version_or_nothing_that_counts(page: bytes | None, version: str | None) -> None:
+async def test_invalid_version_response_is_ignored(page: bytes | None, version: str | None) -> None:
     pages = {"/metrics": SCRAPE.read_bytes()} | ({} if page is None else {"/version": page})
     with contextmanager(paged)(pages) as port:
         found = await ask(port, tls=False)
@@ -183,7 +183,7 @@ def started(container: str) -> Body:
     return pod
 
 
-async def test_the_version_is_asked_for_once_a_start_until_it_is_said() -> None:
+async def test_version_is_requested_once_per_container_start_until_known() -> None:
     pages = {"/metrics": SCRAPE.read_bytes()}
     probe = EngineProbe()
 
@@ -276,13 +276,13 @@ def with_length(content: bytes) -> bytes:
         "trailers",
     ],
 )
-async def test_an_engine_that_sends_anything_but_a_page_is_not_read_on(once: bytes, again: bytes) -> None:
+async def test_excess_protocol_bytes_end_the_read(once: bytes, again: bytes) -> None:
     engine = Engine(once, again * (2**14 // len(again) + 1))
     assert await engine.read() == TOO_MUCH
     assert engine.sent_bytes < MOST_BYTES
 
 
-async def test_an_engine_that_does_not_wait_to_be_asked_is_unreachable() -> None:
+async def test_engine_that_sends_before_the_request_is_unreachable() -> None:
     engine = Engine(b"", EARLY * 400, asked=False)
     assert isinstance(await engine.read(), Unreachable)
     assert engine.sent_bytes < MOST_BYTES
@@ -299,12 +299,12 @@ async def test_an_engine_that_does_not_wait_to_be_asked_is_unreachable() -> None
     ],
     ids=["of a length", "chunks of 4 KiB", "many small chunks", "one early hint", "until the end"],
 )
-async def test_what_servers_send_is_read(answer: bytes) -> None:
+async def test_common_response_encodings_are_read(answer: bytes) -> None:
     assert isinstance(await Engine(answer).read(), EngineReading)
 
 
 @pytest.mark.parametrize(("beside", "found"), [(2**14, EngineReading), (2**14 + 1, Unreachable)])
-async def test_so_much_and_no_more_may_stand_beside_a_page(beside: int, found: type) -> None:
+async def test_bytes_besides_the_page_are_limited(beside: int, found: type) -> None:
     content = page(2**16)
     early = EARLY * ((beside - 1000) // len(EARLY))
     head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nX: %s\r\n\r\n"

@@ -41,9 +41,7 @@ async def names(listing: Any) -> list[str]:
 
 
 class TestReading:
-    async def test_lists_are_of_a_namespace_or_of_the_cluster_and_by_label(
-        self, api: ApiServer, cluster: ClusterView
-    ) -> None:
+    async def test_list_filters_by_namespace_and_label(self, api: ApiServer, cluster: ClusterView) -> None:
         add(api, POD, "a", app="x")
         add(api, POD, "b")
         add(api, POD, "c", namespace="other", app="x")
@@ -52,9 +50,7 @@ class TestReading:
         assert await names(cluster.list(POD, "team", "app=x")) == ["a"]
         assert await names(cluster.list(POD, selector="app=x")) == ["c", "a"]
 
-    async def test_what_is_not_there_and_what_no_kind_is_of_are_nothing(
-        self, api: ApiServer, cluster: ClusterView
-    ) -> None:
+    async def test_get_returns_none_for_missing_object_or_kind(self, api: ApiServer, cluster: ClusterView) -> None:
         made = add(api, SERVICE, "llama")
         assert await cluster.get(SERVICE, "team", "llama") == made
         assert await cluster.get(SERVICE, "team", "other") is None
@@ -63,7 +59,7 @@ class TestReading:
         with pytest.raises(ClusterError, match=r"list specdecodecaptures\.specdecode\.io: .*could not find"):
             await cluster.list(SPECDECODE_CAPTURE)
 
-    async def test_a_review_is_asked_and_nothing_is_kept(self, api: ApiServer, cluster: ClusterView) -> None:
+    async def test_access_review_stores_no_object(self, api: ApiServer, cluster: ClusterView) -> None:
         api.granted = frozenset({"list nodes"})
         for verb, resource, allowed in (("get", "secrets", False), ("list", "nodes", True)):
             question = {"spec": {"resourceAttributes": {"verb": verb, "resource": resource}}}
@@ -72,7 +68,7 @@ class TestReading:
 
 
 class TestRefusals:
-    async def test_what_a_person_may_not_do_is_named(self, api: ApiServer, cluster: ClusterView) -> None:
+    async def test_forbidden_verb_and_resource_are_named(self, api: ApiServer, cluster: ClusterView) -> None:
         api.granted = frozenset()
         with pytest.raises(ForbiddenError, match=r"^you may not list nodes: ask the cluster administrator"):
             await cluster.list(NODE)
@@ -81,20 +77,18 @@ class TestRefusals:
         with pytest.raises(ForbiddenError, match=r"^you may not get services llama: "):
             await cluster.get(SERVICE, "team", "llama")
 
-    async def test_an_expired_login_is_told(self, api: ApiServer, cluster: ClusterView) -> None:
+    async def test_expired_credentials_are_reported(self, api: ApiServer, cluster: ClusterView) -> None:
         api.refusals["list nodes"] = (401, "Unauthorized")
         with pytest.raises(ClusterError, match="rejects the credentials: sign in again"):
             await cluster.list(NODE)
 
-    async def test_other_failures_are_told_in_the_words_of_the_server_and_not_at_length(
-        self, api: ApiServer, cluster: ClusterView
-    ) -> None:
+    async def test_other_failures_show_the_shortened_server_message(self, api: ApiServer, cluster: ClusterView) -> None:
         api.refusals["list nodes"] = (500, "etcd is slow" + "." * 10_000)
         with pytest.raises(ClusterError, match=r"^list nodes: etcd is slow\.+…$") as refused:
             await cluster.list(NODE)
         assert len(str(refused.value)) < 400
 
-    async def test_what_is_no_answer_of_an_api_server_is_told_by_its_status(
+    async def test_response_without_status_object_is_reported_by_http_status(
         self, api: ApiServer, cluster: ClusterView
     ) -> None:
         api.refusals["list nodes"] = (502, "<html>Bad Gateway</html>")
@@ -102,12 +96,14 @@ class TestRefusals:
             await cluster.list(NODE)
 
     @pytest.mark.parametrize("text", ["<html>Sign in</html>", "[]", "[" * 100_000, ""])
-    async def test_nor_does_one_that_says_something_else(self, api: ApiServer, cluster: ClusterView, text: str) -> None:
+    async def test_unexpected_content_is_reported_as_not_an_api_server(
+        self, api: ApiServer, cluster: ClusterView, text: str
+    ) -> None:
         api.refusals["list nodes"] = (200, text)
         with pytest.raises(ClusterError, match=r"^http://127\.0\.0\.1:\d+: is not an API server: set"):
             await cluster.list(NODE)
 
-    async def test_a_server_that_does_not_answer_is_told_with_its_address(self, tmp_path: Path, api: ApiServer) -> None:
+    async def test_unreachable_server_is_reported_with_its_address(self, tmp_path: Path, api: ApiServer) -> None:
         async with ApiServer().serving(tmp_path / "kubeconfig"):
             context = open_cluster(None)
             view = await context.__aenter__()
@@ -119,7 +115,7 @@ class TestRefusals:
 
 
 class TestKubeconfig:
-    async def test_address_and_namespace_are_those_of_the_context(self, api: ApiServer, tmp_path: Path) -> None:
+    async def test_server_and_namespace_come_from_the_context(self, api: ApiServer, tmp_path: Path) -> None:
         file = tmp_path / "kubeconfig"
         config = yaml.safe_load(await asyncio.to_thread(file.read_text))
         config["clusters"].append({"name": "far", "cluster": {"server": "http://far.example:1"}})
@@ -132,7 +128,7 @@ class TestKubeconfig:
                 found.append((cluster.server, cluster.namespace))
         assert found == [(near, "team"), (near, "team"), ("http://far.example:1", "default")]
 
-    async def test_an_unknown_context_is_named(self, api: ApiServer) -> None:
+    async def test_unknown_context_is_named(self, api: ApiServer) -> None:
         with pytest.raises(ClusterError, match=r"^--context: other: no such context"):
             await open_cluster("other").__aenter__()
 
@@ -147,7 +143,7 @@ class TestKubeconfig:
         ],
         ids=["none", "empty", "no mapping", "no YAML", "no contexts"],
     )
-    async def test_a_file_that_is_none_is_told_by_its_name(
+    async def test_unusable_kubeconfig_file_is_named(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, said: str
     ) -> None:
         file = tmp_path / "kubeconfig"

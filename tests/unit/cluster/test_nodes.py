@@ -34,12 +34,12 @@ def planned(*nodes: dict[str, Any], **spec: Any) -> str:
     return next(condition.message for condition in intent.conditions if condition.type == "Planned")
 
 
-def test_whole_gpus_keep_their_exact_product() -> None:
+def test_whole_gpus_keep_their_exact_product_name() -> None:
     for labels in ({}, {"mig_strategy": "single"}, {"mig_strategy": "mixed"}, {"gpu_replicas": "0"}):
         assert facts(node(H200, **labels)) == NodeFacts("n", H200, 8)
 
 
-def test_a_node_without_gpus_is_none_of_ours() -> None:
+def test_node_without_gpu_labels_is_ignored() -> None:
     assert node_facts({"metadata": {"name": "n", "labels": {}}, "status": {"allocatable": {"cpu": "4"}}}) is None
 
 
@@ -59,7 +59,7 @@ def test_a_node_without_gpus_is_none_of_ours() -> None:
     ],
     ids=["mig", "shared mig", "invalid mig", "mixed", "shared", "replicas", "mps", "renamed", "no gpus", "no label"],
 )
-def test_what_is_no_whole_gpu_is_refused_with_a_reason(body: dict[str, Any], reason: str) -> None:
+def test_partial_or_shared_gpus_are_refused_with_a_reason(body: dict[str, Any], reason: str) -> None:
     found = facts(body)
     assert found.refusal is not None
     assert reason in found.refusal
@@ -69,20 +69,20 @@ def test_what_is_no_whole_gpu_is_refused_with_a_reason(body: dict[str, Any], rea
     assert "node n: " in waits
 
 
-def test_refused_nodes_are_never_planned_on_and_are_named_beside_a_plan() -> None:
+def test_refused_nodes_are_named_beside_the_plan() -> None:
     message = planned(node(H200, "whole"), node(f"{H200}-SHARED", "shared"), node(MIG, "slices"))
     assert f"node slices: {MIG}: is a MIG slice" in message
     assert f"node shared: {H200}-SHARED: is shared" in message
     assert "node whole" not in message
 
 
-def test_an_unknown_suffix_and_an_unknown_product_are_told_apart() -> None:
+def test_unknown_suffix_and_unknown_product_have_different_messages() -> None:
     message = planned(node(f"{H200}-OEM", "odd"), node("Tesla-T4", "old"))
     assert f"node odd: {H200}-OEM: suffix -OEM marks a variant of {H200}" in message
     assert "node old: Tesla-T4: no memory figures are known" in message
 
 
-def test_nodes_that_the_spec_does_not_mean_are_not_mentioned() -> None:
+def test_nodes_excluded_by_the_spec_are_not_mentioned() -> None:
     nodes = (node(H200, "whole"), node(MIG, "slices"), node("Tesla-T4", "old"))
     message = planned(*nodes, accelerator={"products": [H200]})
     assert "slices" not in message
@@ -92,14 +92,14 @@ def test_nodes_that_the_spec_does_not_mean_are_not_mentioned() -> None:
 
 
 @pytest.mark.parametrize("count", ["9" * 5000, "\u0668", "8.5", "", None, [8]])
-def test_a_count_that_is_no_plain_number_counts_for_none(count: Any) -> None:
+def test_invalid_gpu_count_counts_as_zero(count: Any) -> None:
     body = node(H200)
     body["status"]["allocatable"]["nvidia.com/gpu"] = count
     assert facts(body).gpus == 0
     assert facts(body).refusal is not None
 
 
-def test_a_thousand_nodes_make_a_short_message() -> None:
+def test_message_about_many_nodes_is_short() -> None:
     message = planned(*(node(MIG, f"n{number}") for number in range(1000)))
     assert "nodes n0, n1, n10 and 997 more" in message
     many = planned(*(node(f"Odd-{number}", f"n{number}") for number in range(100)))

@@ -79,7 +79,7 @@ def values(status: FiguresStatus) -> dict[str, str]:
 
 
 @pytest.mark.usefixtures("clock")
-async def test_engines_are_asked_where_there_is_no_prometheus(looks: SampleBuffer) -> None:
+async def test_figures_are_read_from_engines_without_prometheus(looks: SampleBuffer) -> None:
     status = await FiguresReader().read(KEY, looks)
     assert status is not None
     assert (status.source, status.message, status.over_seconds) == (FiguresSource.PODS, None, 300)
@@ -90,7 +90,7 @@ async def test_engines_are_asked_where_there_is_no_prometheus(looks: SampleBuffe
 
 
 @pytest.mark.usefixtures("clock")
-async def test_a_prometheus_is_asked_by_the_same_definitions(looks: SampleBuffer, tmp_path: Path) -> None:
+async def test_figures_are_read_from_prometheus_with_the_same_definitions(looks: SampleBuffer, tmp_path: Path) -> None:
     answers = {
         find_figure("acceptance_rate").promql(SCOPE): series("0.25"),
         find_figure("mean_acceptance_length").promql(SCOPE): series("NaN"),
@@ -116,7 +116,7 @@ async def test_a_prometheus_is_asked_by_the_same_definitions(looks: SampleBuffer
     ],
 )
 @pytest.mark.usefixtures("clock")
-async def test_where_it_has_none_the_engines_are_asked_and_that_is_said(
+async def test_unusable_prometheus_falls_back_to_engines_with_a_message(
     looks: SampleBuffer, status: int, body: bytes, said: str
 ) -> None:
     alone = await FiguresReader().read(KEY, looks)
@@ -130,7 +130,7 @@ async def test_where_it_has_none_the_engines_are_asked_and_that_is_said(
 
 
 @pytest.mark.usefixtures("clock")
-async def test_a_password_of_its_url_is_not_told(looks: SampleBuffer) -> None:
+async def test_password_in_prometheus_url_is_not_shown(looks: SampleBuffer) -> None:
     found = await FiguresReader(Prometheus(NOBODY.replace("//", "//me:hunter2@"))).read(KEY, looks)
     assert found is not None
     assert "does not answer" in str(found.message)
@@ -138,14 +138,14 @@ async def test_a_password_of_its_url_is_not_told(looks: SampleBuffer) -> None:
 
 
 @pytest.mark.usefixtures("clock")
-async def test_a_token_that_is_none_is_told(looks: SampleBuffer, tmp_path: Path) -> None:
+async def test_missing_prometheus_token_is_reported(looks: SampleBuffer, tmp_path: Path) -> None:
     for file in (tmp_path / "absent", tmp_path):
         found = await FiguresReader(Prometheus(NOBODY, file)).read(KEY, looks)
         assert found is not None
         assert f"--prometheus-token-file: {file} contains no token" in str(found.message)
 
 
-async def test_one_that_is_slow_holds_up_one_object_and_then_nobody_for_a_while(
+async def test_slow_prometheus_delays_one_object_and_is_then_skipped_for_a_while(
     looks: SampleBuffer, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(observed_figures, "_DEADLINE_S", 0.05)
@@ -192,7 +192,7 @@ def break_off() -> tuple[int, bytes]:
     ],
     ids=["breaks off", "503", "503 of Prometheus", "500", "429"],
 )
-async def test_one_that_fails_is_asked_again_after_a_while_and_not_for_each_object(
+async def test_failing_prometheus_is_retried_after_a_while_not_per_object(
     looks: SampleBuffer, clock: Clock, answer: Callable[[], tuple[int, bytes]]
 ) -> None:
     with prometheus(lambda _: answer()) as (url, asked):
@@ -210,7 +210,7 @@ async def test_one_that_fails_is_asked_again_after_a_while_and_not_for_each_obje
 
 
 @pytest.mark.parametrize(("said", "moved"), [("100.9", False), ("103", True), ("100 100", True), ("hello", True)])
-async def test_figures_are_shown_anew_only_where_one_moved(
+async def test_figures_are_updated_only_if_one_changed(
     monkeypatch: pytest.MonkeyPatch, said: str, *, moved: bool
 ) -> None:
     def of(value: str, over_s: int) -> FiguresStatus:

@@ -28,13 +28,13 @@ def read_answer(text: bytes, scope: Scope) -> Values:
     return read_series(json.loads(text)["data"]["result"], scope)
 
 
-def test_values_come_by_the_label_that_tells_them_apart() -> None:
+def test_values_are_keyed_by_their_distinguishing_label() -> None:
     assert read_answer(answer(series("0.5")), SCOPE) == {"": 0.5}
     both = answer(series("0.7", position="0"), series("0.5", position="1"))
     assert read_answer(both, SCOPE) == {"0": 0.7, "1": 0.5}
 
 
-def test_nothing_and_what_is_no_number_is_not_told() -> None:
+def test_empty_nan_and_infinite_values_are_left_out() -> None:
     for empty in (answer(), answer(series("NaN")), answer(series("+Inf"), series("-Inf", position="1"))):
         assert read_answer(empty, SCOPE) == {}
 
@@ -57,7 +57,7 @@ def test_nothing_and_what_is_no_number_is_not_told() -> None:
         (b'{"status":"success","data":' + b"[" * 5000, "not a Prometheus"),
     ],
 )
-def test_what_answers_otherwise_is_not_believed(text: bytes, said: str) -> None:
+def test_unexpected_prometheus_response_is_rejected(text: bytes, said: str) -> None:
     with pytest.raises(UnusableAnswerError, match=said) as raised:
         read_answer(text, SCOPE)
     assert str(raised.value).isprintable()

@@ -34,7 +34,7 @@ def written(found: Facts) -> Any:
     return json.loads(text)
 
 
-def test_the_sidecar_reads_what_the_operator_writes() -> None:
+def test_sidecar_reads_the_canary_settings_of_the_operator() -> None:
     prompts = ["Grüße \U0001f600 " * 200, "x" * 2000, "again", "again"]
     asked = {"canaries": {"intervalSeconds": 60, "maxTokens": 256, "prompts": prompts}}
     text = canaries_json(facts(asked, serving={"servedModelNames": ["chat", "other"]}))
@@ -47,7 +47,7 @@ def test_the_sidecar_reads_what_the_operator_writes() -> None:
     assert read_settings(defaults.encode()).prompts == DEFAULT_PROMPTS
 
 
-def test_the_limits_of_the_api_are_those_of_the_sidecar() -> None:
+def test_canary_limits_of_the_api_and_the_sidecar_are_equal() -> None:
     assert MOST_CANARIES == canary.MOST_PROMPTS
     longest = [f"{number:02}" + "\U0001f600" * (canary.MOST_PROMPT_CHARACTERS - 2) for number in range(MOST_CANARIES)]
     text = canaries_json(facts({"canaries": {"maxTokens": canary.MOST_TOKENS, "prompts": longest}}))
@@ -73,7 +73,7 @@ def test_the_limits_of_the_api_are_those_of_the_sidecar() -> None:
         pytest.param({"target": {"model": "Qwen/Qwen3-30B-A3B"}, "speculation": None}, COARSE_NATS, id="experts"),
     ],
 )
-def test_the_margin_is_wider_where_rounding_has_larger_effects(changes: Body, margin_nats: float) -> None:
+def test_canary_margin_is_wider_for_quantization_and_experts(changes: Body, margin_nats: float) -> None:
     assert written(facts(**changes))["margin_nats"] == margin_nats
 
 
@@ -92,17 +92,17 @@ def test_the_margin_is_wider_where_rounding_has_larger_effects(changes: Body, ma
         ),
     ],
 )
-def test_engines_that_may_answer_otherwise_are_not_asked(found: Facts) -> None:
+def test_no_canaries_without_policy_or_for_replays_and_lossy_engines(found: Facts) -> None:
     assert canaries_json(found) is None
 
 
-def test_the_reason_names_the_field() -> None:
+def test_reason_for_no_canaries_names_the_field() -> None:
     lossy = {**pair_70b()["speculation"], "rejectionSampling": "fly", "lossy": True}
     assert "spec.speculation.lossy" in (not_asked(facts(speculation=lossy)) or "")
     assert not_asked(facts()) is None
 
 
-def test_the_cost_bounds_what_a_tokenizer_may_make_of_a_prompt() -> None:
+def test_hourly_cost_is_an_upper_bound_on_prompt_tokens() -> None:
     cost = hourly_cost(Canaries.parse({"intervalSeconds": 1800, "maxTokens": 10, "prompts": ["ab", "é"]}))
     assert cost.generated_tokens == 2 * 2 * (10 + 1)
     assert cost.prompt_tokens == 2 * 2 * (2 * (2 + 1) + 10)

@@ -55,12 +55,12 @@ def live(*, guarded: bool, seen: int = 2, fields: Body | None = None, **counts: 
 SERVES = {"replicas": 1, "updated": 1, "available": 1}
 
 
-def test_a_deployment_is_made_with_the_guard() -> None:
+def test_new_deployment_has_the_guarded_strategy() -> None:
     assert strategy(None) == ENDS_NOTHING
     assert is_same_wish(written(None), written(live(guarded=True, **SERVES)))
 
 
-def test_a_deployment_is_guarded_when_its_last_engine_of_before_has_gone() -> None:
+def test_deployment_is_guarded_once_no_old_engine_is_left() -> None:
     assert strategy(live(guarded=False)) == ENDS_NOTHING
     for counts in ({"replicas": 1, "updated": 0}, {"replicas": 2, "updated": 1, "available": 1}):
         assert strategy(live(guarded=False, **counts)) == strategy(live(guarded=True, **counts)) == REPLACES
@@ -68,7 +68,7 @@ def test_a_deployment_is_guarded_when_its_last_engine_of_before_has_gone() -> No
         assert strategy(live(guarded=False, **counts)) == ENDS_NOTHING
 
 
-def test_what_its_controller_has_not_seen_yet_changes_no_guard() -> None:
+def test_unobserved_generation_does_not_add_the_guard() -> None:
     assert strategy(live(guarded=False, seen=1, **SERVES)) == REPLACES
 
 
@@ -77,19 +77,19 @@ def test_what_its_controller_has_not_seen_yet_changes_no_guard() -> None:
     [SERVES, {"replicas": 1, "updated": 1, "available": 0}, {}, {"seen": 1, "replicas": 1}],
     ids=["all serve", "one was lost", "none is wanted", "the controller has not looked yet"],
 )
-def test_the_guard_stays_and_nothing_is_written_while_there_is_nothing_to_replace(counts: dict[str, int]) -> None:
+def test_guard_stays_while_no_engine_is_to_be_replaced(counts: dict[str, int]) -> None:
     guarded = written(live(guarded=False, **SERVES))
     assert is_same_wish(written(live(guarded=True, **counts)), guarded)
     assert strategy(live(guarded=True, **counts)) == ENDS_NOTHING
 
 
-def test_a_new_template_is_rolled_out_by_the_strategy_of_the_spec() -> None:
+def test_new_template_uses_the_rollout_strategy_of_the_spec() -> None:
     other = tiny_cpu(serving={"maxModelLen": 512})
     assert strategy(live(guarded=True, **SERVES), other) == REPLACES
     assert strategy(live(guarded=True, **SERVES), {**other, "rollout": {"strategy": "Surge"}}) == ENDS_NOTHING
 
 
-def test_a_restart_takes_no_further_gpu_and_an_edit_ends_no_engine() -> None:
+def test_restart_lifts_the_guard_and_a_manual_edit_keeps_it() -> None:
     rolling = {"replicas": 2, "updated": 1, "available": 1}
     assert strategy(live(guarded=True, fields=RESTART, **rolling)) == REPLACES
     assert strategy(live(guarded=True, fields=EDIT, **rolling)) == ENDS_NOTHING
@@ -105,12 +105,12 @@ def ends_earlier(desired: DesiredState, successor: Body | None, pods: list[Body]
     return earlier in objects_to_delete(desired, [earlier], successor, pods)
 
 
-def test_where_gpus_are_scarce_the_old_kind_goes_before_the_new_one_serves() -> None:
+def test_replace_deletes_the_old_workload_before_the_new_serves() -> None:
     desired = desired_state_of(spec_at(WIDE))
     assert ends_earlier(desired, live_workload(workload_of(desired), ready=0), [])
 
 
-def test_with_surge_the_old_kind_stays_until_the_new_one_serves() -> None:
+def test_surge_keeps_the_old_workload_until_the_new_serves() -> None:
     desired = desired_state_of(spec_at(WIDE, rollout={"strategy": "Surge"}))
     workload = workload_of(desired)
     assert not ends_earlier(desired, None, [])
@@ -118,7 +118,7 @@ def test_with_surge_the_old_kind_stays_until_the_new_one_serves() -> None:
     assert ends_earlier(desired, live_workload(workload), pods_of(workload))
 
 
-def test_while_paused_nothing_of_the_new_kind_starts_and_nothing_of_the_old_one_ends() -> None:
+def test_pause_keeps_the_old_workload_and_starts_no_new_one() -> None:
     desired = desired_state_of(spec_at(WIDE, rollout={"paused": True}))
     earlier = live_workload(workload_of(desired_state_of(EARLIER)))
     assert not ends_earlier(desired, None, [])
@@ -130,7 +130,7 @@ def test_while_paused_nothing_of_the_new_kind_starts_and_nothing_of_the_old_one_
     )
 
 
-def test_engines_that_a_pause_keeps_are_counted_and_follow_their_number() -> None:
+def test_old_workload_kept_by_a_pause_is_counted_and_scaled() -> None:
     spec = spec_at(WIDE, replicas=2, rollout={"paused": True})
     desired, earlier = desired_state_of(spec), live_workload(workload_of(desired_state_of(EARLIER)))
     owner = parse_deployment(parent(spec))
@@ -144,7 +144,7 @@ def test_engines_that_a_pause_keeps_are_counted_and_follow_their_number() -> Non
     assert (status.replicas, status.ready_replicas) == (1, 1)
 
 
-def test_a_change_of_kind_is_complete_when_nothing_of_the_old_one_is_left() -> None:
+def test_workload_kind_change_completes_once_the_old_one_is_gone() -> None:
     desired = desired_state_of(spec_at(WIDE, rollout={"strategy": "Surge"}))
     workload, earlier = workload_of(desired), live_workload(workload_of(desired_state_of(EARLIER)))
     assert isinstance(desired.outcome, Launch)
@@ -154,7 +154,7 @@ def test_a_change_of_kind_is_complete_when_nothing_of_the_old_one_is_left() -> N
 
 
 @pytest.mark.parametrize("idle", [{"suspend": True}, {"replicas": 0}])
-def test_where_no_engine_is_wanted_none_of_the_old_kind_stays_for_a_surge(idle: Body) -> None:
+def test_surge_keeps_no_old_workload_at_zero_replicas(idle: Body) -> None:
     """A LeaderWorkerSet without groups has no counters at all."""
     desired = desired_state_of(spec_at(WIDE, rollout={"strategy": "Surge"}, **idle))
     assert ends_earlier(desired, {**live_workload(workload_of(desired)), "status": {}}, [])

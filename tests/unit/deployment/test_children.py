@@ -24,7 +24,7 @@ def pod_spec(spec: dict[str, Any]) -> dict[str, Any]:
     return pod
 
 
-def test_the_hub_and_its_token_are_seen_by_the_download_only() -> None:
+def test_only_download_containers_get_the_hub_token() -> None:
     pod = pod_spec(pair_70b(models={"hubTokenSecret": {"name": "hub", "key": "token"}}))
     *downloads, recorder = pod["initContainers"]
     assert [container["name"] for container in downloads] == ["download-target", "download-draft"]
@@ -49,7 +49,7 @@ def as_the_kubelet_starts_it(arguments: list[str], env: dict[str, str]) -> list[
 
 
 @pytest.mark.parametrize("text", ["$(HF_TOKEN)", "$$(HF_TOKEN)", "$$$(HF_TOKEN)", "a$b$$c$", "$(", "$()"])
-def test_command_lines_reach_the_containers_literally(text: str) -> None:
+def test_kubelet_expands_no_variables_in_command_lines(text: str) -> None:
     spec = pair_70b(models={"hubTokenSecret": {"name": "hub", "key": "token"}})
     spec["target"] = {**spec["target"], "revision": text}
     spec["engine"] = {"extraArgs": [f"--chat-template={text}"]}
@@ -61,7 +61,7 @@ def test_command_lines_reach_the_containers_literally(text: str) -> None:
     assert f"--chat-template={text}" in engine
 
 
-def test_variables_with_a_source_are_rendered_as_they_are() -> None:
+def test_env_value_from_is_rendered_unchanged() -> None:
     sources: list[dict[str, Any]] = [
         {"secretKeyRef": {"name": "proxy", "key": "url", "optional": True}},
         {"configMapKeyRef": {"name": "settings", "key": "level"}},
@@ -78,7 +78,7 @@ def test_variables_with_a_source_are_rendered_as_they_are() -> None:
     assert rendered == sorted(given, key=lambda each: each["name"])
 
 
-def test_a_variable_comes_after_those_that_its_value_names() -> None:
+def test_env_variables_follow_those_they_reference() -> None:
     """The kubelet expands only variables that it has already set."""
     given = [
         {"name": "V1", "value": "$(V3)/$(V2)/$(ABSENT)"},
@@ -91,14 +91,14 @@ def test_a_variable_comes_after_those_that_its_value_names() -> None:
     assert [name for name in names if name in {"V1", "V2", "V3", "V4"}] == ["V3", "V2", "V1", "V4"]
 
 
-def test_downloads_get_the_proxy_from_the_same_source() -> None:
+def test_downloads_get_the_proxy_by_the_same_reference() -> None:
     proxy = {"name": "HTTPS_PROXY", "valueFrom": {"secretKeyRef": {"name": "proxy", "key": "url"}}}
     pod = pod_spec(pair_70b(engine={"env": [proxy]}))
     *downloads, _ = pod["initContainers"]
     assert all(proxy in container["env"] for container in downloads)
 
 
-def test_a_source_of_a_variable_tells_compiled_folders_apart() -> None:
+def test_env_value_from_is_part_of_the_compile_cache_key() -> None:
     def folder(key: str) -> str:
         variable = {"name": "LEVEL", "valueFrom": {"configMapKeyRef": {"name": "settings", "key": key}}}
         models = {**tiny_cpu()["models"], "cache": {"persistentVolumeClaim": {"claimName": "cache"}}}
@@ -109,7 +109,7 @@ def test_a_source_of_a_variable_tells_compiled_folders_apart() -> None:
     assert folder("one") == folder("one") != folder("two")
 
 
-def test_a_log_level_from_elsewhere_counts_as_the_default() -> None:
+def test_log_level_from_a_config_map_counts_as_the_default() -> None:
     def logging(*env: dict[str, Any]) -> Any:
         annotations = render(tiny_cpu(engine={"image": "i:1", "env": list(env)}))["Deployment"]["spec"]["template"]
         return annotations["metadata"]["annotations"]["specdecode.io/engine-logging"]
@@ -119,7 +119,7 @@ def test_a_log_level_from_elsewhere_counts_as_the_default() -> None:
     assert logging({"name": "VLLM_LOGGING_LEVEL", "value": "DEBUG"}) != logging()
 
 
-def test_the_api_key_comes_by_reference() -> None:
+def test_api_key_is_a_secret_reference() -> None:
     spec = tiny_cpu()
     spec["serving"]["apiKeySecret"] = {"name": "clients", "key": "key"}
     env = {variable["name"]: variable for variable in pod_spec(spec)["containers"][0]["env"]}
@@ -127,7 +127,7 @@ def test_the_api_key_comes_by_reference() -> None:
     assert "value" not in env["VLLM_API_KEY"]
 
 
-def test_the_overlay_is_merged_by_name() -> None:
+def test_pod_template_lists_are_merged_by_name() -> None:
     template = {
         "metadata": {"labels": {"kueue.x-k8s.io/queue-name": "team"}},
         "spec": {
@@ -153,7 +153,7 @@ def test_the_overlay_is_merged_by_name() -> None:
     assert {"/extra", "/models"} <= mounts
 
 
-def test_containers_that_are_added_are_confined_like_ours_where_they_say_nothing_else() -> None:
+def test_added_containers_get_the_default_security_context() -> None:
     bind = {"capabilities": {"add": ["NET_BIND_SERVICE"]}, "runAsUser": 0}
     said = [{"name": "quiet", "image": "a:1"}, {"name": "bind", "image": "b:1", "securityContext": bind}]
     pod = pod_spec(pair_70b(podTemplate={"spec": {"containers": said, "initContainers": said}}))
@@ -167,7 +167,7 @@ def test_containers_that_are_added_are_confined_like_ours_where_they_say_nothing
         }
 
 
-def test_the_pod_template_replaces_a_variable_as_a_whole() -> None:
+def test_pod_template_replaces_whole_env_entries() -> None:
     source = {"secretKeyRef": {"name": "team", "key": "level"}}
     plain, taken = {"name": "LEVEL", "value": "3"}, {"name": "LEVEL", "valueFrom": source}
     for env, template in ((plain, taken), (taken, plain)):
@@ -223,7 +223,7 @@ def test_the_pod_template_replaces_a_variable_as_a_whole() -> None:
     ],
     ids=str,
 )
-def test_what_the_overlay_may_not_touch_is_named(template: dict[str, Any], field: str) -> None:
+def test_forbidden_pod_template_field_is_named(template: dict[str, Any], field: str) -> None:
     spec = parse_deployment(parent(pair_70b(podTemplate=template)))
     conditions = {finding.type: finding for finding in desired_state(spec, NODES).conditions}
     assert conditions["Accepted"].status == "False"

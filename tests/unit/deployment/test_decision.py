@@ -10,7 +10,7 @@ from tests.support.decisions import H100_NODE, H200_NODE, decide, summary
 from tests.support.objects import H100, H200, pair_70b, parent, tiny_cpu
 
 
-def test_a_pair_that_fits_is_planned_on_the_product_that_holds_it() -> None:
+def test_pair_is_planned_on_the_gpu_product_that_fits() -> None:
     desired, status, conditions = decide(parent(pair_70b()))
     assert status.plan is not None
     assert (status.plan.verdict, status.plan.product, status.plan.tensor) == ("Fits", H200, 2)
@@ -21,7 +21,7 @@ def test_a_pair_that_fits_is_planned_on_the_product_that_holds_it() -> None:
     assert container["resources"] == {"limits": {"nvidia.com/gpu": "2"}}
 
 
-def test_a_product_without_figures_is_planned_by_its_memory_and_labelled() -> None:
+def test_unknown_product_is_planned_by_memory_as_uncalibrated() -> None:
     accelerator = {"products": ["NVIDIA-T1000"], "memoryGiBPerGPU": 140}
     node = NodeFacts("other-0", "NVIDIA-T1000", 8)
     desired, status, conditions = decide(parent(pair_70b(accelerator=accelerator)), nodes=(node, H200_NODE))
@@ -37,14 +37,14 @@ def test_a_product_without_figures_is_planned_by_its_memory_and_labelled() -> No
 
 
 @pytest.mark.parametrize(("product", "label"), [(H200, False), ("NVIDIA-B200", True), ("NVIDIA-H100-NVL", True)])
-def test_the_status_labels_a_card_without_public_logs(product: str, label: bool) -> None:
+def test_status_marks_products_without_public_logs_as_uncalibrated(product: str, label: bool) -> None:
     _, status, conditions = decide(parent(pair_70b()), nodes=(NodeFacts("a", product, 8),))
     assert status.plan is not None
     assert (status.plan.product, status.plan.uncalibrated is not None) == (product, label)
     assert ("uncalibrated" in conditions["Planned"].message) is label
 
 
-def test_a_plan_that_does_not_fit_creates_no_pod_and_names_the_smallest_fix() -> None:
+def test_plan_that_does_not_fit_creates_no_pods_and_names_a_fix() -> None:
     desired, status, conditions = decide(parent(pair_70b()), nodes=(H100_NODE,))
     assert [child["kind"] for child in desired.children] == ["ConfigMap"]
     assert summary(conditions) == ("False", "DoesNotFit", "False", "True")
@@ -55,7 +55,7 @@ def test_a_plan_that_does_not_fit_creates_no_pod_and_names_the_smallest_fix() ->
     assert status.plan.verdict == "DoesNotFit"
 
 
-def test_an_override_launches_what_does_not_fit_and_says_so() -> None:
+def test_ignore_plan_launches_a_pair_that_does_not_fit() -> None:
     body = parent(pair_70b(override={"ignorePlan": True, "reason": "the estimate is wrong here"}))
     desired, _, conditions = decide(body, nodes=(H100_NODE,))
     assert "Deployment" in [child["kind"] for child in desired.children]
@@ -63,14 +63,14 @@ def test_an_override_launches_what_does_not_fit_and_says_so() -> None:
     assert "the estimate is wrong here" in conditions["Planned"].message
 
 
-def test_without_a_matching_node_it_waits_and_says_what_for() -> None:
+def test_deployment_waits_without_a_matching_node() -> None:
     desired, _, conditions = decide(parent(pair_70b()), nodes=())
     assert desired.children == []
     assert summary(conditions) == ("Unknown", "NoMatchingNodes", "True", "False")
     assert "nvidia.com/gpu.product" in conditions["Ready"].message
 
 
-def test_an_operator_of_named_namespaces_says_where_nodes_come_from() -> None:
+def test_no_matching_nodes_names_the_source_of_nodes() -> None:
     for nodes_from, nodes, told in (
         (NodesFrom.NOWHERE, (), "may not list nodes: set spec.accelerator.products and perNode, or ask its"),
         (NodesFrom.FILE, (NodeFacts("a", "NVIDIA-A10", 4),), "(fleet.nodes of the chart, --nodes) has a known GPU"),
@@ -82,14 +82,14 @@ def test_an_operator_of_named_namespaces_says_where_nodes_come_from() -> None:
         assert told in conditions["Ready"].message
 
 
-def test_node_pools_that_scale_from_zero_are_planned_from_the_spec() -> None:
+def test_product_and_per_node_allow_a_plan_without_nodes() -> None:
     accelerator = {"products": [H200], "perNode": 4}
     _, status, _ = decide(parent(pair_70b(accelerator=accelerator)), nodes=())
     assert status.plan is not None
     assert status.plan.product == H200
 
 
-def test_more_gpus_than_a_node_has_waits_for_larger_nodes() -> None:
+def test_more_gpus_than_one_node_has_waits_for_more_nodes() -> None:
     desired, _, conditions = decide(parent(pair_70b(parallelism={"tensor": 16})))
     assert desired.children == []
     assert summary(conditions) == ("Unknown", "NodesTooFew", "True", "False")
@@ -110,7 +110,9 @@ FP8_70B = pair_70b(target={"model": "meta-llama/Llama-3.1-70B-Instruct", "quanti
     ],
     ids=["a better node appears", "it is scaled", "its node is cordoned", "all nodes are cordoned"],
 )
-def test_a_plan_in_force_stays(spec: dict[str, Any], generation: int, nodes: tuple[NodeFacts, ...]) -> None:
+def test_current_plan_is_kept_if_it_is_still_valid(
+    spec: dict[str, Any], generation: int, nodes: tuple[NodeFacts, ...]
+) -> None:
     _, before, _ = decide(parent(FP8_70B), nodes=(H100_NODE,))
     assert before.plan is not None
     assert (before.plan.product, before.plan.tensor) == (H100, 2)
@@ -130,7 +132,7 @@ def test_a_plan_in_force_stays(spec: dict[str, Any], generation: int, nodes: tup
     ],
     ids=["other parallelism", "other product", "its nodes are gone", "it fits no more"],
 )
-def test_a_plan_gives_way_to_what_the_spec_or_the_cluster_says(
+def test_plan_changes_if_it_no_longer_matches_spec_or_nodes(
     changes: dict[str, Any], nodes: tuple[NodeFacts, ...]
 ) -> None:
     _, before, _ = decide(parent(FP8_70B), nodes=(H100_NODE,))
@@ -153,7 +155,7 @@ BAD_SPECS = {
 
 
 @pytest.mark.parametrize(("spec", "field", "fix"), BAD_SPECS.values(), ids=BAD_SPECS)
-def test_what_only_the_user_can_mend_is_named_with_its_fix(spec: dict[str, Any], field: str, fix: str) -> None:
+def test_invalid_spec_stalls_and_names_field_and_fix(spec: dict[str, Any], field: str, fix: str) -> None:
     desired, _, conditions = decide(parent(spec))
     assert desired.children == []
     assert not isinstance(desired.outcome, Launch)
@@ -164,7 +166,7 @@ def test_what_only_the_user_can_mend_is_named_with_its_fix(spec: dict[str, Any],
     assert summary(conditions)[2:] == ("False", "True")
 
 
-def test_sizes_that_are_impossible_together_are_refused() -> None:
+def test_impossible_model_dimensions_are_refused() -> None:
     spec = tiny_cpu()
     huge = {**spec["target"]["config"], "hidden_size": 2**20, "num_hidden_layers": 2000, "intermediate_size": 2**24}
     spec["target"] = {"model": "pair/target", "config": huge}

@@ -38,7 +38,7 @@ def pod_spec(spec: dict[str, Any]) -> Body:
 
 
 @pytest.mark.parametrize(("grace_s", "drain_s"), [(31, 1), (330, 300)])
-def test_a_grace_period_of_the_user_is_what_requests_get(grace_s: int, drain_s: int) -> None:
+def test_shutdown_timeout_follows_the_grace_period(grace_s: int, drain_s: int) -> None:
     pod = pod_spec(tiny_cpu(podTemplate={"spec": {"terminationGracePeriodSeconds": grace_s}}))
     assert pod["terminationGracePeriodSeconds"] == grace_s
     command = pod["containers"][0]["command"]
@@ -51,13 +51,13 @@ def start_budget_s(spec: dict[str, Any]) -> int:
     return seconds
 
 
-def test_a_larger_model_gets_longer_to_start() -> None:
+def test_larger_model_gets_a_longer_startup_probe() -> None:
     reading_s = 156_000_000_000 // (125 * 2**20)
     assert start_budget_s(tiny_cpu()) in range(900, 911)
     assert start_budget_s(pair_70b()) in range(900 + reading_s, 900 + reading_s + 120)
 
 
-def test_the_rollout_is_given_up_after_the_engine_had_its_time_and_its_download() -> None:
+def test_progress_deadline_covers_startup_and_download() -> None:
     def deadline_s(spec: dict[str, Any]) -> int:
         seconds: int = engine(spec)["spec"]["progressDeadlineSeconds"]
         return seconds
@@ -71,13 +71,13 @@ def test_the_rollout_is_given_up_after_the_engine_had_its_time_and_its_download(
     ("strategy", "limits"),
     [("Replace", {"maxSurge": 0, "maxUnavailable": 1}), ("Surge", {"maxSurge": 1, "maxUnavailable": 0})],
 )
-def test_the_strategy_says_which_engine_goes_first(strategy: str, limits: dict[str, int]) -> None:
+def test_rollout_strategy_sets_surge_and_unavailable(strategy: str, limits: dict[str, int]) -> None:
     spec = engine(tiny_cpu(rollout={"strategy": strategy}))["spec"]
     assert spec["strategy"] == {"type": "RollingUpdate", "rollingUpdate": limits}
     assert engine(tiny_cpu())["spec"]["strategy"]["rollingUpdate"]["maxSurge"] == 0
 
 
-def test_what_the_controller_said_of_an_earlier_spec_says_nothing_of_this_one() -> None:
+def test_deployment_conditions_of_an_older_generation_are_ignored() -> None:
     live = deployment(replicas=2, updated=2, available=0, generation=2)
     refused = {"type": "ReplicaFailure", "status": "True", "message": "exceeded quota"}
     live["status"]["conditions"] = [OVERDUE, refused]
@@ -102,7 +102,7 @@ def engine_pod(**changes: Any) -> Body:
     return found
 
 
-def test_an_engine_with_a_certificate_speaks_https_to_everybody() -> None:
+def test_tls_secret_sets_https_on_command_probes_and_service() -> None:
     spec = engine_pod(serving=TLS)["spec"]
     (engine,) = spec["containers"]
     command = engine["command"]
@@ -117,7 +117,7 @@ def test_an_engine_with_a_certificate_speaks_https_to_everybody() -> None:
     assert (port["name"], port["targetPort"], port["appProtocol"]) == ("https", "https", "https")
 
 
-def test_a_certificate_that_is_missing_is_told_by_the_pod_itself() -> None:
+def test_missing_tls_secret_is_detected_through_an_env_reference() -> None:
     spec = engine_pod(serving=TLS)["spec"]
     tls = next(volume["secret"] for volume in spec["volumes"] if volume["name"] == "tls")
     assert tls == {"secretName": "certificate", "optional": True}, "a volume would hold the pod up without a word"
@@ -151,7 +151,7 @@ SECRETS = {
         ('secret "of a volume" not found', "spec.podTemplate", "create it"),
     ],
 )
-def test_a_secret_that_is_missing_or_lacks_its_key_is_told_with_its_field(said: str, field: str, fix: str) -> None:
+def test_missing_secret_or_key_is_reported_with_its_field(said: str, field: str, fix: str) -> None:
     spec = engine_pod(**SECRETS)["spec"]
     held = pod(containerStatuses=[waiting("CreateContainerConfigError", said)]) | {"spec": spec}
     blocked = blocked_pod(held)
@@ -160,7 +160,7 @@ def test_a_secret_that_is_missing_or_lacks_its_key_is_told_with_its_field(said: 
     assert blocked.message.startswith(f"{said} ({field}): {fix}")
 
 
-def test_the_pool_of_the_document_selects_engine_pods_at_their_port() -> None:
+def test_documented_inference_pool_selects_engine_pods() -> None:
     blocks = re.findall(r"^```yaml\n(.*?)^```$", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
     bodies = [body for block in blocks for body in yaml.safe_load_all(block)]
     by_kind = {body["kind"]: body for body in bodies if "kind" in body}
@@ -200,7 +200,7 @@ def overlay(context: Body, **more: Any) -> Body:
     ],
     ids=str,
 )
-def test_the_pod_template_says_who(given: Body, expected: Body) -> None:
+def test_pod_template_sets_the_container_user(given: Body, expected: Body) -> None:
     assert contexts(pair_70b(**overlay(given)))["engine"] == expected
     engine = {"containers": [{"name": "engine", "securityContext": given}]}
     assert contexts(tiny_cpu(podTemplate={"spec": engine}))["engine"].items() >= expected.items()
@@ -213,7 +213,7 @@ def test_the_pod_template_says_who(given: Body, expected: Body) -> None:
     assert {key: context[key] for key in USER if key in context} == expected
 
 
-def test_a_cache_belongs_to_a_group_that_engines_and_downloads_are_in() -> None:
+def test_model_cache_pods_share_an_fs_group() -> None:
     group = {"fsGroup": 2000, "fsGroupChangePolicy": "OnRootMismatch"}
     spec = cached()
     download = jobs(decide(spec))[0]["spec"]["template"]["spec"]

@@ -69,13 +69,13 @@ def value_of(template: Body, flag: str) -> str:
 STAGES = ngram(parallelism={"tensor": 8, "pipeline": 2})
 
 
-def test_text_of_a_user_is_no_reference_even_where_it_looks_like_ours() -> None:
+def test_user_text_that_looks_like_a_variable_is_escaped() -> None:
     served = "$(LWS_LEADER_ADDRESS)"
     leader, _ = templates(group({**STAGES, "serving": {"maxModelLen": 8192, "servedModelNames": [served]}}))
     assert value_of(leader, "--served-model-name") == "$$(LWS_LEADER_ADDRESS)"
 
 
-def test_only_the_leader_is_in_the_service_and_is_asked_for_its_health() -> None:
+def test_only_the_leader_has_service_labels_probes_and_api_key() -> None:
     spec = {**STAGES, "serving": {"maxModelLen": 8192, "apiKeySecret": {"name": "clients", "key": "key"}}}
     desired, status, _ = decide(spec, TWO_H100)
     groups, service = child(desired, "LeaderWorkerSet"), child(desired, "Service")
@@ -92,7 +92,7 @@ def test_only_the_leader_is_in_the_service_and_is_asked_for_its_health() -> None
     assert "VLLM_API_KEY" not in {variable["name"] for variable in engine_of(worker)["env"]}
 
 
-def test_the_group_restarts_and_rolls_as_a_whole() -> None:
+def test_groups_restart_as_a_whole_and_follow_the_rollout_strategy() -> None:
     spec = group(STAGES)["spec"]
     assert spec["leaderWorkerTemplate"]["restartPolicy"] == "RecreateGroupOnPodRestart"
     assert spec["rolloutStrategy"]["rollingUpdateConfiguration"] == {"maxSurge": 0, "maxUnavailable": 1, "partition": 0}
@@ -106,7 +106,7 @@ def test_the_group_restarts_and_rolls_as_a_whole() -> None:
     assert group({**STAGES, "suspend": True})["spec"]["replicas"] == 0
 
 
-def test_while_paused_no_group_of_the_new_template_starts_beside_the_others() -> None:
+def test_paused_rollout_starts_no_surge_group() -> None:
     """A surge group lies above the partition, and so is of the new template (rollingUpdateParameters of LWS 0.8)."""
     paused = group({**STAGES, "replicas": 3, "rollout": {"strategy": "Surge", "paused": True}})["spec"]
     assert paused["rolloutStrategy"]["rollingUpdateConfiguration"] == {
@@ -116,7 +116,7 @@ def test_while_paused_no_group_of_the_new_template_starts_beside_the_others() ->
     }
 
 
-def test_a_name_that_is_too_long_for_groups_is_refused() -> None:
+def test_name_longer_than_45_characters_is_refused_for_groups() -> None:
     _, _, conditions = decide(STAGES, TWO_H100, name="l" * 46)
     assert conditions["Accepted"].status == "False"
     assert "metadata.name" in conditions["Ready"].message
@@ -124,7 +124,7 @@ def test_a_name_that_is_too_long_for_groups_is_refused() -> None:
     assert decide(STAGES, TWO_H100, name="l" * 45)[2]["Accepted"].status == "True"
 
 
-def test_copies_are_shared_out_over_nodes() -> None:
+def test_data_parallel_ranks_are_spread_over_nodes() -> None:
     spec = ngram(MOE, parallelism={"tensor": 4, "data": 4, "expert": True})
     leader, worker = templates(group(spec))
     for template in (leader, worker):
@@ -134,7 +134,7 @@ def test_copies_are_shared_out_over_nodes() -> None:
     assert value_of(leader, "--nnodes") == "2", "vLLM tells the ranks of a node by its number"
 
 
-def test_with_a_cache_no_pod_of_a_group_skips_what_the_others_do() -> None:
+def test_cached_groups_use_no_warm_start_or_startup_plan() -> None:
     """A pod that started with what earlier ones measured would leave the others waiting for its part."""
     cached = {**STAGES, "models": {"cache": {"persistentVolumeClaim": {"claimName": "models"}}}}
     jobs = [
@@ -156,7 +156,7 @@ def test_with_a_cache_no_pod_of_a_group_skips_what_the_others_do() -> None:
 
 
 @pytest.mark.parametrize("parallelism", [{"tensor": 8, "pipeline": 2}, {"pipeline": 2}], ids=["tensor", "no tensor"])
-def test_without_leaderworkersets_it_waits_and_says_what_to_install(parallelism: dict[str, int]) -> None:
+def test_missing_leader_worker_set_crd_is_reported_with_install_url(parallelism: dict[str, int]) -> None:
     desired, status, conditions = decide(ngram(parallelism=parallelism), TWO_H100, groups=False)
     assert desired.children == []
     planned = conditions["Planned"]
@@ -176,13 +176,13 @@ def test_without_leaderworkersets_it_waits_and_says_what_to_install(parallelism:
         ({"tensor": 16, "data": 2}, "each of the 2 data-parallel replicas must fit"),
     ],
 )
-def test_rejects_data_parallel_replicas_larger_than_a_node(parallelism: dict[str, int], says: str) -> None:
+def test_data_parallel_replicas_larger_than_a_node_are_refused(parallelism: dict[str, int], says: str) -> None:
     _, _, conditions = decide(ngram(parallelism=parallelism), FOUR_H100)
     assert conditions["Planned"].reason == "NodesTooSmall"
     assert says in conditions["Ready"].message
 
 
-def test_cordoned_nodes_do_not_count_for_a_new_plan_but_keep_the_one_in_force() -> None:
+def test_cordoned_nodes_keep_the_current_plan_but_allow_no_new_one() -> None:
     cordoned = (TWO_H100[0], NodeFacts("h100-1", H100, 8, schedulable=False))
     assert decide(STAGES, cordoned)[2]["Planned"].reason == "NodesTooFew"
     _, before, _ = decide(STAGES, TWO_H100)
@@ -201,7 +201,7 @@ def test_cordoned_nodes_do_not_count_for_a_new_plan_but_keep_the_one_in_force() 
     ],
     ids=["stages", "a draft model, which has none"],
 )
-def test_what_fits_on_no_node_is_told_how_it_would_on_several(spec: Body, change: str) -> None:
+def test_model_too_large_for_a_node_gets_a_multi_node_fix(spec: Body, change: str) -> None:
     for groups in (True, False):
         _, status, conditions = decide(spec, TWO_H100, groups=groups)
         assert conditions["Planned"].reason == "DoesNotFit"

@@ -81,7 +81,7 @@ def test_engine_and_sidecar_share_files_and_sockets() -> None:
     assert sources[1]["items"] == [{"key": "order.json", "path": "order.json"}], "no other entry replaces a program"
 
 
-def test_files_are_a_child_that_is_created_before_the_workload() -> None:
+def test_recorder_config_map_is_created_before_the_workload() -> None:
     desired = decided(tiny_cpu())
     names = [each["metadata"]["name"] for each in desired.children]
     assert names.index("llama-recorder") < len(names) - 1
@@ -91,7 +91,7 @@ def test_files_are_a_child_that_is_created_before_the_workload() -> None:
     assert "specdecode_recorder/plugin.py" in archive.namelist()
 
 
-def test_sidecar_runs_as_the_user_of_its_engine_without_its_capabilities() -> None:
+def test_sidecar_has_the_user_but_not_the_capabilities_of_its_engine() -> None:
     context = {"runAsUser": 1000, "runAsGroup": 5, "capabilities": {"drop": ["ALL"], "add": ["NET_BIND_SERVICE"]}}
     found = sidecar(
         with_template({"containers": [{"name": "engine", "securityContext": context, "imagePullPolicy": "Never"}]})
@@ -107,7 +107,7 @@ def test_sidecar_runs_as_the_user_of_its_engine_without_its_capabilities() -> No
     assert found["imagePullPolicy"] == "Never"
 
 
-def test_sidecar_reads_the_engine_with_its_key_and_protocol() -> None:
+def test_sidecar_uses_the_protocol_port_and_api_key_of_its_engine() -> None:
     assert variables(sidecar(tiny_cpu()))["SPECDECODE_ENGINE_URL"] == "http://127.0.0.1:8000"
     serving = {"port": 8443, "tlsSecret": {"name": "tls"}, "apiKeySecret": {"name": "clients", "key": "key"}}
     found = variables(sidecar(tiny_cpu(serving=serving)))
@@ -115,7 +115,7 @@ def test_sidecar_reads_the_engine_with_its_key_and_protocol() -> None:
     assert found["VLLM_API_KEY"] == {"secretKeyRef": {"name": "clients", "key": "key"}}
 
 
-def test_sidecar_starts_after_the_containers_of_users_and_takes_their_resources() -> None:
+def test_sidecar_starts_after_user_init_containers() -> None:
     given = [
         {"name": "recorder", "resources": {"limits": {"memory": "128Mi"}}},
         {"name": "warm-up", "image": "w:1"},
@@ -150,7 +150,7 @@ def test_pod_template_cannot_change_what_is_recorded(template: Body, field: str)
     assert f"spec.podTemplate.spec.{field}: " in outcome.readiness.message
 
 
-def test_users_cannot_allow_token_ids_themselves() -> None:
+def test_engine_env_cannot_allow_token_ids() -> None:
     outcome = decided(
         tiny_cpu(engine={**IMAGE, "env": [{"name": "SPECDECODE_LIVE_TOKEN_IDS", "value": "answers"}]})
     ).outcome
@@ -159,7 +159,7 @@ def test_users_cannot_allow_token_ids_themselves() -> None:
 
 
 @pytest.mark.parametrize("allowed", LiveTokenIds)
-def test_engine_knows_the_token_ids_that_are_allowed_where_it_runs(allowed: LiveTokenIds) -> None:
+def test_engine_env_has_the_token_ids_that_the_operator_allows(allowed: LiveTokenIds) -> None:
     (engine,) = pod_of(tiny_cpu(), live_token_ids=allowed)["containers"]
     assert variables(engine)["SPECDECODE_LIVE_TOKEN_IDS"] == allowed.value
 
@@ -174,7 +174,7 @@ def test_engine_knows_the_token_ids_that_are_allowed_where_it_runs(allowed: Live
     ],
     ids=["off", "frontend without Python", "the same in podTemplate", "replay"],
 )
-def test_engine_without_recorder(spec: Body) -> None:
+def test_recorder_is_absent_if_off_or_not_supported(spec: Body) -> None:
     desired, pod = decided(spec), pod_of(spec)
     assert recorder_of(pod) is None
     assert "/bin/sh" not in pod["containers"][0]["command"]
@@ -184,7 +184,7 @@ def test_engine_without_recorder(spec: Body) -> None:
     assert live_recorder_blocked(desired.outcome.facts)
 
 
-def test_only_a_recorder_that_was_asked_for_is_missed() -> None:
+def test_planned_warns_only_of_a_requested_recorder_that_is_missing() -> None:
     def message(engine: Body) -> str:
         return next(each.message for each in decided(tiny_cpu(engine=engine)).conditions if each.type == "Planned")
 
@@ -208,7 +208,7 @@ def test_only_the_leader_of_a_group_has_a_recorder() -> None:
     assert "specdecode-recorder" not in {each["name"] for each in worker["spec"]["volumes"]}
 
 
-def test_compiled_code_is_shared_with_engines_without_recorder() -> None:
+def test_recorder_does_not_change_the_compile_cache_folder() -> None:
     def folder(engine: Body) -> str:
         models = {**tiny_cpu()["models"], "cache": {"persistentVolumeClaim": {"claimName": "cache"}}}
         mounts = pod_of(tiny_cpu(models=models, engine=engine))["containers"][0]["volumeMounts"]
@@ -226,7 +226,7 @@ def put_back(earlier: DesiredState, spec: Body, **cluster: Any) -> DesiredState:
     return decided(spec, last_good=LastGood.of(earlier.workload, failure), **cluster)
 
 
-def test_engines_that_are_put_back_find_their_recorder() -> None:
+def test_rolled_back_engines_keep_their_recorder_files() -> None:
     desired = put_back(decided(tiny_cpu()), tiny_cpu(engine=OFF))
     assert isinstance(desired.outcome, RolledBack)
     assert len(files(desired)) == 1
@@ -244,7 +244,7 @@ def test_engines_that_are_put_back_find_their_recorder() -> None:
         (LiveTokenIds.ANSWERS, LiveTokenIds.NONE, False),
     ],
 )
-def test_engines_with_a_permission_that_ended_are_not_put_back(
+def test_engines_with_revoked_token_id_permission_are_not_restored(
     before: LiveTokenIds, now: LiveTokenIds, *, is_put_back: bool
 ) -> None:
     earlier = decided(tiny_cpu(), live_token_ids=before)
@@ -260,7 +260,7 @@ exec /bin/sleep 600
 """
 
 
-def test_sidecar_outlives_a_crash_of_its_program_and_ends_at_once_when_told(tmp_path: Path) -> None:
+def test_sidecar_survives_a_program_crash_and_ends_on_sigterm(tmp_path: Path) -> None:
     """Its end would make the pod unready, and a shell is deaf to TERM as the first process of a container."""
     for name, text in (("python3", PROGRAM), ("sleep", "#!/bin/sh\n")):
         (tmp_path / name).write_text(text)

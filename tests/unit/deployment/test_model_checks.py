@@ -117,7 +117,7 @@ PARD = config_of("Qwen/Qwen3-0.6B", pard_token=151_669)
 
 
 @pytest.mark.parametrize("spec", [MAPPED, head("draft_model", PARD)], ids=["mapped", "pard"])
-def test_what_model_runner_v2_lacks_is_served_and_sized_on_v1(spec: dict[str, Any]) -> None:
+def test_drafts_that_runner_v2_lacks_are_sized_for_v1(spec: dict[str, Any]) -> None:
     pair = valid_facts(SpecDecodeDeploymentSpec.model_validate(spec)).pair
     assert pair.era.runner is Runner.V1
     assert pair.maps_vocabulary == (spec is MAPPED)
@@ -134,7 +134,7 @@ def problems(spec: dict[str, Any]) -> list[Problem]:
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_a_pair_that_goes_together_is_accepted_and_sized(name: str) -> None:
+def test_compatible_pair_is_accepted_and_sized(name: str) -> None:
     facts = valid_facts(SpecDecodeDeploymentSpec.model_validate(GOOD[name]))
     weights = stage_weights(facts.pair, Parallelism(8 if name == "mtp" else 1))[0]
     has_layers = facts.method not in (Method.NGRAM_GPU, Method.SUFFIX)
@@ -262,7 +262,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_pair_that_does_not_go_together_is_refused(name: str) -> None:
+def test_incompatible_pair_is_refused(name: str) -> None:
     spec, field, words = BAD[name]
     found = {problem.field: problem.message for problem in problems(spec)}
     assert field in found, found
@@ -281,7 +281,7 @@ def test_a_pair_that_does_not_go_together_is_refused(name: str) -> None:
         ({"model": "AngelSlim/Qwen3-14B_eagle3"}, "acme/assistant", None, None),
     ],
 )
-def test_a_head_of_another_target_is_told(
+def test_head_made_for_another_target_is_a_warning(
     draft: dict[str, Any], target: str, made_for: str | None, instead: str | None
 ) -> None:
     served = {"model": target} | ({} if target.startswith("Qwen") else {"config": config_of("Qwen/Qwen3-14B")})
@@ -316,7 +316,7 @@ def planned_message(spec: dict[str, Any]) -> str:
     ],
     ids=str,
 )
-def test_doubts_about_the_version_are_told(engine: dict[str, str], told: str | None) -> None:
+def test_untested_or_mismatched_engine_version_is_a_warning(engine: dict[str, str], told: str | None) -> None:
     message = planned_message(pair_70b(engine=engine))
     if told is None:
         assert "vLLM 0.28" not in message
@@ -325,7 +325,7 @@ def test_doubts_about_the_version_are_told(engine: dict[str, str], told: str | N
         assert told in message
 
 
-def test_what_adaptive_verification_makes_of_acceptance_is_told() -> None:
+def test_adaptive_verification_warns_that_acceptance_reads_low() -> None:
     def planned(*, adaptive: bool) -> str:
         return planned_message(pair_70b(speculation=pair_70b()["speculation"] | {"adaptiveVerification": adaptive}))
 
@@ -333,14 +333,14 @@ def test_what_adaptive_verification_makes_of_acceptance_is_told() -> None:
     assert "acceptance" not in planned(adaptive=False)
 
 
-def test_answers_that_are_not_the_targets_own_are_told() -> None:
+def test_lossy_speculation_warns_that_outputs_differ() -> None:
     lossy = {"rejectionSampling": "fly", "lossy": True}
     message = planned_message(pair_70b(speculation=pair_70b()["speculation"] | lossy))
     assert "outputs differ from meta-llama/Llama-3.1-70B-Instruct" in message
     assert "outputs differ" not in planned_message(pair_70b())
 
 
-def test_a_split_of_the_draft_without_effect_is_told() -> None:
+def test_draft_tensor_without_effect_is_a_warning() -> None:
     message = planned_message(pair_70b(parallelism={"tensor": 2, "draftTensor": 1}))
     assert "parallelism.draftTensor 1 has no effect" in message
     assert "over 2 GPUs" in message
@@ -357,7 +357,7 @@ RANGES = [{"from": 1, "to": 8, "numSpeculativeTokens": 3}, {"from": 9, "to": 256
         ("0.30", ("runner V1 of vLLM 0.30", "in pieces only", "still runs once each step")),
     ],
 )
-def test_what_ranges_mean_for_graphs_and_drafts_is_told(version: str, told: tuple[str, ...]) -> None:
+def test_schedule_warning_names_graph_capture_and_draft_steps(version: str, told: tuple[str, ...]) -> None:
     spec = pair_70b(engine={"version": version})
     spec["speculation"]["numSpeculativeTokens"] = 3
     assert "numSpeculativeTokensByBatchSize" not in planned_message(spec)
@@ -377,7 +377,7 @@ def test_what_ranges_mean_for_graphs_and_drafts_is_told(version: str, told: tupl
         "--mamba-ssm-cache-dtype=float32",
     ],
 )
-def test_flags_that_the_plan_does_not_count_are_told(argument: str) -> None:
+def test_flag_that_the_plan_does_not_count_is_a_warning(argument: str) -> None:
     told = f"engine.extraArgs has {argument.partition('=')[0]}, which the plan does not count"
     batch = {"maxNumBatchedTokens": 16_384}
     assert told not in planned_message(pair_70b(serving=batch))

@@ -80,11 +80,13 @@ def engine(desired: DesiredState) -> Any:
         ("Cost", (H100_NODE, H200_NODE), ("INT4", "BF16", H100, 1)),
     ],
 )
-def test_auto_follows_the_objective(objective: str, nodes: tuple[NodeFacts, ...], wanted: tuple[Any, ...]) -> None:
+def test_auto_quantization_follows_the_objective(
+    objective: str, nodes: tuple[NodeFacts, ...], wanted: tuple[Any, ...]
+) -> None:
     assert planned(parent(spec(objective=objective)), *nodes) == wanted
 
 
-def test_capacity_takes_the_most_tokens_for_each_gpu() -> None:
+def test_capacity_maximizes_kv_cache_tokens_per_gpu() -> None:
     desired, status = decide(parent(spec(objective="Capacity")), H100_NODE, H200_NODE)
     assert status.plan is not None
     assert status.plan.product == H200
@@ -93,7 +95,7 @@ def test_capacity_takes_the_most_tokens_for_each_gpu() -> None:
     assert per_gpu[0] == max(per_gpu)
 
 
-def test_the_chosen_checkpoint_is_downloaded_and_served_under_the_name_of_the_model() -> None:
+def test_chosen_checkpoint_is_served_under_the_model_name() -> None:
     desired, _ = decide(parent(spec(objective="Cost")), H100_NODE)
     pod = engine(desired)
     downloads = [" ".join(container["command"]) for container in pod["initContainers"]]
@@ -107,7 +109,7 @@ def test_the_chosen_checkpoint_is_downloaded_and_served_under_the_name_of_the_mo
 class TestReplanning:
     """What makes a plan in force give way."""
 
-    def test_a_choice_stays_while_the_question_does(self) -> None:
+    def test_plan_is_kept_if_only_replicas_change(self) -> None:
         small = NodeFacts("small", H100, 2)
         _, before = decide(parent(spec()), small)
         later = parent({**spec(), "replicas": 2}, generation=2, status=as_json(before))
@@ -122,13 +124,15 @@ class TestReplanning:
         ],
         ids=["other objective", "no choice any more", "another precision"],
     )
-    def test_another_question_gets_another_plan(self, changes: dict[str, Any], wanted: tuple[Any, ...]) -> None:
+    def test_changed_objective_or_target_gets_a_new_plan(
+        self, changes: dict[str, Any], wanted: tuple[Any, ...]
+    ) -> None:
         small = NodeFacts("small", H100, 2)
         _, before = decide(parent(spec()), small)
         later = parent({**spec(), **changes}, generation=2, status=as_json(before))
         assert planned(later, small, H200_NODE) == wanted
 
-    def test_other_facts_of_a_model_get_another_plan(self) -> None:
+    def test_changed_model_config_gets_a_new_plan(self) -> None:
         """As after an operator with a new catalogue, or a config.json that was read again."""
         target = {"model": "org/mine", "config": {**find_entry(LLAMA_8B).config}}  # type: ignore[union-attr]
         body = spec(target=target, speculation={"method": "none"}, serving={"maxModelLen": 8192})
@@ -152,12 +156,12 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_a_checkpoint_that_is_none_of_the_model_is_refused(case: str) -> None:
+def test_checkpoint_that_does_not_match_the_model_is_refused(case: str) -> None:
     checkpoint, message = BAD[case]
     assert message in problem(parent(spec(target={"model": LLAMA_70B, "checkpoints": [checkpoint]})))
 
 
-def test_the_config_map_holds_the_whole_matrix() -> None:
+def test_plan_config_map_has_the_whole_matrix() -> None:
     desired, _ = decide(parent(spec()), H100_NODE, H200_NODE)
     data = next(child for child in desired.children if child["kind"] == "ConfigMap")["data"]
     rows = list(csv.DictReader(io.StringIO(data["matrix.csv"])))
@@ -171,7 +175,7 @@ def test_the_config_map_holds_the_whole_matrix() -> None:
     assert len(json.dumps(data)) < 300_000
 
 
-def test_a_plan_that_is_kept_says_what_would_be_chosen_anew() -> None:
+def test_kept_plan_names_the_plan_that_would_replace_it() -> None:
     small = NodeFacts("small", H100, 2)
     _, before = decide(parent(spec()), small)
     _, kept = decide(parent(spec(), status=as_json(before)), small, H200_NODE)
@@ -181,7 +185,7 @@ def test_a_plan_that_is_kept_says_what_would_be_chosen_anew() -> None:
     assert plan_change(before.plan, kept.plan) is None
 
 
-def test_a_change_of_plan_is_told() -> None:
+def test_plan_change_is_described() -> None:
     small = NodeFacts("small", H100, 2)
     _, before = decide(parent(spec()), small)
     _, after = decide(parent(spec(objective="Cost"), generation=2, status=as_json(before)), small)
@@ -239,14 +243,14 @@ def test_gpus_are_tensor_by_pipeline_by_data(parallelism: dict[str, int], gpus: 
     assert shm["emptyDir"]["sizeLimit"] == f"{gpus}Gi"
 
 
-def test_the_plan_chooses_the_tensor_that_fits_beside_the_rest() -> None:
+def test_plan_chooses_the_tensor_size_for_given_pipeline_stages() -> None:
     """Eight requests beside 70B in BF16 need four GPUs of 80 GB: two stages of two, not of one."""
     plan, _ = launched(wide(), EIGHT_H100)
     assert (plan.tensor, plan.pipeline, plan.gpus_per_replica) == (2, 2, 4)
     assert "4 x NVIDIA-H100-80GB-HBM3 per replica (TP 2, PP 2)" in plan.explanation
 
 
-def test_the_draft_is_split_like_the_target_and_the_status_says_so() -> None:
+def test_draft_is_sharded_like_the_target_in_plan_and_status() -> None:
     plan, deployment = launched(pair_70b(parallelism={"tensor": 2, "draftTensor": 1}), EIGHT_H200)
     assert plan.draft_tensor == 2
     line = engine_of(deployment)["command"]
@@ -277,7 +281,7 @@ def planned_with_states(
     return facts.at(*plan.chosen.served), plan
 
 
-def test_the_default_gives_way_to_what_starts() -> None:
+def test_default_max_num_seqs_is_lowered_to_the_mamba_blocks() -> None:
     facts, plan = planned_with_states()
     served = engine_settings(facts.spec, facts.pair, 1).max_num_seqs
     assert served < facts.spec.serving.max_num_seqs
@@ -286,7 +290,7 @@ def test_the_default_gives_way_to_what_starts() -> None:
     assert any(f"maxNumSeqs is {served} instead of the default 256" in note for note in plan_notes(facts))
 
 
-def test_a_number_of_ones_own_is_kept_and_refused() -> None:
+def test_explicit_max_num_seqs_beyond_the_blocks_does_not_fit() -> None:
     _, plan = planned_with_states(maxNumSeqs=255)
     budget = plan.chosen.budget
     assert (plan.verdict, budget.binding_term) == (Verdict.DOES_NOT_FIT, Term.SEQUENCES)
@@ -299,14 +303,14 @@ def test_a_number_of_ones_own_is_kept_and_refused() -> None:
 @pytest.mark.parametrize(
     "serving", [{"enforceEager": True}, {"cudagraphMode": "NONE"}, {"cudagraphMode": "PIECEWISE"}], ids=str
 )
-def test_without_whole_graphs_requests_may_outnumber_blocks(serving: dict[str, Any]) -> None:
+def test_max_num_seqs_may_exceed_blocks_without_full_cuda_graphs(serving: dict[str, Any]) -> None:
     facts, plan = planned_with_states(**serving)
     assert plan.chosen.budget.num_blocks < facts.pair.limits.max_num_seqs == 256
     assert plan.verdict is not Verdict.DOES_NOT_FIT
     assert not any("maxNumSeqs is" in note for note in plan_notes(facts))
 
 
-def test_a_schedule_keeps_the_number_that_its_ranges_reach() -> None:
+def test_max_num_seqs_covered_by_a_schedule_is_not_lowered() -> None:
     ranges = [{"from": 1, "to": 256, "numSpeculativeTokens": 1}]
     facts, plan = planned_with_states(speculation=MTP | {"numSpeculativeTokensByBatchSize": ranges}, maxModelLen=4096)
     assert facts.pair.limits.max_num_seqs == 256
@@ -329,6 +333,6 @@ SPEC: dict[str, Any] = {
         (Change("serving.maxModelLen", 10_000_000), False),
     ],
 )
-def test_a_change_is_proposed_where_nobody_would_refuse_it(change: Change, *, taken: bool) -> None:
+def test_only_changes_that_validation_accepts_are_proposed(change: Change, *, taken: bool) -> None:
     facts = valid_facts(SpecDecodeDeploymentSpec.parse(SPEC))
     assert (admitted(facts, facts.pair, (change,)) == (change,)) is taken

@@ -30,9 +30,7 @@ def accepted(spec: Body, **cluster: Any) -> tuple[str, str, str]:
 
 
 @pytest.mark.parametrize(("template", "field", "grant"), REFUSED, ids=str)
-def test_what_reaches_beyond_the_namespace_is_refused_by_field_unless_it_is_allowed(
-    template: Body, field: str, grant: str
-) -> None:
+def test_pod_template_field_is_refused_unless_its_grant_is_allowed(template: Body, field: str, grant: str) -> None:
     (problem,) = pod_problems({"spec": template}, "spec.podTemplate")
     assert problem.field == f"spec.podTemplate.spec.{field}"
     assert f"--allow-pod-template={grant}" in problem.message
@@ -41,21 +39,21 @@ def test_what_reaches_beyond_the_namespace_is_refused_by_field_unless_it_is_allo
     assert pod_problems({"spec": template}, "", frozenset(GRANTS) - {grant.partition(".")[0]}), "but nothing else"
 
 
-def test_every_grant_lets_something_through() -> None:
+def test_every_grant_has_a_refused_example() -> None:
     assert {grant.partition(".")[0] for *_, grant in REFUSED} == set(GRANTS)
 
 
 @pytest.mark.parametrize("template", LET_THROUGH, ids=str)
-def test_what_a_pod_does_to_itself_alone_is_let_through(template: Body) -> None:
+def test_fields_that_affect_only_the_pod_are_accepted(template: Body) -> None:
     assert pod_problems({"spec": template}, "spec.podTemplate") == []
 
 
-def test_volumes_and_sysctls_are_those_of_the_level_restricted() -> None:
+def test_only_volumes_and_sysctls_of_restricted_are_accepted() -> None:
     for template in (*SAFE, *UNSAFE):
         assert (pod_problems({"spec": template}, "") == []) == (template in SAFE), template
 
 
-def test_anti_affinity_may_name_the_namespace_of_its_object_and_no_other() -> None:
+def test_anti_affinity_may_name_only_its_own_namespace() -> None:
     own, both = (
         tiny_cpu(podTemplate={"spec": anti_affinity(namespaces=names)})
         for names in (["default"], ["default", "team-b"])
@@ -68,14 +66,14 @@ def test_anti_affinity_may_name_the_namespace_of_its_object_and_no_other() -> No
     assert term == own["podTemplate"]["spec"]["affinity"]["podAntiAffinity"]
 
 
-def test_an_annotation_takes_no_profile_away_either() -> None:
+def test_unconfined_app_armor_annotation_is_refused() -> None:
     name = "container.apparmor.security.beta.kubernetes.io/engine"
     (problem,) = pod_problems({"metadata": {"annotations": {name: "unconfined"}}}, "spec.podTemplate")
     assert problem.field == f"spec.podTemplate.metadata.annotations.{name}"
     assert pod_problems({"metadata": {"annotations": {name: "localhost/mine", "team": "a"}}}, "") == []
 
 
-def test_accepted_names_field_and_fix_and_nothing_is_made() -> None:
+def test_refused_pod_template_is_named_in_accepted_without_children() -> None:
     spec = tiny_cpu(podTemplate={"spec": {"hostNetwork": True, "hostPID": True}})
     status, reason, message = accepted(spec)
     assert (status, reason) == ("False", "PodTemplateNotAllowed")
@@ -95,7 +93,7 @@ PATHS = {
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_no_pod_of_any_path_gets_a_template_that_is_refused(path: str) -> None:
+def test_refused_pod_template_creates_no_pods_of_any_kind(path: str) -> None:
     spec, kind = PATHS[path]
     refused = {"podTemplate": {"spec": anti_affinity(namespaceSelector={})}}
     assert kind in {child["kind"] for child in desired_state(parse_deployment(parent(spec)), NODES).children}
@@ -109,7 +107,7 @@ def test_no_pod_of_any_path_gets_a_template_that_is_refused(path: str) -> None:
     assert "PodTemplateNotAllowed" in blocked.message
 
 
-def test_all_that_the_operator_renders_passes() -> None:
+def test_pods_rendered_by_the_operator_pass_the_check() -> None:
     assert [problem for template in rendered_pods() for problem in pod_problems(template, "")] == []
 
 
@@ -123,7 +121,7 @@ class TestCommandLine:
         return str(path)
 
     @pytest.mark.parametrize("command", ["plan", "render"])
-    def test_it_is_told_offline(self, file: str, command: str) -> None:
+    def test_plan_and_render_refuse_the_field_without_a_grant(self, file: str, command: str) -> None:
         answer = CliRunner().invoke(app, [command, file])
         assert answer.exit_code == 2
         assert "spec.podTemplate.spec.containers[0].securityContext.capabilities.add" in answer.output
@@ -134,7 +132,7 @@ class TestCommandLine:
     @pytest.mark.parametrize(
         "name", ["hostnetwork", "capabilities.", "hostNetwork.x", "", "hostPath", "volumes.hostPath"]
     )
-    def test_a_name_that_allows_nothing_is_refused(self, file: str, name: str) -> None:
+    def test_unknown_grant_name_is_refused(self, file: str, name: str) -> None:
         assert not is_grant(name)
         answer = CliRunner().invoke(app, ["plan", file, f"--allow-pod-template={name}"])
         assert answer.exit_code == 2

@@ -33,20 +33,20 @@ def said(spec: Body, seen: Observation | None = None, nodes: Any = ()) -> dict[s
     return {type_: (each.status, each.reason, each.message) for type_, each in conditions.items()}
 
 
-def test_what_would_not_fit_is_not_rehearsed() -> None:
+def test_replay_of_a_pair_that_does_not_fit_is_not_launched() -> None:
     spec = replaying() | {"accelerator": {"products": ["NVIDIA-H100-80GB-HBM3"]}}
     outcome = desired_state(parse_deployment(parent(spec))).outcome
     assert isinstance(outcome, NotLaunched)
     assert said(spec)["Planned"][:2] == ("False", "DoesNotFit")
 
 
-def test_nothing_is_downloaded() -> None:
+def test_replay_downloads_no_models() -> None:
     spec = replaying() | {"models": {"cache": {"persistentVolumeClaim": {"claimName": "cache"}}}}
     kinds = {child["kind"] for child in desired_state(parse_deployment(parent(spec))).children}
     assert kinds == {"ConfigMap", "Service", "Deployment"}
 
 
-def test_an_operator_that_does_not_know_its_image_says_so() -> None:
+def test_unknown_operator_image_is_reported() -> None:
     desired = desired_state(parse_deployment(parent(replaying())), operator_image=None)
     assert isinstance(desired.outcome, NotLaunched)
     assert desired.outcome.readiness.reason == "OperatorImageUnknown"
@@ -54,7 +54,7 @@ def test_an_operator_that_does_not_know_its_image_says_so() -> None:
     assert isinstance(desired_state(parse_deployment(parent(pair_70b())), FLEET, operator_image=None).outcome, Launch)
 
 
-def test_whoever_reads_the_status_cannot_take_it_for_a_model() -> None:
+def test_status_conditions_say_that_a_recording_is_replayed() -> None:
     conditions = said(replaying(), Observation(SERVING, [], DRAFTING))
     assert conditions["Ready"][:2] == ("True", "Serving")
     assert conditions["Available"][:2] == ("True", "EnginesServe")
@@ -65,7 +65,7 @@ def test_whoever_reads_the_status_cannot_take_it_for_a_model() -> None:
     assert conditions["BudgetAccurate"][:2] == ("Unknown", "Replayed")
 
 
-def test_what_it_reports_proves_no_budget_and_calibrates_nothing() -> None:
+def test_replay_gives_no_kv_cache_residual() -> None:
     owner = parse_deployment(parent(replaying()))
     desired, seen = desired_state(owner), Observation(SERVING, [], DRAFTING)
     assert observed_residual(desired, seen) is None
@@ -75,13 +75,13 @@ def test_what_it_reports_proves_no_budget_and_calibrates_nothing() -> None:
     assert status.observed.num_speculative_tokens == 3
 
 
-def test_a_recording_without_speculation_is_told() -> None:
+def test_recording_without_speculation_is_reported() -> None:
     conditions = said(replaying(), Observation(SERVING, [], {"llama-1": reading(speculation=None)}))
     assert conditions["SpeculationActive"][:2] == ("False", "NotDrafting")
     assert conditions["Ready"][:2] == ("True", "SpeculationInactive")
 
 
-def test_its_acceptance_is_not_taken_for_that_of_the_models() -> None:
+def test_acceptance_of_a_replay_is_not_kept_for_the_model() -> None:
     owner = parse_deployment(parent(replaying()))
     replayed = compose_status(owner, desired_state(owner), Observation(SERVING, [], DRAFTING), NOW)
     assert replayed.acceptance is not None
@@ -89,7 +89,7 @@ def test_its_acceptance_is_not_taken_for_that_of_the_models() -> None:
     assert compose_status(later, desired_state(later, FLEET), Observation(SERVING), NOW).acceptance is None
 
 
-def test_what_only_vllm_takes_is_told() -> None:
+def test_replay_warns_of_extra_args_and_env() -> None:
     spec = replaying()
     spec["engine"] |= {"extraArgs": ["--enable-prefix-caching"], "env": [{"name": "A", "value": "b"}]}
     assert "engine.extraArgs and engine.env" in said(spec)["Planned"][2]
@@ -129,7 +129,7 @@ def told(spec: Body) -> dict[str, Any]:
     return dict(command.make_context(name, arguments).params)
 
 
-def test_the_command_line_takes_the_command_and_the_plan_gives_the_kv_cache() -> None:
+def test_replay_command_parses_and_has_the_planned_kv_cache() -> None:
     spec = replaying()
     outcome = desired_state(parse_deployment(parent(spec))).outcome
     assert isinstance(outcome, Launch)
@@ -141,7 +141,7 @@ def test_the_command_line_takes_the_command_and_the_plan_gives_the_kv_cache() ->
     assert given["drain_timeout"] == 60
 
 
-def test_every_field_reaches_the_server() -> None:
+def test_every_replay_field_reaches_the_command_line() -> None:
     given = told(
         replaying(
             match="RequestId",
@@ -160,7 +160,7 @@ def test_every_field_reaches_the_server() -> None:
     assert (given["hang_after"], given["crash_after"]) == (60, 90)
 
 
-def test_a_claim_is_mounted_for_reading_alone() -> None:
+def test_trace_claim_is_mounted_read_only() -> None:
     volume = pod(replaying(trace=ON_CLAIM))["spec"]["volumes"][0]
     assert volume["persistentVolumeClaim"] == {"claimName": "captures", "readOnly": True}
     assert told(replaying(trace=ON_CLAIM))["traces"][0].as_posix() == "/recording/team/nightly"
@@ -219,7 +219,7 @@ def prepared(pod: Body, folder: Path) -> Path:
     return out
 
 
-def test_vllms_image_serves_what_the_operators_image_wrote() -> None:
+def test_emulated_engine_serves_files_of_the_operator_init_container() -> None:
     _, pod = launched(emulated())
     (before, recorder), (engine,) = pod["initContainers"], pod["containers"]
     assert before["image"] == OPERATOR_IMAGE
@@ -234,7 +234,7 @@ def test_vllms_image_serves_what_the_operators_image_wrote() -> None:
         assert each["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
-def test_the_kubelet_puts_nothing_into_what_is_prepared() -> None:
+def test_kubelet_expands_no_variables_in_the_emulation_command() -> None:
     spec = emulated()
     spec["engine"] |= {"env": [{"name": "PROMPT", "value": "$(HOME) $HOME"}]}
     _, pod = launched(spec)
@@ -246,7 +246,7 @@ def test_the_kubelet_puts_nothing_into_what_is_prepared() -> None:
     assert planned["spec"]["engine"]["env"] == [{"name": "PROMPT", "value": "$(HOME) $HOME"}]
 
 
-def test_vllm_is_started_for_the_plan_in_force(tmp_path: Path) -> None:
+def test_emulated_vllm_starts_with_the_planned_arguments(tmp_path: Path) -> None:
     spec = emulated(parallelism={})
     spec["target"]["revision"] = "$(HOME)"
     launch, pod = launched(spec)
@@ -268,7 +268,7 @@ def test_vllm_is_started_for_the_plan_in_force(tmp_path: Path) -> None:
     assert not sizes_its_cache
 
 
-def test_what_cannot_be_emulated_is_refused_before_a_pod_finds_out() -> None:
+def test_specs_that_cannot_be_emulated_are_refused() -> None:
     nameless = emulated()
     del nameless["engine"]["image"]
     assert "spec.engine.image: absent: " in refusal(nameless)
@@ -280,7 +280,7 @@ def test_what_cannot_be_emulated_is_refused_before_a_pod_finds_out() -> None:
     assert "spec.parallelism.pipeline: 2: " in refusal(stages)
 
 
-def test_what_writes_the_engines_files_is_the_operators_own() -> None:
+def test_pod_template_cannot_change_the_emulation_init_container() -> None:
     own, _ = launched(emulated())[1]["initContainers"]
     for field in ("image", "command", "volumeMounts"):
         template = {"spec": {"initContainers": [{"name": own["name"], field: own[field]}]}}

@@ -31,7 +31,7 @@ def is_close(spec: Body, **seen: Any) -> bool:
     [(tiny_cpu(), []), (tiny_cpu(suspend=True), []), (tiny_cpu(serving={"maxModelLen": 0}), [])],
     ids=["no pods yet", "suspended", "not accepted"],
 )
-def test_what_only_others_can_change_is_left_alone(spec: Body, pods: list[Body]) -> None:
+def test_objects_that_only_events_can_change_are_not_requeued_soon(spec: Body, pods: list[Body]) -> None:
     assert not is_close(spec, pods=pods)
 
 
@@ -46,7 +46,7 @@ def test_what_only_others_can_change_is_left_alone(spec: Body, pods: list[Body])
     ],
     ids=["engines to ask", "blocked", "a route that is blocked", "contested", "nodes reject pods"],
 )
-def test_what_changes_with_time_or_in_engines_is_looked_at(seen: dict[str, Any]) -> None:
+def test_objects_with_engines_or_blocked_pods_are_requeued_soon(seen: dict[str, Any]) -> None:
     assert is_close(tiny_cpu(), **seen)
 
 
@@ -59,11 +59,11 @@ def test_what_changes_with_time_or_in_engines_is_looked_at(seen: dict[str, Any])
     ],
     ids=["a policy", "a gate", "models that are read"],
 )
-def test_specs_that_have_the_operator_act_are_looked_at(spec: Body) -> None:
+def test_specs_with_policy_gate_or_reader_jobs_are_requeued_soon(spec: Body) -> None:
     assert is_close(spec)
 
 
-def test_engines_that_are_measured_for_a_policy_are_told_apart() -> None:
+def test_policy_requeue_needs_a_policy_and_an_engine() -> None:
     policy = tiny_cpu(policy={"windowSeconds": 300, "cooldownSeconds": 600})
     serving = {"readings": {"llama-1": Unreachable("busy")}}
     assert asked(policy, **serving).has_policy
@@ -71,7 +71,7 @@ def test_engines_that_are_measured_for_a_policy_are_told_apart() -> None:
     assert not asked(policy).has_policy, "no engine, nothing to measure"
 
 
-def test_the_first_schedule_that_is_due_is_asked_for() -> None:
+def test_requeue_time_is_the_earliest_schedule() -> None:
     times = ("2026-11-24T12:00:30Z", None, "2026-11-24T12:00:00Z")
     known = [
         ScheduleStatus(name="s", schedule="* * * * * UTC", since="2026-11-24T00:00:00Z", next_schedule_time=time)

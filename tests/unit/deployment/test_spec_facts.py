@@ -38,20 +38,20 @@ def told(found: Facts) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("version", KNOWN_VERSIONS)
-def test_yarn_is_told_in_the_way_that_every_version_takes(version: str) -> None:
+def test_yarn_rope_scaling_becomes_hf_overrides_in_every_version(version: str) -> None:
     found = facts({"model": QWEN, "ropeScaling": YARN}, version=version)
     assert found.pair.limits.max_model_len == 131_072
     assert told(found) == {"rope_parameters": ROPE, "max_position_embeddings": 131_072}
 
 
 @pytest.mark.parametrize("kind", ["linear", "dynamic"])
-def test_other_types_multiply_the_length_of_the_file(kind: str) -> None:
+def test_linear_and_dynamic_scaling_multiply_the_model_length(kind: str) -> None:
     found = facts({"model": QWEN, "ropeScaling": {"type": kind, "factor": "2"}})
     assert found.pair.limits.max_model_len == 81_920
     assert told(found) == {"rope_parameters": {"rope_theta": 1_000_000, "rope_type": kind, "factor": 2.0}}
 
 
-def test_a_model_with_a_section_for_text_is_told_in_it() -> None:
+def test_rope_scaling_goes_into_the_text_config_of_multimodal_models() -> None:
     model = "Qwen/Qwen3-VL-32B-Instruct"
     found = facts({"model": model, "ropeScaling": {"type": "yarn", "factor": "2"}})
     (inner,) = told(found).values()
@@ -67,7 +67,7 @@ def test_a_model_with_a_section_for_text_is_told_in_it() -> None:
         [f"{HF_OVERRIDES}.rope_parameters", json.dumps(ROPE), f"{HF_OVERRIDES}.max_position_embeddings=131072"],
     ],
 )
-def test_overrides_among_further_arguments_are_counted_and_passed_on_once(extra_args: list[str]) -> None:
+def test_hf_overrides_in_extra_args_are_counted_and_passed_once(extra_args: list[str]) -> None:
     found = facts({"model": QWEN}, *extra_args, maxModelLen=131_072)
     assert found.pair.target.ropes[0].positions == 131_072
     assert [word for word in line(found) if word.startswith(HF_OVERRIDES)] == [
@@ -75,14 +75,14 @@ def test_overrides_among_further_arguments_are_counted_and_passed_on_once(extra_
     ]
 
 
-def test_a_factor_of_yarn_alone_reaches_further_up_to_0_29() -> None:
+def test_yarn_factor_alone_extends_the_length_up_to_0_29() -> None:
     extra_args = (HF_OVERRIDES, json.dumps({"rope_parameters": ROPE}))
     assert facts({"model": QWEN}, *extra_args, version="0.29", maxModelLen=131_072)
     with pytest.raises(InvalidSpecError, match="at most 40960 tokens"):
         facts({"model": QWEN}, *extra_args, version="0.30", maxModelLen=131_072)
 
 
-def test_whatever_else_overrides_say_of_the_size_is_counted() -> None:
+def test_hf_overrides_of_model_dimensions_are_counted() -> None:
     fewer = facts({"model": QWEN}, HF_OVERRIDES, '{"num_hidden_layers": 4}')
     assert fewer.pair.target.num_layers == 4
     with pytest.raises(InvalidSpecError, match=r"extraArgs\[0\].*num_hidden_layers"):
@@ -105,7 +105,9 @@ DRAFTED = {"method": "draft_model", "numSpeculativeTokens": 3, "draft": {"model"
         ),
     ],
 )
-def test_a_draft_that_ends_before_its_target_is_told(version: str, model: str, speculation: Any, words: str) -> None:
+def test_draft_shorter_than_the_extended_target_is_a_warning(
+    version: str, model: str, speculation: Any, words: str
+) -> None:
     spec = {"target": {"model": model, "ropeScaling": YARN}, "speculation": speculation, "engine": {"version": version}}
     found = valid_facts(SpecDecodeDeploymentSpec.parse(spec))
     assert any(words in warning for warning in plan_warnings(found, {}, 1))
@@ -124,7 +126,7 @@ def longer(value: str, length: int, *extra_args: str) -> Facts:
     return valid_facts(SpecDecodeDeploymentSpec.parse(spec))
 
 
-def test_the_variable_allows_a_longer_length_with_a_warning() -> None:
+def test_long_max_model_len_variable_allows_longer_with_warning() -> None:
     found = longer(" True", 131_072)
     assert found.pair.limits.max_model_len == 131_072
     (warning,) = plan_warnings(found, {}, 1)

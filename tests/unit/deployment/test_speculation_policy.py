@@ -137,7 +137,7 @@ def decided(situation: Row, limits: Row) -> tuple[str, str, str]:
     return decision.action.value, decision.reason, decision.outcome.value
 
 
-def test_every_combination_of_cells_comes_to_the_first_row_that_fits() -> None:
+def test_every_situation_gives_the_action_of_its_documented_row() -> None:
     rows, reached = table("action"), set()
     limits = {"rests on": "goodput", "mode": "Enforce", "paused": "no"}
     limits |= {"since the last act": "cooled down", "starts in a day": "left"}
@@ -151,7 +151,7 @@ def test_every_combination_of_cells_comes_to_the_first_row_that_fits() -> None:
 @pytest.mark.parametrize(
     ("best", "decayed", "action"), [("other", "no", "Change"), ("off", "no", "TurnOff"), ("other", "yes", "Restart")]
 )
-def test_what_is_best_is_done_where_all_limits_allow_it(best: str, decayed: str, action: str) -> None:
+def test_every_limit_gives_the_outcome_of_its_documented_row(best: str, decayed: str, action: str) -> None:
     rows, reached = table("outcome"), set()
     situation = {name: values[0] for name, values in CELLS.items()} | {"window": "full", "staying has cost": "enough"}
     situation |= {"best setting": best, "a replica decayed": decayed}
@@ -175,18 +175,18 @@ def asked(memory: Memory, *, budget: int = 6, best: str = "other") -> PolicyOutc
     return decide(rules, evidence(best), seen, memory, lambda _: "")[0].outcome
 
 
-def test_a_setting_that_was_left_last_waits_twice_as_long() -> None:
+def test_return_to_the_last_left_setting_has_a_longer_cooldown() -> None:
     assert asked(Memory("k3", left="off")) is PolicyOutcome.DONE
     assert asked(Memory("k3", left="k5")) is PolicyOutcome.COOLING_DOWN
     assert asked(Memory("k3", left="off"), best="off") is PolicyOutcome.DONE, "what loses is turned off all the same"
 
 
-def test_a_try_leaves_a_start_to_take_it_back() -> None:
+def test_trial_needs_budget_for_a_restart_to_undo_it() -> None:
     assert asked(Memory("off"), best="on again", budget=2) is PolicyOutcome.BUDGET_SPENT
     assert asked(Memory("off"), best="on again", budget=3) is PolicyOutcome.DONE
 
 
-def test_no_rule_on_acceptance_speaks_of_adaptive_verification() -> None:
+def test_acceptance_rule_does_not_apply_to_adaptive_verification() -> None:
     situation = {name: values[0] for name, values in CELLS.items()} | {"window": "full", "a replica decayed": "no"}
     seen = Seen(NOW_S, window(situation))
     missing = NoEvidence("NoEvidence", "no capture compared anything")
@@ -218,7 +218,7 @@ def evidence_at(load: float = 1.0, goodput: float = 100.0) -> Evidence:
     ],
     ids=["the first request after an idle time", "far below what was measured"],
 )
-def test_engines_at_no_work_decide_nothing(looks: Window, measured: Evidence) -> None:
+def test_policy_keeps_the_setting_without_meaningful_load(looks: Window, measured: Evidence) -> None:
     assert looks.enough
     assert not looks.idle
     seen = Seen(NOW_S, looks)
@@ -231,14 +231,14 @@ MOST_REGRET = 0.03
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
-def test_a_day_brings_nearly_what_an_oracle_would_and_no_flaps(script: Script) -> None:
+def test_scripted_days_have_little_regret_and_no_flaps(script: Script) -> None:
     day = live(script, Rules(PolicyMode.ENFORCE), measured(), 900.0)
     assert tuple(day.done) == script.expected
     assert day.flaps == 0
     assert day.regret <= MOST_REGRET
 
 
-def test_a_policy_that_only_observes_does_nothing() -> None:
+def test_observe_mode_changes_nothing() -> None:
     spike = next(each for each in SCRIPTS if "spike of four" in each.name)
     day = live(spike, Rules(PolicyMode.OBSERVE), measured(), 900.0)
     assert (day.done, PolicyOutcome.OBSERVED in day.outcomes) == ([], True)

@@ -42,7 +42,7 @@ def drafted(drafts: int, accepted: int, tokens: int = 3) -> SpeculationReading:
 SERVING = deployment(replicas=1, updated=1, available=1)
 
 
-def test_the_first_status_has_ready_and_observed_generation() -> None:
+def test_first_status_is_starting_with_the_observed_generation() -> None:
     _, status, conditions = decide(parent(tiny_cpu(), generation=7))
     assert status.observed_generation == 7
     assert all(condition.observed_generation == 7 for condition in status.conditions)
@@ -61,19 +61,19 @@ def test_the_first_status_has_ready_and_observed_generation() -> None:
     ],
     ids=["several", "default", "invalid spec", "suspended", "zero", "lent to a capture"],
 )
-def test_ready_counts_engines_out_of_those_that_the_spec_asks_for(
+def test_ready_field_is_available_out_of_requested_engines(
     fields: dict[str, Any], preempted_by: str | None, ready: str
 ) -> None:
     owner = parse_deployment(parent(tiny_cpu(**fields)), preempted_by=preempted_by)
     assert compose_status(owner, desired_state(owner), Observation(SERVING), NOW).ready == ready
 
 
-def test_ready_counts_no_engine_before_the_first_one() -> None:
+def test_ready_field_is_zero_before_the_first_engine() -> None:
     _, status, _ = decide(parent(tiny_cpu(replicas=3)))
     assert status.ready == "0/3"
 
 
-def test_engines_that_serve_without_traffic_are_ready() -> None:
+def test_serving_engine_without_traffic_is_ready() -> None:
     seen = Observation(SERVING, [], {"llama-1": reading()})
     _, status, conditions = decide(parent(tiny_cpu()), seen)
     assert summary(conditions) == ("True", "Serving", "False", "False")
@@ -84,7 +84,7 @@ def test_engines_that_serve_without_traffic_are_ready() -> None:
     assert status.observed.kv_cache_tokens == status.plan.kv_cache_tokens == 419_328
 
 
-def test_drafting_is_proven_with_its_figures() -> None:
+def test_drafting_is_reported_with_acceptance_figures() -> None:
     seen = Observation(SERVING, [], {"llama-1": reading(speculation=drafted(100, 213), generation_tokens=313)})
     _, status, conditions = decide(parent(tiny_cpu()), seen)
     assert conditions["SpeculationActive"].status == "True"
@@ -92,7 +92,7 @@ def test_drafting_is_proven_with_its_figures() -> None:
     assert (status.observed.acceptance, status.observed.mean_acceptance_length) == ("71%", "3.13")
 
 
-def test_a_busy_engine_that_misses_a_question_keeps_what_it_proved() -> None:
+def test_engine_that_misses_one_scrape_keeps_its_status() -> None:
     proven = {"llama-1": reading(speculation=drafted(100, 213), generation_tokens=313)}
     _, before, _ = decide(parent(tiny_cpu()), Observation(SERVING, [], proven))
     later = parent(tiny_cpu(), status=before.model_dump(by_alias=True, mode="json", exclude_none=True))
@@ -108,7 +108,7 @@ def test_a_busy_engine_that_misses_a_question_keeps_what_it_proved() -> None:
     [reading(speculation=None), reading(generation_tokens=500)],
     ids=["no counters", "generates without drafts"],
 )
-def test_an_engine_that_does_not_draft_is_caught(engine: EngineReading) -> None:
+def test_engine_that_does_not_draft_is_reported(engine: EngineReading) -> None:
     _, _, conditions = decide(parent(tiny_cpu()), Observation(SERVING, [], {"llama-1": engine}))
     assert conditions["SpeculationActive"].status == "False"
     assert conditions["SpeculationActive"].reason == "NotDrafting"
@@ -117,14 +117,14 @@ def test_an_engine_that_does_not_draft_is_caught(engine: EngineReading) -> None:
     assert summary(conditions) == ("True", "SpeculationInactive", "False", "False")
 
 
-def test_on_cpu_every_missing_token_is_told_for_nothing_there_is_estimated() -> None:
+def test_any_missing_kv_cache_token_is_reported_on_cpu() -> None:
     seen = Observation(SERVING, [], {"llama-1": reading(kv_cache_tokens=419_200)})
     _, _, conditions = decide(parent(tiny_cpu()), seen)
     assert conditions["BudgetAccurate"].reason == "LessThanPromised"
     assert "config" in conditions["BudgetAccurate"].message
 
 
-def test_engines_that_go_on_serving_behind_a_bad_spec_are_told() -> None:
+def test_earlier_engines_behind_an_invalid_spec_are_available() -> None:
     bad = tiny_cpu(engine={"image": "localhost/engine:1", "extraArgs": ["--swap-space=4"]})
     _, _, conditions = decide(parent(bad), Observation(SERVING))
     assert (conditions["Available"].status, conditions["Available"].reason) == ("True", "EarlierEnginesServe")
@@ -134,7 +134,7 @@ def test_engines_that_go_on_serving_behind_a_bad_spec_are_told() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"), [({"suspend": True}, "Suspended"), ({"replicas": 0}, "ScaledToZero")], ids=str
 )
-def test_no_engine_is_ready_where_none_is_wanted(changes: dict[str, Any], reason: str) -> None:
+def test_ready_is_true_if_suspended_or_scaled_to_zero(changes: dict[str, Any], reason: str) -> None:
     desired, _, conditions = decide(parent(tiny_cpu(**changes)))
     assert desired.children[-1]["spec"]["replicas"] == 0
     assert summary(conditions) == ("True", reason, "False", "False")
@@ -144,7 +144,7 @@ def test_no_engine_is_ready_where_none_is_wanted(changes: dict[str, Any], reason
     ("message", "reason"),
     [*((each, "WaitingForVolume") for each in UNMOUNTABLE), *((each, "Unschedulable") for each in NO_ROOM)],
 )
-def test_a_volume_that_no_node_can_mount_is_no_lack_of_room(message: str, reason: str) -> None:
+def test_unmountable_volume_is_distinguished_from_unschedulable(message: str, reason: str) -> None:
     unscheduled = pod(conditions=[{"type": "PodScheduled", "status": "False", "message": message}])
     _, _, conditions = decide(
         parent(tiny_cpu()), Observation(deployment(replicas=1, updated=1, available=0), [unscheduled])
@@ -162,7 +162,7 @@ def status_with_acceptance(accepted: int, *, previous: SpecDecodeDeploymentStatu
     return status.observed.acceptance or ""
 
 
-def test_figures_move_only_by_steps_and_only_after_a_rest() -> None:
+def test_status_figures_change_only_by_large_steps_when_due() -> None:
     _, first, _ = decide(
         parent(tiny_cpu()),
         Observation(SERVING, [], {"llama-1": reading(speculation=drafted(100, 150), generation_tokens=250)}),
@@ -172,7 +172,7 @@ def test_figures_move_only_by_steps_and_only_after_a_rest() -> None:
     assert status_with_acceptance(180, previous=first, figures_due=True) == "60%"
 
 
-def test_transition_times_stand_still_while_a_status_does() -> None:
+def test_transition_time_changes_only_with_the_condition_status() -> None:
     _, first, _ = decide(parent(tiny_cpu()), Observation(SERVING, [], {"llama-1": reading()}))
     owner = parse_deployment(parent(tiny_cpu(), status=first.model_dump(by_alias=True, mode="json", exclude_none=True)))
     lost = Observation(deployment(replicas=1, updated=1, available=0))
@@ -182,7 +182,7 @@ def test_transition_times_stand_still_while_a_status_does() -> None:
     assert times["Planned"] == "2026-01-01T00:00:00Z"
 
 
-def test_a_reconcile_that_finds_nothing_new_says_nothing_new() -> None:
+def test_unchanged_observation_leaves_the_status_unchanged() -> None:
     seen = Observation(SERVING, [], {"llama-1": reading()})
     _, first, _ = decide(parent(tiny_cpu()), seen)
     again = parse_deployment(parent(tiny_cpu(), status=first.model_dump(by_alias=True, mode="json", exclude_none=True)))
@@ -190,7 +190,7 @@ def test_a_reconcile_that_finds_nothing_new_says_nothing_new() -> None:
     assert changed_conditions(first.conditions, first.conditions) == []
 
 
-def test_people_hear_of_ready_and_of_proofs_but_not_of_every_helper() -> None:
+def test_only_important_condition_changes_become_events() -> None:
     _, starting, _ = decide(parent(tiny_cpu()))
     _, serving, _ = decide(parent(tiny_cpu()), Observation(SERVING, [], {"llama-1": reading()}))
     assert [condition.type for condition in changed_conditions([], starting.conditions)] == ["Planned"]
@@ -198,7 +198,7 @@ def test_people_hear_of_ready_and_of_proofs_but_not_of_every_helper() -> None:
 
 
 @pytest.mark.parametrize("state", [*states()], ids=lambda state: state.name)
-def test_one_condition_and_one_event_have_the_cause(state: State) -> None:
+def test_only_ready_and_its_event_have_the_cause(state: State) -> None:
     conditions = [Condition.parse(each) for each in state.body["status"].get("conditions", [])]
     cause = next((each.message for each in conditions if each.type == "Ready" and each.reason != "Serving"), "")
     having = [each.type for each in conditions if cause and cause in each.message]
@@ -208,7 +208,7 @@ def test_one_condition_and_one_event_have_the_cause(state: State) -> None:
     assert all(each.message != SEE_READY for each in conditions if each.type in announced)
 
 
-def test_a_version_that_nobody_knows_is_told_before_and_while_it_runs() -> None:
+def test_unknown_version_is_reported_before_and_while_it_runs() -> None:
     owner = parent(tiny_cpu(engine={"image": "i:1", "version": "0.99"}))
     for seen in (Observation(), Observation(SERVING, [], {"llama-1": reading(version="0.99.1")})):
         _, status, conditions = decide(owner, seen)
@@ -224,7 +224,7 @@ def test_a_version_that_nobody_knows_is_told_before_and_while_it_runs() -> None:
     assert decide(parent(tiny_cpu()), Observation(SERVING))[2]["Accepted"].reason == "Valid"
 
 
-def test_a_valid_spec_may_have_two_caveats() -> None:
+def test_accepted_reports_two_caveats_of_a_valid_spec() -> None:
     spec = pair_70b(engine={"image": "i:1", "version": "0.99"})
     spec["speculation"] |= {"rejectionSampling": "fly", "lossy": True}
     accepted = decide(parent(spec))[2]["Accepted"]
@@ -233,7 +233,7 @@ def test_a_valid_spec_may_have_two_caveats() -> None:
     assert "outputs differ from" in accepted.message
 
 
-def test_a_decline_comes_before_the_word_of_the_policy() -> None:
+def test_decay_takes_precedence_over_the_policy_message() -> None:
     owner = parse_deployment(parent(tiny_cpu()))
     policy = PolicyStatus(
         mode=PolicyMode.ADVISE,
@@ -270,7 +270,7 @@ def test_a_decline_comes_before_the_word_of_the_policy() -> None:
     ],
     ids=repr,
 )
-def test_reports_and_compares_the_version_of_engines(
+def test_engine_version_is_reported_and_compared_to_the_spec(
     said: list[str | None], observed: str | None, differing: str | None
 ) -> None:
     owner = parent(tiny_cpu(engine={"image": "i:1", "version": "0.32"}))
@@ -285,7 +285,7 @@ def test_reports_and_compares_the_version_of_engines(
         assert differing in told.message
 
 
-def test_reports_another_version_before_changed_settings() -> None:
+def test_other_engine_version_is_reported_before_changed_settings() -> None:
     spec = tiny_cpu(engine={"image": "i:1", "version": "0.32"})
     engine = reading(version="0.31.0", changed_settings=frozenset({"max_model_len"}))
     told = decide(parent(spec), Observation(SERVING, [], {"llama-1": engine}))[2]["SettingsInForce"]
@@ -302,7 +302,7 @@ def test_conditions_of_an_earlier_operator_are_dropped() -> None:
     assert not set(types) & set(conditions)
 
 
-def test_reports_a_writer_that_undoes_repairs() -> None:
+def test_writer_that_undoes_repairs_is_reported() -> None:
     what = "Deployment llama: spec.template.spec.hostNetwork (written by reloader)"
     _, _, conditions = decide(parent(tiny_cpu()), Observation(SERVING, contested=(what,)))
     told = conditions["ChildrenInSync"]
@@ -335,7 +335,7 @@ def proven() -> SpecDecodeDeploymentStatus:
     return after(None, tiny_cpu(), Observation(SERVING, [], PROVEN))
 
 
-def test_it_is_what_the_engines_say_while_they_do(proven: SpecDecodeDeploymentStatus) -> None:
+def test_acceptance_of_running_engines_is_reported(proven: SpecDecodeDeploymentStatus) -> None:
     assert proven.acceptance is not None
     assert proven.acceptance.model_dump(exclude_none=True) == {
         "text": "71%",
@@ -345,7 +345,7 @@ def test_it_is_what_the_engines_say_while_they_do(proven: SpecDecodeDeploymentSt
     }
 
 
-def test_engines_that_end_leave_it_with_the_time(proven: SpecDecodeDeploymentStatus) -> None:
+def test_acceptance_of_ended_engines_is_kept_with_its_time(proven: SpecDecodeDeploymentStatus) -> None:
     suspended = after(proven, tiny_cpu(suspend=True), Observation(GONE), minutes=5)
     assert suspended.observed is None
     assert suspended.acceptance is not None
@@ -363,7 +363,9 @@ def test_engines_that_end_leave_it_with_the_time(proven: SpecDecodeDeploymentSta
 
 
 @pytest.mark.parametrize("change", ["K", "draft", "target", "none"])
-def test_what_was_measured_with_something_else_says_nothing(proven: SpecDecodeDeploymentStatus, change: str) -> None:
+def test_acceptance_is_dropped_if_target_or_speculation_changes(
+    proven: SpecDecodeDeploymentStatus, change: str
+) -> None:
     spec = tiny_cpu()
     if change == "K":
         spec["speculation"] = {**spec["speculation"], "numSpeculativeTokens": 2}
@@ -382,7 +384,7 @@ def adapting(wanted: bool) -> Body:
     return spec
 
 
-def test_low_acceptance_is_no_fault_where_the_engine_leaves_tokens_unverified() -> None:
+def test_low_acceptance_is_explained_by_adaptive_verification() -> None:
     low = {"llama-1": reading(speculation=drafted(1000, 172, 5), generation_tokens=1172)}
     told = after(None, adapting(wanted=True), Observation(SERVING, [], low))
     assert {each.type: each.reason for each in told.conditions}["SpeculationActive"] == "Drafting"
@@ -391,7 +393,7 @@ def test_low_acceptance_is_no_fault_where_the_engine_leaves_tokens_unverified() 
     assert "adaptiveVerification" not in active(fixed)
 
 
-def test_acceptance_of_checks_that_lose_answers_is_told_apart() -> None:
+def test_acceptance_of_lossy_sampling_is_labelled_and_kept_apart() -> None:
     lossy = pair_70b()
     lossy["speculation"] |= {"rejectionSampling": "fly", "lossy": True}
     serving = Observation(SERVING, [], {"llama-1": reading(speculation=drafted(100, 213, 5), generation_tokens=313)})

@@ -37,7 +37,7 @@ def problems(**changes: Any) -> list[str]:
     return [str(problem) for problem in error.value.problems]
 
 
-def test_a_split_that_divides_nothing_is_told_by_everything_that_it_does_not_divide() -> None:
+def test_indivisible_tensor_parallel_size_names_every_dimension() -> None:
     target, draft = problems(parallelism={"tensor": 11})
     for said, role, sizes in ((target, "target", (64, 28672, 8)), (draft, "draft", (32, 14336, 8))):
         heads, inner, kv_heads = sizes
@@ -52,7 +52,7 @@ def test_a_split_that_divides_nothing_is_told_by_everything_that_it_does_not_div
         assert said.endswith("; use 1, 2, 4, 8, 16 or 32")
 
 
-def test_one_model_at_two_revisions_needs_two_folders() -> None:
+def test_target_and_draft_of_one_model_need_one_revision_or_a_cache() -> None:
     target = {"model": "meta-llama/Llama-3.1-8B-Instruct", "revision": "v2"}
     draft = {"model": "meta-llama/Llama-3.1-8B-Instruct", "revision": "main"}
     speculation = {"method": "draft_model", "numSpeculativeTokens": 3, "draft": draft}
@@ -74,12 +74,12 @@ NEWER = (
 
 
 @pytest.mark.parametrize(("version", "said"), [("0.11", OLDER), ("0.99", NEWER)])
-def test_a_version_that_nobody_knows_is_told_with_those_that_are(version: str, said: str) -> None:
+def test_unknown_engine_version_is_refused_with_known_versions(version: str, said: str) -> None:
     assert problems(engine={"version": version}) == [said]
 
 
 @pytest.mark.parametrize("version", KNOWN_VERSIONS)
-def test_a_method_that_a_version_lacks_is_told_with_those_that_it_has(version: str) -> None:
+def test_unsupported_method_is_refused_with_supported_methods(version: str) -> None:
     known = find_profile(version)
     lacking = replace(known, runners={Method.NGRAM: known.runners[Method.NGRAM]})
     (problem,) = speculation_problems(replace(PLAIN, speculation=DRAFT_MODEL), lacking)
@@ -88,7 +88,7 @@ def test_a_method_that_a_version_lacks_is_told_with_those_that_it_has(version: s
     )
 
 
-def test_all_that_is_wrong_is_told_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     said = problems(
         parallelism={"tensor": 3},
         serving={"maxNumBatchedTokens": 5, "maxNumSeqs": 4, "blockSize": 24},
@@ -107,7 +107,7 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
     assert [field for field in fields if not any(each.startswith(field) for each in said)] == []
 
 
-def test_every_rule_of_the_document_is_broken_here() -> None:
+def test_every_documented_rule_has_a_broken_example() -> None:
     assert {row[1] for row in rows("field", RULES)} == set(BROKEN)
 
 
@@ -117,7 +117,7 @@ def test_every_rule_of_the_document_is_broken_here() -> None:
     # An id with an escaped character cannot be asked for by itself.
     ids=lambda row: row[1].replace("…", "..."),
 )
-def test_a_broken_rule_is_told_of_by_its_field(told_of_and_rule: tuple[str, str]) -> None:
+def test_broken_rule_is_reported_with_its_field(told_of_and_rule: tuple[str, str]) -> None:
     told_of, rule = told_of_and_rule
     for broken, words in BROKEN[rule]:
         found = broken_rules(broken)
@@ -137,7 +137,7 @@ def given(spec: Body, field: str) -> object:
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_a_problem_of_a_plain_field_shows_what_is_written_there(spec: Body) -> None:
+def test_problem_shows_the_value_of_its_field(spec: Body) -> None:
     told = [(found.value, given(spec, found.field)) for found in pairing_problems(spec)]
     plain = [(str(value), shown(written)) for value, written in told if isinstance(written, str | int)]
     # Two models whose vocabularies differ: the sizes tell more than the names.
@@ -145,7 +145,7 @@ def test_a_problem_of_a_plain_field_shows_what_is_written_there(spec: Body) -> N
 
 
 @pytest.mark.parametrize("rule", BROKEN)
-def test_every_problem_shows_a_value_and_says_what_to_do(rule: str) -> None:
+def test_every_problem_has_a_value_and_a_fix(rule: str) -> None:
     found = [problem for broken, _ in BROKEN[rule] for problem in broken_rules(broken)]
     assert found
     assert {type(text) for problem in found for text in (problem.field, problem.message)} == {str}
@@ -176,7 +176,7 @@ def told(version: str, target: str = EXPERTS, *, data: int = 2, method: str = "d
 
 
 @pytest.mark.parametrize(("version", "fails"), [("0.29", True), ("0.30", False), ("0.33", False)])
-def test_versions_before_the_draft_counts_for_itself_are_refused(version: str, fails: bool) -> None:
+def test_dflash_with_data_parallel_is_refused_before_0_30(version: str, fails: bool) -> None:
     messages = told(version)
     assert bool(messages) is fails
     assert all("0.30 or newer" in message for message in messages)
@@ -199,13 +199,13 @@ def cache_problems(config: dict[str, Any], version: str = "0.33", **serving: str
 
 
 @pytest.mark.parametrize("config", [FLOAT16, small("LlamaForCausalLM", torch_dtype=None, dtype="float16")])
-def test_the_checkpoint_says_which_type_the_cache_has(config: dict[str, Any]) -> None:
+def test_bfloat16_kv_cache_of_a_float16_checkpoint_is_refused(config: dict[str, Any]) -> None:
     (problem,) = cache_problems(config)
     assert (problem.field, problem.value) == ("spec.serving.kvCacheDtype", "bfloat16")
     assert "serving.dtype: bfloat16" in problem.message
 
 
-def test_what_vllm_takes_passes() -> None:
+def test_kv_cache_dtypes_that_vllm_accepts_are_accepted() -> None:
     assert cache_problems(FLOAT16, version="0.32") == []
     assert cache_problems(FLOAT16, dtype="bfloat16") == []
     assert cache_problems(FLOAT16, kvCacheDtype="auto") == []
@@ -216,7 +216,7 @@ def test_what_vllm_takes_passes() -> None:
 
 @pytest.mark.parametrize("wanted", ["auto", "fp8_e4m3"])
 @pytest.mark.parametrize("version", ["0.30", "0.33.0", "0.40"])
-def test_sparse_attention_takes_fp8_e4m3_on_hopper_from_0_30_on(version: str, wanted: str) -> None:
+def test_sparse_attention_supports_fp8_e4m3_on_hopper_since_0_30(version: str, wanted: str) -> None:
     # vllm/v1/attention/backends/mla/flashinfer_mla_sparse_sm90.py: supported_kv_cache_dtypes, supports_combination.
     sparse = find_geometry("deepseek-ai/DeepSeek-V3.2")
     assert sparse is not None
@@ -259,7 +259,7 @@ def class_findings(architecture: str, version: str, *extra_args: str) -> tuple[l
         ("BertModel", "0.33", "is unknown to vLLM"),
     ],
 )
-def test_a_class_that_the_version_lacks_is_refused(architecture: str, version: str, words: str) -> None:
+def test_model_class_that_the_version_lacks_is_refused(architecture: str, version: str, words: str) -> None:
     (problem,), warnings = class_findings(architecture, version)
     assert problem.value == architecture
     assert words in problem.message
@@ -274,7 +274,7 @@ def test_a_class_that_the_version_lacks_is_refused(architecture: str, version: s
         ("BertModel", "0.34", [], "unknown to vLLM 0.33"),
     ],
 )
-def test_a_class_that_vllm_may_run_all_the_same_is_a_warning(
+def test_model_class_that_vllm_may_still_run_is_a_warning(
     architecture: str, version: str, extra_args: list[str], words: str
 ) -> None:
     problems, (warning,) = class_findings(architecture, version, *extra_args)
@@ -282,7 +282,7 @@ def test_a_class_that_vllm_may_run_all_the_same_is_a_warning(
     assert words in warning
 
 
-def test_estimate_refuses_what_its_version_refuses() -> None:
+def test_estimate_refuses_model_classes_that_the_version_lacks() -> None:
     case = {"model_config": TINY_CONFIG | {"architectures": [NEW]}, "gpu": "H100", "max_model_len": 128}
     assert size_case(case | {"vllm_version": "0.33"})["verdict"] == "Fits"
     with pytest.raises(CaseError) as caught:
@@ -308,11 +308,11 @@ def item_problems(model: str, tokens: int | None, *extra_args: str) -> list[Prob
 
 
 @pytest.mark.parametrize("model", [GEMMA_4, "google/gemma-3-27b-it"])
-def test_the_default_holds_the_largest_item(model: str) -> None:
+def test_default_batched_tokens_hold_the_largest_multimodal_item(model: str) -> None:
     assert item_problems(model, None) == []
 
 
-def test_the_longest_video_is_the_least() -> None:
+def test_batched_tokens_must_hold_the_longest_video() -> None:
     assert item_problems(GEMMA_4, LONGEST_VIDEO) == []
     problem = item_problems(GEMMA_4, LONGEST_VIDEO - 1)[0]
     assert problem.value == str(LONGEST_VIDEO - 1)
@@ -324,11 +324,11 @@ def test_the_longest_video_is_the_least() -> None:
     [["--language-model-only"], ["--limit-mm-per-prompt.video=0"], ["--limit-mm-per-prompt", '{"video": 0}']],
     ids=str,
 )
-def test_limits_of_ones_own_are_left_to_vllm(extra_args: list[str]) -> None:
+def test_user_multimodal_limits_skip_the_item_check(extra_args: list[str]) -> None:
     assert item_problems(GEMMA_4, 2048, *extra_args) == []
 
 
-def test_images_are_cut_for_other_models_unless_a_flag_forbids_it() -> None:
+def test_item_check_applies_without_chunked_multimodal_input() -> None:
     assert item_problems(QWEN_VL, 2048) == []
     assert item_problems(QWEN_VL, 2048, *NOT_CUT)
 
@@ -454,14 +454,14 @@ CASES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_a_refusal_tells_to_write_is_taken(case: str) -> None:
+def test_fix_in_a_refusal_is_accepted(case: str) -> None:
     spec, pattern, followed = CASES[case]
     found = [remedy for refusal in refusals(spec) if (remedy := re.search(pattern, refusal))]
     assert found, refusals(spec)
     assert refusals(followed(spec, found[0])) == []
 
 
-def test_a_head_is_not_told_to_move_to_another_folder() -> None:
+def test_head_is_not_refused_because_of_its_folder() -> None:
     """The rule about folders is for models of their own."""
     assert not [each for each in refusals(pair(LLAMA_8B, EAGLE3_HEAD)) if "folder" in each]
     own = {"model": "eagle3-project/llama", "config": {**TINY_CONFIG, "vocab_size": 128_256}}
@@ -471,7 +471,7 @@ def test_a_head_is_not_told_to_move_to_another_folder() -> None:
     assert "use method eagle3" in told
 
 
-def test_no_method_is_named_that_would_be_refused_too() -> None:
+def test_no_method_is_suggested_that_would_be_refused() -> None:
     (told,) = refusals(
         pair("google/gemma-3-27b-it", "google/gemma-3-1b-it", "medusa") | {"engine": {"version": "0.32"}}
     )
@@ -485,7 +485,7 @@ def geometry_or_none(model: str) -> ModelGeometry | None:
         return None
 
 
-def test_every_head_of_the_catalogue_is_known_by_its_method() -> None:
+def test_every_catalogue_head_maps_to_its_method() -> None:
     heads = {model: geometry for model in known_models() if (geometry := geometry_or_none(model)) and geometry.head}
     assert len(heads) > 30
     words = {

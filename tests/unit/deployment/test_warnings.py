@@ -27,13 +27,13 @@ def told(model: str = LATENT, version: str = "0.33", accelerator: dict[str, Any]
 @pytest.mark.parametrize(
     ("version", "where"), [("0.28", "on CPU:"), ("0.29", "on a CPU without AMX:"), ("0.33", "on a CPU without AMX:")]
 )
-def test_blocks_and_steps_are_the_engine_s_own_on_cpu(version: str, where: str) -> None:
+def test_ignored_block_size_of_latent_attention_on_cpu_is_noted(version: str, where: str) -> None:
     (note,) = told(version=version)
     assert note.startswith(f"latent attention {where} vLLM {version} ignores serving.blockSize")
     assert "blocks of 16 tokens and steps of 4096," in note
 
 
-def test_it_is_of_no_other_model_and_no_gpu() -> None:
+def test_latent_attention_note_is_absent_for_other_models_and_gpus() -> None:
     assert told("Qwen/Qwen3-8B") == []
     assert told(accelerator={"products": ["NVIDIA-H200"]}, blockSize=64) == []
 
@@ -55,12 +55,12 @@ def warned(target: str, speculation: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("speculation", [NGRAM, SUFFIX], ids=["ngram", "suffix"])
-def test_lookups_beside_a_delta_net_are_warned_of(speculation: dict[str, Any]) -> None:
+def test_ngram_and_suffix_with_delta_net_are_a_warning(speculation: dict[str, Any]) -> None:
     [warning] = warned(DELTA_NET, speculation)
     assert "mtp" in warning
 
 
-def test_attention_has_no_states() -> None:
+def test_ngram_with_plain_attention_has_no_warning() -> None:
     assert warned("Qwen/Qwen3-8B", NGRAM) == []
 
 
@@ -99,7 +99,7 @@ FIX = "spec.models.hubTokenSecret"
     ],
     ids=str,
 )
-def test_doubtful_field_is_warned_about(spec: dict[str, Any], field: str, words: str) -> None:
+def test_doubtful_field_has_a_warning(spec: dict[str, Any], field: str, words: str) -> None:
     (found,) = doubts(spec).items()
     assert (found[0], words in found[1]) == (field, True)
 
@@ -119,5 +119,5 @@ def test_doubtful_field_is_warned_about(spec: dict[str, Any], field: str, words:
     ],
     ids=str,
 )
-def test_sound_fields_have_no_warning(spec: dict[str, Any]) -> None:
+def test_valid_fields_have_no_warning(spec: dict[str, Any]) -> None:
     assert doubts(spec) == {}

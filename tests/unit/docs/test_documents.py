@@ -50,14 +50,14 @@ def test_schemas_are_up_to_date(command: Printed) -> None:
     assert file.read_text() == schema_text(command), f"{relative(file)} is stale: run ./just docs"
 
 
-def test_the_roles_of_the_chart_are_up_to_date() -> None:
+def test_chart_roles_are_up_to_date() -> None:
     assert TEMPLATE.read_text() == rights_template(), (
         f"{relative(TEMPLATE)} is stale: run ./just docs, ./just manifests"
     )
 
 
 @pytest.mark.parametrize("chart", CHARTS)
-def test_every_value_of_a_chart_has_a_description(chart: str) -> None:
+def test_every_chart_value_has_a_description(chart: str) -> None:
     values = chart_values(chart)
     assert values
     assert [value.path for value in values if not value.description] == [], "write a comment above it in values.yaml"
@@ -70,7 +70,7 @@ def test_an_example_in_a_comment_is_not_part_of_the_description() -> None:
     assert limits.description.endswith("all of them apply.")
 
 
-def test_documents_have_the_figures_of_bench() -> None:
+def test_documents_state_the_benchmark_figures() -> None:
     rows, tokens = memory_rows(), token_rows()
     worst = 100 * abs(worst_row(rows).error)
     exact = sum(row.exact for row in tokens)
@@ -93,7 +93,7 @@ def benchmark(name: str) -> str:
     return number(value)
 
 
-def test_the_calibration_file_in_the_documents_is_one() -> None:
+def test_calibration_file_in_the_documents_is_valid() -> None:
     (example,) = fenced_blocks(ROOT / "docs/measure/calibrate.md", "json")
     assert parse_calibration(example).entries
 
@@ -108,7 +108,7 @@ def llama_pair(target: str, draft: str) -> Pair:
 
 
 @pytest.mark.parametrize("row", table(ROOT / "docs/design/sizing.md", "GPU"), ids=" ".join)
-def test_the_sizing_table_is_what_sizing_says(row: list[str]) -> None:
+def test_sizing_table_matches_the_estimates(row: list[str]) -> None:
     product, target, draft, *figures = row
     device = find_device(PRODUCTS[product])
     assert device is not None
@@ -146,7 +146,7 @@ def recipes() -> set[str]:
 
 
 @pytest.mark.parametrize("document", [*DOCUMENTS, ROOMS], ids=relative)
-def test_relative_links_lead_somewhere(document: Path) -> None:
+def test_relative_links_resolve(document: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]+`", "code", prose(document))):
         if re.match(r"https?://|mailto:", target):
             continue
@@ -157,45 +157,45 @@ def test_relative_links_lead_somewhere(document: Path) -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=relative)
-def test_tests_that_are_named_exist(document: Path) -> None:
+def test_tests_named_in_documents_exist(document: Path) -> None:
     for name, path in re.findall(r"\[`(test_\w+)`\]\(([^)\s]+\.py)\)", document.read_text()):
         test = document.parent / path
         exists = re.search(rf"^ *(async )?def {name}\(", test.read_text(), re.MULTILINE)
         assert name == test.stem or exists, f"{name} in {path}"
 
 
-def test_every_document_can_be_reached_from_the_index() -> None:
+def test_every_document_is_linked_from_the_index() -> None:
     index = ROOT / "docs/README.md"
     linked = {(index.parent / target).resolve() for target in re.findall(r"\]\(([^)#\s]+)", index.read_text())}
     assert {path for path in DOCUMENTS if path.is_relative_to(ROOT / "docs")} - linked == {index}
 
 
 @pytest.mark.parametrize("document", NAMING_RECIPES, ids=relative)
-def test_recipes_that_are_named_exist(document: Path) -> None:
+def test_recipes_named_in_documents_exist(document: Path) -> None:
     named = set(re.findall(r"\./just +([a-z][a-z-]*)", document.read_text()))
     assert named <= recipes(), f"in the justfile are {sorted(recipes())}"
 
 
-def test_contributors_find_every_recipe() -> None:
+def test_contributing_describes_every_recipe() -> None:
     described = set(re.findall(r"`\./just ([a-z-]+)", (ROOT / "CONTRIBUTING.md").read_text()))
     assert recipes() <= described
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=relative)
-def test_paths_of_the_project_that_are_named_exist(document: Path) -> None:
+def test_project_paths_named_in_documents_exist(document: Path) -> None:
     folders = "|".join(path.name for path in ROOT.iterdir() if path.is_dir())
     named = re.findall(rf"`((?:{folders})/[\w./*-]*)`", document.read_text())
     assert {path for path in named if not any(ROOT.glob(path.rstrip("/")))} <= WRITTEN
 
 
 @pytest.mark.parametrize("document", NAMING_PATHS, ids=relative)
-def test_documents_about_the_code_name_paths_that_exist(document: Path) -> None:
+def test_paths_named_in_code_documents_exist(document: Path) -> None:
     named = paths(document.read_text())
     assert named, "it names paths"
     assert {path for path in named if not any(NAMING_PATHS[document].glob(path.rstrip("/")))} == set()
 
 
-def test_documents_that_the_code_and_the_chart_name_exist() -> None:
+def test_documents_named_in_code_and_charts_exist() -> None:
     """Messages and descriptions point to them. Sources name documents of other projects, in folders of theirs."""
     folders = "|".join(path.name for path in (ROOT / "docs").iterdir() if path.is_dir())
     endings = {".py", ".toml", ".yaml", ".txt", ".tpl", ".j2"}
@@ -213,7 +213,7 @@ ALLOWED = {"docs/serve/multi-node.md": ["--allow-pod-template=capabilities.IPC_L
 """What the page says that the operator must be told to allow."""
 
 
-def test_somebody_has_said_of_each_block_what_becomes_of_it() -> None:
+def test_every_code_block_has_a_check() -> None:
     unknown = [f"{block} ```{block.language}: {block.first_line}" for block in blocks() if check_of(block) is None]
     assert unknown == [], (
         "commands stand in `sh` blocks, with output in `console` ones; a page whose commands run has a line in PAGES "
@@ -221,7 +221,7 @@ def test_somebody_has_said_of_each_block_what_becomes_of_it() -> None:
     )
 
 
-def test_no_line_of_the_tables_is_left_over() -> None:
+def test_tables_of_code_block_checks_have_no_unused_entries() -> None:
     run = blocks_for(Check.RUN_OFFLINE, Check.RUN_ON_API_SERVER)
     assert set(PAGES) == {block.document for block in run}
     for page, how in PAGES.items():
@@ -237,7 +237,7 @@ def test_no_line_of_the_tables_is_left_over() -> None:
 
 
 @pytest.mark.parametrize("page", OFFLINE)
-def test_commands_that_need_no_cluster_run(page: str, tmp_path: Path) -> None:
+def test_documented_offline_commands_run(page: str, tmp_path: Path) -> None:
     printed = run_page(page, tmp_path / "reader")
     if PAGES[page].shows_output:
         everything = "".join(printed.values())
@@ -248,7 +248,7 @@ def test_commands_that_need_no_cluster_run(page: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("block", blocks_for(Check.OUR_OBJECTS, Check.FRAGMENT), ids=str)
-def test_lint_has_nothing_against_what_is_shown(block: Block, tmp_path: Path) -> None:
+def test_documented_objects_pass_lint(block: Block, tmp_path: Path) -> None:
     whole = check_of(block) is Check.OUR_OBJECTS
     said = [_lint(text, tmp_path / "shown.yaml", block) for text in ([block.text] if whole else objects_with(block))]
     assert None in said, "".join(filter(None, said))
@@ -264,7 +264,7 @@ def _lint(text: str, file: Path, block: Block) -> str | None:
 
 
 @pytest.mark.parametrize("block", blocks_for(Check.JSON), ids=str)
-def test_json_is_json(block: Block) -> None:
+def test_json_blocks_are_valid(block: Block) -> None:
     assert json_of(block)
 
 
@@ -278,7 +278,7 @@ EXPLAINED = sorted(set(COMMANDS) - {"crds"})
 
 
 @pytest.mark.parametrize("name", EXPLAINED)
-def test_the_options_of_a_command_are_those_in_its_section(name: str) -> None:
+def test_section_of_a_command_lists_exactly_its_options(name: str) -> None:
     section = sections(DOCUMENT)[name]
     options = [set(each.opts) for each in COMMANDS[name].params if each.param_type_name == "option"]
     known = {spelling for option in options for spelling in option} | {"--help"}
@@ -294,13 +294,13 @@ def test_the_options_of_a_command_are_those_in_its_section(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_the_table_of_its_options(name: str) -> None:
+def test_every_command_has_an_options_table(name: str) -> None:
     """That they are up to date is asked of all generated parts."""
     assert f"<!-- generated: options of {name} -->" in sections(DOCUMENT)[name]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_table_has_each_option_once_with_its_help(name: str) -> None:
+def test_options_table_has_each_option_once_with_help(name: str) -> None:
     rows = [row.split(" | ") for row in option_table(name).splitlines() if row.startswith("| `")]
     assert len(rows) == len(COMMANDS[name].params)
     assert all(len(row) == 4 for row in rows), "a bar in a cell would be a column"
@@ -318,12 +318,12 @@ def test_the_introduction_lists_the_commands_that_use_a_cluster() -> None:
     assert listed in " ".join(DOCUMENT.read_text().split())
 
 
-def test_exit_codes_are_the_documented_ones() -> None:
+def test_documented_exit_codes_match_the_code() -> None:
     documented = {int(row[0]) for row in table(DOCUMENT, "exit code") if row[0].isdigit()}
     assert documented == {code.value for code in ExitCode}
 
 
-def test_the_keys_of_a_case_are_the_documented_ones() -> None:
+def test_documented_batch_keys_match_the_code() -> None:
     rows = table(DOCUMENT, "key")
     assert {key for row in rows for key in re.findall(r"`(\w+)`", row[0])} == set(CASE_SPELLINGS)
 
@@ -332,17 +332,17 @@ def test_the_keys_of_a_case_are_the_documented_ones() -> None:
 
 
 @pytest.mark.parametrize("chart", ["specdecode-operator", "specdecode-crds"])
-def test_the_charts_install_on_the_oldest_that_is_tested_and_newer_ones(chart: str) -> None:
+def test_charts_require_the_oldest_tested_kubernetes(chart: str) -> None:
     assert yaml.safe_load((ROOT / "charts" / chart / "Chart.yaml").read_text())["kubeVersion"] == f">={OLDEST}.0-0"
     assert oldest_kubernetes() == OLDEST
 
 
-def test_doctor_warns_of_those_outside() -> None:
+def test_doctor_uses_the_tested_kubernetes_range() -> None:
     assert (f"1.{OLDEST_MINOR}", f"1.{NEWEST_MINOR}") == (OLDEST, NEWEST)
 
 
 @pytest.mark.parametrize("document", ["README.md", "docs/install/install.md"])
-def test_who_installs_it_is_told(document: str) -> None:
+def test_install_documents_state_the_tested_kubernetes_versions(document: str) -> None:
     text = (ROOT / document).read_text()
     assert f"Kubernetes {OLDEST} or newer ([tested](" in text
     assert f"supported.md#tested-with) on {USUAL}, and without nodes on {OLDEST} and {NEWEST})" in text
@@ -375,7 +375,7 @@ def test_the_support_page_lists_the_tested_versions() -> None:
     assert rows["vLLM"][2].startswith(f"{SERVED} serves")
 
 
-def test_a_method_that_the_newest_vllm_removed_is_listed_with_its_last_version() -> None:
+def test_removed_method_is_listed_with_its_last_vllm_version() -> None:
     newest = find_profile(KNOWN_VERSIONS[-1])
     assert newest.ended_methods, "drop this test when no known version has a removed method"
     crd = yaml.safe_load((ROOT / "crds/specdecode.io_specdecodedeployments.yaml").read_text())
@@ -389,12 +389,12 @@ def test_a_method_that_the_newest_vllm_removed_is_listed_with_its_last_version()
         assert (f"{method} up to vLLM {versions[-1]}" in description) is removed
 
 
-def test_who_asks_doctor_is_told() -> None:
+def test_doctor_documentation_states_the_oldest_kubernetes() -> None:
     said = (ROOT / "docs/reference/cli.md").read_text()
     assert f"version of the API server: {OLDEST} or newer, and not newer than the newest [tested](" in said
 
 
-def test_what_needs_an_api_server_runs_on_each_every_night() -> None:
+def test_nightly_job_covers_every_other_kubernetes_version() -> None:
     others = {*KUBERNETES} - {USUAL}
     assert {*re.findall(r'\(test-kubernetes "([\d.]+)"\)', (ROOT / "justfile").read_text())} == others
     job = yaml.safe_load((ROOT / ".github/workflows/long.yml").read_text())["jobs"]["kubernetes"]

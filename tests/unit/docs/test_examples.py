@@ -32,7 +32,7 @@ def check_deployment(body: dict[str, Any]) -> None:
     valid_facts(SpecDecodeDeploymentSpec.model_validate(body["spec"]))
 
 
-def test_deployments_in_the_readme_hold_together() -> None:
+def test_deployments_in_the_readme_are_valid() -> None:
     found = [body for block in fenced_blocks(ROOT / "README.md", "yaml") for body in deployments(block)]
     assert found, "the README shows a deployment"
     for body in found:
@@ -55,7 +55,7 @@ def test_captures_in_the_documents_and_examples_have_fields_that_exist() -> None
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=relative)
-def test_examples_hold_together(example: Path) -> None:
+def test_examples_are_valid_and_named_like_their_files(example: Path) -> None:
     text = example.read_text()
     assert all(body.get("kind") for body in yaml.safe_load_all(text))
     for body in deployments(text):
@@ -70,11 +70,11 @@ def test_the_readme_shows_the_example_that_its_commands_apply() -> None:
     assert "kubectl apply -f examples/qwen3-8b-eagle3.yaml\n" in commands
 
 
-def test_the_readme_fits_on_a_few_screens() -> None:
+def test_readme_has_at_most_150_lines() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
-def test_the_capture_of_the_demo_is_shown_with_the_requests_that_it_sends() -> None:
+def test_documents_show_the_request_count_of_the_demo_capture() -> None:
     capture = yaml.safe_load((ROOT / "examples/capture-tiny.yaml").read_text())
     spec = SpecDecodeCaptureSpec.model_validate(capture["spec"])
     sent = sum(

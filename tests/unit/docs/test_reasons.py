@@ -153,18 +153,18 @@ def reasons(kind: str) -> list[str]:
     ],
     ids=["deployments", "captures", "both", "writes"],
 )
-def test_every_reason_that_is_given_is_in_the_table(given: set[str], tables: list[str]) -> None:
+def test_every_reason_in_the_code_is_in_the_table(given: set[str], tables: list[str]) -> None:
     explained = set(chain.from_iterable(reasons(kind) for kind in tables))
     assert given - explained - OTHER_WORDS == set(), "explain it in operator/api/reasons.toml"
 
 
 @pytest.mark.parametrize(("kind", "rooms"), [(DEPLOYMENT, OF_DEPLOYMENTS), (CAPTURE, OF_CAPTURES)])
-def test_every_reason_of_the_table_is_given(kind: str, rooms: tuple[str, ...]) -> None:
+def test_every_reason_in_the_table_is_in_the_code(kind: str, rooms: tuple[str, ...]) -> None:
     assert set(reasons(kind)) - words(*rooms, *OF_BOTH) - VERDICTS[kind] == set()
 
 
 @pytest.mark.parametrize("kind", [DEPLOYMENT, CAPTURE])
-def test_the_conditions_of_every_reason_are_told(kind: str) -> None:
+def test_every_reason_has_its_conditions_listed(kind: str) -> None:
     groups = tomllib.loads(FILE.read_text())["conditions"][kind]
     assert sorted(chain.from_iterable(groups.values())) == sorted(reasons(kind)), "operator/api/reasons.toml"
 
@@ -183,7 +183,7 @@ def literal(call: ast.Call, position: int) -> str:
 
 
 @pytest.mark.parametrize(("kind", "rooms"), [(DEPLOYMENT, OF_DEPLOYMENTS), (CAPTURE, CAPTURE_DECISIONS)])
-def test_what_the_code_says_of_a_reason_is_in_the_table(kind: str, rooms: tuple[str, ...]) -> None:
+def test_conditions_of_reasons_in_the_code_match_the_table(kind: str, rooms: tuple[str, ...]) -> None:
     """Where condition or permanence stand beside the reason in the code."""
     conditions, found = read_conditions(kind), 0
     for call in calls(*rooms):
@@ -207,7 +207,7 @@ def literal_true(value: ast.expr | None) -> bool:
     return isinstance(value, ast.Constant) and value.value is True
 
 
-def test_no_other_word_is_left_over() -> None:
+def test_list_of_other_words_has_no_unused_entries() -> None:
     assert OTHER_WORDS - words(*OF_DEPLOYMENTS, *OF_CAPTURES, *OF_BOTH) == set()
     assert OTHER_WORDS.isdisjoint(reasons(DEPLOYMENT))
 
@@ -219,7 +219,7 @@ def test_every_verdict_is_explained(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [DEPLOYMENT, CAPTURE])
-def test_a_reason_is_explained_once_in_plain_words(kind: str) -> None:
+def test_each_reason_has_one_short_explanation(kind: str) -> None:
     assert len(reasons(kind)) == len(set(reasons(kind)))
     for explained in read_reasons()[kind].values():
         for name, texts in explained.items():
@@ -228,13 +228,13 @@ def test_a_reason_is_explained_once_in_plain_words(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [DEPLOYMENT, CAPTURE])
-def test_reasons_that_an_explanation_points_to_are_explained(kind: str) -> None:
+def test_reasons_referred_to_in_explanations_exist(kind: str) -> None:
     text = " ".join(text for table in read_reasons()[kind].values() for texts in table.values() for text in texts)
     assert set(re.findall(r"(?:as for|see) `([A-Z]\w+)`", text)) <= set(reasons(kind))
 
 
 @pytest.mark.parametrize("kind", [DEPLOYMENT, CAPTURE])
-def test_a_reason_is_found_by_its_condition(kind: str) -> None:
+def test_reference_lists_the_conditions_of_each_reason(kind: str) -> None:
     reference = sections(REFERENCE)[f"Reasons of a {kind}"]
     rows = re.findall(r'^\| <a id="[\w-]+"></a>`(\w+)` \| ([^|]*) \|', reference, re.MULTILINE)
     found = {reason: set(re.split(", | if no engine serves", conditions)) for reason, conditions in rows}
@@ -254,7 +254,7 @@ def test_a_reason_is_found_by_its_condition(kind: str) -> None:
         ("EnginesServe", "Available"),
     ],
 )
-def test_the_reference_says_what_available_is(reason: str, shown: str) -> None:
+def test_reference_says_when_available_has_the_reason(reason: str, shown: str) -> None:
     assert f"`{reason}` | {shown} |" in REFERENCE.read_text().partition("## Reasons of a SpecDecodeCapture")[0]
 
 

@@ -195,7 +195,7 @@ def test_every_document_is_a_page_of_the_site(site: Path, built: dict[Path, Page
     assert {str(path.relative_to(site).with_suffix(".md")) for path in built} == {str(p) for p in pages().values()}
 
 
-def test_pages_show_what_the_forge_shows(site: Path, built: dict[Path, Page]) -> None:
+def test_pages_render_like_on_the_forge(site: Path, built: dict[Path, Page]) -> None:
     """Python's Markdown reads lists, and what stands in them, otherwise than CommonMark does."""
     forge = MarkdownIt("commonmark").enable("table")
     for document, page in pages().items():
@@ -204,12 +204,12 @@ def test_pages_show_what_the_forge_shows(site: Path, built: dict[Path, Page]) ->
         assert shown == meant, document.relative_to(ROOT)
 
 
-def test_nothing_is_loaded_from_elsewhere(built: dict[Path, Page]) -> None:
+def test_pages_load_nothing_from_other_hosts(built: dict[Path, Page]) -> None:
     assert {address for page in built.values() for address in page.loads if "//" in address} == set()
     assert {page for page in built if not built[page].loads} == set(), "pages without a style were not understood here"
 
 
-def test_links_between_pages_lead_to_what_is_there(built: dict[Path, Page]) -> None:
+def test_links_between_pages_resolve(built: dict[Path, Page]) -> None:
     for path, page in built.items():
         for link in page.links:
             target, _, anchor = unquote(link).partition("#")
@@ -220,7 +220,7 @@ def test_links_between_pages_lead_to_what_is_there(built: dict[Path, Page]) -> N
             assert not anchor or linked not in built or anchor in built[linked].anchors, f"{path.name}: {link}"
 
 
-def test_links_to_other_files_lead_to_the_repository(built: dict[Path, Page]) -> None:
+def test_links_to_other_files_point_to_the_repository(built: dict[Path, Page]) -> None:
     forge = [link for page in built.values() for link in page.links if link.startswith(f"{FORGE.url}/")]
     assert len(forge) > 50
     for link in forge:
@@ -228,9 +228,7 @@ def test_links_to_other_files_lead_to_the_repository(built: dict[Path, Page]) ->
         assert (ROOT / path).is_dir() if view == "tree" else (ROOT / path).is_file(), link
 
 
-def test_the_page_for_those_that_are_gone_finds_its_style_at_any_depth(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_not_found_page_finds_its_styles_at_any_depth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SITE_URL", "https://team.forge.example/operator/")
     configuration = prepare(Repository(), tmp_path)
     assert build(configuration).returncode == 0
@@ -268,21 +266,21 @@ def test_a_broken_anchor_fails_the_build(tmp_path: Path) -> None:
         ("```\n[a](../../crds)\n```", "```\n[a](../../crds)\n```", "```\n[a](../../crds)\n```"),
     ],
 )
-def test_links_of_a_page(link: str, with_forge: str, without: str) -> None:
+def test_page_links_are_rewritten_for_the_site(link: str, with_forge: str, without: str) -> None:
     assert with_links(DOCUMENT, link, FORGE) == with_forge
     assert with_links(DOCUMENT, link, Repository()) == without
 
 
-def test_a_link_that_leads_nowhere_is_named() -> None:
+def test_broken_link_is_named() -> None:
     with pytest.raises(LinkError, match=re.escape("docs/install/install.md: ../gone.md: leads to no file: correct it")):
         with_links(DOCUMENT, "[a](../gone.md)", FORGE)
 
 
-def test_the_picture_of_the_architecture_is_up_to_date() -> None:
+def test_architecture_picture_is_up_to_date() -> None:
     assert architecture.PICTURE.read_text() == architecture.picture(), "it is stale: run ./just docs"
 
 
-def test_the_numbers_in_the_picture_are_those_of_the_table() -> None:
+def test_numbers_in_the_architecture_picture_match_the_table() -> None:
     numbers = {str(call.number) for call in architecture.CALLS if call.number}
     assert [row[0] for row in table(architecture.PAGE, "number")] == sorted(numbers)
 
@@ -326,7 +324,7 @@ def page(address: str, tmp_path: Path) -> Iterator[Tab]:
 
 
 @pytest.mark.long
-def test_a_reason_is_found_where_it_is_explained(page: Tab, address: str) -> None:
+def test_search_finds_the_pages_that_explain_a_reason(page: Tab, address: str) -> None:
     page.open(f"http://{address}/index.html")
     page.wait_until("document.querySelector('.md-search__button') && true")
     page.ask("document.querySelector('.md-search__button').click()")
@@ -340,7 +338,7 @@ def test_a_reason_is_found_where_it_is_explained(page: Tab, address: str) -> Non
 
 @pytest.mark.long
 @pytest.mark.parametrize("width", [1366, NARROW_PX])
-def test_a_reason_of_a_condition_leads_to_its_line(page: Tab, address: str, width: int) -> None:
+def test_reason_link_scrolls_to_its_table_row(page: Tab, address: str, width: int) -> None:
     page.open(f"http://{address}/operate/troubleshoot.html", width=width)
     page.ask(
         "[...document.querySelectorAll('article td a')].find(each => each.innerText === 'NoMatchingNodes').click()"
@@ -355,7 +353,7 @@ def test_a_reason_of_a_condition_leads_to_its_line(page: Tab, address: str, widt
 
 
 @pytest.mark.long
-def test_no_page_is_wider_than_a_telephone(page: Tab, address: str) -> None:
+def test_pages_fit_a_phone_screen(page: Tab, address: str) -> None:
     """Tables and code are scrolled by themselves."""
     for each in pages().values():
         page.open(f"http://{address}/{each.with_suffix('.html')}", width=NARROW_PX)
@@ -364,7 +362,7 @@ def test_no_page_is_wider_than_a_telephone(page: Tab, address: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(("wanted", "scheme"), [("dark", "slate"), ("light", "default")])
-def test_colours_are_those_that_the_reader_wants(page: Tab, address: str, wanted: str, scheme: str) -> None:
+def test_colour_scheme_follows_the_preference_of_the_reader(page: Tab, address: str, wanted: str, scheme: str) -> None:
     page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": wanted}])
     page.open(f"http://{address}/index.html")
     page.wait_until(f"document.body.dataset.mdColorScheme === '{scheme}'")
@@ -376,14 +374,14 @@ ALIKE = 6
 """Mean difference of a pixel, of 255: fonts differ between machines, figures do not."""
 
 
-def test_there_are_no_pictures_of_which_nobody_knows_how_they_came_about() -> None:
+def test_every_picture_is_generated() -> None:
     assert {path.name for path in PICTURES.iterdir()} == {each.name for each in (*SCREENSHOTS, *TERMINALS)}
     others = {path for path in ROOT.glob("docs/**/*.*") if path.suffix in (".png", ".jpg", ".gif", ".webp")}
     assert {relative(path) for path in others if path.parent != PICTURES} == set()
 
 
 @pytest.mark.parametrize("screenshot", SCREENSHOTS, ids=lambda each: each.name)
-def test_a_picture_is_small_and_shown_beside_its_command(screenshot: Screenshot) -> None:
+def test_screenshot_is_small_and_shown_beside_its_command(screenshot: Screenshot) -> None:
     assert (PICTURES / screenshot.name).stat().st_size < LARGEST_BYTES
     assert screenshot.sources
     assert [relative(path) for path in screenshot.sources if not path.exists()] == []
@@ -395,7 +393,7 @@ def test_a_picture_is_small_and_shown_beside_its_command(screenshot: Screenshot)
 
 
 @pytest.mark.parametrize("terminal", TERMINALS, ids=lambda each: each.name)
-def test_a_picture_of_a_terminal_is_shown_after_its_commands_and_loads_nothing(terminal: Terminal) -> None:
+def test_terminal_picture_follows_its_commands_and_loads_no_urls(terminal: Terminal) -> None:
     picture = (PICTURES / terminal.name).read_text()
     assert len(picture) < LARGEST_BYTES
     assert "url(http" not in picture
@@ -408,20 +406,20 @@ def test_a_picture_of_a_terminal_is_shown_after_its_commands_and_loads_nothing(t
         assert [command for command in terminal.commands if command not in before] == []
 
 
-def test_a_terminal_with_a_failing_command_is_not_drawn(tmp_path: Path) -> None:
+def test_terminal_picture_with_a_failing_command_is_not_drawn(tmp_path: Path) -> None:
     with pytest.raises(ScreenshotError, match="gone"):
         draw(Terminal("gone.svg", ("ls /gone",)), tmp_path)
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_command_that_makes_nothing_is_told(tmp_path: Path) -> None:
+def test_command_without_a_screenshot_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ScreenshotError, match=r"plan -f examples/gone.yaml wrote nothing: .*gone\.yaml"):
         make(Screenshot("gone.png", "specdecode plan -f examples/gone.yaml", "--plot=gone.png"), tmp_path)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("screenshot", SCREENSHOTS, ids=lambda each: each.name)
-def test_a_picture_is_what_its_command_makes(screenshot: Screenshot, tmp_path: Path) -> None:
+def test_screenshot_matches_the_output_of_its_command(screenshot: Screenshot, tmp_path: Path) -> None:
     with Image.open(make(screenshot, tmp_path)) as made, Image.open(PICTURES / screenshot.name) as kept:
         assert made.size == kept.size, "./just screenshots"
         difference = ImageChops.difference(made.convert("L"), kept.convert("L"))

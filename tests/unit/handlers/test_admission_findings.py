@@ -52,7 +52,7 @@ def changed(**spec: Any) -> Body:
     return policy
 
 
-def test_what_does_not_hold_is_told_with_its_field() -> None:
+def test_failed_validation_is_reported_with_its_field() -> None:
     (remark,) = said(binding())
     assert remark.level is Level.ERROR
     assert remark.problem.field == "spec.parallelism.tensor"
@@ -64,17 +64,17 @@ def test_what_does_not_hold_is_told_with_its_field() -> None:
     [(["Deny", "Audit"], Level.ERROR), (["Warn", "Audit"], Level.WARNING), (["Audit"], Level.NOTE)],
     ids=str,
 )
-def test_the_action_says_how_bad_it_is(actions: list[str], level: Level) -> None:
+def test_validation_action_sets_the_level(actions: list[str], level: Level) -> None:
     (remark,) = said(binding(validationActions=actions))
     assert remark.level is level
 
 
-def test_a_policy_that_nobody_bound_says_nothing() -> None:
+def test_policy_without_binding_reports_nothing() -> None:
     assert said() == []
     assert said(binding(policyName="another")) == []
 
 
-def test_other_kinds_and_operations_are_none_of_its_business() -> None:
+def test_other_kinds_and_operations_are_not_evaluated() -> None:
     assert said(binding(), resource="specdecodecaptures") == []
     constraints = copy.deepcopy(POLICY["spec"]["matchConstraints"])
     constraints["resourceRules"][0]["operations"] = ["DELETE"]
@@ -91,14 +91,14 @@ def test_other_kinds_and_operations_are_none_of_its_business() -> None:
     ],
     ids=lambda match: next(iter(match)),
 )
-def test_policy_and_binding_may_each_leave_an_object_out(match: Body) -> None:
+def test_policy_and_binding_can_each_exclude_an_object(match: Body) -> None:
     assert said(binding(matchResources=match), namespace="team") == []
     narrowed = {**POLICY["spec"]["matchConstraints"], **match}
     assert said(binding(), policy=changed(matchConstraints=narrowed), namespace="team") == []
     assert said(binding(matchResources={"objectSelector": {}}), namespace="team")
 
 
-def test_a_condition_that_is_not_met_lets_it_pass() -> None:
+def test_unmet_match_condition_skips_the_policy() -> None:
     never = [{"name": "later", "expression": "oldObject != null && object.spec != oldObject.spec"}]
     assert said(binding(), policy=changed(matchConditions=never)) == []
 
@@ -115,14 +115,14 @@ def test_a_condition_that_is_not_met_lets_it_pass() -> None:
     ],
     ids=str,
 )
-def test_a_binding_is_for_namespaces_with_its_labels(selector: Body, level: Level | None) -> None:
+def test_binding_applies_to_namespaces_with_matching_labels(selector: Body, level: Level | None) -> None:
     space = {"kind": "Namespace", "metadata": {"name": "team", "labels": {"tier": "small"}}}
     found = said(binding(matchResources={"namespaceSelector": selector}), space, namespace="team")
     assert [each.level for each in found] == ([level] if level else [])
 
 
 @pytest.mark.parametrize("metadata", [{}, {"namespace": "team"}], ids=["nowhere", "unknown labels"])
-def test_where_nobody_knows_the_labels_it_is_a_warning_that_says_so(metadata: dict[str, str]) -> None:
+def test_unknown_namespace_labels_make_it_a_warning(metadata: dict[str, str]) -> None:
     (remark,) = said(binding(matchResources={"namespaceSelector": LABELLED}), **metadata)
     assert remark.level is Level.WARNING
     assert "where ours is bound to its namespace" in remark.sentence
@@ -130,7 +130,7 @@ def test_where_nobody_knows_the_labels_it_is_a_warning_that_says_so(metadata: di
     assert said(binding(matchResources={"namespaceSelector": named}), namespace="team") == []
 
 
-def test_limits_that_are_not_among_the_files_are_asked_for() -> None:
+def test_missing_param_config_map_is_a_warning() -> None:
     (remark,) = said(binding(paramRef={"name": "limits", "namespace": "ops"}))
     assert remark.level is Level.WARNING
     assert "ConfigMap limits" in remark.sentence
@@ -139,14 +139,14 @@ def test_limits_that_are_not_among_the_files_are_asked_for() -> None:
     assert said(binding(paramRef={"name": "limits", "namespace": "ops"}), limits, policy=policy) == []
 
 
-def test_what_cannot_be_evaluated_here_is_said() -> None:
+def test_expression_that_cannot_be_evaluated_is_a_warning() -> None:
     policy = changed(validations=[{"expression": "authorizer.group('').resource('pods').check('get').allowed()"}])
     (remark,) = said(binding(), policy=policy)
     assert remark.level is Level.WARNING
     assert "ours cannot be evaluated here" in remark.sentence
 
 
-def test_words_of_an_expression_are_shown_on_one_line() -> None:
+def test_message_is_one_line_and_defaults_to_the_expression() -> None:
     hostile = [{"expression": "false", "messageExpression": "'a\\nb'"}]
     (remark,) = said(binding(), policy=changed(validations=hostile))
     assert remark.sentence.isprintable()
@@ -157,5 +157,5 @@ def test_words_of_an_expression_are_shown_on_one_line() -> None:
 @pytest.mark.parametrize(
     "broken", [[], [{}], [{"kind": "ConfigMap"}], [{"kind": "ValidatingAdmissionPolicyBinding"}]], ids=str
 )
-def test_objects_of_any_form_end_nothing(broken: list[Body]) -> None:
+def test_malformed_policy_objects_are_ignored(broken: list[Body]) -> None:
     assert [*Policies.of(broken).remarks(deployment(ADMITTED), "specdecodedeployments")] == []

@@ -87,7 +87,7 @@ class FakeCluster:
         return self.has_deleted
 
 
-async def test_a_child_that_turns_out_to_be_gone_is_deleted_once() -> None:
+async def test_missing_child_is_forgotten_after_a_delete() -> None:
     """It went between two lists of a start, of which no watch tells: its deletion was asked for every 15 s."""
     inventory = Children(cast("Cluster", cluster := FakeCluster()), Cache(), KEY, "uid-1", [SERVICE])
     child: Any = owned({"kind": "Service", "metadata": {"name": "llama"}, "spec": {}}, KEY, "uid-1")
@@ -99,7 +99,7 @@ async def test_a_child_that_turns_out_to_be_gone_is_deleted_once() -> None:
     assert not inventory.owned()
 
 
-async def test_another_object_that_took_the_name_meanwhile_is_not_taken_for_the_child_that_drifted() -> None:
+async def test_drift_repair_requires_the_uid_of_the_drifted_child() -> None:
     inventory = Children(cast("Cluster", cluster := FakeCluster()), cache := Cache(), KEY, "uid-1", [SERVICE])
     child: Any = owned({"kind": "Service", "metadata": {"name": "llama"}, "spec": {}}, KEY, "uid-1")
     await inventory.apply([child])
@@ -124,7 +124,7 @@ def service(owner_uid: str, of: str = KEY.name, port: int = 80) -> Any:
     return owned(body, Key("team", of), owner_uid)
 
 
-async def test_a_name_that_is_taken_after_it_was_looked_at_is_left_to_who_has_it() -> None:
+async def test_object_created_after_the_name_check_is_not_taken_over() -> None:
     """By server-side apply with force, what a stranger made in between was taken over."""
     inventory = Children(cast("Cluster", cluster := FakeCluster()), Cache(), KEY, "uid-1", [SERVICE])
     cluster.live = service("uid-2", of="strangers")
@@ -133,7 +133,7 @@ async def test_a_name_that_is_taken_after_it_was_looked_at_is_left_to_who_has_it
     assert not cluster.named
 
 
-async def test_a_child_of_which_no_watch_has_told_yet_is_applied() -> None:
+async def test_existing_child_missing_from_the_cache_is_applied() -> None:
     """An earlier try made it, and its answer was lost."""
     inventory = Children(cast("Cluster", cluster := FakeCluster()), Cache(), KEY, "uid-1", [SERVICE])
     cluster.live = made(service("uid-1"), "the child's")
@@ -141,7 +141,7 @@ async def test_a_child_of_which_no_watch_has_told_yet_is_applied() -> None:
     assert list(cluster.named) == ["the child's"], "this very object, and none that takes its name now"
 
 
-async def test_a_name_that_is_free_again_is_not_told_as_taken() -> None:
+async def test_stale_read_does_not_report_a_free_name_as_taken() -> None:
     """What the API server has in memory may be late."""
     inventory = Children(cast("Cluster", cluster := FakeCluster()), Cache(), KEY, "uid-1", [SERVICE])
     cluster.old = service("uid-2", of="strangers")
@@ -149,7 +149,7 @@ async def test_a_name_that_is_free_again_is_not_told_as_taken() -> None:
     assert list(cluster.named) == [None]
 
 
-async def test_what_has_the_name_of_a_child_that_is_still_in_memory_is_not_taken_over() -> None:
+async def test_stale_read_of_deleted_child_does_not_take_over_its_successor() -> None:
     """The child was deleted, and a stranger's object made in its place, before memory had either."""
     inventory = Children(cast("Cluster", cluster := FakeCluster()), Cache(), KEY, "uid-1", [SERVICE])
     cluster.old = made(service("uid-1"), "the child's")
@@ -159,7 +159,7 @@ async def test_what_has_the_name_of_a_child_that_is_still_in_memory_is_not_taken
     assert not cluster.named
 
 
-async def test_a_child_whose_name_somebody_took_unseen_is_not_applied_by_name() -> None:
+async def test_child_replaced_by_other_owner_is_not_applied_by_name() -> None:
     """Any change of the spec brings an apply; by name it would be written into the stranger's object."""
     inventory = Children(cast("Cluster", cluster := FakeCluster()), cache := Cache(), KEY, "uid-1", [SERVICE])
     await inventory.apply([service("uid-1")])
@@ -171,7 +171,7 @@ async def test_a_child_whose_name_somebody_took_unseen_is_not_applied_by_name() 
     assert not cache.children_of(KEY, "Service"), "it is gone"
 
 
-async def test_a_refusal_of_another_kind_is_no_reason_to_apply_by_name() -> None:
+async def test_conflict_from_quota_counting_does_not_lead_to_apply_by_name() -> None:
     """A quota that is being counted is told as a conflict, too."""
     inventory = Children(cast("Cluster", cluster := FakeCluster()), Cache(), KEY, "uid-1", [SERVICE])
     cluster.is_counting = True
@@ -180,7 +180,7 @@ async def test_a_refusal_of_another_kind_is_no_reason_to_apply_by_name() -> None
     assert not cluster.named
 
 
-async def test_a_child_whose_change_is_refused_for_now_is_not_taken_for_gone() -> None:
+async def test_conflict_on_update_does_not_drop_the_child_from_the_cache() -> None:
     inventory = Children(cast("Cluster", cluster := FakeCluster()), cache := Cache(), KEY, "uid-1", [SERVICE])
     await inventory.apply([service("uid-1")])
     (cluster.live,) = cache.children_of(KEY, "Service")
@@ -259,19 +259,19 @@ ONE_NODE = spec_at({"tensor": 4}, replicas=1)
 
 
 @pytest.mark.parametrize(("changes", "engines"), [({"replicas": 3}, 3), ({"suspend": True}, 0), ({"replicas": 0}, 0)])
-def test_engines_that_a_pause_keeps_are_as_many_as_are_wanted(
+def test_paused_rollout_still_follows_replicas_and_suspend(
     cluster: StoringCluster, changes: Body, engines: int
 ) -> None:
     launch(cluster, ONE_NODE, spec_at(WIDE, rollout={"paused": True}, **changes))
     assert cluster.engines() == {"Deployment": engines}
 
 
-def test_the_other_kind_takes_over_after_the_pause(cluster: StoringCluster) -> None:
+def test_workload_kind_changes_after_the_pause(cluster: StoringCluster) -> None:
     launch(cluster, ONE_NODE, spec_at(WIDE, rollout={"paused": True}), spec_at(WIDE))
     assert cluster.engines() == {"LeaderWorkerSet": 1}
 
 
-def test_groups_that_nodes_refuse_rest_and_come_back_though_neither_children_nor_plan_change(
+def test_rejected_groups_are_stopped_and_restarted_without_plan_change(
     cluster: StoringCluster,
 ) -> None:
     owner, asked = parse_deployment(parent(spec_at(WIDE))), []
@@ -288,7 +288,7 @@ def test_groups_that_nodes_refuse_rest_and_come_back_though_neither_children_nor
 DOWNLOADED = cached(parallelism={"tensor": 4})
 
 
-def test_a_download_goes_on_while_the_nodes_are_away(cluster: StoringCluster) -> None:
+def test_download_continues_without_matching_nodes(cluster: StoringCluster) -> None:
     """An autoscaler takes idle nodes away, and engines come only after the download."""
     launch(cluster, DOWNLOADED, DOWNLOADED, nodes=[FOUR_H100, ()])
     assert cluster.jobs() == 2
@@ -314,7 +314,7 @@ class Facts:
 
 
 @pytest.mark.parametrize("is_known", [False, True])
-def test_what_is_read_of_a_model_goes_into_the_very_config_map_that_was_seen_or_into_a_new_one(is_known: bool) -> None:
+def test_model_facts_are_merged_into_the_seen_config_map_or_a_new_one(is_known: bool) -> None:
     ours = facts_config_map("default", {"a": "{}"})
     ours["metadata"] |= {"uid": "seen", "resourceVersion": "1"}
     for there, written in ((None, ("create", None)), (ours, ("merge", "seen"))):
@@ -325,7 +325,7 @@ def test_what_is_read_of_a_model_goes_into_the_very_config_map_that_was_seen_or_
         assert cluster.written == [written]
 
 
-def test_a_config_map_that_is_not_ours_any_more_is_left_alone_though_a_watch_still_shows_ours() -> None:
+def test_config_map_of_other_owner_is_not_written_despite_a_stale_cache() -> None:
     ours = facts_config_map("default", {"a": "{}"})
     ours["metadata"] |= {"uid": "of before", "resourceVersion": "1"}
     cache, cluster = Cache(), Facts({"metadata": {**ours["metadata"], "uid": "theirs", "labels": {}}})
@@ -356,7 +356,7 @@ async def fail(error: Exception | None) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-async def test_what_the_status_can_say_is_said_each_time(
+async def test_errors_about_the_object_are_reported_each_time(
     error: Exception, reason: str, outcome: tuple[str, bool, bool], *, status_is_current: bool
 ) -> None:
     found = await what_blocks(fail(error), hint="; see podTemplate", status_is_current=status_is_current)
@@ -366,7 +366,7 @@ async def test_what_the_status_can_say_is_said_each_time(
 
 
 @pytest.mark.parametrize("kind", [ClusterError, ConflictError, NotFoundError])
-async def test_what_says_nothing_of_the_object_is_said_once_for_a_spec(kind: type[ClusterError]) -> None:
+async def test_api_server_errors_are_reported_once_per_spec(kind: type[ClusterError]) -> None:
     found = await what_blocks(fail(kind("etcd is slow")), status_is_current=False)
     assert found is not None
     assert (found.reason, found.message, found.reconciling) == ("ApiServerError", "etcd is slow", True)

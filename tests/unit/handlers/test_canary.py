@@ -103,7 +103,7 @@ async def pools(world: World, monkeypatch: pytest.MonkeyPatch) -> Pools:
     return pools
 
 
-async def test_the_canary_starts_beside_the_engines_that_serve(world: World, pools: Pools) -> None:
+async def test_canary_starts_beside_the_serving_engines(world: World, pools: Pools) -> None:
     assert pools.names == ["llama", "llama-canary"]
     assert (pools.model_len("llama"), pools.model_len("llama-canary")) == (1024, 512)
     assert world.said("Canary")[:2] == ("Unknown", "CanaryStarting")
@@ -111,7 +111,7 @@ async def test_the_canary_starts_beside_the_engines_that_serve(world: World, poo
     assert await pools.look() == [], "a second look changes nothing"
 
 
-async def test_a_canary_that_is_not_worse_replaces_the_engines(world: World, pools: Pools) -> None:
+async def test_canary_that_is_not_worse_is_promoted(world: World, pools: Pools) -> None:
     await pools.compare(6)
     assert world.said("Canary")[:2] == ("Unknown", "CanaryComparing")
     assert world.object["status"]["canary"]["blocks"] == 6
@@ -126,7 +126,7 @@ async def test_a_canary_that_is_not_worse_replaces_the_engines(world: World, poo
     assert world.object["status"]["canary"]["figures"][0]["verdict"] == "Holds"
 
 
-async def test_a_worse_canary_goes_and_the_engines_stay_after_a_restart_too(world: World, pools: Pools) -> None:
+async def test_worse_canary_is_removed_and_stays_failed_after_a_restart(world: World, pools: Pools) -> None:
     await pools.compare(9, slower=1.2)
     for _ in range(2):
         await pools.look(slower=1.2)
@@ -152,7 +152,7 @@ async def test_a_canary_with_wrong_answers_is_not_promoted(world: World, pools: 
     assert pools.model_len() == 1024
 
 
-async def test_a_restart_of_the_operator_starts_the_comparison_again(world: World, pools: Pools) -> None:
+async def test_operator_restart_restarts_the_comparison(world: World, pools: Pools) -> None:
     await pools.compare(5)
     world.restart()
     await pools.look()
@@ -161,7 +161,7 @@ async def test_a_restart_of_the_operator_starts_the_comparison_again(world: Worl
     assert world.object["status"]["canary"]["blocks"] == 1
 
 
-async def test_a_promotion_survives_a_restart(world: World, pools: Pools) -> None:
+async def test_promotion_survives_an_operator_restart(world: World, pools: Pools) -> None:
     await pools.compare(8)
     assert world.said("Canary")[:2] == ("True", "Promoted")
     world.restart()
@@ -169,7 +169,7 @@ async def test_a_promotion_survives_a_restart(world: World, pools: Pools) -> Non
     assert pools.model_len() == 512
 
 
-async def test_a_promotion_that_others_wrote_is_not_believed(world: World, pools: Pools) -> None:
+async def test_forged_promotion_is_ignored(world: World, pools: Pools) -> None:
     await pools.compare(8)
     world.restart()
     data = (world.api.find(CONFIG_MAP, "llama-last-good") or {})["data"]
@@ -180,7 +180,7 @@ async def test_a_promotion_that_others_wrote_is_not_believed(world: World, pools
     assert "llama-canary" in pools.names
 
 
-async def test_a_spec_that_goes_back_ends_the_canary(world: World, pools: Pools) -> None:
+async def test_reverted_spec_ends_the_canary(world: World, pools: Pools) -> None:
     await pools.compare(3)
     pools.change(serving={"maxModelLen": 1024}, rollout=ROLLOUT)
     await pools.look()
@@ -198,7 +198,7 @@ async def test_suspension_ends_the_canary(world: World, pools: Pools) -> None:
     assert world.said("Canary")[:2] == ("Unknown", "CanaryWaits")
 
 
-async def test_the_name_of_the_canary_may_be_taken(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_canary_name_of_other_owner_is_a_name_conflict(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     other = {"namespace": "team", "name": "llama-canary"}
     before = world.api.create(DEPLOYMENT, {"metadata": other, "spec": {}})
     pools = Pools(world, monkeypatch)

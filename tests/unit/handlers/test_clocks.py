@@ -106,13 +106,13 @@ def status(world: World) -> Body:
 
 class TestStatuses:
     @pytest.mark.parametrize("zone", ["Z", "+00:00", ""])
-    def test_a_time_ahead_counts_as_now_with_a_zone_or_without(self, zone: str) -> None:
+    def test_status_time_in_the_future_counts_as_now_for_any_zone_format(self, zone: str) -> None:
         status = {"startedAt": f"2031-01-01T00:00:00{zone}"}
         read = read_capture(capture_with(status=status), NOON)
         assert read.status.started_at == text(NOON)
         assert len(read.times_ahead) == 1
 
-    def test_each_time_of_a_list_counts_by_itself(self) -> None:
+    def test_each_future_time_in_a_list_counts_as_now(self) -> None:
         earlier, ahead = text(NOON - timedelta(hours=1)), text(NOON + timedelta(days=2))
         policy: Body = {"mode": "Enforce", "action": "Keep", "outcome": "Kept", "reason": "Best", "message": ""}
         policy["restarts"] = [earlier, ahead]
@@ -123,7 +123,7 @@ class TestStatuses:
 
 
 class TestSchedules:
-    async def test_an_api_server_that_is_set_back_stops_no_schedule(self, world: World) -> None:
+    async def test_api_server_clock_set_back_stops_no_schedule(self, world: World) -> None:
         clock = scheduled(world, concurrencyPolicy="Allow")
         await looks(world, clock, 2 * HOUR_S)
         clock.jump(-30 * DAY_S)
@@ -135,7 +135,7 @@ class TestSchedules:
         assert len(at) == 4
         assert [text(set_back) < each < text(clock.now()) for each in at] == [True, True, False, False]
 
-    async def test_conditions_of_the_future_count_as_now_once(self, world: World) -> None:
+    async def test_future_transition_times_are_corrected_and_reported_once(self, world: World) -> None:
         """Captures that keep their engines wait for engines that are not ready since such a time."""
         clock = scheduled(world)
         await look(world)
@@ -152,7 +152,7 @@ class TestSchedules:
 
 
 class TestRetention:
-    async def test_a_jump_of_the_api_server_deletes_no_claim(self, world: World) -> None:
+    async def test_api_server_clock_jump_deletes_no_claim(self, world: World) -> None:
         clock = scheduled(world, line="0 0 1 1 *", retention={"days": 30})
         for day in range(1, 6):
             add_claim(world, f"claim-{day}", NOON - timedelta(days=day))
@@ -164,7 +164,7 @@ class TestRetention:
         await looks(world, clock, 4 * HOUR_S)
         assert claims(world) == {f"claim-{day}": {} for day in range(1, 6)}
 
-    async def test_nor_one_api_server_of_several_whose_clock_is_wrong(self, world: World) -> None:
+    async def test_disagreeing_api_server_clocks_delete_no_claim(self, world: World) -> None:
         clock = scheduled(world, line="0 0 1 1 *", retention={"days": 30})
         add_claim(world, "old", NOON - timedelta(days=31), **{OVER_AGE: text(NOON - timedelta(hours=2))})
         add_claim(world, "new", NOON - timedelta(days=1))
@@ -178,7 +178,9 @@ class TestRetention:
         assert claims(world) == {"new": {}}
 
     @pytest.mark.parametrize("restarts", [False, True])
-    async def test_two_looks_an_hour_apart_must_find_a_claim_over_age(self, world: World, *, restarts: bool) -> None:
+    async def test_claim_is_deleted_only_after_being_over_age_for_an_hour(
+        self, world: World, *, restarts: bool
+    ) -> None:
         clock = scheduled(world, line="0 0 1 1 *", retention={"days": 30})
         add_claim(world, "old", NOON - timedelta(days=31))
         add_claim(world, "new", NOON - timedelta(days=29))
@@ -205,7 +207,7 @@ class TestRetention:
         ],
         ids=["before the claim", "before it was over age", "to come", "no time", "empty"],
     )
-    async def test_a_first_look_that_cannot_have_been_is_made_anew(self, world: World, noted: str) -> None:
+    async def test_impossible_over_age_annotation_is_replaced(self, world: World, noted: str) -> None:
         clock = scheduled(world, line="0 0 1 1 *", retention={"days": 30})
         add_claim(world, "old", NOON - timedelta(days=31), **{OVER_AGE: noted})
         await look(world)
@@ -213,13 +215,13 @@ class TestRetention:
         await looks(world, clock, HOUR_S)
         assert claims(world) == {}
 
-    async def test_a_claim_of_a_backup_is_new_again(self, world: World) -> None:
+    async def test_restored_claim_loses_its_over_age_annotation(self, world: World) -> None:
         scheduled(world, line="0 0 1 1 *", retention={"days": 30})
         add_claim(world, "restored", NOON, **{OVER_AGE: text(NOON - timedelta(days=90))})
         await look(world)
         assert claims(world) == {"restored": {}}
 
-    async def test_without_the_servers_time_nothing_is_deleted_for_its_age(self, world: World) -> None:
+    async def test_no_claim_is_deleted_for_age_without_server_time(self, world: World) -> None:
         scheduled(world, line="0 0 1 1 *", retention={"days": 30})
         world.clock = ServerTime(local=(NOON + timedelta(days=90)).timestamp)
         world.restart()
@@ -227,7 +229,7 @@ class TestRetention:
         await look(world)
         assert claims(world).keys() == {"claim"}
 
-    async def test_claims_made_while_the_server_was_ahead_push_out_no_later_ones(self, world: World) -> None:
+    async def test_claims_with_future_creation_times_do_not_evict_later_claims(self, world: World) -> None:
         clock = scheduled(world, line="0 0 1 1 *", retention={"count": 2, "days": 30})
         for day in (1, 2):
             add_claim(world, f"ahead-{day}", NOON + timedelta(days=400 + day))
@@ -288,7 +290,9 @@ def looking(world: World, clock: ServerTime, key: Key) -> Looks:
 
 class TestTimeToLive:
     @pytest.mark.parametrize(("ttl_s", "rests_s"), [(DAY_S, HOUR_S), (600, 600)])
-    async def test_a_jump_deletes_no_capture_at_once(self, world: World, ttl_s: float, rests_s: float) -> None:
+    async def test_clock_jump_does_not_delete_a_capture_at_once(
+        self, world: World, ttl_s: float, rests_s: float
+    ) -> None:
         """With storage.retain: false its claim and its files would go with it."""
         clock = DrivenServerTime(NOON)
         look = looking(world, clock, ended(world, NOON, ttlSecondsAfterFinished=int(ttl_s)))
@@ -299,7 +303,7 @@ class TestTimeToLive:
         clock.advance(60)
         assert not await look()
 
-    async def test_the_time_counts_from_when_the_end_was_noticed(self, world: World) -> None:
+    async def test_ttl_counts_from_when_the_end_was_noticed(self, world: World) -> None:
         """What its Job says may be of a clock that was behind."""
         clock = DrivenServerTime(NOON - timedelta(days=1))
         clock.advance(DAY_S)
@@ -310,7 +314,7 @@ class TestTimeToLive:
         clock.advance(60)
         assert not await look()
 
-    async def test_an_end_in_the_future_counts_as_now(self, world: World) -> None:
+    async def test_future_finish_time_counts_as_now(self, world: World) -> None:
         clock = DrivenServerTime(NOON)
         look = looking(world, clock, ended(world, NOON + timedelta(days=30), ttlSecondsAfterFinished=7200))
         body = await look()

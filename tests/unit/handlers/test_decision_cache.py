@@ -42,7 +42,7 @@ def ask(cache: DecisionCache, **changes: Any) -> DesiredState:
     return cache.decide(replace(owner, by_policy=given.pop("by_policy", False)), ClusterState(**given))
 
 
-def test_the_same_question_gets_the_same_answer_and_is_not_decided_anew() -> None:
+def test_equal_inputs_return_the_cached_decision() -> None:
     cache = DecisionCache()
     first, second = ask(cache), ask(cache)
     assert [*first.children] == [*second.children]
@@ -69,7 +69,7 @@ QUESTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("changes", QUESTIONS.values(), ids=QUESTIONS)
-def test_another_question_is_decided_anew(changes: dict[str, Any]) -> None:
+def test_changed_inputs_are_decided_again(changes: dict[str, Any]) -> None:
     cache = DecisionCache()
     before = ask(cache)
     assert ask(cache, **changes).outcome is not before.outcome

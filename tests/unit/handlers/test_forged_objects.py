@@ -99,7 +99,7 @@ def fail(world: World) -> None:
 
 
 class TestLastGood:
-    async def test_nothing_is_run_from_a_forged_one(self, world: World) -> None:
+    async def test_forged_last_good_config_map_is_not_run(self, world: World) -> None:
         world.add(tiny_cpu())
         await world.look()
         rendered = pod_spec(world)
@@ -110,7 +110,7 @@ class TestLastGood:
         assert world.api.find(CONFIG_MAP, "llama-last-good") is None, "of an object whose engines never served"
 
     @pytest.mark.parametrize("restarts", [False, True])
-    async def test_nothing_is_run_from_one_that_was_changed(self, world: World, *, restarts: bool) -> None:
+    async def test_changed_last_good_config_map_is_not_run(self, world: World, *, restarts: bool) -> None:
         world.add(tiny_cpu())
         await world.look()
         world.serve()
@@ -126,7 +126,7 @@ class TestLastGood:
         assert kept is not None
         assert kept.workload["spec"]["template"]["spec"] == rendered
 
-    async def test_one_of_an_earlier_time_is_not_believed_either(self, world: World) -> None:
+    async def test_earlier_last_good_config_map_is_not_accepted(self, world: World) -> None:
         world.add(tiny_cpu())
         await world.look()
         world.serve()
@@ -143,7 +143,7 @@ class TestLastGood:
         assert (world.api.find(CONFIG_MAP, "llama-last-good") or {}).get("data") != first["data"]
 
     @pytest.mark.parametrize("restarts", [False, True])
-    async def test_the_operators_own_is_put_back(self, world: World, *, restarts: bool) -> None:
+    async def test_rollback_uses_the_operators_last_good_template(self, world: World, *, restarts: bool) -> None:
         await self.roll_back(world)
         if restarts:
             world.restart()
@@ -152,7 +152,7 @@ class TestLastGood:
         assert world.said()[1] == "RolledBack"
 
     @pytest.mark.parametrize("taken", ["deleted", "forged"])
-    async def test_who_takes_it_away_starts_no_engines_of_the_spec_that_failed(self, world: World, taken: str) -> None:
+    async def test_removed_or_forged_last_good_does_not_start_the_failed_spec(self, world: World, taken: str) -> None:
         await self.roll_back(world)
         before = world.api.find(CONFIG_MAP, "llama-last-good") or {}
         if taken == "deleted":
@@ -243,7 +243,7 @@ class TestModels:
         for number in range(2):
             world.api.remove(POD, f"reader-{number}")
 
-    async def test_what_somebody_says_of_a_model_is_not_believed(self, world: World) -> None:
+    async def test_forged_model_facts_are_not_used(self, world: World) -> None:
         world.add(undescribed())
         self.forge(world)
         await world.look()
@@ -253,7 +253,7 @@ class TestModels:
         await world.look()
         assert world.said("Planned")[1] == "Fits"
 
-    async def test_what_was_read_is_believed_by_another_process_and_not_once_it_was_changed(self, world: World) -> None:
+    async def test_model_facts_survive_a_restart_and_are_rejected_once_changed(self, world: World) -> None:
         await self.read(world)
         world.restart()
         await world.look()
@@ -263,14 +263,14 @@ class TestModels:
         assert world.said()[1] == "ResolvingModel"
 
     @pytest.mark.parametrize("name", ["before", "the-last-that-is-seen"])
-    async def test_a_second_config_map_hides_nothing_of_the_first(self, world: World, name: str) -> None:
+    async def test_forged_second_facts_config_map_does_not_hide_the_first(self, world: World, name: str) -> None:
         await self.read(world)
         self.forge(world, name)
         world.restart()
         await world.look()
         assert world.said("Planned")[1] == "Fits"
 
-    async def test_engines_are_started_with_no_commit_that_somebody_names(self, world: World) -> None:
+    async def test_engines_do_not_start_with_forged_download_commits(self, world: World) -> None:
         node = {"metadata": {"name": "n", "labels": {"nvidia.com/gpu.product": H200}}}
         world.api.create(NODE, {**node, "status": {"allocatable": {"nvidia.com/gpu": "8"}}})
         world.add(cached(models=CACHE))

@@ -66,7 +66,7 @@ def told(thread: Leadership) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(("holder", "why"), [("other", "held by other"), ("", "not held")])
-async def test_whoever_sees_that_another_had_the_lease_ends(
+async def test_leadership_is_lost_if_the_holder_changes(
     api: ApiServer, monkeypatch: pytest.MonkeyPatch, holder: str, why: str
 ) -> None:
     async with leading(monkeypatch) as (thread, lost):
@@ -83,7 +83,7 @@ def no_answer(api: ApiServer) -> None:
         api.refusals[f"{verb} leases.coordination.k8s.io"] = (500, "etcd is away")
 
 
-async def test_whoever_cannot_renew_the_lease_writes_nothing_before_another_may_take_it_and_goes_on_if_none_did(
+async def test_writes_stop_before_an_unrenewed_lease_ends_and_resume_after_renewal(
     api: ApiServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = Clock()
@@ -103,7 +103,7 @@ async def test_whoever_cannot_renew_the_lease_writes_nothing_before_another_may_
         assert lost == []
 
 
-async def test_a_renewal_counts_from_when_it_was_asked_for_and_not_from_its_answer(
+async def test_lease_renewal_counts_from_the_request_not_the_answer(
     api: ApiServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = Clock()
@@ -119,7 +119,7 @@ async def test_a_renewal_counts_from_when_it_was_asked_for_and_not_from_its_answ
         await until(lambda: "lease not renewed" in caplog.text, lambda: "it may have been written at once")
 
 
-async def test_readiness_says_who_leads_who_waits_and_who_gets_no_answer(
+async def test_readiness_distinguishes_leader_standby_and_no_answer(
     api: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     api.create(LEASE, {"metadata": METADATA, "spec": {"holderIdentity": "other"}})
@@ -160,7 +160,7 @@ class _AnyStatus(urllib.request.HTTPErrorProcessor):
 @pytest.mark.parametrize(
     ("name", "namespace", "fix"), [("l", "", "POD_NAMESPACE"), ("", "n", "set the name of a Lease")]
 )
-def test_a_lease_needs_a_name_and_a_namespace(name: str, namespace: str, fix: str) -> None:
+def test_leader_election_requires_lease_name_and_namespace(name: str, namespace: str, fix: str) -> None:
     answer = CliRunner().invoke(app, ["operator", f"--leader-election={name}"], env={"POD_NAMESPACE": namespace})
     assert answer.exit_code == 2
     assert fix in answer.output
@@ -173,13 +173,13 @@ def test_a_lease_needs_a_name_and_a_namespace(name: str, namespace: str, fix: st
         (["--lease-duration=6"], "--lease-duration: 6: requires --leader-election: add --leader-election LEASE"),
     ],
 )
-def test_how_long_a_lease_lasts_has_bounds_and_goes_with_a_lease(options: list[str], message: str) -> None:
+def test_lease_duration_is_bounded_and_requires_leader_election(options: list[str], message: str) -> None:
     answer = CliRunner().invoke(app, ["operator", *options], env={"POD_NAMESPACE": "n", "COLUMNS": "200"})
     assert answer.exit_code == 2
     assert message in " ".join(answer.output.replace("\u2502", " ").split())
 
 
-async def test_one_of_two_has_the_lease_until_it_has_not_renewed_it(api: ApiServer, cluster: Cluster) -> None:
+async def test_standby_takes_the_lease_only_after_it_is_not_renewed(api: ApiServer, cluster: Cluster) -> None:
     clock = Clock()
     first, second = (Candidate(cluster, lease_for(each), clock) for each in ("first", "second"))
     assert await first.take()
@@ -206,7 +206,7 @@ async def test_one_of_two_has_the_lease_until_it_has_not_renewed_it(api: ApiServ
     assert first.transitions == 1
 
 
-async def test_while_the_api_server_answers_nobody_the_lease_does_not_end(api: ApiServer, cluster: Cluster) -> None:
+async def test_lease_does_not_end_while_the_api_server_was_unobserved(api: ApiServer, cluster: Cluster) -> None:
     clock = Clock()
     first, second = (Candidate(cluster, lease_for(each), clock) for each in ("first", "second"))
     await first.take()
@@ -218,7 +218,7 @@ async def test_while_the_api_server_answers_nobody_the_lease_does_not_end(api: A
 
 
 @pytest.mark.parametrize("holder", ["", "second"])
-async def test_whoever_had_the_lease_does_not_go_on_where_another_had_it_since(
+async def test_former_holder_does_not_renew_after_a_holder_change(
     api: ApiServer, cluster: Cluster, holder: str
 ) -> None:
     candidate = Candidate(cluster, lease_for("first"))
@@ -228,14 +228,14 @@ async def test_whoever_had_the_lease_does_not_go_on_where_another_had_it_since(
     assert spec(api)["holderIdentity"] == holder
 
 
-async def test_a_container_that_starts_anew_goes_on_with_the_lease_of_its_pod(api: ApiServer, cluster: Cluster) -> None:
+async def test_restarted_container_continues_the_lease_of_its_pod(api: ApiServer, cluster: Cluster) -> None:
     await Candidate(cluster, lease_for("pod-1")).take()
     acquired = spec(api)["acquireTime"]
     assert await Candidate(cluster, lease_for("pod-1")).take()
     assert (spec(api)["acquireTime"], spec(api)["leaseTransitions"]) == (acquired, 0)
 
 
-async def test_a_lease_that_another_takes_meanwhile_is_not_given_away(
+async def test_release_does_not_clear_a_lease_taken_meanwhile(
     api: ApiServer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, get = Candidate(cluster, lease_for("first")), cluster.get
@@ -252,7 +252,7 @@ async def test_a_lease_that_another_takes_meanwhile_is_not_given_away(
     assert spec(api)["holderIdentity"] == "second"
 
 
-async def test_a_lease_that_somebody_deleted_is_made_anew_in_the_same_look(api: ApiServer, cluster: Cluster) -> None:
+async def test_deleted_lease_is_recreated_in_the_same_attempt(api: ApiServer, cluster: Cluster) -> None:
     candidate = Candidate(cluster, lease_for("first"))
     await candidate.take()
     api.remove(LEASE, NAME)
@@ -260,7 +260,7 @@ async def test_a_lease_that_somebody_deleted_is_made_anew_in_the_same_look(api: 
     assert spec(api)["holderIdentity"] == "first"
 
 
-async def test_of_two_that_take_it_at_once_one_does(api: ApiServer, cluster: Cluster) -> None:
+async def test_concurrent_lease_takeover_has_one_winner(api: ApiServer, cluster: Cluster) -> None:
     first, second = (Candidate(cluster, lease_for(each)) for each in ("first", "second"))
     made = {"metadata": METADATA, "spec": {"holderIdentity": "first"}}
     api.before["create leases.coordination.k8s.io"] = lambda: api.create(LEASE, made)
@@ -275,9 +275,7 @@ async def test_of_two_that_take_it_at_once_one_does(api: ApiServer, cluster: Clu
 
 
 @pytest.mark.parametrize("lasts", [None, "x", -5, 0, 10**9, 1.5])
-async def test_how_long_a_foreign_lease_lasts_is_not_believed_blindly(
-    api: ApiServer, cluster: Cluster, lasts: object
-) -> None:
+async def test_invalid_duration_in_a_foreign_lease_is_not_used(api: ApiServer, cluster: Cluster, lasts: object) -> None:
     made = {"holderIdentity": "x\nINFO forged", "leaseDurationSeconds": lasts, "leaseTransitions": "many"}
     made["renewTime"] = "2001-01-01T00:00:00.000000Z"
     api.create(LEASE, {"metadata": METADATA, "spec": made})
@@ -295,7 +293,7 @@ def holder(api: ApiServer) -> str:
     return str((api.find(LEASE, SERVES) or {"spec": {}})["spec"].get("holderIdentity"))
 
 
-async def test_the_operator_of_the_cluster_leaves_a_namespace_alone_while_another_claims_it(
+async def test_cluster_operator_skips_namespaces_claimed_by_another(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = Clock()
@@ -324,7 +322,7 @@ async def test_the_operator_of_the_cluster_leaves_a_namespace_alone_while_anothe
     assert whole.serves("team"), "nobody has renewed it"
 
 
-async def test_of_two_that_name_a_namespace_the_first_serves_it(api: ApiServer, cluster: Cluster) -> None:
+async def test_first_of_two_operators_naming_a_namespace_serves_it(api: ApiServer, cluster: Cluster) -> None:
     first, second = Claims(cluster, ["team"], "a/first"), Claims(cluster, ["team"], "b/second")
     await first.look()
     await second.look()
@@ -333,7 +331,7 @@ async def test_of_two_that_name_a_namespace_the_first_serves_it(api: ApiServer, 
     assert holder(api) == "a/first"
 
 
-async def test_what_cannot_be_told_changes_nothing(
+async def test_unreadable_leases_change_no_claims(
     api: ApiServer, cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     named, whole = Claims(cluster, ["team"], "team/ours"), Claims(cluster, [], "system/all")
@@ -367,12 +365,12 @@ WRITES: dict[str, Callable[[Cluster], Awaitable[object]]] = {
 READS = {"close", "connect", "get", "list", "pages"}
 
 
-def test_every_call_is_known_as_a_read_or_a_write() -> None:
+def test_every_cluster_method_is_classified_as_read_or_write() -> None:
     assert {name for name in vars(Cluster) if not name.startswith("_")} == {*WRITES, *READS}
 
 
 @pytest.mark.parametrize("name", WRITES)
-async def test_without_the_lease_nothing_is_written(api: ApiServer, name: str) -> None:
+async def test_nothing_is_written_without_the_lease(api: ApiServer, name: str) -> None:
     uid = api.create(SERVICE, {"metadata": LLAMA})["metadata"]["uid"]
     BODY["metadata"]["uid"] = uid
     cluster = await Cluster.connect(may_write=lambda: False)

@@ -64,7 +64,7 @@ def ready(api: ApiServer, name: str) -> Body:
     return next((each for each in body.get("status", {}).get("conditions", []) if each["type"] == "Ready"), {})
 
 
-def test_the_roles_grant_exactly_the_rights_that_are_listed() -> None:
+def test_operator_roles_grant_exactly_the_listed_permissions() -> None:
     bodies = [*yaml.safe_load_all((ROOT / "manifests/operator-role.yaml").read_text())]
     granted = {body["kind"]: role_rights(body["rules"]) for body in bodies if "rules" in body}
     everywhere, own = permissions(Scope.SERVED, Scope.CLUSTER), permissions(Scope.OWN)
@@ -76,7 +76,7 @@ def answer(port: int, path: str) -> tuple[int, str]:
         return found.status, found.read().decode()
 
 
-async def test_a_start_that_fails_is_tried_again(api: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failed_start_is_retried(api: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(main, "_RETRY_S", 0.01)
     api.refusals["list nodes"] = (500, "etcd is slow")
     api.before["list nodes"] = lambda: api.before.update({"list nodes": api.refusals.clear})
@@ -86,7 +86,7 @@ async def test_a_start_that_fails_is_tried_again(api: ApiServer, monkeypatch: py
     assert [each for each in api.requests if "leases" not in each][:2] == ["list nodes", "list nodes"]
 
 
-async def test_a_start_that_waits_for_the_api_server_is_alive_and_not_ready(api: ApiServer) -> None:
+async def test_operator_is_alive_and_not_ready_before_start_completes(api: ApiServer) -> None:
     (port,) = free_ports(1)
     main.serve_health(port, state := OperatorState())
 
@@ -108,7 +108,7 @@ async def test_a_start_that_waits_for_the_api_server_is_alive_and_not_ready(api:
     await state.stop()
 
 
-async def test_a_loop_that_plans_for_long_is_alive(api: ApiServer) -> None:
+async def test_liveness_is_answered_while_the_event_loop_is_blocked(api: ApiServer) -> None:
     """The answer comes from another thread: here the event loop waits for it, and turns for nothing else."""
     (port,) = free_ports(1)
     main.serve_health(port, state := OperatorState())
@@ -118,7 +118,7 @@ async def test_a_loop_that_plans_for_long_is_alive(api: ApiServer) -> None:
     await state.stop()
 
 
-def test_kopf_asks_for_belongings_by_our_label_and_keeps_no_state_of_its_own_in_metadata() -> None:
+def test_kopf_watches_children_by_label_and_posts_no_events() -> None:
     settings = kopf.OperatorSettings()
     main.configure(settings)
     for each in WATCHED:
@@ -132,7 +132,7 @@ def test_kopf_asks_for_belongings_by_our_label_and_keeps_no_state_of_its_own_in_
 @pytest.mark.parametrize(
     ("host", "server"), [("10.96.0.1", "https://10.96.0.1:443"), ("fd00::1", "https://[fd00::1]:443")]
 )
-async def test_in_a_pod_the_api_server_is_reached_by_address(
+async def test_in_cluster_login_uses_the_api_server_address(
     monkeypatch: pytest.MonkeyPatch, host: str, server: str
 ) -> None:
     account = kopf.ConnectionInfo(server="https://kubernetes.default.svc", token="t")
@@ -201,13 +201,13 @@ async def looked_at(state: OperatorState) -> list[Key]:
 
 
 class TestObjects:
-    async def test_a_deployment_is_looked_at_with_its_captures_once_for_many_events(self, state: OperatorState) -> None:
+    async def test_many_events_queue_a_deployment_and_its_captures_once(self, state: OperatorState) -> None:
         for version in (2, 3, 4):
             await main.on_deployment(event("MODIFIED", body("llama", version)), state)
         assert await looked_at(state) == [LLAMA, DEMO]
         assert (state.cache.parent(LLAMA) or {})["metadata"]["resourceVersion"] == "4"
 
-    async def test_events_that_come_late_bring_nothing_old_back(self, state: OperatorState) -> None:
+    async def test_late_events_do_not_restore_old_versions(self, state: OperatorState) -> None:
         await main.on_deployment(event("MODIFIED", body("llama", 9)), state)
         await main.on_deployment(event("MODIFIED", body("llama", 8)), state)
         assert (state.cache.parent(LLAMA) or {})["metadata"]["resourceVersion"] == "9"
@@ -228,7 +228,7 @@ _NO_LEADER = {"type": "ERROR", "object": {"kind": "Status", "code": 500, "messag
     ],
     ids=["in peace", "in mid-word", "with an error"],
 )
-async def test_a_watch_that_ends_begins_anew_however_it_ended(
+async def test_ended_watch_restarts_for_any_cause(
     api: ApiServer, monkeypatch: pytest.MonkeyPatch, last_words: bytes
 ) -> None:
     async with embedded_operator(monkeypatch):
@@ -239,7 +239,7 @@ async def test_a_watch_that_ends_begins_anew_however_it_ended(
         await until(lambda: reason(api, name="second"), lambda: "the second is looked at")
 
 
-def test_what_is_refused_is_asked_for_again_without_an_end() -> None:
+def test_refused_watches_are_retried_without_limit() -> None:
     """A namespace in which the operator has lost its rights takes it from no other."""
     settings = kopf.OperatorSettings()
     configure(settings)
@@ -249,7 +249,7 @@ def test_what_is_refused_is_asked_for_again_without_an_end() -> None:
         assert (waits_s[0], len(waits_s), max(waits_s) <= 30) == (1, 1000, True)
 
 
-async def test_a_process_whose_watches_have_failed_for_good_ends(api: ApiServer, tmp_path: Path) -> None:
+async def test_process_exits_if_watches_fail_permanently(api: ApiServer, tmp_path: Path) -> None:
     """Nothing would be done by it, and nobody would start it anew."""
     (port,) = free_ports(1)
     add_idle(api)
@@ -325,7 +325,7 @@ def start_engine(api: ApiServer, name: str) -> None:
     api.create(POD, {"metadata": about, "status": ready})
 
 
-async def test_of_objects_that_came_and_went_nothing_is_kept(api: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_deleted_objects_leave_nothing_in_memory(api: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
     async with embedded_operator(monkeypatch) as operator:
         for round_ in range(3):
             names = [f"llama-{round_}-{number}" for number in range(len(SPECS))]

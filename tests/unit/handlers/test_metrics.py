@@ -59,7 +59,7 @@ def test_deployments_are_counted_by_condition_and_verdict() -> None:
     }
 
 
-def test_reasons_that_others_write_make_no_more_series_than_a_few() -> None:
+def test_number_of_condition_reason_series_is_limited() -> None:
     cache = Cache()
     for number in range(1000):
         said = [condition("Ready", "False", f"Reason{number}"), condition("Accepted", "True", "Valid")]
@@ -70,7 +70,7 @@ def test_reasons_that_others_write_make_no_more_series_than_a_few() -> None:
     assert said_by_all["specdecode_deployments", "Accepted", "True", "Valid"] == 1000, "what most say is never left out"
 
 
-def test_a_capture_is_counted_once_when_it_ends() -> None:
+def test_ended_capture_is_counted_once() -> None:
     ended = OperatorMetrics(Cache())
     assert samples(ended)["specdecode_captures_ended_total", "Failed"] == 0, "from 0, or an increase would not be seen"
     for before, now in (
@@ -101,7 +101,7 @@ def test_reconciles_are_measured_by_outcome() -> None:
 
 
 @pytest.mark.parametrize(("from_s", "lines"), [(None, 0), (0.0, 1), (3600.0, 0)])
-async def test_a_reconcile_is_told_with_what_it_waited_for_where_that_is_asked_for(
+async def test_slow_reconcile_is_logged_with_its_wait_times(
     from_s: float | None, lines: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def ask() -> None:
@@ -122,7 +122,7 @@ async def test_a_reconcile_is_told_with_what_it_waited_for_where_that_is_asked_f
         )
 
 
-def test_a_capture_whose_job_failed_is_counted_at_its_first_look_and_not_again() -> None:
+def test_failed_capture_is_counted_once_over_two_reconciles() -> None:
     cluster, cache, ended = FakeCluster(), Cache(), OperatorMetrics(Cache())
     cache.put_parent(capture.KIND, captured())
     cache.put("Job", labelled(job("Failed"), JOB_UID, ownerReferences=[OWNER]))
@@ -136,7 +136,7 @@ def test_a_capture_whose_job_failed_is_counted_at_its_first_look_and_not_again()
     assert samples(ended)["specdecode_captures_ended_total", "Failed"] == 1
 
 
-async def test_a_running_operator_measures_its_looks(api: ApiServer, caplog: pytest.LogCaptureFixture) -> None:
+async def test_running_operator_measures_reconciles(api: ApiServer, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     state = OperatorState(Settings(reconciles_told_from_s=0.0))
     body = {"metadata": {"namespace": "team", "name": "llama"}, "spec": tiny_cpu(suspend=True)}

@@ -34,7 +34,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
 
 
-def test_without_files_nothing_is_known_and_nothing_is_logged(
+def test_missing_or_empty_facts_folder_gives_no_facts_and_no_log(
     path: Path, folder: FactsFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert FactsFolder().read() == {}
@@ -44,7 +44,7 @@ def test_without_files_nothing_is_known_and_nothing_is_logged(
     assert not caplog.records
 
 
-def test_files_are_followed_as_they_come_change_and_go(
+def test_added_changed_and_removed_facts_files_are_followed(
     path: Path, folder: FactsFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -83,7 +83,7 @@ def test_files_are_followed_as_they_come_change_and_go(
         (yaml.safe_dump({**json.loads(facts_text("a/b")), "config": {**TINY_CONFIG, 1: 2}}), "broken.json"),
     ],
 )
-def test_a_broken_file_is_logged_once_and_spoils_no_other(
+def test_broken_facts_file_is_logged_once_and_others_are_read(
     path: Path, folder: FactsFolder, caplog: pytest.LogCaptureFixture, broken: str, told: str
 ) -> None:
     write_facts(path, "tiny.json", "site/tiny")
@@ -97,7 +97,7 @@ def test_a_broken_file_is_logged_once_and_spoils_no_other(
     assert len(warning) < 600
 
 
-def test_what_a_file_held_before_it_broke_stays_until_it_goes(
+def test_last_good_facts_stay_until_the_broken_file_is_removed(
     path: Path, folder: FactsFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = write_facts(path, "tiny.json", "site/tiny")
@@ -110,7 +110,7 @@ def test_what_a_file_held_before_it_broke_stays_until_it_goes(
     assert folder.read() == {}
 
 
-def test_of_one_model_the_catalogue_comes_first_and_then_the_first_file(
+def test_catalogue_then_first_file_take_precedence_for_a_model(
     path: Path, folder: FactsFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_facts(path, "a.json", "site/tiny")
@@ -122,7 +122,7 @@ def test_of_one_model_the_catalogue_comes_first_and_then_the_first_file(
     assert f"c.json in {path}: model: meta-llama/Llama-3.1-8B-Instruct: the catalogue" in known
 
 
-def test_what_is_read_is_bounded(
+def test_number_and_size_of_facts_files_are_limited(
     path: Path, folder: FactsFolder, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mounted_files, "MOST_FILES", 2)
@@ -136,7 +136,7 @@ def test_what_is_read_is_bounded(
     assert "3 files; only the first 2" in many
 
 
-def test_a_file_that_is_written_in_place_is_read_again(path: Path, folder: FactsFolder) -> None:
+def test_file_rewritten_in_place_is_read_again(path: Path, folder: FactsFolder) -> None:
     file = write_facts(path, "tiny.json", "site/tiny")
     folder.read()
     file.write_text(facts_text("site/tidy"))
@@ -144,7 +144,7 @@ def test_a_file_that_is_written_in_place_is_read_again(path: Path, folder: Facts
     assert set(folder.read()) == {"site/tidy"}, "neither inode nor size have changed"
 
 
-def test_a_second_thread_waits_for_the_first_to_have_read_all(path: Path) -> None:
+def test_second_thread_waits_until_all_facts_are_read(path: Path) -> None:
     """The admission webhook must not judge by half of the facts."""
     reads, goes_on = threading.Event(), threading.Event()
 
@@ -163,7 +163,7 @@ def test_a_second_thread_waits_for_the_first_to_have_read_all(path: Path) -> Non
         assert set(first.result(60)) == set(second.result(60)) == {"site/tiny"}
 
 
-def test_a_mounted_config_map_is_followed_through_its_links(path: Path, folder: FactsFolder) -> None:
+def test_config_map_update_through_symlinks_is_followed(path: Path, folder: FactsFolder) -> None:
     """Kubelet writes a new folder and swaps one link."""
     path.mkdir()
     for number in range(2):
@@ -188,7 +188,7 @@ def write(calibration: Path, *entries: object) -> None:
     calibration.write_text(serialize_calibration(Calibration(entries)))  # type: ignore[arg-type]
 
 
-def test_a_broken_file_is_told_once_and_the_last_good_one_stays(
+def test_broken_calibration_file_is_logged_once_and_last_good_stays(
     calibration: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = CalibrationFile(calibration)

@@ -27,7 +27,7 @@ from tests.unit.handlers.resync_rounds import GROUPS, LLAMA, Rounds, add, add_no
 
 class TestHealth:
     @pytest.mark.parametrize("ended", [0, 1], ids=["the queue", "the resync"])
-    async def test_a_task_that_ended_is_told(self, api: ApiServer, state: OperatorState, ended: int) -> None:
+    async def test_ended_background_task_is_reported(self, api: ApiServer, state: OperatorState, ended: int) -> None:
         await state.start()
         state._tasks[ended].cancel()
         await asyncio.wait([state._tasks[ended]])
@@ -35,7 +35,7 @@ class TestHealth:
             state.check()
 
     @pytest.mark.parametrize(("waited_s", "stuck"), [(240.0, False), (301.0, True)])
-    async def test_an_object_that_no_worker_takes_is_told(
+    async def test_object_that_waits_over_300_seconds_is_reported(
         self, monkeypatch: pytest.MonkeyPatch, waited_s: float, *, stuck: bool
     ) -> None:
         state = OperatorState()
@@ -48,7 +48,7 @@ class TestHealth:
         else:
             state.check()
 
-    async def test_a_queue_that_gets_shorter_is_work_however_long_it_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_long_queue_with_progress_is_healthy(self, monkeypatch: pytest.MonkeyPatch) -> None:
         state, worked = OperatorState(), asyncio.Queue[Key]()
         now_s = time.monotonic()
         monkeypatch.setattr(time, "monotonic", lambda: now_s)
@@ -72,7 +72,7 @@ class TestHealth:
         task.cancel()
 
     @pytest.mark.parametrize(("silent_s", "stuck"), [(240.0, False), (301.0, True)])
-    async def test_an_event_loop_that_does_not_turn_is_told(
+    async def test_event_loop_blocked_over_300_seconds_is_reported(
         self, api: ApiServer, state: OperatorState, monkeypatch: pytest.MonkeyPatch, silent_s: float, *, stuck: bool
     ) -> None:
         await state.start()
@@ -87,7 +87,7 @@ class TestHealth:
 
 class TestStart:
     @pytest.mark.parametrize("resource", [NODE, SPECDECODE_DEPLOYMENT, *WATCHED], ids=lambda each: each.kind)
-    async def test_it_is_not_ready_before_each_kind_was_listed(
+    async def test_not_started_before_each_kind_is_listed(
         self, api: ApiServer, state: OperatorState, resource: Resource
     ) -> None:
         seen: list[bool] = []
@@ -96,7 +96,7 @@ class TestStart:
         assert (seen[0], state.has_started) == (False, True)
 
     @pytest.mark.parametrize("status", [404, 403])
-    async def test_a_cluster_without_groups_of_pods_is_none_the_worse(
+    async def test_start_works_without_leader_worker_sets(
         self, api: ApiServer, state: OperatorState, rounds: Rounds, status: int
     ) -> None:
         api.refusals[f"list {GROUPS}"] = (status, "no")
@@ -124,15 +124,13 @@ class TestStart:
         await rounds.go()
         await until(lambda: api.names(HTTP_ROUTE) == ["llama"], lambda: "the route is made once the kind comes")
 
-    async def test_any_other_kind_that_cannot_be_seen_holds_the_start_up(
-        self, api: ApiServer, state: OperatorState
-    ) -> None:
+    async def test_start_fails_if_another_kind_cannot_be_listed(self, api: ApiServer, state: OperatorState) -> None:
         for resource in (each for each in WATCHED if each not in OPTIONAL):
             api.refusals = {f"list {resource.qualified_plural}": (403, "no")}
             with pytest.raises(ClusterError):
                 await state.start()
 
-    async def test_lists_come_in_pages_and_are_whole(
+    async def test_paged_lists_are_complete(
         self, api: ApiServer, state: OperatorState, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(client, "_PAGE", 3)

@@ -28,7 +28,7 @@ async def running(queue: WorkQueue, work: Work) -> AsyncIterator[None]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_a_key_asked_for_twice_before_work_is_worked_on_once() -> None:
+async def test_key_added_several_times_before_work_is_worked_on_once() -> None:
     worked: list[Key] = []
     done = asyncio.Event()
 
@@ -45,7 +45,7 @@ async def test_a_key_asked_for_twice_before_work_is_worked_on_once() -> None:
     assert worked == [A, B]
 
 
-async def test_a_key_that_comes_back_during_work_is_worked_on_again_but_not_at_once() -> None:
+async def test_key_added_during_work_is_worked_on_again_but_not_concurrently() -> None:
     started, go_on, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
     at_once = most_at_once = runs = 0
 
@@ -71,7 +71,7 @@ async def test_a_key_that_comes_back_during_work_is_worked_on_again_but_not_at_o
     assert (runs, most_at_once) == (2, 1)
 
 
-async def test_a_failure_is_tried_again_and_does_not_stop_the_others() -> None:
+async def test_failed_key_is_retried_without_blocking_others() -> None:
     attempts: list[Key] = []
     done = asyncio.Event()
 
@@ -151,7 +151,7 @@ class Failing(Counted):
         raise self.error
 
 
-async def test_a_failing_key_that_is_asked_for_meanwhile_has_one_chain_of_retries(
+async def test_failing_key_added_meanwhile_has_a_single_retry_timer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     queue, work = WorkQueue(workers=1), Failing()
@@ -164,7 +164,7 @@ async def test_a_failing_key_that_is_asked_for_meanwhile_has_one_chain_of_retrie
         await work.ran(4)
 
 
-async def test_a_key_that_is_made_anew_begins_with_the_first_delay_and_owes_no_retry(
+async def test_forgotten_key_loses_its_retry_and_restarts_its_backoff(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     queue, work = WorkQueue(workers=1), Failing()
@@ -180,7 +180,7 @@ async def test_a_key_that_is_made_anew_begins_with_the_first_delay_and_owes_no_r
     assert retries.delays == [1, 2, 4, 1]
 
 
-async def test_a_key_that_is_forgotten_during_work_is_not_worked_on_again_for_what_came_before() -> None:
+async def test_key_forgotten_during_work_is_not_worked_on_again() -> None:
     started, go_on, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
     worked: list[Key] = []
 
@@ -204,7 +204,7 @@ async def test_a_key_that_is_forgotten_during_work_is_not_worked_on_again_for_wh
     assert worked == [A, B]
 
 
-async def test_a_key_that_keeps_failing_for_days_neither_floods_nor_breaks_the_queue(
+async def test_constantly_failing_key_has_bounded_backoff(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Virtual time: retries are armed, but fired by the test."""
@@ -261,7 +261,7 @@ async def taken(queue: WorkQueue, count: int) -> list[Key]:
 
 
 @pytest.mark.parametrize("add", [WorkQueue.add, WorkQueue.add_calmly])
-async def test_who_fills_one_namespace_holds_up_no_other(add: Callable[[WorkQueue, Key], None]) -> None:
+async def test_full_namespace_does_not_delay_other_namespaces(add: Callable[[WorkQueue, Key], None]) -> None:
     queue = WorkQueue(workers=1)
     for key in (*CROWD, LONE):
         add(queue, key)
@@ -278,7 +278,7 @@ async def test_who_fills_one_namespace_holds_up_no_other(add: Callable[[WorkQueu
         (WorkQueue.add_soon, WorkQueue.add_calmly),
     ],
 )
-async def test_a_change_goes_ahead_of_what_children_say_and_that_of_what_is_only_looked_at_again(
+async def test_object_changes_precede_child_events_and_both_precede_resync(
     first: Callable[[WorkQueue, Key], None], then: Callable[[WorkQueue, Key], None]
 ) -> None:
     queue = WorkQueue(workers=1)
@@ -290,7 +290,7 @@ async def test_a_change_goes_ahead_of_what_children_say_and_that_of_what_is_only
 
 @pytest.mark.parametrize("waiting", [LONE, OWN], ids=["of another namespace", "of theirs"])
 @pytest.mark.parametrize("add", [WorkQueue.add_calmly, WorkQueue.add_soon])
-async def test_what_is_only_looked_at_again_comes_to_its_turn_while_others_change_all_the_time(
+async def test_low_priority_key_is_not_starved_by_constant_changes(
     add: Callable[[WorkQueue, Key], None], waiting: Key
 ) -> None:
     queue, seen = WorkQueue(workers=1), asyncio.Event()
@@ -310,7 +310,7 @@ async def test_what_is_only_looked_at_again_comes_to_its_turn_while_others_chang
 
 
 @pytest.mark.parametrize("add", [WorkQueue.add_calmly, WorkQueue.add_soon])
-async def test_who_changes_much_holds_up_what_comes_of_it_in_that_namespace_alone(
+async def test_many_changes_delay_low_priority_keys_only_in_their_namespace(
     add: Callable[[WorkQueue, Key], None],
 ) -> None:
     queue = WorkQueue(workers=1)
@@ -322,7 +322,7 @@ async def test_who_changes_much_holds_up_what_comes_of_it_in_that_namespace_alon
     assert (order.index(LONE), order.index(OWN)) == (3, 13)
 
 
-async def test_what_failed_at_one_moment_does_not_come_back_at_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_retries_of_simultaneous_failures_are_spread_by_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
     delays: list[float] = []
     loop, work = asyncio.get_running_loop(), Failing()
 
@@ -341,7 +341,7 @@ async def test_what_failed_at_one_moment_does_not_come_back_at_one_moment(monkey
 
 
 @pytest.mark.parametrize(("add", "ahead"), [(WorkQueue.add, True), (WorkQueue.add_calmly, False)])
-async def test_a_change_that_fails_goes_ahead_when_it_is_tried_again(
+async def test_failed_change_keeps_its_priority_on_retry(
     monkeypatch: pytest.MonkeyPatch, add: Callable[[WorkQueue, Key], None], ahead: bool
 ) -> None:
     queue, worked = WorkQueue(workers=1), []
@@ -366,7 +366,7 @@ async def test_a_change_that_fails_goes_ahead_when_it_is_tried_again(
     assert (worked.index(LONE, 1) <= 2) == ahead
 
 
-async def test_what_children_say_right_after_a_look_brings_one_more_and_a_change_does_not_wait_for_it(
+async def test_child_events_after_work_are_merged_and_changes_do_not_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     queue, work = WorkQueue(workers=1), Counted()
@@ -389,7 +389,7 @@ async def test_what_children_say_right_after_a_look_brings_one_more_and_a_change
 
 
 @pytest.mark.parametrize("changed", [False, True], ids=["children", "the object, too"])
-async def test_what_came_during_a_look_brings_one_more_and_only_a_change_at_once(
+async def test_child_events_during_work_are_delayed_and_changes_are_not(
     monkeypatch: pytest.MonkeyPatch, *, changed: bool
 ) -> None:
     queue, work = WorkQueue(workers=1), Counted()
@@ -418,7 +418,7 @@ async def test_what_came_during_a_look_brings_one_more_and_only_a_change_at_once
 
 
 @pytest.mark.parametrize("then", [WorkQueue.add_soon, WorkQueue.add_calmly])
-async def test_a_change_during_a_look_stays_one_whatever_is_told_after_it(
+async def test_change_during_work_keeps_its_priority_after_child_events(
     monkeypatch: pytest.MonkeyPatch, then: Callable[[WorkQueue, Key], None]
 ) -> None:
     queue, order = WorkQueue(workers=1), list[Key]()
@@ -457,7 +457,7 @@ class Clock:
         return self.now_s
 
 
-async def test_the_wait_is_that_of_the_key_that_no_worker_took_for_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_longest_wait_is_that_of_the_oldest_waiting_key(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, queue, taken = Clock(monkeypatch), WorkQueue(workers=1), asyncio.Event()
 
     async def work(_: Key) -> None:
@@ -476,7 +476,7 @@ async def test_the_wait_is_that_of_the_key_that_no_worker_took_for_longest(monke
         assert queue.longest_wait_s() == 4, "one that is worked on does not wait"
 
 
-async def test_after_a_success_failures_are_counted_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_success_resets_the_retry_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     fails = iter([True, True, False, True])
     ran: asyncio.Queue[Key] = asyncio.Queue()
 
@@ -496,7 +496,7 @@ async def test_after_a_success_failures_are_counted_anew(monkeypatch: pytest.Mon
     )
 
 
-async def test_a_failure_is_logged_with_its_cause_and_the_next_try_and_traced_once(
+async def test_failure_is_logged_with_next_try_and_one_traceback(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue, work = WorkQueue(workers=1), Failing()
@@ -513,7 +513,7 @@ async def test_a_failure_is_logged_with_its_cause_and_the_next_try_and_traced_on
     assert [bool(record.exc_info) for record in caplog.records] == [True, False]
 
 
-async def test_a_failure_of_the_api_server_is_logged_without_a_traceback(
+async def test_api_server_failure_is_logged_without_a_traceback(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue, work = WorkQueue(workers=1), Failing(ClusterError("patch sdd a: the API server cannot be reached"))

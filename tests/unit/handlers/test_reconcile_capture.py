@@ -119,7 +119,7 @@ def reconcile(cluster: FakeCluster, *, times: int = 1) -> None:
     assert cluster.status["phase"] == "Loading"
 
 
-def test_a_capture_goes_on_where_it_cannot_be_written(cluster: FakeCluster) -> None:
+def test_capture_continues_if_the_image_note_cannot_be_written(cluster: FakeCluster) -> None:
     cluster.refuses = ForbiddenError("exceeded quota: count/configmaps")
     reconcile(cluster)
     assert cluster.config_map is None
@@ -193,7 +193,7 @@ class Deployments:
 
 
 @pytest.mark.parametrize(("late", "written"), [(False, []), (True, ["PersistentVolumeClaim"])])
-def test_a_strangers_job_is_left_alone_and_before_it_nothing_is_written(late: bool, written: list[str]) -> None:
+def test_job_of_other_owner_is_not_changed_and_reported_as_conflict(late: bool, written: list[str]) -> None:
     cluster = Taken(late=late)
     asyncio.run(reconciler(cluster, to_start(), Deployments()).reconcile(KEY))
     (ready,) = (each for each in cluster.status["conditions"] if each["type"] == "Ready")
@@ -201,7 +201,7 @@ def test_a_strangers_job_is_left_alone_and_before_it_nothing_is_written(late: bo
 
 
 @pytest.mark.parametrize("spec", [{}, {"deploymentDuringCapture": "Suspend"}])
-def test_a_job_of_its_own_whose_labels_were_taken_off_gets_them_back_and_runs_on(spec: Body) -> None:
+def test_own_job_with_removed_labels_gets_them_back(spec: Body) -> None:
     owner = {"apiVersion": "specdecode.io/v1alpha1", "kind": KIND, "name": "demo", "uid": "capture-uid"}
     own = {**THEIRS, "metadata": {**THEIRS["metadata"], "ownerReferences": [owner]}, "spec": {"suspend": False}}
     cluster = Unlabelled(own)
@@ -299,7 +299,7 @@ def ready_of(cluster: FakeCluster) -> tuple[str, str]:
 
 
 class TestLiveOrder:
-    def test_the_recorders_are_told_once_the_collector_runs(self) -> None:
+    def test_order_is_written_once_the_collector_runs(self) -> None:
         cluster = Orders()
         cache = recording(cluster)
         asyncio.run(reconciler(cluster, cache, Deployments()).reconcile(KEY))
@@ -312,7 +312,7 @@ class TestLiveOrder:
         assert any(token in each.get("value", "") for each in container["env"])
         assert ready_of(cluster)[0] == "Recording"
 
-    def test_each_job_has_a_token_of_its_own_that_a_retry_keeps(self) -> None:
+    def test_each_job_has_its_own_token_that_a_retry_keeps(self) -> None:
         jobs = []
         for _ in range(2):
             cluster = AnswersLost()
@@ -328,7 +328,7 @@ class TestLiveOrder:
         "pod",
         [{"containerStatuses": [{"name": "collect", "state": {"terminated": {"exitCode": 0}}}]}, {"podIP": None}],
     )
-    def test_an_order_without_a_collector_is_deleted(self, pod: Body) -> None:
+    def test_order_without_collector_is_deleted(self, pod: Body) -> None:
         cluster = Orders()
         cache = recording(cluster, **pod)
         cache.put("ConfigMap", order_of(OWNER))
@@ -336,7 +336,7 @@ class TestLiveOrder:
         assert cluster.deleted == [ORDER]
         assert cluster.written == []
 
-    def test_the_order_of_a_capture_that_ended_is_deleted(self) -> None:
+    def test_order_of_ended_capture_is_deleted(self) -> None:
         cluster = Orders()
         cache = live_cache(golden("demo", of=live_spec(), claim="demo-capture"))
         cache.put("ConfigMap", order_of({**OWNER, "uid": "demo-uid"}))
@@ -351,16 +351,14 @@ class TestLiveOrder:
             ({"kind": KIND, "name": "earlier", "uid": "theirs"}, "WaitingForCleanup"),
         ],
     )
-    def test_an_order_of_another_owner_is_left_alone_and_before_it_nothing_is_written(
-        self, owner: Body | None, reason: str
-    ) -> None:
+    def test_existing_order_of_other_owner_blocks_the_capture(self, owner: Body | None, reason: str) -> None:
         cluster = Orders(order_of(owner))
         asyncio.run(reconciler(cluster, live_cache(), Deployments()).reconcile(KEY))
         assert cluster.written == []
         assert ready_of(cluster)[0] == reason
         assert ORDER in ready_of(cluster)[1]
 
-    def test_an_order_that_another_owner_made_meanwhile_is_left_alone(self) -> None:
+    def test_order_created_meanwhile_by_other_owner_is_not_changed(self) -> None:
         cluster = Orders()
         cache = recording(cluster)
         cluster.order = order_of({"kind": KIND, "name": "other", "uid": "theirs"})
@@ -368,7 +366,7 @@ class TestLiveOrder:
         assert cluster.written == []
         assert ready_of(cluster)[0] == "WaitingForCleanup"
 
-    def test_a_younger_live_capture_of_the_deployment_waits_until_the_older_one_has_ended(self) -> None:
+    def test_younger_live_capture_waits_until_the_older_one_ends(self) -> None:
         cluster = Orders()
         older = capture(live_spec(), name="older", uid="older-uid", creationTimestamp="2026-01-01T00:00:00Z")
         own = capture(live_spec(), creationTimestamp="2026-01-01T00:01:00Z")
@@ -444,9 +442,7 @@ def engines() -> Body:
     ids=str,
 )
 @pytest.mark.parametrize("may_list", [True, False])
-def test_what_cannot_be_told_and_what_the_engines_free_refuses_nothing(
-    answer: ClusterError | None, *, may_list: bool
-) -> None:
+def test_unknown_dry_run_results_and_freed_quota_do_not_refuse(answer: ClusterError | None, *, may_list: bool) -> None:
     cluster = Asked(answer, may_list=may_list)
     assert looked(cluster)["Accepted"]["status"] == "True"
     assert cluster.written == ["PersistentVolumeClaim", "Job"]
@@ -492,7 +488,7 @@ class World:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_after_any_changes_it_is_what_all_of_it_read_anew_says(seed: int) -> None:
+def test_incremental_servings_equal_a_full_recalculation(seed: int) -> None:
     draw, world = Random(seed), World()
     servings = Servings(world.cache)
     for _ in range(300):
@@ -523,11 +519,11 @@ GPUS = "requests.nvidia.com/gpu"
         (None, None),
     ],
 )
-def test_quantities(text: object, value: object) -> None:
+def test_quantity_parses_kubernetes_quantities(text: object, value: object) -> None:
     assert quantity(text) == value
 
 
-def test_what_a_pod_counts_for() -> None:
+def test_quota_usage_of_a_pod() -> None:
     engine = {"resources": {"limits": {"nvidia.com/gpu": "2", "memory": "8Gi"}, "requests": {"memory": "4Gi"}}}
     beside = {"resources": {"requests": {"memory": "1Gi"}}}
     found = quota_usage({"containers": [engine, beside]})
@@ -550,10 +546,10 @@ def test_what_a_pod_counts_for() -> None:
         (f"{GPUS}=many", f"{GPUS}=8", f"{GPUS}=8", None),
     ],
 )
-def test_room_without_the_engines(requested: str, used: str, limited: str, room: bool | None) -> None:
+def test_quota_room_without_the_engines(requested: str, used: str, limited: str, room: bool | None) -> None:
     freed = {GPUS: Decimal(4), "pods": Decimal(2)}
     assert has_room_without(REFUSAL.format(requested, used, limited), freed) is room
 
 
-def test_other_words_tell_nothing() -> None:
+def test_other_refusal_messages_give_no_quota_room() -> None:
     assert has_room_without("namespace team is being terminated", {}) is None

@@ -50,7 +50,7 @@ CHILD_WRITES = [
 
 
 class TestSteps:
-    async def test_names_are_checked_then_children_are_applied_then_the_status_tells(self, world: World) -> None:
+    async def test_reconcile_checks_names_applies_children_then_writes_status(self, world: World) -> None:
         world.add(tiny_cpu())
         world.see()
         await world.reconciler.reconcile(parse_deployment(world.object).key)
@@ -59,7 +59,7 @@ class TestSteps:
         assert asked == [*checks, *CHILD_WRITES, STATUS]
         assert world.told() == ["Fits"]
 
-    async def test_a_second_look_writes_nothing_though_the_api_server_filled_fields_in(self, world: World) -> None:
+    async def test_second_reconcile_writes_nothing_despite_api_server_defaults(self, world: World) -> None:
         world.add(tiny_cpu())
         assert await world.look() == [*CHILD_WRITES, STATUS]
         assert (world.api.find(SERVICE, "llama") or {})["spec"]["clusterIP"]
@@ -67,7 +67,7 @@ class TestSteps:
         await world.reconciler.reconcile(parse_deployment(world.object).key)
         assert world.api.requests == [], "of what is there nothing is asked either"
 
-    async def test_what_changed_again_before_the_repair_is_told_with_it(self, world: World) -> None:
+    async def test_drift_event_includes_changes_made_before_the_repair(self, world: World) -> None:
         world.add(tiny_cpu())
         await world.look()
         service = world.api.find(SERVICE, "llama") or {}
@@ -79,14 +79,14 @@ class TestSteps:
         (told,) = (each["message"] for each in world.all(EVENT) if each["reason"] == "DriftRepaired")
         assert "spec.ports[http], spec.selector." in told
 
-    async def test_engines_that_serve_are_remembered_before_the_status_says_so(self, world: World) -> None:
+    async def test_last_good_template_is_saved_before_the_status_is_written(self, world: World) -> None:
         world.add(tiny_cpu())
         await world.look()
         world.serve()
         assert await world.look() == ["patch configmaps llama-last-good", STATUS]
         assert await world.look() == []
 
-    async def test_what_cannot_be_remembered_is_told_in_the_status(self, world: World) -> None:
+    async def test_refused_last_good_write_is_reported_in_the_status(self, world: World) -> None:
         world.add(tiny_cpu())
         await world.look()
         world.serve()
@@ -101,7 +101,9 @@ class TestSteps:
 class TestObstacles:
     @pytest.mark.parametrize("name", ["llama", "llama-more"])
     @pytest.mark.parametrize("owners", [[], [{"kind": "Service", "apiVersion": "v1", "name": "other", "uid": "other"}]])
-    async def test_labels_alone_make_nothing_ours(self, world: World, name: str, owners: list[Body]) -> None:
+    async def test_object_with_our_labels_and_other_owner_is_not_changed(
+        self, world: World, name: str, owners: list[Body]
+    ) -> None:
         body = owned({"kind": "Service", "metadata": {"name": name}, "spec": {}}, Key("team", "llama"), "any")
         body["metadata"]["ownerReferences"] = owners
         before = world.api.create(SERVICE, body)
@@ -120,7 +122,7 @@ class TestObstacles:
         ],
         ids=["an earlier object of this name", "another object", "another kind", "a kind of others"],
     )
-    async def test_only_what_an_earlier_object_of_the_name_left_is_waited_for(
+    async def test_only_children_of_an_earlier_object_of_the_name_are_waited_for(
         self, world: World, owner: Body, reason: str
     ) -> None:
         left_by = {"apiVersion": "specdecode.io/v1alpha1", "kind": "SpecDecodeDeployment", "name": "llama"}
@@ -131,7 +133,7 @@ class TestObstacles:
         assert world.said()[1] == reason
 
     @pytest.mark.parametrize("status_is_current", [False, True])
-    async def test_a_failing_api_server_is_told_once_for_a_spec(self, world: World, *, status_is_current: bool) -> None:
+    async def test_api_server_failure_is_reported_once_per_spec(self, world: World, *, status_is_current: bool) -> None:
         world.add(tiny_cpu())
         if status_is_current:
             world.api.refusals["create services"] = (403, "no")
@@ -146,7 +148,7 @@ class TestObstacles:
             await world.look()
             assert world.said() == ("Unknown", "ApiServerError", "patch services team/llama: etcd is slow")
 
-    async def test_a_stumble_of_the_operator_is_told_without_its_words_and_tried_again(self, world: World) -> None:
+    async def test_internal_error_is_reported_without_its_message(self, world: World) -> None:
         class Broken(CalibrationFile):
             def read(self) -> Any:
                 message = "token hunter2"
@@ -160,7 +162,7 @@ class TestObstacles:
         assert world.said()[1] == "InternalError"
         assert "hunter2" not in str(world.object["status"])
 
-    async def test_events_that_cannot_be_posted_hold_nothing_up(self, world: World) -> None:
+    async def test_refused_events_do_not_block_the_reconcile(self, world: World) -> None:
         world.add(tiny_cpu())
         world.api.refusals["create events"] = (403, "no")
         assert await world.look() == [*CHILD_WRITES, STATUS]
@@ -168,7 +170,7 @@ class TestObstacles:
 
 class TestDeletion:
     @pytest.mark.parametrize("is_leaving", [False, True], ids=["gone", "being deleted"])
-    async def test_nothing_is_written_for_what_is_gone(self, world: World, *, is_leaving: bool) -> None:
+    async def test_nothing_is_written_for_deleted_objects(self, world: World, *, is_leaving: bool) -> None:
         world.add(tiny_cpu())
         key = parse_deployment(world.object).key
         if is_leaving:
@@ -178,7 +180,7 @@ class TestDeletion:
         await world.reconciler.reconcile(key)
         assert world.api.requests == []
 
-    async def test_one_made_anew_in_the_middle_does_not_get_the_status_of_its_predecessor(self, world: World) -> None:
+    async def test_recreated_object_does_not_get_the_status_of_its_predecessor(self, world: World) -> None:
         world.add(tiny_cpu())
         key = parse_deployment(world.object).key
         world.see()
@@ -194,7 +196,7 @@ class TestDeletion:
         assert STATUS in await world.look()
 
 
-async def test_an_engine_is_unreachable_after_half_a_minute_of_silence(
+async def test_engine_is_unreachable_after_30_seconds_without_an_answer(
     world: World, engine_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.add(tiny_cpu(serving={"maxModelLen": 1024, "port": engine_port}))
@@ -213,9 +215,7 @@ async def test_an_engine_is_unreachable_after_half_a_minute_of_silence(
     assert reasons == [known] * 6 + ["Unreachable", known]
 
 
-async def test_what_an_engine_drafted_lately_is_remembered_from_look_to_look(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_not_drafting_is_detected_over_several_reconciles(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.add(tiny_cpu())
     await world.look()
     world.start_engines()
@@ -229,7 +229,7 @@ async def test_what_an_engine_drafted_lately_is_remembered_from_look_to_look(
     assert reasons == ["Drafting", "Drafting", "NotDrafting", "Drafting"]
 
 
-async def test_figures_that_were_just_written_rest(
+async def test_observed_status_is_written_at_most_once_a_minute(
     world: World, engine_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = time.monotonic()
@@ -257,7 +257,7 @@ def figures(value: str) -> FiguresStatus:
     return FiguresStatus(source=FiguresSource.PODS, over_seconds=300, values=told)
 
 
-async def test_figures_are_written_every_five_minutes_and_go_with_the_engines(
+async def test_figures_are_written_every_five_minutes_and_removed_with_the_plan(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown = []
@@ -297,14 +297,14 @@ def said(world: World) -> list[Body]:
     return [each for each in world.object["status"]["conditions"] if each["type"] == "SpeculationEffective"]
 
 
-async def test_what_decays_from_look_to_look_is_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_acceptance_decay_is_reported_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     await start(world)
     await looks(world, monkeypatch, *[0.9] * (LEARNED_WINDOWS + 2), *[0.1] * 15)
     assert world.said("SpeculationEffective")[:2] == ("False", "AcceptanceDecayed")
     assert world.told().count("AcceptanceDecayed") == 1
 
 
-async def test_the_newest_capture_of_the_spec_is_what_engines_are_held_to(
+async def test_acceptance_is_compared_with_the_newest_capture_of_the_spec(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await start(world)
@@ -322,7 +322,7 @@ async def test_the_newest_capture_of_the_spec_is_what_engines_are_held_to(
 
 
 @pytest.mark.parametrize("labels", [{DEPLOYMENT_LABEL: "other"}, {}], ids=["of another", "of none"])
-async def test_what_is_changed_together_with_its_label_is_undone(world: World, labels: dict[str, str]) -> None:
+async def test_change_made_together_with_a_label_change_is_repaired(world: World, labels: dict[str, str]) -> None:
     world.add(tiny_cpu())
     for _ in range(3):
         await world.look()
@@ -372,14 +372,14 @@ def launches(shared: World) -> bool:
     return isinstance(desired.outcome, Launch)
 
 
-async def test_what_a_neighbour_downloaded_is_there_for_an_arm(shared: World) -> None:
+async def test_arm_can_use_downloads_of_another_deployment(shared: World) -> None:
     assert launches(shared)
     shared.restart()
     shared.see()
     assert launches(shared), "another process believes it, too"
 
 
-async def test_what_the_deployment_itself_downloaded_goes_before_what_others_did(shared: World) -> None:
+async def test_own_downloads_take_precedence_over_those_of_others(shared: World) -> None:
     await download(shared, "zephyr", "c" * 40, "d" * 40)
     for name in shared.api.names(POD):
         shared.api.remove(POD, name)
@@ -392,7 +392,7 @@ async def test_what_the_deployment_itself_downloaded_goes_before_what_others_did
     assert (serves.facts.spec.target.revision, arm.facts.spec.target.revision) == (TARGET, TARGET)
 
 
-async def test_what_somebody_wrote_in_its_place_is_not(shared: World) -> None:
+async def test_forged_downloads_config_map_is_not_used(shared: World) -> None:
     data: dict[str, str] = (shared.api.find(CONFIG_MAP, "llama-downloads") or {})["data"]
     forged = {key: text.replace(TARGET, "f" * 40) for key, text in data.items()}
     shared.api.change(CONFIG_MAP, "llama-downloads", data=forged)
@@ -400,7 +400,7 @@ async def test_what_somebody_wrote_in_its_place_is_not(shared: World) -> None:
     assert not launches(shared)
 
 
-async def test_what_was_downloaded_in_another_namespace_is_not_there(shared: World) -> None:
+async def test_downloads_of_another_namespace_are_not_used(shared: World) -> None:
     shared.api.create(SPECDECODE_DEPLOYMENT, {"metadata": {"namespace": "elsewhere", "name": "far"}, "spec": SPEC})
     shared.see()
     far = shared.api.find(SPECDECODE_DEPLOYMENT, "far") or {}

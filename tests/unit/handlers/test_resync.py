@@ -44,7 +44,7 @@ def labelled(name: str) -> Body:
 
 
 class TestResync:
-    async def test_objects_of_a_kind_that_no_watch_has_brought_are_listed_each_round(
+    async def test_kinds_without_watch_events_are_listed_each_round(
         self, api: ApiServer, state: OperatorState, rounds: Rounds
     ) -> None:
         await state.start()
@@ -58,7 +58,7 @@ class TestResync:
         assert f"list {SPECDECODE_DEPLOYMENT.qualified_plural}" not in api.requests
         assert f"list {SPECDECODE_CAPTURE.qualified_plural}" in api.requests
 
-    async def test_what_watches_missed_is_seen_with_the_next_full_list(
+    async def test_missed_deletions_are_found_by_the_next_full_list(
         self, api: ApiServer, state: OperatorState, rounds: Rounds
     ) -> None:
         for name in ("llama", "stays"):
@@ -82,7 +82,7 @@ class TestResync:
         assert state.cache.nodes() == ()
         assert state.cache.children_of(LLAMA, POD.kind) == []
 
-    async def test_what_was_deleted_before_a_watch_began_anew_is_seen_in_the_next_round(
+    async def test_deletions_before_a_watch_restart_are_found_in_the_next_round(
         self, api: ApiServer, state: OperatorState, rounds: Rounds
     ) -> None:
         """kopf lists then, which tells of nothing that is no longer there."""
@@ -102,7 +102,7 @@ class TestResync:
         await rounds.go()
         assert lists not in api.requests, "once is enough"
 
-    async def test_a_kind_whose_watch_begins_anew_while_it_is_listed_is_listed_once_more(
+    async def test_watch_restart_during_a_list_causes_another_list(
         self, api: ApiServer, state: OperatorState, rounds: Rounds
     ) -> None:
         lists = f"list {POD.qualified_plural}"
@@ -113,7 +113,7 @@ class TestResync:
         await rounds.go()
         assert lists in api.requests
 
-    async def test_a_kind_that_cannot_be_listed_keeps_no_other_from_being_seen(
+    async def test_kind_that_cannot_be_listed_does_not_block_other_kinds(
         self, api: ApiServer, state: OperatorState, rounds: Rounds
     ) -> None:
         await state.start()
@@ -124,7 +124,7 @@ class TestResync:
         assert LLAMA in state.cache.parents()
         assert state.cache.children_of(LLAMA, POD.kind), "and what the full list missed is listed, too"
 
-    async def test_a_change_that_watches_missed_is_seen_with_the_next_full_list_and_nothing_else_is_read(
+    async def test_full_list_stores_only_objects_with_missed_changes(
         self, api: ApiServer, state: OperatorState, rounds: Rounds, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         read: list[str] = []
@@ -148,9 +148,7 @@ class TestResync:
         assert [state.cache.model_facts(name) for name in ("team", "other")] == [{"a": "2"}, {"a": "1"}]
         assert sorted(read) == ["p", CONFIG_MAP_NAME]
 
-    async def test_what_came_between_the_lists_of_two_namespaces_is_not_taken_for_gone(
-        self, api: ApiServer, rounds: Rounds
-    ) -> None:
+    async def test_object_created_between_lists_of_two_namespaces_is_kept(self, api: ApiServer, rounds: Rounds) -> None:
         state = OperatorState(Settings(namespaces=("team", "other")))
         pods = f"list {POD.qualified_plural}"
 
@@ -164,7 +162,7 @@ class TestResync:
         finally:
             await stop(state)
 
-    async def test_what_changes_by_itself_is_looked_at_again_each_round_but_what_keeps_failing(
+    async def test_requeued_objects_are_reconciled_each_round_except_failing_ones(
         self, api: ApiServer, state: OperatorState, rounds: Rounds, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         looked: list[str] = []
@@ -185,7 +183,7 @@ class TestResync:
         await until(lambda: looked.count("llama") == 2, lambda: f"once more: {looked}")
         assert looked.count("fails") == 1, "it has a slower rhythm of its own"
 
-    async def test_what_is_due_is_looked_at_whosever_turn_it_is(
+    async def test_due_objects_are_reconciled_out_of_turn(
         self, api: ApiServer, state: OperatorState, rounds: Rounds, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A capture by the clock starts in its round, however many engines wait to be asked."""
@@ -221,7 +219,7 @@ def add_pod(api: ApiServer, namespace: str) -> None:
     api.create(POD, {"metadata": {"namespace": namespace, "name": f"of-{namespace}", "labels": labels}})
 
 
-async def test_what_is_known_of_a_namespace_that_is_barred_stays_and_the_others_are_seen(
+async def test_forbidden_namespace_keeps_its_cache_and_others_are_listed(
     api: ApiServer, cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache = Cache()
@@ -248,7 +246,7 @@ async def test_what_is_known_of_a_namespace_that_is_barred_stays_and_the_others_
     assert await lists.changes(cluster, POD) == {Key("gone", "llama")}
 
 
-async def test_what_was_made_between_two_pages_is_not_taken_for_gone() -> None:
+async def test_object_created_between_two_pages_is_kept() -> None:
     class Paged:
         async def pages(self, *_: Any, **__: Any) -> AsyncIterator[Page]:
             for version in (5, 9):
@@ -260,7 +258,7 @@ async def test_what_was_made_between_two_pages_is_not_taken_for_gone() -> None:
     assert versions(cache, POD.kind) == ["7"]
 
 
-async def test_a_namespace_that_is_barred_stops_the_work_in_no_other(
+async def test_forbidden_namespace_does_not_stop_work_in_others(
     api: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     api.barred = {"gone"}
@@ -294,14 +292,14 @@ def round_of(
     return looked
 
 
-def test_a_few_that_change_by_themselves_are_looked_at_each_round() -> None:
+def test_few_active_objects_are_reconciled_each_round() -> None:
     present, turns = keys(64), ResyncOrder(ROUND_S)
     close = frozenset(present)
     assert all(sorted(round_of(turns, present, close)) == sorted(present) for _ in range(3))
     assert turns.interval_s == 15.0
 
 
-def test_with_many_the_interval_grows_and_not_the_work_and_nobody_is_passed_over() -> None:
+def test_many_active_objects_lengthen_the_interval_without_starvation() -> None:
     present, turns = keys(1000), ResyncOrder(ROUND_S)
     close = frozenset(present)
     round_of(turns, present, close)
@@ -312,7 +310,7 @@ def test_with_many_the_interval_grows_and_not_the_work_and_nobody_is_passed_over
     assert interval == turns.interval_s == 240.0
 
 
-def test_who_fills_a_namespace_makes_no_other_wait_and_does_not_wait_for_many_small_ones() -> None:
+def test_resync_is_fair_between_large_and_small_namespaces() -> None:
     few, small = [Key("few", "one"), Key("few", "two")], [Key(f"small-{number}", "one") for number in range(200)]
     present, turns = [*keys(800), *few, *small], ResyncOrder(ROUND_S)
     close = frozenset(present)
@@ -324,7 +322,7 @@ def test_who_fills_a_namespace_makes_no_other_wait_and_does_not_wait_for_many_sm
     assert max(after - before for before, after in pairwise([0, *rounds])) <= 8, "32 of 202 namespaces in each round"
 
 
-def test_what_waits_for_nothing_is_looked_at_in_twenty_rounds_a_few_at_a_time() -> None:
+def test_idle_objects_are_spread_over_twenty_rounds() -> None:
     present, turns = keys(100), ResyncOrder(ROUND_S)
     round_of(turns, present, frozenset())
     looked = [round_of(turns, present, frozenset()) for _ in range(20)]
@@ -332,7 +330,7 @@ def test_what_waits_for_nothing_is_looked_at_in_twenty_rounds_a_few_at_a_time() 
     assert sorted(key for each in looked for key in each) == sorted(present)
 
 
-def test_with_a_policy_engines_are_asked_each_minute_however_many_there_are() -> None:
+def test_objects_with_policy_are_reconciled_each_minute() -> None:
     """A look stands for a minute: from 400 objects on no policy ever saw enough of its window."""
     present, turns = keys(2000), ResyncOrder(ROUND_S)
     with_policy, close = frozenset(present[:600]), frozenset(present[600:])
@@ -343,7 +341,7 @@ def test_with_a_policy_engines_are_asked_each_minute_however_many_there_are() ->
     assert turns.interval_s == 15.0 * 1400 / 20
 
 
-def test_who_has_a_schedule_is_looked_at_when_it_is_due_whosever_turn_it_is() -> None:
+def test_scheduled_object_is_reconciled_when_due_out_of_turn() -> None:
     """With 2,000 objects each is looked at every eight minutes, which is later than a schedule may be."""
     present, turns = keys(2000), ResyncOrder(ROUND_S)
     for key in present:
@@ -372,7 +370,7 @@ def progress(clock: Clock) -> WatchProgress:
     return WatchProgress(clock=clock)
 
 
-def test_a_watch_that_does_not_bring_what_is_known_has_stalled(progress: WatchProgress, clock: Clock) -> None:
+def test_watch_that_delivers_no_known_changes_is_stalled(progress: WatchProgress, clock: Clock) -> None:
     progress.brings(KIND, versioned(5))
     clock.now_s += 10 * STALLED_S
     assert progress.stalled() is None, "there was no news"
@@ -386,7 +384,7 @@ def test_a_watch_that_does_not_bring_what_is_known_has_stalled(progress: WatchPr
     assert progress.stalled() is None
 
 
-def test_a_watch_that_is_slow_has_not_stalled(progress: WatchProgress, clock: Clock) -> None:
+def test_slow_watch_is_not_stalled(progress: WatchProgress, clock: Clock) -> None:
     progress.brings(KIND, versioned(1))
     progress.knows(KIND, versioned(100))
     for version in range(2, 10):
@@ -397,7 +395,7 @@ def test_a_watch_that_is_slow_has_not_stalled(progress: WatchProgress, clock: Cl
     assert progress.stalled()
 
 
-def test_nothing_is_said_of_a_watch_that_has_never_brought_anything(progress: WatchProgress, clock: Clock) -> None:
+def test_watch_that_never_delivered_an_event_is_not_stalled(progress: WatchProgress, clock: Clock) -> None:
     progress.knows(KIND, versioned(1))
     progress.brings(POD.kind, versioned(2))
     clock.now_s += STALLED_S + 1
@@ -405,7 +403,9 @@ def test_nothing_is_said_of_a_watch_that_has_never_brought_anything(progress: Wa
 
 
 @pytest.mark.parametrize(("by_namespace", "where"), [(True, " in b"), (False, None)])
-def test_in_named_namespaces_each_has_a_watch_of_its_own(clock: Clock, by_namespace: bool, where: str | None) -> None:
+def test_stall_is_tracked_per_namespace_with_namespaced_watches(
+    clock: Clock, by_namespace: bool, where: str | None
+) -> None:
     progress = WatchProgress(by_namespace=by_namespace, clock=clock)
     for namespace in "ab":
         progress.brings(KIND, versioned(1, namespace))
@@ -440,7 +440,7 @@ async def said(caplog: pytest.LogCaptureFixture, state: OperatorState) -> list[s
         (None, "has no version label, older than this 1.10.0"),
     ],
 )
-async def test_older_and_newer_crds_are_told(
+async def test_older_and_newer_crds_are_reported(
     api: ApiServer,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,

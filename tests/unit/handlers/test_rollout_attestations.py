@@ -48,7 +48,7 @@ async def two_rollouts(world: World) -> dict[str, str]:
     return {earlier: entries.pop(earlier), **entries}
 
 
-async def test_another_key_signs_what_a_former_one_had_signed(
+async def test_new_key_signs_attestations_of_the_former_key_again(
     world: World, cluster: Cluster, two_rollouts: dict[str, str]
 ) -> None:
     new = SigningKey.read(key_pair()[0], former=(PublicKey.read(key_pair()[1]), KEY.public))
@@ -63,7 +63,7 @@ async def test_another_key_signs_what_a_former_one_had_signed(
 
 
 @pytest.mark.parametrize("is_believed", [True, False])
-async def test_of_an_earlier_rollout_another_key_signs_only_what_a_key_signed_that_is_still_believed(
+async def test_new_key_drops_earlier_attestations_without_trusted_signature(
     world: World, cluster: Cluster, two_rollouts: dict[str, str], *, is_believed: bool
 ) -> None:
     earlier, current = two_rollouts
@@ -79,7 +79,7 @@ async def test_of_an_earlier_rollout_another_key_signs_only_what_a_key_signed_th
     assert opened(envelope, new.public)
 
 
-async def test_what_a_capture_comes_to_is_attested_though_no_child_changes(world: World, engine_port: int) -> None:
+async def test_capture_verdict_is_added_to_the_attestation(world: World, engine_port: int) -> None:
     world.add(tiny_cpu(serving={"maxModelLen": 1024, "port": engine_port}))
     await world.look()
     ready = {"podIP": "127.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]}

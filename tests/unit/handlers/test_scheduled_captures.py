@@ -103,14 +103,14 @@ def status(owner: ParsedDeployment, kept: list[ScheduleStatus]) -> Any:
     return compose_status(owner, desired_state(owner, ()), Observation(), datetime.now(UTC), kept).captures
 
 
-def test_retention_removes_the_older_claim_of_its_schedule() -> None:
+def test_retention_deletes_only_the_older_claim_of_its_schedule() -> None:
     cluster = FakeCluster()
     kept = keep(cluster, cache_with("yearly", "removed"), owner("yearly", status_of="yearly"))
     assert cluster.written == [("delete", "PersistentVolumeClaim llama-yearly-1")], "nothing of the other schedule"
     assert [each.name for each in kept] == ["yearly"]
 
 
-def test_a_capture_with_the_label_that_is_not_owned_is_neither_counted_nor_deleted() -> None:
+def test_labelled_captures_of_other_owners_are_not_counted_or_deleted() -> None:
     cluster, cache = FakeCluster(), cache_with("yearly")
     over = {"spec": {"deployment": "llama"}, "status": {"phase": "Succeeded"}}
     for day in (3, 4, 5, 6):
@@ -122,14 +122,14 @@ def test_a_capture_with_the_label_that_is_not_owned_is_neither_counted_nor_delet
 
 
 @pytest.mark.parametrize("left", [(), ("another",)], ids=["the last one", "one of two"])
-def test_a_removed_schedule_goes_from_the_status_and_its_captures_and_claims_stay(left: tuple[str, ...]) -> None:
+def test_removed_schedule_keeps_its_captures_and_claims(left: tuple[str, ...]) -> None:
     cluster, holder = FakeCluster(), owner(*left, status_of="removed")
     kept = keep(cluster, cache_with("removed"), holder)
     assert cluster.written == []
     assert [each.name for each in status(holder, kept)] == [*left]
 
 
-def test_a_refused_capture_holds_up_no_other_schedule_and_its_time_stays_open() -> None:
+def test_refused_capture_does_not_block_other_schedules() -> None:
     fields = {"schedule": "* * * * *", "startingDeadlineSeconds": 86_400}
     told = [{"name": name, "schedule": "* * * * * UTC", "since": "2026-11-01T00:00:00Z"} for name in ("no", "yes")]
     captures = [{"name": name, **fields} for name in ("no", "yes")]
@@ -186,7 +186,7 @@ async def put_a_strangers_in_place(world: World, **spec: object) -> Body:
     return theirs
 
 
-async def test_a_strangers_capture_that_no_watch_has_told_of_is_left_as_it_is(world: World) -> None:
+async def test_unseen_capture_of_other_owner_is_not_changed(world: World) -> None:
     deploy(world)
     theirs = await put_a_strangers_in_place(world, suspend=True)
     await world.look()
@@ -198,7 +198,7 @@ async def test_a_strangers_capture_that_no_watch_has_told_of_is_left_as_it_is(wo
 
 
 @pytest.mark.parametrize("seen", [False, True], ids=["before the watch", "after it"])
-async def test_a_capture_is_not_made_twice_where_the_status_was_lost(world: World, *, seen: bool) -> None:
+async def test_lost_status_does_not_create_a_capture_twice(world: World, *, seen: bool) -> None:
     deploy(world)
     await world.look()
     made = world.all(SPECDECODE_CAPTURE)
@@ -213,7 +213,7 @@ async def test_a_capture_is_not_made_twice_where_the_status_was_lost(world: Worl
     assert "MissedSchedule" not in told(world)
 
 
-async def test_two_deployments_whose_names_read_alike_both_get_their_capture(world: World) -> None:
+async def test_deployments_with_similar_names_both_get_their_captures(world: World) -> None:
     deploy(world, "llama", "prod-nightly")
     deploy(world, "llama-prod", "nightly")
     await world.look()

@@ -151,7 +151,7 @@ def shift(world: World, monkeypatch: pytest.MonkeyPatch) -> Shift:
 
 
 @pytest.mark.parametrize("mode", ["Observe", "Advise"])
-async def test_without_enforce_nothing_changes_and_it_is_told(shift: Shift, mode: str) -> None:
+async def test_observe_and_advise_change_nothing(shift: Shift, mode: str) -> None:
     await shift.serve(mode=mode)
     await shift.work(60, 64)
     assert shift.speculation() is not None
@@ -168,16 +168,14 @@ async def test_without_enforce_nothing_changes_and_it_is_told(shift: Shift, mode
 
 
 @pytest.mark.parametrize("paused", [{"paused": True}, {"spec": {"rollout": {"paused": True}}}])
-async def test_a_paused_policy_keeps_what_is_in_force(shift: Shift, paused: Body) -> None:
+async def test_paused_policy_keeps_speculation(shift: Shift, paused: Body) -> None:
     await shift.serve(mode="Enforce", **paused)
     await shift.work(60, 64)
     assert (shift.policy["outcome"], shift.done()) == ("Paused", [])
     assert shift.speculation() is not None
 
 
-async def test_an_eviction_that_is_refused_is_told_and_tried_again(
-    shift: Shift, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_refused_eviction_is_reported_and_retried(shift: Shift, monkeypatch: pytest.MonkeyPatch) -> None:
     refusal = AsyncMock(side_effect=ForbiddenError("the operator may not create pods/eviction"))
     with monkeypatch.context() as hindered:
         hindered.setattr(Cluster, "evict", refusal)
@@ -199,14 +197,14 @@ async def test_an_eviction_that_is_refused_is_told_and_tried_again(
         ({"comparison": {"baseline": "on", "levelPercent": 95, "arms": []}}, "EvidenceUnusable"),
     ],
 )
-async def test_evidence_that_does_not_hold_changes_nothing(shift: Shift, change: Body, reason: str) -> None:
+async def test_outdated_missing_or_unusable_evidence_changes_nothing(shift: Shift, change: Body, reason: str) -> None:
     await shift.serve(mode="Enforce")
     shift.measure(measured_capture(arms=[{"name": "on"}, OFF_ARM], ratio=1.0, loads=LOADS), **change)
     await shift.work(30, 64)
     assert (shift.policy["reason"], shift.done()) == (reason, [])
 
 
-async def test_a_sweep_is_no_evidence_whether_it_is_the_newest_or_named(shift: Shift) -> None:
+async def test_temperature_sweep_is_not_used_as_evidence(shift: Shift) -> None:
     """Its phases have other temperatures, not other loads, and would be taken for these."""
     await shift.serve(mode="Enforce")
     sweep = measured_capture(arms=[{"name": "on"}, OFF_ARM], ratio=1.0, loads=((8, 3.0),))
@@ -222,7 +220,7 @@ async def test_a_sweep_is_no_evidence_whether_it_is_the_newest_or_named(shift: S
     assert (shift.policy["reason"], shift.done()) == ("EvidenceUnusable", [])
 
 
-async def test_an_arm_that_samples_with_loss_is_never_taken_whatever_the_files_say(shift: Shift) -> None:
+async def test_lossy_arm_is_never_chosen(shift: Shift) -> None:
     lossy = {**pair_70b()["speculation"], "rejectionSampling": "fly", "lossy": True}
     body = measured_capture(arms=[{"name": "on"}, {"name": "fly", "speculation": lossy}], ratio=1.0, loads=LOADS)
     await shift.serve(mode="Enforce", evidence=body)
@@ -231,7 +229,7 @@ async def test_an_arm_that_samples_with_loss_is_never_taken_whatever_the_files_s
 
 
 @pytest.mark.parametrize("said", [{"outputs": "Different"}, {"verdict": "Incorrect"}])
-async def test_an_arm_that_answers_otherwise_is_never_taken(shift: Shift, said: Body) -> None:
+async def test_arm_with_different_or_incorrect_outputs_is_never_chosen(shift: Shift, said: Body) -> None:
     body = measured_capture(arms=[{"name": "on"}, OFF_ARM], ratio=1.0, loads=LOADS)
     body["status"]["comparison"]["arms"][0] |= said
     await shift.serve(mode="Enforce", evidence=body)
@@ -239,7 +237,7 @@ async def test_an_arm_that_answers_otherwise_is_never_taken(shift: Shift, said: 
     assert (shift.policy["reason"], shift.done()) == ("BestMeasured", [])
 
 
-async def test_an_arm_that_cannot_be_launched_is_not_taken(shift: Shift) -> None:
+async def test_arm_with_unknown_draft_is_not_chosen(shift: Shift) -> None:
     """Its draft is known to nobody: planned first, it waits for a model to be read."""
     unknown = {"method": "draft_model", "numSpeculativeTokens": 5, "draft": {"model": "org/unknown"}}
     arms = [{"name": "on"}, {"name": "other", "speculation": unknown}]
@@ -249,7 +247,7 @@ async def test_an_arm_that_cannot_be_launched_is_not_taken(shift: Shift) -> None
     assert shift.speculation() is not None
 
 
-async def test_an_arm_whose_engines_never_serve_is_given_up(shift: Shift) -> None:
+async def test_arm_whose_engines_fail_to_start_is_rolled_back_and_not_retried(shift: Shift) -> None:
     await shift.serve(mode="Enforce")
     await shift.work(2, 64)
     served = shift.world.all(DEPLOYMENT)[0]["spec"]["template"]
@@ -282,7 +280,7 @@ async def test_an_arm_whose_engines_never_serve_is_given_up(shift: Shift) -> Non
         assert bool(changed) is (arm is fewer), "what failed is not taken by another name, and another arm of its is"
 
 
-async def test_no_gate_judges_what_a_capture_with_arms_has_measured(shift: Shift) -> None:
+async def test_policy_changes_bypass_the_rollout_gate(shift: Shift) -> None:
     gated = {"gate": {"capture": "golden"}}
     await shift.serve(mode="Enforce", spec={"rollout": gated})
     await shift.work(30, 64)
@@ -327,7 +325,7 @@ def end(shift: Shift, pod: Body, message: str = ILLEGAL, reason: str = "Error", 
 
 
 @pytest.mark.parametrize("policy", [{"mode": "Enforce"}, {"onCrashLoop": "ServeWithoutSpeculation"}])
-async def test_a_crash_loop_turns_speculation_off_until_the_spec_changes(shift: Shift, policy: Body) -> None:
+async def test_crash_loop_turns_speculation_off_until_the_spec_changes(shift: Shift, policy: Body) -> None:
     await shift.serve(**policy)
     await crash(shift, 2)
     assert shift.speculation() is not None, "two may be one request that is sent again"
@@ -347,7 +345,7 @@ async def test_a_crash_loop_turns_speculation_off_until_the_spec_changes(shift: 
     assert shift.speculation() is not None
 
 
-async def test_a_changed_spec_speculates_again_within_the_same_hour(shift: Shift) -> None:
+async def test_spec_change_restores_speculation_within_the_hour_of_a_crash_loop(shift: Shift) -> None:
     await shift.serve(mode="Enforce")
     await crash(shift, 3)
     assert shift.speculation() is None
@@ -357,7 +355,7 @@ async def test_a_changed_spec_speculates_again_within_the_same_hour(shift: Shift
     assert "CrashLoop" not in {each["reason"] for each in shift.world.object["status"]["conditions"]}
 
 
-async def test_engines_that_crash_together_once_are_no_loop(shift: Shift) -> None:
+async def test_simultaneous_crashes_count_once(shift: Shift) -> None:
     """A driver reset, or a request that the gateway sends to one replica after the other."""
     await shift.serve(mode="Enforce", engines=3)
     await crash(shift, 1, engines=3)
@@ -374,7 +372,7 @@ async def test_an_engine_that_crashes_each_minute_is_a_loop(shift: Shift) -> Non
     assert shift.speculation() is None
 
 
-async def test_a_pod_that_never_becomes_ready_is_no_crash_loop(shift: Shift) -> None:
+async def test_pod_that_never_becomes_ready_is_no_crash_loop(shift: Shift) -> None:
     await shift.serve(mode="Enforce", engines=2)
     await shift.work(10, 8)
     shift.world.api.change(POD, "llama-1", status={"podIP": "127.0.0.1", "conditions": []})
@@ -387,14 +385,14 @@ async def test_a_pod_that_never_becomes_ready_is_no_crash_loop(shift: Shift) -> 
     assert "CrashLoop" not in shift.world.told()
 
 
-async def test_last_words_that_grow_when_they_are_escaped_do_not_keep_speculation_on(shift: Shift) -> None:
+async def test_long_escaped_crash_message_does_not_prevent_turning_off(shift: Shift) -> None:
     await shift.serve(mode="Enforce")
     await crash(shift, 3, f"RuntimeError: {chr(0x10FFFF) * 290}")
     assert shift.speculation() is None
     assert len(shift.policy["message"]) <= 1024
 
 
-async def test_a_draft_below_its_break_even_on_gpus_is_reported(shift: Shift) -> None:
+async def test_acceptance_below_break_even_is_reported(shift: Shift) -> None:
     """An 8B draft for 70B with K 5 needs 11 % at low load, by the weights that a step reads."""
     await shift.serve(mode="Observe")
     await shift.work(150, 8, accepted=0.02)
@@ -403,7 +401,7 @@ async def test_a_draft_below_its_break_even_on_gpus_is_reported(shift: Shift) ->
     assert "11.4%" in message
 
 
-async def test_crashes_are_reported_to_those_who_want_to_act_themselves(shift: Shift) -> None:
+async def test_on_crash_loop_report_keeps_speculation_and_reports(shift: Shift) -> None:
     await shift.serve(mode="Enforce", onCrashLoop="Report")
     await crash(shift, 4, IN_DRAFTER)
     assert shift.speculation() is not None
@@ -416,7 +414,7 @@ async def test_crashes_are_reported_to_those_who_want_to_act_themselves(shift: S
     assert shift.world.said("SpeculationEffective")[1] != "CrashLoop", "an hour without a crash"
 
 
-async def test_without_a_policy_crashes_are_reported(shift: Shift) -> None:
+async def test_crash_loop_is_reported_without_a_policy(shift: Shift) -> None:
     await shift.serve()
     shift.change(policy=None)
     await crash(shift, 3)
@@ -425,14 +423,14 @@ async def test_without_a_policy_crashes_are_reported(shift: Shift) -> None:
 
 
 @pytest.mark.parametrize(("minutes", "reason"), [(35, "Error"), (10, "Unknown"), (10, "ContainerStatusUnknown")])
-async def test_rare_crashes_and_restarts_of_nodes_are_no_loop(shift: Shift, minutes: float, reason: str) -> None:
+async def test_rare_crashes_and_node_restarts_are_no_crash_loop(shift: Shift, minutes: float, reason: str) -> None:
     await shift.serve(mode="Enforce")
     await crash(shift, 4, minutes=minutes, reason=reason)
     assert shift.speculation() is not None
     assert "CrashLoop" not in shift.world.told()
 
 
-async def test_engines_that_crash_without_speculation_too_keep_it(shift: Shift) -> None:
+async def test_crash_loop_that_also_occurs_without_speculation_keeps_it(shift: Shift) -> None:
     await shift.serve(mode="Enforce", spec={"speculation": {"method": "none"}})
     await crash(shift, 3)
     shift.change(speculation=pair_70b()["speculation"])
@@ -442,7 +440,7 @@ async def test_engines_that_crash_without_speculation_too_keep_it(shift: Shift) 
     assert shift.speculation() is None, "a traceback through the drafter is its fault"
 
 
-async def test_a_paused_policy_says_that_speculation_stays_on(shift: Shift) -> None:
+async def test_paused_policy_reports_crash_loop_and_keeps_speculation(shift: Shift) -> None:
     await shift.serve(mode="Enforce", paused=True)
     await crash(shift, 3)
     assert shift.speculation() is not None
@@ -450,7 +448,7 @@ async def test_a_paused_policy_says_that_speculation_stays_on(shift: Shift) -> N
     assert "paused" in shift.world.said("SpeculationEffective")[2]
 
 
-async def test_a_user_takes_speculation_back_by_asking_for_reports_only(shift: Shift) -> None:
+async def test_changing_on_crash_loop_to_report_restores_speculation(shift: Shift) -> None:
     await shift.serve(onCrashLoop="ServeWithoutSpeculation")
     await crash(shift, 3)
     assert shift.speculation() is None
@@ -580,7 +578,7 @@ WRONG = CanaryReading(right=10, wrong=3, wrong_prompts=2)
 
 
 @pytest.mark.parametrize("policy", [{}, {"onCrashLoop": "Report"}])
-async def test_wrong_answers_turn_speculation_off_until_the_spec_changes(shift: Shift, policy: Body) -> None:
+async def test_wrong_canary_answers_turn_speculation_off_until_the_spec_changes(shift: Shift, policy: Body) -> None:
     await shift.serve(mode="Enforce", **CANARIES, **policy)
     shift.canaries["llama-0"] = CanaryReading(right=10, wrong=9, unconfirmed=5, failed=7, wrong_prompts=1)
     await shift.work(10, 8)
@@ -606,7 +604,7 @@ async def test_wrong_answers_turn_speculation_off_until_the_spec_changes(shift: 
 
 
 @pytest.mark.parametrize("mode", ["Observe", "Advise"])
-async def test_wrong_answers_are_reported_to_those_who_want_to_act_themselves(shift: Shift, mode: str) -> None:
+async def test_observe_and_advise_only_report_wrong_canary_answers(shift: Shift, mode: str) -> None:
     await shift.serve(mode=mode, engines=2, onCrashLoop="ServeWithoutSpeculation", **CANARIES)
     shift.canaries = dict.fromkeys(("llama-0", "llama-1"), WRONG)
     await shift.work(2, 8)
@@ -622,7 +620,7 @@ async def test_wrong_answers_are_reported_to_those_who_want_to_act_themselves(sh
     assert "WrongAnswers" not in found, "restarted engines have given no wrong answer"
 
 
-async def test_a_missed_scrape_does_not_hide_wrong_answers(shift: Shift) -> None:
+async def test_unreachable_engine_does_not_clear_wrong_answers(shift: Shift) -> None:
     await shift.serve(**CANARIES)
     shift.canaries["llama-0"] = WRONG
     await shift.work(2, 8)
@@ -631,7 +629,7 @@ async def test_a_missed_scrape_does_not_hide_wrong_answers(shift: Shift) -> None
     assert shift.world.said("SpeculationEffective")[1] == "WrongAnswers"
 
 
-async def test_without_canaries_in_the_spec_counters_of_engines_mean_nothing(shift: Shift) -> None:
+async def test_canary_counters_are_ignored_without_canaries_in_the_spec(shift: Shift) -> None:
     await shift.serve(mode="Enforce")
     shift.canaries["llama-0"] = WRONG
     await shift.work(2, 8)
@@ -639,7 +637,7 @@ async def test_without_canaries_in_the_spec_counters_of_engines_mean_nothing(shi
     assert "canaries" not in shift.world.object["status"]
 
 
-async def test_wrong_answers_without_speculation_are_not_blamed_on_it(shift: Shift) -> None:
+async def test_wrong_answers_without_speculation_are_not_attributed_to_it(shift: Shift) -> None:
     await shift.serve(mode="Enforce", **CANARIES)
     shift.canaries["llama-0"] = WRONG
     await shift.work(5, 8)
@@ -652,14 +650,14 @@ async def test_wrong_answers_without_speculation_are_not_blamed_on_it(shift: Shi
     assert shift.done() == [("TurnOff", "Done")]
 
 
-async def test_a_single_wrong_prompt_is_enough_if_there_is_no_other(shift: Shift) -> None:
+async def test_one_wrong_prompt_is_enough_if_only_one_is_configured(shift: Shift) -> None:
     await shift.serve(mode="Enforce", canaries={"prompts": ["Once upon a time"]})
     shift.canaries["llama-0"] = CanaryReading(right=3, wrong=1, wrong_prompts=1)
     await shift.work(1, 8)
     assert shift.speculation() is None
 
 
-async def test_a_paused_policy_reports_wrong_answers(shift: Shift) -> None:
+async def test_paused_policy_reports_wrong_answers(shift: Shift) -> None:
     await shift.serve(mode="Enforce", paused=True, **CANARIES)
     shift.canaries["llama-0"] = WRONG
     await shift.work(2, 8)
@@ -668,7 +666,7 @@ async def test_a_paused_policy_reports_wrong_answers(shift: Shift) -> None:
     assert "paused" in shift.world.said("SpeculationEffective")[2]
 
 
-async def test_a_user_takes_speculation_back_by_another_mode(shift: Shift) -> None:
+async def test_changing_mode_to_advise_restores_speculation(shift: Shift) -> None:
     await shift.serve(mode="Enforce", **CANARIES)
     shift.canaries["llama-0"] = WRONG
     await shift.work(2, 8)
@@ -678,7 +676,7 @@ async def test_a_user_takes_speculation_back_by_another_mode(shift: Shift) -> No
     assert shift.speculation() is not None
 
 
-async def test_the_status_counts_answers_and_states_the_cost(shift: Shift) -> None:
+async def test_status_shows_canary_counts_and_token_cost(shift: Shift) -> None:
     await shift.serve(engines=2, canaries={"intervalSeconds": 3600, "maxTokens": 9, "prompts": ["abc", "defgh"]})
     shift.canaries = {"llama-0": CanaryReading(right=5, failed=1), "llama-1": CanaryReading(unconfirmed=1)}
     await shift.work(1, 8)

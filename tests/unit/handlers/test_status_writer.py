@@ -29,7 +29,7 @@ from specdecode_operator.problems import OneLine
         ("BudgetAccurate", "False", "LessThanPromised", ["Warning"]),
     ],
 )
-def test_what_is_wrong_is_a_warning(type_: str, status: str, reason: str, kinds: list[str]) -> None:
+def test_event_type_follows_the_condition(type_: str, status: str, reason: str, kinds: list[str]) -> None:
     posted: list[dict[str, Any]] = []
 
     async def post(_: str, event: dict[str, Any]) -> None:
@@ -42,7 +42,7 @@ def test_what_is_wrong_is_a_warning(type_: str, status: str, reason: str, kinds:
     assert [event["type"] for event in posted] == kinds
 
 
-def test_a_list_that_is_empty_is_left_out_whatever_was_in_it_before() -> None:
+def test_empty_lists_are_left_out_of_the_status() -> None:
     written: list[dict[str, Any]] = []
 
     async def apply(_: object, body: dict[str, Any]) -> dict[str, Any]:
@@ -72,13 +72,13 @@ def log() -> tuple[logging.Logger, io.StringIO]:
     return logger, stream
 
 
-def test_a_value_makes_no_line_of_the_log(log: tuple[logging.Logger, io.StringIO]) -> None:
+def test_line_breaks_in_log_values_are_escaped(log: tuple[logging.Logger, io.StringIO]) -> None:
     logger, stream = log
     logger.warning("%s: %d %% of it", FOREIGN, 7)
     assert stream.getvalue() == f"{ESCAPED}: 7 % of it\n"
 
 
-def test_lines_of_a_traceback_are_told_from_lines_of_the_log(log: tuple[logging.Logger, io.StringIO]) -> None:
+def test_traceback_lines_are_indented_and_escaped(log: tuple[logging.Logger, io.StringIO]) -> None:
     logger, stream = log
     with pytest.raises(OSError, match="boom") as raised:
         raise OSError(FOREIGN)
@@ -105,7 +105,7 @@ def test_conditions_and_events_are_one_line() -> None:
     assert [event["message"] for event in posted] == [f"Ready is False: {ESCAPED}", ESCAPED]
 
 
-def test_a_token_in_the_last_words_of_a_program_is_told_nobody(log: tuple[logging.Logger, io.StringIO]) -> None:
+def test_token_is_removed_from_conditions_events_and_log(log: tuple[logging.Logger, io.StringIO]) -> None:
     """As huggingface_hub and httpx may say it: of the headers that they sent, in a message and in a traceback."""
     posted: list[dict[str, Any]] = []
 

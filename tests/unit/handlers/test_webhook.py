@@ -73,12 +73,12 @@ def linted(tmp_path: Path, body: Body, *options: str) -> list[Body]:
     return found
 
 
-def test_a_good_object_passes_without_a_word() -> None:
+def test_valid_object_is_allowed_without_warnings() -> None:
     assert asked(deployment(ADMITTED)) == {"uid": "u1", "allowed": True}
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_lint_says_offline_what_admission_refuses(name: str, tmp_path: Path) -> None:
+def test_lint_and_webhook_refuse_with_the_same_message(name: str, tmp_path: Path) -> None:
     spec, reason = REFUSED[name]
     errors = [each for each in linted(tmp_path, deployment(spec)) if each["level"] == "error"]
     assert {each["rule"] for each in errors} == {reason}
@@ -86,7 +86,7 @@ def test_lint_says_offline_what_admission_refuses(name: str, tmp_path: Path) -> 
     assert asked(deployment(spec))["status"]["message"] == f"{message} [{reason}]"
 
 
-def test_what_fits_nowhere_is_told_and_passes_unless_it_shall_not(tmp_path: Path) -> None:
+def test_spec_that_does_not_fit_is_a_warning_or_refused_by_setting(tmp_path: Path) -> None:
     response = asked(deployment(TOO_LARGE))
     (warning,) = response["warnings"]
     assert response["allowed"]
@@ -101,14 +101,14 @@ def test_what_fits_nowhere_is_told_and_passes_unless_it_shall_not(tmp_path: Path
     assert found["level"] == "error"
 
 
-def test_what_goes_on_by_its_override_passes_however_large() -> None:
+def test_ignore_plan_override_is_allowed_with_a_warning() -> None:
     spec = {**TOO_LARGE, "override": {"ignorePlan": True, "reason": "measured"}}
     response = asked(deployment(spec), terms=Terms(does_not_fit=False))
     assert response["allowed"]
     assert "measured" in response["warnings"][0]
 
 
-def test_the_verdict_is_of_the_fleet_where_it_is_known() -> None:
+def test_known_nodes_are_used_for_the_verdict() -> None:
     spec = pair_70b(parallelism={"tensor": 4}, models=HUB_TOKEN)
     assert "warnings" not in asked(deployment(spec))
     small = (NodeFacts("a", H100, 2),)
@@ -117,7 +117,7 @@ def test_the_verdict_is_of_the_fleet_where_it_is_known() -> None:
     assert "4 GPUs per replica" in warning
 
 
-def test_what_the_operator_allows_passes() -> None:
+def test_host_path_and_pod_template_grants_are_respected() -> None:
     terms = Terms(host_paths=("/mnt",), pod_template=frozenset({"hostNetwork"}))
     spec = pair_70b(
         models={"volume": {"hostPath": {"path": "/mnt/models"}}}, podTemplate={"spec": {"hostNetwork": True}}
@@ -126,14 +126,14 @@ def test_what_the_operator_allows_passes() -> None:
     assert asked(deployment(spec), terms=terms)["allowed"]
 
 
-def test_a_model_that_nobody_knows_passes_and_what_can_be_told_without_it_is_told() -> None:
+def test_unknown_model_is_allowed_and_its_spec_still_checked() -> None:
     unknown = {"target": {"model": "acme/new"}}
     assert asked(deployment(unknown)) == {"uid": "u1", "allowed": True}
     bad = {**unknown, "engine": {"extraArgs": ["--tensor-parallel-size", "4"]}}
     assert not asked(deployment(bad))["allowed"]
 
 
-def test_a_model_of_the_operators_facts_files_is_judged_as_a_known_one() -> None:
+def test_facts_files_are_used_for_the_verdict() -> None:
     weights = Weights(5_771_776, 39, True, {"BF16": 5_771_776}, {})
     terms = Terms(site_facts={"site/tiny": SiteFacts("tiny.json", "1", Checkpoint(TINY_CONFIG, weights))})
     spec = {"target": {"model": "site/tiny"}, "parallelism": {"tensor": 8}}
@@ -143,7 +143,7 @@ def test_a_model_of_the_operators_facts_files_is_judged_as_a_known_one() -> None
     assert "spec.parallelism.tensor" in response["status"]["message"]
 
 
-def test_a_capture_whose_load_outlasts_its_deadline_is_refused(tmp_path: Path) -> None:
+def test_capture_with_load_longer_than_its_deadline_is_refused(tmp_path: Path) -> None:
     response = asked(capture(REFUSED_CAPTURE))
     assert not response["allowed"]
     (found,) = linted(tmp_path, capture(REFUSED_CAPTURE))
@@ -164,7 +164,7 @@ CLASSES = StorageClasses({"fast": "WaitForFirstConsumer"})
         ({"persistentVolumeClaim": {"claimName": "mine"}}, ""),
     ],
 )
-def test_a_storage_class_that_the_cluster_lacks_is_warned_of(tmp_path: Path, storage: Body, told: str) -> None:
+def test_missing_storage_class_is_a_warning(tmp_path: Path, storage: Body, told: str) -> None:
     body = capture({**REFUSED_CAPTURE, "deadlineSeconds": 3600, "storage": storage})
     assert "warnings" not in asked(body), "nothing is said of classes that are not known"
     response = asked(body, terms=Terms(storage_classes=CLASSES))
@@ -185,31 +185,31 @@ def test_a_storage_class_that_the_cluster_lacks_is_warned_of(tmp_path: Path, sto
     ],
     ids=["its spec stays", "it goes"],
 )
-def test_an_object_that_is_there_can_be_labelled_and_removed(before: Body, changes: Body) -> None:
+def test_existing_invalid_object_can_be_labelled_and_removed(before: Body, changes: Body) -> None:
     body = deployment(REFUSED[NAMES[0]][0])
     body["metadata"] |= changes
     assert asked(body, before) == {"uid": "u1", "allowed": True}
 
 
-def test_a_change_for_the_worse_is_refused() -> None:
+def test_change_to_an_invalid_spec_is_refused() -> None:
     assert not asked(deployment(REFUSED[NAMES[0]][0]), deployment(ADMITTED))["allowed"]
 
 
 @pytest.mark.parametrize("spec", [None, [], "x", {"target": []}, {"target": {"model": 7}}, {"target": {}}])
-def test_a_spec_of_another_form_is_refused_with_its_field(spec: Any) -> None:
+def test_malformed_spec_is_refused_with_its_field(spec: Any) -> None:
     response = asked(deployment(spec))
     assert not response["allowed"]
     assert "spec" in response["status"]["message"]
 
 
-def test_a_long_warning_is_cut_where_the_api_server_would_drop_its_end() -> None:
+def test_long_warning_is_shortened_to_the_api_server_limit() -> None:
     target = {"model": "meta-llama/Llama-3.1-405B-Instruct"}
     spec = {"target": target, "models": HUB_TOKEN, "parallelism": {"tensor": 4}}
     (warning,) = asked(deployment({**spec, "accelerator": {"products": [H100]}}))["warnings"]
     assert (len(warning), warning[-1]) == (249, "…"), "at most 250, between two words"
 
 
-def test_hostile_text_ends_no_line_and_warnings_stay_short() -> None:
+def test_control_characters_are_escaped_and_warnings_limited() -> None:
     spec = deepcopy(TOO_LARGE)
     spec["engine"] = {"version": "0.99", "image": "example.org/vllm-openai:v0.30\n\x1b[31m" + "x" * 300}
     response = asked(deployment(spec))
@@ -220,7 +220,7 @@ def test_hostile_text_ends_no_line_and_warnings_stay_short() -> None:
     assert all(each.isprintable() for each in texts)
 
 
-def test_of_thousands_of_refusals_the_first_are_told() -> None:
+def test_message_of_many_refusals_is_limited() -> None:
     volumes = [{"name": f"v{number}", "hostPath": {"path": "/x"}} for number in range(2000)]
     message = asked(deployment(pair_70b(podTemplate={"spec": {"volumes": volumes}})))["status"]["message"]
     assert "; and 1,968 more [" in message
@@ -279,14 +279,16 @@ def test_reviews_are_answered_and_counted(webhook: Webhook) -> None:
     [b"", b"{", b"\xff\xfe", b"[]", b'{"request": 1}', b'{"a": 1, "a": 2}', b"[" * 100_000],
     ids=["nothing", "half", "no text", "a list", "no request", "a key twice", "too deep"],
 )
-def test_what_is_no_review_is_refused_and_nothing_ends(webhook: Webhook, body: bytes) -> None:
+def test_malformed_review_is_refused_and_the_webhook_continues(webhook: Webhook, body: bytes) -> None:
     status, answered = webhook.post(body)
     assert (status, set(answered)) == (400, {"error"})
     assert webhook.counted("failed") == 1
     assert webhook.post(json.dumps(review(deployment(ADMITTED))))[0] == 200
 
 
-def test_where_the_operator_fails_the_failure_policy_decides(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_internal_error_is_answered_with_http_500_without_details(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def fails(_document: Any) -> Any:
         raise RuntimeError("a slip")
 
@@ -297,7 +299,7 @@ def test_where_the_operator_fails_the_failure_policy_decides(tmp_path: Path, cap
     assert "please report it" in caplog.text
 
 
-def test_a_certificate_may_come_later_and_be_renewed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_certificate_may_appear_later_and_be_renewed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     webhook = Webhook(tmp_path / "later")
     assert webhook.expiry_s == 0
     assert "no object can be reviewed" in caplog.text
@@ -311,7 +313,7 @@ def test_a_certificate_may_come_later_and_be_renewed(tmp_path: Path, caplog: pyt
     assert webhook.expiry_s == ends.timestamp()
 
 
-def test_a_certificate_that_cannot_be_used_leaves_the_one_before(webhook: Webhook) -> None:
+def test_unusable_certificate_keeps_the_previous_one(webhook: Webhook) -> None:
     before = (webhook.folder / "tls.crt").read_bytes()
     (webhook.folder / "tls.crt").write_text("no certificate")
     assert webhook.post(json.dumps(review(deployment(ADMITTED))), trust=before)[0] == 200
@@ -319,7 +321,7 @@ def test_a_certificate_that_cannot_be_used_leaves_the_one_before(webhook: Webhoo
     assert webhook.post(json.dumps(review(deployment(ADMITTED))), trust=before)[0] == 200
 
 
-def test_one_that_has_expired_is_told_and_no_client_takes_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_expired_certificate_is_logged_and_refused_by_clients(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     ended = datetime.now(UTC) - DAY
     write_certificate(tmp_path, ended)
     webhook = Webhook(tmp_path)
@@ -346,7 +348,7 @@ def is_hung_up_on(client: ssl.SSLSocket) -> bool:
         return True
 
 
-def test_few_large_reviews_are_held_and_those_that_send_slowly_give_way(webhook: Webhook) -> None:
+def test_slow_large_requests_are_dropped_for_new_ones(webhook: Webhook) -> None:
     slow = [announces(webhook, 2**20) for _ in range(4)]
     large = json.dumps(review(deployment(ADMITTED))).ljust(2**20)
     assert webhook.post(large)[0] == 200
@@ -422,7 +424,7 @@ def engine(pod: Body) -> Body:
 
 
 @pytest.mark.parametrize("says", CHANGES)
-def test_another_pod_does_not_and_what_is_attested_is_not_told(says: str) -> None:
+def test_altered_pod_is_refused_without_showing_attested_values(says: str) -> None:
     pod, before = a_pod(), a_pod()
     CHANGES[says](pod)
     for operation in (None, before):
@@ -430,7 +432,7 @@ def test_another_pod_does_not_and_what_is_attested_is_not_told(says: str) -> Non
         assert refusal == f"engine of default/llama: is not as attested in ConfigMap llama-attestation: {says}"
 
 
-def test_what_a_mesh_adds_is_let_in_by_name_and_image() -> None:
+def test_sidecar_is_allowed_by_name_and_image() -> None:
     pod = a_pod()
     pod["spec"]["containers"].append({**SIDECAR})
     named = Gate((KEY.public,), frozenset({("istio-proxy", SIDECAR["image"])}))
@@ -440,7 +442,7 @@ def test_what_a_mesh_adds_is_let_in_by_name_and_image() -> None:
     assert "istio-proxy" in judged(pod, config_map(), gate=named)
 
 
-def test_a_pod_without_an_engines_label_is_told_why_it_is_none() -> None:
+def test_pod_without_engine_label_is_refused_with_the_cause() -> None:
     stranger = a_pod()
     del stranger["metadata"]["labels"]["specdecode.io/deployment"]
     assert "the pod has no label specdecode.io/deployment" in judged(stranger, None)
@@ -457,7 +459,7 @@ BORN = "of a pod cannot change after its creation"
 
 
 @pytest.mark.parametrize("labels", [{}, {"computes-for": "llama"}, {"deployment": "other"}], ids=str)
-def test_no_pod_becomes_an_engines_or_ceases_to_be_one(labels: dict[str, str]) -> None:
+def test_pod_cannot_become_or_stop_being_an_engine(labels: dict[str, str]) -> None:
     other = a_pod()
     del other["metadata"]["labels"]["specdecode.io/deployment"]
     other["metadata"]["labels"] |= {f"specdecode.io/{name}": value for name, value in labels.items()}
@@ -467,7 +469,7 @@ def test_no_pod_becomes_an_engines_or_ceases_to_be_one(labels: dict[str, str]) -
         assert BORN in judged(other, config_map(), before=a_pod())
 
 
-def test_what_was_not_attested_before_becomes_nothing_that_is() -> None:
+def test_unattested_pod_cannot_be_changed_into_an_attested_one() -> None:
     before = a_pod()
     engine(before)["image"] = "evil:1"
     refusal = judged(a_pod(), config_map(), before)
@@ -475,7 +477,7 @@ def test_what_was_not_attested_before_becomes_nothing_that_is() -> None:
     assert "container engine: image: evil:1: delete the pod" in refusal
 
 
-def test_an_engine_may_become_one_of_another_rollout() -> None:
+def test_pod_may_change_to_another_attested_rollout() -> None:
     first = config_map()
     changed = parent(pair_70b(engine={"image": "vllm/other:1"}), generation=2)
     second = config_map(changed, seen=Seen(first["data"], [], []))
@@ -486,7 +488,7 @@ def test_an_engine_may_become_one_of_another_rollout() -> None:
     assert "before the change, the pod is not as attested" in judged(pod, config_map(changed), before=a_pod())
 
 
-def test_only_what_the_key_signed_of_this_very_object_counts() -> None:
+def test_only_attestations_of_this_key_and_object_are_valid() -> None:
     elsewhere, earlier = parent(pair_70b()), parent(pair_70b())
     elsewhere["metadata"]["namespace"] = "theirs"
     earlier["metadata"]["uid"] = "uid-0"
@@ -511,14 +513,14 @@ def test_only_what_the_key_signed_of_this_very_object_counts() -> None:
 
 
 @pytest.mark.parametrize("name", ["a/../../secrets", "..", "A", "", "x" * 300, 1, ["a"]], ids=str)
-def test_no_label_leads_elsewhere(name: Any) -> None:
+def test_invalid_deployment_label_is_refused_without_reading(name: Any) -> None:
     refusal = judged(a_pod(deployment=name), AssertionError("it was read"))
     assert "not a valid name of a SpecDecodeDeployment" in refusal
     assert len(refusal) < 400
 
 
 @pytest.mark.parametrize("body", [None, {}, [], {"apiVersion": "v1", "kind": "Secret"}], ids=str)
-def test_reviews_of_anything_else_are_no_reviews(body: Any) -> None:
+def test_reviews_of_other_kinds_are_not_pod_reviews(body: Any) -> None:
     review = {"apiVersion": "admission.k8s.io/v1", "request": {"uid": "u1", "namespace": "default", "object": body}}
     with pytest.raises(NoReviewError):
         answer_pod(review, GATE, lambda _: None)
@@ -528,7 +530,7 @@ ODD: tuple[Any, ...] = ([[]], {"a": 1}, [{"name": []}], {"name": {}}, [{"valueFr
 ATTESTED = ("name", "image", "command", "args", "env", "volumeMounts", "workingDir")
 
 
-def test_whatever_stands_in_a_pod_is_answered_and_nothing_that_is_attested_may_be_odd() -> None:
+def test_malformed_pod_fields_are_answered_and_refused_if_attested() -> None:
     kept, attested = config_map(), a_pod()
     del attested["apiVersion"], attested["kind"], attested["metadata"]["labels"]
     labels = a_pod()["metadata"]["labels"]

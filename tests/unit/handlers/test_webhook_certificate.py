@@ -22,7 +22,7 @@ def authorities(pem: bytes) -> int:
     return len(x509.load_pem_x509_certificates(pem))
 
 
-def test_it_serves_its_hosts_to_whoever_trusts_it_alone(first: ServerCertificate, tmp_path: Path) -> None:
+def test_certificate_is_valid_only_for_its_hosts_and_trust(first: ServerCertificate, tmp_path: Path) -> None:
     for name, content in first.files.items():
         (tmp_path / name).write_bytes(content)
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -53,16 +53,16 @@ def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, host: str) -> bo
     return False
 
 
-def test_an_api_server_whose_clock_is_behind_takes_it_too(first: ServerCertificate) -> None:
+def test_certificate_is_valid_from_five_minutes_ago(first: ServerCertificate) -> None:
     assert NOW - x509.load_pem_x509_certificate(first.certificate).not_valid_before_utc >= timedelta(minutes=5)
 
 
 @pytest.mark.parametrize("later", [timedelta(0), LASTS - RENEWED_BEFORE - timedelta(minutes=1)])
-def test_it_is_kept_while_it_is_good(first: ServerCertificate, later: timedelta) -> None:
+def test_valid_certificate_is_kept(first: ServerCertificate, later: timedelta) -> None:
     assert kept_or_renewed(first.files, HOSTS, NOW + later) == first
 
 
-def test_it_is_renewed_before_it_ends_and_the_one_before_stays_trusted(first: ServerCertificate) -> None:
+def test_certificate_is_renewed_early_and_the_previous_one_stays_trusted(first: ServerCertificate) -> None:
     soon = NOW + LASTS - RENEWED_BEFORE + timedelta(minutes=1)
     second = kept_or_renewed(first.files, HOSTS, soon)
     assert second.certificate != first.certificate
@@ -86,15 +86,15 @@ def test_it_is_renewed_before_it_ends_and_the_one_before_stays_trusted(first: Se
     ],
     ids=["no certificate", "a broken one", "no key", "a broken key", "another's key"],
 )
-def test_what_cannot_be_shown_is_made_anew(first: ServerCertificate, changes: dict[str, bytes]) -> None:
+def test_unusable_certificate_or_key_is_replaced(first: ServerCertificate, changes: dict[str, bytes]) -> None:
     second = kept_or_renewed({**first.files, **changes}, HOSTS, NOW)
     assert second.certificate != first.certificate
     assert second.trust.startswith(second.certificate)
 
 
-def test_other_hosts_need_another_one(first: ServerCertificate) -> None:
+def test_changed_hosts_get_a_new_certificate(first: ServerCertificate) -> None:
     assert kept_or_renewed(first.files, ["renamed.ops.svc"], NOW).certificate != first.certificate
 
 
-def test_trust_that_somebody_removed_comes_back(first: ServerCertificate) -> None:
+def test_removed_ca_bundle_is_restored(first: ServerCertificate) -> None:
     assert kept_or_renewed({**first.files, "ca.crt": b""}, HOSTS, NOW) == first

@@ -106,35 +106,35 @@ SPOILT: dict[str, list[Record]] = {
 }
 
 
-def test_all_is_well_with_a_life_that_is() -> None:
+def test_healthy_lifecycle_has_no_findings() -> None:
     assert judge(record()) == []
     served, refused_later = life(), life(moment={"refused": "replicas: must be 0 or more"}, step=Step("apply", ILLEGAL))
     assert judge(record(life(moments=[*served.moments, *refused_later.moments]))) == []
 
 
-def test_there_is_a_case_for_each_oracle() -> None:
+def test_every_oracle_has_a_case() -> None:
     assert set(SPOILT) == set(ORACLES)
 
 
 @pytest.mark.parametrize(("oracle", "spoilt"), [(name, each) for name, found in SPOILT.items() for each in found])
-def test_an_oracle_sees_what_it_is_for(oracle: str, spoilt: Record) -> None:
+def test_oracle_finds_its_faults(oracle: str, spoilt: Record) -> None:
     found = judge(spoilt)
     assert oracle in {finding.oracle for finding in found}, found
 
 
 @pytest.mark.parametrize("oracle", ORACLES)
-def test_without_its_oracle_a_fault_is_missed(oracle: str) -> None:
+def test_each_oracle_finds_a_fault_that_no_other_finds(oracle: str) -> None:
     missed = [each for each in SPOILT[oracle] if not judge(each, frozenset({oracle}))]
     assert missed, "no fault is this oracle's alone"
 
 
 @pytest.mark.parametrize("error", ["errors.ClusterError: HTTP 503", "client._PassingError: patch jobs.batch: HTTP 429"])
-def test_a_failure_that_the_api_server_made_is_no_traceback_to_report(error: str) -> None:
+def test_traceback_of_an_api_server_error_is_no_finding(error: str) -> None:
     log = TRACEBACK.replace("TypeError: no", f"specdecode_operator.cluster.{error}")
     assert judge(record(log=log)) == []
 
 
-def test_what_was_healed_with_a_refused_spec_may_change_children() -> None:
+def test_children_may_change_when_healed_under_a_refused_spec() -> None:
     gone = (parent(STALLED, ready=0), STRANGER)
     held, healed = refused(GOOD, gone).moments
     assert {finding.oracle for finding in judge(record(life(gone, moments=[held, healed], fresh=())))} == {"whole"}
@@ -142,7 +142,7 @@ def test_what_was_healed_with_a_refused_spec_may_change_children() -> None:
     assert judge(record(life(gone, moments=[held, healed], fresh=()))) == []
 
 
-def test_a_capture_that_waits_for_others_may_move() -> None:
+def test_waiting_capture_may_be_updated() -> None:
     capture = body("SpecDecodeCapture", "measured-1", owner=None, spec={}, status={"conditions": []})
     assert judge(record(life((*GOOD, capture), later=(*GOOD, moved(capture)), calls=[WRITE, WRITE]))) == []
 
@@ -167,5 +167,5 @@ AVAILABLE = [*summary("False", "True", "False"), condition("Available", "True")]
     ],
     ids=["old conditions", "a pod that goes", "available without a pod", "available while lent", "ready while lent"],
 )
-def test_what_a_status_says_that_is_not_so_is_told_as_that_alone(objects: tuple[Body, ...], said: str) -> None:
+def test_false_status_gives_exactly_one_finding(objects: tuple[Body, ...], said: str) -> None:
     assert list(lies(objects)) == [said]

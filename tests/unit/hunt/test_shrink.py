@@ -8,11 +8,11 @@ from hunt.shrink import shrink
 
 
 @pytest.mark.parametrize("culprits", [{0}, {7}, {2, 5}, {0, 1, 9}])
-def test_leaves_what_it_takes(culprits: set[int]) -> None:
+def test_shrink_keeps_only_the_culprits(culprits: set[int]) -> None:
     assert set(shrink(range(10), culprits.issubset, attempts=200)) == culprits
 
 
-def test_ends_with_its_attempts() -> None:
+def test_shrink_stops_after_its_attempts() -> None:
     asked: list[Sequence[int]] = []
 
     def fails(part: Sequence[int]) -> bool:

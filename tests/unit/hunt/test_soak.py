@@ -10,7 +10,7 @@ from hunt.states import States
 from hunt.steps import Sequence
 
 
-def test_memory_that_grows_is_told_an_hour_since_the_last_start() -> None:
+def test_memory_growth_is_per_hour_since_the_last_start() -> None:
     before = [Sample(at, 500.0, at) for at in range(0, 3600, 60)]  # as long as since: more than the third left out
     since = [Sample(at, 100 + at / 60, (at - 3600) * 0.1) for at in range(3600, 7200, 60)]
     assert slope_per_hour([*before, *since]) == pytest.approx(60)
@@ -24,12 +24,12 @@ def test_memory_that_grows_is_told_an_hour_since_the_last_start() -> None:
         (1800, "slope +60.0 MiB/h in the 30 minutes since the last start"),
     ],
 )
-def test_a_run_too_short_for_a_slope_says_so(seconds: int, said: str) -> None:
+def test_run_shorter_than_15_minutes_gives_no_slope(seconds: int, said: str) -> None:
     samples = [Sample(at, 100 + at / 60, at * 0.1) for at in range(0, seconds + 1, 60)]
     assert said in str(Soaked([], Counter(), samples, storms=1, kills=0))
 
 
-def test_there_are_no_more_captures_the_longer_it_lasts() -> None:
+def test_number_of_captures_in_a_soak_stays_bounded() -> None:
     """Each that was kept took memory of the operator: what grew with the time of a soak was taken for a leak."""
     sequence, chance, states, there = Sequence(()), Random(1), States(1), []
     for _ in range(400):

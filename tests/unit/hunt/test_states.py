@@ -18,12 +18,12 @@ def field(path: str) -> Field:
     return FIELDS[path]
 
 
-def test_fields_of_all_depths_are_found_and_open_objects_are_left_alone() -> None:
+def test_nested_fields_are_found_and_open_objects_are_skipped() -> None:
     assert {"replicas", "serving.port", "speculation.draft.model", "rollout.gate.override.reason"} <= set(FIELDS)
     assert not [path for path in FIELDS if path.startswith("podTemplate.spec") or path == "target.config"]
 
 
-def test_legal_integers_are_the_bounds_and_illegal_ones_lie_beyond() -> None:
+def test_legal_integers_are_within_bounds_and_illegal_ones_beyond() -> None:
     for each in INTEGERS:
         low, high = each.schema.get("minimum", 0), each.schema.get("maximum", 2**31)
         numbers = [value for value in each.legal() if value != ABSENT]
@@ -33,7 +33,7 @@ def test_legal_integers_are_the_bounds_and_illegal_ones_lie_beyond() -> None:
         assert all(value < low or value > high for value in beyond), each
 
 
-def test_a_state_is_an_example_with_its_changes() -> None:
+def test_state_is_an_example_with_its_changes_applied() -> None:
     changes = (Change(("serving", "port"), 9000), Change(("models",), ABSENT), Change(("rollout", "paused"), True))
     spec = State("llama-8b-ngram", changes).body()["spec"]
     assert spec["serving"] == {"maxModelLen": 16384, "port": 9000}
@@ -47,26 +47,26 @@ def test_examples_are_legal_states(base: str) -> None:
     assert State(base).body()["metadata"] == {"name": "hunted"}
 
 
-def test_the_same_seed_gives_the_same_sequences_and_another_gives_others() -> None:
+def test_sequences_are_the_same_only_for_the_same_seed() -> None:
     assert wander(7, 20) == wander(7, 20)
     assert wander(7, 20) != wander(8, 20)
     assert tour(1) == tour(1)
 
 
-def test_a_tour_comes_by_everything_that_can_go_wrong() -> None:
+def test_tour_includes_every_fault_and_disturbance() -> None:
     kinds = {step.kind for sequence in tour(1) for step in sequence.steps}
     assert {*FAULTS, *DISTURBANCES.values(), "capture", "uncapture", "terminate", "apply"} <= kinds
     assert kinds | {step.kind for each in short_tour() for step in each.steps} <= {*HOW, "apply", "capture"}
 
 
-def test_what_goes_wrong_is_healed_once() -> None:
+def test_each_lasting_fault_is_healed_once() -> None:
     steps = [Step("quota"), Step("unready"), Step("podkill"), Step("finalize", number=2)]
     assert [step.kind for step in healing(steps)] == ["unquota", "unfinalize"]
     assert wrongs(steps) == {"quota", "finalize"}
     assert wrongs([*steps, *healing(steps)]) == frozenset()
 
 
-def test_a_finding_is_read_as_it_was_written(tmp_path) -> None:
+def test_finding_survives_write_and_read(tmp_path) -> None:
     sequences, faults = wander(3, 5)
     beats = [Beat(step, fault) for each in sequences for step, fault in zip(each.steps, itertools.cycle(faults))]
     write(tmp_path / "finding.yaml", beats, "something")

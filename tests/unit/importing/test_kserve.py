@@ -18,7 +18,7 @@ def asked(workload: Workload) -> str:
 
 
 @pytest.mark.parametrize(("given", "asks"), [([], False), ([{"name": "base"}], True)])
-def test_references_to_nothing_are_nothing_to_decide(given: list[Any], *, asks: bool) -> None:
+def test_only_non_empty_base_refs_are_a_decision(given: list[Any], *, asks: bool) -> None:
     assert ("spec.baseRefs" in asked(read(baseRefs=given))) is asks
 
 
@@ -32,7 +32,7 @@ def main(**more: Any) -> dict[str, Any]:
     return {"containers": [{"name": "main", **more}]}
 
 
-def test_what_stands_in_args_comes_last_and_counts() -> None:
+def test_container_args_come_last() -> None:
     env = [{"name": "VLLM_ADDITIONAL_ARGS", "value": "--seed 1"}]
     found = read(template=main(args=["--", "--seed", "2"], env=env), parallelism={"tensor": 2})
     assert words(found) == ["--tensor-parallel-size", "2", "--seed", "1", "--seed", "2"]
@@ -40,11 +40,11 @@ def test_what_stands_in_args_comes_last_and_counts() -> None:
 
 
 @pytest.mark.parametrize(("expert", "flags"), [(True, ["--enable-expert-parallel"]), (False, []), (None, [])])
-def test_experts_are_spread_where_it_is_said(expert: bool | None, flags: list[str]) -> None:
+def test_expert_parallelism_is_set_only_if_requested(expert: bool | None, flags: list[str]) -> None:
     assert words(read(parallelism={"expert": expert})) == flags
 
 
-def test_arguments_from_a_secret_are_asked_about() -> None:
+def test_arguments_from_a_secret_are_a_decision() -> None:
     secret = {"secretKeyRef": {"name": "a", "key": "b"}}
     found = read(template=main(env=[{"name": "VLLM_ADDITIONAL_ARGS", "valueFrom": secret}]))
     assert "VLLM_ADDITIONAL_ARGS" in asked(found)
@@ -61,12 +61,12 @@ def test_arguments_from_a_secret_are_asked_about() -> None:
         ({"pipeline": "2"}, 1, False),
     ],
 )
-def test_pods_of_one_server_are_counted_by_its_stages(parallelism: dict[str, Any], nodes: int, *, asks: bool) -> None:
+def test_node_count_follows_pipeline_parallelism(parallelism: dict[str, Any], nodes: int, *, asks: bool) -> None:
     found = read(worker={"hostname": "x"}, parallelism=parallelism)
     assert found.nodes == nodes
     assert ("spec.worker" in asked(found)) is asks
 
 
-def test_the_model_is_served_by_the_name_that_it_has() -> None:
+def test_model_is_served_under_its_name() -> None:
     args = read().pod["containers"][0]["args"]
     assert args[args.index("--served-model-name") + 1] == "a/b"

@@ -61,7 +61,7 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("case", FOREIGN.values(), ids=FOREIGN)
-def test_an_object_of_another_project_names_what_to_import_instead(
+def test_unsupported_object_error_names_what_to_import_instead(
     specdecode: Specdecode, write: WriteObject, case: tuple[str, str, dict[str, Any], str]
 ) -> None:
     version, kind, spec, answer = case
@@ -72,7 +72,7 @@ def test_an_object_of_another_project_names_what_to_import_instead(
     assert answer in " ".join(result.stderr.split())
 
 
-def test_an_object_of_another_project_does_not_hide_a_server_beside_it(specdecode: Specdecode, tmp_path: Path) -> None:
+def test_unsupported_object_does_not_hide_a_server_beside_it(specdecode: Specdecode, tmp_path: Path) -> None:
     foreign = {"apiVersion": "inference.llmkube.dev/v1alpha1", "kind": "InferenceService", "metadata": {"name": "x"}}
     file = tmp_path / "both.yaml"
     file.write_text(yaml.safe_dump_all([foreign, engine()]))
@@ -90,7 +90,7 @@ def from_map(name: str) -> dict[str, Any]:
 SPLIT = ["--model", "$(MODEL)", "--tensor-parallel-size", "$(TP)"]
 
 
-def test_values_of_a_config_map_in_the_file_are_read() -> None:
+def test_config_map_values_in_the_file_are_read() -> None:
     """GKE accelerated-platforms: kustomize output with the model and the split in a ConfigMap."""
     body = engine(*SPLIT, env=[from_map("MODEL"), from_map("TP"), from_map("VLLM_LOGGING_LEVEL")])
     migration = beside(body, config_map(MODEL=LLAMA_8B, TP="1", VLLM_LOGGING_LEVEL="DEBUG"))
@@ -101,7 +101,7 @@ def test_values_of_a_config_map_in_the_file_are_read() -> None:
     assert "ConfigMap runtime: its current values are copied" in told(migration)
 
 
-def test_all_of_a_config_map_is_read_and_a_variable_of_its_own_counts_before_it() -> None:
+def test_env_from_config_map_is_read_and_own_variables_win() -> None:
     sources = [{"prefix": "VLLM_", "configMapRef": {"name": "runtime"}}]
     env = [{"name": "VLLM_LOGGING_LEVEL", "value": "INFO"}]
     migration = beside(engine(envFrom=sources, env=env), config_map(LOGGING_LEVEL="DEBUG", USE_AOT_COMPILE="1"))
@@ -112,7 +112,7 @@ def test_all_of_a_config_map_is_read_and_a_variable_of_its_own_counts_before_it(
     ]
 
 
-def test_of_a_secret_only_the_names_are_read() -> None:
+def test_only_key_names_of_a_secret_are_read() -> None:
     secret = {"kind": "Secret", "metadata": {"name": "keys"}, "stringData": {"VLLM_API_KEY": "sk-live-1234567890"}}
     migration = beside(engine(envFrom=[{"secretRef": {"name": "keys"}}]), secret)
     assert not migration.decisions, decided(migration)
@@ -121,7 +121,7 @@ def test_of_a_secret_only_the_names_are_read() -> None:
 
 
 @pytest.mark.parametrize("place", [{"name": "another"}, {"name": "runtime", "namespace": "elsewhere"}])
-def test_a_config_map_that_is_not_beside_it_is_asked_for(place: dict[str, str]) -> None:
+def test_config_map_missing_in_the_file_is_a_decision(place: dict[str, str]) -> None:
     body = engine(*SPLIT, env=[from_map("MODEL"), from_map("TP")], resources={"limits": {"nvidia.com/gpu": "4"}})
     migration = beside(body, config_map(MODEL=LLAMA_8B, TP="4") | {"metadata": place})
     assert {"--model", "--tensor-parallel-size"} <= {each.value for each in migration.decisions}
@@ -159,7 +159,7 @@ KSERVE = {
 
 
 @pytest.mark.parametrize(("field", "speculation"), KSERVE.values(), ids=KSERVE)
-def test_the_speculation_of_kserve_is_speculation(field: dict[str, Any], speculation: dict[str, Any]) -> None:
+def test_kserve_speculator_is_imported(field: dict[str, Any], speculation: dict[str, Any]) -> None:
     """kserve#5370 and kserve#5687."""
     template = {"containers": [{"name": "main", "image": "vllm/vllm-openai:v0.33.0", "resources": ONE_GPU}]}
     migration = migrate(LLMISVC | {"spec": {"model": {"uri": f"hf://{LLAMA_8B}"}, "template": template, **field}})
@@ -173,7 +173,7 @@ def test_the_speculation_of_kserve_is_speculation(field: dict[str, Any], specula
 ONE_GPU = {"limits": {"nvidia.com/gpu": "1"}}
 
 
-def test_a_draft_of_kserve_on_a_claim_is_on_the_claim() -> None:
+def test_kserve_draft_on_a_claim_is_imported() -> None:
     template = {"containers": [{"name": "main", "image": "vllm/vllm-openai:v0.33.0", "resources": ONE_GPU}]}
     config = {"method": "draft_model", "num_speculative_tokens": 3}
     speculator = {"model": {"uri": "pvc://weights/draft"}, "config": config}
@@ -197,7 +197,7 @@ def test_a_model_at_the_root_of_a_claim_is_a_decision(uri: str) -> None:
     assert (decision.field, "folder" in decision.message) == ("spec.speculation.draft.model", True)
 
 
-def test_a_key_of_kserve_that_nothing_reads_is_asked_for() -> None:
+def test_unsupported_kserve_key_is_a_decision() -> None:
     spec = {
         "model": {"uri": f"hf://{LLAMA_8B}"},
         "template": {"containers": [{"name": "main", "image": "vllm/vllm-openai:v0.33.0", "resources": ONE_GPU}]},
@@ -208,7 +208,7 @@ def test_a_key_of_kserve_that_nothing_reads_is_asked_for() -> None:
     assert "spec.speculator.model.lora" in said
 
 
-def test_what_a_storage_initializer_fetches_is_a_download() -> None:
+def test_storage_initializer_download_becomes_a_hub_model() -> None:
     """KServe's samples before it had a field: an init container fetches the draft."""
     config = {"method": "eagle3", "model": "/mnt/drafts/head", "num_speculative_tokens": 3}
     body = engine(
@@ -235,7 +235,7 @@ def test_what_a_storage_initializer_fetches_is_a_download() -> None:
 @pytest.mark.parametrize(
     ("adapter", "is_id"), [("owner/adapter", True), ("./owner/adapter", False), ("/loras/a", False)]
 )
-def test_an_adapter_of_the_hub_is_called_one(adapter: str, is_id: bool) -> None:
+def test_lora_adapter_from_the_hub_is_recognized(adapter: str, is_id: bool) -> None:
     (decision,) = migrate(engine(LLAMA_8B, "--enable-lora", "--lora-modules", f"sql={adapter}")).decisions
     assert decision.message.startswith("is a hub id") is is_id
 
@@ -264,25 +264,25 @@ def container(found: Workload) -> dict[str, Any]:
     return only
 
 
-def test_variables_of_a_model_come_after_those_of_all() -> None:
+def test_model_env_comes_after_common_env() -> None:
     common = {"env": [{"name": "A", "value": "all"}]}
     found = container(read(common, env=[{"name": "A", "value": "own"}]))
     assert [each["value"] for each in found["env"]] == ["all", "own"]
 
 
 @pytest.mark.parametrize(("policy", "keys"), [(None, ["all", "own"]), ("override", ["own"])])
-def test_tolerations_add_up_unless_they_override(policy: str | None, keys: list[str]) -> None:
+def test_tolerations_are_merged_unless_overridden(policy: str | None, keys: list[str]) -> None:
     found = read({"tolerations": [{"key": "all"}]}, tolerations=[{"key": "own"}], tolerationsPolicy=policy)
     assert [each["key"] for each in found.pod["tolerations"]] == keys
 
 
-def test_an_affinity_goes_before_terms_of_nodes() -> None:
+def test_affinity_wins_over_node_selector_terms() -> None:
     terms = [{"matchExpressions": []}]
     assert "nodeAffinity" in read(nodeSelectorTerms=terms).pod["affinity"]
     assert read(nodeSelectorTerms=terms, affinity={"podAffinity": {}}).pod["affinity"] == {"podAffinity": {}}
 
 
-def test_resources_in_full_go_before_those_by_name() -> None:
+def test_resources_win_over_request_gpu() -> None:
     limits = {"limits": {"nvidia.com/gpu": 2}}
     assert container(read(resources=limits, requestGPU=4))["resources"] == limits
     by_name = container(read(requestGPU=4, requestGPUType="nvidia.com/mig-4g.71gb"))["resources"]
@@ -290,17 +290,17 @@ def test_resources_in_full_go_before_those_by_name() -> None:
 
 
 @pytest.mark.parametrize(("existing", "asks"), [(None, True), ("models", False)])
-def test_the_claim_of_a_release_is_asked_for_and_one_that_is_named_is_not(existing: str | None, *, asks: bool) -> None:
+def test_claim_without_an_existing_name_is_a_decision(existing: str | None, *, asks: bool) -> None:
     found = read(pvcStorage="10Gi", pvcExistingClaimName=existing)
     assert (CLAIM in [each.field for each in found.remarks.decisions]) is asks
 
 
-def test_half_a_secret_is_no_secret() -> None:
+def test_incomplete_secret_reference_is_ignored() -> None:
     env = container(read(hf_token={"secretName": "hub"}))["env"]
     assert [each for each in env if each["name"] == "HF_TOKEN"] == []
 
 
-def test_a_runtime_of_the_model_goes_before_that_of_all() -> None:
+def test_runtime_class_of_the_model_wins_over_the_common_one() -> None:
     common = {"runtimeClassName": "nvidia"}
     assert read(common).pod["runtimeClassName"] == "nvidia"
     assert read(common, runtimeClassName="own").pod["runtimeClassName"] == "own"
@@ -314,7 +314,5 @@ def test_a_runtime_of_the_model_goes_before_that_of_all() -> None:
         ({"enablePrefixCaching": True}, ["--enable-prefix-caching"]),
     ],
 )
-def test_prefix_caching_is_off_where_settings_do_not_turn_it_on(
-    config: dict[str, Any] | None, flags: list[str]
-) -> None:
+def test_vllm_config_without_prefix_caching_turns_it_off(config: dict[str, Any] | None, flags: list[str]) -> None:
     assert container(read(vllmConfig=config))["args"] == ["a/b", "--port", "8000", *flags]

@@ -53,14 +53,14 @@ WITHOUT_FIELD = {
 
 
 @pytest.mark.parametrize(("model", "keys"), WITHOUT_FIELD.values(), ids=WITHOUT_FIELD)
-def test_keys_without_a_field_are_passed_on(model: str, keys: dict[str, Any]) -> None:
+def test_speculative_keys_without_a_field_become_extra_config(model: str, keys: dict[str, Any]) -> None:
     """vllm-project/recipes MiniMax-M3, Qwen3.6-35B-A3B; vllm#32206; vllm#41559."""
     migration = command(model, sc={"method": "mtp", "num_speculative_tokens": 3, **keys})
     assert not migration.decisions, decided(migration)
     assert speculation(migration)["extraConfig"] == keys
 
 
-def test_the_checkpoint_of_mtp_layers_is_kept() -> None:
+def test_mtp_checkpoint_becomes_the_draft() -> None:
     """vllm#48848, Step-3.7-Flash guide: with method mtp the key model names the checkpoint that drafts."""
     keys = {"method": "mtp", "model": "org/qwen3.5-9b-mtp-finetuned", "num_speculative_tokens": 2}
     migration = command("Qwen/Qwen3.5-9B", "--max-model-len", "32768", sc=keys)
@@ -71,13 +71,13 @@ def test_the_checkpoint_of_mtp_layers_is_kept() -> None:
     }
 
 
-def test_a_draft_of_mtp_on_the_machine_is_a_decision() -> None:
+def test_local_mtp_checkpoint_is_a_decision() -> None:
     keys = {"method": "mtp", "model": "/models/qwen3.5-9b-mtp-finetuned", "num_speculative_tokens": 2}
     migration = command("Qwen/Qwen3.5-9B", sc=keys)
     assert "spec.speculation.draft.model: /models/qwen3.5-9b-mtp-finetuned" in decided(migration)
 
 
-def test_the_target_as_its_own_draft_needs_no_field() -> None:
+def test_mtp_draft_equal_to_the_target_is_omitted() -> None:
     keys = {"method": "mtp", "model": "Qwen/Qwen3.5-9B", "num_speculative_tokens": 2}
     migration = command("Qwen/Qwen3.5-9B", sc=keys)
     assert not migration.decisions, decided(migration)
@@ -85,7 +85,7 @@ def test_the_target_as_its_own_draft_needs_no_field() -> None:
     assert "draft Qwen/Qwen3.5-9B" in told(migration)
 
 
-def test_suffix_without_k_takes_the_depth_of_its_trees() -> None:
+def test_suffix_without_k_uses_the_maximum_tree_depth() -> None:
     """OpenHands docs: {"method": "suffix"} alone; vLLM takes suffix_decoding_max_tree_depth."""
     migration = command("Qwen/Qwen3-30B-A3B", sc={"method": "suffix"})
     assert [each.field for each in migration.decisions] == ["spec.engine.image"]
@@ -101,12 +101,12 @@ def test_suffix_may_propose_more_than_32_tokens() -> None:
     assert [each.field for each in other.decisions] == ["spec.speculation.numSpeculativeTokens"]
 
 
-def test_another_method_without_k_asks_for_it() -> None:
+def test_other_method_without_k_is_a_decision() -> None:
     migration = command("Qwen/Qwen3-30B-A3B", sc={"method": "ngram"})
     assert "spec.speculation.numSpeculativeTokens" in [each.field for each in migration.decisions]
 
 
-def test_dspark_without_a_draft_keeps_to_the_target() -> None:
+def test_dspark_without_a_draft_uses_the_target() -> None:
     """vllm-project/recipes DeepSeek-V4-Flash: vLLM takes the target's own checkpoint."""
     migration = command("deepseek-ai/DeepSeek-V4-Flash", sc={"method": "dspark", "num_speculative_tokens": 3})
     assert speculation(migration) == {"method": "dspark", "numSpeculativeTokens": 3}
@@ -121,7 +121,7 @@ def test_dspark_without_a_draft_keeps_to_the_target() -> None:
         ([], 262144),
     ],
 )
-def test_without_chunked_prefill_a_step_holds_the_longest_request(words: list[str], tokens: int) -> None:
+def test_max_num_batched_tokens_covers_max_model_len_without_chunking(words: list[str], tokens: int) -> None:
     """vllm-project/recipes Qwen3-Next-80B: vLLM raises max_num_batched_tokens to max_model_len."""
     keys = {"method": "qwen3_next_mtp", "num_speculative_tokens": 2}
     recipe = ("Qwen/Qwen3-Next-80B-A3B-Instruct", "--no-enable-chunked-prefill", "-tp", "8")
@@ -130,7 +130,7 @@ def test_without_chunked_prefill_a_step_holds_the_longest_request(words: list[st
     assert migration.body["spec"]["serving"]["maxNumBatchedTokens"] == tokens
 
 
-def test_the_longest_request_of_an_unknown_model_is_asked_for() -> None:
+def test_max_num_batched_tokens_of_an_unknown_model_is_a_decision() -> None:
     migration = command("org/unknown", "--no-enable-chunked-prefill")
     assert "spec.serving.maxNumBatchedTokens" in [each.field for each in migration.decisions]
 
@@ -147,7 +147,7 @@ SPECULATORS_CONFIG = {
 }
 
 
-def test_a_speculators_checkpoint_alone_is_its_verifier_with_a_head() -> None:
+def test_speculators_checkpoint_becomes_its_verifier_with_a_head() -> None:
     """vLLM docs: vllm serve RedHatAI/…-speculator.eagle3 serves the verifier and drafts with the head."""
     migration = with_config(SPECULATOR, SPECULATORS_CONFIG, "--max-model-len", "16384")
     assert migration.body["spec"]["target"]["model"] == "meta-llama/Llama-3.1-8B-Instruct"
@@ -159,7 +159,7 @@ def test_a_speculators_checkpoint_alone_is_its_verifier_with_a_head() -> None:
     assert migration.body["spec"]["serving"]["servedModelNames"] == [SPECULATOR]
 
 
-def test_what_is_said_beside_a_speculators_checkpoint_counts_where_vllm_counts_it() -> None:
+def test_speculators_and_speculative_config_are_merged_as_in_vllm() -> None:
     keys = {"method": "ngram", "num_speculative_tokens": 5, "attention_backend": "TRITON_ATTN"}
     migration = with_config(SPECULATOR, SPECULATORS_CONFIG, sc=keys)
     found = speculation(migration)
@@ -171,19 +171,19 @@ def test_what_is_said_beside_a_speculators_checkpoint_counts_where_vllm_counts_i
 @pytest.mark.parametrize(
     ("kind", "method"), [("peagle", "eagle3"), ("dflash2", "dflash"), ("dflash", "dflash"), ("eagle", "eagle")]
 )
-def test_the_method_of_a_speculators_checkpoint_is_that_of_vllm(kind: str, method: str) -> None:
+def test_method_of_a_speculators_checkpoint_matches_vllm(kind: str, method: str) -> None:
     config = {**SPECULATORS_CONFIG, "speculators_model_type": kind}
     assert speculation(with_config("org/head", config))["method"] == method
 
 
-def test_a_head_alone_without_its_config_is_a_decision() -> None:
+def test_head_without_its_config_is_a_decision() -> None:
     (decision,) = command("org/Llama-3.1-8B-Instruct-speculator.eagle3", "--max-model-len", "16384").decisions
     assert (decision.field, "--model-config" in decision.message) == ("spec.target.model", True)
     known = command("AngelSlim/Qwen3-1.7B_eagle3")
     assert "serve Qwen/Qwen3-1.7B with method eagle3" in decided(known)
 
 
-def test_a_config_of_another_model_is_refused() -> None:
+def test_model_config_of_another_model_is_refused() -> None:
     workload = read_words(["vllm", "serve", "org/model"])
     with pytest.raises(MigrationError, match="--model-config: org/other"):
         migrate_workload(workload, configs={"org/other": {}})
@@ -204,7 +204,7 @@ def test_a_config_of_another_model_is_refused() -> None:
         ("moe_backend", "3", "3"),
     ],
 )
-def test_values_are_read_in_lax_mode(key: str, value: object, read: object) -> None:
+def test_speculative_values_are_converted_as_in_lax_mode(key: str, value: object, read: object) -> None:
     found = read_lax(key, value)
     assert (found, type(found)) == (read, type(read))
 
@@ -228,7 +228,7 @@ def overriding(rope: Mapping[str, Any], **more: Any) -> Migration:
     return migrate_workload(read_words(words), engine_version="0.33")
 
 
-def test_a_yarn_beside_the_model_s_own_rope_parameters_is_the_field() -> None:
+def test_yarn_with_the_rope_parameters_of_the_model_becomes_a_field() -> None:
     """Model cards of Qwen3.5 and Qwen3.6; vllm-project/recipes#398."""
     migration = overriding(LONG_ROPE)
     assert not migration.decisions, decided(migration)
@@ -242,13 +242,13 @@ def test_a_yarn_beside_the_model_s_own_rope_parameters_is_the_field() -> None:
     [({**LONG_ROPE, "rope_theta": 5}, {}), (LONG_ROPE, {"vocab_size": 248320})],
     ids=["another base", "another override"],
 )
-def test_a_yarn_beside_other_overrides_is_passed_on_and_allowed(rope: dict[str, Any], more: dict[str, Any]) -> None:
+def test_yarn_with_other_overrides_stays_an_argument(rope: dict[str, Any], more: dict[str, Any]) -> None:
     migration = overriding(rope, **more)
     assert not migration.decisions, decided(migration)
     assert "--hf-overrides" in migration.body["spec"]["engine"]["extraArgs"]
 
 
-def test_a_longer_length_than_the_model_s_is_allowed_by_the_variable() -> None:
+def test_variable_allows_a_length_beyond_that_of_the_model() -> None:
     words = ["vllm", "serve", "Qwen/Qwen3-32B", "-tp", "4", "--max-model-len", "131072"]
     allowed = migrate_workload(read_words(["env", "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1", *words]), engine_version="0.33")
     assert not allowed.decisions, decided(allowed)

@@ -181,12 +181,12 @@ def check(spec: dict[str, Any]) -> None:
 # Specs are large, and condition the smallest that fails takes minutes: what fails is told by the difference.
 @settings(max_examples=40, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(SPECS)
-def test_an_object_survives_rendering_and_import(spec: dict[str, Any]) -> None:
+def test_object_survives_rendering_and_import(spec: dict[str, Any]) -> None:
     assume(rendered(spec) is not None)
     check(spec)
 
 
-def test_a_cpu_engine_survives_it() -> None:
+def test_cpu_object_survives_rendering_and_import() -> None:
     spec = {
         "target": {"model": LLAMA_1B},
         "speculation": {"method": "ngram", "numSpeculativeTokens": 3},

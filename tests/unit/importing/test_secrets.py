@@ -68,7 +68,7 @@ def printed(migration: Migration) -> str:
 
 
 @pytest.mark.parametrize("body", SERVERS.values(), ids=SERVERS)
-def test_a_secret_is_asked_for_and_never_printed(body: dict[str, Any]) -> None:
+def test_plain_text_secret_is_a_decision_and_not_printed(body: dict[str, Any]) -> None:
     migration = migrate(body)
     assert migration.decisions
     assert SECRET not in printed(migration)
@@ -88,7 +88,7 @@ ERRORS = {
 
 
 @pytest.mark.parametrize("body", ERRORS.values(), ids=ERRORS)
-def test_no_error_shows_a_secret(body: dict[str, Any]) -> None:
+def test_errors_show_no_secret(body: dict[str, Any]) -> None:
     with pytest.raises(MigrationError) as refused:
         migrate(body)
     assert SECRET not in str(refused.value)
@@ -106,7 +106,7 @@ def test_no_error_shows_a_secret(body: dict[str, Any]) -> None:
         f"docker login -p {PASSWORD}\ndocker run --gpus all vllm/vllm-openai:v0.33.0 {LLAMA_8B} --api-key {PASSWORD}",
     ],
 )
-def test_a_command_line_is_told_without_its_secrets(specdecode: Specdecode, write: WriteObject, text: str) -> None:
+def test_command_line_secrets_are_not_printed(specdecode: Specdecode, write: WriteObject, text: str) -> None:
     result = specdecode("import", "-f", write("run.sh", text))
     assert result.exit_code == 2
     assert SECRET not in result.output
@@ -122,7 +122,7 @@ def test_a_command_line_is_told_without_its_secrets(specdecode: Specdecode, writ
         "--made-up.private_key=/etc/keys/tls.key",
     ],
 )
-def test_an_argument_that_only_looks_like_one_is_kept(argument: str) -> None:
+def test_argument_similar_to_a_secret_is_kept(argument: str) -> None:
     assert without_secrets(argument) == argument
 
 
@@ -136,7 +136,7 @@ def test_an_argument_that_only_looks_like_one_is_kept(argument: str) -> None:
         ['proxy --password $PASSWORD --api-key "$KEY" --token </run/token'],
     ],
 )
-def test_a_flag_without_a_password_behind_it_is_kept(args: list[str]) -> None:
+def test_secret_flag_without_a_plain_text_value_is_kept(args: list[str]) -> None:
     migration = migrate(sidecar(args=args))
     assert not migration.decisions
     assert migration.body["spec"]["podTemplate"]["spec"]["containers"][-1]["args"] == args
@@ -145,7 +145,7 @@ def test_a_flag_without_a_password_behind_it_is_kept(args: list[str]) -> None:
 @pytest.mark.parametrize(
     "name", ["VLLM_MAX_TOKENS_PER_EXPERT_FP4_MOE", "TOKENIZERS_PARALLELISM", "KEY_LENGTH", "NCCL_NET", "SECRET_FILE"]
 )
-def test_a_setting_with_such_a_word_in_its_name_is_none(name: str) -> None:
+def test_harmless_variable_with_a_secret_word_in_its_name_is_kept(name: str) -> None:
     migration = migrate(env(**{name: "7"}))
     assert not migration.decisions
     assert migration.body["spec"]["engine"]["env"] == [{"name": name, "value": "7"}]

@@ -43,7 +43,7 @@ def decided(migration: Migration) -> str:
         ["--hf-overrides", f'{{"rope_parameters": {YARN[:-1]}, "rope_theta": 1000000}}}}'],
     ],
 )
-def test_a_longer_rope_becomes_its_field(specdecode: Specdecode, write: WriteObject, flags: list[str]) -> None:
+def test_yarn_rope_scaling_becomes_its_field(specdecode: Specdecode, write: WriteObject, flags: list[str]) -> None:
     source = write("d.yaml", engine("Qwen/Qwen3-32B", *flags, "--max-model-len", "131072"))
     finished = specdecode("import", "-f", source)
     assert finished.exit_code == 0, finished.output
@@ -62,9 +62,7 @@ def test_a_longer_rope_becomes_its_field(specdecode: Specdecode, write: WriteObj
         "4",
     ],
 )
-def test_a_rope_that_no_field_says_is_never_lost_in_silence(
-    specdecode: Specdecode, write: WriteObject, rope: str
-) -> None:
+def test_unsupported_rope_scaling_is_a_decision(specdecode: Specdecode, write: WriteObject, rope: str) -> None:
     source = write("d.yaml", engine("Qwen/Qwen3-32B", "--rope-scaling", rope, "--max-model-len", "131072"))
     assert "--hf-overrides" in asked(specdecode, source)
     assert specdecode("import", "-f", source).stdout.startswith("# Decide first")
@@ -81,7 +79,7 @@ def test_a_rope_that_no_field_says_is_never_lost_in_silence(
     ],
     ids=["a length that it multiplies", "an original length", "a factor of many digits", "another length", "a base"],
 )
-def test_a_rope_that_the_field_would_say_otherwise_stays_an_argument(overrides: dict[str, Any]) -> None:
+def test_rope_scaling_that_the_field_would_change_stays_an_argument(overrides: dict[str, Any]) -> None:
     migration = migrate(engine("Qwen/Qwen3-32B", "--hf-overrides", json.dumps(overrides)))
     assert "ropeScaling" not in migration.body["spec"]["target"]
 
@@ -113,7 +111,7 @@ ASKED = {
 
 
 @pytest.mark.parametrize("flags", ASKED.values(), ids=ASKED)
-def test_a_setting_that_changes_the_server_is_a_decision(flags: list[str]) -> None:
+def test_flag_that_changes_the_server_is_a_decision(flags: list[str]) -> None:
     version = "0.31" if "--custom-histogram-buckets=[1]" in flags else "0.33"
     migration = imported(*flags, version=version)
     assert migration.decisions, told(migration)
@@ -135,7 +133,7 @@ HARMLESS = {
 
 
 @pytest.mark.parametrize("flags", HARMLESS.values(), ids=HARMLESS)
-def test_a_setting_without_which_nothing_is_lost_is_told(flags: list[str]) -> None:
+def test_dropped_harmless_flag_is_reported(flags: list[str]) -> None:
     migration = imported(*flags)
     assert not migration.decisions, decided(migration)
     assert flags[0].partition("=")[0].replace("_", "-").strip("-")[:9] in told(migration).replace("speculative-c", "sc")
@@ -166,13 +164,13 @@ CARRIED = {
 
 
 @pytest.mark.parametrize(("flags", "now"), CARRIED.values(), ids=CARRIED)
-def test_what_has_a_successor_is_carried_to_it(flags: list[str], now: list[str]) -> None:
+def test_removed_flag_is_replaced_by_its_successor(flags: list[str], now: list[str]) -> None:
     migration = imported(*flags)
     assert not migration.decisions, decided(migration)
     assert migration.body["spec"]["engine"]["extraArgs"] == now
 
 
-def test_a_renamed_switch_goes_by_the_image_s_version() -> None:
+def test_renamed_flag_follows_the_vllm_version() -> None:
     old, new = "--enable-mamba-fine-grained-prefix-cache", "--enable-mamba-shared-prefix-checkpoint"
     assert imported(old, version="0.30").body["spec"]["engine"]["extraArgs"] == [old]
     assert imported(old, version="0.31").body["spec"]["engine"]["extraArgs"] == [new]
@@ -187,14 +185,14 @@ TWICE = {
 
 
 @pytest.mark.parametrize(("flags", "expected"), TWICE.values(), ids=TWICE)
-def test_of_a_flag_that_stands_there_twice_the_last_counts(flags: list[str], expected: tuple[str, Any]) -> None:
+def test_last_value_of_a_repeated_flag_is_used(flags: list[str], expected: tuple[str, Any]) -> None:
     migration = imported(*flags)
     field, value = expected
     assert migration.body["spec"]["serving"].get(field) == value
     assert "vLLM uses the last value" in told(migration)
 
 
-def test_dotted_keys_stand_behind_all_json() -> None:
+def test_dotted_keys_override_the_json_value() -> None:
     """vllm/utils/argparse_utils.py puts them together and appends them as one JSON value."""
     config = json.dumps({"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4})
     migration = imported(
@@ -212,7 +210,7 @@ VARIABLES_CARRIED = {
 
 
 @pytest.mark.parametrize("name", VARIABLES_CARRIED)
-def test_a_variable_that_became_a_flag_is_carried_to_it(name: str) -> None:
+def test_variable_that_became_a_flag_is_imported_as_the_flag(name: str) -> None:
     value, flags = VARIABLES_CARRIED[name]
     migration = imported(env={name: value})
     assert not migration.decisions
@@ -223,13 +221,13 @@ def test_a_variable_that_became_a_flag_is_carried_to_it(name: str) -> None:
     ("words", "name"),
     [(["-n2"], "--nnodes"), (["-n", "2"], "--nnodes"), (["-t", "2"], "--tensor-parallel-size")],
 )
-def test_a_short_name_takes_its_value_as_for_vllm(words: list[str], name: str) -> None:
+def test_short_flag_takes_its_value_as_in_vllm(words: list[str], name: str) -> None:
     first, *_, last = read_arguments([*words, "org/model"], find_profile("0.33"))
     assert (first.name, first.value, first.known) == (name, "2", True)
     assert (last.name, last.value) == ("", "org/model")
 
 
-def test_a_variable_goes_by_the_image_s_version() -> None:
+def test_replaced_variable_follows_the_vllm_version() -> None:
     name = "VLLM_PREFIX_CACHE_RETENTION_INTERVAL"
     kept = imported(version="0.28", env={name: "64"}).body["spec"]["engine"]
     assert kept == {"version": "0.28", "env": [{"name": name, "value": "64"}]}
@@ -241,7 +239,7 @@ def test_a_variable_goes_by_the_image_s_version() -> None:
     assert renamed == [{"name": "VLLM_ENABLE_GEMM_RS", "value": "1"}]
 
 
-def test_a_flag_counts_before_the_variable_that_it_was() -> None:
+def test_flag_wins_over_the_variable_it_replaced() -> None:
     migration = imported("--attention-backend", "FLASH_ATTN", env={"VLLM_ATTENTION_BACKEND": "FLASHINFER"})
     assert migration.body["spec"]["engine"]["extraArgs"] == ["--attention-backend", "FLASH_ATTN"]
     assert "VLLM_ATTENTION_BACKEND" in decided(migration)
@@ -259,7 +257,7 @@ def test_a_flag_counts_before_the_variable_that_it_was() -> None:
         ("VLLM_USE_MODELSCOPE", "True"),
     ],
 )
-def test_a_variable_that_changes_the_server_is_a_decision(name: str, value: str) -> None:
+def test_variable_that_changes_the_server_is_a_decision(name: str, value: str) -> None:
     migration = imported(env={name: value})
     assert name in decided(migration)
     assert value not in str(migration), "it may be a secret"
@@ -268,21 +266,21 @@ def test_a_variable_that_changes_the_server_is_a_decision(name: str, value: str)
 @pytest.mark.parametrize(
     ("name", "value"), [("VLLM_USE_V1", "1"), ("VLLM_SERVER_DEV_MODE", "0"), ("VLLM_ROCM_NEW", "1")]
 )
-def test_a_variable_without_which_nothing_is_lost_is_told(name: str, value: str) -> None:
+def test_dropped_harmless_variable_is_reported(name: str, value: str) -> None:
     migration = imported(env={name: value})
     assert not migration.decisions
     assert name in told(migration)
     assert "engine" not in migration.body["spec"]
 
 
-def test_variables_from_elsewhere_are_a_decision() -> None:
+def test_env_from_is_a_decision() -> None:
     migration = imported(
         envFrom=[{"secretRef": {"name": "tuning"}}, {"prefix": "A_", "configMapRef": {"name": "more"}}]
     )
     assert "envFrom: tuning, more" in decided(migration)
 
 
-def test_every_setting_that_a_known_version_lost_is_judged() -> None:
+def test_every_removed_flag_and_variable_has_an_entry() -> None:
     for version in KNOWN_VERSIONS:
         profile = find_profile(version)
         assert set(profile.removed_flags) <= {*FLAGS, *OLD_KEYS}
@@ -294,7 +292,7 @@ def test_every_setting_that_a_known_version_lost_is_judged() -> None:
 
 
 @pytest.mark.parametrize("version", KNOWN_VERSIONS)
-def test_successors_are_there(version: str) -> None:
+def test_successor_flags_exist_in_the_version(version: str) -> None:
     profile = find_profile(version)
     since = {"--prefix-cache-retention-interval", "--enable-mamba-shared-prefix-checkpoint"}
     for name, older in {**FLAGS, **VARIABLES}.items():
@@ -314,7 +312,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("flags", FILES.values(), ids=FILES)
-def test_a_file_that_no_mount_holds_is_a_decision(flags: list[str]) -> None:
+def test_file_argument_without_a_mount_is_a_decision(flags: list[str]) -> None:
     (decision,) = imported(*flags).decisions
     assert decision.field == "spec.engine.extraArgs"
     assert "loras/a" in decision.value
@@ -331,14 +329,14 @@ def test_a_file_that_no_mount_holds_is_a_decision(flags: list[str]) -> None:
         ["--root-path", "/v1"],
     ],
 )
-def test_a_file_that_goes_on_with_its_mount_or_its_image_is_none(flags: list[str]) -> None:
+def test_file_argument_in_a_mount_or_the_image_is_no_decision(flags: list[str]) -> None:
     body = engine(LLAMA_8B, *flags, volumeMounts=[{"name": "held", "mountPath": "/held"}])
     body["spec"]["template"]["spec"]["volumes"] = [{"name": "held", "configMap": {"name": "held"}}]
     assert not migrate(body).decisions
 
 
 @pytest.mark.parametrize("method", ["ngram", "ngram_gpu", "suffix"])
-def test_keys_of_a_draft_that_is_none_are_told(method: str) -> None:
+def test_draft_keys_of_a_method_without_a_draft_are_reported(method: str) -> None:
     keys = {"model": "a/b", "max_model_len": 2048, "revision": "main", "draft_tensor_parallel_size": 1}
     config = {"method": method, "num_speculative_tokens": 3, "quantization": "fp8", **keys}
     migration = imported("-sc", json.dumps(config))
@@ -347,7 +345,7 @@ def test_keys_of_a_draft_that_is_none_are_told(method: str) -> None:
     assert all(f"--speculative-config {key}: applies to drafts" in told(migration) for key in (*keys, "quantization"))
 
 
-def test_a_lossy_check_is_asked_for_and_its_parameters_are_not_lost() -> None:
+def test_lossy_rejection_sampling_is_a_decision_and_keeps_its_parameters() -> None:
     fly = {"method": "ngram", "num_speculative_tokens": 5, "rejection_sample_method": "fly"}
     plain = imported("-sc", json.dumps(fly | {"fly_window_size": 4, "fly_entropy_threshold": 0.3}))
     assert plain.body["spec"]["speculation"]["rejectionSampling"] == "fly"
@@ -400,7 +398,7 @@ def missing(migration: Migration, names: Iterable[str]) -> list[str]:
 
 
 @pytest.mark.parametrize(("cpu", "cores"), [("6500m", 6), ("6.5", 6), ("500m", 1), (6, 6)])
-def test_parts_of_a_core_are_left_out(cpu: object, cores: int) -> None:
+def test_fractional_cpu_cores_become_whole(cpu: object, cores: int) -> None:
     amounts = {"limits": {"cpu": cpu, "memory": "64Gi"}}
     body = engine(LLAMA_8B, image="my.io/vllm-cpu:v0.33.0", resources=amounts)
     assert migrate(body).body["spec"]["accelerator"]["cpuCores"] == cores
@@ -408,7 +406,7 @@ def test_parts_of_a_core_are_left_out(cpu: object, cores: int) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("version", [KNOWN_VERSIONS[0], KNOWN_VERSIONS[-1]])
-def test_each_key_of_the_speculative_config_is_accounted_for(version: str, method: str) -> None:
+def test_report_names_each_speculative_config_key(version: str, method: str) -> None:
     keys = sorted({*find_profile(version).speculative_keys, "disable_by_batch_size", "acceptance_method", "unheard_of"})
     config = {key: VALUES.get(key, 3) for key in keys} | {"method": method}
     image = f"vllm/vllm-openai:v{version}.0"
@@ -421,13 +419,13 @@ def test_each_key_of_the_speculative_config_is_accounted_for(version: str, metho
 
 
 @pytest.mark.parametrize("value", [None, False, "false"])
-def test_a_key_with_the_value_that_holds_anyway_is_told(value: object) -> None:
+def test_report_names_speculative_keys_with_default_values(value: object) -> None:
     keys = sorted(find_profile(KNOWN_VERSIONS[-1]).speculative_keys - {"method", "model"})
     config = {"method": "mtp", "num_speculative_tokens": 2, **dict.fromkeys(keys, value)}
     assert missing(migrate(engine("Qwen/Qwen3.5-27B", "-sc", json.dumps(config))), keys) == []
 
 
-def test_a_dotted_path_says_a_part_of_a_key() -> None:
+def test_dotted_paths_are_merged_into_their_key() -> None:
     flags = ["-sc.method=mtp", "-sc.num_speculative_tokens=2", "-sc.draft_load_config.load_format=dummy"]
     migration = migrate(engine("Qwen/Qwen3.5-27B", *flags, "-sc.draft_load_config.device", "cpu"))
     assert migration.body["spec"]["speculation"]["extraConfig"] == {
@@ -436,7 +434,7 @@ def test_a_dotted_path_says_a_part_of_a_key() -> None:
 
 
 @pytest.mark.parametrize("version", [KNOWN_VERSIONS[0], KNOWN_VERSIONS[-1]])
-def test_each_flag_is_accounted_for(version: str) -> None:
+def test_report_names_each_flag(version: str) -> None:
     profile = find_profile(version)
     words: list[str] = []
     flags = {flag.name: flag for flag in profile.flags.values()}
@@ -451,7 +449,7 @@ def test_each_flag_is_accounted_for(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", [KNOWN_VERSIONS[0], KNOWN_VERSIONS[-1]])
-def test_each_variable_is_accounted_for(version: str) -> None:
+def test_report_names_each_variable(version: str) -> None:
     others = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HOME", "HF_ENDPOINT", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
     names = sorted({*find_profile(version).variables, *VARIABLES, *others, "NCCL_DEBUG", "MINE"})
     env = [{"name": name, "value": "1"} for name in names]
@@ -459,7 +457,7 @@ def test_each_variable_is_accounted_for(version: str) -> None:
     assert missing(migration, names) == []
 
 
-def test_each_label_and_annotation_is_accounted_for() -> None:
+def test_report_names_each_label_and_annotation() -> None:
     body = engine()
     words = {"team": "a", "pod-template-hash": "b", "specdecode.io/x": "c", "kubectl.kubernetes.io/restartedAt": "d"}
     of_object = {"owner": "e", "deployment.kubernetes.io/revision": "1"}
@@ -482,7 +480,7 @@ def test_each_label_and_annotation_is_accounted_for() -> None:
         (["--model=/models/llama", "--revision", "main"], "revision main"),
     ],
 )
-def test_what_is_said_twice_or_in_vain_is_told(flags: list[str], name: str) -> None:
+def test_repeated_or_useless_setting_is_reported(flags: list[str], name: str) -> None:
     body = engine(*flags, volumeMounts=[{"name": "models", "mountPath": "/models"}])
     claim = {"name": "models", "persistentVolumeClaim": {"claimName": "weights"}}
     body["spec"]["template"]["spec"]["volumes"] = [claim]

@@ -13,7 +13,7 @@ from tests.unit.cli.old_deployments import LLAMA_8B
 from tests.unit.importing.test_sources import HUB_TOKEN, IMAGE, QWEN, left_open, spec_of
 
 
-def test_the_words_of_a_command_are_read_behind_two_dashes(specdecode: Specdecode) -> None:
+def test_command_words_are_read_after_two_dashes(specdecode: Specdecode) -> None:
     result = specdecode("import", "--", "vllm", "serve", LLAMA_8B, "--max-num-seqs", "64", "--api-key", "sk-secret")
     body = yaml.safe_load(result.stdout)
     assert body["metadata"] == {"name": "llama-3-1-8b-instruct"}
@@ -22,7 +22,7 @@ def test_the_words_of_a_command_are_read_behind_two_dashes(specdecode: Specdecod
     assert "sk-secret" not in result.output
 
 
-def test_a_command_line_is_read_from_standard_input(specdecode: Specdecode) -> None:
+def test_command_line_is_read_from_standard_input(specdecode: Specdecode) -> None:
     result = specdecode("import", "-f", "-", stdin=f"$ vllm serve {LLAMA_8B} \\\n    -tp 2\n")
     assert (result.exit_code, yaml.safe_load(result.stdout)["spec"]["parallelism"]) == (0, {"tensor": 2})
 
@@ -30,16 +30,16 @@ def test_a_command_line_is_read_from_standard_input(specdecode: Specdecode) -> N
 @pytest.mark.parametrize(
     "words", [("bash", "-c", "vllm serve Qwen/Qwen3-8B -tp 2"), ("sh", "-ec", "exec vllm serve Qwen/Qwen3-8B -tp 2")]
 )
-def test_the_script_of_a_shell_is_read(words: tuple[str, ...]) -> None:
+def test_shell_script_argument_is_read(words: tuple[str, ...]) -> None:
     assert spec_of(*words) == spec_of("vllm", "serve", "Qwen/Qwen3-8B", "-tp", "2")
     assert spec_of(shlex.join(words)) == spec_of(*words)
 
 
-def test_a_line_in_quotes_is_read() -> None:
+def test_quoted_command_line_is_read() -> None:
     assert spec_of("vllm serve Qwen/Qwen3-8B -tp 2") == spec_of("vllm", "serve", "Qwen/Qwen3-8B", "-tp", "2")
 
 
-def test_what_is_set_for_a_shell_is_not_lost() -> None:
+def test_variable_set_before_a_shell_command_is_refused() -> None:
     with pytest.raises(MigrationError):
         migrate_workload(read_words(["HF_HOME=/x bash -c 'vllm serve Qwen/Qwen3-8B'"]))
 
@@ -47,7 +47,7 @@ def test_what_is_set_for_a_shell_is_not_lost() -> None:
 RUN = ("docker", "run", "--rm", "-it", "--gpus=all")
 
 
-def test_short_options_stand_together_or_with_their_values() -> None:
+def test_combined_short_docker_options_are_read() -> None:
     spec = spec_of(
         "sudo", "docker", "run", "-dit", "-p8000:8000", "-eA=1", "-e", "B=$x", "--gpus", "2", IMAGE, LLAMA_8B
     )
@@ -55,26 +55,26 @@ def test_short_options_stand_together_or_with_their_values() -> None:
     assert spec["target"]["model"] == LLAMA_8B
 
 
-def test_an_entrypoint_comes_before_the_command() -> None:
+def test_docker_entrypoint_precedes_the_command() -> None:
     spec = spec_of(
         *RUN, "--entrypoint", "python3", IMAGE, "-m", "vllm.entrypoints.openai.api_server", "--model", LLAMA_8B
     )
     assert spec["target"]["model"] == LLAMA_8B
 
 
-def test_memory_and_cores_go_to_the_pod() -> None:
+def test_docker_memory_cpus_and_user_go_to_the_pod_template() -> None:
     spec = spec_of(*RUN, "-m", "64g", "--cpus=8", "--user", "1000:100", IMAGE, LLAMA_8B)
     (container,) = spec["podTemplate"]["spec"]["containers"]
     assert container["resources"] == {"limits": {"memory": "64Gi", "cpu": "8"}}
     assert container["securityContext"] == {"runAsUser": 1000, "runAsGroup": 100}
 
 
-def test_gpus_that_are_left_idle_are_told() -> None:
+def test_idle_docker_gpus_are_reported() -> None:
     migration = migrate_workload(read_words(["docker", "run", "--gpus", '"device=0,1,2,3"', IMAGE, LLAMA_8B, "-tp=2"]))
     assert any(each.name == "resources nvidia.com/gpu 4" for each in migration.settings)
 
 
-def test_a_server_without_gpus_is_told_by_its_variables() -> None:
+def test_docker_cpu_server_becomes_a_cpu_accelerator() -> None:
     words = [
         *("docker", "run", "--cpus", "16", "--memory=64g", "-e", "VLLM_CPU_KVCACHE_SPACE=8"),
         *("my.io/vllm-cpu:v0.33.0", LLAMA_8B),
@@ -91,7 +91,7 @@ def test_a_server_without_gpus_is_told_by_its_variables() -> None:
         (["-v", "weights:/m"], "spec.models.volume: /var/lib/docker/volumes/weights/_data: "),
     ],
 )
-def test_a_folder_of_the_machine_is_none_of_a_node(options: list[str], words: str) -> None:
+def test_folder_of_the_local_machine_is_a_decision(options: list[str], words: str) -> None:
     assert words in left_open(*RUN, *options, IMAGE, "--model", "/m/llama")
 
 
@@ -111,7 +111,7 @@ def test_a_folder_of_the_machine_is_none_of_a_node(options: list[str], words: st
         (["--made-up", "1"], "spec.podTemplate: --made-up"),
     ],
 )
-def test_what_a_pod_of_the_operator_has_not_is_a_decision(options: list[str], words: str) -> None:
+def test_docker_option_without_a_pod_equivalent_is_a_decision(options: list[str], words: str) -> None:
     said = left_open(*RUN, *options, IMAGE, LLAMA_8B)
     assert words in said
     assert "hf_secret" not in said
@@ -130,38 +130,38 @@ def test_what_a_pod_of_the_operator_has_not_is_a_decision(options: list[str], wo
         ("nothing of the kind", False),
     ],
 )
-def test_a_command_line_is_told_from_yaml(text: str, *, is_command: bool) -> None:
+def test_command_lines_are_distinguished_from_yaml(text: str, *, is_command: bool) -> None:
     assert is_command_text(text) == is_command
 
 
 @pytest.mark.parametrize(
     "end", ["&", "> vllm.log 2>&1 &", ">>log", "2>&1 | tee -a run.log", "&> /var/log/vllm.log", "|& tee x &"]
 )
-def test_where_a_log_goes_is_no_part_of_the_server(end: str) -> None:
+def test_log_redirection_is_ignored(end: str) -> None:
     text = f"nohup vllm serve {LLAMA_8B} --chat-template 'a > b' {end}\n"
     migration = migrate_workload(read_command_text(text))
     assert migration.body["spec"]["engine"]["extraArgs"] == ["--chat-template", "a > b"]
 
 
 @pytest.mark.parametrize("off", ["--no-enable-expert-parallel", "--disable-expert-parallel", "--disable-expert-p"])
-def test_what_turns_a_switch_off_does_not_turn_it_on(off: str) -> None:
+def test_negated_flag_turns_the_switch_off(off: str) -> None:
     spec = spec_of("vllm", "serve", QWEN, "-tp", "2", "--enable-expert-parallel", off)
     assert spec["parallelism"] == {"tensor": 2}
 
 
-def test_gpus_of_a_machine_are_none_of_a_pod() -> None:
+def test_cuda_visible_devices_is_dropped() -> None:
     migration = migrate_workload(read_command_text(f"CUDA_VISIBLE_DEVICES=2,3 vllm serve {LLAMA_8B} -tp 2"))
     assert not migration.decisions
     assert "engine" not in migration.body["spec"]
 
 
-def test_what_a_script_does_beside_the_container_is_a_decision() -> None:
+def test_other_commands_of_a_docker_script_are_a_decision() -> None:
     text = f"set -e\ndocker pull {IMAGE}\nhf download {QWEN}\ndocker run --gpus all {IMAGE} {LLAMA_8B}\n"
     (decision,) = migrate_workload(read_command_text(text)).decisions
     assert decision.value == "hf download"
 
 
-def test_a_script_in_a_file_keeps_its_variables() -> None:
+def test_script_file_variables_are_expanded() -> None:
     migration = migrate_workload(read_command_text(f"M={LLAMA_8B}\nvllm serve $M --seed 7 # $OTHER\n"))
     assert migration.body["spec"]["engine"]["extraArgs"] == ["--seed", "7"]
 
@@ -169,7 +169,7 @@ def test_a_script_in_a_file_keeps_its_variables() -> None:
 @pytest.mark.parametrize(
     "tail", ["", " -e", " --gpus", " -v", " --env-file=", " -v :", " --mount x", " -", " -z9 x", " --", " '' ''"]
 )
-def test_no_cut_command_line_is_answered_with_a_traceback(tail: str) -> None:
+def test_truncated_command_line_never_causes_a_traceback(tail: str) -> None:
     for text in (f"docker run --name a{tail}", f"docker run{tail} {IMAGE} {LLAMA_8B}", f"vllm serve {LLAMA_8B}{tail}"):
         assert answers(text), text
 

@@ -161,12 +161,12 @@ EXPECTED: dict[str, tuple[dict[str, Any], list[str]]] = {
 """Of each file the spec, without what only a podTemplate holds of resources and placement, and the fields left open."""
 
 
-def test_every_file_is_expected() -> None:
+def test_every_data_file_has_an_expectation() -> None:
     assert sorted(EXPECTED) == sorted(path.name for path in DATA.iterdir())
 
 
 @pytest.mark.parametrize("file", EXPECTED)
-def test_what_people_have_becomes_the_object_that_means_the_same(specdecode: Specdecode, file: str) -> None:
+def test_each_source_becomes_the_expected_object(specdecode: Specdecode, file: str) -> None:
     spec, left_open = EXPECTED[file]
     result = specdecode("import", "-f", DATA / file)
     assert not isinstance(result.exception, Exception), result.exception
@@ -181,7 +181,7 @@ def test_what_people_have_becomes_the_object_that_means_the_same(specdecode: Spe
 
 
 @pytest.mark.parametrize("file", [file for file, (_, left_open) in EXPECTED.items() if not left_open])
-def test_what_is_complete_can_be_planned(specdecode: Specdecode, write: WriteObject, file: str) -> None:
+def test_complete_import_can_be_planned(specdecode: Specdecode, write: WriteObject, file: str) -> None:
     printed = specdecode("import", "-f", DATA / file).stdout
     config = ["--model-config", f"llama-3.1-8b={write('c.json', '{}')}"] if "llama-3.1-8b" in printed else []
     if not config:
@@ -202,11 +202,11 @@ def test_what_is_complete_can_be_planned(specdecode: Specdecode, write: WriteObj
         ("production-stack.yaml", "kubectl scale deployment/RELEASE-llama3-deployment-vllm --replicas=0"),
     ],
 )
-def test_the_last_steps_end_what_ran_before(specdecode: Specdecode, file: str, ends: str) -> None:
+def test_last_step_stops_the_old_server(specdecode: Specdecode, file: str, ends: str) -> None:
     assert ends in specdecode("import", "-f", DATA / file).stderr
 
 
-def test_the_gpus_of_all_copies_are_needed_beside_the_old_ones(specdecode: Specdecode, write: WriteObject) -> None:
+def test_migration_counts_extra_gpus_of_all_replicas(specdecode: Specdecode, write: WriteObject) -> None:
     body = yaml.safe_load((DATA / "llm-inference-service.yaml").read_text())
     assert "needs 4 more GPUs" in specdecode("import", "-f", write("two.yaml", body)).stderr
     body["spec"]["parallelism"] = {"tensor": 2, "data": 4, "dataLocal": 1}
@@ -214,7 +214,7 @@ def test_the_gpus_of_all_copies_are_needed_beside_the_old_ones(specdecode: Specd
 
 
 @pytest.mark.parametrize(("scaled", "told"), [("llama", True), ("other", False)])
-def test_an_autoscaler_of_the_old_server_is_told_of(
+def test_autoscaler_of_the_old_server_is_reported(
     specdecode: Specdecode, tmp_path: Path, scaled: str, told: bool
 ) -> None:
     autoscaler = {
@@ -229,7 +229,7 @@ def test_an_autoscaler_of_the_old_server_is_told_of(
     assert ("HorizontalPodAutoscaler by-load: scales the old server" in result.stderr) is told
 
 
-def test_where_a_secret_lies_is_shown(specdecode: Specdecode, write: WriteObject) -> None:
+def test_secret_reference_is_shown(specdecode: Specdecode, write: WriteObject) -> None:
     old = yaml.safe_load((DATA / "llm-inference-service.yaml").read_text())
     token = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}
     old["spec"]["template"]["containers"][0]["env"].append(token)
@@ -237,7 +237,7 @@ def test_where_a_secret_lies_is_shown(specdecode: Specdecode, write: WriteObject
     assert "env HF_TOKEN -> spec.models.hubTokenSecret: name hub, key token" in report
 
 
-def test_variables_from_elsewhere_are_taken(specdecode: Specdecode, write: WriteObject) -> None:
+def test_variable_with_value_from_is_imported(specdecode: Specdecode, write: WriteObject) -> None:
     old = yaml.safe_load((DATA / "llm-inference-service.yaml").read_text())
     env = old["spec"]["template"]["containers"][0]["env"]
     source = {"resourceFieldRef": {"resource": "limits.memory", "divisor": "0"}}
@@ -247,7 +247,7 @@ def test_variables_from_elsewhere_are_taken(specdecode: Specdecode, write: Write
     assert {"name": "MEMORY", "valueFrom": source} in yaml.safe_load(result.stdout)["spec"]["engine"]["env"]
 
 
-def test_a_source_is_adapted_to_the_engine_pod(specdecode: Specdecode, write: WriteObject) -> None:
+def test_value_from_is_adapted_to_the_engine_pod(specdecode: Specdecode, write: WriteObject) -> None:
     old = yaml.safe_load((DATA / "llm-inference-service.yaml").read_text())
     container = old["spec"]["template"]["containers"][0]
     resource = {"resource": "limits.memory", "containerName": container["name"], "divisor": 1}
@@ -272,7 +272,7 @@ def test_a_source_is_adapted_to_the_engine_pod(specdecode: Specdecode, write: Wr
         ),
     ],
 )
-def test_a_source_that_the_field_does_not_take_is_a_question(
+def test_unsupported_value_from_is_a_decision(
     specdecode: Specdecode, write: WriteObject, source: dict[str, Any], keys: str
 ) -> None:
     old = yaml.safe_load((DATA / "llm-inference-service.yaml").read_text())
@@ -325,13 +325,13 @@ def of_compose(**service: Any) -> Migration:
         ({"volumes": ["./models:/m"], "command": ["/m/llama"]}, "spec.models.volume"),
     ],
 )
-def test_what_compose_alone_knows_is_a_decision(service: dict[str, Any], words: str) -> None:
+def test_compose_setting_without_an_equivalent_is_a_decision(service: dict[str, Any], words: str) -> None:
     said = "; ".join(map(str, of_compose(**service).decisions))
     assert words in said
     assert "hf_secret" not in said
 
 
-def test_what_the_operator_made_is_not_imported() -> None:
+def test_workload_owned_by_the_operator_is_not_imported() -> None:
     owner = {"kind": "SpecDecodeDeployment", "name": "chat"}
     body = {"kind": "Deployment", "metadata": {"name": "chat", "ownerReferences": [owner]}}
     with pytest.raises(MigrationError, match="it belongs to SpecDecodeDeployment chat already"):
@@ -347,7 +347,7 @@ def test_one_service_of_several_is_chosen_by_name(specdecode: Specdecode, write:
     assert yaml.safe_load(result.stdout)["spec"]["target"]["model"] == LLAMA_70B
 
 
-def test_of_a_rendered_chart_the_server_is_taken(specdecode: Specdecode, write: WriteObject) -> None:
+def test_server_of_a_rendered_chart_is_imported(specdecode: Specdecode, write: WriteObject) -> None:
     router = engine(image="lmcache/lmstack-router:v1", command=None, args=["--routing-logic", "session"])
     router["metadata"]["name"] = "router"
     result = specdecode("import", "-f", write("all.yaml", router, engine()))
@@ -375,7 +375,7 @@ def test_of_a_rendered_chart_the_server_is_taken(specdecode: Specdecode, write: 
         ),
     ],
 )
-def test_what_cannot_be_read_is_named_with_what_can(
+def test_unreadable_input_is_an_error_with_supported_kinds(
     specdecode: Specdecode, write: WriteObject, text: str, words: str
 ) -> None:
     result = specdecode("import", "-f", write("f.yaml", text))
@@ -397,7 +397,7 @@ def answered(body: Any, others: list[Any]) -> bool:
 
 @pytest.mark.parametrize("odd", [None, 7, "x", [], ["a"], {}, {"a": None}], ids=str)
 @pytest.mark.parametrize("file", sorted(DATA.glob("*.yaml")), ids=lambda path: path.stem)
-def test_no_broken_object_is_answered_with_a_traceback(file: Path, odd: Any) -> None:
+def test_malformed_object_never_causes_a_traceback(file: Path, odd: Any) -> None:
     documents = list(yaml.safe_load_all(file.read_text()))
     for index, whole in enumerate(documents):
         for path in places(whole):
@@ -430,7 +430,7 @@ def with_name(file: str) -> Workload:
 
 
 @pytest.mark.parametrize("file", OBJECTS)
-def test_names_and_namespaces_of_objects(file: str) -> None:
+def test_object_names_are_quoted_in_commands(file: str) -> None:
     workload = with_name(file)
     ends = shlex.split(workload.end)
     assert any(word.endswith(f"/{NAME}") for word in ends)
@@ -439,13 +439,13 @@ def test_names_and_namespaces_of_objects(file: str) -> None:
     assert [command[command.index("-n") + 1] for command in found if "-n" in command] == [NAME] * (len(found) - 1)
 
 
-def test_names_of_services() -> None:
+def test_service_names_are_quoted_in_commands() -> None:
     workload = with_name("pod.yaml")
     service = {"metadata": {"name": NAME}, "spec": {"selector": dict(list(workload.metadata["labels"].items())[:1])}}
     assert ["kubectl", "patch", "service", NAME] in [command[:4] for command in commands(workload, (service,))]
 
 
-def test_names_of_containers() -> None:
+def test_container_names_are_quoted_in_commands() -> None:
     workload = read_words(
         ["docker", "run", "--gpus", "1", "--name", NAME, "vllm/vllm-openai:v0.33.0", "--model", "a/b"]
     )
@@ -455,14 +455,14 @@ def test_names_of_containers() -> None:
     assert shlex.split(workload.end) == ["docker", "compose", "stop", NAME]
 
 
-def test_names_of_a_chart() -> None:
+def test_chart_names_are_quoted_in_commands() -> None:
     values = yaml.safe_load((DATA / "production-stack.yaml").read_text())
     values["servingEngineSpec"]["modelSpec"][0]["name"] = NAME
     ends = shlex.split(read_workloads(values)[0].end)
     assert ends == ["kubectl", "scale", f"deployment/RELEASE-{NAME}-deployment-vllm", "--replicas=0"]
 
 
-def test_a_name_that_begins_with_a_dash_is_no_option() -> None:
+def test_name_with_a_leading_dash_is_no_option() -> None:
     name = "--all"
     workload = read_words(["docker", "run", "--gpus", "1", f"--name={name}", "vllm/vllm-openai:v0.33.0", "a/b"])
     assert workload.end == f"docker stop -- {name}"
@@ -550,7 +550,7 @@ OPEN = {
 
 
 @pytest.mark.parametrize(("body", "words"), OPEN.values(), ids=OPEN)
-def test_what_cannot_be_carried_is_named(
+def test_setting_that_cannot_be_imported_is_reported(
     specdecode: Specdecode, write: WriteObject, body: dict[str, Any], words: str
 ) -> None:
     result = specdecode("import", "-f", write("f.yaml", body))

@@ -42,7 +42,7 @@ def test_the_manifest_has_the_fields_that_krew_requires(tmp_path: Path, plugin: 
     assert os.access(plugin / platform["bin"], os.X_OK)
 
 
-def test_without_a_repository_the_address_has_placeholders() -> None:
+def test_manifest_without_a_repository_has_placeholder_urls() -> None:
     release = Release("0.4.0", "r.io/team", RELEASE.digest, "base")
     assert krew.manifest(release)["spec"]["homepage"] == "https://github.com/OWNER/REPOSITORY"
 

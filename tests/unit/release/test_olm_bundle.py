@@ -137,7 +137,7 @@ def _metadata(files: Files) -> list[str]:
     return found if labels == annotations else [*found, "labels of bundle.Dockerfile"]
 
 
-def test_the_bundle_keeps_the_rules() -> None:
+def test_bundle_passes_the_validation_rules() -> None:
     assert problems(parsed()) == []
     assert len(tarball(bundle(IMAGE))) < LARGEST_BYTES
 
@@ -167,13 +167,13 @@ def csv_of(files: Files) -> Any:
         ),
     ],
 )
-def test_a_broken_bundle_is_noticed(change: Callable[[Files], object], problem: str) -> None:
+def test_problem_in_a_bundle_is_found(change: Callable[[Files], object], problem: str) -> None:
     files = parsed()
     change(files)
     assert problem in problems(files)
 
 
-def test_it_installs_the_objects_of_the_manifests() -> None:
+def test_bundle_installs_the_objects_of_the_manifests() -> None:
     bodies = [
         body
         for file in chart.MANIFESTS.glob("*.yaml")
@@ -196,7 +196,7 @@ def test_it_installs_the_objects_of_the_manifests() -> None:
     assert csv_of(files)["spec"]["version"] == __version__
 
 
-def test_its_examples_are_valid() -> None:
+def test_bundle_examples_use_only_crd_fields() -> None:
     files = parsed()
     manifests = [body for path, body in files.items() if path.startswith("manifests/")]
     crds = {body["spec"]["names"]["kind"]: body for body in manifests if body["kind"] == "CustomResourceDefinition"}
@@ -205,5 +205,5 @@ def test_its_examples_are_valid() -> None:
         assert set(example["spec"]) <= set(schema["properties"])
 
 
-def test_two_bundles_are_the_same_bytes() -> None:
+def test_bundle_is_reproducible() -> None:
     assert tarball(bundle(IMAGE)) == tarball(bundle(IMAGE))

@@ -16,17 +16,17 @@ NAMED = re.compile(r"\bv?(\d+\.\d+\.\d+[\w.-]*)")
 
 
 @pytest.mark.parametrize("name", CHARTS)
-def test_a_chart_and_what_it_installs_have_it(name: str) -> None:
+def test_chart_and_app_version_are_the_operator_version(name: str) -> None:
     chart = yaml.safe_load((ROOT / name).read_text())
     assert (chart["version"], chart["appVersion"]) == (__version__, __version__)
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "crds").glob("*_*.yaml")), ids=lambda file: file.name)
-def test_a_crd_carries_it(file: Path) -> None:
+def test_crd_has_the_version_label(file: Path) -> None:
     assert yaml.safe_load(file.read_text())["metadata"]["labels"][LABEL] == __version__
 
 
-def test_every_generated_manifest_carries_it() -> None:
+def test_generated_manifests_have_the_version_label() -> None:
     files = [
         file
         for file in (ROOT / "manifests").glob("*.yaml")
@@ -40,7 +40,7 @@ def test_every_generated_manifest_carries_it() -> None:
     assert LABEL not in deployment["spec"]["selector"]["matchLabels"], "a selector cannot change"
 
 
-def test_examples_that_are_copied_name_its_tag() -> None:
+def test_examples_to_copy_name_the_version_tag() -> None:
     """The action of action.yml installs its own checkout: its version is the tag that `uses:` names."""
     folders = ("examples/argo-cd", "examples/flux", "examples/ci")
     files = [file for folder in folders for file in (ROOT / folder).rglob("*.y*ml")]
@@ -54,9 +54,9 @@ def test_examples_that_are_copied_name_its_tag() -> None:
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_commands_that_are_copied_set_it(name: str) -> None:
+def test_commands_to_copy_set_the_version(name: str) -> None:
     assert set(re.findall(r"VERSION=(\S+)", (ROOT / name).read_text())) == {__version__}
 
 
-def test_the_changelog_ends_with_it_once_something_is_released() -> None:
+def test_newest_release_in_the_changelog_is_the_version() -> None:
     assert released((ROOT / "CHANGELOG.md").read_text())[:1] in ([], [__version__])

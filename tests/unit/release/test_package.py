@@ -22,7 +22,7 @@ BASE = f"docker.io/library/python:3.13-slim@sha256:{'b' * 64}"
 RELEASE = Release("0.4.0", "registry.example.com/team", DIGEST, BASE)
 
 
-def test_the_released_chart_runs_the_released_image() -> None:
+def test_released_chart_uses_the_released_image() -> None:
     before = (chart.CHART / "values.yaml").read_text()
     after = with_image(before, RELEASE)
     values = yaml.safe_load(after)
@@ -34,7 +34,7 @@ def test_the_released_chart_runs_the_released_image() -> None:
         with_image(after, RELEASE)
 
 
-def test_artifact_hub_gets_the_released_image_and_the_crds() -> None:
+def test_artifact_hub_annotations_list_image_and_crds() -> None:
     metadata = yaml.safe_load(with_images((chart.CHART / "Chart.yaml").read_text(), RELEASE))
     annotations = metadata["annotations"]
     assert all(isinstance(value, str) for value in annotations.values()), "Helm rejects other types"
@@ -71,7 +71,7 @@ def test_artifact_hub_gets_the_released_image_and_the_crds() -> None:
         ("r.io", None, f"v{__version__}", "--base: not given"),
     ],
 )
-def test_what_is_no_release_is_refused_before_anything_is_made(
+def test_invalid_release_options_are_refused_before_building(
     registry: str, base: str | None, tag: str | None, why: str, tmp_path: Path
 ) -> None:
     (tmp_path / "kept").touch()
@@ -97,7 +97,7 @@ def test_a_release_has_the_olm_bundle_and_the_kubectl_plugin(tmp_path: Path, mon
     assert all(name in notes for name in (bundle, plugin))
 
 
-def test_a_tag_has_its_section_in_the_changelog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tag_without_a_changelog_section_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(package, "REPOSITORY", tmp_path)
     (tmp_path / "CHANGELOG.md").write_text("## [Unreleased]\n\n- Something.\n")
     with pytest.raises(ClusterError, match=rf"no section \[{__version__}\]"):
@@ -105,7 +105,7 @@ def test_a_tag_has_its_section_in_the_changelog(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("base", ["localhost/specdecode/base:bookworm", "docker.io/library/python:3.13-slim"])
-def test_what_others_cannot_make_again_is_not_published(base: str, tmp_path: Path) -> None:
+def test_release_with_an_unpinned_base_image_is_not_published(base: str, tmp_path: Path) -> None:
     local = Release("0.4.0", "registry.example.com/team", DIGEST, base)
     (tmp_path / RECORD).write_text(json.dumps(asdict(local)))
     with pytest.raises(ClusterError, match="which nobody can get by its digest"):
@@ -120,7 +120,7 @@ def test_a_changed_file_is_not_published(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("record", [None, "{}", "[]", "no", '{"version": "0.4.0"}'])
-def test_a_folder_that_is_no_release_says_how_one_is_made(record: str | None, tmp_path: Path) -> None:
+def test_publishing_another_folder_says_how_to_make_a_release(record: str | None, tmp_path: Path) -> None:
     if record is not None:
         (tmp_path / RECORD).write_text(record)
     with pytest.raises(ClusterError, match=r"\./just release makes it"):

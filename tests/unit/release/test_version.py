@@ -59,7 +59,7 @@ def contents(folder: Path) -> dict[Path, str]:
 
 
 @pytest.mark.parametrize("version", ["0.3.1", "0.4.0", "0.4.0-rc.1", "10.0.0"])
-def test_it_is_written_everywhere(checkout: Path, version: str) -> None:
+def test_new_version_is_written_to_all_files(checkout: Path, version: str) -> None:
     assert len(set_version(version, checkout)) == 8
     assert current(checkout) == version
     for name in CHARTS:
@@ -90,7 +90,7 @@ def test_it_is_written_everywhere(checkout: Path, version: str) -> None:
         ("0.5.0", "the tag v0.5.0 exists"),
     ],
 )
-def test_what_cannot_be_the_next_is_refused_and_changes_nothing(checkout: Path, version: str, why: str) -> None:
+def test_invalid_next_version_is_refused_and_changes_nothing(checkout: Path, version: str, why: str) -> None:
     identity = ("-c", "user.name=a", "-c", "user.email=a@example.com")
     for command in (("commit", "--quiet", "--allow-empty", "--message=a"), ("tag", "v0.5.0")):
         subprocess.run(["git", "-C", checkout, *identity, *command], check=True)
@@ -100,7 +100,7 @@ def test_what_cannot_be_the_next_is_refused_and_changes_nothing(checkout: Path, 
     assert contents(checkout) == before
 
 
-def test_without_a_change_there_is_nothing_to_release(checkout: Path) -> None:
+def test_empty_unreleased_section_cannot_be_released(checkout: Path) -> None:
     set_version("0.4.0", checkout)
     with pytest.raises(ClusterError, match=r"nothing stands under \[Unreleased\]"):
         set_version("0.5.0", checkout)

@@ -21,7 +21,7 @@ def figures(first: Recording, second: Recording) -> dict[str, Figure]:
     return {figure.name: figure for figure in compare(first, second).figures}
 
 
-def test_a_recording_is_like_itself(tmp_path: Path) -> None:
+def test_recording_compared_with_itself_passes(tmp_path: Path) -> None:
     made = Truth().make(tmp_path / "made", "poisson:8", 30).recording
     found = compare(made, made)
     assert found.passed
@@ -37,7 +37,7 @@ def test_a_recording_is_like_itself(tmp_path: Path) -> None:
     } <= {figure.name for figure in found.figures}
 
 
-def test_each_figure_is_what_it_says(tmp_path: Path) -> None:
+def test_figures_have_expected_values_and_differences(tmp_path: Path) -> None:
     one = recording(tmp_path / "one", record())
     other = recording(tmp_path / "other", record(ttft_ms=33.0, itl_ms=[10.0, 25.0], itl_tokens=[1, 4]))
     found = figures(one, other)
@@ -57,7 +57,7 @@ def test_each_figure_is_what_it_says(tmp_path: Path) -> None:
     assert found["acceptance at position 2"].first == 100.0
 
 
-def test_acceptance_is_by_the_engines_counters_where_both_have_them(tmp_path: Path) -> None:
+def test_acceptance_uses_engine_counters_if_both_have_them(tmp_path: Path) -> None:
     truth = Truth(from_rates((0.8, 0.6), drafting=0.5))
     made, same = (truth.make(tmp_path / name, "closed:4", 40) for name in ("made", "same"))
     assert figures(made.recording, same.recording)["acceptance"].first == pytest.approx(70, abs=2)
@@ -68,7 +68,7 @@ def test_acceptance_is_by_the_engines_counters_where_both_have_them(tmp_path: Pa
     assert next(each for each in found.figures if each.name == "acceptance").second == pytest.approx(35, abs=3)
 
 
-def test_acceptance_is_a_share_of_what_was_drafted_and_not_of_k(tmp_path: Path) -> None:
+def test_acceptance_is_share_of_drafted_tokens_not_of_k(tmp_path: Path) -> None:
     one = recording(tmp_path / "one", record())
     # Two drafts of n-grams of 6 tokens together, where K is 4.
     steps = [step(40.0, running=1, drafts=1, drafted=4, per_position=[1, 1, 0, 0])]
@@ -81,7 +81,7 @@ def test_acceptance_is_a_share_of_what_was_drafted_and_not_of_k(tmp_path: Path) 
     assert found["acceptance at position 1"].first == 100.0
 
 
-def test_a_figure_that_is_too_far_is_told_whichever_is_the_larger(tmp_path: Path) -> None:
+def test_figure_fails_beyond_limit_in_either_direction(tmp_path: Path) -> None:
     one, other = recording(tmp_path / "one", record()), recording(tmp_path / "other", record(ttft_ms=60.0))
     slower, faster = figures(one, other)["TTFT mean"], figures(other, one)["TTFT mean"]
     assert (slower.difference, faster.difference) == (100.0, -50.0)
@@ -89,7 +89,7 @@ def test_a_figure_that_is_too_far_is_told_whichever_is_the_larger(tmp_path: Path
     assert not faster.passed
 
 
-def test_the_tail_is_judged_where_both_have_enough_requests(tmp_path: Path) -> None:
+def test_p99_is_judged_only_with_enough_requests_in_both(tmp_path: Path) -> None:
     few = recording(tmp_path / "few", record())
     many = recording(tmp_path / "many", *(record() for _ in range(1000)))
     assert figures(few, many)["TTFT P99"].limit is None
@@ -97,7 +97,7 @@ def test_the_tail_is_judged_where_both_have_enough_requests(tmp_path: Path) -> N
     assert figures(many, many)["TTFT P99"].limit == LIMITS["TTFT"]
 
 
-def test_what_may_not_be_compared_is_said(tmp_path: Path) -> None:
+def test_differences_between_recordings_are_noted(tmp_path: Path) -> None:
     one = recording(tmp_path / "one", record())
     other = recording(
         tmp_path / "other",
@@ -113,7 +113,7 @@ def test_what_may_not_be_compared_is_said(tmp_path: Path) -> None:
     assert "no arrival_ms, so throughput cannot be compared" in notes
 
 
-def test_without_speculation_there_is_no_acceptance(tmp_path: Path) -> None:
+def test_recordings_without_speculation_have_no_acceptance(tmp_path: Path) -> None:
     plain = record(itl_tokens=None, itl_ms=[1.0] * 5)
     one = recording(tmp_path / "one", plain, speculative=None)
     assert not any(name.startswith("acceptance") for name in figures(one, one))

@@ -75,7 +75,7 @@ async def drive(
     return driven, [json.loads(line) for line in driven.client_file.read_text().splitlines()]
 
 
-async def test_a_request_is_as_it_was_recorded(server: CompletionServer, tmp_path: Path) -> None:
+async def test_sent_request_matches_its_record(server: CompletionServer, tmp_path: Path) -> None:
     records = [
         record(arrival_ms=5000.0, request_id="demo-one-7", phase="one", temperature=0.7, prompt_tokens=33),
         record(arrival_ms=5020.0, output_tokens=9, itl_ms=[1.0] * 8, itl_tokens=None),
@@ -105,19 +105,19 @@ async def test_a_request_is_as_it_was_recorded(server: CompletionServer, tmp_pat
     assert driven.waits_s == {}
 
 
-def test_moments_are_scaled_and_only_the_first_are_taken(tmp_path: Path) -> None:
+def test_arrivals_are_scaled_and_limited_to_first_requests(tmp_path: Path) -> None:
     records = [record(arrival_ms=arrival_ms) for arrival_ms in (400.0, 100.0, 200.0)] + [record(arrival_ms=None)]
     assert [each.offset_s for each in plan_of(tmp_path, records, 0.5)] == [0, 0.05, 0.15]
     assert [each.offset_s for each in plan_of(tmp_path, records, 1, 2)] == [0, 0.1]
 
 
-def test_a_prompt_longer_than_any_is_refused_before_it_is_made(tmp_path: Path) -> None:
+def test_oversized_recorded_prompt_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecordingError, match="a prompt of 100000000 tokens exceeds"):
         plan_of(tmp_path, [record(prompt_tokens=10**8)])
 
 
 @pytest.mark.parametrize("recorded", ["a\r\nX-Other: b", "a b", "ä", "", "x" * 129])
-def test_ids_that_no_header_can_carry_are_not_sent(tmp_path: Path, recorded: str) -> None:
+def test_invalid_request_ids_are_replaced(tmp_path: Path, recorded: str) -> None:
     [only] = plan_of(tmp_path, [record(request_id=recorded, phase="warmup")])
     assert only.request_id == "replay-0"
     assert only.phase == "replay"
@@ -131,7 +131,7 @@ def conversation(**second: Any) -> list[Line]:
     ]
 
 
-async def test_a_turn_waits_for_the_one_before_and_has_its_answer(server: CompletionServer, tmp_path: Path) -> None:
+async def test_turn_waits_for_previous_answer_and_contains_it(server: CompletionServer, tmp_path: Path) -> None:
     answered = asyncio.Event()
 
     async def answer(request: Received, writer: asyncio.StreamWriter) -> None:
@@ -156,7 +156,7 @@ async def test_a_turn_waits_for_the_one_before_and_has_its_answer(server: Comple
     assert line["scheduled_ms"] == pytest.approx(60 + 1000 * driven.waits_s[1], abs=0.01)
 
 
-async def test_a_turn_whose_earlier_one_has_ended_leaves_at_its_own_moment(
+async def test_turn_is_sent_at_recorded_time_if_previous_one_has_ended(
     server: CompletionServer, tmp_path: Path
 ) -> None:
     driven, lines = await drive(server, plan_of(tmp_path, conversation(arrival_ms=200.0)), tmp_path)
@@ -164,7 +164,7 @@ async def test_a_turn_whose_earlier_one_has_ended_leaves_at_its_own_moment(
 
 
 @pytest.mark.parametrize("second", [{"prompt_tokens": 40}, {"prompt_tokens": 25, "block_hashes": [1, 2]}])
-async def test_a_turn_is_sent_though_the_one_before_failed(
+async def test_turn_is_sent_even_if_previous_one_failed(
     server: CompletionServer, tmp_path: Path, second: dict[str, Any]
 ) -> None:
     async def answer(request: Received, writer: asyncio.StreamWriter) -> None:
@@ -181,9 +181,7 @@ async def test_a_turn_is_sent_though_the_one_before_failed(
     assert common_length(*bodies) == 16
 
 
-async def test_a_turn_without_all_that_was_answered_begins_as_the_recorded_one_did(
-    server: CompletionServer, tmp_path: Path
-) -> None:
+async def test_turn_without_whole_answer_starts_with_recorded_prefix(server: CompletionServer, tmp_path: Path) -> None:
     records = conversation(prompt_tokens=24, block_hashes=[1, 2], arrival_ms=60.0)
     _, lines = await drive(server, plan_of(tmp_path, records), tmp_path)
     one, other = (request.body["prompt"] for request in server.received)
@@ -191,7 +189,7 @@ async def test_a_turn_without_all_that_was_answered_begins_as_the_recorded_one_d
     assert [line["outcome"] for line in lines] == ["completed", "completed"]
 
 
-async def test_over_tls_the_certificate_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tls_certificate_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pki.create(tmp_path / "pki", [pki.Identity("server", "server", addresses=("127.0.0.1",))])
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(tmp_path / "pki" / "server.crt", tmp_path / "pki" / "server.key")
@@ -205,7 +203,7 @@ async def test_over_tls_the_certificate_is_looked_at(tmp_path: Path, monkeypatch
         assert server.served["/metrics"] > 0
 
 
-async def test_a_run_that_is_stopped_accounts_for_what_was_sent(server: CompletionServer, tmp_path: Path) -> None:
+async def test_stopped_run_accounts_for_sent_requests(server: CompletionServer, tmp_path: Path) -> None:
     server.answer = never_answer
     stop = Stop()
     records = [*conversation(), *[record(arrival_ms=arrival_ms) for arrival_ms in (61.0, 3_600_000.0)]]
@@ -225,7 +223,7 @@ async def test_a_run_that_is_stopped_accounts_for_what_was_sent(server: Completi
     assert "first failure" not in text
 
 
-async def test_the_summary_has_what_came_beside_what_was_recorded(server: CompletionServer, tmp_path: Path) -> None:
+async def test_summary_has_driven_and_recorded_figures(server: CompletionServer, tmp_path: Path) -> None:
     async def answer(request: Received, writer: asyncio.StreamWriter) -> None:
         if request.id == "replay-1":
             await answer_with(rejection(400, b'{"error": {"message": "token out of vocabulary"}}'))(request, writer)
@@ -251,7 +249,7 @@ async def test_the_summary_has_what_came_beside_what_was_recorded(server: Comple
     assert "first failure replay-1: http rejected 400: token out of vocabulary" in text
 
 
-async def test_answers_of_other_lengths_are_told(server: CompletionServer, tmp_path: Path) -> None:
+async def test_answers_of_different_length_are_noted(server: CompletionServer, tmp_path: Path) -> None:
     async def answer(request: Received, writer: asyncio.StreamWriter) -> None:
         request.body["max_tokens"] -= 1
         await answer_in_full(request, writer)
@@ -312,7 +310,7 @@ def page(*names: str) -> tuple[int, str]:
         ("http://[::1]:80/", ("::1", 80, "", False)),
     ],
 )
-def test_urls(url: str, expected: tuple[str, int, str, bool]) -> None:
+def test_url_is_parsed_into_host_port_path_and_tls(url: str, expected: tuple[str, int, str, bool]) -> None:
     address = Address.parse(url)
     assert (address.host, address.port, address.path, address.tls) == expected
 
@@ -322,7 +320,7 @@ def test_urls(url: str, expected: tuple[str, int, str, bool]) -> None:
     ["localhost:8000", "http://", "ftp://a", "http://a:port", "http://a:99999", "http://me@a", "http://a?b", "http://a/\r\nb",
      "http://[::1", "http://a b", ""],
 )  # fmt: skip
-def test_what_is_no_url_is_refused(url: str) -> None:
+def test_invalid_url_is_refused(url: str) -> None:
     with pytest.raises(TargetError, match=r"--url: .*: write one such as http://localhost:8000"):
         Address.parse(url)
 
@@ -336,7 +334,7 @@ def test_what_is_no_url_is_refused(url: str) -> None:
         (["b"], None, None, "b"),
     ],
 )
-async def test_the_model_is_the_one_said_or_the_recorded_or_the_only_one(
+async def test_model_is_the_given_or_recorded_or_only_served_one(
     server_target: CompletionServer, served: list[str], model: str | None, recorded: str | None, expected: str
 ) -> None:
     server_target.pages["/v1/models"] = page(*served)
@@ -346,7 +344,7 @@ async def test_the_model_is_the_one_said_or_the_recorded_or_the_only_one(
     )  # fmt: skip
 
 
-async def test_a_server_without_a_list_of_models_is_believed(server_target: CompletionServer) -> None:
+async def test_server_without_model_list_needs_model_option(server_target: CompletionServer) -> None:
     assert (await find_target(Address.parse(server_target.url), "mine", None, None)).model == "mine"
     with pytest.raises(TargetError, match=r"--model: .* does not report its models: name one"):
         await find_target(Address.parse(server_target.url), None, "recorded", None)
@@ -368,7 +366,7 @@ async def test_a_server_without_a_list_of_models_is_believed(server_target: Comp
         ((200, " " * 2_000_000), None, None, "has more than 1048576 bytes"),
     ],
 )  # fmt: skip
-async def test_a_server_that_cannot_be_driven(
+async def test_unusable_server_is_refused_with_reason(
     server_target: CompletionServer, answer: tuple[int, str], model: str | None, key: str | None, says: str
 ) -> None:
     server_target.pages["/v1/models"] = answer
@@ -378,7 +376,7 @@ async def test_a_server_that_cannot_be_driven(
     assert str(raised.value).isprintable()
 
 
-async def test_a_server_that_is_down(server_target: CompletionServer) -> None:
+async def test_unreachable_server_is_refused(server_target: CompletionServer) -> None:
     closed = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
     port = closed.sockets[0].getsockname()[1]
     closed.close()
@@ -427,9 +425,9 @@ def request(arrival_ms: float | None, *blocks: int, lasts_ms: float = 100) -> Re
         "no hashes and no moments",
     ],
 )
-def test_a_turn_has_all_that_was_said_before_and_more(requests: list[Any], expected: list[int | None]) -> None:
+def test_turn_follows_request_whose_blocks_it_extends(requests: list[Any], expected: list[int | None]) -> None:
     assert earlier_turns(requests) == expected
 
 
-def test_what_came_before_the_other_had_ended_does_not_go_on_from_it() -> None:
+def test_request_sent_before_end_of_other_is_no_next_turn() -> None:
     assert earlier_turns([request(0, 1), request(99, 1, 2)]) == [None, None]

@@ -82,7 +82,7 @@ def _drawn(model: Acceptance, difficulty: Difficulty, steps: int, width: int) ->
 
 
 @pytest.mark.parametrize("width", [1, 2, 4])
-def test_rates_come_out_at_each_position_also_of_shorter_drafts(width: int) -> None:
+def test_drawn_acceptance_matches_rates_for_shorter_drafts(width: int) -> None:
     model = from_rates(RATES)
     found = _drawn(model, model.classes[0], 20_000, width)
     assert {drafted for drafted, _ in found} == {width}
@@ -92,14 +92,14 @@ def test_rates_come_out_at_each_position_also_of_shorter_drafts(width: int) -> N
     assert model.rates(width) == pytest.approx(RATES[:width])
 
 
-def test_a_longer_draft_goes_on_as_its_last_position_did() -> None:
+def test_longer_draft_continues_with_last_conditional_rate() -> None:
     model = from_rates((0.8, 0.4))
     found = _drawn(model, model.classes[0], 20_000, 4)
     seen = [sum(accepted >= position for _, accepted in found) / len(found) for position in (1, 2, 3, 4)]
     assert seen == pytest.approx([0.8, 0.4, 0.2, 0.1], abs=0.012)
 
 
-def test_a_request_is_easy_or_hard_throughout() -> None:
+def test_request_keeps_its_acceptance_class() -> None:
     model = acceptance_from_json(SECTION)
     random = Random(2)
     classes = [model.draw_class(None, random) for _ in range(4000)]
@@ -110,13 +110,13 @@ def test_a_request_is_easy_or_hard_throughout() -> None:
 
 
 @pytest.mark.parametrize(("temperature", "outcomes"), [(0.0, {0, 1}), (0.3, {0, 1}), (0.8, {2}), (None, {2})])
-def test_a_request_is_of_a_class_of_its_temperature(temperature: float | None, outcomes: set[int]) -> None:
+def test_acceptance_class_depends_on_temperature(temperature: float | None, outcomes: set[int]) -> None:
     model = acceptance_from_json(SECTION | {"classes": [EASY, HARD, WARM]})
     random = Random(3)
     assert {model.classes.index(model.draw_class(temperature, random)) for _ in range(100)} == outcomes
 
 
-def test_outcomes_hang_together_where_the_class_says_so() -> None:
+def test_outcomes_depend_on_previous_outcome_if_class_has_after() -> None:
     # After a full acceptance comes nothing, after nothing a full acceptance.
     rows = [[0, 0, 0, 1], [], [], [1, 0, 0, 0]]
     model = acceptance_from_json(SECTION | {"classes": [EASY | {"after": rows}]})
@@ -141,7 +141,7 @@ def test_outcomes_hang_together_where_the_class_says_so() -> None:
         ({"rates": [1]}, "unknown: rates"),
     ],
 )
-def test_a_wrong_section_is_refused(change: dict[str, Any], words: str) -> None:
+def test_invalid_acceptance_section_is_refused(change: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words.replace(".", r"\.").replace("[", r"\[")):
         acceptance_from_json(SECTION | change)
 
@@ -157,7 +157,7 @@ def _batch(acceptance: Acceptance | None = None) -> Batch:
     return Batch(acceptance, (300, 1000), Endings(), Random(0))
 
 
-def test_a_prompt_in_chunks_gives_its_token_with_the_last_of_them() -> None:
+def test_chunked_prompt_gives_first_token_with_last_chunk() -> None:
     batch = _batch()
     first = step({"a": 60}, new=(new("a", 100),))
     assert batch.admit(first) == StepShape(1, 60, prefill_tokens=60, context_tokens=60, prefill_pairs=3600)
@@ -172,14 +172,14 @@ def test_a_prompt_in_chunks_gives_its_token_with_the_last_of_them() -> None:
     assert len(batch.sample(decode, {}).tokens[0]) == 1
 
 
-def test_cached_tokens_of_a_prompt_are_attended_to_and_not_computed() -> None:
+def test_cached_prompt_tokens_count_as_context_not_as_prefill() -> None:
     batch = _batch()
     shape = batch.admit(step({"a": 4}, new=(new("a", 100, computed=96),)))
     assert (shape.prefill_tokens, shape.context_tokens, shape.prefill_pairs) == (4, 100, 400)
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_accepted_drafts_are_the_ones_that_were_proposed(ahead: bool) -> None:
+def test_accepted_tokens_equal_proposed_drafts(ahead: bool) -> None:
     batch = _batch(TWO)
     prompt = step({"a": 10}, new=(new("a", 10),), width=4)
     assert batch.admit(prompt).drafted == 4
@@ -194,7 +194,7 @@ def test_accepted_drafts_are_the_ones_that_were_proposed(ahead: bool) -> None:
     assert batch.admit(step({"a": 5}, drafts={"a": PLACEHOLDERS}, width=4)).context_tokens == 18
 
 
-def test_fewer_drafts_than_proposed_may_be_scheduled_and_a_part_of_a_prompt_drafts_nothing() -> None:
+def test_partial_prompt_drafts_nothing_and_fewer_drafts_can_be_scheduled() -> None:
     batch = _batch(ALL)
     part = step({"a": 5}, new=(new("a", 10),), width=4)
     assert batch.admit(part).drafted == 0
@@ -211,7 +211,7 @@ def test_fewer_drafts_than_proposed_may_be_scheduled_and_a_part_of_a_prompt_draf
 
 
 @pytest.mark.parametrize("runner", [1, 2])
-def test_a_preempted_request_is_computed_again_and_forgets_its_drafts(runner: int) -> None:
+def test_preempted_request_is_prefilled_again_without_drafts(runner: int) -> None:
     batch = _batch(ALL)
     prompt = step({"a": 10}, new=(new("a", 10),), width=4)
     batch.admit(prompt)
@@ -225,7 +225,7 @@ def test_a_preempted_request_is_computed_again_and_forgets_its_drafts(runner: in
     assert [len(each) for each in batch.sample(again, {}).tokens] == [1]
 
 
-def test_a_finished_request_leaves_and_its_name_may_come_again() -> None:
+def test_id_of_finished_request_can_be_reused() -> None:
     batch = _batch(ALL)
     first = step({"a": 10}, new=(new("a", 10),))
     batch.admit(first)
@@ -233,7 +233,7 @@ def test_a_finished_request_leaves_and_its_name_may_come_again() -> None:
     assert batch.admit(step({"a": 3}, new=(new("a", 3),), finished=("a",))).context_tokens == 3
 
 
-def test_logprobs_are_those_that_the_most_demanding_request_wants() -> None:
+def test_number_of_logprobs_is_the_largest_requested() -> None:
     batch = _batch()
     both = step({"a": 3, "b": 3}, new=(new("a", 3, num_logprobs=5), new("b", 3)))
     batch.admit(both)
@@ -249,7 +249,7 @@ def _only(token: int) -> list[int]:
     return row
 
 
-def test_a_grammar_is_followed_and_ends() -> None:
+def test_sampled_tokens_follow_grammar_until_its_end() -> None:
     batch = _batch(ALL)
     prompt = step({"a": 3}, new=(new("a", 3),), width=2)
     batch.admit(prompt)
@@ -285,14 +285,14 @@ def test_the_only_allowed_token_is_picked(token: int) -> None:
     assert pick(row, Endings(stop=(3,), closing=(4,)), Random(0)) == token
 
 
-def test_the_end_comes_where_it_may_and_what_closes_comes_often() -> None:
+def test_pick_takes_stop_token_if_allowed_and_prefers_closing_tokens() -> None:
     row, random = _row(7, 8, 9), Random(2)
     assert {pick(row, Endings(stop=(200, 8)), random) for _ in range(20)} == {8}
     closed = [pick(row, Endings(closing=(9,)), random) for _ in range(200)]
     assert closed.count(9) > 100
 
 
-def test_what_is_blank_is_picked_only_where_nothing_else_is_allowed() -> None:
+def test_blank_token_is_picked_only_if_nothing_else_is_allowed() -> None:
     random = Random(3)
     endings = Endings(blank=frozenset({7, 100}))
     assert {pick(_row(7, 8, 50, 100), endings, random) for _ in range(100)} == {8, 50}
@@ -302,14 +302,14 @@ def test_what_is_blank_is_picked_only_where_nothing_else_is_allowed() -> None:
 # Whether a machine was fast enough to be believed.
 
 
-def test_a_step_is_late_by_more_than_a_tenth_and_more_than_a_millisecond() -> None:
+def test_step_is_late_beyond_ten_percent_and_one_millisecond() -> None:
     lateness = Lateness()
     for step_s, late_s in ((0.008, 0.0009), (0.008, 0.0011), (0.1, 0.009), (0.1, 0.011)):
         lateness.add(step_s, late_s)
     assert (lateness.steps, lateness.late_steps) == (4, 2)
 
 
-def test_a_machine_that_was_fast_enough_is_believed() -> None:
+def test_fast_machine_is_believable() -> None:
     lateness = Lateness()
     for index in range(1000):
         lateness.add(0.01, 0.005 if index % 25 == 0 else 0.0001)
@@ -317,7 +317,7 @@ def test_a_machine_that_was_fast_enough_is_believed() -> None:
     assert lateness.verdict() == "emulated: 1000 steps, 4.0 % of them late, 3.0 % longer in all"
 
 
-def test_one_that_was_too_slow_is_told_so_and_what_to_do() -> None:
+def test_slow_machine_is_hopeless_and_reported() -> None:
     lateness = Lateness()
     for index in range(300):
         lateness.add(0.01, 0.005 if index % 10 == 0 else -0.001)
@@ -347,13 +347,13 @@ def test_scheduled_tokens_follow_the_curve(tokens: int, ms: float) -> None:
     assert model.ms(StepShape(1, tokens)) == pytest.approx(ms)
 
 
-def test_every_term_has_its_unit() -> None:
+def test_step_time_terms_use_their_units() -> None:
     model = step_time_from_json(SECTION_STEP_TIME)
     step = StepShape(10, 101, prefill_tokens=40, context_tokens=10_000, prefill_pairs=1_000_000, drafted=4)
     assert model.ms(step) == pytest.approx(9.0 + 0.2 + 0.2 + 1.0 + 0.01 + 4 * 0.5 + 4 * 10 * 0.010)
 
 
-def test_residuals_spread_around_the_model() -> None:
+def test_residuals_spread_step_times_around_the_model() -> None:
     model = step_time_from_json({"curve": [[1, 10.0]], "residuals": [0.5, 1.0, 1.5]})
     paces = Paces(model, Random(0))
     drawn = sorted(paces.draw_ms(StepShape(1, 1)) for _ in range(4000))
@@ -363,7 +363,7 @@ def test_residuals_spread_around_the_model() -> None:
     assert drawn[1000] == pytest.approx(7.5, abs=0.3)
 
 
-def test_what_was_not_fitted_on_is_told_with_how_far() -> None:
+def test_step_outside_fitted_range_is_reported_with_ratio() -> None:
     model = step_time_from_json(SECTION_STEP_TIME | {"ranges": {"requests": [4, 64], "drafted": [4, 4]}})
     assert model.outside(StepShape(64, 320, drafted=4)) == {}
     assert model.outside(StepShape(128, 640, drafted=2)) == {"requests": 2.0, "drafted": 0.5}
@@ -383,12 +383,12 @@ def test_what_was_not_fitted_on_is_told_with_how_far() -> None:
         ({"ranges": {"tokens": [1, 2]}}, "step_time.ranges"),
     ],
 )
-def test_a_wrong_section_is_refused_step_time(change: dict[str, Any], words: str) -> None:
+def test_invalid_step_time_section_is_refused(change: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words.replace(".", r"\.")):
         step_time_from_json(SECTION_STEP_TIME | change)
 
 
-def test_a_slow_step_tells_of_others() -> None:
+def test_persistence_correlates_successive_step_times() -> None:
     step, spread = StepShape(1, 1), [0.5, 1.0, 1.5]
     means = {}
     for persistence in (0.0, 0.9):

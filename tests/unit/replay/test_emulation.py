@@ -81,7 +81,7 @@ def _value(arguments: list[str], flag: str) -> str:
     return arguments[arguments.index(flag) + 1]
 
 
-def test_arguments_are_the_deployments_but_for_weights_and_processes(tmp_path: Path) -> None:
+def test_emulated_engine_arguments_follow_deployment(tmp_path: Path) -> None:
     launch = _launch(DENSE, tmp_path)
     arguments = emulation(launch, MODEL).arguments(Path("/t"), Path("/d"), Path("/s.json"))
     assert arguments[0] == "/t"
@@ -99,7 +99,7 @@ def test_arguments_are_the_deployments_but_for_weights_and_processes(tmp_path: P
     assert not {"--gpu-memory-utilization", "--ssl-certfile", "--quantization", "--host"} & set(arguments)
 
 
-def test_nothing_is_left_unverified_by_what_it_would_cost(tmp_path: Path) -> None:
+def test_adaptive_verification_is_not_passed_to_emulated_engine(tmp_path: Path) -> None:
     drafting = DENSE["speculation"] | {"adaptiveVerification": True}  # type: ignore[operator]
     spec = DENSE | {"speculation": drafting, "serving": {"maxModelLen": 8192}}
     arguments = _emulation(spec, tmp_path).arguments(tmp_path / "target", tmp_path / "draft", tmp_path / "told")
@@ -107,7 +107,7 @@ def test_nothing_is_left_unverified_by_what_it_would_cost(tmp_path: Path) -> Non
     assert "enable_adaptive_verification" not in config, "model runner V1 would refuse it"
 
 
-def test_steps_are_planned_ahead_as_on_what_the_plan_has(tmp_path: Path) -> None:
+def test_async_scheduling_follows_hardware_of_plan(tmp_path: Path) -> None:
     with (EXAMPLES / "tiny-cpu.yaml").open() as stream:
         tiny = yaml.safe_load(stream)["spec"]
     for spec, ahead in ((tiny, False), (DENSE, True)):
@@ -116,7 +116,7 @@ def test_steps_are_planned_ahead_as_on_what_the_plan_has(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("spec", [DENSE, HYBRID, LATENT])
-def test_layers_keep_what_the_plan_counts(spec: dict[str, Any], tmp_path: Path) -> None:
+def test_emulated_layers_match_kv_cache_of_plan(spec: dict[str, Any], tmp_path: Path) -> None:
     launch = _launch(spec, tmp_path)
     emulated = emulation(launch, MODEL)
     told = settings_from_json(emulated.plugin_settings((300, 1000), seed=3))
@@ -145,7 +145,7 @@ def test_layers_keep_what_the_plan_counts(spec: dict[str, Any], tmp_path: Path) 
         ),
     ],
 )
-def test_what_cannot_be_emulated_is_told_with_what_to_do(
+def test_unsupported_emulation_is_refused_with_fix(
     spec: dict[str, Any], model: FittedModel, words: str, tmp_path: Path
 ) -> None:
     with pytest.raises(NotEmulatedError, match=words):
@@ -156,7 +156,7 @@ def _of(gpu: str) -> FittedModel:
     return FittedModel(schema=1, origin=Origin(gpu=gpu, tp=2), step_time=MODEL.step_time, acceptance=MODEL.acceptance)
 
 
-def test_what_the_model_was_not_fitted_on_is_told(tmp_path: Path) -> None:
+def test_differences_from_fitted_model_cause_warnings(tmp_path: Path) -> None:
     dense = _emulation(DENSE, tmp_path)
     assert transfer_warnings(dense, 2, "NVIDIA-H200") == []
     for short in ("H200", "NVIDIA H200"):
@@ -184,7 +184,7 @@ def test_what_the_model_was_not_fitted_on_is_told(tmp_path: Path) -> None:
         ("mine", "mine,specdecode_emulated,specdecode_recorder"),
     ],
 )
-def test_plugins_that_are_listed_are_joined_by_ours(
+def test_emulation_plugins_are_added_to_vllm_plugins(
     given: str | None, told: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("VLLM_PLUGINS", raising=False)
@@ -193,7 +193,7 @@ def test_plugins_that_are_listed_are_joined_by_ours(
     assert EngineEnvironment.at(None).variables([], {}).get("VLLM_PLUGINS") == told
 
 
-def test_plugins_come_before_packages_and_those_before_what_was_there(
+def test_pythonpath_has_plugins_then_packages_then_existing_entries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", "/there")
@@ -220,7 +220,7 @@ def _read(folder: Path, name: str) -> Any:
     return json.loads((folder / name).read_text())
 
 
-def test_it_has_a_config_without_kernels_and_a_tokenizer_whose_end_it_names(tmp_path: Path) -> None:
+def test_model_folder_has_config_without_quantization_and_a_tokenizer(tmp_path: Path) -> None:
     first, last = write_model_folder(tmp_path / "m", CONFIG, None)
     config = _read(tmp_path / "m", "config.json")
     assert config["num_hidden_layers"] == 32
@@ -233,7 +233,7 @@ def test_it_has_a_config_without_kernels_and_a_tokenizer_whose_end_it_names(tmp_
     assert text.isdisjoint({"<s>", "</s>", '"', "a"})
 
 
-def test_a_models_own_tokenizer_is_taken_with_what_it_says_of_ends(tmp_path: Path) -> None:
+def test_own_tokenizer_of_model_is_copied_with_its_eos(tmp_path: Path) -> None:
     own = tmp_path / "own"
     own.mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "model.safetensors"):
@@ -250,14 +250,14 @@ def test_a_models_own_tokenizer_is_taken_with_what_it_says_of_ends(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("vocabulary", "tokens"), [(128256, 960), (960, 960), (400, 400), (258, 258), (64, 258)])
-def test_the_tokenizer_fits_into_the_vocabulary(vocabulary: int, tokens: int) -> None:
+def test_tokenizer_fits_into_vocabulary_size(vocabulary: int, tokens: int) -> None:
     made = tokenizer_json(vocabulary)
     assert sorted(made["model"]["vocab"].values()) == list(range(tokens))
     first, last = text_tokens(made)
     assert END < first < last < tokens
 
 
-def test_of_a_model_that_sees_the_part_that_writes_is_taken() -> None:
+def test_text_config_of_vision_model_is_used() -> None:
     seeing = {
         "architectures": ["Gemma3ForConditionalGeneration"],
         "model_type": "gemma3",
@@ -276,7 +276,7 @@ def test_of_a_model_that_sees_the_part_that_writes_is_taken() -> None:
     assert text_config(named)["architectures"] == ["DeepseekV3ForCausalLM"]
 
 
-def test_a_folder_without_a_tokenizer_has_no_files_of_one(tmp_path: Path) -> None:
+def test_folder_without_tokenizer_has_no_tokenizer_files(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text("{}")
     assert tokenizer_files(tmp_path) == []
     assert tokenizer_files(tmp_path / "nowhere") == []

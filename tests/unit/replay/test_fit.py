@@ -73,7 +73,7 @@ def tokens_per_step(requests: Sequence[RecordedRequest]) -> "list[float]":
     return [(each.output_tokens - 1) / len(each.gaps_ms) for each in requests]
 
 
-def test_easy_and_hard_requests_are_told_apart() -> None:
+def test_easy_and_hard_requests_get_separate_classes() -> None:
     known = Acceptance(2, OUTCOMES, [Difficulty(0.7, HARD), Difficulty(0.3, EASY)])
     real = drawn(known, 300, 200)
     found = section(real)
@@ -88,7 +88,7 @@ def test_easy_and_hard_requests_are_told_apart() -> None:
     )
 
 
-def test_requests_that_are_alike_are_one_class() -> None:
+def test_similar_requests_form_one_class() -> None:
     found = section(drawn(from_rates((0.7, 0.5)), 200, 200))
     assert len(found["classes"]) == 1
     assert "after" not in found["classes"][0]
@@ -96,17 +96,17 @@ def test_requests_that_are_alike_are_one_class() -> None:
     assert acceptance_from_json(found).rates(2) == pytest.approx((0.7, 0.5), abs=0.01)
 
 
-def test_short_answers_do_not_hide_long_drafts() -> None:
+def test_short_answers_do_not_bias_acceptance_rates() -> None:
     found = section(drawn(from_rates((0.7, 0.5)), 3000, 12))
     assert acceptance_from_json(found).rates(2) == pytest.approx((0.7, 0.5), abs=0.015)
 
 
-def test_a_small_capture_is_not_read_for_more_than_it_says() -> None:
+def test_small_capture_is_fitted_with_one_class() -> None:
     known = Acceptance(2, OUTCOMES, [Difficulty(0.5, (0.45, 0.3, 0.25)), Difficulty(0.5, (0.35, 0.3, 0.35))])
     assert len(section(drawn(known, 6, 60))["classes"]) == 1
 
 
-def test_easy_passages_follow_each_other() -> None:
+def test_dependence_on_previous_outcome_is_fitted() -> None:
     after = ((0.8, 0.1, 0.1), (0.5, 0.25, 0.25), (0.1, 0.1, 0.8))
     known = Acceptance(2, OUTCOMES, [Difficulty(1.0, (0.4, 0.2, 0.4), after)])
     found = section(drawn(known, 200, 200))
@@ -126,7 +126,7 @@ def test_temperatures_have_their_own_classes() -> None:
     ] == [None]
 
 
-def test_a_drafter_that_finds_nothing_at_times(tmp_path: Path) -> None:
+def test_share_of_steps_with_drafts_is_fitted(tmp_path: Path) -> None:
     prompts = Prompts(
         prompt_tokens=Lengths(50, 50), output_tokens=Lengths(150, 150), shared_prefix_tokens=0, block_size=16, seed=3
     )
@@ -147,25 +147,25 @@ def test_a_drafter_that_finds_nothing_at_times(tmp_path: Path) -> None:
     assert acceptance_from_json(found).rates(3) == pytest.approx((0.6, 0.4, 0.3), abs=0.03)
 
 
-def test_what_did_not_speculate_has_no_section() -> None:
+def test_capture_without_speculation_has_no_acceptance_section() -> None:
     request = drawn(from_rates((0.0, 0.0)), 5, 100).requests[0]
     assert fit_acceptance([recording([request], k=0)]) is None
     assert fit_acceptance([]) is None
     assert fit_acceptance([recording([])]) is None
 
 
-def test_what_no_engine_drafts_has_no_section() -> None:
+def test_capture_with_k_of_65_has_no_acceptance_section() -> None:
     assert fit_acceptance([recording(drawn(from_rates((0.7, 0.5)), 20, 100).requests, k=65)]) is None
 
 
-def test_of_many_requests_some_are_enough() -> None:
+def test_large_captures_are_fitted_on_a_sample_of_requests() -> None:
     found = section(drawn(from_rates((0.7, 0.5)), 5000, 30))
     assert acceptance_from_json(found).rates(2) == pytest.approx((0.7, 0.5), abs=0.02)
     assert found["ranges"]["requests"] <= 2000
 
 
 @pytest.mark.parametrize("name", ["draft_model", "ngram"])
-def test_a_real_engine_is_told_by_its_own_counters(name: str) -> None:
+def test_fit_to_real_capture_reproduces_tokens_per_step(name: str) -> None:
     real = read_recording(REAL / name)
     found = acceptance_from_json(section(real))
     again = drawn(found, 200, 200, 0.0)
@@ -195,7 +195,7 @@ def of_passages(k: int, requests: int = 200, output_tokens: int = 300) -> Record
 
 
 @pytest.mark.parametrize("width", [1, 2, 5])
-def test_another_k_is_forecast_from_passages(width: int) -> None:
+def test_acceptance_is_forecast_for_another_k(width: int) -> None:
     found = acceptance_from_json(section(of_passages(3)))
     drafting = Drafting(found, found.classes[0], Random(1))
     tokens = sum(drafting.next(width)[1] + 1 for _ in range(20_000))
@@ -208,21 +208,21 @@ def test_another_k_is_forecast_from_passages(width: int) -> None:
 # How soon clients ask again, where a capture's load was a closed loop.
 
 
-def test_clients_of_a_real_capture_ask_again_within_milliseconds() -> None:
+def test_turnaround_of_real_closed_loop_is_a_few_milliseconds() -> None:
     found = turnarounds_ms(read_recording(REAL / "draft_model").requests)
     assert 20 < len(found) < 39
     assert 0.5 < median(found) < 20
 
 
 @pytest.mark.parametrize(("arrivals", "known"), [("closed:5", True), ("poisson:8", False), ("constant:8", False)])
-def test_only_a_closed_loop_has_clients_that_wait(tmp_path: Path, arrivals: str, known: bool) -> None:
+def test_only_closed_loops_have_turnaround_times(tmp_path: Path, arrivals: str, known: bool) -> None:
     made = Truth().make(tmp_path / "made", arrivals, 60)
     found = turnarounds_ms(made.requests)
     assert bool(found) is known
     assert max(found, default=0.0) < 0.01
 
 
-def test_nothing_is_known_of_no_arrivals() -> None:
+def test_no_requests_have_no_turnaround_times() -> None:
     assert turnarounds_ms([]) == []
 
 
@@ -252,7 +252,7 @@ def bursts(requests: list[RecordedRequest]) -> dict[int, float]:
     return {size: 100 * count / counts.total() for size, count in counts.items()}
 
 
-def test_a_draft_model_of_a_real_engine_is_played_as_it_was(tmp_path: Path) -> None:
+def test_model_of_draft_model_capture_reproduces_gaps_and_bursts(tmp_path: Path) -> None:
     recording = read_recording(REAL / "draft_model")
     model = fit([recording])
     assert model.origin.limits.max_num_batched_tokens == 2048
@@ -271,7 +271,7 @@ def test_a_draft_model_of_a_real_engine_is_played_as_it_was(tmp_path: Path) -> N
     assert played == pytest.approx(was, abs=2.5)
 
 
-def test_a_drafter_that_looks_tokens_up_drafts_as_often_as_it_did() -> None:
+def test_model_of_ngram_capture_has_draft_frequency_and_k() -> None:
     model = fit([read_recording(REAL / "ngram")])
     assert model.donors is not None
     assert 0 < model.donors.drafts.singles < 0.5
@@ -289,7 +289,7 @@ def test_a_drafter_that_looks_tokens_up_drafts_as_often_as_it_did() -> None:
     ],
     ids=str,
 )
-def test_what_a_trace_says_oddly_of_speculation_is_not_known(said: dict[str, Any]) -> None:
+def test_unknown_speculation_in_trace_gives_no_draft_slots(said: dict[str, Any]) -> None:
     recording = read_recording(REAL / "ngram")
     odd = replace(recording, meta=msgspec.structs.replace(recording.meta, speculative=said))
     assert fit([odd]).origin.limits.draft_slots is None

@@ -66,7 +66,7 @@ def ms_of(step_time: StepTime, **shape: int) -> float:
 
 
 @pytest.mark.parametrize("k", [(2, 6), (4,)], ids=["of two lengths", "of one"])
-def test_a_draft_that_proposes_all_in_one_pass_is_read_once(k: tuple[int, ...]) -> None:
+def test_one_pass_draft_time_is_fitted_and_forecast(k: tuple[int, ...]) -> None:
     """PARD, P-EAGLE, DFlash and DSpark: of one length the share of the draft is given, and another is forecast."""
     share = 0.25
     given = replace(
@@ -80,7 +80,7 @@ def test_a_draft_that_proposes_all_in_one_pass_is_read_once(k: tuple[int, ...]) 
         assert ms_of(found, **shape) == pytest.approx(ms_of(given, **shape), rel=0.04), drafted
 
 
-def test_terms_are_found_again_on_a_machine_that_is_late_at_times() -> None:
+def test_step_time_terms_are_recovered_despite_late_steps() -> None:
     # All of it is later by the mean of the late steps.
     mean_late = 1 + 0.03 * 2.5
     found = fitted(drawn_steps())
@@ -95,7 +95,7 @@ def test_terms_are_found_again_on_a_machine_that_is_late_at_times() -> None:
     assert found.host_ms == pytest.approx(0.7)
 
 
-def test_one_k_leaves_the_drafts_share_to_who_knows_the_models() -> None:
+def test_fit_of_one_k_takes_draft_time_from_given_share() -> None:
     known = StepTime(curve=((1, 10.0), (2048, 90.0)), draft_ms=1.0)
     steps = drawn_steps(k=(3,), noise=0.01, late=0.0)
     shapes = np.column_stack([getattr(steps, each.name) for each in fields(StepShape)])
@@ -109,7 +109,7 @@ def test_one_k_leaves_the_drafts_share_to_who_knows_the_models() -> None:
     assert ms_of(blind, **three) == pytest.approx(ms_of(told, **three), rel=3e-3)
 
 
-def test_a_pass_of_the_draft_has_a_token_of_each_request() -> None:
+def test_draft_pass_costs_its_share_for_one_token_per_request() -> None:
     """It takes its share of what the target takes for so many tokens, not of the constant part alone."""
     share, slope_ms = 0.1, 0.5
     steps = drawn_steps(k=(3,), noise=0.01, late=0.0)
@@ -120,7 +120,7 @@ def test_a_pass_of_the_draft_has_a_token_of_each_request() -> None:
     assert ms_of(told, requests=32, drafted=6, scheduled_tokens=32 * 7, context_tokens=0) == pytest.approx(ms, rel=0.01)
 
 
-def test_of_many_steps_some_are_enough() -> None:
+def test_fit_of_many_steps_recovers_step_times() -> None:
     steps = drawn_steps(count=9000, late=0.0)
     found = fitted(steps)
     assert ms_of(found) == pytest.approx(ms_of(KNOWN), rel=0.02)
@@ -129,18 +129,18 @@ def test_of_many_steps_some_are_enough() -> None:
     )
 
 
-def test_ranges_say_what_was_seen() -> None:
+def test_fitted_ranges_are_those_of_the_steps() -> None:
     found = fitted(drawn_steps())
     assert found.ranges["requests"] == (1, 32)
     assert found.outside(StepShape(64, 40, drafted=4, context_tokens=8000)) == {"requests": 2.0}
 
 
-def test_few_steps_carry_no_fit() -> None:
+def test_too_few_steps_give_no_fit() -> None:
     assert fit_measured_steps(drawn_steps(count=49)) is None
     assert fit_step_time([]) is None
 
 
-def test_steps_of_a_capture_have_what_was_in_them(tmp_path: Path) -> None:
+def test_steps_of_capture_reproduce_known_step_times(tmp_path: Path) -> None:
     prompts = Prompts(
         prompt_tokens=Lengths(50, 400), output_tokens=Lengths(80, 80), shared_prefix_tokens=0, block_size=16, seed=3
     )
@@ -158,7 +158,7 @@ def test_steps_of_a_capture_have_what_was_in_them(tmp_path: Path) -> None:
     assert np.median(np.abs(steps.ms / known_ms - 1)) < 2e-5
 
 
-def test_a_real_engine_is_forecast_at_twice_the_load() -> None:
+def test_fit_to_real_capture_forecasts_twice_the_load() -> None:
     steps = MeasuredSteps.of([read_recording(REAL / "draft_model")])
     few = steps.requests <= 4
     found = fitted(replace(steps, **{each.name: getattr(steps, each.name)[few] for each in fields(steps)}))
@@ -168,7 +168,7 @@ def test_a_real_engine_is_forecast_at_twice_the_load() -> None:
     assert forecast_ms == pytest.approx(np.median(steps.ms[decode]), rel=0.15)
 
 
-def test_moods_of_a_machine_are_found_again() -> None:
+def test_persistence_of_step_times_is_recovered() -> None:
     random = np.random.default_rng(5)
     mood = [0.0]
     for _ in range(20_000):

@@ -26,7 +26,7 @@ MODEL = FittedModel(
 )
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_written_model_is_read_back(tmp_path: Path) -> None:
     path = tmp_path / "model.json"
     path.write_bytes(encode_model(MODEL))
     assert read_model(path) == MODEL
@@ -44,7 +44,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         (" " * (9 * 2**20), "has more than 8 MiB"),
     ],
 )
-def test_what_is_no_model_is_refused_with_its_name(tmp_path: Path, text: str, says: str) -> None:
+def test_invalid_model_file_is_refused_with_its_path(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "model.json"
     path.write_text(text)
     with pytest.raises(ModelFileError) as caught:
@@ -55,24 +55,24 @@ def test_what_is_no_model_is_refused_with_its_name(tmp_path: Path, text: str, sa
     assert "\n" not in message
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_model_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match=r"nowhere: No such file or directory: name a file that"):
         read_model(tmp_path / "nowhere")
 
 
-def test_a_fifo_is_not_waited_for(tmp_path: Path) -> None:
+def test_fifo_is_refused_without_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "model.json")
     with pytest.raises(ModelFileError, match=r"model\.json: is a FIFO: name a file"):
         read_model(tmp_path / "model.json")
 
 
-def test_a_section_that_this_version_does_not_know_is_passed_over(tmp_path: Path) -> None:
+def test_unknown_section_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "model.json"
     path.write_text(json.dumps({"schema": 1, "origin": {}, "of_tomorrow": [1]}))
     assert read_model(path) == FittedModel(schema=1, origin=Origin())
 
 
-def test_how_far_outside_is_said() -> None:
+def test_value_outside_fitted_range_is_described_with_ratio() -> None:
     fitted_on = Range(1, 8)
     assert fitted_on.outside("running", 8) is None
     assert fitted_on.outside("running", 8.1) is None, "not 1.0 times that"
@@ -86,13 +86,13 @@ def test_how_far_outside_is_said() -> None:
     ("section", "words"),
     [({"step_time": {"curve": []}}, "step_time.curve"), ({"acceptance": {}}, "acceptance.num_speculative_tokens")],
 )
-def test_a_section_that_no_engine_could_use_is_refused(section: dict[str, Any], words: str) -> None:
+def test_invalid_engine_section_is_refused(section: dict[str, Any], words: str) -> None:
     text = json.dumps({"schema": 1, "origin": {}} | section).encode()
     with pytest.raises(UnreadableTextError, match=f"{words}.*fit it again"):
         decode_model(text)
 
 
-def test_sections_of_the_emulated_engine_are_kept_as_they_are() -> None:
+def test_engine_sections_are_kept_unchanged() -> None:
     section = {"curve": [[1, 8.0]], "host_ms": 0.5}
     model = decode_model(json.dumps({"schema": 1, "origin": {}, "step_time": section}).encode())
     assert decode_model(encode_model(model)).step_time == section

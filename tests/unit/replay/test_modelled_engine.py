@@ -47,7 +47,7 @@ def far(found: Comparison, *names: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_the_same_load_gives_the_same_bursts_gaps_and_acceptance(tmp_path: Path, name: str) -> None:
+def test_model_reproduces_figures_under_the_same_load(tmp_path: Path, name: str) -> None:
     # Close to what six at once can bear, a queue is as long as chance has it.
     made = ENGINES[name].make(tmp_path / "made", "poisson:7" if name == "small batches" else "poisson:12", 600)
     model = fit([made.recording])
@@ -59,7 +59,7 @@ def test_the_same_load_gives_the_same_bursts_gaps_and_acceptance(tmp_path: Path,
     assert abs(ttft.difference) <= LIMITS["TTFT"], ttft
 
 
-def test_a_load_that_was_never_run_goes_as_it_would(tmp_path: Path) -> None:
+def test_model_forecasts_figures_of_unseen_load(tmp_path: Path) -> None:
     truth = Truth()
     model = fit([truth.make(tmp_path / name, name, 600).recording for name in ("closed:4", "closed:16")])
     for arrivals, prompts in (
@@ -77,7 +77,7 @@ def test_a_load_that_was_never_run_goes_as_it_would(tmp_path: Path) -> None:
         assert far(found, *judged) == [], where
 
 
-def test_load_grows_where_twice_as_much_comes(tmp_path: Path) -> None:
+def test_doubled_load_factor_increases_ttft(tmp_path: Path) -> None:
     made = Truth(limits=Limits(max_num_seqs=8)).make(tmp_path / "made", "poisson:10", 300)
     model = fit([made.recording])
     once = play(tmp_path / "once", model, made.recording).requests
@@ -87,7 +87,7 @@ def test_load_grows_where_twice_as_much_comes(tmp_path: Path) -> None:
     assert sum(each.output_tokens for each in twice) == sum(each.output_tokens for each in once)
 
 
-def test_requests_keep_what_they_are(tmp_path: Path) -> None:
+def test_spread_of_tokens_per_step_between_requests_is_reproduced(tmp_path: Path) -> None:
     """How many tokens a step of a request brings is spread as widely as it was: some are easy throughout."""
     made = ENGINES["easy and hard requests"].make(tmp_path / "made", "closed:8", 400)
     played = play(tmp_path / "played", fit([made.recording]), made.recording)
@@ -99,7 +99,7 @@ def test_requests_keep_what_they_are(tmp_path: Path) -> None:
     assert abs(high.difference) < 6
 
 
-def test_hits_come_in_a_row_as_they_did(tmp_path: Path) -> None:
+def test_runs_of_large_bursts_are_reproduced(tmp_path: Path) -> None:
     made = ENGINES["hits in a row"].make(tmp_path / "made", "closed:8", 300)
     played = play(tmp_path / "played", fit([made.recording]), made.recording)
     shares = []
@@ -114,7 +114,7 @@ def test_hits_come_in_a_row_as_they_did(tmp_path: Path) -> None:
     assert shares[1] == pytest.approx(shares[0], abs=0.03)
 
 
-def test_gap_and_tokens_belong_together(tmp_path: Path) -> None:
+def test_gap_depends_on_tokens_of_its_burst(tmp_path: Path) -> None:
     """A step that verifies a draft takes twice as long as one without: so it does in what is played."""
     records = []
     for number in range(40):
@@ -140,7 +140,7 @@ def test_gap_and_tokens_belong_together(tmp_path: Path) -> None:
     assert len(gaps[4]) / (len(gaps[1]) + len(gaps[4])) == pytest.approx(1 / 3, abs=0.03)
 
 
-def test_the_seed_decides(tmp_path: Path) -> None:
+def test_played_trace_depends_on_seed(tmp_path: Path) -> None:
     made = Truth().make(tmp_path / "made", "poisson:10", 60)
     model = fit([made.recording])
     texts = [
@@ -150,7 +150,7 @@ def test_the_seed_decides(tmp_path: Path) -> None:
     assert texts[0] == texts[1] != texts[2]
 
 
-def test_a_slow_step_is_followed_by_slow_ones_where_it_was_so(tmp_path: Path) -> None:
+def test_persistence_of_slow_steps_is_fitted(tmp_path: Path) -> None:
     records = []
     for number in range(60):
         slow = 1.5 if number % 2 else 1.0
@@ -166,7 +166,7 @@ def test_a_slow_step_is_followed_by_slow_ones_where_it_was_so(tmp_path: Path) ->
     assert model.donors.persistence > 0.6
 
 
-def test_acceptance_may_be_given_and_changed_while_it_runs(tmp_path: Path) -> None:
+def test_acceptance_can_be_given_and_changed_during_run(tmp_path: Path) -> None:
     model = fit([Truth().make(tmp_path / "made", "closed:4", 60).recording])
     clock = VirtualClock()
     behaviour = ModelledBehaviour(model, 0, lambda: 0.9 if clock.now_ms() < 20_000 else 0.1)
@@ -182,7 +182,7 @@ def test_acceptance_may_be_given_and_changed_while_it_runs(tmp_path: Path) -> No
         assert share == pytest.approx(wanted, abs=0.01)
 
 
-def test_a_request_ends_where_the_model_ended_others_unless_told_to_go_on(tmp_path: Path) -> None:
+def test_request_stops_as_recorded_unless_eos_is_ignored(tmp_path: Path) -> None:
     records = [record(request_id=str(number), arrival_ms=1000.0 * number, finish_reason="stop") for number in range(50)]
     model = fit([read_recording(write_trace(tmp_path / "trace.jsonl", records))])
     ends = {}
@@ -195,7 +195,7 @@ def test_a_request_ends_where_the_model_ended_others_unless_told_to_go_on(tmp_pa
     assert ends == {False: (6, "stop"), True: (40, "length")}
 
 
-def test_what_is_outside_of_the_model_is_said_with_how_far(tmp_path: Path) -> None:
+def test_request_outside_fitted_range_is_reported_with_ratio(tmp_path: Path) -> None:
     model = fit([Truth().make(tmp_path / "made", "closed:4", 60).recording])
     behaviour = ModelledBehaviour(model, 0)
     assert behaviour.outside() == []
@@ -206,7 +206,7 @@ def test_what_is_outside_of_the_model_is_said_with_how_far(tmp_path: Path) -> No
     assert lines[0].endswith("10.1 times that")
 
 
-def test_the_file_is_small_and_plays_the_same(tmp_path: Path) -> None:
+def test_model_file_is_small_and_plays_identically(tmp_path: Path) -> None:
     made = Truth().make(tmp_path / "made", "poisson:20", 400)
     model = fit([made.recording])
     text = encode_model(model)
@@ -231,9 +231,7 @@ def test_the_file_is_small_and_plays_the_same(tmp_path: Path) -> None:
         ("persistence", None, 1.0),
     ],
 )
-def test_donors_that_say_what_cannot_be_are_refused(
-    tmp_path: Path, section: str, field: str | None, value: object
-) -> None:
+def test_invalid_donors_section_is_refused(tmp_path: Path, section: str, field: str | None, value: object) -> None:
     model = fit([Truth().make(tmp_path / "made", "closed:2", 10).recording])
     document = msgspec.json.decode(encode_model(model))
     if field is None:

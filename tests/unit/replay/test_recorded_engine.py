@@ -49,7 +49,7 @@ def tokens(found: list[tuple[float, Burst]]) -> list[int]:
     return [burst.tokens for _, burst in found]
 
 
-def test_a_scaled_clock_makes_everything_slower(recorded: Any) -> None:
+def test_scaled_clock_slows_replay(recorded: Any) -> None:
     clock = VirtualClock()
     recording = recorded(record())
     match = matcher(Matching.ARRIVAL, recording.requests)
@@ -60,7 +60,7 @@ def test_a_scaled_clock_makes_everything_slower(recorded: Any) -> None:
     assert found == [60, 80, 105]
 
 
-def test_a_request_gets_recorded_bursts_at_recorded_gaps(recorded: Any) -> None:
+def test_request_gets_recorded_bursts_at_recorded_gaps(recorded: Any) -> None:
     played = Played(recorded(record(cached_tokens=16)))
     played.clock.run(until_ms=1000)
     found = played.submit(prompt_tokens=20)
@@ -72,7 +72,7 @@ def test_a_request_gets_recorded_bursts_at_recorded_gaps(recorded: Any) -> None:
     assert [burst.finish_reason for _, burst in found] == [None, None, "length"]
 
 
-def test_max_tokens_cuts_the_burst_in_which_they_are_reached(recorded: Any) -> None:
+def test_max_tokens_cuts_last_burst(recorded: Any) -> None:
     played = Played(recorded(record(finish_reason="stop")))
     found = played.submit(max_tokens=3)
     played.clock.run()
@@ -89,7 +89,7 @@ def test_an_engine_without_speculation_drafts_nothing(recorded: Any) -> None:
     assert [(burst.drafted, burst.accepted) for _, burst in found] == [(0, 0)] * 3
 
 
-def test_blocks_of_a_diffusion_model_are_no_speculation(recorded: Any) -> None:
+def test_diffusion_blocks_are_not_speculation(recorded: Any) -> None:
     blocks = record(output_tokens=80, itl_ms=[200, 200], itl_tokens=[32, 16])
     recording = recorded(blocks, meta=None)
     played = Played(recording)
@@ -100,7 +100,7 @@ def test_blocks_of_a_diffusion_model_are_no_speculation(recorded: Any) -> None:
     assert all(burst.drafted == 0 for _, burst in found)
 
 
-def test_token_ids_come_with_their_bursts(recorded: Any) -> None:
+def test_recorded_token_ids_come_with_their_bursts(recorded: Any) -> None:
     played = Played(recorded(record(output_token_ids=[7, 8, 9, 10, 11, 12])))
     found = played.submit(max_tokens=5)
     played.clock.run()
@@ -114,21 +114,21 @@ def test_gaps_of_zero_and_of_an_hour_are_played(recorded: Any) -> None:
     assert [when_ms for when_ms, _ in found] == [30, 30, 3_600_030]
 
 
-def test_records_are_used_once_and_then_it_refuses(recorded: Any) -> None:
+def test_each_record_is_used_once_and_then_refused(recorded: Any) -> None:
     played = Played(recorded(record()))
     played.submit()
     with pytest.raises(UnmatchedRequestError):
         played.submit()
 
 
-def test_records_repeat_where_that_is_asked_for(recorded: Any) -> None:
+def test_records_repeat_with_repeating_matcher(recorded: Any) -> None:
     recording = recorded(record(), record(arrival_ms=5.0, output_tokens=1, itl_ms=None, itl_tokens=None))
     match = repeating(matcher(Matching.ARRIVAL, recording.requests), recording.requests)
     incoming = Incoming(request_id="x", prompt_tokens=1, max_tokens=9)
     assert [match(incoming) for _ in range(5)] == [0, 1, 0, 1, 0]
 
 
-def test_another_engine_takes_what_no_record_is_left_for(recorded: Any) -> None:
+def test_fallback_engine_serves_requests_without_record(recorded: Any) -> None:
     other = Played(recorded(record(ttft_ms=99.0)))
     played = Played(recorded(record()), otherwise=other.engine)
     played.submit()
@@ -138,7 +138,7 @@ def test_another_engine_takes_what_no_record_is_left_for(recorded: Any) -> None:
     assert found[0][1].tokens == 1
 
 
-def test_requests_find_their_records_by_id_or_by_the_number_at_its_end(recorded: Any) -> None:
+def test_records_are_matched_by_request_id_or_its_index(recorded: Any) -> None:
     recording = recorded(
         record(arrival_ms=0.0, request_id="load-main-7"),
         record(arrival_ms=1.0),
@@ -155,7 +155,7 @@ def test_requests_find_their_records_by_id_or_by_the_number_at_its_end(recorded:
     assert [place("replay-4"), place("nothing"), place("replay-0")] == [None, None, None]
 
 
-def test_requests_find_their_records_by_the_deepest_common_block(recorded: Any) -> None:
+def test_records_are_matched_by_longest_common_prefix(recorded: Any) -> None:
     recording = recorded(
         record(arrival_ms=0.0, block_hashes=[1, 2]),
         record(arrival_ms=1.0, block_hashes=[1, 2, 3]),
@@ -169,7 +169,7 @@ def test_requests_find_their_records_by_the_deepest_common_block(recorded: Any) 
     assert [place(1, 2, 3, 4), place(1, 2, 3, 4), place(1, 9), place(1, 9), place(8)] == [1, 0, 2, None, None]
 
 
-def test_load_is_what_waits_and_runs_and_a_cancelled_request_frees_its_place(recorded: Any) -> None:
+def test_load_counts_waiting_and_running_until_cancelled(recorded: Any) -> None:
     played = Played(recorded(record(scheduled_ms=20.0, cached_tokens=5, preemptions=2)), kv_cache_tokens=100)
     found = played.submit(prompt_tokens=20)
     assert (played.engine.load(), played.ticket.waited_ms()) == (Load(waiting=1), None)
@@ -185,7 +185,7 @@ def test_load_is_what_waits_and_runs_and_a_cancelled_request_frees_its_place(rec
     assert (played.engine.load().running, played.engine.load().kv_cache_usage) == (0, 0)
 
 
-def test_acceptance_follows_its_schedule_and_every_request_gets_its_tokens(recorded: Any) -> None:
+def test_acceptance_follows_schedule_with_recorded_token_count(recorded: Any) -> None:
     long = record(output_tokens=4001, itl_ms=[10.0] * 800, itl_tokens=[5] * 800)
     schedule = AcceptanceSchedule.parse("0:0.8,5:0.25")
     random = Random(1)
@@ -205,12 +205,12 @@ def test_acceptance_follows_its_schedule_and_every_request_gets_its_tokens(recor
 
 
 @pytest.mark.parametrize("text", ["x", "1.5", "-0.1", "5:0.5", "0:0.5,0:0.6", "0:0.5,3", "nan", "0:0.1,inf:0.2", ""])
-def test_a_schedule_that_is_none_is_refused(text: str) -> None:
+def test_invalid_acceptance_schedule_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"share|seconds"):
         AcceptanceSchedule.parse(text)
 
 
-def test_drafted_tokens_are_those_of_the_steps(tmp_path: Path) -> None:
+def test_drafted_tokens_come_from_step_statistics(tmp_path: Path) -> None:
     first = record(arrival_ms=0.0)  # bursts at 30, 40 and 52.5 ms: 1, 3 and 2 tokens
     second = record(arrival_ms=10.0, ttft_ms=20.0, itl_ms=[10.0, 12.5], itl_tokens=[1, 4])
     write_trace(tmp_path / "trace.jsonl", [first, second])

@@ -63,7 +63,7 @@ class Rig:
 # Engines that work step by step.
 
 
-def test_a_request_alone_has_its_prefill_and_then_a_token_a_step() -> None:
+def test_single_request_has_prefill_then_one_token_per_step() -> None:
     rig = Rig(Limits())
     got = rig.send(prompt=500, output=4)
     rig.clock.run()
@@ -72,7 +72,7 @@ def test_a_request_alone_has_its_prefill_and_then_a_token_a_step() -> None:
     assert [burst.finish_reason for burst in got.bursts] == [None, None, None, "length"]
 
 
-def test_what_is_accepted_comes_in_one_burst_at_the_whole_gap() -> None:
+def test_accepted_tokens_come_in_one_burst_per_step() -> None:
     rig = Rig(Limits(), rates=(1.0, 1.0, 1.0))
     got = rig.send(output=10)
     rig.clock.run()
@@ -81,7 +81,7 @@ def test_what_is_accepted_comes_in_one_burst_at_the_whole_gap() -> None:
     assert [(burst.drafted, burst.accepted) for burst in got.bursts] == [(0, 0), (3, 3), (3, 3), (3, 3)]
 
 
-def test_a_prefill_lengthens_the_step_of_all() -> None:
+def test_prefill_lengthens_step_of_all_requests() -> None:
     rig = Rig(Limits())
     early = rig.send("a", output=5)
     late = rig.send("b", prompt=1000, at_ms=15.0)
@@ -91,7 +91,7 @@ def test_a_prefill_lengthens_the_step_of_all() -> None:
     assert late.at_ms[0] == pytest.approx(41)
 
 
-def test_a_scheduler_that_is_ahead_takes_who_comes_a_step_later() -> None:
+def test_async_scheduling_admits_requests_one_step_later() -> None:
     rig = Rig(Limits(async_scheduling=True))
     rig.send("a", output=6)
     late = rig.send("b", prompt=1000, at_ms=15.0)
@@ -99,7 +99,7 @@ def test_a_scheduler_that_is_ahead_takes_who_comes_a_step_later() -> None:
     assert late.at_ms[0] == pytest.approx(51)
 
 
-def test_a_long_prompt_goes_in_chunks_beside_what_runs() -> None:
+def test_long_prompt_is_prefilled_in_chunks_beside_decodes() -> None:
     rig = Rig(Limits(max_num_batched_tokens=401))
     early = rig.send("a", output=6)
     late = rig.send("b", prompt=1000, at_ms=5.0)
@@ -109,7 +109,7 @@ def test_a_long_prompt_goes_in_chunks_beside_what_runs() -> None:
     assert len(early.at_ms) == 6
 
 
-def test_slots_that_drafting_takes_are_no_prompts() -> None:
+def test_draft_slots_reduce_prefill_budget() -> None:
     """As in vLLM's scheduler: each request of a step has them beside its own tokens."""
     limits = Limits(max_num_batched_tokens=128, draft_slots=1)
     rig = Rig(limits, rates=(0.0, 0.0, 0.0))
@@ -121,7 +121,7 @@ def test_slots_that_drafting_takes_are_no_prompts() -> None:
     assert [step.shape.prefill_tokens for step in rig.steps if step.end_ms > 35][:2] == [92, 4]
 
 
-def test_a_step_has_the_tokens_that_were_found_to_verify() -> None:
+def test_scheduled_tokens_are_one_plus_drafted_tokens() -> None:
     """A drafter that looks tokens up finds none in half of the steps."""
     rig = Rig(Limits(), rates=(0.0, 0.0, 0.0), drafting=0.5)
     got = rig.send(output=200)
@@ -131,7 +131,7 @@ def test_a_step_has_the_tokens_that_were_found_to_verify() -> None:
     assert [step.shape.scheduled_tokens for step in rig.steps[1:]] == [1 + tokens for tokens in drafted]
 
 
-def test_who_finds_no_place_waits_and_ttft_grows_with_load() -> None:
+def test_requests_beyond_max_num_seqs_wait_and_ttft_grows() -> None:
     rig = Rig(Limits(max_num_seqs=2))
     got = [rig.send(str(index), output=5) for index in range(6)]
     rig.clock.run()
@@ -142,7 +142,7 @@ def test_who_finds_no_place_waits_and_ttft_grows_with_load() -> None:
     assert all(sum(each.tokens) == 5 for each in got)
 
 
-def test_a_full_kv_cache_preempts_who_came_last_and_computes_it_again() -> None:
+def test_full_kv_cache_preempts_latest_request_and_recomputes_it() -> None:
     rig = Rig(Limits(block_size=10, num_gpu_blocks=12))
     got = [rig.send(str(index), prompt=30, output=50) for index in range(2)]
     rig.clock.run()
@@ -154,7 +154,7 @@ def test_a_full_kv_cache_preempts_who_came_last_and_computes_it_again() -> None:
     assert rig.engine.load().kv_cache_usage == 0
 
 
-def test_a_request_too_large_for_the_cache_ends_with_an_error_and_others_go_on() -> None:
+def test_request_too_large_for_kv_cache_fails_alone() -> None:
     rig = Rig(Limits(block_size=10, num_gpu_blocks=5))
     large = rig.send("large", prompt=100)
     grows = rig.send("grows", prompt=30, output=100)
@@ -165,7 +165,7 @@ def test_a_request_too_large_for_the_cache_ends_with_an_error_and_others_go_on()
     assert sum(small.tokens) == 10
 
 
-def test_prompts_with_a_common_beginning_are_computed_once() -> None:
+def test_common_prefix_is_served_from_prefix_cache() -> None:
     rig = Rig(Limits(block_size=10))
     first = rig.send("a", prompt=105, block_hashes=range(10), output=2)
     second = rig.send("b", prompt=105, block_hashes=[*range(9), 77], at_ms=100.0)
@@ -176,7 +176,7 @@ def test_prompts_with_a_common_beginning_are_computed_once() -> None:
     assert (rig.engine.load().prefix_cache_queries, rig.engine.load().prefix_cache_hits) == (210, 90)
 
 
-def test_the_last_token_of_a_prompt_is_always_computed() -> None:
+def test_last_prompt_token_is_never_cached() -> None:
     rig = Rig(Limits(block_size=10))
     rig.send("a", prompt=100, block_hashes=range(10))
     again = rig.send("b", prompt=100, block_hashes=range(10), at_ms=500.0)
@@ -184,7 +184,7 @@ def test_the_last_token_of_a_prompt_is_always_computed() -> None:
     assert again.bursts[0].cached_tokens == 90
 
 
-def test_the_next_turn_of_a_conversation_finds_the_answer() -> None:
+def test_next_turn_reuses_cached_answer() -> None:
     rig = Rig(Limits(block_size=10))
     rig.send("a", prompt=100, output=31, block_hashes=range(10), answer_hashes=range(10, 14))
     again = rig.send("b", prompt=150, block_hashes=range(15), at_ms=500.0)
@@ -192,7 +192,7 @@ def test_the_next_turn_of_a_conversation_finds_the_answer() -> None:
     assert again.bursts[0].cached_tokens == 130
 
 
-def test_without_prefix_caching_nothing_is_found() -> None:
+def test_nothing_is_cached_without_prefix_caching() -> None:
     rig = Rig(Limits(block_size=10, enable_prefix_caching=False))
     rig.send("a", prompt=100, block_hashes=range(10))
     again = rig.send("b", prompt=100, block_hashes=range(10), at_ms=500.0)
@@ -201,7 +201,7 @@ def test_without_prefix_caching_nothing_is_found() -> None:
     assert rig.engine.load().kv_cache_usage == 0
 
 
-def test_who_is_cancelled_gives_its_place_to_the_next() -> None:
+def test_cancelled_request_frees_its_slot() -> None:
     rig = Rig(Limits(max_num_seqs=1, block_size=10, num_gpu_blocks=100))
     first, second = rig.send("a", output=100), rig.send("b", output=3)
     third = rig.send("c", output=3)
@@ -214,7 +214,7 @@ def test_who_is_cancelled_gives_its_place_to_the_next() -> None:
     assert (rig.engine.load().running, rig.engine.load().waiting, rig.engine.load().kv_cache_usage) == (0, 0, 0)
 
 
-def test_a_request_that_cancels_another_in_its_step_keeps_it_from_its_tokens() -> None:
+def test_cancelled_requests_get_no_more_tokens() -> None:
     rig = Rig(Limits())
     second = rig.send("b", output=3, at_ms=1.0)
     rig.clock.run(0.5)
@@ -240,7 +240,7 @@ def test_max_model_len_ends_a_request() -> None:
 # Blocks of the KV cache: counted, found again, and given away.
 
 
-def test_the_block_freed_longest_ago_is_given_away_first() -> None:
+def test_least_recently_freed_block_is_evicted_first() -> None:
     cache = KvCache(4, prefix_caching=True)
     for first in (0, 10):
         assert cache.admit((), 0, 2)
@@ -254,7 +254,7 @@ def test_the_block_freed_longest_ago_is_given_away_first() -> None:
     assert (cache.found([0, 1]), cache.found([10, 11])) == (0, 1)
 
 
-def test_what_is_in_use_by_two_is_kept_until_both_are_done() -> None:
+def test_shared_block_is_kept_until_both_users_release_it() -> None:
     cache = KvCache(3, prefix_caching=True)
     assert cache.admit((), 0, 1)
     cache.name([5], 0)
@@ -267,7 +267,7 @@ def test_what_is_in_use_by_two_is_kept_until_both_are_done() -> None:
     assert cache.grow(3)
 
 
-def test_found_blocks_count_where_they_come_back_into_use() -> None:
+def test_reused_cached_blocks_count_toward_usage() -> None:
     cache = KvCache(2, prefix_caching=True)
     assert cache.admit((), 0, 2)
     cache.name([1, 2], 0)

@@ -22,7 +22,7 @@ from tests.support.synthetic import RATES, Truth
 TRUTH = Truth()
 
 
-def test_all_who_read_captures_take_them(tmp_path: Path) -> None:
+def test_synthetic_trace_is_a_valid_capture(tmp_path: Path) -> None:
     made = TRUTH.make(tmp_path / "made", "poisson:8", 100)
     validation = validate_capture(made.folder)
     assert validation.passed, validation.problems
@@ -34,7 +34,7 @@ def test_all_who_read_captures_take_them(tmp_path: Path) -> None:
     assert first.num_running is not None
 
 
-def test_the_same_seed_makes_the_same_files(tmp_path: Path) -> None:
+def test_synthetic_files_depend_on_seed(tmp_path: Path) -> None:
     texts = []
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         folder = TRUTH.make(tmp_path / name, "poisson:8", 30, seed=seed).folder
@@ -42,7 +42,7 @@ def test_the_same_seed_makes_the_same_files(tmp_path: Path) -> None:
     assert texts[0] == texts[1] != texts[2]
 
 
-def test_bursts_have_the_chances_that_were_given(tmp_path: Path) -> None:
+def test_bursts_follow_given_acceptance_rates(tmp_path: Path) -> None:
     made = TRUTH.make(tmp_path / "made", "closed:8", 200)
     inner = Counter(tokens for each in made.requests for tokens in each.chunk_tokens[1:-1])
     shares = {size: 100 * count / inner.total() for size, count in inner.items()}
@@ -53,7 +53,7 @@ def test_bursts_have_the_chances_that_were_given(tmp_path: Path) -> None:
     assert sum(each.num_accepted_tokens for each in stats if each) / drafted == pytest.approx(sum(RATES) / 4, abs=0.01)
 
 
-def test_gaps_have_the_length_that_was_given_and_grow_with_load(tmp_path: Path) -> None:
+def test_gaps_follow_given_step_time_and_load(tmp_path: Path) -> None:
     alone = TRUTH.make(tmp_path / "alone", "closed:1", 30)
     together = TRUTH.make(tmp_path / "together", "closed:20", 200)
     assert median(gap for each in alone.requests for gap in each.gaps_ms) == pytest.approx(10.5, rel=0.02)
@@ -66,7 +66,7 @@ def test_gaps_have_the_length_that_was_given_and_grow_with_load(tmp_path: Path) 
     assert median(quiet) == pytest.approx(20, rel=0.02)
 
 
-def test_a_drafter_that_looks_tokens_up_finds_some_at_times(tmp_path: Path) -> None:
+def test_drafting_share_limits_steps_with_drafts(tmp_path: Path) -> None:
     made = Truth(from_rates(RATES, 0.5)).make(tmp_path / "made", "closed:4", 60)
     stats = list(read_steps(made.folder / "step-stats.jsonl"))
     drafts = sum(step.scheduler.spec_decoding_stats.num_drafts for step in stats if step.scheduler.spec_decoding_stats)
@@ -74,7 +74,7 @@ def test_a_drafter_that_looks_tokens_up_finds_some_at_times(tmp_path: Path) -> N
     assert drafts / gaps == pytest.approx(0.5, abs=0.03)
 
 
-def test_arrivals_have_the_pattern_that_was_given(tmp_path: Path) -> None:
+def test_arrivals_follow_given_pattern(tmp_path: Path) -> None:
     even = TRUTH.make(tmp_path / "even", "constant:5", 20).arrivals_ms
     assert [after - before for before, after in pairwise(even)] == pytest.approx([200] * 19)
     random = TRUTH.make(tmp_path / "random", "poisson:5", 300).arrivals_ms
@@ -85,7 +85,7 @@ def test_arrivals_have_the_pattern_that_was_given(tmp_path: Path) -> None:
     assert burst == [0.0] * 5 + [10_000.0] * 5
 
 
-def test_turns_of_a_conversation_have_what_was_said_and_wait_for_the_answer(tmp_path: Path) -> None:
+def test_turns_contain_the_conversation_and_wait_for_the_answer(tmp_path: Path) -> None:
     prompts = {"shared_prefix_tokens": 160, "prompt_tokens": Lengths(64, 64), "output_tokens": Lengths(33, 33)}
     made = TRUTH.make(tmp_path / "made", "multiturn:1x3x2", 6, **prompts)
     first, second, third, other = made.requests[:4]
@@ -104,12 +104,12 @@ def test_turns_of_a_conversation_have_what_was_said_and_wait_for_the_answer(tmp_
     "text",
     ["", "512x", "0", "9-3", "1-99999999", "lognormal:512", "lognormal:512:-1", "lognormal:a:1", "lognormal:5:nan"],
 )
-def test_what_are_no_lengths_is_refused_with_the_forms(text: str) -> None:
+def test_invalid_lengths_are_refused_with_allowed_forms(text: str) -> None:
     with pytest.raises(InvalidLoadError, match="write 512, 100-900"):
         parse_lengths(text)
 
 
-def test_lengths_are_spread_as_they_say(tmp_path: Path) -> None:
+def test_lengths_follow_given_distribution(tmp_path: Path) -> None:
     prompts = {"prompt_tokens": parse_lengths("lognormal:300:0.5"), "output_tokens": parse_lengths("5-20")}
     requests = TRUTH.make(tmp_path / "made", "closed:50", 400, **prompts).requests
     assert median(each.prompt_tokens for each in requests) == pytest.approx(300, rel=0.1)
@@ -119,10 +119,10 @@ def test_lengths_are_spread_as_they_say(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "poisson", "poisson:", "poisson:0", "poisson:-1", "burst:8", "closed:0", "closed:99999"]
 )
-def test_what_are_no_arrivals_is_refused_with_the_forms(text: str) -> None:
+def test_invalid_arrivals_are_refused_with_allowed_forms(text: str) -> None:
     with pytest.raises(InvalidLoadError, match=r"write constant:4 or poisson:4"):
         parse_arrivals(text, 10, None)
 
 
-def test_arrivals_are_phases_of_a_capture() -> None:
+def test_parsed_arrivals_are_a_capture_phase() -> None:
     assert isinstance(parse_arrivals("staircase:1+0.5x30", None, 90), Phase)

@@ -26,7 +26,7 @@ CONFIRMED = calibrated_rows(LATER)
 TOKENS = token_rows()
 
 
-def test_available_kv_memory_is_right_on_average() -> None:
+def test_mean_error_of_available_kv_memory_is_small() -> None:
     worst = worst_row(MEMORY)
     print(f"mean {mean_error(MEMORY):.3%}, worst {worst.case} {worst.error:+.2%}")  # noqa: T201 (shown on failure)
     assert len(MEMORY) == 26
@@ -35,37 +35,37 @@ def test_available_kv_memory_is_right_on_average() -> None:
 
 
 @pytest.mark.parametrize("row", MEMORY, ids=lambda row: row.case)
-def test_available_kv_memory_is_right_in_each_run(row: MemoryRow) -> None:
+def test_error_of_available_kv_memory_is_small_in_each_run(row: MemoryRow) -> None:
     assert abs(row.error) < 0.01
 
 
-def test_later_logs_are_right_on_average_where_the_gpu_is_calibrated() -> None:
+def test_mean_error_of_later_calibrated_logs_is_small() -> None:
     assert len(CONFIRMED) == 17
     assert mean_error_gib(CONFIRMED) < 0.3
 
 
 @pytest.mark.parametrize("row", CONFIRMED, ids=lambda row: row.case)
-def test_later_logs_are_right_in_each_run_where_the_gpu_is_calibrated(row: MemoryRow) -> None:
+def test_error_of_each_later_calibrated_log_is_small(row: MemoryRow) -> None:
     assert abs(row.error_gib) < 0.35
 
 
 @pytest.mark.parametrize("row", [*MEMORY, *OTHER, *LATER], ids=lambda row: row.case)
-def test_no_more_is_promised_than_was_measured(row: MemoryRow) -> None:
+def test_promised_memory_is_at_most_the_measured_memory(row: MemoryRow) -> None:
     assert row.budget.margin_bytes > 0
     assert row.promised_gib <= row.measured_gib
 
 
-def test_other_logs_are_of_both_runners_and_of_pipeline_stages() -> None:
+def test_other_logs_cover_both_runners_and_pipeline_stages() -> None:
     assert {row.runner for row in OTHER} == {"V1", "V2"}
     assert any("pp2" in row.case for row in OTHER)
 
 
-def test_enough_logs_print_memory_and_tokens() -> None:
+def test_at_least_30_logs_have_memory_and_tokens() -> None:
     assert len(TOKENS) >= 30
 
 
 @pytest.mark.parametrize("row", TOKENS, ids=lambda row: row.case)
-def test_tokens_follow_from_the_logged_memory(row: TokenRow) -> None:
+def test_kv_cache_tokens_match_the_logged_memory(row: TokenRow) -> None:
     assert row.fewest <= row.measured <= row.most
 
 
@@ -81,12 +81,12 @@ def has_source(run: dict[str, str | None]) -> bool:
     return re.fullmatch(r"https://\S+", run["source_url"]) is not None
 
 
-def test_every_run_has_an_address_or_says_that_it_has_none() -> None:
+def test_every_run_has_a_source_url_or_says_it_has_none() -> None:
     assert len({run["id"] for run in RUNS}) == len(RUNS) > 0
     assert [run["id"] for run in RUNS if not has_source(run)] == []
 
 
-def test_the_readme_counts_those_without_an_address() -> None:
+def test_readme_counts_the_runs_without_a_source_url() -> None:
     without = sum(run["source_url"] is None for run in RUNS)
     assert without == 9 + 7
     readme = " ".join((FOLDER / "README.md").read_text().split())

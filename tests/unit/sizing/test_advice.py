@@ -41,12 +41,12 @@ def _advice(pair: Pair, workload: Workload | None = None, device: Device = H100)
     return {advice.code: advice for advice in advise(pair, device, 2, workload or Workload())}
 
 
-def test_a_draft_within_either_rule_is_not_mentioned(make_pair: PairFactory, llama_1b: ModelGeometry) -> None:
+def test_draft_within_a_size_rule_gets_no_advice(make_pair: PairFactory, llama_1b: ModelGeometry) -> None:
     assert "draft-size" not in _advice(make_pair("FP8")), "8B for 70B is 1:8.8"
     assert "draft-size" not in _advice(replace(make_pair("FP8"), draft=llama_1b)), "1B for 70B is 1.8 %"
 
 
-def test_a_draft_that_is_too_large_names_both_rules(make_pair: PairFactory, llama_8b: ModelGeometry) -> None:
+def test_too_large_draft_advice_names_both_size_rules(make_pair: PairFactory, llama_8b: ModelGeometry) -> None:
     advice = _advice(replace(make_pair(), target=llama_8b, draft=llama_8b))["draft-size"]
     assert advice.sentence.startswith("the draft has 100.0 % of the target's parameters")
     assert "1/8 to 1/12" in advice.sentence
@@ -54,21 +54,21 @@ def test_a_draft_that_is_too_large_names_both_rules(make_pair: PairFactory, llam
     assert "too large: a proposal costs as much as the token that it saves" in advice.sentence
 
 
-def test_a_draft_between_both_rules_says_so(
+def test_draft_between_both_size_rules_gets_advice(
     make_pair: PairFactory, llama_8b: ModelGeometry, llama_1b: ModelGeometry
 ) -> None:
     large = replace(make_pair(), target=llama_8b, draft=llama_1b)
     assert "15.4 % of the target's parameters" in _advice(large)["draft-size"].sentence
 
 
-def test_another_family_is_named(make_pair: PairFactory, llama_8b: ModelGeometry) -> None:
+def test_draft_of_another_family_is_named(make_pair: PairFactory, llama_8b: ModelGeometry) -> None:
     assert "draft-family" not in _advice(make_pair("FP8"))
     other = replace(llama_8b, name="org/other", architecture="MistralForCausalLM")
     advice = _advice(replace(make_pair("FP8"), draft=other))["draft-family"]
     assert "org/other (MistralForCausalLM)" in advice.sentence
 
 
-def test_shares_of_memory(make_pair: PairFactory, llama_8b: ModelGeometry) -> None:
+def test_draft_and_target_memory_shares_get_advice(make_pair: PairFactory, llama_8b: ModelGeometry) -> None:
     quiet = _advice(make_pair("FP8"))
     assert not {"draft-memory", "target-memory"} & set(quiet), "9 % and 43 % are within the rules"
     assert "target weights use 83 %" in _advice(make_pair("BF16"))["target-memory"].sentence
@@ -82,19 +82,19 @@ def test_shares_of_memory(make_pair: PairFactory, llama_8b: ModelGeometry) -> No
     assert "a smaller or quantized draft" in large_draft["draft-memory"].sentence
 
 
-def test_the_draft_costs_44_percent_of_the_tokens(make_pair: PairFactory) -> None:
+def test_draft_kv_advice_names_token_cost_and_break_even(make_pair: PairFactory) -> None:
     advice = _advice(make_pair("FP8"))["draft-kv"]
     assert "44 %" in advice.sentence
     assert "Break-even acceptance: 48 % when the cache is full, 22 % at low load" in advice.sentence
 
 
-def test_where_no_acceptance_pays_for_the_draft_that_is_said(make_pair: PairFactory) -> None:
+def test_break_even_above_100_percent_is_reported(make_pair: PairFactory) -> None:
     pair = replace(make_pair("FP8"), num_speculative_tokens=1)
     advice = _advice(pair, device=replace(H100, total_bytes=64 * GIB))["draft-kv"]
     assert "acceptance: above 100 % when the cache is full" in advice.sentence
 
 
-def test_a_small_draft_costs_too_few_tokens_to_mention(make_pair: PairFactory, llama_1b: ModelGeometry) -> None:
+def test_small_draft_gets_no_kv_cache_advice(make_pair: PairFactory, llama_1b: ModelGeometry) -> None:
     pair = replace(make_pair("FP8"), draft=llama_1b, target_precision=Precision.INT4)
     assert "draft-kv" not in _advice(pair)
 
@@ -108,7 +108,7 @@ def test_a_small_draft_costs_too_few_tokens_to_mention(make_pair: PairFactory, l
         ("draft_model", "0.32.0", True, False),
     ],
 )
-def test_a_block_of_each_prefix_that_a_draft_has_computed_again_is_told(
+def test_recomputed_prefix_block_gets_advice(
     make_pair: PairFactory, method: str, version: str, caching: bool, is_told: bool
 ) -> None:
     pair = make_pair("FP8")
@@ -129,9 +129,7 @@ def test_a_block_of_each_prefix_that_a_draft_has_computed_again_is_told(
     ],
     ids=["states", "no hidden states", "chunks and no hidden states", "every token"],
 )
-def test_what_was_not_read_of_prefixes_is_called_unknown(
-    make_pair: PairFactory, model: str, method: str, words: str
-) -> None:
+def test_unknown_prefix_cache_cost_gets_advice(make_pair: PairFactory, model: str, method: str, words: str) -> None:
     target = find_geometry(model)
     assert target is not None
     pair = make_pair("BF16", "BF16" if method == "eagle3" else None, engine_version="0.33.0")
@@ -142,12 +140,12 @@ def test_what_was_not_read_of_prefixes_is_called_unknown(
         assert f"unknown for a model with {words}" in advice.sentence
 
 
-def test_eight_bits_before_four_on_the_target(make_pair: PairFactory) -> None:
+def test_int4_target_gets_advice_to_try_int8_first(make_pair: PairFactory) -> None:
     assert "target-int8-first" in _advice(make_pair("INT4"))
     assert "target-int8-first" not in _advice(make_pair("INT8", "INT4"))
 
 
-def test_the_draft_is_the_one_to_quantize(make_pair: PairFactory) -> None:
+def test_unquantized_draft_gets_advice_to_quantize_it(make_pair: PairFactory) -> None:
     assert "quantize-draft" in _advice(make_pair("FP8", "BF16"))
     assert "quantize-draft" not in _advice(make_pair("FP8", "FP8"))
     assert "quantize-draft" not in _advice(make_pair("BF16", "BF16"), device=H200)
@@ -156,7 +154,7 @@ def test_the_draft_is_the_one_to_quantize(make_pair: PairFactory) -> None:
 @pytest.mark.parametrize(
     ("temperature", "words"), [(0.0, "good"), (0.5, "good"), (0.6, None), (0.7, None), (0.71, "low"), (None, None)]
 )
-def test_temperature(make_pair: PairFactory, temperature: float | None, words: str | None) -> None:
+def test_temperature_advice(make_pair: PairFactory, temperature: float | None, words: str | None) -> None:
     advice = _advice(make_pair("FP8"), Workload(temperature=temperature)).get("temperature")
     assert (advice is None) == (words is None)
     if advice is not None and words is not None:
@@ -168,7 +166,7 @@ def test_temperature(make_pair: PairFactory, temperature: float | None, words: s
     [({}, 0.6, True), ({}, 0.0, False), ({}, None, False), ({"samples_drafts": True}, 0.6, False),
      ({"maps_vocabulary": True}, 0.6, False)],
 )  # fmt: skip
-def test_drafts_for_requests_with_a_temperature_are_sampled(
+def test_draft_sampling_is_advised_for_requests_with_a_temperature(
     make_pair: PairFactory, changes: dict[str, bool], temperature: float | None, advised: bool
 ) -> None:
     pair = replace(make_pair("FP8"), **changes)
@@ -177,17 +175,17 @@ def test_drafts_for_requests_with_a_temperature_are_sampled(
     assert "draft-sampling" not in _advice(ngram, Workload(temperature=temperature)), "it has no probabilities"
 
 
-def test_a_promise_on_the_first_token(make_pair: PairFactory) -> None:
+def test_ttft_slo_gets_first_token_advice(make_pair: PairFactory) -> None:
     assert "first-token" in _advice(make_pair("FP8"), Workload(primary_slo=Slo.TTFT))
     assert "first-token" not in _advice(make_pair("FP8"), Workload(primary_slo=Slo.TPOT))
 
 
-def test_a_promise_on_throughput(make_pair: PairFactory) -> None:
+def test_throughput_slo_gets_advice(make_pair: PairFactory) -> None:
     assert "throughput" in _advice(make_pair("FP8"), Workload(primary_slo=Slo.THROUGHPUT))
     assert "throughput" not in _advice(make_pair("FP8"), Workload(primary_slo=Slo.TPOT))
 
 
-def test_usual_lengths_tell_how_many_requests_run_at_once(make_pair: PairFactory) -> None:
+def test_usual_lengths_give_the_expected_concurrency(make_pair: PairFactory) -> None:
     pair = make_pair("FP8")
     advice = _advice(pair, Workload(prompt_tokens=1500, output_tokens=548))["usual-concurrency"]
     # 127,024 tokens less the null block's 16, in requests of 2,048.
@@ -197,7 +195,7 @@ def test_usual_lengths_tell_how_many_requests_run_at_once(make_pair: PairFactory
 
 
 @pytest.mark.parametrize("kind", list(WorkloadKind))
-def test_kinds_of_workload(make_pair: PairFactory, kind: WorkloadKind) -> None:
+def test_workload_kind_advice(make_pair: PairFactory, kind: WorkloadKind) -> None:
     found = set(_advice(make_pair("FP8"), Workload(kind=kind)))
     assert ("mixed-workload" in found) == (kind is WorkloadKind.MIXED)
     assert ("prompt-lookup" in found) == (kind in (WorkloadKind.SUMMARIZATION, WorkloadKind.RAG))
@@ -224,7 +222,7 @@ def test_effective_batch(make_pair: PairFactory, method: str, draft_tokens: int,
     assert said is None or said.sentence.startswith(f"only {expected} of maxNumSeqs {sequences} requests can decode in")
 
 
-def test_logits_that_overrun_the_slack_name_a_smaller_batch(make_pair: PairFactory) -> None:
+def test_logits_beyond_the_slack_get_advice_to_lower_max_num_seqs(make_pair: PairFactory) -> None:
     """K multiplies the logits and no profile sees it: the peers have no such term."""
     assert "sampler-logits" not in _advice(make_pair("FP8", max_num_seqs=1024))
     pair = make_pair("FP8", max_num_seqs=2048, memory_utilization_percent=97)
@@ -236,7 +234,7 @@ def test_logits_that_overrun_the_slack_name_a_smaller_batch(make_pair: PairFacto
         assert ("sampler-logits" not in again) == silent
 
 
-def test_logits_with_no_slack_at_all(make_pair: PairFactory) -> None:
+def test_logits_without_slack_get_advice_to_lower_utilization(make_pair: PairFactory) -> None:
     pair = make_pair("FP8", max_num_seqs=2048, memory_utilization_percent=100)
     sentence = _advice(pair)["sampler-logits"].sentence
     assert "lower gpuMemoryUtilizationPercent" in sentence
@@ -252,9 +250,7 @@ def _budgets(pair: Pair) -> tuple[Budget, Budget]:
 
 
 @pytest.mark.parametrize("k", [3, 5, 12])
-def test_at_break_even_a_byte_that_is_read_gives_as_many_tokens_as_without_a_draft(
-    make_pair: PairFactory, k: int
-) -> None:
+def test_break_even_equates_tokens_per_byte_read(make_pair: PairFactory, k: int) -> None:
     pair = replace(make_pair("FP8"), num_speculative_tokens=k)
     budget, alone = _budgets(pair)
     needed = break_even(pair, budget, alone)
@@ -273,7 +269,7 @@ def test_at_break_even_a_byte_that_is_read_gives_as_many_tokens_as_without_a_dra
     assert needed.full_cache > needed.few_requests
 
 
-def test_a_draft_as_large_as_its_target_never_pays(make_pair: PairFactory) -> None:
+def test_draft_heavier_than_its_target_has_no_break_even(make_pair: PairFactory) -> None:
     pair = make_pair("INT4", "BF16")
     budget, alone = _budgets(pair)
     heavy = replace(budget, draft_weights_bytes=2 * alone.target_weights_bytes)
@@ -282,7 +278,7 @@ def test_a_draft_as_large_as_its_target_never_pays(make_pair: PairFactory) -> No
     assert (needed.few_requests, needed.full_cache) == (None, None)
 
 
-def test_a_draft_of_one_pass_reads_its_weights_once(make_pair: PairFactory) -> None:
+def test_parallel_draft_reads_its_weights_once_per_step(make_pair: PairFactory) -> None:
     pair = make_pair("FP8")
     assert pair.draft is not None
     budget, alone = _budgets(pair)
@@ -294,7 +290,7 @@ def test_a_draft_of_one_pass_reads_its_weights_once(make_pair: PairFactory) -> N
         assert needed.few_requests == pytest.approx(share / pair.num_speculative_tokens, rel=1e-3)
 
 
-def test_where_nothing_is_left_nothing_is_said(make_pair: PairFactory) -> None:
+def test_no_break_even_without_tokens_drafts_or_weights(make_pair: PairFactory) -> None:
     pair = make_pair("FP8")
     budget, alone = _budgets(pair)
     assert break_even(pair, replace(budget, kv_cache_tokens=0), alone) is None
@@ -302,7 +298,7 @@ def test_where_nothing_is_left_nothing_is_said(make_pair: PairFactory) -> None:
     assert break_even(pair, budget, replace(alone, target_weights_bytes=0)) is None
 
 
-def test_of_a_mixture_of_experts_nothing_is_said_of_few_requests(make_pair: PairFactory) -> None:
+def test_mixture_of_experts_has_no_low_load_break_even(make_pair: PairFactory) -> None:
     """A step of few tokens reads a part of the experts, and one that verifies reads more of them."""
     pair = make_pair("FP8")
     budget, alone = _budgets(pair)
@@ -318,11 +314,11 @@ def test_of_a_mixture_of_experts_nothing_is_said_of_few_requests(make_pair: Pair
     assert "weights of all experts" in text
 
 
-def test_where_a_full_cache_never_pays_few_requests_are_told_still() -> None:
+def test_low_load_break_even_is_reported_without_a_full_cache_one() -> None:
     assert "49 % at low load" in pays_from(BreakEven(few_requests=0.49, full_cache=None))
 
 
-def test_a_target_of_a_few_bytes_has_a_break_even_too(make_pair: PairFactory) -> None:
+def test_one_byte_target_has_a_break_even(make_pair: PairFactory) -> None:
     pair = make_pair("FP8")
     budget, alone = _budgets(pair)
     assert break_even(pair, budget, replace(alone, target_weights_bytes=1)) is not None
@@ -338,7 +334,7 @@ def row(pair: Pair, tensor: int, pipeline: int = 1) -> Row:
     return found
 
 
-def test_layers_over_nodes_are_told_with_what_to_write_instead(make_pair: Callable[..., Pair]) -> None:
+def test_tensor_parallelism_over_nodes_gets_advice_with_a_fix(make_pair: Callable[..., Pair]) -> None:
     sentence = (
         "GPUs of 2 nodes share each layer and synchronize over the network in every layer, which is slow without"
         " InfiniBand or RoCE with GPUDirect; tensor 4, pipeline 2 synchronizes only once per stage, if the method"
@@ -349,5 +345,7 @@ def test_layers_over_nodes_are_told_with_what_to_write_instead(make_pair: Callab
 
 
 @pytest.mark.parametrize(("tensor", "pipeline"), [(4, 1), (4, 2), (2, 1)])
-def test_layers_within_a_node_need_no_advice(make_pair: Callable[..., Pair], tensor: int, pipeline: int) -> None:
+def test_tensor_parallelism_within_a_node_gets_no_advice(
+    make_pair: Callable[..., Pair], tensor: int, pipeline: int
+) -> None:
     assert advise_on_nodes(row(make_pair("BF16", None), tensor, pipeline)) == ()

@@ -31,14 +31,14 @@ ENTRY = CalibrationEntry(
 KIND = EngineKind("NVIDIA-H200", "0.32", "V2", 2, False, 256, 8192, "draft_model", 5, "70B + 8B", "FP8", "BF16")
 
 
-def test_what_is_written_is_read_back() -> None:
+def test_calibration_survives_a_round_trip() -> None:
     other = replace(ENTRY, residual_bytes=-5, max_num_seqs=64)
     text = serialize_calibration(Calibration((ENTRY, other)))
     assert set(parse_calibration(text).entries) == {ENTRY, other}
     assert serialize_calibration(Calibration((other, ENTRY))) == text
 
 
-def test_an_equal_engine_gives_its_residual_and_a_smaller_margin() -> None:
+def test_equal_engine_gives_residual_and_smaller_margin() -> None:
     found = Calibration((ENTRY,)).find(KIND)
     assert found is not None
     assert found.residual_bytes == GIB
@@ -57,11 +57,11 @@ def test_an_equal_engine_gives_its_residual_and_a_smaller_margin() -> None:
         {"enforce_eager": True},
     ],
 )
-def test_another_kind_of_engine_says_nothing(other: dict[str, str | int]) -> None:
+def test_measurements_of_another_engine_kind_are_ignored(other: dict[str, str | int]) -> None:
     assert Calibration((replace(ENTRY, **other),)).find(KIND) is None  # type: ignore[arg-type]
 
 
-def test_another_model_corrects_but_does_not_make_the_margin_smaller() -> None:
+def test_another_model_corrects_but_keeps_the_margin() -> None:
     found = Calibration((ENTRY,)).find(replace(KIND, model="8B + 1B"))
     assert found is not None
     assert (found.residual_bytes, found.margin_bytes) == (GIB, None)
@@ -79,7 +79,7 @@ def test_another_model_corrects_but_does_not_make_the_margin_smaller() -> None:
         {"draft_precision": None},
     ],
 )
-def test_what_another_engine_left_over_is_not_promised(other: dict[str, str | int]) -> None:
+def test_spare_memory_of_another_engine_is_not_promised(other: dict[str, str | int]) -> None:
     spare = Calibration((replace(ENTRY, residual_bytes=-GIB),))
     same, unlike = spare.find(KIND), spare.find(replace(KIND, **other))  # type: ignore[arg-type]
     assert same is not None
@@ -87,7 +87,7 @@ def test_what_another_engine_left_over_is_not_promised(other: dict[str, str | in
     assert (same.residual_bytes, unlike.residual_bytes) == (-GIB, 0)
 
 
-def test_the_nearest_counts_and_keeps_the_usual_margin() -> None:
+def test_nearest_measurement_corrects_and_keeps_the_margin() -> None:
     near, far = replace(ENTRY, max_num_seqs=128, residual_bytes=1), replace(ENTRY, max_num_seqs=16, residual_bytes=2)
     other_method = replace(ENTRY, method="none", residual_bytes=3)
     found = Calibration((far, near, other_method)).find(KIND)
@@ -95,14 +95,14 @@ def test_the_nearest_counts_and_keeps_the_usual_margin() -> None:
     assert (found.residual_bytes, found.margin_bytes) == (1, None)
 
 
-def test_of_equally_near_measurements_the_most_pessimistic_counts() -> None:
+def test_largest_residual_of_equally_near_measurements_counts() -> None:
     found = Calibration((ENTRY, replace(ENTRY, model="other", residual_bytes=2 * GIB))).find(KIND)
     assert found is not None
     assert found.residual_bytes == 2 * GIB
     assert len(found.entries) == 2
 
 
-def test_a_newer_measurement_replaces_the_old_one_of_the_same_settings() -> None:
+def test_newer_measurement_replaces_the_older_of_equal_settings() -> None:
     newer = replace(ENTRY, residual_bytes=7)
     assert Calibration((ENTRY,)).with_entries([newer]).entries == (newer,)
 
@@ -110,7 +110,7 @@ def test_a_newer_measurement_replaces_the_old_one_of_the_same_settings() -> None
 @pytest.mark.parametrize(
     "other", [{"target_precision": "BF16"}, {"draft_precision": None}, {"num_speculative_tokens": 3}]
 )
-def test_another_precision_or_k_is_another_measurement(other: dict[str, str | int | None]) -> None:
+def test_other_precision_or_k_is_kept_as_another_measurement(other: dict[str, str | int | None]) -> None:
     more = replace(ENTRY, residual_bytes=7, **other)  # type: ignore[arg-type]
     assert set(Calibration((ENTRY,)).with_entries([more]).entries) == {ENTRY, more}
     assert set(parse_calibration(serialize_calibration(Calibration((ENTRY, more)))).entries) == {ENTRY, more}
@@ -119,7 +119,7 @@ def test_another_precision_or_k_is_another_measurement(other: dict[str, str | in
 @pytest.mark.parametrize(
     "other", [{"target_precision": "BF16"}, {"draft_precision": "FP8"}, {"num_speculative_tokens": 3}]
 )
-def test_another_precision_or_k_corrects_but_does_not_make_the_margin_smaller(other: dict[str, str | int]) -> None:
+def test_other_precision_or_k_corrects_but_keeps_the_margin(other: dict[str, str | int]) -> None:
     found = Calibration((ENTRY,)).find(replace(KIND, **other))  # type: ignore[arg-type]
     assert found is not None
     assert (found.residual_bytes, found.margin_bytes) == (GIB, None)
@@ -158,7 +158,7 @@ def broken(**change: object) -> str:
         (broken(enforce_eager=0), "entries[0].enforce_eager"),
     ],
 )
-def test_what_is_wrong_is_named(text: str, field: str) -> None:
+def test_invalid_calibration_field_is_named(text: str, field: str) -> None:
     with pytest.raises(CalibrationError) as caught:
         parse_calibration(text)
     assert caught.value.field == field
@@ -200,7 +200,7 @@ def h200() -> Device:
     return device
 
 
-def test_the_residual_is_charged_and_told(make_pair: PairFactory, h200: Device) -> None:
+def test_residual_is_charged_and_described(make_pair: PairFactory, h200: Device) -> None:
     pair = make_pair()
     plain = estimate(pair, h200, 2)
     entry = entry_of(pair, h200, 2, GIB)
@@ -213,7 +213,7 @@ def test_the_residual_is_charged_and_told(make_pair: PairFactory, h200: Device) 
     assert f"a measured start of vLLM {SIZED_VERSIONS[-1]} (V2, tensor 2" in budget.calibration
 
 
-def test_a_measured_engine_gets_what_it_reported(make_pair: PairFactory, h200: Device) -> None:
+def test_corrected_prediction_equals_the_report(make_pair: PairFactory, h200: Device) -> None:
     """The residual is predicted less reported, so the corrected prediction is the report."""
     pair = make_pair()
     reported = estimate(pair, h200, 2).available_kv_bytes + 700_000_000
@@ -222,9 +222,7 @@ def test_a_measured_engine_gets_what_it_reported(make_pair: PairFactory, h200: D
 
 
 @pytest.mark.parametrize("left_over_gib", [10, 512])
-def test_a_measurement_gives_no_more_than_the_estimated_terms_take(
-    make_pair: PairFactory, h200: Device, left_over_gib: int
-) -> None:
+def test_correction_is_capped_at_the_estimated_terms(make_pair: PairFactory, h200: Device, left_over_gib: int) -> None:
     pair = make_pair("FP8")
     plain = estimate(pair, h200, 2)
     budget = estimate(calibrated(pair, entry_of(pair, h200, 2, -left_over_gib * GIB)), h200, 2)
@@ -233,7 +231,7 @@ def test_a_measurement_gives_no_more_than_the_estimated_terms_take(
     assert budget.estimated_bytes == plain.estimated_bytes > 0
 
 
-def test_other_settings_correct_but_keep_the_margin(make_pair: PairFactory, h200: Device) -> None:
+def test_measurement_of_other_settings_keeps_the_margin(make_pair: PairFactory, h200: Device) -> None:
     pair = make_pair()
     for change in (
         {"max_num_seqs": 64},
@@ -248,7 +246,7 @@ def test_other_settings_correct_but_keep_the_margin(make_pair: PairFactory, h200
         assert (budget.correction_bytes, budget.margin_bytes) == (GIB, estimate(pair, h200, 2).margin_bytes)
 
 
-def test_a_measurement_never_makes_the_margin_larger(make_pair: PairFactory, h200: Device) -> None:
+def test_measurement_never_widens_the_margin(make_pair: PairFactory, h200: Device) -> None:
     """vLLM 0.19 is known from 25 logs: its margin is smaller than what one measurement allows."""
     pair = make_pair("BF16", None, engine_version="0.19.0")
     entry = replace(entry_of(pair, h200, 2, GIB), engine_version="0.19.0", runner="V1")
@@ -268,7 +266,7 @@ def test_only_tensor_parallelism_is_corrected(make_pair: PairFactory, h200: Devi
 @pytest.mark.parametrize(
     ("graphs", "other_lengths"), [({"graph_mode": "PIECEWISE"}, ()), ({"max_graph_tokens": 64}, ()), ({}, (2,))]
 )
-def test_graphs_that_were_not_measured_are_not_corrected(
+def test_unmeasured_cuda_graph_settings_are_not_corrected(
     make_pair: PairFactory, h200: Device, graphs: dict[str, Any], other_lengths: tuple[int, ...]
 ) -> None:
     """Those that the user names, and those of other lengths that the engine goes over to."""
@@ -276,7 +274,7 @@ def test_graphs_that_were_not_measured_are_not_corrected(
     assert estimate(calibrated(pair, entry_of(pair, h200, 2, GIB)), h200, 2) == estimate(pair, h200, 2)
 
 
-def test_a_plan_is_judged_and_told_by_what_was_measured(make_pair: PairFactory, h200: Device) -> None:
+def test_plan_uses_and_describes_the_calibration(make_pair: PairFactory, h200: Device) -> None:
     pair = make_pair(min_concurrency=20)
     pools = [GpuPool(H200, 8)]
     assert plan_on_gpus(pair, pools, 2).verdict is Verdict.FITS
@@ -289,7 +287,7 @@ def test_a_plan_is_judged_and_told_by_what_was_measured(make_pair: PairFactory, 
 
 @unhurried
 @given(pairs, devices, tensors, st.integers(0, 200 * GIB), st.booleans())
-def test_a_positive_residual_never_gives_more(
+def test_positive_residual_never_increases_the_kv_cache(
     pair: Pair, device: Device, tensor: int, residual_bytes: int, eager: bool
 ) -> None:
     plain = _budget(pair, device, tensor)
@@ -306,14 +304,14 @@ def test_a_positive_residual_never_gives_more(
 
 @unhurried
 @given(pairs, devices, tensors)
-def test_without_a_measurement_of_the_kind_nothing_changes(pair: Pair, device: Device, tensor: int) -> None:
+def test_calibration_without_a_matching_kind_changes_nothing(pair: Pair, device: Device, tensor: int) -> None:
     plain = _budget(pair, device, tensor)
     assert _budget(calibrated(pair), device, tensor) == plain
     other = replace(entry_of(pair, device, tensor, GIB), product="another")
     assert _budget(calibrated(pair, other), device, tensor) == plain
 
 
-def test_no_log_confirms_a_gpu_of_which_only_the_memory_is_known(make_pair: PairFactory) -> None:
+def test_gpu_known_only_by_memory_is_uncalibrated(make_pair: PairFactory) -> None:
     pair = make_pair("FP8", None, engine_version="0.19")
     known, by_memory = find_device("NVIDIA-H100-80GB-HBM3"), find_device("GPU of 79.19GiB")
     assert known is not None
@@ -324,7 +322,7 @@ def test_no_log_confirms_a_gpu_of_which_only_the_memory_is_known(make_pair: Pair
     assert taken.available_kv_bytes == measured.available_kv_bytes
 
 
-def test_no_log_of_a_product_speaks_for_a_gpu_of_so_much_memory(make_pair: PairFactory) -> None:
+def test_gpu_known_only_by_memory_has_the_widest_margin(make_pair: PairFactory) -> None:
     """Of versions with logs on Hopper: the margin is that of the newest, which has none, and half of the terms."""
     pair = make_pair("FP8", engine_version="0.19")
     devices = filter(None, map(find_device, ("NVIDIA-H100-80GB-HBM3", "GPU of 79.19GiB")))

@@ -26,7 +26,7 @@ def budget(**changes: object) -> Budget:
     return estimate(pair, device, 1)
 
 
-def test_float32_takes_twice_the_weights_and_the_cache_of_target_and_draft() -> None:
+def test_float32_doubles_weights_and_kv_cache() -> None:
     half, full = budget(), budget(dtype_bytes=FLOAT32_BYTES)
     # What the allocator rounds up to is no part of the weights.
     assert abs(full.target_weights_bytes - 2 * half.target_weights_bytes) < 2**20
@@ -35,12 +35,12 @@ def test_float32_takes_twice_the_weights_and_the_cache_of_target_and_draft() -> 
     assert full.activation_bytes > 1.5 * half.activation_bytes
 
 
-def test_a_cache_of_a_type_of_its_own_keeps_it() -> None:
+def test_explicit_kv_cache_dtype_ignores_dtype() -> None:
     eight = {"kv_cache_element_bytes": 1}
     assert budget(dtype_bytes=FLOAT32_BYTES, **eight).kv_bytes_per_token == budget(**eight).kv_bytes_per_token
 
 
-def test_whatever_model_takes_the_place_of_another_computes_in_the_same_type() -> None:
+def test_replaced_models_keep_the_dtype_of_the_limits() -> None:
     target, other = (find_geometry(f"meta-llama/Llama-3.{each}-Instruct") for each in ("1-8B", "2-1B"))
     assert target is not None
     assert other is not None
@@ -51,7 +51,7 @@ def test_whatever_model_takes_the_place_of_another_computes_in_the_same_type() -
     assert replace(pair, limits=ARTICLE_LIMITS).target.dtype_bytes == target.dtype_bytes
 
 
-def test_an_engine_in_16_bits_says_nothing_of_one_in_float32() -> None:
+def test_calibration_in_16_bits_does_not_apply_to_float32() -> None:
     target = find_geometry("meta-llama/Llama-3.1-8B-Instruct")
     device = find_device("NVIDIA-H200")
     assert target is not None
@@ -64,7 +64,7 @@ def test_an_engine_in_16_bits_says_nothing_of_one_in_float32() -> None:
     assert find_correction(in_float32, device, TENSOR_ONLY) is None
 
 
-def test_what_is_quantized_while_loading_is_told_of_another_type_than_float32() -> None:
+def test_online_quantization_in_float32_is_refused() -> None:
     target = find_geometry("meta-llama/Llama-3.1-8B-Instruct")
     assert target is not None
     assert checkpoint_problem("target", target, Precision.FP8) is None
@@ -72,7 +72,7 @@ def test_what_is_quantized_while_loading_is_told_of_another_type_than_float32() 
     assert in_float32 == "target FP8 is multiplied in 16 bits: use a serving.dtype other than float32"
 
 
-def test_what_does_not_fit_in_float32_is_told_of_16_bits() -> None:
+def test_float32_pair_that_does_not_fit_gets_a_dtype_fix() -> None:
     target = find_geometry("meta-llama/Llama-3.1-70B-Instruct")
     assert target is not None
     pair = Pair(target, Precision.BF16, None, None, "none", 0, replace(ARTICLE_LIMITS, dtype_bytes=FLOAT32_BYTES))

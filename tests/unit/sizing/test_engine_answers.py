@@ -21,23 +21,23 @@ def differences(batch: Batch, *compared: Callable[[Case, Any], Iterator[str]]) -
     return [f"{case}: {each}" for case, answer in started.items() for how in compared for each in how(case, answer)]
 
 
-def test_every_case_was_asked() -> None:
+def test_every_case_has_a_recorded_answer() -> None:
     assert {str(case) for batch in SUBJECTS.all for case in batch.cases} == ANSWERS.keys()
 
 
 @pytest.mark.parametrize("batch", SUBJECTS.targets, ids=lambda batch: batch.name)
-def test_models_take_what_the_engine_took(batch: Batch) -> None:
+def test_model_sizes_match_recorded_vllm(batch: Batch) -> None:
     refused = {refusal_differs(case, "error" in ANSWERS[str(case)]) for case in batch.cases}
     assert refused == {""}
     assert differences(batch, weights_differ, tables_differ, cache_differs) == []
 
 
 @pytest.mark.parametrize("batch", SUBJECTS.spread, ids=lambda batch: batch.name)
-def test_experts_that_are_spread_take_what_the_engine_took(batch: Batch) -> None:
+def test_expert_parallel_weights_match_recorded_vllm(batch: Batch) -> None:
     assert differences(batch, weights_differ) == []
 
 
 @pytest.mark.parametrize("batch", SUBJECTS.drafted, ids=lambda batch: batch.name)
-def test_pairs_take_what_the_engine_took(batch: Batch) -> None:
+def test_draft_sizes_match_recorded_vllm(batch: Batch) -> None:
     assert {case.refused_by_sizing() for case in batch.cases} == {"error" in ANSWERS[str(case)] for case in batch.cases}
     assert differences(batch, draft_differs) == []

@@ -17,7 +17,7 @@ def line(number: int) -> str:
     return json.dumps({**case, "speculative": draft})
 
 
-def test_no_text_of_a_line_stays_in_memory() -> None:
+def test_batch_lines_do_not_stay_in_memory() -> None:
     read_case(json.loads(line(LINES)))
     tracemalloc.start()
     try:

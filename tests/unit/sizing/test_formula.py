@@ -20,7 +20,7 @@ def value_of(text: str) -> Fraction:
 
 
 @given(a=SIZES, b=SIZES, c=SIZES, d=st.integers(1, 99), e=st.integers(1, 99))
-def test_a_formula_gives_its_number(a: int, b: int, c: int, d: int, e: int) -> None:
+def test_formula_text_evaluates_to_its_number(a: int, b: int, c: int, d: int, e: int) -> None:
     def computed(a: int, b: int, c: int, d: int, e: int) -> list[int]:
         return [
             a + b * c,
@@ -51,7 +51,7 @@ class Engine:
     eager: bool = False
 
 
-def test_words_follow_their_numbers() -> None:
+def test_formula_descriptions_follow_their_numbers() -> None:
     engine = traced(Engine(8192, 128), {"tokens": "tokens"})
     states = engine.tokens * engine.width * 2
     assert formula(states) == "8,192 tokens x 128 x 2"
@@ -61,7 +61,7 @@ def test_words_follow_their_numbers() -> None:
     assert formula(Named(7, "of tables")) == "7 of tables"
 
 
-def test_plain_numbers_stay_plain() -> None:
+def test_plain_numbers_are_not_traced() -> None:
     assert type(named(5, "requests")) is type(described(5, "of states")) is type(Named(5, "of tables") + 1) is int
     assert type(traced(Engine(1, 2), {}).eager) is bool
 
@@ -69,11 +69,11 @@ def test_plain_numbers_stay_plain() -> None:
 @pytest.mark.parametrize(
     ("size", "text"), [(128_256, "128,256"), (32_001, "ceil(32,001 / 64) x 64")], ids=["whole", "rounded"]
 )
-def test_rounding_up_is_shown_only_where_it_changes_something(size: int, text: str) -> None:
+def test_rounding_is_shown_only_if_it_changes_the_value(size: int, text: str) -> None:
     assert formula(ceil_div(*traced((size,), {}), 64) * 64) == text
 
 
-def test_a_traced_copy_equals_no_plain_one() -> None:
+def test_traced_copy_does_not_equal_the_plain_object() -> None:
     """Else a cache of sizing would hand out formulas where plain numbers are asked for."""
     plain = Engine(1, 2)
     assert traced(plain, {}) == traced(plain, {}) != plain

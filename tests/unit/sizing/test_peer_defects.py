@@ -29,7 +29,7 @@ def h100() -> Device:
     return device
 
 
-class TestDefect2FourBitsRoundedToNoBytes:
+class TestDefect2FourBitWeightsRoundedToZero:
     """llm-d-planner takes int(bits / 8) bytes a weight: 0 for four bits."""
 
     @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ class TestDefect2FourBitsRoundedToNoBytes:
         ],
         ids=["awq", "gptq", "packed", "nvfp4"],
     )  # fmt: skip
-    def test_a_checkpoint_of_four_bits_takes_half_a_byte_a_weight(
+    def test_four_bit_checkpoint_takes_half_a_byte_per_weight(
         self, llama_config: dict[str, Any], quantization: dict[str, Any]
     ) -> None:
         geometry = geometry_from_config("four bits", {**llama_config, "quantization_config": quantization})
@@ -65,10 +65,10 @@ class TestDefect2FourBitsRoundedToNoBytes:
         assert 0.5 * linear < without_tables < 0.6 * linear
 
 
-class TestDefect6CodeOfTheModel:
+class TestDefect6ModelCodeExecution:
     """A planner loads configs with trust_remote_code: a model's name then runs its code."""
 
-    def test_a_config_that_names_code_runs_none(
+    def test_config_with_auto_map_runs_no_code(
         self, llama_config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         ran = tmp_path / "ran"
@@ -79,20 +79,18 @@ class TestDefect6CodeOfTheModel:
         assert not ran.exists()
         assert "configuration_of_theirs" not in sys.modules
 
-    def test_nothing_of_ours_asks_for_it(self) -> None:
+    def test_operator_never_sets_trust_remote_code(self) -> None:
         package = Path(__file__).parents[3] / "operator"
         sources = [path.read_text() for path in package.rglob("*.py")]
         assert sources
         assert not [text for text in sources if "trust_remote_code=True" in text]
 
 
-class TestDefect9AnOverEstimateThatCrashes:
+class TestDefect9OverestimatedMemory:
     """KAITO lets the engine fit its length: a plan that fixes it must leave room for its own error."""
 
     @pytest.mark.parametrize(("spare_bytes", "verdict"), [(0, Verdict.FITS), (-(2**20), Verdict.TIGHT)])
-    def test_what_fits_holds_its_requests_when_the_margin_is_gone(
-        self, make_pair: PairFactory, spare_bytes: int, verdict: Verdict
-    ) -> None:
+    def test_fits_needs_room_for_the_margin(self, make_pair: PairFactory, spare_bytes: int, verdict: Verdict) -> None:
         pair = make_pair("FP8", "FP8")
         budget = estimate(pair, h100(), 2)
         assert budget.margin_bytes >= GIB / 2
@@ -101,10 +99,10 @@ class TestDefect9AnOverEstimateThatCrashes:
         assert estimate(pair, smaller, 2).verdict is verdict
 
 
-class TestDefect10TheHubInsideAReconcile:
+class TestDefect10HubRequestsInReconcile:
     """A reconcile that asks the hub hangs with it: a Job asks, and the answer is kept."""
 
-    def test_no_decision_opens_a_connection(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_decision_opens_no_network_connection(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def refuse(*_: Any, **__: Any) -> None:
             raise AssertionError("a decision went to the network")
 

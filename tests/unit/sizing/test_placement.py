@@ -40,14 +40,14 @@ def _chosen(rows: tuple[MatrixRow, ...], objective: Objective) -> MatrixRow:
     return ranked(rows, objective)[0]
 
 
-def test_quality_keeps_the_target_whole_and_takes_the_fewest_gpus(make_pair: PairFactory) -> None:
+def test_quality_keeps_a_bf16_target_on_the_fewest_gpus(make_pair: PairFactory) -> None:
     row = _chosen(quantization_matrix(make_pair(), BOTH, available=ALL), Objective.QUALITY)
     assert (row.target_precision, row.draft_precision, row.kv_cache_dtype) == (Precision.BF16, Precision.BF16, "auto")
     assert (row.product, row.tensor) == (H200, 2)
 
 
 @pytest.mark.parametrize("objective", [Objective.QUALITY, Objective.COST])
-def test_ranks_of_one_layer_are_put_where_nvlink_joins_them(make_pair: PairFactory, objective: Objective) -> None:
+def test_tensor_ranks_are_placed_on_nvlink_gpus(make_pair: PairFactory, objective: Objective) -> None:
     """The PCIe card is the smaller one, and would be taken otherwise."""
     pools = (GpuPool("NVIDIA-H100-PCIe", 8), GpuPool(H100, 8))
     alone, together = (
@@ -57,7 +57,7 @@ def test_ranks_of_one_layer_are_put_where_nvlink_joins_them(make_pair: PairFacto
     assert (alone.verdict, alone.product) == (Verdict.FITS, "NVIDIA-H100-PCIe")
 
 
-def test_quality_takes_eight_bits_before_four(make_pair: PairFactory) -> None:
+def test_quality_prefers_8_bits_to_4(make_pair: PairFactory) -> None:
     on_two = quantization_matrix(make_pair(), [GpuPool(H100, 2)], available=ALL)
     assert _chosen(on_two, Objective.QUALITY).target_precision is Precision.FP8
     available = named(["INT8", "INT4"], QUANTIZED)
@@ -69,12 +69,12 @@ def test_quality_takes_eight_bits_before_four(make_pair: PairFactory) -> None:
     assert _chosen(without_fp8, Objective.QUALITY).target_precision is Precision.INT8
 
 
-def test_quality_quantizes_the_draft_no_less_than_the_target(make_pair: PairFactory) -> None:
+def test_quality_quantizes_the_draft_at_least_as_much_as_the_target(make_pair: PairFactory) -> None:
     row = _chosen(quantization_matrix(make_pair(), [GpuPool(H100, 2)], available=ALL), Objective.QUALITY)
     assert (row.target_precision, row.draft_precision) == (Precision.FP8, Precision.FP8)
 
 
-def test_quality_quantizes_the_draft_rather_than_the_target(make_pair: PairFactory) -> None:
+def test_quality_quantizes_the_draft_before_the_target(make_pair: PairFactory) -> None:
     # Two H100 leave nothing beside a BF16 target and a BF16 draft, but something beside a quantized draft.
     pair = make_pair(max_model_len=256, memory_utilization_percent=95)
     row = _chosen(quantization_matrix(pair, [GpuPool(H100, 2)], available=ALL), Objective.QUALITY)
@@ -82,7 +82,7 @@ def test_quality_quantizes_the_draft_rather_than_the_target(make_pair: PairFacto
     assert row.draft_precision is not Precision.BF16
 
 
-def test_quality_takes_more_gpus_before_an_fp8_kv_cache(make_pair: PairFactory) -> None:
+def test_quality_prefers_more_gpus_to_an_fp8_kv_cache(make_pair: PairFactory) -> None:
     rows = quantization_matrix(make_pair(min_concurrency=40), [GpuPool(H200, 8)])
     smaller = [row for row in rows if row.verdict is Verdict.FITS and (row.gpus, row.target_precision) == (2, "BF16")]
     assert {row.kv_cache_dtype for row in smaller} == {"fp8"}, "the case must be one where two GPUs need it"
@@ -90,28 +90,28 @@ def test_quality_takes_more_gpus_before_an_fp8_kv_cache(make_pair: PairFactory) 
     assert (row.target_precision, row.kv_cache_dtype, row.gpus) == (Precision.BF16, "auto", 4)
 
 
-def test_capacity_counts_for_each_gpu(make_pair: PairFactory) -> None:
+def test_capacity_is_counted_per_gpu(make_pair: PairFactory) -> None:
     # With 8 KV heads, 16 GPUs hold copies: hardly more tokens for twice the GPUs.
     rows = quantization_matrix(make_pair(), [GpuPool(H100, 16)])
     assert max(row.tokens for row in rows if row.gpus == 16) > max(row.tokens for row in rows if row.gpus == 8)
     assert _chosen(rows, Objective.CAPACITY).gpus == 8
 
 
-def test_capacity_takes_the_most_tokens_for_each_gpu(make_pair: PairFactory) -> None:
+def test_capacity_maximizes_kv_cache_tokens_per_gpu(make_pair: PairFactory) -> None:
     rows = quantization_matrix(make_pair(), BOTH, available=ALL)
     best = _chosen(rows, Objective.CAPACITY)
     fitting = [row for row in rows if row.verdict is Verdict.FITS]
     assert best.tokens / best.gpus == max(row.tokens / row.gpus for row in fitting)
 
 
-def test_cost_takes_one_gpu_and_then_the_gentlest_precision_on_it(make_pair: PairFactory) -> None:
+def test_cost_minimizes_gpus_and_then_quantization(make_pair: PairFactory) -> None:
     row = _chosen(quantization_matrix(make_pair(), [GpuPool(H200, 8)], available=ALL), Objective.COST)
     assert (row.gpus, row.target_precision) == (1, Precision.FP8)
     both = _chosen(quantization_matrix(make_pair(), BOTH, available=ALL), Objective.COST)
     assert (both.gpus, both.product) == (1, H100), "the smaller device costs less"
 
 
-def test_a_fit_comes_before_a_tight_row_of_a_gentler_precision(make_pair: PairFactory) -> None:
+def test_fitting_row_ranks_before_a_tight_less_quantized_row(make_pair: PairFactory) -> None:
     pair = make_pair("BF16", None, min_concurrency=2)
     rows = quantization_matrix(pair, [GpuPool(H100, 2)])
     tight = [row for row in rows if row.target_precision is Precision.BF16 and row.verdict is Verdict.TIGHT]
@@ -128,7 +128,7 @@ def test_the_choice_is_explained(make_pair: PairFactory) -> None:
     assert choice_phrase(nearest, Objective.QUALITY) == "no precision fits, FP8 target, FP8 draft lacks least"
 
 
-def test_the_checkpoint_that_would_help_is_named(make_pair: PairFactory) -> None:
+def test_missing_checkpoint_that_would_fit_is_named(make_pair: PairFactory) -> None:
     missing = missing_checkpoint(quantization_matrix(make_pair(), [GpuPool(H100, 1)]), Objective.QUALITY)
     assert any(f"{precision} target" in missing for precision in ("NVFP4", "INT4"))
     assert "needs a checkpoint" in missing
@@ -145,7 +145,7 @@ changes = st.fixed_dictionaries(
 
 @settings(deadline=None, max_examples=40)
 @given(availabilities, changes, st.sampled_from([1, 2, 8]), st.randoms(use_true_random=False))
-def test_choice_never_breaks_its_promises(
+def test_best_row_fits_and_order_of_input_is_irrelevant(
     make_pair: PairFactory, available: Available, changed: dict[str, int], gpus: int, shuffler: random.Random
 ) -> None:
     pair = make_pair(**changed)
@@ -163,14 +163,14 @@ def test_choice_never_breaks_its_promises(
         assert ranked(shuffled, objective) == order
 
 
-def test_cost_never_takes_more_gpus_than_it_must(make_pair: PairFactory) -> None:
+def test_cost_uses_the_minimum_number_of_gpus(make_pair: PairFactory) -> None:
     rows = quantization_matrix(make_pair(min_concurrency=60), BOTH)
     fitting = [row.gpus for row in rows if row.launchable and row.verdict is Verdict.FITS]
     assert _chosen(rows, Objective.COST).gpus == min(fitting) > 1
 
 
 @pytest.mark.parametrize("objective", list(Objective))
-def test_unlaunchable_rows_are_never_taken(make_pair: PairFactory, objective: Objective) -> None:
+def test_unlaunchable_rows_are_never_chosen(make_pair: PairFactory, objective: Objective) -> None:
     rows = quantization_matrix(make_pair(), BOTH)
     refused = [replace(row, problems=("no",)) for row in rows]
     assert ranked(refused, objective) == []
@@ -206,11 +206,11 @@ def test_unlaunchable_rows_are_never_taken(make_pair: PairFactory, objective: Ob
         (128, Parallelism(), None),
     ],
 )
-def test_nodes_of_eight(tensor: int, spread: Parallelism, nodes: int | None) -> None:
+def test_nodes_needed_with_eight_gpus_per_node(tensor: int, spread: Parallelism, nodes: int | None) -> None:
     assert nodes_needed(GpuPool(H200, 8, 12), tensor, spread) == nodes
 
 
-def test_no_more_nodes_than_there_are() -> None:
+def test_nodes_needed_is_none_beyond_the_existing_nodes() -> None:
     assert nodes_needed(GpuPool(H200, 8, 2), 8, Parallelism(pipeline=2)) == 2
     assert nodes_needed(GpuPool(H200, 8, 1), 8, Parallelism(pipeline=2)) is None
     assert nodes_needed(GpuPool(H200, 8, 2), 8, Parallelism(pipeline=3)) is None
@@ -220,9 +220,7 @@ SPREADS = st.builds(Parallelism, pipeline=st.integers(1, 8), data=st.integers(1,
 
 
 @given(st.integers(1, 16), st.integers(1, 16), st.integers(1, 64), SPREADS)
-def test_shares_are_even_fit_and_tear_nothing_apart(
-    per_node: int, nodes: int, tensor: int, spread: Parallelism
-) -> None:
+def test_node_shares_are_even_and_split_no_group(per_node: int, nodes: int, tensor: int, spread: Parallelism) -> None:
     needed = nodes_needed(GpuPool(H200, per_node, nodes), tensor, spread)
     gpus = tensor * spread.groups
     assert (needed == 1) == (gpus <= per_node)
@@ -238,7 +236,7 @@ def test_shares_are_even_fit_and_tear_nothing_apart(
         assert share % (tensor * spread.pipeline) == 0, "whole copies"
 
 
-def test_the_place_in_words() -> None:
+def test_placement_phrase() -> None:
     assert place_phrase(8, 1, H200) == "8 x NVIDIA-H200"
     assert place_phrase(16, 2, H200) == "2 nodes x 8 x NVIDIA-H200"
 
@@ -260,7 +258,7 @@ def message(pair: Pair, product: str = HOPPER) -> str:
     return "" if problem is None else f"{problem.field}: {problem.message}"
 
 
-def test_dense_attention_goes_with_it_on_hopper_and_takes_another_kernel_on_ampere(make_pair: PairFactory) -> None:
+def test_adaptive_verification_of_dense_attention_needs_triton_on_ampere(make_pair: PairFactory) -> None:
     pair = make_pair()
     assert message(adapting(pair)) == ""
     on_ampere = message(adapting(pair), A100)
@@ -272,7 +270,7 @@ def test_dense_attention_goes_with_it_on_hopper_and_takes_another_kernel_on_ampe
     assert message(adapting(pair), "48GiB") == "", "a GPU of which nothing is known"
 
 
-def test_a_backend_that_takes_whole_drafts_is_refused_by_its_own_field(make_pair: PairFactory) -> None:
+def test_adaptive_verification_refuses_flashinfer(make_pair: PairFactory) -> None:
     said = message(adapting(make_pair(), backend="FLASHINFER"))
     assert said.startswith("engine.extraArgs: with speculation.adaptiveVerification vLLM 0.33.0 refuses")
     assert "FLASH_ATTN, " in said
@@ -280,7 +278,7 @@ def test_a_backend_that_takes_whole_drafts_is_refused_by_its_own_field(make_pair
 
 
 @pytest.mark.parametrize("product", [HOPPER, A100])
-def test_latent_attention_has_no_such_kernel(make_pair: PairFactory, product: str) -> None:
+def test_adaptive_verification_is_refused_for_latent_attention(make_pair: PairFactory, product: str) -> None:
     assert "has no kernel on" in message(adapting(make_pair(), "deepseek-ai/DeepSeek-V3"), product)
 
 
@@ -291,7 +289,7 @@ def test_latent_attention_has_no_such_kernel(make_pair: PairFactory, product: st
         ("Qwen/Qwen3-Next-80B-A3B-Instruct", None),
     ],
 )
-def test_states_are_planned_for_whole_drafts_but_of_mamba_2_since_0_33(
+def test_adaptive_verification_supports_mamba_2_since_0_33(
     make_pair: PairFactory, model: str, first: str | None
 ) -> None:
     assert "plans the states of" in message(adapting(make_pair(), model, "0.32.0"))
@@ -299,30 +297,30 @@ def test_states_are_planned_for_whole_drafts_but_of_mamba_2_since_0_33(
 
 
 @pytest.mark.parametrize("architecture", ["Qwen3XPressModel", "DFlashQwen3XPressModel"])
-def test_heads_that_nobody_asks_how_sure_they_are_are_refused(make_pair: PairFactory, architecture: str) -> None:
+def test_adaptive_verification_is_refused_for_xpress_heads(make_pair: PairFactory, architecture: str) -> None:
     pair = adapting(make_pair())
     assert pair.draft is not None
     refined = replace(pair, method="dflash", draft=replace(pair.draft, architecture=architecture))
     assert "does not ask" in message(refined)
 
 
-def test_a_target_without_attention_needs_no_kernel_for_it(make_pair: PairFactory) -> None:
+def test_adaptive_verification_is_accepted_without_attention(make_pair: PairFactory) -> None:
     pair = replace(make_pair(), target=geometry_from_config("states", STATES_CONFIG))
     assert message(adapting(pair), A100) == ""
 
 
-def test_versions_before_it_do_not_have_it(make_pair: PairFactory) -> None:
+def test_adaptive_verification_needs_0_28(make_pair: PairFactory) -> None:
     assert "needs vLLM 0.28 or later" in message(adapting(make_pair(), version="0.20.0"))
 
 
-def test_a_plan_leaves_out_the_gpus_without_and_says_why_where_none_is_left(make_pair: PairFactory) -> None:
+def test_plan_skips_gpus_without_an_adaptive_kernel(make_pair: PairFactory) -> None:
     pair = adapting(make_pair())
     assert plan_on_gpus(pair, [GpuPool(A100, 8), GpuPool(HOPPER, 8)], None).chosen.product == HOPPER
     with pytest.raises(PlanError, match="add --attention-backend TRITON_ATTN"):
         plan_on_gpus(pair, [GpuPool(A100, 8)], None)
 
 
-def test_where_the_kernels_were_not_read_the_plan_says_so(make_pair: PairFactory) -> None:
+def test_unknown_adaptive_kernels_on_a_gpu_raise_a_doubt(make_pair: PairFactory) -> None:
     pair = adapting(make_pair())
     assert adaptive_doubt(HOPPER, pair) is None
     assert "NVIDIA-B200 was not read" in str(adaptive_doubt("NVIDIA-B200", pair))

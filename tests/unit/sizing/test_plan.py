@@ -48,7 +48,7 @@ EIGHT_A100 = GpuPool("NVIDIA-A100-SXM4-80GB", 8)
 PairFactory = Callable[..., Pair]
 
 
-def test_bf16_pair_on_two_h100_does_not_fit_and_says_why(make_pair: PairFactory) -> None:
+def test_bf16_pair_on_two_h100_does_not_fit_and_gets_fixes(make_pair: PairFactory) -> None:
     plan = plan_on_gpus(make_pair(), [EIGHT_H100], 2)
     assert plan.verdict is Verdict.DOES_NOT_FIT
     assert plan.explanation == (
@@ -67,7 +67,7 @@ def test_bf16_pair_on_two_h100_does_not_fit_and_says_why(make_pair: PairFactory)
     assert plan.fixes[2].sentence.endswith("on 2 x NVIDIA-H200")
 
 
-def test_bf16_pair_goes_to_h200_where_both_exist(make_pair: PairFactory) -> None:
+def test_bf16_pair_is_planned_on_h200_if_both_exist(make_pair: PairFactory) -> None:
     plan = plan_on_gpus(make_pair(), [EIGHT_H100, EIGHT_H200], 2)
     assert (plan.verdict, plan.chosen.product, plan.chosen.tensor) == (Verdict.FITS, H200, 2)
     assert plan.fixes == ()
@@ -78,20 +78,20 @@ def test_bf16_pair_goes_to_h200_where_both_exist(make_pair: PairFactory) -> None
     )
 
 
-def test_fp8_target_takes_the_smaller_device(make_pair: PairFactory) -> None:
+def test_fp8_target_is_planned_on_the_smaller_gpu(make_pair: PairFactory) -> None:
     plan = plan_on_gpus(make_pair("FP8"), [EIGHT_H200, EIGHT_H100], 2)
     assert (plan.verdict, plan.chosen.product) == (Verdict.FITS, H100)
     assert plan.chosen.budget.kv_cache_tokens == 127_024
 
 
-def test_without_a_tensor_the_fewest_gpus_win(make_pair: PairFactory) -> None:
+def test_plan_without_a_tensor_size_uses_the_fewest_gpus(make_pair: PairFactory) -> None:
     plan = plan_on_gpus(make_pair(), [EIGHT_H100], None)
     assert (plan.verdict, plan.chosen.tensor) == (Verdict.FITS, 4)
     assert sorted(row.tensor for row in plan.rows) == [1, 2, 4, 8]
     assert plan_on_gpus(make_pair("FP8", "FP8"), [EIGHT_H200], None).chosen.tensor == 1
 
 
-def test_a_fit_comes_before_a_tight_row_of_fewer_gpus(make_pair: PairFactory) -> None:
+def test_fitting_row_ranks_before_a_tight_row_of_fewer_gpus(make_pair: PairFactory) -> None:
     pair = make_pair("BF16", None, min_concurrency=2)
     alone = plan_on_gpus(pair, [GpuPool(H100, 2)], None)
     assert (alone.verdict, alone.chosen.tensor) == (Verdict.TIGHT, 2)
@@ -111,9 +111,7 @@ def test_a_fit_comes_before_a_tight_row_of_fewer_gpus(make_pair: PairFactory) ->
         ("microsoft/Phi-3.5-mini-instruct", "the heads of width 96"),
     ],
 )
-def test_fp8_cache_that_no_kernel_of_ampere_reads_is_no_fit_and_no_fix(
-    make_pair: PairFactory, model: str, needs_triton: str
-) -> None:
+def test_fp8_cache_without_an_ampere_kernel_is_refused(make_pair: PairFactory, model: str, needs_triton: str) -> None:
     pair = replace(make_pair("BF16", None), target=find_geometry(model), target_precision=None)
     fp8 = replace(pair, limits=replace(pair.limits, kv_cache_element_bytes=FP8_ELEMENT_BYTES))
     with pytest.raises(PlanError) as refused:
@@ -127,7 +125,7 @@ def test_fp8_cache_that_no_kernel_of_ampere_reads_is_no_fit_and_no_fix(
     assert not any("kvCacheDtype" in fix.change for fix in plan_on_gpus(full, [EIGHT_A100], None).fixes)
 
 
-def test_ampere_reads_a_plain_fp8_cache(make_pair: PairFactory) -> None:
+def test_ampere_supports_an_fp8_cache_of_dense_attention(make_pair: PairFactory) -> None:
     pair = make_pair("BF16", None, kv_cache_element_bytes=FP8_ELEMENT_BYTES)
     assert plan_on_gpus(pair, [EIGHT_A100], None).chosen.product == "NVIDIA-A100-SXM4-80GB"
 
@@ -145,7 +143,7 @@ def test_ampere_reads_a_plain_fp8_cache(make_pair: PairFactory) -> None:
         ("meta-llama/Llama-3.1-8B-Instruct", "FLASHINFER", True, None),
     ],
 )
-def test_a_backend_that_is_asked_for_has_its_kernels_on_hopper_and_not_all_on_ampere(
+def test_attention_backend_without_an_ampere_kernel_is_refused(
     make_pair: PairFactory, model: str, backend: str | None, fp8: bool, lacks: str | None
 ) -> None:
     pair = replace(make_pair("BF16", None), target=find_geometry(model), target_precision=None)
@@ -160,7 +158,7 @@ def test_a_backend_that_is_asked_for_has_its_kernels_on_hopper_and_not_all_on_am
     assert plan_on_gpus(pair, [EIGHT_A100, EIGHT_H100], None).chosen.product == H100
 
 
-def test_experts_cut_within_a_block_have_no_kernel_on_ampere(make_pair: PairFactory) -> None:
+def test_experts_split_within_a_quantization_block_fail_on_ampere(make_pair: PairFactory) -> None:
     fp8 = find_geometry("Qwen/Qwen3-235B-A22B-FP8")
     pair = replace(make_pair("BF16", None), target=fp8, target_precision=None)
     with pytest.raises(PlanError, match="cut within a block") as refused:
@@ -179,14 +177,14 @@ def test_sparse_attention_is_refused_on_ampere(make_pair: PairFactory) -> None:
     assert refused.value.field == "accelerator.products"
 
 
-def test_when_nothing_fits_the_nearest_row_is_shown(make_pair: PairFactory) -> None:
+def test_nearest_row_is_shown_if_nothing_fits(make_pair: PairFactory) -> None:
     plan = plan_on_gpus(make_pair(min_concurrency=60_000), [EIGHT_H100, EIGHT_H200], None)
     assert (plan.verdict, plan.chosen.product, plan.chosen.tensor) == (Verdict.DOES_NOT_FIT, H200, 8)
     lacking = [row.budget.needed_kv_bytes - row.budget.available_kv_bytes for row in plan.rows]
     assert lacking == sorted(lacking)
 
 
-def test_every_fix_does_what_it_says(make_pair: PairFactory) -> None:
+def test_fixes_are_the_largest_values_that_fit(make_pair: PairFactory) -> None:
     pair = make_pair("FP8", min_concurrency=20, max_model_len=8192)
     plan = plan_on_gpus(pair, [EIGHT_H100], 2)
     assert plan.verdict is Verdict.DOES_NOT_FIT
@@ -205,7 +203,7 @@ def _verdict(pair: Pair, **limits: Any) -> Verdict:
     return plan_on_gpus(replace(pair, limits=replace(pair.limits, **limits)), [EIGHT_H100], 2).verdict
 
 
-def test_fewer_sequences_come_before_changes_of_quality(make_pair: PairFactory) -> None:
+def test_fewer_sequences_are_proposed_before_quantization(make_pair: PairFactory) -> None:
     plan = plan_on_gpus(make_pair("BF16", None, max_num_seqs=4096, engine_version="0.32.0"), [EIGHT_H100], 2)
     assert plan.verdict is Verdict.DOES_NOT_FIT
     changes = [fix.change for fix in plan.fixes]
@@ -213,7 +211,7 @@ def test_fewer_sequences_come_before_changes_of_quality(make_pair: PairFactory) 
     assert changes[2].startswith("target.quantization")
 
 
-def test_utilization_is_brought_back_to_the_default(make_pair: PairFactory) -> None:
+def test_memory_utilization_fix_is_the_default(make_pair: PairFactory) -> None:
     too_low = plan_on_gpus(make_pair("FP8", memory_utilization_percent=50), [EIGHT_H100], 2)
     too_high = plan_on_gpus(make_pair("FP8", memory_utilization_percent=100), [EIGHT_H100], 2)
     for plan in (too_low, too_high):
@@ -223,9 +221,7 @@ def test_utilization_is_brought_back_to_the_default(make_pair: PairFactory) -> N
     assert "more than is free when it starts" in too_high.explanation
 
 
-def test_a_change_of_settings_that_also_changes_the_product_names_both(
-    make_pair: PairFactory, llama_8b: ModelGeometry
-) -> None:
+def test_fix_that_changes_the_gpu_product_names_both_products(make_pair: PairFactory, llama_8b: ModelGeometry) -> None:
     pair = replace(make_pair("BF16", None, memory_utilization_percent=1), target=llama_8b)
     plan = plan_on_gpus(pair, [EIGHT_H100, EIGHT_H200], None)
     assert plan.chosen.place == f"8 x {H200}"
@@ -233,7 +229,7 @@ def test_a_change_of_settings_that_also_changes_the_product_names_both(
     assert plan.fixes[0].effect.endswith(f" on 1 x {H100} instead of 8 x {H200}")
 
 
-def test_a_quantized_checkpoint_is_never_told_to_become_fp8(make_pair: PairFactory) -> None:
+def test_no_quantization_fix_for_a_quantized_checkpoint(make_pair: PairFactory) -> None:
     pair = make_pair("INT8", "INT8", min_concurrency=30)
     held = named(["INT8"], ["INT8"])
     plan = plan_on_gpus(replace(pair, target=held.target[0], draft=held.draft[0]), [EIGHT_H100], 2)
@@ -241,13 +237,13 @@ def test_a_quantized_checkpoint_is_never_told_to_become_fp8(make_pair: PairFacto
     assert not [fix for fix in plan.fixes if "quantization" in fix.change]
 
 
-def test_no_single_change_helps(make_pair: PairFactory) -> None:
+def test_no_fix_is_reported_if_no_change_helps(make_pair: PairFactory) -> None:
     plan = plan_on_gpus(make_pair(), [GpuPool(H100, 1)], None)
     assert plan.fixes == ()
     assert plan.explanation.endswith("; no single change and no two settings make it fit")
 
 
-def test_a_fix_never_needs_more_gpus_than_a_node_has(make_pair: PairFactory) -> None:
+def test_fixes_need_no_more_gpus_than_a_node_has(make_pair: PairFactory) -> None:
     plan = plan_on_gpus(make_pair(), [GpuPool(H100, 2)], 2)
     assert not [fix for fix in plan.fixes if fix.change.startswith("parallelism")]
 
@@ -255,7 +251,7 @@ def test_a_fix_never_needs_more_gpus_than_a_node_has(make_pair: PairFactory) -> 
 FREE = frozenset({Precision.BF16, Precision.FP8, Precision.INT4})
 
 
-def test_quality_quantizes_the_target_only_where_it_must(make_pair: PairFactory) -> None:
+def test_quality_quantizes_the_target_only_if_needed(make_pair: PairFactory) -> None:
     options = PlanOptions(Objective.QUALITY, target=FREE, available=named(["INT4"]))
     on_h100 = plan_on_gpus(make_pair(), [EIGHT_H100], 2, options)
     assert on_h100.chosen.target_precision is Precision.FP8
@@ -264,7 +260,7 @@ def test_quality_quantizes_the_target_only_where_it_must(make_pair: PairFactory)
     assert (with_h200.chosen.product, with_h200.chosen.target_precision) == (H200, Precision.BF16)
 
 
-def test_capacity_and_cost_take_other_rows(make_pair: PairFactory) -> None:
+def test_capacity_and_cost_choose_different_rows(make_pair: PairFactory) -> None:
     pools, free = [EIGHT_H100, EIGHT_H200], named(["INT4"])
     capacity = plan_on_gpus(
         make_pair(), pools, None, PlanOptions(Objective.CAPACITY, target=FREE, available=free)
@@ -275,7 +271,7 @@ def test_capacity_and_cost_take_other_rows(make_pair: PairFactory) -> None:
     assert capacity.budget.kv_cache_tokens / capacity.tensor > cost.budget.kv_cache_tokens / cost.tensor
 
 
-def test_the_plan_takes_the_row_that_the_matrix_puts_first(make_pair: PairFactory) -> None:
+def test_plan_chooses_the_first_row_of_the_matrix(make_pair: PairFactory) -> None:
     pools, free = [EIGHT_H100, EIGHT_H200], named(["INT4"], ["INT4"])
     for objective in Objective:
         options = PlanOptions(objective, target=FREE, draft=FREE, available=free)
@@ -293,7 +289,7 @@ def test_the_plan_takes_the_row_that_the_matrix_puts_first(make_pair: PairFactor
         )
 
 
-def test_what_is_lacking_is_told_of_the_nearest_checkpoint(make_pair: PairFactory) -> None:
+def test_nearest_row_has_an_available_checkpoint(make_pair: PairFactory) -> None:
     plan = plan_on_gpus(make_pair(), [GpuPool(H100, 1)], None, PlanOptions(target=FREE))
     assert plan.verdict is Verdict.DOES_NOT_FIT
     assert plan.chosen.target_precision is Precision.FP8, "INT4 has no checkpoint"
@@ -309,7 +305,7 @@ def test_what_is_lacking_is_told_of_the_nearest_checkpoint(make_pair: PairFactor
         ([EIGHT_H100], 16, "parallelism.tensor", "largest has 8"),
     ],
 )
-def test_questions_without_a_plan(
+def test_impossible_requests_are_refused(
     make_pair: PairFactory, pools: list[GpuPool], tensor: int | None, field: str, words: str
 ) -> None:
     with pytest.raises(PlanError) as caught:
@@ -318,19 +314,19 @@ def test_questions_without_a_plan(
     assert words in str(caught.value)
 
 
-def test_an_unknown_product_with_a_memory_is_sized_and_labelled(make_pair: PairFactory) -> None:
+def test_unknown_product_with_a_memory_size_is_uncalibrated(make_pair: PairFactory) -> None:
     plan = plan_on_gpus(make_pair("FP8"), [GpuPool("Mystery-GPU", 8, memory_gib=80)], 2)
     assert (plan.chosen.product, plan.chosen.budget.total_bytes) == ("Mystery-GPU", 80 * GIB)
     assert plan.chosen.budget.uncalibrated_gpu
     assert "uncalibrated" in plan.explanation
 
 
-def test_unknown_products_are_passed_over(make_pair: PairFactory) -> None:
+def test_unknown_products_without_a_memory_size_are_skipped(make_pair: PairFactory) -> None:
     plan = plan_on_gpus(make_pair("FP8"), [GpuPool("Mystery-GPU", 8), EIGHT_H100], 2)
     assert {row.product for row in plan.rows} == {H100}
 
 
-def test_the_draft_is_made_fp8_before_the_target(make_pair: PairFactory) -> None:
+def test_fp8_draft_is_proposed_first(make_pair: PairFactory) -> None:
     # 15.5 requests fit with the BF16 draft, 17.4 with it in FP8: enough for 16 also after the margin.
     plan = plan_on_gpus(make_pair("FP8", min_concurrency=16), [EIGHT_H100], 2)
     precisions = [fix for fix in plan.fixes if "quantization" in fix.change or "kvCacheDtype" in fix.change]
@@ -338,7 +334,7 @@ def test_the_draft_is_made_fp8_before_the_target(make_pair: PairFactory) -> None
     assert precisions[0].tokens == 142_224
 
 
-def test_a_change_that_ends_tight_says_so_and_is_not_the_least_that_fits(make_pair: PairFactory) -> None:
+def test_tight_fix_is_marked_and_not_the_smallest_that_fits(make_pair: PairFactory) -> None:
     # 17 of the 17.4 requests that an FP8 draft leaves room for would eat into the margin.
     plan = plan_on_gpus(make_pair("FP8", min_concurrency=17), [EIGHT_H100], 2)
     fixes = {fix.change: fix for fix in plan.fixes}
@@ -348,7 +344,7 @@ def test_a_change_that_ends_tight_says_so_and_is_not_the_least_that_fits(make_pa
     assert "smallest change that fits: serving.kvCacheDtype: fp8 gives" in plan.explanation
 
 
-def test_what_is_tight_outside_the_budget_is_told_so(make_pair: PairFactory) -> None:
+def test_tight_slack_is_explained(make_pair: PairFactory) -> None:
     """Plenty of KV cache is left: the sentence must not speak of its margin."""
     pair = make_pair("FP8", memory_utilization_percent=99)
     budget = plan_on_gpus(pair, [GpuPool(H200, 8)], 2)
@@ -388,12 +384,12 @@ def experts() -> ModelGeometry:
         (Parallelism(1, data=8, expert=True), "TP 1, DP 8, EP"),
     ],
 )
-def test_a_split_has_a_name(split: Parallelism, label: str) -> None:
+def test_parallelism_label(split: Parallelism, label: str) -> None:
     assert split.label == label
     assert split.at(1).at(split.tensor) == split
 
 
-def test_a_dense_model_has_no_experts_and_each_stage_needs_a_layer(llama_70b: ModelGeometry) -> None:
+def test_expert_flag_and_too_many_stages_of_a_dense_model_are_refused(llama_70b: ModelGeometry) -> None:
     found = spread_problems(llama_70b, Parallelism(pipeline=81, expert=True), "0.33.0")
     assert [(each.field, each.value) for each in found] == [("parallelism.pipeline", 81), ("parallelism.expert", True)]
     assert spread_problems(llama_70b, Parallelism(pipeline=80), "0.28.0") == ()
@@ -401,7 +397,7 @@ def test_a_dense_model_has_no_experts_and_each_stage_needs_a_layer(llama_70b: Mo
 
 @pytest.mark.parametrize(("version", "starts"), [("0.28.0", False), ("0.29.1", False), ("0.30.0", True)])
 @pytest.mark.parametrize("model", ["Qwen/Qwen3-VL-2B-Instruct", "Qwen/Qwen3-VL-30B-A3B-Instruct"])
-def test_0_28_and_0_29_end_with_qwen3_vl_on_several_stages(model: str, version: str, *, starts: bool) -> None:
+def test_qwen3_vl_with_pipeline_stages_is_refused_before_0_30(model: str, version: str, *, starts: bool) -> None:
     geometry = find_geometry(model)
     assert geometry is not None
     assert spread_problems(geometry, Parallelism(4), version) == ()
@@ -410,14 +406,14 @@ def test_0_28_and_0_29_end_with_qwen3_vl_on_several_stages(model: str, version: 
     assert all("use 1, or vLLM 0.30 or newer" in each.message for each in found)
 
 
-def test_a_budget_is_refused_for_them_too(make_pair: PairFactory, h200: Device) -> None:
+def test_estimate_refuses_invalid_pipeline_or_expert_splits(make_pair: PairFactory, h200: Device) -> None:
     pair = make_pair("BF16", None)
     for split in (Parallelism(2, pipeline=81), Parallelism(2, expert=True)):
         with pytest.raises(PlanError, match=r"parallelism\.(pipeline|expert)"):
             estimate(pair, h200, split)
 
 
-def test_experts_are_sliced_over_all_copies_unless_they_are_whole(experts: ModelGeometry) -> None:
+def test_experts_are_split_over_data_ranks_unless_expert_parallel(experts: ModelGeometry) -> None:
     """768 is a multiple of 4 x 64, not of 4 x 128: sliced so experts would break, whole ones do not."""
     assert tensor_problems(experts, 4, data=64) == ()
     assert "tensor 4 x data 128" in tensor_problems(experts, 4, data=128)[0].message
@@ -426,7 +422,7 @@ def test_experts_are_sliced_over_all_copies_unless_they_are_whole(experts: Model
     assert 4 not in supported_tensors([(experts, None)], data=128)
 
 
-def test_sliced_and_whole_experts_weigh_the_same(experts: ModelGeometry) -> None:
+def test_split_and_whole_experts_weigh_the_same(experts: ModelGeometry) -> None:
     bf16 = experts.weight_format().precision
     sliced = weight_bytes(experts, bf16, Split(2, data=4), stage=whole_model(experts))
     whole = weight_bytes(experts, bf16, Split(2, experts=8, data=4), stage=whole_model(experts))
@@ -434,7 +430,7 @@ def test_sliced_and_whole_experts_weigh_the_same(experts: ModelGeometry) -> None
     assert sliced == whole < 0.35 * alone
 
 
-def test_a_plan_tries_every_tensor_that_a_node_has_room_for(make_pair: PairFactory) -> None:
+def test_plan_tries_every_tensor_size_that_fits_a_node(make_pair: PairFactory) -> None:
     pair = make_pair("BF16", None)
     rows = candidate_rows(pair, EIGHT_H100_SPREAD, None, PlanOptions(spread=Parallelism(pipeline=2)))
     assert sorted((row.tensor, row.gpus) for row in rows) == [(1, 2), (2, 4), (4, 8)]
@@ -444,7 +440,7 @@ def test_a_plan_tries_every_tensor_that_a_node_has_room_for(make_pair: PairFacto
 
 
 @pytest.mark.parametrize("spread", [Parallelism(pipeline=16), Parallelism(pipeline=2, data=8)])
-def test_more_than_a_node_has_is_refused(make_pair: PairFactory, spread: Parallelism) -> None:
+def test_parallelism_beyond_the_largest_node_is_refused(make_pair: PairFactory, spread: Parallelism) -> None:
     pair = make_pair("BF16", None)
     with pytest.raises(PlanError, match="the largest node has 8"):
         plan_on_gpus(pair, EIGHT_H100_SPREAD, None, PlanOptions(spread=spread))
@@ -452,7 +448,7 @@ def test_more_than_a_node_has_is_refused(make_pair: PairFactory, spread: Paralle
         candidate_rows(pair, EIGHT_H100_SPREAD, 1, PlanOptions(spread=spread))
 
 
-def test_fixes_keep_the_spread(make_pair: PairFactory) -> None:
+def test_fixes_keep_the_pipeline_stages(make_pair: PairFactory) -> None:
     pair = make_pair("BF16", None, min_concurrency=60)
     plan = plan_on_gpus(pair, EIGHT_H100_SPREAD, 1, PlanOptions(spread=Parallelism(pipeline=2)))
     assert plan.verdict is Verdict.DOES_NOT_FIT
@@ -462,7 +458,7 @@ def test_fixes_keep_the_spread(make_pair: PairFactory) -> None:
 
 
 @pytest.mark.parametrize("split", [Parallelism(2), Parallelism(1, pipeline=3), Parallelism(2, pipeline=4)])
-def test_the_budget_is_of_the_tightest_stage(make_pair: PairFactory, h200: Device, split: Parallelism) -> None:
+def test_budget_is_that_of_the_tightest_stage(make_pair: PairFactory, h200: Device, split: Parallelism) -> None:
     pair = make_pair()
     budget = estimate(replace(pair, method="ngram", draft=None, draft_precision=None), h200, split)
     grouping = tightest_grouping(replace(pair, method="ngram", draft=None, draft_precision=None), split, budget)
@@ -471,14 +467,12 @@ def test_the_budget_is_of_the_tightest_stage(make_pair: PairFactory, h200: Devic
     assert needed == budget.needed_kv_bytes
 
 
-def test_one_group_is_tensor_parallelism_alone() -> None:
+def test_tensor_only_parallelism_has_one_group() -> None:
     assert TENSOR_ONLY.at(4) == Parallelism(4)
     assert TENSOR_ONLY.groups == 1
 
 
-def test_copies_that_share_experts_talk_to_each_other(
-    make_pair: PairFactory, experts: ModelGeometry, h200: Device
-) -> None:
+def test_data_parallel_experts_need_nccl_memory(make_pair: PairFactory, experts: ModelGeometry, h200: Device) -> None:
     """NCCL takes its memory where experts lie on the GPUs of other copies, though the rest of no layer does."""
     dense = make_pair("BF16", None)
     moe = replace(dense, target=experts)
@@ -495,7 +489,7 @@ def pair(llama_1b: ModelGeometry, limits: EngineLimits) -> Pair:
     return Pair(llama_1b, Precision.BF16, None, None, "none", 0, replace(limits, block_size=128, max_model_len=1024))
 
 
-def test_it_fits(pair: Pair) -> None:
+def test_cpu_pair_fits(pair: Pair) -> None:
     plan = plan_on_cpu(pair, 8 * GIB, 1 * GIB)
     assert (plan.verdict, plan.chosen.product, plan.chosen.tensor) == (Verdict.FITS, "CPU", 1)
     budget = plan.chosen.budget
@@ -507,7 +501,7 @@ def test_it_fits(pair: Pair) -> None:
     )
 
 
-def test_too_little_memory_names_the_whole_gib_that_fits(pair: Pair) -> None:
+def test_cpu_memory_fix_is_the_smallest_whole_gib(pair: Pair) -> None:
     plan = plan_on_cpu(pair, 4 * GIB, 1 * GIB)
     assert (plan.verdict, plan.chosen.budget.binding_term) == (Verdict.DOES_NOT_FIT, Term.MEMORY)
     assert [fix.change for fix in plan.fixes] == ["accelerator.memoryGiB: 7"]
@@ -515,14 +509,14 @@ def test_too_little_memory_names_the_whole_gib_that_fits(pair: Pair) -> None:
     assert "make 6.3 GiB; smallest change that fits: accelerator.memoryGiB: 7" in plan.explanation
 
 
-def test_memory_within_the_margin_is_tight(pair: Pair) -> None:
+def test_cpu_memory_within_the_margin_is_tight(pair: Pair) -> None:
     needed = plan_on_cpu(pair, 8 * GIB, 1 * GIB).chosen.budget.requested_bytes
     assert plan_on_cpu(pair, needed, 1 * GIB).verdict is Verdict.TIGHT
     assert plan_on_cpu(pair, needed - 1, 1 * GIB).verdict is Verdict.DOES_NOT_FIT
     assert plan_on_cpu(pair, needed + GIB // 2, 1 * GIB).verdict is Verdict.FITS
 
 
-def test_too_little_kv_space_raises_both_where_needed(pair: Pair) -> None:
+def test_cpu_kv_cache_fix_raises_memory_if_needed(pair: Pair) -> None:
     longer = replace(pair, limits=replace(pair.limits, max_model_len=65_536))
     plan = plan_on_cpu(longer, 7 * GIB, 1 * GIB)
     assert plan.chosen.budget.binding_term is Term.KV_CACHE
@@ -537,7 +531,7 @@ def test_too_little_kv_space_raises_both_where_needed(pair: Pair) -> None:
     assert "accelerator.memoryGiB" in lacking.fixes[0].change
 
 
-def test_ranks_share_memory_and_kv_space(pair: Pair) -> None:
+def test_cpu_ranks_share_memory_and_kv_cache(pair: Pair) -> None:
     """The real engine, with the tiny pair at TP 2 and 1 GiB of KV space a rank, holds twice what one rank holds."""
     one, two = plan_on_cpu(pair, 8 * GIB, 1 * GIB).chosen, plan_on_cpu(pair, 16 * GIB, 2 * GIB, 2).chosen
     assert (two.product, two.tensor) == ("CPU", 2)
@@ -548,7 +542,7 @@ def test_ranks_share_memory_and_kv_space(pair: Pair) -> None:
     assert 2 * two.budget.non_torch_bytes == overheads
 
 
-def test_what_lacks_is_named_for_all_ranks_together(pair: Pair) -> None:
+def test_cpu_fixes_are_totals_of_all_ranks(pair: Pair) -> None:
     plan = plan_on_cpu(pair, 6 * GIB, 2 * GIB, 2)
     assert [fix.change for fix in plan.fixes] == ["accelerator.memoryGiB: 9"]
     assert plan_on_cpu(pair, 9 * GIB, 2 * GIB, 2).verdict is Verdict.FITS
@@ -570,13 +564,13 @@ def test_utilization_is_never_proposed_beyond_95_percent(make_pair: PairFactory)
         assert proposed <= set(range(92, 96)) - {present}
 
 
-def test_two_settings_are_only_named_where_they_end_better_than_each_alone(make_pair: PairFactory) -> None:
+def test_no_pair_of_settings_is_proposed_if_one_is_enough(make_pair: PairFactory) -> None:
     enough = plan_on_gpus(make_pair("FP8", min_concurrency=16), [EIGHT_H100], 2)
     assert enough.fixes[0].change == "serving.gpuMemoryUtilizationPercent: 95"
     assert not [fix for fix in enough.fixes if fix.change.count("serving.gpuMemoryUtilizationPercent: 95,")]
 
 
-def test_a_second_setting_is_named_beside_a_length_where_requests_get_notably_longer(make_pair: PairFactory) -> None:
+def test_second_setting_joins_max_model_len_only_for_a_large_gain(make_pair: PairFactory) -> None:
     def beside_a_length(percent: int) -> bool:
         pair = make_pair("FP8", min_concurrency=40, memory_utilization_percent=percent)
         found = [fix.change for fix in plan_on_gpus(pair, [EIGHT_H100], 2).fixes]
@@ -586,21 +580,21 @@ def test_a_second_setting_is_named_beside_a_length_where_requests_get_notably_lo
     assert not beside_a_length(90), "requests would get a sixth longer"
 
 
-def test_batched_tokens_stay_enough_for_a_whole_decoding_batch(make_pair: PairFactory) -> None:
+def test_batched_tokens_fix_holds_a_full_decoding_batch(make_pair: PairFactory) -> None:
     """256 requests of K = 5 take 1792 places of a step, 7 each: 4096 is the smallest step down, and enough."""
     plan = plan_on_gpus(make_pair("FP8", min_concurrency=17), [EIGHT_H100], 2)
     text = " ".join(fix.change for fix in plan.fixes)
     assert set(re.findall(r"maxNumBatchedTokens: (\d+)", text)) == {"4096"}
 
 
-def test_no_step_is_proposed_in_which_fewer_requests_decode(make_pair: PairFactory) -> None:
+def test_batched_tokens_fixes_keep_the_effective_batch(make_pair: PairFactory) -> None:
     question = Question(make_pair("FP8"), (EIGHT_H100,), 2, PLACE_ONLY)
     steps = [each.pair for each in fewer_batched_tokens(question)]
     assert [pair.limits.max_num_batched_tokens for pair in steps] == [4096, 2048], "with 1024 fewer would decode"
     assert {effective_batch(pair) for pair in steps} == {effective_batch(question.pair)}
 
 
-def test_a_cache_that_is_fp8_already_is_not_told_to_become_it(make_pair: PairFactory) -> None:
+def test_no_kv_cache_dtype_fix_for_an_fp8_cache(make_pair: PairFactory) -> None:
     by_spec = make_pair("FP8", min_concurrency=40, kv_cache_element_bytes=1)
     whole = make_pair("FP8", min_concurrency=40)
     by_checkpoint = replace(whole, target=replace(whole.target, cache_element_bytes=1))
@@ -610,7 +604,7 @@ def test_a_cache_that_is_fp8_already_is_not_told_to_become_it(make_pair: PairFac
         assert "kvCacheDtype" not in " ".join(fix.change for fix in plan.fixes)
 
 
-def test_nothing_is_proposed_that_would_be_refused(make_pair: PairFactory) -> None:
+def test_refused_changes_are_not_proposed(make_pair: PairFactory) -> None:
     """The next step of the same kind takes its place, and what has to go along is said."""
 
     def admit(_: Pair, asked: Changes) -> Changes | None:
@@ -635,7 +629,7 @@ def _fixes(pair: Pair, available: Available = NOTHING_NAMED, heads: Sequence[Dra
     return {fix.change: fix for fix in find_fixes(pair, EIGHT_H100_SPREAD, 2, chosen, heads, options=options)}
 
 
-def test_each_fix_says_what_it_gives_back(make_pair: PairFactory) -> None:
+def test_every_fix_has_gained_bytes_and_tokens(make_pair: PairFactory) -> None:
     pair = make_pair("FP8", min_concurrency=20)
     chosen = candidate_rows(pair, EIGHT_H100_SPREAD, 2)[0].budget
     lacking = chosen.needed_kv_bytes - chosen.available_kv_bytes
@@ -648,7 +642,7 @@ def test_each_fix_says_what_it_gives_back(make_pair: PairFactory) -> None:
     assert fixes["serving.kvCacheDtype: fp8"].gained_bytes == chosen.needed_kv_bytes // 2
 
 
-def test_least_harm_comes_first(make_pair: PairFactory, llama_1b: ModelGeometry) -> None:
+def test_fixes_are_ordered_by_harm(make_pair: PairFactory, llama_1b: ModelGeometry) -> None:
     heads = (DraftHead("eagle3", replace(llama_1b, name="org/head")),)
     pair = make_pair("FP8", "BF16", min_concurrency=16, max_num_seqs=64)
     starts = [change.split(":")[0] for change in _fixes(pair, named(["INT4"], ["INT4"]), heads)]
@@ -670,7 +664,7 @@ def test_least_harm_comes_first(make_pair: PairFactory, llama_1b: ModelGeometry)
     assert {"speculation.draft.quantization", "target.quantization", "speculation.draft.model"} <= set(starts)
 
 
-def test_int8_is_proposed_before_int4(make_pair: PairFactory) -> None:
+def test_smallest_helpful_target_quantization_is_proposed(make_pair: PairFactory) -> None:
     eight = named(["INT8", "INT4"])
     without = [change for change in _fixes(make_pair("FP8", min_concurrency=20)) if change.startswith("target")]
     assert without == []
@@ -681,13 +675,15 @@ def test_int8_is_proposed_before_int4(make_pair: PairFactory) -> None:
     assert [change for change in whole if change.startswith("target")] == ["target.quantization: FP8"]
 
 
-def test_a_smaller_draft_of_the_same_family(make_pair: PairFactory) -> None:
+def test_smaller_draft_of_the_same_family_is_proposed(make_pair: PairFactory) -> None:
     fix = _fixes(make_pair("FP8", min_concurrency=20))["speculation.draft.model: meta-llama/Llama-3.2-1B-Instruct"]
     assert fix.verdict is Verdict.FITS
     assert fix.concurrency >= 20
 
 
-def test_smaller_drafts_are_alike(llama_70b: ModelGeometry, llama_8b: ModelGeometry, llama_1b: ModelGeometry) -> None:
+def test_smaller_drafts_have_the_same_family_and_vocabulary(
+    llama_70b: ModelGeometry, llama_8b: ModelGeometry, llama_1b: ModelGeometry
+) -> None:
     found = [geometry.name for geometry in smaller_drafts(llama_70b, llama_8b)]
     assert "meta-llama/Llama-3.2-1B-Instruct" in found
     assert all(name.startswith("meta-llama/") and name.endswith("-Instruct") for name in found)
@@ -696,9 +692,7 @@ def test_smaller_drafts_are_alike(llama_70b: ModelGeometry, llama_8b: ModelGeome
     assert smaller_drafts(llama_70b, replace(llama_8b, name="other/Model-8B-Instruct")) == ()
 
 
-def test_a_head_is_proposed_only_when_one_was_made_for_the_target(
-    make_pair: PairFactory, llama_1b: ModelGeometry
-) -> None:
+def test_head_is_proposed_only_if_made_for_the_target(make_pair: PairFactory, llama_1b: ModelGeometry) -> None:
     pair = make_pair("FP8", min_concurrency=20)
     assert not [change for change in _fixes(pair) if "eagle" in change]
     head = replace(llama_1b, name="org/EAGLE3-70B")
@@ -708,13 +702,13 @@ def test_a_head_is_proposed_only_when_one_was_made_for_the_target(
 
 
 @pytest.mark.parametrize("precision", ["INT8", "INT4"])
-def test_a_precision_without_a_checkpoint_is_never_proposed(make_pair: PairFactory, precision: str) -> None:
+def test_precision_without_a_checkpoint_is_not_proposed(make_pair: PairFactory, precision: str) -> None:
     changes = _fixes(make_pair("FP8", min_concurrency=20))
     assert changes
     assert [change for change in changes if precision in change] == []
 
 
-def test_of_heads_of_one_size_the_first_is_proposed() -> None:
+def test_known_heads_list_one_head_per_method() -> None:
     """Three EAGLE-3 heads are published for Llama 3.1 8B, all of one size, and an older EAGLE head."""
     heads = [(head.method, head.geometry.name) for head in known_heads("meta-llama/Llama-3.1-8B-Instruct")]
     assert heads == [
@@ -742,7 +736,7 @@ def test_a_published_head_is_proposed_for_its_target(make_pair: PairFactory) -> 
     assert not any("eagle3" in fix.change for fix in other.fixes)
 
 
-def test_layers_of_the_targets_own_are_proposed(make_pair: PairFactory) -> None:
+def test_mtp_is_proposed_for_targets_with_mtp_layers(make_pair: PairFactory) -> None:
     base = make_pair("BF16", "BF16", min_concurrency=100, max_num_seqs=128)
     pair = _with_draft(base, "Qwen/Qwen3-Next-80B-A3B-Instruct", "Qwen/Qwen3-8B")
     changes = [fix.change for fix in plan_on_gpus(pair, EIGHT_H100_SPREAD, 4).fixes]
@@ -752,7 +746,7 @@ def test_layers_of_the_targets_own_are_proposed(make_pair: PairFactory) -> None:
 
 
 @pytest.mark.parametrize("published", published_heads(), ids=lambda published: published.head)
-def test_a_published_head_goes_with_its_targets(published: PublishedHead) -> None:
+def test_published_head_matches_the_width_of_its_targets(published: PublishedHead) -> None:
     for target_id in published.targets:
         target = find_geometry(target_id)
         if target is None:

@@ -42,7 +42,7 @@ def left_out(*patterns: str, key: str = "ignored_layers", layers: int = 4) -> li
         "re:^(?!(?:.|.)*X)" + ".?" * 40 + "X",
     ],
 )
-def test_no_pattern_takes_for_ever(pattern: str) -> None:
+def test_exclusion_patterns_are_matched_in_bounded_time(pattern: str) -> None:
     assert not any(left_out(pattern, layers=128))
 
 
@@ -63,12 +63,12 @@ def test_no_pattern_takes_for_ever(pattern: str) -> None:
         r"^(?!.*(?:self_attn\.(?:q_proj|k_proj)|[)(]|\))).*layers.*$",
     ],
 )
-def test_expressions_mean_what_they_mean_to_the_engine(expression: str) -> None:
+def test_exclusion_regexes_match_as_in_python(expression: str) -> None:
     exclusions = Exclusions.of([f"re:{expression}"])
     assert [name for name in NAMES if exclusions.hold(name)] == [name for name in NAMES if re.match(expression, name)]
 
 
-def test_a_projection_that_the_engine_merges_stays_in_16_bits_by_the_names_of_its_parts() -> None:
+def test_merged_projection_is_excluded_by_the_names_of_its_parts() -> None:
     """Qwen3.5's files name its two parts, which vLLM merges into in_proj_qkvz (qwen3_5.py, packed_modules_mapping)."""
     parts = [f"model.layers.2.linear_attn.in_proj_{part}" for part in ("qkv", "z")]
     kept = left_out(*parts, key="modules_to_not_convert")
@@ -81,7 +81,7 @@ def test_a_projection_that_the_engine_merges_stays_in_16_bits_by_the_names_of_it
     st.sampled_from(["a", "b", "layers.1", "layers.11"]),
     st.lists(st.sampled_from(["a", "b", "ab"]), max_size=3),
 )
-def test_a_glob_is_for_whole_words_of_a_name(beginning: str, end: str, first: str, words: list[str]) -> None:
+def test_globs_match_whole_name_parts(beginning: str, end: str, first: str, words: list[str]) -> None:
     glob, name = beginning + end, ".".join([first, *words])
     # Python's engine goes back, which ends for so few stars.
     wanted = re.compile(r"(^|.*\.)" + re.escape(glob).replace(r"\*", ".*") + r"(\.|$)")
@@ -92,7 +92,7 @@ def test_a_glob_is_for_whole_words_of_a_name(beginning: str, end: str, first: st
     st.lists(st.lists(st.sampled_from(["a", "b", "ab", ""]), min_size=1, max_size=4).map(".".join), max_size=4),
     st.lists(st.sampled_from(["a", "b", "ab", ""]), min_size=1, max_size=4).map(".".join),
 )
-def test_a_plain_text_is_for_whole_words_in_a_row(texts: list[str], name: str) -> None:
+def test_plain_names_match_consecutive_whole_name_parts(texts: list[str], name: str) -> None:
     assert Exclusions.of(texts).hold(name) == any(f".{text}." in f".{name}." for text in texts)
 
 
@@ -114,7 +114,7 @@ def test_a_plain_text_is_for_whole_words_in_a_row(texts: list[str], name: str) -
         ([r"re:" + "." * number + r"\w?" * 35 for number in range(16)], "16 patterns are too many"),
     ],
 )
-def test_patterns_that_no_checkpoint_has_are_refused(key: str, patterns: list[str], why: str) -> None:
+def test_excessive_or_invalid_patterns_are_refused(key: str, patterns: list[str], why: str) -> None:
     with pytest.raises(GeometryError) as refused:
         left_out(*patterns, key=key)
     assert refused.value.field == f"quantization_config.{key}"
@@ -122,19 +122,19 @@ def test_patterns_that_no_checkpoint_has_are_refused(key: str, patterns: list[st
     assert "name the modules" in refused.value.message
 
 
-def test_how_much_is_compared_grows_with_the_layers() -> None:
+def test_pattern_limit_depends_on_the_layer_count() -> None:
     patterns = [f"*visual.blocks.{number}.*" for number in range(40)]
     assert not any(left_out(*patterns, layers=128))
     with pytest.raises(GeometryError, match="over 1,024 layers"):
         left_out(*patterns, layers=1024)
 
 
-def test_globs_that_name_their_layer_may_be_many() -> None:
+def test_many_globs_with_layer_numbers_are_accepted() -> None:
     patterns = [f"model.layers.{number}.{module}*" for number in range(1024) for module in ("self_attn", "mlp.down")]
     assert all(left_out(*patterns, layers=1024))
 
 
-def test_names_without_wildcards_may_be_many() -> None:
+def test_many_names_without_wildcards_are_accepted() -> None:
     names = [f"model.layers.{number}.{'a.' * number}self_attn.q_proj" for number in range(300)]
     assert [bool(modules) for modules in left_out(*names, layers=4)] == [True, False, False, False]
     assert any(left_out(*names, layers=300))

@@ -41,14 +41,14 @@ def _one(rows: tuple[MatrixRow, ...], target: str, draft: str | None, tensor: in
     return found[0]
 
 
-def test_every_combination_is_there_once(make_pair: PairFactory) -> None:
+def test_matrix_has_every_combination_once(make_pair: PairFactory) -> None:
     rows = quantization_matrix(make_pair(), POOLS)
     assert len(rows) == len(Precision) ** 2 * 2 * 4 * 2
     keys = {(r.target_precision, r.draft_precision, r.kv_cache_dtype, r.tensor, r.product) for r in rows}
     assert len(keys) == len(rows)
 
 
-def test_rows_of_the_article(make_pair: PairFactory) -> None:
+def test_matrix_tokens_of_known_rows(make_pair: PairFactory) -> None:
     # The precision that the pair itself asks for must not matter.
     rows = quantization_matrix(make_pair("INT4", "FP8"), POOLS)
     wanted = {
@@ -67,13 +67,13 @@ def test_rows_of_the_article(make_pair: PairFactory) -> None:
         assert row.gpus == 2
 
 
-def test_a_row_says_what_binds(make_pair: PairFactory) -> None:
+def test_row_names_its_binding_term(make_pair: PairFactory) -> None:
     rows = quantization_matrix(make_pair(), POOLS)
     assert _one(rows, "BF16", "BF16", 2).binding_term is Term.WEIGHTS
     assert _one(rows, "FP8", "BF16", 2).binding_term is None
 
 
-def test_without_a_named_checkpoint_only_bf16_and_fp8_can_be_launched(make_pair: PairFactory) -> None:
+def test_only_bf16_and_fp8_are_launchable_without_a_checkpoint(make_pair: PairFactory) -> None:
     rows = quantization_matrix(make_pair(), POOLS)
     loadable = {Precision.BF16, Precision.FP8}
     for row in rows:
@@ -93,7 +93,9 @@ def test_a_named_checkpoint_makes_its_rows_launchable(make_pair: PairFactory) ->
     assert not _one(rows, "INT8", "BF16", 2).launchable
 
 
-def test_a_quantized_checkpoint_is_served_as_it_is(make_pair: PairFactory, llama_70b: ModelGeometry) -> None:
+def test_quantized_checkpoint_is_launchable_only_in_its_own_precision(
+    make_pair: PairFactory, llama_70b: ModelGeometry
+) -> None:
     int8 = replace(
         llama_70b, checkpoint=WeightFormat(Precision.INT8, Scales.CHANNEL, method=QuantizationMethod.COMPRESSED_TENSORS)
     )
@@ -119,7 +121,9 @@ def test_kernel_limits_make_a_row_unlaunchable(make_pair: PairFactory, llama_con
     assert _one(rows, "BF16", None, 4).launchable
 
 
-def test_heads_that_do_not_divide_make_a_row_unlaunchable(make_pair: PairFactory, llama_config: dict[str, Any]) -> None:
+def test_indivisible_attention_heads_make_a_row_unlaunchable(
+    make_pair: PairFactory, llama_config: dict[str, Any]
+) -> None:
     """TP must divide heads (defects 3 and 7): refused in words, never rounded."""
     geometry = _geometry({**llama_config, "hidden_size": 1792, "num_attention_heads": 14, "num_key_value_heads": 2})
     rows = quantization_matrix(replace(make_pair("BF16", None), target=geometry), POOLS)
@@ -130,7 +134,7 @@ def test_heads_that_do_not_divide_make_a_row_unlaunchable(make_pair: PairFactory
     assert "num_attention_heads 14" in refused.reason
 
 
-def test_hopper_says_that_four_bits_are_weight_only() -> None:
+def test_kernel_note_says_4_bits_are_weight_only_on_hopper() -> None:
     note = kernel_note(H100, Precision.INT4)
     assert note is not None
     assert "weight-only on Hopper" in note
@@ -151,7 +155,7 @@ def test_block_float_formats_need_a_checkpoint(make_pair: PairFactory, name: str
     assert "weight-only on Hopper" in " ".join(row.notes)
 
 
-def test_a_model_without_experts_has_no_mxfp4_checkpoint(make_pair: PairFactory) -> None:
+def test_mxfp4_is_refused_for_models_without_experts(make_pair: PairFactory) -> None:
     """Their row would save nothing: MXFP4 is for experts alone."""
     row = _one(quantization_matrix(make_pair(), POOLS), "MXFP4", "BF16", 2)
     assert row.reason == (
@@ -159,7 +163,7 @@ def test_a_model_without_experts_has_no_mxfp4_checkpoint(make_pair: PairFactory)
     )
 
 
-def test_a_head_keeps_its_precision(make_pair: PairFactory) -> None:
+def test_matrix_keeps_the_precision_of_a_draft_head(make_pair: PairFactory) -> None:
     pair = replace(make_pair(), method="eagle3", draft_precision=Precision.BF16)
     rows = quantization_matrix(pair, POOLS)
     assert {row.draft_precision for row in rows} == {Precision.BF16}
@@ -169,7 +173,9 @@ def test_a_head_keeps_its_precision(make_pair: PairFactory) -> None:
     ("pools", "tensor", "field"),
     [([GpuPool("Mystery-GPU", 8)], None, "accelerator.products"), ([GpuPool(H100, 2)], 4, "parallelism.tensor")],
 )
-def test_questions_without_a_matrix(make_pair: PairFactory, pools: list[GpuPool], tensor: int, field: str) -> None:
+def test_matrix_is_refused_for_unknown_products_or_tensor_sizes(
+    make_pair: PairFactory, pools: list[GpuPool], tensor: int, field: str
+) -> None:
     with pytest.raises(PlanError) as caught:
         quantization_matrix(make_pair(), pools, tensor)
     assert caught.value.field == field

@@ -50,13 +50,15 @@ COUNT = "must be a whole number"
         ),
     ],
 )
-def test_more_gpus_than_there_are(pools: list[GpuPool], tensor: int | None, spread: Parallelism, message: str) -> None:
+def test_more_gpus_than_exist_are_refused(
+    pools: list[GpuPool], tensor: int | None, spread: Parallelism, message: str
+) -> None:
     with pytest.raises(PlanError) as caught:
         refuse_too_many(pools, tensor, spread)
     assert str(caught.value).removeprefix("parallelism.") == message
 
 
-def test_what_has_room_somewhere_is_not_refused() -> None:
+def test_parallelism_that_fits_some_pool_is_accepted() -> None:
     refuse_too_many([GpuPool("NVIDIA-H200", 4), TWO_NODES], 16, TENSOR_ONLY)
     refuse_too_many([ONE_NODE], None, Parallelism(pipeline=8))
 
@@ -82,7 +84,7 @@ def test_what_has_room_somewhere_is_not_refused() -> None:
     ],
     ids=str,
 )
-def test_a_calibration_that_somebody_edited(change: dict[str, Any], message: str) -> None:
+def test_invalid_calibration_entry_is_refused_with_field_and_value(change: dict[str, Any], message: str) -> None:
     with pytest.raises(CalibrationError) as caught:
         parse_calibration(broken(**change))
     assert str(caught.value) == message
@@ -98,12 +100,12 @@ def test_a_calibration_that_somebody_edited(change: dict[str, Any], message: str
         {"residual_bytes": 2**40},
     ],
 )
-def test_a_calibration_at_its_limits(change: dict[str, Any]) -> None:
+def test_calibration_values_at_their_limits_are_accepted(change: dict[str, Any]) -> None:
     (entry,) = parse_calibration(broken(**change)).entries
     assert {name: getattr(entry, name) for name in change} == change
 
 
-def test_files_are_told_against_the_nearer_bound() -> None:
+def test_checkpoint_size_is_compared_to_the_nearer_bound() -> None:
     """A draft head may come with or without the tables that it shares."""
     config = {**TINY_CONFIG, "architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "vocab_size": 128_000}
     head = geometry_from_config("head", config)
@@ -118,7 +120,7 @@ def test_files_are_told_against_the_nearer_bound() -> None:
     assert "50.0 % less than" in said(least // 2)
 
 
-def test_a_plan_that_is_kept_comes_first_and_is_in_the_table_once(make_pair: PairFactory) -> None:
+def test_kept_plan_row_is_first_and_listed_once(make_pair: PairFactory) -> None:
     pair: Pair = make_pair("FP8", "FP8")
     plan = plan_on_gpus(pair, [ONE_NODE], None)
     other = plan.rows[1]
@@ -129,7 +131,7 @@ def test_a_plan_that_is_kept_comes_first_and_is_in_the_table_once(make_pair: Pai
     assert keep(plan, pair, plan.chosen) is plan
 
 
-def test_tables_of_positions_are_the_same_however_a_file_writes_numbers(llama_config: dict[str, Any]) -> None:
+def test_rotary_tables_are_equal_for_equal_numbers_of_other_types(llama_config: dict[str, Any]) -> None:
     def table(**facts: object) -> object:
         scaling = {"rope_type": "yarn", "original_max_position_embeddings": 8192, **facts}
         return geometry_from_config("m", llama_config | {"rope_scaling": scaling}).ropes
@@ -141,7 +143,7 @@ def test_tables_of_positions_are_the_same_however_a_file_writes_numbers(llama_co
     assert table(factor=4.0, released=date(2026, 1, 1)) != table(factor=4.0)
 
 
-def test_a_head_reads_the_hidden_states_of_a_step(make_pair: PairFactory, llama_8b: ModelGeometry) -> None:
+def test_eagle3_head_adds_hidden_state_and_mask_buffers(make_pair: PairFactory, llama_8b: ModelGeometry) -> None:
     head = geometry_from_config("head", {**TINY_CONFIG, "architectures": ["LlamaForCausalLMEagle3"]})
     alone = make_pair("FP8", None)
     drafted = replace(alone, method="eagle3", draft=head, draft_precision=Precision.BF16, num_speculative_tokens=3)

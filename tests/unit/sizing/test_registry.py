@@ -17,9 +17,7 @@ from specdecode_operator.sizing.registered_classes import unregistered
         ("BertModel", "0.33", "is unknown to vLLM"),
     ],
 )
-def test_a_class_that_a_version_lacks_is_refused_with_the_versions_that_have_it(
-    architecture: str, version: str, words: str
-) -> None:
+def test_missing_class_is_refused_with_the_versions_that_have_it(architecture: str, version: str, words: str) -> None:
     found = unregistered(architecture, version)
     assert found is not None
     assert (found.architecture, found.refused) == (architecture, True)
@@ -38,7 +36,7 @@ def test_a_class_that_a_version_lacks_is_refused_with_the_versions_that_have_it(
         ("DeepseekV4ForConditionalGeneration", "0.28"),
     ],
 )
-def test_a_class_that_a_version_has_or_transformers_may_have_is_no_problem(architecture: str, version: str) -> None:
+def test_class_of_the_version_or_of_transformers_is_accepted(architecture: str, version: str) -> None:
     assert unregistered(architecture, version) is None
 
 
@@ -50,7 +48,7 @@ def test_a_class_that_a_version_has_or_transformers_may_have_is_no_problem(archi
         ("BertModel", "0.34", "the newest that this operator supports"),
     ],
 )
-def test_a_class_that_may_be_served_all_the_same_is_a_doubt(architecture: str, version: str, words: str) -> None:
+def test_class_that_may_still_be_served_is_a_doubt(architecture: str, version: str, words: str) -> None:
     found = unregistered(architecture, version)
     assert found is not None
     assert not found.refused

@@ -20,7 +20,7 @@ FINITE = {vars(arithmetic)["_unequal"]}
 """Keyed by what the program itself is made of."""
 
 
-def test_whatever_is_remembered_by_an_argument_is_bounded() -> None:
+def test_every_keyed_cache_is_bounded() -> None:
     found = set()
     for file in ROOM.rglob("*.py"):
         name = ".".join(file.relative_to(ROOM).with_suffix("").parts)
@@ -40,12 +40,12 @@ def copied(**changes: Any) -> dict[str, Any]:
     return {**LLAMA_8B_CONFIG, **changes}
 
 
-def test_equal_configs_are_one_geometry() -> None:
+def test_equal_configs_share_one_geometry() -> None:
     assert geometry_from_config("a", copied()) is geometry_from_config("a", copied())
     assert head_from_config("a", copied(), "eagle") is head_from_config("a", copied(), "eagle")
 
 
-def test_other_names_methods_and_values_are_others() -> None:
+def test_other_names_methods_and_values_have_their_own_geometry() -> None:
     plain = geometry_from_config("a", copied())
     assert geometry_from_config("b", copied()).name == "b"
     assert head_from_config("a", copied(), "eagle").head is not None
@@ -53,7 +53,7 @@ def test_other_names_methods_and_values_are_others() -> None:
     assert geometry_from_config("a", copied()) is plain
 
 
-def test_a_config_that_its_owner_changes_later_is_another() -> None:
+def test_changed_config_gets_a_new_geometry() -> None:
     config = copied()
     before = geometry_from_config("a", config)
     config["num_hidden_layers"] = 3
@@ -62,21 +62,21 @@ def test_a_config_that_its_owner_changes_later_is_another() -> None:
 
 
 @pytest.mark.parametrize("value", [True, 32.0, "32"])
-def test_a_value_of_another_type_is_refused_as_ever(value: object) -> None:
+def test_equal_value_of_another_type_is_refused_despite_the_cache(value: object) -> None:
     geometry_from_config("a", copied(num_hidden_layers=32))
     for _ in range(2):
         with pytest.raises(GeometryError, match="num_hidden_layers"):
             geometry_from_config("a", copied(num_hidden_layers=value))
 
 
-def test_only_so_many_are_remembered() -> None:
+def test_cache_size_is_limited() -> None:
     first = geometry_from_config("a", copied())
     for number in range(MEMO_SIZE):
         geometry_from_config(f"model-{number}", copied())
     assert geometry_from_config("a", copied()) is not first
 
 
-def test_a_config_that_lines_share_is_one_geometry_too_and_keeps_none_alive() -> None:
+def test_shared_config_uses_the_cache_and_keeps_no_geometry_alive() -> None:
     shared = SharedObject(copied())
     first = geometry_from_config("a", shared)
     assert geometry_from_config("a", shared) is geometry_from_config("a", copied()) is first

@@ -16,7 +16,7 @@ print([name for name in sys.argv[1:] if name in sys.modules])
 """
 
 
-def test_importing_it_loads_nothing_else() -> None:
+def test_importing_sizing_loads_no_io_or_operator_modules() -> None:
     result = subprocess.run(
         [sys.executable, "-S", "-c", f"import sys; sys.path[:0] = {sys.path!r}\n{SCRIPT}", *FORBIDDEN],
         capture_output=True,

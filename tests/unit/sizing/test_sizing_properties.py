@@ -101,7 +101,7 @@ def _budget(pair: Pair, device: Device, tensor: int) -> Budget:
 
 @unhurried
 @given(pairs, devices, tensors)
-def test_terms_add_up(pair: Pair, device: Device, tensor: int) -> None:
+def test_budget_terms_add_up(pair: Pair, device: Device, tensor: int) -> None:
     budget = _budget(pair, device, tensor)
     terms = (
         budget.target_weights_bytes,
@@ -188,7 +188,7 @@ def _drafting(
     devices,
     tensors,
 )
-def test_terms_of_every_method_and_version_add_up(pair: Pair, device: Device, tensor: int) -> None:
+def test_budget_terms_of_every_method_and_version_add_up(pair: Pair, device: Device, tensor: int) -> None:
     budget = _budget(pair, device, tensor)
     charged = (budget.state_bytes, budget.activation_bytes, budget.cuda_graphs_bytes, budget.non_torch_bytes)
     assert all(term >= 0 for term in (*charged, budget.overrun_bytes, budget.draft_weights_bytes))
@@ -201,7 +201,7 @@ def test_terms_of_every_method_and_version_add_up(pair: Pair, device: Device, te
 
 @unhurried
 @given(pairs, st.integers(1, 10**12), st.integers(0, 10**12))
-def test_terms_add_up_on_cpu(pair: Pair, memory_bytes: int, kv_cache_bytes: int) -> None:
+def test_budget_terms_add_up_on_cpu(pair: Pair, memory_bytes: int, kv_cache_bytes: int) -> None:
     budget = estimate_on_cpu(pair, memory_bytes, kv_cache_bytes)
     terms = budget.weights_bytes + budget.state_bytes + budget.activation_bytes + budget.cuda_graphs_bytes
     assert budget.requested_bytes - terms - budget.non_torch_bytes == budget.available_kv_bytes == kv_cache_bytes
@@ -209,7 +209,7 @@ def test_terms_add_up_on_cpu(pair: Pair, memory_bytes: int, kv_cache_bytes: int)
 
 @unhurried
 @given(pairs, devices, st.integers(0, 100 * GIB), tensors)
-def test_more_memory_never_gives_less(pair: Pair, device: Device, more_bytes: int, tensor: int) -> None:
+def test_more_memory_never_gives_fewer_tokens(pair: Pair, device: Device, more_bytes: int, tensor: int) -> None:
     # At 100 % what is free at start decides, and that grows too.
     small = _budget(pair, device, tensor)
     large = _budget(pair, replace(device, total_bytes=device.total_bytes + more_bytes), tensor)
@@ -219,7 +219,7 @@ def test_more_memory_never_gives_less(pair: Pair, device: Device, more_bytes: in
 
 @unhurried
 @given(pairs, devices, tensors)
-def test_a_draft_never_adds_tokens(pair: Pair, device: Device, tensor: int) -> None:
+def test_draft_never_adds_kv_cache_tokens(pair: Pair, device: Device, tensor: int) -> None:
     alone = replace(pair, draft=None, draft_precision=None, method="none", num_speculative_tokens=0)
     with_draft = _budget(pair, device, tensor)
     without = _budget(alone, device, tensor)
@@ -239,14 +239,16 @@ def test_fp8_kv_doubles_the_blocks_within_one(pair: Pair, device: Device, tensor
 
 @unhurried
 @given(geometries, st.sampled_from(Precision), tensors)
-def test_more_gpus_never_mean_more_weights_on_each(geometry: ModelGeometry, precision: Precision, tensor: int) -> None:
+def test_more_tensor_ranks_never_increase_rank_weights(
+    geometry: ModelGeometry, precision: Precision, tensor: int
+) -> None:
     assume(not tensor_problems(geometry, tensor, precision) and not tensor_problems(geometry, 2 * tensor, precision))
     assert weight_bytes(geometry, precision, Split(2 * tensor)) <= weight_bytes(geometry, precision, Split(tensor))
 
 
 @unhurried
 @given(geometries, tensors)
-def test_fewer_bits_mean_fewer_bytes(geometry: ModelGeometry, tensor: int) -> None:
+def test_fewer_bits_give_fewer_weight_bytes(geometry: ModelGeometry, tensor: int) -> None:
     assume(not tensor_problems(geometry, tensor, Precision.INT4))
     sizes = [weight_bytes(geometry, precision, Split(tensor)) for precision in Precision]
     assert sizes[0] > sizes[1] == sizes[2] > sizes[3]
@@ -254,7 +256,7 @@ def test_fewer_bits_mean_fewer_bytes(geometry: ModelGeometry, tensor: int) -> No
 
 @unhurried
 @given(pairs, devices, tensors, st.integers(1, 131_072))
-def test_a_shorter_length_never_fits_worse(pair: Pair, device: Device, tensor: int, length: int) -> None:
+def test_shorter_max_model_len_never_fits_worse(pair: Pair, device: Device, tensor: int, length: int) -> None:
     shorter = replace(pair, limits=replace(pair.limits, max_model_len=min(length, pair.limits.max_model_len)))
     before, after = _budget(pair, device, tensor), _budget(shorter, device, tensor)
     assert ORDER.index(after.verdict) >= ORDER.index(before.verdict)
@@ -262,13 +264,13 @@ def test_a_shorter_length_never_fits_worse(pair: Pair, device: Device, tensor: i
 
 @few
 @given(pairs, st.permutations([GpuPool(product, count) for product in PRODUCTS for count in (2, 8)]))
-def test_the_order_of_pools_changes_nothing(pair: Pair, pools: list[GpuPool]) -> None:
+def test_order_of_gpu_pools_is_irrelevant(pair: Pair, pools: list[GpuPool]) -> None:
     in_order = sorted(pools, key=lambda pool: (pool.product, pool.gpus_per_node))
     assert quantization_matrix(pair, pools, tensor=1) == quantization_matrix(pair, in_order, tensor=1)
 
 
 @given(st.permutations(list(CONFIG)))
-def test_the_order_of_keys_changes_nothing(keys: list[str]) -> None:
+def test_order_of_config_keys_is_irrelevant(keys: list[str]) -> None:
     shuffled, written = (
         geometry_from_config("generated", {key: CONFIG[key] for key in order}) for order in (keys, CONFIG)
     )
@@ -277,7 +279,7 @@ def test_the_order_of_keys_changes_nothing(keys: list[str]) -> None:
 
 
 @given(st.integers(0, 2**20), st.integers(0, 1023))
-def test_gib_are_powers_of_two_and_survive_the_way_there_and_back(gib: int, parts: int) -> None:
+def test_gib_to_bytes_is_exact_and_reversible(gib: int, parts: int) -> None:
     """A size in 1024ths of a GiB is exact; a GB is 7 % less than a GiB."""
     size_bytes = gib_to_bytes(gib + parts / 1024)
     assert size_bytes == gib * 2**30 + parts * 2**20
@@ -286,5 +288,5 @@ def test_gib_are_powers_of_two_and_survive_the_way_there_and_back(gib: int, part
 
 
 @pytest.mark.parametrize("precision", list(Precision))
-def test_precisions_have_the_names_of_the_api(precision: Precision) -> None:
+def test_precision_values_equal_their_names(precision: Precision) -> None:
     assert precision.value == precision.name

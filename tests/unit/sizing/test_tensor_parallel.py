@@ -21,7 +21,7 @@ def does_not(key: str, value: str, tensor: int, name: str = "tiny") -> str:
     return f"{key} {value} of {name} does not divide over tensor {tensor}"
 
 
-def test_each_size_is_told_with_its_key_and_value() -> None:
+def test_each_indivisible_size_is_reported_with_key_and_value() -> None:
     assert tensor_problems(tiny(), 3) == (
         Problem("num_attention_heads", "4", does_not("num_attention_heads", "4", 3)),
         Problem("intermediate_size", "512", does_not("intermediate_size", "512", 3)),
@@ -39,7 +39,9 @@ EXPERTS = {
 
 
 @pytest.mark.parametrize(("tensor", "data", "expert", "message"), EXPERTS.values(), ids=EXPERTS)
-def test_experts_are_split_over_copies_too(tensor: int, data: int, *, expert: bool, message: str | None) -> None:
+def test_experts_must_divide_over_tensor_and_data_ranks(
+    tensor: int, data: int, *, expert: bool, message: str | None
+) -> None:
     config = {
         **TINY_CONFIG,
         "architectures": ["Qwen3MoeForCausalLM"],
@@ -62,14 +64,16 @@ def test_experts_are_split_over_copies_too(tensor: int, data: int, *, expert: bo
         ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", 3, {"mamba_num_heads": 64, "num_attention_heads": 32}),
     ],
 )
-def test_states_are_told_by_the_words_of_their_family(model: str, tensor: int, found: dict[str, int]) -> None:
+def test_indivisible_mamba_heads_are_reported_by_their_config_key(
+    model: str, tensor: int, found: dict[str, int]
+) -> None:
     geometry = find_geometry(model)
     assert geometry is not None
     problems = {problem.field: int(problem.value) for problem in tensor_problems(geometry, tensor)}
     assert {key: problems.get(key) for key in found} == found
 
 
-def test_groups_of_heads_are_copied_only_where_there_is_one() -> None:
+def test_only_a_single_mamba_group_is_copied_to_ranks() -> None:
     one, two = (geometry_from_config("m", {**STATES_CONFIG, "n_groups": groups}) for groups in (1, 2))
     assert tensor_problems(one, 4) == ()
     message = (
@@ -78,7 +82,7 @@ def test_groups_of_heads_are_copied_only_where_there_is_one() -> None:
     assert tensor_problems(two, 4) == (Problem("n_groups", "2", message),)
 
 
-def test_what_a_kernel_does_not_take_is_told_with_the_part_that_breaks_it() -> None:
+def test_kernel_limit_is_reported_with_the_rank_part_that_breaks_it() -> None:
     grouped = compressed(4, "int", "group", group_size=128)
     on_each = "on each GPU breaks {}"
     assert tensor_problems(tiny(quantization_config=grouped), 4, engine_version="0.32") == (
@@ -108,7 +112,7 @@ BY_CHANNEL = compressed(4, "int", "channel")
         (compressed(4, "int", "group", group_size=128), {}),
     ],
 )
-def test_packed_experts_that_older_versions_do_not_load(
+def test_packed_experts_are_refused_for_versions_that_cannot_load_them(
     stored: dict[str, Any], refused: dict[str, tuple[str, str]]
 ) -> None:
     """Of experts alone: dense layers of all these are loaded."""
@@ -145,20 +149,22 @@ def test_packed_experts_that_older_versions_do_not_load(
         ),
     ],
 )
-def test_the_remedy_helps(geometry: ModelGeometry, options: dict[str, Any], remedy: str) -> None:
+def test_split_remedy_names_exactly_the_valid_tensor_sizes(
+    geometry: ModelGeometry, options: dict[str, Any], remedy: str
+) -> None:
     """Each number that it names can be had, and none that can be had is left out."""
     assert split_remedy([(geometry, None)], **options) == remedy
     named = {int(word) for word in remedy.replace(",", "").split() if word.isdigit()}
     assert named == {tensor for tensor in (1, 2, 4, 8, 16, 32, 64) if not tensor_problems(geometry, tensor, **options)}
 
 
-def test_what_no_split_mends_is_no_matter_of_the_split() -> None:
+def test_problem_of_every_tensor_size_does_not_mention_tensor() -> None:
     (problem,) = tensor_problems(tiny(quantization_config=SORTED), 1, engine_version="0.32")
     assert problem.field == "quantization_config.desc_act"
     assert "tensor" not in problem.message
 
 
-def test_experts_that_many_copies_share_can_be_spread_whole() -> None:
+def test_remedy_for_many_data_ranks_is_expert_parallelism() -> None:
     config = {**TINY_CONFIG, "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 16, "num_experts_per_tok": 2}
     config |= {"moe_intermediate_size": 24, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
     geometry = geometry_from_config("experts", config)
@@ -180,7 +186,7 @@ QWEN25_72B: dict[str, Any] = {
 }
 
 
-def test_all_problems_come_at_once(llama_70b: ModelGeometry) -> None:
+def test_all_indivisible_sizes_are_reported_at_once(llama_70b: ModelGeometry) -> None:
     problems = tensor_problems(llama_70b, 3)
     assert {(problem.field, int(problem.value)) for problem in problems} == {
         ("num_attention_heads", 64),
@@ -190,7 +196,7 @@ def test_all_problems_come_at_once(llama_70b: ModelGeometry) -> None:
     assert all("tensor 3" in problem.message and llama_70b.name in problem.message for problem in problems)
 
 
-def test_vocabulary_divides_after_padding(llama_config: dict[str, Any]) -> None:
+def test_vocabulary_must_divide_after_padding(llama_config: dict[str, Any]) -> None:
     # 128,193 is padded to 2004 x 64.
     geometry = geometry_from_config("odd", llama_config | {"vocab_size": 128_193})
     assert tensor_problems(geometry, 8) == ()
@@ -199,13 +205,15 @@ def test_vocabulary_divides_after_padding(llama_config: dict[str, Any]) -> None:
     assert [problem.field for problem in problems] == ["vocab_size"]
 
 
-def test_the_draft_limits_the_pair(llama_70b: ModelGeometry, llama_config: dict[str, Any]) -> None:
+def test_supported_tensor_sizes_are_limited_by_the_draft(
+    llama_70b: ModelGeometry, llama_config: dict[str, Any]
+) -> None:
     assert supported_tensors([(llama_70b, None)]) == (1, 2, 4, 8, 16, 32, 64)
     draft = geometry_from_config("draft", llama_config | {"num_attention_heads": 4, "num_key_value_heads": 2})
     assert supported_tensors([(llama_70b, None), (draft, None)]) == (1, 2, 4)
 
 
-def test_int4_groups_must_not_be_cut() -> None:
+def test_int4_groups_must_not_be_split() -> None:
     geometry = geometry_from_config("Qwen2.5-72B", QWEN25_72B)
     assert tensor_problems(geometry, 4) == ()
     assert tensor_problems(geometry, 1, Precision.INT4) == ()
@@ -223,7 +231,7 @@ def test_int4_kernel_tiles_must_be_full(llama_config: dict[str, Any]) -> None:
     assert "tiles" in problems[0].message
 
 
-def test_fp8_blocks_must_not_be_cut(llama_config: dict[str, Any]) -> None:
+def test_fp8_blocks_must_not_be_split(llama_config: dict[str, Any]) -> None:
     block = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     geometry = geometry_from_config("block", llama_config | {"quantization_config": block, "intermediate_size": 256})
     assert tensor_problems(geometry, 2) == ()

@@ -30,12 +30,12 @@ NEMOTRON = ModelTraits("NemotronHForCausalLM", has_states=True)
     ],
     ids=lambda value: value.architecture if isinstance(value, ModelTraits) else str(value),
 )
-def test_the_runner_follows_version_and_architecture(model: ModelTraits, first_on_v2: int) -> None:
+def test_model_runner_depends_on_version_and_architecture(model: ModelTraits, first_on_v2: int) -> None:
     runners = [find_version_rules(f"0.{minor}.0", model=model).runner for minor in range(17, 34)]
     assert runners == [Runner.V1] * (first_on_v2 - 17) + [Runner.V2] * (34 - first_on_v2)
 
 
-def test_quantized_models_came_later() -> None:
+def test_quantized_models_run_on_v2_one_version_later() -> None:
     quantized = ModelTraits("LlamaForCausalLM", quantized=True)
     assert [find_version_rules(f"0.{minor}.0", model=quantized).runner for minor in (23, 24)] == [Runner.V1, Runner.V2]
 
@@ -44,12 +44,12 @@ def test_quantized_models_came_later() -> None:
     ("method", "first_on_v2"),
     [("eagle3", 23), ("mtp", 23), ("dflash", 24), ("dspark", 25), ("draft_model", 31), ("ngram", 32), ("suffix", None)],
 )
-def test_methods_run_on_v2_from_a_version_on(method: str, first_on_v2: int | None) -> None:
+def test_methods_run_on_v2_since_a_known_version(method: str, first_on_v2: int | None) -> None:
     on_v2 = [minor for minor in range(17, 33) if find_version_rules(f"0.{minor}.0", method, LLAMA).runner is Runner.V2]
     assert on_v2 == ([] if first_on_v2 is None else list(range(first_on_v2, 33)))
 
 
-def test_what_each_version_charges() -> None:
+def test_charged_memory_and_defaults_per_version() -> None:
     assert [find_version_rules(f"0.{minor}").charges_graphs for minor in (17, 19, 20, 24)] == [False, False, True, True]
     assert [find_version_rules(f"0.{minor}", model=LLAMA).charges_graphs for minor in (23, 28, 29)] == [
         False,
@@ -73,13 +73,13 @@ def test_only_versions_with_logs_count_as_calibrated() -> None:
     assert margins == sorted(margins), "the less is measured, the more is kept back"
 
 
-def test_a_newer_version_follows_the_newest_with_more_margin() -> None:
+def test_unknown_newer_version_has_the_newest_rules_with_more_margin() -> None:
     newest, newer = find_version_rules(NEWEST_VERSION), find_version_rules("0.99.0")
     assert newer == replace(newest, margin_bytes=newest.margin_bytes + 3 * GIB // 2)
     assert find_version_rules(f"{NEWEST_VERSION}.dev7") == newest
 
 
 @pytest.mark.parametrize("version", ["0.16.9", "latest", "0", ""])
-def test_what_is_no_known_version_is_refused(version: str) -> None:
+def test_unknown_old_or_invalid_version_is_refused(version: str) -> None:
     with pytest.raises(SizingError, match="vllm_version"):
         find_version_rules(version)

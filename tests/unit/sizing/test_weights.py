@@ -51,7 +51,7 @@ AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}
         ("meta-llama/Llama-3.2-1B", 1_235_814_400),
     ],
 )
-def test_parameters_of_catalogued_models(model_id: str, parameters: int) -> None:
+def test_parameter_count_of_catalogue_models(model_id: str, parameters: int) -> None:
     geometry = find_geometry(model_id)
     assert geometry is not None
     assert parameter_count(geometry) == parameters
@@ -96,7 +96,7 @@ def test_kv_heads_are_replicated_beyond_their_number(llama_8b: ModelGeometry) ->
     assert 16 * (per_rank - norms) == whole - norms + replicated
 
 
-def test_what_the_allocator_rounds_counts_four_bytes_a_parameter_in_float32(llama_config: dict[str, Any]) -> None:
+def test_allocator_rounding_uses_four_bytes_per_float32_parameter(llama_config: dict[str, Any]) -> None:
     """Gate and up, 2 x 1984 x 1024, take 15.5 MiB of 16 in float32, and 7.75 in 16 bits, which nothing rounds."""
     small = {"hidden_size": 1024, "intermediate_size": 1984, "num_hidden_layers": 4, "vocab_size": 1024}
     heads = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 64}
@@ -113,7 +113,7 @@ def test_vocabulary_is_padded_to_64(llama_config: dict[str, Any]) -> None:
     assert padded == parameter_count(geometry_from_config("full", llama_config | {"vocab_size": 128_256}))
 
 
-def test_block_fp8_checkpoint_has_a_scale_a_block(llama_config: dict[str, Any]) -> None:
+def test_block_fp8_checkpoint_has_one_scale_per_block(llama_config: dict[str, Any]) -> None:
     block = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     geometry = geometry_from_config("block", llama_config | {"quantization_config": block})
     linears = 32 * (4096 * 6144 + 4096 * 4096 + 4096 * 28672 + 14336 * 4096)
@@ -130,7 +130,7 @@ def _is_sized(model_id: str) -> bool:
         return not error.message
 
 
-def test_most_catalogued_models_have_a_geometry_and_exact_names() -> None:
+def test_most_catalogue_models_are_sized_and_found_by_exact_name() -> None:
     sized = [model_id for model_id in known_models() if _is_sized(model_id)]
     assert len(sized) >= 100
     assert find_geometry("meta-llama/llama-3.1-8b") is None
@@ -158,20 +158,20 @@ def in_bf16(total: int) -> StoredWeights:
     return StoredWeights.of(total, {"BF16": total}, {}, output_head=True)
 
 
-def test_the_files_of_the_described_model_raise_no_doubt() -> None:
+def test_matching_file_sizes_raise_no_doubt() -> None:
     assert doubt(TINY) is None
     assert doubt(TINY - TABLE, head=False, tie_word_embeddings=True) is None
     assert doubt(TINY, tie_word_embeddings=True) is None, "a tied head that is stored all the same is not loaded"
     assert doubt(2 * TINY, by_dtype={"F32": 2 * TINY}) is None, "float32 is loaded as 16-bit"
 
 
-def test_float32_of_a_quantized_checkpoint_is_loaded_as_it_is() -> None:
+def test_float32_in_a_quantized_checkpoint_keeps_its_size() -> None:
     fp8 = {"quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"}}
     total, _ = expected_file_bytes(geometry_from_config("tiny", {**TINY_CONFIG, **fp8}), output_head=True)
     assert doubt(total, by_dtype={"F32": total}, **fp8) is None
 
 
-def test_a_published_size_is_met() -> None:
+def test_file_size_two_percent_off_is_reported() -> None:
     geometry = find_geometry("meta-llama/Llama-3.1-8B-Instruct")
     assert geometry is not None
     assert checkpoint_disagreement(geometry, in_bf16(LLAMA_8B)) is None
@@ -189,14 +189,14 @@ def test_a_published_size_is_met() -> None:
         (TINY - TABLE, {}, "less than"),
     ],
 )
-def test_another_model_is_told(total: int, changes: dict[str, Any], words: str) -> None:
+def test_file_size_of_another_model_is_reported(total: int, changes: dict[str, Any], words: str) -> None:
     sentence = doubt(total, **changes)
     assert sentence is not None
     assert words in sentence
     assert "tiny" in sentence
 
 
-def test_a_head_may_come_without_the_tables_that_it_shares() -> None:
+def test_head_files_may_lack_the_shared_tables() -> None:
     config = {**TINY_CONFIG, "architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1}
     geometry = geometry_from_config("head", config)
     layer = LAYER + 2 * (256 * 256 + 2 * 256 * 128) + 2 * 256
@@ -222,7 +222,7 @@ def stored(geometry: ModelGeometry) -> int:
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_an_asymmetric_checkpoint_has_a_zero_point_for_each_group(bits: int) -> None:
+def test_asymmetric_checkpoint_has_a_zero_point_per_group(bits: int) -> None:
     plain, zeros = (
         stored(tiny(compressed(bits, "int", "group", group_size=64, symmetric=symmetric)))
         for symmetric in (True, False)
@@ -242,17 +242,17 @@ def test_an_asymmetric_checkpoint_has_a_zero_point_for_each_group(bits: int) -> 
         ("*own_proj", ["mlp.down_proj"]),
     ],
 )
-def test_a_glob_names_whole_parts_of_modules(left_out: str, as_if: list[str]) -> None:
+def test_exclusion_globs_match_whole_module_names(left_out: str, as_if: list[str]) -> None:
     assert stored(tiny(BLOCKS | {"modules_to_not_convert": [left_out]})) == stored(
         tiny(BLOCKS | {"modules_to_not_convert": as_if})
     )
 
 
-def test_layers_that_are_left_out_take_more() -> None:
+def test_excluded_layers_take_more_bytes() -> None:
     assert stored(tiny(BLOCKS | {"modules_to_not_convert": ["mlp.down_proj"]})) > stored(tiny(BLOCKS))
 
 
-def test_files_are_compared_in_the_checkpoints_own_precision() -> None:
+def test_file_size_is_compared_in_the_checkpoint_precision() -> None:
     geometry = tiny(BLOCKS, hidden_size=2048, intermediate_size=8192, vocab_size=2048)
     eight_bits = stored(geometry)
     assert checkpoint_disagreement(geometry, StoredWeights.of(eight_bits, {}, {}, output_head=True)) is None
@@ -265,7 +265,7 @@ def test_files_are_compared_in_the_checkpoints_own_precision() -> None:
 @pytest.mark.parametrize(
     ("tensor", "hidden", "width"), [(1, (3072, 3072), 2944), (8, (3072, 3072), 384)], ids=["one GPU", "eight"]
 )
-def test_experts_in_mxfp4_are_padded(tensor: int, hidden: tuple[int, int], width: int) -> None:
+def test_mxfp4_experts_are_padded(tensor: int, hidden: tuple[int, int], width: int) -> None:
     """gpt-oss: 128 experts of 2880, hidden size 2880; the hidden size to 256, a rank's part to 128."""
     geometry = find_geometry("openai/gpt-oss-120b")
     assert geometry is not None
@@ -286,7 +286,7 @@ def test_experts_in_mxfp4_are_padded(tensor: int, hidden: tuple[int, int], width
         ("openai/gpt-oss-20b", "NVIDIA-A100-SXM4-80GB", "0.19.0", 13.72),
     ],
 )
-def test_the_kernel_of_a_product_decides_what_experts_of_gpt_oss_take(
+def test_gpt_oss_weights_depend_on_the_kernel_of_the_gpu(
     model: str, product: str, version: str, logged_gib: float, limits: EngineLimits
 ) -> None:
     geometry = find_geometry(model)
@@ -297,7 +297,7 @@ def test_the_kernel_of_a_product_decides_what_experts_of_gpt_oss_take(
     assert stage.target_bytes / 2**30 == pytest.approx(logged_gib, rel=0.01)
 
 
-def test_scales_of_triton_are_swizzled_in_tiles(limits: EngineLimits) -> None:
+def test_triton_mxfp4_scales_are_padded_to_tiles(limits: EngineLimits) -> None:
     geometry = find_geometry("openai/gpt-oss-20b")
     assert geometry is not None
     loaded = {}
@@ -314,7 +314,7 @@ def test_scales_of_triton_are_swizzled_in_tiles(limits: EngineLimits) -> None:
     assert loaded["0.24.0"] - loaded["0.25.0"] == 32 * 3 * 2880 * 90
 
 
-def test_a_state_of_mamba_1_stays_in_16_bits(llama_8b: ModelGeometry) -> None:
+def test_mamba_1_mixer_stays_in_16_bits(llama_8b: ModelGeometry) -> None:
     layer = Layer(SelectiveScan(width=8192, state_size=16, step_rank=256, conv_kernel=4), None)
     eight, sixteen = (
         layer_bytes(layer, llama_8b, DEFAULT_FORMATS[each], Split(2)).mixer_bytes
@@ -325,7 +325,7 @@ def test_a_state_of_mamba_1_stays_in_16_bits(llama_8b: ModelGeometry) -> None:
     assert eight == sixteen
 
 
-def test_the_compressions_of_latent_attention_are_two_layers_in_checkpoints() -> None:
+def test_latent_attention_compressions_are_two_parts_of_one_linear() -> None:
     latent = LatentAttention(16, 1536, 512, 128, 64, 128)
     parts = {linear.parts for linear in rank_layer(Layer(latent, None), 2048, Split(2)).linears}
     assert (1536, 512 + 64) in parts
@@ -344,13 +344,15 @@ def test_the_compressions_of_latent_attention_are_two_layers_in_checkpoints() ->
     ],
 )
 @pytest.mark.parametrize("widens", [True, False])
-def test_experts_that_marlin_takes(group_size: int, part: int, hidden: int, *, taken: bool, widens: bool) -> None:
+def test_marlin_supports_experts_of_divisible_sizes(
+    group_size: int, part: int, hidden: int, *, taken: bool, widens: bool
+) -> None:
     up = LinearLayer("mlp.experts.up", hidden, 2 * part, widens=True, merged=(part, part))
     down = LinearLayer("mlp.experts.down", part, hidden)
     assert takes_marlin(group_size, up if widens else down) is taken
 
 
-def test_keys_and_values_that_cannot_be_copied_evenly_are_told() -> None:
+def test_kv_heads_that_cannot_be_replicated_evenly_are_reported() -> None:
     geometry = geometry_from_config("tiny", {**TINY_CONFIG, "num_attention_heads": 12, "num_key_value_heads": 4})
     (problem,) = [each for each in tensor_problems(geometry, 6) if each.field == "num_key_value_heads"]
     assert problem.value == "4"
@@ -411,13 +413,13 @@ def qwen3_moe(quantization: Config) -> ModelGeometry:
         (MODELOPT_FP8 | {"quant_algo": "NVFP4", "config_groups": {}}, 4, 486_665_312),
     ],
 )
-def test_bytes_of_experts_attention_and_router(quantization: Config, tensor: int, expected_bytes: int) -> None:
+def test_weight_bytes_of_quantized_expert_models(quantization: Config, tensor: int, expected_bytes: int) -> None:
     geometry = qwen3_moe(quantization)
     assert geometry.checkpoint_precision is not None
     assert weight_bytes(geometry, geometry.checkpoint_precision, Split(tensor)) == expected_bytes
 
 
-def test_a_router_that_the_checkpoint_leaves_out_keeps_16_bits() -> None:
+def test_excluded_router_stays_in_16_bits() -> None:
     left_out = BLOCKS | {"modules_to_not_convert": ["model.layers.0.mlp.gate"]}
     more = weight_bytes(qwen3_moe(left_out), Precision.FP8, Split(2)) - weight_bytes(
         qwen3_moe(BLOCKS), Precision.FP8, Split(2)
@@ -426,7 +428,7 @@ def test_a_router_that_the_checkpoint_leaves_out_keeps_16_bits() -> None:
 
 
 @pytest.mark.parametrize("quantization", [gptq(4, 128), {"quant_method": "awq", "bits": 4, "group_size": 128}])
-def test_routers_of_awq_and_gptq_keep_16_bits(quantization: Config) -> None:
+def test_awq_and_gptq_routers_stay_in_16_bits(quantization: Config) -> None:
     left_out = quantization | {"modules_to_not_convert": ["mlp.gate"]}
     bytes_of = [weight_bytes(qwen3_moe(section), Precision.INT4, Split(2)) for section in (quantization, left_out)]
     assert bytes_of[0] == bytes_of[1]
@@ -444,7 +446,7 @@ def test_routers_of_awq_and_gptq_keep_16_bits(quantization: Config) -> None:
         (modelopt_file(None), 2),
     ],
 )
-def test_the_checkpoint_decides_what_the_cache_holds(quantization: Config, token_bytes: int) -> None:
+def test_checkpoint_decides_the_kv_cache_dtype(quantization: Config, token_bytes: int) -> None:
     geometry = qwen3_moe(quantization)
     draft = find_geometry("meta-llama/Llama-3.2-1B")
     assert draft is not None
@@ -455,7 +457,7 @@ def test_the_checkpoint_decides_what_the_cache_holds(quantization: Config, token
     assert cached_layers(geometry, None, 1, 1, 2)[0][0].layer.token_bytes == 2 * 4 * 128 * 2
 
 
-def test_latent_attention_does_not_follow_compressed_tensors() -> None:
+def test_latent_attention_ignores_the_compressed_tensors_cache_scheme() -> None:
     asked = compressed(8, "float", "channel", inputs={}) | {"kv_cache_scheme": FP8_CACHE}
     latent = shortened("deepseek-ai/DeepSeek-V2-Lite", 3, asked)
     assert cached_layers(latent, None, 1, 1, None)[0][0].layer.token_bytes == (512 + 64) * 2
@@ -481,17 +483,19 @@ def test_latent_attention_does_not_follow_compressed_tensors() -> None:
         (gptq(4, -1, desc_act=True), 1, None, True),
     ],
 )
-def test_splits_that_kernels_take(quantization: Config, tensor: int, version: str | None, allowed: bool) -> None:
+def test_kernels_limit_the_tensor_parallel_size(
+    quantization: Config, tensor: int, version: str | None, allowed: bool
+) -> None:
     problems = tensor_problems(qwen3_moe(quantization), tensor, engine_version=version)
     assert (problems == ()) is allowed, problems
 
 
-def test_what_is_supported_depends_on_the_version() -> None:
+def test_supported_tensor_sizes_depend_on_the_version() -> None:
     assert supported_tensors([(qwen3_moe(BLOCKS), None)]) == (1, 2)
     assert supported_tensors([(qwen3_moe(BLOCKS), None)], engine_version="0.32.0") == (1, 2, 4, 8)
 
 
-def test_a_version_must_be_one() -> None:
+def test_invalid_engine_version_is_refused() -> None:
     with pytest.raises(ValueError, match=r"0\.32\.0"):
         tensor_problems(qwen3_moe(BLOCKS), 2, engine_version="newest")
 
@@ -505,7 +509,7 @@ def test_dense_widths_may_end_in_half_a_block(tensor: int) -> None:
     assert [problem.field for problem in problems] == told
 
 
-def test_nvfp4_groups_must_not_be_cut() -> None:
+def test_nvfp4_groups_must_not_be_split() -> None:
     modelopt = MODELOPT_FP8 | {"quant_algo": "NVFP4", "config_groups": {}}
     # 10,944 / 8 is 85 groups of 16 and a half.
     assert tensor_problems(shortened("deepseek-ai/DeepSeek-V2-Lite", 3, modelopt), 4) == ()
@@ -537,7 +541,7 @@ def left_behind_bytes(work: Callable[[], None]) -> int:
         tracemalloc.stop()
 
 
-def test_a_model_of_very_many_layers() -> None:
+def test_many_layers_keep_little_memory() -> None:
     """Every part of every name of 1024 layers would take 300 MB."""
     checkpoint = Checkpoint(None, (Exclusions.of(("gate", "lm_head")),))
 
@@ -548,7 +552,7 @@ def test_a_model_of_very_many_layers() -> None:
     assert left_behind_bytes(read_layers) < MIB
 
 
-def test_a_config_that_is_changed_again_and_again() -> None:
+def test_many_different_configs_keep_little_memory() -> None:
     def read_configs() -> None:
         for number in range(256):
             names = tuple(f"model.layers.{index}.{number}" for index in range(200))
@@ -557,7 +561,7 @@ def test_a_config_that_is_changed_again_and_again() -> None:
     assert left_behind_bytes(read_configs) < 4 * MIB
 
 
-def test_more_layers_than_any_model_has_are_refused() -> None:
+def test_more_than_1024_layers_are_refused() -> None:
     assert geometry_from_config("x", LLAMA).num_layers == 1024
     with pytest.raises(GeometryError, match="between 1 and 1,024"):
         geometry_from_config("x", LLAMA | {"num_hidden_layers": 1025})
@@ -575,13 +579,13 @@ def test_modules_that_gptqmodel_skips_stay_in_16_bits() -> None:
     assert skipped == left_out > whole
 
 
-def test_modules_with_settings_of_their_own_are_estimated() -> None:
+def test_gptq_dynamic_module_settings_are_estimated() -> None:
     mixed = GPTQ | {"dynamic": {"+:.*down_proj.*": {"bits": 8}}}
     model = geometry_from_config("gptq", LLAMA | {"quantization_config": mixed})
     assert model.estimated_because == "quantization_config.dynamic"
 
 
-def test_layers_for_prediction_of_nemotron_stay_in_16_bits() -> None:
+def test_excluded_mtp_layers_of_nemotron_stay_in_16_bits() -> None:
     """As nvidia/NVIDIA-Nemotron-3.5-Lightning-30B-A3B-NVFP4, which excludes ``mtp*``."""
     entry = find_entry("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4")
     assert entry is not None

@@ -18,16 +18,16 @@ from tests.support.figure_cases import expected, hear, page
 
 
 @pytest.mark.parametrize("version", KNOWN_VERSIONS)
-def test_engines_of_all_versions_are_read_by_the_same_rules(version: str) -> None:
+def test_all_vllm_versions_have_the_same_metrics(version: str) -> None:
     assert find_profile(version).metrics == find_profile(KNOWN_VERSIONS[-1]).metrics
 
 
-def test_each_recorded_figure_has_a_name_of_its_own() -> None:
+def test_recorded_figures_have_unique_names() -> None:
     names = Counter(figure.recorded(level) for figure in FIGURES for level in figure.levels)
     assert set(names.values()) == {1}
 
 
-def test_a_figure_is_taken_over_any_window_and_of_each_pod() -> None:
+def test_promql_of_figure_uses_window_and_pod_scope() -> None:
     asked = find_figure("acceptance_rate").promql(Scope(POD_LEVEL, "1h"))
     assert asked.count("sum by (namespace, specdecode_deployment, pod)") == 2
     assert asked.count("[1h]") == 2
@@ -45,7 +45,7 @@ def looked(*pods: str, minutes: int) -> SampleBuffer:
     return looks
 
 
-def test_figures_are_those_that_prometheus_is_held_to() -> None:
+def test_figures_from_samples_match_prometheus() -> None:
     found = looked("a", "b", minutes=20).figures(20 * MINUTE_S)
     assert found is not None
     values, over_s = found
@@ -58,7 +58,7 @@ def test_figures_are_those_that_prometheus_is_held_to() -> None:
     assert compared > 10
 
 
-def test_nothing_is_said_before_an_engine_was_looked_at_twice() -> None:
+def test_figures_need_two_samples_of_an_engine() -> None:
     looks = looked("a", minutes=0)
     hear(looks, "a", page("a", 1), SAMPLE_INTERVAL_S - 1)
     assert looks.figures(SAMPLE_INTERVAL_S) is None, "too close to the first"
@@ -68,13 +68,13 @@ def test_nothing_is_said_before_an_engine_was_looked_at_twice() -> None:
     assert looks.figures(SAMPLE_INTERVAL_S) is not None
 
 
-def test_a_page_is_read_for_figures_once_a_minute_however_many_there_were() -> None:
+def test_page_is_sampled_at_most_once_per_interval() -> None:
     looks = looked("a", minutes=1)
     assert not looks.names_due("a", MINUTE_S + SAMPLE_INTERVAL_S - 1)
     assert looks.names_due("a", MINUTE_S + SAMPLE_INTERVAL_S)
 
 
-def test_engines_that_are_gone_or_silent_are_left_out() -> None:
+def test_removed_and_silent_engines_are_left_out() -> None:
     looks = looked("a", "b", minutes=5)
     both = looks.figures(5 * MINUTE_S)
     looks.retain({"a"})

@@ -23,17 +23,17 @@ def grown(before: str, after: str, seconds: float = 10) -> Growth:
 
 
 @pytest.mark.parametrize(("name", "values"), list(expected()), ids=lambda each: each if isinstance(each, str) else "")
-def test_pages_give_the_figures_that_prometheus_gives(name: str, values: dict[str, float]) -> None:
+def test_figures_from_pages_match_prometheus(name: str, values: dict[str, float]) -> None:
     looks = [(read(page(pod, 10), 0), read(page(pod, 15), FIVE_MINUTES_S)) for pod in ("a", "b")]
     assert find_figure(name).measure.values(growth_between(looks)) == pytest.approx(values, rel=1e-3)
 
 
-def test_an_engine_that_began_anew_counts_from_zero() -> None:
+def test_counters_of_restarted_engine_count_from_zero() -> None:
     growth = grown(f"{DRAFTS} 1000\n{ACCEPTED} 2000\n", f"{DRAFTS} 10\n{ACCEPTED} 5\n")
     assert find_figure("mean_acceptance_length").measure.values(growth) == {"": 1.5}
 
 
-def test_without_traffic_no_ratio_is_told() -> None:
+def test_ratios_are_empty_without_traffic() -> None:
     text = page("a", 5)
     growth = grown(text, text)
     told = {figure.name: figure.measure.values(growth) for figure in FIGURES}
@@ -42,21 +42,21 @@ def test_without_traffic_no_ratio_is_told() -> None:
     assert told["kv_cache_usage"] == {"": 0.25}
 
 
-def test_an_engine_without_speculation_has_its_other_figures() -> None:
+def test_engine_without_speculation_has_other_figures() -> None:
     growth = grown("vllm:generation_tokens_total 0\n", "vllm:generation_tokens_total 50\n")
     told = {figure.name: figure.measure.values(growth) for figure in FIGURES}
     assert {name for name, values in told.items() if values} == {"output_tokens_per_second"}
     assert told["output_tokens_per_second"] == {"": 5}
 
 
-def test_beyond_the_last_bucket_a_quantile_is_its_limit() -> None:
+def test_quantile_beyond_last_bucket_is_its_limit() -> None:
     histogram = "vllm:time_to_first_token_seconds"
     text = f'# TYPE {histogram} histogram\n{histogram}_bucket{{le="1.0"}} %d\n{histogram}_bucket{{le="+Inf"}} %d\n'
     growth = grown(text % (0, 0), text % (10, 100))
     assert find_figure("time_to_first_token_p99").measure.values(growth) == {"": 1.0}
 
 
-def test_a_histogram_without_its_last_bucket_has_no_quantile() -> None:
+def test_histogram_without_inf_bucket_has_no_quantile() -> None:
     histogram = "vllm:time_to_first_token_seconds"
     buckets = f'{histogram}_bucket{{le="0.5"}} %d\n{histogram}_bucket{{le="1.0"}} %d\n'
     text = f"# TYPE {histogram} histogram\n{buckets}{histogram}_count %d\n"
@@ -71,7 +71,7 @@ def ranks(pages: list[str]) -> str:
 
 
 @pytest.mark.parametrize(("name", "values"), list(expected()), ids=lambda each: each if isinstance(each, str) else "")
-def test_ranks_of_an_engine_count_as_so_many_engines(name: str, values: dict[str, float]) -> None:
+def test_ranks_of_one_engine_add_up_like_engines(name: str, values: dict[str, float]) -> None:
     before, after = (ranks([page(pod, minute) for pod in ("b", "a")]) for minute in (10, 15))
     growth = growth_between([(read(before, 0), read(after, FIVE_MINUTES_S))])
     assert find_figure(name).measure.values(growth) == pytest.approx(values, rel=1e-3)
@@ -102,6 +102,6 @@ def test_ranks_of_an_engine_count_as_so_many_engines(name: str, values: dict[str
         *("no limit", "words as limit", "limit nan", "limit 0", "limit below 0"),
     ],
 )
-def test_what_is_no_page_of_an_engine_is_refused(text: str, said: str) -> None:
+def test_invalid_metrics_page_is_refused(text: str, said: str) -> None:
     with pytest.raises(UnreadablePageError, match=said):
         read(text, 0)

@@ -69,7 +69,7 @@ HALF = Acceptance((0.7, 0.6, 0.5))
 
 @pytest.mark.parametrize("one_pass", [False, True])
 @pytest.mark.parametrize(("batch", "context"), [(1, 0), (16, 4000), (200, 500)])
-def test_speed_up_is_that_of_an_engine_that_throws_dice(one_pass: bool, batch: int, context: int) -> None:
+def test_speed_up_matches_simulated_engine(one_pass: bool, batch: int, context: int) -> None:
     costs = StepCosts(TARGET, COSTS.draft, one_pass, 0.02, 0.01)
     counted = decoded(HALF.conditional, costs, batch, context)
     plain = batch / (TARGET.ms(batch) + 0.02 * batch * context / 1000)
@@ -79,7 +79,7 @@ def test_speed_up_is_that_of_an_engine_that_throws_dice(one_pass: bool, batch: i
 
 @pytest.mark.parametrize("k", [1, 3, 8])
 @pytest.mark.parametrize("batch", [1, 32, 300])
-def test_at_break_even_speculation_is_as_fast_as_none(batch: int, k: int) -> None:
+def test_speed_up_is_one_at_break_even_rate(batch: int, k: int) -> None:
     rate = break_even_rate(break_even_tokens(COSTS, k, Load.same(batch)), k)
     if rate is None:
         assert speed_up(Acceptance((1.0,)), COSTS, k, Load.same(batch)) < 1
@@ -95,7 +95,7 @@ def test_at_break_even_speculation_is_as_fast_as_none(batch: int, k: int) -> Non
     requests=st.integers(1, 200),
     share=st.floats(0.1, 1),
 )
-def test_speed_up_is_one_exactly_at_break_even(
+def test_speed_up_is_at_least_one_exactly_from_break_even_tokens(
     conditional: list[float], base_ms: float, token_ms: float, draft_ms: float, requests: int, share: float
 ) -> None:
     """Whatever the times, the load and the share of the KV cache: tokens a second are counted out."""
@@ -112,7 +112,7 @@ def test_speed_up_is_one_exactly_at_break_even(
 
 
 @pytest.mark.parametrize("one_pass", [True, False])
-def test_the_crossover_is_the_last_measured_load_at_which_speculation_pays(one_pass: bool) -> None:
+def test_crossover_follows_last_measured_load_at_which_speculation_pays(one_pass: bool) -> None:
     """Compares with every measured number of requests: the gain may be lost and won more than once between points."""
     random = Random(16)
     found = []
@@ -138,7 +138,7 @@ def test_the_crossover_is_the_last_measured_load_at_which_speculation_pays(one_p
     assert not all(found)
 
 
-def test_a_step_with_the_recorded_k_needs_no_time_of_the_target_for_its_tokens() -> None:
+def test_recorded_k_needs_no_extrapolated_target_time() -> None:
     target, draft = Curve(((1, 20.0), (40, 24.0))), Curve(((4, 1.0), (40, 2.0)))
     recorded = StepCosts(target, draft, recorded_k=4, as_recorded=True)
     assert not recorded.extrapolated(Load.same(40), 4)
@@ -157,7 +157,7 @@ def test_a_step_with_the_recorded_k_needs_no_time_of_the_target_for_its_tokens()
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 5000])
-def test_a_constant_time_is_known_for_every_number_of_tokens(tokens: int) -> None:
+def test_constant_curve_is_known_for_any_token_count(tokens: int) -> None:
     assert Curve.constant(3.0).knows(tokens)
     assert Curve.constant(3.0).ms(tokens) == 3
     assert Curve(((7, 3.0),)).knows(tokens) == (tokens == 7)
@@ -165,7 +165,7 @@ def test_a_constant_time_is_known_for_every_number_of_tokens(tokens: int) -> Non
 
 @pytest.mark.parametrize("k", [1, 4, 9])
 @pytest.mark.parametrize("ratio", [0.0, 0.02, 0.3])
-def test_mbsu_is_the_speed_up_where_time_is_reading_weights(ratio: float, k: int) -> None:
+def test_memory_bound_speed_up_matches_simulation(ratio: float, k: int) -> None:
     """The other form in circulation, c tau / (c K + 1), says a draft that costs nothing is worth nothing."""
     conditional = (0.8,) * k
     reading = StepCosts(Curve(((1, 1.0),)), Curve(((1, ratio),)))
@@ -175,7 +175,7 @@ def test_mbsu_is_the_speed_up_where_time_is_reading_weights(ratio: float, k: int
     assert ratio * tokens / (ratio * k + 1) != pytest.approx(counted.tokens / counted.ms, rel=0.1)
 
 
-def test_times_between_measured_ones_are_on_a_line_and_never_fall_beyond() -> None:
+def test_curve_is_interpolated_linearly_and_never_falls_beyond_its_end() -> None:
     assert [TARGET.ms(tokens) for tokens in (0.5, 1, 32.5, 64, 512)] == pytest.approx([20, 20, 22, 24, 60])
     assert TARGET.ms(960) == pytest.approx(96)
     assert Curve(((1, 20.0), (2, 10.0))).ms(100) == 10
@@ -184,19 +184,19 @@ def test_times_between_measured_ones_are_on_a_line_and_never_fall_beyond() -> No
 @pytest.mark.parametrize(
     "points", [(), ((0, 1.0),), ((1, -1.0),), ((2, 1.0), (1, 2.0)), ((1, 1.0), (1, 2.0)), ((1, float("nan")),)]
 )
-def test_what_is_no_curve_is_refused(points: tuple[tuple[float, float], ...]) -> None:
+def test_invalid_curve_is_refused(points: tuple[tuple[float, float], ...]) -> None:
     with pytest.raises(PayoffError):
         Curve(points)
 
 
 @pytest.mark.parametrize(("batch", "alone"), [(2, 1), (0, 1), (float("nan"), 1)])
-def test_loads_that_cannot_be_are_refused(batch: float, alone: float) -> None:
+def test_invalid_load_is_refused(batch: float, alone: float) -> None:
     with pytest.raises(PayoffError):
         Load(batch, alone)
 
 
 @pytest.mark.parametrize("context", [0, 101])
-def test_a_cache_that_holds_no_request_is_refused(context: float) -> None:
+def test_kv_cache_that_fits_no_request_is_refused(context: float) -> None:
     with pytest.raises(PayoffError):
         full_cache(100, 200, context)
 
@@ -207,7 +207,7 @@ FREE = StepCosts(Curve(((1, 1.0),)))
 @pytest.mark.parametrize(
     "conditional", [(0.8, 0.75, 0.67), (0.5,), (0.2, 0.9, 0.9, 0.9), (1.0, 1.0), (0.0, 0.5), (0.9,) * 15]
 )
-def test_tokens_of_a_step_and_shares_are_those_of_an_engine_that_throws_dice(conditional: tuple[float, ...]) -> None:
+def test_expected_tokens_and_shares_match_simulated_engine(conditional: tuple[float, ...]) -> None:
     """Within six standard errors."""
     acceptance, k = Acceptance(conditional), len(conditional)
     counted = decoded(conditional, FREE, batch=1, seed=k)
@@ -217,7 +217,7 @@ def test_tokens_of_a_step_and_shares_are_those_of_an_engine_that_throws_dice(con
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
-def test_tokens_of_a_step_are_the_mean_of_all_that_can_happen(conditional: list[float]) -> None:
+def test_expected_tokens_are_the_mean_over_all_outcomes(conditional: list[float]) -> None:
     """Each outcome with its chance: the first n accepted, and then one refused, or all of them accepted."""
     acceptance, k = Acceptance(tuple(conditional)), len(conditional)
     chances = [prod(conditional[:kept]) * (1 - conditional[kept]) for kept in range(k)] + [prod(conditional)]
@@ -229,7 +229,7 @@ def test_tokens_of_a_step_are_the_mean_of_all_that_can_happen(conditional: list[
 
 @pytest.mark.parametrize("rate", [0.0, 0.05, 0.4, 0.86, 1.0])
 @pytest.mark.parametrize("k", [1, 3, 32])
-def test_a_rate_gives_the_acceptance_with_that_rate(rate: float, k: int) -> None:
+def test_acceptance_of_rate_has_that_rate(rate: float, k: int) -> None:
     acceptance = Acceptance.of_rate(rate, k)
     assert acceptance.rate(k) == pytest.approx(rate, abs=1e-9)
     assert acceptance.expected_tokens(k) == pytest.approx(1 + rate * k)
@@ -237,6 +237,6 @@ def test_a_rate_gives_the_acceptance_with_that_rate(rate: float, k: int) -> None
 
 
 @pytest.mark.parametrize("shares", [(0.5, 0.6), (1.1,), (-0.1,), (), (float("nan"),), (0.5,) * 33])
-def test_what_no_engine_counts_is_refused(shares: tuple[float, ...]) -> None:
+def test_invalid_shares_by_position_are_refused(shares: tuple[float, ...]) -> None:
     with pytest.raises(PayoffError):
         Acceptance.by_position(shares)

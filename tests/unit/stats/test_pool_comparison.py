@@ -55,7 +55,7 @@ def steady(
 
 
 @pytest.mark.parametrize("stable", [1, 3], ids=["1 of 2 engines", "1 of 4 engines"])
-def test_equal_pools_under_bursty_traffic_are_rarely_told_apart(stable: int) -> None:
+def test_equal_pools_under_bursty_traffic_rarely_get_a_verdict(stable: int) -> None:
     runs = [judged(seed, minutes=20, stable=stable)[0] for seed in range(12)]
     told = [any(each.verdict is not Verdict.INCONCLUSIVE for each in found.findings.values()) for found in runs]
     assert sum(told) <= 1
@@ -73,7 +73,9 @@ def test_equal_pools_under_bursty_traffic_are_rarely_told_apart(stable: int) -> 
     ],
     ids=["slower steps", "fewer accepted tokens", "slower prompts", "errors", "faster"],
 )
-def test_a_difference_is_found_and_named(engine: Engine, verdict: PoolVerdict, figure: PoolFigure) -> None:
+def test_difference_between_pools_is_found_in_its_figure(
+    engine: Engine, verdict: PoolVerdict, figure: PoolFigure
+) -> None:
     found, said = judged(3, engine=engine, traffic=Traffic(burst=0.4))
     assert said is verdict
     expected = FigureVerdict.WORSE if verdict is PoolVerdict.WORSE else FigureVerdict.HOLDS
@@ -97,7 +99,7 @@ def test_a_small_pool_is_not_favored_by_long_tails() -> None:
     assert abs(math.log(ratio)) < 0.04
 
 
-def test_without_noise_a_verdict_takes_as_many_blocks_as_a_coin_would() -> None:
+def test_verdict_without_noise_needs_a_minimum_of_blocks() -> None:
     assert pool_verdict(steady(FEWEST_BLOCKS - 1), LIMITS) is PoolVerdict.UNDECIDED
     assert pool_verdict(steady(9), LIMITS) is PoolVerdict.NOT_WORSE
     assert pool_verdict(steady(9, canary=replace(BLOCK, seconds=88.1)), LIMITS) is PoolVerdict.WORSE
@@ -130,19 +132,19 @@ def test_pools_with_different_loads_are_not_judged() -> None:
         (10, None, FigureVerdict.UNDECIDED),
     ],
 )
-def test_a_figure_is_worse_beyond_half_of_its_limit_and_holds_within_it(
+def test_figure_is_worse_beyond_half_its_limit_and_holds_within_limit(
     limit: int, finding: Finding | None, verdict: FigureVerdict
 ) -> None:
     assert figure_verdict(finding, limit) is verdict
 
 
-def test_a_block_needs_requests_in_both_pools() -> None:
+def test_block_needs_minimum_requests_in_both_pools() -> None:
     few = replace(BLOCK, requests=FEWEST_REQUESTS // 2)
     assert steady(8, canary=few).blocks == steady(8, stable=few).blocks == 4
     assert steady(8, canary=replace(BLOCK, requests=0)).blocks == 0
 
 
-def test_as_many_engines_of_each_pool_are_compared() -> None:
+def test_equal_numbers_of_engines_are_compared() -> None:
     found = PoolComparison()
     counters = [Served(), Served()]
     for block in range(8):
@@ -152,7 +154,7 @@ def test_as_many_engines_of_each_pool_are_compared() -> None:
     assert found.stable.requests == found.canary.requests == 7 * 2 * BLOCK.requests
 
 
-def test_an_engine_that_restarts_or_leaves_takes_its_block_with_it() -> None:
+def test_block_with_restarted_or_lost_engine_is_dropped() -> None:
     found = PoolComparison()
     looked = [
         (0.0, Served(), Served()),

@@ -42,13 +42,13 @@ NOISES: dict[str, Noise] = {
 
 
 @pytest.mark.parametrize("noise", NOISES)
-def test_equal_arms_are_rarely_told_apart_however_often_one_looks(noise: str) -> None:
+def test_equal_arms_rarely_get_a_verdict_over_repeated_looks(noise: str) -> None:
     random = Random(16)
     runs = [findings(pairs(30, 0.0, 0.05, random, NOISES[noise])) for _ in range(RUNS)]
     assert sum(map(wrong, runs)) <= MOST_WRONG
 
 
-def test_recorded_blocks_in_random_order_are_rarely_told_apart() -> None:
+def test_randomly_ordered_recorded_blocks_rarely_get_a_verdict() -> None:
     random = Random(16)
     mistakes = 0
     for _ in range(RUNS):
@@ -60,7 +60,7 @@ def test_recorded_blocks_in_random_order_are_rarely_told_apart() -> None:
 
 
 @pytest.mark.parametrize("noise", NOISES)
-def test_the_interval_holds_the_true_ratio_at_every_look(noise: str) -> None:
+def test_interval_covers_true_ratio_at_every_look(noise: str) -> None:
     random = Random(17)
     missed = 0
     for _ in range(RUNS // 4):
@@ -70,7 +70,7 @@ def test_the_interval_holds_the_true_ratio_at_every_look(noise: str) -> None:
 
 
 @pytest.mark.parametrize(("effect", "deviation", "blocks"), [(0.1, 0.02, 20), (0.05, 0.02, 30), (-0.1, 0.05, 60)])
-def test_an_effect_is_found_in_a_few_blocks(effect: float, deviation: float, blocks: int) -> None:
+def test_effect_is_found_within_few_blocks(effect: float, deviation: float, blocks: int) -> None:
     """At least nine times out of ten."""
     random = Random(18)
     expected = Verdict.PAYS if effect > 0 else Verdict.DOES_NOT_PAY
@@ -78,7 +78,7 @@ def test_an_effect_is_found_in_a_few_blocks(effect: float, deviation: float, blo
     assert sum(any(each.verdict is expected for each in found) for found in runs) >= 45
 
 
-def test_without_noise_a_verdict_takes_as_many_blocks_as_a_coin_would() -> None:
+def test_verdict_without_noise_takes_seven_to_nine_blocks() -> None:
     """Seven heads in a row are a chance of 1 in 128; for twice 39 in 40 nobody may decide before six."""
     found = findings([(100.0, 200.0)] * 20)
     first = next(index for index, each in enumerate(found, start=1) if each.verdict is Verdict.PAYS)
@@ -91,7 +91,7 @@ def blocks_of_an_effect() -> list[Pair]:
     return pairs(60, 0.08, 0.04, Random(20), autocorrelated(0.2))
 
 
-def test_the_estimate_lies_in_the_interval_and_the_verdict_says_where_that_lies() -> None:
+def test_estimate_is_in_interval_and_verdict_follows_from_it() -> None:
     for found in findings(pairs(80, -0.03, 0.1, Random(21), with_outliers)):
         assert found.ratio is not None
         assert (found.low or 0.0) <= found.ratio <= (found.high or math.inf)
@@ -100,7 +100,7 @@ def test_the_estimate_lies_in_the_interval_and_the_verdict_says_where_that_lies(
         assert found.verdict is expected
 
 
-def test_arms_that_are_swapped_get_the_mirrored_answer() -> None:
+def test_swapped_arms_get_the_mirrored_verdict() -> None:
     mirror = {
         Verdict.PAYS: Verdict.DOES_NOT_PAY,
         Verdict.DOES_NOT_PAY: Verdict.PAYS,
@@ -114,7 +114,7 @@ def test_arms_that_are_swapped_get_the_mirrored_answer() -> None:
         assert swapped.high == (None if found.low is None else pytest.approx(1 / found.low))
 
 
-def test_an_outlier_neither_decides_nor_destroys() -> None:
+def test_outliers_do_not_change_the_verdict() -> None:
     equal = pairs(30, 0.0, 0.05, Random(22))
     assert not wrong(findings([*equal, (1.0, 1e9), (1e-9, 1e9), (0.0, 50.0)]))
     better = pairs(40, 0.1, 0.03, Random(23))
@@ -124,7 +124,7 @@ def test_an_outlier_neither_decides_nor_destroys() -> None:
     assert last.ratio == pytest.approx(1.1, abs=0.03)
 
 
-def test_an_arm_that_never_did_anything_has_no_ratio_and_a_verdict() -> None:
+def test_arm_with_zero_throughput_gets_verdict_without_ratio() -> None:
     last = findings([(0.0, 80.0)] * 12)[-1]
     assert (last.verdict, last.ratio, last.low, last.high) == (Verdict.PAYS, None, None, None)
 
@@ -141,14 +141,12 @@ def test_an_arm_that_never_did_anything_has_no_ratio_and_a_verdict() -> None:
         ([(0.0, 80.0), (80.0, 0.0)], None),
     ],
 )
-def test_blocks_in_which_one_arm_did_nothing_leave_the_ratio_of_the_others(
-    blocks: list[Pair], ratio: float | None
-) -> None:
+def test_blocks_with_one_zero_arm_keep_ratio_of_other_blocks(blocks: list[Pair], ratio: float | None) -> None:
     found = findings(blocks)[-1].ratio
     assert found == (None if ratio is None else pytest.approx(ratio))
 
 
-def test_blocks_in_which_neither_arm_did_anything_say_nothing() -> None:
+def test_blocks_with_both_arms_zero_are_ignored() -> None:
     empty = findings([(0.0, 0.0)] * 3)[-1]
     assert (empty.verdict, empty.ratio) == (Verdict.INCONCLUSIVE, None)
     blocks = blocks_of_an_effect()
@@ -156,7 +154,7 @@ def test_blocks_in_which_neither_arm_did_anything_say_nothing() -> None:
 
 
 @pytest.mark.parametrize("noise", [0.0, 1e-9])
-def test_the_interval_of_blocks_that_are_equal_or_nearly_so_holds_their_ratio(noise: float) -> None:
+def test_interval_of_nearly_equal_blocks_covers_their_ratio(noise: float) -> None:
     for found in findings([(100.0, 110.0 + noise * (-1) ** block) for block in range(60)])[8:]:
         assert found.low is not None
         assert found.high is not None
@@ -192,7 +190,7 @@ def evidence(log_ratios: list[float], supposed: float, dependence: float) -> flo
 
 @pytest.mark.parametrize("dependence", [0.0, 0.3, 0.8])
 @pytest.mark.parametrize("noise", [normal, with_outliers, autocorrelated(0.5)])
-def test_the_evidence_stands_at_what_is_needed_where_the_bound_is(noise: Noise, dependence: float) -> None:
+def test_evidence_crosses_threshold_at_the_bound(noise: Noise, dependence: float) -> None:
     random, compared = Random(25), 0
     for _ in range(3):
         history = History()
@@ -212,7 +210,7 @@ def test_the_evidence_stands_at_what_is_needed_where_the_bound_is(noise: Noise, 
 
 
 @pytest.mark.parametrize(("followed", "at_least", "at_most"), [(0.0, 0.0, 0.2), (0.5, 0.4, 0.7), (0.9, 0.8, 0.8)])
-def test_how_blocks_follow_each_other_is_seen(followed: float, at_least: float, at_most: float) -> None:
+def test_autocorrelation_of_blocks_is_estimated(followed: float, at_least: float, at_most: float) -> None:
     history, noise = History(), autocorrelated(followed)(Random(26))
     assert history.dependence() == DEPENDENCES[-1], "of no blocks the worst is supposed"
     for _ in range(500):
@@ -221,18 +219,18 @@ def test_how_blocks_follow_each_other_is_seen(followed: float, at_least: float, 
 
 
 class TestInterval:
-    def test_is_the_textbooks_of_two_groups(self) -> None:
+    def test_interval_matches_textbook_two_group_interval(self) -> None:
         # Means 2 and 5, a pooled variance of (2 + 2) / 2, and 2 degrees of freedom for 2 + 2 starts.
         low, high = between_starts([[1.0, 3.0], [4.0, 6.0]], 1, 0.95) or (0.0, 0.0)
         half = 4.3027 * math.sqrt(2.0 * (1 / 2 + 1 / 2))
         assert (low, high) == (pytest.approx(3 - half, abs=1e-3), pytest.approx(3 + half, abs=1e-3))
 
     @pytest.mark.parametrize("arms", [[[1.0], [2.0]], [[1.0, 2.0], []], [[], [1.0, 2.0]]])
-    def test_is_none_where_no_arm_has_two_starts_or_one_has_none(self, arms: list[list[float]]) -> None:
+    def test_interval_is_none_without_enough_starts(self, arms: list[list[float]]) -> None:
         assert between_starts(arms, 1, 0.95) is None
 
     @pytest.mark.parametrize("starts", [2, 3, 5])
-    def test_leaves_out_no_difference_as_often_as_its_level_says(self, starts: int) -> None:
+    def test_interval_error_rate_matches_its_level(self, starts: int) -> None:
         random, wrong, runs = Random(starts), 0, 2000
         for _ in range(runs):
             arms = [[random.gauss(0, 0.02) for _ in range(starts)] for _ in range(2)]
@@ -242,7 +240,7 @@ class TestInterval:
 
 
 class TestStartsNeeded:
-    def test_are_so_many_that_the_interval_would_leave_out_no_difference(self) -> None:
+    def test_starts_needed_are_the_fewest_that_exclude_zero(self) -> None:
         arms = [[0.0, 0.02], [0.03, 0.05]]
         variance = 0.0002
         starts = starts_needed(arms, 0.03, 0.95)
@@ -252,7 +250,7 @@ class TestStartsNeeded:
         ]
         assert halves[0] > 0.03 > halves[1]
 
-    def test_are_not_known_from_one_start_nor_beyond_the_most(self) -> None:
+    def test_starts_needed_are_none_for_single_start_or_beyond_limit(self) -> None:
         assert starts_needed([[1.0], [2.0]], 0.1, 0.95) is None
         assert starts_needed([[0.0, 1.0], [0.0, 1.0]], 0.01, 0.95) is None
 
@@ -266,5 +264,5 @@ class TestStartsNeeded:
         *[(120, 0.99, 2.358), (5, 0.995, 4.032), (5, 0.999, 5.893), (15, 0.999, 3.733), (31, 0.975, 2.040)],
     ],
 )
-def test_quantiles_are_those_of_tables(freedom: int, share: float, quantile: float) -> None:
+def test_student_quantiles_match_published_tables(freedom: int, share: float, quantile: float) -> None:
     assert student_quantile(share, freedom) == pytest.approx(quantile, abs=5e-4)

@@ -33,7 +33,7 @@ def value_of(flag: str, settings: EngineSettings) -> str:
     return line[line.index(flag) + 1]
 
 
-def test_whole_command_line_on_gpu() -> None:
+def test_complete_command_line_on_gpu() -> None:
     settings = replace(PLAIN, speculation=DRAFT_MODEL, extra_args=("--async-scheduling",))
     assert command_line(settings, PROFILE) == [
         *("vllm", "serve", "/models/target"),
@@ -56,7 +56,7 @@ def test_whole_command_line_on_gpu() -> None:
     ]
 
 
-def test_cpu_gets_its_kv_cache_by_environment_and_no_utilization() -> None:
+def test_cpu_kv_cache_is_set_by_environment_without_utilization() -> None:
     settings = replace(PLAIN, cpu=CPU, tensor_parallel_size=1)
     assert "--gpu-memory-utilization" not in command_line(settings, PROFILE)
     variables = environment(settings)
@@ -66,19 +66,19 @@ def test_cpu_gets_its_kv_cache_by_environment_and_no_utilization() -> None:
 
 
 @pytest.mark.parametrize(("cores", "tensor", "threads"), [(8, 2, "4"), (7, 2, "3"), (1, 2, "1")])
-def test_ranks_on_the_cpu_share_the_cores(cores: int, tensor: int, threads: str) -> None:
+def test_cpu_ranks_share_the_cores(cores: int, tensor: int, threads: str) -> None:
     settings = replace(PLAIN, cpu=replace(CPU, cores=cores), tensor_parallel_size=tensor)
     assert environment(settings)["OMP_NUM_THREADS"] == threads
 
 
-def test_each_rank_on_the_cpu_takes_its_share_of_the_kv_cache() -> None:
+def test_cpu_ranks_share_the_kv_cache() -> None:
     """vllm/v1/worker/cpu_worker.py: the variable is what every rank takes."""
     settings = replace(PLAIN, cpu=replace(CPU, kv_cache_gib=6), tensor_parallel_size=2)
     assert environment(settings)["VLLM_CPU_KVCACHE_SPACE"] == "3"
 
 
 @pytest.mark.parametrize("settings", [PLAIN, replace(PLAIN, cpu=CPU)], ids=["gpu", "cpu"])
-def test_engine_is_offline_silent_and_never_in_dev_mode(settings: EngineSettings) -> None:
+def test_engine_environment_is_offline_without_telemetry_or_dev_mode(settings: EngineSettings) -> None:
     variables = environment(settings)
     on = {name for name, value in variables.items() if value == "1"}
     assert {"HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "VLLM_NO_USAGE_STATS", "DO_NOT_TRACK"} <= on
@@ -105,7 +105,7 @@ def test_each_setting_reaches_its_flag(change: dict[str, Any], flag: str, value:
     assert value_of(flag, replace(PLAIN, **change)) == value
 
 
-def test_what_is_absent_is_not_rendered() -> None:
+def test_unset_settings_are_not_rendered() -> None:
     line = command_line(PLAIN, PROFILE)
     assert not {"--quantization", "--enforce-eager", "--speculative-config"} & set(line)
     assert "--enforce-eager" in command_line(replace(PLAIN, enforce_eager=True), PROFILE)
@@ -117,11 +117,11 @@ def test_all_served_names_follow_one_flag() -> None:
     assert line[at : at + 4] == ["--served-model-name", "a", "b", "--host"]
 
 
-def test_every_flag_that_is_written_is_one_that_the_engine_knows() -> None:
+def test_every_rendered_flag_is_known_to_vllm() -> None:
     assert {argument.flag.partition(".")[0] for argument in ARGUMENTS} <= set(PROFILE.flags)
 
 
-def test_draft_config_has_everything_that_was_given() -> None:
+def test_speculative_config_has_all_draft_settings() -> None:
     speculation = replace(
         DRAFT_MODEL,
         draft_online_quantization=OnlineQuantization.FP8,
@@ -137,7 +137,7 @@ def test_draft_config_has_everything_that_was_given() -> None:
     }
 
 
-def test_ngram_config_names_no_draft() -> None:
+def test_ngram_speculative_config_names_no_draft() -> None:
     assert json.loads(value_of("--speculative-config", replace(PLAIN, speculation=NGRAM))) == {
         "method": "ngram",
         "num_speculative_tokens": 4,
@@ -146,7 +146,7 @@ def test_ngram_config_names_no_draft() -> None:
     }
 
 
-def test_schedule_gaps_get_the_general_number_of_tokens() -> None:
+def test_schedule_gaps_use_num_speculative_tokens() -> None:
     config = json.loads(value_of("--speculative-config", replace(PLAIN, speculation=SCHEDULED)))
     assert config["num_speculative_tokens_per_batch_size"] == [
         [1, 16, 5],
@@ -161,7 +161,7 @@ def test_schedule_gaps_get_the_general_number_of_tokens() -> None:
     data=st.data(),
     max_num_seqs=st.integers(1, 300),
 )
-def test_completed_schedule_says_what_the_user_said(
+def test_completed_schedule_agrees_with_the_given_ranges(
     boundaries: list[int], data: st.DataObject, max_num_seqs: int
 ) -> None:
     ranges = tuple(
@@ -181,7 +181,7 @@ def test_completed_schedule_says_what_the_user_said(
 @pytest.mark.parametrize(
     ("last", "tail"), [(7, [ScheduleRange(8, 8, 5)]), (6, [ScheduleRange(7, 8, 5)]), (8, []), (99, [])]
 )
-def test_after_the_last_range_the_general_number_holds(last: int, tail: list[ScheduleRange]) -> None:
+def test_batch_sizes_after_the_last_range_use_num_speculative_tokens(last: int, tail: list[ScheduleRange]) -> None:
     only = ScheduleRange(1, last, 0)
     assert complete_schedule(speculating_with(Method.NGRAM, 5, schedule=(only,)), 8) == [only, *tail]
 
@@ -196,7 +196,7 @@ def test_after_the_last_range_the_general_number_holds(last: int, tail: list[Sch
         ("VLLM_SERVER_DEV_MODE", "remove it"),
     ],
 )
-def test_variables_of_the_operator_are_refused(name: str, fix: str) -> None:
+def test_operator_owned_variables_are_refused(name: str, fix: str) -> None:
     (problem,) = env_problems([EnvVar(name="A", value="b"), EnvVar(name=name, value="1")])
     assert problem.field == "spec.engine.env[1].name"
     assert problem.value == name
@@ -216,11 +216,11 @@ def rows(columns: str, document: Path = DOCUMENT) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()]
 
 
-def test_tables_are_as_generated() -> None:
+def test_documented_tables_are_up_to_date() -> None:
     assert with_version_rows(DOCUMENT.read_text()) == DOCUMENT.read_text(), "stale: run ./just docs"
 
 
-def test_every_argument_and_key_has_a_row() -> None:
+def test_every_argument_and_speculative_key_is_documented() -> None:
     becomes = {row[1] for row in rows(r"field \| becomes", FIELDS)}
     for argument in ARGUMENTS:
         assert f"`{argument.flag}`" in becomes or argument.flag == "--speculative-config"
@@ -228,7 +228,7 @@ def test_every_argument_and_key_has_a_row() -> None:
         assert f"`{key.key}` in `--speculative-config`" in becomes
 
 
-def test_every_key_is_one_that_every_version_has_or_that_is_refused_without_it() -> None:
+def test_speculative_keys_exist_in_every_version_or_are_checked() -> None:
     keys = {key.key for key in SPECULATIVE_KEYS}
     assert keys <= find_profile(KNOWN_VERSIONS[-1]).speculative_keys
     for version in KNOWN_VERSIONS:
@@ -236,11 +236,11 @@ def test_every_key_is_one_that_every_version_has_or_that_is_refused_without_it()
         assert keys - find_profile(version).speculative_keys <= {DRAFT_HEAD_KEY, XPRESS_KEY}
 
 
-def test_every_version_has_a_row() -> None:
+def test_every_vllm_version_is_documented() -> None:
     assert [row[0] for row in rows("vLLM")] == list(reversed(KNOWN_VERSIONS))
 
 
-def test_the_source_of_a_rule_told_early_is_named_in_the_code() -> None:
+def test_source_of_every_documented_rule_is_in_the_code() -> None:
     """That the rule holds is seen in tests/unit/deployment/test_validation.py."""
     package = ENGINE.parent
     rules = (path for room in ("vllm", "deployment", "sizing") for path in package.glob(f"{room}/*.py"))

@@ -55,16 +55,16 @@ def with_second_rank() -> str:
     return SCRAPE + "\n".join(changed) + "\n"
 
 
-def test_real_scrape_is_read_whole() -> None:
+def test_real_scrape_is_parsed_completely() -> None:
     assert read_metrics(SCRAPE, PROFILE) == READING
 
 
-def test_decoding_steps_are_the_gaps_between_outputs_of_all_ranks() -> None:
+def test_decode_steps_sum_inter_token_counts_of_all_ranks() -> None:
     line = 'vllm:inter_token_latency_seconds_count{{engine="{}",model_name="target"}} {}\n'
     assert read_metrics(SCRAPE + line.format(0, 700.0) + line.format(1, 50.0), PROFILE).decode_steps == 750
 
 
-def test_the_time_of_steps_and_first_tokens_are_told_where_an_engine_says_them() -> None:
+def test_decode_seconds_and_first_tokens_are_read_if_present() -> None:
     silent = read_metrics(SCRAPE, PROFILE)
     said = 'vllm:inter_token_latency_seconds_sum{engine="0"} 3.5\nvllm:inter_token_latency_seconds_sum{engine="1"} 1\n'
     told = read_metrics(f'{SCRAPE}{said}vllm:time_to_first_token_seconds_count{{engine="0"}} 7\n', PROFILE)
@@ -89,17 +89,17 @@ def test_server_errors_are_the_responses_of_all_paths_with_a_status_of_500_or_mo
         read_metrics(lines[0], PROFILE)
 
 
-def test_ranks_whose_sum_is_no_count_are_refused() -> None:
+def test_impossible_counter_sum_of_ranks_is_refused() -> None:
     lines = [f'vllm:generation_tokens_total{{engine="{rank}"}} {2.0**53}\n' for rank in (1, 2)]
     with pytest.raises(UnreadableMetricsError, match="which is impossible"):
         read_metrics(SCRAPE + "".join(lines), PROFILE)
 
 
-def test_no_more_is_accepted_than_all() -> None:
+def test_acceptance_percent_is_capped_at_100() -> None:
     assert SpeculationReading(1, 1, 2**53, ()).acceptance_percent == 100
 
 
-def test_the_mean_length_of_drafts() -> None:
+def test_mean_draft_length() -> None:
     assert SpeculationReading(4, 10, 1, (1, 0, 0)).mean_draft_length == 2.5
     assert SpeculationReading(0, 0, 0, ()).mean_draft_length is None
 
@@ -112,17 +112,17 @@ def test_acceptance_of_the_real_scrape() -> None:
     assert sum(speculation.accepted_per_position) == speculation.accepted_tokens
 
 
-def test_no_counters_mean_no_speculation() -> None:
+def test_missing_counters_mean_no_speculation() -> None:
     assert read_metrics(without("vllm:spec_decode"), PROFILE) == replace(READING, speculation=None)
 
 
-def test_before_the_first_draft_there_is_no_acceptance() -> None:
+def test_acceptance_is_none_before_the_first_draft() -> None:
     reading = SpeculationReading(0, 0, 0, (0, 0, 0))
     assert reading.acceptance_percent is None
     assert reading.mean_acceptance_length is None
 
 
-def test_ranks_add_up_and_the_smallest_cache_counts() -> None:
+def test_counters_of_ranks_are_summed_and_the_smallest_cache_is_used() -> None:
     reading = read_metrics(with_second_rank(), PROFILE)
     assert reading.num_gpu_blocks == 3000
     assert reading.kv_cache_tokens == 419_328
@@ -155,30 +155,30 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return subprocess.check_output([sys.executable, "-c", SERVERS], env=env, text=True).split("AFTER A STEP\n")
 
 
-def test_several_api_servers_have_no_requests_before_the_first(pages: list[str]) -> None:
+def test_api_servers_without_gauge_samples_have_zero_requests(pages: list[str]) -> None:
     assert "vllm:num_requests_running{" not in pages[0]
     reading = read_metrics(pages[0], PROFILE)
     assert (reading.generation_tokens, reading.requests_running, reading.requests_waiting) == (0, 0, 0)
 
 
-def test_a_gauge_without_a_value_is_no_zero_once_there_were_requests(pages: list[str]) -> None:
+def test_gauge_without_samples_is_an_error_after_requests(pages: list[str]) -> None:
     with pytest.raises(UnreadableMetricsError, match="vllm:num_requests_running is missing"):
         read_metrics(pages[1], PROFILE)
 
 
 @pytest.mark.parametrize("name", ["specdecode:engine_changed_setting", "vllm:spec_decode_num_drafts_total"])
-def test_what_is_declared_and_not_said_is_not_known(name: str) -> None:
+def test_declared_metric_without_samples_is_unknown(name: str) -> None:
     page = without("vllm:spec_decode")
     assert read_metrics(f"{page}# TYPE {name} gauge\n", PROFILE) == read_metrics(page, PROFILE)
 
 
-def test_a_gauge_that_is_not_even_declared_is_missing(pages: list[str]) -> None:
+def test_undeclared_gauge_is_missing(pages: list[str]) -> None:
     kept = (line for line in pages[0].splitlines(keepends=True) if "requests_waiting" not in line)
     with pytest.raises(UnreadableMetricsError, match="vllm:num_requests_waiting is missing"):
         read_metrics("".join(kept), PROFILE)
 
 
-def test_without_cache_information_there_is_no_number() -> None:
+def test_missing_cache_config_info_gives_no_cache_figures() -> None:
     reading = read_metrics(without("vllm:cache_config_info"), PROFILE)
     assert (reading.num_gpu_blocks, reading.kv_cache_tokens, reading.kv_cache_max_concurrency) == (None, None, None)
 
@@ -199,7 +199,7 @@ def test_without_cache_information_there_is_no_number() -> None:
         (SCRAPE.replace('position="1"', 'position=""'), "label position"),
     ],
 )
-def test_nonsense_is_refused_with_what_is_wrong(text: str, complaint: str) -> None:
+def test_invalid_metrics_are_refused_with_the_reason(text: str, complaint: str) -> None:
     with pytest.raises(UnreadableMetricsError, match=complaint):
         read_metrics(text, PROFILE)
 
@@ -209,7 +209,7 @@ def test_nonsense_is_refused_with_what_is_wrong(text: str, complaint: str) -> No
     ["vllm:generation_tokens_total 1\n" * 8_001, "vllm:generation_tokens_total{" + 'a="1",' * 3000 + "} 1"],
     ids=["many lines", "a long line"],
 )
-def test_what_takes_long_to_read_is_not_read(hostile: str) -> None:
+def test_too_large_metrics_are_refused(hostile: str) -> None:
     with pytest.raises(UnreadableMetricsError, match="exceeds the size"):
         read_metrics(hostile, PROFILE)
 
@@ -220,7 +220,7 @@ TOKENS = find_profile(KNOWN_VERSIONS[-1]).metrics.generation_tokens
 MOST_RANKS, MOST_POSITIONS = 64, 32
 
 
-def test_a_real_page_is_read_as_by_the_library() -> None:
+def test_real_page_is_parsed_as_by_prometheus_client() -> None:
     families = list(text_string_to_metric_families(SCRAPE))
     known = [Sample(each.name, each.labels, each.value) for family in families for each in family.samples]
     read = read_exposition(SCRAPE, {each.name for each in known})
@@ -230,7 +230,7 @@ def test_a_real_page_is_read_as_by_the_library() -> None:
 
 
 @given(st.text(), st.text(), st.floats(allow_nan=False))
-def test_what_the_library_writes_is_read(first: str, second: str, value: float) -> None:
+def test_output_of_prometheus_client_is_parsed(first: str, second: str, value: float) -> None:
     registry = CollectorRegistry()
     Gauge("vllm:x", "Help", ["first", "second"], registry=registry).labels(first, second).set(value)
     labels = {key: escaped(text) for key, text in (("first", first), ("second", second))}
@@ -248,7 +248,7 @@ def escaped(text: str) -> str:
     ["x 1", "x{} 1", 'x{a="b"} 1.0', 'x{a="b",} 1e0', 'x{a="}", c="d"} 1 1700000000000', "x\t1\r"],
     ids=["bare", "no labels", "a label", "a comma too many", "braces and a time", "other blanks"],
 )
-def test_a_line_is_read_however_it_is_written(line: str) -> None:
+def test_line_variants_are_parsed(line: str) -> None:
     (found,) = read_exposition(f"y 2\n{line}\nxx 3", {"x"}).samples
     assert (found.name, found.value) == ("x", 1)
 
@@ -256,13 +256,13 @@ def test_a_line_is_read_however_it_is_written(line: str) -> None:
 @pytest.mark.parametrize(
     "line", ["x", "x one", "x{ 1", 'x{a="b} 1', "x{a=b} 1", 'x{a="b"}', 'x{a="b"c="d"} 1', "x 1 soon"]
 )
-def test_what_is_in_no_such_format_is_told(line: str) -> None:
+def test_malformed_line_is_reported(line: str) -> None:
     with pytest.raises(ExpositionError, match="not in Prometheus format") as raised:
         read_exposition(line, {"x"})
     assert len(str(raised.value)) < 200
 
 
-def test_as_many_ranks_as_are_served_are_read() -> None:
+def test_page_of_64_ranks_is_parsed() -> None:
     names = frozenset().union(*(figure.measure.series() for figure in FIGURES))
     series = [(name, position) for name in names for position in range(25 if name.endswith("_bucket") else 5)]
     series += [(TOKENS, 100 + position) for position in range(MOST_POSITIONS)]
@@ -284,12 +284,12 @@ def test_as_many_ranks_as_are_served_are_read() -> None:
     ],
     ids=["lines", "lines that are read", "characters that are read", "a line"],
 )
-def test_what_is_more_than_an_engine_says_is_not_read(hostile: str) -> None:
+def test_too_large_exposition_is_refused(hostile: str) -> None:
     with pytest.raises(ExpositionError, match="exceeds the size"):
         read_exposition(hostile, {TOKENS})
 
 
-def test_canary_answers_are_counted_by_verdict_and_by_prompt() -> None:
+def test_canary_answers_are_counted_by_verdict_and_prompt() -> None:
     counts = {("right", "aa"): 7, ("right", "bb"): 2, ("wrong", "aa"): 3, ("wrong", "bb"): 0, ("failed", "cc"): 1}
     lines = [
         f'{CANARY_ANSWERS}{{prompt="{prompt}",verdict="{verdict}"}} {count}.0\n'

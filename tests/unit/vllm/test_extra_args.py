@@ -53,7 +53,7 @@ ALLOWED = [
 ]
 
 
-def test_what_the_engine_takes_and_no_field_says_is_allowed() -> None:
+def test_flags_of_vllm_without_a_spec_field_are_allowed() -> None:
     problems = {line: extra_args_problems(line.split(), PROFILE) for line in ALLOWED}
     assert {line: found for line, found in problems.items() if found} == {}
 
@@ -129,7 +129,7 @@ def first_problem(line: str) -> tuple[str, str]:
     return (problems[0].field, problems[0].message) if problems else ("", "is allowed")
 
 
-def test_what_is_refused_says_where_and_what_to_do() -> None:
+def test_refused_argument_names_index_and_fix() -> None:
     said = {line: first_problem(line) for line, _, _ in REFUSED}
     assert len(said) == len(REFUSED)
     assert {
@@ -139,7 +139,7 @@ def test_what_is_refused_says_where_and_what_to_do() -> None:
     } == {}
 
 
-def test_words_in_one_item_are_to_be_split() -> None:
+def test_words_joined_in_one_item_are_refused() -> None:
     (problem,) = extra_args_problems(["--enable-auto-tool-choice --tool-call-parser hermes"], PROFILE)
     assert (problem.field, "one list item per word" in problem.message) == ("spec.engine.extraArgs[0]", True)
 
@@ -162,7 +162,7 @@ def test_removed_flag_names_its_replacement_once(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", KNOWN_VERSIONS)
-def test_a_replacement_is_a_field_or_a_flag_of_that_version(version: str) -> None:
+def test_replacement_of_a_removed_flag_exists_in_the_version(version: str) -> None:
     profile = find_profile(version)
     for advice in profile.removed_flags.values():
         named = re.findall(r"(?<![\w-])--[a-z][a-z-]*", advice)
@@ -171,7 +171,7 @@ def test_a_replacement_is_a_field_or_a_flag_of_that_version(version: str) -> Non
 
 
 @pytest.mark.parametrize("version", KNOWN_VERSIONS)
-def test_every_flag_that_the_operator_writes_is_refused(version: str) -> None:
+def test_every_operator_rendered_flag_is_refused(version: str) -> None:
     profile = find_profile(version)
     takes_none = {
         argument.flag: profile.flags[argument.flag.partition(".")[0]].values == "0"
@@ -195,13 +195,13 @@ def test_every_flag_that_the_operator_writes_is_refused(version: str) -> None:
         ("--no-trust-request-mm-kwargs", "0.28", "vLLM 0.28 does not have this flag yet; it came with 0.31"),
     ],
 )
-def test_a_flag_of_a_later_version_says_which(line: str, version: str, message: str) -> None:
+def test_flag_of_a_later_version_names_that_version(line: str, version: str, message: str) -> None:
     (problem,) = extra_args_problems(line.split(), find_profile(version))
     assert problem.message == message
     assert extra_args_problems(line.split(), PROFILE) == []
 
 
-def test_a_flag_is_taken_by_the_versions_that_have_it() -> None:
+def test_flag_is_accepted_only_by_the_versions_that_have_it() -> None:
     line = ["--enable-mamba-fine-grained-prefix-cache"]
     assert extra_args_problems(line, find_profile("0.30")) == []
     for version, message in (("0.29", "it came with 0.30"), ("0.31", "no longer has this flag")):
@@ -209,30 +209,30 @@ def test_a_flag_is_taken_by_the_versions_that_have_it() -> None:
         assert message in problem.message
 
 
-def test_every_problem_is_told_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     problems = extra_args_problems(["-tp", "2", "--swap-space", "4", "--seed", "1", "stray", "--xyzzy"], PROFILE)
     assert [problem.field for problem in problems] == [f"spec.engine.extraArgs[{i}]" for i in (0, 2, 6, 7)]
 
 
 @pytest.mark.parametrize("line", [["--api-key", "s3cret"], ["--api-key=s3cret"], ["--hf-token=s3cret"]])
-def test_a_secret_is_never_repeated(line: list[str]) -> None:
+def test_secret_values_are_not_repeated_in_messages(line: list[str]) -> None:
     assert "s3cret" not in "".join(str(problem) for problem in extra_args_problems(line, PROFILE))
 
 
 @given(st.lists(st.text(max_size=12) | st.sampled_from([*PROFILE.flags, "-O", "--", "-tp=1", "1"]), max_size=8))
-def test_any_list_is_read_to_its_end(extra_args: list[str]) -> None:
+def test_any_argument_list_is_checked_without_errors(extra_args: list[str]) -> None:
     for problem in extra_args_problems(extra_args, PROFILE):
         index = int(problem.field.removeprefix("spec.engine.extraArgs[").removesuffix("]"))
         assert 0 <= index < len(extra_args)
         assert problem.message
 
 
-def test_a_dotted_path_of_thousands_of_parts_is_refused() -> None:
+def test_dotted_path_of_too_many_parts_is_refused() -> None:
     (problem,) = extra_args_problems([f"--hf-overrides{'.a' * 2_000}=1"], PROFILE)
     assert problem.message == "has a dotted path of more than 32 parts, the maximum: shorten it"
 
 
-def test_hundreds_of_unknown_flags_do_not_hold_up_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spelling_suggestions_are_limited_for_many_unknown_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     """To look for what was meant takes 20 ms a flag, in the one thread that serves all objects."""
     looked_for: list[str] = []
 
@@ -249,7 +249,7 @@ def test_hundreds_of_unknown_flags_do_not_hold_up_the_operator(monkeypatch: pyte
     assert 0 < len(looked_for) < 10
 
 
-def test_a_version_that_nobody_knows_may_have_flags_that_nobody_knows() -> None:
+def test_unknown_flags_are_passed_on_for_unknown_versions() -> None:
     """They are handed on, with whatever follows them; all that is known is judged as ever."""
     newer = find_profile("0.99")
     flags = ["--new-flag", "3", "4", "--newer_flag=x", "--newest.path", "{}", "--seed", "1", "-O3"]
@@ -300,7 +300,7 @@ def problems(config: dict[str, Any], version: str = KNOWN_VERSIONS[-1], **more: 
     return {each.field.removeprefix("spec.speculation.extraConfig."): each.message for each in found}
 
 
-def test_what_has_no_field_is_passed_on() -> None:
+def test_extra_config_keys_without_a_field_are_passed_on() -> None:
     assert problems(PASSED) == {}
     speculation = speculating_with(Method.MTP, 2, extra_config=json.dumps(PASSED))
     config = json.loads(speculative_config(replace(PLAIN, speculation=speculation), NEWEST) or "")
@@ -308,12 +308,12 @@ def test_what_has_no_field_is_passed_on() -> None:
 
 
 @pytest.mark.parametrize("key", SPECULATIVE_KEYS, ids=lambda key: key.key)
-def test_a_key_that_a_field_decides_names_the_field(key: Any) -> None:
+def test_extra_config_key_of_a_spec_field_is_refused_with_the_field(key: Any) -> None:
     (message,) = problems({key.key: 1}).values()
     assert key.key == "parallel_drafting" or key.field in message
 
 
-def test_every_key_of_every_version_is_judged() -> None:
+def test_only_reserved_extra_config_keys_are_refused() -> None:
     """A key that a new vLLM brings is passed on, unless a field or a refusal names it."""
     for version in KNOWN_VERSIONS:
         for key in find_profile(version).speculative_keys:
@@ -322,7 +322,7 @@ def test_every_key_of_every_version_is_judged() -> None:
             )
 
 
-def test_a_key_of_another_version_is_refused_with_what_to_do() -> None:
+def test_extra_config_key_of_another_version_is_refused_with_a_fix() -> None:
     assert "came with 0.30" in problems({"disable_eagle_block_drop": True}, "0.28")["disable_eagle_block_drop"]
     assert "attention_backend?" in problems({"atention_backend": "x"})["atention_backend"]
     assert problems({"magic": 1}, "0.99") == {}
@@ -340,19 +340,19 @@ def test_a_key_of_another_version_is_refused_with_what_to_do() -> None:
         ("draft_load_config", "dummy", "an object"),
     ],
 )
-def test_a_value_of_another_type_is_refused(key: str, value: object, wanted: str) -> None:
+def test_extra_config_value_of_another_type_is_refused(key: str, value: object, wanted: str) -> None:
     assert wanted in problems({key: value})[key]
 
 
 @pytest.mark.parametrize(("key", "value"), [("enforce_eager", "yes"), ("enforce_eager", 0), ("dspark_draft_topk", "3")])
-def test_a_value_that_vllm_reads_from_text_is_passed_on(key: str, value: object) -> None:
+def test_extra_config_value_that_vllm_converts_is_passed_on(key: str, value: object) -> None:
     assert problems({key: value}) == {}
 
 
-def test_keys_of_fly_are_for_fly() -> None:
+def test_fly_keys_need_rejection_sampling_fly() -> None:
     assert "rejectionSampling: fly" in problems({"fly_window_size": 2})["fly_window_size"]
     assert problems({"fly_window_size": 2}, checks_by_entropy=True) == {}
 
 
-def test_made_up_acceptance_is_refused() -> None:
+def test_synthetic_acceptance_keys_are_refused() -> None:
     assert problems({"synthetic_acceptance_length": 2.5}).keys() == {"synthetic_acceptance_length"}

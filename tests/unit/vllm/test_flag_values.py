@@ -47,7 +47,7 @@ def problems_of(case: Case, version: str) -> list[Problem]:
 
 
 @pytest.mark.parametrize("check", FLAG_CHECKS, ids=key)
-def test_a_row_tells_field_value_and_fix_from_its_version_on(check: FlagCheck) -> None:
+def test_flag_check_names_field_value_and_fix_since_its_version(check: FlagCheck) -> None:
     case = CASES[key(check)]
     for version in KNOWN_VERSIONS[KNOWN_VERSIONS.index(check.since) :]:
         told = problems_of(case, version)
@@ -68,17 +68,17 @@ def test_a_row_tells_field_value_and_fix_from_its_version_on(check: FlagCheck) -
 
 
 @pytest.mark.parametrize("check", FLAG_CHECKS, ids=key)
-def test_what_vllm_takes_has_no_problem(check: FlagCheck) -> None:
+def test_valid_value_of_each_flag_check_is_accepted(check: FlagCheck) -> None:
     case = CASES[key(check)]
     assert flag_value_problems(settings(BASES[case.good_base or case.base], case.good), NEWEST) == []
 
 
-def test_a_row_counts_from_the_version_that_has_its_flag() -> None:
+def test_flag_check_applies_since_the_version_of_its_flag() -> None:
     case = CASES["config/model.py:1551 --enable-hc-sp"]
     assert [problem.value for problem in problems_of(case, "0.32")] == ["--enable-hc-sp"]
 
 
-def test_each_row_has_a_case_and_each_case_a_row() -> None:
+def test_flag_checks_and_test_cases_match() -> None:
     assert {key(check) for check in FLAG_CHECKS} == set(CASES)
     assert len({key(check) for check in FLAG_CHECKS}) == len(FLAG_CHECKS)
 
@@ -89,38 +89,38 @@ def said_of(*arguments: str) -> list[tuple[str, str]]:
     return [(problem.field, problem.value) for problem in found]
 
 
-def test_a_value_is_found_however_the_flag_is_spelled() -> None:
+def test_value_is_checked_in_every_flag_spelling() -> None:
     whole = ("--seed", "1", "--kv_transfer_config", '{"kv_connector": "OffloadingConnector"}')
     assert said_of(*whole) == [("spec.engine.extraArgs[2]", "--kv-transfer-config.kv_connector")]
     assert said_of("-cc.mode=FAST") == [("spec.engine.extraArgs[0]", "--compilation-config.mode")]
     assert said_of("--mamba-back", "Cuda") == [("spec.engine.extraArgs[0]", "--mamba-back")]
 
 
-def test_one_microbatch_needs_no_threshold() -> None:
+def test_one_microbatch_needs_no_dbo_threshold() -> None:
     small = ("--dbo-decode-token-threshold", "0", "--ubatch-size")
     assert said_of(*small, "1") == []
     assert said_of(*small, "2") == [("spec.engine.extraArgs", "--enable-dbo")]
 
 
-def test_groups_of_one_layer_are_prefetched() -> None:
+def test_offload_prefetch_step_is_checked_for_groups_of_one_layer() -> None:
     step = ("--offload-prefetch-step", "0", "--offload-group-size")
     assert said_of(*step, "0") == []
     assert said_of(*step, "1") == [("spec.engine.extraArgs[0]", "--offload-prefetch-step")]
 
 
-def test_heads_are_split_only_over_several_ranks() -> None:
+def test_enable_hc_sp_is_checked_only_with_tensor_parallelism() -> None:
     asked = replace(PLAIN, pipeline_parallel_size=2, extra_args=("--enable-hc-sp",))
     assert [each.value for each in flag_value_problems(asked, NEWEST)] == ["--enable-hc-sp"]
     assert flag_value_problems(replace(asked, tensor_parallel_size=1), NEWEST) == []
 
 
 @pytest.mark.parametrize("operation", ["", "+", "-", "rms_norm"])
-def test_an_operation_has_a_sign_and_a_name(operation: str) -> None:
+def test_custom_op_needs_a_sign_and_a_name(operation: str) -> None:
     line = ("--compilation-config", json.dumps({"custom_ops": ["none", operation]}))
     assert said_of(*line) == [("spec.engine.extraArgs[0]", "--compilation-config.custom_ops")]
 
 
-def test_the_last_of_several_values_counts() -> None:
+def test_last_of_several_flag_values_is_checked() -> None:
     bad, good = ("--scheduling-policy", "lifo"), ("--scheduling-policy", "fcfs")
     assert said_of(*good, *bad) == [("spec.engine.extraArgs[2]", "--scheduling-policy")]
     assert said_of(*bad, *good) == []
@@ -129,7 +129,7 @@ def test_the_last_of_several_values_counts() -> None:
     assert said_of(*bad, *good) == []
 
 
-def test_a_name_has_one_problem_at_a_time() -> None:
+def test_flag_has_one_problem_at_a_time() -> None:
     line = ("--enable-return-routed-experts", "--no-enable-prefix-caching")
     staged = replace(BASES[cases.STAGES], extra_args=line)
     (problem,) = flag_value_problems(staged, NEWEST)
@@ -139,7 +139,7 @@ def test_a_name_has_one_problem_at_a_time() -> None:
     assert "spec.parallelism.pipeline" in problem.message
 
 
-def test_a_connector_inside_another_counts() -> None:
+def test_connector_inside_a_multi_connector_is_checked() -> None:
     inner = '{"kv_connector": "MultiConnector", "kv_role": "kv_both", "kv_connector_extra_config": {"connectors": '
     line = ("--enable-return-routed-experts", "--kv-transfer-config", inner + '[{"kv_connector": "NixlConnector"}]}}')
     assert said_of(*line) == [("spec.engine.extraArgs[0]", "--enable-return-routed-experts")]
@@ -149,7 +149,7 @@ def test_a_connector_inside_another_counts() -> None:
     assert said_of(*other) == [], "no other connector reads the key"
 
 
-def test_absent_flags_have_the_defaults_of_vllm() -> None:
+def test_absent_flags_use_the_vllm_defaults() -> None:
     assert said_of("--offload-backend", "prefetch") == [("spec.engine.extraArgs", "--offload-num-in-group")]
     small = ("--dbo-decode-token-threshold", "3", "--ubatch-size")
     assert said_of(*small, "3") == []
@@ -171,12 +171,12 @@ def test_absent_flags_have_the_defaults_of_vllm() -> None:
         "--compilation-config",
     ],
 )
-def test_what_is_in_doubt_is_left_to_the_engine(line: str) -> None:
+def test_ambiguous_values_are_not_checked(line: str) -> None:
     assert said_of(*line.split()) == []
 
 
 @pytest.mark.parametrize("allowed", ["--enable-sleep-mode", "--enable-cumem-allocator"])
-def test_memory_of_an_allocator_that_does_not_move_may_be_registered(allowed: str) -> None:
+def test_expandable_segments_are_accepted_with_a_fixed_allocator(allowed: str) -> None:
     case = CASES["config/vllm.py:1291 env.PYTORCH_CUDA_ALLOC_CONF"]
     asked = settings(BASES[case.base], f"{case.bad} {allowed}")
     assert flag_value_problems(asked, NEWEST, case.env) == []
@@ -193,6 +193,6 @@ def test_memory_of_an_allocator_that_does_not_move_may_be_registered(allowed: st
         "--moe-backend flashinfer_moe_ep_cutedsl --all2all-backend pplx",
     ],
 )
-def test_what_vllm_takes_is_no_problem(line: str) -> None:
+def test_values_accepted_by_vllm_0_33_have_no_problem(line: str) -> None:
     """The real vLLM 0.33 built its configuration from each of these."""
     assert flag_value_problems(settings(BASES[cases.EXPERTS], line), NEWEST) == []

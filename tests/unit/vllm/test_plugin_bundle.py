@@ -19,7 +19,7 @@ print(json.dumps([plugin.name, specdecode_recorder.__path__[0], os.environ.get("
 """
 
 
-def test_equal_files_give_equal_bytes(tmp_path: Path) -> None:
+def test_recorder_zip_is_reproducible(tmp_path: Path) -> None:
     assert RECORDER.zipped() == RECORDER.zipped()
     (tmp_path / "recorder.zip").write_bytes(RECORDER.zipped())
     with zipfile.ZipFile(tmp_path / "recorder.zip") as archive:
@@ -48,7 +48,7 @@ def test_command_finds_the_plugin_in_the_zip_file(tmp_path: Path, before: str | 
     ]
 
 
-def test_missing_zip_file_does_not_keep_the_command_from_running(tmp_path: Path) -> None:
+def test_command_runs_without_the_zip_file(tmp_path: Path) -> None:
     command = RECORDER.loaded_by([sys.executable, "-c", "print('serves')"], str(tmp_path / "absent.zip"))
     assert subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout == "serves\n"
 

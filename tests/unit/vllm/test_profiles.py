@@ -13,7 +13,7 @@ NEWEST = KNOWN_VERSIONS[-1]
 
 
 @pytest.mark.parametrize("version", KNOWN_VERSIONS)
-def test_known_version_is_tested_and_has_an_image(version: str) -> None:
+def test_known_version_is_tested_and_has_a_gpu_image(version: str) -> None:
     profile = find_profile(version)
     assert profile.tested
     assert profile.version == version
@@ -21,7 +21,7 @@ def test_known_version_is_tested_and_has_an_image(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", [f"0.{int(NEWEST.removeprefix('0.')) + 1}", "0.100", "1.0"])
-def test_newer_version_borrows_the_newest_profile_and_says_so(version: str) -> None:
+def test_newer_version_uses_the_newest_flags_and_is_untested(version: str) -> None:
     profile = find_profile(version)
     assert not profile.tested
     assert profile.version == version
@@ -65,7 +65,7 @@ def test_flags_have_their_aliases_and_arity() -> None:
     assert flags["--hf-token"].values == "?"
 
 
-def test_a_switch_has_an_opposite_word_from_0_33_on() -> None:
+def test_switches_have_an_opposite_flag_since_0_33() -> None:
     """vllm/utils/argparse_utils.py, EnableDisableAction: --disable-x undoes --enable-x, and the other way round."""
     before, after = find_profile("0.32").flags, find_profile("0.33").flags
     for name, opposite in (("--enable-lora", "--disable-lora"), ("--disable-cascade-attn", "--enable-cascade-attn")):
@@ -90,7 +90,7 @@ def test_each_version_has_the_flags_of_its_own_parser() -> None:
     assert router in before.removed_flags
 
 
-def test_a_flag_that_never_was_there_has_not_gone() -> None:
+def test_flag_that_a_version_never_had_is_not_removed() -> None:
     """0.28 is older than the flag that 0.31 removed, so it says neither that it has it nor that it had."""
     profile = find_profile("0.28")
     renamed = "--enable-mamba-fine-grained-prefix-cache"
@@ -100,7 +100,7 @@ def test_a_flag_that_never_was_there_has_not_gone() -> None:
 
 
 @pytest.mark.parametrize("version", KNOWN_VERSIONS)
-def test_later_flags_are_ones_that_a_later_version_has(version: str) -> None:
+def test_later_flags_exist_in_a_later_version(version: str) -> None:
     profile = find_profile(version)
     assert not set(profile.later_flags) & set(profile.flags)
     for name, first in profile.later_flags.items():
@@ -109,7 +109,7 @@ def test_later_flags_are_ones_that_a_later_version_has(version: str) -> None:
     assert bool(profile.later_flags) == (version != NEWEST)
 
 
-def test_what_differs_by_version_differs() -> None:
+def test_profile_facts_differ_by_version() -> None:
     """vllm/v1/attention/backends/cpu_attn.py took blocks of 16 until 0.28; the CPU's matters to no other fact."""
     assert find_profile("0.28").block_size_multiples == {Platform.GPU: 16, Platform.CPU: 16}
     assert find_profile("0.29").block_size_multiples == {Platform.GPU: 16, Platform.CPU: 32}
@@ -119,17 +119,17 @@ def test_what_differs_by_version_differs() -> None:
 
 @pytest.mark.parametrize("version", KNOWN_VERSIONS)
 @pytest.mark.parametrize("method", [Method.DRAFT_MODEL, Method.NGRAM])
-def test_the_runner_is_the_one_that_sizing_counts_with(version: str, method: Method) -> None:
+def test_model_runner_matches_sizing(version: str, method: Method) -> None:
     assert find_profile(version).runners[method] == find_version_rules(version, method.value).runner.value
 
 
 @pytest.mark.parametrize("version", KNOWN_VERSIONS)
-def test_the_default_memory_utilization_is_the_one_that_sizing_counts_with(version: str) -> None:
+def test_default_memory_utilization_matches_sizing(version: str) -> None:
     percent = find_version_rules(version).default_memory_utilization_percent
     assert find_profile(version).defaults["--gpu-memory-utilization"] == f"0.{percent}"
 
 
-def test_a_cached_profile_cannot_be_changed() -> None:
+def test_cached_profile_is_immutable() -> None:
     with pytest.raises(TypeError):
         find_profile(NEWEST).removed_flags["--x"] = "y"  # type: ignore[index]
 
@@ -137,21 +137,21 @@ def test_a_cached_profile_cannot_be_changed() -> None:
 # The table of vLLM versions: what each file says, and what holds for a version.
 
 
-def test_no_version_is_left_out() -> None:
+def test_sized_versions_are_consecutive() -> None:
     minors = [int(version.removeprefix("0.")) for version in SIZED_VERSIONS]
     assert minors == list(range(minors[0], minors[-1] + 1))
     assert SIZED_VERSIONS[-len(LAUNCHED_VERSIONS) :] == LAUNCHED_VERSIONS
 
 
 @pytest.mark.parametrize("version", SIZED_VERSIONS)
-def test_every_change_says_something_and_names_its_source(version: str) -> None:
+def test_every_version_change_has_content_and_a_source(version: str) -> None:
     for change in changes(version):
         assert re.search(r"\w+\.py|vllm/|docs|documentation|sources|Options", change["source"]), change
         assert len(change) > 1 or "changes nothing" in change["source"], change
 
 
 @pytest.mark.parametrize("version", SIZED_VERSIONS)
-def test_every_change_changes(version: str) -> None:
+def test_every_version_change_differs_from_the_version_before(version: str) -> None:
     """What a version has from the one before it does not stand in its file again."""
     if version == SIZED_VERSIONS[0]:
         return
@@ -163,12 +163,12 @@ def test_every_change_changes(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", LAUNCHED_VERSIONS)
-def test_each_launched_version_has_an_image_of_its_own(version: str) -> None:
+def test_every_launched_version_has_its_own_image(version: str) -> None:
     (image,) = (change["images"] for change in changes(version) if "images" in change)
     assert version in image["gpu"]
 
 
-def test_a_change_adds_replaces_and_removes() -> None:
+def test_version_changes_add_replace_and_remove_facts() -> None:
     limits = [version_facts(version)["targets"]["without_hidden_states"] for version in ("0.28", "0.29")]
     assert limits[0].keys() - limits[1].keys() == {"Olmo3ForCausalLM"}
     assert version_facts("0.28")["block_size_multiples"] == {"gpu": 16, "cpu": 16}
@@ -177,6 +177,6 @@ def test_a_change_adds_replaces_and_removes() -> None:
     assert "--grpc-port" not in version_facts("0.31")["flags"]
 
 
-def test_beyond_what_is_known_the_nearest_version_stands_in() -> None:
+def test_unknown_versions_use_the_facts_of_the_nearest_version() -> None:
     assert version_facts("0.100.1") == version_facts("1.0") == version_facts(SIZED_VERSIONS[-1])
     assert version_facts("0.16.9") == version_facts("0.9") == version_facts(SIZED_VERSIONS[0])

@@ -54,7 +54,7 @@ SCHEDULE = "spec.speculation.numSpeculativeTokensByBatchSize"
         replace(NGRAM, schedule=(ScheduleRange(1, 1, 4), ScheduleRange(2, 2, 3), ScheduleRange(3, 8, 0))),
     ],
 )
-def test_good_speculation_has_no_problem(speculation: SpeculationSettings | None) -> None:
+def test_valid_speculation_has_no_problem(speculation: SpeculationSettings | None) -> None:
     assert speculation_problems(replace(PLAIN, speculation=speculation), PROFILE) == []
 
 
@@ -94,7 +94,7 @@ BAD_SPECULATION = [
 
 
 @pytest.mark.parametrize(("speculation", "change", "field", "value", "fix"), BAD_SPECULATION)
-def test_bad_speculation_names_field_value_and_fix(
+def test_invalid_speculation_names_field_value_and_fix(
     speculation: SpeculationSettings, change: dict[str, Any], field: str, value: str, fix: str
 ) -> None:
     settings = replace(PLAIN, speculation=replace(speculation, **change))
@@ -112,7 +112,7 @@ def test_bad_speculation_names_field_value_and_fix(
         ("/models/x-DSpark", "dspark"),
     ],
 )
-def test_draft_path_that_flips_the_method_is_refused(path: str, method: str) -> None:
+def test_draft_path_that_changes_the_method_is_refused(path: str, method: str) -> None:
     settings = replace(PLAIN, speculation=replace(DRAFT_MODEL, draft_model=path))
     (problem,) = speculation_problems(settings, PROFILE)
     assert (problem.field, problem.value) == (f"{SPECULATION}.draft.model", path)
@@ -121,13 +121,13 @@ def test_draft_path_that_flips_the_method_is_refused(path: str, method: str) -> 
 
 
 @pytest.mark.parametrize("path", ["/models/eagle/llama", "/models/beagle_1b", "meta-llama/Llama-3.1-8B"])
-def test_harmless_draft_path_passes(path: str) -> None:
+def test_harmless_draft_path_is_accepted(path: str) -> None:
     settings = replace(PLAIN, speculation=replace(DRAFT_MODEL, draft_model=path))
     assert speculation_problems(settings, PROFILE) == []
 
 
 @pytest.mark.parametrize(("speculation", "needed"), [(DRAFT_MODEL, 7), (NGRAM, 5)])
-def test_a_step_must_hold_one_whole_verification(speculation: SpeculationSettings, needed: int) -> None:
+def test_batched_tokens_must_hold_one_verification(speculation: SpeculationSettings, needed: int) -> None:
     settings = replace(PLAIN, speculation=speculation, max_num_seqs=1, max_num_batched_tokens=needed)
     assert speculation_problems(settings, PROFILE) == []
     (problem,) = speculation_problems(replace(settings, max_num_batched_tokens=needed - 1), PROFILE)
@@ -137,7 +137,7 @@ def test_a_step_must_hold_one_whole_verification(speculation: SpeculationSetting
 
 @pytest.mark.parametrize("version", KNOWN_VERSIONS)
 @pytest.mark.parametrize("line", ["--async-scheduling", "--async-sched", "--async_scheduling", "--seed=1 --async-s"])
-def test_lookup_on_the_host_cannot_be_scheduled_asynchronously(line: str, version: str) -> None:
+def test_ngram_with_async_scheduling_is_refused_before_0_33(line: str, version: str) -> None:
     settings = replace(PLAIN, speculation=NGRAM, extra_args=tuple(line.split()))
     problems = speculation_problems(settings, find_profile(version))
     if release(version) >= (0, 33):  # which looks up on the GPU, and runs ahead
@@ -149,7 +149,7 @@ def test_lookup_on_the_host_cannot_be_scheduled_asynchronously(line: str, versio
     assert "method ngram" in problem.message
 
 
-def test_on_model_runner_v1_it_never_can() -> None:
+def test_ngram_with_async_scheduling_is_refused_on_runner_v1() -> None:
     settings = replace(PLAIN, cpu=CPU, speculation=NGRAM, extra_args=("--async-scheduling",))
     (problem,) = speculation_problems(settings, PROFILE)
     assert problem.field == "spec.engine.extraArgs[0]"
@@ -157,7 +157,7 @@ def test_on_model_runner_v1_it_never_can() -> None:
 
 @pytest.mark.parametrize("version", KNOWN_VERSIONS)
 @pytest.mark.parametrize("stages", [1, 2])
-def test_from_0_31_on_model_runner_v1_is_not_ahead_of_stages(version: str, stages: int) -> None:
+def test_v1_async_scheduling_with_stages_is_refused_since_0_31(version: str, stages: int) -> None:
     settings = replace(PLAIN, target_on_v1=True, pipeline_parallel_size=stages, extra_args=("--async-scheduling",))
     profile = find_profile(version)
     refused = stages == 2 and release(version) >= (0, 31)
@@ -170,7 +170,7 @@ def test_from_0_31_on_model_runner_v1_is_not_ahead_of_stages(version: str, stage
 
 
 @pytest.mark.parametrize("version", KNOWN_VERSIONS)
-def test_drafts_that_cannot_be_shortened_take_no_schedule_where_model_runner_v1_serves(version: str) -> None:
+def test_ngram_gpu_schedule_is_refused_on_runner_v1(version: str) -> None:
     profile = find_profile(version)
     looked_up = replace(NGRAM, method=Method.NGRAM_GPU, schedule=(ScheduleRange(1, 8, 2),))
     problems = speculation_problems(replace(PLAIN, speculation=looked_up), profile)
@@ -186,14 +186,14 @@ def test_drafts_that_cannot_be_shortened_take_no_schedule_where_model_runner_v1_
         (NGRAM, "--async-scheduling --no-async-s"),
     ],
 )
-def test_other_schedules_pass(speculation: SpeculationSettings | None, line: str) -> None:
+def test_other_async_scheduling_settings_are_accepted(speculation: SpeculationSettings | None, line: str) -> None:
     settings = replace(PLAIN, speculation=speculation, extra_args=tuple(line.split()))
     assert speculation_problems(settings, PROFILE) == []
 
 
 @pytest.mark.parametrize("version", KNOWN_VERSIONS)
 @pytest.mark.parametrize("method", [Method.EAGLE, Method.MEDUSA, Method.MTP])
-def test_a_head_goes_with_stages_from_0_30_on(method: Method, version: str) -> None:
+def test_heads_with_pipeline_stages_are_accepted_since_0_30(method: Method, version: str) -> None:
     head = None if method is Method.MTP else "/models/head"
     settings = replace(PLAIN, pipeline_parallel_size=2, speculation=speculating_with(method, 3, draft_model=head))
     problems = speculation_problems(settings, find_profile(version))
@@ -273,7 +273,7 @@ BAD_SERVING = [
 
 
 @pytest.mark.parametrize(("settings", "field", "value", "fix"), BAD_SERVING)
-def test_bad_serving_names_field_value_and_fix(settings: EngineSettings, field: str, value: str, fix: str) -> None:
+def test_invalid_serving_names_field_value_and_fix(settings: EngineSettings, field: str, value: str, fix: str) -> None:
     (problem,) = serving_problems(settings, PROFILE)
     assert (problem.field, problem.value) == (field, value)
     assert fix in problem.message
@@ -297,13 +297,13 @@ def test_bad_serving_names_field_value_and_fix(settings: EngineSettings, field: 
         replace(PLAIN, speculation=DRAFT_MODEL, max_cudagraph_capture_size=1),
     ],
 )
-def test_good_serving_has_no_problem(settings: EngineSettings) -> None:
+def test_valid_serving_has_no_problem(settings: EngineSettings) -> None:
     assert serving_problems(settings, PROFILE) == []
 
 
 @pytest.mark.parametrize("version", KNOWN_VERSIONS)
 @pytest.mark.parametrize("mode", CudagraphMode)
-def test_runner_v1_captures_no_whole_steps_whose_length_changes(mode: CudagraphMode, version: str) -> None:
+def test_v1_full_cudagraph_mode_with_a_schedule_is_refused(mode: CudagraphMode, version: str) -> None:
     profile = find_profile(version)
     scheduled = replace(DRAFT_MODEL, schedule=(ScheduleRange(1, 8, 2),))
     problems = serving_problems(replace(PLAIN, cudagraph_mode=mode, speculation=scheduled), profile)
@@ -314,7 +314,7 @@ def test_runner_v1_captures_no_whole_steps_whose_length_changes(mode: CudagraphM
 
 @pytest.mark.parametrize("dtype", Dtype)
 @pytest.mark.parametrize("version", KNOWN_VERSIONS)
-def test_from_0_33_on_a_cache_in_bfloat16_wants_a_model_in_it(version: str, dtype: Dtype) -> None:
+def test_bfloat16_kv_cache_needs_a_bfloat16_model_since_0_33(version: str, dtype: Dtype) -> None:
     settings = replace(PLAIN, dtype=dtype, kv_cache_dtype="bfloat16")
     problems = serving_problems(settings, find_profile(version))
     refused = release(version) >= (0, 33) and dtype in (Dtype.FLOAT16, Dtype.FLOAT32)
@@ -325,7 +325,7 @@ def test_from_0_33_on_a_cache_in_bfloat16_wants_a_model_in_it(version: str, dtyp
     assert serving_problems(replace(settings, kv_cache_dtype="fp8"), find_profile(version)) == []
 
 
-def test_an_image_is_asked_for_where_none_is_known() -> None:
+def test_image_is_required_if_none_is_known() -> None:
     assert image_problems(None, Platform.GPU, PROFILE) == []
     assert image_problems("registry.local/vllm:1", Platform.CPU, PROFILE) == []
     assert image_problems("registry.local/vllm:1", Platform.GPU, find_profile("0.99")) == []
@@ -403,7 +403,7 @@ def test_arguments_that_contradict_the_spec_are_refused(name: str) -> None:
         replace(PLAIN, extra_args=("--runner", "generate")),
     ],
 )
-def test_arguments_that_go_with_the_spec_pass(settings: EngineSettings) -> None:
+def test_arguments_that_agree_with_the_spec_are_accepted(settings: EngineSettings) -> None:
     assert serving_problems(settings, PROFILE) == []
 
 
@@ -415,7 +415,7 @@ def test_arguments_that_go_with_the_spec_pass(settings: EngineSettings) -> None:
         f"--override-generation-config={'[' * 4000}",
     ],
 )
-def test_a_min_p_of_nothing_is_none(line: str) -> None:
+def test_zero_or_unreadable_min_p_is_ignored(line: str) -> None:
     assert combination_problems(replace(PLAIN, speculation=NGRAM, extra_args=(line,)), PROFILE) == []
 
 
@@ -427,7 +427,7 @@ def test_a_min_p_of_nothing_is_none(line: str) -> None:
         '--override-generation-config={"min_p":0.1}',
     ],
 )
-def test_min_p_is_found_wherever_it_is_given(line: str) -> None:
+def test_min_p_is_found_in_every_spelling(line: str) -> None:
     settings = replace(PLAIN, speculation=NGRAM, extra_args=tuple(line.split()))
     (problem,) = combination_problems(settings, PROFILE)
     assert "min_p" in problem.message
@@ -447,7 +447,7 @@ def test_a_field_whose_flag_the_version_lacks_is_refused(later: dict[str, str], 
     assert ("spec.serving.enforceEager", "true") in [(problem.field, problem.value) for problem in eager]
 
 
-def test_a_field_whose_key_the_version_lacks_is_refused() -> None:
+def test_field_whose_speculative_key_the_version_lacks_is_refused() -> None:
     settings = replace(PLAIN, speculation=replace(DRAFT_MODEL, xpress_top_c=0))
     assert [str(problem) for problem in speculation_problems(settings, find_profile("0.32"))] == [
         'spec.speculation.xpressTopC: 0: vLLM 0.32 does not have it; remove it, or set engine.version: "0.33" or later'
@@ -483,7 +483,7 @@ def config_of(speculation: SpeculationSettings, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_method_is_rendered_with_what_it_needs_and_no_more(method: Method) -> None:
+def test_method_is_rendered_with_only_the_keys_it_needs(method: Method) -> None:
     wanted: dict[str, Any] = {"method": method.value, "num_speculative_tokens": 3}
     if method in METHODS_WITH_DRAFT:
         wanted["model"] = "/models/head"
@@ -494,12 +494,12 @@ def test_a_method_is_rendered_with_what_it_needs_and_no_more(method: Method) -> 
 
 
 @pytest.mark.parametrize("method", METHODS_WITH_LOOKUP)
-def test_lookup_bounds_are_those_of_both_lookups(method: Method) -> None:
+def test_prompt_lookup_bounds_are_rendered_for_each_ngram_method(method: Method) -> None:
     config = config_of(speculating(method, ngram=Ngram(prompt_lookup_min=2, prompt_lookup_max=4)))
     assert (config["prompt_lookup_min"], config["prompt_lookup_max"]) == (2, 4)
 
 
-def test_shares_of_suffix_become_fractions() -> None:
+def test_suffix_percentages_become_fractions() -> None:
     config = config_of(speculating(Method.SUFFIX, suffix=FULL_SUFFIX))
     assert {key: value for key, value in config.items() if key.startswith("suffix")} == {
         "suffix_decoding_max_tree_depth": 16,
@@ -512,7 +512,7 @@ def test_shares_of_suffix_become_fractions() -> None:
 
 @pytest.mark.parametrize("version", KNOWN_VERSIONS)
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_is_known_to_every_version_until_it_ends(version: str, method: Method) -> None:
+def test_every_method_is_supported_except_medusa_since_0_33(version: str, method: Method) -> None:
     profile = find_profile(version)
     settings = replace(PLAIN, speculation=speculating(method))
     problems = [f"{problem.field}: {problem.message}" for problem in speculation_problems(settings, profile)]
@@ -521,7 +521,7 @@ def test_every_method_is_known_to_every_version_until_it_ends(version: str, meth
 
 
 @pytest.mark.parametrize(("method", "slots"), [(Method.DFLASH, 5), (Method.DSPARK, 4), (Method.EAGLE3, 0)])
-def test_a_step_must_have_room_for_a_whole_draft(method: Method, slots: int) -> None:
+def test_batched_tokens_must_hold_one_block_of_drafts(method: Method, slots: int) -> None:
     speculation = replace(speculating(method), num_speculative_tokens=5)
     enough = replace(PLAIN, speculation=speculation, max_num_seqs=1, max_num_batched_tokens=5 + 1 + slots)
     assert speculation_problems(enough, PROFILE_METHODS) == []
@@ -530,26 +530,26 @@ def test_a_step_must_have_room_for_a_whole_draft(method: Method, slots: int) -> 
 
 
 @pytest.mark.parametrize("method", [Method.DSPARK, Method.MTP])
-def test_a_draft_inside_the_targets_checkpoint_is_not_named(method: Method) -> None:
+def test_draft_in_the_target_checkpoint_is_not_named(method: Method) -> None:
     settings = replace(PLAIN, speculation=replace(speculating(method), draft_model=None))
     assert speculation_problems(settings, PROFILE_METHODS) == []
     assert "model" not in json.loads(speculative_config(settings, PROFILE_METHODS) or "")
 
 
-def test_mtp_drafts_with_a_checkpoint_that_is_named() -> None:
+def test_mtp_renders_a_named_draft_checkpoint() -> None:
     settings = replace(PLAIN, speculation=speculating(Method.MTP, draft_model="org/assistant"))
     assert speculation_problems(settings, PROFILE_METHODS) == []
     assert json.loads(speculative_config(settings, PROFILE_METHODS) or "")["model"] == "org/assistant"
 
 
-def test_a_path_that_turns_mtp_into_another_method_is_refused() -> None:
+def test_draft_path_that_changes_mtp_is_refused() -> None:
     settings = replace(PLAIN, speculation=speculating(Method.MTP, draft_model="org/eagle3-layers"))
     (problem,) = speculation_problems(settings, PROFILE_METHODS)
     assert problem.field == "spec.speculation.draft.model"
 
 
 @pytest.mark.parametrize("method", [method for method in HEADS if method is not Method.DSPARK])
-def test_a_head_must_be_named(method: Method) -> None:
+def test_head_methods_need_a_draft_model(method: Method) -> None:
     settings = replace(PLAIN, speculation=replace(speculating(method), draft_model=None))
     (problem,) = speculation_problems(settings, PROFILE_METHODS)
     assert problem.field == "spec.speculation.draft"
@@ -557,12 +557,12 @@ def test_a_head_must_be_named(method: Method) -> None:
 
 
 @pytest.mark.parametrize("method", [Method.EAGLE, Method.EAGLE3, Method.DFLASH, Method.DSPARK])
-def test_a_path_changes_nothing_where_the_method_is_a_head(method: Method) -> None:
+def test_draft_path_does_not_change_head_methods(method: Method) -> None:
     settings = replace(PLAIN, speculation=speculating(method, draft_model="/models/EAGLE3-dflash"))
     assert speculation_problems(settings, PROFILE_METHODS) == []
 
 
-def test_a_path_flips_medusa_and_the_target_flips_mtp() -> None:
+def test_paths_that_change_medusa_or_mtp_are_refused() -> None:
     medusa = replace(PLAIN, speculation=speculating(Method.MEDUSA, draft_model="/models/eagle-x"))
     (problem,) = speculation_problems(medusa, PROFILE_METHODS)
     assert (problem.field, problem.value) == ("spec.speculation.draft.model", "/models/eagle-x")
@@ -572,7 +572,7 @@ def test_a_path_flips_medusa_and_the_target_flips_mtp() -> None:
     assert "changes method mtp to dspark" in problem.message
 
 
-def test_sampling_is_said_in_the_engines_words() -> None:
+def test_sampling_fields_are_rendered_with_the_vllm_names() -> None:
     speculation = replace(
         DRAFT_MODEL, rejection_sampling=RejectionSampling.BLOCK, draft_sampling=DraftSampling.PROBABILISTIC
     )
@@ -582,7 +582,7 @@ def test_sampling_is_said_in_the_engines_words() -> None:
     assert not {"rejection_sample_method", "draft_sample_method"} & set(config_of(DRAFT_MODEL))
 
 
-def test_a_lossy_check_is_said_by_its_name_alone() -> None:
+def test_fly_rejection_sampling_is_rendered_without_parameters() -> None:
     speculation = replace(DRAFT_MODEL, rejection_sampling=RejectionSampling.FLY, lossy=True)
     config = config_of(speculation)
     assert config["rejection_sample_method"] == "fly"
@@ -598,7 +598,7 @@ def test_a_lossy_check_is_said_by_its_name_alone() -> None:
         ("0.33", {"speculation": replace(DRAFT_MODEL, num_speculative_tokens=1)}, "2 or more"),
     ],
 )
-def test_a_lossy_check_is_refused_where_there_is_none(version: str, changes: dict[str, Any], sentence: str) -> None:
+def test_fly_rejection_sampling_is_refused_if_unsupported(version: str, changes: dict[str, Any], sentence: str) -> None:
     asked = changes.get("speculation", DRAFT_MODEL)
     speculation = replace(asked, rejection_sampling=RejectionSampling.FLY, lossy=True)
     settings = replace(PLAIN, **{**changes, "speculation": speculation})
@@ -647,7 +647,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("change", "field", "words"), REFUSED)
-def test_what_does_not_go_together_is_refused(change: dict[str, Any], field: str, words: str) -> None:
+def test_incompatible_speculation_settings_are_refused(change: dict[str, Any], field: str, words: str) -> None:
     (problem,) = speculation_problems(replace(PLAIN, **change), PROFILE_METHODS)
     assert problem.field == field
     assert words in problem.message
@@ -655,7 +655,7 @@ def test_what_does_not_go_together_is_refused(change: dict[str, Any], field: str
 
 @pytest.mark.parametrize("method", METHODS_WITH_LAYERS)
 @pytest.mark.parametrize("version", KNOWN_VERSIONS)
-def test_another_split_of_the_draft_is_refused_only_where_the_engine_fails(method: Method, version: str) -> None:
+def test_other_draft_tensor_is_refused_only_for_draft_models_on_v1(method: Method, version: str) -> None:
     """vllm/v1/spec_decode/draft_model.py: only a draft model, and only on model runner V1."""
     profile = find_profile(version)
     speculation = speculating(method, draft_tensor_parallel_size=1)
@@ -682,7 +682,7 @@ FEATURES = [
 
 
 @pytest.mark.parametrize(("speculation", "extra", "change", "field", "words"), FEATURES)
-def test_features_that_do_not_go_with_speculation_are_refused(
+def test_features_incompatible_with_speculation_are_refused(
     speculation: SpeculationSettings | None, extra: tuple[str, ...], change: dict[str, Any], field: str, words: str
 ) -> None:
     settings = replace(PLAIN, speculation=speculation, extra_args=extra, **change)
@@ -708,7 +708,7 @@ UNMARKED = {
 
 
 @pytest.mark.parametrize("name", UNMARKED)
-def test_a_watermark_that_drafted_tokens_would_not_carry_is_refused(name: str) -> None:
+def test_watermark_that_drafted_tokens_lack_is_refused(name: str) -> None:
     speculation, extra, words = UNMARKED[name]
     (problem,) = combination_problems(replace(PLAIN, speculation=speculation, extra_args=extra), PROFILE_METHODS)
     assert problem.field.startswith("spec.engine.extraArgs[")
@@ -717,7 +717,7 @@ def test_a_watermark_that_drafted_tokens_would_not_carry_is_refused(name: str) -
     assert not problem.value.strip("-abcdefghijklmnopqrstuvwxyz.")
 
 
-def test_dflash_carries_a_watermark_since_0_33() -> None:
+def test_watermark_with_dflash_is_accepted_since_0_33() -> None:
     speculation = replace(speculating(Method.DFLASH), draft_sampling=DraftSampling.PROBABILISTIC)
     settings = replace(PLAIN, speculation=speculation, extra_args=DUAL_KEY)
     told = {version: combination_problems(settings, find_profile(version)) for version in ("0.32", "0.33")}
@@ -743,7 +743,9 @@ def test_dflash_carries_a_watermark_since_0_33() -> None:
         (EAGLE3, ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")),
     ],
 )
-def test_features_that_go_with_it_pass(speculation: SpeculationSettings | None, extra: tuple[str, ...]) -> None:
+def test_features_compatible_with_speculation_are_accepted(
+    speculation: SpeculationSettings | None, extra: tuple[str, ...]
+) -> None:
     # As many tokens in a step as adapters want for 256 requests and K = 5.
     settings = replace(PLAIN, speculation=speculation, extra_args=extra, max_num_batched_tokens=1536)
     assert combination_problems(settings, PROFILE_METHODS) == []
@@ -773,7 +775,7 @@ IN_PARALLEL = [
 
 @pytest.mark.parametrize("version", KNOWN_VERSIONS)
 @pytest.mark.parametrize("speculation", IN_PARALLEL, ids=lambda each: each.method.value)
-def test_a_draft_in_one_pass_is_told_and_runs_on_v1(version: str, speculation: SpeculationSettings) -> None:
+def test_parallel_draft_is_rendered_and_runs_on_v1(version: str, speculation: SpeculationSettings) -> None:
     profile = find_profile(version)
     settings = replace(PLAIN, speculation=speculation)
     assert speculation_problems(settings, profile) == []
@@ -787,7 +789,7 @@ def test_a_draft_in_one_pass_is_told_and_runs_on_v1(version: str, speculation: S
 
 
 @pytest.mark.parametrize(("tokens", "taken"), [(0, True), (1, False), (3, False), (4, True)])
-def test_a_draft_in_one_pass_proposes_all_tokens_or_none(tokens: int, taken: bool) -> None:
+def test_parallel_draft_schedule_allows_only_zero_or_all_tokens(tokens: int, taken: bool) -> None:
     scheduled = replace(IN_PARALLEL[0], schedule=(ScheduleRange(1, 8, 4), ScheduleRange(9, 16, tokens)))
     found = speculation_problems(replace(PLAIN, speculation=scheduled), PROFILE_METHODS)
     assert [problem.field for problem in found] == (
@@ -795,7 +797,7 @@ def test_a_draft_in_one_pass_proposes_all_tokens_or_none(tokens: int, taken: boo
     )
 
 
-def test_a_draft_model_in_one_pass_is_split_as_its_target() -> None:
+def test_parallel_draft_model_needs_the_tensor_size_of_its_target() -> None:
     asked = replace(IN_PARALLEL[0], draft_tensor_parallel_size=1)
     (problem,) = speculation_problems(replace(PLAIN, speculation=asked), PROFILE_METHODS)
     assert (problem.field, problem.value) == ("spec.parallelism.draftTensor", "1")
@@ -805,7 +807,7 @@ MAPPED = replace(DRAFT_MODEL, maps_vocabulary=True)
 
 
 @pytest.mark.parametrize("version", KNOWN_VERSIONS)
-def test_a_draft_of_another_vocabulary_runs_on_v1_or_is_refused(version: str) -> None:
+def test_heterogeneous_vocabulary_runs_on_v1_or_is_refused(version: str) -> None:
     profile = find_profile(version)
     assert config_of(MAPPED)["use_heterogeneous_vocab"] is True
     assert "use_heterogeneous_vocab" not in config_of(DRAFT_MODEL)
@@ -817,14 +819,14 @@ def test_a_draft_of_another_vocabulary_runs_on_v1_or_is_refused(version: str) ->
     assert speculation_problems(replace(settings, cpu=CPU), profile) == []
 
 
-def test_a_draft_of_another_vocabulary_does_not_sample() -> None:
+def test_heterogeneous_vocabulary_with_draft_sampling_is_refused() -> None:
     sampled = replace(MAPPED, draft_sampling=DraftSampling.PROBABILISTIC)
     (problem,) = speculation_problems(replace(PLAIN, speculation=sampled), PROFILE_METHODS)
     assert problem.field == "spec.speculation.draftSampling"
 
 
 @pytest.mark.parametrize("method", [Method.EAGLE, Method.MTP])
-def test_a_quantized_copy_of_the_output_head_is_told_where_the_engine_has_it(method: Method) -> None:
+def test_draft_lm_head_quantization_needs_gpu_0_33_and_16_bits(method: Method) -> None:
     speculation = speculating(method, draft_lm_head_quantization=DraftHeadQuantization.FP8)
     assert config_of(speculation)["draft_lm_head_quantization"] == "fp8"
     settings = replace(PLAIN, speculation=speculation)
@@ -835,7 +837,7 @@ def test_a_quantized_copy_of_the_output_head_is_told_where_the_engine_has_it(met
         assert (problem.field, problem.value) == ("spec.speculation.draftLmHeadQuantization", "fp8")
 
 
-def test_the_candidates_of_a_refiner_are_told_where_the_engine_has_one() -> None:
+def test_xpress_top_c_is_rendered_and_needs_0_33() -> None:
     speculation = speculating(Method.DFLASH, xpress_top_c=0)
     assert config_of(speculation)["xpress_topc"] == 0
     assert "xpress_topc" not in config_of(speculating(Method.DFLASH))
@@ -862,7 +864,7 @@ def said(settings: EngineSettings, profile: EngineProfile = NEWEST) -> str:
 
 
 @pytest.mark.parametrize("wanted", [None, True, False])
-def test_the_engine_is_told_what_the_user_said_and_nothing_else(wanted: bool | None) -> None:
+def test_adaptive_verification_is_rendered_as_written(wanted: bool | None) -> None:
     settings = adapting()
     assert settings.speculation is not None
     told = replace(settings, speculation=replace(settings.speculation, adaptive_verification=wanted))
@@ -880,12 +882,12 @@ def test_the_engine_is_told_what_the_user_said_and_nothing_else(wanted: bool | N
         (NEWEST.version, set(METHODS_WITH_SAMPLING)),
     ],
 )
-def test_each_version_adapts_with_the_methods_that_its_source_names(version: str, methods: set[str]) -> None:
+def test_adaptive_verification_methods_per_version(version: str, methods: set[str]) -> None:
     profile = find_profile(version)
     assert {method for method in profile.runners if not said(adapting(method), profile)} == methods
 
 
-def test_a_method_that_a_later_version_adapts_with_names_that_version() -> None:
+def test_adaptive_verification_refusal_names_a_later_version() -> None:
     assert said(adapting(Method.EAGLE3), find_profile("0.29")) == (
         'vLLM 0.29 adapts only with dspark, not with eagle3; remove it, or set engine.version: "0.30" or later'
     )
@@ -908,7 +910,7 @@ def test_a_method_that_a_later_version_adapts_with_names_that_version() -> None:
         ({"extra_args": ("--return-sampling-mask",)}, "engine.extraArgs --return-sampling-mask"),
     ],
 )
-def test_what_excludes_it_is_named(changes: dict[str, Any], words: str) -> None:
+def test_setting_that_excludes_adaptive_verification_is_named(changes: dict[str, Any], words: str) -> None:
     assert words in said(adapting(**changes))
     assert "\n" not in said(adapting(**changes)), "told once"
     settings = adapting(**changes)
@@ -926,11 +928,11 @@ def test_what_excludes_it_is_named(changes: dict[str, Any], words: str) -> None:
         {"extra_args": ("--enable-lora", "--no-enable-lora")},
     ],
 )
-def test_what_leaves_whole_graphs_goes_with_it(changes: dict[str, Any]) -> None:
+def test_full_cuda_graph_settings_allow_adaptive_verification(changes: dict[str, Any]) -> None:
     assert said(adapting(**changes)) == ""
 
 
-def test_flags_exclude_it_in_the_versions_that_say_so() -> None:
+def test_routed_experts_flag_excludes_adaptive_verification_since_0_31() -> None:
     routed = adapting(Method.DSPARK, extra_args=("--enable-return-routed-experts",))
     assert said(routed, find_profile("0.30")) == ""
     assert "--enable-return-routed-experts" in said(routed, find_profile("0.31"))

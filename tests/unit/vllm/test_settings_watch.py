@@ -68,23 +68,23 @@ def changed(text: str) -> frozenset[str] | None:
     return read_metrics(SCRAPE + text, find_profile("0.32")).changed_settings
 
 
-def test_what_is_logged_stands_at_metrics_by_its_name_alone(tmp_path: Path) -> None:
+def test_logged_change_is_in_metrics_by_name_only(tmp_path: Path) -> None:
     said = page(tmp_path, RANKS)
     assert changed(said) == {"schedule_with_data_parallel"}
     assert "Dynamic" not in said
 
 
-def test_an_engine_that_changed_nothing_says_so(tmp_path: Path) -> None:
+def test_unchanged_engine_reports_no_changes(tmp_path: Path) -> None:
     harmless = ("vllm.config", "Using max model len %d", [1024])
     assert changed(page(tmp_path, harmless)) == frozenset()
 
 
-def test_what_other_processes_of_the_engine_logged_is_told_too(tmp_path: Path) -> None:
+def test_changes_logged_by_other_processes_are_reported(tmp_path: Path) -> None:
     page(tmp_path, EAGER)  # a worker, which answers nobody
     assert changed(page(tmp_path, RANKS)) == {"draft_graphs", "schedule_with_data_parallel"}
 
 
-def test_of_several_api_servers_each_tells_what_any_process_logged(tmp_path: Path) -> None:
+def test_every_api_server_reports_changes_of_all_processes(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
     page(tmp_path, RANKS)  # the process that starts the others
@@ -95,36 +95,36 @@ def test_of_several_api_servers_each_tells_what_any_process_logged(tmp_path: Pat
     assert said.count(" 1.0\n") == 2, "each is 1, however many processes tell of it"
 
 
-def test_the_words_of_a_request_are_not_taken_for_the_engines(tmp_path: Path) -> None:
+def test_request_text_is_not_read_as_a_change(tmp_path: Path) -> None:
     quoted = ("vllm.entrypoints", "Received request %s", [RANKS[1]])
     assert changed(page(tmp_path, quoted)) == frozenset()
 
 
-def test_an_engine_may_configure_its_logging_twice(tmp_path: Path) -> None:
+def test_repeated_logging_setup_still_reports_changes(tmp_path: Path) -> None:
     assert changed(page(tmp_path, RANKS, times=2)) == {"schedule_with_data_parallel"}
 
 
 @pytest.mark.parametrize("level", ["ERROR", "CRITICAL"])
-def test_silence_proves_nothing_where_warnings_are_off(tmp_path: Path, level: str) -> None:
+def test_changes_are_unknown_if_warnings_are_not_logged(tmp_path: Path, level: str) -> None:
     assert changed(page(tmp_path, level=level)) is None
 
 
-def test_an_engine_without_the_handler_does_not_say() -> None:
+def test_changes_are_unknown_without_the_log_handler() -> None:
     assert read_metrics(SCRAPE, find_profile("0.32")).changed_settings is None
 
 
-def test_names_that_nobody_knows_are_not_repeated() -> None:
+def test_unknown_change_names_are_dropped() -> None:
     lines = [f'{settings_watch.METRIC}{{change="{name}"}} 1.0' for name in ("<script>", "max_model_len")]
     assert changed("\n".join(lines) + "\n") == {"max_model_len"}
 
 
-def test_a_file_that_cannot_be_written_is_no_harm_and_no_proof(tmp_path: Path) -> None:
+def test_changes_are_unknown_if_the_notes_file_is_not_writable(tmp_path: Path) -> None:
     (tmp_path / "noted").mkdir()
     assert changed(page(tmp_path, RANKS)) is None
 
 
 @pytest.mark.parametrize("make", ["pipe", "link"])
-def test_what_somebody_put_in_its_place_neither_holds_up_an_engine_nor_is_written(tmp_path: Path, make: str) -> None:
+def test_pipe_or_symlink_as_notes_file_is_not_used(tmp_path: Path, make: str) -> None:
     noted, other = tmp_path / "noted", tmp_path / "other"
     other.touch()
     if make == "pipe":
@@ -135,7 +135,7 @@ def test_what_somebody_put_in_its_place_neither_holds_up_an_engine_nor_is_writte
     assert not other.read_text()
 
 
-def test_a_disk_that_was_full_when_something_was_changed_proves_nothing(tmp_path: Path) -> None:
+def test_changes_are_unknown_after_a_full_disk(tmp_path: Path) -> None:
     assert changed(page(tmp_path)) == frozenset()
     page(tmp_path, RANKS, full=True)  # a worker, which could not note it
     assert changed(page(tmp_path)) is None
@@ -153,12 +153,12 @@ def test_a_disk_that_was_full_when_something_was_changed_proves_nothing(tmp_path
     ],
     ids=["zeros", "torn", "no text", "too much", "no note"],
 )
-def test_what_is_not_only_notes_proves_nothing(tmp_path: Path, content: bytes) -> None:
+def test_changes_are_unknown_with_a_corrupt_notes_file(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "noted").write_bytes(content)
     assert changed(page(tmp_path, RANKS)) is None
 
 
-def test_every_name_is_one_of_a_label(tmp_path: Path) -> None:
+def test_every_change_name_is_an_identifier(tmp_path: Path) -> None:
     assert all(name.isidentifier() for name in CHANGED_SETTINGS)
 
 
@@ -170,7 +170,7 @@ def starting(**speculative_config: object) -> tuple[str, str, list[object]]:
     return (CORE, STARTS, ["0.33.0", speculative_config])
 
 
-def test_how_the_core_says_that_it_speculates_stands_at_metrics(tmp_path: Path) -> None:
+def test_speculative_config_of_the_core_is_in_metrics(tmp_path: Path) -> None:
     core = starting(
         method="eagle3",
         num_speculative_tokens=5,
@@ -190,18 +190,18 @@ def test_how_the_core_says_that_it_speculates_stands_at_metrics(tmp_path: Path) 
     assert changed(said) == frozenset()
 
 
-def test_a_value_of_an_enumeration_is_told_by_its_word() -> None:
+def test_enum_setting_is_reported_by_its_value() -> None:
     method = Enum("method", {"EAGLE": "eagle"}, type=str)
     assert settings_watch.word(method["EAGLE"]) == "eagle"
 
 
-def test_what_somebody_wrote_does_not_leave_the_pod(tmp_path: Path) -> None:
+def test_free_text_settings_are_not_exported(tmp_path: Path) -> None:
     said = page(tmp_path, starting(model="/models/secret", method="a b", quantization="/models/secret"))
     assert "secret" not in said
     assert speculates(said) == {"method": "set", "quantization": "set"}
 
 
-def test_several_api_servers_each_say_how_the_core_speculates(tmp_path: Path) -> None:
+def test_every_api_server_reports_the_speculation_settings(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
     page(tmp_path, starting(quantization="fp8"))  # noted before there were several
@@ -211,7 +211,7 @@ def test_several_api_servers_each_say_how_the_core_speculates(tmp_path: Path) ->
     assert said.count('value="eagle"') == said.count('value="fp8"') == 1
 
 
-def test_ranks_that_start_alike_are_noted_once(tmp_path: Path) -> None:
+def test_equal_settings_of_ranks_are_noted_once(tmp_path: Path) -> None:
     for _ in range(3):
         page(tmp_path, starting(method="eagle"))
     assert (tmp_path / "noted").read_text() == "method=eagle\n"
@@ -226,17 +226,17 @@ def test_ranks_that_start_alike_are_noted_once(tmp_path: Path) -> None:
     ],
     ids=["another configuration", "nothing of it", "a request's words"],
 )
-def test_an_engine_that_says_nothing_known_proves_nothing(
+def test_unknown_startup_records_give_no_speculation_settings(
     tmp_path: Path, record: tuple[str, str, list[object]]
 ) -> None:
     assert speculates(page(tmp_path, record)) == {}
 
 
-def test_an_engine_that_logs_only_warnings_does_not_say_how_it_speculates(tmp_path: Path) -> None:
+def test_speculation_settings_are_unknown_at_log_level_warning(tmp_path: Path) -> None:
     assert speculates(page(tmp_path, starting(method="eagle"), level="WARNING")) == {}
 
 
-def test_what_a_hostile_page_says_of_speculation_is_bounded() -> None:
+def test_speculation_settings_of_a_hostile_page_are_bounded() -> None:
     def line(key: str, value: str) -> str:
         return f'{settings_watch.SPECULATION}{{key="{key}",value="{value}"}} 1.0\n'
 

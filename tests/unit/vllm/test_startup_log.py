@@ -87,14 +87,14 @@ def memory(**known: float) -> LoggedMemory:
     ],
     ids=["0.31", "0.10 on two GPUs", "0.27 on two GPUs", "0.21 with a drafter", "debug"],
 )
-def test_memory_of_public_logs(text: str, runner: str | None, expected: LoggedMemory) -> None:
+def test_memory_figures_are_read_from_public_logs(text: str, runner: str | None, expected: LoggedMemory) -> None:
     log = read_startup_log(text)
     found, wanted = dataclasses.asdict(log.memory), dataclasses.asdict(expected)
     assert found == {name: pytest.approx(value, abs=1) if value else value for name, value in wanted.items()}
     assert log.runner == runner
 
 
-def test_the_rank_with_the_least_left_counts() -> None:
+def test_memory_is_that_of_the_rank_with_the_least_left() -> None:
     lines = ["Available KV cache memory: 19.27 GiB", "Available KV cache memory: 17.14 GiB"]
     lines += ["Model loading took 7.5 GiB memory and 1 seconds", "Model loading took 7.9 GiB memory and 1 seconds"]
     for order in (lines, lines[::-1]):
@@ -111,7 +111,7 @@ HEAD_0_32 = """
 """  # noqa: E501  as printed
 
 
-def test_settings_come_from_the_arguments_and_the_configuration() -> None:
+def test_settings_are_read_from_arguments_and_config() -> None:
     log = read_startup_log(HEAD_0_32)
     assert (log.version, log.runner) == ("0.32", "V2")
     found = log.settings
@@ -124,7 +124,7 @@ def test_settings_come_from_the_arguments_and_the_configuration() -> None:
     assert (found.utilization, found.enforce_eager, found.quantization) == (0.9, False, "fp8_per_tensor")
 
 
-def test_an_engine_that_does_not_speculate_says_so() -> None:
+def test_log_without_speculation_has_method_none() -> None:
     config = "Initializing a V1 LLM engine (v0.31.0) with config: model='m', speculative_config=None, tokenizer='m'"
     assert read_startup_log(config).settings.method == "none"
     assert read_startup_log("INFO nothing of the kind").settings.method is None
@@ -133,11 +133,11 @@ def test_an_engine_that_does_not_speculate_says_so() -> None:
 @pytest.mark.parametrize(
     "text", ["", "\x00\xff", "non-default args: {'a': <object>}", "Model loading took GiB", "█" * 99]
 )
-def test_what_is_no_log_says_nothing(text: str) -> None:
+def test_text_that_is_no_log_gives_nothing(text: str) -> None:
     log = read_startup_log(text)
     assert log.version is None
     assert log.memory == memory()
 
 
-def test_the_logo_tells_the_version_through_its_colours() -> None:
+def test_version_is_read_from_the_coloured_logo() -> None:
     assert read_startup_log("\x1b[34m▄█\x1b[97m█ █\x1b[0m  version \x1b[97m0.32.0\x1b[0m").version == "0.32"

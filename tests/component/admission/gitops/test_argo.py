@@ -39,7 +39,7 @@ def look(kubectl: Kubectl, body: Body, state: str) -> None:
     [(False, False), (True, False), (False, True)],
     ids=["client-side", "server-side", "replace"],
 )
-def test_every_example_is_in_sync_however_it_was_applied(
+def test_every_example_is_in_sync_for_each_apply_method(
     kubectl: Kubectl, *, server_side_apply: bool, replace: bool
 ) -> None:
     argo = ArgoCD(kubectl, server_side_apply=server_side_apply, replace=replace)
@@ -58,7 +58,7 @@ def edit(kubectl: Kubectl, **spec: object) -> None:
     kubectl.must("patch", "sdd", "chat", "--type=merge", f"--patch={json.dumps({'spec': spec})}")
 
 
-def test_what_somebody_edits_is_out_of_sync_if_git_names_it_and_a_sync_sets_it_back(kubectl: Kubectl) -> None:
+def test_edit_of_a_field_in_git_is_out_of_sync_and_reset_by_sync(kubectl: Kubectl) -> None:
     argo, (pair, _) = ArgoCD(kubectl), in_waves()
     assert argo.sync_objects([pair]) == ""
     edit(kubectl, suspend=True)
@@ -73,7 +73,7 @@ def test_what_somebody_edits_is_out_of_sync_if_git_names_it_and_a_sync_sets_it_b
     assert kubectl.object("sdd", "chat")["spec"]["serving"]["maxModelLen"] == 16384
 
 
-def test_what_leaves_git_is_pruned_unless_it_says_otherwise(kubectl: Kubectl) -> None:
+def test_objects_removed_from_git_are_pruned_unless_prune_is_false(kubectl: Kubectl) -> None:
     argo, (pair, _) = ArgoCD(kubectl), in_waves()
     pair["metadata"]["annotations"] |= {"argocd.argoproj.io/sync-options": "Prune=false,Delete=false"}
     assert argo.sync_objects([pair]) == ""
@@ -91,7 +91,7 @@ def in_waves() -> list[Body]:
     return [*yaml.safe_load_all((EXAMPLES / "argo-cd/sync-waves.yaml").read_text())]
 
 
-def test_a_capture_waits_in_its_wave_until_its_deployment_serves(kubectl: Kubectl) -> None:
+def test_capture_wave_waits_until_its_deployment_serves(kubectl: Kubectl) -> None:
     pair, capture = wanted = in_waves()
     argo = ArgoCD(kubectl)
     with ThreadPoolExecutor() as pool:

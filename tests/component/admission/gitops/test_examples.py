@@ -27,7 +27,7 @@ def application(name: str) -> dict[str, Any]:
     return body
 
 
-def test_each_wave_of_applications_waits_for_what_it_needs() -> None:
+def test_crds_operator_and_pairs_are_in_ascending_sync_waves() -> None:
     crds, operator, pairs = (
         int(application(name)["metadata"]["annotations"][WAVE]) for name in ("crds", "operator", "pairs")
     )
@@ -35,13 +35,13 @@ def test_each_wave_of_applications_waits_for_what_it_needs() -> None:
     assert application("crds")["spec"]["syncPolicy"]["automated"]["prune"] is False
 
 
-def test_a_capture_is_in_the_wave_after_its_deployment() -> None:
+def test_capture_is_in_a_later_sync_wave_than_its_deployment() -> None:
     pair, capture = documents(EXAMPLES / "argo-cd/sync-waves.yaml")
     assert capture["spec"]["deployment"] == pair["metadata"]["name"]
     assert int(pair["metadata"]["annotations"][WAVE]) < int(capture["metadata"]["annotations"][WAVE])
 
 
-def test_the_chart_takes_the_values_of_the_application() -> None:
+def test_chart_accepts_the_values_of_the_argo_cd_application() -> None:
     source = application("operator")["spec"]["source"]
     values = json.dumps(source["helm"]["valuesObject"])
     command = [program("helm"), "template", source["helm"]["releaseName"], ROOT / source["path"], "--values=-"]
@@ -51,14 +51,14 @@ def test_the_chart_takes_the_values_of_the_application() -> None:
 
 
 @pytest.mark.parametrize("body", documents(*APPS.glob("*.yaml")), ids=lambda body: body["metadata"]["name"])
-def test_applications_name_folders_and_a_version_of_this_project(body: dict[str, Any]) -> None:
+def test_applications_name_existing_folders_and_the_current_version(body: dict[str, Any]) -> None:
     source = body["spec"]["source"]
     if OURS.search(source["repoURL"]):
         assert (ROOT / source["path"]).is_dir()
         assert source["targetRevision"] == f"v{__version__}"
 
 
-def test_flux_installs_what_there_is_in_order() -> None:
+def test_flux_example_installs_crds_before_operator_and_pairs() -> None:
     found = {
         (each["kind"], each["metadata"]["name"]): each["spec"] for each in documents(EXAMPLES / "flux/operator.yaml")
     }

@@ -30,24 +30,24 @@ def answers() -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("state", STATES.values(), ids=STATES)
-def test_every_tool_says_the_same(state: State) -> None:
+def test_gitops_tools_agree_on_health_in_every_state(state: State) -> None:
     said = answers()[state.name]
     assert {**said, "argo": said["argo"]["status"]} == SAID[state.told]
 
 
-def test_argo_cd_shows_why() -> None:
+def test_argo_cd_message_starts_with_the_reason() -> None:
     for name, said in answers().items():
         assert STATES[name].told == "wait" or said["argo"]["message"].startswith(f"{STATES[name].reason}: ")
 
 
-def test_both_kinds_have_checks() -> None:
+def test_both_kinds_have_flux_and_argo_cd_health_checks() -> None:
     assert set(flux_checks()) == {DEPLOYMENT, CAPTURE}
     config = yaml.safe_load(CONFIG.read_text())["data"]
     for kind in (DEPLOYMENT, CAPTURE):
         assert config[f"resource.customizations.health.specdecode.io_{kind}"] == LUA.read_text()
 
 
-def test_an_application_is_as_healthy_as_it_says() -> None:
+def test_application_health_is_that_of_its_status() -> None:
     lua = yaml.safe_load(CONFIG.read_text())["data"]["resource.customizations.health.argoproj.io_Application"]
     new = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Application", "metadata": {"name": "pairs"}}
     told = {"health": {"status": "Degraded", "message": "why"}}
@@ -55,7 +55,7 @@ def test_an_application_is_as_healthy_as_it_says() -> None:
     assert [each["argo"]["status"] for each in said] == ["Progressing", "Progressing", "Degraded"]
 
 
-def test_a_status_without_conditions_is_waited_for() -> None:
+def test_status_without_conditions_is_in_progress() -> None:
     for kind, check in flux_checks().items():
         body = {"apiVersion": "specdecode.io/v1alpha1", "kind": kind, "metadata": {"name": "a", "generation": 1}}
         (said,) = ask(LUA.read_text(), check, [{**body, "status": {"observedGeneration": -1}}])

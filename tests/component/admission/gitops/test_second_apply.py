@@ -50,7 +50,9 @@ def versions(kubectl: Kubectl) -> dict[str, tuple[str, int]]:
     ],
     ids=["client-side", "server-side", "replace"],
 )
-def test_a_second_sync_changes_nothing(kubectl: Kubectl, first: tuple[str, ...], again: tuple[str, ...]) -> None:
+def test_second_sync_shows_no_diff_and_changes_nothing(
+    kubectl: Kubectl, first: tuple[str, ...], again: tuple[str, ...]
+) -> None:
     kubectl.must(*first, "--filename=-", stdin=MANIFEST)
     look(kubectl)
     before = versions(kubectl)

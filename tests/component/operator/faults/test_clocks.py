@@ -37,7 +37,7 @@ def text(moment: datetime) -> str:
 
 
 @pytest.mark.parametrize("ahead_s", [60 * DAY_S, -60 * DAY_S])
-def test_a_node_with_a_wrong_clock_deletes_no_claim_and_plans_the_right_time(
+def test_wrong_node_clock_deletes_no_claim_and_does_not_shift_schedules(
     kubectl: Kubectl, hurried: Faulty, ahead_s: int
 ) -> None:
     # Half a day away, so that none is due while the test runs.
@@ -67,7 +67,7 @@ def test_a_node_with_a_wrong_clock_deletes_no_claim_and_plans_the_right_time(
     assert text(now) < at < text(now + timedelta(days=3))
 
 
-def test_a_status_from_a_clock_that_was_ahead_stops_no_schedule(kubectl: Kubectl, hurried: Faulty) -> None:
+def test_schedule_times_in_the_future_are_reported_and_corrected(kubectl: Kubectl, hurried: Faulty) -> None:
     deployment = {"apiVersion": "specdecode.io/v1alpha1", "kind": "SpecDecodeDeployment", "metadata": {"name": "tiny"}}
     spec = tiny_cpu(captures=[often(schedule=NOT_TODAY), {**often(), "name": "each-minute"}])
     kubectl.must("create", "--filename=-", stdin=yaml.safe_dump({**deployment, "spec": spec}))

@@ -22,7 +22,7 @@ TELLING = [
 ]
 
 
-def test_killed_at_the_most_telling_calls_of_one_life(lives: Lives) -> None:
+def test_capture_life_survives_kill_at_selected_calls(lives: Lives) -> None:
     missed = lives.disturbed("capture", TELLING)
     assert [point for point in missed if "/status" not in point] == [], "of status writes there may be fewer"
 
@@ -36,19 +36,19 @@ GIVING_BACK = [
 ]
 
 
-def test_killed_while_a_capture_that_does_not_start_gives_its_gpus_back(lives: Lives) -> None:
+def test_kill_while_unstarted_capture_returns_gpus_is_survived(lives: Lives) -> None:
     missed = lives.disturbed("unstarted", GIVING_BACK)
     assert [point for point in missed if "/status" not in point] == [], "of status writes there may be fewer"
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", LIVES)
-def test_killed_before_and_after_every_write_of_a_life(lives: Lives, name: str) -> None:
+def test_each_life_survives_kill_before_and_after_every_write(lives: Lives, name: str) -> None:
     each_alone(lives, name, points_of_writes(lives.undisturbed(name).calls))
 
 
 @pytest.mark.long
-def test_killed_at_every_read_of_a_life(lives: Lives) -> None:
+def test_deployment_life_survives_kill_at_every_read(lives: Lives) -> None:
     each_alone(lives, "deployment", points_of_reads(lives.undisturbed("deployment").calls))
 
 

@@ -47,7 +47,7 @@ def under(faulty: Faulty, **circumstances: Any) -> Iterator[None]:
         faulty.operator.circumstances = usual
 
 
-def test_events_that_come_twice(lives: Lives, faulty: Faulty) -> None:
+def test_repeated_watch_events_do_not_repeat_status_writes(lives: Lives, faulty: Faulty) -> None:
     lives.disturbed("capture", faults=[Fault(RepeatEvent())])
     assert not repeated_status_writes([*faulty.proxy.calls])
 
@@ -55,7 +55,7 @@ def test_events_that_come_twice(lives: Lives, faulty: Faulty) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("life", ["deployment", "capture"])
 @pytest.mark.parametrize("fault", LASTING)
-def test_faults_that_last(lives: Lives, faulty: Faulty, fault: str, life: str) -> None:
+def test_lives_survive_lasting_faults(lives: Lives, faulty: Faulty, fault: str, life: str) -> None:
     with under(faulty, hurry=HURRY):
         assert lives.disturbed(life, [RESTART], LASTING[fault]) == []
     assert not repeated_status_writes([*faulty.proxy.calls])
@@ -63,7 +63,7 @@ def test_faults_that_last(lives: Lives, faulty: Faulty, fault: str, life: str) -
 
 @pytest.mark.long
 @pytest.mark.parametrize("life", ["deployment", "capture"])
-def test_a_clock_that_jumps(
+def test_clock_jumps_disturb_no_life_and_do_not_move_the_lease_early(
     crds: Cluster, lives: Lives, faulty: Faulty, operator_process: OperatorProcess, life: str
 ) -> None:
     """Another operator, whose clock is right, waits for the Lease."""

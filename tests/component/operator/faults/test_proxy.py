@@ -64,7 +64,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
             yield World(server, proxy, client)
 
 
-async def test_without_faults_all_passes_and_is_written_down(world: World) -> None:
+async def test_proxy_without_faults_forwards_and_records_all_calls(world: World) -> None:
     assert await world.create("a") == 200
     assert (await world.ask(f"{PODS}/a"))[1]["metadata"]["name"] == "a"
     assert await world.watch(1) == ["ADDED a"]
@@ -80,7 +80,7 @@ async def test_without_faults_all_passes_and_is_written_down(world: World) -> No
     assert [call.writes for call in world.proxy.calls] == [True, False, False, False, False]
 
 
-async def test_a_fault_hits_what_it_is_meant_for(world: World) -> None:
+async def test_fault_applies_only_to_matching_calls(world: World) -> None:
     world.proxy.faults = [Fault(Refuse(409), "create pods", skip=1, times=1)]
     assert [await world.create(name) for name in "abc"] == [200, 409, 200]
     assert world.server.names(POD) == ["a", "c"]
@@ -88,7 +88,7 @@ async def test_a_fault_hits_what_it_is_meant_for(world: World) -> None:
     assert [(await world.ask(f"{PODS}/{name}"))[0] for name in "abc"] == [200, 429, 200]
 
 
-async def test_the_same_seed_hits_the_same_calls(world: World) -> None:
+async def test_same_seed_selects_the_same_calls(world: World) -> None:
     runs = []
     for _ in range(2):
         world.proxy.faults = [Fault(Refuse(500), share=0.5, seed=3)]
@@ -97,7 +97,7 @@ async def test_the_same_seed_hits_the_same_calls(world: World) -> None:
     assert set(runs[0]) == {200, 500}
 
 
-async def test_a_refusal_says_when_to_come_back(world: World) -> None:
+async def test_refuse_fault_sends_retry_after_header(world: World) -> None:
     world.proxy.faults = [Fault(Refuse(429, retry_after_s=7))]
     async with aiohttp.ClientSession() as client, client.get(world.proxy.address + PODS) as answer:
         assert (answer.status, answer.headers["Retry-After"]) == (429, "7")
@@ -105,9 +105,7 @@ async def test_a_refusal_says_when_to_come_back(world: World) -> None:
 
 
 @pytest.mark.parametrize(("after", "there"), [(False, []), (True, ["a"])])
-async def test_a_reset_comes_before_or_after_the_server_has_done_it(
-    world: World, after: bool, there: list[str]
-) -> None:
+async def test_reset_fault_cuts_before_or_after_the_server_acts(world: World, after: bool, there: list[str]) -> None:
     world.proxy.faults = [Fault(Reset(after=after), "create *")]
     with pytest.raises(aiohttp.ClientConnectionError):
         await world.create("a")
@@ -117,7 +115,7 @@ async def test_a_reset_comes_before_or_after_the_server_has_done_it(
     assert (call.passed, call.status) == ((True, 200) if after else (False, 0))
 
 
-async def test_a_stale_read_is_an_earlier_answer_to_the_same_question(world: World) -> None:
+async def test_stale_fault_repeats_an_earlier_response_to_the_same_request(world: World) -> None:
     world.proxy.faults = [Fault(Stale(), "list pods")]
     assert (await world.ask())[1]["items"] == [], "the first one is passed on"
     await world.create("a")
@@ -126,7 +124,7 @@ async def test_a_stale_read_is_an_earlier_answer_to_the_same_question(world: Wor
     assert len((await world.ask())[1]["items"]) == 1
 
 
-async def test_half_an_answer_ends_in_an_error_of_the_connection_or_looks_whole(world: World) -> None:
+async def test_truncated_response_raises_payload_error_or_looks_complete(world: World) -> None:
     world.proxy.faults = [Fault(Truncate(), times=1), Fault(Truncate(is_noticed=False), skip=1)]
     with pytest.raises(aiohttp.ClientPayloadError):
         await world.ask()
@@ -134,7 +132,7 @@ async def test_half_an_answer_ends_in_an_error_of_the_connection_or_looks_whole(
         await world.ask()
 
 
-async def test_events_are_dropped_repeated_and_replaced_by_an_error(world: World) -> None:
+async def test_watch_events_are_dropped_repeated_or_replaced_by_error(world: World) -> None:
     for name in "abcd":
         await world.create(name)
     world.proxy.faults = [
@@ -145,7 +143,7 @@ async def test_events_are_dropped_repeated_and_replaced_by_an_error(world: World
     assert await world.watch(9) == ["ADDED a", "ADDED c", "ADDED c", "ERROR"]
 
 
-async def test_a_watch_goes_silent_and_stays_open(world: World) -> None:
+async def test_silence_fault_keeps_the_watch_open_without_events(world: World) -> None:
     await world.create("a")
     world.proxy.faults = [Fault(Silence(), "watch pods", skip=1, times=1)]
     async with aiohttp.ClientSession() as client, client.get(world.proxy.address + WATCH) as silent:
@@ -157,12 +155,12 @@ async def test_a_watch_goes_silent_and_stays_open(world: World) -> None:
         next_line.cancel()
 
 
-async def test_latency_delays_and_all_arrives(world: World) -> None:
+async def test_delay_fault_still_delivers_the_call(world: World) -> None:
     world.proxy.faults = [Fault(Delay(0.01))]
     assert await world.create("a") == 200
 
 
-async def test_the_hook_sees_both_moments_and_may_cut_a_call_off(world: World) -> None:
+async def test_hook_runs_before_and_after_a_call_and_can_abort_it(world: World) -> None:
     seen: list[tuple[str, Moment]] = []
 
     def hook(call: Call, moment: Moment) -> bool:

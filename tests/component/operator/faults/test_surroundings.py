@@ -42,7 +42,7 @@ def children(kubectl: Kubectl) -> dict[str, str]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("killed", [["etcd"], ["kube-apiserver"], ["etcd", "kube-apiserver"]], ids="+".join)
-def test_a_control_plane_that_was_killed(
+def test_operator_survives_killed_control_plane_components(
     crds: Cluster, operator: OperatorProcess, kubectl: Kubectl, killed: Sequence[str]
 ) -> None:
     before, process = children(kubectl), operator.pid
@@ -83,7 +83,7 @@ def test_evicted_engines_are_replaced_one_at_a_time(kubectl: Kubectl) -> None:
     assert children(kubectl) == before
 
 
-def test_an_engine_killed_for_memory_is_told_and_serves_again(kubectl: Kubectl) -> None:
+def test_out_of_memory_engine_is_reported_and_serves_again(kubectl: Kubectl) -> None:
     before, (first, _) = children(kubectl), engines(kubectl, 2)
     killed = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
     waits = {"waiting": {"reason": "CrashLoopBackOff"}}
@@ -98,7 +98,7 @@ def test_an_engine_killed_for_memory_is_told_and_serves_again(kubectl: Kubectl) 
     assert first in engines(kubectl, 2), "it is the same pod"
 
 
-def test_engines_on_a_node_that_is_lost_are_told_and_replaced(kubectl: Kubectl) -> None:
+def test_engine_on_lost_node_is_reported_and_replaced(kubectl: Kubectl) -> None:
     """The controllers of nodes, which do not run here, say that its pods are not ready, and delete them in the end."""
     before, pods = children(kubectl), engines(kubectl, 2)
     eventually(lambda: not evict(kubectl, pods[0]), "its budget lets one go")
@@ -128,7 +128,7 @@ def room(kubectl: Kubectl) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("room")
-def test_a_capture_whose_claim_is_never_bound_says_so_and_nothing_more_is_written(kubectl: Kubectl, rest: Rest) -> None:
+def test_capture_with_unbound_claim_reports_it_and_writes_nothing_more(kubectl: Kubectl, rest: Rest) -> None:
     claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "tiny-models"}}
     # Played engines answer nobody, which is told after half a minute: none is asked for here.
     apply(kubectl, suspend=True)

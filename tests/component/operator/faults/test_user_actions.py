@@ -76,12 +76,12 @@ def world(crds: Cluster, faulty: Faulty, faults: Sequence[Fault], deadline_s: fl
     return World(Kubectl(crds.kubeconfig), faulty.proxy, faulty.operator, faults, deadline_s)
 
 
-def test_some_actions_end_as_a_fresh_apply(crds: Cluster, behind_proxy: Faulty) -> None:
+def test_random_user_actions_end_like_a_fresh_apply(crds: Cluster, behind_proxy: Faulty) -> None:
     run(world(crds, behind_proxy, OFTEN, DEADLINE_S), BOUNDED, drawn=RICH)
 
 
 @pytest.mark.long
-def test_many_actions_of_a_fresh_seed(crds: Cluster, behind_proxy: Faulty) -> None:
+def test_many_random_user_actions_with_new_seed_end_like_a_fresh_apply(crds: Cluster, behind_proxy: Faulty) -> None:
     try:
         run(world(crds, behind_proxy, OFTEN, DEADLINE_S), MANY, drawn=TONIGHT)
     except BaseException as error:

@@ -160,7 +160,7 @@ def kubelet(kubectl: Kubectl, tmp_path: Path) -> Iterator[Kubelet]:
 
 
 @pytest.mark.usefixtures("operator")
-def test_acceptance_that_oscillates_drops_and_recovers(kubectl: Kubectl, kubelet: Kubelet) -> None:
+def test_policy_follows_oscillating_dropping_and_recovering_acceptance(kubectl: Kubectl, kubelet: Kubelet) -> None:
     load = kubelet.load
     begin(kubelet, replicas=1)
     until(kubelet, lambda: reason(kubectl) == "Idle", "starved: nothing runs")
@@ -189,7 +189,7 @@ def test_acceptance_that_oscillates_drops_and_recovers(kubectl: Kubectl, kubelet
 
 
 @pytest.mark.usefixtures("operator")
-def test_load_that_spikes_at_good_acceptance(kubectl: Kubectl, kubelet: Kubelet) -> None:
+def test_policy_turns_speculation_off_during_a_load_spike(kubectl: Kubectl, kubelet: Kubelet) -> None:
     begin(kubelet, replicas=1)
     kubelet.load.clients = FEW
     until(kubelet, lambda: at_rest(kubectl, 1), "a small load")
@@ -205,7 +205,7 @@ def test_load_that_spikes_at_good_acceptance(kubectl: Kubectl, kubelet: Kubelet)
 
 
 @pytest.mark.usefixtures("operator")
-def test_one_engine_that_decays(kubectl: Kubectl, kubelet: Kubelet) -> None:
+def test_policy_restarts_the_engine_whose_acceptance_decays(kubectl: Kubectl, kubelet: Kubelet) -> None:
     begin(kubelet, replicas=2)
     kubelet.load.clients = FEW
     until(kubelet, lambda: at_rest(kubectl, 2), "two engines with good acceptance")

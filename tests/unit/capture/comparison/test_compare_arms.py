@@ -52,7 +52,7 @@ def pays(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
 
 
 class TestVerdict:
-    def test_an_arm_that_brings_more_pays_with_its_interval_in_the_sentence(self, pays: Comparison) -> None:
+    def test_faster_arm_pays_and_message_has_its_interval(self, pays: Comparison) -> None:
         arm = pays.arm("drafted")
         assert arm.verdict == "Pays"
         compared = arm.loads[0].compared
@@ -63,7 +63,7 @@ class TestVerdict:
         assert f"{100 * (compared.low - 1):+.3g} % to" in arm.message
         assert "(95 %:" in arm.message
 
-    def test_an_arm_that_is_slower_does_not_pay(self, tmp_path: Path) -> None:
+    def test_slower_arm_does_not_pay(self, tmp_path: Path) -> None:
         made = MadeCapture(arms={"plain": PLAIN, "dear": MadeArm(rates=(0.1, 0.01), draft_ms=2.0)})
         assert compare_capture(made.make(tmp_path)).arm("dear").verdict == "DoesNotPay"
 
@@ -72,7 +72,7 @@ class TestVerdict:
         assert found.arm("other").verdict == "Inconclusive"
         assert any("A/A" in note for note in found.notes)
 
-    def test_what_turns_with_load_says_where(self, tmp_path: Path) -> None:
+    def test_message_names_load_up_to_which_arm_pays(self, tmp_path: Path) -> None:
         made = replace(LOADS, arms={"plain": PLAIN, "dear": DEAR})
         found = compare_capture(made.make(tmp_path)).arm("dear")
         assert found.verdict == "DependsOnLoad"
@@ -81,7 +81,7 @@ class TestVerdict:
         assert few < found.crossover_running < many
         assert f"pays off up to about {found.crossover_running:g} running requests" in found.message
 
-    def test_a_start_effect_that_looks_like_one_is_no_verdict(self, tmp_path: Path) -> None:
+    def test_difference_within_start_effect_is_inconclusive(self, tmp_path: Path) -> None:
         """Each arm's two starts lie 4 % apart; the blocks of either would swear that the arms differ."""
         made = of_equal_arms(start_effect=0.03, seed=11, noise=0.02)
         compared = compare_capture(made.make(tmp_path)).arm("other").loads[0].compared
@@ -91,7 +91,7 @@ class TestVerdict:
         assert compared.low == min(compared.blocks_low or 0, compared.starts_low or 0)
         assert compared.high == max(compared.blocks_high or 0, compared.starts_high or 0)
 
-    def test_without_all_repetitions_there_is_none(self, tmp_path: Path) -> None:
+    def test_missing_repetition_makes_arm_inconclusive(self, tmp_path: Path) -> None:
         made = MadeCapture(repetitions=3)
         for name in made.arms:
             for repetition in (1, 2):
@@ -101,7 +101,7 @@ class TestVerdict:
         assert "1 of 3 repetitions are missing" in found.arm("drafted").message
         assert "arm drafted: 1 of 3 repetitions are missing: no verdict on it" in found.notes
 
-    def test_one_repetition_is_no_verdict_whatever_its_blocks_say(self, tmp_path: Path) -> None:
+    def test_single_repetition_is_inconclusive_even_if_blocks_differ(self, tmp_path: Path) -> None:
         arm = compare_capture(MadeCapture(repetitions=1).make(tmp_path)).arm("drafted")
         assert arm.verdict == "Inconclusive"
         assert arm.message.startswith("no verdict with one repetition")
@@ -111,7 +111,7 @@ class TestVerdict:
         assert compared is not None
         assert (compared.blocks_low or 0) > 1
 
-    def test_an_arm_of_which_nothing_is_there_is_said_and_the_others_compared(self, tmp_path: Path) -> None:
+    def test_arm_without_files_is_reported_and_others_are_compared(self, tmp_path: Path) -> None:
         made = MadeCapture(arms={"plain": PLAIN, "drafted": SPECULATING, "lost": SPECULATING})
         for name in ("plain", "drafted"):
             for repetition in (1, 2):
@@ -121,7 +121,7 @@ class TestVerdict:
         assert found.arm("lost").verdict == "Inconclusive"
         assert "all of its repetitions are missing" in found.arm("lost").message
 
-    def test_a_rate_without_slo_gives_latencies_and_no_verdict(self, tmp_path: Path) -> None:
+    def test_poisson_load_without_slo_has_latencies_but_no_verdict(self, tmp_path: Path) -> None:
         found = compare_capture(MadeCapture(arrivals="poisson:20").make(tmp_path)).arm("drafted")
         (load,) = found.loads
         assert found.verdict == "Inconclusive"
@@ -129,7 +129,7 @@ class TestVerdict:
         assert load.tpot_ms is not None
         assert "slo" in (load.not_compared or "")
 
-    def test_with_slo_a_rate_is_compared_by_what_keeps_to_it(self, tmp_path: Path) -> None:
+    def test_poisson_load_with_slo_is_compared_by_goodput(self, tmp_path: Path) -> None:
         made = MadeCapture(arrivals="poisson:20", requests=160, slo={"tpotMs": 8})
         plain, drafted = compare_capture(made.make(tmp_path)).arms
         assert plain.loads[0].within_slo == 0
@@ -140,7 +140,7 @@ class TestVerdict:
 
 
 class TestFigures:
-    def test_warm_up_is_in_none(self, tmp_path: Path) -> None:
+    def test_warmup_requests_are_excluded(self, tmp_path: Path) -> None:
         without = compare_capture(MadeCapture().make(tmp_path))
         for place in tmp_path.glob("*/*"):
             path = place / "client.jsonl"
@@ -150,7 +150,7 @@ class TestFigures:
             renew(place)
         assert compare_capture(tmp_path).arms == without.arms
 
-    def test_acceptance_is_that_of_the_engine(self, pays: Comparison) -> None:
+    def test_acceptance_matches_engine_rates(self, pays: Comparison) -> None:
         drafting = pays.arm("drafted").drafting
         assert drafting is not None
         assert drafting.per_position == pytest.approx(SPECULATING.rates, abs=0.03)
@@ -167,13 +167,13 @@ class TestFigures:
         assert of_all.acceptance == pytest.approx(drafting.acceptance, abs=0.03)
         assert drafting.by_temperature.keys() == {"not given"}
 
-    def test_a_step_takes_longer_by_its_drafts(self, pays: Comparison) -> None:
+    def test_speculation_overhead_is_extra_step_time_of_drafts(self, pays: Comparison) -> None:
         load = pays.arm("drafted").loads[0]
         # Four drafts of 0.3 ms, and some tokens more to verify, on 10 ms.
         assert load.speculation_overhead == pytest.approx(0.13, abs=0.03)
         assert load.tokens_per_step == pytest.approx(1 + sum(SPECULATING.rates), abs=0.1)
 
-    def test_the_predicted_speed_up_stands_beside_the_measured_one(self, pays: Comparison) -> None:
+    def test_predicted_ratio_follows_tokens_per_step_and_overhead(self, pays: Comparison) -> None:
         load = pays.arm("drafted").loads[0]
         assert load.compared is not None
         plain = pays.arms[0].loads[0]
@@ -182,12 +182,12 @@ class TestFigures:
             decoding * (load.running or 0) / (plain.running or 1), rel=0.1
         )
 
-    def test_cost_is_gpu_time_and_money_where_a_price_is_given(self, pays: Comparison) -> None:
+    def test_cost_is_derived_from_gpu_seconds_and_price(self, pays: Comparison) -> None:
         load = pays.arm("plain").loads[0]
         assert load.gpu_seconds_per_1000_tokens == pytest.approx(1000 / (load.goodput or 1), rel=1e-3)
         assert load.cost_per_1000_tokens == pytest.approx(load.gpu_seconds_per_1000_tokens / 1000, rel=1e-3)
 
-    def test_the_prefix_cache_tax_is_what_an_arm_found_less(self, tmp_path: Path) -> None:
+    def test_prefix_cache_tax_is_cached_tokens_missing_in_arm(self, tmp_path: Path) -> None:
         MadeCapture().make(tmp_path)
         for repetition in ("1", "2"):
             place = tmp_path / "drafted" / repetition
@@ -204,7 +204,7 @@ class TestFigures:
 
 
 class TestStatus:
-    def test_is_what_the_api_takes(self, pays: Comparison) -> None:
+    def test_comparison_status_matches_api_schema(self, pays: Comparison) -> None:
         status = ComparisonStatus.model_validate(comparison_status(pays))
         (arm,) = status.arms
         assert (status.baseline, status.level_percent, arm.name, arm.verdict, arm.outputs) == (
@@ -218,7 +218,7 @@ class TestStatus:
         assert float(arm.loads[0].running) == pytest.approx(3.7, abs=0.3)
 
     @pytest.mark.parametrize("most_bytes", [3072, 2000, 1200])
-    def test_is_cut_to_what_a_termination_message_takes(self, pays: Comparison, most_bytes: int) -> None:
+    def test_comparison_status_is_cut_to_termination_message_size(self, pays: Comparison, most_bytes: int) -> None:
         baseline, arm = pays.arms
         loads = [msgspec.structs.replace(arm.loads[0], phase=f"load-{number}") for number in range(32)]
         of_baseline = [msgspec.structs.replace(baseline.loads[0], phase=each.phase) for each in loads]
@@ -257,40 +257,40 @@ class TestGreedy:
     @pytest.mark.parametrize(
         ("margin", "outputs"), [(CLOSE_NATS, "Explained"), (CLOSE_NATS * 1.01, "Different"), (None, "Different")]
     )
-    def test_another_token_is_explained_where_two_were_about_as_likely(self, margin: float, outputs: str) -> None:
+    def test_differing_token_is_explained_by_small_margin(self, margin: float, outputs: str) -> None:
         found = compare_outputs(checks(answer([1, 2, 3], margin)), checks(answer([1, 9, 3], margin)), None)
         assert found.outputs == outputs
         assert found.first_difference is not None
         assert (found.first_difference.position, found.first_difference.baseline_margin) == (1, margin)
 
-    def test_an_answer_that_ends_earlier_differs_where_it_ends(self) -> None:
+    def test_shorter_answer_differs_at_its_end(self) -> None:
         found = compare_outputs(checks(answer([1, 2, 3])), checks(answer([1, 2])), None)
         assert found.outputs == "Different"
         assert found.first_difference is not None
         assert found.first_difference.position == 2
 
-    def test_one_that_is_not_explained_outweighs_those_that_are(self) -> None:
+    def test_unexplained_difference_outweighs_explained_ones(self) -> None:
         baseline = checks(answer([1, 2], 0.1), answer([1, 2], 5.0, "b"))
         found = compare_outputs(baseline, checks(answer([1, 3]), answer([1, 3], prompt="b")), None)
         assert (found.outputs, found.explained, found.different) == ("Different", 1, 1)
         assert found.first_difference is not None
         assert found.first_difference.prompt_sha256 == "b" * 64
 
-    def test_prompts_that_only_one_arm_answered_say_nothing(self) -> None:
+    def test_prompts_answered_by_one_arm_only_are_not_checked(self) -> None:
         found = compare_outputs(checks(answer([1])), checks(answer([1], prompt="b")), None)
         assert (found.outputs, found.prompts) == ("NotChecked", 0)
 
-    def test_answers_without_a_token_show_nothing_and_one_without_a_token_differs(self) -> None:
+    def test_empty_answers_are_not_checked_unless_only_one_arm_is_empty(self) -> None:
         silent = checks(answer([]), answer([], prompt="b"))
         found = compare_outputs(silent, silent, None)
         assert (found.outputs, found.prompts) == ("NotChecked", 0)
         assert found.not_measured[0].startswith("greedy outputs were not checked: no prompt has an answer with a token")
         assert compare_outputs(checks(answer([1, 2])), silent, None).outputs == "Different"
 
-    def test_what_may_answer_otherwise_is_never_called_equal(self) -> None:
+    def test_lossy_arm_is_never_equal(self) -> None:
         assert compare_outputs(checks(answer([1])), checks(answer([1])), "fly").outputs == "Lossy"
 
-    def test_without_checks_that_is_said(self) -> None:
+    def test_missing_checks_file_is_reported(self) -> None:
         found = compare_outputs(checks(answer([1])), None, None)
         assert found.outputs == "NotChecked"
         assert found.not_measured == ["outputs were not checked: it has no checks.json"]
@@ -302,20 +302,20 @@ class TestParsing:
         # Fisher's exact test, one-sided: 0.10, 0.038, 0.5, 1
         [((8, 5), (8, 8), False), ((8, 4), (8, 8), True), ((8, 7), (8, 8), False), ((8, 8), (8, 2), False)],
     )
-    def test_fails_where_chance_explains_it_no_more(
+    def test_arm_parses_less_if_difference_is_significant(
         self, arm: tuple[int, int], baseline: tuple[int, int], less: bool
     ) -> None:
         for name in ("structured", "tools"):
             found = compare_outputs(checks(**{name: baseline}), checks(**{name: arm}), None)
             assert found.parses_less is less
 
-    def test_shares_are_of_the_arm_and_the_baseline(self) -> None:
+    def test_parsed_shares_are_those_of_arm_and_baseline(self) -> None:
         found = compare_outputs(checks(structured=(8, 8)), checks(structured=(8, 2)), None)
         assert (found.structured, found.tool_calls) == ((0.25, 1.0), None)
 
 
 class TestVerdictOfAnswers:
-    def test_an_arm_that_answers_otherwise_is_incorrect_however_fast(self, tmp_path: Path) -> None:
+    def test_arm_with_different_greedy_answers_is_incorrect(self, tmp_path: Path) -> None:
         made = MadeCapture(arms={"plain": PLAIN, "drafted": replace(SPECULATING, greedy=(0, 1, 7))})
         arm = compare_capture(made.make(tmp_path)).arm("drafted")
         assert arm.verdict == "Incorrect"
@@ -324,7 +324,7 @@ class TestVerdictOfAnswers:
             "two likeliest tokens were 1.5 apart; goodput +"
         )
 
-    def test_an_arm_whose_answers_parse_less_is_incorrect(self, tmp_path: Path) -> None:
+    def test_arm_with_fewer_parsable_answers_is_incorrect(self, tmp_path: Path) -> None:
         made = MadeCapture(arms={"plain": PLAIN, "drafted": replace(SPECULATING, parsed=2)})
         arm = compare_capture(made.make(tmp_path)).arm("drafted")
         assert arm.verdict == "Incorrect"
@@ -332,7 +332,7 @@ class TestVerdictOfAnswers:
             "25 % of its structured answers can be parsed, 100 % of the baseline's; goodput +"
         )
 
-    def test_a_lossy_arm_is_flagged_and_has_its_verdict(self, tmp_path: Path) -> None:
+    def test_lossy_arm_is_flagged_and_still_gets_its_verdict(self, tmp_path: Path) -> None:
         lossy = replace(SPECULATING, lossy="rejection_sample_method fly", greedy=(5,))
         found = compare_capture(MadeCapture(arms={"plain": PLAIN, "fly": lossy}).make(tmp_path))
         arm = found.arm("fly")
@@ -478,7 +478,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_is_refused_with_what_is_wrong(folder: Path, name: str) -> None:
+def test_incomparable_capture_is_refused_with_cause(folder: Path, name: str) -> None:
     change, message = REFUSED[name]
     change(folder)
     with pytest.raises(CaptureError) as refused:
@@ -489,24 +489,24 @@ def test_is_refused_with_what_is_wrong(folder: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("text", [b"", b"nonsense", b"[]", b"{}", b"\xff\xfe"])
-def test_a_manifest_that_is_none_is_refused(folder: Path, text: bytes) -> None:
+def test_unreadable_manifest_is_refused(folder: Path, text: bytes) -> None:
     (folder / "drafted" / "1" / "manifest.json").write_bytes(text)
     with pytest.raises(CaptureError, match=r"drafted/1/manifest\.json: cannot be read"):
         compare_capture(folder)
 
 
-def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_missing_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match="cannot be read: No such file or directory"):
         compare_capture(tmp_path / "none")
 
 
-def test_an_empty_folder_holds_no_arms(tmp_path: Path) -> None:
+def test_empty_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match="holds no capture with arms"):
         compare_capture(tmp_path)
 
 
 class TestNothingAnswered:
-    def test_of_one_arm_is_no_verdict_and_said(self, folder: Path) -> None:
+    def test_arm_without_answered_requests_is_inconclusive(self, folder: Path) -> None:
         client_lines(
             folder,
             lambda each: (
@@ -519,21 +519,21 @@ class TestNothingAnswered:
         assert "no request of it was answered in arm drafted" in arm.message
         assert arm.loads[0].requests == {"sent": 64, "http_rejected": 64}
 
-    def test_without_any_request_is_no_verdict(self, folder: Path) -> None:
+    def test_capture_without_requests_is_inconclusive(self, folder: Path) -> None:
         for place in folder.glob("*/*"):
             (place / "client.jsonl").write_bytes(b"")
             renew(place)
         arm = compare_capture(folder).arm("drafted")
         assert (arm.verdict, arm.loads[0].goodput) == ("Inconclusive", None)
 
-    def test_a_phase_that_one_arm_never_reached_is_left_out(self, tmp_path: Path) -> None:
+    def test_phase_not_reached_by_one_arm_is_not_compared(self, tmp_path: Path) -> None:
         MadeCapture(arrivals="closed:4,closed:8", requests=32).make(tmp_path)
         client_lines(tmp_path, lambda each: {"phase": "closed-4", "index": 0, "outcome": "not_sent"})
         loads = compare_capture(tmp_path).arm("drafted").loads
         assert [each.not_compared is not None for each in loads] == [True, True]
 
 
-def test_counters_that_fall_are_no_steps_of_an_engine(folder: Path) -> None:
+def test_counter_reset_and_backward_timestamp_do_not_change_figures(folder: Path) -> None:
     """A step says what happened in it, so that a reset takes nothing away; a stamp that goes back is left out."""
     path = folder / "drafted" / "1" / "step-stats.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -549,7 +549,7 @@ def test_counters_that_fall_are_no_steps_of_an_engine(folder: Path) -> None:
 
 
 class TestNotes:
-    def test_equal_commands_are_an_a_a_test(self, tmp_path: Path) -> None:
+    def test_arms_with_equal_commands_are_noted_as_a_a_test(self, tmp_path: Path) -> None:
         notes = compare_capture(of_equal_arms(requests=16).make(tmp_path)).notes
         assert any(each.startswith("arm other starts the same engine as the baseline: an A/A test") for each in notes)
 
@@ -566,16 +566,16 @@ class TestNotes:
             ),
         ],
     )
-    def test_say_what_else_differs(self, folder: Path, change: dict[str, Any], words: str) -> None:
+    def test_notes_name_differences_from_baseline(self, folder: Path, change: dict[str, Any], words: str) -> None:
         manifest(lambda each: each | change)(folder)
         assert any(words in each for each in compare_capture(folder).notes)
 
-    def test_escapes_of_others_do_nothing(self, folder: Path) -> None:
+    def test_notes_contain_no_escape_sequences(self, folder: Path) -> None:
         manifest(lambda each: each | {"model": "\x1b[2Jtiny"})(folder)
         assert all(each.isprintable() for each in compare_capture(folder).notes)
 
 
-def test_a_retry_that_left_other_folders_is_no_repetition(folder: Path) -> None:
+def test_leftover_folders_are_not_repetitions(folder: Path) -> None:
     (folder / "drafted" / "2.part-123").mkdir()
     (folder / "drafted" / "0").mkdir()
     (folder / ".hidden").mkdir()
@@ -620,7 +620,7 @@ def loads(load: Load, *found: tuple[float, float, str]) -> list[Load]:
         ([D, I, P], "DependsOnLoad"),
     ],
 )
-def test_the_verdict_of_an_arm_is_that_of_the_loads_that_decide(load: Load, verdicts: list[str], verdict: str) -> None:
+def test_arm_verdict_follows_from_decided_loads(load: Load, verdicts: list[str], verdict: str) -> None:
     assert arm_verdict(loads(load, *((at + 1, 1.0, each) for at, each in enumerate(verdicts))), None) == verdict
 
 
@@ -642,7 +642,7 @@ def test_the_verdict_of_an_arm_is_that_of_the_loads_that_decide(load: Load, verd
         ([], None),
     ],
 )
-def test_the_crossover_is_where_the_ratio_falls_to_one(
+def test_crossover_is_load_where_ratio_falls_to_one(
     load: Load, found: list[tuple[float, float, str]], at: float | None
 ) -> None:
     of_arm = loads(load, *found)
@@ -676,14 +676,14 @@ def asked(load: Load, ratio: float, low: float, high: float, **others: int | Non
         ({}, 2, "more than 20 repetitions, or many times as many requests, would be needed to decide"),
     ],
 )
-def test_what_would_tell_is_what_a_capture_can_be_given(
+def test_inconclusive_message_advises_repetitions_or_requests(
     load: Load, needed: dict[str, int], repetitions: int, said: str
 ) -> None:
     of_arm = [asked(load, 1.04, 0.95, 1.1, **needed)]
     assert said in sentence(ArmVerdict.INCONCLUSIVE, of_arm, of_arm, None, None, 0.95, repetitions, None)
 
 
-def test_no_difference_is_told_from_an_interval_that_hides_one(load: Load) -> None:
+def test_more_repetitions_are_advised_only_for_wide_intervals(load: Load) -> None:
     narrow, wide = [asked(load, 1.004, 0.99, 1.02)], [asked(load, 1.004, 0.8, 1.3)]
     said = [sentence(ArmVerdict.INCONCLUSIVE, each, each, None, None, 0.95, 2, None) for each in (narrow, wide)]
     assert "more repetitions" not in said[0]
@@ -696,7 +696,7 @@ SWEEP = MadeCapture(arrivals="closed:2,closed:24", requests=320, curve=((1, 10.0
 BF16 = {"targetQuantization": "BF16", "kvCacheDtype": "auto"}
 
 
-def test_phases_of_a_sweep_are_told_by_name_and_have_no_crossover(tmp_path: Path) -> None:
+def test_sweep_phases_are_named_and_have_no_crossover(tmp_path: Path) -> None:
     """The same pair without temperatures turns with load, and says where: test_compare."""
     made = replace(SWEEP, arms={"plain": PLAIN, "dear": DEAR}, temperatures=("0.0", "1.0"))
     found = compare_capture(made.make(tmp_path)).arm("dear")
@@ -722,7 +722,7 @@ def quantized(rates: tuple[float, ...], plan: dict[str, str], k: int = 4) -> Mad
         (RATES, {"kvCacheDtype": "fp8"}, "its KV cache is in fp8, the baseline's in auto: the loss is at most 5"),
     ],
 )
-def test_another_precision_is_held_to_five_points_and_never_called_equal(
+def test_quantized_arm_is_lossy_and_acceptance_loss_is_noted(
     tmp_path: Path, rates: tuple[float, ...], plan: dict[str, str], said: str
 ) -> None:
     found = compare_capture(quantized(rates, plan).make(tmp_path))
@@ -736,7 +736,7 @@ def test_another_precision_is_held_to_five_points_and_never_called_equal(
     assert arm.lossy in next(each for each in found.notes if "may answer otherwise" in each)
 
 
-def test_answers_of_another_precision_do_not_hide_its_goodput(tmp_path: Path) -> None:
+def test_quantized_arm_with_different_answers_still_pays(tmp_path: Path) -> None:
     """Whoever quantizes asked for other answers: that is told, and no reason to withhold the verdict."""
     after = replace(SPECULATING, plan=BF16 | {"targetQuantization": "FP8"}, slower=0.7, greedy=(7, 7))
     made = MadeCapture(arms={"bf16": replace(SPECULATING, plan=BF16), "fp8": after})
@@ -762,7 +762,7 @@ SECTIONS: dict[str, type[Struct]] = {
 
 
 @pytest.mark.parametrize(("title", "struct"), SECTIONS.items(), ids=SECTIONS.keys())
-def test_names_every_field_and_no_other(title: str, struct: type[Struct]) -> None:
+def test_reference_page_documents_exactly_the_comparison_fields(title: str, struct: type[Struct]) -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
     section = re.search(rf"^### {re.escape(title)}\n(.*?)(?=^#|\Z)", text, re.DOTALL | re.MULTILINE)
     assert section, title
@@ -778,7 +778,7 @@ def compared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return MadeCapture(arrivals="closed:4,poisson:20").make(tmp_path_factory.mktemp("capture"))
 
 
-def test_a_table_has_each_load_of_both_arms_and_the_sentence(compared_folder: Path) -> None:
+def test_compare_prints_verdict_and_row_for_each_load_and_arm(compared_folder: Path) -> None:
     done = CliRunner().invoke(app, ["capture", "compare", str(compared_folder)])
     assert done.exit_code == 0
     lines = done.stdout.splitlines()
@@ -792,18 +792,18 @@ def test_a_table_has_each_load_of_both_arms_and_the_sentence(compared_folder: Pa
     assert "* plain, the baseline; goodput in tokens/s, TTFT and TPOT in ms" in lines
 
 
-def test_what_wants_one_recording_names_those_of_arms(compared_folder: Path) -> None:
+def test_find_trace_in_capture_with_arms_suggests_one_arm(compared_folder: Path) -> None:
     with pytest.raises(RecordingError) as refused:
         find_trace(compared_folder)
     assert str(refused.value).endswith(f"name one of those below it, such as {compared_folder}/drafted/1 or a trace")
 
 
-def test_a_price_makes_costs_of_gpu_time(compared_folder: Path) -> None:
+def test_compare_with_price_prints_costs(compared_folder: Path) -> None:
     done = CliRunner().invoke(app, ["capture", "compare", str(compared_folder), "--price-per-gpu-hour", "3.6"])
     assert "GPU time per 1,000 tokens (and cost) " in done.stdout
 
 
-def test_json_is_what_the_file_holds_and_its_schema_names(compared_folder: Path) -> None:
+def test_compare_json_has_fields_of_its_schema(compared_folder: Path) -> None:
     done = CliRunner().invoke(
         app, ["capture", "compare", str(compared_folder), "--price-per-gpu-hour", "3.6", "-o", "json"]
     )
@@ -815,7 +815,7 @@ def test_json_is_what_the_file_holds_and_its_schema_names(compared_folder: Path)
     assert load["cost_per_1000_tokens"] == pytest.approx(load["gpu_seconds_per_1000_tokens"] / 1000, rel=1e-3)
 
 
-def test_what_cannot_be_compared_is_one_line_and_status_2(tmp_path: Path) -> None:
+def test_compare_error_is_one_line_with_exit_status_2(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["capture", "compare", str(tmp_path)])
     assert done.exit_code == 2
     assert done.stdout == ""

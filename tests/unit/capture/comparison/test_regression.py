@@ -43,7 +43,9 @@ def _edited(folder: Path, out: Path, edit: Any) -> Path:
     return out
 
 
-def test_tokens_that_gzip_packed_fill_no_memory(golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_record_stops_keeping_answers_at_token_limit(
+    golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def with_tokens(_: int, line: dict[str, Any]) -> dict[str, Any]:
         return line if "meta" in line else line | {"output_token_ids": [7] * line["output_tokens"]}
 
@@ -61,14 +63,14 @@ def _verdicts(regression: Regression) -> dict[str, RegressionVerdict | None]:
     return {each.name: each.verdict for each in regression.figures}
 
 
-def test_an_engine_that_did_not_change_holds(golden: Path, same: Path) -> None:
+def test_unchanged_engine_holds(golden: Path, same: Path) -> None:
     regression = judge([golden], [same])
     assert regression.verdict is HOLDS, regression.message
     assert regression.message.startswith("holds: goodput in phase closed-1 28")
     assert set(_verdicts(regression).values()) == {HOLDS}
 
 
-def test_a_tenth_less_acceptance_is_caught(golden: Path, tmp_path: Path) -> None:
+def test_ten_percent_lower_acceptance_is_regressed(golden: Path, tmp_path: Path) -> None:
     regression = judge([golden], [with_acceptance(0.9).serve(tmp_path / "new", 2)])
     verdicts = _verdicts(regression)
     assert regression.verdict is REGRESSED
@@ -78,7 +80,7 @@ def test_a_tenth_less_acceptance_is_caught(golden: Path, tmp_path: Path) -> None
     assert "accepted tokens a step 1.8" in regression.message
 
 
-def test_acceptance_that_is_as_good_as_gone_is_caught(golden: Path, tmp_path: Path) -> None:
+def test_near_zero_acceptance_is_regressed(golden: Path, tmp_path: Path) -> None:
     """What is accepted is in one block alone: without it there is nothing left that has a logarithm."""
     hardly = with_acceptance(1e-5).serve(tmp_path / "hardly", 2)
     regression = judge([golden], [hardly])
@@ -89,7 +91,7 @@ def test_acceptance_that_is_as_good_as_gone_is_caught(golden: Path, tmp_path: Pa
     assert "accepted tokens a step" in regression.message
 
 
-def test_steps_that_are_a_twentieth_slower_are_caught(golden: Path, slower: Path) -> None:
+def test_five_percent_slower_steps_are_regressed(golden: Path, slower: Path) -> None:
     regression = judge([golden], [slower])
     verdicts = _verdicts(regression)
     assert regression.verdict is REGRESSED
@@ -98,12 +100,12 @@ def test_steps_that_are_a_twentieth_slower_are_caught(golden: Path, slower: Path
     assert verdicts["accepted tokens a step"] is HOLDS
 
 
-def test_what_is_better_holds(golden: Path, tmp_path: Path) -> None:
+def test_improved_engine_holds(golden: Path, tmp_path: Path) -> None:
     new = ServedEngine(with_acceptance(1.1).rates, with_step_time(0.9).step_time).serve(tmp_path / "new", 2)
     assert judge([golden], [new]).verdict is HOLDS
 
 
-def test_alarms_of_all_figures_together_are_as_rare_as_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_alarm_level_is_split_over_all_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, interval = [], Estimate.interval
 
     def heard(self: Estimate, alpha: float) -> tuple[float, float]:
@@ -117,7 +119,7 @@ def test_alarms_of_all_figures_together_are_as_rare_as_is_said(tmp_path: Path, m
     assert len(judged) * min(asked) <= 1 - ALARM_LEVEL + 1e-9
 
 
-def test_a_record_that_is_too_short_tells_nothing_and_says_so(tmp_path: Path) -> None:
+def test_short_record_is_inconclusive(tmp_path: Path) -> None:
     one, other = (ServedEngine().serve(tmp_path / str(seed), seed, requests=24) for seed in (1, 2))
     regression = judge([one], [other])
     assert regression.verdict is INCONCLUSIVE
@@ -125,14 +127,14 @@ def test_a_record_that_is_too_short_tells_nothing_and_says_so(tmp_path: Path) ->
     assert regression.message.endswith("send more requests in both")
 
 
-def test_speculation_that_is_gone_is_for_goodput_to_judge(golden: Path, tmp_path: Path) -> None:
+def test_lost_speculation_is_regressed_and_noted(golden: Path, tmp_path: Path) -> None:
     regression = judge([golden], [ServedEngine(rates=()).serve(tmp_path / "new", 2)])
     assert regression.verdict is REGRESSED
     assert not [name for name in _verdicts(regression) if name.startswith("accept")]
     assert any("no longer speculates" in note for note in regression.notes)
 
 
-def test_steps_of_another_k_are_not_held_against_each_other(golden: Path, tmp_path: Path) -> None:
+def test_step_times_with_different_k_are_not_compared(golden: Path, tmp_path: Path) -> None:
     regression = judge([golden], [ServedEngine(rates=RATES[:3]).serve(tmp_path / "new", 2)])
     verdicts = _verdicts(regression)
     assert not [name for name in verdicts if name.startswith(("step time", "accepted"))]
@@ -140,7 +142,7 @@ def test_steps_of_another_k_are_not_held_against_each_other(golden: Path, tmp_pa
     assert regression.notes == ["K is 4 in the golden record and 3 now: step times cannot be compared"]
 
 
-def test_requests_that_get_no_answer_any_more_are_told(golden: Path, same: Path, tmp_path: Path) -> None:
+def test_unanswered_requests_are_regressed(golden: Path, same: Path, tmp_path: Path) -> None:
     left = _edited(same, tmp_path / "new", lambda number, line: None if number % 20 == 7 else line)
     regression = judge([golden], [left])
     assert regression.verdict is REGRESSED
@@ -148,7 +150,7 @@ def test_requests_that_get_no_answer_any_more_are_told(golden: Path, same: Path,
 
 
 @pytest.mark.parametrize(("wrong", "verdict"), [(0, HOLDS), (1, REGRESSED)])
-def test_greedy_answers_that_part_at_once_are_another_models(
+def test_early_divergence_of_greedy_answers_is_regressed(
     golden: Path, same: Path, tmp_path: Path, wrong: int, verdict: RegressionVerdict
 ) -> None:
     def greedy(shift: int) -> Any:
@@ -193,13 +195,13 @@ def _not_comparable(golden: Path, tmp_path: Path) -> Iterator[tuple[list[Path], 
     yield [tmp_path / "nothing"], "holds no trace.jsonl"
 
 
-def test_what_says_nothing_of_each_other_is_refused(golden: Path, tmp_path: Path) -> None:
+def test_incomparable_records_are_refused(golden: Path, tmp_path: Path) -> None:
     for found, message in _not_comparable(golden, tmp_path):
         with pytest.raises(NotComparableError, match=message):
             judge([golden], found)
 
 
-def test_repetitions_of_one_arm_are_one_record(golden: Path, tmp_path: Path) -> None:
+def test_repetitions_of_one_arm_are_judged_together(golden: Path, tmp_path: Path) -> None:
     def repeated(name: str, seeds: tuple[int, int]) -> list[Path]:
         for number, seed in enumerate(seeds, start=1):
             folder = ServedEngine().serve(tmp_path / name / "as-deployed" / str(number), seed, requests=240)
@@ -221,9 +223,7 @@ def test_repetitions_of_one_arm_are_one_record(golden: Path, tmp_path: Path) -> 
     assert repetitions_of(golden) == [golden]
 
 
-def test_the_command_shows_every_figure_and_what_they_come_to(
-    golden: Path, same: Path, slower: Path, tmp_path: Path
-) -> None:
+def test_gate_command_exit_status_follows_verdict(golden: Path, same: Path, slower: Path, tmp_path: Path) -> None:
     good = CliRunner().invoke(app, ["capture", "gate", str(golden), str(same)])
     assert good.exit_code == 0
     assert "\nholds: goodput" in good.output

@@ -32,7 +32,7 @@ def accounted(folder: Path, clients: Lines, records: Lines, aborted: Lines | Non
     return account(folder / "client", folder / "trace", folder / "aborted" if aborted else None, folder)
 
 
-def test_every_way_to_end(tmp_path: Path) -> None:
+def test_requests_with_every_outcome_add_up(tmp_path: Path) -> None:
     found = accounted(
         tmp_path,
         [
@@ -76,7 +76,7 @@ def test_every_way_to_end(tmp_path: Path) -> None:
         ([client("a")], [record("a", ended_by="unfinished")], "the engine recorded unfinished"),
     ],
 )
-def test_what_does_not_fit_is_named(
+def test_mismatch_is_named_with_its_request(
     tmp_path: Path, clients: list[dict[str, Any]], records: list[dict[str, Any]], what: str
 ) -> None:
     found = accounted(tmp_path, [*clients, client("good")], [*records, record("good")])
@@ -91,7 +91,7 @@ def test_every_line_of_the_client_counts_as_sent(tmp_path: Path) -> None:
     assert found.equation == "3 sent != 0 HTTP-rejected + 0 never admitted + 1 in the engine (completed 1)"
 
 
-def test_only_the_first_are_named(tmp_path: Path) -> None:
+def test_only_first_20_mismatches_are_shown(tmp_path: Path) -> None:
     found = accounted(tmp_path, [client(f"{n:03}") for n in range(50)], [])
     assert (found.mismatches, len(found.shown)) == (50, 20)
 
@@ -99,7 +99,9 @@ def test_only_the_first_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("ended_by", "mismatches"), [(["engine"], 1), (["stop_string"], 0), (["engine", "stop_string"], 0)]
 )
-def test_tokens_are_compared_where_the_engine_ended_all(tmp_path: Path, ended_by: list[str], mismatches: int) -> None:
+def test_token_counts_are_compared_unless_stop_string_ended_an_answer(
+    tmp_path: Path, ended_by: list[str], mismatches: int
+) -> None:
     answers = [record("a", ended_by=each) for each in ended_by]
     found = accounted(tmp_path, [client("a", n=len(answers), completion_tokens=4)], answers)
     assert found.token_mismatches == mismatches
@@ -121,7 +123,7 @@ def fits(outcome: str, records: int, n: int) -> bool:
 
 
 @given(st.lists(st.tuples(st.sampled_from(OUTCOMES), FEW, FEW.map(lambda n: n + 1))))
-def test_every_request_is_in_one_term_or_named(requests: list[tuple[str, int, int]]) -> None:
+def test_every_request_is_in_one_term_or_a_mismatch(requests: list[tuple[str, int, int]]) -> None:
     accounting = Accounting()
     for index, (outcome, records, n) in enumerate(requests):
         line = ClientRecord(id=str(index), phase="p", index=index, outcome=outcome, n=n)  # type: ignore[arg-type]

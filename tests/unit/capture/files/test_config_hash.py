@@ -39,22 +39,22 @@ def header(**changes: Any) -> Header:
 class TestSchemeV3:
     """The recipe of vllm-vcr's config_hash.rs and gen-capture-jobs.py, with the inputs of its own unit test."""
 
-    def test_engine_config(self) -> None:
+    def test_engine_config_is_sorted_key_value_text(self) -> None:
         assert engine_config("Qwen/Qwen3-8B", CONFIG) == (
             "block_size=16;enable_prefix_caching=true;enforce_eager=true;gpu_memory_utilization=0.9;"
             "max_model_len=16384;max_num_seqs=256;model=Qwen/Qwen3-8B;speculative=none;tensor_parallel=1"
         )
 
-    def test_hash_is_of_four_whole_lines(self) -> None:
+    def test_hash_covers_four_lines(self) -> None:
         config = engine_config("Qwen/Qwen3-8B", CONFIG)
         text = b"config-fingerprint-v3\ngpu=H200\nvllm_tag=v0.23.0\nengine_config=" + config.encode() + b"\n"
         assert config_hash("H200", "v0.23.0", config) == hashlib.sha256(text).hexdigest()
 
-    def test_ngram_is_called_as_there(self) -> None:
+    def test_ngram_label_matches_vllm_vcr(self) -> None:
         config = msgspec.structs.replace(CONFIG, speculative=Speculative(method="ngram", num_speculative_tokens=4))
         assert speculative_label(config) == "ngram-k4"
 
-    def test_header_gives_short_name_and_release(self) -> None:
+    def test_header_hash_uses_short_gpu_name_and_release_tag(self) -> None:
         expected = config_hash("H200", "v0.32.0", engine_config("tiny/target", header().config))
         assert header_hash(header()) == expected
         assert header_hash(header(vllm="0.32.0+cpu")) == expected
@@ -65,7 +65,7 @@ class TestLabels:
         ("version", "tag"),
         [("0.32.0", "v0.32.0"), ("0.32.0+cpu", "v0.32.0"), ("0.32.1rc1.dev3+g12", "v0.32.1rc1"), ("dev", "vdev")],
     )
-    def test_version(self, version: str, tag: str) -> None:
+    def test_version_tag(self, version: str, tag: str) -> None:
         assert version_tag(version) == tag
 
 
@@ -83,26 +83,26 @@ class TestEngineHash:
             },
         ],
     )
-    def test_everything_of_the_engine_counts(self, changes: dict[str, Any]) -> None:
+    def test_engine_hash_depends_on_engine_header(self, changes: dict[str, Any]) -> None:
         assert engine_hash(header(**changes), {}) != engine_hash(header(), {})
 
     @pytest.mark.parametrize(
         "changes", [{"image": "y"}, {"command": ["vllm", "serve", "b"]}, {"recording_flags": ["--more"]}]
     )
-    def test_what_runs_counts(self, changes: dict[str, Any]) -> None:
+    def test_engine_hash_depends_on_image_and_command(self, changes: dict[str, Any]) -> None:
         assert engine_hash(header(), CONTEXT | changes) != engine_hash(header(), CONTEXT)
 
-    def test_whose_it_is_does_not_count(self) -> None:
+    def test_engine_hash_ignores_deployment_and_operator(self) -> None:
         """The same engine of another deployment, after a change of its replicas, or by another operator."""
         others = {"deployment": {"uid": "x", "generation": 7}, "operator_version": "9", "plan": {"verdict": "Fits"}}
         assert engine_hash(header(), CONTEXT | others) == engine_hash(header(), CONTEXT)
 
-    def test_digest_counts_instead_of_the_images_name(self) -> None:
+    def test_engine_hash_uses_image_digest_instead_of_name(self) -> None:
         ids = [f"docker.io/vllm/vllm-openai@{DIGEST}", f"mirror.example/vllm@{DIGEST}"]
         hashes = {engine_hash(header(), CONTEXT | {"image": image}, image) for image in ids}
         assert len(hashes) == 1
         assert engine_hash(header(), CONTEXT, ids[0].replace("a", "b")) not in hashes
         assert engine_hash(header(), CONTEXT, "no-digest") == engine_hash(header(), CONTEXT)
 
-    def test_who_recorded_does_not_count(self) -> None:
+    def test_engine_hash_ignores_recording_process(self) -> None:
         assert engine_hash(header(boot="x", host="y", pid=1), {}) == engine_hash(header(), {})

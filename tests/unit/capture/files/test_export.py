@@ -87,7 +87,7 @@ TIMES = {"input_length": 33, "output_length": 6}
         ),
     ],
 )
-def test_a_load_has_times_lengths_and_shared_blocks(
+def test_exported_load_has_times_lengths_and_shared_blocks(
     tmp_path: Path, form: ExportFormat, rows: list[dict[str, Any]]
 ) -> None:
     assert export(capture(tmp_path, *TWO), form)[0] == rows
@@ -95,7 +95,7 @@ def test_a_load_has_times_lengths_and_shared_blocks(
 
 @pytest.mark.parametrize("form", LOADS)
 @pytest.mark.parametrize("name", ["draft_model", "ngram"])
-def test_a_real_capture_is_exported_whole_and_equally_twice(tmp_path: Path, form: ExportFormat, name: str) -> None:
+def test_export_of_real_capture_is_complete_and_deterministic(tmp_path: Path, form: ExportFormat, name: str) -> None:
     first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
     exported = export_capture(DATA / name, form, first)
     assert exported == export_capture(DATA / name, form, second)
@@ -124,27 +124,27 @@ def ids_of(
 class TestBlocksOf512:
     """Mooncake's blocks have 512 tokens, those of a capture the engine's size."""
 
-    def test_group_whole_blocks(self, tmp_path: Path) -> None:
+    def test_captured_blocks_are_grouped_to_512_tokens(self, tmp_path: Path) -> None:
         shared = list(range(100, 132))
         first, second = ids_of(tmp_path, (1024, [*shared, *range(200, 232)]), (1024, [*shared, *range(300, 332)]))
         assert first == [0, 1]
         assert second == [0, 2]
 
-    def test_are_not_shared_if_the_last_of_the_group_differs(self, tmp_path: Path) -> None:
+    def test_groups_with_different_last_block_are_not_shared(self, tmp_path: Path) -> None:
         first, second = ids_of(tmp_path, (512, range(100, 132)), (512, [*range(100, 131), 999]))
         assert (first, second) == ([0], [1])
 
-    def test_are_shared_by_equal_prompts_that_end_with_a_captured_block(self, tmp_path: Path) -> None:
+    def test_equal_prompts_ending_at_a_captured_block_share_it(self, tmp_path: Path) -> None:
         assert ids_of(tmp_path, (32, [1, 2]), (32, [1, 2])) == [[0], [0]]
 
-    def test_are_not_shared_if_tokens_at_the_end_are_unknown(self, tmp_path: Path) -> None:
+    def test_prompts_with_unknown_last_tokens_share_no_block(self, tmp_path: Path) -> None:
         assert ids_of(tmp_path, (33, [1, 2]), (33, [1, 2])) == [[0], [1]]
 
-    def test_have_one_size_for_each_id(self, tmp_path: Path) -> None:
+    def test_blocks_of_different_size_have_different_ids(self, tmp_path: Path) -> None:
         # The first 32 tokens are equal, but a block of 32 tokens is another one than a block of 512.
         assert ids_of(tmp_path, (32, [1, 2]), (512, [1, 2, *range(3, 33)])) == [[0], [1]]
 
-    def test_end_at_the_next_captured_block_if_its_size_does_not_divide_512(self, tmp_path: Path) -> None:
+    def test_block_ends_at_next_captured_block_if_512_is_no_multiple(self, tmp_path: Path) -> None:
         # Blocks of 48 tokens end at 528 and 1056: the first ends after 512 tokens, the other after 1024.
         shared = list(range(22))
         first, second, third = ids_of(
@@ -154,22 +154,22 @@ class TestBlocksOf512:
         assert second == [0, 3, 4]
         assert third == [5, 6, 7]
 
-    def test_lie_in_larger_captured_blocks(self, tmp_path: Path) -> None:
+    def test_larger_captured_block_is_split_into_blocks_of_512(self, tmp_path: Path) -> None:
         assert ids_of(tmp_path, (1056, [1]), (1056, [1]), block_size=1056) == [[0, 1, 2], [0, 1, 2]]
 
-    def test_lose_shared_tokens_which_are_counted(self, tmp_path: Path) -> None:
+    def test_shared_tokens_lost_by_grouping_are_counted(self, tmp_path: Path) -> None:
         both = [record(arrival_ms=float(n), prompt_tokens=600, block_hashes=[*range(36), 90 + n]) for n in range(2)]
         capture(tmp_path, *both)
         assert any("64 of 576 tokens in shared" in each for each in export(tmp_path, ExportFormat.MOONCAKE)[1].left_out)
         assert not any("shared" in each for each in export(tmp_path, ExportFormat.VLLM_BENCH)[1].left_out)
 
 
-def test_hashes_beyond_the_prompt_are_ignored(tmp_path: Path) -> None:
+def test_block_hashes_beyond_prompt_are_ignored(tmp_path: Path) -> None:
     assert ids_of(tmp_path, (16, [1, 2, 3]), (32, [1, 2]), form="aiperf") == [[0], [0, 1]]
     assert ids_of(tmp_path, (20, [1, 2, 3]), (20, [1, 2, 3]), form="aiperf") == [[0, 1], [0, 2]]
 
 
-def test_what_is_left_out_is_listed(tmp_path: Path) -> None:
+def test_omitted_requests_and_fields_are_listed(tmp_path: Path) -> None:
     (tmp_path / "aborted.jsonl").write_text('{"request_id": "a"}\n{"request_id": "b"}\n')
     capture(tmp_path, *TWO, record(arrival_ms=None), record(prompt_tokens=0))
     rows, exported = export(tmp_path, ExportFormat.GUIDELLM)
@@ -182,7 +182,7 @@ def test_what_is_left_out_is_listed(tmp_path: Path) -> None:
     assert "temperature" not in "\n".join(export(tmp_path, ExportFormat.AIPERF)[1].left_out)
 
 
-def test_a_trace_without_hashes_shares_nothing(tmp_path: Path) -> None:
+def test_trace_without_block_hashes_shares_no_blocks(tmp_path: Path) -> None:
     write_trace(tmp_path / "trace.jsonl", [record(), record()], None)
     rows, exported = export(tmp_path, ExportFormat.VLLM_BENCH)
     assert [row["hash_ids"] for row in rows] == [[0, 1], [2, 3]]
@@ -204,7 +204,7 @@ def trained(**fields: Any) -> dict[str, Any]:
 
 
 class TestTrainingData:
-    def test_masks_the_prompt(self, tmp_path: Path) -> None:
+    def test_loss_mask_excludes_the_prompt(self, tmp_path: Path) -> None:
         capture(tmp_path, trained(prompt_token_ids=[1, 2, 3]), trained(), record(), gpu="H200")
         rows, exported = export(tmp_path, ExportFormat.SPECULATORS)
         assert rows == [{"input_ids": [1, 2, 3, 11, 12, 13, 14, 15, 16], "loss_mask": [0, 0, 0, 1, 1, 1, 1, 1, 1]}]
@@ -212,7 +212,7 @@ class TestTrainingData:
         assert "1 request whose prompt has no token ids" in exported.left_out
         assert "1 request whose answer has no token ids" in exported.left_out
 
-    def test_gets_rebuilt_prompts(self, tmp_path: Path) -> None:
+    def test_rebuilt_prompts_are_used(self, tmp_path: Path) -> None:
         def rebuild(request: RecordedRequest, block_tokens: int) -> list[int] | None:
             assert block_tokens == 16
             return [4, 5, 6] if request.request_id == "x" else None
@@ -220,7 +220,7 @@ class TestTrainingData:
         rows, _ = export(capture(tmp_path, trained()), ExportFormat.SPECULATORS, rebuild=rebuild)
         assert rows[0]["input_ids"][:4] == [4, 5, 6, 11]
 
-    def test_has_no_answers_that_are_broken_off(self, tmp_path: Path) -> None:
+    def test_answers_ended_by_repetition_are_left_out(self, tmp_path: Path) -> None:
         capture(
             tmp_path,
             trained(prompt_token_ids=[1, 2, 3], finish_reason="repetition"),
@@ -237,7 +237,7 @@ class TestTrainingData:
             (trained(prompt_token_ids=[1, 2, 3]), {"gpu": "emulated H200"}, "emulated"),
         ],
     )
-    def test_is_refused_with_the_reason(self, tmp_path: Path, made: Any, meta: Any, why: str) -> None:
+    def test_unsuitable_capture_is_refused_with_reason(self, tmp_path: Path, made: Any, meta: Any, why: str) -> None:
         with pytest.raises(ExportError) as raised:
             export(capture(tmp_path, made, **meta), ExportFormat.SPECULATORS)
         assert why in str(raised.value)
@@ -251,7 +251,7 @@ class TestTrainingData:
         ("", RecordingError),
     ],
 )
-def test_a_failed_export_leaves_the_earlier_file(tmp_path: Path, line: str, error: type[Exception]) -> None:
+def test_failed_export_keeps_earlier_file(tmp_path: Path, line: str, error: type[Exception]) -> None:
     (tmp_path / "trace.jsonl").write_text(f"{line}\n")
     out = tmp_path / "out.jsonl"
     out.write_text("earlier")
@@ -261,6 +261,6 @@ def test_a_failed_export_leaves_the_earlier_file(tmp_path: Path, line: str, erro
     assert sorted(each.name for each in tmp_path.iterdir()) == ["out.jsonl", "trace.jsonl"]
 
 
-def test_an_absurd_block_size_is_refused(tmp_path: Path) -> None:
+def test_oversized_block_size_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="block_size: 1000000"):
         export(capture(tmp_path, record(), block_size=10**6), ExportFormat.AIPERF)

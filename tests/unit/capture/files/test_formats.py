@@ -69,10 +69,10 @@ def documented(title: str) -> list[str]:
 
 class TestDocument:
     @pytest.mark.parametrize(("title", "struct"), SECTIONS.items(), ids=SECTIONS.keys())
-    def test_names_every_field_and_no_other(self, title: str, struct: type[Struct]) -> None:
+    def test_reference_documents_exactly_the_fields(self, title: str, struct: type[Struct]) -> None:
         assert sorted(documented(title)) == sorted(field.encode_name for field in msgspec.structs.fields(struct))
 
-    def test_names_every_gate_and_no_other(self) -> None:
+    def test_reference_documents_exactly_the_gates(self) -> None:
         steps = StepTotals(steps=1)
         found = gates(TraceTotals(), steps, Accounting(), [], EngineCounters(generation_tokens=0, drafts=0))
         only_live = ["finished_requests", "generated_tokens"]
@@ -118,27 +118,27 @@ def trace_records(draw: st.DrawFn) -> formats.TraceRecord:
 
 class TestRecords:
     @given(record=trace_records())
-    def test_comes_back_as_it_was(self, record: formats.TraceRecord) -> None:
+    def test_record_round_trips(self, record: formats.TraceRecord) -> None:
         line = formats.encode(record)
         assert b"\n" not in line
         assert decode_record(msgspec.json.Decoder(formats.TraceRecord), line) == record
 
     @given(record=trace_records())
-    def test_passes_the_readers_rules(self, record: formats.TraceRecord) -> None:
+    def test_record_passes_reader_rules(self, record: formats.TraceRecord) -> None:
         read = decode_record(msgspec.json.Decoder(formats.Record), formats.encode(record))
         assert list(broken_rules(read)) == []
 
     @given(record=trace_records())
-    def test_chunks_are_output_tokens_again(self, record: formats.TraceRecord) -> None:
+    def test_chunk_sizes_sum_to_output_tokens(self, record: formats.TraceRecord) -> None:
         sizes = record.chunk_sizes()
         assert sum(sizes) == record.output_tokens
         assert len(sizes) == len(record.itl_ms or ()) + 1
 
-    def test_absent_chunk_sizes_are_ones(self) -> None:
+    def test_missing_itl_tokens_default_to_one(self) -> None:
         record = formats.TraceRecord(prompt_tokens=1, output_tokens=5, ttft_ms=1.0, itl_ms=[1.0, 1.0])
         assert record.chunk_sizes() == [3, 1, 1]
 
-    def test_what_vcr_always_writes_is_always_there(self) -> None:
+    def test_fields_vcr_always_writes_are_always_written(self) -> None:
         """Its tap leaves out what is optional, and neither of these."""
         line = formats.encode(formats.TraceRecord(prompt_tokens=1, output_tokens=1, ttft_ms=1.0, itl_ms=[]))
         assert set(msgspec.json.decode(line)) == {
@@ -158,7 +158,7 @@ class TestRecords:
             zero_wall_s=st.none() | MILLISECONDS,
         )
     )
-    def test_meta_comes_back_as_it_was(self, meta: formats.TraceMeta) -> None:
+    def test_meta_round_trips(self, meta: formats.TraceMeta) -> None:
         document: dict[str, Any] = msgspec.json.decode(formats.encode_meta(meta))
         assert list(document) == ["meta"]
         assert msgspec.convert(document["meta"], formats.TraceMeta) == meta

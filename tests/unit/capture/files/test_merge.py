@@ -42,7 +42,7 @@ def chunks(record: dict[str, Any]) -> list[int]:
 
 
 class TestOneServer:
-    def test_chunks_are_those_of_the_engine(self, tmp_path: Path) -> None:
+    def test_merged_chunks_match_engine_chunks(self, tmp_path: Path) -> None:
         recording = Recording(Scenario())
         merged(recording, tmp_path)
         found = {record["request_id"]: chunks(record) for record in records(tmp_path)}
@@ -74,7 +74,7 @@ class TestOneServer:
         ends = [record["arrival_ms"] + record["ttft_ms"] + sum(record["itl_ms"]) for record in records(tmp_path)]
         assert ends == sorted(ends)
 
-    def test_times_are_since_the_runs_zero(self, tmp_path: Path) -> None:
+    def test_times_are_relative_to_zero_of_run(self, tmp_path: Path) -> None:
         recording = Recording(Scenario(requests=1))
         merged(recording, tmp_path)
         (record,) = records(tmp_path)
@@ -84,7 +84,7 @@ class TestOneServer:
         assert sum(record["itl_ms"]) == pytest.approx((line["chunk_s"][-1] - line["chunk_s"][0]) * 1000, abs=1e-3)
         assert record["queued_ms"] == pytest.approx(record["arrival_ms"] + 0.5, abs=1e-3)
 
-    def test_client_side_is_joined(self, tmp_path: Path) -> None:
+    def test_client_fields_are_joined_to_records(self, tmp_path: Path) -> None:
         recording = Recording(Scenario())
         merged(recording, tmp_path)
         told = {line["id"]: (line["phase"], line["ttft_ms"]) for line in recording.clients if not line.get("warmup")}
@@ -92,7 +92,7 @@ class TestOneServer:
         joined = {each["request_id"]: (each["phase"], each["client_ttft_ms"]) for each in records(tmp_path)}
         assert joined == told
 
-    def test_warmup_is_left_out(self, tmp_path: Path) -> None:
+    def test_warmup_requests_are_left_out(self, tmp_path: Path) -> None:
         recording = Recording(Scenario(requests=3, warmup=4))
         for line in recording.clients:
             line["phase"] = "closed" if line["warmup"] else "warmup"  # a phase may have any name
@@ -102,7 +102,7 @@ class TestOneServer:
         steps = read_lines_of(tmp_path / "step-stats.jsonl.part")
         assert min(step["ts_ms"] for step in steps) >= first_arrival_ms
 
-    def test_steps_count_from_the_first_measured_arrival_on(self, tmp_path: Path) -> None:
+    def test_steps_before_first_measured_arrival_are_left_out(self, tmp_path: Path) -> None:
         recording = Recording(Scenario(requests=1, warmup=0))
         (request,) = (line for line in recording.segments[0] if line["k"] == "request")
         steps = [line for line in recording.segments[0] if line["k"] == "step"]
@@ -112,7 +112,7 @@ class TestOneServer:
         assert len(written) == len(steps) - 1
         assert written[0]["ts_ms"] == pytest.approx((steps[1]["t"] - ZERO_S) * 1000, abs=1e-3)
 
-    def test_step_statistics_are_whole_and_ascending(self, tmp_path: Path) -> None:
+    def test_step_statistics_are_complete_and_in_order(self, tmp_path: Path) -> None:
         recording = Recording(Scenario())
         merged(recording, tmp_path)
         steps = read_lines_of(tmp_path / "step-stats.jsonl.part")
@@ -123,7 +123,7 @@ class TestOneServer:
         assert steps[0]["duration_ms"] == 4.5
         assert steps[0]["scheduler"]["num_kv_fetch_reqs_by_stage"] == {}
 
-    def test_empty_chunks_are_no_chunks(self, tmp_path: Path) -> None:
+    def test_empty_chunks_are_left_out(self, tmp_path: Path) -> None:
         recording = Recording(Scenario(requests=1))
 
         def with_empty(line: dict[str, Any]) -> dict[str, Any]:
@@ -138,7 +138,7 @@ class TestOneServer:
         (record,) = records(tmp_path)
         assert chunks(record) == recording.observed.chunks["demo-closed-0"]
 
-    def test_request_without_a_token_goes_to_aborted(self, tmp_path: Path) -> None:
+    def test_request_without_tokens_is_written_to_aborted(self, tmp_path: Path) -> None:
         recording = Recording(Scenario(requests=2))
         none: dict[str, list[float]] = {"chunk_s": [], "chunk_tokens": [], "num_running": [], "prefill_tokens": []}
         recording.change("demo-closed-1", lambda line: line | none | {"ended_by": "abort", "finish_reason": "abort"})
@@ -147,7 +147,7 @@ class TestOneServer:
         (aborted,) = read_lines_of(tmp_path / "aborted.jsonl.part")
         assert (aborted["request_id"], aborted["ended_by"], aborted["phase"]) == ("demo-closed-1", "abort", "closed")
 
-    def test_request_of_which_the_client_knows_nothing_is_kept_without_its_side(self, tmp_path: Path) -> None:
+    def test_request_unknown_to_client_is_kept_without_phase(self, tmp_path: Path) -> None:
         """Somebody else asked the engine meanwhile."""
         recording = Recording(Scenario(requests=2))
         recording.clients = [line for line in recording.clients if line["id"] != "demo-closed-1"]
@@ -156,7 +156,7 @@ class TestOneServer:
         assert found == {"demo-closed-0": "closed", "demo-closed-1": None}
 
     @pytest.mark.parametrize("lost", ["requests", "steps"])
-    def test_counts_of_the_recorder_must_hold(self, tmp_path: Path, lost: str) -> None:
+    def test_segment_with_fewer_lines_than_recorder_counted_is_refused(self, tmp_path: Path, lost: str) -> None:
         recording = Recording(Scenario())
         end = recording.segments[0][-1]
         end[lost] += 1
@@ -164,7 +164,7 @@ class TestOneServer:
             merged(recording, tmp_path)
         assert failure.value.reason == "SegmentIncomplete"
 
-    def test_broken_client_line_is_named(self, tmp_path: Path) -> None:
+    def test_invalid_client_line_is_reported_with_its_number(self, tmp_path: Path) -> None:
         recording = Recording(Scenario(requests=2, warmup=0))
         recording.write(tmp_path)
         with (tmp_path / "client.jsonl.part").open("ab") as stream:
@@ -176,7 +176,7 @@ class TestOneServer:
 class TestSeveralServersAndEngines:
     """Two API servers and two data-parallel ranks: only the union is complete."""
 
-    def test_union_is_complete(self, tmp_path: Path) -> None:
+    def test_segments_of_all_servers_and_engines_are_merged(self, tmp_path: Path) -> None:
         recording = Recording(Scenario(requests=40, servers=2, engines=2))
         merged(recording, tmp_path)
         found = {record["request_id"]: chunks(record) for record in records(tmp_path)}
@@ -186,7 +186,7 @@ class TestSeveralServersAndEngines:
         assert len(steps) == recording.observed.steps
         assert validate_capture(tmp_path, []).problems == []
 
-    def test_batch_is_that_of_the_whole_engine(self, tmp_path: Path) -> None:
+    def test_batch_context_covers_whole_engine(self, tmp_path: Path) -> None:
         recording = Recording(Scenario(requests=24, servers=2, engines=2))
         merged(recording, tmp_path)
         observed = recording.observed
@@ -204,18 +204,18 @@ class TestSeveralServersAndEngines:
                 assert running == max(1, observed.running[record["engine"], step])
                 assert prefill == observed.prefill[record["engine"], step]
 
-    def test_nothing_runs_after_the_step_in_which_all_end(self, tmp_path: Path) -> None:
+    def test_batch_is_one_after_step_in_which_all_requests_end(self, tmp_path: Path) -> None:
         """A 0 of the statistics is a number, and no reason to ask the one API server that knows its own only."""
         recording = Recording(Scenario(requests=2, warmup=0, servers=2, output_tokens=12, k=0))
         merged(recording, tmp_path)
         assert [record["itl_ctx"]["num_running"][-1] for record in records(tmp_path)] == [1, 1]
 
-    def test_concurrency_counts_all_servers(self, tmp_path: Path) -> None:
+    def test_concurrency_counts_requests_of_all_servers(self, tmp_path: Path) -> None:
         merged(Recording(Scenario(requests=8, warmup=0, servers=2)), tmp_path)
         in_flight = sorted(record["concurrency"] for record in records(tmp_path))
         assert in_flight == [1, 2, 3, 4, 5, 6, 7, 8]
 
-    def test_a_request_without_a_token_is_not_in_flight_for_ever(self, tmp_path: Path) -> None:
+    def test_request_without_tokens_does_not_count_as_concurrent(self, tmp_path: Path) -> None:
         recording = Recording(Scenario(requests=8, warmup=0, servers=2))
         none: dict[str, list[float]] = {"chunk_s": [], "chunk_tokens": [], "num_running": [], "prefill_tokens": []}
         recording.change("demo-closed-0", lambda line: line | none | {"ended_by": "abort", "finish_reason": "abort"})
@@ -223,7 +223,7 @@ class TestSeveralServersAndEngines:
         in_flight = sorted(record["concurrency"] for record in records(tmp_path))
         assert in_flight == [1, 2, 3, 4, 5, 6, 7], "when it ended is not known, so it counts for none that came later"
 
-    def test_messages_without_statistics_are_counted(self, tmp_path: Path) -> None:
+    def test_steps_without_statistics_are_counted(self, tmp_path: Path) -> None:
         recording = Recording(Scenario(servers=2))
         recording.segments[0][-1]["steps"] += 1
         recording.segments[0].insert(1, {"k": "step", "engine": 0, "t": ZERO_S, "scheduler": None})
@@ -232,7 +232,7 @@ class TestSeveralServersAndEngines:
 
 
 class TestSeveralStarts:
-    def test_an_older_start_does_not_disturb(self, tmp_path: Path) -> None:
+    def test_segments_of_older_start_are_ignored(self, tmp_path: Path) -> None:
         recording = Recording(Scenario())
         recording.write(tmp_path)
         old = [header(boot="dead", pid=7, monotonic_s=ZERO_S - 100)]
@@ -256,10 +256,10 @@ class TestRequestIds:
             ("cmpl-X", "cmpl-X"),
         ],
     )
-    def test_client_id(self, external: str, expected: str) -> None:
+    def test_client_id_is_derived_from_external_id(self, external: str, expected: str) -> None:
         assert client_id(external) == expected
 
-    def test_several_answers_to_one_prompt_share_the_client(self, tmp_path: Path) -> None:
+    def test_several_answers_share_one_client_line(self, tmp_path: Path) -> None:
         recording = Recording(Scenario(requests=1, warmup=0))
         lines = recording.segments[0]
         place = next(index for index, line in enumerate(lines) if line["k"] == "request")
@@ -299,7 +299,7 @@ print((peak_kib() - before_kib) // 1024, rows)
 
 
 class TestMemory:
-    def test_a_scratch_database_holds_its_cache_alone(self, tmp_path: Path) -> None:
+    def test_scratch_database_sorts_in_bounded_memory(self, tmp_path: Path) -> None:
         """In a process of its own: what SQLite takes, only the system counts."""
         found = subprocess.run([sys.executable, "-c", SORTING, tmp_path], capture_output=True, text=True, check=True)
         peak_mib, rows = map(int, found.stdout.split())
@@ -308,7 +308,7 @@ class TestMemory:
         assert list(tmp_path.iterdir()) == []
 
     @pytest.mark.parametrize("link", [False, True])
-    def test_what_a_killed_merge_left_is_replaced(self, tmp_path: Path, *, link: bool) -> None:
+    def test_scratch_file_of_killed_merge_is_replaced(self, tmp_path: Path, *, link: bool) -> None:
         (tmp_path / "other").write_bytes(b"no database" * 1000)
         path = tmp_path / "a.scratch"
         if link:
@@ -320,7 +320,7 @@ class TestMemory:
         assert list(tmp_path.iterdir()) == [tmp_path / "other"]
         assert (tmp_path / "other").read_bytes() == b"no database" * 1000
 
-    def test_a_scratch_database_that_another_overwrites_is_an_error_of_the_volume(self, tmp_path: Path) -> None:
+    def test_overwritten_scratch_database_is_an_io_error(self, tmp_path: Path) -> None:
         def overwrite() -> None:
             with scratch_database(tmp_path, "a") as database:
                 (tmp_path / "a.scratch").write_bytes(b"no database" * 1000)
@@ -331,9 +331,7 @@ class TestMemory:
         assert failure.value.errno == errno.EIO
         assert list(tmp_path.iterdir()) == []
 
-    def test_the_volume_needs_no_room_for_what_is_merged_already(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_scratch_database_is_removed_once_merged(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         _write_many(tmp_path, 200)
         there: dict[str, set[str]] = {}
 
@@ -346,7 +344,7 @@ class TestMemory:
         assert there == {"TraceRecord": {"requests.scratch", "steps.scratch"}, "StepStats": {"steps.scratch"}}
         assert not list(tmp_path.glob("*.scratch*"))
 
-    def test_a_volume_that_is_full_is_told_as_any_file_tells_it(self, tmp_path: Path) -> None:
+    def test_full_volume_raises_enospc(self, tmp_path: Path) -> None:
         def fill() -> None:
             with scratch_database(tmp_path, "a") as database:
                 database.execute("CREATE TABLE lines (line BLOB)")
@@ -358,7 +356,7 @@ class TestMemory:
         assert failure.value.errno == errno.ENOSPC
         assert list(tmp_path.iterdir()) == []
 
-    def test_merging_and_validating_do_not_grow_with_the_capture(self, tmp_path: Path) -> None:
+    def test_merge_and_validation_memory_does_not_grow_with_capture(self, tmp_path: Path) -> None:
         """Five times the lines must not need half as much memory again: 8 bytes a measure and request are held."""
         few, many = (_peak_of_a_capture(tmp_path / str(requests), requests) for requests in (200, 1000))
         size = sum(path.stat().st_size for path in (tmp_path / "1000").rglob("*.part"))

@@ -50,13 +50,13 @@ def publish_all(made: Path, final: Path) -> None:
 
 
 class TestPublish:
-    def test_files_have_their_names_and_checksums(self, tmp_path: Path) -> None:
+    def test_published_files_have_final_names_and_checksums(self, tmp_path: Path) -> None:
         publish_all(attempt(tmp_path), tmp_path / "1")
         assert {path.name for path in (tmp_path / "1").iterdir()} == {*NAMES, "manifest.json"}
         assert [path.name for path in tmp_path.iterdir()] == ["1"]
         assert verify(tmp_path / "1") == []
 
-    def test_manifest_says_sizes(self, tmp_path: Path) -> None:
+    def test_manifest_lists_file_sizes(self, tmp_path: Path) -> None:
         publish_all(attempt(tmp_path), tmp_path / "1")
         files = msgspec.json.decode((tmp_path / "1" / "manifest.json").read_bytes(), type=Manifest).files
         assert files["trace.jsonl"] == file_entry(tmp_path / "1" / "trace.jsonl")
@@ -72,7 +72,7 @@ class TestPublish:
         assert again.exists()
         assert (tmp_path / "1" / "manifest.json").read_bytes() == before
 
-    def test_of_two_attempts_at_once_one_wins(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_second_of_two_concurrent_attempts_fails(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The other one appears after the check, in the last moment: the rename decides."""
         publish_all(attempt(tmp_path), tmp_path / "1")
         monkeypatch.setattr(publishing, "reject_finished", lambda _: None)
@@ -82,7 +82,7 @@ class TestPublish:
         assert second.exists()
         assert verify(tmp_path / "1") == []
 
-    def test_check_before_anything_is_done(self, tmp_path: Path) -> None:
+    def test_reject_finished_fails_if_capture_exists(self, tmp_path: Path) -> None:
         reject_finished(tmp_path / "1")
         (tmp_path / "1").mkdir()
         with pytest.raises(CaptureError):
@@ -124,7 +124,7 @@ def steps_of_publication(folder: Path) -> int:
 
 
 class TestKilled:
-    def test_at_every_step(self, tmp_path: Path) -> None:
+    def test_publication_killed_at_any_step_is_whole_or_absent(self, tmp_path: Path) -> None:
         steps = steps_of_publication(tmp_path / "whole")
         assert steps > 20
         published = []
@@ -141,7 +141,7 @@ class TestKilled:
         assert published[-1]
         assert published.count(True) <= 4
 
-    def test_whole_attempt_gets_its_name_from_the_next_one(self, tmp_path: Path) -> None:
+    def test_next_attempt_publishes_complete_killed_one(self, tmp_path: Path) -> None:
         """Killed at any step: from the manifest on, the next attempt publishes what is there."""
         steps = steps_of_publication(tmp_path / "whole")
         finished = []
@@ -160,7 +160,7 @@ class TestKilled:
         assert finished.count(True) > 5
 
     @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
-    def test_volume_that_fails_at_every_step(self, tmp_path: Path, code: int) -> None:
+    def test_publication_is_whole_or_absent_after_volume_error(self, tmp_path: Path, code: int) -> None:
         steps = steps_of_publication(tmp_path / "whole")
         for number in range(1, steps + 1):
             folder = tmp_path / str(number)
@@ -182,16 +182,16 @@ class TestFinishPublication:
                 publish_all(made, tmp_path / "1")
         return made
 
-    def test_of_another_capture_is_left(self, whole: Path) -> None:
+    def test_attempt_of_another_capture_is_not_published(self, whole: Path) -> None:
         finish_publication(whole.with_name("1"), "capture-2")
         assert whole.exists()
 
-    def test_damaged_is_left(self, whole: Path) -> None:
+    def test_damaged_attempt_is_not_published(self, whole: Path) -> None:
         (whole / "trace.jsonl").write_bytes(b"")
         finish_publication(whole.with_name("1"), "capture-1")
         assert (whole / "manifest.partial.json").exists()
 
-    def test_what_is_published_stays(self, whole: Path) -> None:
+    def test_attempt_is_not_published_over_existing_folder(self, whole: Path) -> None:
         whole.with_name("1").mkdir()
         finish_publication(whole.with_name("1"), "capture-1")
         assert whole.exists()
@@ -245,12 +245,14 @@ class TestVerify:
             (lambda folder: (folder / "manifest.json").write_bytes(b"{"), "manifest.json cannot be read"),
         ],
     )
-    def test_what_differs_is_named(self, published: Path, change: Callable[[Path], Any], fault: str) -> None:
+    def test_differences_from_manifest_are_reported(
+        self, published: Path, change: Callable[[Path], Any], fault: str
+    ) -> None:
         change(published)
         (found,) = verify(published)
         assert fault in found
 
-    def test_compressed_copy_is_compared_by_what_is_in_it(self, published: Path) -> None:
+    def test_compressed_file_is_verified_by_its_content(self, published: Path) -> None:
         trace = published / "trace.jsonl"
         (published / "trace.jsonl.gz").write_bytes(gzip.compress(trace.read_bytes()))
         trace.unlink()
@@ -262,7 +264,7 @@ class TestVerify:
 
 
 class TestPartial:
-    def test_says_why_and_what_is_there(self, tmp_path: Path) -> None:
+    def test_label_has_reason_and_files(self, tmp_path: Path) -> None:
         made = attempt(tmp_path)
         label_partial(made, msgspec.structs.replace(PARTIAL, reason="Cancelled", message="deleted"))
         label = msgspec.json.decode((made / "manifest.partial.json").read_bytes(), type=PartialManifest)
@@ -270,9 +272,7 @@ class TestPartial:
         assert label.files["segments/segment-a-1.jsonl"] == 3
         assert "trace.jsonl.part" in label.files
 
-    def test_full_disk_still_takes_the_label_in_place_of_the_old_one(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_label_is_updated_in_place_on_full_disk(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         made = attempt(tmp_path)
 
         def full(*_: object) -> int:

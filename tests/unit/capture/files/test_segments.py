@@ -30,7 +30,7 @@ def write(folder: Path, boot: str, *lines: dict[str, Any]) -> Path:
 
 
 class TestReading:
-    def test_lines_come_by_kind(self, tmp_path: Path) -> None:
+    def test_lines_are_decoded_by_kind(self, tmp_path: Path) -> None:
         Recording(Scenario(requests=3, warmup=0)).write_segments(tmp_path)
         (segment,) = list_segments(tmp_path)
         lines = list(read_segment(segment.path))
@@ -40,49 +40,49 @@ class TestReading:
         assert any(isinstance(line, Step) for line in lines)
 
     @pytest.mark.parametrize("tail", [b'{"k":"request","id', b'{"k":"step"}\n', b"\x00\x00\x00"])
-    def test_torn_end_is_left_out_and_said(self, tmp_path: Path, tail: bytes) -> None:
+    def test_torn_last_line_is_skipped_and_reported(self, tmp_path: Path, tail: bytes) -> None:
         path = write(tmp_path, "a", header(), {"k": "anchor", "monotonic_s": 1.0, "wall_s": 2.0})
         path.write_bytes(path.read_bytes() + tail)
         torn: list[Torn] = []
         assert len(list(read_segment(path, torn.append))) == 2
         assert [(each.path, each.line, each.size_bytes) for each in torn] == [(path, 3, len(tail.strip()))]
 
-    def test_whole_last_line_without_line_feed_is_kept(self, tmp_path: Path) -> None:
+    def test_complete_last_line_without_line_feed_is_kept(self, tmp_path: Path) -> None:
         path = write(tmp_path, "a", header(), closed(0, 0))
         path.write_bytes(path.read_bytes().rstrip(b"\n"))
         torn: list[Torn] = []
         assert isinstance(list(read_segment(path, torn.append))[-1], Closed)
         assert torn == []
 
-    def test_broken_line_before_the_end_is_an_error(self, tmp_path: Path) -> None:
+    def test_invalid_line_before_end_is_an_error(self, tmp_path: Path) -> None:
         path = write(tmp_path, "a", header(), {"k": "step"}, closed(0, 0))
         with pytest.raises(CaptureError, match=r"segment-a-1\.jsonl, line 2") as failure:
             list(read_segment(path))
         assert failure.value.reason == "SegmentUnreadable"
 
-    def test_fields_of_a_newer_recorder_are_passed_over(self, tmp_path: Path) -> None:
+    def test_unknown_fields_of_newer_recorder_are_ignored(self, tmp_path: Path) -> None:
         path = write(tmp_path, "a", header(later=1), closed(0, 0, later=2))
         assert len(list(read_segment(path))) == 2
 
-    def test_settings_that_an_engine_lacks_are_null(self, tmp_path: Path) -> None:
+    def test_header_accepts_null_settings(self, tmp_path: Path) -> None:
         config = dict.fromkeys(header()["config"])
         path = write(tmp_path, "a", header(config=config, model=None, gpu=None))
         assert first_header(path) is not None
 
     @pytest.mark.parametrize("field", ["schema", "recorder"])
-    def test_a_header_says_what_made_it(self, tmp_path: Path, field: str) -> None:
+    def test_header_requires_schema_and_recorder(self, tmp_path: Path, field: str) -> None:
         path = write(tmp_path, "a", {name: value for name, value in header().items() if name != field})
         with pytest.raises(CaptureError, match=rf"line 1: Object missing required field `{field}`"):
             first_header(path)
 
-    def test_why_the_recorder_is_off(self, tmp_path: Path) -> None:
+    def test_off_reason_is_read_from_segment(self, tmp_path: Path) -> None:
         path = write(tmp_path, "a", header(), {"k": "off", "reason": "new shape"}, closed(0, 0, reason="unknown_shape"))
         assert off_reason(path) == "new shape"
         assert off_reason(write(tmp_path, "b", header(), closed(0, 0))) is None
 
 
 class TestStarts:
-    def test_all_api_servers_of_one_start(self, tmp_path: Path) -> None:
+    def test_start_is_closed_once_all_api_servers_are(self, tmp_path: Path) -> None:
         write(tmp_path, "a", header(0, 2, boot="a"), closed(0, 0))
         assert not recorders_closed(tmp_path)
         write(tmp_path, "b", header(1, 2, boot="b"))
@@ -91,7 +91,7 @@ class TestStarts:
         assert recorders_closed(tmp_path)
         assert boots(current_start(tmp_path)) == {"a", "b"}
 
-    def test_nothing_recorded_is_not_closed(self, tmp_path: Path) -> None:
+    def test_folder_without_segments_is_not_closed(self, tmp_path: Path) -> None:
         assert not recorders_closed(tmp_path)
 
     def test_newest_start_is_the_current_one(self, tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ class TestStarts:
         assert recorders_closed(tmp_path)
 
     @pytest.mark.parametrize("old_server", [0, 1])
-    def test_a_start_that_died_with_one_server_up_is_another_one(self, tmp_path: Path, old_server: int) -> None:
+    def test_incomplete_older_start_is_not_current(self, tmp_path: Path, old_server: int) -> None:
         """Its index is not there a second time when the next start begins."""
         write(tmp_path, "a", header(old_server, 2, boot="a", start="7-100", monotonic_s=1.0))
         write(tmp_path, "b", header(1, 2, boot="b", start="7-900", monotonic_s=50.0), closed(0, 0))
@@ -113,7 +113,7 @@ class TestStarts:
         assert boots(current_start(tmp_path)) == {"b", "c"}
         assert recorders_closed(tmp_path)
 
-    def test_an_old_closed_start_does_not_count(self, tmp_path: Path) -> None:
+    def test_older_closed_start_is_ignored(self, tmp_path: Path) -> None:
         write(tmp_path, "a", header(boot="a", monotonic_s=1.0), closed(0, 0))
         assert recorders_closed(tmp_path)
         write(tmp_path, "b", header(boot="b", monotonic_s=2.0))
@@ -155,12 +155,14 @@ def test_requests_of_all_segments_are_counted_once(tmp_path: Path) -> None:
     assert counted.count() == 14
 
 
-def test_the_recorder_writes_lines_as_they_are_counted() -> None:
+def test_encoded_request_has_the_counted_prefix() -> None:
     assert REQUEST.startswith(segments._REQUEST)
 
 
 @pytest.mark.parametrize("piece_bytes", [7, 2**20])
-def test_a_line_counts_when_it_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece_bytes: int) -> None:
+def test_request_line_is_counted_once_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece_bytes: int
+) -> None:
     monkeypatch.setattr(segments, "_PIECE_BYTES", piece_bytes)
     step = msgspec.json.encode({"k": "step", "engine": 0, "t": 1.0, "scheduler": {"x": '{"k":"request",'}}) + b"\n"
     path = tmp_path / "segment-a-1.jsonl"

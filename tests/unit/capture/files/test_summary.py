@@ -40,11 +40,11 @@ def summary(validation: Validation) -> Summary:
 
 
 class TestNumbers:
-    def test_requests(self, summary: Summary) -> None:
+    def test_requests_are_counted_by_outcome(self, summary: Summary) -> None:
         assert summary.requests == {"sent": 19, "completed": 18, "timed_out": 1, "not_sent": 1}
         assert (summary.records, summary.bytes) == (20, 1234)
 
-    def test_speculation_is_that_of_the_engine(self, summary: Summary, recording: Recording) -> None:
+    def test_speculation_matches_engine_statistics(self, summary: Summary, recording: Recording) -> None:
         stats = [
             line["scheduler"]["spec_decoding_stats"]
             for line in recording.segments[0]
@@ -60,7 +60,7 @@ class TestNumbers:
         assert found.per_position[0] == pytest.approx(first / drafts, abs=1e-4)
         assert sum(found.per_position) == pytest.approx(found.mean_acceptance_length - 1, abs=1e-2)
 
-    def test_client_times_are_of_whole_answers(self, summary: Summary, recording: Recording) -> None:
+    def test_client_times_cover_completed_requests_only(self, summary: Summary, recording: Recording) -> None:
         whole = [line for line in recording.clients if line["outcome"] == "completed" and not line["warmup"]]
         assert summary.client.ttft_ms is not None
         assert summary.client.ttft_ms.count == len(whole)
@@ -70,21 +70,21 @@ class TestNumbers:
         assert summary.client.tpot_ms is not None
         assert summary.client.tpot_ms.p50 == pytest.approx(statistics.median(tpot), abs=1e-2)
 
-    def test_engine_times_are_shorter_than_the_clients(self, summary: Summary) -> None:
+    def test_engine_latency_is_shorter_than_client_latency(self, summary: Summary) -> None:
         assert summary.engine.latency_ms is not None
         assert summary.client.latency_ms is not None
         assert summary.engine.latency_ms.count == 20
         assert summary.engine.latency_ms.p50 < summary.client.latency_ms.p50
 
-    def test_throughput(self, summary: Summary) -> None:
+    def test_throughput_is_output_tokens_per_second(self, summary: Summary) -> None:
         assert summary.output_tokens == 20 * 20
         assert summary.output_tokens_per_second == pytest.approx(summary.output_tokens / summary.seconds, rel=1e-2)
 
-    def test_phases(self, summary: Summary) -> None:
+    def test_phases_have_their_number_of_requests(self, summary: Summary) -> None:
         assert list(summary.phases) == ["closed"]
         assert summary.phases["closed"].requests == 19
 
-    def test_lateness_of_an_open_phase_does_not_vanish_among_closed_ones(self) -> None:
+    def test_lateness_is_that_of_the_latest_phase(self) -> None:
         client = ClientTotals()
         for phase, late_ms, count in (("closed", 0.0, 990), ("poisson", 80.0, 10)):
             for index in range(count):
@@ -100,7 +100,7 @@ class TestNumbers:
 
 
 class TestShapes:
-    def test_status_is_what_the_api_takes(self, summary: Summary) -> None:
+    def test_status_matches_api_schema(self, summary: Summary) -> None:
         document = status_summary(summary, FILES, "team/demo/as-deployed/1")
         status = CaptureSummary.model_validate(document)
         assert status.requests.timed_out == 1
@@ -110,13 +110,13 @@ class TestShapes:
         assert status.per_position_percent is not None
         assert len(status.per_position_percent) == 4
 
-    def test_status_of_nothing_is_too(self) -> None:
+    def test_status_of_empty_capture_matches_api_schema(self) -> None:
         CaptureSummary.model_validate(status_summary(summarize(Validation(), 0), {}, "x"))
 
-    def test_comes_back_as_it_was(self, summary: Summary) -> None:
+    def test_summary_round_trips(self, summary: Summary) -> None:
         assert msgspec.convert(msgspec.to_builtins(summary), Summary) == summary
 
-    def test_text_is_for_people(self, summary: Summary) -> None:
+    def test_text_has_counts_in_lines_of_at_most_120_characters(self, summary: Summary) -> None:
         text = summary_text(summary)
         assert "19 sent, 18 completed, 1 timed out, 1 not sent" in text
         assert "tokens per step; by position" in text
@@ -125,7 +125,7 @@ class TestShapes:
 
 class TestQuantiles:
     @given(st.lists(st.floats(min_value=0, max_value=1e6), min_size=2))
-    def test_same_as_the_standard_library(self, values: list[float]) -> None:
+    def test_quantiles_match_standard_library(self, values: list[float]) -> None:
         found = quantiles(values)
         assert found is not None
         expected = statistics.quantiles(values, n=100, method="inclusive")

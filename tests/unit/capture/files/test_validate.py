@@ -165,7 +165,7 @@ REFUSED_STEPS: dict[str, tuple[bytes, str]] = {
 class TestReaderRules:
     @pytest.mark.parametrize("name", ["trace.jsonl", "trace.jsonl.gz"])
     @pytest.mark.parametrize(("line", "rule"), REFUSED.values(), ids=REFUSED.keys())
-    def test_bad_record(self, tmp_path: Path, name: str, line: bytes, rule: str) -> None:
+    def test_invalid_record_breaks_its_rule(self, tmp_path: Path, name: str, line: bytes, rule: str) -> None:
         found = validated(tmp_path, name, GOOD_META, GOOD, b"", line, GOOD)
         assert (4, rule) in broken(found)
         assert {number for number, _ in broken(found)} == {4}
@@ -174,7 +174,7 @@ class TestReaderRules:
 
     @pytest.mark.parametrize("name", ["step-stats.jsonl", "step-stats.jsonl.gz"])
     @pytest.mark.parametrize(("line", "rule"), REFUSED_STEPS.values(), ids=REFUSED_STEPS.keys())
-    def test_bad_step(self, tmp_path: Path, name: str, line: bytes, rule: str) -> None:
+    def test_invalid_step_breaks_its_rule(self, tmp_path: Path, name: str, line: bytes, rule: str) -> None:
         assert broken(validated(tmp_path, name, edited(STEP), line)) == [(2, rule)]
 
     @pytest.mark.parametrize(
@@ -188,30 +188,30 @@ class TestReaderRules:
             {"config_hash": []},
         ],
     )
-    def test_bad_meta(self, tmp_path: Path, changes: dict[str, Any]) -> None:
+    def test_invalid_meta_breaks_type_rule(self, tmp_path: Path, changes: dict[str, Any]) -> None:
         line = edited({"meta": META["meta"] | changes})
         assert broken(validated(tmp_path, "trace.jsonl", line, GOOD)) == [(1, "type")]
 
-    def test_meta_that_is_null(self, tmp_path: Path) -> None:
+    def test_null_meta_breaks_type_rule(self, tmp_path: Path) -> None:
         assert broken(validated(tmp_path, "trace.jsonl", b'{"meta": null}')) == [(1, "type")]
 
-    def test_half_a_line_at_the_end(self, tmp_path: Path) -> None:
+    def test_half_line_at_end_is_torn(self, tmp_path: Path) -> None:
         found = validated(tmp_path, "trace.jsonl", GOOD_META, GOOD, GOOD[:50], end=b"")
         assert broken(found) == [(3, "torn-line")]
 
-    def test_a_last_line_that_is_whole_but_for_its_end_is_judged_like_others(self, tmp_path: Path) -> None:
+    def test_last_line_without_line_feed_is_validated(self, tmp_path: Path) -> None:
         assert validated(tmp_path, "trace.jsonl", GOOD_META, GOOD, end=b"").problems == []
         found = validated(tmp_path, "trace.jsonl", GOOD_META, edited(RECORD, ttft_ms=...), end=b"")
         assert broken(found) == [(2, "missing-field")]
 
-    def test_gzip_without_trailer_is_tolerated_and_said(self, tmp_path: Path) -> None:
+    def test_gzip_without_trailer_is_accepted_with_note(self, tmp_path: Path) -> None:
         whole = gzip.compress(b"\n".join([GOOD_META, GOOD, GOOD, b""]))
         (tmp_path / "trace.jsonl.gz").write_bytes(whole[:-8])
         found = validate_file(tmp_path / "trace.jsonl.gz")
         assert found.problems == []
         assert "without its trailer" in found.files[0].notes[0]
 
-    def test_damaged_gzip_is_not(self, tmp_path: Path) -> None:
+    def test_damaged_gzip_is_a_problem(self, tmp_path: Path) -> None:
         whole = bytearray(gzip.compress(b"\n".join([GOOD_META, GOOD, b""])))
         whole[-6] ^= 0xFF
         (tmp_path / "trace.jsonl.gz").write_bytes(bytes(whole))
@@ -231,7 +231,7 @@ class TestReaderRules:
             edited(RECORD, unknown={"ttft_ms": 1, "prompt_tokens": "ttft_ms"}),
         ],
     )
-    def test_good_record(self, tmp_path: Path, line: bytes) -> None:
+    def test_valid_record_has_no_problems(self, tmp_path: Path, line: bytes) -> None:
         assert validated(tmp_path, "trace.jsonl", GOOD_META, line).problems == []
 
     @pytest.mark.parametrize(
@@ -245,14 +245,14 @@ class TestReaderRules:
             [GOOD[:-1] + b', "ttft_ms": 1.0}'],
         ],
     )
-    def test_good_beginning(self, tmp_path: Path, lines: list[bytes]) -> None:
+    def test_valid_first_lines_have_no_problems(self, tmp_path: Path, lines: list[bytes]) -> None:
         assert validated(tmp_path, "trace.jsonl", *lines).problems == []
 
-    def test_good_step(self, tmp_path: Path) -> None:
+    def test_valid_step_has_no_problems(self, tmp_path: Path) -> None:
         none = STEP["scheduler"] | {"spec_decoding_stats": None, "future": 1}
         assert validated(tmp_path, "step-stats.jsonl", edited(STEP), b"", edited(STEP, scheduler=none)).problems == []
 
-    def test_problems_are_counted_but_not_all_shown(self, tmp_path: Path) -> None:
+    def test_all_problems_are_counted_but_only_20_shown(self, tmp_path: Path) -> None:
         found = validated(tmp_path, "trace.jsonl", GOOD_META, *[b"{" for _ in range(50)])
         assert (found.files[0].broken, len(found.problems)) == (50, 20)
 
@@ -260,12 +260,12 @@ class TestReaderRules:
         ("lines", "note"),
         [([GOOD_META], "has no records"), ([edited(RECORD, arrival_ms=...)], "no record has arrival_ms")],
     )
-    def test_what_cannot_be_replayed_is_noted(self, tmp_path: Path, lines: list[bytes], note: str) -> None:
+    def test_trace_unfit_for_replay_is_noted(self, tmp_path: Path, lines: list[bytes], note: str) -> None:
         found = validated(tmp_path, "trace.jsonl", *lines)
         assert found.passed
         assert note in found.files[0].notes[0]
 
-    def test_nothing_is_said_of_replay_where_no_record_can_be_read(self, tmp_path: Path) -> None:
+    def test_replay_note_is_omitted_if_no_record_is_readable(self, tmp_path: Path) -> None:
         found = validated(tmp_path, "trace.jsonl", GOOD_META, edited(RECORD, output_tokens=-1))
         assert (found.passed, found.files[0].notes) == (False, [])
 
@@ -283,18 +283,18 @@ class TestKinds:
             (b'{"request_id": "a", "arrival_ms": 1.0, "prompt_tokens": 1, "ended_by": "abort"}', "aborted.jsonl"),
         ],
     )
-    def test_by_content(self, tmp_path: Path, line: bytes, kind: str) -> None:
+    def test_kind_is_detected_by_content(self, tmp_path: Path, line: bytes, kind: str) -> None:
         found = validated(tmp_path, "renamed", line)
         assert (found.files[0].kind, found.problems) == (kind, [])
 
-    def test_empty_file_by_name(self, tmp_path: Path) -> None:
+    def test_kind_of_empty_file_is_detected_by_name(self, tmp_path: Path) -> None:
         assert validated(tmp_path, "my-trace.jsonl", end=b"").files[0].kind == "trace.jsonl"
 
-    def test_something_else(self, tmp_path: Path) -> None:
+    def test_file_of_unknown_kind_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(CaptureError, match="is not a file of a capture"):
             validated(tmp_path, "notes.txt", b"hello")
 
-    def test_client_outcome_must_be_known(self, tmp_path: Path) -> None:
+    def test_unknown_client_outcome_is_a_problem(self, tmp_path: Path) -> None:
         line = b'{"id": "a", "phase": "p", "index": 0, "outcome": "lost"}'
         assert broken(validated(tmp_path, "client.jsonl", line)) == [(1, "type")]
 
@@ -329,10 +329,10 @@ def gate(folder: Path, name: str, **given: Any) -> Gate:
 
 
 class TestGates:
-    def test_good_capture_passes_all(self, capture: Path) -> None:
+    def test_good_capture_passes_all_gates(self, capture: Path) -> None:
         assert validate_capture(capture, []).passed
 
-    def test_short_gaps(self, capture: Path) -> None:
+    def test_short_gap_fails_short_gap_share(self, capture: Path) -> None:
         def split_a_chunk(lines: list[dict[str, Any]]) -> None:
             lines[1]["itl_ms"][1] = 0.003
 
@@ -342,11 +342,11 @@ class TestGates:
         assert found.value is not None
         assert 0.002 < found.value < 0.02
 
-    def test_gap_of_exactly_the_limit_is_no_short_one(self, capture: Path) -> None:
+    def test_gap_at_limit_is_not_short(self, capture: Path) -> None:
         edit(capture / "trace.jsonl.part", lambda lines: lines[1]["itl_ms"].__setitem__(1, 0.2))
         assert gate(capture, "short_gap_share").value == 0
 
-    def test_merged_chunks(self, capture: Path) -> None:
+    def test_merged_chunks_fail_largest_chunk(self, capture: Path) -> None:
         """Two chunks in one, as a client sees them when the frontend is late."""
 
         def merge_chunks(lines: list[dict[str, Any]]) -> None:
@@ -363,19 +363,19 @@ class TestGates:
         found = gate(capture, "largest_chunk")
         assert (found.passed, found.limit) == (False, 5)
 
-    def test_negative_gap(self, capture: Path) -> None:
+    def test_negative_gap_fails_clock(self, capture: Path) -> None:
         edit(capture / "trace.jsonl.part", lambda lines: lines[1]["itl_ms"].__setitem__(0, -1.0))
         assert gate(capture, "clock").value == 1
 
-    def test_negative_ttft(self, capture: Path) -> None:
+    def test_negative_ttft_fails_clock(self, capture: Path) -> None:
         edit(capture / "trace.jsonl.part", lambda lines: lines[1].__setitem__("ttft_ms", -1.0))
         assert not gate(capture, "clock").passed
 
-    def test_steps_out_of_order(self, capture: Path) -> None:
+    def test_steps_out_of_order_fail_clock(self, capture: Path) -> None:
         edit(capture / "step-stats.jsonl.part", lambda lines: lines.reverse())
         assert not gate(capture, "clock").passed
 
-    def test_positions_that_do_not_add_up(self, capture: Path) -> None:
+    def test_positions_that_do_not_add_up_fail_per_position(self, capture: Path) -> None:
         def lose_a_position(lines: list[dict[str, Any]]) -> None:
             stats = next(
                 s for line in lines if (s := line["scheduler"]["spec_decoding_stats"]) and s["num_accepted_tokens"]
@@ -385,7 +385,7 @@ class TestGates:
         edit(capture / "step-stats.jsonl.part", lose_a_position)
         assert gate(capture, "per_position").value == 1
 
-    def test_positions_that_rise(self, capture: Path) -> None:
+    def test_rising_positions_fail_per_position(self, capture: Path) -> None:
         def turn_round(lines: list[dict[str, Any]]) -> None:
             for line in lines:
                 if stats := line["scheduler"]["spec_decoding_stats"]:
@@ -394,29 +394,29 @@ class TestGates:
         edit(capture / "step-stats.jsonl.part", turn_round)
         assert not gate(capture, "per_position").passed
 
-    def test_missing_step_statistics(self, capture: Path) -> None:
+    def test_missing_step_statistics_fail_step_counters(self, capture: Path) -> None:
         """As when one of two API servers' files is lost: chunks then hold more than the counters know."""
         edit(capture / "step-stats.jsonl.part", lambda lines: lines.__delitem__(slice(0, None, 2)))
         found = gate(capture, "step_counters")
         assert not found.passed
         assert "chunks contain more tokens than were accepted" in found.why
 
-    def test_no_step_at_all_where_steps_were_asked_for(self, capture: Path) -> None:
+    def test_absent_steps_fail_missing_steps(self, capture: Path) -> None:
         (capture / "step-stats.jsonl.part").write_bytes(b"")
         found = gate(capture, "missing_steps", steps_wanted=True)
         assert (found.passed, found.value) == (False, 12)
         (capture / "step-stats.jsonl.part").unlink()
         assert not gate(capture, "missing_steps", steps_wanted=True).passed
 
-    def test_steps_are_asked_for_unless_they_are_declined(self) -> None:
+    def test_steps_are_wanted_unless_step_stats_is_false(self) -> None:
         records: list[dict[str, Any]] = [{}, {"stepStats": True}, {"stepStats": False}]
         assert [wants_steps(record) for record in records] == [True, True, False]
 
-    def test_steps_that_were_asked_for_and_are_there(self, capture: Path) -> None:
+    def test_recorded_steps_pass_missing_steps(self, capture: Path) -> None:
         assert gate(capture, "missing_steps", steps_wanted=True).passed
         assert "missing_steps" not in validate_capture(capture, []).gates, "of other people's files nobody knows"
 
-    def test_without_step_statistics_nothing_is_held_against_them(self, capture: Path) -> None:
+    def test_step_gates_are_omitted_without_step_statistics(self, capture: Path) -> None:
         """As with record.stepStats: false."""
         (capture / "step-stats.jsonl.part").write_bytes(b"")
         found = validate_capture(capture, [], EngineCounters(generation_tokens=1, drafts=5))
@@ -424,7 +424,7 @@ class TestGates:
         assert not {"step_counters", "per_position", "engine_counters"} & set(found.gates)
         assert found.gates["largest_chunk"].limit == 5
 
-    def test_too_many_accepted(self, capture: Path) -> None:
+    def test_too_many_accepted_drafts_fail_step_counters(self, capture: Path) -> None:
         def twice(lines: list[dict[str, Any]]) -> None:
             last = lines[-1]
             lines += [last | {"ts_ms": last["ts_ms"] + n} for n in range(1, 200)]
@@ -437,44 +437,44 @@ class TestGates:
         edit(capture / "step-stats.jsonl.part", twice)
         assert not gate(capture, "step_counters").passed
 
-    def test_cut_drafts_are_explained(self, capture: Path) -> None:
+    def test_drafts_cut_from_last_chunks_are_explained(self, capture: Path) -> None:
         found = gate(capture, "step_counters")
         assert found.value is not None
         assert 0 < found.value <= 4 * 12
         assert "were cut from the last chunks" in found.why
 
-    def test_drafts_of_aborted_requests_are_not_judged(self, capture: Path) -> None:
+    def test_step_counters_are_not_judged_after_stop_string(self, capture: Path) -> None:
         edit(capture / "trace.jsonl.part", lambda lines: lines[1].__setitem__("ended_by", "stop_string"))
         found = gate(capture, "step_counters")
         assert (found.passed, found.limit) == (True, None)
 
-    def test_lines_lost_by_the_recorder(self, capture: Path) -> None:
+    def test_dropped_counts_lines_lost_by_recorder(self, capture: Path) -> None:
         lost = SegmentEntry(boot="a", client_index=0, closed="ordered", requests=1, steps=1, dropped=3)
         assert gate(capture, "dropped", segments=[lost]).value == 3
 
     @pytest.mark.parametrize("ended", [None, "exit"])
-    def test_segment_without_its_end(self, capture: Path, ended: str | None) -> None:
+    def test_interrupted_segment_fails_dropped(self, capture: Path, ended: str | None) -> None:
         """What it lacks nobody counted."""
         broken = SegmentEntry(boot="a", client_index=0, closed=ended)
         found = gate(capture, "dropped", segments=[broken])
         assert (found.passed, found.value) == (False, 1)
         assert "1 of 1 segments were interrupted" in found.why
 
-    def test_how_many_it_were_is_said(self, capture: Path) -> None:
+    def test_failed_gate_states_its_count(self, capture: Path) -> None:
         edit(capture / "trace.jsonl.part", lambda lines: lines[1]["itl_ms"].__setitem__(0, -1.0))
         assert gate(capture, "clock").why.startswith("1 gaps, first tokens or steps that precede")
 
-    def test_request_without_record(self, capture: Path) -> None:
+    def test_request_without_record_fails_accounting(self, capture: Path) -> None:
         edit(capture / "trace.jsonl.part", lambda lines: lines.__delitem__(1))
         found = gate(capture, "accounting")
         assert found.value == 1
         assert "demo-closed-3: the client has completed with 6 chunks, but the engine has no record" in found.why
 
-    def test_client_that_counted_otherwise(self, capture: Path) -> None:
+    def test_different_client_token_count_fails_client_tokens(self, capture: Path) -> None:
         edit(capture / "client.jsonl.part", lambda lines: lines[5].__setitem__("completion_tokens", 19))
         assert gate(capture, "client_tokens").value == 1
 
-    def test_engine_counters(self, capture: Path) -> None:
+    def test_engine_counters_must_match_steps(self, capture: Path) -> None:
         speculation = validate_capture(capture, []).steps
         assert speculation is not None
         counters = {
@@ -492,12 +492,12 @@ class TestLimits:
     """Measures at their very limits, from totals alone."""
 
     @pytest.mark.parametrize(("short", "passed"), [(2, True), (3, False)])
-    def test_share_of_short_gaps(self, short: int, passed: bool) -> None:
+    def test_short_gap_share_passes_up_to_its_limit(self, short: int, passed: bool) -> None:
         found = gates(TraceTotals(gaps=1000, short_gaps=short), None, None, None)
         assert found["short_gap_share"].passed is passed
 
     @pytest.mark.parametrize(("cut", "passed"), [(-1, False), (0, True), (12, True), (13, False)])
-    def test_drafts_cut_from_last_chunks(self, cut: int, passed: bool) -> None:
+    def test_step_counters_allow_k_cut_drafts_per_request(self, cut: int, passed: bool) -> None:
         """Three requests with K = 4."""
         steps = StepTotals(steps=99, accepted=100 + cut, num_spec_tokens=4)
         found = gates(TraceTotals(records=3, extra_tokens=100), steps, None, None)["step_counters"]
@@ -515,7 +515,7 @@ class TestLimits:
         ],
         ids=["trace", "trace beside steps", "steps first", "no speculation", "no steps", "foreign trace"],
     )
-    def test_who_tells_how_large_a_chunk_may_be(
+    def test_largest_chunk_limit_comes_from_steps_or_trace(
         self, meta: TraceMeta, steps: StepTotals | None, limit: int | None
     ) -> None:
         at_limit, beyond = (
@@ -534,17 +534,17 @@ class TestFolders:
         assert found.problems == []
         assert {report.file for report in found.files} == {"trace.jsonl.gz", "step-stats.jsonl.gz", "client.jsonl.gz"}
 
-    def test_without_client_there_is_no_accounting(self, capture: Path) -> None:
+    def test_accounting_gate_is_omitted_without_client_file(self, capture: Path) -> None:
         (capture / "client.jsonl.part").unlink()
         assert "accounting" not in validate_capture(capture, []).gates
 
-    def test_with_an_unreadable_file_there_is_none_either(self, capture: Path) -> None:
+    def test_accounting_is_omitted_with_unreadable_file(self, capture: Path) -> None:
         (capture / "aborted.jsonl.part").write_bytes(b"{}\n")
         found = validate_capture(capture, [])
         assert [problem.file for problem in found.problems] == ["aborted.jsonl.part"]
         assert found.accounting is None
 
-    def test_unreadable_client_is_a_problem_with_its_line(self, capture: Path) -> None:
+    def test_invalid_client_line_is_a_problem_with_its_number(self, capture: Path) -> None:
         with (capture / "client.jsonl.part").open("ab") as stream:
             stream.write(b"{}\n")
         (problem,) = validate_capture(capture, []).problems
@@ -559,7 +559,7 @@ class TestFolders:
     [(0, ""), (2, ": a: lost; b: twice"), (5, ": a: lost; b: twice; and 3 more")],
     ids=["none", "all are named", "more than are named"],
 )
-def test_accounting_names_what_does_not_fit_and_counts_the_rest(mismatches: int, told: str) -> None:
+def test_accounting_names_some_mismatches_and_counts_the_rest(mismatches: int, told: str) -> None:
     shown = [Mismatch("a", "lost"), Mismatch("b", "twice")] if mismatches else []
     accounting = Accounting(sent=3, engine=Counter(completed=3), mismatches=mismatches, shown=shown)
     found = gates(None, None, accounting, None)["accounting"]
@@ -571,7 +571,7 @@ def test_accounting_names_what_does_not_fit_and_counts_the_rest(mismatches: int,
     [(400, "40 (10.0 %) were cut from the last chunks"), (0, "0 were cut from the last chunks")],
     ids=["some accepted", "none accepted"],
 )
-def test_cut_drafts_are_told_with_their_share(accepted: int, told: str) -> None:
+def test_cut_drafts_are_stated_with_their_share(accepted: int, told: str) -> None:
     kept = accepted * 9 // 10
     trace, steps = TraceTotals(records=20, extra_tokens=kept), StepTotals(steps=1, accepted=accepted, num_spec_tokens=4)
     why = (
@@ -583,7 +583,7 @@ def test_cut_drafts_are_told_with_their_share(accepted: int, told: str) -> None:
     )
 
 
-def test_what_lies_before_what_it_follows_is_counted_in_both_files() -> None:
+def test_clock_gate_counts_backward_times_of_both_files() -> None:
     found = gates(TraceTotals(backward=2), StepTotals(steps=1, backward=1), None, None)["clock"]
     why = "3 gaps, first tokens or steps that precede their predecessor"
     assert found == Gate(value=3, limit=0, passed=False, why=why)

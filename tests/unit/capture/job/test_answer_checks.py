@@ -87,7 +87,7 @@ async def checked(
 
 
 class TestGreedy:
-    async def test_tokens_and_margins(self, server: CompletionServer) -> None:
+    async def test_greedy_answers_have_tokens_and_margins(self, server: CompletionServer) -> None:
         found = (await checked(server)).greedy
         assert found.not_measured is None
         assert len(found.answers) == 3
@@ -97,7 +97,7 @@ class TestGreedy:
             assert each.top2_margin == [abs(token - 2.0) for token in range(128)]
         assert len({each.prompt_sha256 for each in found.answers}) == 3
 
-    async def test_what_is_asked(self, server: CompletionServer) -> None:
+    async def test_greedy_requests_send_first_prompts_one_at_a_time(self, server: CompletionServer) -> None:
         await checked(server)
         bodies = [each.body for each in server.received if "logprobs" in each.body]
         for body in bodies:
@@ -109,16 +109,16 @@ class TestGreedy:
         prompts = [source.first("one", 0), source.first("two", 0), source.first("one", 1)]
         assert [body["prompt"] for body in bodies] == [each.content for each in prompts]
 
-    async def test_every_arm_is_asked_the_same(self, server: CompletionServer) -> None:
+    async def test_repeated_checks_have_equal_results(self, server: CompletionServer) -> None:
         first, second = await checked(server), await checked(server)
         assert first == second
 
-    async def test_text_prompts(self, server: CompletionServer) -> None:
+    async def test_text_prompts_are_counted_by_engine_and_may_end_at_eos(self, server: CompletionServer) -> None:
         found = (await checked(server, source=Texts())).greedy
         assert [(each.prompt_tokens, len(each.tokens)) for each in found.answers] == [(99, 7)] * 3
         assert not any(each.body["ignore_eos"] for each in server.received if "logprobs" in each.body)
 
-    async def test_engine_that_says_no_second_token(self, server: CompletionServer) -> None:
+    async def test_margin_is_none_without_second_token(self, server: CompletionServer) -> None:
         async def one(request: Received, writer: asyncio.StreamWriter) -> None:
             answer = likeliest(request)
             answer["choices"][0]["logprobs"] = {"top_logprobs": [None, {"token_id:1": -1.0}]}
@@ -128,7 +128,7 @@ class TestGreedy:
         (first, *_) = (await checked(server)).greedy.answers
         assert first.top2_margin == [None] * 128
 
-    async def test_prompt_that_is_refused_is_left_out(self, server: CompletionServer) -> None:
+    async def test_refused_prompt_is_left_out(self, server: CompletionServer) -> None:
         async def refuses_second(request: Received, writer: asyncio.StreamWriter) -> None:
             if len(server.received) == 2:
                 writer.write(rejection(400, b'{"error": {"message": "too long"}}'))
@@ -156,7 +156,9 @@ class TestGreedy:
             (b"", "RemoteProtocolError"),
         ],
     )
-    async def test_engine_that_answers_nothing_of_use(self, server: CompletionServer, answer: bytes, why: str) -> None:
+    async def test_unusable_greedy_answers_are_not_measured(
+        self, server: CompletionServer, answer: bytes, why: str
+    ) -> None:
         async def answers(_request: Received, writer: asyncio.StreamWriter) -> None:
             writer.write(answer)
 
@@ -166,14 +168,14 @@ class TestGreedy:
         assert found.not_measured is not None
         assert why in found.not_measured
 
-    async def test_time_that_is_over(self, server: CompletionServer) -> None:
+    async def test_checks_without_time_budget_send_nothing(self, server: CompletionServer) -> None:
         found = await checked(server, budget_s=0)
         reasons = {found.greedy.not_measured, found.structured.not_measured, found.tool_calls.not_measured}
         assert (reasons, server.received) == ({"there was no time for any"}, [])
 
 
 class TestForms:
-    async def test_whole_ones_count(self, server: CompletionServer) -> None:
+    async def test_valid_forms_count_as_parsed(self, server: CompletionServer) -> None:
         found = await checked(server)
         assert (found.structured.asked, found.structured.parsed, found.structured.failures) == (2, 2, [])
         assert found.tool_calls == found.structured
@@ -182,7 +184,7 @@ class TestForms:
         "form",
         ['{"answer": "no"', {**FORM, "more": 1}, {**FORM, "answer": "perhaps"}, {**FORM, "score": 6}, " \n" * 64, []],
     )
-    async def test_others_do_not_and_their_content_is_not_kept(self, server: CompletionServer, form: Any) -> None:
+    async def test_invalid_forms_fail_without_keeping_their_content(self, server: CompletionServer, form: Any) -> None:
         async def wrong(request: Received, writer: asyncio.StreamWriter) -> None:
             writer.write(document(said(form)))
 
@@ -192,7 +194,7 @@ class TestForms:
             assert (check.asked, check.parsed, check.not_measured) == (2, 0, None)
             assert all(each.endswith("do not match the schema, ended by stop") for each in check.failures)
 
-    async def test_call_of_another_function(self, server: CompletionServer) -> None:
+    async def test_call_of_another_function_is_a_failure(self, server: CompletionServer) -> None:
         async def another(request: Received, writer: asyncio.StreamWriter) -> None:
             answer = said(FORM)
             answer["choices"][0]["message"]["tool_calls"][0]["function"]["name"] = "rm"
@@ -201,19 +203,21 @@ class TestForms:
         server.answer = another
         assert (await checked(server)).tool_calls.failures == ["1 calls instead of one call of the named function"] * 2
 
-    async def test_what_the_engine_refuses_is_not_measured(self, server: CompletionServer) -> None:
+    async def test_refused_tool_calls_are_not_measured(self, server: CompletionServer) -> None:
         """A tokenizer without a chat template, say, or no parser of tool calls."""
         server.pages["/v1/chat/completions"] = (400, '{"error": {"message": "requires --tool-call-parser to be set"}}')
         found = await checked(server)
         assert found.tool_calls.not_measured == "HTTP 400: requires --tool-call-parser to be set"
         assert (found.tool_calls.asked, found.structured.parsed) == (0, 2)
 
-    async def test_failure_of_the_engine_counts(self, server: CompletionServer) -> None:
+    async def test_engine_error_counts_as_failed_tool_call(self, server: CompletionServer) -> None:
         server.pages["/v1/chat/completions"] = (500, "grammar rejected tokens")
         found = (await checked(server)).tool_calls
         assert (found.asked, found.parsed, found.failures) == (2, 0, ["HTTP 500: grammar rejected tokens"] * 2)
 
-    async def test_questions_of_texts_and_of_token_ids(self, server: CompletionServer) -> None:
+    async def test_questions_are_built_in_for_token_ids_and_from_dataset_for_texts(
+        self, server: CompletionServer
+    ) -> None:
         await checked(server)
         await checked(server, source=Texts())
         chats = [each.body["messages"][0]["content"] for each in server.received if "messages" in each.body]
@@ -225,7 +229,7 @@ class TestForms:
         ]
 
 
-async def test_key_of_the_engine(server: CompletionServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_engine_api_key_is_sent(server: CompletionServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEY", "secret")
     run = settings(server)
     run = run.model_copy(update={"engine": run.engine.model_copy(update={"api_key_variable": "KEY"})})

@@ -95,7 +95,7 @@ class TestPublished:
         assert recording.steps is not None
         assert {step.engine for step in read_steps(recording.steps)} == {0, 1}
 
-    async def test_files_are_valid_where_they_were_published(self, tmp_path: Path) -> None:
+    async def test_published_files_are_valid(self, tmp_path: Path) -> None:
         await publish(tmp_path, PlayedPod("a"), PlayedPod("b"))
         folder = tmp_path / FOLDER
         assert verify(folder) == []
@@ -104,7 +104,7 @@ class TestPublished:
         assert {"accounting", "finished_requests", "generated_tokens", "engine_counters"} <= found.gates.keys()
         assert sorted(path.name for path in folder.iterdir()) == ["manifest.json", "step-stats.jsonl", "trace.jsonl"]
 
-    async def test_status_has_the_engines_times_and_what_was_recorded(self, tmp_path: Path) -> None:
+    async def test_status_has_engine_times_and_recorded_counts(self, tmp_path: Path) -> None:
         published = await publish(tmp_path, PlayedPod("a"), sample_percent=50)
         status = CaptureSummary.model_validate(msgspec.json.decode(success_message(published)))
         assert status.ttft_ms is not None
@@ -119,12 +119,12 @@ class TestPublished:
         assert (status.requests.sent, status.requests.completed) == (12, recorded)
         assert status.prompt_notes is None
 
-    async def test_later_attempt_finds_what_was_published(self, tmp_path: Path) -> None:
+    async def test_later_attempt_returns_published_capture(self, tmp_path: Path) -> None:
         first = await publish(tmp_path, PlayedPod("a"))
         again = await CollectJob(environment(tmp_path, ["a"])).run()
         assert again.manifest == first.manifest
 
-    async def test_ids_are_kept_only_as_ordered(self, tmp_path: Path) -> None:
+    async def test_token_ids_are_recorded_if_requested(self, tmp_path: Path) -> None:
         pod = PlayedPod("a", Scenario(warmup=0, token_ids=True))
         await publish(tmp_path, pod, record={"tokenIds": True})
         assert all(each.token_ids is not None for each in recording_in(tmp_path).requests)
@@ -143,7 +143,7 @@ class TestClocks:
         assert [later - earlier for earlier, later in zip(first, second, strict=True)] == pytest.approx([20.0] * 12)
         assert first[0] == pytest.approx(9_998.0)
 
-    async def test_servers_of_one_engine_share_its_first_reading(self, tmp_path: Path) -> None:
+    async def test_api_servers_of_one_engine_share_one_clock_reading(self, tmp_path: Path) -> None:
         """Their messages of one step are microseconds apart, and stay so if they read other wall clocks."""
         pod = PlayedPod("a", Scenario(warmup=0, servers=2))
         async with collector(environment(tmp_path, ["a"])) as running:
@@ -164,7 +164,7 @@ class TestClocks:
         assert len(apart_ms) == 1
         assert {each.concurrency for each in recording_in(tmp_path).requests} > {1}
 
-    async def test_jump_of_a_clock_is_told_and_ignored(self, tmp_path: Path) -> None:
+    async def test_clock_jump_is_noted_and_ignored(self, tmp_path: Path) -> None:
         pod = PlayedPod("a")
         async with collector(environment(tmp_path, ["a"])) as running:
             joined = await armed(running, pod)
@@ -178,7 +178,7 @@ class TestClocks:
         assert [note for note in published.manifest.notes if "jumped by -3.500 s" in note]
         assert recording_in(tmp_path).requests[0].arrival_ms == pytest.approx(9_998.0)
 
-    async def test_bounds_of_a_wrong_clock_are_published(self, tmp_path: Path) -> None:
+    async def test_clock_offsets_between_pods_are_published(self, tmp_path: Path) -> None:
         published = await publish(tmp_path, PlayedPod("a"), PlayedPod("b", node="node-2", ahead_s=7.0))
         live = live_of(published)
         assert [each.clock_ahead_ms for each in live.pods] == [pytest.approx((0, 0)), pytest.approx((7000, 7000))]
@@ -187,7 +187,7 @@ class TestClocks:
 
 
 class TestWindow:
-    async def test_ends_after_requests(self, tmp_path: Path) -> None:
+    async def test_window_ends_after_number_of_requests(self, tmp_path: Path) -> None:
         pod = PlayedPod("a")
         async with collector(environment(tmp_path, ["a"], requests=12)) as running:
             ((peer, played),) = await armed(running, pod)
@@ -216,7 +216,7 @@ class TestWindow:
         assert live_of(published).window.ended_by == "deadline"
         assert [note for note in published.manifest.notes if "after 12 of 1000 requests" in note]
 
-    async def test_pod_that_does_not_join_is_told(self, tmp_path: Path) -> None:
+    async def test_pod_that_does_not_join_is_reported_missing(self, tmp_path: Path) -> None:
         pod = PlayedPod("a")
         async with collector(environment(tmp_path, ["a", "gone"])) as running:
             (peer,) = await running.join(pod)
@@ -230,7 +230,7 @@ class TestWindow:
         assert "sidecar never connected" in (missing["gone"] or "")
         assert published.status["live"]["missingPods"] == 1
 
-    async def test_pod_that_joins_late_is_recorded_from_then_on(self, tmp_path: Path) -> None:
+    async def test_late_pod_is_recorded_and_its_gap_reported(self, tmp_path: Path) -> None:
         early, late = PlayedPod("a"), PlayedPod("late", Scenario(warmup=0, requests=4))
         async with collector(environment(tmp_path, ["a", "late"])) as running:
             (peer,) = await running.join(early)
@@ -248,7 +248,7 @@ class TestWindow:
         assert loss.seconds >= 60
         assert live_of(published).accounting.records == 16
 
-    async def test_recorder_that_does_not_finish_is_interrupted(self, tmp_path: Path) -> None:
+    async def test_recorder_that_does_not_finish_is_reported_as_loss(self, tmp_path: Path) -> None:
         async with collector(environment(tmp_path, ["a", "b"], drain_seconds=30.0)) as running:
             pods = [PlayedPod("a"), PlayedPod("b")]
             peers = [peer for pod in pods for peer in await running.join(pod)]
@@ -263,7 +263,7 @@ class TestWindow:
         assert [(each.pod, each.requests) for each in live_of(published).lost] == [("a", None)]
         assert "did not finish within 90 s" in live_of(published).lost[0].reason
 
-    async def test_peer_that_comes_after_the_window_is_sent_away(self, tmp_path: Path) -> None:
+    async def test_peer_connecting_after_window_gets_bye(self, tmp_path: Path) -> None:
         pod = PlayedPod("a")
         async with collector(environment(tmp_path, ["a"])) as running:
             joined = await armed(running, pod)
@@ -278,7 +278,7 @@ class TestWindow:
             assert await peer.order() == {"bye": True}
             await running.published()
 
-    async def test_sigterm_cancels(self, tmp_path: Path) -> None:
+    async def test_sigterm_cancels_capture(self, tmp_path: Path) -> None:
         async with collector(environment(tmp_path, ["a"])) as running:
             ((peer, _),) = await armed(running, PlayedPod("a"))
             os.kill(os.getpid(), signal.SIGTERM)
@@ -317,7 +317,7 @@ async def test_progress_tells_who_has_joined_and_what_was_seen(
 
 
 class TestLosses:
-    async def test_requests_of_a_gap_are_those_that_vllm_counted(self, tmp_path: Path) -> None:
+    async def test_lost_requests_of_a_gap_come_from_vllm_counters(self, tmp_path: Path) -> None:
         pod = PlayedPod("a")
         async with collector(environment(tmp_path, ["a"])) as running:
             ((peer, cut),) = await armed(running, pod)
@@ -352,7 +352,7 @@ class TestLosses:
         interrupted, whole = published.manifest.segments
         assert (interrupted.closed, whole.closed) == (None, "ordered")
 
-    async def test_requests_of_a_restarted_engine_are_unknown(self, tmp_path: Path) -> None:
+    async def test_lost_requests_of_restarted_engine_are_unknown(self, tmp_path: Path) -> None:
         pod = PlayedPod("a")
         async with collector(environment(tmp_path, ["a"])) as running:
             ((peer, _),) = await armed(running, pod)
@@ -369,7 +369,7 @@ class TestLosses:
         assert loss.reason.endswith("the engine restarted")
         assert "lostRequests" not in published.status["live"]
 
-    async def test_dropped_requests_are_told_and_pass(self, tmp_path: Path) -> None:
+    async def test_dropped_requests_are_reported_without_failing_capture(self, tmp_path: Path) -> None:
         async with collector(environment(tmp_path, ["a"])) as running:
             ((peer, played),) = await armed(running, PlayedPod("a"))
             await send_all(running, [(peer, played)])
@@ -382,7 +382,7 @@ class TestLosses:
         assert [each.requests for each in live_of(published).lost] == [3]
         assert live_of(published).accounting.equation == "15 admitted = 12 recorded + 0 sampled out + 3 dropped"
 
-    async def test_recorder_that_turns_itself_off_is_told(self, tmp_path: Path) -> None:
+    async def test_recorder_that_turns_itself_off_is_reported_as_loss(self, tmp_path: Path) -> None:
         async with collector(environment(tmp_path, ["a", "b"])) as running:
             pods = [PlayedPod("a"), PlayedPod("b")]
             peers = [peer for pod in pods for peer in await running.join(pod)]
@@ -428,23 +428,23 @@ class TestGates:
         assert failure.reason == "ValidationFailed"
         return failure.message
 
-    async def test_request_that_is_not_accounted_for(self, tmp_path: Path) -> None:
+    async def test_unaccounted_request_fails_accounting(self, tmp_path: Path) -> None:
         assert (await self.failing(tmp_path, admitted=13)).startswith("accounting: 13 admitted != 12 recorded")
 
-    async def test_request_that_did_not_arrive(self, tmp_path: Path) -> None:
+    async def test_recorded_request_that_did_not_arrive_fails_validation(self, tmp_path: Path) -> None:
         assert "of which 12 arrived" in await self.failing(tmp_path, admitted=13, recorded=13)
 
-    async def test_request_that_vllm_did_not_count(self, tmp_path: Path) -> None:
+    async def test_request_not_counted_by_vllm_fails_finished_requests(self, tmp_path: Path) -> None:
         assert (await self.failing(tmp_path, {"requests_finished": -1})).startswith("finished_requests: ")
 
-    async def test_tokens_that_vllm_did_not_count(self, tmp_path: Path) -> None:
+    async def test_different_token_count_of_vllm_fails_generated_tokens(self, tmp_path: Path) -> None:
         assert (await self.failing(tmp_path, {"generation_tokens": 1})).startswith("generated_tokens: ")
 
     @pytest.mark.parametrize("counter", ["drafts", "draft_tokens", "accepted_tokens"])
-    async def test_drafts_that_no_step_has(self, tmp_path: Path, counter: str) -> None:
+    async def test_drafts_missing_in_steps_fail_engine_counters(self, tmp_path: Path, counter: str) -> None:
         assert (await self.failing(tmp_path, {counter: 1})).startswith("engine_counters: ")
 
-    async def test_line_that_is_not_in_the_files(self, tmp_path: Path) -> None:
+    async def test_missing_lines_fail_accounting_and_engine_counters(self, tmp_path: Path) -> None:
         published = await publish(tmp_path, PlayedPod("a"))
         folder = tmp_path / FOLDER
         trace = folder / "trace.jsonl"
@@ -454,7 +454,7 @@ class TestGates:
         found = validate_capture(_unsealed(folder), published.manifest.segments, published.manifest.live)
         assert {"accounting", "engine_counters"} <= {name for name, gate in found.gates.items() if not gate.passed}
 
-    async def test_sample_does_not_compare_steps_with_chunks(self, tmp_path: Path) -> None:
+    async def test_sampled_capture_does_not_judge_step_counters(self, tmp_path: Path) -> None:
         published = await publish(tmp_path, PlayedPod("a"), sample_percent=50)
         gate = published.manifest.gates["step_counters"]
         assert (gate.limit, gate.passed) == (None, True)
@@ -473,13 +473,13 @@ class TestGates:
         assert published.manifest.gates["step_counters"].limit is None
         assert "1 canary" in published.manifest.gates["step_counters"].why
 
-    async def test_whole_capture_compares_steps_with_chunks(self, tmp_path: Path) -> None:
+    async def test_unsampled_capture_judges_step_counters(self, tmp_path: Path) -> None:
         gates = (await publish(tmp_path, PlayedPod("a"))).manifest.gates
         assert gates["step_counters"].passed
         assert "not judged" not in gates["step_counters"].why
         assert gates["largest_chunk"].limit == 5
 
-    async def test_without_steps_nothing_is_compared_with_them(self, tmp_path: Path) -> None:
+    async def test_capture_without_step_stats_has_no_step_gates(self, tmp_path: Path) -> None:
         gates = (await publish(tmp_path, PlayedPod("a"), record={"stepStats": False})).manifest.gates
         assert gates.keys().isdisjoint({"engine_counters", "step_counters", "missing_steps"})
 
@@ -491,7 +491,7 @@ def _unsealed(folder: Path) -> Path:
 
 
 class TestNoEngine:
-    async def test_names_what_each_pod_said(self, tmp_path: Path) -> None:
+    async def test_failure_names_state_of_each_pod(self, tmp_path: Path) -> None:
         async with collector(environment(tmp_path, ["silent", "starting"])) as running:
             starting = await running.connect(
                 PlayedPod("starting").hello(socket=None, sockets=0, note="no process of the engine has a recorder yet")
@@ -506,7 +506,7 @@ class TestNoEngine:
             "pod starting: its sidecar found no API server with a recorder: no process of the engine" in failure.message
         )
 
-    async def test_names_why_recorders_refuse(self, tmp_path: Path) -> None:
+    async def test_failure_names_why_recorder_refused(self, tmp_path: Path) -> None:
         async with collector(environment(tmp_path, ["a"])) as running:
             (peer,) = await running.join(PlayedPod("a"))
             assert await peer.order() is not None
@@ -550,7 +550,7 @@ class TestUntrustedPeers:
             (b"x" * 5000, "a line of more than 4096 bytes"),
         ],
     )
-    async def test_wrong_hello_is_closed_and_logged(
+    async def test_connection_with_invalid_hello_is_closed_and_logged(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str], first: Any, why: str
     ) -> None:
         async with collector(environment(tmp_path, ["a"])) as running:
@@ -559,7 +559,7 @@ class TestUntrustedPeers:
             assert running.connected("a") == 0
         assert f"rejected a connection from 127.0.0.1: {why}" in capsys.readouterr().out
 
-    async def test_pod_that_is_not_named_is_sent_away(self, tmp_path: Path) -> None:
+    async def test_unknown_pod_gets_bye(self, tmp_path: Path) -> None:
         async with collector(environment(tmp_path, ["a"])) as running:
             peer = await running.connect(PlayedPod("stranger").hello())
             assert await peer.order() == {"bye": True}
@@ -572,7 +572,9 @@ class TestUntrustedPeers:
             running.advance(10)
             assert await peer.order() is None
 
-    async def test_log_has_one_line_a_second(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def test_rejections_are_logged_once_per_second(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         async with collector(environment(tmp_path, ["a"])) as running:
             for _ in range(5):
                 assert await (await running.connect(b"{}\n")).order() is None
@@ -600,7 +602,7 @@ class TestUntrustedPeers:
             assert running.connections == len(silent)
             await peer.close()
 
-    async def test_line_before_the_order_ends_the_connection(self, tmp_path: Path) -> None:
+    async def test_line_before_arm_order_closes_connection(self, tmp_path: Path) -> None:
         pod = PlayedPod("a")
         async with collector(environment(tmp_path, ["a", "b"])) as running:
             (peer,) = await running.join(pod)
@@ -622,7 +624,7 @@ class TestUntrustedPeers:
             ({"token_ids": True}, "token ids that were not ordered"),
         ],
     )
-    async def test_wrong_header_begins_no_segment(
+    async def test_invalid_header_begins_no_segment(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], why: str
     ) -> None:
         pod = PlayedPod("a")
@@ -657,7 +659,7 @@ class TestUntrustedPeers:
             ({"k": "header"}, "unreadable line"),
         ],
     )
-    async def test_wrong_request_interrupts_only_its_segment(
+    async def test_invalid_request_interrupts_only_its_segment(
         self, tmp_path: Path, change: dict[str, Any], why: str
     ) -> None:
         async with collector(environment(tmp_path, ["bad", "good"])) as running:
@@ -700,14 +702,16 @@ class TestUntrustedPeers:
             b"x" * (LONGEST_LINE_BYTES + 2),
         ],
     )
-    async def test_garbage_ends_the_connection(self, tmp_path: Path, line: bytes) -> None:
+    async def test_invalid_line_closes_connection(self, tmp_path: Path, line: bytes) -> None:
         async with collector(environment(tmp_path, ["a"])) as running:
             ((peer, _),) = await armed(running, PlayedPod("a"))
             await peer.send_what_is_read(line)
             assert await peer.order() is None
             assert running.written() == 2
 
-    async def test_unfinished_lines_of_all_are_bounded(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_unfinished_lines_of_all_peers_are_bounded(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(collect, "_MOST_TORN_BYTES", 2**20)
         pods = [PlayedPod("a"), PlayedPod("b")]
         async with collector(environment(tmp_path, ["a", "b"])) as running:
@@ -754,7 +758,7 @@ class TestVolume:
             (errno.EIO, "VolumeFailed"),
         ],
     )
-    async def test_volume_that_fails_ends_the_capture(
+    async def test_volume_error_fails_capture(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, reason: str
     ) -> None:
         write = os.write
@@ -773,7 +777,7 @@ class TestVolume:
                 failure = await running.failure()
         assert failure.reason == reason
 
-    async def test_published_capture_of_another_object_stays(self, tmp_path: Path) -> None:
+    async def test_published_capture_of_another_object_is_not_overwritten(self, tmp_path: Path) -> None:
         await publish(tmp_path, PlayedPod("a"))
         manifest = tmp_path / FOLDER / "manifest.json"
         found = msgspec.json.decode(manifest.read_bytes(), type=Manifest)

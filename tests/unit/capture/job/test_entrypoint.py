@@ -56,7 +56,7 @@ def failure_of(pod: Pod, load: Callable[[RunSettings, Path, Stop], Awaitable[Res
 
 
 class TestPublished:
-    def test_files_are_complete_and_pass(self, pod: Pod) -> None:
+    def test_published_files_are_complete_and_valid(self, pod: Pod) -> None:
         pod.start()
         pod.job.run(pod.load)
         assert {path.name for path in pod.places.final.iterdir()} == {
@@ -69,7 +69,7 @@ class TestPublished:
         assert verify(pod.places.final) == []
         assert validate_capture(pod.places.final).problems == []
 
-    def test_manifest_says_everything(self, pod: Pod) -> None:
+    def test_manifest_describes_the_run(self, pod: Pod) -> None:
         pod.start()
         published = pod.job.run(pod.load)
         written = msgspec.json.decode((pod.places.final / "manifest.json").read_bytes(), type=Manifest)
@@ -105,7 +105,7 @@ class TestPublished:
             ("9.9" + "\n" * 90, False, "0.33", ["is not tested with", "is vLLM 9.9\\n"]),
         ],
     )
-    def test_a_version_that_is_in_doubt_is_told(
+    def test_untested_or_unplanned_vllm_version_is_noted(
         self, pod: Pod, vllm: str, tried: bool, planned: str | None, told: list[str]
     ) -> None:
         for lines in pod.recording.segments:
@@ -123,7 +123,7 @@ class TestPublished:
         assert published.manifest.notes[: len(notes)] == notes
         assert validate_capture(pod.places.final).files[0].notes == notes
 
-    def test_files_of_a_newer_operator_are_told(self, pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_files_of_newer_operator_are_noted(self, pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
         pod.start()
         made_by = pod.job.run(pod.load).manifest.specdecode
         assert validate_capture(pod.places.final).files[0].notes == []
@@ -139,7 +139,7 @@ class TestPublished:
             ({"dataset": {"path": "a.jsonl", "format": "JSONL"}}, False),
         ],
     )
-    def test_acceptance_of_random_prompts_is_in_doubt(self, pod: Pod, prompts: dict[str, object], random: bool) -> None:
+    def test_random_prompts_are_noted(self, pod: Pod, prompts: dict[str, object], random: bool) -> None:
         pod.job.parts[0].asked.workload["prompts"] = prompts
         pod.start()
         published = pod.job.run(pod.load)
@@ -148,7 +148,7 @@ class TestPublished:
         assert published.manifest.notes[: len(notes)] == notes
         assert all("random tokens" in note and "your own" in note for note in notes)
 
-    def test_termination_message_is_the_status(self, pod: Pod) -> None:
+    def test_termination_message_parses_as_capture_summary(self, pod: Pod) -> None:
         pod.start()
         published = pod.job.run(pod.load)
         message = success_message(published)
@@ -159,7 +159,7 @@ class TestPublished:
         assert status.files is not None
         assert {file.name for file in status.files} == {"trace.jsonl", "step-stats.jsonl", "client.jsonl"}
 
-    def test_log_ends_with_summary_equation_and_place(self, pod: Pod) -> None:
+    def test_log_ends_with_accounting_equation_and_path(self, pod: Pod) -> None:
         pod.start()
         lines = report(pod.job.run(pod.load)).splitlines()
         assert lines[-2:] == [
@@ -167,7 +167,7 @@ class TestPublished:
             "team/demo/as-deployed/1",
         ]
 
-    def test_counters_of_the_engine_are_kept_and_compared(self, pod: Pod) -> None:
+    def test_different_engine_counters_fail_validation(self, pod: Pod) -> None:
         async def load(settings: RunSettings, folder: Path, stop: Stop) -> Result:
             await pod.load(settings, folder, stop)
             return Result(MetricsDelta(240, SpeculationReading(1, 4, 3, (2, 1))))
@@ -177,7 +177,7 @@ class TestPublished:
         assert failure.reason == "ValidationFailed"
         assert "(1, 4, 3) on /metrics" in failure.message
 
-    def test_what_the_engine_allocated_is_kept(self, pod: Pod) -> None:
+    def test_manifest_has_kv_cache_size_of_engine(self, pod: Pod) -> None:
         async def load(settings: RunSettings, folder: Path, stop: Stop) -> Result:
             await pod.load(settings, folder, stop)
             return Result(MetricsDelta(240, None, num_gpu_blocks=70, kv_cache_tokens=1120))
@@ -187,11 +187,11 @@ class TestPublished:
         assert counters is not None
         assert (counters.num_gpu_blocks, counters.kv_cache_tokens) == (70, 1120)
 
-    def test_why_there_are_no_counters_is_noted(self, pod: Pod) -> None:
+    def test_missing_engine_counters_are_noted_with_reason(self, pod: Pod) -> None:
         pod.start()
         assert any("not compared: not asked" in note for note in pod.job.run(pod.load).manifest.notes)
 
-    def test_steps_that_were_not_asked_for_are_not_missed(self, tmp_path: Path, engine_url: str) -> None:
+    def test_capture_without_step_stats_passes_without_step_gates(self, tmp_path: Path, engine_url: str) -> None:
         pod = Pod(tmp_path, engine_url, record={"tokenIds": False, "stepStats": False})
         for lines in pod.recording.segments:
             lines[:] = [line for line in lines if line["k"] != "step"]
@@ -202,7 +202,7 @@ class TestPublished:
         assert not {"missing_steps", "step_counters"} & set(gates)
         assert validate_capture(pod.places.final).passed
 
-    def test_image_that_the_node_runs(self, pod: Pod, tmp_path: Path) -> None:
+    def test_image_id_of_node_is_in_manifest_and_engine_hash(self, pod: Pod, tmp_path: Path) -> None:
         pod.start()
         file = tmp_path / "engine-image-id"
         image_id = f"docker.io/vllm/vllm-openai@sha256:{'a' * 64}"
@@ -216,7 +216,7 @@ class TestPublished:
         first = msgspec.convert(pod.recording.segments[0][0], Header)
         assert manifest.engine_hash == engine_hash(first, manifest.context, image_id)
 
-    def test_settings_go_to_the_load(self, pod: Pod) -> None:
+    def test_settings_are_passed_to_load(self, pod: Pod) -> None:
         given: list[RunSettings] = []
 
         async def load(settings: RunSettings, folder: Path, stop: Stop) -> Result:
@@ -248,7 +248,7 @@ class TestAttemptAfterPublication:
     async def never(_settings: RunSettings, _folder: Path, _stop: Stop) -> Result:
         raise AssertionError("nothing is sent again")
 
-    def test_it_says_what_was_published(self, pod: Pod, published: Published) -> None:
+    def test_later_attempt_reports_published_capture(self, pod: Pod, published: Published) -> None:
         # No engine answers: there is nothing to ask it.
         second = Job(environment(pod.places.root, "http://127.0.0.1:9", "uid-2"), NONE)
         second.prepare(pod.recorder)
@@ -258,7 +258,7 @@ class TestAttemptAfterPublication:
         assert not second.places.folder.exists(), "it is no attempt"
         assert verify(pod.places.final) == []
 
-    def test_it_gives_a_whole_one_its_name(self, pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_later_attempt_publishes_complete_earlier_one(self, pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
         """Killed just before the renaming: nothing is loaded again, and nothing is lost."""
         rename = os.rename
 
@@ -281,13 +281,13 @@ class TestAttemptAfterPublication:
 
     @pytest.mark.parametrize("uid", ["capture-2", None], ids=["another", "unknown"])
     @pytest.mark.usefixtures("published")
-    def test_files_of_another_capture_of_that_name_are_not_its_own(self, pod: Pod, uid: str | None) -> None:
+    def test_published_files_of_another_capture_are_refused(self, pod: Pod, uid: str | None) -> None:
         second = Job(environment(pod.places.root, "http://127.0.0.1:9", "uid-2", capture_uid=uid), NONE)
         with pytest.raises(CaptureError) as failure:
             second.prepare(pod.recorder)
         assert failure.value.reason == "AlreadyPublished"
 
-    def test_a_folder_that_nobody_understands_is_not_its_own(self, pod: Pod) -> None:
+    def test_published_folder_with_unreadable_manifest_is_refused(self, pod: Pod) -> None:
         pod.places.final.mkdir(parents=True)
         (pod.places.final / "manifest.json").write_text("{")
         with pytest.raises(CaptureError) as failure:
@@ -295,7 +295,7 @@ class TestAttemptAfterPublication:
         assert failure.value.reason == "AlreadyPublished"
 
 
-def test_captures_that_share_a_volume_do_not_touch_each_other(tmp_path: Path, engine_url: str) -> None:
+def test_concurrent_captures_on_one_volume_are_independent(tmp_path: Path, engine_url: str) -> None:
     """Both are under way at once; one is published, and the other fails."""
     first = Pod(tmp_path, engine_url)
     second = Pod(
@@ -320,7 +320,7 @@ def test_captures_that_share_a_volume_do_not_touch_each_other(tmp_path: Path, en
 
 
 class TestMessages:
-    def test_error_fits_and_is_json(self) -> None:
+    def test_error_message_is_json_of_at_most_4096_bytes(self) -> None:
         message = error_message(CaptureError("Failed", "ü\n\"'" * 5000))
         assert len(message) <= 4096
         assert json.loads(message)["error"]["reason"] == "Failed"
@@ -330,7 +330,7 @@ class TestMessages:
 
 
 class TestFailures:
-    def test_engine_that_is_not_ready(self, tmp_path: Path) -> None:
+    def test_unready_engine_fails_capture(self, tmp_path: Path) -> None:
         pod = Pod(tmp_path, "http://127.0.0.1:9")
         pod.job = Job(environment(tmp_path, "http://127.0.0.1:9", deadline_seconds=MOMENT_S), NONE)
         pod.start()
@@ -338,7 +338,7 @@ class TestFailures:
         pod.end()
         assert failure.reason == "EngineNotReady"
 
-    def test_engine_that_records_nothing(self, pod: Pod) -> None:
+    def test_missing_recorder_fails_capture(self, pod: Pod) -> None:
         pod.start()
         for path in pod.places.segments.glob("*1.jsonl"):
             path.unlink()
@@ -348,7 +348,9 @@ class TestFailures:
         assert failure.message.startswith("1 API servers record")
 
     @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
-    def test_recorder_that_found_the_volume_full(self, pod: Pod, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    def test_full_volume_at_recorder_start_is_disk_full(
+        self, pod: Pod, monkeypatch: pytest.MonkeyPatch, code: int
+    ) -> None:
         """It cannot say so: there is no room for its first line."""
         pod.start()
         for path in pod.places.segments.glob("*1.jsonl"):
@@ -364,7 +366,7 @@ class TestFailures:
         pod.job = Job(pod.environment, NONE)
         assert failure_of(pod).reason == "DiskFull"
 
-    def test_recorder_that_does_not_know_the_engine(self, pod: Pod) -> None:
+    def test_recorder_off_for_unknown_engine_fails_capture(self, pod: Pod) -> None:
         pod.start(last_lines=False)
         for lines in pod.recording.segments:
             pod.append(lines[0], {"k": "off", "reason": "EngineCoreOutput lacks new_token_ids"})
@@ -381,7 +383,7 @@ class TestFailures:
         ("closed_by", "reason"),
         [("disk_full", "DiskFull"), ("exit", "EngineExited"), ("write_error", "RecorderOff")],
     )
-    def test_recorder_that_ends_under_load(self, pod: Pod, closed_by: str, reason: str) -> None:
+    def test_recorder_ending_under_load_fails_capture(self, pod: Pod, closed_by: str, reason: str) -> None:
         async def load(_settings: RunSettings, folder: Path, stop: Stop) -> Result:
             pod.append(pod.recording.segments[1][0], closed(0, 0, reason=closed_by))
             return await waits_for_stop(pod, folder, stop)
@@ -389,7 +391,7 @@ class TestFailures:
         pod.start(last_lines=False)
         assert failure_of(pod, load).reason == reason
 
-    def test_engine_that_starts_anew_under_load(self, pod: Pod) -> None:
+    def test_engine_restart_under_load_fails_capture(self, pod: Pod) -> None:
         async def load(_settings: RunSettings, folder: Path, stop: Stop) -> Result:
             first = header(0, 2, boot="new", pid=500, monotonic_s=ZERO_S + 5)
             write_lines(pod.places.segments / "segment-new-500.jsonl", [first])
@@ -398,7 +400,7 @@ class TestFailures:
         pod.start()
         assert failure_of(pod, load).reason == "EngineRestarted"
 
-    def test_engine_that_is_killed_under_load(self, tmp_path: Path) -> None:
+    def test_engine_killed_under_load_fails_capture(self, tmp_path: Path) -> None:
         """Its recorder had no time to say so, and no other one comes."""
         engine = HealthyEngine()
         pod = Pod(tmp_path, engine.url)
@@ -413,7 +415,7 @@ class TestFailures:
         assert failure.reason == "EngineExited"
         assert "its port is closed" in failure.message
 
-    def test_segment_that_nobody_understands(self, pod: Pod) -> None:
+    def test_unreadable_segment_fails_capture(self, pod: Pod) -> None:
         async def load(_settings: RunSettings, folder: Path, stop: Stop) -> Result:
             write_lines(pod.places.segments / "segment-other-1.jsonl", [{"k": "header", "schema": "two"}])
             return await waits_for_stop(pod, folder, stop)
@@ -421,7 +423,7 @@ class TestFailures:
         pod.start()
         assert failure_of(pod, load).reason == "SegmentUnreadable"
 
-    def test_recorder_that_never_finishes(self, pod: Pod) -> None:
+    def test_recorder_that_never_finishes_fails_capture(self, pod: Pod) -> None:
         pod.start(last_lines=False)
         pod.job = Job(pod.environment, NONE)
         assert failure_of(pod).reason == "RecorderNotClosed"
@@ -434,7 +436,7 @@ class TestFailures:
         assert "dropped: 5 lines lost, counted by the recorder" in failure.message
         assert "trace.jsonl.part" in pod.label.files
 
-    def test_request_that_is_unaccounted_for_is_named(self, pod: Pod) -> None:
+    def test_unaccounted_request_is_named_in_failure(self, pod: Pod) -> None:
         pod.recording.change("demo-closed-3", lambda _: None)
         pod.start()
         assert "demo-closed-3: the client has completed" in failure_of(pod).message
@@ -452,7 +454,7 @@ class TestFailures:
             ("timed_out", None, None, "12 timed out); the first one, demo-closed-3: timed_out"),
         ],
     )
-    def test_load_of_which_nothing_reached_the_engine(
+    def test_load_without_answered_requests_is_nothing_recorded(
         self, pod: Pod, outcome: str, status: int | None, error: str | None, why: str
     ) -> None:
         """With a wrong key, say: every request is accounted for, and there is nothing to publish."""
@@ -465,7 +467,7 @@ class TestFailures:
         assert failure.reason == "NothingRecorded"
         assert why in failure.message
 
-    def test_load_without_a_request(self, pod: Pod) -> None:
+    def test_load_without_requests_is_nothing_recorded(self, pod: Pod) -> None:
         for number, lines in enumerate(pod.recording.segments):
             lines[:] = [header(number, 2), closed(0, 0)]
         pod.recording.clients.clear()
@@ -473,14 +475,14 @@ class TestFailures:
         failure = failure_of(pod)
         assert (failure.reason, failure.message) == ("NothingRecorded", "no request got a token (none was due)")
 
-    def test_steps_that_were_lost(self, pod: Pod) -> None:
+    def test_lost_steps_fail_capture(self, pod: Pod) -> None:
         for lines in pod.recording.segments:
             lines[:] = [line for line in lines if line["k"] != "step"]
             lines[-1]["steps"] = 0
         pod.start()
         assert "missing_steps: 12 requests without engine steps" in failure_of(pod).message
 
-    def test_cancelled_by_a_signal(self, pod: Pod) -> None:
+    def test_sigterm_cancels_capture(self, pod: Pod) -> None:
         async def load(_settings: RunSettings, folder: Path, stop: Stop) -> Result:
             os.kill(os.getpid(), signal.SIGTERM)
             return await waits_for_stop(pod, folder, stop)
@@ -492,7 +494,7 @@ class TestFailures:
         assert recorders_closed(pod.places.segments), "what was recorded is whole nevertheless"
         assert pod.label.files["client.jsonl.part"] > 0
 
-    def test_load_that_takes_too_long(self, tmp_path: Path, engine_url: str) -> None:
+    def test_load_beyond_deadline_fails_capture(self, tmp_path: Path, engine_url: str) -> None:
         pod = Pod(tmp_path, engine_url)
         pod.job = Job(environment(tmp_path, engine_url, deadline_seconds=MOMENT_S), NONE)
         pod.start()
@@ -509,7 +511,7 @@ class TestFailures:
             (RuntimeError("a mistake"), "InternalError"),
         ],
     )
-    def test_load_that_fails(self, pod: Pod, error: Exception, reason: str) -> None:
+    def test_load_error_fails_capture_with_its_reason(self, pod: Pod, error: Exception, reason: str) -> None:
         async def load(_settings: RunSettings, _folder: Path, _stop: Stop) -> Result:
             raise error
 
@@ -518,7 +520,7 @@ class TestFailures:
         assert failure.reason == reason
         assert str(error) in failure.message or reason == "DiskFull"
 
-    def test_log_of_the_client_on_a_full_disk(self, pod: Pod) -> None:
+    def test_full_disk_while_writing_client_log_is_disk_full(self, pod: Pod) -> None:
         """Its writing thread sets the stop with the reason, and closing it fails without a number."""
 
         async def load(_settings: RunSettings, _folder: Path, stop: Stop) -> Result:
@@ -528,7 +530,7 @@ class TestFailures:
         pod.start()
         assert failure_of(pod, load).reason == "DiskFull"
 
-    def test_disk_that_is_full_when_merging(self, pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_full_disk_while_merging_is_disk_full(self, pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
         def full(*_: object) -> None:
             raise OSError(errno.ENOSPC, "No space left on device", "trace.jsonl.part")
 
@@ -559,7 +561,7 @@ def recording_engine() -> Iterator[RecordingEngine]:
     engine.end()
 
 
-def test_what_was_sent_is_published(tmp_path: Path, recording_engine: RecordingEngine) -> None:
+def test_sent_requests_are_published(tmp_path: Path, recording_engine: RecordingEngine) -> None:
     url = recording_engine.start()
     job = Job(environment(tmp_path, url, workload=WORKLOAD, record={"tokenIds": False, "stepStats": False}), PATIENT)
     job.prepare(tmp_path / "emptydir")
@@ -588,7 +590,7 @@ def test_what_was_sent_is_published(tmp_path: Path, recording_engine: RecordingE
 
 
 class TestPrepare:
-    def test_folders_label_and_recorder(self, pod: Pod) -> None:
+    def test_prepare_makes_folders_label_and_recorder(self, pod: Pod) -> None:
         pod.job.prepare(pod.recorder)
         assert pod.places.segments == pod.places.root / "team/demo/as-deployed/1.part-uid-1/segments"
         # The engine runs as another user.
@@ -602,17 +604,17 @@ class TestPrepare:
             pod.job.prepare(pod.recorder)
         assert failure.value.reason == "AlreadyPublished"
 
-    def test_attempt_that_was_begun_is_not_begun_again(self, pod: Pod) -> None:
+    def test_interrupted_attempt_is_not_restarted(self, pod: Pod) -> None:
         pod.start()
         with pytest.raises(CaptureError) as failure:
             pod.job.prepare(pod.recorder)
         assert failure.value.reason == "AttemptInterrupted"
 
-    def test_container_that_is_run_again_before_the_engine(self, pod: Pod) -> None:
+    def test_prepare_can_run_again_before_engine_starts(self, pod: Pod) -> None:
         pod.job.prepare(pod.recorder)
         pod.job.prepare(pod.recorder)
 
-    def test_another_attempt_stays_as_it_is(self, pod: Pod, engine_url: str) -> None:
+    def test_files_of_earlier_attempt_are_kept(self, pod: Pod, engine_url: str) -> None:
         pod.start()
         second = Pod(pod.places.root, engine_url, attempt="uid-2")
         second.start()
@@ -621,12 +623,12 @@ class TestPrepare:
         assert pod.label.reason == "Unfinished"
         assert len(list(pod.places.segments.glob("segment-*.jsonl"))) == 2
 
-    def test_no_volume(self, tmp_path: Path, engine_url: str) -> None:
+    def test_missing_volume_is_refused(self, tmp_path: Path, engine_url: str) -> None:
         with pytest.raises(CaptureError) as failure:
             Job(environment(tmp_path / "absent", engine_url)).prepare(tmp_path / "recorder")
         assert failure.value.reason == "VolumeMissing"
 
-    def test_volume_that_is_too_small(self, pod: Pod) -> None:
+    def test_too_small_volume_is_refused(self, pod: Pod) -> None:
         with pytest.raises(CaptureError, match="MiB free of the") as failure:
             job_prepare.look_at_volume(pod.places, smallest_free_bytes=2**60)
         assert failure.value.reason == "VolumeTooSmall"
@@ -641,7 +643,9 @@ class TestPrepare:
             (errno.EIO, "VolumeFailed"),
         ],
     )
-    def test_volume_that_refuses(self, pod: Pod, monkeypatch: pytest.MonkeyPatch, code: int, reason: str) -> None:
+    def test_unwritable_volume_is_refused_with_reason(
+        self, pod: Pod, monkeypatch: pytest.MonkeyPatch, code: int, reason: str
+    ) -> None:
         def refuse(*_: object, **__: object) -> None:
             raise OSError(code, os.strerror(code))
 
@@ -650,7 +654,7 @@ class TestPrepare:
             pod.job.prepare(pod.recorder)
         assert failure.value.reason == reason
 
-    def test_a_dataset_is_read_before_an_engine_starts_for_it(self, tmp_path: Path, engine_url: str) -> None:
+    def test_invalid_dataset_is_refused_before_engine_starts(self, tmp_path: Path, engine_url: str) -> None:
         dataset = {"path": "prompts.jsonl", "format": "JSONL", "promptField": "text"}
         workload = {"prompts": {"dataset": dataset}}
         pod = Pod(tmp_path / "volume", engine_url, workload=workload)
@@ -676,7 +680,7 @@ class TestPrepare:
             ({"SPECDECODE_CAPTURE": '{"namespace": "a"}'}, "capture"),
         ],
     )
-    def test_bad_settings_are_named(
+    def test_invalid_settings_are_named(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str], named: str
     ) -> None:
         for name, value in (environment(tmp_path, "http://127.0.0.1:1") | changes).items():
@@ -713,12 +717,12 @@ def _new(tmp_path: Path, engine: ServedEngine = SLOWER, seed: int = 0, **workloa
     return published(engine.serve(folder, 2, requests=240), {**WORKLOAD_JOB_AGAINST, **workload}, seed).parent
 
 
-def test_a_capture_that_is_held_against_none_judges_nothing() -> None:
+def test_capture_without_golden_capture_is_not_judged() -> None:
     assert regression_status({}, Path("nowhere")) is None
     assert with_regression(b"{}", None) == b"{}"
 
 
-def test_what_is_worse_is_told_with_its_figures_first(volume: Path, tmp_path: Path) -> None:
+def test_regression_lists_regressed_figures_first(volume: Path, tmp_path: Path) -> None:
     found = _judged(_new(tmp_path))
     assert (found.against, found.verdict) == ("golden", Regressed.REGRESSED)
     assert found.figures[0].verdict is Regressed.REGRESSED
@@ -727,11 +731,11 @@ def test_what_is_worse_is_told_with_its_figures_first(volume: Path, tmp_path: Pa
     assert (slow.golden[:4], slow.found[:3], slow.change[:2]) == ("10.5", "11.", "+5")
 
 
-def test_the_limits_are_those_of_the_object(volume: Path, tmp_path: Path) -> None:
+def test_regression_uses_given_limits(volume: Path, tmp_path: Path) -> None:
     assert _judged(_new(tmp_path), (40, 40)).verdict is Regressed.HOLDS
 
 
-def test_files_of_another_workload_or_seed_are_refused(volume: Path, tmp_path: Path) -> None:
+def test_golden_capture_of_another_workload_or_seed_is_not_comparable(volume: Path, tmp_path: Path) -> None:
     for name, folder in (
         ("workload", _new(tmp_path / "a", ServedEngine(), phases=[])),
         ("seed", _new(tmp_path / "b", ServedEngine(), 7)),
@@ -741,7 +745,7 @@ def test_files_of_another_workload_or_seed_are_refused(volume: Path, tmp_path: P
         assert f"was made with another {name}: take a new golden capture" in found.message
 
 
-def test_golden_files_that_were_changed_or_are_gone_are_refused(volume: Path, tmp_path: Path) -> None:
+def test_modified_or_missing_golden_files_are_not_comparable(volume: Path, tmp_path: Path) -> None:
     new = _new(tmp_path, ServedEngine())
     with (volume / ARM / "trace.jsonl").open("a") as trace:
         trace.write("\n")
@@ -754,9 +758,7 @@ def test_golden_files_that_were_changed_or_are_gone_are_refused(volume: Path, tm
     assert "holds no capture" in _judged(new).message
 
 
-def test_whatever_goes_wrong_the_capture_itself_has_succeeded(
-    volume: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_error_while_judging_is_not_comparable(volume: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def breaks(*_: Any) -> None:
         raise ZeroDivisionError("oops")
 
@@ -766,7 +768,7 @@ def test_whatever_goes_wrong_the_capture_itself_has_succeeded(
     assert found.message == "judging failed: ZeroDivisionError: oops"
 
 
-def test_the_message_fits_whatever_is_in_it() -> None:
+def test_termination_message_with_regression_fits_limit() -> None:
     figure = {"name": "n" * 90, "golden": "1" * 60, "found": "2" * 60, "change": "3" * 60, "verdict": "Regressed"}
     regression = {"against": "g" * 200, "verdict": "Regressed", "message": "m" * 1000, "figures": [figure] * 12}
     summary = {
@@ -784,7 +786,7 @@ def test_the_message_fits_whatever_is_in_it() -> None:
     assert 0 < len(judged.figures) < 12
 
 
-def test_golden_files_may_not_have_a_device_read_for_ever(volume: Path, tmp_path: Path) -> None:
+def test_golden_files_must_be_regular_files_of_the_capture(volume: Path, tmp_path: Path) -> None:
     new = _new(tmp_path, ServedEngine())
     rewrite(volume / ARM / "manifest.json", lambda each: {**each, "files": each["files"] | {"../zero": ZERO}})
     assert "../zero in manifest.json is not the name of a capture file" in _judged(new).message

@@ -12,7 +12,7 @@ IMAGE_ID = f"docker.io/vllm/vllm-openai@sha256:{'a' * 64}"
 
 
 @pytest.mark.parametrize("before", [None, "", "uid-0 docker.io/other@sha256:b\n", "uid-1 \n", "uid-1\n"])
-async def test_it_is_waited_for(tmp_path: Path, before: str | None) -> None:
+async def test_image_id_of_this_attempt_is_awaited(tmp_path: Path, before: str | None) -> None:
     """Until the operator says it, and of this pod: an earlier attempt may have had another image."""
     file = tmp_path / "engine-image-id"
     if before is not None:
@@ -25,7 +25,7 @@ async def test_it_is_waited_for(tmp_path: Path, before: str | None) -> None:
         assert await waiting == IMAGE_ID
 
 
-async def test_nobody_will_say_it(tmp_path: Path) -> None:
+async def test_image_id_is_none_without_mounted_file(tmp_path: Path) -> None:
     """An operator of an earlier version mounts nothing."""
     async with asyncio.timeout(120):
         assert await engine_image_id(tmp_path / "absent" / "engine-image-id", "uid-1", time.monotonic() + 3600) is None

@@ -46,7 +46,7 @@ def port() -> int:
 
 
 class TestPublished:
-    def test_every_arm_every_time(self, tmp_path: Path, port: int) -> None:
+    def test_every_arm_is_published_in_every_repetition(self, tmp_path: Path, port: int) -> None:
         arms = [arm("off", port), arm("ngram", port, env={"NAME": "a"}, lossy="it guesses")]
         pod = ArmPod(tmp_path, arms=arms, slo={"ttftMs": 200})
         with pod.containers():
@@ -67,7 +67,7 @@ class TestPublished:
         times = [pod.manifest(*_split(path)).zero_monotonic_s for path in ORDER]
         assert times == sorted(times)
 
-    def test_checks_once_an_arm_and_a_comparison(self, tmp_path: Path, port: int) -> None:
+    def test_checks_run_once_per_arm_and_arms_are_compared(self, tmp_path: Path, port: int) -> None:
         asked = {"greedyPrompts": 2, "structuredRequests": 1}
         pod = ArmPod(tmp_path, arms=[arm("off", port), arm("ngram", port)], checks=asked)
         with pod.containers():
@@ -101,7 +101,7 @@ class TestPublished:
         assert len(message) <= 4096
         assert len(ComparisonStatus.parse(json.loads(message)["comparison"]).arms) == 7
 
-    def test_comparison_that_fails_loses_nothing(
+    def test_failed_comparison_keeps_published_arms(
         self, tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         pod = ArmPod(tmp_path, arms=[arm("off", port), arm("ngram", port)])
@@ -119,7 +119,7 @@ class TestPublished:
         assert pod.published() == sorted(ORDER)
         assert pod.job.compare() is not None, "a later attempt compares them"
 
-    def test_one_arm_may_be_started_several_times(self, tmp_path: Path, port: int) -> None:
+    def test_single_arm_is_repeated_without_comparison(self, tmp_path: Path, port: int) -> None:
         """To see how far starts differ; there is nothing to compare."""
         pod = ArmPod(tmp_path, arms=[arm("as-deployed", port)])
         with pod.containers():
@@ -128,7 +128,7 @@ class TestPublished:
         assert pod.manifest("as-deployed", 2).experiment is None
         assert pod.job.compare() is None
 
-    def test_later_attempt_goes_on(self, tmp_path: Path, port: int) -> None:
+    def test_later_attempt_continues_after_failed_part(self, tmp_path: Path, port: int) -> None:
         arms = [arm("off", port), arm("ngram", port)]
         sent: list[str] = []
 
@@ -150,7 +150,7 @@ class TestPublished:
         assert second.manifest(*_split(ORDER[0])) == before
         assert second.manifest(*_split(ORDER[3])).attempt == "uid-2"
 
-    def test_all_published_before(self, tmp_path: Path, port: int) -> None:
+    def test_later_attempt_of_published_arms_starts_no_engine(self, tmp_path: Path, port: int) -> None:
         arms = [arm("off", port), arm("ngram", port)]
         first = ArmPod(tmp_path, arms=arms)
         with first.containers():
@@ -160,7 +160,7 @@ class TestPublished:
         # No container starts an engine: there is nothing to ask one.
         assert second.job.run().manifest.attempt == "uid-1"
 
-    def test_arms_of_another_capture_of_that_name_stay(self, tmp_path: Path, port: int) -> None:
+    def test_arms_of_another_capture_are_not_overwritten(self, tmp_path: Path, port: int) -> None:
         first = ArmPod(tmp_path, arms=[arm("off", port), arm("ngram", port)])
         with first.containers():
             first.job.run()
@@ -198,27 +198,27 @@ class TestFailures:
             arm(name, port, *arguments, **changes) if name == other else arm(name, port) for name in ("off", "ngram")
         ]
 
-    def test_engine_that_does_not_start(self, tmp_path: Path, port: int) -> None:
+    def test_engine_exit_at_start_fails_its_arm(self, tmp_path: Path, port: int) -> None:
         pod = ArmPod(tmp_path, arms=self.arms(port, command=["sh", "-c", "exit 3"]))
         failure = failure_of(pod)
         assert failure.reason == "EngineExited"
         assert self.second(pod, failure) == "the engine ended with exit code 3 without an order to stop: see its log"
         assert pod.switcher.wait(60) == 3, "so Kubernetes keeps the engine's last words"
 
-    def test_engine_that_is_never_ready(self, tmp_path: Path, port: int) -> None:
+    def test_engine_never_ready_fails_its_arm(self, tmp_path: Path, port: int) -> None:
         pod = ArmPod(tmp_path, arms=self.arms(port, command=["sleep", "1000"], start_seconds=0.001))
         failure = failure_of(pod)
         assert failure.reason == "EngineNotReady"
         assert "not ready after 0.001 s" in self.second(pod, failure)
 
-    def test_engine_that_ends_under_load(self, tmp_path: Path, port: int) -> None:
+    def test_engine_exit_under_load_fails_its_arm(self, tmp_path: Path, port: int) -> None:
         pod = ArmPod(tmp_path, arms=self.arms(port, "--exit-code-in", "4:single"))
         failure = failure_of(pod)
         assert failure.reason == "EngineExited"
         self.second(pod, failure)
         assert pod.switcher.wait(60) == 4
 
-    def test_engine_that_records_nothing(self, tmp_path: Path, port: int) -> None:
+    def test_missing_recorder_fails_its_arm(self, tmp_path: Path, port: int) -> None:
         pod = ArmPod(
             tmp_path,
             timeouts=replace(PATIENT, recording_s=0),
@@ -228,7 +228,7 @@ class TestFailures:
         assert failure.reason == "RecorderMissing"
         self.second(pod, failure)
 
-    def test_volume_that_is_full(self, tmp_path: Path, port: int) -> None:
+    def test_full_volume_fails_its_arm(self, tmp_path: Path, port: int) -> None:
         sent: list[Path] = []
 
         async def fills(settings: RunSettings, folder: Path, stop: Stop) -> LoadResult:
@@ -242,7 +242,7 @@ class TestFailures:
         assert failure.reason == "DiskFull"
         self.second(pod, failure)
 
-    def test_load_that_takes_too_long(self, tmp_path: Path, port: int) -> None:
+    def test_load_beyond_deadline_fails_its_arm(self, tmp_path: Path, port: int) -> None:
         async def hangs(settings: RunSettings, folder: Path, stop: Stop) -> LoadResult:
             async with asyncio.timeout(60):
                 await stop.wait()
@@ -263,7 +263,7 @@ class TestFailures:
         assert failure.message.startswith(f"arm {ORDER[1].replace('/', ', repetition ')}: the load did not end within")
         assert pod.published() == [ORDER[0]]
 
-    def test_pod_that_is_told_to_end(self, tmp_path: Path, port: int) -> None:
+    def test_sigterm_cancels_running_arm(self, tmp_path: Path, port: int) -> None:
         sent: list[Path] = []
 
         async def told(settings: RunSettings, folder: Path, stop: Stop) -> LoadResult:
@@ -279,7 +279,9 @@ class TestFailures:
         assert failure.reason == "Cancelled"
         assert "SIGTERM" in self.second(pod, failure)
 
-    def test_container_that_follows_no_order(self, tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_engine_container_without_python3_fails_its_arm(
+        self, tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Its image has no python3, say."""
         monkeypatch.setattr("specdecode_operator.capture.job.record_part.EngineSwitch.__init__.__defaults__", (0.0,))
         pod = ArmPod(tmp_path, arms=self.arms(port))
@@ -307,14 +309,14 @@ def test_every_repetition_has_every_arm_once(arms: list[str], repetitions: int) 
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_what_changes_steadily_meets_all_arms_alike(seed: int) -> None:
+def test_all_arms_come_equally_early_over_two_repetitions(seed: int) -> None:
     """Over each two repetitions all arms come equally early."""
     order = order_of_arms(["a", "b", "c"], 4, seed)
     for pair in (order[:2], order[2:]):
         assert {sum(each.index(arm) for each in pair) for arm in "abc"} == {2}
 
 
-def test_every_order_is_drawn_about_as_often() -> None:
+def test_every_order_of_arms_is_equally_likely() -> None:
     drawn = Counter(tuple(order_of_arms(["a", "b", "c"], 1, seed)[0]) for seed in range(1200))
     assert drawn.keys() == set(permutations("abc"))
     assert all(150 < count < 250 for count in drawn.values())
@@ -323,7 +325,7 @@ def test_every_order_is_drawn_about_as_often() -> None:
 # Recorders begin and end in their own time, and are waited for.
 
 
-async def test_the_last_api_server_to_record_is_waited_for_and_so_is_its_last_line(tmp_path: Path) -> None:
+async def test_all_api_servers_are_awaited_to_begin_and_to_close(tmp_path: Path) -> None:
     places = Places(tmp_path, "team", "demo", "uid-1")
     places.segments.mkdir(parents=True)
     files = [places.segments / f"segment-a-{server}.jsonl" for server in range(2)]

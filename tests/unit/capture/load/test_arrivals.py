@@ -54,7 +54,7 @@ EXACT_PHASES = st.one_of(
 
 @given(phase=EXACT_PHASES)
 @settings(deadline=None, max_examples=150)
-def test_what_is_expected_is_what_is_planned(phase: Phase) -> None:
+def test_arrivals_match_expected_requests_and_duration(phase: Phase) -> None:
     offsets = list(arrival_offsets_s(phase, seed=1))
     assert len(offsets) == phase_requests(phase)
     assert offsets[0] == 0
@@ -74,7 +74,7 @@ def test_a_constant_rate_does_not_drift(rate: str, count: int) -> None:
     assert last == float((count - 1) / Fraction(rate))
 
 
-def test_bursts_are_at_once_and_at_even_distances() -> None:
+def test_burst_requests_arrive_together_at_even_intervals() -> None:
     phase = _phase(Pattern.BURST, burst_size=3, burst_interval_seconds=10, duration_seconds=25)
     assert list(arrival_offsets_s(phase, seed=1)) == [0, 0, 0, 10, 10, 10, 20, 20, 20]
 
@@ -91,7 +91,7 @@ def test_a_staircase_rises_step_by_step() -> None:
     assert list(arrival_offsets_s(phase, seed=1)) == pytest.approx([0, 1, 2, 2.5, 3, 3.5, *third])
 
 
-def test_a_staircase_loses_nothing_where_the_rate_changes() -> None:
+def test_staircase_carries_partial_request_over_rate_change() -> None:
     """A request that is half due at the end of a step comes when the next step has made it whole."""
     phase = _phase(
         Pattern.STAIRCASE,
@@ -108,14 +108,14 @@ def _poisson(name: str = "p") -> Phase:
     return Phase(pattern=Pattern.POISSON, name=name, requests_per_second="20", duration_seconds=500)
 
 
-def test_a_poisson_phase_is_the_same_for_the_same_seed_and_name_only() -> None:
+def test_poisson_arrivals_depend_on_seed_and_phase_name() -> None:
     offsets = list(arrival_offsets_s(_poisson(), seed=1))
     assert offsets == list(arrival_offsets_s(_poisson(), seed=1))
     assert offsets != list(arrival_offsets_s(_poisson(), seed=2))
     assert offsets != list(arrival_offsets_s(_poisson("q"), seed=1))
 
 
-def test_a_poisson_phase_has_the_rate_and_the_spread_of_one() -> None:
+def test_poisson_gaps_have_expected_mean_and_spread() -> None:
     offsets = list(arrival_offsets_s(_poisson(), seed=1))
     gaps = [later - earlier for earlier, later in pairwise(offsets)]
     mean = sum(gaps) / len(gaps)
@@ -142,7 +142,7 @@ SETTINGS = {
 }
 
 
-def test_settings_are_read_whole() -> None:
+def test_all_settings_are_read() -> None:
     settings = read_settings(json.dumps(SETTINGS))
     assert (settings.namespace, settings.capture, settings.seed) == ("demo", "first", 7)
     assert (settings.root, settings.deadline_seconds) == ("/capture", 3600)
@@ -151,7 +151,7 @@ def test_settings_are_read_whole() -> None:
     assert settings.workload.phases == [Phase(name="a", pattern=Pattern.CLOSED, concurrency=2, requests=5)]
 
 
-def test_what_is_not_given_is_what_the_api_defaults_to() -> None:
+def test_missing_workload_settings_have_api_defaults() -> None:
     written = CaptureWorkload().model_dump(mode="json", by_alias=True, exclude_none=True)
     for workload in ({}, written):
         assert read_settings(json.dumps({**SETTINGS, "workload": workload})).workload == CaptureWorkload()
@@ -184,7 +184,7 @@ def test_bad_settings_are_refused(changed: dict[str, Any], complaint: str) -> No
 @pytest.mark.parametrize(
     ("text", "complaint"), [("{", "Invalid JSON"), ("[]", "should be an object"), ("", "Invalid JSON")]
 )
-def test_what_is_no_document_is_refused(text: str, complaint: str) -> None:
+def test_invalid_settings_document_is_refused(text: str, complaint: str) -> None:
     with pytest.raises(InvalidSettingsError, match="SPECDECODE_CAPTURE: ") as refused:
         read_settings(text)
     assert complaint in str(refused.value)

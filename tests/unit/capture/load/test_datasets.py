@@ -23,18 +23,18 @@ def _write_gsm8k(path: Path, *questions: str | None) -> None:
     parquet.write_table(pa.table({"question": list(questions), "answer": ["42"] * len(questions)}), path)
 
 
-def test_jsonl(tmp_path: Path) -> None:
+def test_jsonl_prompts_are_read(tmp_path: Path) -> None:
     lines = ['{"prompt": "one", "id": 1}', "", '  {"prompt": "zwölf\\n"}  ']
     (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + "\r\n".join(lines).encode())
     assert _read(tmp_path, "a.jsonl", "JSONL") == ["one", "zwölf\n"]
 
 
-def test_jsonl_with_another_field(tmp_path: Path) -> None:
+def test_jsonl_prompts_are_read_from_named_field(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"question": "one"}\n')
     assert _read(tmp_path, "a.jsonl", "JSONL", "question") == ["one"]
 
 
-def test_a_config_map_is_mounted_by_links(tmp_path: Path) -> None:
+def test_dataset_in_config_map_mount_is_read(tmp_path: Path) -> None:
     (tmp_path / "..2026").mkdir()
     (tmp_path / "..2026" / "a.jsonl").write_text('{"prompt": "one"}\n')
     (tmp_path / "..data").symlink_to("..2026")
@@ -42,7 +42,7 @@ def test_a_config_map_is_mounted_by_links(tmp_path: Path) -> None:
     assert _read(tmp_path, "a.jsonl", "JSONL") == ["one"]
 
 
-def test_gsm8k_file(tmp_path: Path) -> None:
+def test_gsm8k_file_is_read(tmp_path: Path) -> None:
     _write_gsm8k(tmp_path / "test.parquet", "one", "two")
     assert _read(tmp_path, "test.parquet", "GSM8K") == ["one", "two"]
 
@@ -54,12 +54,12 @@ def test_gsm8k_folder_takes_all_shards_of_the_test_split(tmp_path: Path) -> None
     assert _read(tmp_path, "gsm8k", "GSM8K") == ["one", "two"]
 
 
-def test_gsm8k_folder_of_the_configuration_itself(tmp_path: Path) -> None:
+def test_gsm8k_configuration_folder_is_read(tmp_path: Path) -> None:
     _write_gsm8k(tmp_path / "main/train-00000-of-00001.parquet", "train")
     assert _read(tmp_path, "main", "GSM8K") == ["train"]
 
 
-def test_share_gpt_begins_with_what_the_user_says(tmp_path: Path) -> None:
+def test_share_gpt_prompts_are_first_user_turns(tmp_path: Path) -> None:
     conversations = [
         {"id": "a", "conversations": [{"from": "human", "value": "one"}, {"from": "gpt", "value": "answer"}]},
         {"id": "b", "conversations": []},
@@ -80,20 +80,20 @@ def test_share_gpt_begins_with_what_the_user_says(tmp_path: Path) -> None:
         "text",
     ],
 )
-def test_share_gpt_passes_odd_conversations_over(tmp_path: Path, odd: Any) -> None:
+def test_share_gpt_skips_invalid_conversations(tmp_path: Path, odd: Any) -> None:
     first = [{"from": "human", "value": "one"}, {"from": "gpt", "value": None}]
     (tmp_path / "a.json").write_text(json.dumps([odd, {"conversations": first}]))
     assert _read(tmp_path, "a.json", "ShareGPT") == ["one"]
 
 
 @pytest.mark.parametrize("speaker", ["system", "gpt"])
-def test_share_gpt_prompt_is_what_a_person_says(tmp_path: Path, speaker: str) -> None:
+def test_share_gpt_prompt_skips_system_and_gpt_turns(tmp_path: Path, speaker: str) -> None:
     turns = [{"from": speaker, "value": "hello"}, {"from": "human", "value": "one"}]
     (tmp_path / "a.json").write_bytes(codecs.BOM_UTF8 + json.dumps([{"conversations": turns}]).encode())
     assert _read(tmp_path, "a.json", "ShareGPT") == ["one"]
 
 
-def test_share_gpt_is_held_in_memory_once(tmp_path: Path) -> None:
+def test_share_gpt_file_is_read_in_bounded_memory(tmp_path: Path) -> None:
     """One character beyond the 16-bit ones makes Python's text of the whole file four times as large."""
     answer = {"from": "gpt", "value": "word " * 20_000 + "\N{GRINNING FACE}"}
     conversation = {"conversations": [{"from": "human", "value": "one"}, answer]}
@@ -122,7 +122,7 @@ def test_share_gpt_is_held_in_memory_once(tmp_path: Path) -> None:
         (b'{"prompt": "one"}\n{"prompt": "zw\xf6lf"}\n', "a: line 2: byte 15 is not UTF-8: convert the file to UTF-8"),
     ],
 )
-def test_bad_jsonl(tmp_path: Path, content: bytes, complaint: str) -> None:
+def test_invalid_jsonl_is_refused(tmp_path: Path, content: bytes, complaint: str) -> None:
     (tmp_path / "a").write_bytes(content)
     with pytest.raises(BadDatasetError) as refused:
         _read(tmp_path, "a", "JSONL")
@@ -145,7 +145,7 @@ def test_bad_jsonl(tmp_path: Path, content: bytes, complaint: str) -> None:
         (b'[{"conversations": [{"value": "\xff"}]}]', "conversation 1: is not UTF-8"),
     ],
 )
-def test_bad_share_gpt(tmp_path: Path, content: bytes, complaint: str) -> None:
+def test_invalid_share_gpt_is_refused(tmp_path: Path, content: bytes, complaint: str) -> None:
     (tmp_path / "a").write_bytes(content)
     with pytest.raises(BadDatasetError) as refused:
         _read(tmp_path, "a", "ShareGPT")
@@ -159,31 +159,31 @@ def _bad_gsm8k(tmp_path: Path, path: str) -> str:
     return str(refused.value)
 
 
-def test_gsm8k_with_other_columns(tmp_path: Path) -> None:
+def test_gsm8k_without_question_column_is_refused(tmp_path: Path) -> None:
     parquet.write_table(pa.table({"text": ["one"], "label": [1]}), tmp_path / "a.parquet")
     assert f"{tmp_path}/a.parquet: has no column 'question'; its columns: text, label" in _bad_gsm8k(
         tmp_path, "a.parquet"
     )
 
 
-def test_gsm8k_that_is_no_parquet(tmp_path: Path) -> None:
+def test_gsm8k_in_jsonl_is_refused_with_format_hint(tmp_path: Path) -> None:
     (tmp_path / "test.jsonl").write_text('{"question": "one"}\n' * 20)
     assert "use format JSONL with promptField question" in _bad_gsm8k(tmp_path, "test.jsonl")
 
 
-def test_gsm8k_that_is_cut(tmp_path: Path) -> None:
+def test_truncated_gsm8k_file_is_refused(tmp_path: Path) -> None:
     _write_gsm8k(tmp_path / "a.parquet", *map(str, range(500)))
     content = (tmp_path / "a.parquet").read_bytes()
     (tmp_path / "a.parquet").write_bytes(content[: len(content) // 2])
     assert f"{tmp_path}/a.parquet: is not parquet" in _bad_gsm8k(tmp_path, "a.parquet")
 
 
-def test_gsm8k_with_a_row_without_question(tmp_path: Path) -> None:
+def test_gsm8k_row_without_question_is_refused(tmp_path: Path) -> None:
     _write_gsm8k(tmp_path / "a.parquet", "one", None)
     assert "a.parquet: row 2, column 'question': is null" in _bad_gsm8k(tmp_path, "a.parquet")
 
 
-def test_gsm8k_without_rows_or_without_files(tmp_path: Path) -> None:
+def test_empty_gsm8k_file_or_folder_is_refused(tmp_path: Path) -> None:
     parquet.write_table(pa.table({"question": pa.array([], pa.string())}), tmp_path / "a.parquet")
     assert "a.parquet: holds no prompt" in _bad_gsm8k(tmp_path, "a.parquet")
     (tmp_path / "folder").mkdir()
@@ -191,19 +191,19 @@ def test_gsm8k_without_rows_or_without_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["JSONL", "ShareGPT", "GSM8K"])
-def test_a_file_that_is_not_there(tmp_path: Path, kind: str) -> None:
+def test_missing_file_is_refused_and_existing_ones_listed(tmp_path: Path, kind: str) -> None:
     (tmp_path / "b.jsonl").touch()
     with pytest.raises(BadDatasetError, match=r"does not exist; .* has b.jsonl: correct prompts.dataset.path"):
         _read(tmp_path, "a.jsonl", kind)
 
 
-def test_nothing_is_mounted(tmp_path: Path) -> None:
+def test_missing_dataset_mount_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadDatasetError, match="nothing is mounted at"):
         _read(tmp_path / "nowhere", "a.jsonl", "JSONL")
 
 
 @pytest.mark.parametrize("path", ["../secret", "/etc/hostname", "link"])
-def test_a_path_out_of_the_volume(tmp_path: Path, path: str) -> None:
+def test_path_outside_volume_is_refused(tmp_path: Path, path: str) -> None:
     mount = tmp_path / "mount"
     mount.mkdir()
     (tmp_path / "secret").write_text('{"prompt": "one"}\n')
@@ -213,7 +213,7 @@ def test_a_path_out_of_the_volume(tmp_path: Path, path: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["JSONL", "ShareGPT"])
-def test_a_folder_where_a_file_should_be(tmp_path: Path, kind: str) -> None:
+def test_folder_instead_of_file_is_refused(tmp_path: Path, kind: str) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(BadDatasetError, match="folder: is a folder: name the file in it"):
         _read(tmp_path, "folder", kind)
@@ -240,13 +240,13 @@ def _read_questions(mount: Path, path: str, category: str | None = None) -> list
     return read_dataset(Dataset(path=path, format=DatasetFormat.SPEED_BENCH), mount, Part(path, category))
 
 
-def test_prompts_are_what_is_asked_first(tmp_path: Path) -> None:
+def test_speed_bench_prompts_are_first_messages_of_category(tmp_path: Path) -> None:
     _write(tmp_path / "qualitative.jsonl", QUESTIONS)
     assert _read_questions(tmp_path, "qualitative.jsonl") == ["one", "two", "three"]
     assert _read_questions(tmp_path, "qualitative.jsonl", "coding") == ["one", "three"]
 
 
-def test_parquet_has_turns(tmp_path: Path) -> None:
+def test_speed_bench_parquet_prompts_are_first_turns(tmp_path: Path) -> None:
     table = {"category": ["coding", "math"], "turns": [["one", "and then?"], ["two"]], "source": ["s", "s"]}
     parquet.write_table(pa.table(table), tmp_path / "test.parquet")
     assert _read_questions(tmp_path, "test.parquet") == ["one", "two"]
@@ -264,20 +264,20 @@ def test_parquet_has_turns(tmp_path: Path) -> None:
         ({"messages": [{"role": "user"}]}, "line 4: field 'messages': is null"),
     ],
 )
-def test_bad_questions(tmp_path: Path, question: dict[str, Any], complaint: str) -> None:
+def test_invalid_speed_bench_question_is_refused(tmp_path: Path, question: dict[str, Any], complaint: str) -> None:
     _write(tmp_path / "a.jsonl", [*QUESTIONS, question])
     with pytest.raises(BadDatasetError) as refused:
         _read_questions(tmp_path, "a.jsonl")
     assert f"{tmp_path}/a.jsonl: {complaint}" in str(refused.value)
 
 
-def test_a_category_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_category_is_refused(tmp_path: Path) -> None:
     _write(tmp_path / "a.jsonl", QUESTIONS)
     with pytest.raises(BadDatasetError, match=r"a.jsonl: has no category qa; its categories: coding, math: name one"):
         _read_questions(tmp_path, "a.jsonl", "qa")
 
 
-def test_parquet_of_something_else(tmp_path: Path) -> None:
+def test_parquet_without_speed_bench_columns_is_refused(tmp_path: Path) -> None:
     parquet.write_table(pa.table({"question": ["one"]}), tmp_path / "a.parquet")
     with pytest.raises(BadDatasetError, match=r"its columns: question: not SPEED-Bench"):
         _read_questions(tmp_path, "a.parquet")

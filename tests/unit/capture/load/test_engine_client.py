@@ -71,7 +71,7 @@ def _pieces(data: bytes, cuts: list[int]) -> list[bytes]:
 
 
 @given(cuts=CUTS, data=st.sampled_from([CHUNKED, SIZED, INFORMED, TO_THE_END]))
-def test_a_response_is_the_same_however_it_is_cut(cuts: list[int], data: bytes) -> None:
+def test_response_is_parsed_equally_from_any_pieces(cuts: list[int], data: bytes) -> None:
     response = HttpResponse()
     body = b"".join(response.feed(piece) for piece in _pieces(data, cuts))
     assert response.complete == (data is not TO_THE_END)
@@ -80,7 +80,7 @@ def test_a_response_is_the_same_however_it_is_cut(cuts: list[int], data: bytes) 
 
 
 @pytest.mark.parametrize("data", [CHUNKED, SIZED, INFORMED])
-def test_a_response_that_lacks_its_last_byte_is_not_complete(data: bytes) -> None:
+def test_response_without_its_last_byte_is_incomplete(data: bytes) -> None:
     response = HttpResponse()
     response.feed(data[:-1])
     response.end_of_connection()
@@ -109,12 +109,12 @@ def test_a_response_without_a_body_is_complete() -> None:
         (b"HTTP/1.1 100 Continue\r\n\r\n" * 17, "too many informational"),
     ],
 )
-def test_what_is_not_http_is_refused(data: bytes, complaint: str) -> None:
+def test_invalid_http_is_refused(data: bytes, complaint: str) -> None:
     with pytest.raises(h11.RemoteProtocolError, match=complaint):
         HttpResponse().feed(data)
 
 
-def test_what_follows_the_end_is_passed_over() -> None:
+def test_bytes_after_response_end_are_ignored() -> None:
     response = HttpResponse()
     assert response.feed(SIZED + b"HTTP/1.1 500 Oops\r\n\r\n") == BODY
     assert response.feed(b"more") == b""
@@ -122,7 +122,7 @@ def test_what_follows_the_end_is_passed_over() -> None:
 
 
 @given(cuts=CUTS, keep=st.booleans())
-def test_a_stream_is_the_same_however_it_is_cut(cuts: list[int], *, keep: bool) -> None:
+def test_stream_is_parsed_equally_from_any_pieces(cuts: list[int], *, keep: bool) -> None:
     stream = CompletionStream(keep_answer=keep)
     first = len(token_event([5, 6]))
     for now, piece in enumerate(_pieces(BODY, [*cuts, first])):
@@ -135,7 +135,7 @@ def test_a_stream_is_the_same_however_it_is_cut(cuts: list[int], *, keep: bool) 
         assert stream.answer(as_text=True) == Prompt(" t5 t6 t7")
 
 
-def test_the_first_token_has_the_time_of_its_arrival() -> None:
+def test_first_token_time_is_when_its_event_is_complete() -> None:
     stream = CompletionStream(keep_answer=False)
     event = token_event([5])
     stream.feed(event[:-1], 1.0)
@@ -151,7 +151,7 @@ def test_comments_between_events_are_not_counted() -> None:
     assert (stream.chunks, stream.first_token_s, stream.completion_tokens) == (0, None, 0)
 
 
-def test_an_event_that_never_ends_is_refused_at_once() -> None:
+def test_event_beyond_1_mib_is_refused() -> None:
     stream = CompletionStream(keep_answer=False)
     stream.feed(b"x" * 1024 * 1024, 1.0)
     with pytest.raises(UnreadableStreamError, match="no end after 1048576 bytes"):
@@ -172,7 +172,7 @@ def test_an_event_that_never_ends_is_refused_at_once() -> None:
         (b"x" * 300, "x" * 199 + "…"),
     ],
 )
-def test_the_reason_of_a_refusal_is_short_and_without_the_prompt(body: bytes, text: str) -> None:
+def test_error_text_is_short_and_omits_the_prompt(body: bytes, text: str) -> None:
     assert error_text(body) == text
 
 
@@ -180,7 +180,7 @@ def test_the_reason_of_a_refusal_is_short_and_without_the_prompt(body: bytes, te
 
 
 @pytest.mark.parametrize("pause_s", [0, 0.05])
-async def test_a_page_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch, pause_s: float) -> None:
+async def test_endless_metrics_page_times_out(monkeypatch: pytest.MonkeyPatch, pause_s: float) -> None:
     monkeypatch.setattr(engine_ready, "_TIMEOUT_S", 1.0)
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -212,12 +212,12 @@ async def test_a_page_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch, p
         b'{"usage":{"prompt_tokens":1e300}}',
     ],
 )
-def test_an_answer_of_no_engine_is_unreadable(event: bytes) -> None:
+def test_malformed_event_is_unreadable(event: bytes) -> None:
     with pytest.raises(_UNREADABLE):
         CompletionStream(keep_answer=True).feed(b"data: " + event + b"\n\n", 0.0)
 
 
-def test_an_answer_that_is_kept_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kept_answer_is_bounded_in_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_client, "_LARGEST_KEPT_BYTES", 1000)
     stream = CompletionStream(keep_answer=True)
     with pytest.raises(UnreadableStreamError, match="has no end"):
@@ -282,7 +282,7 @@ TOO_LONG = b'{"error":{"message":"maximum context length is 4096 tokens","type":
         ),
     ],
 )
-async def test_what_goes_wrong_is_an_outcome(
+async def test_failed_request_has_outcome_and_error(
     server: CompletionServer, tmp_path: Path, answer: Answer, seen: tuple[str, int | None], error: str
 ) -> None:
     server.answer = answer
@@ -296,9 +296,7 @@ async def test_what_goes_wrong_is_an_outcome(
         assert ("latency_ms" in line) == ("first_token_ms" in line)
 
 
-async def test_one_that_takes_too_long_is_timed_out(
-    server: CompletionServer, tmp_path: Path, clock: DrivenClock
-) -> None:
+async def test_slow_request_is_timed_out(server: CompletionServer, tmp_path: Path, clock: DrivenClock) -> None:
     async def hang(_request: Received, writer: asyncio.StreamWriter) -> None:
         writer.write(OK_HEAD + chunk(token_event([1000])))
         await clock.let_arrive()
@@ -316,7 +314,7 @@ async def test_one_that_takes_too_long_is_timed_out(
     assert "completion_tokens" not in line
 
 
-async def test_without_an_engine_nothing_is_sent(tmp_path: Path) -> None:
+async def test_requests_without_engine_are_not_sent(tmp_path: Path) -> None:
     async with completion_server() as gone:
         settings = settings_for(gone, phases=[CLOSED, FAST])
     result, lines = await run(settings, tmp_path)
@@ -326,7 +324,7 @@ async def test_without_an_engine_nothing_is_sent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("phase", [{**CLOSED, "concurrency": 4, "requests": 100}, {**FAST, "requests": 10_000}])
-async def test_a_stop_cancels_and_leaves_a_complete_file(
+async def test_stop_cancels_requests_and_completes_client_file(
     server: CompletionServer, tmp_path: Path, phase: dict[str, Any]
 ) -> None:
     server.answer = never_answer
@@ -344,7 +342,7 @@ async def test_a_stop_cancels_and_leaves_a_complete_file(
     assert {line["error"] for line in lines} == {"the engine was restarted"}
 
 
-async def test_what_was_to_be_sent_just_as_a_run_is_stopped_is_not(server: CompletionServer) -> None:
+async def test_request_after_stop_is_not_sent(server: CompletionServer) -> None:
     client = EngineClient(server_of(settings_for(server).engine), timeout_s=120)
     request = CompletionRequest("demo-one-0", Prompt([9]), max_tokens=2, temperature=0.0, ignore_eos=True)
     assert (await client.send(client.prepare(request), due_s=0)).outcome == "completed"
@@ -354,7 +352,7 @@ async def test_what_was_to_be_sent_just_as_a_run_is_stopped_is_not(server: Compl
     assert len(server.received) == 1
 
 
-async def test_what_was_not_due_when_a_run_is_stopped_is_no_request_at_all(
+async def test_requests_not_due_before_stop_have_no_line(
     server: CompletionServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Connections are made ahead, here so far that nothing is due when the run is stopped."""
@@ -368,7 +366,7 @@ async def test_what_was_not_due_when_a_run_is_stopped_is_no_request_at_all(
     assert (lines, result.outcomes, server.received) == ([], {}, [])
 
 
-async def test_an_engine_that_leaves_before_a_request_is_due_did_not_get_it(
+async def test_request_is_not_sent_if_connection_closes_before_due_time(
     server: CompletionServer, clock: DrivenClock
 ) -> None:
     client = EngineClient(server_of(settings_for(server).engine), timeout_s=120)
@@ -396,7 +394,7 @@ async def test_sigterm_stops_a_run(server: CompletionServer, tmp_path: Path) -> 
     assert [line["outcome"] for line in lines] == ["cancelled"] * 2
 
 
-async def test_lines_are_on_the_volume_before_the_run_ends(server: CompletionServer, tmp_path: Path) -> None:
+async def test_client_lines_are_on_volume_before_run_ends(server: CompletionServer, tmp_path: Path) -> None:
     """The fourth answer comes only when the lines of the three before can be read."""
 
     async def lines_first(request: Received, writer: asyncio.StreamWriter) -> None:
@@ -410,7 +408,7 @@ async def test_lines_are_on_the_volume_before_the_run_ends(server: CompletionSer
     assert result.outcomes == {"completed": 4}
 
 
-async def test_an_earlier_runs_file_is_never_touched(server: CompletionServer, tmp_path: Path) -> None:
+async def test_existing_client_file_is_not_overwritten(server: CompletionServer, tmp_path: Path) -> None:
     (tmp_path / "client.jsonl.part").write_text("earlier\n")
     with pytest.raises(FileExistsError):
         await run(settings_for(server, phases=[CLOSED]), tmp_path)
@@ -419,9 +417,7 @@ async def test_an_earlier_runs_file_is_never_touched(server: CompletionServer, t
 
 
 @pytest.mark.parametrize(("limit_bytes", "requests"), [(2000, 100_000), (100, 1)])
-async def test_a_volume_that_takes_no_more_ends_the_run(
-    server: CompletionServer, tmp_path: Path, limit_bytes: int, requests: int
-) -> None:
+async def test_full_volume_ends_run(server: CompletionServer, tmp_path: Path, limit_bytes: int, requests: int) -> None:
     """A file size limit stands in for a full volume: both make a write fail half way."""
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     stop = Stop()
@@ -435,14 +431,14 @@ async def test_a_volume_that_takes_no_more_ends_the_run(
     assert len(server.received) <= 1000
 
 
-async def test_a_bad_dataset_ends_the_run_before_it_begins(server: CompletionServer, tmp_path: Path) -> None:
+async def test_invalid_dataset_fails_run_before_it_begins(server: CompletionServer, tmp_path: Path) -> None:
     dataset = {"dataset": {"path": "a.jsonl", "format": "JSONL"}}
     with pytest.raises(BadDatasetError):
         await run(settings_for(server, prompts=dataset), tmp_path, dataset_mount=tmp_path / "nowhere")
     assert not names_in(tmp_path)
 
 
-async def test_a_key_that_is_not_there_ends_the_run_before_it_begins(
+async def test_missing_api_key_fails_run_before_it_begins(
     server: CompletionServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("ENGINE_KEY", raising=False)
@@ -498,9 +494,7 @@ async def load(server: CompletionServer, folder: Path) -> LoadResult:
     return await run_load(settings.model_copy(update={"engine": engine}), folder, Stop())
 
 
-async def test_it_believes_the_engines_own_certificate_for_requests_pages_and_checks(
-    serving: Serving, folder: Path
-) -> None:
+async def test_engine_certificate_is_trusted_for_requests_metrics_and_checks(serving: Serving, folder: Path) -> None:
     async with serving("engine") as server:
         await load(server, folder)
         assert len(server.received) == 2
@@ -512,7 +506,7 @@ async def test_it_believes_the_engines_own_certificate_for_requests_pages_and_ch
     assert len(server.received) == 3
 
 
-async def test_it_believes_no_other_one(serving: Serving, folder: Path) -> None:
+async def test_other_certificate_is_not_trusted(serving: Serving, folder: Path) -> None:
     async with serving("renewed") as server:
         address = settings_for(server).engine.model_copy(update={"certificates": str(folder)})
         async with EngineMonitor(address.url, tls_of(address)) as monitor:
@@ -522,16 +516,14 @@ async def test_it_believes_no_other_one(serving: Serving, folder: Path) -> None:
     assert server.received == []
 
 
-async def test_one_that_is_renewed_is_believed_where_its_authority_is_known(
-    serving: Serving, folder: Path, authority: Path
-) -> None:
+async def test_renewed_certificate_is_trusted_with_its_ca(serving: Serving, folder: Path, authority: Path) -> None:
     (folder / "ca.crt").write_bytes((authority / "ca.crt").read_bytes())
     async with serving("renewed") as server:
         await load(server, folder)
     assert len(server.received) == 2
 
 
-async def test_one_that_has_expired_stops_no_capture(serving: Serving, folder: Path, authority: Path) -> None:
+async def test_expired_certificate_is_trusted(serving: Serving, folder: Path, authority: Path) -> None:
     (folder / "tls.crt").write_bytes((authority / "expired.crt").read_bytes())
     async with serving("expired") as server:
         await load(server, folder)
@@ -539,7 +531,7 @@ async def test_one_that_has_expired_stops_no_capture(serving: Serving, folder: P
 
 
 @pytest.mark.parametrize("content", [None, "no certificate\n"])
-async def test_a_secret_without_one_is_named(serving: Serving, tmp_path: Path, content: str | None) -> None:
+async def test_tls_secret_without_certificate_is_refused(serving: Serving, tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "tls.crt").write_text(content)
     async with serving("engine") as server:

@@ -47,7 +47,9 @@ def _source(seed: int = 1, vocab_size: int = 32_000, **lengths: int) -> Syntheti
 
 @given(length=st.integers(1, 2000), prefix_percent=st.integers(0, 100), vocab_size=st.integers(64, 300_000))
 @settings(deadline=None, max_examples=50)
-def test_lengths_are_exact_and_ids_are_ordinary(length: int, prefix_percent: int, vocab_size: int) -> None:
+def test_synthetic_prompts_have_exact_length_and_no_special_ids(
+    length: int, prefix_percent: int, vocab_size: int
+) -> None:
     prefix = length * prefix_percent // 100
     source = _source(vocab_size=vocab_size, prompt_tokens=length, shared_prefix_tokens=prefix)
     first, second = source.first("a", 0), source.first("a", 1)
@@ -58,21 +60,21 @@ def test_lengths_are_exact_and_ids_are_ordinary(length: int, prefix_percent: int
     assert max(first.content) < vocab_size - 8
 
 
-def test_prompts_share_the_prefix_and_nothing_else() -> None:
+def test_synthetic_prompts_share_only_their_prefix() -> None:
     source = _source(prompt_tokens=80, shared_prefix_tokens=16)
     prompts = [source.first(phase, index).content for phase in ("a", "b") for index in range(50)]
     assert len({tuple(prompt[:16]) for prompt in prompts}) == 1
     assert len({tuple(prompt[16:20]) for prompt in prompts}) == 100
 
 
-def test_the_seed_decides() -> None:
+def test_synthetic_prompts_depend_on_seed() -> None:
     lengths = {"prompt_tokens": 32, "shared_prefix_tokens": 8}
     assert _source(**lengths).first("a", 5) == _source(**lengths).first("a", 5)
     assert _source(seed=2, **lengths).first("a", 5).content[:8] != _source(**lengths).first("a", 5).content[:8]
     assert _source(seed=2, **lengths).first("a", 5).content[8:] != _source(**lengths).first("a", 5).content[8:]
 
 
-def test_a_turn_holds_all_that_was_said() -> None:
+def test_next_turn_contains_conversation_so_far() -> None:
     assert Prompt([1, 2]).followed_by(Prompt([3]), Prompt([4, 5])) == Prompt([1, 2, 3, 4, 5])
     assert Prompt("why?").followed_by(Prompt("so."), Prompt("oh?")) == Prompt("why?\nso.\noh?")
     assert Prompt("why?").tokens is None
@@ -89,23 +91,23 @@ def _texts(phase: str, count: int, seed: int = 1) -> list[str]:
     return [str(source.first(phase, index).content) for index in range(count)]
 
 
-def test_a_dataset_is_used_up_before_a_prompt_comes_again() -> None:
+def test_dataset_prompts_repeat_only_after_all_are_used() -> None:
     assert sorted(_texts("a", 20)) == sorted(TEXTS)
     assert _texts("a", 40)[20:] == _texts("a", 20)
 
 
-def test_phases_do_not_meet_each_others_prompts_before_they_must() -> None:
+def test_phases_use_different_dataset_prompts() -> None:
     used = _texts("warmup", 2) + _texts("a", 9) + _texts("b", 8)
     assert len(set(used)) == len(used)
 
 
-def test_the_seed_decides_the_order_of_a_dataset() -> None:
+def test_dataset_order_depends_on_seed() -> None:
     assert _texts("a", 20) == _texts("a", 20)
     assert _texts("a", 20) != _texts("a", 20, seed=2)
     assert _texts("a", 20) != TEXTS
 
 
-def test_a_phase_may_have_lengths_of_its_own() -> None:
+def test_phase_lengths_override_workload_lengths() -> None:
     lengths = SyntheticPrompts(prompt_tokens=20, output_tokens=8, shared_prefix_tokens=4)
     phases = [*PHASES, Phase(name="long", pattern=Pattern.CLOSED, concurrency=1, prompt_tokens=90, output_tokens=3)]
     source = SyntheticSource(CaptureWorkload(prompts=Prompts(synthetic=lengths), phases=phases), 32_000, 1)
@@ -114,7 +116,7 @@ def test_a_phase_may_have_lengths_of_its_own() -> None:
     assert source.first("long", 0).content[:4] == source.first("a", 0).content[:4]
 
 
-def test_a_phase_may_have_prompts_of_its_own() -> None:
+def test_phase_can_use_its_own_dataset_path_or_category() -> None:
     phases = [
         PHASES[0],
         Phase(name="long", pattern=Pattern.CLOSED, concurrency=1, requests=2, path="long.jsonl", output_tokens=3),
@@ -138,7 +140,7 @@ def _mix(shares: dict[str, int], seed: int = 1) -> TemperatureMix:
 
 
 @pytest.mark.parametrize("shares", [{"0.0": 100}, {"0.0": 50, "1.0": 50}, {"0.0": 37, "0.7": 43, "1.0": 20}])
-def test_shares_are_exact_in_every_block(shares: dict[str, int]) -> None:
+def test_temperature_shares_are_exact_in_every_block(shares: dict[str, int]) -> None:
     mix = _mix(shares)
     unit = gcd(*shares.values())
     size = 100 // unit
@@ -147,7 +149,7 @@ def test_shares_are_exact_in_every_block(shares: dict[str, int]) -> None:
         assert counts == {float(text): percent // unit for text, percent in shares.items()}
 
 
-def test_the_order_of_temperatures_is_the_seeds() -> None:
+def test_temperature_order_depends_on_seed_and_phase() -> None:
     shares = {"0.0": 37, "0.7": 43, "1.0": 20}
 
     def order(phase: str, seed: int) -> list[float]:
@@ -181,7 +183,7 @@ def prompts(seed: int = 0, block_size: int = 8) -> BlockPrompts:
     return BlockPrompts(TokenIds(32_000), block_size, seed)
 
 
-def test_prompts_have_in_common_the_blocks_whose_hashes_are_equal() -> None:
+def test_prompts_share_blocks_with_equal_hashes() -> None:
     made = prompts()
     one, other = made.make(request(30, 1, 2, 3), 0, NOTHING), made.make(request(41, 1, 2, 4, 5, 6), 1, NOTHING)
     assert (len(one), len(other)) == (30, 41)
@@ -189,7 +191,7 @@ def test_prompts_have_in_common_the_blocks_whose_hashes_are_equal() -> None:
     assert made.make(request(30, 1, 2, 3), 0, NOTHING) == one
 
 
-def test_another_seed_has_nothing_in_common() -> None:
+def test_block_prompts_of_different_seeds_share_no_block() -> None:
     one, other = (
         prompts(seed=1).make(request(16, 1, 2), 0, NOTHING),
         prompts(seed=2).make(request(16, 1, 2), 0, NOTHING),
@@ -198,7 +200,7 @@ def test_another_seed_has_nothing_in_common() -> None:
     assert one[8:] != other[8:]
 
 
-def test_a_turn_begins_with_what_was_said_and_others_with_its_blocks_have_that_too() -> None:
+def test_turn_starts_with_conversation_and_shares_it_with_equal_blocks() -> None:
     made = prompts()
     first = made.make(request(10, 1), 0, NOTHING)
     said = Said([*first, *range(100_000, 100_009)], blocks=1)
@@ -255,14 +257,14 @@ def _ids(prompt: Prompt) -> list[int]:
 
 
 @pytest.mark.parametrize("path", [FOLDER, f"{FOLDER}/trace.jsonl"])
-def test_lengths_are_those_of_the_trace_in_order_of_arrival(volume: Path, path: str) -> None:
+def test_trace_lengths_are_used_in_order_of_arrival(volume: Path, path: str) -> None:
     source = _trace_source(volume, path)
     for phase in ("warmup", "recorded", "closed"):
         assert [source.first(phase, index).tokens for index in range(4)] == [30, 41, 7, 30]
         assert [source.output_tokens(phase, index) for index in range(4)] == [5, 9, 1, 5]
 
 
-def test_prompts_have_in_common_what_they_had(volume: Path) -> None:
+def test_trace_prompts_share_recorded_prefixes(volume: Path) -> None:
     source = _trace_source(volume, FOLDER)
     one, other, short = (_ids(source.first("recorded", index)) for index in range(3))
     assert common_length(one, other) == 16
@@ -271,32 +273,32 @@ def test_prompts_have_in_common_what_they_had(volume: Path) -> None:
     assert common_length(_ids(_trace_source(volume, FOLDER, seed=2).first("recorded", 0)), one) == 0
 
 
-def test_no_phase_and_no_second_run_meets_a_prompt_again(volume: Path) -> None:
+def test_trace_prompts_differ_between_phases_and_passes(volume: Path) -> None:
     """The engine's prefix cache would know it, as it did not when it was recorded."""
     source = _trace_source(volume, FOLDER)
     again = [_ids(source.first(*place)) for place in (("recorded", 0), ("recorded", 3), ("closed", 0), ("warmup", 0))]
     assert {common_length(one, other) for one in again for other in again if one is not other} == {0}
 
 
-def test_moments_are_those_of_the_trace_over_and_over(volume: Path) -> None:
+def test_recorded_arrivals_repeat_after_a_mean_gap(volume: Path) -> None:
     """It begins again after a mean gap, here 300 ms."""
     offsets_s = arrival_offsets_s(RECORDED, 1, _trace_source(volume, FOLDER).recorded_s("recorded"))
     assert list(offsets_s) == pytest.approx([0, 0.5, 0.6, 0.9, 1.4, 1.5, 1.8])
 
 
-def test_a_phase_that_lasts_sends_until_then(volume: Path) -> None:
+def test_recorded_phase_with_duration_ends_after_it(volume: Path) -> None:
     lasting = Phase(name="recorded", pattern=Pattern.RECORDED, duration_seconds=1)
     source = _trace_source(volume, FOLDER, lasting)
     assert list(arrival_offsets_s(lasting, 1, source.recorded_s("recorded"))) == pytest.approx([0, 0.5, 0.6, 0.9])
 
 
-def test_a_trace_of_others_has_no_header_and_may_be_packed(tmp_path: Path) -> None:
+def test_foreign_trace_may_lack_header_and_be_gzipped(tmp_path: Path) -> None:
     _write(tmp_path / "a.jsonl.gz", {"prompt_tokens": 40, "output_tokens": 2, "block_hashes": [7, 8]}, REQUESTS[2])
     source = _trace_source(tmp_path, "a.jsonl.gz", CLOSED)
     assert [source.first("closed", index).tokens for index in range(2)] == [7, 40]
 
 
-def test_requests_without_moments_cannot_be_sent_at_them(tmp_path: Path) -> None:
+def test_recorded_pattern_requires_arrival_times(tmp_path: Path) -> None:
     _write(tmp_path / "a.jsonl", META, *REQUESTS, {"prompt_tokens": 4, "output_tokens": 2})
     with pytest.raises(BadDatasetError, match=r"a.jsonl: has requests without arrival_ms.* or use another pattern"):
         _trace_source(tmp_path, "a.jsonl")
@@ -318,14 +320,14 @@ def test_requests_without_moments_cannot_be_sent_at_them(tmp_path: Path) -> None
         ({"prompt_tokens": 9, "output_tokens": 1, "arrival_ms": 1e300}, "line 2: is not a record of a trace"),
     ],
 )
-def test_bad_records(tmp_path: Path, line: dict[str, Any], complaint: str) -> None:
+def test_invalid_trace_record_is_refused(tmp_path: Path, line: dict[str, Any], complaint: str) -> None:
     _write(tmp_path / "a.jsonl", META, line)
     with pytest.raises(BadDatasetError) as refused:
         _trace_source(tmp_path, "a.jsonl")
     assert f"{tmp_path}/a.jsonl: {complaint}" in str(refused.value)
 
 
-def test_what_is_no_trace(tmp_path: Path) -> None:
+def test_invalid_trace_path_or_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(BadDatasetError, match=r"folder: holds no trace.jsonl: name a capture's folder"):
         _trace_source(tmp_path, "folder")

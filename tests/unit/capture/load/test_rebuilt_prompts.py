@@ -70,7 +70,7 @@ def captured(folder: Path, dataset: Path, workload: dict[str, Any] = WORKLOAD) -
     return list(read_recording(folder).requests)
 
 
-def test_each_prompt_is_the_one_that_was_sent(tmp_path: Path, dataset: Path) -> None:
+def test_rebuilt_prompts_equal_sent_ones(tmp_path: Path, dataset: Path) -> None:
     requests = captured(tmp_path / "capture", dataset)
     rebuild = RebuiltPrompts(tmp_path / "capture", dataset, tokens)
     found = {each.phase: rebuild(each, 4) for each in requests}
@@ -84,7 +84,7 @@ def test_each_prompt_is_the_one_that_was_sent(tmp_path: Path, dataset: Path) -> 
 
 
 @pytest.mark.parametrize("same_length", [True, False])
-def test_another_dataset_is_refused(tmp_path: Path, dataset: Path, same_length: bool) -> None:
+def test_changed_dataset_is_refused(tmp_path: Path, dataset: Path, same_length: bool) -> None:
     _, one, _ = captured(tmp_path / "capture", dataset)
     file = dataset / "prompts.jsonl"
     file.write_text(file.read_text().replace("dataset", "DATASET" if same_length else "set"))
@@ -92,7 +92,7 @@ def test_another_dataset_is_refused(tmp_path: Path, dataset: Path, same_length: 
         RebuiltPrompts(tmp_path / "capture", dataset, tokens)(one, 4)
 
 
-def test_requests_of_others_have_no_prompt(tmp_path: Path, dataset: Path) -> None:
+def test_requests_with_foreign_ids_have_no_prompt(tmp_path: Path, dataset: Path) -> None:
     captured(tmp_path / "capture", dataset)
     rebuild = RebuiltPrompts(tmp_path / "capture", dataset, tokens)
     write_trace(tmp_path / "others.jsonl", [record(request_id="cmpl-1"), record(phase="one", request_id="x-one-y")])
@@ -143,7 +143,7 @@ class Tokenizer(Quiet, BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
-def test_the_server_of_the_target_tokenizes() -> None:
+def test_prompt_is_tokenized_by_server_at_url() -> None:
     with serving(HTTPServer(("127.0.0.1", 0), Tokenizer)) as server:
         assert tokenizer_at(f"http://127.0.0.1:{server.server_port}/")("hé") == tokens("hé")
 
@@ -158,7 +158,7 @@ def test_the_server_of_the_target_tokenizes() -> None:
         ((200, b"[" * 100_000), "no tokens"),
     ],
 )
-def test_another_server_is_refused(answer: tuple[int, bytes], why: str) -> None:
+def test_server_without_tokenize_answer_is_refused(answer: tuple[int, bytes], why: str) -> None:
     handler = type("Other", (Tokenizer,), {"answer": answer})
     with serving(HTTPServer(("127.0.0.1", 0), handler)) as server, pytest.raises(ExportError, match=why):
         tokenizer_at(f"http://user:secret@127.0.0.1:{server.server_port}")("x")

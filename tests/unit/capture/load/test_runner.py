@@ -43,7 +43,7 @@ from tests.support.recordings import Recording, Scenario
 pytestmark = pytest.mark.usefixtures("short_pauses")
 
 
-async def test_a_request_is_what_vllm_takes_and_its_line_says_what_became_of_it(
+async def test_request_body_and_client_line_have_all_fields(
     server: CompletionServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ENGINE_KEY", "secret\n")
@@ -89,9 +89,7 @@ async def test_a_request_is_what_vllm_takes_and_its_line_says_what_became_of_it(
     assert result.stop_reason is None
 
 
-async def test_what_follows_the_last_token_is_not_its_latency(
-    server: CompletionServer, tmp_path: Path, clock: DrivenClock
-) -> None:
+async def test_latency_ends_at_last_token(server: CompletionServer, tmp_path: Path, clock: DrivenClock) -> None:
     """As with vLLM's own benchmark: usage and end mark of a busy frontend come when the tokens are long there."""
 
     async def late_tail(_request: Received, writer: asyncio.StreamWriter) -> None:
@@ -178,7 +176,7 @@ async def test_a_closed_loop_keeps_its_concurrency(server: CompletionServer, tmp
     assert server.most_in_flight == 3
 
 
-async def test_three_hundred_at_once(server: CompletionServer, tmp_path: Path) -> None:
+async def test_burst_of_300_requests_is_in_flight_at_once(server: CompletionServer, tmp_path: Path) -> None:
     """Nobody is answered before all have arrived: a limit on connections anywhere would end in time-outs."""
 
     async def after_all(request: Received, writer: asyncio.StreamWriter) -> None:
@@ -193,7 +191,9 @@ async def test_three_hundred_at_once(server: CompletionServer, tmp_path: Path) -
     assert {line["scheduled_ms"] for line in lines} == {lines[0]["scheduled_ms"]}
 
 
-async def test_a_phase_with_a_duration_ends(server: CompletionServer, tmp_path: Path, clock: DrivenClock) -> None:
+async def test_phase_with_duration_completes_requests_in_flight(
+    server: CompletionServer, tmp_path: Path, clock: DrivenClock
+) -> None:
     """What is in flight then still ends: each answer takes 20 s, and the third is begun after 40 s."""
 
     async def answer_late(request: Received, writer: asyncio.StreamWriter) -> None:
@@ -206,14 +206,14 @@ async def test_a_phase_with_a_duration_ends(server: CompletionServer, tmp_path: 
     assert [line["outcome"] for line in lines] == ["completed"] * 3
 
 
-async def test_warm_up_comes_first_and_apart(server: CompletionServer, tmp_path: Path) -> None:
+async def test_warmup_is_sent_first_and_not_counted(server: CompletionServer, tmp_path: Path) -> None:
     result, lines = await run(settings_for(server, warmupRequests=3, phases=[CLOSED, FAST]), tmp_path)
     assert [line["phase"] for line in lines] == ["warmup"] * 3 + ["one"] * 5 + ["fast"] * 20
     assert [line["warmup"] for line in lines] == [True] * 3 + [False] * 25
     assert result.outcomes == {"completed": 25}
 
 
-async def test_the_same_seed_asks_the_same(server: CompletionServer, tmp_path: Path) -> None:
+async def test_requests_depend_on_seed(server: CompletionServer, tmp_path: Path) -> None:
     mix = [{"temperature": "0.0", "sharePercent": 40}, {"temperature": "0.7", "sharePercent": 60}]
 
     async def asked(name: str, seed: int) -> dict[str, Any]:
@@ -247,9 +247,7 @@ async def test_conversations_grow_by_answer_and_message(server: CompletionServer
     assert len({tuple(server.request(by_turn[session, 0]).body["prompt"][:4]) for session in range(4)}) == 1
 
 
-async def test_what_a_conversation_says_does_not_depend_on_who_was_free_first(
-    server: CompletionServer, tmp_path: Path
-) -> None:
+async def test_conversation_prompts_do_not_depend_on_concurrency(server: CompletionServer, tmp_path: Path) -> None:
     async def opened(concurrency: int) -> dict[int, list[int]]:
         """The first prompt of each conversation."""
         server.received.clear()
@@ -309,7 +307,7 @@ async def test_phases_of_a_sweep_differ_in_temperature_and_lengths(server: Compl
     assert [server.request(line["id"]).body["temperature"] for line in lines[:4]] == [0.0, 0.0, 0.8, 0.8]
 
 
-async def test_recorded_traffic_is_sent_at_its_moments(server: CompletionServer, tmp_path: Path) -> None:
+async def test_recorded_traffic_is_sent_at_recorded_times(server: CompletionServer, tmp_path: Path) -> None:
     mount, folder = tmp_path / "dataset", tmp_path / "attempt"
     mount.mkdir()
     folder.mkdir()
@@ -327,7 +325,7 @@ async def test_recorded_traffic_is_sent_at_its_moments(server: CompletionServer,
     assert all(server.request(line["id"]).body["ignore_eos"] for line in lines)
 
 
-async def test_progress_says_what_was_sent_and_ends_at_nothing_left(
+async def test_progress_line_has_counts_rate_and_eta(
     server: CompletionServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The first request is answered when a line of progress has told of it."""
@@ -355,7 +353,7 @@ async def test_progress_says_what_was_sent_and_ends_at_nothing_left(
     assert soonest_s - 0.1 <= line["eta_s"] <= latest_s + 0.1
 
 
-async def test_a_phase_runs_within_what_is_put_around_it(server: CompletionServer, tmp_path: Path) -> None:
+async def test_around_phase_context_wraps_each_phase(server: CompletionServer, tmp_path: Path) -> None:
     happened: list[str] = []
 
     @asynccontextmanager
@@ -406,7 +404,7 @@ def _metrics(drafts: int | None, *, tokens: int = 0, running: int = 0) -> tuple[
     return 200, "\n".join(lines) + "\n"
 
 
-async def test_it_waits_until_health_is_good(engine: CompletionServer) -> None:
+async def test_engine_is_ready_once_health_answers_200(engine: CompletionServer) -> None:
     engine.pages["/health"] = (503, "loading")
     async with EngineMonitor(engine.url) as monitor:
         waiting = asyncio.create_task(monitor.wait_until_ready(30, Stop()))
@@ -417,14 +415,14 @@ async def test_it_waits_until_health_is_good(engine: CompletionServer) -> None:
         assert await monitor.version() == "0.32.0+cpu"
 
 
-async def test_an_engine_that_is_not_ready_in_time(engine: CompletionServer) -> None:
+async def test_unready_engine_times_out(engine: CompletionServer) -> None:
     engine.pages["/health"] = (503, "loading")
     async with EngineMonitor(engine.url) as monitor:
         with pytest.raises(EngineNotReadyError, match=r"not ready after 0.01 s: /health answered 503; see the engine"):
             await monitor.wait_until_ready(0.01, Stop())
 
 
-async def test_an_engine_that_is_not_there() -> None:
+async def test_unreachable_engine_is_not_ready() -> None:
     async with completion_server() as gone:
         url = gone.url
     async with EngineMonitor(url) as monitor:
@@ -435,14 +433,14 @@ async def test_an_engine_that_is_not_there() -> None:
 
 
 @pytest.mark.parametrize("page", ['{"version":32}', "0.32.0", '{"version":"a b"}', "[" * 9999])
-async def test_what_answers_and_is_no_engine_says_no_version(engine: CompletionServer, page: str) -> None:
+async def test_invalid_version_page_is_refused(engine: CompletionServer, page: str) -> None:
     engine.pages["/version"] = (200, page)
     async with EngineMonitor(engine.url) as monitor:
         with pytest.raises(EngineNotReadyError, match="/version gave no version"):
             await monitor.version()
 
 
-async def test_a_stop_ends_the_waiting(engine: CompletionServer) -> None:
+async def test_stop_ends_wait_for_engine(engine: CompletionServer) -> None:
     stop = Stop()
     stop.set("SIGTERM received")
     async with EngineMonitor(engine.url) as monitor:
@@ -450,7 +448,7 @@ async def test_a_stop_ends_the_waiting(engine: CompletionServer) -> None:
             await monitor.wait_until_ready(30, stop)
 
 
-async def test_it_waits_for_the_last_request_to_leave_the_engine(engine: CompletionServer) -> None:
+async def test_metrics_are_read_once_engine_is_idle(engine: CompletionServer) -> None:
     engine.pages["/metrics"] = _metrics(5, running=1)
     async with EngineMonitor(engine.url) as monitor:
         assert await monitor.read_when_idle(0.01) == NoMetrics(
@@ -474,7 +472,7 @@ async def test_it_waits_for_the_last_request_to_leave_the_engine(engine: Complet
         ((200, "vllm:num_requests_running{\n"), "not in Prometheus format"),
     ],
 )
-async def test_metrics_that_cannot_be_read_are_no_failure(
+async def test_unreadable_metrics_are_returned_as_no_metrics_with_reason(
     engine: CompletionServer, page: tuple[int, str], reason: str
 ) -> None:
     engine.pages["/metrics"] = page
@@ -486,7 +484,7 @@ async def test_metrics_that_cannot_be_read_are_no_failure(
 
 
 @pytest.mark.parametrize(("drafts_before", "drafts_after"), [(9, 2), (None, None)])
-async def test_counters_that_went_back_say_that_the_engine_was_restarted(
+async def test_decreasing_counters_are_an_engine_restart(
     engine: CompletionServer, drafts_before: int | None, drafts_after: int | None
 ) -> None:
     async with EngineMonitor(engine.url) as monitor:
@@ -499,7 +497,7 @@ async def test_counters_that_went_back_say_that_the_engine_was_restarted(
 
 
 @pytest.mark.parametrize("speculates", [True, False])
-async def test_the_counters_of_a_run_are_those_of_its_measured_requests(
+async def test_engine_counters_cover_measured_requests_only(
     engine: CompletionServer, tmp_path: Path, *, speculates: bool
 ) -> None:
     """Each request drafts ten times and gives six tokens: 4 for warm-up, which do not count, and 5."""

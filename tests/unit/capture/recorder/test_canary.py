@@ -129,7 +129,7 @@ def _server(target: Target) -> ThreadingHTTPServer:
     return ThreadingHTTPServer(("127.0.0.1", 0), Handler)
 
 
-def test_an_answer_of_the_targets_own_tokens_is_right(target: Target) -> None:
+def test_answer_with_best_tokens_of_target_is_right(target: Target) -> None:
     assert judge(Engine(target.url), SETTINGS, "one") == Verdict(RIGHT)
     asked, checked = target.received
     # Defaults of the checkpoint or the server must not change the answer.
@@ -154,7 +154,7 @@ def test_an_answer_of_the_targets_own_tokens_is_right(target: Target) -> None:
         pytest.param([9.0, 0.2], UNCONFIRMED, 4, id="a tie does not confirm"),
     ],
 )
-def test_a_token_far_below_the_best_one_is_wrong_if_it_happens_twice(
+def test_unlikely_token_is_wrong_only_if_confirmed(
     target: Target, gaps: list[float], verdict: str, requests: int
 ) -> None:
     found = judge(Engine(target.url), SETTINGS, "one")
@@ -183,7 +183,7 @@ def test_a_token_far_below_the_best_one_is_wrong_if_it_happens_twice(
         pytest.param((200, [1]), FAILED, "one choice", id="no object"),
     ],
 )
-def test_an_engine_that_rejects_or_fails_gives_no_wrong_answer(
+def test_rejection_is_unsupported_and_error_is_failed(
     target: Target, request_number: int, response: tuple[int, Any], verdict: str, reason: str
 ) -> None:
     target.says[request_number] = response
@@ -201,7 +201,7 @@ def test_an_engine_that_rejects_or_fails_gives_no_wrong_answer(
         {"prompt_token_ids": [True], "token_ids": [1]},
     ],
 )
-def test_token_ids_that_are_none_fail(target: Target, choice: dict[str, Any]) -> None:
+def test_invalid_token_ids_fail(target: Target, choice: dict[str, Any]) -> None:
     target.says[1] = (200, {"choices": [choice]})
     assert judge(Engine(target.url), SETTINGS, "one").word == FAILED
 
@@ -217,7 +217,7 @@ def test_token_ids_that_are_none_fail(target: Target, choice: dict[str, Any]) ->
         pytest.param({"1": {"logprob": float("nan")}}, id="NaN"),
     ],
 )
-def test_log_probabilities_that_are_none_fail(target: Target, entry: Any) -> None:
+def test_invalid_log_probabilities_fail(target: Target, entry: Any) -> None:
     target.says[1] = (200, {"choices": [{"prompt_token_ids": [1], "token_ids": [1]}]})
     target.says[2] = (200, {"choices": [{"prompt_logprobs": [None, entry]}]})
     assert judge(Engine(target.url), SETTINGS, "one").word == FAILED
@@ -225,7 +225,7 @@ def test_log_probabilities_that_are_none_fail(target: Target, entry: Any) -> Non
     assert judge(Engine(target.url), SETTINGS, "one").word == FAILED
 
 
-def test_an_engine_that_fails_when_asked_again_leaves_it_unconfirmed(target: Target) -> None:
+def test_engine_error_on_retry_is_unconfirmed(target: Target) -> None:
     target.gaps = [5.0]
     target.says[3] = BROKEN
     found = judge(Engine(target.url), SETTINGS, "one")
@@ -233,12 +233,12 @@ def test_an_engine_that_fails_when_asked_again_leaves_it_unconfirmed(target: Tar
     assert "500" in found.details
 
 
-def test_an_endless_response_fails(target: Target) -> None:
+def test_oversized_response_fails(target: Target) -> None:
     target.says[1] = (200, b" " * (2**21 + 1))
     assert judge(Engine(target.url), SETTINGS, "one").word == FAILED
 
 
-def test_the_key_is_sent_and_a_certificate_is_not_verified(tmp_path: Path) -> None:
+def test_api_key_is_sent_and_certificate_is_not_verified(tmp_path: Path) -> None:
     target = Target(key="secret")
     server = _server(target)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -294,7 +294,7 @@ def test_prompts_are_spread_over_the_interval(canaries: Canaries, told: Told, se
     assert told.asked == [("one", RIGHT), ("two", RIGHT), ("one", RIGHT)]
 
 
-def test_a_change_of_the_settings_counts_at_once(
+def test_settings_change_takes_effect_at_once(
     canaries: Canaries, told: Told, settings_file: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     settings_file.write_text(json.dumps({**FILE, "prompts": ["one"]}))
@@ -317,9 +317,7 @@ def _replace(file: Path, text: str) -> None:
     new.replace(file)
 
 
-def test_an_engine_that_is_not_healthy_is_not_asked(
-    canaries: Canaries, told: Told, settings_file: Path, target: Target
-) -> None:
+def test_unhealthy_engine_is_not_asked(canaries: Canaries, told: Told, settings_file: Path, target: Target) -> None:
     settings_file.write_text(json.dumps(FILE))
     target.healthy = False
     canaries.step(0)
@@ -333,7 +331,7 @@ def test_an_engine_that_is_not_healthy_is_not_asked(
     assert len(told.lines) == 1
 
 
-def test_verdicts_are_logged_and_told(
+def test_verdicts_are_logged_and_sent_to_recorder(
     canaries: Canaries, told: Told, settings_file: Path, target: Target, capfd: pytest.CaptureFixture[str]
 ) -> None:
     settings_file.write_text(json.dumps(FILE))
@@ -352,7 +350,7 @@ def test_verdicts_are_logged_and_told(
     assert "a verdict is lost" in logged
 
 
-def test_a_line_reaches_the_first_recorder_that_lives(tmp_path: Path) -> None:
+def test_verdict_line_reaches_first_live_recorder(tmp_path: Path) -> None:
     received: list[bytes] = []
 
     class Handler(socketserver.StreamRequestHandler):
@@ -374,7 +372,7 @@ def test_a_line_reaches_the_first_recorder_that_lives(tmp_path: Path) -> None:
     assert received == [json.dumps(line).encode() + b"\n"]
 
 
-def test_a_thread_asks_until_it_is_told_to_stop(canaries: Canaries, told: Told, settings_file: Path) -> None:
+def test_canary_thread_runs_until_stopped(canaries: Canaries, told: Told, settings_file: Path) -> None:
     settings_file.write_text(json.dumps(FILE))
     stopped = threading.Event()
     thread = threading.Thread(target=canaries.run, args=(stopped,))
@@ -385,7 +383,7 @@ def test_a_thread_asks_until_it_is_told_to_stop(canaries: Canaries, told: Told, 
     assert told.asked == [("one", RIGHT)]
 
 
-def test_the_program_of_the_sidecar_asks_its_engine_and_tells_the_recorder(target: Target, tmp_path: Path) -> None:
+def test_sidecar_program_asks_engine_and_sends_verdict_to_recorder(target: Target, tmp_path: Path) -> None:
     (tmp_path / "recorder.zip").write_bytes(RECORDER.zipped())
     (tmp_path / "canaries.json").write_text(json.dumps(FILE))
     target.key = "secret"
@@ -430,7 +428,7 @@ def test_invalid_settings_name_the_field(field: str, value: Any, says: str) -> N
         read_settings(json.dumps({**FILE, field: value}).encode())
 
 
-def test_settings_that_are_no_json_are_invalid() -> None:
+def test_settings_that_are_not_json_are_invalid() -> None:
     for text in (b"{", b"\xff", b"[" * 100_000, b" " * (2**19 + 1)):
         with pytest.raises(BadSettingsError):
             read_settings(text)
@@ -444,7 +442,7 @@ def test_the_module_needs_only_the_standard_library() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_verdicts_become_counters_and_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verdicts_are_published_as_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
     for verdict in (Verdict(RIGHT), Verdict(RIGHT), Verdict(WRONG), Verdict(UNSUPPORTED, 'HTTP 400: "no"')):
         publish(line_of("one", verdict)["canary"])
@@ -475,7 +473,7 @@ def test_verdicts_become_counters_and_a_reason(monkeypatch: pytest.MonkeyPatch) 
         {"prompt": "0" * 8, "verdict": "unsupported", "reason": "a\nb"},
     ],
 )
-def test_a_line_that_is_no_verdict_is_rejected(canary: Any) -> None:
+def test_invalid_verdict_line_is_rejected(canary: Any) -> None:
     with pytest.raises(ValueError, match="canary"):
         publish(canary)
 
@@ -485,7 +483,7 @@ def test_every_verdict_can_be_published() -> None:
         publish(line_of("every", Verdict(word, "why" if word == UNSUPPORTED else "details\nof the log"))["canary"])
 
 
-def test_processes_that_share_a_page_add_up(tmp_path: Path) -> None:
+def test_counters_of_several_processes_add_up(tmp_path: Path) -> None:
     told = [
         "from specdecode_operator.capture.recorder.canary import *",
         "from specdecode_operator.capture.recorder.canary_metrics import publish",

@@ -36,7 +36,7 @@ def event(kind: str, stamp_s: float) -> EngineCoreEvent:
     return EngineCoreEvent(EngineCoreEventType[kind], stamp_s)
 
 
-async def test_every_chunk_has_its_stamp_and_size(recorder: Recorder) -> None:
+async def test_chunk_times_and_sizes_are_recorded(recorder: Recorder) -> None:
     server = recorder.server
     server.add("a", sampling_params=SamplingParams(temperature=0.7))
     stamps = [
@@ -73,7 +73,7 @@ async def test_concurrency_counts_the_request_itself(recorder: Recorder) -> None
     assert [records[name].concurrency for name in "abc"] == [1, 2, 2]
 
 
-async def test_batch_of_each_chunk(recorder: Recorder) -> None:
+async def test_batch_context_of_each_chunk_is_recorded(recorder: Recorder) -> None:
     server = recorder.server
     server.add("a", [1] * 10)
     server.add("b", [1] * 20)
@@ -89,7 +89,7 @@ async def test_batch_of_each_chunk(recorder: Recorder) -> None:
     assert records["a"].num_running == [3, 3, 1, 1]
 
 
-async def test_without_statistics_the_own_requests_are_what_runs(recorder: Recorder) -> None:
+async def test_running_count_without_statistics_is_number_of_own_requests(recorder: Recorder) -> None:
     recorder.server.add("a")
     recorder.server.add("b")
     await recorder.server.step(chunk("a"), running=None)
@@ -97,7 +97,7 @@ async def test_without_statistics_the_own_requests_are_what_runs(recorder: Recor
     assert recorder.lines("step") == []
 
 
-async def test_first_token_in_a_later_slice_counts_in_the_step_of_all(recorder: Recorder) -> None:
+async def test_prefill_tokens_cover_all_slices_of_a_step(recorder: Recorder) -> None:
     names = [f"r{number}" for number in range(130)]
     for name in names:
         recorder.server.add(name, [1] * 2)
@@ -107,7 +107,7 @@ async def test_first_token_in_a_later_slice_counts_in_the_step_of_all(recorder: 
     assert {tuple(record.prefill_tokens) for record in records.values()} == {(260,)}
 
 
-async def test_prompt_of_another_engine_is_no_prefill(recorder: Recorder) -> None:
+async def test_remote_prefill_is_not_counted(recorder: Recorder) -> None:
     moved = SamplingParams(extra_args={"kv_transfer_params": {"do_remote_prefill": True}})
     recorder.server.add("a", [1] * 8, sampling_params=moved)
     await recorder.server.step(last_chunk("a"))
@@ -125,7 +125,7 @@ async def test_clients_arguments_are_no_errors_of_the_recorder(recorder: Recorde
     assert [record.prefill_tokens for record in records] == [[8]] * TOO_MANY_ERRORS
 
 
-async def test_events_and_preemptions(recorder: Recorder) -> None:
+async def test_queue_times_and_preemptions_are_recorded(recorder: Recorder) -> None:
     server = recorder.server
     server.add("a")
     first = [event("QUEUED", 1.0), event("SCHEDULED", 2.0)]
@@ -152,7 +152,7 @@ async def test_each_of_several_answers_is_a_record(recorder: Recorder) -> None:
     assert records["1_cmpl-x"].chunk_tokens == [1]
 
 
-async def test_engines_are_told_apart(recorder: Recorder) -> None:
+async def test_engine_index_is_recorded(recorder: Recorder) -> None:
     server = recorder.server
     server.add("a")
     server.add("b")
@@ -163,7 +163,7 @@ async def test_engines_are_told_apart(recorder: Recorder) -> None:
     assert [line.engine for line in recorder.lines("step")] == [0, 1]
 
 
-async def test_aborted_request_is_kept_and_its_late_output_is_not(recorder: Recorder) -> None:
+async def test_aborted_request_is_recorded_without_late_output(recorder: Recorder) -> None:
     server = recorder.server
     server.add("a")
     server.add("b")
@@ -174,7 +174,7 @@ async def test_aborted_request_is_kept_and_its_late_output_is_not(recorder: Reco
     assert (record.finish_reason, record.ended_by, record.chunk_tokens) == ("abort", "abort", [2])
 
 
-async def test_request_that_left_before_its_first_token(recorder: Recorder) -> None:
+async def test_request_aborted_before_first_token_is_recorded(recorder: Recorder) -> None:
     recorder.server.add("a")
     recorder.server.abort("a")
     record = recorder.requests()["a"]
@@ -182,7 +182,9 @@ async def test_request_that_left_before_its_first_token(recorder: Recorder) -> N
 
 
 @pytest.mark.parametrize(("processor", "kept"), [(OutputProcessor, 2), (OlderOutputProcessor, None)])
-async def test_stop_string_that_only_the_frontend_sees(make_recorder: Any, processor: type, kept: int | None) -> None:
+async def test_stop_string_found_by_frontend_ends_the_record(
+    make_recorder: Any, processor: type, kept: int | None
+) -> None:
     recorder = make_recorder(processor=processor)
     server = recorder.server
     server.add("a", sampling_params=SamplingParams(stop=["END"]))
@@ -196,7 +198,7 @@ async def test_stop_string_that_only_the_frontend_sees(make_recorder: Any, proce
     assert record.kept_tokens == kept
 
 
-async def test_stop_string_in_the_step_in_which_the_engine_ended(recorder: Recorder) -> None:
+async def test_stop_string_in_last_step_is_recorded(recorder: Recorder) -> None:
     server = recorder.server
     server.add("a", sampling_params=SamplingParams(stop=["END", "FIN"]))
     server.processor.stop_at["a"] = 2
@@ -207,14 +209,14 @@ async def test_stop_string_in_the_step_in_which_the_engine_ended(recorder: Recor
     assert record.stop_reason is None  # which of the two, is not known
 
 
-async def test_stop_token_is_the_engines_own_end(recorder: Recorder) -> None:
+async def test_stop_token_is_recorded_as_end_by_engine(recorder: Recorder) -> None:
     recorder.server.add("a")
     await recorder.server.step(chunk("a", 2, finish_reason=FinishReason.STOP, stop_reason=1234))
     record = recorder.requests()["a"]
     assert (record.finish_reason, record.stop_reason, record.ended_by) == ("stop", 1234, "engine")
 
 
-async def test_token_ids_only_when_asked_for(make_recorder: Any) -> None:
+async def test_token_ids_include_those_after_stop_string(make_recorder: Any) -> None:
     recorder = make_recorder(token_ids=True)
     recorder.server.add("a", [7, 8, 9])
     recorder.server.processor.stop_at["a"] = 3
@@ -232,7 +234,7 @@ async def test_prompts_are_never_recorded(make_recorder: Any) -> None:
     assert b"424242" not in recorder.path.read_bytes()
 
 
-async def test_steps_are_whole(recorder: Recorder) -> None:
+async def test_step_statistics_are_recorded(recorder: Recorder) -> None:
     details = {"iteration_index": 4, "elapsed_ms": 1.5}
     stats = SchedulerStats(2, 1, details, float("nan"))
     await recorder.server.deliver(EngineCoreOutputs(1, [], stats, 7.25))
@@ -247,7 +249,7 @@ async def test_steps_are_whole(recorder: Recorder) -> None:
     }
 
 
-async def test_steps_may_be_left_out(make_recorder: Any) -> None:
+async def test_steps_can_be_disabled(make_recorder: Any) -> None:
     recorder = make_recorder(steps=False)
     recorder.server.add("a")
     await recorder.server.step(last_chunk("a"), running=3)
@@ -258,7 +260,7 @@ async def test_steps_may_be_left_out(make_recorder: Any) -> None:
 # The engine never notices the recorder: not what it returns, not what it raises, not what the recorder does wrong.
 
 
-async def test_strange_objects_do_no_harm(recorder: Recorder) -> None:
+async def test_unexpected_objects_are_counted_as_errors(recorder: Recorder) -> None:
     server = recorder.server
     server.add("a")
     server.add("b")
@@ -273,7 +275,9 @@ async def test_strange_objects_do_no_harm(recorder: Recorder) -> None:
     assert closed.first_error == "AttributeError: 'types.SimpleNamespace' object has no attribute 'events'"
 
 
-async def test_strange_answers_of_the_engine_do_no_harm(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unexpected_results_are_returned_and_counted_as_errors(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recorder.hooks.remove()
     processor = type(recorder.server.processor)
     monkeypatch.setattr(processor, "process_outputs", lambda *_: "no output")
@@ -290,7 +294,7 @@ def _classes_of(recorder: Recorder) -> Any:
     )
 
 
-async def test_after_many_errors_the_recorder_turns_itself_off(recorder: Recorder) -> None:
+async def test_recorder_turns_off_after_many_errors(recorder: Recorder) -> None:
     recorder.server.add("a")
     for _ in range(TOO_MANY_ERRORS):
         await recorder.server.deliver(SimpleNamespace(outputs=[], timestamp=1.0))
@@ -303,7 +307,7 @@ async def test_after_many_errors_the_recorder_turns_itself_off(recorder: Recorde
     assert recorder.writer.is_closed
 
 
-async def test_errors_of_the_engine_pass_and_are_not_ours(recorder: Recorder) -> None:
+async def test_engine_errors_are_raised_and_not_counted(recorder: Recorder) -> None:
     with pytest.raises(TypeError, match="unhashable"):
         recorder.server.processor.add_request(
             type("Request", (), {"request_id": [], "sampling_params": None, "prompt_token_ids": []})(), None
@@ -321,7 +325,7 @@ async def test_errors_of_the_engine_pass_and_are_not_ours(recorder: Recorder) ->
     assert recorder.collector.errors == 0
 
 
-async def test_arguments_and_results_are_untouched(recorder: Recorder) -> None:
+async def test_hooks_do_not_change_arguments_or_results(recorder: Recorder) -> None:
     processor = recorder.server.processor
     recorder.server.add("a")
     outputs = [last_chunk("a")]
@@ -333,7 +337,7 @@ async def test_arguments_and_results_are_untouched(recorder: Recorder) -> None:
     assert processor.abort_requests(request_ids=["b", "c"], internal=False) == ["b"]
 
 
-async def test_message_that_was_waited_for_while_hooks_were_removed(recorder: Recorder) -> None:
+async def test_message_after_hook_removal_is_not_recorded(recorder: Recorder) -> None:
     server = recorder.server
     server.add("a")
     await server.step(chunk("a"))
@@ -364,12 +368,12 @@ def plainly(token_ids: list[int], block_size: int) -> list[int]:
 
 @pytest.mark.parametrize("scale", [1, 255, 256, 65_535, 65_536, 16_777_215, 16_777_216, 4_294_967_295 // 39])
 @pytest.mark.parametrize("length", [0, 3, 4, 7, 8, 40])
-def test_hashes_follow_the_recipe(scale: int, length: int) -> None:
+def test_block_hashes_match_reference_implementation(scale: int, length: int) -> None:
     token_ids = [position * scale for position in range(length)]
     assert block_hashes(token_ids, 4, lambda: None) == plainly(token_ids, 4)
 
 
-def test_equal_beginnings_have_equal_hashes() -> None:
+def test_equal_prefixes_have_equal_hashes() -> None:
     one = block_hashes([1, 2, 3, 4, 5, 6, 7, 8], 2, lambda: None)
     other = block_hashes([1, 2, 3, 4, 9, 6, 7, 8], 2, lambda: None)
     assert one[:2] == other[:2]
@@ -380,7 +384,7 @@ def test_equal_beginnings_have_equal_hashes() -> None:
 
 
 @pytest.mark.parametrize("version", [*(f"{each}.0" for each in KNOWN_VERSIONS), "0.30.1", "0.33.1.dev5+g1234.cu130"])
-def test_versions_that_it_was_tried_with(version: str) -> None:
+def test_known_vllm_versions_count_as_tested(version: str) -> None:
     assert is_tried(version)
 
 
@@ -498,12 +502,12 @@ def with_own_client(classes: EngineClasses) -> EngineClasses:
         (lambda classes: replace(classes, event_type=Events), "EngineCoreEventType is {'QUEUED': 1, 'SCHEDULED': 3"),
     ],
 )
-def test_what_is_not_as_it_should_be_is_named(change: Callable[[EngineClasses], EngineClasses], problem: str) -> None:
+def test_changed_engine_class_is_reported(change: Callable[[EngineClasses], EngineClasses], problem: str) -> None:
     problems = unknown_shapes(change(engine_classes()))
     assert any(each.startswith(problem) for each in problems), problems
 
 
-def test_a_changed_type_is_named_and_other_spellings_and_further_fields_are_none() -> None:
+def test_changed_field_type_is_reported_but_equivalent_types_are_not() -> None:
     problems = unknown_shapes(with_message("EngineCoreOutput", OtherTypes)(engine_classes()))
     assert problems == ["EngineCoreOutput.new_token_ids is bytes, not list[int]"]
 
@@ -515,7 +519,7 @@ UNREAD = {
 }
 
 
-def test_the_type_of_every_field_that_is_read_matters() -> None:
+def test_type_of_every_field_read_is_checked() -> None:
     classes = engine_classes()
     for name, kind in classes.messages.items():
         fields = kind.__dataclass_fields__ if hasattr(kind, "__dataclass_fields__") else kind.__struct_fields__

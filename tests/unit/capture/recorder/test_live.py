@@ -82,7 +82,7 @@ def counted(first: Any, lines: list[Any]) -> tuple[float, float]:
     return finished, tokens
 
 
-async def test_a_capture_from_its_first_to_its_last_line(engine: LiveEngine) -> None:
+async def test_live_capture_sends_all_lines_in_order(engine: LiveEngine) -> None:
     server = engine.server
     await server.wait()
     armed, (header, first) = await engine.arm()
@@ -103,7 +103,7 @@ async def test_a_capture_from_its_first_to_its_last_line(engine: LiveEngine) -> 
     await until(lambda: engine.is_asleep)
 
 
-async def test_it_can_be_armed_again(engine: LiveEngine) -> None:
+async def test_recorder_can_be_armed_again(engine: LiveEngine) -> None:
     boots = set()
     await engine.server.wait()
     for number in range(3):
@@ -117,7 +117,7 @@ async def test_it_can_be_armed_again(engine: LiveEngine) -> None:
     assert len(boots) == 3
 
 
-async def test_asleep_nothing_is_kept(engine: LiveEngine) -> None:
+async def test_sleeping_recorder_keeps_no_collector(engine: LiveEngine) -> None:
     engine.server.add("a")
     await engine.server.step(chunk("a"))
     assert engine.hooks.switch.collector is None
@@ -132,7 +132,7 @@ async def test_asleep_nothing_is_kept(engine: LiveEngine) -> None:
 # The tally agrees with vLLM's own counters.
 
 
-async def test_requests_that_were_running_are_counted_and_not_recorded(engine: LiveEngine) -> None:
+async def test_requests_running_before_arming_are_counted_but_not_recorded(engine: LiveEngine) -> None:
     server = engine.server
     server.add("old-1", [1] * 10)
     server.add("old-2", [1] * 20)
@@ -152,7 +152,7 @@ async def test_requests_that_were_running_are_counted_and_not_recorded(engine: L
 
 
 @pytest.mark.parametrize("processor", [OlderOutputProcessor, OutputProcessor])
-async def test_stop_strings_aborts_and_late_outputs_count_as_in_vllm(tmp_path: Path, processor: Any) -> None:
+async def test_tally_matches_vllm_for_stop_strings_and_aborts(tmp_path: Path, processor: Any) -> None:
     with live_engine(tmp_path, HEADER, processor=processor) as engine:
         server = engine.server
         await server.wait()
@@ -170,7 +170,7 @@ async def test_stop_strings_aborts_and_late_outputs_count_as_in_vllm(tmp_path: P
         assert [records[pseudonym(name)].ended_by for name in ("stopped", "left")] == ["stop_string", "abort"]
 
 
-async def test_request_that_leaves_between_two_slices_of_a_message(engine: LiveEngine) -> None:
+async def test_tally_matches_vllm_for_abort_between_slices(engine: LiveEngine) -> None:
     server = engine.server
     await server.wait()
     armed, (_, first) = await engine.arm()
@@ -188,7 +188,7 @@ async def test_request_that_leaves_between_two_slices_of_a_message(engine: LiveE
     assert counted(first, lines) == (129, 129 * 3)
 
 
-async def test_request_that_the_engine_rejected_is_not_finished(engine: LiveEngine) -> None:
+async def test_rejected_request_is_not_counted_as_finished(engine: LiveEngine) -> None:
     """As in vLLM 0.33, whose paused engine rejects a request without counting it."""
     server = engine.server
     await server.wait()
@@ -202,7 +202,7 @@ async def test_request_that_the_engine_rejected_is_not_finished(engine: LiveEngi
 
 
 @pytest.mark.parametrize("arms_first", [True, False])
-async def test_arming_while_a_message_is_processed_waits_for_its_end(engine: LiveEngine, arms_first: bool) -> None:
+async def test_arming_and_disarming_wait_for_end_of_message(engine: LiveEngine, arms_first: bool) -> None:
     server = engine.server
     server.add("a")
     server.add("b")
@@ -261,7 +261,7 @@ async def test_sample_is_chosen_by_http_request(engine: LiveEngine) -> None:
     assert {tuple(record.prefill_tokens) for record in records} == {(600,)}
 
 
-async def test_canaries_are_left_out_and_their_verdicts_published_meanwhile(engine: LiveEngine) -> None:
+async def test_canary_requests_are_sampled_out_and_verdicts_published(engine: LiveEngine) -> None:
     server = engine.server
     await server.wait()
     armed, _ = await engine.arm()
@@ -299,7 +299,7 @@ def test_sample_has_its_size_and_depends_on_the_salt() -> None:
         ("unknown", None, "unknown"),
     ],
 )
-def test_answers_and_prompts_of_an_http_request_are_joined(
+def test_answers_and_prompts_of_an_http_request_share_its_id(
     request_id: str, external_id: str | None, joined: str
 ) -> None:
     assert http_request(request_id, external_id) == joined
@@ -330,7 +330,7 @@ async def test_text_of_users_does_not_leave_the_pod(tmp_path: Path) -> None:
         assert all(record.token_ids is None is record.prompt_token_ids for record in records.values())
 
 
-async def test_token_ids_that_are_allowed(tmp_path: Path) -> None:
+async def test_allowed_token_ids_are_recorded(tmp_path: Path) -> None:
     with live_engine(tmp_path, HEADER, allowed="answers, prompts") as engine:
         await engine.server.wait()
         armed, (header, _) = await engine.arm(token_ids=True, prompt_token_ids=True)
@@ -353,7 +353,7 @@ async def test_token_ids_that_are_allowed(tmp_path: Path) -> None:
         ("yes", {"token_ids": True}, True),
     ],
 )
-async def test_token_ids_need_the_administrators_word(
+async def test_token_ids_are_refused_unless_allowed(
     tmp_path: Path, allowed: str, wanted: dict[str, bool], is_refused: bool
 ) -> None:
     with live_engine(tmp_path, HEADER, allowed=allowed) as engine:
@@ -368,7 +368,7 @@ async def test_token_ids_need_the_administrators_word(
 
 
 @pytest.mark.parametrize(("tokens", "blocks"), [(0, 0), (BLOCK_SIZE, 1), (3 * BLOCK_SIZE - 1, 2), (40, 10)])
-def test_salted_hashes_follow_the_recipe(tokens: int, blocks: int) -> None:
+def test_salted_block_hashes_match_reference_implementation(tokens: int, blocks: int) -> None:
     prompt = [position * 70_000 for position in range(tokens)]
     previous, wanted = bytes(8), []
     for start in range(0, blocks * BLOCK_SIZE, BLOCK_SIZE):
@@ -382,7 +382,7 @@ def test_salted_hashes_follow_the_recipe(tokens: int, blocks: int) -> None:
 # The end: in order, or not.
 
 
-async def test_disarmed_it_follows_its_requests_to_their_end(engine: LiveEngine) -> None:
+async def test_disarmed_recorder_records_running_requests_to_their_end(engine: LiveEngine) -> None:
     server = engine.server
     await server.wait()
     armed, (_, first) = await engine.arm()
@@ -415,7 +415,7 @@ async def test_requests_that_outlast_the_drain_are_unfinished(engine: LiveEngine
     assert (lines[-1].unfinished, tally.recorded, tally.dropped) == (1, 1, 0)
 
 
-async def test_a_cut_connection_puts_the_hooks_to_sleep(engine: LiveEngine) -> None:
+async def test_closed_connection_puts_recorder_to_sleep(engine: LiveEngine) -> None:
     await engine.server.wait()
     armed, _ = await engine.arm()
     engine.server.add("a")
@@ -430,7 +430,7 @@ async def test_a_cut_connection_puts_the_hooks_to_sleep(engine: LiveEngine) -> N
     assert (tally.admitted, tally.recorded, tally.older) == (1, 1, 0)
 
 
-async def test_a_collector_that_reads_nothing_costs_the_engine_nothing(tmp_path: Path) -> None:
+async def test_stalled_collector_ends_recording_without_blocking_engine(tmp_path: Path) -> None:
     """The queue fills, drops and counts; then the recording ends. The event loop never waits."""
     with live_engine(tmp_path, HEADER, stalled_s=0.2) as engine:
         server = engine.server
@@ -447,7 +447,7 @@ async def test_a_collector_that_reads_nothing_costs_the_engine_nothing(tmp_path:
         assert (tally.admitted, tally.older) == (0, 0)
 
 
-async def test_what_the_queue_dropped_is_told(engine: LiveEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_dropped_by_full_queue_are_counted(engine: LiveEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "QUEUE_BYTES", 4000)
     await engine.server.wait()
     armed, _ = await engine.arm(steps=False)
@@ -472,7 +472,7 @@ async def test_line_that_the_collector_rejects_is_dropped(engine: LiveEngine, mo
     assert (tally.admitted, tally.recorded, tally.dropped, lines[-1].dropped) == (2, 1, 1, 1)
 
 
-async def test_after_many_errors_it_turns_itself_off(engine: LiveEngine) -> None:
+async def test_live_recorder_turns_off_after_many_errors(engine: LiveEngine) -> None:
     await engine.server.wait()
     armed, _ = await engine.arm()
     for _ in range(TOO_MANY_ERRORS):
@@ -483,7 +483,7 @@ async def test_after_many_errors_it_turns_itself_off(engine: LiveEngine) -> None
     await until(lambda: engine.is_asleep)
 
 
-async def test_the_end_of_the_process_closes_the_recording(engine: LiveEngine) -> None:
+async def test_process_end_closes_recording(engine: LiveEngine) -> None:
     await engine.server.wait()
     armed, _ = await engine.arm()
     engine.server.add("a")
@@ -525,7 +525,7 @@ def armed_at(path: Path) -> tuple[Armed, Any] | None:
     return (armed, armed._line()) if kinds([armed._line()]) == ["header"] else None
 
 
-def test_the_end_of_a_process_whose_event_loop_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_end_after_event_loop_closes_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECDECODE_LIVE_DIR", str(tmp_path))
     command = [sys.executable, "-c", ENDING]
     with subprocess.Popen(command, stdin=subprocess.PIPE, cwd=Path(__file__).parents[4]) as process:
@@ -580,7 +580,7 @@ async def test_invalid_orders_are_refused(engine: LiveEngine, order: Any, reason
 
 
 @pytest.mark.parametrize("order", [arm(), b"nonsense\n"])
-async def test_invalid_order_while_it_records_ends_the_recording(engine: LiveEngine, order: Any) -> None:
+async def test_invalid_order_ends_running_recording(engine: LiveEngine, order: Any) -> None:
     await engine.server.wait()
     armed, _ = await engine.arm()
     armed.order(order)
@@ -599,7 +599,7 @@ async def test_one_connection_is_armed_at_a_time(engine: LiveEngine) -> None:
     assert tally.admitted == 0
 
 
-async def test_connections_are_few(engine: LiveEngine) -> None:
+async def test_fifth_connection_is_refused(engine: LiveEngine) -> None:
     connections = [engine.connect() for _ in range(4)]
     (line,) = await engine.connect().rest()
     assert line.reason == "4 connections are open"
@@ -607,7 +607,7 @@ async def test_connections_are_few(engine: LiveEngine) -> None:
     eventually(lambda: engine.recorder.connections.acquire(blocking=False), "room for another")
 
 
-async def test_engine_that_has_not_begun_is_refused(engine: LiveEngine) -> None:
+async def test_arming_before_event_loop_runs_is_refused(engine: LiveEngine) -> None:
     connection = engine.connect()
     connection.order(arm())
     (line,) = await connection.rest()
@@ -615,7 +615,7 @@ async def test_engine_that_has_not_begun_is_refused(engine: LiveEngine) -> None:
     assert engine.is_asleep
 
 
-async def test_event_loop_that_does_not_respond(engine: LiveEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_arming_with_blocked_event_loop_is_refused(engine: LiveEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     from specdecode_operator.capture.recorder import live_collector
 
     monkeypatch.setattr(live_collector, "BOUNDARY_TIMEOUT_S", 0.01)
@@ -628,7 +628,7 @@ async def test_event_loop_that_does_not_respond(engine: LiveEngine, monkeypatch:
     assert engine.is_asleep  # the order that was given up is not followed later
 
 
-async def test_failing_counters_do_no_harm(engine: LiveEngine) -> None:
+async def test_arming_with_failing_counters_is_refused(engine: LiveEngine) -> None:
     await engine.server.wait()
     good, engine.server.counters = engine.server.counters, None  # type: ignore[assignment]
     connection = engine.connect()
@@ -686,7 +686,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
         each.end()
 
 
-def test_engine_with_a_folder_for_sockets_is_ready(started: Any, tmp_path: Path) -> None:
+def test_start_with_socket_folder_installs_hooks_once(started: Any, tmp_path: Path) -> None:
     hooks.start(None, [0])
     hooks.start(None, [0])  # of an engine that was rebuilt in this process
     assert [path.name for path in tmp_path.iterdir()] == [f"{os.getpid()}.sock"]
@@ -694,7 +694,7 @@ def test_engine_with_a_folder_for_sockets_is_ready(started: Any, tmp_path: Path)
     assert len(started.made) == 1
 
 
-def test_folder_without_room_for_a_socket_leaves_the_engine_alone(
+def test_unusable_socket_folder_leaves_engine_unhooked(
     started: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("SPECDECODE_LIVE_DIR", "/proc/nowhere")
@@ -703,7 +703,9 @@ def test_folder_without_room_for_a_socket_leaves_the_engine_alone(
     assert "could not start" in caplog.text
 
 
-def test_engine_of_a_capture_keeps_its_mode(started: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_record_folder_takes_precedence_over_live_mode(
+    started: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "segments"
     folder.mkdir()
     monkeypatch.setenv("SPECDECODE_RECORD_DIR", str(folder))
@@ -714,7 +716,7 @@ def test_engine_of_a_capture_keeps_its_mode(started: Any, tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("what", ["shape", "states", "import"])
-def test_unknown_engine_is_left_alone_and_its_socket_tells(
+def test_unknown_engine_is_not_hooked_and_arming_is_refused(
     started: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     class NoStates:
@@ -742,7 +744,7 @@ def test_unknown_engine_is_left_alone_and_its_socket_tells(
     assert reasons[what] in line.reason
 
 
-def test_settings() -> None:
+def test_live_settings_come_from_environment() -> None:
     assert LiveSettings.from_environment({}) is None
     assert LiveSettings.from_environment({"SPECDECODE_LIVE_DIR": ""}) is None
     found = LiveSettings.from_environment({"SPECDECODE_LIVE_DIR": "/s", "SPECDECODE_LIVE_TOKEN_IDS": "answers"})
@@ -772,7 +774,7 @@ print(sorted(read_counters().items()))
 
 
 @pytest.mark.parametrize("shares", [False, True])
-def test_counters_of_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shares: bool) -> None:
+def test_counters_are_those_of_own_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shares: bool) -> None:
     """Also when several API servers share a folder of counters."""
     if shares:
         monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
@@ -782,5 +784,5 @@ def test_counters_of_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert done.stdout.strip() == "[('generation_tokens', 10.0), ('requests_finished', 4.0)]"
 
 
-def test_states_of_known_engines_are_found() -> None:
+def test_known_engine_has_no_live_problems() -> None:
     assert live_problems(engine_classes()) == []

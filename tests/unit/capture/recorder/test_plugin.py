@@ -45,7 +45,7 @@ def is_hooked(classes: Any) -> bool:
     return hasattr(classes.output_processor.add_request, "__wrapped__")
 
 
-def test_nothing_but_the_segment_stays(classes: Any, tmp_path: Path) -> None:
+def test_reserve_file_is_removed_at_close(classes: Any, tmp_path: Path) -> None:
     hooks.start(None, [0])
     assert len(list(tmp_path.glob("*.reserve"))) == 1
     (tmp_path / "close").touch()
@@ -53,7 +53,7 @@ def test_nothing_but_the_segment_stays(classes: Any, tmp_path: Path) -> None:
     assert [path.suffix for path in sorted(tmp_path.iterdir())] == ["", ".jsonl"]
 
 
-async def test_records_until_the_close_file_appears(classes: Any, tmp_path: Path) -> None:
+async def test_recorder_records_until_close_file_appears(classes: Any, tmp_path: Path) -> None:
     hooks.start(None, [0])
     server = ApiServer(classes)
     server.add("a")
@@ -66,7 +66,9 @@ async def test_records_until_the_close_file_appears(classes: Any, tmp_path: Path
     assert (closed["reason"], closed["requests"], closed["steps"]) == ("ordered", 1, 1)
 
 
-def test_without_a_folder_nothing_happens(classes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_without_record_folder_does_nothing(
+    classes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("SPECDECODE_RECORD_DIR")
     threads = threading.active_count()
     hooks.start(None, [0])
@@ -75,7 +77,7 @@ def test_without_a_folder_nothing_happens(classes: Any, tmp_path: Path, monkeypa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_process_records_once(classes: Any, tmp_path: Path) -> None:
+def test_second_start_in_a_process_is_ignored(classes: Any, tmp_path: Path) -> None:
     hooks.start(None, [0])
     hooks.start(None, [1])
     assert len(list(tmp_path.glob("segment-*.jsonl"))) == 1
@@ -84,7 +86,7 @@ def test_a_process_records_once(classes: Any, tmp_path: Path) -> None:
     eventually(lambda: not is_hooked(classes), "closed")
 
 
-def test_unknown_engine_is_left_alone(
+def test_unknown_engine_is_not_hooked(
     classes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(hooks, "find_classes", lambda: replace(classes, event_type=()))
@@ -98,7 +100,7 @@ def test_unknown_engine_is_left_alone(
     assert "EngineCoreEventType is {}" in caplog.text
 
 
-def test_classes_that_cannot_be_looked_at_are_left_alone(
+def test_engine_with_uninspectable_classes_is_not_hooked(
     classes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hooks, "find_classes", lambda: replace(classes, messages={}))
@@ -107,7 +109,7 @@ def test_classes_that_cannot_be_looked_at_are_left_alone(
     assert not is_hooked(classes)
 
 
-async def test_a_version_that_nobody_tried_is_recorded_where_its_classes_are_as_needed(
+async def test_untested_version_with_known_classes_is_recorded(
     classes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = msgspec.structs.replace(HEADER, vllm="0.99.0", recorder_tried=False)
@@ -125,7 +127,7 @@ async def test_a_version_that_nobody_tried_is_recorded_where_its_classes_are_as_
     assert "not tested with vLLM 0.99.0" in caplog.text
 
 
-def test_engine_without_a_class_is_left_alone(classes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_with_missing_class_is_not_hooked(classes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> Any:
         raise ImportError("cannot import name 'EngineCoreEvent'")
 
@@ -135,7 +137,7 @@ def test_engine_without_a_class_is_left_alone(classes: Any, tmp_path: Path, monk
     assert not is_hooked(classes)
 
 
-def test_folder_that_cannot_be_written_leaves_the_engine_alone(
+def test_unwritable_folder_leaves_engine_unhooked(
     classes: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("SPECDECODE_RECORD_DIR", "/proc/nowhere")
@@ -144,7 +146,7 @@ def test_folder_that_cannot_be_written_leaves_the_engine_alone(
     assert "could not start" in caplog.text
 
 
-async def test_a_failing_writer_ends_in_good_order(
+async def test_failing_writer_closes_segment_and_removes_hooks(
     classes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(_: Any) -> None:
@@ -181,7 +183,7 @@ asyncio.run(serve())
 """
 
 
-def test_the_end_of_the_process_closes_the_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_end_closes_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECDECODE_RECORD_DIR", str(tmp_path))
     repository = Path(__file__).parents[4]
     subprocess.run([sys.executable, "-c", PROCESS], check=True, cwd=repository, timeout=300)
@@ -205,11 +207,11 @@ def test_the_end_of_the_process_closes_the_segment(tmp_path: Path, monkeypatch: 
         ),
     ],
 )
-def test_settings_from_the_environment(variables: dict[str, str], settings: Settings | None) -> None:
+def test_settings_come_from_environment(variables: dict[str, str], settings: Settings | None) -> None:
     assert Settings.from_environment(variables) == settings
 
 
-def test_header_says_what_the_configuration_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_header_has_engine_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     from specdecode_operator.capture.recorder import vllm_internals
 
     platform = SimpleNamespace(
@@ -258,7 +260,7 @@ def test_header_says_what_the_configuration_has(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("refusal", [NotImplementedError, ValueError])
-def test_gpu_whose_driver_tells_nothing(monkeypatch: pytest.MonkeyPatch, refusal: type[Exception]) -> None:
+def test_header_has_no_gpu_if_driver_refuses(monkeypatch: pytest.MonkeyPatch, refusal: type[Exception]) -> None:
     from specdecode_operator.capture.recorder import vllm_internals
 
     def refuse(*_: object) -> str:
@@ -291,7 +293,7 @@ if __name__ == "__main__":
 """
 
 
-def test_api_servers_of_one_start_have_its_id(tmp_path: Path) -> None:
+def test_api_servers_of_one_start_share_start_id(tmp_path: Path) -> None:
     (tmp_path / "launch.py").write_text(TWO_SERVERS)
     command = [sys.executable, str(tmp_path / "launch.py")]
     starts = [
@@ -302,7 +304,7 @@ def test_api_servers_of_one_start_have_its_id(tmp_path: Path) -> None:
     assert first != second
 
 
-def test_start_of_a_process_of_the_same_number(tmp_path: Path) -> None:
+def test_start_id_distinguishes_processes_with_equal_pid(tmp_path: Path) -> None:
     """As in a container that was started anew; the name of a process may hold anything."""
     (tmp_path / str(os.getpid())).mkdir()
     stat = tmp_path / str(os.getpid()) / "stat"
@@ -326,7 +328,7 @@ def test_bundle_is_a_distribution_with_one_plugin(tmp_path: Path) -> None:
     assert RECORDER.write(tmp_path) == written
 
 
-def test_bundle_needs_nothing_of_ours(tmp_path: Path) -> None:
+def test_bundle_imports_nothing_of_the_operator(tmp_path: Path) -> None:
     modules = [path for path in RECORDER.write(tmp_path) if path.suffix == ".py"]
     for module in modules:
         for node in ast.walk(ast.parse(module.read_text())):

@@ -112,7 +112,7 @@ def pod(tmp_path: Path) -> Iterator[Pod]:
     made.end()
 
 
-def test_connects_a_recorder_with_the_collector(pod: Pod) -> None:
+def test_sidecar_connects_recorder_with_collector(pod: Pod) -> None:
     listener = pod.recorder("17.sock")
     pod.order()
     collector, recorder = pod.called(), Peer(listener.accept()[0])
@@ -140,7 +140,7 @@ def test_connects_a_recorder_with_the_collector(pod: Pod) -> None:
     assert TOKEN not in pod.log.read_text()
 
 
-def test_each_recorder_has_its_connection(pod: Pod) -> None:
+def test_each_recorder_has_its_own_connection(pod: Pod) -> None:
     listeners = [pod.recorder(f"{number}.sock") for number in (1, 2)]
     with socket.socket(socket.AF_UNIX) as ended:
         ended.bind(str(pod.sockets / "3.sock"))  # of a process that was killed
@@ -150,7 +150,7 @@ def test_each_recorder_has_its_connection(pod: Pod) -> None:
 
 
 @pytest.mark.parametrize("left_behind", [True, False])
-def test_pod_without_recorder_says_why_and_then_connects_it(pod: Pod, left_behind: bool) -> None:
+def test_pod_without_recorder_reports_reason_until_one_appears(pod: Pod, left_behind: bool) -> None:
     if left_behind:
         with socket.socket(socket.AF_UNIX) as ended:
             ended.bind(str(pod.sockets / "1.sock"))
@@ -164,7 +164,7 @@ def test_pod_without_recorder_says_why_and_then_connects_it(pod: Pod, left_behin
     assert without.is_cut
 
 
-def test_collector_that_goes_is_called_again(pod: Pod) -> None:
+def test_sidecar_reconnects_after_collector_closes(pod: Pod) -> None:
     listener = pod.recorder("17.sock")
     pod.order()
     for _ in range(2):
@@ -174,7 +174,7 @@ def test_collector_that_goes_is_called_again(pod: Pod) -> None:
         assert recorder.is_cut  # the lease has ended
 
 
-def test_recorder_that_goes_is_connected_again(pod: Pod) -> None:
+def test_sidecar_reconnects_after_recorder_closes(pod: Pod) -> None:
     listener = pod.recorder("17.sock")
     pod.order()
     for _ in range(2):
@@ -185,7 +185,7 @@ def test_recorder_that_goes_is_connected_again(pod: Pod) -> None:
         collector.close()
 
 
-def test_collector_that_is_not_there_yet_is_called_again(pod: Pod) -> None:
+def test_sidecar_retries_until_collector_listens(pod: Pod) -> None:
     pod.recorder("17.sock")
     port = pod.collector.getsockname()[1]
     pod.collector.close()
@@ -197,7 +197,7 @@ def test_collector_that_is_not_there_yet_is_called_again(pod: Pod) -> None:
 
 
 @pytest.mark.parametrize("has_recorder", [True, False])
-def test_collector_that_is_done_is_not_called_again_for_this_order(pod: Pod, has_recorder: bool) -> None:
+def test_sidecar_does_not_reconnect_after_bye(pod: Pod, has_recorder: bool) -> None:
     if has_recorder:
         pod.recorder("17.sock")
     pod.order()
@@ -211,7 +211,7 @@ def test_collector_that_is_done_is_not_called_again_for_this_order(pod: Pod, has
     assert len(tried) == 2
 
 
-def test_connections_end_with_the_order(pod: Pod) -> None:
+def test_connections_end_when_order_is_removed(pod: Pod) -> None:
     listener = pod.recorder("17.sock")
     pod.order()
     collector, recorder = pod.called(), Peer(listener.accept()[0])
@@ -223,7 +223,7 @@ def test_connections_end_with_the_order(pod: Pod) -> None:
     assert pod.called().hello()["token"] == "0" * 32
 
 
-def test_orders_that_are_over_or_invalid_are_ignored(pod: Pod) -> None:
+def test_expired_and_invalid_orders_are_ignored(pod: Pod) -> None:
     pod.recorder("17.sock")
     pod.order(until_wall_s=time.time() - 1, token="1" * 32)
     eventually(lambda: "until_wall_s has passed" in pod.log.read_text(), "it has seen the order")
@@ -234,7 +234,7 @@ def test_orders_that_are_over_or_invalid_are_ignored(pod: Pod) -> None:
     assert TOKEN not in pod.log.read_text()
 
 
-def test_order_that_expires_ends_the_connections(pod: Pod) -> None:
+def test_expired_order_ends_connections(pod: Pod) -> None:
     pod.recorder("17.sock")
     pod.order()
     collector = pod.called()
@@ -261,7 +261,7 @@ def test_slow_collector_slows_down_the_recorder(pod: Pod) -> None:
 
 
 @pytest.mark.parametrize("is_connected", [True, False])
-def test_sigterm_ends_it_at_once(pod: Pod, is_connected: bool) -> None:
+def test_sigterm_ends_sidecar_at_once(pod: Pod, is_connected: bool) -> None:
     if is_connected:
         pod.recorder("17.sock")
         pod.order()
@@ -273,7 +273,7 @@ def test_sigterm_ends_it_at_once(pod: Pod, is_connected: bool) -> None:
     assert pod.process.wait(DEADLINE_S) == 0
 
 
-def test_too_long_order_of_the_collector_ends_the_connection(pod: Pod) -> None:
+def test_oversized_line_of_collector_ends_connection(pod: Pod) -> None:
     listener = pod.recorder("17.sock")
     pod.order()
     collector, recorder = pod.called(), Peer(listener.accept()[0])
@@ -285,7 +285,7 @@ def test_too_long_order_of_the_collector_ends_the_connection(pod: Pod) -> None:
 @pytest.mark.parametrize(
     ("address", "host", "port"), [("10.0.0.7:8470", "10.0.0.7", 8470), ("[fd00::7]:65535", "fd00::7", 65535)]
 )
-def test_addresses(tmp_path: Path, address: str, host: str, port: int) -> None:
+def test_order_address_may_be_ipv4_or_ipv6(tmp_path: Path, address: str, host: str, port: int) -> None:
     path = tmp_path / "order.json"
     path.write_text(json.dumps(ORDER | {"address": address}))
     assert read_order(path) == Order("tests/live", "11111111-aaaa", host, port, TOKEN, 4e9)
@@ -332,14 +332,14 @@ def test_addresses(tmp_path: Path, address: str, host: str, port: int) -> None:
         ),
     ],
 )
-def test_invalid_orders(tmp_path: Path, text: str, reason: str) -> None:
+def test_invalid_orders_are_refused(tmp_path: Path, text: str, reason: str) -> None:
     path = tmp_path / "order.json"
     path.write_text(text)
     with pytest.raises(BadOrderError, match=reason):
         read_order(path)
 
 
-def test_no_order(tmp_path: Path) -> None:
+def test_missing_order_is_none_and_unreadable_one_is_refused(tmp_path: Path) -> None:
     assert read_order(tmp_path / "order.json") is None
     with pytest.raises(BadOrderError):
         read_order(tmp_path)

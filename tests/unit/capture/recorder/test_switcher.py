@@ -99,7 +99,7 @@ class TestOrders:
         eventually(lambda: {"to stdout a$b", "to stderr"} <= set(container.said.read_text().splitlines()), "both said")
         assert container.state == (1, "running", None)
 
-    def test_one_engine_at_a_time(self, container: Container) -> None:
+    def test_one_engine_runs_at_a_time(self, container: Container) -> None:
         container.start(1, SAYS_AND_WAITS, NAME="first")
         first = container.logged(1)[0].split()[1]
         assert is_alive(first)
@@ -109,7 +109,7 @@ class TestOrders:
         container.start(3, SAYS_AND_WAITS, NAME="third")
         assert [line.split()[0] for line in container.logged(3)] == ["first", "alone", "third"]
 
-    def test_nothing_is_left_of_an_engine(self, impatient: Container) -> None:
+    def test_all_processes_of_stopped_engine_are_killed(self, impatient: Container) -> None:
         """Neither what is in its group, nor what made a session of its own, nor what hears no signal."""
         impatient.start(1, ["sh", "-c", f"trap '' TERM; {LEAVES_CHILDREN[2].replace('exec ', '')}; sleep 1000"])
         children = impatient.logged(2)
@@ -118,7 +118,7 @@ class TestOrders:
         eventually(lambda: impatient.state == (2, "stopped", None), "stopped")
         assert not any(map(is_alive, children))
 
-    def test_an_engine_may_be_stopped_and_another_started(self, container: Container) -> None:
+    def test_engine_can_be_stopped_and_another_started(self, container: Container) -> None:
         container.start(1, SAYS_AND_WAITS, NAME="first")
         container.order({"number": 2, "command": None, "env": {}})
         eventually(lambda: container.state == (2, "stopped", None), "stopped")
@@ -150,7 +150,7 @@ class TestOrders:
             {"number": 1, "command": ["touch", "hurt"], "env": {"A": 1}},
         ],
     )
-    def test_what_is_no_order_is_not_followed(
+    def test_invalid_order_is_ignored_and_logged_once(
         self, container: Container, order: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         monkeypatch.chdir(tmp_path)
@@ -161,7 +161,7 @@ class TestOrders:
         assert container.logged(1)
         assert container.said.read_text().count("\n") == 1, "one line, however often it looked"
 
-    def test_no_link_and_no_pipe_is_followed(self, container: Container, tmp_path: Path) -> None:
+    def test_order_file_must_be_regular_file(self, container: Container, tmp_path: Path) -> None:
         (tmp_path / "elsewhere").write_text(json.dumps({"number": 1, "command": ["true"], "env": {}}))
         (container.folder / "order.json").symlink_to(tmp_path / "elsewhere")
         eventually(lambda: "is ignored" in container.said.read_text(), "it says so")
@@ -172,14 +172,14 @@ class TestOrders:
 
 
 class TestEnd:
-    def test_signal_ends_the_engine_as_it_likes(self, container: Container) -> None:
+    def test_sigterm_is_forwarded_and_engine_exit_code_returned(self, container: Container) -> None:
         container.start(1, ["sh", "-c", 'trap "echo bye; exit 5" TERM; echo up >> "$LOG"; while :; do sleep 0.1; done'])
         container.logged(1)
         container.process.terminate()
         assert container.exit_code() == 5
         assert "bye" in container.said.read_text()
 
-    def test_signal_without_an_engine(self, container: Container) -> None:
+    def test_sigterm_without_engine_exits_with_0(self, container: Container) -> None:
         container.start(1, SAYS_AND_WAITS, NAME="a")
         container.order({"number": 2, "command": None, "env": {}})
         eventually(lambda: container.state[0] == 2, "stopped")
@@ -197,13 +197,13 @@ class TestEnd:
         assert container.exit_code() == code
         assert container.state == (1, "ended", code)
 
-    def test_its_children_go_with_it(self, impatient: Container) -> None:
+    def test_children_of_ended_engine_are_killed(self, impatient: Container) -> None:
         impatient.start(1, [*LEAVES_CHILDREN[:2], LEAVES_CHILDREN[2].replace("exec sleep 1000", "exit 1")])
         children = impatient.logged(2)
         assert impatient.exit_code() == 1
         assert not any(map(is_alive, children))
 
-    def test_container_that_starts_anew_starts_nothing_again(self, container: Container) -> None:
+    def test_restarted_container_does_not_restart_engine(self, container: Container) -> None:
         container.start(1, SAYS_AND_WAITS, NAME="first")
         container.process.send_signal(signal.SIGKILL)
         container.exit_code()
@@ -216,10 +216,10 @@ class TestEnd:
         again.exit_code()
 
 
-class TestBothEnds:
+class TestEngineSwitch:
     """Through the files, as the load generator has it."""
 
-    async def test_one_after_the_other(self, container: Container) -> None:
+    async def test_engine_switch_starts_and_stops_engines_in_turn(self, container: Container) -> None:
         switch = EngineSwitch(container.folder)
         for name in ("first", "second"):
             await switch.start(SAYS_AND_WAITS, {"NAME": name, "LOG": str(container.log)})
@@ -228,7 +228,7 @@ class TestBothEnds:
         assert container.state == (4, "stopped", None)
         assert [line.split()[0] for line in container.logged(2)] == ["first", "second"]
 
-    async def test_engine_that_ended(self, container: Container) -> None:
+    async def test_engine_exit_is_reported_with_exit_code(self, container: Container) -> None:
         switch = EngineSwitch(container.folder)
         await switch.start(["sh", "-c", "sleep 0.5; exit 4"], {})
         assert "exit code 4" in await switch.wait_until_ended()
@@ -237,17 +237,17 @@ class TestBothEnds:
             await switch.stop()
         assert failure.value.reason == "EngineExited"
 
-    async def test_engine_that_cannot_be_run(self, container: Container) -> None:
+    async def test_missing_engine_command_fails_with_exit_code_127(self, container: Container) -> None:
         with pytest.raises(CaptureError, match="exit code 127"):
             await EngineSwitch(container.folder).start(["no-such-engine"], {})
 
-    async def test_container_without_a_switcher(self, tmp_path: Path) -> None:
+    async def test_missing_switcher_is_engine_not_ready(self, tmp_path: Path) -> None:
         with pytest.raises(CaptureError, match="must have python3") as failure:
             await EngineSwitch(tmp_path, answer_s=0).start(["true"], {})
         assert failure.value.reason == "EngineNotReady"
 
     @pytest.mark.parametrize("text", [b"", b"{", b'{"number": 1, "state": "asleep"}'])
-    async def test_state_that_nobody_understands(self, tmp_path: Path, text: bytes) -> None:
+    async def test_invalid_state_file_is_refused(self, tmp_path: Path, text: bytes) -> None:
         (tmp_path / "state.json").write_bytes(text)
         with pytest.raises(CaptureError, match=r"state\.json"):
             EngineSwitch(tmp_path)

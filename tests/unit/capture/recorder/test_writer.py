@@ -26,7 +26,7 @@ from tests.support.engine_standins import EngineCoreOutputs, EngineCoreRequest, 
 from tests.unit.capture.conftest import HEADER, Recorder
 
 
-async def test_order_to_close(recorder: Recorder) -> None:
+async def test_close_writes_unfinished_requests_and_totals(recorder: Recorder) -> None:
     server = recorder.server
     for name in "abc":
         server.add(name)
@@ -42,14 +42,14 @@ async def test_order_to_close(recorder: Recorder) -> None:
     assert recorder.writer.is_closed
 
 
-def test_order_to_close_while_vllm_processes_a_message(recorder: Recorder) -> None:
+def test_close_records_end_of_message_in_progress(recorder: Recorder) -> None:
     recorder.server.add("a")
     recorder.collector.take(EngineCoreOutputs(0, [last_chunk("a", 2)], None, 1.0))
     recorder.writer.close("ordered")
     assert [line.ended_by for line in recorder.lines("request")] == ["engine"]
 
 
-async def test_nothing_is_recorded_afterwards(recorder: Recorder) -> None:
+async def test_nothing_is_recorded_after_close(recorder: Recorder) -> None:
     recorder.writer.close("ordered")
     before = recorder.path.read_bytes()
     recorder.server.add("late")
@@ -59,7 +59,7 @@ async def test_nothing_is_recorded_afterwards(recorder: Recorder) -> None:
     assert recorder.collector.errors == 0
 
 
-async def test_what_the_queue_cannot_hold_is_counted(make_recorder: Any) -> None:
+async def test_lines_dropped_by_full_queue_are_counted(make_recorder: Any) -> None:
     recorder = make_recorder(capacity_bytes=8000)
     for number in range(4):
         recorder.server.add(f"r{number}")
@@ -70,7 +70,7 @@ async def test_what_the_queue_cannot_hold_is_counted(make_recorder: Any) -> None
     assert 1 < closed.dropped < 5
 
 
-def test_the_queue_takes_exactly_what_it_has_room_for() -> None:
+def test_queue_holds_exactly_its_capacity() -> None:
     step = StepSample(0, 0.0, None)
     queue = BoundedQueue(capacity_bytes=2 * step.size_bytes)
     for _ in range(3):
@@ -81,7 +81,7 @@ def test_the_queue_takes_exactly_what_it_has_room_for() -> None:
     assert (len(queue), queue.dropped) == (2, 1)
 
 
-async def test_long_prompts_fill_the_queue_as_they_fill_memory() -> None:
+async def test_queue_size_accounts_for_memory_of_long_prompts() -> None:
     """A disk that does not answer must not take the engine's memory: 65,536 prompts of 8,000 tokens had 20 GiB."""
     queue = BoundedQueue(capacity_bytes=2 * 2**20)
     tracemalloc.start()
@@ -97,7 +97,7 @@ async def test_long_prompts_fill_the_queue_as_they_fill_memory() -> None:
     assert 0.8 * 2 * 2**20 < held_bytes < 1.2 * 2 * 2**20
 
 
-async def test_anchors_in_time(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_anchors_are_written_at_their_interval(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     """The wall clock is read between two looks at the other one: the anchor lies in their middle."""
     seconds = itertools.count()
     clocks = {"monotonic": lambda: float(next(seconds)), "time": lambda: 1e9 + next(seconds)}
@@ -112,7 +112,7 @@ async def test_anchors_in_time(recorder: Recorder, monkeypatch: pytest.MonkeyPat
     assert all(anchor.wall_s - anchor.monotonic_s == 1e9 for anchor in recorder.lines("anchor"))
 
 
-async def test_file_is_synced_now_and_then_and_at_the_end(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_file_is_synced_at_interval_and_at_close(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[int] = []
     monkeypatch.setattr(os, "fsync", synced.append)
     recorder.writer.turn()
@@ -151,7 +151,7 @@ class SmallDisk:
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
-async def test_full_disk_ends_the_segment_with_its_last_whole_line(
+async def test_full_disk_closes_segment_after_last_complete_line(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     SmallDisk(monkeypatch, 2500, code)
@@ -170,7 +170,7 @@ async def test_full_disk_ends_the_segment_with_its_last_whole_line(
     assert not list(recorder.path.parent.glob("*.reserve"))
 
 
-async def test_full_disk_at_the_order_to_close(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_full_disk_at_close_is_disk_full(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder.server.add("a")
     recorder.server.add("b")
     await recorder.server.step(last_chunk("a"), running=None)
@@ -180,7 +180,7 @@ async def test_full_disk_at_the_order_to_close(recorder: Recorder, monkeypatch: 
     assert (closed.reason, closed.requests, closed.unfinished, closed.dropped) == ("disk_full", 1, 1, 1)
 
 
-async def test_disk_that_fails_otherwise(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_io_error_closes_segment_with_write_error(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder.server.add("a")
     await recorder.server.step(last_chunk("a"))
     disk = SmallDisk(monkeypatch, 100, errno.EIO)  # half a line
@@ -191,7 +191,9 @@ async def test_disk_that_fails_otherwise(recorder: Recorder, monkeypatch: pytest
     assert (closed.reason, closed.dropped) == ("write_error", 2)
 
 
-async def test_broken_disk_does_no_harm(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_persistent_io_error_leaves_segment_unchanged(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: Any) -> int:
         raise OSError(errno.EIO, "broken")
 
@@ -215,7 +217,7 @@ def small_volume(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_real_full_disk(small_volume: Path) -> None:
+def test_segment_on_full_tmpfs_keeps_written_lines(small_volume: Path) -> None:
     segment = Segment(small_volume / "segment-1.jsonl")
     line = b"x" * 999 + b"\n"
     written = 0
@@ -231,7 +233,7 @@ def test_real_full_disk(small_volume: Path) -> None:
     assert [path.name for path in small_volume.iterdir()] == ["segment-1.jsonl"]
 
 
-def test_existing_files_are_never_touched(tmp_path: Path) -> None:
+def test_existing_segment_is_not_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "segment-1.jsonl"
     path.write_text("precious\n")
     with pytest.raises(FileExistsError):

@@ -64,7 +64,7 @@ def shown(page: Path) -> str:
     return unescape(re.sub(r"<[^>]*>", "", page.read_text()))
 
 
-def test_sentences_have_the_figures_of_the_files(made: Path) -> None:
+def test_page_sentences_state_recorded_figures(made: Path) -> None:
     words = shown(made / "page.html")
     for sentence in (
         "100% of the drafts were accepted at the first position, 0% to the last of 4; 3.00 tokens per verification",
@@ -78,7 +78,7 @@ def test_sentences_have_the_figures_of_the_files(made: Path) -> None:
         assert sentence in words
 
 
-def test_a_replay_stands_beside_its_capture(report: Report, tmp_path: Path) -> None:
+def test_replay_is_shown_beside_its_capture(report: Report, tmp_path: Path) -> None:
     captured = write_capture(tmp_path / "a")
     replayed = write_capture(tmp_path / "b", gap_ms=11.0)
     assert report(captured, "--replayed", replayed).exit_code == 0
@@ -89,7 +89,7 @@ def test_a_replay_stands_beside_its_capture(report: Report, tmp_path: Path) -> N
     assert "(+10.0 %)" in words, "the replay's TPOT against the capture's"
 
 
-def test_each_figure_is_written_alone_with_its_title_and_its_capture(made: Path) -> None:
+def test_each_figure_is_also_written_as_svg_and_png(made: Path) -> None:
     names = {path.stem for path in (made / "svg").iterdir()}
     assert names == {path.stem for path in (made / "png").iterdir()}
     assert {"tokens-per-step", "step-time", "acceptance-by-position", "latency-by-load", "kv-cache", "budget"} <= names
@@ -98,7 +98,7 @@ def test_each_figure_is_written_alone_with_its_title_and_its_capture(made: Path)
         assert words in svg
 
 
-def test_the_same_files_give_the_same_bytes(report: Report, made: Path, tmp_path: Path) -> None:
+def test_report_is_deterministic(report: Report, made: Path, tmp_path: Path) -> None:
     assert report(made / "demo", "--svg", "svg").exit_code == 0
     assert (tmp_path / "report.html").read_bytes() == (made / "page.html").read_bytes()
     for svg in (made / "svg").iterdir():
@@ -117,7 +117,7 @@ def left_out(report: Report, tmp_path: Path, records: list[Any], meta: Any = MET
     return made.stdout
 
 
-def test_a_trace_alone_has_the_figures_of_a_trace(report: Report, tmp_path: Path) -> None:
+def test_trace_alone_leaves_out_figures_with_reasons(report: Report, tmp_path: Path) -> None:
     said = left_out(report, tmp_path, [record(arrival_ms=10.0 * place) for place in range(3)])
     for title, why in (
         ("Acceptance by position", "step statistics (step-stats.jsonl)"),
@@ -129,7 +129,7 @@ def test_a_trace_alone_has_the_figures_of_a_trace(report: Report, tmp_path: Path
     assert "report.html: 7 figures" in said
 
 
-def test_one_request_without_a_step_has_a_timeline(report: Report, tmp_path: Path) -> None:
+def test_single_request_without_decode_step_has_a_figure(report: Report, tmp_path: Path) -> None:
     alone = {"prompt_tokens": 5, "output_tokens": 1, "ttft_ms": 20.0, "arrival_ms": 0.0}
     said = left_out(report, tmp_path, [alone])
     assert "Tokens per decode step: no request has more than one chunk" in said
@@ -137,20 +137,20 @@ def test_one_request_without_a_step_has_a_timeline(report: Report, tmp_path: Pat
     assert "report.html: 1 figure\n" in said
 
 
-def test_an_engine_that_does_not_speculate_has_no_acceptance(report: Report, tmp_path: Path) -> None:
+def test_engine_without_speculation_has_no_acceptance_figures(report: Report, tmp_path: Path) -> None:
     plain = [record(output_tokens=3, itl_tokens=None, arrival_ms=10.0 * place) for place in range(3)]
     said = left_out(report, tmp_path, plain, {"model": "m"})
     assert said.count("nothing was drafted") == 4
     assert "1.00 tokens per step on average; 100% of the steps produced one token" in shown(tmp_path / "report.html")
 
 
-def test_a_client_that_asks_again_at_once_is_one_at_a_time(report: Report, tmp_path: Path) -> None:
+def test_back_to_back_requests_count_as_one_at_a_time(report: Report, tmp_path: Path) -> None:
     whole_ms = 30.0 + 10.0 + 12.5
     left_out(report, tmp_path, [record(arrival_ms=whole_ms * place) for place in range(9)])
     assert "9 requests in 0.472 s, at most 1 at a time" in shown(tmp_path / "report.html")
 
 
-def test_requests_that_never_arrived_have_no_timeline(report: Report, tmp_path: Path) -> None:
+def test_requests_without_arrival_times_have_no_timeline(report: Report, tmp_path: Path) -> None:
     said = left_out(report, tmp_path, [record(arrival_ms=None), record(arrival_ms=None)])
     assert "Timeline of requests: the requests have no arrival times" in said
 
@@ -158,7 +158,7 @@ def test_requests_that_never_arrived_have_no_timeline(report: Report, tmp_path: 
 HOSTILE = "</title><script>alert(1)</script> $x^{$ & \"'\x00\x1b[31m\u202e]]>--><!-- 漢字"
 
 
-def test_names_from_files_are_shown_and_do_nothing(report: Report, tmp_path: Path) -> None:
+def test_names_from_files_are_escaped(report: Report, tmp_path: Path) -> None:
     folder = write_capture(tmp_path / "demo", capture=HOSTILE, model=HOSTILE, gpu=HOSTILE, vllm=HOSTILE)
     lines = (folder / "trace.jsonl").read_text().splitlines()
     hostile = [json.dumps(json.loads(line) | {"phase": HOSTILE}) for line in lines[1:]]
@@ -172,7 +172,7 @@ def test_names_from_files_are_shown_and_do_nothing(report: Report, tmp_path: Pat
     assert "default-src 'none'" in page
 
 
-def test_what_cannot_be_read_is_left_out_and_said(report: Report, tmp_path: Path) -> None:
+def test_unreadable_lines_are_left_out_with_warning(report: Report, tmp_path: Path) -> None:
     folder = write_capture(tmp_path / "demo")
     with (folder / "trace.jsonl").open("a") as trace:
         trace.write('{"prompt_tokens": 1}\nno json\n')
@@ -185,7 +185,7 @@ def test_what_cannot_be_read_is_left_out_and_said(report: Report, tmp_path: Path
     assert "2 lines that cannot be read left out" in shown(tmp_path / "report.html")
 
 
-def test_what_only_the_second_capture_has_is_in_the_legend_too(report: Report, tmp_path: Path) -> None:
+def test_legend_includes_series_of_second_capture_only(report: Report, tmp_path: Path) -> None:
     folders = [write_capture(tmp_path / name, namespace=name) for name in ("idle", "queue")]
     lines = [step(20.0 * index, [2, 1, 1, 0], usage=0.0) for index in range(120)]
     for line in lines:
@@ -198,7 +198,7 @@ def test_what_only_the_second_capture_has_is_in_the_legend_too(report: Report, t
     assert "how full the KV cache was is not known, no request waited after a step" in words
 
 
-def test_moments_of_another_era_and_sizes_beyond_all_are_drawn(report: Report, tmp_path: Path) -> None:
+def test_extreme_times_and_sizes_are_drawn(report: Report, tmp_path: Path) -> None:
     folder = tmp_path / "odd"
     folder.mkdir()
     epoch = [record(arrival_ms=1.7e12 + 50 * place) for place in range(5)]
@@ -230,7 +230,7 @@ def test_moments_of_another_era_and_sizes_beyond_all_are_drawn(report: Report, t
         (["demo/manifest.json"], "manifest.json: line 1: Object missing required field `prompt_tokens`"),
     ],
 )
-def test_what_cannot_be_done_is_one_line_and_leaves_nothing(
+def test_report_error_is_one_line_and_leaves_no_page(
     report: Report, tmp_path: Path, arguments: list[str], says: str
 ) -> None:
     write_capture(tmp_path / "demo")
@@ -243,12 +243,12 @@ def test_what_cannot_be_done_is_one_line_and_leaves_nothing(
     assert not list(tmp_path.glob("*.html")) + list(tmp_path.glob(".*"))
 
 
-def test_captures_of_different_settings_are_said_to_be(report: Report, tmp_path: Path) -> None:
+def test_captures_with_different_settings_cause_a_warning(report: Report, tmp_path: Path) -> None:
     made = report(write_capture(tmp_path / "a"), write_capture(tmp_path / "b", model="other/model"))
     assert "warning: The captures have different settings: model is org/model and other/model." in made.stderr
 
 
-def test_a_folder_of_captures_is_each_of_them(report: Report, tmp_path: Path) -> None:
+def test_folder_of_captures_reports_each_capture(report: Report, tmp_path: Path) -> None:
     write_capture(tmp_path / "all" / "a", capture="one")
     write_capture(tmp_path / "all" / "b", capture="two")
     assert report(tmp_path / "all").exit_code == 0
@@ -257,7 +257,7 @@ def test_a_folder_of_captures_is_each_of_them(report: Report, tmp_path: Path) ->
     assert "two: 3." in words
 
 
-def test_without_matplotlib_it_says_what_to_install(
+def test_missing_matplotlib_is_reported_with_install_command(
     report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in [name for name in sys.modules if name.startswith("specdecode_operator.capture.report")]:
@@ -268,7 +268,7 @@ def test_without_matplotlib_it_says_what_to_install(
     assert "pip install '.[plot]'" in made.stderr
 
 
-def test_the_trace_for_perfetto_has_lanes_without_overlap_and_a_track_of_acceptance(made: Path) -> None:
+def test_perfetto_trace_has_separate_lanes_and_acceptance_track(made: Path) -> None:
     events = json.loads((made / "trace.json").read_text())["traceEvents"]
     requests = [each for each in events if each["name"].startswith("request ") and each["ph"] == "X"]
     assert len(requests) == 60
@@ -304,7 +304,7 @@ def made_arms(tmp_path_factory: pytest.TempPathFactory) -> Words:
     return report_arms(capture, "--png", str(folder / "png"))
 
 
-def test_arms_are_compared_before_each_is_drawn(made_arms: Words) -> None:
+def test_report_of_arms_contains_their_comparison(made_arms: Words) -> None:
     words, _, page = made_arms
     assert re.search(r"drafted\s+Pays\s+Equal\s+goodput \+\d+ %", words)
     for title in ("Verdict by load", "Goodput by load", "Latency of the arms by load", "Acceptance of the arms"):
@@ -315,13 +315,13 @@ def test_arms_are_compared_before_each_is_drawn(made_arms: Words) -> None:
     assert {"arms-verdict", "arms-goodput", "arms-latency", "arms-acceptance", "step-time"} <= names
 
 
-def test_one_repetition_of_each_arm_stands_for_it(made_arms: Words) -> None:
+def test_one_repetition_of_each_arm_is_drawn(made_arms: Words) -> None:
     words, _, _ = made_arms
     assert words.count("default/test/drafted · tiny · NVIDIA H100 80GB HBM3 · vLLM 0.33.0 · 64 requests") > 1
     assert "#2" not in words
 
 
-def test_arms_that_cannot_be_compared_are_drawn_with_the_reason(tmp_path: Path) -> None:
+def test_incomparable_arms_are_drawn_with_reason(tmp_path: Path) -> None:
     folder = MadeCapture(requests=8).make(tmp_path / "capture")
     rewrite(folder / "drafted" / "2" / "manifest.json", lambda each: each | {"seed": 99})
     words, errors, _ = report_arms(folder)
@@ -331,7 +331,7 @@ def test_arms_that_cannot_be_compared_are_drawn_with_the_reason(tmp_path: Path) 
     assert "default/test/drafted · tiny" in words
 
 
-def test_eight_arms_are_seven_in_pictures_and_eight_in_the_table_beside_what_makes_them_doubtful(
+def test_seven_of_eight_arms_are_drawn_and_all_are_in_the_table(
     tmp_path: Path,
 ) -> None:
     arms = {"plain": PLAIN} | {f"arm-{number}": SPECULATING for number in range(7)}
@@ -384,13 +384,13 @@ def picture(made: Any) -> Picture:
     return made
 
 
-def test_moments_are_seconds_since_the_first_arrival(drawn: list[Series]) -> None:
+def test_time_axes_are_seconds_since_first_arrival(drawn: list[Series]) -> None:
     for made in (over_time(drawn), cache_use(drawn)):
         seconds = np.asarray(picture(made).figure.axes[0].lines[0].get_xdata())
         assert (seconds.min(), seconds.max()) == pytest.approx((0.0, 0.9), abs=0.02)
 
 
-def test_the_cache_has_its_mean_and_its_most_and_each_line_its_name(drawn: list[Series]) -> None:
+def test_cache_figure_has_labelled_mean_and_maximum(drawn: list[Series]) -> None:
     left, right = picture(cache_use(drawn)).figure.axes
     assert set(left.lines[0].get_ydata()) == {60.0}
     assert left.lines[0].get_label() == "KV cache in use, most"
@@ -400,7 +400,7 @@ def test_the_cache_has_its_mean_and_its_most_and_each_line_its_name(drawn: list[
     assert requests == {"running": {2.0}, "waiting": {1.0}}
 
 
-def test_a_step_has_its_quantiles_and_its_time_a_token(drawn: list[Series]) -> None:
+def test_step_time_figure_has_quantiles_and_time_per_token(drawn: list[Series]) -> None:
     axes = picture(step_time(drawn)).figure.axes[0]
     sizes, middle = axes.lines[0].get_data()
     assert (list(sizes), list(middle)) == ([2, 3], pytest.approx([12.5, 50.5], rel=0.02))
@@ -409,7 +409,7 @@ def test_a_step_has_its_quantiles_and_its_time_a_token(drawn: list[Series]) -> N
     assert (low, high) == pytest.approx((10.5, 90.5), rel=0.05)
 
 
-def test_each_temperature_has_what_its_steps_got_accepted(tmp_path: Path, drawn: list[Series]) -> None:
+def test_temperature_figure_has_accepted_tokens_per_step(tmp_path: Path, drawn: list[Series]) -> None:
     cold = record(temperature=0, output_tokens=14, itl_tokens=[5, 5, 3], itl_ms=[10.0, 10.0, 10.0])
     records = [cold, record(temperature=0.8), record(temperature=1e300), record()]
     write_trace(tmp_path / "trace.jsonl", records)
@@ -422,7 +422,7 @@ def test_each_temperature_has_what_its_steps_got_accepted(tmp_path: Path, drawn:
     assert isinstance(by_temperature(drawn), LeftOut), "its requests say no temperature"
 
 
-def test_quantiles_are_those_of_what_the_axis_says(drawn: list[Series]) -> None:
+def test_latency_quantiles_match_recorded_values(drawn: list[Series]) -> None:
     assert "TTFT P50 50.5, P99 99.0 ms" in picture(distributions(drawn)).sentences[0]
     assert "By P99, first tokens were slowest" in picture(by_load(drawn)).sentences[0]
     left, right = picture(by_load(drawn)).figure.axes
@@ -439,17 +439,17 @@ def test_quantiles_are_those_of_what_the_axis_says(drawn: list[Series]) -> None:
     assert found["output tokens per second"].value == pytest.approx(600 / 1.2025)
 
 
-def test_warm_up_is_no_answer_of_a_client(drawn: list[Series]) -> None:
+def test_client_ttft_excludes_warmup(drawn: list[Series]) -> None:
     [sentence] = picture(client_ttft(drawn)).sentences
     assert sentence == "The client's median is 33.0 ms, the engine's 50.5 ms; 3 completed."
 
 
-def test_the_budget_is_drawn_in_gib_with_what_the_engine_has(drawn: list[Series]) -> None:
+def test_memory_budget_is_drawn_in_gib(drawn: list[Series]) -> None:
     words = {text.get_text() for text in picture(budgets(drawn)).figure.axes[0].texts}
     assert {"70.0", "8.00", "43.0", "42.6"} <= words
 
 
-def test_a_warning_runs_nothing(drawn: list[Series]) -> None:
+def test_warning_text_is_escaped(drawn: list[Series]) -> None:
     assert '<p class="warning">&lt;b&gt; &amp;</p>' in page(drawn, [], ["<b> &"])
 
 
@@ -467,7 +467,7 @@ CAPTURES = sorted(path.parent for path in (Path(__file__).parents[3] / "data/cap
 
 
 @pytest.mark.parametrize("folder", CAPTURES, ids=lambda folder: folder.name)
-def test_figures_are_those_of_the_manifest(folder: Path) -> None:
+def test_measures_match_manifest_summary(folder: Path) -> None:
     summary = json.loads((folder / "manifest.json").read_text())["summary"]
     capture = read_capture(folder)
     found = {name: measure.value for name, measure in measures_of(capture).items()}
@@ -510,14 +510,14 @@ def page_of_browser(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "report.html"
 
 
-def test_it_opens_without_a_word_in_the_console(browser: str, page_of_browser: Path, tmp_path: Path) -> None:
+def test_page_opens_without_console_messages(browser: str, page_of_browser: Path, tmp_path: Path) -> None:
     seen = visit(browser, page_of_browser, tmp_path / "profile")
     assert seen.console == []
     assert seen.document.count("<svg") == _FIGURES + 1, "all figures, and a timeline for each capture"
     assert "<img src" not in seen.document
 
 
-def test_a_page_with_an_error_has_one_in_the_console(browser: str, page_of_browser: Path, tmp_path: Path) -> None:
+def test_broken_page_has_console_messages(browser: str, page_of_browser: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken.html"
     broken.write_text(
         page_of_browser.read_text().replace("<main>", "<main><script>alert(1)</script><img src=http://x.invalid>")
@@ -525,7 +525,7 @@ def test_a_page_with_an_error_has_one_in_the_console(browser: str, page_of_brows
     assert len(visit(browser, broken, tmp_path / "profile").console) == 2
 
 
-def test_figures_are_drawn_with_their_names(browser: str, page_of_browser: Path, tmp_path: Path) -> None:
+def test_bars_of_both_captures_are_drawn_in_their_colours(browser: str, page_of_browser: Path, tmp_path: Path) -> None:
     picture = tmp_path / "page.png"
     visit(browser, page_of_browser, tmp_path / "profile", picture=picture)
     colours = {colour for _, colour in Image.open(picture).convert("RGB").getcolors(2**24)}

@@ -18,7 +18,7 @@ class TestRun:
             ([capture("a", "Loading"), capture("b", "Pending")], "2 unfinished captures (a, b)"),
         ],
     )
-    def test_without_a_name_there_must_be_one_on_its_way(
+    def test_run_without_a_name_needs_exactly_one_unfinished_capture(
         self, cluster: Cluster, run: Callable[..., Result], captures: list[Body], words: str
     ) -> None:
         cluster.holds(*captures)
@@ -26,7 +26,7 @@ class TestRun:
         assert answer.exit_code == ExitCode.INVALID
         assert answer.stderr == f"error: NAME: {words}: set NAME\n"
 
-    def test_a_capture_that_failed_ends_it_with_the_reason(self, cluster: Cluster, run: Callable[..., Result]) -> None:
+    def test_run_of_a_failed_capture_ends_with_the_reason(self, cluster: Cluster, run: Callable[..., Result]) -> None:
         ready = {"type": "Ready", "status": "False", "observedGeneration": 1, "message": "the engine was restarted"}
         cluster.holds(capture(phase="Failed", conditions=[ready]))
         answer = run("run", "demo")
@@ -41,7 +41,7 @@ class TestRun:
             ([capture("nightly")], "captures here: nightly"),
         ],
     )
-    def test_a_name_that_is_mistyped_costs_nobody_a_gpu(
+    def test_run_with_an_unknown_name_creates_nothing(
         self, cluster: Cluster, run: Callable[..., Result], there: list[Body], said: str
     ) -> None:
         llama = {"metadata": {"name": "llama", "namespace": "team"}}
@@ -61,7 +61,7 @@ class TestRun:
             (["demo", "--create", "--deployment=other"], "--deployment: other: capture demo belongs to llama"),
         ],
     )
-    def test_what_is_asked_of_a_creation_fits_together(
+    def test_run_refuses_contradictory_create_options(
         self, cluster: Cluster, run: Callable[..., Result], arguments: list[str], said: str, tmp_path: Path
     ) -> None:
         cluster.holds(capture())
@@ -70,7 +70,7 @@ class TestRun:
         assert answer.stderr.startswith(f"error: {said}")
         assert not cluster.calls("apply")
 
-    def test_one_that_is_asked_for_is_created(
+    def test_run_with_create_creates_the_capture(
         self, cluster: Cluster, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         monkeypatch.chdir(tmp_path)
@@ -84,9 +84,7 @@ class TestRun:
         assert applied["spec"] == {"deployment": "llama"}
         assert content(tmp_path / "captures" / "demo")["trace.jsonl"] == CONTENT
 
-    def test_a_deployment_that_is_not_there_is_named_before_anything_is_created(
-        self, cluster: Cluster, run: Callable[..., Result]
-    ) -> None:
+    def test_run_with_an_unknown_deployment_creates_nothing(self, cluster: Cluster, run: Callable[..., Result]) -> None:
         llama = {"metadata": {"name": "llama", "namespace": "team"}}
         cluster.holds(**{"specdecodedeployment/llama": llama})
         answer = run("run", "new", "--create", "--deployment=lama")
@@ -94,7 +92,7 @@ class TestRun:
         assert answer.stderr == "error: --deployment: lama: not found (SpecDecodeDeployments in the namespace: llama)\n"
         assert not cluster.calls("apply")
 
-    def test_an_api_server_that_is_away_for_a_moment_ends_nothing(
+    def test_run_survives_a_short_api_server_outage(
         self, cluster: Cluster, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         monkeypatch.setattr("specdecode_operator.cli.capture.watch._PERIOD_S", 0.0)
@@ -106,7 +104,7 @@ class TestRun:
         assert answer.exit_code == 0, answer.stderr
         assert answer.stdout.count("Connection refused") == 1, "it is told once"
 
-    def test_one_that_stays_away_ends_it(
+    def test_run_ends_after_a_long_api_server_outage(
         self, cluster: Cluster, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("specdecode_operator.cli.capture.watch._OUTAGE_S", 0.0)
@@ -143,7 +141,7 @@ SAID = {
 @pytest.mark.parametrize("said", SAID)
 @pytest.mark.parametrize("command", [["status"], ["run"], ["fetch", "demo", "out"], ["down"]])
 @pytest.mark.usefixtures("cluster")
-def test_what_kubectl_complains_of_is_one_line(
+def test_kubectl_errors_are_shown_in_one_line(
     run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str, command: list[str]
 ) -> None:
     monkeypatch.setenv("FAKE_SAYS", said)
@@ -156,7 +154,7 @@ def test_what_kubectl_complains_of_is_one_line(
     assert answer.stderr.count("\n") == 1
 
 
-def test_without_kubectl_one_line_says_so(run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_kubectl_is_reported_in_one_line(run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     answer = run("status")
     assert answer.exit_code == ExitCode.INVALID
@@ -167,7 +165,7 @@ def test_without_kubectl_one_line_says_so(run: Callable[..., Result], monkeypatc
 
 
 class TestDown:
-    def test_only_what_is_not_over_is_cancelled(self, cluster: Cluster, run: Callable[..., Result]) -> None:
+    def test_down_cancels_only_unfinished_captures(self, cluster: Cluster, run: Callable[..., Result]) -> None:
         cluster.holds(capture("a", "Loading"), capture("b", "Succeeded"))
         answer = run("down")
         assert answer.exit_code == 0
@@ -176,7 +174,7 @@ class TestDown:
         assert "a: cancelled" in answer.stdout
         assert "b: Succeeded: uses no GPUs" in answer.stdout
 
-    def test_what_was_just_told_to_go_on_is_cancelled_again(self, cluster: Cluster, run: Callable[..., Result]) -> None:
+    def test_down_cancels_a_capture_that_was_just_resumed(self, cluster: Cluster, run: Callable[..., Result]) -> None:
         """Its status still says what it was before."""
         cluster.holds(cancelled(3))
         answer = run("down", "demo")
@@ -187,7 +185,7 @@ class TestDown:
 # `specdecode capture status`: what the cluster says, a line a capture.
 
 
-def test_what_the_cluster_says_does_nothing_to_a_terminal(cluster: Cluster, run: Callable[..., Result]) -> None:
+def test_control_characters_from_the_cluster_are_escaped(cluster: Cluster, run: Callable[..., Result]) -> None:
     """Whoever may write the status of a capture writes its words."""
     told = {"status": "True", "observedGeneration": 1, "message": "a\x1b[2J\u202eb\nother: Succeeded"}
     conditions = [{"type": type_, **told} for type_ in ("Ready", "Stalled")]
@@ -202,7 +200,7 @@ def test_what_the_cluster_says_does_nothing_to_a_terminal(cluster: Cluster, run:
 # Nobody's GPUs are taken by a guess, and a capture that is cancelled already is left as it is.
 
 
-def test_of_several_deployments_none_is_taken(cluster: Cluster, run: Callable[..., Result]) -> None:
+def test_create_with_several_deployments_needs_a_choice(cluster: Cluster, run: Callable[..., Result]) -> None:
     both = {f"specdecodedeployment/{name}": {"metadata": {"name": name}} for name in ("chat", "code")}
     cluster.holds(**both)
     result = run("run", "demo", "--create")
@@ -228,7 +226,7 @@ def test_a_selector_that_looks_like_an_option_stays_a_selector(
     assert "--all-namespaces" not in call
 
 
-def test_captures_of_all_namespaces_are_shown_with_theirs(cluster: Cluster, run: Callable[..., Result]) -> None:
+def test_status_of_all_namespaces_shows_the_namespace(cluster: Cluster, run: Callable[..., Result]) -> None:
     cluster.holds(capture("a", "Loading"), capture("b"))
     answer = run("status", "-A")
     assert [line.partition(": ")[0] for line in answer.stdout.splitlines()] == ["team/a", "team/b"]
@@ -236,14 +234,14 @@ def test_captures_of_all_namespaces_are_shown_with_theirs(cluster: Cluster, run:
 
 
 @pytest.mark.parametrize("option", ["-A", "-l=x"])
-def test_a_name_is_not_a_list(cluster: Cluster, run: Callable[..., Result], option: str) -> None:
+def test_name_excludes_selector_and_all_namespaces(cluster: Cluster, run: Callable[..., Result], option: str) -> None:
     cluster.holds(capture())
     answer = run("status", "demo", option)
     assert answer.exit_code == ExitCode.INVALID
     assert not cluster.calls("get")
 
 
-def test_a_watch_prints_a_capture_again_when_it_changes(
+def test_watch_prints_a_capture_again_when_it_changes(
     cluster: Cluster, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("specdecode_operator.cli.terminal._POLL_S", 0.0)

@@ -16,7 +16,7 @@ def run(*arguments: object) -> Result:
     return CliRunner().invoke(app, ["capture", "export", *map(str, arguments)])
 
 
-def test_it_says_what_is_written_and_what_is_left_out(tmp_path: Path) -> None:
+def test_export_reports_written_requests_and_omitted_data(tmp_path: Path) -> None:
     out = tmp_path / "load.jsonl"
     answer = run(CAPTURE, "--format", "vllm-bench", "--out", out)
     assert answer.exit_code == 0, answer.output
@@ -62,14 +62,14 @@ def test_a_wrong_option_is_refused(tmp_path: Path, arguments: list[str], why: st
 
 
 @pytest.mark.parametrize("alone", ["--dataset", "--tokenizer-url"])
-def test_dataset_and_tokenizer_belong_together(tmp_path: Path, alone: str) -> None:
+def test_dataset_and_tokenizer_options_require_each_other(tmp_path: Path, alone: str) -> None:
     write_trace(tmp_path / "trace.jsonl", [record()], META)
     answer = run(tmp_path, "--format", "speculators", "--out", tmp_path / "out.jsonl", alone, ".")
     assert answer.exit_code == 2
     assert "set both" in answer.stderr
 
 
-def test_a_capture_that_is_not_there_is_reported(tmp_path: Path) -> None:
+def test_missing_capture_is_reported(tmp_path: Path) -> None:
     answer = run(tmp_path / "none", "--format", "mooncake", "--out", tmp_path / "out.jsonl")
     assert answer.exit_code == 2
     assert "holds no trace.jsonl" in answer.stderr

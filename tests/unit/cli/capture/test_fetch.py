@@ -25,7 +25,7 @@ from tests.unit.cli.capture.conftest import (
 
 
 class TestFetch:
-    def test_a_stream_that_breaks_goes_on_where_it_ended(
+    def test_broken_stream_resumes_where_it_ended(
         self, cluster: Cluster, run: Callable[..., Result], tmp_path: Path
     ) -> None:
         cluster.holds(published(), streams={"cut_bytes": len(CONTENT) // 8})
@@ -37,7 +37,7 @@ class TestFetch:
         assert starts == sorted(set(starts)), "no byte is asked for twice"
         assert len(starts) > 8
 
-    def test_what_is_not_what_the_manifest_says_is_refused_and_leaves_no_manifest(
+    def test_checksum_mismatch_is_refused_and_leaves_no_files(
         self, cluster: Cluster, run: Callable[..., Result], tmp_path: Path
     ) -> None:
         cluster.holds(published())
@@ -48,7 +48,7 @@ class TestFetch:
         assert list((tmp_path / "out").iterdir()) == []
         assert cluster.calls("delete"), "the pod that reads the volume goes in every case"
 
-    def test_an_api_server_that_is_away_for_a_while_is_waited_for(
+    def test_fetch_waits_for_an_unreachable_api_server(
         self, cluster: Cluster, run: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The streams bring nothing until the fourth pause is over."""
@@ -69,7 +69,7 @@ class TestFetch:
         assert pauses == sorted(set(pauses)), "each is longer than the one before"
         assert pauses[0] > 0
 
-    def test_what_came_of_a_stream_that_keeps_breaking_is_kept(
+    def test_partial_file_is_kept_and_resumed_by_the_next_fetch(
         self, cluster: Cluster, run: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("specdecode_operator.cli.capture.fetch._SILENT_S", 0.0)
@@ -84,7 +84,7 @@ class TestFetch:
         assert (tmp_path / "out" / "trace.jsonl").read_bytes() == CONTENT
 
     @pytest.mark.parametrize("sha256", [None, "0" * 64])
-    def test_a_pod_that_cannot_be_removed_hides_nothing(
+    def test_undeletable_pod_is_reported_without_hiding_the_result(
         self,
         cluster: Cluster,
         run: Callable[..., Result],
@@ -102,7 +102,7 @@ class TestFetch:
         else:
             assert answer.exit_code == 0, "the files are here and right"
 
-    def test_stopped_it_says_how_to_go_on(
+    def test_interrupted_fetch_says_how_to_resume(
         self, cluster: Cluster, run: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def interrupted(*_: Any) -> None:
@@ -117,7 +117,7 @@ class TestFetch:
             said = f"\nstopped; fetched files are kept: specdecode capture fetch demo '{out}' resumes\n"
             assert answer.stderr == said, "the capture is over"
 
-    def test_an_empty_file_is_a_file(self, cluster: Cluster, run: Callable[..., Result], tmp_path: Path) -> None:
+    def test_empty_file_is_fetched(self, cluster: Cluster, run: Callable[..., Result], tmp_path: Path) -> None:
         cluster.holds(published())
         files = {"step-stats.jsonl": {"bytes": 0, "lines": 0, "sha256": hashlib.sha256(b"").hexdigest()}}
         (cluster.volume / "manifest.json").write_text(json.dumps({"files": files}))
@@ -125,7 +125,7 @@ class TestFetch:
         assert answer.exit_code == 0, answer.stderr
         assert (tmp_path / "out" / "step-stats.jsonl").read_bytes() == b""
 
-    def test_a_manifest_cannot_write_outside_of_the_folder(
+    def test_manifest_cannot_write_outside_the_folder(
         self, cluster: Cluster, run: Callable[..., Result], tmp_path: Path
     ) -> None:
         cluster.holds(published())
@@ -141,7 +141,7 @@ class TestFetch:
         "name",
         ["..", ".", "", "/etc/x", "a/b", "manifest.json", "a.fetching", ".hidden", "-n", "a\nb", "a\u202eb", "a" * 129],
     )
-    def test_a_name_that_is_none_of_a_file_is_refused(
+    def test_invalid_file_name_in_the_manifest_is_refused(
         self, cluster: Cluster, run: Callable[..., Result], tmp_path: Path, name: str
     ) -> None:
         cluster.holds(published())
@@ -167,7 +167,7 @@ class TestFetch:
         ],
         ids=["deep", "no text", "a list", "no files", "negative", "a boolean", "no checksum", "endless"],
     )
-    def test_a_manifest_that_is_none_is_refused_in_one_line(
+    def test_invalid_manifest_is_refused_in_one_line(
         self, cluster: Cluster, run: Callable[..., Result], tmp_path: Path, manifest: bytes
     ) -> None:
         cluster.holds(published())
@@ -178,7 +178,7 @@ class TestFetch:
         assert answer.stderr.count("\n") == 1
         assert not (tmp_path / "out").exists()
 
-    def test_a_link_to_something_endless_brings_no_more_than_the_manifest_says(
+    def test_file_longer_than_the_manifest_says_is_truncated(
         self, cluster: Cluster, run: Callable[..., Result], tmp_path: Path
     ) -> None:
         cluster.holds(published())
@@ -188,7 +188,7 @@ class TestFetch:
         assert answer.exit_code == 0, answer.stderr
         assert (tmp_path / "out" / "trace.jsonl").read_bytes() == CONTENT
 
-    def test_what_does_not_fit_on_the_disk_is_not_begun(
+    def test_capture_larger_than_the_disk_is_not_fetched(
         self, cluster: Cluster, run: Callable[..., Result], tmp_path: Path
     ) -> None:
         cluster.holds(published())
@@ -199,7 +199,7 @@ class TestFetch:
         assert not cluster.calls("tail")
         assert list((tmp_path / "out").iterdir()) == []
 
-    def test_a_pod_that_does_not_start_is_told_in_the_clusters_words(
+    def test_pending_pod_is_reported_with_the_message_of_the_cluster(
         self, cluster: Cluster, run: Callable[..., Result], tmp_path: Path
     ) -> None:
         words = "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims"
@@ -209,7 +209,7 @@ class TestFetch:
         assert words in answer.stderr
         assert cluster.calls("delete")
 
-    def test_the_pod_runs_the_recorded_image_which_is_printed_before_it_starts(
+    def test_pod_runs_the_recorded_operator_image_and_fetch_prints_it(
         self, cluster: Cluster, run: Callable[..., Result], tmp_path: Path
     ) -> None:
         cluster.holds(published(operatorImage="registry.example/operator@sha256:1"))
@@ -221,7 +221,7 @@ class TestFetch:
             "registry.example/operator@sha256:1"
         ]
 
-    def test_an_image_given_by_hand_comes_first(
+    def test_image_option_overrides_the_recorded_image(
         self, cluster: Cluster, run: Callable[..., Result], tmp_path: Path
     ) -> None:
         cluster.holds(published())
@@ -232,7 +232,7 @@ class TestFetch:
         assert [pod["spec"]["containers"][0]["image"] for pod in cluster.created()] == ["mine:2"]
 
     @pytest.mark.parametrize("is_gone", [False, True])
-    def test_the_image_of_a_deployment_labelled_like_the_operator_is_never_used(
+    def test_image_of_a_deployment_labelled_like_the_operator_is_not_used(
         self, cluster: Cluster, run: Callable[..., Result], tmp_path: Path, *, is_gone: bool
     ) -> None:
         template = {"spec": {"containers": [{"name": "load", "image": "evil:1"}]}}
@@ -246,7 +246,7 @@ class TestFetch:
         assert not cluster.calls("create"), "no pod is started"
 
     @pytest.mark.parametrize("own_is_there", [True, False])
-    def test_a_claim_labelled_like_that_of_the_capture_is_never_read(
+    def test_claim_labelled_like_that_of_the_capture_is_not_read(
         self, cluster: Cluster, run: Callable[..., Result], tmp_path: Path, *, own_is_there: bool
     ) -> None:
         forged = {"metadata": {"name": "aaa", "namespace": "team", "labels": {CAPTURE_LABEL: "demo"}}}
@@ -260,7 +260,7 @@ class TestFetch:
         volumes = [volume for pod in created for volume in pod["spec"]["volumes"]]
         assert [each["persistentVolumeClaim"]["claimName"] for each in volumes] == ["demo-capture"] * own_is_there
 
-    def test_a_run_that_failed_has_nothing_to_fetch_and_says_where_its_partial_files_are(
+    def test_failed_capture_without_files_is_refused_with_its_reason(
         self, cluster: Cluster, run: Callable[..., Result], tmp_path: Path
     ) -> None:
         failed = {"type": "Ready", "status": "False", "message": "the disk is full"}
@@ -307,7 +307,7 @@ def there(out: Path) -> set[str]:
 WHOLE = {f"{part}/{name}" for part in PARTS for name in ("manifest.json", "trace.jsonl")} | {"comparison.json"}
 
 
-def test_each_has_its_folder(volume: Path, run: Callable[..., Result], tmp_path: Path) -> None:
+def test_each_arm_and_repetition_has_its_own_folder(volume: Path, run: Callable[..., Result], tmp_path: Path) -> None:
     out = tmp_path / "out"
     for _ in range(2):
         answer = run("fetch", "demo", out)
@@ -316,7 +316,7 @@ def test_each_has_its_folder(volume: Path, run: Callable[..., Result], tmp_path:
         assert (out / "plain/2/trace.jsonl").read_bytes() == CONTENT
 
 
-def test_it_is_found_when_the_capture_is_gone(
+def test_all_arms_are_fetched_after_the_capture_is_deleted(
     volume: Path, cluster: Cluster, run: Callable[..., Result], tmp_path: Path
 ) -> None:
     cluster.holds()
@@ -326,7 +326,7 @@ def test_it_is_found_when_the_capture_is_gone(
 
 
 @pytest.mark.parametrize("stranger", ["notes.txt", "deployed/1/notes.txt"])
-def test_nothing_is_written_beside_what_is_not_the_captures(
+def test_folder_with_foreign_files_is_refused(
     volume: Path, run: Callable[..., Result], tmp_path: Path, stranger: str
 ) -> None:
     path = tmp_path / "out" / stranger
@@ -338,7 +338,7 @@ def test_nothing_is_written_beside_what_is_not_the_captures(
     assert there(tmp_path / "out") == {stranger}
 
 
-def test_names_on_the_volume_lead_nowhere_else(
+def test_invalid_folder_names_on_the_volume_are_ignored(
     volume: Path, cluster: Cluster, run: Callable[..., Result], tmp_path: Path
 ) -> None:
     (volume / "..x" / "1").mkdir(parents=True)
@@ -348,7 +348,7 @@ def test_names_on_the_volume_lead_nowhere_else(
     assert there(tmp_path / "out") == WHOLE
 
 
-def test_files_of_another_run_of_the_name_stay(
+def test_files_of_an_earlier_capture_with_the_name_are_kept(
     volume: Path, cluster: Cluster, run: Callable[..., Result], tmp_path: Path
 ) -> None:
     assert run("fetch", "demo", tmp_path / "out").exit_code == 0
@@ -361,7 +361,7 @@ def test_files_of_another_run_of_the_name_stay(
     assert "files of an earlier capture" in answer.stderr, "before any load is sent"
 
 
-def test_the_verdict_is_told_beside_what_became_of_it(cluster: Cluster, run: Callable[..., Result]) -> None:
+def test_status_shows_the_pays_verdict(cluster: Cluster, run: Callable[..., Result]) -> None:
     pays = {"type": "Pays", "status": "False", "reason": "DoesNotPay", "message": "ngram against plain: goodput -9 %"}
     cluster.holds(capture(conditions=[pays]))
     assert "  DoesNotPay: ngram against plain: goodput -9 %" in run("status", "demo").stdout
@@ -384,7 +384,7 @@ def figures(sent: int) -> str:
         (['{"published": "team/demo/plain/1"}', "no JSON", "[]", figures(5)], "  1 of 4 runs published; closed-2"),
     ],
 )
-def test_status_says_how_far_several_arms_are(
+def test_status_shows_the_progress_of_several_arms(
     cluster: Cluster, run: Callable[..., Result], log: list[str], said: str
 ) -> None:
     measured = capture(phase="Loading", job="demo-capture")
@@ -394,7 +394,7 @@ def test_status_says_how_far_several_arms_are(
 
 
 @pytest.mark.parametrize("figure", ["sent", "recorded", "completed", "failed", "rate", "eta_s"])
-def test_a_progress_line_without_one_of_its_figures_is_shown(
+def test_progress_line_with_a_missing_figure_is_shown(
     cluster: Cluster, run: Callable[..., Result], figure: str
 ) -> None:
     line = json.dumps({**json.loads(figures(7)), "eta_s": 2.0, figure: None})
@@ -404,7 +404,7 @@ def test_a_progress_line_without_one_of_its_figures_is_shown(
     assert "closed-2" in answer.stdout
 
 
-def test_status_says_how_far_the_load_of_one_engine_is(cluster: Cluster, run: Callable[..., Result]) -> None:
+def test_status_shows_the_progress_of_the_load_until_it_ends(cluster: Cluster, run: Callable[..., Result]) -> None:
     cluster.holds(capture(phase="Loading", job="demo-capture"), streams={"log": figures(7)})
     assert "  closed-2        sent      7" in run("status", "demo").stdout
     cluster.holds(capture(phase="Succeeded", job="demo-capture"), streams={"log": figures(7)})
@@ -414,9 +414,7 @@ def test_status_says_how_far_the_load_of_one_engine_is(cluster: Cluster, run: Ca
 # Files that outlive their capture are fetched too, and what just fits on the disk is.
 
 
-def test_a_capture_that_is_gone_is_found_by_its_claim(
-    cluster: Cluster, run: Callable[..., Result], tmp_path: Path
-) -> None:
+def test_deleted_capture_is_found_by_its_claim(cluster: Cluster, run: Callable[..., Result], tmp_path: Path) -> None:
     cluster.publish()
     cluster.holds()
     result = run("fetch", "demo", tmp_path / "out", "--image", "operator:1")
@@ -425,7 +423,7 @@ def test_a_capture_that_is_gone_is_found_by_its_claim(
     assert content(tmp_path / "out")["trace.jsonl"] == CONTENT
 
 
-def test_a_disk_takes_what_it_has_room_for(
+def test_fetch_needs_exactly_the_free_space_of_its_files(
     cluster: Cluster, run: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.publish()

@@ -37,7 +37,7 @@ class TestFolder:
         return str(answer.stderr)
 
     @pytest.mark.parametrize("half", [False, True])
-    def test_with_files_of_another_capture(
+    def test_folder_with_files_of_another_capture_is_refused(
         self,
         run: Callable[..., Result],
         out: Path,
@@ -52,17 +52,19 @@ class TestFolder:
             " these away\n"
         )
 
-    def test_with_files_of_an_earlier_capture_of_the_name(self, run: Callable[..., Result], out: Path) -> None:
+    def test_folder_with_files_of_an_earlier_capture_is_refused(self, run: Callable[..., Result], out: Path) -> None:
         (out / "manifest.json").write_text(json.dumps({"namespace": "team", "capture": "demo", "files": {}}))
         assert "contains files of an earlier capture team/demo: " in self.refused(run, out)
 
     @pytest.mark.parametrize("manifest", ["", "[]", "[" * 100_000, '{"capture": "\\u001b[2J"}'])
-    def test_with_a_manifest_of_who_knows_whom(self, run: Callable[..., Result], out: Path, manifest: str) -> None:
+    def test_folder_with_an_unreadable_manifest_is_refused(
+        self, run: Callable[..., Result], out: Path, manifest: str
+    ) -> None:
         (out / "manifest.json").write_text(manifest)
         assert "\x1b" not in self.refused(run, out)
 
     @pytest.mark.parametrize("name", ["notes.txt", "trace.jsonl", "trace.jsonl.fetching", "client.jsonl", "a\nb"])
-    def test_with_files_of_nobody(self, run: Callable[..., Result], out: Path, name: str) -> None:
+    def test_folder_with_files_of_no_capture_is_refused(self, run: Callable[..., Result], out: Path, name: str) -> None:
         (out / name).write_text("mine")
         shown = name.encode("unicode_escape").decode()
         assert f"contains {shown}, not part of capture demo: use another folder, or move these away" in self.refused(
@@ -70,7 +72,7 @@ class TestFolder:
         )
 
     @pytest.mark.parametrize("name", ["trace.jsonl", "trace.jsonl.fetching", "manifest.json.fetching"])
-    def test_with_a_link_that_leads_out_of_it(
+    def test_folder_with_a_symlink_to_another_file_is_refused(
         self, cluster: Cluster, run: Callable[..., Result], out: Path, tmp_path: Path, name: str
     ) -> None:
         (tmp_path / "precious").write_bytes((cluster.volume / "manifest.json").read_bytes())
@@ -79,13 +81,13 @@ class TestFolder:
         assert f"contains {name}, not part" in self.refused(run, out)
         assert content(tmp_path)["precious"] == (cluster.volume / "manifest.json").read_bytes()
 
-    def test_that_is_none(self, run: Callable[..., Result], out: Path) -> None:
+    def test_path_that_is_no_folder_is_refused(self, run: Callable[..., Result], out: Path) -> None:
         out.rmdir()
         out.write_text("a file")
         answer = run("fetch", "demo", out)
         assert (answer.exit_code, answer.stderr) == (1, f"error: {out}: is not a folder: use another path\n")
 
-    def test_with_the_capture_s_own_files_is_completed(self, run: Callable[..., Result], out: Path) -> None:
+    def test_folder_with_files_of_the_capture_is_completed(self, run: Callable[..., Result], out: Path) -> None:
         (out / "trace.jsonl").write_bytes(CONTENT)
         assert run("fetch", "demo", out).exit_code == 0, "right without a manifest"
         (out / "trace.jsonl").write_bytes(b"damaged")
@@ -94,7 +96,9 @@ class TestFolder:
         assert content(out).keys() == {"manifest.json", "trace.jsonl"}
         assert content(out)["trace.jsonl"] == CONTENT
 
-    def test_is_looked_at_before_a_load_is_sent(self, cluster: Cluster, run: Callable[..., Result], out: Path) -> None:
+    def test_folder_is_checked_before_load_is_sent(
+        self, cluster: Cluster, run: Callable[..., Result], out: Path
+    ) -> None:
         llama = {"metadata": {"name": "llama", "namespace": "team"}}
         (out / "manifest.json").write_text(json.dumps({"namespace": "a", "capture": "b", "capture_uid": "c"}))
         cluster.holds(**{"specdecodedeployment/llama": llama})

@@ -82,7 +82,7 @@ def test_a_live_capture_is_created_followed_and_fetched(
     assert "specdecode capture report captures/demo" in answer.stdout
 
 
-def test_without_a_name_the_deployment_and_the_time_name_it(cluster: Cluster, run: Callable[..., Result]) -> None:
+def test_default_name_is_made_of_deployment_and_time(cluster: Cluster, run: Callable[..., Result]) -> None:
     long = "a-deployment-with-the-longest-name-that-there-can-be"
     cluster.holds(**{f"specdecodedeployment/{long}": {"metadata": {"name": long, "namespace": "team"}}})
     run("live", long, "--for=10m")
@@ -104,7 +104,7 @@ def test_without_a_name_the_deployment_and_the_time_name_it(cluster: Cluster, ru
         (["--for=10m1h"], "--for: 10m1h: is not a time from 1s to 24h"),
     ],
 )
-def test_an_extent_that_is_none_is_refused(
+def test_invalid_duration_is_refused(
     cluster: Cluster, run: Callable[..., Result], options: list[str], said: str
 ) -> None:
     cluster.holds(**LLAMA)
@@ -123,7 +123,7 @@ def test_a_number_out_of_bounds_is_refused(cluster: Cluster, run: Callable[..., 
     assert not cluster.calls("apply")
 
 
-def test_a_deployment_that_does_not_exist_is_named(cluster: Cluster, run: Callable[..., Result]) -> None:
+def test_missing_deployment_is_named(cluster: Cluster, run: Callable[..., Result]) -> None:
     cluster.holds(**LLAMA)
     answer = run("live", "lama", "--for=10m")
     assert answer.exit_code == ExitCode.INVALID
@@ -131,7 +131,7 @@ def test_a_deployment_that_does_not_exist_is_named(cluster: Cluster, run: Callab
     assert not cluster.calls("apply")
 
 
-def test_a_name_that_is_taken_is_left_alone(cluster: Cluster, run: Callable[..., Result]) -> None:
+def test_existing_capture_is_not_changed(cluster: Cluster, run: Callable[..., Result]) -> None:
     cluster.holds(capture(), **LLAMA)
     answer = run("live", "llama", "--for=10m", "--name=demo")
     assert answer.exit_code == ExitCode.INVALID
@@ -139,7 +139,7 @@ def test_a_name_that_is_taken_is_left_alone(cluster: Cluster, run: Callable[...,
     assert not cluster.calls("apply")
 
 
-def test_a_folder_with_other_files_is_refused_before_anything_is_recorded(
+def test_folder_with_other_files_is_refused_before_recording(
     cluster: Cluster, run: Callable[..., Result], tmp_path: Path
 ) -> None:
     cluster.holds(**LLAMA)
@@ -150,7 +150,7 @@ def test_a_folder_with_other_files_is_refused_before_anything_is_recorded(
     assert not cluster.calls("apply")
 
 
-def test_a_capture_that_is_refused_ends_it_with_the_reason(cluster: Cluster, run: Callable[..., Result]) -> None:
+def test_stalled_capture_ends_the_command_with_the_reason(cluster: Cluster, run: Callable[..., Result]) -> None:
     told: dict[str, Any] = {
         "observedGeneration": 1,
         "reason": "RecorderNotInEngines",
@@ -164,7 +164,7 @@ def test_a_capture_that_is_refused_ends_it_with_the_reason(cluster: Cluster, run
     assert answer.stderr == "error: capture demo: Pending: spec.source: Live: no\n"
 
 
-def test_ctrl_c_leaves_it_running_and_says_how_to_stop_it(
+def test_ctrl_c_leaves_the_capture_running_and_says_how_to_stop_it(
     cluster: Cluster, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     goes_well(cluster)
@@ -180,7 +180,7 @@ def test_ctrl_c_leaves_it_running_and_says_how_to_stop_it(
     assert not cluster.calls("delete")
 
 
-def test_status_says_how_far_it_is(cluster: Cluster, run: Callable[..., Result]) -> None:
+def test_status_shows_the_progress_of_a_live_capture(cluster: Cluster, run: Callable[..., Result]) -> None:
     recording = of_live(capture(phase="Recording", job="demo-capture"))
     cluster.holds(recording, streams={"log": json.dumps(LINE)})
     assert "recorded    118" in run("status", "demo").stdout

@@ -38,7 +38,7 @@ def run(*arguments: object) -> tuple[int, str]:
     return result.exit_code, " ".join(result.output.replace("│", "").split())
 
 
-def test_validate_judges_by_the_account_in_the_manifest(folder: Path) -> None:
+def test_validate_checks_a_live_capture_against_its_manifest(folder: Path) -> None:
     code, text = run("capture", "validate", folder, "--output", "json")
     assert code == 0
     (found,) = json.loads(text)["validated"]
@@ -47,7 +47,7 @@ def test_validate_judges_by_the_account_in_the_manifest(folder: Path) -> None:
     assert found["summary"]["engine"]["ttft_ms"]["count"] == 80
 
 
-def test_report_draws_what_the_engines_know(folder: Path, tmp_path: Path) -> None:
+def test_report_of_a_live_capture_shows_engine_figures(folder: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     code, text = run("capture", "report", folder, "--out", page)
     assert code == 0, text
@@ -85,7 +85,7 @@ def test_report_warns_of_gaps(tmp_path: Path) -> None:
     assert "Pod a, API server 0: an unknown number of requests not recorded: the connection ended" in words
 
 
-def test_fit_takes_it_as_engines_of_one_kind(folder: Path, tmp_path: Path) -> None:
+def test_fit_combines_all_engines_of_a_live_capture(folder: Path, tmp_path: Path) -> None:
     code, text = run("replay", "fit", folder, "--out", tmp_path / "model.json")
     assert code == 0, text
     assert "fitted to 80 requests" in text
@@ -93,26 +93,26 @@ def test_fit_takes_it_as_engines_of_one_kind(folder: Path, tmp_path: Path) -> No
     assert [capture.requests for capture in read_model(tmp_path / "model.json").origin.captures] == [80]
 
 
-def test_fit_of_a_sample_says_so(tmp_path: Path) -> None:
+def test_fit_of_a_sampled_capture_says_so(tmp_path: Path) -> None:
     asyncio.run(publish(tmp_path, PlayedPod("a", Scenario(warmup=0, requests=60)), sample_percent=50))
     code, text = run("replay", "fit", tmp_path / "team/live/as-deployed/1", "--out", tmp_path / "model.json")
     assert code == 0, text
     assert "only 50 % of the requests were recorded" in text
 
 
-def test_salted_hashes_match_no_prompt(folder: Path) -> None:
+def test_prefix_matching_with_salted_hashes_is_refused(folder: Path) -> None:
     code, text = run("replay", "serve", folder, "--match", "prefix")
     assert code == 2
     assert "block_hashes of a live capture are salted" in text
 
 
-def test_gate_needs_requests_that_can_be_repeated(folder: Path) -> None:
+def test_gate_refuses_a_live_capture(folder: Path) -> None:
     code, text = run("capture", "gate", folder, folder)
     assert code == 2
     assert "is a live capture" in text
 
 
-def test_load_in_its_shapes(volume: Path) -> None:
+def test_load_replays_the_lengths_of_a_live_capture(volume: Path) -> None:
     settings = RunSettings(
         namespace="n",
         capture="c",

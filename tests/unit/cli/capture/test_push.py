@@ -51,12 +51,12 @@ def pushed(store: Any, folder: Path) -> dict[str, bool]:
     return {upload.key: is_new for upload, is_new in push(store, uploads(folder))}
 
 
-def test_all_files_arrive_and_the_manifest_is_last(store: Any, capture: Path) -> None:
+def test_all_files_are_uploaded_and_the_manifest_is_last(store: Any, capture: Path) -> None:
     assert list(pushed(store, capture)) == ["client.jsonl", "trace.jsonl", "manifest.json"]
     assert held(store) == {each.name: each.read_bytes() for each in capture.iterdir()}
 
 
-def test_what_is_there_is_not_uploaded_again(store: Any, capture: Path) -> None:
+def test_existing_files_are_not_uploaded_again(store: Any, capture: Path) -> None:
     obstore.put(store, "trace.jsonl", b"one\ntwo\n")
     assert pushed(store, capture) == {"client.jsonl": True, "trace.jsonl": False, "manifest.json": True}
     assert not any(pushed(store, capture).values())
@@ -64,7 +64,7 @@ def test_what_is_there_is_not_uploaded_again(store: Any, capture: Path) -> None:
 
 @pytest.mark.parametrize("name", ["trace.jsonl", "manifest.json"])
 @pytest.mark.parametrize("size", ["same", "other"])
-def test_other_content_is_never_overwritten(store: Any, capture: Path, name: str, size: str) -> None:
+def test_existing_object_with_other_content_is_not_overwritten(store: Any, capture: Path, name: str, size: str) -> None:
     there = b"x" * (capture / name).stat().st_size if size == "same" else b"x"
     obstore.put(store, name, there)
     with pytest.raises(PushError, match=rf"{name}: exists with other content"):
@@ -74,7 +74,7 @@ def test_other_content_is_never_overwritten(store: Any, capture: Path, name: str
         assert list(held(store)) == [name], "files of another capture would stand beside its manifest"
 
 
-def test_a_file_that_changes_during_the_upload_is_not_described_by_a_manifest(store: Any, capture: Path) -> None:
+def test_file_changed_during_the_upload_leaves_no_manifest(store: Any, capture: Path) -> None:
     files = uploads(capture)
     (capture / "trace.jsonl").write_bytes(b"ONE\nTWO\n")
     with pytest.raises(PushError, match=r"trace\.jsonl: exists with other content"):
@@ -82,7 +82,7 @@ def test_a_file_that_changes_during_the_upload_is_not_described_by_a_manifest(st
     assert "manifest.json" not in held(store)
 
 
-def test_arms_keep_their_folders_and_all_manifests_come_last(store: Any, tmp_path: Path) -> None:
+def test_arms_keep_their_folders_and_manifests_are_last(store: Any, tmp_path: Path) -> None:
     for arm in ("off", "k3"):
         write_capture(tmp_path / arm / "1", trace=arm.encode())
     (tmp_path / "comparison.json").write_text("{}")
@@ -107,14 +107,14 @@ class TestFolder:
         assert answer.exit_code == 2
         return str(answer.stderr)
 
-    def test_without_a_manifest(self, tmp_path: Path) -> None:
+    def test_folder_without_a_manifest_is_refused(self, tmp_path: Path) -> None:
         assert "contains no manifest.json" in self.refused(tmp_path)
 
-    def test_with_a_changed_file(self, capture: Path) -> None:
+    def test_folder_with_a_changed_file_is_refused(self, capture: Path) -> None:
         (capture / "trace.jsonl").write_bytes(b"ONE\nTWO\n")
         assert "does not match its checksum" in self.refused(capture)
 
-    def test_with_a_missing_file(self, capture: Path) -> None:
+    def test_folder_with_a_missing_file_is_refused(self, capture: Path) -> None:
         (capture / "trace.jsonl").unlink()
         assert "trace.jsonl is missing" in self.refused(capture)
 
@@ -124,7 +124,7 @@ class TestFolder:
         (capture / "manifest.json").write_text(json.dumps({"files": files}))
         assert "is not the name of a capture file" in self.refused(capture)
 
-    def test_with_a_compressed_file(self) -> None:
+    def test_folder_with_a_compressed_file_is_refused(self) -> None:
         assert "is compressed" in self.refused(Path("tests/data/captures/ngram"))
 
 
@@ -164,7 +164,7 @@ class TestServer:
     def bucket(server: str) -> Any:
         return obstore.store.S3Store(BUCKET, endpoint=server, client_options={"allow_http": True})
 
-    def test_gets_all_files_once(self, server: str, capture: Path) -> None:
+    def test_push_uploads_all_files_once(self, server: str, capture: Path) -> None:
         write_capture(capture, trace=LARGE, client=b"three\n")
         arguments = (capture, f"s3://{BUCKET}/team/demo/", "--endpoint-url", server)
         first = run(*arguments)
@@ -181,7 +181,7 @@ class TestServer:
         assert run(capture, f"s3://{BUCKET}/environment").exit_code == 0
         assert obstore.head(self.bucket(server), "environment/manifest.json")["size"]
 
-    def test_resumes_after_a_failure_that_left_no_manifest(self, server: str, capture: Path) -> None:
+    def test_push_resumes_after_a_failure(self, server: str, capture: Path) -> None:
         store = self.bucket(server)
         obstore.put(store, "broken/trace.jsonl", b"other")
         arguments = (capture, f"s3://{BUCKET}/broken", "--endpoint-url", server)
@@ -195,7 +195,7 @@ class TestServer:
         assert answer.exit_code == 0
         assert "client.jsonl: already there" in answer.stdout
 
-    def test_without_the_bucket_reports_it_in_one_line(self, server: str, capture: Path) -> None:
+    def test_missing_bucket_is_reported_in_one_line(self, server: str, capture: Path) -> None:
         answer = run(capture, "s3://missing-bucket/demo", "--endpoint-url", server)
         assert answer.exit_code == 1
         assert answer.stderr.count("\n") == 1

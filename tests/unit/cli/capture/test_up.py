@@ -43,7 +43,7 @@ class TestUp:
             ([{**MINE, "spec": []}], "document 1: spec: must be an object"),
         ],
     )
-    def test_a_file_with_anything_else_is_refused_as_a_whole(
+    def test_file_with_another_kind_is_refused_as_a_whole(
         self, cluster: Cluster, run: Callable[..., Result], tmp_path: Path, documents: list[Body], said: str
     ) -> None:
         file = tmp_path / "capture.yaml"
@@ -55,7 +55,7 @@ class TestUp:
         assert not (cluster.folder / "calls.jsonl").exists(), "nobody was asked for anything"
 
     @pytest.mark.parametrize("how", ["file", "list", "folder", "stdin"])
-    def test_of_several_all_are_applied_or_none(
+    def test_several_captures_are_applied_together_or_not_at_all(
         self, cluster: Cluster, tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         both = [MINE, {**MINE, "metadata": {"name": "other", "namespace": "team"}}]
@@ -85,7 +85,7 @@ class TestUp:
         assert len(cluster.calls("apply")) == 1
 
     @pytest.mark.parametrize("what", ["missing", "empty folder", "empty file", "no name"])
-    def test_where_there_is_no_capture_it_says_so(
+    def test_input_without_a_capture_is_refused_in_one_line(
         self, cluster: Cluster, run: Callable[..., Result], tmp_path: Path, what: str
     ) -> None:
         path = tmp_path / "input"
@@ -117,7 +117,7 @@ class TestUp:
         return path
 
     @pytest.mark.parametrize("command", ["up", "run"])
-    def test_a_deployment_that_does_not_come_is_named_with_those_that_are_there(
+    def test_missing_deployment_is_named_with_the_existing_ones(
         self, cluster: Cluster, run: Callable[..., Result], file: Path, command: str
     ) -> None:
         lama = {"metadata": {"name": "lama", "namespace": "team"}}
@@ -131,7 +131,7 @@ class TestUp:
         assert "--deployment-timeout" in answer.stderr
         assert answer.stderr.endswith("kubectl delete sdc demo -n team\n")
 
-    def test_a_deployment_that_cannot_be_launched_is_told_with_what_hinders_it(
+    def test_deployment_that_cannot_launch_is_reported_with_the_reason(
         self, cluster: Cluster, run: Callable[..., Result], file: Path
     ) -> None:
         cluster.holds(self.held("DeploymentNotPlanned", self.STUCK, "True"))
@@ -141,7 +141,7 @@ class TestUp:
             f"error: capture demo: {self.STUCK}: fix the deployment (kubectl describe sdd llama -n team); "
         )
 
-    def test_a_deployment_on_its_way_is_waited_for(
+    def test_deployment_in_progress_is_not_bound_by_deployment_timeout(
         self, cluster: Cluster, run: Callable[..., Result], file: Path
     ) -> None:
         """Its model is being read, so it is not the deployment's time that counts."""
@@ -150,21 +150,21 @@ class TestUp:
         assert answer.stderr == "error: capture demo: after 1 s still Pending: ResolvingModel\n"
 
     @pytest.mark.parametrize(("reason", "stalled"), [("DeploymentNotFound", "False"), ("DeploymentNotPlanned", "True")])
-    def test_who_asks_for_it_waits_longer(
+    def test_deployment_timeout_extends_the_wait(
         self, cluster: Cluster, run: Callable[..., Result], file: Path, reason: str, stalled: str
     ) -> None:
         cluster.holds(self.held(reason, "words", stalled))
         answer = run("up", file, "--deployment-timeout=3600", "--timeout=1")
         assert answer.stderr == "error: capture demo: after 1 s still Pending: words\n"
 
-    def test_what_only_another_capture_mends_ends_it_at_once(
+    def test_invalid_capture_ends_the_wait_at_once(
         self, cluster: Cluster, run: Callable[..., Result], file: Path
     ) -> None:
         cluster.holds(self.held("WorkloadTooLong", "the phases take 180 s", "True"))
         answer = run("up", file, "--deployment-timeout=3600")
         assert answer.stderr == "error: capture demo: Pending: the phases take 180 s\n"
 
-    def test_what_down_has_cancelled_begins_anew(
+    def test_capture_cancelled_by_down_is_started_again(
         self, cluster: Cluster, run: Callable[..., Result], file: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The file does not say suspend, so applying it leaves what `down` has set; and what the status says is old."""
@@ -177,7 +177,7 @@ class TestUp:
         assert patch[-1] == '--patch={"spec":{"suspend":false}}'
         assert "Cancelled" not in answer.stdout
 
-    def test_a_file_that_suspends_the_capture_is_not_overruled(
+    def test_suspend_in_the_file_is_not_overridden(
         self, cluster: Cluster, run: Callable[..., Result], file: Path
     ) -> None:
         body = json.loads(file.read_text())
@@ -189,9 +189,7 @@ class TestUp:
         )
         assert not cluster.calls("patch")
 
-    def test_following_one_that_is_cancelled_says_how_it_goes_on(
-        self, cluster: Cluster, run: Callable[..., Result]
-    ) -> None:
+    def test_run_of_a_cancelled_capture_says_how_to_resume(self, cluster: Cluster, run: Callable[..., Result]) -> None:
         cluster.holds(cancelled(2, suspend=True))
         answer = run("run", "demo")
         assert answer.stderr == (
@@ -199,7 +197,7 @@ class TestUp:
             """ --type=merge --patch='{"spec":{"suspend":false}}'\n"""
         )
 
-    def test_a_capture_that_is_changed_late_is_given_time_to_be_looked_at(
+    def test_changed_capture_gets_new_time_to_be_reconciled(
         self, cluster: Cluster, run: Callable[..., Result], file: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         clock = iter(range(0, 10_000, 50))
@@ -211,7 +209,7 @@ class TestUp:
         answer = run("up", file)
         assert answer.exit_code == 0, answer.stderr
 
-    def test_without_an_operator_it_says_so(
+    def test_capture_without_an_operator_is_reported(
         self, cluster: Cluster, run: Callable[..., Result], file: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("specdecode_operator.cli.capture.watch._SEEN_WITHIN_S", 0.0)
@@ -223,7 +221,7 @@ class TestUp:
 # A folder of captures may hold folders.
 
 
-def test_a_folder_that_is_called_like_a_file_is_passed_over(
+def test_subfolder_named_like_a_yaml_file_is_ignored(
     cluster: Cluster, run: Callable[..., Result], tmp_path: Path
 ) -> None:
     cluster.holds(capture())
@@ -235,9 +233,7 @@ def test_a_folder_that_is_called_like_a_file_is_passed_over(
     assert [each["metadata"]["name"] for each in cluster.applied()] == ["demo"], result.output
 
 
-def test_folders_in_a_folder_are_read_if_asked_for(
-    cluster: Cluster, run: Callable[..., Result], tmp_path: Path
-) -> None:
+def test_recursive_option_reads_subfolders(cluster: Cluster, run: Callable[..., Result], tmp_path: Path) -> None:
     cluster.holds(capture(), capture("other"))
     below = tmp_path / "captures" / "below"
     below.mkdir(parents=True)

@@ -37,7 +37,7 @@ def verdict(specdecode: Specdecode, path: Path, *options: str) -> dict[str, Any]
     return answer
 
 
-def test_all_unknown_models_of_all_objects_are_named_at_once(specdecode: Specdecode, write: WriteObject) -> None:
+def test_unknown_models_of_all_objects_are_listed_together(specdecode: Specdecode, write: WriteObject) -> None:
     head = {"method": "eagle3", "numSpeculativeTokens": 3, "draft": {"model": "acme/head"}}
     both = manifest("both", target={"model": "acme/target"}, speculation=head)
     result = specdecode("plan", "-f", write("a.yaml", both, alone("acme/other")))
@@ -48,20 +48,20 @@ def test_all_unknown_models_of_all_objects_are_named_at_once(specdecode: Specdec
     assert [line.split()[:2] for line in result.stdout.splitlines()] == [["both", "Unknown"], ["alone", "Unknown"]]
 
 
-def test_a_slip_in_the_name_of_a_head_means_a_head(specdecode: Specdecode, write: WriteObject) -> None:
+def test_misspelled_head_suggests_a_head(specdecode: Specdecode, write: WriteObject) -> None:
     head = {"method": "eagle3", "numSpeculativeTokens": 3, "draft": {"model": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8b"}}
     answer = verdict(specdecode, write("a.yaml", manifest("a", speculation=head)))
     assert "did you mean yuhuili/EAGLE3-LLaMA3.1-Instruct-8B?" in answer["problems"][0]["message"]
 
 
-def test_an_unknown_model_is_a_verdict_of_its_own_in_data(specdecode: Specdecode, write: WriteObject) -> None:
+def test_unknown_model_has_its_own_verdict_in_json(specdecode: Specdecode, write: WriteObject) -> None:
     answer = verdict(specdecode, write("a.yaml", alone("acme/other", revision="v1")))
     assert answer["verdict"] == "Unknown"
     assert answer["unknown_models"] == [{"model": "acme/other", "revision": "v1"}]
     assert [problem["field"] for problem in answer["problems"]] == ["spec.target.model"]
 
 
-def test_what_is_wrong_whatever_the_model_is_makes_the_object_invalid(
+def test_error_unrelated_to_an_unknown_model_makes_the_object_invalid(
     specdecode: Specdecode, write: WriteObject
 ) -> None:
     body = alone("acme/other")
@@ -74,7 +74,7 @@ def test_what_is_wrong_whatever_the_model_is_makes_the_object_invalid(
     ("others", "code"),
     [([], 5), (["fits"], 5), (["does not fit"], 4), (["invalid"], 2), (["does not fit", "invalid"], 2)],
 )
-def test_a_verdict_that_is_known_to_be_bad_comes_before_unknown(
+def test_exit_code_of_a_bad_verdict_wins_over_unknown(
     specdecode: Specdecode, write: WriteObject, others: list[str], code: int
 ) -> None:
     small, large = "meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Meta-Llama-3.1-405B"
@@ -85,14 +85,14 @@ def test_a_verdict_that_is_known_to_be_bad_comes_before_unknown(
     assert specdecode("plan", "-f", write("a.yaml", *objects)).exit_code == code
 
 
-def test_a_model_on_a_volume_is_not_looked_for_on_the_hub(specdecode: Specdecode, write: WriteObject, hub: Hub) -> None:
+def test_model_on_a_volume_is_not_requested_from_the_hub(specdecode: Specdecode, write: WriteObject, hub: Hub) -> None:
     body = alone("acme/open")
     body["spec"]["models"] = {"volume": {"persistentVolumeClaim": {"claimName": "models"}}}
     result = specdecode("plan", "-f", write("a.yaml", body), "--hub")
     assert (result.exit_code, hub.asked) == (5, [])
 
 
-def test_the_hub_is_asked_for_headers_alone_and_once(specdecode: Specdecode, write: WriteObject, hub: Hub) -> None:
+def test_only_headers_are_read_from_the_hub_and_cached(specdecode: Specdecode, write: WriteObject, hub: Hub) -> None:
     path = write("a.yaml", alone("acme/open", revision="v1"))
     answer = verdict(specdecode, path, "--hub")
     assert answer["verdict"] == "Fits"
@@ -106,15 +106,13 @@ def test_the_hub_is_asked_for_headers_alone_and_once(specdecode: Specdecode, wri
     assert again.partition("?")[0].endswith("/revision/v1"), "only whether the revision has moved"
 
 
-def test_render_knows_what_the_hub_knows(specdecode: Specdecode, write: WriteObject, hub: Hub) -> None:
+def test_render_reads_models_from_the_hub(specdecode: Specdecode, write: WriteObject, hub: Hub) -> None:
     result = specdecode("render", "-f", write("a.yaml", alone("acme/open", revision="v1")), "--hub")
     assert (result.exit_code, "--revision=v1" in result.stdout or "v1" in result.stdout.split()) == (0, True)
     assert hub.sent
 
 
-def test_a_model_that_is_pinned_to_a_commit_needs_no_network_again(
-    specdecode: Specdecode, write: WriteObject, hub: Hub
-) -> None:
+def test_model_pinned_to_a_commit_is_read_from_the_cache(specdecode: Specdecode, write: WriteObject, hub: Hub) -> None:
     path = write("a.yaml", alone("acme/open", revision=COMMIT))
     assert verdict(specdecode, path, "--hub")["verdict"] == "Fits"
     hub.asked.clear()
@@ -122,14 +120,14 @@ def test_a_model_that_is_pinned_to_a_commit_needs_no_network_again(
     assert hub.asked == []
 
 
-def test_a_revision_that_is_not_there_is_told(specdecode: Specdecode, write: WriteObject, hub: Hub) -> None:
+def test_missing_revision_is_reported(specdecode: Specdecode, write: WriteObject, hub: Hub) -> None:
     result = specdecode("plan", "-f", write("a.yaml", alone("acme/open", revision="v9")), "--hub")
     assert (result.exit_code, "acme/open: has no such revision" in result.stdout) == (5, True)
     assert len(hub.asked) == 1
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"[" * 100_000, b'{"key": 1, "value": 2}'])
-def test_a_broken_cache_is_read_anew(
+def test_corrupt_cache_is_replaced_from_the_hub(
     specdecode: Specdecode, write: WriteObject, hub: Hub, own_cache: Path, content: bytes
 ) -> None:
     path = write("a.yaml", alone("acme/open"))
@@ -143,7 +141,7 @@ def test_a_broken_cache_is_read_anew(
     assert sorted(each.suffix for each in own_cache.rglob("*") if each.is_file()) == [".json", ".json"]
 
 
-def test_an_entry_of_another_model_in_the_cache_is_not_believed(
+def test_cache_entry_of_another_model_is_ignored(
     specdecode: Specdecode, write: WriteObject, hub: Hub, own_cache: Path
 ) -> None:
     path = write("a.yaml", alone("acme/open"))
@@ -157,7 +155,7 @@ def test_an_entry_of_another_model_in_the_cache_is_not_believed(
 
 
 @pytest.mark.parametrize("folder", ["/proc/nowhere", "relative", ""])
-def test_a_cache_that_cannot_be_written_does_no_harm(
+def test_unwritable_cache_is_no_error(
     specdecode: Specdecode, write: WriteObject, hub: Hub, monkeypatch: pytest.MonkeyPatch, folder: str
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", folder)
@@ -166,7 +164,7 @@ def test_a_cache_that_cannot_be_written_does_no_harm(
     assert hub.sent
 
 
-def test_a_gated_model_needs_the_token_which_nobody_sees(
+def test_gated_model_needs_the_token_which_is_never_shown(
     specdecode: Specdecode, write: WriteObject, hub: Hub, monkeypatch: pytest.MonkeyPatch, own_cache: Path
 ) -> None:
     path = write("a.yaml", alone("acme/gated"))
@@ -191,7 +189,7 @@ def test_a_gated_model_needs_the_token_which_nobody_sees(
         ("HF_ENDPOINT", "http://[::1"),
     ],
 )
-def test_settings_that_cannot_be_used_are_named_and_not_repeated(
+def test_invalid_hub_settings_are_named_without_their_value(
     specdecode: Specdecode, write: WriteObject, monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
     monkeypatch.setenv(name, value)
@@ -200,7 +198,7 @@ def test_settings_that_cannot_be_used_are_named_and_not_repeated(
     assert (result.exit_code, told in result.stdout, value in result.output) == (5, True, False)
 
 
-def test_a_hub_out_of_reach_leaves_what_was_read_before(
+def test_unreachable_hub_falls_back_to_the_cache(
     specdecode: Specdecode, write: WriteObject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, other = write("a.yaml", alone("acme/open")), write("b.yaml", alone("acme/gated"))
@@ -214,7 +212,7 @@ def test_a_hub_out_of_reach_leaves_what_was_read_before(
 
 
 @pytest.mark.parametrize("model", ["../../etc/passwd", "a/../b", "a/b/c", "/a", "a b", "a/b?c", "a/b\nc", "é/b"])
-def test_what_is_no_hub_id_is_not_asked_for(specdecode: Specdecode, write: WriteObject, hub: Hub, model: str) -> None:
+def test_invalid_hub_id_is_not_requested(specdecode: Specdecode, write: WriteObject, hub: Hub, model: str) -> None:
     case = json.dumps({"gpu": "H100", "model": model})
     result = specdecode("plan", "--batch", "-", "--out", "-", "--hub", stdin=case)
     assert "is not a hub id" in json.loads(result.stdout)["error"]
@@ -223,23 +221,21 @@ def test_what_is_no_hub_id_is_not_asked_for(specdecode: Specdecode, write: Write
 
 
 @pytest.mark.parametrize("revision", ["../../../acme/none", "v1?a=b#c", "a\x00b", "refs/pr/1", "é"])
-def test_a_revision_stays_one_part_of_the_address(
-    specdecode: Specdecode, write: WriteObject, hub: Hub, revision: str
-) -> None:
+def test_revision_is_escaped_in_the_url(specdecode: Specdecode, write: WriteObject, hub: Hub, revision: str) -> None:
     result = specdecode("plan", "-f", write("a.yaml", alone("acme/open", revision=revision)), "--hub")
     assert result.exit_code == 5
     (asked,) = hub.asked
     assert asked.partition("?")[0] == f"/api/models/acme/open/revision/{quote(revision, safe='')}"
 
 
-def test_files_below_folders_are_not_counted(specdecode: Specdecode, write: WriteObject, hub: Hub) -> None:
+def test_files_in_subfolders_are_not_read(specdecode: Specdecode, write: WriteObject, hub: Hub) -> None:
     kept = {name: FILES[name] for name in ("config.json", *SHARDS)}
     hub.files = {**kept, "original/consolidated.00.safetensors": SHARDS["model-00001-of-00002.safetensors"]}
     assert verdict(specdecode, write("a.yaml", alone("acme/open")), "--hub")["verdict"] == "Fits"
     assert {name for name, _ in hub.sent} == set(kept)
 
 
-def test_estimate_reads_models_from_the_hub(specdecode: Specdecode, hub: Hub) -> None:
+def test_batch_reads_models_from_the_hub(specdecode: Specdecode, hub: Hub) -> None:
     cases = [
         {"id": 1, "gpu": "H100", "model": "acme/open", "revision": "v1"},
         {"id": 2, "gpu": "H100", "model": "acme/none"},
@@ -253,7 +249,7 @@ def test_estimate_reads_models_from_the_hub(specdecode: Specdecode, hub: Hub) ->
     assert "not in the catalogue: acme/open, acme/none: add --hub" in without.stderr
 
 
-def test_without_hub_nothing_of_http_is_loaded(write: WriteObject) -> None:
+def test_plan_without_hub_does_not_import_httpx(write: WriteObject) -> None:
     """It would cost a fifth of a plan's time."""
     program = (
         "import sys; from typer.testing import CliRunner; from specdecode_operator.cli.main import app\n"
@@ -286,7 +282,7 @@ HOSTILE: dict[str, tuple[dict[str, bytes], str]] = {
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_hostile_files_end_in_a_sentence(specdecode: Specdecode, write: WriteObject, hub: Hub, case: str) -> None:
+def test_hostile_files_give_a_plain_error(specdecode: Specdecode, write: WriteObject, hub: Hub, case: str) -> None:
     changed, words = HOSTILE[case]
     hub.files = {name: content for name, content in {**FILES, **changed}.items() if content is not None}
     result = specdecode("plan", "-f", write("a.yaml", alone("acme/open")), "--hub")
@@ -359,7 +355,7 @@ class OddHandler(Quiet, BaseHTTPRequestHandler):
         ('{"sha": "abcdef0123", "siblings": []}', "there is no config.json"),
     ],
 )
-def test_a_server_that_is_no_hub_is_told_in_our_words(
+def test_server_that_is_no_hub_gives_a_plain_error(
     specdecode: Specdecode, write: WriteObject, monkeypatch: pytest.MonkeyPatch, way: str, words: str
 ) -> None:
     with serving(Odd(way)) as server:
@@ -370,7 +366,7 @@ def test_a_server_that_is_no_hub_is_told_in_our_words(
 
 
 @pytest.mark.parametrize(("left", "at_once"), [(1000, 2**30), (2**30, 1000)])
-def test_no_more_is_read_than_is_allowed_of_a_file_and_of_all(left: int, at_once: int) -> None:
+def test_bytes_read_per_file_and_in_total_are_limited(left: int, at_once: int) -> None:
     with serving(Odd("endless")) as server:
         hub = HubClient(HubSettings.of({"HF_ENDPOINT": server.url}))
         with pytest.raises(CheckpointError, match="more data than the headers of a model need"):
@@ -378,7 +374,7 @@ def test_no_more_is_read_than_is_allowed_of_a_file_and_of_all(left: int, at_once
 
 
 @pytest.mark.parametrize(("answer", "words"), [(307, "redirects to a URL without TLS"), (500, "HTTP 500")])
-def test_no_redirect_leaves_tls(monkeypatch: pytest.MonkeyPatch, answer: int, words: str) -> None:
+def test_redirect_to_a_url_without_tls_is_refused(monkeypatch: pytest.MonkeyPatch, answer: int, words: str) -> None:
     asked = []
 
     def answered(request: httpx.Request) -> httpx.Response:
@@ -394,7 +390,7 @@ def test_no_redirect_leaves_tls(monkeypatch: pytest.MonkeyPatch, answer: int, wo
 
 
 @pytest.mark.parametrize(("files", "words"), [(4096, "there is no config.json"), (4097, "no valid list of files")])
-def test_a_repository_has_so_many_files_at_most(
+def test_repository_with_too_many_files_is_refused(
     specdecode: Specdecode, write: WriteObject, monkeypatch: pytest.MonkeyPatch, files: int, words: str
 ) -> None:
     listed = [{"rfilename": f"{each}.txt", "size": 1} for each in range(files)]
@@ -404,7 +400,7 @@ def test_a_repository_has_so_many_files_at_most(
     assert (result.exit_code, words in result.stdout) == (5, True)
 
 
-def test_a_server_that_never_answers_is_left(
+def test_hub_that_never_responds_times_out(
     specdecode: Specdecode, write: WriteObject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hub, "_DEADLINE_S", 0.05)
@@ -415,7 +411,7 @@ def test_a_server_that_never_answers_is_left(
     assert (result.exit_code, "responds too slowly" in result.stdout) == (5, True)
 
 
-def test_the_token_goes_to_the_hub_alone(
+def test_token_is_sent_only_to_the_hub(
     specdecode: Specdecode, write: WriteObject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", TOKEN)
@@ -535,7 +531,7 @@ def hub_of_pairs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 @pytest.mark.usefixtures("hub_of_pairs")
 @pytest.mark.parametrize("target", PAIRS)
-def test_a_pair_that_people_serve_gets_a_verdict(specdecode: Specdecode, write: WriteObject, target: str) -> None:
+def test_commonly_served_pair_gets_a_verdict(specdecode: Specdecode, write: WriteObject, target: str) -> None:
     draft, method, tokens, knowledge = PAIRS[target]
     speculation: dict[str, Any] = {"method": method, "numSpeculativeTokens": tokens}
     if draft is not None:
@@ -571,7 +567,7 @@ def read(specdecode: Specdecode, message: Path, *arguments: str) -> Checkpoint:
     return unpack_facts(message.read_text())
 
 
-def test_headers_come_from_the_hub_and_weights_stay_there(specdecode: Specdecode, message: Path, hub: Hub) -> None:
+def test_read_model_fetches_headers_but_no_weights(specdecode: Specdecode, message: Path, hub: Hub) -> None:
     found = read(specdecode, message, "acme/open", "--revision=v1")
     assert (found.config, found.commit) == (SMALL_CONFIG, COMMIT)
     assert (found.weights.total_bytes, found.weights.tensors) == (2 * 4096 * 1024 * 2, 2)
@@ -596,15 +592,13 @@ def test_a_gated_model_needs_the_token(specdecode: Specdecode, message: Path, mo
 @pytest.mark.parametrize(
     "arguments", [["acme/none"], ["acme/open", "--revision=v9"], ["a/b/c/d"]], ids=["model", "revision", "id"]
 )
-def test_what_the_hub_refuses_is_told(specdecode: Specdecode, message: Path, arguments: list[str]) -> None:
+def test_request_refused_by_the_hub_is_reported(specdecode: Specdecode, message: Path, arguments: list[str]) -> None:
     with pytest.raises(CheckpointError) as refused:
         read(specdecode, message, *arguments)
     assert refused.value.reason == "HubRefused"
 
 
-def test_a_hub_that_is_not_there_is_told(
-    specdecode: Specdecode, message: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreachable_hub_is_reported(specdecode: Specdecode, message: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Hub(FILES) as gone:
         monkeypatch.setenv("HF_ENDPOINT", gone.url)  # its port is free again
     with pytest.raises(CheckpointError) as refused:
@@ -612,7 +606,7 @@ def test_a_hub_that_is_not_there_is_told(
     assert refused.value.reason == "HubUnreachable"
 
 
-def test_a_folder_is_read_without_the_hub_and_without_an_engine(tmp_path: Path, message: Path) -> None:
+def test_folder_is_read_without_hub_and_engine_packages(tmp_path: Path, message: Path) -> None:
     tensors = {"model.embed_tokens.weight": ("BF16", [64, 32])}
     folder = write_checkpoint(tmp_path / "model", SMALL_CONFIG, tensors)
     # What no engine brings along must not be needed: no module named vllm, torch or huggingface_hub.

@@ -49,7 +49,7 @@ def refusal(folder: Path) -> CheckpointError:
     return refused.value
 
 
-def test_a_checkpoint_in_one_file_is_counted_by_type_and_part(folder: Path) -> None:
+def test_single_file_checkpoint_bytes_are_summed_by_dtype_and_part(folder: Path) -> None:
     found = read_checkpoint(Folder(str(folder)))
     assert found.weights == Weights(
         total_bytes=2 * 1024 * 256 * 2 + 512 * 256 + 4,
@@ -61,7 +61,7 @@ def test_a_checkpoint_in_one_file_is_counted_by_type_and_part(folder: Path) -> N
     assert found.config == TINY_CONFIG, "what takes no memory is left out, the rest is there"
 
 
-def test_shards_are_those_that_the_index_names(folder: Path) -> None:
+def test_shards_are_read_from_the_safetensors_index(folder: Path) -> None:
     names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
     shapes = [{"a.weight": ("BF16", [4])}, {"b.weight": ("BF16", [6])}]
     for name, part in zip(names, shapes, strict=True):
@@ -74,7 +74,7 @@ def test_shards_are_those_that_the_index_names(folder: Path) -> None:
     assert (refusal(folder).reason, names[1] in refusal(folder).message) == ("WeightsNotFound", True)
 
 
-def test_reads_headers_of_any_length(folder: Path) -> None:
+def test_safetensors_headers_of_any_length_are_read(folder: Path) -> None:
     shapes = {f"model.layers.{index}.mlp.experts.{index}.up_proj.weight": ("BF16", [2, 2]) for index in range(3000)}
     content = safetensors(*header(shapes))
     assert len(content) > 4 * 64 * 1024
@@ -85,14 +85,14 @@ def test_reads_headers_of_any_length(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("elsewhere", ["../secret.safetensors", "/etc/passwd", "config.json"])
-def test_an_index_leads_nowhere_else(folder: Path, elsewhere: str) -> None:
+def test_index_cannot_name_files_outside_the_weights(folder: Path, elsewhere: str) -> None:
     (folder.parent / "secret.safetensors").write_bytes(safetensors(*header({"a.weight": ("BF16", [4])})))
     index = {"weight_map": {"a.weight": elsewhere}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     assert refusal(folder).reason == "WeightsNotFound"
 
 
-def test_pickles_are_not_opened(folder: Path) -> None:
+def test_pickle_files_are_never_opened(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     os.mkfifo(folder / "model.safetensors")  # would hang whoever opens it
     assert refusal(folder).reason == "WeightsNotFound"
@@ -102,7 +102,7 @@ def test_pickles_are_not_opened(folder: Path) -> None:
     assert refusal(folder).reason == "WeightsNotFound"
 
 
-def test_a_model_that_is_stored_as_pickles_is_known_by_its_config(folder: Path) -> None:
+def test_pickle_only_model_is_described_by_its_config_alone(folder: Path) -> None:
     """As yuhuili/EAGLE3-LLaMA3.3-Instruct-70B, which vLLM serves."""
     (folder / "model.safetensors").unlink()
     (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'exit 7'\ntR.")
@@ -111,7 +111,7 @@ def test_a_model_that_is_stored_as_pickles_is_known_by_its_config(folder: Path) 
     assert unpack_facts(pack_facts(found)) == found
 
 
-def test_a_config_that_names_each_expert_fits_the_message(folder: Path) -> None:
+def test_config_with_per_expert_modules_fits_the_termination_message(folder: Path) -> None:
     """As those of nvidia/MiniMax-M3-NVFP4 (3.1 MB) and nvidia/NVIDIA-Nemotron-3.5-Lightning-30B-A3B-NVFP4."""
     modules = [
         f"model.layers.{layer}.mlp.experts.{expert}.{name}_proj"
@@ -159,7 +159,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_reports_hostile_headers(folder: Path, case: str) -> None:
+def test_hostile_safetensors_headers_are_reported(folder: Path, case: str) -> None:
     content, words = HOSTILE[case]
     (folder / "model.safetensors").write_bytes(content)
     error = refusal(folder)
@@ -181,12 +181,12 @@ def test_reports_hostile_headers(folder: Path, case: str) -> None:
         (b"{" + b" " * CONFIG_LIMIT_BYTES + b"}", "ConfigUnreadable", "more than 8 MiB"),
     ],
 )
-def test_a_config_that_makes_no_sense_is_told(folder: Path, content: bytes, reason: str, words: str) -> None:
+def test_invalid_config_json_is_reported(folder: Path, content: bytes, reason: str, words: str) -> None:
     (folder / "config.json").write_bytes(content)
     assert (refusal(folder).reason, words in refusal(folder).message) == (reason, True)
 
 
-def test_what_is_not_there_is_told(folder: Path) -> None:
+def test_missing_config_or_directory_is_reported(folder: Path) -> None:
     (folder / "config.json").unlink()
     assert "no config.json" in refusal(folder).message
     assert "no directory" in refusal(folder / "deeper").message
@@ -201,12 +201,12 @@ def noise(length: int) -> str:
     return "".join(random.Random(7).choices("abcdefghijklmnopqrstuvwxyz0123456789", k=length))
 
 
-def test_a_message_comes_back_as_it_was() -> None:
+def test_packed_facts_survive_a_round_trip() -> None:
     sent = checkpoint({**TINY_CONFIG, "rope_theta": 1e6, "text_config": {"a": [1, 2.5, None]}})
     assert unpack_facts(pack_facts(sent)) == sent
 
 
-def test_what_does_not_fit_is_left_out_least_needed_first() -> None:
+def test_facts_too_long_for_the_message_drop_the_least_needed_first() -> None:
     with_parts = checkpoint({"hidden_size": 8, "layer_types": [noise(3000)]}, parts=900)
     got = unpack_facts(pack_facts(with_parts))
     assert (got.config, got.weights.bytes_by_part) == (with_parts.config, {})
@@ -216,7 +216,7 @@ def test_what_does_not_fit_is_left_out_least_needed_first() -> None:
 
 
 @pytest.mark.parametrize("text", ["x " * 4500, "\U0001f600 " * 4500, '" ' * 4500])
-def test_errors_fit_a_termination_message(text: str) -> None:
+def test_error_messages_are_cut_to_the_termination_message_limit(text: str) -> None:
     message = pack_error(CheckpointError("ReaderFailed", text))
     assert len(message.encode()) <= MESSAGE_LIMIT_BYTES
     with pytest.raises(CheckpointError, match=text[:100]):
@@ -230,18 +230,18 @@ def test_errors_fit_a_termination_message(text: str) -> None:
         pack_facts(checkpoint({}))[:-30] + '"}', '{"error": {"reason": 1}}',
     ],
 )  # fmt: skip
-def test_an_answer_that_makes_no_sense_is_an_error(message: str) -> None:
+def test_invalid_reader_message_is_a_reader_failure(message: str) -> None:
     with pytest.raises(CheckpointError) as refused:
         unpack_facts(message)
     assert refused.value.reason == "ReaderFailed"
 
 
-def test_does_not_unpack_a_gzip_bomb() -> None:
+def test_gzip_bomb_is_not_unpacked() -> None:
     with pytest.raises(CheckpointError, match="invalid"):
         unpack_facts(pack_facts(checkpoint({"layer_types": "a" * 2_000_000})))
 
 
-def test_writes_the_answer_to_the_termination_message(folder: Path, tmp_path: Path) -> None:
+def test_facts_and_errors_are_written_to_the_termination_message(folder: Path, tmp_path: Path) -> None:
     message = tmp_path / "message"
     assert leave_answer(message, lambda: Folder(str(folder))) == 0
     assert unpack_facts(message.read_text()) == read_checkpoint(Folder(str(folder)))
@@ -250,7 +250,7 @@ def test_writes_the_answer_to_the_termination_message(folder: Path, tmp_path: Pa
     assert signal.alarm(0) == 0, "the deadline outlived the read, and would end whatever called it"
 
 
-def test_the_reader_needs_nothing_but_python() -> None:
+def test_checkpoint_reader_imports_only_the_standard_library() -> None:
     imported = {
         name.partition(".")[0]
         for node in ast.walk(ast.parse(SCRIPT.read_text()))

@@ -85,7 +85,7 @@ def failed(spec: Body, **ended: Any) -> dict[str, tuple[str, str, str]]:
     return outcome(desired_state(parse_deployment(parent(spec)), (), pods=[pod(job, **ended)]), spec)
 
 
-def test_models_that_nobody_describes_are_read_first() -> None:
+def test_models_without_a_config_are_read_by_jobs_before_planning() -> None:
     spec = undescribed()
     desired = desired_state(parse_deployment(parent(spec)), ())
     said = outcome(desired, spec)
@@ -98,7 +98,7 @@ def test_models_that_nobody_describes_are_read_first() -> None:
     assert folders == [["folder", "--", "/models/pair/target"], ["folder", "--", "/models/pair/draft"]]
 
 
-def test_only_what_nobody_describes_is_read() -> None:
+def test_jobs_read_only_models_without_a_config() -> None:
     assert jobs(tiny_cpu()) == []
     assert jobs(pair_70b()) == []
     both = undescribed()
@@ -109,7 +109,7 @@ def test_only_what_nobody_describes_is_read() -> None:
     assert len(jobs(same)) == 1, "a model that is target and draft is read once"
 
 
-def test_a_reader_may_do_nothing_but_read() -> None:
+def test_reader_job_is_read_only_and_has_no_tokens() -> None:
     job = jobs(undescribed(models={**tiny_cpu()["models"], "hubTokenSecret": {"name": "hub", "key": "token"}}))[0]
     pod_spec = job["spec"]["template"]["spec"]
     assert pod_spec["securityContext"]["runAsNonRoot"] is True
@@ -122,7 +122,7 @@ def test_a_reader_may_do_nothing_but_read() -> None:
     assert "specdecode.io/deployment" not in labels, "a Service would send requests to it"
 
 
-def test_the_hub_is_read_with_the_users_secret_by_reference() -> None:
+def test_hub_reader_gets_the_token_as_a_secret_reference() -> None:
     spec = pair_70b(models={"hubTokenSecret": {"name": "hub", "key": "token"}})
     spec["target"] = {"model": "acme/$(HF_TOKEN)", "revision": "v1"}
     (job,) = jobs(spec)
@@ -133,7 +133,7 @@ def test_the_hub_is_read_with_the_users_secret_by_reference() -> None:
     assert job["spec"]["template"]["spec"]["tolerations"][0]["key"] == "nvidia.com/gpu"
 
 
-def test_what_pods_found_leads_to_the_plan_of_an_inline_config() -> None:
+def test_facts_from_jobs_give_the_same_plan_as_an_inline_config() -> None:
     spec = undescribed()
     owner = parse_deployment(parent(spec))
     entries = newly_read_models(owner, {}, answers(spec))
@@ -145,7 +145,7 @@ def test_what_pods_found_leads_to_the_plan_of_an_inline_config() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "null", "{}", "[1]", '{"checkpoint": 3}', "{" * 10_000])
-def test_an_entry_that_somebody_broke_is_read_anew(text: str) -> None:
+def test_model_with_a_broken_facts_entry_is_read_again(text: str) -> None:
     spec = undescribed()
     owner = parse_deployment(parent(spec))
     entries = newly_read_models(owner, {}, answers(spec))
@@ -153,7 +153,7 @@ def test_an_entry_that_somebody_broke_is_read_anew(text: str) -> None:
     assert [child["kind"] for child in desired_state(owner, (), broken).children] == ["Job"]
 
 
-def test_an_entry_for_another_model_is_not_taken() -> None:
+def test_facts_entries_of_another_model_are_ignored() -> None:
     spec = undescribed()
     owner = parse_deployment(parent(spec))
     entries = newly_read_models(owner, {}, answers(spec))
@@ -177,7 +177,7 @@ FAILURES: dict[str, tuple[str, str, str]] = {
 
 
 @pytest.mark.parametrize("reason", FAILURES)
-def test_a_failure_names_field_value_and_fix(reason: str) -> None:
+def test_reader_failure_names_field_value_and_fix(reason: str) -> None:
     planned, reconciling, fix = FAILURES[reason]
     said = failed(undescribed(), message=pack_error(CheckpointError(reason, "what went wrong")), exit_code=1)
     assert said["Planned"][0] == planned
@@ -199,7 +199,7 @@ def test_a_failure_names_field_value_and_fix(reason: str) -> None:
         ({"message": '{"error": {"reason": "Pwned", "message": "x"}}', "exit_code": 1}, "ReaderFailed", "x;"),
     ],
 )
-def test_a_reader_that_breaks_is_told(ended: Body, reason: str, words: str) -> None:
+def test_crashed_reader_is_reported(ended: Body, reason: str, words: str) -> None:
     said = failed(undescribed(), **ended)
     assert said["Ready"][:2] == ("Unknown", reason)
     assert words in said["Ready"][2]
@@ -212,7 +212,7 @@ def knowledge(spec: Body, desired: DesiredState) -> tuple[str | None, str | None
     return plan.target_knowledge, plan.draft_knowledge
 
 
-def test_a_class_that_sizing_does_not_implement_is_estimated() -> None:
+def test_unknown_model_class_is_estimated() -> None:
     spec = undescribed()
     job = jobs(spec)[0]
     found = pod(job, message=pack_facts(Checkpoint({**TINY_CONFIG, "architectures": ["BrandNewForCausalLM"]}, WEIGHTS)))
@@ -241,7 +241,7 @@ def test_models_with_assumed_numbers_are_not_read() -> None:
         ({"podTemplate": {"spec": {"imagePullSecrets": [{}]}}}, "spec.podTemplate.spec.imagePullSecrets[0]"),
     ],
 )
-def test_what_is_wrong_without_the_model_is_told_before_it_is_read(change: Body, words: str) -> None:
+def test_invalid_spec_is_reported_before_a_model_is_read(change: Body, words: str) -> None:
     spec = undescribed(**change)
     desired = desired_state(parse_deployment(parent(spec)), ())
     assert desired.children == []
@@ -264,7 +264,7 @@ def with_site_facts(spec: Body, site: dict[str, SiteFacts], **cluster: Any) -> D
     return desired_state(owner, (), site_facts=site_facts_of(owner.spec, site), **cluster)
 
 
-def test_facts_of_the_site_take_the_place_of_jobs() -> None:
+def test_site_facts_replace_reader_jobs() -> None:
     spec = undescribed()
     desired = with_site_facts(spec, SITE)
     assert not [child for child in desired.children if child["kind"] == "Job"]

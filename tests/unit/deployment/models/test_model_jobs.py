@@ -22,7 +22,7 @@ from tests.support.model_caches import (
 from tests.support.objects import Body, pair_70b
 
 
-def test_models_are_fetched_before_anything_is_launched() -> None:
+def test_models_are_downloaded_before_engines_launch() -> None:
     spec = cached()
     desired = decide(spec)
     assert [child["kind"] for child in desired.children] == ["ConfigMap", "Job", "Job"], "the plan, and no engines"
@@ -37,7 +37,7 @@ def test_models_are_fetched_before_anything_is_launched() -> None:
     ]
 
 
-def test_only_the_download_sees_the_token_and_may_write_models() -> None:
+def test_only_the_download_job_has_the_token_and_a_writable_cache() -> None:
     (job, _), pod_spec = jobs(decide(cached())), launched(cached())
     token = next(each for each in container(job)["env"] if each["name"] == "HF_TOKEN")
     assert token["valueFrom"] == {"secretKeyRef": {"name": "hub", "key": "token"}}
@@ -52,7 +52,7 @@ def test_only_the_download_sees_the_token_and_may_write_models() -> None:
     assert {"name": "models", "persistentVolumeClaim": {"claimName": "hub"}} in pod_spec["volumes"]
 
 
-def test_engines_serve_the_very_commits_that_were_fetched() -> None:
+def test_engines_serve_the_downloaded_commits() -> None:
     command = launched(cached())["containers"][0]["command"]
     assert f"/models/hub/models--meta-llama--Llama-3.1-70B-Instruct/snapshots/{TARGET}" in command
     speculative = json.loads(command[command.index("--speculative-config") + 1])
@@ -60,7 +60,7 @@ def test_engines_serve_the_very_commits_that_were_fetched() -> None:
     assert command[command.index("--served-model-name") + 1] == "Llama-3.1-70B-Instruct"
 
 
-def test_what_was_fetched_outlives_the_pods_and_jobs() -> None:
+def test_downloaded_commits_are_kept_after_pods_and_jobs_are_gone() -> None:
     spec = cached()
     desired = decide(spec, fetched(spec))
     assert jobs(desired) == [], "a Job that is done is not wanted any more"
@@ -71,7 +71,7 @@ def test_what_was_fetched_outlives_the_pods_and_jobs() -> None:
     assert config_map(again) == config_map(desired)
 
 
-def test_another_revision_is_fetched_anew_and_the_old_engines_stay_meanwhile() -> None:
+def test_new_revision_is_downloaded_while_old_engines_stay() -> None:
     spec = cached()
     kept = read_downloads(config_map(decide(spec, fetched(spec))))
     changed = {**spec, "target": {**spec["target"], "revision": "v2"}}
@@ -92,7 +92,7 @@ FAILURES = [
 
 
 @pytest.mark.parametrize(("reason", "message", "fix"), FAILURES)
-def test_a_download_that_failed_says_why_and_what_to_do(reason: str, message: str, fix: str) -> None:
+def test_failed_download_reports_its_cause_and_a_fix(reason: str, message: str, fix: str) -> None:
     spec = cached()
     job = jobs(decide(spec))[0]
     answer = json.dumps({"error": {"reason": reason, "message": message}})
@@ -111,14 +111,14 @@ def test_a_download_that_failed_says_why_and_what_to_do(reason: str, message: st
         (json.dumps({"error": "x"}), {}, "DownloadFailed"),
     ],
 )
-def test_an_end_that_nobody_foresaw_is_told_too(message: str, more: Body, reason: str) -> None:
+def test_unexpected_download_exit_is_reported(message: str, more: Body, reason: str) -> None:
     spec = cached()
     job = jobs(decide(spec))[0]
     assert said(decide(spec, [pod(job, message, exit_code=1, **more)]), spec)["Ready"][1] == reason
 
 
 @pytest.mark.parametrize("message", ['{"commit": "../../etc"}', '{"commit": 7}', "[]", "", '{"commit": ""}'])
-def test_an_answer_of_somebody_else_leads_nowhere(message: str) -> None:
+def test_forged_download_result_is_a_failure(message: str) -> None:
     spec = cached()
     job = jobs(decide(spec))[0]
     desired = decide(spec, [pod(job, message)])
@@ -127,7 +127,7 @@ def test_an_answer_of_somebody_else_leads_nowhere(message: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"commit": "../x"}', '{"commit": null}'])
-def test_a_config_map_that_somebody_broke_is_as_good_as_none(text: str) -> None:
+def test_broken_config_map_entries_are_ignored(text: str) -> None:
     assert read_downloads({"data": {"key": text}}) == {}
 
 
@@ -137,7 +137,7 @@ def compiled(pod_spec: Body) -> str:
     return folder
 
 
-def test_engines_of_one_template_share_what_they_compile_and_others_do_not() -> None:
+def test_only_engines_of_one_template_share_a_compile_cache() -> None:
     folder = compiled(launched(cached()))
     assert folder.startswith("specdecode/compiled/0.33-NVIDIA-H200-")
     assert compiled(launched(cached(replicas=3))) == folder
@@ -149,7 +149,7 @@ def test_engines_of_one_template_share_what_they_compile_and_others_do_not() -> 
         assert compiled(launched(other)) != folder, "the start-up plan holds for one way to start"
 
 
-def test_the_start_up_plan_is_for_engines_of_one_rank() -> None:
+def test_startup_plan_is_enabled_only_for_engines_of_one_rank() -> None:
     """Each rank decides for itself whether to profile, which needs all of them: ranks that differ would hang."""
     small = cached(target={"model": "meta-llama/Llama-3.1-8B-Instruct"}, speculation=None, parallelism={"tensor": 1})
     pods = {1: launched_alone(small), 2: launched(cached())}
@@ -164,7 +164,7 @@ def launched_alone(spec: Body) -> Body:
     return template(decide(spec, [pod(job, json.dumps({"commit": TARGET}))]))
 
 
-def test_whatever_goes_to_the_hub_goes_the_way_that_the_object_says() -> None:
+def test_hub_clients_get_endpoint_and_proxy_from_engine_env() -> None:
     variables = {"HF_ENDPOINT": "https://hub.example.com", "https_proxy": "http://proxy:3128"}
     own = [{"name": name, "value": value} for name, value in variables.items()]
     engine = {"env": [*own, {"name": "VLLM_USE_DEEP_GEMM", "value": "0"}]}

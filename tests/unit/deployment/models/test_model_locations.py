@@ -20,7 +20,7 @@ def on_nodes(allowed: tuple[str, ...], **changes: Any) -> tuple[DesiredState, Bo
 
 
 @pytest.mark.parametrize("allowed", [("/mnt/models",), ("/srv", "/mnt/models/llama"), ("/mnt/models/",)])
-def test_models_on_nodes_are_mounted_where_the_operator_allows_it(allowed: tuple[str, ...]) -> None:
+def test_allowed_host_path_is_mounted(allowed: tuple[str, ...]) -> None:
     pod_spec = template(on_nodes(allowed)[0])
     assert {"name": "models", "hostPath": {"path": "/mnt/models/llama", "type": "Directory"}} in pod_spec["volumes"]
     mounts = pod_spec["containers"][0]["volumeMounts"]
@@ -31,7 +31,7 @@ def test_models_on_nodes_are_mounted_where_the_operator_allows_it(allowed: tuple
     ("allowed", "fix"),
     [((), "--allow-host-path=/mnt/models/llama"), (("/mnt/model", "/srv"), "use one in /mnt/model, /srv")],
 )
-def test_other_directories_of_nodes_are_refused(allowed: tuple[str, ...], fix: str) -> None:
+def test_host_path_that_is_not_allowed_is_refused(allowed: tuple[str, ...], fix: str) -> None:
     desired, spec = on_nodes(allowed)
     conditions = said(desired, spec)
     assert conditions["Accepted"][:2] == ("False", "HostPathNotAllowed")
@@ -40,7 +40,7 @@ def test_other_directories_of_nodes_are_refused(allowed: tuple[str, ...], fix: s
     assert desired.children == []
 
 
-def test_a_model_on_nodes_that_nobody_describes_is_read_there() -> None:
+def test_model_without_a_config_is_read_from_its_host_path() -> None:
     desired, _ = on_nodes(("/mnt",), target={"model": "pair/target"})
     (job,) = jobs(desired)
     assert container(job)["args"] == ["folder", "--", "/models/pair/target"]
@@ -59,5 +59,5 @@ def test_a_model_on_nodes_that_nobody_describes_is_read_there() -> None:
         (None, set()),
     ],
 )
-def test_claims_are_read_of_specs_that_may_be_anything(spec: Body | None, claims: set[str]) -> None:
+def test_claim_names_are_read_from_invalid_specs_too(spec: Body | None, claims: set[str]) -> None:
     assert claims_named(spec) == claims

@@ -77,7 +77,7 @@ def draft_model(**speculation: Any) -> Body:
     return {**spec, "speculation": spec["speculation"] | {"numSpeculativeTokens": 4} | speculation}
 
 
-def test_acceptance_that_falls_is_told_with_both_figures(engine: Working) -> None:
+def test_falling_acceptance_is_reported_with_both_figures(engine: Working) -> None:
     watched, rng = Watched(draft_model()), Random(1)
     assert watched.looks(40, lambda: engine.works(0.6)) is None
     assert watched.looks(200, lambda: engine.works(0.6 + rng.gauss(0, 0.03))) is None
@@ -96,7 +96,7 @@ def test_acceptance_that_falls_is_told_with_both_figures(engine: Working) -> Non
     assert watched.condition() is None
 
 
-def test_a_draft_that_never_pays_is_reported_without_a_baseline(engine: Working) -> None:
+def test_acceptance_below_break_even_is_reported_without_a_baseline(engine: Working) -> None:
     watched, windows = Watched(draft_model()), 0
     while not (told := watched.look(a=engine.works(0.002))):
         windows += 1
@@ -117,7 +117,7 @@ def test_an_acceptance_around_the_limit_is_not_reported(engine: Working) -> None
     assert watched.looks(1000, lambda: engine.works(max(0.0, 0.07 + rng.gauss(0, 0.03)))) is None
 
 
-def test_a_known_break_even_is_the_limit(engine: Working) -> None:
+def test_known_break_even_replaces_the_default_limit(engine: Working) -> None:
     """A draft of an eighth of the target's size with K 4 needs an eighth of its tokens accepted."""
     watched = Watched(draft_model(), break_even=0.125)
     told = watched.looks(400, lambda: engine.works(0.06))
@@ -130,14 +130,14 @@ def test_a_known_break_even_is_the_limit(engine: Working) -> None:
 ADAPTIVE = pair_70b(speculation=pair_70b()["speculation"] | {"adaptiveVerification": True})
 
 
-def test_a_small_share_of_a_long_draft_may_pay(engine: Working) -> None:
+def test_low_acceptance_of_long_drafts_is_not_below_break_even(engine: Working) -> None:
     """4 % of 16 tokens are 1.64 tokens per step, 4 % of 4 tokens are 1.16."""
     long = Working(k=16)
     assert Watched(draft_model(numSpeculativeTokens=16)).looks(400, lambda: long.works(0.04)) is None
     assert Watched(draft_model()).looks(1500, lambda: engine.works(0.04)) is not None
 
 
-def test_impossible_counters_do_not_blind_the_detector(engine: Working) -> None:
+def test_impossible_counters_do_not_disable_decay_detection(engine: Working) -> None:
     watched = Watched(draft_model())
     for _ in range(2):
         assert watched.look(a=engine.works(50.0)) is None, "more tokens accepted than drafted"
@@ -149,7 +149,7 @@ def test_acceptance_that_reads_low_by_design_is_not_reported(engine: Working, sp
     assert Watched(spec).looks(400, lambda: engine.works(0.0)) is None
 
 
-def test_little_traffic_is_no_evidence(engine: Working) -> None:
+def test_little_traffic_is_not_reported_as_decay(engine: Working) -> None:
     watched = Watched(draft_model())
     assert watched.looks(400, lambda: engine.works(0.0, token_s=60)) is None, "32 steps in 16 requests of 2 tokens"
     idle = engine.reading
@@ -170,13 +170,13 @@ def test_likely_causes_depend_on_the_method(engine: Working, spec: Body, cause: 
     assert cause in told.message
 
 
-def test_probabilistic_drafts_are_not_told_to_become_so(engine: Working) -> None:
+def test_probabilistic_drafts_get_no_advice_about_draft_sampling(engine: Working) -> None:
     told = Watched(draft_model(draftSampling="probabilistic")).looks(400, lambda: engine.works(0.0))
     assert told is not None
     assert "draftSampling" not in told.message
 
 
-def test_tokens_that_take_longer_at_a_like_load_are_told(engine: Working) -> None:
+def test_slower_tokens_at_similar_load_are_reported(engine: Working) -> None:
     watched = Watched(draft_model())
     assert watched.looks(100, lambda: engine.works(0.6, token_s=0.02)) is None
     assert watched.looks(100, lambda: engine.works(0.6, token_s=0.04, running=64)) is None, "more requests take longer"
@@ -192,12 +192,12 @@ def changing_lengths(engine: Working) -> Iterator[EngineReading]:
         yield from (engine.works(0.8, k=1) if turn % 2 else engine.works(0.4) for _ in range(12))
 
 
-def test_drafts_of_another_length_are_another_setting(engine: Working) -> None:
+def test_changing_draft_length_is_not_reported_as_decay(engine: Working) -> None:
     watched, said = Watched(draft_model()), changing_lengths(engine)
     assert watched.looks(480, lambda: next(said)) is None
 
 
-def test_what_a_lookup_proposes_is_judged_by_what_it_brings(engine: Working) -> None:
+def test_ngram_decay_is_judged_by_accepted_tokens_per_step(engine: Working) -> None:
     watched = Watched(tiny_cpu(speculation=NGRAM))
     assert watched.looks(50, lambda: engine.works(0.6, drafting=0.5)) is None
     assert watched.looks(300, lambda: engine.works(0.3)) is None, "twice the drafts, half of each accepted"
@@ -206,7 +206,7 @@ def test_what_a_lookup_proposes_is_judged_by_what_it_brings(engine: Working) -> 
     assert told.reason == "DraftsBringLess"
 
 
-def test_counters_that_begin_anew_are_no_decline(engine: Working) -> None:
+def test_reset_counters_are_not_reported_as_decay(engine: Working) -> None:
     watched = Watched(draft_model())
     for _ in range(30):
         assert watched.looks(10, lambda: engine.works(0.6)) is None
@@ -219,7 +219,7 @@ def capture(name: str, finished: str, percent: int | None = 70, **status: Any) -
     return {"metadata": {"name": name}, "status": {**told, **status}}
 
 
-def test_the_newest_capture_of_these_engines_that_succeeded_is_asked() -> None:
+def test_baseline_is_the_newest_succeeded_capture_of_the_same_engine() -> None:
     captures = [
         capture("old", "2026-01-01T00:00:00Z", 90),
         capture("last", "2026-01-03T00:00:00Z"),
@@ -247,7 +247,7 @@ def alarm(losses: Iterable[float], between_alarms: float = BETWEEN_ALARMS) -> in
     return None
 
 
-def test_false_alarms_are_no_more_frequent_than_promised() -> None:
+def test_false_alarm_rate_is_within_its_bound() -> None:
     """Losses as large as they may be on average, of any form: the worst that is no decline."""
     for seed, draw in enumerate(
         (
@@ -263,7 +263,7 @@ def test_false_alarms_are_no_more_frequent_than_promised() -> None:
         assert found <= 45, seed
 
 
-def test_it_is_over_when_the_last_losses_are_as_they_may_be() -> None:
+def test_decline_ends_after_enough_acceptable_losses() -> None:
     known = Decline()
     while not known.found:
         known = known.after(2.0, BETWEEN_ALARMS)

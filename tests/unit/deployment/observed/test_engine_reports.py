@@ -60,14 +60,14 @@ def predicted() -> int:
     return int(status.plan.kv_cache_tokens)
 
 
-def test_what_no_gpu_has_is_a_number_that_the_api_server_takes() -> None:
+def test_implausible_kv_cache_size_gives_a_valid_int64_residual() -> None:
     for told in (reading(2**53), reading(2**53, blocks=2**53)):
         residual, status, _ = report(told)
         assert residual is not None
         assert -(2**63) < status.observed.kv_cache_residual_bytes == residual.residual_bytes < -(2**50)
 
 
-def test_the_smallest_engine_is_compared_and_every_place_says_the_same() -> None:
+def test_residual_of_the_smallest_engine_is_the_same_everywhere() -> None:
     tokens = predicted()
     residual, status, message = report(tokens - 10_000, tokens + 500)
     assert residual is not None
@@ -80,7 +80,7 @@ def test_the_smallest_engine_is_compared_and_every_place_says_the_same() -> None
     assert f"{residual.residual_bytes / GIB:.1f} GiB less on each GPU" in message
 
 
-def test_more_than_predicted_is_a_negative_residual() -> None:
+def test_larger_kv_cache_than_predicted_is_a_negative_residual() -> None:
     tokens = predicted()
     residual, _, message = report(tokens + 10_000)
     assert residual is not None
@@ -90,7 +90,7 @@ def test_more_than_predicted_is_a_negative_residual() -> None:
 
 
 @pytest.mark.parametrize("blocks_of_model", [16, 32])
-def test_blocks_count_where_layers_have_windows(blocks_of_model: int) -> None:
+def test_residual_of_sliding_window_models_is_counted_in_blocks(blocks_of_model: int) -> None:
     """Gemma 3: five of six layers forget what is beyond 1024 tokens, so its tokens are no measure of bytes."""
     spec = pair_70b(**GEMMA)
     desired = desired_state(parse_deployment(parent(spec)), NODES)
@@ -110,7 +110,7 @@ def test_blocks_count_where_layers_have_windows(blocks_of_model: int) -> None:
     assert ", margin " in message
 
 
-def test_what_no_engine_reports_has_no_residual() -> None:
+def test_no_residual_without_a_report_or_a_plan() -> None:
     for tokens in ((), (None,)):
         residual, status, _ = report(*tokens)
         assert residual is None
@@ -133,7 +133,7 @@ def residual_of(reported: int, tensor: int = 2) -> BudgetResidual:
     return BudgetResidual(H200, "0.33", "V2", tensor, 1000, reported, 16 * (1000 - reported))
 
 
-def test_the_metric_has_a_series_for_each_kind_of_engine_and_not_for_each_object() -> None:
+def test_residual_metric_has_one_series_per_kind_of_engine() -> None:
     collector = OperatorMetrics(Cache())
     for name, residual in (("a", residual_of(900)), ("b", residual_of(1100)), ("c", residual_of(2000, tensor=4))):
         collector.set_residual(Key("default", name), residual)

@@ -55,7 +55,7 @@ def active(spec: Body, *engines: EngineReading) -> tuple[str, str, str]:
     return found.status, found.reason, found.message
 
 
-def test_a_real_engine_that_does_as_it_was_asked_is_believed_by_its_counters() -> None:
+def test_counters_of_a_real_engine_prove_method_and_draft_length() -> None:
     said = features(tiny_cpu(), read_metrics(SCRAPE, find_profile("0.32")))
     assert said == {
         "method": ("draft_model", "True", "acceptance 50%, mean acceptance length 2.49 with K=3"),
@@ -63,7 +63,7 @@ def test_a_real_engine_that_does_as_it_was_asked_is_believed_by_its_counters() -
     }
 
 
-def test_fewer_places_than_were_asked_for_are_named_with_the_field_to_mend() -> None:
+def test_shorter_drafts_than_requested_are_reported_with_the_field() -> None:
     status_, reason, message = active(asking(numSpeculativeTokens=5), reading(speculation=drafted(100, 213)))
     assert (status_, reason) == ("False", "OtherDraftLength")
     assert message.startswith("numSpeculativeTokens 5 is not in force: llama-0 drafts up to 3 tokens; ")
@@ -96,13 +96,13 @@ def test_fewer_places_than_were_asked_for_are_named_with_the_field_to_mend() -> 
         "too few",
     ],
 )
-def test_the_length_of_drafts_tells_what_is_in_force(drafts: int, tokens: int, in_force: str) -> None:
+def test_mean_draft_length_decides_whether_k_is_in_force(drafts: int, tokens: int, in_force: str) -> None:
     seen = SpeculationReading(drafts, tokens, 90, (90, 0, 0, 0, 0))
     assert features(asking(numSpeculativeTokens=5), reading(speculation=seen))["numSpeculativeTokens"][1] == in_force
 
 
 @pytest.mark.parametrize("change", ["schedule_with_data_parallel", "schedule_on_v1"])
-def test_a_schedule_that_the_engine_noted_as_dropped_is_named(change: str) -> None:
+def test_schedule_dropped_by_the_engine_is_reported(change: str) -> None:
     engine = reading(speculation=drafted(100, 90), changed_settings=frozenset({change}))
     spec = asking(numSpeculativeTokensByBatchSize=by_requests(3, 1))
     assert features(spec, engine)["numSpeculativeTokensByBatchSize"][:2] == ("1-4: 3, 5-8: 1, 9-256: 3", "False")
@@ -119,7 +119,7 @@ def test_a_schedule_that_the_engine_noted_as_dropped_is_named(change: str) -> No
     ],
     ids=["both lengths", "one length", "asks for one", "too few"],
 )
-def test_a_schedule_is_seen_in_the_length_of_drafts(
+def test_schedule_is_in_force_if_draft_lengths_vary_as_requested(
     lengths: tuple[int, int], seen: SpeculationReading, in_force: str
 ) -> None:
     spec = asking(numSpeculativeTokensByBatchSize=by_requests(*lengths))
@@ -129,7 +129,7 @@ def test_a_schedule_is_seen_in_the_length_of_drafts(
     assert active(spec, reading(speculation=seen))[0] == "True"
 
 
-def test_steps_without_a_draft_prove_a_schedule_with_none_and_what_that_costs() -> None:
+def test_steps_without_drafts_prove_a_schedule_with_k_zero() -> None:
     spec = asking(numSpeculativeTokensByBatchSize=by_requests(3, 0))
     engine = reading(speculation=drafted(100, 90), decode_steps=400, generation_tokens=500)
     told = status(spec, engine)
@@ -140,7 +140,7 @@ def test_steps_without_a_draft_prove_a_schedule_with_none_and_what_that_costs() 
     assert found[2].startswith("75 %")
 
 
-def test_what_is_not_in_force_is_told_before_there_is_traffic_and_alone() -> None:
+def test_other_method_is_reported_alone_and_before_traffic() -> None:
     engine = reading(speculation_settings={"method": "ngram"})
     status_, reason, message = active(tiny_cpu(), engine)
     assert (status_, reason) == ("False", "OtherMethod")
@@ -156,7 +156,7 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("field", SETTINGS)
-def test_what_no_counter_shows_is_known_by_the_engines_own_word(field: str) -> None:
+def test_settings_without_counters_are_proved_by_the_engine_log(field: str) -> None:
     value, key, same, other, reason = SETTINGS[field]
     spec = pair_70b()
     spec["speculation"] |= {field: value}
@@ -176,7 +176,7 @@ def test_what_no_counter_shows_is_known_by_the_engines_own_word(field: str) -> N
     assert active(spec, engine())[:2] == ("True", "Drafting")
 
 
-def test_a_draft_that_is_split_otherwise_than_asked_for_is_told() -> None:
+def test_other_draft_tensor_parallel_size_is_reported() -> None:
     spec = pair_70b()
     spec["parallelism"] = {"tensor": 2, "draftTensor": 1}
     engine = reading(speculation=drafted(100, 90, 5), speculation_settings={"draft_tensor_parallel_size": "1"})
@@ -188,7 +188,7 @@ def test_a_draft_that_is_split_otherwise_than_asked_for_is_told() -> None:
     assert "parallelism.draftTensor" not in features(spec, engine)
 
 
-def test_several_features_that_are_not_in_force_are_all_named() -> None:
+def test_all_features_not_in_force_are_reported() -> None:
     spec = pair_70b()
     spec["speculation"] |= {"adaptiveVerification": True}
     engine = reading(speculation=drafted(100, 90), speculation_settings={"enable_adaptive_verification": "False"})
@@ -197,26 +197,26 @@ def test_several_features_that_are_not_in_force_are_all_named() -> None:
     assert "adaptiveVerification true is not in force" in message
 
 
-def test_engines_that_do_not_draft_at_all_are_told_so_first() -> None:
+def test_not_drafting_is_reported_before_other_settings() -> None:
     engine = reading(generation_tokens=500, speculation_settings={"draft_sample_method": "greedy"})
     assert active(asking(draftSampling="probabilistic"), engine)[1] == "NotDrafting"
     assert active(tiny_cpu(), reading(speculation=None))[1] == "NotDrafting"
     assert features(tiny_cpu(), reading(speculation=None))["method"][1] == "False"
 
 
-def test_without_an_answer_nothing_is_known_and_all_is_listed() -> None:
+def test_unreachable_engine_leaves_every_feature_unknown() -> None:
     found = features(asking(draftSampling="greedy"), Unreachable("/metrics did not answer"))
     assert {in_force for _, in_force, _ in found.values()} == {"Unknown"}
     assert list(found) == ["method", "numSpeculativeTokens", "draftSampling"]
     assert found["method"][2] == "llama-0: /metrics did not answer"
 
 
-def test_without_speculation_and_of_a_replay_nothing_is_listed() -> None:
+def test_no_features_are_listed_without_speculation_or_in_a_replay() -> None:
     assert features(tiny_cpu(speculation={"method": "none"}), reading(speculation=None)) == {}
     assert features(replaying(), reading(speculation=drafted(100, 90))) == {}
 
 
-def test_an_engine_that_misses_a_question_keeps_what_it_proved() -> None:
+def test_engine_that_misses_one_scrape_keeps_its_proven_features() -> None:
     before = status(tiny_cpu(), reading(speculation=drafted(100, 90)))
     said = before.model_dump(by_alias=True, mode="json", exclude_none=True)
     missed = status(tiny_cpu(), Unreachable("busy"), silent_s=0.0, before=said)
@@ -227,7 +227,7 @@ def test_an_engine_that_misses_a_question_keeps_what_it_proved() -> None:
 
 @pytest.mark.parametrize("length", ["abc", "", "nan", "-inf", "1e999"])
 @pytest.mark.parametrize("silent_s", [None, 0.0])
-def test_figures_that_somebody_else_wrote_into_the_status_stop_nothing(length: str, silent_s: float | None) -> None:
+def test_forged_status_figures_do_not_break_reconciliation(length: str, silent_s: float | None) -> None:
     """Whoever may write a status writes any text there."""
     forged = {"engines": 1, "draftTokens": 300, "acceptancePercent": 71, "numSpeculativeTokens": 3}
     before = {"observed": {**forged, "meanDraftLength": length, "kvCacheTokens": 1}}
@@ -266,24 +266,24 @@ def condition(*engines: Reading, spec: dict[str, Any] | None = None) -> Conditio
 
 
 @pytest.mark.parametrize("change", CHANGED_SETTINGS)
-def test_a_change_is_told_with_the_engine_and_the_field_to_mend(change: str) -> None:
+def test_changed_setting_is_reported_with_engine_and_spec_field(change: str) -> None:
     found = condition(engine(), engine(change))
     assert (found.status, found.reason) == ("False", _CHANGES[change][0])
     assert found.message.startswith("llama-1: ")
     assert "spec." in found.message
 
 
-def test_engines_that_changed_nothing_prove_it() -> None:
+def test_settings_are_in_force_if_the_engine_reports_no_changes() -> None:
     assert (condition(engine()).status, condition(engine()).reason) == ("True", "AsAsked")
 
 
-def test_an_engine_that_does_not_say_proves_nothing() -> None:
+def test_settings_in_force_is_unknown_without_an_engine_report() -> None:
     assert condition(engine(), engine(says=False)).reason == "NotSaid"
     assert condition().reason == "EngineNotReady"
     assert condition(Unreachable("no")).reason == "Unreachable"
 
 
-def test_what_the_plan_counts_with_is_no_news() -> None:
+def test_changes_that_the_plan_expects_are_not_reported() -> None:
     ngram = tiny_cpu(speculation={"method": "ngram", "numSpeculativeTokens": 3})
     planned = engine("async_scheduling", "model_runner", "cudagraph_mode_with_schedule")
     assert condition(planned, spec=ngram).status == "True"
@@ -325,13 +325,13 @@ def active_after(spec: Body, *rounds: dict[str, EngineReading]) -> tuple[str, st
 DRAFTED = {"a": counting(1000, 1000)}
 
 
-def test_a_drafter_that_stopped_is_told_after_a_window_of_steps_and_not_before() -> None:
+def test_stopped_drafting_is_reported_after_512_steps() -> None:
     assert active_after(tiny_cpu(), DRAFTED) == ("True", "Drafting")
     assert active_after(tiny_cpu(), DRAFTED, {"a": counting(1511, 1000)}) == ("True", "Drafting")
     assert active_after(tiny_cpu(), DRAFTED, {"a": counting(1512, 1000)}) == ("False", "NotDrafting")
 
 
-def test_a_drafter_that_goes_on_is_believed_again() -> None:
+def test_resumed_drafting_is_reported_as_active() -> None:
     assert active_after(tiny_cpu(), DRAFTED, {"a": counting(1600, 1000)}, {"a": counting(2200, 1600)}) == (
         "True",
         "Drafting",
@@ -350,7 +350,7 @@ def test_a_drafter_that_goes_on_is_believed_again() -> None:
     ],
     ids=["a lookup that finds nothing", "answers that were never given before", "a schedule that says so"],
 )
-def test_steps_without_a_draft_may_be_as_asked(speculation: dict[str, Any]) -> None:
+def test_steps_without_drafts_are_expected_of_lookups_and_schedules(speculation: dict[str, Any]) -> None:
     assert active_after(tiny_cpu(speculation=speculation), DRAFTED, {"a": counting(2000, 1000)}) == (
         "True",
         "Drafting",

@@ -77,7 +77,7 @@ def run(monkeypatch: pytest.MonkeyPatch, folder: Path, hub: FakeHub, *arguments:
     return code, json.loads(message.read_text())
 
 
-def test_the_commit_that_was_fetched_is_the_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_downloaded_commit_is_the_termination_message(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     hub = FakeHub()
     assert run(monkeypatch, tmp_path, hub, "--revision=v1") == (0, {"commit": COMMIT})
     (asked,) = hub.asked
@@ -85,14 +85,14 @@ def test_the_commit_that_was_fetched_is_the_answer(monkeypatch: pytest.MonkeyPat
     assert _without(list(FILES), asked["ignore_patterns"]) == ["config.json", "model.safetensors"]
 
 
-def test_pickles_are_fetched_only_where_there_is_nothing_else() -> None:
+def test_pickles_are_downloaded_only_without_safetensors() -> None:
     head = ["config.json", "pytorch_model.bin", "medusa_lm_head.pt"]
     assert _without(head, list(left_out(head))) == head
     both = [*head, "model.safetensors"]
     assert _without(both, list(left_out(both))) == ["config.json", "model.safetensors"]
 
 
-def test_a_volume_that_is_too_small_is_told_before_the_download(
+def test_volume_without_enough_space_is_reported_before_the_download(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
@@ -102,7 +102,7 @@ def test_a_volume_that_is_too_small_is_told_before_the_download(
     assert "2 files" in answer["error"]["message"]
 
 
-def test_what_is_there_needs_no_room(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_files_already_downloaded_need_no_free_space(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
     snapshot = tmp_path / "hub" / "models--acme--open" / "snapshots" / COMMIT
     snapshot.mkdir(parents=True)
@@ -111,9 +111,7 @@ def test_what_is_there_needs_no_room(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert run(monkeypatch, tmp_path, FakeHub())[0] == 0
 
 
-def test_what_killed_downloads_left_is_removed_and_what_others_are_at_is_not(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_only_old_incomplete_files_are_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     blobs = tmp_path / "hub" / "models--acme--open" / "blobs"
     blobs.mkdir(parents=True)
     for name, age_s in (("whole", 9000), ("left.1.incomplete", 9000), ("fetched.2.incomplete", 60)):
@@ -144,7 +142,7 @@ FAILURES = [
 
 
 @pytest.mark.parametrize("case", FAILURES, ids=[f"{type(case[0]).__name__}-{case[2]}" for case in FAILURES])
-def test_every_failure_has_a_reason(
+def test_each_download_failure_has_a_reason(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, case: tuple[Exception, str, str, str]
 ) -> None:
     failure, when, reason, words = case
@@ -154,7 +152,7 @@ def test_every_failure_has_a_reason(
 
 
 @pytest.mark.parametrize(("status", "reason"), [(401, "ModelGated"), (403, "ModelGated"), (503, "HubUnreachable")])
-def test_an_answer_of_the_hub_is_told_by_its_status(
+def test_hub_http_status_decides_the_failure_reason(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: int, reason: str
 ) -> None:
     failure = Exception("refused")
@@ -163,7 +161,7 @@ def test_an_answer_of_the_hub_is_told_by_its_status(
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_what_the_hub_answered_shows_no_part_of_a_secret(
+def test_shortened_hub_errors_leak_no_part_of_a_secret(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, form: SecretForm
 ) -> None:
     """The script shortens it without masking, and the operator masks what came of it."""

@@ -102,7 +102,7 @@ def pods(tmp_path: Path, health: Engine) -> Iterator[Pods]:
     pods.stop_all()
 
 
-def test_what_the_first_compiled_is_there_for_all_after_it(pods: Pods) -> None:
+def test_later_engines_reuse_the_cache_of_the_first_ready_engine(pods: Pods) -> None:
     assert pods.start("one")[1] == "nothing"
     assert pods.published is None, "it does not serve yet"
     pods.health.serves = True
@@ -110,7 +110,7 @@ def test_what_the_first_compiled_is_there_for_all_after_it(pods: Pods) -> None:
     assert [pods.start(name)[1] for name in ("two", "three")] == ["one", "one"]
 
 
-def test_an_engine_writes_nothing_into_what_is_published(pods: Pods) -> None:
+def test_engines_do_not_write_to_the_published_cache(pods: Pods) -> None:
     pods.start("one")
     pods.health.serves = True
     eventually(lambda: pods.published == "one", "it is published")
@@ -119,7 +119,7 @@ def test_an_engine_writes_nothing_into_what_is_published(pods: Pods) -> None:
     assert pods.published == "one"
 
 
-def test_what_an_engine_that_never_served_compiled_counts_for_nobody(pods: Pods) -> None:
+def test_cache_of_an_engine_that_never_served_is_not_published(pods: Pods) -> None:
     engine, _ = pods.start("one")
     pods.stop(engine)
     assert pods.start("two")[1] == "nothing"
@@ -127,7 +127,7 @@ def test_what_an_engine_that_never_served_compiled_counts_for_nobody(pods: Pods)
     eventually(lambda: pods.published == "two", "the next one is published")
 
 
-def test_what_holds_for_one_node_or_rank_stays_there(pods: Pods) -> None:
+def test_node_and_rank_specific_files_are_not_published(pods: Pods) -> None:
     pods.start("one")
     (pods.cache("one") / "gpu_p2p_access_cache_for_0,1.json").touch()
     (pods.cache("one") / "model.17.tmp").touch()
@@ -139,7 +139,7 @@ def test_what_holds_for_one_node_or_rank_stays_there(pods: Pods) -> None:
     assert [each.name for each in (pods.folder / warm_start.PUBLISHED).iterdir()] == ["graph"]
 
 
-def test_a_cache_that_a_user_names_is_left_to_the_user(pods: Pods, tmp_path: Path) -> None:
+def test_cache_root_set_by_the_user_is_kept(pods: Pods, tmp_path: Path) -> None:
     own = tmp_path / "own"
     own.mkdir()
     (own / "graph").write_text("the user's")
@@ -147,7 +147,7 @@ def test_a_cache_that_a_user_names_is_left_to_the_user(pods: Pods, tmp_path: Pat
     assert not pods.cache("one").exists()
 
 
-def test_a_volume_that_cannot_be_used_hinders_no_engine(pods: Pods) -> None:
+def test_engine_starts_without_a_usable_cache_volume(pods: Pods) -> None:
     pods.folder.rmdir()
     pods.folder.write_text("no folder")
     pods.health.serves = True
@@ -156,6 +156,6 @@ def test_a_volume_that_cannot_be_used_hinders_no_engine(pods: Pods) -> None:
     assert engine.poll() is None
 
 
-def test_the_script_becomes_the_engine(pods: Pods) -> None:
+def test_script_replaces_itself_with_the_engine_process(pods: Pods) -> None:
     engine, _ = pods.start("one")
     assert "--health" not in Path(f"/proc/{engine.pid}/cmdline").read_text(), "signals reach the engine itself"

@@ -54,7 +54,7 @@ def at_s(second: int) -> float:
         ("SysctlForbidden", "Pod was rejected: forbidden sysctl", "kubectl describe on the node"),
     ],
 )
-def test_a_rejected_pod_is_told_with_the_kubelets_reason_and_what_helps(reason: str, message: str, fix: str) -> None:
+def test_rejected_pod_is_reported_with_kubelet_reason_and_fix(reason: str, message: str, fix: str) -> None:
     blocked = first_blocked([rejected(0, reason, message)])
     assert blocked is not None
     assert blocked.reason == "PodRejected"
@@ -79,12 +79,12 @@ def test_a_rejected_pod_is_told_with_the_kubelets_reason_and_what_helps(reason: 
         },
     ],
 )
-def test_a_pod_that_ran_or_is_not_over_was_not_rejected(status: Body) -> None:
+def test_pods_that_ran_or_are_pending_are_not_rejected(status: Body) -> None:
     assert rejections([pod(**status)]) == []
     assert getattr(blocked_pod(pod(**status)), "reason", "") != "PodRejected"
 
 
-def test_rejections_count_since_a_node_took_a_pod_last() -> None:
+def test_rejections_before_the_last_accepted_pod_do_not_count() -> None:
     taken = pod("taken", created="2026-01-01T00:00:02Z", **RUNNING)
     assert len(rejections([rejected(1), rejected(3), taken, rejected(4)])) == 2
     just_made = pod("new", created="2026-01-01T00:00:09Z", phase="Pending")
@@ -95,7 +95,7 @@ def test_rejections_count_since_a_node_took_a_pod_last() -> None:
     assert getattr(first_blocked([rejected(1), waits]), "reason", "") == "Unschedulable"
 
 
-def test_after_three_in_a_row_no_more_are_made_each_time_for_longer() -> None:
+def test_backoff_starts_at_three_rejections_and_grows() -> None:
     assert not backs_off([rejected(1), rejected(2)], at_s(2))
     three = [rejected(1), rejected(2), rejected(3)]
     assert [backs_off(three, at_s(second)) for second in (3, 22, 23)] == [True, True, False]
@@ -122,7 +122,7 @@ def engines(
     return int(held["spec"]["replicas"])
 
 
-def test_meanwhile_as_many_engines_are_wanted_as_run() -> None:
+def test_backoff_reduces_replicas_to_the_running_engines() -> None:
     three = [rejected(1), rejected(2), rejected(3)]
     running = pod("old", **RUNNING)
     assert engines(tiny_cpu(replicas=2), [running, *three], 4) == 1
@@ -140,7 +140,7 @@ def group_pod(second: int) -> Body:
     return {**body, "metadata": {**body["metadata"], "uid": str(second), "labels": labels}}
 
 
-def test_groups_whose_pods_are_rejected_rest_too() -> None:
+def test_rejected_pods_of_groups_cause_backoff_too() -> None:
     """A pod of a group is made anew under its name, so that only the history knows of those before."""
     history = NO_GROUP_HISTORY
     for second in (1, 2, 3):
@@ -156,7 +156,7 @@ def test_groups_whose_pods_are_rejected_rest_too() -> None:
     assert engines(spec, [], 4, NO_GROUP_HISTORY, **nodes) == 2
 
 
-def test_a_pod_that_was_made_while_a_clock_was_ahead_holds_back_no_pod_for_as_long() -> None:
+def test_future_creation_timestamps_do_not_extend_the_backoff() -> None:
     now_s = datetime.fromisoformat("2026-01-01T00:10:00Z").timestamp()
     ahead = [rejected() for _ in range(3)]
     for each in ahead:
@@ -246,7 +246,7 @@ WAITS = {
 
 
 @pytest.mark.parametrize(("status", "blocked"), WAITS.values(), ids=WAITS)
-def test_what_holds_a_pod_up_is_told_whole(status: Body, blocked: Blocked) -> None:
+def test_each_blocked_pod_status_gives_its_full_report(status: Body, blocked: Blocked) -> None:
     assert blocked_pod(pod(**status)) == blocked
     assert waits_for_claim(pod(**status)) is (blocked.reason == "VolumeInUse")
 
@@ -274,12 +274,12 @@ NOT_BLOCKED = {
 
 
 @pytest.mark.parametrize("status", NOT_BLOCKED.values(), ids=NOT_BLOCKED)
-def test_a_pod_that_is_on_its_way_is_not_blocked(status: Body) -> None:
+def test_starting_and_ready_pods_are_not_blocked(status: Body) -> None:
     assert blocked_pod(pod(**status)) is None
     assert not waits_for_claim(pod(**status))
 
 
-def test_the_newest_pod_says_what_is_wrong() -> None:
+def test_newest_blocked_pod_is_reported() -> None:
     newer = pod("newer", created="2026-01-02T00:00:00Z", **image("ErrImagePull", "denied"))
     older = pod("older", created="2026-01-01T00:00:00Z", containerStatuses=[ended(1, "ValueError: no")])
     undated = {**pod("undated", containerStatuses=[ended(2, "ValueError: no")]), "metadata": {"name": "undated"}}
@@ -309,7 +309,7 @@ LOSSES = {
 
 
 @pytest.mark.parametrize(("status", "why"), LOSSES.values(), ids=LOSSES)
-def test_a_pod_that_its_node_lost_says_how(status: Body, why: str) -> None:
+def test_pod_lost_with_its_node_reports_the_cause(status: Body, why: str) -> None:
     assert first_blocked([pod(**status)]) == Blocked("NodeLost", LOST.format(why), waits=True)
 
 
@@ -332,7 +332,7 @@ def with_sidecar(sidecar: Body, *engine: Body) -> Body:
         ),
     ],
 )
-def test_sidecar_for_live_captures_is_named_and_is_not_the_engine(status: Body, reason: str, words: str) -> None:
+def test_failing_recorder_sidecar_is_reported_apart_from_the_engine(status: Body, reason: str, words: str) -> None:
     blocked = blocked_pod(with_sidecar(status, {"name": "engine", "ready": True}))
     assert blocked is not None
     assert (blocked.reason, blocked.permanent, blocked.waits) == (reason, False, True)
@@ -340,13 +340,13 @@ def test_sidecar_for_live_captures_is_named_and_is_not_the_engine(status: Body, 
     assert ("spec.engine.recorder" in blocked.message) == (reason == "RecorderFailed")
 
 
-def test_engine_that_crashed_is_told_before_its_sidecar() -> None:
+def test_engine_crash_is_reported_before_a_sidecar_crash() -> None:
     blocked = blocked_pod(with_sidecar(ended(1, "", "recorder"), ended(1, "ValueError: no model")))
     assert blocked is not None
     assert blocked.reason == "EngineFailed"
 
 
-def test_crash_of_a_sidecar_is_no_crash_of_a_group() -> None:
+def test_sidecar_crashes_do_not_count_as_group_crashes() -> None:
     crashed = {**ended(1, "", "recorder"), "restartCount": 5}
     leader = with_sidecar(crashed, {"name": "engine", "ready": True})
     leader["metadata"] |= {"uid": "leader", "labels": {}}

@@ -118,14 +118,14 @@ def said(conditions: dict[str, Condition], kind: str = "Canary") -> tuple[str, s
     return conditions[kind].status.value, conditions[kind].reason
 
 
-def test_the_first_engines_have_nothing_to_be_compared_with() -> None:
+def test_first_rollout_has_no_canary() -> None:
     story = CanaryStory()
     story.write(OLD)
     assert said(story.look(1)) == ("True", "NothingToCompare")
     assert story.deployment is None
 
 
-def test_a_changed_spec_gets_a_canary_beside_the_engines_that_serve() -> None:
+def test_changed_spec_starts_a_canary_beside_serving_engines() -> None:
     story = CanaryStory(replicas=2)
     conditions = story.look(1, ready=0)
     assert said(conditions) == said(conditions, "Ready") == ("Unknown", "CanaryStarting")
@@ -143,7 +143,7 @@ def test_a_changed_spec_gets_a_canary_beside_the_engines_that_serve() -> None:
     assert story.desired.workload is not canary
 
 
-def test_pods_of_the_canary_belong_to_no_other_workload() -> None:
+def test_canary_pods_belong_to_no_other_workload() -> None:
     story = CanaryStory()
     story.look(1)
     canary, outcome = story.deployment, story.desired.outcome
@@ -178,7 +178,7 @@ def test_a_canary_that_is_not_worse_is_promoted_and_stays_promoted() -> None:
     assert said(story.look(1)) == ("Unknown", "CanaryStarting"), "another spec is compared again"
 
 
-def test_promoted_engines_replace_the_others_one_by_one_with_an_additional_one() -> None:
+def test_promotion_rolls_out_with_max_surge_one() -> None:
     story = CanaryStory()
     story.look(1, ready=1)
     story.compare(BLOCK, blocks=9)
@@ -187,7 +187,7 @@ def test_promoted_engines_replace_the_others_one_by_one_with_an_additional_one()
     assert story.desired.workload["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
 
 
-def test_a_worse_canary_is_rolled_back_and_not_tried_again() -> None:
+def test_worse_canary_is_rolled_back_and_not_retried() -> None:
     story = CanaryStory()
     story.look(1, ready=1)
     compared = story.compare(WORSE, blocks=9)
@@ -215,7 +215,7 @@ def test_a_worse_canary_is_rolled_back_and_not_tried_again() -> None:
     ],
     ids=["another spec", "other settings of the canary", "another strategy", "other replicas", "the earlier spec"],
 )
-def test_after_a_rollback_a_change_decides_what_is_tried(change: dict[str, Any], outcome: type) -> None:
+def test_spec_change_after_a_rollback_decides_the_next_outcome(change: dict[str, Any], outcome: type) -> None:
     story = CanaryStory()
     story.look(1, ready=1)
     story.compare(WORSE, blocks=9)
@@ -233,7 +233,7 @@ def test_after_a_rollback_a_change_decides_what_is_tried(change: dict[str, Any],
     ],
     ids=["a permanent error", "three crashes", "not ready in time"],
 )
-def test_a_canary_that_does_not_serve_is_rolled_back_with_the_reason(canary_pod: Body, *, overdue: bool) -> None:
+def test_canary_that_never_serves_is_rolled_back(canary_pod: Body, *, overdue: bool) -> None:
     story = CanaryStory()
     story.look(1)
     conditions = story.look(1, canary_pods=[canary_pod], canary_overdue=overdue)
@@ -271,7 +271,7 @@ def test_a_canary_is_no_replica_for_drains_and_autoscalers() -> None:
     assert POOL_LABEL not in story.status["selector"]
 
 
-def test_a_canary_that_crashes_after_it_served_is_rolled_back() -> None:
+def test_canary_that_crashes_after_serving_is_rolled_back() -> None:
     story = CanaryStory()
     story.look(1, ready=1)
     story.compare(BLOCK, blocks=3)
@@ -280,7 +280,7 @@ def test_a_canary_that_crashes_after_it_served_is_rolled_back() -> None:
 
 
 @pytest.mark.parametrize("overdue", [False, True])
-def test_without_gpus_for_the_canary_the_fix_is_named_and_nothing_else_changes(*, overdue: bool) -> None:
+def test_unschedulable_canary_names_a_fix_and_engines_stay(*, overdue: bool) -> None:
     story = CanaryStory()
     story.look(1)
     for _ in range(3):
@@ -303,7 +303,9 @@ def test_without_gpus_for_the_canary_the_fix_is_named_and_nothing_else_changes(*
     ],
     ids=["within the default limit", "beyond a lower limit", "too few requests", "too few requests to promote"],
 )
-def test_limits_and_time_decide(canary: Body, blocks: int, served: Served, step: CanaryStep) -> None:
+def test_loss_limits_and_max_seconds_decide_the_canary_result(
+    canary: Body, blocks: int, served: Served, step: CanaryStep
+) -> None:
     story = CanaryStory(**canary)
     story.look(1, ready=1)
     story.compare(served, blocks=blocks)
@@ -316,7 +318,7 @@ def test_limits_and_time_decide(canary: Body, blocks: int, served: Served, step:
 @pytest.mark.parametrize(
     ("on_undecided", "expected"), [("RollBack", ("False", "CanaryFailed")), ("Promote", ("True", "Promoted"))]
 )
-def test_an_undecided_canary_ends_as_the_spec_asks(on_undecided: str, expected: tuple[str, str]) -> None:
+def test_undecided_canary_follows_on_undecided(on_undecided: str, expected: tuple[str, str]) -> None:
     story = CanaryStory(maxSeconds=600, onUndecided=on_undecided)
     story.look(1, ready=1)
     noisy = replace(BLOCK, seconds=60.0), replace(BLOCK, seconds=106.0)
@@ -327,7 +329,7 @@ def test_an_undecided_canary_ends_as_the_spec_asks(on_undecided: str, expected: 
     assert "maxSeconds: 600" in conditions["Canary"].message
 
 
-def test_pools_with_different_loads_are_never_promoted() -> None:
+def test_canary_with_a_different_load_is_never_promoted() -> None:
     story = CanaryStory(maxSeconds=600, onUndecided="Promote")
     story.look(1, ready=1)
     assert said(story.compare(replace(BLOCK, requests=80), blocks=9)) == ("Unknown", "CanaryComparing")
@@ -345,7 +347,7 @@ def test_pools_with_different_loads_are_never_promoted() -> None:
         ({"rollout": {"paused": True}}, ("Unknown", "CanaryWaits")),
     ],
 )
-def test_without_traffic_or_during_a_pause_no_canary_starts(fields: Body, ready: tuple[str, str]) -> None:
+def test_no_canary_starts_without_engines_or_while_paused(fields: Body, ready: tuple[str, str]) -> None:
     story = CanaryStory()
     story.write(NEW, **fields)
     conditions = story.look()
@@ -358,7 +360,7 @@ def test_without_traffic_or_during_a_pause_no_canary_starts(fields: Body, ready:
     assert story.deployment is not None
 
 
-def test_a_gate_comes_before_the_canary() -> None:
+def test_gate_runs_before_the_canary() -> None:
     story = CanaryStory()
     story.write(NEW, rollout={"gate": {"capture": "golden"}})
     conditions = story.look(1)
@@ -374,7 +376,7 @@ def deleted(desired: DesiredState, *bodies: Body | None) -> list[str]:
     return [each["metadata"]["name"] for each in objects_to_delete(desired, live(*bodies), None, [])]
 
 
-def test_the_canary_goes_with_its_verdict_and_with_a_spec_that_cannot_be_launched() -> None:
+def test_canary_is_deleted_after_its_verdict() -> None:
     story = CanaryStory()
     story.look(1, ready=1)
     canary, earlier = story.deployment, story.desired.workload

@@ -129,7 +129,7 @@ WORDS = {
 
 
 @pytest.mark.parametrize("reason", WORDS)
-def test_an_engine_that_fails_says_why_and_what_helps(reason: str) -> None:
+def test_engine_failure_reports_its_cause_and_a_fix(reason: str) -> None:
     words, said, fix = WORDS[reason]
     blocked = blocked_pod(pod(containerStatuses=[ended(1, words)]))
     assert blocked is not None
@@ -148,7 +148,7 @@ CUT = f"ValueError: {'ü' * 1024}\nINFO 11-21 17:11:00 [a.py:1] one"
 """As the kubelet cuts a log, by bytes: its first line may be the end of a record of INFO, with what somebody asked."""
 
 
-def test_every_error_of_the_table_has_its_words() -> None:
+def test_every_known_engine_error_has_a_log_example() -> None:
     assert {error.reason for error in ENGINE_ERRORS} == set(WORDS)
 
 
@@ -160,7 +160,7 @@ def test_every_error_of_the_table_has_its_words() -> None:
         (INVALID, "EngineRefusesArguments", "1 validation error for CacheConfig Value error, Unknown kv cache dtype"),
     ],
 )
-def test_the_same_error_in_other_words(words: str, reason: str, said: str) -> None:
+def test_other_wordings_map_to_the_same_engine_error(words: str, reason: str, said: str) -> None:
     found = find_error(words)
     assert found is not None
     assert found[0].reason == reason
@@ -183,20 +183,20 @@ def test_the_same_error_in_other_words(words: str, reason: str, said: str) -> No
         (f"{REFUSED_REQUEST}\nEngineCore encountered a fatal error.\nRuntimeError: no route", "RuntimeError: no route"),
     ],
 )
-def test_of_unknown_words_the_most_telling_line_is_shown(words: str, line: str) -> None:
+def test_most_informative_line_of_an_unknown_error_is_shown(words: str, line: str) -> None:
     assert find_error(words) is None
     assert line in telling_line(words)
 
 
 @pytest.mark.parametrize("exit_code", [137, 143])
-def test_an_engine_that_was_killed_is_told_from_one_that_failed(exit_code: int) -> None:
+def test_killed_engine_is_distinguished_from_a_failed_one(exit_code: int) -> None:
     blocked = blocked_pod(pod(containerStatuses=[ended(exit_code, "WARNING slow disk\nINFO loading weights")]))
     assert blocked is not None
     assert (blocked.reason, blocked.permanent) == ("EngineKilled", False)
     assert "slow disk" in blocked.message
 
 
-def test_an_engine_that_ends_without_an_error_is_in_trouble_too() -> None:
+def test_engine_exit_code_zero_is_a_failure() -> None:
     blocked = blocked_pod(pod(containerStatuses=[ended(0, "INFO [shutdown] API server: shutting down")]))
     assert blocked is not None
     assert blocked.reason == "EngineFailed"
@@ -220,7 +220,7 @@ START = "RuntimeError: Engine core initialization failed. See root cause above. 
         (1, f"{START}{{'EngineCore': -99}}", "was killed by signal -99: "),
     ],
 )
-def test_a_core_that_was_killed_is_told_with_what_helps(exit_code: int, words: str, said: str) -> None:
+def test_killed_engine_core_is_reported_with_signal_and_fix(exit_code: int, words: str, said: str) -> None:
     blocked = blocked_pod(pod(containerStatuses=[ended(exit_code, words)]))
     assert blocked is not None
     assert (blocked.reason, blocked.permanent) == ("EngineKilled", False)
@@ -229,7 +229,7 @@ def test_a_core_that_was_killed_is_told_with_what_helps(exit_code: int, words: s
 
 
 @pytest.mark.parametrize("check", [check for check in FLAG_CHECKS if check.words], ids=lambda check: check.source)
-def test_a_value_that_vllm_rejects_is_explained(check: FlagCheck) -> None:
+def test_flag_value_that_vllm_rejects_gets_a_fix(check: FlagCheck) -> None:
     wrapped = f"1 validation error for VllmConfig\n  Value error, a {check.words} b. [type=value_error]"
     broken = check.words.replace(" ", "\n  ", 1)
     for said in (f"ValueError: {check.words}", f"ValueError: {broken}", f"vllm serve: error: argument --x: {wrapped}"):
@@ -260,7 +260,7 @@ def test_a_value_that_vllm_rejects_is_explained(check: FlagCheck) -> None:
         ("Arctic Inference is required for suffix decoding. Install via `pip install`.", "engine.image"),
     ],
 )
-def test_what_only_the_engine_knows_is_explained(said: str, field: str) -> None:
+def test_error_that_only_vllm_can_detect_gets_a_fix(said: str, field: str) -> None:
     wrapped = f"1 validation error for VllmConfig\n  Value error, {said} [type=value_error, input_value=1]"
     for text in (f"ValueError: {said}", wrapped):
         found = find_error(text)

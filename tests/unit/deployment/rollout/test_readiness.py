@@ -82,7 +82,7 @@ TO_ZERO = Readiness(TRUE, "ScaledToZero", "spec.replicas is 0: no engine runs")
         "all crashed, as Ready reports",
     ],
 )
-def test_available_is_whether_any_engine_serves(
+def test_available_is_true_if_any_engine_serves(
     rollout: Rollout, readiness: Readiness, said: tuple[Any, str, str]
 ) -> None:
     assert available_condition(EngineCounts.of_rollout(rollout), readiness) == ConditionUpdate("Available", *said)
@@ -91,7 +91,7 @@ def test_available_is_whether_any_engine_serves(
 @pytest.mark.parametrize(
     "status", [{"availableReplicas": 2, "readyReplicas": 3}, {"readyReplicas": 2}], ids=["deployment", "groups"]
 )
-def test_earlier_engines_that_serve_are_counted(status: Body) -> None:
+def test_engines_of_an_earlier_spec_keep_available_true(status: Body) -> None:
     said = available_condition(EngineCounts.of_earlier({"status": status}), Readiness(FALSE, "Invalid", ""))
     assert (said.status, said.reason) == (TRUE, "EarlierEnginesServe")
     assert said.message.startswith("2 engines of an earlier spec ready")
@@ -129,7 +129,7 @@ NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
         "never started",
     ],
 )
-def test_a_capture_with_the_gpus_is_named_with_its_end(times: dict[str, datetime], words: str) -> None:
+def test_capture_that_uses_the_gpus_is_named_with_its_end_time(times: dict[str, datetime], words: str) -> None:
     said = suspended_for_capture(Lending("nightly", **times), None, NOON)
     assert (said.status, said.reason, said.reconciling, said.stalled) == (FALSE, "SuspendedForCapture", True, False)
     assert said.message == f"No engine runs: capture nightly uses the engines' GPUs; {words}"
@@ -170,7 +170,7 @@ SUMMARIES = {
 
 
 @pytest.mark.parametrize(("rollout", "said"), SUMMARIES.values(), ids=SUMMARIES)
-def test_a_new_spec_is_summed_up(rollout: Rollout, said: Readiness) -> None:
+def test_ready_summarizes_the_rollout_of_a_new_spec(rollout: Rollout, said: Readiness) -> None:
     assert summarize(rollout, DRAFTS, None, 1) == said
 
 
@@ -197,11 +197,11 @@ def ready_before(status: Any = TRUE, reason: str = "Serving", generation: int = 
     ],
     ids=["served", "served without drafting", "lost", "never ready", "suspended", "another spec", "another's loss"],
 )
-def test_engines_are_lost_where_this_very_spec_served(before: Condition, *, lost: bool) -> None:
+def test_replicas_are_lost_only_if_the_same_spec_was_serving(before: Condition, *, lost: bool) -> None:
     assert (summarize(rollout(), DRAFTS, before, 1).reason == "ReplicasLost") is lost
 
 
-def test_a_paused_rollout_says_how_far_it_is() -> None:
+def test_paused_rollout_reports_its_progress() -> None:
     message = (
         "spec.rollout.paused is true: 1 of 2 engines run this spec, 1 of 2 engines ready; set it to false to continue"
     )
@@ -242,11 +242,11 @@ NEVER_SERVED = "the engines of this spec never served (EngineFailed); "
     ],
     ids=["back", "on the way back", "held up"],
 )
-def test_a_spec_that_was_rolled_back_says_so(rollout: Rollout, said: Readiness) -> None:
+def test_rolled_back_spec_reports_cause_and_progress(rollout: Rollout, said: Readiness) -> None:
     assert rolled_back(rollout, "EngineFailed") == said
 
 
-def test_who_shares_a_claim_is_named_only_where_a_pod_waits_for_it() -> None:
+def test_users_of_a_claim_are_named_only_if_a_pod_waits_for_it() -> None:
     held, fix = (
         Readiness(UNKNOWN, "VolumeInUse", "the claim is taken", reconciling=True),
         "use a claim with ReadWriteMany",
@@ -272,7 +272,7 @@ def test_who_shares_a_claim_is_named_only_where_a_pod_waits_for_it() -> None:
     ],
     ids=["drafts nothing", "not asked for", "not known"],
 )
-def test_an_engine_that_does_not_draft_is_ready_and_says_so(speculation: ConditionUpdate, reason: str) -> None:
+def test_ready_stays_true_if_the_engine_does_not_draft(speculation: ConditionUpdate, reason: str) -> None:
     said = summarize(rollout(2), speculation, None, 1)
     assert (said.status, said.reason) == (TRUE, reason)
     assert ("see condition SpeculationActive" in said.message) is (reason != "Serving")

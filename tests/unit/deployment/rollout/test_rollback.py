@@ -101,7 +101,7 @@ def story() -> Story:
     ],
     ids=["a field of podTemplate", "a directory of the nodes"],
 )
-def test_what_served_by_a_permission_that_was_taken_back_is_not_put_back(
+def test_rollback_needs_the_permissions_of_the_last_good_spec(
     story: Story, pod_fields: Body, permission: dict[str, Any]
 ) -> None:
     story.look(0, crash_looping(0, REFUSED))
@@ -137,7 +137,9 @@ def stand(conditions: dict[str, Condition]) -> tuple[str, str, str, str]:
     ],
     ids=["refuses at once", "crash loop", "image", "hangs"],
 )
-def test_engines_that_served_are_put_back(story: Story, pods: list[Body], overdue: bool, cause: str) -> None:
+def test_failed_spec_rolls_back_to_the_last_good_engines(
+    story: Story, pods: list[Body], overdue: bool, cause: str
+) -> None:
     story.look(0, *pods, overdue=overdue)
     assert stand(story.look(0)) == ("False", "RolledBack", "True", "False")
     assert story.template_hash == story.good
@@ -158,13 +160,13 @@ def test_engines_that_served_are_put_back(story: Story, pods: list[Body], overdu
     ],
     ids=["starts", "crashed twice", "waits for its image", "waits for a node"],
 )
-def test_an_engine_gets_its_time(story: Story, pods: list[Body]) -> None:
+def test_engine_that_may_still_start_is_not_rolled_back(story: Story, pods: list[Body]) -> None:
     story.look(0, *pods)
     assert stand(story.look(0, *pods))[1] != "RolledBack"
     assert story.template_hash != story.good
 
 
-def test_scaling_is_no_new_attempt_and_is_carried_out(story: Story) -> None:
+def test_scaling_applies_without_retrying_the_failed_spec(story: Story) -> None:
     story.look(0, crash_looping(0, REFUSED))
     story.apply(**changed(replicas=3))
     assert story.look(1, replicas=3)["Ready"].reason == "RolledBack"
@@ -175,7 +177,7 @@ def test_scaling_is_no_new_attempt_and_is_carried_out(story: Story) -> None:
     assert stand(story.look(0, replicas=0)) == ("True", "Suspended", "False", "False")
 
 
-def test_a_changed_spec_is_tried_and_what_serves_is_the_next_good_one(story: Story) -> None:
+def test_changed_spec_is_tried_and_becomes_last_good_once_ready(story: Story) -> None:
     story.look(0, crash_looping(0, REFUSED))
     story.look(1)
     story.apply(**changed(serving={"maxModelLen": 256}))
@@ -189,7 +191,7 @@ def test_a_changed_spec_is_tried_and_what_serves_is_the_next_good_one(story: Sto
     assert story.template_hash == second
 
 
-def test_engines_that_served_before_are_not_taken_back_for_what_befalls_them_later() -> None:
+def test_engines_that_served_are_not_rolled_back_for_later_crashes() -> None:
     story = Story()
     story.apply()
     story.look(1)
@@ -199,7 +201,7 @@ def test_engines_that_served_before_are_not_taken_back_for_what_befalls_them_lat
     assert story.look(1, crash_looping(9), replicas=2)["Ready"].reason != "RolledBack"
 
 
-def test_without_an_earlier_engine_it_says_what_is_wrong() -> None:
+def test_first_spec_that_fails_reports_its_error() -> None:
     story = Story()
     story.apply()
     story.look(0, crash_looping(0, REFUSED))
@@ -207,7 +209,7 @@ def test_without_an_earlier_engine_it_says_what_is_wrong() -> None:
     assert story.memory is None
 
 
-def test_a_paused_rollout_is_left_alone(story: Story) -> None:
+def test_paused_rollout_is_not_rolled_back(story: Story) -> None:
     story.apply(**changed(rollout={"paused": True}))
     story.look(0, crash_looping(0, REFUSED))
     assert story.look(0, crash_looping(0, REFUSED))["Ready"].reason == "EngineRefusesArguments"
@@ -228,11 +230,11 @@ def test_a_paused_rollout_is_left_alone(story: Story) -> None:
         {"engines.json": json.dumps(WORKLOAD), "failure.json": "3"},
     ],
 )
-def test_a_memory_that_somebody_broke_is_none(data: dict[str, str]) -> None:
+def test_broken_last_good_config_map_is_ignored(data: dict[str, str]) -> None:
     assert read_last_good({"metadata": {"name": "llama-last-good"}, "data": data}) is None
 
 
-def test_a_memory_survives_the_cluster() -> None:
+def test_last_good_survives_a_config_map_round_trip() -> None:
     memory = LastGood.of(WORKLOAD, Failure("attempt", "EngineFailed", "it said \u201cno\u201d"))
     owner = parse_deployment(parent(tiny_cpu()))
     assert read_last_good(render_last_good(owner.key, owner.uid, memory)) == memory

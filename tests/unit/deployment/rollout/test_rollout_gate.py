@@ -79,13 +79,13 @@ def said(conditions: dict[str, Condition], kind: str) -> tuple[str, str]:
     return conditions[kind].status.value, conditions[kind].reason
 
 
-def test_the_first_engines_have_nothing_to_be_better_than() -> None:
+def test_first_rollout_passes_the_gate() -> None:
     story = GatedStory()
     assert not story.captures
     assert said(story.look(serving=1), "Gate") == ("True", "NothingToJudge")
 
 
-def test_new_engines_wait_until_they_are_judged_and_then_roll_out() -> None:
+def test_rollout_waits_for_the_gate_capture_to_pass() -> None:
     story = GatedStory()
     story.write(NEW)
     waiting = story.look(serving=1)
@@ -130,9 +130,7 @@ def test_new_engines_wait_until_they_are_judged_and_then_roll_out() -> None:
         (None, "False", "the capture failed (EngineExited: )"),
     ],
 )
-def test_engines_that_do_not_hold_never_roll_out_and_are_not_asked_again(
-    verdict: str | None, succeeded: str, why: str
-) -> None:
+def test_failed_gate_blocks_the_rollout_and_is_not_repeated(verdict: str | None, succeeded: str, why: str) -> None:
     story = GatedStory()
     story.write(NEW)
     story.look(serving=1)
@@ -159,7 +157,7 @@ def test_engines_that_do_not_hold_never_roll_out_and_are_not_asked_again(
         (golden(succeeded="False"), "it failed (EngineExited)"),
     ],
 )
-def test_without_a_golden_capture_nothing_rolls_out(golden_capture: Body | None, why: str) -> None:
+def test_rollout_waits_for_a_usable_golden_capture(golden_capture: Body | None, why: str) -> None:
     story = GatedStory(golden_capture)
     story.write(NEW)
     waiting = story.look(serving=1)
@@ -171,7 +169,7 @@ def test_without_a_golden_capture_nothing_rolls_out(golden_capture: Body | None,
     assert said(story.look(serving=1), "Gate") == ("Unknown", "GateCapturing")
 
 
-def test_a_person_may_go_on_and_it_is_seen() -> None:
+def test_gate_override_rolls_out_and_is_reported() -> None:
     story = GatedStory()
     story.write(NEW)
     story.look(serving=1)
@@ -184,7 +182,7 @@ def test_a_person_may_go_on_and_it_is_seen() -> None:
     assert not story.captures
 
 
-def test_a_spec_that_goes_back_frees_what_would_judge() -> None:
+def test_reverted_spec_deletes_the_gate_capture() -> None:
     story = GatedStory()
     story.write(NEW)
     story.look(serving=1)
@@ -193,7 +191,7 @@ def test_a_spec_that_goes_back_frees_what_would_judge() -> None:
     assert not story.captures
 
 
-def test_a_capture_that_others_made_in_its_place_is_not_believed() -> None:
+def test_forged_gate_capture_is_rejected() -> None:
     story = GatedStory()
     story.write(NEW)
     story.look(serving=1)
@@ -218,7 +216,7 @@ def test_a_capture_that_others_made_in_its_place_is_not_believed() -> None:
     assert story.template != story.served
 
 
-def test_engines_that_pass_and_then_never_serve_are_rolled_back() -> None:
+def test_engines_that_pass_the_gate_but_fail_are_rolled_back() -> None:
     story = GatedStory()
     story.write(NEW)
     story.look(serving=1)
@@ -233,7 +231,7 @@ def ended_twice() -> Body:
     return {**REFUSED, "restartCount": 1}
 
 
-def test_the_capture_that_judges_has_the_new_engine_and_others_wait() -> None:
+def test_only_the_gate_capture_runs_the_new_engine() -> None:
     story = GatedStory()
     story.write(NEW)
     story.look(serving=1)

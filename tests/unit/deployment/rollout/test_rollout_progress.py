@@ -42,7 +42,7 @@ def conditions(spec: Body, observation: Observation) -> dict[str, Condition]:
     return {condition.type: condition for condition in status.conditions}
 
 
-def test_counters_of_an_earlier_template_are_not_believed() -> None:
+def test_status_counters_of_an_earlier_template_are_ignored() -> None:
     """The status of a LeaderWorkerSet names no generation: right after a change it still is that of before."""
     earlier, workload = (
         workload_of(desired_state_of()),
@@ -61,7 +61,7 @@ def test_counters_of_an_earlier_template_are_not_believed() -> None:
 
 
 @pytest.mark.parametrize("role", ["leaderTemplate", "workerTemplate"])
-def test_trouble_of_any_pod_of_a_group_is_told(role: str) -> None:
+def test_blocked_leader_or_worker_pod_is_reported(role: str) -> None:
     workload = workload_of(desired_state_of())
     template = workload["spec"]["leaderWorkerTemplate"][role]
     worker = int(role == "workerTemplate")
@@ -85,7 +85,7 @@ def crashed(template: Body, worker: int = 1, at: str = "2026-01-01T00:10:00Z", w
     return pod_of(template, 0, worker, ready=False, containerStatuses=[container])
 
 
-def test_the_pod_that_crashed_first_tells_why(template: Body) -> None:
+def test_first_crashed_pod_of_a_group_gives_the_reason(template: Body) -> None:
     first = crashed(template, 1, "2026-01-01T00:10:00Z", "RuntimeError: the root of it")
     later = crashed(template, 0, "2026-01-01T00:10:07Z", "RuntimeError: lost a peer")
     history = observe_groups(NO_GROUP_HISTORY, "a", [later, first], 0.0, serve=False)
@@ -93,13 +93,13 @@ def test_the_pod_that_crashed_first_tells_why(template: Body) -> None:
     assert "the root of it" in history.blocked.message
 
 
-def test_pods_that_end_with_their_group_did_not_crash(template: Body) -> None:
+def test_pods_deleted_with_their_group_do_not_count_as_crashes(template: Body) -> None:
     container = ended(143, "") | {"restartCount": 1}
     ending = pod_of(template, 0, 1, ready=False, deleted=True, containerStatuses=[container])
     assert observe_groups(NO_GROUP_HISTORY, "a", [ending], 0.0, serve=False).crashes == 0
 
 
-def test_waiting_is_counted_from_the_first_look_until_all_serve_and_anew_for_another_template() -> None:
+def test_group_wait_time_ends_when_serving_and_resets_per_template() -> None:
     history = observe_groups(NO_GROUP_HISTORY, "a", [], 100.0, serve=False)
     assert observe_groups(history, "a", [], 160.0, serve=False).waited_s == 60
     served = observe_groups(history, "a", [], 170.0, serve=True)
@@ -109,7 +109,7 @@ def test_waiting_is_counted_from_the_first_look_until_all_serve_and_anew_for_ano
     assert observe_groups(history, "b", [], 9999.0, serve=False).waited_s == 0
 
 
-def test_groups_that_never_serve_are_overdue_when_their_time_is_up() -> None:
+def test_groups_not_ready_by_the_progress_deadline_are_overdue() -> None:
     desired = desired_state_of()
     workload = workload_of(desired)
     assert isinstance(desired.outcome, Launch)
@@ -169,7 +169,7 @@ def story() -> Story:
     return story
 
 
-def test_crashes_are_known_to_the_operator_that_comes_next(story: Story) -> None:
+def test_crash_counts_survive_operator_restarts(story: Story) -> None:
     good, changed = story.hash, {**STAGES, "serving": {"maxModelLen": 4096}}
     story.look(changed)
     bad = workload_of(story.desired)["spec"]["leaderWorkerTemplate"]["workerTemplate"]
@@ -185,7 +185,7 @@ def test_crashes_are_known_to_the_operator_that_comes_next(story: Story) -> None
     assert "NCCL error" in story.conditions["Ready"].message
 
 
-def test_what_served_on_one_node_is_put_back_as_it_was_when_several_fail() -> None:
+def test_failed_leader_worker_set_rolls_back_to_the_deployment() -> None:
     single, story = ngram("meta-llama/Llama-3.1-70B-Instruct", parallelism={"tensor": 4}), Story()
     assert story.look(single, ready=1)["Ready"].reason == "Serving"
     good = workload_of(story.desired)
@@ -204,7 +204,7 @@ def test_what_served_on_one_node_is_put_back_as_it_was_when_several_fail() -> No
 
 
 @pytest.mark.parametrize("idle", [{"suspend": True}, {"rollout": {"paused": True}}])
-def test_time_in_which_nobody_waits_for_groups_is_not_counted(story: Story, idle: Body) -> None:
+def test_suspended_or_paused_time_does_not_count_to_the_deadline(story: Story, idle: Body) -> None:
     """Changed while suspended and resumed days later, a spec has all the time that it needs."""
     changed = {**STAGES, "serving": {"maxModelLen": 4096}}
     story.look({**changed, **idle})
@@ -217,7 +217,7 @@ def test_time_in_which_nobody_waits_for_groups_is_not_counted(story: Story, idle
     assert story.memory.failure is not None
 
 
-def test_groups_are_waited_for_from_now_on_if_that_began_in_the_future() -> None:
+def test_first_seen_time_in_the_future_resets_the_wait() -> None:
     """Another operator has seen them while a clock was ahead; else they would be waited for as much longer."""
     seen = observe_groups(NO_GROUP_HISTORY, "a", [], 9000.0, serve=False)
     now = observe_groups(seen, "a", [], 100.0, serve=False)
@@ -225,7 +225,7 @@ def test_groups_are_waited_for_from_now_on_if_that_began_in_the_future() -> None
     assert observe_groups(now, "a", [], 160.0, serve=False).waited_s == 60.0
 
 
-def test_groups_of_an_earlier_template_serve_until_theirs_have_their_turn() -> None:
+def test_earlier_groups_count_as_available_during_a_rollout() -> None:
     workload = workload_of(desired_state_of())
     rolling = live(workload, replicas=2, updated=1, ready=2)
     found = read_group_rollout(rolling, pods_of(workload, ready=False), 2, NO_GROUP_HISTORY, None)
@@ -259,7 +259,7 @@ START = 'pods "x" is forbidden: violates PodSecurity "restricted:latest": '
         ("something new (of a later version)", "spec.podTemplate"),
     ],
 )
-def test_the_field_that_helps_is_named(said: str, field: str) -> None:
+def test_pod_security_violation_names_the_spec_field(said: str, field: str) -> None:
     told = name_pod_security_field(START + said)
     assert told.startswith(START + said)
     assert f"change {field}" in told

@@ -62,7 +62,7 @@ def metrics(load_factor: float, waited_ms: float = 12.0) -> dict[str, float]:
     return found
 
 
-def test_each_metric_is_what_its_name_says() -> None:
+def test_metrics_page_has_expected_values() -> None:
     found = metrics(2.0)
     expected = {
         "num_requests_running": 6,
@@ -97,7 +97,7 @@ def test_each_metric_is_what_its_name_says() -> None:
     assert {name: found[name] for name in expected} == expected
 
 
-def test_figures_of_a_replayed_engine_can_be_taken() -> None:
+def test_metrics_page_has_all_series_of_figures() -> None:
     asked = frozenset().union(*(figure.measure.series() for figure in FIGURES))
     said = {name.partition(" ")[0] for name in metrics(1.0)}
     assert {name.removeprefix("vllm:") for name in asked} <= said

@@ -61,7 +61,7 @@ QUICK = {"ttft_ms": 1.0, "itl_ms": [1.0, 1.0]}
         ({"prompt": "four" * 60, "max_tokens": 5}, 400, "maximum context length is 64 tokens"),
     ],
 )
-async def test_what_cannot_be_answered_is_refused_in_openai_s_form(
+async def test_unsupported_request_is_refused_in_openai_error_format(
     tmp_path: Path, body: dict[str, Any], status: int, names: str
 ) -> None:
     async with replay_server(tmp_path, [record(**QUICK)], max_model_len=64) as client:
@@ -72,7 +72,7 @@ async def test_what_cannot_be_answered_is_refused_in_openai_s_form(
     assert set(error) == {"message", "type", "param", "code"}
 
 
-async def test_what_is_sampled_by_is_taken_within_its_bounds(tmp_path: Path) -> None:
+async def test_sampling_parameters_at_their_bounds_are_accepted(tmp_path: Path) -> None:
     sampling = {
         "temperature": 2,
         "top_p": 1,
@@ -95,7 +95,7 @@ async def test_what_is_sampled_by_is_taken_within_its_bounds(tmp_path: Path) -> 
     ("choice", "status"),
     [(None, 200), ("auto", 200), ("none", 200), ("required", 400), ({"type": "function"}, 400)],
 )
-async def test_who_must_have_a_tool_called_is_refused(tmp_path: Path, choice: object, status: int) -> None:
+async def test_required_tool_choice_is_refused(tmp_path: Path, choice: object, status: int) -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
     body = {"messages": [{"role": "user", "content": "a"}], "tools": tools, "tool_choice": choice}
     async with replay_server(tmp_path, [record(**QUICK)]) as client:
@@ -107,7 +107,7 @@ async def test_who_must_have_a_tool_called_is_refused(tmp_path: Path, choice: ob
 @pytest.mark.parametrize(
     "data", [b"", b"{", b"[1]", b"\xff", b"[" * 100_000, b'{"prompt": 1e400}', b"null", b'{"prompt": "\xff"}']
 )
-async def test_a_body_that_is_no_request_is_refused(tmp_path: Path, data: bytes) -> None:
+async def test_invalid_body_is_refused(tmp_path: Path, data: bytes) -> None:
     async with replay_server(tmp_path, [record(**QUICK)]) as client:
         response = await client.post("/v1/completions", content=data)
         assert response.status_code == 400
@@ -116,7 +116,7 @@ async def test_a_body_that_is_no_request_is_refused(tmp_path: Path, data: bytes)
         assert response.status_code == 400
 
 
-async def test_more_requests_than_records_are_refused_where_that_is_asked_for(tmp_path: Path) -> None:
+async def test_requests_beyond_records_are_refused_with_unmatched_refuse(tmp_path: Path) -> None:
     async with replay_server(tmp_path, [record(**QUICK)] * 2, unmatched=Unmatched.REFUSE) as client:
         assert texts(await events(client))
         response = await client.post("/v1/completions", json={"prompt": "a", "n": 2})
@@ -126,12 +126,12 @@ async def test_more_requests_than_records_are_refused_where_that_is_asked_for(tm
     assert 'num_requests_waiting{engine="0",model_name="tiny"} 0.0' in page, "all of a request is taken, or nothing"
 
 
-async def test_more_requests_than_records_begin_again(tmp_path: Path) -> None:
+async def test_requests_beyond_records_reuse_records(tmp_path: Path) -> None:
     async with replay_server(tmp_path, [record(**QUICK)]) as client:
         assert [len(await events(client)) for _ in range(3)] == [3, 3, 3]
 
 
-async def test_a_record_is_found_by_the_prompt_s_blocks(tmp_path: Path) -> None:
+async def test_record_is_matched_by_prompt_prefix(tmp_path: Path) -> None:
     blocks = block_hashes([5] * 16, 16, lambda: None)
     deep = record(**QUICK, arrival_ms=9.0, output_tokens=9, itl_tokens=[4, 4], block_hashes=blocks)
     async with replay_server(tmp_path, [record(**QUICK), deep], matching=Matching.PREFIX) as client:
@@ -139,7 +139,7 @@ async def test_a_record_is_found_by_the_prompt_s_blocks(tmp_path: Path) -> None:
     assert answer["usage"]["completion_tokens"] == 9
 
 
-async def test_only_who_has_a_key_comes_in(tmp_path: Path) -> None:
+async def test_models_endpoint_requires_api_key(tmp_path: Path) -> None:
     async with replay_server(tmp_path, [record(**QUICK)], api_keys=["right"]) as client:
         assert (await client.get("/v1/models")).status_code == 401
         assert (await client.get("/v1/models", headers={"Authorization": "Bearer wrong"})).status_code == 401
@@ -148,7 +148,7 @@ async def test_only_who_has_a_key_comes_in(tmp_path: Path) -> None:
         assert (await client.get("/metrics")).status_code == 200
 
 
-async def test_served_names_stand_in_for_the_trace_s(tmp_path: Path) -> None:
+async def test_served_model_names_replace_model_of_trace(tmp_path: Path) -> None:
     async with replay_server(tmp_path, [record(**QUICK)], served_model_names=["one", "two"]) as client:
         models = (await client.get("/v1/models")).json()
         assert [each["id"] for each in models["data"]] == ["one", "two"]
@@ -157,7 +157,7 @@ async def test_served_names_stand_in_for_the_trace_s(tmp_path: Path) -> None:
         assert (await client.post("/v1/completions", json={"prompt": "a", "model": "tiny"})).status_code == 404
 
 
-async def test_failures_come_in_their_share(tmp_path: Path) -> None:
+async def test_fail_share_answers_some_requests_with_500(tmp_path: Path) -> None:
     async with replay_server(tmp_path, [record(**QUICK)], fail_share=0.5, seed=3) as client:
         found = [(await client.post("/v1/completions", json={"prompt": "a"})).status_code for _ in range(20)]
         page = (await client.get("/metrics")).text
@@ -165,7 +165,7 @@ async def test_failures_come_in_their_share(tmp_path: Path) -> None:
     assert read_metrics(page, find_profile("0.32")).server_errors == found.count(500)
 
 
-async def test_an_engine_s_error_is_told_in_the_stream(tmp_path: Path) -> None:
+async def test_recorded_engine_error_is_returned(tmp_path: Path) -> None:
     failed = record(**QUICK, finish_reason="error")
     async with replay_server(tmp_path, [failed] * 2) as client:
         found = await events(client)
@@ -174,7 +174,7 @@ async def test_an_engine_s_error_is_told_in_the_stream(tmp_path: Path) -> None:
     assert response.status_code == 500
 
 
-async def test_records_without_arrival_are_used_in_the_order_of_the_file(tmp_path: Path) -> None:
+async def test_records_without_arrival_are_used_in_file_order(tmp_path: Path) -> None:
     records = [record(**QUICK, arrival_ms=None, output_tokens=tokens, itl_tokens=[1, 1]) for tokens in (5, 3, 4)]
     async with replay_server(tmp_path, records) as client:
         found = [len("".join(texts(await events(client)))) // 4 for _ in range(3)]
@@ -188,7 +188,7 @@ async def test_records_without_arrival_are_used_in_the_order_of_the_file(tmp_pat
         ({"prompt": "four" * 2**15, "n": 1024, "return_token_ids": True}, "return_token_ids"),
     ],
 )
-async def test_what_would_keep_the_server_busy_with_one_request_is_refused(
+async def test_excessive_stop_strings_or_token_ids_are_refused(
     tmp_path: Path, body: dict[str, Any], names: str
 ) -> None:
     async with replay_server(tmp_path, [record(**QUICK)]) as client:
@@ -206,7 +206,7 @@ async def test_what_would_keep_the_server_busy_with_one_request_is_refused(
         (b"POST /ping HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nx: ", b"a" * 2**16),
     ],
 )
-async def test_headers_that_do_not_end_are_given_up(tmp_path: Path, begin: bytes, piece: bytes) -> None:
+async def test_endless_headers_close_the_connection(tmp_path: Path, begin: bytes, piece: bytes) -> None:
     async with replay_server(tmp_path, [record(**QUICK)]) as client, asyncio.timeout(120):
         reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
         writer.write(begin)
@@ -225,7 +225,7 @@ async def _raw(client: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]
     return await asyncio.open_connection(client.base_url.host, client.base_url.port)
 
 
-async def test_a_connection_over_the_limit_is_told_so_and_the_next_one_has_its_place(tmp_path: Path) -> None:
+async def test_connection_over_limit_gets_503_until_others_close(tmp_path: Path) -> None:
     async with replay_server(tmp_path, [record(**QUICK)], most_connections=2) as client:
         silent = [await _raw(client) for _ in range(2)]
         # The server has accepted both: each answers a request.
@@ -249,9 +249,7 @@ async def _status(client: Any) -> int:
     return int((await client.get("/health", headers={"connection": "close"})).status_code)
 
 
-async def test_bodies_together_are_bounded_and_one_that_ends_makes_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_bodies_in_memory_are_bounded_and_freed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specdecode_operator.replay.server.serve._MOST_HELD_BYTES", 4096)
     async with replay_server(tmp_path, [record(**QUICK)]) as client:
         _, writer = await _raw(client)
@@ -273,7 +271,7 @@ async def test_bodies_together_are_bounded_and_one_that_ends_makes_room(
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST /v1/completions HTTP/1.1\r\ncontent-length: 9\r\n\r\n{", b"GET / HT"])
-async def test_a_request_that_does_not_arrive_is_closed(
+async def test_incomplete_request_is_closed_after_timeout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
     monkeypatch.setattr("specdecode_operator.replay.server.http_transport._ARRIVES_WITHIN_S", 0.05)
@@ -288,7 +286,7 @@ async def test_a_request_that_does_not_arrive_is_closed(
         assert await _status(client) == 200
 
 
-async def test_a_text_counts_with_the_memory_that_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_text_counts_by_its_size_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python keeps all characters of a text as large as its largest one: four bytes each beside an emoji."""
     monkeypatch.setattr("specdecode_operator.replay.server.serve._MOST_HELD_BYTES", 16_384)
     async with replay_server(tmp_path, [record(**QUICK)]) as client:
@@ -298,7 +296,7 @@ async def test_a_text_counts_with_the_memory_that_it_takes(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize(("headers", "status"), [(98, b"200"), (200, b"400")])
-async def test_headers_are_counted(tmp_path: Path, headers: int, status: bytes) -> None:
+async def test_number_of_headers_is_limited(tmp_path: Path, headers: int, status: bytes) -> None:
     async with replay_server(tmp_path, [record(**QUICK)]) as client, asyncio.timeout(60):
         reader, writer = await _raw(client)
         writer.write(b"GET /health HTTP/1.1\r\nhost: a\r\n" + b"a:\r\n" * headers + b"connection: close\r\n\r\n")
@@ -312,7 +310,7 @@ POST = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n%
 GET = b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n"
 
 
-async def test_a_few_requests_may_wait_on_one_connection(tmp_path: Path) -> None:
+async def test_pipelined_requests_are_answered(tmp_path: Path) -> None:
     async with replay_server(tmp_path, [record(**QUICK)]) as client, asyncio.timeout(60):
         reader, writer = await _raw(client)
         writer.write(GET * 8 + GET.replace(b"host: a", b"connection: close"))
@@ -320,7 +318,7 @@ async def test_a_few_requests_may_wait_on_one_connection(tmp_path: Path) -> None
         writer.close()
 
 
-async def test_a_connection_on_which_many_requests_wait_is_closed(tmp_path: Path) -> None:
+async def test_connection_with_many_pipelined_requests_is_closed(tmp_path: Path) -> None:
     async with replay_server(tmp_path, [record(**SLOW)]) as client, asyncio.timeout(60):
         reader, writer = await _raw(client)
         writer.write(POST + GET * 1000)
@@ -331,7 +329,7 @@ async def test_a_connection_on_which_many_requests_wait_is_closed(tmp_path: Path
             pass
 
 
-async def test_a_client_that_goes_while_requests_wait_frees_its_engine(tmp_path: Path) -> None:
+async def test_client_disconnect_with_pipelined_requests_frees_engine(tmp_path: Path) -> None:
     async with replay_server(tmp_path, [record(**SLOW)]) as client, asyncio.timeout(60):
         _, writer = await _raw(client)
         writer.write(POST + GET)
@@ -349,7 +347,7 @@ async def _running(client: Any) -> bool:
     )
 
 
-async def test_a_request_that_cannot_be_read_yet_is_not_too_slow(
+async def test_pipelined_request_does_not_time_out_while_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("specdecode_operator.replay.server.http_transport._ARRIVES_WITHIN_S", 0.3)
@@ -383,7 +381,7 @@ class Connection:
             self.written.set()
 
 
-async def test_a_slow_reader_gets_everything_in_order() -> None:
+async def test_slow_reader_gets_all_data_in_order() -> None:
     connection = Connection()
     wire = connection.wire()
     await wire.open([])
@@ -400,7 +398,7 @@ async def test_a_slow_reader_gets_everything_in_order() -> None:
     assert connection.ended
 
 
-async def test_a_reader_that_has_gone_is_written_nothing_more() -> None:
+async def test_dropped_reader_gets_no_more_data() -> None:
     connection = Connection()
     wire = connection.wire()
     await wire.open([])
@@ -411,7 +409,7 @@ async def test_a_reader_that_has_gone_is_written_nothing_more() -> None:
     assert (connection.messages, connection.ended) == ([], False)
 
 
-async def test_where_all_that_is_unread_is_too_much_who_has_most_to_read_is_given_up(
+async def test_reader_with_most_unread_bytes_is_abandoned_at_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(wires, "MOST_UNREAD_BYTES", 10)
@@ -440,7 +438,7 @@ async def test_where_all_that_is_unread_is_too_much_who_has_most_to_read_is_give
     assert slow.abandoned == [], "what was read or dropped does not count"
 
 
-async def test_a_client_that_never_reads_is_closed_and_its_request_aborted(
+async def test_client_that_never_reads_is_closed_and_aborted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(wires, "MOST_UNREAD_BYTES", 2**18)

@@ -41,7 +41,7 @@ async def metrics(client: Any) -> Any:
     return read_metrics((await client.get("/metrics")).text, find_profile("0.32"))
 
 
-async def test_a_burst_is_one_event_with_all_its_tokens(tmp_path: Path) -> None:
+async def test_burst_is_one_event_with_all_its_tokens(tmp_path: Path) -> None:
     async with replay_server(tmp_path, [record(**QUICK)]) as client:
         found = await events(client)
     assert [len(text) for text in texts(found)] == [4, 12, 8]
@@ -50,7 +50,7 @@ async def test_a_burst_is_one_event_with_all_its_tokens(tmp_path: Path) -> None:
     assert {event["model"] for event in found} == {"tiny"}
 
 
-async def test_gaps_are_those_recorded(tmp_path: Path) -> None:
+async def test_stream_takes_at_least_its_recorded_time(tmp_path: Path) -> None:
     loop = asyncio.get_running_loop()
     async with replay_server(tmp_path, [record(ttft_ms=50.0, itl_ms=[0.0, 80.0])]) as client:
         began_s = loop.time()
@@ -58,7 +58,7 @@ async def test_gaps_are_those_recorded(tmp_path: Path) -> None:
     assert loop.time() - began_s >= 0.13
 
 
-async def test_usage_comes_last_and_with_every_event_where_that_is_asked_for(tmp_path: Path) -> None:
+async def test_usage_comes_last_or_with_every_event_on_request(tmp_path: Path) -> None:
     async with replay_server(tmp_path, [record(**QUICK, cached_tokens=16)] * 2) as client:
         found = await events(client, prompt="four" * 20, stream_options={"include_usage": True})
         assert all("usage" not in event for event in found[:-1])
@@ -73,7 +73,7 @@ async def test_usage_comes_last_and_with_every_event_where_that_is_asked_for(tmp
         assert [event["usage"]["completion_tokens"] for event in found] == [1, 4, 6, 6]
 
 
-async def test_a_completion_that_is_not_streamed_is_one_document(tmp_path: Path) -> None:
+async def test_completion_without_streaming_is_one_document(tmp_path: Path) -> None:
     async with replay_server(tmp_path, [record(**QUICK)]) as client:
         body = {"prompt": [1, 2, 3], "max_tokens": 50, "return_token_ids": True}
         answer = (await client.post("/v1/completions", json=body, headers={"X-Request-Id": "mine"})).json()
@@ -85,7 +85,7 @@ async def test_a_completion_that_is_not_streamed_is_one_document(tmp_path: Path)
     assert answer["usage"]["completion_tokens"] == 6
 
 
-async def test_an_answer_counts_in_the_next_prompt_for_as_many_tokens(tmp_path: Path) -> None:
+async def test_answer_has_as_many_tokens_in_the_next_prompt(tmp_path: Path) -> None:
     async with replay_server(tmp_path, [record(**QUICK)] * 2) as client:
         first = (await client.post("/v1/completions", json={"prompt": "abcd", "max_tokens": 50})).json()
         text = "abcd" + first["choices"][0]["text"]
@@ -100,7 +100,7 @@ async def test_recorded_token_ids_are_returned(tmp_path: Path) -> None:
     assert [event["choices"][0]["prompt_token_ids"] for event in found] == [[3, 4], None, None]
 
 
-async def test_a_chat_streams_and_answers_as_a_chat(tmp_path: Path) -> None:
+async def test_chat_completions_have_chat_format(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
     async with replay_server(tmp_path, [record(**QUICK)] * 2) as client:
         found = await events(client, "/v1/chat/completions", messages=messages, max_tokens=None)
@@ -115,7 +115,7 @@ async def test_a_chat_streams_and_answers_as_a_chat(tmp_path: Path) -> None:
     assert answer["usage"]["completion_tokens"] == 2
 
 
-async def test_several_answers_each_get_a_record(tmp_path: Path) -> None:
+async def test_each_of_several_answers_uses_its_own_record(tmp_path: Path) -> None:
     records = [record(**QUICK), record(**QUICK, output_tokens=9, arrival_ms=1.0, itl_tokens=[4, 4])] * 2
     async with replay_server(tmp_path, records) as client:
         body = {"prompt": ["a", "b"], "n": 2, "max_tokens": 99}
@@ -126,7 +126,7 @@ async def test_several_answers_each_get_a_record(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_an_answer_ends_before_a_stop_string(tmp_path: Path, stream: bool) -> None:
+async def test_answer_ends_before_stop_string(tmp_path: Path, stream: bool) -> None:
     async with replay_server(tmp_path, [record(**QUICK)] * 2) as client:
         whole = "".join(texts(await events(client)))
         stop = whole[10:14]
@@ -141,7 +141,7 @@ async def test_an_answer_ends_before_a_stop_string(tmp_path: Path, stream: bool)
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop)
 
 
-async def test_speculation_is_counted_as_the_operator_reads_it(tmp_path: Path) -> None:
+async def test_speculation_metrics_are_readable_by_operator(tmp_path: Path) -> None:
     async with replay_server(tmp_path, [record(**QUICK)], kv_cache_tokens=4096) as client:
         await events(client)
         reading = await metrics(client)
@@ -158,13 +158,13 @@ async def test_speculation_is_counted_as_the_operator_reads_it(tmp_path: Path) -
     assert 'vllm:request_success_total{engine="0",finished_reason="length",model_name="tiny"} 1.0' in page
 
 
-async def test_of_chunks_that_were_merged_no_more_than_k_tokens_count_as_accepted(tmp_path: Path) -> None:
+async def test_merged_chunks_count_at_most_k_accepted_tokens(tmp_path: Path) -> None:
     async with replay_server(tmp_path, [record(**QUICK | {"output_tokens": 20, "itl_tokens": [9, 9]})]) as client:
         assert [len(text) // 4 for text in texts(await events(client))] == [2, 9, 9]
         assert (await metrics(client)).speculation.accepted_per_position == (3, 2, 2, 2)
 
 
-async def test_an_engine_without_speculation_has_no_metrics_of_it(tmp_path: Path) -> None:
+async def test_engine_without_speculation_has_no_speculation_metrics(tmp_path: Path) -> None:
     plain = record(ttft_ms=1.0, output_tokens=3, itl_ms=[1.0, 1.0], itl_tokens=None)
     async with replay_server(tmp_path, [plain], PLAIN_META) as client:
         await events(client)
@@ -173,7 +173,7 @@ async def test_an_engine_without_speculation_has_no_metrics_of_it(tmp_path: Path
     assert reading.generation_tokens == 3
 
 
-async def test_load_counts_by_its_factor(tmp_path: Path) -> None:
+async def test_running_requests_are_multiplied_by_load_factor(tmp_path: Path) -> None:
     body = {"prompt": "a", "stream": True}
     async with (
         replay_server(tmp_path, [record(itl_ms=[10.0, 60_000.0])], load_factor=10) as client,
@@ -183,7 +183,7 @@ async def test_load_counts_by_its_factor(tmp_path: Path) -> None:
         assert (await metrics(client)).requests_running == 10
 
 
-async def test_a_client_that_goes_frees_its_place(tmp_path: Path) -> None:
+async def test_client_disconnect_aborts_its_request(tmp_path: Path) -> None:
     async with replay_server(tmp_path, [record(itl_ms=[10.0, 60_000.0])]) as client:
         async with client.stream("POST", "/v1/completions", json={"prompt": "a", "stream": True}) as response:
             await anext(response.aiter_lines())
@@ -201,7 +201,7 @@ async def test_many_streams_at_once_are_all_answered(tmp_path: Path) -> None:
     assert [len(each) for each in found] == [3] * 50
 
 
-async def test_a_string_to_stop_at_may_lie_in_two_bursts(tmp_path: Path) -> None:
+async def test_stop_string_may_span_two_bursts(tmp_path: Path) -> None:
     async with replay_server(tmp_path, [record(**QUICK)] * 2) as client:
         whole = "".join(texts(await events(client)))
         # The first burst has four letters.
@@ -209,7 +209,7 @@ async def test_a_string_to_stop_at_may_lie_in_two_bursts(tmp_path: Path) -> None
     assert "".join(found) == whole[:1]
 
 
-async def test_a_modelled_engine_gives_what_is_asked_for_in_bursts_of_k_and_one_at_most(tmp_path: Path) -> None:
+async def test_modelled_engine_answers_in_bursts_of_at_most_k_plus_one(tmp_path: Path) -> None:
     records = [record(arrival_ms=100.0 * place, itl_ctx=None) for place in range(20)]
     async with replay_server(tmp_path, records, mode=Mode.MODELLED, acceptance=AcceptanceSchedule.parse("1")) as client:
         found = await events(client, max_tokens=21)
@@ -218,7 +218,7 @@ async def test_a_modelled_engine_gives_what_is_asked_for_in_bursts_of_k_and_one_
     assert reading.speculation.accepted_per_position == (4, 4, 4, 4)
 
 
-async def test_a_modelled_engine_takes_no_more_requests_at_once_than_it_is_told(tmp_path: Path) -> None:
+async def test_modelled_engine_runs_at_most_max_num_seqs_requests(tmp_path: Path) -> None:
     records = [record(arrival_ms=100.0 * place, itl_ctx=None) for place in range(20)]
     body = {"prompt": "a", "stream": True, "max_tokens": 10_000, "ignore_eos": True}
     async with (
@@ -232,7 +232,7 @@ async def test_a_modelled_engine_takes_no_more_requests_at_once_than_it_is_told(
     assert (reading.requests_running, reading.requests_waiting) == (1, 1)
 
 
-def test_who_models_a_cache_of_unknown_size_is_told(tmp_path: Path) -> None:
+def test_modelled_mode_without_kv_cache_tokens_is_noted(tmp_path: Path) -> None:
     records = [record(arrival_ms=100.0 * place, itl_ctx=None) for place in range(20)]
     settings = SourceSettings(traces=[write_trace(tmp_path / "trace.jsonl", records)], mode=Mode.MODELLED)
     assert "--kv-cache-tokens" in read_source(settings).notes[-1]
@@ -240,7 +240,7 @@ def test_who_models_a_cache_of_unknown_size_is_told(tmp_path: Path) -> None:
     assert "--kv-cache-tokens" not in str(read_source(replace(settings, mode=Mode.STEPS)).notes)
 
 
-async def test_a_modelled_engine_serves_what_no_record_is_left_for(tmp_path: Path) -> None:
+async def test_modelled_engine_serves_requests_beyond_records(tmp_path: Path) -> None:
     records = [record(**QUICK, arrival_ms=100.0 * place) for place in range(20)]
     async with replay_server(tmp_path, records, unmatched=Unmatched.MODELLED) as client:
         found = [texts(await events(client, max_tokens=50, ignore_eos=True)) for _ in range(21)]
@@ -248,7 +248,7 @@ async def test_a_modelled_engine_serves_what_no_record_is_left_for(tmp_path: Pat
     assert len("".join(found[20])) == 200
 
 
-async def test_a_model_of_merged_chunks_counts_no_more_than_k_accepted_tokens(tmp_path: Path) -> None:
+async def test_model_of_merged_chunks_has_acceptance_of_k_positions(tmp_path: Path) -> None:
     merged = [record(arrival_ms=100.0 * n, ttft_ms=1.0, output_tokens=40, itl_tokens=[19, 20]) for n in range(20)]
     async with replay_server(tmp_path, merged, mode=Mode.MODELLED) as client:
         found = await events(client, max_tokens=40, ignore_eos=True)
@@ -257,7 +257,7 @@ async def test_a_model_of_merged_chunks_counts_no_more_than_k_accepted_tokens(tm
     assert len(reading.speculation.accepted_per_position) == 4
 
 
-async def test_an_id_like_the_mark_of_our_own_templates_stays_an_id(tmp_path: Path) -> None:
+async def test_request_id_like_template_placeholder_is_kept(tmp_path: Path) -> None:
     async with (
         replay_server(tmp_path, [record(ttft_ms=1.0, itl_ms=[1.0, 1.0])]) as client,
         client.stream(
@@ -322,7 +322,7 @@ def whole(engines: Engines, prompt: str | Sequence[int]) -> Whole:
     return Whole(engines, read_completion(json.dumps({"prompt": prompt}).encode()), "tiny", None)
 
 
-async def test_others_go_on_while_a_long_prompt_is_hashed_and_none_comes_before_it() -> None:
+async def test_hashing_long_prompt_does_not_block_and_keeps_order() -> None:
     engine, ids = Engine(), [*range(200_000)]
     engines = Engines(engine=engine, meter=Meter(VirtualClock(), 0), hash_blocks_of=16)
     begun = [asyncio.create_task(whole(engines, prompt).begin(Client())) for prompt in (ids, "four" * 20)]
@@ -332,7 +332,7 @@ async def test_others_go_on_while_a_long_prompt_is_hashed_and_none_comes_before_
     assert engine.found[0].block_hashes == block_hashes(ids, 16, lambda: None)
 
 
-async def test_where_nobody_asks_for_hashes_there_are_none() -> None:
+async def test_prompt_is_not_hashed_unless_requested() -> None:
     engine = Engine()
     await whole(Engines(engine=engine, meter=Meter(VirtualClock(), 0)), [1] * 64).begin(Client())
     assert engine.found[0].block_hashes == ()
@@ -352,13 +352,13 @@ def tokens(settings: SourceSettings) -> list[int]:
 @pytest.mark.parametrize(
     "more", [{"mode": Mode.MODELLED}, {"acceptance": AcceptanceSchedule.parse("0.5")}], ids=["modelled", "acceptance"]
 )
-def test_a_seed_gives_the_same_bursts_and_another_one_others(tmp_path: Path, more: dict[str, Any]) -> None:
+def test_bursts_depend_on_seed(tmp_path: Path, more: dict[str, Any]) -> None:
     made = Truth().make(tmp_path / "made", "closed:4", 40)
     one, same, other = (tokens(SourceSettings(traces=[made.folder], seed=seed, **more)) for seed in (1, 1, 2))
     assert one == same != other
 
 
-def test_the_cache_of_a_model_is_told_in_tokens(tmp_path: Path) -> None:
+def test_kv_cache_size_of_model_is_in_tokens(tmp_path: Path) -> None:
     records = [record(arrival_ms=100.0 * place) for place in range(20)]
     model = fit([read_recording(write_trace(tmp_path / "trace.jsonl", records))])
     limits = msgspec.structs.replace(model.origin.limits, num_gpu_blocks=100, block_size=32)
@@ -369,7 +369,7 @@ def test_the_cache_of_a_model_is_told_in_tokens(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("burst", "told"), [(5, False), (6, True)])
-def test_bursts_of_more_than_k_and_the_targets_own_token_are_told(tmp_path: Path, burst: int, told: bool) -> None:
+def test_bursts_above_k_plus_one_tokens_are_noted(tmp_path: Path, burst: int, told: bool) -> None:
     records = [record(output_tokens=3 + burst, itl_tokens=[burst, 2])]
     notes = read_source(SourceSettings(traces=[write_trace(tmp_path / "trace.jsonl", records)])).notes
     assert any(f"the largest burst has {burst} tokens" in note for note in notes) == told
@@ -389,7 +389,7 @@ async def until(clock: TimerClock, when_ms: float) -> None:
         await reached.wait()
 
 
-async def test_timers_go_off_in_order_and_not_before_their_moment(clock: TimerClock) -> None:
+async def test_timers_fire_in_order_and_not_early(clock: TimerClock) -> None:
     seen: list[tuple[str, float]] = []
     begin_ms = clock.now_ms()
     for name, after_ms in (("second", 20.0), ("first", 10.0), ("third", 20.0)):
@@ -399,7 +399,7 @@ async def test_timers_go_off_in_order_and_not_before_their_moment(clock: TimerCl
     assert all(at_ms >= least_ms - 0.1 for (_, at_ms), least_ms in zip(seen, (10, 20, 20), strict=True))
 
 
-async def test_a_cancelled_timer_does_not_go_off(clock: TimerClock) -> None:
+async def test_cancelled_timer_does_not_fire(clock: TimerClock) -> None:
     seen: list[str] = []
     ticket = clock.call_at(clock.now_ms() + 1, lambda: seen.append("cancelled"))
     ticket.cancel()
@@ -407,7 +407,7 @@ async def test_a_cancelled_timer_does_not_go_off(clock: TimerClock) -> None:
     assert seen == []
 
 
-async def test_stopped_nothing_happens_any_more(clock: TimerClock) -> None:
+async def test_stopped_clock_fires_no_timer(clock: TimerClock) -> None:
     seen: list[str] = []
     clock.call_at(clock.now_ms() + 1, lambda: seen.append("before"))
     clock.stop()
@@ -436,7 +436,7 @@ async def begin(client: httpx.AsyncClient, **body: Any) -> None:
         await anext(response.aiter_lines())
 
 
-async def test_what_is_served_is_a_capture_that_can_be_trusted_and_replayed(tmp_path: Path) -> None:
+async def test_recorded_replay_is_a_valid_capture(tmp_path: Path) -> None:
     out = tmp_path / "out"
     async with replay_server(tmp_path, [record(**QUICK_RECORDER, cached_tokens=2)] * 3, record=out) as client:
         for _ in range(3):
@@ -453,7 +453,7 @@ async def test_what_is_served_is_a_capture_that_can_be_trusted_and_replayed(tmp_
     assert [sum(cache[name] for cache in caches) for name in ("requests", "queries", "hits")] == [3, 3 * 5, 3 * 2]
 
 
-async def test_what_waited_has_waited_as_long_in_what_is_recorded_of_it(tmp_path: Path) -> None:
+async def test_queue_time_is_recorded_and_scaled(tmp_path: Path) -> None:
     out = tmp_path / "out"
     waiting = record(arrival_ms=100.0, scheduled_ms=120.0, ttft_ms=30.0)
     async with replay_server(tmp_path, [waiting], record=out, time_scale=0.5) as client:
@@ -465,7 +465,7 @@ async def test_what_waited_has_waited_as_long_in_what_is_recorded_of_it(tmp_path
     assert float(queued_s) == pytest.approx(0.01)
 
 
-async def test_a_step_has_the_counters_of_all_that_went_out_in_it(tmp_path: Path) -> None:
+async def test_recorded_steps_have_speculation_and_cache_counters(tmp_path: Path) -> None:
     out = tmp_path / "out"
     async with replay_server(tmp_path, [record(**QUICK_RECORDER)], record=out) as client:
         await events(client, prompt="four" * 7)
@@ -477,7 +477,7 @@ async def test_a_step_has_the_counters_of_all_that_went_out_in_it(tmp_path: Path
     assert sum(step["prefix_cache_stats"]["queries"] for step in steps) == 7
 
 
-async def test_a_step_prefills_all_prompts_that_have_their_first_token_in_it(tmp_path: Path) -> None:
+async def test_prefill_tokens_sum_prompts_with_first_token_in_the_step(tmp_path: Path) -> None:
     records = [record(ttft_ms=5.0, itl_ms=[45.0, 10.0]), record(ttft_ms=50.0), record(ttft_ms=50.0)]
     recording = read_recording(write_trace(tmp_path / "trace.jsonl", records))
     clock, out = VirtualClock(), tmp_path / "out"
@@ -494,7 +494,7 @@ async def test_a_step_prefills_all_prompts_that_have_their_first_token_in_it(tmp
     assert found == {7: [50, 0], 20: [0, 0], 30: [0, 0]}
 
 
-async def test_every_end_is_recorded_as_what_it_was(tmp_path: Path) -> None:
+async def test_abort_and_stop_string_are_recorded_as_end(tmp_path: Path) -> None:
     out = tmp_path / "out"
     endless = record(ttft_ms=1.0, itl_ms=[60_000.0, 1.0])
     silent = record(ttft_ms=60_000.0)
@@ -510,7 +510,7 @@ async def test_every_end_is_recorded_as_what_it_was(tmp_path: Path) -> None:
     assert faults(out) == []
 
 
-async def test_blocks_of_a_diffusion_model_are_recorded_as_such(tmp_path: Path) -> None:
+async def test_diffusion_blocks_are_recorded_without_speculation(tmp_path: Path) -> None:
     out = tmp_path / "out"
     blocks = record(output_tokens=96, ttft_ms=1.0, itl_ms=[5.0, 5.0], itl_tokens=[32, 32])
     async with replay_server(tmp_path, [blocks], None, record=out) as client:
@@ -519,7 +519,7 @@ async def test_blocks_of_a_diffusion_model_are_recorded_as_such(tmp_path: Path) 
     assert read_recording(out).num_speculative_tokens == 0
 
 
-async def test_who_is_served_notices_nothing_of_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_full_disk_stops_recording_but_not_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> bytes:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -536,7 +536,7 @@ async def test_who_is_served_notices_nothing_of_a_full_disk(tmp_path: Path, monk
     assert len(lines(out / "trace.jsonl.part")) == 2, "nothing follows what is missing"
 
 
-async def test_nothing_is_overwritten(tmp_path: Path) -> None:
+async def test_existing_recording_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     write_trace(tmp_path / "out" / TRACE, [record()])
     with pytest.raises(ServeError, match="--record"):

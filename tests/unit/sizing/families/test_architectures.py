@@ -107,7 +107,7 @@ def pool(pair: Pair, split: Parallelism, space_bytes: int) -> tuple[int, int]:
         ("XiaomiMiMo/MiMo-V2-Flash", 2, 2, (76_048_428_288, 79_176_577_984), 16, 104_857, 304_497),
     ],
 )
-def test_models_of_the_catalogue(
+def test_weights_and_kv_cache_of_catalogue_models(
     model_id: str, tensor: int, pipeline: int, weights: tuple[int, ...], block_size: int, blocks: int, tokens: int
 ) -> None:
     model = find_geometry(model_id)
@@ -158,7 +158,9 @@ def test_models_of_the_catalogue(
         ("bailing", (254_397_536, 63_687_776, 32_427_104), (121_676_320, 132_721_216), 262_144),
     ],
 )
-def test_small_models(name: str, weights: tuple[int, ...], staged: tuple[int, ...], tokens: int) -> None:
+def test_weights_and_kv_cache_of_small_models(
+    name: str, weights: tuple[int, ...], staged: tuple[int, ...], tokens: int
+) -> None:
     model = geometry_from_config(name, MODELS[name])
     assert tuple(stage_bytes(model, tensor)[0] for tensor in (1, 4, 8)) == weights
     assert not staged or stage_bytes(model, 1, 2) == staged
@@ -175,7 +177,7 @@ def test_small_models(name: str, weights: tuple[int, ...], staged: tuple[int, ..
         ("XiaomiMiMo/MiMo-V2-Flash", 1, (396_466_824, 149_479_080), 29_127, 84_582),
     ],
 )
-def test_layers_for_multi_token_prediction(
+def test_weights_and_kv_cache_with_mtp_layers(
     model_id: str, tokens: int, weights: tuple[int, int], blocks: int, capacity: int
 ) -> None:
     model = find_geometry(model_id)
@@ -196,7 +198,7 @@ def test_layers_for_multi_token_prediction(
         ("XiaomiMiMo/MiMo-V2-Flash", 67_108_864),
     ],
 )
-def test_rotary_tables(model_id: str, table_bytes: int) -> None:
+def test_rotary_table_bytes_of_catalogue_models(model_id: str, table_bytes: int) -> None:
     model = find_geometry(model_id)
     assert model is not None
     assert sum(rope.size_bytes(model.dtype_bytes) for rope in model.ropes) == table_bytes
@@ -209,7 +211,7 @@ def test_rotary_tables(model_id: str, table_bytes: int) -> None:
         ({"rope_type": "yarn", "factor": 3.0, "original_max_position_embeddings": 262144}, 201_850_880),
     ],
 )
-def test_positions_of_images_make_no_longer_table(scaling: dict[str, Any], table_bytes: int) -> None:
+def test_mrope_does_not_lengthen_the_rotary_table(scaling: dict[str, Any], table_bytes: int) -> None:
     entry = find_entry("Qwen/Qwen3-VL-2B-Instruct")
     assert entry is not None
     text = entry.config["text_config"] | {"rope_scaling": scaling | {"mrope_section": [24, 20, 20]}}
@@ -218,7 +220,7 @@ def test_positions_of_images_make_no_longer_table(scaling: dict[str, Any], table
 
 
 @pytest.mark.parametrize("model_id", ["Qwen/Qwen3.5-9B", "Qwen/Qwen3-VL-32B-Instruct"])
-def test_up_to_0_31_the_table_was_four_times_as_long_all_the_same(model_id: str) -> None:
+def test_mrope_table_is_four_times_as_long_up_to_0_31(model_id: str) -> None:
     model = find_geometry(model_id)
     assert model is not None
     pair = pair_of(model, 8192)
@@ -231,7 +233,7 @@ def test_up_to_0_31_the_table_was_four_times_as_long_all_the_same(model_id: str)
 
 
 @pytest.mark.parametrize("version", ["0.19.0", "0.32.0"])
-def test_levels_of_an_encoder_have_buffers_in_every_version(version: str) -> None:
+def test_deepstack_levels_have_buffers_in_every_version(version: str) -> None:
     deep, flat = (
         replace(pair_of(model, 8192), limits=replace(pair_of(model, 8192).limits, engine_version=version))
         for model in (levels_of([5, 11, 17]), levels_of([]))
@@ -250,26 +252,26 @@ def levels_of(indexes: list[int]) -> ModelGeometry:
 
 
 @pytest.mark.parametrize(("window", "tokens"), [({}, 261_123), ({"sliding_window": None}, 262_144)])
-def test_mistral_files_without_the_key_have_a_window(window: dict[str, Any], tokens: int) -> None:
+def test_mistral_config_without_sliding_window_key_has_a_window(window: dict[str, Any], tokens: int) -> None:
     config = SMALL | {"architectures": ["MistralForCausalLM"]} | window
     model = geometry_from_config("mistral", config)
     assert pool(pair_of(model, 4096), Parallelism(), GIB)[1] == tokens
 
 
-def test_the_documented_architectures_are_the_known_ones() -> None:
+def test_documented_architectures_match_the_code() -> None:
     text = (Path(__file__).parents[4] / "docs/design/sizing-weights.md").read_text()
     documented = re.findall(r"`([A-Z]\w+)`", text[text.index("## Families") :])
     assert sorted(documented) == sorted(ARCHITECTURES)
 
 
-def test_stages_that_cut_off_the_lender_of_keys_and_values_are_refused() -> None:
+def test_stages_that_separate_shared_kv_layers_are_refused() -> None:
     model = geometry_from_config("small", GEMMA4)
     with pytest.raises(SizingError, match=r"parallelism\.pipeline: 2: cuts layers of small off"):
         cache_layout(pair_of(model, 4096), Parallelism(1, 2))
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_the_wrapper_says_whether_tables_are_tied(tied: bool) -> None:
+def test_outer_config_decides_whether_embeddings_are_tied(tied: bool) -> None:
     text = INTERNVL["text_config"] | {"tie_word_embeddings": not tied}
     model = geometry_from_config("wrapped", INTERNVL | {"text_config": text, "tie_word_embeddings": tied})
     assert model.tie_word_embeddings is tied
@@ -283,7 +285,7 @@ def test_the_wrapper_says_whether_tables_are_tied(tied: bool) -> None:
         (MODELS["hunyuan_moe"] | {"num_experts": [8, 8, 4, 4]}, "num_experts"),
     ],
 )
-def test_what_is_not_implemented_is_estimated(config: dict[str, Any], field: str) -> None:
+def test_config_that_is_not_implemented_is_estimated(config: dict[str, Any], field: str) -> None:
     model = geometry_from_config("strange", config)
     assert (model.knowledge, model.estimated_because) == (Knowledge.ESTIMATED, field)
 
@@ -321,7 +323,7 @@ def test_llama_geometry(llama_config: Config) -> None:
     ],
 )
 @pytest.mark.parametrize("absent", [True, False])
-def test_a_missing_key_is_named(llama_config: Config, key: str, absent: bool) -> None:
+def test_missing_config_key_is_named(llama_config: Config, key: str, absent: bool) -> None:
     if absent:
         del llama_config[key]
     else:
@@ -345,7 +347,7 @@ SIZES = [
 
 @pytest.mark.parametrize("key", SIZES)
 @pytest.mark.parametrize("value", [0, -1, 2**63, True, 32.0, "32", float("nan"), [32], {}])
-def test_a_size_must_be_a_whole_number_in_range(llama_config: Config, key: str, value: object) -> None:
+def test_config_size_must_be_a_positive_integer_in_range(llama_config: Config, key: str, value: object) -> None:
     error = _refused(llama_config | {key: value})
     assert error.field == key
     assert error.value is value
@@ -378,17 +380,17 @@ def test_a_size_must_be_a_whole_number_in_range(llama_config: Config, key: str, 
         ({"architectures": ["Qwen2ForCausalLM"], "head_dim": 64}, "head_dim"),
     ],
 )
-def test_contradictions_and_wrong_types(llama_config: Config, changes: Config, field: str) -> None:
+def test_contradictions_and_wrong_types_are_refused(llama_config: Config, changes: Config, field: str) -> None:
     assert _refused(llama_config | changes).field == field
 
 
-def test_an_unknown_class_is_told_before_what_its_file_lacks(llama_config: Config) -> None:
+def test_unknown_class_is_reported_before_missing_keys(llama_config: Config) -> None:
     without = {key: value for key, value in llama_config.items() if key != "hidden_size"}
     assert _refused(without | {"architectures": ["SomethingNew"]}).field == "architectures"
     assert _refused(without | {"architectures": ["SomethingNewForCausalLM"]}).field == "hidden_size"
 
 
-def test_a_window_that_qwen_switches_off_is_no_window(llama_config: Config) -> None:
+def test_qwen_window_is_ignored_unless_use_sliding_window(llama_config: Config) -> None:
     config = llama_config | {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 4096}
     unlimited = (SelfAttention(32, 8, 128, qkv_bias=True),)
     assert geometry_from_config("qwen", config | {"use_sliding_window": False}).attentions == unlimited
@@ -407,20 +409,22 @@ def test_a_window_that_qwen_switches_off_is_no_window(llama_config: Config) -> N
         ({"rope_type": "yarn", "factor": 4.0}, 524_288),
     ],
 )
-def test_rows_of_the_rotary_table(llama_config: Config, scaling: Config | None, positions: int) -> None:
+def test_rope_scaling_sets_the_rotary_table_length(
+    llama_config: Config, scaling: Config | None, positions: int
+) -> None:
     rope = geometry_from_config("rope", llama_config | {"rope_scaling": scaling}).ropes[0]
     assert rope.size_bytes(2) == positions * 128 * 2
 
 
 @pytest.mark.parametrize("kind", ["longrope", "su"])
-def test_long_rope_keeps_a_table_of_the_original_length_too(llama_config: Config, kind: str) -> None:
+def test_longrope_adds_a_table_of_the_original_length(llama_config: Config, kind: str) -> None:
     """phi3_long_rope_scaled_rope.py: the caches for short and for long requests, one behind the other."""
     config = llama_config | {"original_max_position_embeddings": 4096, "rope_scaling": {"type": kind}}
     rope = geometry_from_config("rope", config).ropes[0]
     assert rope.size_bytes(2) == (4096 + 131_072) * 128 * 2
 
 
-def test_rotary_tables_are_equal_however_the_file_writes_them(llama_config: Config) -> None:
+def test_rope_scaling_and_rope_parameters_give_equal_tables(llama_config: Config) -> None:
     old = llama_config | {"rope_theta": 500_000.0, "rope_scaling": {"type": "linear", "factor": 8.0}}
     new = llama_config | {"rope_parameters": {"rope_type": "linear", "factor": 8, "rope_theta": 500_000}}
     assert geometry_from_config("old", old).ropes == geometry_from_config("new", new).ropes
@@ -456,7 +460,7 @@ def _compressed(weights: Config) -> Config:
         ({"quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}, Precision.FP8),
     ],
 )
-def test_quantized_checkpoints(llama_config: Config, quantization: Config, precision: Precision) -> None:
+def test_precision_of_quantized_checkpoints(llama_config: Config, quantization: Config, precision: Precision) -> None:
     geometry = geometry_from_config("q", llama_config | {"quantization_config": quantization})
     assert geometry.checkpoint_precision is precision
     assert geometry.weight_format().precision is precision
@@ -485,7 +489,7 @@ WEIGHTS = "config_groups.group_0.weights"
         ({"quantization": {"quant_algo": "FP8", "exclude_modules": ["model.norm"]}}, "quantization.exclude_modules"),
     ],
 )  # fmt: skip
-def test_checkpoints_that_are_estimated(llama_config: Config, quantization: object, field: str) -> None:
+def test_partly_supported_quantization_is_estimated(llama_config: Config, quantization: object, field: str) -> None:
     model = geometry_from_config("some/model", llama_config | {"quantization_config": quantization})
     assert (model.knowledge, model.estimated_because) == (Knowledge.ESTIMATED, f"quantization_config.{field}")
     assert model.checkpoint_precision is not None
@@ -503,7 +507,7 @@ def test_checkpoints_that_are_estimated(llama_config: Config, quantization: obje
         ("fp8", ""),
     ],
 )  # fmt: skip
-def test_checkpoints_that_cannot_be_counted(llama_config: Config, quantization: object, field: str) -> None:
+def test_invalid_quantization_config_is_refused(llama_config: Config, quantization: object, field: str) -> None:
     assert _refused(llama_config | {"quantization_config": quantization}).field == f"quantization_config.{field}".strip(
         "."
     )
@@ -517,7 +521,7 @@ def test_checkpoints_that_cannot_be_counted(llama_config: Config, quantization: 
         ("XiaomiMiMo/MiMo-V2-Flash", {"moe_layer_freq": [1] * 48}, "moe_layer_freq"),
     ],
 )
-def test_layers_that_no_module_for_prediction_can_take_after(model: str, changes: Config, field: str) -> None:
+def test_layer_patterns_that_mtp_cannot_copy_are_refused(model: str, changes: Config, field: str) -> None:
     entry = find_entry(model)
     assert entry is not None
     assert _refused({**entry.config, **changes}).field == field

@@ -28,7 +28,7 @@ def kept(model: ModelGeometry, tensor: int = 1) -> dict[CacheKind, int]:
     return sizes
 
 
-def test_what_is_given_holds_and_the_rest_follows_from_the_files() -> None:
+def test_assumed_sizes_override_those_of_the_config() -> None:
     new = geometry_from_config("new", HYBRID)
     model = assumed_geometry(new, Assumption(20 * GIB, 32_000, 48 * 2**20))
     assert model.knowledge is Knowledge.ASSUMED
@@ -39,19 +39,19 @@ def test_what_is_given_holds_and_the_rest_follows_from_the_files() -> None:
     assert kept(weights_alone) == kept(new)
 
 
-def test_the_margin_leaves_given_numbers_alone() -> None:
+def test_estimation_margin_excludes_assumed_numbers() -> None:
     budget = budget_of(assumed_geometry(geometry_from_config("new", NEW), Assumption(20 * GIB, 131_072)))
     assert budget.estimated_margin_bytes == pytest.approx(budget.activation_bytes / 4, abs=1)
 
 
-def test_a_known_model_stays_as_it_is() -> None:
+def test_assumptions_do_not_change_a_known_model() -> None:
     known = find_geometry(KNOWN)
     assert known is not None
     assert assumed_geometry(known, Assumption(1, 1, 1)) is known
 
 
 @pytest.mark.parametrize(("weights_gib", "state"), [(1, None), (16, None), (140, 64 * 2**20), (600, None)])
-def test_a_model_of_which_nothing_is_read(weights_gib: int, state: int | None) -> None:
+def test_model_without_a_config_has_the_assumed_sizes(weights_gib: int, state: int | None) -> None:
     given = Assumption(weights_gib * GIB, 65_536, state)
     usual = geometry_from_config("new", usual_config(given))
     model = assumed_geometry(usual, given)
@@ -61,7 +61,7 @@ def test_a_model_of_which_nothing_is_read(weights_gib: int, state: int | None) -
     assert kept(model).get(CacheKind.STATE, 0) == pytest.approx(state or 0, rel=1e-3)
 
 
-def test_a_head_of_which_nothing_is_read_fits_its_target() -> None:
+def test_head_without_a_config_has_the_shape_of_its_target() -> None:
     target = find_geometry(KNOWN)
     given = Assumption(GIB, 4096)
     head = assumed_geometry(
@@ -76,17 +76,17 @@ def test_a_head_of_which_nothing_is_read_fits_its_target() -> None:
     ("weights_bytes", "width"),
     [(4 * GIB, 2048), (4 * GIB + 1, 4096), (32 * GIB, 4096), (256 * GIB, 8192), (256 * GIB + 1, 16_384)],
 )
-def test_the_width_follows_from_the_weights(weights_bytes: int, width: int) -> None:
+def test_hidden_size_follows_from_the_assumed_weights(weights_bytes: int, width: int) -> None:
     assert usual_config(Assumption(weights_bytes, 65_536))["hidden_size"] == width
 
 
-def test_weights_are_at_least_those_of_the_tables() -> None:
+def test_assumed_weights_are_at_least_the_embedding_tables() -> None:
     given = Assumption(GIB // 2, 65_536)
     model = assumed_geometry(geometry_from_config("new", usual_config(given)), given)
     assert weight_bytes(model, Precision.BF16, Split(1)) >= 262_144 * 2048 * 2
 
 
-def test_a_head_of_which_nothing_is_read_keeps_no_state() -> None:
+def test_assumed_state_of_a_head_is_refused() -> None:
     given = Assumption(GIB, 4096, 2**20)
     target = find_geometry(KNOWN)
     head = head_from_config("head", usual_config(given, target, is_head=True, is_draft=True), "eagle3")
@@ -95,19 +95,19 @@ def test_a_head_of_which_nothing_is_read_keeps_no_state() -> None:
     assert caught.value.field == "stateMiBPerRequest"
 
 
-def test_a_target_of_which_nothing_is_read_fits_its_head() -> None:
+def test_target_without_a_config_has_the_shape_of_its_head() -> None:
     head = head_from_config("head", NEW | {"num_hidden_layers": 1, "target_hidden_size": 5120}, "eagle3")
     config = usual_config(Assumption(16 * GIB, 65_536), head)
     assert (config["hidden_size"], config["vocab_size"]) == (5120, head.vocab_size)
 
 
-def test_a_state_that_no_layer_keeps() -> None:
+def test_assumed_state_without_state_layers_is_refused() -> None:
     with pytest.raises(GeometryError) as caught:
         assumed_geometry(geometry_from_config("new", NEW), Assumption(state_bytes_per_request=2**20))
     assert (caught.value.field, caught.value.value) == ("stateMiBPerRequest", 1)
 
 
-def test_a_token_that_no_layer_keeps() -> None:
+def test_assumed_kv_bytes_without_attention_layers_are_refused() -> None:
     states = geometry_from_config("new", NEW | {"layer_types": ["mamba"] * 32})
     with pytest.raises(GeometryError) as caught:
         assumed_geometry(states, Assumption(kv_bytes_per_token=1))

@@ -90,7 +90,7 @@ def test_no_model_is_listed_twice() -> None:
 
 
 @pytest.mark.parametrize("name", RAW)
-def test_files_are_sorted_and_hold_configs_only(name: str) -> None:
+def test_catalogue_files_are_sorted_and_have_only_known_keys(name: str) -> None:
     ids = [entry["id"] for entry in RAW[name]]
     assert all(first < second for first, second in pairwise(ids))
     assert (ROOT / "operator/sizing/data/models" / name).stat().st_size < LARGEST_FILE_BYTES
@@ -102,7 +102,7 @@ def test_files_are_sorted_and_hold_configs_only(name: str) -> None:
         assert all(len(items) <= LONGEST_LIST for items in lists), entry["id"]
 
 
-def test_every_source_can_be_looked_up() -> None:
+def test_every_source_is_a_package_or_repository_reference() -> None:
     assert {entry["id"]: entry["source"] for entry in ENTRIES if not SOURCE.match(entry["source"])} == {}
 
 
@@ -112,7 +112,7 @@ def stored_by(config: dict[str, Any]) -> str:
     return NOT_QUANTIZED if found is None else found.get("quant_method") or found["producer"]["name"]
 
 
-def test_every_entry_says_how_its_checkpoint_is_quantized() -> None:
+def test_entry_quantization_matches_its_config() -> None:
     said = {entry["id"]: entry["quantization"] for entry in ENTRIES}
     assert said == {model: stored_by(dict(whole.config)) for model, whole in WHOLE.items()}
     assert not [model for model, quantization in said.items() if not quantization]
@@ -127,7 +127,7 @@ def test_every_quantization_has_a_source() -> None:
         assert page or whole, f"{entry['id']}: {source}"
 
 
-def test_native_int4_of_the_experts_is_as_large_as_its_files() -> None:
+def test_int4_weights_of_kimi_k2_match_the_published_size() -> None:
     """The makers of Kimi-K2-Thinking state 594 GB; in 16 bits it would not fit on eight H200."""
     geometry = find_geometry("moonshotai/Kimi-K2-Thinking")
     assert geometry is not None
@@ -149,19 +149,19 @@ def odd_sizes(config: dict[str, Any]) -> Iterator[str]:
         yield f"{sizes['num_key_value_heads']} key-value heads of {sizes['num_attention_heads']}"
 
 
-def test_sizes_are_those_of_a_model() -> None:
+def test_config_sizes_are_plausible() -> None:
     odd = {model: [*odd_sizes(dict(whole.config))] for model, whole in WHOLE.items()}
     assert {model: what for model, what in odd.items() if what} == {}
 
 
-def test_the_size_is_the_one_in_the_name() -> None:
+def test_parameter_count_is_near_the_size_in_the_name() -> None:
     sizes = {model: (billions(model), named_billions(model)) for model in known_models()}
     both = {model: (counted, named) for model, (counted, named) in sizes.items() if counted and named}
     assert len(both) > 80
     assert {model: size for model, size in both.items() if not 0.75 < size[0] / size[1] < 1.4} == {}
 
 
-def test_shortened_names_are_written_out() -> None:
+def test_number_ranges_in_names_are_expanded() -> None:
     entries = {model: find_entry(model) for model in known_models()}
     texts = {model: strings_and_lists(dict(entry.config)) for model, entry in entries.items() if entry}
     assert set(texts) == {entry["id"] for entry in ENTRIES}
@@ -171,7 +171,7 @@ def test_shortened_names_are_written_out() -> None:
     assert {model: found for model, found in short.items() if found} == {}
 
 
-def test_a_range_stands_for_every_number_in_it() -> None:
+def test_number_range_expands_to_every_layer() -> None:
     entry = find_entry("Qwen/Qwen3-30B-A3B-FP8")
     assert entry is not None
     kept = entry.config["quantization_config"]["modules_to_not_convert"]
@@ -179,7 +179,7 @@ def test_a_range_stands_for_every_number_in_it() -> None:
     assert sorted(gates) == sorted(f"model.layers.{layer}.mlp.gate" for layer in range(48))
 
 
-def test_a_build_has_the_config_of_its_base_but_for_what_it_lists() -> None:
+def test_entry_with_a_base_inherits_all_other_config_keys() -> None:
     builds = [entry for entry in ENTRIES if "base" in entry]
     assert builds
     for entry in builds:
@@ -189,7 +189,7 @@ def test_a_build_has_the_config_of_its_base_but_for_what_it_lists() -> None:
         assert set(built) == {*base, *entry["config"]}
 
 
-def test_a_copy_has_the_drafts_of_its_original() -> None:
+def test_copied_model_has_the_drafts_of_its_original() -> None:
     drafts = known_drafts("unsloth/Llama-3.1-8B-Instruct")
     assert drafts
     assert drafts == known_drafts("meta-llama/Llama-3.1-8B-Instruct")
@@ -205,26 +205,26 @@ def test_a_copy_has_the_drafts_of_its_original() -> None:
         ("thinkingmachines/Inkling-Small", Precision.BF16, 531.9),
     ],
 )
-def test_an_entry_is_as_large_as_its_published_files(model_id: str, precision: Precision, gigabytes: float) -> None:
+def test_weight_bytes_match_the_published_files(model_id: str, precision: Precision, gigabytes: float) -> None:
     geometry = find_geometry(model_id)
     assert geometry is not None
     assert weight_bytes(geometry, precision, Split(1)) / 1e9 == pytest.approx(gigabytes, rel=0.01)
 
 
-def test_a_head_has_the_parameters_that_a_public_list_counts_in_its_file() -> None:
+def test_parameter_count_of_a_head_matches_a_public_list() -> None:
     """The list counts the map from the target's vocabulary, too, which vLLM does not load (llama_eagle3.py)."""
     geometry = find_geometry("RedHatAI/Qwen3-30B-A3B-Instruct-2507-speculator.eagle3")
     assert geometry is not None
     assert parameter_count(geometry) == 522_152_832 - geometry.vocab_size
 
 
-def test_an_id_that_is_not_listed_has_no_entry() -> None:
+def test_unknown_model_id_has_no_entry() -> None:
     assert find_entry("nobody/nothing") is None
     assert find_geometry("nobody/nothing") is None
 
 
 @pytest.mark.parametrize("head", published_heads(), ids=lambda head: str(head.head))
-def test_a_published_head_has_the_width_of_what_it_was_made_for(head: PublishedHead) -> None:
+def test_published_head_has_the_shape_of_its_targets(head: PublishedHead) -> None:
     assert SOURCE.match(head.source), head.source
     assert head.shape in known_models()
     geometry = find_geometry(head.head)
@@ -235,7 +235,7 @@ def test_a_published_head_has_the_width_of_what_it_was_made_for(head: PublishedH
         assert target is None or (target.hidden_size, target.vocab_size) == (geometry.hidden_size, geometry.vocab_size)
 
 
-def test_every_known_draft_names_its_source_and_is_not_its_own_target() -> None:
+def test_every_known_draft_has_a_source_and_is_not_its_target() -> None:
     rows = read_data("drafts.json")["drafts"]
     for row in rows:
         assert SOURCE.match(row["source"]), row
@@ -247,7 +247,7 @@ def test_every_known_draft_names_its_source_and_is_not_its_own_target() -> None:
     assert len(pairs) == len(set(pairs))
 
 
-def test_no_head_is_listed_twice_or_under_the_name_of_a_model() -> None:
+def test_published_heads_are_unique_and_not_catalogue_models() -> None:
     names = [head.head for head in published_heads()]
     assert len(names) == len(set(names))
     assert not set(names) & set(known_models())
@@ -264,7 +264,7 @@ def test_the_document_lists_the_catalogue() -> None:
     assert documented == expected
 
 
-def test_the_document_gives_the_sizes_that_sizing_counts() -> None:
+def test_document_has_the_counted_parameter_sizes() -> None:
     for model_id, _, known, parameters, _, _ in documented_rows():
         counted = billions(model_id)
         assert (known == UNKNOWN) == (counted is None), model_id
@@ -294,7 +294,7 @@ def test_the_document_gives_the_sizes_that_sizing_counts() -> None:
         ("4.5", False, None),
     ],
 )
-def test_only_a_slip_of_the_pen_is_taken_for_another_model(written: str, heads: bool, meant: str | None) -> None:
+def test_only_near_misspellings_suggest_a_model(written: str, heads: bool, meant: str | None) -> None:
     assert similar_model(written, heads=heads) == meant
 
 
@@ -320,5 +320,5 @@ def test_only_a_slip_of_the_pen_is_taken_for_another_model(written: str, heads: 
         ("zai-org/", ()),
     ],
 )
-def test_models_whose_names_begin_alike_are_found(written: str, found: tuple[str, ...]) -> None:
+def test_models_with_the_same_name_prefix_are_found(written: str, found: tuple[str, ...]) -> None:
     assert same_beginning(written, heads=False) == found

@@ -120,12 +120,12 @@ MTP_BYTES = {
 
 
 @pytest.mark.parametrize("target", MTP_BYTES)
-def test_mtp_layers(make: PairMaker, target: str) -> None:
+def test_mtp_draft_bytes_per_tensor_parallel_size(make: PairMaker, target: str) -> None:
     pair = make(target, "mtp", 1)
     assert [built_and_loaded(pair, tensor) for tensor in TENSORS] == MTP_BYTES[target]
 
 
-def test_the_mtp_module_of_ernie_is_a_llama_layer_behind_two_norms(make: PairMaker) -> None:
+def test_ernie_mtp_module_is_a_llama_layer_with_two_norms(make: PairMaker) -> None:
     """Two norms, a projection and a LlamaDecoderLayer, without a norm before the output head (vLLM, ernie_mtp.py)."""
     pair = make("baidu/ERNIE-4.5-21B-A3B-PT", "mtp", 1)
     width, feed_forward, queries, keys = 2560, 12288, 20 * 128, 4 * 128
@@ -136,7 +136,7 @@ def test_the_mtp_module_of_ernie_is_a_llama_layer_behind_two_norms(make: PairMak
     assert (built, loaded) == (2 * (layer + around + vocabularies), 2 * (layer + around))
 
 
-def test_mtp_layers_stay_in_16_bits_where_the_checkpoint_excludes_them(make: PairMaker) -> None:
+def test_mtp_layers_excluded_from_quantization_are_16_bit(make: PairMaker) -> None:
     """NVIDIA's GLM-5 in NVFP4 excludes layer 78, which is the one that predicts."""
     assert built_and_loaded(make("nvidia/GLM-5-NVFP4", "mtp", 1), 1) == (23_712_173_064, 19_905_842_184)
 
@@ -150,7 +150,7 @@ def test_mtp_layers_stay_in_16_bits_where_the_checkpoint_excludes_them(make: Pai
         ("deepseek-ai/DeepSeek-V3", (18_791, 300_656)),
     ],
 )
-def test_mtp_layers_keep_a_cache_too(make: PairMaker, target: str, tokens: tuple[int, int]) -> None:
+def test_mtp_layers_are_in_the_kv_cache(make: PairMaker, target: str, tokens: tuple[int, int]) -> None:
     layout = cache_layout(make(target, "mtp", 1), Parallelism())
     blocks = pool_blocks(layout, [SPACE_BYTES])
     assert (blocks, pool_capacity(layout[0], blocks, 8192).tokens) == tokens
@@ -163,16 +163,14 @@ def test_mtp_layers_keep_a_cache_too(make: PairMaker, target: str, tokens: tuple
         ("Qwen/Qwen3-Next-80B-A3B-Instruct", 1_651_532_800, 416_048_128),
     ],
 )
-def test_experts_of_mtp_layers_are_spread_as_the_targets(
-    make: PairMaker, target: str, on_two: int, on_eight: int
-) -> None:
+def test_mtp_experts_follow_expert_parallelism(make: PairMaker, target: str, on_two: int, on_eight: int) -> None:
     splits = [Parallelism(tensor, expert=True) for tensor in (2, 8)]
     weights = [stage_weights(make(target, "mtp", 1), split)[0].draft_bytes for split in splits]
     assert weights == [on_two, on_eight]
 
 
 @pytest.mark.parametrize("target", [LLAMA, "moonshotai/Kimi-K2.5", "moonshotai/Kimi-K2-Instruct"])
-def test_mtp_without_such_layers_is_refused(make: PairMaker, target: str) -> None:
+def test_mtp_is_refused_for_targets_without_mtp_layers(make: PairMaker, target: str) -> None:
     with pytest.raises(PlanError) as caught:
         loaded_draft(make(target, "mtp", 1))
     assert (caught.value.field, caught.value.value) == ("speculation.method", "mtp")
@@ -181,7 +179,7 @@ def test_mtp_without_such_layers_is_refused(make: PairMaker, target: str) -> Non
 
 
 @pytest.mark.parametrize(("tokens", "allowed"), [(1, True), (2, True), (3, False), (4, True), (5, False)])
-def test_tokens_beyond_the_mtp_modules_are_a_multiple_of_them(make: PairMaker, tokens: int, allowed: bool) -> None:
+def test_tokens_beyond_the_mtp_modules_must_be_a_multiple(make: PairMaker, tokens: int, allowed: bool) -> None:
     pair = make("deepseek-ai/DeepSeek-V3", "mtp", tokens)
     pair = replace(pair, target=replace(pair.target, mtp_layers=2))
     if allowed:
@@ -234,13 +232,15 @@ def test_tokens_beyond_the_mtp_modules_are_a_multiple_of_them(make: PairMaker, t
     ],
     ids=["dflash 8B", "dflash 4B", "dspark 8B", "dspark 4B", "eagle 3.1"],
 )
-def test_heads(make: PairMaker, target: str, method: str, head: Config, built: list[int], loaded: list[int]) -> None:
+def test_head_bytes_per_tensor_parallel_size(
+    make: PairMaker, target: str, method: str, head: Config, built: list[int], loaded: list[int]
+) -> None:
     pair = make(target, method, 7, head)
     assert [built_and_loaded(pair, tensor) for tensor in TENSORS] == list(zip(built, loaded, strict=True))
 
 
 @pytest.mark.parametrize("method", ["dflash", "dspark"])
-def test_all_layers_of_a_block_head_keep_the_context(make: PairMaker, method: str) -> None:
+def test_block_head_layers_are_in_the_kv_cache(make: PairMaker, method: str) -> None:
     config = specforge("qwen3-8b-dflash.json") if method == "dflash" else dspark("qwen3-8b-dspark.json")
     for tensor, known in ((1, (7992, 127_872)), (8, (63_937, 1_022_992))):
         layout = cache_layout(make(QWEN_8B, method, 7, config), Parallelism(tensor))
@@ -249,14 +249,14 @@ def test_all_layers_of_a_block_head_keep_the_context(make: PairMaker, method: st
         assert (blocks, pool_capacity(layout[0], blocks, 8192).tokens) == known
 
 
-def test_windows_of_a_block_head_are_windows_in_the_cache(make: PairMaker) -> None:
+def test_sliding_window_of_a_block_head_limits_its_kv_cache(make: PairMaker) -> None:
     config = specforge("qwen3-8b-dflash.json")
     config |= {"layer_types": ["sliding_attention"] * 4 + ["full_attention"], "sliding_window": 2048}
     groups = cache_layout(make(QWEN_8B, "dflash", 7, config), Parallelism())[0].groups
     assert sum(group.num_layers for group in groups if group.held_tokens) == 4
 
 
-def test_a_head_of_another_width_keeps_its_tables(make: PairMaker) -> None:
+def test_head_of_another_width_does_not_share_embeddings(make: PairMaker) -> None:
     """The head for a 4B model beside a 27B one: vLLM shares nothing."""
     pair = make("Qwen/Qwen3.5-27B", "dflash", 15, specforge("qwen3.5-4b-dflash.json"))
     assert built_and_loaded(pair, 1) == (3_617_656_320, 3_617_656_320)
@@ -286,7 +286,7 @@ def test_block_heads_copy_their_key_and_value_projections(make: PairMaker) -> No
         ("Qwen/Qwen3-Next-80B-A3B-Instruct", "mtp", None, 622_329_856, 3_300_942_848),
     ],
 )
-def test_the_embedding_of_a_head_on_the_second_stage(
+def test_embedding_of_a_head_on_the_second_pipeline_stage(
     make: PairMaker, target: str, method: str, head: str | None, embedding: int, weights: int
 ) -> None:
     pair = make(target, method, 1, specforge(head) if head else None)
@@ -311,13 +311,15 @@ def test_the_embedding_of_a_head_on_the_second_stage(
         ({"num_hidden_layers": 2, "medusa_fc_bias": True}, 4, 2, 2_369_847_296),
     ],
 )
-def test_medusa_has_a_head_a_token(make: PairMaker, changes: Config, tokens: int, tensor: int, size_bytes: int) -> None:
+def test_medusa_bytes_grow_with_heads_and_tokens(
+    make: PairMaker, changes: Config, tokens: int, tensor: int, size_bytes: int
+) -> None:
     pair = make(LLAMA, "medusa", tokens, MEDUSA | changes)
     assert built_and_loaded(pair, tensor) == (size_bytes, size_bytes)
     assert cache_layout(pair, Parallelism())[0].groups[0].num_layers == 32
 
 
-def test_old_files_of_medusa(make: PairMaker) -> None:
+def test_old_medusa_config_is_sized(make: PairMaker) -> None:
     pair = make(LLAMA, "medusa", 4, {"medusa_num_heads": 4, "medusa_num_layers": 1})
     assert built_and_loaded(pair, 1)[0] == 4_336_910_336
 
@@ -330,7 +332,9 @@ def test_old_files_of_medusa(make: PairMaker) -> None:
         ("dspark", dspark("qwen3-8b-dspark.json"), 7),
     ],
 )
-def test_more_tokens_than_a_head_proposes_are_refused(make: PairMaker, method: str, head: Config, most: int) -> None:
+def test_more_tokens_than_the_head_can_propose_are_refused(
+    make: PairMaker, method: str, head: Config, most: int
+) -> None:
     target = LLAMA if method == "medusa" else QWEN_8B
     assert loaded_draft(make(target, method, most, head)) is not None
     with pytest.raises(PlanError) as caught:
@@ -343,14 +347,14 @@ def test_more_tokens_than_a_head_proposes_are_refused(make: PairMaker, method: s
     ("method", "head", "slots", "batch"),
     [("dflash", specforge("qwen3-8b-dflash.json"), 0, 1024), ("dspark", dspark("qwen3-8b-dspark.json"), 0, 1024)],
 )
-def test_places_that_drafting_takes_of_a_step(
+def test_block_heads_take_no_extra_slots_of_the_batch(
     make: PairMaker, method: str, head: Config, slots: int, batch: int
 ) -> None:
     pair = make(QWEN_8B, method, 7, head)
     assert (extra_slots(pair), effective_batch(pair)) == (slots, batch)
 
 
-def test_eagle_reaches_as_far_as_requests(make: PairMaker) -> None:
+def test_eagle_rotary_table_covers_max_model_len(make: PairMaker) -> None:
     entry = find_entry("yuhuili/EAGLE-LLaMA3-Instruct-8B")
     assert entry is not None
     for length, rows in ((1024, 2048), (8192, 8192)):
@@ -360,7 +364,7 @@ def test_eagle_reaches_as_far_as_requests(make: PairMaker) -> None:
 
 
 @pytest.mark.parametrize("method", ["suffix", "ngram", "ngram_gpu"])
-def test_methods_without_a_model_load_and_keep_nothing(make: PairMaker, method: str) -> None:
+def test_methods_without_a_draft_use_no_weights_or_kv_cache(make: PairMaker, method: str) -> None:
     pair = make(LLAMA, method, 5)
     assert loaded_draft(pair) is None
     assert stage_weights(pair, Parallelism())[0].draft_bytes == 0
@@ -375,14 +379,14 @@ def test_methods_without_a_model_load_and_keep_nothing(make: PairMaker, method: 
         ("qwen3-8b-dspark.json", "dspark", "markov_rank", "copy them there from dflash_config"),
     ],
 )
-def test_heads_that_the_engine_does_not_start_with(name: str, method: str, field: str, words: str) -> None:
+def test_head_that_vllm_cannot_load_is_refused(name: str, method: str, field: str, words: str) -> None:
     with pytest.raises(GeometryError) as caught:
         head_from_config("head", specforge(name), method)
     assert caught.value.field == field
     assert words in caught.value.message
 
 
-def test_a_type_that_the_engine_does_not_know_is_refused() -> None:
+def test_unknown_head_model_type_is_refused() -> None:
     with pytest.raises(GeometryError) as caught:
         catalogued("torchspec-project/TorchSpec:torchspec/config/dflash_draft_config.json")
     assert (caught.value.field, caught.value.value) == ("model_type", "dflash")
@@ -392,7 +396,9 @@ def test_a_type_that_the_engine_does_not_know_is_refused() -> None:
     ("version", "draft_vocabulary", "shared"),
     [("0.6.0.dev0", 128_256, True), ("0.5.0", 128_256, True), ("0.4.0.1", 128_256, False), ("0.6.0", 32_000, False)],
 )
-def test_a_head_of_speculators_keeps_the_targets_output_head(version: str, draft_vocabulary: int, shared: bool) -> None:
+def test_speculators_head_shares_output_head_by_version_and_vocabulary(
+    version: str, draft_vocabulary: int, shared: bool
+) -> None:
     """With all rows it is a frozen copy, which vLLM finds equal to the target's: 0.51 GiB loaded in place of 1.67."""
     layer = {
         "model_type": "llama",
@@ -452,7 +458,7 @@ KIMI_DSPARK: dict[str, Any] = {
 """RedHatAI/Kimi-K3-speculator.dspark as published, which the catalogue has as vLLM rewrites it."""
 
 
-def test_a_dspark_head_of_speculators_is_read_as_the_engine_reads_it() -> None:
+def test_dspark_speculators_config_matches_the_catalogue() -> None:
     name = "RedHatAI/Kimi-K3-speculator.dspark"
     published, known = head_from_config(name, KIMI_DSPARK, "dspark"), find_geometry(name)
     assert known is not None
@@ -472,9 +478,7 @@ def test_a_dspark_head_of_speculators_is_read_as_the_engine_reads_it() -> None:
         ),
     ],
 )
-def test_a_dflash_head_of_speculators_is_read_as_the_engine_reads_it(
-    kind: str, more: dict[str, Any], architecture: str
-) -> None:
+def test_dflash_speculators_config_matches_the_vllm_config(kind: str, more: dict[str, Any], architecture: str) -> None:
     outside = {"aux_hidden_state_layer_ids": [2, 20, 40], "mask_token_id": 7, "block_size": 8, **more}
     saved = {"speculators_model_type": kind, **outside, "transformer_layer_config": KIMI_LAYERS}
     rewritten = {
@@ -524,7 +528,7 @@ def of_class(kind: str) -> list[str]:
         ("Eagle3Qwen3ForCausalLM", (2_043_963_904, 1_072_458_240)),
     ],
 )
-def test_heads_of_one_class_are_sized_alike(kind: str, whole: tuple[int, int]) -> None:
+def test_all_names_of_a_head_class_have_the_same_size(kind: str, whole: tuple[int, int]) -> None:
     assert len(of_class(kind)) > 1
     for name in of_class(kind):
         head = head_from_config("head", {**HEAD, "architectures": [name]}, "eagle3")
@@ -547,26 +551,28 @@ def test_heads_of_one_class_are_sized_alike(kind: str, whole: tuple[int, int]) -
         ("DFlash2DraftModel", "dflash", "0.24", None),
     ],
 )
-def test_the_registry_of_a_version_decides(architecture: str, method: str, version: str, remedy: str | None) -> None:
+def test_head_class_must_be_in_the_registry_of_the_version(
+    architecture: str, method: str, version: str, remedy: str | None
+) -> None:
     found = missing_class(architecture, method, version)
     assert (found is None) == (remedy is None)
     assert found is None or (remedy or "") in found
 
 
 @pytest.mark.parametrize("kind", ["deepseek_v3", "deepseek_v32", "glm_moe_dsa"])
-def test_a_latent_head_that_the_engine_takes_for_layers_of_prediction(kind: str) -> None:
+def test_mla_head_that_vllm_would_load_as_mtp_is_refused(kind: str) -> None:
     with pytest.raises(GeometryError, match="model_type"):
         head_from_config("head", {**LATENT, "model_type": kind}, "eagle3")
 
 
-def test_windows_of_a_head_with_normed_queries() -> None:
+def test_eagle3_qwen3_head_window_follows_layer_types() -> None:
     config = {**HEAD, "architectures": ["Eagle3Qwen3ForCausalLM"], "sliding_window": 512}
     windowed = head_from_config("head", {**config, "layer_types": ["sliding_attention"]}, "eagle3")
     assert [mixer.window_tokens for mixer in windowed.attentions] == [512]  # type: ignore[union-attr]
     assert [mixer.window_tokens for mixer in head_from_config("head", config, "eagle3").attentions] == [None]  # type: ignore[union-attr]
 
 
-def test_dflash_2_is_dflash_with_convolutions_and_a_selector() -> None:
+def test_dflash_2_adds_convolutions_and_a_selector() -> None:
     plain = head_from_config("head", {**DFLASH2, "architectures": ["DFlashDraftModel"]}, "dflash")
     second = head_from_config("head", DFLASH2, "dflash")
     convolution = 2 * 2 * (5120 + 5120 // 16 * 5120)
@@ -580,7 +586,7 @@ def test_dflash_2_is_dflash_with_convolutions_and_a_selector() -> None:
 
 
 @pytest.mark.parametrize("changed", [{"conv_group_size": 48}, {"conv_group_size": None}, {"conv_kernel_size": None}])
-def test_convolutions_that_the_engine_refuses(changed: Config) -> None:
+def test_invalid_convolution_sizes_are_refused(changed: Config) -> None:
     with pytest.raises(GeometryError, match=next(iter(changed))):
         head_from_config("head", {**DFLASH2, "dflash_config": {**DFLASH2["dflash_config"], **changed}}, "dflash")
 
@@ -592,7 +598,7 @@ def pair_of(limits: EngineLimits, target: str, method: str, config: Config, k: i
     return Pair(geometry, Precision.BF16, draft, Precision.BF16, method, k, limits, **more)
 
 
-def test_dflash_2_keeps_its_logits_in_32_bits(limits: EngineLimits) -> None:
+def test_dflash_2_draft_logits_are_32_bit(limits: EngineLimits) -> None:
     plain = {**DFLASH2, "architectures": ["DFlashDraftModel"]}
     kept = []
     for config in (plain, DFLASH2):
@@ -601,7 +607,7 @@ def test_dflash_2_keeps_its_logits_in_32_bits(limits: EngineLimits) -> None:
     assert kept == [limits.max_num_seqs * 7 * 248_320 * width for width in (2, 4)]
 
 
-def test_an_assistant_reads_the_targets_cache_and_keeps_none(limits: EngineLimits) -> None:
+def test_assistant_head_has_no_kv_cache_of_its_own(limits: EngineLimits) -> None:
     pair = pair_of(limits, "google/gemma-4-26B-A4B", "mtp", ASSISTANT, 4)
     loaded = loaded_draft(pair)
     assert loaded is not None
@@ -611,7 +617,7 @@ def test_an_assistant_reads_the_targets_cache_and_keeps_none(limits: EngineLimit
     assert pair.prediction_modules == 0
 
 
-def test_an_assistant_with_centroids_copies_rows_of_its_output_head(limits: EngineLimits) -> None:
+def test_assistant_with_ordered_embeddings_copies_output_rows(limits: EngineLimits) -> None:
     plain = head_from_config("head", ASSISTANT, "mtp")
     ordered = head_from_config("head", {**ASSISTANT, "use_ordered_embeddings": True}, "mtp")
     grown = weight_bytes(ordered, Precision.BF16, Split(1)) - weight_bytes(plain, Precision.BF16, Split(1))
@@ -625,7 +631,7 @@ def test_an_assistant_with_centroids_copies_rows_of_its_output_head(limits: Engi
     assert more == limits.max_num_seqs * 32 * 128 * 1024 * 2
 
 
-def test_layers_of_prediction_of_another_checkpoint_are_in_its_sizes(limits: EngineLimits) -> None:
+def test_mtp_layers_of_another_checkpoint_have_the_same_size(limits: EngineLimits) -> None:
     target = find_geometry("Qwen/Qwen3.5-27B")
     assert target is not None
     own = Pair(target, Precision.BF16, None, None, "mtp", 3, limits)
@@ -656,11 +662,11 @@ def test_layers_of_prediction_of_another_checkpoint_are_in_its_sizes(limits: Eng
         ("Qwen/Qwen3-14B", "Qwen/Qwen3-32B", False),
     ],
 )
-def test_variants_of_a_model_go_by_its_name(model: str, of: str, is_one: bool) -> None:
+def test_model_variants_are_recognized_by_name(model: str, of: str, is_one: bool) -> None:
     assert is_variant(model, of) is is_one
 
 
-def test_what_a_head_was_made_for_is_named_once() -> None:
+def test_targets_of_a_head_are_listed_once() -> None:
     published = published_heads()[0]
     head = find_geometry("RedHatAI/Qwen3-14B-speculator.eagle3")
     assert head is not None
@@ -698,7 +704,7 @@ def drafting(limits: EngineLimits, config: Config = XPRESS, k: int = 7, **limite
 
 
 @pytest.mark.parametrize("architecture", ["Qwen3XPressModel", "DFlashQwen3XPressModel"])
-def test_it_is_a_dflash_head_with_two_more_tables_and_copies(limits: EngineLimits, architecture: str) -> None:
+def test_xpress_head_adds_two_tables_and_copies_to_dflash(limits: EngineLimits, architecture: str) -> None:
     refined = drafting(limits, XPRESS | {"architectures": [architecture]}).draft
     plain = drafting(limits, PLAIN).draft
     assert refined is not None
@@ -710,13 +716,13 @@ def test_it_is_a_dflash_head_with_two_more_tables_and_copies(limits: EngineLimit
     assert copied_bytes(refined, 1) - copied_bytes(plain, 1) == 2 * (VOCABULARY * 128 + inner)
 
 
-def test_a_quantized_head_has_a_refiner_in_16_bits() -> None:
+def test_quantized_xpress_head_has_a_16_bit_refiner() -> None:
     quantized = XPRESS | {"quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"}}
     head = head_from_config("draft", quantized, "dflash")
     assert copied_bytes(head, 1) == 2 * 128 * (VOCABULARY + 3 * 128 + 8 * 8 + 3 * 64)
 
 
-def test_what_its_file_leaves_out_is_as_the_engine_has_it() -> None:
+def test_xpress_config_defaults_match_vllm() -> None:
     short = {key: value for key, value in XPRESS.items() if not key.startswith("xpress")}
     full = short | {"xpress_rank": 256, "xpress_mlp_hidden": 512, "xpress_block_size": 16, "xpress_topc": 512}
     heads = [head_from_config("draft", config, "dflash").head for config in (short, full)]
@@ -737,14 +743,14 @@ def test_what_its_file_leaves_out_is_as_the_engine_has_it() -> None:
         ("xpress_rank", 0),
     ],
 )
-def test_files_that_the_engine_does_not_take_are_refused(key: str, value: object) -> None:
+def test_invalid_xpress_config_is_refused(key: str, value: object) -> None:
     with pytest.raises(GeometryError) as caught:
         head_from_config("draft", XPRESS | {key: value}, "dflash")
     assert caught.value.field == key
 
 
 @pytest.mark.parametrize("k", [6, 8])
-def test_it_proposes_blocks_of_its_own_size_alone(limits: EngineLimits, k: int) -> None:
+def test_xpress_head_proposes_only_its_block_size(limits: EngineLimits, k: int) -> None:
     with pytest.raises(PlanError, match="write 7") as caught:
         loaded_draft(drafting(limits, k=k))
     assert caught.value.field == "speculation.numSpeculativeTokens"
@@ -756,7 +762,7 @@ def refining(pair: Pair, tensor: int = 1) -> tuple[int, int]:
     return refining_bytes(pair, pair.draft, tensor), refining_scratch_bytes(pair, pair.draft)
 
 
-def test_refining_takes_logits_twice_or_the_rows_of_its_candidates(limits: EngineLimits) -> None:
+def test_xpress_refining_memory_depends_on_candidates(limits: EngineLimits) -> None:
     requests = 256
     states, logits = requests * 8 * WIDTH * 2, requests * 8 * VOCABULARY * 2
     copy = requests * 7 * VOCABULARY * 2
@@ -770,7 +776,7 @@ def test_refining_takes_logits_twice_or_the_rows_of_its_candidates(limits: Engin
     assert refining(drafting(limits, max_num_batched_tokens=512))[0] == (states + logits + copy) // 4
 
 
-def test_without_candidates_it_keeps_logits_for_all_requests(limits: EngineLimits) -> None:
+def test_xpress_without_candidates_keeps_logits_of_all_requests(limits: EngineLimits) -> None:
     among_all = replace(drafting(limits, max_num_batched_tokens=512), refined_candidates=0)
     kept = 256 * 7 * ((2 * VOCABULARY + 128) * 2 + 38 * 12)
     assert refining(among_all)[1] == kept
@@ -812,7 +818,7 @@ def draft_bytes(pair: Pair) -> int:
     ("target", "method", "config", "places"),
     [(QWEN, "eagle3", PEAGLE, (6, 585)), (LLAMA_8B, "draft_model", PARD, (7, 546))],
 )
-def test_it_takes_places_for_its_tokens_and_runs_on_v1(
+def test_parallel_draft_takes_extra_slots_and_runs_on_v1(
     limits: EngineLimits, target: str, method: str, config: Config, places: tuple[int, int]
 ) -> None:
     pair = drafting_alone(limits, target, method, config)
@@ -825,7 +831,7 @@ def test_it_takes_places_for_its_tokens_and_runs_on_v1(
     assert draft_bytes(pair) - draft_bytes(plain) == (0 if method == "draft_model" else 3 * 4096 * 2)
 
 
-def test_a_state_of_a_place_is_as_wide_as_the_target() -> None:
+def test_parallel_draft_mask_state_is_as_wide_as_the_target() -> None:
     narrow = PEAGLE | {"hidden_size": 2048, "head_dim": 128, "target_hidden_size": 4096}
     plain = {key: value for key, value in narrow.items() if key != "ptd_token_id"}
     in_one_pass, one_by_one = (head_from_config("draft", config, "eagle3") for config in (narrow, plain))
@@ -833,13 +839,13 @@ def test_a_state_of_a_place_is_as_wide_as_the_target() -> None:
     assert sizes[0] - sizes[1] == 3 * 4096 * 2
 
 
-def test_a_model_with_a_mask_token_alone_was_not_trained_to_draft_in_one_pass() -> None:
+def test_mask_token_alone_does_not_make_a_parallel_draft() -> None:
     """vLLM would fill places with it if it were told to; ordinary models may have one."""
     masked = config_of("meta-llama/Llama-3.2-1B") | {"mask_token_id": 128_255}
     assert not head_from_config("draft", masked, "draft_model").drafts_in_parallel
 
 
-def test_a_file_of_the_speculators_library_has_the_layers_that_its_section_says(limits: EngineLimits) -> None:
+def test_peagle_speculators_config_has_the_size_of_plain_peagle(limits: EngineLimits) -> None:
     pair = drafting_alone(limits, QWEN, "eagle3", SPECULATOR)
     assert pair.drafts_in_parallel
     assert draft_bytes(pair) == draft_bytes(drafting_alone(limits, QWEN, "eagle3", PEAGLE))
@@ -849,6 +855,6 @@ def test_a_file_of_the_speculators_library_has_the_layers_that_its_section_says(
     ("config", "words"),
     [(TRAINED, "convert it"), ({**SPECULATOR, "mask_token_id": None}, "fills the places")],
 )
-def test_a_file_that_the_engine_does_not_start_with_is_refused(config: Config, words: str) -> None:
+def test_peagle_config_that_vllm_cannot_load_is_refused(config: Config, words: str) -> None:
     with pytest.raises(GeometryError, match=words):
         head_from_config("head", config, "eagle3")

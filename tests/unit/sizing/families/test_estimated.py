@@ -53,11 +53,11 @@ def bytes_on_one(model: ModelGeometry, tensor: int = 1) -> int:
     return weight_bytes(model, model.checkpoint_precision or Precision.BF16, Split(tensor))
 
 
-def test_estimates_promise_no_more_than_exact_sizing() -> None:
+def test_estimates_are_never_more_optimistic_than_exact_sizing() -> None:
     assert [(row.model, row.tensor) for row in comparisons() if row.promises_more] == []
 
 
-def test_estimates_of_the_catalogue_are_close() -> None:
+def test_estimates_of_catalogue_models_are_close_to_exact() -> None:
     rows = comparisons()
     models, unequal = {row.model for row in rows}, {row.model for row in rows if not row.same_kv}
     far = {row.model for row in rows if row.tensor == 1 and abs(row.weights_error) > 0.005}
@@ -66,7 +66,7 @@ def test_estimates_of_the_catalogue_are_close() -> None:
     assert len(far) <= 0.05 * len(models)
 
 
-def test_weights_are_those_in_the_files() -> None:
+def test_estimated_weights_are_those_in_the_headers() -> None:
     in_files = 9 * GIB
     model = geometry_from_config("new", NEW, stored(in_files))
     assert (model.knowledge, model.estimated_because) == (Knowledge.ESTIMATED, "architectures")
@@ -80,7 +80,7 @@ KNOWN = NEW | {"architectures": ["LlamaForCausalLM"]}
 @pytest.mark.parametrize(
     ("more_percent", "knowledge"), [(0, Knowledge.EXACT), (4, Knowledge.EXACT), (25, Knowledge.ESTIMATED)]
 )
-def test_files_that_hold_much_more_than_a_known_class_are_counted(more_percent: int, knowledge: Knowledge) -> None:
+def test_headers_far_above_a_known_class_make_an_estimate(more_percent: int, knowledge: Knowledge) -> None:
     own = geometry_from_config("known", KNOWN)
     layers = (bytes_on_one(own) - 2 * TABLE) * (100 + more_percent) // 100
     model = geometry_from_config("known", KNOWN, stored(layers))
@@ -89,7 +89,7 @@ def test_files_that_hold_much_more_than_a_known_class_are_counted(more_percent: 
         assert bytes_on_one(model) == pytest.approx(layers + 2 * TABLE, rel=1e-4)
 
 
-def test_files_in_float32_are_loaded_in_16_bits() -> None:
+def test_float32_parts_are_counted_in_16_bits() -> None:
     layers = 9 * GIB
     parts = {"model.embed_tokens": 2 * TABLE, "lm_head": 2 * TABLE, "model.layers": 2 * layers}
     total = sum(parts.values())
@@ -97,41 +97,41 @@ def test_files_in_float32_are_loaded_in_16_bits() -> None:
     assert bytes_on_one(model) == pytest.approx(layers + 2 * TABLE, rel=1e-4)
 
 
-def test_further_tables_count() -> None:
+def test_additional_embedding_tables_are_counted() -> None:
     model = geometry_from_config("new", NEW, stored(9 * GIB, **{"model.ngram.embedding": 7 * GIB}))
     assert bytes_on_one(model) == pytest.approx(16 * GIB + 2 * TABLE, rel=1e-4)
 
 
-def test_numbers_in_quotes_count() -> None:
+def test_quoted_numbers_are_read_as_numbers() -> None:
     experts = {"moe_intermediate_size": 2048, "num_experts_per_tok": 8}
     as_number, as_text = (geometry_from_config("new", NEW | experts | {"num_experts": n}) for n in (128, "128"))
     assert bytes_on_one(as_text) == bytes_on_one(as_number)
 
 
-def test_weights_without_headers_are_those_of_the_shapes() -> None:
+def test_weights_without_headers_follow_from_the_config() -> None:
     llama = geometry_from_config("known", NEW | {"architectures": ["LlamaForCausalLM"]})
     assert bytes_on_one(geometry_from_config("new", NEW)) == pytest.approx(bytes_on_one(llama), rel=1e-3)
 
 
-def test_an_output_head_that_files_lack_is_the_embedding() -> None:
+def test_missing_output_head_means_tied_embeddings() -> None:
     headers = replace(stored(9 * GIB), output_head=False)
     assert geometry_from_config("new", NEW, headers).tie_word_embeddings
     assert not geometry_from_config("new", NEW, stored(9 * GIB)).tie_word_embeddings
 
 
-def test_float32_is_loaded_in_16_bits() -> None:
+def test_float32_total_is_counted_in_16_bits() -> None:
     headers = StoredWeights.of(20 * GIB, {"F32": 20 * GIB}, {}, output_head=True)
     assert bytes_on_one(geometry_from_config("new", NEW, headers)) == pytest.approx(10 * GIB, rel=1e-3)
 
 
 @pytest.mark.parametrize("part", ["mtp.layers", "model.layers.mtp", "talker.model", "code2wav.decoder"])
-def test_what_is_not_loaded_is_not_counted(part: str) -> None:
+def test_parts_that_vllm_does_not_load_are_not_counted(part: str) -> None:
     without = geometry_from_config("new", NEW, stored(9 * GIB))
     beside = geometry_from_config("new", NEW, stored(9 * GIB, **{part: 3 * GIB}))
     assert bytes_on_one(beside) == bytes_on_one(without)
 
 
-def test_the_margin_is_wider_without_headers() -> None:
+def test_estimation_margin_is_wider_without_headers() -> None:
     with_headers = budget_of(geometry_from_config("new", NEW, stored(9 * GIB)))
     without = budget_of(geometry_from_config("new", NEW))
     exact = budget_of(geometry_from_config("known", NEW | {"architectures": ["LlamaForCausalLM"]}))
@@ -142,7 +142,7 @@ def test_the_margin_is_wider_without_headers() -> None:
         assert budget.margin_bytes == exact.margin_bytes + budget.estimated_margin_bytes
 
 
-def test_an_encoder_is_counted_and_kept_back_whole() -> None:
+def test_vision_encoder_is_counted_and_in_the_margin() -> None:
     config = {
         "architectures": ["BrandNewForConditionalGeneration"],
         "llm_config": {key: value for key, value in NEW.items() if key != "architectures"},
@@ -159,7 +159,7 @@ def test_an_encoder_is_counted_and_kept_back_whole() -> None:
     ("method", "section", "states"),
     [("eagle3", "eagle_config", 3), ("dflash", "dflash_config", 5), ("dspark", "dflash_config", 5)],
 )
-def test_a_head_of_a_new_class_joins_the_states_that_its_file_names(method: str, section: str, states: int) -> None:
+def test_unknown_head_uses_the_auxiliary_states_of_its_config(method: str, section: str, states: int) -> None:
     key = "eagle_aux_hidden_state_layer_ids" if method == "eagle3" else "target_layer_ids"
     head = head_from_config("head", NEW | {"num_hidden_layers": 1, section: {key: list(range(states))}}, method).head
     assert head is not None
@@ -167,7 +167,7 @@ def test_a_head_of_a_new_class_joins_the_states_that_its_file_names(method: str,
     assert head.whole_elements == (states * 4096 + 2) * 4096
 
 
-def test_a_head_without_an_output_head_uses_the_target_s() -> None:
+def test_unknown_head_without_output_head_shares_the_target_output() -> None:
     config = NEW | {"architectures": ["Eagle3BrandNewForCausalLM"], "num_hidden_layers": 1}
     own, target_s = (
         head_from_config("head", config, "eagle3", replace(stored(GIB), output_head=has)).head for has in (True, False)
@@ -187,28 +187,28 @@ def test_a_head_without_an_output_head_uses_the_target_s() -> None:
         ({"quant_method": "auto-round", "bits": 8}, Precision.FP8),
     ],
 )
-def test_a_format_that_sizing_lacks_is_guessed_by_its_bits(section: dict[str, Any], precision: Precision) -> None:
+def test_unknown_quantization_is_estimated_by_its_bits(section: dict[str, Any], precision: Precision) -> None:
     assert geometry_from_config("new", NEW | {"quantization_config": section}).checkpoint_precision is precision
 
 
-def test_tables_are_tied_if_the_file_says_so() -> None:
+def test_embeddings_are_tied_if_the_config_says_so() -> None:
     tied, apart = (
         bytes_on_one(geometry_from_config("new", NEW | {"tie_word_embeddings": tied})) for tied in (True, False)
     )
     assert apart - tied == TABLE
 
 
-def test_layers_of_prediction_are_counted() -> None:
+def test_mtp_layers_are_read_from_the_config() -> None:
     assert geometry_from_config("new", NEW | {"num_nextn_predict_layers": 2}).mtp_layers == 2
 
 
-def test_parts_that_are_not_loaded_make_no_estimate_of_a_known_class() -> None:
+def test_unloaded_parts_keep_a_known_class_exact() -> None:
     own = geometry_from_config("known", KNOWN)
     headers = stored(bytes_on_one(own) - 2 * TABLE, **{"mtp.layers": 3 * GIB})
     assert geometry_from_config("known", KNOWN, headers).knowledge is Knowledge.EXACT
 
 
-def test_parts_in_float32_that_are_not_loaded_are_not_counted() -> None:
+def test_unloaded_float32_parts_are_not_counted() -> None:
     def loaded(**more: int) -> int:
         parts = {"model.embed_tokens": 2 * TABLE, "lm_head": 2 * TABLE, "model.layers": 18 * GIB, **more}
         total = sum(parts.values())
@@ -219,7 +219,7 @@ def test_parts_in_float32_that_are_not_loaded_are_not_counted() -> None:
     assert loaded(**{"mtp.layers": 3 * GIB}) == pytest.approx(loaded(), rel=1e-6)
 
 
-def test_an_encoder_follows_from_its_section_if_the_headers_name_no_parts() -> None:
+def test_encoder_size_without_header_parts_follows_from_its_config() -> None:
     config = NEW | {
         "architectures": ["BrandNewForConditionalGeneration"],
         "vision_config": {"hidden_size": 1024, "depth": 24},
@@ -231,7 +231,7 @@ def test_an_encoder_follows_from_its_section_if_the_headers_name_no_parts() -> N
     assert tower.split_elements == 24 * 1024 * (4 * 1024 + 3 * 4096)
 
 
-def test_a_head_of_a_new_class_shares_the_tables() -> None:
+def test_unknown_head_shares_the_embedding_of_its_target() -> None:
     config = NEW | {"architectures": ["Eagle3BrandNewForCausalLM"], "num_hidden_layers": 1, "draft_vocab_size": 32_000}
     head = head_from_config("head", config, "eagle3")
     assert head.knowledge is Knowledge.ESTIMATED
@@ -274,13 +274,13 @@ def test_a_head_of_a_new_class_shares_the_tables() -> None:
         ({"num_experts": True, "moe_intermediate_size": 64}, "num_experts"),
     ],
 )
-def test_files_that_make_no_sense_stay_errors(changes: dict[str, Any], field: str) -> None:
+def test_invalid_config_of_an_unknown_class_is_refused(changes: dict[str, Any], field: str) -> None:
     with pytest.raises(GeometryError) as caught:
         geometry_from_config("new", NEW | changes)
     assert caught.value.field == field
 
 
-def test_what_a_section_leaves_open_is_said_by_the_file_around_it() -> None:
+def test_null_keys_of_text_config_fall_back_to_the_outer_config() -> None:
     inner = {"num_key_value_heads": None, "intermediate_size": None, "vocab_size": None, "hidden_act": "silu"}
     found = geometry_from_config("new", NEW | {"text_config": inner})
     assert found.layers == geometry_from_config("new", NEW).layers
@@ -304,7 +304,7 @@ def test_what_a_section_leaves_open_is_said_by_the_file_around_it() -> None:
         ),
     ],
 )
-def test_a_size_with_two_values_is_the_larger_and_is_named(changes: dict[str, Any], like: dict[str, Any]) -> None:
+def test_contradicting_sizes_use_the_larger_and_raise_a_doubt(changes: dict[str, Any], like: dict[str, Any]) -> None:
     found, expected = (geometry_from_config("new", NEW | each) for each in (changes, like))
     assert found.layers == expected.layers
     assert found.hidden_size == expected.hidden_size
@@ -313,18 +313,18 @@ def test_a_size_with_two_values_is_the_larger_and_is_named(changes: dict[str, An
     assert "contradicts itself" in doubt
 
 
-def test_a_contradiction_shows_both_fields_and_values() -> None:
+def test_contradiction_names_both_fields_and_values() -> None:
     (doubt,) = geometry_from_config("new", NEW | {"text_config": {"num_hidden_layers": 1}}).doubts
     assert "num_hidden_layers 32" in doubt
     assert "text_config.num_hidden_layers 1" in doubt
 
 
-def test_a_size_with_one_value_twice_is_no_contradiction() -> None:
+def test_equal_duplicate_sizes_raise_no_doubt() -> None:
     config = NEW | {"n_layer": 32, "text_config": {"num_hidden_layers": 32, "num_kv_heads": "8"}}
     assert geometry_from_config("new", config).doubts == ()
 
 
-def test_no_published_model_is_doubted() -> None:
+def test_published_models_raise_no_doubts() -> None:
     models = []
     for name in hub_ids():
         # Some heads need their method to be read.
@@ -334,7 +334,7 @@ def test_no_published_model_is_doubted() -> None:
     assert [model.name for model in models if model is not None and model.doubts] == []
 
 
-def test_messages_list_no_classes() -> None:
+def test_unknown_class_error_is_short() -> None:
     with pytest.raises(GeometryError) as caught:
         geometry_from_config("new", {"architectures": ["Strange"]})
     assert len(str(caught.value)) < 200
@@ -343,7 +343,7 @@ def test_messages_list_no_classes() -> None:
 PREDICTING: dict[str, Any] = NEW | {"num_nextn_predict_layers": 1}
 
 
-def test_layers_for_prediction_are_those_in_the_files() -> None:
+def test_mtp_layer_weights_are_those_in_the_headers() -> None:
     """As NVIDIA's Puzzle 75B: they are in 16 bits, with larger experts than the last layer."""
     parts = {"mtp.layers": 5 * GIB}
     draft = mtp_head(geometry_from_config("new", PREDICTING, stored(9 * GIB, **parts)))
@@ -352,7 +352,7 @@ def test_layers_for_prediction_are_those_in_the_files() -> None:
     assert loaded_head_bytes(without, Precision.BF16, Split(1)) < GIB
 
 
-def test_files_of_a_known_class_are_compared_without_layers_for_prediction() -> None:
+def test_known_class_headers_are_compared_without_mtp_parts() -> None:
     known = KNOWN | {"architectures": ["Glm4MoeForCausalLM"], **EXPERTS, "n_routed_experts": 16, "n_shared_experts": 1}
     known |= {"first_k_dense_replace": 1, "num_nextn_predict_layers": 1}
     own = geometry_from_config("known", known)
@@ -365,7 +365,7 @@ NVFP4_MIXED: dict[str, Any] = {"quant_method": "modelopt", "quant_algo": "MIXED_
 
 
 @pytest.mark.parametrize("excluded", [{"ignore": ["lm_head", "mtp*"]}, {"exclude_modules": ["mtp.layers.0"]}])
-def test_layers_for_prediction_that_a_file_excludes_are_in_16_bits(excluded: dict[str, Any]) -> None:
+def test_excluded_mtp_layers_are_counted_in_16_bits(excluded: dict[str, Any]) -> None:
     def drafted_bytes(quantization: dict[str, Any]) -> int:
         draft = mtp_head(geometry_from_config("new", PREDICTING | {"quantization_config": quantization}))
         return loaded_head_bytes(draft, Precision.NVFP4, Split(1))
@@ -388,7 +388,7 @@ def expert_bytes(config: dict[str, Any]) -> int:
     return bytes_on_one(geometry_from_config("new", double)) - bytes_on_one(geometry_from_config("new", config))
 
 
-def test_experts_in_4_bits_beside_layers_in_fp8_take_half() -> None:
+def test_fp4_experts_beside_fp8_layers_take_half() -> None:
     elements = 32 * 64 * 3 * 4096 * 2048
     whole, halved = (expert_bytes(WITH_EXPERTS | IN_FP8 | more) for more in ({}, {"expert_dtype": "fp4"}))
     assert whole == pytest.approx(elements, rel=1e-2)
@@ -396,12 +396,12 @@ def test_experts_in_4_bits_beside_layers_in_fp8_take_half() -> None:
     assert halved == pytest.approx(elements * 17 / 32, rel=1e-2)
 
 
-def test_deepseek_v4_has_experts_in_4_bits_unless_its_file_says_otherwise() -> None:
+def test_deepseek_v4_experts_default_to_fp4() -> None:
     v4 = WITH_EXPERTS | IN_FP8 | {"architectures": ["DeepseekV4ForCausalLM"]}
     assert expert_bytes(v4) == expert_bytes(v4 | {"expert_dtype": "fp4"}) < expert_bytes(v4 | {"expert_dtype": "fp8"})
 
 
-def test_first_layers_without_experts_by_every_name() -> None:
+def test_every_key_for_leading_dense_layers_is_read() -> None:
     by_name = {
         bytes_on_one(geometry_from_config("new", WITH_EXPERTS | {key: 3}))
         for key in ("first_k_dense_replace", "num_dense_layers", "dense_mlp_idx")
@@ -410,7 +410,7 @@ def test_first_layers_without_experts_by_every_name() -> None:
     assert by_name != {bytes_on_one(geometry_from_config("new", WITH_EXPERTS))}
 
 
-def test_an_empty_pattern_of_windows_is_none() -> None:
+def test_empty_sliding_window_pattern_is_ignored() -> None:
     windowed = NEW | {"sliding_window": 4096}
     model = geometry_from_config("new", windowed | {"sliding_window_pattern": "", "_sliding_window_pattern": ""})
     assert model.layers == geometry_from_config("new", windowed).layers
@@ -444,12 +444,12 @@ WINDOWED: dict[str, Any] = {"layer_types": ["sliding_attention"] * 32, "sliding_
         ({"linear_attn_config": {"kda_layers": [1, 2, 3], "num_heads": 32, "head_dim": 128}}, 29 * 8 * 256 * 2),
     ],
 )  # fmt: skip
-def test_the_cache_follows_from_attention(changes: dict[str, Any], token_bytes: int) -> None:
+def test_kv_cache_bytes_follow_from_the_attention_config(changes: dict[str, Any], token_bytes: int) -> None:
     (runs,) = cached_layers(geometry_from_config("new", NEW | changes), None, 1, 1, None)
     assert sum(run.count * run.layer.token_bytes for run in runs) == token_bytes
 
 
-def test_the_last_layer_of_each_period_has_no_window() -> None:
+def test_last_layer_of_each_window_period_is_full_attention() -> None:
     config = NEW | {
         "sliding_window": 1024, "sliding_window_pattern": 6, "swa_num_attention_heads": 16,
         "swa_num_key_value_heads": 4,
@@ -468,7 +468,7 @@ def test_the_last_layer_of_each_period_has_no_window() -> None:
         ({"sliding_window": 131_071}, None),
     ],
 )
-def test_a_window_that_no_sequence_fills_is_used_unless_the_file_turns_it_off(
+def test_window_as_long_as_the_context_is_used_unless_turned_off(
     changes: dict[str, Any], window_tokens: int | None
 ) -> None:
     attentions = geometry_from_config("new", NEW | changes).attentions
@@ -481,7 +481,7 @@ def test_the_rotary_table_is_as_wide_as_the_widest_head() -> None:
     assert [table.rotary_dim for table in geometry_from_config("new", NEW).ropes] == [128]
 
 
-def test_windows_and_states_are_kept_as_such() -> None:
+def test_layer_types_decide_the_kv_cache_kinds() -> None:
     kinds = ["sliding_attention", "mamba", "chunked_attention", "attention"] * 8
     config = NEW | {
         "layer_types": kinds, "sliding_window": 1024, "attention_chunk_size": 512, "mamba_d_state": 128,
@@ -501,7 +501,7 @@ def test_windows_and_states_are_kept_as_such() -> None:
         ({"mamba_ssm_cache_dtype": "float16"}, 32 * 64 * 128 * 2 + 3 * (2 * 8 * 64 + 32 * 128) * 2),
     ],
 )
-def test_a_state_holds_its_heads_and_the_columns_of_its_convolution(changes: dict[str, Any], state_bytes: int) -> None:
+def test_linear_attention_state_counts_heads_and_convolution(changes: dict[str, Any], state_bytes: int) -> None:
     config = NEW | {
         "layer_types": ["linear_attention", "full_attention"] * 16, "linear_num_key_heads": 8,
         "linear_num_value_heads": 32, "linear_key_head_dim": 64, "linear_value_head_dim": 128,
@@ -510,7 +510,7 @@ def test_a_state_holds_its_heads_and_the_columns_of_its_convolution(changes: dic
     assert {run.layer.state_bytes for run in runs if run.layer.state_bytes} == {state_bytes}
 
 
-def test_experts_and_dense_layers_are_told_apart() -> None:
+def test_expert_and_dense_layers_are_distinguished() -> None:
     config = NEW | {
         "n_routed_experts": 64, "num_experts_per_tok": 6, "moe_intermediate_size": 1024, "first_k_dense_replace": 3,
         "n_shared_experts": 2,
@@ -524,7 +524,7 @@ def test_experts_and_dense_layers_are_told_apart() -> None:
     assert own_width.shared_intermediate_size == 2 * 512
 
 
-def test_a_token_asks_for_no_more_experts_than_there_are() -> None:
+def test_experts_per_token_are_capped_at_the_expert_count() -> None:
     asks, has = (
         geometry_from_config("new", NEW | EXPERTS | {"num_experts": 4, "num_experts_per_tok": number})
         for number in (8, 4)
@@ -532,38 +532,38 @@ def test_a_token_asks_for_no_more_experts_than_there_are() -> None:
     assert asks.layers == has.layers
 
 
-def test_experts_behind_a_projection_have_its_width() -> None:
+def test_latent_experts_have_the_latent_width() -> None:
     latent = expert_bytes(WITH_EXPERTS | {"moe_latent_size": 1024})
     assert latent == pytest.approx(expert_bytes(WITH_EXPERTS) / 4, rel=1e-2)
 
 
-def test_experts_of_a_layer_with_a_state_need_no_dense_width() -> None:
+def test_experts_of_state_layers_need_no_intermediate_size() -> None:
     config = {key: value for key, value in WITH_EXPERTS.items() if key != "intermediate_size"}
     model = geometry_from_config("new", config | {"layer_types": ["mamba", "attention"] * 16, "mamba_d_state": 128})
     assert sum(isinstance(layer.feed_forward, Experts) for layer in model.layers) == 32
 
 
 @pytest.mark.parametrize("key", ["hidden_act", "mlp_hidden_act", "activation_function"])
-def test_an_activation_without_a_gate_spares_a_projection(key: str) -> None:
+def test_activation_without_a_gate_has_one_projection_less(key: str) -> None:
     gated, plain = (bytes_on_one(geometry_from_config("new", NEW | {key: each})) for each in ("silu", "relu2"))
     assert gated - plain == 32 * 4096 * 14336 * 2
 
 
-def test_a_bias_of_queries_keys_and_values_is_not_one_of_the_output() -> None:
+def test_qkv_bias_excludes_the_output_bias() -> None:
     of_all, of_queries = (
         bytes_on_one(geometry_from_config("new", NEW | {key: True})) for key in ("attention_bias", "qkv_bias")
     )
     assert of_all - of_queries == 32 * 4096 * 2
 
 
-def test_a_sparse_model_has_indexers() -> None:
+def test_index_topk_adds_indexers_to_latent_attention() -> None:
     latent = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "q_lora_rank": 1536}
     model = geometry_from_config("new", NEW | latent | {"index_topk": 2048, "index_n_heads": 64, "index_head_dim": 128})
     assert model.has_sparse_attention
     assert all(isinstance(mixer, LatentAttention) and mixer.indexer for mixer in model.attentions)
 
 
-def test_a_gate_of_the_output_is_as_wide_as_the_queries() -> None:
+def test_attention_output_gate_is_as_wide_as_the_queries() -> None:
     plain, gated, not_gated = (
         bytes_on_one(geometry_from_config("new", NEW | changes))
         for changes in ({}, {"attn_output_gate": True}, {"attn_output_gate": False})
@@ -584,14 +584,14 @@ def test_a_gate_of_the_output_is_as_wide_as_the_queries() -> None:
         {"expert_layer_period": 2, "expert_layer_offset": 2},
     ],
 )
-def test_experts_in_no_layer_are_sized_in_all(where: dict[str, Any]) -> None:
+def test_experts_assigned_to_no_layer_are_sized_in_all_layers(where: dict[str, Any]) -> None:
     everywhere = geometry_from_config("new", NEW | EXPERTS | {"num_experts": 64})
     found = geometry_from_config("new", NEW | EXPERTS | {"num_experts": 64} | where)
     assert found.layers == everywhere.layers
     assert any("no layer for them" in doubt for doubt in found.doubts)
 
 
-def test_experts_in_a_layer_that_is_not_there_are_doubted() -> None:
+def test_experts_in_a_missing_layer_raise_a_doubt() -> None:
     model = geometry_from_config("new", NEW | EXPERTS | {"num_experts": 64, "moe_layers_enum": "4,5,32"})
     assert sum(isinstance(layer.feed_forward, Experts) for layer in model.layers) == 2
     (doubt,) = model.doubts
@@ -607,6 +607,6 @@ def test_experts_in_a_layer_that_is_not_there_are_doubted() -> None:
         {"num_kv_shared_layers": 31},
     ],
 )
-def test_extreme_savings_of_the_cache_are_doubted(changes: dict[str, Any]) -> None:
+def test_implausibly_small_kv_cache_raises_a_doubt(changes: dict[str, Any]) -> None:
     assert len(geometry_from_config("new", NEW | changes).doubts) == 1
     assert geometry_from_config("new", NEW).doubts == ()

@@ -95,7 +95,7 @@ def state_bytes(name: str, tensor: int) -> int:
         ("jamba dense", 2, 2, [1_768_125_312, 1_768_125_312]),
     ],
 )
-def test_weights(name: str, tensor: int, pipeline: int, a_stage: list[int]) -> None:
+def test_hybrid_weights_per_stage(name: str, tensor: int, pipeline: int, a_stage: list[int]) -> None:
     target = model(name)
     precision = target.checkpoint_precision or Precision.BF16
     assert [
@@ -124,7 +124,7 @@ def test_weights(name: str, tensor: int, pipeline: int, a_stage: list[int]) -> N
         ("mamba2", 32768, 1, 1, 155, 5_079_040, [[64]]),
     ],
 )
-def test_cache(
+def test_hybrid_kv_cache_blocks_tokens_and_groups(
     name: str, length: int, tensor: int, pipeline: int, blocks: int, tokens: int, groups: list[list[int]]
 ) -> None:
     assert cache(pair(model(name), length), tensor, pipeline) == (blocks, tokens, groups)
@@ -134,12 +134,14 @@ def test_cache(
     ("name", "length", "tensor", "pipeline", "blocks", "tokens"),
     [(NANO, 262144, 2, 1, 4927, 8_726_915), (NANO, 262144, 2, 2, 9855, 17_455_602), (H56, 8192, 2, 1, 378, 81_488)],
 )
-def test_three_tokens_by_ngram(name: str, length: int, tensor: int, pipeline: int, blocks: int, tokens: int) -> None:
+def test_ngram_tokens_take_extra_mamba_states(
+    name: str, length: int, tensor: int, pipeline: int, blocks: int, tokens: int
+) -> None:
     """Each speculated token takes a state of its own, and a column of each state's convolution."""
     assert cache(pair(model(name), length, "ngram", 3), tensor, pipeline, 30)[:2] == (blocks, tokens)
 
 
-def test_mamba_1_has_no_columns_for_speculated_tokens() -> None:
+def test_mamba_1_convolution_has_no_columns_for_drafted_tokens() -> None:
     assert cache(pair(model("jamba"), 16384, "ngram", 3), 1, 1) == (16384, 1_118_481, [[4] * 8])
 
 
@@ -150,14 +152,14 @@ def test_mamba_1_has_no_columns_for_speculated_tokens() -> None:
         (H56, 8192, 376, 59_234, [[8, 8, 9, 9, 9, 9, 9, 9, 10]]),
     ],
 )
-def test_a_draft_model_has_groups_of_its_own(
+def test_draft_model_has_its_own_kv_cache_groups(
     name: str, length: int, blocks: int, tokens: int, groups: list[list[int]]
 ) -> None:
     draft = geometry_from_config("draft", LLAMA_DRAFT | {"max_position_embeddings": length})
     assert cache(pair(model(name), length, "draft_model", 5, draft), 2, 1, 30) == (blocks, tokens, groups)
 
 
-def test_blocks_follow_the_states_of_the_target_alone() -> None:
+def test_block_size_follows_only_the_target_states() -> None:
     """The platform does not look at the draft (platforms/interface.py, _align_hybrid_block_size); 60 GiB at TP 2."""
     dense = model("granite dense")
     # A target without states: blocks stay at 16 tokens, and attention is padded to the page of the draft's states.
@@ -167,7 +169,7 @@ def test_blocks_follow_the_states_of_the_target_alone() -> None:
     assert cache(pair(target, 8192, "draft_model", 4, attending), 2, 1, 60)[:2] == (1_437, 22_551)
 
 
-def test_a_draft_whose_states_are_larger_does_not_start() -> None:
+def test_draft_with_larger_states_than_the_target_is_refused() -> None:
     larger = geometry_from_config("larger", GRANITE_DENSE | {"hidden_size": 4096, "mamba_n_heads": 128})
     drafting = pair(model("granite dense"), 8192, "draft_model", 4, larger)
     with pytest.raises(SizingError, match="use a draft without states"):
@@ -180,7 +182,7 @@ def test_a_draft_whose_states_are_larger_does_not_start() -> None:
         (ULTRA, 1, 11_253_401_600, 580, 3_167_573, [[12, 12, 12, 12, 13]]),
     ],
 )
-def test_prediction_is_an_attention_layer_and_one_of_experts(
+def test_nemotron_mtp_is_an_attention_layer_and_an_expert_layer(
     name: str, speculated: int, draft: int, blocks: int, tokens: int, groups: list[list[int]]
 ) -> None:
     drafting = pair(model(name), 262144, "mtp", speculated)
@@ -202,12 +204,12 @@ def test_prediction_is_an_attention_layer_and_one_of_experts(
         ("jamba", 2, 24_576 + 131_072),
     ],
 )
-def test_states(name: str, tensor: int, expected: int) -> None:
+def test_state_bytes_per_tensor_parallel_size(name: str, tensor: int, expected: int) -> None:
     assert state_bytes(name, tensor) == expected
 
 
 @pytest.mark.parametrize(("kind", "size"), [("float32", 4), ("bfloat16", 2), ("float16", 2)])
-def test_nemotron_says_in_which_type_it_keeps_states(kind: str, size: int) -> None:
+def test_mamba_ssm_cache_dtype_sets_the_state_size(kind: str, size: int) -> None:
     entry = find_entry(NANO)
     assert entry is not None
     target = geometry_from_config("nano", {**entry.config, "mamba_ssm_cache_dtype": kind})
@@ -215,7 +217,7 @@ def test_nemotron_says_in_which_type_it_keeps_states(kind: str, size: int) -> No
     assert runs[0].layer.state_bytes == 36_864 + 64 * 64 * 128 * size
 
 
-def test_with_prefix_caching_a_request_holds_two_states_more() -> None:
+def test_prefix_caching_adds_two_states_per_request_since_0_32() -> None:
     with_prefixes = cache_layout(pair(model(NANO), 8192), Parallelism())[0]
     off = pair(model(NANO), 8192)
     without = cache_layout(replace(off, limits=replace(off.limits, prefix_caching=False)), Parallelism())[0]
@@ -229,7 +231,7 @@ def test_with_prefix_caching_a_request_holds_two_states_more() -> None:
 @pytest.mark.parametrize(
     ("version", "cached"), [("0.25.0", False), ("0.27.1", False), ("0.28.0", True), ("0.32.0", True)]
 )
-def test_hybrids_cache_prefixes_by_default_from_0_28_on(version: str, *, cached: bool) -> None:
+def test_hybrids_cache_prefixes_by_default_since_0_28(version: str, *, cached: bool) -> None:
     assert caches_prefixes(version) is cached
 
 
@@ -237,13 +239,13 @@ def test_hybrids_cache_prefixes_by_default_from_0_28_on(version: str, *, cached:
     ("name", "tensor", "key", "value"),
     [(NANO, 16, "n_groups", 8), ("falcon normed", 4, "mamba_n_groups", 2), ("mamba2", 16, "n_groups", 8)],
 )
-def test_several_groups_must_divide(name: str, tensor: int, key: str, value: int) -> None:
+def test_mamba_groups_must_divide_over_tensor_ranks(name: str, tensor: int, key: str, value: int) -> None:
     problems = tensor_problems(model(name), tensor)
     assert [(problem.field, int(problem.value)) for problem in problems] == [(key, value)]
     assert split_remedy([(model(name), None)]).endswith(f" or {value}"), "no more than there are groups"
 
 
-def test_one_group_is_copied_to_every_rank() -> None:
+def test_single_mamba_group_is_copied_to_every_rank() -> None:
     assert tensor_problems(model("granite"), 4) == ()
     # Granite's twelve attention heads do not divide, its 96 Mamba heads and its one group do.
     assert [problem.field for problem in tensor_problems(model("granite"), 8)] == ["num_attention_heads"]
@@ -256,7 +258,7 @@ def test_one_group_is_copied_to_every_rank() -> None:
         (GRANITE | {"mamba_n_heads": 36, "mamba_d_head": "auto", "hidden_size": 1152}, "mamba_n_heads"),
     ],
 )
-def test_heads_must_divide(config: dict[str, Any], key: str) -> None:
+def test_mamba_heads_must_divide_over_tensor_ranks(config: dict[str, Any], key: str) -> None:
     assert key in {problem.field for problem in tensor_problems(geometry_from_config("odd", config), 8)}
 
 
@@ -276,7 +278,7 @@ def test_heads_must_divide(config: dict[str, Any], key: str) -> None:
         ("jamba", {"expert_layer_offset": -1}, "expert_layer_offset"),
     ],
 )
-def test_bad_files(name: str, changes: dict[str, Any], key: str) -> None:
+def test_invalid_hybrid_config_is_refused(name: str, changes: dict[str, Any], key: str) -> None:
     entry = find_entry(name)
     config = MODELS[name] if entry is None else entry.config
     with pytest.raises(GeometryError) as caught:
@@ -284,14 +286,14 @@ def test_bad_files(name: str, changes: dict[str, Any], key: str) -> None:
     assert caught.value.field == key
 
 
-def test_layers_are_named_the_old_way_or_the_new() -> None:
+def test_old_and_new_layer_type_names_are_equivalent() -> None:
     newer = GRANITE | {
         "layer_types": ["linear_attention" if kind == "mamba" else "full_attention" for kind in GRANITE["layer_types"]]
     }
     assert geometry_from_config("new", newer).layers == geometry_from_config("old", GRANITE).layers
 
 
-def test_the_profile_run_peaks_around_a_state() -> None:
+def test_profile_run_peak_is_around_a_mamba_state() -> None:
     """Alive in conv_ssm_forward: residual, projection (gate, convolution, steps), output, two copies for it."""
     target = model(NANO)
     limits = replace(LIMITS, enforce_eager=True)
@@ -300,7 +302,7 @@ def test_the_profile_run_peaks_around_a_state() -> None:
     assert forward_bytes(pair, target, whole_model(target), Precision.BF16, Parallelism()) == 8192 * row * 2
 
 
-def test_parameters() -> None:
+def test_parameter_count_matches_the_model_name() -> None:
     """The names say 30 billion and 550."""
     assert [round(parameter_count(model(name)) / 1e9) for name in (NANO, ULTRA)] == [32, 549]
 
@@ -323,7 +325,7 @@ def block(make_pair: PairFactory) -> Pair:
     return replace(make_pair(), target=target, draft=head, method="dflash", num_speculative_tokens=7)
 
 
-def test_states_of_all_rows_are_staged_for_graphs(block: Pair) -> None:
+def test_auxiliary_states_of_all_rows_are_staged_since_0_33(block: Pair) -> None:
     head = loaded_draft(block)
     assert head is not None
     assert head[0].head is not None
@@ -335,12 +337,12 @@ def test_states_of_all_rows_are_staged_for_graphs(block: Pair) -> None:
 
 
 @pytest.mark.parametrize("without", [{"enforce_eager": True}, {"graph_mode": "PIECEWISE"}, {"graph_mode": "NONE"}])
-def test_without_graphs_of_whole_steps_nothing_is_staged(block: Pair, without: dict[str, object]) -> None:
+def test_no_states_are_staged_without_full_cuda_graphs(block: Pair, without: dict[str, object]) -> None:
     newer, older = (staged_bytes(at(block, version, **without), ONE_GPU) for version in ("0.33.0", "0.32.0"))
     assert newer == older
 
 
-def test_the_rotary_table_of_a_block_head_is_as_long_as_requests(block: Pair) -> None:
+def test_block_head_rotary_table_covers_max_model_len_since_0_33(block: Pair) -> None:
     """The file of the head ends at 40,960 tokens; before 0.33 only EAGLE's tables were made longer."""
     rows = {}
     for version in ("0.32.0", "0.33.0"):
@@ -359,7 +361,7 @@ def test_the_rotary_table_of_a_block_head_is_as_long_as_requests(block: Pair) ->
         ("nvfp4", 2, 64_128 * 8192 * 9 // 16 + 4),
     ],
 )
-def test_a_quantized_output_head_stands_beside_that_of_the_target(
+def test_quantized_draft_output_head_adds_to_that_of_the_target(
     make_pair: PairFactory, quantization: str, tensor: int, size_bytes: int
 ) -> None:
     head = find_geometry("yuhuili/EAGLE-LLaMA3-Instruct-8B")

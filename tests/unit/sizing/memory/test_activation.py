@@ -67,34 +67,32 @@ def alone(make_pair: PairFactory) -> PairFactory:
     return make
 
 
-def test_the_forward_pass_of_the_target(make_pair: PairFactory) -> None:
+def test_forward_pass_peak_of_the_target(make_pair: PairFactory) -> None:
     """V1 as logs show it. V2 as its rows alone, to which the one public run of it is nearer."""
     assert activation_bytes(make_pair("BF16", None, **FEW), Parallelism(2)) == CUBLAS + FORWARD_70B_TENSOR_2
     assert activation_bytes(make_pair(), Parallelism(2)) == ROWS_70B_TENSOR_2
 
 
-def test_a_flush_of_the_cache_is_part_of_compiling(make_pair: PairFactory) -> None:
+def test_l2_cache_flush_is_counted_only_with_compilation(make_pair: PairFactory) -> None:
     compiled, eager = make_pair("BF16", None, **FEW), make_pair("BF16", None, **FEW, enforce_eager=True)
     assert activation_bytes(compiled, Parallelism(2)) - activation_bytes(eager, Parallelism(2)) == L2
 
 
-def test_int8_copies_the_inputs_of_the_feed_forward_layer(make_pair: PairFactory) -> None:
+def test_int8_copies_the_feed_forward_inputs(make_pair: PairFactory) -> None:
     copies = 8192 * (28672 // 2 + 8192)
     pairs = (make_pair(precision, None, **FEW) for precision in ("FP8", "INT8"))
     plain, int8 = (activation_bytes(pair, Parallelism(2)) for pair in pairs)
     assert int8 - plain == copies
 
 
-def test_the_draft_runs_beside_the_hidden_states_of_the_target(
-    make_pair: PairFactory, llama_70b: ModelGeometry
-) -> None:
+def test_draft_pass_adds_to_the_target_hidden_states(make_pair: PairFactory, llama_70b: ModelGeometry) -> None:
     as_large = replace(make_pair(), draft=llama_70b)
     assert activation_bytes(as_large, Parallelism(2)) == HIDDEN_STATES_70B + ROWS_70B_TENSOR_2
     older = replace(as_large, limits=replace(as_large.limits, **FEW))
     assert activation_bytes(older, Parallelism(2)) == CUBLAS + HIDDEN_STATES_70B + FORWARD_70B_TENSOR_2
 
 
-def test_eagle3_holds_three_more_states_of_the_target(make_pair: PairFactory) -> None:
+def test_eagle3_adds_three_target_hidden_states(make_pair: PairFactory) -> None:
     head = find_geometry("sgl-project/SpecForge:configs/llama3-70B-ealge3.json")
     assert head is not None
     assert head.head is not None
@@ -105,7 +103,7 @@ def test_eagle3_holds_three_more_states_of_the_target(make_pair: PairFactory) ->
 
 
 @pytest.mark.parametrize(("tensor", "copies_halved"), [(1, 2), (2, 5)])
-def test_sampling_many_sequences(make_pair: PairFactory, tensor: int, copies_halved: int) -> None:
+def test_peak_of_sampling_many_sequences(make_pair: PairFactory, tensor: int, copies_halved: int) -> None:
     """Logits of this rank, gathered from all, and their copy; alone there is nothing to gather."""
     requests = 8192
     logits = requests * 128_256 * 2
@@ -114,7 +112,7 @@ def test_sampling_many_sequences(make_pair: PairFactory, tensor: int, copies_hal
     assert activation_bytes(pair, Parallelism(tensor)) == HIDDEN_STATES_70B + rows + logits * copies_halved // 2
 
 
-def test_v2_samples_from_0_33_on_with_all_that_a_request_can_ask_for(make_pair: PairFactory) -> None:
+def test_v2_profiles_full_sampling_since_0_33(make_pair: PairFactory) -> None:
     """The logits, and in float32 what they are copied to, masked, and their softmax."""
     requests = 8192
     pair = make_pair(max_num_seqs=requests, engine_version="0.33.0")
@@ -122,7 +120,7 @@ def test_v2_samples_from_0_33_on_with_all_that_a_request_can_ask_for(make_pair: 
     assert activation_bytes(pair, Parallelism()) == sampling
 
 
-def test_cublas_is_outside_the_budget_from_0_33_on(make_pair: PairFactory) -> None:
+def test_cublas_workspace_is_outside_the_budget_since_0_33(make_pair: PairFactory) -> None:
     """On V1, whose pass is counted with its workspace; it is free beside the budget instead."""
     head = replace(make_pair(), method="suffix", draft=None, num_speculative_tokens=3)
     older, newer = (
@@ -133,7 +131,7 @@ def test_cublas_is_outside_the_budget_from_0_33_on(make_pair: PairFactory) -> No
     assert free[0] - free[1] == CUBLAS
 
 
-def test_v2_copied_its_logits_at_first(alone: PairFactory, llama_8b: ModelGeometry) -> None:
+def test_v2_copies_logits_before_0_26(alone: PairFactory, llama_8b: ModelGeometry) -> None:
     requests = 8192
     copied, in_place = (
         activation_bytes(alone(llama_8b, engine_version=version, max_num_seqs=requests), Parallelism())
@@ -142,7 +140,7 @@ def test_v2_copied_its_logits_at_first(alone: PairFactory, llama_8b: ModelGeomet
     assert copied - in_place == requests * 128_256 * 4
 
 
-def test_the_pass_through_experts(alone: PairFactory) -> None:
+def test_forward_pass_peak_of_mixtral_experts(alone: PairFactory) -> None:
     """Mixtral: attention's output, residual before and after, the experts' sum; the workspace stays beside it."""
     pair = alone("mistralai/Mixtral-8x7B-Instruct-v0.1", **FEW)
     row = 4096 + 3 * 4096
@@ -150,12 +148,12 @@ def test_the_pass_through_experts(alone: PairFactory) -> None:
     assert activation_bytes(pair, Parallelism()) == CUBLAS + workspace + 8192 * row * 2 + L2
 
 
-def test_no_more_rows_are_sampled_than_a_step_has_tokens(make_pair: PairFactory) -> None:
+def test_sampled_rows_are_capped_at_the_step_tokens(make_pair: PairFactory) -> None:
     peaks = {activation_bytes(make_pair(max_num_seqs=requests), Parallelism(2)) for requests in (8192, 16_384)}
     assert len(peaks) == 1
 
 
-def test_v1_filters_in_its_profile(alone: PairFactory, llama_8b: ModelGeometry) -> None:
+def test_v1_profile_includes_sampling_filters(alone: PairFactory, llama_8b: ModelGeometry) -> None:
     """vLLM 0.19: logits, float32 copy, softmax, noise, a row of Triton's for each multiprocessor."""
     pair = alone(llama_8b, engine_version=V1, max_num_seqs=1024)
     sampled = 1024 * 128_256 * (2 + 4 + 4 + 4) + 132 * 128_256 * 4
@@ -165,7 +163,7 @@ def test_v1_filters_in_its_profile(alone: PairFactory, llama_8b: ModelGeometry) 
     assert activation_bytes(pair, Parallelism()) - activation_bytes(with_flashinfer, Parallelism()) == 132 * 128_256 * 4
 
 
-def test_a_first_start_compiles_beside_a_second_embedding(make_pair: PairFactory) -> None:
+def test_first_start_compiles_with_a_second_embedding_table(make_pair: PairFactory) -> None:
     """The kernel behind the embedding is timed on tensors of its own: table, residual and normed states."""
     first = make_pair("BF16", None, max_num_batched_tokens=2048, compiles_anew=True)
     table = 128_256 // 2 * 8192 * 2
@@ -178,7 +176,7 @@ def test_a_first_start_compiles_beside_a_second_embedding(make_pair: PairFactory
     assert len({activation_bytes(each, Parallelism(2)) for each in many}) == 1
 
 
-def test_eagle_3_is_compiled_while_states_of_the_target_are_held(alone: PairFactory) -> None:
+def test_eagle3_compilation_adds_to_held_target_states(alone: PairFactory) -> None:
     """Public logs of vLLM 0.24 on A100, with 2048 and 8192 tokens, have 10 states of a step more than the table."""
     head = find_geometry("yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", "eagle3")
     assert head is not None
@@ -189,19 +187,19 @@ def test_eagle_3_is_compiled_while_states_of_the_target_are_held(alone: PairFact
     assert activation_bytes(pair, Parallelism()) == 128_256 * 4096 * 2 + L2 + (5 + 4) * 2048 * 4096 * 2
 
 
-def test_images_are_put_in_before_what_is_compiled(alone: PairFactory) -> None:
+def test_compilation_adds_nothing_for_multimodal_models(alone: PairFactory) -> None:
     anew, later = (alone("google/gemma-3-4b-it", compiles_anew=each, max_num_seqs=8) for each in (True, False))
     assert activation_bytes(anew, Parallelism()) == activation_bytes(later, Parallelism())
 
 
-def test_v1_profiles_one_proposed_token_a_request(make_pair: PairFactory) -> None:
+def test_v1_profiles_one_draft_token_per_request(make_pair: PairFactory) -> None:
     limits = {"engine_version": V1, "max_num_seqs": 1024}
     with_draft = activation_bytes(make_pair(**limits), Parallelism(2))
     without = activation_bytes(make_pair("BF16", None, **limits), Parallelism(2))
     assert with_draft - without == 1024 * 128_256 * (30 - 14)
 
 
-def test_verification_beyond_the_profile(make_pair: PairFactory) -> None:
+def test_verification_bytes_beyond_the_profiling_run(make_pair: PairFactory) -> None:
     assert verification_bytes(make_pair("BF16", None), 2) == 0
     v2 = verification_bytes(make_pair(), 2)
     assert v2 == 256 * 6 * 128_256 * 2 * 5 // 2 + 256 * 6 * 128_256 * 4
@@ -215,7 +213,7 @@ def test_verification_beyond_the_profile(make_pair: PairFactory) -> None:
     assert five == 256 * 128_256 * 4 * (2 + 4 + 4 + 4)
 
 
-def test_entropy_takes_a_copy_of_a_float32_piece_on_v2(make_pair: PairFactory) -> None:
+def test_entropy_check_adds_a_float32_copy_on_v2(make_pair: PairFactory) -> None:
     checking = replace(make_pair(), checks_by_entropy=True)
     assert verification_bytes(checking, 2) - verification_bytes(make_pair(), 2) == 256 * 6 * 128_256 * 4
     full_step = make_pair(max_num_seqs=2048)
@@ -225,7 +223,7 @@ def test_entropy_takes_a_copy_of_a_float32_piece_on_v2(make_pair: PairFactory) -
     assert verification_bytes(replace(on_v1, checks_by_entropy=True), 2) == verification_bytes(on_v1, 2)
 
 
-def test_probabilities_of_a_draft_that_samples_on_v1(make_pair: PairFactory) -> None:
+def test_sampling_draft_probabilities_on_v1(make_pair: PairFactory) -> None:
     """256 requests x 5 tokens x 128,256 in float32: kept while the next step runs, and gathered when it is verified.
 
     The profiling run has one of them a request. V2 keeps logits instead, which are state.
@@ -247,7 +245,7 @@ def test_probabilities_of_a_draft_that_samples_on_v1(make_pair: PairFactory) -> 
     assert profiled_sampling_bytes(replace(alone, samples_drafts=True), 2) == profiled_sampling_bytes(alone, 2)
 
 
-def test_a_draft_that_samples_on_v1_can_break_the_slack(make_pair: PairFactory) -> None:
+def test_sampling_draft_on_v1_can_exceed_the_slack(make_pair: PairFactory) -> None:
     greedy = make_pair("FP8", engine_version="0.30.0", memory_utilization_percent=96)
     device = find_device("NVIDIA-H100-80GB-HBM3")
     assert device is not None
@@ -258,7 +256,7 @@ def test_a_draft_that_samples_on_v1_can_break_the_slack(make_pair: PairFactory) 
 @pytest.mark.parametrize(
     ("version", "in_kernel"), [("0.19.0", False), ("0.20.0", True), ("0.22.0", True), ("0.23.0", False)]
 )
-def test_the_workspace_of_experts_stays_or_is_the_kernels(alone: PairFactory, version: str, *, in_kernel: bool) -> None:
+def test_expert_workspace_is_kept_or_freed_by_version(alone: PairFactory, version: str, *, in_kernel: bool) -> None:
     """Qwen3-30B-A3B: rows of hidden state in and out for eight experts a token. In FP8 they always stay."""
     workspace = 8192 * 8 * (2048 + 2048) * 2
     output = 8192 * 2048 * 2
@@ -274,7 +272,7 @@ def test_the_workspace_of_experts_stays_or_is_the_kernels(alone: PairFactory, ve
         assert fp8 > workspace
 
 
-def test_fp8_with_a_scale_for_each_tensor_runs_in_the_same_kernels(alone: PairFactory) -> None:
+def test_static_per_tensor_fp8_frees_the_expert_workspace(alone: PairFactory) -> None:
     pair = alone("mistralai/Mixtral-8x7B-Instruct-v0.1", "FP8", engine_version=V1, max_num_seqs=8192)
     static = WeightFormat(Precision.FP8, Scales.TENSOR, method=QuantizationMethod.FP8, static_inputs=True)
     kept, free_again = (
@@ -284,7 +282,7 @@ def test_fp8_with_a_scale_for_each_tensor_runs_in_the_same_kernels(alone: PairFa
     assert kept - free_again == 8192 * 2 * (14_336 + 28_672) * 2 - 8192 * 4096 * 2
 
 
-def test_the_kernels_of_gpt_oss_keep_nothing(alone: PairFactory) -> None:
+def test_gpt_oss_kernels_keep_no_workspace(alone: PairFactory) -> None:
     """A log of vLLM 0.19 with 1024 requests has 2.87 GiB: the logits alone. With few requests their scratch decides."""
     many = alone("openai/gpt-oss-20b", "MXFP4", engine_version=V1, max_num_seqs=1024)
     assert activation_bytes(many, Parallelism()) / GIB == pytest.approx(2.87, abs=0.005)
@@ -293,7 +291,7 @@ def test_the_kernels_of_gpt_oss_keep_nothing(alone: PairFactory) -> None:
     assert activation_bytes(few, Parallelism()) == CUBLAS + scratch + 8192 * (64 * 64 + 3 * 2880) * 2 + L2
 
 
-def test_experts_on_several_ranks(alone: PairFactory) -> None:
+def test_expert_peak_on_several_ranks(alone: PairFactory) -> None:
     """Split over ranks an expert is narrower; whole ones are not; data-parallel ranks compute all ranks' tokens."""
     model = "mistralai/Mixtral-8x7B-Instruct-v0.1"
     pair = alone(model, engine_version=V1)
@@ -304,7 +302,7 @@ def test_experts_on_several_ranks(alone: PairFactory) -> None:
     assert activation_bytes(pair, Parallelism(1, data=2)) > activation_bytes(pair, Parallelism(2))
 
 
-def test_latent_attention_sets_up_a_chunk_of_context(alone: PairFactory) -> None:
+def test_latent_attention_context_chunk_of_deepseek_v3(alone: PairFactory) -> None:
     """DeepSeek-V3 at tensor 8: 64 Ki tokens x 16 heads x 256 wide, half a GiB; eight of them at tensor 1."""
     pair = alone("deepseek-ai/DeepSeek-V3", "FP8", engine_version="0.32.0", max_model_len=65_536)
     short = alone("deepseek-ai/DeepSeek-V3", "FP8", max_model_len=512, max_num_seqs=16)
@@ -314,7 +312,7 @@ def test_latent_attention_sets_up_a_chunk_of_context(alone: PairFactory) -> None
     assert activation_bytes(pair, Parallelism(8)) < activation_bytes(pair, Parallelism()) - chunk // 2
 
 
-def test_a_model_with_images_encodes_in_the_profile(alone: PairFactory) -> None:
+def test_image_encoder_is_in_the_profile_since_0_27(alone: PairFactory) -> None:
     """Gemma 3: 32 images of 256 tokens fill a step; the encoder's rows decide where few requests are sampled."""
     pair = alone("google/gemma-3-27b-it", max_num_seqs=64)
     assert encoder_items(pair) == 32
@@ -328,13 +326,13 @@ def test_a_model_with_images_encodes_in_the_profile(alone: PairFactory) -> None:
 
 
 @pytest.mark.parametrize(("length", "requests", "images"), [(512, 3, 6), (767, 3, 6), (128, 3, 3), (8192, 1, 32)])
-def test_no_more_images_are_profiled_than_the_requests_of_a_step_can_hold(
+def test_profiled_images_are_capped_by_requests_and_length(
     alone: PairFactory, length: int, requests: int, images: int
 ) -> None:
     assert encoder_items(alone("google/gemma-3-27b-it", max_model_len=length, max_num_seqs=requests)) == images
 
 
-def test_stages_without_logits_need_no_more_than_the_last(make_pair: PairFactory) -> None:
+def test_last_pipeline_stage_has_the_highest_peak(make_pair: PairFactory) -> None:
     for version in (V1, "0.32.0"):
         pair = make_pair("FP8", engine_version=version, max_num_seqs=8192)
         first, middle, _, last = (activation_bytes(pair, Parallelism(1, 4), stage) for stage in stages(pair.target, 4))
@@ -382,7 +380,7 @@ def peak(pair: Pair, layer: Layer, split: Parallelism, precision: Precision = Pr
 
 
 @pytest.mark.parametrize(("mixer", "split", "width"), AROUND_ATTENTION.values(), ids=AROUND_ATTENTION)
-def test_the_residual_and_what_attention_reads_and_returns(
+def test_peak_around_each_attention_kind(
     make_pair: PairFactory, mixer: SingleMixer, split: Parallelism, width: int
 ) -> None:
     assert peak(make_pair(), Layer(mixer, None), split) == TOKENS * (HIDDEN + width) * 2
@@ -393,9 +391,7 @@ def test_the_residual_and_what_attention_reads_and_returns(
     [({"max_model_len": 2048}, 8 * 2048), ({"max_model_len": 1024}, 4 * 256 * 16), ({"max_model_len": 9000}, 65536)],
     ids=["eight full requests", "four blocks a request", "64 Ki tokens at most"],
 )
-def test_latent_attention_sets_a_chunk_of_context_up(
-    make_pair: PairFactory, changes: dict[str, int], context: int
-) -> None:
+def test_latent_attention_context_chunk_length(make_pair: PairFactory, changes: dict[str, int], context: int) -> None:
     latent = LatentAttention(128, 1536, 512, 128, 64, 96)
     around = HIDDEN + 64 * (128 + 64) + 512 + 64 + 64 * 96
     expected = (TOKENS * around + context * 64 * (128 + 96)) * 2
@@ -432,14 +428,14 @@ FEED_FORWARD = {
 
 
 @pytest.mark.parametrize(("feed_forward", "precision", "row"), FEED_FORWARD.values(), ids=FEED_FORWARD)
-def test_rows_of_the_feed_forward_layer_and_what_stands_beside_them(
+def test_peak_of_each_feed_forward_kind(
     make_pair: PairFactory, feed_forward: DenseMlp | Experts, precision: Precision, row: int
 ) -> None:
     older = make_pair("BF16", None, engine_version="0.19.0", enforce_eager=True)
     assert peak(older, Layer(SMALL, feed_forward), TWO, precision) == TOKENS * row
 
 
-def test_the_widest_layer_decides(make_pair: PairFactory) -> None:
+def test_widest_layer_decides_the_peak(make_pair: PairFactory) -> None:
     pair = make_pair("BF16", None, engine_version="0.19.0", enforce_eager=True)
     layers = (Layer(SMALL, DenseMlp(9000)), Layer(SMALL, None), Layer(SMALL, DenseMlp(2000)))
     stage = Stage(layers, is_first=True, is_last=True)
@@ -459,7 +455,9 @@ WORKSPACES = {
 
 
 @pytest.mark.parametrize(("experts", "split", "row"), WORKSPACES.values(), ids=WORKSPACES)
-def test_workspaces_of_experts(llama_8b: ModelGeometry, experts: Experts, split: Parallelism, row: int) -> None:
+def test_expert_workspace_bytes_per_split(
+    llama_8b: ModelGeometry, experts: Experts, split: Parallelism, row: int
+) -> None:
     model, stage = with_layer(llama_8b, Layer(SMALL, experts))
     assert expert_workspace_bytes(model, stage, Precision.BF16, 100, split) == 100 * row * 2
     dense, its_stage = with_layer(llama_8b, Layer(SMALL, DenseMlp(9000)))
@@ -498,7 +496,7 @@ def proposing(pair: Pair, tensor: int = 1) -> int:
     return proposing_bytes(pair, draft[0], tensor)
 
 
-def test_dflash_has_logits_of_all_proposed_tokens_at_once(limits: EngineLimits) -> None:
+def test_dflash_peak_has_logits_of_all_draft_tokens(limits: EngineLimits) -> None:
     """2.2 GiB of them with 512 requests and 15 tokens, beside all states that the target returned."""
     pair = qwen(limits, "dflash", 15)
     assert pair.draft is not None
@@ -507,39 +505,39 @@ def test_dflash_has_logits_of_all_proposed_tokens_at_once(limits: EngineLimits) 
     assert activation_bytes(pair, ONE_GPU) == returned + (512 * 16 + 512 * 15) * H * 2 + 512 * 15 * V * 2
 
 
-def test_over_several_gpus_they_are_gathered(limits: EngineLimits) -> None:
+def test_dflash_logits_are_gathered_over_several_gpus(limits: EngineLimits) -> None:
     pair = qwen(limits, "dflash")
     assert proposing(pair, 4) - proposing(pair) == 512 * K * V * 2 * 5 // 4
 
 
-def test_a_vocabulary_of_its_own_is_spread_over_that_of_the_target(limits: EngineLimits) -> None:
+def test_own_draft_vocabulary_adds_target_sized_logits(limits: EngineLimits) -> None:
     rows = 512 * K
     states = (512 * (K + 1) + rows) * H * 2
     assert proposing(with_vocabulary(qwen(limits, "dflash"), 32_000)) == states + rows * (32_000 + V) * 2
 
 
-def test_rows_of_a_vocabulary_are_as_vllm_pads_them(limits: EngineLimits) -> None:
+def test_draft_vocabulary_is_padded_as_in_vllm(limits: EngineLimits) -> None:
     pair = qwen(limits, "dflash")
     assert proposing(with_vocabulary(pair, 32_001)) == proposing(with_vocabulary(pair, 32_064))
 
 
-def test_layers_return_no_more_states_than_a_step_has_tokens(limits: EngineLimits) -> None:
+def test_block_states_are_capped_at_the_step_tokens_up_to_0_30(limits: EngineLimits) -> None:
     """Up to 0.30 nothing makes room for each block."""
     pair = qwen(limits, "dflash", engine_version="0.30.0", max_num_batched_tokens=2048)
     assert proposing(pair) == (2048 + 512 * K) * H * 2 + 512 * K * V * 2
 
 
-def test_dspark_goes_from_place_to_place_beside_them(limits: EngineLimits) -> None:
+def test_dspark_proposing_adds_logits_of_three_positions(limits: EngineLimits) -> None:
     rows = 512 * K
     assert proposing(qwen(limits, "dspark")) == (rows + rows) * H * 2 + (rows + 3 * 512) * V * 2
 
 
-def test_dspark_that_samples_spreads_one_place_in_a_buffer(limits: EngineLimits) -> None:
+def test_sampling_dspark_keeps_one_position_of_target_logits(limits: EngineLimits) -> None:
     pair = replace(qwen(limits, "dspark"), samples_drafts=True)
     assert state_bytes(with_vocabulary(pair, 32_000), ONE_GPU) - state_bytes(pair, ONE_GPU) == 512 * V * 2
 
 
-def test_others_propose_one_token_a_request(limits: EngineLimits) -> None:
+def test_eagle3_and_draft_models_propose_one_token_at_a_time(limits: EngineLimits) -> None:
     """EAGLE-3 returns two tensors beside the states that it joined."""
     pair = with_vocabulary(qwen(limits, "eagle3"), 32_000)
     assert proposing(pair) == (3 * T + 512) * H * 2 + 512 * (32_000 + V) * 2
@@ -547,7 +545,7 @@ def test_others_propose_one_token_a_request(limits: EngineLimits) -> None:
     assert proposing(model) == (T + 512) * 1024 * 2 + 512 * V * 2
 
 
-def test_states_of_several_layers_are_joined_while_they_are_held(limits: EngineLimits) -> None:
+def test_auxiliary_states_are_joined_beside_the_originals(limits: EngineLimits) -> None:
     """Where the layers are so divided, and the requests so few, that nothing else takes as much."""
     pair = qwen(limits, "dflash", max_num_seqs=16)
     assert pair.draft is not None
@@ -562,7 +560,7 @@ def test_states_of_several_layers_are_joined_while_they_are_held(limits: EngineL
     ("version", "method", "requests"),
     [("0.30.0", "dflash", 512), ("0.31.0", "dflash", 256), ("0.31.0", "dspark", 292), ("0.31.0", "eagle3", 512)],
 )
-def test_from_0_31_on_the_run_has_room_for_each_block(
+def test_profiled_requests_leave_room_for_blocks_since_0_31(
     limits: EngineLimits, version: str, method: str, requests: int
 ) -> None:
     pair = qwen(limits, method, engine_version=version, max_num_batched_tokens=2048)
@@ -570,7 +568,7 @@ def test_from_0_31_on_the_run_has_room_for_each_block(
     assert profiled_sampling_bytes(pair, 1) == (2048 + requests) * H * 2 + requests * V * 2
 
 
-def test_v1_runs_the_layers_alone(limits: EngineLimits) -> None:
+def test_v1_dflash_peak_does_not_depend_on_draft_tokens(limits: EngineLimits) -> None:
     pair = qwen(limits, "dflash", 15, engine_version="0.23.0", max_num_batched_tokens=2048)
     assert profiled_requests(pair) == 512
     assert activation_bytes(pair, ONE_GPU) == activation_bytes(replace(pair, num_speculative_tokens=1), ONE_GPU)
@@ -610,12 +608,14 @@ def on(pair: Pair, product: str, tensor: int = 1) -> Budget:
     ],
     ids=["alone", "with drafts", "on two GPUs", "no more parts than the GPU has room for"],
 )
-def test_what_is_reserved_on_ampere(make_pair: PairFactory, length: int, tensor: int, tokens: int, gib: float) -> None:
+def test_triton_mla_workspace_on_ampere(
+    make_pair: PairFactory, length: int, tensor: int, tokens: int, gib: float
+) -> None:
     pair = replace(alone_latent_parts(make_pair, max_model_len=length), num_speculative_tokens=tokens)
     assert latent_parts_bytes(on_product(pair, A100), tensor) / GIB == gib
 
 
-def test_from_0_33_on_the_workspace_of_experts_is_as_large_at_least(make_pair: PairFactory) -> None:
+def test_triton_mla_shares_the_expert_workspace_since_0_33(make_pair: PairFactory) -> None:
     """0.5 GiB in place of the 0.26 GiB that 2048 tokens at 6 experts take: it is one workspace."""
     pair = alone_latent_parts(make_pair)
     with_triton = on(pair, A100).activation_bytes - on(replace_backend(pair, "FLASHMLA"), A100).activation_bytes
@@ -625,7 +625,7 @@ def test_from_0_33_on_the_workspace_of_experts_is_as_large_at_least(make_pair: P
     assert on(many, A100).activation_bytes == on(replace_backend(many, "FLASHMLA"), A100).activation_bytes
 
 
-def test_before_it_grows_after_the_profiling_run(make_pair: PairFactory) -> None:
+def test_triton_mla_workspace_uses_the_slack_before_0_33(make_pair: PairFactory) -> None:
     """So that the KV cache has as much, and less is free outside the budget."""
     pair = alone_latent_parts(make_pair, engine_version="0.32.0")
     triton, other = on(pair, A100), on(replace_backend(pair, "FLASHMLA"), A100)
@@ -633,14 +633,14 @@ def test_before_it_grows_after_the_profiling_run(make_pair: PairFactory) -> None
     assert other.slack_bytes - triton.slack_bytes == 256 * 64 * 16 * 513 * 4 - 2048 * 6 * (2 * 1408 + 2048) * 2
 
 
-def test_other_gpus_and_other_attention_reserve_nothing(make_pair: PairFactory) -> None:
+def test_hopper_and_dense_attention_have_no_triton_mla_workspace(make_pair: PairFactory) -> None:
     latent, dense = alone_latent_parts(make_pair), alone_latent_parts(make_pair, "Qwen/Qwen3-8B")
     assert on_product(latent, H200) is latent
     assert on_product(dense, A100) is dense
     assert latent_parts_bytes(latent, 1) == 0
 
 
-def test_who_asks_for_it_has_it_elsewhere_too(make_pair: PairFactory) -> None:
+def test_explicit_triton_mla_has_the_workspace_on_hopper(make_pair: PairFactory) -> None:
     asked = replace_backend(alone_latent_parts(make_pair), TRITON)
     assert on_product(asked, H200) is asked
     assert latent_parts_bytes(asked, 1) == latent_parts_bytes(on_product(alone_latent_parts(make_pair), A100), 1) > 0

@@ -74,7 +74,7 @@ def _device(product: str) -> Device:
 @pytest.mark.parametrize(
     ("product", "target", "draft", "weights_gib", "available_gib", "tokens", "concurrency"), FITTING_ROWS
 )
-def test_rows_that_start(
+def test_budgets_of_pairs_that_fit(
     make_pair: PairFactory,
     product: str,
     target: str,
@@ -94,7 +94,7 @@ def test_rows_that_start(
 
 
 @pytest.mark.parametrize(("target", "draft", "weights_gib", "available_gib", "term"), REFUSED_ROWS)
-def test_rows_that_do_not_start(
+def test_budgets_of_pairs_that_do_not_fit(
     make_pair: PairFactory, target: str, draft: str, weights_gib: float, available_gib: float, term: Term
 ) -> None:
     budget = estimate(make_pair(target, draft, compiles_anew=True), _device(H100), 2)
@@ -103,7 +103,7 @@ def test_rows_that_do_not_start(
     assert (budget.verdict, budget.binding_term) == (Verdict.DOES_NOT_FIT, term)
 
 
-def test_more_sequences_cost_sampler_state(make_pair: PairFactory) -> None:
+def test_more_sequences_increase_the_sampler_state(make_pair: PairFactory) -> None:
     few, many = (estimate(make_pair("FP8", max_num_seqs=count), _device(H100), 2) for count in (256, 1024))
     assert many.kv_cache_tokens == 120_432
     assert (many.state_bytes - few.state_bytes) / GIB == pytest.approx(0.46, abs=0.005)
@@ -140,23 +140,21 @@ def test_a_draft_with_another_rotary_table_loads_its_own(
     assert stage_weights(other, Parallelism(2))[0].draft_bytes == bytes_of_weights + own_table
 
 
-def test_one_gpu_has_little_outside_torch_and_eager_has_no_graphs(
-    make_pair: PairFactory, llama_8b: ModelGeometry
-) -> None:
+def test_one_gpu_with_eager_has_no_graphs_and_little_non_torch(make_pair: PairFactory, llama_8b: ModelGeometry) -> None:
     limits = make_pair(enforce_eager=True).limits
     budget = estimate(Pair(llama_8b, make_pair().target_precision, None, None, "none", 0, limits), _device(H100), 1)
     assert budget.cuda_graphs_bytes == 0
     assert budget.non_torch_bytes == GIB // 4
 
 
-def test_ngram_keeps_a_table_of_tokens(make_pair: PairFactory) -> None:
+def test_ngram_state_has_a_token_table(make_pair: PairFactory) -> None:
     alone = replace(make_pair("FP8", None), num_speculative_tokens=5)
     ngram = replace(alone, method="ngram")
     table = 256 * 8192 * 4 + 256 * 32 * 8
     assert estimate(ngram, _device(H100), 2).state_bytes - estimate(alone, _device(H100), 2).state_bytes == table
 
 
-def test_the_margin_makes_it_tight_before_it_breaks(make_pair: PairFactory) -> None:
+def test_margin_gives_tight_before_does_not_fit(make_pair: PairFactory) -> None:
     """Requests of 8192 at 2.77 GiB available, 1.5 of them kept back: one fits, two are tight, three do not fit."""
     verdicts = [
         estimate(make_pair("BF16", None, min_concurrency=requests), _device(H100), 2).verdict for requests in (1, 2, 3)
@@ -167,7 +165,7 @@ def test_the_margin_makes_it_tight_before_it_breaks(make_pair: PairFactory) -> N
     assert tight.margin_bytes == 3 * GIB // 2
 
 
-def test_a_share_that_is_not_free_at_start_does_not_fit(make_pair: PairFactory) -> None:
+def test_memory_utilization_of_100_percent_does_not_fit(make_pair: PairFactory) -> None:
     full = estimate(make_pair("FP8", memory_utilization_percent=100), _device(H200), 2)
     assert (full.verdict, full.binding_term) == (Verdict.DOES_NOT_FIT, Term.UTILIZATION)
     almost = estimate(make_pair("FP8", memory_utilization_percent=99), _device(H200), 2)
@@ -175,7 +173,7 @@ def test_a_share_that_is_not_free_at_start_does_not_fit(make_pair: PairFactory) 
     assert (almost.verdict, almost.binding_term) == (Verdict.TIGHT, Term.SLACK)
 
 
-def test_what_breaks_a_budget_is_told_to_the_byte(make_pair: PairFactory) -> None:
+def test_binding_term_changes_at_exact_budget_bytes(make_pair: PairFactory) -> None:
     pair = make_pair("FP8", memory_utilization_percent=50)
     plain = estimate(pair, _device(H200), 2)
     taken = plain.requested_bytes - plain.available_kv_bytes
@@ -194,7 +192,7 @@ def test_what_breaks_a_budget_is_told_to_the_byte(make_pair: PairFactory) -> Non
     assert {requested: estimate(pair, device, 2).binding_term for requested, device in devices.items()} == expected
 
 
-def test_what_must_be_free_beside_the_budget_is_told_to_the_byte(make_pair: PairFactory) -> None:
+def test_binding_term_changes_at_exact_slack_bytes(make_pair: PairFactory) -> None:
     """The context before the start, 0.6 GiB; then cuBLAS, tables and fragments, 0.3, and what verification takes."""
     pair = make_pair("FP8", memory_utilization_percent=99)
     context, reserve = round(0.6 * GIB), round(0.3 * GIB) + 32 * 2**20
@@ -209,7 +207,7 @@ def test_what_must_be_free_beside_the_budget_is_told_to_the_byte(make_pair: Pair
     assert {free: estimate(pair, device, 2).binding_term for free, device in devices.items()} == expected
 
 
-def test_a_split_that_does_not_divide_is_refused(make_pair: PairFactory) -> None:
+def test_indivisible_tensor_parallel_size_is_refused(make_pair: PairFactory) -> None:
     with pytest.raises(PlanError, match="num_attention_heads 64") as caught:
         estimate(make_pair(), _device(H100), 3)
     assert (caught.value.field, caught.value.value) == ("parallelism.tensor", 3)
@@ -218,7 +216,7 @@ def test_a_split_that_does_not_divide_is_refused(make_pair: PairFactory) -> None
 
 
 @pytest.mark.parametrize("entry", DEVICES, ids=lambda entry: entry["product"])
-def test_an_entry_of_a_device_is_whole(entry: dict[str, Any]) -> None:
+def test_device_entry_has_all_fields(entry: dict[str, Any]) -> None:
     assert set(entry) == {"product", "capability", "nvlink_gpus", "calibrated", "total_gib", "source"}, (
         "it needs these, all of them"
     )
@@ -235,7 +233,7 @@ def test_gpus_with_public_logs_are_calibrated(make_pair: PairFactory, product: s
 
 
 @pytest.mark.parametrize("product", sorted({each["product"] for each in DEVICES if not each["calibrated"]}))
-def test_gpus_without_public_logs_keep_back_half_of_what_is_estimated(make_pair: PairFactory, product: str) -> None:
+def test_uncalibrated_gpus_have_a_wider_margin(make_pair: PairFactory, product: str) -> None:
     plain = estimate(make_pair("FP8"), _device(H200), 2)
     uncalibrated = estimate(make_pair("FP8"), replace(_device(H200), calibrated=_device(product).calibrated), 2)
     assert uncalibrated.uncalibrated_gpu
@@ -248,14 +246,14 @@ def test_gpus_without_public_logs_keep_back_half_of_what_is_estimated(make_pair:
     ("product", "words"),
     [("NVIDIA-B200", "compute capability 10"), ("NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition", "12")],
 )
-def test_blackwell_is_not_sized_silently_with_hoppers_terms(product: str, words: str) -> None:
+def test_blackwell_note_names_terms_that_are_not_modelled(product: str, words: str) -> None:
     note = uncalibrated_note(_device(product))
     assert note is not None
     assert words in note
     assert "not modelled" in note
 
 
-def test_a_memory_makes_a_device_of_an_unknown_product_only() -> None:
+def test_memory_size_is_used_only_for_unknown_products() -> None:
     assert find_device("NVIDIA-Unheard-Of") is None
     given = find_device("NVIDIA-Unheard-Of", 48)
     assert given is not None
@@ -263,7 +261,7 @@ def test_a_memory_makes_a_device_of_an_unknown_product_only() -> None:
     assert find_device(H200, 48) == find_device(H200)
 
 
-def test_devices_are_known_by_exact_label() -> None:
+def test_devices_are_found_by_exact_product_label() -> None:
     assert {H100, H200, "NVIDIA-H100-NVL"} <= set(known_products())
     assert list(known_products()) == sorted(known_products())
     assert find_device("NVIDIA-H100") is None
@@ -272,7 +270,7 @@ def test_devices_are_known_by_exact_label() -> None:
 
 
 @pytest.mark.parametrize("version", ["0.23.0", "0.33.0"])
-def test_cards_without_nvlink_have_nothing_of_its_buffers(make_pair: PairFactory, version: str) -> None:
+def test_gpus_without_nvlink_have_less_non_torch_memory(make_pair: PairFactory, version: str) -> None:
     """Public logs of RTX 5060 Ti (0.23) and of two 96 GB cards (0.27) have 0.1 to 0.2 GiB outside torch."""
     pair = make_pair("INT4", None, engine_version=version)
     pcie, nvlink = (
@@ -367,7 +365,7 @@ def pairs_with(name: str, base: Pair) -> Iterator[Pair]:
 
 
 @pytest.mark.parametrize("version", ["0.19.0", "0.33.0"])
-def test_the_length_of_requests_counts_wherever_a_term_grows_with_it(make_pair: PairFactory, version: str) -> None:
+def test_cached_terms_are_not_reused_for_another_length(make_pair: PairFactory, version: str) -> None:
     compared: Counter[str] = Counter()
     for name in known_models():
         # One request has room for as many images as fit into it.
@@ -381,7 +379,7 @@ def test_the_length_of_requests_counts_wherever_a_term_grows_with_it(make_pair: 
 
 
 @pytest.mark.parametrize("field", [each.name for each in fields(EngineLimits)])
-def test_another_limit_is_another_engine(make_pair: PairFactory, field: str) -> None:
+def test_cached_terms_are_not_reused_for_another_limit(make_pair: PairFactory, field: str) -> None:
     before = make_pair("FP8")
     estimate(before, a_device(PRODUCTS[0]), 2)
     assert getattr(before.limits, field) != OTHER_LIMITS[field], "nothing would change"
@@ -389,19 +387,19 @@ def test_another_limit_is_another_engine(make_pair: PairFactory, field: str) -> 
 
 
 @pytest.mark.parametrize("field", OTHER_SETTINGS)
-def test_another_setting_of_a_pair_is_another_engine(make_pair: PairFactory, field: str) -> None:
+def test_cached_terms_are_not_reused_for_another_pair_setting(make_pair: PairFactory, field: str) -> None:
     before = make_pair("FP8", "FP8")
     estimate(before, a_device(PRODUCTS[0]), 2)
     assert_every_term_is_its_own(replace(before, **{field: OTHER_SETTINGS[field]}), split=Parallelism(2))
 
 
-def test_another_split_is_another_engine(make_pair: PairFactory) -> None:
+def test_cached_terms_are_not_reused_for_another_split(make_pair: PairFactory) -> None:
     pair = make_pair("FP8")
     for split in (Parallelism(2), Parallelism(4), Parallelism(2, pipeline=3), Parallelism(2, data=2)):
         assert_every_term_is_its_own(pair, split=split)
 
 
-def test_a_measurement_of_one_gpu_changes_nothing_on_another(make_pair: PairFactory) -> None:
+def test_calibration_applies_only_to_its_gpu_product(make_pair: PairFactory) -> None:
     pair = make_pair("FP8", None)
     entry = CalibrationEntry(
         *(PRODUCTS[0], pair.limits.engine_version, pair.era.runner.value, 2, False, pair.limits.max_num_seqs),
@@ -428,7 +426,7 @@ def on_h100(pair: Pair, split: Parallelism) -> Budget:
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("tensor", [1, 2])
-def test_more_stages_hold_more_tokens(make_pair: PairFactory, version: str, tensor: int) -> None:
+def test_more_pipeline_stages_hold_more_kv_cache_tokens(make_pair: PairFactory, version: str, tensor: int) -> None:
     pair = make_pair("FP8", None, engine_version=version)
     tokens = [on_h100(pair, Parallelism(tensor, stage_count)).kv_cache_tokens for stage_count in (1, 2, 4)]
     assert tokens == sorted(tokens)
@@ -436,13 +434,13 @@ def test_more_stages_hold_more_tokens(make_pair: PairFactory, version: str, tens
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_identity_holds_on_the_tightest_stage(make_pair: PairFactory, version: str) -> None:
+def test_terms_add_up_on_the_tightest_stage(make_pair: PairFactory, version: str) -> None:
     budget = on_h100(make_pair("FP8", None, engine_version=version), Parallelism(2, 4))
     terms = budget.weights_bytes + budget.state_bytes + budget.activation_bytes + budget.cuda_graphs_bytes
     assert budget.requested_bytes - terms - budget.non_torch_bytes == budget.available_kv_bytes
 
 
-def test_the_stage_that_samples_is_the_tightest_of_equal_layers(make_pair: PairFactory) -> None:
+def test_last_stage_is_the_tightest_of_equal_stages(make_pair: PairFactory) -> None:
     """1024 requests: the last stage makes their logits; the first has an embedding as large as its output head."""
     pair = make_pair("FP8", None, engine_version="0.19.0", max_num_seqs=1024)
     budget = on_h100(pair, Parallelism(1, 4))
@@ -451,7 +449,7 @@ def test_the_stage_that_samples_is_the_tightest_of_equal_layers(make_pair: PairF
     assert budget.activation_bytes == 32 * 2**20 + received + sampled
 
 
-def test_buffers_lie_on_the_stages_that_use_them(make_pair: PairFactory) -> None:
+def test_buffers_are_counted_on_the_stages_that_use_them(make_pair: PairFactory) -> None:
     pair, split = make_pair("FP8", None), Parallelism(1, 3)
     first, middle, last = (state_bytes(pair, split, stage) for stage in stages(pair.target, 3))
     assert (first, middle) == (0, 2 * 8192 * 8192 * 2)
@@ -459,9 +457,7 @@ def test_buffers_lie_on_the_stages_that_use_them(make_pair: PairFactory) -> None
 
 
 @pytest.mark.parametrize(("version", "states"), [("0.32.0", [1, 2, 2]), ("0.19.0", [1, 1, 1])])
-def test_embeddings_that_images_are_put_into_lie_on_each_stage_of_v1(
-    make_pair: PairFactory, version: str, states: list[int]
-) -> None:
+def test_v1_has_image_embeddings_on_every_stage(make_pair: PairFactory, version: str, states: list[int]) -> None:
     """V2 has them on the first stage alone; the later ones receive hidden states and residual."""
     target = find_geometry("google/gemma-3-27b-it")
     assert target is not None
@@ -471,14 +467,14 @@ def test_embeddings_that_images_are_put_into_lie_on_each_stage_of_v1(
 
 
 @pytest.mark.parametrize(("version", "charged"), [("0.25.0", False), ("0.27.0", True)])
-def test_buffers_are_charged_or_eat_the_slack(make_pair: PairFactory, version: str, *, charged: bool) -> None:
+def test_buffers_are_charged_to_the_budget_or_the_slack(make_pair: PairFactory, version: str, *, charged: bool) -> None:
     pair = make_pair("FP8", None, engine_version=version)
     budget = on_h100(pair, Parallelism(2))
     assert (budget.state_bytes > 0) is charged
     assert pair.era.charges_state is charged
 
 
-def test_graphs_that_are_not_charged_eat_the_slack(make_pair: PairFactory) -> None:
+def test_uncharged_cuda_graphs_reduce_the_slack(make_pair: PairFactory) -> None:
     device = find_device("NVIDIA-H100-80GB-HBM3")
     assert device is not None
 
@@ -491,7 +487,7 @@ def test_graphs_that_are_not_charged_eat_the_slack(make_pair: PairFactory) -> No
     assert slack(engine_version="0.20.0", enforce_eager=True) == slack(engine_version="0.20.0")
 
 
-def test_libraries_take_more_with_more_ranks(make_pair: PairFactory) -> None:
+def test_non_torch_memory_grows_with_tensor_ranks(make_pair: PairFactory) -> None:
     pair = make_pair("FP8", None, engine_version="0.19.0")
     sizes = [non_torch_bytes(pair, Parallelism(tensor)) for tensor in (1, 2, 4, 8)]
     assert sizes == sorted(sizes)
@@ -499,7 +495,7 @@ def test_libraries_take_more_with_more_ranks(make_pair: PairFactory) -> None:
     assert non_torch_bytes(pair, Parallelism(1, 2)) < sizes[0], "NCCL was set up before vLLM first looks"
 
 
-def test_fewer_capture_sizes_and_drafts_change_the_graphs(make_pair: PairFactory) -> None:
+def test_graph_bytes_follow_capture_sizes_and_drafts(make_pair: PairFactory) -> None:
     for version in ("0.20.0", "0.32.0"):
         alone = make_pair("FP8", None, engine_version=version)
         few = replace(alone, limits=replace(alone.limits, max_num_seqs=8))
@@ -532,9 +528,7 @@ def test_graphs_of_other_draft_lengths_are_counted(make_pair: PairFactory) -> No
 
 
 @pytest.mark.parametrize(("lengths", "more"), [({0}, 0), ({1}, 0), ({2}, 1), ({0, 1, 2, 3}, 2)])
-def test_a_head_has_graphs_for_each_length_at_which_it_decodes(
-    make_pair: PairFactory, lengths: set[int], more: int
-) -> None:
+def test_draft_head_graphs_grow_with_draft_lengths(make_pair: PairFactory, lengths: set[int], more: int) -> None:
     """Its first token comes with the prefill; 0.2 GiB a length."""
     head = find_geometry("sgl-project/SpecForge:configs/llama3-70B-ealge3.json")
     plain = replace(make_pair(), method="eagle3", draft=head)
@@ -544,7 +538,7 @@ def test_a_head_has_graphs_for_each_length_at_which_it_decodes(
 
 
 @pytest.mark.parametrize("version", ["0.20.0", "0.32.0"])
-def test_only_the_mode_without_graphs_takes_less_than_the_usual_one(make_pair: PairFactory, version: str) -> None:
+def test_only_cudagraph_mode_none_reduces_graph_bytes(make_pair: PairFactory, version: str) -> None:
     usual = make_pair("FP8", engine_version=version)
     for mode in ("PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"):
         chosen = make_pair("FP8", engine_version=version, graph_mode=mode)
@@ -555,7 +549,7 @@ def test_only_the_mode_without_graphs_takes_less_than_the_usual_one(make_pair: P
     assert activation_bytes(without, Parallelism(2)) == activation_bytes(usual, Parallelism(2)), "still compiled"
 
 
-def test_a_draft_that_samples_keeps_its_logits(make_pair: PairFactory) -> None:
+def test_sampling_draft_keeps_its_logits(make_pair: PairFactory) -> None:
     """v1/worker/gpu/spec_decode/speculator.py: requests x K x vocabulary, in BF16 here."""
     greedy = make_pair("FP8", engine_version="0.32.0")
     sampling = replace(greedy, samples_drafts=True)

@@ -37,7 +37,7 @@ def adaptive(fixed: Pair) -> Pair:
     return replace(fixed, adaptive_verification=True)
 
 
-def test_two_tables_are_charged_and_the_rest_comes_out_of_the_slack(fixed: Pair, adaptive: Pair) -> None:
+def test_adaptive_verification_tables_use_state_and_slack(fixed: Pair, adaptive: Pair) -> None:
     assert state_bytes(adaptive, ONE_GPU) - state_bytes(fixed, ONE_GPU) == 2 * 256 * 7 * 4
     taken = slack_bytes(fixed, 80 * GIB, 70 * GIB, ONE_GPU) - slack_bytes(adaptive, 80 * GIB, 70 * GIB, ONE_GPU)
     assert taken == 3 * 256 * 7 * 4 + (3 * 256 + 1) * 4
@@ -48,24 +48,24 @@ def test_two_tables_are_charged_and_the_rest_comes_out_of_the_slack(fixed: Pair,
     # Of 51 sizes and multiples of K + 1: by 8, those below 8 and of 8 are one; by 16, every other one is.
     [(7, 3), (15, 51 - 32), (0, 0)],
 )
-def test_every_size_has_a_graph_of_its_own(adaptive: Pair, tokens: int, more: int) -> None:
+def test_adaptive_verification_has_a_graph_per_size(adaptive: Pair, tokens: int, more: int) -> None:
     pair = replace(adaptive, num_speculative_tokens=tokens)
     assert adaptive_graphs(pair) == more
     of_graphs = graph_bytes(pair, ONE_GPU) - graph_bytes(replace(pair, adaptive_verification=False), ONE_GPU)
     assert of_graphs == more * 20 * 2**20
 
 
-def test_up_to_0_32_the_steps_that_are_timed_are_taken_for_graphs(adaptive: Pair) -> None:
+def test_timed_steps_count_as_graph_memory_up_to_0_32(adaptive: Pair) -> None:
     older = replace(adaptive, limits=replace(adaptive.limits, engine_version="0.32.0"))
     assert graph_bytes(older, ONE_GPU) - graph_bytes(adaptive, ONE_GPU) == activation_bytes(older, ONE_GPU)
 
 
-def test_graphs_of_any_mix_serve_every_length(adaptive: Pair) -> None:
+def test_adaptive_graphs_cover_other_draft_lengths(adaptive: Pair) -> None:
     by_batch = replace(adaptive, other_draft_lengths=frozenset({0, 3}))
     assert graph_bytes(by_batch, ONE_GPU) == graph_bytes(adaptive, ONE_GPU)
 
 
-def test_no_more_is_verified_than_one_piece_holds(adaptive: Pair) -> None:
+def test_adaptive_verification_is_capped_at_one_logits_chunk(adaptive: Pair) -> None:
     many = replace(adaptive, limits=replace(adaptive.limits, max_num_seqs=1024))
     rows = 2**30 // (128_256 * 4)
     assert verification_bytes(many, 1) == rows * 128_256 * (2 + 2 + 4)
@@ -77,21 +77,21 @@ def test_no_more_is_verified_than_one_piece_holds(adaptive: Pair) -> None:
     assert verification_bytes(most, 1) == 4096 * 128_256 * (2 + 2) + GIB
 
 
-def test_each_size_is_timed_five_times_and_doubled_up_to_a_full_step(adaptive: Pair) -> None:
+def test_adaptive_profile_times_each_size_five_times(adaptive: Pair) -> None:
     steps = profiled_steps(adaptive)
     assert steps[:5] == (1,) * 5
     assert [*dict.fromkeys(steps)][-6:] == [512, 768, 1024, 2048, 4096, 8192]
     assert len(steps) == 5 * (51 + 5)
 
 
-def test_a_short_full_step_is_captured_and_sizes_that_are_asked_for_stay_in_steps_of_8(fixed: Pair) -> None:
+def test_captured_sizes_end_at_the_batch_or_the_requested_size(fixed: Pair) -> None:
     short = replace(fixed, limits=replace(fixed.limits, max_num_batched_tokens=100))
     assert captured_sizes(short)[-2:] == (96, 100)
     asked = replace(fixed, num_speculative_tokens=4, limits=replace(fixed.limits, max_graph_tokens=32))
     assert captured_sizes(asked) == (1, 2, 4, 8, 16, 24, 32)
 
 
-def test_the_start_takes_longer_by_the_profile(fixed: Pair, adaptive: Pair) -> None:
+def test_cost_profile_lengthens_the_start(fixed: Pair, adaptive: Pair) -> None:
     assert cost_profile_s(fixed, 35 * GIB) == 0
     assert cost_profile_s(without_speculation(adaptive), 35 * GIB) == 0
     small, large = cost_profile_s(adaptive, GIB), cost_profile_s(adaptive, 35 * GIB)
@@ -104,7 +104,7 @@ def test_the_start_takes_longer_by_the_profile(fixed: Pair, adaptive: Pair) -> N
 @pytest.mark.parametrize(
     ("requests", "tokens", "whole", "mixed"), [(256, 7, 48, 51), (256, 15, 32, 51), (256, 5, 48, 53), (16, 3, 9, 11)]
 )
-def test_graphs_are_those_of_the_engine(adaptive: Pair, requests: int, tokens: int, whole: int, mixed: int) -> None:
+def test_graph_counts_match_vllm(adaptive: Pair, requests: int, tokens: int, whole: int, mixed: int) -> None:
     """What CudaGraphManager of vLLM 0.33 makes of these settings, asked without a GPU."""
     pair = replace(adaptive, num_speculative_tokens=tokens, limits=replace(adaptive.limits, max_num_seqs=requests))
     assert decode_graphs(pair) == whole
@@ -126,22 +126,22 @@ def drafted(request: pytest.FixtureRequest, make_pair: PairFactory) -> Pair:
     return pair
 
 
-def test_a_draft_model_gets_hidden_states_and_embeddings(drafted: Pair) -> None:
+def test_v1_draft_model_has_hidden_state_and_embedding_buffers(drafted: Pair) -> None:
     assert state_bytes(drafted, ONE_GPU) == OF_TARGET + 2 * OF_DRAFT
 
 
-def test_they_lie_on_the_stage_that_drafts(drafted: Pair) -> None:
+def test_v1_draft_buffers_are_on_the_last_stage(drafted: Pair) -> None:
     of_stages = [state_bytes(drafted, Parallelism(1, 3), stage) for stage in stages(drafted.target, 3)]
     assert of_stages == [OF_TARGET, OF_TARGET, OF_TARGET + 2 * OF_DRAFT]
 
 
 @pytest.mark.parametrize("method", ["ngram", "medusa"])
-def test_other_drafters_of_v1_have_none(drafted: Pair, method: str) -> None:
+def test_v1_ngram_and_medusa_have_no_draft_buffers(drafted: Pair, method: str) -> None:
     head = find_geometry("yuhuili/EAGLE-LLaMA3-Instruct-8B") if method == "medusa" else None
     assert state_bytes(replace(drafted, method=method, draft=head), ONE_GPU) == OF_TARGET
 
 
-def test_a_draft_that_proposes_in_one_pass_is_on_v1_still(make_pair: PairFactory) -> None:
+def test_parallel_draft_has_the_buffers_of_v1(make_pair: PairFactory) -> None:
     pair = make_pair("FP8", engine_version="0.33.0")
     assert pair.draft is not None
     parallel = replace(pair, draft=replace(pair.draft, drafts_in_parallel=True))
@@ -163,7 +163,7 @@ MIB = 2**20
         ("openai/gpt-oss-20b", 1024, 512, 51),
     ],
 )
-def test_gpt_oss_is_captured_up_to_1024_tokens(
+def test_gpt_oss_capture_sizes_reach_1024_tokens(
     make_pair: PairFactory, model: str, requests: int, tokens: int, sizes: int
 ) -> None:
     geometry = find_geometry(model)
@@ -174,7 +174,7 @@ def test_gpt_oss_is_captured_up_to_1024_tokens(
     assert capture_sizes(asked) == 11
 
 
-def test_a_segment_for_each_size_of_a_parallel_drafter(make_pair: PairFactory) -> None:
+def test_parallel_draft_has_a_graph_segment_per_size(make_pair: PairFactory) -> None:
     """P-EAGLE in public logs of vLLM 0.26: 2.80 GiB are charged where a head that drafts in turn has 1.19."""
     target, draft = find_geometry("openai/gpt-oss-20b"), find_geometry("meta-llama/Llama-3.2-1B-Instruct")
     assert target is not None
@@ -208,7 +208,7 @@ def drafter_bytes(pair: Pair) -> int:
     return state_bytes(pair, ONE_GPU) - state_bytes(alone, ONE_GPU) - masks
 
 
-def test_images_reach_the_mtp_layers_of_qwen3_5(make_pair: PairFactory) -> None:
+def test_qwen3_5_mtp_has_a_second_image_embedding_buffer(make_pair: PairFactory) -> None:
     """Their embeddings are put together once more for the draft; a target that reads text has no such."""
     target = catalogued("Qwen/Qwen3.5-27B")
     states = TOKENS * target.hidden_size * 2
@@ -217,14 +217,14 @@ def test_images_reach_the_mtp_layers_of_qwen3_5(make_pair: PairFactory) -> None:
 
 
 @pytest.mark.parametrize("method", ["eagle", "eagle3"])
-def test_other_heads_see_no_images(make_pair: PairFactory, method: str) -> None:
+def test_eagle_heads_have_no_image_embedding_buffer(make_pair: PairFactory, method: str) -> None:
     target = catalogued("Qwen/Qwen3.5-27B")
     head = catalogued("sgl-project/SpecForge:configs/qwen3.5-35b-a3b-eagle3.json")
     pair = replace(make_pair(), target=target, draft=head, method=method, num_speculative_tokens=1)
     assert drafter_bytes(pair) == TOKENS * head.hidden_size * 2
 
 
-def test_two_vocabularies_are_mapped_by_three_tables(make_pair: PairFactory) -> None:
+def test_vocabulary_mapping_has_three_tables(make_pair: PairFactory) -> None:
     """From each to the other in 8 bytes a token, and a byte for each token of the draft's: whether both have it."""
     pair = replace(make_pair(), draft=catalogued("Qwen/Qwen3-0.6B"))
     tables = state_bytes(replace(pair, maps_vocabulary=True), ONE_GPU) - state_bytes(

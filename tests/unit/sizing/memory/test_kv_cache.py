@@ -111,7 +111,7 @@ QWEN35_STATE = 8192 * 3 * 2 + 32 * 128 * 128 * 4
         (runs((80, full(4, 128, 1)), LLAMA_8B), 2_359_296, 9102, 145_632, 17.7773),
     ],
 )
-def test_full_attention_is_one_group_whatever_its_width(
+def test_full_attention_of_any_width_is_one_group(
     layers: Layers, bytes_per_block: int, num_blocks: int, tokens: int, concurrency: float
 ) -> None:
     grouping = kv_groups(layers, NEWEST)
@@ -121,7 +121,7 @@ def test_full_attention_is_one_group_whatever_its_width(
     assert (found.num_blocks, found.tokens, round(found.max_concurrency, 4)) == (num_blocks, tokens, concurrency)
 
 
-def test_a_draft_of_full_attention_joins_latent_caches() -> None:
+def test_full_attention_draft_joins_the_latent_group() -> None:
     settings = NEWEST._replace(block_size=64)
     assert capacity(runs((61, latent())), settings, 32_768) == KvCapacity(4774, 305_536, 4774 / 512)
     assert capacity(runs((61, latent()), (1, latent())), settings, 32_768).tokens == 300_608
@@ -130,7 +130,7 @@ def test_a_draft_of_full_attention_joins_latent_caches() -> None:
     assert joined.bytes_per_block == 64 * (61 * 1152 + 4096)
 
 
-def test_tokens_depend_on_a_length_off_the_block_boundary() -> None:
+def test_length_off_the_block_boundary_reduces_tokens() -> None:
     assert capacity(runs(LLAMA_70B), NEWEST, 8192).tokens == 131_072
     assert capacity(runs(LLAMA_70B), NEWEST, 8200).tokens == 130_944
     blocks = capacity(runs(LLAMA_70B), NEWEST, 8200).num_blocks
@@ -149,7 +149,7 @@ def test_tokens_depend_on_a_length_off_the_block_boundary() -> None:
         (SCOUT, NEWEST._replace(draft_reads_hidden_states=True), 131_072, 1, 27_306, 436_896, 3.3333),
     ],
 )
-def test_windows_and_chunks(
+def test_groups_and_capacity_of_windows_and_chunks(
     layers: Layers,
     settings: KvSettings,
     length: int,
@@ -163,7 +163,7 @@ def test_windows_and_chunks(
     assert (found.num_blocks, found.tokens, round(found.max_concurrency, 4)) == (num_blocks, tokens, concurrency)
 
 
-def test_chunks_are_freed_unless_the_engine_is_told_otherwise() -> None:
+def test_attention_chunks_are_freed_by_default() -> None:
     assert capacity(SCOUT, NEWEST, 131_072).tokens == 1_118_474
     assert len(kv_groups(SCOUT, NEWEST).groups) == 4
 
@@ -172,7 +172,7 @@ def test_chunks_are_freed_unless_the_engine_is_told_otherwise() -> None:
     ("speculated", "draft_layers", "caching", "num_blocks", "blocks_per_request"),
     [(0, 0, True, 3212, 61 + 3 * 2), (3, 1, True, 2965, 61 + 3 * 5), (3, 1, False, 2965, 61 + 3 * 4)],
 )
-def test_states_raise_the_block_and_take_one_more_for_each_speculated_token(
+def test_states_enlarge_blocks_and_add_one_per_drafted_token(
     speculated: int, draft_layers: int, caching: bool, num_blocks: int, blocks_per_request: int
 ) -> None:
     layers = runs((36, linear(QWEN3_NEXT_STATE)), (12, full(1, 256)), (draft_layers, full(1, 256)))
@@ -183,7 +183,7 @@ def test_states_raise_the_block_and_take_one_more_for_each_speculated_token(
     assert grouping.blocks_per_request(32_768) == blocks_per_request
 
 
-def test_speculated_columns_widen_a_state_and_so_the_block() -> None:
+def test_drafted_tokens_widen_the_state_and_the_block() -> None:
     layers = runs((36, linear(QWEN3_NEXT_STATE, per_speculated=8192)), (12, full(1, 256)))
     block_sizes = [
         max(group.block_size for group in kv_groups(layers, NEWEST._replace(num_speculative_tokens=k)).groups)
@@ -192,7 +192,7 @@ def test_speculated_columns_widen_a_state_and_so_the_block() -> None:
     assert block_sizes == [544, 560, 576]
 
 
-def test_a_state_stored_from_inside_a_prefill_takes_one_more_block() -> None:
+def test_prefill_checkpoint_takes_one_more_state_block() -> None:
     mamba = replace(linear(1_000_000), exports_checkpoint=True)
     layers = runs((23, mamba), (6, full(2, 128)))
     plain = runs((23, linear(1_000_000)), (6, full(2, 128)))
@@ -206,7 +206,7 @@ def test_a_state_stored_from_inside_a_prefill_takes_one_more_block() -> None:
     assert more(NEWEST._replace(version="0.31.0")) == 0
 
 
-def test_an_unequal_page_is_scaled_where_it_divides_and_padded_where_not() -> None:
+def test_unequal_pages_are_scaled_or_padded() -> None:
     target = (10, full(8, 128))
     scaled = kv_groups(runs(target, (10, sliding(4, 128, 1024))), NEWEST)
     assert [(group.block_size, group.block_bytes) for group in scaled.groups] == [(16, 655_360), (32, 655_360)]
@@ -214,7 +214,7 @@ def test_an_unequal_page_is_scaled_where_it_divides_and_padded_where_not() -> No
     assert [(group.block_size, group.block_bytes) for group in padded.groups] == [(16, 655_360), (16, 655_360)]
 
 
-def test_a_window_beside_latent_caches_that_cannot_be_padded_is_kept_whole() -> None:
+def test_window_beside_latent_layers_keeps_all_tokens() -> None:
     layers = runs((61, latent()), (5, sliding(8, 128, 2048)))
     grouping = kv_groups(layers, NEWEST)
     assert [(group.kind, group.num_layers) for group in grouping.groups] == [(CacheKind.LATENT, 66)]
@@ -223,7 +223,7 @@ def test_a_window_beside_latent_caches_that_cannot_be_padded_is_kept_whole() -> 
     assert (refused.value.field, refused.value.value) == ("target.model", "latent, sliding")
 
 
-def test_estimated_layers_are_padded_in_the_place_of_a_refusal() -> None:
+def test_estimated_layers_are_padded_instead_of_refused() -> None:
     """As GLM-5.3-Flash (states beside latent caches) with a DFlash 2 head, which people serve."""
     states, windows = linear(4_194_304, 65_536), sliding(8, 128, 2048)
     layers = runs((34, states), (11, latent()), (5, windows))
@@ -235,7 +235,7 @@ def test_estimated_layers_are_padded_in_the_place_of_a_refusal() -> None:
     assert {group.kind for group in grouping.groups} == {CacheKind.STATE, CacheKind.LATENT, CacheKind.SLIDING}
 
 
-def test_latent_pages_are_padded_in_0_28_alone() -> None:
+def test_latent_pages_are_padded_only_in_0_28() -> None:
     layers = runs((4, latent()), (4, sliding(8, 128, 2048)))
     padded = kv_groups(layers, NEWEST._replace(version="0.28.0")).groups
     assert [(group.kind, group.block_size, group.block_bytes) for group in padded] == [
@@ -253,13 +253,13 @@ def test_latent_pages_are_padded_in_0_28_alone() -> None:
         (runs((10, linear(500_000)), (10, full(4, 128)), (1, full(8, 128))), "0.26.0", "0.25.1"),
     ],
 )
-def test_pages_are_padded_only_from_some_version_on(layers: Layers, first_version: str, before: str) -> None:
+def test_page_padding_needs_a_minimum_version(layers: Layers, first_version: str, before: str) -> None:
     kv_groups(layers, NEWEST._replace(version=first_version))
     with pytest.raises(SizingError, match=before.replace(".", r"\.")):
         kv_groups(layers, NEWEST._replace(version=before))
 
 
-def test_blocks_beside_states_are_whole_kernel_blocks_with_latent_attention() -> None:
+def test_state_blocks_beside_latent_layers_are_kernel_multiples() -> None:
     layers = runs((20, linear(KIMI_LINEAR_STATE)), (7, latent()))
     block_sizes = [
         max(group.block_size for group in kv_groups(layers, NEWEST._replace(version=version)).groups)
@@ -285,13 +285,13 @@ def test_a_layer_without_bytes_is_refused(empty: KvLayer) -> None:
         runs((10, chunked(8, 128)), (10, replace(chunked(8, 128), reach_tokens=4096)), (10, full(8, 128))),
     ],
 )
-def test_mixes_that_need_the_hybrid_manager_are_refused_without_it(layers: Layers) -> None:
+def test_mixed_layers_are_refused_without_the_hybrid_manager(layers: Layers) -> None:
     kv_groups(layers, NEWEST)
     with pytest.raises(SizingError, match="hybrid KV cache manager"):
         kv_groups(layers, NEWEST._replace(hybrid_manager=False))
 
 
-def test_the_smallest_rank_decides() -> None:
+def test_smallest_pipeline_stage_decides_the_blocks() -> None:
     stages = (runs((40, full(8, 128))), runs((40, full(8, 128)), (32, full(8, 128))))
     first, last = stage_groups(stages, NEWEST._replace(pipeline=2))
     assert (first.bytes_per_block, last.bytes_per_block) == (40 * 65_536, 72 * 65_536)
@@ -299,13 +299,13 @@ def test_the_smallest_rank_decides() -> None:
     assert pool_blocks((first, last), (GIB, SPACE)) == GIB // (40 * 65_536)
 
 
-def test_each_stage_holds_some_of_every_group() -> None:
+def test_every_pipeline_stage_has_layers_of_every_group() -> None:
     pattern = runs((5, sliding(8, 128, 1024)), (1, full(8, 128)))
     groupings = stage_groups((pattern * 5, pattern * 5), NEWEST._replace(pipeline=2))
     assert [[group.num_layers for group in grouping.groups] for grouping in groupings] == [[5] * 6, [5] * 6]
 
 
-def test_a_stage_without_layers_is_refused() -> None:
+def test_pipeline_stage_without_layers_is_refused() -> None:
     with pytest.raises(SizingError, match="no layer of stage 2 keeps"):
         stage_groups((runs((4, full(8, 128))), ()), NEWEST._replace(pipeline=2))
 
@@ -314,7 +314,9 @@ def test_a_stage_without_layers_is_refused() -> None:
     ("pipeline", "asynchronous", "v2_runner", "batches"),
     [(1, True, True, 2), (1, True, False, 2), (1, False, True, 1), (2, True, True, 3), (2, True, False, 2)],
 )
-def test_steps_under_way_at_once(pipeline: int, asynchronous: bool, v2_runner: bool, batches: int) -> None:
+def test_concurrent_batches_per_scheduling_and_pipeline(
+    pipeline: int, asynchronous: bool, v2_runner: bool, batches: int
+) -> None:
     settings = NEWEST._replace(pipeline=pipeline, async_scheduling=asynchronous, v2_runner=v2_runner)
     assert concurrent_batches(settings) == batches
 
@@ -325,7 +327,7 @@ def test_versions_before_0_26_keep_one_batch_beside_the_window() -> None:
     assert capacity(GEMMA_27B, since, 32_768) == capacity(GEMMA_27B, NEWEST, 32_768)
 
 
-def test_version_0_17_tolerates_fewer_odd_layers_in_a_group() -> None:
+def test_version_0_17_splits_groups_with_fewer_odd_layers() -> None:
     layers = runs((10, sliding(8, 128, 1024)), (13, full(8, 128)))
     counts = {
         version: [group.num_layers for group in kv_groups(layers, NEWEST._replace(version=version)).groups]
@@ -334,13 +336,13 @@ def test_version_0_17_tolerates_fewer_odd_layers_in_a_group() -> None:
     assert counts == {"0.17.1": [10, 7, 6], "0.18.0": [10, 13]}
 
 
-def test_layers_half_as_many_again_are_dealt_out() -> None:
+def test_larger_layer_kind_is_split_from_1_5_times_the_smaller() -> None:
     for odd, expected in ((14, [10, 14]), (15, [10, 8, 7])):
         grouping = kv_groups(runs((10, sliding(8, 128, 1024)), (odd, full(8, 128))), NEWEST)
         assert [group.num_layers for group in grouping.groups] == expected
 
 
-def test_chained_prediction_modules_keep_tokens_beyond_the_window() -> None:
+def test_chained_mtp_modules_keep_tokens_beyond_the_window() -> None:
     layers = runs((10, sliding(8, 128, 1025)), (10, full(8, 128)))
     chained = NEWEST._replace(num_speculative_tokens=3, draft_reads_hidden_states=True, prediction_modules=3)
     blocks = [
@@ -352,18 +354,18 @@ def test_chained_prediction_modules_keep_tokens_beyond_the_window() -> None:
     assert kv_groups(two_to_the_boundary, chained).blocks_per_request(131_072) == 8192 + 1089
 
 
-def test_a_version_that_is_no_version_is_refused() -> None:
+def test_invalid_version_is_refused() -> None:
     with pytest.raises(SizingError, match=r"write it as 0\.32\.0"):
         kv_groups(GEMMA_27B, NEWEST._replace(version="latest"))
 
 
-def test_requests_need_the_block_that_the_pool_holds_back() -> None:
+def test_needed_blocks_include_the_reserved_block() -> None:
     exact, grouping = 512, kv_groups(runs(LLAMA_70B), NEWEST)
     assert blocks_for(grouping, 8192, requests=1) == exact + 1
     assert blocks_for(grouping, 8192, requests=3) == 3 * exact + 1
 
 
-def test_a_length_of_nothing_is_refused() -> None:
+def test_zero_length_is_refused() -> None:
     with pytest.raises(SizingError, match="maxModelLen: 0"):
         capacity(runs(LLAMA_70B), NEWEST, 0)
 
@@ -407,7 +409,7 @@ QWEN_7B = full(4, 128)
         ),
     ],
 )  # fmt: skip
-def test_equals_what_a_public_log_printed(
+def test_tokens_and_concurrency_match_public_logs(
     layers: Layers, settings: KvSettings, available_gib: float, length: int, printed: int, concurrency: float | None
 ) -> None:
     """The log rounds the memory to 0.01 GiB, so tokens lie between what the ends of that range hold."""
@@ -446,11 +448,11 @@ def changed(page: Page, **layer: object) -> Page:
         ([STATE, FULL], False),
     ],
 )
-def test_layers_of_one_type_share_a_table(pages: list[Page], *, uniform: bool) -> None:
+def test_only_equal_layer_types_are_uniform(pages: list[Page], *, uniform: bool) -> None:
     assert is_uniform(pages) is uniform
 
 
-def test_windows_beside_whole_caches_are_managed_as_such() -> None:
+def test_windows_beside_full_attention_keep_all_tokens() -> None:
     kept = keep_all_tokens([FULL, WINDOW])
     assert kept == [FULL, changed(WINDOW, kind=CacheKind.FULL, reach_tokens=0)]
     assert keep_all_tokens([WINDOW, WINDOW]) == [WINDOW, WINDOW]
@@ -470,7 +472,7 @@ def mixes(draw: st.DrawFn) -> Layers:
 
 
 @given(layers=mixes())
-def test_no_layer_is_lost(layers: Layers) -> None:
+def test_kv_groups_contain_every_layer(layers: Layers) -> None:
     grouping = kv_groups(layers, NEWEST)
     assert sum(group.num_layers for group in grouping.groups) == sum(run.count for run in layers)
     assert all(group.block_bytes <= grouping.bytes_per_block for group in grouping.groups)
@@ -520,7 +522,7 @@ def pair_of(limits: EngineLimits) -> Callable[..., Pair]:
         ("nvidia/Kimi-K2.5-NVFP4", [590_779_958_144, 296_539_791_632, 149_419_708_376, 75_859_666_748]),
     ],
 )
-def test_weights_of_a_rank(model_id: str, by_tensor: list[int]) -> None:
+def test_rank_weights_per_tensor_parallel_size(model_id: str, by_tensor: list[int]) -> None:
     geometry = catalogued(model_id)
     assert [weight_bytes(geometry, own_precision(geometry), Split(tensor)) for tensor in (1, 2, 4, 8)] == by_tensor
 
@@ -552,7 +554,7 @@ def test_weights_of_pipeline_stages(model_id: str, by_stage: list[int]) -> None:
         ("moonshotai/Kimi-K2.5", BF16, 1, 19_099, 305_584),
     ],
 )
-def test_the_cache_holds_what_the_engine_says(
+def test_kv_cache_blocks_and_tokens_match_vllm(
     pair_of: Callable[..., Pair], model_id: str, element_bytes: int, pipeline: int, blocks: int, tokens: int
 ) -> None:
     layout = cache_layout(pair_of(model_id, kv_cache_element_bytes=element_bytes), Parallelism(1, pipeline))
@@ -560,7 +562,7 @@ def test_the_cache_holds_what_the_engine_says(
     assert pool_capacity(layout[0], blocks, 8192).tokens == tokens
 
 
-def test_index_keys_and_latents_of_one_token(pair_of: Callable[..., Pair]) -> None:
+def test_sparse_attention_bytes_per_token(pair_of: Callable[..., Pair]) -> None:
     """132 bytes an indexer always; 1152 a layer in 16 bits and 656 in FP8."""
     whole = Parallelism()
     assert kv_bytes_per_token(pair_of(DEEPSEEK), whole) == 61 * (132 + 1152)
@@ -568,14 +570,14 @@ def test_index_keys_and_latents_of_one_token(pair_of: Callable[..., Pair]) -> No
     assert kv_bytes_per_token(pair_of(SHARING_GLM), whole) == 21 * 132 + 78 * 1152
 
 
-def test_layers_that_share_indices_have_no_indexer() -> None:
+def test_layers_that_share_indices_have_no_indexer_in_glm_5_2() -> None:
     """GLM-5.2: the first three layers and then one in four."""
     mixers = [layer.mixer for layer in catalogued(SHARING_GLM).layers]
     with_indexer = [i for i, mixer in enumerate(mixers) if isinstance(mixer, LatentAttention) and mixer.indexer]
     assert with_indexer == [0, 1, 2, *range(6, 78, 4)]
 
 
-def test_a_pattern_names_the_layers_that_share() -> None:
+def test_index_topk_pattern_names_the_sharing_layers() -> None:
     entry = find_entry(SHARING_GLM)
     assert entry is not None
     geometry = geometry_from_config("m", {**entry.config, "index_topk_pattern": "FS" * 20})
@@ -583,13 +585,13 @@ def test_a_pattern_names_the_layers_that_share() -> None:
     assert [mixer.indexer is not None for mixer in mixers] == [True, False] * 20 + [True] * 38
 
 
-def test_the_indexer_has_a_rotary_table_of_its_own_unless_interleaved() -> None:
+def test_indexer_has_its_own_rotary_table_unless_interleaved() -> None:
     assert [rope.size_bytes(2) for rope in catalogued(DEEPSEEK).ropes] == [20_971_520, 20_971_520]
     assert [rope.size_bytes(2) for rope in catalogued(GLM).ropes] == [25_952_256]
 
 
 @pytest.mark.parametrize("key", ["index_topk", "index_n_heads", "index_head_dim"])
-def test_a_file_without_its_indexer_is_refused(key: str) -> None:
+def test_config_with_a_missing_indexer_key_is_refused(key: str) -> None:
     entry = find_entry(DEEPSEEK)
     assert entry is not None
     with pytest.raises(GeometryError) as caught:
@@ -597,12 +599,12 @@ def test_a_file_without_its_indexer_is_refused(key: str) -> None:
     assert caught.value.field == key
 
 
-def test_blocks_are_multiples_of_64_tokens(pair_of: Callable[..., Pair]) -> None:
+def test_sparse_attention_blocks_are_multiples_of_64_tokens(pair_of: Callable[..., Pair]) -> None:
     sizes = [cache_layout(pair_of(DEEPSEEK, block_size=asked), Parallelism())[0] for asked in (16, 64, 65)]
     assert [grouping.groups[0].block_size for grouping in sizes] == [64, 64, 128]
 
 
-def test_chosen_tokens_take_memory_beside_the_weights(pair_of: Callable[..., Pair]) -> None:
+def test_top_k_index_tables_are_counted_with_the_weights(pair_of: Callable[..., Pair]) -> None:
     """T x 2048 and, for each of 61 indexers, min(T, R) + 1 rows of 2048 and a count, in int32."""
     pair = pair_of(DEEPSEEK)
     geometry = pair.target
@@ -614,7 +616,7 @@ def test_chosen_tokens_take_memory_beside_the_weights(pair_of: Callable[..., Pai
     assert loaded - known == (8192 * 2048 + 61 * 1025 * 2049) * 4
 
 
-def test_a_stage_that_begins_between_indexers_keeps_one_table_more(pair_of: Callable[..., Pair]) -> None:
+def test_stage_that_starts_between_indexers_has_one_more_table(pair_of: Callable[..., Pair]) -> None:
     """GLM-5.2 on two stages: layer 39 has no indexer; after it come nine that have."""
     pair = pair_of(SHARING_GLM)
     last = stages(pair.target, 2)[1]
@@ -627,7 +629,7 @@ def test_a_stage_that_begins_between_indexers_keeps_one_table_more(pair_of: Call
 @pytest.mark.parametrize(
     ("version", "length", "lengths"), [("0.31.0", 819_200, 40), ("0.32.0", 819_200, 16), ("0.32.0", 262_144, 40)]
 )
-def test_indexers_reserve_a_workspace_for_keys_of_long_requests(
+def test_indexer_workspace_grows_with_max_model_len(
     pair_of: Callable[..., Pair], version: str, length: int, lengths: int
 ) -> None:
     """4.03 GiB for GLM-5.2 with 819,200 tokens, of 6.31 GiB that a public log of vLLM 0.26 calls activation."""
@@ -641,12 +643,12 @@ def test_indexers_reserve_a_workspace_for_keys_of_long_requests(
     assert index_workspace_bytes(long) == length * lengths * 132 + 2**20
 
 
-def test_dense_latent_attention_reserves_no_keys(pair_of: Callable[..., Pair]) -> None:
+def test_dense_latent_attention_has_no_indexer_workspace(pair_of: Callable[..., Pair]) -> None:
     assert index_workspace_bytes(pair_of("deepseek-ai/DeepSeek-V2-Lite")) == 0
 
 
 @pytest.mark.parametrize(("product", "token_bytes"), [("NVIDIA-H200", 656), ("NVIDIA-GB200", 576)])
-def test_an_fp8_cache_is_packed_where_flashmla_reads_it(
+def test_fp8_sparse_cache_layout_depends_on_the_gpu(
     pair_of: Callable[..., Pair], product: str, token_bytes: int
 ) -> None:
     """A public log of GLM-5.2 on GB200 has 47,699 bytes a token: 78 layers, and 132 bytes of 21 indexers."""

@@ -14,14 +14,14 @@ from tests.unit.sizing.conftest import PairFactory
 
 @pytest.mark.parametrize("version", ["0.28.0", "0.32.1"])
 @pytest.mark.parametrize("method", ["eagle", "eagle3", "mtp", "dflash", "dspark"])
-def test_until_0_32_the_last_block_is_computed_again(version: str, method: str) -> None:
+def test_last_cached_block_is_recomputed_up_to_0_32(version: str, method: str) -> None:
     tax = prefix_tax(version, method, 16)
     assert tax is not None
     assert [tax.found(shared) for shared in (0, 15, 16, 31, 32, 160)] == [0, 0, 0, 0, 16, 144]
     assert [tax.lost(shared) for shared in (15, 16, 160)] == [0, 16, 16]
 
 
-def test_0_33_looks_at_tokens_behind_a_block_of_eagle_and_mtp_alone() -> None:
+def test_eagle_and_mtp_need_tokens_after_the_block_in_0_33() -> None:
     ahead, chained, none = (prefix_tax("0.33.0", *given) for given in (("eagle3", 16), ("mtp", 16, 3), ("dflash", 16)))
     assert ahead is not None
     assert chained is not None
@@ -34,14 +34,14 @@ def test_0_33_looks_at_tokens_behind_a_block_of_eagle_and_mtp_alone() -> None:
 
 @pytest.mark.parametrize("version", ["0.28.0", "0.33.0"])
 @pytest.mark.parametrize("method", ["none", "ngram", "suffix", "draft_model", "medusa"])
-def test_other_methods_lose_nothing(version: str, method: str) -> None:
+def test_other_methods_lose_no_cached_tokens(version: str, method: str) -> None:
     tax = prefix_tax(version, method, 16)
     assert tax is not None
     assert not any(tax.lost(shared) for shared in range(100))
     assert tax.mean_lost == 0
 
 
-def test_versions_that_were_not_read_are_not_spoken_of() -> None:
+def test_unknown_versions_have_no_prefix_tax() -> None:
     assert prefix_tax("0.27.0", "eagle", 16) is None
     with pytest.raises(SizingError):
         prefix_tax("new", "eagle", 16)
@@ -56,7 +56,7 @@ def test_versions_that_were_not_read_are_not_spoken_of() -> None:
     ],
     ids=["every token", "states", "chunks"],
 )
-def test_of_states_and_chunks_nothing_is_said(make_pair: PairFactory, model: str, told: bool) -> None:
+def test_state_and_chunk_models_have_no_prefix_tax(make_pair: PairFactory, model: str, told: bool) -> None:
     target = find_geometry(model)
     assert target is not None
     pair = replace(make_pair("BF16", None, engine_version="0.32.0"), target=target)
@@ -68,7 +68,7 @@ def test_of_states_and_chunks_nothing_is_said(make_pair: PairFactory, model: str
     [("mtp", 1, 3, 1), ("mtp", 3, 3, 3), ("mtp", 3, 1, 1), ("eagle3", 3, 3, 1)],
     ids=["one module", "each after the other", "one token", "modules that do not draft"],
 )
-def test_modules_that_read_one_after_the_other_look_farther(
+def test_chained_mtp_modules_look_farther_ahead(
     make_pair: PairFactory, method: str, modules: int, tokens: int, ahead: int
 ) -> None:
     target = find_geometry("deepseek-ai/DeepSeek-V3")
@@ -89,5 +89,5 @@ def test_modules_that_read_one_after_the_other_look_farther(
         PrefixTax(Loss.HASHES_AHEAD, 16, 7),
     ],
 )
-def test_the_mean_is_that_over_all_lengths(tax: PrefixTax) -> None:
+def test_mean_loss_is_the_average_over_all_lengths(tax: PrefixTax) -> None:
     assert fmean(tax.lost(shared) for shared in range(16, 16 * 21)) == pytest.approx(tax.mean_lost)
