@@ -386,7 +386,7 @@ async def test_a_crash_counts_once_before_and_after_the_restart(shift: Shift) ->
     shift.world.api.change(POD, "llama-0", status={**pod["status"], "containerStatuses": [first]})
     await shift.world.look()
     shift.world.api.change(POD, "llama-0", status=pod["status"])
-    await shift.world.look()
+    await shift.work(1, 8)
     assert shift.speculation() is not None
 
 
