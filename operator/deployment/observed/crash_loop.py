@@ -70,7 +70,7 @@ class CrashHistory:
     crashes: tuple[Crash, ...] = ()
     ready: frozenset[str] = frozenset()
     leaving: frozenset[str] = frozenset()  # Pods whose engine still ran when they were deleted
-    ended: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    ended: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
 NO_CRASHES: Final = CrashHistory()
@@ -87,7 +87,7 @@ class CrashLoop:
 def update_crashes(before: CrashHistory, engines: Sequence[Engines], now_s: float) -> CrashHistory:
     """Return the history updated from the pods of these engines, at a monotonic time."""
     crashes = [each for each in before.crashes if now_s - each.at_s < _MEMORY_S]
-    ready, leaving, ended = set[str](), set[str](), dict[str, tuple[str, ...]]()
+    ready, leaving, ended = set[str](), set[str](), dict[str, tuple[str, str]]()
     for its, pod in [(each, pod) for each in engines for pod in each.pods]:
         uid = str(pod["metadata"]["uid"])
         if uid in before.ready or condition_of(pod, "Ready").get("status") == "True":
@@ -100,8 +100,7 @@ def update_crashes(before: CrashHistory, engines: Sequence[Engines], now_s: floa
         if last is None:
             continue
         # The time alone may repeat if the node's clock steps back.
-        one_end = (last.get("finishedAt"), last.get("containerID"), engine.get("restartCount"))
-        ended[uid] = tuple(map(str, one_end))
+        ended[uid] = (str(last.get("finishedAt")), str(last.get("containerID")))
         # A container that ended before its pod was first seen may have failed to start.
         if uid not in before.ready or ended[uid] == before.ended.get(uid) or last.get("reason") in _NODE_RESTARTED:
             continue

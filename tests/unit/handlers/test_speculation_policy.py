@@ -320,6 +320,7 @@ def end(shift: Shift, pod: Body, message: str = ILLEGAL, reason: str = "Error", 
     (before,) = pod["status"].get("containerStatuses") or [{"restartCount": 0}]
     last = ended(1, message, reason=reason)
     last["lastState"]["terminated"]["finishedAt"] = moment(shift, ahead_s)
+    last["lastState"]["terminated"]["containerID"] = f"containerd://{before['restartCount']}"
     again = {**last, "restartCount": before["restartCount"] + 1, "ready": True, "state": {"running": {}}}
     shift.world.api.change(POD, pod["metadata"]["name"], status={**pod["status"], "containerStatuses": [again]})
 
@@ -370,6 +371,21 @@ async def test_an_engine_that_crashes_each_minute_is_a_loop(shift: Shift) -> Non
     assert shift.speculation() is not None
     await crash(shift, 1, minutes=0.5)
     assert shift.speculation() is None
+
+
+async def test_crash_counts_once_before_and_after_the_restart(shift: Shift) -> None:
+    """The kubelet reports it as the state of the container, then as its last state with one restart more."""
+    await shift.serve(mode="Enforce")
+    await crash(shift, 1)
+    end(shift, shift.world.all(POD)[0])
+    (pod,) = shift.world.all(POD)
+    (after,) = pod["status"]["containerStatuses"]
+    first = {**after, "state": after["lastState"], "lastState": {}, "restartCount": after["restartCount"] - 1}
+    shift.world.api.change(POD, "llama-0", status={**pod["status"], "containerStatuses": [first]})
+    await shift.world.look()
+    shift.world.api.change(POD, "llama-0", status=pod["status"])
+    await shift.work(1, 8)
+    assert shift.speculation() is not None
 
 
 async def test_pod_that_never_becomes_ready_is_no_crash_loop(shift: Shift) -> None:
