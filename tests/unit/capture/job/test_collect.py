@@ -727,6 +727,20 @@ class TestUntrustedPeers:
         assert why in loss.reason
         assert live_of(published).accounting.records == 13
 
+    @pytest.mark.parametrize("change", [lambda ids: ids[:-1], lambda ids: [*ids, 1], lambda ids: [2**32, *ids[1:]]])
+    @pytest.mark.parametrize("field", ["token_ids", "prompt_token_ids"])
+    async def test_wrong_token_ids_interrupt_the_segment(self, tmp_path: Path, field: str, change: Any) -> None:
+        record = {"tokenIds": True, "promptTokenIds": True}
+        async with collector(environment(tmp_path, ["a"], record=record)) as running:
+            ((peer, played),) = await armed(running, PlayedPod("a", Scenario(warmup=0, token_ids=True)))
+            request, *_ = requests_of(played)
+            right = request | {"prompt_token_ids": [7] * request["prompt_tokens"]}
+            await peer.send(right)
+            await running.received(3)
+            await peer.send(right | {field: change(right[field])})
+            assert await peer.order() is None
+            assert running.written() == 3
+
     async def test_clients_temperature_ends_no_connection(self, tmp_path: Path) -> None:
         async with collector(environment(tmp_path, ["a"])) as running:
             ((peer, played),) = await armed(running, PlayedPod("a"))
