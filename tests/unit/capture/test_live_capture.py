@@ -9,10 +9,11 @@ import pytest
 import yaml
 
 from specdecode_operator.api.base import Body
+from specdecode_operator.capture.job_manifest import wrap_up_s
 from specdecode_operator.capture.live_capture import MOST_PODS, recorded_first
 from specdecode_operator.capture.observation import CaptureObservation, ObservedDeployment, read_capture
 from specdecode_operator.cluster.nodes import NodeFacts
-from specdecode_operator.cluster.resources import QUEUE_LABEL, TEMPLATE_HASH_ANNOTATION
+from specdecode_operator.cluster.resources import CAPTURED_ENGINE_ANNOTATION, QUEUE_LABEL, TEMPLATE_HASH_ANNOTATION
 from specdecode_operator.deployment.conditions import UNKNOWN
 from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from specdecode_operator.enums import LiveTokenIds
@@ -97,6 +98,7 @@ class TestStart:
             "sample_percent": 25,
             "drain_seconds": 60,
         }
+        assert told["deadline_seconds"] is None
         assert told["record"] == {"tokenIds": False, "promptTokenIds": True, "stepStats": True}
         assert told["context"]["deployment"]["name"] == "llama"
 
@@ -114,7 +116,17 @@ class TestStart:
     )
     def test_pod_deadline_covers_join_record_drain_and_publish(self, spec: Body, window_s: int) -> None:
         deadline_s = created_job(spec)["spec"]["template"]["spec"]["activeDeadlineSeconds"]
-        assert deadline_s >= 150 + window_s + 60 + 30 + 900
+        assert deadline_s >= 150 + window_s + 60 + 30 + wrap_up_s(window_s)
+
+    def test_job_has_hash_of_recorded_engines(self) -> None:
+        job = created_job(deployment=replace(serving(), engine="0123456789abcdef"))
+        assert job["metadata"]["annotations"][CAPTURED_ENGINE_ANNOTATION] == "0123456789abcdef"
+
+    def test_only_created_volume_gets_fs_group(self) -> None:
+        assert created_job()["spec"]["template"]["spec"]["securityContext"]["fsGroup"] == 65532
+        spec = live_spec(storage={"persistentVolumeClaim": {"claimName": "mine"}})
+        existing = created_job(spec, claim=claim("mine"))
+        assert "fsGroup" not in existing["spec"]["template"]["spec"]["securityContext"]
 
     def test_only_named_pods_are_recorded(self) -> None:
         spec = live_spec(live={"requests": 10, "pods": ["llama-b", "llama-b"]})
@@ -251,6 +263,12 @@ class TestRefused:
         spec = live_spec(live={"requests": 1, "pods": names[:MOST_PODS]})
         decision, _ = decided(live(spec), seen(deployment=serving(None, *names)))
         assert decision.writes.job is not None
+
+    def test_claim_with_published_files_is_refused(self) -> None:
+        published = claim(labels={"specdecode.io/capture": "demo", "specdecode.io/published": "true"})
+        decision, status = decided(live(), seen(claim=published))
+        assert decision.writes.job is None
+        assert words(status)["Accepted"] == ("False", "AlreadyPublished")
 
     def test_seed_of_live_capture_is_refused(self) -> None:
         decision, status = decided(live(live_spec(seed=3)), seen())
@@ -414,6 +432,12 @@ class TestProgress:
         assert status.path == "default/demo/as-deployed/1"
         assert status.summary is not None
         assert status.summary.requests.completed == 430
+
+    def test_earlier_capture_does_not_end_recording(self) -> None:
+        decision, status = decided(live(), seen(job=created_job(), pods=[collecting()], goes_first="another"))
+        assert decision.writes.live_order is not None
+        assert not decision.writes.remove_job
+        assert status.phase == "Recording"
 
     def test_rollout_does_not_end_recording(self) -> None:
         decision, status = decided(live(), seen(job=created_job(), pods=[collecting()], deployment=rolling()))

@@ -131,6 +131,7 @@ FINE = [ACCEPTED, RESOLVED]
         ([(PUBLIC, FINE), (HTTPS, FINE)], ("True", "RouteAccepted"), ["default/public", "infra/edge"]),
         ([], ("Unknown", "RoutePending"), ["default/public", "infra/edge"]),
         ([(PUBLIC, FINE)], ("Unknown", "RoutePending"), ["infra/edge", "https"]),
+        ([(PUBLIC, FINE), ({**HTTPS, "port": 8443}, FINE)], ("Unknown", "RoutePending"), ["infra/edge"]),
         ([(PUBLIC, FINE), (HTTPS, [])], ("Unknown", "RoutePending"), ["infra/edge"]),
         ([(PUBLIC, FINE), (HTTPS, [("Accepted", "Unknown", "Pending"), RESOLVED])], ("Unknown", "RoutePending"), []),
         (

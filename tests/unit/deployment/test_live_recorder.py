@@ -184,6 +184,11 @@ def test_recorder_is_absent_if_off_or_not_supported(spec: Body) -> None:
     assert live_recorder_blocked(desired.outcome.facts)
 
 
+@pytest.mark.parametrize("value", ["", "0", "False"])
+def test_recorder_is_present_if_the_rust_frontend_is_off(value: str) -> None:
+    assert recorder_of(pod_of(tiny_cpu(engine={**IMAGE, "env": [{**RUST, "value": value}]}))) is not None
+
+
 def test_planned_warns_only_of_a_requested_recorder_that_is_missing() -> None:
     def message(engine: Body) -> str:
         return next(each.message for each in decided(tiny_cpu(engine=engine)).conditions if each.type == "Planned")
@@ -240,6 +245,7 @@ def test_rolled_back_engines_keep_their_recorder_files() -> None:
         (LiveTokenIds.ANSWERS, LiveTokenIds.ANSWERS, True),
         (LiveTokenIds.ANSWERS, LiveTokenIds.PROMPTS, True),
         (LiveTokenIds.NONE, LiveTokenIds.NONE, True),
+        (LiveTokenIds.NONE, LiveTokenIds.ANSWERS, True),
         (LiveTokenIds.PROMPTS, LiveTokenIds.ANSWERS, False),
         (LiveTokenIds.ANSWERS, LiveTokenIds.NONE, False),
     ],

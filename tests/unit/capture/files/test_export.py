@@ -171,9 +171,10 @@ def test_block_hashes_beyond_prompt_are_ignored(tmp_path: Path) -> None:
 
 def test_omitted_requests_and_fields_are_listed(tmp_path: Path) -> None:
     (tmp_path / "aborted.jsonl").write_text('{"request_id": "a"}\n{"request_id": "b"}\n')
-    capture(tmp_path, *TWO, record(arrival_ms=None), record(prompt_tokens=0))
+    unended = record(arrival_ms=2000.0, finish_reason=None)
+    capture(tmp_path, *TWO, unended, record(arrival_ms=None), record(prompt_tokens=0))
     rows, exported = export(tmp_path, ExportFormat.GUIDELLM)
-    assert len(rows) == 2
+    assert len(rows) == 3
     said = "\n".join(exported.left_out)
     for part in ("2 requests without a token", "1 request without arrival_ms", "1 request with an empty prompt"):
         assert part in said

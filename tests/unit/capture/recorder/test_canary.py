@@ -177,6 +177,7 @@ def test_unlikely_token_is_wrong_only_if_confirmed(
         pytest.param((200, {"choices": [{"text": "x"}]}), UNSUPPORTED, "does not return", id="too old"),
         pytest.param(BROKEN, FAILED, "500", id="broken"),
         pytest.param((429, {}), FAILED, "429", id="overloaded"),
+        pytest.param((408, {}), FAILED, "408", id="timed out"),
         pytest.param((400, b"\xff" * 9), UNSUPPORTED, "400", id="no JSON, rejected"),
         pytest.param((200, b"\xff" * 9), FAILED, "unreadable", id="no JSON"),
         pytest.param((200, {"choices": []}), FAILED, "one choice", id="no choice"),

@@ -151,6 +151,19 @@ async def test_requests_running_before_arming_are_counted_but_not_recorded(engin
     assert counted(first, lines) == (2, 9)
 
 
+async def test_more_input_of_an_unrecorded_request_is_not_counted_again(engine: LiveEngine) -> None:
+    """As of a streamed prompt."""
+    server = engine.server
+    server.add("older")
+    await server.wait()
+    armed, _ = await engine.arm()
+    for _ in range(2):
+        server.add("canary", external_req_id=f"cmpl-{REQUEST_ID_PREFIX}0123-0")
+        server.add("older")
+    _, tally = await ended(armed)
+    assert (tally.admitted, tally.sampled_out, tally.older) == (1, 1, 1)
+
+
 @pytest.mark.parametrize("processor", [OlderOutputProcessor, OutputProcessor])
 async def test_tally_matches_vllm_for_stop_strings_and_aborts(tmp_path: Path, processor: Any) -> None:
     with live_engine(tmp_path, HEADER, processor=processor) as engine:
@@ -255,7 +268,7 @@ async def test_sample_is_chosen_by_http_request(engine: LiveEngine) -> None:
     assert header.sample_percent == 40
     assert len(records) == 2 * len(by_request) == tally.recorded
     assert 20 < len(by_request) < 60
-    assert tally.admitted == 200 == tally.recorded + tally.sampled_out
+    assert (tally.admitted, tally.recorded + tally.sampled_out, tally.dropped) == (200, 200, 0)
     assert (tally.finished, tally.generated_tokens) == counted(first, lines) == (200, 400)
     assert {record.concurrency for record in records} <= set(range(1, 201))
     assert {tuple(record.prefill_tokens) for record in records} == {(600,)}

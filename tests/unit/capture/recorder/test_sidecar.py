@@ -167,11 +167,12 @@ def test_pod_without_recorder_reports_reason_until_one_appears(pod: Pod, left_be
 def test_sidecar_reconnects_after_collector_closes(pod: Pod) -> None:
     listener = pod.recorder("17.sock")
     pod.order()
-    for _ in range(2):
+    for wait_s in (1, 2):
         collector, recorder = pod.called(), Peer(listener.accept()[0])
         assert collector.hello()["socket"] == "17.sock"
         collector.close()
         assert recorder.is_cut  # the lease has ended
+        eventually(lambda wait_s=wait_s: f"retrying in {wait_s} s" in pod.log.read_text(), "it backs off")
 
 
 def test_sidecar_reconnects_after_recorder_closes(pod: Pod) -> None:

@@ -129,7 +129,16 @@ class TestFolder:
 
 
 @pytest.mark.parametrize(
-    "destination", ["bucket/demo", "s3://", "s3://B/demo", "s3://bucket/a b", "s3://bucket/../x", "https://bucket/x"]
+    "destination",
+    [
+        "bucket/demo",
+        "s3://",
+        "s3://B/demo",
+        "s3://bucket/a b",
+        "s3://bucket/../x",
+        "s3://bucket/./x",
+        "https://bucket/x",
+    ],
 )
 def test_a_wrong_destination_is_refused(capture: Path, destination: str) -> None:
     answer = run(capture, destination)
