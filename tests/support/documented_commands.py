@@ -262,11 +262,6 @@ for name in demo before after replay; do specdecode replay synth --out captures/
     "docs/serve/autoscale.md": Page(
         cluster=True, before={"kubectl scale": f"{_KINDS}\nkubectl apply -f examples/llama-70b.yaml"}
     ),
-    "docs/serve/canary.md": Page(
-        cluster=True,
-        names=_PAIR_NAMES,
-        before={"kubectl get sdd NAME": f"{_KINDS}\nkubectl apply -f examples/llama-70b.yaml"},
-    ),
     "docs/serve/turn-speculation-off.md": Page(
         cluster=True,
         names=_PAIR_NAMES,
