@@ -81,9 +81,8 @@ def test_documents_show_the_request_count_of_the_demo_capture() -> None:
         each.requests if each.duration_seconds is None else len([*arrival_offsets_s(each, spec.seed)])
         for each in spec.workload.phases
     )
-    shown = re.findall(
-        r"^demo +Succeeded +Captured +tiny +(\d+) ", (ROOT / "docs/measure/captures.md").read_text(), re.MULTILINE
-    )
+    page = (ROOT / "docs/measure/captures.md").read_text()
+    shown = re.findall(r"^demo +Succeeded +Captured +tiny +(\d+) ", page, re.MULTILINE)
     assert shown == [str(sent)]
     assert f"{sent} requests" in (ROOT / "docs/get-started/first-deployment.md").read_text()
 
