@@ -760,6 +760,7 @@ class TestUntrustedPeers:
             b'{"k":"surprise"}\n',
             b'{"k":"closed","reason":"ordered","requests":0,"steps":0,"dropped":0,"unfinished":0,"errors":0,"first_error":null}\n',
             b'{"k":"step","engine":7,"t":1.0}\n',
+            b'{"k":"anchor","monotonic_s":1.0,"wall_s":1.0,"admitted":1,"sampled_out":2}\n',
             b'{"k":"step","engine":0,"t":1.0,"scheduler":{"num_running_reqs":-1}}\n',
             b'{"k":"counters","monotonic_s":1.0,"values":{}}\n',
             b"[" * 100_000 + b"\n",
