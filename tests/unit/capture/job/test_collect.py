@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from specdecode_operator.api.capture_status import CaptureSummary
-from specdecode_operator.capture.files.formats import PARTIAL_MANIFEST, Live, Manifest, PartialManifest
+from specdecode_operator.capture.files.formats import PARTIAL_MANIFEST, CaptureError, Live, Manifest, PartialManifest
 from specdecode_operator.capture.files.publish import verify
 from specdecode_operator.capture.files.validate import validate_capture
 from specdecode_operator.capture.job import collect
@@ -396,20 +396,22 @@ class TestLosses:
             await peer.close()
             await running.until(lambda: running.connected("a") == 0, "the connection has ended")
             (again,) = await running.join(pod)
-            second = await again.armed(pod, base=1004.0)
+            second = await again.armed(pod, base=1100.0)
             await again.send(*second.recorded)
             await running.received(5 + len(second.recorded))
             published = await end(running, [(again, second)])
-        assert [loss.requests for loss in live_of(published).lost] == [4]
+        (loss,) = live_of(published).lost
+        assert (loss.requests, loss.tokens) == (100, 100 - sum(aborted["chunk_tokens"]))
 
-    async def test_lost_requests_of_restarted_engine_are_unknown(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("base", [0.0, 5000.0])
+    async def test_lost_requests_of_restarted_engine_are_unknown(self, tmp_path: Path, base: float) -> None:
         pod = PlayedPod("a")
         async with collector(environment(tmp_path, ["a"])) as running:
             ((peer, _),) = await armed(running, pod)
             await peer.close()
             await running.until(lambda: running.connected("a") == 0, "the connection has ended")
             (again,) = await running.join(pod)
-            second = await again.armed(pod, start="another", base=0.0)
+            second = await again.armed(pod, start="another", base=base)
             joined = [(again, second)]
             await again.send(*second.recorded)
             await running.received(4 + len(second.recorded))
@@ -827,6 +829,15 @@ class TestUntrustedPeers:
             await running.received(4 + len(joined[0][1].recorded))
             published = await end(running, joined)
         assert [each.reason for each in live_of(published).lost] == ["the sidecar connected again"]
+
+
+def test_invalid_settings_do_not_reveal_the_token(tmp_path: Path) -> None:
+    variables = environment(tmp_path, ["a", "a"])
+    with pytest.raises(CaptureError) as failure:
+        CollectJob(variables)
+    assert failure.value.reason == "InvalidSettings"
+    assert "pods has a duplicate name" in failure.value.message
+    assert TOKEN not in failure.value.message
 
 
 class TestVolume:
