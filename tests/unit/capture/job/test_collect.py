@@ -142,6 +142,8 @@ class TestClocks:
         # Equal traffic, but the clock of the second host is 20 ms ahead.
         assert [later - earlier for earlier, later in zip(first, second, strict=True)] == pytest.approx([20.0] * 12)
         assert first[0] == pytest.approx(9_998.0)
+        _, *lines = map(msgspec.json.decode, (tmp_path / FOLDER / "trace.jsonl").read_bytes().splitlines())
+        assert all(line["arrival_ms"] <= line["queued_ms"] <= line["scheduled_ms"] for line in lines)
 
     async def test_api_servers_of_one_engine_share_one_clock_reading(self, tmp_path: Path) -> None:
         """Their messages of one step are microseconds apart, and stay so if they read other wall clocks."""
@@ -428,11 +430,36 @@ class TestLosses:
             running.advance(600)
             assert await peer.order() is not None
             tally, counters, closed = played.last_lines(admitted=15, dropped=3)
+            counters["values"]["drafts"] += 1  # of a step that was dropped
             await peer.send(tally, counters, closed | {"dropped": 4})
             published = await running.published()
         assert published.manifest.gates["dropped"].value == 4
         assert [each.requests for each in live_of(published).lost] == [3]
         assert live_of(published).accounting.equation == "15 admitted = 12 recorded + 0 sampled out + 3 dropped"
+
+    async def test_counts_after_an_error_in_a_hook_are_not_judged(self, tmp_path: Path) -> None:
+        async with collector(environment(tmp_path, ["a"])) as running:
+            ((peer, played),) = await armed(running, PlayedPod("a"))
+            await send_all(running, [(peer, played)])
+            running.advance(600)
+            assert await peer.order() is not None
+            tally, counters, closed = played.last_lines()
+            counters["values"]["requests_finished"] += 1
+            await peer.send(tally, counters, closed | {"dropped": 1, "errors": 1, "first_error": "KeyError"})
+            published = await running.published()
+        assert "finished_requests" not in published.manifest.gates
+        assert ["1 by errors, first KeyError" in each.reason for each in live_of(published).lost] == [True]
+
+    async def test_request_without_a_token_is_accounted_for(self, tmp_path: Path) -> None:
+        async with collector(environment(tmp_path, ["a"])) as running:
+            ((peer, played),) = await armed(running, PlayedPod("a"))
+            requests_of(played)[0].update(
+                ended_by="abort", finish_reason="abort", chunk_s=[], chunk_tokens=[], num_running=[], prefill_tokens=[]
+            )
+            await send_all(running, [(peer, played)])
+            published = await end(running, [(peer, played)])
+        assert published.manifest.gates["accounting"].passed
+        assert len((tmp_path / FOLDER / "aborted.jsonl").read_bytes().splitlines()) == 1
 
     async def test_recorder_that_turns_itself_off_is_reported_as_loss(self, tmp_path: Path) -> None:
         async with collector(environment(tmp_path, ["a", "b"])) as running:
