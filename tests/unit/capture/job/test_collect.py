@@ -166,6 +166,22 @@ class TestClocks:
         assert len(apart_ms) == 1
         assert {each.concurrency for each in recording_in(tmp_path).requests} > {1}
 
+    async def test_starts_of_an_engine_that_are_unknown_have_their_own_clocks(self, tmp_path: Path) -> None:
+        pod = PlayedPod("a", Scenario(warmup=0, requests=4))
+        async with collector(environment(tmp_path, ["a"])) as running:
+            ((peer, _),) = [(each, await each.armed(pod, start=None)) for each in await running.join(pod)]
+            await running.received(2)
+            await peer.close()
+            await running.until(lambda: running.connected("a") == 0, "the connection has ended")
+            pod.monotonic_s = 5.0  # its new host has just booted
+            joined = [(each, await each.armed(pod, start=None)) for each in await running.join(pod)]
+            await running.received(4)
+            for each, played in joined:
+                await each.send(*played.recorded)
+            await running.received(4 + len(joined[0][1].recorded))
+            await end(running, joined)
+        assert recording_in(tmp_path).requests[0].arrival_ms == pytest.approx(9_998.0)
+
     @pytest.mark.parametrize("jump_s", [-3.5, 3.5])
     async def test_clock_jump_is_noted_and_ignored(self, tmp_path: Path, jump_s: float) -> None:
         pod = PlayedPod("a")
@@ -507,8 +523,10 @@ class TestGates:
         assert failure.reason == "ValidationFailed"
         return failure.message
 
-    async def test_unaccounted_request_fails_accounting(self, tmp_path: Path) -> None:
-        assert (await self.failing(tmp_path, admitted=13)).startswith("accounting: 13 admitted != 12 recorded")
+    @pytest.mark.parametrize("admitted", [11, 13])
+    async def test_unaccounted_request_fails_accounting(self, tmp_path: Path, admitted: int) -> None:
+        failure = await self.failing(tmp_path, admitted=admitted)
+        assert failure.startswith(f"accounting: {admitted} admitted != 12 recorded")
 
     async def test_recorded_request_that_did_not_arrive_fails_validation(self, tmp_path: Path) -> None:
         assert "of which 12 arrived" in await self.failing(tmp_path, admitted=13, recorded=13)
