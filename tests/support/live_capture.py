@@ -191,7 +191,8 @@ class Peer:
     async def order(self) -> dict[str, Any] | None:
         """Return the next order; None when the collector has closed the connection."""
         try:
-            line = await self._reader.readline()
+            async with asyncio.timeout(DEADLINE_S):
+                line = await self._reader.readline()
         except ConnectionError:
             return None
         return msgspec.json.decode(line) if line else None

@@ -111,10 +111,11 @@ def test_an_engine_that_fails_all_requests_is_worse() -> None:
     assert figure_verdict(found.findings[PoolFigure.ERRORS], LIMITS[PoolFigure.ERRORS]) is FigureVerdict.WORSE
 
 
-def test_pools_with_different_loads_are_not_judged() -> None:
-    slow = replace(BLOCK, requests=60, seconds=160.0)
+@pytest.mark.parametrize(("requests", "ratio"), [(60, 1.5), (30, 0.75)])
+def test_pools_with_different_loads_are_not_judged(requests: int, ratio: float) -> None:
+    slow = replace(BLOCK, requests=requests, seconds=160.0)
     found = steady(20, canary=slow)
-    assert found.load_ratio == 1.5
+    assert found.load_ratio == ratio
     assert not found.comparable
     assert pool_verdict(found, LIMITS) is PoolVerdict.UNDECIDED
 
@@ -142,13 +143,16 @@ def test_block_needs_minimum_requests_in_both_pools() -> None:
     few = replace(BLOCK, requests=FEWEST_REQUESTS // 2)
     assert steady(8, canary=few).blocks == steady(8, stable=few).blocks == 4
     assert steady(8, canary=replace(BLOCK, requests=0)).blocks == 0
+    enough_for_one = replace(BLOCK, requests=FEWEST_REQUESTS // 2)
+    assert steady(8, enough_for_one, enough_for_one, engines=2).blocks == 4
 
 
-def test_equal_numbers_of_engines_are_compared() -> None:
+@pytest.mark.parametrize("sizes", [(3, 2), (2, 3)])
+def test_equal_numbers_of_engines_are_compared(sizes: tuple[int, int]) -> None:
     found = PoolComparison()
     counters = [Served(), Served()]
     for block in range(8):
-        pools = [{f"{pool}-{each}": counters[pool] for each in range(3 - pool)} for pool in (0, 1)]
+        pools = [{f"{pool}-{each}": counters[pool] for each in range(sizes[pool])} for pool in (0, 1)]
         found.observe(pools[0], pools[1], BLOCK_S * block)
         counters = [each + BLOCK for each in counters]
     assert found.stable.requests == found.canary.requests == 7 * 2 * BLOCK.requests
@@ -171,6 +175,17 @@ def test_block_with_restarted_or_lost_engine_is_dropped() -> None:
     assert not found.observe({}, {"canary": BLOCK}, 240.0)
     assert not found.observe({"other": BLOCK}, {"canary": BLOCK}, 300.0)
     assert found.observe({"other": BLOCK + BLOCK}, {"canary": BLOCK + BLOCK}, 360.0)
+
+
+def test_one_lower_counter_is_a_restart() -> None:
+    assert replace(BLOCK, requests=39, tokens=9_000).since(BLOCK) is None
+
+
+def test_engine_that_misses_a_scrape_prolongs_the_block() -> None:
+    found = PoolComparison()
+    looked = [({"a": Served()}, 0.0), ({}, BLOCK_S), ({"a": BLOCK}, BLOCK_S + 15)]
+    done = [found.observe(stable, {"b": BLOCK if at_s else Served()}, at_s) for stable, at_s in looked]
+    assert done == [False, False, True]
 
 
 def test_requests_of_one_token_have_no_tpot() -> None:

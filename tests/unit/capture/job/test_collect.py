@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from specdecode_operator.api.capture_status import CaptureSummary
-from specdecode_operator.capture.files.formats import PARTIAL_MANIFEST, Live, Manifest, PartialManifest
+from specdecode_operator.capture.files.formats import PARTIAL_MANIFEST, CaptureError, Live, Manifest, PartialManifest
 from specdecode_operator.capture.files.publish import verify
 from specdecode_operator.capture.files.validate import validate_capture
 from specdecode_operator.capture.job import collect
@@ -142,6 +142,8 @@ class TestClocks:
         # Equal traffic, but the clock of the second host is 20 ms ahead.
         assert [later - earlier for earlier, later in zip(first, second, strict=True)] == pytest.approx([20.0] * 12)
         assert first[0] == pytest.approx(9_998.0)
+        _, *lines = map(msgspec.json.decode, (tmp_path / FOLDER / "trace.jsonl").read_bytes().splitlines())
+        assert all(line["arrival_ms"] <= line["queued_ms"] <= line["scheduled_ms"] for line in lines)
 
     async def test_api_servers_of_one_engine_share_one_clock_reading(self, tmp_path: Path) -> None:
         """Their messages of one step are microseconds apart, and stay so if they read other wall clocks."""
@@ -163,6 +165,22 @@ class TestClocks:
         }
         assert len(apart_ms) == 1
         assert {each.concurrency for each in recording_in(tmp_path).requests} > {1}
+
+    async def test_starts_of_an_engine_that_are_unknown_have_their_own_clocks(self, tmp_path: Path) -> None:
+        pod = PlayedPod("a", Scenario(warmup=0, requests=4))
+        async with collector(environment(tmp_path, ["a"])) as running:
+            ((peer, _),) = [(each, await each.armed(pod, start=None)) for each in await running.join(pod)]
+            await running.received(2)
+            await peer.close()
+            await running.until(lambda: running.connected("a") == 0, "the connection has ended")
+            pod.monotonic_s = 1e6  # its new host has run for longer
+            joined = [(each, await each.armed(pod, start=None)) for each in await running.join(pod)]
+            await running.received(4)
+            for each, played in joined:
+                await each.send(*played.recorded)
+            await running.received(4 + len(joined[0][1].recorded))
+            await end(running, joined)
+        assert recording_in(tmp_path).requests[0].arrival_ms == pytest.approx(9_998.0)
 
     @pytest.mark.parametrize("jump_s", [-3.5, 3.5])
     async def test_clock_jump_is_noted_and_ignored(self, tmp_path: Path, jump_s: float) -> None:
@@ -396,20 +414,22 @@ class TestLosses:
             await peer.close()
             await running.until(lambda: running.connected("a") == 0, "the connection has ended")
             (again,) = await running.join(pod)
-            second = await again.armed(pod, base=1004.0)
+            second = await again.armed(pod, base=1100.0)
             await again.send(*second.recorded)
             await running.received(5 + len(second.recorded))
             published = await end(running, [(again, second)])
-        assert [loss.requests for loss in live_of(published).lost] == [4]
+        (loss,) = live_of(published).lost
+        assert (loss.requests, loss.tokens) == (100, 100 - sum(aborted["chunk_tokens"]))
 
-    async def test_lost_requests_of_restarted_engine_are_unknown(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("base", [0.0, 5000.0])
+    async def test_lost_requests_of_restarted_engine_are_unknown(self, tmp_path: Path, base: float) -> None:
         pod = PlayedPod("a")
         async with collector(environment(tmp_path, ["a"])) as running:
             ((peer, _),) = await armed(running, pod)
             await peer.close()
             await running.until(lambda: running.connected("a") == 0, "the connection has ended")
             (again,) = await running.join(pod)
-            second = await again.armed(pod, start="another", base=0.0)
+            second = await again.armed(pod, start="another", base=base)
             joined = [(again, second)]
             await again.send(*second.recorded)
             await running.received(4 + len(second.recorded))
@@ -426,11 +446,36 @@ class TestLosses:
             running.advance(600)
             assert await peer.order() is not None
             tally, counters, closed = played.last_lines(admitted=15, dropped=3)
+            counters["values"]["drafts"] += 1  # of a step that was dropped
             await peer.send(tally, counters, closed | {"dropped": 4})
             published = await running.published()
         assert published.manifest.gates["dropped"].value == 4
         assert [each.requests for each in live_of(published).lost] == [3]
         assert live_of(published).accounting.equation == "15 admitted = 12 recorded + 0 sampled out + 3 dropped"
+
+    async def test_counts_after_an_error_in_a_hook_are_not_judged(self, tmp_path: Path) -> None:
+        async with collector(environment(tmp_path, ["a"])) as running:
+            ((peer, played),) = await armed(running, PlayedPod("a"))
+            await send_all(running, [(peer, played)])
+            running.advance(600)
+            assert await peer.order() is not None
+            tally, counters, closed = played.last_lines()
+            counters["values"]["requests_finished"] += 1
+            await peer.send(tally, counters, closed | {"dropped": 1, "errors": 1, "first_error": "KeyError"})
+            published = await running.published()
+        assert "finished_requests" not in published.manifest.gates
+        assert ["1 by errors, first KeyError" in each.reason for each in live_of(published).lost] == [True]
+
+    async def test_request_without_a_token_is_accounted_for(self, tmp_path: Path) -> None:
+        async with collector(environment(tmp_path, ["a"])) as running:
+            ((peer, played),) = await armed(running, PlayedPod("a"))
+            requests_of(played)[0].update(
+                ended_by="abort", finish_reason="abort", chunk_s=[], chunk_tokens=[], num_running=[], prefill_tokens=[]
+            )
+            await send_all(running, [(peer, played)])
+            published = await end(running, [(peer, played)])
+        assert published.manifest.gates["accounting"].passed
+        assert len((tmp_path / FOLDER / "aborted.jsonl").read_bytes().splitlines()) == 1
 
     async def test_recorder_that_turns_itself_off_is_reported_as_loss(self, tmp_path: Path) -> None:
         async with collector(environment(tmp_path, ["a", "b"])) as running:
@@ -478,8 +523,10 @@ class TestGates:
         assert failure.reason == "ValidationFailed"
         return failure.message
 
-    async def test_unaccounted_request_fails_accounting(self, tmp_path: Path) -> None:
-        assert (await self.failing(tmp_path, admitted=13)).startswith("accounting: 13 admitted != 12 recorded")
+    @pytest.mark.parametrize("admitted", [11, 13])
+    async def test_unaccounted_request_fails_accounting(self, tmp_path: Path, admitted: int) -> None:
+        failure = await self.failing(tmp_path, admitted=admitted)
+        assert failure.startswith(f"accounting: {admitted} admitted != 12 recorded")
 
     async def test_recorded_request_that_did_not_arrive_fails_validation(self, tmp_path: Path) -> None:
         assert "of which 12 arrived" in await self.failing(tmp_path, admitted=13, recorded=13)
@@ -760,6 +807,7 @@ class TestUntrustedPeers:
             b'{"k":"surprise"}\n',
             b'{"k":"closed","reason":"ordered","requests":0,"steps":0,"dropped":0,"unfinished":0,"errors":0,"first_error":null}\n',
             b'{"k":"step","engine":7,"t":1.0}\n',
+            b'{"k":"anchor","monotonic_s":1.0,"wall_s":1.0,"admitted":1,"sampled_out":2}\n',
             b'{"k":"step","engine":0,"t":1.0,"scheduler":{"num_running_reqs":-1}}\n',
             b'{"k":"counters","monotonic_s":1.0,"values":{}}\n',
             b"[" * 100_000 + b"\n",
@@ -826,6 +874,15 @@ class TestUntrustedPeers:
             await running.received(4 + len(joined[0][1].recorded))
             published = await end(running, joined)
         assert [each.reason for each in live_of(published).lost] == ["the sidecar connected again"]
+
+
+def test_invalid_settings_do_not_reveal_the_token(tmp_path: Path) -> None:
+    variables = environment(tmp_path, ["a", "a"])
+    with pytest.raises(CaptureError) as failure:
+        CollectJob(variables)
+    assert failure.value.reason == "InvalidSettings"
+    assert "pods has a duplicate name" in failure.value.message
+    assert TOKEN not in failure.value.message
 
 
 class TestVolume:

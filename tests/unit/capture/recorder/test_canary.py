@@ -28,6 +28,7 @@ from specdecode_operator.capture.recorder.canary import (
     WRONG,
     BadSettingsError,
     Canaries,
+    Checked,
     Engine,
     Settings,
     Verdict,
@@ -165,6 +166,10 @@ def test_unlikely_token_is_wrong_only_if_confirmed(
     assert (found.word, len(target.received)) == (verdict, requests)
     if verdict != RIGHT:
         assert f"token 3 of {SETTINGS.max_tokens}" in found.details
+
+
+def test_difference_equal_to_the_margin_is_a_tie() -> None:
+    assert Checked([7], [0.25]).wrong_token(0.25) is None
 
 
 @pytest.mark.parametrize("request_number", [1, 2])
@@ -318,6 +323,18 @@ def _replace(file: Path, text: str) -> None:
     new.replace(file)
 
 
+def test_settings_that_could_not_be_read_for_a_while_take_effect_again(
+    canaries: Canaries, told: Told, settings_file: Path
+) -> None:
+    settings_file.write_text(json.dumps(FILE))
+    canaries.step(0)
+    settings_file.rename(settings_file.with_name("moved"))
+    canaries.step(1)
+    settings_file.with_name("moved").rename(settings_file)
+    canaries.step(2)
+    assert told.asked == [("one", RIGHT), ("two", RIGHT)]
+
+
 def test_unhealthy_engine_is_not_asked(canaries: Canaries, told: Told, settings_file: Path, target: Target) -> None:
     settings_file.write_text(json.dumps(FILE))
     target.healthy = False
@@ -325,7 +342,9 @@ def test_unhealthy_engine_is_not_asked(canaries: Canaries, told: Told, settings_
     canaries.step(20)
     assert target.received == []
     target.healthy = True
-    canaries.step(40)
+    canaries.step(29)
+    assert target.received == [], "it may recover"
+    canaries.step(30)
     assert told.asked == [("one", RIGHT)]
     gone = Canaries(Engine("http://127.0.0.1:1"), settings_file, told)
     gone.step(0)

@@ -212,6 +212,17 @@ def test_sidecar_does_not_reconnect_after_bye(pod: Pod, has_recorder: bool) -> N
     assert len(tried) == 2
 
 
+def test_sidecar_does_not_reconnect_after_bye_to_an_ended_recorder(pod: Pod) -> None:
+    listener = pod.recorder("17.sock")
+    pod.order()
+    collector, recorder = pod.called(), Peer(listener.accept()[0])
+    collector.hello()
+    recorder.close()
+    assert collector.is_cut
+    collector.send(b'{"bye": true}\n')
+    eventually(lambda: "17.sock: done" in pod.log.read_text(), "it has read the answer")
+
+
 def test_connections_end_when_order_is_removed(pod: Pod) -> None:
     listener = pod.recorder("17.sock")
     pod.order()

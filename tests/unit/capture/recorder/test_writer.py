@@ -2,6 +2,7 @@
 
 import errno
 import itertools
+import json
 import os
 import subprocess
 import time
@@ -14,13 +15,17 @@ from typing import Any
 import pytest
 
 from specdecode_operator.capture.recorder import writer
-from specdecode_operator.capture.recorder.collector import BoundedQueue, RequestSample, StepSample
+from specdecode_operator.capture.recorder.collector import BoundedQueue, Collector, RequestSample, StepSample
+from specdecode_operator.capture.recorder.salting import Salt
 from specdecode_operator.capture.recorder.writer import (
     ANCHOR_EVERY_S,
+    LIVE_ANCHOR_EVERY_S,
     RESERVE_BYTES,
     SYNC_EVERY_S,
+    LiveLines,
     Segment,
     SegmentWriteError,
+    Writer,
 )
 from tests.support.engine_standins import EngineCoreOutputs, EngineCoreRequest, chunk, last_chunk
 from tests.unit.capture.conftest import HEADER, Recorder
@@ -110,6 +115,20 @@ async def test_anchors_are_written_at_their_interval(recorder: Recorder, monkeyp
         recorder.writer.turn()
         assert len(recorder.lines("anchor")) == turn
     assert all(anchor.wall_s - anchor.monotonic_s == 1e9 for anchor in recorder.lines("anchor"))
+
+
+def test_live_capture_reports_its_progress_with_each_anchor(tmp_path: Path) -> None:
+    queue, now_s = BoundedQueue(capacity_bytes=2**20), [0.0]
+    live = LiveLines(Salt(b"key"), False, ending=lambda _: [], so_far=lambda: (3, 1))
+    collector = Collector(queue, token_ids=False, steps=True)
+    path = tmp_path / "segment.jsonl"
+    written = Writer(Segment(path), collector, queue, 16, clock=lambda: now_s[0], live=live)
+    for turn in range(1, 4):
+        now_s[0] = turn * LIVE_ANCHOR_EVERY_S
+        written.turn()
+        anchors = [json.loads(line) for line in path.read_bytes().splitlines()]
+        assert [(each["admitted"], each["sampled_out"]) for each in anchors] == [(3, 1)] * turn
+    written.close("ordered")
 
 
 async def test_file_is_synced_at_interval_and_at_close(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -190,9 +190,10 @@ def test_promotion_rolls_out_with_max_surge_one() -> None:
 def test_worse_canary_is_rolled_back_and_not_retried() -> None:
     story = CanaryStory()
     story.look(1, ready=1)
-    compared = story.compare(WORSE, blocks=9)
+    compared = story.compare(replace(WORSE, steps=5_000), blocks=9)
     assert said(compared) == ("False", "CanaryFailed")
     assert "TPOT +20.0 %" in compared["Canary"].message
+    assert (story.status["canary"]["tokensPerStep"], story.status["canary"]["earlierTokensPerStep"]) == ("1.60", "2.00")
     for _ in range(3):
         conditions = story.look(1)
         assert isinstance(story.desired.outcome, RolledBack)
