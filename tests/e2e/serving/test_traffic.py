@@ -108,5 +108,6 @@ def test_network_policies_allow_all_observed_connections(
     for each in found:
         seen[kind(each.source)].add(kind(each.destination))
     assert seen[NAMESPACE] >= {API, DEPLOYMENT_LABEL}, "the operator was seen at its work"
-    for quiet in KINDS:
-        assert seen[quiet] == set(), f"pods with {quiet} reach nobody"
+    assert seen[DEPLOYMENT_LABEL] <= {CAPTURE_LABEL}, "engines connect only to live captures"
+    for quiet in (CAPTURE_LABEL, READS_FOR_LABEL):
+        assert seen[quiet] == set(), f"pods with {quiet} connect to nobody"
