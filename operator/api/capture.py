@@ -327,7 +327,7 @@ class LiveRecording(ApiModel):
     """Duration of the recording in seconds. Set either this or requests."""
 
     requests: StrictInt | None = Field(default=None, ge=1, le=10_000_000)
-    """Number of requests to record. The recording ends earlier after spec.deadlineSeconds. Set either this or
+    """Number of requests to record. The recording also ends after spec.deadlineSeconds. Set either this or
     durationSeconds."""
 
     sample_percent: StrictInt = Field(default=100, ge=1, le=100)

@@ -283,17 +283,17 @@ CanaryPrompt = Annotated[str, StringConstraints(min_length=1, max_length=2000)]
 
 
 class Canaries(ApiModel):
-    """Fixed prompts that each engine is asked at a low rate, to check that its answers are the target's own."""
+    """Fixed prompts that each engine gets at a low rate, to check its answers against the target."""
 
     interval_seconds: StrictInt = Field(default=600, ge=60, le=86_400)
-    """Time in seconds in which each engine is asked every prompt once. The prompts are spread evenly over it."""
+    """Time in seconds in which each engine gets every prompt once. The prompts are spread evenly over it."""
 
     max_tokens: StrictInt = Field(default=32, ge=1, le=256)
     """Length of each answer in tokens."""
 
     prompts: list[CanaryPrompt] = Field(default=[], max_length=MOST_CANARIES)
-    """Prompts to ask, each of up to 2,000 characters. Prompts like your users' find more. Defaults to 5 short prompts:
-    facts, code, JSON, arithmetic and French."""
+    """Prompts to send, each of up to 2,000 characters. Prompts like your users' prompts find more errors. Defaults to 5
+    short prompts: facts, code, JSON, arithmetic and French."""
 
 
 class Policy(ApiModel):
@@ -695,8 +695,8 @@ class CanaryLimits(ApiModel):
     """Limit for the increase of the time to first token (TTFT) per prompt token, in percent."""
 
     errors: Percent = 1
-    """Limit for the increase of finished requests, and responses with an HTTP status of 500 or more, per answered
-    request, in percent. Answered requests ended with a stop or at the length limit."""
+    """Limit for the increase of the ratio of ended to answered requests, in percent. Ended requests include responses
+    with an HTTP status of 500 or more. Answered requests ended with a stop or at the length limit."""
 
 
 class OnUndecided(StrEnum):
@@ -717,12 +717,12 @@ class Canary(ApiModel):
     """Largest losses against the earlier engines that pass, in percent."""
 
     max_seconds: StrictInt = Field(default=3600, ge=300, le=604_800)
-    """Maximum time in seconds for which both pools are compared, counted from the first ready canary engine. It starts
-    again when the operator restarts."""
+    """Maximum time in seconds of the comparison, counted from the first ready canary engine. It starts again when the
+    operator restarts."""
 
     on_undecided: OnUndecided = OnUndecided.ROLL_BACK
     """What to do after maxSeconds if the canary is neither worse nor proven to be within all limits. Promote still
-    rolls back if fewer than 7 blocks were compared, or if the pools got different shares of the traffic."""
+    rolls back if fewer than 7 blocks were compared, or if status.canary.loadRatio is below 0.8 or above 1.25."""
 
 
 class Rollout(ApiModel):
