@@ -249,8 +249,8 @@ def emulation(launch: Launch, model: FittedModel) -> Emulation:
         raise NotEmulatedError(f"spec.parallelism.data: {row.split.data}: several replicas are not emulated: use 1")
     if model.step_time is None:
         raise NotEmulatedError(
-            "the model has no step_time: fit it to a capture with step statistics (engine.extraArgs"
-            " --enable-logging-iteration-details)"
+            "the model has no step_time, because no capture has the content of each step: fit it to one without a"
+            " sample, or of an engine with --enable-logging-iteration-details (engine.extraArgs)"
         )
     if facts.pair.num_speculative_tokens and model.acceptance is None:
         raise NotEmulatedError("the model has no acceptance: fit it to a capture of an engine that speculates")

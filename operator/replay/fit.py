@@ -32,7 +32,14 @@ from specdecode_operator.capture.trace_reader import (
 from specdecode_operator.enums import Method
 from specdecode_operator.replay import model_file
 from specdecode_operator.replay.emulated.engine_model import step_time_from_json
-from specdecode_operator.replay.fit_step_time import SAME_STEP_MS, Numbers, fit_step_time, iteration_counts
+from specdecode_operator.replay.fit_step_time import (
+    SAME_STEP_MS,
+    MeasuredSteps,
+    Numbers,
+    fit_measured_steps,
+    fit_step_time,
+    iteration_counts,
+)
 from specdecode_operator.replay.model_file import BURST, CONTEXT, DECODING, PACES, POSITION, PREFILL_TOKENS, thinned
 from specdecode_operator.vllm.profiles import UnknownEngineVersionError, find_profile
 from specdecode_operator.vllm.versions import version_of_engine
@@ -541,11 +548,50 @@ def fit(recordings: Sequence[Recording], *, draft_share: float = 0.0) -> model_f
         donors=_donors(line, requests, k, _drafts(line, k, drafts, draft_tokens)),
         ttft=model_file.Ttft(lead_ms=thinned(np.minimum(line.lead_ms, LONGEST_GAP_MS).tolist(), _MOST_LEADS)),
         clients=model_file.Clients(turnarounds_ms=thinned(turnarounds, _MOST_LEADS)) if turnarounds else None,
-        step_time=fit_step_time(
-            recordings, draft_share=draft_share, one_pass=any(each.meta.drafts_in_one_pass for each in recordings)
-        ),
+        step_time=_step_time(recordings, line, k, draft_share),
         acceptance=fit_acceptance(recordings),
     )
+
+
+def _step_time(recordings: Sequence[Recording], line: Timeline, k: int, draft_share: float) -> dict[str, Any] | None:
+    """Return the section `step_time`, from the engines' own counts or, without these, from the requests."""
+    one_pass = any(each.meta.drafts_in_one_pass for each in recordings)
+    counted = fit_step_time(recordings, draft_share=draft_share, one_pass=one_pass)
+    if counted is not None or not all(map(_has_all_requests, recordings)):
+        return counted
+    return fit_measured_steps(_derived_steps(line, k), draft_share=draft_share, one_pass=one_pass)
+
+
+def _has_all_requests(recording: Recording) -> bool:
+    """Return whether every request has a line, which a live capture with a sample lacks."""
+    manifest = read_manifest(recording.trace.parent)
+    live = manifest.live if manifest else None
+    return live is None or not (live.accounting.sampled_out or live.lost)
+
+
+def _derived_steps(line: Timeline, k: int) -> MeasuredSteps:
+    """Return the steps that began when the one before ended, with the content that the requests give.
+
+    Prompts that take several steps are assumed to be divided equally, and every decoding request to verify K drafts.
+    """
+    first = line.chunk_step[line.chunk_is_first]
+    prompts = line.prompt_tokens[line.chunk_request[line.chunk_is_first]]
+    steps = len(line.end_ms)
+    ended, lengths = np.bincount(first, minlength=steps), np.bincount(first, weights=prompts, minlength=steps)
+    attended = np.divide(lengths, ended, out=line.prefill_tokens.astype(np.float64), where=ended > 0)
+    verified = line.decoding * (1.0 + k)
+    columns = {
+        "requests": line.requests.astype(np.float64),
+        "scheduled_tokens": line.prefill_tokens + verified,
+        "prefill_tokens": line.prefill_tokens.astype(np.float64),
+        "context_tokens": line.context_tokens + verified,
+        "prefill_pairs": line.prefill_tokens * attended,
+        "drafted": np.where(line.decoding > 0, float(k), 0.0),
+        "ms": line.duration_ms,
+        "host_ms": np.full(steps, np.nan),
+    }
+    wanted = line.follows & np.isfinite(line.duration_ms) & (line.duration_ms > 0) & (line.requests > 0)
+    return MeasuredSteps(**{name: column[wanted] for name, column in columns.items()})
 
 
 def _origin(

@@ -47,7 +47,7 @@ def test_minimal_spec_gets_the_documented_defaults(kubectl: Kubectl) -> None:
         },
         "objective": "Quality",
         "replicas": 1,
-        "engine": {"version": KNOWN_VERSIONS[-1]},
+        "engine": {"version": KNOWN_VERSIONS[-1], "recorder": True},
         "suspend": False,
     }
 
@@ -222,6 +222,23 @@ def status() -> dict[str, Any]:
                 "decisions": [
                     {"at": NOON, "action": "TurnOff", "outcome": "Done", "target": "off", "message": "m"},
                 ],
+            },
+            "canaries": {
+                "right": 40,
+                "wrong": 1,
+                "unconfirmed": 0,
+                "failed": 0,
+                "unsupported": "max_logprobs is 0",
+                "generatedTokensPerHour": 990,
+                "promptTokensPerHour": 9000,
+            },
+            "canary": {
+                "engines": "1/1",
+                "blocks": 8,
+                "loadRatio": "1.02",
+                "tokensPerStep": "2.51",
+                "earlierTokensPerStep": "2.40",
+                "figures": [{"name": "tpot", "verdict": "Holds", "ratio": "1.01", "low": "0.98", "high": "1.04"}],
             },
             "kept": [{"entry": "good-last-good/workload", "sha256": "0" * 64}],
             "ready": "1/2",

@@ -150,7 +150,7 @@ def test_kubernetes_before_1_30_is_refused_by_the_chart() -> None:
 def test_missing_validating_admission_policy_api_is_reported_with_the_value(value: str) -> None:
     wanted = {"limits": '--set-json=limits=[{"name": "a", "maxGpus": 1}]'}.get(value, f"--set={value}=true")
     kinds = "--api-versions=v1/Pod,admissionregistration.k8s.io/v1"
-    with pytest.raises(ClusterError, match=f"{value}: the API server does not serve ValidatingAdmissionPolicy"):
+    with pytest.raises(ClusterError, match=f"{value}: needs ValidatingAdmissionPolicy"):
         template(wanted, kinds)
     served = f"{kinds},admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy"
     assert "kind: ValidatingAdmissionPolicy" in template(wanted, served)

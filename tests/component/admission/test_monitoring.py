@@ -183,7 +183,7 @@ def test_service_monitor_equals_pod_monitor_and_excludes_it() -> None:
     assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
     of_pods = helm("--set=metrics.podMonitor.enabled=true")["PodMonitor", NAME]["spec"]
     assert (monitor["spec"]["sampleLimit"], endpoint) == (of_pods["sampleLimit"], of_pods["podMetricsEndpoints"][0])
-    with pytest.raises(ClusterError, match=r"metrics\.serviceMonitor: .*scraped twice: enable one"):
+    with pytest.raises(ClusterError, match=r"metrics\.serviceMonitor: metrics\.podMonitor is also enabled"):
         chart.template("--set=metrics.serviceMonitor.enabled=true", "--set=metrics.podMonitor.enabled=true")
 
 

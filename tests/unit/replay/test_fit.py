@@ -1,9 +1,12 @@
 """Models that are fitted to captures."""
 
+import gzip
+import json
+import shutil
 from array import array
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from random import Random
 from statistics import mean, median
@@ -19,11 +22,14 @@ from specdecode_operator.replay.emulated.engine_model import (
     Acceptance,
     Difficulty,
     Drafting,
+    StepShape,
     StepTime,
     acceptance_from_json,
     from_rates,
+    step_time_from_json,
 )
 from specdecode_operator.replay.fit import fit, fit_acceptance, turnarounds_ms
+from specdecode_operator.replay.fit_step_time import MeasuredSteps
 from specdecode_operator.replay.model_file import Limits
 from specdecode_operator.replay.synthetic_load import Lengths, Prompts, parse_arrivals
 from specdecode_operator.replay.virtual_run import GivenBehaviour, VirtualRun
@@ -293,3 +299,29 @@ def test_unknown_speculation_in_trace_gives_no_draft_slots(said: dict[str, Any])
     recording = read_recording(REAL / "ngram")
     odd = replace(recording, meta=msgspec.structs.replace(recording.meta, speculative=said))
     assert fit([odd]).origin.limits.draft_slots is None
+
+
+def without_details(source: Path, folder: Path) -> Path:
+    """Copy a capture as if its engine had not reported the content of its steps."""
+    shutil.copytree(source, folder)
+    steps = folder / "step-stats.jsonl.gz"
+    lines = [json.loads(line) for line in gzip.decompress(steps.read_bytes()).splitlines()]
+    for line in lines:
+        line.get("scheduler", {}).pop("iteration_details", None)
+    steps.write_bytes(gzip.compress("".join(f"{json.dumps(line)}\n" for line in lines).encode()))
+    return folder
+
+
+def test_step_times_without_iteration_details_are_derived_from_the_requests(tmp_path: Path) -> None:
+    counted = fit([read_recording(REAL / "draft_model")]).step_time
+    derived = fit([read_recording(without_details(REAL / "draft_model", tmp_path / "draft_model"))]).step_time
+    assert counted is not None
+    assert derived is not None
+    steps = MeasuredSteps.of([read_recording(REAL / "draft_model")])
+    shapes = [StepShape(*row) for row in np.column_stack([getattr(steps, each.name) for each in fields(StepShape)])]
+    found, known = (
+        np.array([model.ms(shape) for shape in shapes]) * model.residuals[50]
+        for model in (step_time_from_json(derived), step_time_from_json(counted))
+    )
+    for of_kind in (steps.prefill_tokens == 0, steps.prefill_tokens > 0):
+        assert np.median((found / known)[of_kind]) == pytest.approx(1, abs=0.05)
