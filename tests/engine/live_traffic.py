@@ -51,19 +51,7 @@ class Users:
     asked: list[Asked] = field(default_factory=list)
     _ends: threading.Event = field(default_factory=threading.Event)
 
-    @contextmanager
-    def one_in_flight(self) -> Iterator[None]:
-        """Let one long request be served meanwhile."""
-        began = threading.Event()
-        thread = threading.Thread(target=self._ask, args=("long", len(self.asked), began))
-        thread.start()
-        assert began.wait(TIMEOUT_S)
-        try:
-            yield
-        finally:
-            thread.join()
-
-    def _ask(self, kind: str, number: int, began: threading.Event | None = None) -> None:
+    def _ask(self, kind: str, number: int) -> None:
         name = f"{kind}-{number}"
         body: dict[str, Any] = {
             "model": "tiny",
@@ -79,7 +67,7 @@ class Users:
             body |= {"stop": [STOP], "allowed_token_ids": [20], "max_tokens": 400}
         elif kind == "pair":
             body |= {"prompt": [prompt(50, number), prompt(60, number)]}
-        elif kind in {"leaver", "long"}:
+        elif kind == "leaver":
             body |= {"max_tokens": 900}
         asked = Asked(name, kind, time.monotonic())
         headers = {"X-Request-Id": name}
@@ -91,8 +79,6 @@ class Users:
             for line in response.iter_lines():
                 if not line.startswith("data: {"):
                     continue
-                if began is not None:
-                    began.set()
                 if kind == "leaver":
                     break
                 if usage := json.loads(line.removeprefix("data: ")).get("usage"):

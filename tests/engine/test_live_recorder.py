@@ -92,14 +92,13 @@ def assert_records_are_what_happened(lines: list[Line], users: Users, server: Se
             assert by_user[name] - cut[name] == asked.tokens, asked
 
 
-def armed(collector: Collector, sample_percent: int, users: Users) -> Received:
+def armed(collector: Collector, sample_percent: int) -> Received:
     """Return a connection that records. A recorder that has not seen the end of the last one refuses it at first."""
     while True:
         received = collector.accept()
         assert (received.hello["pod"], received.hello["sockets"]) == ("tiny-0", 1)
-        with users.one_in_flight():
-            received.send(arm(sample_percent))
-            received.read(lambda lines: is_armed(lines) or bool(of_kind(lines, "refused")))
+        received.send(arm(sample_percent))
+        received.read(lambda lines: is_armed(lines) or bool(of_kind(lines, "refused")))
         if is_armed(received.lines):
             return received
         assert received.lines[0]["reason"] == "another connection is armed"
@@ -123,12 +122,12 @@ def test_live_captures_of_a_busy_engine_match_counters_and_users(engine: Engine,
             windows = []
             for sample_percent in (100, 50, 100):
                 collector.call()
-                received = armed(collector, sample_percent, users)
+                received = armed(collector, sample_percent)
                 lines = recorded_window(received, users)
                 received.close()
                 windows.append(lines)
                 # Cut in the middle: the engine forgets, serves on, and can be armed again.
-                cut = armed(collector, 100, users)
+                cut = armed(collector, 100)
                 wait_for_traffic(users, 3)
                 cut.close()
                 collector.dismiss()
@@ -144,7 +143,6 @@ def test_live_captures_of_a_busy_engine_match_counters_and_users(engine: Engine,
             "abort",
         }
         assert tallies[1]["sampled_out"] > 0
-        assert all(tally["older"] > 0 for tally in tallies)
         header = windows[1][0]
         assert (header["live"], header["sample_percent"], header["block_hash"]) == (True, 50, "blake2b-salted")
         assert len({lines[0]["boot"] for lines in windows}) == 3
@@ -168,7 +166,7 @@ def test_canaries_are_counted_and_not_recorded(engine: Engine, models: Path, tmp
 
         collector.call()
         with users.busy(("plain", "plain-too")):
-            received = armed(collector, 100, users)
+            received = armed(collector, 100)
             (collector.folder / CANARIES_FILE).write_text(canaries)
             eventually(told, "the answer is judged")
             received.read(enough)
