@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -281,5 +282,6 @@ def test_sidecar_survives_a_program_crash_and_ends_on_sigterm(tmp_path: Path) ->
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=300) == 0
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # all have ended
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
