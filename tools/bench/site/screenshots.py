@@ -56,7 +56,7 @@ class Screenshot:
 SCREENSHOTS: Final = (
     Screenshot("plan.png", "specdecode plan -f examples/llama-70b.yaml", "--plot=shown.png"),
     Screenshot(
-        "capture-report.png", "specdecode capture report tests/data/captures/draft_model", "--out=shown.html", 1775
+        "capture-report.png", "specdecode capture report tests/data/captures/draft_model", "--out=shown.html", 1893
     ),
 )
 
