@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
@@ -70,20 +70,12 @@ class Disarm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     drain_s: Annotated[float, msgspec.Meta(ge=0, le=LONGEST_DRAIN_S)]  # time for recorded requests to end
 
 
-class Canary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Verdict of the sidecar on an answer of this engine, to publish at /metrics."""
-
-    prompt: str
-    verdict: str
-    reason: str | None
-
-
 class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One line of the collector or of the sidecar."""
 
     arm: Arm | None = None
     disarm: Disarm | None = None
-    canary: Canary | None = None
+    canary: Any = None  # verdict of the sidecar, as `publish` takes it
 
 
 _ORDER = msgspec.json.Decoder(Order)
@@ -346,7 +338,7 @@ class Connection(threading.Thread):
         order = orders.next(None)
         if order is not None and order.canary is not None:
             try:
-                publish(msgspec.to_builtins(order.canary))
+                publish(order.canary)
             except ValueError as error:
                 raise Refusal(str(error)) from error
             return
