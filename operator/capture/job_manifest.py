@@ -36,6 +36,7 @@ from specdecode_operator.deployment.desired_state import Launch
 from specdecode_operator.deployment.engine_pod import engine_timeouts
 from specdecode_operator.deployment.engine_settings import engine_settings
 from specdecode_operator.deployment.live_recorder import BUNDLE_PATH
+from specdecode_operator.deployment.pod_template_merge import FILES_PATH, FILES_VOLUME
 from specdecode_operator.deployment.warnings import lossy_answers
 from specdecode_operator.untrusted import mapping, objects
 from specdecode_operator.version import __version__
@@ -45,7 +46,6 @@ from specdecode_operator.vllm.plugin_bundle import RECORDER
 PREPARE, LOAD, COLLECT = "prepare", "load", "collect"
 SWITCH_VOLUME: Final = "specdecode-switch"
 ROOT: Final = "/capture"  # of the volume
-_RECORDER_PATH: Final = "/specdecode/recorder"
 _CERTIFICATES_FOLDER: Final = "/specdecode/tls"
 _ITERATION_DETAILS: Final = "--enable-logging-iteration-details"
 USER_ID: Final = 65532
@@ -144,7 +144,7 @@ def render_job(
         "attempt_variable": run_settings.ATTEMPT_VARIABLE,
         "node_variable": run_settings.NODE_VARIABLE,
         "root": ROOT,
-        "recorder_path": _RECORDER_PATH,
+        "recorder_path": FILES_PATH,
         "certificates_folder": _CERTIFICATES_FOLDER,
         "image_id_folder": str(IMAGE_ID_FILE.parent),
         "operator_image": operator_image,
@@ -203,12 +203,12 @@ def _engine(capture: Capture, spec: SpecDecodeCaptureSpec, pod: Body, *, switche
     kept = {field: value for field, value in engine.items() if field not in _NOT_IN_A_SIDECAR}
     mounts = [
         *(engine.get("volumeMounts") or []),
-        {"name": "specdecode-recorder", "mountPath": _RECORDER_PATH, "readOnly": True},
+        {"name": FILES_VOLUME, "mountPath": FILES_PATH, "readOnly": True},
         {"name": "specdecode-capture", "mountPath": ROOT},
     ]
     folder: list[Body] = []
     if switches:
-        command = switcher_command(_RECORDER_PATH)
+        command = switcher_command(FILES_PATH)
         mounts.append({"name": SWITCH_VOLUME, "mountPath": SWITCH_FOLDER})
         # The load generator starts after this container and orders the first engine, so no probe may wait for one.
         kept.pop("startupProbe", None)
@@ -226,7 +226,7 @@ def _engine(capture: Capture, spec: SpecDecodeCaptureSpec, pod: Body, *, switche
     return {
         **kept,
         "restartPolicy": "Always",
-        "command": RECORDER.loaded_by(command, _RECORDER_PATH),
+        "command": RECORDER.loaded_by(command, FILES_PATH),
         "env": [*(each for each in engine.get("env") or [] if each["name"] not in names), *recording],
         "volumeMounts": mounts,
     }

@@ -15,6 +15,7 @@ from typing import Any, Final
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import Source, SpecDecodeCaptureSpec
 from specdecode_operator.api.crd_validation import broken_rules
+from specdecode_operator.capture.job.collect_settings import MOST_PODS, PORT
 from specdecode_operator.capture.job_manifest import COLLECT, ROOT, USER_ID, engine_context, wrap_up_s
 from specdecode_operator.capture.job_status import is_running, is_suspended, newest_pod
 from specdecode_operator.capture.load import run_settings
@@ -30,8 +31,6 @@ from specdecode_operator.deployment.rollout.rollout_progress import serving_hash
 from specdecode_operator.enums import LiveTokenIds
 from specdecode_operator.untrusted import mapping, objects, parse_json, texts
 
-PORT: Final = 8470
-MOST_PODS: Final = 64  # that one collector records
 JOIN_S: Final = 150  # the kubelet may need 90 s to show the order to the recorders
 DRAIN_S: Final = 60  # for requests that run when the recording ends
 _CLOSE_S: Final = 30  # for recorders to send their last lines

@@ -273,10 +273,8 @@ def _launch(
     facts, kept_commits = at_commits(key, uid, planned.facts, commits, parent.written_spec)
     launch, spec = Launch(facts, plan, planned.plan_status), facts.spec
     *others, workload = [*kept_commits, *render_children(key, uid, facts, plan, planned.plan_texts)]
-    passed = [
-        *passed_condition(key, spec, workload, last_good, gate),
-        *promoted_condition(spec, workload, last_good),
-    ]
+    passed_gate = passed_condition(key, spec, workload, last_good, gate)
+    passed = [*passed_gate, *promoted_condition(spec, workload, last_good)]
     if last_good is None:
         return DesiredState(launch, [*planned.conditions, *passed], [*others, workload])
     kept, failure = render_last_good(key, uid, last_good), last_good.failure
@@ -301,6 +299,7 @@ def _launch(
         outcome = InCanary(facts, planned.plan_status, launch, attempt, workload, waits)
         replicas = canary_settings(spec).replicas
         canary = [] if waits else [canary_workload(key, uid, workload, replicas)]
-        of_gate = passed_condition(key, spec, workload, last_good, gate)
-        return DesiredState(outcome, [*planned.conditions, *of_gate], [kept, *of_earlier, *others, *canary, earlier])
+        return DesiredState(
+            outcome, [*planned.conditions, *passed_gate], [kept, *of_earlier, *others, *canary, earlier]
+        )
     return DesiredState(launch, [*planned.conditions, *passed], [kept, *others, workload])

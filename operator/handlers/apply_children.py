@@ -371,7 +371,8 @@ class EngineChildren(Children):
         desired = resting(desired, live, current_pods(pods, live), groups, self.cluster.clock.now().timestamp())
         children = objects_to_apply(desired, owned.values(), parent.kept_managers)
         routes = [child for child in children if child["kind"] == HTTP_ROUTE.kind]
-        is_all = await self.apply([child for child in children if child not in routes], parent.kept_managers)
+        others = [child for child in children if child["kind"] != HTTP_ROUTE.kind]
+        is_all = await self.apply(others, parent.kept_managers)
         for workload, replicas in workloads_to_scale(parent, desired, owned.values()):
             if workload["spec"].get("replicas", 1) != replicas:
                 scaled = await self.cluster.merge(workload, {"spec": {"replicas": replicas}})

@@ -1,6 +1,5 @@
 """Users of running engines whose requests can be found again in a live capture, by their lengths."""
 
-import json
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -8,7 +7,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-import httpx
+from tests.support.traffic import Repeating, streamed_usage
 
 _TIMEOUT_S = 300
 _BETWEEN_S = 0.1
@@ -49,24 +48,22 @@ class LiveUsers:
     model: str = "target"
     answered: list[Asked] = field(default_factory=list)
     failed: list[tuple[str, str]] = field(default_factory=list)
-    _threads: list[threading.Thread] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _stop: threading.Event = field(default_factory=threading.Event)
     _asked: int = 0
+
+    def __post_init__(self) -> None:
+        """Prepare the users."""
+        self._users = Repeating(self._ask, self.urls, _BETWEEN_S, _TIMEOUT_S)
 
     def __enter__(self) -> Self:
         """Begin to ask."""
-        self._threads = [threading.Thread(target=self._go_on, args=[url], daemon=True) for url in self.urls]
-        for thread in self._threads:
-            thread.start()
+        self._users.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
         """Ask no more, and wait for the answers that are under way."""
-        self._stop.set()
-        for thread in self._threads:
-            thread.join(_TIMEOUT_S)
-        self.failed += [("", "a user still waits for an answer") for each in self._threads if each.is_alive()]
+        self._users.__exit__(kind, value, tb)
+        self.failed += [("", "a user still waits for an answer")] * self._users.hangs
 
     @property
     def tokens(self) -> int:
@@ -91,40 +88,19 @@ class LiveUsers:
             number, self._asked = self._asked, self._asked + 1
         return _SHORTEST_PROMPT + number % _PROMPTS, _SHORTEST_ANSWER + number // _PROMPTS
 
-    def _go_on(self, url: str) -> None:
-        while not self._stop.wait(_BETWEEN_S):
-            lengths, began_s = self._next_lengths(), time.time()
-            try:
-                problem = self._ask(url, *lengths)
-            except Exception as error:  # noqa: BLE001  a thread that ends unseen would count nothing any more
-                problem = f"{type(error).__name__}: {error}"
-            with self._lock:
-                if problem is None:
-                    self.answered.append(Asked(lengths, began_s, time.time()))
-                else:
-                    self.failed.append((url, problem))
-
-    def _ask(self, url: str, prompt_tokens: int, answer_tokens: int) -> str | None:
-        """Ask once; return what is wrong with the answer."""
+    def _ask(self, url: str) -> None:
+        (prompt_tokens, answer_tokens), began_s = self._next_lengths(), time.time()
         body = {
             "model": self.model,
             "prompt": [3 + (prompt_tokens * 31 + place * place) % 900 for place in range(prompt_tokens)],
             "max_tokens": answer_tokens,
             "temperature": 0,
             "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
         }
-        # The environment's proxies know nothing of the cluster.
-        with (
-            httpx.Client(trust_env=False, timeout=_TIMEOUT_S) as client,
-            client.stream("POST", url, json=body) as response,
-        ):
-            lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
-            if response.status_code != httpx.codes.OK:
-                return f"HTTP {response.status_code}: {' '.join(lines)[:200]}"
-        if not lines or lines[-1] != "[DONE]":
-            return f"cut after {len(lines)} lines"
-        usage = json.loads(lines[-2]).get("usage")
-        counted = usage and (usage["prompt_tokens"], usage["completion_tokens"])
-        return None if counted == (prompt_tokens, answer_tokens) else f"{lines[-2][:200]}"
+        usage = streamed_usage(url, body, _TIMEOUT_S)
+        counted = None if isinstance(usage, str) else (usage["prompt_tokens"], usage["completion_tokens"])
+        with self._lock:
+            if counted == (prompt_tokens, answer_tokens):
+                self.answered.append(Asked((prompt_tokens, answer_tokens), began_s, time.time()))
+            else:
+                self.failed.append((url, str(usage)))

@@ -13,8 +13,8 @@ from specdecode_operator.capture.load.run_settings import SETTINGS_VARIABLE, Inv
 from specdecode_operator.problems import Problem
 from specdecode_operator.redaction import clip
 
-MOST_PODS: Final = 64
-PORT: Final = 8470  # default of the collector's container
+MOST_PODS: Final = 64  # that one collector records
+PORT: Final = 8470  # of the collector
 JOINING: Final = "joining"
 """Phase in the progress lines until the recorders are ordered to record."""
 
@@ -67,7 +67,7 @@ class CollectSettings(_Settings):
     record: RecordSettings = RecordSettings()
     slo: dict[str, int] = {}  # ``ttftMs``, ``tpotMs``, ``latencyMs``
     context: dict[str, Any] = {}  # copied to the manifest, as for a load
-    # Longest window. A window of `requests` ends here with fewer of them, and the manifest says so.
+    # Longest window. A window of `requests` ends here with fewer of them, and the manifest records this.
     deadline_seconds: Annotated[float, Field(gt=0)] | None = None
 
 

@@ -11,7 +11,7 @@ import yaml
 
 from devcluster import chart
 from devcluster.host.errors import ClusterError
-from specdecode_operator.capture.live_capture import PORT
+from specdecode_operator.capture.job.collect_settings import PORT
 from specdecode_operator.cluster.resources import selector_labels, worker_labels
 from tests.support.kubectl import Kubectl
 from tests.support.network_policies import Connection, Peer, refused

@@ -1,4 +1,4 @@
-"""When a live capture may start, what its Job collects, and what it tells the recorders."""
+"""Preconditions, Job and order of a live capture."""
 
 import json
 from dataclasses import replace
@@ -9,8 +9,9 @@ import pytest
 import yaml
 
 from specdecode_operator.api.base import Body
+from specdecode_operator.capture.job.collect_settings import MOST_PODS
 from specdecode_operator.capture.job_manifest import wrap_up_s
-from specdecode_operator.capture.live_capture import MOST_PODS, recorded_first
+from specdecode_operator.capture.live_capture import recorded_first
 from specdecode_operator.capture.observation import CaptureObservation, ObservedDeployment, read_capture
 from specdecode_operator.cluster.nodes import NodeFacts
 from specdecode_operator.cluster.resources import CAPTURED_ENGINE_ANNOTATION, QUEUE_LABEL, TEMPLATE_HASH_ANNOTATION
