@@ -58,7 +58,7 @@ ScheduleName = Annotated[str, StringConstraints(max_length=20, pattern=SCHEDULE_
 CronLine = Annotated[str, StringConstraints(max_length=128, pattern=CRON_LINE)]
 TimeZone = Annotated[str, StringConstraints(max_length=64, pattern=TIME_ZONE)]
 Hostname = Annotated[str, StringConstraints(max_length=253, pattern=HOSTNAME)]
-# As long as a label's value may be, which is how Kueue is told, and as a namespace's name.
+# The limit of label values, by which Kueue gets the name, and of names of namespaces.
 ShortName = Annotated[str, StringConstraints(max_length=63, pattern=OBJECT_NAME)]
 
 

@@ -281,7 +281,7 @@ def is_suspended(job: Body | None) -> bool:
 
 
 def collects(job: Body) -> bool:
-    """Return whether a Job is that of a live capture."""
+    """Return whether a Job belongs to a live capture."""
     return _is_collector(mapping(mapping(job, "spec"), "template"))
 
 

@@ -2,9 +2,9 @@
 
 The requests of both pools differ, so the pairs are blocks of time. `PoolComparison` draws as many stable engines for
 each block as the canary has, and compares the sums of their counters. If the pools do not differ, the log ratio of
-such a block is as likely to be x as -x, whatever the traffic, so the intervals of `PairedSeries` hold. The sum over
-all stable engines would not do: the logarithm of a mean of a few long-tailed values is lower than that of many, which
-favors the smaller pool. A block ends when all drawn engines together have enough requests in each pool, which is
+such a block is as likely to be x as -x for any traffic, so the intervals of `PairedSeries` hold. With the sum over all
+stable engines, they would not: on average, the logarithm of a mean is lower for a few long-tailed values than for many,
+which favors the smaller pool. A block ends when all drawn engines together have enough requests in each pool, which is
 symmetric, too.
 """
 
@@ -28,7 +28,7 @@ FEWEST_BLOCKS: Final = 7
 """Fewest blocks before a figure can be decided (`verdict.PairedSeries`)."""
 
 MOST_LOAD_RATIO: Final = 1.25
-"""Largest ratio of requests per engine between the pools. A busier engine is slower, whatever its settings."""
+"""Largest ratio of requests per engine between the pools. A busier engine is slower with any settings."""
 
 
 @dataclass(frozen=True)

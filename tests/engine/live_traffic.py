@@ -189,6 +189,6 @@ class Collector:
 
 
 def wait_for_traffic(users: Users, more: int) -> None:
-    """Return when so many more requests have ended."""
+    """Wait until this number of further requests have ended."""
     before = len(users.asked)
     eventually(lambda: len(users.asked) >= before + more, f"{more} more requests", TIMEOUT_S)

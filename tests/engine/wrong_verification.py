@@ -1,4 +1,4 @@
-"""Inside EngineCore: a verification that accepts every drafted token, whatever the target says.
+"""Inside EngineCore: a verification that accepts every drafted token, even if the target rejects it.
 
 A general plugin of vLLM. vLLM's own mode for this, synthetic rejection sampling, does not run on CPUs.
 """

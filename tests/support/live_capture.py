@@ -215,7 +215,7 @@ class Peer:
             await self._writer.wait_closed()
 
     async def armed(self, pod: PlayedPod, server: int = 0, **changes: Any) -> PlayedServer:
-        """Wait for the order to record, send the first lines, and return what is left to send."""
+        """Wait for the order to record, send the first lines, and return the rest."""
         order = await self.order()
         assert order is not None, "the connection was closed"
         played = pod.played(server, order["arm"], **changes)

@@ -234,7 +234,7 @@ def _write_load(source: _Source, load: _Load, stream: BinaryIO) -> Exported:
 
 
 def _arrivals(source: _Source) -> tuple[list[_Arrival], list[str]]:
-    """Return the requests that a load can send, in order of arrival, and what is left out."""
+    """Return the requests that a load can send, in order of arrival, and a note for each omission."""
     held, held_bytes, unusable = list[_Arrival](), 0, Counter[str]()
     for each in source.requests():
         if each.arrival_ms is None:

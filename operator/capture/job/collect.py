@@ -155,7 +155,7 @@ class Peer:
         self.writer.close()
 
     def take(self, lines: list[bytes]) -> tuple[bytes, str | None]:
-        """Check lines; return the good ones as they are written, and what is wrong with the next one."""
+        """Check lines; return the good ones as they are written, and the fault of the next one."""
         good: list[bytes] = []
         if self.armed_wall_s is None:
             return b"", "a line before the order to record"

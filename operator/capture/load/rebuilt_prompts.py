@@ -29,7 +29,7 @@ _TOKENIZE_TIMEOUT_S: Final = 60
 
 
 def refuse_random_prompts(capture: Path) -> None:
-    """Reject a capture whose prompts are random tokens, if its manifest says so."""
+    """Reject a capture with random prompts, if its manifest shows that."""
     prompts = mapping(mapping(_manifest(capture), "workload"), "prompts")
     dataset = mapping(prompts, "dataset")
     if "synthetic" in prompts or dataset.get("format") == DatasetFormat.TRACE:

@@ -46,7 +46,7 @@ _TELL_TIMEOUT_S = 10.0
 _POLL_S = 1.0
 _REST_S = 10.0  # after an engine that is not healthy
 _TRY_AGAIN = frozenset({408, 429})  # client errors that another attempt may not get
-# The raw logits decide, whatever generation_config.json or the server's defaults say.
+# The raw logits decide, regardless of generation_config.json and the server's defaults.
 _GREEDY: Mapping[str, Any] = {
     "temperature": 0,
     "top_p": 1,

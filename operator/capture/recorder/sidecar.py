@@ -117,7 +117,7 @@ def _address(text: Any) -> tuple[str, int]:
         raise BadOrderError("address is not IP:PORT") from error
     if "%" in host or is_bracketed != (address.version == 6) or not 0 < number <= _LARGEST_PORT:  # noqa: PLR2004 (IPv6)
         raise BadOrderError("address is not IP:PORT, with brackets around IPv6")
-    # No pod has such an address; that of a cloud's metadata service is link-local.
+    # No pod has such an address. A cloud's metadata service has a link-local one.
     reached = (address.version == 6 and address.ipv4_mapped) or address  # noqa: PLR2004 (as above)
     if reached.is_link_local or reached.is_multicast or reached.is_unspecified:
         raise BadOrderError("address is not that of a pod")
@@ -249,7 +249,7 @@ class Relay:
             writer.close()
             await asyncio.wait_for(writer.wait_closed(), _STALLED_S)
         except (OSError, asyncio.TimeoutError):  # noqa: UP041 (as above)
-            writer.transport.abort()  # what it holds would never be sent
+            writer.transport.abort()  # its buffered data would never be sent
             raise
         finally:
             writer.close()
@@ -286,7 +286,7 @@ async def _pipe(collector: Streams, recorder: Streams) -> None:
 
 
 async def _pass_orders(reader: asyncio.StreamReader, writer: asyncio.StreamWriter | None) -> None:
-    """Pass the collector's lines to the recorder; raise CollectorDoneError at the line that says so."""
+    """Pass the collector's lines to the recorder; raise CollectorDoneError at its last line."""
     while line := await reader.readline():
         if _is_bye(line):
             raise CollectorDoneError

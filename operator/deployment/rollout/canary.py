@@ -172,8 +172,8 @@ def judge_canary(
 ) -> CanaryDecision:
     """Return what to do with a canary.
 
-    ``rollout`` is that of its own Deployment, ``now_s`` is monotonic, and ``wrong_answers`` describes confirmed wrong
-    answers to canary prompts.
+    ``rollout`` is the progress of its own Deployment, ``now_s`` is monotonic, and ``wrong_answers`` describes confirmed
+    wrong answers to canary prompts.
     """
     status = _status(canary, trial.comparison, rollout)
     if has_failed(rollout):

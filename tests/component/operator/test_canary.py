@@ -228,7 +228,7 @@ class Story:
         await self.look()
 
     async def blocks(self, count: int, *canary: Served) -> None:
-        """Let both pools serve for several minutes; the canary serves what is given in turn."""
+        """Let both pools serve for several minutes; the canary serves the given answers in turn."""
         for number in range(count):
             await self.block(canary[number % len(canary)] if canary else BLOCK)
 

@@ -1,4 +1,4 @@
-"""The operator writes an HTTPRoute when asked, whatever state the Gateway API is in, and engines never wait for it."""
+"""The operator writes an HTTPRoute when asked, in every state of the Gateway API, and engines never wait for it."""
 
 import json
 from collections.abc import Iterator

@@ -42,7 +42,7 @@ def watched(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture
 def small_volume(cluster: Cluster, kubectl: Kubectl) -> Iterator[Callable[[str, int], str]]:
-    """Make a claim of a name with so many MiB of room, no byte more; return where it is on the node."""
+    """Create a claim with exactly the given MiB of room; return its path on the node."""
     made: list[tuple[str, str]] = []
 
     def make(name: str, mib: int) -> str:

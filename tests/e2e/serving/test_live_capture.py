@@ -352,7 +352,7 @@ class TestDisturbed:
         assert identities(engine_pods(serving)) == before
 
     def test_killed_engine(self, cluster: Cluster, serving: Kubectl, users: LiveUsers) -> None:
-        """Only its own users notice; what it lost is not known."""
+        """Only its own users notice; the number of lost requests is unknown."""
         begin(serving, "engine", durationSeconds=WHILE_S)
         hurt = engine_pods(serving)[0]
         under_way(serving, "engine")

@@ -1,4 +1,4 @@
-"""The file of canaries that the sidecar reads, and what it costs."""
+"""The file of canaries that the sidecar reads, and the cost of canaries."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""The HTTPRoute to the engines: what it forwards, and what its Gateways say of it."""
+"""The HTTPRoute to the engines: forwarded paths, and the condition from the status of its Gateways."""
 
 from typing import Any
 

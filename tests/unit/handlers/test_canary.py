@@ -79,7 +79,7 @@ class Pools:
         )
 
     async def compare(self, blocks: int, slower: float = 1.0) -> None:
-        """Start the canary, and let both pools serve so many blocks."""
+        """Start the canary, and let both pools serve a number of blocks."""
         self.start("llama-canary", "canary-1")
         for _ in range(blocks + 1):
             await self.look(slower)

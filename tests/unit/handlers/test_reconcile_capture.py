@@ -220,7 +220,7 @@ def test_own_job_with_removed_labels_gets_them_back(spec: Body) -> None:
 
 
 class Orders(FakeCluster):
-    """Has one ConfigMap of a name, and keeps what is written and deleted."""
+    """Has one ConfigMap of a name, and records writes and deletions."""
 
     def __init__(self, order: Body | None = None) -> None:
         super().__init__()

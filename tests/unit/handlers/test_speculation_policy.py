@@ -311,7 +311,7 @@ async def crash(
 
 
 def moment(shift: Shift, ahead_s: float = 0) -> str:
-    """Return the time in so many seconds, as Kubernetes writes it."""
+    """Return the time after a number of seconds, as Kubernetes writes it."""
     return (shift.clock.now() + timedelta(seconds=ahead_s)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

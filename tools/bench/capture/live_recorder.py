@@ -1,7 +1,7 @@
 """What the hooks of live captures cost an API server of vLLM while they sleep.
 
 The same steps run through vLLM's own OutputProcessor with and without hooks, in pairs and in both orders. It has no
-tokenizer here, so its share of a step is smaller than in a real server, and that of the hooks larger.
+tokenizer here, so its share of a step is smaller than in a real server, and the share of the hooks is larger.
 """
 
 import asyncio

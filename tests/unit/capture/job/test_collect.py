@@ -1,4 +1,4 @@
-"""The container that collects a live capture: who may connect, the window, and what is published."""
+"""The container that collects a live capture: permitted connections, the window, and the published files."""
 
 import errno
 import os
@@ -508,7 +508,7 @@ class TestLosses:
 
 
 class TestGates:
-    """Each gate fails if what it compares differs."""
+    """Each gate fails if the compared figures differ."""
 
     async def failing(self, root: Path, counters: dict[str, float] | None = None, **tally: int) -> str:
         async with collector(environment(root, ["a"])) as running:

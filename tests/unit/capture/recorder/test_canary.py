@@ -62,7 +62,7 @@ class Target:
     """An engine whose target is known, and what goes wrong in each of its answers.
 
     ``gaps`` has for each answer by how much its third token is less likely than the best one, and ``says`` a response
-    in place of what it computes, by the number of the request.
+    in place of its own answer, by the number of the request.
     """
 
     gaps: list[float] = field(default_factory=list)
@@ -397,7 +397,7 @@ def test_canary_thread_runs_until_stopped(canaries: Canaries, told: Told, settin
     stopped = threading.Event()
     thread = threading.Thread(target=canaries.run, args=(stopped,))
     thread.start()
-    eventually(lambda: told.lines, "a verdict is told")
+    eventually(lambda: told.lines, "a verdict is sent")
     stopped.set()
     thread.join()
     assert told.asked == [("one", RIGHT)]

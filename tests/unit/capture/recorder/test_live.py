@@ -145,7 +145,7 @@ async def test_requests_running_before_arming_are_counted_but_not_recorded(engin
     lines, tally = await ended(armed)
     (record,) = of_kind(lines, Request)
     assert record.id == pseudonym("new")
-    # What runs and what is computed includes requests without a record.
+    # Running and computed counts include requests without a record.
     assert (record.concurrency, record.num_running, record.prefill_tokens) == (3, [3, 1], [50, 0])
     assert (tally.admitted, tally.older, tally.finished, tally.generated_tokens) == (1, 2, 2, 9)
     assert counted(first, lines) == (2, 9)

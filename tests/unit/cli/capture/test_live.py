@@ -1,4 +1,4 @@
-"""`specdecode capture live`: what it creates, follows and fetches, and how it is left."""
+"""`specdecode capture live`: created objects, progress, fetched files, and Ctrl-C."""
 
 import json
 import re
