@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 from pathlib import Path
 
 import tiny_pair as tiny
@@ -42,22 +41,21 @@ def make_language(out: Path, prompts: int, seed: int) -> bool:
     out.mkdir(parents=True, exist_ok=True)
     marker.unlink(missing_ok=True)
     generator = torch.Generator().manual_seed(seed)
-    target = target_weights(generator, successors(random.Random(seed)))
+    target = target_weights(generator, successors(generator))
     tiny.write_model(out / "target", target, LAYERS, tokenizer())
     write_head(out / "head", target, generator)
     (out / "prompts").mkdir(exist_ok=True)
     for language, words in LANGUAGES.items():
-        write_prompts(out / "prompts" / f"{language}.jsonl", words, prompts, seed)
+        write_prompts(out / "prompts" / f"{language}.jsonl", words, prompts, generator)
     marker.write_text(wanted)
     return True
 
 
-def successors(chance: random.Random) -> dict[int, int]:
+def successors(generator: torch.Generator) -> dict[int, int]:
     """Return the successor of each word: one cycle for each language."""
     found: dict[int, int] = {}
     for words in LANGUAGES.values():
-        cycle = list(words)
-        chance.shuffle(cycle)
+        cycle = [words[index] for index in torch.randperm(len(words), generator=generator).tolist()]
         found |= dict(zip(cycle, [*cycle[1:], cycle[0]], strict=True))
     return found
 
@@ -115,11 +113,11 @@ def tokenizer() -> Tokenizer:
     return made
 
 
-def write_prompts(file: Path, words: range, count: int, seed: int) -> None:
+def write_prompts(file: Path, words: range, count: int, generator: torch.Generator) -> None:
     """Write random texts of one language, one JSON object per line."""
-    chance = random.Random(f"{file.name} {seed}")
-    lines = (" ".join(f"w{chance.choice(words)}" for _ in range(PROMPT_WORDS)) for _ in range(count))
-    file.write_text("".join(json.dumps({"prompt": line}) + "\n" for line in lines))
+    drawn = torch.randint(words.start, words.stop, (count, PROMPT_WORDS), generator=generator).tolist()
+    lines = (json.dumps({"prompt": " ".join(f"w{word}" for word in text)}) for text in drawn)
+    file.write_text("".join(f"{line}\n" for line in lines))
 
 
 def main() -> None:
