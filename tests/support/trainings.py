@@ -81,7 +81,9 @@ def job(*conditions: str, suspend: bool = False) -> Body:
     return {"metadata": metadata, "spec": {"suspend": suspend}, "status": {"conditions": stamped}}
 
 
-def pod(*statuses: Body, phase: str = "Running", name: str = "head-training-x", created: str = "1", **status: Any) -> Body:
+def pod(
+    *statuses: Body, phase: str = "Running", name: str = "head-training-x", created: str = "1", **status: Any
+) -> Body:
     """A pod of the training's Job with the statuses of its containers."""
     containers = {each["name"]: each for each in statuses}
     last = [containers.pop("publish")] if "publish" in containers else []
