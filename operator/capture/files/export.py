@@ -13,7 +13,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -24,8 +24,10 @@ from specdecode_operator.capture.files import formats
 from specdecode_operator.capture.files.trace_requests import ExportError, TraceRequests, count, notes_of
 from specdecode_operator.capture.files.training_rows import (
     NO_PROMPT_IDS,
+    WHOLE,
     CaptureRows,
     RebuildPrompt,
+    Split,
     duplicates_note,
     reject_untrainable,
     write_split,
@@ -113,22 +115,19 @@ _LOADS: Final[Mapping[ExportFormat, _Load]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Training:
-    """Options of training data."""
-
-    rebuild: RebuildPrompt | None = None  # finds the prompts that the capture does not have
-    holdout_percent: int = 0  # share of the prompts that go to a second file
-    seed: int = 0  # of the choice
-
-
 def held_out_file(out: Path) -> Path:
     """Return the file for held-out prompts next to a file of training data."""
     return out.with_name(f"{out.stem}.holdout{out.suffix}")
 
 
-def export_capture(
-    capture: Path, form: ExportFormat, out: Path, *, phases: Collection[str] = (), training: Training = Training()
+def export_capture(  # noqa: PLR0913
+    capture: Path,
+    form: ExportFormat,
+    out: Path,
+    *,
+    phases: Collection[str] = (),
+    rebuild: RebuildPrompt | None = None,
+    split: Split = WHOLE,
 ) -> Exported:
     """Write the requests of a capture to a file, atomically. An existing file is replaced.
 
@@ -138,6 +137,10 @@ def export_capture(
         Folder of a capture, or a trace.
     phases
         Phases to export; all if empty.
+    rebuild
+        Finds the prompts of training data that the capture does not have.
+    split
+        Division of training data. Held-out prompts go to a second file (`held_out_file`).
 
     Raises
     ------
@@ -148,11 +151,11 @@ def export_capture(
     """
     source = TraceRequests(find_trace(capture), frozenset(phases))
     load = _LOADS.get(form)
-    files = [out] if load or not training.holdout_percent else [out, held_out_file(out)]
+    files = [out] if load or not split.holdout_percent else [out, held_out_file(out)]
     parts = [each.with_name(f"{each.name}{formats.PART_SUFFIX}") for each in files]
     try:
         if load is None:
-            exported = _write_training(source, training, parts)
+            exported = _write_training(source, rebuild, split, parts)
         else:
             with parts[0].open("wb") as stream:
                 exported = _write_load(source, load, stream)
@@ -276,29 +279,25 @@ class _Blocks:
         return ids
 
 
-def _write_training(source: TraceRequests, training: Training, parts: Sequence[Path]) -> Exported:
+def _write_training(
+    source: TraceRequests, rebuild: RebuildPrompt | None, split: Split, parts: Sequence[Path]
+) -> Exported:
     """Write the tokens of each request, with a mask of 0 for the prompt and 1 for the answer, in the file's order."""
-    place, capture = printable(str(source.trace)), CaptureRows(source, training.rebuild)
-    written = write_split(
-        capture.rows(),
-        parts[0],
-        parts[1] if len(parts) > 1 else None,
-        seed=training.seed,
-        holdout_percent=training.holdout_percent,
-        rows_held_out=True,
-    )
+    place, capture = printable(str(source.trace)), CaptureRows(source, rebuild)
+    held_out = parts[1] if len(parts) > 1 else None
+    written = write_split(capture.rows(), parts[0], held_out, replace(split, rows_held_out=True))
     left_out = capture.left_out()
     if not written.rows and not written.held_out:
-        if left_out[NO_PROMPT_IDS] and training.rebuild is None:
+        if left_out[NO_PROMPT_IDS] and rebuild is None:
             raise ExportError(
                 f"{place}: no request has the token ids of its prompt: for a capture with prompts from a dataset, "
                 "add --dataset and --tokenizer-url"
             )
         reject_untrainable(place, left_out)
-    if training.holdout_percent and not (written.rows and written.held_out):
+    if split.holdout_percent and not (written.rows and written.held_out):
         side = "no prompt" if written.rows else "every prompt"
         raise ExportError(
-            f"--holdout-percent: {training.holdout_percent}: holds out {side}: use another share, or another --seed"
+            f"--holdout-percent: {split.holdout_percent}: holds out {side}: use another share, or another --seed"
         )
     notes = [*notes_of(left_out + written.left_out), "temperatures and times"]
     if written.duplicates:

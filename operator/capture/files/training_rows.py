@@ -9,7 +9,7 @@ import os
 import sys
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -117,8 +117,8 @@ class CaptureRows:
             elif prompt.ids is not None and len(prompt.ids) != each.prompt_tokens:
                 raise TrainingError(
                     "UnreadableCapture",
-                    f"{place}: {printable(each.request_id or 'a request')}: prompt_token_ids: has {len(prompt.ids)} ids "
-                    f"for prompt_tokens {each.prompt_tokens}: fetch the capture again",
+                    f"{place}: {printable(each.request_id or 'a request')}: prompt_token_ids: has {len(prompt.ids)} "
+                    f"ids for prompt_tokens {each.prompt_tokens}: fetch the capture again",
                 )
             else:
                 yield TrainingRow(
@@ -142,6 +142,19 @@ class CaptureRows:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Split:
+    """How rows are divided between the training file and the file of held-out prompts."""
+
+    seed: int = 0
+    holdout_percent: int = 0  # share of the prompts
+    max_tokens: int | None = None  # of the training file; the seed chooses the rows if there are more
+    rows_held_out: bool = False  # whether lines of held-out prompts also have the tokens of an answer
+
+
+WHOLE: Final = Split()
+
+
+@dataclass(frozen=True, kw_only=True)
 class WrittenRows:
     """Counts of written rows."""
 
@@ -158,11 +171,10 @@ class RowFiles:
     Rows first go to a scratch file, because the cap of the tokens applies to a choice from all rows.
     """
 
-    def __init__(self, scratch: BinaryIO, *, seed: int, holdout_percent: int, rows_held_out: bool = False) -> None:
-        self._scratch = scratch
-        self._key = seed.to_bytes(8, "little", signed=True)
-        self._limit = (holdout_percent << 64) // 100
-        self._rows_held_out = rows_held_out  # whether lines of held-out prompts also have the tokens of an answer
+    def __init__(self, scratch: BinaryIO, split: Split) -> None:
+        self._scratch, self._split = scratch, split
+        self._key = split.seed.to_bytes(8, "little")
+        self._limit = (split.holdout_percent << 64) // 100
         self._seen = set[bytes]()
         self._training, self._held_out = _Lines(), _Lines()
         self._left_out = Counter[str]()
@@ -188,16 +200,13 @@ class RowFiles:
             self._seen.add(prompt)
             self._held_out.add(self._append(self._held_out_fields(row)), prompt, row.tokens)
 
-    def write(self, training: BinaryIO, held_out: BinaryIO | None, max_tokens: int | None = None) -> WrittenRows:
-        """Write the rows in the order in which they were added, and the held-out prompts in random order.
-
-        If the rows have more than ``max_tokens`` tokens, the seed chooses those to write.
-        """
-        chosen, tokens = self._training.chosen(max_tokens)
+    def write(self, training: BinaryIO, held_out: BinaryIO | None) -> WrittenRows:
+        """Write the rows in the order in which they were added, and the held-out prompts in random order."""
+        chosen, tokens = self._training.chosen(self._split.max_tokens)
         if over := len(self._training) - len(chosen):
-            self._left_out[f"over the limit of {max_tokens:,} tokens, chosen at random by the seed"] = over
-        for each in chosen:
-            training.write(self._training.read(self._scratch, each))
+            limit = f"{self._split.max_tokens:,} tokens"
+            self._left_out[f"over the limit of {limit}, chosen at random by the seed"] = over
+        training.writelines(self._training.read(self._scratch, each) for each in chosen)
         written = 0
         if held_out is not None:
             held_out_bytes = 0
@@ -225,7 +234,7 @@ class RowFiles:
         return offset
 
     def _held_out_fields(self, row: TrainingRow) -> dict[str, Any]:
-        if self._rows_held_out and row.prompt_ids is not None:
+        if self._split.rows_held_out and row.prompt_ids is not None:
             return {"prompt": list(row.prompt_ids), **row.fields()}
         return {"prompt": row.prompt if isinstance(row.prompt, str) else list(row.prompt)}
 
@@ -287,27 +296,17 @@ def create(path: Path) -> BinaryIO:
     return os.fdopen(os.open(path, flags, 0o600), "w+b")
 
 
-def write_split(
-    rows: Iterator[TrainingRow],
-    training: Path,
-    held_out: Path | None,
-    *,
-    seed: int,
-    holdout_percent: int,
-    max_tokens: int | None = None,
-    rows_held_out: bool = False,
-) -> WrittenRows:
+def write_split(rows: Iterable[TrainingRow], training: Path, held_out: Path | None, split: Split) -> WrittenRows:
     """Write rows to files that the caller renames when both are complete."""
     with ExitStack() as stack:
         place = training.with_name(f"{training.name}.scratch")
         scratch = stack.enter_context(create(place))
         place.unlink()
-        files = RowFiles(scratch, seed=seed, holdout_percent=holdout_percent, rows_held_out=rows_held_out)
+        files = RowFiles(scratch, split)
         for row in rows:
             files.add(row)
         out = [stack.enter_context(create(path)) for path in (training, held_out) if path is not None]
-        written = files.write(out[0], out[1] if held_out else None, max_tokens)
-    return written
+        return files.write(out[0], out[1] if held_out else None)
 
 
 def reject_untrainable(place: str, left_out: Counter[str]) -> None:

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from specdecode_operator.capture.files.export import ExportFormat, Training, export_capture, held_out_file
+from specdecode_operator.capture.files.export import ExportFormat, export_capture, held_out_file
 from specdecode_operator.capture.files.trace_requests import ExportError
-from specdecode_operator.capture.files.training_rows import RebuildPrompt
+from specdecode_operator.capture.files.training_rows import RebuildPrompt, Split
 from specdecode_operator.capture.trace_reader import RecordingError
 from specdecode_operator.cli.options import ended, fail
 from specdecode_operator.cli.terminal import say, say_line
@@ -81,8 +81,8 @@ def export_command(  # noqa: PLR0913  each is an option
             fail(f"--out: {file}: {fix}")
     with ended(ExportError, RecordingError):
         rebuild = _rebuild(capture, form, dataset, tokenizer_url)
-        training = Training(rebuild=rebuild, holdout_percent=holdout_percent, seed=seed)
-        exported = export_capture(capture, form, out, phases=phase or [], training=training)
+        split = Split(seed=seed, holdout_percent=holdout_percent)
+        exported = export_capture(capture, form, out, phases=phase or [], rebuild=rebuild, split=split)
     for each in exported.left_out:
         say(f"left out: {printable(each)}")
     blocks = f", {exported.block_tokens} tokens per hash id" if exported.block_tokens else ""

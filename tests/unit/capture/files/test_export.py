@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.capture.files.export import Exported, ExportFormat, Training, export_capture, held_out_file
+from specdecode_operator.capture.files.export import Exported, ExportFormat, export_capture
 from specdecode_operator.capture.files.trace_requests import ExportError
 from specdecode_operator.capture.files.training_rows import RebuiltPrompt
 from specdecode_operator.capture.trace_reader import RecordedRequest, RecordingError
@@ -220,7 +220,7 @@ class TestTrainingData:
             assert block_tokens == 16
             return RebuiltPrompt("text", [4, 5, 6]) if request.request_id == "x" else None
 
-        rows, _ = export(capture(tmp_path, trained()), ExportFormat.SPECULATORS, training=Training(rebuild=rebuild))
+        rows, _ = export(capture(tmp_path, trained()), ExportFormat.SPECULATORS, rebuild=rebuild)
         assert rows[0]["input_ids"][:4] == [4, 5, 6, 11]
 
     def test_answers_ended_by_repetition_are_left_out(self, tmp_path: Path) -> None:
