@@ -85,3 +85,12 @@ RECORDER: Final = PluginBundle(
     program="sidecar",
 )
 """The recorder of captures, and the program of its sidecar."""
+
+TRAINER: Final = PluginBundle(
+    package="specdecode_trainer",
+    version=__version__,
+    sources=Path(__file__).parents[1] / "training" / "job",
+    entry_points="",
+    program="run",
+)
+"""The steps of a training that run in the trainer's image."""
