@@ -291,6 +291,9 @@ def engine_context(source: CapturedDeployment, pod: Body, flags_added: Sequence[
     """Return the context for the manifest: the engine's deployment, plan and command, and the flags added."""
     return {
         "deployment": {"name": source.key.name, "uid": source.uid, "generation": source.generation},
+        "target": source.launch.facts.spec.target.model_dump(
+            mode="json", by_alias=True, include={"model", "revision"}, exclude_none=True
+        ),
         "image": engine_container(pod)["image"],
         "engine_version": source.launch.facts.spec.engine.version,
         "command": RECORDER.unloaded(plain_command(pod), BUNDLE_PATH),

@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from specdecode_operator.capture.files.export import ExportFormat, export_capture
-from specdecode_operator.capture.load.rebuilt_prompts import tokenizer_at
 from specdecode_operator.capture.trace_reader import read_recording
+from specdecode_operator.cli.capture.tokenizer import tokenizer_at
 from tests.engine import export_packages, guidellm_package
 from tests.engine.engine_process import DEADLINE_S, Engine
 from tests.engine.recorder_server import Server, make_models

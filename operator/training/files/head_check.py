@@ -162,7 +162,7 @@ def _check_config(config: dict[str, Any], method: TrainingMethod, target: Target
         geometry = geometry_from_config("head", config)
     except GeometryError as error:
         raise invalid(f"{CONFIG}: {error}") from error
-    if geometry.head is None or geometry.estimated_because is not None:
+    if geometry.head is None or geometry.estimated_because:
         raise invalid(f"{CONFIG}: does not describe a head that vLLM {version} serves")
     if remedy := missing_class(geometry.architecture, "eagle3" if method == "peagle" else str(method), version):
         raise invalid(f"{CONFIG}: {remedy}")

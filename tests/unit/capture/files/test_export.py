@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.capture.files.export import Exported, ExportError, ExportFormat, export_capture
+from specdecode_operator.capture.files.export import Exported, ExportFormat, export_capture
+from specdecode_operator.capture.files.trace_requests import ExportError
+from specdecode_operator.capture.files.training_rows import RebuiltPrompt
 from specdecode_operator.capture.trace_reader import RecordedRequest, RecordingError
 from tests.support.traces import META, record, write_trace
 
@@ -214,9 +216,9 @@ class TestTrainingData:
         assert "1 request whose answer has no token ids" in exported.left_out
 
     def test_rebuilt_prompts_are_used(self, tmp_path: Path) -> None:
-        def rebuild(request: RecordedRequest, block_tokens: int) -> list[int] | None:
+        def rebuild(request: RecordedRequest, block_tokens: int) -> RebuiltPrompt | None:
             assert block_tokens == 16
-            return [4, 5, 6] if request.request_id == "x" else None
+            return RebuiltPrompt("text", [4, 5, 6]) if request.request_id == "x" else None
 
         rows, _ = export(capture(tmp_path, trained()), ExportFormat.SPECULATORS, rebuild=rebuild)
         assert rows[0]["input_ids"][:4] == [4, 5, 6, 11]
