@@ -1,7 +1,8 @@
-"""Check a trained head before it is published. Its files are untrusted: any container of the trainer's image wrote them.
+"""Check a trained head before it is published.
 
-Only config.json and model.safetensors are read, never pickles or Python files. The head must be one that vLLM takes for
-the target: its class, vocabulary, width and layers of the target, and finite weights.
+Its files are untrusted, because containers of the trainer's image wrote them. Only config.json and model.safetensors
+are read, never pickles or Python files. The head must be one that vLLM takes for the target: its class, vocabulary,
+width and layers of the target, and finite weights.
 """
 
 import errno
@@ -218,9 +219,7 @@ def _tensor(name: str, value: object, start: int) -> Tensor:
     raise invalid(f"{WEIGHTS}: tensor {name} must have a type ({types}), a shape and offsets: {shown(value)}")
 
 
-def _check_shapes(
-    tensors: Mapping[str, Tensor], method: TrainingMethod, target: Target, draft_vocabulary: int
-) -> None:
+def _check_shapes(tensors: Mapping[str, Tensor], method: TrainingMethod, target: Target, draft_vocabulary: int) -> None:
     wanted = {
         EMBEDDING: (target.vocabulary, None),
         OUTPUT: (draft_vocabulary, None),

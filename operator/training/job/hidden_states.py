@@ -272,9 +272,11 @@ def _write_data(settings: Settings, address: tuple[str, int]) -> tuple[int, int,
 
 def _check_room(settings: Settings, tokens: int, layers: int) -> None:
     needed = tokens * layers * settings.hidden_size * _STATE_BYTES
-    existing = sum(each.stat().st_size for each in settings.places.states.glob("hs_*")) if _count(
-        settings.places.states
-    ) else 0
+    existing = (
+        sum(each.stat().st_size for each in settings.places.states.glob("hs_*"))
+        if _count(settings.places.states)
+        else 0
+    )
     free = shutil.disk_usage(settings.places.hidden_states).free
     if needed - existing > free:
         message = (
@@ -326,9 +328,7 @@ def _generate(settings: Settings, address: tuple[str, int]) -> None:
                 shown_s = time.monotonic()
                 _say({"hiddenStates": _count(places.states)})
     if process.returncode:
-        raise failed(
-            "speculators generate-offline-data", process.returncode, tail(log), settings, "HiddenStatesFailed"
-        )
+        raise failed("speculators generate-offline-data", process.returncode, tail(log), settings, "HiddenStatesFailed")
 
 
 def failed(program: str, code: int, text: str, settings: Settings, reason: str) -> StepError:
@@ -340,5 +340,3 @@ def failed(program: str, code: int, text: str, settings: Settings, reason: str) 
 
 def _say(progress: dict[str, Any]) -> None:
     print(json.dumps({"progress": progress}), flush=True)  # noqa: T201  progress in the container's log
-
-

@@ -29,7 +29,7 @@ def run() -> None:
     except StepError as error:
         _fail(message, error.reason, error.message)
     except Interrupted as error:
-        _fail(message, "Interrupted", f"the pod was stopped ({error}); a retry continues from the newest checkpoint")
+        _fail(message, "Cancelled", f"the pod was stopped ({error}); a retry continues from the newest checkpoint")
     except Exception as error:  # noqa: BLE001  its text may quote a row
         frame = error.__traceback__
         while frame is not None and frame.tb_next is not None:

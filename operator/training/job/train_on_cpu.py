@@ -3,8 +3,8 @@
 import os
 import sys
 
-import speculators.train.trainer as trainer
 import torch
+from speculators.train import trainer
 from speculators.train.cli import main
 from speculators.train.config import TrainConfig
 

@@ -15,7 +15,9 @@ _EPOCH_DONE = re.compile(r"Training epoch (\d{1,6})/(\d{1,6}) completed")
 _SAVED = re.compile(r"Checkpoint saved to ")
 _LONGEST_LINE = 16_384
 _FRAME = re.compile(r'File "([^"\n]{1,1024})", line (\d{1,7})')
-_EXCEPTION = re.compile(r"^\W*((?:[A-Za-z_]\w{0,63}\.){0,8}[A-Z]\w{0,63}(?:Error|Exception|Interrupt))(?=:|\s*$)", re.M)
+_EXCEPTION = re.compile(
+    r"^\W*((?:[A-Za-z_]\w{0,63}\.){0,8}[A-Z]\w{0,63}(?:Error|Exception|Interrupt))(?=:|\s*$)", re.MULTILINE
+)
 _DISK_FULL = re.compile(r"No space left on device|Errno 28\b|Disk quota exceeded|SafetensorError.{0,80}StorageFull")
 _OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|CUDA out of memory")
 _LOSSES = ("train/loss", "train/loss_sum")
@@ -34,6 +36,7 @@ class Progress:
     done: int = 0  # Epochs
     saved: bool = False  # A checkpoint since the last call of `take_saved`
     diverged_at: int | None = None  # Step with a loss that is not a number
+    ends_epoch: bool = False  # The last line reported the end of an epoch, or its validation
     _first: tuple[int, float] | None = field(default=None, repr=False)  # Epochs done before this attempt, and when
     _started_s: float = field(default=-1.0, repr=False)
 
@@ -41,19 +44,20 @@ class Progress:
         """Parse one line; return the progress that it reports, if any."""
         if self._started_s < 0:
             self._started_s = self.clock()
+        self.ends_epoch = False
         if len(line) > _LONGEST_LINE:
             return None
         if found := _EPOCH_DONE.search(line):
             done = int(found[1])
             if self._first is None:
                 self._first = (done - 1, self._started_s)
-            self.done = max(self.done, done)
+            self.done, self.ends_epoch = max(self.done, done), True
             return self._report()
         if _SAVED.search(line):
             self.saved = True
         figures = {name: float(value) for name, value in _PAIR.findall(line)}
         if _VALIDATION_LOSS in figures:
-            self.validation_loss = figures[_VALIDATION_LOSS]
+            self.validation_loss, self.ends_epoch = figures[_VALIDATION_LOSS], True
             if not math.isfinite(self.validation_loss):
                 self.diverged_at = self.step or 0
             return self._report()

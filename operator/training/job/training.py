@@ -5,9 +5,8 @@ file that only this user can read; the container's log has progress lines.
 """
 
 import json
-import os
 import shutil
-import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -27,6 +26,8 @@ _LAYERS_OF_DFLASH = 5  # speculators' default
 _LAYERS_ON_CPU = 1
 _TRAIN_SHARE = 0.9
 _LOG_EVERY_STEPS = 10
+_SHOWN_EVERY_S = 10
+_ANCHORS_ON_CPU = 32
 
 
 def train(settings: Settings) -> dict[str, Any]:
@@ -36,12 +37,15 @@ def train(settings: Settings) -> dict[str, Any]:
     _drop_incomplete(places.checkpoints)
     log = places.logs / "train.log"
     progress = Progress(settings.epochs)
+    shown_s = 0.0
     with started(trainer_command(settings), log, _environment(settings)) as process, log.open("rb") as stream:
         running = True
         while running and progress.diverged_at is None:
             running = wait(process)
             for line in _lines(stream, ended=not running):
-                if report := progress.feed(line):
+                report = progress.feed(line)
+                if report and (progress.ends_epoch or time.monotonic() > shown_s + _SHOWN_EVERY_S):
+                    shown_s = time.monotonic()
                     print(progress_line(report), flush=True)  # noqa: T201  progress in the container's log
             if progress.take_saved():
                 _drop_old(places.checkpoints)
@@ -103,7 +107,7 @@ def _decoder(settings: Settings) -> list[str]:
 def _cpu_flags() -> list[str]:
     return [
         *("--draft-attn-impl", "sdpa", "--loss-implementation", "eager"),
-        *("--hidden-states-dtype", "float32", "--num-workers", "0"),
+        *("--hidden-states-dtype", "float32", "--num-workers", "0", "--max-anchors", str(_ANCHORS_ON_CPU)),
     ]
 
 
@@ -184,7 +188,7 @@ def best_checkpoint(checkpoints: Path) -> Path | None:
     """Return the checkpoint with the lowest validation loss, or the newest one without validation."""
     epochs = _epochs(checkpoints)
     with suppress(OSError):
-        named = checkpoints / os.readlink(checkpoints / _BEST)
+        named = checkpoints / (checkpoints / _BEST).readlink()
         if named in epochs:
             return named
     return epochs[-1] if epochs else None
@@ -197,7 +201,3 @@ def _validation(checkpoint: Path) -> dict[str, float]:
     except (OSError, ValueError):
         return {}
     return {name: value for name, value in found.items() if isinstance(value, int | float)}
-
-
-if sys.version_info < (3, 10):  # pragma: no cover
-    raise SystemExit("the trainer's image needs Python 3.10 or newer")
