@@ -1,6 +1,6 @@
 """Render the capture that measures a new head, and read its result."""
 
-from specdecode_operator.api.base import Body
+from specdecode_operator.api.base import API_VERSION, Body
 from specdecode_operator.api.capture import KIND
 from specdecode_operator.api.training import SpecDecodeTrainingSpec, TrainedHead, TrainingVerdict
 from specdecode_operator.cluster.manifests import owned
@@ -10,9 +10,15 @@ from specdecode_operator.training.observation import Training
 
 def judging_capture(training: Training, spec: SpecDecodeTrainingSpec, head: TrainedHead) -> Body:  # noqa: ARG001
     """Return the SpecDecodeCapture that measures a head on held-out prompts."""
-    metadata = {"name": f"{training.key.name}-judge"}
-    body = {"apiVersion": "specdecode.io/v1alpha1", "kind": KIND, "metadata": metadata}
-    return owned({**body, "spec": {"deployment": spec.deployment}}, training.key, training.uid)
+    body: Body = {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {"name": f"{training.key.name}-judge"},
+        "spec": {"deployment": spec.deployment, "seed": spec.seed, "record": {"stepStats": False}},
+    }
+    body = owned(body, training.key, training.uid)
+    body["metadata"]["annotations"]["specdecode.io/judgement"] = spec.judgement.model_dump_json(by_alias=True)
+    return body
 
 
 def better(capture: Body) -> tuple[ConditionUpdate, TrainingVerdict]:
