@@ -166,17 +166,22 @@ def _epochs(checkpoints: Path) -> list[Path]:
 def _drop_incomplete(checkpoints: Path) -> None:
     """Delete checkpoints that a killed trainer did not finish; it would continue from them and fail."""
     for each in _epochs(checkpoints):
-        if not all((each / name).is_file() for name in _CHECKPOINT_FILES):
+        if not _is_complete(each):
             shutil.rmtree(each)
     shutil.rmtree(checkpoints / "interrupted", ignore_errors=True)
 
 
 def _drop_old(checkpoints: Path) -> None:
-    """Delete checkpoints that are neither the newest nor the best: optimizer states are large."""
-    best = best_checkpoint(checkpoints)
-    for each in _epochs(checkpoints)[:-1]:
+    """Delete complete checkpoints that are neither the newest nor the best: optimizer states are large."""
+    # The trainer may already write the next one.
+    best, complete = best_checkpoint(checkpoints), [each for each in _epochs(checkpoints) if _is_complete(each)]
+    for each in complete[:-1]:
         if each != best:
             shutil.rmtree(each, ignore_errors=True)
+
+
+def _is_complete(checkpoint: Path) -> bool:
+    return all((checkpoint / name).is_file() for name in _CHECKPOINT_FILES)
 
 
 def _drop_all(checkpoints: Path) -> None:
