@@ -121,6 +121,10 @@ class Draft(ServedModel):
     """Precision in which the draft is served; it is not inherited from the target. With Auto, the plan picks one
     according to spec.objective. Draft heads are always served as stored."""
 
+    persistent_volume_claim: PersistentVolumeClaimRef | None = None
+    """Claim that holds the draft; model is then the path inside it. Engines mount it read-only. If not set, the draft
+    comes from the same place as the target."""
+
     max_model_len: StrictInt | None = Field(default=None, ge=1, le=16_777_216)
     """Longest sequence, in tokens, for which the draft proposes tokens."""
 
@@ -224,6 +228,12 @@ class Speculation(ApiModel):
     """Draft model or head. Required for draft_model, eagle, eagle3, dflash and medusa. If not set, mtp uses the
     target's own layers, and dspark uses the stages inside the target's checkpoint (DeepSeek V4). For mtp, set it to a
     checkpoint with layers for multi-token prediction, such as a Gemma 4 assistant."""
+
+    trained_drafts: StrictBool = False
+    """Serve the head of the newest SpecDecodeTraining of this deployment that has promote OnBetter and whose condition
+    Better is True. It replaces method, numSpeculativeTokens and draft; the spec is not changed. The head rolls out like
+    a change of the spec. It is withdrawn if this field is false, or if the training is deleted or has promote
+    Manual."""
 
     use_heterogeneous_vocab: StrictBool = False
     """Allow a draft with a different vocabulary than the target, for method draft_model. The draft proposes only tokens

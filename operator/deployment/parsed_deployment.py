@@ -57,7 +57,8 @@ _CHANGE_NO_ENGINE: Final = {"replicas", "suspend", "rollout", "captures", "workl
 
 def engine_fields(spec: SpecDecodeDeploymentSpec) -> dict[str, Any]:
     """Return the fields that change engines and do not have their default values."""
-    fields = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    choice = {"speculation": {"trained_drafts"}}
+    fields = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude=choice)
     return {field: value for field, value in fields.items() if field not in _CHANGE_NO_ENGINE}
 
 
