@@ -166,7 +166,7 @@ def one_volume_per_claim(pod_spec: Body) -> Body:
             return each
         return {**each, "persistentVolumeClaim": {"claimName": each["persistentVolumeClaim"]["claimName"]}}
 
-    containers = {
+    containers: Body = {
         field: [{**each, "volumeMounts": [*map(mount, objects(each, "volumeMounts"))]} for each in pod_spec[field]]
         for field in ("initContainers", "containers")
         if field in pod_spec

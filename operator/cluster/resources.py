@@ -72,6 +72,9 @@ ACCEPTED_ANNOTATION = "specdecode.io/accepted"
 """On the Job of a capture: engine hash and message of Accepted, in case the operator ends before it writes the
 status."""
 
+TRAINED_DRAFT_ANNOTATION = "specdecode.io/trained-draft"
+"""On pods: training and SHA-256 checksum of the head that replaces the draft of the spec."""
+
 TEMPLATE_HASH_ANNOTATION = "specdecode.io/template-hash"
 OWNED_SELECTOR = f"{MANAGED_BY_LABEL}={MANAGER}"
 
