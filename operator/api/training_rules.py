@@ -3,10 +3,9 @@
 from collections.abc import Mapping
 
 from specdecode_operator.api.base import ApiModel
-from specdecode_operator.api.capture import Storage
 from specdecode_operator.api.capture_rules import ONE_CLAIM, STORAGE, immutable
 from specdecode_operator.api.deployment_rules import INSIDE_A_VOLUME, Rule, forbidden, rule
-from specdecode_operator.api.training import SpecDecodeTrainingSpec, StartingHead, TrainingRows
+from specdecode_operator.api.training import SpecDecodeTrainingSpec, StartingHead, TrainingRows, TrainingStorage
 
 ROWS = (
     rule(
@@ -51,13 +50,13 @@ _PARTS: Mapping[type[ApiModel], tuple[Rule, ...]] = {TrainingRows: ROWS, Startin
 TRAINING_RULES: Mapping[type[ApiModel], tuple[Rule, ...]] = {
     **_PARTS,
     SpecDecodeTrainingSpec: SPEC,
-    Storage: STORAGE,
+    TrainingStorage: STORAGE,
 }
 """The rules of each model of a training."""
 
 NEW_TRAINING_RULES: Mapping[type[ApiModel], tuple[Rule, ...]] = {
     **_PARTS,
     SpecDecodeTrainingSpec: RUN,
-    Storage: (ONE_CLAIM,),
+    TrainingStorage: (ONE_CLAIM,),
 }
 """The rules about one version of a training, without those about changes."""

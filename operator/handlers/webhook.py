@@ -1,7 +1,7 @@
 """Admission webhook: HTTPS server, reviews of our kinds, and reviews of attested pods.
 
-The server runs on its own threads, so standby replicas answer too. `answer` reviews a SpecDecodeDeployment or a
-SpecDecodeCapture. `answer_pod` admits only pods that match an attestation of their deployment.
+The server runs on its own threads, so standby replicas answer too. `answer` reviews an object of our
+kinds. `answer_pod` admits only pods that match an attestation of their deployment.
 https://kubernetes.io/docs/reference/access-authn-authz/extensible-admission-controllers/
 """
 
@@ -14,11 +14,12 @@ from http import HTTPStatus
 from threading import Lock
 from typing import Any, Final
 
-from specdecode_operator.api import base, capture, deployment
+from specdecode_operator.api import base, capture, deployment, training
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import SpecDecodeCaptureSpec
 from specdecode_operator.api.deployment import Key, SpecDecodeDeploymentSpec
 from specdecode_operator.api.spec_problems import parsed_spec
+from specdecode_operator.api.training import SpecDecodeTrainingSpec
 from specdecode_operator.attestation.pod_admission import Gate, engine_labels, owner_of
 from specdecode_operator.cluster.client import ClusterError, ForbiddenError
 from specdecode_operator.cluster.resources import (
@@ -36,6 +37,7 @@ from specdecode_operator.handlers.admission_findings import (
     capture_remarks,
     deployment_remarks,
     refusals,
+    training_remarks,
 )
 from specdecode_operator.handlers.http_server import TIMEOUT_S, BoundedHandler, BoundedServer, Places
 from specdecode_operator.handlers.metrics import AdmissionCollector
@@ -117,6 +119,8 @@ def _remarks(request: Body, terms: Terms) -> Iterator[Remark]:
             yield from deployment_remarks(key, parsed_spec(SpecDecodeDeploymentSpec, document, newer=True), terms)
         elif body.get("kind") == capture.KIND:
             yield from capture_remarks(parsed_spec(SpecDecodeCaptureSpec, document, newer=True), terms)
+        elif body.get("kind") == training.KIND:
+            yield from training_remarks(parsed_spec(SpecDecodeTrainingSpec, document, newer=True), terms)
     except InvalidSpecError as error:
         yield from refusals(error)
 

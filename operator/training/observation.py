@@ -16,6 +16,7 @@ from specdecode_operator.api.training import SpecDecodeTrainingStatus, TrainingP
 from specdecode_operator.capture.observation import ObservedDeployment
 from specdecode_operator.cluster.clock import without_times_ahead
 from specdecode_operator.cluster.resources import QUEUE_LABEL, QUEUE_PREFIX
+from specdecode_operator.deployment.conditions import ConditionUpdate, full_message
 
 ENDED = frozenset({TrainingPhase.COMPLETE, TrainingPhase.FAILED})
 
@@ -58,11 +59,13 @@ class Training:
         """Return a condition of its status."""
         return next((each for each in self.status.conditions if each.type == type_), None)
 
-    @property
-    def accepted(self) -> Condition | None:
-        """Condition Accepted, if it is true."""
-        found = self.condition("Accepted")
-        return found if found is not None and found.status is ConditionStatus.TRUE else None
+    def recorded(self, type_: str) -> ConditionUpdate | None:
+        """Return a condition of its status with its full message, to be kept."""
+        found = self.condition(type_)
+        if found is None:
+            return None
+        message = full_message(found, self.status.conditions)
+        return ConditionUpdate(found.type, found.status, found.reason, message)
 
     @property
     def trained(self) -> Condition | None:
