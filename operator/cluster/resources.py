@@ -72,6 +72,9 @@ ACCEPTED_ANNOTATION = "specdecode.io/accepted"
 """On the Job of a capture: engine hash and message of Accepted, in case the operator ends before it writes the
 status."""
 
+JUDGED_TARGET_ANNOTATION = "specdecode.io/judged-target"
+"""On the capture that measures a head: digest of the target that it was measured with."""
+
 TRAINED_DRAFT_ANNOTATION = "specdecode.io/trained-draft"
 """On pods: training and SHA-256 checksum of the head that replaces the draft of the spec."""
 

@@ -104,8 +104,9 @@ def compose_status(  # noqa: PLR0913  the status combines these inputs
     schedules: Sequence[ScheduleStatus] | None = None,
     *,
     policy: PolicyStatus | None = None,
+    further: Sequence[ConditionUpdate] = (),
 ) -> SpecDecodeDeploymentStatus:
-    """Return the status; without ``schedules``, keep the schedules of the previous status."""
+    """Return the status with ``further`` conditions; without ``schedules``, keep those of the previous status."""
     seen = _engine_status(parent, desired, observation)
     # If a capture has the GPUs, or the user asked for zero engines, Available gives that reason even if something else
     # is wrong with the object too.
@@ -137,7 +138,7 @@ def compose_status(  # noqa: PLR0913  the status combines these inputs
     if isinstance(desired.outcome, InCanary):
         details.append(canary_decision(desired.outcome, observation).condition())
     exposed = exposed_condition(parent, observation.route, observation.route_blocked)
-    conditions = [*readiness.conditions(details), available, *proofs, *effective, *exposed]
+    conditions = [*readiness.conditions(details), available, *proofs, *effective, *exposed, *further]
     if observation.contested:
         message = f"{'; '.join(observation.contested)}: changed again after each repair. {_CONTESTED_FIX}"
         conditions.append(ConditionUpdate("ChildrenInSync", FALSE, "RepairsUndone", message))

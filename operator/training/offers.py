@@ -65,9 +65,8 @@ def head_speculation(
     k = spec.judgement.num_speculative_tokens or min(asked or _DEFAULT_K, _MOST_K)
     kept: Body = {}
     if written is not None and written.method is not Method.NONE:
-        kept = written.model_dump(
-            mode="json", by_alias=True, exclude_defaults=True, exclude={"draft", "trained_drafts"}
-        )
+        left_out = {"draft", "trained_drafts"}
+        kept = written.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude=left_out)
         if written.method is not method:
             kept = {name: kept[name] for name in _OF_ANY_METHOD if name in kept}
         elif k != asked or len(written.num_speculative_tokens_by_batch_size) > _MOST_RANGES:
@@ -174,7 +173,7 @@ def head_problem(training: Training, spec: SpecDecodeTrainingSpec, head: Trained
             "head.config.auto_map",
             "set",
             "auto_map" not in head.config,
-            "names Python files, which a head must not have",
+            "names Python files, which is not allowed",
         ),
     )
     wrong = ((name, value, why) for name, value, holds, why in checks if not holds)

@@ -41,6 +41,9 @@ class Choice:
     condition: ConditionUpdate | None = None
 
 
+NOTHING_CHOSEN: Final = Choice()
+
+
 @dataclass(frozen=True)
 class Rollouts:
     """State of a deployment with the head in force."""
@@ -49,6 +52,9 @@ class Rollouts:
     observation: Observation
     refused: Callable[[OfferedHead], str]
     """Returns why another head cannot be planned; an empty text if it can."""
+
+    by_policy: bool = False
+    """Whether a policy replaced the speculation, so that its failures are not the head's."""
 
     @property
     def settled(self) -> bool:
@@ -62,6 +68,8 @@ class Rollouts:
     def failure(self) -> NotOffered | None:
         """Why the head in force must be withdrawn: its engines failed, or they can no longer be planned."""
         outcome = self.desired.outcome
+        if self.by_policy:
+            return None
         if isinstance(outcome, RolledBack):
             return NotOffered(ROLLED_BACK, str(outcome.failure))
         if isinstance(outcome, Gated) and outcome.held.failed:
@@ -76,29 +84,24 @@ def choose(offers: Offers | None, rollouts: Rollouts, before: SpecDecodeDeployme
     The status names it before anything is rolled out, so that captures that judge the new engines see the same spec.
     """
     if offers is None:
-        return Choice()
+        return NOTHING_CHOSEN
     present, status = offers.present, before.trained_draft or TrainedDraftStatus()
     if present is None:
         status = TrainedDraftStatus(failed=status.failed)
     elif why := rollouts.failure:
         return _withdrawn(offers.body, present, status, why)
     best = next((each for each in offers.heads if each.engine_of(offers.body) not in status.failed), None)
-    if best is None or best == present:
-        return Choice(status, _none_offered(offers, before) if best is None else _in_force(best, rollouts))
+    if best is None:
+        return Choice(status, _none_offered(offers, before))
+    if best == present:
+        return Choice(status, _in_force(best, rollouts))
     refused = rollouts.refused(best) if rollouts.settled else ""
-    if rollouts.settled and not refused:
-        place = {name: getattr(best, name) for name in ("training", "claim", "path", "sha256")}
-        chosen = TrainedDraftStatus(**place, since=now.strftime(_TIME), failed=status.failed)
-        message = f"{best} replaces the draft of the spec; its rollout begins"
-        return Choice(chosen, ConditionUpdate(TRAINED_DRAFT, UNKNOWN, ROLLOUT_IN_PROGRESS, message))
-    if present is not None:
-        return Choice(status, _in_force(present, rollouts))
-    if refused:
-        return Choice(
-            status, ConditionUpdate(TRAINED_DRAFT, FALSE, HEAD_REFUSED, f"{best} cannot be served: {refused}")
-        )
-    message = f"{best} is offered: it replaces the draft when the engines of the present spec serve"
-    return Choice(status, ConditionUpdate(TRAINED_DRAFT, UNKNOWN, ROLLOUT_IN_PROGRESS, message))
+    if not rollouts.settled or refused:
+        return Choice(status, _waits(best, refused) if present is None else _in_force(present, rollouts))
+    place = {name: getattr(best, name) for name in ("training", "claim", "path", "sha256")}
+    message = f"{best} replaces the draft of the spec; its rollout begins"
+    begins = ConditionUpdate(TRAINED_DRAFT, UNKNOWN, ROLLOUT_IN_PROGRESS, message)
+    return Choice(TrainedDraftStatus(**place, since=now.strftime(_TIME), failed=status.failed), begins)
 
 
 def _withdrawn(body: Body, head: OfferedHead, status: TrainedDraftStatus, why: NotOffered) -> Choice:
@@ -106,6 +109,13 @@ def _withdrawn(body: Body, head: OfferedHead, status: TrainedDraftStatus, why: N
     failed = [head.engine_of(body), *status.failed] if why.reason in _NOT_AGAIN else status.failed
     condition = ConditionUpdate(TRAINED_DRAFT, FALSE, why.reason, f"{head} is withdrawn: {why.message}")
     return Choice(TrainedDraftStatus(failed=list(dict.fromkeys(failed))[:_MOST_FAILED]), condition)
+
+
+def _waits(head: OfferedHead, refused: str) -> ConditionUpdate:
+    if refused:
+        return ConditionUpdate(TRAINED_DRAFT, FALSE, HEAD_REFUSED, f"{head} cannot be served: {refused}")
+    message = f"{head} is offered: it replaces the draft when the engines of the present spec serve"
+    return ConditionUpdate(TRAINED_DRAFT, UNKNOWN, ROLLOUT_IN_PROGRESS, message)
 
 
 def _in_force(head: OfferedHead, rollouts: Rollouts) -> ConditionUpdate:

@@ -46,6 +46,7 @@ class Decision:
     verdict: TrainingVerdict | None = None
     started_at: str | None = None
     finished_at: str | None = None
+    promoted: ConditionUpdate | None = None  # of a better head, as its deployment reports it
     times_ahead: tuple[str, ...] = ()  # messages about future times of pod or Job, which count as now
 
 
@@ -152,8 +153,10 @@ def _promoted(training: Training, decision: Decision) -> ConditionUpdate:
         reason = "NotBetter" if decision.better.status is FALSE else NOT_JUDGED
         return ConditionUpdate("Promoted", FALSE, reason, "The head was not found to be better; see condition Better")
     if training.spec.get("promote") == Promote.ON_BETTER:
-        message = "The deployment serves the head if its spec.speculation.trainedDrafts is true"
-        return ConditionUpdate("Promoted", TRUE, "Better", message)
+        waits = ConditionUpdate(
+            "Promoted", UNKNOWN, "WaitingForDeployment", "The deployment is asked to serve the head"
+        )
+        return decision.promoted or waits
     name = training.key.name
     message = f"spec.promote is Manual: specdecode training promote {name} prints the change of the deployment"
     return ConditionUpdate("Promoted", FALSE, "Manual", message)
