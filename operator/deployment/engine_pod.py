@@ -27,6 +27,7 @@ from specdecode_operator.cluster.resources import (
     ENGINE_LOGGING_ANNOTATION,
     ENGINE_WATCH_ANNOTATION,
     TEMPLATE_HASH_ANNOTATION,
+    TRAINED_DRAFT_ANNOTATION,
     selector_labels,
     worker_labels,
 )
@@ -113,6 +114,10 @@ def _merged(spec: SpecDecodeDeploymentSpec, values: Mapping[str, Any]) -> Body:
     pod = render_template("engine-pod", dict(values))
     # Labels are added here because the rendered text is cached for all objects with the same spec.
     pod["metadata"] = {"labels": dict(values["labels"]), **(pod["metadata"] or {})}
+    if trained := values.get("trained_draft"):
+        # Another head in the same folder has to be rolled out, too.
+        annotations = pod["metadata"].get("annotations") or {}
+        pod["metadata"]["annotations"] = {**annotations, TRAINED_DRAFT_ANNOTATION: trained}
     template = spec.pod_template
     patch: Body = template.model_dump(by_alias=True, exclude_none=True) if template else {}
     of_sidecar = [each for each in objects(mapping(patch, "spec"), "initContainers") if name_of(each) == SIDECAR]
@@ -207,6 +212,7 @@ def _values(key: Key, facts: Facts, plan: Plan, role: Role, *, live: bool = True
         "downloads": _downloads(spec) if model_locations.downloads_in_pods(spec) else [],
         "hub_env": model_locations.hub_environment(spec),
         "hub_token": secret_key(spec.models.hub_token_secret),
+        "trained_draft": facts.trained_draft,
         **_access_values(spec),
     }
     carries = live and role is not Role.WORKER and live_recorder_blocked(facts) is None

@@ -106,7 +106,7 @@ def better(capture: Body) -> tuple[ConditionUpdate, TrainingVerdict]:
     if ended is None:
         return _told(UNKNOWN, "NotJudged", f"capture {known.key.name} has not ended"), verdict
     if ended.status is not TRUE:
-        message = f"capture {known.key.name} failed ({ended.reason}: {ended.message}); delete it to measure again"
+        message = f"capture {known.key.name} failed ({ended.reason}: {ended.message})"
         return _told(UNKNOWN, "JudgementFailed", message), verdict
     arms = {each.name: each for each in comparison.arms} if comparison else {}
     trained = arms.get(TRAINED)

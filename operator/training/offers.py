@@ -18,7 +18,6 @@ from specdecode_operator.api.deployment_status import ConditionStatus, TrainedDr
 from specdecode_operator.api.speculation import Speculation, Target
 from specdecode_operator.api.training import Promote, SpecDecodeTrainingSpec, TrainedHead, TrainingMethod
 from specdecode_operator.capture.volumes import claim_of
-from specdecode_operator.cluster.resources import TRAINED_DRAFT_ANNOTATION
 from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN
 from specdecode_operator.deployment.parsed_deployment import engine_spec_hash
 from specdecode_operator.enums import Method
@@ -97,27 +96,21 @@ class OfferedHead:
         return (status.training, status.sha256) == (self.training, self.sha256)
 
     def applied_to(self, body: Body) -> Body:
-        """Return a deployment with this head instead of its draft.
-
-        Its pods carry the checksum, so that another head in the same folder is rolled out.
-        """
+        """Return a deployment with this head instead of its draft."""
         written = body["spec"]
         changed = {**written, "speculation": self.speculation}
         if mapping(written, "speculation").get("method") != self.speculation["method"]:
             parallelism = mapping(written, "parallelism")
             changed["parallelism"] = {name: value for name, value in parallelism.items() if name != "draftTensor"}
-        template = mapping(written, "podTemplate")
-        metadata = mapping(template, "metadata")
-        annotations = {**mapping(metadata, "annotations"), TRAINED_DRAFT_ANNOTATION: f"{self.training} {self.sha256}"}
-        changed["podTemplate"] = {**template, "metadata": {**metadata, "annotations": annotations}}
         return {**body, "spec": changed}
 
     def engine_of(self, body: Body) -> str:
-        """Return the hash of the engines of a deployment with this head; empty if its spec is invalid."""
+        """Return a hash of this head and of a deployment's engines with it; empty if its spec is invalid."""
         try:
-            return engine_spec_hash(SpecDecodeDeploymentSpec.parse(self.applied_to(body)["spec"], newer=True))
+            spec = SpecDecodeDeploymentSpec.parse(self.applied_to(body)["spec"], newer=True)
         except ValidationError:
             return ""
+        return hashlib.sha256(f"{engine_spec_hash(spec)} {self.sha256}".encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
