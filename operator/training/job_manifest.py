@@ -1,5 +1,6 @@
 """Render the Job of a training."""
 
+import json
 from dataclasses import dataclass
 
 from specdecode_operator.api.base import Body
@@ -7,7 +8,7 @@ from specdecode_operator.api.training import SpecDecodeTrainingSpec
 from specdecode_operator.capture.observation import CapturedDeployment
 from specdecode_operator.capture.volumes import claim_of
 from specdecode_operator.cluster.manifests import child_labels, owned
-from specdecode_operator.training.job_status import PUBLISH, STEPS
+from specdecode_operator.training.job_status import EXPORT, PUBLISH, STEPS
 from specdecode_operator.training.observation import Training
 
 
@@ -28,8 +29,17 @@ def render_job(
 ) -> Body:
     """Return the Job of a training: one pod whose containers run one after the other."""
     limits = {"limits": {"nvidia.com/gpu": inputs.gpus}} if inputs.gpus else {}
+    document = spec.model_dump(mode="json", by_alias=True, exclude={"storage", "suspend", "promote"})
+    settings: list[Body] = [
+        {"name": "SPECDECODE_TRAINING", "value": json.dumps(document, sort_keys=True).replace("$", "$$")}
+    ]
     containers = [
-        {"name": name, "image": operator_image if limits == {} or name in {"export", PUBLISH} else spec.trainer.image}
+        {
+            "name": name,
+            "image": operator_image if name in {EXPORT, PUBLISH} else spec.trainer.image,
+            "env": settings,
+            "terminationMessagePolicy": "File",
+        }
         for name in STEPS
     ]
     pod_spec = {

@@ -6,7 +6,8 @@ from typing import Final
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import DatasetFormat, Source
 from specdecode_operator.api.training import DEFAULT_SIZE, SpecDecodeTrainingSpec
-from specdecode_operator.capture.observation import Capture, CapturedDeployment, read_capture
+from specdecode_operator.capture.observation import Capture, CapturedDeployment, ObservedDeployment, read_capture
+from specdecode_operator.capture.preconditions import captured_deployment
 from specdecode_operator.capture.volumes import claim_of
 from specdecode_operator.cluster.quantities import quantity
 from specdecode_operator.deployment.conditions import TRUE, Blocked
@@ -26,6 +27,12 @@ def trainer_gpus(spec: SpecDecodeTrainingSpec, source: CapturedDeployment) -> in
     if spec.trainer.gpus is not None:
         return spec.trainer.gpus
     return 0 if chosen.product == CPU_PRODUCT else chosen.gpus
+
+
+def training_blocked(spec: SpecDecodeTrainingSpec, observed: ObservedDeployment | None) -> Blocked | None:
+    """Return why no head can be trained for a deployment, regardless of rows and claims."""
+    source = captured_deployment(spec.deployment, observed)
+    return source if isinstance(source, Blocked) else deployment_blocked(source) or trainer_blocked(spec, source)
 
 
 def deployment_blocked(source: CapturedDeployment) -> Blocked | None:
