@@ -123,7 +123,12 @@ LEFT = {TRAINING_LABEL: "head"}
     [
         ({"trainer": {}}, {}, "Invalid", True),
         ({}, {"deployment": None}, "DeploymentNotFound", False),
-        ({}, {"deployment": observed_deployment(tiny_cpu(target={"model": "unknown/model"}))}, "DeploymentNotPlanned", False),
+        (
+            {},
+            {"deployment": observed_deployment(tiny_cpu(target={"model": "unknown/model"}))},
+            "DeploymentNotPlanned",
+            False,
+        ),
         ({}, {"deployment": observed_deployment(replaying())}, "EngineReplayed", True),
         ({}, {"captures": {"evening": None}}, "CaptureNotFound", False),
         ({}, {"captures": {"evening": source(succeeded="Unknown")}}, "CaptureNotSucceeded", False),
@@ -169,7 +174,9 @@ def test_head_from_claim_that_exists_is_mounted() -> None:
 class TestSizes:
     def test_too_small_claim_names_both_sizes(self) -> None:
         # 4 layers of 8192 numbers in 16 bits: 65,536 bytes per token.
-        spec = training_spec(maxTokens=1_000_000, storage={"size": "10Gi"}, trainer={"image": "i", "sequenceLength": 4096})
+        spec = training_spec(
+            maxTokens=1_000_000, storage={"size": "10Gi"}, trainer={"image": "i", "sequenceLength": 4096}
+        )
         _, status = decided(training(spec), surroundings(deployment=on_gpus()))
         (accepted,) = (each for each in status.conditions if each.type == "Ready")
         assert accepted.reason == "TooSmallClaim"
@@ -315,7 +322,7 @@ class TestFailure:
         _, status = decided(training(), surroundings(job=gone))
         assert words(status)["Succeeded"] == ("False", "NodeLost")
 
-    @pytest.mark.parametrize("result", [{"head": None}, {"head": {"path": 1}}, {"head": {**{"bytes": 2**60}}}])
+    @pytest.mark.parametrize("result", [{"head": None}, {"head": {"path": 1}}, {"head": {"bytes": 2**60}}])
     def test_unreadable_result(self, result: Body) -> None:
         _, status = decided(training(), surroundings(job=job("Complete"), pods=[published(**result)]))
         assert words(status)["Succeeded"] == ("False", "ResultUnreadable")
@@ -408,6 +415,12 @@ class TestJudging:
         assert status.verdict is not None, "the capture may be deleted"
         assert words(status)["Ready"][0] == "True"
 
+    def test_measurement_waits_for_a_deployment(self) -> None:
+        decision, status = decided(trained(), surroundings(written=None))
+        assert decision.writes.capture is None
+        assert words(status)["Ready"] == ("Unknown", "WaitingForDeployment")
+        assert words(status)["Succeeded"] == ("True", "HeadPublished")
+
     def test_training_without_measurement_is_complete(self) -> None:
         spec = training_spec(judgement={"enabled": False})
         decision, status = decided(training(spec), surroundings(job=job("Complete"), pods=[published()]))
@@ -437,7 +450,7 @@ def better_status(promote: str, better: str) -> dict[str, tuple[str, str]]:
     ("promote", "better", "promoted"),
     [
         ("Manual", "True", ("False", "Manual")),
-        ("OnBetter", "True", ("True", "Better")),
+        ("OnBetter", "True", ("Unknown", "WaitingForDeployment")),
         ("OnBetter", "False", ("False", "NotBetter")),
         ("OnBetter", "Unknown", ("False", "NotJudged")),
     ],
