@@ -278,20 +278,12 @@ SCHEDULE = (
     ),
 )
 
-ARM_SPECULATION = (
-    *SPECULATION,
-    forbidden(
-        "!has(self.trainedDrafts) || !self.trainedDrafts",
-        "trainedDrafts: an arm has the draft that it names: remove it, or set it in the deployment",
-    ),
-)
-
 _WORKLOAD_RULES: Mapping[type[ApiModel], tuple[Rule, ...]] = {
     CaptureWorkload: WORKLOAD,
     Prompts: PROMPTS,
     Dataset: DATASET,
     Phase: PHASE,
-    ArmSpeculation: ARM_SPECULATION,
+    ArmSpeculation: SPECULATION,
     LiveRecording: LIVE,
 }
 

@@ -209,7 +209,7 @@ class BatchSizeRange(ApiModel):
     """Number of tokens proposed per step (K) in this range; 0 proposes none, but keeps the draft and its memory."""
 
 
-class Speculation(ApiModel):
+class SpeculationSettings(ApiModel):
     """Speculation method and its settings."""
 
     method: Method
@@ -228,12 +228,6 @@ class Speculation(ApiModel):
     """Draft model or head. Required for draft_model, eagle, eagle3, dflash and medusa. If not set, mtp uses the
     target's own layers, and dspark uses the stages inside the target's checkpoint (DeepSeek V4). For mtp, set it to a
     checkpoint with layers for multi-token prediction, such as a Gemma 4 assistant."""
-
-    trained_drafts: StrictBool = False
-    """Serve the head of the newest SpecDecodeTraining of this deployment that has promote OnBetter and whose condition
-    Better is True. It replaces method, numSpeculativeTokens and draft; the spec is not changed. The head rolls out like
-    a change of the spec. It is withdrawn if this field is false, or if the training is deleted or has promote
-    Manual."""
 
     use_heterogeneous_vocab: StrictBool = False
     """Allow a draft with a different vocabulary than the target, for method draft_model. The draft proposes only tokens
@@ -278,3 +272,13 @@ class Speculation(ApiModel):
     """Additional keys of vLLM's --speculative-config that have no field here, such as attention_backend, moe_backend,
     kv_cache_dtype, enforce_eager, draft_load_config and disable_padded_drafter_batch. Keys that a field controls and
     keys unknown to the vLLM version are rejected. The plan does not account for these keys."""
+
+
+class Speculation(SpeculationSettings):
+    """Speculation method and its settings."""
+
+    trained_drafts: StrictBool = False
+    """Serve the head of the newest SpecDecodeTraining of this deployment that has promote OnBetter and whose condition
+    Better is True. It replaces method, numSpeculativeTokens and draft; the spec is not changed. The head rolls out like
+    a change of the spec. It is withdrawn if this field is false, or if the training is deleted or has promote
+    Manual."""

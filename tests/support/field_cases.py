@@ -172,6 +172,7 @@ DEPLOYMENT_FIELDS: Mapping[str, FieldCase] = {
     "target.ropeScaling.originalMaxPositionEmbeddings": at(65_536, on=STRETCHED),
     "speculation.method": at("ngram_gpu", on=NGRAM),
     "speculation.numSpeculativeTokens": at(4),
+    "speculation.trainedDrafts": at(value=True),
     "speculation.numSpeculativeTokensByBatchSize[].from": refused(9, "from must be", on=RANGES),
     "speculation.numSpeculativeTokensByBatchSize[].to": at(16, on=RANGES),
     "speculation.numSpeculativeTokensByBatchSize[].numSpeculativeTokens": at(0, on=RANGES),

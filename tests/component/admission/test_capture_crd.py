@@ -248,11 +248,6 @@ BAD = {
         "spec.arms[1].speculation.numSpeculativeTokens",
         "method ngram needs it",
     ),
-    "an arm that waits for trained drafts": (
-        f"arms: [{OFF}, {{name: trained, speculation: {{method: none, trainedDrafts: true}}}}]",
-        "spec.arms[1].speculation.trainedDrafts",
-        "remove it",
-    ),
     "nine arms": (
         f"arms: [{', '.join(f'{{name: a{i}}}' for i in range(9))}]",
         "spec.arms",
