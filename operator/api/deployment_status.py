@@ -359,6 +359,13 @@ class TrainedDraftStatus(ApiModel):
     since: Timestamp | None = None
     """Time at which the head replaced the draft of the spec."""
 
+    reason: Word | None = None
+    """Reason for what is in force, as one CamelCase word. Promoted if all engines serve the head. Explained with the
+    condition Promoted of a SpecDecodeTraining."""
+
+    message: Sentence | None = None
+    """Explanation of the reason, for people."""
+
     failed: list[Word] = Field(default=[], max_length=16)
     """Internal: hashes of heads and settings whose rollout was rolled back. They are not offered again."""
 

@@ -11,6 +11,7 @@ from specdecode_operator.api.deployment_status import (
     ObservedStatus,
     SpecDecodeDeploymentStatus,
     SpeculationFeature,
+    TrainedDraftStatus,
 )
 from specdecode_operator.cluster.resources import (
     CANARY_POOL,
@@ -104,9 +105,9 @@ def compose_status(  # noqa: PLR0913  the status combines these inputs
     schedules: Sequence[ScheduleStatus] | None = None,
     *,
     policy: PolicyStatus | None = None,
-    further: Sequence[ConditionUpdate] = (),
+    trained_draft: TrainedDraftStatus | None = None,
 ) -> SpecDecodeDeploymentStatus:
-    """Return the status with ``further`` conditions; without ``schedules``, keep those of the previous status."""
+    """Return the status; without ``schedules``, keep the schedules of the previous status."""
     seen = _engine_status(parent, desired, observation)
     # If a capture has the GPUs, or the user asked for zero engines, Available gives that reason even if something else
     # is wrong with the object too.
@@ -138,7 +139,7 @@ def compose_status(  # noqa: PLR0913  the status combines these inputs
     if isinstance(desired.outcome, InCanary):
         details.append(canary_decision(desired.outcome, observation).condition())
     exposed = exposed_condition(parent, observation.route, observation.route_blocked)
-    conditions = [*readiness.conditions(details), available, *proofs, *effective, *exposed, *further]
+    conditions = [*readiness.conditions(details), available, *proofs, *effective, *exposed]
     if observation.contested:
         message = f"{'; '.join(observation.contested)}: changed again after each repair. {_CONTESTED_FIX}"
         conditions.append(ConditionUpdate("ChildrenInSync", FALSE, "RepairsUndone", message))
@@ -152,6 +153,7 @@ def compose_status(  # noqa: PLR0913  the status combines these inputs
         speculation=seen.features,
         figures=observation.figures,
         policy=policy,
+        trained_draft=trained_draft,
         canaries=canaries_status(facts, observation.answers, parent.status.canaries),
         canary=_canary_status(parent, desired, observation),
         captures=list(parent.status.captures if schedules is None else schedules),

@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 from specdecode_operator.api import base, capture, deployment
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import CaptureSchedule, Gate, Key, Policy, PolicyStatus, ScheduleStatus
+from specdecode_operator.api.deployment_status import TrainedDraftStatus
 from specdecode_operator.api.speculation import Speculation
 from specdecode_operator.capture.borrowing import lending_to
 from specdecode_operator.capture.golden_gate import GateObjects, gate_state, gate_writes
@@ -128,7 +129,7 @@ from specdecode_operator.problems import InvalidSpecError
 from specdecode_operator.stats.engine_window import NOTHING_RECENT, Recent, Window, update_recent
 from specdecode_operator.stats.pool_comparison import served
 from specdecode_operator.training.offers import OfferedHead, Offers, offers_of
-from specdecode_operator.training.promotion import NOTHING_CHOSEN, Choice, Rollouts, choose
+from specdecode_operator.training.promotion import Rollouts, choose, is_news
 from specdecode_operator.vllm.engine_metrics import Reading, Unreachable
 
 _logger = logging.getLogger(__name__)
@@ -439,9 +440,8 @@ class Reconciler:
         except ClusterError:
             raise
         except Exception as error:
-            kept = Choice(parent.status.trained_draft)
-            failed = internal_error(parent, error)
-            await self._report(parent, failed, Observation(), policy=parent.status.policy, choice=kept)
+            status, failed = parent.status, internal_error(parent, error)
+            await self._report(parent, failed, Observation(), policy=status.policy, trained=status.trained_draft)
             raise
         await keep_gate(record.children, parent, desired)
         record.last_good_due |= not record.children.is_in_line(parent, desired)
@@ -459,8 +459,8 @@ class Reconciler:
         observation = replace(observation, blocked=blocked or observation.blocked)
         policy = await record.policy.keep(parent, desired, observation, partial(self._not_had, parent), refused)
         rollouts = Rollouts(desired, observation, partial(self._head_refused, body, record), parent.by_policy)
-        choice = choose(offers, rollouts, parent.status, self._cluster.clock.now())
-        await self._report(parent, desired, observation, schedules, policy=policy, choice=choice)
+        trained = choose(offers, rollouts, parent.status.trained_draft, self._cluster.clock.now())
+        await self._report(parent, desired, observation, schedules, policy=policy, trained=trained)
         return requeue_for(parent, desired, observation, schedules or ())
 
     def _offers(self, body: Body) -> Offers | None:
@@ -780,15 +780,13 @@ class Reconciler:
         schedules: Sequence[ScheduleStatus] | None = None,
         *,
         policy: PolicyStatus | None = None,
-        choice: Choice = NOTHING_CHOSEN,
+        trained: TrainedDraftStatus | None = None,
     ) -> None:
         """Write the status if it changed, and post Events."""
         record = self._record(parent)
         children = record.children
-        further = [choice.condition] if choice.condition else []
         now = self._cluster.clock.now()
-        status = compose_status(parent, desired, observation, now, schedules, policy=policy, further=further)
-        status = status.model_copy(update={"trained_draft": choice.status})
+        status = compose_status(parent, desired, observation, now, schedules, policy=policy, trained_draft=trained)
         proofs = {**self._proofs(parent), **children.proofs()}
         status = status.model_copy(update={"kept": kept_entries(proofs)})
         if status == parent.status and not parent.times_ahead:
@@ -802,3 +800,6 @@ class Reconciler:
         if change := plan_change(parent.status.plan, status.plan):
             await children.post_event("PlanChanged", change)
         await children.post_changes(parent.status.conditions, status.conditions)
+        if is_news(parent.status.trained_draft, trained):
+            told = f"{trained.reason}: {trained.message}" if trained else "spec.speculation.trainedDrafts is not true"
+            await children.post_event("TrainedDraftChanged", told, warns=trained is not None and not trained.training)

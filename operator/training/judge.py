@@ -10,6 +10,7 @@ from typing import Any, Final
 from specdecode_operator.api import base
 from specdecode_operator.api import capture as capture_api
 from specdecode_operator.api.base import Body
+from specdecode_operator.api.capture import Pattern
 from specdecode_operator.api.capture_status import ArmVerdict, ComparedArm, ComparedLoad, ComparisonStatus, Outputs
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.training import JudgedArm, SpecDecodeTrainingSpec, TrainedHead, TrainingVerdict
@@ -54,7 +55,7 @@ def judging_capture(
         "format": "JSONL",
         "outputTokens": judgement.output_tokens,
     }
-    phase = {"name": PHASE, "pattern": "Closed", "concurrency": judgement.concurrency, "requests": requests}
+    phase = {"name": PHASE, "pattern": Pattern.CLOSED.value, "concurrency": judgement.concurrency, "requests": requests}
     body: Body = {
         "deployment": spec.deployment,
         "arms": _arms(head_speculation(written.speculation, training, spec, head), served),

@@ -13,35 +13,26 @@ from pydantic import ValidationError
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.deployment_status import SpecDecodeDeploymentStatus, TrainedDraftStatus
-from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate
+from specdecode_operator.api.deployment_status import TrainedDraftStatus
+from specdecode_operator.deployment.conditions import FALSE, MESSAGE_LIMIT, TRUE, UNKNOWN, ConditionUpdate
 from specdecode_operator.deployment.desired_state import DesiredState, Gated, Launch, RolledBack
 from specdecode_operator.deployment.observed.observation import Observation, rollout_of
 from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from specdecode_operator.deployment.rollout.readiness import ROLLED_BACK
 from specdecode_operator.deployment.rollout.rollout_gate import GATE_FAILED
 from specdecode_operator.deployment.speculation_policy import refusal
+from specdecode_operator.problems import printable
+from specdecode_operator.redaction import clip
 from specdecode_operator.training.observation import Training
 from specdecode_operator.training.offers import NotOffered, OfferedHead, Offers, offer_of, offers_of
 
-TRAINED_DRAFT: Final = "TrainedDraft"
 PROMOTED: Final = "Promoted"
 ROLLOUT_IN_PROGRESS: Final = "RolloutInProgress"
 HEAD_REFUSED: Final = "HeadRefused"
+NO_HEAD: Final = "NoHeadOffered"
 _NOT_AGAIN: Final = frozenset({ROLLED_BACK, GATE_FAILED})
 _MOST_FAILED: Final = 16
 _TIME: Final = "%Y-%m-%dT%H:%M:%SZ"
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What a deployment's status says about trained drafts."""
-
-    status: TrainedDraftStatus | None = None
-    condition: ConditionUpdate | None = None
-
-
-NOTHING_CHOSEN: Final = Choice()
 
 
 @dataclass(frozen=True)
@@ -78,64 +69,75 @@ class Rollouts:
         return NotOffered(HEAD_REFUSED, why) if why else None
 
 
-def choose(offers: Offers | None, rollouts: Rollouts, before: SpecDecodeDeploymentStatus, now: datetime) -> Choice:
-    """Return the head that is in force from the next reconcile on.
+def choose(
+    offers: Offers | None, rollouts: Rollouts, before: TrainedDraftStatus | None, now: datetime
+) -> TrainedDraftStatus | None:
+    """Return the head that is in force from the next reconcile on; None if the deployment does not ask for heads.
 
     The status names it before anything is rolled out, so that captures that judge the new engines see the same spec.
     """
     if offers is None:
-        return NOTHING_CHOSEN
-    present, status = offers.present, before.trained_draft or TrainedDraftStatus()
-    if present is None:
-        status = TrainedDraftStatus(failed=status.failed)
-    elif why := rollouts.failure:
-        return _withdrawn(offers.body, present, status, why)
-    best = next((each for each in offers.heads if each.engine_of(offers.body) not in status.failed), None)
+        return None
+    present, before = offers.present, before or TrainedDraftStatus()
+    if present is not None and (why := rollouts.failure):
+        return _withdrawn(offers.body, present, before, why)
+    best = next((each for each in offers.heads if each.engine_of(offers.body) not in before.failed), None)
     if best is None:
-        return Choice(status, _none_offered(offers, before))
-    if best == present:
-        return Choice(status, _in_force(best, rollouts))
-    refused = rollouts.refused(best) if rollouts.settled else ""
-    if not rollouts.settled or refused:
-        return Choice(status, _waits(best, refused) if present is None else _in_force(present, rollouts))
-    place = {name: getattr(best, name) for name in ("training", "claim", "path", "sha256")}
-    message = f"{best} replaces the draft of the spec; its rollout begins"
-    begins = ConditionUpdate(TRAINED_DRAFT, UNKNOWN, ROLLOUT_IN_PROGRESS, message)
-    return Choice(TrainedDraftStatus(**place, since=now.strftime(_TIME), failed=status.failed), begins)
+        return _told(TrainedDraftStatus(failed=before.failed), *_none_offered(offers, before))
+    refused = rollouts.refused(best) if rollouts.settled and best != present else ""
+    if present is not None and (best == present or refused or not rollouts.settled):
+        return _in_force(present, before, rollouts)
+    return _replaced(best, refused, before, rollouts, now)
 
 
-def _withdrawn(body: Body, head: OfferedHead, status: TrainedDraftStatus, why: NotOffered) -> Choice:
-    """Return to the draft of the spec. A head whose rollout failed is not offered again with these settings."""
-    failed = [head.engine_of(body), *status.failed] if why.reason in _NOT_AGAIN else status.failed
-    condition = ConditionUpdate(TRAINED_DRAFT, FALSE, why.reason, f"{head} is withdrawn: {why.message}")
-    return Choice(TrainedDraftStatus(failed=list(dict.fromkeys(failed))[:_MOST_FAILED]), condition)
-
-
-def _waits(head: OfferedHead, refused: str) -> ConditionUpdate:
+def _replaced(
+    best: OfferedHead, refused: str, before: TrainedDraftStatus, rollouts: Rollouts, now: datetime
+) -> TrainedDraftStatus:
+    """Put another head in force, unless it is refused or a rollout runs."""
+    none = TrainedDraftStatus(failed=before.failed)
     if refused:
-        return ConditionUpdate(TRAINED_DRAFT, FALSE, HEAD_REFUSED, f"{head} cannot be served: {refused}")
-    message = f"{head} is offered: it replaces the draft when the engines of the present spec serve"
-    return ConditionUpdate(TRAINED_DRAFT, UNKNOWN, ROLLOUT_IN_PROGRESS, message)
+        return _told(none, HEAD_REFUSED, f"{best} cannot be served: {refused}")
+    if not rollouts.settled:
+        return _told(none, ROLLOUT_IN_PROGRESS, f"{best} is offered: it waits until the engines of the spec serve")
+    place = {name: getattr(best, name) for name in ("training", "claim", "path", "sha256")}
+    chosen = TrainedDraftStatus(**place, since=now.strftime(_TIME), failed=before.failed)
+    return _told(chosen, ROLLOUT_IN_PROGRESS, f"{best} replaces the draft of the spec; its rollout begins")
 
 
-def _in_force(head: OfferedHead, rollouts: Rollouts) -> ConditionUpdate:
+def _told(status: TrainedDraftStatus, reason: str, message: str) -> TrainedDraftStatus:
+    return status.model_copy(update={"reason": reason, "message": clip(printable(message), MESSAGE_LIMIT)})
+
+
+def _withdrawn(body: Body, head: OfferedHead, before: TrainedDraftStatus, why: NotOffered) -> TrainedDraftStatus:
+    """Return to the draft of the spec. A head whose rollout failed is not offered again with these settings."""
+    failed = [head.engine_of(body), *before.failed] if why.reason in _NOT_AGAIN else before.failed
+    status = TrainedDraftStatus(failed=list(dict.fromkeys(failed))[:_MOST_FAILED])
+    return _told(status, why.reason, f"{head} is withdrawn: {why.message}")
+
+
+def _in_force(head: OfferedHead, before: TrainedDraftStatus, rollouts: Rollouts) -> TrainedDraftStatus:
     if rollouts.settled:
-        return ConditionUpdate(TRAINED_DRAFT, TRUE, PROMOTED, f"{head} replaces the draft of the spec")
-    message = f"{head} replaces the draft of the spec; its engines do not all serve yet"
-    return ConditionUpdate(TRAINED_DRAFT, UNKNOWN, ROLLOUT_IN_PROGRESS, message)
+        return _told(before, PROMOTED, f"{head} replaces the draft of the spec")
+    return _told(before, ROLLOUT_IN_PROGRESS, f"{head} replaces the draft of the spec; not all engines serve it yet")
 
 
-def _none_offered(offers: Offers, before: SpecDecodeDeploymentStatus) -> ConditionUpdate:
-    said = next((each for each in before.conditions if each.type == TRAINED_DRAFT), None)
-    if offers.heads and said is not None and said.reason in _NOT_AGAIN:
+def _none_offered(offers: Offers, before: TrainedDraftStatus) -> tuple[str, str]:
+    if offers.heads and before.reason in _NOT_AGAIN and before.message is not None:
         # The message of the failure stays until another head is offered.
-        return ConditionUpdate(TRAINED_DRAFT, FALSE, said.reason, said.message)
+        return str(before.reason), before.message
     if offers.heads:
-        return ConditionUpdate(TRAINED_DRAFT, FALSE, ROLLED_BACK, f"{offers.heads[0]} was rolled back")
+        return ROLLED_BACK, f"{offers.heads[0]} was rolled back"
     for name, each in offers.invalid.items():
-        return ConditionUpdate(TRAINED_DRAFT, FALSE, each.reason, f"training {name}: {each.message}")
-    message = "No SpecDecodeTraining of this deployment has promote OnBetter and condition Better True"
-    return ConditionUpdate(TRAINED_DRAFT, FALSE, "NoHeadOffered", message)
+        return each.reason, f"training {name}: {each.message}"
+    return NO_HEAD, "No SpecDecodeTraining of this deployment has promote OnBetter and condition Better True"
+
+
+def is_news(before: TrainedDraftStatus | None, now: TrainedDraftStatus | None) -> bool:
+    """Whether a change gets an Event: another head serves, or one cannot be served."""
+    if now is None or now.reason in {None, NO_HEAD, ROLLOUT_IN_PROGRESS}:
+        return before is not None and before.training is not None and (now is None or now.training is None)
+    known = before or TrainedDraftStatus()
+    return (known.training, known.reason) != (now.training, now.reason)
 
 
 def promoted_condition(training: Training, deployment: Body | None, trainings: Sequence[Body]) -> ConditionUpdate:
@@ -160,20 +162,19 @@ def promoted_condition(training: Training, deployment: Body | None, trainings: S
 
 
 def _promoted(offer: OfferedHead, offers: Offers) -> ConditionUpdate:
-    status = parse_deployment(offers.body).status
-    draft = status.trained_draft or TrainedDraftStatus()
-    said = next((each for each in status.conditions if each.type == TRAINED_DRAFT), None)
-    if offer.is_named_by(draft) and said is not None and said.status is TRUE:
+    draft = parse_deployment(offers.body).status.trained_draft or TrainedDraftStatus()
+    if offer.is_named_by(draft) and draft.reason == PROMOTED:
         return ConditionUpdate(PROMOTED, TRUE, PROMOTED, f"The deployment serves this head since {draft.since}")
     if offer.is_named_by(draft):
         message = "The deployment rolls out engines with this head"
         return ConditionUpdate(PROMOTED, UNKNOWN, ROLLOUT_IN_PROGRESS, message)
     if offer.engine_of(offers.body) in draft.failed:
-        message = "The rollout of this head failed; see condition TrainedDraft of the deployment"
+        message = "The rollout of this head failed; see status.trainedDraft of the deployment"
         return ConditionUpdate(PROMOTED, FALSE, ROLLED_BACK, message)
     newest = offers.heads[0] if offers.heads else offer
     if newest.training != offer.training:
         message = f"Training {newest.training} is newer, and its head is better, too"
         return ConditionUpdate(PROMOTED, FALSE, "NewerHead", message)
-    reason = said.reason if said is not None else ROLLOUT_IN_PROGRESS
-    return ConditionUpdate(PROMOTED, UNKNOWN, reason, "See condition TrainedDraft of the deployment")
+    if draft.reason == HEAD_REFUSED:
+        return ConditionUpdate(PROMOTED, FALSE, HEAD_REFUSED, draft.message or "")
+    return ConditionUpdate(PROMOTED, UNKNOWN, ROLLOUT_IN_PROGRESS, "See status.trainedDraft of the deployment")

@@ -153,9 +153,7 @@ def _promoted(training: Training, decision: Decision) -> ConditionUpdate:
         reason = "NotBetter" if decision.better.status is FALSE else NOT_JUDGED
         return ConditionUpdate("Promoted", FALSE, reason, "The head was not found to be better; see condition Better")
     if training.spec.get("promote") == Promote.ON_BETTER:
-        waits = ConditionUpdate(
-            "Promoted", UNKNOWN, "WaitingForDeployment", "The deployment is asked to serve the head"
-        )
+        waits = ConditionUpdate("Promoted", UNKNOWN, "RolloutInProgress", "The deployment is asked to serve the head")
         return decision.promoted or waits
     name = training.key.name
     message = f"spec.promote is Manual: specdecode training promote {name} prints the change of the deployment"

@@ -74,9 +74,8 @@ def deployment_outcome(spec: Body, case: FieldCase) -> Outcome:
     """Objects that are wanted for a spec with what becomes of its captures, and its status."""
     owner = parse_deployment(parent(spec))
     desired = desired_state(owner, case.nodes)
-    choice = choose(offers_of(parent(spec), ()), Rollouts(desired, Observation(), lambda _: ""), owner.status, NOW)
-    further = [choice.condition] if choice.condition else []
-    status = compose_status(owner, desired, Observation(), NOW, further=further)
+    trained = choose(offers_of(parent(spec), ()), Rollouts(desired, Observation(), lambda _: ""), None, NOW)
+    status = compose_status(owner, desired, Observation(), NOW, trained_draft=trained)
     scheduled = [
         dataclasses.replace(decision, create=[_created(due, case) for due in decision.create])
         for decision in schedule_outcomes(spec.get("captures", []))

@@ -450,7 +450,7 @@ def better_status(promote: str, better: str) -> dict[str, tuple[str, str]]:
     ("promote", "better", "promoted"),
     [
         ("Manual", "True", ("False", "Manual")),
-        ("OnBetter", "True", ("Unknown", "WaitingForDeployment")),
+        ("OnBetter", "True", ("Unknown", "RolloutInProgress")),
         ("OnBetter", "False", ("False", "NotBetter")),
         ("OnBetter", "Unknown", ("False", "NotJudged")),
     ],
