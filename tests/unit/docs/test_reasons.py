@@ -70,6 +70,7 @@ OTHER_WORDS = {
         "Exposed",
         "SettingsInForce",
         "Succeeded",
+        "Promoted",
         "WaitingForGPUs",
         "True",
         "False",
@@ -109,10 +110,11 @@ OTHER_WORDS = {
     # What it is told.
     *("Always", "ConfigMap", "Directory", "Exists", "In", "OnRootMismatch", "ReadOnlyMany", "ReadWriteOncePod"),
     "RuntimeDefault",
+    *("File", "Job", "Never"),
+    "SpecDecode",  # prefix of our kinds
     *("FallbackToLogsOnError", "Memory", "PathPrefix", "RollingUpdate"),
     # Conditions of a route.
     *("PartiallyInvalid", "ResolvedRefs"),
-    *("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"),
     # What `/metrics` says is served.
     *("Cluster", "Namespaced"),
     # Classes of models, what the hub's library raises, and what a sentence begins with.
