@@ -70,7 +70,6 @@ OTHER_WORDS = {
         "Exposed",
         "SettingsInForce",
         "Succeeded",
-        "Promoted",
         "WaitingForGPUs",
         "True",
         "False",
@@ -110,7 +109,7 @@ OTHER_WORDS = {
     # What it is told.
     *("Always", "ConfigMap", "Directory", "Exists", "In", "OnRootMismatch", "ReadOnlyMany", "ReadWriteOncePod"),
     "RuntimeDefault",
-    *("File", "Job", "Never"),
+    *("File", "Gi", "Job", "Never"),
     "SpecDecode",  # prefix of our kinds
     *("FallbackToLogsOnError", "Memory", "PathPrefix", "RollingUpdate"),
     # Conditions of a route.
