@@ -176,9 +176,7 @@ def promote_command(
         if apply:
             options = (f"--patch={json.dumps(patch)}", "--type=merge", "--output=name")
             kubectl.within(body).text("patch", _DEPLOYMENTS, spec.deployment, *options)
-            say_line(
-                f"deployment {spec.deployment}: the head of training {name} replaces its draft; the rollout begins"
-            )
+            say_line(f"deployment {spec.deployment}: the head of training {name} replaces its draft; see its status")
         elif output is PatchFormat.JSON:
             print_json(patch)
         else:
@@ -340,7 +338,7 @@ def _screen(found: TrainingOutput) -> list[str]:
         for each in objects(mapping(body, "status"), "conditions")
     ]
     heading = ["TYPE", "STATUS", "REASON", "MESSAGE"]
-    lines = [
+    return [
         printable(title),
         *_pairs(_summary(found)),
         "",
@@ -350,7 +348,6 @@ def _screen(found: TrainingOutput) -> list[str]:
         "Conditions",
         *aligned([heading, *conditions], left=len(heading), width=line_width(), foldable=(len(heading) - 1,)),
     ]
-    return lines
 
 
 def _summary(found: TrainingOutput) -> Iterator[tuple[str, object]]:
