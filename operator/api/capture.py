@@ -19,7 +19,7 @@ from specdecode_operator.api.base import (
     ObjectName,
     PersistentVolumeClaimRef,
 )
-from specdecode_operator.api.speculation import BatchSizeRange, Speculation
+from specdecode_operator.api.speculation import BatchSizeRange, SpeculationSettings
 from specdecode_operator.enums import KvCacheDtype, Quantization
 
 TokenCount = Annotated[StrictInt, Field(ge=1, le=16_777_216)]
@@ -373,7 +373,7 @@ class Storage(ApiModel):
         return self.persistent_volume_claim.claim_name if self.persistent_volume_claim else None
 
 
-class ArmSpeculation(Speculation):
+class ArmSpeculation(SpeculationSettings):
     """Speculation method and settings of the arm."""
 
     # Fewer than in a deployment: of 8 arms in 8 schedules, the API server would refuse to judge more.

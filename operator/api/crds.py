@@ -339,6 +339,7 @@ _DEPLOYMENT_COLUMNS: Final[Sequence[_Column]] = (
     ("Age", "date", ".metadata.creationTimestamp", "Time since creation."),
     ("Plan", "string", ".status.plan.verdict", "Fits, Tight or DoesNotFit.", 1),
     ("TP", "integer", ".status.plan.tensor", "Tensor parallelism of the target.", 1),
+    ("Trained", "string", ".status.trainedDraft.training", "Training whose head replaces the draft of the spec.", 1),
     ("Stale", "date", ".status.acceptance.saidUntil", _STALE, 1),
     ("Precision", "string", ".status.plan.targetQuantization", "Precision of the target's linear layers.", 1),
     ("Product", "string", ".status.plan.product", "GPU product, or CPU.", 1),

@@ -162,27 +162,28 @@ _ABSOLUTE_OR_OPTION = r"^[/-]"
 _PARENT_FOLDER = r"(^|/)\\.\\.(/|$)"
 
 
-def _source_of(model: str, absent: str) -> tuple[Rule, ...]:
+def _source_of(model: str, absent: str, on_volume: str, volume: str) -> tuple[Rule, ...]:
     """Return the rules on the source of a target or draft.
 
-    ``model`` is its path in the spec; ``absent`` is the beginning of a CEL expression that passes if there is none.
+    ``model`` is its path in the spec; ``absent`` is the beginning of a CEL expression that passes if there is none;
+    ``on_volume`` is the CEL expression that it is on a volume, which is field ``volume``.
     """
     name, revision = f"self.{model}.model", f"self.{model}.revision"
     return (
         rule(
-            f"{absent}({_HAS_VOLUME}) || {name}.matches('{_HUB_ID}')",
+            f"{absent}({on_volume}) || {name}.matches('{_HUB_ID}')",
             f"{model}.model: is {{{name}}}, which is not a hub ID: write OWNER/NAME, or copy the folder to a volume"
             " and set models.volume",
         ),
         rule(
-            f"{absent}!({_HAS_VOLUME})"
+            f"{absent}!({on_volume})"
             f" || !({name}.matches('{_ABSOLUTE_OR_OPTION}') || {name}.matches('{_PARENT_FOLDER}'))",
-            f"{model}.model: is {{{name}}}, which is not a path inside models.volume: write it from the root of the"
+            f"{model}.model: is {{{name}}}, which is not a path inside {volume}: write it from the root of the"
             " volume, without leading / or - and without ..",
         ),
         forbidden(
-            f"{absent}!({_HAS_VOLUME}) || !has({revision})",
-            f"{model}.revision: has no effect with models.volume, which is not downloaded: remove one of the two",
+            f"{absent}!({on_volume}) || !has({revision})",
+            f"{model}.revision: has no effect with {volume}, which is not downloaded: remove one of the two",
         ),
     )
 
@@ -211,11 +212,17 @@ def _checkpoints_of(model: str, absent: str) -> tuple[Rule, ...]:
     )
 
 
+_HAS_DRAFT_CLAIM = "has(self.speculation.draft.persistentVolumeClaim)"
+_NO_DRAFT: Final = f"!({HAS_DRAFT}) || "
+_NO_DRAFT_IN_MODELS: Final = f"{_NO_DRAFT}{_HAS_DRAFT_CLAIM} || "
+_DRAFT = "speculation.draft"
+
 SOURCES = (
-    *_source_of("target", absent=""),
-    *_source_of("speculation.draft", absent=f"!({HAS_DRAFT}) || "),
+    *_source_of("target", "", _HAS_VOLUME, "models.volume"),
+    *_source_of(_DRAFT, _NO_DRAFT_IN_MODELS, _HAS_VOLUME, "models.volume"),
+    *_source_of(_DRAFT, _NO_DRAFT, _HAS_DRAFT_CLAIM, "speculation.draft.persistentVolumeClaim")[1:],
     *_checkpoints_of("target", absent=""),
-    *_checkpoints_of("speculation.draft", absent=f"!({HAS_DRAFT}) || "),
+    *_checkpoints_of(_DRAFT, absent=_NO_DRAFT),
 )
 """Rules of the whole spec."""
 
@@ -272,6 +279,11 @@ SPECULATION = (
         "!has(self.draft) || self.method == 'draft_model' || !has(self.draft.checkpoints)"
         " || self.draft.checkpoints.size() == 0",
         "draft.checkpoints: the head of method {self.method} is served in its own precision: remove them",
+    ),
+    forbidden(
+        "!has(self.draft) || !has(self.draft.persistentVolumeClaim) || !has(self.draft.checkpoints)"
+        " || self.draft.checkpoints.size() == 0",
+        "draft.checkpoints: draft.persistentVolumeClaim holds one checkpoint: remove one of the two",
     ),
     forbidden(
         "self.method == 'draft_model' || !has(self.useHeterogeneousVocab) || !self.useHeterogeneousVocab",

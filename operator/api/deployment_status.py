@@ -341,6 +341,35 @@ class CanaryStatus(ApiModel):
     """Figures that are compared."""
 
 
+class TrainedDraftStatus(ApiModel):
+    """Trained head that replaces the draft of the spec."""
+
+    training: Annotated[str, StringConstraints(max_length=253)] | None = None
+    """Name of the SpecDecodeTraining whose head is in force. Not set while the draft of the spec is in force."""
+
+    claim: Annotated[str, StringConstraints(max_length=253)] | None = None
+    """Claim that holds the head."""
+
+    path: Annotated[str, StringConstraints(max_length=1024)] | None = None
+    """Folder of the head in the claim."""
+
+    sha256: Word | None = None
+    """SHA-256 checksum of the head's model.safetensors."""
+
+    since: Timestamp | None = None
+    """Time at which the head replaced the draft of the spec."""
+
+    reason: Word | None = None
+    """Reason for what is in force, as one CamelCase word. Promoted if all engines serve the head. Explained with the
+    condition Promoted of a SpecDecodeTraining."""
+
+    message: Sentence | None = None
+    """Explanation of the reason, for people."""
+
+    failed: list[Word] = Field(default=[], max_length=16)
+    """Internal: hashes of heads and settings whose rollout was rolled back. They are not offered again."""
+
+
 class KeptEntry(ApiModel):
     """Internal: digest of a ConfigMap entry or child object as the operator wrote it."""
 
@@ -385,6 +414,9 @@ class SpecDecodeDeploymentStatus(ApiModel):
 
     canary: CanaryStatus | None = None
     """Comparison of the canary with the earlier engines. Not set without a canary."""
+
+    trained_draft: TrainedDraftStatus | None = None
+    """Trained head that replaces the draft of the spec. Not set without speculation.trainedDrafts."""
 
     captures: list[ScheduleStatus] = Field(default=[], max_length=8, json_schema_extra=map_by("name"))
     """Status of the capture schedules."""

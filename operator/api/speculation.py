@@ -121,6 +121,10 @@ class Draft(ServedModel):
     """Precision in which the draft is served; it is not inherited from the target. With Auto, the plan picks one
     according to spec.objective. Draft heads are always served as stored."""
 
+    persistent_volume_claim: PersistentVolumeClaimRef | None = None
+    """Claim that holds the draft; model is then the path inside it. Engines mount it read-only. If not set, the draft
+    comes from the same place as the target."""
+
     max_model_len: StrictInt | None = Field(default=None, ge=1, le=16_777_216)
     """Longest sequence, in tokens, for which the draft proposes tokens."""
 
@@ -205,7 +209,7 @@ class BatchSizeRange(ApiModel):
     """Number of tokens proposed per step (K) in this range; 0 proposes none, but keeps the draft and its memory."""
 
 
-class Speculation(ApiModel):
+class SpeculationSettings(ApiModel):
     """Speculation method and its settings."""
 
     method: Method
@@ -268,3 +272,13 @@ class Speculation(ApiModel):
     """Additional keys of vLLM's --speculative-config that have no field here, such as attention_backend, moe_backend,
     kv_cache_dtype, enforce_eager, draft_load_config and disable_padded_drafter_batch. Keys that a field controls and
     keys unknown to the vLLM version are rejected. The plan does not account for these keys."""
+
+
+class Speculation(SpeculationSettings):
+    """Speculation method and its settings."""
+
+    trained_drafts: StrictBool = False
+    """Serve the head of the newest SpecDecodeTraining of this deployment that has promote OnBetter and whose condition
+    Better is True. It replaces method, numSpeculativeTokens and draft; the spec is not changed. The head rolls out like
+    a change of the spec. It is withdrawn if this field is false, or if the training is deleted or has promote
+    Manual."""

@@ -263,6 +263,9 @@ class TrainingVerdict(ApiModel):
     capture: Annotated[str, StringConstraints(max_length=253)]
     """Name of the SpecDecodeCapture that measured it."""
 
+    target: Word | None = None
+    """Internal: digest of the measured target, its revision and precision. The head is offered only for this target."""
+
     arms: list[JudgedArm] = Field(default=[], max_length=8)
     """Engines that were measured."""
 

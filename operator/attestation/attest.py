@@ -97,7 +97,12 @@ def attested(
             now.isoformat(timespec="seconds"),
             __version__,
             AttestedObject(
-                parent.key.namespace, parent.key.name, parent.uid, parent.generation, digest(parent.raw_spec)
+                parent.key.namespace,
+                parent.key.name,
+                parent.uid,
+                parent.generation,
+                digest(parent.object_spec or parent.raw_spec),
+                parent.trained_draft,
             ),
             outcome.plan_status.model_dump(mode="json", by_alias=True, exclude_none=True),
             pods,

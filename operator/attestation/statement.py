@@ -286,6 +286,8 @@ class AttestedObject(_Told, frozen=True):
     uid: str
     generation: int
     spec_sha256: str
+    trained_draft_sha256: str | None = None
+    """Of the trained head that replaces the draft of the spec."""
 
 
 class Memory(_Told, frozen=True):

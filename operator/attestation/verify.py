@@ -99,6 +99,8 @@ def _of_object(rollout: Rollout, body: Body) -> Iterator[Difference]:
     yield from _differs("metadata.uid", rollout.object.uid, metadata.get("uid"))
     yield from _differs("metadata.generation", rollout.object.generation, metadata.get("generation"))
     yield from _differs("spec (SHA-256)", rollout.object.spec_sha256, digest(mapping(body, "spec")))
+    draft = mapping(status, "trainedDraft").get("sha256")
+    yield from _differs("status.trainedDraft.sha256", rollout.object.trained_draft_sha256, draft)
     plan = mapping(status, "plan")
     for name in sorted({*rollout.plan, *plan}):
         yield from _differs(f"status.plan.{name}", rollout.plan.get(name), plan.get(name))

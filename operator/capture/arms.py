@@ -238,7 +238,7 @@ def _models_blocked(arms: Sequence[CapturedArm]) -> Blocked | None:
     seen: dict[str, tuple[str | None, str]] = {}
     for index, arm in enumerate(arms):
         spec = arm.source.launch.facts.spec
-        for model in model_locations.served_models(spec).values() if model_locations.downloads_in_pods(spec) else ():
+        for model in model_locations.fetched_models(spec).values() if model_locations.downloads_in_pods(spec) else ():
             revision, other = seen.setdefault(model.model, (model.revision, arm.name))
             if revision != model.revision:
                 wanted, there = model.revision or "the newest", revision or "the newest"

@@ -29,7 +29,7 @@ from specdecode_operator.capture.job.pod_files import IMAGE_ID_FILE, SWITCH_FOLD
 from specdecode_operator.capture.load import run_settings
 from specdecode_operator.capture.observation import Capture, CapturedDeployment, dataset_claim
 from specdecode_operator.capture.recorder.segment_format import FOLDER_VARIABLE, STEPS_VARIABLE, TOKEN_IDS_VARIABLE
-from specdecode_operator.capture.volumes import claim_of
+from specdecode_operator.capture.volumes import claim_of, one_volume_per_claim
 from specdecode_operator.cluster import resources
 from specdecode_operator.cluster.manifests import child_labels, owned, render_template
 from specdecode_operator.deployment.desired_state import Launch
@@ -155,7 +155,7 @@ def render_job(
     rendered = {"containers", "initContainers", "volumes", "securityContext", "restartPolicy"}
     placement = {field: value for field, value in pod_spec.items() if field not in rendered}
     template = job["spec"]["template"]
-    template["spec"] = placement | template["spec"]
+    template["spec"] = one_volume_per_claim(placement | template["spec"])
     job = owned(job, capture.key, capture.uid)
     job["metadata"]["labels"] |= {resources.CAPTURED_DEPLOYMENT_LABEL: spec.deployment} | capture.queue_labels
     return job

@@ -141,6 +141,44 @@ def published_blocked(user: ClaimUser, storage: Storage, claim: Body | None) -> 
     return Blocked(ALREADY_PUBLISHED, message, permanent=True)
 
 
+def one_volume_per_claim(pod_spec: Body) -> Body:
+    """Return a pod spec in which no two volumes have the same claim; mounts stay read-only if their volume was.
+
+    A pod that mounts one claim as two volumes may wait for the second one forever.
+    """
+    by_claim: dict[str, list[Body]] = {}
+    for volume in objects(pod_spec, "volumes"):
+        if claim := mapping(volume, "persistentVolumeClaim").get("claimName"):
+            by_claim.setdefault(claim, []).append(volume)
+    groups = [group for group in by_claim.values() if len(group) > 1]
+    if not groups:
+        return pod_spec
+    names = {each["name"]: group[0]["name"] for group in groups for each in group}
+    read_only = {each["name"] for group in groups for each in group if _is_read_only(each)}
+    writable = {group[0]["name"] for group in groups if not all(map(_is_read_only, group))}
+
+    def mount(each: Body) -> Body:
+        name = names.get(each["name"], each["name"])
+        return {**each, "name": name} | ({"readOnly": True} if each["name"] in read_only else {})
+
+    def volume_of(each: Body) -> Body:
+        if each["name"] not in writable:
+            return each
+        return {**each, "persistentVolumeClaim": {"claimName": each["persistentVolumeClaim"]["claimName"]}}
+
+    containers: Body = {
+        field: [{**each, "volumeMounts": [*map(mount, objects(each, "volumeMounts"))]} for each in pod_spec[field]]
+        for field in ("initContainers", "containers")
+        if field in pod_spec
+    }
+    volumes = [volume_of(each) for each in pod_spec["volumes"] if names.get(each["name"], each["name"]) == each["name"]]
+    return {**pod_spec, **containers, "volumes": volumes}
+
+
+def _is_read_only(volume: Body) -> bool:
+    return mapping(volume, "persistentVolumeClaim").get("readOnly") is True
+
+
 _GOES_ON = "the deployment keeps serving; the capture continues when this is fixed"
 
 

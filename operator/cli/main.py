@@ -218,6 +218,7 @@ class _TopLevel(LazyGroup):
         "render": "render:render_command",
         "attestation": "main:attestation_app",
         "capture": "capture.commands:capture_app",
+        "training": "training:training_app",
         "metrics": "metrics:metrics_command",
         "advise": "advise.command:advise_command",
         "verdict": "verdict:verdict_command",
@@ -237,7 +238,7 @@ class _TopLevel(LazyGroup):
     panels: ClassVar = {
         "Plan": ("init", "plan", "lint", "import", "models"),
         "Run": ("status", "doctor", "render", "attestation"),
-        "Measure": ("capture", "metrics", "advise", "verdict", "calibrate"),
+        "Measure": ("capture", "training", "metrics", "advise", "verdict", "calibrate"),
         "Simulate": ("replay",),
         "Other": ("completion", "version", "crds"),
     }

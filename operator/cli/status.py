@@ -1,7 +1,7 @@
 """`specdecode status`: SpecDecodeDeployments at a glance, through kubectl."""
 
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
 import typer
@@ -18,7 +18,7 @@ from specdecode_operator.cli.options import (
     refuse_name_of_list,
 )
 from specdecode_operator.cli.outputs import Output, print_data
-from specdecode_operator.cli.terminal import aligned, line_width, say, show_live
+from specdecode_operator.cli.terminal import age_text, aligned, line_width, say, show_live
 from specdecode_operator.cluster.resources import SPECDECODE_DEPLOYMENT
 from specdecode_operator.problems import printable
 from specdecode_operator.redaction import clip
@@ -146,7 +146,7 @@ def _table(found: Sequence[DeploymentOutput], now: datetime, *, with_namespace: 
             mapping(status, "plan").get("verdict"),
             _gpus(body),
             mapping(status, "acceptance").get("text"),
-            _age(metadata.get("creationTimestamp"), now),
+            age_text(metadata.get("creationTimestamp"), now),
         )
         rows.append([*map(_cell, cells)])
     rows = rows if with_namespace else [row[1:] for row in rows]
@@ -159,13 +159,13 @@ def _screen(found: DeploymentOutput, now: datetime) -> list[str]:
     conditions = [
         [
             *(each.get(key) for key in ("type", "status", "reason")),
-            _age(each.get("lastTransitionTime"), now),
+            age_text(each.get("lastTransitionTime"), now),
             each.get("message"),
         ]
         for each in objects(status, "conditions")
     ]
     events = [
-        [_age(_seen(each), now), each.get("type"), each.get("reason"), each.get("count", 1), each.get("message")]
+        [age_text(_seen(each), now), each.get("type"), each.get("reason"), each.get("count", 1), each.get("message")]
         for each in found.events or ()
     ]
     no_events = "none" if found.events is not None else "cannot be read: run kubectl get events to see why"
@@ -197,9 +197,13 @@ def _header(body: Body, now: datetime) -> Iterator[tuple[str, object]]:
     by_policy = "" if speculation is mapping(spec, "speculation") else " (chosen by the policy)"
     yield "Method", f"{speculation.get('method') or '-'}{'' if tokens is None else f', K {tokens}'}{by_policy}"
     yield "Draft", mapping(speculation, "draft").get("model")
+    trained = mapping(status, "trainedDraft")
+    if trained:
+        replaced = f"head of training {trained['training']} instead of it; " if trained.get("training") else ""
+        yield "Trained draft", f"{replaced}{trained.get('reason')}: {trained.get('message')}"
     yield "GPUs", _gpus(body)
     yield "Ready", f"{status.get('ready') or '-'} replicas"
-    yield "Age", _age(body["metadata"].get("creationTimestamp"), now)
+    yield "Age", age_text(body["metadata"].get("creationTimestamp"), now)
 
 
 def _plan(status: Body) -> Iterator[tuple[str, object]]:
@@ -273,19 +277,6 @@ def _gib(value: object) -> str:
 
 def _number(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else "-"
-
-
-def _age(time: object, now: datetime) -> str:
-    """Return the age in kubectl's format: 75s, 90m, 30h, 5d."""
-    try:
-        age = now - datetime.fromisoformat(str(time))
-    except (ValueError, TypeError):
-        return "-"
-    seconds = max(0, int(age / timedelta(seconds=1)))
-    for unit, size, until in (("s", 1, 120), ("m", 60, 120 * 60), ("h", 3600, 48 * 3600)):
-        if seconds < until:
-            return f"{seconds // size}{unit}"
-    return f"{seconds // 86400}d"
 
 
 def _cell(value: object) -> str:

@@ -7,6 +7,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
 from itertools import zip_longest
 from typing import Final, TextIO, TypeVar
 
@@ -74,6 +75,19 @@ def show_live(find: Callable[[], _Found], show: Callable[[_Found], None], *, wat
         if not watch:
             return
         time.sleep(_POLL_S)
+
+
+def age_text(time: object, now: datetime) -> str:
+    """Return the age in kubectl's format: 75s, 90m, 30h, 5d."""
+    try:
+        age = now - datetime.fromisoformat(str(time))
+    except (ValueError, TypeError):
+        return "-"
+    seconds = max(0, int(age / timedelta(seconds=1)))
+    for unit, size, until in (("s", 1, 120), ("m", 60, 120 * 60), ("h", 3600, 48 * 3600)):
+        if seconds < until:
+            return f"{seconds // size}{unit}"
+    return f"{seconds // 86400}d"
 
 
 def line_width() -> int | None:

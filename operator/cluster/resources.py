@@ -72,6 +72,12 @@ ACCEPTED_ANNOTATION = "specdecode.io/accepted"
 """On the Job of a capture: engine hash and message of Accepted, in case the operator ends before it writes the
 status."""
 
+JUDGED_TARGET_ANNOTATION = "specdecode.io/judged-target"
+"""On the capture that measures a head: digest of the target that it was measured with."""
+
+TRAINED_DRAFT_ANNOTATION = "specdecode.io/trained-draft"
+"""On pods: SHA-256 checksum of the trained head that replaces the draft of the spec."""
+
 TEMPLATE_HASH_ANNOTATION = "specdecode.io/template-hash"
 OWNED_SELECTOR = f"{MANAGED_BY_LABEL}={MANAGER}"
 

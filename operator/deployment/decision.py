@@ -110,6 +110,7 @@ class _Question:
     calibration: Calibration
     operator_image: str | None
     live_token_ids: LiveTokenIds
+    trained_draft: str | None
 
 
 @dataclass(frozen=True)
@@ -179,6 +180,7 @@ def _resolve(parent: ParsedDeployment, cluster: ClusterState) -> _Planned | Desi
         calibration=cluster.calibration,
         operator_image=cluster.operator_image,
         live_token_ids=cluster.live_token_ids,
+        trained_draft=parent.trained_draft,
     )
     planned = _plan(question)
     if isinstance(planned, _Planned):
@@ -228,7 +230,12 @@ def _plan(question: _Question) -> _Planned | Blocked:
     """Return the plan of a spec, or why no node is usable. Cached, because hundreds of objects may have one spec."""
     nodes, known, site_facts = question.nodes, question.known, dict(question.site_facts)
     facts = valid_facts(question.spec, known, question.calibration)
-    facts = replace(facts, operator_image=question.operator_image, live_token_ids=question.live_token_ids)
+    facts = replace(
+        facts,
+        operator_image=question.operator_image,
+        live_token_ids=question.live_token_ids,
+        trained_draft=question.trained_draft,
+    )
     plan = make_plan(facts, nodes, question.previous, groups=question.has_groups, nodes_from=question.nodes_from)
     if isinstance(plan, Blocked):
         return plan

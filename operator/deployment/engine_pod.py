@@ -27,6 +27,7 @@ from specdecode_operator.cluster.resources import (
     ENGINE_LOGGING_ANNOTATION,
     ENGINE_WATCH_ANNOTATION,
     TEMPLATE_HASH_ANNOTATION,
+    TRAINED_DRAFT_ANNOTATION,
     selector_labels,
     worker_labels,
 )
@@ -113,6 +114,10 @@ def _merged(spec: SpecDecodeDeploymentSpec, values: Mapping[str, Any]) -> Body:
     pod = render_template("engine-pod", dict(values))
     # Labels are added here because the rendered text is cached for all objects with the same spec.
     pod["metadata"] = {"labels": dict(values["labels"]), **(pod["metadata"] or {})}
+    if trained := values.get("trained_draft"):
+        # Another head in the same folder has to be rolled out, too.
+        annotations = pod["metadata"].get("annotations") or {}
+        pod["metadata"]["annotations"] = {**annotations, TRAINED_DRAFT_ANNOTATION: trained}
     template = spec.pod_template
     patch: Body = template.model_dump(by_alias=True, exclude_none=True) if template else {}
     of_sidecar = [each for each in objects(mapping(patch, "spec"), "initContainers") if name_of(each) == SIDECAR]
@@ -155,7 +160,8 @@ def _values(key: Key, facts: Facts, plan: Plan, role: Role, *, live: bool = True
         address = ContainerVariable(f"$({HOST_ADDRESS_VARIABLE})") if leads else _LEADER_ADDRESS
         group = NodeGroup(plan.chosen.nodes, _RANK, address, leads=leads, meeting_timeout_s=times.startup_s)
     settings = engine_settings(spec, facts.pair, plan.chosen.tensor, group)
-    command, mounts = command_line(settings, facts.profile), [_MODELS_MOUNT]
+    command, draft_mount = command_line(settings, facts.profile), model_locations.draft_mount(spec)
+    mounts = [_MODELS_MOUNT, *([draft_mount] if draft_mount else [])]
     own_env = manifest_variables(spec.engine.env)
     env = {**environment(settings), logging_config.LOGGING_CONFIG_VARIABLE: logging_config.LOGGING_CONFIG_PATH}
     # On several nodes, workers do not know when the engine serves, so they could not publish a cache.
@@ -167,7 +173,7 @@ def _values(key: Key, facts: Facts, plan: Plan, role: Role, *, live: bool = True
         content = {"image": facts.image, "command": command, "env": _values_or_sources(own_env)}
         product = "cpu" if facts.on_cpu else plan.chosen.product
         mount = model_locations.compiled_mount(spec, f"{facts.profile.version}-{product}-{content_hash(content)}")
-        mounts = [_MODELS_MOUNT, *([mount] if mount else [])]
+        mounts += [mount] if mount else []
         health = f"--health={'https' if settings.tls else 'http'}://127.0.0.1:{settings.serving.port}/health"
         shared, own = f"--folder={model_locations.COMPILED_PATH}", f"--cache={model_locations.COMPILE_CACHE_PATH}"
         command = ["python3", "-c", _WARM_START, shared, own, health, "--", *command]
@@ -206,6 +212,7 @@ def _values(key: Key, facts: Facts, plan: Plan, role: Role, *, live: bool = True
         "downloads": _downloads(spec) if model_locations.downloads_in_pods(spec) else [],
         "hub_env": model_locations.hub_environment(spec),
         "hub_token": secret_key(spec.models.hub_token_secret),
+        "trained_draft": facts.trained_draft,
         **_access_values(spec),
     }
     carries = live and role is not Role.WORKER and live_recorder_blocked(facts) is None
@@ -256,7 +263,7 @@ def _access_values(spec: SpecDecodeDeploymentSpec) -> dict[str, Any]:
 
 def _downloads(spec: SpecDecodeDeploymentSpec) -> list[dict[str, Any]]:
     models = {(spec.target.model, spec.target.revision): DOWNLOAD_TARGET}
-    if spec.speculation and (draft := spec.speculation.draft):
+    if draft := model_locations.fetched_models(spec).get(model_locations.DRAFT):
         models.setdefault((draft.model, draft.revision), DOWNLOAD_DRAFT)
     return [
         {

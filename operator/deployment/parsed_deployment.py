@@ -9,7 +9,7 @@ import json
 import re
 import zoneinfo
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -136,6 +136,8 @@ class ParsedDeployment:
     suspended_for: str | None = None  # The capture that uses its GPUs; the object counts as suspended meanwhile
     written_spec: SpecDecodeDeploymentSpec | None = None
     by_policy: bool = False
+    trained_draft: str | None = None  # SHA-256 of the trained head that replaces the draft of the object's spec
+    object_spec: Body = field(default_factory=dict)  # spec of the object, if it differs from raw_spec
     kept_managers: frozenset[str] = frozenset()
     times_ahead: tuple[str, ...] = ()
 
@@ -189,6 +191,10 @@ def parse_deployment(
         status = SpecDecodeDeploymentStatus.parse(raw_status, newer=True)
     except ValidationError:
         status = SpecDecodeDeploymentStatus()
+    if isinstance(parsed, SpecDecodeDeploymentSpec) and parsed.speculation is not None:
+        # Whether trained heads are served does not change an engine by itself.
+        own = parsed.speculation.model_copy(update={"trained_drafts": False})
+        parsed = parsed.model_copy(update={"speculation": own}) if own != parsed.speculation else parsed
     in_force, by_policy = parsed, False
     if isinstance(parsed, SpecDecodeDeploymentSpec) and not as_written:
         in_force, by_policy = with_policy(parsed, status.policy), is_by_policy(parsed, status.policy)

@@ -57,6 +57,7 @@ class Facts:
     stored_type: str | None = None
     operator_image: str | None = None
     live_token_ids: LiveTokenIds = LiveTokenIds.NONE  # that live captures may record
+    trained_draft: str | None = None  # SHA-256 of a trained head that replaces the draft of the object's spec
 
     def at(self, target: Precision, draft: Precision | None, fewer_seqs: int | None = None) -> "Facts":
         """Return the facts with these precisions chosen and, if given, with ``fewer_seqs`` as maxNumSeqs."""

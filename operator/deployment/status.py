@@ -11,6 +11,7 @@ from specdecode_operator.api.deployment_status import (
     ObservedStatus,
     SpecDecodeDeploymentStatus,
     SpeculationFeature,
+    TrainedDraftStatus,
 )
 from specdecode_operator.cluster.resources import (
     CANARY_POOL,
@@ -104,6 +105,7 @@ def compose_status(  # noqa: PLR0913  the status combines these inputs
     schedules: Sequence[ScheduleStatus] | None = None,
     *,
     policy: PolicyStatus | None = None,
+    trained_draft: TrainedDraftStatus | None = None,
 ) -> SpecDecodeDeploymentStatus:
     """Return the status; without ``schedules``, keep the schedules of the previous status."""
     seen = _engine_status(parent, desired, observation)
@@ -151,6 +153,7 @@ def compose_status(  # noqa: PLR0913  the status combines these inputs
         speculation=seen.features,
         figures=observation.figures,
         policy=policy,
+        trained_draft=trained_draft,
         canaries=canaries_status(facts, observation.answers, parent.status.canaries),
         canary=_canary_status(parent, desired, observation),
         captures=list(parent.status.captures if schedules is None else schedules),

@@ -22,7 +22,7 @@ from specdecode_operator.deployment.models.model_locations import (
     KnownModels,
     ModelSource,
     downloads_in_pods,
-    served_models,
+    fetched_models,
     undescribed_models,
 )
 from specdecode_operator.deployment.parsed_deployment import schedule_problems
@@ -318,7 +318,7 @@ def _product_problems(spec: SpecDecodeDeploymentSpec) -> Iterator[Problem]:
 
 def _revision_problems(spec: SpecDecodeDeploymentSpec) -> Iterator[Problem]:
     """Yield two revisions of one model, which each pod would download to the same folder."""
-    draft = served_models(spec).get(DRAFT)
+    draft = fetched_models(spec).get(DRAFT)
     if draft is None or not downloads_in_pods(spec):
         return
     if draft.model == spec.target.model and draft.revision != spec.target.revision:

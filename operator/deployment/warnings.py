@@ -16,9 +16,9 @@ from specdecode_operator.deployment.models.model_locations import (
     NOTHING_ASSUMED,
     KnownModels,
     assumption_of,
+    fetched_models,
     hub_environment,
     model_source,
-    served_models,
 )
 from specdecode_operator.deployment.spec_facts import Facts, platform_of
 from specdecode_operator.enums import SIXTEEN_BIT_BYTES, CudagraphMode, Knowledge, Method, Platform, Precision
@@ -150,7 +150,7 @@ def token_doubts(spec: SpecDecodeDeploymentSpec) -> Iterator[Problem]:
     reaches_hub = spec.models.volume is None and spec.engine.replay is None
     if not reaches_hub or spec.models.hub_token_secret is not None or hub_environment(spec):
         return
-    for field, model in served_models(spec).items():
+    for field, model in fetched_models(spec).items():
         if is_gated(model.model):
             message = (
                 "is gated on the Hugging Face Hub; set spec.models.hubTokenSecret to the token of an account that has"

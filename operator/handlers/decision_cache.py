@@ -55,7 +55,7 @@ class DecisionCache:
         speculation = None if isinstance(parent.spec, InvalidSpecError) else parent.spec.speculation
         asked = (
             *(parent.uid, parent.generation, parent.raw_spec, parent.suspended_for, parent.status.plan),
-            *(speculation, parent.by_policy, cluster),
+            *(speculation, parent.by_policy, parent.trained_draft, cluster),
         )
         if self._latest is not None and self._asked == asked:
             return replace(self._latest, children=PackedChildren(self._packed))

@@ -66,15 +66,17 @@ async def on_capture(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> Non
 
 
 async def on_training(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> None:
-    """Queue a SpecDecodeTraining that was created, changed or deleted, and those that may wait for its claim."""
+    """Queue a SpecDecodeTraining that was created, changed or deleted, its deployment and the other trainings of it.
+
+    They may wait for its claim or its head.
+    """
     key = _store(event, training.KIND, memo)
     if key is None:
         return
     ask = _queueing(event, memo)
     ask(key)  # Also if it was deleted.
     if name := (event["object"].get("spec") or {}).get("deployment"):
-        for body in memo.cache.trainings_of(Key(key.namespace, name)):
-            ask(Key(key.namespace, body["metadata"]["name"], training.KIND))
+        memo.add_related(Key(key.namespace, str(name)), ask)
 
 
 def _store(event: kopf.RawEvent, kind: str, memo: OperatorState) -> Key | None:

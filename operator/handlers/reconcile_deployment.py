@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 from specdecode_operator.api import base, capture, deployment
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import CaptureSchedule, Gate, Key, Policy, PolicyStatus, ScheduleStatus
+from specdecode_operator.api.deployment_status import TrainedDraftStatus
 from specdecode_operator.api.speculation import Speculation
 from specdecode_operator.capture.borrowing import lending_to
 from specdecode_operator.capture.golden_gate import GateObjects, gate_state, gate_writes
@@ -127,6 +128,8 @@ from specdecode_operator.handlers.status_writer import Reporter
 from specdecode_operator.problems import InvalidSpecError
 from specdecode_operator.stats.engine_window import NOTHING_RECENT, Recent, Window, update_recent
 from specdecode_operator.stats.pool_comparison import served
+from specdecode_operator.training.offers import OfferedHead, Offers, offers_of
+from specdecode_operator.training.promotion import Rollouts, choose, is_news
 from specdecode_operator.vllm.engine_metrics import Reading, Unreachable
 
 _logger = logging.getLogger(__name__)
@@ -424,7 +427,8 @@ class Reconciler:
         if body is None or "deletionTimestamp" in body["metadata"]:
             self._forget(key)
             return Requeue(is_close=False)
-        parent, refused = self._read(body), ""
+        offers = self._offers(body)
+        parent, refused = self._read(body, head=offers.present if offers else None), ""
         record = self._record(parent)
         try:
             blocked = await self._keep_what_was_read(parent, record)
@@ -436,7 +440,8 @@ class Reconciler:
         except ClusterError:
             raise
         except Exception as error:
-            await self._report(parent, internal_error(parent, error), Observation(), policy=parent.status.policy)
+            status, failed = parent.status, internal_error(parent, error)
+            await self._report(parent, failed, Observation(), policy=status.policy, trained=status.trained_draft)
             raise
         await keep_gate(record.children, parent, desired)
         record.last_good_due |= not record.children.is_in_line(parent, desired)
@@ -453,8 +458,25 @@ class Reconciler:
         schedules = await keep_schedules(record.children, parent, parent.schedules)
         observation = replace(observation, blocked=blocked or observation.blocked)
         policy = await record.policy.keep(parent, desired, observation, partial(self._not_had, parent), refused)
-        await self._report(parent, desired, observation, schedules, policy)
+        rollouts = Rollouts(desired, observation, partial(self._head_refused, body, record), parent.by_policy)
+        trained = choose(offers, rollouts, parent.status.trained_draft, self._cluster.clock.now())
+        await self._report(parent, desired, observation, schedules, policy=policy, trained=trained)
         return requeue_for(parent, desired, observation, schedules or ())
+
+    def _offers(self, body: Body) -> Offers | None:
+        """Return the trained heads for a deployment; None if it does not ask for them."""
+        key = Key(body["metadata"]["namespace"], body["metadata"]["name"])
+        return offers_of(body, self._cache.trainings_of(key))
+
+    def in_force(self, body: Body) -> Body:
+        """Return a deployment with the trained head that replaces its draft, if one does."""
+        offers = self._offers(body)
+        return body if offers is None or offers.present is None else offers.present.applied_to(body)
+
+    def _head_refused(self, body: Body, record: Record, head: OfferedHead) -> str:
+        """Return why a trained head cannot be planned; an empty text if it can."""
+        parent = self._read(body, as_written=True, head=head)
+        return refusal(record.candidates.decide(parent, self._cluster_state(parent)))
 
     def _not_had(self, parent: ParsedDeployment, speculation: Speculation) -> str:
         """Return why a speculation cannot replace the one in force; an empty text if it can."""
@@ -465,8 +487,9 @@ class Reconciler:
         return why_not_plannable(desired, parent.status.plan)
 
     def desired_state_of(self, body: Body) -> tuple[ParsedDeployment, DesiredState]:
-        """Return an object with its spec as written, and its desired state, for a capture."""
-        parent = self._read(body, as_written=True)
+        """Return an object without the choice of a policy, and its desired state, for a capture."""
+        offers = self._offers(body)
+        parent = self._read(body, as_written=True, head=offers.present if offers else None)
         record = self._record(parent)
         decisions = record.written if parent.status.policy else record.decisions
         return parent, decisions.decide(parent, self._cluster_state(parent))
@@ -503,12 +526,19 @@ class Reconciler:
             record = self._records[parent.key] = Record(children, PolicyKeeper(children, self._metrics))
         return record
 
-    def _read(self, body: Body, *, as_written: bool = False) -> ParsedDeployment:
-        """Parse an object; its engines are scaled to zero while a capture holds their GPUs."""
+    def _read(self, body: Body, *, as_written: bool = False, head: OfferedHead | None = None) -> ParsedDeployment:
+        """Parse an object; its engines are scaled to zero while a capture holds their GPUs.
+
+        ``head`` is a trained head that replaces its draft.
+        """
         key = Key(body["metadata"]["namespace"], body["metadata"]["name"])
         preempted_by = preempting_capture(self._cache.captures_of(key))
         now = self._cluster.clock.now()
-        return parse_deployment(body, preempted_by=preempted_by, as_written=as_written, now=now)
+        applied = body if head is None else head.applied_to(body)
+        parent = parse_deployment(applied, preempted_by=preempted_by, as_written=as_written, now=now)
+        if head is None:
+            return parent
+        return replace(parent, trained_draft=head.sha256, object_spec=body["spec"])
 
     def _cluster_state(self, parent: ParsedDeployment) -> ClusterState:
         """Return the inputs of a decision; ConfigMap entries that the operator did not write are ignored."""
@@ -742,18 +772,21 @@ class Reconciler:
         found = {key.name for key in others if claims & claims_named((self._cache.parent(key) or {}).get("spec"))}
         return tuple(sorted(found))
 
-    async def _report(
+    async def _report(  # noqa: PLR0913  the status combines these inputs
         self,
         parent: ParsedDeployment,
         desired: DesiredState,
         observation: Observation,
         schedules: Sequence[ScheduleStatus] | None = None,
+        *,
         policy: PolicyStatus | None = None,
+        trained: TrainedDraftStatus | None = None,
     ) -> None:
         """Write the status if it changed, and post Events."""
         record = self._record(parent)
         children = record.children
-        status = compose_status(parent, desired, observation, self._cluster.clock.now(), schedules, policy=policy)
+        now = self._cluster.clock.now()
+        status = compose_status(parent, desired, observation, now, schedules, policy=policy, trained_draft=trained)
         proofs = {**self._proofs(parent), **children.proofs()}
         status = status.model_copy(update={"kept": kept_entries(proofs)})
         if status == parent.status and not parent.times_ahead:
@@ -767,3 +800,6 @@ class Reconciler:
         if change := plan_change(parent.status.plan, status.plan):
             await children.post_event("PlanChanged", change)
         await children.post_changes(parent.status.conditions, status.conditions)
+        if is_news(parent.status.trained_draft, trained):
+            told = f"{trained.reason}: {trained.message}" if trained else "spec.speculation.trainedDrafts is not true"
+            await children.post_event("TrainedDraftChanged", told, warns=trained is not None and not trained.training)

@@ -92,7 +92,7 @@ class JobReconciler:
             uid=parent.uid,
             generation=parent.generation,
             desired=desired,
-            arms=arms(body, desired) if arms else (),
+            arms=arms(self._deployments.in_force(body), desired) if arms else (),
             engine=None if isinstance(own, InvalidSpecError) else engine_spec_hash(own, plan),
             engines_wanted=sum(each["spec"].get("replicas", 1) for each in engines),
             pods=[pod for pod in engine_pods(self._cache, key) if holds_gpus(pod, now)],

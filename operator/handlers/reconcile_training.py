@@ -2,15 +2,19 @@
 
 from dataclasses import replace
 
+from pydantic import ValidationError
+
 from specdecode_operator.api import base, capture, training
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.deployment import Key
+from specdecode_operator.api.deployment import Key, SpecDecodeDeploymentSpec
+from specdecode_operator.api.deployment_status import ConditionStatus
 from specdecode_operator.capture.gpu_sharing import serving_goes_first
 from specdecode_operator.capture.job_status import is_to_start
 from specdecode_operator.cluster.client import ClusterError, ForbiddenError
 from specdecode_operator.cluster.drift import is_owned
 from specdecode_operator.cluster.resources import CONFIG_MAP, JOB, PERSISTENT_VOLUME_CLAIM, POD, TRAINING_CHILDREN
 from specdecode_operator.deployment.conditions import Blocked
+from specdecode_operator.enums import Method
 from specdecode_operator.handlers.apply_children import BlockedError, ChildNameTakenError, Children, what_blocks
 from specdecode_operator.handlers.reconcile_capture import CaptureReconciler
 from specdecode_operator.handlers.reconcile_job import JobReconciler, job_of
@@ -23,6 +27,7 @@ from specdecode_operator.training.decision import (
 )
 from specdecode_operator.training.observation import Training, TrainingObservation, read_training
 from specdecode_operator.training.preconditions import claim_in_use
+from specdecode_operator.training.promotion import promoted_condition
 from specdecode_operator.training.status import Decision, Writes, compose_status
 from specdecode_operator.untrusted import mapping
 
@@ -83,13 +88,21 @@ class TrainingReconciler(JobReconciler):
         claims = self._cache.children_of(seen.key, PERSISTENT_VOLUME_CLAIM.kind)
         pods = self._cache.children_of(seen.key, POD.kind)
         captures = self._cache.captures_of(seen.deployment_key)
+        source = self._cache.parent(seen.deployment_key)
+        trainings = self._cache.trainings_of(seen.deployment_key)
+        is_better = (better := seen.condition("Better")) is not None and better.status is ConditionStatus.TRUE
         observed = TrainingObservation(
             job=job,
             pods=pods,
             claim=next((claim for claim in claims if claim["metadata"]["name"] == seen.job_name), None),
             judging=next((each for each in captures if is_owned(each, seen.uid)), None),
             operator_image=self._settings.operator_image,
+            promoted=promoted_condition(seen, source, trainings) if is_better else None,
         )
+        if observed.judging is None and source is not None and not seen.has_ended:
+            written, in_force = (_parsed(each) for each in (source, self._deployments.in_force(source)))
+            method = in_force.speculation.method if in_force and in_force.speculation else Method.NONE
+            observed = replace(observed, written=written, served=method)
         if seen.trained is not None:
             return observed
         deployment = self._deployment(seen.deployment_key)
@@ -180,3 +193,10 @@ class TrainingReconciler(JobReconciler):
             self._metrics.count_training(seen.status.phase, status.phase)
             await children.post_times_ahead((*seen.times_ahead, *decision.times_ahead))
             await children.post_changes(seen.status.conditions, status.conditions)
+
+
+def _parsed(deployment: Body) -> SpecDecodeDeploymentSpec | None:
+    try:
+        return SpecDecodeDeploymentSpec.parse(deployment["spec"], newer=True)
+    except ValidationError:
+        return None

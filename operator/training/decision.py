@@ -80,6 +80,7 @@ def decide(training: Training, observed: TrainingObservation, now: datetime) -> 
     return replace(
         decision,
         claim=volumes.claim_of(training, storage),
+        promoted=observed.promoted,
         writes=replace(decision.writes, claim_metadata=changes),
     )
 
@@ -168,7 +169,8 @@ def _with_job(
         # The path of the Job is known; a result that names another one is not believed.
         folder = f"{training.key.namespace}/{training.key.name}/head"
         head = progress.head.model_copy(update={"path": folder})
-        decision = _judging(training, spec, observed, head)
+        known = replace(training, status=training.status.model_copy(update={"rows": progress.rows}))
+        decision = _judging(known, spec, observed, head)
         return replace(decision, rows=progress.rows, head=head, started_at=progress.started_at)
     if spec.suspend:
         settled = is_suspended(job) and not training.queue_labels
@@ -216,8 +218,13 @@ def _judging(
             better=ConditionUpdate("Better", UNKNOWN, "Suspended", message),
             writes=status.Writes(resumed_capture=None if live is None or is_stopped else (live, True)),
         )
+    if live is None and observed.written is None:
+        message = f"spec.deployment: {spec.deployment}: not found, or its spec is invalid; the head is measured with it"
+        return replace(decision, readiness=working(_WAITING, message))
     if live is None:
-        return replace(decision, writes=status.Writes(capture=judging_capture(training, spec, head)))
+        assert observed.written is not None  # noqa: S101  checked above
+        capture = judging_capture(training, spec, head, observed.written, observed.served)
+        return replace(decision, writes=status.Writes(capture=capture))
     if has_ended(live):
         update, verdict = better(live)
         return replace(_complete(decision, update), verdict=verdict)

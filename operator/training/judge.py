@@ -1,27 +1,183 @@
-"""Render the capture that measures a new head, and read its result."""
+"""Render the capture that measures a new head, and read its verdict.
 
-from specdecode_operator.api.base import API_VERSION, Body
-from specdecode_operator.api.capture import KIND
-from specdecode_operator.api.training import SpecDecodeTrainingSpec, TrainedHead, TrainingVerdict
-from specdecode_operator.cluster.manifests import owned
-from specdecode_operator.deployment.conditions import UNKNOWN, ConditionUpdate
+The head is compared with the deployment's present speculation. Arms without speculation and with a lookup in the prompt
+show whether the answers are so repetitive that any draft looks good.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from specdecode_operator.api import base
+from specdecode_operator.api import capture as capture_api
+from specdecode_operator.api.base import Body
+from specdecode_operator.api.capture import Pattern
+from specdecode_operator.api.capture_status import ArmVerdict, ComparedArm, ComparedLoad, ComparisonStatus, Outputs
+from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
+from specdecode_operator.api.training import JudgedArm, SpecDecodeTrainingSpec, TrainedHead, TrainingVerdict
+from specdecode_operator.capture.observation import read_capture
+from specdecode_operator.capture.volumes import claim_of
+from specdecode_operator.cluster.manifests import owner_reference
+from specdecode_operator.cluster.resources import JUDGED_TARGET_ANNOTATION, MANAGED_BY_LABEL, MANAGER
+from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate
+from specdecode_operator.enums import METHODS_WITH_LOOKUP, Method
 from specdecode_operator.training.observation import Training
+from specdecode_operator.training.offers import head_speculation, target_digest
+from specdecode_operator.untrusted import mapping
+
+BETTER: Final = "Better"
+CURRENT, TRAINED, NONE, NGRAM = "current", "trained", "none", "ngram"
+PHASE: Final = "held-out"
+_SHARED_OUTPUTS: Final = frozenset({Outputs.EQUAL, Outputs.EXPLAINED})
 
 
-def judging_capture(training: Training, spec: SpecDecodeTrainingSpec, head: TrainedHead) -> Body:  # noqa: ARG001
-    """Return the SpecDecodeCapture that measures a head on held-out prompts."""
-    body: Body = {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        "metadata": {"name": f"{training.key.name}-judge"},
-        "spec": {"deployment": spec.deployment, "seed": spec.seed, "record": {"stepStats": False}},
+def judging_capture(
+    training: Training,
+    spec: SpecDecodeTrainingSpec,
+    head: TrainedHead,
+    written: SpecDecodeDeploymentSpec,
+    served: Method,
+) -> Body:
+    """Return the SpecDecodeCapture that measures a head on held-out prompts.
+
+    Parameters
+    ----------
+    written
+        Spec of the deployment.
+    served
+        Method in force in the deployment, which a trained head may have replaced.
+    """
+    judgement, rows = spec.judgement, training.status.rows
+    claim = {"claimName": claim_of(training, spec.storage)}
+    requests = min(judgement.requests, max(1, rows.holdout)) if rows else judgement.requests
+    dataset = {
+        "persistentVolumeClaim": claim,
+        "path": f"{training.key.namespace}/{training.key.name}/rows/holdout.jsonl",
+        "format": "JSONL",
+        "outputTokens": judgement.output_tokens,
     }
-    body = owned(body, training.key, training.uid)
-    body["metadata"]["annotations"]["specdecode.io/judgement"] = spec.judgement.model_dump_json(by_alias=True)
-    return body
+    phase = {"name": PHASE, "pattern": Pattern.CLOSED.value, "concurrency": judgement.concurrency, "requests": requests}
+    body: Body = {
+        "deployment": spec.deployment,
+        "arms": _arms(head_speculation(written.speculation, training, spec, head), served),
+        "repetitions": judgement.repetitions,
+        "workload": {
+            "prompts": {"dataset": dataset},
+            "phases": [phase],
+            "temperatures": [{"temperature": "0.0", "sharePercent": 100}],
+        },
+        "seed": spec.seed,
+        "storage": {"persistentVolumeClaim": claim},
+        "deploymentDuringCapture": judgement.deployment_during_capture.value,
+    }
+    if judgement.slo is not None:
+        body["slo"] = judgement.slo.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return {
+        "apiVersion": base.API_VERSION,
+        "kind": capture_api.KIND,
+        "metadata": {
+            "namespace": training.key.namespace,
+            "name": f"{training.key.name}-judge",
+            "labels": {MANAGED_BY_LABEL: MANAGER},
+            "annotations": {JUDGED_TARGET_ANNOTATION: target_digest(written.target)},
+            "ownerReferences": [owner_reference(training.key, training.uid)],
+        },
+        "spec": body,
+    }
+
+
+def _arms(head: Body, served: Method) -> list[Body]:
+    """Return the arms, the baseline first. Arms that would start the baseline's engine are left out."""
+    none, k = {"method": Method.NONE.value}, head["numSpeculativeTokens"]
+    arms: list[Body] = [{"name": CURRENT}, {"name": TRAINED, "speculation": head}]
+    if served is Method.NONE:
+        arms[0]["speculation"] = none
+    else:
+        arms.append({"name": NONE, "speculation": none})
+    if served not in METHODS_WITH_LOOKUP:
+        arms.append({"name": NGRAM, "speculation": {"method": Method.NGRAM.value, "numSpeculativeTokens": k}})
+    return arms
 
 
 def better(capture: Body) -> tuple[ConditionUpdate, TrainingVerdict]:
-    """Return the condition Better and the verdict of a capture that ended."""
-    update = ConditionUpdate("Better", UNKNOWN, "NotJudged", "Not implemented")
-    return update, TrainingVerdict(capture=capture["metadata"]["name"])
+    """Return the condition Better and the verdict of a capture; its status is untrusted."""
+    known = read_capture(capture)
+    target = mapping(capture["metadata"], "annotations").get(JUDGED_TARGET_ANNOTATION)
+    verdict = TrainingVerdict(capture=known.key.name, target=target if isinstance(target, str) else None)
+    ended, comparison = known.ended, known.status.comparison
+    if ended is None:
+        return _told(UNKNOWN, "NotJudged", f"capture {known.key.name} has not ended"), verdict
+    if ended.status is not TRUE:
+        message = f"capture {known.key.name} failed ({ended.reason}: {ended.message})"
+        return _told(UNKNOWN, "JudgementFailed", message), verdict
+    arms = {each.name: each for each in comparison.arms} if comparison else {}
+    trained = arms.get(TRAINED)
+    if comparison is None or comparison.baseline != CURRENT or trained is None:
+        message = f"capture {known.key.name} has no comparison of arm {TRAINED} with arm {CURRENT}"
+        return _told(UNKNOWN, "JudgementFailed", message), verdict
+    load = next(iter(trained.loads), None)
+    verdict = verdict.model_copy(
+        update={
+            "arms": _judged(comparison, load),
+            **{name: getattr(load, name) if load else None for name in ("ratio", "low", "high")},
+        }
+    )
+    notes = [trained.message, *_notes(trained, arms.get(NGRAM), arms.get(NONE))]
+    status, reason = _verdict(trained, load)
+    return _told(status, reason, "; ".join(notes)), verdict
+
+
+def _told(status: Any, reason: str, message: str) -> ConditionUpdate:
+    return ConditionUpdate(BETTER, status, reason, message)
+
+
+def _verdict(trained: ComparedArm, load: ComparedLoad | None) -> tuple[Any, str]:
+    if trained.verdict is ArmVerdict.INCORRECT:
+        return FALSE, "Incorrect"
+    low, high = (_decimal(getattr(load, name, None)) for name in ("low", "high"))
+    if trained.verdict is ArmVerdict.DOES_NOT_PAY and high is not None and high < 1:
+        return FALSE, "NotBetter"
+    pays = trained.verdict is ArmVerdict.PAYS and low is not None and low > 1
+    if pays and trained.outputs in _SHARED_OUTPUTS:
+        return TRUE, BETTER
+    return UNKNOWN, "Inconclusive"
+
+
+def _notes(trained: ComparedArm, ngram: ComparedArm | None, none: ComparedArm | None) -> Iterator[str]:
+    if trained.outputs not in _SHARED_OUTPUTS and trained.verdict is not ArmVerdict.INCORRECT:
+        yield "its answers were not shown to equal those of the present engines"
+    own = _goodput(trained)
+    if own is not None and (its := _goodput(ngram)) is not None and its >= own:
+        yield (
+            "a lookup in the prompt (arm ngram) is at least as fast: the answers may repeat themselves, so that other"
+            " requests may gain less"
+        )
+    if own is not None and (its := _goodput(none)) is not None and its >= own:
+        yield "engines without speculation (arm none) are at least as fast"
+
+
+def _judged(comparison: ComparisonStatus, load: ComparedLoad | None) -> list[JudgedArm]:
+    baseline = JudgedArm(
+        name=CURRENT,
+        acceptance_percent=comparison.baseline_acceptance_percent,
+        goodput=load.baseline_goodput if load else None,
+    )
+    others = (
+        JudgedArm(
+            name=each.name,
+            acceptance_percent=each.acceptance_percent,
+            goodput=each.loads[0].goodput if each.loads else None,
+        )
+        for each in comparison.arms
+    )
+    return [baseline, *others]
+
+
+def _goodput(arm: ComparedArm | None) -> float | None:
+    return _decimal(arm.loads[0].goodput) if arm and arm.loads else None
+
+
+def _decimal(text: str | None) -> float | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return None

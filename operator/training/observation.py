@@ -10,13 +10,14 @@ from pydantic import ValidationError
 from specdecode_operator.api import deployment
 from specdecode_operator.api import training as api
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.deployment import Key
+from specdecode_operator.api.deployment import Key, SpecDecodeDeploymentSpec
 from specdecode_operator.api.deployment_status import Condition, ConditionStatus
 from specdecode_operator.api.training import SpecDecodeTrainingStatus, TrainingPhase
 from specdecode_operator.capture.observation import ObservedDeployment
 from specdecode_operator.cluster.clock import without_times_ahead
 from specdecode_operator.cluster.resources import QUEUE_LABEL, QUEUE_PREFIX
 from specdecode_operator.deployment.conditions import ConditionUpdate, full_message
+from specdecode_operator.enums import Method
 
 ENDED = frozenset({TrainingPhase.COMPLETE, TrainingPhase.FAILED})
 
@@ -94,6 +95,9 @@ class TrainingObservation:
     rival: str | None = None  # another training that uses the same claim, and goes first
     goes_first: str | None = None  # message about a deployment that the training waits for
     judging: Body | None = None  # the SpecDecodeCapture that measures the head
+    written: SpecDecodeDeploymentSpec | None = None  # spec of the deployment, before its head is measured
+    served: Method = Method.NONE  # method in force there, which a trained head may have replaced
+    promoted: ConditionUpdate | None = None  # of a better head; None if its deployment was not read
     operator_image: str | None = None  # that the Job runs; None if the operator does not know its own
 
 

@@ -46,6 +46,7 @@ class Decision:
     verdict: TrainingVerdict | None = None
     started_at: str | None = None
     finished_at: str | None = None
+    promoted: ConditionUpdate | None = None  # of a better head, as its deployment reports it
     times_ahead: tuple[str, ...] = ()  # messages about future times of pod or Job, which count as now
 
 
@@ -153,8 +154,8 @@ def _promoted(training: Training, decision: Decision) -> ConditionUpdate:
     if decision.better.status is not TRUE:
         return ConditionUpdate("Promoted", UNKNOWN, NOT_JUDGED, "No better head; see condition Better")
     if training.spec.get("promote") == Promote.ON_BETTER:
-        message = "The deployment serves the head if its spec.speculation.trainedDrafts is true"
-        return ConditionUpdate("Promoted", TRUE, "Better", message)
+        waits = ConditionUpdate("Promoted", UNKNOWN, "RolloutInProgress", "The deployment is asked to serve the head")
+        return decision.promoted or waits
     name = training.key.name
     message = f"spec.promote is Manual: specdecode training promote {name} prints the change of the deployment"
     return ConditionUpdate("Promoted", FALSE, "Manual", message)

@@ -36,6 +36,7 @@ LIVE = live_spec()
 LIVE_BY_REQUESTS = live_spec(live={"requests": 10})
 
 _SPECULATION = "speculation."
+_OF_DEPLOYMENTS = "speculation.trainedDrafts"
 
 
 def _of_arm(field: str, case: FieldCase) -> tuple[str, FieldCase]:
@@ -66,7 +67,11 @@ CAPTURE_FIELDS: Mapping[str, FieldCase] = {
     "arms[].name": at("other", on=_comparing()),
     "arms[].targetQuantization": _of_pair(at("FP8", on=_comparing())),
     "arms[].kvCacheDtype": _of_pair(at("fp8", on=_comparing())),
-    **dict(_of_arm(*each) for each in DEPLOYMENT_FIELDS.items() if each[0].startswith(_SPECULATION)),
+    **dict(
+        _of_arm(*each)
+        for each in DEPLOYMENT_FIELDS.items()
+        if each[0].startswith(_SPECULATION) and each[0] != _OF_DEPLOYMENTS
+    ),
     "arms[].speculation.draft.config": replace(
         _of_arm("", at({**TINY_CONFIG, "vocab_size": 2048}, on=tiny_cpu()))[1],
         refusal="spec.arms[0].speculation.draft",

@@ -98,6 +98,8 @@ INT4_TARGET, INT4_DRAFT = _stored(LLAMA_70B, "org/target-awq"), _stored(LLAMA_70
 STORED_TARGET = pair_70b(target={"model": LLAMA_70B, "quantization": "INT4", "checkpoints": [INT4_TARGET]})
 STORED_DRAFT = pair_70b()
 STORED_DRAFT["speculation"]["draft"] |= {"quantization": "INT4", "checkpoints": [INT4_DRAFT]}
+OWN_CLAIM = tiny_cpu()
+OWN_CLAIM["speculation"]["draft"] |= {"persistentVolumeClaim": {"claimName": "head"}}
 YARN = {"type": "yarn", "factor": "2"}
 STRETCHED = {**NGRAM, "target": {"model": LLAMA_70B, "ropeScaling": YARN}}
 RANGES = _drafting("draft_model", draft=pair_70b()["speculation"]["draft"])
@@ -170,6 +172,7 @@ DEPLOYMENT_FIELDS: Mapping[str, FieldCase] = {
     "target.ropeScaling.originalMaxPositionEmbeddings": at(65_536, on=STRETCHED),
     "speculation.method": at("ngram_gpu", on=NGRAM),
     "speculation.numSpeculativeTokens": at(4),
+    "speculation.trainedDrafts": at(value=True),
     "speculation.numSpeculativeTokensByBatchSize[].from": refused(9, "from must be", on=RANGES),
     "speculation.numSpeculativeTokensByBatchSize[].to": at(16, on=RANGES),
     "speculation.numSpeculativeTokensByBatchSize[].numSpeculativeTokens": at(0, on=RANGES),
@@ -184,6 +187,7 @@ DEPLOYMENT_FIELDS: Mapping[str, FieldCase] = {
     "speculation.draft.checkpoints[].revision": at("v2", on=STORED_DRAFT),
     "speculation.draft.checkpoints[].config": refused(_wider(INT4_DRAFT), "is not a checkpoint of", on=STORED_DRAFT),
     "speculation.draft.config": at({**TINY_CONFIG, "num_hidden_layers": 2}, on=TINY),
+    "speculation.draft.persistentVolumeClaim.claimName": at("other", on=OWN_CLAIM),
     "speculation.draft.maxModelLen": at(4096),
     "speculation.ngram.promptLookupMin": at(3, on=NGRAM),
     "speculation.ngram.promptLookupMax": at(3, on=NGRAM),

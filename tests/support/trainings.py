@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.training import SpecDecodeTrainingStatus
+from specdecode_operator.enums import Method
 from specdecode_operator.training.decision import decide
 from specdecode_operator.training.observation import TrainingObservation, read_training
 from specdecode_operator.training.status import Decision, compose_status
 from tests.support.captures import OPERATOR_IMAGE, capture, claim, ended, observed_deployment, running
-from tests.support.objects import Body
+from tests.support.objects import Body, tiny_cpu
 
 NOW = datetime(2026, 1, 1, 2, tzinfo=UTC)
 JOB = "head-training"
@@ -67,6 +69,8 @@ def surroundings(**changes: Any) -> TrainingObservation:
         "captures": {"evening": source()},
         "capture_claims": {"evening-capture": claim("evening-capture")},
         "operator_image": OPERATOR_IMAGE,
+        "written": SpecDecodeDeploymentSpec.parse(tiny_cpu()),
+        "served": Method.DRAFT_MODEL,
     }
     return TrainingObservation(**{**seen, **changes})
 

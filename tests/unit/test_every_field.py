@@ -33,6 +33,8 @@ from specdecode_operator.deployment.observed.observation import Observation
 from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from specdecode_operator.deployment.status import compose_status
 from specdecode_operator.problems import InvalidSpecError
+from specdecode_operator.training.offers import offers_of
+from specdecode_operator.training.promotion import Rollouts, choose
 from specdecode_operator.untrusted import mapping
 from tests.support import trainings
 from tests.support.canary_field_cases import CANARY_FIELDS, canary_outcome
@@ -72,7 +74,8 @@ def deployment_outcome(spec: Body, case: FieldCase) -> Outcome:
     """Objects that are wanted for a spec with what becomes of its captures, and its status."""
     owner = parse_deployment(parent(spec))
     desired = desired_state(owner, case.nodes)
-    status = compose_status(owner, desired, Observation(), NOW)
+    trained = choose(offers_of(parent(spec), ()), Rollouts(desired, Observation(), lambda _: ""), None, NOW)
+    status = compose_status(owner, desired, Observation(), NOW, trained_draft=trained)
     scheduled = [
         dataclasses.replace(decision, create=[_created(due, case) for due in decision.create])
         for decision in schedule_outcomes(spec.get("captures", []))

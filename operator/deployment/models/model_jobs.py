@@ -26,10 +26,9 @@ from specdecode_operator.deployment.models.model_locations import (
     ModelSource,
     cache_claim,
     downloads_to_cache,
+    fetched_models,
     hub_environment,
     model_path,
-    models_volume,
-    served_models,
 )
 from specdecode_operator.deployment.pod_scripts import download_model
 from specdecode_operator.deployment.pod_template_merge import container_user, merge, volume_group
@@ -173,7 +172,9 @@ def reading_jobs(
 
 def _reader_values(spec: SpecDecodeDeploymentSpec, source: ModelSource) -> dict[str, Any]:
     if source.on_volume:
-        volume = {"name": "models", **models_volume(spec)}
+        volume: Body = {"name": "models", "hostPath": {"path": source.host_path, "type": "Directory"}}
+        if source.claim is not None:
+            volume = {"name": "models", "persistentVolumeClaim": {"claimName": source.claim, "readOnly": True}}
         return {"arguments": ["folder", "--", model_path(source.model)], "volume": volume, "hub_token": None}
     revision = [f"--revision={source.revision}"] if source.revision else []
     token = secret_key(spec.models.hub_token_secret)
@@ -235,7 +236,7 @@ def wanted_downloads(spec: SpecDecodeDeploymentSpec) -> dict[str, ModelSource]:
         return {}
     return {
         field: ModelSource(model.model, model.revision, claim=cache_claim(spec))
-        for field, model in served_models(spec).items()
+        for field, model in fetched_models(spec).items()
     }
 
 
@@ -279,7 +280,7 @@ def at_commits(
         return facts, []
     target = spec.target.model_copy(update={"revision": commits[sources[TARGET].key]})
     speculation = spec.speculation
-    if speculation is not None and speculation.draft is not None:
+    if speculation is not None and speculation.draft is not None and DRAFT in sources:
         draft = speculation.draft.model_copy(update={"revision": commits[sources[DRAFT].key]})
         speculation = speculation.model_copy(update={"draft": draft})
     spec = spec.model_copy(update={"target": target, "speculation": speculation})

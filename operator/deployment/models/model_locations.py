@@ -10,7 +10,7 @@ from typing import Final
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.speculation import ModelCheckpoint, ServedModel
+from specdecode_operator.api.speculation import Draft, ModelCheckpoint, ServedModel
 from specdecode_operator.deployment.models.checkpoint_reader import Checkpoint
 from specdecode_operator.enums import Quantization
 from specdecode_operator.sizing.arithmetic import MIB, gib_to_bytes
@@ -23,6 +23,7 @@ MODELS_PATH: Final = "/models"
 # Layout of huggingface_hub below HF_HOME, so that a claim that was mounted there can be reused.
 HUB_CACHE_PATH: Final = f"{MODELS_PATH}/hub"
 COMMIT: Final = re.compile(r"[0-9a-f]{7,64}")
+DRAFTS_PATH: Final = "/drafts"
 COMPILED_PATH: Final = "/compiled"
 COMPILE_CACHE_PATH: Final = "/tmp/vllm-cache"  # noqa: S108  the pod's own
 _PROXIES: Final = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
@@ -39,11 +40,19 @@ def engine_model_path(spec: SpecDecodeDeploymentSpec, model: ServedModel | Model
 
     The layout is the same as in huggingface_hub (file_download.py, repo_folder_name).
     """
+    if (claim := draft_claim(model)) is not None:
+        return f"{DRAFTS_PATH}/{claim}/{model.model.strip('/')}"
     if not downloads_to_cache(spec):
         return model_path(model.model)
     folder = f"models--{model.model.replace('/', '--')}"
     commit = model.revision if model.revision and COMMIT.fullmatch(model.revision) else "not-downloaded-yet"
     return f"{HUB_CACHE_PATH}/{folder}/snapshots/{commit}"
+
+
+def draft_claim(model: ServedModel | ModelCheckpoint) -> str | None:
+    """Return the draft's own claim; None for a model in the same place as the target."""
+    claim = model.persistent_volume_claim if isinstance(model, Draft) else None
+    return claim.claim_name if claim else None
 
 
 def downloads_to_cache(spec: SpecDecodeDeploymentSpec) -> bool:
@@ -69,21 +78,50 @@ def hub_environment(spec: SpecDecodeDeploymentSpec) -> list[Body]:
 
 def claims_named(spec: object) -> frozenset[str]:
     """Return the claims that an unparsed spec names for its models; the spec may be invalid."""
-    models = mapping(spec, "models") if isinstance(spec, dict) else {}
-    claims = [
-        mapping(mapping(models, place), "persistentVolumeClaim").get("claimName") for place in ("volume", "cache")
-    ]
+    if not isinstance(spec, dict):
+        return frozenset()
+    models, draft = mapping(spec, "models"), mapping(mapping(spec, "speculation"), "draft")
+    places = (mapping(models, "volume"), mapping(models, "cache"), draft)
+    claims = [mapping(place, "persistentVolumeClaim").get("claimName") for place in places]
     return frozenset(claim for claim in claims if isinstance(claim, str))
 
 
 def engine_volumes(spec: SpecDecodeDeploymentSpec) -> list[Body]:
     """Return the volumes of an engine pod for models and the compile cache."""
+    volumes = _common_volumes(spec)
+    mount = draft_mount(spec)
+    if mount is None or any(each["name"] == mount["name"] for each in volumes):
+        return volumes
+    claim = {"claimName": mount["mountPath"].rpartition("/")[2], "readOnly": True}
+    return [*volumes, {"name": mount["name"], "persistentVolumeClaim": claim}]
+
+
+def draft_mount(spec: SpecDecodeDeploymentSpec) -> Body | None:
+    """Return the mount of the draft's own claim; None without one.
+
+    Its path and the name of its volume depend on the claim, because one pod may run engines with several drafts.
+    """
+    draft = spec.speculation.draft if spec.speculation else None
+    claim = draft_claim(draft) if draft else None
+    if claim is None:
+        return None
+    own = f"draft-{hashlib.sha256(claim.encode()).hexdigest()[:8]}"
+    name = next((each["name"] for each in _common_volumes(spec) if _claim_in(each) == claim), own)
+    return {"name": name, "mountPath": f"{DRAFTS_PATH}/{claim}", "readOnly": True}
+
+
+def _common_volumes(spec: SpecDecodeDeploymentSpec) -> list[Body]:
     claim = cache_claim(spec)
     cache: Body = {"persistentVolumeClaim": {"claimName": claim}}
     if downloads_to_cache(spec):
         # One volume for both: a pod that names a claim twice does not start.
         return [{"name": "models", **cache}]
     return [{"name": "models", **models_volume(spec)}, *([{"name": "cache", **cache}] if claim else [])]
+
+
+def _claim_in(volume: Body) -> str | None:
+    claim: str | None = (volume.get("persistentVolumeClaim") or {}).get("claimName")
+    return claim
 
 
 def compiled_mount(spec: SpecDecodeDeploymentSpec, folder: str) -> Body | None:
@@ -99,7 +137,7 @@ def compiled_mount(spec: SpecDecodeDeploymentSpec, folder: str) -> Body | None:
 
 
 def models_volume(spec: SpecDecodeDeploymentSpec) -> Body:
-    """Return the source of the models' volume: a host path, a claim, or an empty directory for downloads."""
+    """Return the source of the common volume of models: a host path, a claim, or an empty directory for downloads."""
     volume = spec.models.volume
     if volume is not None and volume.host_path is not None:
         return {"hostPath": {"path": volume.host_path.path, "type": "Directory"}}
@@ -153,8 +191,15 @@ def served_models(spec: SpecDecodeDeploymentSpec) -> dict[str, ServedModel]:
     return {TARGET: spec.target} | ({DRAFT: draft} if draft else {})
 
 
+def fetched_models(spec: SpecDecodeDeploymentSpec) -> dict[str, ServedModel]:
+    """Return the served models in the place that spec.models names, by field; without a draft on its own claim."""
+    return {field: model for field, model in served_models(spec).items() if draft_claim(model) is None}
+
+
 def model_source(spec: SpecDecodeDeploymentSpec, model: ServedModel | ModelCheckpoint) -> ModelSource:
     """Return the location of a model of the spec."""
+    if (own := draft_claim(model)) is not None:
+        return ModelSource(model.model.strip("/"), claim=own)
     volume = spec.models.volume
     if volume is None:
         return ModelSource(model.model, model.revision)

@@ -232,10 +232,11 @@ def is_about_volumes(unscheduled: str) -> bool:
 
 def _unscheduled(message: str) -> Blocked:
     if "ReadWriteOncePod" in message:
-        what = f"a claim in spec.models or spec.podTemplate is ReadWriteOncePod, and another pod uses it: {message}"
+        fields = "spec.models, spec.speculation.draft or spec.podTemplate"
+        what = f"a claim in {fields} is ReadWriteOncePod, and another pod uses it: {message}"
         return Blocked(VOLUME_IN_USE, what, waits=True)
     if is_about_volumes(message):
-        where = "spec.models.volume, or a volume of spec.podTemplate"
+        where = "spec.models.volume, the claim of spec.speculation.draft, or a volume of spec.podTemplate"
         what = message.removesuffix(". not found")
         fix = "continues when the claim exists, is bound and can be mounted on a node with room"
         return Blocked("WaitingForVolume", f"{what} ({where}); {fix}", waits=True)

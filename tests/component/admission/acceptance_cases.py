@@ -120,6 +120,14 @@ target: {model: org/target, revision: v1}
 serving: {tlsSecret: {name: llama.tls}}
 models: {cache: {persistentVolumeClaim: {claimName: hub}}, hubTokenSecret: {name: hub, key: token}}
 """,
+    "a draft on its own claim": """
+target: {model: org/target, revision: v1}
+speculation:
+  method: eagle3
+  numSpeculativeTokens: 3
+  trainedDrafts: true
+  draft: {model: team/chat/head, persistentVolumeClaim: {claimName: chat-training}}
+""",
     "of the nodes, with a cache": """
 target: {model: llama}
 models: {volume: {hostPath: {path: /mnt/models..old/x}}, cache: {persistentVolumeClaim: {claimName: compiled}}}

@@ -2,6 +2,8 @@
 
 from tests.component.admission.bad_spec import VOLUME, Bad
 
+DRAFT_CLAIM = "persistentVolumeClaim: {claimName: trained}"
+
 MODELS = {
     "nothing assumed": Bad(
         "target: {model: org/m, assume: {}}", "spec.target.assume.weightsGiB", "set at least one, or remove assume"
@@ -42,6 +44,33 @@ MODELS = {
         f"models: {{volume: {VOLUME}}}",
         "spec.speculation.draft.revision",
         "remove one",
+    ),
+    "draft leaves its claim": Bad(
+        f"speculation: {{method: eagle3, numSpeculativeTokens: 5, draft: {{model: ../head, {DRAFT_CLAIM}}}}}",
+        "spec.speculation.draft.model",
+        "not a path inside speculation.draft.persistentVolumeClaim",
+    ),
+    "draft is absolute in its claim": Bad(
+        f"speculation: {{method: eagle3, numSpeculativeTokens: 5, draft: {{model: /head, {DRAFT_CLAIM}}}}}",
+        "spec.speculation.draft.model",
+        "without leading /",
+    ),
+    "draft's revision in its claim": Bad(
+        "speculation: {method: eagle3, numSpeculativeTokens: 5, draft: {model: head, revision: main,"
+        f" {DRAFT_CLAIM}}}}}",
+        "spec.speculation.draft.revision",
+        "remove one",
+    ),
+    "draft's checkpoints beside its claim": Bad(
+        "speculation: {method: draft_model, numSpeculativeTokens: 5, draft: {model: d, checkpoints:"
+        f" [{{quantization: INT4, model: org/x}}], {DRAFT_CLAIM}}}}}",
+        "spec.speculation.draft.checkpoints",
+        "remove one",
+    ),
+    "draft's claim without a name": Bad(
+        "speculation: {method: eagle3, numSpeculativeTokens: 5, draft: {model: d, persistentVolumeClaim: {}}}",
+        "spec.speculation.draft.persistentVolumeClaim.claimName",
+        "Required",
     ),
     "draft is a folder inside a repository": Bad(
         "speculation: {method: dflash, numSpeculativeTokens: 5, draft: {model: org/m/dflash}}",

@@ -15,7 +15,7 @@ from specdecode_operator.deployment.desired_state import Launch
 from tests.support.capture_decisions import after, decided, words
 from tests.support.captures import capture, capture_pod, capture_spec, ended, job, observed_deployment, surroundings
 from tests.support.field_cases import LLAMA_70B, NODES
-from tests.support.objects import Body, pair_70b, parent, tiny_cpu
+from tests.support.objects import TINY_CONFIG, Body, pair_70b, parent, tiny_cpu
 
 LLAMA_8B = LLAMA_70B.replace("70B", "8B")
 PLAIN = {"name": "plain", "speculation": {"method": "none"}}
@@ -215,6 +215,22 @@ class TestPod:
         assert [LLAMA_70B in each for each in commands] == [True, False, False]
         assert [each for each in commands if LLAMA_8B in each]
         assert [each for each in commands if "3.2-1B" in each]
+
+    def test_drafts_of_all_arms_are_mounted_from_their_claims(self) -> None:
+        def head(claim: str) -> Body:
+            arm = drafted(model="head", config=TINY_CONFIG, persistentVolumeClaim={"claimName": claim})
+            return {**arm, "name": claim}
+
+        job_ = rendered(PLAIN, head("one"), head("two"), of=tiny_cpu())
+        mounts = {each["mountPath"]: each for each in containers(job_)["engine"]["volumeMounts"]}
+        claims = {
+            each["name"]: each["persistentVolumeClaim"]["claimName"]
+            for each in job_["spec"]["template"]["spec"]["volumes"]
+            if "persistentVolumeClaim" in each
+        }
+        assert {claims[mounts[f"/drafts/{name}"]["name"]] for name in ("one", "two")} == {"one", "two"}
+        commands = [speculative_config(list(arm.command)) for arm in settings(job_).arms]
+        assert [each and each["model"] for each in commands] == [None, "/drafts/one/head", "/drafts/two/head"]
 
     def test_each_arm_has_its_own_compile_cache(self) -> None:
         """vLLM's own keys leave out what the start-up plan depends on."""

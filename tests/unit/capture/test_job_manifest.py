@@ -12,7 +12,7 @@ from specdecode_operator.capture.load.run_settings import read_settings
 from specdecode_operator.capture.observation import ObservedDeployment, read_capture
 from specdecode_operator.deployment.desired_state import Launch
 from tests.support.capture_decisions import NOW
-from tests.support.captures import OPERATOR_IMAGE, capture, capture_spec, observed_deployment, surroundings
+from tests.support.captures import OPERATOR_IMAGE, capture, capture_spec, claim, observed_deployment, surroundings
 from tests.support.objects import Body, tiny_cpu
 
 WITHOUT_RECORDER = tiny_cpu(engine={"image": "localhost/engine:1", "recorder": False})
@@ -291,3 +291,36 @@ class TestSettings:
         assert isinstance(seen.desired.outcome, Launch)
         assert context["plan"]["kvCacheTokens"] == seen.desired.outcome.plan_status.kv_cache_tokens
         assert context["deployment"] == {"name": "llama", "uid": "uid-1", "generation": 1}
+
+
+class TestClaims:
+    @pytest.mark.parametrize("read_only", [True, False])
+    def test_claim_for_files_prompts_and_draft_is_one_volume(self, read_only: bool) -> None:
+        """A pod that names a claim twice may not start."""
+        deployment = tiny_cpu()
+        deployment["speculation"]["draft"]["persistentVolumeClaim"] = {"claimName": "trained"}
+        on_claim = {"persistentVolumeClaim": {"claimName": "trained"}}
+        dataset = {**on_claim, "path": "a.jsonl", "format": "JSONL"}
+        storage = {} if read_only else {"storage": on_claim}
+        spec = capture_spec(workload={"prompts": {"dataset": dataset}, "phases": [_phase()]}, **storage)
+        bound = claim("trained")
+        seen = surroundings(deployment=deployed(deployment)[0], dataset=bound, claim=None if read_only else bound)
+        job = decide(read_capture(capture(spec)), seen, NOW).writes.job
+        assert job is not None
+        (volume,) = (
+            each
+            for each in pod_spec(job)["volumes"]
+            if each.get("persistentVolumeClaim", {}).get("claimName") == "trained"
+        )
+        assert volume["persistentVolumeClaim"].get("readOnly", False) is read_only
+        mounts = {each["mountPath"]: each for each in containers(job)["engine"]["volumeMounts"]}
+        mounts |= {each["mountPath"]: each for each in containers(job)["load"]["volumeMounts"]}
+        for path, is_mount_read_only in (("/drafts/trained", True), ("/dataset", True), ("/capture", False)):
+            if path == "/capture" and read_only:
+                continue
+            assert mounts[path]["name"] == volume["name"]
+            assert mounts[path].get("readOnly", False) is is_mount_read_only
+
+
+def _phase() -> Body:
+    return {"name": "one", "pattern": "Closed", "concurrency": 1, "requests": 10}

@@ -109,7 +109,7 @@ OTHER_WORDS = {
     # What it is told.
     *("Always", "ConfigMap", "Directory", "Exists", "In", "OnRootMismatch", "ReadOnlyMany", "ReadWriteOncePod"),
     "RuntimeDefault",
-    *("File", "Job", "Never"),
+    *("File", "Gi", "Job", "Never"),
     "SpecDecode",  # prefix of our kinds
     "Gi",
     *("FallbackToLogsOnError", "Memory", "PathPrefix", "RollingUpdate"),

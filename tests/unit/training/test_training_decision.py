@@ -420,6 +420,12 @@ class TestJudging:
         assert status.verdict is not None, "the capture may be deleted"
         assert words(status)["Ready"][0] == "True"
 
+    def test_measurement_waits_for_a_deployment(self) -> None:
+        decision, status = decided(trained(), surroundings(written=None))
+        assert decision.writes.capture is None
+        assert words(status)["Ready"] == ("Unknown", "WaitingForDeployment")
+        assert words(status)["Succeeded"] == ("True", "HeadPublished")
+
     def test_training_without_measurement_is_complete(self) -> None:
         spec = training_spec(judgement={"enabled": False})
         decision, status = decided(training(spec), surroundings(job=job("Complete"), pods=[published()]))
@@ -449,7 +455,7 @@ def better_status(promote: str, better: str) -> dict[str, tuple[str, str]]:
     ("promote", "better", "promoted"),
     [
         ("Manual", "True", ("False", "Manual")),
-        ("OnBetter", "True", ("True", "Better")),
+        ("OnBetter", "True", ("Unknown", "RolloutInProgress")),
         ("OnBetter", "False", ("False", "NotBetter")),
         ("OnBetter", "Unknown", ("Unknown", "NotJudged")),
     ],

@@ -1,5 +1,6 @@
 """Models on volumes and node directories: what may be mounted."""
 
+import json
 from typing import Any
 
 import pytest
@@ -8,7 +9,8 @@ from specdecode_operator.deployment.desired_state import DesiredState
 from specdecode_operator.deployment.models.model_locations import claims_named
 from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from tests.support.decisions import desired_state
-from tests.support.model_caches import cached, container, jobs, said, template
+from tests.support.model_caches import cached, container, decide, jobs, said, template
+from tests.support.model_caches import pod as said_by
 from tests.support.objects import Body, parent, tiny_cpu
 
 NODE_MODELS = {"volume": {"hostPath": {"path": "/mnt/models/llama"}}}
@@ -48,9 +50,67 @@ def test_model_without_a_config_is_read_from_its_host_path() -> None:
     assert volume == {"name": "models", "hostPath": {"path": "/mnt/models/llama", "type": "Directory"}}
 
 
+HEAD_CLAIM = "chat-training"
+
+
+def with_head(claim: str = HEAD_CLAIM, *, config: bool = True, **changes: Any) -> Body:
+    spec = tiny_cpu(**changes)
+    draft = {"model": "default/chat/head", "persistentVolumeClaim": {"claimName": claim}}
+    spec["speculation"]["draft"] = draft | ({"config": spec["speculation"]["draft"]["config"]} if config else {})
+    return spec
+
+
+def engine_parts(spec: Body) -> tuple[list[Body], list[Body], Body]:
+    """Volumes of the engine pod, mounts of the engine, and its speculative config."""
+    pod_spec = template(desired_state(parse_deployment(parent(spec)), ()))
+    engine = next(each for each in pod_spec["containers"] if each["name"] == "engine")
+    command = engine["command"]
+    return pod_spec["volumes"], engine["volumeMounts"], json.loads(command[command.index("--speculative-config") + 1])
+
+
+def test_engine_loads_the_draft_from_its_own_claim() -> None:
+    volumes, mounts, speculative = engine_parts(with_head())
+    assert speculative["model"] == f"/drafts/{HEAD_CLAIM}/default/chat/head"
+    (mount,) = (each for each in mounts if each["mountPath"] == f"/drafts/{HEAD_CLAIM}")
+    assert mount["readOnly"] is True
+    (volume,) = (each for each in volumes if each["name"] == mount["name"])
+    assert volume["persistentVolumeClaim"] == {"claimName": HEAD_CLAIM, "readOnly": True}
+    assert {"name": "models", "persistentVolumeClaim": {"claimName": "tiny-models", "readOnly": True}} in volumes
+
+
+@pytest.mark.parametrize("models", [tiny_cpu()["models"], {"cache": {"persistentVolumeClaim": {"claimName": "hub"}}}])
+def test_claim_of_models_and_draft_is_one_volume(models: Body) -> None:
+    (place,) = models.values()
+    claim = place["persistentVolumeClaim"]["claimName"]
+    spec = with_head(claim, models=models)
+    downloads = [said_by(job, '{"commit": "0123456789abcdef"}') for job in jobs(decide(spec))]
+    pod_spec = template(decide(spec, downloads))
+    named = [each for each in pod_spec["volumes"] if "persistentVolumeClaim" in each]
+    assert [each["name"] for each in named] == ["models"], "a pod that names a claim twice may not start"
+    mounts = {each["mountPath"]: each for each in pod_spec["containers"][0]["volumeMounts"]}
+    assert mounts[f"/drafts/{claim}"] == {"name": "models", "mountPath": f"/drafts/{claim}", "readOnly": True}
+
+
+def test_draft_on_its_own_claim_is_not_downloaded() -> None:
+    in_pods = template(desired_state(parse_deployment(parent(with_head(models={}))), ()))
+    assert [each["name"] for each in in_pods["initContainers"]] == ["download-target", "recorder"]
+    cache = {"cache": {"persistentVolumeClaim": {"claimName": "hub"}}}
+    (job,) = jobs(decide(with_head(models=cache)))
+    assert container(job)["args"][0] == "--model=pair/target"
+
+
+def test_draft_without_a_config_is_read_from_its_own_claim() -> None:
+    (job,) = jobs(desired_state(parse_deployment(parent(with_head(config=False))), ()))
+    assert container(job)["args"] == ["folder", "--", "/models/default/chat/head"]
+    volume = job["spec"]["template"]["spec"]["volumes"][0]
+    assert volume == {"name": "models", "persistentVolumeClaim": {"claimName": HEAD_CLAIM, "readOnly": True}}
+
+
 @pytest.mark.parametrize(
     ("spec", "claims"),
     [
+        (with_head(), {"tiny-models", HEAD_CLAIM}),
+        ({"speculation": {"draft": {"persistentVolumeClaim": "x"}}}, set()),
         (cached(), {"hub"}),
         (tiny_cpu(), {"tiny-models"}),
         ({"models": {"volume": {"hostPath": {"path": "/x"}}}}, set()),

@@ -185,8 +185,8 @@ WAITS = {
         {"conditions": [unscheduled(message="node has pod using PersistentVolumeClaim with ReadWriteOncePod mode")]},
         Blocked(
             "VolumeInUse",
-            "a claim in spec.models or spec.podTemplate is ReadWriteOncePod, and another pod uses it: "
-            "node has pod using PersistentVolumeClaim with ReadWriteOncePod mode",
+            "a claim in spec.models, spec.speculation.draft or spec.podTemplate is ReadWriteOncePod, and another pod"
+            " uses it: node has pod using PersistentVolumeClaim with ReadWriteOncePod mode",
             waits=True,
         ),
     ),
@@ -194,8 +194,8 @@ WAITS = {
         {"conditions": [unscheduled(message='persistentvolumeclaim "m" not found. not found')]},
         Blocked(
             "WaitingForVolume",
-            'persistentvolumeclaim "m" not found (spec.models.volume, or a volume of spec.podTemplate); continues'
-            " when the claim exists, is bound and can be mounted on a node with room",
+            'persistentvolumeclaim "m" not found (spec.models.volume, the claim of spec.speculation.draft, or a volume'
+            " of spec.podTemplate); continues when the claim exists, is bound and can be mounted on a node with room",
             waits=True,
         ),
     ),

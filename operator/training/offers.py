@@ -1,0 +1,218 @@
+"""Heads that trainings offer to their deployment.
+
+The status of a training is untrusted: a head has to be on the training's claim, in the folder that this operator chose.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from pydantic import ValidationError
+
+from specdecode_operator.api.base import Body
+from specdecode_operator.api.deployment import Key, SpecDecodeDeploymentSpec
+from specdecode_operator.api.deployment_status import ConditionStatus, TrainedDraftStatus
+from specdecode_operator.api.speculation import Speculation, Target
+from specdecode_operator.api.training import Promote, SpecDecodeTrainingSpec, TrainedHead, TrainingMethod
+from specdecode_operator.capture.volumes import claim_of
+from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN
+from specdecode_operator.deployment.parsed_deployment import engine_spec_hash
+from specdecode_operator.enums import Method
+from specdecode_operator.problems import shown
+from specdecode_operator.training.observation import Training, read_training
+from specdecode_operator.untrusted import mapping
+
+HEAD_INVALID: Final = "HeadInvalid"
+OTHER_TARGET: Final = "OtherTarget"
+_METHODS: Final[Mapping[TrainingMethod, Method]] = {
+    TrainingMethod.EAGLE3: Method.EAGLE3,
+    TrainingMethod.PEAGLE: Method.EAGLE3,
+    TrainingMethod.DFLASH: Method.DFLASH,
+}
+"""Method with which vLLM serves each kind of head."""
+
+_DEFAULT_K: Final = 3
+_MOST_K: Final = 32
+_MOST_RANGES: Final = 16  # of K by batch size in an arm of a capture
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
+_OF_ANY_METHOD: Final = ("rejectionSampling", "lossy")
+
+
+def head_folder(training: Key) -> str:
+    """Return the folder of a training's head in its claim."""
+    return f"{training.namespace}/{training.name}/head"
+
+
+def target_digest(target: Target) -> str:
+    """Return a digest of what a head depends on: the target, its revision and precision."""
+    fields = target.model_dump(mode="json", include={"model", "revision", "quantization", "rope_scaling"})
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def head_speculation(
+    written: Speculation | None, training: Training, spec: SpecDecodeTrainingSpec, head: TrainedHead
+) -> Body:
+    """Return the speculation that serves a head: measured as an arm, and in force once it is promoted.
+
+    Other settings of the written speculation stay if its method is the head's.
+    """
+    method = _METHODS[spec.method]
+    asked = written.num_speculative_tokens if written else None
+    k = spec.judgement.num_speculative_tokens or min(asked or _DEFAULT_K, _MOST_K)
+    kept: Body = {}
+    if written is not None and written.method is not Method.NONE:
+        left_out = {"draft", "trained_drafts"}
+        kept = written.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude=left_out)
+        if written.method is not method:
+            kept = {name: kept[name] for name in _OF_ANY_METHOD if name in kept}
+        elif k != asked or len(written.num_speculative_tokens_by_batch_size) > _MOST_RANGES:
+            kept.pop("numSpeculativeTokensByBatchSize", None)
+    draft = {
+        "model": head_folder(training.key),
+        "persistentVolumeClaim": {"claimName": claim_of(training, spec.storage)},
+        "config": head.config,
+    }
+    return {**kept, "method": method.value, "numSpeculativeTokens": k, "draft": draft}
+
+
+@dataclass(frozen=True)
+class OfferedHead:
+    """A head that a training offers to its deployment."""
+
+    training: str
+    claim: str
+    path: str
+    sha256: str
+    speculation: Body
+
+    def __str__(self) -> str:
+        return f"Head of training {self.training} (claim {self.claim}, folder {self.path}, SHA-256 {self.sha256[:12]})"
+
+    def is_named_by(self, status: TrainedDraftStatus) -> bool:
+        """Whether a deployment's status has this head in force."""
+        return (status.training, status.sha256) == (self.training, self.sha256)
+
+    def applied_to(self, body: Body) -> Body:
+        """Return a deployment with this head instead of its draft."""
+        written = body["spec"]
+        changed = {**written, "speculation": self.speculation}
+        if mapping(written, "speculation").get("method") != self.speculation["method"]:
+            parallelism = mapping(written, "parallelism")
+            changed["parallelism"] = {name: value for name, value in parallelism.items() if name != "draftTensor"}
+        return {**body, "spec": changed}
+
+    def engine_of(self, body: Body) -> str:
+        """Return a hash of this head and of a deployment's engines with it; empty if its spec is invalid."""
+        try:
+            spec = SpecDecodeDeploymentSpec.parse(self.applied_to(body)["spec"], newer=True)
+        except ValidationError:
+            return ""
+        return hashlib.sha256(f"{engine_spec_hash(spec)} {self.sha256}".encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class NotOffered:
+    """Why a training offers no head to its deployment."""
+
+    reason: str
+    message: str
+    status: ConditionStatus = FALSE
+
+
+def offer_of(training: Training, written: SpecDecodeDeploymentSpec) -> OfferedHead | NotOffered:
+    """Return the head that a training offers to its deployment, or why it offers none."""
+    try:
+        spec = SpecDecodeTrainingSpec.parse(training.spec, newer=True)
+    except ValidationError:
+        return NotOffered("NotAccepted", "This operator cannot read the training's spec")
+    better = training.condition("Better")
+    if spec.promote is Promote.MANUAL:
+        fix = f"set it to OnBetter, or run specdecode training promote {training.key.name}"
+        return NotOffered("Manual", f"spec.promote is Manual: {fix}")
+    if better is None or better.status is not TRUE:
+        status = UNKNOWN if better is None else better.status
+        return NotOffered("NotBetter", "Offered when condition Better is True", status)
+    return _checked_offer(training, spec, written)
+
+
+def _checked_offer(
+    training: Training, spec: SpecDecodeTrainingSpec, written: SpecDecodeDeploymentSpec
+) -> OfferedHead | NotOffered:
+    head, verdict, claim = training.status.head, training.status.verdict, claim_of(training, spec.storage)
+    if head is None or verdict is None:
+        return NotOffered(HEAD_INVALID, "The status has no head, or no verdict")
+    if problem := head_problem(training, spec, head):
+        return NotOffered(HEAD_INVALID, problem)
+    if verdict.target != target_digest(written.target):
+        message = "The head was measured with another target, revision or precision: train one for the present target"
+        return NotOffered(OTHER_TARGET, message)
+    speculation = head_speculation(written.speculation, training, spec, head)
+    return OfferedHead(training.key.name, claim, head.path, head.sha256, speculation)
+
+
+def head_problem(training: Training, spec: SpecDecodeTrainingSpec, head: TrainedHead) -> str | None:
+    """Return what is wrong with the head in a status: a user who may write it may not choose what is mounted."""
+    kind = head.config.get("speculators_model_type")
+    claim, folder = claim_of(training, spec.storage), head_folder(training.key)
+    checks = (
+        ("claim", training.status.claim, training.status.claim == claim, f"is not the training's claim, {claim}"),
+        ("head.path", head.path, head.path == folder, f"is not the training's folder, {folder}"),
+        ("head.sha256", head.sha256, _SHA256.fullmatch(head.sha256), "is not a SHA-256 checksum"),
+        ("head.config.speculators_model_type", kind, kind == spec.method.value, f"is not the method, {spec.method}"),
+        (
+            "head.config.auto_map",
+            "set",
+            "auto_map" not in head.config,
+            "names Python files, which is not allowed",
+        ),
+    )
+    wrong = ((name, value, why) for name, value, holds, why in checks if not holds)
+    return next((f"status.{name}: {shown(value)}: {why}" for name, value, why in wrong), None)
+
+
+@dataclass(frozen=True)
+class Offers:
+    """Heads that trainings offer to one deployment."""
+
+    body: Body
+    heads: Sequence[OfferedHead] = ()
+    """The newest first."""
+
+    present: OfferedHead | None = None
+    """The head that the status of the deployment has in force."""
+
+    invalid: Mapping[str, NotOffered] = field(default_factory=dict)
+    """Why trainings with a better head do not offer it, by name."""
+
+
+def offers_of(body: Body, trainings: Sequence[Body]) -> Offers | None:
+    """Return the heads that trainings offer to a deployment; None if it does not ask for trained drafts."""
+    if mapping(mapping(body, "spec"), "speculation").get("trainedDrafts") is not True:
+        return None
+    try:
+        written = SpecDecodeDeploymentSpec.parse(body["spec"], newer=True)
+    except ValidationError:
+        return Offers(body)
+    key = Key(body["metadata"]["namespace"], body["metadata"]["name"])
+    heads, invalid = list[OfferedHead](), dict[str, NotOffered]()
+    for each in sorted(trainings, key=_age, reverse=True):
+        training = read_training(each)
+        if training.deployment_key != key or "deletionTimestamp" in each["metadata"]:
+            continue
+        offer = offer_of(training, written)
+        if isinstance(offer, OfferedHead):
+            heads.append(offer)
+        elif offer.reason in {HEAD_INVALID, OTHER_TARGET}:
+            invalid[training.key.name] = offer
+    told = mapping(mapping(body, "status"), "trainedDraft")
+    named = told.get("training"), told.get("sha256")
+    present = next((each for each in heads if (each.training, each.sha256) == named), None)
+    return Offers(body, heads, present, invalid)
+
+
+def _age(training: Body) -> tuple[str, str]:
+    metadata = training["metadata"]
+    return str(metadata.get("creationTimestamp", "")), metadata["name"]
