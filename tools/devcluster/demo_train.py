@@ -1,0 +1,108 @@
+"""Train a draft on captured traffic, judge it and serve it, on this machine: `./just demo-train`.
+
+The model speaks two artificial languages. Its head was never trained, so it slows the engine down. A capture of
+today's traffic trains a new one, which is measured on prompts that no training saw, and served because it is better.
+"""
+
+import sys
+import time
+
+from devcluster.cluster.cluster import Cluster
+from devcluster.cluster.kubectl import Kubectl
+from devcluster.demo import EXAMPLES, NAME, READY_DEADLINE_S, specdecode, timed
+from devcluster.host.errors import ClusterError
+from devcluster.host.progress import say, step
+from devcluster.install import (
+    install_operator,
+    load_engine_image,
+    load_operator_image,
+    load_trainer_image,
+    prepare_images,
+    prepare_trainer_image,
+)
+
+DEPLOYMENT, CAPTURE, TRAINING = "language", "today", "today"
+_MODELS_DEADLINE_S = 180
+_TRAINING_DEADLINE_S = 3600  # a step took 50 times as long beside other work
+_LOOK_S = 2.0
+
+
+def main() -> int:
+    """Run the demo and return the exit status."""
+    times: dict[str, float] = {}
+    try:
+        with timed(times, "images and engine environment"):
+            prepare_images()
+            prepare_trainer_image()
+        cluster = Cluster(NAME)
+        with timed(times, "cluster, images, operator"):
+            cluster.up("real")
+            load_engine_image(cluster)
+            load_operator_image(cluster)
+            load_trainer_image(cluster)
+            kubectl = Kubectl(cluster.kubeconfig)
+            install_operator(kubectl)
+        with timed(times, "model made and served"):
+            _serve(kubectl)
+        with timed(times, "today's traffic captured"):
+            specdecode(kubectl, "capture", "up", str(EXAMPLES / "capture-language.yaml"))
+            kubectl.wait(f"sdc/{CAPTURE}", "condition=Succeeded", READY_DEADLINE_S)
+        with timed(times, "head trained and judged"):
+            kubectl.must("apply", f"--filename={EXAMPLES / 'training-tiny.yaml'}")
+            _follow(kubectl)
+        with timed(times, "head served"):
+            _wait_for_rollout(kubectl)
+    except ClusterError as error:
+        say(f"error: {error}")
+        say("what happened: ./just cluster-logs, and kubectl describe with the kubeconfig named above")
+        return 1
+    print()
+    specdecode(kubectl, "training", "status", TRAINING)
+    print("\nTimes")
+    for name, elapsed_s in times.items():
+        print(f"  {name:<32} {elapsed_s:6.1f} s")
+    print(f"""
+The cluster stays up. Try:
+  export KUBECONFIG={kubectl.kubeconfig}
+  kubectl get sdd,sdtr,sdc
+  .venv/bin/specdecode training promote {TRAINING} -o yaml
+  .venv/bin/specdecode training rollback {TRAINING}
+  ./just down""")
+    return 0
+
+
+def _serve(kubectl: Kubectl) -> None:
+    with step("making the model: kubectl apply -f examples/tiny-language.yaml"):
+        kubectl.must("apply", f"--filename={EXAMPLES / 'tiny-language.yaml'}")
+        kubectl.wait("job/tiny-language", "condition=Complete", _MODELS_DEADLINE_S)
+    with step("kubectl apply -f examples/tiny-language-cpu.yaml, and waiting until it is Ready"):
+        kubectl.must("apply", f"--filename={EXAMPLES / 'tiny-language-cpu.yaml'}")
+        kubectl.wait(f"sdd/{DEPLOYMENT}", "condition=Ready", READY_DEADLINE_S)
+
+
+def _follow(kubectl: Kubectl) -> None:
+    """Print each new phase of the training until it ends."""
+    said, end = "", time.monotonic() + _TRAINING_DEADLINE_S
+    while time.monotonic() < end:
+        status = kubectl.object("sdtr", TRAINING).get("status", {})
+        phase = status.get("phase", "Pending")
+        if phase != said:
+            say(f"training: {phase}")
+            said = phase
+        if phase == "Failed":
+            succeeded = next(each for each in status["conditions"] if each["type"] == "Succeeded")
+            raise ClusterError(f"the training failed: {succeeded['reason']}: {succeeded['message']}")
+        if phase == "Complete":
+            return
+        time.sleep(_LOOK_S)
+    raise ClusterError(f"the training is still {said} after {_TRAINING_DEADLINE_S} s")
+
+
+def _wait_for_rollout(kubectl: Kubectl) -> None:
+    with step("waiting until the engines serve the new head"):
+        kubectl.wait(f"sdtr/{TRAINING}", "condition=Promoted", READY_DEADLINE_S)
+        kubectl.wait(f"sdd/{DEPLOYMENT}", "condition=SpeculationActive", READY_DEADLINE_S)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
