@@ -40,6 +40,11 @@ down: (cluster-down "--name=demo")
 demo-full: setup
     @{{ python }} -m devcluster.demo --capture
 
+# Train a draft on captured traffic with speculators, judge it, and serve it because it is better
+[group('demo')]
+demo-train: setup
+    @{{ python }} -m devcluster.demo_train
+
 # Apply only the captures in FILE (default: examples/capture-tiny.yaml), and wait until the engine serves
 [group('captures')]
 capture-up *arguments: setup

@@ -29,9 +29,9 @@ from devcluster.install import install_operator, load_engine_image, load_operato
 NAME = "demo"
 CAPTURE, VERDICT = "demo", "does-it-pay"
 DEPLOYMENT = "tiny"
-_EXAMPLES = REPOSITORY / "examples"
+EXAMPLES = REPOSITORY / "examples"
 _MODELS_DEADLINE_S = 180
-_READY_DEADLINE_S = 600
+READY_DEADLINE_S = 600
 _PROOF_DEADLINE_S = 120
 _PROMPTS = (
     "The quick brown fox",
@@ -48,32 +48,32 @@ def main() -> int:
     report: Path | None = None
     verdict = ""
     try:
-        with _timed(times, "images and engine environment"):
+        with timed(times, "images and engine environment"):
             prepare_images()
         cluster = Cluster(NAME)
-        with _timed(times, "cluster up"):
+        with timed(times, "cluster up"):
             cluster.up("real")
         kubectl = Kubectl(cluster.kubeconfig)
-        with _timed(times, "images into the cluster"):
+        with timed(times, "images into the cluster"):
             load_engine_image(cluster)
             load_operator_image(cluster)
-        with _timed(times, "operator installed"):
+        with timed(times, "operator installed"):
             install_operator(kubectl)
-        with _timed(times, "tiny models made"):
+        with timed(times, "tiny models made"):
             _make_models(kubectl)
-        with _timed(times, "applied to Ready"):
+        with timed(times, "applied to Ready"):
             _serve(kubectl)
-        with _timed(times, "completions and proof"):
+        with timed(times, "completions and proof"):
             answers = _complete(kubectl)
             _wait_for_proof(kubectl)
         if "--capture" in sys.argv[1:]:
-            with _timed(times, "capture: load, check, fetch"):
+            with timed(times, "capture: load, check, fetch"):
                 capture = _capture(kubectl, CAPTURE, "capture-tiny.yaml")
-            with _timed(times, "its replay, and a report of both"):
+            with timed(times, "its replay, and a report of both"):
                 report = replay_and_report(capture)
-            with _timed(times, "whether the draft pays"):
+            with timed(times, "whether the draft pays"):
                 verdict = _verdict(kubectl)
-            with _timed(times, "serving again, and proof"):
+            with timed(times, "serving again, and proof"):
                 _wait_for_engines(kubectl)
                 answers = _complete(kubectl)
                 _wait_for_proof(kubectl)
@@ -90,7 +90,7 @@ def main() -> int:
 
 
 @contextmanager
-def _timed(times: dict[str, float], name: str) -> Iterator[None]:
+def timed(times: dict[str, float], name: str) -> Iterator[None]:
     started = time.monotonic()
     yield
     times[name] = time.monotonic() - started
@@ -98,14 +98,14 @@ def _timed(times: dict[str, float], name: str) -> Iterator[None]:
 
 def _make_models(kubectl: Kubectl) -> None:
     with step("making the tiny target and its draft: kubectl apply -f examples/tiny-models.yaml"):
-        kubectl.must("apply", f"--filename={_EXAMPLES / 'tiny-models.yaml'}")
+        kubectl.must("apply", f"--filename={EXAMPLES / 'tiny-models.yaml'}")
         kubectl.wait("job/tiny-models", "condition=Complete", _MODELS_DEADLINE_S)
 
 
 def _serve(kubectl: Kubectl) -> None:
     with step("kubectl apply -f examples/tiny-cpu.yaml, and waiting until it is Ready (vLLM starts)"):
-        kubectl.must("apply", f"--filename={_EXAMPLES / 'tiny-cpu.yaml'}")
-        kubectl.wait(f"sdd/{DEPLOYMENT}", "condition=Ready", _READY_DEADLINE_S)
+        kubectl.must("apply", f"--filename={EXAMPLES / 'tiny-cpu.yaml'}")
+        kubectl.wait(f"sdd/{DEPLOYMENT}", "condition=Ready", READY_DEADLINE_S)
 
 
 def _complete(kubectl: Kubectl) -> list[dict[str, Any]]:
@@ -138,7 +138,7 @@ def _wait_for_engines(kubectl: Kubectl) -> None:
     """Wait until those that made room are back: the deployment is ready meanwhile, for it wants none."""
     serving = "jsonpath={.status.conditions[?(@.type=='Available')].reason}=EnginesServe"
     with step("waiting until the engines that made room for the capture serve again"):
-        kubectl.wait(f"sdd/{DEPLOYMENT}", serving, _READY_DEADLINE_S)
+        kubectl.wait(f"sdd/{DEPLOYMENT}", serving, READY_DEADLINE_S)
 
 
 @dataclass(frozen=True)
@@ -161,12 +161,12 @@ def _moment(kubectl: Kubectl) -> _Moment:
 def _capture(kubectl: Kubectl, name: str, example: str) -> Path:
     """Capture the deployment, fetch the files and print their summary; return their folder."""
     with step(f"capturing it: specdecode capture up examples/{example}"):
-        _specdecode(kubectl, "capture", "up", str(_EXAMPLES / example))
+        specdecode(kubectl, "capture", "up", str(EXAMPLES / example))
     # Another demo's files are of another capture, and stay.
     uid = kubectl.object("sdc", name)["metadata"]["uid"]
     out = REPOSITORY / "captures" / f"{name}-{uid[:8]}"
-    _specdecode(kubectl, "capture", "run", name, f"--out={out}")
-    _specdecode(kubectl, "capture", "validate", str(out))
+    specdecode(kubectl, "capture", "run", name, f"--out={out}")
+    specdecode(kubectl, "capture", "validate", str(out))
     return out
 
 
@@ -178,7 +178,7 @@ def _verdict(kubectl: Kubectl) -> str:
     return f"{pays['reason']}: {pays['message']}"
 
 
-def _specdecode(kubectl: Kubectl, *arguments: str) -> None:
+def specdecode(kubectl: Kubectl, *arguments: str) -> None:
     """Run the command as a user would, with the demo's kubeconfig."""
     program = binaries.find("kubectl")["kubectl"]
     environment = {

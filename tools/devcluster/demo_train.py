@@ -4,6 +4,7 @@ The model speaks two artificial languages. Its head was never trained, so it slo
 today's traffic trains a new one, which is measured on prompts that no training saw, and served because it is better.
 """
 
+import argparse
 import sys
 import time
 
@@ -12,14 +13,8 @@ from devcluster.cluster.kubectl import Kubectl
 from devcluster.demo import EXAMPLES, NAME, READY_DEADLINE_S, specdecode, timed
 from devcluster.host.errors import ClusterError
 from devcluster.host.progress import say, step
-from devcluster.install import (
-    install_operator,
-    load_engine_image,
-    load_operator_image,
-    load_trainer_image,
-    prepare_images,
-    prepare_trainer_image,
-)
+from devcluster.images.trainer_image import build_trainer_image
+from devcluster.install import install_operator, load_engine_image, load_operator_image, prepare_images
 
 DEPLOYMENT, CAPTURE, TRAINING = "language", "today", "today"
 _MODELS_DEADLINE_S = 180
@@ -29,17 +24,20 @@ _LOOK_S = 2.0
 
 def main() -> int:
     """Run the demo and return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m devcluster.demo_train", description=__doc__)
+    parser.add_argument("--name", default=NAME, help="name of the cluster (default: %(default)s)")
+    name = parser.parse_args().name
     times: dict[str, float] = {}
     try:
         with timed(times, "images and engine environment"):
             prepare_images()
-            prepare_trainer_image()
-        cluster = Cluster(NAME)
+            build_trainer_image()
+        cluster = Cluster(name)
         with timed(times, "cluster, images, operator"):
             cluster.up("real")
             load_engine_image(cluster)
             load_operator_image(cluster)
-            load_trainer_image(cluster)
+            cluster.load_image(build_trainer_image())
             kubectl = Kubectl(cluster.kubeconfig)
             install_operator(kubectl)
         with timed(times, "model made and served"):
@@ -59,15 +57,15 @@ def main() -> int:
     print()
     specdecode(kubectl, "training", "status", TRAINING)
     print("\nTimes")
-    for name, elapsed_s in times.items():
-        print(f"  {name:<32} {elapsed_s:6.1f} s")
+    for part, elapsed_s in times.items():
+        print(f"  {part:<32} {elapsed_s:6.1f} s")
     print(f"""
 The cluster stays up. Try:
   export KUBECONFIG={kubectl.kubeconfig}
   kubectl get sdd,sdtr,sdc
   .venv/bin/specdecode training promote {TRAINING} -o yaml
   .venv/bin/specdecode training rollback {TRAINING}
-  ./just down""")
+  ./just cluster-down --name={name}""")
     return 0
 
 

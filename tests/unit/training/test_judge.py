@@ -12,8 +12,8 @@ from specdecode_operator.enums import Method
 from specdecode_operator.training.judge import better, judging_capture
 from specdecode_operator.training.observation import read_training
 from specdecode_operator.training.offers import target_digest
-from tests.support.objects import Body
 from tests.support.better_trainings import asking, better_training, condition, head
+from tests.support.objects import Body
 
 
 def judging(served: Method = Method.DRAFT_MODEL, of: Body | None = None, **spec: Any) -> Body:

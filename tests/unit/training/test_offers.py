@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from specdecode_operator.training.offers import Offers, offers_of
-from tests.support.objects import Body, parent, tiny_cpu
 from tests.support.better_trainings import HEAD_CONFIG, asking, better_training, condition, head
+from tests.support.objects import Body, parent, tiny_cpu
 
 
 def deployment(spec: Body | None = None, **status: Any) -> Body:
