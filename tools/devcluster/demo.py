@@ -91,6 +91,7 @@ def main() -> int:
 
 @contextmanager
 def timed(times: dict[str, float], name: str) -> Iterator[None]:
+    """Record how long the block takes."""
     started = time.monotonic()
     yield
     times[name] = time.monotonic() - started
