@@ -12,6 +12,7 @@ from specdecode_operator.api.capture_rules import CAPTURE_RULES
 from specdecode_operator.api.crds import crds
 from specdecode_operator.api.deployment_rules import RULES, Rule
 from specdecode_operator.api.spec_problems import spec_problems
+from specdecode_operator.api.training_rules import TRAINING_RULES
 from specdecode_operator.cli.operator import crds_command
 
 CHECKED_IN = Path(__file__).parents[3] / "crds"
@@ -107,7 +108,7 @@ def test_every_list_has_a_merge_type() -> None:
 
 @pytest.mark.parametrize(
     "rule",
-    [rule for rules in (*RULES.values(), *CAPTURE_RULES.values()) for rule in rules],
+    [rule for rules in (*RULES.values(), *CAPTURE_RULES.values(), *TRAINING_RULES.values()) for rule in rules],
     ids=lambda rule: f"{rule.field}: {rule.holds[:60]}",
 )
 def test_rule_message_says_what_to_write(rule: Rule) -> None:
