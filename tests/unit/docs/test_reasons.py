@@ -30,6 +30,7 @@ OF_CAPTURES = (
     "capture/files/",
     "capture/job/",
 )
+OF_TRAININGS = ("capture/files/training_rows.py",)
 WITHOUT_REASONS = {"http_server", "admission_findings", "webhook", "webhook_certificate"}
 HANDLERS = tuple(
     f"handlers/{path.name}" for path in (OPERATOR / "handlers").glob("*.py") if path.stem not in WITHOUT_REASONS
@@ -147,7 +148,7 @@ def reasons(kind: str) -> list[str]:
     ("given", "tables"),
     [
         (words(*OF_DEPLOYMENTS) - words("deployment/pod_security.py"), [DEPLOYMENT]),
-        (words(*OF_CAPTURES) - words("capture/schedules.py"), [CAPTURE]),
+        (words(*OF_CAPTURES) - words("capture/schedules.py", *OF_TRAININGS), [CAPTURE]),
         (words(*OF_BOTH), [DEPLOYMENT, CAPTURE]),
         (words(OF_WRITES), [DEPLOYMENT, CAPTURE]),
     ],
