@@ -96,7 +96,7 @@ def write_load(
     return write_capture(folder, lines, manifest or manifest_of(workload=given))
 
 
-def write_live(folder: Path, prompts: Iterable[Sequence[int]], manifest: dict[str, Any] | None = None) -> Path:
+def write_live(folder: Path, prompts: Sequence[Sequence[int]], answers: Sequence[list[int]] | None = None) -> Path:
     """Write a live capture with the token ids of prompts and answers."""
     lines = [
         record(
@@ -109,11 +109,10 @@ def write_live(folder: Path, prompts: Iterable[Sequence[int]], manifest: dict[st
             prompt_token_ids=list(prompt),
             output_token_ids=answer,
         )
-        for number, prompt in enumerate(prompts)
-        for answer in [answer_of(prompt)]
+        for number, (prompt, answer) in enumerate(zip(prompts, answers or map(answer_of, prompts), strict=True))
     ]
-    given = manifest_of(source="live", workload={}, seed=0, record={"tokenIds": True, "promptTokenIds": True})
-    return write_capture(folder, lines, manifest or given)
+    record_ids = {"tokenIds": True, "promptTokenIds": True}
+    return write_capture(folder, lines, manifest_of(source="live", workload={}, seed=0, record=record_ids))
 
 
 def write_capture(folder: Path, lines: Iterable[dict[str, Any]], manifest: dict[str, Any]) -> Path:

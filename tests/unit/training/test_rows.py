@@ -165,32 +165,37 @@ class TestLiveCaptures:
         assert set(map(str, held_out_prompts(tmp_path / "one"))) != set(map(str, held_out_prompts(tmp_path / "two")))
 
 
-PROMPTS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=3), min_size=1, max_size=60)
+REQUESTS = st.lists(
+    st.tuples(st.lists(st.integers(0, 3), min_size=1, max_size=3), st.lists(st.integers(0, 1), min_size=2, max_size=2)),
+    min_size=1,
+    max_size=60,
+)
 
 
-@given(prompts=PROMPTS, percent=st.integers(1, 50), seed=st.integers(0, 2**31 - 1))
+@given(requests=REQUESTS, percent=st.integers(1, 50), seed=st.integers(0, 2**31 - 1))
 @settings(deadline=None, max_examples=60)
 def test_no_prompt_is_on_both_sides_and_each_is_on_one(
-    tmp_path_factory: pytest.TempPathFactory, prompts: list[list[int]], percent: int, seed: int
+    tmp_path_factory: pytest.TempPathFactory, requests: list[tuple[list[int], list[int]]], percent: int, seed: int
 ) -> None:
     folder = tmp_path_factory.mktemp("drawn")
-    source = source_of(write_live(folder / "live", prompts))
+    prompts, answers = [prompt for prompt, _ in requests], [answer for _, answer in requests]
+    source = source_of(write_live(folder / "live", prompts, answers))
+    refused = ""
     try:
         counts = written(folder / "rows", source, holdout_percent=percent, seed=seed)
     except TrainingError as error:
         refused = error.reason
-    else:
-        refused = ""
     if refused:
         assert refused == "TooFewRows"
         return
     trained, held_out = prompts_of(folder / "rows"), held_out_prompts(folder / "rows")
     assert not {*map(str, trained)} & {*map(str, held_out)}
-    assert sorted(map(str, [*trained, *held_out])) == sorted({str(each) for each in prompts})
+    assert {*map(str, trained), *map(str, held_out)} == {*map(str, prompts)}
+    distinct = {str(each): each[0] for each in requests}
+    assert sorted(map(str, trained)) == sorted(str(each) for each in distinct.values() if each not in held_out)
+    assert len({*map(str, held_out)}) == len(held_out)
     assert (counts.training, counts.holdout) == (len(trained), len(held_out))
-    on_one_side = sum(prompt in held_out for prompt in prompts)
-    held_duplicates = on_one_side - len(held_out)
-    assert counts.duplicates == len(prompts) - on_one_side - len(trained) + held_duplicates
+    assert counts.duplicates == len(requests) - len(distinct)
 
 
 def test_share_of_held_out_prompts_is_as_requested(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def test_equal_rows_of_both_forms_are_written_once(tmp_path: Path, url: str) -> 
 def test_text_and_token_ids_of_one_prompt_are_not_on_both_sides(tmp_path: Path, url: str) -> None:
     dataset = write_dataset(tmp_path / "dataset", TEXTS)
     load = source_of(write_load(tmp_path / "load", dataset, len(TEXTS)), dataset)
-    live = source_of(write_live(tmp_path / "live", map(tokens, TEXTS)))
+    live = source_of(write_live(tmp_path / "live", list(map(tokens, TEXTS))))
     write_rows([load, live], tmp_path / "rows", holdout_percent=20, max_tokens=10**6, min_rows=1, seed=0)
     held_out = [each["prompt"] for each in read_rows(tmp_path / "rows/holdout.jsonl")]
     held_out_ids = [tokens(each) if isinstance(each, str) else each for each in held_out]
