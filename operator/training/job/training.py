@@ -7,8 +7,9 @@ file that only this user can read; the container's log has progress lines.
 import json
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
 
@@ -98,10 +99,20 @@ def _decoder(settings: Settings) -> list[str]:
     """Return the shape of the head. By default all of its layers have a sliding window, which costs KV cache."""
     if settings.head is not None:
         return ["--from-pretrained", str(_head_to_continue(settings))]
-    layers = 1
-    if settings.method == "dflash":
-        layers = _LAYERS_OF_DFLASH if settings.gpus else _LAYERS_ON_CPU
+    if any(
+        each.startswith(("--draft-config", "--sliding-window", "--full-attention-indices")) for each in settings.args
+    ):
+        return []
+    layers = _asked_layers(settings.args)
+    if layers is None:
+        layers = (_LAYERS_OF_DFLASH if settings.gpus else _LAYERS_ON_CPU) if settings.method == "dflash" else 1
     return ["--num-layers", str(layers), "--full-attention-indices", *map(str, range(layers))]
+
+
+def _asked_layers(args: Sequence[str]) -> int | None:
+    words = [word for each in args for word in each.split("=", 1)]
+    asked = [after for word, after in pairwise(words) if word == "--num-layers"]
+    return int(asked[-1]) if asked and asked[-1].isdecimal() else None
 
 
 def _cpu_flags() -> list[str]:
