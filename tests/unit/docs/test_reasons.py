@@ -70,7 +70,6 @@ OTHER_WORDS = {
         "Exposed",
         "SettingsInForce",
         "Succeeded",
-        "Promoted",
         "WaitingForGPUs",
         "True",
         "False",
@@ -112,6 +111,7 @@ OTHER_WORDS = {
     "RuntimeDefault",
     *("File", "Job", "Never"),
     "SpecDecode",  # prefix of our kinds
+    "Gi",
     *("FallbackToLogsOnError", "Memory", "PathPrefix", "RollingUpdate"),
     # Conditions of a route.
     *("PartiallyInvalid", "ResolvedRefs"),
@@ -159,7 +159,7 @@ def reasons(kind: str) -> list[str]:
     [
         (words(*OF_DEPLOYMENTS) - words("deployment/pod_security.py"), [DEPLOYMENT]),
         (words(*OF_CAPTURES) - words("capture/schedules.py"), [CAPTURE]),
-        (words(*OF_TRAININGS), [TRAINING]),
+        (words(*OF_TRAININGS) - {"Promoted"}, [TRAINING]),
         (words(*OF_ALL), [DEPLOYMENT, CAPTURE, TRAINING]),
         (words(OF_WRITES), [DEPLOYMENT, CAPTURE]),
     ],
