@@ -47,6 +47,13 @@ def finish_rows(path: Path, url: str, model: str) -> Iterator[dict[str, Any]]:
         If a prompt has other tokens than the captured one, or a row or an answer of the server is malformed.
     """
     tokenizer = _Tokenizer(url, model)
+    try:
+        yield from _finish(path, tokenizer)
+    finally:
+        tokenizer.close()
+
+
+def _finish(path: Path, tokenizer: "_Tokenizer") -> Iterator[dict[str, Any]]:
     held_out, seen = set[bytes](), set[bytes]()
     holdout = path.with_name(HOLDOUT)
     for place, found in _objects(holdout) if holdout.exists() else ():
@@ -123,6 +130,10 @@ class _Tokenizer:
         address = urlsplit(url)
         self._connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=_TIMEOUT_S)
         self._model = model
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
 
     def ids_of(self, text: str) -> list[int]:
         """Return the token ids of a text."""
