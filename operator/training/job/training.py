@@ -5,6 +5,7 @@ file that only this user can read; the container's log has progress lines.
 """
 
 import json
+import re
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -26,6 +27,8 @@ _CHECKPOINT_FILES = ("config.json", "model.safetensors", "optimizer_state_dict.p
 _LAYERS_OF_DFLASH = 5  # speculators' default
 _LAYERS_ON_CPU = 1
 _TRAIN_SHARE = 0.9
+_FIGURE = re.compile(r"[a-z_0-9]{1,40}", re.ASCII)
+_MOST_FIGURES = 48  # as many as fit into a termination message
 _LOG_EVERY_STEPS = 10
 _SHOWN_EVERY_S = 10
 _ANCHORS_ON_CPU = 32
@@ -216,4 +219,6 @@ def _validation(checkpoint: Path) -> dict[str, float]:
         found = json.loads((checkpoint / "val_metrics.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return {name: value for name, value in found.items() if isinstance(value, int | float)}
+    given = found.items() if isinstance(found, dict) else ()
+    figures = {name: value for name, value in given if _FIGURE.fullmatch(name) and type(value) in (int, float)}
+    return dict(sorted(figures.items())[:_MOST_FIGURES])
