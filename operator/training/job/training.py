@@ -5,10 +5,12 @@ file that only this user can read; the container's log has progress lines.
 """
 
 import json
+import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,6 +27,8 @@ _CHECKPOINT_FILES = ("config.json", "model.safetensors", "optimizer_state_dict.p
 _LAYERS_OF_DFLASH = 5  # speculators' default
 _LAYERS_ON_CPU = 1
 _TRAIN_SHARE = 0.9
+_FIGURE = re.compile(r"[a-z_0-9]{1,40}", re.ASCII)
+_MOST_FIGURES = 48  # as many as fit into a termination message
 _LOG_EVERY_STEPS = 10
 _SHOWN_EVERY_S = 10
 _ANCHORS_ON_CPU = 32
@@ -98,10 +102,20 @@ def _decoder(settings: Settings) -> list[str]:
     """Return the shape of the head. By default all of its layers have a sliding window, which costs KV cache."""
     if settings.head is not None:
         return ["--from-pretrained", str(_head_to_continue(settings))]
-    layers = 1
-    if settings.method == "dflash":
-        layers = _LAYERS_OF_DFLASH if settings.gpus else _LAYERS_ON_CPU
+    if any(
+        each.startswith(("--draft-config", "--sliding-window", "--full-attention-indices")) for each in settings.args
+    ):
+        return []
+    layers = _asked_layers(settings.args)
+    if layers is None:
+        layers = (_LAYERS_OF_DFLASH if settings.gpus else _LAYERS_ON_CPU) if settings.method == "dflash" else 1
     return ["--num-layers", str(layers), "--full-attention-indices", *map(str, range(layers))]
+
+
+def _asked_layers(args: Sequence[str]) -> int | None:
+    words = [word for each in args for word in each.split("=", 1)]
+    asked = [after for word, after in pairwise(words) if word == "--num-layers"]
+    return int(asked[-1]) if asked and asked[-1].isdecimal() else None
 
 
 def _cpu_flags() -> list[str]:
@@ -205,4 +219,6 @@ def _validation(checkpoint: Path) -> dict[str, float]:
         found = json.loads((checkpoint / "val_metrics.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return {name: value for name, value in found.items() if isinstance(value, int | float)}
+    given = found.items() if isinstance(found, dict) else ()
+    figures = {name: value for name, value in given if _FIGURE.fullmatch(name) and type(value) in (int, float)}
+    return dict(sorted(figures.items())[:_MOST_FIGURES])

@@ -120,9 +120,9 @@ class TestPod:
         assert labels["specdecode.io/training"] == "head"
 
     def test_dollar_signs_are_not_expanded(self) -> None:
-        job = rendered(trainer={"image": "i", "args": ["--run-name=$(HOME)"]})
+        job = rendered(trainer={"image": "i", "args": ["--loss-fn=$(HOME)"]})
         assert "$$(HOME)" in variables(containers(job)["train"])["SPECDECODE_TRAINING"]
-        assert settings(job).args == ["--run-name=$(HOME)"]
+        assert settings(job).args == ["--loss-fn=$(HOME)"]
 
 
 class TestVolumes:
