@@ -16,7 +16,9 @@ from specdecode_operator.problems import printable
 from specdecode_operator.redaction import clip
 
 _MESSAGE_LIMIT = 1024
-_NOTHING_WRONG = frozenset({"Starting", "Disabled", "NotAccepted", "DoesNotPay", SUSPENDED_FOR_CAPTURE})
+_NOTHING_WRONG = frozenset(
+    {"Starting", "Disabled", "NotAccepted", "DoesNotPay", "NotBetter", "Manual", SUSPENDED_FOR_CAPTURE}
+)
 """Reasons for which a condition is False without a problem."""
 
 _logger = logging.getLogger(__name__)

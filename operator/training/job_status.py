@@ -37,6 +37,7 @@ STEPS: Final = {
 }
 """Phase and message of each container, in the order in which they run."""
 
+_FINISHING: Final = "the last step has finished, pod is terminating"
 _MESSAGE_LIMIT: Final = 1024
 _ENDED: Final = frozenset({"Succeeded", "Failed"})
 _SIGNALS: Final = {137: "was killed (exit code 137)", 143: "was terminated (exit code 143)"}
@@ -68,8 +69,7 @@ def read_progress(job: Body, pods: Sequence[Body]) -> Progress:
     # The Job's end may be seen before its pod's, whose last message is still to come.
     is_over = pod is None or "deletionTimestamp" in pod["metadata"] or _has_ended(pod)
     if conditions.keys() & {"Complete", "Failed"} and not is_over:
-        message = "the last step has finished, pod is terminating"
-        return Progress(TrainingPhase.VALIDATING, "Finishing", message, rows=rows, started_at=started_at)
+        return Progress(TrainingPhase.VALIDATING, "Finishing", _FINISHING, rows=rows, started_at=started_at)
     if done := conditions.get("Complete"):
         finished_at = mapping(job, "status").get("completionTime") or done.get("lastTransitionTime")
         return _published(pod, started_at, finished_at)
@@ -173,6 +173,8 @@ def _of_pod(pod: Body, started_at: str | None, rows: RowCounts | None) -> Progre
         failure = blocked if blocked.permanent else None
         phase = TrainingPhase.FAILED if failure else phase
         return Progress(phase, blocked.reason, blocked.message, False, failure, rows, started_at=started_at)
+    if PUBLISH in ended:
+        return Progress(phase, "Finishing", _FINISHING, rows=rows, started_at=started_at)
     message = "the pod is starting" if not ended else f"step {ended[-1]} has ended, the next one starts"
     return Progress(phase if ended else TrainingPhase.PENDING, "Starting", message, rows=rows, started_at=started_at)
 

@@ -149,9 +149,10 @@ def compose_status(training: Training, decision: Decision, now: datetime) -> Spe
 
 def _promoted(training: Training, decision: Decision) -> ConditionUpdate:
     """Return whether the deployment may serve the head."""
+    if decision.better.status is FALSE:
+        return ConditionUpdate("Promoted", FALSE, "NotBetter", "The head is not better; see condition Better")
     if decision.better.status is not TRUE:
-        reason = "NotBetter" if decision.better.status is FALSE else NOT_JUDGED
-        return ConditionUpdate("Promoted", FALSE, reason, "The head was not found to be better; see condition Better")
+        return ConditionUpdate("Promoted", UNKNOWN, NOT_JUDGED, "No better head; see condition Better")
     if training.spec.get("promote") == Promote.ON_BETTER:
         waits = ConditionUpdate("Promoted", UNKNOWN, "RolloutInProgress", "The deployment is asked to serve the head")
         return decision.promoted or waits

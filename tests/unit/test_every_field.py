@@ -112,7 +112,7 @@ def _capture_outcome(spec_text: str, captured: str) -> Outcome:
 
 
 def training_outcome(spec: Body, _: FieldCase) -> Outcome:
-    """What is written for a training that may start and for its published head, and the status of one that is better."""
+    """What is written for a training that starts, what judges its head, and the conditions of a better head."""
     body = trainings.training(spec)
     own = mapping(spec.get("storage") or {}, "persistentVolumeClaim").get("claimName")
     rows = {"data": {"rows.jsonl": "", "more.jsonl": ""}}

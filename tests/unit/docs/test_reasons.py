@@ -111,6 +111,7 @@ OTHER_WORDS = {
     "RuntimeDefault",
     *("File", "Gi", "Job", "Never"),
     "SpecDecode",  # prefix of our kinds
+    "Gi",
     *("FallbackToLogsOnError", "Memory", "PathPrefix", "RollingUpdate"),
     # Conditions of a route.
     *("PartiallyInvalid", "ResolvedRefs"),
@@ -158,7 +159,7 @@ def reasons(kind: str) -> list[str]:
     [
         (words(*OF_DEPLOYMENTS) - words("deployment/pod_security.py"), [DEPLOYMENT]),
         (words(*OF_CAPTURES) - words("capture/schedules.py"), [CAPTURE]),
-        (words(*OF_TRAININGS), [TRAINING]),
+        (words(*OF_TRAININGS) - {"Promoted"}, [TRAINING]),
         (words(*OF_ALL), [DEPLOYMENT, CAPTURE, TRAINING]),
         (words(OF_WRITES), [DEPLOYMENT, CAPTURE]),
     ],

@@ -68,7 +68,7 @@ class TestStart:
         assert words(status)["Accepted"] == ("True", "Valid")
         assert words(status)["Ready"] == ("Unknown", "Starting")
         assert words(status)["Better"] == ("Unknown", "NotJudged")
-        assert words(status)["Promoted"] == ("False", "NotJudged")
+        assert words(status)["Promoted"] == ("Unknown", "NotJudged")
         assert (status.phase, status.claim, status.job) == ("Pending", JOB, JOB)
 
     def test_claim_of_user_is_not_created(self) -> None:
@@ -236,6 +236,11 @@ class TestProgress:
         assert body["status"]["rows"]["training"] == 9
         _, status = decided(body, surroundings(job=job(), pods=[]))
         assert status.rows is not None, "the pod of the export may be gone"
+
+    def test_pod_that_ends_before_its_job_is_finishing(self) -> None:
+        _, status = decided(training(), surroundings(job=job(), pods=[published()]))
+        assert words(status)["Ready"] == ("Unknown", "Finishing")
+        assert status.phase == "Validating"
 
     def test_unschedulable_pod_waits_for_gpus(self) -> None:
         condition = {"type": "PodScheduled", "status": "False", "message": "0/1 nodes: Insufficient nvidia.com/gpu"}
@@ -452,7 +457,7 @@ def better_status(promote: str, better: str) -> dict[str, tuple[str, str]]:
         ("Manual", "True", ("False", "Manual")),
         ("OnBetter", "True", ("Unknown", "RolloutInProgress")),
         ("OnBetter", "False", ("False", "NotBetter")),
-        ("OnBetter", "Unknown", ("False", "NotJudged")),
+        ("OnBetter", "Unknown", ("Unknown", "NotJudged")),
     ],
 )
 def test_promoted(promote: str, better: str, promoted: tuple[str, str]) -> None:
