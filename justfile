@@ -223,7 +223,7 @@ site *arguments: setup
 screenshots *names: setup
     @{{ python }} -m bench.site.screenshots "$@"
 
-# Regenerate the operator's output for six examples, which tests compare
+# Regenerate the operator's output for seven examples, which tests compare
 [group('maintenance')]
 golden: setup
     @{{ python }} -m tests.support.golden

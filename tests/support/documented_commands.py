@@ -87,6 +87,23 @@ Path("start.log").write_text(LOG)'
 """
 
 
+_TRAINED: Final = f"""
+{_TESTS} 'import json
+from pathlib import Path
+from tests.support.trained_heads import asking, better_training, head
+training = better_training("chat")
+training["metadata"] = {{"name": "chat"}}
+status = training.pop("status") | {{"head": head("chat", "default")}}
+spec = asking()
+for name, body in {{"training": training, "status": {{"status": status}}, "llama": {{
+    "apiVersion": "specdecode.io/v1alpha1", "kind": "SpecDecodeDeployment", "metadata": {{"name": "llama"}}, "spec": spec
+}}}}.items():
+    Path(name + ".json").write_text(json.dumps(body))'
+kubectl apply -f llama.json -f training.json
+kubectl patch sdtr chat --subresource=status --type=merge --patch-file=status.json
+"""
+
+
 def _status(kind: str, name: str, status: str, options: str = "") -> str:
     """Return what writes a part of an object's status, as the operator does."""
     return f"kubectl patch {kind} {name} {options} --subresource=status --type=merge --patch '{{\"status\": {status}}}'"
@@ -259,6 +276,7 @@ for name in demo before after replay; do specdecode replay synth --out captures/
     "docs/measure/export.md": Page(
         before={"specdecode capture export": "specdecode replay synth --out captures/demo --requests 20"}
     ),
+    "docs/serve/trained-drafts.md": Page(cluster=True, before={"specdecode training status": f"{_KINDS}\n{_TRAINED}"}),
     "docs/serve/autoscale.md": Page(
         cluster=True, before={"kubectl scale": f"{_KINDS}\nkubectl apply -f examples/llama-70b.yaml"}
     ),

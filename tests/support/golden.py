@@ -1,4 +1,4 @@
-"""What the operator makes of the examples; of six of them as text that is checked in under tests/golden.
+"""What the operator makes of the examples; of seven of them as text that is checked in under tests/golden.
 
 Run as a module, this file writes that text: `./just golden`.
 """
@@ -37,8 +37,9 @@ FLEET = tuple(
 )
 """Two nodes of each product that examples may run on."""
 
-KEPT = ("capture-tiny", "llama-405b-two-nodes", "llama-70b", "llama-70b-cache", "replay", "tiny-cpu")
-"""Examples whose objects are checked in: a draft model, two nodes, a download, a replay, a CPU, and a capture."""
+KEPT = ("capture-tiny", "llama-405b-two-nodes", "llama-70b", "llama-70b-cache", "qwen3-8b-trained", "replay", "tiny-cpu")
+"""Examples whose objects are checked in: a draft model, two nodes, a download, a head on its own claim, a replay, a CPU,
+and a capture."""
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
