@@ -97,14 +97,14 @@ def _timed(times: dict[str, float], name: str) -> Iterator[None]:
 
 
 def _make_models(kubectl: Kubectl) -> None:
-    with step("making the tiny target and its draft: kubectl apply -f examples/tiny-models.yaml"):
+    with step("making the tiny targets and their drafts: kubectl apply -f examples/tiny-models.yaml"):
         kubectl.must("apply", f"--filename={_EXAMPLES / 'tiny-models.yaml'}")
         kubectl.wait("job/tiny-models", "condition=Complete", _MODELS_DEADLINE_S)
 
 
 def _serve(kubectl: Kubectl) -> None:
-    with step("kubectl apply -f examples/tiny-cpu.yaml, and waiting until it is Ready (vLLM starts)"):
-        kubectl.must("apply", f"--filename={_EXAMPLES / 'tiny-cpu.yaml'}")
+    with step("kubectl apply -f examples/tiny-deep.yaml, and waiting until it is Ready (vLLM starts)"):
+        kubectl.must("apply", f"--filename={_EXAMPLES / 'tiny-deep.yaml'}")
         kubectl.wait(f"sdd/{DEPLOYMENT}", "condition=Ready", _READY_DEADLINE_S)
 
 
