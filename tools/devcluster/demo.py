@@ -103,8 +103,8 @@ def _make_models(kubectl: Kubectl) -> None:
 
 
 def _serve(kubectl: Kubectl) -> None:
-    with step("kubectl apply -f examples/tiny-deep.yaml, and waiting until it is Ready (vLLM starts)"):
-        kubectl.must("apply", f"--filename={_EXAMPLES / 'tiny-deep.yaml'}")
+    with step("kubectl apply -f examples/tiny-cpu.yaml, and waiting until it is Ready (vLLM starts)"):
+        kubectl.must("apply", f"--filename={_EXAMPLES / 'tiny-cpu.yaml'}")
         kubectl.wait(f"sdd/{DEPLOYMENT}", "condition=Ready", _READY_DEADLINE_S)
 
 
