@@ -35,7 +35,7 @@ demo: setup
 [group('demo')]
 down: (cluster-down "--name=demo")
 
-# Run the demo and a capture of it, fetch and check its files, and print their summary
+# Run the demo, record and replay a load, and measure whether its draft pays off
 [group('demo')]
 demo-full: setup
     @{{ python }} -m devcluster.demo --capture

@@ -2,13 +2,14 @@
 
 Nothing is downloaded and nothing is trained. The draft is one random decoder
 layer. The target shares the draft's embedding, layer, norm and output head, and
-has three further random layers. What those layers add to the residual stream is
-scaled by ``--agreement-noise``, so the two models agree on the next token more or
-less often: that agreement is the acceptance rate of greedy speculative decoding.
+has further random layers, as many as ``--target-layers`` asks for. What those layers
+add to the residual stream is scaled by ``--agreement-noise``, so the two models agree
+on the next token more or less often: that agreement is the acceptance rate of greedy
+speculative decoding.
 
-========  ==========================
-noise     greedy agreement, measured
-========  ==========================
+========  =============================================
+noise     greedy agreement, measured with a target of 4
+========  =============================================
 0         1.00
 0.05      0.84
 0.1       0.70
@@ -16,7 +17,11 @@ noise     greedy agreement, measured
 0.3       0.30
 0.5       0.13
 1         0.04
-========  ==========================
+========  =============================================
+
+With 40 layers and a noise of 0.01, the target takes 90 % of the tokens that the draft
+proposes four at a time, and one step of it takes ten times as long as one of the draft
+(vLLM on one CPU core). Speculation then pays off even without a GPU.
 
 Needs torch, safetensors and tokenizers, which every vLLM environment has::
 
@@ -28,6 +33,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -68,6 +74,7 @@ class PairParameters:
     seed: int = 0
     agreement_noise: float = 0.1
     recipe: int = RECIPE
+    target_layers: int = TARGET_LAYERS
 
 
 def make_pair(out: Path, parameters: PairParameters) -> bool:
@@ -85,7 +92,7 @@ def make_pair(out: Path, parameters: PairParameters) -> bool:
     draft, target = pair_weights(parameters)
     tokenizer = train_tokenizer()
     write_model(out / "draft", draft, DRAFT_LAYERS, tokenizer)
-    write_model(out / "target", target, TARGET_LAYERS, tokenizer)
+    write_model(out / "target", target, parameters.target_layers, tokenizer)
     marker.write_text(wanted)
     return True
 
@@ -101,8 +108,11 @@ def pair_weights(parameters: PairParameters) -> tuple[Weights, Weights]:
     }
     # A copy for each model: safetensors refuses tensors that share memory.
     target = {name: tensor.clone() for name, tensor in draft.items()}
-    for index in range(DRAFT_LAYERS, TARGET_LAYERS):
-        target |= layer_weights(generator, index, parameters.agreement_noise)
+    added = parameters.target_layers - DRAFT_LAYERS
+    # Independent contributions add up in quadrature.
+    output_scale = parameters.agreement_noise * math.sqrt((TARGET_LAYERS - DRAFT_LAYERS) / added)
+    for index in range(DRAFT_LAYERS, parameters.target_layers):
+        target |= layer_weights(generator, index, output_scale)
     return draft, target
 
 
@@ -229,8 +239,16 @@ def main() -> None:
         default=PairParameters.agreement_noise,
         help="0 makes the models equal, 1 makes them disagree (default: %(default)s)",
     )
+    parser.add_argument(
+        "--target-layers",
+        type=int,
+        default=PairParameters.target_layers,
+        help="layers of the target; more make its step slower (default: %(default)s)",
+    )
     arguments = parser.parse_args()
-    parameters = PairParameters(arguments.seed, arguments.agreement_noise)
+    parameters = PairParameters(
+        arguments.seed, arguments.agreement_noise, target_layers=arguments.target_layers
+    )
     made = make_pair(arguments.out, parameters)
     print(f"{arguments.out}: {'made' if made else 'already there'}, {parameters}")
 

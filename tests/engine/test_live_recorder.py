@@ -7,7 +7,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-import yaml
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.capture.recorder.salting import Salt
@@ -20,10 +19,10 @@ from tests.engine.engine_versions import SERVED
 from tests.engine.live_traffic import Collector, Received, Users, wait_for_traffic
 from tests.engine.recorder_checks import SPECULATION, chunks_of, speculation
 from tests.engine.recorder_server import Line, Server, serving
+from tests.support.small_pair import small_pair
 from tests.support.waiting import eventually
 
 KEY = "5a" * 32
-TINY = Path(__file__).parents[2] / "examples/tiny-cpu.yaml"
 KINDS = ("plain", "plain-too", "stopped", "pair", "leaver")
 
 
@@ -151,7 +150,7 @@ def test_live_captures_of_a_busy_engine_match_counters_and_users(engine: Engine,
 
 
 def test_canaries_are_counted_and_not_recorded(engine: Engine, models: Path, tmp_path: Path) -> None:
-    spec = yaml.safe_load(TINY.read_text())["spec"]
+    spec = small_pair()["spec"]
     spec["serving"]["servedModelNames"] = ["tiny"]
     spec["policy"] = {"canaries": {"intervalSeconds": 86_400, "prompts": ["The capital of Italy is"]}}  # asked once
     canaries = canaries_json(gather_facts(SpecDecodeDeploymentSpec.parse(spec)))

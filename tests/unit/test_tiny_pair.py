@@ -8,7 +8,11 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
 import yaml
+
+from tests.support.objects import Body
+from tests.support.small_pair import small_pair
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SCRIPT = EXAMPLES / "tiny_pair.py"
@@ -29,19 +33,24 @@ def documents() -> dict[str, dict[str, object]]:
 
 def test_manifest_carries_the_script() -> None:
     copy = documents()["ConfigMap"]["data"]
-    assert copy == {SCRIPT.name: SCRIPT.read_text()}, f"run: python {Path(__file__).name}"
+    assert copy == {SCRIPT.name: SCRIPT.read_text()}, "run: .venv/bin/python -m tests.unit.test_tiny_pair"
 
 
 def test_rewriting_the_manifest_changes_nothing_when_it_is_up_to_date() -> None:
     assert manifest_with_script() == MANIFEST.read_text()
 
 
-def test_job_passes_only_options_of_the_script() -> None:
-    job = documents()["Job"]
-    container = job["spec"]["template"]["spec"]["containers"][0]  # type: ignore[index]
-    passed = {argument.partition("=")[0] for argument in container["args"]}
-    assert passed <= script_options()
-    assert "--out" in passed
+def passed(name: str) -> dict[str, str]:
+    """The options that the Job passes to make one of the pairs."""
+    containers = documents()["Job"]["spec"]["template"]["spec"]["containers"]  # type: ignore[index]
+    (arguments,) = (each["args"] for each in containers if each["name"] == name)
+    return dict(argument.split("=") for argument in arguments)
+
+
+@pytest.mark.parametrize("pair", ["pair", "deep"])
+def test_job_passes_only_options_of_the_script(pair: str) -> None:
+    assert passed(pair).keys() <= script_options()
+    assert passed(pair)["--out"] == f"/models/{pair}"
 
 
 def test_script_imports_no_slow_packages() -> None:
@@ -50,18 +59,21 @@ def test_script_imports_no_slow_packages() -> None:
     assert imported_packages() - sys.stdlib_module_names <= allowed
 
 
-def test_demo_uses_the_volume_and_folders_of_the_tiny_models() -> None:
-    demo = yaml.safe_load((EXAMPLES / "tiny-cpu.yaml").read_text())["spec"]
-    assert demo["models"]["volume"]["persistentVolumeClaim"]["claimName"] == "tiny-models"
-    assert demo["target"]["model"] == "pair/target"
-    assert demo["speculation"]["draft"]["model"] == "pair/draft"
+def test_demo_uses_the_volume_of_the_tiny_models() -> None:
+    volume = demo()["spec"]["models"]["volume"]
+    assert volume["persistentVolumeClaim"]["claimName"] == documents()["PersistentVolumeClaim"]["metadata"]["name"]
 
 
-def test_demo_config_matches_the_models_of_the_script() -> None:
-    demo = yaml.safe_load((EXAMPLES / "tiny-cpu.yaml").read_text())["spec"]
+def demo() -> Body:
+    body: Body = yaml.safe_load((EXAMPLES / "tiny-cpu.yaml").read_text())
+    return body
+
+
+@pytest.mark.parametrize(("body", "pair"), [(demo(), "deep"), (small_pair(), "pair")], ids=["demo", "small"])
+def test_config_of_a_deployment_matches_its_models(body: Body, pair: str) -> None:
     sizes = script_constants()
     expected = {
-        "num_hidden_layers": sizes["TARGET_LAYERS"],
+        "num_hidden_layers": int(passed(pair).get("--target-layers", sizes["TARGET_LAYERS"])),
         "hidden_size": sizes["HIDDEN"],
         "intermediate_size": sizes["INTERMEDIATE"],
         "num_attention_heads": sizes["HEADS"],
@@ -70,10 +82,16 @@ def test_demo_config_matches_the_models_of_the_script() -> None:
         "vocab_size": sizes["VOCAB"],
         "max_position_embeddings": sizes["MAX_POSITIONS"],
     }
-    target = demo["target"]["config"]
-    draft = demo["speculation"]["draft"]["config"]
-    assert {key: target[key] for key in expected} == expected
-    assert draft["num_hidden_layers"] == sizes["DRAFT_LAYERS"]
+    target, draft = body["spec"]["target"], body["spec"]["speculation"]["draft"]
+    assert {key: target["config"][key] for key in expected} == expected
+    assert draft["config"]["num_hidden_layers"] == sizes["DRAFT_LAYERS"]
+    assert (target["model"], draft["model"]) == (f"{pair}/target", f"{pair}/draft")
+
+
+def test_target_of_the_demo_has_ten_times_the_layers_of_its_draft() -> None:
+    spec = demo()["spec"]
+    layers, of_draft = (each["config"]["num_hidden_layers"] for each in (spec["target"], spec["speculation"]["draft"]))
+    assert layers >= 10 * of_draft, "or the draft does not pay off"
 
 
 def script_tree() -> ast.Module:

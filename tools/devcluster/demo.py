@@ -98,7 +98,7 @@ def timed(times: dict[str, float], name: str) -> Iterator[None]:
 
 
 def _make_models(kubectl: Kubectl) -> None:
-    with step("making the tiny target and its draft: kubectl apply -f examples/tiny-models.yaml"):
+    with step("making the tiny targets and their drafts: kubectl apply -f examples/tiny-models.yaml"):
         kubectl.must("apply", f"--filename={EXAMPLES / 'tiny-models.yaml'}")
         kubectl.wait("job/tiny-models", "condition=Complete", _MODELS_DEADLINE_S)
 

@@ -15,6 +15,7 @@ from devcluster.images.engine_image import VLLM_VERSION
 from devcluster.install import NAMESPACE
 from tests.support.conditions import condition, wait_for
 from tests.support.kubectl import Kubectl, program
+from tests.support.small_pair import small_pair
 from tests.support.waiting import eventually
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -27,7 +28,7 @@ FILES = {"trace.jsonl", "step-stats.jsonl", "client.jsonl"}
 
 def deployment() -> dict[str, Any]:
     """The tiny target with a lookup in the prompt: real chunks of several tokens."""
-    body: dict[str, Any] = yaml.safe_load((EXAMPLES / "tiny-cpu.yaml").read_text())
+    body: dict[str, Any] = small_pair()
     body["spec"]["speculation"] = {
         "method": "ngram",
         "numSpeculativeTokens": 4,

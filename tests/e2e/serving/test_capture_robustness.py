@@ -25,6 +25,7 @@ from specdecode_operator.capture.job.pod_files import Places
 from specdecode_operator.capture.recorder.segment_format import Request
 from tests.support.conditions import condition, wait_for
 from tests.support.kubectl import Kubectl
+from tests.support.small_pair import small_pair
 from tests.support.waiting import eventually
 
 Body = dict[str, Any]
@@ -53,7 +54,7 @@ def tiny(kubectl: Kubectl) -> Iterator[None]:
     kubectl.must("delete", "sdc,sdd", "--all", "--all-namespaces")  # what modules before have left
     kubectl.must("apply", f"--filename={EXAMPLES / 'tiny-models.yaml'}")
     kubectl.wait("job/tiny-models", "condition=Complete", 300)
-    body: Body = yaml.safe_load((EXAMPLES / "tiny-cpu.yaml").read_text())
+    body: Body = small_pair()
     body["spec"]["suspend"] = True
     assert kubectl.apply(yaml.safe_dump(body)).returncode == 0
     wait_for(kubectl, "tiny", "Ready", "Suspended")

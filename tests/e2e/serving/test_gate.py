@@ -9,6 +9,7 @@ import yaml
 from tests.e2e.serving.test_capture import EXAMPLES
 from tests.support.conditions import condition, wait_for
 from tests.support.kubectl import Kubectl
+from tests.support.small_pair import small_pair
 from tests.support.waiting import eventually
 
 # Seven engines start one after the other.
@@ -62,7 +63,7 @@ def guarded(kubectl: Kubectl) -> Kubectl:
     assert kubectl.apply(yaml.safe_dump_all(models())).returncode == 0
     for job in ("tiny-models", "stranger"):
         kubectl.wait(f"job/{job}", "condition=Complete", 300)
-    tiny = yaml.safe_load((EXAMPLES / "tiny-cpu.yaml").read_text())
+    tiny = small_pair()
     tiny["spec"]["rollout"] = {"gate": {"capture": "golden", "maxLossPercent": ROOM_FOR_NOISE}}
     assert kubectl.apply(yaml.safe_dump(tiny)).returncode == 0
     wait_for(kubectl, "tiny", "Ready", "Serving", DEADLINE_S)

@@ -15,6 +15,7 @@ from tests.support.gitops.drill import Drill
 from tests.support.gitops.repository import Repository
 from tests.support.gitops.sync import ServerSideApply
 from tests.support.kubectl import Kubectl
+from tests.support.small_pair import small_pair
 from tests.support.traffic import Traffic
 from tests.support.waiting import eventually
 
@@ -31,7 +32,7 @@ def drill(kubectl: Kubectl, tmp_path: Path) -> Drill:
 
 def pair(**speculation: Any) -> dict[str, str]:
     """The example's file, with some of its speculation changed, or without what is None."""
-    body = yaml.safe_load((EXAMPLES / "tiny-cpu.yaml").read_text())
+    body = small_pair()
     changed = {**body["spec"]["speculation"], **speculation}
     body["spec"]["speculation"] = {name: value for name, value in changed.items() if value is not None}
     return {"pairs/tiny.yaml": yaml.safe_dump(body)}

@@ -3,10 +3,12 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
 from devcluster.install import NAMESPACE
 from tests.support.conditions import condition, wait_for
 from tests.support.kubectl import Kubectl
+from tests.support.small_pair import small_pair
 from tests.support.waiting import eventually
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -25,7 +27,7 @@ def test_deployment_becomes_ready_while_operator_is_killed_repeatedly(kubectl: K
     system = kubectl.within(NAMESPACE)
     kubectl.must("apply", f"--filename={EXAMPLES / 'tiny-models.yaml'}")
     kubectl.wait("job/tiny-models", "condition=Complete", 300)
-    kubectl.must("apply", f"--filename={EXAMPLES / 'tiny-cpu.yaml'}")
+    assert kubectl.apply(yaml.safe_dump(small_pair())).returncode == 0
     kills = 0
 
     def kill_until_ready() -> bool:

@@ -12,6 +12,7 @@ from devcluster.install import NAMESPACE, OPERATOR
 from tests.support.conditions import condition, current, wait_for, wait_for_all
 from tests.support.engine_core import kill_engine_core
 from tests.support.kubectl import Kubectl
+from tests.support.small_pair import small_pair
 from tests.support.traffic import Traffic
 from tests.support.waiting import eventually
 
@@ -28,7 +29,7 @@ def tiny(kubectl: Kubectl) -> Iterator[Kubectl]:
     system.must("rollout", "status", f"deployment/{OPERATOR}", "--timeout=300s", timeout_s=310)
     kubectl.must("apply", f"--filename={EXAMPLES / 'tiny-models.yaml'}")
     kubectl.wait("job/tiny-models", "condition=Complete", 300)
-    body = yaml.safe_load((EXAMPLES / "tiny-cpu.yaml").read_text())
+    body = small_pair()
     body["spec"]["replicas"] = 2
     assert kubectl.apply(yaml.safe_dump(body)).returncode == 0
     wait_for(kubectl, "tiny", "Ready", "Serving", ENGINE_DEADLINE_S)

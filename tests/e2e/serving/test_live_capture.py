@@ -23,6 +23,7 @@ from tests.e2e.serving.test_capture_robustness import kill, places_of
 from tests.support.conditions import condition, wait_for
 from tests.support.kubectl import Kubectl
 from tests.support.live_users import LiveUsers
+from tests.support.small_pair import small_pair
 from tests.support.waiting import eventually
 
 Body = dict[str, Any]
@@ -68,7 +69,7 @@ def serving(kubectl: Kubectl) -> Iterator[Kubectl]:
     """Two engines of the tiny pair."""
     kubectl.must("apply", f"--filename={EXAMPLES / 'tiny-models.yaml'}")
     kubectl.wait("job/tiny-models", "condition=Complete", 300)
-    body: Body = yaml.safe_load((EXAMPLES / "tiny-cpu.yaml").read_text())
+    body: Body = small_pair()
     body["spec"]["replicas"] = 2
     assert kubectl.apply(yaml.safe_dump(body)).returncode == 0
 
@@ -399,6 +400,7 @@ class TestDisturbed:
 def test_arms_are_compared_under_the_recorded_traffic(serving: Kubectl, story: Story) -> None:
     """Runs last: it takes the place of the engines."""
     body: Body = yaml.safe_load((EXAMPLES / "does-it-pay-tiny.yaml").read_text())
+    body["spec"]["repetitions"] = 2
     recorded = {"claimName": story.captures["first"].status["claim"]}
     dataset = {"persistentVolumeClaim": recorded, "path": story.captures["first"].status["path"], "format": "Trace"}
     body["spec"]["workload"] = {

@@ -14,6 +14,7 @@ from devcluster.cluster.pki import Identity, create
 from tests.e2e.serving import hub_server
 from tests.support.conditions import condition, wait_for
 from tests.support.kubectl import Kubectl
+from tests.support.small_pair import small_pair
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.long
@@ -67,7 +68,7 @@ def endpoint(kubectl: Kubectl) -> str:
 
 def sdd(name: str, endpoint: str, **changes: Any) -> str:
     """The tiny pair from the hub; nobody describes its models."""
-    body = yaml.safe_load((EXAMPLES / "tiny-cpu.yaml").read_text())
+    body = small_pair()
     body["metadata"]["name"] = name
     spec = body["spec"]
     for model in (spec["target"], spec["speculation"]["draft"]):

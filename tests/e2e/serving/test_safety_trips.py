@@ -11,6 +11,7 @@ import yaml
 from tests.support.conditions import condition, wait_for
 from tests.support.engine_core import kill_engine_core
 from tests.support.kubectl import Kubectl
+from tests.support.small_pair import small_pair
 from tests.support.traffic import Traffic
 from tests.support.waiting import eventually
 
@@ -30,7 +31,7 @@ def tiny(kubectl: Kubectl) -> Iterator[Kubectl]:
     models = (EXAMPLES / "tiny-models.yaml").read_text()
     assert kubectl.apply(models.replace("--agreement-noise=0.1", "--agreement-noise=10")).returncode == 0
     kubectl.wait("job/tiny-models", "condition=Complete", 300)
-    body = yaml.safe_load((EXAMPLES / "tiny-cpu.yaml").read_text())
+    body = small_pair()
     body["spec"]["policy"] = {"onCrashLoop": "ServeWithoutSpeculation"}
     body["spec"]["serving"]["maxNumSeqs"] = CLIENTS
     # Sending each token by itself would take more of the core than the models do.

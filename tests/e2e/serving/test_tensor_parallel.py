@@ -10,6 +10,7 @@ import yaml
 
 from tests.support.conditions import condition, wait_for
 from tests.support.kubectl import Kubectl
+from tests.support.small_pair import small_pair
 from tests.support.waiting import eventually
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -27,7 +28,7 @@ def tiny(kubectl: Kubectl) -> Kubectl:
     """The tiny pair over two ranks, with an argument that no engine starts with."""
     kubectl.must("apply", f"--filename={EXAMPLES / 'tiny-models.yaml'}")
     kubectl.wait("job/tiny-models", "condition=Complete", 300)
-    body = yaml.safe_load((EXAMPLES / "tiny-cpu.yaml").read_text())
+    body = small_pair()
     body["spec"]["parallelism"] = {"tensor": 2}
     body["spec"]["accelerator"] |= {"memoryGiB": 10, "kvCacheGiB": 2}
     # A split embedding is compiled even for eager engines, and the image has no compiler.

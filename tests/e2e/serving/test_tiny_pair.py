@@ -15,6 +15,7 @@ from devcluster.install import NAMESPACE
 from tests.support.conditions import condition, wait_for, wait_for_all
 from tests.support.kubectl import Kubectl
 from tests.support.rest import Rest
+from tests.support.small_pair import small_pair
 from tests.support.waiting import eventually
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -38,7 +39,7 @@ def story(kubectl: Kubectl) -> Story:
 
     Nobody describes its models: they are read from the volume.
     """
-    body = yaml.safe_load((EXAMPLES / "tiny-cpu.yaml").read_text())
+    body = small_pair()
     for model in (body["spec"]["target"], body["spec"]["speculation"]["draft"]):
         del model["config"]
     body["spec"]["serving"]["apiKeySecret"] = {"name": "clients", "key": "api-key"}

@@ -13,6 +13,7 @@ from devcluster.images.engine_environment import MOUNT
 from tests.engine.wrong_verification import write_plugin
 from tests.support.conditions import condition, wait_for
 from tests.support.kubectl import Kubectl
+from tests.support.small_pair import small_pair
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.long
@@ -48,7 +49,7 @@ def plugin(folder: Path) -> dict[str, Any]:
 
 
 def deployment() -> dict[str, Any]:
-    body: dict[str, Any] = yaml.safe_load((EXAMPLES / "tiny-cpu.yaml").read_text())
+    body: dict[str, Any] = small_pair()
     body["spec"]["policy"] = {"mode": "Enforce", "canaries": CANARIES}
     return body
 

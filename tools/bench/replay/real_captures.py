@@ -72,7 +72,8 @@ def pair_weights(parameters):
         head[8 + {usual} :] *= {rare}
     return pair
 tiny_pair.pair_weights = pair_weights
-tiny_pair.make_pair(pathlib.Path(sys.argv[1]), tiny_pair.PairParameters(agreement_noise={noise}))
+parameters = tiny_pair.PairParameters(agreement_noise={noise}, target_layers=tiny_pair.TARGET_LAYERS)
+tiny_pair.make_pair(pathlib.Path(sys.argv[1]), parameters)
 """
 
 
