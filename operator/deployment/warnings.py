@@ -356,7 +356,7 @@ def _lookup_warnings(facts: Facts) -> Iterator[str]:
 
 def _sampling_warnings(facts: Facts) -> Iterator[str]:
     if lost := lost_sampling(facts):
-        yield f"{lost}; set temperature 0 in each request, which is not vLLM's default, or use method none"
+        yield f"{lost}; send temperature 0, which is not the default, or use method none"
 
 
 def lost_sampling(facts: Facts) -> str | None:
@@ -365,9 +365,8 @@ def lost_sampling(facts: Facts) -> str | None:
     if not (speculates and facts.on_cpu and facts.profile.loses_sampling_on_cpu):
         return None
     return (
-        f"with speculation on a CPU, vLLM {facts.profile.version} without Triton's CPU backend loses temperature, top-p"
-        " and top-k (vllm-project/vllm#55005, open): answers and acceptance are wrong in each batch with a temperature"
-        " above 0"
+        f"speculation on a CPU: vLLM {facts.profile.version} without Triton loses temperature, top-p and top-k"
+        " (vllm-project/vllm#55005): answers and acceptance are wrong in batches with a temperature above 0"
     )
 
 

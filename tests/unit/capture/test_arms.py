@@ -181,7 +181,7 @@ class TestPlanning:
         _, accepted = outcome(PLAIN, DEPLOYED, NGRAM, of=tiny_cpu(), workload=workload)
         assert accepted["status"] == "True"
         assert accepted["message"].count("vllm#55005") == 1
-        assert "arms deployed, ngram: with speculation on a CPU" in accepted["message"]
+        assert "arms deployed, ngram: speculation on a CPU" in accepted["message"]
         for of, asked in ((tiny_cpu(), SHORT), (pair_70b(), workload)):
             _, accepted = outcome(PLAIN, DEPLOYED, NGRAM, of=of, workload=asked)
             assert accepted["message"] == "Capture is valid"

@@ -344,7 +344,7 @@ def test_examples_folder_is_planned(specdecode: Specdecode, option: tuple[str, .
     result = specdecode("plan", *option, EXAMPLES)
     (warning,) = result.stderr.splitlines()
     assert result.exit_code == 0
-    assert warning.startswith("warning: tiny: with speculation on a CPU")
+    assert warning.startswith("warning: tiny: speculation on a CPU")
     assert "llama-70b" in result.stdout
 
 
