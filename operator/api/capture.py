@@ -217,6 +217,13 @@ class CaptureWorkload(ApiModel):
     timeout_seconds: StrictInt = Field(default=600, ge=1, le=86_400)
     """Timeout of each request in seconds."""
 
+    @property
+    def is_greedy(self) -> bool:
+        """Whether all requests have temperature 0."""
+        mixed = [share.temperature for share in self.temperatures]
+        used = [each for phase in self.phases for each in ([phase.temperature] if phase.temperature else mixed)]
+        return not any(map(float, used))
+
 
 Percent = Annotated[StrictInt, Field(ge=1, le=90)]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.capture import Arm, SpecDecodeCaptureSpec
+from specdecode_operator.api.capture import Arm, Source, SpecDecodeCaptureSpec
 from specdecode_operator.api.crd_validation import broken_rules
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.capture.job.pod_files import ARM
@@ -31,7 +31,7 @@ from specdecode_operator.deployment.models import model_locations
 from specdecode_operator.deployment.models.model_jobs import DOWNLOADING, RESOLVING
 from specdecode_operator.deployment.pod_template_merge import merge
 from specdecode_operator.deployment.rollout.readiness import stalled
-from specdecode_operator.deployment.warnings import lossy_answers
+from specdecode_operator.deployment.warnings import lossy_answers, lost_sampling
 from specdecode_operator.enums import METHODS_WITH_LAYERS, AcceleratorType, Quantization
 from specdecode_operator.sizing.memory.budget import Verdict
 from specdecode_operator.sizing.placement import place_phrase
@@ -259,3 +259,24 @@ def arm_notes(arms: Sequence[CapturedArm]) -> Iterator[str]:
             yield f"arms {earlier} and {arm.name} start the same engine: an A/A test, which should find no difference"
         if lossy := lossy_answers(arm.source.launch.facts):
             yield f"arm {arm.name}: {lossy}"
+
+
+def sampling_warning(
+    spec: SpecDecodeCaptureSpec, source: CapturedDeployment, arms: Sequence[CapturedArm] = ()
+) -> str | None:
+    """Return a warning if a bug of vLLM affects the requests of a capture; ``arms`` is empty if it has none.
+
+    The temperatures of users are unknown before a live capture.
+    """
+    is_live = spec.source is Source.LIVE
+    if not is_live and spec.workload.is_greedy:
+        return None
+    if arms:
+        found = {arm.name: lost for arm in arms if (lost := lost_sampling(arm.source.launch.facts))}
+        affected, lost = f"arms {', '.join(found)}: ", next(iter(found.values()), None)
+    else:
+        affected, lost = "", lost_sampling(source.launch.facts)
+    if lost is None:
+        return None
+    fix = "use acceptance only if all users send temperature 0" if is_live else "use temperature 0.0 or method none"
+    return f"{affected}{lost}; {fix}"

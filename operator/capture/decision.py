@@ -13,7 +13,7 @@ from specdecode_operator.api.capture import SpecDecodeCaptureSpec
 from specdecode_operator.api.capture_status import CapturePhase
 from specdecode_operator.api.spec_problems import parsed_spec
 from specdecode_operator.capture import live_capture, preconditions, status, volumes
-from specdecode_operator.capture.arms import arm_notes, captured_arms
+from specdecode_operator.capture.arms import arm_notes, captured_arms, sampling_warning
 from specdecode_operator.capture.borrowing import Borrowing, released, trial_pod
 from specdecode_operator.capture.golden_gate import golden_blocked, is_of_gate, with_golden
 from specdecode_operator.capture.gpu_sharing import borrows, in_line
@@ -218,14 +218,16 @@ def _without_job(
     claim = volumes.render_claim(capture, spec.deployment, spec.storage) if wants_claim else None
     if borrows(capture.spec) and (waits := _waits_to_borrow(capture, spec, observed, claim, now)):
         return waits
-    words = "; ".join([status.ACCEPTED.message, *arm_notes(arms)])
+    warnings = tuple(filter(None, [sampling_warning(spec, source, arms)]))
+    words = "; ".join([status.ACCEPTED.message, *arm_notes(arms), *warnings])
     engine = observed.deployment.engine if observed.deployment else None
     job = with_golden(render_job(capture, spec, source, arms, observed.operator_image), capture, spec, observed.golden)
     job = _with_notes(job, engine, words)
     trial = trial_pod(capture, job) if borrows(capture.spec) else None
     waiting = status.queued(capture) if capture.queue_labels else status.pending("Starting", "Job is being created")
     writes = status.Writes(claim=claim, job=job, trial_pod=trial)
-    return replace(waiting, accepted=replace(status.ACCEPTED, message=words), writes=writes, engine=engine)
+    accepted = replace(status.ACCEPTED, message=words)
+    return replace(waiting, accepted=accepted, writes=writes, engine=engine, warnings=warnings)
 
 
 def _with_notes(job: Body, engine: str | None, accepted: str) -> Body:
@@ -261,11 +263,17 @@ def _without_live_job(capture: Capture, spec: SpecDecodeCaptureSpec, observed: C
     wants_claim = spec.storage.existing_claim is None and observed.claim is None
     claim = volumes.render_claim(capture, spec.deployment, spec.storage) if wants_claim else None
     collector = live_capture.Collector(pods, template, observed.token, observed.operator_image)
-    job = _with_notes(
-        live_capture.render_live_job(capture, spec, source, collector), deployment.engine, status.ACCEPTED.message
-    )
+    warnings = tuple(filter(None, [sampling_warning(spec, source)]))
+    words = "; ".join([status.ACCEPTED.message, *warnings])
+    job = _with_notes(live_capture.render_live_job(capture, spec, source, collector), deployment.engine, words)
     starting = status.pending("Starting", "Job is being created")
-    return replace(starting, writes=status.Writes(claim=claim, job=job), engine=deployment.engine)
+    return replace(
+        starting,
+        accepted=replace(status.ACCEPTED, message=words),
+        writes=status.Writes(claim=claim, job=job),
+        engine=deployment.engine,
+        warnings=warnings,
+    )
 
 
 def _waits_to_borrow(

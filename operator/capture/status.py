@@ -53,6 +53,7 @@ class Decision:
     claim: str | None = None
     engine: str | None = None  # hash that identifies the measured engines; None before the Job is created
     operator_image: str | None = None  # that the Job runs; None before the Job is created
+    warnings: tuple[str, ...] = ()  # about the results of a capture that starts; the accepted message has them too
     times_ahead: tuple[str, ...] = ()  # messages about future times of pod or Job, which count as now
     borrow: capture_status.BorrowStatus | None = None
     borrows_now: bool = False  # this decision takes the GPUs from the engines

@@ -31,8 +31,8 @@ from specdecode_operator.cli.render import (
     RenderedDeployment,
     golden_body,
     neighbour,
-    render_capture,
     rendered_deployment,
+    started_capture,
 )
 from specdecode_operator.cli.terminal import say, say_line
 from specdecode_operator.cli.text_files import STANDARD_INPUT, DocumentError, read_text
@@ -170,7 +170,9 @@ def _in_capture(
         return remarks
     try:
         body = {**document.body, "spec": input_files.with_configs(document.body["spec"], inputs.configs)}
-        render_capture(body, captured, golden_body(document, spec, by_kind[capture.KIND]))
+        started = started_capture(body, captured, golden_body(document, spec, by_kind[capture.KIND]))
+        level, rule = admission_findings.Level.WARNING, admission_findings.PLAN_WARNING
+        remarks += (admission_findings.Remark(level, rule, Problem("", "", text)) for text in started.warnings)
     except NotRenderedError as error:
         level = admission_findings.Level.WARNING if error.may_pass else admission_findings.Level.ERROR
         remarks.append(admission_findings.Remark(level, error.reason, Problem("", "", str(error))))

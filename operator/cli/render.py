@@ -20,6 +20,7 @@ from specdecode_operator.capture import arms
 from specdecode_operator.capture.arms import arm_states
 from specdecode_operator.capture.decision import decide as decide_capture
 from specdecode_operator.capture.observation import Capture, CaptureObservation, ObservedDeployment, read_capture
+from specdecode_operator.capture.status import Decision
 from specdecode_operator.capture.volumes import claim_of
 from specdecode_operator.cli import input_files, options
 from specdecode_operator.cli.options import ExitCode, allowed_names, hub_models, sources
@@ -148,7 +149,15 @@ def _desired_state(parent: ParsedDeployment, cluster: AssumedCluster) -> Desired
 def render_capture(
     body: Body, captured: RenderedDeployment, golden: Body | None = None, operator_image: str | None = None
 ) -> list[Body]:
-    """Render the claim and Job of a valid SpecDecodeCapture. Other objects that it refers to are assumed to exist.
+    """Render the claim and Job of a valid SpecDecodeCapture; the parameters are those of ``started_capture``."""
+    writes = started_capture(body, captured, golden, operator_image).writes
+    return [each for each in (writes.claim, writes.job) if each is not None]
+
+
+def started_capture(
+    body: Body, captured: RenderedDeployment, golden: Body | None = None, operator_image: str | None = None
+) -> Decision:
+    """Return the decision that starts a valid SpecDecodeCapture. Other objects that it refers to are assumed to exist.
 
     ``golden`` is the capture in spec.against. If it is known, both captures are checked for compatibility. Raises
     NotRenderedError if the operator would reject the capture.
@@ -176,7 +185,7 @@ def render_capture(
     decision = decide_capture(capture, observed, _ANY_TIME)
     if decision.writes.job is None:
         raise NotRenderedError(decision.readiness)
-    return [each for each in (decision.writes.claim, decision.writes.job) if each is not None]
+    return decision
 
 
 def _ready_pods(capture: Capture, captured: RenderedDeployment) -> list[Body]:

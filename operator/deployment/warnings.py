@@ -75,6 +75,7 @@ def plan_warnings(facts: Facts, known: KnownModels, tensor: int) -> list[str]:
         *_draft_length_warnings(facts),
         *_asked_warnings(facts),
         *_lookup_warnings(facts),
+        *_sampling_warnings(facts),
         *_unknown_flag_warnings(facts),
         *_tokenizer_warnings(facts, known),
         *_other_target_warnings(facts.pair),
@@ -350,6 +351,22 @@ def _lookup_warnings(facts: Facts) -> Iterator[str]:
         f"outputs of {target.name} with method {facts.method} may be corrupted, tool calls above all: vLLM does not"
         " restore the states of its gated delta net after rejected drafts (vllm-project/vllm#39273, #56077, open);"
         f" compare the outputs with method none{instead}"
+    )
+
+
+def _sampling_warnings(facts: Facts) -> Iterator[str]:
+    if lost := lost_sampling(facts):
+        yield f"{lost}; send temperature 0, which is not the default, or use method none"
+
+
+def lost_sampling(facts: Facts) -> str | None:
+    """Return that speculation of these engines is only right for greedy requests (vllm-project/vllm#55005)."""
+    speculates = facts.method is not Method.NONE and facts.replay is None
+    if not (speculates and facts.on_cpu and facts.profile.loses_sampling_on_cpu):
+        return None
+    return (
+        f"speculation on a CPU: vLLM {facts.profile.version} without Triton loses temperature, top-p and top-k"
+        " (vllm-project/vllm#55005): answers and acceptance are wrong in batches with a temperature above 0"
     )
 
 

@@ -100,6 +100,11 @@ _LEAST_GIB: Final = 1
 _VENDOR: Final = "NVIDIA-"
 _ALIKE: Final = 0.8
 """Minimum similarity of a misspelt product label."""
+_ALIKE_SHORT: Final = 0.75
+"""The same of short names, where one wrong character of four must pass."""
+KNOWN_GPUS: Final = 'known GPUs: documentation, "Other GPUs"'
+"""Section of docs/reference/supported.md that lists them."""
+
 _FAMILY: Final = re.compile(r"RTX-PRO-\d+|[A-Za-z0-9]+")
 
 GENERATIONS: Final[Mapping[str, str]] = {
@@ -167,6 +172,16 @@ def similar_products(text: str) -> tuple[str, ...]:
     parts = set(text.upper().split("-"))
     whole = tuple(label for label in known_products() if parts <= set(label.upper().split("-")))
     return whole or tuple(difflib.get_close_matches(text.upper(), known_products(), n=3, cutoff=_ALIKE))
+
+
+def similar_name(text: str) -> str | None:
+    """Return the known product or short name that a misspelt name resembles most, such as H100 for ``H10O``.
+
+    The first character must be right: V100 is another GPU, not a misspelt H100.
+    """
+    names = [*dict.fromkeys(map(family_of, known_products())), *known_products()]
+    near = [each for each in names if each.startswith(text[:1].upper())]
+    return next(iter(difflib.get_close_matches(text.upper(), near, n=1, cutoff=_ALIKE_SHORT)), None)
 
 
 @lru_cache(maxsize=MEMO_SIZE)

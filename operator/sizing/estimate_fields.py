@@ -10,7 +10,7 @@ from typing import Any, Final
 from specdecode_operator.problems import printable, sentence, shown_or_missing
 from specdecode_operator.sizing.arithmetic import GIB
 from specdecode_operator.sizing.config_fields import typed
-from specdecode_operator.sizing.devices import Device, family_of, find_device, known_products, similar_products
+from specdecode_operator.sizing.devices import KNOWN_GPUS, Device, family_of, find_device, known_products, similar_name
 from specdecode_operator.untrusted import UnreadableTextError, parse_json
 
 _CLOSE: Final = 0.6
@@ -187,8 +187,8 @@ def find_named_gpu(name: str) -> Device:
         return exact
     meant = [device for product in known_products() if (device := find_device(product)) and _is_meant(device, name)]
     if not meant:
-        nearest = f"use {' or '.join(similar)}, or " if (similar := similar_products(name)) else ""
-        message = f"no memory figures are known for it: {nearest}give gpu_total_gib"
+        nearest = f"did you mean {similar}? For another GPU, " if (similar := similar_name(name)) else ""
+        message = f"no memory figures are known for it: {nearest}give gpu_total_gib ({KNOWN_GPUS})"
         raise CaseError("gpu", name, message)
     largest = max(device.total_bytes for device in meant)
     if min(device.total_bytes for device in meant) < largest * (1 - _SAME_TOTAL):

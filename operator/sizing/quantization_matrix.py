@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any, Final, TypeVar
 
 from specdecode_operator.enums import FP8_ELEMENT_BYTES, KvCacheDtype, Method, Objective, Precision
-from specdecode_operator.sizing.devices import MEMORY_FIELD, PRODUCT_FIELD, Device, find_device, known_products
+from specdecode_operator.sizing.devices import KNOWN_GPUS, MEMORY_FIELD, PRODUCT_FIELD, Device, find_device
 from specdecode_operator.sizing.errors import PlanError
 from specdecode_operator.sizing.geometry import ModelGeometry
 from specdecode_operator.sizing.kernel_support import (
@@ -204,11 +204,10 @@ def _sizes(pools: Iterable[GpuPool], tensor: int | None, spread: Parallelism) ->
     ]
     if not usable:
         products = ", ".join(sorted(largest)) or "none"
-        known_ones = ", ".join(known_products())
         raise PlanError(
             PRODUCT_FIELD,
             products,
-            f"no GPU product here can be sized; known are {known_ones}; for others set {MEMORY_FIELD}",
+            f"no GPU product here can be sized: use another one ({KNOWN_GPUS}), or set {MEMORY_FIELD}",
         )
     refuse_too_many([pool for _, pool in usable], tensor, spread)
     powers = [2**exponent for exponent in range(MAX_TENSOR.bit_length())]

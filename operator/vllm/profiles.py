@@ -151,6 +151,8 @@ class EngineProfile:
     drafts_blocks_over_copies: bool
     """Whether dflash and dspark start with a mixture-of-experts target and data-parallel ranks."""
     watermarked_methods: frozenset[Method]
+    loses_sampling_on_cpu: bool
+    """Whether speculation on a CPU loses temperature, top-p and top-k of the requests."""
     defaults: Mapping[str, str]
     """Defaults of flags on an H100 or H200."""
     online_quantization: Mapping[OnlineQuantization, str]

@@ -16,11 +16,13 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import engine_copies
 import missing_libraries
+import torch
 from dump_engine_flags import cli_args, flags, serve_parser, speculative_keys
 from engine_attention import adaptive_attention
 from engine_later import CHECKS
@@ -31,6 +33,7 @@ from vllm.model_executor.models import registry
 from vllm.model_executor.models.registry import ModelRegistry
 from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
+from vllm.utils import cpu_triton_utils
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
@@ -205,6 +208,26 @@ def draft_classes() -> dict[str, str]:
     return {name: kind for name, (_, kind) in registry._SPECULATIVE_DECODING_MODELS.items()}
 
 
+def temperatures_of_tokens(temperatures: list[float], counts: list[int]) -> list[float]:
+    """Return the temperature of each token to verify on a CPU without Triton, by request and number of tokens.
+
+    The kernel itself, which only takes int64, is played: versions beside the served one come without theirs.
+    """
+
+    def expand(output: Any, values: Any, ends: Any, replace_from: int, replace_to: int) -> None:
+        assert {each.dtype for each in (output, values, ends)} == {torch.int64}
+        start = 0
+        for value, end in zip(values.tolist(), ends.tolist(), strict=True):
+            output[start:end] = replace_to if value == replace_from else value
+            start = end
+
+    output = torch.full((sum(counts),), -1.0)
+    ends = torch.tensor(counts).cumsum(0).to(torch.int32)
+    with mock.patch.object(torch.ops, "_C", SimpleNamespace(expand_kernel_impl=expand)):
+        cpu_triton_utils._expand_kernel_impl(output, torch.tensor(temperatures), ends, 0, 1)
+    return [round(each, 3) for each in output.tolist()]
+
+
 def variables() -> list[str]:
     """Return the environment variables that vLLM reads."""
     return sorted(envs.environment_variables)
@@ -226,6 +249,7 @@ QUESTIONS: dict[str, Callable[..., Any]] = {
         cpu_block_size,
         target_traits,
         draft_classes,
+        temperatures_of_tokens,
         variables,
         engine_copies.begin,
         engine_copies.ended,

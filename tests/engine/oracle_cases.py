@@ -41,11 +41,70 @@ _QWEN3_HEAD = {
     "num_key_value_heads": 8,
     "rope_theta": 1_000_000,
 }
+_SPECULATORS_HEAD = {
+    "dtype": "bfloat16",
+    "norm_before_residual": True,
+    "speculators_config": {
+        "algorithm": "any",
+        "default_proposal_method": "greedy",
+        "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}],
+        "verifier": {"architectures": [], "name_or_path": "any"},
+    },
+    "speculators_version": "0.9.0",
+    "tie_word_embeddings": False,
+}
+_WINDOWS = {"layer_types": ["sliding_attention"], "sliding_window": 2048, "use_sliding_window": True}
+_MIXED_WINDOWS = {
+    "layer_types": ["full_attention", *["sliding_attention"] * 4],
+    "sliding_window": 2048,
+    "use_sliding_window": True,
+}
+"""What version 0.9 of the speculators library writes by default, and with --full-attention-indices 0."""
+
+_LLAMA_LAYERS = {
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "hidden_size": 4096,
+    "intermediate_size": 14_336,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 128_256,
+    "max_position_embeddings": 131_072,
+    "rope_parameters": {"rope_theta": 500_000.0, "rope_type": "default"},
+}
+_QWEN3_LAYERS = _LLAMA_LAYERS | {
+    "model_type": "qwen3",
+    "intermediate_size": 12_288,
+    "vocab_size": 151_936,
+    "max_position_embeddings": 40_960,
+}
 HEADS: dict[str, dict[str, Any]] = {
     "Eagle3 for Qwen3-8B": _QWEN3_HEAD
     | {"architectures": ["Eagle3Qwen3ForCausalLM"], "hidden_size": 4096, "intermediate_size": 12_288}
     | {"num_hidden_layers": 2, "vocab_size": 151_936, "draft_vocab_size": 32_000, "max_position_embeddings": 40_960}
     | {"fc_norm": True, "num_aux_layers": 4},
+    "speculators' EAGLE-3 for Llama-3.1-8B": _SPECULATORS_HEAD
+    | {"architectures": ["Eagle3DraftModel"], "speculators_model_type": "eagle3"}
+    | {"draft_vocab_size": 32_000, "eagle_aux_hidden_state_layer_ids": [2, 16, 29]}
+    | {"transformer_layer_config": _LLAMA_LAYERS | _WINDOWS},
+    "speculators' EAGLE-3 on Qwen3 for Qwen3-8B": _SPECULATORS_HEAD
+    | {"architectures": ["Eagle3DraftModel"], "speculators_model_type": "eagle3"}
+    | {"draft_vocab_size": 32_000, "eagle_aux_hidden_state_layer_ids": [2, 12, 24, 33], "norm_before_fc": True}
+    | {"transformer_layer_config": _QWEN3_LAYERS | _WINDOWS},
+    "speculators' P-EAGLE for Llama-3.1-8B": _SPECULATORS_HEAD
+    | {"architectures": ["PEagleDraftModel"], "speculators_model_type": "peagle", "mask_token_id": 128_255}
+    | {"draft_vocab_size": 32_000, "eagle_aux_hidden_state_layer_ids": [2, 16, 29]}
+    | {"transformer_layer_config": _LLAMA_LAYERS | _MIXED_WINDOWS | {"num_hidden_layers": 5}},
+    "speculators' DFlash for Qwen3-8B": _SPECULATORS_HEAD
+    | {"architectures": ["DFlashDraftModel"], "speculators_model_type": "dflash", "mask_token_id": 151_669}
+    | {"draft_vocab_size": 32_000, "aux_hidden_state_layer_ids": [2, 9, 17, 25, 33], "block_size": 8}
+    | {"transformer_layer_config": _QWEN3_LAYERS | _MIXED_WINDOWS | {"num_hidden_layers": 5}},
+    "EAGLE-3 with a window for Llama-3.1-8B": _LLAMA_LAYERS
+    | _WINDOWS
+    | {"architectures": ["LlamaForCausalLMEagle3"], "dtype": "bfloat16", "draft_vocab_size": 32_000},
     "MLA head for Kimi-K2.5": {
         "architectures": ["Eagle3DeepseekV2ForCausalLM"],
         "model_type": "kimi_k2",

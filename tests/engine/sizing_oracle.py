@@ -84,8 +84,11 @@ def write_config(folder: Path, config: dict[str, Any]) -> str:
     the class of transformers that their own is derived from.
     """
     architecture = (config.get("architectures") or [""])[0]
-    config = {"model_type": architecture.removesuffix("ForCausalLM").lower()} | UNNEEDED_NUMBERS | config
-    kind = config["model_type"]
+    kind = config.get("model_type") or architecture.removesuffix("ForCausalLM").lower()
+    if "speculators_config" in config:  # complete, and without a type
+        kind = "speculators"
+    else:
+        config = {"model_type": kind} | UNNEEDED_NUMBERS | config
     if kind not in CONFIG_MAPPING and kind not in _CONFIG_REGISTRY:
         base = DERIVED_CONFIGS.get(kind, PretrainedConfig)
         AutoConfig.register(kind, type("PlainConfig", (base,), {"model_type": kind}))

@@ -14,15 +14,9 @@ from tests.engine.recorder_server import NGRAM, Line, Server, serving
 from tests.support.recordings import read_lines_of
 
 REQUESTS = 26
-GREEDY = "greedy"
-"""The phase without a temperature, in which acceptance is asserted.
-
-vLLM 0.32 without Triton verifies a batch in which any request has a temperature with uninitialized memory.
-"""
-
 OUTPUT_TOKENS = 240
 
-OF_ITS_OWN: Line = {"temperature": "0.4", "promptTokens": 90}
+OF_ITS_OWN: Line = {"promptTokens": 90}
 """What a phase of a sweep asks otherwise than the workload."""
 
 DRAFT_MODEL: Line = {"method": "draft_model", "num_speculative_tokens": 3}
@@ -39,10 +33,8 @@ def settings(volume: Path, url: str, models: Path) -> dict[str, Any]:
             "prompts": {"synthetic": {"promptTokens": 60, "outputTokens": OUTPUT_TOKENS, "sharedPrefixTokens": 40}},
             "phases": [
                 {"name": "single", "pattern": "Closed", "concurrency": 1, "requests": 2, **OF_ITS_OWN},
-                {"name": GREEDY, "pattern": "Closed", "concurrency": 2, "requests": 4, "temperature": "0.0"},
-                {"name": "closed", "pattern": "Closed", "concurrency": 8, "requests": REQUESTS - 6},
+                {"name": "closed", "pattern": "Closed", "concurrency": 8, "requests": REQUESTS - 2},
             ],
-            "temperatures": [{"temperature": "0.0", "sharePercent": 50}, {"temperature": "1.0", "sharePercent": 50}],
         },
         "seed": 5,
         "deadline_seconds": 300,
@@ -69,10 +61,10 @@ def assert_published_as_observed(server: Server, folder: Path) -> None:
     assert len(records) == REQUESTS
     for record in records:
         assert chunks_of(record) == observed[record["request_id"]]
-    assert Counter(record["phase"] for record in records) == {"single": 2, GREEDY: 4, "closed": REQUESTS - 6}
-    assert any(size > 1 for record in records if record["phase"] == GREEDY for size in chunks_of(record))
+    assert Counter(record["phase"] for record in records) == {"single": 2, "closed": REQUESTS - 2}
+    assert any(size > 1 for record in records for size in chunks_of(record))
     asked = {(record["phase"], record["temperature"], record["prompt_tokens"]) for record in records}
-    assert asked == {("single", 0.4, 90), (GREEDY, 0.0, 60), ("closed", 0.0, 60), ("closed", 1.0, 60)}
+    assert asked == {("single", 0.0, 90), ("closed", 0.0, 60)}
 
 
 @pytest.mark.parametrize(

@@ -368,6 +368,12 @@ def test_cpu_block_size_multiple_matches_the_backend(vllm: Vllm, size: int) -> N
     assert vllm.cpu.ask("cpu_block_size", size).ok == (size % multiple == 0)
 
 
+def test_speculation_on_a_cpu_loses_temperatures_where_we_warn(vllm: Vllm) -> None:
+    answer = vllm.cpu.ask("temperatures_of_tokens", [0.7, 0.0, 1.3], [2, 1, 1])
+    assert answer.ok, answer.error
+    assert (answer.value != [0.7, 0.7, 1.0, 1.3]) == vllm.profile.loses_sampling_on_cpu
+
+
 def test_vllm_reads_the_environment_variables_that_we_set(vllm: Vllm) -> None:
     ours = {name for name in environment(CPU) if name.startswith("VLLM_")}
     assert ours <= set(vllm.cpu.ask("variables").value)

@@ -178,10 +178,8 @@ def serving_or_skip(
 
 
 def ordinary_questions(name: str = "stream") -> list[Question]:
-    """Return questions whose answers come to their full length; one of them is sampled."""
-    questions = [Question(f"{name}-{number}", prompt(40 + number, number), max_tokens=60) for number in range(10)]
-    sampled = Question(f"{name}-sampled", prompt(30), max_tokens=40, more={"temperature": 0.8, "seed": 1})
-    return [*questions, sampled]
+    """Return questions whose answers come to their full length."""
+    return [Question(f"{name}-{number}", prompt(40 + number, number), max_tokens=60) for number in range(10)]
 
 
 def questions_cut_short(known: Answer) -> list[Question]:

@@ -117,7 +117,7 @@ def _complete(kubectl: Kubectl) -> list[dict[str, Any]]:
 
 
 def _request(prompt: str) -> dict[str, Any]:
-    # Greedy: at higher temperatures the target takes fewer of the draft's tokens.
+    # vLLM on a CPU verifies drafts wrongly at other temperatures (EngineProfile.loses_sampling_on_cpu).
     return {"model": "target", "prompt": prompt, "max_tokens": _OUTPUT_TOKENS, "temperature": 0}
 
 

@@ -5,7 +5,7 @@ checkpoint.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -66,7 +66,10 @@ _METHODS_OF_CLASSES: Final = (
 )
 """Method of heads whose class has the word in its name; the first word that fits decides."""
 
-_OUTSIDE_THE_LAYER: Final = ("draft_vocab_size", "target_hidden_size", "norm_before_fc", "fc_norm")
+_OUTSIDE_THE_LAYER: Final = (
+    *("draft_vocab_size", "target_hidden_size", "norm_before_fc", "fc_norm"),
+    "eagle_aux_hidden_state_layer_ids",
+)
 """Keys of the speculators library's format outside the section of the layers (vLLM, configs/speculators/algos.py)."""
 
 _FROM_SPECULATORS: Final = ("PEagleDraftModel",)
@@ -176,14 +179,8 @@ def eagle3_qwen3(fields: Fields, architecture: str) -> ModelGeometry:
     """EAGLE-3 on Qwen3: queries and keys are normed, layers may have windows (vLLM, qwen3_eagle3.py)."""
     feed_forward, bias = mlp(fields), fields.flag("attention_bias")
     plain = attention(fields, qkv_bias=bias, output_bias=bias, qk_norm=True)
-    kinds = fields.strings("layer_types")
-
-    def mixer(index: int) -> SelfAttention:
-        windowed = index < len(kinds) and kinds[index] == SLIDING and fields.is_set("sliding_window")
-        return replace(plain, window_tokens=fields.size("sliding_window")) if windowed else plain
-
     rope = model_rope(fields, plain.head_dim)
-    model = assemble(fields, architecture, Decoder(mixer, lambda _: feed_forward, (rope,)))
+    model = assemble(fields, architecture, Decoder(_with_windows(fields, plain), lambda _: feed_forward, (rope,)))
     named = fields.values.get("eagle_aux_hidden_state_layer_ids")
     states = len(named) if isinstance(named, list | tuple) and named else _auxiliary_states(fields)
     default = fields.size("num_aux_hidden_states", default=states)
@@ -243,7 +240,10 @@ def speculators_eagle3(fields: Fields, architecture: str) -> ModelGeometry:
         raise fields.error("transformer_layer_config", "is missing; copy it from the head's config.json")
     outer = {key: fields.values[key] for key in _OUTSIDE_THE_LAYER if fields.is_set(key)}
     layers = {"num_hidden_layers": section.size("num_hidden_layers", default=1)}
-    model = eagle3(section.having({**section.values, **outer, **layers}, {key: key for key in outer}), architecture)
+    flat = section.having({**section.values, **outer, **layers}, {key: key for key in outer})
+    # vLLM, transformers_utils/configs/speculators/algos.py, update_eagle3 and update_peagle.
+    is_qwen3 = section.text("model_type", default="llama") == "qwen3"
+    model = eagle3_qwen3(flat, architecture) if is_qwen3 else eagle3(flat, architecture)
     head, version = model.head, re.match(r"(\d+)\.(\d+)", fields.text("speculators_version", default=""))
     frozen = version is not None and (int(version[1]), int(version[2])) >= _FROZEN_SINCE
     if head is None or not (frozen and head.output_rows == model.vocab_size and head.shares_embedding):
@@ -294,10 +294,23 @@ def in_parallel(model: ModelGeometry, fields: Fields) -> ModelGeometry:
 
 def _llama_like(fields: Fields, architecture: str) -> ModelGeometry:
     bias = fields.flag("attention_bias")
-    mixer = attention(fields, qkv_bias=bias, output_bias=bias)
+    plain = attention(fields, qkv_bias=bias, output_bias=bias)
     feed_forward = mlp(fields, bias=fields.flag("mlp_bias"))
-    rope = model_rope(fields, mixer.head_dim)
-    return assemble(fields, architecture, Decoder(lambda _: mixer, lambda _: feed_forward, (rope,)))
+    rope = model_rope(fields, plain.head_dim)
+    return assemble(fields, architecture, Decoder(_with_windows(fields, plain), lambda _: feed_forward, (rope,)))
+
+
+def _with_windows(fields: Fields, plain: SelfAttention) -> Callable[[int], SelfAttention]:
+    """Return the attention of each layer of an EAGLE-3 head: with a window if ``layer_types`` marks it.
+
+    Without ``layer_types``, vLLM ignores ``sliding_window`` (llama.py, LlamaAttention, which counts from the head's
+    first layer; qwen3_eagle3.py, Qwen3Eagle3DecoderLayer). The speculators library marks all layers by default.
+    """
+    kinds = fields.strings("layer_types")
+    if SLIDING not in kinds or not fields.is_set("sliding_window"):
+        return lambda _: plain
+    windowed = replace(plain, window_tokens=fields.size("sliding_window"))
+    return lambda index: windowed if index < len(kinds) and kinds[index] == SLIDING else plain
 
 
 def medusa(fields: Fields, architecture: str) -> ModelGeometry:

@@ -13,7 +13,16 @@ from specdecode_operator.capture.status import Decision
 from specdecode_operator.deployment.conditions import full_message
 from specdecode_operator.deployment.desired_state import Launch
 from tests.support.capture_decisions import after, decided, words
-from tests.support.captures import capture, capture_pod, capture_spec, ended, job, observed_deployment, surroundings
+from tests.support.captures import (
+    SHORT,
+    capture,
+    capture_pod,
+    capture_spec,
+    ended,
+    job,
+    observed_deployment,
+    surroundings,
+)
 from tests.support.field_cases import LLAMA_70B, NODES
 from tests.support.objects import TINY_CONFIG, Body, pair_70b, parent, tiny_cpu
 
@@ -165,6 +174,19 @@ class TestPlanning:
         assert "arm drafted: with speculation.rejectionSampling fly, outputs differ" in accepted["message"]
         assert decision.writes.job is not None
         assert [bool(each.lossy) for each in settings(decision.writes.job).arms] == [False, True]
+
+    def test_only_speculating_arms_on_cpu_lose_temperatures(self) -> None:
+        sampled = [{"temperature": "0.7", "sharePercent": 100}]
+        workload = {**SHORT, "temperatures": sampled}
+        _, accepted = outcome(PLAIN, DEPLOYED, NGRAM, of=tiny_cpu(), workload=workload)
+        assert accepted["status"] == "True"
+        assert accepted["message"].count("vllm#55005") == 1
+        assert "arms deployed, ngram: speculation on a CPU" in accepted["message"]
+        for of, asked in ((tiny_cpu(), SHORT), (pair_70b(), workload)):
+            _, accepted = outcome(PLAIN, DEPLOYED, NGRAM, of=of, workload=asked)
+            assert accepted["message"] == "Capture is valid"
+        _, accepted = outcome(PLAIN, {**PLAIN, "name": "again"}, of=tiny_cpu(), workload=workload)
+        assert "vllm#55005" not in accepted["message"]
 
 
 class TestPod:

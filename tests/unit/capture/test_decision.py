@@ -28,6 +28,7 @@ from specdecode_operator.deployment.engine_pod import engine_timeouts
 from specdecode_operator.deployment.rollout.readiness import Lending, stalled
 from tests.support.capture_decisions import NOW, after, decided, words
 from tests.support.captures import (
+    SHORT,
     capture,
     capture_pod,
     capture_spec,
@@ -39,6 +40,7 @@ from tests.support.captures import (
     running,
     surroundings,
 )
+from tests.support.field_cases import NODES
 from tests.support.objects import pair_70b, tiny_cpu
 from tests.support.replay_field_cases import replaying
 
@@ -53,6 +55,40 @@ def test_valid_capture_gets_claim_and_job() -> None:
     assert words(status)["Ready"] == ("Unknown", "Starting")
     assert status.claim == "demo-capture"
     assert status.path is None, "there are no files yet"
+
+
+HOT, COLD = ({**SHORT["phases"][0], "temperature": temperature} for temperature in ("0.7", "0.0"))
+MIXED = [{"temperature": "0.0", "sharePercent": 50}, {"temperature": "1.0", "sharePercent": 50}]
+
+
+@pytest.mark.parametrize(
+    ("workload", "warned"),
+    [
+        ({}, False),
+        ({"phases": [HOT]}, True),
+        ({"phases": [COLD, {**HOT, "name": "hot"}]}, True),
+        ({"phases": SHORT["phases"], "temperatures": MIXED}, True),
+        ({"phases": [COLD], "temperatures": MIXED}, False),
+    ],
+)
+def test_sampled_load_on_cpu_is_a_warning(workload: Body, *, warned: bool) -> None:
+    body, seen = capture(capture_spec(workload=workload)), surroundings()
+    decision, status = decided(body, seen)
+    assert decision.writes.job is not None
+    assert words(status)["Accepted"] == ("True", "Valid")
+    assert len(decision.warnings) == warned
+    for each in (status, decided(after(body, seen), surroundings(job=job()))[1]):
+        accepted = next(one for one in each.conditions if one.type == "Accepted")
+        assert ("vllm#55005" in accepted.message) == warned
+
+
+def test_sampled_load_is_no_warning_on_a_gpu_or_without_speculation() -> None:
+    asked = capture_spec(workload={"phases": [HOT]})
+    for spec in (pair_70b(), tiny_cpu(speculation=None)):
+        deployment = observed_deployment(spec, nodes=NODES, capture=asked)
+        decision, _ = decided(capture(asked), surroundings(deployment=deployment))
+        assert decision.writes.job is not None
+        assert decision.warnings == ()
 
 
 def test_claim_left_by_earlier_capture_is_reused() -> None:

@@ -81,6 +81,19 @@ class TestStart:
         assert [each["name"] for each in pod["containers"]] == ["collect"]
         assert pod["automountServiceAccountToken"] is False
 
+    def test_speculation_on_cpu_may_lose_temperatures_of_users(self) -> None:
+        decision, status = decided(live(), seen())
+        accepted = next(each for each in status.conditions if each.type == "Accepted")
+        assert (accepted.status, "vllm#55005" in accepted.message) == ("True", True)
+        (warning,) = decision.warnings
+        assert warning in accepted.message
+        job = {**created_job(), "status": {}}
+        kept = decided(after(live(), seen()), seen(job=job))[1]
+        assert warning in next(each for each in kept.conditions if each.type == "Accepted").message
+        plain, _ = decided(live(), seen(deployment=serving(observed_deployment(tiny_cpu(speculation=None)))))
+        assert plain.writes.job is not None
+        assert plain.warnings == ()
+
     def test_collector_requests_no_gpu(self) -> None:
         resources = collector(created_job())["resources"]
         assert resources["requests"] == {"cpu": "100m", "memory": "256Mi"}

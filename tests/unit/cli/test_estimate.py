@@ -1,6 +1,7 @@
 """`specdecode plan --batch`."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -290,6 +291,25 @@ def test_known_gpu_is_recognized_in_other_spellings(estimate: Estimate, name: st
 def test_similar_gpu_name_is_not_mistaken_for_a_known_gpu(estimate: Estimate, name: str) -> None:
     (result,) = estimate(article(name, "fp8", "bf16"))
     assert "gpu_total_gib" in result["error"]
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("H10O", "H100"),
+        ("H1000", "H100"),
+        ("gh20", "GH200"),
+        ("NVIDIA-H10O-80GB-HBM3", "NVIDIA-H100-80GB-HBM3"),
+        ("V100", None),
+        ("MI300X", None),
+        ("H100 40GB", None),
+    ],
+)
+def test_misspelt_gpu_name_has_one_suggestion(estimate: Estimate, name: str, meant: str | None) -> None:
+    (result,) = estimate(article(name, "fp8", "bf16"))
+    found = re.findall(r"did you mean (\S+)\?", result["error"])
+    assert found == ([] if meant is None else [meant])
+    assert "Other GPUs" in result["error"]
 
 
 def test_gpu_memory_may_replace_the_gpu_name(estimate: Estimate) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from specdecode_operator.sizing.catalogue import find_entry
 from tests.support.golden import EXAMPLES, ROOT
-from tests.support.objects import TINY_CONFIG
+from tests.support.objects import TINY_CONFIG, tiny_cpu
 from tests.unit.cli.conftest import Specdecode, WriteObject, manifest
 from tests.unit.cli.test_plan import H100, only
 from tests.unit.cli.test_render import CAPTURE
@@ -46,10 +46,22 @@ def capture(**spec: Any) -> dict[str, Any]:
     return {**CAPTURE, "spec": {**deepcopy(CAPTURE["spec"]), **spec}}
 
 
-def test_examples_have_no_findings(specdecode: Specdecode) -> None:
-    result = specdecode("lint", EXAMPLES)
-    assert result.exit_code == 0
-    assert result.stdout == "objects: 25, errors: 0, warnings: 0\n"
+def test_only_the_example_on_a_cpu_has_a_finding(specdecode: Specdecode) -> None:
+    (found,) = findings(specdecode, EXAMPLES, code=0)
+    assert (found["level"], Path(found["file"]).name) == ("warning", "tiny-cpu.yaml")
+    assert "vllm#55005" in found["message"]
+    assert specdecode("lint", EXAMPLES).stdout.splitlines()[-1] == "objects: 25, errors: 0, warnings: 1"
+
+
+def test_sampled_capture_on_a_cpu_is_a_warning(specdecode: Specdecode, write: WriteObject) -> None:
+    hot = {"name": "hot", "pattern": "Closed", "concurrency": 1, "requests": 4, "temperature": "0.7"}
+    pair = {**manifest("tiny"), "spec": tiny_cpu()}
+    for phase, files in ((hot, ["pair", "capture"]), ({**hot, "temperature": "0.0"}, ["pair"])):
+        asked = capture(deployment="tiny", workload={"phases": [phase]})
+        paths = [write("pair.yaml", pair), write("capture.yaml", asked)]
+        found = [each for each in findings(specdecode, *paths, code=0) if "vllm#55005" in each["message"]]
+        assert [Path(each["file"]).stem for each in found] == files
+        assert {(each["level"], each["rule"]) for each in found} == {("warning", "PlanWarning")}
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Notes and warnings in the condition Planned."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.deployment.models.model_locations import NO_MODELS
 from specdecode_operator.deployment.validation import valid_facts
 from specdecode_operator.deployment.warnings import plan_notes, plan_warnings, size_doubts, spec_doubts, token_doubts
+from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, find_profile
 
 LATENT = "deepseek-ai/DeepSeek-V2-Lite"
 CPU = {"type": "CPU", "kvCacheGiB": 4, "memoryGiB": 64, "cpuCores": 8}
@@ -62,6 +64,49 @@ def test_ngram_and_suffix_with_delta_net_are_a_warning(speculation: dict[str, An
 
 def test_ngram_with_plain_attention_has_no_warning() -> None:
     assert warned("Qwen/Qwen3-8B", NGRAM) == []
+
+
+LOOKUP = {"method": "ngram", "numSpeculativeTokens": 4}
+
+
+def sampling_warnings(accelerator: dict[str, Any] = CPU, version: str = "0.33", **spec: Any) -> list[str]:
+    body = {
+        "target": {"model": "Qwen/Qwen3-0.6B"},
+        "speculation": LOOKUP,
+        "accelerator": accelerator,
+        "serving": {"maxModelLen": 4096},
+        **spec,
+        "engine": {"version": version, "image": "registry.local/vllm:1", **spec.get("engine", {})},
+    }
+    facts = valid_facts(SpecDecodeDeploymentSpec.parse(body))
+    return [warning for warning in plan_warnings(facts, NO_MODELS, 1) if "vllm#55005" in warning]
+
+
+@pytest.mark.parametrize("version", [*KNOWN_VERSIONS, "0.99"])
+def test_speculation_on_cpu_warns_of_lost_temperatures(version: str) -> None:
+    (warning,) = sampling_warnings(version=version)
+    assert f"vLLM {version}" in warning
+
+
+def test_lost_temperatures_are_no_warning_without_the_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A version with the fix says so in its file of operator/vllm/data."""
+    fixed = replace(find_profile("0.33"), loses_sampling_on_cpu=False)
+    monkeypatch.setattr("specdecode_operator.deployment.spec_facts.find_profile", lambda _: fixed)
+    assert sampling_warnings() == []
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"accelerator": {"products": ["NVIDIA-H200"]}},
+        {"speculation": {"method": "none"}},
+        {"speculation": None},
+        {"engine": {"replay": {"trace": {"configMap": {"name": "captures"}, "path": "trace.jsonl"}}}},
+    ],
+    ids=["gpu", "none", "plain", "replay"],
+)
+def test_lost_temperatures_do_not_concern_other_engines(spec: dict[str, Any]) -> None:
+    assert sampling_warnings(**spec) == []
 
 
 def doubts(spec: dict[str, Any]) -> dict[str, str]:

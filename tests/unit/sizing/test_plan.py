@@ -300,7 +300,7 @@ def test_nearest_row_has_an_available_checkpoint(make_pair: PairFactory) -> None
     [
         ([], None, "accelerator.products", "none"),
         ([GpuPool("NVIDIA-T4", 8)], None, "accelerator.products", "NVIDIA-T4"),
-        ([GpuPool(H100, 0)], None, "accelerator.products", "known are"),
+        ([GpuPool(H100, 0)], None, "accelerator.products", "Other GPUs"),
         ([EIGHT_H100], 3, "parallelism.tensor", "num_attention_heads 64"),
         ([EIGHT_H100], 16, "parallelism.tensor", "largest has 8"),
     ],

@@ -10,9 +10,9 @@ from specdecode_operator.enums import Method, Precision
 from specdecode_operator.sizing.arithmetic import GIB
 from specdecode_operator.sizing.catalogue import find_entry, find_geometry, is_variant, made_for, published_heads
 from specdecode_operator.sizing.errors import GeometryError, PlanError
-from specdecode_operator.sizing.families.architectures import head_from_config
+from specdecode_operator.sizing.families.architectures import geometry_from_config, head_from_config
 from specdecode_operator.sizing.families.draft_heads import DRAFT_CLASSES, method_of_head, missing_class
-from specdecode_operator.sizing.geometry import ModelGeometry
+from specdecode_operator.sizing.geometry import ModelGeometry, SelfAttention
 from specdecode_operator.sizing.memory.activation import (
     activation_bytes,
     proposing_bytes,
@@ -565,11 +565,98 @@ def test_mla_head_that_vllm_would_load_as_mtp_is_refused(kind: str) -> None:
         head_from_config("head", {**LATENT, "model_type": kind}, "eagle3")
 
 
-def test_eagle3_qwen3_head_window_follows_layer_types() -> None:
-    config = {**HEAD, "architectures": ["Eagle3Qwen3ForCausalLM"], "sliding_window": 512}
-    windowed = head_from_config("head", {**config, "layer_types": ["sliding_attention"]}, "eagle3")
-    assert [mixer.window_tokens for mixer in windowed.attentions] == [512]  # type: ignore[union-attr]
-    assert [mixer.window_tokens for mixer in head_from_config("head", config, "eagle3").attentions] == [None]  # type: ignore[union-attr]
+def windows_of(config: Config, method: str = "eagle3") -> list[int | None]:
+    head = head_from_config("head", config, method)
+    mixers = [mixer for layer in head.layers for mixer in layer.mixers]
+    return [mixer.window_tokens for mixer in mixers if isinstance(mixer, SelfAttention)]
+
+
+@pytest.mark.parametrize("architecture", ["Eagle3LlamaForCausalLM", "LlamaForCausalLMEagle3", "Eagle3Qwen3ForCausalLM"])
+@pytest.mark.parametrize(
+    ("changed", "window"),
+    [
+        ({"layer_types": ["sliding_attention"]}, 512),
+        # A file may name the layers of its target, too.
+        ({"layer_types": ["sliding_attention", *["full_attention"] * 35]}, 512),
+        ({"layer_types": ["full_attention", *["sliding_attention"] * 35]}, None),
+        ({"layer_types": ["sliding_attention"], "sliding_window": None}, None),
+        ({"use_sliding_window": True}, None),
+    ],
+)
+def test_eagle3_head_window_follows_layer_types(architecture: str, changed: Config, window: int | None) -> None:
+    config = {**HEAD, "architectures": [architecture], "sliding_window": 512, **changed}
+    assert windows_of(config) == [window]
+
+
+@pytest.mark.parametrize(
+    ("name", "windows"),
+    [
+        ("speculators' EAGLE-3 for Llama-3.1-8B", [2048]),
+        ("speculators' EAGLE-3 on Qwen3 for Qwen3-8B", [2048]),
+        ("speculators' P-EAGLE for Llama-3.1-8B", [None, *[2048] * 4]),
+        ("speculators' DFlash for Qwen3-8B", [None, *[2048] * 4]),
+    ],
+)
+def test_speculators_head_has_the_windows_of_its_layer_section(name: str, windows: list[int | None]) -> None:
+    config = HEADS[name]
+    assert windows_of(config, "dflash" if "DFlash" in name else "eagle3") == windows
+    plain = {**config["transformer_layer_config"], "layer_types": None}
+    assert set(windows_of({**config, "transformer_layer_config": plain}, "eagle3")) == {None}
+
+
+def test_speculators_head_on_qwen3_has_the_size_of_the_plain_one() -> None:
+    """Four states of the target, and norms of queries and keys, in the class that vLLM makes of it."""
+    config = HEADS["speculators' EAGLE-3 on Qwen3 for Qwen3-8B"]
+    keys = ("draft_vocab_size", "norm_before_fc", "eagle_aux_hidden_state_layer_ids")
+    outer = {key: config[key] for key in keys}
+    plain = {**config["transformer_layer_config"], **outer, "architectures": ["Eagle3Qwen3ForCausalLM"]}
+    head, same = (head_from_config("head", each, "eagle3") for each in (config, plain))
+    assert head.layers == same.layers
+    assert weight_bytes(head, Precision.BF16, Split(1)) == weight_bytes(same, Precision.BF16, Split(1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "groups", "tokens"), [("sliding_attention", 5, 798_915), ("full_attention", 1, 838_784)]
+)
+def test_window_of_a_head_changes_the_groups_of_its_target(kind: str, groups: int, tokens: int) -> None:
+    """The tokens that vLLM 0.32 on a CPU reported for this target with a head trained by speculators 0.9."""
+    layers = {
+        "model_type": "llama",
+        "hidden_size": 128,
+        "intermediate_size": 512,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 512,
+        "max_position_embeddings": 1024,
+    }
+    head = HEADS["speculators' EAGLE-3 for Llama-3.1-8B"] | {
+        "draft_vocab_size": 512,
+        "transformer_layer_config": layers
+        | {"num_hidden_layers": 1, "layer_types": [kind], "sliding_window": 2048, "use_sliding_window": True},
+    }
+    pair = Pair(
+        geometry_from_config("target", layers | {"architectures": ["LlamaForCausalLM"]}),
+        Precision.BF16,
+        head_from_config("head", head, "eagle3"),
+        Precision.BF16,
+        "eagle3",
+        3,
+        EngineLimits(
+            max_model_len=512,
+            max_num_seqs=16,
+            max_num_batched_tokens=2048,
+            block_size=128,
+            kv_cache_element_bytes=2,
+            memory_utilization_percent=92,
+            enforce_eager=True,
+            min_concurrency=1,
+            engine_version="0.32",
+        ),
+    )
+    layout = cache_layout(pair, Parallelism())
+    assert len(layout[0].groups) == groups
+    assert pool_capacity(layout[0], pool_blocks(layout, [GIB]), 512).tokens == tokens
 
 
 def test_dflash_2_adds_convolutions_and_a_selector() -> None:
