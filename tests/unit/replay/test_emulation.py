@@ -6,12 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
 from specdecode_operator.cli.render import Options, render
 from specdecode_operator.deployment.desired_state import Launch
-from specdecode_operator.replay.emulated.engine_model import settings_from_json
+from specdecode_operator.replay.emulated.engine_model import Settings
 from specdecode_operator.replay.emulation import (
     BEGIN,
     END,
@@ -119,7 +120,7 @@ def test_async_scheduling_follows_hardware_of_plan(tmp_path: Path) -> None:
 def test_emulated_layers_match_kv_cache_of_plan(spec: dict[str, Any], tmp_path: Path) -> None:
     launch = _launch(spec, tmp_path)
     emulated = emulation(launch, MODEL)
-    told = settings_from_json(emulated.plugin_settings((300, 1000), seed=3))
+    told = msgspec.convert(emulated.plugin_settings((300, 1000), seed=3), Settings)
     grouping = cache_layout(launch.facts.pair, launch.plan.chosen.split)[0]
     per_layer = [each.page_bytes for each in told.layers for _ in range(each.count)]
     assert len(per_layer) == sum(group.num_layers for group in grouping.groups)
