@@ -28,13 +28,7 @@ class AcceptanceSchedule:
 
     @classmethod
     def parse(cls, text: str) -> "AcceptanceSchedule":
-        """Parse ``0.7``, or ``0:0.8,60:0.3`` with the seconds from which a share holds.
-
-        Raises
-        ------
-        ValueError
-            The text has another form; the message explains why.
-        """
+        """Parse ``0.7``, or ``0:0.8,60:0.3`` with the seconds from which a share holds, or raise ValueError."""
         pairs = [part.rpartition(":")[::2] for part in text.split(",")]
         try:
             begins_ms = tuple(float(begin or 0) * 1000 for begin, _ in pairs)

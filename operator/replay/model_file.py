@@ -204,13 +204,7 @@ class ModelFileError(Exception):
 
 
 def read_model(path: Path) -> FittedModel:
-    """Read a model file.
-
-    Raises
-    ------
-    ModelFileError
-        The file is missing, is not a model, or has invalid values.
-    """
+    """Read a model file, or raise ModelFileError."""
     name = printable(str(path))
     try:
         if path.is_fifo() and path.parts[1:2] not in (("dev",), ("proc",)):
@@ -227,13 +221,7 @@ def read_model(path: Path) -> FittedModel:
 
 
 def decode_model(text: bytes) -> FittedModel:
-    """Parse a model.
-
-    Raises
-    ------
-    UnreadableTextError
-        The text is not a valid model.
-    """
+    """Parse a model, or raise UnreadableTextError."""
     document = parse_json(text, MAX_BYTES)
     if not isinstance(document, dict) or "origin" not in document:
         raise UnreadableTextError("is not a fitted model: name a file that `specdecode replay fit` wrote")

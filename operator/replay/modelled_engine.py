@@ -153,13 +153,7 @@ class ModelledBehaviour:
     """Draws steps and bursts from the donors of a model."""
 
     def __init__(self, model: FittedModel, seed: int, acceptance: AcceptanceNow | None = None) -> None:
-        """Take a model, and the acceptance that overrides the model's.
-
-        Raises
-        ------
-        NoDonorsError
-            The model has no donors.
-        """
+        """Take a model with donors, and the acceptance that overrides the model's."""
         if model.donors is None:
             raise NoDonorsError("the model has no donors: fit it again")
         self.donors = donors = model.donors

@@ -185,18 +185,12 @@ class Generation(ABC):
         self._longest_stop = max(map(len, asked.stop), default=0)
 
     async def begin(self, receive: Receive) -> bool:
-        """Submit the request to the engine as a whole; return whether its client is still connected.
-
-        Raises
-        ------
-        UnmatchedRequestError
-            The engine rejects it.
-        """
+        """Submit the request to the engine as a whole; return whether its client is still connected."""
         block = self._engines.hash_blocks_of
         hashes = [()] * len(self.asked.prompts) if block is None else await self._hashed(block, receive)
         if hashes is None:
             return False
-        self._engines.meter.request_n.observe(self.asked.n)
+        self._engines.meter.observe("request_params_n", self.asked.n)
         try:
             for number, prompt in enumerate(self.asked.prompts):
                 room = (self._engines.max_model_len or 2**31) - prompt.tokens
@@ -355,13 +349,7 @@ class Whole(Generation):
         self._failed = False
 
     async def document(self, receive: Receive) -> bytes:
-        """Return the document when it is complete, or when the client has disconnected.
-
-        Raises
-        ------
-        RejectedError
-            The engine gave up.
-        """
+        """Return the complete document, or raise RejectedError if the engine gave up."""
         async with _unless_gone(receive, self._gone):
             await self._over.wait()
         if self._failed:

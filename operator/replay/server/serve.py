@@ -287,13 +287,7 @@ class Assembled:
 
 
 def serve(settings: ServeSettings, source: Source, say: Callable[[str], None]) -> None:
-    """Serve until SIGINT or SIGTERM, then finish the requests in flight.
-
-    Raises
-    ------
-    ServeError
-        The server cannot listen at the address.
-    """
+    """Serve until SIGINT or SIGTERM, then finish the requests in flight."""
     # The recordings stay: collecting garbage among them would delay tokens.
     gc.collect()
     gc.freeze()
@@ -350,13 +344,7 @@ class _Server(uvicorn.Server):
 
 
 def assemble(settings: ServeSettings, source: Source, clock: TimerClock) -> Assembled:
-    """Build the application, its engine, and the recorder if one is wanted.
-
-    Raises
-    ------
-    ServeError
-        The folder for the recording cannot be used.
-    """
+    """Build the application, its engine, and the recorder if one is wanted."""
     wanted = settings.source
     played, recorder = play(wanted, source, clock), None
     if settings.record is not None:
@@ -430,13 +418,7 @@ def _cache_config(tokens: int | None, block_tokens: int, max_model_len: int | No
 
 
 def listen_at(host: str, port: int) -> socket.socket:
-    """Return a listening socket.
-
-    Raises
-    ------
-    ServeError
-        The address does not exist, or is in use.
-    """
+    """Return a listening socket, or raise ServeError if the address does not exist or is in use."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=4096)
