@@ -192,18 +192,17 @@ class Generation(ABC):
             return False
         self._engines.meter.observe("request_params_n", self.asked.n)
         try:
-            for number, prompt in enumerate(self.asked.prompts):
-                room = (self._engines.max_model_len or 2**31) - prompt.tokens
+            for place, choice in enumerate(self.choices):
+                room = (self._engines.max_model_len or 2**31) - choice.prompt.tokens
                 incoming = Incoming(
                     request_id=self._name,
-                    prompt_tokens=prompt.tokens,
+                    prompt_tokens=choice.prompt.tokens,
                     max_tokens=room if self.asked.max_tokens is None else self.asked.max_tokens,
-                    block_hashes=hashes[number],
+                    block_hashes=hashes[place // self.asked.n],
                     temperature=self.asked.temperature,
                     ignore_eos=self.asked.ignore_eos,
                 )
-                for choice in self.choices[number * self.asked.n : (number + 1) * self.asked.n]:
-                    choice.answer = Answer(self._engines.meter, self._engines.engine, incoming, choice.take)
+                choice.answer = Answer(self._engines.meter, self._engines.engine, incoming, choice.take)
         except BaseException:
             self.abort()
             raise
