@@ -25,12 +25,12 @@ BURST: Final = (0, 1, 2, 3, 4, 5, 8, 16)  # tokens of the burst before; 0 for th
 PACES: Final = 5  # classes of a cell's steps, from the shortest fifth to the longest
 
 
-def thinned(values: Sequence[float], most: int, digits: int = 5) -> list[float]:
+def thinned(values: Sequence[float], most: int) -> list[float]:
     """Return at most this many of the values: ascending, each the middle of an equal share of them."""
     ordered = sorted(values)
     if len(ordered) > most:
         ordered = [ordered[int((index + 0.5) * len(ordered) / most)] for index in range(most)]
-    return [round(float(value), digits) for value in ordered]
+    return [round(float(value), 5) for value in ordered]
 
 
 def value_at(ascending: Sequence[float], share: float) -> float:

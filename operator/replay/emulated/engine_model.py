@@ -69,17 +69,6 @@ class Acceptance(Struct, frozen=True, forbid_unknown_fields=True):
             near = [each for each in near if each.temperature in (None, nearest)]
         return random.choices(near, [each.share for each in near])[0]
 
-    def rates(self, width: int) -> list[float]:
-        """Return the share of drafts of which each position was accepted, as vLLM counts it; without ``after``."""
-        chances = [0.0] * len(self.outcomes)
-        for each in self.classes:
-            for index, chance in enumerate(each.outcomes):
-                chances[index] += each.share * chance / sum(each.outcomes)
-        drafts = sum(chance for chance, (drafted, _) in zip(chances, self.outcomes, strict=True) if drafted) or 1.0
-        each_position = range(1, min(width, self.num_speculative_tokens) + 1)
-        of = [(chance, accepted) for chance, (_, accepted) in zip(chances, self.outcomes, strict=True)]
-        return [sum(chance for chance, accepted in of if accepted >= position) / drafts for position in each_position]
-
 
 class Drafting:
     """Outcomes of the drafts of one request, step by step.

@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 
 from devcluster.cluster import pki
-from specdecode_operator.capture.files.formats import ClientRecord, Outcome, encode
-from specdecode_operator.capture.load.engine_ready import MetricsDelta, NoMetrics
 from specdecode_operator.capture.load.prompts import BlockPrompts, TokenIds
 from specdecode_operator.capture.load.shutdown import Stop
 from specdecode_operator.capture.trace_reader import RecordedRequest, RecordingError, read_recording
@@ -21,7 +19,6 @@ from specdecode_operator.replay.drive import (
     Address,
     Drive,
     Driven,
-    DriveSummary,
     Planned,
     TargetError,
     earlier_turns,
@@ -34,7 +31,6 @@ from tests.support.completion_server import (
     CompletionServer,
     Received,
     answer_in_full,
-    answer_with,
     completion_server,
     never_answer,
     rejection,
@@ -226,7 +222,7 @@ async def test_stopped_run_accounts_for_sent_requests(server: CompletionServer, 
 async def test_summary_has_driven_and_recorded_figures(server: CompletionServer, tmp_path: Path) -> None:
     async def answer(request: Received, writer: asyncio.StreamWriter) -> None:
         if request.id == "replay-1":
-            await answer_with(rejection(400, b'{"error": {"message": "token out of vocabulary"}}'))(request, writer)
+            writer.write(rejection(400, b'{"error": {"message": "token out of vocabulary"}}'))
         else:
             await answer_in_full(request, writer)
 
@@ -260,41 +256,7 @@ async def test_answers_of_different_length_are_noted(server: CompletionServer, t
     assert "1 answers had another number of tokens than recorded" in summary_text(summarize(plan, driven))
 
 
-# What is said of a run that was driven.
-
-
-def sent(index: int, outcome: Outcome = "completed") -> ClientRecord:
-    return ClientRecord(
-        id=f"replay-{index}",
-        phase="replay",
-        index=index,
-        outcome=outcome,
-        sent_ms=float(index),
-        late_ms=float(index),
-        ttft_ms=70.0,
-        latency_ms=120.0,
-        max_tokens=6,
-        completion_tokens=6,
-    )
-
-
-def summary(
-    folder: Path, *records: ClientRecord, waits_s: dict[int, float], metrics: MetricsDelta | NoMetrics
-) -> DriveSummary:
-    trace = write_trace(folder / "trace.jsonl", [record(arrival_ms=float(index)) for index in range(100)])
-    log = folder / "client.jsonl"
-    log.write_bytes(b"".join(encode(each) + b"\n" for each in records))
-    driven = Driven(client_file=log, waits_s=waits_s, stop_reason=None, metrics=metrics)
-    return summarize(planned(read_recording(trace), 1.0), driven)
-
-
 # Whom recorded requests are sent to.
-
-
-@pytest.fixture
-async def server_target() -> AsyncIterator[CompletionServer]:
-    async with completion_server() as state:
-        yield state
 
 
 def page(*names: str) -> tuple[int, str]:
@@ -335,19 +297,20 @@ def test_invalid_url_is_refused(url: str) -> None:
     ],
 )
 async def test_model_is_the_given_or_recorded_or_only_served_one(
-    server_target: CompletionServer, served: list[str], model: str | None, recorded: str | None, expected: str
+    server: CompletionServer, served: list[str], model: str | None, recorded: str | None, expected: str
 ) -> None:
-    server_target.pages["/v1/models"] = page(*served)
-    target = await find_target(Address.parse(server_target.url), model, recorded, None)
+    server.pages["/v1/models"] = page(*served)
+    target = await find_target(Address.parse(server.url), model, recorded, None)
     assert (target.model, target.host, target.port, target.path, target.tls) == (
-        expected, "127.0.0.1", server_target.port, "/v1", None
+        expected, "127.0.0.1", server.port, "/v1", None
     )  # fmt: skip
 
 
-async def test_server_without_model_list_needs_model_option(server_target: CompletionServer) -> None:
-    assert (await find_target(Address.parse(server_target.url), "mine", None, None)).model == "mine"
+async def test_server_without_model_list_needs_model_option(server: CompletionServer) -> None:
+    del server.pages["/v1/models"]
+    assert (await find_target(Address.parse(server.url), "mine", None, None)).model == "mine"
     with pytest.raises(TargetError, match=r"--model: .* does not report its models: name one"):
-        await find_target(Address.parse(server_target.url), None, "recorded", None)
+        await find_target(Address.parse(server.url), None, "recorded", None)
 
 
 @pytest.mark.parametrize(
@@ -367,16 +330,16 @@ async def test_server_without_model_list_needs_model_option(server_target: Compl
     ],
 )  # fmt: skip
 async def test_unusable_server_is_refused_with_reason(
-    server_target: CompletionServer, answer: tuple[int, str], model: str | None, key: str | None, says: str
+    server: CompletionServer, answer: tuple[int, str], model: str | None, key: str | None, says: str
 ) -> None:
-    server_target.pages["/v1/models"] = answer
+    server.pages["/v1/models"] = answer
     with pytest.raises(TargetError, match=says) as raised:
-        await find_target(Address.parse(server_target.url), model, "recorded", key)
+        await find_target(Address.parse(server.url), model, "recorded", key)
     assert "\n" not in str(raised.value)
     assert str(raised.value).isprintable()
 
 
-async def test_unreachable_server_is_refused(server_target: CompletionServer) -> None:
+async def test_unreachable_server_is_refused(server: CompletionServer) -> None:
     closed = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
     port = closed.sockets[0].getsockname()[1]
     closed.close()
@@ -405,6 +368,7 @@ def request(arrival_ms: float | None, *blocks: int, lasts_ms: float = 100) -> Re
     [
         ([request(0, 1), request(200, 1, 2)], [None, 0]),
         ([request(0, 1), request(99.95, 1, 2)], [None, 0]),
+        ([request(0, 1), request(99, 1, 2)], [None, None]),
         ([request(0, 1), request(200, 1, 2), request(400, 1, 2, 3)], [None, 0, 1]),
         ([request(0, 1), request(200, 3, 4)], [None, None]),
         ([request(0, 1, 2), request(200, 1, 2)], [None, None]),
@@ -416,6 +380,7 @@ def request(arrival_ms: float | None, *blocks: int, lasts_ms: float = 100) -> Re
     ids=[
         "turn",
         "no-thinking",
+        "sent before the end of the other",
         "third turn",
         "another conversation",
         "said again",
@@ -427,7 +392,3 @@ def request(arrival_ms: float | None, *blocks: int, lasts_ms: float = 100) -> Re
 )
 def test_turn_follows_request_whose_blocks_it_extends(requests: list[Any], expected: list[int | None]) -> None:
     assert earlier_turns(requests) == expected
-
-
-def test_request_sent_before_end_of_other_is_no_next_turn() -> None:
-    assert earlier_turns([request(0, 1), request(99, 1, 2)]) == [None, None]

@@ -21,6 +21,7 @@ from specdecode_operator.replay.emulated.engine_model import (
     step_time_from_json,
 )
 from specdecode_operator.replay.emulated.lateness import Lateness
+from tests.support.synthetic import rates
 
 
 def new(req_id: str, prompt: int, computed: int = 0, *, prefill: int | None = None, **params: Any) -> SimpleNamespace:
@@ -90,7 +91,7 @@ def test_drawn_acceptance_matches_rates_for_shorter_drafts(width: int) -> None:
     for position in range(1, width + 1):
         seen = sum(accepted >= position for _, accepted in found) / len(found)
         assert seen == pytest.approx(RATES[position - 1], abs=0.012)
-    assert model.rates(width) == pytest.approx(RATES[:width])
+    assert rates(model)[:width] == pytest.approx(RATES[:width])
 
 
 def test_longer_draft_continues_with_last_conditional_rate() -> None:
@@ -107,7 +108,7 @@ def test_request_keeps_its_acceptance_class() -> None:
     assert sum(each.outcomes[-1] == 1 for each in classes) / 4000 == pytest.approx(0.25, abs=0.02)
     for each, accepted in ((model.classes[0], 2), (model.classes[1], 0)):
         assert set(_drawn(model, each, 50, 2)) == {(2, accepted)}
-    assert model.rates(2) == pytest.approx([0.25, 0.25])
+    assert rates(model) == pytest.approx([0.25, 0.25])
 
 
 @pytest.mark.parametrize(("temperature", "outcomes"), [(0.0, {0, 1}), (0.3, {0, 1}), (0.8, {2}), (None, {2})])

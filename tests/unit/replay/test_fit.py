@@ -33,7 +33,7 @@ from specdecode_operator.replay.fit_step_time import MeasuredSteps
 from specdecode_operator.replay.model_file import Limits
 from specdecode_operator.replay.synthetic_load import Lengths, Prompts, parse_arrivals
 from specdecode_operator.replay.virtual_run import GivenBehaviour, VirtualRun
-from tests.support.synthetic import Truth, forecast
+from tests.support.synthetic import Truth, forecast, rates
 
 REAL = Path(__file__).parents[2] / "data" / "captures"
 OUTCOMES = [(2, 0), (2, 1), (2, 2)]
@@ -99,12 +99,12 @@ def test_similar_requests_form_one_class() -> None:
     assert len(found["classes"]) == 1
     assert "after" not in found["classes"][0]
     # No bias of answers that end in the middle of a draft.
-    assert acceptance_from_json(found).rates(2) == pytest.approx((0.7, 0.5), abs=0.01)
+    assert rates(acceptance_from_json(found)) == pytest.approx((0.7, 0.5), abs=0.01)
 
 
 def test_short_answers_do_not_bias_acceptance_rates() -> None:
     found = section(drawn(from_rates((0.7, 0.5)), 3000, 12))
-    assert acceptance_from_json(found).rates(2) == pytest.approx((0.7, 0.5), abs=0.015)
+    assert rates(acceptance_from_json(found)) == pytest.approx((0.7, 0.5), abs=0.015)
 
 
 def test_small_capture_is_fitted_with_one_class() -> None:
@@ -150,7 +150,7 @@ def test_share_of_steps_with_drafts_is_fitted(tmp_path: Path) -> None:
         if drafted
     )
     assert drafting / len(found["classes"]) == pytest.approx(0.4, abs=0.02)
-    assert acceptance_from_json(found).rates(3) == pytest.approx((0.6, 0.4, 0.3), abs=0.03)
+    assert rates(acceptance_from_json(found)) == pytest.approx((0.6, 0.4, 0.3), abs=0.03)
 
 
 def test_capture_without_speculation_has_no_acceptance_section() -> None:
@@ -166,7 +166,7 @@ def test_capture_with_k_of_65_has_no_acceptance_section() -> None:
 
 def test_large_captures_are_fitted_on_a_sample_of_requests() -> None:
     found = section(drawn(from_rates((0.7, 0.5)), 5000, 30))
-    assert acceptance_from_json(found).rates(2) == pytest.approx((0.7, 0.5), abs=0.02)
+    assert rates(acceptance_from_json(found)) == pytest.approx((0.7, 0.5), abs=0.02)
     assert found["ranges"]["requests"] <= 2000
 
 
@@ -230,24 +230,6 @@ def test_only_closed_loops_have_turnaround_times(tmp_path: Path, arrivals: str, 
 
 def test_no_requests_have_no_turnaround_times() -> None:
     assert turnarounds_ms([]) == []
-
-
-# What was in the steps of a recording, and how its requests ended.
-
-
-def request(
-    arrival_ms: float, *, cached_tokens: int = 0, finish_reason: str = "length", scheduled_ms: float | None = None
-) -> RecordedRequest:
-    return RecordedRequest(
-        arrival_ms=arrival_ms,
-        prompt_tokens=100,
-        cached_tokens=cached_tokens,
-        ttft_ms=30.0,
-        chunk_tokens=array("I", [1, 3]),
-        gaps_ms=array("d", [10.0]),
-        finish_reason=finish_reason,
-        scheduled_ms=scheduled_ms,
-    )
 
 
 # A model fitted to a small capture of a real vLLM is near to it, as far as so few requests can tell.

@@ -84,7 +84,10 @@ def test_value_outside_fitted_range_is_described_with_ratio() -> None:
 
 @pytest.mark.parametrize(
     ("section", "words"),
-    [({"step_time": {"curve": []}}, "step_time: .*curve"), ({"acceptance": {}}, "acceptance: .*num_speculative_tokens")],
+    [
+        ({"step_time": {"curve": []}}, "step_time: .*curve"),
+        ({"acceptance": {}}, "acceptance: .*num_spec"),
+    ],
 )
 def test_invalid_engine_section_is_refused(section: dict[str, Any], words: str) -> None:
     text = json.dumps({"schema": 1, "origin": {}} | section).encode()
