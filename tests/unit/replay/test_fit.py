@@ -23,16 +23,13 @@ from specdecode_operator.replay.emulated.engine_model import (
     Difficulty,
     Drafting,
     StepShape,
-    StepTime,
     acceptance_from_json,
     from_rates,
     step_time_from_json,
 )
 from specdecode_operator.replay.fit import fit, fit_acceptance, turnarounds_ms
 from specdecode_operator.replay.fit_step_time import MeasuredSteps
-from specdecode_operator.replay.model_file import Limits
-from specdecode_operator.replay.synthetic_load import Lengths, Prompts, parse_arrivals
-from specdecode_operator.replay.virtual_run import GivenBehaviour, VirtualRun
+from specdecode_operator.replay.synthetic_load import Lengths
 from tests.support.synthetic import Truth, forecast, rates
 
 REAL = Path(__file__).parents[2] / "data" / "captures"
@@ -77,6 +74,11 @@ def section(*recordings: Recording) -> dict[str, Any]:
 
 def tokens_per_step(requests: Sequence[RecordedRequest]) -> "list[float]":
     return [(each.output_tokens - 1) / len(each.gaps_ms) for each in requests]
+
+
+def mean_burst(recording: Recording) -> float:
+    bursts = sum(len(each.gaps_ms) for each in recording.requests)
+    return sum(each.output_tokens - 1 for each in recording.requests) / bursts
 
 
 def test_easy_and_hard_requests_get_separate_classes() -> None:
@@ -133,16 +135,8 @@ def test_temperatures_have_their_own_classes() -> None:
 
 
 def test_share_of_steps_with_drafts_is_fitted(tmp_path: Path) -> None:
-    prompts = Prompts(
-        prompt_tokens=Lengths(50, 50), output_tokens=Lengths(150, 150), shared_prefix_tokens=0, block_size=16, seed=3
-    )
-    run = VirtualRun(
-        behaviour=GivenBehaviour(StepTime(curve=((1, 8.0),)), from_rates((0.6, 0.4, 0.3), 0.4), 1),
-        limits=Limits(max_num_seqs=64, block_size=16),
-        meta=TraceMeta(schema=1, block_size=16, speculative={"method": "ngram", "num_speculative_tokens": 3}),
-    )
-    run.phases(tmp_path, prompts, [parse_arrivals("closed:8", 100, None)], "test")
-    found = section(read_recording(tmp_path))
+    made = Truth(from_rates((0.6, 0.4, 0.3), drafting=0.4)).make(tmp_path / "made", "closed:8", 200)
+    found = section(made.recording)
     drafting = sum(
         chance
         for each in found["classes"]
@@ -175,12 +169,7 @@ def test_fit_to_real_capture_reproduces_tokens_per_step(name: str) -> None:
     real = read_recording(REAL / name)
     found = acceptance_from_json(section(real))
     again = drawn(found, 200, 200, 0.0)
-    steps, tokens = (sum(map(len, (each.gaps_ms for each in real.requests))), 0)
-    tokens = sum(each.output_tokens - 1 for each in real.requests)
-    of_again = sum(each.output_tokens - 1 for each in again.requests) / sum(
-        len(each.gaps_ms) for each in again.requests
-    )
-    assert of_again == pytest.approx(tokens / steps, rel=0.04)
+    assert mean_burst(again) == pytest.approx(mean_burst(real), rel=0.04)
 
 
 def of_passages(k: int, requests: int = 200, output_tokens: int = 300) -> Recording:
@@ -206,12 +195,7 @@ def test_acceptance_is_forecast_for_another_k(width: int) -> None:
     drafting = Drafting(found, found.classes[0], Random(1))
     tokens = sum(drafting.next(width)[1] + 1 for _ in range(20_000))
     assert len(found.classes) == 1
-    real = of_passages(width, 20, 3000).requests
-    seen = sum(each.output_tokens - 1 for each in real) / sum(len(each.gaps_ms) for each in real)
-    assert tokens / 20_000 == pytest.approx(seen, rel=0.03)
-
-
-# How soon clients ask again, where a capture's load was a closed loop.
+    assert tokens / 20_000 == pytest.approx(mean_burst(of_passages(width, 20, 3000)), rel=0.03)
 
 
 def test_turnaround_of_real_closed_loop_is_a_few_milliseconds() -> None:
@@ -230,9 +214,6 @@ def test_only_closed_loops_have_turnaround_times(tmp_path: Path, arrivals: str, 
 
 def test_no_requests_have_no_turnaround_times() -> None:
     assert turnarounds_ms([]) == []
-
-
-# A model fitted to a small capture of a real vLLM is near to it, as far as so few requests can tell.
 
 
 def bursts(requests: list[RecordedRequest]) -> dict[int, float]:
