@@ -159,18 +159,13 @@ def by_concurrency(known: list[Series]) -> _Drawn:
     def points(each: Series) -> tuple[Floats, Floats]:
         """Return means and shares of neighbouring batch sizes, in quarter octaves with enough drafted tokens."""
         drafted, accepted = _steps(each).by_running.sums.T
-        running = np.maximum(np.arange(len(drafted), dtype=np.float64), 1)
-        used = np.flatnonzero(drafted > 0)
-        keys = np.floor(np.log2(running[used]) * 4).astype(np.int64)
-        groups = [used[keys == key] for key in np.unique(keys)]
-        groups = [those for those in groups if drafted[those].sum() >= _FEWEST_DRAFTED]
-        if not groups:
-            mean = float(np.arange(len(drafted))[used] @ drafted[used] / drafted.sum())
-            return np.array([mean]), np.array([accepted.sum() / drafted.sum()])
-        weights = [drafted[those].sum() for those in groups]
-        x = [running[those] @ drafted[those] / weight for those, weight in zip(groups, weights, strict=True)]
-        y = [accepted[those].sum() / weight for those, weight in zip(groups, weights, strict=True)]
-        return np.array(x), np.array(y)
+        running = np.arange(len(drafted))
+        keys = np.floor(np.log2(np.maximum(running, 1)) * 4).astype(np.int64)
+        weights = np.bincount(keys, drafted)
+        if (often := weights >= _FEWEST_DRAFTED).any():
+            means = np.bincount(keys, np.maximum(running, 1) * drafted)[often] / weights[often]
+            return means, np.bincount(keys, accepted)[often] / weights[often]
+        return np.array([running @ drafted / drafted.sum()]), np.array([accepted.sum() / drafted.sum()])
 
     def words(running: Floats, shares: Floats) -> str:
         more = f", {shares[-1]:.0%} with {number(running[-1])}" if len(running) > 1 else ""

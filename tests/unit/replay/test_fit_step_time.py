@@ -12,7 +12,6 @@ from specdecode_operator.capture.trace_reader import read_recording
 from specdecode_operator.replay.emulated.engine_model import StepShape, StepTime, from_rates, step_time_from_json
 from specdecode_operator.replay.fit_step_time import (
     MeasuredSteps,
-    fit_measured_steps,
     fit_step_time,
     persistence,
 )
@@ -57,7 +56,7 @@ def shapes_of(steps: MeasuredSteps) -> Any:
 
 
 def fitted(steps: MeasuredSteps, **more: Any) -> StepTime:
-    section = fit_measured_steps(steps, **more)
+    section = fit_step_time(steps, **more)
     assert section is not None
     return step_time_from_json(section)
 
@@ -137,8 +136,8 @@ def test_fitted_ranges_are_those_of_the_steps() -> None:
 
 
 def test_too_few_steps_give_no_fit() -> None:
-    assert fit_measured_steps(drawn_steps(count=49)) is None
-    assert fit_step_time([]) is None
+    assert fit_step_time(drawn_steps(count=49)) is None
+    assert fit_step_time(MeasuredSteps.of([])) is None
 
 
 def test_steps_of_capture_reproduce_known_step_times(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from specdecode_operator.capture.report.charts import (
     step_time,
 )
 from specdecode_operator.capture.report.drawing import LeftOut, Picture, Series, series_of
-from specdecode_operator.capture.report.report import Outputs, make_report, measures_of, page
+from specdecode_operator.capture.report.report import Outputs, make_report, measures_of
 from specdecode_operator.cli.main import app
 from tests.support.browser import find, visit
 from tests.support.compared_captures import PLAIN, SPECULATING, MadeCapture, rewrite
@@ -445,10 +445,6 @@ def test_client_ttft_excludes_warmup(drawn: list[Series]) -> None:
 def test_memory_budget_is_drawn_in_gib(drawn: list[Series]) -> None:
     words = {text.get_text() for text in picture(budgets(drawn)).figure.axes[0].texts}
     assert {"70.0", "8.00", "43.0", "42.6"} <= words
-
-
-def test_warning_text_is_escaped(drawn: list[Series]) -> None:
-    assert '<p class="warning">&lt;b&gt; &amp;</p>' in page(drawn, [], ["<b> &"])
 
 
 # Captures of a real vLLM: the figures are those that the capture's own summary has.
