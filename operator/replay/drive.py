@@ -197,14 +197,12 @@ async def find_target(address: Address, model: str | None, recorded: str | None,
 
 
 def _chosen(address: Address, model: str | None, recorded: str | None, served: list[str] | None) -> str:
-    if served is None:
-        if model is None:
-            raise TargetError(f"--model: {address.root} does not report its models: name one")
-        return model
     if model is not None:
-        if model not in served:
+        if served is not None and model not in served:
             raise TargetError(f"--model: {printable(model)}: {address.root} serves {_names(served)}: name one of them")
         return model
+    if served is None:
+        raise TargetError(f"--model: {address.root} does not report its models: name one")
     if recorded in served:
         return recorded
     if len(served) != 1:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.replay.emulated.batch import Batch, Constraint, Endings, allows, pick
+from specdecode_operator.replay.emulated.batch import Batch, Constraint, Endings, Lateness, allows, pick
 from specdecode_operator.replay.emulated.engine_model import (
     Acceptance,
     Difficulty,
@@ -20,7 +20,6 @@ from specdecode_operator.replay.emulated.engine_model import (
     from_rates,
     step_time_from_json,
 )
-from specdecode_operator.replay.emulated.lateness import Lateness
 from tests.support.synthetic import rates
 
 
