@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from specdecode_operator.capture.files.formats import MANIFEST_SCHEMA, TraceMeta
 from specdecode_operator.problems import printable, shown
 from specdecode_operator.replay.emulated.engine_model import acceptance_from_json, step_time_from_json
 from specdecode_operator.untrusted import UnreadableTextError, parse_json
@@ -162,6 +163,10 @@ class FittedCapture(Struct, kw_only=True, frozen=True):
     steps: Count = 0
 
 
+BLOCK_TOKENS: Final = 16
+"""Tokens of a block if a capture does not tell: the default of vLLM and of vllm-vcr."""
+
+
 class Limits(Struct, kw_only=True, frozen=True, omit_defaults=True):
     """Limits of an engine, in vLLM's words; null if the capture does not have them."""
 
@@ -174,6 +179,11 @@ class Limits(Struct, kw_only=True, frozen=True, omit_defaults=True):
     async_scheduling: bool | None = None  # the next step is planned while one runs
     draft_slots: Count | None = None  # tokens of a step that each request reserves for drafting
 
+    @property
+    def kv_cache_tokens(self) -> int | None:
+        """Tokens of the KV cache; None if its blocks are unknown."""
+        return None if self.num_gpu_blocks is None else self.num_gpu_blocks * (self.block_size or BLOCK_TOKENS)
+
 
 class Origin(Struct, kw_only=True, frozen=True, omit_defaults=True):
     """The engine that the model describes."""
@@ -185,6 +195,12 @@ class Origin(Struct, kw_only=True, frozen=True, omit_defaults=True):
     speculative: dict[str, Any] | None = None  # as in a trace's header; absent without speculation
     limits: Limits = Limits()
     captures: list[FittedCapture] = []
+
+    def header(self, **more: Any) -> TraceMeta:
+        """Return the header of a trace of this engine."""
+        known = {name: getattr(self, name) for name in ("model", "gpu", "tp", "vllm_version", "speculative")}
+        limits = {name: getattr(self.limits, name) for name in ("max_num_seqs", "block_size")}
+        return TraceMeta(**known | limits | {"schema": MANIFEST_SCHEMA} | more)
 
 
 class FittedModel(Struct, kw_only=True, frozen=True, omit_defaults=True):

@@ -28,6 +28,7 @@ from specdecode_operator.problems import printable
 from specdecode_operator.redaction import clip
 from specdecode_operator.replay.clocks import LATE_MS, TimerClock
 from specdecode_operator.replay.engine import UnmatchedRequestError
+from specdecode_operator.replay.model_file import BLOCK_TOKENS
 from specdecode_operator.replay.recorded_engine import Matching
 from specdecode_operator.replay.server.completion_answers import Engines, Streamed, Whole, error
 from specdecode_operator.replay.server.completion_requests import (
@@ -39,7 +40,6 @@ from specdecode_operator.replay.server.completion_requests import (
 )
 from specdecode_operator.replay.server.http_transport import ABANDON, BoundedHttp, Wire
 from specdecode_operator.replay.server.playback_source import (
-    BLOCK_TOKENS,
     Mode,
     Played,
     ServeError,
