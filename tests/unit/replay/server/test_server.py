@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -245,16 +246,6 @@ async def test_request_id_like_template_placeholder_is_kept(tmp_path: Path) -> N
 # Long prompts hold up nobody.
 
 
-class Ticket:
-    """Of a request that never has a token."""
-
-    def cancel(self) -> None:
-        pass
-
-    def waited_ms(self) -> None:
-        return None
-
-
 class Engine:
     """Keeps what comes to it."""
 
@@ -263,49 +254,35 @@ class Engine:
 
     def submit(self, request: Incoming, sink: Sink) -> Submission:
         self.found.append(request)
-        return Ticket()
+        return SimpleNamespace(cancel=lambda: None, waited_ms=lambda: None)
 
     def load(self) -> Load:
         return Load()
 
 
-class Client:
-    """Waits for its answer, until it goes."""
-
-    def __init__(self) -> None:
-        self.gone = asyncio.Event()
-
-    async def __call__(self) -> dict[str, str]:
-        await self.gone.wait()
-        return {"type": "http.disconnect"}
-
-
-async def turns(of: "asyncio.Task[bool]") -> int:
-    """Return how often the loop can do something else until a task is done."""
-    count = 0
-    while not of.done():
-        await asyncio.sleep(0)
-        count += 1
-    return count
-
-
-def whole(engines: Engines, prompt: str | Sequence[int]) -> Whole:
-    return Whole(engines, read_completion(json.dumps({"prompt": prompt}).encode()), "tiny", None)
+async def begun(engines: Engines, prompt: str | Sequence[int]) -> bool:
+    """Submit a prompt of a client that stays."""
+    whole = Whole(engines, read_completion(json.dumps({"prompt": prompt}).encode()), "tiny", None)
+    return await whole.begin(asyncio.Event().wait)  # type: ignore[arg-type]
 
 
 async def test_hashing_long_prompt_does_not_block_and_keeps_order() -> None:
     engine, ids = Engine(), [*range(200_000)]
     engines = Engines(engine=engine, meter=Meter(VirtualClock(), 0), hash_blocks_of=16)
-    begun = [asyncio.create_task(whole(engines, prompt).begin(Client())) for prompt in (ids, "four" * 20)]
-    assert await turns(begun[0]) > 20
-    await begun[1]
+    long, short = (asyncio.create_task(begun(engines, prompt)) for prompt in (ids, "four" * 20))
+    turns = 0
+    while not long.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns > 20, "the loop could do something else"
+    await short
     assert [each.prompt_tokens for each in engine.found] == [200_000, 20]
     assert engine.found[0].block_hashes == block_hashes(ids, 16, lambda: None)
 
 
 async def test_prompt_is_not_hashed_unless_requested() -> None:
     engine = Engine()
-    await whole(Engines(engine=engine, meter=Meter(VirtualClock(), 0)), [1] * 64).begin(Client())
+    await begun(Engines(engine=engine, meter=Meter(VirtualClock(), 0)), [1] * 64)
     assert engine.found[0].block_hashes == ()
 
 
@@ -343,7 +320,7 @@ def test_kv_cache_size_of_model_is_in_tokens(tmp_path: Path) -> None:
 def test_bursts_above_k_plus_one_tokens_are_noted(tmp_path: Path, burst: int, told: bool) -> None:
     records = [record(output_tokens=3 + burst, itl_tokens=[burst, 2])]
     notes = read_source(SourceSettings(traces=[write_trace(tmp_path / "trace.jsonl", records)])).notes
-    assert any(f"the largest burst has {burst} tokens" in note for note in notes) == told
+    assert any("largest burst" in note for note in notes) == told
 
 
 @pytest.fixture
@@ -370,16 +347,10 @@ async def test_timers_fire_in_order_and_not_early(clock: TimerClock) -> None:
     assert all(at_ms >= least_ms - 0.1 for (_, at_ms), least_ms in zip(seen, (10, 20, 20), strict=True))
 
 
-async def test_cancelled_timer_does_not_fire(clock: TimerClock) -> None:
+async def test_cancelled_timer_and_stopped_clock_fire_nothing(clock: TimerClock) -> None:
     seen: list[str] = []
-    ticket = clock.call_at(clock.now_ms() + 1, lambda: seen.append("cancelled"))
-    ticket.cancel()
+    clock.call_at(clock.now_ms() + 1, lambda: seen.append("cancelled")).cancel()
     await until(clock, clock.now_ms() + 5)
-    assert seen == []
-
-
-async def test_stopped_clock_fires_no_timer(clock: TimerClock) -> None:
-    seen: list[str] = []
     clock.call_at(clock.now_ms() + 1, lambda: seen.append("before"))
     clock.stop()
     clock.stop()
