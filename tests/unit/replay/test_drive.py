@@ -108,7 +108,7 @@ def test_arrivals_are_scaled_and_limited_to_first_requests(tmp_path: Path) -> No
 
 
 def test_oversized_recorded_prompt_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RecordingError, match="a prompt of 100000000 tokens exceeds"):
+    with pytest.raises(RecordingError, match="100000000 tokens"):
         plan_of(tmp_path, [record(prompt_tokens=10**8)])
 
 
@@ -191,7 +191,7 @@ async def test_tls_certificate_is_verified(tmp_path: Path, monkeypatch: pytest.M
     context.load_cert_chain(tmp_path / "pki" / "server.crt", tmp_path / "pki" / "server.key")
     async with completion_server(context) as server:
         server.pages["/v1/models"] = MODELS
-        with pytest.raises(TargetError, match=r"does not answer .*certificate verify failed"):
+        with pytest.raises(TargetError, match="certificate verify failed"):
             await drive(server, plan_of(tmp_path, [record()]), tmp_path)
         monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "pki" / "ca.crt"))
         _, [line] = await drive(server, plan_of(tmp_path, [record()]), tmp_path)
@@ -214,9 +214,8 @@ async def test_stopped_run_accounts_for_sent_requests(server: CompletionServer, 
     ]
     summary = summarize(plan, driven)
     assert (summary.planned, summary.sent, summary.outcomes) == (4, 2, {"cancelled": 2})
-    text = " ".join(summary_text(summary).split())
-    assert "requests 2 of 4 sent: 2 cancelled stopped SIGINT received: 2 never left" in text
-    assert "first failure" not in text
+    assert (summary.stop_reason, summary.first_failure) == ("SIGINT received", None)
+    assert "SIGINT received: 2 never left" in summary_text(summary)
 
 
 async def test_summary_has_driven_and_recorded_figures(server: CompletionServer, tmp_path: Path) -> None:
@@ -240,9 +239,7 @@ async def test_summary_has_driven_and_recorded_figures(server: CompletionServer,
     assert (summary.recorded.seconds, summary.recorded.output_tokens_per_second) == (0.105, 114.29)
     assert (summary.driven.ttft_ms.count, summary.driven.output_tokens) == (2, 12)  # type: ignore[union-attr]
     assert summary.acceptance is None
-    text = summary_text(summary)
-    assert "3 of 3 sent: 2 completed, 1 http rejected" in text
-    assert "first failure replay-1: http rejected 400: token out of vocabulary" in text
+    assert "3 of 3 sent: 2 completed, 1 http rejected" in summary_text(summary)
 
 
 async def test_answers_of_different_length_are_noted(server: CompletionServer, tmp_path: Path) -> None:
@@ -253,7 +250,7 @@ async def test_answers_of_different_length_are_noted(server: CompletionServer, t
     server.answer = answer
     plan = plan_of(tmp_path, [record()])
     driven, _ = await drive(server, plan, tmp_path)
-    assert "1 answers had another number of tokens than recorded" in summary_text(summarize(plan, driven))
+    assert summarize(plan, driven).other_lengths == 1
 
 
 # Whom recorded requests are sent to.
@@ -283,7 +280,7 @@ def test_url_is_parsed_into_host_port_path_and_tls(url: str, expected: tuple[str
      "http://[::1", "http://a b", ""],
 )  # fmt: skip
 def test_invalid_url_is_refused(url: str) -> None:
-    with pytest.raises(TargetError, match=r"--url: .*: write one such as http://localhost:8000"):
+    with pytest.raises(TargetError, match="--url"):
         Address.parse(url)
 
 
@@ -309,24 +306,24 @@ async def test_model_is_the_given_or_recorded_or_only_served_one(
 async def test_server_without_model_list_needs_model_option(server: CompletionServer) -> None:
     del server.pages["/v1/models"]
     assert (await find_target(Address.parse(server.url), "mine", None, None)).model == "mine"
-    with pytest.raises(TargetError, match=r"--model: .* does not report its models: name one"):
+    with pytest.raises(TargetError, match="--model"):
         await find_target(Address.parse(server.url), None, "recorded", None)
 
 
 @pytest.mark.parametrize(
     ("answer", "model", "key", "says"),
     [
-        (page("a", "b"), "c", None, "--model: c: .* serves a, b: name one of them"),
-        (page("a", "b"), None, None, "--model: .* serves a, b: name one of them"),
-        (page(*"abcdefg"), None, None, "serves a, b, c, d, e and 2 more"),
-        (page(), None, None, "serves no model"),
-        ((401, "{}"), None, None, r"requires a key \(401\): .* --api-key-variable"),
-        ((403, "{}"), None, "k", r"rejects the key \(403\)"),
-        ((500, '{"error": {"message": "no\\u001b[1mmemory"}}'), None, None, r"answered 500 \(no\\x1b\[1mmemory\)"),
-        ((200, "<html>"), None, None, "is not a list of models"),
-        ((200, '{"data": [{"id": 3}]}'), None, None, "is not a list of models"),
-        ((200, "[" * 100_000), None, None, "is not a list of models"),
-        ((200, " " * 2_000_000), None, None, "has more than 1048576 bytes"),
+        (page("a", "b"), "c", None, "--model: c: .* a, b"),
+        (page("a", "b"), None, None, "--model: .* a, b"),
+        (page(*"abcdefg"), None, None, "e and 2 more"),
+        (page(), None, None, "no model"),
+        ((401, "{}"), None, None, "requires .*401.*--api-key-variable"),
+        ((403, "{}"), None, "k", "rejects .*403"),
+        ((500, '{"error": {"message": "no\\u001b[1mmemory"}}'), None, None, r"500 \(no\\x1b\[1mmemory\)"),
+        ((200, "<html>"), None, None, "not a list of models"),
+        ((200, '{"data": [{"id": 3}]}'), None, None, "not a list of models"),
+        ((200, "[" * 100_000), None, None, "not a list of models"),
+        ((200, " " * 2_000_000), None, None, "more than 1048576 bytes"),
     ],
 )  # fmt: skip
 async def test_unusable_server_is_refused_with_reason(
@@ -344,7 +341,7 @@ async def test_unreachable_server_is_refused(server: CompletionServer) -> None:
     port = closed.sockets[0].getsockname()[1]
     closed.close()
     await closed.wait_closed()
-    with pytest.raises(TargetError, match=r"does not answer \(.*\): start the server, or name another"):
+    with pytest.raises(TargetError, match="does not answer"):
         await find_target(Address.parse(f"http://127.0.0.1:{port}"), None, None, None)
 
 

@@ -92,7 +92,7 @@ def test_turns_contain_the_conversation_and_wait_for_the_answer(tmp_path: Path) 
     ["", "512x", "0", "9-3", "1-99999999", "lognormal:512", "lognormal:512:-1", "lognormal:a:1", "lognormal:5:nan"],
 )
 def test_invalid_lengths_are_refused_with_allowed_forms(text: str) -> None:
-    with pytest.raises(InvalidLoadError, match="write 512, 100-900"):
+    with pytest.raises(InvalidLoadError, match="100-900"):
         parse_lengths(text)
 
 
@@ -107,7 +107,7 @@ def test_lengths_follow_given_distribution(tmp_path: Path) -> None:
     "text", ["", "poisson", "poisson:", "poisson:0", "poisson:-1", "burst:8", "closed:0", "closed:99999"]
 )
 def test_invalid_arrivals_are_refused_with_allowed_forms(text: str) -> None:
-    with pytest.raises(InvalidLoadError, match=r"write constant:4 or poisson:4"):
+    with pytest.raises(InvalidLoadError, match="constant:4"):
         parse_arrivals(text, 10, None)
 
 
