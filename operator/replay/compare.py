@@ -34,13 +34,7 @@ class Measures:
 
 
 def measured(recording: Recording) -> Measures:
-    """Return the measures of a recording.
-
-    Raises
-    ------
-    RecordingError
-        A line of its step statistics cannot be read.
-    """
+    """Return the measures of a recording; raise RecordingError if its step statistics are unreadable."""
     requests = recording.requests
     k = recording.num_speculative_tokens
     several = [request for request in requests if len(request.gaps_ms)]
@@ -122,13 +116,7 @@ class Comparison(Struct, kw_only=True, frozen=True):
 
 
 def compare(first: Recording, second: Recording) -> Comparison:
-    """Return the differences of the second recording from the first.
-
-    Raises
-    ------
-    RecordingError
-        Step statistics cannot be read.
-    """
+    """Return the differences of the second recording from the first."""
     one, other = measured(first), measured(second)
     return Comparison(
         first=str(first.trace),

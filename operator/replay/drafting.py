@@ -6,7 +6,7 @@ Step statistics count drafted tokens per step, and traces do not count them at a
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from random import Random
 from typing import TYPE_CHECKING, Final
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    Floats = npt.NDArray[np.float64]
+
 
 @dataclass(frozen=True)
 class AcceptanceSchedule:
@@ -28,13 +30,7 @@ class AcceptanceSchedule:
 
     @classmethod
     def parse(cls, text: str) -> "AcceptanceSchedule":
-        """Parse ``0.7``, or ``0:0.8,60:0.3`` with the seconds from which a share holds.
-
-        Raises
-        ------
-        ValueError
-            The text has another form; the message explains why.
-        """
+        """Parse ``0.7``, or ``0:0.8,60:0.3`` with the seconds from which a share holds, or raise ValueError."""
         pairs = [part.rpartition(":")[::2] for part in text.split(",")]
         try:
             begins_ms = tuple(float(begin or 0) * 1000 for begin, _ in pairs)
@@ -103,37 +99,30 @@ def assumed_drafting(request: RecordedRequest, k: int) -> Drafting:
     return Drafting(drafted, array("H", [tokens - 1 if tokens <= k else k for tokens in sizes]))
 
 
-@dataclass(frozen=True, slots=True)
-class _Steps:
-    ends_ms: "array[float]" = field(default_factory=lambda: array("d"))
-    drafts: "array[int]" = field(default_factory=lambda: array("Q"))
-    draft_tokens: "array[int]" = field(default_factory=lambda: array("Q"))
-    accepted_tokens: "array[int]" = field(default_factory=lambda: array("Q"))
-
-    def add(self, step: StepLine) -> None:
-        stats = step.scheduler.spec_decoding_stats
-        self.ends_ms.append(step.ts_ms)
-        self.drafts.append(stats.num_drafts if stats is not None else 0)
-        self.draft_tokens.append(stats.num_draft_tokens if stats is not None else 0)
-        self.accepted_tokens.append(stats.num_accepted_tokens if stats is not None else 0)
+_COLUMNS: Final = 4
+"""Columns of an engine's steps: end in ms, drafts, drafted tokens and accepted tokens."""
 
 
 def recorded_drafting(recording: Recording, steps: Iterator[StepLine]) -> Sequence[Drafting] | None:
     """Return the drafting of every request by step statistics; None if they do not fit the trace."""
-    of_engine: dict[int, _Steps] = {}
+    import numpy as np  # noqa: PLC0415  takes a tenth of a second, which a trace without statistics does not need
+
+    of_engine: dict[int, array[float]] = {}
     for step in steps:
-        of_engine.setdefault(step.engine, _Steps()).add(step)
+        stats = step.scheduler.spec_decoding_stats
+        counts = (stats.num_drafts, stats.num_draft_tokens, stats.num_accepted_tokens) if stats else (0, 0, 0)
+        of_engine.setdefault(step.engine, array("d")).extend((step.ts_ms, *counts))
     k = recording.num_speculative_tokens
     found = [assumed_drafting(request, k) for request in recording.requests]
     of_requests: dict[int, list[int]] = {}
     for number, request in enumerate(recording.requests):
         of_requests.setdefault(request.engine, []).append(number)
     bursts = placed = 0
-    members: list[tuple[_Steps, dict[int, list[_Member]]]] = []
+    members: list[tuple[Floats, dict[int, list[_Member]]]] = []
     for engine, numbers in of_requests.items():
-        known = of_engine.get(engine, _Steps())
+        known = np.frombuffer(of_engine.get(engine, array("d"))).reshape(-1, _COLUMNS)
         requests = [recording.requests[number] for number in numbers]
-        places = _steps_of(requests, known.ends_ms)
+        places = _steps_of(requests, known[:, 0])
         bursts += len(places)
         placed += int((places >= 0).sum())
         members.append((known, _to_share(requests, [found[number] for number in numbers], known, places, k)))
@@ -141,13 +130,13 @@ def recorded_drafting(recording: Recording, steps: Iterator[StepLine]) -> Sequen
         return None
     for known, of_steps in members:
         for step_number, of_step in of_steps.items():
-            _share_out(known, step_number, of_step, k)
+            _share_out(known[step_number].astype(int).tolist(), of_step, k)
     return found
 
 
-def _steps_of(requests: Sequence[RecordedRequest], ends: "array[float]") -> "npt.NDArray[np.int64]":
+def _steps_of(requests: Sequence[RecordedRequest], ends_ms: "Floats") -> "npt.NDArray[np.int64]":
     """Return the step of each burst, request by request; -1 for a burst without a step."""
-    import numpy as np  # noqa: PLC0415  takes a tenth of a second, which a trace without statistics does not need
+    import numpy as np  # noqa: PLC0415
 
     of_requests = [
         np.cumsum([(request.arrival_ms or 0.0) + request.ttft_ms, *request.gaps_ms])
@@ -156,9 +145,8 @@ def _steps_of(requests: Sequence[RecordedRequest], ends: "array[float]") -> "npt
         for request in requests
     ]
     bursts_ms = np.concatenate(of_requests)
-    if not ends:
+    if not len(ends_ms):
         return np.full(len(bursts_ms), -1)
-    ends_ms = np.frombuffer(ends)
     after = np.searchsorted(ends_ms, bursts_ms - _APART_MS).clip(max=len(ends_ms) - 1)
     return np.where(np.abs(ends_ms[after] - bursts_ms) <= _APART_MS, after, -1)
 
@@ -166,7 +154,7 @@ def _steps_of(requests: Sequence[RecordedRequest], ends: "array[float]") -> "npt
 def _to_share(
     requests: Sequence[RecordedRequest],
     found: Sequence[Drafting],
-    steps: _Steps,
+    steps: "Floats",
     places: "npt.NDArray[np.int64]",
     k: int,
 ) -> dict[int, list[_Member]]:
@@ -177,13 +165,10 @@ def _to_share(
     begins = np.concatenate(([0], np.cumsum([len(each.chunk_tokens) for each in requests])))
     is_later = further > 0
     is_later |= np.isin(np.arange(len(further)), begins, invert=True)
-    counted, count = (places >= 0) & is_later, len(steps.ends_ms)
+    counted, count = (places >= 0) & is_later, len(steps)
     later = np.bincount(places[counted], minlength=count)
     most = np.bincount(places[counted], weights=further[counted], minlength=count)
-    drafts, tokens, accepted = (
-        np.frombuffer(each, np.uint64).astype(float)
-        for each in (steps.drafts, steps.draft_tokens, steps.accepted_tokens)
-    )
+    _, drafts, tokens, accepted = steps.T
     is_other = (later > 0) & ~((drafts == later) & (tokens == k * drafts) & (accepted <= most))
     members: dict[int, list[_Member]] = {}
     shared = np.flatnonzero((places >= 0) & is_other[places]) if count else np.empty(0, np.int64)
@@ -194,9 +179,9 @@ def _to_share(
     return members
 
 
-def _share_out(steps: _Steps, number: int, members: list[_Member], k: int) -> None:
+def _share_out(step: Sequence[int], members: list[_Member], k: int) -> None:
     """Divide a step's drafts among its bursts."""
-    drafts, tokens = steps.drafts[number], steps.draft_tokens[number]
+    _, drafts, tokens, all_accepted = step
     later = [member for member in members if member.place or member.further]
     # Bursts without a draft in this step, such as a request's first tokens, are the smallest.
     later.sort(key=lambda member: -member.further)
@@ -213,7 +198,7 @@ def _share_out(steps: _Steps, number: int, members: list[_Member], k: int) -> No
     if drafts > len(later):
         return
     # Tokens that were accepted and then cut at ``max_tokens`` belong to requests that ended in this step.
-    cut = steps.accepted_tokens[number] - sum(member.further for member in drafters)
+    cut = all_accepted - sum(member.further for member in drafters)
     for member in drafters:
         if member.is_last and cut > 0:
             accepted = member.drafting.accepted

@@ -94,10 +94,7 @@ class Planned:
 def planned(recording: Recording, time_scale: float, most: int | None = None) -> Sequence[Planned]:
     """Return the requests that have an arrival, in order of arrival; only the first ``most`` if it is given.
 
-    Raises
-    ------
-    RecordingError
-        No request has an arrival, or a prompt is too long.
+    Raises RecordingError if no request has an arrival, or a prompt is too long.
     """
     requests = [request for request in recording.requests if request.arrival_ms is not None][:most]
     if not requests:
@@ -152,13 +149,7 @@ class Address:
 
     @classmethod
     def parse(cls, url: str) -> "Address":
-        """Parse a URL, with or without /v1 at its end.
-
-        Raises
-        ------
-        TargetError
-            The text is not such a URL.
-        """
+        """Parse a URL, with or without /v1 at its end, or raise TargetError."""
         wanted = "write one such as http://localhost:8000"
         try:
             parts = urlsplit(url)
@@ -206,14 +197,12 @@ async def find_target(address: Address, model: str | None, recorded: str | None,
 
 
 def _chosen(address: Address, model: str | None, recorded: str | None, served: list[str] | None) -> str:
-    if served is None:
-        if model is None:
-            raise TargetError(f"--model: {address.root} does not report its models: name one")
-        return model
     if model is not None:
-        if model not in served:
+        if served is not None and model not in served:
             raise TargetError(f"--model: {printable(model)}: {address.root} serves {_names(served)}: name one of them")
         return model
+    if served is None:
+        raise TargetError(f"--model: {address.root} does not report its models: name one")
     if recorded in served:
         return recorded
     if len(served) != 1:
@@ -291,13 +280,7 @@ class Drive:
     progress: Callable[[str], None] | None = None  # called every few seconds
 
     async def run(self, plan: Sequence[Planned], folder: Path, stop: Stop) -> Driven:
-        """Send the planned requests, and write client.jsonl.part; cancel requests in flight when ``stop`` is set.
-
-        Raises
-        ------
-        OSError
-            The file cannot be written.
-        """
+        """Send the planned requests, and write client.jsonl.part; cancel requests in flight when ``stop`` is set."""
         allow_many_connections()
         client = EngineClient(self.server, self.timeout_s)
         log = ClientLog(folder, stop.set_from_thread)

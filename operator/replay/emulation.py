@@ -232,13 +232,7 @@ class Emulation:
 
 
 def emulation(launch: Launch, model: FittedModel) -> Emulation:
-    """Return the emulation of an engine of a plan, with a model that was fitted to a capture.
-
-    Raises
-    ------
-    NotEmulatedError
-        The plan or the model lacks required data.
-    """
+    """Return the emulation of an engine of a plan, with a model that was fitted to a capture."""
     row = launch.plan.chosen
     facts = launch.facts.at(*row.served)
     if row.split.pipeline > 1:
@@ -378,13 +372,7 @@ class EngineEnvironment:
         return cls(Path(sys.executable), place) if place.is_dir() else cls(place)
 
     def version(self) -> str:
-        """Return the version of its vLLM.
-
-        Raises
-        ------
-        NotEmulatedError
-            It has no vLLM.
-        """
+        """Return the version of its vLLM, or raise NotEmulatedError."""
         look = "import importlib.metadata as m, importlib.util as u; print(u.find_spec('vllm') and m.version('vllm'))"
         try:
             done = subprocess.run(  # noqa: S603  the user names the executable

@@ -79,13 +79,7 @@ class ReplayEngine(Protocol):
     """An engine without a model."""
 
     def submit(self, request: Incoming, sink: Sink) -> Submission:
-        """Submit a request; its bursts go to the sink. A cancelled request frees its slot immediately.
-
-        Raises
-        ------
-        UnmatchedRequestError
-            There is no record for it.
-        """
+        """Submit a request; its bursts go to the sink. A cancelled request frees its slot immediately."""
 
     def load(self) -> Load:
         """Return the current load."""

@@ -36,7 +36,6 @@ from specdecode_operator.replay.fit_step_time import (
     SAME_STEP_MS,
     MeasuredSteps,
     Numbers,
-    fit_measured_steps,
     fit_step_time,
     iteration_counts,
 )
@@ -556,10 +555,10 @@ def fit(recordings: Sequence[Recording], *, draft_share: float = 0.0) -> model_f
 def _step_time(recordings: Sequence[Recording], line: Timeline, k: int, draft_share: float) -> dict[str, Any] | None:
     """Return the section `step_time`, from the engines' own counts or, without these, from the requests."""
     one_pass = any(each.meta.drafts_in_one_pass for each in recordings)
-    counted = fit_step_time(recordings, draft_share=draft_share, one_pass=one_pass)
+    counted = fit_step_time(MeasuredSteps.of(recordings), draft_share=draft_share, one_pass=one_pass)
     if counted is not None or not all(map(_has_all_requests, recordings)):
         return counted
-    return fit_measured_steps(_derived_steps(line, k), draft_share=draft_share, one_pass=one_pass)
+    return fit_step_time(_derived_steps(line, k), draft_share=draft_share, one_pass=one_pass)
 
 
 def _has_all_requests(recording: Recording) -> bool:

@@ -166,10 +166,8 @@ _DOUBTFUL: Final = ("prefill_pair_ps", "context_ns", "prefill_token_us", "draft_
 """Terms that are dropped if they make little difference, in this order."""
 
 
-def fit_step_time(
-    recordings: Iterable[Recording], *, draft_share: float = 0.0, one_pass: bool = False
-) -> dict[str, Any] | None:
-    """Return the section; None if too few steps have a known content.
+def fit_step_time(steps: MeasuredSteps, *, draft_share: float = 0.0, one_pass: bool = False) -> dict[str, Any] | None:
+    """Return the section that describes some steps; None if there are too few.
 
     Parameters
     ----------
@@ -179,13 +177,6 @@ def fit_step_time(
     one_pass
         Whether the draft proposes all tokens in one pass.
     """
-    return fit_measured_steps(MeasuredSteps.of(recordings), draft_share=draft_share, one_pass=one_pass)
-
-
-def fit_measured_steps(
-    steps: MeasuredSteps, *, draft_share: float = 0.0, one_pass: bool = False
-) -> dict[str, Any] | None:
-    """Return the section that describes some steps; see `fit_step_time`."""
     if len(steps) < LEAST_STEPS:
         return None
     # Some of the steps suffice to choose the terms; their sizes are fitted to all steps.

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from specdecode_operator.capture.files.formats import MANIFEST_SCHEMA, TraceMeta
 from specdecode_operator.problems import printable, shown
 from specdecode_operator.replay.emulated.engine_model import acceptance_from_json, step_time_from_json
 from specdecode_operator.untrusted import UnreadableTextError, parse_json
@@ -25,12 +26,12 @@ BURST: Final = (0, 1, 2, 3, 4, 5, 8, 16)  # tokens of the burst before; 0 for th
 PACES: Final = 5  # classes of a cell's steps, from the shortest fifth to the longest
 
 
-def thinned(values: Sequence[float], most: int, digits: int = 5) -> list[float]:
+def thinned(values: Sequence[float], most: int) -> list[float]:
     """Return at most this many of the values: ascending, each the middle of an equal share of them."""
     ordered = sorted(values)
     if len(ordered) > most:
         ordered = [ordered[int((index + 0.5) * len(ordered) / most)] for index in range(most)]
-    return [round(float(value), digits) for value in ordered]
+    return [round(float(value), 5) for value in ordered]
 
 
 def value_at(ascending: Sequence[float], share: float) -> float:
@@ -162,6 +163,10 @@ class FittedCapture(Struct, kw_only=True, frozen=True):
     steps: Count = 0
 
 
+BLOCK_TOKENS: Final = 16
+"""Tokens of a block if a capture does not tell: the default of vLLM and of vllm-vcr."""
+
+
 class Limits(Struct, kw_only=True, frozen=True, omit_defaults=True):
     """Limits of an engine, in vLLM's words; null if the capture does not have them."""
 
@@ -174,6 +179,11 @@ class Limits(Struct, kw_only=True, frozen=True, omit_defaults=True):
     async_scheduling: bool | None = None  # the next step is planned while one runs
     draft_slots: Count | None = None  # tokens of a step that each request reserves for drafting
 
+    @property
+    def kv_cache_tokens(self) -> int | None:
+        """Tokens of the KV cache; None if its blocks are unknown."""
+        return None if self.num_gpu_blocks is None else self.num_gpu_blocks * (self.block_size or BLOCK_TOKENS)
+
 
 class Origin(Struct, kw_only=True, frozen=True, omit_defaults=True):
     """The engine that the model describes."""
@@ -185,6 +195,12 @@ class Origin(Struct, kw_only=True, frozen=True, omit_defaults=True):
     speculative: dict[str, Any] | None = None  # as in a trace's header; absent without speculation
     limits: Limits = Limits()
     captures: list[FittedCapture] = []
+
+    def header(self, **more: Any) -> TraceMeta:
+        """Return the header of a trace of this engine."""
+        known = {name: getattr(self, name) for name in ("model", "gpu", "tp", "vllm_version", "speculative")}
+        limits = {name: getattr(self.limits, name) for name in ("max_num_seqs", "block_size")}
+        return TraceMeta(**known | limits | {"schema": MANIFEST_SCHEMA} | more)
 
 
 class FittedModel(Struct, kw_only=True, frozen=True, omit_defaults=True):
@@ -204,13 +220,7 @@ class ModelFileError(Exception):
 
 
 def read_model(path: Path) -> FittedModel:
-    """Read a model file.
-
-    Raises
-    ------
-    ModelFileError
-        The file is missing, is not a model, or has invalid values.
-    """
+    """Read a model file, or raise ModelFileError."""
     name = printable(str(path))
     try:
         if path.is_fifo() and path.parts[1:2] not in (("dev",), ("proc",)):
@@ -227,13 +237,7 @@ def read_model(path: Path) -> FittedModel:
 
 
 def decode_model(text: bytes) -> FittedModel:
-    """Parse a model.
-
-    Raises
-    ------
-    UnreadableTextError
-        The text is not a valid model.
-    """
+    """Parse a model, or raise UnreadableTextError."""
     document = parse_json(text, MAX_BYTES)
     if not isinstance(document, dict) or "origin" not in document:
         raise UnreadableTextError("is not a fitted model: name a file that `specdecode replay fit` wrote")

@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from random import Random
-from statistics import NormalDist
 from typing import Final
 
 from specdecode_operator.replay.drafting import draw_accepted
-from specdecode_operator.replay.emulated.engine_model import StepShape, step_time_from_json
+from specdecode_operator.replay.emulated.engine_model import StepShape, next_mood, step_time_from_json
 from specdecode_operator.replay.engine import Incoming
 from specdecode_operator.replay.model_file import (
     BURST,
@@ -103,7 +102,6 @@ AcceptanceNow = Callable[[], float | None]
 _GOLDEN: Final = 0.6180339887498949
 _LEAST_MS: Final = 0.2
 _MOST_STEP_MS: Final = 3_600_000.0
-_NORMAL: Final = NormalDist()
 
 
 class NoDonorsError(Exception):
@@ -155,13 +153,7 @@ class ModelledBehaviour:
     """Draws steps and bursts from the donors of a model."""
 
     def __init__(self, model: FittedModel, seed: int, acceptance: AcceptanceNow | None = None) -> None:
-        """Take a model, and the acceptance that overrides the model's.
-
-        Raises
-        ------
-        NoDonorsError
-            The model has no donors.
-        """
+        """Take a model with donors, and the acceptance that overrides the model's."""
         if model.donors is None:
             raise NoDonorsError("the model has no donors: fit it again")
         self.donors = donors = model.donors
@@ -207,9 +199,7 @@ class ModelledBehaviour:
 
     def step_ms(self, step: StepShape, decoding: int) -> float:
         """Draw the duration of a similar recorded step, scaled by the trend."""
-        persistence = self._persistence
-        self._mood = persistence * self._mood + math.sqrt(1 - persistence**2) * self.random.gauss(0, 1)
-        share = _NORMAL.cdf(self._mood)
+        self._mood, share = next_mood(self._mood, self._persistence, self.random)
         self.pace = min(int(share * PACES), PACES - 1)
         self.decoding = bisect_left(DECODING, decoding)
         cell = self._cell(self.decoding, bisect_left(PREFILL_TOKENS, step.prefill_tokens))

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from specdecode_operator.replay.emulated.engine_model import StepShape
 from specdecode_operator.replay.engine import Burst, Clock, Incoming, Load, Sink, Submission
-from specdecode_operator.replay.model_file import Limits
+from specdecode_operator.replay.model_file import BLOCK_TOKENS, Limits
 
 
 class Course(Protocol):
@@ -152,7 +152,6 @@ class KvCache:
 # vLLM's defaults, for limits that a capture does not have.
 MAX_NUM_SEQS: Final = 256
 MAX_NUM_BATCHED_TOKENS: Final = 8192
-BLOCK_SIZE: Final = 16
 
 
 @dataclass(slots=True, eq=False)
@@ -199,7 +198,7 @@ class SteppedEngine:
         self._max_num_seqs = limits.max_num_seqs or MAX_NUM_SEQS
         self._max_num_batched_tokens = limits.max_num_batched_tokens or MAX_NUM_BATCHED_TOKENS
         self._max_model_len = limits.max_model_len
-        self._block_size = limits.block_size or BLOCK_SIZE
+        self._block_size = limits.block_size or BLOCK_TOKENS
         self._draft_slots = limits.draft_slots or 0
         self._steps_ahead = 2 if limits.async_scheduling else 1
         self._kv = KvCache(limits.num_gpu_blocks, prefix_caching=limits.enable_prefix_caching is not False)

@@ -39,13 +39,7 @@ class InvalidLoadError(ValueError):
 
 
 def parse_arrivals(text: str, requests: int | None, duration_s: int | None, name: str | None = None) -> Phase:
-    """Parse the arrivals of a phase with this many requests or seconds.
-
-    Raises
-    ------
-    InvalidLoadError
-        The text is not an arrival pattern.
-    """
+    """Parse the arrivals of a phase with this many requests or seconds, or raise InvalidLoadError."""
     for pattern, (form, fields) in _PATTERNS.items():
         if (found := re.fullmatch(form, text)) is None:
             continue
@@ -85,13 +79,7 @@ class Lengths:
 
 
 def parse_lengths(text: str) -> Lengths:
-    """Parse a distribution of lengths.
-
-    Raises
-    ------
-    InvalidLoadError
-        The text is not a distribution.
-    """
+    """Parse a distribution of lengths, or raise InvalidLoadError."""
     try:
         if text.startswith("lognormal:"):
             median, sigma = text.removeprefix("lognormal:").split(":")

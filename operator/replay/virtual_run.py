@@ -93,12 +93,12 @@ class GivenBehaviour:
         return self._paces.draw_ms(step)
 
 
-def spread(deviation: float, points: int = 101) -> tuple[float, ...]:
+def spread(deviation: float) -> tuple[float, ...]:
     """Return residuals of a step time: a normal distribution around 1 with this standard deviation."""
     if not deviation:
         return ()
     normal = NormalDist(1.0, deviation)
-    return tuple(max(0.05, normal.inv_cdf((index + 0.5) / points)) for index in range(points))
+    return tuple(max(0.05, normal.inv_cdf((index + 0.5) / 101)) for index in range(101))
 
 
 @dataclass

@@ -12,7 +12,7 @@ import pytest
 
 from specdecode_operator.cli.input_files import InputOptions, read_ours
 from specdecode_operator.cli.plan.answers import ask
-from specdecode_operator.replay.emulated.lateness import Lateness
+from specdecode_operator.replay.emulated.batch import Lateness
 from specdecode_operator.vllm.engine_metrics import read_metrics
 from specdecode_operator.vllm.profiles import find_profile
 from tests.engine.emulated_server import DENSE, HYBRID, HYBRID_BLOCKS, RATES, REQUEST_US, STEP_MS, Emulated

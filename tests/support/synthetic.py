@@ -20,6 +20,18 @@ LIMITS = Limits(max_num_seqs=64, block_size=16)
 STEP_TIME = StepTime(curve=((1, 10.0),), request_us=500.0, prefill_token_us=20.0, residuals=spread(0.05))
 
 
+def rates(acceptance: Acceptance) -> list[float]:
+    """Return the share of drafts of which each position was accepted, as vLLM counts it; without ``after``."""
+    chances = [
+        sum(each.share * each.outcomes[index] / sum(each.outcomes) for each in acceptance.classes)
+        for index in range(len(acceptance.outcomes))
+    ]
+    drafts = [(accepted, chance) for (k, accepted), chance in zip(acceptance.outcomes, chances, strict=True) if k]
+    total = sum(chance for _, chance in drafts)
+    positions = range(1, acceptance.num_speculative_tokens + 1)
+    return [sum(chance for accepted, chance in drafts if accepted >= position) / total for position in positions]
+
+
 @dataclass(frozen=True)
 class Made:
     """A folder with a trace."""

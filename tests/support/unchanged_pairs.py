@@ -1,7 +1,7 @@
 """Captures of one workload of engines in virtual time: unchanged, and a little worse."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -52,7 +52,7 @@ def with_acceptance(factor: float) -> ServedEngine:
 def with_step_time(factor: float) -> ServedEngine:
     """Return an engine all of whose steps take so much longer."""
     time = STEP_TIME
-    slower = replace(
+    slower = msgspec.structs.replace(
         time,
         curve=tuple((tokens, factor * ms) for tokens, ms in time.curve),
         request_us=factor * time.request_us,

@@ -47,9 +47,6 @@ NO_MESSAGES: Final = {
     "capture/comparison/golden_records.py: number[:9]",
     "deployment/models/checkpoint_reader.py: words[numbered][:9]",
     "cluster/observed_figures.py: ' '.join((f'{value:.4g}' for _, value in ordered if math.isfinite(value)))[:256]",
-    # Settings of an emulated engine, which runs without our package: numbers, or what stands in their place.
-    "replay/emulated/engine_model.py: {given!r:.40}",
-    "replay/emulated/engine_model.py: {width!r:.40}",
     # Input that is parsed or compared, and not shown.
     "cluster/engine_probe.py: data[start:start + _PIECE_BYTES]",
     "vllm/settings_watch.py: str(record.msg)[:_LOOKED_AT]",

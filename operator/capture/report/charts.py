@@ -70,6 +70,8 @@ def _chart(
             if isinstance(drawn, str):
                 return LeftOut(title, drawn)
             figure, words, *more = drawn
+            if len(known) > 1 and not figure.legends:
+                legend_above(figure, figure.axes[0])
             told = [words(each) for each in known]
             sentences = [f"{each.label}: {text}." for each, text in zip(known, told, strict=True)]
             if len(known) == 1:
@@ -119,8 +121,7 @@ def by_position(known: list[Series]) -> _Drawn:
     legend_above(figure, axes)
 
     def words(each: Series) -> str:
-        steps = _steps(each)
-        shares = steps.per_position
+        steps, shares = _steps(each), _steps(each).per_position
         return (
             f"{shares[0]:.0%} of the drafts were accepted at the first position, {shares[-1]:.0%} to the last of "
             f"{len(shares)}; {1 + steps.accepted / steps.drafts:.2f} tokens per verification"
@@ -143,8 +144,6 @@ def over_time(known: list[Series]) -> _Drawn:
         axes.plot(seconds, shares, markersize=3, label=each.label, **each.style.marked_line)
     percent_axis(axes, _ACCEPTANCE, max(shares.max() for shares in found.values()) * _HEADROOM)
     axes.set_xlabel("time since the first arrival (s)")
-    if len(known) > 1:
-        legend_above(figure, axes)
 
     def words(each: Series) -> str:
         shares = found[each.label]
@@ -160,18 +159,13 @@ def by_concurrency(known: list[Series]) -> _Drawn:
     def points(each: Series) -> tuple[Floats, Floats]:
         """Return means and shares of neighbouring batch sizes, in quarter octaves with enough drafted tokens."""
         drafted, accepted = _steps(each).by_running.sums.T
-        running = np.maximum(np.arange(len(drafted), dtype=np.float64), 1)
-        used = np.flatnonzero(drafted > 0)
-        keys = np.floor(np.log2(running[used]) * 4).astype(np.int64)
-        groups = [used[keys == key] for key in np.unique(keys)]
-        groups = [those for those in groups if drafted[those].sum() >= _FEWEST_DRAFTED]
-        if not groups:
-            mean = float(np.arange(len(drafted))[used] @ drafted[used] / drafted.sum())
-            return np.array([mean]), np.array([accepted.sum() / drafted.sum()])
-        weights = [drafted[those].sum() for those in groups]
-        x = [running[those] @ drafted[those] / weight for those, weight in zip(groups, weights, strict=True)]
-        y = [accepted[those].sum() / weight for those, weight in zip(groups, weights, strict=True)]
-        return np.array(x), np.array(y)
+        running = np.arange(len(drafted))
+        keys = np.floor(np.log2(np.maximum(running, 1)) * 4).astype(np.int64)
+        weights = np.bincount(keys, drafted)
+        if (often := weights >= _FEWEST_DRAFTED).any():
+            means = np.bincount(keys, np.maximum(running, 1) * drafted)[often] / weights[often]
+            return means, np.bincount(keys, accepted)[often] / weights[often]
+        return np.array([running @ drafted / drafted.sum()]), np.array([accepted.sum() / drafted.sum()])
 
     def words(running: Floats, shares: Floats) -> str:
         more = f", {shares[-1]:.0%} with {number(running[-1])}" if len(running) > 1 else ""
@@ -253,8 +247,6 @@ def _against(
         plain_log(axes, "x")
     else:
         whole_ticks(axes)
-    if len(known) > 1:
-        legend_above(figure, axes)
     return figure, lambda each: words(*found[each.label])
 
 
@@ -291,8 +283,6 @@ def tokens_per_step(known: list[Series]) -> _Drawn:
     axes.set_xlabel(f"tokens per request and step{f' ({LARGEST_BURST}: or more)' if largest == LARGEST_BURST else ''}")
     percent_axis(axes, "decode steps", highest * 1.08)
     _size_axis(axes, largest)
-    if len(known) > 1:
-        legend_above(figure, axes)
 
     def words_of(each: Series) -> str:
         counts = each.capture.requests.bursts
@@ -369,18 +359,16 @@ _CROWDED: Final = 44
 def distributions(known: list[Series]) -> _Drawn:
     """Draw the shares of requests by the time to their first token, and by the time of a further one."""
     figure, (left, right) = new_figure(1, 2, sharey=True)
-    for axes, name, values_of in ((left, "TTFT", ttft_ms), (right, "TPOT", tpot_ms)):
+    for axes, name in ((left, "TTFT"), (right, "TPOT")):
         for each in known:
-            _curve(axes, values_of(each), each)
+            _curve(axes, _times_ms(each)[name], each)
         _finish_curves(axes, f"{name} at the engine (ms)")
     percent_axis(left, "requests that took at most this long")
-    if len(known) > 1:
-        legend_above(figure, left)
 
     def words(each: Series) -> str:
         return ", ".join(
             f"{name} P50 {measured(quantiles[0])}, P99 {measured(quantiles[2])} ms"
-            for name, values in (("TTFT", ttft_ms(each)), ("TPOT", tpot_ms(each)))
+            for name, values in _times_ms(each).items()
             if len(values)
             for quantiles in [np.quantile(values, _QUANTILES)]
         )
@@ -393,40 +381,31 @@ def lengths(known: list[Series]) -> _Drawn:
     """Draw the shares of requests by the tokens of their prompts, and of their outputs."""
     figure, (left, right) = new_figure(1, 2, sharey=True)
 
-    def tokens_of(each: Series) -> tuple[tuple[str, Floats], tuple[str, Floats]]:
-        requests = each.capture.requests
-        return ("prompt", np.asarray(requests.prompt_tokens)), ("output", np.asarray(requests.output_tokens))
+    def tokens_of(each: Series, name: str) -> Floats:
+        return np.asarray(getattr(each.capture.requests, f"{name}_tokens"))
 
-    for each in known:
-        for axes, (_, tokens) in zip((left, right), tokens_of(each), strict=True):
-            _curve(axes, tokens, each)
     for axes, name in ((left, "prompt"), (right, "output")):
+        for each in known:
+            _curve(axes, tokens_of(each, name), each)
         _finish_curves(axes, f"tokens of the {name}")
         if axes.get_xscale() == "linear":
             whole_ticks(axes)
     percent_axis(left, "requests that had at most this many")
-    if len(known) > 1:
-        legend_above(figure, left)
 
     def words(each: Series) -> str:
         return ", ".join(
             f"{name}s P50 {quantiles[0]:,.0f}, P99 {quantiles[2]:,.0f} tokens"
-            for name, tokens in tokens_of(each)
-            for quantiles in [np.quantile(tokens, _QUANTILES)]
+            for name in ("prompt", "output")
+            for quantiles in [np.quantile(tokens_of(each, name), _QUANTILES)]
         )
 
     return figure, words
 
 
-def ttft_ms(each: Series) -> Floats:
-    """Return the times to the first token."""
-    return np.asarray(each.capture.requests.ttft_ms)
-
-
-def tpot_ms(each: Series) -> Floats:
-    """Return the times per further token of all requests with two or more."""
-    values = np.asarray(each.capture.requests.tpot_ms)
-    return np.asarray(values[~np.isnan(values)], dtype=np.float64)
+def _times_ms(each: Series) -> dict[str, Floats]:
+    """Return TTFT of all requests, and TPOT of those with two tokens or more."""
+    tpot_ms = np.asarray(each.capture.requests.tpot_ms)
+    return {"TTFT": np.asarray(each.capture.requests.ttft_ms), "TPOT": tpot_ms[~np.isnan(tpot_ms)]}
 
 
 def _curve(axes: Axes, values: Floats, each: Series, label: str | None = None, line: str | None = None) -> None:
@@ -556,7 +535,7 @@ def client_ttft(known: list[Series]) -> _Drawn:
     for each in known:
         client = each.capture.client
         _curve(axes, np.asarray(client.ttft_ms if client else ()), each, "", ":")
-        _curve(axes, ttft_ms(each), each)
+        _curve(axes, _times_ms(each)["TTFT"], each)
     axes.plot([], [], color=QUIET, marker="o", markersize=4, label="at the engine")
     axes.plot([], [], color=QUIET, marker="o", markersize=4, markerfacecolor="white", linestyle=":", label="over HTTP")
     _finish_curves(axes, "TTFT (ms)")
@@ -566,7 +545,7 @@ def client_ttft(known: list[Series]) -> _Drawn:
     def words(each: Series) -> str:
         client = each.capture.client or ClientSums()
         outcomes = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in client.outcomes.items())
-        seen, given = float(np.median(client.ttft_ms)), float(np.median(ttft_ms(each)))
+        seen, given = float(np.median(client.ttft_ms)), float(np.median(_times_ms(each)["TTFT"]))
         return f"the client's median is {measured(seen)} ms, the engine's {measured(given)} ms; {outcomes}"
 
     return figure, words

@@ -22,6 +22,7 @@ from specdecode_operator.cli.terminal import say, say_line
 from specdecode_operator.cli.text_files import DocumentError, new_folder
 from specdecode_operator.problems import printable
 from specdecode_operator.replay import drive as driving
+from specdecode_operator.replay.model_file import BLOCK_TOKENS
 
 
 def drive_command(  # noqa: PLR0913  each is an option
@@ -72,8 +73,7 @@ def drive_command(  # noqa: PLR0913  each is an option
         for note in _notes(recording, plan, requests):
             say_line(f"note: {note}", err=True)
         server = asyncio.run(driving.find_target(address, model, recording.meta.model, key))
-        # As in vllm-vcr, the default block size is 16.
-        prompts = BlockPrompts(TokenIds(vocab_size), recording.meta.block_size or 16, seed)
+        prompts = BlockPrompts(TokenIds(vocab_size), recording.meta.block_size or BLOCK_TOKENS, seed)
         progress = partial(say_line, err=True) if sys.stderr.isatty() else None
         drive = driving.Drive(
             server=server, monitor_url=address.root, prompts=prompts, timeout_s=timeout, progress=progress

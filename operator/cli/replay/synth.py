@@ -22,9 +22,8 @@ from specdecode_operator.cli.text_files import DocumentError, new_folder
 from specdecode_operator.problems import printable, shown
 from specdecode_operator.replay import synthetic_load
 from specdecode_operator.replay.emulated.engine_model import StepTime, from_rates
-from specdecode_operator.replay.model_file import FittedModel, Limits, ModelFileError, read_model
+from specdecode_operator.replay.model_file import BLOCK_TOKENS, FittedModel, Limits, ModelFileError, read_model
 from specdecode_operator.replay.modelled_engine import ModelledBehaviour, NoDonorsError
-from specdecode_operator.replay.stepped_engine import BLOCK_SIZE
 from specdecode_operator.replay.virtual_run import GivenBehaviour, Outcome, VirtualRun, replayed, spread
 
 Arrivals = Annotated[
@@ -227,18 +226,7 @@ def forecast_command(  # noqa: PLR0913  each is an option
         refuse_written(context, of_arrivals, "has no effect with --load: omit it")
     fitted, behaviour = _engine(model, seed, max_num_seqs, max_num_batched_tokens, num_gpu_blocks)
     limits, origin = fitted.origin.limits, fitted.origin
-    meta = TraceMeta(
-        model=origin.model,
-        gpu=origin.gpu,
-        tp=origin.tp,
-        max_num_seqs=limits.max_num_seqs,
-        source=FORECAST_SOURCE,
-        block_size=limits.block_size,
-        vllm_version=origin.vllm_version,
-        schema=MANIFEST_SCHEMA,
-        speculative=origin.speculative,
-    )
-    block_size = limits.block_size or BLOCK_SIZE
+    meta, block_size = origin.header(source=FORECAST_SOURCE), limits.block_size or BLOCK_TOKENS
     turnarounds_ms = (fitted.clients.turnarounds_ms if fitted.clients else None) or (0.0,)
     run = VirtualRun(behaviour=behaviour, limits=limits, meta=meta, turnarounds_ms=turnarounds_ms)
     with refused("--out", DocumentError), refused("--load", RecordingError):

@@ -1,43 +1,64 @@
-"""Settings of the emulated engine, and the model sections `acceptance` and `step_time`; standard library only.
+"""Settings of the emulated engine, and the model sections `acceptance` and `step_time`.
 
 A request stays in one difficulty class from its first token to its last. Within a class the outcome of a step,
 drafted and accepted tokens, is drawn as a whole; it may depend on the outcome before.
 """
 
-import json
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Annotated, Any, Final, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
 
 Outcome = tuple[int, int]
 """Tokens drafted for a step of one request (0 without a match), and how many of them were accepted."""
 
 
-@dataclass(frozen=True)
-class Difficulty:
+NotNegative = Annotated[float, Meta(ge=0, le=1e300)]
+Count = Annotated[int, Meta(ge=0)]
+Pair = tuple[NotNegative, NotNegative]
+_Section = TypeVar("_Section")
+
+
+class Difficulty(Struct, frozen=True, forbid_unknown_fields=True):
     """A class of similar requests."""
 
-    share: float  # of requests
-    outcomes: Sequence[float]  # chance of each outcome of the section
-    after: Sequence[Sequence[float]] = ()
+    share: NotNegative  # of requests
+    outcomes: Sequence[NotNegative]  # chance of each outcome of the section
+    after: Sequence[Sequence[NotNegative]] = ()
     """If outcomes depend on the step before: their chances after each outcome, in the section's order. An empty row
     means ``outcomes``."""
 
-    temperature: float | None = None  # of the requests it was fitted on
+    temperature: NotNegative | None = None  # of the requests it was fitted on
 
 
-@dataclass(frozen=True)
-class Acceptance:
+class Acceptance(Struct, frozen=True, forbid_unknown_fields=True):
     """Acceptance of drafts."""
 
-    num_speculative_tokens: int
-    outcomes: Sequence[Outcome]
-    classes: Sequence[Difficulty]
+    num_speculative_tokens: Annotated[int, Meta(ge=1)]
+    outcomes: Annotated[Sequence[tuple[Count, Count]], Meta(min_length=1)]
+    classes: Annotated[Sequence[Difficulty], Meta(min_length=1)]
+    ranges: Mapping[str, int] = {}  # number of fitted requests and chunks
+
+    def __post_init__(self) -> None:
+        """Reject outcomes and chances that contradict each other."""
+        if not all(accepted <= drafted <= self.num_speculative_tokens for drafted, accepted in self.outcomes):
+            raise ValueError("outcomes: must be [drafted, accepted] with accepted <= drafted <= num_speculative_tokens")
+        for each in self.classes:
+            rows = [each.outcomes, *filter(None, each.after)]
+            if len(each.after) not in (0, len(self.outcomes)) or not all(map(self._is_row, rows)):
+                raise ValueError("classes: outcomes, and rows of after, need a weight per outcome, one of them above 0")
+        if not any(each.share for each in self.classes):
+            raise ValueError("classes: at least one share must be above 0")
+
+    def _is_row(self, row: Sequence[float]) -> bool:
+        return len(row) == len(self.outcomes) and any(row)
 
     def draw_class(self, temperature: float | None, random: Random) -> Difficulty:
         """Return the class of a new request: of those nearest to its temperature, by their shares."""
@@ -47,17 +68,6 @@ class Acceptance:
             nearest = min(known, key=lambda value: abs(value - (1.0 if temperature is None else temperature)))
             near = [each for each in near if each.temperature in (None, nearest)]
         return random.choices(near, [each.share for each in near])[0]
-
-    def rates(self, width: int) -> list[float]:
-        """Return the share of drafts of which each position was accepted, as vLLM counts it; without ``after``."""
-        chances = [0.0] * len(self.outcomes)
-        for each in self.classes:
-            for index, chance in enumerate(each.outcomes):
-                chances[index] += each.share * chance / sum(each.outcomes)
-        drafts = sum(chance for chance, (drafted, _) in zip(chances, self.outcomes, strict=True) if drafted) or 1.0
-        each_position = range(1, min(width, self.num_speculative_tokens) + 1)
-        of = [(chance, accepted) for chance, (_, accepted) in zip(chances, self.outcomes, strict=True)]
-        return [sum(chance for chance, accepted in of if accepted >= position) / drafts for position in each_position]
 
 
 class Drafting:
@@ -143,72 +153,16 @@ def from_rates(rates: Sequence[float], drafting: float = 1.0) -> Acceptance:
     return Acceptance(width, outcomes, [Difficulty(1.0, chances)])
 
 
-def acceptance_from_json(section: Mapping[str, Any]) -> Acceptance:
-    """Return the section ``acceptance``.
-
-    Raises
-    ------
-    ValueError
-        The section is invalid; the message names the field.
-    """
-    known = {each.name for each in fields(Acceptance)} | {"ranges"}
-    if unknown := sorted(set(section) - known):
-        raise ValueError(f"acceptance: unknown: {', '.join(unknown)}; known: {', '.join(sorted(known))}")
-    width = section.get("num_speculative_tokens")
-    if not _is_count(width) or not width:
-        raise ValueError(f"acceptance.num_speculative_tokens: must be an integer of 1 or more, not {width!r:.40}")
-    outcomes = _outcomes(section.get("outcomes"), width)
-    classes = section.get("classes")
-    if not isinstance(classes, list) or not classes:
-        raise ValueError("acceptance.classes: must be a list of one or more classes")
-    made = [_class(f"acceptance.classes[{index}]", each, len(outcomes)) for index, each in enumerate(classes)]
-    if not any(each.share for each in made):
-        raise ValueError("acceptance.classes: at least one share must be above 0")
-    return Acceptance(width, outcomes, made)
+def acceptance_from_json(section: Any) -> Acceptance:
+    """Return the section ``acceptance``, or raise a ValueError that names the field."""
+    return _converted("acceptance", section, Acceptance)
 
 
-def _outcomes(given: Any, width: int) -> list[Outcome]:
-    found: list[Outcome] = []
-    for each in given if isinstance(given, list) else []:
-        match each:
-            case [drafted, accepted] if _is_count(drafted) and _is_count(accepted) and accepted <= drafted <= width:
-                found.append((drafted, accepted))
-            case _:
-                found = []
-                break
-    if not found:
-        raise ValueError(
-            f"acceptance.outcomes: must be a list of pairs [drafted, accepted] with accepted <= drafted <= {width}"
-        )
-    return found
-
-
-def _class(name: str, given: Any, outcomes: int) -> Difficulty:
-    if not isinstance(given, Mapping) or not {each.name for each in fields(Difficulty)}.issuperset(given):
-        raise ValueError(f"{name}: must have share and outcomes, and may have after and temperature, but no other keys")
-    share = _number(f"{name}.share", given.get("share"))
-    temperature = given.get("temperature")
-    if temperature is not None:
-        temperature = _number(f"{name}.temperature", temperature)
-    after = given.get("after") or []
-    if not isinstance(after, list) or len(after) not in (0, outcomes):
-        raise ValueError(f"{name}.after: must have one row for each of the {outcomes} outcomes, or be empty")
-    rows = [_row(f"{name}.after", row, outcomes) if row else () for row in after]
-    return Difficulty(share, _row(f"{name}.outcomes", given.get("outcomes"), outcomes), rows, temperature)
-
-
-def _row(name: str, given: Any, outcomes: int) -> Sequence[float]:
-    if not isinstance(given, list) or len(given) != outcomes or not all(map(_is_number, given)) or not sum(given):
-        raise ValueError(f"{name}: must have one weight for each of the {outcomes} outcomes, at least one above 0")
-    return tuple(given)
-
-
-def _is_count(given: Any) -> bool:
-    return isinstance(given, int) and not isinstance(given, bool) and given >= 0
-
-
-def _is_number(given: Any) -> bool:
-    return isinstance(given, int | float) and not isinstance(given, bool) and 0 <= given < float("inf")
+def _converted(name: str, section: Any, kind: type[_Section]) -> _Section:
+    try:
+        return msgspec.convert(section, kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{name}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -223,38 +177,44 @@ class StepShape:
     drafted: int = 0  # positions that are drafted in this step for the next: passes of the draft
 
 
-@dataclass(frozen=True)
-class StepTime:
+class StepTime(Struct, frozen=True, forbid_unknown_fields=True):
     """Model of the duration of a step: a curve over scheduled tokens, and further costs, all of them 0 or more.
 
     It holds for the GPU and the tensor-parallel size that it was fitted to.
     """
 
-    curve: Sequence[tuple[float, float]]
+    curve: Annotated[Sequence[Pair], Meta(min_length=1)]
     """Points (scheduled tokens, ms), in ascending order of tokens, with linear interpolation.
 
     The curve is constant before the first point and keeps its last slope after the last one. Reading the weights
     dominates small steps, arithmetic large ones.
     """
 
-    request_us: float = 0.0  # each request
-    prefill_token_us: float = 0.0  # each prompt token, beside what the curve says
-    context_ns: float = 0.0  # each token attended to
-    prefill_pair_ps: float = 0.0  # each pair of a prompt token and a token that it attends to
-    draft_ms: float = 0.0  # each drafted position
-    draft_request_us: float = 0.0  # each drafted position of each request
+    request_us: NotNegative = 0.0  # each request
+    prefill_token_us: NotNegative = 0.0  # each prompt token, beside what the curve says
+    context_ns: NotNegative = 0.0  # each token attended to
+    prefill_pair_ps: NotNegative = 0.0  # each pair of a prompt token and a token that it attends to
+    draft_ms: NotNegative = 0.0  # each drafted position
+    draft_request_us: NotNegative = 0.0  # each drafted position of each request
     one_pass: bool = False  # All positions are drafted in one pass: draft_ms once
-    host_ms: float = 0.0
+    host_ms: NotNegative = 0.0
     """Host time between two steps, already included in the costs above; an emulated host adds only what exceeds it."""
 
-    residuals: Sequence[float] = ()
+    residuals: Sequence[NotNegative] = ()
     """Ratios of measured to modelled time, ascending and evenly spread over quantiles, with a mean of 1."""
 
-    persistence: float = 0.0
+    persistence: Annotated[float, Meta(ge=0, lt=1)] = 0.0
     """Correlation of the quantiles of consecutive steps' residuals, 0 to 1: a slow machine stays slow."""
 
-    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    ranges: Mapping[str, Pair] = {}
     """Lowest and highest fitted value of each field of StepShape."""
+
+    def __post_init__(self) -> None:
+        """Reject a curve that is not ascending, and ranges of unknown fields."""
+        if any(later[0] <= earlier[0] for earlier, later in pairwise(self.curve)):
+            raise ValueError("curve: scheduled tokens must increase from pair to pair")
+        if not self.ranges.keys() <= {each.name for each in fields(StepShape)}:
+            raise ValueError("ranges: has names that are not fields of a step")
 
     def ms(self, step: StepShape) -> float:
         """Return the expected duration of the step."""
@@ -282,6 +242,12 @@ class StepTime:
         return max(0.0, _between(low, high, (tokens - left) / (right - left)))
 
 
+def next_mood(mood: float, persistence: float, random: Random) -> tuple[float, float]:
+    """Draw the next of normal values with this correlation; return it and its quantile."""
+    mood = persistence * mood + math.sqrt(1 - persistence**2) * random.gauss(0, 1)
+    return mood, 0.5 * (1 + math.erf(mood / math.sqrt(2)))
+
+
 class Paces:
     """Draws the durations of steps, one after another."""
 
@@ -293,74 +259,20 @@ class Paces:
 
     def draw_ms(self, step: StepShape) -> float:
         """Draw the duration of the next step."""
-        persistence, residuals = self._step_time.persistence, self._step_time.residuals
-        self._mood = persistence * self._mood + math.sqrt(1 - persistence**2) * self._random.gauss(0, 1)
+        residuals = self._step_time.residuals
+        self._mood, quantile = next_mood(self._mood, self._step_time.persistence, self._random)
         ms = self._step_time.ms(step)
         if not residuals:
             return ms
-        place = 0.5 * (1 + math.erf(self._mood / math.sqrt(2))) * (len(residuals) - 1)
+        place = quantile * (len(residuals) - 1)
         below = int(place)
         above = min(below + 1, len(residuals) - 1)
         return ms * _between(residuals[below], residuals[above], place - below)
 
 
-def step_time_from_json(section: Mapping[str, Any]) -> StepTime:
-    """Return the section ``step_time``.
-
-    Raises
-    ------
-    ValueError
-        The section is invalid; the message names the field.
-    """
-    known = {each.name for each in fields(StepTime)}
-    if unknown := sorted(set(section) - known):
-        raise ValueError(f"step_time: unknown: {', '.join(unknown)}; known: {', '.join(sorted(known))}")
-    numbers = {name: _number(f"step_time.{name}", value) for name, value in section.items() if name in _NUMBERS}
-    if numbers.get("persistence", 0.0) >= 1:
-        raise ValueError(f"step_time.persistence: must be below 1, not {numbers['persistence']:g}")
-    if not isinstance(given := section.get("one_pass", False), bool):
-        raise ValueError(f"step_time.one_pass: must be true or false, not {given!r:.40}")  # noqa: TRY004
-    return StepTime(
-        curve=_curve(section.get("curve")),
-        residuals=tuple(sorted(_number("step_time.residuals", each) for each in section.get("residuals", ()))),
-        ranges=_ranges(section.get("ranges", {})),
-        one_pass=given,
-        **numbers,
-    )
-
-
-_NUMBERS = {each.name for each in fields(StepTime)} - {"curve", "residuals", "ranges", "one_pass"}
-
-
-def _curve(given: Any) -> tuple[tuple[float, float], ...]:
-    if not isinstance(given, list | tuple) or not given:
-        raise ValueError("step_time.curve: must be a list of pairs [scheduled tokens, ms], such as [[1, 8.0]]")
-    points = tuple(_pair("step_time.curve", point) for point in given)
-    if any(later[0] <= earlier[0] for earlier, later in pairwise(points)):
-        raise ValueError("step_time.curve: scheduled tokens must increase from pair to pair")
-    return points
-
-
-def _ranges(given: Any) -> dict[str, tuple[float, float]]:
-    known = {each.name for each in fields(StepShape)}
-    if not isinstance(given, Mapping) or not known.issuperset(given):
-        raise ValueError(
-            f"step_time.ranges: must map names to [lowest, highest]; known names: {', '.join(sorted(known))}"
-        )
-    return {name: _pair(f"step_time.ranges.{name}", pair) for name, pair in given.items()}
-
-
-def _pair(name: str, given: Any) -> tuple[float, float]:
-    match given:
-        case [first, second]:
-            return _number(name, first), _number(name, second)
-    raise ValueError(f"{name}: must be a pair of numbers, not {given!r:.40}")
-
-
-def _number(name: str, given: Any) -> float:
-    if not _is_number(given):
-        raise ValueError(f"{name}: must be a number of 0 or more, not {given!r:.40}")
-    return float(given)
+def step_time_from_json(section: Any) -> StepTime:
+    """Return the section ``step_time``, or raise a ValueError that names the field."""
+    return _converted("step_time", section, StepTime)
 
 
 def _between(low: float, high: float, share: float) -> float:
@@ -371,8 +283,7 @@ KEY: Final = "specdecode_emulated"
 """Key in --additional-config whose value is the path of the settings file."""
 
 
-@dataclass(frozen=True)
-class CachedLayers:
+class CachedLayers(Struct, frozen=True):
     """Equal layers, and the cache of each of them on one rank."""
 
     count: int
@@ -390,8 +301,7 @@ class CachedLayers:
     exports_checkpoint: bool = False
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(Struct, frozen=True):
     """Settings of the executor."""
 
     step_time: StepTime
@@ -410,22 +320,5 @@ def read_settings(additional_config: Any) -> Settings:
     if not isinstance(additional_config, Mapping) or KEY not in additional_config:
         message = f'emulated: --additional-config \'{{"{KEY}": "FILE"}}\' is needed: use specdecode replay serve'
         raise ValueError(message)
-    return settings_from_json(json.loads(Path(additional_config[KEY]).read_text(encoding="utf-8")))
-
-
-def settings_from_json(given: Mapping[str, Any]) -> Settings:
-    """Return settings as the file has them."""
-    folder = given.get("folder")
-    acceptance = given.get("acceptance")
-    first, last = given.get("text", (300, 1000))
-    return Settings(
-        step_time=step_time_from_json(given["step_time"]),
-        layers=tuple(CachedLayers(**each) for each in given["layers"]),
-        kv_cache_bytes=given["kv_cache_bytes"],
-        acceptance=None if acceptance is None else acceptance_from_json(acceptance),
-        text=(first, last),
-        seed=given.get("seed", 0),
-        gpu=given.get("gpu"),
-        folder=None if folder is None else Path(folder),
-        tells_steps=given.get("tells_steps", False),
-    )
+    text = Path(additional_config[KEY]).read_bytes()
+    return msgspec.json.decode(text, type=Settings, dec_hook=lambda kind, value: kind(value))

@@ -20,9 +20,8 @@ from vllm.v1 import kv_cache_interface as kinds
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, DraftTokenIds, LogprobsLists, ModelRunnerOutput
 
-from .batch import Batch, Constraint, Endings, Sampled
+from .batch import Batch, Constraint, Endings, Lateness, Sampled
 from .engine_model import CachedLayers, Paces, StepShape, read_settings
-from .lateness import Lateness
 
 _ELEMENTS = {1: torch.uint8, 2: torch.bfloat16, 4: torch.float32}
 

@@ -111,14 +111,9 @@ class Events:
 
 def usage_of(prompt_tokens: int, completion_tokens: int, cached_tokens: int | None = None) -> dict[str, Any]:
     """Return token counts in the form of OpenAI."""
-    usage: dict[str, Any] = {
-        "prompt_tokens": prompt_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-        "completion_tokens": completion_tokens,
-    }
-    if cached_tokens is not None:
-        usage["prompt_tokens_details"] = {"cached_tokens": cached_tokens}
-    return usage
+    total = prompt_tokens + completion_tokens
+    usage = {"prompt_tokens": prompt_tokens, "total_tokens": total, "completion_tokens": completion_tokens}
+    return usage if cached_tokens is None else usage | {"prompt_tokens_details": {"cached_tokens": cached_tokens}}
 
 
 def error(status: int, kind: str, message: str, parameter: str | None = None) -> bytes:
@@ -185,31 +180,24 @@ class Generation(ABC):
         self._longest_stop = max(map(len, asked.stop), default=0)
 
     async def begin(self, receive: Receive) -> bool:
-        """Submit the request to the engine as a whole; return whether its client is still connected.
-
-        Raises
-        ------
-        UnmatchedRequestError
-            The engine rejects it.
-        """
+        """Submit the request to the engine as a whole; return whether its client is still connected."""
         block = self._engines.hash_blocks_of
         hashes = [()] * len(self.asked.prompts) if block is None else await self._hashed(block, receive)
         if hashes is None:
             return False
-        self._engines.meter.request_n.observe(self.asked.n)
+        self._engines.meter.observe("request_params_n", self.asked.n)
         try:
-            for number, prompt in enumerate(self.asked.prompts):
-                room = (self._engines.max_model_len or 2**31) - prompt.tokens
+            for place, choice in enumerate(self.choices):
+                room = (self._engines.max_model_len or 2**31) - choice.prompt.tokens
                 incoming = Incoming(
                     request_id=self._name,
-                    prompt_tokens=prompt.tokens,
+                    prompt_tokens=choice.prompt.tokens,
                     max_tokens=room if self.asked.max_tokens is None else self.asked.max_tokens,
-                    block_hashes=hashes[number],
+                    block_hashes=hashes[place // self.asked.n],
                     temperature=self.asked.temperature,
                     ignore_eos=self.asked.ignore_eos,
                 )
-                for choice in self.choices[number * self.asked.n : (number + 1) * self.asked.n]:
-                    choice.answer = Answer(self._engines.meter, self._engines.engine, incoming, choice.take)
+                choice.answer = Answer(self._engines.meter, self._engines.engine, incoming, choice.take)
         except BaseException:
             self.abort()
             raise
@@ -355,13 +343,7 @@ class Whole(Generation):
         self._failed = False
 
     async def document(self, receive: Receive) -> bytes:
-        """Return the document when it is complete, or when the client has disconnected.
-
-        Raises
-        ------
-        RejectedError
-            The engine gave up.
-        """
+        """Return the complete document, or raise RejectedError if the engine gave up."""
         async with _unless_gone(receive, self._gone):
             await self._over.wait()
         if self._failed:

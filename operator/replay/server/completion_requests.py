@@ -179,13 +179,7 @@ _REQUESTS_TEXT: Final = msgspec.json.Decoder(str | None)
 
 
 def read_completion(data: bytes) -> Asked:
-    """Parse the body of /v1/completions.
-
-    Raises
-    ------
-    RejectedError
-        The body is invalid, or needs a model.
-    """
+    """Parse the body of /v1/completions, or raise RejectedError."""
     body = _decoded(_COMPLETION, data)
     if body.suffix:
         raise bad_request("suffix: a replay has no model that could lead up to it: remove it", "suffix")
@@ -199,13 +193,7 @@ def read_completion(data: bytes) -> Asked:
 
 
 def read_chat(data: bytes) -> Asked:
-    """Parse the body of /v1/chat/completions.
-
-    Raises
-    ------
-    RejectedError
-        The body is invalid, or needs a model.
-    """
+    """Parse the body of /v1/chat/completions, or raise RejectedError."""
     body = _decoded(_CHAT, data)
     if not body.messages:
         raise bad_request("messages must not be empty", "messages")

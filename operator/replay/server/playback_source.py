@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from random import Random
-from typing import Final
 
 import msgspec
 
@@ -21,7 +20,7 @@ from specdecode_operator.replay.drafting import (
     recorded_drafting,
 )
 from specdecode_operator.replay.engine import Clock, ReplayEngine
-from specdecode_operator.replay.model_file import FittedModel, ModelFileError, read_model
+from specdecode_operator.replay.model_file import BLOCK_TOKENS, FittedModel, ModelFileError, read_model
 from specdecode_operator.replay.modelled_engine import ModelledBehaviour, NoDonorsError
 from specdecode_operator.replay.recorded_engine import (
     Matching,
@@ -33,8 +32,6 @@ from specdecode_operator.replay.recorded_engine import (
     repeating,
 )
 from specdecode_operator.replay.stepped_engine import SteppedEngine
-
-BLOCK_TOKENS: Final = 16  # if a trace's header has no block size, as in vllm-vcr
 
 
 class ServeError(Exception):
@@ -157,31 +154,13 @@ def _read_model_file(path: Path) -> Source:
     except ModelFileError as error:
         raise ServeError(str(error)) from error
     origin, k = model.origin, model.donors.num_speculative_tokens if model.donors is not None else 0
-    limits = origin.limits
     return Source(
-        meta=TraceMeta(
-            model=origin.model,
-            gpu=origin.gpu,
-            tp=origin.tp,
-            max_num_seqs=limits.max_num_seqs,
-            block_size=limits.block_size,
-            vllm_version=origin.vllm_version,
-            schema=MANIFEST_SCHEMA,
-            speculative=origin.speculative or ({"num_speculative_tokens": k} if k else None),
-        ),
+        meta=origin.header(speculative=origin.speculative or ({"num_speculative_tokens": k} if k else None)),
         num_speculative_tokens=k,
-        kv_cache_tokens=_modelled_tokens(model),
+        kv_cache_tokens=origin.limits.kv_cache_tokens,
         description=f"an engine fitted to {sum(each.requests for each in origin.captures)} requests of {origin.model}",
         model=model,
     )
-
-
-def _modelled_tokens(model: FittedModel | None) -> int | None:
-    """Return the tokens of the KV cache; None if its blocks are unknown."""
-    limits = model.origin.limits if model is not None else None
-    if limits is None or limits.num_gpu_blocks is None:
-        return None
-    return limits.num_gpu_blocks * (limits.block_size or BLOCK_TOKENS)
 
 
 def _read_traces(settings: SourceSettings) -> Source:
@@ -214,7 +193,7 @@ def _read_traces(settings: SourceSettings) -> Source:
     return Source(
         meta=meta,
         num_speculative_tokens=k,
-        kv_cache_tokens=_modelled_tokens(model) if modelled else largest_batch_tokens(recording),
+        kv_cache_tokens=model.origin.limits.kv_cache_tokens if modelled and model else largest_batch_tokens(recording),
         description=f"{of_what}{count} {'request' if count == 1 else 'requests'} of {meta.model}",
         recording=recording,
         drafting=_drafting(recordings, notes) if k and not modelled else None,

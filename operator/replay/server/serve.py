@@ -7,7 +7,7 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +28,7 @@ from specdecode_operator.problems import printable
 from specdecode_operator.redaction import clip
 from specdecode_operator.replay.clocks import LATE_MS, TimerClock
 from specdecode_operator.replay.engine import UnmatchedRequestError
+from specdecode_operator.replay.model_file import BLOCK_TOKENS
 from specdecode_operator.replay.recorded_engine import Matching
 from specdecode_operator.replay.server.completion_answers import Engines, Streamed, Whole, error
 from specdecode_operator.replay.server.completion_requests import (
@@ -39,7 +40,6 @@ from specdecode_operator.replay.server.completion_requests import (
 )
 from specdecode_operator.replay.server.http_transport import ABANDON, BoundedHttp, Wire
 from specdecode_operator.replay.server.playback_source import (
-    BLOCK_TOKENS,
     Mode,
     Played,
     ServeError,
@@ -87,15 +87,6 @@ def application(service: Service) -> ASGIApp:
         for name in service.models
     ]
 
-    async def models(_request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": cards})
-
-    async def healthy(_request: Request) -> Response:
-        return Response(status_code=200)
-
-    async def version(_request: Request) -> Response:
-        return JSONResponse({"version": service.version})
-
     async def metrics(_request: Request) -> Response:
         return Response(service.exposition.text(), media_type="text/plain; version=1.0.0; charset=utf-8")
 
@@ -104,13 +95,13 @@ def application(service: Service) -> ASGIApp:
         [
             _Route("/v1/completions", _Answers(service, read_completion), methods=["POST"]),
             _Route("/v1/chat/completions", _Answers(service, read_chat), methods=["POST"]),
-            _Route("/v1/models", models),
-            _Route("/health", healthy, methods=["GET"]),
-            _Route("/ping", healthy, methods=["GET", "POST"]),
-            _Route("/version", version),
+            _Route("/v1/models", JSONResponse({"object": "list", "data": cards}), methods=["GET"]),
+            _Route("/health", Response(), methods=["GET"]),
+            _Route("/ping", Response(), methods=["GET", "POST"]),
+            _Route("/version", JSONResponse({"version": service.version}), methods=["GET"]),
             _Route("/metrics", metrics),
         ],
-        default=_not_found,
+        default=_json(error(404, "NotFoundError", "Not Found"), 404),
     )
     return _Keyed(app, service.api_keys) if service.api_keys else app
 
@@ -141,7 +132,11 @@ class _Answers:
             asked = self._read(data)
             del data
             held.become(asked.held_bytes)
-            await self._answer(asked, scope, receive, send)
+            try:
+                await self._answer(asked, scope, receive, send)
+            except UnmatchedRequestError as unmatched:
+                message = f"{unmatched}: the trace is used up, or has no such request: choose another --unmatched"
+                raise RejectedError(409, "ConflictError", message) from unmatched
             responses[scope["path"], HTTPStatus.OK] += 1
         except RejectedError as rejected:
             responses[scope["path"], rejected.status] += 1
@@ -157,9 +152,8 @@ class _Answers:
         service = self._service
         model = asked.model or service.models[0]
         if model not in service.models:
-            raise RejectedError(
-                404, "NotFoundError", f"The model `{clip(printable(model), 100)}` does not exist.", "model"
-            )
+            message = f"The model `{clip(printable(model), 100)}` does not exist."
+            raise RejectedError(404, "NotFoundError", message, "model")
         longest, prompt_tokens = service.engines.max_model_len, max(prompt.tokens for prompt in asked.prompts)
         wanted = asked.max_tokens or 1
         if longest is not None and prompt_tokens + wanted > longest:
@@ -175,20 +169,12 @@ class _Answers:
         if asked.stream:
             wire = Wire(send, service.engines.unread, scope["extensions"][ABANDON]["close"])
             streamed = Streamed(service.engines, asked, model, request_id, wire)
-            if await _begin(streamed, receive):
+            if await streamed.begin(receive):
                 await streamed.respond(receive)
         else:
             whole = Whole(service.engines, asked, model, request_id)
-            if await _begin(whole, receive):
+            if await whole.begin(receive):
                 await _json(await whole.document(receive), 200)(scope, receive, send)
-
-
-async def _begin(generation: Streamed | Whole, receive: Receive) -> bool:
-    try:
-        return await generation.begin(receive)
-    except UnmatchedRequestError as unmatched:
-        message = f"{unmatched}: the trace is used up, or has no such request: choose another --unmatched"
-        raise RejectedError(409, "ConflictError", message) from unmatched
 
 
 @dataclass
@@ -202,11 +188,8 @@ class _Held:
         """Hold this many bytes; reject the request if all requests together are too large."""
         more_bytes = own_bytes - self.own_bytes
         if more_bytes > 0 and self.service.held_bytes + more_bytes > _MOST_HELD_BYTES:
-            raise RejectedError(
-                503,
-                "ServiceUnavailableError",
-                f"the server already holds request bodies of more than {_MOST_HELD_BYTES} bytes",
-            )
+            message = f"the server already holds request bodies of more than {_MOST_HELD_BYTES} bytes"
+            raise RejectedError(503, "ServiceUnavailableError", message)
         self.service.held_bytes += more_bytes
         self.own_bytes = own_bytes
 
@@ -229,10 +212,6 @@ async def _body(receive: Receive, held: _Held) -> bytes | None:
 
 def _json(body: bytes, status: int) -> Response:
     return Response(body, status, media_type="application/json")
-
-
-async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
-    await _json(error(404, "NotFoundError", "Not Found"), 404)(scope, receive, send)
 
 
 class _Keyed:
@@ -287,13 +266,7 @@ class Assembled:
 
 
 def serve(settings: ServeSettings, source: Source, say: Callable[[str], None]) -> None:
-    """Serve until SIGINT or SIGTERM, then finish the requests in flight.
-
-    Raises
-    ------
-    ServeError
-        The server cannot listen at the address.
-    """
+    """Serve until SIGINT or SIGTERM, then finish the requests in flight."""
     # The recordings stay: collecting garbage among them would delay tokens.
     gc.collect()
     gc.freeze()
@@ -314,9 +287,7 @@ async def _serve(settings: ServeSettings, source: Source, say: Callable[[str], N
     listener = listen_at(settings.host, settings.port)
     clock = TimerClock(loop)
     assembled = assemble(settings, source, clock)
-    server = http_server(
-        assembled.app, drain_timeout_s=settings.drain_timeout_s, most_connections=settings.most_connections
-    )
+    server = http_server(assembled.app, settings.drain_timeout_s, settings.most_connections)
     if settings.hang_after_s is not None:
         # Requests are still accepted, and /health stays good, as if a kernel never ended.
         loop.call_later(settings.hang_after_s, clock.stop)
@@ -350,23 +321,13 @@ class _Server(uvicorn.Server):
 
 
 def assemble(settings: ServeSettings, source: Source, clock: TimerClock) -> Assembled:
-    """Build the application, its engine, and the recorder if one is wanted.
-
-    Raises
-    ------
-    ServeError
-        The folder for the recording cannot be used.
-    """
+    """Build the application, its engine, and the recorder if one is wanted."""
     wanted = settings.source
     played, recorder = play(wanted, source, clock), None
     if settings.record is not None:
         zero_s = clock.zero_ns / 1e9
-        meta = msgspec.structs.replace(
-            source.meta,
-            source=SOURCE,
-            zero_monotonic_s=zero_s,
-            zero_wall_s=time.time() - time.monotonic() + zero_s,
-        )
+        wall_s = time.time() - time.monotonic() + zero_s
+        meta = msgspec.structs.replace(source.meta, source=SOURCE, zero_monotonic_s=zero_s, zero_wall_s=wall_s)
         try:
             recorder = CaptureRecorder(settings.record, meta, played.engine, source.num_speculative_tokens)
         except OSError as error:
@@ -375,11 +336,20 @@ def assemble(settings: ServeSettings, source: Source, clock: TimerClock) -> Asse
     names = settings.served_model_names or (source.meta.model or "replay",)
     meter = Meter(clock, source.num_speculative_tokens, recorder, wanted.time_scale)
     block_tokens = source.meta.block_size or BLOCK_TOKENS
+    tokens = wanted.kv_cache_tokens or source.kv_cache_tokens
     length = wanted.max_model_len
     if length is None and wanted.mode is Mode.MODELLED and source.model is not None:
         length = source.model.origin.limits.max_model_len
     hashes_blocks = source.model is not None or wanted.matching is Matching.PREFIX
-    cache = _cache_config(wanted.kv_cache_tokens or source.kv_cache_tokens, block_tokens, length)
+    # Labels of ``vllm:cache_config_info``; "None" for unknown values, as vLLM writes them.
+    cache = {
+        "block_size": str(block_tokens),
+        "cache_dtype": "auto",
+        "enable_prefix_caching": "True",
+        "kv_cache_max_concurrency": str(tokens / length if tokens is not None and length is not None else None),
+        "kv_cache_size_tokens": str(tokens),
+        "num_gpu_blocks": str(None if tokens is None else tokens // block_tokens),
+    }
     service = Service(
         engines=Engines(
             engine=played.engine,
@@ -398,7 +368,7 @@ def assemble(settings: ServeSettings, source: Source, clock: TimerClock) -> Asse
     return Assembled(application(service), played, recorder)
 
 
-def http_server(app: ASGIApp, *, drain_timeout_s: int, most_connections: int = MOST_CONNECTIONS) -> uvicorn.Server:
+def http_server(app: ASGIApp, drain_timeout_s: int, most_connections: int = MOST_CONNECTIONS) -> uvicorn.Server:
     """Return a server that ends after ``should_exit`` is set: with its last answer, or at the drain timeout."""
     return _Server(
         uvicorn.Config(
@@ -416,27 +386,8 @@ def http_server(app: ASGIApp, *, drain_timeout_s: int, most_connections: int = M
     )
 
 
-def _cache_config(tokens: int | None, block_tokens: int, max_model_len: int | None) -> Mapping[str, str]:
-    """Return the labels of ``vllm:cache_config_info``; "None" for unknown values, as vLLM writes them."""
-    concurrency = tokens / max_model_len if tokens is not None and max_model_len is not None else None
-    return {
-        "block_size": str(block_tokens),
-        "cache_dtype": "auto",
-        "enable_prefix_caching": "True",
-        "kv_cache_max_concurrency": str(concurrency),
-        "kv_cache_size_tokens": str(tokens),
-        "num_gpu_blocks": str(None if tokens is None else tokens // block_tokens),
-    }
-
-
 def listen_at(host: str, port: int) -> socket.socket:
-    """Return a listening socket.
-
-    Raises
-    ------
-    ServeError
-        The address does not exist, or is in use.
-    """
+    """Return a listening socket, or raise ServeError if the address does not exist or is in use."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=4096)

@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import InitVar, dataclass, field, replace
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, TypeVar
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -57,11 +58,8 @@ class FastHistogram:
 
     def buckets(self) -> list[tuple[str, float]]:
         """Return cumulative counts by bound, as Prometheus has them."""
-        below, found = 0, []
-        for bound, count in zip([*map(float, self.bounds), float("inf")], self.counts, strict=True):
-            below += count
-            found.append(("+Inf" if bound == float("inf") else str(bound), float(below)))
-        return found
+        bounds = [*(str(float(bound)) for bound in self.bounds), "+Inf"]
+        return list(zip(bounds, map(float, accumulate(self.counts)), strict=True))
 
 
 # The bounds are those of vLLM 0.32 (vllm/v1/metrics/buckets.py).
@@ -77,7 +75,20 @@ _ITL_S: Final = (
     *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
 )
 _TOKENS: Final = tuple(step * 10**power for power in range(6) for step in (1, 2, 5))
-_ANSWERS: Final = (1, 2, 5, 10, 20)
+_HISTOGRAMS: Final = {
+    "time_to_first_token_seconds": _TTFT_S,
+    "inter_token_latency_seconds": _ITL_S,
+    "request_time_per_output_token_seconds": _ITL_S,
+    "e2e_request_latency_seconds": _LATENCY_S,
+    "request_queue_time_seconds": _LATENCY_S,
+    "request_prefill_time_seconds": _LATENCY_S,
+    "request_decode_time_seconds": _LATENCY_S,
+    "request_inference_time_seconds": _LATENCY_S,
+    "request_prompt_tokens": _TOKENS,
+    "request_generation_tokens": _TOKENS,
+    "request_params_max_tokens": _TOKENS,
+    "request_params_n": (1, 2, 5, 10, 20),
+}
 _MS_PER_S: Final = 1000
 
 
@@ -104,29 +115,16 @@ class Meter:
         self.draft_tokens = 0
         # Drafts by their accepted tokens; with a single entry, the engine does not speculate.
         self.drafts_by_accepted = [0] * (num_speculative_tokens + 1)
-        self.ttft_s = FastHistogram(_TTFT_S)
-        self.itl_s = FastHistogram(_ITL_S)
-        self.tpot_s = FastHistogram(_ITL_S)
-        self.latency_s = FastHistogram(_LATENCY_S)
-        self.queue_s = FastHistogram(_LATENCY_S)
-        self.prefill_s = FastHistogram(_LATENCY_S)
-        self.decode_s = FastHistogram(_LATENCY_S)
-        self.inference_s = FastHistogram(_LATENCY_S)
-        self.request_prompt_tokens = FastHistogram(_TOKENS)
-        self.request_generation_tokens = FastHistogram(_TOKENS)
-        self.request_max_tokens = FastHistogram(_TOKENS)
-        self.request_n = FastHistogram(_ANSWERS)
+        self.histograms = {name: FastHistogram(bounds) for name, bounds in _HISTOGRAMS.items()}
+
+    def observe(self, histogram: str, value: float) -> None:
+        """Count a value in a histogram, named as in vLLM."""
+        self.histograms[histogram].observe(value)
 
 
 @dataclass(slots=True, eq=False)
 class Answer:
-    """One answer in generation: passes bursts on and counts them.
-
-    Raises
-    ------
-    UnmatchedRequestError
-        The engine rejects the request.
-    """
+    """One answer in generation: passes bursts on and counts them."""
 
     _meter: Meter
     _engine: InitVar[ReplayEngine]
@@ -152,7 +150,7 @@ class Answer:
         except BaseException:
             meter.in_flight -= 1
             raise
-        meter.request_max_tokens.observe(self.request.max_tokens)
+        meter.observe("request_params_max_tokens", self.request.max_tokens)
 
     @property
     def scheduled_ms(self) -> float | None:
@@ -177,10 +175,10 @@ class Answer:
         now_ms = meter.now_ms()
         tokens, drafted = burst.tokens, burst.drafted
         if self.first_ms is not None:
-            meter.itl_s.observe((now_ms - self._last_ms) / _MS_PER_S)
+            meter.observe("inter_token_latency_seconds", (now_ms - self._last_ms) / _MS_PER_S)
         elif tokens:
             self.first_ms = now_ms
-            meter.ttft_s.observe((now_ms - self.arrival_ms) / _MS_PER_S)
+            meter.observe("time_to_first_token_seconds", (now_ms - self.arrival_ms) / _MS_PER_S)
             meter.prompt_tokens += self.request.prompt_tokens
             meter.cached_tokens += burst.cached_tokens
         self._last_ms = now_ms
@@ -209,21 +207,22 @@ class Answer:
         if (first_ms := self.first_ms) is not None:
             last_ms, scheduled_ms = self._last_ms, self.scheduled_ms or self.arrival_ms
             decode_s = (last_ms - first_ms) / _MS_PER_S
-            meter.latency_s.observe((last_ms - self.arrival_ms) / _MS_PER_S)
-            meter.queue_s.observe((scheduled_ms - self.arrival_ms) / _MS_PER_S)
-            meter.prefill_s.observe((first_ms - scheduled_ms) / _MS_PER_S)
-            meter.inference_s.observe((last_ms - scheduled_ms) / _MS_PER_S)
-            meter.decode_s.observe(decode_s)
-            meter.request_prompt_tokens.observe(self.request.prompt_tokens)
-            meter.request_generation_tokens.observe(self.tokens)
+            meter.observe("e2e_request_latency_seconds", (last_ms - self.arrival_ms) / _MS_PER_S)
+            meter.observe("request_queue_time_seconds", (scheduled_ms - self.arrival_ms) / _MS_PER_S)
+            meter.observe("request_prefill_time_seconds", (first_ms - scheduled_ms) / _MS_PER_S)
+            meter.observe("request_inference_time_seconds", (last_ms - scheduled_ms) / _MS_PER_S)
+            meter.observe("request_decode_time_seconds", decode_s)
+            meter.observe("request_prompt_tokens", self.request.prompt_tokens)
+            meter.observe("request_generation_tokens", self.tokens)
             if self.tokens > 1:
-                meter.tpot_s.observe(decode_s / (self.tokens - 1))
+                meter.observe("request_time_per_output_token_seconds", decode_s / (self.tokens - 1))
         if meter.recorder is not None:
             meter.recorder.ended(self, by, finish_reason, stop_reason)
 
 
 _ENGINE: Final = "0"
 _LABELS: Final = ("model_name", "engine")
+_Family = TypeVar("_Family", GaugeMetricFamily, CounterMetricFamily)
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,38 +243,24 @@ class Exposition:
 
     def collect(self) -> Iterator[Metric]:
         """Return every metric."""
-        yield from self._totals()
-        yield from self._histograms()
-        if len(self.meter.drafts_by_accepted) > 1:
-            yield from self._speculation()
-
-    def _totals(self) -> Iterator[Metric]:
         meter, load, factor = self.meter, self.engine.load(), self.load_factor
+        gauge, counter = partial(self._one, GaugeMetricFamily), partial(self._one, CounterMetricFamily)
         usage = min(1.0, load.kv_cache_usage * factor)
-        for name, documentation, value in (
-            ("num_requests_running", "Number of requests in model execution batches.", load.running * factor),
-            ("num_requests_waiting", "Number of requests waiting to be processed.", load.waiting * factor),
-            ("kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", usage),
-        ):
-            gauge = GaugeMetricFamily(f"vllm:{name}", documentation, labels=_LABELS)
-            gauge.add_metric((self.model, _ENGINE), value)
-            yield gauge
-        yield self._counter("prefix_cache_queries", "Prefix cache queries, in tokens.", load.prefix_cache_queries)
-        yield self._counter("prefix_cache_hits", "Prefix cache hits, in tokens.", load.prefix_cache_hits)
-        yield self._counter("num_preemptions", "Cumulative number of preemption from the engine.", load.preemptions)
+        yield gauge("num_requests_running", "Number of requests in model execution batches.", load.running * factor)
+        yield gauge("num_requests_waiting", "Number of requests waiting to be processed.", load.waiting * factor)
+        yield gauge("kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", usage)
+        yield counter("prefix_cache_queries", "Prefix cache queries, in tokens.", load.prefix_cache_queries)
+        yield counter("prefix_cache_hits", "Prefix cache hits, in tokens.", load.prefix_cache_hits)
+        yield counter("num_preemptions", "Cumulative number of preemption from the engine.", load.preemptions)
         names = ("engine", *self.cache_config)
         info = GaugeMetricFamily("vllm:cache_config_info", "Information of the LLMEngine CacheConfig", labels=names)
         info.add_metric((_ENGINE, *self.cache_config.values()), 1.0)
         yield info
-        yield self._counter("prompt_tokens", "Number of prefill tokens processed.", meter.prompt_tokens)
-        yield self._counter("prompt_tokens_cached", "Number of cached prompt tokens.", meter.cached_tokens)
-        yield self._counter("generation_tokens", "Number of generation tokens processed.", meter.generation_tokens)
-        finished = CounterMetricFamily(
-            "vllm:request_success", "Count of successfully processed requests.", labels=(*_LABELS, "finished_reason")
-        )
-        for reason in ("stop", "length", "abort", "error", "repetition"):
-            finished.add_metric((self.model, _ENGINE, reason), meter.finished[reason])
-        yield finished
+        yield counter("prompt_tokens", "Number of prefill tokens processed.", meter.prompt_tokens)
+        yield counter("prompt_tokens_cached", "Number of cached prompt tokens.", meter.cached_tokens)
+        yield counter("generation_tokens", "Number of generation tokens processed.", meter.generation_tokens)
+        finished = {reason: meter.finished[reason] for reason in ("stop", "length", "abort", "error", "repetition")}
+        yield self._by("request_success", "Count of successfully processed requests.", "finished_reason", finished)
         # As vLLM counts them, with prometheus_fastapi_instrumentator.
         responses = CounterMetricFamily(
             "http_requests",
@@ -288,47 +273,29 @@ class Exposition:
         for (path, status_class), count in by_class.items():
             responses.add_metric((path, "POST", status_class), count)
         yield responses
-
-    def _histograms(self) -> Iterator[Metric]:
-        meter = self.meter
-        for name, histogram in (
-            ("time_to_first_token_seconds", meter.ttft_s),
-            ("inter_token_latency_seconds", meter.itl_s),
-            ("request_time_per_output_token_seconds", meter.tpot_s),
-            ("e2e_request_latency_seconds", meter.latency_s),
-            ("request_queue_time_seconds", meter.queue_s),
-            ("request_prefill_time_seconds", meter.prefill_s),
-            ("request_decode_time_seconds", meter.decode_s),
-            ("request_inference_time_seconds", meter.inference_s),
-            ("request_prompt_tokens", meter.request_prompt_tokens),
-            ("request_generation_tokens", meter.request_generation_tokens),
-            ("request_params_max_tokens", meter.request_max_tokens),
-            ("request_params_n", meter.request_n),
-        ):
+        for name, histogram in meter.histograms.items():
             family = HistogramMetricFamily(f"vllm:{name}", f"Histogram of {name.replace('_', ' ')}.", labels=_LABELS)
             family.add_metric((self.model, _ENGINE), histogram.buckets(), histogram.total)
             yield family
+        if len(meter.drafts_by_accepted) > 1:
+            # Drafts by the least number of their accepted tokens, from K down.
+            *at_least, drafts = accumulate(reversed(meter.drafts_by_accepted))
+            positions = {str(position): count for position, count in enumerate(reversed(at_least))}
+            yield counter("spec_decode_num_drafts", "Number of spec decoding drafts.", drafts)
+            yield counter("spec_decode_num_draft_tokens", "Number of draft tokens.", meter.draft_tokens)
+            yield counter("spec_decode_num_accepted_tokens", "Number of accepted tokens.", sum(at_least))
+            per_position = "spec_decode_num_accepted_tokens_per_pos"
+            yield self._by(per_position, "Accepted tokens per draft position.", "position", positions)
 
-    def _speculation(self) -> Iterator[Metric]:
-        meter, by_accepted = self.meter, self.meter.drafts_by_accepted
-        # Drafts by the least number of their accepted tokens, from K down.
-        at_least = list(accumulate(reversed(by_accepted)))
-        per_position = at_least[-2::-1]
-        yield self._counter("spec_decode_num_drafts", "Number of spec decoding drafts.", at_least[-1])
-        yield self._counter("spec_decode_num_draft_tokens", "Number of draft tokens.", meter.draft_tokens)
-        yield self._counter("spec_decode_num_accepted_tokens", "Number of accepted tokens.", sum(per_position))
-        positions = CounterMetricFamily(
-            "vllm:spec_decode_num_accepted_tokens_per_pos",
-            "Accepted tokens per draft position.",
-            labels=(*_LABELS, "position"),
-        )
-        for position, accepted in enumerate(per_position):
-            positions.add_metric((self.model, _ENGINE, str(position)), accepted)
-        yield positions
-
-    def _counter(self, name: str, documentation: str, value: float) -> Metric:
-        family = CounterMetricFamily(f"vllm:{name}", documentation, labels=_LABELS)
+    def _one(self, kind: type[_Family], name: str, documentation: str, value: float) -> Metric:
+        family = kind(f"vllm:{name}", documentation, labels=_LABELS)
         family.add_metric((self.model, _ENGINE), value)
+        return family
+
+    def _by(self, name: str, documentation: str, label: str, values: Mapping[str, float]) -> Metric:
+        family = CounterMetricFamily(f"vllm:{name}", documentation, labels=(*_LABELS, label))
+        for own, value in values.items():
+            family.add_metric((self.model, _ENGINE, own), value)
         return family
 
 
@@ -365,13 +332,7 @@ class CaptureRecorder:
     """Writes trace and step statistics of one server."""
 
     def __init__(self, folder: Path, meta: TraceMeta, engine: ReplayEngine, k: int) -> None:
-        """Write into a folder, which must be empty or absent.
-
-        Raises
-        ------
-        OSError
-            The folder has files, or cannot be written.
-        """
+        """Write into a folder, which must be empty or absent, or raise OSError."""
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
             raise FileExistsError(17, "already contains files", str(folder))

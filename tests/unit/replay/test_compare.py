@@ -107,10 +107,8 @@ def test_differences_between_recordings_are_noted(tmp_path: Path) -> None:
         speculative={"method": "ngram", "num_speculative_tokens": 2},
     )
     notes = " / ".join(compare(one, other).notes)
-    assert "K is 4 in the first and 2 in the second" in notes
-    assert "the first recording is of tiny, the second of large" in notes
-    assert "the first has 1 requests, the second 2" in notes
-    assert "no arrival_ms, so throughput cannot be compared" in notes
+    for what in ("K is 4", "tiny", "large", "1 requests", "arrival_ms"):
+        assert what in notes
 
 
 def test_recordings_without_speculation_have_no_acceptance(tmp_path: Path) -> None:

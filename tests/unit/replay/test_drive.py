@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 
 from devcluster.cluster import pki
-from specdecode_operator.capture.files.formats import ClientRecord, Outcome, encode
-from specdecode_operator.capture.load.engine_ready import MetricsDelta, NoMetrics
 from specdecode_operator.capture.load.prompts import BlockPrompts, TokenIds
 from specdecode_operator.capture.load.shutdown import Stop
 from specdecode_operator.capture.trace_reader import RecordedRequest, RecordingError, read_recording
@@ -21,7 +19,6 @@ from specdecode_operator.replay.drive import (
     Address,
     Drive,
     Driven,
-    DriveSummary,
     Planned,
     TargetError,
     earlier_turns,
@@ -34,7 +31,6 @@ from tests.support.completion_server import (
     CompletionServer,
     Received,
     answer_in_full,
-    answer_with,
     completion_server,
     never_answer,
     rejection,
@@ -112,7 +108,7 @@ def test_arrivals_are_scaled_and_limited_to_first_requests(tmp_path: Path) -> No
 
 
 def test_oversized_recorded_prompt_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RecordingError, match="a prompt of 100000000 tokens exceeds"):
+    with pytest.raises(RecordingError, match="100000000 tokens"):
         plan_of(tmp_path, [record(prompt_tokens=10**8)])
 
 
@@ -195,7 +191,7 @@ async def test_tls_certificate_is_verified(tmp_path: Path, monkeypatch: pytest.M
     context.load_cert_chain(tmp_path / "pki" / "server.crt", tmp_path / "pki" / "server.key")
     async with completion_server(context) as server:
         server.pages["/v1/models"] = MODELS
-        with pytest.raises(TargetError, match=r"does not answer .*certificate verify failed"):
+        with pytest.raises(TargetError, match="certificate verify failed"):
             await drive(server, plan_of(tmp_path, [record()]), tmp_path)
         monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "pki" / "ca.crt"))
         _, [line] = await drive(server, plan_of(tmp_path, [record()]), tmp_path)
@@ -218,15 +214,14 @@ async def test_stopped_run_accounts_for_sent_requests(server: CompletionServer, 
     ]
     summary = summarize(plan, driven)
     assert (summary.planned, summary.sent, summary.outcomes) == (4, 2, {"cancelled": 2})
-    text = " ".join(summary_text(summary).split())
-    assert "requests 2 of 4 sent: 2 cancelled stopped SIGINT received: 2 never left" in text
-    assert "first failure" not in text
+    assert (summary.stop_reason, summary.first_failure) == ("SIGINT received", None)
+    assert "SIGINT received: 2 never left" in summary_text(summary)
 
 
 async def test_summary_has_driven_and_recorded_figures(server: CompletionServer, tmp_path: Path) -> None:
     async def answer(request: Received, writer: asyncio.StreamWriter) -> None:
         if request.id == "replay-1":
-            await answer_with(rejection(400, b'{"error": {"message": "token out of vocabulary"}}'))(request, writer)
+            writer.write(rejection(400, b'{"error": {"message": "token out of vocabulary"}}'))
         else:
             await answer_in_full(request, writer)
 
@@ -244,9 +239,7 @@ async def test_summary_has_driven_and_recorded_figures(server: CompletionServer,
     assert (summary.recorded.seconds, summary.recorded.output_tokens_per_second) == (0.105, 114.29)
     assert (summary.driven.ttft_ms.count, summary.driven.output_tokens) == (2, 12)  # type: ignore[union-attr]
     assert summary.acceptance is None
-    text = summary_text(summary)
-    assert "3 of 3 sent: 2 completed, 1 http rejected" in text
-    assert "first failure replay-1: http rejected 400: token out of vocabulary" in text
+    assert "3 of 3 sent: 2 completed, 1 http rejected" in summary_text(summary)
 
 
 async def test_answers_of_different_length_are_noted(server: CompletionServer, tmp_path: Path) -> None:
@@ -257,44 +250,10 @@ async def test_answers_of_different_length_are_noted(server: CompletionServer, t
     server.answer = answer
     plan = plan_of(tmp_path, [record()])
     driven, _ = await drive(server, plan, tmp_path)
-    assert "1 answers had another number of tokens than recorded" in summary_text(summarize(plan, driven))
-
-
-# What is said of a run that was driven.
-
-
-def sent(index: int, outcome: Outcome = "completed") -> ClientRecord:
-    return ClientRecord(
-        id=f"replay-{index}",
-        phase="replay",
-        index=index,
-        outcome=outcome,
-        sent_ms=float(index),
-        late_ms=float(index),
-        ttft_ms=70.0,
-        latency_ms=120.0,
-        max_tokens=6,
-        completion_tokens=6,
-    )
-
-
-def summary(
-    folder: Path, *records: ClientRecord, waits_s: dict[int, float], metrics: MetricsDelta | NoMetrics
-) -> DriveSummary:
-    trace = write_trace(folder / "trace.jsonl", [record(arrival_ms=float(index)) for index in range(100)])
-    log = folder / "client.jsonl"
-    log.write_bytes(b"".join(encode(each) + b"\n" for each in records))
-    driven = Driven(client_file=log, waits_s=waits_s, stop_reason=None, metrics=metrics)
-    return summarize(planned(read_recording(trace), 1.0), driven)
+    assert summarize(plan, driven).other_lengths == 1
 
 
 # Whom recorded requests are sent to.
-
-
-@pytest.fixture
-async def server_target() -> AsyncIterator[CompletionServer]:
-    async with completion_server() as state:
-        yield state
 
 
 def page(*names: str) -> tuple[int, str]:
@@ -321,7 +280,7 @@ def test_url_is_parsed_into_host_port_path_and_tls(url: str, expected: tuple[str
      "http://[::1", "http://a b", ""],
 )  # fmt: skip
 def test_invalid_url_is_refused(url: str) -> None:
-    with pytest.raises(TargetError, match=r"--url: .*: write one such as http://localhost:8000"):
+    with pytest.raises(TargetError, match="--url"):
         Address.parse(url)
 
 
@@ -335,53 +294,54 @@ def test_invalid_url_is_refused(url: str) -> None:
     ],
 )
 async def test_model_is_the_given_or_recorded_or_only_served_one(
-    server_target: CompletionServer, served: list[str], model: str | None, recorded: str | None, expected: str
+    server: CompletionServer, served: list[str], model: str | None, recorded: str | None, expected: str
 ) -> None:
-    server_target.pages["/v1/models"] = page(*served)
-    target = await find_target(Address.parse(server_target.url), model, recorded, None)
+    server.pages["/v1/models"] = page(*served)
+    target = await find_target(Address.parse(server.url), model, recorded, None)
     assert (target.model, target.host, target.port, target.path, target.tls) == (
-        expected, "127.0.0.1", server_target.port, "/v1", None
+        expected, "127.0.0.1", server.port, "/v1", None
     )  # fmt: skip
 
 
-async def test_server_without_model_list_needs_model_option(server_target: CompletionServer) -> None:
-    assert (await find_target(Address.parse(server_target.url), "mine", None, None)).model == "mine"
-    with pytest.raises(TargetError, match=r"--model: .* does not report its models: name one"):
-        await find_target(Address.parse(server_target.url), None, "recorded", None)
+async def test_server_without_model_list_needs_model_option(server: CompletionServer) -> None:
+    del server.pages["/v1/models"]
+    assert (await find_target(Address.parse(server.url), "mine", None, None)).model == "mine"
+    with pytest.raises(TargetError, match="--model"):
+        await find_target(Address.parse(server.url), None, "recorded", None)
 
 
 @pytest.mark.parametrize(
     ("answer", "model", "key", "says"),
     [
-        (page("a", "b"), "c", None, "--model: c: .* serves a, b: name one of them"),
-        (page("a", "b"), None, None, "--model: .* serves a, b: name one of them"),
-        (page(*"abcdefg"), None, None, "serves a, b, c, d, e and 2 more"),
-        (page(), None, None, "serves no model"),
-        ((401, "{}"), None, None, r"requires a key \(401\): .* --api-key-variable"),
-        ((403, "{}"), None, "k", r"rejects the key \(403\)"),
-        ((500, '{"error": {"message": "no\\u001b[1mmemory"}}'), None, None, r"answered 500 \(no\\x1b\[1mmemory\)"),
-        ((200, "<html>"), None, None, "is not a list of models"),
-        ((200, '{"data": [{"id": 3}]}'), None, None, "is not a list of models"),
-        ((200, "[" * 100_000), None, None, "is not a list of models"),
-        ((200, " " * 2_000_000), None, None, "has more than 1048576 bytes"),
+        (page("a", "b"), "c", None, "--model: c: .* a, b"),
+        (page("a", "b"), None, None, "--model: .* a, b"),
+        (page(*"abcdefg"), None, None, "e and 2 more"),
+        (page(), None, None, "no model"),
+        ((401, "{}"), None, None, "requires .*401.*--api-key-variable"),
+        ((403, "{}"), None, "k", "rejects .*403"),
+        ((500, '{"error": {"message": "no\\u001b[1mmemory"}}'), None, None, r"500 \(no\\x1b\[1mmemory\)"),
+        ((200, "<html>"), None, None, "not a list of models"),
+        ((200, '{"data": [{"id": 3}]}'), None, None, "not a list of models"),
+        ((200, "[" * 100_000), None, None, "not a list of models"),
+        ((200, " " * 2_000_000), None, None, "more than 1048576 bytes"),
     ],
 )  # fmt: skip
 async def test_unusable_server_is_refused_with_reason(
-    server_target: CompletionServer, answer: tuple[int, str], model: str | None, key: str | None, says: str
+    server: CompletionServer, answer: tuple[int, str], model: str | None, key: str | None, says: str
 ) -> None:
-    server_target.pages["/v1/models"] = answer
+    server.pages["/v1/models"] = answer
     with pytest.raises(TargetError, match=says) as raised:
-        await find_target(Address.parse(server_target.url), model, "recorded", key)
+        await find_target(Address.parse(server.url), model, "recorded", key)
     assert "\n" not in str(raised.value)
     assert str(raised.value).isprintable()
 
 
-async def test_unreachable_server_is_refused(server_target: CompletionServer) -> None:
+async def test_unreachable_server_is_refused(server: CompletionServer) -> None:
     closed = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
     port = closed.sockets[0].getsockname()[1]
     closed.close()
     await closed.wait_closed()
-    with pytest.raises(TargetError, match=r"does not answer \(.*\): start the server, or name another"):
+    with pytest.raises(TargetError, match="does not answer"):
         await find_target(Address.parse(f"http://127.0.0.1:{port}"), None, None, None)
 
 
@@ -405,6 +365,7 @@ def request(arrival_ms: float | None, *blocks: int, lasts_ms: float = 100) -> Re
     [
         ([request(0, 1), request(200, 1, 2)], [None, 0]),
         ([request(0, 1), request(99.95, 1, 2)], [None, 0]),
+        ([request(0, 1), request(99, 1, 2)], [None, None]),
         ([request(0, 1), request(200, 1, 2), request(400, 1, 2, 3)], [None, 0, 1]),
         ([request(0, 1), request(200, 3, 4)], [None, None]),
         ([request(0, 1, 2), request(200, 1, 2)], [None, None]),
@@ -416,6 +377,7 @@ def request(arrival_ms: float | None, *blocks: int, lasts_ms: float = 100) -> Re
     ids=[
         "turn",
         "no-thinking",
+        "sent before the end of the other",
         "third turn",
         "another conversation",
         "said again",
@@ -427,7 +389,3 @@ def request(arrival_ms: float | None, *blocks: int, lasts_ms: float = 100) -> Re
 )
 def test_turn_follows_request_whose_blocks_it_extends(requests: list[Any], expected: list[int | None]) -> None:
     assert earlier_turns(requests) == expected
-
-
-def test_request_sent_before_end_of_other_is_no_next_turn() -> None:
-    assert earlier_turns([request(0, 1), request(99, 1, 2)]) == [None, None]

@@ -1,5 +1,6 @@
 """Emulation of batches, acceptance and step times inside vLLM."""
 
+import re
 from random import Random
 from statistics import mean, pstdev
 from types import SimpleNamespace
@@ -7,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.replay.emulated.batch import Batch, Constraint, Endings, allows, pick
+from specdecode_operator.replay.emulated.batch import Batch, Constraint, Endings, Lateness, allows, pick
 from specdecode_operator.replay.emulated.engine_model import (
     Acceptance,
     Difficulty,
@@ -19,7 +20,7 @@ from specdecode_operator.replay.emulated.engine_model import (
     from_rates,
     step_time_from_json,
 )
-from specdecode_operator.replay.emulated.lateness import Lateness
+from tests.support.synthetic import rates
 
 
 def new(req_id: str, prompt: int, computed: int = 0, *, prefill: int | None = None, **params: Any) -> SimpleNamespace:
@@ -89,7 +90,7 @@ def test_drawn_acceptance_matches_rates_for_shorter_drafts(width: int) -> None:
     for position in range(1, width + 1):
         seen = sum(accepted >= position for _, accepted in found) / len(found)
         assert seen == pytest.approx(RATES[position - 1], abs=0.012)
-    assert model.rates(width) == pytest.approx(RATES[:width])
+    assert rates(model)[:width] == pytest.approx(RATES[:width])
 
 
 def test_longer_draft_continues_with_last_conditional_rate() -> None:
@@ -106,7 +107,7 @@ def test_request_keeps_its_acceptance_class() -> None:
     assert sum(each.outcomes[-1] == 1 for each in classes) / 4000 == pytest.approx(0.25, abs=0.02)
     for each, accepted in ((model.classes[0], 2), (model.classes[1], 0)):
         assert set(_drawn(model, each, 50, 2)) == {(2, accepted)}
-    assert model.rates(2) == pytest.approx([0.25, 0.25])
+    assert rates(model) == pytest.approx([0.25, 0.25])
 
 
 @pytest.mark.parametrize(("temperature", "outcomes"), [(0.0, {0, 1}), (0.3, {0, 1}), (0.8, {2}), (None, {2})])
@@ -124,25 +125,24 @@ def test_outcomes_depend_on_previous_outcome_if_class_has_after() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "field"),
     [
-        ({"num_speculative_tokens": 0}, "acceptance.num_speculative_tokens"),
-        ({"num_speculative_tokens": True}, "acceptance.num_speculative_tokens"),
-        ({"outcomes": [[2, 3]]}, "acceptance.outcomes"),
-        ({"outcomes": [[3, 3]]}, "acceptance.outcomes"),
-        ({"outcomes": []}, "acceptance.outcomes"),
-        ({"classes": []}, "acceptance.classes"),
-        ({"classes": [EASY | {"share": 0}]}, "acceptance.classes"),
-        ({"classes": [EASY | {"share": -1}]}, "acceptance.classes[0].share"),
-        ({"classes": [EASY, HARD | {"outcomes": [1]}]}, "acceptance.classes[1].outcomes"),
-        ({"classes": [EASY | {"outcomes": [0, 0, 0, 0]}]}, "acceptance.classes[0].outcomes"),
-        ({"classes": [EASY | {"after": [[1, 0, 0, 0]]}]}, "acceptance.classes[0].after"),
-        ({"classes": [EASY | {"ease": 1}]}, "acceptance.classes[0]"),
-        ({"rates": [1]}, "unknown: rates"),
+        ({"num_speculative_tokens": 0}, "num_speculative_tokens"),
+        ({"outcomes": [[2, 3]]}, "outcomes"),
+        ({"outcomes": [[3, 3]]}, "outcomes"),
+        ({"outcomes": []}, "outcomes"),
+        ({"classes": []}, "classes"),
+        ({"classes": [EASY | {"share": 0}]}, "share"),
+        ({"classes": [EASY | {"share": -1}]}, "classes[0].share"),
+        ({"classes": [EASY, HARD | {"outcomes": [1]}]}, "outcomes"),
+        ({"classes": [EASY | {"outcomes": [0, 0, 0, 0]}]}, "outcomes"),
+        ({"classes": [EASY | {"after": [[1, 0, 0, 0]]}]}, "after"),
+        ({"classes": [EASY | {"ease": 1}]}, "ease"),
+        ({"rates": [1]}, "rates"),
     ],
 )
-def test_invalid_acceptance_section_is_refused(change: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words.replace(".", r"\.").replace("[", r"\[")):
+def test_invalid_acceptance_section_is_refused(change: dict[str, Any], field: str) -> None:
+    with pytest.raises(ValueError, match=f"acceptance: .*{re.escape(field)}"):
         acceptance_from_json(SECTION | change)
 
 
@@ -370,21 +370,21 @@ def test_step_outside_fitted_range_is_reported_with_ratio() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "field"),
     [
-        ({"curve": []}, "step_time.curve"),
-        ({"curve": [[2, 8.0], [1, 9.0]]}, "must increase"),
-        ({"curve": [[1, -8.0]]}, "step_time.curve: must be a number of 0 or more"),
-        ({"curve": [[1, 8.0, 9.0]]}, "step_time.curve: must be a pair"),
-        ({"request_us": "20"}, "step_time.request_us"),
-        ({"request_us": float("nan")}, "step_time.request_us"),
-        ({"base_ms": 8}, "unknown: base_ms"),
-        ({"ranges": {"requests": 64}}, "step_time.ranges.requests"),
-        ({"ranges": {"tokens": [1, 2]}}, "step_time.ranges"),
+        ({"curve": []}, "curve"),
+        ({"curve": [[2, 8.0], [1, 9.0]]}, "curve"),
+        ({"curve": [[1, -8.0]]}, "curve"),
+        ({"curve": [[1, 8.0, 9.0]]}, "curve"),
+        ({"request_us": float("nan")}, "request_us"),
+        ({"persistence": 1}, "persistence"),
+        ({"base_ms": 8}, "base_ms"),
+        ({"ranges": {"requests": 64}}, "ranges"),
+        ({"ranges": {"tokens": [1, 2]}}, "ranges"),
     ],
 )
-def test_invalid_step_time_section_is_refused(change: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words.replace(".", r"\.")):
+def test_invalid_step_time_section_is_refused(change: dict[str, Any], field: str) -> None:
+    with pytest.raises(ValueError, match=f"step_time: .*{field}"):
         step_time_from_json(SECTION_STEP_TIME | change)
 
 

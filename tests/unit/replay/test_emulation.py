@@ -6,12 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
 from specdecode_operator.cli.render import Options, render
 from specdecode_operator.deployment.desired_state import Launch
-from specdecode_operator.replay.emulated.engine_model import settings_from_json
+from specdecode_operator.replay.emulated.engine_model import Settings
 from specdecode_operator.replay.emulation import (
     BEGIN,
     END,
@@ -119,7 +120,7 @@ def test_async_scheduling_follows_hardware_of_plan(tmp_path: Path) -> None:
 def test_emulated_layers_match_kv_cache_of_plan(spec: dict[str, Any], tmp_path: Path) -> None:
     launch = _launch(spec, tmp_path)
     emulated = emulation(launch, MODEL)
-    told = settings_from_json(emulated.plugin_settings((300, 1000), seed=3))
+    told = msgspec.convert(emulated.plugin_settings((300, 1000), seed=3), Settings)
     grouping = cache_layout(launch.facts.pair, launch.plan.chosen.split)[0]
     per_layer = [each.page_bytes for each in told.layers for _ in range(each.count)]
     assert len(per_layer) == sum(group.num_layers for group in grouping.groups)
@@ -135,14 +136,10 @@ def test_emulated_layers_match_kv_cache_of_plan(spec: dict[str, Any], tmp_path: 
 @pytest.mark.parametrize(
     ("spec", "model", "words"),
     [
-        (HYBRID | {"parallelism": {"tensor": 1, "pipeline": 2}}, MODEL, "spec.parallelism.pipeline: 2: .* use 1"),
-        (HYBRID | {"parallelism": {"tensor": 2, "data": 2}}, MODEL, "spec.parallelism.data: 2: .* use 1"),
-        (LATENT, FittedModel(schema=1, origin=Origin()), "the model has no step_time"),
-        (
-            DENSE,
-            FittedModel(schema=1, origin=Origin(), step_time=MODEL.step_time),
-            "the model has no acceptance: fit it",
-        ),
+        (HYBRID | {"parallelism": {"tensor": 1, "pipeline": 2}}, MODEL, "spec.parallelism.pipeline"),
+        (HYBRID | {"parallelism": {"tensor": 2, "data": 2}}, MODEL, "spec.parallelism.data"),
+        (LATENT, FittedModel(schema=1, origin=Origin()), "step_time"),
+        (DENSE, FittedModel(schema=1, origin=Origin(), step_time=MODEL.step_time), "acceptance"),
     ],
 )
 def test_unsupported_emulation_is_refused_with_fix(
@@ -163,14 +160,12 @@ def test_differences_from_fitted_model_cause_warnings(tmp_path: Path) -> None:
         assert transfer_warnings(replace(dense, model=_of(short)), 2, "NVIDIA-H200") == []
     assert transfer_warnings(replace(dense, model=_of("cpu")), 2, "CPU") == []
     (line,) = transfer_warnings(replace(dense, model=_of("emulated H200")), 2, "NVIDIA-H200")
-    assert "fitted on GPU emulated H200, but the plan has H200" in line
-    assert [line.split(",")[0] for line in transfer_warnings(dense, 4, "NVIDIA-H100-80GB-HBM3")] == [
-        "the model was fitted on GPU H200",
-        "the model was fitted on tensor parallelism 2",
-    ]
+    assert "emulated H200" in line
+    gpu, parallelism = transfer_warnings(dense, 4, "NVIDIA-H100-80GB-HBM3")
+    assert ("GPU H200" in gpu, "tensor parallelism 2" in parallelism) == (True, True)
     wider = DENSE | {"speculation": DENSE["speculation"] | {"numSpeculativeTokens": 7}}  # type: ignore[operator]
     (line,) = transfer_warnings(_emulation(wider, tmp_path), 2, "NVIDIA-H200")
-    assert "fitted on K 5, but the plan has 7" in line
+    assert "K 5" in line
 
 
 # The environment that an emulated engine runs in.

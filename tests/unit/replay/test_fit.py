@@ -23,17 +23,14 @@ from specdecode_operator.replay.emulated.engine_model import (
     Difficulty,
     Drafting,
     StepShape,
-    StepTime,
     acceptance_from_json,
     from_rates,
     step_time_from_json,
 )
 from specdecode_operator.replay.fit import fit, fit_acceptance, turnarounds_ms
 from specdecode_operator.replay.fit_step_time import MeasuredSteps
-from specdecode_operator.replay.model_file import Limits
-from specdecode_operator.replay.synthetic_load import Lengths, Prompts, parse_arrivals
-from specdecode_operator.replay.virtual_run import GivenBehaviour, VirtualRun
-from tests.support.synthetic import Truth, forecast
+from specdecode_operator.replay.synthetic_load import Lengths
+from tests.support.synthetic import Truth, forecast, rates
 
 REAL = Path(__file__).parents[2] / "data" / "captures"
 OUTCOMES = [(2, 0), (2, 1), (2, 2)]
@@ -79,6 +76,11 @@ def tokens_per_step(requests: Sequence[RecordedRequest]) -> "list[float]":
     return [(each.output_tokens - 1) / len(each.gaps_ms) for each in requests]
 
 
+def mean_burst(recording: Recording) -> float:
+    bursts = sum(len(each.gaps_ms) for each in recording.requests)
+    return sum(each.output_tokens - 1 for each in recording.requests) / bursts
+
+
 def test_easy_and_hard_requests_get_separate_classes() -> None:
     known = Acceptance(2, OUTCOMES, [Difficulty(0.7, HARD), Difficulty(0.3, EASY)])
     real = drawn(known, 300, 200)
@@ -99,12 +101,12 @@ def test_similar_requests_form_one_class() -> None:
     assert len(found["classes"]) == 1
     assert "after" not in found["classes"][0]
     # No bias of answers that end in the middle of a draft.
-    assert acceptance_from_json(found).rates(2) == pytest.approx((0.7, 0.5), abs=0.01)
+    assert rates(acceptance_from_json(found)) == pytest.approx((0.7, 0.5), abs=0.01)
 
 
 def test_short_answers_do_not_bias_acceptance_rates() -> None:
     found = section(drawn(from_rates((0.7, 0.5)), 3000, 12))
-    assert acceptance_from_json(found).rates(2) == pytest.approx((0.7, 0.5), abs=0.015)
+    assert rates(acceptance_from_json(found)) == pytest.approx((0.7, 0.5), abs=0.015)
 
 
 def test_small_capture_is_fitted_with_one_class() -> None:
@@ -133,16 +135,8 @@ def test_temperatures_have_their_own_classes() -> None:
 
 
 def test_share_of_steps_with_drafts_is_fitted(tmp_path: Path) -> None:
-    prompts = Prompts(
-        prompt_tokens=Lengths(50, 50), output_tokens=Lengths(150, 150), shared_prefix_tokens=0, block_size=16, seed=3
-    )
-    run = VirtualRun(
-        behaviour=GivenBehaviour(StepTime(curve=((1, 8.0),)), from_rates((0.6, 0.4, 0.3), 0.4), 1),
-        limits=Limits(max_num_seqs=64, block_size=16),
-        meta=TraceMeta(schema=1, block_size=16, speculative={"method": "ngram", "num_speculative_tokens": 3}),
-    )
-    run.phases(tmp_path, prompts, [parse_arrivals("closed:8", 100, None)], "test")
-    found = section(read_recording(tmp_path))
+    made = Truth(from_rates((0.6, 0.4, 0.3), drafting=0.4)).make(tmp_path / "made", "closed:8", 200)
+    found = section(made.recording)
     drafting = sum(
         chance
         for each in found["classes"]
@@ -150,7 +144,7 @@ def test_share_of_steps_with_drafts_is_fitted(tmp_path: Path) -> None:
         if drafted
     )
     assert drafting / len(found["classes"]) == pytest.approx(0.4, abs=0.02)
-    assert acceptance_from_json(found).rates(3) == pytest.approx((0.6, 0.4, 0.3), abs=0.03)
+    assert rates(acceptance_from_json(found)) == pytest.approx((0.6, 0.4, 0.3), abs=0.03)
 
 
 def test_capture_without_speculation_has_no_acceptance_section() -> None:
@@ -166,7 +160,7 @@ def test_capture_with_k_of_65_has_no_acceptance_section() -> None:
 
 def test_large_captures_are_fitted_on_a_sample_of_requests() -> None:
     found = section(drawn(from_rates((0.7, 0.5)), 5000, 30))
-    assert acceptance_from_json(found).rates(2) == pytest.approx((0.7, 0.5), abs=0.02)
+    assert rates(acceptance_from_json(found)) == pytest.approx((0.7, 0.5), abs=0.02)
     assert found["ranges"]["requests"] <= 2000
 
 
@@ -175,12 +169,7 @@ def test_fit_to_real_capture_reproduces_tokens_per_step(name: str) -> None:
     real = read_recording(REAL / name)
     found = acceptance_from_json(section(real))
     again = drawn(found, 200, 200, 0.0)
-    steps, tokens = (sum(map(len, (each.gaps_ms for each in real.requests))), 0)
-    tokens = sum(each.output_tokens - 1 for each in real.requests)
-    of_again = sum(each.output_tokens - 1 for each in again.requests) / sum(
-        len(each.gaps_ms) for each in again.requests
-    )
-    assert of_again == pytest.approx(tokens / steps, rel=0.04)
+    assert mean_burst(again) == pytest.approx(mean_burst(real), rel=0.04)
 
 
 def of_passages(k: int, requests: int = 200, output_tokens: int = 300) -> Recording:
@@ -206,12 +195,7 @@ def test_acceptance_is_forecast_for_another_k(width: int) -> None:
     drafting = Drafting(found, found.classes[0], Random(1))
     tokens = sum(drafting.next(width)[1] + 1 for _ in range(20_000))
     assert len(found.classes) == 1
-    real = of_passages(width, 20, 3000).requests
-    seen = sum(each.output_tokens - 1 for each in real) / sum(len(each.gaps_ms) for each in real)
-    assert tokens / 20_000 == pytest.approx(seen, rel=0.03)
-
-
-# How soon clients ask again, where a capture's load was a closed loop.
+    assert tokens / 20_000 == pytest.approx(mean_burst(of_passages(width, 20, 3000)), rel=0.03)
 
 
 def test_turnaround_of_real_closed_loop_is_a_few_milliseconds() -> None:
@@ -230,27 +214,6 @@ def test_only_closed_loops_have_turnaround_times(tmp_path: Path, arrivals: str, 
 
 def test_no_requests_have_no_turnaround_times() -> None:
     assert turnarounds_ms([]) == []
-
-
-# What was in the steps of a recording, and how its requests ended.
-
-
-def request(
-    arrival_ms: float, *, cached_tokens: int = 0, finish_reason: str = "length", scheduled_ms: float | None = None
-) -> RecordedRequest:
-    return RecordedRequest(
-        arrival_ms=arrival_ms,
-        prompt_tokens=100,
-        cached_tokens=cached_tokens,
-        ttft_ms=30.0,
-        chunk_tokens=array("I", [1, 3]),
-        gaps_ms=array("d", [10.0]),
-        finish_reason=finish_reason,
-        scheduled_ms=scheduled_ms,
-    )
-
-
-# A model fitted to a small capture of a real vLLM is near to it, as far as so few requests can tell.
 
 
 def bursts(requests: list[RecordedRequest]) -> dict[int, float]:

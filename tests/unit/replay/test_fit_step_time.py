@@ -6,19 +6,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace as changed
 
-from specdecode_operator.capture.files.formats import TraceMeta
 from specdecode_operator.capture.trace_reader import read_recording
 from specdecode_operator.replay.emulated.engine_model import StepShape, StepTime, from_rates, step_time_from_json
 from specdecode_operator.replay.fit_step_time import (
     MeasuredSteps,
-    fit_measured_steps,
     fit_step_time,
     persistence,
 )
-from specdecode_operator.replay.model_file import Limits
-from specdecode_operator.replay.synthetic_load import Lengths, Prompts, parse_arrivals
-from specdecode_operator.replay.virtual_run import GivenBehaviour, VirtualRun
+from specdecode_operator.replay.synthetic_load import Lengths
+from tests.support.synthetic import Truth
 
 REAL = Path(__file__).parents[2] / "data" / "captures"
 KNOWN = StepTime(
@@ -53,8 +51,12 @@ def drawn_steps(
     return MeasuredSteps(**shapes, ms=ms, host_ms=np.full(count, 0.7))
 
 
+def shapes_of(steps: MeasuredSteps) -> Any:
+    return np.column_stack([getattr(steps, each.name) for each in fields(StepShape)])
+
+
 def fitted(steps: MeasuredSteps, **more: Any) -> StepTime:
-    section = fit_measured_steps(steps, **more)
+    section = fit_step_time(steps, **more)
     assert section is not None
     return step_time_from_json(section)
 
@@ -69,9 +71,8 @@ def ms_of(step_time: StepTime, **shape: int) -> float:
 def test_one_pass_draft_time_is_fitted_and_forecast(k: tuple[int, ...]) -> None:
     """PARD, P-EAGLE, DFlash and DSpark: of one length the share of the draft is given, and another is forecast."""
     share = 0.25
-    given = replace(
-        KNOWN, one_pass=True, draft_ms=share * 8.0, draft_request_us=share * KNOWN.request_us, context_ns=0.0
-    )
+    draft = {"draft_ms": share * 8.0, "draft_request_us": share * KNOWN.request_us}
+    given = changed(KNOWN, one_pass=True, context_ns=0.0, **draft)
     steps = drawn_steps(k=k, noise=0.01, late=0.0, known=given)
     found = fitted(steps, one_pass=True, draft_share=share)
     assert found.one_pass
@@ -98,8 +99,7 @@ def test_step_time_terms_are_recovered_despite_late_steps() -> None:
 def test_fit_of_one_k_takes_draft_time_from_given_share() -> None:
     known = StepTime(curve=((1, 10.0), (2048, 90.0)), draft_ms=1.0)
     steps = drawn_steps(k=(3,), noise=0.01, late=0.0)
-    shapes = np.column_stack([getattr(steps, each.name) for each in fields(StepShape)])
-    steps = replace(steps, ms=np.array([known.ms(StepShape(*row)) for row in shapes]))
+    steps = replace(steps, ms=np.array([known.ms(StepShape(*row)) for row in shapes_of(steps)]))
     blind, told = fitted(steps), fitted(steps, draft_share=0.1)
     six: dict[str, int] = {"drafted": 6, "scheduled_tokens": 64}
     assert blind.draft_ms == 0
@@ -136,23 +136,16 @@ def test_fitted_ranges_are_those_of_the_steps() -> None:
 
 
 def test_too_few_steps_give_no_fit() -> None:
-    assert fit_measured_steps(drawn_steps(count=49)) is None
-    assert fit_step_time([]) is None
+    assert fit_step_time(drawn_steps(count=49)) is None
+    assert fit_step_time(MeasuredSteps.of([])) is None
 
 
 def test_steps_of_capture_reproduce_known_step_times(tmp_path: Path) -> None:
-    prompts = Prompts(
-        prompt_tokens=Lengths(50, 400), output_tokens=Lengths(80, 80), shared_prefix_tokens=0, block_size=16, seed=3
-    )
-    run = VirtualRun(
-        behaviour=GivenBehaviour(replace(KNOWN, draft_ms=0, draft_request_us=0), from_rates((0.7, 0.4)), 1),
-        limits=Limits(max_num_seqs=64, block_size=16),
-        meta=TraceMeta(schema=1, block_size=16, speculative={"method": "eagle3", "num_speculative_tokens": 2}),
-    )
-    run.phases(tmp_path, prompts, [parse_arrivals("closed:8", 100, None)], "test")
-    steps = MeasuredSteps.of([read_recording(tmp_path)])
-    shapes = np.column_stack([getattr(steps, each.name) for each in fields(StepShape)])
-    known_ms = [replace(KNOWN, draft_ms=0, draft_request_us=0).ms(StepShape(*row)) for row in shapes]
+    known = changed(KNOWN, draft_ms=0, draft_request_us=0)
+    lengths = {"prompt_tokens": Lengths(50, 400), "output_tokens": Lengths(80, 80)}
+    made = Truth(from_rates((0.7, 0.4)), known).make(tmp_path / "made", "closed:8", 100, **lengths)
+    steps = MeasuredSteps.of([made.recording])
+    known_ms = [known.ms(StepShape(*row)) for row in shapes_of(steps)]
     # Within what a chunk of a prompt, or the end of an answer, leaves unknown.
     assert np.abs(steps.ms / known_ms - 1).max() < 0.02
     assert np.median(np.abs(steps.ms / known_ms - 1)) < 2e-5
@@ -163,8 +156,7 @@ def test_fit_to_real_capture_forecasts_twice_the_load() -> None:
     few = steps.requests <= 4
     found = fitted(replace(steps, **{each.name: getattr(steps, each.name)[few] for each in fields(steps)}))
     decode = (steps.requests == 8) & (steps.prefill_tokens == 0)
-    shapes = np.column_stack([getattr(steps, each.name)[decode] for each in fields(StepShape)])
-    forecast_ms = np.median([found.ms(StepShape(*row)) for row in shapes]) * found.residuals[50]
+    forecast_ms = np.median([found.ms(StepShape(*row)) for row in shapes_of(steps)[decode]]) * found.residuals[50]
     assert forecast_ms == pytest.approx(np.median(steps.ms[decode]), rel=0.15)
 
 

@@ -119,17 +119,9 @@ def test_gap_depends_on_tokens_of_its_burst(tmp_path: Path) -> None:
     records = []
     for number in range(40):
         tokens = [1 if (number + step) % 3 else 4 for step in range(30)]
-        records.append(
-            record(
-                request_id=f"r-{number}",
-                prompt_tokens=50,
-                arrival_ms=number * 10_000.0,
-                scheduled_ms=number * 10_000.0,
-                itl_ms=[10.0 if each == 1 else 20.0 for each in tokens],
-                itl_tokens=tokens,
-                output_tokens=1 + sum(tokens),
-            )
-        )
+        gaps_ms = [10.0 if each == 1 else 20.0 for each in tokens]
+        usual = {"itl_ms": gaps_ms, "itl_tokens": tokens, "output_tokens": 1 + sum(tokens)}
+        records.append(record(request_id=f"r-{number}", arrival_ms=number * 10_000.0, **usual))
     load = read_recording(write_trace(tmp_path / "trace.jsonl", records))
     played = play(tmp_path / "played", fit([load]), load)
     gaps: dict[int, list[float]] = {1: [], 4: []}
@@ -140,28 +132,13 @@ def test_gap_depends_on_tokens_of_its_burst(tmp_path: Path) -> None:
     assert len(gaps[4]) / (len(gaps[1]) + len(gaps[4])) == pytest.approx(1 / 3, abs=0.03)
 
 
-def test_played_trace_depends_on_seed(tmp_path: Path) -> None:
-    made = Truth().make(tmp_path / "made", "poisson:10", 60)
-    model = fit([made.recording])
-    texts = [
-        (play(tmp_path / name, model, made.recording, seed).folder / "trace.jsonl").read_bytes()
-        for name, seed in (("a", 1), ("b", 1), ("c", 2))
-    ]
-    assert texts[0] == texts[1] != texts[2]
-
-
 def test_persistence_of_slow_steps_is_fitted(tmp_path: Path) -> None:
-    records = []
-    for number in range(60):
-        slow = 1.5 if number % 2 else 1.0
-        records.append(
-            record(
-                arrival_ms=number * 10_000.0, scheduled_ms=number * 10_000.0, itl_ms=[10.0 * slow] * 60,
-                itl_tokens=[2] * 60, output_tokens=121, request_id=str(number),
-            )
-        )  # fmt: skip
-    load = read_recording(write_trace(tmp_path / "trace.jsonl", records))
-    model = fit([load])
+    usual = {"itl_tokens": [2] * 60, "output_tokens": 121}
+    records = [
+        record(arrival_ms=10_000.0 * number, itl_ms=[15.0 if number % 2 else 10.0] * 60, **usual)
+        for number in range(60)
+    ]
+    model = fit([read_recording(write_trace(tmp_path / "trace.jsonl", records))])
     assert model.donors is not None
     assert model.donors.persistence > 0.6
 
@@ -200,23 +177,16 @@ def test_request_outside_fitted_range_is_reported_with_ratio(tmp_path: Path) -> 
     behaviour = ModelledBehaviour(model, 0)
     assert behaviour.outside() == []
     behaviour.begin(Incoming(request_id="a", prompt_tokens=4000, max_tokens=10, ignore_eos=True))
-    lines = behaviour.outside()
-    assert len(lines) == 2
-    assert lines[0].startswith("tokens of a prompt 4000 is outside of the range of the fit: ")
-    assert lines[0].endswith("10.1 times that")
+    prompt, request = behaviour.outside()
+    assert (prompt[:23], prompt[-15:]) == ("tokens of a prompt 4000", "10.1 times that")
+    assert request.startswith("tokens of a request")
 
 
-def test_model_file_is_small_and_plays_identically(tmp_path: Path) -> None:
-    made = Truth().make(tmp_path / "made", "poisson:20", 400)
-    model = fit([made.recording])
+def test_model_file_is_small_and_read_back(tmp_path: Path) -> None:
+    model = fit([Truth().make(tmp_path / "made", "poisson:20", 400).recording])
     text = encode_model(model)
     assert len(text) < 200_000
     assert decode_model(text) == model
-    files = [
-        (play(tmp_path / name, each, made.recording).folder / "trace.jsonl").read_bytes()
-        for name, each in (("a", model), ("b", decode_model(text)))
-    ]
-    assert files[0] == files[1]
 
 
 @pytest.mark.parametrize(
@@ -234,9 +204,6 @@ def test_model_file_is_small_and_plays_identically(tmp_path: Path) -> None:
 def test_invalid_donors_section_is_refused(tmp_path: Path, section: str, field: str | None, value: object) -> None:
     model = fit([Truth().make(tmp_path / "made", "closed:2", 10).recording])
     document = msgspec.json.decode(encode_model(model))
-    if field is None:
-        document["donors"][section] = value
-    else:
-        document["donors"][section][field] = value
+    document["donors"][section] = value if field is None else document["donors"][section] | {field: value}
     with pytest.raises(ValueError, match=r"\$\.donors.*fit it again"):
         decode_model(msgspec.json.encode(document))

@@ -81,23 +81,14 @@ def test_max_tokens_cuts_last_burst(recorded: Any) -> None:
     assert (last.finish_reason, last.accepted, last.drafted) == ("length", 2, 4), "vLLM counts what it accepted"
 
 
-def test_an_engine_without_speculation_drafts_nothing(recorded: Any) -> None:
-    plain = record(output_tokens=3, itl_tokens=None)
-    played = Played(recorded(plain, meta={"model": "tiny"}))
-    found = played.submit()
-    played.clock.run()
-    assert [(burst.drafted, burst.accepted) for _, burst in found] == [(0, 0)] * 3
-
-
-def test_diffusion_blocks_are_not_speculation(recorded: Any) -> None:
-    blocks = record(output_tokens=80, itl_ms=[200, 200], itl_tokens=[32, 16])
-    recording = recorded(blocks, meta=None)
+@pytest.mark.parametrize("bursts", [[1, 1, 1], [32, 32, 16]], ids=["tokens", "blocks of a diffusion model"])
+def test_an_engine_without_speculation_drafts_nothing(recorded: Any, bursts: list[int]) -> None:
+    recording = recorded(record(output_tokens=sum(bursts), itl_tokens=bursts[1:]), meta={"model": "tiny"})
     played = Played(recording)
     found = played.submit()
     played.clock.run()
-    assert tokens(found) == [32, 32, 16]
     assert recording.num_speculative_tokens == 0
-    assert all(burst.drafted == 0 for _, burst in found)
+    assert [(burst.tokens, burst.drafted, burst.accepted) for _, burst in found] == [(each, 0, 0) for each in bursts]
 
 
 def test_recorded_token_ids_come_with_their_bursts(recorded: Any) -> None:

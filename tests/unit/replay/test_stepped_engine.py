@@ -60,9 +60,6 @@ class Rig:
         return got
 
 
-# Engines that work step by step.
-
-
 def test_single_request_has_prefill_then_one_token_per_step() -> None:
     rig = Rig(Limits())
     got = rig.send(prompt=500, output=4)
@@ -176,12 +173,14 @@ def test_common_prefix_is_served_from_prefix_cache() -> None:
     assert (rig.engine.load().prefix_cache_queries, rig.engine.load().prefix_cache_hits) == (210, 90)
 
 
-def test_last_prompt_token_is_never_cached() -> None:
-    rig = Rig(Limits(block_size=10))
+@pytest.mark.parametrize(("enabled", "cached"), [(True, 90), (False, 0)])
+def test_prefix_cache_has_all_but_the_last_token_if_it_is_enabled(enabled: bool, cached: int) -> None:
+    rig = Rig(Limits(block_size=10, enable_prefix_caching=enabled))
     rig.send("a", prompt=100, block_hashes=range(10))
     again = rig.send("b", prompt=100, block_hashes=range(10), at_ms=500.0)
     rig.clock.run()
-    assert again.bursts[0].cached_tokens == 90
+    assert again.bursts[0].cached_tokens == cached
+    assert rig.engine.load().kv_cache_usage == 0
 
 
 def test_next_turn_reuses_cached_answer() -> None:
@@ -190,15 +189,6 @@ def test_next_turn_reuses_cached_answer() -> None:
     again = rig.send("b", prompt=150, block_hashes=range(15), at_ms=500.0)
     rig.clock.run()
     assert again.bursts[0].cached_tokens == 130
-
-
-def test_nothing_is_cached_without_prefix_caching() -> None:
-    rig = Rig(Limits(block_size=10, enable_prefix_caching=False))
-    rig.send("a", prompt=100, block_hashes=range(10))
-    again = rig.send("b", prompt=100, block_hashes=range(10), at_ms=500.0)
-    rig.clock.run()
-    assert again.bursts[0].cached_tokens == 0
-    assert rig.engine.load().kv_cache_usage == 0
 
 
 def test_cancelled_request_frees_its_slot() -> None:
@@ -276,12 +266,3 @@ def test_reused_cached_blocks_count_toward_usage() -> None:
     assert cache.usage == 0
     assert cache.admit([1, 2], 2, 0)
     assert cache.usage == 1
-
-
-# Requests to a stepped engine know how long they waited for it.
-
-
-def engine(clock: VirtualClock, **limits: int) -> SteppedEngine:
-    """Return an engine with steps of 10 ms."""
-    behaviour = GivenBehaviour(StepTime(curve=((1, 10.0),)), None, seed=1)
-    return SteppedEngine(clock, behaviour, Limits(block_size=16, **limits))

@@ -8,7 +8,6 @@ from statistics import mean, median
 import pytest
 
 from specdecode_operator.api.capture import Phase
-from specdecode_operator.capture.files.validate import validate_capture
 from specdecode_operator.capture.trace_reader import read_steps
 from specdecode_operator.replay.emulated.engine_model import from_rates
 from specdecode_operator.replay.synthetic_load import (
@@ -20,18 +19,6 @@ from specdecode_operator.replay.synthetic_load import (
 from tests.support.synthetic import RATES, Truth
 
 TRUTH = Truth()
-
-
-def test_synthetic_trace_is_a_valid_capture(tmp_path: Path) -> None:
-    made = TRUTH.make(tmp_path / "made", "poisson:8", 100)
-    validation = validate_capture(made.folder)
-    assert validation.passed, validation.problems
-    assert validation.steps is not None
-    assert validation.steps.steps > 500
-    first = made.requests[0]
-    assert (first.request_id, first.phase) == ("test-poisson-0", "poisson")
-    assert first.scheduled_ms == first.arrival_ms
-    assert first.num_running is not None
 
 
 def test_synthetic_files_depend_on_seed(tmp_path: Path) -> None:
@@ -105,7 +92,7 @@ def test_turns_contain_the_conversation_and_wait_for_the_answer(tmp_path: Path) 
     ["", "512x", "0", "9-3", "1-99999999", "lognormal:512", "lognormal:512:-1", "lognormal:a:1", "lognormal:5:nan"],
 )
 def test_invalid_lengths_are_refused_with_allowed_forms(text: str) -> None:
-    with pytest.raises(InvalidLoadError, match="write 512, 100-900"):
+    with pytest.raises(InvalidLoadError, match="100-900"):
         parse_lengths(text)
 
 
@@ -120,7 +107,7 @@ def test_lengths_follow_given_distribution(tmp_path: Path) -> None:
     "text", ["", "poisson", "poisson:", "poisson:0", "poisson:-1", "burst:8", "closed:0", "closed:99999"]
 )
 def test_invalid_arrivals_are_refused_with_allowed_forms(text: str) -> None:
-    with pytest.raises(InvalidLoadError, match=r"write constant:4 or poisson:4"):
+    with pytest.raises(InvalidLoadError, match="constant:4"):
         parse_arrivals(text, 10, None)
 
 

@@ -3,7 +3,6 @@
 import json
 import re
 import sys
-from array import array
 from collections.abc import Callable
 from html import unescape
 from pathlib import Path
@@ -27,8 +26,7 @@ from specdecode_operator.capture.report.charts import (
     step_time,
 )
 from specdecode_operator.capture.report.drawing import LeftOut, Picture, Series, series_of
-from specdecode_operator.capture.report.report import Outputs, make_report, measures_of, page
-from specdecode_operator.capture.trace_reader import RecordedRequest
+from specdecode_operator.capture.report.report import Outputs, make_report, measures_of
 from specdecode_operator.cli.main import app
 from tests.support.browser import find, visit
 from tests.support.compared_captures import PLAIN, SPECULATING, MadeCapture, rewrite
@@ -447,18 +445,6 @@ def test_client_ttft_excludes_warmup(drawn: list[Series]) -> None:
 def test_memory_budget_is_drawn_in_gib(drawn: list[Series]) -> None:
     words = {text.get_text() for text in picture(budgets(drawn)).figure.axes[0].texts}
     assert {"70.0", "8.00", "43.0", "42.6"} <= words
-
-
-def test_warning_text_is_escaped(drawn: list[Series]) -> None:
-    assert '<p class="warning">&lt;b&gt; &amp;</p>' in page(drawn, [], ["<b> &"])
-
-
-# Sums that stay small are those of all values.
-
-
-def request(chunks: list[int], gaps_ms: list[float], **fields: object) -> RecordedRequest:
-    usual = {"arrival_ms": 0.0, "prompt_tokens": 16, "cached_tokens": 0, "ttft_ms": 30.0}
-    return RecordedRequest(**{**usual, **fields}, chunk_tokens=array("I", chunks), gaps_ms=array("d", gaps_ms))  # type: ignore[arg-type]
 
 
 # Captures of a real vLLM: the figures are those that the capture's own summary has.

@@ -1,27 +1,13 @@
 """Each of vLLM's metrics is what its name says."""
 
-from dataclasses import dataclass
+from types import SimpleNamespace
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from specdecode_operator.replay.clocks import VirtualClock
-from specdecode_operator.replay.engine import Burst, Incoming, Load, Sink, Submission, Ticket
+from specdecode_operator.replay.engine import Burst, Incoming, Load, Sink, Submission
 from specdecode_operator.replay.server.served_answers import Answer, Exposition, Meter
 from specdecode_operator.stats.figures import FIGURES
-
-
-@dataclass
-class Waited:
-    """Waited for so long."""
-
-    ticket: Ticket
-    ms: float
-
-    def cancel(self) -> None:
-        self.ticket.cancel()
-
-    def waited_ms(self) -> float:
-        return self.ms
 
 
 class Engine:
@@ -32,14 +18,13 @@ class Engine:
         self.waited_ms = waited_ms
 
     def submit(self, request: Incoming, sink: Sink) -> Submission:
-        assert request.prompt_tokens == 20
         for at_ms, burst in (
             (30.0, Burst(tokens=1, cached_tokens=16)),
             (40.0, Burst(tokens=3, drafted=4, accepted=2)),
             (52.5, Burst(tokens=2, drafted=4, accepted=3, finish_reason="length")),
         ):
-            ticket = self.clock.call_at(at_ms, lambda burst=burst: sink(burst))
-        return Waited(ticket, self.waited_ms)
+            self.clock.call_at(at_ms, lambda burst=burst: sink(burst))
+        return SimpleNamespace(cancel=lambda: None, waited_ms=lambda: self.waited_ms)
 
     def load(self) -> Load:
         return Load(

@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -125,11 +126,12 @@ async def test_each_of_several_answers_uses_its_own_record(tmp_path: Path) -> No
     assert answer["usage"]["completion_tokens"] == 30
 
 
-@pytest.mark.parametrize("stream", [True, False])
-async def test_answer_ends_before_stop_string(tmp_path: Path, stream: bool) -> None:
+# The first burst has four letters.
+@pytest.mark.parametrize(("stream", "place"), [(True, 10), (False, 10), (True, 1)])
+async def test_answer_ends_before_stop_string(tmp_path: Path, stream: bool, place: int) -> None:
     async with replay_server(tmp_path, [record(**QUICK)] * 2) as client:
         whole = "".join(texts(await events(client)))
-        stop = whole[10:14]
+        stop = whole[place : place + 4]
         if stream:
             found = await events(client, stop=["never", stop])
             text, choice = "".join(texts(found)), found[-1]["choices"][0]
@@ -137,7 +139,7 @@ async def test_answer_ends_before_stop_string(tmp_path: Path, stream: bool) -> N
             body = {"prompt": "a", "max_tokens": 99, "stop": stop}
             choice = (await client.post("/v1/completions", json=body)).json()["choices"][0]
             text = choice["text"]
-    assert text == whole[:10]
+    assert text == whole[:place]
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop)
 
 
@@ -145,7 +147,6 @@ async def test_speculation_metrics_are_readable_by_operator(tmp_path: Path) -> N
     async with replay_server(tmp_path, [record(**QUICK)], kv_cache_tokens=4096) as client:
         await events(client)
         reading = await metrics(client)
-        page = (await client.get("/metrics")).text
     assert reading.speculation.drafts == 2
     assert reading.speculation.draft_tokens == 8
     assert reading.speculation.accepted_tokens == 3
@@ -153,9 +154,6 @@ async def test_speculation_metrics_are_readable_by_operator(tmp_path: Path) -> N
     assert reading.generation_tokens == 6
     assert (reading.kv_cache_tokens, reading.block_size, reading.num_gpu_blocks) == (4096, 16, 256)
     assert (reading.requests_running, reading.requests_waiting) == (0, 0)
-    assert 'vllm:time_to_first_token_seconds_count{engine="0",model_name="tiny"} 1.0' in page
-    assert 'vllm:inter_token_latency_seconds_count{engine="0",model_name="tiny"} 2.0' in page
-    assert 'vllm:request_success_total{engine="0",finished_reason="length",model_name="tiny"} 1.0' in page
 
 
 async def test_merged_chunks_count_at_most_k_accepted_tokens(tmp_path: Path) -> None:
@@ -171,16 +169,6 @@ async def test_engine_without_speculation_has_no_speculation_metrics(tmp_path: P
         reading = await metrics(client)
     assert reading.speculation is None
     assert reading.generation_tokens == 3
-
-
-async def test_running_requests_are_multiplied_by_load_factor(tmp_path: Path) -> None:
-    body = {"prompt": "a", "stream": True}
-    async with (
-        replay_server(tmp_path, [record(itl_ms=[10.0, 60_000.0])], load_factor=10) as client,
-        client.stream("POST", "/v1/completions", json=body) as response,
-    ):
-        await anext(response.aiter_lines())
-        assert (await metrics(client)).requests_running == 10
 
 
 async def test_client_disconnect_aborts_its_request(tmp_path: Path) -> None:
@@ -199,14 +187,6 @@ async def test_many_streams_at_once_are_all_answered(tmp_path: Path) -> None:
     async with replay_server(tmp_path, [record(ttft_ms=100.0)] * 50) as client:
         found = await asyncio.gather(*[events(client) for _ in range(50)])
     assert [len(each) for each in found] == [3] * 50
-
-
-async def test_stop_string_may_span_two_bursts(tmp_path: Path) -> None:
-    async with replay_server(tmp_path, [record(**QUICK)] * 2) as client:
-        whole = "".join(texts(await events(client)))
-        # The first burst has four letters.
-        found = texts(await events(client, stop=whole[1:5]))
-    assert "".join(found) == whole[:1]
 
 
 async def test_modelled_engine_answers_in_bursts_of_at_most_k_plus_one(tmp_path: Path) -> None:
@@ -258,30 +238,12 @@ async def test_model_of_merged_chunks_has_acceptance_of_k_positions(tmp_path: Pa
 
 
 async def test_request_id_like_template_placeholder_is_kept(tmp_path: Path) -> None:
-    async with (
-        replay_server(tmp_path, [record(ttft_ms=1.0, itl_ms=[1.0, 1.0])]) as client,
-        client.stream(
-            "POST",
-            "/v1/completions",
-            json={"prompt": "a", "stream": True},
-            headers={"X-Request-Id": r"a\u0000b"},
-        ) as response,
-    ):
-        lines = [line.removeprefix("data: ") async for line in response.aiter_lines() if line]
-    assert {json.loads(line)["id"] for line in lines if line != "[DONE]"} == {r"cmpl-a\u0000b"}
+    async with replay_server(tmp_path, [record(**QUICK)]) as client:
+        client.headers["X-Request-Id"] = r"a\u0000b"
+        assert {event["id"] for event in await events(client)} == {r"cmpl-a\u0000b"}
 
 
 # Long prompts hold up nobody.
-
-
-class Ticket:
-    """Of a request that never has a token."""
-
-    def cancel(self) -> None:
-        pass
-
-    def waited_ms(self) -> None:
-        return None
 
 
 class Engine:
@@ -292,49 +254,35 @@ class Engine:
 
     def submit(self, request: Incoming, sink: Sink) -> Submission:
         self.found.append(request)
-        return Ticket()
+        return SimpleNamespace(cancel=lambda: None, waited_ms=lambda: None)
 
     def load(self) -> Load:
         return Load()
 
 
-class Client:
-    """Waits for its answer, until it goes."""
-
-    def __init__(self) -> None:
-        self.gone = asyncio.Event()
-
-    async def __call__(self) -> dict[str, str]:
-        await self.gone.wait()
-        return {"type": "http.disconnect"}
-
-
-async def turns(of: "asyncio.Task[bool]") -> int:
-    """Return how often the loop can do something else until a task is done."""
-    count = 0
-    while not of.done():
-        await asyncio.sleep(0)
-        count += 1
-    return count
-
-
-def whole(engines: Engines, prompt: str | Sequence[int]) -> Whole:
-    return Whole(engines, read_completion(json.dumps({"prompt": prompt}).encode()), "tiny", None)
+async def begun(engines: Engines, prompt: str | Sequence[int]) -> bool:
+    """Submit a prompt of a client that stays."""
+    whole = Whole(engines, read_completion(json.dumps({"prompt": prompt}).encode()), "tiny", None)
+    return await whole.begin(asyncio.Event().wait)  # type: ignore[arg-type]
 
 
 async def test_hashing_long_prompt_does_not_block_and_keeps_order() -> None:
     engine, ids = Engine(), [*range(200_000)]
     engines = Engines(engine=engine, meter=Meter(VirtualClock(), 0), hash_blocks_of=16)
-    begun = [asyncio.create_task(whole(engines, prompt).begin(Client())) for prompt in (ids, "four" * 20)]
-    assert await turns(begun[0]) > 20
-    await begun[1]
+    long, short = (asyncio.create_task(begun(engines, prompt)) for prompt in (ids, "four" * 20))
+    turns = 0
+    while not long.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns > 20, "the loop could do something else"
+    await short
     assert [each.prompt_tokens for each in engine.found] == [200_000, 20]
     assert engine.found[0].block_hashes == block_hashes(ids, 16, lambda: None)
 
 
 async def test_prompt_is_not_hashed_unless_requested() -> None:
     engine = Engine()
-    await whole(Engines(engine=engine, meter=Meter(VirtualClock(), 0)), [1] * 64).begin(Client())
+    await begun(Engines(engine=engine, meter=Meter(VirtualClock(), 0)), [1] * 64)
     assert engine.found[0].block_hashes == ()
 
 
@@ -372,7 +320,7 @@ def test_kv_cache_size_of_model_is_in_tokens(tmp_path: Path) -> None:
 def test_bursts_above_k_plus_one_tokens_are_noted(tmp_path: Path, burst: int, told: bool) -> None:
     records = [record(output_tokens=3 + burst, itl_tokens=[burst, 2])]
     notes = read_source(SourceSettings(traces=[write_trace(tmp_path / "trace.jsonl", records)])).notes
-    assert any(f"the largest burst has {burst} tokens" in note for note in notes) == told
+    assert any("largest burst" in note for note in notes) == told
 
 
 @pytest.fixture
@@ -399,16 +347,10 @@ async def test_timers_fire_in_order_and_not_early(clock: TimerClock) -> None:
     assert all(at_ms >= least_ms - 0.1 for (_, at_ms), least_ms in zip(seen, (10, 20, 20), strict=True))
 
 
-async def test_cancelled_timer_does_not_fire(clock: TimerClock) -> None:
+async def test_cancelled_timer_and_stopped_clock_fire_nothing(clock: TimerClock) -> None:
     seen: list[str] = []
-    ticket = clock.call_at(clock.now_ms() + 1, lambda: seen.append("cancelled"))
-    ticket.cancel()
+    clock.call_at(clock.now_ms() + 1, lambda: seen.append("cancelled")).cancel()
     await until(clock, clock.now_ms() + 5)
-    assert seen == []
-
-
-async def test_stopped_clock_fires_no_timer(clock: TimerClock) -> None:
-    seen: list[str] = []
     clock.call_at(clock.now_ms() + 1, lambda: seen.append("before"))
     clock.stop()
     clock.stop()
