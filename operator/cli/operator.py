@@ -22,7 +22,7 @@ from specdecode_operator.cli.text_files import DocumentError, place_of, read_tex
 from specdecode_operator.problems import printable
 
 if TYPE_CHECKING:
-    from specdecode_operator.attestation.keys import SigningKey
+    from specdecode_operator.deployment.attestation.keys import SigningKey
     from specdecode_operator.enums import LiveTokenIds
     from specdecode_operator.handlers.leadership import LeaseName
 
@@ -254,8 +254,8 @@ def _given_key(file: Path | None, password_file: Path | None, former: Sequence[P
     if file is None:
         return None
     # Importing cryptography is slow.
-    from specdecode_operator.attestation.keys import KeyFormatError, SigningKey  # noqa: PLC0415
     from specdecode_operator.cli.attestation import public_keys  # noqa: PLC0415
+    from specdecode_operator.deployment.attestation.keys import KeyFormatError, SigningKey  # noqa: PLC0415
 
     with ended(DocumentError, at="--signing-key: "):
         # A file written by hand ends with a line break.

@@ -15,7 +15,7 @@ COUNTS: Final = re.compile(r"_?(?:MOST|SHOWN)(?:_\w+)?|_MAX_POSITIONS|_\w+_NAMED
 
 NO_MESSAGES: Final = {
     # Digests and commits.
-    "attestation/attest.py: digest(pods)[:16]",
+    "deployment/attestation/attest.py: digest(pods)[:16]",
     "cli/capture/fetch.py: file.sha256[:12]",
     "cli/hub.py: digest[:40]",
     "cli/hub.py: commit[:12]",
