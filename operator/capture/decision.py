@@ -16,7 +16,7 @@ from specdecode_operator.capture import live_capture, preconditions, status, vol
 from specdecode_operator.capture.arms import arm_notes, captured_arms
 from specdecode_operator.capture.borrowing import Borrowing, released, trial_pod
 from specdecode_operator.capture.golden_gate import golden_blocked, is_of_gate, with_golden
-from specdecode_operator.capture.gpu_sharing import borrows, in_line
+from specdecode_operator.capture.gpu_sharing import borrows, due_at, in_line, is_unsettled
 from specdecode_operator.capture.job_manifest import image_id_config_map, load_image, render_job
 from specdecode_operator.capture.job_status import newest_pod, read_progress
 from specdecode_operator.capture.observation import (
@@ -29,6 +29,7 @@ from specdecode_operator.cluster.clock import is_ahead, told_ahead
 from specdecode_operator.cluster.resources import ACCEPTED_ANNOTATION, CAPTURED_ENGINE_ANNOTATION
 from specdecode_operator.deployment.conditions import OPERATOR_IMAGE_UNKNOWN, TRUE, UNKNOWN, Blocked, ConditionUpdate
 from specdecode_operator.deployment.parsed_deployment import is_engine_spec_hash
+from specdecode_operator.deployment.requeue import Requeue
 from specdecode_operator.deployment.rollout.engine_workload import serving_template
 from specdecode_operator.deployment.rollout.readiness import Readiness
 from specdecode_operator.problems import InvalidSpecError
@@ -298,4 +299,15 @@ def blocked_by_cluster(capture: Capture, decision: status.Decision, readiness: R
         accepted=accepted,
         succeeded=ConditionUpdate("Succeeded", UNKNOWN, readiness.reason, readiness.message),
         borrow=capture.status.borrow if decision.borrows_now else decision.borrow,
+    )
+
+
+def capture_attention(capture: Capture) -> Requeue:
+    """Return when to requeue a capture without an event: until it ended, its deployment serves and its TTL passed."""
+    goes_on = capture.ended is None or is_unsettled(capture.status.borrow)
+    timeout_s = capture.spec.get("borrowTimeoutSeconds")
+    due = due_at(capture.status.borrow, timeout_s if isinstance(timeout_s, int) else 0)
+    return Requeue(
+        is_close=goes_on or capture.spec.get("ttlSecondsAfterFinished") is not None,
+        due_at_s=due.timestamp() if due is not None and capture.ended is None else None,
     )

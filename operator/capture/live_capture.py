@@ -16,11 +16,11 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import Source, SpecDecodeCaptureSpec
 from specdecode_operator.api.crd_validation import broken_rules
 from specdecode_operator.capture.job.collect_settings import MOST_PODS, PORT
-from specdecode_operator.capture.job_manifest import COLLECT, ROOT, USER_ID, engine_context, wrap_up_s
+from specdecode_operator.capture.job_manifest import USER_ID, engine_context, wrap_up_s
 from specdecode_operator.capture.job_status import is_running, is_suspended, newest_pod
 from specdecode_operator.capture.load import run_settings
-from specdecode_operator.capture.observation import Capture, CapturedDeployment, ObservedDeployment, has_ended
-from specdecode_operator.capture.volumes import claim_of
+from specdecode_operator.capture.observation import COLLECT, Capture, CapturedDeployment, ObservedDeployment, has_ended
+from specdecode_operator.capture.volumes import ROOT, claim_of
 from specdecode_operator.cluster.manifests import child_labels, owned, render_template
 from specdecode_operator.cluster.resources import CAPTURED_DEPLOYMENT_LABEL, CONFIG_MAP
 from specdecode_operator.deployment.conditions import Blocked
@@ -47,7 +47,7 @@ def invalid(spec: SpecDecodeCaptureSpec) -> Blocked | None:
 
 def not_recordable(spec: SpecDecodeCaptureSpec, source: CapturedDeployment, allowed: LiveTokenIds) -> Blocked | None:
     """Return what rules out a live capture for good; ``allowed`` are the token ids that the namespace may record."""
-    if why := live_recorder_blocked(source.launch.facts):
+    if why := live_recorder_blocked(source.launch.facts.spec):
         message = f"spec.source: Live: the engines of deployment {source.key.name} cannot record: {why}"
         return Blocked("RecorderNotInEngines", message, permanent=True)
     asked = {"tokenIds": (spec.record.token_ids, _ANSWERS), "promptTokenIds": (spec.record.prompt_token_ids, _PROMPTS)}

@@ -12,7 +12,6 @@ from specdecode_operator.deployment.engine_settings import served_names
 from specdecode_operator.deployment.spec_facts import Facts
 from specdecode_operator.enums import Precision
 
-CANARIES_FILE: Final = "canaries.json"
 DEFAULT_PROMPTS: Final = (
     "The capital of France is Paris. The capital of Japan is Tokyo. The capital of Italy is",
     'def fibonacci(n: int) -> int:\n    """Return the n-th Fibonacci number."""\n    if n < 2:\n        return n\n    ',
@@ -53,7 +52,7 @@ def not_asked(facts: Facts) -> str | None:
 
 
 def canaries_json(facts: Facts) -> str | None:
-    """Return the content of `CANARIES_FILE`; None without canaries."""
+    """Return the content of canaries.json; None without canaries."""
     canaries = canaries_of(facts)
     if canaries is None or not_asked(facts):
         return None

@@ -13,9 +13,8 @@ from datetime import datetime
 from typing import Any, Final
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.cluster.resources import ENGINE_CONTAINER, TEMPLATE_HASH_ANNOTATION
+from specdecode_operator.cluster.resources import ENGINE_CONTAINER, SIDECAR, TEMPLATE_HASH_ANNOTATION
 from specdecode_operator.deployment.conditions import Blocked
-from specdecode_operator.deployment.pod_template_merge import SIDECAR
 from specdecode_operator.deployment.rollout.blocked_pods import (
     POD_REJECTED,
     backs_off_after,
