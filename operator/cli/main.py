@@ -219,7 +219,7 @@ class _TopLevel(LazyGroup):
         "attestation": "main:attestation_app",
         "capture": "capture.commands:capture_app",
         "metrics": "metrics:metrics_command",
-        "advise": "advise.command:advise_command",
+        "advise": "advise:advise_command",
         "verdict": "verdict:verdict_command",
         "calibrate": "calibrate:calibrate_command",
         "replay": "main:replay_app",

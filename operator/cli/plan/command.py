@@ -127,7 +127,7 @@ def _print(result: Answers, output: Form, *, explain: bool, matrix: bool) -> Non
     if output is Form.MARKDOWN:
         say(plan_markdown(result, matrix=matrix))
     elif explain:
-        from specdecode_operator.cli.plan.explain import explain_data, explain_text  # noqa: PLC0415
+        from specdecode_operator.cli.plan.data import explain_data, explain_text  # noqa: PLC0415
 
         if output is Form.TABLE:
             texts = [explain_text(each, line_width() or _PIPED_WIDTH) for each in result.answers]

@@ -23,7 +23,7 @@ from tests.support.documents import ROOT, sections, table
 OPERATOR = ROOT / "operator"
 OF_DEPLOYMENTS = ("deployment/", "capture/schedules.py")
 CAPTURE_DECISIONS = tuple(f"capture/{path.name}" for path in (OPERATOR / "capture").glob("*.py"))
-READERS_OF_ARMS = ("arm_folders.py", "arm_totals.py", "client_requests.py")
+READERS_OF_ARMS = ("arm_folders.py", "compare_arms.py", "client_requests.py")
 OF_CAPTURES = (
     *CAPTURE_DECISIONS,
     *(f"capture/comparison/{name}" for name in READERS_OF_ARMS),
@@ -60,6 +60,7 @@ OTHER_WORDS = {
         "Canary",
         "Exposed",
         "SettingsInForce",
+        "Pays",
         "Succeeded",
         "WaitingForGPUs",
         "True",
@@ -100,7 +101,7 @@ OTHER_WORDS = {
     # What it is told.
     *("Always", "ConfigMap", "Directory", "Exists", "In", "OnRootMismatch", "ReadOnlyMany", "ReadWriteOncePod"),
     "RuntimeDefault",
-    *("FallbackToLogsOnError", "Memory", "PathPrefix", "RollingUpdate"),
+    *("FallbackToLogsOnError", "Filesystem", "Memory", "PathPrefix", "RollingUpdate"),
     # Conditions of a route.
     *("PartiallyInvalid", "ResolvedRefs"),
     *("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"),
