@@ -18,6 +18,7 @@ from specdecode_operator.cli.options import FilesOption, TextOrJson, ended, fail
 from specdecode_operator.cli.outputs import Output, print_json
 from specdecode_operator.cli.terminal import say_line
 from specdecode_operator.cli.text_files import DocumentError, read_text
+from specdecode_operator.cluster.resources import CONFIG_MAP
 from specdecode_operator.deployment.attestation.attest import ENTRY_SUFFIX, attestation_name
 from specdecode_operator.deployment.attestation.keys import KeyFormatError, PublicKey
 from specdecode_operator.deployment.attestation.pod_admission import Gate
@@ -267,7 +268,6 @@ async def _serve(gate: Gate, certificate_folder: Path, port: int, metrics_port: 
     """Serve until SIGTERM. Each review has a thread; requests to the API server run in this event loop."""
     # Importing kopf and the Kubernetes client takes a second.
     from specdecode_operator.cluster.client import Cluster, ClusterError  # noqa: PLC0415
-    from specdecode_operator.cluster.resources import CONFIG_MAP  # noqa: PLC0415
     from specdecode_operator.handlers.metrics import AdmissionCollector, serve_metrics  # noqa: PLC0415
     from specdecode_operator.handlers.webhook import answer_pod, serve_admission  # noqa: PLC0415
     from specdecode_operator.handlers.webhook_certificate import CertificateFolder  # noqa: PLC0415

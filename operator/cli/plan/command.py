@@ -116,8 +116,10 @@ def plan_command(  # noqa: PLR0913  each is an option
     if calibration and result.answers and not corrected:
         say_line(f"warning: --calibration: {calibration}: has no entry for these engines", err=True)
     if plot is not None:
-        from specdecode_operator.cli.plan.plot import PlotError, draw  # noqa: PLC0415
-
+        try:
+            from specdecode_operator.cli.plan.plot import PlotError, draw  # noqa: PLC0415
+        except ImportError:
+            fail("--plot: matplotlib is not installed: pip install '.[plot]' in a clone")
         with ended(PlotError, at="--plot: "):
             draw(result.answers, plot, matrix=matrix)
     raise typer.Exit(exit_code(result, strict=strict))
