@@ -25,7 +25,7 @@ from specdecode_operator.capture.observation import (
     Progress,
     dataset_claim,
 )
-from specdecode_operator.cluster.clock import is_ahead, told_ahead
+from specdecode_operator.cluster.clock import is_ahead, rfc3339, told_ahead
 from specdecode_operator.cluster.resources import ACCEPTED_ANNOTATION, CAPTURED_ENGINE_ANNOTATION
 from specdecode_operator.deployment.conditions import OPERATOR_IMAGE_UNKNOWN, TRUE, UNKNOWN, Blocked, ConditionUpdate
 from specdecode_operator.deployment.parsed_deployment import is_engine_spec_hash
@@ -34,7 +34,6 @@ from specdecode_operator.deployment.rollout.engine_workload import serving_templ
 from specdecode_operator.deployment.rollout.readiness import Readiness
 from specdecode_operator.problems import InvalidSpecError
 
-_TIME = "%Y-%m-%dT%H:%M:%SZ"
 _WAITING = "WaitingForDeployment"
 
 
@@ -76,7 +75,7 @@ def decide(capture: Capture, observed: CaptureObservation, now: datetime) -> sta
     if borrows(capture.spec):
         decision = Borrowing(capture, spec, observed, now).recorded(decision)
     if decision.succeeded.status is not UNKNOWN and decision.finished_at is None:
-        decision = replace(decision, finished_at=now.strftime(_TIME))
+        decision = replace(decision, finished_at=rfc3339(now))
     decision = _without_times_ahead(capture, decision, now)
     # Engine and message at the start of the capture, from the Job if the status was never written.
     notes = ((observed.job or {}).get("metadata") or {}).get("annotations") or {}
@@ -109,7 +108,7 @@ def _without_times_ahead(capture: Capture, decision: status.Decision, now: datet
         time, recorded = getattr(decision, field), getattr(capture.status, field)
         if time and is_ahead(time, now):
             told += [] if recorded else [told_ahead(name, time, now)]
-            time = recorded or now.strftime(_TIME)
+            time = recorded or rfc3339(now)
         times[field] = time
     return replace(decision, started_at=times["started_at"], finished_at=times["finished_at"], times_ahead=tuple(told))
 

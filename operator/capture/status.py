@@ -9,6 +9,7 @@ from specdecode_operator.api.capture import Regressed, RegressionStatus
 from specdecode_operator.capture.gpu_sharing import QUEUED
 from specdecode_operator.capture.observation import Capture, Progress
 from specdecode_operator.capture.volumes import published_folder
+from specdecode_operator.cluster.clock import RFC3339
 from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, Blocked, ConditionUpdate, stamp
 from specdecode_operator.deployment.rollout.readiness import Readiness, readiness_of, stalled, working
 
@@ -126,9 +127,6 @@ def blocked_decision(blocked: Blocked) -> Decision:
     )
 
 
-_TIME = "%Y-%m-%dT%H:%M:%SZ"
-
-
 def compose_status(capture: Capture, decision: Decision, now: datetime) -> capture_status.SpecDecodeCaptureStatus:
     """Return the status of a capture for a decision."""
     waiting = ConditionUpdate("WaitingForGPUs", FALSE, "NotWaiting", "")
@@ -184,5 +182,5 @@ def is_outlived(capture: Capture, now: datetime, agreed_s: float) -> bool:
         return False
     # Node and Job may use other clocks, so the time at which the operator recorded the end counts too.
     ends = (finished_at, capture.ended.last_transition_time)
-    finished = max(datetime.strptime(each, _TIME).replace(tzinfo=UTC) for each in ends)
+    finished = max(datetime.strptime(each, RFC3339).replace(tzinfo=UTC) for each in ends)
     return now >= finished + timedelta(seconds=ttl_s)

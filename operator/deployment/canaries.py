@@ -53,8 +53,8 @@ def not_asked(facts: Facts) -> str | None:
 
 def canaries_json(facts: Facts) -> str | None:
     """Return the content of canaries.json; None without canaries."""
-    canaries = canaries_of(facts)
-    if canaries is None or not_asked(facts):
+    canaries = asked_canaries(facts)
+    if canaries is None:
         return None
     document = {
         "prompts": list(prompts_of(canaries)),
@@ -69,6 +69,11 @@ def canaries_json(facts: Facts) -> str | None:
 def canaries_of(facts: Facts) -> Canaries | None:
     """Return the canaries of a spec, or None."""
     return facts.spec.policy.canaries if facts.spec.policy else None
+
+
+def asked_canaries(facts: Facts) -> Canaries | None:
+    """Return the canaries of a spec if its engines are asked, or None."""
+    return None if not_asked(facts) else canaries_of(facts)
 
 
 def prompts_of(canaries: Canaries) -> tuple[str, ...]:

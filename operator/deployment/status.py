@@ -20,6 +20,7 @@ from specdecode_operator.api.deployment_status import (
     SpecDecodeDeploymentStatus,
     SpeculationFeature,
 )
+from specdecode_operator.cluster.clock import rfc3339
 from specdecode_operator.cluster.resources import (
     CANARY_POOL,
     KEPT_MANAGERS_ANNOTATION,
@@ -524,7 +525,6 @@ def _by_startup_log(engines: _Engines, key: SpeculativeKey) -> _Finding:
 LOW_BY_DESIGN: Final = (
     "adaptiveVerification counts unverified tokens as not accepted; use the mean acceptance length instead"
 )
-_TIME: Final = "%Y-%m-%dT%H:%M:%SZ"
 
 
 def last_acceptance(
@@ -543,7 +543,7 @@ def last_acceptance(
         return None
     if before.said_until is not None:
         return before
-    return before.model_copy(update={"text": f"was {before.percent}%", "said_until": now.strftime(_TIME)})
+    return before.model_copy(update={"text": f"was {before.percent}%", "said_until": rfc3339(now)})
 
 
 def with_last_acceptance(condition: ConditionUpdate, acceptance: AcceptanceStatus | None) -> ConditionUpdate:

@@ -75,6 +75,11 @@ class Rollout:
         """Whether every wanted engine serves the current spec, and no engine of an earlier spec is left."""
         return self.settled and self.replicas <= self.updated and min(self.updated, self.available) >= self.wanted
 
+    @property
+    def earlier_engines(self) -> str:
+        """Count of the serving engines, for messages while those of a new spec do not serve."""
+        return f"{self.available} of {self.wanted} engines of an earlier spec serve"
+
 
 def read_rollout(deployment: Body | None, pods: list[Body], wanted: int) -> Rollout:
     """Return the rollout of a Deployment; without one, it has zero engines."""
