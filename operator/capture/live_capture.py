@@ -29,6 +29,7 @@ from specdecode_operator.deployment.rollout.blocked_pods import condition_of
 from specdecode_operator.deployment.rollout.engine_workload import serving_pods
 from specdecode_operator.deployment.rollout.rollout_progress import serving_hash, template_hash
 from specdecode_operator.enums import LiveTokenIds
+from specdecode_operator.problems import some_of
 from specdecode_operator.untrusted import mapping, objects, parse_json, texts
 
 JOIN_S: Final = 150  # the kubelet may need 90 s to show the order to the recorders
@@ -79,7 +80,7 @@ def waits_for_engines(spec: SpecDecodeCaptureSpec, deployment: ObservedDeploymen
     if old := [pod["metadata"]["name"] for pod in pods if template_hash(pod) != serving_hash(workload)]:
         return (
             f"deployment {name} is rolling out: {len(old)} of {len(pods)} engine pods run an earlier spec"
-            f" ({_named(old)}); continues when the rollout is complete"
+            f" ({some_of(old, _NAMED)}); continues when the rollout is complete"
         )
     ready = ready_pods(deployment.pods)
     if not ready:
@@ -89,8 +90,8 @@ def waits_for_engines(spec: SpecDecodeCaptureSpec, deployment: ObservedDeploymen
         )
     if spec.live and (missing := [pod for pod in spec.live.pods if pod not in ready]):
         return (
-            f"spec.live.pods: {_named(missing)}: not a ready engine pod of deployment {name} (ready: {_named(ready)}):"
-            " continues when it is ready; for other pods, create another capture"
+            f"spec.live.pods: {some_of(missing, _NAMED)}: not a ready engine pod of deployment {name} (ready:"
+            f" {some_of(ready, _NAMED)}): continues when it is ready; for other pods, create another capture"
         )
     return None
 
@@ -120,11 +121,6 @@ def _serving(pods: Iterable[Body]) -> list[Body]:
 def ready_pods(pods: Iterable[Body]) -> list[str]:
     """Return the names of the engine pods that can be recorded."""
     return [pod["metadata"]["name"] for pod in _serving(pods) if condition_of(pod, "Ready").get("status") == "True"]
-
-
-def _named(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return f"{', '.join(names[:_NAMED])}{more}"
 
 
 def recorded_first(
