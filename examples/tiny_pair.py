@@ -246,9 +246,7 @@ def main() -> None:
         help="layers of the target; more make its step slower (default: %(default)s)",
     )
     arguments = parser.parse_args()
-    parameters = PairParameters(
-        arguments.seed, arguments.agreement_noise, target_layers=arguments.target_layers
-    )
+    parameters = PairParameters(arguments.seed, arguments.agreement_noise, target_layers=arguments.target_layers)
     made = make_pair(arguments.out, parameters)
     print(f"{arguments.out}: {'made' if made else 'already there'}, {parameters}")
 

@@ -17,10 +17,10 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import Pattern, SpecDecodeCaptureSpec
 from specdecode_operator.api.capture_status import BorrowStatus, CapturePhase
 from specdecode_operator.capture import gpu_sharing, status
-from specdecode_operator.capture.job_manifest import LOAD, image_id_config_map, wrap_up_s
+from specdecode_operator.capture.job_manifest import image_id_config_map, wrap_up_s
 from specdecode_operator.capture.job_status import is_suspended, left_pod, newest_pod, runs_engine
 from specdecode_operator.capture.load.arrivals import expected_duration_s
-from specdecode_operator.capture.observation import Capture, CaptureObservation, ObservedDeployment, Progress
+from specdecode_operator.capture.observation import LOAD, Capture, CaptureObservation, ObservedDeployment, Progress
 from specdecode_operator.capture.preconditions import workload_blocked
 from specdecode_operator.capture.volumes import mounts_blocked
 from specdecode_operator.deployment.conditions import FALSE, UNKNOWN, Blocked, ConditionUpdate

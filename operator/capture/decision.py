@@ -16,7 +16,7 @@ from specdecode_operator.capture import live_capture, preconditions, status, vol
 from specdecode_operator.capture.arms import arm_notes, captured_arms, sampling_warning
 from specdecode_operator.capture.borrowing import Borrowing, released, trial_pod
 from specdecode_operator.capture.golden_gate import golden_blocked, is_of_gate, with_golden
-from specdecode_operator.capture.gpu_sharing import borrows, in_line
+from specdecode_operator.capture.gpu_sharing import borrows, due_at, in_line, is_unsettled
 from specdecode_operator.capture.job_manifest import image_id_config_map, load_image, render_job
 from specdecode_operator.capture.job_status import newest_pod, read_progress
 from specdecode_operator.capture.observation import (
@@ -25,15 +25,15 @@ from specdecode_operator.capture.observation import (
     Progress,
     dataset_claim,
 )
-from specdecode_operator.cluster.clock import is_ahead, told_ahead
+from specdecode_operator.cluster.clock import is_ahead, rfc3339, told_ahead
 from specdecode_operator.cluster.resources import ACCEPTED_ANNOTATION, CAPTURED_ENGINE_ANNOTATION
 from specdecode_operator.deployment.conditions import OPERATOR_IMAGE_UNKNOWN, TRUE, UNKNOWN, Blocked, ConditionUpdate
 from specdecode_operator.deployment.parsed_deployment import is_engine_spec_hash
+from specdecode_operator.deployment.requeue import Requeue
 from specdecode_operator.deployment.rollout.engine_workload import serving_template
 from specdecode_operator.deployment.rollout.readiness import Readiness
 from specdecode_operator.problems import InvalidSpecError
 
-_TIME = "%Y-%m-%dT%H:%M:%SZ"
 _WAITING = "WaitingForDeployment"
 
 
@@ -75,7 +75,7 @@ def decide(capture: Capture, observed: CaptureObservation, now: datetime) -> sta
     if borrows(capture.spec):
         decision = Borrowing(capture, spec, observed, now).recorded(decision)
     if decision.succeeded.status is not UNKNOWN and decision.finished_at is None:
-        decision = replace(decision, finished_at=now.strftime(_TIME))
+        decision = replace(decision, finished_at=rfc3339(now))
     decision = _without_times_ahead(capture, decision, now)
     # Engine and message at the start of the capture, from the Job if the status was never written.
     notes = ((observed.job or {}).get("metadata") or {}).get("annotations") or {}
@@ -108,7 +108,7 @@ def _without_times_ahead(capture: Capture, decision: status.Decision, now: datet
         time, recorded = getattr(decision, field), getattr(capture.status, field)
         if time and is_ahead(time, now):
             told += [] if recorded else [told_ahead(name, time, now)]
-            time = recorded or now.strftime(_TIME)
+            time = recorded or rfc3339(now)
         times[field] = time
     return replace(decision, started_at=times["started_at"], finished_at=times["finished_at"], times_ahead=tuple(told))
 
@@ -306,4 +306,15 @@ def blocked_by_cluster(capture: Capture, decision: status.Decision, readiness: R
         accepted=accepted,
         succeeded=ConditionUpdate("Succeeded", UNKNOWN, readiness.reason, readiness.message),
         borrow=capture.status.borrow if decision.borrows_now else decision.borrow,
+    )
+
+
+def capture_attention(capture: Capture) -> Requeue:
+    """Return when to requeue a capture without an event: until it ended, its deployment serves and its TTL passed."""
+    goes_on = capture.ended is None or is_unsettled(capture.status.borrow)
+    timeout_s = capture.spec.get("borrowTimeoutSeconds")
+    due = due_at(capture.status.borrow, timeout_s if isinstance(timeout_s, int) else 0)
+    return Requeue(
+        is_close=goes_on or capture.spec.get("ttlSecondsAfterFinished") is not None,
+        due_at_s=due.timestamp() if due is not None and capture.ended is None else None,
     )

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from specdecode_operator.api import base
 from specdecode_operator.api import capture as capture_api
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.capture import Regressed, RegressionStatus, SpecDecodeCaptureSpec
+from specdecode_operator.api.capture import Regressed, SpecDecodeCaptureSpec
 from specdecode_operator.api.deployment import Gate, Key
 from specdecode_operator.capture.comparison.regression import AGAINST_MOUNT, AGAINST_VARIABLE
 from specdecode_operator.capture.observation import Capture, read_capture
@@ -22,7 +22,7 @@ from specdecode_operator.capture.volumes import claim_of
 from specdecode_operator.cluster.drift import is_owned
 from specdecode_operator.cluster.manifests import owner_reference, with_new_hash
 from specdecode_operator.cluster.resources import MANAGED_BY_LABEL, MANAGER
-from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, Blocked, ConditionUpdate
+from specdecode_operator.deployment.conditions import TRUE, Blocked
 from specdecode_operator.deployment.desired_state import DesiredState, Gated, NotLaunched
 from specdecode_operator.deployment.rollout.rollout_gate import GateCapture, GateState
 
@@ -91,15 +91,6 @@ def with_golden(job: Body, capture: Capture, spec: SpecDecodeCaptureSpec, golden
     changed = {**pod, "containers": [with_files, *pod["containers"][1:]], "volumes": volumes}
     template = {**job["spec"]["template"], "spec": changed}
     return with_new_hash({**job, "spec": {**job["spec"], "template": template}})
-
-
-def holds_condition(regression: RegressionStatus | None, *, over: bool) -> ConditionUpdate:
-    """Return the condition Holds: whether a capture's engine serves as well as the golden capture's."""
-    if regression is None:
-        message = "Not compared; see condition Ready" if over else "Compared when the capture ends"
-        return ConditionUpdate("Holds", UNKNOWN, "NotJudged", message)
-    status = {Regressed.HOLDS: TRUE, Regressed.REGRESSED: FALSE}.get(regression.verdict, UNKNOWN)
-    return ConditionUpdate("Holds", status, regression.verdict, f"against {regression.against}: {regression.message}")
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from specdecode_operator.api.capture import DuringCapture
 from specdecode_operator.api.capture_status import BorrowStatus
 from specdecode_operator.api.deployment import Key
 from specdecode_operator.capture.observation import has_ended
+from specdecode_operator.cluster.clock import rfc3339
 from specdecode_operator.cluster.nodes import gpus_of
 from specdecode_operator.deployment.conditions import SUSPENDED_FOR_CAPTURE, Blocked
 from specdecode_operator.deployment.rollout.readiness import place_word
@@ -33,7 +34,6 @@ LATE_AT_MOST: Final = timedelta(minutes=5)
 QUEUED: Final = "Queued"  # reason of a capture whose Job waits in a queue without a time limit
 MOST_ATTEMPTS: Final = 5  # failed borrowings after which a capture fails, because each costs serving time
 _LONGEST_BACK_OFF_S: Final = 3600
-_TIME: Final = "%Y-%m-%dT%H:%M:%SZ"
 
 
 def preempting_capture(captures: Iterable[Body]) -> str | None:
@@ -73,19 +73,19 @@ def borrowed(record: BorrowStatus, now: datetime) -> BorrowStatus:
     if record.since is not None and record.served_at is None:
         without_s += _age_s(record.since, now)  # the deployment has not served in between
     cleared = dict.fromkeys(("idle_since", "returned_at", "served_at", "next_attempt_at"))
-    update = {"since": now.strftime(_TIME), "seconds_without_serving": without_s}
+    update = {"since": rfc3339(now), "seconds_without_serving": without_s}
     return record.model_copy(update=cleared | update)
 
 
 def watched(record: BorrowStatus, now: datetime, *, free: bool, in_use: bool) -> BorrowStatus:
     """Return the record with the start of the GPUs' idle time: ``free`` of engines, not ``in_use`` by the capture."""
     if record.since is not None and _is_ahead(record.since, now):
-        record = record.model_copy(update={"since": now.strftime(_TIME)})
+        record = record.model_copy(update={"since": rfc3339(now)})
     if in_use or not free:
         return record.model_copy(update={"idle_since": None})
     if record.idle_since is not None and not _is_ahead(record.idle_since, now):
         return record
-    return record.model_copy(update={"idle_since": now.strftime(_TIME)})
+    return record.model_copy(update={"idle_since": rfc3339(now)})
 
 
 def overdue(record: BorrowStatus, now: datetime, *, timeout_s: int, ending_s: int) -> str | None:
@@ -99,7 +99,7 @@ def overdue(record: BorrowStatus, now: datetime, *, timeout_s: int, ending_s: in
 
 def returned(record: BorrowStatus, now: datetime, failure: Blocked | None, timeout_s: int) -> BorrowStatus:
     """Return the record of a capture that returns the GPUs; ``failure`` is why it did not start, if it did not."""
-    update = {"idle_since": None, "returned_at": now.strftime(_TIME), "failed_attempts": 0}
+    update = {"idle_since": None, "returned_at": rfc3339(now), "failed_attempts": 0}
     if failure is not None:
         attempts = record.failed_attempts + 1
         # At least twice as long as it may hold idle GPUs.
@@ -107,7 +107,7 @@ def returned(record: BorrowStatus, now: datetime, failure: Blocked | None, timeo
         update |= {
             "failed_attempts": attempts,
             "last_failure": clip(printable(f"{failure.reason}: {failure.message}"), 1024),
-            "next_attempt_at": (now + timedelta(seconds=back_off_s)).strftime(_TIME),
+            "next_attempt_at": rfc3339(now + timedelta(seconds=back_off_s)),
         }
     return record.model_copy(update=update)
 
@@ -117,7 +117,7 @@ def settled(record: BorrowStatus | None, now: datetime, *, serves: bool) -> Borr
     if record is None or record.since is None or record.returned_at is None or record.served_at or not serves:
         return record
     without_s = record.seconds_without_serving + _age_s(record.since, now)
-    return record.model_copy(update={"served_at": now.strftime(_TIME), "seconds_without_serving": without_s})
+    return record.model_copy(update={"served_at": rfc3339(now), "seconds_without_serving": without_s})
 
 
 def is_unsettled(record: BorrowStatus | None) -> bool:

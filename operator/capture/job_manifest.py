@@ -27,9 +27,9 @@ from specdecode_operator.capture.arms import (
 )
 from specdecode_operator.capture.job.pod_files import IMAGE_ID_FILE, SWITCH_FOLDER, Places, switcher_command
 from specdecode_operator.capture.load import run_settings
-from specdecode_operator.capture.observation import Capture, CapturedDeployment, dataset_claim
+from specdecode_operator.capture.observation import COLLECT, LOAD, Capture, CapturedDeployment, dataset_claim
 from specdecode_operator.capture.recorder.segment_format import FOLDER_VARIABLE, STEPS_VARIABLE, TOKEN_IDS_VARIABLE
-from specdecode_operator.capture.volumes import claim_of, one_volume_per_claim
+from specdecode_operator.capture.volumes import ROOT, SWITCH_VOLUME, claim_of, one_volume_per_claim
 from specdecode_operator.cluster import resources
 from specdecode_operator.cluster.manifests import child_labels, owned, render_template
 from specdecode_operator.deployment.desired_state import Launch
@@ -43,9 +43,6 @@ from specdecode_operator.version import __version__
 from specdecode_operator.vllm.environment import API_KEY_VARIABLE
 from specdecode_operator.vllm.plugin_bundle import RECORDER
 
-PREPARE, LOAD, COLLECT = "prepare", "load", "collect"
-SWITCH_VOLUME: Final = "specdecode-switch"
-ROOT: Final = "/capture"  # of the volume
 _CERTIFICATES_FOLDER: Final = "/specdecode/tls"
 _ITERATION_DETAILS: Final = "--enable-logging-iteration-details"
 USER_ID: Final = 65532
@@ -67,12 +64,6 @@ def image_id_config_map(capture: Capture, pod: Body | None) -> Body | None:
     data = {IMAGE_ID_FILE.name: f"{pod['metadata']['uid']} {image_id}\n"}
     config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": capture.job_name}, "data": data}
     return owned(config_map, capture.key, capture.uid)
-
-
-def published_folder(capture: Capture) -> str:
-    """Return the folder of the validated files, relative to the volume's root; with arms, their parent folder."""
-    found = Places(Path(ROOT), capture.key.namespace, capture.key.name, attempt="")
-    return str(found.of_capture.relative_to(found.root)) if capture.switches else found.path
 
 
 def render_job(

@@ -10,8 +10,8 @@ from specdecode_operator.api.base import ApiModel, Body
 from specdecode_operator.api.capture import RegressionStatus
 from specdecode_operator.api.capture_status import CapturePhase, CaptureSummary, ComparisonStatus, LiveCounts
 from specdecode_operator.capture.gpu_sharing import in_line
-from specdecode_operator.capture.job_manifest import COLLECT, LOAD, PREPARE, SWITCH_VOLUME
-from specdecode_operator.capture.observation import Progress
+from specdecode_operator.capture.observation import COLLECT, LOAD, PREPARE, Progress
+from specdecode_operator.capture.volumes import SWITCH_VOLUME
 from specdecode_operator.cluster.drift import is_owned
 from specdecode_operator.cluster.resources import ENGINE_CONTAINER, TRAINING_LABEL
 from specdecode_operator.deployment.conditions import Blocked

@@ -16,11 +16,11 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import Source, SpecDecodeCaptureSpec
 from specdecode_operator.api.crd_validation import broken_rules
 from specdecode_operator.capture.job.collect_settings import MOST_PODS, PORT
-from specdecode_operator.capture.job_manifest import COLLECT, ROOT, USER_ID, engine_context, wrap_up_s
+from specdecode_operator.capture.job_manifest import USER_ID, engine_context, wrap_up_s
 from specdecode_operator.capture.job_status import is_running, is_suspended, newest_pod
 from specdecode_operator.capture.load import run_settings
-from specdecode_operator.capture.observation import Capture, CapturedDeployment, ObservedDeployment, has_ended
-from specdecode_operator.capture.volumes import claim_of
+from specdecode_operator.capture.observation import COLLECT, Capture, CapturedDeployment, ObservedDeployment, has_ended
+from specdecode_operator.capture.volumes import ROOT, claim_of
 from specdecode_operator.cluster.manifests import child_labels, owned, render_template
 from specdecode_operator.cluster.resources import CAPTURED_DEPLOYMENT_LABEL, CONFIG_MAP
 from specdecode_operator.deployment.conditions import Blocked
@@ -29,6 +29,7 @@ from specdecode_operator.deployment.rollout.blocked_pods import condition_of
 from specdecode_operator.deployment.rollout.engine_workload import serving_pods
 from specdecode_operator.deployment.rollout.rollout_progress import serving_hash, template_hash
 from specdecode_operator.enums import LiveTokenIds
+from specdecode_operator.problems import some_of
 from specdecode_operator.untrusted import mapping, objects, parse_json, texts
 
 JOIN_S: Final = 150  # the kubelet may need 90 s to show the order to the recorders
@@ -47,7 +48,7 @@ def invalid(spec: SpecDecodeCaptureSpec) -> Blocked | None:
 
 def not_recordable(spec: SpecDecodeCaptureSpec, source: CapturedDeployment, allowed: LiveTokenIds) -> Blocked | None:
     """Return what rules out a live capture for good; ``allowed`` are the token ids that the namespace may record."""
-    if why := live_recorder_blocked(source.launch.facts):
+    if why := live_recorder_blocked(source.launch.facts.spec):
         message = f"spec.source: Live: the engines of deployment {source.key.name} cannot record: {why}"
         return Blocked("RecorderNotInEngines", message, permanent=True)
     asked = {"tokenIds": (spec.record.token_ids, _ANSWERS), "promptTokenIds": (spec.record.prompt_token_ids, _PROMPTS)}
@@ -79,7 +80,7 @@ def waits_for_engines(spec: SpecDecodeCaptureSpec, deployment: ObservedDeploymen
     if old := [pod["metadata"]["name"] for pod in pods if template_hash(pod) != serving_hash(workload)]:
         return (
             f"deployment {name} is rolling out: {len(old)} of {len(pods)} engine pods run an earlier spec"
-            f" ({_named(old)}); continues when the rollout is complete"
+            f" ({some_of(old, _NAMED)}); continues when the rollout is complete"
         )
     ready = ready_pods(deployment.pods)
     if not ready:
@@ -89,8 +90,8 @@ def waits_for_engines(spec: SpecDecodeCaptureSpec, deployment: ObservedDeploymen
         )
     if spec.live and (missing := [pod for pod in spec.live.pods if pod not in ready]):
         return (
-            f"spec.live.pods: {_named(missing)}: not a ready engine pod of deployment {name} (ready: {_named(ready)}):"
-            " continues when it is ready; for other pods, create another capture"
+            f"spec.live.pods: {some_of(missing, _NAMED)}: not a ready engine pod of deployment {name} (ready:"
+            f" {some_of(ready, _NAMED)}): continues when it is ready; for other pods, create another capture"
         )
     return None
 
@@ -120,11 +121,6 @@ def _serving(pods: Iterable[Body]) -> list[Body]:
 def ready_pods(pods: Iterable[Body]) -> list[str]:
     """Return the names of the engine pods that can be recorded."""
     return [pod["metadata"]["name"] for pod in _serving(pods) if condition_of(pod, "Ready").get("status") == "True"]
-
-
-def _named(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return f"{', '.join(names[:_NAMED])}{more}"
 
 
 def recorded_first(

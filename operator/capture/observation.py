@@ -21,6 +21,9 @@ from specdecode_operator.deployment.desired_state import DesiredState, Launch
 from specdecode_operator.enums import LiveTokenIds
 from specdecode_operator.untrusted import mapping, objects
 
+PREPARE, LOAD, COLLECT = "prepare", "load", "collect"
+"""Names of the containers of a capture's pod, apart from the engine."""
+
 
 @dataclass(frozen=True)
 class Capture:

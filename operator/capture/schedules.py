@@ -17,10 +17,9 @@ from specdecode_operator.api.deployment import CaptureSchedule, Concurrency, Key
 from specdecode_operator.api.deployment_rules import NAME_MAX_LENGTH
 from specdecode_operator.capture.volumes import is_published
 from specdecode_operator.cluster import resources
-from specdecode_operator.cluster.clock import AHEAD, TIME_IN_FUTURE, told_ahead
+from specdecode_operator.cluster.clock import AHEAD, RFC3339, TIME_IN_FUTURE, rfc3339, told_ahead
 from specdecode_operator.cluster.manifests import owner_reference
 
-_FORMAT: Final = "%Y-%m-%dT%H:%M:%SZ"
 _OVER: Final = frozenset({CapturePhase.SUCCEEDED, CapturePhase.FAILED, CapturePhase.CANCELLED})
 # How long a claim must have been over age before it is deleted, because a clock may jump.
 OVER_AGE_FOR: Final = timedelta(hours=1)
@@ -313,8 +312,8 @@ def _phase(capture: Body) -> str | None:
 
 
 def _text(time: datetime) -> str:
-    return time.astimezone(UTC).strftime(_FORMAT)
+    return rfc3339(time.astimezone(UTC))
 
 
 def _time(text: str) -> datetime:
-    return datetime.strptime(text, _FORMAT).replace(tzinfo=UTC)
+    return datetime.strptime(text, RFC3339).replace(tzinfo=UTC)

@@ -5,13 +5,12 @@ from datetime import UTC, datetime, timedelta
 
 from specdecode_operator.api import capture_status
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.capture import RegressionStatus
-from specdecode_operator.capture.golden_gate import holds_condition
-from specdecode_operator.capture.gpu_sharing import QUEUED, due_at, is_unsettled
-from specdecode_operator.capture.job_manifest import published_folder
+from specdecode_operator.api.capture import Regressed, RegressionStatus
+from specdecode_operator.capture.gpu_sharing import QUEUED
 from specdecode_operator.capture.observation import Capture, Progress
+from specdecode_operator.capture.volumes import published_folder
+from specdecode_operator.cluster.clock import RFC3339
 from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, Blocked, ConditionUpdate, stamp
-from specdecode_operator.deployment.requeue import Requeue
 from specdecode_operator.deployment.rollout.readiness import Readiness, readiness_of, stalled, working
 
 
@@ -135,9 +134,6 @@ def blocked_decision(blocked: Blocked) -> Decision:
     )
 
 
-_TIME = "%Y-%m-%dT%H:%M:%SZ"
-
-
 def compose_status(capture: Capture, decision: Decision, now: datetime) -> capture_status.SpecDecodeCaptureStatus:
     """Return the status of a capture for a decision."""
     waiting = ConditionUpdate("WaitingForGPUs", FALSE, "NotWaiting", "")
@@ -156,7 +152,7 @@ def compose_status(capture: Capture, decision: Decision, now: datetime) -> captu
         message = "No arms compared; see condition Ready" if over else "Arms are compared when the capture ends"
         findings.append(ConditionUpdate("Pays", UNKNOWN, "NotCompared", message))
     if capture.spec.get("against"):
-        findings.append(holds_condition(decision.regression, over=over))
+        findings.append(_holds_condition(decision.regression, over=over))
     return capture_status.SpecDecodeCaptureStatus(
         observed_generation=capture.generation,
         phase=decision.phase,
@@ -175,6 +171,15 @@ def compose_status(capture: Capture, decision: Decision, now: datetime) -> captu
     )
 
 
+def _holds_condition(regression: RegressionStatus | None, *, over: bool) -> ConditionUpdate:
+    """Return the condition Holds: whether a capture's engine serves as well as the golden capture's."""
+    if regression is None:
+        message = "Not compared; see condition Ready" if over else "Compared when the capture ends"
+        return ConditionUpdate("Holds", UNKNOWN, "NotJudged", message)
+    status = {Regressed.HOLDS: TRUE, Regressed.REGRESSED: FALSE}.get(regression.verdict, UNKNOWN)
+    return ConditionUpdate("Holds", status, regression.verdict, f"against {regression.against}: {regression.message}")
+
+
 def is_outlived(capture: Capture, now: datetime, agreed_s: float) -> bool:
     """Return whether a finished capture has outlived its TTL."""
     # The API server's responses have agreed on the time for ``agreed_s``. A clock jump may make a capture look old, so
@@ -184,16 +189,5 @@ def is_outlived(capture: Capture, now: datetime, agreed_s: float) -> bool:
         return False
     # Node and Job may use other clocks, so the time at which the operator recorded the end counts too.
     ends = (finished_at, capture.ended.last_transition_time)
-    finished = max(datetime.strptime(each, _TIME).replace(tzinfo=UTC) for each in ends)
+    finished = max(datetime.strptime(each, RFC3339).replace(tzinfo=UTC) for each in ends)
     return now >= finished + timedelta(seconds=ttl_s)
-
-
-def capture_attention(capture: Capture) -> Requeue:
-    """Return when to requeue a capture without an event: until it ended, its deployment serves and its TTL passed."""
-    goes_on = capture.ended is None or is_unsettled(capture.status.borrow)
-    timeout_s = capture.spec.get("borrowTimeoutSeconds")
-    due = due_at(capture.status.borrow, timeout_s if isinstance(timeout_s, int) else 0)
-    return Requeue(
-        is_close=goes_on or capture.spec.get("ttlSecondsAfterFinished") is not None,
-        due_at_s=due.timestamp() if due is not None and capture.ended is None else None,
-    )

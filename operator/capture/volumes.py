@@ -7,11 +7,13 @@ missing Secrets and every other cause that the operator cannot see.
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Protocol
+from pathlib import Path
+from typing import Final, Protocol
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import DEFAULT_SIZE, SpecDecodeCaptureSpec, Storage
 from specdecode_operator.api.deployment import Key
+from specdecode_operator.capture.job.pod_files import Places
 from specdecode_operator.capture.observation import Capture, MountedObjects, dataset_claim
 from specdecode_operator.cluster.drift import is_owned
 from specdecode_operator.cluster.manifests import child_labels, owner_reference, parent_label, render_template
@@ -20,6 +22,10 @@ from specdecode_operator.cluster.storage_classes import StorageClasses
 from specdecode_operator.deployment.conditions import Blocked
 from specdecode_operator.untrusted import mapping, objects
 
+ROOT: Final = "/capture"
+"""Mount path of the claim in the capture's pod."""
+
+SWITCH_VOLUME: Final = "specdecode-switch"
 _READ_ONLY = "ReadOnlyMany"
 # Also the reason of a pod that finds the files of an earlier capture with its name.
 ALREADY_PUBLISHED = "AlreadyPublished"
@@ -50,6 +56,12 @@ class ClaimUser(Protocol):
 def claim_of(user: ClaimUser, storage: Storage) -> str:
     """Return the name of the claim that a capture or training writes to."""
     return storage.existing_claim or user.job_name
+
+
+def published_folder(capture: Capture) -> str:
+    """Return the folder of the validated files, relative to the volume's root; with arms, their parent folder."""
+    found = Places(Path(ROOT), capture.key.namespace, capture.key.name, attempt="")
+    return str(found.of_capture.relative_to(found.root)) if capture.switches else found.path
 
 
 def render_claim(user: ClaimUser, deployment: str, storage: Storage, default_size: str = DEFAULT_SIZE) -> Body:

@@ -13,16 +13,17 @@ import typer
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import Key
-from specdecode_operator.attestation.attest import ENTRY_SUFFIX, attestation_name
-from specdecode_operator.attestation.keys import KeyFormatError, PublicKey
-from specdecode_operator.attestation.pod_admission import Gate
-from specdecode_operator.attestation.statement import Rollout, UnverifiedError, opened, read_statement
-from specdecode_operator.attestation.verify import CHECKED, Difference, compared
 from specdecode_operator.cli.input_files import Document, read_all
 from specdecode_operator.cli.options import FilesOption, TextOrJson, ended, fail
 from specdecode_operator.cli.outputs import Output, print_json
 from specdecode_operator.cli.terminal import say_line
 from specdecode_operator.cli.text_files import DocumentError, read_text
+from specdecode_operator.cluster.resources import CONFIG_MAP
+from specdecode_operator.deployment.attestation.attest import ENTRY_SUFFIX, attestation_name
+from specdecode_operator.deployment.attestation.keys import KeyFormatError, PublicKey
+from specdecode_operator.deployment.attestation.pod_admission import Gate
+from specdecode_operator.deployment.attestation.statement import Rollout, UnverifiedError, opened, read_statement
+from specdecode_operator.deployment.attestation.verify import CHECKED, Difference, compared
 from specdecode_operator.problems import OneLine, printable
 from specdecode_operator.untrusted import mapping
 
@@ -267,7 +268,6 @@ async def _serve(gate: Gate, certificate_folder: Path, port: int, metrics_port: 
     """Serve until SIGTERM. Each review has a thread; requests to the API server run in this event loop."""
     # Importing kopf and the Kubernetes client takes a second.
     from specdecode_operator.cluster.client import Cluster, ClusterError  # noqa: PLC0415
-    from specdecode_operator.cluster.resources import CONFIG_MAP  # noqa: PLC0415
     from specdecode_operator.handlers.metrics import AdmissionCollector, serve_metrics  # noqa: PLC0415
     from specdecode_operator.handlers.webhook import answer_pod, serve_admission  # noqa: PLC0415
     from specdecode_operator.handlers.webhook_certificate import CertificateFolder  # noqa: PLC0415

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
+from typer._completion_shared import get_completion_script  # no public function exists
 
 
 def _values(module: str, find: Callable[[Any], Iterable[str]]) -> Callable[[str], list[str]]:
@@ -47,7 +48,5 @@ def completion_command(shell: Annotated[Shell, typer.Argument(help="Shell that w
     For all new shells, write it to the folder from which the shell loads it:
     specdecode completion fish > ~/.config/fish/completions/specdecode.fish
     """
-    from typer._completion_shared import get_completion_script  # noqa: PLC0415  no public function exists
-
     script = get_completion_script(prog_name="specdecode", complete_var="_SPECDECODE_COMPLETE", shell=shell.value)
     typer.echo(script)

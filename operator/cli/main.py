@@ -20,6 +20,7 @@ from specdecode_operator.cli.options import HiddenName, TextOrJson
 from specdecode_operator.problems import printable
 from specdecode_operator.redaction import clip
 from specdecode_operator.version import __version__
+from specdecode_operator.vllm.versions import LAUNCHED_VERSIONS
 
 _WORDS: Final = {
     "bool": "",
@@ -220,7 +221,7 @@ class _TopLevel(LazyGroup):
         "capture": "capture.commands:capture_app",
         "training": "training:training_app",
         "metrics": "metrics:metrics_command",
-        "advise": "advise.command:advise_command",
+        "advise": "advise:advise_command",
         "verdict": "verdict:verdict_command",
         "calibrate": "calibrate:calibrate_command",
         "replay": "main:replay_app",
@@ -304,8 +305,6 @@ def version_command(
 ) -> None:
     """Print the version; with -o json, also the vLLM versions that the operator launches."""
     if output is TextOrJson.JSON:
-        from specdecode_operator.vllm.versions import LAUNCHED_VERSIONS  # noqa: PLC0415
-
         data = {"version": __version__, "vllm_versions": list(LAUNCHED_VERSIONS)}
         typer.echo(json.dumps(data, indent=2))
     else:

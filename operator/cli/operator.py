@@ -19,11 +19,11 @@ from specdecode_operator.cli.options import (
     fail,
 )
 from specdecode_operator.cli.text_files import DocumentError, place_of, read_text, replaced_whole
+from specdecode_operator.enums import LiveTokenIds
 from specdecode_operator.problems import printable
 
 if TYPE_CHECKING:
-    from specdecode_operator.attestation.keys import SigningKey
-    from specdecode_operator.enums import LiveTokenIds
+    from specdecode_operator.deployment.attestation.keys import SigningKey
     from specdecode_operator.handlers.leadership import LeaseName
 
 
@@ -214,9 +214,7 @@ def operator_command(  # noqa: PLR0913  each is an option
     run_operator(settings, health_port=health_port, metrics_port=metrics_port, verbose=verbose)
 
 
-def _allowed_token_ids(given: Sequence[str]) -> "dict[str, LiveTokenIds]":
-    from specdecode_operator.enums import LiveTokenIds  # noqa: PLC0415
-
+def _allowed_token_ids(given: Sequence[str]) -> dict[str, LiveTokenIds]:
     choices, option = [each.value for each in LiveTokenIds if each], "--allow-token-ids"
     allowed: dict[str, LiveTokenIds] = {}
     for each in given:
@@ -254,8 +252,8 @@ def _given_key(file: Path | None, password_file: Path | None, former: Sequence[P
     if file is None:
         return None
     # Importing cryptography is slow.
-    from specdecode_operator.attestation.keys import KeyFormatError, SigningKey  # noqa: PLC0415
     from specdecode_operator.cli.attestation import public_keys  # noqa: PLC0415
+    from specdecode_operator.deployment.attestation.keys import KeyFormatError, SigningKey  # noqa: PLC0415
 
     with ended(DocumentError, at="--signing-key: "):
         # A file written by hand ends with a line break.

@@ -10,6 +10,7 @@ from typer.core import TyperArgument
 
 from specdecode_operator.cli import completion
 from specdecode_operator.cli.terminal import say_line
+from specdecode_operator.deployment.pod_security import GRANTS, is_grant
 
 if TYPE_CHECKING:
     from specdecode_operator.cli.hub import HubModels
@@ -168,8 +169,6 @@ def refuse_written(context: typer.Context, names: Collection[str], why: str) -> 
 
 def allowed_names(given: list[str] | None) -> frozenset[str]:
     """Parse and check the values of --allow-pod-template."""
-    from specdecode_operator.deployment.pod_security import GRANTS, is_grant  # noqa: PLC0415  few commands need it
-
     names = [name.strip() for each in given or [] for name in each.split(",")]
     for name in names:
         if not is_grant(name):

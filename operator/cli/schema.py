@@ -34,9 +34,9 @@ def schema_command(command: Annotated[Printed, typer.Argument(help="Command whos
 
 _MODELS: Final = {
     Printed.PLAN: "cli.plan.data:PlanOutput",
-    Printed.EXPLAIN: "cli.plan.explain:ExplainOutput",
+    Printed.EXPLAIN: "cli.plan.data:ExplainOutput",
     Printed.BATCH: "cli.plan.batch:BatchOutput",
-    Printed.ADVISE: "cli.advise.answer:AdviseOutput",
+    Printed.ADVISE: "cli.advise:AdviseOutput",
     Printed.VERDICT: "cli.verdict:VerdictOutput",
     Printed.METRICS: "cli.metrics:MetricsOutput",
     Printed.STATUS: "cli.status:StatusOutput",

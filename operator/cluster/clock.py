@@ -30,6 +30,15 @@ _WORTH_A_WARNING_S: Final = 60.0
 _logger = logging.getLogger(__name__)
 
 
+RFC3339: Final = "%Y-%m-%dT%H:%M:%SZ"
+"""Format of times in Kubernetes objects, in UTC."""
+
+
+def rfc3339(time_: datetime) -> str:
+    """Return a time in UTC as Kubernetes writes it."""
+    return time_.strftime(RFC3339)
+
+
 class _Offset(NamedTuple):
     """Bounds of the API server's Unix time minus the steady clock, in seconds."""
 
@@ -149,7 +158,6 @@ _PAST_FIELDS: Final = frozenset(
 )
 """Status fields with times of past events. Others, such as nextScheduleTime, may be in the future."""
 
-_FORMAT: Final = "%Y-%m-%dT%H:%M:%SZ"
 _LONGEST: Final = 64
 
 
@@ -193,7 +201,7 @@ def _corrected(value: Any, now: datetime, *, is_past: bool = False) -> Any:
         return {name: _corrected(each, now, is_past=name in _PAST_FIELDS) for name, each in value.items()}
     if isinstance(value, list):
         return [_corrected(each, now, is_past=is_past) for each in value]
-    return now.strftime(_FORMAT) if is_past and isinstance(value, str) and is_ahead(value, now) else value
+    return rfc3339(now) if is_past and isinstance(value, str) and is_ahead(value, now) else value
 
 
 def _parsed(text: str | None) -> datetime | None:

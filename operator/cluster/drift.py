@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from specdecode_operator.api.base import Body
+from specdecode_operator.cluster.clock import rfc3339
 from specdecode_operator.cluster.resources import APPLIED_HASH_ANNOTATION, JOB, MANAGER, PERSISTENT_VOLUME_CLAIM, POD
 
 _FIELDS_NAMED: Final = 5
@@ -142,7 +143,7 @@ def with_fields_taken_over(live: Body, kept: Collection[str]) -> list[Body]:
         "manager": MANAGER,
         "operation": "Apply",
         "apiVersion": live["apiVersion"],
-        "time": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "time": rfc3339(datetime.now(UTC)),
         "fieldsType": "FieldsV1",
     }
     ours = next((entry for entry in entries if _is_ours(entry)), first)

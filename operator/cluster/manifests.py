@@ -129,6 +129,6 @@ def owner_reference(key: Key, uid: str) -> Body:
     }
 
 
-def content_hash(body: Body) -> str:
-    """Return a short hash of an object."""
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]
+def content_hash(value: Any) -> str:
+    """Return a short hash of JSON, such as an object."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

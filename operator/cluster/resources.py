@@ -163,3 +163,5 @@ def written_resource(kind: str) -> Resource:
 
 
 ENGINE_CONTAINER = "engine"
+SIDECAR = "recorder"
+"""Name of the engine pods' sidecar for live captures."""

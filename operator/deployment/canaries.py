@@ -12,7 +12,6 @@ from specdecode_operator.deployment.engine_settings import served_names
 from specdecode_operator.deployment.spec_facts import Facts
 from specdecode_operator.enums import Precision
 
-CANARIES_FILE: Final = "canaries.json"
 DEFAULT_PROMPTS: Final = (
     "The capital of France is Paris. The capital of Japan is Tokyo. The capital of Italy is",
     'def fibonacci(n: int) -> int:\n    """Return the n-th Fibonacci number."""\n    if n < 2:\n        return n\n    ',
@@ -53,9 +52,9 @@ def not_asked(facts: Facts) -> str | None:
 
 
 def canaries_json(facts: Facts) -> str | None:
-    """Return the content of `CANARIES_FILE`; None without canaries."""
-    canaries = canaries_of(facts)
-    if canaries is None or not_asked(facts):
+    """Return the content of canaries.json; None without canaries."""
+    canaries = asked_canaries(facts)
+    if canaries is None:
         return None
     document = {
         "prompts": list(prompts_of(canaries)),
@@ -70,6 +69,11 @@ def canaries_json(facts: Facts) -> str | None:
 def canaries_of(facts: Facts) -> Canaries | None:
     """Return the canaries of a spec, or None."""
     return facts.spec.policy.canaries if facts.spec.policy else None
+
+
+def asked_canaries(facts: Facts) -> Canaries | None:
+    """Return the canaries of a spec if its engines are asked, or None."""
+    return None if not_asked(facts) else canaries_of(facts)
 
 
 def prompts_of(canaries: Canaries) -> tuple[str, ...]:

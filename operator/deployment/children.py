@@ -111,7 +111,7 @@ def render_children(key: Key, uid: str, facts: Facts, plan: Plan, plan_texts: Ma
     )
     service = {"name": key.name, "selector": selector, "port": spec.serving.port, "scheme": scheme(spec)}
     children = [plan_config_map(key, uid, plan_texts)]
-    if live_recorder_blocked(facts) is None:
+    if live_recorder_blocked(facts.spec) is None:
         children.append(owned(recorder_config_map(key, canaries_json(facts)), key, uid))
     children.append(owned(render_template("service", service), key, uid))
     if (route := spec.expose.http_route) is not None:

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Final
 
 from specdecode_operator.api.deployment_status import Condition, ConditionStatus
+from specdecode_operator.cluster.clock import rfc3339
 from specdecode_operator.problems import printable
 from specdecode_operator.redaction import clip
 
@@ -79,7 +80,7 @@ def stamp(
     stamped = []
     for update in conditions:
         old = before.get(update.type)
-        time = now.strftime("%Y-%m-%dT%H:%M:%SZ")
+        time = rfc3339(now)
         if old is not None and old.status is update.status:
             lent = {each.reason == SUSPENDED_FOR_CAPTURE for each in (old, update)}
             time = old.last_transition_time if update.type != "Ready" or len(lent) == 1 else time

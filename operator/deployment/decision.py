@@ -287,7 +287,7 @@ def _launch(
     kept, failure = render_last_good(key, uid, last_good), last_good.failure
     earlier = put_back(key, uid, workload, last_good.workload)
     of_earlier = list[Body]()
-    if live_recorder_blocked(facts) is not None and any(map(carries_recorder, pod_templates(earlier))):
+    if live_recorder_blocked(facts.spec) is not None and any(map(carries_recorder, pod_templates(earlier))):
         of_earlier = [owned(recorder_config_map(key), key, uid)]
     # The gate and the canary do not apply to a policy's choice: a capture with arms measured it, and the golden capture
     # has other settings.

@@ -26,6 +26,7 @@ from specdecode_operator.cluster.resources import (
     ENGINE_CONTAINER,
     ENGINE_LOGGING_ANNOTATION,
     ENGINE_WATCH_ANNOTATION,
+    SIDECAR,
     TEMPLATE_HASH_ANNOTATION,
     TRAINED_DRAFT_ANNOTATION,
     selector_labels,
@@ -50,7 +51,6 @@ from specdecode_operator.deployment.pod_template_merge import (
     DOWNLOAD_DRAFT,
     DOWNLOAD_TARGET,
     PREPARE,
-    SIDECAR,
     container_user,
     merge,
     volume_group,
@@ -215,7 +215,7 @@ def _values(key: Key, facts: Facts, plan: Plan, role: Role, *, live: bool = True
         "trained_draft": facts.trained_draft,
         **_access_values(spec),
     }
-    carries = live and role is not Role.WORKER and live_recorder_blocked(facts) is None
+    carries = live and role is not Role.WORKER and live_recorder_blocked(facts.spec) is None
     return with_recorder(values, key, facts.live_token_ids) if carries else values
 
 
@@ -364,7 +364,7 @@ def replay_pod(key: Key, facts: Facts, plan: Plan) -> Body:
         **_access_values(spec),
         **engine,
     }
-    carries = live_recorder_blocked(facts) is None
+    carries = live_recorder_blocked(facts.spec) is None
     return rendered_pod(spec, with_recorder(values, key, facts.live_token_ids) if carries else values)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.deployment.models.checkpoints import short_name
 from specdecode_operator.deployment.models.model_locations import downloads_in_pods, engine_model_path
+from specdecode_operator.deployment.pod_template_merge import PRE_STOP_S, SHORTEST_GRACE_S, TEARDOWN_S
 from specdecode_operator.enums import AcceleratorType, Dtype, Method, OnlineQuantization, Precision, Quantization
 from specdecode_operator.sizing.families.draft_heads import method_of_head
 from specdecode_operator.sizing.geometry import ModelGeometry
@@ -21,12 +22,7 @@ _SLOW_READ_BYTES_PER_S = 125 * 2**20
 # models took 545 to 600 s in all; this is 1.5 times that, although reading is counted separately.
 _WARM_UP_S = 900
 _BEFORE_THE_START_S = 600  # Scheduling, and pulling an engine image of about 10 GB
-# Nodes and gateways need seconds to notice that a deleted pod left the Service. The engine keeps serving for this long,
-# because after TERM it answers new requests with 500 (vllm/v1/engine/core.py, state SHUTTING_DOWN).
-_PRE_STOP_S = 10
 _SHUTDOWN_TIMEOUT_S = 60  # Default time for running requests after TERM
-_TEARDOWN_S = 20  # From the last answer to the end of the process; 9 s were measured
-SHORTEST_GRACE_S = _PRE_STOP_S + _TEARDOWN_S + 1  # Below this the kubelet would kill an engine that still answers
 
 
 @dataclass(frozen=True)
@@ -57,9 +53,9 @@ def timeouts(
     return Timeouts(
         startup_s=startup_s,
         progress_deadline_s=before_s + startup_s,
-        pre_stop_s=_PRE_STOP_S,
+        pre_stop_s=PRE_STOP_S,
         shutdown_timeout_s=shutdown_s,
-        termination_grace_s=_PRE_STOP_S + shutdown_s + _TEARDOWN_S,
+        termination_grace_s=PRE_STOP_S + shutdown_s + TEARDOWN_S,
     )
 
 
@@ -68,7 +64,7 @@ def shutdown_timeout_s(spec: SpecDecodeDeploymentSpec) -> int:
     grace_s = (spec.pod_template.spec or {}).get("terminationGracePeriodSeconds") if spec.pod_template else None
     if not isinstance(grace_s, int) or grace_s < SHORTEST_GRACE_S:
         return _SHUTDOWN_TIMEOUT_S
-    return grace_s - _PRE_STOP_S - _TEARDOWN_S
+    return grace_s - PRE_STOP_S - TEARDOWN_S
 
 
 def engine_settings(

@@ -12,16 +12,13 @@ from typing import Any, Final
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import Key, ReplayMode, SpecDecodeDeploymentSpec
-from specdecode_operator.cluster.resources import ENGINE_CONTAINER
-from specdecode_operator.deployment.canaries import CANARIES_FILE
+from specdecode_operator.cluster.resources import ENGINE_CONTAINER, SIDECAR
 from specdecode_operator.deployment.pod_template_merge import (
     FILES_PATH,
     FILES_VOLUME,
-    SIDECAR,
     SOCKETS_PATH,
     SOCKETS_VOLUME,
 )
-from specdecode_operator.deployment.spec_facts import Facts
 from specdecode_operator.enums import LiveTokenIds
 from specdecode_operator.untrusted import mapping, name_of, objects
 from specdecode_operator.vllm.environment import (
@@ -35,6 +32,7 @@ from specdecode_operator.vllm.plugin_bundle import RECORDER
 ZIP_ENTRY: Final = "recorder.zip"
 BUNDLE_PATH: Final = f"{FILES_PATH}/{ZIP_ENTRY}"
 ORDER_ENTRY: Final = "order.json"
+CANARIES_ENTRY: Final = "canaries.json"
 
 _MOUNTS: Final = (
     {"name": FILES_VOLUME, "mountPath": FILES_PATH, "readOnly": True},
@@ -53,17 +51,17 @@ _OFF: Final = frozenset({"", "0", "false"})
 _FROM_ELSEWHERE: Final = "from elsewhere"
 
 
-def live_recorder_blocked(facts: Facts) -> str | None:
+def live_recorder_blocked(spec: SpecDecodeDeploymentSpec) -> str | None:
     """Return why the engines of a spec carry no recorder for live captures: always a field; None if they carry it.
 
     Every version of vLLM carries it: the recorder checks vLLM's classes, and reports unknown ones to the capture.
     """
-    engine = facts.spec.engine
+    engine = spec.engine
     if not engine.recorder:
         return "spec.engine.recorder is false"
     if engine.replay is not None and engine.replay.mode is not ReplayMode.EMULATED:
         return "spec.engine.replay: a replay of a recording does not run vLLM"
-    if uses_rust_frontend(facts.spec):
+    if uses_rust_frontend(spec):
         return f"{RUST_FRONTEND_VARIABLE} is set, and that frontend loads no plugins: remove it"
     return None
 
@@ -93,7 +91,7 @@ def recorder_config_map(key: Key, canaries: str | None = None) -> Body:
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": recorder_name(key)},
-        **({} if canaries is None else {"data": {CANARIES_FILE: canaries}}),
+        **({} if canaries is None else {"data": {CANARIES_ENTRY: canaries}}),
         "binaryData": {ZIP_ENTRY: _zip()},
     }
 

@@ -4,8 +4,6 @@ The spec in force is the written spec; a policy may replace its speculation. A h
 that change engines shows whether two specs start the same engines.
 """
 
-import hashlib
-import json
 import re
 import zoneinfo
 from collections.abc import Mapping, Sequence
@@ -28,6 +26,7 @@ from specdecode_operator.api.deployment_status import PlanStatus, SpecDecodeDepl
 from specdecode_operator.api.spec_problems import parsed_spec
 from specdecode_operator.api.speculation import Speculation
 from specdecode_operator.cluster.clock import without_times_ahead
+from specdecode_operator.cluster.manifests import content_hash
 from specdecode_operator.cluster.resources import KEPT_MANAGERS_ANNOTATION
 from specdecode_operator.deployment.conditions import WRONG_ANSWERS
 from specdecode_operator.enums import METHODS_WITH_LAYERS, Method, OnCrashLoop, PolicyMode
@@ -64,8 +63,7 @@ def engine_fields(spec: SpecDecodeDeploymentSpec) -> dict[str, Any]:
 def engine_spec_hash(spec: SpecDecodeDeploymentSpec, plan: PlanStatus | None = None) -> str:
     """Return a hash of the fields that change engines and, with a plan, of its placement."""
     place = (plan.product, plan.tensor, plan.gpus_per_replica, plan.nodes_per_replica) if plan else ()
-    text = json.dumps([engine_fields(spec), *place], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return content_hash([engine_fields(spec), *place])
 
 
 def is_engine_spec_hash(text: object) -> bool:

@@ -11,6 +11,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from specdecode_operator.api.base import Body
+from specdecode_operator.api.crd_validation import object_problems
 from specdecode_operator.api.deployment import Override, SpecDecodeDeploymentSpec
 from specdecode_operator.api.deployment_status import GpuMemory, PlanStatus
 from specdecode_operator.cluster.nodes import NodeFacts, NodesFrom
@@ -47,9 +48,6 @@ _DRAFT_TENSOR: Final = "parallelism.draftTensor"
 
 def admitted(facts: Facts, pair: Pair, changes: Changes) -> Changes | None:
     """Return changes with the changes that they require; None if the API server or the engine would reject the spec."""
-    # CEL is slow to import, and only specs that do not fit need it.
-    from specdecode_operator.api.crd_validation import object_problems  # noqa: PLC0415
-
     body = facts.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     whole = tuple(each for change in changes for each in _with_required_changes(change, body))
     changed = facts.spec.model_dump(mode="json", by_alias=True, exclude_none=True)

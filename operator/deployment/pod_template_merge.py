@@ -11,8 +11,7 @@ from typing import Any, Final
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import PodTemplate, SpecDecodeDeploymentSpec
 from specdecode_operator.cluster.nodes import GPU_RESOURCE, PRODUCT_LABEL
-from specdecode_operator.cluster.resources import ENGINE_CONTAINER
-from specdecode_operator.deployment.engine_settings import SHORTEST_GRACE_S
+from specdecode_operator.cluster.resources import ENGINE_CONTAINER, SIDECAR
 from specdecode_operator.enums import Platform
 from specdecode_operator.problems import Problem, shown
 from specdecode_operator.untrusted import mapping, name_of, objects
@@ -44,9 +43,6 @@ _PROTECTED_IN_ENGINE = {
 }
 DOWNLOAD_TARGET, DOWNLOAD_DRAFT = "download-target", "download-draft"
 PREPARE = "prepare-emulation"
-SIDECAR = "recorder"
-"""Name of the sidecar for live captures."""
-
 FILES_VOLUME, SOCKETS_VOLUME = "specdecode-recorder", "specdecode-sockets"
 FILES_PATH, SOCKETS_PATH = "/specdecode/recorder", "/specdecode/sockets"
 OWN_VOLUMES = frozenset({"models", "cache", "tmp", "shm", "engine-config", "tls", FILES_VOLUME, SOCKETS_VOLUME})
@@ -56,6 +52,11 @@ OWN_MOUNTS = frozenset(
         *(FILES_PATH, SOCKETS_PATH),
     }
 )
+# Nodes and gateways need seconds to notice that a deleted pod left the Service. The engine keeps serving for this long,
+# because after TERM it answers new requests with 500 (vllm/v1/engine/core.py, state SHUTTING_DOWN).
+PRE_STOP_S = 10
+TEARDOWN_S = 20  # From the last answer to the end of the process; 9 s were measured
+SHORTEST_GRACE_S = PRE_STOP_S + TEARDOWN_S + 1  # Below this the kubelet would kill an engine that still answers
 _PLANNED_RESOURCES = {
     Platform.GPU: {GPU_RESOURCE: "spec.parallelism"},
     Platform.CPU: {"memory": "spec.accelerator.memoryGiB", "cpu": "spec.accelerator.cpuCores"},

@@ -5,8 +5,6 @@ applies the user's rules to it. Its inputs are from engines, captures and `statu
 must survive an operator restart; the rest is relearned. The decision table is in docs/design/policy.md.
 """
 
-import hashlib
-import json
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +21,8 @@ from specdecode_operator.api.crd_validation import broken_rules
 from specdecode_operator.api.deployment import MOST_DECISIONS, MOST_RESTARTS, Policy, PolicyDecision, PolicyStatus
 from specdecode_operator.api.deployment_status import PlanStatus
 from specdecode_operator.api.speculation import Speculation
+from specdecode_operator.cluster.clock import RFC3339, rfc3339
+from specdecode_operator.cluster.manifests import content_hash
 from specdecode_operator.deployment.conditions import EFFECTIVE, FALSE, TRUE, UNKNOWN, ConditionUpdate
 from specdecode_operator.deployment.desired_state import DesiredState, Launch
 from specdecode_operator.deployment.observed.engine_reports import decimal
@@ -449,7 +449,7 @@ def _slowest_start_s(pods: Sequence[Body]) -> float:
 
 def _read_time(text: object) -> datetime | None:
     try:
-        return datetime.strptime(str(text), _TIME).replace(tzinfo=UTC)
+        return datetime.strptime(str(text), RFC3339).replace(tzinfo=UTC)
     except ValueError:
         return None
 
@@ -629,7 +629,6 @@ def refusal(desired: DesiredState) -> str:
     return f"{refused.reason}: {refused.message}" if refused else ""
 
 
-_TIME: Final = "%Y-%m-%dT%H:%M:%SZ"
 _LONGEST: Final = 1024
 _LONGEST_ARM: Final = 200
 
@@ -707,7 +706,7 @@ def judge(case: PolicyInputs, seen: Seen, remembered: Remembered, fits: Fits) ->
 
 def policy_status(case: PolicyInputs, decision: Decision, memory: Memory, now: datetime) -> PolicyStatus:
     """Return `status.policy` after a decision."""
-    measured, before, moment = case.measured, case.before, now.strftime(_TIME)
+    measured, before, moment = case.measured, case.before, rfc3339(now)
     speculation, since, decisions = (before.speculation, before.since, before.decisions) if before else (None, None, [])
     is_done = decision.outcome is PolicyOutcome.DONE
     if is_done or (decision.outcome is PolicyOutcome.ADVISED and not is_unchanged(before, decision)):
@@ -740,7 +739,7 @@ def policy_status(case: PolicyInputs, decision: Decision, memory: Memory, now: d
         acceptance_factor=None if memory.acceptance_factor == 1 else f"{memory.acceptance_factor:.4f}",
         tried_in_vain=memory.tried_in_vain,
         failed_arms=before.failed_arms if before else [],
-        restarts=[datetime.fromtimestamp(each, UTC).strftime(_TIME) for each in memory.restarts][-MOST_RESTARTS:],
+        restarts=[rfc3339(datetime.fromtimestamp(each, UTC)) for each in memory.restarts][-MOST_RESTARTS:],
         decisions=decisions,
     )
 
@@ -759,7 +758,7 @@ def turned_off(case: PolicyInputs, reason: str, why: str, refusal: str, now: dat
         message="",
         asked=case.asked,
     )
-    action, moment = PolicyAction.TURN_OFF, now.strftime(_TIME)
+    action, moment = PolicyAction.TURN_OFF, rfc3339(now)
     outcome = PolicyOutcome.REFUSED
     if case.policy.paused or case.rollout_paused:
         outcome, refusal = PolicyOutcome.PAUSED, "the policy is paused"
@@ -805,7 +804,7 @@ def given_up(status: PolicyStatus, why: str, now: datetime) -> PolicyStatus:
         failed = [f"{status.arm[:_LONGEST_ARM]}@{_digest(status.speculation)}"]
     earlier = [each for each in status.failed_arms if each not in failed]
     message = _clipped(f"{arm} failed, and the speculation of the spec is in force again: {why}")
-    done, at = PolicyOutcome.DONE, now.strftime(_TIME)
+    done, at = PolicyOutcome.DONE, rfc3339(now)
     told = PolicyDecision(at=at, action=PolicyAction.KEEP, outcome=done, target=arm or None, message=message)
     return status.model_copy(
         update={
@@ -822,8 +821,7 @@ def given_up(status: PolicyStatus, why: str, now: datetime) -> PolicyStatus:
 
 
 def _digest(speculation: Speculation) -> str:
-    text = json.dumps(speculation.model_dump(mode="json", exclude_none=True), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:10]
+    return content_hash(speculation.model_dump(mode="json", exclude_none=True))[:10]
 
 
 def steady(new: PolicyStatus, old: PolicyStatus | None, *, due: bool) -> PolicyStatus:

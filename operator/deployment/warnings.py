@@ -114,7 +114,7 @@ def _replay_warnings(facts: Facts) -> Iterator[str]:
 
 def _recorder_warnings(facts: Facts) -> Iterator[str]:
     """Yield why engines carry no recorder although the spec wants one; that a replay has none is documented."""
-    engine, blocked = facts.spec.engine, live_recorder_blocked(facts)
+    engine, blocked = facts.spec.engine, live_recorder_blocked(facts.spec)
     if engine.recorder and engine.replay is None and blocked:
         yield f"engine.recorder: live captures are not possible: {blocked}"
 

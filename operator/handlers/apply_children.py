@@ -13,8 +13,6 @@ from typing import Final
 from specdecode_operator.api import base
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import Key
-from specdecode_operator.attestation.attest import Seen, attestation_name, attested
-from specdecode_operator.attestation.keys import SigningKey
 from specdecode_operator.cluster.cache import Cache, is_model_facts, slim
 from specdecode_operator.cluster.client import (
     Cluster,
@@ -45,6 +43,8 @@ from specdecode_operator.cluster.resources import (
     Resource,
     written_resource,
 )
+from specdecode_operator.deployment.attestation.attest import Seen, attestation_name, attested
+from specdecode_operator.deployment.attestation.keys import SigningKey
 from specdecode_operator.deployment.child_changes import (
     objects_to_apply,
     objects_to_delete,

@@ -19,9 +19,9 @@ from prometheus_client.registry import Collector
 from specdecode_operator.api import capture, deployment, training
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import Key
+from specdecode_operator.capture.decision import capture_attention
 from specdecode_operator.capture.gpu_sharing import borrows
 from specdecode_operator.capture.observation import has_ended, read_capture
-from specdecode_operator.capture.status import capture_attention
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster, ClusterError
 from specdecode_operator.cluster.clock import ServerTime

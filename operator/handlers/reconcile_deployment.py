@@ -100,6 +100,7 @@ from specdecode_operator.deployment.rollout.rollout_progress import (
     read_rollout,
     serving_hash,
 )
+from specdecode_operator.deployment.spec_facts import Facts
 from specdecode_operator.deployment.speculation_policy import (
     OFF,
     Measured,
@@ -127,6 +128,7 @@ from specdecode_operator.handlers.settings import Settings
 from specdecode_operator.handlers.status_writer import Reporter
 from specdecode_operator.problems import InvalidSpecError
 from specdecode_operator.stats.engine_window import NOTHING_RECENT, Recent, Window, update_recent
+from specdecode_operator.stats.figures import SampleBuffer
 from specdecode_operator.stats.pool_comparison import served
 from specdecode_operator.training.offers import OfferedHead, Offers, offers_of
 from specdecode_operator.training.promotion import Rollouts, choose, is_news
@@ -670,9 +672,7 @@ class Reconciler:
         record.figures = record.figures if facts else KeptFigures()
         readings: Mapping[str, Reading] = {}
         if blocked is None and facts is not None:
-            serving, looks = facts.spec.serving, record.figures.looks
-            tls = serving.tls_secret is not None
-            readings = await self._probe.read_all(serving_pods(pods), serving.port, facts.profile, looks, tls=tls)
+            readings = await self._scrape(facts, serving_pods(pods), record.figures.looks)
         unanswered = bool(readings) and all(isinstance(reading, Unreachable) for reading in readings.values())
         record.silent_since_s = (record.silent_since_s or now_s) if unanswered else None
         record.recent = update_recent(record.recent, readings, now_s)
@@ -735,9 +735,7 @@ class Reconciler:
         facts, canary = outcome.facts, canary_settings(outcome.facts.spec)
         trial = record.canary = CanaryTrial.of(live, record.canary)
         pods = current_pods(record.children.engine_pods(), live)
-        serving = facts.spec.serving
-        tls = serving.tls_secret is not None
-        readings = await self._probe.read_all([*earlier, *pods], serving.port, facts.profile, tls=tls)
+        readings = await self._scrape(facts, [*earlier, *pods])
         counters, new = served(readings), {pod["metadata"]["name"] for pod in pods}
         rollout = read_rollout(live, pods, canary.replicas)
         if trial.since_s is None and rollout.available:
@@ -751,6 +749,12 @@ class Reconciler:
             facts, update_answers({}, new, {name: each for name, each in readings.items() if name in new})
         )
         return judge_canary(canary, trial, rollout, now_s, None if wrong is None else wrong.message)
+
+    async def _scrape(self, facts: Facts, pods: list[Body], looks: SampleBuffer | None = None) -> Mapping[str, Reading]:
+        """Return a reading of each ready engine; ``looks`` gets samples for figures."""
+        serving = facts.spec.serving
+        tls = serving.tls_secret is not None
+        return await self._probe.read_all(pods, serving.port, facts.profile, looks, tls=tls)
 
     def _lending(self, parent: ParsedDeployment) -> Lending | None:
         """Return the capture that holds the GPUs of an object's engines, and when it should return them."""

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from specdecode_operator.attestation.keys import SigningKey
 from specdecode_operator.cluster.nodes import NodeFacts, NodesFrom
 from specdecode_operator.cluster.observed_figures import Prometheus
+from specdecode_operator.deployment.attestation.keys import SigningKey
 from specdecode_operator.deployment.pod_security import NONE_ALLOWED
 from specdecode_operator.enums import LiveTokenIds
 from specdecode_operator.handlers.leadership import LeaseName

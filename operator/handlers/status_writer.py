@@ -9,7 +9,7 @@ from specdecode_operator.api.deployment import Key
 from specdecode_operator.api.deployment_status import Condition, ConditionStatus
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster, ClusterError, NotFoundError
-from specdecode_operator.cluster.clock import TIME_IN_FUTURE
+from specdecode_operator.cluster.clock import TIME_IN_FUTURE, rfc3339
 from specdecode_operator.cluster.resources import OUR_KINDS
 from specdecode_operator.deployment.conditions import CAVEATS, SUSPENDED_FOR_CAPTURE, changed_conditions
 from specdecode_operator.problems import printable
@@ -65,7 +65,7 @@ class Reporter:
 
     async def post_event(self, reason: str, message: str, *, warns: bool = False) -> None:
         """Post an Event; log a failure."""
-        now = self.cluster.clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")
+        now = rfc3339(self.cluster.clock.now())
         event = {
             "apiVersion": "v1",
             "kind": "Event",

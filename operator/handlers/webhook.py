@@ -20,7 +20,6 @@ from specdecode_operator.api.capture import SpecDecodeCaptureSpec
 from specdecode_operator.api.deployment import Key, SpecDecodeDeploymentSpec
 from specdecode_operator.api.spec_problems import parsed_spec
 from specdecode_operator.api.training import SpecDecodeTrainingSpec
-from specdecode_operator.attestation.pod_admission import Gate, engine_labels, owner_of
 from specdecode_operator.cluster.client import ClusterError, ForbiddenError
 from specdecode_operator.cluster.resources import (
     ATTESTED_PODS_LABEL,
@@ -31,6 +30,7 @@ from specdecode_operator.cluster.resources import (
     READS_FOR_LABEL,
     TRAINING_LABEL,
 )
+from specdecode_operator.deployment.attestation.pod_admission import Gate, engine_labels, owner_of
 from specdecode_operator.handlers.admission_findings import (
     Level,
     Remark,

@@ -9,9 +9,8 @@ from typing import Any, Final
 
 from specdecode_operator.cluster.nodes import GPU_RESOURCE, PRODUCT_LABEL
 from specdecode_operator.cluster.resources import ENGINE_CONTAINER
-from specdecode_operator.deployment.engine_settings import SHORTEST_GRACE_S
 from specdecode_operator.deployment.pod_security import needed_grants
-from specdecode_operator.deployment.pod_template_merge import OWN_MOUNTS, OWN_VOLUMES
+from specdecode_operator.deployment.pod_template_merge import OWN_MOUNTS, OWN_VOLUMES, SHORTEST_GRACE_S
 from specdecode_operator.importing.server_arguments import Argument
 from specdecode_operator.importing.spec_builder import OWN_GRACE, OWN_PROBES, UNDOES, Object, Outcome, SpecBuilder
 from specdecode_operator.untrusted import mapping, name_of, objects, texts

@@ -10,7 +10,8 @@ import pytest
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.capture.recorder.salting import Salt
-from specdecode_operator.deployment.canaries import CANARIES_FILE, canaries_json
+from specdecode_operator.deployment.canaries import canaries_json
+from specdecode_operator.deployment.live_recorder import CANARIES_ENTRY
 from specdecode_operator.deployment.spec_facts import gather_facts
 from specdecode_operator.vllm.engine_metrics import CanaryReading, read_metrics
 from specdecode_operator.vllm.profiles import find_profile
@@ -166,7 +167,7 @@ def test_canaries_are_counted_and_not_recorded(engine: Engine, models: Path, tmp
         collector.call()
         with users.busy(("plain", "plain-too")):
             received = armed(collector, 100)
-            (collector.folder / CANARIES_FILE).write_text(canaries)
+            (collector.folder / CANARIES_ENTRY).write_text(canaries)
             eventually(told, "the answer is judged")
             received.read(enough)
             received.send({"disarm": {"drain_s": 60.0}})

@@ -19,8 +19,8 @@ from cryptography.hazmat.primitives.serialization import (
 from nacl.secret import SecretBox
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.attestation.attest import Seen, attested
-from specdecode_operator.attestation.keys import SigningKey
+from specdecode_operator.deployment.attestation.attest import Seen, attested
+from specdecode_operator.deployment.attestation.keys import SigningKey
 from specdecode_operator.deployment.desired_state import DesiredState
 from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from tests.support.decisions import H200_NODE, decide

@@ -449,7 +449,7 @@ _READERS: Final = "needs the tool: tests/engine/test_export_readers.py has its r
 _CAPTURE: Final = (
     "needs an engine and a volume: tests/e2e/serving/test_capture.py and tests/component/operator/test_capture_verbs.py"
 )
-_FULCIO: Final = "needs somebody who gives certificates: tests/unit/attestation/test_cosign.py has a Fulcio for it"
+_FULCIO: Final = "needs a certificate authority: tests/unit/deployment/attestation/test_cosign.py has a Fulcio for it"
 _NO_NODES: Final = "waits for pods, and has no nodes here: tests/component/admission/test_doctor.py runs doctor"
 _GPUS: Final = "needs GPUs; tests/e2e/serving sends requests to a tiny pair"
 _ARGO: Final = "needs Argo CD: tests/component/admission/gitops runs its code and checks the applications"

@@ -15,7 +15,7 @@ COUNTS: Final = re.compile(r"_?(?:MOST|SHOWN)(?:_\w+)?|_MAX_POSITIONS|_\w+_NAMED
 
 NO_MESSAGES: Final = {
     # Digests and commits.
-    "attestation/attest.py: digest(pods)[:16]",
+    "deployment/attestation/attest.py: digest(pods)[:16]",
     "cli/capture/fetch.py: file.sha256[:12]",
     "cli/hub.py: digest[:40]",
     "cli/hub.py: commit[:12]",
@@ -23,8 +23,6 @@ NO_MESSAGES: Final = {
     "deployment/models/model_locations.py: digest[:12]",
     "capture/report/capture_reader.py: _text(manifest.get('config_hash') or meta.config_hash)[:_HASH]",
     "deployment/models/model_facts.py: str(commit)[:64]",
-    # A number of names of pods.
-    "capture/live_capture.py: names[:_NAMED]",
     # Names of objects, files and certificates, which are of letters, digits and dashes.
     "handlers/webhook_certificate.py: hosts[0][:_LONGEST_COMMON_NAME]",
     "capture/schedules.py: key.name[:NAME_MAX_LENGTH - len(suffix)]",
@@ -87,7 +85,9 @@ def clips(code: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(code)):
         match node:
             case ast.Subscript(
-                value=ast.Call(func=ast.Attribute(attr="hexdigest") | ast.Name(id="sorted" | "tuple" | "list"))
+                value=ast.Call(
+                    func=ast.Attribute(attr="hexdigest") | ast.Name(id="content_hash" | "sorted" | "tuple" | "list")
+                )
             ):
                 continue
             case ast.Subscript(slice=ast.Slice(lower=lower, upper=upper)):

@@ -13,11 +13,10 @@ import yaml
 
 from specdecode_operator.api.deployment import Key
 from specdecode_operator.api.renamed_fields import OLD_NAMES
-from specdecode_operator.capture.decision import decide
+from specdecode_operator.capture.decision import capture_attention, decide
 from specdecode_operator.capture.golden_gate import gate_capture
-from specdecode_operator.capture.job_manifest import COLLECT, LOAD
 from specdecode_operator.capture.load.run_settings import SETTINGS_VARIABLE
-from specdecode_operator.capture.observation import read_capture
+from specdecode_operator.capture.observation import COLLECT, LOAD, read_capture
 from specdecode_operator.capture.recorder.segment_format import (
     FOLDER_VARIABLE,
     STEPS_VARIABLE,
@@ -25,8 +24,8 @@ from specdecode_operator.capture.recorder.segment_format import (
     Settings,
 )
 from specdecode_operator.capture.schedules import DueCapture
-from specdecode_operator.capture.status import capture_attention, is_outlived
 from specdecode_operator.capture.status import compose_status as compose_capture_status
+from specdecode_operator.capture.status import is_outlived
 from specdecode_operator.cluster.resources import ENGINE_CONTAINER
 from specdecode_operator.deployment.conditions import SEE_READY
 from specdecode_operator.deployment.observed.observation import Observation

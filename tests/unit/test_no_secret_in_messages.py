@@ -16,10 +16,10 @@ from specdecode_operator.api.deployment import KIND, Key, PolicyStatus
 from specdecode_operator.api.deployment_status import ConditionStatus
 from specdecode_operator.capture.files.formats import CaptureError
 from specdecode_operator.capture.job.entrypoint import error_message as capture_message
-from specdecode_operator.capture.job_manifest import LOAD
 from specdecode_operator.capture.job_status import read_failure
 from specdecode_operator.capture.load.engine_client import error_text
 from specdecode_operator.capture.load.run_settings import InvalidSettingsError, read_settings
+from specdecode_operator.capture.observation import LOAD
 from specdecode_operator.cli.calibrate import EngineRun
 from specdecode_operator.cli.kubectl import one_line
 from specdecode_operator.cli.main import run_to_its_end

@@ -22,8 +22,13 @@ from specdecode_operator.capture.live_capture import longest_attempt_s
 from specdecode_operator.cli.capture import watch
 from specdecode_operator.cli.capture.export import export_command
 from specdecode_operator.cli.capture.fetch import FetchError, claim_of, fetch, find_files, refuse_earlier
-from specdecode_operator.cli.capture.files import compare_command, gate_command, report_command, validate_command
-from specdecode_operator.cli.capture.push import push_command
+from specdecode_operator.cli.capture.files import (
+    compare_command,
+    gate_command,
+    push_command,
+    report_command,
+    validate_command,
+)
 from specdecode_operator.cli.kubectl import Kubectl, KubectlError, with_kubectl
 from specdecode_operator.cli.main import Ending, application
 from specdecode_operator.cli.options import (

@@ -14,7 +14,7 @@ from specdecode_operator.api.capture import Source, SpecDecodeCaptureSpec
 from specdecode_operator.api.capture_status import CapturePhase
 from specdecode_operator.api.crd_validation import metadata_problems
 from specdecode_operator.capture.job.collect_settings import JOINING
-from specdecode_operator.capture.job_manifest import COLLECT, LOAD
+from specdecode_operator.capture.observation import COLLECT, LOAD
 from specdecode_operator.cli.input_files import Document, Other, files_below, read_all
 from specdecode_operator.cli.kubectl import Kubectl, KubectlError, condition_of
 from specdecode_operator.cli.terminal import say_line

@@ -116,8 +116,10 @@ def plan_command(  # noqa: PLR0913  each is an option
     if calibration and result.answers and not corrected:
         say_line(f"warning: --calibration: {calibration}: has no entry for these engines", err=True)
     if plot is not None:
-        from specdecode_operator.cli.plan.plot import PlotError, draw  # noqa: PLC0415
-
+        try:
+            from specdecode_operator.cli.plan.plot import PlotError, draw  # noqa: PLC0415
+        except ImportError:
+            fail("--plot: matplotlib is not installed: pip install '.[plot]' in a clone")
         with ended(PlotError, at="--plot: "):
             draw(result.answers, plot, matrix=matrix)
     raise typer.Exit(exit_code(result, strict=strict))
@@ -127,7 +129,7 @@ def _print(result: Answers, output: Form, *, explain: bool, matrix: bool) -> Non
     if output is Form.MARKDOWN:
         say(plan_markdown(result, matrix=matrix))
     elif explain:
-        from specdecode_operator.cli.plan.explain import explain_data, explain_text  # noqa: PLC0415
+        from specdecode_operator.cli.plan.data import explain_data, explain_text  # noqa: PLC0415
 
         if output is Form.TABLE:
             texts = [explain_text(each, line_width() or _PIPED_WIDTH) for each in result.answers]

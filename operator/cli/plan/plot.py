@@ -3,7 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
+
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import LogNorm, Normalize
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from specdecode_operator.cli.plan.answers import (
     DOES_NOT_FIT,
@@ -22,11 +30,6 @@ from specdecode_operator.sizing.errors import SizingError
 from specdecode_operator.sizing.memory.budget import Budget, estimate
 from specdecode_operator.sizing.placement import place_phrase
 from specdecode_operator.sizing.quantization_matrix import MatrixRow
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.colors import Normalize
-    from matplotlib.figure import Figure
 
 _SUFFIXES: Final = (".png", ".svg")
 _DOTS_PER_INCH: Final = 150
@@ -100,15 +103,10 @@ class _Line(NamedTuple):
 def draw(answers: Sequence[Answer], file: Path, *, matrix: bool) -> None:
     """Write a picture: a bar and the tokens by length for each candidate, or with ``matrix`` a heat map of precisions.
 
-    Raise PlotError if the format is unknown, matplotlib is missing, there is no candidate, or the file cannot be
-    written.
+    Raise PlotError if the format is unknown, there is no candidate, or the file cannot be written.
     """
     if file.suffix.lower() not in _SUFFIXES:
         raise PlotError(f"{file}: unknown format; use a name that ends in {' or '.join(_SUFFIXES)}")
-    try:
-        import matplotlib.figure  # noqa: F401, PLC0415  heavy, and an extra
-    except ImportError as error:
-        raise PlotError("matplotlib is not installed: pip install '.[plot]' in a clone") from error
     bars = [(answer, candidate) for answer in answers for candidate in (answer.matrix if matrix else answer.candidates)]
     if not bars:
         raise PlotError(f"{file}: no object has a candidate to draw")
@@ -121,9 +119,7 @@ def draw(answers: Sequence[Answer], file: Path, *, matrix: bool) -> None:
 
 def _draw_candidates(
     answers: Sequence[Answer], bars: Sequence[tuple[Answer, Candidate]], file: Path, *, matrix: bool
-) -> "Figure":
-    from matplotlib.figure import Figure  # noqa: PLC0415  heavy, and an extra
-
+) -> Figure:
     if len(bars) > _MOST_BARS:
         raise PlotError(f"{file}: {len(bars)} bars exceed the maximum of {_MOST_BARS}; plan fewer objects")
     several = len(answers) > 1
@@ -162,7 +158,7 @@ def _draw_candidates(
     return figure
 
 
-def _draw_bars(axes: "Axes", budgets: Sequence[Budget]) -> None:
+def _draw_bars(axes: Axes, budgets: Sequence[Budget]) -> None:
     places = range(len(budgets))
     reach = ([place - _LINE_REACH for place in places], [place + _LINE_REACH for place in places])
     memory, requested = ([getattr(each, f"{name}_bytes") / GIB for each in budgets] for name in ("total", "requested"))
@@ -236,9 +232,7 @@ def _lengths_of(bars: Sequence[tuple[Answer, Candidate]], *, several: bool) -> l
     return lines
 
 
-def _draw_lengths(axes: "Axes", lines: Sequence[_Line]) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator  # noqa: PLC0415  heavy, and an extra
-
+def _draw_lengths(axes: Axes, lines: Sequence[_Line]) -> None:
     for line, (colour, marker, style) in zip(lines, _LOOKS, strict=False):
         axes.plot(
             *zip(*line.held, strict=True), color=colour, marker=marker, markersize=4, linestyle=style, label=line.label
@@ -275,10 +269,8 @@ def _draw_lengths(axes: "Axes", lines: Sequence[_Line]) -> None:
     axes.legend(fontsize="small", loc="best")
 
 
-def _draw_matrix(answers: Sequence[Answer], file: Path) -> "Figure | None":
+def _draw_matrix(answers: Sequence[Answer], file: Path) -> Figure | None:
     """Return a figure with a heat map per object; None if no object was sized in every precision, as on CPU."""
-    from matplotlib.figure import Figure  # noqa: PLC0415  heavy, and an extra
-
     maps = [(each, each.facts, rows) for each in answers if each.facts and (rows := shown_precisions(each, each.facts))]
     heights = [len(set(map(_precisions, rows))) for *_, rows in maps]
     if sum(heights) > _MOST_ROWS:
@@ -304,11 +296,7 @@ def _place(row: MatrixRow) -> tuple[str, int, int, str]:
     return row.product, row.gpus, row.nodes, row.split.label
 
 
-def _draw_map(figure: "Figure", axes: "Axes", rows: Sequence[MatrixRow], facts: Facts) -> None:
-    from matplotlib.cm import ScalarMappable  # noqa: PLC0415  heavy, and an extra
-    from matplotlib.colors import LogNorm  # noqa: PLC0415  heavy, and an extra
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator  # noqa: PLC0415  heavy, and an extra
-
+def _draw_map(figure: Figure, axes: Axes, rows: Sequence[MatrixRow], facts: Facts) -> None:
     lines, places = list(dict.fromkeys(map(_precisions, rows))), list(dict.fromkeys(map(_place, rows)))
     fitting = [row.concurrency for row in rows if row.verdict.value != DOES_NOT_FIT]
     norm = LogNorm(min(fitting, default=1.0), max(*fitting, 1.0, 1.001 * min(fitting, default=1.0)))
@@ -333,10 +321,7 @@ def _draw_map(figure: "Figure", axes: "Axes", rows: Sequence[MatrixRow], facts: 
         bar.outline.set_visible(False)
 
 
-def _draw_cell(axes: "Axes", row: MatrixRow, x: int, y: int, norm: "Normalize") -> None:
-    from matplotlib import colormaps  # noqa: PLC0415  heavy, and an extra
-    from matplotlib.patches import Rectangle  # noqa: PLC0415
-
+def _draw_cell(axes: Axes, row: MatrixRow, x: int, y: int, norm: Normalize) -> None:
     corner, fits = (x - 0.5, y - 0.5), row.verdict.value != DOES_NOT_FIT
     if fits:
         share = float(norm(row.concurrency))

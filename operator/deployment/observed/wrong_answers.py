@@ -9,9 +9,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from specdecode_operator.api.deployment import Canaries
 from specdecode_operator.api.deployment_status import CanariesStatus
-from specdecode_operator.deployment.canaries import canaries_of, hourly_cost, not_asked, prompts_of
+from specdecode_operator.deployment.canaries import asked_canaries, canaries_of, hourly_cost, not_asked, prompts_of
 from specdecode_operator.deployment.conditions import EFFECTIVE, FALSE, WRONG_ANSWERS, ConditionUpdate
 from specdecode_operator.deployment.spec_facts import Facts
 from specdecode_operator.enums import Method
@@ -65,7 +64,7 @@ def update_answers(before: Answers, pods: Collection[str], readings: Mapping[str
 
 def wrong_answers(facts: Facts | None, answers: Answers) -> WrongAnswers | None:
     """Return the engines that answered wrong, or None; ``facts`` describe the launched engines."""
-    canaries = _asked(facts)
+    canaries = asked_canaries(facts) if facts is not None else None
     if facts is None or canaries is None:
         return None
     enough = min(ENOUGH_PROMPTS, len(prompts_of(canaries)))
@@ -101,10 +100,6 @@ def canaries_status(facts: Facts | None, answers: Answers, before: CanariesStatu
     if before is None or before.right <= 0 or not before.right <= new.right < _MUCH_MORE * before.right:
         return new
     return before if new.model_copy(update={"right": before.right}) == before else new
-
-
-def _asked(facts: Facts | None) -> Canaries | None:
-    return None if facts is None or not_asked(facts) else canaries_of(facts)
 
 
 def _total(counts: Iterable[int]) -> int:

@@ -14,9 +14,8 @@ from typing import Final
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.cluster.clock import AHEAD
-from specdecode_operator.cluster.resources import ENGINE_CONTAINER
+from specdecode_operator.cluster.resources import ENGINE_CONTAINER, SIDECAR
 from specdecode_operator.deployment.conditions import Blocked
-from specdecode_operator.deployment.pod_template_merge import SIDECAR
 from specdecode_operator.deployment.rollout.engine_errors import dead_core, find_error, telling_line
 from specdecode_operator.vllm.environment import API_KEY_VARIABLE
 

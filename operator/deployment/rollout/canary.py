@@ -4,8 +4,6 @@ The comparison is kept in memory, so it starts again when the operator restarts.
 good workload: a promotion by the template of its pods, and a canary that failed as a failed attempt.
 """
 
-import hashlib
-import json
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
@@ -18,7 +16,14 @@ from specdecode_operator.cluster.resources import CANARY_POOL, DEPLOYMENT, POOL_
 from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, WRONG_ANSWERS, Blocked, ConditionUpdate
 from specdecode_operator.deployment.rollout.engine_workload import canary_name, serving_template
 from specdecode_operator.deployment.rollout.readiness import Readiness, stalled, without_engines, working
-from specdecode_operator.deployment.rollout.rollback import Failure, LastGood, Promotion, attempt_of, has_failed
+from specdecode_operator.deployment.rollout.rollback import (
+    Failure,
+    LastGood,
+    Promotion,
+    attempt_of,
+    has_failed,
+    served_before,
+)
 from specdecode_operator.deployment.rollout.rollout_progress import Rollout, serving_hash
 from specdecode_operator.enums import RolloutStrategy
 from specdecode_operator.sizing.placement import Row
@@ -59,8 +64,7 @@ def limits_of(limits: CanaryLimits) -> dict[PoolFigure, int]:
 
 def canary_attempt(spec: SpecDecodeDeploymentSpec, chosen: Row) -> str:
     """Return the ID of an attempt with a canary: other settings of the canary give another one."""
-    asked = json.dumps(canary_settings(spec).model_dump(mode="json"), sort_keys=True)
-    return f"{attempt_of(spec, chosen)}-{hashlib.sha256(asked.encode()).hexdigest()[:8]}"
+    return f"{attempt_of(spec, chosen)}-{content_hash(canary_settings(spec).model_dump(mode='json'))[:8]}"
 
 
 def awaits_canary(spec: SpecDecodeDeploymentSpec, workload: Body, last_good: LastGood) -> bool:
@@ -154,7 +158,7 @@ class CanaryDecision:
 
     def readiness(self, rollout: Rollout) -> Readiness:
         """Return the readiness of an object whose earlier engines serve; ``rollout`` is theirs."""
-        counts = f"{rollout.available} of {rollout.wanted} engines of an earlier spec serve"
+        counts = rollout.earlier_engines
         if self.stalled:
             return stalled(self.reason, f"{counts}; see condition {CANARY}")
         # After the verdict, the next reconcile rolls out or back.
@@ -305,8 +309,7 @@ def promoted_condition(
     promotion = None if last_good is None else last_good.promotion
     if promotion is not None and promotion.template == serving_hash(workload):
         return [ConditionUpdate(CANARY, TRUE, _PROMOTED, promotion.message)]
-    served = "no engine served before" if last_good is None else "these engines already serve"
-    return [ConditionUpdate(CANARY, TRUE, "NothingToCompare", f"No comparison needed: {served}")]
+    return [ConditionUpdate(CANARY, TRUE, "NothingToCompare", f"No comparison needed: {served_before(last_good)}")]
 
 
 def rolled_back_condition(failure: Failure) -> ConditionUpdate:

@@ -4,7 +4,6 @@ A ConfigMap stores the last good workload and the failed attempt, so both surviv
 spec is not changed. A failed attempt is not retried until the spec or plan changes.
 """
 
-import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -12,7 +11,7 @@ from typing import Final
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import Key, SpecDecodeDeploymentSpec
-from specdecode_operator.cluster.manifests import owned
+from specdecode_operator.cluster.manifests import content_hash, owned
 from specdecode_operator.deployment.parsed_deployment import engine_fields
 from specdecode_operator.deployment.rollout.engine_workload import (
     pack_object,
@@ -121,11 +120,15 @@ def render_last_good(key: Key, uid: str, last_good: LastGood) -> Body:
     return owned(body, key, uid)
 
 
+def served_before(last_good: LastGood | None) -> str:
+    """Say why engines that roll out or serve are not compared with earlier ones."""
+    return "no engine served before" if last_good is None else "these engines already serve"
+
+
 def attempt_of(spec: SpecDecodeDeploymentSpec, chosen: Row) -> str:
     """Return the ID of an attempt: a hash of the fields that change engines, and of the plan's placement."""
     place = map(str, (chosen.product, chosen.tensor, chosen.gpus, chosen.nodes))
-    text = json.dumps([engine_fields(spec), *place], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return content_hash([engine_fields(spec), *place])
 
 
 def put_back(key: Key, uid: str, workload: Body, earlier: Body) -> Body:

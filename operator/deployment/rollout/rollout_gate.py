@@ -4,8 +4,6 @@ No state is stored: the name of the judging capture is derived from the engines 
 the verdict.
 """
 
-import hashlib
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,9 +11,10 @@ from typing import Final
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import Gate, Key, SpecDecodeDeploymentSpec
+from specdecode_operator.cluster.manifests import content_hash
 from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate
 from specdecode_operator.deployment.rollout.readiness import Readiness, stalled, working
-from specdecode_operator.deployment.rollout.rollback import LastGood
+from specdecode_operator.deployment.rollout.rollback import LastGood, served_before
 from specdecode_operator.deployment.rollout.rollout_progress import Rollout, serving_hash
 
 GATE_FAILED: Final = "GateFailed"
@@ -55,8 +54,7 @@ class Held:
 def gate_capture_name(key: Key, gate: Gate, workload: Body) -> str:
     """Return the name of the capture for the engines of a workload; other engines or gates give another name."""
     asked = gate.model_dump(mode="json", exclude={"override"})
-    text = json.dumps([key.name, serving_hash(workload), asked], sort_keys=True)
-    return f"{_prefix(key)}{hashlib.sha256(text.encode()).hexdigest()[:10]}"
+    return f"{_prefix(key)}{content_hash([key.name, serving_hash(workload), asked])[:10]}"
 
 
 def may_be_of_gate(key: Key, name: str) -> bool:
@@ -101,8 +99,7 @@ def passed_condition(
     judged = state.captures.get(gate_capture_name(key, gate, workload))
     if judged is not None and judged.holds:
         return [ConditionUpdate("Gate", TRUE, "Passed", judged.message)]
-    served = "no engine served before" if last_good is None else "these engines already serve"
-    message = f"No comparison with capture {gate.capture} needed: {served}"
+    message = f"No comparison with capture {gate.capture} needed: {served_before(last_good)}"
     return [ConditionUpdate("Gate", TRUE, "NothingToJudge", message)]
 
 
@@ -113,7 +110,7 @@ def held_condition(held: Held) -> ConditionUpdate:
 
 def held_readiness(held: Held, rollout: Rollout) -> Readiness:
     """Return the readiness of an object whose earlier engines serve while the new ones wait."""
-    counts = f"{rollout.available} of {rollout.wanted} engines of an earlier spec serve"
+    counts = rollout.earlier_engines
     if held.failed:
         fix = (
             "Rollout of this spec is stopped: change the spec, delete the capture to repeat it, or set"

@@ -13,9 +13,8 @@ from datetime import datetime
 from typing import Any, Final
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.cluster.resources import ENGINE_CONTAINER, TEMPLATE_HASH_ANNOTATION
+from specdecode_operator.cluster.resources import ENGINE_CONTAINER, SIDECAR, TEMPLATE_HASH_ANNOTATION
 from specdecode_operator.deployment.conditions import Blocked
-from specdecode_operator.deployment.pod_template_merge import SIDECAR
 from specdecode_operator.deployment.rollout.blocked_pods import (
     POD_REJECTED,
     backs_off_after,
@@ -75,6 +74,11 @@ class Rollout:
     def complete(self) -> bool:
         """Whether every wanted engine serves the current spec, and no engine of an earlier spec is left."""
         return self.settled and self.replicas <= self.updated and min(self.updated, self.available) >= self.wanted
+
+    @property
+    def earlier_engines(self) -> str:
+        """Count of the serving engines, for messages while those of a new spec do not serve."""
+        return f"{self.available} of {self.wanted} engines of an earlier spec serve"
 
 
 def read_rollout(deployment: Body | None, pods: list[Body], wanted: int) -> Rollout:

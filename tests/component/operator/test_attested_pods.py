@@ -18,8 +18,8 @@ import yaml
 from devcluster.cluster.cluster import Cluster
 from devcluster.cluster.settings import free_ports
 from specdecode_operator.api.base import Body
-from specdecode_operator.attestation.keys import SigningKey
-from specdecode_operator.attestation.statement import pods_of
+from specdecode_operator.deployment.attestation.keys import SigningKey
+from specdecode_operator.deployment.attestation.statement import pods_of
 from specdecode_operator.untrusted import parse_json_values
 from tests.component.operator.test_lifecycle import NEXT, apply, engines, refuse, serve, wanted_hash
 from tests.support.attestations import attest, entries, key_pair

@@ -9,7 +9,7 @@ import yaml
 
 from devcluster.cluster.cluster import Cluster
 from devcluster.cluster.nodes import parse
-from specdecode_operator.attestation.statement import pods_of
+from specdecode_operator.deployment.attestation.statement import pods_of
 from specdecode_operator.deployment.rollout.engine_workload import pod_templates
 from tests.support.conditions import condition, wait_for
 from tests.support.kubectl import Kubectl

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.cli.advise.answer import AdviseOutput, prefix_cache
-from specdecode_operator.cli.advise.measured import Measured, measured_batches
+from specdecode_operator.cli.advise import AdviseOutput, Measured, measured_batches, prefix_cache
 from specdecode_operator.replay.emulated.engine_model import StepTime, from_rates
 from specdecode_operator.replay.synthetic_load import Lengths
 from specdecode_operator.replay.virtual_run import spread

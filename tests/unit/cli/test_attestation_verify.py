@@ -5,8 +5,8 @@ from pathlib import Path
 
 import yaml
 
-from specdecode_operator.attestation.attest import Seen
-from specdecode_operator.attestation.keys import SigningKey
+from specdecode_operator.deployment.attestation.attest import Seen
+from specdecode_operator.deployment.attestation.keys import SigningKey
 from tests.support.attestations import attest, entries, key_pair, serving
 from tests.unit.cli.conftest import Specdecode, WriteObject
 

@@ -17,8 +17,7 @@ from pydantic import BaseModel
 from specdecode_operator.cli.main import TRACEBACK, Ending, app, run_to_its_end
 from specdecode_operator.cli.options import HiddenName
 from specdecode_operator.cli.plan.batch import BatchOutput
-from specdecode_operator.cli.plan.data import PlanOutput
-from specdecode_operator.cli.plan.explain import ExplainOutput
+from specdecode_operator.cli.plan.data import ExplainOutput, PlanOutput
 from tests.support.golden import EXAMPLES, ROOT
 from tests.support.objects import H200
 from tests.unit.cli.conftest import Specdecode, WriteObject, manifest

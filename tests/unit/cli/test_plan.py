@@ -327,7 +327,7 @@ def test_plan_imports_no_cluster_client_and_no_other_command(write: WriteObject)
     path = write("a.yaml", manifest("a"))
     heavy = {"kopf", "kubernetes", "httpx", "jinja2", "matplotlib", "numpy", "prompt_toolkit", "torch", "vllm"}
     heavy |= {"asyncio", "prometheus_api_client", "requests", "rich"}
-    lazy = ("capture.commands", "lint", "plan.batch", "plan.data", "plan.explain")
+    lazy = ("capture.commands", "lint", "plan.batch", "plan.data", "plan.plot")
     heavy |= {f"specdecode_operator.cli.{each}" for each in lazy}
     code = (
         "import sys; from specdecode_operator.cli.main import app\n"
@@ -733,6 +733,7 @@ def test_plot_in_an_unknown_format_is_refused(specdecode: Specdecode, write: Wri
 def test_plot_without_matplotlib_says_what_to_install(
     specdecode: Specdecode, write: WriteObject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delitem(sys.modules, "specdecode_operator.cli.plan.plot", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     result = specdecode("plan", "-f", write("a.yaml", manifest("a")), "--plot", tmp_path / "plan.png")
     assert result.exit_code == 2

@@ -182,7 +182,7 @@ def test_recorder_is_absent_if_off_or_not_supported(spec: Body) -> None:
     assert not [each for each in pod["volumes"] if each["name"].startswith("specdecode-sockets")]
     assert files(desired) == []
     assert isinstance(desired.outcome, Launch)
-    assert live_recorder_blocked(desired.outcome.facts)
+    assert live_recorder_blocked(desired.outcome.facts.spec)
 
 
 @pytest.mark.parametrize("value", ["", "0", "False"])

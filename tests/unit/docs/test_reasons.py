@@ -26,7 +26,7 @@ KINDS = (DEPLOYMENT, CAPTURE, TRAINING)
 OPERATOR = ROOT / "operator"
 OF_DEPLOYMENTS = ("deployment/", "capture/schedules.py")
 CAPTURE_DECISIONS = tuple(f"capture/{path.name}" for path in (OPERATOR / "capture").glob("*.py"))
-READERS_OF_ARMS = ("arm_folders.py", "arm_totals.py", "client_requests.py")
+READERS_OF_ARMS = ("arm_folders.py", "compare_arms.py", "client_requests.py")
 OF_CAPTURES = (
     *CAPTURE_DECISIONS,
     *(f"capture/comparison/{name}" for name in READERS_OF_ARMS),
@@ -70,6 +70,7 @@ OTHER_WORDS = {
         "Canary",
         "Exposed",
         "SettingsInForce",
+        "Pays",
         "Succeeded",
         "WaitingForGPUs",
         "True",
@@ -112,8 +113,7 @@ OTHER_WORDS = {
     "RuntimeDefault",
     *("File", "Gi", "Job", "Never"),
     "SpecDecode",  # prefix of our kinds
-    "Gi",
-    *("FallbackToLogsOnError", "Memory", "PathPrefix", "RollingUpdate"),
+    *("FallbackToLogsOnError", "Filesystem", "Memory", "PathPrefix", "RollingUpdate"),
     # Conditions of a route.
     *("PartiallyInvalid", "ResolvedRefs"),
     # What `/metrics` says is served.

@@ -37,7 +37,7 @@ from tests.support.engine_work import LOOK_S, Working
 from tests.support.model_caches import CACHE, DRAFT, TARGET, cached
 from tests.support.model_caches import pod as downloaded_by
 from tests.support.objects import H200, Body, tiny_cpu
-from tests.unit.deployment.observed.test_speculation_in_force import counting
+from tests.unit.deployment.test_speculation_in_force import counting
 from tests.unit.handlers.reconciler_world import World
 
 STATUS = "patch specdecodedeployments.specdecode.io/status llama"

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from specdecode_operator.attestation.keys import PublicKey, SigningKey
-from specdecode_operator.attestation.statement import opened, read_statement
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.cluster.resources import CONFIG_MAP, SPECDECODE_CAPTURE, SPECDECODE_DEPLOYMENT
+from specdecode_operator.deployment.attestation.keys import PublicKey, SigningKey
+from specdecode_operator.deployment.attestation.statement import opened, read_statement
 from tests.support.api_server import ApiServer
 from tests.support.attestations import IMAGE_DIGEST, key_pair
 from tests.support.objects import tiny_cpu

@@ -17,14 +17,14 @@ from typer.testing import CliRunner
 
 from specdecode_operator.api.base import API_VERSION, Body
 from specdecode_operator.api.deployment import Key
-from specdecode_operator.attestation.attest import Seen
-from specdecode_operator.attestation.keys import SigningKey
-from specdecode_operator.attestation.pod_admission import Gate
-from specdecode_operator.attestation.statement import MOST_BYTES
 from specdecode_operator.cli.main import app
 from specdecode_operator.cluster.client import ClusterError, ForbiddenError
 from specdecode_operator.cluster.nodes import NodeFacts
 from specdecode_operator.cluster.storage_classes import StorageClasses
+from specdecode_operator.deployment.attestation.attest import Seen
+from specdecode_operator.deployment.attestation.keys import SigningKey
+from specdecode_operator.deployment.attestation.pod_admission import Gate
+from specdecode_operator.deployment.attestation.statement import MOST_BYTES
 from specdecode_operator.deployment.models.checkpoint_reader import Checkpoint, Weights
 from specdecode_operator.deployment.models.model_facts import SiteFacts
 from specdecode_operator.handlers.admission_findings import Terms

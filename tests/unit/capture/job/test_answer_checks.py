@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from specdecode_operator.capture.files.formats import Checks
-from specdecode_operator.capture.job.answer_checks import check_answers
+from specdecode_operator.capture.job.record_part import check_answers
 from specdecode_operator.capture.load.prompts import Prompt, PromptSource, prompt_source
 from specdecode_operator.capture.load.run_settings import CheckSettings, RunSettings, read_settings
 from tests.support.capture_pods import environment

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devcluster.cluster import pki
-from specdecode_operator.capture.job.answer_checks import CheckRequests, NotAnsweredError
+from specdecode_operator.capture.job.record_part import CheckRequests, NotAnsweredError
 from specdecode_operator.capture.load import engine_client, engine_ready, runner
 from specdecode_operator.capture.load.datasets import BadDatasetError
 from specdecode_operator.capture.load.engine_client import (

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from specdecode_operator.cli.capture.push import PushError, push, uploads
+from specdecode_operator.cli.capture.files import PushError, push, uploads
 from specdecode_operator.cli.main import app
 from tests.support.s3_server import BUCKET, KEYS, s3_server
 

@@ -15,9 +15,9 @@ import yaml
 
 from devcluster.cluster.settings import free_ports
 from specdecode_operator.api.base import Body
-from specdecode_operator.attestation.attest import Seen
-from specdecode_operator.attestation.keys import PublicKey, SigningKey
-from specdecode_operator.attestation.statement import opened, read_statement
+from specdecode_operator.deployment.attestation.attest import Seen
+from specdecode_operator.deployment.attestation.keys import PublicKey, SigningKey
+from specdecode_operator.deployment.attestation.statement import opened, read_statement
 from tests.support.attestations import attest, key_pair, serving
 from tests.support.documents import ROOT
 from tests.support.kubectl import program

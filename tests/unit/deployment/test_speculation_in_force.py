@@ -8,9 +8,8 @@ from specdecode_operator.api.deployment_status import Condition, ObservedStatus,
 from specdecode_operator.cluster.nodes import NodeFacts
 from specdecode_operator.deployment.observed.engine_reports import steady
 from specdecode_operator.deployment.observed.observation import Observation
-from specdecode_operator.deployment.observed.speculation_in_force import _CHANGES
 from specdecode_operator.deployment.parsed_deployment import parse_deployment
-from specdecode_operator.deployment.status import compose_status
+from specdecode_operator.deployment.status import _CHANGES, compose_status
 from specdecode_operator.stats.engine_window import NOTHING_RECENT, Recent, update_recent
 from specdecode_operator.vllm.engine_metrics import (
     EngineReading,

@@ -6,8 +6,8 @@ from typing import Any, Final, NamedTuple
 
 from specdecode_operator.api import deployment
 from specdecode_operator.api.base import Body
-from specdecode_operator.attestation.statement import Container, Pods, Rollout, digest, pods_of
 from specdecode_operator.cluster.resources import COMPUTES_FOR_LABEL, DEPLOYMENT_LABEL, POD
+from specdecode_operator.deployment.attestation.statement import Container, Pods, Rollout, digest, pods_of
 from specdecode_operator.deployment.rollout.engine_workload import WORKLOAD_KINDS, pod_templates
 from specdecode_operator.problems import shown, shown_or_missing
 from specdecode_operator.untrusted import mapping, objects

@@ -18,9 +18,9 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.attestation.attest import MOST_ROLLOUTS, Seen
-from specdecode_operator.attestation.keys import KeyFormatError, SigningKey
-from specdecode_operator.attestation.statement import (
+from specdecode_operator.deployment.attestation.attest import MOST_ROLLOUTS, Seen
+from specdecode_operator.deployment.attestation.keys import KeyFormatError, SigningKey
+from specdecode_operator.deployment.attestation.statement import (
     Rollout,
     UnverifiedError,
     opened,
@@ -29,7 +29,7 @@ from specdecode_operator.attestation.statement import (
     sealed,
     signed_bytes,
 )
-from specdecode_operator.attestation.verify import compared
+from specdecode_operator.deployment.attestation.verify import compared
 from specdecode_operator.deployment.desired_state import Launch, RolledBack
 from specdecode_operator.deployment.rollout.rollback import Failure, LastGood, attempt_of
 from tests.support.attestations import IMAGE_DIGEST, NOW, attest, cosign_key, entries, key_pair, serving, tampered

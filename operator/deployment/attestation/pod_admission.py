@@ -7,11 +7,17 @@ from typing import Any, Final
 from specdecode_operator.api import deployment
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import Key
-from specdecode_operator.attestation.attest import ENTRY_SUFFIX, MOST_ROLLOUTS, attestation_name
-from specdecode_operator.attestation.keys import PublicKey
-from specdecode_operator.attestation.statement import Rollout, UnverifiedError, opened, pods_of, read_statement
-from specdecode_operator.attestation.verify import Difference, pod_differences
 from specdecode_operator.cluster.resources import COMPUTES_FOR_LABEL, DEPLOYMENT_LABEL
+from specdecode_operator.deployment.attestation.attest import ENTRY_SUFFIX, MOST_ROLLOUTS, attestation_name
+from specdecode_operator.deployment.attestation.keys import PublicKey
+from specdecode_operator.deployment.attestation.statement import (
+    Rollout,
+    UnverifiedError,
+    opened,
+    pods_of,
+    read_statement,
+)
+from specdecode_operator.deployment.attestation.verify import Difference, pod_differences
 from specdecode_operator.problems import printable, shown
 from specdecode_operator.redaction import clip
 from specdecode_operator.untrusted import mapping, name_of, objects

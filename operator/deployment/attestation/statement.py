@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.attestation.keys import PublicKey, SigningKey
+from specdecode_operator.deployment.attestation.keys import PublicKey, SigningKey
 from specdecode_operator.problems import shown
 from specdecode_operator.untrusted import UnreadableTextError, mapping, name_of, objects, parse_json, texts
 

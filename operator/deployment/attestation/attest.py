@@ -12,8 +12,9 @@ from msgspec.structs import replace as changed
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import Key
 from specdecode_operator.api.deployment_status import ConditionStatus
-from specdecode_operator.attestation.keys import PublicKey, SigningKey
-from specdecode_operator.attestation.statement import (
+from specdecode_operator.cluster.manifests import owned
+from specdecode_operator.deployment.attestation.keys import PublicKey, SigningKey
+from specdecode_operator.deployment.attestation.statement import (
     MOST_BYTES,
     AttestedObject,
     Image,
@@ -32,8 +33,7 @@ from specdecode_operator.attestation.statement import (
     statement_of,
     statement_text,
 )
-from specdecode_operator.attestation.verify import images_of
-from specdecode_operator.cluster.manifests import owned
+from specdecode_operator.deployment.attestation.verify import images_of
 from specdecode_operator.deployment.desired_state import DesiredState, InCanary, Launch, NotLaunched
 from specdecode_operator.deployment.parsed_deployment import ParsedDeployment
 from specdecode_operator.deployment.rollout.canary import is_canary
