@@ -96,7 +96,8 @@ training["metadata"] = {{"name": "chat"}}
 status = training.pop("status") | {{"head": head("chat", "default")}}
 spec = asking()
 for name, body in {{"training": training, "status": {{"status": status}}, "llama": {{
-    "apiVersion": "specdecode.io/v1alpha1", "kind": "SpecDecodeDeployment", "metadata": {{"name": "llama"}}, "spec": spec
+    "apiVersion": "specdecode.io/v1alpha1", "kind": "SpecDecodeDeployment",
+    "metadata": {{"name": "llama"}}, "spec": spec
 }}}}.items():
     Path(name + ".json").write_text(json.dumps(body))'
 kubectl apply -f llama.json -f training.json

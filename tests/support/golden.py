@@ -46,8 +46,7 @@ KEPT = (
     "replay",
     "tiny-cpu",
 )
-"""Examples whose objects are checked in: a draft model, two nodes, a download, a head on its own claim, a replay, a CPU,
-and a capture."""
+"""Examples whose objects are checked in: a draft model, two nodes, a download, a head with a claim, a replay, a CPU."""
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -62,7 +61,9 @@ def _rendered(body: Body) -> RenderedDeployment:
 
 
 def _objects(body: Body) -> list[Body]:
-    """What is made for one of ours; for a capture, of the example's deployment that it names."""
+    """What is made for one of ours, of a capture by the deployment that it names; nothing for a training."""
+    if body["kind"] == training.KIND:
+        return []
     if body["kind"] == deployment.KIND:
         return _rendered(body).objects
     (captured,) = (
