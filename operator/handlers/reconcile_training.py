@@ -100,7 +100,7 @@ class TrainingReconciler(JobReconciler):
         return await self._before_start(seen, replace(observed, deployment=deployment))
 
     async def _before_start(self, seen: Training, observed: TrainingObservation) -> TrainingObservation:
-        """Add what the checks before the start need."""
+        """Add the objects that the checks before the start read."""
         sources, namespace = references_of(seen), seen.key.namespace
         captures = {
             name: self._cache.parent(Key(namespace, name, capture.KIND)) for name in dict.fromkeys(sources.captures)
