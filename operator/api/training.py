@@ -10,6 +10,7 @@ from pydantic import Field, StrictBool, StrictInt, StringConstraints
 
 from specdecode_operator.api.base import (
     BOUNDED,
+    LEARNING_RATE,
     ApiModel,
     ConfigMapRef,
     FilePath,
@@ -27,7 +28,7 @@ PLURAL = "specdecodetrainings"
 DEFAULT_SIZE = "200Gi"
 
 Argument = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
-LearningRate = Annotated[str, StringConstraints(max_length=12, pattern=r"^[0-9](\.[0-9]{1,6})?(e-?[0-9]{1,2})?$")]
+LearningRate = Annotated[str, StringConstraints(max_length=12, pattern=LEARNING_RATE)]
 
 
 class TrainingMethod(StrEnum):
