@@ -1,4 +1,4 @@
--- How Argo CD sees a SpecDecodeDeployment or a SpecDecodeCapture: as kstatus does.
+-- How Argo CD sees an object of our kinds: as kstatus does.
 local status = obj.status or {}
 if status.observedGeneration ~= obj.metadata.generation then
   return { status = "Progressing", message = "the operator has not looked at this spec yet" }

@@ -56,7 +56,8 @@ _EXAMPLES: Mapping[str, str] = {
 }
 
 
-def _immutable(field: str, message: str = "another run is another object: create one with another name") -> Rule:
+def immutable(field: str, message: str = "another run is another object: create one with another name") -> Rule:
+    """Return the rule that a field keeps its value."""
     return forbidden(
         f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || self.{field} == oldSelf.{field})",
         f"{field}: cannot be changed: {message}",
@@ -167,12 +168,12 @@ WORKLOAD = (
     ),
 )
 
-_ONE_CLAIM = forbidden(
+ONE_CLAIM = forbidden(
     "!has(self.persistentVolumeClaim) || !has(self.size) && !has(self.storageClassName)",
     "persistentVolumeClaim: cannot be combined with size or storageClassName: remove it, or the other two",
 )
 
-STORAGE = (_ONE_CLAIM, *map(_immutable, ("size", "storageClassName", "persistentVolumeClaim")))
+STORAGE = (ONE_CLAIM, *map(immutable, ("size", "storageClassName", "persistentVolumeClaim")))
 
 LIVE = (
     rule(
@@ -260,7 +261,7 @@ RUN = (
 SPEC = (
     *RUN,
     *map(
-        _immutable,
+        immutable,
         (
             *("deployment", "deploymentDuringCapture", "workload", "seed", "record", "deadlineSeconds", "backoffLimit"),
             *("arms", "repetitions", "slo", "checks", "against", "source", "live"),
@@ -290,7 +291,7 @@ SCHEDULE_RULES: Mapping[type[ApiModel], tuple[Rule, ...]] = {
     **_WORKLOAD_RULES,
     CaptureSchedule: SCHEDULE,
     CaptureRun: RUN,
-    Storage: (_ONE_CLAIM,),
+    Storage: (ONE_CLAIM,),
 }
 """The rules of each model of a schedule, whose template may change at any time."""
 

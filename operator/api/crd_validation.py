@@ -18,6 +18,8 @@ from specdecode_operator.api.base import ApiModel, Body
 from specdecode_operator.api.capture import SpecDecodeCaptureSpec
 from specdecode_operator.api.capture_rules import JOB_NAME, RUN, SCHEDULE_RULES
 from specdecode_operator.api.deployment_rules import RULES, SERVICE_NAME, Rule
+from specdecode_operator.api.training import SpecDecodeTrainingSpec
+from specdecode_operator.api.training_rules import NEW_TRAINING_RULES
 from specdecode_operator.problems import MISSING, Problem, shown, shown_or_missing
 
 # The package's own command line loads a terminal toolkit, which takes a third of the start time of ours.
@@ -68,6 +70,7 @@ def _compiled(text: str) -> cel.Program:
 
 DEPLOYMENT_RULES: Final[Mapping[type[ApiModel], Sequence[Rule]]] = {**RULES, **SCHEDULE_RULES}
 """Rules about one version of an object, without the rules about changes of a SpecDecodeCapture."""
+_RULES: Final[Mapping[type[ApiModel], Sequence[Rule]]] = {**DEPLOYMENT_RULES, **NEW_TRAINING_RULES}
 
 _KEYS: Final = "x-kubernetes-list-map-keys"
 _LONGEST_SHOWN: Final = 64
@@ -85,7 +88,7 @@ def name_refusals(kind: type[ApiModel], metadata: Any) -> list[Problem]:
     """Return the problems of the name of an object with a spec of this kind."""
     if not isinstance(metadata, dict) or not isinstance(metadata.get("name"), str):
         return []
-    rule = JOB_NAME if issubclass(kind, SpecDecodeCaptureSpec) else SERVICE_NAME
+    rule = JOB_NAME if issubclass(kind, SpecDecodeCaptureSpec | SpecDecodeTrainingSpec) else SERVICE_NAME
     return list(_judged({"metadata": metadata}, (rule,), ""))
 
 
@@ -161,7 +164,7 @@ def broken_rules(model: ApiModel, place: str, left_out: Collection[str] = ()) ->
     ``left_out`` are wrong fields that the model lacks: rules that read one are skipped.
     """
     # The other rules of a capture are about changes.
-    rules = RUN if isinstance(model, SpecDecodeCaptureSpec) else DEPLOYMENT_RULES.get(type(model), ())
+    rules = RUN if isinstance(model, SpecDecodeCaptureSpec) else _RULES.get(type(model), ())
     if rules := [rule for rule in rules if not any(rule.reads(field) for field in left_out)]:
         yield from _judged(as_stored(model), rules, f"{place}.", model)
     for name, field in type(model).model_fields.items():

@@ -15,13 +15,14 @@ import yaml
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from specdecode_operator.api import capture, deployment
+from specdecode_operator.api import capture, deployment, training
 from specdecode_operator.api.base import GROUP, PART_OF, PART_OF_LABEL, VERSION, VERSION_LABEL, ApiModel, Body
 from specdecode_operator.api.capture_rules import CAPTURE_RULES, JOB_NAME, SCHEDULE_RULES
 from specdecode_operator.api.capture_status import SpecDecodeCaptureStatus
 from specdecode_operator.api.deployment_rules import RULES, SERVICE_NAME, Rule
 from specdecode_operator.api.deployment_status import SpecDecodeDeploymentStatus
 from specdecode_operator.api.renamed_fields import RENAMED, renamed_in
+from specdecode_operator.api.training_rules import TRAINING_RULES
 from specdecode_operator.version import __version__, is_newer
 
 Schema = dict[str, Any]
@@ -225,9 +226,21 @@ def capture_crd() -> dict[str, Any]:
     return _crd(names, {"status": {}}, _CAPTURE_COLUMNS, schema)
 
 
+def training_crd() -> dict[str, Any]:
+    """Return the CRD of SpecDecodeTraining."""
+    schema = _object_schema(
+        "A draft head that is trained on captured answers, measured, and offered to its deployment.",
+        structural_schema(training.SpecDecodeTrainingSpec, TRAINING_RULES),
+        structural_schema(training.SpecDecodeTrainingStatus, rules={}),
+        JOB_NAME,
+    )
+    names = {"kind": training.KIND, "plural": training.PLURAL, "short": "sdtr", "categories": ["specdecode"]}
+    return _crd(names, {"status": {}}, _TRAINING_COLUMNS, schema)
+
+
 def crds() -> list[dict[str, Any]]:
     """Return all CRDs."""
-    return [deployment_crd(), capture_crd()]
+    return [deployment_crd(), capture_crd(), training_crd()]
 
 
 def crd_file_name(crd: dict[str, Any]) -> str:
@@ -342,6 +355,17 @@ _CAPTURE_COLUMNS: Final[Sequence[_Column]] = (
     ("Age", "date", ".metadata.creationTimestamp", "Time since creation."),
     ("Claim", "string", ".status.claim", "PersistentVolumeClaim with its files.", 1),
     ("Path", "string", ".status.path", "Folder of its files on the volume.", 1),
+)
+_TRAINING_COLUMNS: Final[Sequence[_Column]] = (
+    ("Phase", "string", ".status.phase", "Current step of the training."),
+    ("Deployment", "string", ".spec.deployment", "SpecDecodeDeployment for whose target the head is trained."),
+    ("Method", "string", ".spec.method", "Kind of head."),
+    ("Better", "string", '.status.conditions[?(@.type=="Better")].status', "Whether the head beats the current draft."),
+    ("Age", "date", ".metadata.creationTimestamp", "Time since creation."),
+    ("Reason", "string", '.status.conditions[?(@.type=="Ready")].reason', "Reason of the condition Ready.", 1),
+    ("Rows", "integer", ".status.rows.training", "Rows to train on.", 1),
+    ("Claim", "string", ".status.claim", "PersistentVolumeClaim with rows, checkpoints and the head.", 1),
+    ("Head", "string", ".status.head.path", "Folder of the head on the volume.", 1),
 )
 
 INSTALL_CRD: Final = "specdecode crds | kubectl apply --server-side -f -"

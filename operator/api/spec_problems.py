@@ -21,6 +21,7 @@ from specdecode_operator.api.capture import SpecDecodeCaptureSpec
 from specdecode_operator.api.crd_validation import broken_rules, metadata_problems, name_refusals, object_problems
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.renamed_fields import renamed_in
+from specdecode_operator.api.training import SpecDecodeTrainingSpec
 from specdecode_operator.enums import Quantization
 from specdecode_operator.problems import MISSING, InvalidSpecError, Problem, shown, shown_or_missing
 from specdecode_operator.untrusted import MOST_VALUES, TOO_LARGE, UnreadableTextError, parse_json
@@ -301,6 +302,11 @@ def admitted_object(body: Mapping[str, Any]) -> SpecDecodeDeploymentSpec:
 def admitted_capture(body: Mapping[str, Any]) -> SpecDecodeCaptureSpec:
     """Return the spec of a SpecDecodeCapture that an API server would admit, or raise InvalidSpecError."""
     return _admitted_object(SpecDecodeCaptureSpec, body)
+
+
+def admitted_training(body: Mapping[str, Any]) -> SpecDecodeTrainingSpec:
+    """Return the spec of a SpecDecodeTraining that an API server would admit, or raise InvalidSpecError."""
+    return _admitted_object(SpecDecodeTrainingSpec, body)
 
 
 def _admitted(kind: type[_Spec], spec: Any, metadata: Any) -> _Spec:

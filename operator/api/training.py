@@ -10,6 +10,7 @@ from pydantic import Field, StrictBool, StrictInt, StringConstraints
 
 from specdecode_operator.api.base import (
     BOUNDED,
+    LEARNING_RATE,
     ApiModel,
     ConfigMapRef,
     FilePath,
@@ -17,7 +18,7 @@ from specdecode_operator.api.base import (
     PersistentVolumeClaimRef,
     Timestamp,
 )
-from specdecode_operator.api.capture import DuringCapture, Slo, Storage
+from specdecode_operator.api.capture import DuringCapture, Quantity, Slo, Storage
 from specdecode_operator.api.deployment_status import Conditions, Sentence, Word
 from specdecode_operator.api.speculation import ModelId, ShortText
 
@@ -27,7 +28,7 @@ PLURAL = "specdecodetrainings"
 DEFAULT_SIZE = "200Gi"
 
 Argument = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
-LearningRate = Annotated[str, StringConstraints(max_length=12, pattern=r"^[0-9](\.[0-9]{1,6})?(e-?[0-9]{1,2})?$")]
+LearningRate = Annotated[str, StringConstraints(max_length=12, pattern=LEARNING_RATE)]
 
 
 class TrainingMethod(StrEnum):
@@ -57,6 +58,16 @@ class TrainingRows(ApiModel):
     path: FilePath
     """Path of the JSONL file in the ConfigMap or volume, as specdecode capture export --format speculators writes
     it: one object per line, with input_ids and loss_mask."""
+
+
+class TrainingStorage(Storage):
+    """Volume for rows, hidden states, checkpoints and the head."""
+
+    size: Quantity | None = None
+    """Size of the claim to create. Defaults to 200Gi, unless persistentVolumeClaim is set."""
+
+    persistent_volume_claim: PersistentVolumeClaimRef | None = None
+    """Existing claim to write to, instead of creating one. Trainings can share it one after the other."""
 
 
 class StartingHead(ApiModel):
@@ -165,7 +176,7 @@ class SpecDecodeTrainingSpec(ApiModel):
     seed: StrictInt = Field(default=0, ge=0, le=2_147_483_647)
     """Seed for everything random: split of the rows, training, load of the measurement."""
 
-    storage: Storage = Storage()
+    storage: TrainingStorage = TrainingStorage()
     """Volume for rows, hidden states, checkpoints and the head: a claim to create (200Gi by default), or an existing
     one."""
 
@@ -273,11 +284,11 @@ class SpecDecodeTrainingStatus(ApiModel):
     """Generation of the object that the status describes."""
 
     phase: TrainingPhase | None = None
-    """Current step: Pending, Exporting, GeneratingHiddenStates, Training, Validating, Judging, Complete, Failed or
-    Suspended."""
+    """Current step, for people. Programs read the conditions."""
 
     conditions: Conditions = Field(default=[])
-    """Accepted, Succeeded, Better and Promoted."""
+    """Conditions Accepted, WaitingForGPUs, Succeeded (the head is published), Better, Promoted, Ready, Reconciling and
+    Stalled."""
 
     claim: Annotated[str, StringConstraints(max_length=253)] | None = None
     """Claim that holds rows, checkpoints and the head."""

@@ -202,7 +202,7 @@ def _without_job(
         source = (
             preconditions.engine_blocked(source.launch.facts, source.launch.plan)
             or volumes.claim_blocked(capture, spec.storage, observed.claim)
-            or volumes.published_blocked(spec.storage, observed.claim)
+            or volumes.published_blocked(capture, spec.storage, observed.claim)
             or preconditions.dataset_blocked(spec, observed.dataset)
             or golden_blocked(spec, observed.golden)
             or source
@@ -246,7 +246,7 @@ def _without_live_job(capture: Capture, spec: SpecDecodeCaptureSpec, observed: C
         source = (
             live_capture.not_recordable(spec, source, observed.token_ids_allowed)
             or volumes.claim_blocked(capture, spec.storage, observed.claim)
-            or volumes.published_blocked(spec.storage, observed.claim)
+            or volumes.published_blocked(capture, spec.storage, observed.claim)
             or source
         )
     if isinstance(source, Blocked) or deployment is None or observed.operator_image is None:

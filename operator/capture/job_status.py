@@ -6,14 +6,14 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from specdecode_operator.api.base import Body
+from specdecode_operator.api.base import ApiModel, Body
 from specdecode_operator.api.capture import RegressionStatus
 from specdecode_operator.api.capture_status import CapturePhase, CaptureSummary, ComparisonStatus, LiveCounts
 from specdecode_operator.capture.gpu_sharing import in_line
 from specdecode_operator.capture.job_manifest import COLLECT, LOAD, PREPARE, SWITCH_VOLUME
 from specdecode_operator.capture.observation import Progress
 from specdecode_operator.cluster.drift import is_owned
-from specdecode_operator.cluster.resources import ENGINE_CONTAINER
+from specdecode_operator.cluster.resources import ENGINE_CONTAINER, TRAINING_LABEL
 from specdecode_operator.deployment.conditions import Blocked
 from specdecode_operator.deployment.rollout.blocked_pods import blocked_pod, is_about_volumes, rejected_pod
 from specdecode_operator.deployment.rollout.engine_errors import dead_core, error_lines, find_error, telling_line
@@ -36,26 +36,27 @@ _ENDED = frozenset({"Succeeded", "Failed"})
 _ENDING = "load or recording finished, pod is terminating"
 _PARTIAL = "files recorded so far are kept as partial files"
 
-_Status = TypeVar("_Status", CaptureSummary, ComparisonStatus, LiveCounts, RegressionStatus)
+_Status = TypeVar("_Status", bound=ApiModel)
 
 
 def read_summary(pod: Body | None) -> CaptureSummary | None:
     """Return the summary in the load generator's termination message, if it is readable."""
     said = _load_said(pod)
-    return _parse(CaptureSummary, said.get("summary", said)) if said else None
+    return parsed_status(CaptureSummary, said.get("summary", said)) if said else None
 
 
 def read_regression(pod: Body | None) -> RegressionStatus | None:
     """Return the verdict against the golden capture in the termination message, if it is readable."""
-    return _parse(RegressionStatus, _load_said(pod).get("regression"), countable=False)
+    return parsed_status(RegressionStatus, _load_said(pod).get("regression"), countable=False)
 
 
 def _load_said(pod: Body | None) -> Body:
-    said = _said(_ended(pod, LOAD) or _ended(pod, COLLECT)) if pod is not None else None
+    said = end_message(container_end(pod, LOAD) or container_end(pod, COLLECT)) if pod is not None else None
     return said if isinstance(said, dict) else {}
 
 
-def _parse(kind: type[_Status], value: Any, *, countable: bool = True) -> _Status | None:
+def parsed_status(kind: type[_Status], value: Any, *, countable: bool = True) -> _Status | None:
+    """Return a part of the status in a termination message; None if it is unreadable."""
     try:
         parsed = kind.parse(value, newer=True)
     except ValidationError:
@@ -74,7 +75,7 @@ def read_failure(pod: Body | None, job: Body) -> Blocked:
     """Return the cause of a capture's failure, from the most specific source that reports one."""
     if pod is not None:
         for container in (PREPARE, LOAD, COLLECT):
-            ended = _ended(pod, container)
+            ended = container_end(pod, container)
             if ended and ended.get("exitCode"):
                 return _with_engine(pod, _failure_of(container, ended, pod))
         if lost := disrupted(pod):
@@ -90,11 +91,11 @@ def read_failure(pod: Body | None, job: Body) -> Blocked:
 
 
 def _failure_of(container: str, ended: Body, pod: Body) -> Blocked:
-    said = _said(ended)
+    said = end_message(ended)
     error = said.get("error") if isinstance(said, dict) else None
     reason = error.get("reason") if isinstance(error, dict) else None
     # A container that a signal stopped does not know why; the pod does.
-    if reason in (None, "Cancelled") and (lost := disrupted(pod) or _deleted(pod)):
+    if reason in (None, "Cancelled") and (lost := disrupted(pod) or deleted_pod(pod)):
         return lost
     if isinstance(error, dict) and reason:
         return Blocked(str(reason), clip(str(error.get("message", "")), _MESSAGE_LIMIT), permanent=True)
@@ -122,6 +123,8 @@ def disrupted(pod: Body) -> Blocked | None:
     name = pod["metadata"]["name"]
     if status.get("reason") == "DeadlineExceeded":
         limit = "spec.deadlineSeconds and the time allowed for the engine start"
+        if TRAINING_LABEL in (pod["metadata"].get("labels") or {}):
+            limit = "spec.deadlineSeconds"
         if _is_collector(pod):
             limit = "the time for the recording (spec.live) and for publishing its files"
         return Blocked("DeadlineExceeded", f"{name} did not end within {limit}", permanent=True)
@@ -158,7 +161,8 @@ def _engine_restarts(pod: Body) -> int:
     return max((int(each.get("restartCount", 0)) for each in _engine_statuses(pod)), default=0)
 
 
-def _ended(pod: Body, container: str) -> Body | None:
+def container_end(pod: Body, container: str) -> Body | None:
+    """Return how a container of a pod ended; None if it has not."""
     status = pod.get("status", {})
     for each in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
         if each["name"] == container:
@@ -167,7 +171,8 @@ def _ended(pod: Body, container: str) -> Body | None:
     return None
 
 
-def _said(ended: Body | None) -> Any:
+def end_message(ended: Body | None) -> Any:
+    """Return the JSON in the termination message of a container; None if it is unreadable."""
     return _parsed(str((ended or {}).get("message") or "null"))
 
 
@@ -191,7 +196,7 @@ def read_progress(job: Body, pods: Sequence[Body]) -> Progress:
         phase = CapturePhase.RECORDING if collects(job) else CapturePhase.LOADING
         return Progress(phase, "Finishing", _ENDING, started_at=started_at)
     if done := conditions.get("Complete"):
-        summary, comparison = read_summary(pod), _parse(ComparisonStatus, _load_said(pod).get("comparison"))
+        summary, comparison = read_summary(pod), parsed_status(ComparisonStatus, _load_said(pod).get("comparison"))
         names = [arm.name for arm in comparison.arms] if comparison else []
         return Progress(
             CapturePhase.SUCCEEDED,
@@ -268,7 +273,7 @@ def is_to_start(job: Body | None, pods: Sequence[Body]) -> bool:
     return job is None or is_suspended(job) or in_line(newest_pod(job, pods))
 
 
-def _deleted(pod: Body) -> Blocked | None:
+def deleted_pod(pod: Body) -> Blocked | None:
     """Return the failure of a pod that someone has deleted, until its Job has seen that."""
     if "deletionTimestamp" not in pod["metadata"]:
         return None

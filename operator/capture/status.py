@@ -16,14 +16,20 @@ from specdecode_operator.deployment.rollout.readiness import Readiness, readines
 
 
 @dataclass(frozen=True)
-class Writes:
-    """Writes to the cluster for one capture."""
+class JobWrites:
+    """Writes to the claim and the Job of a capture or training."""
 
     claim: Body | None = None  # to create
     claim_metadata: Body = field(default_factory=dict)  # changes to the metadata of the created claim
     job: Body | None = None  # to create; a Job is never changed
     job_suspended: bool | None = None  # new value of spec.suspend; None if it is right, or Kueue decides
     remove_job: bool = False
+
+
+@dataclass(frozen=True)
+class Writes(JobWrites):
+    """Writes to the cluster for one capture."""
+
     trial_pod: Body | None = None  # for a dry run; if the API server rejects it, nothing else is written
     image_id: Body | None = None  # ConfigMap to create or change, with the image ID of the engine
     live_order: Body | None = None  # ConfigMap that tells the recorders where to connect; without it, delete it

@@ -7,13 +7,15 @@ missing Secrets and every other cause that the operator cannot see.
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Protocol
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import DEFAULT_SIZE, SpecDecodeCaptureSpec, Storage
+from specdecode_operator.api.deployment import Key
 from specdecode_operator.capture.observation import Capture, MountedObjects, dataset_claim
 from specdecode_operator.cluster.drift import is_owned
-from specdecode_operator.cluster.manifests import child_labels, owner_reference, render_template
-from specdecode_operator.cluster.resources import CAPTURE_LABEL, CAPTURED_DEPLOYMENT_LABEL, PUBLISHED_LABEL
+from specdecode_operator.cluster.manifests import child_labels, owner_reference, parent_label, render_template
+from specdecode_operator.cluster.resources import CAPTURED_DEPLOYMENT_LABEL, PUBLISHED_LABEL
 from specdecode_operator.cluster.storage_classes import StorageClasses
 from specdecode_operator.deployment.conditions import Blocked
 from specdecode_operator.untrusted import mapping, objects
@@ -25,36 +27,60 @@ ALREADY_PUBLISHED = "AlreadyPublished"
 _OF_THE_VOLUME = frozenset({"DiskFull", ALREADY_PUBLISHED})
 
 
-def claim_of(capture: Capture, storage: Storage) -> str:
-    """Return the name of the claim that a capture writes to."""
-    return storage.existing_claim or capture.job_name
+class ClaimUser(Protocol):
+    """Capture or training that writes to a claim."""
+
+    @property
+    def key(self) -> Key:
+        """Key of the object."""
+
+    @property
+    def uid(self) -> str:
+        """UID of the object."""
+
+    @property
+    def job_name(self) -> str:
+        """Name of the claim that is created for it."""
+
+    @property
+    def schedule_label(self) -> dict[str, str]:
+        """Label by which a schedule's retention counts the claim."""
 
 
-def render_claim(capture: Capture, deployment: str, storage: Storage) -> Body:
-    """Return the claim to create; with storage.retain it has no owner, and outlives capture and deployment."""
+def claim_of(user: ClaimUser, storage: Storage) -> str:
+    """Return the name of the claim that a capture or training writes to."""
+    return storage.existing_claim or user.job_name
+
+
+def render_claim(user: ClaimUser, deployment: str, storage: Storage, default_size: str = DEFAULT_SIZE) -> Body:
+    """Return the claim to create; with storage.retain it has no owner, and outlives its user and the deployment."""
     values = {
-        "name": capture.job_name,
-        "size": storage.size or DEFAULT_SIZE,
+        "name": user.job_name,
+        "size": storage.size or default_size,
         "storage_class_name": storage.storage_class_name,
     }
     claim = render_template("capture-claim", values)
     claim["metadata"] |= {
-        "namespace": capture.key.namespace,
-        "labels": child_labels(capture.key) | {CAPTURED_DEPLOYMENT_LABEL: deployment} | capture.schedule_label,
-        "ownerReferences": _owners(capture, storage),
+        "namespace": user.key.namespace,
+        "labels": child_labels(user.key) | {CAPTURED_DEPLOYMENT_LABEL: deployment} | user.schedule_label,
+        "ownerReferences": _owners(user, storage),
     }
     return claim
 
 
-def _owners(capture: Capture, storage: Storage) -> list[Body]:
-    return [] if storage.retain else [owner_reference(capture.key, capture.uid)]
+def _owners(user: ClaimUser, storage: Storage) -> list[Body]:
+    return [] if storage.retain else [owner_reference(user.key, user.uid)]
 
 
-def claim_changes(capture: Capture, storage: Storage, claim: Body, *, published: bool) -> Body:
+def _kind_of(user: ClaimUser) -> str:
+    return user.key.kind.removeprefix("SpecDecode").lower()
+
+
+def claim_changes(user: ClaimUser, storage: Storage, claim: Body, *, published: bool) -> Body:
     """Return the changes to the metadata of a created claim, with the UID that they are for; empty without changes."""
     changes: Body = {}
-    if is_owned(claim, capture.uid) is storage.retain:  # storage.retain has changed since
-        changes["ownerReferences"] = _owners(capture, storage)
+    if is_owned(claim, user.uid) is storage.retain:  # storage.retain has changed since
+        changes["ownerReferences"] = _owners(user, storage)
     # The label is never removed, because published files are never overwritten.
     if published and not is_published(claim):
         changes["labels"] = {PUBLISHED_LABEL: "true"}
@@ -62,16 +88,16 @@ def claim_changes(capture: Capture, storage: Storage, claim: Body, *, published:
 
 
 def is_published(claim: Body) -> bool:
-    """Return whether a claim is labelled as holding the files of a successful capture."""
+    """Return whether a claim is labelled as holding the files of a successful capture or training."""
     return (claim["metadata"].get("labels") or {}).get(PUBLISHED_LABEL) == "true"
 
 
-def claim_blocked(capture: Capture, storage: Storage, claim: Body | None) -> Blocked | None:
+def claim_blocked(user: ClaimUser, storage: Storage, claim: Body | None) -> Blocked | None:
     """Return what blocks writing to a claim; an unbound one may wait for its first pod."""
     if claim is None:  # then it is created, unless the user named it
         wanted = storage.existing_claim
         field = "spec.storage.persistentVolumeClaim.claimName"
-        message = f"{field}: {wanted}: claim not found; the capture starts when it exists"
+        message = f"{field}: {wanted}: claim not found; the {_kind_of(user)} starts when it exists"
         return None if wanted is None else Blocked("ClaimNotFound", message)
     name, metadata = claim["metadata"]["name"], claim["metadata"]
     if "deletionTimestamp" in metadata:
@@ -83,33 +109,33 @@ def claim_blocked(capture: Capture, storage: Storage, claim: Body | None) -> Blo
         field = "spec.storage.persistentVolumeClaim.claimName"
         message = f"{field}: {name}: is read-only (accessModes {_READ_ONLY}): name another one"
         return Blocked("ClaimReadOnly", message, permanent=True) if is_readable_only else None
-    if (metadata.get("labels") or {}).get(CAPTURE_LABEL) == capture.key.name:
-        # It was created for a capture of this name: this one, or an earlier one that left it.
-        is_foreign = any(owner["uid"] != capture.uid for owner in metadata.get("ownerReferences") or [])
-        message = f"claim {name} of an earlier capture of this name is still being removed"
+    if (metadata.get("labels") or {}).get(parent_label(user.key.kind)) == user.key.name:
+        # It was created for an object of this name: this one, or an earlier one that left it.
+        is_foreign = any(owner["uid"] != user.uid for owner in metadata.get("ownerReferences") or [])
+        message = f"claim {name} of an earlier {_kind_of(user)} of this name is still being removed"
         return Blocked("WaitingForCleanup", message) if is_foreign else None
     message = (
-        f"claim {name} exists and was not created for this capture; it is left untouched: write to it with"
+        f"claim {name} exists and was not created for this {_kind_of(user)}; it is left untouched: write to it with"
         " spec.storage.persistentVolumeClaim.claimName, or rename this object"
     )
     return Blocked("ChildNameConflict", message, permanent=True)
 
 
-def with_claim(capture: Capture, storage: Storage, failure: Blocked | None) -> Blocked | None:
+def with_claim(user: ClaimUser, storage: Storage, failure: Blocked | None) -> Blocked | None:
     """Add claim and field to a failure of the volume, because a pod only has its mount path."""
     if failure is None or not (failure.reason.startswith("Volume") or failure.reason in _OF_THE_VOLUME):
         return failure
     field = "persistentVolumeClaim.claimName" if storage.existing_claim else "size"
-    message = f"claim {claim_of(capture, storage)} (spec.storage.{field}): {failure.message}"
+    message = f"claim {claim_of(user, storage)} (spec.storage.{field}): {failure.message}"
     return replace(failure, message=message)
 
 
-def published_blocked(storage: Storage, claim: Body | None) -> Blocked | None:
-    """Return that the created claim already holds a capture of this name; a claim of the user is not labelled."""
+def published_blocked(user: ClaimUser, storage: Storage, claim: Body | None) -> Blocked | None:
+    """Return that the created claim already holds files of this name; a claim of the user is not labelled."""
     if storage.existing_claim is not None or claim is None or not is_published(claim):
         return None
     message = (
-        f"claim {claim['metadata']['name']} has the files of an earlier capture of this name, which are never"
+        f"claim {claim['metadata']['name']} has the files of an earlier {_kind_of(user)} of this name, which are never"
         " overwritten: choose another name, or delete the claim with its files"
     )
     return Blocked(ALREADY_PUBLISHED, message, permanent=True)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from specdecode_operator.api.base import API_VERSION, GROUP, Body
 from specdecode_operator.api.capture import KIND as CAPTURE
 from specdecode_operator.api.deployment import KIND
+from specdecode_operator.api.training import KIND as TRAINING
 from specdecode_operator.cli.text_files import STANDARD_INPUT, DocumentError, first_errors, place_of, read_text
 from specdecode_operator.cluster.nodes import NodeFacts, node_facts
 from specdecode_operator.cluster.storage_classes import StorageClasses
@@ -30,6 +31,7 @@ _SUFFIXES = (".yaml", ".yml", ".json")
 _SHOWN_OTHERS = 3
 _IMPORTED = ("Deployment", "StatefulSet", "InferenceService", "LLMInferenceService")
 """Kinds of other servers that `specdecode import` reads from a file."""
+OUR_KINDS = (KIND, CAPTURE, TRAINING)
 _MOST_FILES = 50_000
 """Maximum number of files below a folder: more than in a repository of manifests, but fewer than in a home."""
 _TEMPLATE = "is a template, not YAML: render it first (helm template CHART | specdecode plan -f -)"
@@ -338,7 +340,7 @@ def _our(document: Document, kinds: Sequence[str]) -> _Found:
     """Return the object if it has one of these kinds, or an error if it has our API group but is not valid."""
     kind, version = document.body.get("kind"), document.body.get("apiVersion")
     ours = str(version).partition("/")[0] == GROUP
-    if kind not in kinds and (kind in (KIND, CAPTURE) or not ours):
+    if kind not in kinds and (kind in OUR_KINDS or not ours):
         return Other(f"{shown(kind)} ({shown(version)})" if kind else "an object without kind")
     if kind not in kinds:
         known = " or ".join(kinds)

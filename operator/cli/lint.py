@@ -17,16 +17,18 @@ from urllib.parse import quote
 import typer
 import yaml
 
-from specdecode_operator.api import capture, deployment
+from specdecode_operator.api import capture, deployment, training
 from specdecode_operator.api.crd_validation import as_stored
 from specdecode_operator.api.deployment import Key
-from specdecode_operator.api.spec_problems import admitted_capture, admitted_object
+from specdecode_operator.api.spec_problems import admitted_capture, admitted_object, admitted_training
+from specdecode_operator.capture.observation import ObservedDeployment
 from specdecode_operator.cli import input_files, options
 from specdecode_operator.cli.options import ExitCode, allowed_names, allowed_paths, ended, hub_models, sources
 from specdecode_operator.cli.outputs import code, limited, print_json
 from specdecode_operator.cli.plan.answers import look_up
 from specdecode_operator.cli.render import (
     NotRenderedError,
+    RenderedDeployment,
     golden_body,
     neighbour,
     render_capture,
@@ -38,6 +40,7 @@ from specdecode_operator.deployment.models.checkpoints import MODEL_UNKNOWN
 from specdecode_operator.handlers import admission_findings
 from specdecode_operator.problems import InvalidSpecError, Problem
 from specdecode_operator.sizing.calibration import UNCALIBRATED
+from specdecode_operator.training.preconditions import training_blocked
 from specdecode_operator.version import __version__
 
 _STEP: Final = re.compile(r"[^.\[\]]+|\[(\d+)\]")
@@ -105,14 +108,14 @@ def find(
     policies: admission_findings.Policies | None = None,
 ) -> list[Finding]:
     """Return the findings about objects in the order they were read, then an error for each unreadable document."""
-    by_kind: dict[str, dict[str, input_files.Document]] = {capture.KIND: {}, deployment.KIND: {}}
+    by_kind: dict[str, dict[str, input_files.Document]] = {kind: {} for kind in input_files.OUR_KINDS}
+    judges = {deployment.KIND: _in_deployment, capture.KIND: _in_capture, training.KIND: _in_training}
     for each in reading.documents:
         by_kind[each.kind][each.qualified_name] = each
     found = []
     for document in reading.documents:
-        judge = _in_capture if document.kind == capture.KIND else _in_deployment
         try:
-            remarks = judge(document, by_kind, inputs, terms, policies)
+            remarks = judges[document.kind](document, by_kind, inputs, terms, policies)
         except InvalidSpecError as error:
             remarks = list(admission_findings.refusals(error))
         for remark in remarks:
@@ -162,14 +165,7 @@ def _in_capture(
     """Check a capture; also check it against its deployment if the files contain it and it can be launched."""
     spec = admitted_capture(document.body)
     remarks = [*admission_findings.capture_remarks(spec, terms)]
-    deployments = by_kind[deployment.KIND]
-    owner = deployments.get(neighbour(document, spec.deployment))
-    if owner is None and (meant := _misspelt(document, spec.deployment, deployments)):
-        problem = Problem("spec.deployment", spec.deployment, f"not found in these files; did you mean {meant}?")
-        remarks.append(admission_findings.Remark(admission_findings.Level.WARNING, "DeploymentNotFound", problem))
-    if owner is None or any(each.level is admission_findings.Level.ERROR for each in remarks):
-        return remarks
-    captured = rendered_deployment(owner, replace(inputs, nodes=None, calibration=UNCALIBRATED)).deployment
+    captured = _deployment_of(document, spec.deployment, by_kind[deployment.KIND], inputs, remarks)
     if captured is None:
         return remarks
     try:
@@ -181,8 +177,47 @@ def _in_capture(
     return remarks
 
 
+def _in_training(
+    document: input_files.Document,
+    by_kind: Mapping[str, Mapping[str, input_files.Document]],
+    inputs: input_files.Inputs,
+    terms: admission_findings.Terms,
+    _: admission_findings.Policies | None,
+) -> list[admission_findings.Remark]:
+    """Check a training; also check it against its deployment if the files contain it and it can be launched."""
+    spec = admitted_training(document.body)
+    remarks = [*admission_findings.training_remarks(spec, terms)]
+    owner = _deployment_of(document, spec.deployment, by_kind[deployment.KIND], inputs, remarks)
+    if owner is None:
+        return remarks
+    parent = owner.parent
+    seen = ObservedDeployment(parent.key, parent.uid, parent.generation, owner.desired)
+    blocked = training_blocked(spec, seen)
+    if blocked is not None:
+        level = admission_findings.Level.ERROR if blocked.permanent else admission_findings.Level.WARNING
+        remarks.append(admission_findings.Remark(level, blocked.reason, Problem("", "", blocked.message)))
+    return remarks
+
+
+def _deployment_of(
+    document: input_files.Document,
+    name: str,
+    deployments: Mapping[str, input_files.Document],
+    inputs: input_files.Inputs,
+    remarks: list[admission_findings.Remark],
+) -> RenderedDeployment | None:
+    """Return the deployment that a capture or training names, unless it has errors; add a remark on a misspelt name."""
+    owner = deployments.get(neighbour(document, name))
+    if owner is None and (meant := _misspelt(document, name, deployments)):
+        problem = Problem("spec.deployment", name, f"not found in these files; did you mean {meant}?")
+        remarks.append(admission_findings.Remark(admission_findings.Level.WARNING, "DeploymentNotFound", problem))
+    if owner is None or any(each.level is admission_findings.Level.ERROR for each in remarks):
+        return None
+    return rendered_deployment(owner, replace(inputs, nodes=None, calibration=UNCALIBRATED)).deployment
+
+
 def _misspelt(document: input_files.Document, name: str, deployments: Mapping[str, input_files.Document]) -> str | None:
-    """Return a deployment with a similar name in the capture's namespace."""
+    """Return a deployment with a similar name in the object's namespace."""
     names = {each.name for key, each in deployments.items() if key == neighbour(document, each.name)}
     return next(iter(get_close_matches(name, names, n=1)), None)
 
@@ -278,7 +313,7 @@ def lint_command(  # noqa: PLR0913  each is an option
     Exits with 0 when there are no errors, 2 when there are, 3 with --strict when
     there are warnings.
     """
-    reading = input_files.read_ours(sources(files, file))
+    reading = input_files.read_ours(sources(files, file), input_files.OUR_KINDS)
     allowed = allowed_names(allow_pod_template)
     asked = input_files.InputOptions(
         nodes, model_config or [], calibration, facts or [], hub_models(wanted=hub), allowed

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterable
 from itertools import chain
 from typing import Any, Final, Generic, TypeVar
 
-from specdecode_operator.api import capture
+from specdecode_operator.api import capture, training
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import Key
 from specdecode_operator.cluster.drift import foreign_entries
@@ -29,6 +29,7 @@ from specdecode_operator.cluster.resources import (
     PERSISTENT_VOLUME_CLAIM,
     POD,
     READS_FOR_LABEL,
+    TRAINING_LABEL,
 )
 
 Member = TypeVar("Member", bound=Hashable)
@@ -112,6 +113,7 @@ class SharedTexts:
 
 
 _REMEMBERED_DELETIONS = 10_000
+_RUNS: Final = frozenset({capture.KIND, training.KIND})
 
 _COMPARED_DATA: Final = frozenset({"plan.json", "matrix.csv", "canaries.json"})
 """Entries of the ConfigMaps with plan and recorder: only changes matter, because they are never read back."""
@@ -130,8 +132,8 @@ class Cache:
         self._children: defaultdict[Key, dict[tuple[str, str], Body]] = defaultdict(dict)
         self._owners: OwnerIndex[tuple[str, str, str]] = OwnerIndex()
         """Children as (kind, namespace, name). Clients that may write labels may change their owner."""
-        self._captures: OwnerIndex[Key] = OwnerIndex()
-        """Captures by the deployment that they name."""
+        self._runs: OwnerIndex[Key] = OwnerIndex()
+        """Captures and trainings by the deployment that they name."""
         self._captured_claims: OwnerIndex[tuple[Key, str]] = OwnerIndex()
         """Claims as (capture, name), by the deployment of their label."""
         self._model_facts: dict[str, Body] = {}
@@ -156,9 +158,9 @@ class Cache:
         if newest is not None:
             before = self._about(key)
             self._parents[kind][key] = newest if newest is known else self._texts.share(newest)
-            if kind == capture.KIND:
+            if kind in _RUNS:
                 name = (newest.get("spec") or {}).get("deployment")
-                self._captures.put(key, Key(key.namespace, str(name)) if name else None)
+                self._runs.put(key, Key(key.namespace, str(name)) if name else None)
             for about in {before, self._about(key)}:
                 self._tell(about)
         return key
@@ -170,7 +172,7 @@ class Cache:
         if _uid(self._parents[kind].get(key)) == _uid(body):
             about = self._about(key)
             del self._parents[kind][key]
-            self._captures.drop(key)
+            self._runs.drop(key)
             self._tell(about)
         return key
 
@@ -186,8 +188,15 @@ class Cache:
 
     def captures_of(self, deployment_key: Key) -> list[Body]:
         """Return the captures of a deployment, by name."""
-        keys = sorted(self._captures.members(deployment_key), key=lambda key: key.name)
-        return [self._parents[capture.KIND][key] for key in keys]
+        return self._runs_of(deployment_key, capture.KIND)
+
+    def trainings_of(self, deployment_key: Key) -> list[Body]:
+        """Return the trainings of a deployment, by name."""
+        return self._runs_of(deployment_key, training.KIND)
+
+    def _runs_of(self, deployment_key: Key, kind: str) -> list[Body]:
+        found = (key for key in self._runs.members(deployment_key) if key.kind == kind)
+        return [self._parents[kind][key] for key in sorted(found, key=lambda key: key.name)]
 
     def claims_captured_from(self, deployment_key: Key) -> list[Body]:
         """Return the claims of captures of a deployment, even of deleted captures, by name."""
@@ -350,7 +359,9 @@ class Cache:
 
     def _about(self, key: Key) -> Key | None:
         """Return the deployment that an object is, or is a capture of."""
-        return self._captures.owner(key) if key.kind == capture.KIND else key
+        if key.kind == training.KIND:
+            return None
+        return self._runs.owner(key) if key.kind == capture.KIND else key
 
     def _tell(self, about: Key | None) -> None:
         if about is not None:
@@ -392,6 +403,8 @@ def _owner(kind: str, body: Body) -> Key | None:
     labels = body["metadata"].get("labels") or {}
     if name := labels.get(CAPTURE_LABEL):
         return Key(body["metadata"]["namespace"], name, capture.KIND)
+    if name := labels.get(TRAINING_LABEL):
+        return Key(body["metadata"]["namespace"], name, training.KIND)
     name = labels.get(DEPLOYMENT_LABEL) or labels.get(COMPUTES_FOR_LABEL) or labels.get(READS_FOR_LABEL)
     return Key(body["metadata"]["namespace"], name) if name else None
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 import jinja2
 import yaml
 
-from specdecode_operator.api import base, capture
+from specdecode_operator.api import base, capture, training
 from specdecode_operator.api.base import Body, SecretKey
 from specdecode_operator.api.deployment import Key
 from specdecode_operator.cluster.resources import (
@@ -25,6 +25,7 @@ from specdecode_operator.cluster.resources import (
     MANAGED_BY_LABEL,
     MANAGER,
     PART_OF_LABEL,
+    TRAINING_LABEL,
 )
 from specdecode_operator.vllm.settings import ContainerVariable
 
@@ -108,8 +109,12 @@ def with_new_hash(body: Body) -> Body:
 
 def child_labels(key: Key) -> dict[str, str]:
     """Return the labels of a child."""
-    label = CAPTURE_LABEL if key.kind == capture.KIND else DEPLOYMENT_LABEL
-    return {PART_OF_LABEL: "specdecode", MANAGED_BY_LABEL: MANAGER, label: key.name}
+    return {PART_OF_LABEL: "specdecode", MANAGED_BY_LABEL: MANAGER, parent_label(key.kind): key.name}
+
+
+def parent_label(kind: str) -> str:
+    """Return the label with which children of a kind of ours name their parent."""
+    return {capture.KIND: CAPTURE_LABEL, training.KIND: TRAINING_LABEL}.get(kind, DEPLOYMENT_LABEL)
 
 
 def owner_reference(key: Key, uid: str) -> Body:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from specdecode_operator.api import base, capture, deployment
+from specdecode_operator.api import base, capture, deployment, training
 
 MANAGER = "specdecode-operator"
 MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
@@ -11,6 +11,9 @@ DEPLOYMENT_LABEL = "specdecode.io/deployment"
 APPLIED_HASH_ANNOTATION = "specdecode.io/applied-hash"
 CAPTURE_LABEL = "specdecode.io/capture"
 """On children of a SpecDecodeCapture, its pods too: no engine's label, which Services and autoscalers select by."""
+
+TRAINING_LABEL = "specdecode.io/training"
+"""On children of a SpecDecodeTraining, its pods too."""
 
 POOL_LABEL = "specdecode.io/pool"
 CANARY_POOL = "canary"
@@ -21,7 +24,8 @@ SCHEDULE_LABEL = "specdecode.io/schedule"
 """On captures that a schedule of their deployment started, and on their claims."""
 
 PUBLISHED_LABEL = "specdecode.io/published"
-"""On claims that hold the published files of their capture: they tell when the capture itself is gone."""
+"""On claims that hold the published files of their capture, or the head of their training: they tell when the object
+itself is gone."""
 
 SCHEDULED_AT_ANNOTATION = "specdecode.io/scheduled-at"
 OVER_AGE_ANNOTATION = "specdecode.io/over-age-since"
@@ -110,6 +114,8 @@ class Resource:
 
 SPECDECODE_DEPLOYMENT = Resource(base.API_VERSION, deployment.KIND, deployment.PLURAL)
 SPECDECODE_CAPTURE = Resource(base.API_VERSION, capture.KIND, capture.PLURAL)
+SPECDECODE_TRAINING = Resource(base.API_VERSION, training.KIND, training.PLURAL)
+OUR_KINDS = {each.kind: each for each in (SPECDECODE_DEPLOYMENT, SPECDECODE_CAPTURE, SPECDECODE_TRAINING)}
 DEPLOYMENT = Resource("apps/v1", "Deployment", "deployments")
 LEADER_WORKER_SET = Resource("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", "leaderworkersets")
 HTTP_ROUTE = Resource("gateway.networking.k8s.io/v1", "HTTPRoute", "httproutes")
@@ -135,6 +141,9 @@ OPTIONAL = (LEADER_WORKER_SET, HTTP_ROUTE)
 
 CAPTURE_CHILDREN = (PERSISTENT_VOLUME_CLAIM, JOB, CONFIG_MAP)
 """Kinds of the objects that a SpecDecodeCapture owns, or that were made for it."""
+
+TRAINING_CHILDREN = (PERSISTENT_VOLUME_CLAIM, JOB)
+"""Kinds of the objects that a SpecDecodeTraining owns, or that were made for it, besides its capture."""
 
 WATCHED = (*CHILDREN, PERSISTENT_VOLUME_CLAIM, POD)
 """Kinds of children and pods; watched by our label."""

@@ -47,14 +47,17 @@ OPERATOR_RIGHTS: Final = (
     Right(
         "specdecodecaptures.specdecode.io",
         ("list", "watch", "create", "patch", "delete"),
-        "read captures; create, cancel (`spec.suspend`) and delete captures of schedules and gates; delete captures"
-        " after `ttlSecondsAfterFinished`",
+        "read captures; create, cancel (`spec.suspend`) and delete captures of schedules, gates and trainings; delete"
+        " captures after `ttlSecondsAfterFinished`",
     ),
     Right("specdecodecaptures.specdecode.io/status", ("patch",), "write phase, results and conditions of captures"),
+    Right("specdecodetrainings.specdecode.io", ("list", "watch"), "read trainings"),
+    Right("specdecodetrainings.specdecode.io/status", ("patch",), "write phase, results and conditions of trainings"),
     Right(
         "configmaps",
         _CHILD,
-        "store plans, last good templates, model facts and the input of captures; read the dataset of a capture",
+        "store plans, last good templates, model facts and the input of captures; read the dataset of a capture or a"
+        " training",
     ),
     Right("services", _CHILD[:-1], "create the Service of the engines; Kubernetes deletes it with its owner"),
     Right("deployments.apps", _CHILD, "run engines"),
@@ -68,11 +71,12 @@ OPERATOR_RIGHTS: Final = (
         _CHILD,
         "route requests from a Gateway to the engines, if the Gateway API is installed and `expose.httpRoute` is set",
     ),
-    Right("jobs.batch", _CHILD, "run captures; read and download models"),
+    Right("jobs.batch", _CHILD, "run captures and trainings; read and download models"),
     Right(
         "persistentvolumeclaims",
         _CHILD,
-        "create claims for the files of captures; delete kept claims only by the retention of their schedule",
+        "create claims for the files of captures and trainings; delete kept claims only by the retention of their"
+        " schedule",
     ),
     Right("poddisruptionbudgets.policy", _CHILD, "limit how many engines are evicted at the same time"),
     Right("pods", ("list", "watch"), "read the state of engines and Jobs"),

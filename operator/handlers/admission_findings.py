@@ -15,6 +15,7 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import SpecDecodeCaptureSpec, Storage
 from specdecode_operator.api.crd_validation import CelError, evaluator
 from specdecode_operator.api.deployment import Key, SpecDecodeDeploymentSpec
+from specdecode_operator.api.training import SpecDecodeTrainingSpec
 from specdecode_operator.capture.preconditions import workload_blocked
 from specdecode_operator.cluster.nodes import NodeFacts
 from specdecode_operator.cluster.storage_classes import StorageClasses
@@ -136,13 +137,18 @@ def capture_remarks(spec: SpecDecodeCaptureSpec, terms: Terms) -> Iterator[Remar
     yield from _of_storage(spec.storage, "spec.storage", terms)
 
 
-def _of_storage(storage: Storage, where: str, terms: Terms) -> Iterator[Remark]:
-    """Yield a warning if the cluster lacks the StorageClass of a claim that a capture creates."""
+def training_remarks(spec: SpecDecodeTrainingSpec, terms: Terms) -> Iterator[Remark]:
+    """Yield the findings about a SpecDecodeTraining that do not depend on its deployment."""
+    yield from _of_storage(spec.storage, "spec.storage", terms, "training")
+
+
+def _of_storage(storage: Storage, where: str, terms: Terms, kind: str = "capture") -> Iterator[Remark]:
+    """Yield a warning if the cluster lacks the StorageClass of a claim to create."""
     if terms.storage_classes is None or storage.existing_claim is not None:
         return
     missing = terms.storage_classes.missing(storage.storage_class_name)
     if missing is not None:
-        fix = "name another one, or create it before the capture starts"
+        fix = f"name another one, or create it before the {kind} starts"
         value = storage.storage_class_name or "not set"
         problem = Problem(f"{where}.storageClassName", value, f"{missing}: {fix}")
         yield Remark(Level.WARNING, "StorageClassNotFound", problem)

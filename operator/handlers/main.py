@@ -23,7 +23,7 @@ import aiohttp
 import kopf
 from prometheus_client.registry import Collector
 
-from specdecode_operator.api import base, capture, deployment
+from specdecode_operator.api import base, capture, deployment, training
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import Key
 from specdecode_operator.capture.gpu_sharing import borrows
@@ -63,6 +63,18 @@ async def on_capture(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> Non
         memo.add_related(Key(key.namespace, name), ask)
     if borrows(spec):
         memo.add_keeping_captures()  # They wait while engines have lent GPUs or need them back.
+
+
+async def on_training(event: kopf.RawEvent, memo: OperatorState, **_: Any) -> None:
+    """Queue a SpecDecodeTraining that was created, changed or deleted, and those that may wait for its claim."""
+    key = _store(event, training.KIND, memo)
+    if key is None:
+        return
+    ask = _queueing(event, memo)
+    ask(key)  # Also if it was deleted.
+    if name := (event["object"].get("spec") or {}).get("deployment"):
+        for body in memo.cache.trainings_of(Key(key.namespace, name)):
+            ask(Key(key.namespace, body["metadata"]["name"], training.KIND))
 
 
 def _store(event: kopf.RawEvent, kind: str, memo: OperatorState) -> Key | None:
@@ -121,6 +133,7 @@ def register_watches(registry: kopf.OperatorRegistry, *, nodes: bool) -> None:
     """Register the event handlers; the handler of nodes only if the operator may list them."""
     kopf.on.event(base.GROUP, base.VERSION, deployment.PLURAL, registry=registry)(on_deployment)
     kopf.on.event(base.GROUP, base.VERSION, capture.PLURAL, registry=registry)(on_capture)
+    kopf.on.event(base.GROUP, base.VERSION, training.PLURAL, registry=registry)(on_training)
     if nodes:
         kopf.on.event("nodes", registry=registry)(on_node)
     for resource in WATCHED:

@@ -15,10 +15,11 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import MetricsHandler
 from prometheus_client.registry import Collector
 
-from specdecode_operator.api import capture, deployment
+from specdecode_operator.api import capture, deployment, training
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture_status import CapturePhase
 from specdecode_operator.api.deployment import Key
+from specdecode_operator.api.training import TrainingPhase
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Waits, counted_waits
 from specdecode_operator.deployment.observed.engine_reports import BudgetResidual
@@ -67,6 +68,8 @@ _LABELS: Final = ("product", "engine_version", "runner", "tensor")
 _ENDED: Final = (CapturePhase.SUCCEEDED, CapturePhase.FAILED)
 """Final phases. ``Cancelled`` is not one, because a cancelled capture can be resumed."""
 
+_TRAININGS_ENDED: Final = (TrainingPhase.COMPLETE, TrainingPhase.FAILED)
+
 _MOST_CONDITIONS: Final = 200
 """Maximum number of series of conditions. Reasons of pods are untrusted text; our own reasons are fewer."""
 
@@ -90,6 +93,11 @@ class OperatorMetrics(Collector):
         )
         for phase in _ENDED:
             self._ended.labels(phase.value)
+        self._trainings_ended = prometheus_client.Counter(
+            "specdecode_trainings_ended", "SpecDecodeTrainings that ended.", ["phase"], registry=None
+        )
+        for training_phase in _TRAININGS_ENDED:
+            self._trainings_ended.labels(training_phase.value)
         self._decisions = prometheus_client.Counter(
             "specdecode_policy_decisions",
             "New decisions of policies, by action and outcome.",
@@ -106,7 +114,7 @@ class OperatorMetrics(Collector):
             buckets=_RECONCILE_BUCKETS_S,
             registry=None,
         )
-        for labels in product((deployment.KIND, capture.KIND), ("done", "failed")):
+        for labels in product((deployment.KIND, capture.KIND, training.KIND), ("done", "failed")):
             self._seconds.labels(*labels)
 
     def set_residual(self, key: Key, residual: BudgetResidual | None) -> None:
@@ -120,6 +128,11 @@ class OperatorMetrics(Collector):
         """Count a capture if it has just ended."""
         if now in _ENDED and before not in _ENDED:
             self._ended.labels(now.value).inc()
+
+    def count_training(self, before: TrainingPhase | None, now: TrainingPhase | None) -> None:
+        """Count a training if it has just ended."""
+        if now in _TRAININGS_ENDED and before not in _TRAININGS_ENDED:
+            self._trainings_ended.labels(now.value).inc()
 
     def count_policy_decision(self, action: PolicyAction, outcome: PolicyOutcome) -> None:
         """Count a policy decision; the caller skips repeated ones."""
@@ -157,13 +170,18 @@ class OperatorMetrics(Collector):
         for kind, value in sorted(worst.items()):
             residuals.add_metric(kind, value)
         yield residuals
-        for counter in (self._ended, self._decisions, self._seconds):
+        for counter in (self._ended, self._trainings_ended, self._decisions, self._seconds):
             yield from counter.collect()
         captures = GaugeMetricFamily("specdecode_captures", "SpecDecodeCaptures by phase.", labels=("phase",))
         phases = Counter(status.get("phase") for status in self._statuses(capture.KIND))
         for phase in CapturePhase:
             captures.add_metric((phase.value,), phases[phase.value])
         yield captures
+        trainings = GaugeMetricFamily("specdecode_trainings", "SpecDecodeTrainings by phase.", labels=("phase",))
+        phases = Counter(status.get("phase") for status in self._statuses(training.KIND))
+        for training_phase in TrainingPhase:
+            trainings.add_metric((training_phase.value,), phases[training_phase.value])
+        yield trainings
         statuses = self._statuses(deployment.KIND)
         conditions = GaugeMetricFamily(
             "specdecode_deployments",

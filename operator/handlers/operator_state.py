@@ -16,7 +16,7 @@ from typing import Final
 
 from prometheus_client.registry import Collector
 
-from specdecode_operator.api import capture, deployment
+from specdecode_operator.api import capture, deployment, training
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import Key
 from specdecode_operator.capture.gpu_sharing import borrows
@@ -34,8 +34,11 @@ from specdecode_operator.handlers.metrics import OperatorMetrics
 from specdecode_operator.handlers.queue import Work, WorkQueue
 from specdecode_operator.handlers.reconcile_capture import CaptureReconciler
 from specdecode_operator.handlers.reconcile_deployment import Reconciler
+from specdecode_operator.handlers.reconcile_training import TrainingReconciler
 from specdecode_operator.handlers.resync import Relist, ResyncOrder, WatchProgress
 from specdecode_operator.handlers.settings import Settings
+from specdecode_operator.training.observation import read_training
+from specdecode_operator.training.status import training_attention
 
 IMAGE_VARIABLE = "SPECDECODE_OPERATOR_IMAGE"
 """Environment variable with the operator's image, for use outside a pod or if pods pull it from elsewhere."""
@@ -118,6 +121,7 @@ class OperatorState:
         settings = replace(self.settings, operator_image=await own_image(cluster))
         reconciler = Reconciler(cluster, self.cache, probe, self.metrics, settings)
         captures = CaptureReconciler(cluster, self.cache, reconciler, self.metrics, settings)
+        trainings = TrainingReconciler(captures)
 
         async def reconcile(key: Key) -> None:
             if not claims.serves(key.namespace):
@@ -128,6 +132,10 @@ class OperatorState:
                 with self.metrics.measured(key):
                     if key.kind == deployment.KIND:
                         requeue = await reconciler.reconcile(key)
+                    elif key.kind == training.KIND:
+                        await trainings.reconcile(key)
+                        body = self.cache.parent(key)
+                        requeue = Requeue(is_close=False) if body is None else training_attention(read_training(body))
                     else:
                         await captures.reconcile(key)
                         body = self.cache.parent(key)
@@ -200,9 +208,11 @@ class OperatorState:
                 self.queue.add_calmly(key)
 
     def add_related(self, key: Key, ask: Callable[[Key], None]) -> None:
-        """Queue a SpecDecodeDeployment and its captures, because they wait for each other."""
+        """Queue a SpecDecodeDeployment, its captures and its trainings, because they wait for each other."""
         for body in self.cache.captures_of(key):
             ask(Key(key.namespace, body["metadata"]["name"], capture.KIND))
+        for body in self.cache.trainings_of(key):
+            ask(Key(key.namespace, body["metadata"]["name"], training.KIND))
         if self.cache.parent(key) is not None:
             ask(key)
 

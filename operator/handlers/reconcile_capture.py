@@ -12,7 +12,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
+from functools import partial
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -33,10 +34,8 @@ from specdecode_operator.capture.decision import (
 from specdecode_operator.capture.gpu_sharing import (
     Serving,
     borrows,
-    holds_gpus,
     is_held,
     is_unsettled,
-    preempting_capture,
     read_serving,
     serving_goes_first,
 )
@@ -62,7 +61,7 @@ from specdecode_operator.cluster.client import (
     UntriableError,
 )
 from specdecode_operator.cluster.drift import is_owned
-from specdecode_operator.cluster.manifests import child_labels
+from specdecode_operator.cluster.quantities import quantity
 from specdecode_operator.cluster.resources import (
     CAPTURE_CHILDREN,
     CONFIG_MAP,
@@ -77,25 +76,14 @@ from specdecode_operator.cluster.storage_classes import StorageClasses
 from specdecode_operator.deployment.conditions import Blocked
 from specdecode_operator.deployment.desired_state import DesiredState
 from specdecode_operator.deployment.live_recorder import order_name
-from specdecode_operator.deployment.models.model_jobs import is_model_pod
-from specdecode_operator.deployment.parsed_deployment import engine_spec_hash
 from specdecode_operator.handlers.apply_children import BlockedError, ChildNameTakenError, Children, what_blocks
 from specdecode_operator.handlers.decision_cache import DecisionCache
 from specdecode_operator.handlers.metrics import OperatorMetrics
 from specdecode_operator.handlers.reconcile_deployment import Reconciler
+from specdecode_operator.handlers.reconcile_job import JobReconciler, Shared, engine_pods, job_of
 from specdecode_operator.handlers.settings import Settings
-from specdecode_operator.problems import InvalidSpecError
 from specdecode_operator.untrusted import mapping, objects
 
-_FACTORS: Final[Mapping[str, Decimal]] = {
-    "n": Decimal("1e-9"),
-    "u": Decimal("1e-6"),
-    "m": Decimal("1e-3"),
-    "": Decimal(1),
-    **{suffix: Decimal(1000) ** power for power, suffix in enumerate(("k", "M", "G", "T", "P", "E"), 1)},
-    **{suffix: Decimal(1024) ** power for power, suffix in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), 1)},
-}
-_QUANTITY: Final = re.compile(r"(?P<number>[+-]?[0-9.]{1,32}(?:[eE][+-]?[0-9]{1,3})?)(?P<suffix>[a-zA-Z]{0,2})")
 _EXCEEDED: Final = re.compile(
     r"exceeded quota: [^,]*, requested: (?P<requested>[^ ]*), used: (?P<used>[^ ]*), limited: (?P<limited>[^ ]*)"
 )
@@ -103,17 +91,6 @@ _EXCEEDED: Final = re.compile(
 
 Amounts = Mapping[str, Decimal]
 """Amounts by their names in quotas, such as ``requests.nvidia.com/gpu``."""
-
-
-def quantity(text: object) -> Decimal | None:
-    """Return the value of a Kubernetes quantity; None if it is not one."""
-    found = _QUANTITY.fullmatch(str(text))
-    if found is None or found["suffix"] not in _FACTORS:
-        return None
-    try:
-        return Decimal(found["number"]) * _FACTORS[found["suffix"]]
-    except InvalidOperation:
-        return None
 
 
 def quota_usage(pod_spec: Mapping[str, Any]) -> dict[str, Decimal]:
@@ -180,11 +157,6 @@ class Servings:
             self._servings.pop(key, None)
 
 
-def engine_pods(cache: Cache, key: Key) -> list[Body]:
-    """Return the pods of a deployment's engines."""
-    return [pod for pod in cache.children_of(key, POD.kind) if not is_model_pod(pod)]
-
-
 _logger = logging.getLogger(__name__)
 
 _UNSEEN: Final[Body] = {}
@@ -202,15 +174,14 @@ class Record:
     """Token of the Job of a live capture. It stays the same if the Job's creation is retried."""
 
 
-class CaptureReconciler:
+class CaptureReconciler(JobReconciler):
     """Reconciles captures for create, update, resume and resync."""
 
     def __init__(
         self, cluster: Cluster, cache: Cache, deployments: Reconciler, metrics: OperatorMetrics, settings: Settings
     ) -> None:
-        self._cluster, self._cache = cluster, cache
-        self._deployments, self._metrics, self._settings = deployments, metrics, settings
-        self._servings = Servings(cache)
+        super().__init__(Shared(cluster, cache, deployments, metrics, settings))
+        self.servings = Servings(cache)
         self._records: dict[Key, Record] = {}
 
     async def reconcile(self, key: Key) -> None:
@@ -257,7 +228,7 @@ class CaptureReconciler:
         """Observe the objects that a capture depends on; objects without our labels are read only before it starts."""
         job = self._job(capture)
         if job is None and capture.status.job is not None and capture.ended is None:
-            job = await self._found_again(capture)
+            job = await self._found_again(self._record(capture).children, capture.job_name)
         claims = self._cache.children_of(capture.key, PERSISTENT_VOLUME_CLAIM.kind)
         pods = self._cache.children_of(capture.key, POD.kind)
         if job is not None or capture.ended is not None:
@@ -267,9 +238,9 @@ class CaptureReconciler:
         if capture.is_live:
             goes_first = self._recorded_first(capture) if is_to_start(job, pods) and capture.ended is None else None
         elif is_to_start(job, pods) and not borrows(capture.spec) and capture.ended is None:
-            goes_first = serving_goes_first(capture.deployment_key, self._servings.now(), self._cluster.clock.now())
+            goes_first = serving_goes_first(capture.deployment_key, self.servings.now(), self._cluster.clock.now())
         observed = CaptureObservation(
-            deployment=self._deployment(capture, starts=job is None) if is_of_interest else None,
+            deployment=self._captured(capture, starts=job is None) if is_of_interest else None,
             job=job,
             pods=pods,
             claim=next((claim for claim in claims if claim["metadata"]["name"] == capture.job_name), None),
@@ -287,10 +258,10 @@ class CaptureReconciler:
             return observed
         return replace(
             observed,
-            claim=await self._get(capture, PERSISTENT_VOLUME_CLAIM, sources.claim),
+            claim=await self._get(capture.key, PERSISTENT_VOLUME_CLAIM, sources.claim),
             golden=self._cache.parent(Key(capture.key.namespace, sources.golden, KIND)) if sources.golden else None,
-            dataset=await self._get(capture, CONFIG_MAP, sources.dataset_config_map)
-            or await self._get(capture, PERSISTENT_VOLUME_CLAIM, sources.dataset_claim),
+            dataset=await self._get(capture.key, CONFIG_MAP, sources.dataset_config_map)
+            or await self._get(capture.key, PERSISTENT_VOLUME_CLAIM, sources.dataset_claim),
         )
 
     def _recorded_first(self, capture: Capture) -> str | None:
@@ -319,51 +290,16 @@ class CaptureReconciler:
 
     async def _seen(self, capture: Capture, resource: Resource, name: str) -> Body | None:
         try:
-            return await self._get(capture, resource, name)
+            return await self._get(capture.key, resource, name)
         except ForbiddenError:
             return _UNSEEN
 
     def _job(self, capture: Capture) -> Body | None:
-        return self._record(capture).children.owned().get((JOB.kind, capture.job_name))
+        return job_of(self._record(capture).children, capture.job_name)
 
-    async def _found_again(self, capture: Capture) -> Body | None:
-        """Return the Job that the status names if no watch reports it because its labels were removed; None without it.
-
-        Its labels are restored, and the Job continues unchanged.
-        """
-        live = await self._get(capture, JOB, capture.job_name)
-        if live is None or not is_owned(live, capture.uid):
-            return None
-        labels = child_labels(capture.key)
-        self._cache.put(JOB.kind, await self._cluster.merge(live, {"metadata": {"labels": labels}}))
-        return self._job(capture)
-
-    async def _get(self, capture: Capture, resource: Resource, name: str | None) -> Body | None:
-        return await self._cluster.get(resource, capture.key.namespace, name) if name else None
-
-    def _deployment(self, capture: Capture, *, starts: bool) -> ObservedDeployment | None:
-        key = capture.deployment_key
-        body = self._cache.parent(key)
-        if body is None or "deletionTimestamp" in body["metadata"]:
-            return None
-        parent, desired = self._deployments.desired_state_of(body)
-        now, spec = self._cluster.clock.now(), mapping(body, "spec")
-        holder = preempting_capture(self._cache.captures_of(key))
-        engines = [each for each in self._cache.children_of(key, DEPLOYMENT.kind) if is_owned(each, parent.uid)]
-        plan, own = desired.outcome.plan_status, parent.spec
-        return ObservedDeployment(
-            key=key,
-            uid=parent.uid,
-            generation=parent.generation,
-            desired=desired,
-            arms=self._arm_states(capture, body, desired) if starts else (),
-            engine=None if isinstance(own, InvalidSpecError) else engine_spec_hash(own, plan),
-            engines_wanted=sum(each["spec"].get("replicas", 1) for each in engines),
-            pods=[pod for pod in engine_pods(self._cache, key) if holds_gpus(pod, now)],
-            wants_engines=not spec.get("suspend") and spec.get("replicas", 1) != 0,
-            serves=any(map(_serves, engines)),
-            lent_to=holder if holder != capture.key.name else None,
-        )
+    def _captured(self, capture: Capture, *, starts: bool) -> ObservedDeployment | None:
+        arms = partial(self._arm_states, capture) if starts else None
+        return self._deployment(capture.deployment_key, capture.key.name, arms)
 
     def _arm_states(self, capture: Capture, body: Body, desired: DesiredState) -> list[DesiredState]:
         """Return the desired state of the deployment with each arm; empty without arms or if the spec is invalid."""
@@ -380,20 +316,7 @@ class CaptureReconciler:
         """Carry out the writes of a decision."""
         children = self._record(capture).children
         await self._check(capture, writes)
-        if writes.claim is not None:
-            self._cache.put(PERSISTENT_VOLUME_CLAIM.kind, await self._cluster.apply_new(writes.claim))
-        if writes.claim_metadata:
-            metadata = {"namespace": capture.key.namespace, "name": capture.job_name}
-            claim = {"kind": PERSISTENT_VOLUME_CLAIM.kind, "metadata": metadata}
-            changed = await self._cluster.merge(claim, {"metadata": writes.claim_metadata})
-            self._cache.put(PERSISTENT_VOLUME_CLAIM.kind, changed)
-        if writes.job is not None:
-            await children.create(writes.job)
-        live = self._job(capture)
-        if live is not None and writes.job_suspended is not None:
-            self._cache.put(JOB.kind, await self._cluster.merge(live, {"spec": {"suspend": writes.job_suspended}}))
-        if live is not None and writes.remove_job:
-            await children.delete(live)
+        await self._write_job(children, capture.job_name, writes)
         if capture.is_live:
             await self._write_order(capture, writes.live_order)
         if writes.image_id is not None:
@@ -429,7 +352,7 @@ class CaptureReconciler:
     async def _check_order_name(self, capture: Capture) -> None:
         """Raise BlockedError if the order of a live capture would replace an object of another owner."""
         name = order_name(capture.deployment_key)
-        live = await self._get(capture, CONFIG_MAP, name)
+        live = await self._get(capture.key, CONFIG_MAP, name)
         if live is None or is_owned(live, capture.uid):
             return
         owner = next(
@@ -473,13 +396,6 @@ class CaptureReconciler:
             self._metrics.count_capture(capture.status.phase, status.phase)
             await children.post_times_ahead((*capture.times_ahead, *decision.times_ahead))
             await children.post_changes(capture.status.conditions, status.conditions)
-
-
-def _serves(engines: Body) -> bool:
-    """Whether engines of a Deployment serve, according to its controller and its current generation."""
-    status = mapping(engines, "status")
-    is_current = status.get("observedGeneration", 0) >= engines["metadata"].get("generation", 0)
-    return bool(is_current and engines["spec"].get("replicas", 1) and status.get("availableReplicas"))
 
 
 def _refused(reason: str, words: str) -> BlockedError:

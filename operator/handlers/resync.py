@@ -31,9 +31,8 @@ from specdecode_operator.cluster.resources import (
     CUSTOM_RESOURCE_DEFINITION,
     NODE,
     OPTIONAL,
+    OUR_KINDS,
     OWNED_SELECTOR,
-    SPECDECODE_CAPTURE,
-    SPECDECODE_DEPLOYMENT,
     STORAGE_CLASS,
     WATCHED,
     Resource,
@@ -41,7 +40,7 @@ from specdecode_operator.cluster.resources import (
 from specdecode_operator.cluster.storage_classes import StorageClasses
 from specdecode_operator.deployment.requeue import Requeue
 
-_OUR_KINDS: Final = (SPECDECODE_DEPLOYMENT, SPECDECODE_CAPTURE)
+_OUR_KINDS: Final = tuple(OUR_KINDS.values())
 _SEEN: Final = (NODE, *WATCHED, *_OUR_KINDS)
 """Cached kinds in the order in which they are listed, so that children are known before their owners."""
 

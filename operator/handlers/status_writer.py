@@ -3,27 +3,29 @@
 import logging
 from collections.abc import Sequence
 
-from specdecode_operator.api import base, capture
+from specdecode_operator.api import base
 from specdecode_operator.api.base import ApiModel
 from specdecode_operator.api.deployment import Key
 from specdecode_operator.api.deployment_status import Condition, ConditionStatus
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster, ClusterError, NotFoundError
 from specdecode_operator.cluster.clock import TIME_IN_FUTURE
-from specdecode_operator.cluster.resources import SPECDECODE_CAPTURE, SPECDECODE_DEPLOYMENT
+from specdecode_operator.cluster.resources import OUR_KINDS
 from specdecode_operator.deployment.conditions import CAVEATS, SUSPENDED_FOR_CAPTURE, changed_conditions
 from specdecode_operator.problems import printable
 from specdecode_operator.redaction import clip
 
 _MESSAGE_LIMIT = 1024
-_NOTHING_WRONG = frozenset({"Starting", "Disabled", "NotAccepted", "DoesNotPay", SUSPENDED_FOR_CAPTURE})
+_NOTHING_WRONG = frozenset(
+    {"Starting", "Disabled", "NotAccepted", "DoesNotPay", "NotBetter", "Manual", SUSPENDED_FOR_CAPTURE}
+)
 """Reasons for which a condition is False without a problem."""
 
 _logger = logging.getLogger(__name__)
 
 
 class Reporter:
-    """Writes the status and Events of one SpecDecodeDeployment or SpecDecodeCapture."""
+    """Writes the status and Events of one object of our kinds."""
 
     def __init__(self, cluster: Cluster, cache: Cache, key: Key, uid: str) -> None:
         self.cluster, self.cache = cluster, cache
@@ -39,7 +41,7 @@ class Reporter:
             # Empty lists are never written: if an apply empties a list, the API server may remove the field.
             "status": {name: value for name, value in fields.items() if value != []},
         }
-        resource = SPECDECODE_CAPTURE if self.key.kind == capture.KIND else SPECDECODE_DEPLOYMENT
+        resource = OUR_KINDS[self.key.kind]
         try:
             self.cache.put_parent(self.key.kind, await self.cluster.apply_status(resource, body))
         except NotFoundError:

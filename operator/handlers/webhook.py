@@ -1,7 +1,7 @@
 """Admission webhook: HTTPS server, reviews of our kinds, and reviews of attested pods.
 
-The server runs on its own threads, so standby replicas answer too. `answer` reviews a SpecDecodeDeployment or a
-SpecDecodeCapture. `answer_pod` admits only pods that match an attestation of their deployment.
+The server runs on its own threads, so standby replicas answer too. `answer` reviews an object of our
+kinds. `answer_pod` admits only pods that match an attestation of their deployment.
 https://kubernetes.io/docs/reference/access-authn-authz/extensible-admission-controllers/
 """
 
@@ -14,11 +14,12 @@ from http import HTTPStatus
 from threading import Lock
 from typing import Any, Final
 
-from specdecode_operator.api import base, capture, deployment
+from specdecode_operator.api import base, capture, deployment, training
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import SpecDecodeCaptureSpec
 from specdecode_operator.api.deployment import Key, SpecDecodeDeploymentSpec
 from specdecode_operator.api.spec_problems import parsed_spec
+from specdecode_operator.api.training import SpecDecodeTrainingSpec
 from specdecode_operator.attestation.pod_admission import Gate, engine_labels, owner_of
 from specdecode_operator.cluster.client import ClusterError, ForbiddenError
 from specdecode_operator.cluster.resources import (
@@ -28,6 +29,7 @@ from specdecode_operator.cluster.resources import (
     DEPLOYMENT_LABEL,
     POD,
     READS_FOR_LABEL,
+    TRAINING_LABEL,
 )
 from specdecode_operator.handlers.admission_findings import (
     Level,
@@ -36,6 +38,7 @@ from specdecode_operator.handlers.admission_findings import (
     capture_remarks,
     deployment_remarks,
     refusals,
+    training_remarks,
 )
 from specdecode_operator.handlers.http_server import TIMEOUT_S, BoundedHandler, BoundedServer, Places
 from specdecode_operator.handlers.metrics import AdmissionCollector
@@ -117,6 +120,8 @@ def _remarks(request: Body, terms: Terms) -> Iterator[Remark]:
             yield from deployment_remarks(key, parsed_spec(SpecDecodeDeploymentSpec, document, newer=True), terms)
         elif body.get("kind") == capture.KIND:
             yield from capture_remarks(parsed_spec(SpecDecodeCaptureSpec, document, newer=True), terms)
+        elif body.get("kind") == training.KIND:
+            yield from training_remarks(parsed_spec(SpecDecodeTrainingSpec, document, newer=True), terms)
     except InvalidSpecError as error:
         yield from refusals(error)
 
@@ -173,6 +178,8 @@ def _stranger(pod: Body) -> str:
     let_in = f"label the namespace {ATTESTED_PODS_LABEL}=engines"
     if CAPTURE_LABEL in labels:
         return f"captures are not attested; {let_in}, or capture the deployment in a namespace that has it"
+    if TRAINING_LABEL in labels:
+        return f"trainings are not attested; {let_in}, or train in a namespace that has it"
     if READS_FOR_LABEL in labels:
         return (
             "Jobs that read or download models are not attested;"

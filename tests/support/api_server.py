@@ -30,6 +30,7 @@ from specdecode_operator.cluster.resources import (
     POD,
     SPECDECODE_CAPTURE,
     SPECDECODE_DEPLOYMENT,
+    SPECDECODE_TRAINING,
     STORAGE_CLASS,
     Resource,
 )
@@ -47,6 +48,7 @@ _RESOURCES = (
     POD,
     SPECDECODE_CAPTURE,
     SPECDECODE_DEPLOYMENT,
+    SPECDECODE_TRAINING,
     STORAGE_CLASS,
     CRD,
     NAMESPACE,

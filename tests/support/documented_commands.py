@@ -32,7 +32,7 @@ NOT_HERE: Final = {
 }
 """Programs that do nothing when a page calls them, with the reason."""
 
-_SERVED: Final = "for attempt in $(seq 60); do kubectl get sdd,sdc --all-namespaces && break; sleep 1; done"
+_SERVED: Final = "for attempt in $(seq 60); do kubectl get sdd,sdc,sdtr --all-namespaces && break; sleep 1; done"
 _KINDS: Final = f"kubectl apply --server-side -k crds\n{_SERVED}\n"
 _NAMESPACE: Final = "--namespace specdecode-system"
 _IMAGE: Final = "image.repository=registry.example.com/team/specdecode-operator"

@@ -69,8 +69,10 @@ class Kubectl(kubectl.Kubectl):
             self._client.delete(self.namespace, kind)
 
     def ours(self) -> set[tuple[str, str, str]]:
-        """Return kind, namespace and name of each capture and deployment of ours in the whole cluster."""
-        metadata = ((kind, each["metadata"]) for kind in ("sdc", "sdd") for each in self._client.objects("", kind))
+        """Return kind, namespace and name of each object of ours in the whole cluster."""
+        metadata = (
+            (kind, each["metadata"]) for kind in ("sdtr", "sdc", "sdd") for each in self._client.objects("", kind)
+        )
         return {(kind, each["namespace"], each["name"]) for kind, each in metadata}
 
     def remove_one(self, kind: str, namespace: str, name: str) -> None:
@@ -98,7 +100,7 @@ class Kubectl(kubectl.Kubectl):
     def install_crds(self) -> None:
         """Install our CRDs, and wait until the API server serves their kinds: it does so after it says so."""
         self.must("apply", "--server-side", "--force-conflicts", f"--kustomize={CRDS}")
-        eventually(lambda: self("get", "sdd,sdc", "--all-namespaces").returncode == 0, "our kinds are served")
+        eventually(lambda: self("get", "sdd,sdc,sdtr", "--all-namespaces").returncode == 0, "our kinds are served")
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Objects of both kinds as they are from their creation to their end, and what whoever waits for them must be told.
+"""Objects of our kinds as they are from their creation to their end, and what whoever waits for them must be told.
 
 Each state is made by the code that decides: an object that one life goes through, after another look of the operator.
 """
@@ -10,12 +10,14 @@ from typing import Any, Literal
 
 from specdecode_operator.api import capture as capture_api
 from specdecode_operator.api import deployment as deployment_api
+from specdecode_operator.api import training as training_api
 from specdecode_operator.api.base import API_VERSION
 from specdecode_operator.deployment.conditions import Blocked
 from specdecode_operator.deployment.observed.observation import Observation
 from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from specdecode_operator.deployment.rollout.readiness import readiness_of
 from specdecode_operator.deployment.status import compose_status
+from tests.support import trainings
 from tests.support.capture_decisions import decided
 from tests.support.captures import capture, capture_pod, capture_spec, golden, job, running, surroundings
 from tests.support.captures import ended as container_ended
@@ -47,10 +49,11 @@ _UNSCHEDULED: Body = {"type": "PodScheduled", "status": "False", "message": NO_R
 
 
 def states() -> Iterator[State]:
-    """Return every state, of both kinds."""
+    """Return every state, of all kinds."""
     for kind, found in (
         (deployment_api.KIND, [*_deployments(), *_rollbacks(), *_gates()]),
         (capture_api.KIND, [*_captures(), *_against_golden()]),
+        (training_api.KIND, [*_trainings()]),
     ):
         yield _state(kind, "created", "wait", {**_blank(kind), "status": UNSEEN})
         for name, told, body in found:
@@ -61,7 +64,7 @@ def states() -> Iterator[State]:
 
 
 def _blank(kind: str) -> Body:
-    return parent(tiny_cpu()) if kind == deployment_api.KIND else capture()
+    return {deployment_api.KIND: parent(tiny_cpu()), capture_api.KIND: capture()}.get(kind) or trainings.training()
 
 
 def _state(kind: str, name: str, told: Told, body: Body) -> State:
@@ -175,6 +178,24 @@ def _captures() -> _Found:
     ]
     for name, told, body, seen in cases:
         yield name, told, _after(body, seen)
+
+
+def _trainings() -> _Found:
+    seen, spec = trainings.surroundings, trainings.training_spec
+    failed = trainings.pod(container_ended("export", 1, {"error": {"reason": "TooFewRows"}}), phase="Failed")
+    done = {"job": trainings.job("Complete"), "pods": [trainings.published()]}
+    cases: list[tuple[str, Told, Body, Any]] = [
+        ("first look", "wait", trainings.training(), seen()),
+        ("no capture", "wait", trainings.training(), seen(captures={"evening": None})),
+        ("no answers", "bad", trainings.training(), seen(captures={"evening": trainings.source(record={})})),
+        ("training", "wait", trainings.training(), seen(job=trainings.job(), pods=[trainings.at_step("train")])),
+        ("suspended", "good", trainings.training(spec(suspend=True)), seen()),
+        ("failed", "bad", trainings.training(), seen(job=trainings.job("Failed"), pods=[failed])),
+        ("measured", "wait", trainings.training(), seen(**done)),
+        ("complete", "good", trainings.training(spec(judgement={"enabled": False})), seen(**done)),
+    ]
+    for name, told, body, observed in cases:
+        yield name, told, trainings.after(body, observed)
 
 
 def _against_golden() -> _Found:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from specdecode_operator.api.deployment import Key
 from specdecode_operator.api.renamed_fields import OLD_NAMES
 from specdecode_operator.capture.decision import decide
 from specdecode_operator.capture.golden_gate import gate_capture
@@ -32,9 +33,11 @@ from specdecode_operator.deployment.observed.observation import Observation
 from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from specdecode_operator.deployment.status import compose_status
 from specdecode_operator.problems import InvalidSpecError
+from specdecode_operator.untrusted import mapping
+from tests.support import trainings
 from tests.support.canary_field_cases import CANARY_FIELDS, canary_outcome
 from tests.support.capture_field_cases import BURST, CAPTURE_FIELDS, MULTITURN, PLAIN
-from tests.support.captures import capture, golden, observed_deployment, serving, surroundings
+from tests.support.captures import capture, claim, golden, observed_deployment, serving, surroundings
 from tests.support.decisions import NOW, desired_state
 from tests.support.field_cases import DEPLOYMENT_FIELDS, NODES, FieldCase
 from tests.support.objects import Body, parent
@@ -42,6 +45,7 @@ from tests.support.policy_field_cases import POLICY_FIELDS, policy_outcomes
 from tests.support.replay_field_cases import REPLAY_FIELDS
 from tests.support.schedule_field_cases import SCHEDULE_FIELDS, schedule_outcomes
 from tests.support.simulated_load import DATASETS, simulated_load
+from tests.support.training_field_cases import TRAINING_FIELDS
 
 Outcome = tuple[Any, Body]
 """What is made and done for an object, and its status."""
@@ -102,6 +106,31 @@ def _capture_outcome(spec_text: str, captured: str) -> Outcome:
     writes = dataclasses.replace(decision.writes, job=None, trial_pod=None)
     job = _job_outcome(decision.writes.job) if decision.writes.job else None
     return (writes, job, goes, due), _dumped(compose_capture_status(subject, decision, NOW))
+
+
+def training_outcome(spec: Body, _: FieldCase) -> Outcome:
+    """What is written for a training that starts, what judges its head, and the conditions of a better head."""
+    body = trainings.training(spec)
+    own = mapping(spec.get("storage") or {}, "persistentVolumeClaim").get("claimName")
+    rows = {"data": {"rows.jsonl": "", "more.jsonl": ""}}
+    seen = trainings.surroundings(
+        deployment=dataclasses.replace(observed_deployment(), key=Key("default", spec["deployment"])),
+        captures={name: trainings.source(name, deployment=spec["deployment"]) for name in spec["captures"]},
+        capture_claims={f"{name}-capture": claim(f"{name}-capture") for name in spec["captures"]},
+        rows=rows,
+        starting_head=claim("heads"),
+        claim=claim(own) if own else None,
+    )
+    started, status = trainings.decided(body, seen)
+    done = trainings.surroundings(job=trainings.job("Complete"), pods=[trainings.published()])
+    judging, _ = trainings.decided(body, done)
+    judged = trainings.after(body, done)
+    stamp = {"status": "True", "reason": "Better", "message": "m"}
+    conditions = [each | (stamp if each["type"] == "Better" else {}) for each in judged["status"]["conditions"]]
+    judged["status"] |= {"phase": "Complete", "conditions": conditions}
+    _, ended = trainings.decided(judged)
+    writes = dataclasses.asdict(started.writes)
+    return (_without_copies(writes), judging.writes.capture, trainings.words(ended)), _dumped(status)
 
 
 def forget_outcomes() -> None:
@@ -180,6 +209,7 @@ def fields() -> Iterator[tuple[str, str]]:
 
 KINDS: Mapping[str, tuple[Mapping[str, FieldCase], Callable[[Body, FieldCase], Outcome]]] = {
     "SpecDecodeCapture": (CAPTURE_FIELDS, capture_outcome),
+    "SpecDecodeTraining": (TRAINING_FIELDS, training_outcome),
     "SpecDecodeDeployment": (
         {**DEPLOYMENT_FIELDS, **SCHEDULE_FIELDS, **REPLAY_FIELDS, **POLICY_FIELDS, **CANARY_FIELDS},
         deployment_outcome,

@@ -22,7 +22,7 @@ from devcluster.images.operator_image import build_operator_image
 
 NAMESPACE = "specdecode-system"
 OPERATOR = "specdecode-operator"
-CRDS = ("specdecodedeployments.specdecode.io", "specdecodecaptures.specdecode.io")
+CRDS = tuple(f"{kind}.specdecode.io" for kind in ("specdecodedeployments", "specdecodecaptures", "specdecodetrainings"))
 EMBEDDED = "demo"
 _ROLLOUT_DEADLINE_S = 300
 

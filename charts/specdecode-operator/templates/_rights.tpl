@@ -8,8 +8,8 @@
 - apiGroups: [specdecode.io]
   resources: [specdecodedeployments/status]
   verbs: [patch]
-# Read captures; create, cancel (`spec.suspend`) and delete captures of schedules and gates; delete captures after
-# `ttlSecondsAfterFinished`.
+# Read captures; create, cancel (`spec.suspend`) and delete captures of schedules, gates and trainings; delete captures
+# after `ttlSecondsAfterFinished`.
 - apiGroups: [specdecode.io]
   resources: [specdecodecaptures]
   verbs: [list, watch, create, patch, delete]
@@ -17,7 +17,15 @@
 - apiGroups: [specdecode.io]
   resources: [specdecodecaptures/status]
   verbs: [patch]
-# Store plans, last good templates, model facts and the input of captures; read the dataset of a capture.
+# Read trainings.
+- apiGroups: [specdecode.io]
+  resources: [specdecodetrainings]
+  verbs: [list, watch]
+# Write phase, results and conditions of trainings.
+- apiGroups: [specdecode.io]
+  resources: [specdecodetrainings/status]
+  verbs: [patch]
+# Store plans, last good templates, model facts and the input of captures; read the dataset of a capture or a training.
 - apiGroups: [""]
   resources: [configmaps]
   verbs: [get, list, watch, create, patch, delete]
@@ -37,11 +45,11 @@
 - apiGroups: [gateway.networking.k8s.io]
   resources: [httproutes]
   verbs: [get, list, watch, create, patch, delete]
-# Run captures; read and download models.
+# Run captures and trainings; read and download models.
 - apiGroups: [batch]
   resources: [jobs]
   verbs: [get, list, watch, create, patch, delete]
-# Create claims for the files of captures; delete kept claims only by the retention of their schedule.
+# Create claims for the files of captures and trainings; delete kept claims only by the retention of their schedule.
 - apiGroups: [""]
   resources: [persistentvolumeclaims]
   verbs: [get, list, watch, create, patch, delete]

@@ -39,6 +39,8 @@ def installed(crds: Cluster) -> Kubectl:
         (False, "get", "secrets"),
         (True, "create", "pods"),
         (True, "create", "specdecodecaptures.specdecode.io"),
+        (True, "patch", "specdecodetrainings.specdecode.io/status"),
+        (False, "patch", "specdecodetrainings.specdecode.io"),
         (True, "delete", "persistentvolumeclaims"),
         (False, "delete", "persistentvolumes"),
     ],

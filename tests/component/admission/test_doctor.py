@@ -119,7 +119,7 @@ def test_doctor_names_both_operators_if_a_second_takes_the_binding(
     assert "specdecode-system/specdecode-operator" in told["what"]
 
 
-@pytest.mark.parametrize("kind", ["specdecodedeployments", "specdecodecaptures"])
+@pytest.mark.parametrize("kind", ["specdecodedeployments", "specdecodecaptures", "specdecodetrainings"])
 def test_doctor_warns_of_changed_crd_and_fails_on_missing_crd(specdecode: Any, kubectl: Kubectl, kind: str) -> None:
     kubectl.install_crds()
     name = f"{kind}.specdecode.io"
@@ -133,7 +133,7 @@ def test_doctor_warns_of_changed_crd_and_fails_on_missing_crd(specdecode: Any, k
             for each in findings(specdecode)["crd"]
         }
 
-    good = {"specdecodedeployments": "OK", "specdecodecaptures": "OK"}
+    good = dict.fromkeys(("specdecodedeployments", "specdecodecaptures", "specdecodetrainings"), "OK")
     assert told() == good
     path = "/spec/versions/0/schema/openAPIV3Schema/description"
     change = json.dumps([{"op": "replace", "path": path, "value": "Of another version."}])

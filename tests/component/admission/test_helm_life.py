@@ -21,7 +21,7 @@ from tests.support.waiting import eventually
 Helm = Callable[..., subprocess.CompletedProcess[str]]
 CRDS = "specdecode-crds"
 IMAGE = f"--values={chart.DEVELOPMENT}"
-KINDS = ("specdecodedeployments.specdecode.io", "specdecodecaptures.specdecode.io")
+KINDS = tuple(f"specdecode{each}.specdecode.io" for each in ("deployments", "captures", "trainings"))
 
 
 @pytest.fixture

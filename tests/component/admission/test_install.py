@@ -134,10 +134,11 @@ def test_charts_contain_the_crds_and_the_current_version() -> None:
         assert (metadata["version"], metadata["appVersion"]) == (__version__, __version__)
 
 
-def test_crds_folder_is_a_kustomization_of_both_crds() -> None:
+def test_crds_folder_is_a_kustomization_of_all_crds() -> None:
     assert set(kustomize("crds")) == {
         ("CustomResourceDefinition", "specdecodedeployments.specdecode.io"),
         ("CustomResourceDefinition", "specdecodecaptures.specdecode.io"),
+        ("CustomResourceDefinition", "specdecodetrainings.specdecode.io"),
     }
 
 
@@ -155,7 +156,8 @@ def test_operator_role_has_no_unlisted_write_permissions() -> None:
     assert "secrets" not in {resource for _, resource, _ in granted}
     writable = {resource for _, resource, verb in granted if verb not in ("get", "list", "watch")}
     assert writable == {
-        "specdecodedeployments/status", "specdecodecaptures", "specdecodecaptures/status", "configmaps", "services",
+        "specdecodedeployments/status", "specdecodecaptures", "specdecodecaptures/status", "specdecodetrainings/status",
+        "configmaps", "services",
         "deployments", "leaderworkersets", "jobs", "persistentvolumeclaims", "poddisruptionbudgets", "events",
         "pods/eviction", "httproutes",
         "pods",  # the guard takes dry runs alone

@@ -61,7 +61,7 @@ def operator(operator_process: OperatorProcess, kubectl: Kubectl) -> Iterator[Op
     """The operator, running whatever tests before have done to it; objects of ours go with the test."""
     operator_process.ensure()
     yield operator_process
-    kubectl.remove("sdc,sdd")
+    kubectl.remove("sdtr,sdc,sdd")
 
 
 @pytest.fixture(scope="session")
@@ -89,8 +89,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     kubectl, operator = arguments.get("kubectl"), arguments.get("operator_process")
     if report.failed and isinstance(kubectl, Kubectl) and isinstance(operator, OperatorProcess):
         report.sections += [
-            ("objects", kubectl("get", "all,sdd,sdc,pvc,configmaps", "--output=wide").stdout),
-            ("descriptions", kubectl("describe", "sdd,sdc,jobs,pods").stdout),
+            ("objects", kubectl("get", "all,sdd,sdc,sdtr,pvc,configmaps", "--output=wide").stdout),
+            ("descriptions", kubectl("describe", "sdd,sdc,sdtr,jobs,pods").stdout),
             ("events", kubectl("get", "events", "--sort-by=.lastTimestamp").stdout),
             ("operator log", operator.tail(20_000)),
         ]

@@ -248,7 +248,7 @@ def test_stolen_token_can_write_only_the_operators_children(stolen: Kubectl) -> 
     theirs["metadata"]["name"] = "theirs"
     assert "changes and deletes nothing" in refusal(stolen, theirs)
     assert "changes and deletes nothing" in stolen("delete", "configmap", "theirs", f"--as={USER}").stderr
-    assert "of a SpecDecodeDeployment alone" in refusal(stolen, capture("x"))
+    assert "of a SpecDecodeDeployment or a SpecDecodeTraining alone" in refusal(stolen, capture("x"))
 
 
 def capture(name: str, **spec: Any) -> dict[str, Any]:

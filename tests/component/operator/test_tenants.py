@@ -12,7 +12,9 @@ from tests.support.objects import tiny_cpu
 from tests.support.operator_process import OperatorProcess
 from tests.support.waiting import eventually
 
-DEPLOYMENTS, CAPTURES = KINDS = ("specdecodedeployments.specdecode.io", "specdecodecaptures.specdecode.io")
+DEPLOYMENTS, CAPTURES, _ = KINDS = tuple(
+    f"specdecode{each}.specdecode.io" for each in ("deployments", "captures", "trainings")
+)
 READ = {"get", "list", "watch"}
 WRITTEN = {"create", "update", "patch", "delete", "deletecollection"}
 OURS = ("specdecode-operator-view", "specdecode-operator-edit")

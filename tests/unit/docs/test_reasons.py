@@ -17,9 +17,12 @@ from specdecode_operator.api.capture import KIND as CAPTURE
 from specdecode_operator.api.capture import Regressed
 from specdecode_operator.api.capture_status import ArmVerdict
 from specdecode_operator.api.deployment import KIND as DEPLOYMENT
+from specdecode_operator.api.training import KIND as TRAINING
 from specdecode_operator.sizing.memory.budget import Verdict
+from specdecode_operator.training.job_status import STEPS
 from tests.support.documents import ROOT, sections, table
 
+KINDS = (DEPLOYMENT, CAPTURE, TRAINING)
 OPERATOR = ROOT / "operator"
 OF_DEPLOYMENTS = ("deployment/", "capture/schedules.py")
 CAPTURE_DECISIONS = tuple(f"capture/{path.name}" for path in (OPERATOR / "capture").glob("*.py"))
@@ -30,21 +33,27 @@ OF_CAPTURES = (
     "capture/files/",
     "capture/job/",
 )
-OF_TRAININGS = ("capture/files/training_rows.py",)
+ROWS_OF_TRAININGS = ("capture/files/training_rows.py",)
+OF_TRAININGS = ("training/", *ROWS_OF_TRAININGS)
 WITHOUT_REASONS = {"http_server", "admission_findings", "webhook", "webhook_certificate"}
 HANDLERS = tuple(
     f"handlers/{path.name}" for path in (OPERATOR / "handlers").glob("*.py") if path.stem not in WITHOUT_REASONS
 )
-OF_BOTH = (*HANDLERS, "problems.py", "cluster/clock.py", "deployment/conditions.py", "deployment/rollout/")
+OF_ALL = (*HANDLERS, "problems.py", "cluster/clock.py", "deployment/conditions.py", "deployment/rollout/")
 OF_WRITES = "handlers/apply_children.py"
 VERDICTS = {
     DEPLOYMENT: {verdict.value for verdict in Verdict},
     CAPTURE: {verdict.value for verdict in (*ArmVerdict, *Regressed)},
+    TRAINING: {phase.value for phase, _ in STEPS.values()},
 }
-"""Of a plan; of an arm, and of an engine beside an earlier one."""
+"""Of a plan; of an arm, and of an engine beside an earlier one; of a training's pod."""
 
 REFERENCE = ROOT / "docs/reference/reasons.md"
-CONDITIONS = {DEPLOYMENT: ROOT / "docs/reference/status.md", CAPTURE: ROOT / "docs/measure/captures.md"}
+CONDITIONS = {
+    DEPLOYMENT: ROOT / "docs/reference/status.md",
+    CAPTURE: ROOT / "docs/measure/captures.md",
+    TRAINING: ROOT / "docs/reference/training-fields.md",
+}
 """Where the conditions of each kind are told."""
 
 SUMMED_UP = {"Ready", "Reconciling", "Stalled"}
@@ -101,10 +110,12 @@ OTHER_WORDS = {
     # What it is told.
     *("Always", "ConfigMap", "Directory", "Exists", "In", "OnRootMismatch", "ReadOnlyMany", "ReadWriteOncePod"),
     "RuntimeDefault",
+    *("File", "Job", "Never"),
+    "SpecDecode",  # prefix of our kinds
+    "Gi",
     *("FallbackToLogsOnError", "Memory", "PathPrefix", "RollingUpdate"),
     # Conditions of a route.
     *("PartiallyInvalid", "ResolvedRefs"),
-    *("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"),
     # What `/metrics` says is served.
     *("Cluster", "Namespaced"),
     # Classes of models, what the hub's library raises, and what a sentence begins with.
@@ -148,23 +159,27 @@ def reasons(kind: str) -> list[str]:
     ("given", "tables"),
     [
         (words(*OF_DEPLOYMENTS) - words("deployment/pod_security.py"), [DEPLOYMENT]),
-        (words(*OF_CAPTURES) - words("capture/schedules.py", *OF_TRAININGS), [CAPTURE]),
-        (words(*OF_BOTH), [DEPLOYMENT, CAPTURE]),
+        (words(*OF_CAPTURES) - words("capture/schedules.py", *ROWS_OF_TRAININGS), [CAPTURE]),
+        (words(*OF_TRAININGS) - {"Promoted"}, [TRAINING]),
+        (words(*OF_ALL), [DEPLOYMENT, CAPTURE, TRAINING]),
         (words(OF_WRITES), [DEPLOYMENT, CAPTURE]),
     ],
-    ids=["deployments", "captures", "both", "writes"],
+    ids=["deployments", "captures", "trainings", "all", "writes"],
 )
 def test_every_reason_in_the_code_is_in_the_table(given: set[str], tables: list[str]) -> None:
     explained = set(chain.from_iterable(reasons(kind) for kind in tables))
     assert given - explained - OTHER_WORDS == set(), "explain it in operator/api/reasons.toml"
 
 
-@pytest.mark.parametrize(("kind", "rooms"), [(DEPLOYMENT, OF_DEPLOYMENTS), (CAPTURE, OF_CAPTURES)])
+@pytest.mark.parametrize(
+    ("kind", "rooms"),
+    [(DEPLOYMENT, OF_DEPLOYMENTS), (CAPTURE, OF_CAPTURES), (TRAINING, (*OF_TRAININGS, *CAPTURE_DECISIONS))],
+)
 def test_every_reason_in_the_table_is_in_the_code(kind: str, rooms: tuple[str, ...]) -> None:
-    assert set(reasons(kind)) - words(*rooms, *OF_BOTH) - VERDICTS[kind] == set()
+    assert set(reasons(kind)) - words(*rooms, *OF_ALL) - VERDICTS[kind] == set()
 
 
-@pytest.mark.parametrize("kind", [DEPLOYMENT, CAPTURE])
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_reason_has_its_conditions_listed(kind: str) -> None:
     groups = tomllib.loads(FILE.read_text())["conditions"][kind]
     assert sorted(chain.from_iterable(groups.values())) == sorted(reasons(kind)), "operator/api/reasons.toml"
@@ -183,7 +198,9 @@ def literal(call: ast.Call, position: int) -> str:
     return str(value.value) if isinstance(value, ast.Constant) else ""
 
 
-@pytest.mark.parametrize(("kind", "rooms"), [(DEPLOYMENT, OF_DEPLOYMENTS), (CAPTURE, CAPTURE_DECISIONS)])
+@pytest.mark.parametrize(
+    ("kind", "rooms"), [(DEPLOYMENT, OF_DEPLOYMENTS), (CAPTURE, CAPTURE_DECISIONS), (TRAINING, OF_TRAININGS)]
+)
 def test_conditions_of_reasons_in_the_code_match_the_table(kind: str, rooms: tuple[str, ...]) -> None:
     """Where condition or permanence stand beside the reason in the code."""
     conditions, found = read_conditions(kind), 0
@@ -209,17 +226,17 @@ def literal_true(value: ast.expr | None) -> bool:
 
 
 def test_list_of_other_words_has_no_unused_entries() -> None:
-    assert OTHER_WORDS - words(*OF_DEPLOYMENTS, *OF_CAPTURES, *OF_BOTH) == set()
+    assert OTHER_WORDS - words(*OF_DEPLOYMENTS, *OF_CAPTURES, *OF_TRAININGS, *OF_ALL) == set()
     assert OTHER_WORDS.isdisjoint(reasons(DEPLOYMENT))
 
 
-@pytest.mark.parametrize("kind", [DEPLOYMENT, CAPTURE])
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_verdict_is_explained(kind: str) -> None:
     """The conditions Planned and Pays have the verdict for their reason."""
     assert set(reasons(kind)) >= VERDICTS[kind]
 
 
-@pytest.mark.parametrize("kind", [DEPLOYMENT, CAPTURE])
+@pytest.mark.parametrize("kind", KINDS)
 def test_each_reason_has_one_short_explanation(kind: str) -> None:
     assert len(reasons(kind)) == len(set(reasons(kind)))
     for explained in read_reasons()[kind].values():
@@ -228,13 +245,13 @@ def test_each_reason_has_one_short_explanation(kind: str) -> None:
             assert all(text and not text.endswith(".") and "|" not in text for text in texts), name
 
 
-@pytest.mark.parametrize("kind", [DEPLOYMENT, CAPTURE])
+@pytest.mark.parametrize("kind", KINDS)
 def test_reasons_referred_to_in_explanations_exist(kind: str) -> None:
     text = " ".join(text for table in read_reasons()[kind].values() for texts in table.values() for text in texts)
     assert set(re.findall(r"(?:as for|see) `([A-Z]\w+)`", text)) <= set(reasons(kind))
 
 
-@pytest.mark.parametrize("kind", [DEPLOYMENT, CAPTURE])
+@pytest.mark.parametrize("kind", KINDS)
 def test_reference_lists_the_conditions_of_each_reason(kind: str) -> None:
     reference = sections(REFERENCE)[f"Reasons of a {kind}"]
     rows = re.findall(r'^\| <a id="[\w-]+"></a>`(\w+)` \| ([^|]*) \|', reference, re.MULTILINE)
@@ -259,7 +276,7 @@ def test_reference_says_when_available_has_the_reason(reason: str, shown: str) -
     assert f"`{reason}` | {shown} |" in REFERENCE.read_text().partition("## Reasons of a SpecDecodeCapture")[0]
 
 
-@pytest.mark.parametrize("kind", [DEPLOYMENT, CAPTURE])
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_condition_with_a_reason_is_explained(kind: str) -> None:
     named = {each for conditions in read_conditions(kind).values() for each in conditions.split(", ")}
     explained = {row[0].strip("`") for row in table(CONDITIONS[kind], "condition")}

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from specdecode_operator.api.crds import capture_crd, deployment_crd
+from specdecode_operator.api.crds import capture_crd, deployment_crd, training_crd
 from specdecode_operator.api.renamed_fields import RENAMED
 
 Schema = Mapping[str, Any]
@@ -21,6 +21,11 @@ def capture_fields() -> str:
     return _tables(capture_crd())
 
 
+def training_fields() -> str:
+    """Return the tables of a SpecDecodeTraining."""
+    return _tables(training_crd())
+
+
 def _tables(crd: Schema) -> str:
     (version,) = crd["spec"]["versions"]
     parts = version["schema"]["openAPIV3Schema"]["properties"]
@@ -29,14 +34,15 @@ def _tables(crd: Schema) -> str:
     renamed = []
     for where, schema in list(_objects("spec", parts["spec"])):
         # Renamed fields have their own table.
-        for each in [each for each in RENAMED if where in each.places]:
+        for each in [each for each in RENAMED if where in each.places and each.name in schema["properties"]]:
             renamed.append(f"| `{where}.{each.name}` | `{where}.{each.new}` | {each.hint} |")
             schema["properties"].pop(each.name)
             rules = schema["x-kubernetes-validations"]
             rules[:] = [rule for rule in rules if rule.get("fieldPath") != f".{each.name}"]
     sections = [_section(where, each) for part in ("spec", "status") for where, each in _objects(part, parts[part])]
     rules = [rule for where, each in _objects("spec", parts["spec"]) for rule in _rules(where, each)]
-    return "\n".join([*sections, *_RULES_HEADER, *dict.fromkeys(rules), "", *_RENAMED_HEADER, *renamed, ""])
+    old_names = [*_RENAMED_HEADER, *renamed, ""] if renamed else []
+    return "\n".join([*sections, *_RULES_HEADER, *dict.fromkeys(rules), "", *old_names])
 
 
 _RENAMED_HEADER: Final = (

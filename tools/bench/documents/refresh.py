@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from bench.documents import monitoring
 from bench.documents.bench_table import bench_table
 from bench.documents.chart_values import value_list, value_tables
-from bench.documents.field_tables import capture_fields, deployment_fields
+from bench.documents.field_tables import capture_fields, deployment_fields, training_fields
 from bench.documents.figure_table import figure_table
 from bench.documents.launch_tables import argument_table, with_version_rows
 from bench.documents.node_plans import node_plans
@@ -100,6 +100,7 @@ _OUTPUTS: Final[dict[str, Callable[[], str]]] = {".venv/bin/python -m bench.sizi
 _PARTS: Final[dict[str, Callable[[], str]]] = {
     "fields of SpecDecodeDeployment": deployment_fields,
     "fields of SpecDecodeCapture": capture_fields,
+    "fields of SpecDecodeTraining": training_fields,
     "arguments of fields": argument_table,
     "engine-versions": version_table,
     "methods by version": method_table,
@@ -110,6 +111,7 @@ _PARTS: Final[dict[str, Callable[[], str]]] = {
     "support matrix": support_matrix,
     "rights": rights_table,
     "reasons of SpecDecodeCapture": partial(reason_tables, "SpecDecodeCapture"),
+    "reasons of SpecDecodeTraining": partial(reason_tables, "SpecDecodeTraining"),
     "exit codes": exit_table,
     "a request of a trace": trace_example,
     "a node of H100": partial(node_plans, "H100"),

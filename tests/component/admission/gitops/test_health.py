@@ -11,6 +11,7 @@ import yaml
 
 from specdecode_operator.api.capture import KIND as CAPTURE
 from specdecode_operator.api.deployment import KIND as DEPLOYMENT
+from specdecode_operator.api.training import KIND as TRAINING
 from tests.support.gitops.health import LUA, SAID, ask, flux_checks
 from tests.support.golden import EXAMPLES
 from tests.support.lives import STATES, State
@@ -40,10 +41,10 @@ def test_argo_cd_message_starts_with_the_reason() -> None:
         assert STATES[name].told == "wait" or said["argo"]["message"].startswith(f"{STATES[name].reason}: ")
 
 
-def test_both_kinds_have_flux_and_argo_cd_health_checks() -> None:
-    assert set(flux_checks()) == {DEPLOYMENT, CAPTURE}
+def test_all_kinds_have_flux_and_argo_cd_health_checks() -> None:
+    assert set(flux_checks()) == {DEPLOYMENT, CAPTURE, TRAINING}
     config = yaml.safe_load(CONFIG.read_text())["data"]
-    for kind in (DEPLOYMENT, CAPTURE):
+    for kind in (DEPLOYMENT, CAPTURE, TRAINING):
         assert config[f"resource.customizations.health.specdecode.io_{kind}"] == LUA.read_text()
 
 

@@ -1,0 +1,218 @@
+"""Check whether deployment, rows, claim and trainer allow a training; return the blocking reason if not."""
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from specdecode_operator.api.base import Body
+from specdecode_operator.api.capture import DatasetFormat, Source
+from specdecode_operator.api.training import DEFAULT_SIZE, SpecDecodeTrainingSpec
+from specdecode_operator.capture.observation import Capture, CapturedDeployment, ObservedDeployment, read_capture
+from specdecode_operator.capture.preconditions import captured_deployment
+from specdecode_operator.capture.volumes import claim_of
+from specdecode_operator.cluster.quantities import quantity
+from specdecode_operator.deployment.conditions import TRUE, Blocked
+from specdecode_operator.sizing.arithmetic import format_gib
+from specdecode_operator.sizing.devices import find_device
+from specdecode_operator.sizing.placement import CPU_PRODUCT
+from specdecode_operator.training.observation import Training, TrainingObservation
+from specdecode_operator.training.sizes import hidden_state_bytes, trainer_memory
+from specdecode_operator.training.trainer_args import arguments_blocked
+from specdecode_operator.untrusted import mapping
+
+_GB: Final = 10**9
+
+
+def trainer_gpus(spec: SpecDecodeTrainingSpec, source: CapturedDeployment) -> int:
+    """Return the number of GPUs of the trainer: by default those of one replica, and none on a CPU."""
+    chosen = source.launch.plan.chosen
+    if spec.trainer.gpus is not None:
+        return spec.trainer.gpus
+    return 0 if chosen.product == CPU_PRODUCT else chosen.gpus
+
+
+def training_blocked(spec: SpecDecodeTrainingSpec, observed: ObservedDeployment | None) -> Blocked | None:
+    """Return why no head can be trained for a deployment, regardless of rows and claims."""
+    source = captured_deployment(spec.deployment, observed)
+    if isinstance(source, Blocked):
+        return source
+    return deployment_blocked(source) or arguments_blocked(spec.trainer.args) or trainer_blocked(spec, source)
+
+
+def deployment_blocked(source: CapturedDeployment) -> Blocked | None:
+    """Return why no head can be trained for a deployment's target."""
+    facts, chosen = source.launch.facts, source.launch.plan.chosen
+    if facts.replay is not None:
+        message = (
+            f"deployment {source.key.name} replays a recording (spec.engine.replay), so it has no target to train for:"
+            " name a deployment without it"
+        )
+        return Blocked("EngineReplayed", message, permanent=True)
+    if chosen.nodes > 1:
+        message = (
+            f"a replica of deployment {source.key.name} takes {chosen.nodes} nodes, and trainings support only one:"
+            " name a deployment with fewer GPUs per replica (spec.parallelism)"
+        )
+        return Blocked("MultiNodeNotSupported", message, permanent=True)
+    return None
+
+
+def trainer_blocked(spec: SpecDecodeTrainingSpec, source: CapturedDeployment) -> Blocked | None:
+    """Return why the trainer cannot run on the deployment's product, or does not fit."""
+    chosen, gpus = source.launch.plan.chosen, trainer_gpus(spec, source)
+    name = source.key.name
+    if chosen.product == CPU_PRODUCT:
+        if not gpus:
+            return None
+        message = (
+            f"spec.trainer.gpus: {gpus}: deployment {name} runs on CPUs, and its target is served there for the hidden"
+            " states: set it to 0, or name a deployment on GPUs"
+        )
+        return Blocked("TrainerGPUsOnCPU", message, permanent=True)
+    if gpus < chosen.gpus:
+        message = (
+            f"spec.trainer.gpus: {gpus}: the target takes {chosen.place} for the hidden states: set it to"
+            f" {chosen.gpus} or more, or remove it"
+        )
+        return Blocked("TrainerWithoutGPUs" if not gpus else "TooFewGPUs", message, permanent=True)
+    device = find_device(chosen.product)
+    if device is None:
+        return None
+    memory = trainer_memory(source.launch.facts.pair.target, spec)
+    if memory.total_bytes <= device.total_bytes:
+        return None
+    message = (
+        f"spec.method: {spec.method}: the trainer needs {format_gib(memory.total_bytes)} GiB per GPU (estimated:"
+        f" {memory.head_parameters:,} parameters of the head with gradients and Adam's moments in float32,"
+        f" {format_gib(memory.head_bytes)} GiB, and the target's embedding and LM head,"
+        f" {format_gib(memory.frozen_bytes)} GiB), and {chosen.product} has {format_gib(device.total_bytes)} GiB: use"
+        " GPUs with more memory, or a smaller --draft-vocab-size or --num-layers in spec.trainer.args"
+    )
+    return Blocked("TrainerDoesNotFit", message, permanent=True)
+
+
+def rows_blocked(spec: SpecDecodeTrainingSpec, observed: TrainingObservation) -> Blocked | None:
+    """Return why the rows cannot be exported from the captures, or read from the dataset."""
+    if spec.dataset is not None:
+        return _dataset_blocked(spec, observed.rows)
+    return next(_captures_blocked(spec, observed.captures, observed.capture_claims), None)
+
+
+def _captures_blocked(
+    spec: SpecDecodeTrainingSpec, captures: Mapping[str, Body | None], claims: Mapping[str, Body | None]
+) -> Iterator[Blocked]:
+    for number, name in enumerate(spec.captures):
+        where, body = f"spec.captures[{number}]: {name}", captures.get(name)
+        if body is None:
+            message = f"{where}: there is no SpecDecodeCapture of this name in the namespace; continues when it exists"
+            yield Blocked("CaptureNotFound", message)
+            continue
+        capture = read_capture(body)
+        yield from _capture_blocked(where, capture, spec.deployment)
+        claim = capture.status.claim
+        if claim is None or claims.get(claim) is None:
+            message = f"{where}: its claim {claim or '(not set)'} does not exist: train on another capture"
+            yield Blocked("CaptureClaimNotFound", message)
+
+
+def _capture_blocked(where: str, capture: Capture, deployment: str) -> Iterator[Blocked]:
+    spec = capture.spec
+    if spec.get("deployment") != deployment:
+        message = (
+            f"{where}: it captured deployment {spec.get('deployment')}, and spec.deployment is {deployment}: its"
+            " answers are those of another target; name captures of this deployment"
+        )
+        yield Blocked("CaptureOfOtherDeployment", message, permanent=True)
+    record = mapping(spec, "record")
+    if not record.get("tokenIds"):
+        message = f"{where}: it has no answers, because its record.tokenIds is false: train on a capture with true"
+        yield Blocked("NoTokenIds", message, permanent=True)
+    if spec.get("source") != Source.LIVE:
+        dataset = mapping(mapping(mapping(spec, "workload"), "prompts"), "dataset")
+        if not dataset or dataset.get("format") == DatasetFormat.TRACE:
+            message = (
+                f"{where}: its prompts are random tokens, and answers to them do not resemble those of users: train on"
+                " a capture with a dataset of text prompts, or on a live capture"
+            )
+            yield Blocked("RandomPrompts", message, permanent=True)
+    ended = capture.ended
+    if ended is None:
+        yield Blocked("CaptureNotSucceeded", f"{where}: it has not ended; continues when it has succeeded")
+    elif ended.status is not TRUE:
+        message = f"{where}: it failed ({ended.reason}), so its files are incomplete: train on another capture"
+        yield Blocked("CaptureNotSucceeded", message, permanent=True)
+
+
+def _dataset_blocked(spec: SpecDecodeTrainingSpec, source: Body | None) -> Blocked | None:
+    dataset = spec.dataset
+    assert dataset is not None  # noqa: S101  checked by the caller
+    if dataset.config_map is not None:
+        field, name = "configMap.name", dataset.config_map.name
+    else:
+        field = "persistentVolumeClaim.claimName"
+        name = dataset.persistent_volume_claim.claim_name if dataset.persistent_volume_claim else ""
+    if source is None:
+        return Blocked("DatasetNotFound", f"spec.dataset.{field}: {name}: not found; continues when it exists")
+    if dataset.config_map is None:
+        return None
+    keys = {*(source.get("data") or {}), *(source.get("binaryData") or {})}
+    if dataset.path in keys:
+        return None
+    held = ", ".join(sorted(keys)[:8]) or "nothing"
+    message = f"spec.dataset.path: {dataset.path}: ConfigMap {name} holds {held}; correct one of them"
+    return Blocked("DatasetNotFound", message)
+
+
+def head_blocked(spec: SpecDecodeTrainingSpec, claim: Body | None) -> Blocked | None:
+    """Return that the claim of the head to continue from does not exist."""
+    reference = spec.from_.persistent_volume_claim if spec.from_ else None
+    if reference is None or claim is not None:
+        return None
+    field = "spec.from.persistentVolumeClaim.claimName"
+    return Blocked("ClaimNotFound", f"{field}: {reference.claim_name}: claim not found; continues when it exists")
+
+
+def claim_in_use(claim: str, rival: str) -> Blocked:
+    """Return that another training uses the same claim."""
+    message = f"claim {claim} is used by training {rival}; continues when that has ended, or name another claim"
+    return Blocked("ClaimInUse", message)
+
+
+def claim_too_small(
+    training: Training, spec: SpecDecodeTrainingSpec, source: CapturedDeployment, observed: TrainingObservation
+) -> Blocked | None:
+    """Return that the hidden states of the rows need more space than the claim has."""
+    tokens = _tokens(spec, observed.captures)
+    needed = hidden_state_bytes(source.launch.facts.pair.target, tokens)
+    size = _claim_bytes(spec, observed.claim)
+    if size is None or needed <= size:
+        return None
+    field = "spec.storage.persistentVolumeClaim" if spec.storage.existing_claim else "spec.storage.size"
+    message = (
+        f"{field}: claim {claim_of(training, spec.storage)} has {size / _GB:.1f} GB, and the hidden states of"
+        f" {tokens:,} tokens need {needed / _GB:.1f} GB: use a larger claim, or lower spec.maxTokens to"
+        f" {tokens * size // needed:,}"
+    )
+    return Blocked("TooSmallClaim", message, permanent=True)
+
+
+def _tokens(spec: SpecDecodeTrainingSpec, captures: Mapping[str, Body | None]) -> int:
+    """Return an upper bound of the tokens to train on: spec.maxTokens, or less if the captures are short."""
+    longest = 0
+    for body in captures.values():
+        requests = mapping(mapping(mapping(body or {}, "status"), "summary"), "requests")
+        completed = requests.get("completed")
+        if not isinstance(completed, int) or isinstance(completed, bool) or completed < 0:
+            return spec.max_tokens
+        longest += completed * spec.trainer.sequence_length
+    return min(spec.max_tokens, longest) if captures else spec.max_tokens
+
+
+def _claim_bytes(spec: SpecDecodeTrainingSpec, claim: Body | None) -> int | None:
+    """Return the size of the claim, created or to create; None if it is unknown."""
+    if claim is None:
+        size: object = spec.storage.size or DEFAULT_SIZE
+    else:
+        wanted = mapping(mapping(mapping(claim, "spec"), "resources"), "requests").get("storage")
+        size = mapping(mapping(claim, "status"), "capacity").get("storage") or wanted
+    found = quantity(size)
+    return None if found is None else int(found)
