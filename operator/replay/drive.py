@@ -7,7 +7,7 @@ import time
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Final
 from urllib.parse import urlsplit
@@ -303,18 +303,20 @@ class Drive:
         )
 
 
+@dataclass
 class _Run:
-    def __init__(self, plan: Sequence[Planned], sending: Sending, prompts: BlockPrompts, stop: Stop) -> None:
-        self.waits_s = dict[int, float]()
-        self._plan = plan
-        self._sending = sending
-        self._sender = Sender(sending)
-        self._prompts = prompts
-        self._stop = stop
+    _plan: Sequence[Planned]
+    _sending: Sending
+    _prompts: BlockPrompts
+    _stop: Stop
+    waits_s: dict[int, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._sender = Sender(self._sending)
         loop = asyncio.get_running_loop()
         # The conversation up to the end of each turn that another one continues.
         self._said: dict[int, asyncio.Future[Said]] = {
-            each.place: loop.create_future() for each in plan if each.is_continued
+            each.place: loop.create_future() for each in self._plan if each.is_continued
         }
 
     async def follow_stop(self) -> None:

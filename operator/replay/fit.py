@@ -556,16 +556,12 @@ def _step_time(recordings: Sequence[Recording], line: Timeline, k: int, draft_sh
     """Return the section `step_time`, from the engines' own counts or, without these, from the requests."""
     one_pass = any(each.meta.drafts_in_one_pass for each in recordings)
     counted = fit_step_time(MeasuredSteps.of(recordings), draft_share=draft_share, one_pass=one_pass)
-    if counted is not None or not all(map(_has_all_requests, recordings)):
+    manifests = [read_manifest(each.trace.parent) for each in recordings]
+    # A live capture may have recorded a sample of the requests, or lost some.
+    lives = [manifest.live for manifest in manifests if manifest and manifest.live]
+    if counted is not None or any(live.accounting.sampled_out or live.lost for live in lives):
         return counted
     return fit_step_time(_derived_steps(line, k), draft_share=draft_share, one_pass=one_pass)
-
-
-def _has_all_requests(recording: Recording) -> bool:
-    """Return whether every request has a line, which a live capture with a sample lacks."""
-    manifest = read_manifest(recording.trace.parent)
-    live = manifest.live if manifest else None
-    return live is None or not (live.accounting.sampled_out or live.lost)
 
 
 def _derived_steps(line: Timeline, k: int) -> MeasuredSteps:

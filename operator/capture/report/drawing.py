@@ -6,10 +6,12 @@ Colours, markers and hatches can be distinguished in grayscale and with every ki
 import io
 import math
 import re
+import textwrap
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 from xml.etree import ElementTree as ET
@@ -266,8 +268,9 @@ def write_alone(picture: Picture, files: list[Path]) -> None:
     The figure cannot be put into a page afterwards.
     """
     figure = picture.figure
-    captions = [line for each in picture.captures for line in _wrapped(each.caption, _CAPTION_LINE)]
-    above = [picture.title, *(line for each in picture.sentences for line in _wrapped(each))]
+    wrapped = partial(textwrap.wrap, break_long_words=False, break_on_hyphens=False)
+    captions = [line for each in picture.captures for line in wrapped(each.caption, _CAPTION_LINE)]
+    above = [picture.title, *(line for each in picture.sentences for line in wrapped(each, _LINE))]
     width, height = figure.get_size_inches()
     below_in, above_in = _CAPTION_LINE_IN * (len(captions) + 1), _LINE_IN * (len(above) + 0.5)
     whole = height + below_in + above_in
@@ -288,15 +291,6 @@ def write_alone(picture: Picture, files: list[Path]) -> None:
             # Without a date the same capture gives the same bytes.
             metadata = {"Date": None} if file.suffix == ".svg" else {"Software": None}
             figure.savefig(file, dpi=_DOTS_PER_INCH, metadata=metadata)
-
-
-def _wrapped(text: str, letters: int = _LINE) -> list[str]:
-    lines = [""]
-    for word in text.split(" "):
-        if lines[-1] and len(lines[-1]) + len(word) >= letters:
-            lines.append("")
-        lines[-1] = f"{lines[-1]} {word}".strip()
-    return lines
 
 
 @contextmanager

@@ -210,7 +210,8 @@ class StepTime(Struct, frozen=True, forbid_unknown_fields=True):
     """Lowest and highest fitted value of each field of StepShape."""
 
     def __post_init__(self) -> None:
-        """Reject a curve that is not ascending, and ranges of unknown fields."""
+        """Sort residuals; reject a curve that is not ascending, and ranges of unknown fields."""
+        msgspec.structs.force_setattr(self, "residuals", tuple(sorted(self.residuals)))
         if any(later[0] <= earlier[0] for earlier, later in pairwise(self.curve)):
             raise ValueError("curve: scheduled tokens must increase from pair to pair")
         if not self.ranges.keys() <= {each.name for each in fields(StepShape)}:
