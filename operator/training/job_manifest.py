@@ -55,6 +55,7 @@ _FLAGS_OF_SERVING: Final = (
     *("--host", "--port", "--served-model-name", "--speculative-config", "--ssl-", "--enable-ssl-refresh"),
     *("--shutdown-timeout", "--enable-lora", "--lora-modules", "--otlp-traces-endpoint", "--middleware"),
 )
+_CPU_REQUEST: Final = "500m"  # the engine's covers serving; a training on a CPU is a test, and may be slow
 
 
 @dataclass(frozen=True)
@@ -145,8 +146,7 @@ def render_job(
         "bundle_folder": BUNDLE_FOLDER,
         "bundle": BUNDLE,
         "root": ROOT,
-        "engine_resources": engine.get("resources") or {},
-        "trainer_resources": _trainer_resources(engine, inputs.gpus),
+        **_resources(engine, inputs.gpus),
         "volumes": volumes.found,
     }
     job = render_template("training-job", values)
@@ -324,8 +324,11 @@ def _trainer_env(engine: Body) -> list[Body]:
     return [*kept, *({"name": name, "value": value} for name, value in own.items())]
 
 
-def _trainer_resources(engine: Body, gpus: int) -> Body:
+def _resources(engine: Body, gpus: int) -> Body:
+    """Return the resources of the engine that writes hidden states, and of the trainer."""
     given: Body = engine.get("resources") or {}
     if not gpus:
-        return given
-    return {**given, "limits": {**mapping(given, "limits"), GPU_RESOURCE: str(gpus)}}
+        given = {**given, "requests": {**mapping(given, "requests"), "cpu": _CPU_REQUEST}}
+        return {"engine_resources": given, "trainer_resources": given}
+    trainer = {**given, "limits": {**mapping(given, "limits"), GPU_RESOURCE: str(gpus)}}
+    return {"engine_resources": given, "trainer_resources": trainer}
