@@ -17,27 +17,33 @@ from tests.support.small_pair import small_pair
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SCRIPT = EXAMPLES / "tiny_pair.py"
 MANIFEST = EXAMPLES / "tiny-models.yaml"
-COPY_STARTS_AFTER = "  tiny_pair.py: |\n"
+COPIES = {MANIFEST: ("tiny_pair.py",), EXAMPLES / "tiny-language.yaml": ("tiny_language.py", "tiny_pair.py")}
+"""Manifests, each with the scripts that it carries."""
 
 
-def manifest_with_script() -> str:
-    """The manifest's text with the script as it is now."""
-    head, start, _ = MANIFEST.read_text().partition(COPY_STARTS_AFTER)
-    return head + start + textwrap.indent(SCRIPT.read_text(), "    ")
+def manifest_with_scripts(manifest: Path) -> str:
+    """The manifest's text with its scripts as they are now."""
+    scripts = COPIES[manifest]
+    head, _, _ = manifest.read_text().partition(f"  {scripts[0]}: |\n")
+    copies = (f"  {each}: |\n{textwrap.indent((EXAMPLES / each).read_text(), '    ')}" for each in scripts)
+    return head + "".join(copies)
 
 
-def documents() -> dict[str, dict[str, object]]:
+def documents(manifest: Path = MANIFEST) -> dict[str, dict[str, object]]:
     """The manifest's objects by kind."""
-    return {document["kind"]: document for document in yaml.safe_load_all(MANIFEST.read_text())}
+    return {document["kind"]: document for document in yaml.safe_load_all(manifest.read_text())}
 
 
-def test_manifest_carries_the_script() -> None:
-    copy = documents()["ConfigMap"]["data"]
-    assert copy == {SCRIPT.name: SCRIPT.read_text()}, "run: .venv/bin/python -m tests.unit.test_tiny_pair"
+@pytest.mark.parametrize("manifest", COPIES, ids=lambda each: each.name)
+def test_manifest_carries_its_scripts(manifest: Path) -> None:
+    copies = documents(manifest)["ConfigMap"]["data"]
+    expected = {each: (EXAMPLES / each).read_text() for each in COPIES[manifest]}
+    assert copies == expected, "run: .venv/bin/python -m tests.unit.test_tiny_pair"
 
 
-def test_rewriting_the_manifest_changes_nothing_when_it_is_up_to_date() -> None:
-    assert manifest_with_script() == MANIFEST.read_text()
+@pytest.mark.parametrize("manifest", COPIES, ids=lambda each: each.name)
+def test_rewriting_the_manifest_changes_nothing_when_it_is_up_to_date(manifest: Path) -> None:
+    assert manifest_with_scripts(manifest) == manifest.read_text()
 
 
 def passed(name: str) -> dict[str, str]:
@@ -131,4 +137,5 @@ def imported_packages() -> set[str]:
 
 
 if __name__ == "__main__":
-    MANIFEST.write_text(manifest_with_script())
+    for each in COPIES:
+        each.write_text(manifest_with_scripts(each))
