@@ -177,7 +177,11 @@ def test_every_reason_in_the_code_is_in_the_table(given: set[str], tables: list[
 
 @pytest.mark.parametrize(
     ("kind", "rooms"),
-    [(DEPLOYMENT, OF_DEPLOYMENTS), (CAPTURE, OF_CAPTURES), (TRAINING, (*OF_TRAININGS, *CAPTURE_DECISIONS, *STEPS_OF_TRAININGS))],
+    [
+        (DEPLOYMENT, OF_DEPLOYMENTS),
+        (CAPTURE, OF_CAPTURES),
+        (TRAINING, (*OF_TRAININGS, *CAPTURE_DECISIONS, *STEPS_OF_TRAININGS)),
+    ],
 )
 def test_every_reason_in_the_table_is_in_the_code(kind: str, rooms: tuple[str, ...]) -> None:
     assert set(reasons(kind)) - words(*rooms, *OF_ALL) - VERDICTS[kind] == set()
