@@ -171,15 +171,15 @@ class TestEngineForHiddenStates:
         assert command[command.index("--tensor-parallel-size") + 1] == "2"
         assert not [each for each in command if each.startswith("--speculative")]
 
-    def test_takes_a_row_and_one_token(self) -> None:
+    def test_takes_a_row_and_more_tokens(self) -> None:
         found = settings(rendered(on_h100(), trainer={"image": "i", "sequenceLength": 4096}))
-        assert found.command[found.command.index("--max-model-len") + 1] == "4097"
+        assert found.command[found.command.index("--max-model-len") + 1] == "4104"
         assert found.sequence_length == 4096
 
     def test_rows_are_cut_at_the_length_that_the_deployment_serves(self) -> None:
         found = settings(rendered(on_h100(), trainer={"image": "i", "sequenceLength": 65536}, maxTokens=1000))
         assert found.command[found.command.index("--max-model-len") + 1] == "8192"
-        assert found.sequence_length == 8191
+        assert found.sequence_length == 8184
 
     @pytest.mark.parametrize("flag", ["--kv-transfer-config={}", "--enable-prefix-caching"])
     def test_flags_of_serving_are_left_out(self, flag: str) -> None:
