@@ -44,6 +44,7 @@ from specdecode_operator.vllm.settings import EngineSettings
 _CLAIM_VOLUME, _BUNDLE_VOLUME, _SHM_VOLUME = "specdecode-training", "specdecode-trainer", "specdecode-shm"
 _DOWNLOAD_HEAD: Final = "download-head"
 _GRACE_S: Final = 120
+_MORE_TOKENS: Final = 8  # in a request than in its row: the token that it asks for, and a drafted one
 _SHM: Final = "/dev/shm"  # noqa: S108  a volume of the pod
 _TMP: Final = "/tmp"  # noqa: S108  a volume of the pod
 # Volumes of an engine that serves: its certificate, and the configuration of its log, which would reach the status.
@@ -190,8 +191,7 @@ def _settings(
         "min_rows": spec.min_rows,
         "seed": spec.seed,
         "epochs": trainer.epochs,
-        # The engine must take a row and the token that it is asked for.
-        "sequence_length": min(trainer.sequence_length, engine.max_model_len - 1),
+        "sequence_length": min(trainer.sequence_length, engine.max_model_len - _MORE_TOKENS),
         "learning_rate": trainer.learning_rate,
         "args": list(trainer.args),
     }
@@ -206,7 +206,7 @@ def _hidden_states_engine(spec: SpecDecodeTrainingSpec, source: CapturedDeployme
     return replace(
         settings,
         served_model_names=("target",),
-        max_model_len=min(settings.max_model_len, spec.trainer.sequence_length + 1),
+        max_model_len=min(settings.max_model_len, spec.trainer.sequence_length + _MORE_TOKENS),
         data_parallel_size=1,
         speculation=None,
         serving=serving,

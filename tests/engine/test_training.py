@@ -64,7 +64,7 @@ class Pod:
                 "vllm",
                 "serve",
                 str(self.target),
-                "--max-model-len=161",
+                "--max-model-len=168",
                 "--max-num-seqs=16",
                 "--enforce-eager",
             ],

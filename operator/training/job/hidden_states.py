@@ -245,6 +245,7 @@ def programs_environment(settings: Settings) -> Mapping[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        "TQDM_DISABLE": "1",
         "NO_PROXY": "127.0.0.1,localhost",
         "no_proxy": "127.0.0.1,localhost",
         # Rich wraps lines at the width of the terminal.

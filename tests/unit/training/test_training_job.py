@@ -110,6 +110,17 @@ class TestPod:
         assert volumes(job)[mounts(job, "train")["/dev/shm"]["name"]]["emptyDir"]["medium"] == "Memory"
         assert all(each.get("readOnly") for path, each in mounts(job, "export").items() if path.startswith("/captures"))
 
+    def test_mounts_of_a_pod_template_are_read_only(self) -> None:
+        mount = {"name": "extra", "mountPath": "/extra"}
+        template = {
+            "spec": {
+                "containers": [{"name": "engine", "volumeMounts": [mount]}],
+                "volumes": [{"name": "extra", "emptyDir": {}}],
+            }
+        }
+        job = rendered(observed_deployment(tiny_cpu(podTemplate=template)))
+        assert mounts(job, "train")["/extra"] == {**mount, "readOnly": True}
+
     def test_output_of_the_trainer_is_no_message(self) -> None:
         policies = {step: containers(rendered())[step]["terminationMessagePolicy"] for step in STEPS[1:3]}
         assert set(policies.values()) == {"File"}
@@ -160,15 +171,15 @@ class TestEngineForHiddenStates:
         assert command[command.index("--tensor-parallel-size") + 1] == "2"
         assert not [each for each in command if each.startswith("--speculative")]
 
-    def test_takes_a_row_and_one_token(self) -> None:
+    def test_takes_a_row_and_more_tokens(self) -> None:
         found = settings(rendered(on_h100(), trainer={"image": "i", "sequenceLength": 4096}))
-        assert found.command[found.command.index("--max-model-len") + 1] == "4097"
+        assert found.command[found.command.index("--max-model-len") + 1] == "4104"
         assert found.sequence_length == 4096
 
     def test_rows_are_cut_at_the_length_that_the_deployment_serves(self) -> None:
         found = settings(rendered(on_h100(), trainer={"image": "i", "sequenceLength": 65536}, maxTokens=1000))
         assert found.command[found.command.index("--max-model-len") + 1] == "8192"
-        assert found.sequence_length == 8191
+        assert found.sequence_length == 8184
 
     @pytest.mark.parametrize("flag", ["--kv-transfer-config={}", "--enable-prefix-caching"])
     def test_flags_of_serving_are_left_out(self, flag: str) -> None:
