@@ -22,6 +22,7 @@ SERVED_NAME: Final = r"^[^\s-]( *\S)*$"
 TEMPERATURE: Final = r"^[0-2](\.[0-9]{1,2})?$"
 STRETCH: Final = r"^[1-9][0-9]{0,3}(\.[0-9]{1,3})?$"
 RATE: Final = r"^(0\.[0-9]{0,2}[1-9]|[1-9][0-9]{0,5}(\.[0-9]{1,3})?)$"
+LEARNING_RATE: Final = r"^[0-9](\.[0-9]{1,6})?(e-?[0-9]{1,2})?$"
 GIBIBYTES: Final = r"^(0\.[0-9]{0,2}[1-9]|[1-9][0-9]{0,4}(\.[0-9]{1,3})?)$"
 SIZE: Final = r"^[1-9][0-9]{0,8}(\.[0-9]{1,3})?(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)$"
 PHASE_NAME: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
@@ -49,6 +50,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     TEMPERATURE: "a temperature: write a decimal below 3 in quotes, with two places at most, such as '0.7'",
     STRETCH: "a factor: write a decimal from 1 to below 10000 in quotes, with three places at most, such as '4.0'",
     RATE: "a rate: write a decimal above 0 and below 1000000 in quotes, with three places at most, such as '0.5'",
+    LEARNING_RATE: "a learning rate: write a decimal below 10 in quotes, such as '1e-4' or '0.0001'",
     GIBIBYTES: "a size in GiB: write a decimal above 0 and below 100000 in quotes, with three places at most, such as"
     " '14.5'",
     SIZE: "a size: write a number with its unit, such as 20Gi",

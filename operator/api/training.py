@@ -10,6 +10,7 @@ from pydantic import Field, StrictBool, StrictInt, StringConstraints
 
 from specdecode_operator.api.base import (
     BOUNDED,
+    LEARNING_RATE,
     ApiModel,
     ConfigMapRef,
     FilePath,
@@ -27,7 +28,7 @@ PLURAL = "specdecodetrainings"
 DEFAULT_SIZE = "200Gi"
 
 Argument = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
-LearningRate = Annotated[str, StringConstraints(max_length=12, pattern=r"^[0-9](\.[0-9]{1,6})?(e-?[0-9]{1,2})?$")]
+LearningRate = Annotated[str, StringConstraints(max_length=12, pattern=LEARNING_RATE)]
 
 
 class TrainingMethod(StrEnum):
@@ -79,7 +80,7 @@ class StartingHead(ApiModel):
     """Branch, tag or commit of the Hub repository."""
 
     persistent_volume_claim: PersistentVolumeClaimRef | None = None
-    """Claim that holds the head, such as that of an earlier training."""
+    """Claim that holds the head, such as the claim of an earlier training."""
 
 
 class Trainer(ApiModel):
@@ -101,8 +102,8 @@ class Trainer(ApiModel):
     """Longest row in tokens. Longer rows are cut."""
 
     gpus: StrictInt | None = Field(default=None, ge=0, le=8)
-    """Number of GPUs of the trainer. Defaults to those of one replica of the deployment. 0 trains on a CPU, for
-    tests."""
+    """Number of GPUs of the trainer. Defaults to the number that one replica of the deployment takes. 0 trains on a
+    CPU, for tests."""
 
 
 class Judgement(ApiModel):

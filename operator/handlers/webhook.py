@@ -29,6 +29,7 @@ from specdecode_operator.cluster.resources import (
     DEPLOYMENT_LABEL,
     POD,
     READS_FOR_LABEL,
+    TRAINING_LABEL,
 )
 from specdecode_operator.handlers.admission_findings import (
     Level,
@@ -177,6 +178,8 @@ def _stranger(pod: Body) -> str:
     let_in = f"label the namespace {ATTESTED_PODS_LABEL}=engines"
     if CAPTURE_LABEL in labels:
         return f"captures are not attested; {let_in}, or capture the deployment in a namespace that has it"
+    if TRAINING_LABEL in labels:
+        return f"trainings are not attested; {let_in}, or train in a namespace that has it"
     if READS_FOR_LABEL in labels:
         return (
             "Jobs that read or download models are not attested;"

@@ -86,7 +86,7 @@ def decide(training: Training, observed: TrainingObservation, now: datetime) -> 
 
 
 def _with_known(training: Training, decision: status.Decision) -> status.Decision:
-    """Return the decision with what the status has recorded, because pods and captures may be deleted."""
+    """Return the decision with the recorded parts of the status, because pods and captures may be deleted."""
     known = training.status
     return replace(
         decision,

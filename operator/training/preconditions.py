@@ -22,7 +22,7 @@ _GB: Final = 10**9
 
 
 def trainer_gpus(spec: SpecDecodeTrainingSpec, source: CapturedDeployment) -> int:
-    """Return the number of GPUs of the trainer: by default those of one replica, and none on a CPU."""
+    """Return the number of GPUs of the trainer: by default as many as one replica takes, and 0 on a CPU."""
     chosen = source.launch.plan.chosen
     if spec.trainer.gpus is not None:
         return spec.trainer.gpus
@@ -116,7 +116,7 @@ def _capture_blocked(where: str, capture: Capture, deployment: str) -> Iterator[
     if spec.get("deployment") != deployment:
         message = (
             f"{where}: it captured deployment {spec.get('deployment')}, and spec.deployment is {deployment}: its"
-            " answers are those of another target; name captures of this deployment"
+            " answers come from another target; name captures of this deployment"
         )
         yield Blocked("CaptureOfOtherDeployment", message, permanent=True)
     record = mapping(spec, "record")
@@ -127,7 +127,7 @@ def _capture_blocked(where: str, capture: Capture, deployment: str) -> Iterator[
         dataset = mapping(mapping(mapping(spec, "workload"), "prompts"), "dataset")
         if not dataset or dataset.get("format") == DatasetFormat.TRACE:
             message = (
-                f"{where}: its prompts are random tokens, and answers to them do not resemble those of users: train on"
+                f"{where}: its prompts are random tokens, and their answers do not resemble users' answers: train on"
                 " a capture with a dataset of text prompts, or on a live capture"
             )
             yield Blocked("RandomPrompts", message, permanent=True)

@@ -8,6 +8,7 @@ import pytest
 
 from specdecode_operator.api.capture_rules import CAPTURE_RULES
 from specdecode_operator.api.crd_validation import DEPLOYMENT_RULES, CelError, evaluator
+from specdecode_operator.api.training_rules import TRAINING_RULES
 
 SELF = {"a": 3, "b": 5, "name": "org/x", "empty": [], "list": [4, 2, 9], "parts": [{"n": 1}, {"n": 2, "m": 1}]}
 
@@ -74,7 +75,7 @@ def test_invalid_or_unsupported_syntax_is_an_error(text: str) -> None:
 
 
 def test_every_rule_uses_only_portable_cel() -> None:
-    for rules in (*DEPLOYMENT_RULES.values(), *CAPTURE_RULES.values()):
+    for rules in (*DEPLOYMENT_RULES.values(), *CAPTURE_RULES.values(), *TRAINING_RULES.values()):
         for text in [text for rule in rules for text in (rule.holds, *rule.values)]:
             functions = {name for name in cel.compile(text).functions() if name.isidentifier()}
             assert functions <= {"has", "size", "matches", "isSorted", "sum"}, text

@@ -12,6 +12,7 @@ from specdecode_operator.api.capture_rules import CAPTURE_RULES
 from specdecode_operator.api.crds import crds
 from specdecode_operator.api.deployment_rules import RULES, Rule
 from specdecode_operator.api.spec_problems import spec_problems
+from specdecode_operator.api.training_rules import TRAINING_RULES
 from specdecode_operator.cli.operator import crds_command
 
 CHECKED_IN = Path(__file__).parents[3] / "crds"
@@ -85,8 +86,8 @@ def test_description_states_a_default_that_the_schema_omits() -> None:
 
 
 def test_every_list_has_a_merge_type() -> None:
-    kinds = {path: schema["x-kubernetes-list-type"] for path, schema in schemas() if schema["type"] == "array"}
-    assert {path for path, kind in kinds.items() if kind == "map"} == {
+    kinds = {(path, schema["x-kubernetes-list-type"]) for path, schema in schemas() if schema["type"] == "array"}
+    assert {path for path, kind in kinds if kind == "map"} == {
         ".spec.engine.env",
         ".spec.engine.replay.acceptance",
         ".spec.target.checkpoints",
@@ -102,12 +103,12 @@ def test_every_list_has_a_merge_type() -> None:
         ".status.figures.values",
         ".status.canary.figures",
     }
-    assert set(kinds.values()) == {"map", "atomic"}
+    assert {kind for _, kind in kinds} == {"map", "atomic"}
 
 
 @pytest.mark.parametrize(
     "rule",
-    [rule for rules in (*RULES.values(), *CAPTURE_RULES.values()) for rule in rules],
+    [rule for rules in (*RULES.values(), *CAPTURE_RULES.values(), *TRAINING_RULES.values()) for rule in rules],
     ids=lambda rule: f"{rule.field}: {rule.holds[:60]}",
 )
 def test_rule_message_says_what_to_write(rule: Rule) -> None:

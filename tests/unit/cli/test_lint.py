@@ -298,10 +298,50 @@ def test_captures_are_checked(
     assert found["field"] == field
 
 
-@pytest.mark.parametrize("kind", ["SpecDecodeDeployment", "SpecDecodeCapture"])
+TRAINING = {
+    "apiVersion": "specdecode.io/v1alpha1",
+    "kind": "SpecDecodeTraining",
+    "metadata": {"name": "head"},
+    "spec": {"deployment": "chat", "captures": ["evening"], "trainer": {"image": "localhost/trainer:1"}},
+}
+
+
+def training(**spec: Any) -> dict[str, Any]:
+    return {**TRAINING, "spec": {**deepcopy(TRAINING["spec"]), **spec}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "rule", "field"),
+    [
+        ({"trainer": {}}, "Invalid", "spec.trainer.image"),
+        ({"trainer": {"image": "i", "learningRate": "fast"}}, "Invalid", "spec.trainer.learningRate"),
+        ({"captures": []}, "Invalid", "spec.captures"),
+        ({"method": "eagle"}, "Invalid", "spec.method"),
+    ],
+)
+def test_trainings_are_checked(
+    specdecode: Specdecode, write: WriteObject, spec: dict[str, Any], rule: str, field: str
+) -> None:
+    assert findings(specdecode, write("a.yaml", training()), code=0) == []
+    (found,) = findings(specdecode, write("a.yaml", training(**spec)))
+    assert (found["kind"], found["name"], found["rule"]) == ("SpecDecodeTraining", "head", rule)
+    assert found["field"] == field
+
+
+def test_training_is_checked_against_its_deployment_in_the_files(specdecode: Specdecode, write: WriteObject) -> None:
+    body = training(trainer={"image": "i", "gpus": 0})
+    assert findings(specdecode, write("a.yaml", body), code=0) == []
+    (found,) = findings(specdecode, write("a.yaml", body, manifest("chat")))
+    assert (found["kind"], found["rule"]) == ("SpecDecodeTraining", "TrainerWithoutGPUs")
+    (found,) = findings(specdecode, write("a.yaml", body, manifest("chats")), code=0)
+    assert (found["rule"], found["field"]) == ("DeploymentNotFound", "spec.deployment")
+
+
+@pytest.mark.parametrize("kind", ["SpecDecodeDeployment", "SpecDecodeCapture", "SpecDecodeTraining"])
 @pytest.mark.parametrize("name", [None, "Chat", "a" * 60, 7])
-def test_names_of_both_kinds_are_checked(specdecode: Specdecode, write: WriteObject, kind: str, name: object) -> None:
-    body = capture() if kind == "SpecDecodeCapture" else manifest("a")
+def test_names_of_all_kinds_are_checked(specdecode: Specdecode, write: WriteObject, kind: str, name: object) -> None:
+    bodies = {"SpecDecodeCapture": capture(), "SpecDecodeTraining": training()}
+    body = bodies.get(kind) or manifest("a")
     (found,) = findings(specdecode, write("a.yaml", {**body, "metadata": {"name": name} if name else {}}))
     assert (found["kind"], found["field"]) == (kind, "metadata.name")
 

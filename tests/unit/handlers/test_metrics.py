@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from prometheus_client.registry import Collector
 
-from specdecode_operator.api import capture, deployment
+from specdecode_operator.api import capture, deployment, training
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture_status import CapturePhase
 from specdecode_operator.api.deployment import Key
@@ -97,6 +97,8 @@ def test_reconciles_are_measured_by_outcome() -> None:
         (deployment.KIND, "failed"): 0,
         (capture.KIND, "done"): 0,
         (capture.KIND, "failed"): 1,
+        (training.KIND, "done"): 0,
+        (training.KIND, "failed"): 0,
     }
 
 

@@ -15,7 +15,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from typer.testing import CliRunner
 
-from specdecode_operator.api.base import Body
+from specdecode_operator.api.base import API_VERSION, Body
 from specdecode_operator.api.deployment import Key
 from specdecode_operator.attestation.attest import Seen
 from specdecode_operator.attestation.keys import SigningKey
@@ -150,6 +150,20 @@ def test_capture_with_load_longer_than_its_deadline_is_refused(tmp_path: Path) -
     assert response["status"]["message"] == f"{found['message']} [WorkloadTooLong]"
     good = {**REFUSED_CAPTURE, "deadlineSeconds": 3600}
     assert asked(capture(good))["allowed"]
+
+
+def training(**changes: Any) -> Body:
+    spec = {"deployment": "chat", "captures": ["evening"], "trainer": {"image": "localhost/trainer:1"}, **changes}
+    return {"apiVersion": API_VERSION, "kind": "SpecDecodeTraining", "metadata": {"name": "head"}, "spec": spec}
+
+
+def test_training_is_checked() -> None:
+    assert asked(training())["allowed"]
+    response = asked(training(trainer={"image": "i", "epochs": 0}))
+    assert not response["allowed"]
+    assert "spec.trainer.epochs" in response["status"]["message"]
+    (warning,) = asked(training(), terms=Terms(storage_classes=CLASSES))["warnings"]
+    assert warning.startswith("spec.storage.storageClassName: not set: ")
 
 
 CLASSES = StorageClasses({"fast": "WaitForFirstConsumer"})
@@ -448,6 +462,7 @@ def test_pod_without_engine_label_is_refused_with_the_cause() -> None:
     assert "the pod has no label specdecode.io/deployment" in judged(stranger, None)
     for label, words in (
         ("capture", "captures are not attested; label the namespace specdecode.io/attested-pods=engines"),
+        ("training", "trainings are not attested; label the namespace specdecode.io/attested-pods=engines"),
         ("reads-model-for", "Jobs that read or download models are not attested; give each model with its config"),
     ):
         stranger["metadata"]["labels"][f"specdecode.io/{label}"] = "llama"
