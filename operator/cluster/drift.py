@@ -73,6 +73,11 @@ def _by_key(value: Any) -> dict[str, Any] | None:
     return found if found is not None and len(found) == len(value) else None
 
 
+def content_hash(value: Any) -> str:
+    """Return a short hash of JSON, such as an object."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
 def content_digest(body: Body, desired: Body) -> str:
     """Return the digest of the content that users can change: no status, bookkeeping, or labels of other tools.
 

@@ -4,7 +4,6 @@ Values reach templates as JSON, escaped for YAML. Container arguments escape `$`
 `$(NAME)` and could put the hub token into a message (third_party/forked/golang/expansion in Kubernetes).
 """
 
-import hashlib
 import json
 import re
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ import yaml
 from specdecode_operator.api import base, capture, training
 from specdecode_operator.api.base import Body, SecretKey
 from specdecode_operator.api.deployment import Key
+from specdecode_operator.cluster.drift import content_hash
 from specdecode_operator.cluster.resources import (
     APPLIED_HASH_ANNOTATION,
     CAPTURE_LABEL,
@@ -127,8 +127,3 @@ def owner_reference(key: Key, uid: str) -> Body:
         "controller": True,
         "blockOwnerDeletion": False,
     }
-
-
-def content_hash(value: Any) -> str:
-    """Return a short hash of JSON, such as an object."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

@@ -20,7 +20,8 @@ from specdecode_operator.api.deployment import (
     SpecDecodeDeploymentSpec,
     Unmatched,
 )
-from specdecode_operator.cluster.manifests import content_hash, render_template, secret_key, variables_in
+from specdecode_operator.cluster.drift import content_hash
+from specdecode_operator.cluster.manifests import render_template, secret_key, variables_in
 from specdecode_operator.cluster.nodes import GPU_RESOURCE, PRODUCT_LABEL
 from specdecode_operator.cluster.resources import (
     ENGINE_CONTAINER,

@@ -26,7 +26,7 @@ from specdecode_operator.api.deployment_status import PlanStatus, SpecDecodeDepl
 from specdecode_operator.api.spec_problems import parsed_spec
 from specdecode_operator.api.speculation import Speculation
 from specdecode_operator.cluster.clock import without_times_ahead
-from specdecode_operator.cluster.manifests import content_hash
+from specdecode_operator.cluster.drift import content_hash
 from specdecode_operator.cluster.resources import KEPT_MANAGERS_ANNOTATION
 from specdecode_operator.deployment.conditions import WRONG_ANSWERS
 from specdecode_operator.enums import METHODS_WITH_LAYERS, Method, OnCrashLoop, PolicyMode

@@ -22,7 +22,7 @@ from specdecode_operator.api.deployment import MOST_DECISIONS, MOST_RESTARTS, Po
 from specdecode_operator.api.deployment_status import PlanStatus
 from specdecode_operator.api.speculation import Speculation
 from specdecode_operator.cluster.clock import RFC3339, rfc3339
-from specdecode_operator.cluster.manifests import content_hash
+from specdecode_operator.cluster.drift import content_hash
 from specdecode_operator.deployment.conditions import EFFECTIVE, FALSE, TRUE, UNKNOWN, ConditionUpdate
 from specdecode_operator.deployment.desired_state import DesiredState, Launch
 from specdecode_operator.deployment.observed.engine_reports import decimal

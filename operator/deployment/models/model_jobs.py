@@ -13,7 +13,8 @@ from typing import Any, Final, Generic, TypeVar
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import Key, SpecDecodeDeploymentSpec
 from specdecode_operator.cluster import resources
-from specdecode_operator.cluster.manifests import content_hash, owned, render_template, secret_key
+from specdecode_operator.cluster.drift import content_hash
+from specdecode_operator.cluster.manifests import owned, render_template, secret_key
 from specdecode_operator.cluster.nodes import GPU_RESOURCE, PRODUCT_LABEL
 from specdecode_operator.deployment.conditions import Blocked
 from specdecode_operator.deployment.models.checkpoint_reader import Checkpoint, CheckpointError

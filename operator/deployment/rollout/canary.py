@@ -11,7 +11,8 @@ from typing import Final
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import Canary, CanaryLimits, Key, OnUndecided, SpecDecodeDeploymentSpec
 from specdecode_operator.api.deployment_status import CanaryFigure, CanaryStatus
-from specdecode_operator.cluster.manifests import content_hash, owned
+from specdecode_operator.cluster.drift import content_hash
+from specdecode_operator.cluster.manifests import owned
 from specdecode_operator.cluster.resources import CANARY_POOL, DEPLOYMENT, POOL_LABEL, TEMPLATE_HASH_ANNOTATION
 from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, WRONG_ANSWERS, Blocked, ConditionUpdate
 from specdecode_operator.deployment.rollout.engine_workload import canary_name, serving_template

@@ -11,7 +11,8 @@ from typing import Final
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import Key, SpecDecodeDeploymentSpec
-from specdecode_operator.cluster.manifests import content_hash, owned
+from specdecode_operator.cluster.drift import content_hash
+from specdecode_operator.cluster.manifests import owned
 from specdecode_operator.deployment.parsed_deployment import engine_fields
 from specdecode_operator.deployment.rollout.engine_workload import (
     pack_object,

@@ -11,7 +11,7 @@ from typing import Final
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import Gate, Key, SpecDecodeDeploymentSpec
-from specdecode_operator.cluster.manifests import content_hash
+from specdecode_operator.cluster.drift import content_hash
 from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate
 from specdecode_operator.deployment.rollout.readiness import Readiness, stalled, working
 from specdecode_operator.deployment.rollout.rollback import LastGood, served_before
