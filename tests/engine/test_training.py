@@ -43,10 +43,23 @@ class Pod:
     def settings(self) -> dict[str, Any]:
         """Settings of all containers, as the operator renders them."""
         return {
-            "namespace": "default", "training": "head", "uid": "uid-1", "root": str(self.folder / "claim"),
-            "folder": "default/head", "method": "eagle3", "seed": 0, "epochs": 4, "learning_rate": "3e-3",
-            "sequence_length": 160, "args": ["--ttt-steps", str(K)], "gpus": 0, "start_seconds": START_S,
-            "target": str(self.target), "target_layers": LAYERS, "hidden_size": HIDDEN, "vocabulary": VOCABULARY,
+            "namespace": "default",
+            "training": "head",
+            "uid": "uid-1",
+            "root": str(self.folder / "claim"),
+            "folder": "default/head",
+            "method": "eagle3",
+            "seed": 0,
+            "epochs": 4,
+            "learning_rate": "3e-3",
+            "sequence_length": 160,
+            "args": ["--ttt-steps", str(K)],
+            "gpus": 0,
+            "start_seconds": START_S,
+            "target": str(self.target),
+            "target_layers": LAYERS,
+            "hidden_size": HIDDEN,
+            "vocabulary": VOCABULARY,
             "command": [
                 "vllm",
                 "serve",
@@ -55,8 +68,14 @@ class Pod:
                 "--max-num-seqs=16",
                 "--enforce-eager",
             ],
-            "sources": [], "target_model": "tests/walk", "target_quantization": "BF16", "engine_version": "0.32",
-            "trainer_image": "trainer", "holdout_percent": 10, "max_tokens": 10**6, "min_rows": 1,
+            "sources": [],
+            "target_model": "tests/walk",
+            "target_quantization": "BF16",
+            "engine_version": "0.32",
+            "trainer_image": "trainer",
+            "holdout_percent": 10,
+            "max_tokens": 10**6,
+            "min_rows": 1,
         }
 
     @property

@@ -15,10 +15,21 @@ Tensors = dict[str, tuple[str, list[int], bytes]]
 def head_config(**changes: Any) -> Body:
     """config.json of an EAGLE-3 head."""
     layers = {
-        "model_type": "llama", "vocab_size": VOCABULARY, "hidden_size": HIDDEN, "num_hidden_layers": 1,
-        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4, "intermediate_size": 16,
-        "hidden_act": "silu", "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
-        "layer_types": ["full_attention"], "attention_bias": False, "mlp_bias": False,
+        "model_type": "llama",
+        "vocab_size": VOCABULARY,
+        "hidden_size": HIDDEN,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 4,
+        "intermediate_size": 16,
+        "hidden_act": "silu",
+        "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        "layer_types": ["full_attention"],
+        "attention_bias": False,
+        "mlp_bias": False,
     }
     return {
         "architectures": ["Eagle3DraftModel"],

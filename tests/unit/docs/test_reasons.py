@@ -33,7 +33,7 @@ OF_CAPTURES = (
     "capture/files/",
     "capture/job/",
 )
-ROWS_OF_TRAININGS = ("capture/files/training_rows.py",)
+ROWS_OF_TRAININGS = ("capture/files/training_rows.py", "capture/load/rebuilt_prompts.py")
 OF_TRAININGS = ("training/", *ROWS_OF_TRAININGS)
 WITHOUT_REASONS = {"http_server", "admission_findings", "webhook", "webhook_certificate"}
 HANDLERS = tuple(

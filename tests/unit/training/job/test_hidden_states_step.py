@@ -54,9 +54,21 @@ else:
 
 def settings(**changes: Any) -> Settings:
     given: dict[str, Any] = {
-        "root": "/training", "folder": "ns/t", "uid": "uid-1", "method": "eagle3", "seed": 3, "epochs": 3,
-        "learning_rate": None, "sequence_length": 16, "args": [], "gpus": 1, "target": "/models/target",
-        "target_layers": 32, "hidden_size": 64, "command": ["vllm", "serve", "/models/target"], "start_seconds": 60,
+        "root": "/training",
+        "folder": "ns/t",
+        "uid": "uid-1",
+        "method": "eagle3",
+        "seed": 3,
+        "epochs": 3,
+        "learning_rate": None,
+        "sequence_length": 16,
+        "args": [],
+        "gpus": 1,
+        "target": "/models/target",
+        "target_layers": 32,
+        "hidden_size": 64,
+        "command": ["vllm", "serve", "/models/target"],
+        "start_seconds": 60,
         **changes,
     }
     return read_settings({"SPECDECODE_TRAINING": json.dumps(given)})
