@@ -1,4 +1,4 @@
-"""Write rows of walks through a tiny target's vocabulary, as a training exports them; runs in the engine's Python.
+"""Write a tiny target's own greedy answers to random prompts, as a training exports them; runs in the engine's Python.
 
 python walk_rows.py MODEL FILE COUNT
 """
@@ -9,25 +9,31 @@ import sys
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
+from transformers import LlamaForCausalLM
 
-LENGTH = 40
-PROMPT = 8
+PROMPT, ANSWER = 6, 34
+FIRST_TOKEN = 2  # after those that begin and end a text
+BATCH = 100
 
 
 def main(model: Path, out: Path, count: int) -> None:
-    """Write so many rows; each begins at another token."""
-    weights = load_file(model / "model.safetensors")
-    tokens = torch.randperm(len(weights["lm_head.weight"]), generator=torch.Generator().manual_seed(3))[:count]
-    following = (weights["model.embed_tokens.weight"].float() @ weights["lm_head.weight"].float().T).argmax(dim=1)
-    walks = [tokens]
-    for _ in range(LENGTH - 1):
-        walks.append(following[walks[-1]])
-    mask = [0] * PROMPT + [1] * (LENGTH - PROMPT)
+    """Write so many rows."""
+    torch.set_num_threads(1)
+    target = LlamaForCausalLM.from_pretrained(model, dtype=torch.float32)
+    chance = torch.Generator().manual_seed(3)
+    prompts = torch.randint(FIRST_TOKEN, target.config.vocab_size, (count, PROMPT), generator=chance)
+    mask = [0] * PROMPT + [1] * ANSWER
     with os.fdopen(os.open(out, os.O_CREAT | os.O_WRONLY, 0o600), "w") as stream:
-        stream.writelines(
-            json.dumps({"input_ids": row, "loss_mask": mask}) + "\n" for row in torch.stack(walks, dim=1).tolist()
-        )
+        for batch in prompts.split(BATCH):
+            rows = target.generate(
+                batch,
+                attention_mask=torch.ones_like(batch),
+                max_new_tokens=ANSWER,
+                min_new_tokens=ANSWER,
+                do_sample=False,
+                pad_token_id=0,
+            )
+            stream.writelines(json.dumps({"input_ids": row, "loss_mask": mask}) + "\n" for row in rows.tolist())
 
 
 if __name__ == "__main__":

@@ -10,14 +10,12 @@ from specdecode_operator.api.training import TrainingMethod
 from specdecode_operator.capture.files.formats import CaptureError
 from specdecode_operator.training import rows
 from specdecode_operator.training.files.head_check import Target
-from specdecode_operator.training.job.settings import Places, volume_errors
+from specdecode_operator.training.job.settings import Places
 
 ROOT: Final = "/training"  # of the claim
 BUNDLE_FOLDER: Final = "/specdecode/trainer"
 BUNDLE: Final = f"{BUNDLE_FOLDER}/training.zip"
 CAPTURES, DATASETS, DATASET, HEAD = "/captures", "/datasets", "/dataset", "/from"
-
-__all__ = ["Places", "PodSettings", "read_pod_settings", "volume_errors"]
 
 
 class Source(Struct, frozen=True, kw_only=True):

@@ -126,12 +126,19 @@ def _cpu_flags() -> list[str]:
 
 
 def _head_to_continue(settings: Settings) -> Path:
-    """Return the head to continue from; on a CPU a copy that is loaded as float32, as its bf16 cannot be trained."""
+    """Return a copy of the head to continue from: with the path of the target, and on a CPU, in float32.
+
+    speculators looks for the target where the head says, which is a name on the Hub. A CPU cannot train bf16.
+    """
     assert settings.head is not None  # noqa: S101  or there is none
     given, config = Path(settings.head), head_config(Path(settings.head))
     copy = settings.places.hidden_states / "from"
     copy.mkdir(mode=0o700, parents=True, exist_ok=True)
     config.pop("auto_map", None)  # names Python files
+    described = config.get("speculators_config")
+    if not isinstance(described, dict) or not isinstance(described.get("verifier"), dict):
+        raise StepError("HeadUnreadable", "config.json of spec.from has no speculators_config.verifier")
+    described["verifier"]["name_or_path"] = settings.target
     if not settings.gpus:
         config["dtype"] = "float32"
     with open_private(copy / "config.json") as stream:

@@ -110,6 +110,17 @@ class TestPod:
         assert volumes(job)[mounts(job, "train")["/dev/shm"]["name"]]["emptyDir"]["medium"] == "Memory"
         assert all(each.get("readOnly") for path, each in mounts(job, "export").items() if path.startswith("/captures"))
 
+    def test_mounts_of_a_pod_template_are_read_only(self) -> None:
+        mount = {"name": "extra", "mountPath": "/extra"}
+        template = {
+            "spec": {
+                "containers": [{"name": "engine", "volumeMounts": [mount]}],
+                "volumes": [{"name": "extra", "emptyDir": {}}],
+            }
+        }
+        job = rendered(observed_deployment(tiny_cpu(podTemplate=template)))
+        assert mounts(job, "train")["/extra"] == {**mount, "readOnly": True}
+
     def test_output_of_the_trainer_is_no_message(self) -> None:
         policies = {step: containers(rendered())[step]["terminationMessagePolicy"] for step in STEPS[1:3]}
         assert set(policies.values()) == {"File"}

@@ -187,14 +187,23 @@ class TestSuccess:
     def test_continues_from_a_head(self, pod: Pod, tmp_path: Path, gpus: int, dtype: str) -> None:
         head = tmp_path / "head"
         head.mkdir()
-        config = {"speculators_model_type": "eagle3", "dtype": "bfloat16", "auto_map": {"AutoModel": "evil.Model"}}
+        config = {
+            "speculators_model_type": "eagle3",
+            "dtype": "bfloat16",
+            "auto_map": {"AutoModel": "evil.Model"},
+            "speculators_config": {"verifier": {"name_or_path": "org/target"}},
+        }
         (head / "config.json").write_text(json.dumps(config))
         (head / "model.safetensors").write_bytes(b"weights")
         pod.settings |= {"gpus": gpus, "head": str(head)}
         pod.run("good")
         given = pod.arguments()
         copy = Path(given[given.index("--from-pretrained") + 1])
-        assert json.loads((copy / "config.json").read_text()) == {"speculators_model_type": "eagle3", "dtype": dtype}
+        assert json.loads((copy / "config.json").read_text()) == {
+            "speculators_model_type": "eagle3",
+            "dtype": dtype,
+            "speculators_config": {"verifier": {"name_or_path": "/models/target"}},
+        }
         assert (copy / "model.safetensors").read_bytes() == b"weights"
         assert "--num-layers" not in given
 
