@@ -19,9 +19,9 @@ noise     greedy agreement, measured with a target of 4
 1         0.04
 ========  =============================================
 
-With 40 layers and a noise of 0.01, the target takes 90 % of the tokens that the draft
-proposes four at a time, and one step of it takes ten times as long as one of the draft
-(vLLM on one CPU core). Speculation then pays off even without a GPU.
+With 40 layers and a noise of 0.01, the target accepts 90 % of the tokens that the draft
+proposes four at a time, and one step of the target takes ten times as long as one of the
+draft (vLLM on one CPU core). Speculation then pays off even without a GPU.
 
 Needs torch, safetensors and tokenizers, which every vLLM environment has::
 
@@ -108,8 +108,8 @@ def pair_weights(parameters: PairParameters) -> tuple[Weights, Weights]:
     }
     # A copy for each model: safetensors refuses tensors that share memory.
     target = {name: tensor.clone() for name, tensor in draft.items()}
-    added = parameters.target_layers - DRAFT_LAYERS
-    # Independent contributions add up in quadrature.
+    added = max(1, parameters.target_layers - DRAFT_LAYERS)
+    # Independent contributions add up in quadrature, so that the depth does not change the agreement.
     output_scale = parameters.agreement_noise * math.sqrt((TARGET_LAYERS - DRAFT_LAYERS) / added)
     for index in range(DRAFT_LAYERS, parameters.target_layers):
         target |= layer_weights(generator, index, output_scale)
@@ -246,9 +246,7 @@ def main() -> None:
         help="layers of the target; more make its step slower (default: %(default)s)",
     )
     arguments = parser.parse_args()
-    parameters = PairParameters(
-        arguments.seed, arguments.agreement_noise, target_layers=arguments.target_layers
-    )
+    parameters = PairParameters(arguments.seed, arguments.agreement_noise, target_layers=arguments.target_layers)
     made = make_pair(arguments.out, parameters)
     print(f"{arguments.out}: {'made' if made else 'already there'}, {parameters}")
 
