@@ -7,9 +7,9 @@ add to the residual stream is scaled by ``--agreement-noise``, so the two models
 on the next token more or less often: that agreement is the acceptance rate of greedy
 speculative decoding.
 
-========  =============================================
-noise     greedy agreement, measured with a target of 4
-========  =============================================
+========  ==========================
+noise     greedy agreement, 4 layers
+========  ==========================
 0         1.00
 0.05      0.84
 0.1       0.70
@@ -17,7 +17,7 @@ noise     greedy agreement, measured with a target of 4
 0.3       0.30
 0.5       0.13
 1         0.04
-========  =============================================
+========  ==========================
 
 With 40 layers and a noise of 0.01, the target accepts 90 % of the tokens that the draft
 proposes four at a time, and one step of the target takes ten times as long as one of the
