@@ -7,9 +7,9 @@ add to the residual stream is scaled by ``--agreement-noise``, so the two models
 on the next token more or less often: that agreement is the acceptance rate of greedy
 speculative decoding.
 
-========  =============================================
-noise     greedy agreement, measured with a target of 4
-========  =============================================
+========  ==========================
+noise     greedy agreement, 4 layers
+========  ==========================
 0         1.00
 0.05      0.84
 0.1       0.70
@@ -17,11 +17,11 @@ noise     greedy agreement, measured with a target of 4
 0.3       0.30
 0.5       0.13
 1         0.04
-========  =============================================
+========  ==========================
 
-With 40 layers and a noise of 0.01, the target takes 90 % of the tokens that the draft
-proposes four at a time, and one step of it takes ten times as long as one of the draft
-(vLLM on one CPU core). Speculation then pays off even without a GPU.
+With 40 layers and a noise of 0.01, the target accepts 90 % of the tokens that the draft
+proposes four at a time, and one step of the target takes ten times as long as one of the
+draft (vLLM on one CPU core). Speculation then pays off even without a GPU.
 
 Needs torch, safetensors and tokenizers, which every vLLM environment has::
 
@@ -108,8 +108,8 @@ def pair_weights(parameters: PairParameters) -> tuple[Weights, Weights]:
     }
     # A copy for each model: safetensors refuses tensors that share memory.
     target = {name: tensor.clone() for name, tensor in draft.items()}
-    added = parameters.target_layers - DRAFT_LAYERS
-    # Independent contributions add up in quadrature.
+    added = max(1, parameters.target_layers - DRAFT_LAYERS)
+    # Independent contributions add up in quadrature, so that the depth does not change the agreement.
     output_scale = parameters.agreement_noise * math.sqrt((TARGET_LAYERS - DRAFT_LAYERS) / added)
     for index in range(DRAFT_LAYERS, parameters.target_layers):
         target |= layer_weights(generator, index, output_scale)
