@@ -94,10 +94,9 @@ from tests.support.trained_heads import asking, better_training, head
 training = better_training("chat")
 training["metadata"] = {{"name": "chat"}}
 status = training.pop("status") | {{"head": head("chat", "default")}}
-spec = asking()
-for name, body in {{"training": training, "status": {{"status": status}}, "llama": {{
-    "apiVersion": "specdecode.io/v1alpha1", "kind": "SpecDecodeDeployment", "metadata": {{"name": "llama"}}, "spec": spec
-}}}}.items():
+llama = {{"apiVersion": "specdecode.io/v1alpha1", "kind": "SpecDecodeDeployment", "metadata": {{"name": "llama"}}}}
+files = {{"training": training, "status": {{"status": status}}, "llama": llama | {{"spec": asking()}}}}
+for name, body in files.items():
     Path(name + ".json").write_text(json.dumps(body))'
 kubectl apply -f llama.json -f training.json
 kubectl patch sdtr chat --subresource=status --type=merge --patch-file=status.json

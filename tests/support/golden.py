@@ -37,9 +37,10 @@ FLEET = tuple(
 )
 """Two nodes of each product that examples may run on."""
 
-KEPT = ("capture-tiny", "llama-405b-two-nodes", "llama-70b", "llama-70b-cache", "qwen3-8b-trained", "replay", "tiny-cpu")
-"""Examples whose objects are checked in: a draft model, two nodes, a download, a head on its own claim, a replay, a CPU,
-and a capture."""
+KEPT = (
+    *("capture-tiny", "llama-405b-two-nodes", "llama-70b", "llama-70b-cache", "qwen3-8b-trained", "replay", "tiny-cpu"),
+)
+"""Examples whose objects are checked in: draft model, two nodes, download, head on its own claim, replay, CPU, capture."""
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
