@@ -40,7 +40,7 @@ FLEET = tuple(
 KEPT = (
     *("capture-tiny", "llama-405b-two-nodes", "llama-70b", "llama-70b-cache", "qwen3-8b-trained", "replay", "tiny-cpu"),
 )
-"""Examples whose objects are checked in: draft model, two nodes, download, head on its own claim, replay, CPU, capture."""
+"""Examples whose objects are checked in: draft model, two nodes, download, head on its claim, replay, CPU, capture."""
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
