@@ -162,9 +162,16 @@ def _dataset_blocked(spec: SpecDecodeTrainingSpec, source: Body | None) -> Block
     return Blocked("DatasetNotFound", message)
 
 
-def head_blocked(spec: SpecDecodeTrainingSpec, claim: Body | None) -> Blocked | None:
-    """Return that the claim of the head to continue from does not exist."""
-    reference = spec.from_.persistent_volume_claim if spec.from_ else None
+def head_blocked(spec: SpecDecodeTrainingSpec, source: CapturedDeployment, claim: Body | None) -> Blocked | None:
+    """Return why the head to continue from cannot be read: its claim is missing, or its revision has no effect."""
+    head, volume = spec.from_, source.launch.facts.spec.models.volume
+    reference = head.persistent_volume_claim if head else None
+    if head is not None and head.revision is not None and volume is not None:
+        message = (
+            f"spec.from.revision: {head.revision}: has no effect with models.volume of deployment {source.key.name},"
+            " which is not downloaded: remove it in another training"
+        )
+        return Blocked("Invalid", message, permanent=True)
     if reference is None or claim is not None:
         return None
     field = "spec.from.persistentVolumeClaim.claimName"
