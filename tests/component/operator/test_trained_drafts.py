@@ -16,11 +16,11 @@ from tests.component.operator.test_lifecycle import (
     serve,
     wanted_hash,
 )
+from tests.support.better_trainings import asking, better_training, head
 from tests.support.conditions import condition, wait_for, wait_for_all
 from tests.support.kubectl import Kubectl
 from tests.support.objects import Body
 from tests.support.operator_process import OperatorProcess
-from tests.support.better_trainings import asking, better_training, head
 from tests.support.waiting import eventually
 
 CLAIM = "heads"
