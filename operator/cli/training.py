@@ -1,4 +1,4 @@
-"""`specdecode training`: trainings of draft heads and what becomes of them, through kubectl."""
+"""`specdecode training`: list, judge, promote and roll back trained draft heads, through kubectl."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -157,7 +157,7 @@ def promote_command(
 
     The patch replaces method, K and draft in the deployment's spec. It works with
     kubectl patch --type=merge and in a kustomization. With --apply, it is applied
-    at once. To let the operator promote better heads by itself, set promote:
+    at once. To let the operator promote better heads, set promote:
     OnBetter in the training and speculation.trainedDrafts in the deployment.
 
     For example: specdecode training promote chat > patch.yaml
@@ -227,7 +227,7 @@ def _deployment(kubectl: Kubectl, name: str) -> Body:
 
 
 def _published(body: Body) -> tuple[Training, SpecDecodeTrainingSpec, TrainedHead]:
-    """Return a training with its head; exit if it has none, or if its status names what is not its own."""
+    """Return a training with its head; exit without a head, or if its status names another training's folder."""
     training = read_training(body)
     head = training.status.head
     try:

@@ -1,7 +1,7 @@
 """Render the Job of a training: rows, hidden states of the deployment's target, training, publication.
 
-The containers of the trainer's image get the deployment's models and variables, but neither its Secrets nor those that
-its podTemplate mounts only into other containers.
+The containers of the trainer's image get the deployment's models and variables. They do not get its Secrets, or volumes that its podTemplate
+mounts only into other containers.
 """
 
 import json
@@ -74,7 +74,7 @@ class _Volumes:
         self.found = [dict(each) for each in given]
 
     def claim(self, claim: str, name: str, *, writable: bool = False) -> str:
-        """Return the name of the volume with a claim, which is added if there is none."""
+        """Return the name of the volume with a claim, which is added if it is missing."""
         for volume in self.found:
             source = mapping(volume, "persistentVolumeClaim")
             if source.get("claimName") == claim:
@@ -260,7 +260,7 @@ def _sources(
 
 
 def _engine_mounts(engine: Body, volumes: _Volumes) -> list[Body]:
-    """Return the engine's mounts, read-only except for temporary files; shared memory is added if it has none."""
+    """Return the engine's mounts, read-only except for temporary files; shared memory is added if it is missing."""
     mounts = []
     for each in engine.get("volumeMounts") or []:
         if name_of(each) in _OF_SERVING or each["mountPath"] == model_locations.COMPILED_PATH:
@@ -308,7 +308,7 @@ def _starting_head(
 
 
 def _trainer_env(engine: Body) -> list[Body]:
-    """Return the engine's variables without those of serving; home and user exist without an entry in the image."""
+    """Return the engine's variables without the ones for serving; home and user exist without an entry in the image."""
     own = {
         "HOME": _TMP,
         "USER": "specdecode",

@@ -203,7 +203,7 @@ def _difference(manifest: Mapping[str, Any], target: Target) -> str | None:
     )
     for what, theirs, ours in pairs:
         if theirs != ours:
-            return f"its {what} {_said(theirs)}, but that of the deployment {_said(ours)}"
+            return f"its {what} {_said(theirs)}, and the deployment's {_said(ours)}"
     lossy = mapping(mapping(manifest, "experiment"), "lossy")
     if (arm := str(manifest.get("arm"))) in lossy:
         return f"its arm {shown(arm)} has settings that can change answers"
@@ -224,7 +224,7 @@ _GIVEN_ROW: Final = msgspec.json.Decoder(_GivenRow)
 
 @dataclass
 class _Reading:
-    """Reads sources, and counts what has no row."""
+    """Reads sources, and counts the requests without a row."""
 
     tokenize: Tokenize | None
     left_out: Counter[str] = field(default_factory=Counter)
@@ -317,7 +317,7 @@ class _Reading:
 
 
 def _folders(source: CaptureSource) -> list[Path]:
-    """Return the folders with a trace: that of the capture, or one for each repetition of each arm."""
+    """Return the folders with a trace: the capture's, or one for each repetition of each arm."""
     top = _inside(source.mount, source.mount / source.path, source.name)
     if find_file(top, formats.TRACE):
         return [top]

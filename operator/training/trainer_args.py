@@ -22,7 +22,7 @@ _REJECTED: Final[Mapping[str, str]] = {
     "--lr": "use spec.trainer.learningRate",
     "--total-seq-len": "use spec.trainer.sequenceLength",
     "--seed": "use spec.seed",
-    "--target-layer-ids": "remove it; the hidden states are those of the layers that the operator chooses",
+    "--target-layer-ids": "remove it; the operator chooses the layers whose hidden states are written",
     "--trust-remote-code": _CODE,
     "--logger": _NO_NETWORK,
     "--log-dir": _NO_NETWORK,

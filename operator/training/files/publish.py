@@ -172,7 +172,7 @@ def _read_manifest(folder: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except UnreadableTextError as error:
-        message = f"{folder / MANIFEST} is not that of a training: {error}; delete it, or use another claim"
+        message = f"{folder / MANIFEST} does not describe a training: {error}; delete it, or use another claim"
         raise CaptureError("AlreadyPublished", message) from error
     return found if isinstance(found, dict) else {}
 

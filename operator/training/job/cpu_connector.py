@@ -1,4 +1,4 @@
-"""vLLM's connector that writes hidden states, without CUDA streams: a CPU has none.
+"""vLLM's connector that writes hidden states, without CUDA streams, for a CPU.
 
 vLLM loads it by `kv_connector_module_path`.
 """

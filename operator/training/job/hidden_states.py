@@ -41,7 +41,7 @@ GPU_CONNECTOR = {"kv_connector": "ExampleHiddenStatesConnector"}
 
 
 def layer_ids(settings: Settings) -> list[int]:
-    """Return the layers of the target that the head reads: those of the head to continue from, or three in between.
+    """Return the layers of the target that the head reads: as in the head to continue from, or three in between.
 
     The trainer's defaults are 2, n/2 and n-3, which are not distinct for a target with fewer than 7 layers.
     """

@@ -35,7 +35,7 @@ def finish_rows(path: Path, url: str, model: str) -> Iterator[dict[str, Any]]:
     Parameters
     ----------
     path
-        File of rows; the held-out prompts are beside it.
+        File of rows; the held-out prompts are in the same folder.
     url
         vLLM server of the target.
     model

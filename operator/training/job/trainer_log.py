@@ -106,7 +106,7 @@ def progress_line(report: dict[str, Any]) -> str:
 
 
 def is_disk_full(text: str) -> bool:
-    """Return whether a program's output says that its volume is full."""
+    """Return whether a program's output reports a full volume."""
     return _DISK_FULL.search(text) is not None
 
 

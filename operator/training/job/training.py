@@ -128,7 +128,7 @@ def _cpu_flags() -> list[str]:
 def _head_to_continue(settings: Settings) -> Path:
     """Return a copy of the head to continue from: with the path of the target, and on a CPU, in float32.
 
-    speculators looks for the target where the head says, which is a name on the Hub. A CPU cannot train bf16.
+    speculators looks for the target under the name in the head's config, which is one on the Hub. A CPU cannot train bf16.
     """
     assert settings.head is not None  # noqa: S101  or there is none
     given, config = Path(settings.head), head_config(Path(settings.head))
@@ -193,7 +193,7 @@ def _drop_incomplete(checkpoints: Path) -> None:
 
 
 def _drop_old(checkpoints: Path) -> None:
-    """Delete complete checkpoints that are neither the newest nor the best: optimizer states are large."""
+    """Delete complete checkpoints except the newest and the best: optimizer states are large."""
     # The trainer may already write the next one.
     best, complete = best_checkpoint(checkpoints), [each for each in _epochs(checkpoints) if _is_complete(each)]
     for each in complete[:-1]:
