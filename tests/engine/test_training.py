@@ -24,6 +24,7 @@ from tests.engine.recorder_server import serving
 pytestmark = pytest.mark.long
 
 ROWS = 400
+EPOCHS = 4
 LAYERS, HIDDEN, VOCABULARY = 4, 256, 1024
 K = 3
 PROMPTS, ANSWER_TOKENS = 24, 10
@@ -50,7 +51,7 @@ class Pod:
             "folder": "default/head",
             "method": "eagle3",
             "seed": 0,
-            "epochs": 4,
+            "epochs": EPOCHS,
             "learning_rate": "3e-3",
             "sequence_length": 160,
             "args": ["--ttt-steps", str(K)],
@@ -97,7 +98,7 @@ class Pod:
             program.write_text(f'#!/bin/sh\nexec {self.engine.python} {arguments} "$@"\n')
             program.chmod(0o755)
 
-    def run(self, step: str) -> tuple[str, Any]:
+    def run(self, step: str, **changes: Any) -> tuple[str, Any]:
         """Run a step of the bundle; return its log and its termination message."""
         message = self.folder / f"{step}.json"
         environment = {
@@ -107,7 +108,7 @@ class Pod:
             "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
             "PYTHONPATH": self.engine.path,
             "VLLM_CPU_KVCACHE_SPACE": "1",
-            SETTINGS_VARIABLE: json.dumps(self.settings),
+            SETTINGS_VARIABLE: json.dumps(self.settings | changes),
         }
         command = [self.engine.python, "-I", self.folder / "training.zip", step, message]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -177,7 +178,11 @@ def test_trained_head_is_accepted_more_often_than_an_untrained_one(
     assert message["hidden-states"]["rows"] == ROWS
     assert len(list(pod.claim.glob("hidden-states/dataset/hidden_states/hs_*.safetensors"))) == ROWS
     assert not list(pod.claim.glob("hidden-states/logs/prepare.log")), "it quotes rows"
-    training_log, message = pod.run("train")
+    _, message = pod.run("train", epochs=EPOCHS - 1)
+    steps_before = message["train"]["steps"]
+    training_log, _ = pod.run("train")
+    steps = [json.loads(line)["progress"]["step"] for line in training_log.splitlines()]
+    assert min(steps) > steps_before, "it continues from its checkpoint"
     for line in (log + training_log).splitlines():
         assert json.loads(line).keys() == {"progress"}, "no other line of the programs is in the log"
     head = pod.publish()

@@ -195,10 +195,9 @@ def _trained_head(settings: PodSettings, manifest: Mapping[str, Any]) -> Trained
 
 def _accuracies(figures: Mapping[str, float]) -> list[int]:
     for form in _ACCURACIES:
-        found: list[int] = []
-        while (value := figures.get(form.format(len(found)))) is not None:
-            found.append(round(100 * min(max(value, 0.0), 1.0)))
-        if found:
+        # A head for blocks has no figure for the token that is given, at position 0.
+        values = [figures.get(form.format(position)) for position in range(_MOST_POSITIONS)]
+        if found := [round(100 * min(max(value, 0.0), 1.0)) for value in values if value is not None]:
             return found
     return []
 

@@ -125,6 +125,12 @@ class TestSuccess:
         head = claim.publish()
         assert (head.validation_loss, head.accuracy_percent) == (None, None)
 
+    def test_accuracy_of_a_head_for_blocks(self, claim: Claim) -> None:
+        claim.with_checkpoint()
+        metrics = {"loss_epoch": 1, "full_acc_epoch": 0.1, "position_1_acc_epoch": 0.5, "position_2_acc_epoch": 2}
+        (claim.checkpoints / "2" / "val_metrics.json").write_text(json.dumps(metrics))
+        assert claim.publish().accuracy_percent == [50, 100]
+
 
 class TestAgain:
     def test_published_head_is_reported_again(self, claim: Claim) -> None:
