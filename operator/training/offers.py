@@ -47,7 +47,7 @@ def head_folder(training: Key) -> str:
 
 
 def target_digest(target: Target) -> str:
-    """Return a digest of what a head depends on: the target, its revision and precision."""
+    """Return a digest of the target with its revision and precision, on which a head depends."""
     fields = target.model_dump(mode="json", include={"model", "revision", "quantization", "rope_scaling"})
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -123,7 +123,7 @@ class NotOffered:
 
 
 def offer_of(training: Training, written: SpecDecodeDeploymentSpec) -> OfferedHead | NotOffered:
-    """Return the head that a training offers to its deployment, or why it offers none."""
+    """Return the head that a training offers to its deployment, or the reason why there is no offer."""
     try:
         spec = SpecDecodeTrainingSpec.parse(training.spec, newer=True)
     except ValidationError:
@@ -154,7 +154,7 @@ def _checked_offer(
 
 
 def head_problem(training: Training, spec: SpecDecodeTrainingSpec, head: TrainedHead) -> str | None:
-    """Return what is wrong with the head in a status: a user who may write it may not choose what is mounted."""
+    """Return the first problem of the head in a status, which must not choose the volumes of engines."""
     kind = head.config.get("speculators_model_type")
     claim, folder = claim_of(training, spec.storage), head_folder(training.key)
     checks = (
