@@ -1,4 +1,4 @@
-"""`specdecode training`: list, judge, promote and roll back trained draft heads, through kubectl."""
+"""`specdecode training`: trainings of draft heads, their verdicts and promotion, through kubectl."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -68,8 +68,8 @@ class TrainingOutput(Output):
     training: dict[str, Any]
     """The object from the API server, without managedFields."""
     trained_draft: dict[str, Any] | None = None
-    """status.trainedDraft of the deployment: the trained head that it serves. Null if NAME is not given or it serves
-    none."""
+    """status.trainedDraft of the deployment: the trained head that it serves. Null if NAME is not given, or if the
+    deployment serves the draft of its spec."""
     progress: TrainerProgress | None = None
     """Progress of the trainer; null if NAME is not given or the trainer does not run."""
 
@@ -116,7 +116,7 @@ def list_command(
 @training_app.command("status")
 @with_kubectl
 def status_command(kubectl: Kubectl, *, name: _Name, watch: Watch = False, output: _Format = TableOrData.TABLE) -> None:
-    """Show a training: progress, rows, losses, verdict, and what its deployment serves.
+    """Show a training: progress, rows, losses, verdict, and the head that its deployment serves.
 
     For example: specdecode training status chat -w
 
@@ -157,8 +157,8 @@ def promote_command(
 
     The patch replaces method, K and draft in the deployment's spec. It works with
     kubectl patch --type=merge and in a kustomization. With --apply, it is applied
-    at once. To let the operator promote better heads, set promote:
-    OnBetter in the training and speculation.trainedDrafts in the deployment.
+    immediately. To let the operator promote better heads, set promote: OnBetter
+    in the training and speculation.trainedDrafts in the deployment.
 
     For example: specdecode training promote chat > patch.yaml
 
@@ -189,7 +189,7 @@ def rollback_command(kubectl: Kubectl, *, name: _Name) -> None:
     """Make the deployment return from the head of a training to the draft of its spec.
 
     It sets promote: Manual in the training. A head that the deployment's own spec
-    names stays; the command then tells which field to change.
+    names stays; the command then names the field to change.
 
     For example: specdecode training rollback chat
 
@@ -227,7 +227,7 @@ def _deployment(kubectl: Kubectl, name: str) -> Body:
 
 
 def _published(body: Body) -> tuple[Training, SpecDecodeTrainingSpec, TrainedHead]:
-    """Return a training with its head; exit without a head, or if its status names another training's folder."""
+    """Return a training with its head; exit if it has none, or if its status names another claim or folder."""
     training = read_training(body)
     head = training.status.head
     try:
@@ -392,7 +392,7 @@ def _arms(verdict: Body) -> list[str]:
     rows = [["ARM", "GOODPUT (TOKENS/S)", "ACCEPTANCE"], *([*map(_cell, row)] for row in told)]
     ratio = ""
     if verdict.get("ratio") is not None:
-        ratio = f"  goodput of trained: {verdict.get('ratio')} times that of current"
+        ratio = f"  goodput of trained: {verdict.get('ratio')} times the goodput of current"
         ratio += f" (95 %: {verdict.get('low')} to {verdict.get('high')}), by capture {verdict.get('capture')}"
     return [*aligned(rows), *([printable(ratio)] if ratio else [])]
 

@@ -144,7 +144,7 @@ def _verdict(trained: ComparedArm, load: ComparedLoad | None) -> tuple[Any, str]
 
 def _notes(trained: ComparedArm, ngram: ComparedArm | None, none: ComparedArm | None) -> Iterator[str]:
     if trained.outputs not in _SHARED_OUTPUTS and trained.verdict is not ArmVerdict.INCORRECT:
-        yield "its answers were not shown to equal the present engines' answers"
+        yield "its answers were not shown to equal the present answers"
     own = _goodput(trained)
     if own is not None and (its := _goodput(ngram)) is not None and its >= own:
         yield (
@@ -152,7 +152,7 @@ def _notes(trained: ComparedArm, ngram: ComparedArm | None, none: ComparedArm | 
             " requests may gain less"
         )
     if own is not None and (its := _goodput(none)) is not None and its >= own:
-        yield "engines without speculation (arm none) are at least as fast"
+        yield "engines without speculation are at least as fast"
 
 
 def _judged(comparison: ComparisonStatus, load: ComparedLoad | None) -> list[JudgedArm]:

@@ -47,7 +47,7 @@ def head_folder(training: Key) -> str:
 
 
 def target_digest(target: Target) -> str:
-    """Return a digest of the target, its revision and precision, on which a head depends."""
+    """Return a digest of the target with its revision and precision, on which a head depends."""
     fields = target.model_dump(mode="json", include={"model", "revision", "quantization", "rope_scaling"})
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -154,7 +154,7 @@ def _checked_offer(
 
 
 def head_problem(training: Training, spec: SpecDecodeTrainingSpec, head: TrainedHead) -> str | None:
-    """Return the error in the head of a status. A user who may write the status must not choose the mounted claim."""
+    """Return the first problem of the head in a status, which must not choose the volumes of engines."""
     kind = head.config.get("speculators_model_type")
     claim, folder = claim_of(training, spec.storage), head_folder(training.key)
     checks = (

@@ -173,7 +173,7 @@ def _promoted(offer: OfferedHead, offers: Offers) -> ConditionUpdate:
         return ConditionUpdate(PROMOTED, FALSE, ROLLED_BACK, message)
     newest = offers.heads[0] if offers.heads else offer
     if newest.training != offer.training:
-        message = f"Training {newest.training} is newer and also has a better head"
+        message = f"Training {newest.training} is newer, and its head is better"
         return ConditionUpdate(PROMOTED, FALSE, "NewerHead", message)
     if draft.reason == HEAD_REFUSED:
         return ConditionUpdate(PROMOTED, FALSE, HEAD_REFUSED, draft.message or "")

@@ -154,7 +154,7 @@ def _promoted(training: Training, decision: Decision) -> ConditionUpdate:
     if decision.better.status is not TRUE:
         return ConditionUpdate("Promoted", UNKNOWN, NOT_JUDGED, "No better head; see condition Better")
     if training.spec.get("promote") == Promote.ON_BETTER:
-        waits = ConditionUpdate("Promoted", UNKNOWN, "RolloutInProgress", "The deployment has not served the head yet")
+        waits = ConditionUpdate("Promoted", UNKNOWN, "RolloutInProgress", "The deployment decides next")
         return decision.promoted or waits
     name = training.key.name
     message = f"spec.promote is Manual: specdecode training promote {name} prints the change of the deployment"

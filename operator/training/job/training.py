@@ -128,7 +128,8 @@ def _cpu_flags() -> list[str]:
 def _head_to_continue(settings: Settings) -> Path:
     """Return a copy of the head to continue from: with the path of the target, and on a CPU, in float32.
 
-    speculators looks for the target under the name in the head's config, which is one on the Hub. A CPU cannot train bf16.
+    speculators looks for the target by the name in the config of the head, which is one of the Hub. A CPU cannot train
+    bf16.
     """
     assert settings.head is not None  # noqa: S101  or there is none
     given, config = Path(settings.head), head_config(Path(settings.head))

@@ -1,5 +1,6 @@
 """The capture that measures a head, and its verdict."""
 
+import json
 from typing import Any
 
 import pytest
@@ -8,11 +9,15 @@ from specdecode_operator.api.capture import SpecDecodeCaptureSpec
 from specdecode_operator.api.crd_validation import broken_rules
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.training import SpecDecodeTrainingSpec, TrainedHead
+from specdecode_operator.capture.decision import decide
+from specdecode_operator.capture.observation import read_capture
 from specdecode_operator.enums import Method
 from specdecode_operator.training.judge import better, judging_capture
 from specdecode_operator.training.observation import read_training
 from specdecode_operator.training.offers import target_digest
 from tests.support.better_trainings import asking, better_training, condition, head
+from tests.support.capture_decisions import NOW
+from tests.support.captures import capture, claim, observed_deployment, surroundings
 from tests.support.objects import Body
 
 
@@ -23,15 +28,15 @@ def judging(served: Method = Method.DRAFT_MODEL, of: Body | None = None, **spec:
     return judging_capture(training, asked, TrainedHead.parse(head()), written, served)
 
 
-def arms(capture: Body) -> dict[str, Body]:
-    return {each["name"]: each.get("speculation", {}) for each in capture["spec"]["arms"]}
+def arms(made: Body) -> dict[str, Body]:
+    return {each["name"]: each.get("speculation", {}) for each in made["spec"]["arms"]}
 
 
 def test_capture_is_valid_and_owned_by_the_training() -> None:
-    capture = judging()
-    spec = SpecDecodeCaptureSpec.parse(capture["spec"])
+    made = judging()
+    spec = SpecDecodeCaptureSpec.parse(made["spec"])
     assert [*broken_rules(spec, "spec")] == []
-    (owner,) = capture["metadata"]["ownerReferences"]
+    (owner,) = made["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["uid"]) == ("SpecDecodeTraining", "uid-chat")
 
 
@@ -76,6 +81,23 @@ def test_no_more_requests_than_prompts_were_held_out() -> None:
     assert phase["requests"] == 100
 
 
+def test_capture_starts_an_engine_for_each_arm_with_one_volume_for_the_claim() -> None:
+    asked, bound = judging()["spec"], claim("chat-training")
+    deployment = observed_deployment(asking(), capture=asked)
+    seen = surroundings(deployment=deployment, dataset=bound, claim=bound)
+    decision = decide(read_capture(capture(asked)), seen, NOW)
+    assert decision.writes.job is not None, decision.readiness
+    pod = decision.writes.job["spec"]["template"]["spec"]
+    claims = [each["persistentVolumeClaim"] for each in pod["volumes"] if "persistentVolumeClaim" in each]
+    assert [each for each in claims if each["claimName"] == "chat-training"] == [{"claimName": "chat-training"}]
+    (load,) = (each for each in pod["containers"] if each["name"] == "load")
+    (settings,) = (each["value"] for each in load["env"] if each["name"] == "SPECDECODE_CAPTURE")
+    commands = {each["name"]: each["command"] for each in json.loads(settings.replace("$$", "$"))["arms"]}
+    assert list(commands) == ["current", "trained", "none", "ngram"]
+    assert any("/drafts/chat-training/team/chat/head" in each for each in commands["trained"])
+    assert not any("/drafts/" in each for name in ("current", "none", "ngram") for each in commands[name])
+
+
 def compared(name: str, verdict: str, ratio: tuple[float, float, float], outputs: str = "Equal") -> Body:
     estimate, low, high = (f"{each:.3f}" for each in ratio)
     load = {"phase": "held-out", "running": "4.0", "baselineGoodput": "100.0", "goodput": f"{100 * ratio[0]:.1f}"}
@@ -93,8 +115,8 @@ def compared(name: str, verdict: str, ratio: tuple[float, float, float], outputs
 def judged(*found: Body, **status: Any) -> Body:
     comparison = {"baseline": "current", "levelPercent": 95, "baselineAcceptancePercent": 20, "arms": list(found)}
     told = {"conditions": [condition("Succeeded", "True")], "comparison": comparison, **status}
-    capture = judging()
-    return {**capture, "metadata": {**capture["metadata"], "uid": "u", "generation": 1}, "status": told}
+    made = judging()
+    return {**made, "metadata": {**made["metadata"], "uid": "u", "generation": 1}, "status": told}
 
 
 PAYS = compared("trained", "Pays", (1.5, 1.3, 1.7))
