@@ -1,7 +1,7 @@
 """Render the Job of a training: rows, hidden states of the deployment's target, training, publication.
 
-The containers of the trainer's image get the deployment's models and variables. They do not get its Secrets, or volumes that its podTemplate
-mounts only into other containers.
+The containers of the trainer's image get the deployment's models and variables. They do not get its Secrets, or volumes
+that its podTemplate mounts only into other containers.
 """
 
 import json
