@@ -34,6 +34,7 @@ from specdecode_operator.handlers.metrics import OperatorMetrics
 from specdecode_operator.handlers.queue import Work, WorkQueue
 from specdecode_operator.handlers.reconcile_capture import CaptureReconciler
 from specdecode_operator.handlers.reconcile_deployment import Reconciler
+from specdecode_operator.handlers.reconcile_job import Servings, Shared
 from specdecode_operator.handlers.reconcile_training import TrainingReconciler
 from specdecode_operator.handlers.resync import Relist, ResyncOrder, WatchProgress
 from specdecode_operator.handlers.settings import Settings
@@ -120,8 +121,8 @@ class OperatorState:
         await self.relist.everything(cluster)
         settings = replace(self.settings, operator_image=await own_image(cluster))
         reconciler = Reconciler(cluster, self.cache, probe, self.metrics, settings)
-        captures = CaptureReconciler(cluster, self.cache, reconciler, self.metrics, settings)
-        trainings = TrainingReconciler(captures)
+        shared = Shared(cluster, self.cache, reconciler, self.metrics, settings, Servings(self.cache))
+        captures, trainings = CaptureReconciler(shared), TrainingReconciler(shared)
 
         async def reconcile(key: Key) -> None:
             if not claims.serves(key.namespace):

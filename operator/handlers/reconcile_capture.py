@@ -9,7 +9,7 @@ import logging
 import re
 import secrets
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from specdecode_operator.api import base, deployment
+from specdecode_operator.api import base
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import KIND, SpecDecodeCaptureSpec
 from specdecode_operator.api.deployment import Key
@@ -32,11 +32,9 @@ from specdecode_operator.capture.decision import (
     references_of,
 )
 from specdecode_operator.capture.gpu_sharing import (
-    Serving,
     borrows,
     is_held,
     is_unsettled,
-    read_serving,
     serving_goes_first,
 )
 from specdecode_operator.capture.job_status import is_suspended, is_to_start
@@ -50,9 +48,7 @@ from specdecode_operator.capture.observation import (
 )
 from specdecode_operator.capture.status import Decision, Writes, compose_status, is_outlived
 from specdecode_operator.capture.volumes import mounted_names
-from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import (
-    Cluster,
     ClusterError,
     DeniedError,
     ForbiddenError,
@@ -78,10 +74,7 @@ from specdecode_operator.deployment.desired_state import DesiredState
 from specdecode_operator.deployment.live_recorder import order_name
 from specdecode_operator.handlers.apply_children import BlockedError, ChildNameTakenError, Children, what_blocks
 from specdecode_operator.handlers.decision_cache import DecisionCache
-from specdecode_operator.handlers.metrics import OperatorMetrics
-from specdecode_operator.handlers.reconcile_deployment import Reconciler
 from specdecode_operator.handlers.reconcile_job import JobReconciler, Shared, engine_pods, job_of
-from specdecode_operator.handlers.settings import Settings
 from specdecode_operator.untrusted import mapping, objects
 
 _EXCEEDED: Final = re.compile(
@@ -126,37 +119,6 @@ def _amounts(text: str) -> dict[str, Decimal]:
     return {name: value for name, value in read.items() if value is not None}
 
 
-class Servings:
-    """Caches engines and GPUs of each deployment, because 1,000 captures may wait for 1,000 deployments."""
-
-    def __init__(self, cache: Cache) -> None:
-        self._cache = cache
-        self._servings: dict[Key, Serving] = {}
-        self._changed = set(cache.parents(deployment.KIND))
-        cache.on_change = self._note
-
-    def now(self) -> Sequence[Serving]:
-        """Return the engines and GPUs of each deployment that is not being deleted."""
-        while self._changed:
-            key = self._changed.pop()
-            body = self._cache.parent(key)
-            if body is None or "deletionTimestamp" in body["metadata"]:
-                self._servings.pop(key, None)
-                continue
-            captures = self._cache.captures_of(key)
-            owners = [Key(key.namespace, each["metadata"]["name"], KIND) for each in captures]
-            capture_pods = [pod for owner in owners for pod in self._cache.children_of(owner, POD.kind)]
-            self._servings[key] = read_serving(body, engine_pods(self._cache, key), captures, capture_pods)
-        return tuple(self._servings.values())
-
-    def _note(self, key: Key) -> None:
-        if self._cache.parent(key) is not None:
-            self._changed.add(key)
-        else:  # Its pods may still be ending, but they no longer count.
-            self._changed.discard(key)
-            self._servings.pop(key, None)
-
-
 _logger = logging.getLogger(__name__)
 
 _UNSEEN: Final[Body] = {}
@@ -177,11 +139,8 @@ class Record:
 class CaptureReconciler(JobReconciler):
     """Reconciles captures for create, update, resume and resync."""
 
-    def __init__(
-        self, cluster: Cluster, cache: Cache, deployments: Reconciler, metrics: OperatorMetrics, settings: Settings
-    ) -> None:
-        super().__init__(Shared(cluster, cache, deployments, metrics, settings))
-        self.servings = Servings(cache)
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
         self._records: dict[Key, Record] = {}
 
     async def reconcile(self, key: Key) -> None:
@@ -238,7 +197,7 @@ class CaptureReconciler(JobReconciler):
         if capture.is_live:
             goes_first = self._recorded_first(capture) if is_to_start(job, pods) and capture.ended is None else None
         elif is_to_start(job, pods) and not borrows(capture.spec) and capture.ended is None:
-            goes_first = serving_goes_first(capture.deployment_key, self.servings.now(), self._cluster.clock.now())
+            goes_first = serving_goes_first(capture.deployment_key, self._servings.now(), self._cluster.clock.now())
         observed = CaptureObservation(
             deployment=self._captured(capture, starts=job is None) if is_of_interest else None,
             job=job,

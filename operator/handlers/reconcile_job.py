@@ -3,9 +3,11 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from specdecode_operator.api import deployment
 from specdecode_operator.api.base import Body
+from specdecode_operator.api.capture import KIND
 from specdecode_operator.api.deployment import Key
-from specdecode_operator.capture.gpu_sharing import holds_gpus, preempting_capture
+from specdecode_operator.capture.gpu_sharing import Serving, holds_gpus, preempting_capture, read_serving
 from specdecode_operator.capture.observation import ObservedDeployment
 from specdecode_operator.capture.status import JobWrites
 from specdecode_operator.cluster.cache import Cache
@@ -32,6 +34,37 @@ def engine_pods(cache: Cache, key: Key) -> list[Body]:
     return [pod for pod in cache.children_of(key, POD.kind) if not is_model_pod(pod)]
 
 
+class Servings:
+    """Caches engines and GPUs of each deployment, because 1,000 captures may wait for 1,000 deployments."""
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+        self._servings: dict[Key, Serving] = {}
+        self._changed = set(cache.parents(deployment.KIND))
+        cache.on_change = self._note
+
+    def now(self) -> Sequence[Serving]:
+        """Return the engines and GPUs of each deployment that is not being deleted."""
+        while self._changed:
+            key = self._changed.pop()
+            body = self._cache.parent(key)
+            if body is None or "deletionTimestamp" in body["metadata"]:
+                self._servings.pop(key, None)
+                continue
+            captures = self._cache.captures_of(key)
+            owners = [Key(key.namespace, each["metadata"]["name"], KIND) for each in captures]
+            capture_pods = [pod for owner in owners for pod in self._cache.children_of(owner, POD.kind)]
+            self._servings[key] = read_serving(body, engine_pods(self._cache, key), captures, capture_pods)
+        return tuple(self._servings.values())
+
+    def _note(self, key: Key) -> None:
+        if self._cache.parent(key) is not None:
+            self._changed.add(key)
+        else:  # Its pods may still be ending, but they no longer count.
+            self._changed.discard(key)
+            self._servings.pop(key, None)
+
+
 @dataclass(frozen=True)
 class Shared:
     """Parts of the operator that both reconcilers use."""
@@ -41,15 +74,15 @@ class Shared:
     deployments: Reconciler
     metrics: OperatorMetrics
     settings: Settings
+    servings: Servings
 
 
 class JobReconciler:
     """Reads and writes for an object with a Job; its subclasses reconcile captures and trainings."""
 
     def __init__(self, shared: Shared) -> None:
-        self.shared = shared
         self._cluster, self._cache, self._deployments = shared.cluster, shared.cache, shared.deployments
-        self._metrics, self._settings = shared.metrics, shared.settings
+        self._metrics, self._settings, self._servings = shared.metrics, shared.settings, shared.servings
 
     async def _get(self, key: Key, resource: Resource, name: str | None) -> Body | None:
         """Return an object in the namespace of a parent; None if it does not exist."""

@@ -16,8 +16,7 @@ from specdecode_operator.cluster.resources import CONFIG_MAP, JOB, PERSISTENT_VO
 from specdecode_operator.deployment.conditions import Blocked
 from specdecode_operator.enums import Method
 from specdecode_operator.handlers.apply_children import ChildNameTakenError, Children, what_blocks
-from specdecode_operator.handlers.reconcile_capture import CaptureReconciler
-from specdecode_operator.handlers.reconcile_job import JobReconciler, job_of
+from specdecode_operator.handlers.reconcile_job import JobReconciler, Shared, job_of
 from specdecode_operator.training.decision import (
     blocked_by_cluster,
     decide,
@@ -34,9 +33,8 @@ from specdecode_operator.untrusted import mapping
 class TrainingReconciler(JobReconciler):
     """Reconciles trainings for create, update, resume and resync."""
 
-    def __init__(self, captures: CaptureReconciler) -> None:
-        super().__init__(captures.shared)
-        self._servings = captures.servings
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
         self._children: dict[Key, Children] = {}
         self._starting: dict[tuple[str, str], str] = {}
         """Trainings whose Job is being created, by namespace and claim."""

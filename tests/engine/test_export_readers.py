@@ -11,7 +11,7 @@ import pytest
 from specdecode_operator.capture.files.export import ExportFormat, export_capture, held_out_file
 from specdecode_operator.capture.files.training_rows import Split
 from specdecode_operator.capture.trace_reader import read_recording
-from specdecode_operator.cli.capture.tokenizer import tokenizer_at
+from specdecode_operator.cli.capture.export import tokenizer_at
 from tests.engine import export_packages, guidellm_package
 from tests.engine.engine_process import DEADLINE_S, Engine
 from tests.engine.recorder_server import Server, make_models

@@ -1,18 +1,49 @@
 """`capture export`: write the requests of a fetched capture for other tools."""
 
 import os
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
+import httpx
+import msgspec
 import typer
 
 from specdecode_operator.capture.files.export import ExportFormat, export_capture, held_out_file
 from specdecode_operator.capture.files.trace_requests import ExportError
 from specdecode_operator.capture.files.training_rows import RebuildPrompt, Split
+from specdecode_operator.capture.load.rebuilt_prompts import Tokenize
 from specdecode_operator.capture.trace_reader import RecordingError
 from specdecode_operator.cli.options import ended, fail
 from specdecode_operator.cli.terminal import say, say_line
+from specdecode_operator.cluster.bounded_fetch import place_of
 from specdecode_operator.problems import printable
+
+_TIMEOUT_S: Final = 60
+
+
+class _Tokenized(msgspec.Struct):
+    tokens: list[Annotated[int, msgspec.Meta(ge=0, lt=2**32)]]
+
+
+def tokenizer_at(url: str) -> Tokenize:
+    """Return the tokenizer of a vLLM server, which adds special tokens as for a completion."""
+    return partial(_tokenize, httpx.Client(timeout=_TIMEOUT_S, trust_env=False), url)
+
+
+def _tokenize(client: httpx.Client, url: str, text: str) -> list[int]:
+    where = f"--tokenizer-url: {place_of(url)}"
+    try:
+        answer = client.post(f"{url.rstrip('/')}/tokenize", json={"prompt": text})
+        answer.raise_for_status()
+        return msgspec.json.decode(answer.content, type=_Tokenized).tokens
+    except httpx.HTTPStatusError as error:
+        code = error.response.status_code
+        raise ExportError(f"{where}: answers /tokenize with HTTP {code}: use a vLLM server") from error
+    except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
+        raise ExportError(f"{where}: does not answer: {printable(str(error))}: use a running vLLM server") from error
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ExportError(f"{where}: /tokenize returns no tokens: use a vLLM server") from error
 
 
 def export_command(  # noqa: PLR0913  each is an option
@@ -98,7 +129,7 @@ def _rebuild(capture: Path, form: ExportFormat, dataset: Path | None, url: str |
             fail(f"{option}: only used with --format speculators: omit it")
         return None
     from specdecode_operator.capture.load import rebuilt_prompts  # noqa: PLC0415  imports pydantic models
-    from specdecode_operator.cli.capture.tokenizer import tokenizer_at  # noqa: PLC0415  imports httpx
+    from specdecode_operator.cli.capture.export import tokenizer_at  # noqa: PLC0415  imports httpx
 
     rebuilt_prompts.refuse_random_prompts(capture, rebuilt_prompts.read_manifest(capture))
     if dataset is None and url is None:

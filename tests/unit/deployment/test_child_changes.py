@@ -8,11 +8,11 @@ import pytest
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.cluster.drift import is_same_wish
-from specdecode_operator.deployment.child_changes import objects_to_apply, objects_to_delete, workloads_to_scale
 from specdecode_operator.deployment.desired_state import DesiredState, Launch
 from specdecode_operator.deployment.observed.observation import Observation, rollout_of
 from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from specdecode_operator.deployment.status import compose_status
+from specdecode_operator.handlers.apply_children import objects_to_apply, objects_to_delete, workloads_to_scale
 from tests.support.decisions import desired_state
 from tests.support.objects import parent, tiny_cpu
 from tests.unit.deployment.group_pods import NOW, WIDE, desired_state_of, pods_of, spec_at, workload_of

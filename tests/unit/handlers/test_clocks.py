@@ -28,6 +28,7 @@ from specdecode_operator.cluster.resources import (
 from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from specdecode_operator.handlers.metrics import OperatorMetrics
 from specdecode_operator.handlers.reconcile_capture import CaptureReconciler
+from specdecode_operator.handlers.reconcile_job import Servings, Shared
 from specdecode_operator.handlers.settings import Settings
 from tests.support.captures import capture as capture_with
 from tests.support.captures import capture_spec
@@ -275,9 +276,9 @@ Looks = Callable[[], Any]
 def looking(world: World, clock: ServerTime, key: Key) -> Looks:
     """Return what reconciles a capture once, and returns its object."""
     world._cluster.clock = clock
-    reconciler = CaptureReconciler(
-        world._cluster, world.cache, world.reconciler, OperatorMetrics(Cache()), Settings(operator_image="operator:1")
-    )
+    metrics, settings = OperatorMetrics(Cache()), Settings(operator_image="operator:1")
+    servings = Servings(world.cache)
+    reconciler = CaptureReconciler(Shared(world._cluster, world.cache, world.reconciler, metrics, settings, servings))
 
     async def look() -> Body | None:
         if (body := world.api.find(SPECDECODE_CAPTURE, key.name)) is not None:

@@ -18,6 +18,7 @@ from specdecode_operator.cluster.resources import SPECDECODE_DEPLOYMENT
 from specdecode_operator.handlers.metrics import OperatorMetrics
 from specdecode_operator.handlers.operator_state import OperatorState
 from specdecode_operator.handlers.reconcile_capture import CaptureReconciler
+from specdecode_operator.handlers.reconcile_job import Servings, Shared
 from specdecode_operator.handlers.settings import Settings
 from tests.support.api_server import ApiServer
 from tests.support.captures import JOB_UID, KEY, job
@@ -128,9 +129,9 @@ def test_failed_capture_is_counted_once_over_two_reconciles() -> None:
     cluster, cache, ended = FakeCluster(), Cache(), OperatorMetrics(Cache())
     cache.put_parent(capture.KIND, captured())
     cache.put("Job", labelled(job("Failed"), JOB_UID, ownerReferences=[OWNER]))
-    reconciler = CaptureReconciler(
-        cast("Cluster", cluster), cache, cast("Any", None), ended, Settings(operator_image="operator:1")
-    )
+    settings = Settings(operator_image="operator:1")
+    shared = Shared(cast("Cluster", cluster), cache, cast("Any", None), ended, settings, Servings(cache))
+    reconciler = CaptureReconciler(shared)
     for version in ("2", "3"):
         asyncio.run(reconciler.reconcile(KEY))
         cache.put_parent(capture.KIND, captured(status=cluster.status, resourceVersion=version))

@@ -32,11 +32,11 @@ from specdecode_operator.handlers.decision_cache import DecisionCache
 from specdecode_operator.handlers.metrics import OperatorMetrics
 from specdecode_operator.handlers.reconcile_capture import (
     CaptureReconciler,
-    Servings,
     has_room_without,
     quantity,
     quota_usage,
 )
+from specdecode_operator.handlers.reconcile_job import Servings, Shared
 from specdecode_operator.handlers.settings import Settings
 from tests.support.captures import (
     JOB_UID,
@@ -97,7 +97,8 @@ def cluster() -> FakeCluster:
 def reconciler(cluster: Any, cache: Cache, deployments: Any = None) -> CaptureReconciler:
     """Return a reconciler that writes into a made-up cluster."""
     settings = Settings(operator_image="operator:1")
-    return CaptureReconciler(cluster, cache, deployments, OperatorMetrics(Cache()), settings)
+    metrics = OperatorMetrics(Cache())
+    return CaptureReconciler(Shared(cluster, cache, deployments, metrics, settings, Servings(cache)))
 
 
 def labelled(body: Body, uid: str, **metadata: Any) -> Body:

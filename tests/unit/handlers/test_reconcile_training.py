@@ -15,7 +15,7 @@ from specdecode_operator.cluster.resources import (
     SPECDECODE_CAPTURE,
     SPECDECODE_TRAINING,
 )
-from specdecode_operator.handlers.reconcile_capture import CaptureReconciler
+from specdecode_operator.handlers.reconcile_job import Servings, Shared
 from specdecode_operator.handlers.reconcile_training import TrainingReconciler
 from tests.support.objects import Body, tiny_cpu
 from tests.support.trainings import published, source, training_spec
@@ -39,8 +39,9 @@ class Trainings:
     def restart(self) -> None:
         """Let another process take over."""
         self.world.restart()
-        parts = (self.world.cache, self.world.reconciler, self.world.metrics, self.world.settings)
-        self.reconciler = TrainingReconciler(CaptureReconciler(self.world._cluster, *parts))
+        world = self.world
+        parts = (world._cluster, world.cache, world.reconciler, world.metrics, world.settings)
+        self.reconciler = TrainingReconciler(Shared(*parts, Servings(world.cache)))
 
     def claim(self, name: str) -> None:
         self.api.create(PERSISTENT_VOLUME_CLAIM, {"metadata": {"namespace": "team", "name": name}, "spec": {}})

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api import training
-from specdecode_operator.attestation.keys import SigningKey
-from specdecode_operator.attestation.statement import digest, opened, read_statement
 from specdecode_operator.cluster.resources import CONFIG_MAP, DEPLOYMENT, POD, SPECDECODE_DEPLOYMENT
+from specdecode_operator.deployment.attestation.keys import SigningKey
+from specdecode_operator.deployment.attestation.statement import digest, opened, read_statement
 from tests.support.attestations import key_pair
 from tests.support.better_trainings import HEAD_CONFIG, SHA256, asking, better_training, head
 from tests.support.objects import Body

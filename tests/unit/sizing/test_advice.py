@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from specdecode_operator.deployment.advice import (
+from specdecode_operator.deployment.planning import (
     Advice,
     BreakEven,
     Workload,

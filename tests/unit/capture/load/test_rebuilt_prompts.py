@@ -15,7 +15,7 @@ from specdecode_operator.capture.load.rebuilt_prompts import RebuiltPrompts, rea
 from specdecode_operator.capture.load.run_settings import needed
 from specdecode_operator.capture.recorder.block_hashes import chained_hashes
 from specdecode_operator.capture.trace_reader import RecordedRequest, read_recording
-from specdecode_operator.cli.capture.tokenizer import tokenizer_at
+from specdecode_operator.cli.capture.export import tokenizer_at
 from tests.support.http_server import Quiet, serving
 from tests.support.traces import META, record, write_trace
 

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.deployment.child_changes import resting
 from specdecode_operator.deployment.conditions import Blocked
 from specdecode_operator.deployment.parsed_deployment import parse_deployment
 from specdecode_operator.deployment.rollout.blocked_pods import (
@@ -23,6 +22,7 @@ from specdecode_operator.deployment.rollout.rollout_progress import (
     group_history_from_data,
     observe_groups,
 )
+from specdecode_operator.handlers.apply_children import resting
 from tests.support.decisions import desired_state
 from tests.support.objects import ended, parent, pod, tiny_cpu, waiting
 from tests.unit.deployment.group_pods import WIDE, spec_at

@@ -8,7 +8,6 @@ import pytest
 
 from specdecode_operator.api.deployment_status import Condition
 from specdecode_operator.cluster.resources import POOL_LABEL, selector_labels
-from specdecode_operator.deployment.child_changes import objects_to_apply, objects_to_delete
 from specdecode_operator.deployment.desired_state import DesiredState, InCanary, Launch, RolledBack
 from specdecode_operator.deployment.observed.observation import Observation, update_last_good
 from specdecode_operator.deployment.parsed_deployment import parse_deployment
@@ -23,6 +22,7 @@ from specdecode_operator.deployment.rollout.canary import (
 from specdecode_operator.deployment.rollout.rollback import read_last_good, render_last_good
 from specdecode_operator.deployment.rollout.rollout_progress import current_pods, read_rollout, serving_hash
 from specdecode_operator.deployment.status import compose_status
+from specdecode_operator.handlers.apply_children import objects_to_apply, objects_to_delete
 from specdecode_operator.problems import InvalidSpecError
 from specdecode_operator.stats.pool_comparison import BLOCK_S, Served
 from tests.support.objects import Body, ended, parent, pod
