@@ -61,7 +61,7 @@ def export_command(
     termination_log: _Termination = _TERMINATION_LOG,
 ) -> None:
     """Write the rows of captures or of a file, and the bundle for the trainer's image."""
-    from specdecode_operator.training.files.entrypoint import export_job  # noqa: PLC0415
+    from specdecode_operator.training.files.publish import export_job  # noqa: PLC0415
 
     _end(termination_log, lambda: export_job(bundle))
 
@@ -69,7 +69,7 @@ def export_command(
 @training_job_app.command("publish")
 def publish_command(*, termination_log: _Termination = _TERMINATION_LOG) -> None:
     """Check the trained head and publish it on the claim."""
-    from specdecode_operator.training.files.entrypoint import publish_job  # noqa: PLC0415
+    from specdecode_operator.training.files.publish import publish_job  # noqa: PLC0415
 
     _end(termination_log, publish_job)
 

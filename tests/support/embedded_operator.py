@@ -11,8 +11,7 @@ import kopf
 import pytest
 
 from devcluster.cluster.settings import free_ports
-from specdecode_operator.handlers.main import run_operator
-from specdecode_operator.handlers.operator_state import OperatorState
+from specdecode_operator.handlers.main import OperatorState, run_operator
 from specdecode_operator.handlers.settings import Settings
 from tests.support.waiting import DEADLINE_S
 

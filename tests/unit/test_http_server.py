@@ -12,8 +12,8 @@ from devcluster.cluster.settings import free_ports
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.handlers import main
 from specdecode_operator.handlers.http_server import BoundedHandler, BoundedServer, Places
+from specdecode_operator.handlers.main import OperatorState
 from specdecode_operator.handlers.metrics import OperatorMetrics, serve_metrics
-from specdecode_operator.handlers.operator_state import OperatorState
 
 MANY = 100
 

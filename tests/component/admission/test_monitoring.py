@@ -15,8 +15,8 @@ from bench.documents.monitoring import FOLDER, files
 from devcluster import chart
 from devcluster.host.errors import ClusterError
 from specdecode_operator.handlers.leadership import LeaderCollector
+from specdecode_operator.handlers.main import OperatorState
 from specdecode_operator.handlers.metrics import AdmissionCollector
-from specdecode_operator.handlers.operator_state import OperatorState
 from specdecode_operator.stats.figures import FIGURES
 from specdecode_operator.vllm.settings_watch import METRIC
 from tests.component.admission.test_install import NAME, helm

@@ -85,7 +85,7 @@ def _run(kubeconfig: str, log: str, circumstances: Circumstances, clock_s: "Sync
 
 def _hurry(times: float) -> None:
     """Have rounds and watches last a part of what they last."""
-    from specdecode_operator.handlers import main, operator_state
+    from specdecode_operator.handlers import main
 
     configure = main.configure
 
@@ -95,7 +95,7 @@ def _hurry(times: float) -> None:
         settings.watching.server_timeout = _SHORTEST_WATCH_S
 
     patch.object(main, "configure", hurried).start()
-    patch.object(operator_state, "RESYNC_S", operator_state.RESYNC_S / times).start()
+    patch.object(main, "RESYNC_S", main.RESYNC_S / times).start()
 
 
 def _follow(clock_s: "Synchronized[float]") -> None:

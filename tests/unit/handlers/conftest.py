@@ -12,8 +12,8 @@ from kubernetes.aio.config import kube_config
 from specdecode_operator.api.deployment import Key
 from specdecode_operator.cluster.client import Cluster
 from specdecode_operator.deployment.requeue import Requeue
-from specdecode_operator.handlers import operator_state as module
-from specdecode_operator.handlers.operator_state import IMAGE_VARIABLE, OperatorState
+from specdecode_operator.handlers import main as module
+from specdecode_operator.handlers.main import IMAGE_VARIABLE, OperatorState
 from tests.support.api_server import ApiServer
 from tests.support.http_server import serving
 from tests.unit.cluster.test_engine_probe import Metrics

@@ -4,7 +4,7 @@ import asyncio
 
 from specdecode_operator.api.deployment import Key
 from specdecode_operator.cluster.resources import LEADER_WORKER_SET, NODE, SPECDECODE_DEPLOYMENT
-from specdecode_operator.handlers.operator_state import OperatorState
+from specdecode_operator.handlers.main import OperatorState
 from tests.support.api_server import ApiServer
 from tests.support.objects import H100, Body, tiny_cpu
 from tests.support.waiting import DEADLINE_S

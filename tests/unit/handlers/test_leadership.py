@@ -18,7 +18,7 @@ from specdecode_operator.cluster.resources import LEASE, POD, SERVICE, SPECDECOD
 from specdecode_operator.cluster.rights import SERVES
 from specdecode_operator.handlers import leadership, main
 from specdecode_operator.handlers.leadership import CLAIM_S, Candidate, Claims, LeaderCollector, Leadership, LeaseName
-from specdecode_operator.handlers.operator_state import OperatorState
+from specdecode_operator.handlers.main import OperatorState
 from tests.support.api_server import ApiServer
 from tests.support.embedded_operator import until
 from tests.support.objects import Body

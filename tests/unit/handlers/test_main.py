@@ -35,8 +35,7 @@ from specdecode_operator.cluster.resources import (
 )
 from specdecode_operator.cluster.rights import Scope, permissions
 from specdecode_operator.handlers import main
-from specdecode_operator.handlers.main import configure, login
-from specdecode_operator.handlers.operator_state import OperatorState
+from specdecode_operator.handlers.main import OperatorState, configure, login
 from specdecode_operator.handlers.queue import WorkQueue
 from tests.support.api_server import ApiServer
 from tests.support.captures import capture_spec

@@ -15,8 +15,8 @@ from specdecode_operator.api.deployment import Key
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Cluster, for_api_server, for_engines
 from specdecode_operator.cluster.resources import SPECDECODE_DEPLOYMENT
+from specdecode_operator.handlers.main import OperatorState
 from specdecode_operator.handlers.metrics import OperatorMetrics
-from specdecode_operator.handlers.operator_state import OperatorState
 from specdecode_operator.handlers.reconcile_capture import CaptureReconciler
 from specdecode_operator.handlers.reconcile_job import Servings, Shared
 from specdecode_operator.handlers.settings import Settings

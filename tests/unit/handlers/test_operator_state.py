@@ -17,7 +17,7 @@ from specdecode_operator.cluster.resources import (
     WATCHED,
     Resource,
 )
-from specdecode_operator.handlers.operator_state import OperatorState, OperatorStuckError
+from specdecode_operator.handlers.main import OperatorState, OperatorStuckError
 from tests.support.api_server import ApiServer
 from tests.support.embedded_operator import until
 from tests.support.objects import tiny_cpu

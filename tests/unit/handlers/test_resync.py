@@ -25,8 +25,8 @@ from specdecode_operator.cluster.resources import (
 from specdecode_operator.deployment.models.model_facts import CONFIG_MAP_NAME, facts_config_map
 from specdecode_operator.deployment.requeue import Requeue
 from specdecode_operator.handlers import main, queue, resync
-from specdecode_operator.handlers import operator_state as module
-from specdecode_operator.handlers.operator_state import OperatorState
+from specdecode_operator.handlers import main as module
+from specdecode_operator.handlers.main import OperatorState
 from specdecode_operator.handlers.resync import STALLED_S, Lists, ResyncOrder, WatchProgress
 from specdecode_operator.handlers.settings import Settings
 from tests.support.api_server import ApiServer

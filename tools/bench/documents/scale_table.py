@@ -8,7 +8,7 @@ from bench.documents.bench_table import FILE
 from bench.figures import number, read_runs, table_lines
 from specdecode_operator.api.deployment import Key
 from specdecode_operator.deployment.requeue import Requeue
-from specdecode_operator.handlers.operator_state import RESYNC_S
+from specdecode_operator.handlers.main import RESYNC_S
 from specdecode_operator.handlers.resync import ResyncOrder
 
 MEASURED: Final = (100, 1000, 5000)
