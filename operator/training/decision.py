@@ -76,7 +76,9 @@ def decide(training: Training, observed: TrainingObservation, now: datetime) -> 
     storage = spec.storage
     # A claim of the user is never changed.
     if not storage.existing_claim and observed.claim and not volumes.claim_blocked(training, storage, observed.claim):
-        published = decision.succeeded.status is TRUE or decision.succeeded.reason == volumes.ALREADY_PUBLISHED
+        # Not before the status has the head: a labelled claim keeps a training without a status from starting.
+        is_recorded = decision.succeeded.status is TRUE and training.trained is not None
+        published = is_recorded or decision.succeeded.reason == volumes.ALREADY_PUBLISHED
         changes = volumes.claim_changes(training, storage, observed.claim, published=published)
     return replace(
         decision,
@@ -170,9 +172,8 @@ def _with_job(
         # The path of the Job is known; a result that names another one is not believed.
         folder = f"{training.key.namespace}/{training.key.name}/head"
         head = progress.head.model_copy(update={"path": folder})
-        known = replace(training, status=training.status.model_copy(update={"rows": progress.rows}))
-        decision = _judging(known, spec, observed, head)
-        return replace(decision, rows=progress.rows, head=head, started_at=progress.started_at)
+        # Only the pod has the result until the status is written, and the measurement begins after that.
+        return replace(_published(head), rows=progress.rows, head=head, started_at=progress.started_at)
     if spec.suspend:
         settled = is_suspended(job) and not training.queue_labels
         decision = status.suspended(status.ACCEPTED, status.Writes() if settled else status.withdrawn(training))
@@ -193,18 +194,22 @@ def _resumed(training: Training, observed: TrainingObservation) -> status.Decisi
     return replace(status.pending("Starting", "Job is starting"), writes=status.Writes(job_suspended=False))
 
 
+def _published(head: TrainedHead) -> status.Decision:
+    """Return the decision for a published head that is not measured yet."""
+    return status.Decision(
+        phase=TrainingPhase.JUDGING,
+        readiness=working("Judging", "the head is measured on held-out prompts"),
+        accepted=status.ACCEPTED,
+        succeeded=ConditionUpdate("Succeeded", TRUE, "HeadPublished", f"Head is published in {head.path} of the claim"),
+        better=status.NOT_YET_JUDGED,
+    )
+
+
 def _judging(
     training: Training, spec: SpecDecodeTrainingSpec, observed: TrainingObservation, head: TrainedHead
 ) -> status.Decision:
     """Measure the published head, or end without a measurement."""
-    succeeded = ConditionUpdate("Succeeded", TRUE, "HeadPublished", f"Head is published in {head.path} of the claim")
-    decision = status.Decision(
-        phase=TrainingPhase.JUDGING,
-        readiness=working("Judging", "the head is measured on held-out prompts"),
-        accepted=status.ACCEPTED,
-        succeeded=succeeded,
-        better=status.NOT_YET_JUDGED,
-    )
+    decision = _published(head)
     if not spec.judgement.enabled:
         message = "spec.judgement.enabled is false, so the head was not measured"
         return _complete(decision, ConditionUpdate("Better", UNKNOWN, status.NOT_JUDGED, message))

@@ -184,6 +184,7 @@ def _trainings() -> _Found:
     seen, spec = trainings.surroundings, trainings.training_spec
     failed = trainings.pod(container_ended("export", 1, {"error": {"reason": "TooFewRows"}}), phase="Failed")
     done = {"job": trainings.job("Complete"), "pods": [trainings.published()]}
+    unmeasured = trainings.training(spec(judgement={"enabled": False}))
     cases: list[tuple[str, Told, Body, Any]] = [
         ("first look", "wait", trainings.training(), seen()),
         ("no capture", "wait", trainings.training(), seen(captures={"evening": None})),
@@ -192,7 +193,7 @@ def _trainings() -> _Found:
         ("suspended", "good", trainings.training(spec(suspend=True)), seen()),
         ("failed", "bad", trainings.training(), seen(job=trainings.job("Failed"), pods=[failed])),
         ("measured", "wait", trainings.training(), seen(**done)),
-        ("complete", "good", trainings.training(spec(judgement={"enabled": False})), seen(**done)),
+        ("complete", "good", trainings.after(unmeasured, seen(**done)), seen(**done)),
     ]
     for name, told, body, observed in cases:
         yield name, told, trainings.after(body, observed)

@@ -125,8 +125,8 @@ def training_outcome(spec: Body, case: FieldCase) -> Outcome:
     )
     started, status = trainings.decided(body, seen)
     done = trainings.surroundings(job=trainings.job("Complete"), pods=[trainings.published()])
-    judging, _ = trainings.decided(body, done)
     judged = trainings.after(body, done)
+    judging, _ = trainings.decided(judged, done)
     stamp = {"status": "True", "reason": "Better", "message": "m"}
     conditions = [each | (stamp if each["type"] == "Better" else {}) for each in judged["status"]["conditions"]]
     judged["status"] |= {"phase": "Complete", "conditions": conditions}

@@ -384,7 +384,9 @@ class TestSuspend:
 
 class TestJudging:
     def test_published_head_is_measured(self) -> None:
-        decision, status = decided(training(), surroundings(job=job("Complete"), pods=[published()]))
+        first, _ = decided(training(), surroundings(job=job("Complete"), pods=[published()]))
+        assert first.writes.capture is None, "the status has the result before anything depends on it"
+        decision, status = decided(trained())
         assert decision.writes.capture is not None
         assert decision.writes.capture["metadata"]["ownerReferences"] == [owner_reference(KEY, "training-uid")]
         assert words(status)["Succeeded"] == ("True", "HeadPublished")
@@ -396,7 +398,9 @@ class TestJudging:
 
     def test_claim_with_head_is_labelled(self) -> None:
         own = claim(JOB, labels=LEFT)
-        decision, _ = decided(training(), surroundings(job=job("Complete"), pods=[published()], claim=own))
+        first, _ = decided(training(), surroundings(job=job("Complete"), pods=[published()], claim=own))
+        assert first.writes.claim_metadata == {}, "without a status, the training could not start again"
+        decision, _ = decided(trained(), surroundings(claim=own))
         assert decision.writes.claim_metadata["labels"] == {PUBLISHED_LABEL: "true"}
 
     def test_capture_is_created_once(self) -> None:
@@ -428,16 +432,14 @@ class TestJudging:
         assert words(status)["Succeeded"] == ("True", "HeadPublished")
 
     def test_training_without_measurement_is_complete(self) -> None:
-        spec = training_spec(judgement={"enabled": False})
-        decision, status = decided(training(spec), surroundings(job=job("Complete"), pods=[published()]))
+        decision, status = decided(trained(training_spec(judgement={"enabled": False})))
         assert decision.writes.capture is None
         assert status.phase == "Complete"
         assert words(status)["Better"] == ("Unknown", "NotJudged")
         assert words(status)["Ready"] == ("True", "NotJudged")
 
     def test_running_job_of_ended_training_is_removed(self) -> None:
-        spec = training_spec(judgement={"enabled": False})
-        body = after(training(spec), surroundings(job=job("Complete"), pods=[published()]))
+        body = after(trained(training_spec(judgement={"enabled": False})), surroundings())
         assert decided(body, surroundings(job=job()))[0].writes.remove_job
         assert not decided(body, surroundings(job=job("Complete")))[0].writes.remove_job
 
