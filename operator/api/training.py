@@ -80,7 +80,7 @@ class StartingHead(ApiModel):
     """Branch, tag or commit of the Hub repository."""
 
     persistent_volume_claim: PersistentVolumeClaimRef | None = None
-    """Claim that holds the head, such as that of an earlier training."""
+    """Claim that holds the head, such as the claim of an earlier training."""
 
 
 class Trainer(ApiModel):
@@ -102,8 +102,8 @@ class Trainer(ApiModel):
     """Longest row in tokens. Longer rows are cut."""
 
     gpus: StrictInt | None = Field(default=None, ge=0, le=8)
-    """Number of GPUs of the trainer. Defaults to those of one replica of the deployment. 0 trains on a CPU, for
-    tests."""
+    """Number of GPUs of the trainer. Defaults to the number that one replica of the deployment takes. 0 trains on a
+    CPU, for tests."""
 
 
 class Judgement(ApiModel):

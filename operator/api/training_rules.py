@@ -18,8 +18,8 @@ ROWS = (
 HEAD = (
     rule(
         r"!(self.model.matches('^[/-]') || self.model.matches('(^|/)\\.\\.(/|$)'))",
-        "model: is {self.model}, which is neither a hub ID nor a path inside a volume: write it without leading / or -"
-        " and without ..",
+        "model: is {self.model}, which is not a hub ID or a path inside a volume: write it without leading / or - and"
+        " without ..",
     ),
     forbidden(
         "!has(self.persistentVolumeClaim) || !has(self.revision)",

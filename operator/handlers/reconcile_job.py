@@ -1,4 +1,4 @@
-"""Observe and write what captures and trainings have in common: a deployment, a claim and a Job."""
+"""Reads and writes that captures and trainings share: of a deployment, a claim and a Job."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ def engine_pods(cache: Cache, key: Key) -> list[Body]:
 
 @dataclass(frozen=True)
 class Shared:
-    """Parts of the operator that all reconcilers of Jobs use."""
+    """Parts of the operator that both reconcilers use."""
 
     cluster: Cluster
     cache: Cache

@@ -11,7 +11,7 @@ from specdecode_operator.cluster.client import ClusterError, ForbiddenError
 from specdecode_operator.cluster.drift import is_owned
 from specdecode_operator.cluster.resources import CONFIG_MAP, JOB, PERSISTENT_VOLUME_CLAIM, POD, TRAINING_CHILDREN
 from specdecode_operator.deployment.conditions import Blocked
-from specdecode_operator.handlers.apply_children import BlockedError, ChildNameTakenError, Children, what_blocks
+from specdecode_operator.handlers.apply_children import ChildNameTakenError, Children, what_blocks
 from specdecode_operator.handlers.reconcile_capture import CaptureReconciler
 from specdecode_operator.handlers.reconcile_job import JobReconciler, job_of
 from specdecode_operator.training.decision import (
@@ -22,7 +22,6 @@ from specdecode_operator.training.decision import (
     references_of,
 )
 from specdecode_operator.training.observation import Training, TrainingObservation, read_training
-from specdecode_operator.training.preconditions import claim_in_use
 from specdecode_operator.training.status import Decision, Writes, compose_status
 from specdecode_operator.untrusted import mapping
 
@@ -101,13 +100,13 @@ class TrainingReconciler(JobReconciler):
         return await self._before_start(seen, replace(observed, deployment=deployment))
 
     async def _before_start(self, seen: Training, observed: TrainingObservation) -> TrainingObservation:
-        """Add what the checks before the start need."""
+        """Add the objects that the checks before the start read."""
         sources, namespace = references_of(seen), seen.key.namespace
         captures = {
             name: self._cache.parent(Key(namespace, name, capture.KIND)) for name in dict.fromkeys(sources.captures)
         }
         claims = {mapping(each or {}, "status").get("claim") for each in captures.values()}
-        return replace(
+        observed = replace(
             observed,
             claim=await self._get(seen.key, PERSISTENT_VOLUME_CLAIM, sources.claim),
             captures=captures,
@@ -117,8 +116,9 @@ class TrainingReconciler(JobReconciler):
             rows=await self._get(seen.key, CONFIG_MAP, sources.rows_config_map)
             or await self._get(seen.key, PERSISTENT_VOLUME_CLAIM, sources.rows_claim),
             starting_head=await self._get(seen.key, PERSISTENT_VOLUME_CLAIM, sources.head_claim),
-            rival=self._rival(seen, sources.claim),
         )
+        # Last, because nothing is awaited between this and the start of the training.
+        return replace(observed, rival=self._rival(seen, sources.claim))
 
     def _rival(self, seen: Training, claim: str | None) -> str | None:
         """Return another training that uses a claim; None without one."""
@@ -149,10 +149,8 @@ class TrainingReconciler(JobReconciler):
             self._cache.put_parent(capture.KIND, changed)
 
     async def _start(self, seen: Training, children: Children, writes: Writes) -> None:
-        """Create claim and Job, unless another training has started on the claim since it was observed."""
+        """Create claim and Job. No other training starts on the claim meanwhile."""
         claim = str(references_of(seen).claim)
-        if rival := self._rival(seen, claim):
-            raise BlockedError(claim_in_use(claim, rival))
         self._starting[seen.key.namespace, claim] = seen.key.name
         try:
             await children.check_names([job for job in [writes.job] if job is not None])

@@ -86,7 +86,7 @@ def decide(training: Training, observed: TrainingObservation, now: datetime) -> 
 
 
 def _with_known(training: Training, decision: status.Decision) -> status.Decision:
-    """Return the decision with what the status has recorded, because pods and captures may be deleted."""
+    """Return the decision with the recorded parts of the status, because pods and captures may be deleted."""
     known = training.status
     return replace(
         decision,
@@ -260,7 +260,7 @@ def _without_job(training: Training, spec: SpecDecodeTrainingSpec, observed: Tra
             or arguments_blocked(spec.trainer.args)
             or preconditions.trainer_blocked(spec, source)
             or preconditions.rows_blocked(spec, observed)
-            or preconditions.head_blocked(spec, observed.starting_head)
+            or preconditions.head_blocked(spec, source, observed.starting_head)
             or volumes.claim_blocked(training, spec.storage, observed.claim)
             or volumes.published_blocked(training, spec.storage, observed.claim)
             or preconditions.claim_too_small(training, spec, source, observed)

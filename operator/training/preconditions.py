@@ -23,7 +23,7 @@ _GB: Final = 10**9
 
 
 def trainer_gpus(spec: SpecDecodeTrainingSpec, source: CapturedDeployment) -> int:
-    """Return the number of GPUs of the trainer: by default those of one replica, and none on a CPU."""
+    """Return the number of GPUs of the trainer: by default as many as one replica takes, and 0 on a CPU."""
     chosen = source.launch.plan.chosen
     if spec.trainer.gpus is not None:
         return spec.trainer.gpus
@@ -119,7 +119,7 @@ def _capture_blocked(where: str, capture: Capture, deployment: str) -> Iterator[
     if spec.get("deployment") != deployment:
         message = (
             f"{where}: it captured deployment {spec.get('deployment')}, and spec.deployment is {deployment}: its"
-            " answers are those of another target; name captures of this deployment"
+            " answers come from another target; name captures of this deployment"
         )
         yield Blocked("CaptureOfOtherDeployment", message, permanent=True)
     record = mapping(spec, "record")
@@ -130,7 +130,7 @@ def _capture_blocked(where: str, capture: Capture, deployment: str) -> Iterator[
         dataset = mapping(mapping(mapping(spec, "workload"), "prompts"), "dataset")
         if not dataset or dataset.get("format") == DatasetFormat.TRACE:
             message = (
-                f"{where}: its prompts are random tokens, and answers to them do not resemble those of users: train on"
+                f"{where}: its prompts are random tokens, and their answers do not resemble users' answers: train on"
                 " a capture with a dataset of text prompts, or on a live capture"
             )
             yield Blocked("RandomPrompts", message, permanent=True)
@@ -162,9 +162,16 @@ def _dataset_blocked(spec: SpecDecodeTrainingSpec, source: Body | None) -> Block
     return Blocked("DatasetNotFound", message)
 
 
-def head_blocked(spec: SpecDecodeTrainingSpec, claim: Body | None) -> Blocked | None:
-    """Return that the claim of the head to continue from does not exist."""
-    reference = spec.from_.persistent_volume_claim if spec.from_ else None
+def head_blocked(spec: SpecDecodeTrainingSpec, source: CapturedDeployment, claim: Body | None) -> Blocked | None:
+    """Return why the head to continue from cannot be read: its claim is missing, or its revision has no effect."""
+    head, volume = spec.from_, source.launch.facts.spec.models.volume
+    reference = head.persistent_volume_claim if head else None
+    if head is not None and head.revision is not None and volume is not None:
+        message = (
+            f"spec.from.revision: {head.revision}: has no effect with models.volume of deployment {source.key.name},"
+            " which is not downloaded: remove it in another training"
+        )
+        return Blocked("Invalid", message, permanent=True)
     if reference is None or claim is not None:
         return None
     field = "spec.from.persistentVolumeClaim.claimName"

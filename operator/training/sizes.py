@@ -20,7 +20,7 @@ _STATE_BYTES_PER_PARAMETER: Final = 16
 """Weight, gradient and both moments of Adam in float32."""
 
 _FROZEN_BYTES: Final = 2
-"""Embedding and LM head of the target in 16 bits, which the trainer keeps beside the head."""
+"""Embedding and LM head of the target in 16 bits, which the trainer keeps in memory with the head."""
 _NUMBER: Final = re.compile(r"[1-9][0-9]{0,8}")
 
 

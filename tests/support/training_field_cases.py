@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from tests.support.field_cases import FieldCase, at
+from tests.support.objects import tiny_cpu
 from tests.support.trainings import training_spec
 
 PLAIN = training_spec()
@@ -12,6 +13,7 @@ WITH_ROWS = {**training_spec(), "captures": [], "dataset": ROWS}
 WITH_CLAIM = {**WITH_ROWS, "dataset": ROWS_ON_A_CLAIM}
 CONTINUED = training_spec(**{"from": {"model": "team/head", "revision": "main"}})
 FROM_A_CLAIM = training_spec(**{"from": {"model": "old/head", "persistentVolumeClaim": {"claimName": "heads"}}})
+FROM_THE_HUB = tiny_cpu(models={})
 JUDGED = training_spec(judgement={"slo": {"ttftMs": 100, "tpotMs": 20, "latencyMs": 1000}})
 
 TRAINING_FIELDS: Mapping[str, FieldCase] = {
@@ -21,11 +23,11 @@ TRAINING_FIELDS: Mapping[str, FieldCase] = {
     "dataset.persistentVolumeClaim.claimName": at("others", WITH_CLAIM),
     "dataset.path": at("more.jsonl", WITH_ROWS),
     "method": at("peagle", PLAIN),
-    "from.model": at("team/other", CONTINUED),
-    "from.revision": at("v2", CONTINUED),
+    "from.model": FieldCase("team/other", CONTINUED, deployment=FROM_THE_HUB),
+    "from.revision": FieldCase("v2", CONTINUED, deployment=FROM_THE_HUB),
     "from.persistentVolumeClaim.claimName": at("others", FROM_A_CLAIM),
     "trainer.image": at("localhost/trainer:2", PLAIN),
-    "trainer.args[]": at("--total-seq-len=512", PLAIN),
+    "trainer.args[]": at("--weight-decay=0.1", PLAIN),
     "trainer.epochs": at(5, PLAIN),
     "trainer.learningRate": at("1e-4", PLAIN),
     "trainer.sequenceLength": at(512, PLAIN),

@@ -108,13 +108,13 @@ def _capture_outcome(spec_text: str, captured: str) -> Outcome:
     return (writes, job, goes, due), _dumped(compose_capture_status(subject, decision, NOW))
 
 
-def training_outcome(spec: Body, _: FieldCase) -> Outcome:
+def training_outcome(spec: Body, case: FieldCase) -> Outcome:
     """What is written for a training that starts, what judges its head, and the conditions of a better head."""
     body = trainings.training(spec)
     own = mapping(spec.get("storage") or {}, "persistentVolumeClaim").get("claimName")
     rows = {"data": {"rows.jsonl": "", "more.jsonl": ""}}
     seen = trainings.surroundings(
-        deployment=dataclasses.replace(observed_deployment(), key=Key("default", spec["deployment"])),
+        deployment=dataclasses.replace(observed_deployment(case.deployment), key=Key("default", spec["deployment"])),
         captures={name: trainings.source(name, deployment=spec["deployment"]) for name in spec["captures"]},
         capture_claims={f"{name}-capture": claim(f"{name}-capture") for name in spec["captures"]},
         rows=rows,

@@ -140,6 +140,7 @@ LEFT = {TRAINING_LABEL: "head"}
         (DATASET, {"rows": None}, "DatasetNotFound", False),
         (DATASET, {"rows": {"data": {"other.jsonl": ""}}}, "DatasetNotFound", False),
         (FROM_CLAIM, {}, "ClaimNotFound", False),
+        ({"from": {"model": "team/head", "revision": "v2"}}, {}, "Invalid", True),
         (MINE, {}, "ClaimNotFound", False),
         (MINE, {"claim": claim("mine", spec={"accessModes": ["ReadOnlyMany"]})}, "ClaimReadOnly", True),
         (MINE, {"claim": claim("mine"), "rival": "other"}, "ClaimInUse", False),
