@@ -39,18 +39,6 @@ from specdecode_operator.problems import printable, shown, shown_or_missing
 from specdecode_operator.redaction import clip
 from specdecode_operator.untrusted import mapping, parse_json
 
-__all__ = [
-    "CaptureSource",
-    "FileSource",
-    "RowSource",
-    "Target",
-    "TrainingError",
-    "compatible",
-    "read_counts",
-    "target_of",
-    "write_rows",
-]
-
 TRAINING: Final = "training.jsonl"
 HOLDOUT: Final = "holdout.jsonl"
 ROWS: Final = "rows.json"

@@ -14,11 +14,12 @@ import msgspec
 from specdecode_operator.api.training import RowCounts
 from specdecode_operator.capture.files.formats import CaptureError
 from specdecode_operator.capture.files.summary import MESSAGE_BYTES
+from specdecode_operator.capture.files.training_rows import TrainingError
 from specdecode_operator.capture.job.pod_files import volume_errors
 from specdecode_operator.training.files import publish
 from specdecode_operator.training.files.pod_settings import PodSettings, read_pod_settings
 from specdecode_operator.training.job.settings import SETTINGS_VARIABLE
-from specdecode_operator.training.rows import TrainingError, read_counts, write_rows
+from specdecode_operator.training.rows import read_counts, write_rows
 from specdecode_operator.vllm.plugin_bundle import TRAINER
 
 _SMALLEST_FREE_BYTES: Final = 64 * 2**20

@@ -122,8 +122,6 @@ OTHER_WORDS = {
     *("GatedRepoError", "RepositoryNotFoundError"),
     # Classes of vLLM's connectors, and of ours.
     *("CpuHiddenStatesConnector", "ExampleHiddenStatesConnector"),
-    # What a module of a training exports.
-    *("CaptureSource", "FileSource", "RowSource", "Target", "TrainingError"),
     "Engines",
     *("RevisionNotFoundError", "Volume"),
 }

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdecode_operator.api.training import RowCounts
+from specdecode_operator.capture.files.training_rows import TrainingError
 from specdecode_operator.training.rows import (
     CaptureSource,
     FileSource,
     RowSource,
     Target,
-    TrainingError,
     compatible,
     read_counts,
     write_rows,
