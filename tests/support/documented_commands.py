@@ -90,7 +90,7 @@ Path("start.log").write_text(LOG)'
 _TRAINED: Final = f"""
 {_TESTS} 'import json
 from pathlib import Path
-from tests.support.trained_heads import asking, better_training, head
+from tests.support.offered_heads import asking, better_training, head
 training = better_training("chat")
 training["metadata"] = {{"name": "chat"}}
 status = training.pop("status") | {{"head": head("chat", "default")}}

@@ -8,7 +8,7 @@ import yaml
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from tests.support.objects import Body
-from tests.support.trained_heads import HEAD_CONFIG, SHA256, asking, better_training, condition, head
+from tests.support.offered_heads import HEAD_CONFIG, SHA256, asking, better_training, condition, head
 from tests.unit.cli.capture.conftest import Cluster
 from tests.unit.cli.conftest import Specdecode
 

@@ -11,7 +11,7 @@ from specdecode_operator.attestation.statement import digest, opened, read_state
 from specdecode_operator.cluster.resources import CONFIG_MAP, DEPLOYMENT, POD, SPECDECODE_DEPLOYMENT
 from tests.support.attestations import key_pair
 from tests.support.objects import Body
-from tests.support.trained_heads import HEAD_CONFIG, SHA256, asking, better_training, head
+from tests.support.offered_heads import HEAD_CONFIG, SHA256, asking, better_training, head
 from tests.unit.handlers.reconciler_world import World
 from tests.unit.handlers.test_forged_objects import fail, pod_spec
 

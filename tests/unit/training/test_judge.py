@@ -18,7 +18,7 @@ from specdecode_operator.training.offers import target_digest
 from tests.support.capture_decisions import NOW
 from tests.support.captures import capture, claim, observed_deployment, surroundings
 from tests.support.objects import Body
-from tests.support.trained_heads import asking, better_training, condition, head
+from tests.support.offered_heads import asking, better_training, condition, head
 
 
 def judging(served: Method = Method.DRAFT_MODEL, of: Body | None = None, **spec: Any) -> Body:

@@ -6,7 +6,7 @@ import pytest
 
 from specdecode_operator.training.offers import Offers, offers_of
 from tests.support.objects import Body, parent, tiny_cpu
-from tests.support.trained_heads import HEAD_CONFIG, asking, better_training, condition, head
+from tests.support.offered_heads import HEAD_CONFIG, asking, better_training, condition, head
 
 
 def deployment(spec: Body | None = None, **status: Any) -> Body:
