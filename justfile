@@ -289,6 +289,8 @@ pins *arguments:
     compile requirements/guidellm.in --no-deps --no-annotate --output-file requirements/guidellm.txt "$@"
     # Packages of the tools that read exported captures (tests/engine/export_packages.py).
     compile requirements/export-readers.in --no-deps --no-annotate --output-file requirements/export-readers.txt "$@"
+    # Packages of the trainer that the engine's environment lacks (devcluster/images/trainer_image.py).
+    compile requirements/trainer.in --no-deps --no-annotate --output-file requirements/trainer.txt "$@"
     # Packages of the newest engine's server that the environment lacks (tests/engine/newest_package.py).
     compile requirements/engine-newest.in --no-deps --no-annotate --output-file requirements/engine-newest.txt "$@"
     # Without dependencies: other engines use those of the environment (tests/engine/engine_versions.py).

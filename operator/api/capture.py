@@ -86,7 +86,7 @@ class Dataset(ApiModel):
     lengths, common prefixes and arrival times; the tokens are random."""
 
     prompt_field: FieldName = "prompt"
-    """Field of each JSONL object that holds the prompt."""
+    """Field of each JSONL object that holds the prompt: text, or a list of token ids."""
 
     output_tokens: TokenCount = 128
     """Maximum length of each output in tokens; the model may end it earlier. With format Trace, outputs are as long as

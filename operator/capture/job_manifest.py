@@ -115,12 +115,12 @@ def render_job(
         "job_deadline_s": _LONGEST_WAIT_S + (1 + spec.backoff_limit) * deadline_s if borrows else None,
         "pod_deadline_s": deadline_s,
         # No Service, autoscaler or budget of the deployment may select the pod as one of its engines.
-        "labels": _kept(pod, "labels", resources.DEPLOYMENT_LABEL)
+        "labels": kept_metadata(pod, "labels", resources.DEPLOYMENT_LABEL)
         | child_labels(capture.key)
         | {resources.CAPTURED_DEPLOYMENT_LABEL: spec.deployment},
         # The autoscaler must not drain a node to save money during a measurement.
         "annotations": {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
-        | _kept(pod, "annotations", resources.TEMPLATE_HASH_ANNOTATION),
+        | kept_metadata(pod, "annotations", resources.TEMPLATE_HASH_ANNOTATION),
         "before": list(pod_spec.get("initContainers") or []),
         "engine": _engine(capture, spec, pod, switches=bool(runs)),
         # Containers of the user's podTemplate become sidecars; otherwise the pod would never end.
@@ -184,11 +184,13 @@ def _items(*keys: str) -> list[Body]:
     return [{"key": key, "path": key} for key in keys]
 
 
-def _kept(pod: Body, field: str, dropped: str) -> dict[str, str]:
+def kept_metadata(pod: Body, field: str, *dropped: str) -> dict[str, str]:
     """Return labels or annotations of the engine's pod without Kueue's, as the Job is queued and not its pods."""
     given: dict[str, str] = pod["metadata"].get(field) or {}
     return {
-        name: value for name, value in given.items() if name != dropped and not name.startswith(resources.QUEUE_PREFIX)
+        name: value
+        for name, value in given.items()
+        if name not in dropped and not name.startswith(resources.QUEUE_PREFIX)
     }
 
 
@@ -291,6 +293,9 @@ def engine_context(source: CapturedDeployment, pod: Body, flags_added: Sequence[
     """Return the context for the manifest: the engine's deployment, plan and command, and the flags added."""
     return {
         "deployment": {"name": source.key.name, "uid": source.uid, "generation": source.generation},
+        "target": source.launch.facts.spec.target.model_dump(
+            mode="json", by_alias=True, include={"model", "revision"}, exclude_none=True
+        ),
         "image": engine_container(pod)["image"],
         "engine_version": source.launch.facts.spec.engine.version,
         "command": RECORDER.unloaded(plain_command(pod), BUNDLE_PATH),

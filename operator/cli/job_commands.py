@@ -1,4 +1,4 @@
-"""Commands that Jobs run, hidden from help: `capture-job`, `read-model` and `webhook-certificate`."""
+"""Commands that Jobs run, hidden from help: `capture-job`, `training-job`, `read-model` and `webhook-certificate`."""
 
 import asyncio
 from collections.abc import Callable
@@ -47,6 +47,31 @@ def collect_command(*, termination_log: _Termination = _TERMINATION_LOG) -> None
     from specdecode_operator.capture.job.collect import collect_job  # noqa: PLC0415
 
     _end(termination_log, collect_job)
+
+
+training_job_app = application("Run in the pod of a training's Job.", hidden=True)
+
+
+@training_job_app.command("export")
+def export_command(
+    *,
+    bundle: Annotated[Path, typer.Option(help="File for the steps that run in the trainer's image.")] = Path(
+        "/specdecode/trainer/training.zip"
+    ),
+    termination_log: _Termination = _TERMINATION_LOG,
+) -> None:
+    """Write the rows of captures or of a file, and the bundle for the trainer's image."""
+    from specdecode_operator.training.files.entrypoint import export_job  # noqa: PLC0415
+
+    _end(termination_log, lambda: export_job(bundle))
+
+
+@training_job_app.command("publish")
+def publish_command(*, termination_log: _Termination = _TERMINATION_LOG) -> None:
+    """Check the trained head and publish it on the claim."""
+    from specdecode_operator.training.files.entrypoint import publish_job  # noqa: PLC0415
+
+    _end(termination_log, publish_job)
 
 
 def _end(termination_log: Path, work: Callable[[], bytes]) -> None:

@@ -232,6 +232,7 @@ class _TopLevel(LazyGroup):
         "attestation-webhook": "attestation:attestation_webhook_command",
         "webhook-certificate": "job_commands:webhook_certificate_command",
         "capture-job": "job_commands:capture_job_app",
+        "training-job": "job_commands:training_job_app",
         "read-model": "job_commands:read_model_app",
     }
     panels: ClassVar = {

@@ -27,6 +27,7 @@ from specdecode_operator.training.job_manifest import TrainingInputs, render_job
 from specdecode_operator.training.job_status import read_progress
 from specdecode_operator.training.judge import better, judging_capture
 from specdecode_operator.training.observation import Training, TrainingObservation
+from specdecode_operator.training.trainer_args import arguments_blocked
 
 _TIME: Final = "%Y-%m-%dT%H:%M:%SZ"
 _WAITING: Final = "WaitingForDeployment"
@@ -263,6 +264,7 @@ def _without_job(training: Training, spec: SpecDecodeTrainingSpec, observed: Tra
     if not isinstance(source, Blocked):
         source = (
             preconditions.deployment_blocked(source)
+            or arguments_blocked(spec.trainer.args)
             or preconditions.trainer_blocked(spec, source)
             or preconditions.rows_blocked(spec, observed)
             or preconditions.head_blocked(spec, observed.starting_head)

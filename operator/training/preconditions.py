@@ -16,6 +16,7 @@ from specdecode_operator.sizing.devices import find_device
 from specdecode_operator.sizing.placement import CPU_PRODUCT
 from specdecode_operator.training.observation import Training, TrainingObservation
 from specdecode_operator.training.sizes import hidden_state_bytes, trainer_memory
+from specdecode_operator.training.trainer_args import arguments_blocked
 from specdecode_operator.untrusted import mapping
 
 _GB: Final = 10**9
@@ -32,7 +33,9 @@ def trainer_gpus(spec: SpecDecodeTrainingSpec, source: CapturedDeployment) -> in
 def training_blocked(spec: SpecDecodeTrainingSpec, observed: ObservedDeployment | None) -> Blocked | None:
     """Return why no head can be trained for a deployment, regardless of rows and claims."""
     source = captured_deployment(spec.deployment, observed)
-    return source if isinstance(source, Blocked) else deployment_blocked(source) or trainer_blocked(spec, source)
+    if isinstance(source, Blocked):
+        return source
+    return deployment_blocked(source) or arguments_blocked(spec.trainer.args) or trainer_blocked(spec, source)
 
 
 def deployment_blocked(source: CapturedDeployment) -> Blocked | None:

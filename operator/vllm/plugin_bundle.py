@@ -21,11 +21,12 @@ class PluginBundle:
     sources: Path  # folder of its modules
     entry_points: str  # content of entry_points.txt
     program: str | None = None  # module whose `run` starts when Python gets the zip file as its script
+    more: tuple[Path, ...] = ()  # modules from other folders
 
     def files(self) -> dict[str, str]:
         """Return the content of every file, by its path relative to the folder on PYTHONPATH."""
         info = f"{self.package}-{self.version}.dist-info"
-        paths = sorted(self.sources.glob("*.py"))
+        paths = sorted((*self.sources.glob("*.py"), *self.more))
         modules = {f"{self.package}/{path.name}": path.read_text(encoding="utf-8") for path in paths}
         metadata = f"Metadata-Version: 2.1\nName: {self.package}\nVersion: {self.version}\n"
         return modules | {f"{info}/METADATA": metadata, f"{info}/entry_points.txt": self.entry_points}
@@ -85,3 +86,13 @@ RECORDER: Final = PluginBundle(
     program="sidecar",
 )
 """The recorder of captures, and the program of its sidecar."""
+
+TRAINER: Final = PluginBundle(
+    package="specdecode_trainer",
+    version=__version__,
+    sources=Path(__file__).parents[1] / "training" / "job",
+    entry_points="",
+    program="run",
+    more=(RECORDER.sources / "block_hashes.py",),
+)
+"""The steps of a training that run in the trainer's image."""

@@ -8,9 +8,10 @@ from typing import Any
 import httpx
 import pytest
 
-from specdecode_operator.capture.files.export import ExportFormat, export_capture
-from specdecode_operator.capture.load.rebuilt_prompts import tokenizer_at
+from specdecode_operator.capture.files.export import ExportFormat, export_capture, held_out_file
+from specdecode_operator.capture.files.training_rows import Split
 from specdecode_operator.capture.trace_reader import read_recording
+from specdecode_operator.cli.capture.tokenizer import tokenizer_at
 from tests.engine import export_packages, guidellm_package
 from tests.engine.engine_process import DEADLINE_S, Engine
 from tests.engine.recorder_server import Server, make_models
@@ -133,6 +134,20 @@ def test_speculators_reads_tokens_and_loss_mask(tools: Engine, tokenizer: Path, 
     assert rows == [
         {"input_ids": [1, 2, 3, number, 5, 6, 7, 8, 9], "loss_mask": [0, 0, 0, 1, 1, 1, 1, 1, 1]} for number in (40, 41)
     ]
+
+
+@pytest.mark.long
+def test_speculators_reads_both_sides_of_a_split(tools: Engine, tokenizer: Path, tmp_path: Path) -> None:
+    prompts = [[1, 2, number] for number in range(40)]
+    records = [record(prompt_tokens=3, prompt_token_ids=each, output_token_ids=[4, 5, 6, 7, 8, 9]) for each in prompts]
+    write_trace(tmp_path / "trace.jsonl", records, META)
+    file = tmp_path / "rows.jsonl"
+    export_capture(tmp_path, ExportFormat.SPECULATORS, file, split=Split(holdout_percent=25))
+    sides = [read(tools, "speculators", each, BLOCK_TOKENS, tokenizer) for each in (file, held_out_file(file))]
+    assert all(row["loss_mask"] == [0, 0, 0, 1, 1, 1, 1, 1, 1] for side in sides for row in side)
+    rows, held_out = ([row["input_ids"][:3] for row in side] for side in sides)
+    assert min(len(rows), len(held_out)) > 0
+    assert sorted(rows + held_out) == prompts
 
 
 @pytest.mark.long

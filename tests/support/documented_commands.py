@@ -72,6 +72,11 @@ metadata: {{name: new}}
 spec: {{target: {{model: my/new}}}}
 NEW
 """
+_LIVE: Final = f"""
+{_TESTS} 'from pathlib import Path
+from tests.support.training_captures import write_live
+write_live(Path("captures/live"), [[5, 6, number] for number in range(40)])'
+"""
 _COMPARED: Final = f"""
 {_TESTS} 'from pathlib import Path
 from tests.support.compared_captures import MadeCapture
@@ -273,8 +278,14 @@ for name in demo before after replay; do specdecode replay synth --out captures/
         },
     ),
     "docs/measure/export.md": Page(
-        before={"specdecode capture export": "specdecode replay synth --out captures/demo --requests 20"}
+        before={
+            "specdecode capture export captures/demo --format vllm": (
+                "specdecode replay synth --out captures/demo --requests 20"
+            ),
+            "specdecode capture export captures/live": _LIVE,
+        }
     ),
+    "docs/serve/train-a-draft.md": Page(cluster=True, before={"kubectl apply": _KINDS}),
     "docs/serve/trained-drafts.md": Page(cluster=True, before={"specdecode training status": f"{_KINDS}\n{_TRAINED}"}),
     "docs/serve/autoscale.md": Page(
         cluster=True, before={"kubectl scale": f"{_KINDS}\nkubectl apply -f examples/llama-70b.yaml"}
@@ -484,6 +495,7 @@ NOT_RUN: Final[dict[tuple[str, str], str]] = {
         "specdecode capture live",
     ): "needs running engines: tests/unit/cli/capture/test_live.py",
     ("docs/measure/does-it-pay.md", "specdecode capture fetch"): _CAPTURE,
+    ("docs/serve/train-a-draft.md", "specdecode training status"): "follows a training that runs: no nodes here",
     ("docs/install/install.md", "KUBECONTEXT="): "needs a registry; the demo and end-to-end tests install so",
     ("docs/get-started/quickstart-gpus.md", "kubectl --namespace specdecode-system rollout status"): _NO_NODES,
     ("docs/get-started/quickstart-gpus.md", "./just setup"): _NO_NODES,

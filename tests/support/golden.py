@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from specdecode_operator.api import deployment
+from specdecode_operator.api import deployment, training
 from specdecode_operator.api.base import GROUP
 from specdecode_operator.cli.render import (
     AssumedCluster,
@@ -74,8 +74,9 @@ def _ours() -> list[Body]:
 
 
 def ours_in(path: Path) -> list[Body]:
-    """Return the objects of our kinds in a file."""
-    return [body for body in yaml.safe_load_all(path.read_text()) if body["apiVersion"].startswith(f"{GROUP}/")]
+    """Return the deployments and captures in a file."""
+    bodies = yaml.safe_load_all(path.read_text())
+    return [body for body in bodies if body["apiVersion"].startswith(f"{GROUP}/") and body["kind"] != training.KIND]
 
 
 def rendered_examples() -> dict[str, list[Body]]:

@@ -13,32 +13,31 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NoReturn
+from typing import Any, BinaryIO, Final
 
 import msgspec
 
 from specdecode_operator.capture.files import formats
-from specdecode_operator.capture.recorder.segment_format import EMULATED
-from specdecode_operator.capture.trace_reader import (
-    MOST_HELD_BYTES,
-    RecordedRequest,
-    RecordingError,
-    find_file,
-    find_trace,
-    no_requests,
-    read_requests,
+from specdecode_operator.capture.files.trace_requests import ExportError, TraceRequests, count, notes_of
+from specdecode_operator.capture.files.training_rows import (
+    NO_PROMPT_IDS,
+    WHOLE,
+    CaptureRows,
+    RebuildPrompt,
+    Split,
+    duplicates_note,
+    reject_untrainable,
+    write_split,
 )
+from specdecode_operator.capture.trace_reader import MOST_HELD_BYTES, find_trace
 from specdecode_operator.problems import printable, some_of
 
 MOONCAKE_BLOCK_TOKENS: Final = 512
-_USUAL_BLOCK_TOKENS: Final = 16  # vLLM's default, for a trace without block_size
-_MOST_BLOCK_TOKENS: Final = 2**16
 _ARRIVAL_BYTES: Final = 512  # memory of a request without its blocks
 _BLOCK_BYTES: Final = 256  # memory of a block, with its number
-_BROKEN_OFF: Final = frozenset({"error", "repetition"})
 _ENCODER: Final = msgspec.json.Encoder()
 
 
@@ -52,14 +51,6 @@ class ExportFormat(StrEnum):
     MOONCAKE = "mooncake"
 
 
-RebuildPrompt = Callable[[RecordedRequest, int], Sequence[int] | None]
-"""Returns the token ids of a request's prompt, or None. The number is the size of the hashed blocks in tokens."""
-
-
-class ExportError(Exception):
-    """The capture cannot be exported in this format. The message is one line with the reason and a fix."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Exported:
     """Result of an export."""
@@ -67,6 +58,7 @@ class Exported:
     requests: int  # lines in the file
     block_tokens: int | None  # tokens per entry of ``hash_ids``; None for training data
     left_out: Sequence[str]  # what the file does not have, each with the reason
+    held_out: int = 0  # prompts of training data in the second file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,8 +115,19 @@ _LOADS: Final[Mapping[ExportFormat, _Load]] = {
 }
 
 
-def export_capture(
-    capture: Path, form: ExportFormat, out: Path, *, phases: Collection[str] = (), rebuild: RebuildPrompt | None = None
+def held_out_file(out: Path) -> Path:
+    """Return the file for held-out prompts next to a file of training data."""
+    return out.with_name(f"{out.stem}.holdout{out.suffix}")
+
+
+def export_capture(  # noqa: PLR0913
+    capture: Path,
+    form: ExportFormat,
+    out: Path,
+    *,
+    phases: Collection[str] = (),
+    rebuild: RebuildPrompt | None = None,
+    split: Split = WHOLE,
 ) -> Exported:
     """Write the requests of a capture to a file, atomically. An existing file is replaced.
 
@@ -136,6 +139,8 @@ def export_capture(
         Phases to export; all if empty.
     rebuild
         Finds the prompts of training data that the capture does not have.
+    split
+        Division of training data. Held-out prompts go to a second file (`held_out_file`).
 
     Raises
     ------
@@ -144,84 +149,27 @@ def export_capture(
     RecordingError
         If the trace cannot be read.
     """
-    source = _Source(find_trace(capture), frozenset(phases))
-    part = out.with_name(f"{out.name}{formats.PART_SUFFIX}")
+    source = TraceRequests(find_trace(capture), frozenset(phases))
+    load = _LOADS.get(form)
+    files = [out] if load or not split.holdout_percent else [out, held_out_file(out)]
+    parts = [each.with_name(f"{each.name}{formats.PART_SUFFIX}") for each in files]
     try:
-        with part.open("wb") as stream:
-            load = _LOADS.get(form)
-            exported = _write_training(source, rebuild, stream) if load is None else _write_load(source, load, stream)
-        part.replace(out)
+        if load is None:
+            exported = _write_training(source, rebuild, split, parts)
+        else:
+            with parts[0].open("wb") as stream:
+                exported = _write_load(source, load, stream)
+        for part, file in zip(parts, files, strict=True):
+            part.replace(file)
     except BaseException:
-        with suppress(OSError):
-            part.unlink()
+        for part in parts:
+            with suppress(OSError):
+                part.unlink()
         raise
     return exported
 
 
-@dataclass
-class _Source:
-    """Requests of a trace in the file's order, with counts of those that are left out."""
-
-    trace: Path
-    phases: frozenset[str]
-    meta: formats.TraceMeta = field(default_factory=formats.TraceMeta)
-    other_phases: int = 0
-    found: set[str] = field(default_factory=set)
-
-    def requests(self) -> Iterator[RecordedRequest]:
-        """Yield the requests of the phases. The header is known when the first request is."""
-        read = 0
-        for line in read_requests(self.trace, _reject):
-            if isinstance(line, formats.TraceMeta):
-                self.meta = line
-                continue
-            read += 1
-            if line.phase is not None:
-                self.found.add(line.phase)
-            if self.phases and line.phase not in self.phases:
-                self.other_phases += 1
-                continue
-            yield line
-        if not read:
-            raise no_requests(self.trace)
-        if missing := sorted(self.phases - self.found):
-            known = printable(some_of(sorted(self.found)) or "none")
-            raise ExportError(
-                f"--phase: {printable(missing[0])}: is not a phase of the capture: use one of its phases: {known}"
-            )
-
-    @property
-    def block_tokens(self) -> int:
-        """Tokens in a block that is hashed."""
-        size = self.meta.block_size or _USUAL_BLOCK_TOKENS
-        if size > _MOST_BLOCK_TOKENS:
-            raise ExportError(
-                f"{printable(str(self.trace))}: block_size: {size}: exceeds the maximum of {_MOST_BLOCK_TOKENS}: "
-                "correct the first line"
-            )
-        return size
-
-    def left_out(self) -> Iterator[str]:
-        """Yield the requests that no format has."""
-        if self.other_phases:
-            yield f"{_count(self.other_phases, 'request')} of other phases"
-        aborted = find_file(self.trace.parent, formats.ABORTED)
-        if aborted is None or not self.trace.name.startswith(formats.TRACE):
-            return
-        with suppress(OSError, formats.NoTrailerError, formats.BrokenGzipError):
-            if lines := sum(1 for _ in formats.read_lines(aborted)):
-                yield f"{_count(lines, 'request')} without a token ({formats.ABORTED}): their answers have no length"
-
-
-def _reject(error: RecordingError) -> NoReturn:
-    raise RecordingError(f"{error}: fix it")
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'s' * (number != 1)}"
-
-
-def _write_load(source: _Source, load: _Load, stream: BinaryIO) -> Exported:
+def _write_load(source: TraceRequests, load: _Load, stream: BinaryIO) -> Exported:
     """Write one line per request, in order of arrival."""
     arrivals, left_out = _arrivals(source)
     blocks = _Blocks(source.block_tokens, load.block_tokens or source.block_tokens)
@@ -233,7 +181,7 @@ def _write_load(source: _Source, load: _Load, stream: BinaryIO) -> Exported:
     return Exported(requests=len(arrivals), block_tokens=blocks.exported_tokens, left_out=left_out)
 
 
-def _arrivals(source: _Source) -> tuple[list[_Arrival], list[str]]:
+def _arrivals(source: TraceRequests) -> tuple[list[_Arrival], list[str]]:
     """Return the requests that a load can send, in order of arrival, and a note for each omission."""
     held, held_bytes, unusable = list[_Arrival](), 0, Counter[str]()
     for each in source.requests():
@@ -261,7 +209,7 @@ def _arrivals(source: _Source) -> tuple[list[_Arrival], list[str]]:
                 block_hashes=hashes,
             )
         )
-    left_out = [*source.left_out(), *(f"{_count(number, 'request')} {why}" for why, number in unusable.items())]
+    left_out = notes_of(source.left_out() + unusable)
     if not held:
         raise ExportError(
             f"{printable(str(source.trace))}: no request has arrival_ms and a prompt, which a load needs: "
@@ -278,7 +226,7 @@ def _lost_in_load(arrivals: Sequence[_Arrival], load: _Load, blocks: "_Blocks") 
         values = some_of(f"{each:g}" for each in temperatures)
         yield f"temperature ({values}): the format has no field for it; set it in the tool"
     if stopped := sum(each.stopped for each in arrivals):
-        yield f"why {_count(stopped, 'answer')} ended early: the tool requests the recorded length"
+        yield f"why {count(stopped, 'answer')} ended early: the tool requests the recorded length"
     if not any(len(each.block_hashes) for each in arrivals):
         yield "shared prefixes: the capture has no block hashes, so no two prompts share a block"
     elif blocks.lost_tokens:
@@ -331,45 +279,27 @@ class _Blocks:
         return ids
 
 
-def _write_training(source: _Source, rebuild: RebuildPrompt | None, stream: BinaryIO) -> Exported:
+def _write_training(
+    source: TraceRequests, rebuild: RebuildPrompt | None, split: Split, parts: Sequence[Path]
+) -> Exported:
     """Write the tokens of each request, with a mask of 0 for the prompt and 1 for the answer, in the file's order."""
-    place, rows, missing = printable(str(source.trace)), 0, Counter[str]()
-    for each in source.requests():
-        if (source.meta.gpu or "").startswith(EMULATED):
-            raise ExportError(f"{place}: an emulated engine computed no answers: use a capture of a real engine")
-        if each.token_ids is None:
-            missing["whose answer has no token ids"] += 1
-        elif each.finish_reason in _BROKEN_OFF:
-            missing["whose answer is broken off"] += 1
-        elif (prompt := _prompt(each, source.block_tokens, rebuild)) is None:
-            missing["whose prompt has no token ids"] += 1
-        elif len(prompt) != each.prompt_tokens:
+    place, capture = printable(str(source.trace)), CaptureRows(source, rebuild)
+    held_out = parts[1] if len(parts) > 1 else None
+    written = write_split(capture.rows(), parts[0], held_out, replace(split, rows_held_out=True))
+    left_out = capture.left_out()
+    if not written.rows and not written.held_out:
+        if left_out[NO_PROMPT_IDS] and rebuild is None:
             raise ExportError(
-                f"{place}: {printable(each.request_id or 'a request')}: prompt_token_ids: has {len(prompt)} ids for "
-                f"prompt_tokens {each.prompt_tokens}: fetch the capture again"
+                f"{place}: no request has the token ids of its prompt: for a capture with prompts from a dataset, "
+                "add --dataset and --tokenizer-url"
             )
-        else:
-            mask = [0] * len(prompt) + [1] * len(each.token_ids)
-            stream.write(_ENCODER.encode({"input_ids": [*prompt, *each.token_ids], "loss_mask": mask}) + b"\n")
-            rows += 1
-    if not rows:
-        raise ExportError(f"{place}: {_why_untrainable(missing)}")
-    left_out = [*source.left_out(), *(f"{_count(number, 'request')} {why}" for why, number in missing.items())]
-    return Exported(requests=rows, block_tokens=None, left_out=[*left_out, "temperatures and times"])
-
-
-def _prompt(request: RecordedRequest, block_tokens: int, rebuild: RebuildPrompt | None) -> Sequence[int] | None:
-    if request.prompt_token_ids is not None:
-        return request.prompt_token_ids
-    return rebuild(request, block_tokens) if rebuild else None
-
-
-def _why_untrainable(missing: Mapping[str, int]) -> str:
-    if "whose prompt has no token ids" in missing:
-        return (
-            "no request has the token ids of its prompt: for a capture with prompts from a dataset, add --dataset and "
-            "--tokenizer-url"
+        reject_untrainable(place, left_out)
+    if split.holdout_percent and not (written.rows and written.held_out):
+        side = "no prompt" if written.rows else "every prompt"
+        raise ExportError(
+            f"--holdout-percent: {split.holdout_percent}: holds out {side}: use another share, or another --seed"
         )
-    if "whose answer has no token ids" in missing:
-        return "no request has the token ids of its answer: capture again with record.tokenIds: true"
-    return "no answer is complete: use another capture"
+    notes = [*notes_of(left_out + written.left_out), "temperatures and times"]
+    if written.duplicates:
+        notes.insert(0, duplicates_note(written.duplicates))
+    return Exported(requests=written.rows, block_tokens=None, left_out=notes, held_out=written.held_out)

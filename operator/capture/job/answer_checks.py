@@ -108,9 +108,11 @@ class CheckRequests:
     async def __aexit__(self, *error: object) -> None:
         await self._client.aclose()
 
-    async def greedy(self, prompt: Sequence[int] | str, sha256: str, most_tokens: int) -> formats.GreedyAnswer:
+    async def greedy(
+        self, prompt: Sequence[int] | str, sha256: str, most_tokens: int, *, ignore_eos: bool
+    ) -> formats.GreedyAnswer:
         """Return the greedy continuation of a prompt."""
-        wanted = {"ignore_eos": not isinstance(prompt, str), "logprobs": 2, "return_token_ids": True}
+        wanted = {"ignore_eos": ignore_eos, "logprobs": 2, "return_token_ids": True}
         # Different tokens may have the same text, so token ids are returned.
         wanted |= {"return_tokens_as_token_ids": True}
         answer = await self._ask("/completions", {"prompt": prompt, "max_tokens": most_tokens, **wanted}, sha256)
@@ -213,14 +215,14 @@ async def check_answers(
     ]
     async with CheckRequests(server_of(settings.engine), settings.workload.timeout_seconds) as requests:
         return formats.Checks(
-            greedy=await _greedy(requests, asked(wanted.greedy_prompts), budget_s),
+            greedy=await _greedy(requests, asked(wanted.greedy_prompts), budget_s, ignore_eos=source.ignore_eos),
             structured=await _parsing(requests.structured, prompts, budget_s),
             tool_calls=await _parsing(requests.tool_call, questions, budget_s),
         )
 
 
 async def _greedy(
-    requests: CheckRequests, asked: Sequence[tuple[Sequence[int] | str, int]], budget_s: float
+    requests: CheckRequests, asked: Sequence[tuple[Sequence[int] | str, int]], budget_s: float, *, ignore_eos: bool
 ) -> formats.GreedyCheck:
     answers: list[formats.GreedyAnswer] = []
     rejected = _NONE_ASKED
@@ -231,7 +233,7 @@ async def _greedy(
             break
         sha256 = hashlib.sha256(msgspec.json.encode(prompt)).hexdigest()
         try:
-            answers.append(await requests.greedy(prompt, sha256, most_tokens))
+            answers.append(await requests.greedy(prompt, sha256, most_tokens, ignore_eos=ignore_eos))
         except NotAnsweredError as error:
             reason = clip(str(error), _LONGEST_REASON)
             if not error.refused:

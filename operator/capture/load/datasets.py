@@ -1,12 +1,13 @@
 """Read prompts of a dataset: JSONL, GSM8K (parquet), ShareGPT (JSON), SPEED-Bench (JSONL, parquet)."""
 
 import codecs
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Meta, Raw, Struct
 
 from specdecode_operator.api.capture import CaptureWorkload, Dataset, DatasetFormat
 from specdecode_operator.capture.load.run_settings import WARMUP_PHASE, needed
@@ -42,14 +43,20 @@ def parts_of(workload: CaptureWorkload) -> Mapping[str, Part]:
     return parts | {WARMUP_PHASE: parts[workload.phases[0].name]}
 
 
-def read_dataset(settings: Dataset, mount: Path = DATASET_MOUNT, part: Part | None = None) -> list[str]:
+DatasetPrompt: TypeAlias = "str | array[int]"
+"""Text, or token ids."""
+
+_TokenIds = list[Annotated[int, Meta(ge=0, lt=2**32)]]
+
+
+def read_dataset(settings: Dataset, mount: Path = DATASET_MOUNT, part: Part | None = None) -> list[DatasetPrompt]:
     """Return the prompts of a dataset, or of a part of it, in the order of its files."""
     part = part or Part(settings.path)
     path = inside(mount, part.path)
     try:
         match settings.format:
             case DatasetFormat.JSONL:
-                prompts = list(_read_jsonl(path, settings.prompt_field))
+                prompts: list[DatasetPrompt] = list(_read_jsonl(path, settings.prompt_field))
             case DatasetFormat.GSM8K:
                 prompts = list(_read_gsm8k(path))
             case DatasetFormat.SHAREGPT:
@@ -94,14 +101,15 @@ def _checked_file(path: Path) -> Path:
     return path
 
 
-def _read_jsonl(path: Path, field: str) -> Iterator[str]:
+def _read_jsonl(path: Path, field: str) -> Iterator[DatasetPrompt]:
     for place, record in _objects(path):
         if field not in record:
             fields = ", ".join(sorted(record)) or "none"
             raise BadDatasetError(
                 f"{place}: has no field {field!r}; its fields: {fields}: set promptField to one of them"
             )
-        yield _text(record[field], f"{place}: field {field!r}")
+        value = record[field]
+        yield (_token_ids if isinstance(value, list) else _text)(value, f"{place}: field {field!r}")
 
 
 def _objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -124,6 +132,15 @@ def _objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 message = f"is {_kind(record)}, not an object: write one object on each line"
                 raise BadDatasetError(f"{place}: {message}")
             yield place, record
+
+
+def _token_ids(value: list[Any], place: str) -> "array[int]":
+    if not value:
+        raise BadDatasetError(f"{place}: is empty: remove it, or write a prompt")
+    try:
+        return array("I", msgspec.convert(value, _TokenIds))
+    except msgspec.ValidationError as error:
+        raise BadDatasetError(f"{place}: is a list of other values than token ids: write text or token ids") from error
 
 
 def _text(value: Any, place: str) -> str:

@@ -197,6 +197,9 @@ def _read(trace: Path) -> Shapes:
 class PromptSource(ABC):
     """Deterministic source of prompts."""
 
+    # The answer to random tokens has no meaningful end; the answer to a real question has.
+    ignore_eos = True
+
     def __init__(self, workload: CaptureWorkload, usual: int = 0) -> None:
         self._usual = usual
         self._of_phases = {phase.name: phase.output_tokens or usual for phase in workload.phases}
@@ -311,7 +314,14 @@ class DatasetSource(PromptSource):
     one, which the prefix cache may hold, as late as possible. A phase with more requests than prompts wraps around.
     """
 
-    def __init__(self, texts: Mapping[datasets.Part, Sequence[str]], workload: CaptureWorkload, seed: int) -> None:
+    ignore_eos = False
+
+    def __init__(
+        self,
+        texts: Mapping[datasets.Part, Sequence[datasets.DatasetPrompt]],
+        workload: CaptureWorkload,
+        seed: int,
+    ) -> None:
         super().__init__(workload, needed(workload.prompts.dataset).output_tokens)
         self._texts = texts
         self._parts = datasets.parts_of(workload)
@@ -322,9 +332,17 @@ class DatasetSource(PromptSource):
             Random(f"{seed}/dataset").shuffle(order)  # noqa: S311 - not for secrets
             sharing = [phase.name for phase in workload.phases if self._parts[phase.name] == part]
             self._starts |= {phase: number * len(each) // len(sharing) for number, phase in enumerate(sharing)}
+        for phase in workload.phases:
+            kinds = {isinstance(each, str) for each in texts[self._parts[phase.name]]}
+            if phase.pattern == Pattern.MULTITURN and len(kinds) > 1:
+                raise datasets.BadDatasetError(
+                    f"{self._parts[phase.name].path}: has prompts as text and as token ids, which a conversation cannot"
+                    f" join: write all in one form, or use another pattern than Multiturn for phase {phase.name}"
+                )
 
     def first(self, phase: str, index: int) -> Prompt:
         """Return the phase's next prompt."""
         part = self._parts[phase]
         order = self._orders[part]
-        return Prompt(self._texts[part][order[(self._starts[phase] + index) % len(order)]])
+        prompt = self._texts[part][order[(self._starts[phase] + index) % len(order)]]
+        return Prompt(prompt if isinstance(prompt, str) else prompt.tolist())

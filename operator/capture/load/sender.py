@@ -212,8 +212,7 @@ class PhaseSender(Sender):
             prompt=prompt,
             max_tokens=self.prompts.output_tokens(self._phase, index),
             temperature=self._temperatures.at(self._phase, index),
-            # The answer to random tokens has no meaningful end; that to a real question has.
-            ignore_eos=not isinstance(prompt.content, str),
+            ignore_eos=self.prompts.ignore_eos,
             keep_answer=turn is not None,
         )
         return Prepared(self._phase, index, request, self._parts.client.prepare(request), turn)

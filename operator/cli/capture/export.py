@@ -6,7 +6,9 @@ from typing import Annotated
 
 import typer
 
-from specdecode_operator.capture.files.export import ExportError, ExportFormat, RebuildPrompt, export_capture
+from specdecode_operator.capture.files.export import ExportFormat, export_capture, held_out_file
+from specdecode_operator.capture.files.trace_requests import ExportError
+from specdecode_operator.capture.files.training_rows import RebuildPrompt, Split
 from specdecode_operator.capture.trace_reader import RecordingError
 from specdecode_operator.cli.options import ended, fail
 from specdecode_operator.cli.terminal import say, say_line
@@ -38,7 +40,26 @@ def export_command(  # noqa: PLR0913  each is an option
             "rebuilt prompts.",
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    holdout_percent: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            max=50,
+            help="For speculators: share of the prompts, in percent, to write to a second file, FILE.holdout.jsonl, "
+            "instead of the training data.",
+        ),
+    ] = 0,
+    seed: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            max=2**31 - 1,
+            help="Seed that chooses the held-out prompts. A training with the same seed holds out the same prompts.",
+        ),
+    ] = 0,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
 ) -> None:
     """Write the requests of a capture in the input format of another tool.
 
@@ -51,18 +72,23 @@ def export_command(  # noqa: PLR0913  each is an option
     Exits with 0 when the file is written, 2 when the capture cannot be exported in
     this format.
     """
-    if os.path.lexists(out) and not (force and out.is_file()):
-        is_file = out.is_file()
-        fail(
-            f"--out: {out}: {'already exists: add --force to replace it' if is_file else 'is not a file: use another'}"
-        )
+    if holdout_percent and form is not ExportFormat.SPECULATORS:
+        fail("--holdout-percent: only used with --format speculators: omit it")
+    held_out = held_out_file(out)
+    for file in (out, held_out) if holdout_percent else (out,):
+        if os.path.lexists(file) and not (force and file.is_file()):
+            fix = "already exists: add --force to replace it" if file.is_file() else "is not a file: use another"
+            fail(f"--out: {file}: {fix}")
     with ended(ExportError, RecordingError):
         rebuild = _rebuild(capture, form, dataset, tokenizer_url)
-        exported = export_capture(capture, form, out, phases=phase or [], rebuild=rebuild)
+        split = Split(seed=seed, holdout_percent=holdout_percent)
+        exported = export_capture(capture, form, out, phases=phase or [], rebuild=rebuild, split=split)
     for each in exported.left_out:
         say(f"left out: {printable(each)}")
     blocks = f", {exported.block_tokens} tokens per hash id" if exported.block_tokens else ""
     say_line(f"{out}: {exported.requests:,} request{'s' * (exported.requests != 1)}{blocks}")
+    if holdout_percent:
+        say_line(f"{held_out}: {exported.held_out:,} held-out prompt{'s' * (exported.held_out != 1)}")
 
 
 def _rebuild(capture: Path, form: ExportFormat, dataset: Path | None, url: str | None) -> RebuildPrompt | None:
@@ -71,12 +97,13 @@ def _rebuild(capture: Path, form: ExportFormat, dataset: Path | None, url: str |
             option = "--dataset" if dataset is not None else "--tokenizer-url"
             fail(f"{option}: only used with --format speculators: omit it")
         return None
-    from specdecode_operator.capture.load import rebuilt_prompts  # noqa: PLC0415  imports httpx
+    from specdecode_operator.capture.load import rebuilt_prompts  # noqa: PLC0415  imports pydantic models
+    from specdecode_operator.cli.capture.tokenizer import tokenizer_at  # noqa: PLC0415  imports httpx
 
-    rebuilt_prompts.refuse_random_prompts(capture)
+    rebuilt_prompts.refuse_random_prompts(capture, rebuilt_prompts.read_manifest(capture))
     if dataset is None and url is None:
         return None
     if dataset is None or url is None:
         missing = "--dataset" if dataset is None else "--tokenizer-url"
         fail(f"{missing}: missing: prompts are rebuilt from --dataset with --tokenizer-url: set both")
-    return rebuilt_prompts.RebuiltPrompts(capture, dataset, rebuilt_prompts.tokenizer_at(url))
+    return rebuilt_prompts.RebuiltPrompts(capture, dataset, tokenizer_at(url))

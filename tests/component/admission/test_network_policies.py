@@ -30,6 +30,7 @@ ENGINE = Peer("10.0.0.2", "team", selector_labels("llama"), ENGINE_PORTS)
 ENGINE_ELSEWHERE = Peer("10.0.0.10", "other", selector_labels("llama"), ENGINE_PORTS)
 WORKER = Peer("10.0.0.3", "team", worker_labels("llama"))
 CAPTURE = Peer("10.0.0.4", "team", OURS | {"specdecode.io/capture": "demo"}, ENGINE_PORTS)
+TRAINING = Peer("10.0.0.11", "team", OURS | {"specdecode.io/training": "head"}, ENGINE_PORTS)
 MODEL_JOB = Peer("10.0.0.5", "team", OURS | {"specdecode.io/reads-model-for": "llama"})
 CLIENT = Peer("10.0.0.6", "team", {"app": "chat"})
 STRANGER = Peer("10.0.0.7", "other", {"app": "chat"})
@@ -85,6 +86,10 @@ HELD = {
     "the collector of a live capture, by workers": (WORKER, CAPTURE, PORT),
     "the other ports of captures, by engines": (ENGINE, CAPTURE, 8000),
     "engines, by captures": (CAPTURE, ENGINE, 8000),
+    "trainings, by clients": (CLIENT, TRAINING, 8000),
+    "engines, by trainings": (TRAINING, ENGINE, 8000),
+    "the hub, by trainings": (TRAINING, HUB, 443),
+    "the API server, by trainings": (TRAINING, API_SERVER, 6443),
     "a model's reader, by anybody": (CLIENT, MODEL_JOB, 80),
     "the hub, by engines": (ENGINE, HUB, 443),
     "the hub, by captures": (CAPTURE, HUB, 443),
@@ -115,7 +120,7 @@ def test_other_connections_are_blocked(usual: list[dict[str, Any]], case: str) -
     assert refused(usual, Connection(source, destination, port)) != []
 
 
-@pytest.mark.parametrize("pod", [OPERATOR, ENGINE, WORKER, CAPTURE, MODEL_JOB], ids=lambda pod: pod.address)
+@pytest.mark.parametrize("pod", [OPERATOR, ENGINE, WORKER, CAPTURE, TRAINING, MODEL_JOB], ids=lambda pod: pod.address)
 def test_all_pods_may_reach_dns(usual: list[dict[str, Any]], pod: Peer) -> None:
     assert refused(usual, Connection(pod, DNS, 53, "UDP")) == []
 

@@ -1,5 +1,6 @@
 """Objects in the examples and the documents are valid, and the README shows one that exists."""
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,8 @@ from specdecode_operator.api.base import API_VERSION
 from specdecode_operator.api.capture import KIND as CAPTURE
 from specdecode_operator.api.capture import SpecDecodeCaptureSpec
 from specdecode_operator.api.deployment import KIND, SpecDecodeDeploymentSpec
+from specdecode_operator.api.training import KIND as TRAINING
+from specdecode_operator.api.training import SpecDecodeTrainingSpec
 from specdecode_operator.capture.load.arrivals import arrival_offsets_s
 from specdecode_operator.deployment.validation import valid_facts
 from tests.support.documents import DOCUMENTS, ROOT, fenced_blocks, relative, table
@@ -52,6 +55,23 @@ def test_captures_in_the_documents_and_examples_have_fields_that_exist() -> None
     assert bodies
     for body in bodies:
         assert SpecDecodeCaptureSpec.model_validate(body["spec"]).deployment
+
+
+def test_trainings_in_the_documents_and_examples_have_fields_that_exist() -> None:
+    texts = [block for document in DOCUMENTS for block in fenced_blocks(document, "yaml")]
+    texts += [example.read_text() for example in EXAMPLES]
+    bodies = [body for text in texts for body in yaml.safe_load_all(text) if body and body.get("kind") == TRAINING]
+    assert len(bodies) > 2
+    for body in bodies:
+        spec = SpecDecodeTrainingSpec.parse(body["spec"])
+        assert spec.captures or spec.dataset
+
+
+def test_tiny_training_has_enough_prompts_to_judge() -> None:
+    prompts, _, body = yaml.safe_load_all((ROOT / "examples/training-tiny.yaml").read_text())
+    spec = SpecDecodeTrainingSpec.parse(body["spec"])
+    lines = [json.loads(line) for line in prompts["data"]["prompts.jsonl"].splitlines()]
+    assert len(lines) * spec.holdout_percent / 100 > spec.judgement.requests
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=relative)

@@ -208,7 +208,7 @@ class TestSizes:
         decision, _ = decided(training(spec), surroundings(deployment=on_gpus()))
         assert decision.writes.job is not None
         limits = decision.writes.job["spec"]["template"]["spec"]["initContainers"][-1]["resources"]["limits"]
-        assert limits == {"nvidia.com/gpu": 2}
+        assert limits == {"nvidia.com/gpu": "2"}
 
 
 class TestProgress:

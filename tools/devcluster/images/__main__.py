@@ -10,11 +10,14 @@ from devcluster.host.errors import exit_status
 from devcluster.images.engine_environment import install_engine_environment
 from devcluster.images.engine_image import build_engine_image
 from devcluster.images.operator_image import build_operator_image
+from devcluster.images.trainer_image import build_trainer_image, install_trainer_packages
 
 MAKERS = {
     "operator": build_operator_image,
     "engine-cpu": build_engine_image,
     "engine-env": install_engine_environment,
+    "trainer-cpu": build_trainer_image,
+    "trainer-packages": install_trainer_packages,
 }
 
 

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.capture.files.export import Exported, ExportError, ExportFormat, export_capture
+from specdecode_operator.capture.files.export import Exported, ExportFormat, export_capture
+from specdecode_operator.capture.files.trace_requests import ExportError
+from specdecode_operator.capture.files.training_rows import RebuiltPrompt, Split
 from specdecode_operator.capture.trace_reader import RecordedRequest, RecordingError
 from tests.support.traces import META, record, write_trace
 
@@ -214,12 +216,39 @@ class TestTrainingData:
         assert "1 request whose answer has no token ids" in exported.left_out
 
     def test_rebuilt_prompts_are_used(self, tmp_path: Path) -> None:
-        def rebuild(request: RecordedRequest, block_tokens: int) -> list[int] | None:
+        def rebuild(request: RecordedRequest, block_tokens: int) -> RebuiltPrompt | None:
             assert block_tokens == 16
-            return [4, 5, 6] if request.request_id == "x" else None
+            return RebuiltPrompt("text", [4, 5, 6]) if request.request_id == "x" else None
 
         rows, _ = export(capture(tmp_path, trained()), ExportFormat.SPECULATORS, rebuild=rebuild)
         assert rows[0]["input_ids"][:4] == [4, 5, 6, 11]
+
+    def test_equal_requests_are_exported_once(self, tmp_path: Path) -> None:
+        capture(tmp_path, *[trained(prompt_token_ids=[1, 2, 3])] * 3, trained(prompt_token_ids=[1, 2, 4]))
+        rows, exported = export(tmp_path, ExportFormat.SPECULATORS)
+        assert [row["input_ids"][:3] for row in rows] == [[1, 2, 3], [1, 2, 4]]
+        assert "2 requests with the prompt and the answer of another request" in exported.left_out
+
+    def test_held_out_prompts_are_in_a_second_file(self, tmp_path: Path) -> None:
+        prompts = [[1, 2, number] for number in range(40)]
+        capture(tmp_path, *(trained(prompt_token_ids=each) for each in prompts))
+        split = Split(holdout_percent=25)
+        rows, exported = export(tmp_path, ExportFormat.SPECULATORS, split=split)
+        held_out = [json.loads(line) for line in (tmp_path / "out.holdout.jsonl").read_text().splitlines()]
+        assert len(held_out) == exported.held_out > 0
+        assert sorted([*(row["input_ids"][:3] for row in rows), *(row["prompt"] for row in held_out)]) == prompts
+        for row in held_out:
+            assert row["input_ids"] == [*row["prompt"], 11, 12, 13, 14, 15, 16]
+            assert row["loss_mask"] == [0, 0, 0, 1, 1, 1, 1, 1, 1]
+        assert export(tmp_path, ExportFormat.SPECULATORS, split=split)[0] == rows
+        assert export(tmp_path, ExportFormat.SPECULATORS, split=Split(holdout_percent=25, seed=1))[0] != rows
+
+    @pytest.mark.parametrize("percent", [1, 50])
+    def test_split_without_rows_on_both_sides_is_refused(self, tmp_path: Path, percent: int) -> None:
+        capture(tmp_path, trained(prompt_token_ids=[1, 2, 3]))
+        with pytest.raises(ExportError, match=f"--holdout-percent: {percent}: holds out (no|every) prompt"):
+            export(tmp_path, ExportFormat.SPECULATORS, split=Split(holdout_percent=percent))
+        assert [each.name for each in tmp_path.iterdir()] == ["trace.jsonl"]
 
     def test_answers_ended_by_repetition_are_left_out(self, tmp_path: Path) -> None:
         capture(

@@ -29,6 +29,8 @@ WORKLOAD = {
 class Texts:
     """A source of texts, as a dataset is one."""
 
+    ignore_eos = False
+
     def first(self, phase: str, index: int) -> Prompt:
         return Prompt(f"{phase} {index}")
 

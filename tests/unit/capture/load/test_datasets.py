@@ -11,10 +11,10 @@ import pytest
 from pyarrow import parquet
 
 from specdecode_operator.api.capture import Dataset, DatasetFormat
-from specdecode_operator.capture.load.datasets import BadDatasetError, Part, read_dataset
+from specdecode_operator.capture.load.datasets import BadDatasetError, DatasetPrompt, Part, read_dataset
 
 
-def _read(mount: Path, path: str, kind: str, field: str = "prompt") -> list[str]:
+def _read(mount: Path, path: str, kind: str, field: str = "prompt") -> list[DatasetPrompt]:
     return read_dataset(Dataset(path=path, format=DatasetFormat(kind), prompt_field=field), mount)
 
 
@@ -32,6 +32,22 @@ def test_jsonl_prompts_are_read(tmp_path: Path) -> None:
 def test_jsonl_prompts_are_read_from_named_field(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"question": "one"}\n')
     assert _read(tmp_path, "a.jsonl", "JSONL", "question") == ["one"]
+
+
+def test_jsonl_prompts_may_be_token_ids(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"prompt": [1, 0, 4294967295]}\n{"prompt": "two"}\n')
+    ids, text = _read(tmp_path, "a.jsonl", "JSONL")
+    assert (list(ids), text) == ([1, 0, 2**32 - 1], "two")
+
+
+def test_token_ids_are_read_in_bounded_memory(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("".join(f'{{"prompt": {[100_000 + n] * 2000}}}\n' for n in range(300)))
+    tracemalloc.start()
+    try:
+        assert len(_read(tmp_path, "a.jsonl", "JSONL")) == 300
+        assert tracemalloc.get_traced_memory()[1] < (tmp_path / "a.jsonl").stat().st_size
+    finally:
+        tracemalloc.stop()
 
 
 def test_dataset_in_config_map_mount_is_read(tmp_path: Path) -> None:
@@ -116,7 +132,11 @@ def test_share_gpt_file_is_read_in_bounded_memory(tmp_path: Path) -> None:
         (b'{"text": "one", "id": 1}\n', "a: line 1: has no field 'prompt'; its fields: id, text: set promptField"),
         (b"{}\n", "its fields: none"),
         (b'{"prompt": 5}\n', "a: line 1: field 'prompt': is a number: a prompt must be text"),
-        (b'{"prompt": ["one"]}\n', "is a list: a prompt must be text"),
+        (b'{"prompt": ["one"]}\n', "a: line 1: field 'prompt': is a list of other values than token ids"),
+        (b'{"prompt": [1, true]}\n', "other values than token ids"),
+        (b'{"prompt": [-1]}\n', "other values than token ids"),
+        (b'{"prompt": [4294967296]}\n', "other values than token ids"),
+        (b'{"prompt": []}\n', "is empty: remove it, or write a prompt"),
         (b'{"prompt": null}\n', "is null: a prompt must be text"),
         (b'{"prompt": ""}\n', "a: line 1: field 'prompt': is empty: remove it"),
         (b'{"prompt": "one"}\n{"prompt": "zw\xf6lf"}\n', "a: line 2: byte 15 is not UTF-8: convert the file to UTF-8"),

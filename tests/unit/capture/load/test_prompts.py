@@ -96,6 +96,23 @@ def test_dataset_prompts_repeat_only_after_all_are_used() -> None:
     assert _texts("a", 40)[20:] == _texts("a", 20)
 
 
+def test_dataset_prompts_may_be_token_ids() -> None:
+    texts = [array("I", [number, 7]) for number in range(3)]
+    source = DatasetSource({Part("a.jsonl"): texts}, CaptureWorkload(prompts=DATASET, phases=PHASES), 1)
+    prompts = [source.first("a", index) for index in range(3)]
+    assert sorted(prompt.content for prompt in prompts) == [[0, 7], [1, 7], [2, 7]]
+    assert prompts[0].tokens == 2
+    assert not source.ignore_eos
+
+
+def test_conversation_of_text_and_token_ids_is_refused() -> None:
+    talk = Phase(name="talk", pattern=Pattern.MULTITURN, concurrency=1, turns=2, requests=9)
+    mixed = {Part("a.jsonl"): ["text", array("I", [1])]}
+    with pytest.raises(BadDatasetError, match=r"a\.jsonl: .* phase talk"):
+        DatasetSource(mixed, CaptureWorkload(prompts=DATASET, phases=[*PHASES, talk]), 1)
+    DatasetSource(mixed, CaptureWorkload(prompts=DATASET, phases=PHASES), 1)
+
+
 def test_phases_use_different_dataset_prompts() -> None:
     used = _texts("warmup", 2) + _texts("a", 9) + _texts("b", 8)
     assert len(set(used)) == len(used)

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from specdecode_operator.api.capture import CaptureWorkload
-from specdecode_operator.capture.files.export import ExportError
+from specdecode_operator.capture.files.trace_requests import ExportError
 from specdecode_operator.capture.load.datasets import parts_of, read_dataset
 from specdecode_operator.capture.load.prompts import DatasetSource
-from specdecode_operator.capture.load.rebuilt_prompts import RebuiltPrompts, refuse_random_prompts, tokenizer_at
+from specdecode_operator.capture.load.rebuilt_prompts import RebuiltPrompts, read_manifest, refuse_random_prompts
 from specdecode_operator.capture.load.run_settings import needed
 from specdecode_operator.capture.recorder.block_hashes import chained_hashes
 from specdecode_operator.capture.trace_reader import RecordedRequest, read_recording
+from specdecode_operator.cli.capture.tokenizer import tokenizer_at
 from tests.support.http_server import Quiet, serving
 from tests.support.traces import META, record, write_trace
 
@@ -76,9 +77,11 @@ def test_rebuilt_prompts_equal_sent_ones(tmp_path: Path, dataset: Path) -> None:
     found = {each.phase: rebuild(each, 4) for each in requests}
     for each in requests:
         if each.phase != "talk":
-            ids = found[each.phase]
-            assert ids is not None
-            assert list(chained_hashes(ids, 4)) == list(each.block_hashes or ())
+            prompt = found[each.phase]
+            assert prompt is not None
+            assert isinstance(prompt.content, str)
+            assert prompt.ids == tokens(prompt.content)
+            assert list(chained_hashes(prompt.ids, 4)) == list(each.block_hashes or ())
     assert found["one"] != found["two-2"]
     assert found["talk"] is None
 
@@ -123,9 +126,9 @@ def test_a_capture_without_a_dataset_is_refused(tmp_path: Path, dataset: Path, m
 def test_random_prompts_are_refused_for_training(tmp_path: Path, prompts: Any) -> None:
     (tmp_path / "manifest.json").write_text(json.dumps({"workload": {"prompts": prompts}}))
     with pytest.raises(ExportError, match="random tokens"):
-        refuse_random_prompts(tmp_path)
+        refuse_random_prompts(tmp_path, read_manifest(tmp_path))
     (tmp_path / "manifest.json").unlink()
-    refuse_random_prompts(tmp_path)
+    refuse_random_prompts(tmp_path, read_manifest(tmp_path))
 
 
 class Tokenizer(Quiet, BaseHTTPRequestHandler):

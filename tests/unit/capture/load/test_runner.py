@@ -295,6 +295,24 @@ async def test_prompts_of_a_dataset_are_sent_as_text(server: CompletionServer, t
     assert second.startswith(f"{first}\n t1000 t1001 t1002 t1003\nquestion ")
 
 
+async def test_prompts_of_a_dataset_may_be_token_ids(server: CompletionServer, tmp_path: Path) -> None:
+    mount = tmp_path / "dataset"
+    mount.mkdir()
+    (mount / "a.jsonl").write_text("".join(f'{{"prompt": {[number, 5, 6]}}}\n' for number in range(8)))
+    dataset = {"dataset": {"path": "a.jsonl", "format": "JSONL", "configMap": {"name": "x"}, "outputTokens": 4}}
+    talk = {"name": "talk", "pattern": "Multiturn", "concurrency": 1, "turns": 2, "requests": 2}
+    folder = tmp_path / "attempt"
+    folder.mkdir()
+    settings = settings_for(server, prompts=dataset, phases=[CLOSED, talk])
+    result, lines = await run(settings, folder, dataset_mount=mount)
+    assert result.outcomes == {"completed": 7}
+    bodies = [server.request(line["id"]).body for line in lines]
+    assert all(body["prompt"][1:3] == [5, 6] for body in bodies)
+    assert {(body["max_tokens"], body["ignore_eos"]) for body in bodies} == {(4, False)}
+    first, second = (body["prompt"] for body in bodies[-2:])
+    assert second[: len(first) + 4] == [*first, 1000, 1001, 1002, 1003]
+
+
 async def test_phases_of_a_sweep_differ_in_temperature_and_lengths(server: CompletionServer, tmp_path: Path) -> None:
     cold = {"name": "cold", "pattern": "Closed", "concurrency": 1, "requests": 2, "temperature": "0.0"}
     warm = {**cold, "name": "warm", "temperature": "0.8", "promptTokens": 30, "outputTokens": 3}

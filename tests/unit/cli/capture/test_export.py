@@ -8,6 +8,7 @@ from typer.testing import CliRunner, Result
 
 from specdecode_operator.cli.main import app
 from tests.support.traces import META, record, write_trace
+from tests.support.training_captures import read_rows, write_live
 
 CAPTURE = Path("tests/data/captures/ngram")
 
@@ -50,6 +51,8 @@ def test_a_folder_is_never_replaced(tmp_path: Path, force: list[str]) -> None:
     [
         (["--format", "mooncake", "--dataset", "."], "--dataset: only used with --format speculators"),
         (["--format", "aiperf", "--tokenizer-url", "http://x"], "--tokenizer-url: only used with"),
+        (["--format", "mooncake", "--holdout-percent", "10"], "--holdout-percent: only used with"),
+        (["--format", "speculators", "--holdout-percent", "51"], "--holdout-percent"),
         (["--format", "speculators"], "random tokens"),
         (["--format", "mooncake", "--phase", "none"], "--phase: none: is not a phase"),
     ],
@@ -67,6 +70,21 @@ def test_dataset_and_tokenizer_options_require_each_other(tmp_path: Path, alone:
     answer = run(tmp_path, "--format", "speculators", "--out", tmp_path / "out.jsonl", alone, ".")
     assert answer.exit_code == 2
     assert "set both" in answer.stderr
+
+
+def test_held_out_prompts_go_to_a_second_file_that_is_named(tmp_path: Path) -> None:
+    live = write_live(tmp_path / "live", [[5, 6, number] for number in range(40)])
+    out, held_out = tmp_path / "rows.jsonl", tmp_path / "rows.holdout.jsonl"
+    arguments = (live, "--format", "speculators", "--out", out, "--holdout-percent", "20")
+    answer = run(*arguments)
+    assert answer.exit_code == 0, answer.output
+    rows, prompts = len(read_rows(out)), len(read_rows(held_out))
+    assert rows + prompts == 40
+    assert answer.stdout.splitlines()[-2:] == [f"{out}: {rows} requests", f"{held_out}: {prompts} held-out prompts"]
+    out.unlink()
+    assert run(*arguments).exit_code == 2
+    assert not out.exists()
+    assert run(*arguments, "--force", "--seed", "1").exit_code == 0
 
 
 def test_missing_capture_is_reported(tmp_path: Path) -> None:

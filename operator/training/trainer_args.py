@@ -1,0 +1,64 @@
+"""Check the arguments of a user for the trainer: those that the operator sets are rejected."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from specdecode_operator.deployment.conditions import Blocked
+from specdecode_operator.problems import shown
+
+_REMOVE: Final = "remove it; the operator sets it"
+_NO_NETWORK: Final = (
+    "remove it; the trainer runs without network access, and its progress is in the log of its container"
+)
+_CODE: Final = "remove it; code from a model's repository is never executed"
+_REJECTED: Final[Mapping[str, str]] = {
+    "--config": "write the arguments into spec.trainer.args",
+    "--dump-config": "remove it; the trainer would exit",
+    "--dry-run": "remove it; the trainer would exit without training",
+    "--help": "remove it; the trainer would exit",
+    "--speculator-type": "use spec.method",
+    "--from-pretrained": "use spec.from",
+    "--epochs": "use spec.trainer.epochs",
+    "--lr": "use spec.trainer.learningRate",
+    "--total-seq-len": "use spec.trainer.sequenceLength",
+    "--seed": "use spec.seed",
+    "--target-layer-ids": "remove it; the hidden states are those of the layers that the operator chooses",
+    "--trust-remote-code": _CODE,
+    "--logger": _NO_NETWORK,
+    "--log-dir": _NO_NETWORK,
+    "--run-name": _NO_NETWORK,
+    "--vllm-endpoint": _NO_NETWORK,
+}
+"""What to do instead, by flag of `speculators train`."""
+
+_SET_BY_US: Final = (
+    *("--verifier-name-or-path", "--data-path", "--save-path", "--train-data-ratio", "--on-missing", "--on-generate"),
+    *("--hidden-states-backend", "--hidden-states-path", "--no-resume-from-checkpoint", "--save-best", "--log-freq"),
+    *("--mooncake-master", "--mooncake-metadata-server"),
+)
+
+
+def arguments_blocked(args: Sequence[str]) -> Blocked | None:
+    """Return the first argument that a training cannot have."""
+    for number, argument in enumerate(args):
+        flag, _, _ = argument.partition("=")
+        if not flag.startswith("-") or _is_number(flag):
+            continue
+        fix = "write a flag with two dashes"
+        if flag.startswith("--") and flag != "--":
+            # The trainer takes the beginning of a flag for the flag.
+            named = next((each for each in (*_REJECTED, *_SET_BY_US) if each.startswith(flag)), None)
+            if named is None:
+                continue
+            fix = _REJECTED.get(named, _REMOVE)
+        message = f"spec.trainer.args[{number}]: {shown(argument)}: {fix}, in another training"
+        return Blocked("TrainerArgumentRejected", message, permanent=True)
+    return None
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
