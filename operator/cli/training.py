@@ -7,7 +7,8 @@ from enum import StrEnum
 from typing import Annotated, Any, Final
 
 import typer
-from pydantic import ValidationError
+from pydantic import ConfigDict, ValidationError
+from pydantic.alias_generators import to_camel
 
 from specdecode_operator.api import base, deployment
 from specdecode_operator.api.base import Body
@@ -50,15 +51,19 @@ class PatchFormat(StrEnum):
 class TrainerProgress(Output):
     """Progress of the trainer, from its log."""
 
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True, alias_generator=to_camel)
+
     step: int | None = None
     """Number of finished steps."""
-    steps: int | None = None
-    """Number of all steps."""
-    epoch: int | None = None
-    """Number of the current pass over the rows."""
+    epochs_done: int | None = None
+    """Number of finished passes over the rows."""
+    epochs: int | None = None
+    """Number of all passes over the rows."""
     loss: float | None = None
     """Loss of the last step."""
-    eta_s: float | None = None
+    validation_loss: float | None = None
+    """Loss on the validation rows after the last finished pass."""
+    eta_seconds: float | None = None
     """Estimated time to the end in seconds."""
 
 
@@ -298,8 +303,8 @@ def _progress(kubectl: Kubectl, body: Body) -> TrainerProgress | None:
 def _progress_of(line: str) -> TrainerProgress | None:
     try:
         found = parse_json(line)
-        told = found if isinstance(found, dict) and "step" in found else None
-        return TrainerProgress.model_validate(told, strict=True) if told is not None else None
+        told = mapping(found, "progress") if isinstance(found, dict) else {}
+        return TrainerProgress.model_validate(told, strict=True) if told else None
     except ValueError:
         return None
 
@@ -377,10 +382,11 @@ def _summary(found: TrainingOutput) -> Iterator[tuple[str, object]]:
 
 
 def _progress_text(told: TrainerProgress) -> str:
-    parts = [f"step {_number(told.step)}{f' of {told.steps:,}' if told.steps is not None else ''}"]
-    parts += [f"epoch {told.epoch}"] if told.epoch is not None else []
+    parts = [f"step {_number(told.step)}"]
+    parts += [f"{told.epochs_done} of {told.epochs} epochs done"] if told.epochs is not None else []
     parts += [f"loss {told.loss:.3f}"] if told.loss is not None else []
-    parts += [f"{told.eta_s:.0f} s left"] if told.eta_s is not None else []
+    parts += [f"validation loss {told.validation_loss:.3f}"] if told.validation_loss is not None else []
+    parts += [f"{told.eta_seconds:.0f} s left"] if told.eta_seconds is not None else []
     return ", ".join(parts)
 
 

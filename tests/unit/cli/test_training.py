@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
+from specdecode_operator.training.job.trainer_log import progress_line
 from tests.support.better_trainings import HEAD_CONFIG, SHA256, asking, better_training, condition, head
 from tests.support.objects import Body
 from tests.unit.cli.capture.conftest import Cluster
@@ -113,11 +114,14 @@ class TestStatus:
         ("log", "progress"),
         [
             (
-                '{"step": 1, "steps": 10}\nnoise\n{"step": 4, "steps": 10, "epoch": 2, "loss": 0.5, "eta_s": 40}\n',
-                {"step": 4, "steps": 10, "epoch": 2, "loss": 0.5, "eta_s": 40.0},
+                (
+                    f"{progress_line({'step': 1, 'epochs': 3})}\nnoise\n"
+                    f"{progress_line({'step': 4, 'epochsDone': 1, 'epochs': 3, 'loss': 0.5, 'etaSeconds': 40})}\n"
+                ),
+                {"step": 4, "epochs_done": 1, "epochs": 3, "loss": 0.5, "validation_loss": None, "eta_seconds": 40.0},
             ),
-            ('{"step": "4; rm -rf /"}\n', None),
-            ("[4]\n{}\n", None),
+            ('{"progress": {"step": "4; rm -rf /"}}\n', None),
+            ('{"progress": [4]}\n[4]\n{}\n', None),
             ("", None),
         ],
     )
@@ -126,7 +130,7 @@ class TestStatus:
         team.log = log
         data = json.loads(team.run("status", "chat", "-o", "json")[1])["trainings"][0]
         assert data["progress"] == progress
-        assert ("step 4 of 10" in team.run("status", "chat")[1]) is (progress is not None)
+        assert ("step 4, 1 of 3 epochs done" in team.run("status", "chat")[1]) is (progress is not None)
 
     def test_log_is_read_only_while_the_trainer_runs(self, team: Team) -> None:
         team.run("status", "chat")
