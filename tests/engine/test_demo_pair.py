@@ -26,7 +26,7 @@ def make_pair(engine: Engine, folder: Path) -> None:
     engine.run(str(EXAMPLES / "tiny_pair.py"), f"--out={folder}", *options)
 
 
-def test_target_of_the_demo_takes_four_tokens_per_step(engine: Engine, tmp_path: Path) -> None:
+def test_target_of_the_demo_takes_five_tokens_per_step(engine: Engine, tmp_path: Path) -> None:
     models = tmp_path / "models"
     make_pair(engine, models)
     asked = yaml.safe_load((EXAMPLES / "tiny-cpu.yaml").read_text())["spec"]["speculation"]
@@ -42,4 +42,4 @@ def test_target_of_the_demo_takes_four_tokens_per_step(engine: Engine, tmp_path:
             assert answer.status_code == httpx.codes.OK, json.dumps(answer.json())
         counters = server.counters()
     steps, accepted = (counters[f"vllm:spec_decode_num_{each}_total"] for each in ("drafts", "accepted_tokens"))
-    assert 1 + accepted / steps > 4, "4.6 with synthetic prompts: or the draft may not pay off"
+    assert 1 + accepted / steps > 5, "or the draft may not pay off"

@@ -20,7 +20,6 @@ from tests.support.better_trainings import asking, better_training, head
 from tests.support.conditions import condition, wait_for, wait_for_all
 from tests.support.kubectl import Kubectl
 from tests.support.objects import Body
-from tests.support.offered_heads import asking, better_training, head
 from tests.support.operator_process import OperatorProcess
 from tests.support.waiting import eventually
 
