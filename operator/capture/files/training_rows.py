@@ -174,7 +174,7 @@ class RowFiles:
     def __init__(self, scratch: BinaryIO, split: Split) -> None:
         self._scratch, self._split = scratch, split
         self._key = split.seed.to_bytes(8, "little")
-        self._limit = (split.holdout_percent << 64) // 100
+        self._limit = (split.holdout_percent << 8 * _DIGEST_BYTES) // 100
         self._seen = set[bytes]()
         self._training, self._held_out = _Lines(), _Lines()
         self._left_out = Counter[str]()
@@ -184,7 +184,7 @@ class RowFiles:
     def add(self, row: TrainingRow) -> None:
         """Add a row, unless an equal one was added."""
         prompt = self._digest(b"prompt", _bytes_of(row.prompt))
-        held_out = int.from_bytes(prompt[:8], "little") < self._limit
+        held_out = int.from_bytes(prompt, "little") < self._limit
         answer = b"".join(_bytes_of(each) for each in (row.answer_ids, row.answer_mask or ()))
         identity = self._digest(b"row", prompt + answer)
         if identity in self._seen:
