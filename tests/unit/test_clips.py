@@ -17,6 +17,7 @@ NO_MESSAGES: Final = {
     # Digests and commits.
     "deployment/attestation/attest.py: digest(pods)[:16]",
     "cli/capture/fetch.py: file.sha256[:12]",
+    "training/offers.py: self.sha256[:12]",
     "cli/hub.py: digest[:40]",
     "cli/hub.py: commit[:12]",
     "cli/hub.py: str(last)[:12]",
