@@ -198,9 +198,9 @@ def promote_command(
 def rollback_command(kubectl: Kubectl, *, name: _Name) -> None:
     """Withdraw the head of a training from its deployment.
 
-    Sets promote: Manual in the training. The deployment then serves the head of
-    an older training with promote: OnBetter and a better head, or the draft of its
-    spec. If the spec itself names the head, the command names the field to change.
+    Sets promote: Manual in the training. The deployment then serves a better head
+    of an older training with promote: OnBetter, or the draft of its spec. If the
+    spec itself names the head, the command names the field to change.
 
     For example: specdecode training rollback chat
 
