@@ -47,7 +47,7 @@ class Promote(StrEnum):
 
 
 class TrainingRows(ApiModel):
-    """Rows to train on that were exported before, from a file."""
+    """File of rows to train on."""
 
     config_map: ConfigMapRef | None = None
     """ConfigMap that holds the file."""
@@ -56,8 +56,8 @@ class TrainingRows(ApiModel):
     """Claim that holds the file; mounted read-only."""
 
     path: FilePath
-    """Path of the JSONL file in the ConfigMap or volume, as specdecode capture export --format speculators writes
-    it: one object per line, with input_ids and loss_mask."""
+    """Path of the JSONL file in the ConfigMap or volume: one object per line, with input_ids and loss_mask. To write
+    it, run specdecode capture export --format speculators without --holdout-percent."""
 
 
 class TrainingStorage(Storage):
@@ -67,62 +67,63 @@ class TrainingStorage(Storage):
     """Size of the claim to create. Defaults to 200Gi, unless persistentVolumeClaim is set."""
 
     persistent_volume_claim: PersistentVolumeClaimRef | None = None
-    """Existing claim to write to, instead of creating one. Trainings can share it one after the other."""
+    """Existing claim to write to, instead of creating one. Several trainings can share it; they run one after
+    another."""
 
 
 class StartingHead(ApiModel):
-    """Existing head to continue from."""
+    """Existing head in the format of speculators, to continue from."""
 
     model: ModelId
-    """Hugging Face Hub ID, or the path inside the claim or inside models.volume of the deployment."""
+    """Hugging Face Hub ID, or a path inside persistentVolumeClaim or inside models.volume of the deployment."""
 
     revision: ShortText | None = None
     """Branch, tag or commit of the Hub repository."""
 
     persistent_volume_claim: PersistentVolumeClaimRef | None = None
-    """Claim that holds the head, such as the claim of an earlier training."""
+    """Claim with the head, such as the claim of an earlier training."""
 
 
 class Trainer(ApiModel):
     """Image and settings of the trainer."""
 
     image: Annotated[str, StringConstraints(min_length=1, max_length=512)]
-    """Image with vLLM of the deployment's version and with speculators. See docs/serve/train-a-draft.md."""
+    """Image with speculators, and with vLLM in the version of the deployment. See docs/serve/train-a-draft.md."""
 
     args: list[Argument] = Field(default=[], max_length=64)
-    """Further arguments of speculators train. Arguments that the operator sets are rejected."""
+    """Additional arguments of speculators train. Arguments that the operator sets are rejected."""
 
     epochs: StrictInt = Field(default=3, ge=1, le=1000)
     """Number of passes over the rows."""
 
     learning_rate: LearningRate | None = None
-    """Highest learning rate as a quoted decimal such as '1e-4'. Defaults to the trainer's."""
+    """Maximum learning rate, as a quoted decimal such as '1e-4'. Defaults to the default of speculators."""
 
     sequence_length: StrictInt = Field(default=2048, ge=64, le=1_048_576)
-    """Longest row in tokens. Longer rows are cut."""
+    """Maximum length of a row in tokens. Longer rows are cut, also at serving.maxModelLen of the deployment."""
 
     gpus: StrictInt | None = Field(default=None, ge=0, le=8)
-    """Number of GPUs of the trainer. Defaults to the number that one replica of the deployment takes. 0 trains on a
-    CPU, for tests."""
+    """Number of GPUs of the trainer, on one node. Defaults to the number of GPUs of one replica, which is the minimum.
+    0 is for tests: it trains on a CPU, for a deployment on CPUs."""
 
 
 class Judgement(ApiModel):
-    """Measurement of the new head on held-out prompts, before anyone uses it."""
+    """Measurement of the new head on held-out prompts, at temperature 0."""
 
     enabled: StrictBool = True
     """Measure the new head. If false, the condition Better stays Unknown."""
 
     num_speculative_tokens: StrictInt | None = Field(default=None, ge=1, le=32)
-    """Number of tokens that the new head proposes per step (K). Defaults to the deployment's, or to 3."""
+    """Number of tokens that the new head proposes per step (K). Defaults to K of the deployment, or to 3 without K."""
 
     requests: StrictInt = Field(default=200, ge=10, le=100_000)
     """Number of held-out prompts to send to each engine. Fewer are sent if fewer were held out."""
 
     concurrency: StrictInt = Field(default=4, ge=1, le=1024)
-    """Number of requests in flight."""
+    """Number of requests in flight. Set it to the usual number of requests in flight per replica."""
 
     output_tokens: StrictInt = Field(default=128, ge=1, le=1_048_576)
-    """Longest answer in tokens."""
+    """Maximum length of an answer in tokens."""
 
     repetitions: StrictInt = Field(default=2, ge=2, le=20)
     """Number of times to start and measure each engine."""
@@ -131,21 +132,23 @@ class Judgement(ApiModel):
     """Limits that a request must meet to count towards goodput."""
 
     deployment_during_capture: DuringCapture = DuringCapture.KEEP
-    """Suspend: the deployment's engines give their GPUs to the measurement. Keep: it waits for free GPUs."""
+    """Suspend: the deployment's engines stop, and the measurement uses their GPUs. Keep: the engines keep serving, and
+    the measurement waits for free GPUs."""
 
 
 class SpecDecodeTrainingSpec(ApiModel):
-    """Deployment, rows, trainer and what happens with the result."""
+    """Specification of one training run."""
 
     deployment: ObjectName
-    """Name of the SpecDecodeDeployment in this namespace for whose target the head is trained."""
+    """Name of the SpecDecodeDeployment, in this namespace. The head is trained for its target."""
 
     captures: list[ObjectName] = Field(default=[], max_length=16)
-    """Names of successful captures in this namespace whose answers to train on. They need record.tokenIds, and the
-    target, revision and precision of the deployment. Set either this or dataset."""
+    """Names of successful captures of the deployment with answers to train on. They need record.tokenIds, live captures
+    also record.promptTokenIds, and the present target, revision and precision of the deployment. Set either this or
+    dataset."""
 
     dataset: TrainingRows | None = None
-    """Rows to train on that were exported before. Set either this or captures."""
+    """File of rows to train on. Set either this or captures."""
 
     method: TrainingMethod = TrainingMethod.EAGLE3
     """Kind of head to train: eagle3, peagle or dflash."""
@@ -157,37 +160,38 @@ class SpecDecodeTrainingSpec(ApiModel):
     """Image and settings of the trainer."""
 
     holdout_percent: StrictInt = Field(default=10, ge=1, le=50)
-    """Share of the prompts, in percent, that no training sees. The new head is measured with them."""
+    """Share of the prompts, in percent, to hold out from the training. The new head is measured on them."""
 
     min_rows: StrictInt = Field(default=200, ge=1, le=10_000_000)
-    """Fewest rows to start a training with."""
+    """Minimum number of rows to train on. With fewer, the training fails."""
 
     max_tokens: StrictInt = Field(default=10_000_000, ge=1000, le=10_000_000_000)
-    """Most tokens of rows to train on. Their hidden states are stored during the training, about 32 kB per token at a
-    hidden size of 4096."""
+    """Maximum number of tokens to train on. If the rows have more, the seed chooses a random sample. Hidden states take
+    about 32 kB per token at a hidden size of 4096."""
 
     judgement: Judgement = Judgement()
-    """Measurement of the new head on held-out prompts, before anyone uses it."""
+    """Measurement of the new head on held-out prompts, at temperature 0."""
 
     promote: Promote = Promote.MANUAL
-    """Manual: the deployment keeps its draft until its spec changes. OnBetter: the deployment serves the new head if it
-    is better and its speculation.trainedDrafts is true."""
+    """Manual: the deployment keeps the draft of its spec. OnBetter: the deployment serves the new head if the condition
+    Better is True and speculation.trainedDrafts of the deployment is true."""
 
     seed: StrictInt = Field(default=0, ge=0, le=2_147_483_647)
-    """Seed for everything random: split of the rows, training, load of the measurement."""
+    """Seed for the choice of held-out prompts, the training and the load of the measurement."""
 
     storage: TrainingStorage = TrainingStorage()
     """Volume for rows, hidden states, checkpoints and the head: a claim to create (200Gi by default), or an existing
     one."""
 
     deadline_seconds: StrictInt = Field(default=86_400, ge=60, le=1_209_600)
-    """Time limit in seconds for each attempt of the training, from its first container to the published head."""
+    """Time limit for each attempt in seconds, until the head is published. The measurement does not count."""
 
     backoff_limit: StrictInt = Field(default=1, ge=0, le=10)
     """Number of retries after a failed attempt. A retry continues from the newest checkpoint."""
 
     suspend: StrictBool = False
-    """Stop the training and free its GPUs; checkpoints are kept. When set to false again, it continues."""
+    """Stop the training and free its GPUs. Rows and checkpoints are kept. If set to false again, the training continues
+    from the newest checkpoint, and a measurement starts again."""
 
 
 class TrainingPhase(StrEnum):
@@ -205,29 +209,29 @@ class TrainingPhase(StrEnum):
 
 
 class RowCounts(ApiModel):
-    """Rows that were exported."""
+    """Counts of exported rows."""
 
     training: int
     """Number of rows to train on."""
 
     holdout: int
-    """Number of prompts that no training sees."""
+    """Number of held-out prompts."""
 
     duplicates: int
-    """Number of requests left out because another request has the same prompt and answer."""
+    """Number of requests that were omitted because another request has the same prompt and answer."""
 
     tokens: int
-    """Number of tokens of all rows to train on."""
+    """Total number of tokens in the rows to train on."""
 
     left_out: list[Sentence] | None = Field(default=None, max_length=8)
-    """Requests that were left out, each with the reason."""
+    """Counts of other omitted requests, each with the reason."""
 
 
 class TrainedHead(ApiModel):
     """Published head."""
 
     path: Annotated[str, StringConstraints(max_length=1024)]
-    """Folder of the head in the claim status.claim."""
+    """Folder of the head in the claim: NAMESPACE/NAME/head."""
 
     sha256: Word
     """SHA-256 checksum of model.safetensors."""
@@ -239,36 +243,36 @@ class TrainedHead(ApiModel):
     """Contents of the head's config.json."""
 
     validation_loss: Word | None = None
-    """Loss on the validation rows of the best checkpoint, as a decimal."""
+    """Loss of the best checkpoint on the validation rows, as a decimal."""
 
     accuracy_percent: list[int] | None = Field(default=None, max_length=32)
-    """Share of validation tokens that the head predicts as the target does, at each draft position, in percent."""
+    """Share of validation tokens that the head predicts correctly, in percent, by draft position."""
 
 
 class JudgedArm(ApiModel):
-    """One engine of the measurement."""
+    """Engine of the measurement."""
 
     name: Word
-    """none, ngram, current or trained."""
+    """Name of the engine: none, ngram, current or trained."""
 
     acceptance_percent: int | None = None
     """Accepted share of the drafted tokens in percent. Not set without drafts."""
 
     goodput: Word | None = None
-    """Tokens per second of the requests within the SLO, as a decimal."""
+    """Tokens per second in requests that meet the SLO, as a decimal."""
 
 
 class TrainingVerdict(ApiModel):
     """Comparison of the new head with the deployment's current draft on the held-out prompts."""
 
     capture: Annotated[str, StringConstraints(max_length=253)]
-    """Name of the SpecDecodeCapture that measured it."""
+    """Name of the SpecDecodeCapture that measured the head."""
 
     target: Word | None = None
-    """Internal: digest of the measured target, its revision and precision. The head is offered only for this target."""
+    """Internal: digest of the measured target, revision and precision. The head is offered only for these."""
 
     arms: list[JudgedArm] = Field(default=[], max_length=8)
-    """Engines that were measured."""
+    """Measured engines."""
 
     ratio: Word | None = None
     """Goodput with the new head relative to the current draft, as a decimal."""
@@ -287,7 +291,7 @@ class SpecDecodeTrainingStatus(ApiModel):
     """Generation of the object that the status describes."""
 
     phase: TrainingPhase | None = None
-    """Current step, for people. Programs read the conditions."""
+    """Current step, for people. Programs should read the conditions."""
 
     conditions: Conditions = Field(default=[])
     """Conditions Accepted, WaitingForGPUs, Succeeded (the head is published), Better, Promoted, Ready, Reconciling and
@@ -300,7 +304,7 @@ class SpecDecodeTrainingStatus(ApiModel):
     """Name of the Job."""
 
     rows: RowCounts | None = None
-    """Rows that were exported."""
+    """Counts of exported rows."""
 
     head: TrainedHead | None = None
     """Published head."""

@@ -154,16 +154,21 @@ def promote_command(
     kubectl: Kubectl,
     *,
     name: _Name,
-    apply: Annotated[bool, typer.Option("--apply", help="Apply the patch to the deployment.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Promote a head that was not found to be better.")] = False,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Apply the patch to the deployment instead of printing it.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Promote the head even if the condition Better is not True.")
+    ] = False,
     output: Annotated[PatchFormat, typer.Option("--output", "-o", help="Format of the patch.")] = PatchFormat.YAML,
 ) -> None:
-    """Print a patch that makes the deployment serve the head of a training, for Git.
+    """Print a patch that makes the deployment serve the head of a training.
 
-    The patch replaces method, K and draft in the deployment's spec. It works with
-    kubectl patch --type=merge and in a kustomization. With --apply, it is applied
-    immediately. To let the operator promote better heads, set promote: OnBetter
-    in the training and speculation.trainedDrafts in the deployment.
+    The patch replaces method, K and draft in the deployment's spec. Commit it as
+    a patch of a kustomization, or apply it with kubectl patch --type=merge. With
+    --apply, the command applies the patch instead of printing it. To let the
+    operator promote better heads, set promote: OnBetter in the training and
+    speculation.trainedDrafts in the deployment.
 
     For example: specdecode training promote chat > patch.yaml
 
@@ -191,10 +196,11 @@ def promote_command(
 @training_app.command("rollback")
 @with_kubectl
 def rollback_command(kubectl: Kubectl, *, name: _Name) -> None:
-    """Make the deployment return from the head of a training to the draft of its spec.
+    """Withdraw the head of a training from its deployment.
 
-    It sets promote: Manual in the training. A head that the deployment's own spec
-    names stays; the command then names the field to change.
+    Sets promote: Manual in the training. The deployment then serves a better head
+    of an older training with promote: OnBetter, or the draft of its spec. If the
+    spec itself names the head, the command names the field to change.
 
     For example: specdecode training rollback chat
 
@@ -206,13 +212,13 @@ def rollback_command(kubectl: Kubectl, *, name: _Name) -> None:
         here, training = kubectl.within(body), read_training(body)
         patch = json.dumps({"spec": {"promote": Promote.MANUAL.value}})
         here.text("patch", _TRAININGS, name, "--type=merge", f"--patch={patch}", "--output=name")
-        say_line(f"training {name}: promote is {Promote.MANUAL}; the deployment returns to the draft of its spec")
+        say_line(f"training {name}: promote is {Promote.MANUAL}, so the operator withdraws its head")
         owner = here.find(f"{_DEPLOYMENTS}/{training.deployment_key.name}")
         draft = mapping(mapping(mapping(owner or {}, "spec"), "speculation"), "draft")
         claim = mapping(draft, "persistentVolumeClaim").get("claimName")
         if claim is not None and claim == training.status.claim:
             what = f"deployment {training.deployment_key.name}: spec.speculation.draft names claim {claim}"
-            say_line(f"error: {what}: put its earlier draft back, in Git if it comes from there", err=True)
+            say_line(f"error: {what}: restore the earlier draft, in Git if the deployment is there", err=True)
             raise typer.Exit(1)
 
 
@@ -238,7 +244,7 @@ def _published(body: Body) -> tuple[Training, SpecDecodeTrainingSpec, TrainedHea
     try:
         spec = SpecDecodeTrainingSpec.parse(training.spec, newer=True)
     except ValidationError as error:
-        fail(f"training {training.key.name}: its spec cannot be read ({error.error_count()} errors)")
+        fail(f"training {training.key.name}: invalid spec ({error.error_count()} errors)")
     if head is None:
         fail(f"training {training.key.name}: has no head yet (phase {training.status.phase or 'unknown'})")
     if problem := head_problem(training, spec, head):
@@ -249,7 +255,7 @@ def _published(body: Body) -> tuple[Training, SpecDecodeTrainingSpec, TrainedHea
 def _why_not_better(body: Body) -> str:
     better = condition_of(body, "Better")
     if not better:
-        return "its head was not measured"
+        return "the head was not measured"
     return f"condition Better is {better.get('status')} ({better.get('reason')}: {better.get('message')})"
 
 

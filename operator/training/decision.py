@@ -62,7 +62,7 @@ def references_of(training: Training) -> References:
 
 
 def decide(training: Training, observed: TrainingObservation, now: datetime) -> status.Decision:
-    """Decide the next writes and the status of a training."""
+    """Return the next writes and the status of a training."""
     try:
         spec = parsed_spec(SpecDecodeTrainingSpec, training.spec, newer=True)
     except InvalidSpecError as error:
@@ -76,7 +76,7 @@ def decide(training: Training, observed: TrainingObservation, now: datetime) -> 
     storage = spec.storage
     # A claim of the user is never changed.
     if not storage.existing_claim and observed.claim and not volumes.claim_blocked(training, storage, observed.claim):
-        # Not before the status has the head: a labelled claim keeps a training without a status from starting.
+        # Label the claim only after the status has the head, because no training can start on a labelled claim.
         is_recorded = decision.succeeded.status is TRUE and training.trained is not None
         published = is_recorded or decision.succeeded.reason == volumes.ALREADY_PUBLISHED
         changes = volumes.claim_changes(training, storage, observed.claim, published=published)
@@ -89,7 +89,7 @@ def decide(training: Training, observed: TrainingObservation, now: datetime) -> 
 
 
 def _with_known(training: Training, decision: status.Decision) -> status.Decision:
-    """Return the decision with the recorded parts of the status, because pods and captures may be deleted."""
+    """Fill gaps in the decision from the recorded status, because pods and captures may be deleted."""
     known = training.status
     return replace(
         decision,
@@ -103,7 +103,7 @@ def _with_known(training: Training, decision: status.Decision) -> status.Decisio
 
 
 def _without_times_ahead(training: Training, decision: status.Decision, now: datetime) -> status.Decision:
-    """Replace future times of pod and Job, which use other clocks, by the recorded time or now."""
+    """Replace future times of pod and Job, whose clocks may be ahead, with the recorded time or now."""
     times: dict[str, str | None] = {}
     told = []
     for field, name in (("started_at", "status.startedAt"), ("finished_at", "status.finishedAt")):
@@ -117,7 +117,7 @@ def _without_times_ahead(training: Training, decision: status.Decision, now: dat
 
 def internal_error(training: Training, error: Exception) -> status.Decision:
     """Return the decision for an object on which the operator failed."""
-    message = f"Internal error in the operator ({type(error).__name__}); see its log, and report the error"
+    message = f"Internal error in the operator ({type(error).__name__}); report it with the operator's log"
     return not_observed(training, Blocked("InternalError", message))
 
 
@@ -153,7 +153,7 @@ def _next_step(training: Training, spec: SpecDecodeTrainingSpec, observed: Train
 
 
 def _ended(training: Training, observed: TrainingObservation) -> status.Decision:
-    """Return the recorded end, and remove a Job that was given up while it ran; finished ones stay for their logs."""
+    """Return the recorded end, and remove a Job that still runs. A finished Job stays for its logs."""
     conditions = (observed.job or {}).get("status", {}).get("conditions") or []
     is_finished = any(each["type"] in {"Complete", "Failed"} and each["status"] == "True" for each in conditions)
     writes = status.Writes(remove_job=observed.job is not None and not is_finished)
@@ -169,10 +169,10 @@ def _with_job(
         failure = volumes.with_claim(training, spec.storage, progress.failure) or progress.failure
         return status.finished(progress, failure)
     if progress.head is not None:
-        # The path of the Job is known; a result that names another one is not believed.
+        # Ignore the path in the result, because it is untrusted.
         folder = f"{training.key.namespace}/{training.key.name}/head"
         head = progress.head.model_copy(update={"path": folder})
-        # Only the pod has the result until the status is written, and the measurement begins after that.
+        # Write the result to the status before the measurement begins, because only the pod has it.
         return replace(_published(head), rows=progress.rows, head=head, started_at=progress.started_at)
     if spec.suspend:
         settled = is_suspended(job) and not training.queue_labels
@@ -198,9 +198,9 @@ def _published(head: TrainedHead) -> status.Decision:
     """Return the decision for a published head that is not measured yet."""
     return status.Decision(
         phase=TrainingPhase.JUDGING,
-        readiness=working("Judging", "the head is measured on held-out prompts"),
+        readiness=working("Judging", "Measuring the head on held-out prompts"),
         accepted=status.ACCEPTED,
-        succeeded=ConditionUpdate("Succeeded", TRUE, "HeadPublished", f"Head is published in {head.path} of the claim"),
+        succeeded=ConditionUpdate("Succeeded", TRUE, "HeadPublished", f"Head is published in the claim: {head.path}"),
         better=status.NOT_YET_JUDGED,
     )
 
@@ -216,7 +216,7 @@ def _judging(
     live = observed.judging
     if spec.suspend:
         is_stopped = live is not None and _is_stopped(live)
-        message = "spec.suspend is true: the head is published, and its measurement is stopped"
+        message = "spec.suspend is true: the measurement of the published head is stopped"
         return replace(
             decision,
             phase=TrainingPhase.SUSPENDED,
@@ -225,7 +225,7 @@ def _judging(
             writes=status.Writes(resumed_capture=None if live is None or is_stopped else (live, True)),
         )
     if live is None and observed.written is None:
-        message = f"spec.deployment: {spec.deployment}: not found, or its spec is invalid; the head is measured with it"
+        message = f"spec.deployment: {spec.deployment}: not found, or its spec is invalid; the measurement needs it"
         return replace(decision, readiness=working(_WAITING, message))
     if live is None:
         assert observed.written is not None  # noqa: S101  checked above
@@ -235,7 +235,7 @@ def _judging(
         update, verdict = better(live)
         return replace(_complete(decision, update), verdict=verdict)
     resumed = status.Writes(resumed_capture=(live, False) if _is_stopped(live) else None)
-    message = f"capture {live['metadata']['name']} measures the head: {_progress_of(live)}"
+    message = f"Capture {live['metadata']['name']} measures the head: {_progress_of(live)}"
     return replace(
         decision,
         readiness=working("Judging", message),
@@ -255,7 +255,7 @@ def _progress_of(capture: Body) -> str:
     except ValidationError:
         known = SpecDecodeCaptureStatus()
     ready = next((each for each in known.conditions if each.type == "Ready"), None)
-    return f"{ready.reason}: {ready.message}" if ready is not None else "it has not started"
+    return f"{ready.reason}: {ready.message}" if ready is not None else "not started"
 
 
 def _complete(decision: status.Decision, update: ConditionUpdate) -> status.Decision:
@@ -264,7 +264,7 @@ def _complete(decision: status.Decision, update: ConditionUpdate) -> status.Deci
 
 
 def _without_job(training: Training, spec: SpecDecodeTrainingSpec, observed: TrainingObservation) -> status.Decision:
-    """Start a training, or return what blocks it."""
+    """Start a training, or report the reason why it cannot start."""
     source = captured_deployment(spec.deployment, observed.deployment)
     if not isinstance(source, Blocked):
         source = (

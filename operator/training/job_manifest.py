@@ -44,19 +44,19 @@ from specdecode_operator.vllm.settings import EngineSettings
 _CLAIM_VOLUME, _BUNDLE_VOLUME, _SHM_VOLUME = "specdecode-training", "specdecode-trainer", "specdecode-shm"
 _DOWNLOAD_HEAD: Final = "download-head"
 _GRACE_S: Final = 120
-_MORE_TOKENS: Final = 8  # in a request than in its row: the token that it asks for, and a drafted one
+_MORE_TOKENS: Final = 8  # room for the requested token and a drafted one after the row
 _SHM: Final = "/dev/shm"  # noqa: S108  a volume of the pod
 _TMP: Final = "/tmp"  # noqa: S108  a volume of the pod
 # Volumes of an engine that serves: its certificate, and the configuration of its log, which would reach the status.
 _OF_SERVING: Final = ("tls", "engine-config")
 _VARIABLES_OF_SERVING: Final = (API_KEY_VARIABLE, LOGGING_CONFIG_VARIABLE, "SPECDECODE_TLS_CERTIFICATE")
-# Set by the step itself, or in contradiction to it.
+# Flags that the step sets itself, or that conflict with it.
 _FLAGS_OF_SERVING: Final = (
     *("--kv-transfer-config", "--kv-events-config", "--enable-prefix-caching", "--no-enable-prefix-caching"),
     *("--host", "--port", "--served-model-name", "--speculative-config", "--ssl-", "--enable-ssl-refresh"),
     *("--shutdown-timeout", "--enable-lora", "--lora-modules", "--otlp-traces-endpoint", "--middleware"),
 )
-_CPU_REQUEST: Final = "500m"  # the engine's covers serving; a training on a CPU is a test, and may be slow
+_CPU_REQUEST: Final = "500m"  # less than for serving: a training on a CPU is a test, and may be slow
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class TrainingInputs:
 
 
 class _Volumes:
-    """Volumes of the pod. One claim is one volume: a pod that names a claim twice may not start."""
+    """Volumes of the pod, with one volume per claim: a pod that mounts a claim as two volumes may never start."""
 
     def __init__(self, given: Iterable[Body]) -> None:
         self.found = [dict(each) for each in given]
@@ -85,7 +85,7 @@ class _Volumes:
         return self.add(name, {"persistentVolumeClaim": {"claimName": claim, **read_only}})
 
     def add(self, name: str, source: Body) -> str:
-        """Add a volume; return its name."""
+        """Add a volume, and return its name."""
         self.found.append({"name": name, **source})
         return name
 

@@ -30,14 +30,14 @@ from specdecode_operator.untrusted import mapping
 
 EXPORT, HIDDEN_STATES, TRAIN, PUBLISH = "export", "hidden-states", "train", "publish"
 STEPS: Final = {
-    EXPORT: (TrainingPhase.EXPORTING, "captured answers are exported as rows"),
-    HIDDEN_STATES: (TrainingPhase.GENERATING_HIDDEN_STATES, "the target generates hidden states of the rows"),
-    TRAIN: (TrainingPhase.TRAINING, "the head is trained; see kubectl logs -c train for the progress"),
-    PUBLISH: (TrainingPhase.VALIDATING, "the head is checked and published"),
+    EXPORT: (TrainingPhase.EXPORTING, "exporting captured answers as rows"),
+    HIDDEN_STATES: (TrainingPhase.GENERATING_HIDDEN_STATES, "generating hidden states of the rows with the target"),
+    TRAIN: (TrainingPhase.TRAINING, "training the head; kubectl logs -c train shows the progress"),
+    PUBLISH: (TrainingPhase.VALIDATING, "checking and publishing the head"),
 }
 """Phase and message of each container, in the order in which they run."""
 
-_FINISHING: Final = "the last step has finished, pod is terminating"
+_FINISHING: Final = "the last step has finished, and the pod is terminating"
 _MESSAGE_LIMIT: Final = 1024
 _ENDED: Final = frozenset({"Succeeded", "Failed"})
 _SIGNALS: Final = {137: "was killed (exit code 137)", 143: "was terminated (exit code 143)"}
@@ -51,7 +51,7 @@ class Progress:
     reason: str
     message: str
     waiting_for_gpus: bool = False  # unschedulable
-    failure: Blocked | None = None  # why it failed, or certainly will
+    failure: Blocked | None = None  # reason why it failed, or will certainly fail
     rows: RowCounts | None = None
     head: TrainedHead | None = None
     started_at: str | None = None
@@ -66,7 +66,7 @@ def read_progress(job: Body, pods: Sequence[Body]) -> Progress:
     }
     started_at = mapping(pod or {}, "status").get("startTime")
     rows = _rows(pod)
-    # The Job's end may be seen before its pod's, whose last message is still to come.
+    # The end of the Job may be observed before the end of its pod, which has the last message.
     is_over = pod is None or "deletionTimestamp" in pod["metadata"] or _has_ended(pod)
     if conditions.keys() & {"Complete", "Failed"} and not is_over:
         return Progress(TrainingPhase.VALIDATING, "Finishing", _FINISHING, rows=rows, started_at=started_at)
@@ -92,9 +92,9 @@ def _published(pod: Body | None, started_at: str | None, finished_at: str | None
     result = said if isinstance(said, dict) else {}
     rows, head = parsed_status(RowCounts, result.get("rows")), parsed_status(TrainedHead, result.get("head"))
     if head is None:
-        message = "the step publish ended without a readable result; the claim keeps all files: create another training"
+        message = "step publish ended without a readable result; all files stay in the claim: create another training"
         return _failed(Blocked("ResultUnreadable", message, permanent=True), started_at, finished_at, rows)
-    message = f"head is published in {head.path} of the claim"
+    message = f"head is published in the claim: {head.path}"
     return Progress(TrainingPhase.JUDGING, "HeadPublished", message, False, None, rows, head, started_at, finished_at)
 
 
@@ -128,10 +128,10 @@ def _read_failure(pod: Body | None, job: Body) -> Blocked:
     conditions: list[Body] = mapping(job, "status").get("conditions") or []
     condition: Body = next((each for each in conditions if each["type"] in {"Failed", "FailureTarget"}), {})
     if pod is None and condition.get("reason") == "BackoffLimitExceeded":
-        # A pod that ends by itself stays as long as its Job.
-        message = "pod removed: its node was drained or lost, or the pod was preempted or deleted"
+        # A pod that ends on its own is kept as long as its Job.
+        message = "pod was removed: its node was drained or lost, or the pod was preempted or deleted"
         return Blocked("NodeLost", message, permanent=True)
-    reason, message = condition.get("reason") or "Failed", condition.get("message") or "its Job failed"
+    reason, message = condition.get("reason") or "Failed", condition.get("message") or "the Job failed"
     return Blocked(reason, clip(message, _MESSAGE_LIMIT), permanent=True)
 
 
@@ -139,7 +139,7 @@ def _failure_of(container: str, ended: Body, pod: Body) -> Blocked:
     said = end_message(ended)
     error = said.get("error") if isinstance(said, dict) else None
     reason = error.get("reason") if isinstance(error, dict) else None
-    # A container that a signal stopped does not know why; the pod does.
+    # Only the pod has the reason why a signal stopped its container.
     if reason in (None, "Cancelled") and (lost := disrupted(pod) or deleted_pod(pod)):
         return lost
     if isinstance(error, dict) and reason:
@@ -175,18 +175,18 @@ def _of_pod(pod: Body, started_at: str | None, rows: RowCounts | None) -> Progre
         return Progress(phase, blocked.reason, blocked.message, False, failure, rows, started_at=started_at)
     if PUBLISH in ended:
         return Progress(phase, "Finishing", _FINISHING, rows=rows, started_at=started_at)
-    message = "the pod is starting" if not ended else f"step {ended[-1]} has ended, the next one starts"
+    message = "pod is starting" if not ended else f"step {ended[-1]} has ended, and the next step is starting"
     return Progress(phase if ended else TrainingPhase.PENDING, "Starting", message, rows=rows, started_at=started_at)
 
 
 def _unscheduled(message: str) -> Progress:
     if is_about_volumes(message):
         words = (
-            f"no node can mount the volumes: {message}; the claims of spec.storage, the captures and the models must be"
-            " on nodes with free GPUs; use a StorageClass with volumeBindingMode WaitForFirstConsumer"
+            f"no node can mount the volumes: {message}: a node with free GPUs must be able to mount the claims of"
+            " spec.storage, the captures and the models; use a StorageClass with volumeBindingMode WaitForFirstConsumer"
         )
         return Progress(TrainingPhase.PENDING, "WaitingForVolume", words)
-    words = f"no node takes the training's pod: {message}"
+    words = f"no node can run the pod: {message}"
     return Progress(TrainingPhase.PENDING, "WaitingForGPUs", words, waiting_for_gpus=True)
 
 

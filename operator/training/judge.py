@@ -1,7 +1,7 @@
 """Render the capture that measures a new head, and read its verdict.
 
-The head is compared with the deployment's present speculation. Arms without speculation and with a lookup in the prompt
-show whether the answers are so repetitive that any draft looks good.
+The head is compared with the deployment's current speculation. The arms without speculation and with n-grams show
+whether any draft would look good, because the answers are repetitive.
 """
 
 from collections.abc import Iterator
@@ -86,7 +86,7 @@ def judging_capture(
 
 
 def _arms(head: Body, served: Method) -> list[Body]:
-    """Return the arms, the baseline first. Arms that would start the baseline's engine are left out."""
+    """Return the arms, the baseline first. Arms that equal the baseline are omitted."""
     none, k = {"method": Method.NONE.value}, head["numSpeculativeTokens"]
     arms: list[Body] = [{"name": CURRENT}, {"name": TRAINED, "speculation": head}]
     if served is Method.NONE:
@@ -105,14 +105,14 @@ def better(capture: Body) -> tuple[ConditionUpdate, TrainingVerdict]:
     verdict = TrainingVerdict(capture=known.key.name, target=target if isinstance(target, str) else None)
     ended, comparison = known.ended, known.status.comparison
     if ended is None:
-        return _told(UNKNOWN, "NotJudged", f"capture {known.key.name} has not ended"), verdict
+        return _told(UNKNOWN, "NotJudged", f"Capture {known.key.name} has not ended"), verdict
     if ended.status is not TRUE:
-        message = f"capture {known.key.name} failed ({ended.reason}: {ended.message})"
+        message = f"Capture {known.key.name} failed ({ended.reason}: {ended.message})"
         return _told(UNKNOWN, "JudgementFailed", message), verdict
     arms = {each.name: each for each in comparison.arms} if comparison else {}
     trained = arms.get(TRAINED)
     if comparison is None or comparison.baseline != CURRENT or trained is None:
-        message = f"capture {known.key.name} has no comparison of arm {TRAINED} with arm {CURRENT}"
+        message = f"Capture {known.key.name} has no comparison of arm {TRAINED} with arm {CURRENT}"
         return _told(UNKNOWN, "JudgementFailed", message), verdict
     load = next(iter(trained.loads), None)
     verdict = verdict.model_copy(
@@ -144,12 +144,12 @@ def _verdict(trained: ComparedArm, load: ComparedLoad | None) -> tuple[Any, str]
 
 def _notes(trained: ComparedArm, ngram: ComparedArm | None, none: ComparedArm | None) -> Iterator[str]:
     if trained.outputs not in _SHARED_OUTPUTS and trained.verdict is not ArmVerdict.INCORRECT:
-        yield "its answers were not shown to equal the present answers"
+        yield "its answers could not be compared with the current answers"
     own = _goodput(trained)
     if own is not None and (its := _goodput(ngram)) is not None and its >= own:
         yield (
-            "a lookup in the prompt (arm ngram) is at least as fast: the answers may repeat themselves, so that other"
-            " requests may gain less"
+            "arm ngram is at least as fast, so the answers may repeat themselves, and other requests may gain less: use"
+            " method ngram"
         )
     if own is not None and (its := _goodput(none)) is not None and its >= own:
         yield "engines without speculation are at least as fast"

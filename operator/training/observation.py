@@ -41,12 +41,12 @@ class Training:
 
     @property
     def deployment_key(self) -> Key:
-        """Key of the deployment that it names."""
+        """Key of its deployment."""
         return Key(self.key.namespace, str(self.spec.get("deployment")), deployment.KIND)
 
     @property
     def schedule_label(self) -> dict[str, str]:
-        """Label by which a schedule's retention counts its claim: always empty."""
+        """Always empty: no schedule creates trainings, so no retention counts their claims."""
         return {}
 
     @property
@@ -61,7 +61,7 @@ class Training:
         return next((each for each in self.status.conditions if each.type == type_), None)
 
     def recorded(self, type_: str) -> ConditionUpdate | None:
-        """Return a condition of its status with its full message, to be kept."""
+        """Return a condition of its status with the full message, so that a decision can keep it."""
         found = self.condition(type_)
         if found is None:
             return None
@@ -93,12 +93,12 @@ class TrainingObservation:
     rows: Body | None = None  # ConfigMap or claim of spec.dataset
     starting_head: Body | None = None  # claim of spec.from
     rival: str | None = None  # another training that uses the same claim, and goes first
-    goes_first: str | None = None  # message about a deployment that the training waits for
+    goes_first: str | None = None  # message that names the deployment that the training waits for
     judging: Body | None = None  # the SpecDecodeCapture that measures the head
     written: SpecDecodeDeploymentSpec | None = None  # spec of the deployment, before its head is measured
-    served: Method = Method.NONE  # method in force there, which a trained head may have replaced
-    promoted: ConditionUpdate | None = None  # of a better head; None if its deployment was not read
-    operator_image: str | None = None  # that the Job runs; None if the operator does not know its own
+    served: Method = Method.NONE  # method in force in the deployment, which a trained head may have replaced
+    promoted: ConditionUpdate | None = None  # condition Promoted of a better head; None if its deployment was not read
+    operator_image: str | None = None  # image of the Job; None if the operator does not know its image
 
 
 def read_training(body: Mapping[str, Any], now: datetime | None = None) -> Training:

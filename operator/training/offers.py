@@ -1,6 +1,6 @@
-"""Heads that trainings offer to their deployment.
+"""Find the heads that trainings offer to their deployment.
 
-The status of a training is untrusted: a head has to be on the training's claim, in the folder that this operator chose.
+The status of a training is untrusted. A head must be on the training's claim, in the folder that the operator chose.
 """
 
 import hashlib
@@ -55,9 +55,9 @@ def target_digest(target: Target) -> str:
 def head_speculation(
     written: Speculation | None, training: Training, spec: SpecDecodeTrainingSpec, head: TrainedHead
 ) -> Body:
-    """Return the speculation that serves a head: measured as an arm, and in force once it is promoted.
+    """Return the speculation that serves a head, for the arm that measures it and for its promotion.
 
-    Other settings of the written speculation stay if its method is the head's.
+    Keep the other settings of the written speculation if its method is the method of the head.
     """
     method = _METHODS[spec.method]
     asked = written.num_speculative_tokens if written else None
@@ -134,7 +134,7 @@ def offer_of(training: Training, written: SpecDecodeDeploymentSpec) -> OfferedHe
         return NotOffered("Manual", f"spec.promote is Manual: {fix}")
     if better is None or better.status is not TRUE:
         status = UNKNOWN if better is None else better.status
-        return NotOffered("NotBetter", "Offered when condition Better is True", status)
+        return NotOffered("NotBetter", "The head is offered if the condition Better is True", status)
     return _checked_offer(training, spec, written)
 
 
@@ -147,14 +147,14 @@ def _checked_offer(
     if problem := head_problem(training, spec, head):
         return NotOffered(HEAD_INVALID, problem)
     if verdict.target != target_digest(written.target):
-        message = "The head was measured with another target, revision or precision: train one for the present target"
+        message = "The head was measured with another target, revision or precision: train one for the current target"
         return NotOffered(OTHER_TARGET, message)
     speculation = head_speculation(written.speculation, training, spec, head)
     return OfferedHead(training.key.name, claim, head.path, head.sha256, speculation)
 
 
 def head_problem(training: Training, spec: SpecDecodeTrainingSpec, head: TrainedHead) -> str | None:
-    """Return the first problem of the head in a status, which must not choose the volumes of engines."""
+    """Return the first problem of the head in a status, which could make engines mount another volume."""
     kind = head.config.get("speculators_model_type")
     claim, folder = claim_of(training, spec.storage), head_folder(training.key)
     checks = (
@@ -166,7 +166,7 @@ def head_problem(training: Training, spec: SpecDecodeTrainingSpec, head: Trained
             "head.config.auto_map",
             "set",
             "auto_map" not in head.config,
-            "names Python files, which is not allowed",
+            "names Python files, and code of heads is never executed",
         ),
     )
     wrong = ((name, value, why) for name, value, holds, why in checks if not holds)
@@ -179,17 +179,17 @@ class Offers:
 
     body: Body
     heads: Sequence[OfferedHead] = ()
-    """The newest first."""
+    """Heads, the newest first."""
 
     present: OfferedHead | None = None
-    """The head that the status of the deployment has in force."""
+    """Head in force according to the status of the deployment."""
 
     invalid: Mapping[str, NotOffered] = field(default_factory=dict)
-    """Why trainings with a better head do not offer it, by name."""
+    """Reason why a training with a better head does not offer it, by name of the training."""
 
 
 def offers_of(body: Body, trainings: Sequence[Body]) -> Offers | None:
-    """Return the heads that trainings offer to a deployment; None if it does not ask for trained drafts."""
+    """Return the heads that trainings offer to a deployment; None without trainedDrafts."""
     if mapping(mapping(body, "spec"), "speculation").get("trainedDrafts") is not True:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Check whether deployment, rows, claim and trainer allow a training; return the blocking reason if not."""
+"""Check whether deployment, rows, claim and trainer allow a training."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ from specdecode_operator.training.trainer_args import arguments_blocked
 from specdecode_operator.untrusted import mapping
 
 HIDDEN_LAYERS: Final = 4
-"""Layers of the target whose outputs are stored: three for the head's input, and the last one."""
+"""Number of layers of the target whose outputs are stored: three for the head's input, and the last one."""
 
 HIDDEN_ELEMENT_BYTES: Final = 2
 _STATE_BYTES_PER_PARAMETER: Final = 16
@@ -49,7 +49,7 @@ class TrainerMemory:
 
     @property
     def total_bytes(self) -> int:
-        """All of it."""
+        """Total memory in bytes."""
         return self.head_bytes + self.frozen_bytes
 
 
@@ -77,7 +77,7 @@ def _head_parameters(target: ModelGeometry, spec: SpecDecodeTrainingSpec) -> int
 
 
 def _argument(spec: SpecDecodeTrainingSpec, flag: str) -> int | None:
-    """Return the number that an argument of the trainer has; None without it."""
+    """Return the value of a numeric argument of the trainer; None if it is not set."""
     words = [part for each in spec.trainer.args for part in each.split("=", 1)]
     return next((int(after) for word, after in pairwise(words) if word == flag and _NUMBER.fullmatch(after)), None)
 
@@ -106,8 +106,8 @@ def deployment_blocked(source: CapturedDeployment) -> Blocked | None:
     facts, chosen = source.launch.facts, source.launch.plan.chosen
     if facts.replay is not None:
         message = (
-            f"deployment {source.key.name} replays a recording (spec.engine.replay), so it has no target to train for:"
-            " name a deployment without it"
+            f"deployment {source.key.name} replays a recording, so it has no target: name a deployment without"
+            " spec.engine.replay"
         )
         return Blocked("EngineReplayed", message, permanent=True)
     if chosen.nodes > 1:
@@ -127,13 +127,13 @@ def trainer_blocked(spec: SpecDecodeTrainingSpec, source: CapturedDeployment) ->
         if not gpus:
             return None
         message = (
-            f"spec.trainer.gpus: {gpus}: deployment {name} runs on CPUs, and its target is served there for the hidden"
-            " states: set it to 0, or name a deployment on GPUs"
+            f"spec.trainer.gpus: {gpus}: deployment {name} runs on CPUs, so the training does too: set it to 0, or name"
+            " a deployment on GPUs"
         )
         return Blocked("TrainerGPUsOnCPU", message, permanent=True)
     if gpus < chosen.gpus:
         message = (
-            f"spec.trainer.gpus: {gpus}: the target takes {chosen.place} for the hidden states: set it to"
+            f"spec.trainer.gpus: {gpus}: the target needs {chosen.place} to generate hidden states: set it to"
             f" {chosen.gpus} or more, or remove it"
         )
         return Blocked("TrainerWithoutGPUs" if not gpus else "TooFewGPUs", message, permanent=True)
@@ -166,7 +166,7 @@ def _captures_blocked(
     for number, name in enumerate(spec.captures):
         where, body = f"spec.captures[{number}]: {name}", captures.get(name)
         if body is None:
-            message = f"{where}: there is no SpecDecodeCapture of this name in the namespace; continues when it exists"
+            message = f"{where}: not found in this namespace; continues when this SpecDecodeCapture exists"
             yield Blocked("CaptureNotFound", message)
             continue
         capture = read_capture(body)
@@ -181,27 +181,29 @@ def _capture_blocked(where: str, capture: Capture, deployment: str) -> Iterator[
     spec = capture.spec
     if spec.get("deployment") != deployment:
         message = (
-            f"{where}: it captured deployment {spec.get('deployment')}, and spec.deployment is {deployment}: its"
-            " answers come from another target; name captures of this deployment"
+            f"{where}: it is a capture of deployment {spec.get('deployment')}, and spec.deployment is {deployment}:"
+            " name captures of this deployment"
         )
         yield Blocked("CaptureOfOtherDeployment", message, permanent=True)
     record = mapping(spec, "record")
     if not record.get("tokenIds"):
-        message = f"{where}: it has no answers, because its record.tokenIds is false: train on a capture with true"
+        message = (
+            f"{where}: it has no answers, because record.tokenIds is false: use a capture with record.tokenIds: true"
+        )
         yield Blocked("NoTokenIds", message, permanent=True)
     if spec.get("source") != Source.LIVE:
         dataset = mapping(mapping(mapping(spec, "workload"), "prompts"), "dataset")
         if not dataset or dataset.get("format") == DatasetFormat.TRACE:
             message = (
-                f"{where}: its prompts are random tokens, and their answers do not resemble users' answers: train on"
-                " a capture with a dataset of text prompts, or on a live capture"
+                f"{where}: its prompts are random tokens, so its answers do not resemble answers to users: use a"
+                " capture with a dataset of text prompts, or a live capture"
             )
             yield Blocked("RandomPrompts", message, permanent=True)
     ended = capture.ended
     if ended is None:
-        yield Blocked("CaptureNotSucceeded", f"{where}: it has not ended; continues when it has succeeded")
+        yield Blocked("CaptureNotSucceeded", f"{where}: it has not ended; continues when it succeeds")
     elif ended.status is not TRUE:
-        message = f"{where}: it failed ({ended.reason}), so its files are incomplete: train on another capture"
+        message = f"{where}: it failed ({ended.reason}), so its files are incomplete: use another capture"
         yield Blocked("CaptureNotSucceeded", message, permanent=True)
 
 
@@ -220,8 +222,8 @@ def _dataset_blocked(spec: SpecDecodeTrainingSpec, source: Body | None) -> Block
     keys = {*(source.get("data") or {}), *(source.get("binaryData") or {})}
     if dataset.path in keys:
         return None
-    held = ", ".join(sorted(keys)[:8]) or "nothing"
-    message = f"spec.dataset.path: {dataset.path}: ConfigMap {name} holds {held}; correct one of them"
+    held = ", ".join(sorted(keys)[:8]) or "no keys"
+    message = f"spec.dataset.path: {dataset.path}: ConfigMap {name} has {held}: add this key, or correct the path"
     return Blocked("DatasetNotFound", message)
 
 
@@ -231,8 +233,8 @@ def head_blocked(spec: SpecDecodeTrainingSpec, source: CapturedDeployment, claim
     reference = head.persistent_volume_claim if head else None
     if head is not None and head.revision is not None and volume is not None:
         message = (
-            f"spec.from.revision: {head.revision}: has no effect with models.volume of deployment {source.key.name},"
-            " which is not downloaded: remove it in another training"
+            f"spec.from.revision: {head.revision}: has no effect, because deployment {source.key.name} reads models"
+            " from models.volume: remove it in another training"
         )
         return Blocked("Invalid", message, permanent=True)
     if reference is None or claim is not None:
@@ -242,15 +244,15 @@ def head_blocked(spec: SpecDecodeTrainingSpec, source: CapturedDeployment, claim
 
 
 def claim_in_use(claim: str, rival: str) -> Blocked:
-    """Return that another training uses the same claim."""
-    message = f"claim {claim} is used by training {rival}; continues when that has ended, or name another claim"
+    """Return the blocking reason for a claim that another training uses."""
+    message = f"claim {claim} is used by training {rival}; continues when that training ends, or name another claim"
     return Blocked("ClaimInUse", message)
 
 
 def claim_too_small(
     training: Training, spec: SpecDecodeTrainingSpec, source: CapturedDeployment, observed: TrainingObservation
 ) -> Blocked | None:
-    """Return that the hidden states of the rows need more space than the claim has."""
+    """Return the blocking reason if the hidden states need more space than the claim has."""
     tokens = _tokens(spec, observed.captures)
     needed = hidden_state_bytes(source.launch.facts.pair.target, tokens)
     size = _claim_bytes(spec, observed.claim)

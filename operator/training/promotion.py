@@ -1,7 +1,7 @@
 """Decide which trained head replaces the draft of a deployment's spec, and report it on both objects.
 
-The spec of the deployment stays as written. Its status names the head in force, and the training provides it again at
-each reconcile.
+The spec of the deployment does not change. Its status names the head in force, and each reconcile reads the head from
+the training again.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,10 +42,10 @@ class Rollouts:
     desired: DesiredState
     observation: Observation
     refused: Callable[[OfferedHead], str]
-    """Returns why another head cannot be planned; an empty text if it can."""
+    """Returns the reason why another head cannot be planned, or an empty text."""
 
     by_policy: bool = False
-    """Whether a policy replaced the speculation, so that its failures are not the head's."""
+    """Whether a policy replaced the speculation, so that a failure is not a failure of the head."""
 
     @property
     def settled(self) -> bool:
@@ -57,7 +57,7 @@ class Rollouts:
 
     @property
     def failure(self) -> NotOffered | None:
-        """Why the head in force must be withdrawn: its engines failed, or they can no longer be planned."""
+        """Reason to withdraw the head in force: its engines failed, or can no longer be planned."""
         outcome = self.desired.outcome
         if self.by_policy:
             return None
@@ -72,9 +72,9 @@ class Rollouts:
 def choose(
     offers: Offers | None, rollouts: Rollouts, before: TrainedDraftStatus | None, now: datetime
 ) -> TrainedDraftStatus | None:
-    """Return the head that is in force from the next reconcile on; None if the deployment does not ask for heads.
+    """Return the head that is in force from the next reconcile on; None without trainedDrafts.
 
-    The status names it before anything is rolled out, so that captures that judge the new engines see the same spec.
+    The status names the head before its rollout, so that captures that judge the new engines read the same spec.
     """
     if offers is None:
         return None
@@ -98,10 +98,10 @@ def _replaced(
     if refused:
         return _told(none, HEAD_REFUSED, f"{best} cannot be served: {refused}")
     if not rollouts.settled:
-        return _told(none, ROLLOUT_IN_PROGRESS, f"{best} is offered: it waits until the engines of the spec serve")
+        return _told(none, ROLLOUT_IN_PROGRESS, f"{best} waits until the engines of the spec serve")
     place = {name: getattr(best, name) for name in ("training", "claim", "path", "sha256")}
     chosen = TrainedDraftStatus(**place, since=now.strftime(_TIME), failed=before.failed)
-    return _told(chosen, ROLLOUT_IN_PROGRESS, f"{best} replaces the draft of the spec; its rollout begins")
+    return _told(chosen, ROLLOUT_IN_PROGRESS, f"{best} replaces the draft of the spec; rollout is starting")
 
 
 def _told(status: TrainedDraftStatus, reason: str, message: str) -> TrainedDraftStatus:
@@ -133,7 +133,7 @@ def _none_offered(offers: Offers, before: TrainedDraftStatus) -> tuple[str, str]
 
 
 def is_news(before: TrainedDraftStatus | None, now: TrainedDraftStatus | None) -> bool:
-    """Whether a change gets an Event: another head serves, or one cannot be served."""
+    """Whether a change needs an Event: another head serves, or a head cannot be served."""
     if now is None or now.reason in {None, NO_HEAD, ROLLOUT_IN_PROGRESS}:
         return before is not None and before.training is not None and (now is None or now.training is None)
     known = before or TrainedDraftStatus()
@@ -156,7 +156,9 @@ def promoted_condition(training: Training, deployment: Body | None, trainings: S
         return ConditionUpdate(PROMOTED, offer.status, offer.reason, offer.message)
     offers = offers_of(deployment, trainings)
     if offers is None:
-        message = "spec.speculation.trainedDrafts of the deployment is not true: set it, or promote the head by hand"
+        message = (
+            "spec.speculation.trainedDrafts of the deployment is false: set it to true, or promote the head manually"
+        )
         return ConditionUpdate(PROMOTED, FALSE, "NotEnabled", message)
     return _promoted(offer, offers)
 
@@ -164,17 +166,19 @@ def promoted_condition(training: Training, deployment: Body | None, trainings: S
 def _promoted(offer: OfferedHead, offers: Offers) -> ConditionUpdate:
     draft = parse_deployment(offers.body).status.trained_draft or TrainedDraftStatus()
     if offer.is_named_by(draft) and draft.reason == PROMOTED:
-        return ConditionUpdate(PROMOTED, TRUE, PROMOTED, f"The deployment serves this head since {draft.since}")
+        return ConditionUpdate(PROMOTED, TRUE, PROMOTED, f"The deployment has served this head since {draft.since}")
     if offer.is_named_by(draft):
-        message = "The deployment rolls out engines with this head"
+        message = "The deployment is rolling out engines with this head"
         return ConditionUpdate(PROMOTED, UNKNOWN, ROLLOUT_IN_PROGRESS, message)
     if offer.engine_of(offers.body) in draft.failed:
         message = "The rollout of this head failed; see status.trainedDraft of the deployment"
         return ConditionUpdate(PROMOTED, FALSE, ROLLED_BACK, message)
     newest = offers.heads[0] if offers.heads else offer
     if newest.training != offer.training:
-        message = f"Training {newest.training} is newer, and its head is better"
+        message = f"Training {newest.training} is newer and has a better head"
         return ConditionUpdate(PROMOTED, FALSE, "NewerHead", message)
     if draft.reason == HEAD_REFUSED:
         return ConditionUpdate(PROMOTED, FALSE, HEAD_REFUSED, draft.message or "")
-    return ConditionUpdate(PROMOTED, UNKNOWN, ROLLOUT_IN_PROGRESS, "See status.trainedDraft of the deployment")
+    return ConditionUpdate(
+        PROMOTED, UNKNOWN, ROLLOUT_IN_PROGRESS, "Waiting for a rollout; see status.trainedDraft of the deployment"
+    )

@@ -1,7 +1,7 @@
-"""Write the rows that a draft is trained with, from captures or from a given file, split by prompt.
+"""Write the rows to train on, from captures or a file, split by prompt.
 
-The folder gets ``training.jsonl``, ``holdout.jsonl`` with the prompts that no training sees, and ``rows.json`` with
-counts and checksums, which is written last. Captures and files are untrusted.
+The folder gets ``training.jsonl``, ``holdout.jsonl`` with the held-out prompts, and, last, ``rows.json`` with counts
+and checksums. Captures and files are untrusted.
 """
 
 import hashlib
@@ -49,12 +49,12 @@ _LONGEST_NOTE: Final = 512
 _MOST_FOLDERS: Final = 256  # repetitions of all arms of one capture
 _MOST_ROWS_FILE_BYTES: Final = 2**20
 _CHUNK_BYTES: Final = 2**20
-_NO_PROMPT: Final = "that begins with an answer instead of a prompt"
+_NO_PROMPT: Final = "without a prompt"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """Model that answered: answers of another model, revision or precision do not train a draft for it."""
+    """Target of the answers. Answers of another model, revision or precision cannot train a draft for it."""
 
     model: str
     revision: str | None
@@ -186,7 +186,7 @@ def compatible(name: str, manifest: Mapping[str, Any], target: Target) -> None:
         message = f"{printable(name)}: records no token ids of prompts: capture again with record.promptTokenIds: true"
         raise TrainingError("NoTokenIds", message)
     if str(manifest.get("gpu")).startswith(EMULATED):
-        message = f"{printable(name)}: an emulated engine computed no answers: use a capture of a real engine"
+        message = f"{printable(name)}: emulated engines compute no answers: use a capture of a real engine"
         raise TrainingError("EmulatedAnswers", message)
     if difference := _difference(manifest, target):
         raise TrainingError("CaptureOfOtherTarget", f"{printable(name)}: {difference}: capture the deployment again")
@@ -203,7 +203,7 @@ def _difference(manifest: Mapping[str, Any], target: Target) -> str | None:
     )
     for what, theirs, ours in pairs:
         if theirs != ours:
-            return f"its {what} {_said(theirs)}, and the deployment's {_said(ours)}"
+            return f"its {what} {_said(theirs)}, and that of the deployment {_said(ours)}"
     lossy = mapping(mapping(manifest, "experiment"), "lossy")
     if (arm := str(manifest.get("arm"))) in lossy:
         return f"its arm {shown(arm)} has settings that can change answers"
@@ -261,7 +261,7 @@ class _Reading:
         rebuild = None
         if manifest.get("source") != "live":
             if source.dataset is None:
-                message = f"{printable(source.name)}: its dataset is not there: create it again, or use another capture"
+                message = f"{printable(source.name)}: its dataset is missing: create it again, or use another capture"
                 raise TrainingError("DatasetNotFound", message)
             rebuild = RebuiltPrompts(folder, source.dataset, self.tokenize)
         capture = CaptureRows(TraceRequests(trace), rebuild)
@@ -278,7 +278,7 @@ class _Reading:
     def _of_file(self, source: FileSource) -> Iterator[TrainingRow]:
         path = _inside(source.mount, source.mount / source.path, source.path)
         if not path.is_file():
-            message = f"spec.dataset.path: {shown(source.path)}: is not a file: name a file in the ConfigMap or volume"
+            message = f"spec.dataset.path: {shown(source.path)}: not a file: name a file in the ConfigMap or volume"
             raise TrainingError("DatasetNotFound", message)
         try:
             for line in formats.read_lines(path):
@@ -296,15 +296,15 @@ class _Reading:
         try:
             row = _GIVEN_ROW.decode(line.text)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            message = f"{place}: is not a row ({printable(str(error))}): write input_ids and loss_mask"
+            message = f"{place}: invalid row ({printable(str(error))}): write an object with input_ids and loss_mask"
             raise TrainingError("InvalidRows", message) from error
         if len(row.input_ids) != len(row.loss_mask):
             lengths = f"{len(row.input_ids)} input_ids and {len(row.loss_mask)} values of loss_mask"
-            message = f"{place}: has {lengths}: write equal numbers"
+            message = f"{place}: has {lengths}: write the same number of both"
             raise TrainingError("InvalidRows", message)
         prompt_tokens = row.loss_mask.index(1) if 1 in row.loss_mask else 0
         if not prompt_tokens:
-            self.left_out[_NO_PROMPT if 1 in row.loss_mask else "without a token to learn"] += 1
+            self.left_out[_NO_PROMPT if 1 in row.loss_mask else "without a token to train on"] += 1
             return None
         prompt = row.input_ids[:prompt_tokens]
         return TrainingRow(
@@ -325,14 +325,16 @@ def _folders(source: CaptureSource) -> list[Path]:
     # Attempts that were not published have a suffix.
     folders = [each for each in found if not any(formats.PART_SUFFIX in part for part in each.relative_to(top).parts)]
     if not folders:
-        message = f"{printable(source.name)}: {shown(source.path)}: holds no {formats.TRACE}: use another capture"
+        message = f"{printable(source.name)}: {shown(source.path)}: has no {formats.TRACE}: use another capture"
         raise TrainingError("UnreadableCapture", message)
     return [_inside(source.mount, each, source.name) for each in folders[:_MOST_FOLDERS]]
 
 
 def _inside(mount: Path, path: Path, name: str) -> Path:
     if not path.resolve().is_relative_to(mount.resolve()):
-        raise TrainingError("UnreadableCapture", f"{printable(name)}: leads out of its volume: remove the link")
+        raise TrainingError(
+            "UnreadableCapture", f"{printable(name)}: path leads out of its volume: remove the symbolic link"
+        )
     return path
 
 
@@ -340,13 +342,13 @@ def _check_counts(rows: int, held_out: int, min_rows: int, split: Split) -> None
     if rows < min_rows:
         raise TrainingError(
             "TooFewRows",
-            f"spec.minRows: {min_rows:,}: there are only {rows:,} rows to train on: use more captures, or lower it",
+            f"spec.minRows: {min_rows:,}: only {rows:,} rows to train on: capture more requests, or lower minRows",
         )
     if not held_out:
         raise TrainingError(
             "TooFewRows",
-            f"spec.holdoutPercent: {split.holdout_percent}: holds out no prompt: use more prompts or a larger share; "
-            "export rows for spec.dataset without --holdout-percent",
+            f"spec.holdoutPercent: {split.holdout_percent}: no prompt is held out: use more prompts or a larger share,"
+            " and export a file for spec.dataset without --holdout-percent",
         )
 
 

@@ -46,14 +46,14 @@ class Decision:
     verdict: TrainingVerdict | None = None
     started_at: str | None = None
     finished_at: str | None = None
-    promoted: ConditionUpdate | None = None  # of a better head, as its deployment reports it
+    promoted: ConditionUpdate | None = None  # condition Promoted of a better head, from its deployment
     times_ahead: tuple[str, ...] = ()  # messages about future times of pod or Job, which count as now
 
 
 ACCEPTED = ConditionUpdate("Accepted", TRUE, "Valid", "Training is valid")
 NOT_JUDGED = "NotJudged"
-NOT_YET_JUDGED = ConditionUpdate("Better", UNKNOWN, NOT_JUDGED, "The head is measured after the training")
-NO_HEAD = ConditionUpdate("Better", UNKNOWN, NOT_JUDGED, "There is no head; see condition Succeeded")
+NOT_YET_JUDGED = ConditionUpdate("Better", UNKNOWN, NOT_JUDGED, "Measured after the training")
+NO_HEAD = ConditionUpdate("Better", UNKNOWN, NOT_JUDGED, "No head is published; see condition Succeeded")
 
 
 def finished(progress: Progress, failure: Blocked) -> Decision:
@@ -102,7 +102,7 @@ def queued(training: Training) -> Decision:
 
 def suspended(accepted: ConditionUpdate, writes: Writes) -> Decision:
     """Return the decision for a suspended training whose head is not published."""
-    message = "spec.suspend is true: no GPUs are used; rows and checkpoints are kept"
+    message = "spec.suspend is true: GPUs are free, rows and checkpoints are kept"
     succeeded = ConditionUpdate("Succeeded", UNKNOWN, "Suspended", message)
     readiness = Readiness(TRUE, "Suspended", message)
     return Decision(TrainingPhase.SUSPENDED, readiness, accepted, succeeded, NOT_YET_JUDGED, writes)
@@ -115,7 +115,7 @@ def withdrawn(training: Training) -> Writes:
 
 
 def blocked_decision(blocked: Blocked) -> Decision:
-    """Return the decision for a training that may not start."""
+    """Return the decision for a training that cannot start."""
     status = FALSE if blocked.permanent else UNKNOWN
     return Decision(
         phase=TrainingPhase.PENDING,
@@ -154,10 +154,10 @@ def _promoted(training: Training, decision: Decision) -> ConditionUpdate:
     if decision.better.status is not TRUE:
         return ConditionUpdate("Promoted", UNKNOWN, NOT_JUDGED, "No better head; see condition Better")
     if training.spec.get("promote") == Promote.ON_BETTER:
-        waits = ConditionUpdate("Promoted", UNKNOWN, "RolloutInProgress", "The deployment decides next")
+        waits = ConditionUpdate("Promoted", UNKNOWN, "RolloutInProgress", "Waiting for the deployment")
         return decision.promoted or waits
     name = training.key.name
-    message = f"spec.promote is Manual: specdecode training promote {name} prints the change of the deployment"
+    message = f"spec.promote is Manual: set it to OnBetter, or run specdecode training promote {name}"
     return ConditionUpdate("Promoted", FALSE, "Manual", message)
 
 

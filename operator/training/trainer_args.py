@@ -1,4 +1,4 @@
-"""Check the arguments of a user for the trainer: those that the operator sets are rejected."""
+"""Reject arguments in spec.trainer.args that the operator sets, or that a training cannot have."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -7,9 +7,7 @@ from specdecode_operator.deployment.conditions import Blocked
 from specdecode_operator.problems import shown
 
 _REMOVE: Final = "remove it; the operator sets it"
-_NO_NETWORK: Final = (
-    "remove it; the trainer runs without network access, and its progress is in the log of its container"
-)
+_NO_NETWORK: Final = "remove it; the trainer runs offline, and the log of its container shows the progress"
 _CODE: Final = "remove it; code from a model's repository is never executed"
 _REJECTED: Final[Mapping[str, str]] = {
     "--config": "write the arguments into spec.trainer.args",
@@ -29,7 +27,7 @@ _REJECTED: Final[Mapping[str, str]] = {
     "--run-name": _NO_NETWORK,
     "--vllm-endpoint": _NO_NETWORK,
 }
-"""What to do instead, by flag of `speculators train`."""
+"""Fix, by flag of `speculators train`."""
 
 _SET_BY_US: Final = (
     *("--verifier-name-or-path", "--data-path", "--save-path", "--train-data-ratio", "--on-missing", "--on-generate"),
@@ -39,14 +37,14 @@ _SET_BY_US: Final = (
 
 
 def arguments_blocked(args: Sequence[str]) -> Blocked | None:
-    """Return the first argument that a training cannot have."""
+    """Return the blocking reason for the first argument that is rejected; None if all are allowed."""
     for number, argument in enumerate(args):
         flag, _, _ = argument.partition("=")
         if not flag.startswith("-") or _is_number(flag):
             continue
         fix = "write a flag with two dashes"
         if flag.startswith("--") and flag != "--":
-            # The trainer takes the beginning of a flag for the flag.
+            # The trainer also accepts the beginning of a flag.
             named = next((each for each in (*_REJECTED, *_SET_BY_US) if each.startswith(flag)), None)
             if named is None:
                 continue

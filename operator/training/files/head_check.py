@@ -1,8 +1,8 @@
 """Check a trained head before it is published.
 
 Its files are untrusted, because containers of the trainer's image wrote them. Only config.json and model.safetensors
-are read, never pickles or Python files. The head must be one that vLLM takes for the target: its class, vocabulary,
-width and layers of the target, and finite weights.
+are read, never pickles or Python files. vLLM must be able to serve the head for the target: the checks cover its class,
+vocabulary, width, the layers of the target, and whether all weights are finite.
 """
 
 import errno
@@ -63,7 +63,7 @@ _LEFT_OUT: Final = ("auto_map", "_name_or_path", "_commit_hash", "trust_remote_c
 
 @dataclass(frozen=True)
 class Target:
-    """The model that the head drafts for."""
+    """Model that the head drafts for."""
 
     name: str
     layers: int
@@ -83,19 +83,19 @@ class Tensor:
 
 @dataclass(frozen=True)
 class CheckedHead:
-    """A head that may be published."""
+    """Head that passed the checks."""
 
     config: dict[str, Any]  # as it is published
     tensors: Mapping[str, Tensor]
 
 
 def check_head(folder: Path, method: TrainingMethod, target: Target, version: str) -> CheckedHead:
-    """Return a head that vLLM takes for a target.
+    """Check that vLLM can serve a head for a target, and return the head.
 
     Raises
     ------
     CaptureError
-        With reason InvalidHead, and the field or the tensor.
+        If it cannot. The reason is InvalidHead, and the message names the field or tensor.
     """
     with open_regular(folder / CONFIG) as stream:
         text = stream.read(_MOST_CONFIG_BYTES + 1)
@@ -117,11 +117,11 @@ def check_head(folder: Path, method: TrainingMethod, target: Target, version: st
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file that is no link, so that no file outside the folder is read."""
+    """Open a regular file. Links are rejected, because they can lead out of the folder."""
     try:
         opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        why = "is a link" if error.errno == errno.ELOOP else f"cannot be read: {error.strerror}"
+        why = "is a symbolic link" if error.errno == errno.ELOOP else f"cannot be read: {error.strerror}"
         raise invalid(f"{path.name} {why}") from error
     if not stat.S_ISREG(os.fstat(opened).st_mode):
         os.close(opened)
@@ -130,13 +130,13 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def invalid(problem: str) -> CaptureError:
-    """Return the failure of a head that is not published."""
-    message = f"the trained head is not published: {clip(printable(problem), _LONGEST_DETAIL)}"
+    """Return the error for a head that fails a check."""
+    message = f"the trained head is invalid and was not published: {clip(printable(problem), _LONGEST_DETAIL)}"
     return CaptureError(INVALID_HEAD, message)
 
 
 def _check_config(config: dict[str, Any], method: TrainingMethod, target: Target, version: str) -> int:
-    """Raise a CaptureError if vLLM would reject a config.json; return the size of the draft's vocabulary."""
+    """Check that vLLM accepts config.json, and return the size of the draft's vocabulary."""
 
     def expect(field: str, found: object, wanted: object) -> None:
         if found != wanted or type(found) is not type(wanted):
@@ -178,7 +178,7 @@ def _whole(field: str, value: object, least: int, most: int) -> int:
 
 
 def read_header(stream: BinaryIO) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file, which must fill it without gaps and overlaps."""
+    """Parse the header of a safetensors file, whose tensors must fill it without gaps or overlaps."""
     size = os.fstat(stream.fileno()).st_size
     length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
     if size < _LENGTH_BYTES or not 0 < length <= min(_MOST_HEADER_BYTES, size - _LENGTH_BYTES):
@@ -244,7 +244,7 @@ def _check_shapes(tensors: Mapping[str, Tensor], method: TrainingMethod, target:
 
 
 def _check_vocabulary(stream: BinaryIO, tensors: Mapping[str, Tensor], vocabulary: int, draft_vocabulary: int) -> None:
-    """Raise a CaptureError if a smaller vocabulary is not mapped to tokens of the target, each at most once."""
+    """Check that each token of a smaller vocabulary is mapped to a distinct token of the target."""
     mapped = [name for name in (DRAFT_TO_TARGET, TARGET_TO_DRAFT) if name in tensors]
     if draft_vocabulary == vocabulary and not mapped:
         return
@@ -269,7 +269,7 @@ def _check_finite(stream: BinaryIO, tensors: Mapping[str, Tensor]) -> None:
     for name, tensor in tensors.items():
         exponent = _TYPES[tensor.dtype][2]
         if exponent and any(((piece & exponent) == exponent).any() for piece in _pieces(stream, tensor)):
-            raise invalid(f"{WEIGHTS}: tensor {name} has values that are not finite: lower trainer.learningRate")
+            raise invalid(f"{WEIGHTS}: tensor {name} has values that are not finite: lower spec.trainer.learningRate")
 
 
 def _pieces(stream: BinaryIO, tensor: Tensor) -> Iterator["np.ndarray[Any, Any]"]:
@@ -278,13 +278,13 @@ def _pieces(stream: BinaryIO, tensor: Tensor) -> Iterator["np.ndarray[Any, Any]"
     while left:
         piece = stream.read(min(left, _PIECE_BYTES))
         if not piece or len(piece) % _TYPES[tensor.dtype][0]:
-            raise invalid(f"{WEIGHTS}: ended while it was read")
+            raise invalid(f"{WEIGHTS}: file is shorter than its header states")
         left -= len(piece)
         yield np.frombuffer(piece, dtype=_TYPES[tensor.dtype][1])
 
 
 def _published(config: dict[str, Any], target: str) -> dict[str, Any]:
-    """Return config.json without names of Python files and paths of the trainer's pod."""
+    """Remove names of Python files and paths of the trainer's pod from config.json."""
     kept = {name: value for name, value in config.items() if name not in _LEFT_OUT}
     layers = mapping(kept, "transformer_layer_config")
     kept["transformer_layer_config"] = {name: value for name, value in layers.items() if name not in _LEFT_OUT}

@@ -1,4 +1,4 @@
-"""Settings of the containers `export` and `publish` of a training's Job: the variable that all of its steps read."""
+"""Settings of the containers `export` and `publish`, from the variable that all steps of a training's Job read."""
 
 from pathlib import Path
 from typing import Final
@@ -19,7 +19,7 @@ CAPTURES, DATASETS, DATASET, HEAD = "/captures", "/datasets", "/dataset", "/from
 
 
 class Source(Struct, frozen=True, kw_only=True):
-    """A capture, or a file of rows if it has no name."""
+    """Capture, or a file of rows if the name is None."""
 
     path: str  # in the volume
     mount: str
@@ -62,11 +62,11 @@ class PodSettings(Struct, frozen=True, kw_only=True):
 
     @property
     def target(self) -> Target:
-        """Return the target as the head must fit it."""
+        """Return the properties of the target that the head must match."""
         return Target(self.target_model, self.target_layers, self.hidden_size, self.vocabulary)
 
     def row_sources(self) -> list[rows.RowSource]:
-        """Return where the rows come from."""
+        """Return the captures or the file with the rows."""
         target = rows.Target(
             model=self.target_model, revision=self.target_revision, quantization=self.target_quantization
         )

@@ -1,7 +1,7 @@
 """Publish a trained head on the claim: two files and a manifest, which is written last.
 
-A container that is killed before the manifest exists leaves no published head, and the next attempt starts over. After
-that, it only reports and cleans up.
+If the container is killed before it writes the manifest, the next attempt publishes again. Otherwise, the next attempt
+only cleans up and reports.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ _SMALLEST_FREE_BYTES: Final = 64 * 2**20
 
 
 def export_job(bundle: Path) -> bytes:
-    """Write rows and bundle; return the termination message."""
+    """Write the rows and the bundle, and return the termination message."""
     settings = read_pod_settings(os.environ.get(SETTINGS_VARIABLE))
     bundle.write_bytes(TRAINER.zipped())
     bundle.chmod(0o644)
@@ -43,7 +43,7 @@ def export_job(bundle: Path) -> bytes:
         if not root.is_dir():
             raise CaptureError("VolumeMissing", f"{root}: no volume is mounted here")
         if shutil.disk_usage(root).free < _SMALLEST_FREE_BYTES:
-            raise CaptureError("DiskFull", f"the volume at {root} is full: free some of it, or use a larger one")
+            raise CaptureError("DiskFull", f"the volume at {root} is full: free some space, or use a larger volume")
         places.folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         places.rows.mkdir(mode=0o755, exist_ok=True)
         try:
@@ -65,7 +65,7 @@ def _counts(settings: PodSettings) -> RowCounts:
 
 
 def publish_job() -> bytes:
-    """Check and publish the head; return the termination message."""
+    """Check and publish the head, and return the termination message."""
     settings = read_pod_settings(os.environ.get(SETTINGS_VARIABLE))
     with volume_errors(Path(settings.root)):
         counts = read_counts(settings.places.rows)
@@ -83,7 +83,7 @@ _MOST_MANIFEST_BYTES: Final = 2**20
 _CHUNK_BYTES: Final = 2**22
 _LOSS: Final = "loss_epoch"
 _MOST_POSITIONS: Final = 32
-# Share of tokens at a position that are right, given that all before are; EAGLE-3, and the methods with blocks.
+# Share of correct tokens at a position if all earlier ones are correct: EAGLE-3, and methods with blocks.
 _ACCURACIES: Final = ("full_acc_{}_epoch", "position_{}_acc_epoch")
 _LICENCE_NOTE: Final = (
     "The head was trained on answers of the target and contains weights of the target. The licences of the target and"
@@ -97,14 +97,14 @@ def publish_head(settings: PodSettings) -> TrainedHead:
     Raises
     ------
     CaptureError
-        If the head is not one that vLLM takes for the target, or another training published here.
+        If vLLM cannot serve the head for the target, or the folder has the head of another training.
     """
     folder = settings.places.folder
     manifest = _read_manifest(folder)
     if manifest is None:
         manifest = _publish(settings, folder)
     elif manifest.get("uid") != settings.uid:
-        message = f"{folder} holds the head of another training, which is never overwritten: choose another name"
+        message = f"{folder} has the head of another training, which is never overwritten: use another name"
         raise CaptureError("AlreadyPublished", message)
     shutil.rmtree(settings.places.hidden_states, ignore_errors=True)
     return _trained_head(settings, manifest)
@@ -134,7 +134,7 @@ def _checkpoint(settings: PodSettings) -> Path:
     checkpoints = settings.places.checkpoints
     found = best_checkpoint(checkpoints) if checkpoints.is_dir() and not checkpoints.is_symlink() else None
     if found is None or found.is_symlink() or not found.is_dir():
-        raise invalid("the trainer left no checkpoint")
+        raise invalid("the trainer wrote no checkpoint")
     return found
 
 
@@ -200,7 +200,7 @@ def _rows_file(settings: PodSettings) -> Any:
 
 
 def _metrics(checkpoint: Path) -> dict[str, float]:
-    """Return the figures that the trainer measured on its validation rows; empty if they cannot be read."""
+    """Return the validation metrics of the trainer; empty if they cannot be read."""
     try:
         with open_regular(checkpoint / _METRICS) as stream:
             found = parse_json(stream.read(_MOST_METRICS_BYTES + 1), _MOST_METRICS_BYTES)
@@ -222,7 +222,7 @@ def _read_manifest(folder: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except UnreadableTextError as error:
-        message = f"{folder / MANIFEST} does not describe a training: {error}; delete it, or use another claim"
+        message = f"{folder / MANIFEST} is invalid: {error}; delete it, or use another claim"
         raise CaptureError("AlreadyPublished", message) from error
     return found if isinstance(found, dict) else {}
 
@@ -245,7 +245,7 @@ def _trained_head(settings: PodSettings, manifest: Mapping[str, Any]) -> Trained
 
 def _accuracies(figures: Mapping[str, float]) -> list[int]:
     for form in _ACCURACIES:
-        # A head for blocks has no figure for the token that is given, at position 0.
+        # A head for blocks has no accuracy for position 0, the given token.
         values = [figures.get(form.format(position)) for position in range(_MOST_POSITIONS)]
         if found := [round(100 * min(max(value, 0.0), 1.0)) for value in values if value is not None]:
             return found
@@ -255,7 +255,7 @@ def _accuracies(figures: Mapping[str, float]) -> list[int]:
 def message_of(counts: RowCounts, head: TrainedHead, most_bytes: int) -> bytes:
     """Return the termination message of a success: rows and head as in the status.
 
-    If the head's config.json is too long for it, keys without effect on size and serving are left out.
+    If config.json is too long for the message, keys that do not affect size and serving are omitted.
     """
     told = head.model_dump(mode="json", by_alias=True, exclude_none=True)
     rows = counts.model_dump(mode="json", by_alias=True, exclude_none=True)

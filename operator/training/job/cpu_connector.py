@@ -1,6 +1,6 @@
-"""vLLM's connector that writes hidden states, without CUDA streams, for a CPU.
+"""Connector that writes hidden states on a CPU, without CUDA streams.
 
-vLLM loads it by `kv_connector_module_path`.
+vLLM loads it through `kv_connector_module_path`.
 """
 
 import torch
@@ -8,7 +8,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import example_hidden_states_c
 
 
 class _Done:
-    """An event that has happened: copies on a CPU are synchronous."""
+    """Completed event, because copies on a CPU are synchronous."""
 
     def query(self) -> bool:
         return True
@@ -18,7 +18,7 @@ class _Done:
 
 
 class CpuHiddenStatesConnector(of_vllm.ExampleHiddenStatesConnector):  # type: ignore[misc]
-    """The connector with copies on the CPU."""
+    """Connector of vLLM with copies on the CPU."""
 
     def _submit_async_write(self, pending: of_vllm.PendingSave) -> None:
         first = torch.tensor(pending.block_ids, dtype=torch.long)[:, None] * self._block_size

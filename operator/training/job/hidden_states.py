@@ -41,7 +41,7 @@ GPU_CONNECTOR = {"kv_connector": "ExampleHiddenStatesConnector"}
 
 
 def layer_ids(settings: Settings) -> list[int]:
-    """Return the layers of the target that the head reads: as in the head to continue from, or three in between.
+    """Return the layers of the target that the head reads: those of the head to continue from, or three others.
 
     The trainer's defaults are 2, n/2 and n-3, which are not distinct for a target with fewer than 7 layers.
     """
@@ -49,7 +49,7 @@ def layer_ids(settings: Settings) -> list[int]:
     if settings.head is not None:
         return _layer_ids_of(Path(settings.head), layers)
     if layers < FEWEST_LAYERS:
-        message = f"the target has {layers} layers; a head needs a target with {FEWEST_LAYERS} or more"
+        message = f"the target has {layers} layers, and a head needs {FEWEST_LAYERS} or more: use another method"
         raise StepError("TargetTooSmall", message)
     defaults = [2, layers // 2, layers - 3]
     if sorted(set(defaults)) == defaults:
@@ -66,7 +66,10 @@ def _layer_ids_of(head: Path, layers: int) -> list[int]:
         or not all(type(each) is int and 0 <= each < layers for each in ids)
         or len(set(ids)) != len(ids)
     ):
-        raise StepError("HeadUnreadable", f"config.json of the head to continue from has no layers below {layers}")
+        raise StepError(
+            "HeadUnreadable",
+            f"config.json of spec.from does not name distinct layers below {layers}: use a head for this target",
+        )
     return ids
 
 
@@ -79,7 +82,7 @@ def head_config(head: Path) -> dict[str, Any]:
     except OSError as error:
         raise StepError("HeadUnreadable", f"config.json of spec.from cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise StepError("HeadUnreadable", "config.json of spec.from is not JSON") from error
+        raise StepError("HeadUnreadable", "config.json of spec.from is invalid JSON") from error
     if not isinstance(config, dict) or "speculators_model_type" not in config:
         message = "config.json of spec.from has no speculators_model_type: convert the head with speculators convert"
         raise StepError("HeadUnreadable", message)
@@ -100,7 +103,7 @@ def write_hidden_states(settings: Settings) -> dict[str, Any]:
         return {"rows": _count(places.states), "reused": True}
     places.hidden_states.mkdir(mode=0o700, parents=True, exist_ok=True)
     if _digest_before(settings) != digest:
-        # Rows or layers of an earlier attempt differ, so its hidden states are of no use.
+        # Delete hidden states of other rows or layers, from an earlier attempt.
         shutil.rmtree(places.hidden_states)
         places.hidden_states.mkdir(mode=0o700)
         _write_json(places.hidden_states / "begun.json", digest)
@@ -232,7 +235,7 @@ def programs_environment(settings: Settings) -> Mapping[str, str]:
     # The bundle has the modules that vLLM and the trainer import on a CPU. An image may have a PYTHONPATH of its own.
     bundle = sys.path[0] if sys.path[0].endswith(".zip") else str(Path(__file__).parents[1])
     path = os.pathsep.join(each for each in (os.environ.get("PYTHONPATH"), bundle) if each)
-    # On a CPU beside other work, threads that wait for each other make a step up to 50 times as slow.
+    # On a busy CPU, threads that wait for each other make a step up to 50 times as slow.
     threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "OMP_WAIT_POLICY": "passive"}
     return {
         **({} if settings.gpus else threads),
@@ -270,7 +273,7 @@ def _write_data(settings: Settings, address: tuple[str, int]) -> tuple[int, int,
                 out.write(json.dumps({"input_ids": ids, "loss_mask": mask}) + "\n")
                 rows, tokens = rows + 1, tokens + len(ids)
     if not rows:
-        raise StepError("TooFewRows", "no row has an answer within trainer.sequenceLength")
+        raise StepError("TooFewRows", "no row has an answer within spec.trainer.sequenceLength: increase it")
     return rows, tokens, cut
 
 
@@ -284,7 +287,7 @@ def _check_room(settings: Settings, tokens: int, layers: int) -> None:
     free = shutil.disk_usage(settings.places.hidden_states).free
     if needed - existing > free:
         message = (
-            f"hidden states of {tokens} tokens take {_gib(needed - existing)}, and the volume at {settings.root} has"
+            f"hidden states of {tokens} tokens need {_gib(needed - existing)}, and the volume at {settings.root} has"
             f" {_gib(free)} free: lower spec.maxTokens, or use a larger volume"
         )
         raise StepError("VolumeTooSmall", message)
@@ -295,7 +298,7 @@ def _gib(size: int) -> str:
 
 
 def _prepare(settings: Settings) -> None:
-    """Make the dataset. The program prints a sample of the rows, so its output is deleted."""
+    """Create the dataset, and delete the output of the program, which contains a sample of the rows."""
     places = settings.places
     if any(places.dataset.glob("*.arrow")):
         return

@@ -1,4 +1,4 @@
-"""Read exported rows, and finish those whose prompt the engine has to tokenize.
+"""Read exported rows, and complete those whose prompt must be tokenized by the engine.
 
 A pending row has the text of a prompt, and the length and the block hashes that the capture recorded. The tokens of the
 text must have both. Rows are untrusted: no message quotes one.
@@ -30,7 +30,7 @@ _TIMEOUT_S = 300
 def finish_rows(path: Path, url: str, model: str) -> Iterator[dict[str, Any]]:
     """Yield the rows of a file with input_ids and loss_mask.
 
-    Rows of prompts that are held out are left out: a text and a list of token ids can be the same prompt.
+    Rows of held-out prompts are omitted, because a text and a list of token ids can be the same prompt.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ def finish_rows(path: Path, url: str, model: str) -> Iterator[dict[str, Any]]:
     Raises
     ------
     StepError
-        If a prompt has other tokens than the captured one, or a row or an answer of the server is malformed.
+        If the tokens of a prompt differ from the captured ones, or a row or a response of the server is malformed.
     """
     tokenizer = _Tokenizer(url, model)
     try:
@@ -90,8 +90,8 @@ def _tokenized(found: dict[str, Any], place: str, tokenizer: "_Tokenizer") -> tu
         shown = tokens if type(tokens) is int else "no"
         raise StepError(
             "DatasetChanged",
-            f"{place}: the prompt has other tokens ({len(ids)}) than the captured one ({shown}): the dataset of the"
-            " capture or the tokenizer changed; restore it, or capture again",
+            f"{place}: the tokens of the prompt ({len(ids)}) differ from the captured ones ({shown}): dataset or"
+            " tokenizer of the capture have changed; restore them, or capture again",
         )
     return {"input_ids": [*ids, *answer], "loss_mask": [0] * len(ids) + [1] * len(answer)}, ids
 
@@ -105,7 +105,7 @@ def _objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             except (ValueError, RecursionError):
                 found = None
             if not isinstance(found, dict):
-                raise StepError("InvalidRows", f"{place}: is not a JSON object: start the training again")
+                raise StepError("InvalidRows", f"{place}: not a JSON object: create another training")
             yield place, found
 
 
@@ -116,7 +116,7 @@ def _ids(value: object, place: str, name: str) -> list[int]:
 
 
 def _malformed(place: str, name: str) -> StepError:
-    return StepError("InvalidRows", f"{place}: {name} is malformed: start the training again")
+    return StepError("InvalidRows", f"{place}: {name} is malformed: create another training")
 
 
 def _digest(*lists: list[int]) -> bytes:
@@ -141,20 +141,20 @@ class _Tokenizer:
         try:
             status, answer = self._ask(body)
         except (OSError, http.client.HTTPException):
-            # The server closes connections that were idle.
+            # The server may have closed an idle connection.
             self._connection.close()
             try:
                 status, answer = self._ask(body)
             except (OSError, http.client.HTTPException) as error:
-                message = f"the engine does not answer /tokenize: {type(error).__name__}"
+                message = f"request to /tokenize of the engine failed: {type(error).__name__}"
                 raise StepError("HiddenStatesFailed", message) from error
         if status != http.HTTPStatus.OK:
-            raise StepError("HiddenStatesFailed", f"the engine answers /tokenize with HTTP {status}")
+            raise StepError("HiddenStatesFailed", f"/tokenize of the engine returned HTTP {status}")
         try:
             found = json.loads(answer)
             return _ids(found["tokens"], "/tokenize", "tokens")
         except (ValueError, RecursionError, LookupError, TypeError, StepError) as error:
-            raise StepError("HiddenStatesFailed", "the engine's answer to /tokenize has no tokens") from error
+            raise StepError("HiddenStatesFailed", "response of /tokenize has no tokens") from error
 
     def _ask(self, body: str) -> tuple[int, bytes]:
         self._connection.request("POST", "/tokenize", body, {"Content-Type": "application/json"})

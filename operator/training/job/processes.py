@@ -11,7 +11,7 @@ from types import FrameType
 
 from .settings import StepError, open_private
 
-_GRACE_S = 90.0  # From SIGTERM to SIGKILL. Longer than vLLM waits for requests, and a trainer needs for a checkpoint.
+_GRACE_S = 90.0  # From SIGTERM to SIGKILL: longer than vLLM waits for requests, or a trainer writes a checkpoint
 _POLL_S = 0.1
 _TAIL_BYTES = 256 * 1024
 
@@ -21,7 +21,7 @@ class Interrupted(BaseException):
 
 
 def raise_on_signals() -> None:
-    """Turn the signals that stop a pod into an exception, so that children are stopped."""
+    """Raise Interrupted on the signals that stop a pod, so that child processes are stopped."""
 
     def interrupt(number: int, _: FrameType | None) -> None:
         # A second signal must not interrupt the cleanup.
@@ -35,7 +35,7 @@ def raise_on_signals() -> None:
 
 @contextmanager
 def started(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> Iterator["subprocess.Popen[bytes]"]:
-    """Start a program in its own process group, and end the whole group afterwards."""
+    """Start a program in its own process group, and stop the whole group afterwards."""
     with open_private(log, "wb") as output:
         try:
             process = subprocess.Popen(  # noqa: S603  the operator renders the command
@@ -47,7 +47,7 @@ def started(command: Sequence[str], log: Path, environment: Mapping[str, str]) -
                 start_new_session=True,
             )
         except OSError as error:
-            raise StepError("TrainerFailed", f"{command[0]} cannot be run: {error.strerror}") from error
+            raise StepError("TrainerFailed", f"cannot run {command[0]}: {error.strerror}") from error
     try:
         yield process
     finally:
@@ -56,7 +56,7 @@ def started(command: Sequence[str], log: Path, environment: Mapping[str, str]) -
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
     if process.poll() is None:
-        # Only the parent: it ends its workers itself, and torchrun forwards the signal.
+        # Signal only the parent, which stops its own workers; torchrun forwards the signal.
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
             process.wait(_GRACE_S)
@@ -82,6 +82,6 @@ def tail(path: Path) -> str:
 
 
 def wait(process: "subprocess.Popen[bytes]") -> bool:
-    """Wait a moment; return whether the process still runs."""
+    """Wait 0.1 s, and return whether the process still runs."""
     time.sleep(_POLL_S)
     return process.poll() is None

@@ -1,4 +1,4 @@
-"""Settings of the steps in the trainer's image, the folders that they share, and the failures that they report."""
+"""Settings, folders and failures of the steps in the trainer's image."""
 
 import errno
 import json
@@ -11,7 +11,7 @@ from typing import Any
 
 SETTINGS_VARIABLE = "SPECDECODE_TRAINING"
 STEPS = ("hidden-states", "train")
-FEWEST_LAYERS = 4  # of a target: three distinct layers and the last one
+FEWEST_LAYERS = 4  # Minimum for a target: three distinct layers and the last one
 _DISK_FULL = {errno.ENOSPC: "is full", errno.EDQUOT: "is over its quota"}
 
 
@@ -65,7 +65,7 @@ class Places:
 
     @property
     def hidden_states(self) -> Path:
-        """Folder of everything that is deleted after the training: hidden states and the text to make them."""
+        """Folder of files that are deleted when the head is published: hidden states, their input and logs."""
         return self.folder / "hidden-states"
 
     @property
@@ -90,7 +90,7 @@ class Places:
 
     @property
     def logs(self) -> Path:
-        """Folder of the programs' own output, which may quote rows."""
+        """Folder of the output of programs, which may quote rows."""
         return self.hidden_states / "logs"
 
 
@@ -113,8 +113,8 @@ def volume_errors(root: str) -> Iterator[None]:
 
 
 def disk_full(root: str, what: str = "is full") -> StepError:
-    """Return the failure of a step that found no room on the claim."""
-    return StepError("DiskFull", f"the volume at {root} {what}: free some of it, or use a larger one")
+    """Return the failure of a step on a full claim."""
+    return StepError("DiskFull", f"the volume at {root} {what}: free some space, or use a larger volume")
 
 
 def open_private(path: Path, mode: str = "w") -> Any:

@@ -1,4 +1,4 @@
-"""Run the trainer of speculators on a CPU, for tests: its device of rank 0 is always an accelerator otherwise."""
+"""Run the trainer of speculators on a CPU, for tests. By default, it always uses an accelerator."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Read the output of speculators: untrusted text that may quote rows, so only figures and places leave this module."""
+"""Parse the output of speculators. It may quote rows, so only numbers and code locations leave this module."""
 
 import json
 import math
@@ -26,7 +26,7 @@ _VALIDATION_LOSS = "val/loss_epoch"
 
 @dataclass
 class Progress:
-    """Figures of a training, from the lines of its log."""
+    """Progress of a training, from the lines of its log."""
 
     epochs: int
     clock: Callable[[], float] = time.monotonic
@@ -86,7 +86,7 @@ class Progress:
         return {name: value for name, value in found.items() if value is not None}
 
     def _eta_s(self) -> int | None:
-        """Return the remaining time at the average time of an epoch in this attempt."""
+        """Estimate the remaining time from the average time of an epoch in this attempt."""
         if self._first is None:
             return None
         before, since_s = self._first
@@ -111,7 +111,7 @@ def is_disk_full(text: str) -> bool:
 
 
 def how_it_ended(code: int, text: str) -> str:
-    """Describe how a program failed: signal or exit code, exception type and place, without any text of the program."""
+    """Describe how a program failed by signal or exit code, exception type and code location; never quote its text."""
     if code < 0:
         try:
             name = signal.Signals(-code).name

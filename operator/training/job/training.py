@@ -35,7 +35,7 @@ _ANCHORS_ON_CPU = 32
 
 
 def train(settings: Settings) -> dict[str, Any]:
-    """Run the step; return its figures for the termination message."""
+    """Run the step, and return its metrics for the termination message."""
     places = settings.places
     places.checkpoints.mkdir(mode=0o700, parents=True, exist_ok=True)
     _drop_incomplete(places.checkpoints)
@@ -56,8 +56,8 @@ def train(settings: Settings) -> dict[str, Any]:
     code = process.returncode
     if progress.diverged_at is not None:
         message = (
-            f"the loss at step {progress.diverged_at} is not a finite number: lower trainer.learningRate, and see"
-            " whether the hidden states of the target are finite"
+            f"the loss at step {progress.diverged_at} is not a finite number: lower spec.trainer.learningRate, and"
+            " check that the hidden states of the target are finite"
         )
         _drop_all(places.checkpoints)
         raise StepError("TrainerDiverged", message)
@@ -73,7 +73,7 @@ def train(settings: Settings) -> dict[str, Any]:
 
 
 def trainer_command(settings: Settings) -> list[str]:
-    """Return the command of the trainer; arguments of the user come last."""
+    """Return the command of the trainer, with the arguments of the user at the end."""
     places, ids = settings.places, read_layer_ids(settings)
     program = ["python3", "-m", "speculators.train"]
     if not settings.gpus:
@@ -99,7 +99,7 @@ def trainer_command(settings: Settings) -> list[str]:
 
 
 def _decoder(settings: Settings) -> list[str]:
-    """Return the shape of the head. By default all of its layers have a sliding window, which costs KV cache."""
+    """Return the flags for the shape of the head, without the sliding window that speculators uses by default."""
     if settings.head is not None:
         return ["--from-pretrained", str(_head_to_continue(settings))]
     if any(
@@ -126,10 +126,9 @@ def _cpu_flags() -> list[str]:
 
 
 def _head_to_continue(settings: Settings) -> Path:
-    """Return a copy of the head to continue from: with the path of the target, and on a CPU, in float32.
+    """Copy the head to continue from, with the path of the target and, on a CPU, with float32; return its path.
 
-    speculators looks for the target by the name in the config of the head, which is one of the Hub. A CPU cannot train
-    bf16.
+    speculators loads the target by the name in the config of the head, which is a Hub ID. A CPU cannot train bf16.
     """
     assert settings.head is not None  # noqa: S101  or there is none
     given, config = Path(settings.head), head_config(Path(settings.head))
@@ -163,7 +162,7 @@ def _train_share(settings: Settings) -> float:
 
 
 def _environment(settings: Settings) -> dict[str, str]:
-    # Rich shows the time and place of each line; Python buffers output to a file.
+    # Python buffers output to a file by default.
     return {**programs_environment(settings), "PYTHONUNBUFFERED": "1"}
 
 
@@ -186,7 +185,7 @@ def _epochs(checkpoints: Path) -> list[Path]:
 
 
 def _drop_incomplete(checkpoints: Path) -> None:
-    """Delete checkpoints that a killed trainer did not finish; it would continue from them and fail."""
+    """Delete incomplete checkpoints of a killed trainer, because a retry would continue from them and fail."""
     for each in _epochs(checkpoints):
         if not _is_complete(each):
             shutil.rmtree(each)
@@ -195,7 +194,7 @@ def _drop_incomplete(checkpoints: Path) -> None:
 
 def _drop_old(checkpoints: Path) -> None:
     """Delete complete checkpoints except the newest and the best: optimizer states are large."""
-    # The trainer may already write the next one.
+    # The newest checkpoint may be incomplete while the trainer writes it.
     best, complete = best_checkpoint(checkpoints), [each for each in _epochs(checkpoints) if _is_complete(each)]
     for each in complete[:-1]:
         if each != best:

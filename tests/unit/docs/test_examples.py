@@ -1,6 +1,5 @@
 """Objects in the examples and the documents are valid, and the README shows one that exists."""
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,10 +67,13 @@ def test_trainings_in_the_documents_and_examples_have_fields_that_exist() -> Non
 
 
 def test_tiny_training_has_enough_prompts_to_judge() -> None:
-    prompts, _, body = yaml.safe_load_all((ROOT / "examples/training-tiny.yaml").read_text())
-    spec = SpecDecodeTrainingSpec.parse(body["spec"])
-    lines = [json.loads(line) for line in prompts["data"]["prompts.jsonl"].splitlines()]
-    assert len(lines) * spec.holdout_percent / 100 > spec.judgement.requests
+    capture, training = (
+        yaml.safe_load((ROOT / f"examples/{name}.yaml").read_text()) for name in ("capture-language", "training-tiny")
+    )
+    spec = SpecDecodeTrainingSpec.parse(training["spec"])
+    assert spec.captures == [capture["metadata"]["name"]]
+    requests = sum(phase["requests"] for phase in capture["spec"]["workload"]["phases"])
+    assert requests * spec.holdout_percent / 100 >= spec.judgement.requests
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=relative)
