@@ -7,6 +7,7 @@ today's traffic trains a new one, which is measured on prompts that no training 
 import argparse
 import sys
 import time
+from typing import Any
 
 from devcluster.cluster.cluster import Cluster
 from devcluster.cluster.kubectl import Kubectl
@@ -47,9 +48,10 @@ def main() -> int:
             kubectl.wait(f"sdc/{CAPTURE}", "condition=Succeeded", READY_DEADLINE_S)
         with timed(times, "head trained and judged"):
             kubectl.must("apply", f"--filename={EXAMPLES / 'training-tiny.yaml'}")
-            _follow(kubectl)
-        with timed(times, "head served"):
-            _wait_for_rollout(kubectl)
+            is_better = _follow(kubectl)
+        if is_better:
+            with timed(times, "head served"):
+                _wait_for_rollout(kubectl)
     except ClusterError as error:
         say(f"error: {error}")
         say("what happened: ./just cluster-logs, and kubectl describe with the kubeconfig named above")
@@ -78,8 +80,8 @@ def _serve(kubectl: Kubectl) -> None:
         kubectl.wait(f"sdd/{DEPLOYMENT}", "condition=Ready", READY_DEADLINE_S)
 
 
-def _follow(kubectl: Kubectl) -> None:
-    """Print each new phase of the training until it ends."""
+def _follow(kubectl: Kubectl) -> bool:
+    """Print each new phase of the training until it ends; return whether its head is better."""
     said, end = "", time.monotonic() + _TRAINING_DEADLINE_S
     while time.monotonic() < end:
         status = kubectl.object("sdtr", TRAINING).get("status", {})
@@ -88,12 +90,17 @@ def _follow(kubectl: Kubectl) -> None:
             say(f"training: {phase}")
             said = phase
         if phase == "Failed":
-            succeeded = next(each for each in status["conditions"] if each["type"] == "Succeeded")
+            succeeded = _condition(status, "Succeeded")
             raise ClusterError(f"the training failed: {succeeded['reason']}: {succeeded['message']}")
         if phase == "Complete":
-            return
+            return bool(_condition(status, "Better")["status"] == "True")
         time.sleep(_LOOK_S)
     raise ClusterError(f"the training is still {said} after {_TRAINING_DEADLINE_S} s")
+
+
+def _condition(status: dict[str, Any], name: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(each for each in status["conditions"] if each["type"] == name)
+    return found
 
 
 def _wait_for_rollout(kubectl: Kubectl) -> None:
