@@ -7,6 +7,7 @@ that its podTemplate mounts only into other containers.
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
 from specdecode_operator.api.base import Body
@@ -33,7 +34,7 @@ from specdecode_operator.training.files.pod_settings import (
     HEAD,
     ROOT,
 )
-from specdecode_operator.training.job.settings import SETTINGS_VARIABLE
+from specdecode_operator.training.job.settings import SETTINGS_VARIABLE, Places
 from specdecode_operator.training.observation import Training
 from specdecode_operator.untrusted import mapping, name_of
 from specdecode_operator.vllm.arguments import command_line
@@ -140,7 +141,7 @@ def render_job(
         "before": _downloads(pod_spec) + download,
         "trainer_env": _trainer_env(engine),
         "settings": {"name": SETTINGS_VARIABLE, "value": json.dumps(settings, sort_keys=True).replace("$", "$$")},
-        "trainer_mounts": [*mounts, *head_mount],
+        "trainer_mounts": [*mounts, *head_mount, *_own_folders(training, claim_volume)],
         "source_mounts": source_mounts,
         "claim_volume": claim_volume,
         "bundle_volume": _BUNDLE_VOLUME,
@@ -272,6 +273,19 @@ def _engine_mounts(engine: Body, volumes: _Volumes) -> list[Body]:
         name = volumes.add(_SHM_VOLUME, {"emptyDir": {"medium": "Memory"}})
         mounts.append({"name": name, "mountPath": _SHM})
     return mounts
+
+
+def _own_folders(training: Training, volume: str) -> list[Body]:
+    """Return the mounts of the training's folders that its trainer uses: not its head, and no other part of the claim.
+
+    The trainer's image could otherwise change published heads, and files that another training or a user put there.
+    """
+    places = Places(Path(ROOT) / training.key.namespace / training.key.name, training.uid)
+
+    def mount(folder: Path) -> Body:
+        return {"name": volume, "mountPath": str(folder), "subPath": str(folder.relative_to(ROOT))}
+
+    return [mount(places.rows) | {"readOnly": True}, mount(places.hidden_states), mount(places.checkpoints)]
 
 
 def _downloads(pod_spec: Body) -> list[Body]:
