@@ -92,6 +92,28 @@ class TestPod:
         assert not any("secret" in each for each in volumes(job).values())
         assert not {"--ssl-certfile", "--ssl-keyfile"} & set(settings(job).command)
 
+    @pytest.mark.parametrize(
+        "source",
+        [
+            {"secret": {"secretName": "s"}},
+            {"projected": {"sources": [{"configMap": {"name": "c"}}, {"secret": {"name": "s"}}]}},
+            {"csi": {"driver": "secrets-store.csi.k8s.io", "readOnly": True}},
+        ],
+    )
+    def test_trainer_gets_no_secrets_of_the_pod_template(self, source: Body) -> None:
+        reference = {"secretKeyRef": {"name": "s", "key": "k"}}
+        engine = {
+            "name": "engine",
+            "env": [{"name": "STORE_PASSWORD", "valueFrom": reference}, {"name": "REGION", "value": "eu"}],
+            "volumeMounts": [{"name": "extra", "mountPath": "/extra"}],
+        }
+        template = {"spec": {"containers": [engine], "volumes": [{"name": "extra", **source}]}}
+        job = rendered(observed_deployment(tiny_cpu(podTemplate=template)))
+        for step in STEPS[1:3]:
+            assert "/extra" not in mounts(job, step)
+            assert "STORE_PASSWORD" not in variables(containers(job)[step])
+            assert variables(containers(job)[step])["REGION"] == "eu"
+
     def test_containers_are_restricted(self) -> None:
         job = rendered()
         assert pod_spec(job)["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
