@@ -130,6 +130,8 @@ def _publish(settings: PodSettings, folder: Path) -> dict[str, Any]:
     _write(part / CONFIG, json.dumps(checked.config, indent=2).encode() + b"\n")
     files = {CONFIG: _entry(part / CONFIG), WEIGHTS: _copy(checkpoint / WEIGHTS, part / WEIGHTS)}
     flush(part)
+    # A pod that mounts the claim may have changed the checkpoint since it was checked.
+    check_head(part, settings.method, settings.target, settings.engine_version)
     part.rename(final)
     folder.chmod(0o755)
     manifest = _manifest(settings, checkpoint, files)

@@ -10,6 +10,8 @@ import pytest
 
 from specdecode_operator.api.training import RowCounts, TrainedHead, TrainingMethod
 from specdecode_operator.capture.files.formats import CaptureError
+from specdecode_operator.training.files import publish
+from specdecode_operator.training.files.head_check import CheckedHead, check_head
 from specdecode_operator.training.files.pod_settings import PodSettings, Source
 from specdecode_operator.training.files.publish import export_job, message_of, publish_head
 from specdecode_operator.training.job.settings import SETTINGS_VARIABLE
@@ -188,6 +190,19 @@ class TestExport:
 
 
 class TestFailure:
+    def test_weights_that_changed_after_their_check(self, claim: Claim, monkeypatch: pytest.MonkeyPatch) -> None:
+        weights = claim.with_checkpoint().checkpoints / "2" / "model.safetensors"
+
+        def checked(folder: Path, *rest: Any) -> CheckedHead:
+            found = check_head(folder, *rest)
+            weights.write_bytes(b"code")
+            return found
+
+        monkeypatch.setattr(publish, "check_head", checked)
+        assert claim.rejected().reason == "InvalidHead"
+        assert not claim.head.exists()
+        assert not (claim.folder / "manifest.json").exists()
+
     def test_no_checkpoint(self, claim: Claim) -> None:
         assert claim.rejected().reason == "InvalidHead"
 
