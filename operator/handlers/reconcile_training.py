@@ -24,6 +24,7 @@ from specdecode_operator.training.decision import (
     not_observed,
     references_of,
 )
+from specdecode_operator.training.judge import judge_name
 from specdecode_operator.training.observation import Training, TrainingObservation, read_training
 from specdecode_operator.training.promotion import promoted_condition
 from specdecode_operator.training.status import Decision, Writes, compose_status
@@ -92,7 +93,7 @@ class TrainingReconciler(JobReconciler):
             job=job,
             pods=pods,
             claim=next((claim for claim in claims if claim["metadata"]["name"] == seen.job_name), None),
-            judging=next((each for each in captures if is_owned(each, seen.uid)), None),
+            judging=next((each for each in captures if _is_judge(each, seen)), None),
             operator_image=self._settings.operator_image,
             promoted=promoted_condition(seen, source, trainings) if is_better else None,
         )
@@ -189,6 +190,10 @@ class TrainingReconciler(JobReconciler):
             self._metrics.count_training(seen.status.phase, status.phase)
             await children.post_times_ahead((*seen.times_ahead, *decision.times_ahead))
             await children.post_changes(seen.status.conditions, status.conditions)
+
+
+def _is_judge(capture: Body, training: Training) -> bool:
+    return capture["metadata"]["name"] == judge_name(training) and is_owned(capture, training.uid)
 
 
 def _parsed(deployment: Body) -> SpecDecodeDeploymentSpec | None:

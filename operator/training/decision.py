@@ -20,12 +20,12 @@ from specdecode_operator.capture.observation import has_ended
 from specdecode_operator.capture.preconditions import captured_deployment
 from specdecode_operator.cluster.clock import is_ahead, told_ahead
 from specdecode_operator.deployment.conditions import OPERATOR_IMAGE_UNKNOWN, TRUE, UNKNOWN, Blocked, ConditionUpdate
-from specdecode_operator.deployment.rollout.readiness import Readiness, working
+from specdecode_operator.deployment.rollout.readiness import Readiness, readiness_of, working
 from specdecode_operator.problems import InvalidSpecError
 from specdecode_operator.training import preconditions, status
 from specdecode_operator.training.job_manifest import TrainingInputs, render_job
 from specdecode_operator.training.job_status import read_progress
-from specdecode_operator.training.judge import better, judging_capture
+from specdecode_operator.training.judge import better, is_forged, judging_capture
 from specdecode_operator.training.observation import Training, TrainingObservation
 from specdecode_operator.training.trainer_args import arguments_blocked
 
@@ -214,6 +214,10 @@ def _judging(
         message = "spec.judgement.enabled is false, so the head was not measured"
         return _complete(decision, ConditionUpdate("Better", UNKNOWN, status.NOT_JUDGED, message))
     live = observed.judging
+    if live is not None and is_forged(live, training, spec):
+        message = f"capture {live['metadata']['name']} was not created by the operator: delete it to measure the head"
+        blocked = Blocked("ChildNameConflict", message, permanent=True)
+        return replace(decision, readiness=readiness_of(blocked))
     if spec.suspend:
         is_stopped = live is not None and _is_stopped(live)
         message = "spec.suspend is true: the measurement of the published head is stopped"
@@ -231,6 +235,11 @@ def _judging(
         assert observed.written is not None  # noqa: S101  checked above
         capture = judging_capture(training, spec, head, observed.written, observed.served)
         return replace(decision, writes=status.Writes(capture=capture))
+    return _measured(decision, live)
+
+
+def _measured(decision: status.Decision, live: Body) -> status.Decision:
+    """Return the progress or the verdict of the capture that measures the head."""
     if has_ended(live):
         update, verdict = better(live)
         return replace(_complete(decision, update), verdict=verdict)

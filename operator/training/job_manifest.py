@@ -5,8 +5,9 @@ that its podTemplate mounts only into other containers.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
 from specdecode_operator.api.base import Body
@@ -33,9 +34,9 @@ from specdecode_operator.training.files.pod_settings import (
     HEAD,
     ROOT,
 )
-from specdecode_operator.training.job.settings import SETTINGS_VARIABLE
+from specdecode_operator.training.job.settings import SETTINGS_VARIABLE, Places
 from specdecode_operator.training.observation import Training
-from specdecode_operator.untrusted import mapping, name_of
+from specdecode_operator.untrusted import mapping, name_of, objects
 from specdecode_operator.vllm.arguments import command_line
 from specdecode_operator.vllm.environment import API_KEY_VARIABLE
 from specdecode_operator.vllm.logging_config import LOGGING_CONFIG_VARIABLE
@@ -56,6 +57,7 @@ _FLAGS_OF_SERVING: Final = (
     *("--host", "--port", "--served-model-name", "--speculative-config", "--ssl-", "--enable-ssl-refresh"),
     *("--shutdown-timeout", "--enable-lora", "--lora-modules", "--otlp-traces-endpoint", "--middleware"),
 )
+_SECRETS_DRIVER: Final = "secrets-store.csi.k8s.io"
 _CPU_REQUEST: Final = "500m"  # less than for serving: a training on a CPU is a test, and may be slow
 
 
@@ -103,7 +105,7 @@ def render_job(
     volumes = _Volumes(each for each in pod_spec.get("volumes") or [] if name_of(each) not in _OF_SERVING)
     claim_volume = volumes.claim(claim_of(training, spec.storage), _CLAIM_VOLUME, writable=True)
     sources, source_mounts = _sources(spec, inputs.captures, volumes)
-    mounts = _engine_mounts(engine, volumes)
+    mounts = _engine_mounts(engine, volumes, secrets={name_of(each) for each in volumes.found if _is_secret(each)})
     head, head_mount, download = _starting_head(spec, source, pod_spec, volumes)
     security: Body = {"seccompProfile": {"type": "RuntimeDefault"}, **(pod_spec.get("securityContext") or {})}
     if spec.storage.existing_claim is None:
@@ -140,7 +142,7 @@ def render_job(
         "before": _downloads(pod_spec) + download,
         "trainer_env": _trainer_env(engine),
         "settings": {"name": SETTINGS_VARIABLE, "value": json.dumps(settings, sort_keys=True).replace("$", "$$")},
-        "trainer_mounts": [*mounts, *head_mount],
+        "trainer_mounts": [*mounts, *head_mount, *_own_folders(training, claim_volume)],
         "source_mounts": source_mounts,
         "claim_volume": claim_volume,
         "bundle_volume": _BUNDLE_VOLUME,
@@ -259,11 +261,22 @@ def _sources(
     return sources, mounts
 
 
-def _engine_mounts(engine: Body, volumes: _Volumes) -> list[Body]:
-    """Return the engine's mounts, read-only except for temporary files; shared memory is added if it is missing."""
+def _is_secret(volume: Body) -> bool:
+    """Whether a volume has Secrets or tokens, alone or in a projection."""
+    sources = [volume, *objects(mapping(volume, "projected"), "sources")]
+    if mapping(volume, "csi").get("driver") == _SECRETS_DRIVER:
+        return True
+    return any(name in source for source in sources for name in ("secret", "serviceAccountToken"))
+
+
+def _engine_mounts(engine: Body, volumes: _Volumes, *, secrets: Collection[str]) -> list[Body]:
+    """Return the engine's mounts without those of Secrets, read-only except for temporary files.
+
+    Shared memory is added if it is missing.
+    """
     mounts = []
     for each in engine.get("volumeMounts") or []:
-        if name_of(each) in _OF_SERVING or each["mountPath"] == model_locations.COMPILED_PATH:
+        if name_of(each) in (*_OF_SERVING, *secrets) or each["mountPath"] == model_locations.COMPILED_PATH:
             continue
         is_own = each["mountPath"] in (_TMP, _SHM)
         mounts.append(each if is_own else {**each, "readOnly": True})
@@ -272,6 +285,19 @@ def _engine_mounts(engine: Body, volumes: _Volumes) -> list[Body]:
         name = volumes.add(_SHM_VOLUME, {"emptyDir": {"medium": "Memory"}})
         mounts.append({"name": name, "mountPath": _SHM})
     return mounts
+
+
+def _own_folders(training: Training, volume: str) -> list[Body]:
+    """Return the mounts of the training's folders that its trainer uses: not its head, and no other part of the claim.
+
+    The trainer's image could otherwise change published heads, and files that another training or a user put there.
+    """
+    places = Places(Path(ROOT) / training.key.namespace / training.key.name, training.uid)
+
+    def mount(folder: Path) -> Body:
+        return {"name": volume, "mountPath": str(folder), "subPath": str(folder.relative_to(ROOT))}
+
+    return [mount(places.rows) | {"readOnly": True}, mount(places.hidden_states), mount(places.checkpoints)]
 
 
 def _downloads(pod_spec: Body) -> list[Body]:
@@ -308,7 +334,10 @@ def _starting_head(
 
 
 def _trainer_env(engine: Body) -> list[Body]:
-    """Return the engine's variables without the ones for serving; home and user exist without an entry in the image."""
+    """Return the engine's variables without the ones for serving and from Secrets.
+
+    Home and user exist without an entry in the image.
+    """
     own = {
         "HOME": _TMP,
         "USER": "specdecode",
@@ -319,7 +348,9 @@ def _trainer_env(engine: Body) -> list[Body]:
     kept = [
         each
         for each in engine.get("env") or []
-        if name_of(each) not in _VARIABLES_OF_SERVING and name_of(each) not in own
+        if name_of(each) not in _VARIABLES_OF_SERVING
+        and name_of(each) not in own
+        and "secretKeyRef" not in mapping(each, "valueFrom")
     ]
     return [*kept, *({"name": name, "value": value} for name, value in own.items())]
 

@@ -7,10 +7,12 @@ whether any draft would look good, because the answers are repetitive.
 from collections.abc import Iterator
 from typing import Any, Final
 
+from pydantic import ValidationError
+
 from specdecode_operator.api import base
 from specdecode_operator.api import capture as capture_api
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.capture import Pattern
+from specdecode_operator.api.capture import Pattern, SpecDecodeCaptureSpec
 from specdecode_operator.api.capture_status import ArmVerdict, ComparedArm, ComparedLoad, ComparisonStatus, Outputs
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.training import JudgedArm, SpecDecodeTrainingSpec, TrainedHead, TrainingVerdict
@@ -21,7 +23,7 @@ from specdecode_operator.cluster.resources import JUDGED_TARGET_ANNOTATION, MANA
 from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN, ConditionUpdate
 from specdecode_operator.enums import METHODS_WITH_LOOKUP, Method
 from specdecode_operator.training.observation import Training
-from specdecode_operator.training.offers import head_speculation, target_digest
+from specdecode_operator.training.offers import head_folder, head_speculation, target_digest
 from specdecode_operator.untrusted import mapping
 
 BETTER: Final = "Better"
@@ -51,7 +53,7 @@ def judging_capture(
     requests = min(judgement.requests, max(1, rows.holdout)) if rows else judgement.requests
     dataset = {
         "persistentVolumeClaim": claim,
-        "path": f"{training.key.namespace}/{training.key.name}/rows/holdout.jsonl",
+        "path": _holdout_path(training),
         "format": "JSONL",
         "outputTokens": judgement.output_tokens,
     }
@@ -76,13 +78,50 @@ def judging_capture(
         "kind": capture_api.KIND,
         "metadata": {
             "namespace": training.key.namespace,
-            "name": f"{training.key.name}-judge",
+            "name": judge_name(training),
             "labels": {MANAGED_BY_LABEL: MANAGER},
             "annotations": {JUDGED_TARGET_ANNOTATION: target_digest(written.target)},
             "ownerReferences": [owner_reference(training.key, training.uid)],
         },
         "spec": body,
     }
+
+
+def judge_name(training: Training) -> str:
+    """Return the name of the capture that measures the head of a training."""
+    return f"{training.key.name}-judge"
+
+
+def _holdout_path(training: Training) -> str:
+    return f"{training.key.namespace}/{training.key.name}/rows/holdout.jsonl"
+
+
+def is_forged(capture: Body, training: Training, spec: SpecDecodeTrainingSpec) -> bool:
+    """Whether a capture that names the training as its owner does not compare its head with the present draft.
+
+    Everyone who can create captures can write any owner. Settings that depend on the deployment are not checked,
+    because its spec may have changed since.
+    """
+    try:
+        found = SpecDecodeCaptureSpec.parse(capture["spec"], newer=True)
+    except ValidationError:
+        return True
+    arms = {each.name: each for each in found.arms}
+    current, trained, dataset = arms.get(CURRENT), arms.get(TRAINED), found.workload.prompts.dataset
+    if current is None or trained is None or dataset is None or found.arms[0] is not current:
+        return True
+    if any(each.target_quantization or each.kv_cache_dtype for each in (current, trained)):
+        return True
+    baseline, head = current.speculation, trained.speculation
+    draft = head.draft if head else None
+    claims = [each.persistent_volume_claim if each else None for each in (draft, dataset)]
+    return (
+        (baseline is not None and baseline.method is not Method.NONE)
+        or draft is None
+        or draft.model != head_folder(training.key)
+        or [each.claim_name if each else None for each in claims] != [claim_of(training, spec.storage)] * 2
+        or (found.deployment, dataset.path) != (spec.deployment, _holdout_path(training))
+    )
 
 
 def _arms(head: Body, served: Method) -> list[Body]:

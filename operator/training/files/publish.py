@@ -45,7 +45,11 @@ def export_job(bundle: Path) -> bytes:
         if shutil.disk_usage(root).free < _SMALLEST_FREE_BYTES:
             raise CaptureError("DiskFull", f"the volume at {root} is full: free some space, or use a larger volume")
         places.folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        _reject_head_of_another(_read_manifest(places.folder), settings)
         places.rows.mkdir(mode=0o755, exist_ok=True)
+        # The trainer's containers mount these three folders and no other part of the claim.
+        places.hidden_states.mkdir(mode=0o700, exist_ok=True)
+        places.checkpoints.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             counts = _counts(settings)
         except TrainingError as error:
@@ -103,11 +107,16 @@ def publish_head(settings: PodSettings) -> TrainedHead:
     manifest = _read_manifest(folder)
     if manifest is None:
         manifest = _publish(settings, folder)
-    elif manifest.get("uid") != settings.uid:
-        message = f"{folder} has the head of another training, which is never overwritten: use another name"
-        raise CaptureError("AlreadyPublished", message)
+    _reject_head_of_another(manifest, settings)
     shutil.rmtree(settings.places.hidden_states, ignore_errors=True)
     return _trained_head(settings, manifest)
+
+
+def _reject_head_of_another(manifest: Mapping[str, Any] | None, settings: PodSettings) -> None:
+    if manifest is not None and manifest.get("uid") != settings.uid:
+        folder = settings.places.folder
+        message = f"{folder} holds the head of another training, which is never overwritten: choose another name"
+        raise CaptureError("AlreadyPublished", message)
 
 
 def _publish(settings: PodSettings, folder: Path) -> dict[str, Any]:
@@ -121,6 +130,8 @@ def _publish(settings: PodSettings, folder: Path) -> dict[str, Any]:
     _write(part / CONFIG, json.dumps(checked.config, indent=2).encode() + b"\n")
     files = {CONFIG: _entry(part / CONFIG), WEIGHTS: _copy(checkpoint / WEIGHTS, part / WEIGHTS)}
     flush(part)
+    # A pod that mounts the claim may have changed the checkpoint since it was checked.
+    check_head(part, settings.method, settings.target, settings.engine_version)
     part.rename(final)
     folder.chmod(0o755)
     manifest = _manifest(settings, checkpoint, files)

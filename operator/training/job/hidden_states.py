@@ -104,8 +104,7 @@ def write_hidden_states(settings: Settings) -> dict[str, Any]:
     places.hidden_states.mkdir(mode=0o700, parents=True, exist_ok=True)
     if _digest_before(settings) != digest:
         # Delete hidden states of other rows or layers, from an earlier attempt.
-        shutil.rmtree(places.hidden_states)
-        places.hidden_states.mkdir(mode=0o700)
+        _empty(places.hidden_states)
         _write_json(places.hidden_states / "begun.json", digest)
     _write_json(places.hidden_states / _LAYERS, ids)
     begun_s = time.monotonic()
@@ -137,6 +136,15 @@ def _digest(settings: Settings, ids: list[int]) -> str:
                 while chunk := stream.read(2**20):
                     found.update(chunk)
     return found.hexdigest()
+
+
+def _empty(folder: Path) -> None:
+    """Delete the content of a folder, which is the root of a mount."""
+    for each in folder.iterdir():
+        if each.is_dir() and not each.is_symlink():
+            shutil.rmtree(each)
+        else:
+            each.unlink()
 
 
 def _is_complete(settings: Settings, digest: str) -> bool:
@@ -340,7 +348,7 @@ def _generate(settings: Settings, address: tuple[str, int]) -> None:
 
 def failed(program: str, code: int, text: str, settings: Settings, reason: str) -> StepError:
     """Return the failure of a program, without its text."""
-    if is_disk_full(text) or shutil.disk_usage(settings.root).free == 0:
+    if is_disk_full(text) or shutil.disk_usage(settings.places.hidden_states).free == 0:
         return disk_full(settings.root)
     return StepError(reason, f"{program} failed: {how_it_ended(code, text)}")
 

@@ -16,7 +16,7 @@ _SAVED = re.compile(r"Checkpoint saved to ")
 _LONGEST_LINE = 16_384
 _FRAME = re.compile(r'File "([^"\n]{1,1024})", line (\d{1,7})')
 _EXCEPTION = re.compile(
-    r"^\W*((?:[A-Za-z_]\w{0,63}\.){0,8}[A-Z]\w{0,63}(?:Error|Exception|Interrupt))(?=:|\s*$)", re.MULTILINE
+    r"^[^\w\n]*((?:[A-Za-z_]\w{0,63}\.){0,8}[A-Z]\w{0,63}(?:Error|Exception|Interrupt))(?=:|\s*$)", re.MULTILINE
 )
 _DISK_FULL = re.compile(r"No space left on device|Errno 28\b|Disk quota exceeded|SafetensorError.{0,80}StorageFull")
 _OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|CUDA out of memory")

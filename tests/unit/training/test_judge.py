@@ -12,7 +12,7 @@ from specdecode_operator.api.training import SpecDecodeTrainingSpec, TrainedHead
 from specdecode_operator.capture.decision import decide
 from specdecode_operator.capture.observation import read_capture
 from specdecode_operator.enums import Method
-from specdecode_operator.training.judge import better, judging_capture
+from specdecode_operator.training.judge import better, is_forged, judging_capture
 from specdecode_operator.training.observation import read_training
 from specdecode_operator.training.offers import target_digest
 from tests.support.better_trainings import asking, better_training, condition, head
@@ -177,3 +177,34 @@ def test_capture_without_a_verdict_leaves_it_open(status: Body, reason: str) -> 
     update, verdict = better(judged(PAYS, **status))
     assert (update.status, update.reason) == ("Unknown", reason)
     assert verdict.capture == "chat-judge"
+
+
+@pytest.mark.parametrize("served", [Method.DRAFT_MODEL, Method.NONE, Method.NGRAM])
+def test_own_capture_is_not_forged(served: Method) -> None:
+    training = read_training(better_training())
+    assert not is_forged(judging(served), training, SpecDecodeTrainingSpec.parse(training.spec))
+
+
+@pytest.mark.parametrize(
+    ("arm", "change"),
+    [
+        (0, {"name": "trained"}),
+        (0, {"speculation": {"method": "suffix"}}),
+        (0, {"kvCacheDtype": "fp8"}),
+        (0, {"targetQuantization": "FP8"}),
+        (1, {"speculation": {"method": "suffix"}}),
+        (1, {"speculation": {"method": "eagle3", "numSpeculativeTokens": 3, "draft": {"model": "default/chat/head"}}}),
+        (1, {"kvCacheDtype": "fp8"}),
+    ],
+)
+def test_capture_with_other_arms_is_forged(arm: int, change: Body) -> None:
+    training, made = read_training(better_training()), judging()
+    made["spec"]["arms"][arm] |= change
+    assert is_forged(made, training, SpecDecodeTrainingSpec.parse(training.spec))
+
+
+@pytest.mark.parametrize("change", [{"deployment": "another"}, {"workload": {}}, {"arms": "none"}])
+def test_capture_with_other_prompts_is_forged(change: Body) -> None:
+    training, made = read_training(better_training()), judging()
+    made["spec"] |= change
+    assert is_forged(made, training, SpecDecodeTrainingSpec.parse(training.spec))

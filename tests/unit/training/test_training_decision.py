@@ -47,7 +47,9 @@ def judge(*, succeeded: str | None = None, suspend: bool = False) -> Body:
         stamp = {"message": "", "lastTransitionTime": "2026-01-01T00:00:00Z", "observedGeneration": 1}
         conditions = [{"type": "Succeeded", "status": succeeded, "reason": "Captured", **stamp}]
     owners = [owner_reference(KEY, "training-uid")]
-    spec = {"deployment": "llama", "suspend": suspend}
+    made = decided(trained())[0].writes.capture
+    assert made is not None
+    spec = {**made["spec"], "suspend": suspend}
     return capture(spec, status={"conditions": conditions}, name="head-judge", ownerReferences=owners)
 
 
@@ -408,6 +410,14 @@ class TestJudging:
         assert decision.writes.capture is None
         assert words(status)["Better"] == ("Unknown", "Judging")
         assert status.phase == "Judging"
+
+    def test_result_of_a_forged_capture_is_not_believed(self) -> None:
+        forged = judge(succeeded="True")
+        forged["spec"]["arms"][0] = {"name": "current", "speculation": {"method": "ngram", "numSpeculativeTokens": 1}}
+        decision, status = decided(trained(), surroundings(judging=forged))
+        assert words(status)["Ready"] == ("False", "ChildNameConflict")
+        assert words(status)["Better"] == ("Unknown", "NotJudged")
+        assert (status.phase, status.verdict, decision.writes.capture) == ("Judging", None, None)
 
     def test_job_and_pods_are_not_needed_any_more(self) -> None:
         decision, status = decided(trained(), surroundings())

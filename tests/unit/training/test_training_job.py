@@ -17,7 +17,7 @@ LLAMA = {
     "target": {"model": "meta-llama/Llama-3.1-8B-Instruct"},
     "speculation": {"method": "ngram", "numSpeculativeTokens": 3},
 }
-WRITABLE = {"/tmp", "/dev/shm", "/training"}
+FOLDER = "/training/default/head"
 TLS_VARIABLE = "SPECDECODE_TLS_CERTIFICATE"
 
 
@@ -92,6 +92,28 @@ class TestPod:
         assert not any("secret" in each for each in volumes(job).values())
         assert not {"--ssl-certfile", "--ssl-keyfile"} & set(settings(job).command)
 
+    @pytest.mark.parametrize(
+        "source",
+        [
+            {"secret": {"secretName": "s"}},
+            {"projected": {"sources": [{"configMap": {"name": "c"}}, {"secret": {"name": "s"}}]}},
+            {"csi": {"driver": "secrets-store.csi.k8s.io", "readOnly": True}},
+        ],
+    )
+    def test_trainer_gets_no_secrets_of_the_pod_template(self, source: Body) -> None:
+        reference = {"secretKeyRef": {"name": "s", "key": "k"}}
+        engine = {
+            "name": "engine",
+            "env": [{"name": "STORE_PASSWORD", "valueFrom": reference}, {"name": "REGION", "value": "eu"}],
+            "volumeMounts": [{"name": "extra", "mountPath": "/extra"}],
+        }
+        template = {"spec": {"containers": [engine], "volumes": [{"name": "extra", **source}]}}
+        job = rendered(observed_deployment(tiny_cpu(podTemplate=template)))
+        for step in STEPS[1:3]:
+            assert "/extra" not in mounts(job, step)
+            assert "STORE_PASSWORD" not in variables(containers(job)[step])
+            assert variables(containers(job)[step])["REGION"] == "eu"
+
     def test_containers_are_restricted(self) -> None:
         job = rendered()
         assert pod_spec(job)["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -104,11 +126,29 @@ class TestPod:
 
     def test_only_own_folders_are_writable(self) -> None:
         job = rendered()
+        own = {str(each) for each in (settings(job).places.hidden_states, settings(job).places.checkpoints)}
         for step in STEPS[1:3]:
             writable = {path for path, each in mounts(job, step).items() if not each.get("readOnly")}
-            assert writable == WRITABLE
+            assert writable == {"/tmp", "/dev/shm", *own}
         assert volumes(job)[mounts(job, "train")["/dev/shm"]["name"]]["emptyDir"]["medium"] == "Memory"
         assert all(each.get("readOnly") for path, each in mounts(job, "export").items() if path.startswith("/captures"))
+
+    def test_trainer_reaches_no_head_on_the_claim(self) -> None:
+        job = rendered()
+        volume = mounts(job, "publish")["/training"]["name"]
+        for step in STEPS[1:3]:
+            found = {path: each for path, each in mounts(job, step).items() if each["name"] == volume}
+            assert found.keys() == {f"{FOLDER}/rows", f"{FOLDER}/hidden-states", f"{FOLDER}/checkpoints/training-uid"}
+            assert all(f"/training/{each['subPath']}" == path for path, each in found.items())
+
+    def test_models_claim_is_not_writable_as_storage(self) -> None:
+        shared = {"persistentVolumeClaim": {"claimName": "models"}}
+        served = tiny_cpu(models={"volume": shared})
+        job = rendered(observed_deployment(served), {"claim": claim("models")}, storage=shared)
+        writable = [each for each in mounts(job, "train").values() if not each.get("readOnly")]
+        models = mounts(job, "train")["/models"]
+        assert models["readOnly"] is True
+        assert all(each.get("subPath") for each in writable if each["name"] == models["name"])
 
     def test_mounts_of_a_pod_template_are_read_only(self) -> None:
         mount = {"name": "extra", "mountPath": "/extra"}

@@ -10,8 +10,11 @@ import pytest
 
 from specdecode_operator.api.training import RowCounts, TrainedHead, TrainingMethod
 from specdecode_operator.capture.files.formats import CaptureError
+from specdecode_operator.training.files import publish
+from specdecode_operator.training.files.head_check import CheckedHead, check_head
 from specdecode_operator.training.files.pod_settings import PodSettings, Source
-from specdecode_operator.training.files.publish import message_of, publish_head
+from specdecode_operator.training.files.publish import export_job, message_of, publish_head
+from specdecode_operator.training.job.settings import SETTINGS_VARIABLE
 from tests.support.trained_heads import HIDDEN, LAYERS, VOCABULARY, head_config, write_checkpoint
 
 COUNTS = RowCounts(training=540, holdout=60, duplicates=3, tokens=60_000)
@@ -164,7 +167,42 @@ class TestAgain:
         assert claim.with_checkpoint().rejected().reason == "AlreadyPublished"
 
 
+class TestExport:
+    @pytest.fixture(autouse=True)
+    def environment(self, claim: Claim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        rows = [{"input_ids": [1, number, 2, 3], "loss_mask": [0, 0, 1, 1]} for number in range(40)]
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        sources = [Source(mount=str(tmp_path), path="rows.jsonl")]
+        claim.settings = msgspec.structs.replace(claim.settings, sources=sources)
+        monkeypatch.setenv(SETTINGS_VARIABLE, msgspec.json.encode(claim.settings).decode())
+
+    def test_folders_that_the_trainer_mounts(self, claim: Claim, tmp_path: Path) -> None:
+        export_job(tmp_path / "training.zip")
+        places = claim.settings.places
+        assert all(each.is_dir() for each in (places.rows, places.hidden_states, places.checkpoints))
+
+    def test_head_of_another_training_ends_it_before_gpus_are_used(self, claim: Claim, tmp_path: Path) -> None:
+        (claim.folder / "manifest.json").write_text('{"uid": "uid-0"}')
+        with pytest.raises(CaptureError) as caught:
+            export_job(tmp_path / "training.zip")
+        assert caught.value.reason == "AlreadyPublished"
+        assert not claim.checkpoints.exists()
+
+
 class TestFailure:
+    def test_weights_that_changed_after_their_check(self, claim: Claim, monkeypatch: pytest.MonkeyPatch) -> None:
+        weights = claim.with_checkpoint().checkpoints / "2" / "model.safetensors"
+
+        def checked(folder: Path, *rest: Any) -> CheckedHead:
+            found = check_head(folder, *rest)
+            weights.write_bytes(b"code")
+            return found
+
+        monkeypatch.setattr(publish, "check_head", checked)
+        assert claim.rejected().reason == "InvalidHead"
+        assert not claim.head.exists()
+        assert not (claim.folder / "manifest.json").exists()
+
     def test_no_checkpoint(self, claim: Claim) -> None:
         assert claim.rejected().reason == "InvalidHead"
 

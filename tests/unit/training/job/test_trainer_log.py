@@ -91,6 +91,11 @@ class TestEnd:
     def test_no_traceback(self) -> None:
         assert how_it_ended(3, "my password is swordfish") == "exit code 3"
 
+    @pytest.mark.parametrize("line", ["\n", "-\n", " \n", "#" * 4096])
+    def test_output_without_words_is_read_in_linear_time(self, line: str) -> None:
+        # A quadratic search would take more than an hour, while the pod holds its GPUs.
+        assert how_it_ended(1, line * (2**18 // len(line))) == "exit code 1"
+
     @pytest.mark.parametrize("path", ["/x/swordfish is it.py", "/x/" + "a" * 65])
     def test_odd_file_names_are_left_out(self, path: str) -> None:
         told = how_it_ended(1, f'  File "{path}", line 3\nValueError: x')
