@@ -116,6 +116,7 @@ DATASET = {"deployment": "llama", "dataset": ROWS_FILE, "trainer": {"image": "lo
 FROM_CLAIM = {"from": {"model": "old/head", "persistentVolumeClaim": {"claimName": "heads"}}}
 MINE = {"storage": {"persistentVolumeClaim": {"claimName": "mine"}}}
 LEFT = {TRAINING_LABEL: "head"}
+TRACE = {"dataset": {"configMap": {"name": "trace"}, "path": "a.jsonl", "format": "Trace"}}
 
 
 @pytest.mark.parametrize(
@@ -136,6 +137,7 @@ LEFT = {TRAINING_LABEL: "head"}
         ({}, {"captures": {"evening": source(deployment="other")}}, "CaptureOfOtherDeployment", True),
         ({}, {"captures": {"evening": source(record={})}}, "NoTokenIds", True),
         ({}, {"captures": {"evening": source(workload={})}}, "RandomPrompts", True),
+        ({}, {"captures": {"evening": source(workload={"prompts": TRACE})}}, "RandomPrompts", True),
         ({}, {"capture_claims": {"evening-capture": None}}, "CaptureClaimNotFound", False),
         (DATASET, {"rows": None}, "DatasetNotFound", False),
         (DATASET, {"rows": {"data": {"other.jsonl": ""}}}, "DatasetNotFound", False),
@@ -187,6 +189,26 @@ class TestSizes:
     def test_short_captures_need_less_space(self) -> None:
         # 600 requests of at most 64 tokens.
         spec = training_spec(storage={"size": "10Gi"}, trainer={"image": "i", "sequenceLength": 64})
+        decision, _ = decided(training(spec), surroundings(deployment=on_gpus()))
+        assert decision.writes.job is not None
+
+    def test_claim_of_exactly_the_size_is_large_enough(self) -> None:
+        # 65,536 bytes per token.
+        for tokens, is_enough in ((16 * 1024, True), (16 * 1024 + 1, False)):
+            spec = training_spec(maxTokens=tokens, storage={"size": "1Gi"})
+            decision, _ = decided(training(spec), surroundings(deployment=on_gpus()))
+            assert (decision.writes.job is not None) is is_enough
+
+    @pytest.mark.parametrize("completed", [-1, True])
+    def test_unreadable_number_of_requests_does_not_lower_the_need(self, completed: object) -> None:
+        captured = source()
+        captured["status"]["summary"]["requests"]["completed"] = completed
+        spec = training_spec(storage={"size": "10Gi"}, trainer={"image": "i", "sequenceLength": 64})
+        seen = surroundings(deployment=on_gpus(), captures={"evening": captured})
+        assert words(decided(training(spec), seen)[1])["Accepted"] == ("False", "TooSmallClaim")
+
+    def test_long_captures_need_no_more_than_the_most_tokens(self) -> None:
+        spec = training_spec(maxTokens=1000, storage={"size": "1Gi"})
         decision, _ = decided(training(spec), surroundings(deployment=on_gpus()))
         assert decision.writes.job is not None
 
@@ -255,6 +277,19 @@ class TestProgress:
         seen = surroundings(job=job(), pods=[pod(phase="Pending", conditions=[condition])], goes_first="engines wait")
         decision, status = decided(training(), seen)
         assert decision.writes.job_suspended is True
+        assert words(status)["Ready"] == ("Unknown", "WaitingForDeployment")
+
+    def test_running_trainer_does_not_make_room_for_engines(self) -> None:
+        scheduled = at_step("train")
+        scheduled["status"]["conditions"] = [{"type": "PodScheduled", "status": "True"}]
+        seen = surroundings(job=job(), pods=[scheduled], goes_first="engines wait")
+        decision, status = decided(training(), seen)
+        assert (decision.writes.job_suspended, decision.writes.remove_job) == (None, False)
+        assert status.phase == "Training"
+
+    def test_suspended_job_waits_for_engines(self) -> None:
+        decision, status = decided(training(), surroundings(job=job(suspend=True), goes_first="engines wait"))
+        assert decision.writes.job_suspended is None
         assert words(status)["Ready"] == ("Unknown", "WaitingForDeployment")
 
     def test_failed_attempt_is_retried(self) -> None:
@@ -367,8 +402,9 @@ class TestSuspend:
 
     def test_job_of_queue_is_removed(self) -> None:
         queued = training(training_spec(suspend=True), labels={QUEUE_LABEL: "team"})
-        decision, _ = decided(queued, surroundings(job=job()))
-        assert (decision.writes.remove_job, decision.writes.job_suspended) == (True, None)
+        for live in (job(), job(suspend=True)):
+            decision, _ = decided(queued, surroundings(job=live))
+            assert (decision.writes.remove_job, decision.writes.job_suspended) == (True, None)
 
     def test_measurement_is_suspended_and_resumed(self) -> None:
         stopped = trained(training_spec(suspend=True))
@@ -379,6 +415,7 @@ class TestSuspend:
         assert words(status)["Succeeded"] == ("True", "HeadPublished")
         halted = judge(suspend=True)
         assert decided(stopped, surroundings(judging=halted))[0].writes.resumed_capture is None
+        assert decided(trained(), surroundings(judging=live))[0].writes.resumed_capture is None
         assert decided(trained(), surroundings(judging=halted))[0].writes.resumed_capture == (halted, False)
 
 
@@ -401,6 +438,21 @@ class TestJudging:
         first, _ = decided(training(), surroundings(job=job("Complete"), pods=[published()], claim=own))
         assert first.writes.claim_metadata == {}, "without a status, the training could not start again"
         decision, _ = decided(trained(), surroundings(claim=own))
+        assert decision.writes.claim_metadata["labels"] == {PUBLISHED_LABEL: "true"}
+
+    def test_claim_of_user_is_not_labelled(self) -> None:
+        mine = claim("mine")
+        spec = training_spec(**MINE)
+        first = surroundings(job=job("Complete"), pods=[published()], claim=mine)
+        decision, _ = decided(after(training(spec), first), surroundings(claim=mine))
+        assert decision.writes.claim_metadata == {}, "the next training could not write to it"
+
+    def test_claim_with_a_head_of_another_training_is_labelled(self) -> None:
+        told = {"error": {"reason": "AlreadyPublished", "message": "m"}}
+        refused = pod(*(ended(name, 0) for name in STEPS[:-1]), ended("publish", 1, told), phase="Failed")
+        own = claim(JOB, labels=LEFT)
+        decision, status = decided(training(), surroundings(job=job("Failed"), pods=[refused], claim=own))
+        assert words(status)["Succeeded"] == ("False", "AlreadyPublished")
         assert decision.writes.claim_metadata["labels"] == {PUBLISHED_LABEL: "true"}
 
     def test_capture_is_created_once(self) -> None:
@@ -484,6 +536,11 @@ class TestClusterRefuses:
     def test_other_write_of_an_ended_training(self) -> None:
         body = after(trained(), surroundings(judging=judge(succeeded="True")))
         decision, _ = decided(body)
+        assert blocked_by_cluster(decision, working("Forbidden", "no")) is decision
+
+    def test_other_write_of_a_failed_training(self) -> None:
+        failed = pod(ended("export", 1, {"error": {"reason": "TooFewRows", "message": "12"}}), phase="Failed")
+        decision, _ = decided(training(), surroundings(job=job("Failed"), pods=[failed]))
         assert blocked_by_cluster(decision, working("Forbidden", "no")) is decision
 
 
