@@ -160,7 +160,7 @@ def test_what_blocks_a_training(spec: Body, seen: Body, reason: str, permanent: 
     assert decision.writes.job is None
     assert words(status)["Accepted"] == ("False" if permanent else "Unknown", reason)
     assert words(status)["Stalled"][0] == str(permanent)
-    assert status.phase == "Pending"
+    assert (status.phase, status.job) == ("Pending", None)
 
 
 def test_live_capture_needs_no_dataset() -> None:
@@ -263,6 +263,13 @@ class TestProgress:
     def test_pod_that_ends_before_its_job_is_finishing(self) -> None:
         _, status = decided(training(), surroundings(job=job(), pods=[published()]))
         assert words(status)["Ready"] == ("Unknown", "Finishing")
+        assert status.phase == "Validating"
+
+    @pytest.mark.parametrize("outcome", ["Complete", "Failed"])
+    def test_job_that_ends_before_its_pod_is_finishing(self, outcome: str) -> None:
+        _, status = decided(training(), surroundings(job=job(outcome), pods=[at_step("publish")]))
+        assert words(status)["Ready"] == ("Unknown", "Finishing")
+        assert words(status)["Succeeded"][0] == "Unknown"
         assert status.phase == "Validating"
 
     def test_unschedulable_pod_waits_for_gpus(self) -> None:

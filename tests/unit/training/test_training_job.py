@@ -171,6 +171,14 @@ class TestEngineForHiddenStates:
         assert command[command.index("--tensor-parallel-size") + 1] == "2"
         assert not [each for each in command if each.startswith("--speculative")]
 
+    def test_is_one_replica_with_hidden_states_in_full_precision(self) -> None:
+        served = on_h100(
+            parallelism={"tensor": 2, "data": 2}, serving={"maxModelLen": 8192, "kvCacheDtype": "fp8"}
+        )
+        command = " ".join(settings(rendered(served)).command)
+        assert "--data-parallel" not in command
+        assert "fp8" not in command
+
     def test_takes_a_row_and_more_tokens(self) -> None:
         found = settings(rendered(on_h100(), trainer={"image": "i", "sequenceLength": 4096}))
         assert found.command[found.command.index("--max-model-len") + 1] == "4104"
