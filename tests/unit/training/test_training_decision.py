@@ -279,6 +279,13 @@ class TestProgress:
         assert words(status)["Ready"] == ("Unknown", "WaitingForGPUs")
         assert status.phase == "Pending"
 
+    def test_pod_whose_volumes_fit_no_node_does_not_wait_for_gpus(self) -> None:
+        message = "0/1 nodes: pod has unbound immediate PersistentVolumeClaims"
+        condition = {"type": "PodScheduled", "status": "False", "message": message}
+        _, status = decided(training(), surroundings(job=job(), pods=[pod(phase="Pending", conditions=[condition])]))
+        assert words(status)["Ready"] == ("Unknown", "WaitingForVolume")
+        assert words(status)["WaitingForGPUs"][0] == "False"
+
     def test_unschedulable_pod_makes_room_for_engines(self) -> None:
         condition = {"type": "PodScheduled", "status": "False", "message": "0/1 nodes"}
         seen = surroundings(job=job(), pods=[pod(phase="Pending", conditions=[condition])], goes_first="engines wait")
@@ -336,6 +343,7 @@ class TestFailure:
             ("hidden-states", "", {"reason": "OOMKilled"}, "OutOfMemory"),
             ("train", "a line of a conversation", {}, "TrainingFailed"),
             ("publish", json.dumps({"error": "text"}), {}, "TrainingFailed"),
+            ("train", {"error": {"reason": "Cancelled", "message": "m"}}, {}, "Cancelled"),
         ],
     )
     def test_reason_comes_from_the_container(self, container: str, message: Any, more: Body, reason: str) -> None:
@@ -363,6 +371,21 @@ class TestFailure:
         late = pod(running("train"), phase="Failed", reason="DeadlineExceeded")
         _, status = decided(training(), surroundings(job=job("Failed"), pods=[late]))
         assert words(status)["Succeeded"] == ("False", "DeadlineExceeded")
+
+    def test_cancelled_step_of_a_deleted_pod_is_lost(self) -> None:
+        told = {"error": {"reason": "Cancelled", "message": "m"}}
+        failed = pod(ended("export", 0), ended("hidden-states", 0), ended("train", 1, told), phase="Failed")
+        failed["metadata"]["deletionTimestamp"] = "2026-01-01T01:00:00Z"
+        _, status = decided(training(), surroundings(job=job("Failed"), pods=[failed]))
+        assert words(status)["Succeeded"] == ("False", "NodeLost")
+
+    def test_pod_that_is_removed_from_its_node_is_awaited(self) -> None:
+        leaving = at_step("train")
+        leaving["metadata"]["deletionTimestamp"] = "2026-01-01T01:00:00Z"
+        leaving["status"]["conditions"] = [{"type": "DisruptionTarget", "status": "True", "message": "drained"}]
+        _, status = decided(training(), surroundings(job=job(), pods=[leaving]))
+        assert words(status)["Ready"] == ("Unknown", "NodeLost")
+        assert status.phase == "Pending"
 
     def test_lost_pod(self) -> None:
         gone = job("Failed")
