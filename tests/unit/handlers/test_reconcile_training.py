@@ -158,13 +158,39 @@ async def test_missing_right_is_reported(trainings: Trainings) -> None:
     assert trainings.reason("head") == "Forbidden"
 
 
+async def test_changed_conditions_are_told(trainings: Trainings) -> None:
+    trainings.add("head")
+    await trainings.look("head")
+    trainings.finish("head")
+    await trainings.look("head")
+    told = [each["reason"] for each in trainings.world.all(EVENT)]
+    assert told.count("HeadPublished") == 1
+
+
+async def test_training_of_the_same_name_owns_its_children(trainings: Trainings) -> None:
+    trainings.add("head", storage={"retain": False})
+    await trainings.look("head")
+    first = trainings.api.find(SPECDECODE_TRAINING, "head") or {}
+    trainings.api.remove(SPECDECODE_TRAINING, "head")
+    for resource in (JOB, PERSISTENT_VOLUME_CLAIM):
+        trainings.world.cache.retain(resource.kind, [], 10**9)
+    trainings.add("head", storage={"retain": False})
+    await trainings.look("head")
+    second = trainings.api.find(SPECDECODE_TRAINING, "head") or {}
+    (owner,) = (trainings.api.find(JOB, "head-training") or {})["metadata"]["ownerReferences"]
+    assert owner["uid"] == second["metadata"]["uid"] != first["metadata"]["uid"]
+
+
 async def test_job_without_labels_is_found_again(trainings: Trainings) -> None:
     trainings.add("head")
     await trainings.look("head")
     metadata = (trainings.api.find(JOB, "head-training") or {})["metadata"]
     trainings.api.change(JOB, "head-training", metadata={**metadata, "labels": {}})
+    captured = trainings.api.find(SPECDECODE_CAPTURE, "evening") or {}
+    trainings.api.change(SPECDECODE_CAPTURE, "evening", spec={**captured["spec"], "deployment": "other"})
     trainings.restart()
     await trainings.look("head")
+    assert trainings.reason("head") == "WaitingForPod", "a running training no longer needs its captures"
     job = trainings.api.find(JOB, "head-training") or {}
     assert job["metadata"]["labels"]["specdecode.io/training"] == "head"
     assert len(trainings.world.all(JOB)) == 1

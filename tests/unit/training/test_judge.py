@@ -133,6 +133,7 @@ PAYS = compared("trained", "Pays", (1.5, 1.3, 1.7))
         (compared("trained", "Pays", (1.5, 1.3, 1.7), "NotChecked"), "Unknown", "Inconclusive"),
         (compared("trained", "Pays", (1.5, 1.3, 1.7), "Lossy"), "Unknown", "Inconclusive"),
         (compared("trained", "Pays", (1.5, 0.9, 1.7)), "Unknown", "Inconclusive"),
+        (compared("trained", "DoesNotPay", (0.8, 0.7, 1.1)), "Unknown", "Inconclusive"),
         ({**PAYS, "loads": []}, "Unknown", "Inconclusive"),
         ({**PAYS, "loads": [{**PAYS["loads"][0], "low": "much"}]}, "Unknown", "Inconclusive"),
     ],

@@ -207,6 +207,7 @@ class TestCapOfTokens:
     def test_rows_over_the_cap_are_left_out_by_the_seed(self, tmp_path: Path) -> None:
         source = source_of(write_live(tmp_path / "live", [[5, 6, number] for number in range(100)]))
         whole = written(tmp_path / "whole", source)
+        assert written(tmp_path / "full", source, max_tokens=196).tokens == 196
         counts = written(tmp_path / "rows", source, max_tokens=200)
         assert (counts.training, counts.tokens, counts.holdout) == (28, 196, whole.holdout)
         assert counts.left_out == [
@@ -223,6 +224,14 @@ class TestCapOfTokens:
         source = source_of(write_live(tmp_path / "live", [[5, 6, number] for number in range(100)]))
         assert refusal(tmp_path / "rows", source, max_tokens=200, min_rows=29).reason == "TooFewRows"
         assert refusal(tmp_path / "rows", source, min_rows=101).reason == "TooFewRows"
+
+
+def test_counts_of_an_earlier_export_do_not_describe_a_failed_one(tmp_path: Path) -> None:
+    source = source_of(write_live(tmp_path / "live", [[5, 6, number] for number in range(100)]))
+    written(tmp_path / "rows", source)
+    with pytest.raises(TrainingError):
+        written(tmp_path / "rows", source, min_rows=101)
+    assert read_counts(tmp_path / "rows") is None
 
 
 def test_too_few_prompts_to_hold_one_out_are_refused(tmp_path: Path) -> None:
@@ -245,6 +254,12 @@ class TestGivenRows:
         kept = read_rows(tmp_path / "rows/training.jsonl")
         assert all(row in rows for row in kept)
         assert (len(kept), counts.duplicates) == (40 - counts.holdout, 1)
+
+    def test_rows_with_other_masks_are_no_duplicates(self, tmp_path: Path) -> None:
+        masks = [[0, 0, 1, 1, 1], [0, 0, 1, 0, 1]]
+        rows = [{"input_ids": [9, n, 1, 2, 3], "loss_mask": mask} for n in range(40) for mask in masks]
+        counts = written(tmp_path / "rows", self.source(tmp_path, rows))
+        assert (counts.duplicates, counts.training) == (0, 80 - 2 * counts.holdout)
 
     def test_same_prompt_in_a_capture_is_on_the_same_side(self, tmp_path: Path) -> None:
         prompts = [[5, 6, number] for number in range(60)]

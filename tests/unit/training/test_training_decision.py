@@ -118,6 +118,7 @@ DATASET = {"deployment": "llama", "dataset": ROWS_FILE, "trainer": {"image": "lo
 FROM_CLAIM = {"from": {"model": "old/head", "persistentVolumeClaim": {"claimName": "heads"}}}
 MINE = {"storage": {"persistentVolumeClaim": {"claimName": "mine"}}}
 LEFT = {TRAINING_LABEL: "head"}
+TRACE = {"dataset": {"configMap": {"name": "trace"}, "path": "a.jsonl", "format": "Trace"}}
 
 
 @pytest.mark.parametrize(
@@ -138,6 +139,7 @@ LEFT = {TRAINING_LABEL: "head"}
         ({}, {"captures": {"evening": source(deployment="other")}}, "CaptureOfOtherDeployment", True),
         ({}, {"captures": {"evening": source(record={})}}, "NoTokenIds", True),
         ({}, {"captures": {"evening": source(workload={})}}, "RandomPrompts", True),
+        ({}, {"captures": {"evening": source(workload={"prompts": TRACE})}}, "RandomPrompts", True),
         ({}, {"capture_claims": {"evening-capture": None}}, "CaptureClaimNotFound", False),
         (DATASET, {"rows": None}, "DatasetNotFound", False),
         (DATASET, {"rows": {"data": {"other.jsonl": ""}}}, "DatasetNotFound", False),
@@ -160,7 +162,7 @@ def test_what_blocks_a_training(spec: Body, seen: Body, reason: str, permanent: 
     assert decision.writes.job is None
     assert words(status)["Accepted"] == ("False" if permanent else "Unknown", reason)
     assert words(status)["Stalled"][0] == str(permanent)
-    assert status.phase == "Pending"
+    assert (status.phase, status.job) == ("Pending", None)
 
 
 def test_live_capture_needs_no_dataset() -> None:
@@ -189,6 +191,26 @@ class TestSizes:
     def test_short_captures_need_less_space(self) -> None:
         # 600 requests of at most 64 tokens.
         spec = training_spec(storage={"size": "10Gi"}, trainer={"image": "i", "sequenceLength": 64})
+        decision, _ = decided(training(spec), surroundings(deployment=on_gpus()))
+        assert decision.writes.job is not None
+
+    def test_claim_of_exactly_the_size_is_large_enough(self) -> None:
+        # 65,536 bytes per token.
+        for tokens, is_enough in ((16 * 1024, True), (16 * 1024 + 1, False)):
+            spec = training_spec(maxTokens=tokens, storage={"size": "1Gi"})
+            decision, _ = decided(training(spec), surroundings(deployment=on_gpus()))
+            assert (decision.writes.job is not None) is is_enough
+
+    @pytest.mark.parametrize("completed", [-1, True])
+    def test_unreadable_number_of_requests_does_not_lower_the_need(self, completed: object) -> None:
+        captured = source()
+        captured["status"]["summary"]["requests"]["completed"] = completed
+        spec = training_spec(storage={"size": "10Gi"}, trainer={"image": "i", "sequenceLength": 64})
+        seen = surroundings(deployment=on_gpus(), captures={"evening": captured})
+        assert words(decided(training(spec), seen)[1])["Accepted"] == ("False", "TooSmallClaim")
+
+    def test_long_captures_need_no_more_than_the_most_tokens(self) -> None:
+        spec = training_spec(maxTokens=1000, storage={"size": "1Gi"})
         decision, _ = decided(training(spec), surroundings(deployment=on_gpus()))
         assert decision.writes.job is not None
 
@@ -245,6 +267,13 @@ class TestProgress:
         assert words(status)["Ready"] == ("Unknown", "Finishing")
         assert status.phase == "Validating"
 
+    @pytest.mark.parametrize("outcome", ["Complete", "Failed"])
+    def test_job_that_ends_before_its_pod_is_finishing(self, outcome: str) -> None:
+        _, status = decided(training(), surroundings(job=job(outcome), pods=[at_step("publish")]))
+        assert words(status)["Ready"] == ("Unknown", "Finishing")
+        assert words(status)["Succeeded"][0] == "Unknown"
+        assert status.phase == "Validating"
+
     def test_unschedulable_pod_waits_for_gpus(self) -> None:
         condition = {"type": "PodScheduled", "status": "False", "message": "0/1 nodes: Insufficient nvidia.com/gpu"}
         _, status = decided(training(), surroundings(job=job(), pods=[pod(phase="Pending", conditions=[condition])]))
@@ -252,11 +281,31 @@ class TestProgress:
         assert words(status)["Ready"] == ("Unknown", "WaitingForGPUs")
         assert status.phase == "Pending"
 
+    def test_pod_whose_volumes_fit_no_node_does_not_wait_for_gpus(self) -> None:
+        message = "0/1 nodes: pod has unbound immediate PersistentVolumeClaims"
+        condition = {"type": "PodScheduled", "status": "False", "message": message}
+        _, status = decided(training(), surroundings(job=job(), pods=[pod(phase="Pending", conditions=[condition])]))
+        assert words(status)["Ready"] == ("Unknown", "WaitingForVolume")
+        assert words(status)["WaitingForGPUs"][0] == "False"
+
     def test_unschedulable_pod_makes_room_for_engines(self) -> None:
         condition = {"type": "PodScheduled", "status": "False", "message": "0/1 nodes"}
         seen = surroundings(job=job(), pods=[pod(phase="Pending", conditions=[condition])], goes_first="engines wait")
         decision, status = decided(training(), seen)
         assert decision.writes.job_suspended is True
+        assert words(status)["Ready"] == ("Unknown", "WaitingForDeployment")
+
+    def test_running_trainer_does_not_make_room_for_engines(self) -> None:
+        scheduled = at_step("train")
+        scheduled["status"]["conditions"] = [{"type": "PodScheduled", "status": "True"}]
+        seen = surroundings(job=job(), pods=[scheduled], goes_first="engines wait")
+        decision, status = decided(training(), seen)
+        assert (decision.writes.job_suspended, decision.writes.remove_job) == (None, False)
+        assert status.phase == "Training"
+
+    def test_suspended_job_waits_for_engines(self) -> None:
+        decision, status = decided(training(), surroundings(job=job(suspend=True), goes_first="engines wait"))
+        assert decision.writes.job_suspended is None
         assert words(status)["Ready"] == ("Unknown", "WaitingForDeployment")
 
     def test_failed_attempt_is_retried(self) -> None:
@@ -296,6 +345,7 @@ class TestFailure:
             ("hidden-states", "", {"reason": "OOMKilled"}, "OutOfMemory"),
             ("train", "a line of a conversation", {}, "TrainingFailed"),
             ("publish", json.dumps({"error": "text"}), {}, "TrainingFailed"),
+            ("train", {"error": {"reason": "Cancelled", "message": "m"}}, {}, "Cancelled"),
         ],
     )
     def test_reason_comes_from_the_container(self, container: str, message: Any, more: Body, reason: str) -> None:
@@ -323,6 +373,21 @@ class TestFailure:
         late = pod(running("train"), phase="Failed", reason="DeadlineExceeded")
         _, status = decided(training(), surroundings(job=job("Failed"), pods=[late]))
         assert words(status)["Succeeded"] == ("False", "DeadlineExceeded")
+
+    def test_cancelled_step_of_a_deleted_pod_is_lost(self) -> None:
+        told = {"error": {"reason": "Cancelled", "message": "m"}}
+        failed = pod(ended("export", 0), ended("hidden-states", 0), ended("train", 1, told), phase="Failed")
+        failed["metadata"]["deletionTimestamp"] = "2026-01-01T01:00:00Z"
+        _, status = decided(training(), surroundings(job=job("Failed"), pods=[failed]))
+        assert words(status)["Succeeded"] == ("False", "NodeLost")
+
+    def test_pod_that_is_removed_from_its_node_is_awaited(self) -> None:
+        leaving = at_step("train")
+        leaving["metadata"]["deletionTimestamp"] = "2026-01-01T01:00:00Z"
+        leaving["status"]["conditions"] = [{"type": "DisruptionTarget", "status": "True", "message": "drained"}]
+        _, status = decided(training(), surroundings(job=job(), pods=[leaving]))
+        assert words(status)["Ready"] == ("Unknown", "NodeLost")
+        assert status.phase == "Pending"
 
     def test_lost_pod(self) -> None:
         gone = job("Failed")
@@ -369,8 +434,9 @@ class TestSuspend:
 
     def test_job_of_queue_is_removed(self) -> None:
         queued = training(training_spec(suspend=True), labels={QUEUE_LABEL: "team"})
-        decision, _ = decided(queued, surroundings(job=job()))
-        assert (decision.writes.remove_job, decision.writes.job_suspended) == (True, None)
+        for live in (job(), job(suspend=True)):
+            decision, _ = decided(queued, surroundings(job=live))
+            assert (decision.writes.remove_job, decision.writes.job_suspended) == (True, None)
 
     def test_measurement_is_suspended_and_resumed(self) -> None:
         stopped = trained(training_spec(suspend=True))
@@ -381,6 +447,7 @@ class TestSuspend:
         assert words(status)["Succeeded"] == ("True", "HeadPublished")
         halted = judge(suspend=True)
         assert decided(stopped, surroundings(judging=halted))[0].writes.resumed_capture is None
+        assert decided(trained(), surroundings(judging=live))[0].writes.resumed_capture is None
         assert decided(trained(), surroundings(judging=halted))[0].writes.resumed_capture == (halted, False)
 
 
@@ -403,6 +470,21 @@ class TestJudging:
         first, _ = decided(training(), surroundings(job=job("Complete"), pods=[published()], claim=own))
         assert first.writes.claim_metadata == {}, "without a status, the training could not start again"
         decision, _ = decided(trained(), surroundings(claim=own))
+        assert decision.writes.claim_metadata["labels"] == {PUBLISHED_LABEL: "true"}
+
+    def test_claim_of_user_is_not_labelled(self) -> None:
+        mine = claim("mine")
+        spec = training_spec(**MINE)
+        first = surroundings(job=job("Complete"), pods=[published()], claim=mine)
+        decision, _ = decided(after(training(spec), first), surroundings(claim=mine))
+        assert decision.writes.claim_metadata == {}, "the next training could not write to it"
+
+    def test_claim_with_a_head_of_another_training_is_labelled(self) -> None:
+        told = {"error": {"reason": "AlreadyPublished", "message": "m"}}
+        refused = pod(*(ended(name, 0) for name in STEPS[:-1]), ended("publish", 1, told), phase="Failed")
+        own = claim(JOB, labels=LEFT)
+        decision, status = decided(training(), surroundings(job=job("Failed"), pods=[refused], claim=own))
+        assert words(status)["Succeeded"] == ("False", "AlreadyPublished")
         assert decision.writes.claim_metadata["labels"] == {PUBLISHED_LABEL: "true"}
 
     def test_capture_is_created_once(self) -> None:
@@ -494,6 +576,11 @@ class TestClusterRefuses:
     def test_other_write_of_an_ended_training(self) -> None:
         body = after(trained(), surroundings(judging=judge(succeeded="True")))
         decision, _ = decided(body)
+        assert blocked_by_cluster(decision, working("Forbidden", "no")) is decision
+
+    def test_other_write_of_a_failed_training(self) -> None:
+        failed = pod(ended("export", 1, {"error": {"reason": "TooFewRows", "message": "12"}}), phase="Failed")
+        decision, _ = decided(training(), surroundings(job=job("Failed"), pods=[failed]))
         assert blocked_by_cluster(decision, working("Forbidden", "no")) is decision
 
 

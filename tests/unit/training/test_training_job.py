@@ -161,6 +161,19 @@ class TestPod:
         job = rendered(observed_deployment(tiny_cpu(podTemplate=template)))
         assert mounts(job, "train")["/extra"] == {**mount, "readOnly": True}
 
+    def test_sidecars_of_a_pod_template_are_left_out(self) -> None:
+        prepare = {"name": "prepare", "image": "i"}
+        sidecar = {"name": "logs", "image": "i", "restartPolicy": "Always"}
+        template = {"spec": {"initContainers": [prepare, sidecar]}}
+        found = containers(rendered(observed_deployment(tiny_cpu(podTemplate=template))))
+        assert "prepare" in found
+        assert "logs" not in found, "the Job would not end"
+
+    def test_group_of_a_users_claim_is_kept(self) -> None:
+        mine = {"persistentVolumeClaim": {"claimName": "mine"}}
+        assert "fsGroup" not in pod_spec(rendered(seen={"claim": claim("mine")}, storage=mine))["securityContext"]
+        assert pod_spec(rendered())["securityContext"]["fsGroup"] == 65532
+
     def test_output_of_the_trainer_is_no_message(self) -> None:
         policies = {step: containers(rendered())[step]["terminationMessagePolicy"] for step in STEPS[1:3]}
         assert set(policies.values()) == {"File"}
@@ -197,6 +210,16 @@ class TestVolumes:
         assert len(set(names)) == len(names)
         assert mounts(job, "export")["/captures/evening"]["readOnly"] is True
 
+    def test_claim_that_engines_read_is_writable_for_the_training(self) -> None:
+        read = {"name": "more", "persistentVolumeClaim": {"claimName": "mine", "readOnly": True}}
+        mount = {"name": "more", "mountPath": "/more", "readOnly": True}
+        template = {"spec": {"volumes": [read], "containers": [{"name": "engine", "volumeMounts": [mount]}]}}
+        served = observed_deployment(tiny_cpu(podTemplate=template))
+        job = rendered(served, {"claim": claim("mine")}, storage={"persistentVolumeClaim": {"claimName": "mine"}})
+        assert volumes(job)["more"] == {"persistentVolumeClaim": {"claimName": "mine"}}
+        assert mounts(job, "train")["/more"]["readOnly"] is True
+        assert mounts(job, "train")["/training"]["name"] == "more"
+
     def test_rows_of_a_file(self) -> None:
         dataset = {"configMap": {"name": "rows"}, "path": "rows.jsonl"}
         job = rendered(seen={"rows": {"data": {"rows.jsonl": ""}}}, captures=[], dataset=dataset)
@@ -210,6 +233,14 @@ class TestEngineForHiddenStates:
         assert command[:2] == ["vllm", "serve"]
         assert command[command.index("--tensor-parallel-size") + 1] == "2"
         assert not [each for each in command if each.startswith("--speculative")]
+
+    def test_is_one_replica_with_hidden_states_in_full_precision(self) -> None:
+        served = on_h100(
+            parallelism={"tensor": 2, "data": 2}, serving={"maxModelLen": 8192, "kvCacheDtype": "fp8"}
+        )
+        command = " ".join(settings(rendered(served)).command)
+        assert "--data-parallel" not in command
+        assert "fp8" not in command
 
     def test_takes_a_row_and_more_tokens(self) -> None:
         found = settings(rendered(on_h100(), trainer={"image": "i", "sequenceLength": 4096}))

@@ -45,7 +45,8 @@ def with_layers(**changes: Any) -> dict[str, Any]:
 
 
 def test_config_is_published_without_code_and_paths(tmp_path: Path) -> None:
-    config = check(write_checkpoint(tmp_path / "0")).config
+    given = with_layers(auto_map={"AutoConfig": "config.py"}, _name_or_path="/models/of/the/pod")
+    config = check(write_checkpoint(tmp_path / "0", given)).config
     assert "auto_map" not in config
     assert config["speculators_config"]["verifier"]["name_or_path"] == "org/target"
     assert config["transformer_layer_config"] == head_config()["transformer_layer_config"]
@@ -70,6 +71,7 @@ class TestConfig:
             (head_config(architectures=["Eagle3DraftModel", "Evil"]), "architectures"),
             (with_layers(vocab_size=VOCABULARY + 1), "vocab_size"),
             (with_layers(vocab_size=str(VOCABULARY)), "vocab_size"),
+            (with_layers(vocab_size=float(VOCABULARY)), "vocab_size"),
             (with_layers(hidden_size=2 * HIDDEN), "target_hidden_size"),
             (head_config(target_hidden_size=2 * HIDDEN), "target_hidden_size"),
             (with_layers(num_hidden_layers=2**60), "num_hidden_layers"),
@@ -185,6 +187,18 @@ class TestWeights:
     def test_vocabulary_map_that_lies(self, tmp_path: Path, tokens: list[int]) -> None:
         weights = safetensors(head_tensors(4) | vocabulary_map(tokens))
         assert "d2t" in rejected(write_checkpoint(tmp_path / "0", head_config(draft_vocab_size=4), weights))
+
+    def test_vocabulary_map_does_not_count_from_the_end(self, tmp_path: Path) -> None:
+        maps = vocabulary_map([-1, 3, 7, 8]) | {"t2d": vocabulary_map([3, 7, 8, VOCABULARY - 1])["t2d"]}
+        weights = safetensors(head_tensors(4) | maps)
+        assert "d2t" in rejected(write_checkpoint(tmp_path / "0", head_config(draft_vocab_size=4), weights))
+
+    def test_gap_between_tensors(self, tmp_path: Path) -> None:
+        tensors = head_tensors()
+        place = sum(len(content) for _, _, content in tensors.values())
+        header = {"hidden.weight": {"dtype": "BF16", "shape": [1], "data_offsets": [place + 2, place + 4]}}
+        weights = safetensors(tensors, header) + bytes(4)
+        assert "hidden.weight" in rejected(write_checkpoint(tmp_path / "0", weights=weights))
 
     def test_vocabulary_maps_that_differ(self, tmp_path: Path) -> None:
         maps = vocabulary_map([0, 3, 7, 15]) | {"t2d": vocabulary_map([0, 3, 7, 14])["t2d"]}

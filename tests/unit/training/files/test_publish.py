@@ -120,7 +120,7 @@ class TestSuccess:
         assert claim.manifest()["checkpoint"] == "1"
 
     @pytest.mark.parametrize(
-        "text", ["", "[]", '{"loss_epoch": "low"}', '{"loss_epoch": 1e999}', '{"loss_epoch": true}']
+        "text", ["", "[]", '{"loss_epoch": "low"}', '{"loss_epoch": 1e999}', '{"loss_epoch": true}', f'{{"loss_epoch": 1{"0" * 400}}}']
     )
     def test_metrics_that_cannot_be_read(self, claim: Claim, text: str) -> None:
         claim.with_checkpoint()
@@ -232,6 +232,14 @@ class TestMessage:
         message = message_of(COUNTS, head, 4096)
         assert len(message) <= 4096
         assert json.loads(message)["head"]["config"]["draft_vocab_size"] == VOCABULARY
+
+    def test_notes_on_rows_give_way_to_the_config(self, claim: Claim) -> None:
+        head = claim.with_checkpoint().publish()
+        counts = COUNTS.model_copy(update={"left_out": ["9" * 500] * 8})
+        message = json.loads(message_of(counts, head, 4096))
+        assert RowCounts.parse(message["rows"]) == COUNTS
+        kept = {name: value for name, value in head.config.items() if value is not None}
+        assert TrainedHead.parse(message["head"]).config == kept
 
     def test_config_that_is_too_long(self, claim: Claim) -> None:
         head = claim.with_checkpoint(config=head_config(more="9" * 5000)).publish()
