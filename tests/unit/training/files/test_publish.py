@@ -120,7 +120,15 @@ class TestSuccess:
         assert claim.manifest()["checkpoint"] == "1"
 
     @pytest.mark.parametrize(
-        "text", ["", "[]", '{"loss_epoch": "low"}', '{"loss_epoch": 1e999}', '{"loss_epoch": true}', f'{{"loss_epoch": 1{"0" * 400}}}']
+        "text",
+        [
+            "",
+            "[]",
+            '{"loss_epoch": "low"}',
+            '{"loss_epoch": 1e999}',
+            '{"loss_epoch": true}',
+            f'{{"loss_epoch": 1{"0" * 400}}}',
+        ],
     )
     def test_metrics_that_cannot_be_read(self, claim: Claim, text: str) -> None:
         claim.with_checkpoint()
