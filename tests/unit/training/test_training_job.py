@@ -195,9 +195,7 @@ class TestEngineForHiddenStates:
         assert not [each for each in command if each.startswith("--speculative")]
 
     def test_is_one_replica_with_hidden_states_in_full_precision(self) -> None:
-        served = on_h100(
-            parallelism={"tensor": 2, "data": 2}, serving={"maxModelLen": 8192, "kvCacheDtype": "fp8"}
-        )
+        served = on_h100(parallelism={"tensor": 2, "data": 2}, serving={"maxModelLen": 8192, "kvCacheDtype": "fp8"})
         command = " ".join(settings(rendered(served)).command)
         assert "--data-parallel" not in command
         assert "fp8" not in command

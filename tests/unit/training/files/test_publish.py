@@ -103,6 +103,10 @@ class TestSuccess:
         claim.with_checkpoint().publish()
         assert not (claim.folder / "hidden-states").exists()
 
+    def test_newest_checkpoint_without_a_best_one(self, claim: Claim) -> None:
+        claim.with_checkpoint("9").with_checkpoint("10").publish()
+        assert claim.manifest()["checkpoint"] == "10"
+
     def test_best_checkpoint(self, claim: Claim) -> None:
         claim.with_checkpoint("0").with_checkpoint("1")
         (claim.checkpoints / "checkpoint_best").symlink_to("0")
@@ -117,7 +121,15 @@ class TestSuccess:
         assert claim.manifest()["checkpoint"] == "1"
 
     @pytest.mark.parametrize(
-        "text", ["", "[]", '{"loss_epoch": "low"}', '{"loss_epoch": 1e999}', '{"loss_epoch": true}', f'{{"loss_epoch": 1{"0" * 400}}}']
+        "text",
+        [
+            "",
+            "[]",
+            '{"loss_epoch": "low"}',
+            '{"loss_epoch": 1e999}',
+            '{"loss_epoch": true}',
+            f'{{"loss_epoch": 1{"0" * 400}}}',
+        ],
     )
     def test_metrics_that_cannot_be_read(self, claim: Claim, text: str) -> None:
         claim.with_checkpoint()
