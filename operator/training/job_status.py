@@ -51,7 +51,7 @@ class Progress:
     reason: str
     message: str
     waiting_for_gpus: bool = False  # unschedulable
-    failure: Blocked | None = None  # reason why it failed, or will certainly fail
+    failure: Blocked | None = None  # why it failed
     rows: RowCounts | None = None
     head: TrainedHead | None = None
     started_at: str | None = None
@@ -170,9 +170,7 @@ def _of_pod(pod: Body, started_at: str | None, rows: RowCounts | None) -> Progre
         message = f"this attempt failed ({retry.reason}): {retry.message}"
         return Progress(STEPS[failing][0], "Retrying", message, rows=rows, started_at=started_at)
     if blocked := rejected_pod(pod) if _has_ended(pod) else blocked_pod(pod):
-        failure = blocked if blocked.permanent else None
-        phase = TrainingPhase.FAILED if failure else phase
-        return Progress(phase, blocked.reason, blocked.message, False, failure, rows, started_at=started_at)
+        return Progress(phase, blocked.reason, blocked.message, rows=rows, started_at=started_at)
     if PUBLISH in ended:
         return Progress(phase, "Finishing", _FINISHING, rows=rows, started_at=started_at)
     message = "pod is starting" if not ended else f"step {ended[-1]} has ended, and the next step is starting"

@@ -63,7 +63,7 @@ def head_speculation(
     asked = written.num_speculative_tokens if written else None
     k = spec.judgement.num_speculative_tokens or min(asked or _DEFAULT_K, _MOST_K)
     kept: Body = {}
-    if written is not None and written.method is not Method.NONE:
+    if written is not None:
         left_out = {"draft", "trained_drafts"}
         kept = written.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude=left_out)
         if written.method is not method:

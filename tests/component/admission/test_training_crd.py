@@ -56,6 +56,8 @@ BAD = {
     "absolute path": (with_rows(path="/a"), "spec.dataset.path", "without leading / and without .."),
     "head outside its volume": (continued(model="a/../../b"), "spec.from.model", "without leading / or -"),
     "head that looks like an option": (continued(model="--help"), "spec.from.model", "without leading / or -"),
+    "absolute head": (continued(model="/heads/a"), "spec.from.model", "without leading / or -"),
+    "head in the parent folder": (continued(model="a/.."), "spec.from.model", "without leading / or -"),
     "revision of a head on a claim": (
         continued(model="a", revision="main", persistentVolumeClaim={"claimName": "heads"}),
         "spec.from.revision",
@@ -116,6 +118,7 @@ MUTABLE = {"suspend": True, "promote": "OnBetter", "storage": {"retain": False}}
 IMMUTABLE = {
     "deployment": "other",
     "captures": ["other"],
+    "dataset": ROWS,
     "method": "dflash",
     "from": {"model": "team/head"},
     "trainer": {"image": "localhost/trainer:2"},

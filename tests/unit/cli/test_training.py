@@ -133,6 +133,7 @@ class TestStatus:
         assert ("step 4, 1 of 3 epochs done" in team.run("status", "chat")[1]) is (progress is not None)
 
     def test_log_is_read_only_while_the_trainer_runs(self, team: Team) -> None:
+        team.objects["specdecodetraining/chat"]["status"]["job"] = "chat-training"
         team.run("status", "chat")
         assert team.calls("logs") == []
 
@@ -213,6 +214,11 @@ class TestRollback:
     def test_training_becomes_manual(self, team: Team) -> None:
         code, _, _ = team.run("rollback", "chat")
         assert (code, patches(team)) == (0, [("specdecodetrainings", "chat", {"spec": {"promote": "Manual"}})])
+
+    def test_draft_on_another_claim_is_no_error(self, team: Team) -> None:
+        draft = {"model": "heads/other", "persistentVolumeClaim": {"claimName": "others"}}
+        team.objects["specdecodedeployment/llama"] = llama(asking(speculation={"method": "eagle3", "draft": draft}))
+        assert team.run("rollback", "chat")[0] == 0
 
     def test_head_in_the_deployments_own_spec_is_told(self, team: Team) -> None:
         patch = json.loads(team.run("promote", "chat", "-o", "json")[1])

@@ -112,7 +112,7 @@ OTHER_WORDS = {
     # What it is told.
     *("Always", "ConfigMap", "Directory", "Exists", "In", "OnRootMismatch", "ReadOnlyMany", "ReadWriteOncePod"),
     "RuntimeDefault",
-    *("File", "Gi", "Job", "Never"),
+    "Gi",
     "SpecDecode",  # prefix of our kinds
     *("FallbackToLogsOnError", "Filesystem", "Memory", "PathPrefix", "RollingUpdate"),
     # Conditions of a route.

@@ -17,6 +17,7 @@ from specdecode_operator.cluster.resources import (
 )
 from specdecode_operator.handlers.reconcile_job import Servings, Shared
 from specdecode_operator.handlers.reconcile_training import TrainingReconciler
+from tests.support.better_trainings import better_training
 from tests.support.objects import Body, tiny_cpu
 from tests.support.trainings import published, source, training_spec
 from tests.unit.handlers.reconciler_world import World
@@ -122,6 +123,8 @@ async def test_head_is_measured_once_even_by_another_process(trainings: Training
     for _ in range(2):
         await trainings.look("head")
     assert trainings.reason("head") == "Judging"
+    arms = (trainings.api.find(SPECDECODE_CAPTURE, "head-judge") or {})["spec"]["arms"]
+    assert [each["name"] for each in arms] == ["current", "trained", "none", "ngram"]
     before = len(trainings.world.all(SPECDECODE_CAPTURE))
     trainings.restart()
     await trainings.look("head")
@@ -149,6 +152,27 @@ def found(trainings: Trainings, name: str) -> Body:
     body = trainings.world.cache.parent(Key("team", name, SPECDECODE_CAPTURE.kind)) or {}
     metadata: Body = body["metadata"]
     return metadata
+
+
+async def test_better_head_says_whether_its_deployment_takes_it(trainings: Trainings) -> None:
+    body = better_training(of=tiny_cpu())
+    metadata = {"namespace": "team", "name": "chat"}
+    trainings.api.create(SPECDECODE_TRAINING, {"metadata": metadata, "spec": body["spec"], "status": body["status"]})
+    await trainings.look("chat")
+    assert trainings.reason("chat", "Promoted") == "NotEnabled"
+
+
+async def test_time_ahead_in_the_status_is_replaced(trainings: Trainings) -> None:
+    trainings.add("head", judgement={"enabled": False})
+    await trainings.look("head")
+    trainings.finish("head")
+    for _ in range(2):
+        await trainings.look("head")
+    status = (trainings.api.find(SPECDECODE_TRAINING, "head") or {})["status"]
+    assert status["phase"] == "Complete"
+    trainings.api.change(SPECDECODE_TRAINING, "head", status={**status, "finishedAt": "2999-01-01T00:00:00Z"})
+    await trainings.look("head")
+    assert (trainings.api.find(SPECDECODE_TRAINING, "head") or {})["status"]["finishedAt"] < "2999"
 
 
 async def test_missing_right_is_reported(trainings: Trainings) -> None:

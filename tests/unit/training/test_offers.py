@@ -87,6 +87,7 @@ def test_untrusted_status_cannot_choose_what_is_mounted(status: Body, field: str
         {"model": "pair/fine-tune"},
         {"revision": "v2"},
         {"quantization": "FP8"},
+        {"ropeScaling": {"type": "yarn", "factor": "4.0", "originalMaxPositionEmbeddings": 2048}},
         {"model": "pair/target", "quantization": "Auto"},
     ],
 )
@@ -160,6 +161,15 @@ def test_measured_k_replaces_the_deployments() -> None:
     (found,) = offered(training, spec=asking(speculation=speculation)).heads
     assert found.speculation["numSpeculativeTokens"] == 2
     assert "numSpeculativeTokensByBatchSize" not in found.speculation
+
+
+def test_more_ranges_than_an_arm_can_have_are_dropped() -> None:
+    ranges = [{"from": 2 * number + 1, "to": 2 * number + 2, "numSpeculativeTokens": 5} for number in range(17)]
+    speculation = {"method": "eagle3", "numSpeculativeTokens": 5, "draft": {"model": "org/head"}}
+    for kept, given in ((False, ranges), (True, ranges[:16])):
+        spec = asking(speculation={**speculation, "numSpeculativeTokensByBatchSize": given})
+        (found,) = offered(better_training(), spec=spec).heads
+        assert ("numSpeculativeTokensByBatchSize" in found.speculation) is kept
 
 
 @pytest.mark.parametrize(("method", "served"), [("peagle", "eagle3"), ("dflash", "dflash")])

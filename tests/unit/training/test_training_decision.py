@@ -1,16 +1,20 @@
 """Whether a training may start, and what to do next."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from specdecode_operator.api.training import SpecDecodeTrainingSpec
 from specdecode_operator.cluster.manifests import owner_reference
 from specdecode_operator.cluster.nodes import NodeFacts
 from specdecode_operator.cluster.resources import PUBLISHED_LABEL, QUEUE_LABEL, TRAINING_LABEL
+from specdecode_operator.deployment.desired_state import Launch
 from specdecode_operator.deployment.rollout.readiness import stalled, working
 from specdecode_operator.training.decision import blocked_by_cluster, decide, internal_error, references_of
 from specdecode_operator.training.observation import read_training
+from specdecode_operator.training.preconditions import trainer_memory
 from specdecode_operator.training.status import compose_status, training_attention
 from tests.support.captures import capture, claim, ended, observed_deployment, running
 from tests.support.field_cases import NODES
@@ -226,6 +230,16 @@ class TestSizes:
         (ready,) = (each for each in status.conditions if each.type == "Ready")
         assert ready.reason == "TrainerDoesNotFit"
         assert "estimated" in ready.message
+
+    def test_tied_embeddings_are_kept_in_memory_once(self) -> None:
+        spec = SpecDecodeTrainingSpec.parse(training_spec())
+        launch = on_gpus().desired.outcome
+        assert isinstance(launch, Launch)
+        target = launch.facts.pair.target
+        tied, untied = (
+            trainer_memory(replace(target, tie_word_embeddings=each), spec).frozen_bytes for each in (True, False)
+        )
+        assert (tied, untied) == (2 * 128_256 * 8192, 2 * tied)
 
     def test_smaller_head_fits(self) -> None:
         args = ["--draft-vocab-size=32000", "--num-layers=1"]

@@ -588,6 +588,26 @@ def test_eagle3_head_window_follows_layer_types(architecture: str, changed: Conf
     assert windows_of(config) == [window]
 
 
+def test_layers_without_an_entry_in_layer_types_have_no_window() -> None:
+    config = {**HEAD, "architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 2, "sliding_window": 512}
+    assert windows_of({**config, "layer_types": ["sliding_attention"]}) == [512, None]
+
+
+@pytest.mark.parametrize(
+    ("changed", "windows"),
+    [
+        ({}, [None] * 5),
+        ({"dflash_config": {"use_swa": True}}, [1024] * 5),
+        ({"dflash_config": {"use_swa": True, "swa_window_size": 256}}, [256] * 5),
+        ({"layer_types": ["sliding_attention"]}, [1024, *[None] * 4]),
+    ],
+)
+def test_windows_of_a_block_head(changed: Config, windows: list[int | None]) -> None:
+    config = {**specforge("qwen3-8b-dflash.json"), "sliding_window": 1024, "layer_types": None}
+    options = {**config["dflash_config"], **changed.get("dflash_config", {})}
+    assert windows_of({**config, **changed, "dflash_config": options}, "dflash") == windows
+
+
 @pytest.mark.parametrize(
     ("name", "windows"),
     [

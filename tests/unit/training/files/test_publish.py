@@ -106,6 +106,10 @@ class TestSuccess:
         claim.with_checkpoint().publish()
         assert not (claim.folder / "hidden-states").exists()
 
+    def test_newest_checkpoint_without_a_best_one(self, claim: Claim) -> None:
+        claim.with_checkpoint("9").with_checkpoint("10").publish()
+        assert claim.manifest()["checkpoint"] == "10"
+
     def test_best_checkpoint(self, claim: Claim) -> None:
         claim.with_checkpoint("0").with_checkpoint("1")
         (claim.checkpoints / "checkpoint_best").symlink_to("0")

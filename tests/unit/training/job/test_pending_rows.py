@@ -106,6 +106,18 @@ def test_prompt_with_other_tokens_is_refused(rows: Path, url: str, change: Any) 
     assert "Prompt" not in raised.value.message
 
 
+@pytest.mark.parametrize("change", ["missing", "further"])
+def test_prompt_with_another_number_of_hashes_is_refused(rows: Path, url: str, change: str) -> None:
+    first, *others = (json.loads(line) for line in (rows / "training.jsonl").read_text().splitlines())
+    hashes = first["block_hashes"]
+    assert len(hashes) > 1
+    first["block_hashes"] = hashes[:-1] if change == "missing" else [*hashes, 1]
+    write(rows, first, *others)
+    with pytest.raises(StepError) as raised:
+        finished(rows, url)
+    assert raised.value.reason == "DatasetChanged"
+
+
 def test_held_out_prompt_is_left_out_in_each_form(tmp_path: Path, url: str) -> None:
     given = {"input_ids": [*tokens("b"), 9], "loss_mask": [0, 0, 1]}
     rows = write(tmp_path, pending("a"), given, pending("c"), holdout=[{"prompt": tokens("a")}, {"prompt": "b"}])

@@ -47,6 +47,8 @@ for epoch in range(begun, 0 if mode == "silent" else epochs):
     if mode == "cut" and epoch == 1:
         sys.exit(1)
     (each / "training_state.json").write_text("{{}}")
+    if mode == "overfits" and epoch == 0:
+        (folder / "checkpoint_best").symlink_to("0")
     print(f"INFO Checkpoint saved to {{each}} trainer.py:2", flush=True)
     print(f"INFO Training epoch {{epoch + 1}}/{{epochs}} completed trainer.py:3", flush=True)
     if mode != "no-loss":
@@ -160,6 +162,11 @@ class TestSuccess:
     def test_only_the_newest_and_the_best_checkpoint_are_kept(self, pod: Pod) -> None:
         pod.run("good")
         assert pod.epochs() == ["2"]
+
+    def test_best_checkpoint_is_kept(self, pod: Pod) -> None:
+        _, _, message = pod.run("overfits")
+        assert message["train"]["checkpoint"] == "0"
+        assert pod.epochs() == ["0", "2"]
 
     def test_arguments(self, pod: Pod) -> None:
         pod.run("good")

@@ -50,6 +50,23 @@ class TestProgress:
         assert report is not None
         assert report["validationLoss"] == 5.176
 
+    def test_validation_loss_that_is_no_number(self) -> None:
+        progress = Progress(3)
+        progress.feed(STEP.format(loss="2.0", step=9))
+        progress.feed(VALIDATION.replace("val/loss_epoch=5.176", "val/loss_epoch=nan"))
+        assert progress.diverged_at == 9
+
+    def test_only_the_last_line_can_end_an_epoch(self) -> None:
+        progress = Progress(3)
+        progress.feed(EPOCH.format(done=1))
+        progress.feed(STEP.format(loss="2.0", step=9))
+        assert not progress.ends_epoch
+
+    def test_saved_checkpoint_is_reported_once(self) -> None:
+        progress = Progress(3)
+        progress.feed("INFO     Checkpoint saved to /training/0           trainer.py:700")
+        assert [progress.take_saved(), progress.take_saved()] == [True, False]
+
     @pytest.mark.parametrize("loss", ["nan", "inf", "-inf"])
     def test_loss_that_is_no_number(self, loss: str) -> None:
         progress = Progress(3)
@@ -66,6 +83,7 @@ class TestProgress:
             "train/loss=1.0",
             "train/loss=1.0, global_step=nan",
             "train/loss=" + "9" * 20_000,
+            STEP.format(loss="1.0", step=1) + " " * 20_000,
             STEP.format(loss="1e9999", step=1)[:60],
             "\x1b[31mtrain/loss=\x00",
         ],
