@@ -74,6 +74,7 @@ class TestConfig:
             (with_layers(vocab_size=float(VOCABULARY)), "vocab_size"),
             (with_layers(hidden_size=2 * HIDDEN), "target_hidden_size"),
             (head_config(target_hidden_size=2 * HIDDEN), "target_hidden_size"),
+            (head_config(target_hidden_size=float(HIDDEN)), "target_hidden_size"),
             (with_layers(num_hidden_layers=2**60), "num_hidden_layers"),
             (with_layers(num_hidden_layers=True), "num_hidden_layers"),
             (head_config(transformer_layer_config=None), "vocab_size"),

@@ -222,6 +222,7 @@ class TestRetry:
         code, _, message = pod.run("good")
         assert code == 0
         assert message["train"]["steps"] == 2
+        assert pod.epochs() == ["2"], "the incomplete one was trained again"
         assert not (pod.checkpoints / "interrupted").exists()
 
     def test_does_nothing_after_a_success(self, pod: Pod) -> None:
