@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from specdecode_operator.api.capture_status import ArmVerdict, ComparedArm, ComparedLoad, ComparisonStatus, Outputs
 from specdecode_operator.capture.comparison.client_requests import Pair
-from specdecode_operator.capture.comparison.comparison_file import Comparison, Load, LoadVerdict, OutputsFound
+from specdecode_operator.capture.comparison.comparison_file import Arm, Comparison, Load, LoadVerdict, OutputsFound
 from specdecode_operator.redaction import clip
 from specdecode_operator.stats.verdict import PairedSeries, Verdict, between_starts, bounded_exp, starts_needed
 
@@ -287,13 +287,14 @@ def comparison_status(comparison: Comparison, most_bytes: int = MOST_BYTES) -> d
     status = ComparisonStatus(
         baseline=baseline.name,
         level_percent=round(100 * comparison.level),
+        baseline_acceptance_percent=_acceptance_percent(baseline),
         arms=[
             ComparedArm(
                 name=arm.name,
                 verdict=ArmVerdict(arm.verdict or ArmVerdict.INCONCLUSIVE),
                 message=arm.message,
                 outputs=Outputs(arm.outputs.outputs) if arm.outputs is not None else Outputs.NOT_CHECKED,
-                acceptance_percent=None if arm.drafting is None else round(100 * arm.drafting.acceptance),
+                acceptance_percent=_acceptance_percent(arm),
                 loads=[_load_status(of_baseline[each.phase], each, found) for each, found in compared_loads(arm.loads)],
             )
             for arm in others
@@ -312,6 +313,10 @@ def comparison_status(comparison: Comparison, most_bytes: int = MOST_BYTES) -> d
                 found = [found[round(place * (len(found) - 1) / max(1, loads - 1))] for place in range(loads)]
             arm["loads"] = found
     return status
+
+
+def _acceptance_percent(arm: Arm) -> int | None:
+    return None if arm.drafting is None else round(100 * arm.drafting.acceptance)
 
 
 def _load_status(plain: Load, load: Load, compared: LoadVerdict) -> ComparedLoad:

@@ -217,6 +217,15 @@ class TestStatus:
         assert float(arm.loads[0].ratio or 0) > 1
         assert float(arm.loads[0].running) == pytest.approx(3.7, abs=0.3)
 
+    def test_status_has_the_acceptance_of_baseline_and_arm(self, tmp_path: Path) -> None:
+        made = MadeCapture(arms={"poor": MadeArm(rates=(0.1, 0.01)), "good": MadeArm(rates=(0.9, 0.8))})
+        comparison = compare_capture(made.make(tmp_path))
+        status = ComparisonStatus.model_validate(comparison_status(comparison))
+        found = [status.baseline_acceptance_percent, status.arms[0].acceptance_percent]
+        drafting = [each.drafting for each in comparison.arms]
+        assert found == [round(100 * each.acceptance) for each in drafting if each is not None]
+        assert found[0] < found[1]
+
     @pytest.mark.parametrize("most_bytes", [3072, 2000, 1200])
     def test_comparison_status_is_cut_to_termination_message_size(self, pays: Comparison, most_bytes: int) -> None:
         baseline, arm = pays.arms
