@@ -218,7 +218,8 @@ def rollback_command(kubectl: Kubectl, *, name: _Name) -> None:
         claim = mapping(draft, "persistentVolumeClaim").get("claimName")
         if claim is not None and claim == training.status.claim:
             what = f"deployment {training.deployment_key.name}: spec.speculation.draft names claim {claim}"
-            say_line(f"error: {what}: restore the earlier draft, in Git if the deployment is there", err=True)
+            fix = "restore the earlier draft, in Git if the deployment is there, and remove persistentVolumeClaim"
+            say_line(f"error: {what}: {fix}", err=True)
             raise typer.Exit(1)
 
 
