@@ -31,6 +31,7 @@ OURS = {
     "K without a method": "there is no method that would read it",
     "K above 32": "sizing knows no engine that drafts more, but for suffix decoding",
     "head with checkpoints": "what vLLM makes of a head while loading is not known to sizing",
+    "draft's checkpoints beside its claim": "the operator's own: a claim holds one checkpoint",
     "schedule without a method": "there is no method that would read it",
     "checking of nothing": "there is no method that would read it",
     "further keys of nothing": "there is no method that would read them",

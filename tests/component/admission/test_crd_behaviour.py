@@ -102,8 +102,9 @@ def test_kubectl_get_prints_the_documented_columns(kubectl: Kubectl) -> None:
     model = "meta-llama/Llama-3.1-70B-Instruct"
     assert row.split()[:8] == ["good", "1/2", "AllReplicasServe", model, "draft_model", "5", "was", "71%"]
     header, row = kubectl("get", "sdd", "-o", "wide").stdout.splitlines()
-    assert header.split()[8:] == ["PLAN", "TP", "STALE", "PRECISION", "PRODUCT", "TOKENS", "DRAFT"]
-    plan, tensor, stale, *rest = row.split()[9:]
+    assert header.split()[8:] == ["PLAN", "TP", "TRAINED", "STALE", "PRECISION", "PRODUCT", "TOKENS", "DRAFT"]
+    plan, tensor, trained, stale, *rest = row.split()[9:]
+    assert trained == "chat"
     assert re.fullmatch(r"[0-9]+[a-z].*", stale), row
     draft = "meta-llama/Llama-3.1-8B-Instruct"
     assert [plan, tensor, *rest] == ["Fits", "2", "BF16", "NVIDIA-H200", "238896", draft]
@@ -222,6 +223,16 @@ def status() -> dict[str, Any]:
                 "decisions": [
                     {"at": NOON, "action": "TurnOff", "outcome": "Done", "target": "off", "message": "m"},
                 ],
+            },
+            "trainedDraft": {
+                "training": "chat",
+                "claim": "chat-training",
+                "path": "team/chat/head",
+                "sha256": "ab" * 32,
+                "since": NOON,
+                "reason": "Promoted",
+                "message": "m",
+                "failed": ["1" * 16],
             },
             "canaries": {
                 "right": 40,

@@ -200,7 +200,7 @@ def test_api_server_accepts_the_policies(kubectl: Kubectl, usual: list[dict[str,
         del each["metadata"]["namespace"]
     answer = kubectl("apply", "--server-side", "--dry-run=server", "--filename=-", stdin=yaml.safe_dump_all(found))
     assert answer.returncode == 0, answer.stderr
-    assert answer.stdout.count("serverside-applied") == 4
+    assert answer.stdout.count("serverside-applied") == 5
 
 
 @pytest.mark.parametrize(
