@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Annotated, Any, Final
 
 import typer
-from pydantic import ConfigDict, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.alias_generators import to_camel
 
 from specdecode_operator.api import base, deployment
@@ -311,7 +311,7 @@ def _progress_of(line: str) -> TrainerProgress | None:
     try:
         found = parse_json(line)
         told = mapping(found, "progress") if isinstance(found, dict) else {}
-        return TrainerProgress.model_validate(told, strict=True) if told else None
+        return TypeAdapter(TrainerProgress).validate_python(told, strict=True) if told else None
     except ValueError:
         return None
 

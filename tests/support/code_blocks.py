@@ -14,6 +14,7 @@ import yaml
 from devcluster import chart
 from specdecode_operator.api.capture import SpecDecodeCaptureSpec
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
+from specdecode_operator.api.training import SpecDecodeTrainingSpec
 from tests.support.documented_commands import NOT_RUN, PAGES, Page
 from tests.support.documents import DOCUMENTS, ROOT, relative
 
@@ -24,10 +25,10 @@ _COMMAND: Final = re.compile(
 )
 _GENERATED: Final = re.compile(r"\$ (?:\.venv/bin/)?(?:specdecode |python -m bench\.sizing\.accuracy)")
 PAIR: Final = ROOT / "examples/llama-70b.yaml"
-_EXAMPLES: Final = (PAIR, ROOT / "examples/capture-llama-70b.yaml")
+_EXAMPLES: Final = (PAIR, ROOT / "examples/capture-llama-70b.yaml", ROOT / "examples/training-tiny.yaml")
 _FIELDS: Final = tuple(
     {field.alias or name for name, field in model.model_fields.items()}
-    for model in (SpecDecodeDeploymentSpec, SpecDecodeCaptureSpec)
+    for model in (SpecDecodeDeploymentSpec, SpecDecodeCaptureSpec, SpecDecodeTrainingSpec)
 )
 SYNOPSES: Final = "docs/reference/cli.md"
 """Blocks without a language that begin with a command are its synopsis there; other tests hold them."""

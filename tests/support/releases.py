@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from specdecode_operator.api import deployment
+from specdecode_operator.api import deployment, training
 from specdecode_operator.api.base import GROUP
 from specdecode_operator.cli.render import AssumedCluster, RenderedDeployment, render_capture, render_deployment
 from specdecode_operator.cluster.drift import differing_paths
@@ -91,7 +91,7 @@ def taken_now() -> list[Body]:
         _entry(_stored(body, schemas[body["kind"]]), _children(rendered[path.name], body))
         for path in sorted(EXAMPLES.glob("*.yaml"))
         for body in _documents(path)
-        if body["apiVersion"].startswith(f"{GROUP}/")
+        if body["apiVersion"].startswith(f"{GROUP}/") and body["kind"] != training.KIND
     ]
 
 

@@ -214,6 +214,7 @@ def test_guard_lists_equal_the_pod_template_validation_lists() -> None:
     accounts = [{"", "default"}] * 2
     wanted = [
         {"kube-system", "kube-public", "kube-node-lease"},
+        {"SpecDecodeDeployment", "SpecDecodeTraining"},
         *accounts,
         {*SYSTEM_TAINTS},
         {f"{prefix}{each}" for prefix in ("", "CAP_") for each in CAPABILITIES},

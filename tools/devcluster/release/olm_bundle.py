@@ -22,7 +22,7 @@ PACKAGE: Final = "specdecode-operator"
 CHANNEL: Final = "alpha"
 """The API is v1alpha1."""
 
-_EXAMPLES: Final = ("llama-70b.yaml", "capture-llama-70b.yaml")
+_EXAMPLES: Final = ("llama-70b.yaml", "capture-llama-70b.yaml", "training-llama.yaml")
 _NOT_IN_BUNDLE: Final = {"ServiceAccount", "ClusterRoleBinding", "Role", "RoleBinding"}
 """Kinds that OLM creates from the ClusterServiceVersion."""
 
