@@ -24,7 +24,7 @@ from specdecode_operator.untrusted import mapping, objects, parse_json
 _TOLD_TO_STOP = frozenset({0, 137, 143})  # exit codes of an engine that was stopped because the load ended
 _MESSAGE_LIMIT = 1024
 _LARGEST = 2**53  # largest integer that the API server accepts; an engine's counts are untrusted
-_SIGNALS = {137: "was killed (exit code 137)", 143: "was terminated (exit code 143)"}
+SIGNALS = {137: "was killed (exit code 137)", 143: "was terminated (exit code 143)"}
 _UNTOLD = {
     137: "no cause was reported; the node may have run out of memory (see kubectl describe node)",
     143: "no cause was reported; the pod may have been deleted",
@@ -90,7 +90,8 @@ def read_failure(pod: Body | None, job: Body) -> Blocked:
     return Blocked(reason, f"{message}; {_PARTIAL}", permanent=True)
 
 
-def _failure_of(container: str, ended: Body, pod: Body) -> Blocked:
+def known_failure(container: str, ended: Body, pod: Body) -> Blocked | None:
+    """Return the cause of a container's failure that pod, container or kubelet report; None without one."""
     said = end_message(ended)
     error = said.get("error") if isinstance(said, dict) else None
     reason = error.get("reason") if isinstance(error, dict) else None
@@ -101,6 +102,12 @@ def _failure_of(container: str, ended: Body, pod: Body) -> Blocked:
         return Blocked(str(reason), clip(str(error.get("message", "")), _MESSAGE_LIMIT), permanent=True)
     if ended.get("reason") == "OOMKilled":
         return Blocked("OutOfMemory", f"{container} exceeded its memory limit and was killed", permanent=True)
+    return None
+
+
+def _failure_of(container: str, ended: Body, pod: Body) -> Blocked:
+    if known := known_failure(container, ended, pod):
+        return known
     # Without a message, Kubernetes returns the end of the log. Its lines of progress are JSON.
     code = int(ended.get("exitCode", 0))
     during, words = "", []
@@ -111,7 +118,7 @@ def _failure_of(container: str, ended: Body, pod: Body) -> Blocked:
         elif isinstance(said.get("phase"), str):
             during = f" in phase {printable(said['phase'])}"
     why = telling_line("\n".join(words)) if "".join(words).strip() else _UNTOLD.get(code, "no message was logged")
-    how = _SIGNALS.get(code, f"ended with exit code {code}")
+    how = SIGNALS.get(code, f"ended with exit code {code}")
     return Blocked("CaptureFailed", f"{container} {how}{during}: {why}", permanent=True)
 
 

@@ -10,10 +10,11 @@ from typing import Final
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.training import RowCounts, TrainedHead, TrainingPhase
 from specdecode_operator.capture.job_status import (
+    SIGNALS,
     container_end,
-    deleted_pod,
     disrupted,
     end_message,
+    known_failure,
     newest_pod,
     parsed_status,
 )
@@ -40,7 +41,6 @@ STEPS: Final = {
 _FINISHING: Final = "the last step has finished, and the pod is terminating"
 _MESSAGE_LIMIT: Final = 1024
 _ENDED: Final = frozenset({"Succeeded", "Failed"})
-_SIGNALS: Final = {137: "was killed (exit code 137)", 143: "was terminated (exit code 143)"}
 
 
 @dataclass(frozen=True)
@@ -136,18 +136,10 @@ def _read_failure(pod: Body | None, job: Body) -> Blocked:
 
 
 def _failure_of(container: str, ended: Body, pod: Body) -> Blocked:
-    said = end_message(ended)
-    error = said.get("error") if isinstance(said, dict) else None
-    reason = error.get("reason") if isinstance(error, dict) else None
-    # Only the pod has the reason why a signal stopped its container.
-    if reason in (None, "Cancelled") and (lost := disrupted(pod) or deleted_pod(pod)):
-        return lost
-    if isinstance(error, dict) and reason:
-        return Blocked(str(reason), clip(str(error.get("message", "")), _MESSAGE_LIMIT), permanent=True)
-    if ended.get("reason") == "OOMKilled":
-        return Blocked("OutOfMemory", f"{container} exceeded its memory limit and was killed", permanent=True)
+    if known := known_failure(container, ended, pod):
+        return known
     code = int(ended.get("exitCode", 0))
-    how = _SIGNALS.get(code, f"ended with exit code {code}")
+    how = SIGNALS.get(code, f"ended with exit code {code}")
     fix = f"see kubectl logs -c {container} of pod {pod['metadata']['name']}"
     return Blocked("TrainingFailed", f"{container} {how} and left no message; {fix}", permanent=True)
 
