@@ -33,6 +33,10 @@ ZIP_ENTRY: Final = "recorder.zip"
 BUNDLE_PATH: Final = f"{FILES_PATH}/{ZIP_ENTRY}"
 ORDER_ENTRY: Final = "order.json"
 CANARIES_ENTRY: Final = "canaries.json"
+DRAFT_ENTRY: Final = "draft.json"
+HEAD_LOADER: Final = f"{RECORDER.package}.head_loader.HeadLoader"
+"""Extension of vLLM's workers that replaces the draft head (capture/recorder/head_loader.py)."""
+EXTENSION_FLAG: Final = "--worker-extension-cls"
 
 _MOUNTS: Final = (
     {"name": FILES_VOLUME, "mountPath": FILES_PATH, "readOnly": True},
