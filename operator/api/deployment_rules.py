@@ -243,6 +243,10 @@ _NO_SCHEDULE = f"!has({_SCHEDULE})"
 _IS_LOSSY = "has(self.rejectionSampling) && self.rejectionSampling == 'fly'"
 
 SPECULATION = (
+    forbidden(
+        "!has(self.draftUpdate) || self.draftUpdate == 'Restart' || has(self.trainedDrafts) && self.trainedDrafts",
+        "draftUpdate: {self.draftUpdate} only applies to trained heads: set trainedDrafts: true, or remove it",
+    ),
     required(
         "self.method == 'none' || has(self.numSpeculativeTokens)",
         "numSpeculativeTokens: method {self.method} needs it: set it to 1 to 32; 5 is a good start",

@@ -192,13 +192,18 @@ class CanaryReading:
         return self.right + self.wrong + self.unconfirmed
 
 
+HEAD_KEPT: Final = "kept"
+HEAD_REVERTED: Final = "reverted"
+"""Results of an update: the engine serves with the head; it had wrong answers with it, and serves with the earlier one.
+Others are refused and failed."""
+
+
 @dataclass(frozen=True)
 class HeadUpdate:
     """Last update of the draft head since an engine started (capture/recorder/head_metrics.py); untrusted text."""
 
     sha256: str
     result: str
-    """kept, refused, failed or reverted."""
     reason: str
     pause_s: float
 
@@ -320,7 +325,9 @@ def reading_of(page: Exposition, profile: EngineProfile) -> EngineReading:
 def names_read(profile: EngineProfile) -> frozenset[str]:
     """Return the metric names that `reading_of` needs."""
     names = profile.metrics
-    return frozenset((METRIC, SPECULATION, CANARY_ANSWERS, CANARY_REFUSED, HEAD_UPDATE, HEAD_PAUSE, _HTTP_REQUESTS)).union(
+    return frozenset(
+        (METRIC, SPECULATION, CANARY_ANSWERS, CANARY_REFUSED, HEAD_UPDATE, HEAD_PAUSE, _HTTP_REQUESTS)
+    ).union(
         (names.cache_config, names.drafts, names.draft_tokens, names.accepted_tokens),
         (names.accepted_tokens_per_position, names.generation_tokens, names.requests_running, names.requests_waiting),
         (names.decode_steps, names.decode_seconds, names.first_tokens),
