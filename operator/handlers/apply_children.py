@@ -70,6 +70,7 @@ from specdecode_operator.deployment.rollout.rollout_progress import (
 from specdecode_operator.enums import RolloutStrategy
 from specdecode_operator.handlers.status_writer import Reporter
 from specdecode_operator.problems import InvalidSpecError
+from specdecode_operator.untrusted import mapping
 
 _SURGE_STRATEGY: Final = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
 

@@ -92,10 +92,8 @@ def choose(
     if offers is None:
         return None
     present, before = offers.present, before or TrainedDraftStatus()
-    if present is not None and (why := rollouts.failure):
-        return _withdrawn(offers.body, present, before, why)
-    if present is not None and (ended := _ended(offers, rollouts, before, now)) is not None:
-        return ended
+    if present is not None and (failed := _failed(offers, present, before, rollouts, now)) is not None:
+        return failed
     best = next((each for each in offers.heads if each.engine_of(offers.body) not in before.failed), None)
     if best is None:
         return _told(TrainedDraftStatus(failed=before.failed), *_none_offered(offers, before))
@@ -117,8 +115,15 @@ def update_state(offers: Offers | None, desired: DesiredState, observation: Obse
     return update_of(offers.present, offers.start, rollout.wanted, observation.readings)
 
 
-def _ended(offers: Offers, rollouts: Rollouts, before: TrainedDraftStatus, now: datetime) -> TrainedDraftStatus | None:
-    """Return what follows a failed update without a restart: the earlier head, or a rollout; None if none failed."""
+def _failed(
+    offers: Offers, present: OfferedHead, before: TrainedDraftStatus, rollouts: Rollouts, now: datetime
+) -> TrainedDraftStatus | None:
+    """Return what follows a failed rollout or update; None if none failed.
+
+    An update without a restart ends with the earlier head if answers were wrong, and otherwise with a rollout.
+    """
+    if why := rollouts.failure:
+        return _withdrawn(offers.body, present, before, why)
     update, start = rollouts.update, offers.start
     if update is None or start is None or update.head == start:
         return None
@@ -131,8 +136,8 @@ def _ended(offers: Offers, rollouts: Rollouts, before: TrainedDraftStatus, now: 
     if update.failure:
         return _with_restart(head, before, update.failure, now)
     if update.waiting and rollouts.update_waits_s > TIME_PER_ENGINE_S:
-        why = f"pod {update.waiting[0]} has not reported for {rollouts.update_waits_s:.0f} s"
-        return _with_restart(head, before, why, now)
+        late = f"pod {update.waiting[0]} has not reported for {rollouts.update_waits_s:.0f} s"
+        return _with_restart(head, before, late, now)
     return None
 
 

@@ -1,6 +1,6 @@
 """Write heads of one shape and of others to a folder, as claims of trainings hold them; runs in the engine's Python.
 
-    python head_variants.py EAGLE3_HEAD CLAIM
+python head_variants.py EAGLE3_HEAD CLAIM
 """
 
 import json

@@ -138,9 +138,7 @@ def test_head_is_replaced_without_restart_and_answers_stay(
 
 
 @pytest.mark.long
-def test_engine_without_the_extension_refuses_a_head(
-    engine: Engine, heads: Path, claim: Path, tmp_path: Path
-) -> None:
+def test_engine_without_the_extension_refuses_a_head(engine: Engine, heads: Path, claim: Path, tmp_path: Path) -> None:
     with updated(engine, heads, claim, tmp_path) as engine_:
         other = {"root": str(claim), "path": "tests/good/head", "sha256": "1" * 64, "pods": ["another-pod"]}
         engine_.write(other)
