@@ -184,13 +184,17 @@ def read_below(root: Path, path: str, most_bytes: int) -> bytes:
             inner = _open_in(folder, part, os.O_DIRECTORY)
             os.close(folder)
             folder = inner
-        with os.fdopen(_open_in(folder, name, os.O_NONBLOCK), "rb") as stream:
-            found = os.fstat(stream.fileno())
+        file = _open_in(folder, name, os.O_NONBLOCK)
+        try:
+            found = os.fstat(file)
             if not stat.S_ISREG(found.st_mode):
                 raise RefusedError(f"{path}: not a regular file")
             if found.st_size > most_bytes:
                 raise RefusedError(f"{path}: more than {most_bytes} bytes")
-            return stream.read(most_bytes)
+            with os.fdopen(file, "rb", closefd=False) as stream:
+                return stream.read(most_bytes)
+        finally:
+            os.close(file)
     except OSError as error:
         raise RefusedError(f"{path}: {error.strerror}") from error
     finally:

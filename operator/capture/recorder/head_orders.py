@@ -17,7 +17,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .canary import FAILED, LONGEST_REASON, UNSUPPORTED, WRONG, BadSettingsError, Engine, Settings, judge, read_settings
+from .canary import (
+    FAILED,
+    LONGEST_REASON,
+    UNSUPPORTED,
+    WRONG,
+    BadSettingsError,
+    Engine,
+    FailedError,
+    Settings,
+    judge,
+    read_settings,
+)
 
 NEW_HEAD = "new"  # result while the answers with the new head are judged (head_loader.NEW)
 MOST_HEADS = 4
@@ -75,6 +86,7 @@ class HeadOrders:
     def __init__(self, engine: Engine, file: Path, sockets: Path, pod: str) -> None:
         self._engine, self._file, self._sockets, self._pod = engine, file, sockets, pod
         self._done: tuple[Any, ...] | None = None
+        self._begun: dict[str, Any] | None = None  # order without a result: the engine may have ended because of it
         self._due_s = 0.0
         self._said: str | None = None
 
@@ -87,7 +99,7 @@ class HeadOrders:
     def step(self, now_s: float) -> None:
         """Follow the order for this pod, once for each start of the engine."""
         order = self._read()
-        if order is None or now_s < self._due_s:
+        if order is None or now_s < self._due_s or order.line == self._begun:
             return
         self._due_s = now_s + _REST_S
         try:
@@ -125,13 +137,25 @@ class HeadOrders:
 
     def _follow(self, order: HeadOrder, path: Path) -> tuple[str, str]:
         with _connected(path) as exchange:
+            self._begun = order.line
             answer = exchange(order.line)
             if answer.get("result") == NEW_HEAD:
                 verdict, reason = self._judge(order.canaries)
                 answer = exchange({"judged": {"verdict": verdict, "reason": reason[:LONGEST_REASON]}})
+            self._begun = None
         return str(answer["result"]), str(answer["reason"])
 
     def _judge(self, canaries: Settings) -> tuple[str, str]:
+        try:
+            before = self._engine.drafts()
+            verdict = self._judge_answers(canaries)
+            if verdict[0] == "right" and self._engine.drafts() <= before:
+                return "wrong", "the engine does not speculate with this head"
+        except FailedError as error:
+            return "unchecked", f"the engine's drafts cannot be counted: {error}"
+        return verdict
+
+    def _judge_answers(self, canaries: Settings) -> tuple[str, str]:
         for prompt in canaries.prompts:
             verdict = judge(self._engine, canaries, prompt)
             if verdict.word == WRONG:

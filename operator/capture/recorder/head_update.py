@@ -17,7 +17,6 @@ import msgspec
 
 from .head_loader import NEW, OLD
 from .head_metrics import FAILED, KEPT, LONGEST_REASON, REFUSED, REVERTED, publish
-from .vllm_internals import read_counters
 
 logger = logging.getLogger("vllm.specdecode_recorder")
 
@@ -93,11 +92,8 @@ class HeadUpdater:
         try:
             self._read(order)
             pause_s = self._load(NEW)
-            drafts = _drafts()
             answer({"result": NEW, "reason": ""})
             judged = verdict() or Judged("unchecked", "the sidecar did not judge the answers")
-            if judged.verdict == "right" and _drafts() <= drafts:
-                judged = Judged("wrong", "the engine does not speculate with this head")
             if judged.verdict != "right":
                 pause_s += self._load(OLD)
                 return REVERTED if judged.verdict == "wrong" else FAILED, judged.reason, pause_s
@@ -175,7 +171,3 @@ def engine_under_construction() -> Any:
             return found
         frame = frame.f_back
     return None
-
-
-def _drafts() -> float:
-    return read_counters().get("drafts", 0.0)

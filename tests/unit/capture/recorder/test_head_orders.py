@@ -1,5 +1,6 @@
 """The sidecar's part of an update: one order for each start of the engine, judged by its answers."""
 
+import itertools
 import json
 import socket
 import threading
@@ -59,6 +60,8 @@ class Recorder(threading.Thread):
                     self.received.append(json.loads(line))
                     last = "judged" in self.received[-1]
                     answer = {"result": "kept", "reason": ""} if last else self.answer
+                    if not answer["result"]:  # it ends
+                        break
                     stream.write(json.dumps(answer).encode() + b"\n")
                     stream.flush()
 
@@ -84,8 +87,10 @@ class World:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder, self.file = folder, folder / "draft.json"
         self.verdict, self.is_healthy, self.now_s = RIGHT, True, 100.0
+        self.drafts: Iterator[int] = itertools.count()
         monkeypatch.setattr(head_orders, "judge", lambda *_: Verdict(self.verdict, "told"))
         monkeypatch.setattr(Engine, "is_healthy", lambda _: self.is_healthy)
+        monkeypatch.setattr(Engine, "drafts", lambda _: next(self.drafts))
         self.orders = HeadOrders(Engine("http://127.0.0.1:1"), self.file, folder, "pod-1")
 
     def step(self) -> None:
@@ -128,6 +133,26 @@ def test_verdict_follows_from_the_answers(world: World, word: str, verdict: str)
     with recording(world.folder) as recorder:
         world.step()
         assert recorder.received[1]["judged"]["verdict"] == verdict
+
+
+def test_engine_that_does_not_speculate_has_a_wrong_head(world: World) -> None:
+    world.drafts = itertools.repeat(5)
+    world.file.write_bytes(document(for_pods()))
+    with recording(world.folder) as recorder:
+        world.step()
+        assert recorder.received[1]["judged"]["verdict"] == "wrong"
+
+
+def test_order_after_which_the_engine_ended_is_not_repeated(world: World) -> None:
+    world.file.write_bytes(document(for_pods()))
+    with recording(world.folder, result="") as recorder:
+        for _ in range(2):
+            world.step()
+        assert recorder.received == [LINE]
+    world.file.write_bytes(document(for_pods(path="team/newest/head")))
+    with recording(world.folder, "8.sock") as restarted:
+        world.step()
+        assert restarted.received[0]["head"]["path"] == "team/newest/head"
 
 
 @pytest.mark.parametrize("answer", [{"result": "refused"}, {"result": "failed"}])
