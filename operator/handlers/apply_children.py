@@ -110,11 +110,11 @@ def with_draft_order(key: Key, desired: DesiredState) -> DesiredState:
     """Return the desired state with the order to load another head in the recorder's ConfigMap."""
     if not desired.draft_order:
         return desired
-    recorder, entry = (CONFIG_MAP.kind, recorder_name(key)), {DRAFT_ENTRY: desired.draft_order}
-    children = [
-        {**child, "data": {**mapping(child, "data"), **entry}} if identity(child) == recorder else child
-        for child in desired.children
-    ]
+    children = list(desired.children)
+    for index, child in enumerate(children):
+        if identity(child) == (CONFIG_MAP.kind, recorder_name(key)):
+            data = {**mapping(child, "data"), DRAFT_ENTRY: desired.draft_order}
+            children[index] = with_new_hash({**child, "data": data})
     return replace(desired, children=children)
 
 

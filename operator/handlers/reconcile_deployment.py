@@ -486,6 +486,9 @@ class Reconciler:
         )
         trained = choose(offers, rollouts, parent.status.trained_draft, self._cluster.clock.now())
         record.draft_order = draft_order(update, desired, trained)
+        if record.draft_order != desired.draft_order:
+            ordered = replace(desired, draft_order=record.draft_order)
+            await self._write(parent, record.children.carry_out(parent, ordered, groups))
         await self._report(parent, desired, observation, schedules, policy=policy, trained=trained)
         return requeue_for(parent, desired, observation, schedules or ())
 

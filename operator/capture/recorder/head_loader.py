@@ -192,7 +192,7 @@ def read_below(root: Path, path: str, most_bytes: int) -> bytes:
             if found.st_size > most_bytes:
                 raise RefusedError(f"{path}: more than {most_bytes} bytes")
             with os.fdopen(file, "rb", closefd=False) as stream:
-                return stream.read(most_bytes)
+                return stream.read(found.st_size)
         finally:
             os.close(file)
     except OSError as error:

@@ -172,7 +172,10 @@ async def test_engines_are_restarted_if_one_does_not_load_the_head(engines: Engi
     engines.offer("new", NEW)
     await engines.look()
     await engines.look()
-    await engines.follow(llama_1=result)
+    engines.heads["llama-1"] = HeadUpdate(NEW, result, f"it {result}", 0.0)
+    await engines.look()
+    engines.world.serve(0)
+    await engines.look()
     assert engines.said() == ("new", "RolloutInProgress", "Restart")
     assert f"pod llama-1: {result}: it {result}" in engines.told["updateMessage"]
     assert engines.starts_with("new")
@@ -186,6 +189,7 @@ async def test_engines_are_restarted_if_one_does_not_load_the_head(engines: Engi
 async def test_engines_are_restarted_if_one_does_not_report(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
     await engines.begin()
     engines.offer("new", NEW)
+    await engines.look()
     await engines.look()
     await engines.follow()
     assert engines.said()[2] == "InPlace"
@@ -263,7 +267,6 @@ async def test_third_head_waits_until_all_engines_have_the_second(engines: Engin
     [
         ({}, {"claim": "other"}, "claim"),
         ({}, {"config": {**HEAD_CONFIG, "norm_before_residual": False}}, "config"),
-        ({"rollout": {"strategy": "Canary"}}, {}, "Canary"),
         ({"engine": {"recorder": False}}, {}, "spec.engine.recorder"),
         ({"engine": {"extraArgs": ["--worker-extension-cls=own.Extension"]}}, {}, "--worker-extension-cls"),
     ],
