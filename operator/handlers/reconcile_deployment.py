@@ -499,7 +499,7 @@ class Reconciler:
             return ""
         if record.draft_order is None:  # The operator has restarted.
             name = (CONFIG_MAP.kind, recorder_name(parent.key))
-            record.draft_order = str(mapping(record.children.owned().get(name), "data").get(DRAFT_ENTRY) or "")
+            record.draft_order = str(mapping(record.children.owned().get(name) or {}, "data").get(DRAFT_ENTRY) or "")
         return record.draft_order
 
     def _offers(self, body: Body) -> Offers | None:

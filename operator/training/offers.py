@@ -223,10 +223,13 @@ def offers_of(body: Body, trainings: Sequence[Body]) -> Offers | None:
         elif offer.reason in {HEAD_INVALID, OTHER_TARGET}:
             invalid[training.key.name] = offer
     told = mapping(mapping(body, "status"), "trainedDraft")
-    by_name = {(each.training, each.sha256): each for each in heads}
-    present = by_name.get((told.get("training"), told.get("sha256")))
-    started = told.get("startTraining"), told.get("startSha256")
-    return Offers(body, heads, present, by_name.get(started) if is_in_place(body) else None, invalid)
+
+    def named(training: str, sha256: str) -> OfferedHead | None:
+        names = told.get(training), told.get(sha256)
+        return next((each for each in heads if (each.training, each.sha256) == names), None)
+
+    start = named("startTraining", "startSha256") if is_in_place(body) else None
+    return Offers(body, heads, named("training", "sha256"), start, invalid)
 
 
 def _age(training: Body) -> tuple[str, str]:

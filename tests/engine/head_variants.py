@@ -28,7 +28,7 @@ def main(head: Path, claim: Path) -> None:
         ("good", good, config),
         ("wide", wide, config | {"intermediate_size": 2 * config["intermediate_size"]}),
         # Says that it has the present head's shape.
-        ("lying", wide, config),
+        ("lying", wide | {"norm.weight": 2 * wide["norm.weight"]}, config),
         ("stranger", stranger, config),
     ):
         folder = claim / "tests" / name / "head"

@@ -111,7 +111,7 @@ def test_head_is_replaced_without_restart_and_answers_stay(
                 ("lying", ""),
                 ("stranger", ""),
                 ("good", "0" * 64),
-                ("linked", sha256(claim, "good")),
+                ("linked", "1" * 64),
             )
         }
         assert {head: each.result for head, each in refusals.items()} == dict.fromkeys(refusals, "refused"), refusals
