@@ -18,7 +18,7 @@ from specdecode_operator.vllm.profiles import find_profile
 from tests.engine.engine_process import HERE, Engine
 from tests.engine.engine_versions import SERVED
 from tests.engine.live_traffic import Collector
-from tests.engine.recorder_clients import WORDS, prompt
+from tests.engine.recorder_clients import prompt
 from tests.engine.recorder_server import Line, Server, serving
 from tests.support.waiting import eventually
 
@@ -72,7 +72,6 @@ class Updated:
             "temperature": 0,
             "ignore_eos": True,
             "return_token_ids": True,
-            "allowed_token_ids": WORDS,
         }
         answer = httpx.post(f"{self.server.url}/v1/completions", json=body, trust_env=False, timeout=600).json()
         ids: list[int] = answer["choices"][0]["token_ids"]
