@@ -22,7 +22,7 @@ from tests.engine.recorder_clients import prompt
 from tests.engine.recorder_server import Line, Server, serving
 from tests.support.waiting import eventually
 
-K = 3
+K = 1  # the head of tiny_heads.py foresees one token
 CANARIES = {"prompts": list(DEFAULT_PROMPTS[:2]), "max_tokens": 16, "interval_s": 600, "model": "tiny"}
 QUESTIONS = range(4)
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
@@ -128,7 +128,7 @@ def test_head_is_replaced_without_restart_and_answers_stay(
         assert kept.pause_s > 0
         after, good = engine_.measure()
         assert after == answers, "the target verifies what any head proposes"
-        assert poor < 0.05 < good - 0.2, (poor, good)
+        assert poor < 0.02 < 0.1 < good, (poor, good)
         assert engine_.order("poor").result == "kept"
         back, poor_again = engine_.measure()
         assert (back, poor_again) == (answers, poor)

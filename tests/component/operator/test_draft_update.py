@@ -24,6 +24,14 @@ from tests.support.waiting import eventually
 CLAIM = "heads"
 OLD, NEW = ("old", "0a" * 32), ("renewed", "0b" * 32)  # the second one is newer even if it has the same second
 RUNNING = {"state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}}
+FIGURES = {
+    "num_requests_running": 0,
+    "num_requests_waiting": 0,
+    "generation_tokens_total": 3000,
+    "spec_decode_num_drafts_total": 1000,
+    "spec_decode_num_draft_tokens_total": 3000,
+    "spec_decode_num_accepted_tokens_total": 2000,
+}
 
 
 class Engine(ThreadingHTTPServer):
@@ -38,8 +46,7 @@ class Page(Quiet, BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer a scrape."""
         assert isinstance(self.server, Engine)
-        names = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:generation_tokens_total")
-        body = "".join(f"{name} 0\n" for name in names) + self.server.told
+        body = "".join(f"vllm:{name} {value}\n" for name, value in FIGURES.items()) + self.server.told
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
