@@ -12,7 +12,15 @@ from devcluster.cluster.settings import free_ports
 from specdecode_operator.capture.recorder.head_metrics import FAILED, KEPT, REVERTED
 from specdecode_operator.deployment.live_recorder import DRAFT_ENTRY
 from specdecode_operator.vllm.engine_metrics import HEAD_UPDATE
-from tests.component.operator.test_lifecycle import apply, engines, report, wanted_hash
+from tests.component.operator.test_lifecycle import (
+    ENGINES,
+    apply,
+    engines,
+    is_to_run,
+    report,
+    template_hash,
+    wanted_hash,
+)
 from tests.support.better_trainings import asking, better_training, head
 from tests.support.conditions import condition, wait_for
 from tests.support.http_server import Quiet, serving
@@ -23,6 +31,7 @@ from tests.support.waiting import eventually
 
 CLAIM = "heads"
 OLD, NEW = ("old", "0a" * 32), ("renewed", "0b" * 32)  # the second one is newer even if it has the same second
+REPLICAS = 2
 RUNNING = {"state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}}
 FIGURES = {
     "num_requests_running": 0,
@@ -65,7 +74,7 @@ class Pool:
     def begin(self) -> None:
         """Serve the first trained head, after a rollout."""
         speculation = {**asking()["speculation"], "draftUpdate": "InPlace"}
-        apply(self.kubectl, speculation=speculation, replicas=2, serving={"port": self._port})
+        apply(self.kubectl, speculation=speculation, replicas=REPLICAS, serving={"port": self._port})
         self.serve()
         wait_for(self.kubectl, "tiny", "Ready", "Serving")
         written = wanted_hash(self.kubectl)
@@ -87,13 +96,24 @@ class Pool:
         self.kubectl.patch_status(name, {**told, "claim": CLAIM, "head": published}, kind="sdtr")
 
     def serve(self) -> None:
-        """Start an engine for each pod of the wanted template."""
-        for name in engines(self.kubectl, 2):
-            if name not in self.engines:
-                address = f"127.0.0.{len(self.engines) + 2}"
-                self.engines[name] = self._stack.enter_context(serving(Engine((address, self._port), Page)))
-                report(self.kubectl, name, ready=True, state=RUNNING)
-                self.kubectl.patch_pod_status(name, {"podIP": address, "podIPs": [{"ip": address}]})
+        """Start an engine for each pod of the wanted template, until there are two."""
+
+        def look() -> bool:
+            wanted = wanted_hash(self.kubectl)
+            pods = [each for each in self.kubectl.objects("pods", ENGINES) if is_to_run(each)]
+            names = [each["metadata"]["name"] for each in pods if template_hash(each) == wanted]
+            for name in names:
+                self._start(name)
+            return len(names) == REPLICAS
+
+        eventually(look, f"{REPLICAS} engines of the wanted template serve")
+
+    def _start(self, name: str) -> None:
+        if name not in self.engines:
+            address = f"127.0.0.{len(self.engines) + 2}"
+            self.engines[name] = self._stack.enter_context(serving(Engine((address, self._port), Page)))
+            report(self.kubectl, name, ready=True, state=RUNNING)
+            self.kubectl.patch_pod_status(name, {"podIP": address, "podIPs": [{"ip": address}]})
 
     def look(self) -> None:
         """Let the operator reconcile, which scrapes the engines."""
@@ -147,13 +167,13 @@ def pool(kubectl: Kubectl, operator: OperatorProcess) -> Iterator[Pool]:
 
 def test_next_head_needs_no_other_pods_and_survives_the_operator(pool: Pool, operator: OperatorProcess) -> None:
     kubectl, template = pool.kubectl, wanted_hash(pool.kubectl)
-    pods = engines(kubectl, 2)
+    pods = engines(kubectl, REPLICAS)
     pool.offer(*NEW)
     (first,) = pool.ordered(NEW, 1)
     assert pool.order()["path"] == f"{kubectl.namespace}/{NEW[0]}/head"
     assert condition(kubectl, NEW[0], "Promoted", kind="sdtr")[:2] == ("Unknown", "RolloutInProgress")
     pool.follow(first, NEW, KEPT)
-    assert set(pool.ordered(NEW, 2)) == set(pods)
+    assert set(pool.ordered(NEW, REPLICAS)) == set(pods)
     operator.kill()
     operator.start()
     (second,) = {*pods} - {first}
@@ -162,7 +182,7 @@ def test_next_head_needs_no_other_pods_and_survives_the_operator(pool: Pool, ope
     pool.ordered(NEW, None)
     assert (told["update"], told["startTraining"], told["startSha256"]) == ("InPlace", *OLD)
     wait_for(kubectl, NEW[0], "Promoted", "Promoted", kind="sdtr")
-    assert (wanted_hash(kubectl), engines(kubectl, 2)) == (template, pods)
+    assert (wanted_hash(kubectl), engines(kubectl, REPLICAS)) == (template, pods)
 
 
 def test_wrong_answers_return_the_earlier_head_without_a_restart(pool: Pool) -> None:
@@ -173,7 +193,7 @@ def test_wrong_answers_return_the_earlier_head_without_a_restart(pool: Pool) -> 
     told = pool.wait(OLD, "RolledBack")
     assert told["failed"]
     wait_for(kubectl, NEW[0], "Promoted", "RolledBack", kind="sdtr")
-    pool.ordered(OLD, 2)
+    pool.ordered(OLD, REPLICAS)
     pool.follow(first, OLD, KEPT)
     pool.wait(OLD, "Promoted")
     assert wanted_hash(kubectl) == template
