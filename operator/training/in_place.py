@@ -73,7 +73,7 @@ def _of_heads(start: OfferedHead, new: OfferedHead) -> str:
 
 
 def _shape(speculation: Body) -> dict[str, Any]:
-    """Return what has to be equal of two heads: the settings, and what vLLM reads of config.json."""
+    """Return the settings of a head, and the keys of its config.json that vLLM reads; equal for heads of one shape."""
     config = {name: each for name, each in mapping(speculation["draft"], "config").items() if name not in _MADE_HOW}
     speculators = mapping(config, "speculators_config")
     config["speculators_config"] = {name: each for name, each in speculators.items() if name != "verifier"}
@@ -105,7 +105,7 @@ class Update:
 
     @property
     def failure(self) -> str:
-        """What an engine says that does not serve with the head; empty without one."""
+        """Pod, result and reason of an engine that does not serve with the head; empty without one."""
         return f"pod {self.failed[0]}: {self.failed[1].result}: {self.failed[1].reason}" if self.failed else ""
 
     def __str__(self) -> str:
@@ -117,7 +117,7 @@ class Update:
 
 
 def update_of(head: OfferedHead, start: OfferedHead, wanted: int, readings: Mapping[str, Reading]) -> Update:
-    """Return the state of an update, from what the engines publish.
+    """Return the state of an update from the metrics of the engines.
 
     ``start`` is the head that engines start with.
     """

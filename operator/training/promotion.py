@@ -118,7 +118,7 @@ def update_state(offers: Offers | None, desired: DesiredState, observation: Obse
 def _failed(
     offers: Offers, present: OfferedHead, before: TrainedDraftStatus, rollouts: Rollouts, now: datetime
 ) -> TrainedDraftStatus | None:
-    """Return what follows a failed rollout or update; None if none failed.
+    """Return the status after a failed rollout or update; None without a failure.
 
     An update without a restart ends with the earlier head if answers were wrong, and otherwise with a rollout.
     """
@@ -150,7 +150,7 @@ def _in_place(head: OfferedHead, start: OfferedHead, before: TrainedDraftStatus,
 
 
 def _with_restart(head: OfferedHead, before: TrainedDraftStatus, why: str, now: datetime) -> TrainedDraftStatus:
-    """Put a head in force with new engines, although the spec asks for an update without a restart."""
+    """Put a head in force with new engines, although draftUpdate is InPlace."""
     update = {"update": DraftUpdate.RESTART, "update_message": _clipped(f"Engines are restarted: {why}")}
     status = _placed(head, before, now).model_copy(update=update)
     return _told(status, ROLLOUT_IN_PROGRESS, f"{head} replaces the draft of the spec; rollout is starting")

@@ -128,7 +128,8 @@ def test_head_is_replaced_without_restart_and_answers_stay(
         assert kept.pause_s > 0
         after, good = engine_.measure()
         assert after == answers, "the target verifies what any head proposes"
-        assert poor < 0.02 < 0.1 < good, (poor, good)
+        assert poor < 0.02, poor
+        assert good > 0.1, good
         assert engine_.order("poor").result == "kept"
         back, poor_again = engine_.measure()
         assert (back, poor_again) == (answers, poor)
