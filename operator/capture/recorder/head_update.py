@@ -136,16 +136,25 @@ class HeadUpdater:
         begun_s = time.monotonic()
         await engine.pause_generation(mode="keep", clear_cache=False)
         try:
-            told = await engine.collective_rpc("specdecode_load_head", args=(which,))
-            failed: str = next(filter(None, told), "")
+            failed = await self._loaded(engine, which)
             if failed and which == NEW:
-                # The worker that failed has the old head again; the others must not keep the new one.
+                # A worker that failed has the old head again; the others must not keep the new one.
                 await engine.collective_rpc("specdecode_load_head", args=(OLD,))
-            if self._config.cache_config.enable_prefix_caching:
-                await engine.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
         finally:
             await engine.resume_generation()
         return failed, time.monotonic() - begun_s
+
+    async def _loaded(self, engine: Any, which: str) -> str:
+        """Load a head and reset the prefix cache; return why that failed, or an empty text."""
+        try:
+            told = await engine.collective_rpc("specdecode_load_head", args=(which,))
+            if failed := next(filter(None, told), ""):
+                return str(failed)
+            if self._config.cache_config.enable_prefix_caching:
+                await engine.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
+        except Exception as error:  # noqa: BLE001 (whatever vLLM raises)
+            return f"{type(error).__name__}: {error}"
+        return ""
 
     def _call(self, make: Callable[[Any], Coroutine[Any, Any, Any]], timeout_s: float, *, quiet: bool = False) -> Any:
         """Run a coroutine on the engine's event loop; raise UpdateError if it fails, unless ``quiet``."""
