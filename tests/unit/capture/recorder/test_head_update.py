@@ -128,7 +128,7 @@ def test_all_workers_get_the_old_head_if_one_cannot_load_the_new_one(engine: Asy
     assert engine.calls[1:] == ["pause", "new", "old", "resume", "end_update"]
 
 
-def test_old_head_returns_if_the_prefix_cache_cannot_be_reset(engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_head_returns_if_the_cache_is_not_reset(engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     async def reset(**_: bool) -> None:
         raise RuntimeError("cache")
 
