@@ -73,6 +73,13 @@ class Method(StrEnum):
     NONE = "none"
 
 
+class DraftUpdate(StrEnum):
+    """How engines get a trained head."""
+
+    RESTART = "Restart"
+    IN_PLACE = "InPlace"
+
+
 METHODS_WITH_DRAFT: Final = (
     *(Method.DRAFT_MODEL, Method.EAGLE, Method.EAGLE3),
     *(Method.MEDUSA, Method.DFLASH, Method.DSPARK),

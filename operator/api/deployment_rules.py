@@ -242,6 +242,12 @@ _SCHEDULE = "self.numSpeculativeTokensByBatchSize"
 _NO_SCHEDULE = f"!has({_SCHEDULE})"
 _IS_LOSSY = "has(self.rejectionSampling) && self.rejectionSampling == 'fly'"
 
+OF_TRAINED_DRAFTS = (
+    forbidden(
+        "!has(self.draftUpdate) || self.draftUpdate == 'Restart' || has(self.trainedDrafts) && self.trainedDrafts",
+        "draftUpdate: {self.draftUpdate} only applies to trained heads: set trainedDrafts: true, or remove it",
+    ),
+)
 SPECULATION = (
     required(
         "self.method == 'none' || has(self.numSpeculativeTokens)",
@@ -601,7 +607,7 @@ RULES: Mapping[type[ApiModel], tuple[Rule, ...]] = {
     SpecDecodeDeploymentSpec: SPEC,
     AssumedModel: ASSUMED_MODEL,
     RopeScaling: ROPE_SCALING,
-    Speculation: SPECULATION,
+    Speculation: (*SPECULATION, *OF_TRAINED_DRAFTS),
     Ngram: NGRAM,
     Accelerator: ACCELERATOR,
     Serving: SERVING,

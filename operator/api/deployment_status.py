@@ -7,6 +7,7 @@ from pydantic import AfterValidator, Field, StringConstraints
 
 from specdecode_operator.api.base import ApiModel, Timestamp, TimeText, map_by
 from specdecode_operator.api.deployment import PolicyStatus, ScheduleStatus
+from specdecode_operator.enums import DraftUpdate
 from specdecode_operator.problems import printable
 
 Word = Annotated[str, StringConstraints(max_length=256), AfterValidator(printable)]
@@ -358,6 +359,19 @@ class TrainedDraftStatus(ApiModel):
 
     since: Timestamp | None = None
     """Time at which the head replaced the draft of the spec."""
+
+    update: DraftUpdate | None = None
+    """How engines get this head: by new pods (Restart), or without a restart (InPlace)."""
+
+    update_message: Sentence | None = None
+    """Progress of an update without a restart, or why engines are restarted although draftUpdate is InPlace."""
+
+    start_training: Annotated[str, StringConstraints(max_length=253)] | None = None
+    """Training of the head that engines load when they start, before they get the head in force without a restart. Not
+    set if they start with the head in force."""
+
+    start_sha256: Word | None = None
+    """SHA-256 checksum of that head's model.safetensors."""
 
     reason: Word | None = None
     """Reason for what is in force, as one CamelCase word. Promoted if all engines serve the head. Explained with the

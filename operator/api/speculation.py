@@ -16,6 +16,7 @@ from specdecode_operator.api.base import (
 from specdecode_operator.enums import (
     DraftHeadQuantization,
     DraftSampling,
+    DraftUpdate,
     Method,
     Precision,
     Quantization,
@@ -282,3 +283,9 @@ class Speculation(SpeculationSettings):
     Better is True. It replaces method, numSpeculativeTokens and draft; the spec is not changed. The head rolls out like
     a change of the spec. It is withdrawn if this field is false, or if the training is deleted or has promote
     Manual."""
+
+    draft_update: DraftUpdate = DraftUpdate.RESTART
+    """How engines get the next trained head. Restart rolls out new pods. InPlace replaces the weights in the serving
+    engines, one engine at a time, while requests wait for less than a second; it needs trainedDrafts. The operator
+    restarts the engines instead if the head has another shape, claim or method, and status.trainedDraft says why.
+    Changing this field restarts the engines."""

@@ -389,6 +389,8 @@ def _summary(found: TrainingOutput) -> Iterator[tuple[str, object]]:
     yield "Served", "this head" if own else draft.get("training") or "the draft of the deployment's spec"
     if draft.get("reason"):
         yield "Reason", f"{draft.get('reason')}: {draft.get('message')}"
+    if draft.get("updateMessage"):
+        yield "Update", f"{draft.get('update')}: {draft.get('updateMessage')}"
 
 
 def _progress_text(told: TrainerProgress) -> str:

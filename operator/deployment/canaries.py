@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import Final
 
+from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import Canaries
 from specdecode_operator.deployment.engine_settings import served_names
 from specdecode_operator.deployment.spec_facts import Facts
@@ -53,17 +54,21 @@ def not_asked(facts: Facts) -> str | None:
 
 def canaries_json(facts: Facts) -> str | None:
     """Return the content of canaries.json; None without canaries."""
-    canaries = asked_canaries(facts)
-    if canaries is None:
+    if asked_canaries(facts) is None:
         return None
-    document = {
+    return json.dumps(questions(facts), ensure_ascii=False, indent=1) + "\n"
+
+
+def questions(facts: Facts) -> Body:
+    """Return the canary prompts and how to judge the answers, with the defaults if the spec has no canaries."""
+    canaries = canaries_of(facts) or Canaries()
+    return {
         "prompts": list(prompts_of(canaries)),
         "max_tokens": canaries.max_tokens,
         "interval_s": canaries.interval_seconds,
         "model": served_names(facts.spec)[0],
         "margin_nats": margin_nats(facts),
     }
-    return json.dumps(document, ensure_ascii=False, indent=1) + "\n"
 
 
 def canaries_of(facts: Facts) -> Canaries | None:

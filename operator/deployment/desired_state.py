@@ -99,6 +99,7 @@ class DesiredState:
     outcome: Outcome
     conditions: list[ConditionUpdate]
     children: Sequence[Body] = field(default_factory=list)
+    draft_order: str = ""  # draft.json for the recorder's ConfigMap; empty without one
 
     @property
     def workload(self) -> Body | None:

@@ -217,7 +217,7 @@ def _values(key: Key, facts: Facts, plan: Plan, role: Role, *, live: bool = True
         **_access_values(spec),
     }
     carries = live and role is not Role.WORKER and live_recorder_blocked(facts.spec) is None
-    return with_recorder(values, key, facts.live_token_ids) if carries else values
+    return with_recorder(values, key, spec, facts.live_token_ids) if carries else values
 
 
 def _with_own(env: Mapping[str, str], own: Mapping[str, Body]) -> list[Body]:
@@ -366,7 +366,7 @@ def replay_pod(key: Key, facts: Facts, plan: Plan) -> Body:
         **engine,
     }
     carries = live_recorder_blocked(facts.spec) is None
-    return rendered_pod(spec, with_recorder(values, key, facts.live_token_ids) if carries else values)
+    return rendered_pod(spec, with_recorder(values, key, spec, facts.live_token_ids) if carries else values)
 
 
 def _replay_command(facts: Facts, replay: Replay, plan: Plan) -> list[str]:

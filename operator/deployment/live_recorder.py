@@ -19,7 +19,7 @@ from specdecode_operator.deployment.pod_template_merge import (
     SOCKETS_PATH,
     SOCKETS_VOLUME,
 )
-from specdecode_operator.enums import LiveTokenIds
+from specdecode_operator.enums import DraftUpdate, LiveTokenIds
 from specdecode_operator.untrusted import mapping, name_of, objects
 from specdecode_operator.vllm.environment import (
     API_KEY_VARIABLE,
@@ -33,6 +33,10 @@ ZIP_ENTRY: Final = "recorder.zip"
 BUNDLE_PATH: Final = f"{FILES_PATH}/{ZIP_ENTRY}"
 ORDER_ENTRY: Final = "order.json"
 CANARIES_ENTRY: Final = "canaries.json"
+DRAFT_ENTRY: Final = "draft.json"
+HEAD_LOADER: Final = f"{RECORDER.package}.head_loader.HeadLoader"
+"""Extension of vLLM's workers that replaces the draft head (capture/recorder/head_loader.py)."""
+EXTENSION_FLAG: Final = "--worker-extension-cls"
 
 _MOUNTS: Final = (
     {"name": FILES_VOLUME, "mountPath": FILES_PATH, "readOnly": True},
@@ -75,6 +79,18 @@ def uses_rust_frontend(spec: SpecDecodeDeploymentSpec) -> bool:
     return any(name == RUST_FRONTEND_VARIABLE and value.lower() not in _OFF for name, value in env)
 
 
+def has_extension(spec: SpecDecodeDeploymentSpec) -> bool:
+    """Return whether the user extends vLLM's workers, which have one extension at most."""
+    return any(each.split("=")[0] == EXTENSION_FLAG for each in spec.engine.extra_args)
+
+
+def _extension(spec: SpecDecodeDeploymentSpec) -> list[str]:
+    speculation = spec.speculation
+    in_place = speculation is not None and speculation.draft_update is DraftUpdate.IN_PLACE
+    runs_vllm = spec.engine.replay is None
+    return [f"{EXTENSION_FLAG}={HEAD_LOADER}"] if in_place and runs_vllm and not has_extension(spec) else []
+
+
 def recorder_name(key: Key) -> str:
     """Return the name of the ConfigMap with the recorder and the sidecar's program."""
     return f"{key.name}-recorder"
@@ -101,12 +117,14 @@ def _zip() -> str:
     return base64.b64encode(RECORDER.zipped()).decode()
 
 
-def with_recorder(values: Mapping[str, Any], key: Key, token_ids: LiveTokenIds) -> dict[str, Any]:
+def with_recorder(
+    values: Mapping[str, Any], key: Key, spec: SpecDecodeDeploymentSpec, token_ids: LiveTokenIds
+) -> dict[str, Any]:
     """Return the values of an engine pod's template with the recorder in the engine; `with_sidecar` adds the rest."""
     variables = {LIVE_FOLDER_VARIABLE: SOCKETS_PATH, LIVE_TOKEN_IDS_VARIABLE: token_ids.value}
     return {
         **values,
-        "command": RECORDER.loaded_by(values["command"], BUNDLE_PATH),
+        "command": RECORDER.loaded_by([*values["command"], *_extension(spec)], BUNDLE_PATH),
         "env": [*values["env"], *({"name": name, "value": value} for name, value in variables.items())],
         "mounts": [*values["mounts"], *_MOUNTS],
         "volumes": [*values["volumes"], *_volumes(key)],

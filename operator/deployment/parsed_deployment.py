@@ -135,6 +135,7 @@ class ParsedDeployment:
     written_spec: SpecDecodeDeploymentSpec | None = None
     by_policy: bool = False
     trained_draft: str | None = None  # SHA-256 of the trained head that replaces the draft of the object's spec
+    draft_in_place: str | None = None  # SHA-256 of the head that engines get after their start, without a restart
     object_spec: Body = field(default_factory=dict)  # spec of the object, if it differs from raw_spec
     kept_managers: frozenset[str] = frozenset()
     times_ahead: tuple[str, ...] = ()

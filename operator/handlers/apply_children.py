@@ -53,6 +53,7 @@ from specdecode_operator.deployment.conditions import Blocked
 from specdecode_operator.deployment.configmap_digests import child_entry, children_proofs
 from specdecode_operator.deployment.desired_state import DesiredState, Launch, NotLaunched, Outcome
 from specdecode_operator.deployment.http_route import GATEWAY_API_MISSING, REFUSED_HINT, wanted_route
+from specdecode_operator.deployment.live_recorder import DRAFT_ENTRY, recorder_name
 from specdecode_operator.deployment.models.model_facts import CONFIG_MAP_NAME, facts_config_map
 from specdecode_operator.deployment.observed.observation import Observation, rollout_of
 from specdecode_operator.deployment.parsed_deployment import ParsedDeployment
@@ -69,6 +70,7 @@ from specdecode_operator.deployment.rollout.rollout_progress import (
 from specdecode_operator.enums import RolloutStrategy
 from specdecode_operator.handlers.status_writer import Reporter
 from specdecode_operator.problems import InvalidSpecError
+from specdecode_operator.untrusted import mapping
 
 _SURGE_STRATEGY: Final = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
 
@@ -102,6 +104,18 @@ def _guarded(workload: Body, live: Body | None, kept_managers: Collection[str]) 
     if is_settled and not foreign_managers(live, kept_managers):
         is_guarded = status.get("replicas", 0) <= status.get("updatedReplicas", 0)
     return guarded if is_guarded else workload
+
+
+def with_draft_order(key: Key, desired: DesiredState) -> DesiredState:
+    """Return the desired state with the order to load another head in the recorder's ConfigMap."""
+    if not desired.draft_order:
+        return desired
+    children = list(desired.children)
+    for index, child in enumerate(children):
+        if identity(child) == (CONFIG_MAP.kind, recorder_name(key)):
+            data = {**mapping(child, "data"), DRAFT_ENTRY: desired.draft_order}
+            children[index] = with_new_hash({**child, "data": data})
+    return replace(desired, children=children)
 
 
 def resting(
@@ -440,6 +454,7 @@ class _InLine:
     """Inputs of the last reconcile that had nothing to write and nothing to wait for."""
 
     outcome: Outcome
+    draft_order: str
     kept_managers: frozenset[str]
     workload: Identity | None
     """Kind and name of the desired workload. The workload itself is packed in the decision."""
@@ -477,6 +492,7 @@ class EngineChildren(Children):
             seen = Seen(kept, self.engine_pods(), self.cache.captures_of(self.key))
             desired = attested(parent, desired, seen, self._signing_key, self.cluster.clock.now())
         (live, _), pods = self.workloads(desired), self.engine_pods()
+        desired = with_draft_order(self.key, desired)
         desired = resting(desired, live, current_pods(pods, live), groups, self.cluster.clock.now().timestamp())
         children = objects_to_apply(desired, owned.values(), parent.kept_managers)
         routes = [child for child in children if child["kind"] == HTTP_ROUTE.kind]
@@ -500,7 +516,9 @@ class EngineChildren(Children):
         # If the object has changed meanwhile, the next reconcile could not use this record, so it is not kept.
         is_at_rest = not waits and before == self.cache.all_children(self.key)
         wanted = self._wanted(desired)
-        self._in_line = _InLine(outcome, parent.kept_managers, wanted, before) if is_at_rest else None
+        self._in_line = (
+            _InLine(outcome, desired.draft_order, parent.kept_managers, wanted, before) if is_at_rest else None
+        )
 
     async def _keep_route(self, parent: ParsedDeployment, routes: Sequence[Body]) -> None:
         """Apply the HTTPRoute, or delete it if the spec has none."""
@@ -519,6 +537,7 @@ class EngineChildren(Children):
         return (
             last is not None
             and last.outcome is desired.outcome
+            and last.draft_order == desired.draft_order
             and last.kept_managers == parent.kept_managers
             and last.children == self.cache.all_children(self.key)
         )

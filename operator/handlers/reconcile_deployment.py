@@ -51,6 +51,7 @@ from specdecode_operator.deployment.desired_state import (
     Outcome,
     RolledBack,
 )
+from specdecode_operator.deployment.live_recorder import DRAFT_ENTRY, recorder_name
 from specdecode_operator.deployment.models.model_facts import believed_entries, site_facts_of
 from specdecode_operator.deployment.models.model_jobs import downloads_name, is_model_pod, read_downloads
 from specdecode_operator.deployment.models.model_locations import claims_named
@@ -130,8 +131,10 @@ from specdecode_operator.problems import InvalidSpecError
 from specdecode_operator.stats.engine_window import NOTHING_RECENT, Recent, Window, update_recent
 from specdecode_operator.stats.figures import SampleBuffer
 from specdecode_operator.stats.pool_comparison import served
+from specdecode_operator.training.in_place import Update
 from specdecode_operator.training.offers import OfferedHead, Offers, offers_of
-from specdecode_operator.training.promotion import Rollouts, choose, is_news
+from specdecode_operator.training.promotion import Rollouts, choose, draft_order, is_news, update_state
+from specdecode_operator.untrusted import mapping
 from specdecode_operator.vllm.engine_metrics import Reading, Unreachable
 
 _logger = logging.getLogger(__name__)
@@ -394,12 +397,23 @@ class Record:
     kept: dict[str, str] | None = None
     """Digests of ConfigMap entries; None before the first reconcile, when only the status contains them."""
     canary: CanaryTrial | None = None
+    draft_order: str | None = None
+    """Order for engines to load another head; None before the first reconcile."""
+    update_progress: tuple[object, float] = (None, 0.0)
+    """Progress of an update without a restart, and the time at which it was first seen."""
     last_good: LastGood | None = None
     """Content of the ConfigMap with the last good workload, in case that is deleted."""
     last_good_digests: dict[str, str] = field(default_factory=dict)
     """Digests of that ConfigMap. Computing them at each reconcile would take a millisecond."""
     last_good_due: bool = True
     """Whether a workload may have become ready or failed since the last check."""
+
+    def update_waits_s(self, update: Update | None, now_s: float) -> float:
+        """Return the time since the last progress of an update."""
+        progress = None if update is None else (update.head.sha256, update.updated, update.waiting)
+        if progress is None or self.update_progress[0] != progress:
+            self.update_progress = progress, now_s
+        return now_s - self.update_progress[1]
 
 
 _FIGURES_REST_S = 60.0
@@ -430,7 +444,7 @@ class Reconciler:
             self._forget(key)
             return Requeue(is_close=False)
         offers = self._offers(body)
-        parent, refused = self._read(body, head=offers.present if offers else None), ""
+        parent, refused = self._read(body, offers=offers), ""
         record = self._record(parent)
         try:
             blocked = await self._keep_what_was_read(parent, record)
@@ -445,6 +459,7 @@ class Reconciler:
             status, failed = parent.status, internal_error(parent, error)
             await self._report(parent, failed, Observation(), policy=status.policy, trained=status.trained_draft)
             raise
+        desired = replace(desired, draft_order=self._draft_order(parent, offers))
         await keep_gate(record.children, parent, desired)
         record.last_good_due |= not record.children.is_in_line(parent, desired)
         groups = record.groups or NO_GROUP_HISTORY
@@ -460,10 +475,32 @@ class Reconciler:
         schedules = await keep_schedules(record.children, parent, parent.schedules)
         observation = replace(observation, blocked=blocked or observation.blocked)
         policy = await record.policy.keep(parent, desired, observation, partial(self._not_had, parent), refused)
-        rollouts = Rollouts(desired, observation, partial(self._head_refused, body, record), parent.by_policy)
+        update = None if parent.by_policy else update_state(offers, desired, observation)
+        rollouts = Rollouts(
+            desired,
+            observation,
+            partial(self._head_refused, body, record),
+            parent.by_policy,
+            update,
+            record.update_waits_s(update, time.monotonic()),
+        )
         trained = choose(offers, rollouts, parent.status.trained_draft, self._cluster.clock.now())
+        record.draft_order = draft_order(update, desired, trained)
+        if record.draft_order != desired.draft_order:
+            ordered = replace(desired, draft_order=record.draft_order)
+            await self._write(parent, record.children.carry_out(parent, ordered, groups))
         await self._report(parent, desired, observation, schedules, policy=policy, trained=trained)
         return requeue_for(parent, desired, observation, schedules or ())
+
+    def _draft_order(self, parent: ParsedDeployment, offers: Offers | None) -> str:
+        """Return the order to load another head, from the last reconcile; its successor follows from the engines."""
+        record = self._record(parent)
+        if offers is None or offers.start is None or parent.by_policy:
+            return ""
+        if record.draft_order is None:  # The operator has restarted.
+            name = (CONFIG_MAP.kind, recorder_name(parent.key))
+            record.draft_order = str(mapping(record.children.owned().get(name) or {}, "data").get(DRAFT_ENTRY) or "")
+        return record.draft_order
 
     def _offers(self, body: Body) -> Offers | None:
         """Return the trained heads for a deployment; None if it does not ask for them."""
@@ -477,7 +514,7 @@ class Reconciler:
 
     def _head_refused(self, body: Body, record: Record, head: OfferedHead) -> str:
         """Return why a trained head cannot be planned; an empty text if it can."""
-        parent = self._read(body, as_written=True, head=head)
+        parent = self._read(body, as_written=True, offers=Offers(body, present=head))
         return refusal(record.candidates.decide(parent, self._cluster_state(parent)))
 
     def _not_had(self, parent: ParsedDeployment, speculation: Speculation) -> str:
@@ -491,7 +528,7 @@ class Reconciler:
     def desired_state_of(self, body: Body) -> tuple[ParsedDeployment, DesiredState]:
         """Return an object without the choice of a policy, and its desired state, for a capture."""
         offers = self._offers(body)
-        parent = self._read(body, as_written=True, head=offers.present if offers else None)
+        parent = self._read(body, as_written=True, offers=offers)
         record = self._record(parent)
         decisions = record.written if parent.status.policy else record.decisions
         return parent, decisions.decide(parent, self._cluster_state(parent))
@@ -528,11 +565,12 @@ class Reconciler:
             record = self._records[parent.key] = Record(children, PolicyKeeper(children, self._metrics))
         return record
 
-    def _read(self, body: Body, *, as_written: bool = False, head: OfferedHead | None = None) -> ParsedDeployment:
+    def _read(self, body: Body, *, as_written: bool = False, offers: Offers | None = None) -> ParsedDeployment:
         """Parse an object; its engines are scaled to zero while a capture holds their GPUs.
 
-        ``head`` is a trained head that replaces its draft.
+        ``offers`` has the trained head that replaces its draft, if one does.
         """
+        head = offers.loaded if offers else None
         key = Key(body["metadata"]["namespace"], body["metadata"]["name"])
         preempted_by = preempting_capture(self._cache.captures_of(key))
         now = self._cluster.clock.now()
@@ -540,7 +578,13 @@ class Reconciler:
         parent = parse_deployment(applied, preempted_by=preempted_by, as_written=as_written, now=now)
         if head is None:
             return parent
-        return replace(parent, trained_draft=head.sha256, object_spec=body["spec"])
+        in_place = offers.present if offers and offers.present != head else None
+        return replace(
+            parent,
+            trained_draft=head.sha256,
+            draft_in_place=in_place.sha256 if in_place else None,
+            object_spec=body["spec"],
+        )
 
     def _cluster_state(self, parent: ParsedDeployment) -> ClusterState:
         """Return the inputs of a decision; ConfigMap entries that the operator did not write are ignored."""

@@ -20,7 +20,7 @@ from specdecode_operator.api.training import Promote, SpecDecodeTrainingSpec, Tr
 from specdecode_operator.capture.volumes import claim_of
 from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN
 from specdecode_operator.deployment.parsed_deployment import engine_spec_hash
-from specdecode_operator.enums import Method
+from specdecode_operator.enums import DraftUpdate, Method
 from specdecode_operator.problems import shown
 from specdecode_operator.training.observation import Training, read_training
 from specdecode_operator.untrusted import mapping
@@ -64,7 +64,7 @@ def head_speculation(
     k = spec.judgement.num_speculative_tokens or min(asked or _DEFAULT_K, _MOST_K)
     kept: Body = {}
     if written is not None:
-        left_out = {"draft", "trained_drafts"}
+        left_out = {"draft", "trained_drafts", "draft_update"}
         kept = written.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude=left_out)
         if written.method is not method:
             kept = {name: kept[name] for name in _OF_ANY_METHOD if name in kept}
@@ -97,8 +97,10 @@ class OfferedHead:
 
     def applied_to(self, body: Body) -> Body:
         """Return a deployment with this head instead of its draft."""
-        written = body["spec"]
-        changed = {**written, "speculation": self.speculation}
+        written, speculation = body["spec"], self.speculation
+        if is_in_place(body):
+            speculation = {**speculation, "draftUpdate": DraftUpdate.IN_PLACE.value}
+        changed = {**written, "speculation": speculation}
         if mapping(written, "speculation").get("method") != self.speculation["method"]:
             parallelism = mapping(written, "parallelism")
             changed["parallelism"] = {name: value for name, value in parallelism.items() if name != "draftTensor"}
@@ -184,8 +186,21 @@ class Offers:
     present: OfferedHead | None = None
     """Head in force according to the status of the deployment."""
 
+    start: OfferedHead | None = None
+    """Head that engines load when they start, if they then get the head in force without a restart."""
+
     invalid: Mapping[str, NotOffered] = field(default_factory=dict)
     """Reason why a training with a better head does not offer it, by name of the training."""
+
+    @property
+    def loaded(self) -> OfferedHead | None:
+        """Head of the pod template."""
+        return self.start or self.present
+
+
+def is_in_place(body: Body) -> bool:
+    """Return whether a deployment asks for heads without a restart."""
+    return mapping(mapping(body, "spec"), "speculation").get("draftUpdate") == DraftUpdate.IN_PLACE.value
 
 
 def offers_of(body: Body, trainings: Sequence[Body]) -> Offers | None:
@@ -208,9 +223,13 @@ def offers_of(body: Body, trainings: Sequence[Body]) -> Offers | None:
         elif offer.reason in {HEAD_INVALID, OTHER_TARGET}:
             invalid[training.key.name] = offer
     told = mapping(mapping(body, "status"), "trainedDraft")
-    named = told.get("training"), told.get("sha256")
-    present = next((each for each in heads if (each.training, each.sha256) == named), None)
-    return Offers(body, heads, present, invalid)
+
+    def named(training: str, sha256: str) -> OfferedHead | None:
+        names = told.get(training), told.get(sha256)
+        return next((each for each in heads if (each.training, each.sha256) == names), None)
+
+    start = named("startTraining", "startSha256") if is_in_place(body) else None
+    return Offers(body, heads, named("training", "sha256"), start, invalid)
 
 
 def _age(training: Body) -> tuple[str, str]:

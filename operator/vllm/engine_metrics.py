@@ -40,6 +40,9 @@ _MOST_SETTING_VALUES: Final = 3
 CANARY_ANSWERS: Final = "specdecode:canary_answers_total"
 CANARY_REFUSED: Final = "specdecode:canary_unsupported"
 """Metrics about canary answers, from the recorder in the engine (capture/recorder/canary_metrics.py)."""
+HEAD_UPDATE: Final = "specdecode:draft_head_update"
+HEAD_PAUSE: Final = "specdecode:draft_head_update_pause_seconds"
+"""Metrics about updates of the draft head, from the recorder (capture/recorder/head_metrics.py)."""
 
 _CANARY_VERDICTS: Final = ("right", "wrong", "unconfirmed", "failed")
 
@@ -189,6 +192,22 @@ class CanaryReading:
         return self.right + self.wrong + self.unconfirmed
 
 
+HEAD_KEPT: Final = "kept"
+HEAD_REVERTED: Final = "reverted"
+"""Results of an update: the engine serves with the head; it had wrong answers with it, and serves with the earlier one.
+Others are refused and failed."""
+
+
+@dataclass(frozen=True)
+class HeadUpdate:
+    """Last update of the draft head since an engine started (capture/recorder/head_metrics.py); untrusted text."""
+
+    sha256: str
+    result: str
+    reason: str
+    pause_s: float
+
+
 @dataclass(frozen=True)
 class EngineReading:
     """Values of one scrape of one engine; None for each value that the engine does not report.
@@ -217,6 +236,8 @@ class EngineReading:
     """Requests that generated their first token."""
     canaries: CanaryReading | None = None
     """None if the engine was asked no canary prompt."""
+    head_update: HeadUpdate | None = None
+    """None if the engine has the head that it started with."""
     first_token_seconds: float | None = None
     """Time to the first token in seconds, summed over these requests."""
     prompt_tokens: int | None = None
@@ -296,6 +317,7 @@ def reading_of(page: Exposition, profile: EngineProfile) -> EngineReading:
         answered_requests=int(_sum(names.finished_requests, answered)) if finished else None,
         server_errors=_server_errors(samples),
         canaries=_canaries(samples),
+        head_update=_head_update(samples),
         speculation_settings=_speculation_settings(samples.get(SPECULATION, [])),
     )
 
@@ -303,7 +325,9 @@ def reading_of(page: Exposition, profile: EngineProfile) -> EngineReading:
 def names_read(profile: EngineProfile) -> frozenset[str]:
     """Return the metric names that `reading_of` needs."""
     names = profile.metrics
-    return frozenset((METRIC, SPECULATION, CANARY_ANSWERS, CANARY_REFUSED, _HTTP_REQUESTS)).union(
+    return frozenset(
+        (METRIC, SPECULATION, CANARY_ANSWERS, CANARY_REFUSED, HEAD_UPDATE, HEAD_PAUSE, _HTTP_REQUESTS)
+    ).union(
         (names.cache_config, names.drafts, names.draft_tokens, names.accepted_tokens),
         (names.accepted_tokens_per_position, names.generation_tokens, names.requests_running, names.requests_waiting),
         (names.decode_steps, names.decode_seconds, names.first_tokens),
@@ -334,6 +358,14 @@ def _canaries(samples: _Samples) -> CanaryReading | None:
         wrong_prompts=len(wrong_prompts),
         unsupported=next(reasons, None),
     )
+
+
+def _head_update(samples: _Samples) -> HeadUpdate | None:
+    labels = next((each.labels for each in samples.get(HEAD_UPDATE, []) if each.value), None)
+    if labels is None:
+        return None
+    pause_s = sum(_checked(each.name, each.value) for each in samples.get(HEAD_PAUSE, []))
+    return HeadUpdate(labels.get("sha256", ""), labels.get("result", ""), labels.get("reason", ""), pause_s)
 
 
 def _speculation_settings(samples: Iterable[Sample]) -> dict[str, str]:

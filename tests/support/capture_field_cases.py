@@ -36,7 +36,7 @@ LIVE = live_spec()
 LIVE_BY_REQUESTS = live_spec(live={"requests": 10})
 
 _SPECULATION = "speculation."
-_OF_DEPLOYMENTS = "speculation.trainedDrafts"
+_OF_DEPLOYMENTS = ("speculation.trainedDrafts", "speculation.draftUpdate")
 
 
 def _of_arm(field: str, case: FieldCase) -> tuple[str, FieldCase]:
@@ -70,7 +70,7 @@ CAPTURE_FIELDS: Mapping[str, FieldCase] = {
     **dict(
         _of_arm(*each)
         for each in DEPLOYMENT_FIELDS.items()
-        if each[0].startswith(_SPECULATION) and each[0] != _OF_DEPLOYMENTS
+        if each[0].startswith(_SPECULATION) and each[0] not in _OF_DEPLOYMENTS
     ),
     "arms[].speculation.draft.config": replace(
         _of_arm("", at({**TINY_CONFIG, "vocab_size": 2048}, on=tiny_cpu()))[1],

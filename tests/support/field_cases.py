@@ -100,6 +100,8 @@ STORED_DRAFT = pair_70b()
 STORED_DRAFT["speculation"]["draft"] |= {"quantization": "INT4", "checkpoints": [INT4_DRAFT]}
 OWN_CLAIM = tiny_cpu()
 OWN_CLAIM["speculation"]["draft"] |= {"persistentVolumeClaim": {"claimName": "head"}}
+TRAINED = tiny_cpu()
+TRAINED["speculation"] |= {"trainedDrafts": True}
 YARN = {"type": "yarn", "factor": "2"}
 STRETCHED = {**NGRAM, "target": {"model": LLAMA_70B, "ropeScaling": YARN}}
 RANGES = _drafting("draft_model", draft=pair_70b()["speculation"]["draft"])
@@ -173,6 +175,7 @@ DEPLOYMENT_FIELDS: Mapping[str, FieldCase] = {
     "speculation.method": at("ngram_gpu", on=NGRAM),
     "speculation.numSpeculativeTokens": at(4),
     "speculation.trainedDrafts": at(value=True),
+    "speculation.draftUpdate": at("InPlace", on=TRAINED),
     "speculation.numSpeculativeTokensByBatchSize[].from": refused(9, "from must be", on=RANGES),
     "speculation.numSpeculativeTokensByBatchSize[].to": at(16, on=RANGES),
     "speculation.numSpeculativeTokensByBatchSize[].numSpeculativeTokens": at(0, on=RANGES),

@@ -45,6 +45,7 @@ _HEALTH_TIMEOUT_S = 10.0
 _TELL_TIMEOUT_S = 10.0
 _POLL_S = 1.0
 _REST_S = 10.0  # after an engine that is not healthy
+_DRAFTS = "vllm:spec_decode_num_drafts_total"
 _TRY_AGAIN = frozenset({408, 429})  # client errors that another attempt may not get
 # The raw logits decide, regardless of generation_config.json and the server's defaults.
 _GREEDY: Mapping[str, Any] = {
@@ -138,6 +139,17 @@ class Engine:
             return self._request("GET", "/health", None, _HEALTH_TIMEOUT_S)[0] == http.client.OK
         except FailedError:
             return False
+
+    def drafts(self) -> float:
+        """Return the number of drafts since it started; raise FailedError if its /metrics do not say."""
+        status, body = self._request("GET", "/metrics", None, self._timeout_s)
+        lines = [each.split() for each in body.decode("utf-8", "replace").splitlines() if each.startswith(_DRAFTS)]
+        try:
+            if status == http.client.OK and lines:
+                return sum(float(each[-1]) for each in lines)
+        except ValueError:
+            pass
+        raise FailedError(f"no {_DRAFTS} in /metrics")
 
     def complete(self, model: str, prompt: str | list[int], max_tokens: int, **more: Any) -> dict[str, Any]:
         """Return the only choice of a greedy completion.

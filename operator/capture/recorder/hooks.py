@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .collector import BoundedQueue, Collector
+from .head_update import HeadUpdater, engine_under_construction
 from .live import LiveRecorder, Parts
 from .method_hooks import Hooks
 from .segment_format import CLOSE_FILE, EXIT, ORDERED, UNKNOWN_SHAPE, WRITE_ERROR, LiveSettings, Settings
@@ -76,6 +77,7 @@ def _start_live(settings: LiveSettings, vllm_config: Any, engines: list[int]) ->
         problem=problem,
         header=lambda boot, chosen: header(vllm_config, engines, boot, chosen),
         read_counters=read_counters,
+        heads=HeadUpdater(engine_under_construction(), vllm_config),
     )
     recorder = LiveRecorder(settings, parts)
     if hooks is not None:

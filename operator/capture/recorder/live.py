@@ -24,6 +24,7 @@ import msgspec
 
 from .canary_metrics import publish
 from .collector import BoundedQueue
+from .head_update import VERDICT_TIMEOUT_S, Head, HeadUpdater, Judged
 from .live_collector import LiveCollector
 from .method_hooks import Switch
 from .salting import Salt
@@ -76,6 +77,8 @@ class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     arm: Arm | None = None
     disarm: Disarm | None = None
     canary: Any = None  # verdict of the sidecar, as `publish` takes it
+    head: Head | None = None
+    judged: Judged | None = None
 
 
 _ORDER = msgspec.json.Decoder(Order)
@@ -117,8 +120,9 @@ class Orders:
             order = _ORDER.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise Refusal(f"invalid order: {error}") from error
-        if [order.arm, order.disarm, order.canary].count(None) != len(Order.__struct_fields__) - 1:
-            raise Refusal("invalid order: expected one of arm, disarm and canary")
+        fields = Order.__struct_fields__
+        if [getattr(order, each) for each in fields].count(None) != len(fields) - 1:
+            raise Refusal(f"invalid order: expected one of {', '.join(fields)}")
         return order
 
 
@@ -161,6 +165,7 @@ class Parts:
     problem: str  # why not
     header: Callable[[str, Settings], Header]  # of a boot id and settings
     read_counters: Callable[[], dict[str, float]]
+    heads: HeadUpdater | None = None
 
 
 class LiveRecording:
@@ -342,6 +347,9 @@ class Connection(threading.Thread):
             except ValueError as error:
                 raise Refusal(str(error)) from error
             return
+        if order is not None and order.head is not None:
+            self._update_head(order.head, orders)
+            return
         if order is None or order.arm is None:
             raise Refusal("expected arm")
         if not self._recorder.armed.acquire(blocking=False):
@@ -350,6 +358,24 @@ class Connection(threading.Thread):
             self._record(order.arm, orders)
         finally:
             self._recorder.armed.release()
+
+    def _update_head(self, head: Head, orders: Orders) -> None:
+        heads = self._recorder.parts.heads
+        if heads is None:
+            raise Refusal("this engine replaces no heads")
+
+        def verdict() -> Judged | None:
+            try:
+                order = orders.next(VERDICT_TIMEOUT_S)
+            except (Refusal, ConnectionEnded):
+                return None
+            return order.judged if order is not None else None
+
+        def answer(message: dict[str, str]) -> None:
+            with suppress(OSError):
+                self._connection.sendall(msgspec.json.encode(message) + b"\n")
+
+        heads.follow(head, verdict, answer)
 
     def _record(self, arm: Arm, orders: Orders) -> None:
         recording = self._recorder.begin(self, arm, SocketSink(self._connection, self._recorder.stalled_s))

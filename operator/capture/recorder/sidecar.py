@@ -1,8 +1,8 @@
-"""Serve the recorders of an engine's pod: connect them to the collector of a live capture, and ask canary prompts.
+"""Serve the recorders of an engine's pod: connect them to a live capture, ask canary prompts, and order draft heads.
 
-Runs with the python3 of the engine's image, with only the standard library. The order to connect and the prompts are
-files of mounted ConfigMaps. Every connection passes through small buffers, so that a slow collector slows down the
-recorder.
+Runs with the python3 of the engine's image, with only the standard library. The order to connect, the prompts and the
+heads are files of mounted ConfigMaps. Every connection passes through small buffers, so that a slow collector slows
+down the recorder.
 
     python3 -I recorder.zip [FILES [SOCKETS]]
 """
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from .canary import Canaries, Engine, tell_recorder
+from .head_orders import HeadOrders
 
 FILES_FOLDER = Path("/specdecode/recorder")
 SOCKETS_FOLDER = Path("/specdecode/sockets")
@@ -324,11 +325,13 @@ def log(words: str) -> None:
 
 
 def serve(files: Path = FILES_FOLDER, sockets_folder: Path = SOCKETS_FOLDER) -> None:
-    """Do both duties until the process ends."""
+    """Do all duties until the process ends."""
     if url := os.environ.get("SPECDECODE_ENGINE_URL"):
         engine = Engine(url, os.environ.get("VLLM_API_KEY"))
         canaries = Canaries(engine, files / "canaries.json", partial(tell_recorder, sockets_folder))
-        threading.Thread(target=canaries.run, args=(threading.Event(),), daemon=True).start()
+        heads = HeadOrders(engine, files / "draft.json", sockets_folder, os.environ.get("POD_NAME", ""))
+        for each in (canaries, heads):
+            threading.Thread(target=each.run, args=(threading.Event(),), daemon=True).start()
     asyncio.run(Relay(files / "order.json", sockets_folder, log).run())
 
 

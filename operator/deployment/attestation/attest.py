@@ -102,7 +102,7 @@ def attested(
                 parent.uid,
                 parent.generation,
                 digest(parent.object_spec or parent.raw_spec),
-                parent.trained_draft,
+                parent.draft_in_place or parent.trained_draft,
             ),
             outcome.plan_status.model_dump(mode="json", by_alias=True, exclude_none=True),
             pods,

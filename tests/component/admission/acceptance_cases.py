@@ -126,6 +126,7 @@ speculation:
   method: eagle3
   numSpeculativeTokens: 3
   trainedDrafts: true
+  draftUpdate: InPlace
   draft: {model: team/chat/head, persistentVolumeClaim: {claimName: chat-training}}
 """,
     "of the nodes, with a cache": """

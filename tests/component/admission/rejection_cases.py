@@ -237,6 +237,16 @@ BAD = {
         "spec.speculation.rejectionSampling",
         'Unsupported value: "synthetic": supported values: "standard", "block", "fly"',
     ),
+    "an update in place of no trained heads": Bad(
+        speculation("numSpeculativeTokens: 5, draftUpdate: InPlace"),
+        "spec.speculation.draftUpdate",
+        "InPlace only applies to trained heads: set trainedDrafts: true",
+    ),
+    "an unknown way to update": Bad(
+        speculation("numSpeculativeTokens: 5, trainedDrafts: true, draftUpdate: Hot"),
+        "spec.speculation.draftUpdate",
+        'Unsupported value: "Hot": supported values: "Restart", "InPlace"',
+    ),
     "loss that nobody accepted": Bad(
         speculation("numSpeculativeTokens: 5, rejectionSampling: fly"),
         "spec.speculation.lossy",
