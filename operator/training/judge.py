@@ -15,7 +15,8 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import Pattern, SpecDecodeCaptureSpec
 from specdecode_operator.api.capture_status import ArmVerdict, ComparedArm, ComparedLoad, ComparisonStatus, Outputs
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.training import JudgedArm, SpecDecodeTrainingSpec, TrainedHead, TrainingVerdict
+from specdecode_operator.api.training import SpecDecodeTrainingSpec
+from specdecode_operator.api.training_status import JudgedArm, TrainedHead, TrainingVerdict
 from specdecode_operator.capture.observation import read_capture
 from specdecode_operator.capture.volumes import claim_of
 from specdecode_operator.cluster.manifests import owner_reference
