@@ -206,7 +206,10 @@ class ScheduledTrainingStatus(ApiModel):
     """Scheduled time of the capture of the newest training. Only captures from then on are compared."""
 
     decayed: Annotated[str, StringConstraints(max_length=1024), AfterValidator(printable)] | None = None
-    """Decline of acceptance that the operator has found since lastCaptureTime."""
+    """Decline of acceptance that the operator has found since lastCaptureTime, in the engines that serve."""
+
+    decayed_engine: Annotated[str, StringConstraints(max_length=64)] | None = None
+    """Internal: digest of the spec of the engines in which it was found."""
 
     reason: Annotated[str, StringConstraints(max_length=256), AfterValidator(printable)]
     """Reason why a training runs or does not, as one CamelCase word."""

@@ -46,7 +46,7 @@ class Training:
 
     @property
     def schedule_label(self) -> dict[str, str]:
-        """Always empty: no schedule creates trainings, so no retention counts their claims."""
+        """Always empty: the retention of a schedule counts only claims of captures."""
         return {}
 
     @property

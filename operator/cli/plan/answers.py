@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
+from specdecode_operator.api.deployment import Key, SpecDecodeDeploymentSpec
 from specdecode_operator.api.spec_problems import admitted_object
 from specdecode_operator.cli.input_files import Document, InputOptions, Inputs, Models, Reading, with_configs
 from specdecode_operator.cli.options import ExitCode
@@ -33,6 +33,7 @@ from specdecode_operator.sizing.pair import Parallelism
 from specdecode_operator.sizing.placement import place_phrase
 from specdecode_operator.sizing.plan import Fix, Plan, Row, product_change
 from specdecode_operator.sizing.quantization_matrix import MatrixRow
+from specdecode_operator.training.refresh_cost import planned_refreshes
 
 _MOST_NAMED: Final = 3
 """Number of models of the catalogue that a message suggests."""
@@ -223,7 +224,12 @@ def answer(
         plan = make_plan(facts, nodes, None, groups=True)
         if isinstance(plan, Blocked):
             return Answer(document, DOES_NOT_FIT, plan.message, facts)
+        key = Key(document.namespace or "default", document.name)
+        refreshes = [*planned_refreshes(key, facts, plan)]
+        if problems := tuple(each.problem for each in refreshes if each.problem):
+            return Answer(document, INVALID, "; ".join(map(str, problems)), problems=problems)
         planned = _planned(document, facts, plan, nodes, known)
+        planned = replace(planned, advice=(*planned.advice, *(each.note for each in refreshes)))
         return replace(planned, precisions=full_matrix(facts, nodes, plan)) if every_precision else planned
     except InvalidSpecError as error:
         return Answer(document, INVALID, str(error), problems=tuple(error.problems))
