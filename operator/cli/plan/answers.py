@@ -33,7 +33,6 @@ from specdecode_operator.sizing.pair import Parallelism
 from specdecode_operator.sizing.placement import place_phrase
 from specdecode_operator.sizing.plan import Fix, Plan, Row, product_change
 from specdecode_operator.sizing.quantization_matrix import MatrixRow
-from specdecode_operator.training.refresh_cost import planned_refreshes
 
 _MOST_NAMED: Final = 3
 """Number of models of the catalogue that a message suggests."""
@@ -224,12 +223,7 @@ def answer(
         plan = make_plan(facts, nodes, None, groups=True)
         if isinstance(plan, Blocked):
             return Answer(document, DOES_NOT_FIT, plan.message, facts)
-        key = Key(document.namespace or "default", document.name)
-        refreshes = [*planned_refreshes(key, facts, plan)]
-        if problems := tuple(each.problem for each in refreshes if each.problem):
-            return Answer(document, INVALID, "; ".join(map(str, problems)), problems=problems)
-        planned = _planned(document, facts, plan, nodes, known)
-        planned = replace(planned, advice=(*planned.advice, *(each.note for each in refreshes)))
+        planned = _with_refreshes(_planned(document, facts, plan, nodes, known), plan)
         return replace(planned, precisions=full_matrix(facts, nodes, plan)) if every_precision else planned
     except InvalidSpecError as error:
         return Answer(document, INVALID, str(error), problems=tuple(error.problems))
@@ -288,6 +282,19 @@ def _planned(
         ),
         known=known,
     )
+
+
+def _with_refreshes(planned: Answer, plan: Plan) -> Answer:
+    """Return the answer with the largest cost of each scheduled training, or that a budget is too small for one."""
+    facts, document = planned.facts, planned.document
+    if facts is None or not any(each.training for each in facts.spec.captures):
+        return planned
+    from specdecode_operator.training.refresh_cost import planned_refreshes  # noqa: PLC0415  takes numpy
+
+    refreshes = [*planned_refreshes(Key(document.namespace or "default", document.name), facts, plan)]
+    if problems := tuple(each.problem for each in refreshes if each.problem):
+        return Answer(document, INVALID, "; ".join(map(str, problems)), problems=problems)
+    return replace(planned, advice=(*planned.advice, *(each.note for each in refreshes)))
 
 
 def _judged(candidate: Candidate, facts: Facts, plan: Plan, nodes: tuple[NodeFacts, ...]) -> Candidate:
