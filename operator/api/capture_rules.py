@@ -286,8 +286,8 @@ SCHEDULE = (
     rule(
         f"!({_TRAINS}) || {_OF_TEMPLATE_LIVE} || has(self.template.workload.prompts) && has({_TEMPLATE_DATASET})"
         f" && {_TEMPLATE_DATASET}.format != 'Trace'",
-        "template.workload.prompts: are random tokens, whose answers do not resemble answers to users: set dataset to a"
-        " file of text prompts, set template.source: Live, or remove training",
+        "template.workload.prompts: a training needs answers to text prompts, and these are random tokens: set dataset"
+        " to a file of text prompts, set template.source: Live, or remove training",
     ),
     rule(
         f"!({_TRAINS}) || self.successfulHistoryLimit > 0",

@@ -65,7 +65,7 @@ FEWEST_REQUESTS: Final = 100
 """Number of complete requests below which the mean lengths of a capture are not compared."""
 
 WAITING_FOR_CAPTURE: Final = "WaitingForCapture"
-TRAINING: Final = "Training"
+TRAINING: Final = "TrainingRunning"
 NOT_DECAYED: Final = "NotDecayed"
 NO_BASELINE: Final = "NoBaseline"
 BUDGET_SPENT: Final = "BudgetSpent"

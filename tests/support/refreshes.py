@@ -44,6 +44,17 @@ LIVE: Final[Body] = {
     "live": {"durationSeconds": 600},
     "record": {"tokenIds": True, "promptTokenIds": True},
 }
+SERVED_HEAD: Final[Body] = {
+    "method": "eagle3",
+    "numSpeculativeTokens": 3,
+    "draft": {
+        "model": "default/earlier/head",
+        "persistentVolumeClaim": {"claimName": "heads"},
+        "config": {"speculators_model_type": "eagle3"},
+    },
+}
+"""Speculation of a deployment that serves a trained head."""
+
 OWNER: Final[Body] = {"uid": "uid-1", "kind": "SpecDecodeDeployment", "name": "llama"}
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdecode_operator.api.deployment import CaptureSchedule, ScheduledTraining
+from specdecode_operator.api.deployment import CaptureSchedule, Key, ScheduledTraining
 from specdecode_operator.api.speculation import Speculation
 from specdecode_operator.api.training import SpecDecodeTrainingSpec
 from specdecode_operator.capture.preconditions import captured_deployment
@@ -17,7 +17,7 @@ from specdecode_operator.stats.engine_window import Work
 from specdecode_operator.training.refresh_cost import largest_cost
 from tests.support.captures import observed_deployment
 from tests.support.objects import Body
-from tests.support.refreshes import GPUS, Refreshes, h100_source, schedule_of, text
+from tests.support.refreshes import GPUS, SERVED_HEAD, Refreshes, h100_source, schedule_of, text
 from tests.support.trainings import TRAINER
 
 H100 = h100_source()
@@ -25,15 +25,6 @@ HOUR, WEEK = timedelta(hours=1), timedelta(days=7)
 LEARNED = Decay(learned={0: (Work(),) * 32})
 DECLINED = Decay(learned=LEARNED.learned, told={"AcceptanceDecayed": "20% of drafted tokens accepted"})
 SLOWER = Decay(learned=LEARNED.learned, told={"StepsSlower": "slower"})
-SERVED_HEAD = {
-    "method": "eagle3",
-    "numSpeculativeTokens": 3,
-    "draft": {
-        "model": "default/earlier/head",
-        "persistentVolumeClaim": {"claimName": "heads"},
-        "config": {"speculators_model_type": "eagle3"},
-    },
-}
 
 
 def hours_of(template: Body) -> float:
@@ -86,7 +77,7 @@ class TestStart:
 
     def test_name_leaves_room_for_the_capture_that_measures_the_head(self) -> None:
         world = refreshes(name="a-name-of-20-letters")
-        world.see(key=world.seen.key._replace(name="x" * 52) if hasattr(world.seen.key, "_replace") else world.seen.key)
+        world.see(key=Key("default", "x" * 52))
         world.capture()
         world.reconcile()
         (name,) = world.trainings
@@ -116,7 +107,7 @@ class TestStart:
             world.advance(WEEK)
             newest = world.capture()
             world.reconcile()
-        assert (world.running, world.reason) == (first, "Training")
+        assert (world.running, world.reason) == (first, "TrainingRunning")
         world.start(first)
         world.end(first)
         world.reconcile()
@@ -132,7 +123,7 @@ class TestStart:
         assert (world.reason, world.trainings) == ("ScheduleSuspended", {})
         world.change(suspend=False)
         world.reconcile()
-        assert world.reason == "Training"
+        assert world.reason == "TrainingRunning"
 
     def test_deployment_without_a_plan_is_waited_for(self) -> None:
         world = refreshes()
@@ -142,7 +133,7 @@ class TestStart:
         assert (world.reason, world.trainings) == ("DeploymentNotPlanned", {})
         world.see(source=H100)
         world.reconcile()
-        assert world.reason == "Training"
+        assert world.reason == "TrainingRunning"
 
     def test_template_that_cannot_train_is_told_with_its_field(self) -> None:
         world = refreshes(template={"trainer": {**TRAINER, "gpus": 1}})
@@ -239,7 +230,7 @@ class TestWhenDecayed:
         world.capture(**now)
         world.reconcile()
         assert bool(world.trainings) == starts
-        assert world.reason == ("Training" if starts else "NotDecayed")
+        assert world.reason == ("TrainingRunning" if starts else "NotDecayed")
 
     def test_acceptance_of_lookups_is_not_compared(self) -> None:
         world = self.decayed()
@@ -290,7 +281,7 @@ class TestBudget:
         assert training is not None
         world.change(training=training.model_copy(update={"gpu_hours_per_month": 3}))
         world.reconcile()
-        assert world.reason == "Training"
+        assert world.reason == "TrainingRunning"
 
     def test_ended_training_counts_what_it_used(self) -> None:
         world = refreshes()
@@ -400,7 +391,7 @@ class TestRetention:
         for _ in range(3):
             world.advance(HOUR)
             names.append(trained(world))
-        draft = {**SERVED_HEAD["draft"], "model": f"default/{names[2]}/head"}  # type: ignore[dict-item]
+        draft = {**SERVED_HEAD["draft"], "model": f"default/{names[2]}/head"}
         world.see(speculation=Speculation.parse({**SERVED_HEAD, "draft": draft}))
         world.reconcile()
         assert names[0] in world.trainings
