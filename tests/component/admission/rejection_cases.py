@@ -30,10 +30,8 @@ def trainer(
     name: str, template: str = LIVE, training: str = "", budget: str = "gpuHoursPerMonth: 10, ", more: str = ""
 ) -> str:
     """A schedule that trains."""
-    run = f"{{trainer: {{image: a}}{training}}}"
-    return (
-        f"{{name: {name}, schedule: 0 3 * * 1, template: {{{template}}}, training: {{{budget}template: {run}}}{more}}}"
-    )
+    run = f"training: {{{budget}template: {{trainer: {{image: a}}{training}}}}}"
+    return f"{{name: {name}, schedule: 0 3 * * 1, template: {{{template}}}, {run}{more}}}"
 
 
 SCHEDULE = "spec.speculation.numSpeculativeTokensByBatchSize"
