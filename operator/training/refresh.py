@@ -365,7 +365,7 @@ class _Candidate:
             name=self.training_name, capture=self.name, gpus=cost.gpus, reserved_gpu_seconds=cost.gpu_seconds
         )
         why = "when is Always" if self.training.when is TrainWhen.ALWAYS else self._change()
-        message = f"Training {running.name} reserves {cost.hours} GPU hours: {why}"
+        message = f"Training {running.name} reserves {cost}: {why}"
         return _with(self.status, TRAINING, message).model_copy(update={"running": running})
 
     @property
@@ -409,7 +409,7 @@ class _Candidate:
             yield _Obstacle(BUDGET_TOO_SMALL, f"training.gpuHoursPerMonth: {limit}: {problem}")
         if status.used_gpu_seconds + cost.gpu_seconds > status.limit_gpu_seconds:
             used = f"{hours(status.used_gpu_seconds)} of {limit} GPU hours are used in {status.month}"
-            why = f"and a training may use {cost.hours}: it starts next month, or when gpuHoursPerMonth is raised"
+            why = f"and a training may use {cost}: it starts next month, or when gpuHoursPerMonth is raised"
             yield _Obstacle(BUDGET_SPENT, f"Capture {self.name}: {used}, {why}")
 
 

@@ -30,10 +30,8 @@ class Cost:
     gpus: int
     gpu_seconds: int
 
-    @property
-    def hours(self) -> str:
-        """GPU hours for people."""
-        return hours(self.gpu_seconds)
+    def __str__(self) -> str:
+        return f"{hours(self.gpu_seconds)} GPU hours on {self.gpus} GPU{'' if self.gpus == 1 else 's'}"
 
 
 def largest_cost(run: TrainingRun, source: CapturedDeployment) -> Cost:
@@ -51,9 +49,8 @@ def budget_problem(training: ScheduledTraining, cost: Cost) -> str | None:
     if cost.gpu_seconds <= training.gpu_hours_per_month * HOUR_S:
         return None
     return (
-        f"one training may use {cost.hours} GPU hours on {cost.gpus} GPUs, more than the limit of a month: set"
-        f" {-(-cost.gpu_seconds // HOUR_S)} or more, or lower template.deadlineSeconds, template.backoffLimit or"
-        " template.judgement.repetitions"
+        f"one training may use {cost}, more than the limit of a month: set {-(-cost.gpu_seconds // HOUR_S)} or more,"
+        " or lower template.deadlineSeconds, template.backoffLimit or template.judgement.repetitions"
     )
 
 
@@ -88,5 +85,5 @@ def planned_refreshes(key: Key, facts: Facts, plan: Plan) -> Iterator[PlannedRef
         cost, limit = largest_cost(training.template, source), training.gpu_hours_per_month
         told = budget_problem(training, cost)
         problem = Problem(f"spec.{where}.gpuHoursPerMonth", str(limit), told) if told else None
-        note = f"{where}: one training uses at most {cost.hours} of {limit} GPU hours per month ({cost.gpus} GPUs)"
+        note = f"{where}: one training uses at most {cost}, of {limit} GPU hours per month"
         yield PlannedRefresh(note, BUDGET_TOO_SMALL if told else "", problem)
