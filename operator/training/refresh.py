@@ -32,7 +32,7 @@ from specdecode_operator.api.speculation import Speculation
 from specdecode_operator.api.training import SpecDecodeTrainingSpec, TrainingRun
 from specdecode_operator.api.training_status import TrainingPhase
 from specdecode_operator.capture.observation import CapturedDeployment
-from specdecode_operator.capture.schedules import run_name, schedule_labels, scheduled_at
+from specdecode_operator.capture.schedules import ScheduleEvent, run_name, schedule_labels, scheduled_at
 from specdecode_operator.cluster.clock import RFC3339, rfc3339
 from specdecode_operator.cluster.drift import is_owned
 from specdecode_operator.cluster.manifests import owner_reference
@@ -71,11 +71,7 @@ NO_BASELINE: Final = "NoBaseline"
 BUDGET_SPENT: Final = "BudgetSpent"
 NAME_TAKEN: Final = "TrainingNameTaken"
 SUSPENDED: Final = "ScheduleSuspended"
-REASONS: Final = (
-    *(WAITING_FOR_CAPTURE, TRAINING, NOT_DECAYED, NO_BASELINE, BUDGET_SPENT, BUDGET_TOO_SMALL, NAME_TAKEN, SUSPENDED),
-)
 _SILENT: Final = frozenset({WAITING_FOR_CAPTURE, TRAINING, SUSPENDED})
-_ENDED: Final = frozenset({TrainingPhase.COMPLETE, TrainingPhase.FAILED})
 _NOT_DECAYED: Final[Mapping[str, object]] = {"decayed": None, "decayed_engine": None}
 _LONGEST_NAME: Final = 46
 """Longest name of a training. The name of the capture that measures its head has six more characters."""
@@ -83,15 +79,6 @@ _LONGEST_NAME: Final = 46
 _MOST_CHARACTERS: Final = 1024
 
 _logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class RefreshEvent:
-    """An Event of the deployment."""
-
-    message: str
-    reason: str = "RefreshSkipped"
-    warns: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,7 +104,7 @@ class RefreshDecision:
 
     status: ScheduledTrainingStatus | None
     delete: list[Body] = field(default_factory=list)
-    events: list[RefreshEvent] = field(default_factory=list)
+    events: list[ScheduleEvent] = field(default_factory=list)
     in_use: frozenset[str] = frozenset()
     """Captures that a training reads, or will read."""
 
@@ -239,7 +226,9 @@ class _Ledger:
         if running is None:
             # A reservation without a training is decided again, because the spec may have changed.
             return status.model_copy(update={"running": None})
-        body = next((each for each in self.own if each["metadata"]["name"] == running.name), None)
+        body = self.seen.training(running.name)
+        if body is not None and not is_owned(body, self.seen.uid):
+            body = None
         if body is not None and running.created_at is None:
             status = self._created(status, running, body, now)
             assert status.running is not None  # noqa: S101  set by _created
@@ -250,8 +239,10 @@ class _Ledger:
             used = min(running.reserved_gpu_seconds, running.gpus * _seconds(since, now, GRACE_S))
         elif (training := read_training(body)).has_ended:
             used = self._use(training, Cost(running.gpus, running.reserved_gpu_seconds))
+        if used is None and status.reason == TRAINING:
+            return status
         if used is None:
-            return status.model_copy(update={"reason": TRAINING, "message": f"Training {running.name} has not ended"})
+            return _with(status, TRAINING, f"Training {running.name} has not ended")
         when = "" if body is not None else " before it was deleted"
         ended = _with(status, WAITING_FOR_CAPTURE, f"Training {running.name} used {hours(used)} GPU hours{when}")
         spent = status.used_gpu_seconds + used
@@ -311,7 +302,7 @@ class _Ledger:
         ended = _time(training.status.finished_at)
         if finished is None or ended is None:
             return cost.gpu_seconds
-        used_s = _seconds(started, min(finished, ended) if ended >= started else finished, GRACE_S)
+        used_s = _seconds(started, finished, GRACE_S)
         judging = self.seen.capture(judge_name(training))
         if judging is not None and is_owned(judging, training.uid):
             status = mapping(judging, "status")
@@ -437,17 +428,17 @@ def _with(status: ScheduledTrainingStatus, reason: str, message: str) -> Schedul
 
 def _told(
     schedule: CaptureSchedule, before: ScheduledTrainingStatus | None, status: ScheduledTrainingStatus
-) -> Iterator[RefreshEvent]:
+) -> Iterator[ScheduleEvent]:
     known = (before.reason, before.last_capture_time) if before else None
     if status.reason not in _SILENT and known != (status.reason, status.last_capture_time):
         warns = status.reason not in (NOT_DECAYED, NO_BASELINE)
-        yield RefreshEvent(f"{schedule.name}: {status.reason}: {status.message}", warns=warns)
+        yield ScheduleEvent("RefreshSkipped", f"{schedule.name}: {status.reason}: {status.message}", warns)
 
 
-def created_event(schedule: CaptureSchedule, running: RunningTraining) -> RefreshEvent:
+def created_event(schedule: CaptureSchedule, running: RunningTraining) -> ScheduleEvent:
     """Return the Event of a training that was created."""
     message = f"{schedule.name}: training {running.name} trains on capture {running.capture}"
-    return RefreshEvent(message, "RefreshStarted")
+    return ScheduleEvent("RefreshStarted", message)
 
 
 def _newest(

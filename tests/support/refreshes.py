@@ -9,7 +9,7 @@ from specdecode_operator.api.deployment import CaptureSchedule, Key, ScheduledTr
 from specdecode_operator.api.speculation import Speculation
 from specdecode_operator.capture.observation import CapturedDeployment
 from specdecode_operator.capture.preconditions import captured_deployment
-from specdecode_operator.capture.schedules import run_name
+from specdecode_operator.capture.schedules import ScheduleEvent, run_name
 from specdecode_operator.cluster.nodes import NodeFacts
 from specdecode_operator.cluster.resources import SCHEDULE_LABEL, SCHEDULED_AT_ANNOTATION
 from specdecode_operator.deployment.conditions import Blocked
@@ -17,7 +17,6 @@ from specdecode_operator.deployment.observed.decay import NOTHING_DECAYED
 from specdecode_operator.training.refresh import (
     ObservedRefresh,
     RefreshDecision,
-    RefreshEvent,
     decide_refresh,
     render_training,
     reserved,
@@ -83,7 +82,7 @@ class Refreshes:
         self.captures: dict[str, Body] = {}
         self.trainings: dict[str, Body] = {}
         self.status: ScheduledTrainingStatus | None = None
-        self.events: list[RefreshEvent] = []
+        self.events: list[ScheduleEvent] = []
         self.created: Counter[str] = Counter()
         """Number of creations by capture."""
         self.runs: dict[str, tuple[datetime, datetime | None]] = {}
