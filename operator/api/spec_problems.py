@@ -138,7 +138,7 @@ def _problem(detail: ErrorDetails, spec: type[BaseModel]) -> Problem:
             return Problem(field, value, renamed.message)
         fields = [info.alias or name for name, info in owner.model_fields.items()]
         whole = _OF_TEMPLATES.get(owner)
-        if whole is not None and place[-1] in (info.alias for info in whole.model_fields.values()):
+        if whole is not None and any(info.alias == place[-1] for info in whole.model_fields.values()):
             return Problem(field, value, "unknown field: the template of a schedule does not have it: remove it")
         meant = _meant_field(place, fields, spec)
         known = f"did you mean {meant}?" if meant else f"use one of {', '.join(fields)}"

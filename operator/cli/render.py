@@ -382,14 +382,18 @@ def golden_body(
     document: input_files.Document, spec: SpecDecodeCaptureSpec, captures: Mapping[str, input_files.Document]
 ) -> Body | None:
     """Return the capture in spec.against; None if the files lack it or it is invalid."""
-    golden = captures.get(neighbour(document, spec.against.capture)) if spec.against else None
-    if golden is None:
+    return _valid_capture(captures.get(neighbour(document, spec.against.capture))) if spec.against else None
+
+
+def _valid_capture(document: input_files.Document | None) -> Body | None:
+    """Return a capture in the files; None if it is missing or invalid, which is reported for the capture itself."""
+    if document is None:
         return None
     try:
-        admitted_capture(golden.body)
+        admitted_capture(document.body)
     except InvalidSpecError:
         return None
-    return golden.body
+    return document.body
 
 
 def _capture(
@@ -424,17 +428,15 @@ def _training(
 ) -> Rendered:
     try:
         spec = admitted_training(document.body)
-        known = {name: each for name in spec.captures if (each := captures.get(neighbour(document, name))) is not None}
-        for each in known.values():
-            admitted_capture(each.body)
     except InvalidSpecError as error:
         return Rendered(document, INVALID, refusal=str(error))
     owner = _owner(document, spec.deployment, deployments)
     if isinstance(owner, Rendered):
         return owner
     try:
-        bodies = {name: each.body for name, each in known.items()}
-        objects = render_training(document.body, owner, bodies, operator_image)
+        found = {name: _valid_capture(captures.get(neighbour(document, name))) for name in spec.captures}
+        known = {name: body for name, body in found.items() if body is not None}
+        objects = render_training(document.body, owner, known, operator_image)
     except NotRenderedError as error:
         return Rendered(document, INVALID, refusal=str(error))
     return Rendered(document, FITS, _without_owner(objects))

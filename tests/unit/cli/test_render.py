@@ -322,8 +322,7 @@ def test_training_without_a_measurement_and_with_captures_of_the_cluster(
     [
         ({"deployment": "other"}, ANSWERS, "spec.deployment: other: not found in these files: add its file"),
         ({}, {**ANSWERS, "record": {}}, "spec.captures[0]: evening: it has no answers"),
-        ({}, {**ANSWERS, "seed": "x"}, "spec.seed: x: must be a whole number"),
-        ({"captures": []}, ANSWERS, "spec.captures: [] (default): rows have one source"),
+        ({"captures": []}, ANSWERS, "spec.captures: []: rows have one source"),
         ({"trainer": {"image": "i", "gpus": 1}}, ANSWERS, "spec.trainer.gpus: 1: the target needs"),
     ],
 )
