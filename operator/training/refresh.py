@@ -8,7 +8,7 @@ A training counts in full in each calendar month in which it runs, so no month e
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
@@ -133,10 +133,11 @@ def decide_refresh(
     used = {status.running.capture} if status.running else set()
     if candidate is not None:
         used.add(candidate["metadata"]["name"])
-    counted = before is not None and before.running in (None, status.running)
+    # The use of a training is written before the training is deleted.
+    not_counted = {each.running.name for each in (before, status) if each is not None and each.running is not None}
     return RefreshDecision(
         status,
-        list(_too_old(schedule, own, seen, status.running)) if counted else [],
+        [] if before is None else list(_too_old(schedule, own, seen, not_counted)),
         [*_told(schedule, before, status)],
         frozenset(used),
     )
@@ -518,10 +519,10 @@ def _moved(capture: Body, seen: ObservedRefresh, status: ScheduledTrainingStatus
 
 
 def _too_old(
-    schedule: CaptureSchedule, own: Sequence[Body], seen: ObservedRefresh, running: RunningTraining | None
+    schedule: CaptureSchedule, own: Sequence[Body], seen: ObservedRefresh, not_counted: Collection[str]
 ) -> Iterator[Body]:
     """Yield the ended trainings beyond the history limits, except those whose head is served or offered."""
-    kept = seen.served | ({running.name} if running else set())
+    kept = {*seen.served, *not_counted}
     draft = seen.speculation.draft if seen.speculation else None
     own = [each for each in own if draft is None or draft.model != head_folder(read_training(each).key)]
     limits: Mapping[TrainingPhase, int] = {
