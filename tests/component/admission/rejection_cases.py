@@ -479,9 +479,6 @@ BAD = {
         "spec.captures",
         "name another claim in one of them",
     ),
-    "training with a field of the schedule": Bad(
-        trains(training=", captures: [a]"), "spec.captures[0].training.template.captures", "unknown field"
-    ),
     "starting head outside its volume": Bad(
         trains(training=", from: {model: ../a}"), "spec.captures[0].training.template.from.model", "without leading /"
     ),
