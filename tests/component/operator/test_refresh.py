@@ -25,7 +25,6 @@ TRAINING = {
 SCHEDULE = {
     "name": "weekly",
     "schedule": NOT_TODAY,
-    "failedHistoryLimit": 0,
     "queue": {"name": "gpus"},
     "template": TEMPLATE,
     "training": TRAINING,
@@ -37,10 +36,9 @@ def _running(operator: OperatorProcess) -> None:
     pass
 
 
-def deploy(kubectl: Kubectl) -> None:
-    make_claim(kubectl, "tiny-models")
+def deploy(kubectl: Kubectl, **schedule: Any) -> None:
     body = {"apiVersion": "specdecode.io/v1alpha1", "kind": "SpecDecodeDeployment", "metadata": {"name": "tiny"}}
-    answer = kubectl.write(yaml.safe_dump({**body, "spec": tiny_cpu(captures=[SCHEDULE])}))
+    answer = kubectl.write(yaml.safe_dump({**body, "spec": tiny_cpu(captures=[{**SCHEDULE, **schedule}])}))
     assert answer.returncode == 0, answer.stderr
 
 
@@ -86,6 +84,7 @@ def capture(kubectl: Kubectl, after: str) -> None:
 
 
 def test_successful_capture_is_trained_on_once(kubectl: Kubectl) -> None:
+    make_claim(kubectl, "tiny-models")
     deploy(kubectl)
     capture(kubectl, told(kubectl, "WaitingForCapture")["lastCaptureTime"])
     running = told(kubectl, "TrainingRunning")["running"]
@@ -94,16 +93,16 @@ def test_successful_capture_is_trained_on_once(kubectl: Kubectl) -> None:
     assert training["metadata"]["ownerReferences"][0]["name"] == "tiny"
     assert training["metadata"]["labels"]["specdecode.io/schedule"] == "weekly"
     assert (training["spec"]["deployment"], training["spec"]["captures"]) == ("tiny", ["weekly-1"])
-    wait_for(kubectl, running["name"], "Ready", "Queued", kind="sdtr")
-    (job,) = kubectl.objects("jobs", f"--selector=specdecode.io/training={running['name']}")
-    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
+    assert training["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
+    wait_for(kubectl, running["name"], "Ready", "WaitingForDeployment", kind="sdtr")
     eventually(lambda: kubectl.objects("events", "--field-selector=reason=RefreshStarted"), "it is reported")
 
     stamp = {"observedGeneration": 1, "lastTransitionTime": "2026-01-01T00:00:00Z"}
     failed = {"type": "Succeeded", "status": "False", "reason": "TrainingFailed", "message": "lost", **stamp}
     kubectl.patch_status(running["name"], {"phase": "Failed", "conditions": [failed]}, kind="sdtr")
     assert told(kubectl, "WaitingForCapture").get("running") is None
-    eventually(lambda: not kubectl.objects("sdtr"), "a failed training is beyond failedHistoryLimit")
+    deploy(kubectl, failedHistoryLimit=0)
+    eventually(lambda: not kubectl.objects("sdtr"), "the failed training is deleted")
     assert told(kubectl, "WaitingForCapture")["usedGpuSeconds"] == 0
 
 
