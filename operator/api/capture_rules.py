@@ -269,7 +269,31 @@ SPEC = (
     ),
 )
 
+_TRAINS = "has(self.training)"
+_OF_TEMPLATE_LIVE = "has(self.template.source) && self.template.source == 'Live'"
+_TEMPLATE_DATASET = "self.template.workload.prompts.dataset"
+
 SCHEDULE = (
+    rule(
+        f"!({_TRAINS}) || self.template.record.tokenIds",
+        "template.record.tokenIds: is false, and a training needs the answers: set it to true, or remove training",
+    ),
+    rule(
+        f"!({_TRAINS}) || !({_OF_TEMPLATE_LIVE}) || self.template.record.promptTokenIds",
+        "template.record.promptTokenIds: is false, and a training on live captures needs the prompts: set it to true,"
+        " or remove training",
+    ),
+    rule(
+        f"!({_TRAINS}) || {_OF_TEMPLATE_LIVE} || has(self.template.workload.prompts) && has({_TEMPLATE_DATASET})"
+        f" && {_TEMPLATE_DATASET}.format != 'Trace'",
+        "template.workload.prompts: a training needs answers to text prompts, and these are random tokens: set dataset"
+        " to a file of text prompts, set template.source: Live, or remove training",
+    ),
+    rule(
+        f"!({_TRAINS}) || self.successfulHistoryLimit > 0",
+        "successfulHistoryLimit: is 0, and a training reads the capture after its end: set it to 1 or more, or remove"
+        " training",
+    ),
     forbidden(
         "!has(self.template.storage.persistentVolumeClaim) || !has(self.retention)"
         " || !has(self.retention.count) && !has(self.retention.failedCount) && !has(self.retention.days)",

@@ -272,6 +272,9 @@ class CaptureSummary(ApiModel):
     prompt_notes: list[Sentence] | None = Field(default=None, max_length=4)
     """Notes on the prompts: that acceptance with random prompts is not representative."""
 
+    prompt_tokens: int | None = None
+    """Number of tokens in all prompts."""
+
     output_tokens: int | None = None
     """Number of tokens in all outputs."""
 

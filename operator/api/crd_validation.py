@@ -19,7 +19,7 @@ from specdecode_operator.api.capture import SpecDecodeCaptureSpec
 from specdecode_operator.api.capture_rules import JOB_NAME, RUN, SCHEDULE_RULES
 from specdecode_operator.api.deployment_rules import RULES, SERVICE_NAME, Rule
 from specdecode_operator.api.training import SpecDecodeTrainingSpec
-from specdecode_operator.api.training_rules import NEW_TRAINING_RULES
+from specdecode_operator.api.training_rules import NEW_TRAINING_RULES, REFRESH_RULES
 from specdecode_operator.problems import MISSING, Problem, shown, shown_or_missing
 
 # The package's own command line loads a terminal toolkit, which takes a third of the start time of ours.
@@ -68,7 +68,7 @@ def _compiled(text: str) -> cel.Program:
     return cel.compile(text)
 
 
-DEPLOYMENT_RULES: Final[Mapping[type[ApiModel], Sequence[Rule]]] = {**RULES, **SCHEDULE_RULES}
+DEPLOYMENT_RULES: Final[Mapping[type[ApiModel], Sequence[Rule]]] = {**RULES, **SCHEDULE_RULES, **REFRESH_RULES}
 """Rules about one version of an object, without the rules about changes of a SpecDecodeCapture."""
 _RULES: Final[Mapping[type[ApiModel], Sequence[Rule]]] = {**DEPLOYMENT_RULES, **NEW_TRAINING_RULES}
 

@@ -22,7 +22,8 @@ from specdecode_operator.api.capture_status import SpecDecodeCaptureStatus
 from specdecode_operator.api.deployment_rules import RULES, SERVICE_NAME, Rule
 from specdecode_operator.api.deployment_status import SpecDecodeDeploymentStatus
 from specdecode_operator.api.renamed_fields import RENAMED, renamed_in
-from specdecode_operator.api.training_rules import TRAINING_RULES
+from specdecode_operator.api.training_rules import REFRESH_RULES, TRAINING_RULES
+from specdecode_operator.api.training_status import SpecDecodeTrainingStatus
 from specdecode_operator.version import __version__, is_newer
 
 Schema = dict[str, Any]
@@ -199,7 +200,7 @@ def deployment_crd() -> dict[str, Any]:
     """Return the CRD of SpecDecodeDeployment."""
     schema = _object_schema(
         "A model served by vLLM with speculative decoding: sized, launched and watched.",
-        structural_schema(deployment.SpecDecodeDeploymentSpec, {**RULES, **SCHEDULE_RULES}),
+        structural_schema(deployment.SpecDecodeDeploymentSpec, {**RULES, **SCHEDULE_RULES, **REFRESH_RULES}),
         structural_schema(SpecDecodeDeploymentStatus, rules={}),
         SERVICE_NAME,
     )
@@ -231,7 +232,7 @@ def training_crd() -> dict[str, Any]:
     schema = _object_schema(
         "A draft head that is trained on captured answers, measured, and offered to its deployment.",
         structural_schema(training.SpecDecodeTrainingSpec, TRAINING_RULES),
-        structural_schema(training.SpecDecodeTrainingStatus, rules={}),
+        structural_schema(SpecDecodeTrainingStatus, rules={}),
         JOB_NAME,
     )
     names = {"kind": training.KIND, "plural": training.PLURAL, "short": "sdtr", "categories": ["specdecode"]}

@@ -38,6 +38,7 @@ from specdecode_operator.api.base import (
 )
 from specdecode_operator.api.capture import Against, CaptureRun, Percent
 from specdecode_operator.api.speculation import Models, ShortText, Speculation, Target
+from specdecode_operator.api.training import TrainingRun
 from specdecode_operator.enums import (
     AcceleratorType,
     CudagraphMode,
@@ -94,6 +95,32 @@ class Queue(ApiModel):
     """Name of a WorkloadPriorityClass. If not set, the priority of the pods applies."""
 
 
+class TrainWhen(StrEnum):
+    """When a schedule trains a draft on its newest capture."""
+
+    DECAYED = "Decayed"
+    ALWAYS = "Always"
+
+
+class ScheduledTraining(ApiModel):
+    """Training on the newest capture of a schedule."""
+
+    when: TrainWhen = TrainWhen.DECAYED
+    """Decayed: train if fewer drafted tokens are accepted than before, or if prompts or answers became longer or
+    shorter. Always: train on each successful capture."""
+
+    gpu_hours_per_month: StrictInt = Field(ge=0, le=1_000_000)
+    """Maximum number of GPU hours that the trainings of this schedule may use in a calendar month (UTC), with their
+    measurements. A training starts only if its largest possible use fits. 0 is for deployments on CPUs."""
+
+    from_served_head: StrictBool = True
+    """Continue from the trained head that the deployment serves, if its kind is template.method. Without such a head,
+    and if false, template.from applies."""
+
+    template: TrainingRun
+    """Spec of the trainings. The schedule sets deployment and captures."""
+
+
 class CaptureSchedule(ApiModel):
     """Schedule that creates captures of this deployment."""
 
@@ -114,23 +141,81 @@ class CaptureSchedule(ApiModel):
     """Maximum delay in seconds with which a capture may start. A later one is skipped and reported in an Event."""
 
     successful_history_limit: StrictInt = Field(default=3, ge=0, le=100)
-    """Number of successful SpecDecodeCapture objects to keep. Their claims are subject to retention."""
+    """Number of successful SpecDecodeCapture objects to keep. Their claims are subject to retention. Also the number of
+    complete SpecDecodeTraining objects to keep, besides those whose head is served or offered."""
 
     failed_history_limit: StrictInt = Field(default=1, ge=0, le=100)
-    """Number of failed or cancelled SpecDecodeCapture objects to keep."""
+    """Number of failed or cancelled SpecDecodeCapture objects, and of failed SpecDecodeTraining objects, to keep."""
 
     retention: Retention = Retention()
     """Limits for keeping the claims that the captures create."""
 
     suspend: StrictBool = False
-    """Start no further captures. Running captures continue."""
+    """Start no further captures and trainings. Running ones continue."""
 
     queue: Queue | None = None
-    """Kueue queue for the captures, which sets the label kueue.x-k8s.io/queue-name on them. If not set, they do not
-    wait in a queue."""
+    """Kueue queue for the captures and trainings, which sets the label kueue.x-k8s.io/queue-name on them. If not set,
+    they do not wait in a queue."""
 
     template: CaptureRun = CaptureRun()
     """Spec of the captures that the schedule creates."""
+
+    training: ScheduledTraining | None = None
+    """Training of a draft on the newest successful capture. If not set, captures are only recorded."""
+
+
+class RunningTraining(ApiModel):
+    """Unfinished training of a schedule."""
+
+    name: ObjectName
+    """Name of the SpecDecodeTraining."""
+
+    capture: ObjectName
+    """Name of the capture that it trains on."""
+
+    gpus: int = Field(ge=0)
+    """Number of GPUs that it uses."""
+
+    reserved_gpu_seconds: int = Field(ge=0)
+    """GPU seconds that it can use at most, with its measurement."""
+
+    created_at: TimeText | None = None
+    """Creation time of the SpecDecodeTraining. Not set before the operator has found it."""
+
+
+class ScheduledTrainingStatus(ApiModel):
+    """Trainings of one capture schedule."""
+
+    month: Annotated[str, StringConstraints(max_length=7)]
+    """Calendar month (UTC) of usedGpuSeconds, such as 2026-11."""
+
+    used_gpu_seconds: int = Field(default=0, ge=0)
+    """GPU seconds that ended trainings used in this month, with their measurements. A training counts in full in each
+    month in which it ran."""
+
+    limit_gpu_seconds: int = Field(default=0, ge=0)
+    """GPU seconds that trainings may use in this month: gpuHoursPerMonth."""
+
+    running: RunningTraining | None = None
+    """Unfinished training. Its reservation counts towards the limit."""
+
+    last_capture_time: TimeText
+    """Scheduled time of the newest capture on which the operator has trained, or decided not to train."""
+
+    trained_capture_time: TimeText | None = None
+    """Scheduled time of the capture of the newest training. Only captures from then on are compared."""
+
+    decayed: Annotated[str, StringConstraints(max_length=1024), AfterValidator(printable)] | None = None
+    """Decline of acceptance that the operator has found since lastCaptureTime, in the engines that serve."""
+
+    decayed_engine: Annotated[str, StringConstraints(max_length=64)] | None = None
+    """Internal: digest of the spec of the engines in which it was found."""
+
+    reason: Annotated[str, StringConstraints(max_length=256), AfterValidator(printable)]
+    """Reason why a training runs or does not, as one CamelCase word."""
+
+    message: Annotated[str, StringConstraints(max_length=1024), AfterValidator(printable)] = ""
+    """Explanation of the reason, for people."""
 
 
 class ScheduleStatus(ApiModel):
@@ -150,6 +235,9 @@ class ScheduleStatus(ApiModel):
 
     next_schedule_time: TimeText | None = None
     """Time at which the next capture is due. Not set while the schedule is suspended."""
+
+    training: ScheduledTrainingStatus | None = None
+    """Trainings of the schedule. Not set without spec.captures[].training."""
 
 
 _SHORT_S = 600

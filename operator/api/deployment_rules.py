@@ -593,6 +593,21 @@ SPEC = (
     ),
 )
 
+_HAS_CLAIM = (
+    "has({0}.training) && has({0}.training.template.storage)"
+    " && has({0}.training.template.storage.persistentVolumeClaim)"
+)
+_CLAIM = "training.template.storage.persistentVolumeClaim.claimName"
+
+SCHEDULES = (
+    rule(
+        f"!has(self.captures) || self.captures.all(a, !({_HAS_CLAIM.format('a')})"
+        f" || self.captures.exists_one(b, {_HAS_CLAIM.format('b')} && b.{_CLAIM} == a.{_CLAIM}))",
+        "captures: two schedules train on one claim, where one training would hold its GPU hours while it waits for the"
+        " other: name another claim in one of them",
+    ),
+)
+
 NAME_MAX_LENGTH = 52
 """Longest name of an object. A Service's name ends at 63 (RFC 1035); as for a CronJob, 11 are left for suffixes."""
 
@@ -604,7 +619,7 @@ SERVICE_NAME = rule(
 """The rule on the name of a SpecDecodeDeployment."""
 
 RULES: Mapping[type[ApiModel], tuple[Rule, ...]] = {
-    SpecDecodeDeploymentSpec: SPEC,
+    SpecDecodeDeploymentSpec: (*SPEC, *SCHEDULES),
     AssumedModel: ASSUMED_MODEL,
     RopeScaling: ROPE_SCALING,
     Speculation: (*SPECULATION, *OF_TRAINED_DRAFTS),

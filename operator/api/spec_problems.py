@@ -17,11 +17,11 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from specdecode_operator.api.base import MEANINGS, ApiModel
-from specdecode_operator.api.capture import SpecDecodeCaptureSpec
+from specdecode_operator.api.capture import CaptureRun, SpecDecodeCaptureSpec
 from specdecode_operator.api.crd_validation import broken_rules, metadata_problems, name_refusals, object_problems
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.api.renamed_fields import renamed_in
-from specdecode_operator.api.training import SpecDecodeTrainingSpec
+from specdecode_operator.api.training import SpecDecodeTrainingSpec, TrainingRun
 from specdecode_operator.enums import Quantization
 from specdecode_operator.problems import MISSING, InvalidSpecError, Problem, shown, shown_or_missing
 from specdecode_operator.untrusted import MOST_VALUES, TOO_LARGE, UnreadableTextError, parse_json
@@ -37,6 +37,12 @@ UNKNOWN_FIELD: Final = "extra_forbidden"
 
 _ALIKE: Final = 0.85
 """Minimum similarity of a misspelt field that belongs to another object."""
+
+_OF_TEMPLATES: Final[Mapping[type[BaseModel], type[BaseModel]]] = {
+    CaptureRun: SpecDecodeCaptureSpec,
+    TrainingRun: SpecDecodeTrainingSpec,
+}
+"""Spec with the fields that a schedule sets, or does not use, by the model of its template."""
 
 _NOT_TEXT: Final = ("bool_type", "int_type", "float_type")
 
@@ -131,6 +137,9 @@ def _problem(detail: ErrorDetails, spec: type[BaseModel]) -> Problem:
         if renamed is not None:
             return Problem(field, value, renamed.message)
         fields = [info.alias or name for name, info in owner.model_fields.items()]
+        whole = _OF_TEMPLATES.get(owner)
+        if whole is not None and any(info.alias == place[-1] for info in whole.model_fields.values()):
+            return Problem(field, value, "unknown field: the template of a schedule does not have it: remove it")
         meant = _meant_field(place, fields, spec)
         known = f"did you mean {meant}?" if meant else f"use one of {', '.join(fields)}"
         return Problem(field, value, f"unknown field: {known}")

@@ -60,3 +60,6 @@ NEW_TRAINING_RULES: Mapping[type[ApiModel], tuple[Rule, ...]] = {
     TrainingStorage: (ONE_CLAIM,),
 }
 """The rules about one version of a training, without those about changes."""
+
+REFRESH_RULES: Mapping[type[ApiModel], tuple[Rule, ...]] = {**_PARTS, TrainingStorage: (ONE_CLAIM,)}
+"""The rules of each model of a schedule's training, whose template may change at any time."""

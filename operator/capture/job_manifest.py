@@ -166,9 +166,14 @@ def wrap_up_s(deadline_seconds: int) -> int:
     return 900 + deadline_seconds // 10
 
 
-def _deadline_s(spec: SpecDecodeCaptureSpec, source: CapturedDeployment) -> int:
+def load_deadline_s(deadline_seconds: int, source: CapturedDeployment) -> int:
+    """Return the time limit for one start of an engine, its load and its files; ``deadline_seconds`` is the load's."""
     start_s = engine_timeouts(source.launch.facts, source.launch.plan).progress_deadline_s
-    return start_s + spec.deadline_seconds + wrap_up_s(spec.deadline_seconds)
+    return start_s + deadline_seconds + wrap_up_s(deadline_seconds)
+
+
+def _deadline_s(spec: SpecDecodeCaptureSpec, source: CapturedDeployment) -> int:
+    return load_deadline_s(spec.deadline_seconds, source)
 
 
 def _items(*keys: str) -> list[Body]:

@@ -96,6 +96,7 @@ class ObservedSchedules:
     statuses: Sequence[ScheduleStatus]
     # The time is reliable enough to judge ages: the API server's clock has been consistent for `OVER_AGE_FOR`.
     time_is_sure: bool = True
+    in_use: frozenset[str] = frozenset()  # captures that a training reads; they and their claims are kept
 
 
 def decide_schedules(
@@ -120,13 +121,15 @@ def decide_schedules(
             replaced = [each for each in running if replaces and not each["spec"].get("suspend")]
             decision.create.append(DueCapture(_capture(key, uid, schedule, due), replaced))
         claims = _of_schedule(observed.claims, schedule)
-        decision.delete_captures += _too_old_captures(schedule, captures, claims, now)
+        too_old = _too_old_captures(schedule, captures, claims, now)
         kept, beyond = _by_count(schedule, captures, claims, now)
-        decision.delete_claims += beyond
         if observed.time_is_sure:
             expired, notes = _by_age(schedule, kept, now)
-            decision.delete_claims += expired
+            beyond += expired
             decision.notes += notes
+        decision.delete_captures += (each for each in too_old if each["metadata"]["name"] not in observed.in_use)
+        decision.delete_claims += (each for each in beyond if _capture_of(each) not in observed.in_use)
+        if observed.time_is_sure:
             decision.notes += _notes_of_future(capture_api.KIND, captures, now)
             decision.notes += _notes_of_future(resources.PERSISTENT_VOLUME_CLAIM.kind, claims, now)
     return decision
@@ -143,9 +146,7 @@ def _check_due(
     handled = _time(status.last_schedule_time or status.since)
     # The operator may be killed before it writes the status. Without this, the last capture would be created again
     # once the history deletes it.
-    made = [
-        at for each in captures if (at := _annotated(each, resources.SCHEDULED_AT_ANNOTATION)) is not None and at <= now
-    ]
+    made = [at for each in captures if (at := scheduled_at(each)) is not None and at <= now]
     if made and (latest := max(made)) > handled:
         status, handled = status.model_copy(update={"last_schedule_time": _text(latest)}), latest
     # Backwards from just after now, so that this second counts. Added in UTC: in the hour that autumn repeats,
@@ -178,26 +179,41 @@ def _capture(key: Key, uid: str, schedule: CaptureSchedule, due: datetime) -> Bo
     """Return the capture of one scheduled time. The deployment owns it; its data outlives both."""
     # Unset fields stay unset, because rules distinguish an empty list from none.
     template = schedule.template.model_dump(by_alias=True, mode="json", exclude_unset=True)
-    labels = {resources.MANAGED_BY_LABEL: resources.MANAGER, resources.SCHEDULE_LABEL: schedule.name}
-    if schedule.queue is not None:
-        labels[resources.QUEUE_LABEL] = schedule.queue.name
-        if schedule.queue.priority_class:
-            labels[resources.QUEUE_PRIORITY_LABEL] = schedule.queue.priority_class
-    # Schedule `prod-nightly` of `llama` and `nightly` of `llama-prod` would get one name without the digest.
-    digest = hashlib.sha256(f"{uid}/{schedule.name}".encode()).hexdigest()[:8]
-    suffix = f"-{schedule.name}-{digest}-{int(due.timestamp()) // 60}"
     return {
         "apiVersion": base.API_VERSION,
         "kind": capture_api.KIND,
         "metadata": {
             "namespace": key.namespace,
-            "name": f"{key.name[: NAME_MAX_LENGTH - len(suffix)].rstrip('-')}{suffix}",
-            "labels": labels,
+            "name": run_name(key, uid, schedule.name, due),
+            "labels": schedule_labels(schedule),
             "annotations": {resources.SCHEDULED_AT_ANNOTATION: _text(due)},
             "ownerReferences": [owner_reference(key, uid)],
         },
         "spec": {"deployment": key.name, **template},
     }
+
+
+def run_name(key: Key, uid: str, schedule: str, due: datetime, longest: int = NAME_MAX_LENGTH) -> str:
+    """Return the name of the capture of one scheduled time, and of a training on it."""
+    # Schedule `prod-nightly` of `llama` and `nightly` of `llama-prod` would get one name without the digest.
+    digest = hashlib.sha256(f"{uid}/{schedule}".encode()).hexdigest()[:8]
+    suffix = f"-{schedule}-{digest}-{int(due.timestamp()) // 60}"
+    return f"{key.name[: longest - len(suffix)].rstrip('-')}{suffix}"
+
+
+def schedule_labels(schedule: CaptureSchedule) -> dict[str, str]:
+    """Return the labels of a schedule's captures and trainings."""
+    labels = {resources.MANAGED_BY_LABEL: resources.MANAGER, resources.SCHEDULE_LABEL: schedule.name}
+    if schedule.queue is not None:
+        labels[resources.QUEUE_LABEL] = schedule.queue.name
+        if schedule.queue.priority_class:
+            labels[resources.QUEUE_PRIORITY_LABEL] = schedule.queue.priority_class
+    return labels
+
+
+def scheduled_at(capture: Body) -> datetime | None:
+    """Return the scheduled time of a capture; None if its annotation is missing or malformed."""
+    return _annotated(capture, resources.SCHEDULED_AT_ANNOTATION)
 
 
 def _too_old_captures(

@@ -10,12 +10,15 @@ from typing import Annotated, Any, Final
 import typer
 import yaml
 
-from specdecode_operator.api import capture
+from specdecode_operator.api import capture, deployment, training
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import SpecDecodeCaptureSpec
-from specdecode_operator.api.capture_status import SpecDecodeCaptureStatus
+from specdecode_operator.api.capture_status import CaptureSummary, RequestCounts, SpecDecodeCaptureStatus
+from specdecode_operator.api.deployment import Key
 from specdecode_operator.api.deployment_status import Condition, ConditionStatus
-from specdecode_operator.api.spec_problems import admitted_capture
+from specdecode_operator.api.spec_problems import admitted_capture, admitted_training
+from specdecode_operator.api.training import SpecDecodeTrainingSpec
+from specdecode_operator.api.training_status import TrainedHead
 from specdecode_operator.capture import arms
 from specdecode_operator.capture.arms import arm_states
 from specdecode_operator.capture.decision import decide as decide_capture
@@ -56,9 +59,13 @@ from specdecode_operator.deployment.pod_security import NONE_ALLOWED
 from specdecode_operator.deployment.rollout.engine_workload import WORKLOAD_KINDS
 from specdecode_operator.deployment.rollout.readiness import Readiness
 from specdecode_operator.deployment.rollout.rollout_progress import serving_hash
-from specdecode_operator.enums import LiveTokenIds
+from specdecode_operator.enums import LiveTokenIds, Method
 from specdecode_operator.problems import InvalidSpecError, printable
 from specdecode_operator.sizing.calibration import UNCALIBRATED, Calibration
+from specdecode_operator.training.decision import decide as decide_training
+from specdecode_operator.training.judge import judging_capture
+from specdecode_operator.training.observation import TrainingObservation, read_training
+from specdecode_operator.training.offers import head_folder
 from specdecode_operator.untrusted import mapping
 from specdecode_operator.vllm.environment import LIVE_FOLDER_VARIABLE, LIVE_TOKEN_IDS_VARIABLE
 
@@ -225,7 +232,12 @@ def _as_golden(capture: Capture, golden: Body | None) -> Body | None:
     if golden is None:
         spec = {**capture.spec, "storage": {"persistentVolumeClaim": {"claimName": _NOT_KNOWN}}}
         golden = {"metadata": {"namespace": capture.key.namespace, "name": against["capture"]}, "spec": spec}
-    known = read_capture(as_stored(golden))
+    return _succeeded(golden)
+
+
+def _succeeded(body: Body) -> Body:
+    """Return a capture as it is after its success, without an answer if the number of its requests is unknown."""
+    known = read_capture(as_stored(body))
     succeeded = Condition(
         type="Succeeded",
         status=ConditionStatus.TRUE,
@@ -234,9 +246,59 @@ def _as_golden(capture: Capture, golden: Body | None) -> Body | None:
         observed_generation=known.generation,
         last_transition_time=f"{_ANY_TIME:%Y-%m-%dT%H:%M:%SZ}",
     )
-    claim = claim_of(known, SpecDecodeCaptureSpec.parse(known.spec).storage)
-    status = SpecDecodeCaptureStatus(claim=claim, conditions=[succeeded])
-    return {**as_stored(golden), "status": status.model_dump(mode="json", by_alias=True, exclude_none=True)}
+    spec = SpecDecodeCaptureSpec.parse(known.spec)
+    requests = sum(each.requests or 0 for each in spec.workload.phases)
+    summary = CaptureSummary(requests=RequestCounts(sent=requests, completed=requests))
+    status = SpecDecodeCaptureStatus(claim=claim_of(known, spec.storage), conditions=[succeeded], summary=summary)
+    return {**as_stored(body), "status": status.model_dump(mode="json", by_alias=True, exclude_none=True)}
+
+
+def render_training(
+    body: Body, owner: RenderedDeployment, captures: Mapping[str, Body], operator_image: str | None = None
+) -> list[Body]:
+    """Render the claim and Job of a valid SpecDecodeTraining, and the capture that measures its head.
+
+    ``captures`` are known captures by name. Other objects that it refers to are assumed to exist, and its captures to
+    have succeeded. Raises NotRenderedError if the operator would reject the training.
+    """
+    training, parent = read_training(as_stored(body)), owner.parent
+    spec = SpecDecodeTrainingSpec.parse(training.spec)
+    sources = {name: _succeeded(captures.get(name) or _answers(training.key, spec, name)) for name in spec.captures}
+    rows, existing = spec.dataset, spec.storage.existing_claim
+    observed = TrainingObservation(
+        ObservedDeployment(parent.key, parent.uid, parent.generation, owner.desired),
+        captures=sources,
+        capture_claims={each["status"]["claim"]: _ASSUMED_CLAIM for each in sources.values()},
+        rows={"data": {rows.path: ""}} if rows else None,
+        starting_head=_ASSUMED_CLAIM,
+        claim={**_ASSUMED_CLAIM, "metadata": {"name": existing}} if existing else None,
+        operator_image=operator_image or OPERATOR_IMAGE,
+    )
+    decision = decide_training(training, observed, _ANY_TIME)
+    if decision.writes.job is None:
+        raise NotRenderedError(decision.readiness)
+    found = [each for each in (decision.writes.claim, decision.writes.job) if each is not None]
+    written = parent.spec
+    if not spec.judgement.enabled or isinstance(written, InvalidSpecError):
+        return found
+    config = {"speculators_model_type": spec.method.value}
+    head = TrainedHead(path=head_folder(training.key), sha256=_NOT_KNOWN, bytes=0, config=config)
+    served = written.speculation.method if written.speculation else Method.NONE
+    return [*found, judging_capture(training, spec, head, written, served)]
+
+
+_ASSUMED_CLAIM: Final[Body] = {"metadata": {"name": _NOT_KNOWN}, "spec": {"accessModes": ["ReadWriteMany"]}}
+
+
+def _answers(training: Key, spec: SpecDecodeTrainingSpec, name: str) -> Body:
+    """Return a capture that is not in the files, as a training needs it."""
+    dataset = {"persistentVolumeClaim": {"claimName": _NOT_KNOWN}, "path": _NOT_KNOWN, "format": "JSONL"}
+    captured = {
+        "deployment": spec.deployment,
+        "record": {"tokenIds": True},
+        "workload": {"prompts": {"dataset": dataset}},
+    }
+    return {"metadata": {"namespace": training.namespace, "name": name}, "spec": captured}
 
 
 _VERDICTS: Final = {arms.DOES_NOT_FIT: DOES_NOT_FIT, arms.WAITS: UNKNOWN}
@@ -266,7 +328,7 @@ class Options(input_files.InputOptions):
 
 def render(files: Sequence[str], options: Options) -> tuple[list[Rendered], list[DocumentError]]:
     """Render each object in files, folders or ``-``, in the order read; also return the errors of unreadable files."""
-    reading = input_files.read_ours(files)
+    reading = input_files.read_ours(files, input_files.OUR_KINDS)
     try:
         inputs = options.read(reading.documents)
     except DocumentError as error:
@@ -274,15 +336,16 @@ def render(files: Sequence[str], options: Options) -> tuple[list[Rendered], list
     captures = {each.qualified_name: each for each in reading.documents if each.kind == capture.KIND}
     deployments = {}
     for document in reading.documents:
-        if document.kind != capture.KIND:
+        if document.kind == deployment.KIND:
             spec, asked = document.body.get("spec"), document
             if options.engine_version is not None and isinstance(spec, dict):
                 engine = {**mapping(spec, "engine"), "version": options.engine_version}
                 asked = replace(document, body={**document.body, "spec": {**spec, "engine": engine}})
             deployments[document.qualified_name] = rendered_deployment(asked, inputs, options.operator_image)
+    run = {capture.KIND: _capture, training.KIND: _training}
     found = [
-        _capture(document, deployments, captures, inputs.configs, options.operator_image)
-        if document.kind == capture.KIND
+        run[document.kind](document, deployments, captures, inputs.configs, options.operator_image)
+        if document.kind in run
         else deployments[document.qualified_name]
         for document in reading.documents
     ]
@@ -319,14 +382,18 @@ def golden_body(
     document: input_files.Document, spec: SpecDecodeCaptureSpec, captures: Mapping[str, input_files.Document]
 ) -> Body | None:
     """Return the capture in spec.against; None if the files lack it or it is invalid."""
-    golden = captures.get(neighbour(document, spec.against.capture)) if spec.against else None
-    if golden is None:
+    return _valid_capture(captures.get(neighbour(document, spec.against.capture))) if spec.against else None
+
+
+def _valid_capture(document: input_files.Document | None) -> Body | None:
+    """Return a capture in the files; None if it is missing or invalid, which is reported for the capture itself."""
+    if document is None:
         return None
     try:
-        admitted_capture(golden.body)
+        admitted_capture(document.body)
     except InvalidSpecError:
         return None
-    return golden.body
+    return document.body
 
 
 def _capture(
@@ -340,19 +407,51 @@ def _capture(
         spec = admitted_capture(document.body)
     except InvalidSpecError as error:
         return Rendered(document, INVALID, refusal=str(error))
-    captured = deployments.get(neighbour(document, spec.deployment))
-    if captured is None:
-        refusal = f"spec.deployment: {spec.deployment}: not found in these files: add its file"
-        return Rendered(document, INVALID, refusal=refusal)
-    if captured.deployment is None:
-        return Rendered(document, captured.verdict, refusal=f"its deployment: {captured.refusal}")
+    captured = _owner(document, spec.deployment, deployments)
+    if isinstance(captured, Rendered):
+        return captured
     try:
         body = {**document.body, "spec": input_files.with_configs(document.body["spec"], configs)}
         golden = golden_body(document, spec, captures)
-        objects = render_capture(body, captured.deployment, golden, operator_image)
+        objects = render_capture(body, captured, golden, operator_image)
     except NotRenderedError as error:
         return Rendered(document, _VERDICTS.get(error.reason, INVALID), refusal=str(error))
     return Rendered(document, FITS, _without_owner(objects))
+
+
+def _training(
+    document: input_files.Document,
+    deployments: Mapping[str, Rendered],
+    captures: Mapping[str, input_files.Document],
+    _: Mapping[str, dict[str, Any]],
+    operator_image: str | None,
+) -> Rendered:
+    try:
+        spec = admitted_training(document.body)
+    except InvalidSpecError as error:
+        return Rendered(document, INVALID, refusal=str(error))
+    owner = _owner(document, spec.deployment, deployments)
+    if isinstance(owner, Rendered):
+        return owner
+    try:
+        found = {name: _valid_capture(captures.get(neighbour(document, name))) for name in spec.captures}
+        known = {name: body for name, body in found.items() if body is not None}
+        objects = render_training(document.body, owner, known, operator_image)
+    except NotRenderedError as error:
+        return Rendered(document, INVALID, refusal=str(error))
+    return Rendered(document, FITS, _without_owner(objects))
+
+
+def _owner(
+    document: input_files.Document, name: str, deployments: Mapping[str, Rendered]
+) -> RenderedDeployment | Rendered:
+    """Return the deployment of a capture or training, or the result without it."""
+    owner = deployments.get(neighbour(document, name))
+    if owner is None:
+        return Rendered(document, INVALID, refusal=f"spec.deployment: {name}: not found in these files: add its file")
+    if owner.deployment is None:
+        return Rendered(document, owner.verdict, refusal=f"its deployment: {owner.refusal}")
+    return owner.deployment
 
 
 _LINE_WIDTH: Final = 120
@@ -461,9 +560,9 @@ def render_command(  # noqa: PLR0913  each is an option
 ) -> None:
     """Print the objects that the operator would create, or the vLLM command lines.
 
-    It renders each SpecDecodeDeployment, and each SpecDecodeCapture whose
-    deployment is in the files. Values that only the cluster has are omitted:
-    owners, and the commits in a model cache.
+    It renders each SpecDecodeDeployment, and each SpecDecodeCapture and
+    SpecDecodeTraining whose deployment is in the files. Values that only the
+    cluster has are omitted: owners, and the commits in a model cache.
 
     Exits with 0 when all objects are rendered, otherwise as plan does: 2 for
     invalid input, 4 when one does not fit, 5 when a model is unknown here.

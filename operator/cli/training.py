@@ -13,7 +13,8 @@ from pydantic.alias_generators import to_camel
 from specdecode_operator.api import base, deployment
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.training import Promote, SpecDecodeTrainingSpec, TrainedHead, TrainingPhase
+from specdecode_operator.api.training import Promote, SpecDecodeTrainingSpec
+from specdecode_operator.api.training_status import TrainedHead, TrainingPhase
 from specdecode_operator.cli.kubectl import Kubectl, KubectlError, condition_of, with_kubectl
 from specdecode_operator.cli.main import application
 from specdecode_operator.cli.options import AllNamespaces, Selector, TableOrData, Watch, ended, fail

@@ -154,7 +154,7 @@ TRAINING_CHILDREN = (PERSISTENT_VOLUME_CLAIM, JOB)
 WATCHED = (*CHILDREN, PERSISTENT_VOLUME_CLAIM, POD)
 """Kinds of children and pods; watched by our label."""
 
-_BY_KIND = {resource.kind: resource for resource in (*CHILDREN, *CAPTURE_CHILDREN, SPECDECODE_CAPTURE, LEASE)}
+_BY_KIND = {each.kind: each for each in (*CHILDREN, *CAPTURE_CHILDREN, SPECDECODE_CAPTURE, SPECDECODE_TRAINING, LEASE)}
 
 
 def written_resource(kind: str) -> Resource:

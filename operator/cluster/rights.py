@@ -51,7 +51,11 @@ OPERATOR_RIGHTS: Final = (
         " captures after `ttlSecondsAfterFinished`",
     ),
     Right("specdecodecaptures.specdecode.io/status", ("patch",), "write phase, results and conditions of captures"),
-    Right("specdecodetrainings.specdecode.io", ("list", "watch"), "read trainings"),
+    Right(
+        "specdecodetrainings.specdecode.io",
+        ("list", "watch", "create", "delete"),
+        "read trainings; create and delete trainings of schedules",
+    ),
     Right("specdecodetrainings.specdecode.io/status", ("patch",), "write phase, results and conditions of trainings"),
     Right(
         "configmaps",

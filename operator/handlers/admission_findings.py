@@ -42,6 +42,7 @@ from specdecode_operator.problems import InvalidSpecError, Problem, printable
 from specdecode_operator.sizing.calibration import UNCALIBRATED, Calibration
 from specdecode_operator.sizing.devices import known_products
 from specdecode_operator.sizing.memory.budget import Verdict
+from specdecode_operator.training.refresh_cost import planned_refreshes
 from specdecode_operator.untrusted import mapping, objects, texts
 
 PLAN_WARNING: Final = "PlanWarning"
@@ -106,8 +107,11 @@ def deployment_remarks(
     for all models that the spec, the catalogue and the operator's facts files do not describe.
     """
     for schedule in spec.captures:
-        where = f"spec.captures[name={schedule.name}].template.storage"
-        yield from _of_storage(schedule.template.storage, where, terms)
+        where = f"spec.captures[name={schedule.name}]"
+        yield from _of_storage(schedule.template.storage, f"{where}.template.storage", terms)
+        if schedule.training is not None:
+            storage = schedule.training.template.storage
+            yield from _of_storage(storage, f"{where}.training.template.storage", terms, "training")
     for check in (
         partial(refuse_host_paths, spec, terms.host_paths),
         partial(refuse_pod_template, spec, terms.pod_template, key.namespace),
@@ -177,6 +181,12 @@ def _of_plan(key: Key, facts: Facts, terms: Terms, known: KnownModels) -> Iterat
         if verdict.reason != Verdict.FITS:
             level = too_large if verdict.reason == Verdict.DOES_NOT_FIT else Level.WARNING
             yield Remark(level, verdict.reason, Problem("", "", verdict.message))
+        for refresh in planned_refreshes(key, facts, plan):
+            if refresh.problem is None:
+                yield Remark(Level.NOTE, PLAN_NOTE, Problem("", "", refresh.note))
+            else:
+                # The plan may be for other GPUs than the cluster's.
+                yield Remark(too_large, refresh.reason, refresh.problem)
         facts = facts.at(*plan.chosen.served)
     # Warnings have a field, so `lint` can name its line in the file.
     doubts = {str(doubt): doubt for doubt in (*spec_doubts(facts.spec, facts.profile), *size_doubts(facts))}

@@ -19,7 +19,7 @@ from specdecode_operator.api import capture, deployment, training
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture_status import CapturePhase
 from specdecode_operator.api.deployment import Key
-from specdecode_operator.api.training import TrainingPhase
+from specdecode_operator.api.training_status import TrainingPhase
 from specdecode_operator.cluster.cache import Cache
 from specdecode_operator.cluster.client import Waits, counted_waits
 from specdecode_operator.deployment.observed.engine_reports import BudgetResidual

@@ -11,7 +11,7 @@ from functools import partial
 from itertools import chain
 from typing import Final, TypeVar
 
-from specdecode_operator.api import base, capture, deployment
+from specdecode_operator.api import base, capture, deployment, training
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import CaptureSchedule, Gate, Key, Policy, PolicyStatus, ScheduleStatus
 from specdecode_operator.api.deployment_status import TrainedDraftStatus
@@ -19,6 +19,8 @@ from specdecode_operator.api.speculation import Speculation
 from specdecode_operator.capture.borrowing import lending_to
 from specdecode_operator.capture.golden_gate import GateObjects, gate_state, gate_writes
 from specdecode_operator.capture.gpu_sharing import preempting_capture
+from specdecode_operator.capture.observation import ObservedDeployment
+from specdecode_operator.capture.preconditions import captured_deployment
 from specdecode_operator.capture.schedules import (
     OVER_AGE_FOR,
     DueCapture,
@@ -134,6 +136,14 @@ from specdecode_operator.stats.pool_comparison import served
 from specdecode_operator.training.in_place import Update
 from specdecode_operator.training.offers import OfferedHead, Offers, offers_of
 from specdecode_operator.training.promotion import Rollouts, choose, draft_order, is_news, update_state
+from specdecode_operator.training.refresh import (
+    ObservedRefresh,
+    RefreshDecision,
+    created_event,
+    decide_refresh,
+    render_training,
+    reserved,
+)
 from specdecode_operator.untrusted import mapping
 from specdecode_operator.vllm.engine_metrics import Reading, Unreachable
 
@@ -258,12 +268,17 @@ def _failure(observation: Observation, policy: Policy) -> tuple[str, str] | None
 
 
 async def keep_schedules(
-    reporter: Reporter, parent: ParsedDeployment, schedules: Sequence[CaptureSchedule] | None
+    reporter: Reporter,
+    parent: ParsedDeployment,
+    schedules: Sequence[CaptureSchedule] | None,
+    refreshes: Mapping[str, RefreshDecision] | None = None,
 ) -> list[ScheduleStatus] | None:
-    """Create due captures and delete old ones; return the status of the schedules, or None if they cannot be read.
+    """Create due captures, and delete old captures and trainings; return the status of the schedules.
 
-    The status of a schedule stays the same while its capture cannot be created.
+    Returns None if the schedules cannot be read. The status of a schedule stays the same while its capture cannot be
+    created. ``refreshes`` are the decisions about trainings by schedule; `start_trainings` creates trainings.
     """
+    refreshes = refreshes or {}
     if not schedules:  # Most objects have no schedules, so their reconciles skip the rest.
         return None if schedules is None else []
     cluster, cache = reporter.cluster, reporter.cache
@@ -272,6 +287,7 @@ async def keep_schedules(
         cache.claims_captured_from(parent.key),
         parent.status.captures,
         time_is_sure=cluster.clock.is_known and not cluster.clock.disputed_within(OVER_AGE_FOR.total_seconds()),
+        in_use=frozenset(chain.from_iterable(each.in_use for each in refreshes.values())),
     )
     decision = decide_schedules(parent.key, parent.uid, schedules, observed, cluster.clock.now())
     events, statuses = [*decision.events], {each.name: each for each in decision.statuses}
@@ -282,13 +298,34 @@ async def keep_schedules(
         else:
             statuses |= {each.name: each for each in parent.status.captures if each.name == due.schedule}
     claims = [{**body, "kind": PERSISTENT_VOLUME_CLAIM.kind} for body in decision.delete_claims]
-    for body in [*map(_typed, decision.delete_captures), *claims]:
+    trainings = [_typed(body, training.KIND) for each in refreshes.values() for body in each.delete]
+    for body in [*map(_typed, decision.delete_captures), *claims, *trainings]:
         await _tried(parent, cluster.delete(body))
     written = [note for note in decision.notes if await _tried(parent, _write_note(reporter, note))]
     events += [note.event for note in written if note.event]
-    for event in events:
+    for event in [*events, *chain.from_iterable(each.events for each in refreshes.values())]:
         await reporter.post_event(event.reason, event.message, warns=event.warns)
-    return [*statuses.values()]
+    statuses |= {name: statuses[name].model_copy(update={"training": each.status}) for name, each in refreshes.items()}
+    return [
+        each if each.name in refreshes else each.model_copy(update={"training": None}) for each in statuses.values()
+    ]
+
+
+async def start_trainings(
+    reporter: Reporter, parent: ParsedDeployment, seen: ObservedRefresh, refreshes: Mapping[str, RefreshDecision]
+) -> None:
+    """Create the trainings that the written status reserves."""
+    for schedule in parent.schedules or ():
+        refresh = refreshes.get(schedule.name)
+        running = reserved(refresh.status) if refresh is not None else None
+        if schedule.training is None or running is None:
+            continue
+        body = render_training(schedule, schedule.training, seen, running)
+        created = await _tried(parent, reporter.cluster.create(body))
+        if created is not None:
+            reporter.cache.put_parent(training.KIND, created)
+            event = created_event(schedule, running)
+            await reporter.post_event(event.reason, event.message)
 
 
 async def _tried(parent: ParsedDeployment, writing: Awaitable[_T]) -> _T | None:
@@ -325,9 +362,9 @@ async def _start(reporter: Reporter, due: DueCapture) -> ScheduleEvent:
     return due.told_as_started()
 
 
-def _typed(body: Body) -> Body:
+def _typed(body: Body, kind: str = capture.KIND) -> Body:
     """Return the object with its kind, which lists omit."""
-    return {**body, "apiVersion": base.API_VERSION, "kind": capture.KIND}
+    return {**body, "apiVersion": base.API_VERSION, "kind": kind}
 
 
 def seen_gate(cache: Cache, parent: ParsedDeployment) -> GateState:
@@ -472,7 +509,8 @@ class Reconciler:
         blocked = await self._keep_last_good(parent, desired, observation, cluster.last_good)
         blocked = blocked or await self._keep_verdict(parent, desired, observation, cluster.last_good)
         record.kept = self._kept(parent, desired, cluster.model_facts)
-        schedules = await keep_schedules(record.children, parent, parent.schedules)
+        seen, refreshes = self._refreshes(parent, desired, record.decay, offers)
+        schedules = await keep_schedules(record.children, parent, parent.schedules, refreshes)
         observation = replace(observation, blocked=blocked or observation.blocked)
         policy = await record.policy.keep(parent, desired, observation, partial(self._not_had, parent), refused)
         update = None if parent.by_policy else update_state(offers, desired, observation)
@@ -489,7 +527,8 @@ class Reconciler:
         if record.draft_order != desired.draft_order:
             ordered = replace(desired, draft_order=record.draft_order)
             await self._write(parent, record.children.carry_out(parent, ordered, groups))
-        await self._report(parent, desired, observation, schedules, policy=policy, trained=trained)
+        if await self._report(parent, desired, observation, schedules, policy=policy, trained=trained):
+            await start_trainings(record.children, parent, seen, refreshes)
         return requeue_for(parent, desired, observation, schedules or ())
 
     def _draft_order(self, parent: ParsedDeployment, offers: Offers | None) -> str:
@@ -506,6 +545,33 @@ class Reconciler:
         """Return the trained heads for a deployment; None if it does not ask for them."""
         key = Key(body["metadata"]["namespace"], body["metadata"]["name"])
         return offers_of(body, self._cache.trainings_of(key))
+
+    def _refreshes(
+        self, parent: ParsedDeployment, desired: DesiredState, decay: Decay, offers: Offers | None
+    ) -> tuple[ObservedRefresh, dict[str, RefreshDecision]]:
+        """Return the decisions about trainings by schedule, and what they are based on."""
+        key, written = parent.key, parent.written_spec or parent.spec
+        heads = [offers.present, *offers.heads[:1]] if offers is not None else []
+        seen = ObservedRefresh(
+            key,
+            parent.uid,
+            captures=[each for each in self._cache.captures_of(key) if is_owned(each, parent.uid)],
+            trainings=self._cache.trainings_of(key),
+            training=lambda name: self._cache.parent(Key(key.namespace, name, training.KIND)),
+            capture=lambda name: self._cache.parent(Key(key.namespace, name, capture.KIND)),
+            source=captured_deployment(key.name, ObservedDeployment(key, parent.uid, parent.generation, desired)),
+            decay=decay,
+            speculation=None if isinstance(written, InvalidSpecError) else written.speculation,
+            engine=engine_spec_hash_of(parent),
+            served=frozenset(each.training for each in heads if each is not None),
+        )
+        before = {each.name: each.training for each in parent.status.captures}
+        now = self._cluster.clock.now()
+        return seen, {
+            each.name: decide_refresh(each, each.training, seen, before.get(each.name), now)
+            for each in parent.schedules or ()
+            if each.training is not None
+        }
 
     def in_force(self, body: Body) -> Body:
         """Return a deployment with the trained head that replaces its draft, if one does."""
@@ -829,8 +895,8 @@ class Reconciler:
         *,
         policy: PolicyStatus | None = None,
         trained: TrainedDraftStatus | None = None,
-    ) -> None:
-        """Write the status if it changed, and post Events."""
+    ) -> bool:
+        """Write the status if it changed, and post Events; return whether the object exists."""
         record = self._record(parent)
         children = record.children
         now = self._cluster.clock.now()
@@ -838,10 +904,10 @@ class Reconciler:
         proofs = {**self._proofs(parent), **children.proofs()}
         status = status.model_copy(update={"kept": kept_entries(proofs)})
         if status == parent.status and not parent.times_ahead:
-            return
+            return True
         if not await children.write_status(status):
             self._forget(parent.key)
-            return
+            return False
         if status.observed != parent.status.observed:
             record.figures_written_s = time.monotonic()
         await children.post_times_ahead(parent.times_ahead)
@@ -851,3 +917,4 @@ class Reconciler:
         if is_news(parent.status.trained_draft, trained):
             told = f"{trained.reason}: {trained.message}" if trained else "spec.speculation.trainedDrafts is not true"
             await children.post_event("TrainedDraftChanged", told, warns=trained is not None and not trained.training)
+        return True

@@ -12,7 +12,8 @@ from pydantic import ValidationError
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture_status import SpecDecodeCaptureStatus
 from specdecode_operator.api.spec_problems import parsed_spec
-from specdecode_operator.api.training import DEFAULT_SIZE, SpecDecodeTrainingSpec, TrainedHead, TrainingPhase
+from specdecode_operator.api.training import DEFAULT_SIZE, SpecDecodeTrainingSpec
+from specdecode_operator.api.training_status import TrainedHead, TrainingPhase
 from specdecode_operator.capture import volumes
 from specdecode_operator.capture.gpu_sharing import in_line
 from specdecode_operator.capture.job_status import is_suspended, newest_pod

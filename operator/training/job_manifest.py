@@ -44,7 +44,7 @@ from specdecode_operator.vllm.settings import EngineSettings
 
 _CLAIM_VOLUME, _BUNDLE_VOLUME, _SHM_VOLUME = "specdecode-training", "specdecode-trainer", "specdecode-shm"
 _DOWNLOAD_HEAD: Final = "download-head"
-_GRACE_S: Final = 120
+GRACE_S: Final = 120
 _MORE_TOKENS: Final = 8  # room for the requested token and a drafted one after the row
 _SHM: Final = "/dev/shm"  # noqa: S108  a volume of the pod
 _TMP: Final = "/tmp"  # noqa: S108  a volume of the pod
@@ -118,7 +118,7 @@ def render_job(
         "suspend": bool(training.queue_labels),
         "backoff_limit": spec.backoff_limit,
         "pod_deadline_s": spec.deadline_seconds,
-        "grace_s": _GRACE_S,
+        "grace_s": GRACE_S,
         # No Service, autoscaler or budget of the deployment may select the pod as one of its engines.
         "labels": kept_metadata(pod, "labels", resources.DEPLOYMENT_LABEL) | child_labels(training.key),
         "annotations": {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}

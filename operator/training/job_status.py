@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.training import RowCounts, TrainedHead, TrainingPhase
+from specdecode_operator.api.training_status import RowCounts, TrainedHead, TrainingPhase
 from specdecode_operator.capture.job_status import (
     SIGNALS,
     container_end,

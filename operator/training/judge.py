@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from specdecode_operator.api import base
 from specdecode_operator.api import capture as capture_api
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.capture import Pattern, SpecDecodeCaptureSpec
+from specdecode_operator.api.capture import CaptureRun, Pattern, SpecDecodeCaptureSpec
 from specdecode_operator.api.capture_status import (
     ArmVerdict,
     ComparedArm,
@@ -26,8 +26,10 @@ from specdecode_operator.api.capture_status import (
     TokensPerStep,
 )
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.training import JudgedArm, SpecDecodeTrainingSpec, TrainedHead, TrainingVerdict
-from specdecode_operator.capture.observation import read_capture
+from specdecode_operator.api.training import SpecDecodeTrainingSpec, TrainingRun
+from specdecode_operator.api.training_status import JudgedArm, TrainedHead, TrainingVerdict
+from specdecode_operator.capture.job_manifest import load_deadline_s
+from specdecode_operator.capture.observation import CapturedDeployment, read_capture
 from specdecode_operator.capture.volumes import claim_of
 from specdecode_operator.cluster.manifests import owner_reference
 from specdecode_operator.cluster.resources import JUDGED_TARGET_ANNOTATION, MANAGED_BY_LABEL, MANAGER
@@ -40,6 +42,8 @@ from specdecode_operator.untrusted import mapping
 BETTER: Final = "Better"
 CURRENT, TRAINED, NONE, NGRAM = "current", "trained", "none", "ngram"
 PHASE: Final = "held-out"
+_MOST_ARMS: Final = 4
+_LOAD_S: Final[int] = CaptureRun.model_fields["deadline_seconds"].default
 _SHARED_OUTPUTS: Final = frozenset({Outputs.EQUAL, Outputs.EXPLAINED})
 
 
@@ -96,6 +100,13 @@ def judging_capture(
         },
         "spec": body,
     }
+
+
+def longest_measurement_s(run: TrainingRun, source: CapturedDeployment) -> int:
+    """Return the time limit of the capture that measures a head of a deployment; 0 if none does."""
+    if not run.judgement.enabled:
+        return 0
+    return run.judgement.repetitions * _MOST_ARMS * load_deadline_s(_LOAD_S, source)
 
 
 def judge_name(training: Training) -> str:

@@ -12,7 +12,7 @@ from specdecode_operator.api import training as api
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import Key, SpecDecodeDeploymentSpec
 from specdecode_operator.api.deployment_status import Condition, ConditionStatus
-from specdecode_operator.api.training import SpecDecodeTrainingStatus, TrainingPhase
+from specdecode_operator.api.training_status import SpecDecodeTrainingStatus, TrainingPhase
 from specdecode_operator.capture.observation import ObservedDeployment
 from specdecode_operator.cluster.clock import without_times_ahead
 from specdecode_operator.cluster.resources import QUEUE_LABEL, QUEUE_PREFIX
@@ -46,7 +46,7 @@ class Training:
 
     @property
     def schedule_label(self) -> dict[str, str]:
-        """Always empty, because schedules create no trainings; their retention ignores claims of trainings."""
+        """Always empty: the retention of a schedule counts only claims of captures."""
         return {}
 
     @property

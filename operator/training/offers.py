@@ -16,7 +16,8 @@ from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import Key, SpecDecodeDeploymentSpec
 from specdecode_operator.api.deployment_status import ConditionStatus, TrainedDraftStatus
 from specdecode_operator.api.speculation import Speculation, Target
-from specdecode_operator.api.training import Promote, SpecDecodeTrainingSpec, TrainedHead, TrainingMethod
+from specdecode_operator.api.training import Promote, SpecDecodeTrainingSpec, TrainingMethod
+from specdecode_operator.api.training_status import TrainedHead
 from specdecode_operator.capture.volumes import claim_of
 from specdecode_operator.deployment.conditions import FALSE, TRUE, UNKNOWN
 from specdecode_operator.deployment.parsed_deployment import engine_spec_hash

@@ -8,7 +8,7 @@ from typing import Final
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.capture import DatasetFormat, Source
-from specdecode_operator.api.training import DEFAULT_SIZE, SpecDecodeTrainingSpec
+from specdecode_operator.api.training import DEFAULT_SIZE, SpecDecodeTrainingSpec, TrainingRun
 from specdecode_operator.capture.observation import Capture, CapturedDeployment, ObservedDeployment, read_capture
 from specdecode_operator.capture.preconditions import captured_deployment
 from specdecode_operator.capture.volumes import claim_of
@@ -54,7 +54,7 @@ class TrainerMemory:
         return self.head_bytes + self.frozen_bytes
 
 
-def trainer_memory(target: ModelGeometry, spec: SpecDecodeTrainingSpec) -> TrainerMemory:
+def trainer_memory(target: ModelGeometry, spec: TrainingRun) -> TrainerMemory:
     """Return the estimated memory of the trainer, whose head has the shape of the target's layers."""
     parameters = _head_parameters(target, spec)
     tables = 1 if target.tie_word_embeddings else 2
@@ -62,7 +62,7 @@ def trainer_memory(target: ModelGeometry, spec: SpecDecodeTrainingSpec) -> Train
     return TrainerMemory(parameters, parameters * _STATE_BYTES_PER_PARAMETER, frozen)
 
 
-def _head_parameters(target: ModelGeometry, spec: SpecDecodeTrainingSpec) -> int:
+def _head_parameters(target: ModelGeometry, spec: TrainingRun) -> int:
     """Return the estimated number of trained parameters: layers, the projection of hidden states, and an LM head."""
     hidden = target.hidden_size
     attention = next((each for each in target.attentions if isinstance(each, SelfAttention)), None)
@@ -77,7 +77,7 @@ def _head_parameters(target: ModelGeometry, spec: SpecDecodeTrainingSpec) -> int
     return (_argument(spec, "--num-layers") or 1) * layer + projection + vocabulary * hidden
 
 
-def _argument(spec: SpecDecodeTrainingSpec, flag: str) -> int | None:
+def _argument(spec: TrainingRun, flag: str) -> int | None:
     """Return the value of a numeric argument of the trainer; None if it is not set."""
     words = [part for each in spec.trainer.args for part in each.split("=", 1)]
     return next((int(after) for word, after in pairwise(words) if word == flag and _NUMBER.fullmatch(after)), None)
@@ -86,7 +86,7 @@ def _argument(spec: SpecDecodeTrainingSpec, flag: str) -> int | None:
 _GB: Final = 10**9
 
 
-def trainer_gpus(spec: SpecDecodeTrainingSpec, source: CapturedDeployment) -> int:
+def trainer_gpus(spec: TrainingRun, source: CapturedDeployment) -> int:
     """Return the number of GPUs of the trainer: by default as many as one replica takes, and 0 on a CPU."""
     chosen = source.launch.plan.chosen
     if spec.trainer.gpus is not None:
@@ -97,9 +97,12 @@ def trainer_gpus(spec: SpecDecodeTrainingSpec, source: CapturedDeployment) -> in
 def training_blocked(spec: SpecDecodeTrainingSpec, observed: ObservedDeployment | None) -> Blocked | None:
     """Return why no head can be trained for a deployment, regardless of rows and claims."""
     source = captured_deployment(spec.deployment, observed)
-    if isinstance(source, Blocked):
-        return source
-    return deployment_blocked(source) or arguments_blocked(spec.trainer.args) or trainer_blocked(spec, source)
+    return source if isinstance(source, Blocked) else run_blocked(spec, source)
+
+
+def run_blocked(run: TrainingRun, source: CapturedDeployment) -> Blocked | None:
+    """Return why no head can be trained with these settings for a deployment with a plan."""
+    return deployment_blocked(source) or arguments_blocked(run.trainer.args) or trainer_blocked(run, source)
 
 
 def deployment_blocked(source: CapturedDeployment) -> Blocked | None:
@@ -120,7 +123,7 @@ def deployment_blocked(source: CapturedDeployment) -> Blocked | None:
     return None
 
 
-def trainer_blocked(spec: SpecDecodeTrainingSpec, source: CapturedDeployment) -> Blocked | None:
+def trainer_blocked(spec: TrainingRun, source: CapturedDeployment) -> Blocked | None:
     """Return why the trainer cannot run on the deployment's product, or does not fit."""
     chosen, gpus = source.launch.plan.chosen, trainer_gpus(spec, source)
     name = source.key.name

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta, Struct
 
-from specdecode_operator.api.training import RowCounts
+from specdecode_operator.api.training_status import RowCounts
 from specdecode_operator.capture.files import formats
 from specdecode_operator.capture.files.trace_requests import ExportError, TraceRequests, notes_of
 from specdecode_operator.capture.files.training_rows import (

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from specdecode_operator.api.base import Body
-from specdecode_operator.api.training import (
-    Promote,
+from specdecode_operator.api.training import Promote
+from specdecode_operator.api.training_status import (
     RowCounts,
     SpecDecodeTrainingStatus,
     TrainedHead,

@@ -13,7 +13,8 @@ import pytest
 
 from devcluster.host.errors import ClusterError
 from devcluster.images.trainer_image import install_trainer_packages
-from specdecode_operator.api.training import TrainedHead, TrainingMethod
+from specdecode_operator.api.training import TrainingMethod
+from specdecode_operator.api.training_status import TrainedHead
 from specdecode_operator.training.files.pod_settings import PodSettings
 from specdecode_operator.training.files.publish import publish_head
 from specdecode_operator.training.job.settings import SETTINGS_VARIABLE

@@ -5,6 +5,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from specdecode_operator.api.deployment import CaptureSchedule, Key, ScheduleStatus
+from specdecode_operator.api.speculation import Speculation
 from specdecode_operator.capture.schedules import ObservedSchedules, SchedulingDecision, decide_schedules
 from specdecode_operator.cluster.resources import (
     CAPTURE_LABEL,
@@ -15,9 +16,12 @@ from specdecode_operator.cluster.resources import (
 from tests.support.capture_field_cases import CAPTURE_FIELDS
 from tests.support.field_cases import FieldCase, at
 from tests.support.objects import Body, pair_70b
+from tests.support.refreshes import LIVE, SERVED_HEAD, TEMPLATE, Refreshes, h100_source
+from tests.support.training_field_cases import TRAINING_FIELDS
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 _NOT_IN_TEMPLATES = ("deployment", "suspend", "ttlSecondsAfterFinished")
+_NOT_IN_TRAINING_TEMPLATES = ("deployment", "captures[]", "captures", "dataset", "suspend")
 _LATE = timedelta(seconds=90)
 
 
@@ -29,6 +33,18 @@ def _of_template(field: str, case: FieldCase) -> tuple[str, FieldCase]:
     """The same case for the captures that a schedule creates; whether they can run is told of each of them."""
     template = {name: value for name, value in case.on.items() if name not in _NOT_IN_TEMPLATES}
     return f"captures[].template.{field}", replace(case, on=_scheduled(template=template), refusal="")
+
+
+def _training(**fields: object) -> Body:
+    training = {"when": "Always", "gpuHoursPerMonth": 1000, "template": TEMPLATE, **fields}
+    return _scheduled(template=LIVE, training=training)
+
+
+def _of_training_template(field: str, case: FieldCase) -> tuple[str, FieldCase]:
+    """The same case for the trainings that a schedule creates."""
+    template = {name: value for name, value in case.on.items() if name not in _NOT_IN_TRAINING_TEMPLATES}
+    on = _training(fromServedHead=False, template=template)
+    return f"captures[].training.template.{field}", replace(case, on=on, refusal="", deployment=None)
 
 
 SCHEDULE_FIELDS: Mapping[str, FieldCase] = {
@@ -45,6 +61,14 @@ SCHEDULE_FIELDS: Mapping[str, FieldCase] = {
     "captures[].queue.name": at("gpus", on=_scheduled()),
     "captures[].queue.priorityClass": at("measurements", on=_scheduled(queue={"name": "gpus"})),
     "captures[].suspend": at(value=True, on=_scheduled()),
+    "captures[].training.when": at("Decayed", on=_training()),
+    "captures[].training.gpuHoursPerMonth": at(2000, on=_training()),
+    "captures[].training.fromServedHead": at(value=False, on=_training()),
+    **dict(
+        _of_training_template(*each)
+        for each in TRAINING_FIELDS.items()
+        if each[0].partition(".")[0] not in _NOT_IN_TRAINING_TEMPLATES
+    ),
     **dict(
         _of_template(*each) for each in CAPTURE_FIELDS.items() if each[0].partition(".")[0] not in _NOT_IN_TEMPLATES
     ),
@@ -70,6 +94,22 @@ def schedule_outcomes(captures: Iterable[Body]) -> list[SchedulingDecision]:
         ObservedSchedules(over, over, statuses),
     )
     return [decide_schedules(Key("team", "llama"), "uid-1", schedules, past, NOON + _LATE) for past in pasts]
+
+
+def refresh_outcomes(captures: Iterable[Body]) -> list[object]:
+    """Return what comes of a capture of each schedule that trains: the status, and the training."""
+    outcomes: list[object] = []
+    for each in captures:
+        if "training" not in each:
+            continue
+        world = Refreshes(each, h100_source())
+        world.see(speculation=Speculation.parse(SERVED_HEAD))
+        world.reconcile()
+        world.advance(timedelta(hours=1))
+        world.capture()
+        world.reconcile()
+        outcomes += [world.status, [body["spec"] for body in world.trainings.values()]]
+    return outcomes
 
 
 def _capture(schedule: str, hours_ago: int, phase: str) -> Body:

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.training import SpecDecodeTrainingStatus
+from specdecode_operator.api.training_status import SpecDecodeTrainingStatus
 from specdecode_operator.enums import Method
 from specdecode_operator.training.decision import decide
 from specdecode_operator.training.observation import TrainingObservation, read_training

@@ -44,7 +44,7 @@ from tests.support.field_cases import DEPLOYMENT_FIELDS, NODES, FieldCase
 from tests.support.objects import Body, parent
 from tests.support.policy_field_cases import POLICY_FIELDS, policy_outcomes
 from tests.support.replay_field_cases import REPLAY_FIELDS
-from tests.support.schedule_field_cases import SCHEDULE_FIELDS, schedule_outcomes
+from tests.support.schedule_field_cases import SCHEDULE_FIELDS, refresh_outcomes, schedule_outcomes
 from tests.support.simulated_load import DATASETS, simulated_load
 from tests.support.training_field_cases import TRAINING_FIELDS
 
@@ -79,11 +79,12 @@ def deployment_outcome(spec: Body, case: FieldCase) -> Outcome:
         dataclasses.replace(decision, create=[_created(due, case) for due in decision.create])
         for decision in schedule_outcomes(spec.get("captures", []))
     ]
+    refreshes = refresh_outcomes(spec.get("captures", []))
     decided = policy_outcomes(spec.get("policy"))
     gate = None if isinstance(owner.spec, InvalidSpecError) else owner.spec.rollout.gate
     judges = gate_capture(owner.key, owner.uid, "judges", gate, golden()) if gate else None
     canary = None if isinstance(owner.spec, InvalidSpecError) else canary_outcome(owner.spec)
-    return (_without_copies(desired.children), scheduled, decided, judges, canary), _dumped(status)
+    return (_without_copies(desired.children), scheduled, refreshes, decided, judges, canary), _dumped(status)
 
 
 def capture_outcome(spec: Body, case: FieldCase | None = None) -> Outcome:

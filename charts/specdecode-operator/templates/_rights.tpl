@@ -17,10 +17,10 @@
 - apiGroups: [specdecode.io]
   resources: [specdecodecaptures/status]
   verbs: [patch]
-# Read trainings.
+# Read trainings; create and delete trainings of schedules.
 - apiGroups: [specdecode.io]
   resources: [specdecodetrainings]
-  verbs: [list, watch]
+  verbs: [list, watch, create, delete]
 # Write phase, results and conditions of trainings.
 - apiGroups: [specdecode.io]
   resources: [specdecodetrainings/status]

@@ -179,6 +179,7 @@ def status_summary(
     found: dict[str, Any] = {
         "requests": {"completed": 0} | {names.get(name, name): count for name, count in requests.items()},
         "live": None if live is None else _live_status(live),
+        "promptTokens": summary.prompt_tokens,
         "outputTokens": summary.output_tokens,
     }
     if (drafting := summary.speculation) is not None:

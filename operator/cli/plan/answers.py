@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
+from specdecode_operator.api.deployment import Key, SpecDecodeDeploymentSpec
 from specdecode_operator.api.spec_problems import admitted_object
 from specdecode_operator.cli.input_files import Document, InputOptions, Inputs, Models, Reading, with_configs
 from specdecode_operator.cli.options import ExitCode
@@ -223,7 +223,7 @@ def answer(
         plan = make_plan(facts, nodes, None, groups=True)
         if isinstance(plan, Blocked):
             return Answer(document, DOES_NOT_FIT, plan.message, facts)
-        planned = _planned(document, facts, plan, nodes, known)
+        planned = _with_refreshes(_planned(document, facts, plan, nodes, known), plan)
         return replace(planned, precisions=full_matrix(facts, nodes, plan)) if every_precision else planned
     except InvalidSpecError as error:
         return Answer(document, INVALID, str(error), problems=tuple(error.problems))
@@ -282,6 +282,19 @@ def _planned(
         ),
         known=known,
     )
+
+
+def _with_refreshes(planned: Answer, plan: Plan) -> Answer:
+    """Return the answer with the largest cost of each scheduled training, or that a budget is too small for one."""
+    facts, document = planned.facts, planned.document
+    if facts is None or not any(each.training for each in facts.spec.captures):
+        return planned
+    from specdecode_operator.training.refresh_cost import planned_refreshes  # noqa: PLC0415  takes numpy
+
+    refreshes = [*planned_refreshes(Key(document.namespace or "default", document.name), facts, plan)]
+    if problems := tuple(each.problem for each in refreshes if each.problem):
+        return Answer(document, INVALID, "; ".join(map(str, problems)), problems=problems)
+    return replace(planned, advice=(*planned.advice, *(each.note for each in refreshes)))
 
 
 def _judged(candidate: Candidate, facts: Facts, plan: Plan, nodes: tuple[NodeFacts, ...]) -> Candidate:

@@ -187,6 +187,16 @@ def decay_condition(decay: Decay) -> ConditionUpdate | None:
     return ConditionUpdate(EFFECTIVE, FALSE, found[0], ". ".join(decay.told[each] for each in found))
 
 
+def drafts_declined(decay: Decay) -> str | None:
+    """Return the message if fewer drafted tokens are accepted than before, or never enough; None if not."""
+    return next((decay.told[each] for each in (_ACCEPTANCE, _GAIN, _USELESS) if each in decay.told), None)
+
+
+def has_baseline(decay: Decay) -> bool:
+    """Whether a decline would be detected at some load."""
+    return any(len(each) >= LEARNED_WINDOWS for each in decay.learned.values())
+
+
 def _counts_all(facts: Facts) -> bool:
     """Whether all counted draft tokens were verified."""
     return facts.method is not Method.NONE and not facts.pair.adaptive_verification

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from specdecode_operator.api.training import RowCounts, TrainedHead
+from specdecode_operator.api.training_status import RowCounts, TrainedHead
 from specdecode_operator.capture.files.formats import CaptureError
 from specdecode_operator.capture.files.publish import flush, write_whole
 from specdecode_operator.capture.files.summary import MESSAGE_BYTES

@@ -8,6 +8,16 @@ target: {model: meta-llama/Llama-3.1-70B-Instruct}
 speculation: {method: draft_model, numSpeculativeTokens: 5, draft: {model: meta-llama/Llama-3.1-8B-Instruct}}
 accelerator: {products: [NVIDIA-H100-80GB-HBM3, NVIDIA-H200]}
 """
+
+
+def _training_on(number: int) -> str:
+    """A schedule that trains on a claim of its own."""
+    live = "{source: Live, live: {requests: 5000}, record: {tokenIds: true, promptTokenIds: true}}"
+    run = f"{{trainer: {{image: a}}, storage: {{persistentVolumeClaim: {{claimName: heads-{number}}}}}}}"
+    training = f"{{gpuHoursPerMonth: 10, template: {run}}}"
+    return f"{{name: s{number}, schedule: 0 3 * * 1, template: {live}, training: {training}}}"
+
+
 GOOD = {
     "minimal": MINIMAL,
     "llama": LLAMA,
@@ -259,5 +269,20 @@ captures:
     workload:
       phases: [{name: a, pattern: Closed, concurrency: 4, requests: 100}]
       temperatures: [{temperature: "0.0", sharePercent: 60}, {temperature: "0.7", sharePercent: 40}]
+""",
+    "trained by the clock, on answers to prompts": """
+target: {model: org/target}
+captures:
+- name: weekly
+  schedule: 0 3 * * 1
+  template:
+    record: {tokenIds: true}
+    workload: {prompts: {dataset: {configMap: {name: prompts}, path: prompts.jsonl, format: JSONL}}}
+  training: {when: Always, gpuHoursPerMonth: 0, template: {trainer: {image: a}}}
+""",
+    # As many as the schema takes: the rules over them must stay within the API server's cost limit.
+    "trained by eight clocks": f"""
+target: {{model: org/target}}
+captures: [{", ".join(map(_training_on, range(8)))}]
 """,
 }

@@ -11,6 +11,29 @@ def schedule(*ranges: tuple[int, int, int], k: int = 5) -> str:
     return speculation(f"numSpeculativeTokens: {k}, numSpeculativeTokensByBatchSize: [{entries}]")
 
 
+LIVE = "source: Live, live: {durationSeconds: 60}, record: {tokenIds: true, promptTokenIds: true}"
+ON_A_CLAIM = ", storage: {persistentVolumeClaim: {claimName: heads}}"
+
+
+def trains(
+    template: str = LIVE,
+    *,
+    training: str = "",
+    budget: str = "gpuHoursPerMonth: 10, ",
+    more: str = "",
+) -> str:
+    """Spec with a schedule that trains."""
+    return f"captures: [{trainer('weekly', template, training, budget, more)}]"
+
+
+def trainer(
+    name: str, template: str = LIVE, training: str = "", budget: str = "gpuHoursPerMonth: 10, ", more: str = ""
+) -> str:
+    """A schedule that trains."""
+    run = f"training: {{{budget}template: {{trainer: {{image: a}}{training}}}}}"
+    return f"{{name: {name}, schedule: 0 3 * * 1, template: {{{template}}}, {run}{more}}}"
+
+
 SCHEDULE = "spec.speculation.numSpeculativeTokensByBatchSize"
 BAD = {
     # Policy
@@ -433,6 +456,41 @@ BAD = {
         " template: {workload: {phases: [{name: a, pattern: Closed, concurrency: 1}]}}}]",
         "spec.captures[0].template.workload.phases[0].durationSeconds",
         "set one of durationSeconds and requests",
+    ),
+    # Trainings of schedules
+    "training without a budget": Bad(trains(budget=""), "spec.captures[0].training.gpuHoursPerMonth", "Required"),
+    "training without answers": Bad(
+        trains("source: Live, live: {durationSeconds: 60}"),
+        "spec.captures[0].template.record.tokenIds",
+        "set it to true",
+    ),
+    "training on live captures without prompts": Bad(
+        trains("source: Live, live: {durationSeconds: 60}, record: {tokenIds: true}"),
+        "spec.captures[0].template.record.promptTokenIds",
+        "set it to true",
+    ),
+    "training on synthetic prompts": Bad(
+        trains("record: {tokenIds: true}"),
+        "spec.captures[0].template.workload.prompts",
+        "set dataset to a file of text",
+    ),
+    "training on a trace": Bad(
+        trains(
+            "record: {tokenIds: true}, workload: {prompts: {dataset: {configMap: {name: a}, path: a, format: Trace}}}"
+        ),
+        "spec.captures[0].template.workload.prompts",
+        "set dataset to a file of text",
+    ),
+    "training on captures that are deleted": Bad(
+        trains(more=", successfulHistoryLimit: 0"), "spec.captures[0].successfulHistoryLimit", "set it to 1 or more"
+    ),
+    "two schedules that train on one claim": Bad(
+        f"captures: [{trainer('a', training=ON_A_CLAIM)}, {trainer('b', training=ON_A_CLAIM)}]",
+        "spec.captures",
+        "name another claim in one of them",
+    ),
+    "starting head outside its volume": Bad(
+        trains(training=", from: {model: ../a}"), "spec.captures[0].training.template.from.model", "without leading /"
     ),
     # The rest
     "fewer than no replicas": Bad("replicas: -1", "spec.replicas", "greater than or equal to 0"),

@@ -100,6 +100,25 @@ def test_unknown_field_suggests_the_intended_field(changes: dict[str, Any], fiel
     assert problems[field] == f"unknown field: did you mean {meant}?"
 
 
+@pytest.mark.parametrize(
+    ("schedule", "field"),
+    [
+        ({"template": {"deployment": "llama"}}, "template.deployment"),
+        (
+            {"training": {"gpuHoursPerMonth": 1, "template": {"trainer": {"image": "a"}, "captures": ["a"]}}},
+            "training.template.captures",
+        ),
+    ],
+)
+def test_field_that_a_schedule_sets_is_to_be_removed_from_its_template(schedule: dict[str, Any], field: str) -> None:
+    captures = [{"name": "weekly", "schedule": "0 3 * * 1", **schedule}]
+    with pytest.raises(ValidationError) as refused:
+        SpecDecodeDeploymentSpec.model_validate({"target": TARGET, "captures": captures})
+    (problem,) = spec_problems(refused.value)
+    assert problem.field == f"spec.captures[0].{field}"
+    assert problem.message.endswith("remove it")
+
+
 @pytest.mark.parametrize("name", ["name", "zzz"])
 def test_unknown_field_without_a_clear_match_lists_the_fields(name: str) -> None:
     with pytest.raises(ValidationError) as refused:

@@ -28,6 +28,23 @@ CAPTURE: dict[str, Any] = {
 }
 
 
+TRAINING: dict[str, Any] = {
+    "apiVersion": "specdecode.io/v1alpha1",
+    "kind": "SpecDecodeTraining",
+    "metadata": {"name": "head"},
+    "spec": {"deployment": "chat", "captures": ["evening"], "trainer": {"image": "localhost/trainer:1"}},
+}
+ANSWERS: dict[str, Any] = {
+    "deployment": "chat",
+    "record": {"tokenIds": True},
+    "workload": {
+        "prompts": {"dataset": {"configMap": {"name": "prompts"}, "path": "a.jsonl", "format": "JSONL"}},
+        "phases": [{"name": "calm", "pattern": "Closed", "concurrency": 4, "requests": 600}],
+    },
+    "storage": {"persistentVolumeClaim": {"claimName": "answers"}},
+}
+
+
 def objects(specdecode: Specdecode, *arguments: object) -> list[dict[str, Any]]:
     result = specdecode("render", *arguments, "-o", "json")
     assert result.exit_code == 0, result.output
@@ -268,3 +285,52 @@ def test_nodes_file_determines_the_gpu_product(specdecode: Specdecode, write: Wr
     found = objects(specdecode, write("a.yaml", manifest("chat")), "--nodes", nodes)
     (workload,) = (each for each in found if each["kind"] == "Deployment")
     assert workload["spec"]["template"]["spec"]["nodeSelector"] == {"nvidia.com/gpu.product": H200}
+
+
+def test_training_is_rendered_with_the_capture_that_measures_its_head(
+    specdecode: Specdecode, write: WriteObject
+) -> None:
+    answers = {**CAPTURE, "spec": ANSWERS}
+    found = objects(specdecode, write("a.yaml", TRAINING, manifest("chat"), answers))
+    claim, job, judge, *_ = found
+    assert kinds([claim, job, judge]) == ["PersistentVolumeClaim", "Job", "SpecDecodeCapture"]
+    assert [each["metadata"]["name"] for each in (claim, job, judge)] == [
+        "head-training",
+        "head-training",
+        "head-judge",
+    ]
+    mounted = [each.get("persistentVolumeClaim") for each in job["spec"]["template"]["spec"]["volumes"]]
+    assert {"claimName": "answers", "readOnly": True} in mounted
+    assert [arm["name"] for arm in judge["spec"]["arms"]] == ["current", "trained", "none", "ngram"]
+    assert judge["spec"]["arms"][1]["speculation"]["draft"]["model"] == "default/head/head"
+    assert not any("ownerReferences" in each["metadata"] for each in found)
+
+
+def test_training_without_a_measurement_and_with_captures_of_the_cluster(
+    specdecode: Specdecode, write: WriteObject
+) -> None:
+    spec = {**TRAINING["spec"], "judgement": {"enabled": False}, "storage": ANSWERS["storage"]}
+    job, *others = objects(specdecode, write("a.yaml", {**TRAINING, "spec": spec}, manifest("chat")))
+    assert job["kind"] == "Job"
+    assert "SpecDecodeCapture" not in kinds(others)
+    mounted = [each.get("persistentVolumeClaim") for each in job["spec"]["template"]["spec"]["volumes"]]
+    assert {"claimName": "evening-capture", "readOnly": True} in mounted
+
+
+@pytest.mark.parametrize(
+    ("changes", "capture", "said"),
+    [
+        ({"deployment": "other"}, ANSWERS, "spec.deployment: other: not found in these files: add its file"),
+        ({}, {**ANSWERS, "record": {}}, "spec.captures[0]: evening: it has no answers"),
+        ({"captures": []}, ANSWERS, "spec.captures: []: rows have one source"),
+        ({"trainer": {"image": "i", "gpus": 1}}, ANSWERS, "spec.trainer.gpus: 1: the target needs"),
+    ],
+)
+def test_training_that_cannot_start_is_an_error(
+    specdecode: Specdecode, write: WriteObject, changes: dict[str, Any], capture: dict[str, Any], said: str
+) -> None:
+    training = {**TRAINING, "spec": {**TRAINING["spec"], **changes}}
+    path = write("a.yaml", training, manifest("chat"), {**CAPTURE, "spec": capture})
+    result = specdecode("render", path)
+    assert result.exit_code == 2
+    assert f"error: head: {said}" in result.stderr

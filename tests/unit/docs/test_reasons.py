@@ -24,7 +24,8 @@ from tests.support.documents import ROOT, sections, table
 
 KINDS = (DEPLOYMENT, CAPTURE, TRAINING)
 OPERATOR = ROOT / "operator"
-OF_DEPLOYMENTS = ("deployment/", "capture/schedules.py")
+REFRESHES = "training/refresh"
+OF_DEPLOYMENTS = ("deployment/", "capture/schedules.py", REFRESHES)
 CAPTURE_DECISIONS = tuple(f"capture/{path.name}" for path in (OPERATOR / "capture").glob("*.py"))
 READERS_OF_ARMS = ("arm_folders.py", "compare_arms.py", "client_requests.py")
 OF_CAPTURES = (
@@ -163,7 +164,7 @@ def reasons(kind: str) -> list[str]:
     [
         (words(*OF_DEPLOYMENTS) - words("deployment/pod_security.py"), [DEPLOYMENT]),
         (words(*OF_CAPTURES) - words("capture/schedules.py", ROWS_OF_TRAININGS), [CAPTURE]),
-        (words(*OF_TRAININGS) - {"Promoted"}, [TRAINING]),
+        (words(*OF_TRAININGS) - words(REFRESHES) - {"Promoted"}, [TRAINING]),
         (words(*OF_ALL), [DEPLOYMENT, CAPTURE, TRAINING]),
         (words(OF_WRITES), [DEPLOYMENT, CAPTURE]),
     ],

@@ -8,7 +8,8 @@ import pytest
 from specdecode_operator.api.capture import SpecDecodeCaptureSpec
 from specdecode_operator.api.crd_validation import broken_rules
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.training import SpecDecodeTrainingSpec, TrainedHead
+from specdecode_operator.api.training import SpecDecodeTrainingSpec
+from specdecode_operator.api.training_status import TrainedHead
 from specdecode_operator.capture.decision import decide
 from specdecode_operator.capture.observation import read_capture
 from specdecode_operator.enums import Method

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdecode_operator.api.training import RowCounts
+from specdecode_operator.api.training_status import RowCounts
 from specdecode_operator.capture.files.training_rows import TrainingError
 from specdecode_operator.training.rows import (
     CaptureSource,

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from specdecode_operator.api.training import RowCounts, TrainedHead, TrainingMethod
+from specdecode_operator.api.training import TrainingMethod
+from specdecode_operator.api.training_status import RowCounts, TrainedHead
 from specdecode_operator.capture.files.formats import CaptureError
 from specdecode_operator.training.files import publish
 from specdecode_operator.training.files.head_check import CheckedHead, check_head
