@@ -139,9 +139,7 @@ ARGUMENTS: tuple[Argument, ...] = (
     Argument("--max-loras", ADAPTERS, _of_adapters(lambda each: _one(each.gpu_slots)), says_more=True),
     Argument("--max-lora-rank", ADAPTERS, _of_adapters(lambda each: _one(each.max_rank)), says_more=True),
     Argument("--max-cpu-loras", ADAPTERS, _of_adapters(lambda each: _one(each.host_slots)), says_more=True),
-    Argument(
-        "--lora-target-modules", ADAPTERS, _of_adapters(lambda each: each.target_modules or None), says_more=True
-    ),
+    Argument("--lora-target-modules", ADAPTERS, _of_adapters(lambda each: each.target_modules or None), says_more=True),
     Argument("--lora-modules", ADAPTERS, _of_adapters(_adapter_modules), says_more=True),
     Argument("--shutdown-timeout", None, lambda s, _: _one(s.shutdown_timeout_s)),
 )

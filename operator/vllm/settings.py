@@ -103,7 +103,8 @@ class NodeGroup:
 class EngineSettings:
     """All settings behind the command line and the environment of one engine.
 
-    ``speculation`` is None without speculation, ``adapters`` without adapters, ``cpu`` on GPUs, and ``group`` on one node.
+    ``speculation`` is None without speculation, ``adapters`` without adapters, ``cpu`` on GPUs, and ``group`` on one
+    node.
     """
 
     model: str
