@@ -88,7 +88,7 @@ def _of_adapters(value: Callable[[AdapterSettings], Values]) -> Callable[[Engine
 
 def _adapter_modules(adapters: AdapterSettings) -> Values:
     """Return each adapter as JSON, because a name may contain =."""
-    return tuple(json.dumps({"name": name, "path": path}) for name, path in adapters.paths)
+    return tuple(json.dumps({"name": name, "path": path}, separators=(",", ":")) for name, path in adapters.paths)
 
 
 def _tls_file(name: str) -> Callable[[EngineSettings, EngineProfile], Values]:

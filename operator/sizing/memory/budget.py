@@ -479,8 +479,8 @@ def _estimate(pair: Pair, device: Device, split: Parallelism) -> Budget:
     # The first shortage is reported.
     needed = full_length if available < full_length else max(full_length, sequences)
     estimated = _estimated_margin_bytes(pair, rank.target_bytes, rank.draft_bytes, rank.activation_bytes)
-    estimated += _adapter_margin_bytes(pair, rank.adapters_bytes)
     margin = _margin_bytes(footprint.era, device, rank, correction) + estimated
+    margin += _adapter_margin_bytes(pair, rank.adapters_bytes)
     slack = _free_outside_bytes(device.total_bytes, requested, footprint.uncharged_bytes)
     weights_fit = rank.target_bytes + rank.draft_bytes < requested
     starts = requested <= device.total_bytes - memory_coefficients().context_bytes
@@ -646,8 +646,7 @@ def estimate_on_cpu(pair: Pair, memory_bytes: int, kv_cache_bytes: int, tensor: 
     # The host is the device: the adapters beside the slots take the same memory.
     adapters += 0 if pair.adapters is None else host_bytes(pair.target, pair.adapters)
     estimated = _estimated_margin_bytes(pair, weights.target_bytes, weights.draft_bytes, 0)
-    estimated += _adapter_margin_bytes(pair, adapters)
-    margin = ceil_div(coefficients.cpu_margin_bytes, tensor) + estimated
+    margin = ceil_div(coefficients.cpu_margin_bytes, tensor) + estimated + _adapter_margin_bytes(pair, adapters)
     requested = weights.target_bytes + weights.draft_bytes + kv_cache_bytes + overhead + adapters
     grouping = cache_layout(pair, split)[0]
     capacity = pool_capacity(grouping, pool_blocks([grouping], [kv_cache_bytes]), limits.max_model_len)
