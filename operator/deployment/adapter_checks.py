@@ -18,9 +18,12 @@ from specdecode_operator.sizing.memory.adapters import (
     lora_support,
 )
 from specdecode_operator.vllm import arguments
+from specdecode_operator.vllm.environment import known_values
 from specdecode_operator.vllm.extra_args_parser import last_option, options
 from specdecode_operator.vllm.profiles import EngineProfile
 
+_ENABLE = "--enable-lora"
+_FUSES_REDUCTIONS, _FUSED = "Inkling", "INKLING_MULTIMEM_AR"
 RUNTIME_VARIABLE = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
 _LORA_FLAGS = frozenset(each.flag for each in arguments.ARGUMENTS if each.field == arguments.ADAPTERS)
 _ONLY_BACKEND = "allgather_reducescatter"
@@ -28,18 +31,12 @@ _ONLY_BACKEND = "allgather_reducescatter"
 
 def adapter_problems(facts: Facts) -> Iterator[Problem]:
     """Yield why vLLM would not start with the adapters of a spec whose models are known."""
-    target, slots, version = facts.pair.target, facts.pair.adapters, facts.pair.limits.engine_version
-    if slots is None or facts.replay is not None:
+    target, slots = facts.pair.target, facts.pair.adapters
+    if facts.replay is not None:
         return
-    # vllm/config/lora.py, verify_with_model_config.
-    if lora_support(target.architecture, version) is LoraSupport.NO:
-        since = first_version(target.architecture)
-        later = f"use vLLM {since} or newer, or merge" if since else "merge"
-        message = (
-            f"vLLM {version} does not support LoRA adapters for {target.architecture}: {later} each adapter into a copy"
-            " of the model, or remove them"
-        )
-        yield Problem(ADAPTERS, f"{len(facts.spec.adapters)} of {target.name}", message)
+    yield from _class_problems(facts)
+    if slots is None:
+        return
     # vllm/lora/layers/logits_processor.py, create_lora_weights.
     if adapts_output_head(target, slots) and target.vocab_size > LARGEST_VOCABULARY:
         message = (
@@ -49,6 +46,29 @@ def adapter_problems(facts: Facts) -> Iterator[Problem]:
         yield Problem(f"{TARGET}.model", target.name, message)
     if target.has_experts:
         yield from _expert_problems(facts)
+
+
+def _class_problems(facts: Facts) -> Iterator[Problem]:
+    """Yield why the class of the target takes no adapters (vllm/config/lora.py, verify_with_model_config)."""
+    target, version, spec = facts.pair.target, facts.pair.limits.engine_version, facts.spec
+    option = last_option(_ENABLE, spec.engine.extra_args, facts.profile)
+    if facts.pair.adapters is not None:
+        field, value = ADAPTERS, f"{len(spec.adapters)} of {target.name}"
+    elif option is not None and not option.negated:
+        field, value = f"spec.engine.extraArgs[{option.index}]", option.name
+    else:
+        return
+    if lora_support(target.architecture, version) is LoraSupport.NO:
+        since = first_version(target.architecture)
+        later = f"use vLLM {since} or newer, or merge" if since else "merge"
+        message = (
+            f"vLLM {version} does not support LoRA adapters for {target.architecture}: {later} each adapter into a copy"
+            " of the model, or remove them"
+        )
+        yield Problem(field, value, message)
+    elif _FUSES_REDUCTIONS in target.architecture and known_values(spec.engine.env).get(_FUSED, "1") not in (None, "0"):
+        message = f"{target.architecture} takes adapters only without fused reductions: set {_FUSED}=0 in engine.env"
+        yield Problem(field, value, message)
 
 
 def _expert_problems(facts: Facts) -> Iterator[Problem]:
