@@ -1,21 +1,24 @@
 """Memory of LoRA adapters against the real vLLM, to the byte.
 
-vLLM's own manager wraps the layers of models on the meta device (see adapter_oracle.py), for tensor parallelism, pipeline
-stages, restricted layers, fully sharded adapters, and experts that are spread or stored as one.
+vLLM's own manager wraps the layers of models on the meta device (see adapter_oracle.py), for tensor parallelism,
+pipeline stages, restricted layers, fully sharded adapters, and experts that are spread or stored as one.
 """
 
 import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from specdecode_operator.sizing.memory.adapters import adapter_bytes, adapters_are_exact
+from specdecode_operator.sizing.data_files import read_data
+from specdecode_operator.sizing.memory.adapters import LoraSupport, adapter_bytes, adapters_are_exact, lora_support
 from specdecode_operator.sizing.pair import AdapterSlots
 from tests.engine.contract_checks import Vllm
 from tests.engine.differences import assert_none
 from tests.engine.oracle_cases import MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, Case
 
+FEWEST_CLASSES = 200
 USUAL = AdapterSlots(gpu=3, host=3, rank=16)
 
 
@@ -119,3 +122,24 @@ def test_adapter_memory_of_estimated_layers_is_not_below_vllm(adapter_answers: d
         for case, answer in answers.items()
         if not all(own >= its for own, its in zip(case.ours(), theirs(answer), strict=True))
     )
+
+
+@pytest.mark.long
+def test_classes_that_support_adapters_are_those_of_vllm(vllm: Vllm, tmp_path: Path) -> None:
+    """If it fails for a new version, correct operator/sizing/data/lora.json."""
+    answers = tmp_path / "classes.json"
+    vllm.h100.begin("adapter_classes", tmp_path, answers).wait()
+    theirs = {name: each for name, each in json.loads(answers.read_text()).items() if each is not None}
+    assert len(theirs) > FEWEST_CLASSES
+    data, version = read_data("lora.json"), vllm.profile.version
+    assert_none(
+        f"{name}: {bool(each)} in vLLM {version}"
+        for name, each in theirs.items()
+        if (lora_support(name, version) is LoraSupport.YES) is not bool(each)
+    )
+    adapted = {name: each for name, each in theirs.items() if each}
+    for table, listed in (("embed_tokens", "embedding"), ("lm_head", "output_head")):
+        missing = [name for name, each in adapted.items() if table in each["tables"] and name not in data[listed]]
+        assert missing == [], listed
+    stacked = {name for name, each in adapted.items() if each["stacked"]}
+    assert stacked == adapted.keys() & set(data["stacked_experts"])
