@@ -13,7 +13,8 @@ from specdecode_operator.deployment.validation import valid_facts
 from specdecode_operator.deployment.warnings import plan_notes
 from specdecode_operator.problems import InvalidSpecError
 from tests.support.decisions import desired_state
-from tests.support.model_caches import decide, jobs, said_by, template
+from tests.support.model_caches import decide, jobs, template
+from tests.support.model_caches import pod as said_by
 from tests.support.objects import H200, Body, pair_70b, parent, tiny_cpu
 
 NODES = (NodeFacts("h200-0", H200, 8),)
