@@ -12,6 +12,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,12 @@ import torch
 from dump_engine_flags import serve_parser
 from oracle_models import Stage, last_words
 from sizing_oracle import arguments, build_stage, size_bytes
-from vllm import envs
+from vllm import envs, lora
 from vllm.config import set_current_vllm_config
 from vllm.lora import model_manager
 from vllm.lora.layers import fused_moe
 from vllm.lora.layers.base import BaseLayerWithLoRA
-from vllm.lora.punica_wrapper.punica_gpu import PunicaWrapperGPU
+from vllm.lora.punica_wrapper import punica_gpu
 
 MATRICES = (
     *("lora_a_stacked", "lora_b_stacked", "w13_lora_a_stacked", "w13_lora_b_stacked"),
@@ -37,6 +38,7 @@ def without_kernel(self: Any, base_layer: Any) -> None:
     """Stand in for the constructor of a layer of experts, without what reads its kernel."""
     BaseLayerWithLoRA.__init__(self)
     self.base_layer, self.moe_config = base_layer, base_layer.moe_config
+    self._shared_experts = base_layer._shared_experts
     parallel = self.moe_config.moe_parallel_config
     self.tp_size, self.tp_rank = parallel.tp_size, parallel.tp_rank
     self.device = torch.device("meta")
@@ -44,6 +46,19 @@ def without_kernel(self: Any, base_layer: Any) -> None:
     self.enable_moe_shared_loras = False
 
 
+def kernel_tables() -> Any:
+    """Return the class of the kernels' tables, whose package needs Triton for the kernels beside it."""
+    path = Path(lora.__file__).parent / "ops/triton_ops/lora_kernel_metadata.py"
+    spec = spec_from_file_location("lora_kernel_metadata", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module.LoRAKernelMeta
+
+
+punica_gpu.LoRAKernelMeta = kernel_tables()
 EXPERTS.__init__ = without_kernel
 EXPERTS.set_mapping = BaseLayerWithLoRA.set_mapping
 
@@ -81,7 +96,7 @@ def matrices(layer: BaseLayerWithLoRA) -> Iterator[torch.Tensor]:
 def table_bytes(manager: Any) -> int:
     """Return the bytes of the tables of indices on the device."""
     config = manager.lora_config
-    wrapper = PunicaWrapperGPU(
+    wrapper = punica_gpu.PunicaWrapperGPU(
         manager.vllm_tokens, max_batches=manager.max_num_seqs, device=torch.device("meta"), lora_config=config
     )
     own = [value for value in vars(wrapper).values() if isinstance(value, torch.Tensor)]

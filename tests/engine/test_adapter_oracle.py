@@ -16,6 +16,7 @@ from specdecode_operator.sizing.memory.adapters import LoraSupport, adapter_byte
 from specdecode_operator.sizing.pair import AdapterSlots
 from tests.engine.contract_checks import Vllm
 from tests.engine.differences import assert_none
+from tests.engine.engine_versions import NEWEST
 from tests.engine.oracle_cases import MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, Case
 
 FEWEST_CLASSES = 200
@@ -80,19 +81,29 @@ EXACT = (
     Adapted("openai/gpt-oss-20b", 2),
     Adapted("mistralai/Mixtral-8x7B-v0.1", 2),
     Adapted("google/gemma-2-2b-it", 2),
-)
-ESTIMATED = (
+    Adapted("google/gemma-3-12b-it", 2),
+    Adapted("microsoft/Phi-3.5-mini-instruct", 2),
+    Adapted("Qwen/Qwen3-VL-2B-Instruct", 2),
+    Adapted("meta-llama/Llama-4-Scout-17B-16E-Instruct", 2),
+    Adapted("zai-org/GLM-4.5", 2),
     Adapted("deepseek-ai/DeepSeek-V2-Lite", 2),
+    Adapted("deepseek-ai/DeepSeek-V3", 8),
     Adapted("Qwen/Qwen3-Next-80B-A3B-Instruct", 2),
     Adapted("Qwen/Qwen3.5-27B", 2),
+    Adapted("Qwen/Qwen3.5-122B-A10B", 2),
 )
+ESTIMATED = (
+    Adapted("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", 2),
+    Adapted("deepseek-ai/DeepSeek-V3.2", 8),
+)
+REFUSED = (Adapted("XiaomiMiMo/MiMo-V2-Flash", 8), Adapted("moonshotai/Kimi-K2.5", 8))
 
 
 @pytest.fixture(scope="session")
 def adapter_answers(vllm: Vllm, tmp_path_factory: pytest.TempPathFactory) -> dict[Adapted, Any]:
     """Return what a version of vLLM reserves in each case."""
     folder = tmp_path_factory.mktemp("adapters")
-    cases, answers = (*EXACT, *ESTIMATED), folder / "answers.json"
+    cases, answers = (*EXACT, *ESTIMATED, *REFUSED), folder / "answers.json"
     given = json.dumps([case.question() for case in cases])
     vllm.h100.begin("adapter_oracle", folder, answers, given=given).wait()
     return dict(zip(cases, json.loads(answers.read_text(encoding="utf-8")), strict=True))
@@ -122,6 +133,12 @@ def test_adapter_memory_of_estimated_layers_is_not_below_vllm(adapter_answers: d
         for case, answer in answers.items()
         if not all(own >= its for own, its in zip(case.ours(), theirs(answer), strict=True))
     )
+
+
+def test_class_without_adapters_is_refused_by_both(adapter_answers: dict[Adapted, Any]) -> None:
+    for case in REFUSED:
+        assert "LoRA is not supported" in adapter_answers[case]["error"]
+        assert lora_support(case.case.geometry.architecture, NEWEST) is LoraSupport.NO
 
 
 @pytest.mark.long

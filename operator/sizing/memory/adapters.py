@@ -4,19 +4,39 @@ vLLM allocates the matrices A and B of all slots for each linear layer when it l
 not by the adapters that it loads later (vllm/lora/model_manager.py, _create_lora_modules). The draft gets none.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import Enum, auto
 from functools import lru_cache
 from typing import Final
 
-from specdecode_operator.enums import Knowledge
+from specdecode_operator.enums import Knowledge, Precision
 from specdecode_operator.sizing.arithmetic import described, named
 from specdecode_operator.sizing.data_files import read_data
-from specdecode_operator.sizing.geometry import Experts, Layer, ModelGeometry, SelfAttention, padded_vocabulary
+from specdecode_operator.sizing.geometry import (
+    DeltaNet,
+    Experts,
+    LatentAttention,
+    Layer,
+    ModelGeometry,
+    SelfAttention,
+    SingleMixer,
+    StateSpace,
+    WeightFormat,
+    padded_vocabulary,
+)
 from specdecode_operator.sizing.pair import AdapterSlots
-from specdecode_operator.sizing.rank_layers import ROUTER, LinearLayer, Split, Stage, rank_layer, whole_model
+from specdecode_operator.sizing.rank_layers import (
+    ROUTER,
+    LinearLayer,
+    Split,
+    Stage,
+    groups_per_rank,
+    rank_layer,
+    whole_model,
+)
 from specdecode_operator.sizing.registered_classes import is_registered
 from specdecode_operator.sizing.result_cache import MEMO_SIZE
+from specdecode_operator.sizing.weights import linear_format, padded_experts
 from specdecode_operator.vllm.versions import release
 
 RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -41,6 +61,9 @@ _COLUMN_PARALLEL: Final = ("q_proj", "gate_proj")
 _ROW_PARALLEL: Final = ("o_proj", "down_proj", "out_proj")
 _SLICES: Final = {"linear_attn.in_proj_qkvz": 4, "linear_attn.in_proj_ba": 2}
 """Matrices A of layers whose parts `rank_layer` does not list (model_executor/layers/mamba/gdn_linear_attn.py)."""
+
+_WITHOUT_SLICES: Final = "Qwen3Next"
+"""Prefix of classes that do not pack these layers (packed_modules_mapping)."""
 
 _INT32_BYTES: Final = 4
 _INT64_BYTES: Final = 8
@@ -95,6 +118,9 @@ class _Classes:
     output_head: frozenset[str]
     wrappers: frozenset[str]
     stacked_experts: frozenset[str]
+    whole_qkv: frozenset[str]
+    whole_gate_up: frozenset[str]
+    unusual: frozenset[str]
 
 
 @lru_cache(maxsize=1)
@@ -105,7 +131,7 @@ def _classes_with_lora() -> _Classes:
     def by_class(key: str) -> dict[str, str]:
         return {name: version for version, names in data[key].items() for name in names}
 
-    sets = {key: frozenset(data[key]) for key in ("classes", "embedding", "output_head", "wrappers", "stacked_experts")}
+    sets = {each.name: frozenset(data[each.name]) for each in fields(_Classes) if isinstance(data[each.name], list)}
     return _Classes(newest=data["newest"], since=by_class("since"), until=by_class("until"), **sets)
 
 
@@ -119,6 +145,7 @@ def adapter_bytes(  # noqa: PLR0913 (all that it depends on)
     slots: AdapterSlots,
     split: Split,
     *,
+    precision: Precision | None = None,
     stage: Stage | None = None,
     tokens: int,
     requests: int,
@@ -126,10 +153,11 @@ def adapter_bytes(  # noqa: PLR0913 (all that it depends on)
 ) -> int:
     """Return the bytes that vLLM reserves for adapters on one rank; ``tokens`` and ``requests`` are those of a step.
 
-    Equal to the buffers of vLLM's own classes for attention, feed-forward layers and experts (a test compares them).
+    ``precision`` is that of the served model; None: of the checkpoint. Equal to the buffers of vLLM's own classes for
+    self-attention, feed-forward layers and experts (a test compares them).
     """
     where = stage or whole_model(geometry)
-    size_bytes = _matrix_bytes(geometry, slots, split, where)
+    size_bytes = _matrix_bytes(geometry, slots, split, where, precision)
     if experts := sum(count for layer, count in where.distinct_layers if isinstance(layer.feed_forward, Experts)):
         # adapter_enabled of each (vllm/lora/layers/fused_moe.py, create_lora_weights).
         size_bytes += experts * (slots.gpu + 1) * _INT32_BYTES
@@ -139,9 +167,12 @@ def adapter_bytes(  # noqa: PLR0913 (all that it depends on)
     return size_bytes + described(tables, "of indices")
 
 
-def _matrix_bytes(geometry: ModelGeometry, slots: AdapterSlots, split: Split, stage: Stage) -> int:
+def _matrix_bytes(
+    geometry: ModelGeometry, slots: AdapterSlots, split: Split, stage: Stage, precision: Precision | None = None
+) -> int:
     """Return the bytes of the matrices A and B of all slots."""
-    rows = sum(count * _layer_rows(geometry, slots, split, layer) for layer, count in stage.distinct_layers)
+    stored = geometry.weight_format(precision)
+    rows = sum(count * _layer_rows(geometry, slots, split, layer, stored) for layer, count in stage.distinct_layers)
     rows += _table_rows(geometry, slots, stage)
     size_bytes = slots.gpu * slots.rank * named(rows, "rows and columns", like=slots.rank) * geometry.dtype_bytes
     tensor = split.tensor
@@ -151,10 +182,22 @@ def _matrix_bytes(geometry: ModelGeometry, slots: AdapterSlots, split: Split, st
     return size_bytes
 
 
-def _layer_rows(geometry: ModelGeometry, slots: AdapterSlots, split: Split, layer: Layer) -> int:
+def _layer_rows(geometry: ModelGeometry, slots: AdapterSlots, split: Split, layer: Layer, stored: WeightFormat) -> int:
     """Return the columns of A and the rows of B of one decoder layer on one rank, all its linear layers together."""
     on_rank = rank_layer(layer, geometry.hidden_size, split)
-    rows = sum(_linear_rows(geometry, slots, split, linear) for linear in on_rank.linears)
+    rows = 0
+    for linear in on_rank.linears:
+        stored_as = linear_format(linear, layer, stored)
+        # Experts in MXFP4 are padded before their adapters are made (fused_moe/config.py, hidden_dim).
+        padded = padded_experts(linear, stored_as)[0] if stored_as.precision is Precision.MXFP4 else linear
+        rows += _linear_rows(geometry, slots, split, padded)
+    for mixer in layer.mixers:
+        # Their convolutions are linear layers, too (model_executor/layers/mamba).
+        if isinstance(mixer, DeltaNet):
+            rows += mixer.conv_kernel + mixer.conv_width // split.tensor
+        elif isinstance(mixer, StateSpace):
+            grouped = groups_per_rank(mixer.num_groups, split.tensor) * mixer.state_size
+            rows += 3 * mixer.conv_kernel + mixer.width // split.tensor + 2 * grouped
     experts = layer.feed_forward if isinstance(layer.feed_forward, Experts) else None
     if experts is None:
         return rows
@@ -177,10 +220,7 @@ def _linear_rows(geometry: ModelGeometry, slots: AdapterSlots, split: Split, lin
     own = EXPERTS if linear.routed else linear.module.rpartition(".")[2]
     if not _is_adapted(own, slots):
         return 0
-    slices = _SLICES.get(linear.module, len(linear.parts))
-    if linear.routed and geometry.architecture in _classes_with_lora().stacked_experts:
-        slices = 1
-    columns, rows = slices * linear.inputs, linear.outputs
+    columns, rows = _slices(geometry, linear) * linear.inputs, linear.outputs
     if slots.fully_sharded and split.tensor > 1:
         narrows = linear.widens if linear.routed else own in _COLUMN_PARALLEL
         if narrows and not _is_replicated(geometry, linear):
@@ -188,6 +228,20 @@ def _linear_rows(geometry: ModelGeometry, slots: AdapterSlots, split: Split, lin
         elif linear.routed or own in _ROW_PARALLEL:
             rows //= split.tensor
     return linear.copies * (columns + rows)
+
+
+def _slices(geometry: ModelGeometry, linear: LinearLayer) -> int:
+    """Return the matrices A of a layer: one for each layer that an adapter may hold apart."""
+    data, architecture = _classes_with_lora(), geometry.architecture
+    if linear.module in _SLICES:
+        return 1 if architecture.startswith(_WITHOUT_SLICES) else _SLICES[linear.module]
+    own = linear.module.rpartition(".")[2]
+    whole = data.stacked_experts if linear.routed else _whole(data).get(own, frozenset())
+    return 1 if architecture in whole else len(linear.parts)
+
+
+def _whole(data: "_Classes") -> dict[str, frozenset[str]]:
+    return {"q_proj": data.whole_qkv, "gate_proj": data.whole_gate_up}
 
 
 def _has_ungated_experts(geometry: ModelGeometry) -> bool:
@@ -242,9 +296,16 @@ def _is_adapted(module: str, slots: AdapterSlots) -> bool:
 
 def adapters_are_exact(geometry: ModelGeometry) -> bool:
     """Return whether sizing knows all layers that vLLM wraps for adapters."""
-    plain = all(isinstance(mixer, SelfAttention) for mixer in geometry.mixers)
-    uniform = all(not layer.own_input_size for layer, _ in geometry.distinct_layers)
-    return geometry.knowledge is Knowledge.EXACT and plain and uniform and _is_described(geometry)
+    usual = geometry.architecture not in _classes_with_lora().unusual and _is_described(geometry)
+    layers = all(not layer.own_input_size for layer, _ in geometry.distinct_layers)
+    return geometry.knowledge is Knowledge.EXACT and usual and layers and all(map(_is_compared, geometry.mixers))
+
+
+def _is_compared(mixer: SingleMixer) -> bool:
+    """Return whether a test compares layers of this kind with vLLM's."""
+    if isinstance(mixer, LatentAttention):
+        return mixer.indexer is None and not mixer.sparse_tokens
+    return isinstance(mixer, SelfAttention | DeltaNet)
 
 
 def adapter_margin_bytes(geometry: ModelGeometry, slots: AdapterSlots, size_bytes: int, tokens: int) -> int:

@@ -273,7 +273,14 @@ def adapter_slots_bytes(pair: Pair, split: Parallelism, stage: Stage, *, on_gpu:
         return 0
     tokens, requests = pair.limits.max_num_batched_tokens, pair.limits.max_num_seqs
     return adapter_bytes(
-        pair.target, pair.adapters, split.layer_split, stage=stage, tokens=tokens, requests=requests, on_gpu=on_gpu
+        pair.target,
+        pair.adapters,
+        split.layer_split,
+        precision=pair.target_precision,
+        stage=stage,
+        tokens=tokens,
+        requests=requests,
+        on_gpu=on_gpu,
     )
 
 

@@ -130,7 +130,13 @@ def test_support_follows_the_class_and_the_version(architecture: str, version: s
 
 @pytest.mark.parametrize(
     ("model", "exact"),
-    [(LLAMA, True), (EXPERTS, True), ("deepseek-ai/DeepSeek-V3", False), ("Qwen/Qwen3-VL-2B-Instruct", False)],
+    [
+        (LLAMA, True),
+        (EXPERTS, True),
+        ("deepseek-ai/DeepSeek-V3", True),
+        ("deepseek-ai/DeepSeek-V3.2", False),
+        ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", False),
+    ],
 )
 def test_margin_is_wider_if_layers_are_not_known(model: str, exact: bool) -> None:
     found, taken = geometry(model), 10**9
