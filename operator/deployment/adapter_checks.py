@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
 from specdecode_operator.deployment.engine_settings import served_names
-from specdecode_operator.deployment.models.model_locations import ADAPTERS, TARGET
+from specdecode_operator.deployment.models.model_locations import ADAPTERS
 from specdecode_operator.deployment.spec_facts import Facts
 from specdecode_operator.problems import Problem
 from specdecode_operator.sizing.arithmetic import format_gib
@@ -40,10 +40,10 @@ def adapter_problems(facts: Facts) -> Iterator[Problem]:
     # vllm/lora/layers/logits_processor.py, create_lora_weights.
     if adapts_output_head(target, slots) and target.vocab_size > LARGEST_VOCABULARY:
         message = (
-            f"has {target.vocab_size} tokens, and vLLM gives adapters to output heads of at most {LARGEST_VOCABULARY}:"
-            " set targetModules of all adapters, without lm_head"
+            f"the target has {target.vocab_size} tokens, and vLLM gives adapters to output heads of at most"
+            f" {LARGEST_VOCABULARY}: set targetModules of all adapters, without lm_head"
         )
-        yield Problem(f"{TARGET}.model", target.name, message)
+        yield Problem(ADAPTERS, f"{len(facts.spec.adapters)} of {target.name}", message)
     if target.has_experts:
         yield from _expert_problems(facts)
 

@@ -70,12 +70,14 @@ def take_adapters(flags: Sequence[Argument], pod: Object, container: Object, bui
 def _take_slots(values: dict[str, Argument], count: int, builder: SpecBuilder) -> None:
     gpu = read_number(values[_GPU].value) if _GPU in values else 1
     host = read_number(values[_HOST].value) if _HOST in values else gpu
-    if gpu is not None and gpu != count:
-        builder.take(values[_GPU].text if _GPU in values else f"{_GPU} (absent)", "adapterSlots.gpu", gpu)
-    if host is not None and host != max(count, gpu or 1):
-        builder.take(values[_HOST].text if _HOST in values else f"{_HOST} (absent)", "adapterSlots.host", host)
-    for name in ("--enable-lora", _RANK, _LAYERS, _GPU, _HOST):
-        if name in values and (name not in (_GPU, _HOST) or builder.get("adapterSlots") is None):
+    left = ["--enable-lora", _RANK, _LAYERS]
+    for name, path, given, usual in ((_GPU, "gpu", gpu, count), (_HOST, "host", host, max(count, gpu or 1))):
+        if given is None or given == usual:
+            left.append(name)
+        else:
+            builder.take(values[name].text if name in values else f"{name} (absent)", f"adapterSlots.{path}", given)
+    for name in left:
+        if name in values:
             builder.own(values[name].text, "the operator sets it from spec.adapters")
 
 

@@ -242,7 +242,7 @@ def _read_adapters(model: Object, remarks: Remarks) -> tuple[list[str], dict[str
         scheme, _, place = uri.partition("://")
         path = {"hf": place, "pvc": f"{_ADAPTERS_PATH}-{index}"}.get(scheme, uri)
         if not path:
-            remarks.decide(where, MISSING, "has no uri: name the adapter, such as hf://org/name")
+            remarks.decide(f"{where}.uri", MISSING, "must name the adapter, such as hf://org/name")
             continue
         if scheme == "pvc":
             claims[path] = place

@@ -25,7 +25,7 @@ def arguments(folder: Path) -> list[str]:
     """Return the arguments for adapters of an engine, with the paths of this machine."""
     adapters: list[Body] = [{"name": name, "model": name, "rank": rank} for name, rank in RANKS.items()]
     spec = SpecDecodeDeploymentSpec.parse(
-        tiny_cpu(adapters=adapters, adapterSlots={"gpu": 1}, engine={"version": SERVED})
+        tiny_cpu(adapters=adapters, adapterSlots={"gpu": 1}, engine={"version": SERVED, "image": "localhost/engine:1"})
     )
     facts = valid_facts(spec)
     settings = engine_settings(spec, facts.pair, 1)

@@ -294,11 +294,10 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
     ],
     "a class of vLLM that supports LoRA; for Inkling, `INKLING_MULTIMEM_AR=0` in `env`": [
         (adapted("stepfun-ai/Step-3.5-Flash"), "does not support LoRA"),
-        (drafting("ngram", "stepfun-ai/Step-3.5-Flash", engine={"extraArgs": ["--enable-lora"]}), "does not support"),
         (adapted("thinkingmachines/Inkling"), "INKLING_MULTIMEM_AR=0"),
     ],
     "a vocabulary of at most 258,048 tokens if the output head takes adapters": [
-        (adapted("org/wide", config=WIDE), "at most 258048"),
+        (adapted("org/wide", config=WIDE, serving={"maxModelLen": 2048}), "at most 258048"),
     ],
     "a target with experts only on GPUs": [
         (

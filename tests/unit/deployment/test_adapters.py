@@ -128,6 +128,20 @@ def test_adaptive_verification_is_rejected_with_adapters() -> None:
     assert "spec.adapters" in problems(spec)["spec.speculation.adaptiveVerification"]
 
 
+def test_class_without_adapters_is_rejected_in_both_places() -> None:
+    spec: Body = {"target": {"model": "stepfun-ai/Step-3.5-Flash"}, "serving": {"maxModelLen": 8192}}
+    assert "does not support LoRA" in problems({**spec, "adapters": [SQL]})["spec.adapters"]
+    flag = {"extraArgs": ["--enable-lora"]}
+    assert "does not support LoRA" in problems({**spec, "engine": flag})["spec.engine.extraArgs[0]"]
+
+
+def test_inkling_needs_a_variable_for_adapters() -> None:
+    spec: Body = {"target": {"model": "thinkingmachines/Inkling"}, "serving": {"maxModelLen": 8192}}
+    assert "INKLING_MULTIMEM_AR=0" in problems({**spec, "adapters": [SQL]})["spec.adapters"]
+    env = [{"name": "INKLING_MULTIMEM_AR", "value": "0"}]
+    valid_facts(SpecDecodeDeploymentSpec.parse({**spec, "adapters": [SQL], "engine": {"env": env}}))
+
+
 def test_two_revisions_of_an_adapter_are_rejected_if_pods_download_them() -> None:
     adapters = [SQL | {"revision": "v1"}, SQL | {"name": "newer", "revision": "v2"}]
     assert "one folder" in problems(pair_70b(adapters=adapters))["spec.adapters[1].revision"]

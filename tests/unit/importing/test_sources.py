@@ -533,7 +533,7 @@ OPEN = {
     "other configurations": (llm(baseRefs=[{"name": "shared"}]), "spec.baseRefs: is set"),
     "an adapter without an address": (
         llm(model={"uri": f"hf://{LLAMA_8B}", "lora": {"adapters": [{"name": "a"}]}}),
-        "spec.model.lora.adapters[0]: absent: has no uri",
+        "spec.model.lora.adapters[0].uri",
     ),
     "workers of data": (llm(worker={"containers": [{}]}, parallelism={"data": 2}), "spec.worker: is set"),
     "a size in quotes": (llm(parallelism={"tensor": "2"}), 'spec.parallelism.tensor: "2": must be a whole number'),
