@@ -45,7 +45,7 @@ def answer(server: Server, model: str) -> str:
     return text
 
 
-@pytest.mark.parametrize("method", ["draft_model", "ngram"])
+@pytest.mark.parametrize("method", ["draft_model", pytest.param("ngram", marks=pytest.mark.long)])
 def test_adapters_answer_by_name_with_speculation(engine: Engine, models: Path, tmp_path: Path, method: str) -> None:
     folder = tmp_path / "adapters"
     engine.run(str(HERE / "tiny_adapters.py"), str(folder))

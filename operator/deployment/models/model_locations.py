@@ -110,7 +110,8 @@ def own_mounts(spec: SpecDecodeDeploymentSpec) -> list[Body]:
     draft = spec.speculation.draft if spec.speculation else None
     names = {claim: each["name"] for each in _common_volumes(spec) if (claim := _claim_in(each)) is not None}
     mounts: dict[str, Body] = {}
-    for model in (*([draft] if draft else []), *spec.adapters):
+    models: list[ServedModel | Adapter] = [*([draft] if draft else []), *spec.adapters]
+    for model in models:
         if (claim := own_claim(model)) is not None:
             kind = "adapter" if isinstance(model, Adapter) else "draft"
             name = names.setdefault(claim, f"{kind}-{hashlib.sha256(claim.encode()).hexdigest()[:8]}")
