@@ -23,7 +23,7 @@ from specdecode_operator.vllm.extra_args_parser import last_option, options
 from specdecode_operator.vllm.profiles import EngineProfile
 
 _ENABLE = "--enable-lora"
-_FUSES_REDUCTIONS, _FUSED = "Inkling", "INKLING_MULTIMEM_AR"
+_FUSES_REDUCTIONS, _FUSED = "inkling", "INKLING_MULTIMEM_AR"
 RUNTIME_VARIABLE = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
 _LORA_FLAGS = frozenset(each.flag for each in arguments.ARGUMENTS if each.field == arguments.ADAPTERS)
 _ONLY_BACKEND = "allgather_reducescatter"
@@ -58,6 +58,7 @@ def _class_problems(facts: Facts) -> Iterator[Problem]:
         field, value = f"spec.engine.extraArgs[{option.index}]", option.name
     else:
         return
+    fuses = target.architecture.lower().startswith(_FUSES_REDUCTIONS)
     if lora_support(target.architecture, version) is LoraSupport.NO:
         since = first_version(target.architecture)
         later = f"use vLLM {since} or newer, or merge" if since else "merge"
@@ -66,7 +67,7 @@ def _class_problems(facts: Facts) -> Iterator[Problem]:
             " of the model, or remove them"
         )
         yield Problem(field, value, message)
-    elif _FUSES_REDUCTIONS in target.architecture and known_values(spec.engine.env).get(_FUSED, "1") not in (None, "0"):
+    elif fuses and known_values(spec.engine.env).get(_FUSED, "1") not in (None, "0"):
         message = f"{target.architecture} takes adapters only without fused reductions: set {_FUSED}=0 in engine.env"
         yield Problem(field, value, message)
 
@@ -90,7 +91,10 @@ def _expert_problems(facts: Facts) -> Iterator[Problem]:
 
 
 def adapter_problems_without_models(spec: SpecDecodeDeploymentSpec, profile: EngineProfile) -> Iterator[Problem]:
-    """Yield names that clients cannot tell apart, and LoRA flags in extraArgs beside adapters."""
+    """Yield names that clients cannot tell apart, and LoRA flags in extraArgs together with adapters.
+
+    An adapter hides the target of its name (vllm/entrypoints/openai/models/serving.py).
+    """
     names = served_names(spec)
     for index, adapter in enumerate(spec.adapters):
         if adapter.name in names:
