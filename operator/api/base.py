@@ -19,6 +19,7 @@ LABEL_VALUE: Final = r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
 VARIABLE_NAME: Final = r"^[-._a-zA-Z][-._a-zA-Z0-9]*$"
 ENGINE_VERSION: Final = r"^[0-9]+\.[0-9]+$"
 SERVED_NAME: Final = r"^[^\s-]( *\S)*$"
+MODULE_NAME: Final = r"^[A-Za-z0-9_][A-Za-z0-9_.]*$"
 TEMPERATURE: Final = r"^[0-2](\.[0-9]{1,2})?$"
 STRETCH: Final = r"^[1-9][0-9]{0,3}(\.[0-9]{1,3})?$"
 RATE: Final = r"^(0\.[0-9]{0,2}[1-9]|[1-9][0-9]{0,5}(\.[0-9]{1,3})?)$"
@@ -47,6 +48,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     VARIABLE_NAME: "an environment variable's name: use letters, digits, _, - and ., not beginning with a digit",
     ENGINE_VERSION: 'a version of vLLM: write two numbers and a dot in quotes, such as "0.32"',
     SERVED_NAME: "a model's name: use no tabs and line ends, no spaces at its ends, and do not begin with -",
+    MODULE_NAME: "a module's name: use letters, digits, _ and ., such as q_proj",
     TEMPERATURE: "a temperature: write a decimal below 3 in quotes, with two places at most, such as '0.7'",
     STRETCH: "a factor: write a decimal from 1 to below 10000 in quotes, with three places at most, such as '4.0'",
     RATE: "a rate: write a decimal above 0 and below 1000000 in quotes, with three places at most, such as '0.5'",

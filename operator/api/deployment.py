@@ -37,7 +37,7 @@ from specdecode_operator.api.base import (
     map_by,
 )
 from specdecode_operator.api.capture import Against, CaptureRun, Percent
-from specdecode_operator.api.speculation import Models, ShortText, Speculation, Target
+from specdecode_operator.api.speculation import Adapter, AdapterSlots, Models, ShortText, Speculation, Target
 from specdecode_operator.api.training import TrainingRun
 from specdecode_operator.enums import (
     AcceleratorType,
@@ -890,6 +890,12 @@ class SpecDecodeDeploymentSpec(ApiModel):
 
     speculation: Speculation | None = None
     """Speculation method and its settings. If not set, the engine does not speculate."""
+
+    adapters: list[Adapter] = Field(default=[], max_length=64, json_schema_extra=map_by("name"))
+    """LoRA adapters of the target. The draft is not adapted, so acceptance is usually lower for their requests."""
+
+    adapter_slots: AdapterSlots | None = None
+    """Memory that engines reserve for adapters. If not set, enough for all adapters at once."""
 
     parallelism: Parallelism = Parallelism()
     """Parallelism of one replica: how the model is split across GPUs."""

@@ -23,6 +23,7 @@ from specdecode_operator.api.deployment import (
     SpecDecodeDeploymentSpec,
 )
 from specdecode_operator.api.speculation import (
+    AdapterSlots,
     AssumedModel,
     HostPath,
     Models,
@@ -211,6 +212,62 @@ def _checkpoints_of(model: str, absent: str) -> tuple[Rule, ...]:
         ),
     )
 
+
+def _sources_of_adapters() -> tuple[Rule, ...]:
+    """Return the rules of ``_source_of`` on adapters, each of which may have its own claim."""
+    none = "!has(self.adapters) || "
+    stored = f"({_HAS_VOLUME} || has(a.persistentVolumeClaim))"
+    outside = f"(a.model.matches('{_ABSOLUTE_OR_OPTION}') || a.model.matches('{_PARENT_FOLDER}'))"
+    return (
+        rule(
+            f"{none}self.adapters.all(a, {stored} || a.model.matches('{_HUB_ID}'))",
+            "adapters: a model in it is not a hub ID: write OWNER/NAME, or copy the folder to a volume and set"
+            " models.volume or its persistentVolumeClaim",
+        ),
+        rule(
+            f"{none}self.adapters.all(a, !{stored} || !{outside})",
+            "adapters: a model in it is not a path inside its volume: write it from the root of the volume, without"
+            " leading / or - and without ..",
+        ),
+        forbidden(
+            f"{none}!self.adapters.exists(a, {stored} && has(a.revision))",
+            "adapters: a revision has no effect on a volume, which is not downloaded: remove one of the two",
+        ),
+    )
+
+
+ADAPTER_SLOTS = (
+    rule(
+        "!has(self.maxRank) || self.maxRank in [1, 8, 16, 32, 64, 128, 256, 320, 512]",
+        "maxRank: is {self.maxRank:d}, which vLLM does not accept: use 1, 8, 16, 32, 64, 128, 256, 320 or 512",
+    ),
+    rule(
+        "!has(self.gpu) || !has(self.host) || self.host >= self.gpu",
+        "host: is {self.host:d}, below gpu {self.gpu:d}, and adapters on the GPU are also kept on the host: raise it,"
+        " or lower gpu",
+    ),
+)
+
+_HAS_ADAPTERS = "has(self.adapters) && self.adapters.size() > 0"
+ADAPTERS = (
+    *_sources_of_adapters(),
+    forbidden(
+        f"!has(self.adapterSlots) || {_HAS_ADAPTERS}",
+        "adapterSlots: there are no adapters to keep: remove it, or set adapters",
+    ),
+    rule(
+        "!has(self.adapterSlots) || !has(self.adapterSlots.maxRank) || !has(self.adapters)"
+        " || self.adapters.all(a, a.rank <= self.adapterSlots.maxRank)",
+        "adapterSlots.maxRank: is {self.adapterSlots.maxRank:d}, below the rank of an adapter: raise it, or remove it",
+    ),
+    rule(
+        "!has(self.adapters) || !has(self.serving.servedModelNames)"
+        " || !self.adapters.exists(a, a.name in self.serving.servedModelNames)",
+        "adapters: a name in it is also in serving.servedModelNames, and clients could not tell the two apart: rename"
+        " one",
+    ),
+)
+"""Rules of the whole spec."""
 
 _HAS_DRAFT_CLAIM = "has(self.speculation.draft.persistentVolumeClaim)"
 _NO_DRAFT: Final = f"!({HAS_DRAFT}) || "
@@ -545,6 +602,7 @@ _RANGES = "self.speculation.numSpeculativeTokensByBatchSize"
 
 SPEC = (
     *SOURCES,
+    *ADAPTERS,
     *REPLAYING_SPEC,
     rule(
         f"!({HAS_DRAFT}) || !has({_DRAFT_LENGTH}) || !has(self.serving.maxModelLen)"
@@ -620,6 +678,7 @@ SERVICE_NAME = rule(
 
 RULES: Mapping[type[ApiModel], tuple[Rule, ...]] = {
     SpecDecodeDeploymentSpec: (*SPEC, *SCHEDULES),
+    AdapterSlots: ADAPTER_SLOTS,
     AssumedModel: ASSUMED_MODEL,
     RopeScaling: ROPE_SCALING,
     Speculation: (*SPECULATION, *OF_TRAINED_DRAFTS),

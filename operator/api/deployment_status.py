@@ -62,6 +62,9 @@ class GpuMemory(ApiModel):
     draft_weights_bytes: int
     """Memory for the draft's weights, in bytes."""
 
+    adapters_bytes: int | None = None
+    """Memory for LoRA adapters, in bytes. Not set without adapters."""
+
     state_bytes: int
     """Memory for persistent sampler and drafter buffers, in bytes."""
 

@@ -1,4 +1,4 @@
-"""Fields of a SpecDecodeDeployment for its models and speculation: target, draft, sources, method, K."""
+"""Fields of a SpecDecodeDeployment for its models and speculation: target, draft, adapters, sources, method, K."""
 
 from typing import Annotated, Any
 
@@ -7,6 +7,8 @@ from pydantic import Field, StrictBool, StrictInt, StringConstraints
 from specdecode_operator.api.base import (
     BOUNDED,
     GIBIBYTES,
+    MODULE_NAME,
+    SERVED_NAME,
     STRETCH,
     ApiModel,
     PersistentVolumeClaimRef,
@@ -27,6 +29,7 @@ from specdecode_operator.enums import (
 ModelId = Annotated[str, StringConstraints(min_length=1, max_length=512)]
 ModelConfig = Annotated[dict[str, Any], Field(max_length=512), BOUNDED]
 ShortText = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+ModuleName = Annotated[str, StringConstraints(max_length=128, pattern=MODULE_NAME)]
 HostDirectory = Annotated[str, StringConstraints(min_length=2, max_length=1024)]
 
 
@@ -128,6 +131,46 @@ class Draft(ServedModel):
 
     max_model_len: StrictInt | None = Field(default=None, ge=1, le=16_777_216)
     """Longest sequence, in tokens, for which the draft proposes tokens."""
+
+
+class Adapter(ApiModel):
+    """LoRA adapter of the target, which clients request by its name."""
+
+    name: Annotated[str, StringConstraints(max_length=256, pattern=SERVED_NAME)]
+    """Model name that clients request to get answers with this adapter."""
+
+    model: ModelId
+    """Hugging Face Hub ID of the adapter, or the path of its folder inside models.volume if one is set."""
+
+    revision: ShortText | None = None
+    """Branch, tag or commit of the Hub repository. Use a commit to pin the files."""
+
+    persistent_volume_claim: PersistentVolumeClaimRef | None = None
+    """Claim that holds the adapter; model is then the path inside it. Engines mount it read-only. If not set, the
+    adapter comes from the same place as the target."""
+
+    rank: StrictInt = Field(ge=1, le=512)
+    """Rank of the adapter: r in its adapter_config.json, or the largest value of its rank_pattern."""
+
+    target_modules: list[ModuleName] = Field(default=[], max_length=64)
+    """Names of the adapted layers, as in target_modules of its adapter_config.json, such as q_proj. If all adapters set
+    it, vLLM reserves memory for these layers only (--lora-target-modules). If empty, all layers."""
+
+
+class AdapterSlots(ApiModel):
+    """Memory that engines reserve for adapters, whether they are in use or not."""
+
+    gpu: StrictInt | None = Field(default=None, ge=1, le=64)
+    """Number of adapters that the requests of one step can use (vLLM's --max-loras). Requests for further adapters
+    wait. Each takes memory on all GPUs. Defaults to the number of adapters."""
+
+    host: StrictInt | None = Field(default=None, ge=1, le=4096)
+    """Number of adapters that each engine process keeps in host memory (vLLM's --max-cpu-loras). Others are read again
+    from disk. Defaults to the number of adapters, or to gpu if that is more."""
+
+    max_rank: StrictInt | None = Field(default=None, ge=1, le=512)
+    """Largest rank for which memory is reserved (vLLM's --max-lora-rank): 1, 8, 16, 32, 64, 128, 256, 320 or 512.
+    Defaults to the smallest of these that is not below the rank of any adapter."""
 
 
 class HostPath(ApiModel):

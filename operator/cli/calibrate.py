@@ -144,7 +144,7 @@ def _measured(log: StartupLog, settings: LoggedSettings, version: str, given: Gi
     terms = (
         Term("device total", budget.total_bytes, memory.total_bytes),
         Term("requested", budget.requested_bytes, memory.requested_bytes),
-        Term("weights loaded", budget.weights_bytes, memory.model_load_bytes),
+        Term("weights loaded", budget.weights_bytes + budget.adapters_bytes, memory.model_load_bytes),
         Term("state and non-torch", budget.state_bytes + budget.non_torch_bytes, beside),
         Term("activation and graphs charged", budget.activation_bytes + budget.cuda_graphs_bytes, peak),
         Term("left for the KV cache", budget.available_kv_bytes, available),

@@ -48,7 +48,7 @@ def problems_data(problems: Iterable[Problem]) -> list[ProblemOutput]:
 
 
 class PerGpu(Output):
-    """Memory per GPU (on CPU: per rank) in bytes. available_kv is requested minus the six terms in between."""
+    """Memory per GPU (on CPU: per rank) in bytes. available_kv is requested minus the seven terms in between."""
 
     total: int
     """Memory of the device, as CUDA reports it."""
@@ -58,6 +58,8 @@ class PerGpu(Output):
     """Weights of the target."""
     draft_weights: int
     """Weights of the draft."""
+    adapters: int
+    """LoRA adapters; 0 without any."""
     state: int
     """Buffers for request state."""
     activation: int

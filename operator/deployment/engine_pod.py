@@ -49,6 +49,7 @@ from specdecode_operator.deployment.live_recorder import (
 from specdecode_operator.deployment.models import model_locations
 from specdecode_operator.deployment.pod_scripts import warm_start
 from specdecode_operator.deployment.pod_template_merge import (
+    DOWNLOAD_ADAPTER,
     DOWNLOAD_DRAFT,
     DOWNLOAD_TARGET,
     PREPARE,
@@ -161,8 +162,8 @@ def _values(key: Key, facts: Facts, plan: Plan, role: Role, *, live: bool = True
         address = ContainerVariable(f"$({HOST_ADDRESS_VARIABLE})") if leads else _LEADER_ADDRESS
         group = NodeGroup(plan.chosen.nodes, _RANK, address, leads=leads, meeting_timeout_s=times.startup_s)
     settings = engine_settings(spec, facts.pair, plan.chosen.tensor, group)
-    command, draft_mount = command_line(settings, facts.profile), model_locations.draft_mount(spec)
-    mounts = [_MODELS_MOUNT, *([draft_mount] if draft_mount else [])]
+    command = command_line(settings, facts.profile)
+    mounts = [_MODELS_MOUNT, *model_locations.own_mounts(spec)]
     own_env = manifest_variables(spec.engine.env)
     env = {**environment(settings), logging_config.LOGGING_CONFIG_VARIABLE: logging_config.LOGGING_CONFIG_PATH}
     # On several nodes, workers do not know when the engine serves, so they could not publish a cache.
@@ -263,9 +264,11 @@ def _access_values(spec: SpecDecodeDeploymentSpec) -> dict[str, Any]:
 
 
 def _downloads(spec: SpecDecodeDeploymentSpec) -> list[dict[str, Any]]:
-    models = {(spec.target.model, spec.target.revision): DOWNLOAD_TARGET}
-    if draft := model_locations.fetched_models(spec).get(model_locations.DRAFT):
-        models.setdefault((draft.model, draft.revision), DOWNLOAD_DRAFT)
+    names = {model_locations.TARGET: DOWNLOAD_TARGET, model_locations.DRAFT: DOWNLOAD_DRAFT}
+    models: dict[tuple[str, str | None], str] = {}
+    for field, each in model_locations.fetched_models(spec).items():
+        index = field.removeprefix(model_locations.ADAPTERS).strip("[]")
+        models.setdefault((each.model, each.revision), names.get(field) or f"{DOWNLOAD_ADAPTER}-{index}")
     return [
         {
             "name": name,
@@ -393,6 +396,7 @@ def _replay_command(facts: Facts, replay: Replay, plan: Plan) -> list[str]:
         flags |= {"match": _MATCHING[replay.match], "unmatched": _UNMATCHED[replay.unmatched]}
     if replay.acceptance:
         flags["acceptance"] = ",".join(f"{each.from_seconds}:{each.percent / 100}" for each in replay.acceptance)
-    names = [f"--served-model-name={name}" for name in served_names(spec)]
+    answers_to = (*served_names(spec), *(each.name for each in spec.adapters))
+    names = [f"--served-model-name={name}" for name in answers_to]
     written = [f"--{name}={value}" for name, value in flags.items() if value is not None]
     return ["specdecode", "replay", "serve", f"{RECORDING_PATH}/{replay.trace.path}", *names, *written]

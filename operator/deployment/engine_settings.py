@@ -94,6 +94,7 @@ def engine_settings(
         cpu=None if accelerator.type is AcceleratorType.GPU else cpu,
         extra_args=tuple(spec.engine.extra_args),
         group=group,
+        adapters=_adapters(spec, pair),
         target_on_v1=pair.era.runner is Runner.V1,
     )
 
@@ -101,6 +102,19 @@ def engine_settings(
 def served_names(spec: SpecDecodeDeploymentSpec) -> tuple[str, ...]:
     """Return the model names that clients may use."""
     return tuple(spec.serving.served_model_names) or (short_name(spec.target.model),)
+
+
+def _adapters(spec: SpecDecodeDeploymentSpec, pair: Pair) -> settings.AdapterSettings | None:
+    slots = pair.adapters
+    if slots is None:
+        return None
+    return settings.AdapterSettings(
+        paths=tuple((each.name, engine_model_path(spec, each)) for each in spec.adapters),
+        gpu_slots=slots.gpu,
+        host_slots=slots.host,
+        max_rank=slots.rank,
+        target_modules=tuple(sorted(slots.modules)),
+    )
 
 
 def _online_quantization(geometry: ModelGeometry, wanted: Precision | None) -> OnlineQuantization | None:

@@ -696,7 +696,10 @@ def plan_status(facts: Facts, plan: Plan) -> PlanStatus:
         draft_knowledge=facts.pair.draft.knowledge if facts.pair.draft else None,
         kv_cache_dtype=kv_cache_dtype(facts),
         max_model_len=facts.pair.limits.max_model_len,
-        per_gpu=GpuMemory(**{term: getattr(budget, term) for term in GpuMemory.model_fields}),
+        per_gpu=GpuMemory(
+            **{term: getattr(budget, term) for term in GpuMemory.model_fields if term != "adapters_bytes"},
+            adapters_bytes=budget.adapters_bytes or None,
+        ),
         kv_bytes_per_token=budget.kv_bytes_per_token,
         kv_cache_tokens=budget.kv_cache_tokens,
         max_concurrency=f"{budget.max_concurrency:.2f}",

@@ -41,7 +41,7 @@ _PROTECTED_IN_ENGINE = {
     "lifecycle": "is set by the operator to drain the engine",
     "envFrom": "could override the operator's variables; list single variables in env",
 }
-DOWNLOAD_TARGET, DOWNLOAD_DRAFT = "download-target", "download-draft"
+DOWNLOAD_TARGET, DOWNLOAD_DRAFT, DOWNLOAD_ADAPTER = "download-target", "download-draft", "download-adapter"
 PREPARE = "prepare-emulation"
 FILES_VOLUME, SOCKETS_VOLUME = "specdecode-recorder", "specdecode-sockets"
 FILES_PATH, SOCKETS_PATH = "/specdecode/recorder", "/specdecode/sockets"
@@ -157,15 +157,20 @@ def _init_container_problems(spec: dict[str, Any], *, replays: bool) -> Iterator
     """Yield changes of the operator's init containers; those that download models have the hub token."""
     for where, container in _elements(spec, "initContainers"):
         name = name_of(container)
-        if name in {DOWNLOAD_TARGET, DOWNLOAD_DRAFT, PREPARE, SIDECAR}:
+        if _downloads(name) or name in {PREPARE, SIDECAR}:
             for field in ("command", "args", "image", "envFrom", "lifecycle", "volumeMounts"):
                 if field in container:
                     yield Problem(f"{where}.{field}", "set", f"{name} is the operator's init container; remove it")
     for where, container in _elements(spec, "initContainers") if replays else ():
-        if name_of(container) in {DOWNLOAD_TARGET, DOWNLOAD_DRAFT}:
+        if _downloads(name_of(container)):
             yield Problem(
                 where, str(name_of(container)), "does not exist, because a replay downloads no models; remove it"
             )
+
+
+def _downloads(name: object) -> bool:
+    """Return whether an init container of this name downloads a model; those of adapters end with their number."""
+    return name in {DOWNLOAD_TARGET, DOWNLOAD_DRAFT} or str(name).startswith(f"{DOWNLOAD_ADAPTER}-")
 
 
 def _engine_problems(spec: dict[str, Any], planned_resources: Mapping[str, str]) -> Iterator[Problem]:

@@ -39,9 +39,10 @@ from specdecode_operator.problems import InvalidSpecError
 from specdecode_operator.sizing.calibration import UNCALIBRATED, Calibration
 from specdecode_operator.sizing.geometry import BLOCK_TOKENS, ModelGeometry
 from specdecode_operator.sizing.kernel_support import Available
-from specdecode_operator.sizing.pair import EngineLimits, Pair, Parallelism, longest_sequence
+from specdecode_operator.sizing.memory.adapters import allowed_rank
+from specdecode_operator.sizing.pair import AdapterSlots, EngineLimits, Pair, Parallelism, longest_sequence
 from specdecode_operator.sizing.plan import PLACE_ONLY, Plan, PlanOptions, pair_at
-from specdecode_operator.vllm.extra_args_parser import attention_backend
+from specdecode_operator.vllm.extra_args_parser import attention_backend, last_option
 from specdecode_operator.vllm.hf_overrides import ConfigOverrides, config_overrides
 from specdecode_operator.vllm.profiles import EngineProfile, UnknownEngineVersionError, find_profile
 
@@ -189,6 +190,27 @@ def _pair(
         checks_by_entropy=speculation is not None and speculation.rejection_sampling is RejectionSampling.FLY,
         draft_head_quantization=speculation.draft_lm_head_quantization if speculation else None,
         refined_candidates=speculation.xpress_top_c if speculation else None,
+        adapters=_adapter_slots(spec, profile),
+    )
+
+
+def _adapter_slots(spec: SpecDecodeDeploymentSpec, profile: EngineProfile) -> AdapterSlots | None:
+    """Return the slots for adapters; by default as many as there are adapters, for the largest rank."""
+    if not spec.adapters:
+        return None
+    count, given = len(spec.adapters), spec.adapter_slots
+    gpu = (given.gpu if given else None) or count
+    rank = (given.max_rank if given else None) or allowed_rank(max(each.rank for each in spec.adapters))
+    # vLLM adapts all layers unless it knows the layers of all adapters.
+    named = all(each.target_modules for each in spec.adapters)
+    modules = frozenset(name for each in spec.adapters for name in each.target_modules) if named else frozenset()
+    sharded = last_option("--fully-sharded-loras", spec.engine.extra_args, profile)
+    return AdapterSlots(
+        gpu=gpu,
+        host=(given.host if given else None) or max(gpu, count),
+        rank=rank,
+        modules=modules,
+        fully_sharded=sharded is not None and not sharded.negated,
     )
 
 

@@ -13,6 +13,7 @@ from typing import Final
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import Key, ReplayMode, SpecDecodeDeploymentSpec
 from specdecode_operator.cluster.nodes import PRODUCT_LABEL, product_refusal
+from specdecode_operator.deployment.adapter_checks import adapter_problems, adapter_problems_without_models
 from specdecode_operator.deployment.engine_settings import engine_settings
 from specdecode_operator.deployment.model_checks import class_problems, pairing_problems
 from specdecode_operator.deployment.models.model_locations import (
@@ -88,6 +89,7 @@ def facts_problems(facts: Facts) -> list[Problem]:
         *_dtype_problems(facts),
         *_cache_dtype_problems(facts),
         *class_problems(spec, pair, profile),
+        *adapter_problems(facts),
         *pairing_problems(spec, pair, profile),
         *_tensor_problems(facts),
         *serving_problems(settings, profile),
@@ -173,6 +175,7 @@ def _problems_without_models(spec: SpecDecodeDeploymentSpec, profile: EngineProf
         *_emulation_problems(spec),
         *_revision_problems(spec),
         *extra_args_problems(spec.engine.extra_args, profile),
+        *adapter_problems_without_models(spec, profile),
         *further,
         *env_problems(spec.engine.env),
         *pod_template_problems(spec.pod_template, platform if replay is None else None),
@@ -184,6 +187,8 @@ def _emulation_problems(spec: SpecDecodeDeploymentSpec) -> Iterator[Problem]:
     """Yield settings that an emulated engine does not support (replay/emulation.py)."""
     if spec.engine.replay is None or spec.engine.replay.mode is not ReplayMode.EMULATED:
         return
+    if spec.adapters:
+        yield Problem("spec.adapters", str(len(spec.adapters)), "mode Emulated runs no adapters: remove them")
     for field in undescribed_models(spec):
         message = "mode Emulated needs the model's config.json: write its content there"
         yield Problem(f"{field}.config", "absent", message)
@@ -318,15 +323,16 @@ def _product_problems(spec: SpecDecodeDeploymentSpec) -> Iterator[Problem]:
 
 def _revision_problems(spec: SpecDecodeDeploymentSpec) -> Iterator[Problem]:
     """Yield two revisions of one model, which each pod would download to the same folder."""
-    draft = fetched_models(spec).get(DRAFT)
-    if draft is None or not downloads_in_pods(spec):
-        return
-    if draft.model == spec.target.model and draft.revision != spec.target.revision:
-        message = (
-            f"the target is the same model at {spec.target.revision or 'its default'}, and pods download both to one"
-            " folder; name one revision for both, or use models.cache, where each has its own"
-        )
-        yield Problem(f"{DRAFT}.revision", shown_or_missing(draft.revision), message)
+    seen: dict[str, tuple[str, str | None]] = {}
+    for field, model in fetched_models(spec).items() if downloads_in_pods(spec) else ():
+        other, revision = seen.setdefault(model.model, (field, model.revision))
+        if model.revision != revision:
+            role = "the target" if other == TARGET else other.removeprefix("spec.")
+            message = (
+                f"{role} is the same model at {revision or 'its default'}, and pods download both to one folder; name"
+                " one revision for both, or use models.cache, where each has its own"
+            )
+            yield Problem(f"{field}.revision", shown_or_missing(model.revision), message)
 
 
 def _host_paths(spec: SpecDecodeDeploymentSpec) -> dict[str, str]:

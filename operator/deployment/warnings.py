@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from specdecode_operator.api.deployment import ReplayMode, Serving, SpecDecodeDeploymentSpec
 from specdecode_operator.api.speculation import ServedModel
+from specdecode_operator.deployment.adapter_checks import adapter_notes
 from specdecode_operator.deployment.live_recorder import live_recorder_blocked
 from specdecode_operator.deployment.model_checks import GETS_LONGER, class_doubts, runs_on_v1, schedule_notes
 from specdecode_operator.deployment.models.checkpoints import config_of, stored_weights
@@ -44,7 +45,8 @@ from specdecode_operator.vllm.versions import split_reference, version_of_image
 _COUNTED_AS_USUAL: Final = (CudagraphMode.PIECEWISE, CudagraphMode.FULL, CudagraphMode.FULL_DECODE_ONLY)
 _UNCOUNTED_FLAGS: Final = (
     *("--cpu-offload-gb", "--offload-group-size"),
-    *("--enable-lora", "--enable-eplb", "--enable-dbo", "--kv-transfer-config"),
+    *("--enable-lora", "--enable-tower-connector-lora", "--specialize-active-lora", "--enable-moe-shared-loras"),
+    *("--enable-mixed-moe-lora-format", "--enable-eplb", "--enable-dbo", "--kv-transfer-config"),
     *("--mm-encoder-tp-mode", "--mm-ipc-gpu-memory-gb"),
     *("--disable-hybrid-kv-cache-manager", "--kv-cache-dtype-skip-layers"),
     *("--mamba-cache-dtype", "--mamba-ssm-cache-dtype", "--mamba-cache-mode"),
@@ -88,6 +90,7 @@ def plan_notes(facts: Facts) -> list[str]:
         *_engine_notes(facts),
         *schedule_notes(facts.spec, facts.profile, facts.pair),
         *_uncounted_notes(facts),
+        *adapter_notes(facts),
         *filter(None, [lossy_answers(facts), _route_note(facts)]),
     ]
 

@@ -19,6 +19,7 @@ from specdecode_operator.cluster.resources import selector_labels
 from specdecode_operator.deployment.models.checkpoints import MODEL_UNKNOWN
 from specdecode_operator.deployment.validation import check_without_models, valid_facts
 from specdecode_operator.enums import Method, Platform
+from specdecode_operator.importing.adapters import split_adapters, take_adapters
 from specdecode_operator.importing.engine_container import (
     find_platform,
     note_defaults,
@@ -233,12 +234,13 @@ def _take_server(
     known = ask_for_unknown(command, read_arguments(command.arguments, profile), builder)
     known = without_group(last_of_each(say_as_now(known, builder, profile), builder), workload.nodes, builder)
     given, certificate_volumes = take_tls(known, pod, container, builder)
+    of_adapters, given = split_adapters(given)
     flags = take_flags(given, builder, profile, secret_keys(container))
     speculative = read_speculation(flags, builder, profile)
     flags = take_speculators(flags, speculative, configs, builder)
     take_speculation(speculative, builder, profile)
     omitted = take_models(flags, speculative.draft, pod, container, builder)
-    omitted.volumes |= certificate_volumes
+    omitted.volumes |= certificate_volumes | take_adapters(of_adapters, pod, container, builder)
     ask_for_files(read_arguments(omitted.arguments, profile), container, builder)
     take_variables(container, command, builder, profile)
     take_pod(pod, container, omitted, builder)

@@ -27,6 +27,7 @@ SECRET_ANNOTATION: Final = "serving.kserve.io/secretName"  # noqa: S105 (no pass
 """Names the Secret with the credentials of a model's storage (pkg/credentials of KServe)."""
 
 _DRAFT_PATH: Final = "/mnt/speculator"
+_ADAPTERS_PATH: Final = "/mnt/adapter"
 _FETCH_IMAGE: Final = "kserve/storage-initializer"
 
 
@@ -230,6 +231,27 @@ def _read_speculator(spec: Object, remarks: Remarks) -> tuple[list[str], str | N
     return ["--speculative-config", json.dumps(config)], uri
 
 
+def _read_adapters(model: Object, remarks: Remarks) -> tuple[list[str], dict[str, str]]:
+    """Return the arguments that the controller writes for LoRA adapters, and their claims by mount path."""
+    modules, claims = list[str](), dict[str, str]()
+    given = mapping(model, "lora")
+    remarks.ask_for_rest(given, ("adapters",), "spec.model.lora")
+    for index, adapter in enumerate(objects(given, "adapters")):
+        where, uri = f"spec.model.lora.adapters[{index}]", str(adapter.get("uri") or "")
+        remarks.ask_for_rest(adapter, ("uri", "name"), where)
+        scheme, _, place = uri.partition("://")
+        path = {"hf": place, "pvc": f"{_ADAPTERS_PATH}-{index}"}.get(scheme, uri)
+        if not path:
+            remarks.decide(f"{where}.uri", MISSING, "must name the adapter, such as hf://org/name")
+            continue
+        if scheme == "pvc":
+            claims[path] = place
+        modules.append(json.dumps({"name": str(adapter.get("name") or place), "path": path}))
+    if modules:
+        remarks.own("spec.model.lora", "becomes spec.adapters, because the controller creates --lora-modules from it")
+    return (["--enable-lora", "--lora-modules", *modules] if modules else []), claims
+
+
 def _snake(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).replace("-", "_").lower()
 
@@ -248,10 +270,6 @@ def read_llm_inference_service(body: Object) -> Workload:
     for key, message in _LLM["asked"].items():
         if spec.get(key) is not None and spec[key] != []:
             remarks.decide(f"spec.{key}", "is set", message)
-    if mapping(model, "lora"):
-        remarks.decide(
-            "spec.model.lora", "is set", "set the adapters with --enable-lora and --lora-modules in extraArgs"
-        )
     if spec.get("router") is not None:
         remarks.own("router", "routes and scheduler select pods: point them at the new Service")
     if spec.get("rolloutStrategy"):
@@ -259,7 +277,10 @@ def read_llm_inference_service(body: Object) -> Workload:
     remarks.ask_for_rest(spec, (*_LLM["read"], *_LLM["asked"]), "spec")
     remarks.drop_metadata(body, read=(SECRET_ANNOTATION,))
     speculation, draft = _read_speculator(spec, remarks)
-    pod = {**mapping(spec, "template"), "containers": _containers(body, spec, speculation, remarks)}
+    adapters, claims = _read_adapters(model, remarks)
+    pod = {**mapping(spec, "template"), "containers": _containers(body, spec, [*speculation, *adapters], remarks)}
+    for path, place in claims.items():
+        pod = _with_claim(pod, place, path.strip("/").replace("/", "-"), path)
     if draft and draft.startswith("pvc://"):
         pod = _with_claim(pod, draft.removeprefix("pvc://"), "kserve-speculator", _DRAFT_PATH)
     pod = with_token(stored(pod, str(model["uri"])), body, remarks)

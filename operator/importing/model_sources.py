@@ -100,12 +100,12 @@ def take_models(
     if named is None:
         builder.decide("spec.target.model", MISSING, "the command has no model: name one")
     else:
-        locations.append(_take_target(named, flags, _find_location(named.values[0], pod, container), builder))
+        locations.append(_take_target(named, flags, find_location(named.values[0], pod, container), builder))
     method = builder.get("speculation.method")
     if drafter and named is not None and method in _IN_TARGET and drafter == named.values[0]:
         builder.own(f"draft {drafter}", "is the target itself, whose checkpoint holds the draft")
     elif drafter and method in {*METHODS_WITH_DRAFT, *_IN_TARGET}:
-        location = _find_location(drafter, pod, container)
+        location = find_location(drafter, pod, container)
         locations.append(location)
         builder.take(f"draft {drafter}", "speculation.draft.model", location.model)
         if location.revision:
@@ -196,7 +196,8 @@ def _take_cache(env: Mapping[str, str], caches: set[str], pod: Object, container
         builder.take(what, "models.cache", {"persistentVolumeClaim": {"claimName": claim}}, remark)
 
 
-def _find_location(model: str, pod: Object, container: Object) -> Location:
+def find_location(model: str, pod: Object, container: Object) -> Location:
+    """Return where the pod has a model from, with the problem if the operator's pods could not have it."""
     copy = "copy it to a PersistentVolumeClaim and name that in spec.models, or use its hub id"
     if "://" in model:
         return Location(model, problem=f"is an address: {copy}")

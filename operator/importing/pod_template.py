@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -51,8 +50,6 @@ _FILE: Final = re.compile(r"(?:/|\.{1,2}/|~)[^\s{}]+|[^\s{}:]+\.(?:jinja2?|j2|py
 
 _NO_FILES: Final = frozenset({"--root-path", "--disable-access-log-for-endpoints"})
 
-_ADAPTERS: Final = "--lora-modules"
-_HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _OF_IMAGE: Final = "/vllm-workspace/"
 """Folder of vLLM's images with its examples: the new engine runs the same image."""
 
@@ -84,34 +81,17 @@ def ask_for_files(passed_on: Iterable[Argument], container: Object, builder: Spe
             held = mount is not None and str(mount["mountPath"]).rstrip("/") not in OWN_MOUNTS
             if held or (container.get("image") and file.startswith(_OF_IMAGE)):
                 continue
-            if given.name == _ADAPTERS and _HUB_ID.fullmatch(file):
-                message = (
-                    "is a hub id, and engines cannot download: put the adapter on a PersistentVolumeClaim, mount that"
-                    " in spec.podTemplate, and name its path there"
-                )
-            else:
-                message = (
-                    "is in the image, or on the machine: mount it in spec.podTemplate, from a ConfigMap or a"
-                    " PersistentVolumeClaim, and name its path there"
-                )
+            message = (
+                "is in the image, or on the machine: mount it in spec.podTemplate, from a ConfigMap or a"
+                " PersistentVolumeClaim, and name its path there"
+            )
             builder.decide("spec.engine.extraArgs", f"{given.name} {file}", message)
 
 
 def _files(given: Argument) -> Iterator[str]:
     if given.path or given.name in _NO_FILES:
         return
-    for value in given.values:
-        if given.name != _ADAPTERS:
-            if _FILE.fullmatch(value):
-                yield value
-            continue
-        # NAME=PATH or {"name": …, "path": …} (entrypoints/openai/cli_args.py, LoRAParserAction)
-        adapter: Any = {}
-        with suppress(ValueError, RecursionError):
-            adapter = json.loads(value)
-        path = mapping({"": adapter}, "").get("path") or value.partition("=")[2]
-        if path and "$(" not in value:
-            yield str(path)
+    yield from (value for value in given.values if _FILE.fullmatch(value))
 
 
 def take_product(pod: Object, builder: SpecBuilder) -> None:

@@ -152,6 +152,17 @@ def spread_problems(target: ModelGeometry, spread: Parallelism, version: str) ->
 
 
 @dataclass(frozen=True)
+class AdapterSlots:
+    """What vLLM reserves for LoRA adapters, whichever it loads."""
+
+    gpu: int  # --max-loras
+    host: int  # --max-cpu-loras
+    rank: int  # --max-lora-rank
+    modules: frozenset[str] = frozenset()  # --lora-target-modules; empty: all layers
+    fully_sharded: bool = False  # --fully-sharded-loras
+
+
+@dataclass(frozen=True)
 class Pair:
     """A target, how tokens are proposed for it, and the engine's limits."""
 
@@ -173,6 +184,7 @@ class Pair:
     # Quantization of the draft's copy of the target's output head: fp8 or nvfp4; None if they share it
     draft_head_quantization: str | None = None
     refined_candidates: int | None = None  # Tokens that a refiner chooses from, 0 for all; None for its file's number
+    adapters: AdapterSlots | None = None  # Slots for LoRA adapters of the target; None if the engine serves none
 
     def __post_init__(self) -> None:
         """Let both models compute in the engine's type (config/speculative.py: the draft gets the target's)."""

@@ -205,8 +205,10 @@ def _gpu_reason(budget: Budget, limits: EngineLimits, split: Parallelism) -> str
         case Term.WEIGHTS:
             return f"weights take {weights} of {usable}, {nothing_left}"
         case Term.OVERHEAD:
-            engine = budget.state_bytes + budget.activation_bytes + budget.cuda_graphs_bytes + budget.non_torch_bytes
-            return f"weights take {weights} and the engine {format_gib(engine)} of {usable}, {nothing_left}"
+            takers = f"weights take {weights}"
+            if budget.adapters_bytes:
+                takers += f", adapters {format_gib(budget.adapters_bytes)}"
+            return f"{takers} and the engine {format_gib(budget.engine_bytes)} of {usable}, {nothing_left}"
         case Term.UTILIZATION:
             return (
                 f"the engine asks for {format_gib(budget.requested_bytes)} of {format_gib(budget.total_bytes)} GiB, "

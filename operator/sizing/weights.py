@@ -296,7 +296,7 @@ def layer_bytes(layer: Layer, geometry: ModelGeometry, weight_format: WeightForm
         stored_as = linear_format(linear, layer, weight_format)
         padded, beside_bytes = linear, 0
         if stored_as.precision is Precision.MXFP4:
-            padded, beside_bytes = _padded_experts(linear, stored_as)
+            padded, beside_bytes = padded_experts(linear, stored_as)
         size_bytes = linear.copies * (
             linear_bytes(stored_as, padded, geometry.dtype_bytes) + padded.bias * geometry.dtype_bytes + beside_bytes
         )
@@ -329,7 +329,7 @@ def _attention_scale_bytes(method: QuantizationMethod, mixer: SingleMixer) -> in
             return 0
 
 
-def _padded_experts(linear: LinearLayer, stored_as: WeightFormat) -> tuple[LinearLayer, int]:
+def padded_experts(linear: LinearLayer, stored_as: WeightFormat) -> tuple[LinearLayer, int]:
     """Return experts in MXFP4 as their kernel stores them, and the bytes in addition to the checkpoint's.
 
     Marlin on Hopper pads the hidden size to 256 and an expert's part to 128 (vLLM, quantization/utils/mxfp4_utils.py):

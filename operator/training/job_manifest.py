@@ -23,7 +23,7 @@ from specdecode_operator.cluster.nodes import GPU_RESOURCE
 from specdecode_operator.deployment.engine_pod import engine_timeouts
 from specdecode_operator.deployment.engine_settings import engine_settings
 from specdecode_operator.deployment.models import model_locations
-from specdecode_operator.deployment.pod_template_merge import DOWNLOAD_DRAFT, DOWNLOAD_TARGET
+from specdecode_operator.deployment.pod_template_merge import DOWNLOAD_ADAPTER, DOWNLOAD_DRAFT, DOWNLOAD_TARGET
 from specdecode_operator.enums import KvCacheDtype
 from specdecode_operator.training.files.pod_settings import (
     BUNDLE,
@@ -211,6 +211,7 @@ def _hidden_states_engine(spec: SpecDecodeTrainingSpec, source: CapturedDeployme
         max_model_len=min(settings.max_model_len, spec.trainer.sequence_length + _MORE_TOKENS),
         data_parallel_size=1,
         speculation=None,
+        adapters=None,
         serving=serving,
         extra_args=tuple(_without(settings.extra_args, _FLAGS_OF_SERVING)),
     )
@@ -301,11 +302,12 @@ def _own_folders(training: Training, volume: str) -> list[Body]:
 
 
 def _downloads(pod_spec: Body) -> list[Body]:
-    """Return the engine's init containers that prepare the target, without those of the draft and sidecars."""
+    """Return the engine's init containers that prepare the target, without those of draft and adapters, and sidecars."""
+    others = (DOWNLOAD_DRAFT, f"{DOWNLOAD_ADAPTER}-")
     return [
         dict(each)
         for each in pod_spec.get("initContainers") or []
-        if name_of(each) != DOWNLOAD_DRAFT and each.get("restartPolicy") != "Always"
+        if not str(name_of(each)).startswith(others) and each.get("restartPolicy") != "Always"
     ]
 
 

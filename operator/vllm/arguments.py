@@ -1,5 +1,6 @@
 """Build the engine's command line from its settings, and list flags that the operator reserves."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
@@ -8,7 +9,7 @@ from typing import Final
 
 from specdecode_operator.enums import Platform
 from specdecode_operator.vllm.profiles import EngineProfile
-from specdecode_operator.vllm.settings import EngineSettings, FieldPath, NodeGroup
+from specdecode_operator.vllm.settings import AdapterSettings, EngineSettings, FieldPath, NodeGroup
 from specdecode_operator.vllm.speculative_config import speculative_config
 
 TLS_PATH = "/etc/specdecode-tls"
@@ -20,6 +21,7 @@ HF_OVERRIDES = "--hf-overrides"
 SPECULATIVE_OPTION = "--speculative-config"
 
 SERVING: Final = "spec.serving."
+ADAPTERS: Final = "spec.adapters"
 
 Values = tuple[str, ...] | None
 """Values that follow a flag: ``()`` for a switch, None to leave the flag out."""
@@ -79,6 +81,16 @@ def _executor(settings: EngineSettings, _: EngineProfile) -> Values:
     return ("mp",) if several else None
 
 
+def _of_adapters(value: Callable[[AdapterSettings], Values]) -> Callable[[EngineSettings, EngineProfile], Values]:
+    """Return the values of an argument that only engines with adapters have."""
+    return lambda settings, _: None if settings.adapters is None else value(settings.adapters)
+
+
+def _adapter_modules(adapters: AdapterSettings) -> Values:
+    """Return each adapter as JSON, because a name may contain =."""
+    return tuple(json.dumps({"name": name, "path": path}, separators=(",", ":")) for name, path in adapters.paths)
+
+
 def _tls_file(name: str) -> Callable[[EngineSettings, EngineProfile], Values]:
     return lambda settings, _: _one(f"{TLS_PATH}/{name}" if settings.tls else None)
 
@@ -122,6 +134,13 @@ ARGUMENTS: tuple[Argument, ...] = (
     Argument(f"{COMPILATION_CONFIG}.cudagraph_mode", "spec.serving.cudagraphMode"),
     Argument("--max-cudagraph-capture-size", "spec.serving.maxCudagraphCaptureSize"),
     Argument(SPECULATIVE_OPTION, "spec.speculation", lambda s, p: _one(speculative_config(s, p))),
+    # Without adapters, users may set these flags themselves.
+    Argument("--enable-lora", ADAPTERS, _of_adapters(lambda _: ()), says_more=True),
+    Argument("--max-loras", ADAPTERS, _of_adapters(lambda each: _one(each.gpu_slots)), says_more=True),
+    Argument("--max-lora-rank", ADAPTERS, _of_adapters(lambda each: _one(each.max_rank)), says_more=True),
+    Argument("--max-cpu-loras", ADAPTERS, _of_adapters(lambda each: _one(each.host_slots)), says_more=True),
+    Argument("--lora-target-modules", ADAPTERS, _of_adapters(lambda each: each.target_modules or None), says_more=True),
+    Argument("--lora-modules", ADAPTERS, _of_adapters(_adapter_modules), says_more=True),
     Argument("--shutdown-timeout", None, lambda s, _: _one(s.shutdown_timeout_s)),
 )
 """Flags that the operator writes, in order. A flag is left out only if all versions and devices have the same default.

@@ -25,6 +25,7 @@ from specdecode_operator.vllm.versions import release
 
 _SPECULATION: Final = "speculation."
 _ENV: Final = "env."
+_ENABLE_LORA: Final = "--enable-lora"
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,8 @@ class Given:
     def __getitem__(self, name: str) -> Any:
         if name in _DERIVED:
             return _DERIVED[name](self)
+        if name == _ENABLE_LORA and self.settings.adapters is not None:
+            return True
         part, _, path = name.partition(".")
         if not name.startswith("--"):
             return (self._further if f"{part}." == _SPECULATION else self.env).get(path)

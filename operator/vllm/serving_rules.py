@@ -257,7 +257,8 @@ def _drafting_problems(
     """Check arguments that conflict with speculation."""
     # vllm/engine/arg_utils.py create_engine_config: adapters need slots for every request's drafted tokens.
     needed = settings.max_num_seqs * (speculation.num_speculative_tokens + 1)
-    if "--enable-lora" in on and settings.max_num_batched_tokens < needed:
+    has_adapters = "--enable-lora" in on or settings.adapters is not None
+    if has_adapters and settings.max_num_batched_tokens < needed:
         message = (
             f"with adapters vLLM needs maxNumSeqs x (K + 1) = {needed} or more; raise it, or lower maxNumSeqs or"
             " numSpeculativeTokens"

@@ -55,6 +55,19 @@ class SpeculationSettings:
         return self.spec.num_speculative_tokens or 0
 
 
+@dataclass(frozen=True)
+class AdapterSettings:
+    """LoRA adapters that the engine loads when it starts, and what it reserves for them."""
+
+    paths: tuple[tuple[str, str], ...]
+    """Name that clients request, and path in the engine's container, of each adapter."""
+    gpu_slots: int
+    host_slots: int
+    max_rank: int
+    target_modules: tuple[str, ...] = ()
+    """Layers that get adapters; empty for all."""
+
+
 class FieldPath:
     """A field below a part of the spec, such as ``suffix.maxTreeDepth``."""
 
@@ -90,7 +103,8 @@ class NodeGroup:
 class EngineSettings:
     """All settings behind the command line and the environment of one engine.
 
-    ``speculation`` is None without speculation, ``cpu`` on GPUs, and ``group`` on one node.
+    ``speculation`` is None without speculation, ``adapters`` without adapters, ``cpu`` on GPUs, and ``group`` on one
+    node.
     """
 
     model: str
@@ -115,6 +129,7 @@ class EngineSettings:
     cpu: CpuSettings | None = None
     extra_args: tuple[str, ...] = ()
     group: NodeGroup | None = None
+    adapters: AdapterSettings | None = None
     target_on_v1: bool = False
     """Whether this version serves this target with this method on model runner V1, even on a GPU."""
 

@@ -80,10 +80,18 @@ def _not_adaptive(settings: EngineSettings, method: Method, profile: EngineProfi
         without = f"engine.extraArgs -O{level.value}"
     if without is not None:
         yield f"needs full CUDA graphs, which {without} turns off; remove one of the two"
+    for place in _rejected_places(settings, profile):
+        yield f"vLLM {version} does not combine it with {place}; remove one of the two"
+
+
+def _rejected_places(settings: EngineSettings, profile: EngineProfile) -> Iterator[str]:
+    """Yield the places of flags that the version does not combine with adaptive verification."""
     for flag in sorted(profile.adaptive_verification.rejected_flags):
         option = last_option(flag, settings.extra_args, profile)
-        if option is not None and not option.negated:
-            yield f"vLLM {version} does not combine it with engine.extraArgs {option.name}; remove one of the two"
+        if flag == "--enable-lora" and settings.adapters is not None:
+            yield "spec.adapters"
+        elif option is not None and not option.negated:
+            yield f"engine.extraArgs {option.name}"
 
 
 _SPECULATION = "spec.speculation"

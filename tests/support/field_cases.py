@@ -130,6 +130,11 @@ def _with_source(source: str) -> Body:
     return pair_70b(engine={"env": [{"name": "ONE", "valueFrom": {source: first}}]})
 
 
+ADAPTED = pair_70b(adapters=[{"name": "sql", "model": "org/sql", "rank": 8}], adapterSlots={"gpu": 1, "host": 1})
+STORED_ADAPTER = pair_70b(
+    adapters=[{"name": "sql", "model": "sql", "rank": 8, "persistentVolumeClaim": {"claimName": "adapters"}}]
+)
+
 TOO_LARGE = pair_70b(
     accelerator={"products": [H100]}, override={"ignorePlan": True, "reason": "to see the engine's own error"}
 )
@@ -206,6 +211,15 @@ DEPLOYMENT_FIELDS: Mapping[str, FieldCase] = {
     "speculation.draftLmHeadQuantization": refused("fp8", "has no copy of the target's output head"),
     "speculation.xpressTopC": refused(64, "has no XPress refiner"),
     "speculation.extraConfig": at({"enforce_eager": True}),
+    "adapters[].name": at("legal", on=ADAPTED),
+    "adapters[].model": at("org/other", on=ADAPTED),
+    "adapters[].revision": at("v2", on=ADAPTED),
+    "adapters[].persistentVolumeClaim.claimName": at("other", on=STORED_ADAPTER),
+    "adapters[].rank": at(9, on=ADAPTED),
+    "adapters[].targetModules[]": at("q_proj", on=ADAPTED),
+    "adapterSlots.gpu": refused(2, "host", on=ADAPTED),
+    "adapterSlots.host": at(2, on=ADAPTED),
+    "adapterSlots.maxRank": at(16, on=ADAPTED),
     "parallelism.tensor": at(4),
     "parallelism.pipeline": at(2, on=NGRAM),
     "parallelism.data": at(2),

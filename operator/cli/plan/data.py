@@ -13,6 +13,7 @@ from specdecode_operator.sizing.geometry import precision_name
 from specdecode_operator.sizing.memory.activation import activation_bytes, on_product, verification_bytes
 from specdecode_operator.sizing.memory.budget import (
     Budget,
+    adapter_slots_bytes,
     graph_bytes,
     graph_pool_bytes,
     non_torch_bytes,
@@ -306,6 +307,7 @@ _WORDS: Final = {
 """Unit of a number, by the name of its field in models and settings."""
 
 _MEASURED: Final = "measured, sizing/data/memory.json"
+_LORA: Final = "vLLM, lora/layers, create_lora_weights; lora/punica_wrapper"
 
 
 class Term(NamedTuple):
@@ -333,6 +335,7 @@ def charged_terms(pair: Pair, split: Parallelism, budget: Budget) -> list[Term]:
     state, activation = charged_state_bytes(pair, split, stage), activation_bytes(pair, split, stage)
     terms = [
         *_weight_terms(pair, split, number),
+        *_adapter_terms(adapter_slots_bytes(pair, split, stage)),
         _sourced("state", state, "vLLM, v1/worker/gpu: sample, structured_outputs.py, states.py, spec_decode"),
         _sourced("activation", activation, "vLLM, profile_run and _dummy_run of its model runner"),
         _graphs(pair, graph_bytes(pair, split)),
@@ -347,7 +350,9 @@ def cpu_terms(pair: Pair, tensor: int, budget: Budget) -> list[Term]:
     """Return the terms of a rank on CPU in addition to the KV cache."""
     weights = _weight_terms(*_traced(pair, Parallelism(tensor)), 0)
     engine = Term("engine", budget.non_torch_bytes, "Python, torch and vLLM's processes", _MEASURED)
-    return [*(term for term in weights if not term.name.endswith(ALLOCATOR)), engine]
+    adapters = Term("adapters", budget.adapters_bytes, "slots, and the adapters that the host keeps", _LORA)
+    further = [adapters] if budget.adapters_bytes else []
+    return [*(term for term in weights if not term.name.endswith(ALLOCATOR)), *further, engine]
 
 
 def outside_terms(pair: Pair, split: Parallelism, budget: Budget) -> list[Term]:
@@ -411,6 +416,10 @@ def _weight_terms(pair: Pair, split: Parallelism, number: int) -> list[Term]:
             words = f"layers in {precision_name(precision, width)}" if name == "layers" else name
             terms += [_sourced(f"{role}: {words}", size, "vLLM's model classes; config.json")] if size else []
     return terms
+
+
+def _adapter_terms(size_bytes: int) -> list[Term]:
+    return [_sourced("LoRA adapters", size_bytes, _LORA)] if size_bytes else []
 
 
 def _graphs(pair: Pair, size_bytes: int) -> Term:

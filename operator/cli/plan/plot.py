@@ -46,6 +46,7 @@ _LABEL_SHARE: Final = 0.03
 _PARTS: Final = (
     ("target weights", "#0072B2", "white", ("target_weights_bytes",)),
     ("draft weights", "#56B4E9", "black", ("draft_weights_bytes",)),
+    ("LoRA adapters", "#CC79A7", "black", ("adapters_bytes",)),
     (
         "state, activation, graphs, NCCL",
         "#E69F00",

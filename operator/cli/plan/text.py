@@ -127,18 +127,21 @@ def _table(candidates: Sequence[Candidate], facts: Facts, *, by_row: bool) -> li
     """Return a table with one column per candidate or, ``by_row``, with one row."""
     copy, percent = candidates[0].split.each_copy, facts.pair.limits.memory_utilization_percent
     unit, engine, held = "GiB per GPU", "state, activation, graphs, NCCL", f"tokens / full requests{copy}"
-    labels = [f"budget ({percent} %)", "target weights", "draft weights", engine, "left for KV cache"]
+    has_adapters = facts.pair.adapters is not None
+    loaded = ["target weights", "draft weights", *(["LoRA adapters"] if has_adapters else [])]
+    labels = [f"budget ({percent} %)", *loaded, engine, "left for KV cache"]
     if by_row:
-        held, labels = f"tokens / requests{copy}", ["budget", "target", "draft", "engine", "left for KV"]
+        loaded = ["target", "draft", *(["adapters"] if has_adapters else [])]
+        held, labels = f"tokens / requests{copy}", ["budget", *loaded, "engine", "left for KV"]
     elif facts.on_cpu:
         unit = "GiB per rank" if (facts.spec.parallelism.tensor or 1) > 1 else "GiB per replica"
-        labels = ["memory needed", "target weights", "draft weights", "engine", "KV cache"]
+        labels = ["memory needed", *loaded, "engine", "KV cache"]
     rows = [(unit, *labels, held, "verdict")]
     for each in candidates:
         budget = each.budget
-        engine_bytes = budget.state_bytes + budget.activation_bytes + budget.cuda_graphs_bytes + budget.non_torch_bytes
         weights = (budget.target_weights_bytes, budget.draft_weights_bytes)
-        sizes = (budget.requested_bytes, *weights, engine_bytes, budget.available_kv_bytes)
+        adapters = (budget.adapters_bytes,) if has_adapters else ()
+        sizes = (budget.requested_bytes, *weights, *adapters, budget.engine_bytes, budget.available_kv_bytes)
         rows.append((each.label, *map(gib, sizes), capacity(budget), each.verdict))
     if by_row:
         return aligned(rows)

@@ -20,6 +20,7 @@ from specdecode_operator.deployment.conditions import Blocked
 from specdecode_operator.deployment.models.checkpoint_reader import Checkpoint, CheckpointError
 from specdecode_operator.deployment.models.model_facts import unpack_facts
 from specdecode_operator.deployment.models.model_locations import (
+    ADAPTERS,
     COMMIT,
     DRAFT,
     HUB_CACHE_PATH,
@@ -284,7 +285,11 @@ def at_commits(
     if speculation is not None and speculation.draft is not None and DRAFT in sources:
         draft = speculation.draft.model_copy(update={"revision": commits[sources[DRAFT].key]})
         speculation = speculation.model_copy(update={"draft": draft})
-    spec = spec.model_copy(update={"target": target, "speculation": speculation})
+    adapters = [
+        each.model_copy(update={"revision": commits[sources[field].key]}) if field in sources else each
+        for field, each in ((f"{ADAPTERS}[{index}]", each) for index, each in enumerate(spec.adapters))
+    ]
+    spec = spec.model_copy(update={"target": target, "speculation": speculation, "adapters": adapters})
     kept = {**(wanted_downloads(written) if written is not None else {}), **sources}
     return replace(facts, spec=spec), [downloads_config_map(key, uid, kept, commits)]
 

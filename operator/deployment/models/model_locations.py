@@ -10,13 +10,13 @@ from typing import Final
 
 from specdecode_operator.api.base import Body
 from specdecode_operator.api.deployment import SpecDecodeDeploymentSpec
-from specdecode_operator.api.speculation import Draft, ModelCheckpoint, ServedModel
+from specdecode_operator.api.speculation import Adapter, Draft, ModelCheckpoint, ServedModel
 from specdecode_operator.deployment.models.checkpoint_reader import Checkpoint
 from specdecode_operator.enums import Quantization
 from specdecode_operator.sizing.arithmetic import MIB, gib_to_bytes
 from specdecode_operator.sizing.catalogue import find_entry
 from specdecode_operator.sizing.families.assumed import Assumption
-from specdecode_operator.untrusted import mapping
+from specdecode_operator.untrusted import mapping, objects
 from specdecode_operator.vllm.environment import manifest_variables
 
 MODELS_PATH: Final = "/models"
@@ -24,6 +24,7 @@ MODELS_PATH: Final = "/models"
 HUB_CACHE_PATH: Final = f"{MODELS_PATH}/hub"
 COMMIT: Final = re.compile(r"[0-9a-f]{7,64}")
 DRAFTS_PATH: Final = "/drafts"
+ADAPTERS_PATH: Final = "/adapters"
 COMPILED_PATH: Final = "/compiled"
 COMPILE_CACHE_PATH: Final = "/tmp/vllm-cache"  # noqa: S108  the pod's own
 _PROXIES: Final = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
@@ -35,13 +36,13 @@ def model_path(model: str) -> str:
     return f"{MODELS_PATH}/{model.strip('/')}"
 
 
-def engine_model_path(spec: SpecDecodeDeploymentSpec, model: ServedModel | ModelCheckpoint) -> str:
+def engine_model_path(spec: SpecDecodeDeploymentSpec, model: ServedModel | ModelCheckpoint | Adapter) -> str:
     """Return the path from which the engine loads a model; in a cache, the snapshot of one commit.
 
     The layout is the same as in huggingface_hub (file_download.py, repo_folder_name).
     """
-    if (claim := draft_claim(model)) is not None:
-        return f"{DRAFTS_PATH}/{claim}/{model.model.strip('/')}"
+    if (claim := own_claim(model)) is not None:
+        return f"{_mount_path(model, claim)}/{model.model.strip('/')}"
     if not downloads_to_cache(spec):
         return model_path(model.model)
     folder = f"models--{model.model.replace('/', '--')}"
@@ -49,10 +50,14 @@ def engine_model_path(spec: SpecDecodeDeploymentSpec, model: ServedModel | Model
     return f"{HUB_CACHE_PATH}/{folder}/snapshots/{commit}"
 
 
-def draft_claim(model: ServedModel | ModelCheckpoint) -> str | None:
-    """Return the draft's own claim; None for a model in the same place as the target."""
-    claim = model.persistent_volume_claim if isinstance(model, Draft) else None
+def own_claim(model: ServedModel | ModelCheckpoint | Adapter) -> str | None:
+    """Return the own claim of a draft or an adapter; None for a model in the same place as the target."""
+    claim = model.persistent_volume_claim if isinstance(model, Draft | Adapter) else None
     return claim.claim_name if claim else None
+
+
+def _mount_path(model: ServedModel | ModelCheckpoint | Adapter, claim: str) -> str:
+    return f"{ADAPTERS_PATH if isinstance(model, Adapter) else DRAFTS_PATH}/{claim}"
 
 
 def downloads_to_cache(spec: SpecDecodeDeploymentSpec) -> bool:
@@ -81,7 +86,7 @@ def claims_named(spec: object) -> frozenset[str]:
     if not isinstance(spec, dict):
         return frozenset()
     models, draft = mapping(spec, "models"), mapping(mapping(spec, "speculation"), "draft")
-    places = (mapping(models, "volume"), mapping(models, "cache"), draft)
+    places = (mapping(models, "volume"), mapping(models, "cache"), draft, *objects(spec, "adapters"))
     claims = [mapping(place, "persistentVolumeClaim").get("claimName") for place in places]
     return frozenset(claim for claim in claims if isinstance(claim, str))
 
@@ -89,25 +94,30 @@ def claims_named(spec: object) -> frozenset[str]:
 def engine_volumes(spec: SpecDecodeDeploymentSpec) -> list[Body]:
     """Return the volumes of an engine pod for models and the compile cache."""
     volumes = _common_volumes(spec)
-    mount = draft_mount(spec)
-    if mount is None or any(each["name"] == mount["name"] for each in volumes):
-        return volumes
-    claim = {"claimName": mount["mountPath"].rpartition("/")[2], "readOnly": True}
-    return [*volumes, {"name": mount["name"], "persistentVolumeClaim": claim}]
+    for mount in own_mounts(spec):
+        if all(each["name"] != mount["name"] for each in volumes):
+            claim = {"claimName": mount["mountPath"].rpartition("/")[2], "readOnly": True}
+            volumes = [*volumes, {"name": mount["name"], "persistentVolumeClaim": claim}]
+    return volumes
 
 
-def draft_mount(spec: SpecDecodeDeploymentSpec) -> Body | None:
-    """Return the mount of the draft's own claim; None without one.
+def own_mounts(spec: SpecDecodeDeploymentSpec) -> list[Body]:
+    """Return the mounts of the own claims of draft and adapters.
 
-    Its path and the name of its volume depend on the claim, because one pod may run engines with several drafts.
+    Their paths and the names of their volumes depend on the claim, because one pod may run engines with several drafts.
+    A pod that names a claim in two volumes does not start, so mounts share a volume.
     """
     draft = spec.speculation.draft if spec.speculation else None
-    claim = draft_claim(draft) if draft else None
-    if claim is None:
-        return None
-    own = f"draft-{hashlib.sha256(claim.encode()).hexdigest()[:8]}"
-    name = next((each["name"] for each in _common_volumes(spec) if _claim_in(each) == claim), own)
-    return {"name": name, "mountPath": f"{DRAFTS_PATH}/{claim}", "readOnly": True}
+    names = {claim: each["name"] for each in _common_volumes(spec) if (claim := _claim_in(each)) is not None}
+    mounts: dict[str, Body] = {}
+    models: list[ServedModel | Adapter] = [*([draft] if draft else []), *spec.adapters]
+    for model in models:
+        if (claim := own_claim(model)) is not None:
+            kind = "adapter" if isinstance(model, Adapter) else "draft"
+            name = names.setdefault(claim, f"{kind}-{hashlib.sha256(claim.encode()).hexdigest()[:8]}")
+            path = _mount_path(model, claim)
+            mounts[path] = {"name": name, "mountPath": path, "readOnly": True}
+    return list(mounts.values())
 
 
 def _common_volumes(spec: SpecDecodeDeploymentSpec) -> list[Body]:
@@ -150,6 +160,7 @@ def models_volume(spec: SpecDecodeDeploymentSpec) -> Body:
 NOTHING_ASSUMED: Final = Assumption()
 TARGET: Final = "spec.target"
 DRAFT: Final = "spec.speculation.draft"
+ADAPTERS: Final = "spec.adapters"
 
 
 @dataclass(frozen=True)
@@ -191,14 +202,16 @@ def served_models(spec: SpecDecodeDeploymentSpec) -> dict[str, ServedModel]:
     return {TARGET: spec.target} | ({DRAFT: draft} if draft else {})
 
 
-def fetched_models(spec: SpecDecodeDeploymentSpec) -> dict[str, ServedModel]:
-    """Return the served models in the place that spec.models names, by field; without a draft on its own claim."""
-    return {field: model for field, model in served_models(spec).items() if draft_claim(model) is None}
+def fetched_models(spec: SpecDecodeDeploymentSpec) -> dict[str, ServedModel | Adapter]:
+    """Return target, draft and adapters in the place that spec.models names, by field; none on its own claim."""
+    adapters = {f"{ADAPTERS}[{index}]": each for index, each in enumerate(spec.adapters)}
+    models: dict[str, ServedModel | Adapter] = {**served_models(spec), **adapters}
+    return {field: model for field, model in models.items() if own_claim(model) is None}
 
 
 def model_source(spec: SpecDecodeDeploymentSpec, model: ServedModel | ModelCheckpoint) -> ModelSource:
     """Return the location of a model of the spec."""
-    if (own := draft_claim(model)) is not None:
+    if (own := own_claim(model)) is not None:
         return ModelSource(model.model.strip("/"), claim=own)
     volume = spec.models.volume
     if volume is None:

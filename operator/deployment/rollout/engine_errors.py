@@ -151,7 +151,12 @@ ENGINE_ERRORS: Final = (
     # vllm/config/lora.py verify_with_model_config
     _refused(
         re.compile(r"LoRA is not supported for [^\n]*"),
-        "remove --enable-lora from spec.engine.extraArgs",
+        "remove spec.adapters, or --enable-lora from spec.engine.extraArgs",
+    ),
+    # vllm/lora/peft_helper.py validate_legal
+    _refused(
+        re.compile(r"LoRA rank \d+ is greater than max_lora_rank \d+[^\n]*"),
+        "set the rank of that adapter in spec.adapters to r of its adapter_config.json",
     ),
     # vllm/config/speculative.py _validate_suffix_decoding
     _refused(

@@ -24,6 +24,7 @@ from specdecode_operator.sizing.memory.activation import (
     unprofiled_latent_bytes,
     verification_bytes,
 )
+from specdecode_operator.sizing.memory.adapters import adapter_bytes, adapter_margin_bytes, host_bytes
 from specdecode_operator.sizing.memory.buffers import (
     METHODS_WITH_TOKEN_TABLE,
     adaptive_graphs,
@@ -56,7 +57,7 @@ from specdecode_operator.sizing.pair import (
     loaded_draft,
     spread_problems,
 )
-from specdecode_operator.sizing.rank_layers import stages
+from specdecode_operator.sizing.rank_layers import Stage, stages
 from specdecode_operator.sizing.result_cache import MEMO_SIZE, Memo
 from specdecode_operator.sizing.tensor_parallel import split_remedy, tensor_problems
 from specdecode_operator.sizing.version_rules import (
@@ -117,6 +118,7 @@ def graph_bytes(pair: Pair, split: Parallelism) -> int:
     sizes = memory_coefficients().graphs
     if era.runner is Runner.V2:
         of_sizes = (capture_sizes(pair) - 1 + further_graphs(pair) + adaptive_graphs(pair)) * sizes.v2_size
+        of_sizes *= _captures_of_a_size(pair)
         if pair.adaptive_verification and sizing_facts(pair.limits.engine_version)["charges_timed_steps"]:
             # Up to 0.32 the steps that time adaptive verification run in the estimate, up to a full step, and what
             # they leave in torch's cache is taken for graphs (v1/worker/gpu/model_runner.py, capture_model).
@@ -152,7 +154,16 @@ def _v1_graph_bytes(pair: Pair, split: Parallelism, per_layer: int, per_step: in
     layers = named(ceil_div(pair.target.num_layers, split.pipeline), "layers of the target", like=split.tensor)
     drafting = named(ceil_div(draft[0].num_layers, 2) if draft else 0, "of the drafter", like=split.tensor)
     full = (layers + drafting) * per_layer + _QUANTIZATION_STEPS.get(pair.target_precision, 0) * per_step
-    return full * (capture_sizes(pair) - 1) // (memory_coefficients().graphs.v1_sizes - 1)
+    graphs = _captures_of_a_size(pair) * (capture_sizes(pair) - 1)
+    return full * graphs // (memory_coefficients().graphs.v1_sizes - 1)
+
+
+def _captures_of_a_size(pair: Pair) -> int:
+    """Return how often a size is captured: with adapters also without one (v1/worker/gpu/lora_utils.py).
+
+    cudagraph_specialize_lora is on by default (config/compilation.py).
+    """
+    return 1 if pair.adapters is None else 2
 
 
 def slack_bytes(pair: Pair, total_bytes: int, requested_bytes: int, split: Parallelism) -> int:
@@ -186,7 +197,8 @@ class Rank(NamedTuple):
     activation_bytes: int
     graphs_bytes: int
     non_torch_bytes: int
-    correction_bytes: int = 0  # What measurements change in the three before
+    adapters_bytes: int = 0  # Slots for LoRA adapters
+    correction_bytes: int = 0  # What measurements change in the estimated terms
 
     @property
     def estimated_bytes(self) -> int:
@@ -243,7 +255,8 @@ def _footprint(pair: Pair, split: Parallelism) -> Footprint:
     ranks = []
     for stage, weights in zip(stages(pair.target, split.pipeline), stage_weights(pair, split), strict=True):
         state, activation = charged_state_bytes(pair, split, stage), activation_bytes(pair, split, stage)
-        ranks.append(Rank(weights.target_bytes, weights.draft_bytes, state, activation, graphs, non_torch))
+        adapters = adapter_slots_bytes(pair, split, stage)
+        ranks.append(Rank(weights.target_bytes, weights.draft_bytes, state, activation, graphs, non_torch, adapters))
     return Footprint(
         era=pair.era,
         ranks=tuple(ranks),
@@ -251,6 +264,23 @@ def _footprint(pair: Pair, split: Parallelism) -> Footprint:
         effective_batch=effective_batch(pair),
         overrun_bytes=verification_bytes(pair, split.tensor),
         uncharged_bytes=_uncharged_bytes(pair, split),
+    )
+
+
+def adapter_slots_bytes(pair: Pair, split: Parallelism, stage: Stage, *, on_gpu: bool = True) -> int:
+    """Return the bytes that one rank of a stage reserves for LoRA adapters; 0 if the engine serves none."""
+    if pair.adapters is None:
+        return 0
+    tokens, requests = pair.limits.max_num_batched_tokens, pair.limits.max_num_seqs
+    return adapter_bytes(
+        pair.target,
+        pair.adapters,
+        split.layer_split,
+        precision=pair.target_precision,
+        stage=stage,
+        tokens=tokens,
+        requests=requests,
+        on_gpu=on_gpu,
     )
 
 
@@ -342,7 +372,7 @@ class Term(StrEnum):
 class Budget:
     """Memory of one GPU (on CPU: of one replica) in bytes, by term.
 
-    ``requested`` less the six terms is ``available_kv``.
+    ``requested`` less the seven terms is ``available_kv``.
     """
 
     total_bytes: int  # Memory of the device
@@ -376,11 +406,17 @@ class Budget:
     uncalibrated_gpu: bool = False  # Whether no log of this GPU confirms the estimates; the margin is wider then
     # Requests that may run at once, where the KV cache has too few blocks for as many as usual; None: as asked for
     fewer_seqs: int | None = None
+    adapters_bytes: int = 0  # Slots for LoRA adapters
 
     @property
     def weights_bytes(self) -> int:
         """Weights of target and draft together."""
         return self.target_weights_bytes + self.draft_weights_bytes
+
+    @property
+    def engine_bytes(self) -> int:
+        """What the engine needs in addition to weights, adapters and KV cache."""
+        return self.state_bytes + self.activation_bytes + self.cuda_graphs_bytes + self.non_torch_bytes
 
     @property
     def estimated_bytes(self) -> int:
@@ -451,6 +487,7 @@ def _estimate(pair: Pair, device: Device, split: Parallelism) -> Budget:
     needed = full_length if available < full_length else max(full_length, sequences)
     estimated = _estimated_margin_bytes(pair, rank.target_bytes, rank.draft_bytes, rank.activation_bytes)
     margin = _margin_bytes(footprint.era, device, rank, correction) + estimated
+    margin += _adapter_margin_bytes(pair, rank.adapters_bytes)
     slack = _free_outside_bytes(device.total_bytes, requested, footprint.uncharged_bytes)
     weights_fit = rank.target_bytes + rank.draft_bytes < requested
     starts = requested <= device.total_bytes - memory_coefficients().context_bytes
@@ -493,6 +530,7 @@ def _estimate(pair: Pair, device: Device, split: Parallelism) -> Budget:
         calibrated=footprint.era.calibrated and device.calibrated,
         verdict=_verdict_of(term),
         binding_term=term,
+        adapters_bytes=rank.adapters_bytes,
         correction_bytes=rank.correction_bytes,
         calibration=None if correction is None else correction.sentence,
         uncalibrated_gpu=not device.calibrated,
@@ -503,13 +541,13 @@ def find_correction(pair: Pair, device: Device, split: Parallelism) -> Correctio
     """Return the calibration's correction for engines like this; None without one.
 
     It measured engines with tensor parallelism only, the engine's own graphs and 16 bits. Pipeline stages,
-    data-parallel copies, spread experts, and other graphs or types are not corrected.
+    data-parallel copies, spread experts, adapters, and other graphs or types are not corrected.
     """
     if not pair.calibration.entries:
         return None
     limits = pair.limits
     usual = limits.has_own_graphs and limits.dtype_bytes == SIXTEEN_BIT_BYTES
-    if split != Parallelism(split.tensor) or not usual or pair.other_draft_lengths:
+    if split != Parallelism(split.tensor) or not usual or pair.other_draft_lengths or pair.adapters:
         return None
     return pair.calibration.find(engine_kind(pair, device.product, split.tensor))
 
@@ -571,6 +609,12 @@ def _estimated_margin_bytes(pair: Pair, target_bytes: int, draft_bytes: int, act
     return margin
 
 
+def _adapter_margin_bytes(pair: Pair, adapters_bytes: int) -> int:
+    if pair.adapters is None:
+        return 0
+    return adapter_margin_bytes(pair.target, pair.adapters, adapters_bytes, pair.limits.max_num_batched_tokens)
+
+
 def tightest_grouping(pair: Pair, split: Parallelism, budget: Budget) -> KvGrouping:
     """Return the KV cache groups of the budget's pipeline stage."""
     return cache_layout(pair, split)[tightest_stage(pair, split, budget)]
@@ -604,10 +648,13 @@ def estimate_on_cpu(pair: Pair, memory_bytes: int, kv_cache_bytes: int, tensor: 
     # Each rank has its share of the engine's own processes, and of the margin.
     further_ranks = (tensor - 1) * coefficients.cpu_rank_overhead_bytes
     overhead = ceil_div(coefficients.cpu_overhead_bytes + further_ranks, tensor)
-    estimated = _estimated_margin_bytes(pair, weights.target_bytes, weights.draft_bytes, 0)
-    margin = ceil_div(coefficients.cpu_margin_bytes, tensor) + estimated
-    requested = weights.target_bytes + weights.draft_bytes + kv_cache_bytes + overhead
     limits, split = pair.limits, Parallelism(tensor)
+    adapters = adapter_slots_bytes(pair, split, stages(pair.target, 1)[0], on_gpu=False)
+    # The host is the device: the adapters beside the slots take the same memory.
+    adapters += 0 if pair.adapters is None else host_bytes(pair.target, pair.adapters)
+    estimated = _estimated_margin_bytes(pair, weights.target_bytes, weights.draft_bytes, 0)
+    margin = ceil_div(coefficients.cpu_margin_bytes, tensor) + estimated + _adapter_margin_bytes(pair, adapters)
+    requested = weights.target_bytes + weights.draft_bytes + kv_cache_bytes + overhead + adapters
     grouping = cache_layout(pair, split)[0]
     capacity = pool_capacity(grouping, pool_blocks([grouping], [kv_cache_bytes]), limits.max_model_len)
     needed = blocks_for(grouping, limits.max_model_len, limits.min_concurrency) * grouping.bytes_per_block
@@ -639,4 +686,5 @@ def estimate_on_cpu(pair: Pair, memory_bytes: int, kv_cache_bytes: int, tensor: 
         calibrated=True,
         verdict=_verdict_of(term),
         binding_term=term,
+        adapters_bytes=adapters,
     )

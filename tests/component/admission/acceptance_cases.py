@@ -250,6 +250,19 @@ engine:
   - {name: D, valueFrom: {resourceFieldRef: {resource: limits.memory, containerName: engine, divisor: 1Mi}}}
   - {name: E, value: "", valueFrom: {fieldRef: {fieldPath: status.podIP}}}
 """,
+    "adapters": """
+target: {model: org/target}
+adapters:
+- {name: a, model: org/a, rank: 16, revision: main, targetModules: [q_proj, v_proj]}
+- {name: b, model: folder/b, rank: 24, persistentVolumeClaim: {claimName: adapters}}
+adapterSlots: {gpu: 1, host: 4, maxRank: 32}
+serving: {servedModelNames: [base]}
+""",
+    "adapters in a volume": """
+target: {model: target}
+adapters: [{name: a, model: folder/a, rank: 512}]
+models: {volume: {persistentVolumeClaim: {claimName: models}}}
+""",
     "captured by the clock, as usual": """
 target: {model: org/target}
 captures: [{name: nightly, schedule: 0 3 * * *}]

@@ -113,6 +113,50 @@ MODELS = {
         "spec.speculation.draft.checkpoints",
         "without ..",
     ),
+    "adapter that is no hub id": Bad(
+        "adapters: [{name: a, model: a/b/c, rank: 8}]", "spec.adapters", "write OWNER/NAME"
+    ),
+    "adapter outside of its volume": Bad(
+        f"adapters: [{{name: a, model: ../a, rank: 8, {DRAFT_CLAIM}}}]", "spec.adapters", "without .."
+    ),
+    "adapter's revision in a volume": Bad(
+        f"adapters: [{{name: a, model: a, rank: 8, revision: main, {DRAFT_CLAIM}}}]", "spec.adapters", "remove one"
+    ),
+    "adapter with a name of the target": Bad(
+        "adapters: [{name: a, model: org/a, rank: 8}]\nserving: {servedModelNames: [b, a]}",
+        "spec.adapters",
+        "could not tell the two apart",
+    ),
+    "two adapters of one name": Bad(
+        "adapters: [{name: a, model: org/a, rank: 8}, {name: a, model: org/b, rank: 8}]",
+        "spec.adapters[1]",
+        "Duplicate",
+    ),
+    "adapter without a rank": Bad("adapters: [{name: a, model: org/a}]", "spec.adapters[0].rank", "Required"),
+    "adapter beyond the engine's largest rank": Bad(
+        "adapters: [{name: a, model: org/a, rank: 513}]", "spec.adapters[0].rank", "less than or equal to 512"
+    ),
+    "adapter of a module with a space": Bad(
+        "adapters: [{name: a, model: org/a, rank: 8, targetModules: ['q proj']}]",
+        "spec.adapters[0].targetModules[0]",
+        "should match",
+    ),
+    "slots without adapters": Bad("adapterSlots: {gpu: 1}", "spec.adapterSlots", "set adapters"),
+    "rank that vLLM does not know": Bad(
+        "adapters: [{name: a, model: org/a, rank: 8}]\nadapterSlots: {maxRank: 24}",
+        "spec.adapterSlots.maxRank",
+        "use 1, 8, 16, 32",
+    ),
+    "slots of too low a rank": Bad(
+        "adapters: [{name: a, model: org/a, rank: 9}]\nadapterSlots: {maxRank: 8}",
+        "spec.adapterSlots.maxRank",
+        "below the rank of an adapter",
+    ),
+    "fewer adapters on the host": Bad(
+        "adapters: [{name: a, model: org/a, rank: 8}]\nadapterSlots: {gpu: 2, host: 1}",
+        "spec.adapterSlots.host",
+        "raise it, or lower gpu",
+    ),
     "two checkpoints of one precision": Bad(
         "target: {model: org/m, checkpoints: [{quantization: INT4, model: org/a}, {quantization: INT4, model: org/b}]}",
         "spec.target.checkpoints[1]",

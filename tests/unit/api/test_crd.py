@@ -88,6 +88,7 @@ def test_description_states_a_default_that_the_schema_omits() -> None:
 def test_every_list_has_a_merge_type() -> None:
     kinds = {(path, schema["x-kubernetes-list-type"]) for path, schema in schemas() if schema["type"] == "array"}
     assert {path for path, kind in kinds if kind == "map"} == {
+        ".spec.adapters",
         ".spec.engine.env",
         ".spec.engine.replay.acceptance",
         ".spec.target.checkpoints",

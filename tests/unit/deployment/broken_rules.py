@@ -11,10 +11,10 @@ from specdecode_operator.problems import InvalidSpecError, Problem
 from specdecode_operator.sizing.catalogue import find_entry
 from specdecode_operator.vllm.profiles import KNOWN_VERSIONS, find_profile
 from specdecode_operator.vllm.serving_rules import serving_problems
-from specdecode_operator.vllm.settings import EngineSettings, ScheduleRange, SpeculationSettings
+from specdecode_operator.vllm.settings import AdapterSettings, EngineSettings, ScheduleRange, SpeculationSettings
 from specdecode_operator.vllm.speculation_rules import speculation_problems
 from tests.support.engine_settings import replace, speculating_with
-from tests.support.objects import Body, pair_70b, tiny_cpu
+from tests.support.objects import TINY_CONFIG, Body, pair_70b, tiny_cpu
 from tests.unit.vllm.engine_cases import CPU, DRAFT_MODEL, NGRAM, PLAIN
 
 LARGE, SMALL = "meta-llama/Llama-3.1-70B-Instruct", "meta-llama/Llama-3.1-8B-Instruct"
@@ -43,6 +43,20 @@ def cached(target: str) -> Body:
     return {"target": {"model": target}, "serving": {**LONG, "kvCacheDtype": "fp8_e5m2"}}
 
 
+def adapted(target: str, name: str = "sql", config: Body | None = None, **more: Any) -> Body:
+    """A spec with an adapter."""
+    model = {"model": target} | ({} if config is None else {"config": config})
+    return {"target": model, "adapters": [{"name": name, "model": "org/a", "rank": 8}], "serving": LONG, **more}
+
+
+def spread_experts(*arguments: str) -> Body:
+    """A spec with an adapter and experts that are spread."""
+    split = {"tensor": 2, "expert": True}
+    return adapted("Qwen/Qwen3-30B-A3B", parallelism=split, engine={"extraArgs": [*arguments]})
+
+
+ADAPTERS = AdapterSettings((("sql", "/models/a"),), gpu_slots=1, host_slots=1, max_rank=8)
+WIDE = {**TINY_CONFIG, "architectures": ["LlamaForCausalLM"], "vocab_size": 262_144}
 CONNECTED = ["--kv-transfer-config", '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}']
 EXPANDING = {"name": "PYTORCH_CUDA_ALLOC_CONF", "value": "expandable_segments:True"}
 YARN = {"type": "yarn", "factor": "4", "originalMaxPositionEmbeddings": 32_768}
@@ -274,8 +288,31 @@ BROKEN: dict[str, list[tuple[EngineSettings | Body, str]]] = {
             "another tensor parallelism",
         ),
     ],
-    "with `--enable-lora`, `maxNumSeqs` x (K + 1)": [
-        (given("--enable-lora", speculation=DRAFT_MODEL, max_num_batched_tokens=300), "x (K + 1)")
+    "with adapters, `maxNumSeqs` x (K + 1)": [
+        (given("--enable-lora", speculation=DRAFT_MODEL, max_num_batched_tokens=300), "x (K + 1)"),
+        (replace(PLAIN, adapters=ADAPTERS, speculation=DRAFT_MODEL, max_num_batched_tokens=300), "x (K + 1)"),
+    ],
+    "a class of vLLM that supports LoRA; for Inkling, `INKLING_MULTIMEM_AR=0` in `env`": [
+        (adapted("stepfun-ai/Step-3.5-Flash"), "does not support LoRA"),
+        (adapted("thinkingmachines/Inkling"), "INKLING_MULTIMEM_AR=0"),
+    ],
+    "a vocabulary of at most 258,048 tokens if the output head takes adapters": [
+        (adapted("org/wide", config=WIDE, serving={"maxModelLen": 2048}), "at most 258048"),
+    ],
+    "a target with experts only on GPUs": [
+        (
+            adapted("Qwen/Qwen3-30B-A3B", accelerator={"type": "CPU", "cpuCores": 4, "memoryGiB": 90, "kvCacheGiB": 4}),
+            "on the CPU take no adapters",
+        ),
+    ],
+    "names that the target does not have": [(adapted(QWEN, name="Qwen3-8B"), "could not tell the two apart")],
+    "no LoRA flags together with `adapters`": [
+        (adapted(QWEN, engine={"extraArgs": ["--enable-lora", "--max-loras", "2"]}), "remove --enable-lora and --max"),
+    ],
+    "with `adapters` of a target with experts and `parallelism.expert`, no `--fully-sharded-loras`, and"
+    " `--all2all-backend` only `allgather_reducescatter`": [
+        (spread_experts("--fully-sharded-loras"), "parallelism.expert for adapters"),
+        (spread_experts("--all2all-backend", "deepep_low_latency"), "only supports allgather_reducescatter"),
     ],
     "no `block` on model runner V1, which CPUs, medusa and suffix use": [
         (by_cpu(replace(DRAFT_MODEL, rejection_sampling=RejectionSampling.BLOCK)), "runner V1"),

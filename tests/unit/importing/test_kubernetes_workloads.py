@@ -232,12 +232,18 @@ def test_storage_initializer_download_becomes_a_hub_model() -> None:
     assert "is fetched by fetch from s3" in decided(migrate(body))
 
 
-@pytest.mark.parametrize(
-    ("adapter", "is_id"), [("owner/adapter", True), ("./owner/adapter", False), ("/loras/a", False)]
-)
-def test_lora_adapter_from_the_hub_is_recognized(adapter: str, is_id: bool) -> None:
-    (decision,) = migrate(engine(LLAMA_8B, "--enable-lora", "--lora-modules", f"sql={adapter}")).decisions
-    assert decision.message.startswith("is a hub id") is is_id
+def test_adapters_of_a_kserve_service_become_adapters() -> None:
+    adapters = [{"name": "sql", "uri": "hf://owner/sql"}, {"name": "law", "uri": "pvc://claim/folder/law"}]
+    spec = {
+        "model": {"uri": f"hf://{LLAMA_8B}", "lora": {"adapters": adapters}},
+        "template": {"containers": [{"name": "main", "image": "vllm/vllm-openai:v0.33.0", "resources": ONE_GPU}]},
+    }
+    migration = migrate(LLMISVC | {"spec": spec})
+    assert not migration.decisions, decided(migration)
+    assert migration.body["spec"]["adapters"] == [
+        {"name": "sql", "model": "owner/sql", "rank": 16},
+        {"name": "law", "model": "folder/law", "rank": 16, "persistentVolumeClaim": {"claimName": "claim"}},
+    ]
 
 
 # How many pods a group of a LeaderWorkerSet may have.

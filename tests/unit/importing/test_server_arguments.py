@@ -303,8 +303,6 @@ def test_successor_flags_exist_in_the_version(version: str) -> None:
 
 
 FILES = {
-    "an adapter": ["--enable-lora", "--lora-modules", "a=/loras/a"],
-    "an adapter in JSON": ["--enable-lora", "--lora-modules", '{"name": "a", "path": "/loras/a"}'],
     "a template": ["--chat-template", "./loras/a"],
     "a template by its ending": ["--chat-template=loras/a.jinja"],
     "a plugin": ["--tool-parser-plugin", "/loras/a.py"],
@@ -322,7 +320,6 @@ def test_file_argument_without_a_mount_is_a_decision(flags: list[str]) -> None:
 @pytest.mark.parametrize(
     "flags",
     [
-        ["--enable-lora", "--lora-modules", "a=/held/a"],
         ["--chat-template", "/held/a.jinja"],
         ["--chat-template", "{{ a / b }}.jinja"],
         ["--chat-template", "/vllm-workspace/examples/tool_chat_template_hermes.jinja"],

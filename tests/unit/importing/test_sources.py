@@ -531,7 +531,10 @@ OPEN = {
     ),
     "prefill apart": (llm(prefill={"replicas": 2}), "spec.prefill: is set: the object has no such field"),
     "other configurations": (llm(baseRefs=[{"name": "shared"}]), "spec.baseRefs: is set"),
-    "adapters": (llm(model={"uri": f"hf://{LLAMA_8B}", "lora": {"adapters": [{"name": "a"}]}}), "spec.model.lora"),
+    "an adapter without an address": (
+        llm(model={"uri": f"hf://{LLAMA_8B}", "lora": {"adapters": [{"name": "a"}]}}),
+        "spec.model.lora.adapters[0].uri",
+    ),
     "workers of data": (llm(worker={"containers": [{}]}, parallelism={"data": 2}), "spec.worker: is set"),
     "a size in quotes": (llm(parallelism={"tensor": "2"}), 'spec.parallelism.tensor: "2": must be a whole number'),
     "a switch for a size": (llm(parallelism={"data": True}), "spec.parallelism.data: true: must be a whole number"),

@@ -257,6 +257,7 @@ def test_flag_value_that_vllm_rejects_gets_a_fix(check: FlagCheck) -> None:
         ),
         ("Pipeline parallelism is not supported for this model. Supported models implement", "parallelism.pipeline"),
         ("LoRA is not supported for LlamaForCausalLM (a). Supported models implement", "--enable-lora"),
+        ("LoRA rank 64 is greater than max_lora_rank 16.", "spec.adapters"),
         ("Arctic Inference is required for suffix decoding. Install via `pip install`.", "engine.image"),
     ],
 )
