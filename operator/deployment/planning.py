@@ -447,6 +447,7 @@ def _at(spec: Body, field: str) -> Any:
 
 _NODES_NAMED: Final = 3  # Nodes named per reason; the rest is counted, because clusters may have thousands
 _MOST_NODES: Final = 64  # Most nodes of one replica, which is the most GPUs that it may have in one group
+NO_NODES: Final = "NoMatchingNodes"
 LWS_MISSING: Final = "LeaderWorkerSetMissing"
 _REASONS_NAMED: Final = 4
 ASSUMED_PRODUCTS: Final = ("NVIDIA-H100-80GB-HBM3", "NVIDIA-H200")
@@ -495,7 +496,7 @@ def make_plan(
     if kept := _kept_plan(facts, nodes, previous, groups=groups):
         return kept
     if not pools:
-        return Blocked("NoMatchingNodes", _no_node_message(facts, nodes, nodes_from))
+        return Blocked(NO_NODES, _no_node_message(facts, nodes, nodes_from))
     if not _has_room(facts, pools):
         return _too_small(facts, pools)
     alone = [replace(pool, nodes=1) for pool in pools]
@@ -610,9 +611,10 @@ def _pools(facts: Facts, nodes: Iterable[NodeFacts]) -> list[GpuPool]:
     if not largest and facts.spec.accelerator.per_node:
         # Node pools scaled to zero have no nodes, so use the numbers of the spec.
         largest = dict.fromkeys(wanted, (facts.spec.accelerator.per_node, _MOST_NODES))
-    memory_gib = facts.spec.accelerator.memory_gib_per_gpu
+    memory_gib, claim = facts.spec.accelerator.memory_gib_per_gpu, facts.spec.accelerator.resource_claim
+    most = (claim and claim.count) or max((gpus for gpus, _ in largest.values()), default=0)
     return [
-        GpuPool(product, gpus, min(count, _MOST_NODES), memory_gib)
+        GpuPool(product, min(gpus, most), min(count, _MOST_NODES), memory_gib)
         for product, (gpus, count) in sorted(largest.items())
     ]
 
