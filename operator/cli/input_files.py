@@ -130,7 +130,7 @@ class InputOptions:
 
     def read(self, documents: Sequence[Document]) -> Inputs:
         """Read the files; raise DocumentError if one is unusable, or a config belongs to no document."""
-        nodes, devices = (None, None) if self.nodes is None else read_nodes(self.nodes)
+        nodes, devices = (None, None) if self.nodes is None else read_fleet(self.nodes)
         configs, given = _read_given(self.model_configs, self.facts)
         refuse_unused(configs, documents)
         return Inputs(nodes, devices, configs, given, read_calibration(self.calibration), self.models, self.allowed)
@@ -172,12 +172,16 @@ def read_deployments(sources: Iterable[str]) -> Reading:
     return read_ours(sources, (KIND,))
 
 
-def read_nodes(file: str) -> tuple[tuple[NodeFacts, ...], DeviceInventory | None]:
-    """Return the nodes with GPUs, and the devices if there are any, in the output of ``kubectl get -o yaml``.
+def read_nodes(file: str) -> tuple[NodeFacts, ...]:
+    """Return the nodes with GPUs in the output of ``kubectl get nodes -o yaml`` or ``-o json``.
 
-    The kinds are Node, ResourceSlice and DeviceClass. In files written by hand, the product label may be a short name
-    such as ``H100``.
+    In files written by hand, the product label may be a short name such as ``H100``.
     """
+    return read_fleet(file)[0]
+
+
+def read_fleet(file: str) -> tuple[tuple[NodeFacts, ...], DeviceInventory | None]:
+    """Return the nodes as `read_nodes`, and the devices of ResourceSlices and DeviceClasses; None without these."""
     given = [each for each in read_all(file) if isinstance(each, Document)]
     nodes = [each for each in given if each.body.get("kind") == "Node"]
     slices, classes = (
