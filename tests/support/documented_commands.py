@@ -361,6 +361,7 @@ kubectl apply -f examples/llama-70b.yaml
     "docs/install/namespaces.md": Page(cluster=True),
     "docs/install/argo-cd.md": Page(cluster=True, before={"kubectl delete secret": _CHARTS}),
     "docs/serve/access.md": Page(cluster=True, names={"NAMESPACE": "default"}),
+    "docs/serve/dynamic-resource-allocation.md": Page(cluster=True, before={"kubectl apply -f examples": _KINDS}),
     "docs/serve/expose.md": Page(cluster=True, before={"kubectl apply -f examples": _KINDS}),
     "docs/install/run-locally.md": Page(
         cluster=True, before={"kubectl --namespace specdecode-system scale": f"{_NO_CHARTS}{_CHARTS}"}
