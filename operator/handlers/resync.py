@@ -102,7 +102,7 @@ class Relist:
             self.due |= self._put_off
             self._put_off.clear()
             await self._list_storage_classes(cluster)
-        if number % _ROUNDS_TO_RETRY == 0 or not self._cache.devices.is_known:
+        if number % _ROUNDS_TO_RETRY == 0 or any(self._awaits_devices(key) for key in self._claiming()):
             await self._list_devices(cluster)
         if number % _ROUNDS_TO_RELIST == 0:
             await self.everything(cluster)
@@ -148,7 +148,7 @@ class Relist:
 
     async def _list_devices(self, cluster: Cluster) -> None:
         """List the devices that pods can claim, if an object claims some, and queue these objects if they changed."""
-        claiming = [key for key in self._cache.parents(deployment.KIND) if self._claims(key)]
+        claiming = self._claiming()
         if not claiming or RESOURCE_CLAIM_TEMPLATE.kind not in self._cache.optional_kinds:
             return
         try:
@@ -163,9 +163,13 @@ class Relist:
             for key in claiming:
                 self._ask(key)
 
-    def _claims(self, key: Key) -> bool:
-        spec = mapping(self._cache.parent(key) or {}, "spec")
-        return bool(mapping(mapping(spec, "accelerator"), "resourceClaim"))
+    def _claiming(self) -> list[Key]:
+        """Return the objects that claim devices."""
+        specs = ((key, mapping(self._cache.parent(key) or {}, "spec")) for key in self._cache.parents(deployment.KIND))
+        return [key for key, spec in specs if mapping(mapping(spec, "accelerator"), "resourceClaim")]
+
+    def _awaits_devices(self, key: Key) -> bool:
+        return not mapping(mapping(self._cache.parent(key) or {}, "status"), "plan")
 
     async def _list_storage_classes(self, cluster: Cluster) -> None:
         if not self._is_clusterwide:  # If namespaces are named, the operator may not list them.

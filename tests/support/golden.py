@@ -47,8 +47,8 @@ KEPT = (
     "replay",
     "tiny-cpu",
 )
-"""Examples whose objects are checked in: a draft model, two nodes, a download, a claim of devices, a head with a claim, a replay, a
-CPU."""
+"""Examples whose objects are checked in: a draft model, two nodes, a download, claimed devices, a head with a claim, a
+replay, a CPU."""
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
