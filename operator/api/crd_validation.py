@@ -54,15 +54,18 @@ _UNSUPPORTED: Final = ("unsupported syntax", "Undefined variable or function")
 """Parts of the library's messages about optional fields (``.?``), and about functions that only Kubernetes has."""
 
 
-def evaluator(
-    self: Any = None, /, *, functions: Mapping[str, Callable[..., Any]] = _KUBERNETES, **others: Any
-) -> Callable[[str], Any]:
-    """Return a function that evaluates expressions with these variables, or raises CelError.
+def evaluator(self: Any = None, /, **others: Any) -> Callable[[str], Any]:
+    """Return a function that evaluates expressions with these variables, or raises CelError."""
+    return evaluator_with(_KUBERNETES, {"self": self, **others})
+
+
+def evaluator_with(functions: Mapping[str, Callable[..., Any]], variables: Mapping[str, Any]) -> Callable[[str], Any]:
+    """Return a function that evaluates expressions with these functions beyond the language, or raises CelError.
 
     An expression has no value if, for example, it reads a missing field without ``has``.
     """
     # Converting a value takes longer than evaluating most expressions.
-    context = cel.Context({"self": self, **others}, dict(functions))
+    context = cel.Context(dict(variables), dict(functions))
 
     def evaluate(text: str) -> Any:
         try:

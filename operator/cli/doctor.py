@@ -535,15 +535,15 @@ async def examine(cluster: ClusterView, namespace: str) -> list[Finding]:
     # If this fails, the cluster or the login does not work at all.
     version = await cluster.version()
     expected = crds()
-    groups, deployments, webhooks, nodes, pods, classes, slices = await asyncio.gather(
+    groups, deployments, webhooks, nodes, pods, classes = await asyncio.gather(
         _read(cluster.groups()),
         _operators(cluster),
         _read(cluster.list(_WEBHOOK, selector=_CHART_LABEL)),
         _read(cluster.list(NODE)),
         _read(cluster.list(POD)),
         _read(cluster.list(_CLASS)),
-        _read(cluster.list(RESOURCE_SLICE)),
     )
+    devices = device_findings(await _read(cluster.list(RESOURCE_SLICE)))
     installed = await asyncio.gather(*(_read(cluster.get(_CRDS, None, each["metadata"]["name"])) for each in expected))
     space, quotas, limits, claims = await asyncio.gather(
         _read(cluster.get(_NAMESPACE, None, namespace)),
@@ -551,7 +551,7 @@ async def examine(cluster: ClusterView, namespace: str) -> list[Finding]:
         _read(cluster.list(_LIMITS, namespace)),
         _read(cluster.list(_CLAIM, namespace)),
     )
-    limited, devices = limit_findings(limits), device_findings(slices)
+    limited = limit_findings(limits)
     return [
         version_finding(version),
         *(crd_finding(each, body, groups) for each, body in zip(expected, installed, strict=True)),

@@ -4,11 +4,11 @@ Names of attributes and capacities are those of NVIDIA's driver: kubernetes-sigs
 cmd/gpu-kubelet-plugin, deviceinfo.go, mig.go and consumable_shares.go.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from specdecode_operator.api.crd_validation import CelError, UnsupportedCelError, evaluator
+from specdecode_operator.api.crd_validation import CelError, UnsupportedCelError, evaluator_with
 from specdecode_operator.cluster.quantities import quantity
 from specdecode_operator.sizing.arithmetic import MIB
 from specdecode_operator.sizing.devices import MeasuredProduct, find_device
@@ -94,7 +94,7 @@ class Selector:
             "allowMultipleAllocations": device.is_shared,
         }
         try:
-            is_match = evaluator(functions=_FUNCTIONS, device=values)(self.text)
+            is_match = evaluator_with(_FUNCTIONS, {"device": values})(self.text)
         except UnsupportedCelError:
             raise
         except CelError as error:
@@ -216,7 +216,7 @@ def _version(text: object) -> list[int]:
     return [whole_number(part) or 0 for part in core.split(".")]
 
 
-_FUNCTIONS: Final = {
+_FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "quantity": _amount,
     "semver": _version,
     "compareTo": lambda one, other: (one > other) - (one < other),
