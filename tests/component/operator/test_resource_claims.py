@@ -64,7 +64,7 @@ def take_rights(admin: Kubectl) -> None:
 
 
 def role(admin: Kubectl) -> Body:
-    found: Body = json.loads(admin.must("get", "clusterrole", ROLE, "--output=json").stdout)
+    found: Body = json.loads(admin.must("get", "clusterrole", ROLE, "--output=json"))
     return found
 
 
