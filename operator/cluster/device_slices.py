@@ -11,13 +11,12 @@ from typing import Any, Final
 from specdecode_operator.api.crd_validation import CelError, UnsupportedCelError, evaluator_with
 from specdecode_operator.cluster.quantities import quantity
 from specdecode_operator.sizing.arithmetic import MIB
-from specdecode_operator.sizing.devices import MeasuredProduct, find_device
+from specdecode_operator.sizing.devices import UNNAMED_GPU, MeasuredProduct, find_device
 from specdecode_operator.untrusted import mapping, name_of, objects, whole_number
 
 _TYPE, _PRODUCT, _PROFILE, _MEMORY = "type", "productName", "profile", "memory"
 _VFIO: Final = "vfio"
 _TAINTS: Final = ("NoSchedule", "NoExecute")
-_UNNAMED: Final = "GPU"
 _KINDS: Final = ("string", "int", "bool", "version")
 
 Counters = Mapping[str, int]
@@ -48,7 +47,7 @@ class Device:
         if not mebibytes:
             return label
         # As GPU-feature-discovery writes profiles: 1g.10gb.me for 1g.10gb+me.
-        return str(MeasuredProduct(label or _UNNAMED, mebibytes, profile and str(profile).replace("+", ".")))
+        return str(MeasuredProduct(label or UNNAMED_GPU, mebibytes, profile and str(profile).replace("+", ".")))
 
     @property
     def is_slice(self) -> bool:

@@ -24,7 +24,7 @@ from specdecode_operator.deployment.pod_template_merge import CLAIM
 from specdecode_operator.deployment.rollout.engine_workload import WORKLOAD_KINDS, pod_templates
 from specdecode_operator.enums import AcceleratorType
 from specdecode_operator.problems import InvalidSpecError, Problem, shown
-from specdecode_operator.sizing.devices import measured_product
+from specdecode_operator.sizing.devices import UNNAMED_GPU, MeasuredProduct, measured_product
 from specdecode_operator.sizing.placement import Row
 from specdecode_operator.untrusted import mapping, parse_json
 
@@ -159,23 +159,23 @@ def claim_request(spec: SpecDecodeDeploymentSpec, chosen: Row) -> str:
 
 
 def _product_selector(product: str) -> str:
-    """Return the CEL expression that is true for devices of a planned product only."""
-    measured = measured_product(product)
-    label, profile = (product, None) if measured is None else (measured.product, measured.profile)
-    terms = [_attribute_is("productName", label, spaces="-")]
-    if measured is not None and measured.product == "GPU":
+    """Return the CEL expression that is true for devices of a planned product only.
+
+    Without ``has`` and plain field selection, the API server cannot bound the cost, and rejects the expression.
+    """
+    attributes, memory = "device.attributes[device.driver]", "device.capacity[device.driver].memory"
+    measured = measured_product(product) or MeasuredProduct(product, 0)
+    terms = [_attribute_is(f"{attributes}.productName", " ", "-", measured.product)]
+    if measured.product == UNNAMED_GPU:
         low, high = (f"quantity('{mebibytes}Mi')" for mebibytes in (measured.memory_mib, measured.memory_mib + 1))
-        memory = "device.capacity[device.driver].memory"
-        terms = [f"{memory}.compareTo({low}) >= 0 && {memory}.compareTo({high}) < 0"]
-    return " && ".join([*terms, _attribute_is("profile", profile or "", plus=".")])
+        terms = [f"has({memory})", f"{memory}.compareTo({low}) >= 0", f"{memory}.compareTo({high}) < 0"]
+    if measured.profile is None:
+        return " && ".join([*terms, f"!has({attributes}.profile)"])
+    return " && ".join([*terms, _attribute_is(f"{attributes}.profile", "+", ".", measured.profile)])
 
 
-def _attribute_is(name: str, value: str, **replaced: str) -> str:
-    characters = {"spaces": " ", "plus": "+"}
-    text = f"device.attributes[device.driver].?{name}.orValue('')"
-    for character, by in replaced.items():
-        text = f"{text}.replace('{characters[character]}', '{by}')"
-    return f"{text} == '{value}'"
+def _attribute_is(attribute: str, character: str, by: str, value: str) -> str:
+    return f"has({attribute}) && {attribute}.replace('{character}', '{by}') == '{value}'"
 
 
 def pod_claims(key: Key, request: str) -> list[Body]:

@@ -95,6 +95,9 @@ PRODUCT_FIELD: Final = "accelerator.products"
 _NAMED_BY_MEMORY: Final = re.compile(r"GPU of (\d+(?:\.\d+)?)GiB")
 """Product of a GPU of which only the memory is known. The blanks prevent a clash with a label's value."""
 
+UNNAMED_GPU: Final = "GPU"
+"""Stands for the product of devices whose driver names none."""
+
 _MEASURED: Final = re.compile(r"(?P<product>.+?)(-MIG-(?P<profile>.+))?-(?P<mib>[1-9]\d{0,7})MiB")
 """Product of a device whose driver reports its memory: a GPU without figures, or a MIG device."""
 

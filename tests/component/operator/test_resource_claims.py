@@ -69,7 +69,7 @@ def role(admin: Kubectl) -> Body:
 
 
 def give_rights(kubectl: Kubectl) -> None:
-    kubectl.must("apply", "--server-side", "--force-conflicts", f"--kustomize={MANIFESTS}")
+    kubectl.within(NAMESPACE).must("apply", "--server-side", "--force-conflicts", f"--kustomize={MANIFESTS}")
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from specdecode_operator.cluster.device_slices import UNKNOWN_DEVICES, DeviceInventory, read_inventory
+from specdecode_operator.cluster.device_slices import UNKNOWN_DEVICES, DeviceInventory, Selector, read_inventory
 from specdecode_operator.cluster.nodes import gpus_of
 from specdecode_operator.deployment.desired_state import DesiredState
 from specdecode_operator.deployment.rollout.blocked_pods import first_blocked
@@ -16,6 +16,8 @@ from tests.support.objects import H100, H200, Body, pair_70b, parent
 EIGHT_H200 = read_inventory([resource_slice("h200-0", *[gpu()] * 8)], [GPUS, MIGS])
 SMALL = {"target": {"model": "Qwen/Qwen3-8B"}, "speculation": {"method": "ngram", "numSpeculativeTokens": 3}}
 SMALL |= {"parallelism": {}}
+ANY = {"metadata": {"name": "any"}, "spec": {"selectors": [{"cel": {"expression": "true"}}]}}
+IGNORED = {"ignorePlan": True, "reason": "only the claim matters"}
 DEVICE_PLUGIN = {"name": "engine", "resources": {"limits": {"nvidia.com/gpu": 2}}}
 
 
@@ -138,6 +140,23 @@ class TestPlan:
         unnamed = read_inventory([resource_slice("a", device({"type": "gpu"}, 81_920))], [GPUS])
         desired, _ = made(inventory=unnamed, **SMALL)
         assert "81920Mi" in request(desired)["selectors"][-1]["cel"]["expression"]
+
+    def test_claim_matches_devices_of_the_planned_product_only(self) -> None:
+        bodies = [
+            gpu(),
+            gpu("NVIDIA A100-SXM4-80GB", 81_920),
+            gpu("NVIDIA X900", 96_000),
+            mig(),
+            mig("1g.20gb+me", 20_096),
+            device({"type": "gpu"}, 81_000),
+            device({"type": "gpu"}, 81_001),
+        ]
+        devices = read_inventory([resource_slice("a", *bodies)], []).devices
+        for planned in devices:
+            only = read_inventory([resource_slice("a", bodies[devices.index(planned)])], [ANY])
+            desired, _ = made(claiming(ANY["metadata"]["name"]), only, override=IGNORED, **SMALL)
+            selector = Selector("product", request(desired)["selectors"][-1]["cel"]["expression"])
+            assert [each.product for each in devices if selector.mismatch(each) is None] == [planned.product]
 
     def test_users_figures_decide_without_slices(self) -> None:
         for inventory in (UNKNOWN_DEVICES, read_inventory([], [GPUS])):

@@ -293,7 +293,7 @@ class TestGpus:
         assert template["spec"]["resourceClaims"] == engine["spec"]["resourceClaims"]
         with_gpus = [name for name, each in containers(job).items() if "claims" in (each.get("resources") or {})]
         assert with_gpus == ["hidden-states", "train"]
-        assert "nvidia.com/gpu" not in str([each["resources"] for each in containers(job).values()])
+        assert "nvidia.com/gpu" not in str([each.get("resources") for each in containers(job).values()])
         assert gpus_of(template) == 2
 
 
